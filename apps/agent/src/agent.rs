@@ -14,22 +14,22 @@
 
 mod allowance;
 pub mod api;
-mod atlas;
+mod api_server;
+mod budget_ledger;
 pub mod client;
-mod door;
-mod hindsight;
+mod counters;
 mod hooks;
-mod ledger;
-mod meter;
+mod json_views;
+mod link_history_store;
+mod link_view;
 mod metrics;
-mod notices;
+mod notifications;
 mod queue;
-mod roads;
-mod shown;
+mod regret_meter;
 mod sockets;
 mod streams;
 mod task;
-mod vigil;
+mod wake_control;
 
 use std::collections::BTreeMap;
 use std::fs::{DirBuilder, File, OpenOptions};
@@ -48,22 +48,22 @@ use serde_json::Value;
 use tokio::net::UnixListener;
 use tokio::sync::{broadcast, watch};
 
-use crate::dispatcher::{Dispatcher, Kind, Radio, Surroundings};
-use crate::fetch::clock::Moment;
+use crate::dispatcher::{Dispatcher, LinkSurroundings, RadioStatus, SchedulerKind};
+use crate::fetch::boot_clock::BootInstant;
 use crate::fetch::jobs;
-use crate::proxy::{self, Door, Far, Line};
+use crate::proxy::{self, LocalProxyListener, ProxySession, ProxySessionPeer};
 use crate::settings;
-use atlas::Atlas;
-use hindsight::Hindsight;
+use budget_ledger::BudgetLedger;
+use counters::AgentCounters;
 pub use hooks::Hooks;
-use ledger::Ledger;
-use meter::Meter;
-use notices::Notices;
-use queue::Wish;
-use roads::Roads;
-pub use shown::net_object;
-use task::Task;
-use vigil::Posture;
+pub use json_views::link_json;
+use link_history_store::LinkHistoryStore;
+use link_view::LinkView;
+use notifications::DesktopNotifier;
+use queue::TransferIntent;
+use regret_meter::RegretMeter;
+use task::TransferTask;
+use wake_control::WakeStatus;
 
 /// Events that a slow listener may be behind before it misses some.
 const NEWS_MAX: usize = 1_024;
@@ -77,11 +77,11 @@ const LOOK_BACK: Duration = Duration::from_secs(1);
 /// Time for transfers to put down what they hold when the agent ends.
 const FAREWELL: Duration = Duration::from_secs(20); // a guess: a sync on a slow disk
 
-type News = broadcast::Sender<(u64, Value)>;
+type AgentEventSender = broadcast::Sender<(u64, Value)>;
 
 /// How an agent runs.
 #[derive(Debug, Clone, Default)]
-pub struct Options {
+pub struct AgentOptions {
     /// Where its socket is; none is the usual place.
     pub socket: Option<PathBuf>,
     /// What links cost, said with the command.
@@ -89,48 +89,48 @@ pub struct Options {
     /// What the user's settings say of networks.
     pub rules: NetworkRules,
     /// Nobody is told anything on the desktop.
-    pub quiet: bool,
+    pub no_notifications: bool,
     /// While a transfer waits, how often links are looked for; none: when it is worth it.
-    pub look_every: Option<Duration>,
+    pub scan_interval: Option<Duration>,
     /// How it is decided.
-    pub scheduler: Kind,
+    pub scheduler: SchedulerKind,
     /// Where Prometheus finds its figures, if anywhere.
     pub metrics: Option<SocketAddr>,
     /// What is started when free links come and go.
     pub hooks: Hooks,
     /// The proxy for programs, if there is to be one.
-    pub local: Option<LocalProxy>,
+    pub local_proxy: Option<LocalProxy>,
 }
 
 /// A proxy on this machine, for programs that know nothing of D2TP.
 #[derive(Debug, Clone)]
 pub struct LocalProxy {
     /// Where it listens: an address of loopback.
-    pub at: SocketAddr,
+    pub address: SocketAddr,
     /// The D2Prox that it goes by.
     pub server: ServerAddress,
     /// This device's key.
     pub key: SecretKey,
     /// On what terms, where a program does not say.
-    pub wish: proxy::Wish,
+    pub options: proxy::ConnOptions,
 }
 
 /// The agent.
 struct Agent {
     dispatcher: Arc<Dispatcher>,
-    roads: Roads,
-    tasks: Mutex<BTreeMap<u64, Task>>,
-    news: News,
-    meter: Mutex<Meter>,
-    ledger: Mutex<Ledger>,
+    link_view: LinkView,
+    tasks: Mutex<BTreeMap<u64, TransferTask>>,
+    events: AgentEventSender,
+    meter: Mutex<AgentCounters>,
+    ledger: Mutex<BudgetLedger>,
     /// Networks whose caps are used up, since when.
-    capped_at: Mutex<BTreeMap<String, Moment>>,
-    atlas: Mutex<Atlas>,
-    hindsight: Mutex<Hindsight>,
-    posture: Mutex<Posture>,
-    notices: Notices,
+    capped_at: Mutex<BTreeMap<String, BootInstant>>,
+    link_history: Mutex<LinkHistoryStore>,
+    regret_meter: Mutex<RegretMeter>,
+    wake_status: Mutex<WakeStatus>,
+    notifier: DesktopNotifier,
     /// One stream looks for access points for all.
-    scouting: tokio::sync::Mutex<()>,
+    scan_lock: tokio::sync::Mutex<()>,
     /// What links that cost may still carry.
     left: watch::Sender<Option<u64>>,
     is_ending: AtomicBool,
@@ -147,7 +147,7 @@ pub const SOCKET_VARIABLE: &str = "CEDOS_AGENT";
 ///
 /// # Errors
 /// Nobody says where, or there is to be none.
-pub fn socket() -> anyhow::Result<PathBuf> {
+pub fn socket_path() -> anyhow::Result<PathBuf> {
     match std::env::var_os(SOCKET_VARIABLE) {
         Some(none) if none == "none" => bail!("{SOCKET_VARIABLE} says that there is no agent"),
         Some(path) if !path.is_empty() => return Ok(path.into()),
@@ -156,7 +156,7 @@ pub fn socket() -> anyhow::Result<PathBuf> {
     let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
     match runtime.filter(|path| path.is_absolute()) {
         Some(runtime) => Ok(runtime.join("cedos").join("agent.sock")),
-        None => Ok(jobs::state()?.join("agent.sock")),
+        None => Ok(jobs::state_directory()?.join("agent.sock")),
     }
 }
 
@@ -165,37 +165,37 @@ pub fn socket() -> anyhow::Result<PathBuf> {
 /// # Errors
 /// It cannot begin: another runs, or the system refuses what it needs.
 pub async fn run(
-    options: Options,
+    options: AgentOptions,
     mut stop: watch::Receiver<bool>,
     ready: impl FnOnce(&Path, Option<SocketAddr>, Option<SocketAddr>),
 ) -> anyhow::Result<()> {
     let path = match &options.socket {
         Some(path) => path.clone(),
-        None => socket()?,
+        None => socket_path()?,
     };
     let (listener, _lock) = listen(&path)?;
-    let manager = settings::manager().await;
+    let manager = settings::network_manager().await;
     let judge = CostResolver {
         flags: options.flags,
         rules: options.rules.clone(),
     };
     let (_, monitor) = LinkMonitor::start_with(judge, manager.clone()).await?;
-    let (atlas, kept) = Atlas::load();
+    let (atlas, kept) = LinkHistoryStore::load();
     let dispatcher = Dispatcher::new(options.scheduler);
-    let (notices, inbox) = Notices::new();
+    let (notices, inbox) = DesktopNotifier::new();
     let agent = Arc::new(Agent {
         dispatcher,
-        roads: Roads::new(&monitor, manager, options.rules),
+        link_view: LinkView::new(&monitor, manager, options.rules),
         tasks: Mutex::default(),
-        news: broadcast::channel(NEWS_MAX).0,
+        events: broadcast::channel(NEWS_MAX).0,
         meter: Mutex::default(),
-        ledger: Mutex::new(Ledger::load()),
+        ledger: Mutex::new(BudgetLedger::load()),
         capped_at: Mutex::default(),
-        atlas: Mutex::new(atlas),
-        hindsight: Mutex::default(),
-        posture: Mutex::default(),
-        notices,
-        scouting: tokio::sync::Mutex::default(),
+        link_history: Mutex::new(atlas),
+        regret_meter: Mutex::default(),
+        wake_status: Mutex::default(),
+        notifier: notices,
+        scan_lock: tokio::sync::Mutex::default(),
         left: watch::Sender::default(),
         is_ending: AtomicBool::new(false),
     });
@@ -204,20 +204,20 @@ pub async fn run(
         None => None,
     };
     let figures = metrics.as_ref().and_then(|m| m.local_addr().ok());
-    let local_proxy = match options.local {
-        Some(local) => Some(open_door(local, agent.roads.links()).await?),
+    let local_proxy = match options.local_proxy {
+        Some(local) => Some(open_door(local, agent.link_view.links()).await?),
         None => None,
     };
     let programs = local_proxy.as_ref().map(|(_, _, at)| *at);
     if let Some((_, line, _)) = &local_proxy {
-        line.pay_from(agent.clone());
+        line.set_budget(agent.clone());
     }
     // What is around first: it says which device's past it is.
-    agent.dispatcher.look(&agent.surroundings(false));
+    agent.dispatcher.observe(&agent.surroundings(false));
     if let Some(kept) = kept {
-        agent.dispatcher.recall(kept);
+        agent.dispatcher.restore(kept);
     }
-    agent.allow();
+    agent.update_allowance();
     agent.look();
     let local = tokio::task::LocalSet::new();
     local
@@ -225,21 +225,21 @@ pub async fn run(
             tokio::task::spawn_local(agent.clone().watch_links());
             match LinuxMachine::open().await {
                 Ok(machine) => {
-                    let periods = vigil::periods(options.look_every);
-                    tokio::task::spawn_local(vigil::keep(agent.clone(), machine, periods));
+                    let periods = wake_control::scan_periods(options.scan_interval);
+                    tokio::task::spawn_local(wake_control::run(agent.clone(), machine, periods));
                 }
                 Err(error) => tracing::warn!(%error, "the machine is neither woken nor kept awake"),
             }
-            if !options.quiet {
-                tokio::task::spawn_local(notices::serve(agent.clone(), inbox));
+            if !options.no_notifications {
+                tokio::task::spawn_local(notifications::serve(agent.clone(), inbox));
             }
             let _has_them = agent.take_up()?;
             if let Some(listener) = metrics {
                 tokio::task::spawn_local(metrics::serve(agent.clone(), listener));
             }
-            tokio::task::spawn_local(hooks::watch(options.hooks, agent.roads.links()));
+            tokio::task::spawn_local(hooks::watch(options.hooks, agent.link_view.links()));
             let carrier = sockets::carrier(agent.clone())?;
-            tokio::task::spawn_local(door::serve(agent.clone(), carrier.clone(), listener));
+            tokio::task::spawn_local(api_server::serve(agent.clone(), carrier.clone(), listener));
             tokio::task::spawn_local(agent.clone().keep_house());
             let served = local_proxy.map(|(door, line, _)| (tokio::spawn(door.serve()), line));
             tokio::task::spawn_local(agent.clone().look_back());
@@ -261,10 +261,16 @@ pub async fn run(
 async fn open_door(
     local: LocalProxy,
     links: watch::Receiver<Arc<Vec<Link>>>,
-) -> anyhow::Result<(Door, Arc<Line>, SocketAddr)> {
-    let line = Line::new(Far::Prox, local.server, local.key, links, |_| {});
-    let door = Door::bind(local.at, line.clone(), local.wish).await;
-    let door = door.with_context(|| format!("no proxy for programs at {}", local.at))?;
+) -> anyhow::Result<(LocalProxyListener, Arc<ProxySession>, SocketAddr)> {
+    let line = ProxySession::new(
+        ProxySessionPeer::Prox,
+        local.server,
+        local.key,
+        links,
+        |_| {},
+    );
+    let door = LocalProxyListener::bind(local.address, line.clone(), local.options).await;
+    let door = door.with_context(|| format!("no proxy for programs at {}", local.address))?;
     let at = door.local_addr()?;
     Ok((door, line, at))
 }
@@ -307,26 +313,26 @@ impl Agent {
         });
         let mut begin = Vec::new();
         for record in queue::load()? {
-            let (id, task) = (record.id, Task::new(record));
-            if !task.has_ended() && task.kept.wish == Wish::Run {
+            let (id, task) = (record.id, TransferTask::new(record));
+            if !task.has_ended() && task.saved.wish == TransferIntent::Run {
                 begin.push(id);
             }
             lock(&self.tasks).insert(id, task);
         }
-        begin.into_iter().for_each(|id| self.begin(id));
+        begin.into_iter().for_each(|id| self.start(id));
         Ok(has_them.ok())
     }
 
     /// What is around the device; `seen`: with the links that can be used.
-    fn surroundings(&self, seen: bool) -> Surroundings {
-        let links = self.roads.links().borrow().clone();
-        let around = self.roads.around().borrow().clone();
-        let spent = self.roads.spent();
-        let slots = roads::slots(&links);
+    fn surroundings(&self, seen: bool) -> LinkSurroundings {
+        let links = self.link_view.links().borrow().clone();
+        let around = self.link_view.nearby().borrow().clone();
+        let spent = self.link_view.exhausted();
+        let slots = link_view::radio_slots(&links);
         let usable = links
             .iter()
             .filter(|link| seen && link.kind != LinkKind::Loopback && link.is_usable());
-        let radio = |link: &d2tp_links::Link| Radio {
+        let radio = |link: &d2tp_links::Link| RadioStatus {
             device: link.name.clone(),
             slot: slots.get(&link.name).unwrap_or(&link.name).clone(),
             class: link.class.class.into(),
@@ -335,7 +341,7 @@ impl Agent {
         };
         let devices = links.iter().map(|link| &link.name);
         let capped = devices.filter(|device| spent.contains_key(&around.name(device)));
-        Surroundings {
+        LinkSurroundings {
             radios: usable.map(radio).collect(),
             networks: around.names.clone(),
             capped: capped.cloned().collect(),
@@ -346,14 +352,19 @@ impl Agent {
     /// Has the scheduler know what is around, and learns from it.
     fn look(&self) {
         let around = self.surroundings(true);
-        self.dispatcher.look(&around);
-        let place = self.roads.around().borrow().place().map(str::to_owned);
-        lock(&self.atlas).see(&self.dispatcher, place.as_deref());
+        self.dispatcher.observe(&around);
+        let place = self
+            .link_view
+            .nearby()
+            .borrow()
+            .location()
+            .map(str::to_owned);
+        lock(&self.link_history).observe(&self.dispatcher, place.as_deref());
     }
 
     /// Follows the links, whether a transfer runs or not: what they do is worth knowing later.
     async fn watch_links(self: Arc<Agent>) {
-        let (mut links, mut around) = (self.roads.links(), self.roads.around());
+        let (mut links, mut around) = (self.link_view.links(), self.link_view.nearby());
         loop {
             let changed = tokio::select! {
                 changed = links.changed() => changed,
@@ -362,7 +373,7 @@ impl Agent {
             if changed.is_err() {
                 return;
             }
-            self.allow();
+            self.update_allowance();
             self.look();
         }
     }
@@ -373,9 +384,9 @@ impl Agent {
             tokio::time::sleep(HOUSEKEEPING).await;
             lock(&self.ledger).save();
             // A month may have begun.
-            self.allow();
+            self.update_allowance();
             self.look();
-            lock(&self.atlas).keep(&self.dispatcher, false);
+            lock(&self.link_history).save(&self.dispatcher, false);
         }
     }
 
@@ -384,9 +395,9 @@ impl Agent {
         loop {
             tokio::time::sleep(LOOK_BACK).await;
             let rates = self.dispatcher.free_rates();
-            let mut hindsight = lock(&self.hindsight);
+            let mut hindsight = lock(&self.regret_meter);
             if !hindsight.is_idle() {
-                let avoidable = hindsight.see(Moment::now(), rates);
+                let avoidable = hindsight.advance(BootInstant::now(), rates);
                 lock(&self.meter).avoidable(avoidable);
             }
         }
@@ -396,7 +407,7 @@ impl Agent {
     async fn end(&self) {
         self.is_ending.store(true, Ordering::Relaxed);
         for task in lock(&self.tasks).values() {
-            task.halt();
+            task.request_stop();
         }
         let settled = async {
             while lock(&self.tasks).values().any(|task| task.running) {
@@ -407,6 +418,6 @@ impl Agent {
             tracing::warn!("some transfers did not stop in time; they go on from their last sync");
         }
         lock(&self.ledger).save();
-        lock(&self.atlas).keep(&self.dispatcher, true);
+        lock(&self.link_history).save(&self.dispatcher, true);
     }
 }

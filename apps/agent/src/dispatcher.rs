@@ -14,9 +14,9 @@
 //! from the start, as a link that is away, and the first free link that comes takes it. Without that
 //! nothing but links that cost would exist, and all would be paid for at once.
 
-mod lane;
-mod shares;
-mod verdict;
+mod budget_shares;
+mod direction_scheduler;
+mod transfer_decision;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -32,14 +32,14 @@ use d2tp_sched::{
 use d2tp_time::Span;
 use tokio::sync::watch;
 
-use crate::fetch::clock::Moment;
-use lane::Lane;
-use shares::Shares;
-pub use verdict::Verdict;
+use crate::fetch::boot_clock::BootInstant;
+use budget_shares::BudgetShares;
+use direction_scheduler::DirectionScheduler;
+pub use transfer_decision::TransferDecision;
 
 /// Which way bytes go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Direction {
+pub enum TransferDirection {
     /// To this device.
     Down,
     /// From it.
@@ -48,7 +48,7 @@ pub enum Direction {
 
 /// How it is decided, as people choose it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Kind {
+pub enum SchedulerKind {
     /// By what the outlook on the links says.
     #[default]
     D2Sched,
@@ -56,64 +56,66 @@ pub enum Kind {
     AlgorithmOne,
 }
 
-impl Kind {
+impl SchedulerKind {
     /// All of them.
-    pub const ALL: [Kind; 2] = [Kind::D2Sched, Kind::AlgorithmOne];
+    pub const ALL: [SchedulerKind; 2] = [SchedulerKind::D2Sched, SchedulerKind::AlgorithmOne];
 
     /// As people write it.
-    pub fn word(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
-            Kind::D2Sched => "d2sched",
-            Kind::AlgorithmOne => "algorithm-1",
+            SchedulerKind::D2Sched => "d2sched",
+            SchedulerKind::AlgorithmOne => "algorithm-1",
         }
     }
 
     fn mode(self) -> SchedulerMode {
         match self {
-            Kind::D2Sched => SchedulerMode::Forecast,
-            Kind::AlgorithmOne => SchedulerMode::AlgorithmOne { margin: 0.0 },
+            SchedulerKind::D2Sched => SchedulerMode::Forecast,
+            SchedulerKind::AlgorithmOne => SchedulerMode::AlgorithmOne { margin: 0.0 },
         }
     }
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for SchedulerKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.word())
+        f.write_str(self.as_str())
     }
 }
 
-impl FromStr for Kind {
+impl FromStr for SchedulerKind {
     type Err = String;
-    fn from_str(text: &str) -> Result<Kind, String> {
-        let found = Kind::ALL.into_iter().find(|kind| kind.word() == text);
+    fn from_str(text: &str) -> Result<SchedulerKind, String> {
+        let found = SchedulerKind::ALL
+            .into_iter()
+            .find(|kind| kind.as_str() == text);
         found.ok_or_else(|| format!("`{text}` is none of d2sched, algorithm-1"))
     }
 }
 
 /// How a transfer stands, as it sees it.
 #[derive(Debug, Clone)]
-pub struct Standing<'a> {
+pub struct TransferDemand<'a> {
     /// What it needs.
-    pub need: FlowDemand,
+    pub demand: FlowDemand,
     /// Bytes of the whole of it, when known.
     pub size_bytes: Option<u64>,
     /// 0 to 7, higher is more.
     pub priority: u8,
     /// The links it could use.
-    pub ways: &'a [LinkCandidate],
+    pub candidates: &'a [LinkCandidate],
     /// Payload that each carried for it so far.
     pub carried: &'a BTreeMap<String, u64>,
     /// It can be on several links at once.
-    pub together: bool,
+    pub uses_several_links: bool,
     /// It pays now, whatever is decided about others.
-    pub fills: bool,
+    pub always_pays: bool,
     /// The machine is woken and kept awake for it.
-    pub wakes: bool,
+    pub keeps_awake: bool,
 }
 
 /// A link as the scheduler has it.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Radio {
+pub struct RadioStatus {
     /// The device.
     pub device: String,
     /// What its past is kept under: a device's name may change, that it is the Wi-Fi does not.
@@ -128,9 +130,9 @@ pub struct Radio {
 
 /// What is around a device, whether a transfer asks or not.
 #[derive(Debug, Clone, Default)]
-pub struct Surroundings {
+pub struct LinkSurroundings {
     /// The links that can be used.
-    pub radios: Vec<Radio>,
+    pub radios: Vec<RadioStatus>,
     /// The network behind each device.
     pub networks: BTreeMap<String, String>,
     /// What the past of each device is kept under.
@@ -139,7 +141,7 @@ pub struct Surroundings {
     pub capped: BTreeSet<String>,
 }
 
-impl Surroundings {
+impl LinkSurroundings {
     fn slot(&self, device: &str) -> String {
         let known = self.slots.get(device).cloned();
         known.unwrap_or_else(|| device.to_owned())
@@ -148,15 +150,15 @@ impl Surroundings {
 
 /// Those that the machine is woken for, by how they stand towards its sleep.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Waits {
+pub struct WakingTransfers {
     /// Those that wait for a link.
     pub waiting: Vec<u64>,
     /// Those that move on a link they were given.
-    pub runs: Vec<u64>,
+    pub running: Vec<u64>,
 }
 
 /// What is kept of the links of one direction: radios by what they are, rates by network.
-pub type Kept = (
+pub type SavedLinkHistory = (
     BTreeMap<String, SavedHistory>,
     BTreeMap<String, NetworkRates>,
 );
@@ -164,52 +166,55 @@ pub type Kept = (
 /// The scheduler of a device.
 #[derive(Debug)]
 pub struct Dispatcher {
-    kind: Kind,
-    lanes: Mutex<[Lane; 2]>,
+    kind: SchedulerKind,
+    directions: Mutex<[DirectionScheduler; 2]>,
     /// What is left for all who pay.
-    shares: Mutex<Shares>,
+    shares: Mutex<BudgetShares>,
     /// Round trips by device, as sessions measured them last.
     round_trips: Mutex<BTreeMap<String, Duration>>,
     /// Counts transfers that came and went, and those that begin or cease to wait.
-    stirred: watch::Sender<u64>,
+    changed: watch::Sender<u64>,
 }
 
 impl Dispatcher {
     /// Of a device whose links are not known yet.
-    pub fn new(kind: Kind) -> Arc<Dispatcher> {
-        let lanes = [Lane::new(kind.mode()), Lane::new(kind.mode())];
+    pub fn new(kind: SchedulerKind) -> Arc<Dispatcher> {
+        let lanes = [
+            DirectionScheduler::new(kind.mode()),
+            DirectionScheduler::new(kind.mode()),
+        ];
         Arc::new(Dispatcher {
             kind,
-            lanes: Mutex::new(lanes),
+            directions: Mutex::new(lanes),
             shares: Mutex::default(),
             round_trips: Mutex::default(),
-            stirred: watch::channel(0).0,
+            changed: watch::channel(0).0,
         })
     }
 
     /// Takes in what is around; without a transfer too, links have a past.
-    pub fn look(&self, around: &Surroundings) {
+    pub fn observe(&self, around: &LinkSurroundings) {
         for lane in self.lanes().iter_mut() {
-            lane.look(Moment::now(), around);
+            lane.observe(BootInstant::now(), around);
         }
     }
 
     /// What is known from before, to this device and from it.
-    pub fn recall(&self, kept: [Kept; 2]) {
+    pub fn restore(&self, kept: [SavedLinkHistory; 2]) {
         for (lane, (pasts, rates)) in self.lanes().iter_mut().zip(kept) {
-            lane.recall(Moment::now(), pasts, rates);
+            lane.restore(BootInstant::now(), pasts, rates);
         }
     }
 
     /// What is to be kept.
-    pub fn kept(&self) -> [Kept; 2] {
+    pub fn saved(&self) -> [SavedLinkHistory; 2] {
         let lanes = self.lanes();
-        [0, 1].map(|direction| lanes[direction].pasts(Moment::now()))
+        [0, 1].map(|direction| lanes[direction].saved(BootInstant::now()))
     }
 
     /// The links as they are to this device.
-    pub fn radios(&self) -> Vec<Radio> {
-        self.lanes()[Direction::Down as usize].radios()
+    pub fn radios(&self) -> Vec<RadioStatus> {
+        self.lanes()[TransferDirection::Down as usize].radios()
     }
 
     /// What free links that are up carry, bytes a second to this device and from it, as far as they were
@@ -226,29 +231,29 @@ impl Dispatcher {
     }
 
     /// What a forecast says of a radio, here and now. The rates in it are those towards this device.
-    pub fn hint(&self, slot: &str, hint: &ForecastHint) {
+    pub fn set_hint(&self, slot: &str, hint: &ForecastHint) {
         let mut lanes = self.lanes();
-        lanes[Direction::Down as usize].hint(slot, hint);
+        lanes[TransferDirection::Down as usize].set_hint(slot, hint);
         let up = ForecastHint {
             days: Vec::new(),
             ..hint.clone()
         };
-        lanes[Direction::Up as usize].hint(slot, &up);
+        lanes[TransferDirection::Up as usize].set_hint(slot, &up);
     }
 
     /// The chance that a free link comes back within a span.
-    pub fn comes_within(&self, span: Span) -> f64 {
-        self.lanes()[Direction::Down as usize].comes_within(Moment::now(), span)
+    pub fn free_link_chance(&self, span: Span) -> f64 {
+        self.lanes()[TransferDirection::Down as usize].free_link_chance(BootInstant::now(), span)
     }
 
     /// How transfers stand towards the machine's sleep.
-    pub fn waits(&self) -> Waits {
+    pub fn waking_transfers(&self) -> WakingTransfers {
         let lanes = self.lanes();
-        let mut all = Waits::default();
+        let mut all = WakingTransfers::default();
         for lane in lanes.iter() {
-            let waits = lane.waits(Moment::now());
+            let waits = lane.waking_transfers(BootInstant::now());
             all.waiting.extend(waits.waiting);
-            all.runs.extend(waits.runs);
+            all.running.extend(waits.running);
         }
         all
     }
@@ -258,21 +263,21 @@ impl Dispatcher {
         let lanes = self.lanes();
         let starts = lanes
             .iter()
-            .filter_map(|lane| lane.latest_start(Moment::now()));
+            .filter_map(|lane| lane.latest_start(BootInstant::now()));
         starts.min()
     }
 
     /// Told when a transfer comes, goes, begins to wait or ceases to.
-    pub fn stirred(&self) -> watch::Receiver<u64> {
-        self.stirred.subscribe()
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.changed.subscribe()
     }
 
     fn stir(&self) {
-        self.stirred.send_modify(|count| *count += 1);
+        self.changed.send_modify(|count| *count += 1);
     }
 
     /// A session measured a link.
-    pub fn measured(&self, device: &str, round_trip: Duration) {
+    pub fn record_round_trip(&self, device: &str, round_trip: Duration) {
         let mut known = self
             .round_trips
             .lock()
@@ -290,24 +295,28 @@ impl Dispatcher {
     }
 
     /// How it decides.
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> SchedulerKind {
         self.kind
     }
 
     /// What links that cost may carry for all transfers together from now on; none is no limit.
-    pub fn allow(&self, metered_bytes: Option<u64>) {
+    pub fn set_metered_limit(&self, metered_bytes: Option<u64>) {
         for lane in self.lanes().iter_mut() {
-            lane.allow(metered_bytes);
+            lane.set_metered_limit(metered_bytes);
         }
-        self.shares().allow(metered_bytes);
+        self.shares().set_limit(metered_bytes);
     }
 
     /// A place for a transfer, which it keeps until it is dropped.
     /// `transfer` is the number others know it by.
-    pub fn seat(self: &Arc<Dispatcher>, direction: Direction, transfer: u64) -> Seat {
-        let number = self.lanes()[direction as usize].enter(transfer);
+    pub fn register(
+        self: &Arc<Dispatcher>,
+        direction: TransferDirection,
+        transfer: u64,
+    ) -> TransferSlot {
+        let number = self.lanes()[direction as usize].register(transfer);
         self.stir();
-        Seat {
+        TransferSlot {
             dispatcher: self.clone(),
             direction,
             number,
@@ -322,29 +331,31 @@ impl Dispatcher {
         let mut lanes = self.lanes();
         lanes
             .iter_mut()
-            .find_map(|lane| lane.promise_of(Moment::now(), transfer))
+            .find_map(|lane| lane.promise_of(BootInstant::now(), transfer))
     }
 
     /// The rate of a link towards this device, if it was used, and whether it carries as far as is
     /// known.
-    pub fn seen(&self, link: &str) -> Option<(f64, bool)> {
-        self.lanes()[Direction::Down as usize].seen(link)
+    pub fn link_rate(&self, link: &str) -> Option<(f64, bool)> {
+        self.lanes()[TransferDirection::Down as usize].link_rate(link)
     }
 
-    fn shares(&self) -> MutexGuard<'_, Shares> {
+    fn shares(&self) -> MutexGuard<'_, BudgetShares> {
         self.shares.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn lanes(&self) -> MutexGuard<'_, [Lane; 2]> {
-        self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lanes(&self) -> MutexGuard<'_, [DirectionScheduler; 2]> {
+        self.directions
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// The place of one transfer.
 #[derive(Debug)]
-pub struct Seat {
+pub struct TransferSlot {
     dispatcher: Arc<Dispatcher>,
-    direction: Direction,
+    direction: TransferDirection,
     number: u64,
     /// It was told to wait.
     waited: AtomicBool,
@@ -352,32 +363,32 @@ pub struct Seat {
     wakes: AtomicBool,
 }
 
-impl Seat {
+impl TransferSlot {
     /// Tells how the transfer stands, and asks what it may use.
-    pub fn ask(&self, standing: &Standing) -> Verdict {
-        let now = Moment::now();
+    pub fn decide(&self, standing: &TransferDemand) -> TransferDecision {
+        let now = BootInstant::now();
         let payer = (self.direction as usize, self.number);
         let carried = standing.carried.values().sum();
         let offer = self.dispatcher.shares().offer(now, payer, carried);
-        let own = standing.need.metered_bytes_left;
+        let own = standing.demand.metered_bytes_left;
         let mut verdict = {
             let mut lanes = self.dispatcher.lanes();
-            lanes[self.direction as usize].ask(now, self.number, standing)
+            lanes[self.direction as usize].decide(now, self.number, standing)
         };
         verdict.grant = offer.map(|offer| offer.min(own.unwrap_or(u64::MAX)));
-        let pays = verdict.pays.is_some() || standing.fills;
+        let pays = verdict.pays.is_some() || standing.always_pays;
         let granted = match verdict.probe.filter(|_| !pays) {
             Some(probe) => verdict.grant.map(|grant| grant.min(probe)),
             None => verdict.grant.filter(|_| pays),
         };
         match granted {
-            Some(bytes) => (self.dispatcher.shares()).take(now, payer, carried, bytes),
-            None => self.dispatcher.shares().leave(payer),
+            Some(bytes) => (self.dispatcher.shares()).start_paying(now, payer, carried, bytes),
+            None => self.dispatcher.shares().stop_paying(payer),
         }
         let waits = matches!(verdict.choice, LinkChoice::Wait { .. });
         let others = [
             self.waited.swap(waits, Ordering::Relaxed) != waits,
-            self.wakes.swap(standing.wakes, Ordering::Relaxed) != standing.wakes,
+            self.wakes.swap(standing.keeps_awake, Ordering::Relaxed) != standing.keeps_awake,
         ];
         if others.contains(&true) {
             self.dispatcher.stir();
@@ -386,29 +397,29 @@ impl Seat {
     }
 
     /// Tells what a session measured of a link.
-    pub fn measured(&self, device: &str, round_trip: Duration) {
-        self.dispatcher.measured(device, round_trip);
+    pub fn record_round_trip(&self, device: &str, round_trip: Duration) {
+        self.dispatcher.record_round_trip(device, round_trip);
     }
 
     /// Tells for how long a session has been carried by a link. Without that a link is taken to have
     /// carried all the time.
-    pub fn busy(&self, device: &str, busy: Duration) {
+    pub fn record_busy_time(&self, device: &str, busy: Duration) {
         let mut lanes = self.dispatcher.lanes();
-        lanes[self.direction as usize].busy(self.number, device, busy);
+        lanes[self.direction as usize].record_busy_time(self.number, device, busy);
     }
 
     /// What can be promised of it, by what it told last; none before it told anything.
     pub fn promise(&self) -> Option<CompletionEstimate> {
         let mut lanes = self.dispatcher.lanes();
-        lanes[self.direction as usize].promise(Moment::now(), self.number)
+        lanes[self.direction as usize].promise(BootInstant::now(), self.number)
     }
 }
 
-impl Drop for Seat {
+impl Drop for TransferSlot {
     fn drop(&mut self) {
         let payer = (self.direction as usize, self.number);
-        self.dispatcher.shares().leave(payer);
-        self.dispatcher.lanes()[self.direction as usize].leave(self.number);
+        self.dispatcher.shares().stop_paying(payer);
+        self.dispatcher.lanes()[self.direction as usize].unregister(self.number);
         self.dispatcher.stir();
     }
 }

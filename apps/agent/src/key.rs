@@ -78,7 +78,7 @@ pub fn write_new(key: &SecretKey, path: &Path) -> anyhow::Result<()> {
 ///
 /// # Errors
 /// When the user has no such folder.
-pub fn device_file() -> anyhow::Result<PathBuf> {
+pub fn device_key_path() -> anyhow::Result<PathBuf> {
     if let Some(path) = std::env::var_os(KEY_FILE_VARIABLE).filter(|path| !path.is_empty()) {
         return Ok(path.into());
     }
@@ -100,11 +100,11 @@ pub fn device_file() -> anyhow::Result<PathBuf> {
 ///
 /// # Errors
 /// As for [`read`] and [`write_new`].
-pub fn of_device(named: Option<&Path>) -> anyhow::Result<SecretKey> {
+pub fn load_device_key(named: Option<&Path>) -> anyhow::Result<SecretKey> {
     if let Some(path) = named {
         return read(path);
     }
-    let path = device_file()?;
+    let path = device_key_path()?;
     if path.try_exists().unwrap_or(true) || std::env::var_os(KEY_FILE_VARIABLE).is_some() {
         return read(&path);
     }

@@ -3,10 +3,10 @@
 
 pub mod agent;
 pub mod dispatcher;
-pub mod errand;
 pub mod fetch;
 pub mod key;
 pub mod order;
+pub mod prepared_transfer;
 pub mod proxy;
 pub mod settings;
 pub mod stream;

@@ -15,9 +15,9 @@ use serde::{Deserialize, Serialize};
 use url::Url;
 
 use crate::fetch::header;
-use crate::fetch::outcome::Failure;
-use crate::fetch::transfer::{Destination, Job};
-use crate::terms::{Due, Terms};
+use crate::fetch::outcome::TransferFailure;
+use crate::fetch::transfer::{Destination, TransferJob};
+use crate::terms::{DueTime, TransferTerms};
 
 /// Tries without a new byte before giving up on an origin.
 pub const TRIES: u32 = 8;
@@ -27,19 +27,19 @@ pub const STALL_S: f64 = 10.0;
 /// Which way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Verb {
+pub enum TransferVerb {
     /// To this device.
     Get,
     /// From it.
     Put,
 }
 
-impl Verb {
+impl TransferVerb {
     /// As it is written.
-    pub fn word(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
-            Verb::Get => "get",
-            Verb::Put => "put",
+            TransferVerb::Get => "get",
+            TransferVerb::Put => "put",
         }
     }
 }
@@ -56,10 +56,12 @@ pub enum Deadline {
 
 impl Deadline {
     /// Counted from now.
-    pub fn due(self) -> Due {
+    pub fn due(self) -> DueTime {
         match self {
-            Deadline::At(at) => Due::At(at),
-            Deadline::WithinS(s) => Due::within(Duration::try_from_secs_f64(s).unwrap_or_default()),
+            Deadline::At(at) => DueTime::At(at),
+            Deadline::WithinS(s) => {
+                DueTime::within(Duration::try_from_secs_f64(s).unwrap_or_default())
+            }
         }
     }
 
@@ -75,9 +77,9 @@ impl Deadline {
 /// What was asked for.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Order {
+pub struct TransferOrder {
     /// Which way.
-    pub verb: Verb,
+    pub verb: TransferVerb,
     /// From where, or to where.
     pub url: String,
     /// Where a download goes, replacing what is there; what an upload sends.
@@ -159,10 +161,10 @@ fn stall_s() -> f64 {
     STALL_S
 }
 
-impl Order {
+impl TransferOrder {
     /// With everything as it is if nobody says otherwise.
-    pub fn new(verb: Verb, url: &str) -> Order {
-        Order {
+    pub fn new(verb: TransferVerb, url: &str) -> TransferOrder {
+        TransferOrder {
             verb,
             url: url.to_owned(),
             file: None,
@@ -192,12 +194,12 @@ impl Order {
     ///
     /// # Errors
     /// A word is none of those there are.
-    pub fn terms(&self) -> Result<Terms, Failure> {
-        let word = |error: d2tp_sched::ParsePolicyError| Failure::usage(error.to_string());
+    pub fn terms(&self) -> Result<TransferTerms, TransferFailure> {
+        let word = |error: d2tp_sched::ParsePolicyError| TransferFailure::usage(error.to_string());
         if self.priority > 7 {
-            return Err(Failure::usage("a priority is 0 to 7"));
+            return Err(TransferFailure::usage("a priority is 0 to 7"));
         }
-        Ok(Terms {
+        Ok(TransferTerms {
             due: self.deadline.map(Deadline::due),
             policy: self.policy.parse().map_err(word)?,
             if_late: self.if_late.parse().map_err(word)?,
@@ -210,7 +212,7 @@ impl Order {
     ///
     /// # Errors
     /// It makes no sense; in words.
-    pub fn job(&self) -> Result<Job, Failure> {
+    pub fn job(&self) -> Result<TransferJob, TransferFailure> {
         let terms = self.terms()?;
         self.job_on(terms)
     }
@@ -218,33 +220,35 @@ impl Order {
     /// The job it is, on these terms.
     ///
     /// # Errors
-    /// As [`Order::job`].
-    pub fn job_on(&self, terms: Terms) -> Result<Job, Failure> {
+    /// As [`TransferOrder::job`].
+    pub fn job_on(&self, terms: TransferTerms) -> Result<TransferJob, TransferFailure> {
         let url: Url = self.url.parse().map_err(|error: url::ParseError| {
-            Failure::usage(format!("`{}` is no URL: {error}", self.url))
+            TransferFailure::usage(format!("`{}` is no URL: {error}", self.url))
         })?;
         let destination = match (self.verb, &self.file, &self.folder) {
-            (Verb::Put, ..) => Destination::Nowhere,
-            (Verb::Get, Some(file), _) if file.as_os_str() == "-" => Destination::Output,
-            (Verb::Get, Some(file), _) => Destination::File(file.clone()),
-            (Verb::Get, None, folder) => Destination::Named(folder.clone().unwrap_or_default()),
+            (TransferVerb::Put, ..) => Destination::Nowhere,
+            (TransferVerb::Get, Some(file), _) if file.as_os_str() == "-" => Destination::Stdout,
+            (TransferVerb::Get, Some(file), _) => Destination::File(file.clone()),
+            (TransferVerb::Get, None, folder) => {
+                Destination::InDirectory(folder.clone().unwrap_or_default())
+            }
         };
         let fields: Result<Vec<_>, String> =
             self.headers.iter().map(|f| header::parse(f)).collect();
         let integrity = self.integrity.as_deref().map(parse_integrity).transpose();
         let stall = Duration::try_from_secs_f64(self.stall_s).ok();
-        Ok(Job {
+        Ok(TransferJob {
             url,
             destination,
             terms,
             now: self.now,
-            integrity: integrity.map_err(Failure::usage)?,
+            integrity: integrity.map_err(TransferFailure::usage)?,
             tries_max: self.tries.max(1),
             stall: stall
                 .filter(|stall| !stall.is_zero())
-                .ok_or_else(|| Failure::usage("stall_s is a number of seconds above 0"))?,
+                .ok_or_else(|| TransferFailure::usage("stall_s is a number of seconds above 0"))?,
             allow_downgrade: self.allow_downgrade,
-            fields: fields.map_err(Failure::usage)?.into(),
+            fields: fields.map_err(TransferFailure::usage)?.into(),
         })
     }
 
@@ -252,12 +256,12 @@ impl Order {
     ///
     /// # Errors
     /// The working directory is gone.
-    pub fn absolute(mut self) -> std::io::Result<Order> {
+    pub fn with_absolute_paths(mut self) -> std::io::Result<TransferOrder> {
         let paths = [&mut self.file, &mut self.ca, &mut self.key];
         for path in paths.into_iter().flatten() {
             *path = std::path::absolute(&*path)?;
         }
-        if self.verb == Verb::Get && self.file.is_none() {
+        if self.verb == TransferVerb::Get && self.file.is_none() {
             let folder = self.folder.take().unwrap_or_default();
             self.folder = Some(match folder.as_os_str().is_empty() {
                 true => std::env::current_dir()?,
@@ -288,19 +292,20 @@ mod tests {
     #[test]
     fn what_is_left_out_is_as_on_the_command_line() {
         let text = r#"{"verb":"get","url":"http://h/a"}"#;
-        let order: Order = serde_json::from_str(text).unwrap();
-        assert_eq!(order, Order::new(Verb::Get, "http://h/a"));
+        let order: TransferOrder = serde_json::from_str(text).unwrap();
+        assert_eq!(order, TransferOrder::new(TransferVerb::Get, "http://h/a"));
         let job = order.job().unwrap();
         assert_eq!(job.terms.policy, CostPolicy::FreeFirst);
         assert_eq!((job.terms.due, job.tries_max), (None, 8));
-        let again: Order = serde_json::from_str(&serde_json::to_string(&order).unwrap()).unwrap();
+        let again: TransferOrder =
+            serde_json::from_str(&serde_json::to_string(&order).unwrap()).unwrap();
         assert_eq!(again, order);
     }
 
     #[test]
     fn a_field_that_is_unknown_or_a_word_that_is_none_is_refused() {
         let unknown = r#"{"verb":"get","url":"http://h/a","polcy":"any"}"#;
-        let error = serde_json::from_str::<Order>(unknown).unwrap_err();
+        let error = serde_json::from_str::<TransferOrder>(unknown).unwrap_err();
         assert!(error.to_string().contains("polcy"), "{error}");
         for (field, value) in [
             ("policy", "cheap"),
@@ -308,7 +313,7 @@ mod tests {
             ("integrity", "md5:1"),
         ] {
             let text = format!(r#"{{"verb":"get","url":"http://h/a","{field}":"{value}"}}"#);
-            let order: Order = serde_json::from_str(&text).unwrap();
+            let order: TransferOrder = serde_json::from_str(&text).unwrap();
             let failure = order.job().unwrap_err();
             assert!(failure.text.contains(value), "{}", failure.text);
         }
@@ -318,8 +323,8 @@ mod tests {
     fn both_kinds_of_deadline_are_read() {
         let read = |text: &str| serde_json::from_str::<Deadline>(text);
         let at = read(r#"{"at":"2030-01-31T07:30:00Z"}"#).unwrap().due();
-        assert_eq!(at, Due::At("2030-01-31T07:30:00Z".parse().unwrap()));
-        let within = read(r#"{"within_s":90}"#).unwrap().due().left();
+        assert_eq!(at, DueTime::At("2030-01-31T07:30:00Z".parse().unwrap()));
+        let within = read(r#"{"within_s":90}"#).unwrap().due().time_left();
         assert!(within.abs_diff(Duration::from_secs(90)) < Duration::from_secs(5));
         assert!(read(r#"{"by":"07:30"}"#).is_err());
         let passed = |text: &str| read(text).unwrap().has_passed();

@@ -51,7 +51,7 @@ pub fn rules(file: Option<&Path>) -> anyhow::Result<NetworkRules> {
 }
 
 /// NetworkManager, where it runs.
-pub async fn manager() -> Option<NetworkManager> {
+pub async fn network_manager() -> Option<NetworkManager> {
     match tokio::time::timeout(BUS_ANSWERS, NetworkManager::start()).await {
         Ok(Ok(manager)) => Some(manager),
         Ok(Err(error)) => {
@@ -76,7 +76,7 @@ pub async fn watch(
     file: Option<&Path>,
 ) -> anyhow::Result<(LinkMonitor, Option<NetworkManager>)> {
     let rules = rules(file)?;
-    let manager = manager().await;
+    let manager = network_manager().await;
     let judge = CostResolver { flags, rules };
     let (_, monitor) = LinkMonitor::start_with(judge, manager.clone()).await?;
     Ok((monitor, manager))

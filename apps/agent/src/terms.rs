@@ -5,29 +5,29 @@ use std::time::Duration;
 use d2tp_sched::{CostPolicy, DeadlineFallback};
 use jiff::{SignedDuration, Timestamp};
 
-use crate::fetch::clock::Moment;
+use crate::fetch::boot_clock::BootInstant;
 
 /// When something is to be ready.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Due {
+pub enum DueTime {
     /// At a time of day: where the clock is set, what is left of it changes too.
     At(Timestamp),
     /// At the end of a length of time, which passes while the machine sleeps and whatever its clock
     /// is set to.
-    In(Moment),
+    In(BootInstant),
 }
 
-impl Due {
+impl DueTime {
     /// So long from now.
-    pub fn within(span: Duration) -> Due {
-        Due::In(Moment::now().after(span))
+    pub fn within(span: Duration) -> DueTime {
+        DueTime::In(BootInstant::now().after(span))
     }
 
     /// What is left until then; nothing once it has passed.
-    pub fn left(self) -> Duration {
+    pub fn time_left(self) -> Duration {
         match self {
-            Due::In(moment) => moment.since(Moment::now()),
-            Due::At(at) => {
+            DueTime::In(moment) => moment.since(BootInstant::now()),
+            DueTime::At(at) => {
                 let left = at.duration_since(Timestamp::now());
                 Duration::try_from(left).unwrap_or_default()
             }
@@ -35,11 +35,11 @@ impl Due {
     }
 
     /// How long after `start`, which has passed, that is.
-    pub fn after(self, start: Moment) -> Duration {
-        let now = Moment::now();
+    pub fn after(self, start: BootInstant) -> Duration {
+        let now = BootInstant::now();
         match self {
-            Due::In(moment) => moment.since(start),
-            Due::At(at) => {
+            DueTime::In(moment) => moment.since(start),
+            DueTime::At(at) => {
                 let passed = SignedDuration::try_from(now.since(start)).unwrap_or_default();
                 let whole = at.duration_since(Timestamp::now()) + passed;
                 Duration::try_from(whole).unwrap_or_default()
@@ -50,9 +50,10 @@ impl Due {
     /// The time of day, if no clock is set until then.
     pub fn at(self) -> Timestamp {
         match self {
-            Due::At(at) => at,
-            Due::In(_) => {
-                let left = SignedDuration::try_from(self.left()).unwrap_or(SignedDuration::MAX);
+            DueTime::At(at) => at,
+            DueTime::In(_) => {
+                let left =
+                    SignedDuration::try_from(self.time_left()).unwrap_or(SignedDuration::MAX);
                 Timestamp::now()
                     .saturating_add(left)
                     .unwrap_or(Timestamp::MAX)
@@ -63,9 +64,9 @@ impl Due {
 
 /// The terms of a transfer.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Terms {
+pub struct TransferTerms {
     /// Finish by then; none is no deadline.
-    pub due: Option<Due>,
+    pub due: Option<DueTime>,
     /// Money against time.
     pub policy: CostPolicy,
     /// What to do when free links are not enough.
@@ -76,17 +77,17 @@ pub struct Terms {
     pub priority: u8,
 }
 
-impl Terms {
+impl TransferTerms {
     /// The time that is left.
-    pub fn left(&self) -> Option<Duration> {
-        self.due.map(Due::left)
+    pub fn time_left(&self) -> Option<Duration> {
+        self.due.map(DueTime::time_left)
     }
 }
 
-impl Default for Terms {
+impl Default for TransferTerms {
     /// Free links first, no deadline.
-    fn default() -> Terms {
-        Terms {
+    fn default() -> TransferTerms {
+        TransferTerms {
             due: None,
             policy: CostPolicy::FreeFirst,
             if_late: DeadlineFallback::Cell,
@@ -103,19 +104,19 @@ mod tests {
     #[test]
     fn what_is_left_never_is_less_than_nothing() {
         let past = Timestamp::now() - SignedDuration::from_secs(60);
-        assert_eq!(Due::At(past).left(), Duration::ZERO);
-        assert_eq!(Due::within(Duration::ZERO).left(), Duration::ZERO);
-        assert!(Due::At(past).after(Moment::now()) == Duration::ZERO);
+        assert_eq!(DueTime::At(past).time_left(), Duration::ZERO);
+        assert_eq!(DueTime::within(Duration::ZERO).time_left(), Duration::ZERO);
+        assert!(DueTime::At(past).after(BootInstant::now()) == Duration::ZERO);
     }
 
     #[test]
     fn both_kinds_say_the_same_of_the_same_time() {
         let hour = Duration::from_secs(3_600);
-        let start = Moment::now();
-        let at = Due::At(Timestamp::now() + SignedDuration::from_secs(3_600));
-        for due in [at, Due::within(hour)] {
+        let start = BootInstant::now();
+        let at = DueTime::At(Timestamp::now() + SignedDuration::from_secs(3_600));
+        for due in [at, DueTime::within(hour)] {
             let off = |span: Duration| span.abs_diff(hour);
-            assert!(off(due.left()) < Duration::from_secs(5), "{due:?}");
+            assert!(off(due.time_left()) < Duration::from_secs(5), "{due:?}");
             assert!(off(due.after(start)) < Duration::from_secs(5), "{due:?}");
             let at = due.at().duration_since(Timestamp::now());
             assert!((3_590..3_610).contains(&at.as_secs()), "{at}");

@@ -4,9 +4,9 @@
 //! Threads are started per verb: `run` and the laboratory must enter their namespaces before there
 //! are any.
 
+pub mod companion_program;
 mod run;
 mod serve;
-pub mod sibling;
 mod verbs;
 
 use std::future::Future;
@@ -42,33 +42,33 @@ pub enum ProductVerb {
     /// Show one transfer in the background
     ///
     /// Exit codes: 75 while it runs or waits, then its own (see `cedos get --help`).
-    Status(verbs::get_jobs::OneArgs),
+    Status(verbs::get_jobs::JobArgs),
     /// Say why a transfer is where it is, what is promised of it, and what would end a wait
     ///
     /// Exit codes: 0 it was said, 1 there is no such transfer, 2 usage.
-    Why(verbs::get_jobs::OneArgs),
+    Why(verbs::get_jobs::JobArgs),
     /// Stop a transfer of the agent's for now
     ///
     /// Exit codes: 0 done, 1 it is not the agent's, or has ended, 2 usage.
-    Pause(verbs::get_jobs::OneArgs),
+    Pause(verbs::get_jobs::JobArgs),
     /// Go on with a transfer that was paused
     ///
     /// Exit codes: those of `cedos pause`.
-    Resume(verbs::get_jobs::OneArgs),
+    Resume(verbs::get_jobs::JobArgs),
     /// Stop a transfer; a download leaves a partial, which `retry` and the same command continue
     ///
     /// Exit codes: 0 it has stopped, 1 there is no such transfer, or it has ended, 2 usage.
-    Cancel(verbs::get_jobs::OneArgs),
+    Cancel(verbs::get_jobs::JobArgs),
     /// Begin again with a transfer that failed or was cancelled, from what is there
     ///
     /// Exit codes: 0 it has begun, 1 it is not the agent's, or did not fail, 2 usage.
-    Retry(verbs::get_jobs::OneArgs),
+    Retry(verbs::get_jobs::JobArgs),
     Edit(Box<verbs::get_jobs::EditArgs>),
     /// Follow a transfer to its end
     ///
     /// Exit codes: its own (see `cedos get --help`); 1 there is no such transfer or agent; 75 the agent went
     /// before its end.
-    Wait(verbs::get_jobs::OneArgs),
+    Wait(verbs::get_jobs::JobArgs),
     Net(verbs::net::NetArgs),
     Budget(verbs::net::BudgetArgs),
     Agent(Box<verbs::agent::AgentArgs>),
@@ -167,12 +167,12 @@ fn on_runtime(
 
 #[cfg(test)]
 mod tests {
-    use cedos_agent::fetch::outcome::Exit;
+    use cedos_agent::fetch::outcome::TransferExit;
 
     #[test]
     fn the_help_names_every_exit_code() {
         let lines: Vec<&str> = super::EXIT_CODES.lines().collect();
-        for exit in Exit::ALL {
+        for exit in TransferExit::ALL {
             let number = (exit as u8).to_string();
             let told = lines
                 .iter()

@@ -6,7 +6,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
 
 use anyhow::anyhow;
-use cedos::{EXIT_CODES, ProductVerb, exit_code, sibling};
+use cedos::{EXIT_CODES, ProductVerb, companion_program, exit_code};
 use clap::{Args, Parser, Subcommand};
 
 /// Transfers that move between networks, sleep through outages and finish by the deadline.
@@ -43,7 +43,7 @@ struct LaboratoryArgs {
 }
 
 fn main() -> ExitCode {
-    let cli = match cedos_agent::fetch::jobs::handed_over() {
+    let cli = match cedos_agent::fetch::jobs::handed_over_arguments() {
         Some(arguments) => CedosCommand::parse_from(arguments),
         None => CedosCommand::parse(),
     };
@@ -59,7 +59,7 @@ fn main() -> ExitCode {
 
 /// Becomes the `cedos-lab` beside this program; returns only where that cannot be.
 fn laboratory(verb: &str, args: &LaboratoryArgs) -> ExitCode {
-    let error = match sibling::find("cedos-lab") {
+    let error = match companion_program::find("cedos-lab") {
         Ok(program) => {
             let error = Command::new(&program)
                 .arg(verb)

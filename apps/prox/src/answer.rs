@@ -11,19 +11,19 @@ use d2tp_driver::SendSource;
 use http::header::{self, HeaderMap, HeaderValue};
 use http::{StatusCode, Version};
 
-use crate::copy::{CopyHead, PinnedCopy};
 use crate::origin::PSEUDONYM;
-use crate::pin::PinReadFault;
-use crate::range::Part;
-use crate::refusal::Refusal;
+use crate::pinned_copy::{CopyHead, PinnedCopy};
+use crate::range::RangeAnswer;
+use crate::refusal::ProxRefusal;
+use crate::spooled_body::SpoolReadError;
 
 /// Where the bytes of an answer came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Served {
+pub enum ServedFrom {
     /// Fetched for this flow.
     Origin,
     /// A copy pinned by an earlier flow of the same client.
-    Pinned,
+    PinnedCopy,
     /// The proxy itself: an error answer.
     Proxy,
     /// A tunnel.
@@ -35,18 +35,18 @@ pub enum Served {
 /// A whole answer as one source: offset 0 is the first byte of the status line.
 pub(crate) struct AnswerSource {
     head: Bytes,
-    body: Option<BodyPart>,
+    body: Option<CopyPart>,
     /// The furthest byte handed out, for the log.
     sent: AtomicU64,
 }
 
 /// A part of a pinned copy.
-struct BodyPart {
+struct CopyPart {
     copy: Arc<PinnedCopy>,
     start: u64,
     end: Option<u64>,
     /// Alive while the proxy stands by to reset the flow with the cause of a failure.
-    attended: Weak<()>,
+    reset_guard: Weak<()>,
 }
 
 impl AnswerSource {
@@ -67,11 +67,11 @@ impl AnswerSource {
         end: Option<u64>,
         attended: Weak<()>,
     ) -> AnswerSource {
-        let body = Some(BodyPart {
+        let body = Some(CopyPart {
             copy,
             start,
             end,
-            attended,
+            reset_guard: attended,
         });
         AnswerSource {
             head: head.into(),
@@ -121,7 +121,7 @@ impl SendSource for AnswerSource {
     }
 }
 
-impl BodyPart {
+impl CopyPart {
     fn poll_read_at(
         &self,
         cx: &mut Context<'_>,
@@ -136,18 +136,18 @@ impl BodyPart {
             Some(end) => usize::try_from(end - at).unwrap_or(usize::MAX).min(max),
             None => max,
         };
-        match self.copy.pin.poll_read_at(cx, at, max) {
+        match self.copy.body.poll_read_at(cx, at, max) {
             Poll::Pending => Poll::Pending,
             Poll::Ready(Ok(bytes)) => Poll::Ready(Ok(bytes)),
             // The flow's keeper is about to reset it with this cause; an error from here would
             // race it with a reset that names none.
-            Poll::Ready(Err(PinReadFault::Failed(_))) if self.attended.strong_count() > 0 => {
+            Poll::Ready(Err(SpoolReadError::Failed(_))) if self.reset_guard.strong_count() > 0 => {
                 Poll::Pending
             }
-            Poll::Ready(Err(PinReadFault::Failed(cause))) => {
+            Poll::Ready(Err(SpoolReadError::Failed(cause))) => {
                 Poll::Ready(Err(io::Error::other(cause)))
             }
-            Poll::Ready(Err(PinReadFault::Disk(error))) => Poll::Ready(Err(error)),
+            Poll::Ready(Err(SpoolReadError::Disk(error))) => Poll::Ready(Err(error)),
         }
     }
 }
@@ -155,15 +155,15 @@ impl BodyPart {
 /// The head for a part of a copy.
 pub(crate) fn copy_head(
     copy: &CopyHead,
-    part: Part,
+    part: RangeAnswer,
     total: Option<u64>,
-    served: Served,
+    served: ServedFrom,
 ) -> Vec<u8> {
     let mut headers = copy.headers.clone();
     let mut status = copy.status;
     let length = match part {
-        Part::Whole | Part::AskAgainAfter(_) => total,
-        Part::Bytes { start, end, total } => {
+        RangeAnswer::Whole | RangeAnswer::WaitForMoreThan(_) => total,
+        RangeAnswer::Bytes { start, end, total } => {
             status = StatusCode::PARTIAL_CONTENT;
             let total = total.map_or("*".to_owned(), |total| total.to_string());
             insert(
@@ -176,7 +176,7 @@ pub(crate) fn copy_head(
             headers.remove("content-md5");
             Some(end - start)
         }
-        Part::Unsatisfiable { total } => {
+        RangeAnswer::Unsatisfiable { total } => {
             status = StatusCode::RANGE_NOT_SATISFIABLE;
             insert(
                 &mut headers,
@@ -201,7 +201,7 @@ pub(crate) fn copy_head(
         headers.insert(header::CONTENT_LENGTH, length.into());
     }
     let cache = match served {
-        Served::Pinned => format!("{PSEUDONYM}; hit; detail=pinned"),
+        ServedFrom::PinnedCopy => format!("{PSEUDONYM}; hit; detail=pinned"),
         _ => format!(
             "{PSEUDONYM}; fwd=miss; fwd-status={}; stored",
             copy.status.as_u16()
@@ -241,19 +241,19 @@ pub(crate) fn relayed_head(copy: &CopyHead, length: Option<u64>) -> Vec<u8> {
 }
 
 /// The head that lets a device send its body (RFC 9110 §15.2.1).
-pub(crate) fn go_on() -> &'static [u8] {
+pub(crate) fn continue_head() -> &'static [u8] {
     b"HTTP/1.1 100 Continue\r\n\r\n"
 }
 
 /// The same for a body of which this many bytes are here already. The status and the field are those
 /// of draft-ietf-httpbis-resumable-upload; how the upload is named is ours.
-pub(crate) fn go_on_from(offset: u64) -> Vec<u8> {
+pub(crate) fn resume_upload_head(offset: u64) -> Vec<u8> {
     format!("HTTP/1.1 104 Upload Resumption Supported\r\nUpload-Offset: {offset}\r\n\r\n")
         .into_bytes()
 }
 
 /// An error answer with its reason as text.
-pub(crate) fn refusal(refusal: &Refusal, to_head: bool) -> Vec<u8> {
+pub(crate) fn refusal(refusal: &ProxRefusal, to_head: bool) -> Vec<u8> {
     let reason = format!("{refusal}\n");
     let mut headers = HeaderMap::new();
     let details = quoted(&refusal.to_string());
@@ -347,7 +347,7 @@ mod tests {
 
     #[test]
     fn an_error_answer_names_its_kind_and_quotes_its_reason() {
-        let why = Refusal::SchemeUnsupported("a\"b\\ü\r\nx: y".to_owned());
+        let why = ProxRefusal::SchemeUnsupported("a\"b\\ü\r\nx: y".to_owned());
         let text = String::from_utf8(refusal(&why, true)).unwrap();
         assert!(text.starts_with("HTTP/1.1 501 Not Implemented\r\n"));
         assert!(text.contains(
@@ -358,7 +358,7 @@ mod tests {
 
     #[test]
     fn a_limit_says_when_to_come_back() {
-        let text = String::from_utf8(refusal(&Refusal::StoreFull, false)).unwrap();
+        let text = String::from_utf8(refusal(&ProxRefusal::StoreFull, false)).unwrap();
         assert!(text.contains("\r\nretry-after: 30\r\n"));
         assert!(text.ends_with("try again later\n"));
     }

@@ -26,7 +26,7 @@ const HOUR: Duration = Duration::from_secs(3600);
 #[serde(default, deny_unknown_fields)]
 pub struct ProxConfig {
     /// Client keys that may use this proxy. Empty and `allow_any_client` off: nobody.
-    #[serde(with = "crate::keytext::list")]
+    #[serde(with = "crate::key_text::list")]
     pub allow_clients: Vec<HostKey>,
     /// Serve any client key. Off by default: an open proxy is somebody else's tool.
     pub allow_any_client: bool,

@@ -16,7 +16,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use url::{Host, Url};
 
 use crate::egress::EgressFilter;
-use crate::refusal::Refusal;
+use crate::refusal::ProxRefusal;
 
 /// Addresses tried for one name.
 const ADDRESSES_MAX: usize = 8;
@@ -44,34 +44,34 @@ impl Resolve for SystemResolver {
 
 /// A host and a port to connect to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Target {
+pub(crate) struct OriginTarget {
     host: Host<String>,
     port: u16,
 }
 
-impl fmt::Display for Target {
+impl fmt::Display for OriginTarget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.host, self.port)
     }
 }
 
-impl Target {
+impl OriginTarget {
     /// Reads `host:port`, the only form CONNECT takes.
-    pub(crate) fn parse_authority(text: &str) -> Option<Target> {
+    pub(crate) fn parse_authority(text: &str) -> Option<OriginTarget> {
         let (host, port) = text.rsplit_once(':')?;
         if host.contains('%') || !port.bytes().all(|b| b.is_ascii_digit()) {
             return None;
         }
         let port: u16 = port.parse().ok().filter(|port| *port != 0)?;
-        Some(Target {
+        Some(OriginTarget {
             host: Host::parse(host).ok()?,
             port,
         })
     }
 
     /// The host and port of an http or https URL.
-    pub(crate) fn of(url: &Url) -> Option<Target> {
-        Some(Target {
+    pub(crate) fn of(url: &Url) -> Option<OriginTarget> {
+        Some(OriginTarget {
             host: url.host()?.to_owned(),
             port: url.port_or_known_default()?,
         })
@@ -89,22 +89,22 @@ impl Target {
 }
 
 /// The addresses of a target that may be connected to; at least one.
-pub(crate) async fn allowed(
-    target: &Target,
+pub(crate) async fn allowed_addresses(
+    target: &OriginTarget,
     filter: &EgressFilter,
     resolver: &dyn Resolve,
     dns_timeout: Duration,
-) -> Result<Vec<IpAddr>, Refusal> {
+) -> Result<Vec<IpAddr>, ProxRefusal> {
     if !filter.port_allowed(target.port) {
-        return Err(Refusal::PortRefused(target.port));
+        return Err(ProxRefusal::PortRefused(target.port));
     }
     let addresses = match &target.host {
         Host::Ipv4(v4) => vec![IpAddr::V4(*v4)],
         Host::Ipv6(v6) => vec![IpAddr::V6(*v6)],
         Host::Domain(name) => match timeout(dns_timeout, resolver.resolve(name)).await {
-            Err(_) => return Err(Refusal::NameTimeout(target.host())),
+            Err(_) => return Err(ProxRefusal::NameTimeout(target.host())),
             Ok(Err(error)) => {
-                return Err(Refusal::NameNotFound {
+                return Err(ProxRefusal::NameNotFound {
                     host: target.host(),
                     cause: error.to_string(),
                 });
@@ -125,12 +125,12 @@ pub(crate) async fn allowed(
     }
     if allowed.is_empty() {
         return Err(match refused {
-            Some((address, kind)) => Refusal::AddressRefused {
+            Some((address, kind)) => ProxRefusal::AddressRefused {
                 host: target.host(),
                 address,
                 kind,
             },
-            None => Refusal::NameNotFound {
+            None => ProxRefusal::NameNotFound {
                 host: target.host(),
                 cause: "the name has no address".to_owned(),
             },
@@ -141,13 +141,13 @@ pub(crate) async fn allowed(
 
 /// Connects; `until` bounds it all.
 pub(crate) async fn dial(
-    target: &Target,
+    target: &OriginTarget,
     filter: &EgressFilter,
     resolver: &dyn Resolve,
     dns_timeout: Duration,
     connect_timeout: Duration,
-) -> Result<TcpStream, Refusal> {
-    let allowed = allowed(target, filter, resolver, dns_timeout).await?;
+) -> Result<TcpStream, ProxRefusal> {
+    let allowed = allowed_addresses(target, filter, resolver, dns_timeout).await?;
     let until = Instant::now() + connect_timeout;
     match timeout_at(until, race(alternate(allowed), target.port)).await {
         Ok(Ok(stream)) => {
@@ -156,21 +156,21 @@ pub(crate) async fn dial(
             Ok(stream)
         }
         Ok(Err(error)) => Err(match error.kind() {
-            io::ErrorKind::ConnectionRefused => Refusal::ConnectRefused(target.to_string()),
-            io::ErrorKind::TimedOut => Refusal::ConnectTimeout {
+            io::ErrorKind::ConnectionRefused => ProxRefusal::ConnectRefused(target.to_string()),
+            io::ErrorKind::TimedOut => ProxRefusal::ConnectTimeout {
                 host: target.to_string(),
                 limit: connect_timeout,
             },
-            io::ErrorKind::ConnectionReset => Refusal::OriginClosed {
+            io::ErrorKind::ConnectionReset => ProxRefusal::OriginClosed {
                 host: target.to_string(),
                 cause: error.to_string(),
             },
-            _ => Refusal::Unroutable {
+            _ => ProxRefusal::Unroutable {
                 host: target.to_string(),
                 cause: error.to_string(),
             },
         }),
-        Err(_) => Err(Refusal::ConnectTimeout {
+        Err(_) => Err(ProxRefusal::ConnectTimeout {
             host: target.to_string(),
             limit: connect_timeout,
         }),
@@ -231,7 +231,7 @@ mod tests {
     #[test]
     fn only_host_and_port_is_an_authority() {
         for text in ["h:443", "1.2.3.4:80", "[::1]:8080", "sub.h.example:65535"] {
-            assert!(Target::parse_authority(text).is_some(), "{text}");
+            assert!(OriginTarget::parse_authority(text).is_some(), "{text}");
         }
         for text in [
             "h",
@@ -249,7 +249,7 @@ mod tests {
             "http://h:443",
             "[fe80::1%eth0]:443",
         ] {
-            assert!(Target::parse_authority(text).is_none(), "{text}");
+            assert!(OriginTarget::parse_authority(text).is_none(), "{text}");
         }
     }
 

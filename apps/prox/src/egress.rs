@@ -13,7 +13,7 @@ use ipnet::IpNet;
 
 /// Why an address is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Special {
+pub enum SpecialAddress {
     /// Private (RFC 1918), loopback, unique-local, shared (CGNAT), test or protocol networks.
     Private,
     /// Link-local, which is where clouds put their metadata services.
@@ -26,14 +26,14 @@ pub enum Special {
     Reserved,
 }
 
-impl fmt::Display for Special {
+impl fmt::Display for SpecialAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Special::Private => "a private or local network",
-            Special::LinkLocal => "a link-local address",
-            Special::Metadata => "a metadata service",
-            Special::Multicast => "multicast",
-            Special::Reserved => "a reserved address",
+            SpecialAddress::Private => "a private or local network",
+            SpecialAddress::LinkLocal => "a link-local address",
+            SpecialAddress::Metadata => "a metadata service",
+            SpecialAddress::Multicast => "multicast",
+            SpecialAddress::Reserved => "a reserved address",
         })
     }
 }
@@ -41,7 +41,7 @@ impl fmt::Display for Special {
 /// The rule for origin addresses and ports.
 #[derive(Clone, Debug, Default)]
 pub struct EgressFilter {
-    /// Lets [`Special::Private`] through.
+    /// Lets [`SpecialAddress::Private`] through.
     pub allow_private: bool,
     /// Networks let through whatever they are.
     pub allow_nets: Vec<IpNet>,
@@ -54,7 +54,7 @@ impl EgressFilter {
     ///
     /// # Errors
     /// What the address is, when it may not.
-    pub fn check(&self, address: IpAddr) -> Result<(), Special> {
+    pub fn check(&self, address: IpAddr) -> Result<(), SpecialAddress> {
         let inner = match address {
             IpAddr::V6(v6) => embedded(v6),
             IpAddr::V4(_) => None,
@@ -70,7 +70,7 @@ impl EgressFilter {
         };
         match kind {
             None => Ok(()),
-            Some(Special::Private) if self.allow_private => Ok(()),
+            Some(SpecialAddress::Private) if self.allow_private => Ok(()),
             Some(kind) => Err(kind),
         }
     }
@@ -101,51 +101,51 @@ fn embedded(v6: Ipv6Addr) -> Option<Ipv4Addr> {
 }
 
 /// What kind of special IPv4 address this is (IANA special-purpose registry).
-fn special_v4(v4: Ipv4Addr) -> Option<Special> {
+fn special_v4(v4: Ipv4Addr) -> Option<SpecialAddress> {
     let o = v4.octets();
     match o {
         // Azure's wire server has a public address; it answers with the machine's secrets.
-        [168, 63, 129, 16] => Some(Special::Metadata),
+        [168, 63, 129, 16] => Some(SpecialAddress::Metadata),
         [169, 254, 169, 254] | [169, 254, 170, 2] | [100, 100, 100, 200] | [192, 0, 0, 192] => {
-            Some(Special::Metadata)
+            Some(SpecialAddress::Metadata)
         }
-        [10 | 127, ..] => Some(Special::Private),
-        [172, b, ..] if b & 0xf0 == 16 => Some(Special::Private),
-        [192, 168, ..] => Some(Special::Private),
-        [100, b, ..] if b & 0xc0 == 64 => Some(Special::Private),
-        [198, 18 | 19, ..] => Some(Special::Private),
+        [10 | 127, ..] => Some(SpecialAddress::Private),
+        [172, b, ..] if b & 0xf0 == 16 => Some(SpecialAddress::Private),
+        [192, 168, ..] => Some(SpecialAddress::Private),
+        [100, b, ..] if b & 0xc0 == 64 => Some(SpecialAddress::Private),
+        [198, 18 | 19, ..] => Some(SpecialAddress::Private),
         [192, 0, 0 | 2, _] | [198, 51, 100, _] | [203, 0, 113, _] | [192, 88, 99, _] => {
-            Some(Special::Private)
+            Some(SpecialAddress::Private)
         }
-        [169, 254, ..] => Some(Special::LinkLocal),
-        [255, 255, 255, 255] => Some(Special::Multicast),
-        [224..=239, ..] => Some(Special::Multicast),
-        [0 | 240..=255, ..] => Some(Special::Reserved),
+        [169, 254, ..] => Some(SpecialAddress::LinkLocal),
+        [255, 255, 255, 255] => Some(SpecialAddress::Multicast),
+        [224..=239, ..] => Some(SpecialAddress::Multicast),
+        [0 | 240..=255, ..] => Some(SpecialAddress::Reserved),
         _ => None,
     }
 }
 
 /// What kind of special IPv6 address this is, for those without an IPv4 address inside.
-fn special_v6(v6: Ipv6Addr) -> Option<Special> {
+fn special_v6(v6: Ipv6Addr) -> Option<SpecialAddress> {
     let s = v6.segments();
     match s {
         // The metadata service of EC2 over IPv6 lies in unique-local space.
-        [0xfd00, 0x0ec2, ..] => Some(Special::Metadata),
-        [0, 0, 0, 0, 0, 0, 0, 1] => Some(Special::Private),
-        [a, ..] if a & 0xfe00 == 0xfc00 => Some(Special::Private),
-        [a, ..] if a & 0xffc0 == 0xfe80 => Some(Special::LinkLocal),
+        [0xfd00, 0x0ec2, ..] => Some(SpecialAddress::Metadata),
+        [0, 0, 0, 0, 0, 0, 0, 1] => Some(SpecialAddress::Private),
+        [a, ..] if a & 0xfe00 == 0xfc00 => Some(SpecialAddress::Private),
+        [a, ..] if a & 0xffc0 == 0xfe80 => Some(SpecialAddress::LinkLocal),
         // fec0::/10, site-local: deprecated, still routed in places.
-        [a, ..] if a & 0xffc0 == 0xfec0 => Some(Special::Private),
-        [a, ..] if a & 0xff00 == 0xff00 => Some(Special::Multicast),
+        [a, ..] if a & 0xffc0 == 0xfec0 => Some(SpecialAddress::Private),
+        [a, ..] if a & 0xff00 == 0xff00 => Some(SpecialAddress::Multicast),
         // 64:ff9b:1::/48, a network's own NAT64: leads into that network.
-        [0x64, 0xff9b, 1, ..] => Some(Special::Private),
+        [0x64, 0xff9b, 1, ..] => Some(SpecialAddress::Private),
         // 2001::/23 protocol assignments (Teredo, ORCHID, benchmarks); 2001:db8::/32 and
         // 3fff::/20 documentation.
-        [0x2001, b, ..] if b < 0x200 || b == 0xdb8 => Some(Special::Private),
-        [0x3fff, b, ..] if b < 0x1000 => Some(Special::Private),
+        [0x2001, b, ..] if b < 0x200 || b == 0xdb8 => Some(SpecialAddress::Private),
+        [0x3fff, b, ..] if b < 0x1000 => Some(SpecialAddress::Private),
         // Global unicast is 2000::/3; nothing else is a place on the Internet.
         [a, ..] if a & 0xe000 == 0x2000 => None,
-        _ => Some(Special::Reserved),
+        _ => Some(SpecialAddress::Reserved),
     }
 }
 
@@ -153,7 +153,7 @@ fn special_v6(v6: Ipv6Addr) -> Option<Special> {
 mod tests {
     use super::*;
 
-    fn check(filter: &EgressFilter, text: &str) -> Result<(), Special> {
+    fn check(filter: &EgressFilter, text: &str) -> Result<(), SpecialAddress> {
         filter.check(text.parse().unwrap())
     }
 
@@ -258,7 +258,10 @@ mod tests {
         };
         assert_eq!(check(&filter, "169.254.7.1"), Ok(()));
         assert_eq!(check(&filter, "::ffff:169.254.7.1"), Ok(()));
-        assert_eq!(check(&filter, "169.254.8.1"), Err(Special::LinkLocal));
+        assert_eq!(
+            check(&filter, "169.254.8.1"),
+            Err(SpecialAddress::LinkLocal)
+        );
     }
 
     #[test]

@@ -15,26 +15,26 @@ use std::time::Duration;
 use d2tp_driver::{FlowIo, SendSource};
 use tokio::time::Instant;
 
-use crate::answer::{self, AnswerSource, Served};
-use crate::copy::PinnedCopy;
-use crate::dormant::Memo;
-use crate::keytext::show_key;
+use crate::answer::{self, AnswerSource, ServedFrom};
+use crate::flow_hibernation;
+use crate::flow_watch::{FlowGone, FlowWatch};
+use crate::hibernated_copies::FlowMemo;
+use crate::key_text::show_key;
 use crate::origin::without_query;
-use crate::pin::{End, Pin};
-use crate::prox::{Opened, Prox};
-use crate::range::{Part, Range};
-use crate::refusal::Refusal;
+use crate::pinned_copy::PinnedCopy;
+use crate::prox::{FetchedAnswer, Prox};
+use crate::range::{RangeAnswer, RangeHeader};
+use crate::refusal::ProxRefusal;
 use crate::relay;
-use crate::request::{Fetch, NoHead, Request, parse, read_head};
+use crate::request::{FetchRequest, ProxRequest, RequestHeadError, parse, read_head};
 use crate::reset::ResetCause;
+use crate::spooled_body::{SpoolStatus, SpooledBody};
 use crate::tunnel;
 use crate::upload;
-use crate::waking;
-use crate::watch::{Gone, Watch};
 
 /// How a flow ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum ProxFlowOutcome {
     /// The device has the whole answer (an error answer counts).
     Delivered,
     /// The device reset the flow or its session is lost; the text is the transport's.
@@ -42,18 +42,18 @@ pub enum Outcome {
     /// We reset the flow.
     Reset(ResetCause),
     /// It sleeps, and will be served again when its device comes back.
-    Asleep,
+    Hibernated,
     /// The device said that it does not want it any more.
     Forgotten,
 }
 
 /// One line about a flow that ended.
 #[derive(Clone, Debug)]
-pub struct FlowReport {
+pub struct ProxFlowReport {
     /// The status that was answered; none if the flow broke before.
     pub status: Option<u16>,
     /// Where the bytes came from.
-    pub served: Served,
+    pub served: ServedFrom,
     /// Bytes handed to the flow, heads included.
     pub bytes_down: u64,
     /// Bytes taken from the flow, for tunnels and uploads.
@@ -61,36 +61,36 @@ pub struct FlowReport {
     /// From its acceptance to its end.
     pub lasted: Duration,
     /// How it ended.
-    pub outcome: Outcome,
+    pub outcome: ProxFlowOutcome,
     /// What was asked for: method and URL without its query, or host and port.
     pub asked: String,
 }
 
 /// What is known of a flow so far.
-pub(crate) struct Record {
+pub(crate) struct FlowLogRecord {
     began: Instant,
     pub(crate) status: Option<u16>,
-    pub(crate) served: Served,
+    pub(crate) served: ServedFrom,
     pub(crate) bytes_down: u64,
     pub(crate) bytes_up: u64,
     pub(crate) asked: String,
 }
 
 /// Serves one flow and returns when it is over.
-pub async fn serve_flow<F: FlowIo>(mut flow: F, prox: Arc<Prox>) -> FlowReport {
-    let mut record = Record {
+pub async fn serve_flow<F: FlowIo>(mut flow: F, prox: Arc<Prox>) -> ProxFlowReport {
+    let mut record = FlowLogRecord {
         began: Instant::now(),
         status: None,
-        served: Served::Proxy,
+        served: ServedFrom::Proxy,
         bytes_down: 0,
         bytes_up: 0,
         asked: String::new(),
     };
     let outcome = conduct(&mut flow, &prox, &mut record).await;
-    if let Outcome::Reset(cause) = &outcome {
+    if let ProxFlowOutcome::Reset(cause) = &outcome {
         flow.reset(cause.code());
     }
-    let report = FlowReport {
+    let report = ProxFlowReport {
         status: record.status,
         served: record.served,
         bytes_down: record.bytes_down,
@@ -103,21 +103,21 @@ pub async fn serve_flow<F: FlowIo>(mut flow: F, prox: Arc<Prox>) -> FlowReport {
     report
 }
 
-impl FlowReport {
+impl ProxFlowReport {
     fn log<F: FlowIo>(&self, flow: &F) {
         let (outcome, cause) = match &self.outcome {
-            Outcome::Delivered => ("delivered", String::new()),
-            Outcome::Broken(cause) => ("broken", cause.clone()),
-            Outcome::Reset(cause) => (cause.word(), cause.to_string()),
-            Outcome::Asleep => ("asleep", String::new()),
-            Outcome::Forgotten => ("forgotten", String::new()),
+            ProxFlowOutcome::Delivered => ("delivered", String::new()),
+            ProxFlowOutcome::Broken(cause) => ("broken", cause.clone()),
+            ProxFlowOutcome::Reset(cause) => (cause.as_str(), cause.to_string()),
+            ProxFlowOutcome::Hibernated => ("asleep", String::new()),
+            ProxFlowOutcome::Forgotten => ("forgotten", String::new()),
         };
         let from = match self.served {
-            Served::Origin => "origin",
-            Served::Pinned => "pinned",
-            Served::Proxy => "proxy",
-            Served::Tunnel => "tunnel",
-            Served::Relay => "relay",
+            ServedFrom::Origin => "origin",
+            ServedFrom::PinnedCopy => "pinned",
+            ServedFrom::Proxy => "proxy",
+            ServedFrom::Tunnel => "tunnel",
+            ServedFrom::Relay => "relay",
         };
         tracing::info!(
             flow = flow.id(),
@@ -135,11 +135,15 @@ impl FlowReport {
     }
 }
 
-async fn conduct<F: FlowIo>(flow: &mut F, prox: &Arc<Prox>, record: &mut Record) -> Outcome {
+async fn conduct<F: FlowIo>(
+    flow: &mut F,
+    prox: &Arc<Prox>,
+    record: &mut FlowLogRecord,
+) -> ProxFlowOutcome {
     if let Some(memo) = flow.memo() {
-        return waking::serve_on(flow, prox, record, memo).await;
+        return flow_hibernation::serve_resumed(flow, prox, record, memo).await;
     }
-    let mut watch = Watch::new(prox);
+    let mut watch = FlowWatch::new(prox);
     match prox.admit(flow.peer(), flow.deadline_left()).await {
         Ok(permit) => {
             let outcome = serve_new(flow, prox, watch, record).await;
@@ -154,45 +158,45 @@ async fn conduct<F: FlowIo>(flow: &mut F, prox: &Arc<Prox>, record: &mut Record)
 async fn serve_new<F: FlowIo>(
     flow: &mut F,
     prox: &Arc<Prox>,
-    mut watch: Watch,
-    record: &mut Record,
-) -> Outcome {
+    mut watch: FlowWatch,
+    record: &mut FlowLogRecord,
+) -> ProxFlowOutcome {
     let head = tokio::select! {
         head = read_head(flow, prox.config.request_timeout) => head,
-        () = prox.stop.cancelled() => return Outcome::Reset(ResetCause::Stopping),
+        () = prox.stop.cancelled() => return ProxFlowOutcome::Reset(ResetCause::Stopping),
     };
     let head = match head {
         Ok(head) => head,
-        Err(NoHead::Gone(error)) => return Outcome::Broken(error.to_string()),
-        Err(NoHead::Refused(refusal)) => {
+        Err(RequestHeadError::Gone(error)) => return ProxFlowOutcome::Broken(error.to_string()),
+        Err(RequestHeadError::Refused(refusal)) => {
             return refuse(flow, prox, &mut watch, record, &refusal, false).await;
         }
     };
     match parse(&head) {
         Err(refusal) => refuse(flow, prox, &mut watch, record, &refusal, false).await,
-        Ok(Request::Tunnel(target)) => {
+        Ok(ProxRequest::Tunnel(target)) => {
             record.asked = format!("CONNECT {target}");
             let connecting = prox.upstream.connect(&target);
             let connected = tokio::select! {
                 // A tunnel's bytes must not be thrown away: only our own stop is watched here.
                 connected = connecting => connected,
-                () = prox.stop.cancelled() => Err(Refusal::Stopping),
+                () = prox.stop.cancelled() => Err(ProxRefusal::Stopping),
             };
             match connected {
                 Ok(origin) => tunnel::serve(flow, head.rest(), origin, prox, record).await,
                 Err(refusal) => refuse(flow, prox, &mut watch, record, &refusal, false).await,
             }
         }
-        Ok(Request::Relay(to)) => relay::serve(flow, prox, &mut watch, record, &to).await,
-        Ok(Request::Listen(callers)) => {
+        Ok(ProxRequest::Relay(to)) => relay::serve(flow, prox, &mut watch, record, &to).await,
+        Ok(ProxRequest::Listen(callers)) => {
             relay::listen(flow, prox, &mut watch, record, &callers).await
         }
-        Ok(Request::Upload(request)) => {
+        Ok(ProxRequest::Upload(request)) => {
             let method = request.method.as_str();
             record.asked = format!("{method} {}", without_query(&request.url));
             upload::serve(flow, head.rest(), prox, &mut watch, record, &request).await
         }
-        Ok(Request::Fetch(request)) => {
+        Ok(ProxRequest::Fetch(request)) => {
             let method = if request.head_only { "HEAD" } else { "GET" };
             record.asked = format!("{method} {}", without_query(&request.url));
             tracing::debug!(flow = flow.id(), url = %request.url, "asked");
@@ -205,52 +209,57 @@ async fn serve_new<F: FlowIo>(
 async fn serve_fetch<F: FlowIo>(
     flow: &mut F,
     prox: &Arc<Prox>,
-    watch: &mut Watch,
-    record: &mut Record,
-    request: &Fetch,
-) -> Outcome {
+    watch: &mut FlowWatch,
+    record: &mut FlowLogRecord,
+    request: &FetchRequest,
+) -> ProxFlowOutcome {
     let client = flow.peer();
     let known = match (&request.range, &request.if_range) {
         (Some(_), Some(if_range)) if !request.head_only => {
-            prox.shelf.find(client, request, if_range)
+            prox.retained.find(client, request, if_range)
         }
         _ => None,
     };
     record.served = if known.is_some() {
-        Served::Pinned
+        ServedFrom::PinnedCopy
     } else {
-        Served::Origin
+        ServedFrom::Origin
     };
     let opened = match known {
-        Some(copy) => Ok(Opened::Copy(copy)),
+        Some(copy) => Ok(FetchedAnswer::Copy(copy)),
         None => tokio::select! {
             opened = prox.open(client, request) => opened,
-            gone = watch.gone(flow, prox) => return early(gone),
+            gone = watch.gone(flow, prox) => return outcome_when_gone(gone),
         },
     };
     let copy = match opened {
-        Ok(Opened::Copy(copy)) => copy,
-        Ok(Opened::Bare(head, length)) => {
+        Ok(FetchedAnswer::Copy(copy)) => copy,
+        Ok(FetchedAnswer::HeadOnly(head, length)) => {
             record.status = Some(head.status.as_u16());
             let source = AnswerSource::head_only(answer::bare_head(&head, length.as_ref()));
-            return send(flow, prox, watch, record, source, None, Keeping::New).await;
+            return send(flow, prox, watch, record, source, None, MemoState::New).await;
         }
         Err(refusal) => {
             return refuse(flow, prox, watch, record, &refusal, request.head_only).await;
         }
     };
     let outcome = serve_copy(flow, prox, watch, record, request, &copy).await;
-    put_by(flow, prox, &outcome, copy);
+    retain_copy(flow, prox, &outcome, copy);
     outcome
 }
 
 /// What becomes of a copy when a flow needs it no more.
-pub(crate) fn put_by<F: FlowIo>(flow: &F, prox: &Prox, outcome: &Outcome, copy: Arc<PinnedCopy>) {
+pub(crate) fn retain_copy<F: FlowIo>(
+    flow: &F,
+    prox: &Prox,
+    outcome: &ProxFlowOutcome,
+    copy: Arc<PinnedCopy>,
+) {
     let client = flow.peer();
-    let intact = !matches!(copy.pin.extent().end, End::Failed(_));
-    if *outcome == Outcome::Asleep {
-        prox.lay_down(client, copy);
-    } else if matches!(outcome, Outcome::Broken(_))
+    let intact = !matches!(copy.body.extent().status, SpoolStatus::Failed(_));
+    if *outcome == ProxFlowOutcome::Hibernated {
+        prox.hibernate_copy(client, copy);
+    } else if matches!(outcome, ProxFlowOutcome::Broken(_))
         && intact
         && copy.head.status == http::StatusCode::OK
     {
@@ -258,11 +267,11 @@ pub(crate) fn put_by<F: FlowIo>(flow: &F, prox: &Prox, outcome: &Outcome, copy: 
         let grace = flow
             .deadline_left()
             .map_or(prox.config.keep, |left| left.min(prox.config.keep));
-        prox.shelf
-            .keep(client, copy, grace, prox.config.client_kept_max);
+        prox.retained
+            .retain(client, copy, grace, prox.config.client_kept_max);
     } else {
         drop(copy);
-        prox.shelf.tidy(client);
+        prox.retained.remove_if_empty(client);
     }
 }
 
@@ -270,65 +279,67 @@ pub(crate) fn put_by<F: FlowIo>(flow: &F, prox: &Prox, outcome: &Outcome, copy: 
 async fn serve_copy<F: FlowIo>(
     flow: &mut F,
     prox: &Arc<Prox>,
-    watch: &mut Watch,
-    record: &mut Record,
-    request: &Fetch,
+    watch: &mut FlowWatch,
+    record: &mut FlowLogRecord,
+    request: &FetchRequest,
     copy: &Arc<PinnedCopy>,
-) -> Outcome {
+) -> ProxFlowOutcome {
     let range = range_of(request, copy);
     let (part, total) = loop {
-        let extent = copy.pin.extent();
-        let part = range.map_or(Part::Whole, |range| range.part(extent.have, extent.total));
-        match (part, extent.end) {
-            (Part::AskAgainAfter(_), End::Failed(cause)) => {
-                let refusal = Refusal::BodyLost(cause.to_string());
+        let extent = copy.body.extent();
+        let part = range.map_or(RangeAnswer::Whole, |range| {
+            range.resolve(extent.have, extent.total)
+        });
+        match (part, extent.status) {
+            (RangeAnswer::WaitForMoreThan(_), SpoolStatus::Failed(cause)) => {
+                let refusal = ProxRefusal::BodyLost(cause.to_string());
                 return refuse(flow, prox, watch, record, &refusal, false).await;
             }
-            (Part::AskAgainAfter(bytes), _) => {
+            (RangeAnswer::WaitForMoreThan(bytes), _) => {
                 tokio::select! {
-                    _ = copy.pin.beyond(bytes) => {}
-                    gone = watch.gone(flow, prox) => return early(gone),
+                    _ = copy.body.wait_beyond(bytes) => {}
+                    gone = watch.gone(flow, prox) => return outcome_when_gone(gone),
                 }
             }
             (part, _) => break (part, extent.total),
         }
     };
     let (start, end) = match part {
-        Part::Bytes { start, end, .. } => (start, Some(end)),
-        Part::Unsatisfiable { .. } => (0, Some(0)),
-        Part::Whole | Part::AskAgainAfter(_) => (0, None),
+        RangeAnswer::Bytes { start, end, .. } => (start, Some(end)),
+        RangeAnswer::Unsatisfiable { .. } => (0, Some(0)),
+        RangeAnswer::Whole | RangeAnswer::WaitForMoreThan(_) => (0, None),
     };
     record.status = Some(match part {
-        Part::Bytes { .. } => 206,
-        Part::Unsatisfiable { .. } => 416,
+        RangeAnswer::Bytes { .. } => 206,
+        RangeAnswer::Unsatisfiable { .. } => 416,
         _ => copy.head.status.as_u16(),
     });
-    let attendance = Attendance::of(copy);
+    let attendance = ResetGuard::of(copy);
     let head = answer::copy_head(&copy.head, part, total, record.served);
     let source = AnswerSource::of_copy(head, copy.clone(), start, end, attendance.token());
     let part = Some((copy, end));
-    send(flow, prox, watch, record, source, part, Keeping::New).await
+    send(flow, prox, watch, record, source, part, MemoState::New).await
 }
 
 /// The range to answer with, if the request has one that applies to this copy.
-fn range_of(request: &Fetch, copy: &PinnedCopy) -> Option<Range> {
+fn range_of(request: &FetchRequest, copy: &PinnedCopy) -> Option<RangeHeader> {
     if copy.head.status != http::StatusCode::OK {
         return None;
     }
-    let range = Range::parse(request.range.as_ref()?)?;
+    let range = RangeHeader::parse(request.range.as_ref()?)?;
     match &request.if_range {
-        Some(if_range) if !copy.head.is_named_by(if_range) => None,
+        Some(if_range) if !copy.head.matches_if_range(if_range) => None,
         _ => Some(range),
     }
 }
 
 /// Whether the flow has a memo already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Keeping {
+pub(crate) enum MemoState {
     /// It gets one now.
     New,
     /// It has: it slept.
-    Kept,
+    Existing,
     /// It gets none, and its session stays awake: nothing could go on with it.
     Never,
 }
@@ -337,35 +348,35 @@ pub(crate) enum Keeping {
 pub(crate) async fn send<F: FlowIo>(
     flow: &mut F,
     prox: &Prox,
-    watch: &mut Watch,
-    record: &mut Record,
+    watch: &mut FlowWatch,
+    record: &mut FlowLogRecord,
     source: AnswerSource,
     copy: Option<(&Arc<PinnedCopy>, Option<u64>)>,
-    keeping: Keeping,
-) -> Outcome {
+    keeping: MemoState,
+) -> ProxFlowOutcome {
     let source = Arc::new(source);
-    let slept = keeping == Keeping::Kept;
-    let mut kept = keeping != Keeping::New;
+    let slept = keeping == MemoState::Existing;
+    let mut kept = keeping != MemoState::New;
     if slept {
         flow.resume_source(source.clone() as Arc<dyn SendSource>);
     } else {
         flow.send_source(source.clone() as Arc<dyn SendSource>);
     }
-    let memo = Memo {
+    let memo = FlowMemo {
         copy: copy.map(|(copy, _)| copy.id),
         head: source.head().iter().map(|b| char::from(*b)).collect(),
         start: source.start(),
         end: copy.and_then(|(_, end)| end),
         status: record.status.unwrap_or(0),
-        pinned: record.served == Served::Pinned,
+        pinned: record.served == ServedFrom::PinnedCopy,
         asked: record.asked.clone(),
     };
     // Only what the vault knows can be promised.
     let stored = async {
-        if let (Some((copy, _)), Some(vault), false) = (copy, &prox.vault, slept) {
-            let total = copy.pin.extent().total;
-            let entry = copy.head.entry(copy.pin.client(), &copy.asked, total);
-            if vault.store(copy.id, &entry).await.is_err() {
+        if let (Some((copy, _)), Some(vault), false) = (copy, &prox.copy_store, slept) {
+            let total = copy.body.extent().total;
+            let entry = copy.head.entry(copy.body.client(), &copy.request, total);
+            if vault.record_copy(copy.id, &entry).await.is_err() {
                 std::future::pending::<()>().await;
             }
         }
@@ -373,15 +384,15 @@ pub(crate) async fn send<F: FlowIo>(
     let mut stored = std::pin::pin!(stored);
     let failed = async {
         match copy {
-            Some((copy, end)) => copy.pin.failed_before(end).await,
+            Some((copy, end)) => copy.body.failed_before(end).await,
             None => std::future::pending().await,
         }
     };
     let mut failed = std::pin::pin!(failed);
     let outcome = loop {
         tokio::select! {
-            gone = watch.gone(flow, prox) => break early(gone),
-            cause = &mut failed => break Outcome::Reset(cause),
+            gone = watch.gone(flow, prox) => break outcome_when_gone(gone),
+            cause = &mut failed => break ProxFlowOutcome::Reset(cause),
             () = &mut stored, if !kept => {
                 kept = true;
                 flow.allow_hibernation(memo.encode());
@@ -396,42 +407,42 @@ pub(crate) async fn send<F: FlowIo>(
 pub(crate) async fn refuse<F: FlowIo>(
     flow: &mut F,
     prox: &Prox,
-    watch: &mut Watch,
-    record: &mut Record,
-    refusal: &Refusal,
+    watch: &mut FlowWatch,
+    record: &mut FlowLogRecord,
+    refusal: &ProxRefusal,
     to_head: bool,
-) -> Outcome {
+) -> ProxFlowOutcome {
     tracing::debug!(flow = flow.id(), reason = %refusal, "refused");
     record.status = Some(refusal.status());
-    record.served = Served::Proxy;
+    record.served = ServedFrom::Proxy;
     let source = AnswerSource::head_only(answer::refusal(refusal, to_head));
-    send(flow, prox, watch, record, source, None, Keeping::New).await
+    send(flow, prox, watch, record, source, None, MemoState::New).await
 }
 
 /// The outcome of a flow that went by itself.
-pub(crate) fn early(gone: Gone) -> Outcome {
+pub(crate) fn outcome_when_gone(gone: FlowGone) -> ProxFlowOutcome {
     match gone {
-        Gone::Delivered => Outcome::Delivered,
-        Gone::Broken(error) => Outcome::Broken(error.to_string()),
-        Gone::Deadline => Outcome::Reset(ResetCause::Deadline),
-        Gone::Stopped => Outcome::Reset(ResetCause::Stopping),
-        Gone::Asleep => Outcome::Asleep,
-        Gone::Forgotten => Outcome::Forgotten,
+        FlowGone::Delivered => ProxFlowOutcome::Delivered,
+        FlowGone::Broken(error) => ProxFlowOutcome::Broken(error.to_string()),
+        FlowGone::Deadline => ProxFlowOutcome::Reset(ResetCause::Deadline),
+        FlowGone::Stopped => ProxFlowOutcome::Reset(ResetCause::Stopping),
+        FlowGone::Hibernated => ProxFlowOutcome::Hibernated,
+        FlowGone::Forgotten => ProxFlowOutcome::Forgotten,
     }
 }
 
 /// Somebody stands by to reset the flow with a cause. Once dropped, the source tells failures
 /// itself.
-pub(crate) struct Attendance {
+pub(crate) struct ResetGuard {
     here: Option<Arc<()>>,
-    pin: Arc<Pin>,
+    pin: Arc<SpooledBody>,
 }
 
-impl Attendance {
-    pub(crate) fn of(copy: &PinnedCopy) -> Attendance {
-        Attendance {
+impl ResetGuard {
+    pub(crate) fn of(copy: &PinnedCopy) -> ResetGuard {
+        ResetGuard {
             here: Some(Arc::new(())),
-            pin: copy.pin.clone(),
+            pin: copy.body.clone(),
         }
     }
 
@@ -440,7 +451,7 @@ impl Attendance {
     }
 }
 
-impl Drop for Attendance {
+impl Drop for ResetGuard {
     fn drop(&mut self) {
         self.here = None;
         self.pin.wake();

@@ -5,63 +5,63 @@
 //! if need be; PUT and POST are spooled here and sent on when they are whole; CONNECT is a tunnel.
 //!
 //! ```text
-//!  device ══ D2TP flow ══▶ flow.rs ─▶ request.rs      fill.rs ◀── origin.rs ◀── dial.rs ── egress.rs
+//!  device ══ D2TP flow ══▶ flow.rs ─▶ request.rs    copy_fetcher.rs ◀── origin.rs ◀── dial.rs ── egress.rs
 //!                            │                           │ append
-//!                            └── answer.rs ◀── read ── pin.rs ── ledger.rs (quotas)
+//!                            └── answer.rs ◀── read ── spooled_body.rs ── quota_ledger.rs
 //!                                                        ▲ kept after a broken flow
-//!                                                     shelf.rs
+//!                                                     retained_copies.rs
 //! ```
 //!
-//! Clients without D2TP come through a [`Door`] of TCP and MPTCP, if there is one.
+//! Clients without D2TP come through a [`TcpFlowListener`] of TCP and MPTCP, if there is one.
 //!
 //! [`run`] serves a [`FlowListener`]; [`serve_flow`] serves one flow. `docs/proxy.md` lists every
 //! option, answer and reset code.
 
 mod answer;
 mod config;
-mod copy;
-mod delivery;
+mod copy_fetcher;
+mod copy_store;
 mod dial;
-mod door;
-mod dormant;
 mod egress;
-mod fill;
 mod flow;
-mod keytext;
-mod ledger;
+mod flow_hibernation;
+mod flow_watch;
+mod hibernated_copies;
+mod key_text;
+mod listener;
 mod origin;
-mod pin;
+mod pinned_copy;
 mod prox;
+mod quota_ledger;
 mod range;
 mod refusal;
 mod relay;
 mod request;
 mod reset;
+mod retained_copies;
 mod serve;
-mod shelf;
+mod spooled_body;
 mod stream_flow;
 mod tls;
 mod tunnel;
 mod upload;
-mod uploads;
-mod vault;
-mod waking;
-mod watch;
+mod upload_delivery;
+mod upload_table;
 
-pub use answer::Served;
+pub use answer::ServedFrom;
 pub use config::ProxConfig;
 pub use dial::{Resolve, SystemResolver};
-pub use door::Door;
-pub use egress::{EgressFilter, Special};
-pub use flow::{FlowReport, Outcome, serve_flow};
-pub use keytext::{NotAKey, parse_key, show_key};
-pub use prox::{Holdings, Prox, StartFault};
-pub use refusal::Refusal;
+pub use egress::{EgressFilter, SpecialAddress};
+pub use flow::{ProxFlowOutcome, ProxFlowReport, serve_flow};
+pub use key_text::{ParseKeyError, parse_key, show_key};
+pub use listener::TcpFlowListener;
+pub use prox::{Prox, ProxHoldings, ProxStartError};
+pub use refusal::ProxRefusal;
 #[doc(hidden)]
 pub use request::judge_head;
 pub use request::{HEAD_BYTES_MAX, HEADERS_MAX};
 pub use reset::ResetCause;
 pub use serve::{FlowListener, run, serve};
 pub use stream_flow::StreamFlow;
-pub use tls::TlsFault;
+pub use tls::ProxTlsError;
 pub use tunnel::TUNNEL_BUFFER_BYTES;

@@ -35,9 +35,9 @@ use tokio_rustls::TlsConnector;
 use tokio_util::task::AbortOnDropHandle;
 use url::Url;
 
-use crate::dial::{Resolve, Target, allowed, dial};
+use crate::dial::{OriginTarget, Resolve, allowed_addresses, dial};
 use crate::egress::EgressFilter;
-use crate::refusal::Refusal;
+use crate::refusal::ProxRefusal;
 use crate::tls;
 
 /// Bytes of an origin's response head.
@@ -62,15 +62,15 @@ pub(crate) struct Upstream {
 }
 
 /// What a request carries besides its head.
-pub(crate) struct Outgoing {
+pub(crate) struct OriginRequestBody {
     pub(crate) body: UnsyncBoxBody<Bytes, io::Error>,
     /// Bytes of it that were handed to the connection.
     pub(crate) sent: Arc<AtomicU64>,
 }
 
-impl Outgoing {
-    fn nothing() -> Outgoing {
-        Outgoing {
+impl OriginRequestBody {
+    fn nothing() -> OriginRequestBody {
+        OriginRequestBody {
             body: Empty::new().map_err(|never| match never {}).boxed_unsync(),
             sent: Arc::default(),
         }
@@ -78,7 +78,7 @@ impl Outgoing {
 }
 
 /// An origin's answer.
-pub(crate) struct Response {
+pub(crate) struct OriginResponse {
     pub(crate) status: StatusCode,
     pub(crate) version: Version,
     pub(crate) headers: HeaderMap,
@@ -98,7 +98,7 @@ pub(crate) struct OriginBody {
 
 /// Why a body broke off.
 #[derive(Debug)]
-pub(crate) struct BodyFault(pub(crate) String);
+pub(crate) struct OriginBodyError(pub(crate) String);
 
 impl OriginBody {
     /// The size, where the origin declared it.
@@ -107,12 +107,17 @@ impl OriginBody {
     }
 
     /// The next bytes; `None` at the clean end.
-    pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, BodyFault> {
+    pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, OriginBodyError> {
         loop {
             match timeout(self.idle_timeout, self.body.frame()).await {
-                Err(_) => return Err(BodyFault(format!("silent for {:?}", self.idle_timeout))),
+                Err(_) => {
+                    return Err(OriginBodyError(format!(
+                        "silent for {:?}",
+                        self.idle_timeout
+                    )));
+                }
                 Ok(None) => return Ok(None),
-                Ok(Some(Err(error))) => return Err(BodyFault(chain(&error))),
+                Ok(Some(Err(error))) => return Err(OriginBodyError(chain(&error))),
                 Ok(Some(Ok(frame))) => match frame.into_data() {
                     Ok(data) if data.is_empty() => {}
                     Ok(data) => return Ok(Some(data)),
@@ -125,7 +130,7 @@ impl OriginBody {
 
 impl Upstream {
     /// Connects a tunnel.
-    pub(crate) async fn connect(&self, target: &Target) -> Result<TcpStream, Refusal> {
+    pub(crate) async fn connect(&self, target: &OriginTarget) -> Result<TcpStream, ProxRefusal> {
         dial(
             target,
             &self.filter,
@@ -142,21 +147,24 @@ impl Upstream {
         method: &Method,
         url: &Url,
         headers: &HeaderMap,
-    ) -> Result<Response, Refusal> {
+    ) -> Result<OriginResponse, ProxRefusal> {
         let mut url = url.clone();
         let mut headers = headers.clone();
         headers.append(header::VIA, HeaderValue::from_static("1.1 d2prox"));
         let mut redirects = 0;
         loop {
             let mut response = self
-                .ask(method, &url, &headers, Outgoing::nothing())
+                .ask(method, &url, &headers, OriginRequestBody::nothing())
                 .await?;
             let Some(location) = redirect_location(response.status, &response.headers) else {
                 response.redirects = redirects;
                 return Ok(response);
             };
             if redirects == self.redirects_max {
-                return Err(Refusal::TooManyRedirects(redirects, without_query(&url)));
+                return Err(ProxRefusal::TooManyRedirects(
+                    redirects,
+                    without_query(&url),
+                ));
             }
             redirects += 1;
             let next = follow(&url, location)?;
@@ -172,9 +180,9 @@ impl Upstream {
     }
 
     /// Whether `url`'s host may be connected to at all, as far as its name tells.
-    pub(crate) async fn may_ask(&self, url: &Url) -> Result<(), Refusal> {
-        let target = Target::of(url).ok_or(Refusal::BadRequest("the URL has no host"))?;
-        allowed(&target, &self.filter, &*self.resolver, self.dns_timeout)
+    pub(crate) async fn check_allowed(&self, url: &Url) -> Result<(), ProxRefusal> {
+        let target = OriginTarget::of(url).ok_or(ProxRefusal::BadRequest("the URL has no host"))?;
+        allowed_addresses(&target, &self.filter, &*self.resolver, self.dns_timeout)
             .await
             .map(|_| ())
     }
@@ -185,8 +193,8 @@ impl Upstream {
         method: &Method,
         url: &Url,
         headers: &HeaderMap,
-        outgoing: Outgoing,
-    ) -> Result<Response, Refusal> {
+        outgoing: OriginRequestBody,
+    ) -> Result<OriginResponse, ProxRefusal> {
         let mut headers = headers.clone();
         headers.append(header::VIA, HeaderValue::from_static("1.1 d2prox"));
         // hyper leaves it out where the body is empty.
@@ -202,9 +210,9 @@ impl Upstream {
         method: &Method,
         url: &Url,
         headers: &HeaderMap,
-        outgoing: Outgoing,
-    ) -> Result<Response, Refusal> {
-        let target = Target::of(url).ok_or(Refusal::BadRequest("the URL has no host"))?;
+        outgoing: OriginRequestBody,
+    ) -> Result<OriginResponse, ProxRefusal> {
+        let target = OriginTarget::of(url).ok_or(ProxRefusal::BadRequest("the URL has no host"))?;
         let until = Instant::now() + self.dns_timeout + self.connect_timeout;
         let tcp = self.connect(&target).await?;
         if url.scheme() == "http" {
@@ -218,20 +226,20 @@ impl Upstream {
             .trim_end_matches(']')
             .to_owned();
         let name = ServerName::try_from(bare)
-            .map_err(|_| Refusal::BadRequest("the host name cannot be in a certificate"))?;
+            .map_err(|_| ProxRefusal::BadRequest("the host name cannot be in a certificate"))?;
         let handshake = TlsConnector::from(self.tls.clone()).connect(name, tcp);
         let tls = match timeout_at(until, handshake).await {
             Err(_) => {
                 let limit = self.connect_timeout;
-                return Err(Refusal::ConnectTimeout {
+                return Err(ProxRefusal::ConnectTimeout {
                     host: target.to_string(),
                     limit,
                 });
             }
             Ok(Err(error)) => {
                 return Err(match tls::certificate_error(&error) {
-                    Some(cause) => Refusal::Certificate { host, cause },
-                    None => Refusal::Tls {
+                    Some(cause) => ProxRefusal::Certificate { host, cause },
+                    None => ProxRefusal::Tls {
                         host,
                         cause: error.to_string(),
                     },
@@ -254,9 +262,9 @@ impl Upstream {
         method: &Method,
         url: &Url,
         headers: &HeaderMap,
-        target: &Target,
-        outgoing: Outgoing,
-    ) -> Result<Response, Refusal>
+        target: &OriginTarget,
+        outgoing: OriginRequestBody,
+    ) -> Result<OriginResponse, ProxRefusal>
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
@@ -270,11 +278,11 @@ impl Upstream {
             let _ = connection.await; // Its error reaches the body or the answer.
         }));
         let path = &url[url::Position::BeforePath..url::Position::AfterQuery];
-        let Outgoing { body, sent } = outgoing;
+        let OriginRequestBody { body, sent } = outgoing;
         let mut request = request(method, path, headers, body)?;
         let authority = &url[url::Position::BeforeHost..url::Position::AfterPort];
         let authority = HeaderValue::from_str(authority)
-            .map_err(|_| Refusal::BadRequest("the host cannot be put into a header"))?;
+            .map_err(|_| ProxRefusal::BadRequest("the host cannot be put into a header"))?;
         request.headers_mut().insert(header::HOST, authority);
         self.answered(sender.send_request(request), &sent, url, target, connection)
             .await
@@ -286,9 +294,9 @@ impl Upstream {
         method: &Method,
         url: &Url,
         headers: &HeaderMap,
-        target: &Target,
-        outgoing: Outgoing,
-    ) -> Result<Response, Refusal>
+        target: &OriginTarget,
+        outgoing: OriginRequestBody,
+    ) -> Result<OriginResponse, ProxRefusal>
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
@@ -303,7 +311,7 @@ impl Upstream {
             let _ = connection.await;
         }));
         let whole = &url[..url::Position::AfterQuery];
-        let Outgoing { body, sent } = outgoing;
+        let OriginRequestBody { body, sent } = outgoing;
         let mut request = request(method, whole, headers, body)?;
         *request.version_mut() = Version::HTTP_2;
         self.answered(sender.send_request(request), &sent, url, target, connection)
@@ -315,9 +323,9 @@ impl Upstream {
         answer: impl Future<Output = hyper::Result<http::Response<Incoming>>>,
         sent: &AtomicU64,
         url: &Url,
-        target: &Target,
+        target: &OriginTarget,
         connection: AbortOnDropHandle<()>,
-    ) -> Result<Response, Refusal> {
+    ) -> Result<OriginResponse, ProxRefusal> {
         let mut answer = pin!(answer);
         let mut seen = 0;
         let response = loop {
@@ -328,7 +336,7 @@ impl Upstream {
                 }
                 Err(_) => {
                     let limit = self.response_timeout;
-                    return Err(Refusal::ResponseTimeout {
+                    return Err(ProxRefusal::ResponseTimeout {
                         host: target.host(),
                         limit,
                     });
@@ -338,7 +346,7 @@ impl Upstream {
             }
         };
         let (head, body) = response.into_parts();
-        Ok(Response {
+        Ok(OriginResponse {
             status: head.status,
             version: head.version,
             headers: head.headers,
@@ -358,10 +366,10 @@ fn request<B>(
     target: &str,
     headers: &HeaderMap,
     body: B,
-) -> Result<Request<B>, Refusal> {
+) -> Result<Request<B>, ProxRefusal> {
     let uri: Uri = target
         .parse()
-        .map_err(|_| Refusal::BadRequest("the URL cannot be sent as it is"))?;
+        .map_err(|_| ProxRefusal::BadRequest("the URL cannot be sent as it is"))?;
     let mut request = Request::new(body);
     *request.method_mut() = method.clone();
     *request.uri_mut() = uri;
@@ -378,13 +386,13 @@ fn redirect_location(status: StatusCode, headers: &HeaderMap) -> Option<&HeaderV
 }
 
 /// Where a redirect leads, if it may be followed.
-fn follow(from: &Url, location: &HeaderValue) -> Result<Url, Refusal> {
+fn follow(from: &Url, location: &HeaderValue) -> Result<Url, ProxRefusal> {
     let text = String::from_utf8_lossy(location.as_bytes());
-    let unusable = || Refusal::RedirectUnusable(text.chars().take(200).collect());
+    let unusable = || ProxRefusal::RedirectUnusable(text.chars().take(200).collect());
     let mut next = from.join(&text).map_err(|_| unusable())?;
     next.set_fragment(None);
     match (from.scheme(), next.scheme()) {
-        ("https", "http") => Err(Refusal::RedirectDowngrade(without_query(&next))),
+        ("https", "http") => Err(ProxRefusal::RedirectDowngrade(without_query(&next))),
         (_, "http" | "https") if next.username().is_empty() && next.password().is_none() => {
             Ok(next)
         }
@@ -402,15 +410,15 @@ pub(crate) fn without_query(url: &Url) -> String {
 }
 
 /// Sorts an error of an exchange by whose fault it is.
-fn refusal_of(error: &hyper::Error, target: &Target) -> Refusal {
+fn refusal_of(error: &hyper::Error, target: &OriginTarget) -> ProxRefusal {
     let host = target.host();
     let cause = chain(error);
     if error.is_parse_too_large() {
-        Refusal::OriginHeadTooLarge(host)
+        ProxRefusal::OriginHeadTooLarge(host)
     } else if error.is_parse() {
-        Refusal::OriginProtocol { host, cause }
+        ProxRefusal::OriginProtocol { host, cause }
     } else {
-        Refusal::OriginClosed { host, cause }
+        ProxRefusal::OriginClosed { host, cause }
     }
 }
 

@@ -10,29 +10,29 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::config::ProxConfig;
-use crate::copy::{Asked, CopyHead, PinnedCopy};
+use crate::copy_fetcher::CopyFetcher;
+use crate::copy_store::CopyStore;
 use crate::dial::{Resolve, SystemResolver};
-use crate::door::address_of;
-use crate::dormant::Dormant;
 use crate::egress::EgressFilter;
-use crate::fill::Filler;
-use crate::keytext::show_key;
-use crate::ledger::{FlowPermit, Full, Ledger};
-use crate::origin::{OriginBody, Response, Upstream};
-use crate::pin::{End, Home, Pin, PinFault};
-use crate::refusal::Refusal;
-use crate::request::{Fetch, Upload};
-use crate::shelf::Shelf;
-use crate::tls::{TlsFault, client_config};
-use crate::uploads::Uploads;
-use crate::vault::Vault;
+use crate::hibernated_copies::HibernatedCopies;
+use crate::key_text::show_key;
+use crate::listener::address_of;
+use crate::origin::{OriginBody, OriginResponse, Upstream};
+use crate::pinned_copy::{CopyHead, CopyRequest, PinnedCopy};
+use crate::quota_ledger::{FlowPermit, QuotaExceeded, QuotaLedger};
+use crate::refusal::ProxRefusal;
+use crate::request::{FetchRequest, UploadRequest};
+use crate::retained_copies::RetainedCopies;
+use crate::spooled_body::{SpoolError, SpoolFile, SpoolStatus, SpooledBody};
+use crate::tls::{ProxTlsError, client_config};
+use crate::upload_table::UploadTable;
 
 /// A flow that is one too many waits so long for another to end: one that is over may not be counted out yet.
 const PLACE_WITHIN: Duration = Duration::from_secs(1); // a guess
 
 /// Why a proxy cannot start.
 #[derive(Debug, thiserror::Error)]
-pub enum StartFault {
+pub enum ProxStartError {
     /// Nobody could use it.
     #[error(
         "no client may use this proxy; give --allow-client KEY (from `cedos key show`) or --allow-any-client, \
@@ -41,7 +41,7 @@ pub enum StartFault {
     NoClients,
     /// Origins could not be verified.
     #[error(transparent)]
-    Tls(#[from] TlsFault),
+    Tls(#[from] ProxTlsError),
     /// Copies could not be spilled.
     #[error("cannot write in the state directory {path}: {cause}; choose another with --state-dir")]
     StateDir {
@@ -54,7 +54,7 @@ pub enum StartFault {
 
 /// What a proxy holds now, for logs and tests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Holdings {
+pub struct ProxHoldings {
     /// Flows being served.
     pub flows: u32,
     /// Bytes pinned in memory.
@@ -62,41 +62,41 @@ pub struct Holdings {
     /// Bytes pinned on disk.
     pub disk_bytes: u64,
     /// Copies kept for devices that may come back.
-    pub kept_copies: usize,
+    pub retained_copies: usize,
     /// Uploads kept for devices that may come back.
-    pub kept_uploads: usize,
+    pub retained_uploads: usize,
     /// Copies on which flows sleep.
-    pub dormant_copies: usize,
+    pub hibernated_copies: usize,
 }
 
 /// A proxy, shared by all its flows.
 pub struct Prox {
     pub(crate) config: ProxConfig,
     pub(crate) upstream: Arc<Upstream>,
-    pub(crate) ledger: Arc<Ledger>,
-    pub(crate) shelf: Arc<Shelf>,
-    pub(crate) uploads: Arc<Uploads>,
-    pub(crate) dormant: Dormant,
+    pub(crate) ledger: Arc<QuotaLedger>,
+    pub(crate) retained: Arc<RetainedCopies>,
+    pub(crate) uploads: Arc<UploadTable>,
+    pub(crate) hibernated: HibernatedCopies,
     /// Where copies have names, if they are to outlive the process.
-    pub(crate) vault: Option<Arc<Vault>>,
+    pub(crate) copy_store: Option<Arc<CopyStore>>,
     /// Ends every flow.
     pub(crate) stop: CancellationToken,
 }
 
 /// An origin's answer, taken over.
-pub(crate) enum Opened {
+pub(crate) enum FetchedAnswer {
     /// With a body, which is being fetched.
     Copy(Arc<PinnedCopy>),
     /// Without one.
-    Bare(Box<CopyHead>, Option<http::HeaderValue>),
+    HeadOnly(Box<CopyHead>, Option<http::HeaderValue>),
 }
 
 impl Prox {
     /// A proxy that resolves names as the machine does.
     ///
     /// # Errors
-    /// [`StartFault`] when nobody could use it, nothing could be verified or nothing be spilled.
-    pub fn new(config: ProxConfig) -> Result<Arc<Prox>, StartFault> {
+    /// [`ProxStartError`] when nobody could use it, nothing could be verified or nothing be spilled.
+    pub fn new(config: ProxConfig) -> Result<Arc<Prox>, ProxStartError> {
         Prox::with_resolver(config, Arc::new(SystemResolver))
     }
 
@@ -107,12 +107,12 @@ impl Prox {
     pub fn with_resolver(
         config: ProxConfig,
         resolver: Arc<dyn Resolve>,
-    ) -> Result<Arc<Prox>, StartFault> {
+    ) -> Result<Arc<Prox>, ProxStartError> {
         Prox::with_journal(config, resolver, None)
     }
 
     /// A proxy whose flows and copies outlive the process, in `state_dir` and this journal. Must
-    /// be called on a runtime; [`Prox::take_up`] follows.
+    /// be called on a runtime; [`Prox::restore_from_journal`] follows.
     ///
     /// # Errors
     /// As [`Prox::new`].
@@ -120,19 +120,21 @@ impl Prox {
         config: ProxConfig,
         resolver: Arc<dyn Resolve>,
         journal: Option<Arc<Journal>>,
-    ) -> Result<Arc<Prox>, StartFault> {
+    ) -> Result<Arc<Prox>, ProxStartError> {
         if !config.is_for_anybody() {
-            return Err(StartFault::NoClients);
+            return Err(ProxStartError::NoClients);
         }
         if let Err(cause) = tempfile::tempfile_in(&config.state_dir) {
             let path = config.state_dir.display().to_string();
-            return Err(StartFault::StateDir { path, cause });
+            return Err(ProxStartError::StateDir { path, cause });
         }
-        let vault = journal.map(|journal| Vault::open(&config.state_dir, journal));
-        let vault = vault.transpose().map_err(|cause| StartFault::StateDir {
-            path: config.state_dir.display().to_string(),
-            cause,
-        })?;
+        let vault = journal.map(|journal| CopyStore::open(&config.state_dir, journal));
+        let vault = vault
+            .transpose()
+            .map_err(|cause| ProxStartError::StateDir {
+                path: config.state_dir.display().to_string(),
+                cause,
+            })?;
         let upstream = Arc::new(Upstream {
             filter: EgressFilter {
                 allow_private: config.allow_private,
@@ -148,11 +150,11 @@ impl Prox {
             redirects_max: config.redirects_max,
         });
         Ok(Arc::new(Prox {
-            ledger: Arc::new(Ledger::new(&config)),
-            shelf: Arc::new(Shelf::default()),
+            ledger: Arc::new(QuotaLedger::new(&config)),
+            retained: Arc::new(RetainedCopies::default()),
             uploads: Arc::default(),
-            dormant: Dormant::default(),
-            vault,
+            hibernated: HibernatedCopies::default(),
+            copy_store: vault,
             stop: CancellationToken::new(),
             upstream,
             config,
@@ -160,15 +162,15 @@ impl Prox {
     }
 
     /// What it holds now.
-    pub fn holdings(&self) -> Holdings {
+    pub fn holdings(&self) -> ProxHoldings {
         let (memory_bytes, disk_bytes) = self.ledger.pinned();
-        Holdings {
+        ProxHoldings {
             flows: self.ledger.flows(),
             memory_bytes,
             disk_bytes,
-            kept_copies: self.shelf.kept(),
-            kept_uploads: self.uploads.kept(),
-            dormant_copies: self.dormant.len(),
+            retained_copies: self.retained.retained_count(),
+            retained_uploads: self.uploads.retained_count(),
+            hibernated_copies: self.hibernated.len(),
         }
     }
 
@@ -178,12 +180,12 @@ impl Prox {
         &self,
         client: HostKey,
         deadline: Option<Duration>,
-    ) -> Result<FlowPermit, Refusal> {
+    ) -> Result<FlowPermit, ProxRefusal> {
         let place = async {
             loop {
-                let left = self.ledger.left();
+                let left = self.ledger.flow_released();
                 match self.admit_now(client, deadline) {
-                    Err(Refusal::ClientFlowsFull(_) | Refusal::FlowsFull(_)) => left.await,
+                    Err(ProxRefusal::ClientFlowsFull(_) | ProxRefusal::FlowsFull(_)) => left.await,
                     admitted => return admitted,
                 }
             }
@@ -198,22 +200,26 @@ impl Prox {
         &self,
         client: HostKey,
         deadline: Option<Duration>,
-    ) -> Result<FlowPermit, Refusal> {
+    ) -> Result<FlowPermit, ProxRefusal> {
         let admitted = match address_of(&client) {
             Some(address) => self.config.admits(address),
             None => self.config.allow_any_client || self.config.allow_clients.contains(&client),
         };
         if !admitted {
-            return Err(Refusal::ClientUnknown(show_key(&client)));
+            return Err(ProxRefusal::ClientUnknown(show_key(&client)));
         }
         if deadline.is_some_and(|left| left > self.config.deadline_horizon) {
-            return Err(Refusal::DeadlineTooFar(self.config.deadline_horizon));
+            return Err(ProxRefusal::DeadlineTooFar(self.config.deadline_horizon));
         }
         self.ledger.admit(client)
     }
 
     /// Asks the origin and takes its answer over; a body is fetched from then on.
-    pub(crate) async fn open(&self, client: HostKey, request: &Fetch) -> Result<Opened, Refusal> {
+    pub(crate) async fn open(
+        &self,
+        client: HostKey,
+        request: &FetchRequest,
+    ) -> Result<FetchedAnswer, ProxRefusal> {
         let method = if request.head_only {
             Method::HEAD
         } else {
@@ -225,12 +231,12 @@ impl Prox {
             .await?;
         let host = response.url.host_str().unwrap_or_default();
         if response.status == StatusCode::PARTIAL_CONTENT {
-            return Err(Refusal::UnexpectedPartial(host.to_owned()));
+            return Err(ProxRefusal::UnexpectedPartial(host.to_owned()));
         }
         let head = CopyHead::new(&response, request);
         if request.head_only || matches!(response.status.as_u16(), 204 | 304) {
             let length = response.headers.get(http::header::CONTENT_LENGTH).cloned();
-            return Ok(Opened::Bare(
+            return Ok(FetchedAnswer::HeadOnly(
                 Box::new(head),
                 length.filter(|_| request.head_only),
             ));
@@ -238,19 +244,19 @@ impl Prox {
         let name = Some(rand::random());
         let copy = self.take_over(client, request, head, response, name)?;
         if copy.head.status == StatusCode::OK {
-            self.shelf.list(client, request.url.as_str(), &copy);
+            self.retained.list(client, request.url.as_str(), &copy);
         }
-        Ok(Opened::Copy(copy))
+        Ok(FetchedAnswer::Copy(copy))
     }
 
     /// Pins the body of an answer to an upload, which nothing can continue.
-    pub(crate) fn relay(
+    pub(crate) fn pin_upload_answer(
         &self,
         client: HostKey,
-        request: &Upload,
-        response: Response,
-    ) -> Result<Arc<PinnedCopy>, Refusal> {
-        let asked = Fetch {
+        request: &UploadRequest,
+        response: OriginResponse,
+    ) -> Result<Arc<PinnedCopy>, ProxRefusal> {
+        let asked = FetchRequest {
             head_only: false,
             url: request.url.clone(),
             headers: http::HeaderMap::new(),
@@ -262,12 +268,12 @@ impl Prox {
     }
 
     /// Adds bytes of an upload, kept copies going first where room is short.
-    pub(crate) async fn store(
+    pub(crate) async fn append_upload(
         &self,
         client: HostKey,
-        pin: &Arc<Pin>,
+        pin: &Arc<SpooledBody>,
         bytes: bytes::Bytes,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), ProxRefusal> {
         loop {
             match pin.append(bytes.clone()).await {
                 Ok(()) => return Ok(()),
@@ -277,21 +283,21 @@ impl Prox {
     }
 
     /// Makes room where that mends the fault.
-    fn after(&self, client: HostKey, fault: PinFault) -> Result<(), Refusal> {
+    fn after(&self, client: HostKey, fault: SpoolError) -> Result<(), ProxRefusal> {
         let full = match fault {
-            PinFault::Full(full) => full,
-            PinFault::Disk(error) => {
+            SpoolError::Full(full) => full,
+            SpoolError::Disk(error) => {
                 tracing::error!(%error, "the state directory cannot be written");
-                return Err(Refusal::StoreFailed);
+                return Err(ProxRefusal::StoreFailed);
             }
         };
-        let whose = (full == Full::Client).then_some(client);
-        if self.shelf.make_room(whose) || self.uploads.make_room(whose) {
+        let whose = (full == QuotaExceeded::Client).then_some(client);
+        if self.retained.make_room(whose) || self.uploads.make_room(whose) {
             return Ok(());
         }
         Err(match full {
-            Full::Client => Refusal::ClientPinnedFull(self.ledger.client_pinned_max()),
-            Full::Memory | Full::Disk => Refusal::StoreFull,
+            QuotaExceeded::Client => ProxRefusal::ClientPinnedFull(self.ledger.client_pinned_max()),
+            QuotaExceeded::Memory | QuotaExceeded::Disk => ProxRefusal::StoreFull,
         })
     }
 
@@ -299,36 +305,36 @@ impl Prox {
     fn take_over(
         &self,
         client: HostKey,
-        request: &Fetch,
+        request: &FetchRequest,
         head: CopyHead,
-        response: Response,
+        response: OriginResponse,
         name: Option<u64>,
-    ) -> Result<Arc<PinnedCopy>, Refusal> {
+    ) -> Result<Arc<PinnedCopy>, ProxRefusal> {
         let total = response.body.size();
         let id = name.unwrap_or_else(rand::random);
-        let pin = Arc::new(self.pin(client, total, name)?);
-        let asked = Asked {
+        let pin = Arc::new(self.reserve_spool(client, total, name)?);
+        let asked = CopyRequest {
             url: request.url.clone(),
             headers: request.headers.clone(),
         };
-        Ok(self.fill(client, id, head, pin, asked, Some(response.body)))
+        Ok(self.start_fetch(client, id, head, pin, asked, Some(response.body)))
     }
 
     /// A copy that is being fetched, or fetched on if there is no body yet.
-    pub(crate) fn fill(
+    pub(crate) fn start_fetch(
         &self,
         client: HostKey,
         id: u64,
         head: CopyHead,
-        pin: Arc<Pin>,
-        asked: Asked,
+        pin: Arc<SpooledBody>,
+        asked: CopyRequest,
         body: Option<OriginBody>,
     ) -> Arc<PinnedCopy> {
-        let filler = Filler {
+        let filler = CopyFetcher {
             upstream: self.upstream.clone(),
-            shelf: Arc::downgrade(&self.shelf),
+            retained: Arc::downgrade(&self.retained),
             client,
-            pin: pin.clone(),
+            spool: pin.clone(),
             asked_url: asked.url.clone(),
             url: head.url.clone(),
             headers: asked.headers.clone(),
@@ -341,7 +347,7 @@ impl Prox {
             retry_wait: self.config.retry_wait,
             patience: self.config.origin_patience,
         };
-        let whole = pin.extent().end == End::Whole;
+        let whole = pin.extent().status == SpoolStatus::Complete;
         let work = async move {
             if !whole {
                 filler.run(body).await;
@@ -350,27 +356,30 @@ impl Prox {
         Arc::new(PinnedCopy {
             id,
             head,
-            pin,
-            asked,
+            body: pin,
+            request: asked,
             _fetch: AbortOnDropHandle::new(tokio::spawn(work)),
         })
     }
 
     /// Room for an object, kept copies going first; by this name in the vault, if it has one.
-    pub(crate) fn pin(
+    pub(crate) fn reserve_spool(
         &self,
         client: HostKey,
         total: Option<u64>,
         id: Option<u64>,
-    ) -> Result<Pin, Refusal> {
-        let home = self.vault.clone().zip(id);
-        let home = home.map(|(vault, id)| Home { vault, id });
+    ) -> Result<SpooledBody, ProxRefusal> {
+        let home = self.copy_store.clone().zip(id);
+        let home = home.map(|(vault, id)| SpoolFile {
+            copy_store: vault,
+            id,
+        });
         let max = self.ledger.object_max();
         if let Some(bytes) = total.filter(|bytes| *bytes > max) {
-            return Err(Refusal::ObjectTooLarge { bytes, max });
+            return Err(ProxRefusal::ObjectTooLarge { bytes, max });
         }
         loop {
-            let made = Pin::new(
+            let made = SpooledBody::new(
                 self.ledger.clone(),
                 client,
                 self.config.state_dir.clone(),

@@ -8,7 +8,7 @@ use http::HeaderValue;
 
 /// One `Range` header, parsed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Range {
+pub enum RangeHeader {
     /// `bytes=first-` or `bytes=first-last`, both inclusive.
     From {
         /// The first byte asked for.
@@ -27,7 +27,7 @@ pub enum Range {
 
 /// What to send of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum RangeAnswer {
     /// All of it, as 200.
     Whole,
     /// `start..end`, as 206. `total` is `None` while the size is unknown.
@@ -45,15 +45,15 @@ pub enum Part {
         total: u64,
     },
     /// Not to be said before the object has more than this many bytes or has ended.
-    AskAgainAfter(u64),
+    WaitForMoreThan(u64),
 }
 
 /// Most ranges read from one header; a longer list is ignored (RFC 9110 §14.2 allows it).
 const RANGES_MAX: usize = 64;
 
-impl Range {
+impl RangeHeader {
     /// Reads the value of a `Range` header; `None` when it is to be ignored.
-    pub fn parse(value: &HeaderValue) -> Option<Range> {
+    pub fn parse(value: &HeaderValue) -> Option<RangeHeader> {
         let text = value.to_str().ok()?;
         let (unit, list) = text.split_once('=')?;
         if !unit.trim().eq_ignore_ascii_case("bytes") {
@@ -72,12 +72,12 @@ impl Range {
         match ranges.as_slice() {
             [] => None,
             [range] => Some(*range),
-            many => Some(Range::Many {
+            many => Some(RangeHeader::Many {
                 reachable_from: many
                     .iter()
                     .filter_map(|range| match range {
-                        Range::From { first, .. } => Some(*first),
-                        Range::Suffix(0) => None,
+                        RangeHeader::From { first, .. } => Some(*first),
+                        RangeHeader::Suffix(0) => None,
                         _ => Some(0),
                     })
                     .min()
@@ -87,67 +87,67 @@ impl Range {
     }
 
     /// What to answer when `have` bytes are here and the whole is `total` bytes, if known.
-    pub fn part(self, have: u64, total: Option<u64>) -> Part {
+    pub fn resolve(self, have: u64, total: Option<u64>) -> RangeAnswer {
         match (self, total) {
-            (Range::From { first, .. }, Some(total)) if first >= total => {
-                Part::Unsatisfiable { total }
+            (RangeHeader::From { first, .. }, Some(total)) if first >= total => {
+                RangeAnswer::Unsatisfiable { total }
             }
-            (Range::From { first, last }, Some(total)) => Part::Bytes {
+            (RangeHeader::From { first, last }, Some(total)) => RangeAnswer::Bytes {
                 start: first,
                 end: last.map_or(total, |last| total.min(last.saturating_add(1))),
                 total: Some(total),
             },
             // A part of an object of unknown size may be sent as soon as all of it is here.
             (
-                Range::From {
+                RangeHeader::From {
                     first,
                     last: Some(last),
                 },
                 None,
-            ) if have > last => Part::Bytes {
+            ) if have > last => RangeAnswer::Bytes {
                 start: first,
                 end: last + 1,
                 total: None,
             },
             (
-                Range::From {
+                RangeHeader::From {
                     last: Some(last), ..
                 },
                 None,
-            ) => Part::AskAgainAfter(last),
-            (Range::From { last: None, .. } | Range::Suffix(_), None) => {
-                Part::AskAgainAfter(u64::MAX)
+            ) => RangeAnswer::WaitForMoreThan(last),
+            (RangeHeader::From { last: None, .. } | RangeHeader::Suffix(_), None) => {
+                RangeAnswer::WaitForMoreThan(u64::MAX)
             }
-            (Range::Suffix(0), Some(total)) => Part::Unsatisfiable { total },
+            (RangeHeader::Suffix(0), Some(total)) => RangeAnswer::Unsatisfiable { total },
             // A suffix of nothing is all of it, and Content-Range cannot say so.
-            (Range::Suffix(_), Some(0)) => Part::Whole,
-            (Range::Suffix(bytes), Some(total)) => Part::Bytes {
+            (RangeHeader::Suffix(_), Some(0)) => RangeAnswer::Whole,
+            (RangeHeader::Suffix(bytes), Some(total)) => RangeAnswer::Bytes {
                 start: total.saturating_sub(bytes),
                 end: total,
                 total: Some(total),
             },
-            (Range::Many { reachable_from }, Some(total))
+            (RangeHeader::Many { reachable_from }, Some(total))
                 if reachable_from >= total && total > 0 =>
             {
-                Part::Unsatisfiable { total }
+                RangeAnswer::Unsatisfiable { total }
             }
-            (Range::Many { .. }, _) => Part::Whole,
+            (RangeHeader::Many { .. }, _) => RangeAnswer::Whole,
         }
     }
 }
 
 /// Reads `first-`, `first-last` or `-n`.
-fn one(item: &str) -> Option<Range> {
+fn one(item: &str) -> Option<RangeHeader> {
     let (first, last) = item.split_once('-')?;
     match (first, last) {
-        ("", bytes) => Some(Range::Suffix(number(bytes)?)),
-        (first, "") => Some(Range::From {
+        ("", bytes) => Some(RangeHeader::Suffix(number(bytes)?)),
+        (first, "") => Some(RangeHeader::From {
             first: number(first)?,
             last: None,
         }),
         (first, last) => {
             let (first, last) = (number(first)?, number(last)?);
-            (first <= last).then_some(Range::From {
+            (first <= last).then_some(RangeHeader::From {
                 first,
                 last: Some(last),
             })
@@ -167,12 +167,12 @@ fn number(text: &str) -> Option<u64> {
 mod tests {
     use super::*;
 
-    fn parse(text: &str) -> Option<Range> {
-        Range::parse(&HeaderValue::from_str(text).unwrap())
+    fn parse(text: &str) -> Option<RangeHeader> {
+        RangeHeader::parse(&HeaderValue::from_str(text).unwrap())
     }
 
-    fn part(text: &str, have: u64, total: Option<u64>) -> Part {
-        parse(text).unwrap().part(have, total)
+    fn part(text: &str, have: u64, total: Option<u64>) -> RangeAnswer {
+        parse(text).unwrap().resolve(have, total)
     }
 
     #[test]
@@ -199,7 +199,7 @@ mod tests {
 
     #[test]
     fn a_range_of_a_known_size_is_cut_to_it() {
-        let bytes = |start, end| Part::Bytes {
+        let bytes = |start, end| RangeAnswer::Bytes {
             start,
             end,
             total: Some(100),
@@ -219,35 +219,41 @@ mod tests {
 
     #[test]
     fn a_range_past_the_end_is_unsatisfiable() {
-        let none = Part::Unsatisfiable { total: 100 };
+        let none = RangeAnswer::Unsatisfiable { total: 100 };
         assert_eq!(part("bytes=100-", 100, Some(100)), none);
         assert_eq!(part("bytes=-0", 100, Some(100)), none);
         assert_eq!(part("bytes=100-,200-300", 100, Some(100)), none);
         assert_eq!(
             part("bytes=0-", 0, Some(0)),
-            Part::Unsatisfiable { total: 0 }
+            RangeAnswer::Unsatisfiable { total: 0 }
         );
-        assert_eq!(part("bytes=-5", 0, Some(0)), Part::Whole);
+        assert_eq!(part("bytes=-5", 0, Some(0)), RangeAnswer::Whole);
     }
 
     #[test]
     fn several_ranges_are_answered_with_the_whole() {
-        assert_eq!(part("bytes=0-1,5-6", 100, Some(100)), Part::Whole);
-        assert_eq!(part("bytes=0-1,5-6", 10, None), Part::Whole);
-        assert_eq!(part("bytes=500-,-1", 100, Some(100)), Part::Whole);
+        assert_eq!(part("bytes=0-1,5-6", 100, Some(100)), RangeAnswer::Whole);
+        assert_eq!(part("bytes=0-1,5-6", 10, None), RangeAnswer::Whole);
+        assert_eq!(part("bytes=500-,-1", 100, Some(100)), RangeAnswer::Whole);
     }
 
     #[test]
     fn an_object_of_unknown_size_answers_once_it_can() {
-        let five = Part::Bytes {
+        let five = RangeAnswer::Bytes {
             start: 2,
             end: 5,
             total: None,
         };
-        assert_eq!(part("bytes=2-4", 4, None), Part::AskAgainAfter(4));
+        assert_eq!(part("bytes=2-4", 4, None), RangeAnswer::WaitForMoreThan(4));
         assert_eq!(part("bytes=2-4", 5, None), five);
-        assert_eq!(part("bytes=2-", 50, None), Part::AskAgainAfter(u64::MAX));
-        assert_eq!(part("bytes=-2", 50, None), Part::AskAgainAfter(u64::MAX));
+        assert_eq!(
+            part("bytes=2-", 50, None),
+            RangeAnswer::WaitForMoreThan(u64::MAX)
+        );
+        assert_eq!(
+            part("bytes=-2", 50, None),
+            RangeAnswer::WaitForMoreThan(u64::MAX)
+        );
     }
 
     proptest::proptest! {
@@ -258,19 +264,19 @@ mod tests {
             total in proptest::option::of(proptest::num::u64::ANY),
         ) {
             let Some(range) = parse(&text) else { return Ok(()) };
-            match range.part(have, total) {
-                Part::Bytes { start, end, total: said } => {
+            match range.resolve(have, total) {
+                RangeAnswer::Bytes { start, end, total: said } => {
                     proptest::prop_assert!(start < end);
                     proptest::prop_assert!(end <= total.unwrap_or(have));
                     proptest::prop_assert_eq!(said, total);
                 }
-                Part::Unsatisfiable { total: said } => {
+                RangeAnswer::Unsatisfiable { total: said } => {
                     proptest::prop_assert_eq!(Some(said), total);
                 }
-                Part::AskAgainAfter(bytes) => {
+                RangeAnswer::WaitForMoreThan(bytes) => {
                     proptest::prop_assert!(total.is_none() && bytes >= have);
                 }
-                Part::Whole => {}
+                RangeAnswer::Whole => {}
             }
         }
     }

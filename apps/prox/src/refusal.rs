@@ -7,7 +7,7 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use crate::egress::Special;
+use crate::egress::SpecialAddress;
 
 /// How long a client that met a limit should wait, when nothing better is known.
 const RETRY_AFTER: Duration = Duration::from_secs(30);
@@ -15,7 +15,7 @@ const RETRY_AFTER: Duration = Duration::from_secs(30);
 /// Why the proxy answered with an error of its own.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs)] // Each variant's message is its documentation.
-pub enum Refusal {
+pub enum ProxRefusal {
     #[error(
         "the request head is larger than {max} bytes; send fewer or smaller headers (cookies?)"
     )]
@@ -57,7 +57,7 @@ pub enum Refusal {
     #[error("this proxy does not relay")]
     NoRelay,
     #[error("nobody of that key listens here to this client; the other device must listen first")]
-    NobodyListens,
+    NoListener,
     #[error("{0}; end one, or try again later")]
     RelaysFull(String),
     #[error("the proxy has no socket for a relay: {0}")]
@@ -72,7 +72,7 @@ pub enum Refusal {
     AddressRefused {
         host: String,
         address: IpAddr,
-        kind: Special,
+        kind: SpecialAddress,
     },
     #[error("the name {host} was not found: {cause}; check the spelling")]
     NameNotFound { host: String, cause: String },
@@ -118,16 +118,17 @@ fn unless_said(host: &str, address: &IpAddr) -> String {
 }
 
 /// What lets such addresses through.
-fn what_opens(kind: Special) -> &'static str {
+fn what_opens(kind: SpecialAddress) -> &'static str {
     match kind {
-        Special::Private => "--allow-net or --allow-private",
-        Special::LinkLocal | Special::Metadata | Special::Multicast | Special::Reserved => {
-            "--allow-net"
-        }
+        SpecialAddress::Private => "--allow-net or --allow-private",
+        SpecialAddress::LinkLocal
+        | SpecialAddress::Metadata
+        | SpecialAddress::Multicast
+        | SpecialAddress::Reserved => "--allow-net",
     }
 }
 
-impl Refusal {
+impl ProxRefusal {
     /// The HTTP status of the answer.
     pub fn status(&self) -> u16 {
         self.row().0
@@ -145,7 +146,7 @@ impl Refusal {
 
     /// The table: status and `Proxy-Status` error type of each refusal.
     fn row(&self) -> (u16, &'static str) {
-        use Refusal::*;
+        use ProxRefusal::*;
         match self {
             HeadTooLarge { .. } => (431, "http_request_error"),
             BadRequest(_) => (400, "http_request_error"),
@@ -165,7 +166,7 @@ impl Refusal {
             UploadTooLarge { .. } => (413, "http_request_error"),
             Stopping => (503, "http_request_denied"),
             NoRelay => (403, "http_request_denied"),
-            NobodyListens => (404, "destination_not_found"),
+            NoListener => (404, "destination_not_found"),
             RelaysFull(_) => (503, "connection_limit_reached"),
             RelayFailed(_) => (500, "proxy_internal_error"),
             PortRefused(_) => (403, "http_request_denied"),
@@ -199,19 +200,19 @@ mod tests {
         let refused = |address: &str, kind| {
             let address = address.parse().unwrap();
             let host = "h".to_owned();
-            Refusal::AddressRefused {
+            ProxRefusal::AddressRefused {
                 host,
                 address,
                 kind,
             }
             .to_string()
         };
-        let private = refused("10.0.0.1", Special::Private);
+        let private = refused("10.0.0.1", SpecialAddress::Private);
         assert!(
             private.ends_with("--allow-net or --allow-private"),
             "{private}"
         );
-        let metadata = refused("169.254.169.254", Special::Metadata);
+        let metadata = refused("169.254.169.254", SpecialAddress::Metadata);
         assert!(metadata.ends_with("with --allow-net"), "{metadata}");
     }
 }

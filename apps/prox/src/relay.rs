@@ -20,16 +20,16 @@ use d2tp_driver::{
 };
 use tokio::io::AsyncWriteExt;
 
-use crate::answer::Served;
+use crate::answer::ServedFrom;
 use crate::config::ProxConfig;
-use crate::dial::allowed;
-use crate::flow::{Outcome, Record, early, refuse};
-use crate::keytext::show_key;
+use crate::dial::allowed_addresses;
+use crate::flow::{FlowLogRecord, ProxFlowOutcome, outcome_when_gone, refuse};
+use crate::flow_watch::{FlowGone, FlowWatch};
+use crate::key_text::show_key;
 use crate::prox::Prox;
-use crate::refusal::Refusal;
-use crate::request::Relayed;
+use crate::refusal::ProxRefusal;
+use crate::request::RelayTarget;
 use crate::reset::ResetCause;
-use crate::watch::{Gone, Watch};
 
 impl ProxConfig {
     /// How many relays there may be; none where there are to be none.
@@ -41,13 +41,13 @@ impl ProxConfig {
     }
 }
 
-impl From<RelayError> for Refusal {
-    fn from(fault: RelayError) -> Refusal {
+impl From<RelayError> for ProxRefusal {
+    fn from(fault: RelayError) -> ProxRefusal {
         match fault {
-            RelayError::Refused(RelayRefusal::NobodyListens) => Refusal::NobodyListens,
-            RelayError::Refused(RelayRefusal::NoSession) => Refusal::Stopping,
-            RelayError::Refused(full) => Refusal::RelaysFull(full.to_string()),
-            RelayError::Socket(error) => Refusal::RelayFailed(error.to_string()),
+            RelayError::Refused(RelayRefusal::NobodyListens) => ProxRefusal::NoListener,
+            RelayError::Refused(RelayRefusal::NoSession) => ProxRefusal::Stopping,
+            RelayError::Refused(full) => ProxRefusal::RelaysFull(full.to_string()),
+            RelayError::Socket(error) => ProxRefusal::RelayFailed(error.to_string()),
         }
     }
 }
@@ -56,13 +56,13 @@ impl From<RelayError> for Refusal {
 pub(crate) async fn serve<F: FlowIo>(
     flow: &mut F,
     prox: &Arc<Prox>,
-    watch: &mut Watch,
-    record: &mut Record,
-    to: &Relayed,
-) -> Outcome {
+    watch: &mut FlowWatch,
+    record: &mut FlowLogRecord,
+    to: &RelayTarget,
+) -> ProxFlowOutcome {
     record.asked = match to {
-        Relayed::Origin(target) => format!("RELAY {target}"),
-        Relayed::Device(key) => format!("RELAY {}", &show_key(key)[..8]),
+        RelayTarget::Origin(target) => format!("RELAY {target}"),
+        RelayTarget::Device(key) => format!("RELAY {}", &show_key(key)[..8]),
     };
     let hosting = hosting(flow, prox);
     match open(hosting, prox, to).await {
@@ -80,10 +80,10 @@ pub(crate) async fn serve<F: FlowIo>(
 pub(crate) async fn listen<F: FlowIo>(
     flow: &mut F,
     prox: &Arc<Prox>,
-    watch: &mut Watch,
-    record: &mut Record,
+    watch: &mut FlowWatch,
+    record: &mut FlowLogRecord,
     callers: &[[u8; 32]],
-) -> Outcome {
+) -> ProxFlowOutcome {
     record.asked = "LISTEN".to_owned();
     let callers = match callers {
         [] => Admission::Anybody,
@@ -102,25 +102,25 @@ pub(crate) async fn listen<F: FlowIo>(
     }
 }
 
-fn hosting<F: FlowIo>(flow: &F, prox: &Prox) -> Result<DeviceRelays, Refusal> {
+fn hosting<F: FlowIo>(flow: &F, prox: &Prox) -> Result<DeviceRelays, ProxRefusal> {
     // A client without D2TP has no session whose places could be proved.
     let hosting = flow.relays().filter(|_| prox.config.relay);
-    hosting.ok_or(Refusal::NoRelay)
+    hosting.ok_or(ProxRefusal::NoRelay)
 }
 
 async fn open(
-    hosting: Result<DeviceRelays, Refusal>,
+    hosting: Result<DeviceRelays, ProxRefusal>,
     prox: &Prox,
-    to: &Relayed,
-) -> Result<(DeviceRelays, RelayHandle), Refusal> {
+    to: &RelayTarget,
+) -> Result<(DeviceRelays, RelayHandle), ProxRefusal> {
     let hosting = hosting?;
     let relay = match to {
-        Relayed::Device(key) => hosting.relay_to_device(*key)?,
+        RelayTarget::Device(key) => hosting.relay_to_device(*key)?,
         // R-RELAY-6
-        Relayed::Origin(target) => {
+        RelayTarget::Origin(target) => {
             let upstream = &prox.upstream;
             let (filter, resolver) = (&upstream.filter, &*upstream.resolver);
-            let found = allowed(target, filter, resolver, upstream.dns_timeout).await?;
+            let found = allowed_addresses(target, filter, resolver, upstream.dns_timeout).await?;
             hosting.relay_to_address(SocketAddr::new(found[0], target.port()))?
         }
     };
@@ -131,14 +131,14 @@ async fn open(
 async fn attend<F: FlowIo>(
     flow: &mut F,
     prox: &Arc<Prox>,
-    watch: &mut Watch,
-    record: &mut Record,
+    watch: &mut FlowWatch,
+    record: &mut FlowLogRecord,
     mut hosting: DeviceRelays,
     head: String,
     mut listening: Option<IncomingCalls>,
-) -> Outcome {
+) -> ProxFlowOutcome {
     record.status = Some(200);
-    record.served = Served::Relay;
+    record.served = ServedFrom::Relay;
     let mut told: BTreeMap<u32, SocketAddr> = BTreeMap::new();
     let mut lines = head;
     let mut unheard = BytesMut::new();
@@ -153,7 +153,7 @@ async fn attend<F: FlowIo>(
         told = places;
         record.bytes_down += lines.len() as u64;
         if let Err(error) = flow.write_all(lines.as_bytes()).await {
-            return Outcome::Broken(error.to_string());
+            return ProxFlowOutcome::Broken(error.to_string());
         }
         lines.clear();
         let news = async {
@@ -167,7 +167,7 @@ async fn attend<F: FlowIo>(
                 Ok(0) => break,
                 // There is nothing to say here.
                 Ok(_) => unheard.clear(),
-                Err(gone) => return early(gone),
+                Err(gone) => return outcome_when_gone(gone),
             },
             () = hosting.addresses_changed() => {}
             news = news => match news {
@@ -182,10 +182,10 @@ async fn attend<F: FlowIo>(
     }
     drop(listening);
     if flow.shutdown().await.is_err() {
-        return Outcome::Reset(ResetCause::Stopping);
+        return ProxFlowOutcome::Reset(ResetCause::Stopping);
     }
     match watch.gone(flow, prox).await {
-        Gone::Delivered => Outcome::Delivered,
-        gone => early(gone),
+        FlowGone::Delivered => ProxFlowOutcome::Delivered,
+        gone => outcome_when_gone(gone),
     }
 }

@@ -19,9 +19,9 @@ use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use tokio::io::{AsyncRead, AsyncReadExt};
 use url::Url;
 
-use crate::dial::Target;
-use crate::keytext::{parse_key, show_key};
-use crate::refusal::Refusal;
+use crate::dial::OriginTarget;
+use crate::key_text::{parse_key, show_key};
+use crate::refusal::ProxRefusal;
 
 /// Bytes of a request head, the final empty line included. RELIABILITY: header block ≤ 32 kB.
 pub const HEAD_BYTES_MAX: usize = 32 * 1024;
@@ -32,12 +32,12 @@ const READ_BYTES: usize = 4096;
 
 /// A request head as bytes, and what came after it.
 #[derive(Debug)]
-pub(crate) struct Head {
+pub(crate) struct ProxRequestHead {
     bytes: Vec<u8>,
     end: usize,
 }
 
-impl Head {
+impl ProxRequestHead {
     /// What arrived after the head: the first bytes of a tunnel.
     pub(crate) fn rest(&self) -> &[u8] {
         &self.bytes[self.end..]
@@ -46,15 +46,18 @@ impl Head {
 
 /// Why there is no head.
 #[derive(Debug)]
-pub(crate) enum NoHead {
+pub(crate) enum RequestHeadError {
     /// To be answered.
-    Refused(Refusal),
+    Refused(ProxRefusal),
     /// The flow ended or broke before a whole head came; nobody is there to answer.
     Gone(io::Error),
 }
 
 /// Reads up to the empty line.
-pub(crate) async fn read_head<R>(flow: &mut R, limit: Duration) -> Result<Head, NoHead>
+pub(crate) async fn read_head<R>(
+    flow: &mut R,
+    limit: Duration,
+) -> Result<ProxRequestHead, RequestHeadError>
 where
     R: AsyncRead + Unpin,
 {
@@ -63,32 +66,38 @@ where
         let mut seen = 0;
         loop {
             match head_end(&bytes, seen) {
-                Ok(Some(end)) if end <= HEAD_BYTES_MAX => return Ok(Head { bytes, end }),
+                Ok(Some(end)) if end <= HEAD_BYTES_MAX => {
+                    return Ok(ProxRequestHead { bytes, end });
+                }
                 Ok(None) if bytes.len() < HEAD_BYTES_MAX => {}
                 Ok(_) => {
-                    return Err(NoHead::Refused(Refusal::HeadTooLarge {
+                    return Err(RequestHeadError::Refused(ProxRefusal::HeadTooLarge {
                         max: HEAD_BYTES_MAX,
                     }));
                 }
-                Err(why) => return Err(NoHead::Refused(Refusal::BadRequest(why))),
+                Err(why) => return Err(RequestHeadError::Refused(ProxRefusal::BadRequest(why))),
             }
             seen = bytes.len();
             bytes.reserve(READ_BYTES);
             match flow.take(READ_BYTES as u64).read_buf(&mut bytes).await {
                 Ok(0) if bytes.is_empty() => {
-                    return Err(NoHead::Gone(io::ErrorKind::UnexpectedEof.into()));
+                    return Err(RequestHeadError::Gone(io::ErrorKind::UnexpectedEof.into()));
                 }
                 Ok(0) => {
-                    return Err(NoHead::Refused(Refusal::BadRequest("the head has no end")));
+                    return Err(RequestHeadError::Refused(ProxRefusal::BadRequest(
+                        "the head has no end",
+                    )));
                 }
                 Ok(_) => {}
-                Err(error) => return Err(NoHead::Gone(error)),
+                Err(error) => return Err(RequestHeadError::Gone(error)),
             }
         }
     };
     match tokio::time::timeout(limit, reading).await {
         Ok(head) => head,
-        Err(_) => Err(NoHead::Refused(Refusal::RequestTimeout(limit))),
+        Err(_) => Err(RequestHeadError::Refused(ProxRefusal::RequestTimeout(
+            limit,
+        ))),
     }
 }
 
@@ -118,31 +127,31 @@ fn head_end(bytes: &[u8], seen: usize) -> Result<Option<usize>, &'static str> {
 
 /// What a device asked for.
 #[derive(Debug)]
-pub(crate) enum Request {
+pub(crate) enum ProxRequest {
     /// GET or HEAD of a URL.
-    Fetch(Box<Fetch>),
+    Fetch(Box<FetchRequest>),
     /// CONNECT to a host and port.
-    Tunnel(Target),
+    Tunnel(OriginTarget),
     /// PUT or POST to a URL.
-    Upload(Box<Upload>),
+    Upload(Box<UploadRequest>),
     /// RELAY to a host and port, or to a device by its key.
-    Relay(Relayed),
+    Relay(RelayTarget),
     /// LISTEN: the clients that may call; none: any.
     Listen(Vec<HostKey>),
 }
 
 /// Whom a relay leads to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Relayed {
+pub(crate) enum RelayTarget {
     /// An origin that speaks D2TP.
-    Origin(Target),
+    Origin(OriginTarget),
     /// A device that listens here.
     Device(HostKey),
 }
 
 /// A PUT or POST. Its body is what the flow carries after the head.
 #[derive(Clone, Debug)]
-pub(crate) struct Upload {
+pub(crate) struct UploadRequest {
     /// PUT or POST.
     pub(crate) method: Method,
     /// The absolute URL, without a fragment.
@@ -154,28 +163,28 @@ pub(crate) struct Upload {
     /// The device waits for 100 before it sends the body, or for 104 if there is a token.
     pub(crate) expects_continue: bool,
     /// By which the device finds it again if its flow is lost.
-    pub(crate) token: Option<Token>,
+    pub(crate) token: Option<UploadToken>,
 }
 
 /// What a device calls an upload.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Token(Box<str>);
+pub(crate) struct UploadToken(Box<str>);
 
-impl Token {
+impl UploadToken {
     /// The field it comes in.
     const FIELD: &str = "cedos-upload";
 
-    fn parse(value: &HeaderValue) -> Option<Token> {
+    fn parse(value: &HeaderValue) -> Option<UploadToken> {
         let text = value.to_str().ok()?;
         let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
         let fits = (16..=64).contains(&text.len()) && text.chars().all(is_plain);
-        fits.then(|| Token(text.into()))
+        fits.then(|| UploadToken(text.into()))
     }
 }
 
 /// A GET or HEAD.
 #[derive(Clone, Debug)]
-pub(crate) struct Fetch {
+pub(crate) struct FetchRequest {
     /// HEAD rather than GET.
     pub(crate) head_only: bool,
     /// The absolute URL, without a fragment.
@@ -194,58 +203,60 @@ pub(crate) struct Fetch {
 pub async fn judge_head(mut bytes: &[u8]) -> Option<Result<String, u16>> {
     let head = match read_head(&mut bytes, Duration::MAX).await {
         Ok(head) => head,
-        Err(NoHead::Refused(refusal)) => return Some(Err(refusal.status())),
-        Err(NoHead::Gone(_)) => return None,
+        Err(RequestHeadError::Refused(refusal)) => return Some(Err(refusal.status())),
+        Err(RequestHeadError::Gone(_)) => return None,
     };
     Some(match parse(&head) {
-        Ok(Request::Fetch(fetch)) => Ok(fetch.url.into()),
-        Ok(Request::Tunnel(target)) => Ok(target.to_string()),
-        Ok(Request::Upload(upload)) => Ok(upload.url.into()),
-        Ok(Request::Relay(Relayed::Origin(target))) => Ok(target.to_string()),
-        Ok(Request::Relay(Relayed::Device(key))) => Ok(show_key(&key)),
-        Ok(Request::Listen(_)) => Ok("*".to_owned()),
+        Ok(ProxRequest::Fetch(fetch)) => Ok(fetch.url.into()),
+        Ok(ProxRequest::Tunnel(target)) => Ok(target.to_string()),
+        Ok(ProxRequest::Upload(upload)) => Ok(upload.url.into()),
+        Ok(ProxRequest::Relay(RelayTarget::Origin(target))) => Ok(target.to_string()),
+        Ok(ProxRequest::Relay(RelayTarget::Device(key))) => Ok(show_key(&key)),
+        Ok(ProxRequest::Listen(_)) => Ok("*".to_owned()),
         Err(refusal) => Err(refusal.status()),
     })
 }
 
 /// Parses and checks a head.
-pub(crate) fn parse(head: &Head) -> Result<Request, Refusal> {
+pub(crate) fn parse(head: &ProxRequestHead) -> Result<ProxRequest, ProxRefusal> {
     let mut fields = [httparse::EMPTY_HEADER; HEADERS_MAX];
     let mut parsed = httparse::Request::new(&mut fields);
     match parsed.parse(&head.bytes[..head.end]) {
         Ok(httparse::Status::Complete(end)) if end == head.end => {}
-        Ok(_) => return Err(Refusal::BadRequest("the head has no end")),
+        Ok(_) => return Err(ProxRefusal::BadRequest("the head has no end")),
         Err(httparse::Error::TooManyHeaders) => {
-            return Err(Refusal::BadRequest("more than 128 header fields"));
+            return Err(ProxRefusal::BadRequest("more than 128 header fields"));
         }
-        Err(httparse::Error::Version) => return Err(Refusal::VersionUnsupported),
+        Err(httparse::Error::Version) => return Err(ProxRefusal::VersionUnsupported),
         Err(httparse::Error::HeaderName) => {
-            return Err(Refusal::BadRequest(
+            return Err(ProxRefusal::BadRequest(
                 "a header name has a character it may not have",
             ));
         }
         Err(httparse::Error::HeaderValue) => {
-            return Err(Refusal::BadRequest(
+            return Err(ProxRefusal::BadRequest(
                 "a header value has a character it may not have",
             ));
         }
-        Err(_) => return Err(Refusal::BadRequest("the request line cannot be read")),
+        Err(_) => return Err(ProxRefusal::BadRequest("the request line cannot be read")),
     }
     let (method, target) = (parsed.method.unwrap_or(""), parsed.path.unwrap_or(""));
     if parsed.version != Some(1) {
-        return Err(Refusal::VersionUnsupported);
+        return Err(ProxRefusal::VersionUnsupported);
     }
     let headers = header_map(parsed.headers)?;
     let length = body_length(&headers)?;
     if !matches!(method, "PUT" | "POST") && length.is_some_and(|length| length > 0) {
-        return Err(Refusal::BadRequest("these requests carry no body"));
+        return Err(ProxRefusal::BadRequest("these requests carry no body"));
     }
     match method {
-        "CONNECT" => Ok(Request::Tunnel(Target::parse_authority(target).ok_or(
-            Refusal::BadRequest("CONNECT needs host:port, such as example.org:443"),
-        )?)),
-        "RELAY" => relayed(target).map(Request::Relay),
-        "LISTEN" => listening(target, &headers).map(Request::Listen),
+        "CONNECT" => Ok(ProxRequest::Tunnel(
+            OriginTarget::parse_authority(target).ok_or(ProxRefusal::BadRequest(
+                "CONNECT needs host:port, such as example.org:443",
+            ))?,
+        )),
+        "RELAY" => relayed(target).map(ProxRequest::Relay),
+        "LISTEN" => listening(target, &headers).map(ProxRequest::Listen),
         "GET" | "HEAD" => {
             let url = absolute_url(target)?;
             let mut forward = headers;
@@ -261,14 +272,14 @@ pub(crate) fn parse(head: &Head) -> Result<Request, Refusal> {
             }
             strip_hop_by_hop(&mut forward);
             let head_only = method == "HEAD";
-            let fetch = Fetch {
+            let fetch = FetchRequest {
                 head_only,
                 url,
                 headers: forward,
                 range,
                 if_range,
             };
-            Ok(Request::Fetch(Box::new(fetch)))
+            Ok(ProxRequest::Fetch(Box::new(fetch)))
         }
         "PUT" | "POST" => {
             let url = absolute_url(target)?;
@@ -276,24 +287,24 @@ pub(crate) fn parse(head: &Head) -> Result<Request, Refusal> {
             let expects_continue = match forward.remove(header::EXPECT) {
                 None => false,
                 Some(value) if value.as_bytes().eq_ignore_ascii_case(b"100-continue") => true,
-                Some(_) => return Err(Refusal::ExpectationUnknown),
+                Some(_) => return Err(ProxRefusal::ExpectationUnknown),
             };
             for name in [header::HOST, header::CONTENT_LENGTH, header::MAX_FORWARDS] {
                 forward.remove(name);
             }
-            let token = match forward.remove(Token::FIELD) {
+            let token = match forward.remove(UploadToken::FIELD) {
                 None => None,
                 Some(_) if !expects_continue || length.is_none() => {
-                    return Err(Refusal::BadRequest(
+                    return Err(ProxRefusal::BadRequest(
                         "Cedos-Upload needs Content-Length and Expect: 100-continue",
                     ));
                 }
-                Some(value) => Some(Token::parse(&value).ok_or(Refusal::BadRequest(
+                Some(value) => Some(UploadToken::parse(&value).ok_or(ProxRefusal::BadRequest(
                     "Cedos-Upload is 16 to 64 letters, digits, - or _",
                 ))?),
             };
             strip_hop_by_hop(&mut forward);
-            Ok(Request::Upload(Box::new(Upload {
+            Ok(ProxRequest::Upload(Box::new(UploadRequest {
                 method: if method == "PUT" {
                     Method::PUT
                 } else {
@@ -306,41 +317,45 @@ pub(crate) fn parse(head: &Head) -> Result<Request, Refusal> {
                 token,
             })))
         }
-        other => Err(Refusal::MethodUnsupported(other.chars().take(32).collect())),
+        other => Err(ProxRefusal::MethodUnsupported(
+            other.chars().take(32).collect(),
+        )),
     }
 }
 
 /// Reads whom a relay is to lead to: `host:port`, or a key.
-fn relayed(target: &str) -> Result<Relayed, Refusal> {
+fn relayed(target: &str) -> Result<RelayTarget, ProxRefusal> {
     if let Ok(key) = parse_key(target) {
-        return Ok(Relayed::Device(key));
+        return Ok(RelayTarget::Device(key));
     }
-    let origin = Target::parse_authority(target).map(Relayed::Origin);
-    origin.ok_or(Refusal::BadRequest(
+    let origin = OriginTarget::parse_authority(target).map(RelayTarget::Origin);
+    origin.ok_or(ProxRefusal::BadRequest(
         "RELAY needs host:port, or the key of a device that listens here",
     ))
 }
 
 /// Reads who may call a device that listens.
-fn listening(target: &str, headers: &HeaderMap) -> Result<Vec<HostKey>, Refusal> {
+fn listening(target: &str, headers: &HeaderMap) -> Result<Vec<HostKey>, ProxRefusal> {
     if target != "*" {
-        return Err(Refusal::BadRequest("LISTEN has no target but *"));
+        return Err(ProxRefusal::BadRequest("LISTEN has no target but *"));
     }
     let callers = headers.get_all("caller").iter();
     callers
         .map(|value| value.to_str().ok().and_then(|text| parse_key(text).ok()))
         .collect::<Option<Vec<HostKey>>>()
-        .ok_or(Refusal::BadRequest("a Caller is not a client key"))
+        .ok_or(ProxRefusal::BadRequest("a Caller is not a client key"))
 }
 
 /// Turns parsed fields into a map. httparse has checked them; `http` checks again.
-fn header_map(fields: &[httparse::Header<'_>]) -> Result<HeaderMap, Refusal> {
+fn header_map(fields: &[httparse::Header<'_>]) -> Result<HeaderMap, ProxRefusal> {
     let mut map = HeaderMap::with_capacity(fields.len());
     for field in fields {
-        let name = HeaderName::from_bytes(field.name.as_bytes())
-            .map_err(|_| Refusal::BadRequest("a header name has a character it may not have"))?;
-        let value = HeaderValue::from_bytes(field.value)
-            .map_err(|_| Refusal::BadRequest("a header value has a character it may not have"))?;
+        let name = HeaderName::from_bytes(field.name.as_bytes()).map_err(|_| {
+            ProxRefusal::BadRequest("a header name has a character it may not have")
+        })?;
+        let value = HeaderValue::from_bytes(field.value).map_err(|_| {
+            ProxRefusal::BadRequest("a header value has a character it may not have")
+        })?;
         map.append(name, value);
     }
     Ok(map)
@@ -348,25 +363,25 @@ fn header_map(fields: &[httparse::Header<'_>]) -> Result<HeaderMap, Refusal> {
 
 /// The declared length of the body. Refuses heads whose end or target two readers could see
 /// differently.
-fn body_length(headers: &HeaderMap) -> Result<Option<u64>, Refusal> {
+fn body_length(headers: &HeaderMap) -> Result<Option<u64>, ProxRefusal> {
     let count = |name| headers.get_all(name).iter().count();
     match count(header::HOST) {
-        0 => return Err(Refusal::BadRequest("the Host header is missing")),
+        0 => return Err(ProxRefusal::BadRequest("the Host header is missing")),
         1 => {}
-        _ => return Err(Refusal::BadRequest("more than one Host header")),
+        _ => return Err(ProxRefusal::BadRequest("more than one Host header")),
     }
     let lengths = count(header::CONTENT_LENGTH);
     match (headers.contains_key(header::TRANSFER_ENCODING), lengths) {
         (false, 0) => return Ok(None),
         (false, 1) => {}
-        (false, _) => return Err(Refusal::BadRequest("more than one Content-Length")),
+        (false, _) => return Err(ProxRefusal::BadRequest("more than one Content-Length")),
         (true, 0) => {
-            return Err(Refusal::BadRequest(
+            return Err(ProxRefusal::BadRequest(
                 "Transfer-Encoding: on a flow its own end ends the body",
             ));
         }
         (true, _) => {
-            return Err(Refusal::BadRequest(
+            return Err(ProxRefusal::BadRequest(
                 "Content-Length and Transfer-Encoding together",
             ));
         }
@@ -376,38 +391,42 @@ fn body_length(headers: &HeaderMap) -> Result<Option<u64>, Refusal> {
     let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     match text.parse() {
         Ok(length) if digits => Ok(Some(length)),
-        _ => Err(Refusal::BadRequest("Content-Length is not a number")),
+        _ => Err(ProxRefusal::BadRequest("Content-Length is not a number")),
     }
 }
 
 /// Reads an absolute-form target.
-fn absolute_url(target: &str) -> Result<Url, Refusal> {
+fn absolute_url(target: &str) -> Result<Url, ProxRefusal> {
     if target.starts_with('/') || target == "*" {
-        return Err(Refusal::BadRequest(
+        return Err(ProxRefusal::BadRequest(
             "this is a proxy: the request line needs the full URL, such as GET https://host/path",
         ));
     }
     // `url` mends what browsers mend; a proxy should see what was sent or refuse it.
     if !target.bytes().all(|b| b.is_ascii_graphic() && b != b'\\') {
-        return Err(Refusal::BadRequest(
+        return Err(ProxRefusal::BadRequest(
             "the URL has characters that must be percent-encoded",
         ));
     }
-    let url = Url::parse(target).map_err(|_| Refusal::BadRequest("the URL cannot be read"))?;
+    let url = Url::parse(target).map_err(|_| ProxRefusal::BadRequest("the URL cannot be read"))?;
     match url.scheme() {
         "http" | "https" => {}
-        other => return Err(Refusal::SchemeUnsupported(other.chars().take(32).collect())),
+        other => {
+            return Err(ProxRefusal::SchemeUnsupported(
+                other.chars().take(32).collect(),
+            ));
+        }
     }
     if !target[url.scheme().len()..].starts_with("://") {
-        return Err(Refusal::BadRequest("the URL needs // after its scheme"));
+        return Err(ProxRefusal::BadRequest("the URL needs // after its scheme"));
     }
     if !url.username().is_empty() || url.password().is_some() {
-        return Err(Refusal::BadRequest(
+        return Err(ProxRefusal::BadRequest(
             "a user name or password in the URL; send an Authorization header instead",
         ));
     }
     if url.fragment().is_some() {
-        return Err(Refusal::BadRequest(
+        return Err(ProxRefusal::BadRequest(
             "a #fragment in the URL; it is never sent to servers",
         ));
     }
@@ -448,20 +467,20 @@ pub(crate) fn strip_hop_by_hop(headers: &mut HeaderMap) {
 mod tests {
     use super::*;
 
-    fn read(bytes: &[u8]) -> Result<Request, Refusal> {
+    fn read(bytes: &[u8]) -> Result<ProxRequest, ProxRefusal> {
         match head_end(bytes, 0) {
-            Err(why) => Err(Refusal::BadRequest(why)),
-            Ok(None) => Err(Refusal::BadRequest("unfinished")),
-            Ok(Some(end)) => parse(&Head {
+            Err(why) => Err(ProxRefusal::BadRequest(why)),
+            Ok(None) => Err(ProxRefusal::BadRequest("unfinished")),
+            Ok(Some(end)) => parse(&ProxRequestHead {
                 bytes: bytes.to_vec(),
                 end,
             }),
         }
     }
 
-    fn fetch(text: &str) -> Box<Fetch> {
+    fn fetch(text: &str) -> Box<FetchRequest> {
         match read(text.as_bytes()) {
-            Ok(Request::Fetch(fetch)) => fetch,
+            Ok(ProxRequest::Fetch(fetch)) => fetch,
             other => panic!("{text:?} gave {other:?}"),
         }
     }
@@ -525,7 +544,7 @@ mod tests {
     #[test]
     fn an_upload_is_read_with_its_length_and_expectation() {
         let upload = |text: &str| match read(text.as_bytes()) {
-            Ok(Request::Upload(upload)) => upload,
+            Ok(ProxRequest::Upload(upload)) => upload,
             other => panic!("{text:?} gave {other:?}"),
         };
         let put = upload(
@@ -591,10 +610,10 @@ mod tests {
     fn a_tunnel_keeps_what_came_after_its_head() {
         let bytes = b"CONNECT [2001:db8::1]:443 HTTP/1.1\r\nHost: h\r\n\r\n\x16\x03\n".to_vec();
         let end = head_end(&bytes, 0).unwrap().unwrap();
-        let head = Head { bytes, end };
+        let head = ProxRequestHead { bytes, end };
         assert_eq!(head.rest(), b"\x16\x03\n");
         match parse(&head) {
-            Ok(Request::Tunnel(target)) => assert_eq!(target.to_string(), "[2001:db8::1]:443"),
+            Ok(ProxRequest::Tunnel(target)) => assert_eq!(target.to_string(), "[2001:db8::1]:443"),
             other => panic!("{other:?}"),
         }
     }
@@ -618,7 +637,7 @@ mod tests {
         assert!(read_head(&mut text.as_bytes(), limit).await.is_ok());
         let text = format!("{line}{}\r\n\r\n", "a".repeat(pad + 1));
         match read_head(&mut text.as_bytes(), limit).await {
-            Err(NoHead::Refused(refusal)) => assert_eq!(refusal.status(), 431),
+            Err(RequestHeadError::Refused(refusal)) => assert_eq!(refusal.status(), 431),
             other => panic!("{other:?}"),
         }
     }
@@ -668,7 +687,7 @@ mod tests {
         ) {
             let mut text: String = picks.iter().map(|pick| PIECES[*pick]).collect();
             text.push_str("\r\n\r\n");
-            if let Ok(Request::Fetch(fetch)) = read(text.as_bytes()) {
+            if let Ok(ProxRequest::Fetch(fetch)) = read(text.as_bytes()) {
                 proptest::prop_assert!(fetch.url.has_host());
                 for name in ["host", "content-length", "transfer-encoding", "connection"] {
                     proptest::prop_assert!(!fetch.headers.contains_key(name), "{name} in {text:?}");

@@ -58,7 +58,7 @@ impl ResetCause {
     }
 
     /// One word for logs and metrics.
-    pub fn word(self) -> &'static str {
+    pub fn as_str(self) -> &'static str {
         match self {
             ResetCause::OriginGone => "origin_gone",
             ResetCause::OriginChanged => "origin_changed",

@@ -9,7 +9,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::config::ProxConfig;
 use crate::flow::serve_flow;
-use crate::prox::{Prox, StartFault};
+use crate::prox::{Prox, ProxStartError};
 
 /// Where flows come from: the D2TP driver, or a channel in tests.
 pub trait FlowListener: Send {
@@ -42,12 +42,12 @@ impl FlowListener for Arc<d2tp_driver::Server> {
 /// `stop_grace` and resets the rest.
 ///
 /// # Errors
-/// [`StartFault`] when the configuration cannot be run.
+/// [`ProxStartError`] when the configuration cannot be run.
 pub async fn run<L: FlowListener>(
     listener: L,
     config: ProxConfig,
     shutdown: impl Future<Output = ()> + Send,
-) -> Result<(), StartFault> {
+) -> Result<(), ProxStartError> {
     serve(listener, Prox::new(config)?, shutdown).await;
     Ok(())
 }
@@ -87,8 +87,8 @@ pub async fn serve<L: FlowListener>(
 }
 
 /// The faults of starting, as an I/O error, for programs that only print.
-impl From<StartFault> for io::Error {
-    fn from(fault: StartFault) -> io::Error {
+impl From<ProxStartError> for io::Error {
+    fn from(fault: ProxStartError) -> io::Error {
         io::Error::new(io::ErrorKind::InvalidInput, fault)
     }
 }

@@ -10,7 +10,7 @@ use rustls_pki_types::pem::PemObject;
 
 /// Why the proxy cannot verify origins.
 #[derive(Debug, thiserror::Error)]
-pub enum TlsFault {
+pub enum ProxTlsError {
     /// The file given with `--ca`.
     #[error("cannot use the CA file {path}: {cause}; it must hold PEM certificates")]
     CaFile {
@@ -33,7 +33,7 @@ pub enum TlsFault {
 pub(crate) fn client_config(
     ca_file: Option<&Path>,
     native_roots: bool,
-) -> Result<Arc<ClientConfig>, TlsFault> {
+) -> Result<Arc<ClientConfig>, ProxTlsError> {
     let mut roots = RootCertStore::empty();
     if native_roots {
         let found = rustls_native_certs::load_native_certs();
@@ -43,7 +43,7 @@ pub(crate) fn client_config(
         roots.add_parsable_certificates(found.certs);
     }
     if let Some(path) = ca_file {
-        let fault = |cause: String| TlsFault::CaFile {
+        let fault = |cause: String| ProxTlsError::CaFile {
             path: path.display().to_string(),
             cause,
         };
@@ -60,7 +60,7 @@ pub(crate) fn client_config(
         }
     }
     if roots.is_empty() {
-        return Err(TlsFault::NoRoots);
+        return Err(ProxTlsError::NoRoots);
     }
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let mut config = ClientConfig::builder_with_provider(provider)

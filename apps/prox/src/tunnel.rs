@@ -17,11 +17,11 @@ use tokio::net::TcpStream;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use crate::answer::{Served, tunnel_open};
-use crate::flow::{Outcome, Record};
+use crate::answer::{ServedFrom, tunnel_open};
+use crate::flow::{FlowLogRecord, ProxFlowOutcome};
+use crate::flow_watch::{FlowGone, FlowWatch};
 use crate::prox::Prox;
 use crate::reset::ResetCause;
-use crate::watch::{Gone, Watch};
 
 /// Buffer for each direction of a tunnel.
 pub const TUNNEL_BUFFER_BYTES: usize = 64 * 1024;
@@ -35,12 +35,12 @@ pub(crate) async fn serve<F: FlowIo>(
     first: &[u8],
     origin: TcpStream,
     prox: &Arc<Prox>,
-    record: &mut Record,
-) -> Outcome {
+    record: &mut FlowLogRecord,
+) -> ProxFlowOutcome {
     record.status = Some(200);
-    record.served = Served::Tunnel;
-    let traffic = Arc::new(Traffic::default());
-    let mut origin = Counted {
+    record.served = ServedFrom::Tunnel;
+    let traffic = Arc::new(TunnelTraffic::default());
+    let mut origin = CountedStream {
         stream: origin,
         traffic: traffic.clone(),
     };
@@ -60,27 +60,27 @@ pub(crate) async fn serve<F: FlowIo>(
         };
         tokio::select! {
             copied = copying => copied.map_err(|error| match traffic.origin_failed() {
-                true => Outcome::Reset(ResetCause::TunnelReset),
-                false => Outcome::Broken(error.to_string()),
+                true => ProxFlowOutcome::Reset(ResetCause::TunnelReset),
+                false => ProxFlowOutcome::Broken(error.to_string()),
             }),
             () = traffic.until_left(unwanted) => Ok((0, 0)),
             () = traffic.silent_for(prox.config.tunnel_idle) => {
-                Err(Outcome::Reset(ResetCause::TunnelIdle))
+                Err(ProxFlowOutcome::Reset(ResetCause::TunnelIdle))
             }
-            () = prox.stop.cancelled() => Err(Outcome::Reset(ResetCause::Stopping)),
+            () = prox.stop.cancelled() => Err(ProxFlowOutcome::Reset(ResetCause::Stopping)),
         }
     };
     record.bytes_up = traffic.up.load(Ordering::Relaxed);
     record.bytes_down = traffic.down.load(Ordering::Relaxed);
     match copied {
         // Both ends said they are done, or the device that it does not even read; stay until the device has it all.
-        Ok(_) => match Watch::new(prox).gone(flow, prox).await {
-            Gone::Delivered => Outcome::Delivered,
-            Gone::Broken(error) => Outcome::Broken(error.to_string()),
-            Gone::Deadline => Outcome::Reset(ResetCause::Deadline),
-            Gone::Stopped => Outcome::Reset(ResetCause::Stopping),
-            Gone::Asleep => Outcome::Asleep,
-            Gone::Forgotten => Outcome::Forgotten,
+        Ok(_) => match FlowWatch::new(prox).gone(flow, prox).await {
+            FlowGone::Delivered => ProxFlowOutcome::Delivered,
+            FlowGone::Broken(error) => ProxFlowOutcome::Broken(error.to_string()),
+            FlowGone::Deadline => ProxFlowOutcome::Reset(ResetCause::Deadline),
+            FlowGone::Stopped => ProxFlowOutcome::Reset(ResetCause::Stopping),
+            FlowGone::Hibernated => ProxFlowOutcome::Hibernated,
+            FlowGone::Forgotten => ProxFlowOutcome::Forgotten,
         },
         Err(outcome) => {
             // The origin must not take what it has for all there was.
@@ -92,7 +92,7 @@ pub(crate) async fn serve<F: FlowIo>(
 
 /// What went through a tunnel.
 #[derive(Debug, Default)]
-struct Traffic {
+struct TunnelTraffic {
     up: AtomicU64,
     down: AtomicU64,
     origin_failed: AtomicBool,
@@ -100,7 +100,7 @@ struct Traffic {
     up_ended: Notify,
 }
 
-impl Traffic {
+impl TunnelTraffic {
     fn origin_failed(&self) -> bool {
         self.origin_failed.load(Ordering::Relaxed)
     }
@@ -140,12 +140,12 @@ impl Traffic {
 }
 
 /// The origin's stream, counted.
-struct Counted {
+struct CountedStream {
     stream: TcpStream,
-    traffic: Arc<Traffic>,
+    traffic: Arc<TunnelTraffic>,
 }
 
-impl AsyncRead for Counted {
+impl AsyncRead for CountedStream {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -159,7 +159,7 @@ impl AsyncRead for Counted {
     }
 }
 
-impl AsyncWrite for Counted {
+impl AsyncWrite for CountedStream {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,

@@ -6,7 +6,7 @@
 //!                    whole? ── no: 400, nothing was sent
 //!                      │ yes
 //!                      ▼
-//!  origin ◀── delivery.rs: one connection, Content-Length ── spool
+//!  origin ◀── upload_delivery.rs: one connection, Content-Length ── spool
 //!  origin ── its own answer ──▶ device
 //! ```
 //!
@@ -14,7 +14,7 @@
 //! last byte may go. The body ends where `Content-Length` says, or, without it, at the clean end of
 //! the flow; where both are there they must agree, and only the spool's length is ever told to an
 //! origin, so there is nothing to smuggle in. A flow that breaks off sends nothing; with a token its
-//! device may come back and go on ([`crate::uploads`]).
+//! device may come back and go on ([`crate::upload_table`]).
 //!
 //! Not done here: sending on while the body still arrives.
 
@@ -27,34 +27,36 @@ use bytes::BytesMut;
 use d2tp_driver::{FlowIo, HostKey};
 use tokio::io::AsyncWriteExt;
 
-use crate::answer::{self, AnswerSource, Served};
-use crate::delivery::{Answer, Delivery, NoAnswer};
-use crate::flow::{Attendance, Keeping, Outcome, Record, early, refuse, send};
-use crate::pin::End;
+use crate::answer::{self, AnswerSource, ServedFrom};
+use crate::flow::{
+    FlowLogRecord, MemoState, ProxFlowOutcome, ResetGuard, outcome_when_gone, refuse, send,
+};
+use crate::flow_watch::{FlowGone, FlowWatch};
 use crate::prox::Prox;
-use crate::refusal::Refusal;
-use crate::request::Upload;
-use crate::uploads::Hold;
-use crate::watch::{Gone, Watch};
+use crate::refusal::ProxRefusal;
+use crate::request::UploadRequest;
+use crate::spooled_body::SpoolStatus;
+use crate::upload_delivery::{UploadAnswer, UploadDelivery, UploadFailure};
+use crate::upload_table::UploadHold;
 
 /// Bytes taken from the flow at once.
 const READ_BYTES: usize = 64 * 1024;
 
 /// Why an upload went no further.
-enum Stuck {
-    Gone(Gone),
-    Refused(Refusal),
+enum UploadStop {
+    Gone(FlowGone),
+    Refused(ProxRefusal),
 }
 
-impl From<Gone> for Stuck {
-    fn from(gone: Gone) -> Stuck {
-        Stuck::Gone(gone)
+impl From<FlowGone> for UploadStop {
+    fn from(gone: FlowGone) -> UploadStop {
+        UploadStop::Gone(gone)
     }
 }
 
-impl From<Refusal> for Stuck {
-    fn from(refusal: Refusal) -> Stuck {
-        Stuck::Refused(refusal)
+impl From<ProxRefusal> for UploadStop {
+    fn from(refusal: ProxRefusal) -> UploadStop {
+        UploadStop::Refused(refusal)
     }
 }
 
@@ -63,14 +65,14 @@ pub(crate) async fn serve<F: FlowIo>(
     flow: &mut F,
     first: &[u8],
     prox: &Arc<Prox>,
-    watch: &mut Watch,
-    record: &mut Record,
-    request: &Upload,
-) -> Outcome {
+    watch: &mut FlowWatch,
+    record: &mut FlowLogRecord,
+    request: &UploadRequest,
+) -> ProxFlowOutcome {
     let mut hold = match room(flow.peer(), prox, request).await {
         Ok(hold) => hold,
-        Err(Stuck::Gone(gone)) => return early(gone),
-        Err(Stuck::Refused(refusal)) => {
+        Err(UploadStop::Gone(gone)) => return outcome_when_gone(gone),
+        Err(UploadStop::Refused(refusal)) => {
             return refuse(flow, prox, watch, record, &refusal, false).await;
         }
     };
@@ -79,16 +81,16 @@ pub(crate) async fn serve<F: FlowIo>(
         Err(stuck) => Err(stuck),
     };
     let (outcome, done) = match answer {
-        Err(Stuck::Gone(gone)) => (early(gone), false),
-        Err(Stuck::Refused(refusal)) => {
+        Err(UploadStop::Gone(gone)) => (outcome_when_gone(gone), false),
+        Err(UploadStop::Refused(refusal)) => {
             let outcome = refuse(flow, prox, watch, record, &refusal, false).await;
             (outcome, !may_change(refusal.status()))
         }
-        Ok(Err(NoAnswer::Refused(refusal))) => {
+        Ok(Err(UploadFailure::Refused(refusal))) => {
             let outcome = refuse(flow, prox, watch, record, &refusal, false).await;
             (outcome, false)
         }
-        Ok(Err(NoAnswer::Reset(cause))) => (Outcome::Reset(cause), false),
+        Ok(Err(UploadFailure::Reset(cause))) => (ProxFlowOutcome::Reset(cause), false),
         Ok(Ok(answer)) => {
             let may_change = may_change(answer.status().as_u16());
             (
@@ -110,9 +112,9 @@ fn may_change(status: u16) -> bool {
 fn settle<F: FlowIo>(
     flow: &F,
     prox: &Prox,
-    request: &Upload,
-    hold: &Hold,
-    outcome: &Outcome,
+    request: &UploadRequest,
+    hold: &UploadHold,
+    outcome: &ProxFlowOutcome,
     done: bool,
 ) {
     let Some(token) = &request.token else {
@@ -121,41 +123,50 @@ fn settle<F: FlowIo>(
     let client = flow.peer();
     let left = flow.deadline_left();
     let over = match outcome {
-        Outcome::Delivered | Outcome::Asleep => done,
-        Outcome::Forgotten => true,
-        Outcome::Broken(_) | Outcome::Reset(_) => left.is_some_and(|left| left.is_zero()),
+        ProxFlowOutcome::Delivered | ProxFlowOutcome::Hibernated => done,
+        ProxFlowOutcome::Forgotten => true,
+        ProxFlowOutcome::Broken(_) | ProxFlowOutcome::Reset(_) => {
+            left.is_some_and(|left| left.is_zero())
+        }
     };
     if over {
         return prox.uploads.forget(client, token, hold);
     }
-    if matches!(outcome, Outcome::Delivered | Outcome::Asleep) {
+    if matches!(
+        outcome,
+        ProxFlowOutcome::Delivered | ProxFlowOutcome::Hibernated
+    ) {
         // The next try asks the origin again, unless it must not.
-        let mut delivery = hold.parcel.delivery.lock();
-        let answered = |delivery: &mut Delivery| {
-            delivery.is_answered() || delivery.may_begin_again(&request.method)
+        let mut delivery = hold.upload.delivery.lock();
+        let answered = |delivery: &mut UploadDelivery| {
+            delivery.is_answered() || delivery.may_restart(&request.method)
         };
         drop(delivery.take_if(answered));
     }
     // After the flow's deadline nobody wants it.
     let grace = left.map_or(prox.config.keep, |left| left.min(prox.config.keep));
     let keeping = (grace, prox.config.client_kept_max);
-    prox.uploads.leave(client, token, hold, keeping);
+    prox.uploads.retain(client, token, hold, keeping);
 }
 
 /// Checks what can be checked before a body costs anybody anything, and finds or makes its spool.
-async fn room(client: HostKey, prox: &Arc<Prox>, request: &Upload) -> Result<Hold, Stuck> {
+async fn room(
+    client: HostKey,
+    prox: &Arc<Prox>,
+    request: &UploadRequest,
+) -> Result<UploadHold, UploadStop> {
     tokio::select! {
-        may = prox.upstream.may_ask(&request.url) => may?,
-        () = prox.stop.cancelled() => return Err(Gone::Stopped.into()),
+        may = prox.upstream.check_allowed(&request.url) => may?,
+        () = prox.stop.cancelled() => return Err(FlowGone::Stopped.into()),
     }
     let max = prox.ledger.object_max();
     if let Some(bytes) = request.length.filter(|bytes| *bytes > max) {
-        return Err(Refusal::UploadTooLarge { bytes, max }.into());
+        return Err(ProxRefusal::UploadTooLarge { bytes, max }.into());
     }
-    let new = || prox.pin(client, request.length, None);
+    let new = || prox.reserve_spool(client, request.length, None);
     tokio::select! {
-        hold = prox.uploads.take_up(client, request, new) => Ok(hold?),
-        () = prox.stop.cancelled() => Err(Gone::Stopped.into()),
+        hold = prox.uploads.attach(client, request, new) => Ok(hold?),
+        () = prox.stop.cancelled() => Err(FlowGone::Stopped.into()),
     }
 }
 
@@ -164,31 +175,31 @@ async fn take<F: FlowIo>(
     flow: &mut F,
     first: &[u8],
     prox: &Arc<Prox>,
-    watch: &mut Watch,
-    record: &mut Record,
-    request: &Upload,
-    hold: &mut Hold,
-) -> Result<(), Stuck> {
-    let (client, spool) = (flow.peer(), hold.parcel.spool.clone());
+    watch: &mut FlowWatch,
+    record: &mut FlowLogRecord,
+    request: &UploadRequest,
+    hold: &mut UploadHold,
+) -> Result<(), UploadStop> {
+    let (client, spool) = (flow.peer(), hold.upload.spool.clone());
     let begin = spool.extent().have;
     // A device that did not wait for it needs no leave.
     if request.expects_continue && first.is_empty() {
         let leave = match request.token {
-            Some(_) => answer::go_on_from(begin),
-            None => answer::go_on().to_vec(),
+            Some(_) => answer::resume_upload_head(begin),
+            None => answer::continue_head().to_vec(),
         };
         let said = async {
             flow.write_all(&leave).await?;
             flow.flush().await
         };
-        said.await.map_err(Gone::Broken)?;
+        said.await.map_err(FlowGone::Broken)?;
     }
-    if spool.extent().end == End::Whole {
-        hold.filled();
+    if spool.extent().status == SpoolStatus::Complete {
+        hold.set_filled();
         return Ok(());
     }
-    let longer = Refusal::BadRequest("the body is longer than Content-Length");
-    let shorter = Refusal::BadRequest("the body is shorter than Content-Length");
+    let longer = ProxRefusal::BadRequest("the body is longer than Content-Length");
+    let shorter = ProxRefusal::BadRequest("the body is shorter than Content-Length");
     let mut piece = BytesMut::from(first);
     loop {
         let have = spool.extent().have + piece.len() as u64;
@@ -196,7 +207,8 @@ async fn take<F: FlowIo>(
             return Err(longer.into());
         }
         record.bytes_up = have - begin;
-        prox.store(client, &spool, piece.split().freeze()).await?;
+        prox.append_upload(client, &spool, piece.split().freeze())
+            .await?;
         if request.length == Some(have) {
             // What is there beyond the body shows that the two ends disagree; what comes later is
             // thrown away unread.
@@ -209,9 +221,9 @@ async fn take<F: FlowIo>(
         // Nothing is broken off here but the wait: the next flow begins where this one ends.
         let read = tokio::select! {
             biased;
-            () = hold.superseded() => {
+            () = hold.until_superseded() => {
                 let error = io::Error::other("the device came back for this upload by another flow");
-                return Err(Gone::Broken(error).into());
+                return Err(FlowGone::Broken(error).into());
             }
             read = watch.read(flow, prox, &mut piece) => read?,
         };
@@ -223,7 +235,7 @@ async fn take<F: FlowIo>(
         }
     }
     spool.finish();
-    hold.filled();
+    hold.set_filled();
     Ok(())
 }
 
@@ -242,22 +254,22 @@ async fn poll_more<F: FlowIo>(flow: &mut F) -> bool {
 async fn delivered<F: FlowIo>(
     flow: &mut F,
     prox: &Arc<Prox>,
-    watch: &mut Watch,
-    request: &Upload,
-    hold: &mut Hold,
-) -> Result<Result<Answer, NoAnswer>, Stuck> {
+    watch: &mut FlowWatch,
+    request: &UploadRequest,
+    hold: &mut UploadHold,
+) -> Result<Result<UploadAnswer, UploadFailure>, UploadStop> {
     let answer = {
-        let mut delivery = hold.parcel.delivery.lock();
-        drop(delivery.take_if(|delivery| delivery.may_begin_again(&request.method)));
-        let begin = || Delivery::begin(prox, flow.peer(), request, &hold.parcel.spool);
+        let mut delivery = hold.upload.delivery.lock();
+        drop(delivery.take_if(|delivery| delivery.may_restart(&request.method)));
+        let begin = || UploadDelivery::start(prox, flow.peer(), request, &hold.upload.spool);
         delivery.get_or_insert_with(begin).answer()
     };
     tokio::select! {
         answer = answer => Ok(answer),
         gone = watch.gone(flow, prox) => Err(gone.into()),
-        () = hold.superseded() => {
+        () = hold.until_superseded() => {
             let error = io::Error::other("the device came back for this upload by another flow");
-            Err(Gone::Broken(error).into())
+            Err(FlowGone::Broken(error).into())
         }
     }
 }
@@ -266,25 +278,25 @@ async fn delivered<F: FlowIo>(
 async fn pass_on<F: FlowIo>(
     flow: &mut F,
     prox: &Arc<Prox>,
-    watch: &mut Watch,
-    record: &mut Record,
-    answer: Answer,
-) -> Outcome {
-    record.served = Served::Origin;
+    watch: &mut FlowWatch,
+    record: &mut FlowLogRecord,
+    answer: UploadAnswer,
+) -> ProxFlowOutcome {
+    record.served = ServedFrom::Origin;
     record.status = Some(answer.status().as_u16());
     match answer {
-        Answer::Bare(head) => {
+        UploadAnswer::HeadOnly(head) => {
             let source = AnswerSource::head_only(answer::relayed_head(&head, None));
-            send(flow, prox, watch, record, source, None, Keeping::New).await
+            send(flow, prox, watch, record, source, None, MemoState::New).await
         }
-        Answer::Copy(copy) => {
-            let total = copy.pin.extent().total;
-            let attendance = Attendance::of(&copy);
+        UploadAnswer::Copy(copy) => {
+            let total = copy.body.extent().total;
+            let attendance = ResetGuard::of(&copy);
             let head = answer::relayed_head(&copy.head, total);
             let token = attendance.token();
             let source = AnswerSource::of_copy(head, copy.clone(), 0, None, token);
             let part = Some((&copy, None));
-            send(flow, prox, watch, record, source, part, Keeping::Never).await
+            send(flow, prox, watch, record, source, part, MemoState::Never).await
         }
     }
 }

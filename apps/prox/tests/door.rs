@@ -7,7 +7,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cedos_prox::{Door, Prox, ProxConfig, StartFault, serve};
+use cedos_prox::{Prox, ProxConfig, ProxStartError, TcpFlowListener, serve};
 use d2tp_tcp::multipath;
 use support::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -32,7 +32,8 @@ impl Served {
             ..config()
         })
         .unwrap();
-        let door = Door::open(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), prox.clone()).unwrap();
+        let door = TcpFlowListener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), prox.clone())
+            .unwrap();
         let at = door.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel();
         let running = tokio::spawn(serve(door, prox.clone(), async {
@@ -195,11 +196,12 @@ async fn nobody_is_let_in_by_address_unless_a_network_is_named() {
     };
     assert!(matches!(
         Prox::new(nobody).err(),
-        Some(StartFault::NoClients)
+        Some(ProxStartError::NoClients)
     ));
     // Any key may come, and yet nobody without one.
     let prox = Prox::new(config()).unwrap();
-    let door = Door::open(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), prox.clone()).unwrap();
+    let door =
+        TcpFlowListener::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), prox.clone()).unwrap();
     let at = door.local_addr().unwrap();
     let running = tokio::spawn(serve(door, prox, std::future::pending()));
     if let Ok(mut stream) = TcpStream::connect(at).await {

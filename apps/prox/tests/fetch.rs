@@ -2,7 +2,7 @@
 
 mod support;
 
-use cedos_prox::{Outcome, ResetCause, Served};
+use cedos_prox::{ProxFlowOutcome, ResetCause, ServedFrom};
 use support::*;
 use tokio::io::AsyncWriteExt;
 
@@ -52,9 +52,9 @@ async fn unknown_length_ends_with_the_flow() {
     let report = ended(serving).await;
     assert_eq!(
         (report.outcome, report.status),
-        (Outcome::Delivered, Some(200))
+        (ProxFlowOutcome::Delivered, Some(200))
     );
-    assert_eq!(report.served, Served::Origin);
+    assert_eq!(report.served, ServedFrom::Origin);
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@ mod support;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cedos_prox::{Outcome, Prox, ProxConfig, ResetCause, Served};
+use cedos_prox::{Prox, ProxConfig, ProxFlowOutcome, ResetCause, ServedFrom};
 use support::*;
 use tokio::io::AsyncWriteExt;
 use tokio::sync::Semaphore;
@@ -187,8 +187,11 @@ async fn a_device_that_restarts_gets_the_rest_of_the_same_bytes_from_a_fickle_or
     assert!(tag.starts_with("\"d2prox-"), "{tag}");
     let mut got = device.read(50_000).await;
     device.crash();
-    assert!(matches!(ended(serving).await.outcome, Outcome::Broken(_)));
-    assert_eq!(prox.holdings().kept_copies, 1);
+    assert!(matches!(
+        ended(serving).await.outcome,
+        ProxFlowOutcome::Broken(_)
+    ));
+    assert_eq!(prox.holdings().retained_copies, 1);
 
     let (serving, mut device) = start(&prox, CLIENT);
     device
@@ -203,7 +206,7 @@ async fn a_device_that_restarts_gets_the_rest_of_the_same_bytes_from_a_fickle_or
     assert_eq!(answer.header("etag"), tag);
     got.extend(answer.body);
     assert!(got == pattern(200_000));
-    assert_eq!(ended(serving).await.served, Served::Pinned);
+    assert_eq!(ended(serving).await.served, ServedFrom::PinnedCopy);
     assert_eq!(origin.heads.lock().len(), 1);
 }
 
@@ -354,7 +357,7 @@ async fn a_kept_copy_goes_after_its_time_and_when_room_is_needed() {
             device.crash();
             ended(serving).await;
         }
-        until(|| prox.holdings().kept_copies == expected).await;
+        until(|| prox.holdings().retained_copies == expected).await;
         until(|| prox.holdings().memory_bytes == 200_000 * expected as u64).await;
     }
 }
@@ -370,7 +373,7 @@ async fn a_deadline_that_passes_resets_the_flow_and_frees_the_copy() {
     device.send("x").await; // Anything that makes the proxy look again.
     device.crash();
     let report = ended(serving).await;
-    assert_eq!(report.outcome, Outcome::Reset(ResetCause::Deadline));
+    assert_eq!(report.outcome, ProxFlowOutcome::Reset(ResetCause::Deadline));
     until(|| prox.holdings() == Default::default()).await;
 }
 
@@ -382,14 +385,14 @@ async fn a_deadline_ends_a_flow_by_itself_and_may_be_moved_before() {
     device.set_deadline(Duration::from_millis(600));
     device.send(get(&origin.url("/"), "")).await;
     let report = ended(serving).await;
-    assert_eq!(report.outcome, Outcome::Reset(ResetCause::Deadline));
+    assert_eq!(report.outcome, ProxFlowOutcome::Reset(ResetCause::Deadline));
     assert!(
         report.lasted >= Duration::from_millis(500),
         "{:?}",
         report.lasted
     );
     assert_eq!(device.reset_code(), Some(ResetCause::Deadline.code()));
-    assert_eq!(prox.holdings().kept_copies, 0);
+    assert_eq!(prox.holdings().retained_copies, 0);
 }
 
 #[tokio::test]
@@ -493,13 +496,16 @@ async fn a_device_that_goes_midway_through_its_request_or_before_the_answer_leav
     device.send("GET http://127.0.0.1/ HT").await;
     device.crash();
     let report = ended(serving).await;
-    assert!(matches!(report.outcome, Outcome::Broken(_)) || report.status == Some(400));
+    assert!(matches!(report.outcome, ProxFlowOutcome::Broken(_)) || report.status == Some(400));
 
     let origin = RawOrigin::start(|_, _, _stream| std::future::pending()).await;
     let (serving, mut device) = start(&prox, CLIENT);
     device.send(get(&origin.url("/"), "")).await;
     until(|| !origin.heads.lock().is_empty()).await;
     device.crash();
-    assert!(matches!(ended(serving).await.outcome, Outcome::Broken(_)));
+    assert!(matches!(
+        ended(serving).await.outcome,
+        ProxFlowOutcome::Broken(_)
+    ));
     until(|| prox.holdings() == Default::default()).await;
 }

@@ -4,7 +4,7 @@ mod support;
 
 use std::time::Duration;
 
-use cedos_prox::{Prox, ProxConfig, ResetCause, StartFault, run, serve};
+use cedos_prox::{Prox, ProxConfig, ProxStartError, ResetCause, run, serve};
 use support::*;
 use tokio::sync::{mpsc, oneshot};
 
@@ -59,11 +59,11 @@ async fn a_proxy_for_nobody_and_one_without_a_state_directory_do_not_start() {
     let start = |config| Prox::new(config).err().unwrap();
     assert!(matches!(
         start(ProxConfig::default()),
-        StartFault::NoClients
+        ProxStartError::NoClients
     ));
     let config = ProxConfig {
         state_dir: "/nonexistent/dir".into(),
         ..config()
     };
-    assert!(matches!(start(config), StartFault::StateDir { .. }));
+    assert!(matches!(start(config), ProxStartError::StateDir { .. }));
 }

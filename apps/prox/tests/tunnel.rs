@@ -4,7 +4,7 @@ mod support;
 
 use std::time::Duration;
 
-use cedos_prox::{Outcome, Prox, ProxConfig, ResetCause};
+use cedos_prox::{Prox, ProxConfig, ProxFlowOutcome, ResetCause};
 use support::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -50,7 +50,7 @@ async fn bytes_go_both_ways_and_each_direction_ends_by_itself() {
     assert_eq!(device.read_rest().await, b"EARLY LATE bye");
     device.finished();
     let report = ended(serving).await;
-    assert_eq!(report.outcome, Outcome::Delivered);
+    assert_eq!(report.outcome, ProxFlowOutcome::Delivered);
     assert_eq!((report.bytes_up, report.bytes_down), (10, 14));
 }
 
@@ -107,7 +107,7 @@ async fn a_server_that_resets_becomes_a_reset_and_not_an_end() {
     device.send("x").await;
     assert_eq!(
         ended(serving).await.outcome,
-        Outcome::Reset(ResetCause::TunnelReset)
+        ProxFlowOutcome::Reset(ResetCause::TunnelReset)
     );
     assert_eq!(device.reset_code(), Some(ResetCause::TunnelReset.code()));
 }
@@ -124,7 +124,10 @@ async fn a_device_that_is_gone_becomes_a_reset_at_the_server() {
     device.read_head().await;
     device.send("half").await;
     device.crash_with_reset();
-    assert!(matches!(ended(serving).await.outcome, Outcome::Broken(_)));
+    assert!(matches!(
+        ended(serving).await.outcome,
+        ProxFlowOutcome::Broken(_)
+    ));
     assert_eq!(
         task.await.unwrap().unwrap_err().kind(),
         std::io::ErrorKind::ConnectionReset
@@ -146,7 +149,7 @@ async fn a_silent_tunnel_is_closed_after_its_time() {
     device.send(connect(&address)).await;
     assert_eq!(
         ended(serving).await.outcome,
-        Outcome::Reset(ResetCause::TunnelIdle)
+        ProxFlowOutcome::Reset(ResetCause::TunnelIdle)
     );
 }
 

@@ -5,7 +5,7 @@ mod support;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cedos_prox::{Outcome, Prox, ProxConfig};
+use cedos_prox::{Prox, ProxConfig, ProxFlowOutcome};
 use parking_lot::Mutex;
 use support::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -108,7 +108,7 @@ async fn what_comes_after_a_body_is_no_second_request() {
     device.finish_sending().await;
     assert_eq!(device.read_rest().await, b"there");
     device.finished();
-    assert_eq!(ended(serving).await.outcome, Outcome::Delivered);
+    assert_eq!(ended(serving).await.outcome, ProxFlowOutcome::Delivered);
     assert_eq!(origin.heads.lock().len(), 1);
     assert_eq!(bodies.lock().as_slice(), [b"abc"]);
 }
@@ -124,7 +124,10 @@ async fn an_upload_that_breaks_off_reaches_no_origin_and_its_room_is_given_back(
             .await;
         until(|| prox.holdings().memory_bytes >= 9_000).await;
         device.crash_with_reset();
-        assert!(matches!(ended(serving).await.outcome, Outcome::Broken(_)));
+        assert!(matches!(
+            ended(serving).await.outcome,
+            ProxFlowOutcome::Broken(_)
+        ));
         until(|| prox.holdings() == Default::default()).await;
     }
     assert_eq!(origin.heads.lock().len(), 0);

@@ -5,7 +5,7 @@ mod support;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cedos_prox::{Outcome, Prox, ProxConfig};
+use cedos_prox::{Prox, ProxConfig, ProxFlowOutcome};
 use parking_lot::Mutex;
 use support::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -78,8 +78,11 @@ async fn an_upload_that_broke_off_goes_on_where_it_was() {
     assert_eq!(offset(&mut device).await, 0);
     device.send(&data[..60_000]).await;
     device.crash_with_reset();
-    assert!(matches!(ended(serving).await.outcome, Outcome::Broken(_)));
-    assert_eq!(prox.holdings().kept_uploads, 1);
+    assert!(matches!(
+        ended(serving).await.outcome,
+        ProxFlowOutcome::Broken(_)
+    ));
+    assert_eq!(prox.holdings().retained_uploads, 1);
     // Somebody else's token of the same name is another upload.
     let (stranger, mut other) = start(&prox, [2; 32]);
     other.send(&head).await;
@@ -103,7 +106,7 @@ async fn an_upload_that_broke_off_goes_on_where_it_was() {
     let got = store.origin.heads.lock()[0].clone();
     assert_eq!(header_of(&got, "cedos-upload"), None, "{got}");
     // What nobody needs any more is not kept; the stranger's still is.
-    until(|| prox.holdings().kept_uploads == 1).await;
+    until(|| prox.holdings().retained_uploads == 1).await;
 }
 
 #[tokio::test]
@@ -119,11 +122,14 @@ async fn who_comes_back_before_the_old_flow_is_known_to_be_dead_takes_it_over() 
     let (second, mut device) = start(&prox, CLIENT);
     device.send(&head).await;
     let from = offset(&mut device).await;
-    assert!(matches!(ended(first).await.outcome, Outcome::Broken(_)));
+    assert!(matches!(
+        ended(first).await.outcome,
+        ProxFlowOutcome::Broken(_)
+    ));
     device.send(&data[from..]).await;
     device.finish_sending().await;
     assert_eq!(device.answer().await.whole().status, 201);
-    assert_eq!(ended(second).await.outcome, Outcome::Delivered);
+    assert_eq!(ended(second).await.outcome, ProxFlowOutcome::Delivered);
     assert!(store.bodies.lock().as_slice() == [data]);
     until(|| prox.holdings() == Default::default()).await;
 }
@@ -139,7 +145,10 @@ async fn a_post_whose_device_went_is_delivered_once_and_answered_to_who_comes_ba
     device.send("abc").await;
     until(|| store.bodies.lock().len() == 1).await;
     device.crash_with_reset();
-    assert!(matches!(ended(serving).await.outcome, Outcome::Broken(_)));
+    assert!(matches!(
+        ended(serving).await.outcome,
+        ProxFlowOutcome::Broken(_)
+    ));
     // The origin answers while nobody is there.
     store.may_answer.notify_one();
     tokio::time::sleep(Duration::from_millis(50)).await;
@@ -220,7 +229,7 @@ async fn what_is_kept_goes_after_its_time_or_when_room_is_needed() {
     });
     let small = small.unwrap();
     leave(&small, TOKEN).await;
-    assert_eq!(small.holdings().kept_uploads, 1);
+    assert_eq!(small.holdings().retained_uploads, 1);
     // It needs the room of the first.
     let answer = ask(&small, plain(&store.origin.url("/b"), &[1; 9_000])).await;
     assert_eq!(answer.whole().status, 201);

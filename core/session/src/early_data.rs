@@ -5,7 +5,7 @@
 //!   SYN: OPEN flow, its first bytes    ──────────▶    a session that is not confirmed; the
 //!                                                     application reads, and may answer
 //!                                      ◀──────────  SYN+ACK
-//!                                      ◀──────────  DATA flow from 0 on          (early.rs)
+//!                                      ◀──────────  DATA flow from 0 on   (early_packets.rs)
 //!   first packet: OPEN, bytes, again   ──────────▶    confirmed: the flow is claimed by it
 //! ```
 //!

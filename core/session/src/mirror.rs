@@ -5,7 +5,7 @@
 //!         ◀───────────── 3 ───────────────              the other path, as it has room
 //! ```
 //!
-//! Whether a loss was random is judged in `loss_kind.rs`, by the sender. It hides such losses from the
+//! Whether a loss was random is judged in `loss_classifier.rs`, by the sender. It hides such losses from the
 //! path's congestion control while another path lives that could fetch them; alone, a path responds to
 //! every loss.
 //!

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  device                                   server
-//!   SYN with claims             ──────▶      knows the flows: early.rs speaks behind the SYN+ACK
+//!   SYN with claims             ──────▶      knows the flows: early_packets.rs speaks behind the SYN+ACK
 //!   first packet                ──────▶      the claims of the SYN are claims
 //!   RESUME flow, received r     ──────▶      knows it: sends from r on
 //!   …                           ◀──────      RESUMED flow, received s     (device sends from s on)

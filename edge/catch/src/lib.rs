@@ -1,12 +1,12 @@
 //! Connections of programs that know nothing of D2TP, caught on their way out.
 //!
 //! ```text
-//!  program ── connect() ──┬─ LD_PRELOAD: preload.c ── ask.rs ──┐   (exec.c puts static programs below)
+//!  program ── connect() ──┬─ LD_PRELOAD: preload.c ─ preload.rs ┐   (exec.c puts static programs below)
 //!                         ├─ seccomp notification: notify.rs ──┴▶ Caught: the socket and where it
 //!                         │                                       wanted to go; pair.rs gives it
 //!                         │                                       its other end
 //!                         └─ own namespace, a TUN: launch.rs ───▶ packets
-//!  program ── name? ──────── preload.c, or DNS: dns.rs ─────────▶ names.rs: an address that stands
+//!  program ── name? ──────── preload.c, or DNS: dns.rs ─────────▶ stand_ins.rs: an address that stands
 //!                                                                 for the name
 //! ```
 //!

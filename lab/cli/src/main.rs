@@ -32,7 +32,7 @@ enum LaboratoryVerb {
 }
 
 fn main() -> ExitCode {
-    let cli = match cedos_agent::fetch::jobs::handed_over() {
+    let cli = match cedos_agent::fetch::jobs::handed_over_arguments() {
         Some(arguments) => LabCli::parse_from(arguments),
         None => parse(),
     };

@@ -6,33 +6,33 @@ use std::collections::BTreeSet;
 use d2tp_links::{CapCutoff, CostClass, Link, LinkKind, NetworkRule};
 use tokio::sync::watch;
 
-use super::roads::Spent;
+use super::link_view::ExhaustedCaps;
 use super::task::GRANTED_BEFORE;
 use super::{Agent, lock};
-use crate::fetch::clock::Moment;
+use crate::fetch::boot_clock::BootInstant;
 use crate::fetch::report::human_bytes;
-use crate::proxy::{Carried, Purse};
+use crate::proxy::{LinkPayload, SpendingBudget};
 
 impl Agent {
     /// Takes down what devices carried. Those of them whose network's cap was reached so lately that what
     /// was granted before may still come.
-    pub(super) fn spend(&self, more: &[(String, CostClass, u64)]) -> BTreeSet<String> {
-        let links = self.roads.links().borrow().clone();
-        let around = self.roads.around().borrow().clone();
-        let now = Moment::now();
+    pub(super) fn record_spending(&self, more: &[(String, CostClass, u64)]) -> BTreeSet<String> {
+        let links = self.link_view.links().borrow().clone();
+        let around = self.link_view.nearby().borrow().clone();
+        let now = BootInstant::now();
         let mut reached = Vec::new();
         {
             let mut ledger = lock(&self.ledger);
             let was_over = ledger.is_over();
             for (device, class, bytes) in more {
                 let link = links.iter().find(|link| link.name == *device);
-                let rule = link.and_then(|link| self.roads.rule(link));
+                let rule = link.and_then(|link| self.link_view.rule(link));
                 let name = around.name(device);
                 if *class != CostClass::Free {
-                    ledger.spend(*bytes);
+                    ledger.record(*bytes);
                 }
                 if let Some(rule) = rule
-                    && ledger.spend_on(&name, rule, *bytes)
+                    && ledger.record_on_network(&name, rule, *bytes)
                 {
                     reached.push(words(&name, rule));
                 }
@@ -43,9 +43,9 @@ impl Agent {
         }
         for text in reached {
             tracing::info!("{text}");
-            self.notices.cap_reached(&text);
+            self.notifier.cap_reached(&text);
         }
-        self.allow();
+        self.update_allowance();
         let capped = lock(&self.capped_at);
         let lately = |device: &&String| {
             let at = capped.get(&around.name(device));
@@ -56,20 +56,20 @@ impl Agent {
     }
 
     /// Has transfers know what may still be spent, and links carry nothing whose network's cap is used up.
-    pub(super) fn allow(&self) {
-        let links = self.roads.links().borrow().clone();
-        let around = self.roads.around().borrow().clone();
-        let mut spent = Spent::new();
-        let known = self.roads.spent();
+    pub(super) fn update_allowance(&self) {
+        let links = self.link_view.links().borrow().clone();
+        let around = self.link_view.nearby().borrow().clone();
+        let mut spent = ExhaustedCaps::new();
+        let known = self.link_view.exhausted();
         let left = {
             let ledger = lock(&self.ledger);
             let mut left = ledger.left();
             for link in links.iter().filter(|link| link.kind != LinkKind::Loopback) {
                 let name = around.name(&link.name);
-                let Some(rule) = self.roads.rule(link) else {
+                let Some(rule) = self.link_view.rule(link) else {
                     continue;
                 };
-                match ledger.on(&name, rule).1 {
+                match ledger.network_usage(&name, rule).1 {
                     Some(0) => {
                         spent.insert(name.clone(), words(&name, rule));
                     }
@@ -83,7 +83,7 @@ impl Agent {
             left
         };
         {
-            let now = Moment::now();
+            let now = BootInstant::now();
             let mut capped = lock(&self.capped_at);
             capped.retain(|name, _| spent.contains_key(name));
             for name in spent.keys() {
@@ -92,19 +92,19 @@ impl Agent {
         }
         self.left
             .send_if_modified(|before| std::mem::replace(before, left) != left);
-        self.dispatcher.allow(left);
-        self.roads.spend(spent);
+        self.dispatcher.set_metered_limit(left);
+        self.link_view.set_exhausted(spent);
     }
 }
 
 /// Programs behind the local proxy spend what transfers do.
-impl Purse for Agent {
-    fn spent(&self, more: &[Carried]) {
+impl SpendingBudget for Agent {
+    fn record_spent(&self, more: &[LinkPayload]) {
         if more.is_empty() {
             return;
         }
-        let of = |one: &Carried| (one.link.clone(), one.class, one.down + one.up);
-        self.spend(&more.iter().map(of).collect::<Vec<_>>());
+        let of = |one: &LinkPayload| (one.link.clone(), one.class, one.down + one.up);
+        self.record_spending(&more.iter().map(of).collect::<Vec<_>>());
         let mut meter = lock(&self.meter);
         for one in more {
             meter.carried(one.class, true, one.down);
@@ -112,7 +112,7 @@ impl Purse for Agent {
         }
     }
 
-    fn left(&self) -> watch::Receiver<Option<u64>> {
+    fn watch_left(&self) -> watch::Receiver<Option<u64>> {
         self.left.subscribe()
     }
 }

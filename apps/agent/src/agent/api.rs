@@ -13,9 +13,9 @@ use d2tp_links::CapCutoff;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::fetch::outcome::{Exit, Failure};
-use crate::order::{Deadline, Order};
-use crate::stream::serving::Ordered;
+use crate::fetch::outcome::{TransferExit, TransferFailure};
+use crate::order::{Deadline, TransferOrder};
+use crate::stream::stream_service::StreamOrder;
 
 /// Bytes of a line at most.
 pub const LINE_BYTES_MAX: usize = 1 << 20;
@@ -23,13 +23,13 @@ pub const LINE_BYTES_MAX: usize = 1 << 20;
 /// What a program asks for.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "kebab-case")]
-pub enum Request {
+pub enum AgentRequest {
     /// Who answers here.
     Hello,
     /// Take an order.
     Add {
         /// The order; its paths begin at the root.
-        order: Box<Order>,
+        order: Box<TransferOrder>,
         /// Try what may pass again until the deadline.
         #[serde(default = "yes")]
         patient: bool,
@@ -74,7 +74,7 @@ pub enum Request {
         /// Its number.
         id: u64,
         /// What is to be different.
-        terms: Change,
+        terms: TermsChange,
     },
     /// Tell what happens to one, or to all, from now on.
     Watch {
@@ -85,7 +85,7 @@ pub enum Request {
     /// Serve links for players, as long as this connection lasts; how that stands is told each second.
     Stream {
         /// What, and how; paths begin at the root.
-        ordered: Box<Ordered>,
+        ordered: Box<StreamOrder>,
     },
     /// Carry a program's socket; from the answer on this connection is that socket's
     /// (`edge/capi/src/agent_message.rs`).
@@ -131,7 +131,7 @@ fn yes() -> bool {
 /// What is to be different; what is left out stays.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Change {
+pub struct TermsChange {
     /// By when.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline: Option<Deadline>,
@@ -155,14 +155,14 @@ pub struct Change {
     pub priority: Option<u8>,
 }
 
-impl Change {
+impl TermsChange {
     /// True when nothing is to be different.
-    pub fn is_nothing(&self) -> bool {
-        *self == Change::default()
+    pub fn is_empty(&self) -> bool {
+        *self == TermsChange::default()
     }
 
     /// Makes it so. The deadline is not the order's any more once it is taken: see `queue::Kept`.
-    pub fn apply(&self, order: &mut Order) {
+    pub fn apply(&self, order: &mut TransferOrder) {
         if let Some(policy) = &self.policy {
             order.policy.clone_from(policy);
         }
@@ -178,7 +178,7 @@ impl Change {
 }
 
 /// An answer that says yes.
-pub fn yes_with(more: Value) -> Value {
+pub fn ok_response(more: Value) -> Value {
     let mut answer = json!({"ok": true});
     if let (Some(into), Value::Object(more)) = (answer.as_object_mut(), more) {
         into.extend(more);
@@ -187,7 +187,7 @@ pub fn yes_with(more: Value) -> Value {
 }
 
 /// An answer that says no.
-pub fn no(failure: &Failure) -> Value {
+pub fn error_response(failure: &TransferFailure) -> Value {
     json!({
         "ok": false,
         "exit": failure.exit as u8,
@@ -197,11 +197,11 @@ pub fn no(failure: &Failure) -> Value {
 }
 
 /// What an answer that says no meant.
-pub fn failure_of(answer: &Value) -> Failure {
-    let exit = answer["exit"].as_u64().and_then(Exit::of);
+pub fn failure_from(answer: &Value) -> TransferFailure {
+    let exit = answer["exit"].as_u64().and_then(TransferExit::of);
     let text = answer["text"].as_str().unwrap_or("the agent says no");
-    Failure {
-        exit: exit.unwrap_or(Exit::Error),
+    TransferFailure {
+        exit: exit.unwrap_or(TransferExit::Error),
         reason: serde_json::from_value(answer["reason"].clone()).ok(),
         text: text.to_owned(),
     }
@@ -210,23 +210,23 @@ pub fn failure_of(answer: &Value) -> Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::order::Verb;
+    use crate::order::TransferVerb;
 
     #[test]
     fn requests_are_read_as_they_are_documented() {
-        let read = |text: &str| serde_json::from_str::<Request>(text);
+        let read = |text: &str| serde_json::from_str::<AgentRequest>(text);
         assert_eq!(
             read(r#"{"do":"why","id":42}"#).unwrap(),
-            Request::Why { id: 42 }
+            AgentRequest::Why { id: 42 }
         );
         assert_eq!(
             read(r#"{"do":"watch"}"#).unwrap(),
-            Request::Watch { id: None }
+            AgentRequest::Watch { id: None }
         );
         let set = read(r#"{"do":"net-set","link":"wwan0","class":"free"}"#).unwrap();
-        assert!(matches!(set, Request::NetSet { .. }));
+        assert!(matches!(set, AgentRequest::NetSet { .. }));
         let add = read(r#"{"do":"add","order":{"verb":"get","url":"http://h/a"}}"#).unwrap();
-        let Request::Add {
+        let AgentRequest::Add {
             order,
             patient,
             follow,
@@ -234,23 +234,26 @@ mod tests {
         else {
             panic!("{add:?}");
         };
-        assert_eq!((order.verb, patient, follow), (Verb::Get, true, false));
+        assert_eq!(
+            (order.verb, patient, follow),
+            (TransferVerb::Get, true, false)
+        );
         assert!(read(r#"{"do":"dance"}"#).is_err());
         assert!(read(r#"{"do":"edit","id":1,"terms":{"polcy":"any"}}"#).is_err());
     }
 
     #[test]
     fn a_change_changes_what_it_names_and_nothing_else() {
-        let mut order = Order::new(Verb::Get, "http://h/a");
+        let mut order = TransferOrder::new(TransferVerb::Get, "http://h/a");
         order.max_cell = Some(5);
         let before = order.clone();
-        Change::default().apply(&mut order);
+        TermsChange::default().apply(&mut order);
         assert_eq!(order, before);
-        let change = Change {
+        let change = TermsChange {
             policy: Some("any".into()),
             no_max_cell: true,
             priority: Some(3),
-            ..Change::default()
+            ..TermsChange::default()
         };
         change.apply(&mut order);
         assert_eq!(
@@ -261,12 +264,12 @@ mod tests {
 
     #[test]
     fn a_no_comes_through_as_it_was_meant() {
-        let failure = Failure::of(
-            Exit::NoPermittedPath,
-            crate::fetch::outcome::Reason::PathCost,
+        let failure = TransferFailure::of(
+            TransferExit::NoPermittedPath,
+            crate::fetch::outcome::TransferReason::PathCost,
             "because",
         );
-        let again = failure_of(&no(&failure));
+        let again = failure_from(&error_response(&failure));
         assert_eq!((again.exit, again.reason), (failure.exit, failure.reason));
         assert_eq!(again.text, "because");
     }

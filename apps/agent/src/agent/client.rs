@@ -7,27 +7,27 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
-use super::api::{Request, failure_of};
-use crate::fetch::outcome::Failure;
+use super::api::{AgentRequest, failure_from};
+use crate::fetch::outcome::TransferFailure;
 
 /// A connection to the agent.
-pub struct Client {
+pub struct AgentApiClient {
     lines: Lines<BufReader<OwnedReadHalf>>,
     write: OwnedWriteHalf,
 }
 
-impl Client {
+impl AgentApiClient {
     /// To the agent of this user; none if none runs.
-    pub async fn connect() -> Option<Client> {
-        let path = super::socket().ok()?;
-        Client::at(&path).await
+    pub async fn connect() -> Option<AgentApiClient> {
+        let path = super::socket_path().ok()?;
+        AgentApiClient::connect_to(&path).await
     }
 
     /// To the agent whose socket this is.
-    pub async fn at(path: &Path) -> Option<Client> {
+    pub async fn connect_to(path: &Path) -> Option<AgentApiClient> {
         let stream = UnixStream::connect(path).await.ok()?;
         let (read, write) = stream.into_split();
-        Some(Client {
+        Some(AgentApiClient {
             lines: BufReader::new(read).lines(),
             write,
         })
@@ -37,9 +37,9 @@ impl Client {
     ///
     /// # Errors
     /// The agent says no, or is gone.
-    pub async fn ask(&mut self, request: &Request) -> Result<Value, Failure> {
+    pub async fn ask(&mut self, request: &AgentRequest) -> Result<Value, TransferFailure> {
         let text = serde_json::to_string(request).expect("plain data");
-        let gone = || Failure::error("the agent is gone; `cedos agent` starts it");
+        let gone = || TransferFailure::error("the agent is gone; `cedos agent` starts it");
         self.write
             .write_all(format!("{text}\n").as_bytes())
             .await
@@ -47,7 +47,7 @@ impl Client {
         let answer = self.next().await.ok_or_else(gone)?;
         match answer["ok"].as_bool() {
             Some(true) => Ok(answer),
-            _ => Err(failure_of(&answer)),
+            _ => Err(failure_from(&answer)),
         }
     }
 

@@ -51,7 +51,7 @@ async fn answer(agent: &Agent, mut stream: TcpStream) -> std::io::Result<()> {
         head.extend_from_slice(&piece[..read]);
     }
     let (status, body) = match judge(&String::from_utf8_lossy(&head)) {
-        Ok(()) => ("200 OK", lock(&agent.meter).text(&agent.standings())),
+        Ok(()) => ("200 OK", lock(&agent.meter).render(&agent.state_counts())),
         Err(status) => (status, String::new()),
     };
     let answer = format!(

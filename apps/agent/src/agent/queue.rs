@@ -22,11 +22,11 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::fetch::clock::Moment;
-use crate::fetch::jobs::{self, Asked, ORDER};
-use crate::fetch::transfer::public;
-use crate::order::{Order, Verb};
-use crate::terms::{Due, Terms};
+use crate::fetch::boot_clock::BootInstant;
+use crate::fetch::jobs::{self, JobRequest, ORDER};
+use crate::fetch::transfer::redact_url;
+use crate::order::{TransferOrder, TransferVerb};
+use crate::terms::{DueTime, TransferTerms};
 
 /// Transfers that have not ended; more are refused.
 pub const QUEUED_MAX: usize = 1_000; // a guess: nobody looks through more
@@ -34,7 +34,7 @@ pub const QUEUED_MAX: usize = 1_000; // a guess: nobody looks through more
 /// What the user wants of a transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Wish {
+pub enum TransferIntent {
     /// That it goes on.
     Run,
     /// That it waits.
@@ -48,7 +48,7 @@ pub enum Wish {
 /// A length of time passes on the clock of this start of the machine; after another start only the
 /// time of day is left of it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Anchor {
+pub struct SavedDeadline {
     /// The time of day it was when it was written down.
     pub at: Timestamp,
     /// The start of the machine, and the moment since then.
@@ -56,26 +56,26 @@ pub struct Anchor {
     pub since_boot: Option<(String, Duration)>,
 }
 
-impl Anchor {
+impl SavedDeadline {
     /// Of a deadline now.
-    pub fn of(due: Due) -> Anchor {
+    pub fn of(due: DueTime) -> SavedDeadline {
         let since_boot = match due {
-            Due::At(_) => None,
-            Due::In(moment) => boot().map(|boot| (boot, moment.since_boot())),
+            DueTime::At(_) => None,
+            DueTime::In(moment) => boot().map(|boot| (boot, moment.since_boot())),
         };
-        Anchor {
+        SavedDeadline {
             at: due.at(),
             since_boot,
         }
     }
 
     /// The deadline it stands for.
-    pub fn due(&self) -> Due {
+    pub fn due(&self) -> DueTime {
         match &self.since_boot {
             Some((boot, moment)) if self::boot().as_ref() == Some(boot) => {
-                Due::In(Moment::from_boot(*moment))
+                DueTime::In(BootInstant::from_boot(*moment))
             }
-            _ => Due::At(self.at),
+            _ => DueTime::At(self.at),
         }
     }
 }
@@ -88,28 +88,31 @@ fn boot() -> Option<String> {
 
 /// What is kept of a transfer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Kept {
+pub struct SavedTransfer {
     /// What was asked for, with the terms as they are now.
-    pub order: Order,
+    pub order: TransferOrder,
     /// By when, whatever the order says.
-    pub due: Option<Anchor>,
+    pub due: Option<SavedDeadline>,
     /// What the user wants of it.
-    pub wish: Wish,
+    pub wish: TransferIntent,
     /// What may pass is tried again until the deadline.
     pub patient: bool,
 }
 
-impl Kept {
+impl SavedTransfer {
     /// Of an order that was just given.
     ///
     /// # Errors
     /// It makes no sense.
-    pub fn new(order: Order, patient: bool) -> Result<Kept, crate::fetch::outcome::Failure> {
+    pub fn new(
+        order: TransferOrder,
+        patient: bool,
+    ) -> Result<SavedTransfer, crate::fetch::outcome::TransferFailure> {
         let terms = order.terms()?;
-        Ok(Kept {
-            due: terms.due.map(Anchor::of),
+        Ok(SavedTransfer {
+            due: terms.due.map(SavedDeadline::of),
             order,
-            wish: Wish::Run,
+            wish: TransferIntent::Run,
             patient,
         })
     }
@@ -118,10 +121,13 @@ impl Kept {
     ///
     /// # Errors
     /// It makes no sense.
-    pub fn terms(&self, metered_bytes: u64) -> Result<Terms, crate::fetch::outcome::Failure> {
+    pub fn terms(
+        &self,
+        metered_bytes: u64,
+    ) -> Result<TransferTerms, crate::fetch::outcome::TransferFailure> {
         let terms = self.order.terms()?;
-        Ok(Terms {
-            due: self.due.as_ref().map(Anchor::due),
+        Ok(TransferTerms {
+            due: self.due.as_ref().map(SavedDeadline::due),
             metered_bytes_max: (terms.metered_bytes_max)
                 .map(|max| max.saturating_sub(metered_bytes)),
             ..terms
@@ -131,13 +137,13 @@ impl Kept {
 
 /// One of the queue.
 #[derive(Debug)]
-pub struct Record {
+pub struct QueuedTransfer {
     /// Its number.
     pub id: u64,
     /// What `ls` shows.
-    pub asked: Asked,
+    pub request: JobRequest,
     /// What is kept of it.
-    pub kept: Kept,
+    pub saved: SavedTransfer,
     /// Its last event; null before the first.
     pub event: Value,
 }
@@ -146,14 +152,14 @@ pub struct Record {
 ///
 /// # Errors
 /// The disk refuses.
-pub fn add(kept: Kept) -> anyhow::Result<Record> {
-    let root = jobs::root()?;
+pub fn add(kept: SavedTransfer) -> anyhow::Result<QueuedTransfer> {
+    let root = jobs::jobs_directory()?;
     DirBuilder::new()
         .recursive(true)
         .mode(0o700)
         .create(&root)
         .with_context(|| format!("cannot make {}", root.display()))?;
-    jobs::forget_old(&root);
+    jobs::remove_old(&root);
     let asked = asked(&kept);
     let id = jobs::claim(&root)?;
     let folder = root.join(id.to_string());
@@ -164,27 +170,27 @@ pub fn add(kept: Kept) -> anyhow::Result<Record> {
         let _ = std::fs::remove_dir_all(&folder);
         return Err(error).with_context(|| format!("cannot write into {}", folder.display()));
     }
-    Ok(Record {
+    Ok(QueuedTransfer {
         id,
-        asked,
-        kept,
+        request: asked,
+        saved: kept,
         event: Value::Null,
     })
 }
 
-fn asked(kept: &Kept) -> Asked {
+fn asked(kept: &SavedTransfer) -> JobRequest {
     let order = &kept.order;
     let url = order
         .url
         .parse()
-        .map_or_else(|_| String::new(), |url| public(&url));
+        .map_or_else(|_| String::new(), |url| redact_url(&url));
     let file = match (order.verb, &order.file) {
         (_, Some(file)) => file.clone(),
-        (Verb::Put | Verb::Get, None) => order
+        (TransferVerb::Put | TransferVerb::Get, None) => order
             .job()
-            .map_or_else(|_| PathBuf::new(), |job| job.named()),
+            .map_or_else(|_| PathBuf::new(), |job| job.expected_path()),
     };
-    Asked {
+    JobRequest {
         verb: order.verb,
         url,
         file,
@@ -202,9 +208,9 @@ pub fn whole_seconds(at: Timestamp) -> String {
 ///
 /// # Errors
 /// The state cannot be read.
-pub fn load() -> anyhow::Result<Vec<Record>> {
-    let root = jobs::root()?;
-    let of = |job: jobs::Job| {
+pub fn load() -> anyhow::Result<Vec<QueuedTransfer>> {
+    let root = jobs::jobs_directory()?;
+    let of = |job: jobs::BackgroundJob| {
         let text = std::fs::read(root.join(job.id.to_string()).join(ORDER)).ok()?;
         let kept = match serde_json::from_slice(&text) {
             Ok(kept) => kept,
@@ -213,10 +219,10 @@ pub fn load() -> anyhow::Result<Vec<Record>> {
                 return None;
             }
         };
-        Some(Record {
+        Some(QueuedTransfer {
             id: job.id,
-            asked: job.asked,
-            kept,
+            request: job.request,
+            saved: kept,
             event: job.event,
         })
     };
@@ -227,15 +233,15 @@ pub fn load() -> anyhow::Result<Vec<Record>> {
 ///
 /// # Errors
 /// The disk refuses.
-pub fn keep(id: u64, kept: &Kept) -> anyhow::Result<()> {
-    let folder = jobs::root()?.join(id.to_string());
+pub fn save(id: u64, kept: &SavedTransfer) -> anyhow::Result<()> {
+    let folder = jobs::jobs_directory()?.join(id.to_string());
     write(&folder.join(ORDER), kept)?;
     let asked = asked(kept);
-    let known: Option<Asked> = std::fs::read(folder.join("job.json"))
+    let known: Option<JobRequest> = std::fs::read(folder.join("job.json"))
         .ok()
         .and_then(|text| serde_json::from_slice(&text).ok());
     let since = known.map_or_else(|| asked.since.clone(), |known| known.since);
-    write(&folder.join("job.json"), &Asked { since, ..asked })?;
+    write(&folder.join("job.json"), &JobRequest { since, ..asked })?;
     Ok(())
 }
 
@@ -243,19 +249,24 @@ pub fn keep(id: u64, kept: &Kept) -> anyhow::Result<()> {
 ///
 /// # Errors
 /// The disk refuses.
-pub fn note(id: u64, event: &Value) -> io::Result<()> {
-    let root = jobs::root().map_err(io::Error::other)?;
+pub fn save_event(id: u64, event: &Value) -> io::Result<()> {
+    let root = jobs::jobs_directory().map_err(io::Error::other)?;
     jobs::replace(&root.join(id.to_string()).join("state.json"), event)
 }
 
 /// Where it is written down that the object of one is about to get its name.
-pub fn landing(id: u64) -> Option<PathBuf> {
-    Some(jobs::root().ok()?.join(id.to_string()).join("landing.json"))
+pub fn pending_rename_path(id: u64) -> Option<PathBuf> {
+    Some(
+        jobs::jobs_directory()
+            .ok()?
+            .join(id.to_string())
+            .join("landing.json"),
+    )
 }
 
 /// Forgets the order of one that is whole, and the credentials in it.
-pub fn forget(id: u64) {
-    if let Ok(root) = jobs::root() {
+pub fn remove_order(id: u64) {
+    if let Ok(root) = jobs::jobs_directory() {
         let folder = root.join(id.to_string());
         let _ = std::fs::remove_file(folder.join(ORDER));
         let _ = std::fs::remove_file(folder.join("landing.json"));
@@ -286,28 +297,28 @@ mod tests {
 
     #[test]
     fn a_span_passes_on_this_machines_clock_and_after_a_restart_on_the_walls() {
-        let due = Due::within(Duration::from_secs(600));
-        let anchor = Anchor::of(due);
+        let due = DueTime::within(Duration::from_secs(600));
+        let anchor = SavedDeadline::of(due);
         assert_eq!(anchor.due(), due);
         let text = serde_json::to_string(&anchor).unwrap();
-        let mut again: Anchor = serde_json::from_str(&text).unwrap();
+        let mut again: SavedDeadline = serde_json::from_str(&text).unwrap();
         assert_eq!(again, anchor);
         again.since_boot = Some(("another".into(), Duration::from_secs(1)));
-        assert_eq!(again.due(), Due::At(anchor.at));
+        assert_eq!(again.due(), DueTime::At(anchor.at));
     }
 
     #[test]
     fn a_time_of_day_stays_one() {
         let at = "2030-01-31T07:30:00Z".parse().unwrap();
-        let anchor = Anchor::of(Due::At(at));
-        assert_eq!((anchor.due(), anchor.since_boot), (Due::At(at), None));
+        let anchor = SavedDeadline::of(DueTime::At(at));
+        assert_eq!((anchor.due(), anchor.since_boot), (DueTime::At(at), None));
     }
 
     #[test]
     fn a_budget_is_what_earlier_runs_left_of_it() {
-        let mut order = Order::new(Verb::Get, "http://h/a");
+        let mut order = TransferOrder::new(TransferVerb::Get, "http://h/a");
         order.max_cell = Some(1_000);
-        let kept = Kept::new(order, true).unwrap();
+        let kept = SavedTransfer::new(order, true).unwrap();
         let left = |used| kept.terms(used).unwrap().metered_bytes_max;
         assert_eq!(
             (left(0), left(400), left(2_000)),

@@ -19,16 +19,16 @@ use tokio::io::BufReader;
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
-use super::api::no;
-use super::door::say;
+use super::api::error_response;
+use super::api_server::write_line;
 use super::{Agent, lock};
-use crate::dispatcher::{Direction, Seat, Standing};
-use crate::fetch::outcome::Failure;
+use crate::dispatcher::{TransferDemand, TransferDirection, TransferSlot};
+use crate::fetch::outcome::TransferFailure;
 
 /// What carries them.
 pub(super) fn carrier(agent: Arc<Agent>) -> std::io::Result<Rc<AgentCarrier>> {
-    let links = agent.roads.links();
-    let judge = Judge {
+    let links = agent.link_view.links();
+    let judge = AgentSocketScheduler {
         agent,
         // Transfers count from 1 on.
         next: Cell::new(u64::MAX),
@@ -37,16 +37,16 @@ pub(super) fn carrier(agent: Arc<Agent>) -> std::io::Result<Rc<AgentCarrier>> {
 }
 
 /// Carries one, or says why not: then its library does.
-pub(super) async fn carry(
+pub(super) async fn carry_socket(
     carrier: &AgentCarrier,
     call: AgentCall,
     mut write: OwnedWriteHalf,
     lines: BufReader<OwnedReadHalf>,
 ) -> std::io::Result<()> {
     if let Some(why) = carrier.refusal(&call) {
-        let mut answer = no(&Failure::error(why));
+        let mut answer = error_response(&TransferFailure::error(why));
         answer["version"] = VERSION.into();
-        return say(&mut write, &answer).await;
+        return write_line(&mut write, &answer).await;
     }
     if let Some(stream) = rejoined(write, lines).await? {
         carrier.carry(stream, call).await;
@@ -55,13 +55,13 @@ pub(super) async fn carry(
 }
 
 /// The connection of who asks about one that outlives its program; none where it is told why not.
-pub(super) async fn alone(
+pub(super) async fn reopened_connection(
     claim: &ReopenClaim,
     mut write: OwnedWriteHalf,
     lines: BufReader<OwnedReadHalf>,
 ) -> std::io::Result<Option<UnixStream>> {
     if let Some(why) = agent_carrier::version_mismatch(claim.version) {
-        say(&mut write, &no(&Failure::error(why))).await?;
+        write_line(&mut write, &error_response(&TransferFailure::error(why))).await?;
         return Ok(None);
     }
     rejoined(write, lines).await
@@ -73,24 +73,24 @@ async fn rejoined(
 ) -> std::io::Result<Option<UnixStream>> {
     if !lines.buffer().is_empty() {
         // A descriptor may have been lost with it.
-        let failure = Failure::usage("the answer is to be waited for");
-        say(&mut write, &no(&failure)).await?;
+        let failure = TransferFailure::usage("the answer is to be waited for");
+        write_line(&mut write, &error_response(&failure)).await?;
         return Ok(None);
     }
     let stream = lines.into_inner().reunite(write);
     stream.map(Some).map_err(std::io::Error::other)
 }
 
-struct Judge {
+struct AgentSocketScheduler {
     agent: Arc<Agent>,
     next: Cell<u64>,
 }
 
-impl agent_carrier::SocketScheduler for Judge {
+impl agent_carrier::SocketScheduler for AgentSocketScheduler {
     fn join(&self) -> Box<dyn agent_carrier::SchedulerClient> {
         let number = self.next.get();
         self.next.set(number - 1);
-        Box::new(Place {
+        Box::new(AgentSocketSlot {
             agent: self.agent.clone(),
             number,
             seat: None,
@@ -102,10 +102,10 @@ impl agent_carrier::SocketScheduler for Judge {
 }
 
 /// One socket's.
-struct Place {
+struct AgentSocketSlot {
     agent: Arc<Agent>,
     number: u64,
-    seat: Option<(Direction, Seat)>,
+    seat: Option<(TransferDirection, TransferSlot)>,
     /// What links had carried for it that way when it took that.
     before: BTreeMap<String, u64>,
     /// What links carried for it, as far as that is taken down.
@@ -113,25 +113,25 @@ struct Place {
     up_and_down: (u64, u64),
 }
 
-impl agent_carrier::SchedulerClient for Place {
+impl agent_carrier::SchedulerClient for AgentSocketSlot {
     fn decide(&mut self, standing: &agent_carrier::SocketDemand<'_>) -> SocketDecision {
         self.report(standing.ways, standing.carried);
         // Links are not as fast both ways, and most connections carry most one way.
         let direction = match self.up_and_down {
-            (up, down) if up > down => Direction::Up,
-            _ => Direction::Down,
+            (up, down) if up > down => TransferDirection::Up,
+            _ => TransferDirection::Down,
         };
         let carried = standing.carried.iter().map(|(name, (down, up))| {
             let bytes = match direction {
-                Direction::Down => down,
-                Direction::Up => up,
+                TransferDirection::Down => down,
+                TransferDirection::Up => up,
             };
             (name.clone(), *bytes)
         });
         let mut carried: BTreeMap<String, u64> = carried.collect();
-        let is_it = |seat: &(Direction, Seat)| seat.0 == direction;
+        let is_it = |seat: &(TransferDirection, TransferSlot)| seat.0 == direction;
         if !self.seat.as_ref().is_some_and(is_it) {
-            let seat = self.agent.dispatcher.seat(direction, self.number);
+            let seat = self.agent.dispatcher.register(direction, self.number);
             if self.seat.replace((direction, seat)).is_some() {
                 self.before.clone_from(&carried);
             }
@@ -145,19 +145,19 @@ impl agent_carrier::SchedulerClient for Place {
         let used = standing.ways.iter();
         let used = used.filter(|way| way.usage != LinkUse::Off);
         let ways: Vec<d2tp_sched::LinkCandidate> = used.map(way).collect();
-        let verdict = seat.ask(&Standing {
-            need: standing.need.clone(),
+        let verdict = seat.decide(&TransferDemand {
+            demand: standing.need.clone(),
             size_bytes: standing.size,
             priority: 0,
-            ways: &ways,
+            candidates: &ways,
             carried: &carried,
-            together: true,
-            fills: standing.buy_bytes.is_some_and(|bytes| bytes > 0),
-            wakes: standing.wakes,
+            uses_several_links: true,
+            always_pays: standing.buy_bytes.is_some_and(|bytes| bytes > 0),
+            keeps_awake: standing.wakes,
         });
         for way in standing.ways {
             if let Some(path) = &way.path {
-                seat.measured(&way.name, path.rtt.into());
+                seat.record_round_trip(&way.name, path.rtt.into());
             }
         }
         let grant = verdict.grant.unwrap_or(u64::MAX);
@@ -200,7 +200,7 @@ impl agent_carrier::SchedulerClient for Place {
             .iter()
             .map(|(name, class, down, up)| (name.clone(), *class, down + up))
             .collect();
-        self.agent.spend(&spent);
+        self.agent.record_spending(&spent);
         let mut meter = lock(&self.agent.meter);
         for (_, class, down, up) in more {
             meter.carried(class, true, down);

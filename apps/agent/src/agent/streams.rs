@@ -13,19 +13,22 @@ use tokio::io::BufReader;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::time::{MissedTickBehavior, interval};
 
-use super::api::yes_with;
-use super::door::{next_line, say};
+use super::api::ok_response;
+use super::api_server::{next_line, write_line};
 use super::{Agent, lock};
-use crate::fetch::clock::Moment;
-use crate::fetch::outcome::Failure;
-use crate::stream::serving::{Ordered, Serving};
+use crate::fetch::boot_clock::BootInstant;
+use crate::fetch::outcome::TransferFailure;
+use crate::stream::stream_service::{StreamOrder, StreamService};
 
 /// How often it is told how a stream stands.
 const TELL_EVERY: Duration = Duration::from_secs(1);
 
 impl Agent {
     /// Serves what was asked for.
-    pub(super) async fn stream(&self, ordered: &Ordered) -> Result<Serving, Failure> {
+    pub(super) async fn stream(
+        &self,
+        ordered: &StreamOrder,
+    ) -> Result<StreamService, TransferFailure> {
         let relative = [&ordered.store, &ordered.ca, &ordered.key];
         if let Some(path) = relative
             .into_iter()
@@ -33,27 +36,27 @@ impl Agent {
             .find(|path| path.is_relative())
         {
             let text = format!("{} does not begin at the root", path.display());
-            return Err(Failure::usage(text));
+            return Err(TransferFailure::usage(text));
         }
         let dispatcher = Some(self.dispatcher.clone());
-        Serving::begin(ordered, self.roads.links(), dispatcher, |_| ()).await
+        StreamService::start(ordered, self.link_view.links(), dispatcher, |_| ()).await
     }
 
     /// Tells how it stands until whoever asked for it goes.
     pub(super) async fn show_stream(
         self: &Arc<Agent>,
-        serving: Serving,
+        serving: StreamService,
         write: &mut OwnedWriteHalf,
         lines: &mut BufReader<OwnedReadHalf>,
     ) -> io::Result<()> {
-        let told = yes_with(json!({"links": serving.links, "told": serving.told()}));
+        let told = ok_response(json!({"links": serving.links, "told": serving.links_json()}));
         let shown = async {
-            say(write, &told).await?;
+            write_line(write, &told).await?;
             let mut every = interval(TELL_EVERY);
             every.set_missed_tick_behavior(MissedTickBehavior::Delay);
             let counted = Mutex::new(BTreeMap::new());
             let agent = Arc::downgrade(self);
-            serving.roads().counted_by(move |carried| {
+            serving.transport().with_traffic_callback(move |carried| {
                 if let Some(agent) = agent.upgrade() {
                     agent.count_stream(carried, &mut lock(&counted));
                 }
@@ -63,26 +66,26 @@ impl Agent {
                 tokio::select! {
                     line = next_line(lines) => if line?.is_none() { return Ok(()) },
                     _ = every.tick() => {
-                        serving.roads().tell_ledger();
+                        serving.transport().report_traffic();
                         if self.is_ending() {
                             return Ok(());
                         }
-                        say(write, &serving.state("progress")).await?;
+                        write_line(write, &serving.state("progress")).await?;
                     }
                     () = &mut scouting => {}
                 }
             }
         };
         let outcome: io::Result<()> = shown.await;
-        let state = serving.end().await;
+        let state = serving.stop().await;
         // Whoever asked may still listen, as when the agent ends.
-        let _ = say(write, &state).await;
+        let _ = write_line(write, &state).await;
         outcome
     }
 
     /// Takes down what links carried for it since the last time.
     fn count_stream(&self, carried: &BTreeMap<String, u64>, counted: &mut BTreeMap<String, u64>) {
-        let links = self.roads.links().borrow().clone();
+        let links = self.link_view.links().borrow().clone();
         let mut more = Vec::new();
         for (device, bytes) in carried {
             let (device, bytes) = (device.clone(), *bytes);
@@ -94,7 +97,7 @@ impl Agent {
                 more.push((device, class, bytes));
             }
         }
-        self.spend(&more);
+        self.record_spending(&more);
         let mut meter = lock(&self.meter);
         for (_, class, bytes) in more {
             meter.carried(class, true, bytes);
@@ -103,19 +106,22 @@ impl Agent {
 
     /// Looks for access points every few seconds, leaves those that carry nothing and joins better ones.
     /// Never ends.
-    async fn scout(&self, serving: &Serving) {
-        let Some(manager) = self.roads.manager() else {
+    async fn scout(&self, serving: &StreamService) {
+        let Some(manager) = self.link_view.manager() else {
             return std::future::pending().await;
         };
-        let _turn = self.scouting.lock().await;
+        let _turn = self.scan_lock.lock().await;
         let mut scout = WifiRoamer::new(manager);
         let mut every = interval(Duration::from(LOOK_STREAMING));
         every.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             every.tick().await;
-            let now = Time::ZERO + Span::from(Moment::now().since_boot());
-            let ways = serving.urls().first().map(|url| serving.roads().ways(url));
-            for device in wireless(&self.roads.links().borrow().clone()) {
+            let now = Time::ZERO + Span::from(BootInstant::now().since_boot());
+            let ways = serving
+                .urls()
+                .first()
+                .map(|url| serving.transport().link_candidates(url));
+            for device in wireless(&self.link_view.links().borrow().clone()) {
                 let mut ways = ways.iter().flatten();
                 if let Some(way) = ways.find(|way| way.name == device && !way.stalled) {
                     // Its path answers; or, without a proxy, nothing was held against it.

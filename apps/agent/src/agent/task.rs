@@ -21,20 +21,20 @@ use d2tp_links::{CostClass, Link};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
-use super::hindsight::Hindsight;
-use super::queue::{self, Kept, Record, Wish};
+use super::queue::{self, QueuedTransfer, SavedTransfer, TransferIntent};
+use super::regret_meter::RegretMeter;
 use super::{Agent, lock};
-use crate::dispatcher::Direction;
-use crate::errand::{Errand, Purpose, Tuning};
-use crate::fetch::clock::Moment;
-use crate::fetch::jobs::{Asked, Memory};
-use crate::fetch::landing::Landing;
-use crate::fetch::mode::Mode;
-use crate::fetch::outcome::{AGAIN_ALONE, Exit, Failure, Reason};
-use crate::fetch::report::{Event, Observer, Report};
-use crate::fetch::transfer::Setting;
-use crate::order::Verb;
-use crate::terms::Terms;
+use crate::dispatcher::TransferDirection;
+use crate::fetch::boot_clock::BootInstant;
+use crate::fetch::jobs::{JobRequest, LastProgress};
+use crate::fetch::mode::FetchMode;
+use crate::fetch::outcome::{AGAIN_ALONE, TransferExit, TransferFailure, TransferReason};
+use crate::fetch::pending_rename::PendingRename;
+use crate::fetch::report::{TransferEvent, TransferObserver, TransferReport};
+use crate::fetch::transfer::TransferContext;
+use crate::order::TransferVerb;
+use crate::prepared_transfer::{PreparedTransfer, SessionTuning, TransportPurpose};
+use crate::terms::TransferTerms;
 use d2tp_sched::CostPolicy;
 
 /// The first wait before what may pass is tried again; it doubles.
@@ -46,41 +46,41 @@ const AGAIN_MAX: Duration = Duration::from_secs(600); // a guess
 pub(super) const GRANTED_BEFORE: Duration = Duration::from_secs(3); // a second of grants, an epoch, a round trip
 
 /// A transfer as the agent holds it.
-pub(super) struct Task {
-    pub(super) asked: Asked,
-    pub(super) kept: Kept,
+pub(super) struct TransferTask {
+    pub(super) request: JobRequest,
+    pub(super) saved: SavedTransfer,
     /// The last event, completed.
     pub(super) event: Value,
     /// What the last attempt ended with.
-    last: Option<Report>,
-    memory: Memory,
+    last: Option<TransferReport>,
+    memory: LastProgress,
     /// Links that cost carried so much, in earlier runs and in this one.
     metered_before: u64,
     metered: u64,
     /// What links carried in this run, as far as it was counted.
     counted: BTreeMap<String, u64>,
-    terms: watch::Sender<Terms>,
-    changed_at: Moment,
+    terms: watch::Sender<TransferTerms>,
+    changed_at: BootInstant,
     stop: watch::Sender<bool>,
     pub(super) running: bool,
     /// It will hardly be in time, and that was said.
     is_hardly: bool,
 }
 
-impl Task {
-    pub(super) fn new(record: Record) -> Task {
+impl TransferTask {
+    pub(super) fn new(record: QueuedTransfer) -> TransferTask {
         let metered = record.event["metered_bytes"].as_u64().unwrap_or(0);
-        Task {
-            asked: record.asked,
-            kept: record.kept,
-            memory: Memory::of(&record.event),
+        TransferTask {
+            request: record.request,
+            saved: record.saved,
+            memory: LastProgress::of(&record.event),
             event: record.event,
             last: None,
             metered_before: metered,
             metered,
             counted: BTreeMap::new(),
-            terms: watch::channel(Terms::default()).0,
-            changed_at: Moment::now(),
+            terms: watch::channel(TransferTerms::default()).0,
+            changed_at: BootInstant::now(),
             stop: watch::channel(false).0,
             running: false,
             is_hardly: false,
@@ -88,10 +88,10 @@ impl Task {
     }
 
     /// How it stands, in a word.
-    pub(super) fn standing(&self) -> &'static str {
+    pub(super) fn state_name(&self) -> &'static str {
         match self.event["event"].as_str() {
             Some("done") => "done",
-            Some("error") if self.event["exit"] == Exit::Cancelled as u8 => "cancelled",
+            Some("error") if self.event["exit"] == TransferExit::Cancelled as u8 => "cancelled",
             Some("error") => "failed",
             Some("paused") => "paused",
             Some("waiting") => "waiting",
@@ -102,27 +102,27 @@ impl Task {
 
     /// What people call it.
     pub(super) fn name(&self) -> String {
-        let file = self.asked.file.file_name();
+        let file = self.request.file.file_name();
         file.map_or_else(
-            || self.asked.url.clone(),
+            || self.request.url.clone(),
             |name| name.to_string_lossy().into_owned(),
         )
     }
 
     /// It will not go on by itself.
     pub(super) fn has_ended(&self) -> bool {
-        matches!(self.standing(), "done" | "failed" | "cancelled")
+        matches!(self.state_name(), "done" | "failed" | "cancelled")
     }
 
     /// Has it stop; what becomes of it says its wish.
-    pub(super) fn halt(&self) {
+    pub(super) fn request_stop(&self) {
         self.stop.send_replace(true);
     }
 
     /// Goes by what is kept of it now.
-    pub(super) fn adopt(&mut self) -> Result<(), Failure> {
-        let terms = self.kept.terms(self.metered_before)?;
-        self.changed_at = Moment::now();
+    pub(super) fn apply_saved(&mut self) -> Result<(), TransferFailure> {
+        let terms = self.saved.terms(self.metered_before)?;
+        self.changed_at = BootInstant::now();
         self.terms.send_replace(terms);
         Ok(())
     }
@@ -131,30 +131,30 @@ impl Task {
     fn put_on_paper(
         &self,
         id: u64,
-        direction: Direction,
-        event: &Event,
-        hindsight: &mut Hindsight,
+        direction: TransferDirection,
+        event: &TransferEvent,
+        hindsight: &mut RegretMeter,
     ) {
         let terms = self.terms.borrow();
         match event {
             _ if !matches!(terms.policy, CostPolicy::FreeFirst | CostPolicy::Balanced) => {
-                hindsight.drops(id);
+                hindsight.untrack(id);
             }
-            Event::Progress {
+            TransferEvent::Progress {
                 bytes,
                 length: Some(length),
                 ..
             } => {
-                let left = terms.left();
+                let left = terms.time_left();
                 if left == Some(Duration::ZERO) {
                     return; // it was judged
                 }
-                let due = left.map(|left| Moment::now().after(left));
+                let due = left.map(|left| BootInstant::now().after(left));
                 let came: u64 = self.counted.values().sum();
-                hindsight.takes(id, direction, due, length.saturating_sub(*bytes) + came);
+                hindsight.track(id, direction, due, length.saturating_sub(*bytes) + came);
             }
-            Event::Done(_) => hindsight.ended(id, None),
-            Event::Error(_) => hindsight.ended(id, Some(self.counted.values().sum())),
+            TransferEvent::Done(_) => hindsight.record_end(id, None),
+            TransferEvent::Error(_) => hindsight.record_end(id, Some(self.counted.values().sum())),
             _ => {}
         }
     }
@@ -184,55 +184,59 @@ impl Task {
 }
 
 /// Whether what ended a run may be otherwise later.
-fn may_pass(report: &Report) -> bool {
+fn may_pass(report: &TransferReport) -> bool {
     matches!(
         report.reason,
-        Some(Reason::OriginWait | Reason::ProxyUnreachable | Reason::PathTooSlow)
+        Some(
+            TransferReason::OriginWait
+                | TransferReason::ProxyUnreachable
+                | TransferReason::PathTooSlow
+        )
     )
 }
 
 /// Hears a transfer for the agent.
-struct Ear {
+struct AgentObserver {
     agent: Arc<Agent>,
     id: u64,
 }
 
-impl Observer for Ear {
-    fn tell(&mut self, event: &Event) {
+impl TransferObserver for AgentObserver {
+    fn on_event(&mut self, event: &TransferEvent) {
         self.agent.hear(self.id, event);
     }
 }
 
 impl Agent {
     /// Takes in what a transfer tells.
-    fn hear(&self, id: u64, event: &Event) {
-        let links = self.roads.links().borrow().clone();
+    fn hear(&self, id: u64, event: &TransferEvent) {
+        let links = self.link_view.links().borrow().clone();
         let mut tasks = lock(&self.tasks);
         let Some(task) = tasks.get_mut(&id) else {
             return;
         };
         let (carried, repeated) = match event {
-            Event::Progress { bytes_by_link, .. } => (Some(bytes_by_link), 0),
-            Event::Done(report) | Event::Error(report) => {
+            TransferEvent::Progress { bytes_by_link, .. } => (Some(bytes_by_link), 0),
+            TransferEvent::Done(report) | TransferEvent::Error(report) => {
                 (Some(&report.bytes_by_link), report.duplicate_bytes)
             }
             _ => (None, 0),
         };
-        let down = task.kept.order.verb == Verb::Get;
+        let down = task.saved.order.verb == TransferVerb::Get;
         let direction = match down {
-            true => Direction::Down,
-            false => Direction::Up,
+            true => TransferDirection::Down,
+            false => TransferDirection::Up,
         };
         let mut meter = lock(&self.meter);
         if let Some(carried) = carried {
             let forbidden = task.terms.borrow().policy == CostPolicy::FreeOnly
-                && Moment::now().since(task.changed_at) > GRANTED_BEFORE;
+                && BootInstant::now().since(task.changed_at) > GRANTED_BEFORE;
             let more = task.count(&links, carried);
-            let capped = self.spend(&more);
-            let mut hindsight = lock(&self.hindsight);
+            let capped = self.record_spending(&more);
+            let mut hindsight = lock(&self.regret_meter);
             task.put_on_paper(id, direction, event, &mut hindsight);
             for (device, class, bytes) in more {
-                hindsight.carried(id, direction, class != CostClass::Free, bytes);
+                hindsight.record_carried(id, direction, class != CostClass::Free, bytes);
                 meter.carried(class, down, bytes);
                 // What was on its way when a cap was reached is no leak.
                 let roamed = class == CostClass::Roaming && !capped.contains(&device);
@@ -242,7 +246,7 @@ impl Agent {
             }
             meter.repeated(repeated);
         }
-        if let Event::Switch {
+        if let TransferEvent::Switch {
             silence_ms: Some(ms),
             ..
         } = event
@@ -250,28 +254,29 @@ impl Agent {
             meter.switched(ms / 1e3);
         }
         drop(meter);
-        if let Event::Done(report) | Event::Error(report) = event {
+        if let TransferEvent::Done(report) | TransferEvent::Error(report) = event {
             // What becomes of it is decided when it has let go of everything.
             task.last = Some(report.clone());
             return;
         }
-        if let Event::Progress {
+        if let TransferEvent::Progress {
             promise: Some(promise),
             ..
         } = event
         {
             // Said once for each time it becomes so.
-            if promise.infeasible && !task.is_hardly && task.kept.patient {
-                self.notices.hardly(id, &task.name(), &promise.in_words());
+            if promise.infeasible && !task.is_hardly && task.saved.patient {
+                self.notifier
+                    .likely_late(id, &task.name(), &promise.describe());
             }
             task.is_hardly = promise.infeasible;
         }
         let value = serde_json::to_value(event).unwrap_or_default();
-        Agent::note(&self.news, id, task, value);
+        Agent::note(&self.events, id, task, value);
     }
 
     /// Writes an event down and tells it.
-    fn note(news: &super::News, id: u64, task: &mut Task, event: Value) {
+    fn note(news: &super::AgentEventSender, id: u64, task: &mut TransferTask, event: Value) {
         let passing = event["event"] == "note";
         let mut event = match passing {
             true => event,
@@ -283,7 +288,7 @@ impl Agent {
         }
         if !passing {
             task.event = event.clone();
-            if let Err(error) = queue::note(id, &event) {
+            if let Err(error) = queue::save_event(id, &event) {
                 tracing::warn!(id, %error, "the state cannot be written down");
             }
         }
@@ -292,14 +297,14 @@ impl Agent {
     }
 
     /// Tells an event of the agent's own.
-    pub(super) fn tell(&self, id: u64, event: Value) {
+    pub(super) fn send_event(&self, id: u64, event: Value) {
         if let Some(task) = lock(&self.tasks).get_mut(&id) {
-            Agent::note(&self.news, id, task, event);
+            Agent::note(&self.events, id, task, event);
         }
     }
 
     /// Begins with a transfer, or goes on with it.
-    pub(super) fn begin(self: &Arc<Agent>, id: u64) {
+    pub(super) fn start(self: &Arc<Agent>, id: u64) {
         {
             let mut tasks = lock(&self.tasks);
             let Some(task) = tasks.get_mut(&id).filter(|task| !task.running) else {
@@ -314,13 +319,13 @@ impl Agent {
     async fn carry_out(self: Arc<Agent>, id: u64) {
         let mut pause = AGAIN_FIRST;
         loop {
-            let begun = Moment::now();
+            let begun = BootInstant::now();
             let report = self.attempt(id).await;
             let report = match report {
                 Ok(report) => report,
                 Err(failure) => self.report_of(id, &failure),
             };
-            if Moment::now().since(begun) > AGAIN_MAX {
+            if BootInstant::now().since(begun) > AGAIN_MAX {
                 pause = AGAIN_FIRST;
             }
             if !self.is_tried_again(id, &report) {
@@ -329,7 +334,11 @@ impl Agent {
                 return;
             }
             if self.wait_until_again(id, &report, pause).await {
-                let stopped = Failure::of(Exit::Cancelled, Reason::UserPaused, "stopped");
+                let stopped = TransferFailure::of(
+                    TransferExit::Cancelled,
+                    TransferReason::UserPaused,
+                    "stopped",
+                );
                 let report = self.report_of(id, &stopped);
                 self.conclude(id, report);
                 return;
@@ -339,78 +348,89 @@ impl Agent {
     }
 
     /// One run of a transfer; what it ended with.
-    async fn attempt(self: &Arc<Agent>, id: u64) -> Result<Report, Failure> {
+    async fn attempt(self: &Arc<Agent>, id: u64) -> Result<TransferReport, TransferFailure> {
         let (order, terms, orders, stopped) = {
             let mut tasks = lock(&self.tasks);
             let task = tasks
                 .get_mut(&id)
-                .ok_or_else(|| Failure::error("it is gone"))?;
+                .ok_or_else(|| TransferFailure::error("it is gone"))?;
             task.metered_before = task.metered;
             task.counted.clear();
             task.last = None;
-            task.adopt()?;
+            task.apply_saved()?;
             let mut orders = task.terms.subscribe();
             let terms = orders.borrow_and_update().clone();
             (
-                task.kept.order.clone(),
+                task.saved.order.clone(),
                 terms,
                 orders,
                 task.stop.subscribe(),
             )
         };
-        let landing = queue::landing(id);
-        if let Some(landed) = landing.as_deref().and_then(Landing::happened) {
+        let landing = queue::pending_rename_path(id);
+        if let Some(landed) = landing.as_deref().and_then(PendingRename::read_completed) {
             if let Some(note) = &landed.note {
                 let _ = std::fs::remove_file(note);
             }
             return Ok(self.report_landed(id, &terms, &landed));
         }
         let job = order.job_on(terms)?;
-        let mut errand = Errand::prepare(&order, job, false)?;
-        let parcel = errand.pack(stopped.clone(), |_, _| ()).await?;
-        let links = self.roads.links();
-        let way = errand.way(&links, &Tuning::default(), Purpose::Carry).await;
-        let setting = Setting {
+        let mut errand = PreparedTransfer::prepare(&order, job, false)?;
+        let parcel = errand.open_upload_body(stopped.clone(), |_, _| ()).await?;
+        let links = self.link_view.links();
+        let way = errand
+            .open_transport(&links, &SessionTuning::default(), TransportPurpose::Carry)
+            .await;
+        let setting = TransferContext {
             links,
             stop: stopped,
             dispatcher: self.dispatcher.clone(),
             terms: Some(orders),
-            number: id,
-            landing,
+            id,
+            pending_rename: landing,
         };
-        let mut ear = Ear {
+        let mut ear = AgentObserver {
             agent: self.clone(),
             id,
         };
         way.run(&errand.job, parcel, setting, &mut ear).await;
         let mut tasks = lock(&self.tasks);
         let last = tasks.get_mut(&id).and_then(|task| task.last.take());
-        last.ok_or_else(|| Failure::error("it ended without a word"))
+        last.ok_or_else(|| TransferFailure::error("it ended without a word"))
     }
 
-    fn report_of(&self, id: u64, failure: &Failure) -> Report {
+    fn report_of(&self, id: u64, failure: &TransferFailure) -> TransferReport {
         let tasks = lock(&self.tasks);
         let (url, file, verb) = tasks.get(&id).map_or_else(Default::default, |task| {
-            let file = task.asked.file.display().to_string();
-            (task.asked.url.clone(), file, task.kept.order.verb.word())
+            let file = task.request.file.display().to_string();
+            (
+                task.request.url.clone(),
+                file,
+                task.saved.order.verb.as_str(),
+            )
         });
-        let terms = tasks.get(&id).and_then(|task| task.kept.terms(0).ok());
-        Report::failed(
+        let terms = tasks.get(&id).and_then(|task| task.saved.terms(0).ok());
+        TransferReport::failed(
             verb,
             (url, file),
-            Mode::Direct,
+            FetchMode::Direct,
             &terms.unwrap_or_default(),
             failure,
         )
     }
 
     /// The report of one that became whole as an earlier agent ended without a word.
-    fn report_landed(&self, id: u64, terms: &Terms, landed: &Landing) -> Report {
-        let unsaid = Failure::error("");
+    fn report_landed(
+        &self,
+        id: u64,
+        terms: &TransferTerms,
+        landed: &PendingRename,
+    ) -> TransferReport {
+        let unsaid = TransferFailure::error("");
         let mut report = self.report_of(id, &unsaid);
         let exit = match landed.late {
-            true => Exit::DeadlineMissed,
-            false => Exit::Done,
+            true => TransferExit::DeadlineMissed,
+            false => TransferExit::Done,
         };
         (report.exit, report.text) = (exit as u8, None);
         report.file = landed.file.display().to_string();
@@ -421,7 +441,7 @@ impl Agent {
     }
 
     /// Whether a run that failed is followed by another.
-    fn is_tried_again(&self, id: u64, report: &Report) -> bool {
+    fn is_tried_again(&self, id: u64, report: &TransferReport) -> bool {
         let tasks = lock(&self.tasks);
         let Some(task) = tasks.get(&id) else {
             return false;
@@ -429,45 +449,45 @@ impl Agent {
         let in_time = task
             .terms
             .borrow()
-            .left()
+            .time_left()
             .is_none_or(|left| !left.is_zero());
-        report.exit == Exit::Error as u8
+        report.exit == TransferExit::Error as u8
             && may_pass(report)
             && in_time
-            && task.kept.patient
-            && task.kept.wish == Wish::Run
+            && task.saved.patient
+            && task.saved.wish == TransferIntent::Run
             && !*task.stop.borrow()
     }
 
     /// What was tried until the deadline has missed it.
-    fn at_the_deadline(&self, id: u64, mut report: Report) -> Report {
+    fn at_the_deadline(&self, id: u64, mut report: TransferReport) -> TransferReport {
         let tasks = lock(&self.tasks);
-        let is_over = |task: &Task| {
-            let left = task.terms.borrow().left();
-            task.kept.patient && left == Some(Duration::ZERO)
+        let is_over = |task: &TransferTask| {
+            let left = task.terms.borrow().time_left();
+            task.saved.patient && left == Some(Duration::ZERO)
         };
-        if report.exit == Exit::Error as u8
+        if report.exit == TransferExit::Error as u8
             && may_pass(&report)
             && tasks.get(&id).is_some_and(is_over)
         {
-            report.exit = Exit::DeadlineMissed as u8;
+            report.exit = TransferExit::DeadlineMissed as u8;
         }
         report
     }
 
     /// Waits before the next run; true if it was stopped meanwhile.
-    async fn wait_until_again(&self, id: u64, report: &Report, pause: Duration) -> bool {
+    async fn wait_until_again(&self, id: u64, report: &TransferReport, pause: Duration) -> bool {
         let (mut stop, left) = {
             let tasks = lock(&self.tasks);
             let Some(task) = tasks.get(&id) else {
                 return true;
             };
-            (task.stop.subscribe(), task.terms.borrow().left())
+            (task.stop.subscribe(), task.terms.borrow().time_left())
         };
         let pause = left.map_or(pause, |left| pause.min(left));
         let next = jiff::Zoned::now()
             .saturating_add(jiff::SignedDuration::try_from(pause).unwrap_or_default());
-        self.tell(
+        self.send_event(
             id,
             json!({
                 "event": "waiting",
@@ -487,7 +507,7 @@ impl Agent {
     }
 
     /// Says what became of a transfer that let go of everything.
-    fn conclude(self: &Arc<Agent>, id: u64, mut report: Report) {
+    fn conclude(self: &Arc<Agent>, id: u64, mut report: TransferReport) {
         // What goes on here is not begun by another command.
         let again = format!("cedos retry {id} continues");
         report.text = (report.text).map(|text| text.replace(AGAIN_ALONE, &again));
@@ -496,12 +516,14 @@ impl Agent {
             return;
         };
         task.running = false;
-        let stopped = report.exit == Exit::Cancelled as u8;
+        let stopped = report.exit == TransferExit::Cancelled as u8;
         let whole = report.text.is_none();
-        let event = match (stopped, task.kept.wish) {
-            (true, Wish::Pause) => json!({"event": "paused", "reason": Reason::UserPaused}),
+        let event = match (stopped, task.saved.wish) {
+            (true, TransferIntent::Pause) => {
+                json!({"event": "paused", "reason": TransferReason::UserPaused})
+            }
             // The agent ends, or it was resumed while it was still letting go.
-            (true, Wish::Run) => json!({"event": "queued"}),
+            (true, TransferIntent::Run) => json!({"event": "queued"}),
             _ => {
                 let how = match (whole, stopped) {
                     (true, _) => "done",
@@ -514,25 +536,26 @@ impl Agent {
                 };
                 let met = report.deadline_met.filter(|_| !stopped);
                 lock(&self.meter).ended(how, met, slack);
-                if task.kept.patient && !stopped {
-                    self.notices.ended(id, &task.name(), report.text.as_deref());
+                if task.saved.patient && !stopped {
+                    self.notifier
+                        .ended(id, &task.name(), report.text.as_deref());
                 }
                 let event = match whole {
-                    true => Event::Done(report),
-                    false => Event::Error(report),
+                    true => TransferEvent::Done(report),
+                    false => TransferEvent::Error(report),
                 };
                 serde_json::to_value(event).unwrap_or_default()
             }
         };
-        Agent::note(&self.news, id, task, event);
-        let again = stopped && task.kept.wish == Wish::Run && !self.is_ending();
+        Agent::note(&self.events, id, task, event);
+        let again = stopped && task.saved.wish == TransferIntent::Run && !self.is_ending();
         if whole {
-            queue::forget(id);
+            queue::remove_order(id);
         }
         lock(&self.ledger).save();
         drop(tasks);
         if again {
-            self.begin(id);
+            self.start(id);
         }
     }
 }

@@ -7,17 +7,17 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use url::Url;
 
-use super::mode::Mode;
-use super::outcome::Failure;
+use super::mode::FetchMode;
+use super::outcome::TransferFailure;
 
 /// A byte stream that can carry one HTTP/1.1 exchange.
-pub trait Io: AsyncRead + AsyncWrite + Send + Unpin + 'static {}
+pub trait ByteStream: AsyncRead + AsyncWrite + Send + Unpin + 'static {}
 
-impl<T: AsyncRead + AsyncWrite + Send + Unpin + 'static> Io for T {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin + 'static> ByteStream for T {}
 
 /// The link a request leaves by.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Via {
+pub struct EgressLink {
     /// The device's name; none leaves it to routing.
     pub device: Option<String>,
     /// Addresses to send from, one family each at least; none leaves it to routing.
@@ -26,7 +26,7 @@ pub struct Via {
 
 /// Why no answer came, and what that means for the next try.
 #[derive(Debug, Clone)]
-pub enum Fault {
+pub enum FetchFault {
     /// The network between us and the origin failed; another link may do better.
     Path(String),
     /// The origin failed or asks for patience.
@@ -39,34 +39,37 @@ pub enum Fault {
     /// The flow at the proxy is lost; a new one may continue.
     Proxy(String),
     /// Somebody answers who cannot prove to be the origin: another link may lead to it.
-    Stranger(String),
+    UntrustedPeer(String),
     /// The link leads to a page that asks to sign in, whatever is asked for.
-    Portal(String),
+    CaptivePortal(String),
     /// The resolver says that there is no such name.
-    Nameless(String),
+    NameNotFound(String),
     /// Trying again will not help.
-    Final(Failure),
+    Final(TransferFailure),
 }
 
 /// Opens byte streams towards origins.
 ///
-/// [`super::direct::Direct`] opens TCP and TLS bound to a link. [`super::proxy::Proxy`] opens a flow
+/// [`super::direct::DirectConnector`] opens TCP and TLS bound to a link. [`super::proxy::ProxyClient`] opens a flow
 /// that moves between links by itself, for absolute-form requests or with a tunnel in it.
 pub trait Dial: Send {
     /// Opens a stream for one request to `url`'s origin, leaving by `via`.
-    fn dial(&self, url: &Url, via: &Via)
-    -> impl Future<Output = Result<Box<dyn Io>, Fault>> + Send;
+    fn dial(
+        &self,
+        url: &Url,
+        via: &EgressLink,
+    ) -> impl Future<Output = Result<Box<dyn ByteStream>, FetchFault>> + Send;
 
     /// Who speaks to the origin.
-    fn mode(&self) -> Mode;
+    fn mode(&self) -> FetchMode;
 
     /// True when requests carry the whole URL, as a proxy wants it.
     fn absolute_form(&self) -> bool {
-        self.mode() == Mode::ProxyFetch
+        self.mode() == FetchMode::ProxyFetch
     }
 
     /// Who asks the origin in our place, so that what it said is that one's word.
-    fn told_by(&self) -> Option<String> {
+    fn answering_proxy(&self) -> Option<String> {
         None
     }
 
@@ -76,7 +79,7 @@ pub trait Dial: Send {
     }
 
     /// True when a stream outlives its link, so that a lost link is no reason to drop it.
-    fn moves_by_itself(&self) -> bool {
-        self.mode() != Mode::Direct
+    fn survives_link_loss(&self) -> bool {
+        self.mode() != FetchMode::Direct
     }
 }

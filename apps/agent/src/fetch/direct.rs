@@ -13,11 +13,11 @@ use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::timeout;
 use url::{Host, Url};
 
-use super::dial::{Dial, Fault, Io, Via};
-use super::held::Held;
-use super::mode::Mode;
-use super::outcome::Failure;
-use super::tls::Tls;
+use super::dial::{ByteStream, Dial, EgressLink, FetchFault};
+use super::drwa_stream::DrwaStream;
+use super::mode::FetchMode;
+use super::outcome::TransferFailure;
+use super::tls::OriginTls;
 
 /// Time for one address to answer a TCP SYN before the next is tried.
 const CONNECT_MAX: Duration = Duration::from_secs(10); // a guess: cellular start-up takes up to 3 s
@@ -29,50 +29,50 @@ const HANDSHAKE_MAX: Duration = Duration::from_secs(15); // a guess
 const LOOKUP_MAX: Duration = Duration::from_secs(10); // two tries of glibc's resolver
 
 /// Opens TCP connections, with TLS for `https`.
-pub struct Direct {
-    tls: Tls,
+pub struct DirectConnector {
+    tls: OriginTls,
     drwa: Option<DrwaLambda>,
 }
 
-impl Direct {
+impl DirectConnector {
     /// With this trust in origins.
-    pub fn new(tls: Tls) -> Direct {
-        Direct { tls, drwa: None }
+    pub fn new(tls: OriginTls) -> DirectConnector {
+        DirectConnector { tls, drwa: None }
     }
 
     /// Bounding what origins have in flight where queues grow, if a factor is given.
-    pub fn holding(mut self, drwa: Option<DrwaLambda>) -> Direct {
+    pub fn with_drwa(mut self, drwa: Option<DrwaLambda>) -> DirectConnector {
         self.drwa = drwa;
         self
     }
 }
 
-impl Dial for Direct {
-    async fn dial(&self, url: &Url, via: &Via) -> Result<Box<dyn Io>, Fault> {
+impl Dial for DirectConnector {
+    async fn dial(&self, url: &Url, via: &EgressLink) -> Result<Box<dyn ByteStream>, FetchFault> {
         let host = url
             .host()
-            .ok_or_else(|| Fault::Final(Failure::error("the URL has no host")))?;
+            .ok_or_else(|| FetchFault::Final(TransferFailure::error("the URL has no host")))?;
         let port = url.port_or_known_default().unwrap_or(80);
         let stream = connect(&addresses(&host, port).await?, via).await?;
         let _ = stream.set_nodelay(true);
-        let stream: Box<dyn Io> = match self.drwa {
-            Some(lambda) => Box::new(Held::new(stream, lambda)),
+        let stream: Box<dyn ByteStream> = match self.drwa {
+            Some(lambda) => Box::new(DrwaStream::new(stream, lambda)),
             None => Box::new(stream),
         };
-        match timeout(HANDSHAKE_MAX, self.tls.over(url, stream)).await {
+        match timeout(HANDSHAKE_MAX, self.tls.wrap(url, stream)).await {
             Ok(stream) => stream,
-            Err(_) => Err(Fault::Path(format!(
+            Err(_) => Err(FetchFault::Path(format!(
                 "{host}: no TLS handshake in {HANDSHAKE_MAX:?}"
             ))),
         }
     }
 
-    fn mode(&self) -> Mode {
-        Mode::Direct
+    fn mode(&self) -> FetchMode {
+        FetchMode::Direct
     }
 }
 
-async fn addresses(host: &Host<&str>, port: u16) -> Result<Vec<SocketAddr>, Fault> {
+async fn addresses(host: &Host<&str>, port: u16) -> Result<Vec<SocketAddr>, FetchFault> {
     let name = match host {
         Host::Ipv4(ip) => return Ok(vec![SocketAddr::new(IpAddr::V4(*ip), port)]),
         Host::Ipv6(ip) => return Ok(vec![SocketAddr::new(IpAddr::V6(*ip), port)]),
@@ -86,11 +86,11 @@ async fn addresses(host: &Host<&str>, port: u16) -> Result<Vec<SocketAddr>, Faul
             let why = error.rsplit(": ").next().unwrap_or(&error);
             let text = format!("cannot find the address of {name} ({why}); check the name");
             match is_nameless(why) {
-                true => Err(Fault::Nameless(text)),
-                false => Err(Fault::Path(text)),
+                true => Err(FetchFault::NameNotFound(text)),
+                false => Err(FetchFault::Path(text)),
             }
         }
-        Err(_) => Err(Fault::Path(format!(
+        Err(_) => Err(FetchFault::Path(format!(
             "cannot look up {name}: no answer in {LOOKUP_MAX:?}"
         ))),
     }
@@ -104,13 +104,13 @@ fn is_nameless(why: &str) -> bool {
     words.iter().any(|words| why.contains(words))
 }
 
-async fn connect(addresses: &[SocketAddr], via: &Via) -> Result<TcpStream, Fault> {
+async fn connect(addresses: &[SocketAddr], via: &EgressLink) -> Result<TcpStream, FetchFault> {
     let mut last = None;
     for address in addresses {
         let source = match source_for(*address, via) {
             Ok(source) => source,
             Err(text) => {
-                last.get_or_insert(Fault::Path(text));
+                last.get_or_insert(FetchFault::Path(text));
                 continue;
             }
         };
@@ -119,17 +119,17 @@ async fn connect(addresses: &[SocketAddr], via: &Via) -> Result<TcpStream, Fault
             Ok(Ok(stream)) => return Ok(stream),
             Ok(Err(error)) => last = Some(connect_fault(*address, &error)),
             Err(_) => {
-                last = Some(Fault::Path(format!(
+                last = Some(FetchFault::Path(format!(
                     "{address} does not answer ({CONNECT_MAX:?})"
                 )));
             }
         }
     }
-    Err(last.unwrap_or_else(|| Fault::Path("the host has no address".into())))
+    Err(last.unwrap_or_else(|| FetchFault::Path("the host has no address".into())))
 }
 
 /// The address to send from; none for this machine itself, or when routing decides.
-fn source_for(destination: SocketAddr, via: &Via) -> Result<Option<IpAddr>, String> {
+fn source_for(destination: SocketAddr, via: &EgressLink) -> Result<Option<IpAddr>, String> {
     if destination.ip().is_loopback() || via.sources.is_empty() {
         return Ok(None);
     }
@@ -178,14 +178,14 @@ async fn connect_from(
     socket.connect(destination).await
 }
 
-fn connect_fault(address: SocketAddr, error: &io::Error) -> Fault {
+fn connect_fault(address: SocketAddr, error: &io::Error) -> FetchFault {
     if error.kind() == io::ErrorKind::ConnectionRefused {
-        return Fault::Origin {
+        return FetchFault::Origin {
             text: format!("{address} refuses connections: no server runs there"),
             retry_after: None,
         };
     }
-    Fault::Path(format!("cannot connect to {address}: {error}"))
+    FetchFault::Path(format!("cannot connect to {address}: {error}"))
 }
 
 #[cfg(test)]

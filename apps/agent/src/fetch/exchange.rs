@@ -18,11 +18,11 @@ use tokio::task::AbortHandle;
 use tokio::time::timeout;
 use url::Url;
 
-use super::alternative;
-use super::dial::{Dial, Fault, Io, Via};
+use super::alt_svc;
+use super::dial::{ByteStream, Dial, EgressLink, FetchFault};
 use super::filename;
-use super::header::Field;
-use super::outcome::{Exit, Failure, Reason};
+use super::header::HeaderField;
+use super::outcome::{TransferExit, TransferFailure, TransferReason};
 use super::proxy;
 use super::validator::Validator;
 
@@ -42,7 +42,7 @@ const AGENT: &str = concat!("cedos/", env!("CARGO_PKG_VERSION"));
 
 /// What is asked for.
 #[derive(Debug, Clone)]
-pub struct Ask {
+pub struct GetRequest {
     /// The object.
     pub url: Url,
     /// First byte wanted.
@@ -54,14 +54,14 @@ pub struct Ask {
     /// Follow a redirect from `https` to `http`.
     pub allow_downgrade: bool,
     /// Fields of the user's own.
-    pub fields: Arc<[Field]>,
+    pub fields: Arc<[HeaderField]>,
     /// Ask for the head alone.
     pub head_only: bool,
 }
 
 /// What the bytes that follow are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Part {
+pub enum ContentPart {
     /// The object from its first byte, with its length where told.
     Whole(Option<u64>),
     /// The object from `from` to `to`, and its length where told.
@@ -78,9 +78,9 @@ pub enum Part {
 }
 
 /// The head of an answer and its body to come.
-pub struct Answer {
+pub struct FetchResponse {
     /// What the bytes are.
-    pub part: Part,
+    pub part: ContentPart,
     /// Identifies the object's bytes.
     pub validator: Option<Validator>,
     /// A coding of the bytes we did not ask for, kept as it is.
@@ -91,20 +91,20 @@ pub struct Answer {
     pub media_type: Option<String>,
     /// The bytes are a web page.
     pub is_page: bool,
-    body: Body,
+    body: FetchBody,
 }
 
-enum Body {
+enum FetchBody {
     /// Behind a head that was read here.
     Http(Incoming, AbortHandle),
     /// The rest of one whose head an earlier process read.
-    Rest(Box<dyn Io>),
+    Rest(Box<dyn ByteStream>),
 }
 
-impl Drop for Answer {
+impl Drop for FetchResponse {
     fn drop(&mut self) {
         // Nothing more may arrive on a link we have left.
-        if let Body::Http(_, connection) = &self.body {
+        if let FetchBody::Http(_, connection) = &self.body {
             connection.abort();
         }
     }
@@ -113,36 +113,36 @@ impl Drop for Answer {
 /// Bytes read at once of the rest of an answer.
 const REST_READ_BYTES: usize = 64 * 1024;
 
-impl Answer {
+impl FetchResponse {
     /// The rest of an answer, from byte `from` of the object on.
-    pub fn rest(
-        stream: Box<dyn Io>,
+    pub fn continued(
+        stream: Box<dyn ByteStream>,
         from: u64,
         total: Option<u64>,
         validator: Option<Validator>,
-    ) -> Answer {
+    ) -> FetchResponse {
         let to = total.map_or(u64::MAX, |total| total.saturating_sub(1));
-        Answer {
-            part: Part::Range { from, to, total },
+        FetchResponse {
+            part: ContentPart::Range { from, to, total },
             validator,
             encoding: None,
             name: None,
             media_type: None,
             is_page: false,
-            body: Body::Rest(stream),
+            body: FetchBody::Rest(stream),
         }
     }
 
     /// The next bytes; `None` at the clean end, a fault when the origin stopped short of it.
-    pub async fn next(&mut self) -> Option<Result<Bytes, Fault>> {
+    pub async fn next(&mut self) -> Option<Result<Bytes, FetchFault>> {
         let body = match &mut self.body {
-            Body::Http(body, _) => body,
-            Body::Rest(stream) => {
+            FetchBody::Http(body, _) => body,
+            FetchBody::Rest(stream) => {
                 let mut bytes = BytesMut::with_capacity(REST_READ_BYTES);
                 return match stream.read_buf(&mut bytes).await {
                     Ok(0) => None,
                     Ok(_) => Some(Ok(bytes.freeze())),
-                    Err(error) => Some(Err(Fault::Proxy(error.to_string()))),
+                    Err(error) => Some(Err(FetchFault::Proxy(error.to_string()))),
                 };
             }
         };
@@ -159,7 +159,11 @@ impl Answer {
 }
 
 /// Asks, follows redirects, and returns an answer that carries the object or says it has changed.
-pub async fn exchange(dial: &impl Dial, ask: &Ask, via: &Via) -> Result<Answer, Fault> {
+pub async fn exchange(
+    dial: &impl Dial,
+    ask: &GetRequest,
+    via: &EgressLink,
+) -> Result<FetchResponse, FetchFault> {
     let mut url = ask.url.clone();
     let credentials = credentials(&url);
     for _ in 0..=REDIRECTS_MAX {
@@ -175,7 +179,7 @@ pub async fn exchange(dial: &impl Dial, ask: &Ask, via: &Via) -> Result<Answer, 
         let (mut sender, connection) = handshake.await.map_err(|e| broken(&e))?;
         let connection = tokio::spawn(connection).abort_handle();
         // A flow may sleep for hours before the answer comes, and knows itself when it is lost.
-        let patience = if dial.moves_by_itself() {
+        let patience = if dial.survives_link_loss() {
             Duration::MAX
         } else {
             HEAD_MAX
@@ -185,7 +189,7 @@ pub async fn exchange(dial: &impl Dial, ask: &Ask, via: &Via) -> Result<Answer, 
             Err(_) => {
                 connection.abort();
                 let text = format!("{} took the request and says nothing", host(&url));
-                return Err(Fault::Origin {
+                return Err(FetchFault::Origin {
                     text,
                     retry_after: None,
                 });
@@ -199,7 +203,7 @@ pub async fn exchange(dial: &impl Dial, ask: &Ask, via: &Via) -> Result<Answer, 
             return Err(fault.expect("it was a refusal a moment ago"));
         }
         if let Some(field) = head.headers.get(ALT_SVC).and_then(|v| v.to_str().ok()) {
-            alternative::note(&url, dial.told_by().as_deref(), field);
+            alt_svc::record_alt_svc(&url, dial.answering_proxy().as_deref(), field);
         }
         if head.status.is_redirection() && head.headers.contains_key(LOCATION) {
             connection.abort();
@@ -219,18 +223,18 @@ pub async fn exchange(dial: &impl Dial, ask: &Ask, via: &Via) -> Result<Answer, 
                 .and_then(|v| v.to_str().ok())
                 .map(str::to_owned)
         };
-        return Ok(Answer {
+        return Ok(FetchResponse {
             part,
-            validator: Validator::in_headers(&head.headers),
+            validator: Validator::from_headers(&head.headers),
             encoding: text(CONTENT_ENCODING).filter(|e| !e.eq_ignore_ascii_case("identity")),
             name: filename::from_headers(&head.headers),
             is_page: text(CONTENT_TYPE).is_some_and(|kind| is_page(&kind)),
             media_type: text(CONTENT_TYPE),
-            body: Body::Http(body, connection),
+            body: FetchBody::Http(body, connection),
         });
     }
     let text = format!("more than {REDIRECTS_MAX} redirects: the origin sends us in circles");
-    Err(Fault::Final(Failure::error(text)))
+    Err(FetchFault::Final(TransferFailure::error(text)))
 }
 
 /// Whether a media type is that of pages for people.
@@ -252,11 +256,11 @@ async fn words(body: Incoming) -> String {
 
 fn request<'a>(
     dial: &impl Dial,
-    ask: &Ask,
+    ask: &GetRequest,
     url: &Url,
     credentials: Option<&str>,
-    fields: impl Iterator<Item = &'a Field>,
-) -> Result<Request<Empty<Bytes>>, Fault> {
+    fields: impl Iterator<Item = &'a HeaderField>,
+) -> Result<Request<Empty<Bytes>>, FetchFault> {
     let mut plain = url.clone();
     plain.set_fragment(None);
     let _ = plain.set_username("");
@@ -288,9 +292,11 @@ fn request<'a>(
     if let Some(credentials) = credentials {
         request = request.header(AUTHORIZATION, credentials);
     }
-    let mut request = request
-        .body(Empty::new())
-        .map_err(|e| Fault::Final(Failure::error(format!("{url} cannot be asked for: {e}"))))?;
+    let mut request = request.body(Empty::new()).map_err(|e| {
+        FetchFault::Final(TransferFailure::error(format!(
+            "{url} cannot be asked for: {e}"
+        )))
+    })?;
     // The user's word wins over ours, and a name given twice is sent twice.
     let (headers, mut named) = (request.headers_mut(), Vec::new());
     for field in fields {
@@ -333,8 +339,8 @@ fn credentials(url: &Url) -> Option<String> {
     ))
 }
 
-fn redirected(from: &Url, headers: &HeaderMap, allow_downgrade: bool) -> Result<Url, Fault> {
-    let refuse = |text: String| Fault::Final(Failure::error(text));
+fn redirected(from: &Url, headers: &HeaderMap, allow_downgrade: bool) -> Result<Url, FetchFault> {
+    let refuse = |text: String| FetchFault::Final(TransferFailure::error(text));
     let location = headers
         .get(LOCATION)
         .and_then(|v| v.to_str().ok())
@@ -357,20 +363,25 @@ fn redirected(from: &Url, headers: &HeaderMap, allow_downgrade: bool) -> Result<
 }
 
 /// What the answer's status and header say of the bytes, or why there are none.
-fn part(status: StatusCode, headers: &HeaderMap, ask: &Ask, url: &Url) -> Result<Part, Fault> {
+fn part(
+    status: StatusCode,
+    headers: &HeaderMap,
+    ask: &GetRequest,
+    url: &Url,
+) -> Result<ContentPart, FetchFault> {
     let text = |name| headers.get(name).and_then(|v| v.to_str().ok());
     let host = url.host_str().unwrap_or_default();
     match status {
-        StatusCode::OK => Ok(Part::Whole(
+        StatusCode::OK => Ok(ContentPart::Whole(
             text(CONTENT_LENGTH).and_then(|v| v.parse().ok()),
         )),
         StatusCode::PARTIAL_CONTENT => {
             let range = text(CONTENT_RANGE).and_then(parse_content_range);
             match range {
-                Some(Part::Range { from, to, total }) if from == ask.from => {
-                    Ok(Part::Range { from, to, total })
+                Some(ContentPart::Range { from, to, total }) if from == ask.from => {
+                    Ok(ContentPart::Range { from, to, total })
                 }
-                _ => Err(Fault::Final(Failure::error(format!(
+                _ => Err(FetchFault::Final(TransferFailure::error(format!(
                     "{host} answers a range we did not ask for: {}",
                     text(CONTENT_RANGE).unwrap_or("no Content-Range")
                 )))),
@@ -379,7 +390,7 @@ fn part(status: StatusCode, headers: &HeaderMap, ask: &Ask, url: &Url) -> Result
         StatusCode::RANGE_NOT_SATISFIABLE if ask.from > 0 || ask.to.is_some() => {
             Ok(text(CONTENT_RANGE)
                 .and_then(parse_content_range)
-                .unwrap_or(Part::Unsatisfiable(None)))
+                .unwrap_or(ContentPart::Unsatisfiable(None)))
         }
         // Some origins answer no HEAD and would answer GET.
         StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_IMPLEMENTED | StatusCode::FORBIDDEN
@@ -391,14 +402,14 @@ fn part(status: StatusCode, headers: &HeaderMap, ask: &Ask, url: &Url) -> Result
             Err(patience(status, text(RETRY_AFTER), host))
         }
         // RFC 6585 §6: by design never from the origin.
-        StatusCode::NETWORK_AUTHENTICATION_REQUIRED => Err(Fault::Portal(format!(
+        StatusCode::NETWORK_AUTHENTICATION_REQUIRED => Err(FetchFault::CaptivePortal(format!(
             "the network wants somebody to sign in ({status})"
         ))),
         _ if status.is_server_error() => Err(patience(status, text(RETRY_AFTER), host)),
         StatusCode::UNAUTHORIZED | StatusCode::PROXY_AUTHENTICATION_REQUIRED => {
-            Err(Fault::Final(Failure::of(
-                Exit::Error,
-                Reason::AuthRequired,
+            Err(FetchFault::Final(TransferFailure::of(
+                TransferExit::Error,
+                TransferReason::AuthRequired,
                 match were_given(ask, url) {
                     true => format!("{host} refused the credentials it was given ({status})"),
                     false => format!(
@@ -410,16 +421,16 @@ fn part(status: StatusCode, headers: &HeaderMap, ask: &Ask, url: &Url) -> Result
         }
         // A URL that worked before is not wrong but over: signed links run out.
         StatusCode::FORBIDDEN | StatusCode::GONE | StatusCode::NOT_FOUND if ask.from > 0 => {
-            Err(Fault::Final(Failure::of(
-                Exit::Error,
-                Reason::UrlExpired,
+            Err(FetchFault::Final(TransferFailure::of(
+                TransferExit::Error,
+                TransferReason::UrlExpired,
                 format!(
                     "{host} gave the first {} bytes and now answers {status}; get a fresh URL",
                     ask.from
                 ),
             )))
         }
-        _ => Err(Fault::Final(Failure::error(format!(
+        _ => Err(FetchFault::Final(TransferFailure::error(format!(
             "{host} answers {status} for {}",
             url.path()
         )))),
@@ -427,23 +438,24 @@ fn part(status: StatusCode, headers: &HeaderMap, ask: &Ask, url: &Url) -> Result
 }
 
 /// Whether whoever answered from `url` was told who the user is.
-fn were_given(ask: &Ask, url: &Url) -> bool {
-    let given = credentials(&ask.url).is_some() || ask.fields.iter().any(Field::is_credential);
+fn were_given(ask: &GetRequest, url: &Url) -> bool {
+    let given =
+        credentials(&ask.url).is_some() || ask.fields.iter().any(HeaderField::is_credential);
     given && url.origin() == ask.url.origin()
 }
 
-fn patience(status: StatusCode, retry_after: Option<&str>, host: &str) -> Fault {
+fn patience(status: StatusCode, retry_after: Option<&str>, host: &str) -> FetchFault {
     let retry_after = retry_after
         .and_then(|text| text.trim().parse().ok())
         .map(|s| Duration::from_secs(s).min(RETRY_AFTER_MAX));
-    Fault::Origin {
+    FetchFault::Origin {
         text: format!("{host} answers {status}"),
         retry_after,
     }
 }
 
 /// `bytes 5-9/10`, `bytes 5-9/*`, `bytes */10` (RFC 9110 §14.4).
-fn parse_content_range(text: &str) -> Option<Part> {
+fn parse_content_range(text: &str) -> Option<ContentPart> {
     let (range, total) = text.strip_prefix("bytes ")?.split_once('/')?;
     let total = if total == "*" {
         None
@@ -451,22 +463,19 @@ fn parse_content_range(text: &str) -> Option<Part> {
         Some(total.parse().ok()?)
     };
     if range == "*" {
-        return Some(Part::Unsatisfiable(total));
+        return Some(ContentPart::Unsatisfiable(total));
     }
     let (from, to) = range.split_once('-')?;
     let (from, to): (u64, u64) = (from.parse().ok()?, to.parse().ok()?);
-    (from <= to && to < u64::MAX && total.is_none_or(|total| to < total)).then_some(Part::Range {
-        from,
-        to,
-        total,
-    })
+    (from <= to && to < u64::MAX && total.is_none_or(|total| to < total))
+        .then_some(ContentPart::Range { from, to, total })
 }
 
 /// Whose fault a broken exchange is: an end or a reset was sent by somebody, most likely the
 /// origin; anything else (no route, no answer) is the network's.
-fn broken(error: &hyper::Error) -> Fault {
+fn broken(error: &hyper::Error) -> FetchFault {
     use std::io::ErrorKind;
-    let origin = |text: String| Fault::Origin {
+    let origin = |text: String| FetchFault::Origin {
         text,
         retry_after: None,
     };
@@ -492,7 +501,7 @@ fn broken(error: &hyper::Error) -> Fault {
             "the origin does not speak HTTP/1.1: {error}{cause}"
         ));
     }
-    Fault::Path(format!("the connection broke: {error}{cause}"))
+    FetchFault::Path(format!("the connection broke: {error}{cause}"))
 }
 
 #[cfg(test)]
@@ -501,12 +510,12 @@ mod tests {
 
     #[test]
     fn content_ranges_are_read_strictly() {
-        let range = |from, to, total| Some(Part::Range { from, to, total });
+        let range = |from, to, total| Some(ContentPart::Range { from, to, total });
         assert_eq!(parse_content_range("bytes 5-9/10"), range(5, 9, Some(10)));
         assert_eq!(parse_content_range("bytes 5-9/*"), range(5, 9, None));
         assert_eq!(
             parse_content_range("bytes */10"),
-            Some(Part::Unsatisfiable(Some(10)))
+            Some(ContentPart::Unsatisfiable(Some(10)))
         );
         for bad in [
             "bytes 9-5/10",
@@ -530,7 +539,7 @@ mod tests {
         );
         assert!(matches!(
             redirected(&from, &headers, false),
-            Err(Fault::Final(_))
+            Err(FetchFault::Final(_))
         ));
         assert_eq!(
             redirected(&from, &headers, true).expect("allowed").path(),

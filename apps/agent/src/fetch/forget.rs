@@ -3,9 +3,9 @@
 use std::path::Path;
 use std::time::Duration;
 
-use super::outcome::Failure;
-use super::partial::Partial;
-use super::proxy::Proxy;
+use super::outcome::TransferFailure;
+use super::partial::PartialFile;
+use super::proxy::ProxyClient;
 
 /// How long the proxy is tried to be told. Without a network the next download tells it.
 const TELL_MAX: Duration = Duration::from_secs(5); // a guess
@@ -17,23 +17,23 @@ const TELL_MAX: Duration = Duration::from_secs(5); // a guess
 pub async fn forget(
     destination: &Path,
     url: &str,
-    proxy: Option<&Proxy>,
-) -> Result<String, Failure> {
+    proxy: Option<&ProxyClient>,
+) -> Result<String, TransferFailure> {
     let what = format!("cannot give up {}.part", destination.display());
     let failed = |error: std::io::Error| match error.kind() {
         std::io::ErrorKind::WouldBlock => {
-            Failure::error(format!("{what}: another cedos get is writing it"))
+            TransferFailure::error(format!("{what}: another cedos get is writing it"))
         }
-        _ => Failure::storage(&what, &error),
+        _ => TransferFailure::storage(&what, &error),
     };
-    let (partial, note) = Partial::open(destination, url).map_err(failed)?;
+    let (partial, note) = PartialFile::open(destination, url).map_err(failed)?;
     partial.discard().map_err(failed)?;
     let file = destination.display();
     let Some(flow) = note.and_then(|note| note.flow) else {
         return Ok(format!("{file}.part is removed"));
     };
     let told = match proxy {
-        Some(proxy) => proxy.give_up(flow.instance, TELL_MAX).await,
+        Some(proxy) => proxy.release_instance(flow.instance, TELL_MAX).await,
         None => false,
     };
     Ok(if told {

@@ -8,7 +8,7 @@ use http::{HeaderName, HeaderValue};
 
 /// One field of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Field {
+pub struct HeaderField {
     /// Its name.
     pub name: HeaderName,
     /// Its value; marked sensitive, so that it is in no log.
@@ -27,7 +27,7 @@ const CREDENTIAL_WORDS: [&str; 8] = [
     "signature",
 ];
 
-impl Field {
+impl HeaderField {
     /// True when the field may prove who we are: it goes to no other origin, and no proxy reads it.
     pub fn is_credential(&self) -> bool {
         let name = self.name.as_str();
@@ -40,7 +40,7 @@ impl Field {
 /// # Errors
 /// A sentence that says what a field looks like, or whose business this one is. It does not repeat
 /// the value, which may be a secret.
-pub fn parse(text: &str) -> Result<Field, String> {
+pub fn parse(text: &str) -> Result<HeaderField, String> {
     let Some((name, value)) = text.split_once(':') else {
         return Err("a header is `Name: value`, for example 'Accept: audio/mpeg'".into());
     };
@@ -68,7 +68,7 @@ pub fn parse(text: &str) -> Result<Field, String> {
         format!("the value of {name} has a line break or another control character")
     })?;
     value.set_sensitive(true);
-    Ok(Field { name, value })
+    Ok(HeaderField { name, value })
 }
 
 #[cfg(test)]

@@ -28,9 +28,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::ffi::OsString;
 
-use super::outcome::Exit;
-use super::report::{Event, Observer, complain};
-use crate::order::Verb;
+use super::outcome::TransferExit;
+use super::report::{TransferEvent, TransferObserver, print_stderr};
+use crate::order::TransferVerb;
 
 /// Tells a process that it is this download, by its folder.
 const FOLDER_VARIABLE: &str = "CEDOS_JOB";
@@ -58,10 +58,10 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// What was asked for.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Asked {
+pub struct JobRequest {
     /// Which way.
     #[serde(default = "get")]
-    pub verb: Verb,
+    pub verb: TransferVerb,
     /// The URL, without credentials.
     pub url: String,
     /// The file, as an absolute path.
@@ -73,17 +73,17 @@ pub struct Asked {
 }
 
 /// What was meant where nothing was said.
-fn get() -> Verb {
-    Verb::Get
+fn get() -> TransferVerb {
+    TransferVerb::Get
 }
 
 /// One download in the background, as its folder tells it.
 #[derive(Debug)]
-pub struct Job {
+pub struct BackgroundJob {
     /// Its number.
     pub id: u64,
     /// What was asked for.
-    pub asked: Asked,
+    pub request: JobRequest,
     /// Its last event; null before the first.
     pub event: Value,
     /// The process it is in, while that runs: one of its own, or the agent.
@@ -94,7 +94,7 @@ pub struct Job {
 /// How a download in the background stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Standing {
+pub enum JobState {
     /// Bytes are coming, or about to.
     Running,
     /// Nothing moves; the reason is told.
@@ -113,58 +113,58 @@ pub enum Standing {
     Gone,
 }
 
-impl Job {
+impl BackgroundJob {
     /// How it stands.
-    pub fn standing(&self) -> Standing {
+    pub fn state(&self) -> JobState {
         match (self.event["event"].as_str(), self.pid) {
-            (Some("done"), _) => Standing::Done,
-            (Some("error"), _) if self.event["exit"] == Exit::Cancelled as u8 => {
-                Standing::Cancelled
+            (Some("done"), _) => JobState::Done,
+            (Some("error"), _) if self.event["exit"] == TransferExit::Cancelled as u8 => {
+                JobState::Cancelled
             }
-            (Some("error"), _) => Standing::Failed,
-            (Some("paused"), _) => Standing::Paused,
-            (Some("queued"), Some(_)) => Standing::Queued,
-            (_, None) if self.is_the_agents() => Standing::Queued,
-            (_, None) => Standing::Gone,
-            (Some("waiting"), _) => Standing::Waiting,
-            _ => Standing::Running,
+            (Some("error"), _) => JobState::Failed,
+            (Some("paused"), _) => JobState::Paused,
+            (Some("queued"), Some(_)) => JobState::Queued,
+            (_, None) if self.belongs_to_agent() => JobState::Queued,
+            (_, None) => JobState::Gone,
+            (Some("waiting"), _) => JobState::Waiting,
+            _ => JobState::Running,
         }
     }
 
     /// It said its last word.
     pub fn has_ended(&self) -> bool {
-        use Standing::{Cancelled, Done, Failed};
-        matches!(self.standing(), Done | Failed | Cancelled)
+        use JobState::{Cancelled, Done, Failed};
+        matches!(self.state(), Done | Failed | Cancelled)
     }
 
     /// As it is shown.
-    pub fn object(&self) -> Value {
+    pub fn to_json(&self) -> Value {
         json!({
             "id": self.id,
-            "standing": self.standing(),
+            "standing": self.state(),
             "reason": self.event["reason"],
-            "verb": self.asked.verb,
-            "url": self.asked.url,
-            "file": self.asked.file,
-            "since": self.asked.since,
-            "deadline": self.asked.deadline,
+            "verb": self.request.verb,
+            "url": self.request.url,
+            "file": self.request.file,
+            "since": self.request.since,
+            "deadline": self.request.deadline,
             "mode": self.event["mode"],
             "bytes": self.event["bytes"],
             "length": self.event["length"],
             "promise": self.event["promise"],
-            "log": self.log().exists().then(|| self.log()),
+            "log": self.log_path().exists().then(|| self.log_path()),
             "pid": self.pid,
             "last": self.event,
         })
     }
 
     /// It is one of the agent's.
-    pub fn is_the_agents(&self) -> bool {
+    pub fn belongs_to_agent(&self) -> bool {
         self.folder.join(ORDER).exists()
     }
 
     /// What it said, for people.
-    pub fn log(&self) -> PathBuf {
+    pub fn log_path(&self) -> PathBuf {
         self.folder.join("log")
     }
 
@@ -173,7 +173,7 @@ impl Job {
     /// # Errors
     /// It does not run, or does not stop.
     pub fn cancel(&self) -> anyhow::Result<()> {
-        let pid = match (self.is_the_agents(), self.pid) {
+        let pid = match (self.belongs_to_agent(), self.pid) {
             (true, None) => bail!(
                 "{} is the agent's, which does not run; `cedos agent` starts it",
                 self.id
@@ -199,8 +199,8 @@ impl Job {
 }
 
 /// Where the folders are.
-pub(crate) fn root() -> anyhow::Result<PathBuf> {
-    state().map(|state| state.join("get"))
+pub(crate) fn jobs_directory() -> anyhow::Result<PathBuf> {
+    state_directory().map(|state| state.join("get"))
 }
 
 /// Where this user's downloads keep what outlives them: `$XDG_STATE_HOME/cedos`, else
@@ -208,7 +208,7 @@ pub(crate) fn root() -> anyhow::Result<PathBuf> {
 ///
 /// # Errors
 /// Nobody says where.
-pub fn state() -> anyhow::Result<PathBuf> {
+pub fn state_directory() -> anyhow::Result<PathBuf> {
     // XDG Base Directory Specification: a path that is not absolute is to be ignored.
     let absolute = |name: &str| {
         std::env::var_os(name)
@@ -225,14 +225,14 @@ pub fn state() -> anyhow::Result<PathBuf> {
 ///
 /// # Errors
 /// The state cannot be read.
-pub fn list() -> anyhow::Result<Vec<Job>> {
-    let root = root()?;
+pub fn list() -> anyhow::Result<Vec<BackgroundJob>> {
+    let root = jobs_directory()?;
     let entries = match std::fs::read_dir(&root) {
         Ok(entries) => entries,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         Err(error) => return Err(anyhow!("cannot read {}: {error}", root.display())),
     };
-    let mut jobs: Vec<Job> = entries
+    let mut jobs: Vec<BackgroundJob> = entries
         .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
         .filter_map(|id: u64| read(&root, id))
         .collect();
@@ -244,12 +244,12 @@ pub fn list() -> anyhow::Result<Vec<Job>> {
 ///
 /// # Errors
 /// There is none.
-pub fn find(id: u64) -> anyhow::Result<Job> {
-    read(&root()?, id)
+pub fn find(id: u64) -> anyhow::Result<BackgroundJob> {
+    read(&jobs_directory()?, id)
         .with_context(|| format!("there is no download {id}; `cedos ls` lists those there are"))
 }
 
-fn read(root: &Path, id: u64) -> Option<Job> {
+fn read(root: &Path, id: u64) -> Option<BackgroundJob> {
     let folder = root.join(id.to_string());
     let json = |name: &str| std::fs::read(folder.join(name)).ok();
     let asked = serde_json::from_slice(&json("job.json")?).ok()?;
@@ -259,9 +259,9 @@ fn read(root: &Path, id: u64) -> Option<Job> {
         false => running(&folder),
     };
     let event = json("state.json").and_then(|text| serde_json::from_slice(&text).ok());
-    Some(Job {
+    Some(BackgroundJob {
         id,
-        asked,
+        request: asked,
         event: event.unwrap_or(Value::Null),
         pid,
         folder,
@@ -273,7 +273,7 @@ fn read(root: &Path, id: u64) -> Option<Job> {
 /// # Errors
 /// Nobody says where that is, or another agent holds it.
 pub(crate) fn claim_all() -> anyhow::Result<File> {
-    let root = root()?;
+    let root = jobs_directory()?;
     DirBuilder::new()
         .recursive(true)
         .mode(0o700)
@@ -316,14 +316,14 @@ fn running(folder: &Path) -> Option<i32> {
 ///
 /// # Errors
 /// It cannot be started, or says nothing.
-pub fn start(asked: &Asked, arguments: &[OsString]) -> anyhow::Result<Job> {
-    let root = root()?;
+pub fn start(asked: &JobRequest, arguments: &[OsString]) -> anyhow::Result<BackgroundJob> {
+    let root = jobs_directory()?;
     DirBuilder::new()
         .recursive(true)
         .mode(0o700)
         .create(&root)
         .with_context(|| format!("cannot make {}", root.display()))?;
-    forget_old(&root);
+    remove_old(&root);
     let id = claim(&root)?;
     let folder = root.join(id.to_string());
     replace(&folder.join("job.json"), asked)?;
@@ -390,13 +390,13 @@ pub(crate) fn claim(root: &Path) -> anyhow::Result<u64> {
     }
 }
 
-pub(crate) fn forget_old(root: &Path) {
-    let ended: Vec<Job> = list()
+pub(crate) fn remove_old(root: &Path) {
+    let ended: Vec<BackgroundJob> = list()
         .unwrap_or_default()
         .into_iter()
         .filter(|job| {
-            use Standing::{Cancelled, Done, Failed, Gone};
-            matches!(job.standing(), Done | Failed | Cancelled | Gone)
+            use JobState::{Cancelled, Done, Failed, Gone};
+            matches!(job.state(), Done | Failed | Cancelled | Gone)
         })
         .collect();
     let surplus = ended.len().saturating_sub(ENDED_KEPT_MAX);
@@ -418,7 +418,7 @@ pub(crate) fn replace(path: &Path, what: &impl Serialize) -> io::Result<()> {
 }
 
 /// The command line handed over to this process, if it is a download in the background.
-pub fn handed_over() -> Option<Vec<OsString>> {
+pub fn handed_over_arguments() -> Option<Vec<OsString>> {
     std::env::var_os(FOLDER_VARIABLE)?;
     let mut bytes = Vec::new();
     let stdin = io::stdin().lock();
@@ -431,26 +431,26 @@ pub fn handed_over() -> Option<Vec<OsString>> {
 }
 
 /// This process as a download in the background: holds its lock and writes down what happens.
-pub struct Own {
+pub struct BackgroundProcess {
     folder: PathBuf,
     _lock: File,
-    memory: Memory,
+    memory: LastProgress,
 }
 
 /// What earlier events told, for those that do not tell it: how much there is of how much, and by
 /// which links it came.
 #[derive(Debug, Default)]
-pub struct Memory {
+pub struct LastProgress {
     told: serde_json::Map<String, Value>,
 }
 
-impl Memory {
+impl LastProgress {
     /// What is kept from one event to the next.
     const FIELDS: [&str; 5] = ["bytes", "length", "bytes_by_link", "promise", "mode"];
 
     /// What an earlier process wrote down.
-    pub fn of(event: &Value) -> Memory {
-        let mut memory = Memory::default();
+    pub fn of(event: &Value) -> LastProgress {
+        let mut memory = LastProgress::default();
         memory.complete(event.clone());
         memory
     }
@@ -463,7 +463,7 @@ impl Memory {
         if let Some(held) = fields.get("held_bytes").cloned() {
             fields.insert("bytes".to_owned(), held);
         }
-        for name in Memory::FIELDS {
+        for name in LastProgress::FIELDS {
             match fields.get(name) {
                 Some(value) if !value.is_null() => {
                     self.told.insert(name.to_owned(), value.clone());
@@ -479,12 +479,12 @@ impl Memory {
     }
 }
 
-impl Own {
+impl BackgroundProcess {
     /// Leaves the terminal and takes the lock, if this process is one.
     ///
     /// # Errors
     /// The folder cannot be written to.
-    pub fn claim() -> io::Result<Option<Own>> {
+    pub fn claim() -> io::Result<Option<BackgroundProcess>> {
         let Some(folder) = std::env::var_os(FOLDER_VARIABLE).map(PathBuf::from) else {
             return Ok(None);
         };
@@ -499,18 +499,18 @@ impl Own {
         // Somebody who looks holds it for a moment, never longer.
         lock.lock()?;
         write!(lock, "{}", std::process::id())?;
-        Ok(Some(Own {
+        Ok(Some(BackgroundProcess {
             folder,
             _lock: lock,
-            memory: Memory::default(),
+            memory: LastProgress::default(),
         }))
     }
 }
 
-impl Observer for Own {
-    fn tell(&mut self, event: &Event) {
+impl TransferObserver for BackgroundProcess {
+    fn on_event(&mut self, event: &TransferEvent) {
         // What `status` shows is where it stands; what happened in passing is in the log.
-        if matches!(event, Event::Note { .. }) {
+        if matches!(event, TransferEvent::Note { .. }) {
             return;
         }
         let Ok(event) = serde_json::to_value(event) else {
@@ -518,7 +518,7 @@ impl Observer for Own {
         };
         let event = self.memory.complete(event);
         if let Err(error) = replace(&self.folder.join("state.json"), &event) {
-            complain(&format!("note: the state cannot be written down: {error}"));
+            print_stderr(&format!("note: the state cannot be written down: {error}"));
         }
     }
 }
@@ -545,7 +545,7 @@ mod tests {
 
     #[test]
     fn a_wait_is_told_with_the_bytes_that_are_there() {
-        let mut memory = Memory::default();
+        let mut memory = LastProgress::default();
         memory.complete(json!({"event": "begun", "held_bytes": 3}));
         let waiting = memory.complete(json!({"event": "waiting", "reason": "no_path"}));
         assert_eq!(waiting["bytes"], 3);
@@ -555,7 +555,7 @@ mod tests {
             (&waiting["bytes"], &waiting["length"]),
             (&json!(5), &json!(9))
         );
-        let again = Memory::of(&waiting).complete(json!({"event": "begun", "held_bytes": 4}));
+        let again = LastProgress::of(&waiting).complete(json!({"event": "begun", "held_bytes": 4}));
         assert_eq!((&again["bytes"], &again["length"]), (&json!(4), &json!(9)));
     }
 }

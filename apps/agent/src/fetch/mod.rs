@@ -19,28 +19,28 @@
 //! only if the origin's validator *and* the last bytes we hold agree, and anything else starts
 //! again from zero and says so.
 
-pub mod alternative;
-pub mod clock;
+pub mod alt_svc;
+pub mod boot_clock;
 pub mod dial;
 pub mod direct;
+mod drwa_stream;
 pub mod exchange;
 pub mod filename;
 pub mod forget;
 pub mod header;
-mod held;
 pub mod jobs;
-pub mod landing;
 pub mod mode;
+pub mod option_parsers;
 pub mod origin;
 pub mod outcome;
-pub mod parcel;
 pub mod partial;
+pub mod pending_rename;
 pub mod proxy;
 pub mod report;
 pub mod sink;
-mod ticket;
 pub mod tls;
 pub mod transfer;
 pub mod tunnel;
+pub mod upload_body;
+mod upload_ticket;
 pub mod validator;
-pub mod when;

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// How the bytes come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Mode {
+pub enum FetchMode {
     /// This device asks the origin itself, over one link at a time.
     Direct,
     /// A proxy asks the origin and keeps the bytes until the device has them; it sees everything.
@@ -17,12 +17,12 @@ pub enum Mode {
     Sealed,
 }
 
-impl fmt::Display for Mode {
+impl fmt::Display for FetchMode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Mode::Direct => "direct",
-            Mode::ProxyFetch => "proxy-fetch",
-            Mode::Sealed => "sealed",
+            FetchMode::Direct => "direct",
+            FetchMode::ProxyFetch => "proxy-fetch",
+            FetchMode::Sealed => "sealed",
         })
     }
 }

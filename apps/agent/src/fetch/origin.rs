@@ -19,33 +19,33 @@ use d2tp_links::{CostClass, Link};
 use tokio::sync::{Mutex, watch};
 use url::Url;
 
-use super::dial::{Dial, Fault, Io, Via};
-use super::mode::Mode;
-use super::outcome::Failure;
+use super::dial::{ByteStream, Dial, EgressLink, FetchFault};
+use super::mode::FetchMode;
+use super::outcome::TransferFailure;
 
 /// Who is asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Whom {
+pub enum D2tpTarget {
     /// An origin, at its address.
-    At(ServerAddress),
+    Address(ServerAddress),
     /// A device, by its key.
-    Called(PublicKey),
+    Device(PublicKey),
 }
 
-impl Whom {
+impl D2tpTarget {
     /// Reads whom a `d2tp:` URL names, and returns what to ask for: the URL without the key of an
     /// origin at an address.
     ///
     /// # Errors
     /// It is no such URL; in words.
-    pub fn of(url: &Url) -> Result<(Whom, Url), String> {
+    pub fn of(url: &Url) -> Result<(D2tpTarget, Url), String> {
         let host = url.host_str().unwrap_or_default();
         if url.port().is_none() {
             let key = PublicKey::from_text(host).map_err(|_| {
                 "it needs a port and a key (d2tp://host:port/KEY/path), or a key for its host \
                  (d2tp://KEY/path)"
             })?;
-            return Ok((Whom::Called(key), url.clone()));
+            return Ok((D2tpTarget::Device(key), url.clone()));
         }
         let path = url.path().trim_start_matches('/');
         let (key, rest) = path.split_once('/').unwrap_or((path, ""));
@@ -55,57 +55,59 @@ impl Whom {
             .map_err(|error| format!("{error}"))?;
         let mut plain = url.clone();
         plain.set_path(&format!("/{rest}"));
-        Ok((Whom::At(address), plain))
+        Ok((D2tpTarget::Address(address), plain))
     }
 }
 
 /// The session, once begun.
-enum Session {
+enum OriginSession {
     /// With an origin, over our own links.
-    Alone(Device),
+    Direct(Device),
     /// By way of a proxy, which is the device's server.
-    Beside(Device, Peer),
+    ThroughProxy(Device, Peer),
 }
 
-impl Session {
+impl OriginSession {
     fn open(&self) -> Result<Flow, DriverError> {
         let settings = FlowSettings::default();
         match self {
-            Session::Alone(device) => device.open(settings),
-            Session::Beside(_, peer) => peer.open(settings),
+            OriginSession::Direct(device) => device.open(settings),
+            OriginSession::ThroughProxy(_, peer) => peer.open(settings),
         }
     }
 
     fn is_over(&self) -> bool {
         match self {
-            Session::Alone(device) => device.ended().is_some(),
-            Session::Beside(device, peer) => device.ended().is_some() || peer.ended().is_some(),
+            OriginSession::Direct(device) => device.ended().is_some(),
+            OriginSession::ThroughProxy(device, peer) => {
+                device.ended().is_some() || peer.ended().is_some()
+            }
         }
     }
 }
 
 /// What moves requests to such an origin.
-pub struct Origin {
-    whom: Whom,
+pub struct D2tpOrigin {
+    whom: D2tpTarget,
     proxy: Option<ServerAddress>,
     key: SecretKey,
     config: EndpointConfig,
     links: watch::Receiver<Arc<Vec<Link>>>,
     log: Option<Arc<Qlog>>,
-    session: Mutex<Option<Session>>,
+    session: Mutex<Option<OriginSession>>,
 }
 
-impl Origin {
+impl D2tpOrigin {
     /// Nothing is sent before the first request.
     pub fn new(
-        whom: Whom,
+        whom: D2tpTarget,
         proxy: Option<ServerAddress>,
         key: SecretKey,
         config: EndpointConfig,
         links: watch::Receiver<Arc<Vec<Link>>>,
         log: Option<Arc<Qlog>>,
-    ) -> Origin {
-        Origin {
+    ) -> D2tpOrigin {
+        D2tpOrigin {
             whom,
             proxy,
             key,
@@ -120,15 +122,15 @@ impl Origin {
     fn server(&self) -> Option<&ServerAddress> {
         match (&self.proxy, &self.whom) {
             (Some(proxy), _) => Some(proxy),
-            (None, Whom::At(origin)) => Some(origin),
-            (None, Whom::Called(_)) => None,
+            (None, D2tpTarget::Address(origin)) => Some(origin),
+            (None, D2tpTarget::Device(_)) => None,
         }
     }
 
-    async fn begin(&self) -> Result<Session, Fault> {
+    async fn begin(&self) -> Result<OriginSession, FetchFault> {
         let Some(server) = self.server() else {
             let text = "a device is called through a proxy: give --prox";
-            return Err(Fault::Final(Failure::usage(text)));
+            return Err(FetchFault::Final(TransferFailure::usage(text)));
         };
         let options = DeviceOptions {
             server: server.clone(),
@@ -139,7 +141,7 @@ impl Origin {
         if let Some(log) = &self.log {
             device.log_to(log);
         }
-        if is_here(&server.host) {
+        if is_this_machine(&server.host) {
             device.use_default_route().map_err(on_path)?;
         } else {
             device.follow_links(self.links.clone(), |link| match link.class.class {
@@ -148,55 +150,56 @@ impl Origin {
             });
         }
         let peer = match (&self.proxy, &self.whom) {
-            (None, _) => return Ok(Session::Alone(device)),
-            (Some(_), Whom::At(origin)) => device.connect_origin(origin).await,
-            (Some(_), Whom::Called(key)) => device.call(*key).await,
+            (None, _) => return Ok(OriginSession::Direct(device)),
+            (Some(_), D2tpTarget::Address(origin)) => device.connect_origin(origin).await,
+            (Some(_), D2tpTarget::Device(key)) => device.call(*key).await,
         };
         match peer {
-            Ok(peer) => Ok(Session::Beside(device, peer)),
-            Err(CallError::Refused { text, .. }) => Err(Fault::Origin {
+            Ok(peer) => Ok(OriginSession::ThroughProxy(device, peer)),
+            Err(CallError::Refused { text, .. }) => Err(FetchFault::Origin {
                 text,
                 retry_after: None,
             }),
-            Err(error) => Err(Fault::Path(error.to_string())),
+            Err(error) => Err(FetchFault::Path(error.to_string())),
         }
     }
 }
 
-fn on_path(error: DriverError) -> Fault {
-    Fault::Path(error.to_string())
+fn on_path(error: DriverError) -> FetchFault {
+    FetchFault::Path(error.to_string())
 }
 
 /// Whether a host is this machine, which no link leads to.
-pub fn is_here(host: &str) -> bool {
+pub fn is_this_machine(host: &str) -> bool {
     let ip: Option<IpAddr> = host.parse().ok();
     host == "localhost" || ip.is_some_and(|ip| ip.is_loopback())
 }
 
-impl Dial for Origin {
-    async fn dial(&self, _: &Url, _: &Via) -> Result<Box<dyn Io>, Fault> {
+impl Dial for D2tpOrigin {
+    async fn dial(&self, _: &Url, _: &EgressLink) -> Result<Box<dyn ByteStream>, FetchFault> {
         let mut session = self.session.lock().await;
-        if session.as_ref().is_none_or(Session::is_over) {
+        if session.as_ref().is_none_or(OriginSession::is_over) {
             *session = Some(self.begin().await?);
         }
         let session = session.as_ref().expect("it was just begun");
         Ok(Box::new(session.open().map_err(on_path)?))
     }
 
-    fn mode(&self) -> Mode {
-        Mode::Direct
+    fn mode(&self) -> FetchMode {
+        FetchMode::Direct
     }
 
-    fn told_by(&self) -> Option<String> {
+    fn answering_proxy(&self) -> Option<String> {
         // What it says of itself is worth no more than what led here, which is remembered already.
         Some("itself".into())
     }
 
     fn needs_no_link(&self) -> bool {
-        self.server().is_some_and(|server| is_here(&server.host))
+        self.server()
+            .is_some_and(|server| is_this_machine(&server.host))
     }
 
-    fn moves_by_itself(&self) -> bool {
+    fn survives_link_loss(&self) -> bool {
         true
     }
 }
@@ -208,17 +211,17 @@ mod tests {
     #[test]
     fn a_url_names_an_origin_by_address_and_key_or_a_device_by_its_key() {
         let key = PublicKey([0xfb; 32]);
-        let of = |text: &str| Whom::of(&text.parse().unwrap());
+        let of = |text: &str| D2tpTarget::of(&text.parse().unwrap());
         for host in ["files.example", "192.0.2.1", "[2001:db8::1]"] {
             let (whom, url) = of(&format!("d2tp://{host}:4433/{key}/a/b.bin?c")).unwrap();
-            let Whom::At(address) = whom else {
+            let D2tpTarget::Address(address) = whom else {
                 panic!("{whom:?}")
             };
             assert_eq!((address.port, address.key), (4433, key));
             assert_eq!(url.as_str(), format!("d2tp://{host}:4433/a/b.bin?c"));
         }
         let (whom, url) = of(&format!("d2tp://{key}/a.bin")).unwrap();
-        assert_eq!((whom, url.path()), (Whom::Called(key), "/a.bin"));
+        assert_eq!((whom, url.path()), (D2tpTarget::Device(key), "/a.bin"));
         for bad in [
             "d2tp://files.example/a.bin",
             "d2tp://files.example:4433/a.bin",

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 /// How a command ended, for scripts. The numbers are part of the interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Exit {
+pub enum TransferExit {
     /// The object is whole, and in time.
     Done = 0,
     /// It failed; the message says whose fault.
@@ -27,28 +27,30 @@ pub enum Exit {
     NoPermittedPath = 14,
 }
 
-impl Exit {
+impl TransferExit {
     /// All of them.
-    pub const ALL: [Exit; 9] = [
-        Exit::Done,
-        Exit::Error,
-        Exit::Usage,
-        Exit::Cancelled,
-        Exit::DeadlineMissed,
-        Exit::BudgetExhausted,
-        Exit::IntegrityMismatch,
-        Exit::OriginChanged,
-        Exit::NoPermittedPath,
+    pub const ALL: [TransferExit; 9] = [
+        TransferExit::Done,
+        TransferExit::Error,
+        TransferExit::Usage,
+        TransferExit::Cancelled,
+        TransferExit::DeadlineMissed,
+        TransferExit::BudgetExhausted,
+        TransferExit::IntegrityMismatch,
+        TransferExit::OriginChanged,
+        TransferExit::NoPermittedPath,
     ];
 
     /// The one with this number.
-    pub fn of(number: u64) -> Option<Exit> {
-        Exit::ALL.into_iter().find(|exit| *exit as u64 == number)
+    pub fn of(number: u64) -> Option<TransferExit> {
+        TransferExit::ALL
+            .into_iter()
+            .find(|exit| *exit as u64 == number)
     }
 }
 
-impl From<Exit> for ExitCode {
-    fn from(exit: Exit) -> ExitCode {
+impl From<TransferExit> for ExitCode {
+    fn from(exit: TransferExit) -> ExitCode {
         ExitCode::from(exit as u8)
     }
 }
@@ -57,7 +59,7 @@ impl From<Exit> for ExitCode {
 /// are the ones a download can meet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Reason {
+pub enum TransferReason {
     /// No link is up.
     NoPath,
     /// Only links that cost are up, and there is time.
@@ -88,21 +90,21 @@ pub enum Reason {
     ProxyUnreachable,
 }
 
-impl From<d2tp_sched::LinkWaitReason> for Reason {
-    fn from(hold: d2tp_sched::LinkWaitReason) -> Reason {
+impl From<d2tp_sched::LinkWaitReason> for TransferReason {
+    fn from(hold: d2tp_sched::LinkWaitReason) -> TransferReason {
         use d2tp_sched::LinkWaitReason;
         match hold {
-            LinkWaitReason::NoPath => Reason::NoPath,
-            LinkWaitReason::PathCost => Reason::PathCost,
-            LinkWaitReason::OverBudget => Reason::OverBudget,
-            LinkWaitReason::RoamingBlocked => Reason::RoamingBlocked,
-            LinkWaitReason::QueuedBehind => Reason::QueuedBehind,
-            LinkWaitReason::PathTooSlow => Reason::PathTooSlow,
+            LinkWaitReason::NoPath => TransferReason::NoPath,
+            LinkWaitReason::PathCost => TransferReason::PathCost,
+            LinkWaitReason::OverBudget => TransferReason::OverBudget,
+            LinkWaitReason::RoamingBlocked => TransferReason::RoamingBlocked,
+            LinkWaitReason::QueuedBehind => TransferReason::QueuedBehind,
+            LinkWaitReason::PathTooSlow => TransferReason::PathTooSlow,
         }
     }
 }
 
-impl Reason {
+impl TransferReason {
     /// The code as it is printed.
     pub fn code(self) -> String {
         serde_json::to_value(self)
@@ -117,28 +119,32 @@ pub(crate) const AGAIN_ALONE: &str = "the same command continues";
 
 /// The end of a download that did not succeed.
 #[derive(Debug, Clone)]
-pub struct Failure {
+pub struct TransferFailure {
     /// The exit code.
-    pub exit: Exit,
+    pub exit: TransferExit,
     /// The reason code, where one fits.
-    pub reason: Option<Reason>,
+    pub reason: Option<TransferReason>,
     /// Whose fault, where, and what to do next.
     pub text: String,
 }
 
-impl Failure {
+impl TransferFailure {
     /// A failure without a reason code.
-    pub fn error(text: impl Into<String>) -> Failure {
-        Failure {
-            exit: Exit::Error,
+    pub fn error(text: impl Into<String>) -> TransferFailure {
+        TransferFailure {
+            exit: TransferExit::Error,
             reason: None,
             text: text.into(),
         }
     }
 
     /// A failure with its reason code.
-    pub fn of(exit: Exit, reason: Reason, text: impl Into<String>) -> Failure {
-        Failure {
+    pub fn of(
+        exit: TransferExit,
+        reason: TransferReason,
+        text: impl Into<String>,
+    ) -> TransferFailure {
+        TransferFailure {
             exit,
             reason: Some(reason),
             text: text.into(),
@@ -146,21 +152,21 @@ impl Failure {
     }
 
     /// A command line that makes no sense.
-    pub fn usage(text: impl Into<String>) -> Failure {
-        Failure {
-            exit: Exit::Usage,
-            ..Failure::error(text)
+    pub fn usage(text: impl Into<String>) -> TransferFailure {
+        TransferFailure {
+            exit: TransferExit::Usage,
+            ..TransferFailure::error(text)
         }
     }
 
     /// A disk that refused, in words that say what to do.
-    pub fn storage(what: &str, error: &std::io::Error) -> Failure {
+    pub fn storage(what: &str, error: &std::io::Error) -> TransferFailure {
         use std::io::ErrorKind::{QuotaExceeded, StorageFull};
         if matches!(error.kind(), StorageFull | QuotaExceeded) {
             let text = format!("{what}: {error}; make room, then {AGAIN_ALONE}");
-            return Failure::of(Exit::Error, Reason::StorageFull, text);
+            return TransferFailure::of(TransferExit::Error, TransferReason::StorageFull, text);
         }
-        Failure::error(format!(
+        TransferFailure::error(format!(
             "{what}: {error}; check that disk, or name a file on another one with -o"
         ))
     }
@@ -172,9 +178,9 @@ mod tests {
 
     #[test]
     fn codes_are_those_of_the_interface() {
-        assert_eq!(Reason::RoamingBlocked.code(), "roaming_blocked");
-        assert_eq!(Reason::OriginChanged.code(), "origin_changed");
-        assert_eq!(Exit::IntegrityMismatch as u8, 12);
-        assert_eq!(Exit::NoPermittedPath as u8, 14);
+        assert_eq!(TransferReason::RoamingBlocked.code(), "roaming_blocked");
+        assert_eq!(TransferReason::OriginChanged.code(), "origin_changed");
+        assert_eq!(TransferExit::IntegrityMismatch as u8, 12);
+        assert_eq!(TransferExit::NoPermittedPath as u8, 14);
     }
 }

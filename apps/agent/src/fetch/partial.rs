@@ -24,7 +24,7 @@ const NOTE_VERSION: u32 = 2;
 
 /// What the note beside a part says.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Note {
+pub struct PartialNote {
     /// Version of this form.
     pub version: u32,
     /// The URL asked for, without credentials.
@@ -57,15 +57,15 @@ pub struct FlowNote {
 
 impl FlowNote {
     /// Where in the flow the byte at `offset` of the file is.
-    pub fn place_of(&self, offset: u64) -> Option<u64> {
+    pub fn flow_offset(&self, offset: u64) -> Option<u64> {
         offset.checked_add_signed(self.lead)
     }
 }
 
-impl Note {
+impl PartialNote {
     /// A note for an object nothing is known of.
-    pub fn new(url: &str) -> Note {
-        Note {
+    pub fn new(url: &str) -> PartialNote {
+        PartialNote {
             version: NOTE_VERSION,
             url: url.into(),
             validator: None,
@@ -77,7 +77,7 @@ impl Note {
     }
 
     /// Whether the note at this path goes on with this flow.
-    pub fn wants(path: &Path, instance: u64, flow: u64) -> bool {
+    pub fn continues_flow(path: &Path, instance: u64, flow: u64) -> bool {
         let named = read_note(path).note().and_then(|note| note.flow);
         named.is_some_and(|f| (f.instance, f.flow) == (instance, flow))
     }
@@ -85,7 +85,7 @@ impl Note {
 
 /// An open part, locked against a second `cedos get`.
 #[derive(Debug)]
-pub struct Partial {
+pub struct PartialFile {
     file: File,
     part: PathBuf,
     note_path: PathBuf,
@@ -98,17 +98,17 @@ pub struct Partial {
 
 /// A note as it lies on the disk: with the digest of the rest, so that no damage goes unseen.
 #[derive(Serialize, Deserialize)]
-struct Sealed {
+struct ChecksummedNote {
     #[serde(flatten)]
-    note: Note,
+    note: PartialNote,
     sum: String,
 }
 
-impl Sealed {
-    fn of(note: Note) -> io::Result<Sealed> {
+impl ChecksummedNote {
+    fn of(note: PartialNote) -> io::Result<ChecksummedNote> {
         let digest = Sha256::digest(serde_json::to_vec(&note)?);
         let sum = hex::encode(&digest[..SUM_BYTES]);
-        Ok(Sealed { note, sum })
+        Ok(ChecksummedNote { note, sum })
     }
 }
 
@@ -116,17 +116,17 @@ impl Sealed {
 const SUM_BYTES: usize = 8;
 
 /// What lies where a note may be.
-enum Lying {
+enum StoredNote {
     Nothing,
     Damaged,
-    Note(Note),
+    Note(PartialNote),
 }
 
-impl Lying {
-    fn note(self) -> Option<Note> {
+impl StoredNote {
+    fn note(self) -> Option<PartialNote> {
         match self {
-            Lying::Note(note) => Some(note),
-            Lying::Nothing | Lying::Damaged => None,
+            StoredNote::Note(note) => Some(note),
+            StoredNote::Nothing | StoredNote::Damaged => None,
         }
     }
 }
@@ -136,13 +136,13 @@ fn lost() -> io::Error {
     io::Error::other("an earlier sync of it failed")
 }
 
-impl Partial {
+impl PartialFile {
     /// Opens or makes the part for `destination`. The note comes back only if the part on the
     /// disk belongs to `url` and has the bytes the note promises; the file is then cut to them.
     ///
     /// # Errors
     /// From the disk; `WouldBlock` when another program is writing the same part.
-    pub fn open(destination: &Path, url: &str) -> io::Result<(Partial, Option<Note>)> {
+    pub fn open(destination: &Path, url: &str) -> io::Result<(PartialFile, Option<PartialNote>)> {
         let (part, note_path) = (
             beside(destination, ".part"),
             beside(destination, ".part.json"),
@@ -156,8 +156,8 @@ impl Partial {
         file.try_lock()?;
         let lying = read_note(&note_path);
         let mut distrust = match lying {
-            Lying::Damaged => Some("the note beside the partial file is damaged"),
-            Lying::Nothing | Lying::Note(_) => None,
+            StoredNote::Damaged => Some("the note beside the partial file is damaged"),
+            StoredNote::Nothing | StoredNote::Note(_) => None,
         };
         let note = lying
             .note()
@@ -171,7 +171,7 @@ impl Partial {
             })
             .filter(|note| note.durable_bytes > 0);
         file.set_len(note.as_ref().map_or(0, |note| note.durable_bytes))?;
-        let mut partial = Partial {
+        let mut partial = PartialFile {
             file,
             part,
             note_path,
@@ -189,7 +189,7 @@ impl Partial {
     }
 
     /// Throws away everything after `length` bytes (a write that failed half-way).
-    pub fn cut(&mut self, length: u64) -> io::Result<()> {
+    pub fn truncate(&mut self, length: u64) -> io::Result<()> {
         self.file.set_len(length)?;
         self.file.seek(SeekFrom::Start(length)).map(drop)
     }
@@ -225,7 +225,7 @@ impl Partial {
     /// From the disk. After a failed sync of the part every other checkpoint fails too.
     pub fn checkpoint(
         &self,
-        note: Note,
+        note: PartialNote,
     ) -> io::Result<impl FnOnce() -> io::Result<u64> + Send + use<>> {
         let file = self.file.try_clone()?;
         let path = self.note_path.clone();
@@ -242,17 +242,17 @@ impl Partial {
     }
 
     /// Whether a sync of the part failed: only what the last note promises is there.
-    pub fn is_lost(&self) -> bool {
+    pub fn has_failed_sync(&self) -> bool {
         self.lost.load(Ordering::Acquire)
     }
 
     /// Why what lay there is not continued, where something is wrong with it.
-    pub fn distrust(&self) -> Option<&'static str> {
+    pub fn discard_reason(&self) -> Option<&'static str> {
         self.distrust
     }
 
     /// Forgets the note, so that the part is not continued.
-    pub fn forget(&self) -> io::Result<()> {
+    pub fn remove_note(&self) -> io::Result<()> {
         match std::fs::remove_file(&self.note_path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
             _ => Ok(()),
@@ -261,7 +261,7 @@ impl Partial {
 
     /// Makes the part the destination: sync, rename, sync the directory, drop the note.
     pub fn commit(&self, destination: &Path) -> io::Result<()> {
-        if self.is_lost() {
+        if self.has_failed_sync() {
             return Err(lost());
         }
         self.file
@@ -270,21 +270,21 @@ impl Partial {
         std::fs::rename(&self.part, destination)?;
         let directory = destination.parent().filter(|p| !p.as_os_str().is_empty());
         File::open(directory.unwrap_or(Path::new(".")))?.sync_all()?;
-        self.forget()
+        self.remove_note()
     }
 
     /// Puts the part aside as `FILE.bad`, never to be continued; returns that path.
-    pub fn condemn(self) -> io::Result<PathBuf> {
+    pub fn set_aside(self) -> io::Result<PathBuf> {
         let bad = beside(&self.destination, ".bad");
         std::fs::rename(&self.part, &bad)?;
-        self.forget()?;
+        self.remove_note()?;
         Ok(bad)
     }
 
     /// Removes an empty part and its note: nothing was received, nothing is left lying about.
     pub fn discard(self) -> io::Result<()> {
         std::fs::remove_file(&self.part)?;
-        self.forget()
+        self.remove_note()
     }
 
     /// Where the note is.
@@ -299,7 +299,7 @@ impl Partial {
 }
 
 /// What an earlier run left for `destination` of `url`, without opening or changing it.
-pub fn left_over(destination: &Path, url: &str) -> Option<Note> {
+pub fn find_note(destination: &Path, url: &str) -> Option<PartialNote> {
     let note = read_note(&beside(destination, ".part.json")).note()?;
     let part = std::fs::metadata(beside(destination, ".part")).ok()?;
     let fits = note.version == NOTE_VERSION && note.url == url && part.len() >= note.durable_bytes;
@@ -312,29 +312,29 @@ fn beside(path: &Path, suffix: &str) -> PathBuf {
     name.into()
 }
 
-fn read_note(path: &Path) -> Lying {
+fn read_note(path: &Path) -> StoredNote {
     let Ok(bytes) = std::fs::read(path) else {
-        return Lying::Nothing;
+        return StoredNote::Nothing;
     };
-    let read = serde_json::from_slice::<Sealed>(&bytes).ok();
-    let sealed = read.and_then(|Sealed { note, sum }| {
-        let again = Sealed::of(note).ok()?;
+    let read = serde_json::from_slice::<ChecksummedNote>(&bytes).ok();
+    let sealed = read.and_then(|ChecksummedNote { note, sum }| {
+        let again = ChecksummedNote::of(note).ok()?;
         (again.sum == sum).then_some(again)
     });
     match sealed {
         // What it means it must also say, byte for byte.
         Some(sealed) if serde_json::to_vec(&sealed).is_ok_and(|same| same == bytes) => {
-            Lying::Note(sealed.note)
+            StoredNote::Note(sealed.note)
         }
-        _ => Lying::Damaged,
+        _ => StoredNote::Damaged,
     }
 }
 
-fn write_note(path: &Path, note: &Note) -> io::Result<()> {
+fn write_note(path: &Path, note: &PartialNote) -> io::Result<()> {
     let fresh = beside(path, ".new");
     let written = (|| {
         let mut file = File::create(&fresh)?;
-        file.write_all(&serde_json::to_vec(&Sealed::of(note.clone())?)?)?;
+        file.write_all(&serde_json::to_vec(&ChecksummedNote::of(note.clone())?)?)?;
         file.sync_data()?;
         std::fs::rename(&fresh, path)
     })();
@@ -351,18 +351,18 @@ mod tests {
 
     const URL: &str = "http://origin.example/a";
 
-    fn note(durable_bytes: u64) -> Note {
-        Note {
+    fn note(durable_bytes: u64) -> PartialNote {
+        PartialNote {
             durable_bytes,
             length: Some(10),
             sha256: Some("ab".repeat(32)),
-            ..Note::new(URL)
+            ..PartialNote::new(URL)
         }
     }
 
-    fn written(directory: &Path, bytes: &[u8], note: Note) -> PathBuf {
+    fn written(directory: &Path, bytes: &[u8], note: PartialNote) -> PathBuf {
         let destination = directory.join("a");
-        let (mut partial, _) = Partial::open(&destination, URL).expect("open");
+        let (mut partial, _) = PartialFile::open(&destination, URL).expect("open");
         partial.append(bytes).expect("append");
         partial.checkpoint(note).expect("prepare")().expect("checkpoint");
         destination
@@ -372,7 +372,7 @@ mod tests {
     fn a_part_is_continued_from_what_was_durable() {
         let directory = tempfile::tempdir().expect("directory");
         let destination = written(directory.path(), b"0123456", note(5));
-        let (mut partial, found) = Partial::open(&destination, URL).expect("open again");
+        let (mut partial, found) = PartialFile::open(&destination, URL).expect("open again");
         assert_eq!(found, Some(note(5)));
         let mut digest = Sha256::new();
         assert_eq!(partial.rehash(5, &mut digest, 3).expect("rehash"), b"234");
@@ -391,10 +391,10 @@ mod tests {
     fn a_part_of_another_url_or_shorter_than_promised_is_not_continued() {
         let directory = tempfile::tempdir().expect("directory");
         let destination = written(directory.path(), b"0123", note(4));
-        let (_, found) = Partial::open(&destination, "http://origin.example/b").expect("open");
+        let (_, found) = PartialFile::open(&destination, "http://origin.example/b").expect("open");
         assert_eq!(found, None);
         let destination = written(directory.path(), b"0123", note(9));
-        assert_eq!(Partial::open(&destination, URL).expect("open").1, None);
+        assert_eq!(PartialFile::open(&destination, URL).expect("open").1, None);
     }
 
     #[test]
@@ -405,9 +405,9 @@ mod tests {
         let good = std::fs::read(&path).expect("the note");
         let try_out = |bytes: &[u8], what: String| {
             std::fs::write(&path, bytes).expect("damage");
-            let (partial, found) = Partial::open(&destination, URL).expect("open");
+            let (partial, found) = PartialFile::open(&destination, URL).expect("open");
             assert_eq!(found, None, "{what}");
-            assert!(partial.distrust().is_some(), "{what}");
+            assert!(partial.discard_reason().is_some(), "{what}");
         };
         for length in 0..good.len() {
             try_out(&good[..length], format!("{length} bytes"));
@@ -422,8 +422,8 @@ mod tests {
     #[test]
     fn two_programs_do_not_write_one_part() {
         let directory = tempfile::tempdir().expect("directory");
-        let (_first, _) = Partial::open(&directory.path().join("a"), URL).expect("open");
-        let second = Partial::open(&directory.path().join("a"), URL).expect_err("locked");
+        let (_first, _) = PartialFile::open(&directory.path().join("a"), URL).expect("open");
+        let second = PartialFile::open(&directory.path().join("a"), URL).expect_err("locked");
         assert_eq!(second.kind(), io::ErrorKind::WouldBlock);
     }
 }

@@ -8,7 +8,7 @@
 //!
 //! The session is this process's; a new one is made only when the proxy ended the old one.
 
-mod kept;
+mod persistence;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -33,19 +33,19 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 use url::Url;
 
-use super::dial::{Dial, Fault, Io, Via};
-use super::mode::Mode;
-use super::outcome::{Exit, Failure, Reason};
-use super::parcel::Drawn;
-use super::tunnel::Tunnel;
-use kept::HeadMeter;
+use super::dial::{ByteStream, Dial, EgressLink, FetchFault};
+use super::mode::FetchMode;
+use super::outcome::{TransferExit, TransferFailure, TransferReason};
+use super::tunnel::OriginTunnel;
+use super::upload_body::UploadSource;
+use persistence::HeadScanner;
 
 /// Time for the last words to a proxy: the end of a flow, the end of the session.
 const FAREWELL: Duration = Duration::from_millis(500); // a guess: one slow round trip
 
 /// Why the flow at the proxy must be opened anew.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Lost {
+pub enum FlowLoss {
     /// The proxy does not know it any more: it was restarted.
     Forgotten,
     /// The whole session ended.
@@ -57,7 +57,7 @@ pub enum Lost {
 }
 
 /// What moves requests to a proxy.
-pub struct Proxy {
+pub struct ProxyClient {
     address: ServerAddress,
     key: SecretKey,
     links: watch::Receiver<Arc<Vec<Link>>>,
@@ -65,17 +65,17 @@ pub struct Proxy {
     /// What counts is what we send.
     sends: bool,
     /// The device speaks to origins itself, through this.
-    tunnel: Option<Tunnel>,
+    tunnel: Option<OriginTunnel>,
     /// Links that are not the kernel's, where the program brought its own.
     given: Option<Arc<ProvidedLinks>>,
     log: Option<Arc<Qlog>>,
     /// Where instances are kept, if they are.
     instances: Option<PathBuf>,
-    state: Mutex<State>,
+    state: Mutex<ProxyClientState>,
 }
 
 #[derive(Default)]
-struct State {
+struct ProxyClientState {
     device: Option<Arc<Device>>,
     flow: Option<Arc<Mutex<Flow>>>,
     within: Option<Duration>,
@@ -88,7 +88,7 @@ struct State {
     /// The flow at hand was claimed, and nobody reads it yet.
     claimed: bool,
     /// The head of the answer in the flow at hand.
-    head: Option<Arc<Mutex<HeadMeter>>>,
+    head: Option<Arc<Mutex<HeadScanner>>>,
     /// The code the flow at hand was reset with. Its other direction may still be open then, so it has
     /// no end yet.
     broken: Arc<OnceLock<u64>>,
@@ -98,28 +98,28 @@ struct State {
 
 /// A link as the session uses it.
 #[derive(Debug, Clone)]
-pub struct Carrying {
+pub struct LinkTraffic {
     /// Payload bytes received over it (sent, for uploads), in all sessions.
     pub bytes: u64,
     /// For how long they came in; none where they are sent, or nothing came in this session.
-    pub busy: Option<Duration>,
+    pub active_time: Option<Duration>,
     /// Bytes per second lately.
     pub rate: Option<u64>,
     /// Its path answers; none if it has no path.
-    pub answers: Option<bool>,
+    pub is_answering: Option<bool>,
     /// There and back, as its path measured it.
     pub round_trip: Option<Duration>,
 }
 
-impl Proxy {
-    /// Nothing is sent before [`Proxy::call`].
+impl ProxyClient {
+    /// Nothing is sent before [`ProxyClient::connect`].
     pub fn new(
         address: ServerAddress,
         key: SecretKey,
         links: watch::Receiver<Arc<Vec<Link>>>,
-        tunnel: Option<Tunnel>,
-    ) -> Proxy {
-        Proxy {
+        tunnel: Option<OriginTunnel>,
+    ) -> ProxyClient {
+        ProxyClient {
             address,
             key,
             links,
@@ -134,28 +134,32 @@ impl Proxy {
     }
 
     /// With these settings of the session.
-    pub fn configured(mut self, set: impl FnOnce(&mut EndpointConfig)) -> Proxy {
+    pub fn with_config(mut self, set: impl FnOnce(&mut EndpointConfig)) -> ProxyClient {
         set(&mut self.config);
         self
     }
 
     /// For uploads: links are counted by what is sent over them.
-    pub fn sending(mut self) -> Proxy {
+    pub fn for_uploads(mut self) -> ProxyClient {
         self.sends = true;
         self
     }
 
     /// Opens a flow that sends a parcel and then ends our direction; the answer is read from it.
-    pub fn post(&self, drawn: Arc<Drawn>) -> Result<impl Io + use<>, Fault> {
+    pub fn post(&self, drawn: Arc<UploadSource>) -> Result<impl ByteStream + use<>, FetchFault> {
         let held = self.open(Some(drawn.size()), None)?;
         held.flow().send_source(drawn);
         Ok(held)
     }
 
     /// `head`: finds the end of the answer's head, for a flow that a later process may claim.
-    fn open(&self, size: Option<u64>, head: Option<Arc<Mutex<HeadMeter>>>) -> Result<Held, Fault> {
+    fn open(
+        &self,
+        size: Option<u64>,
+        head: Option<Arc<Mutex<HeadScanner>>>,
+    ) -> Result<SharedFlow, FetchFault> {
         let Some(device) = self.device() else {
-            return Err(Fault::Proxy("there is no session to the proxy".into()));
+            return Err(FetchFault::Proxy("there is no session to the proxy".into()));
         };
         let settings = FlowSettings {
             within: self.state().within,
@@ -164,7 +168,7 @@ impl Proxy {
         };
         let flow = device
             .open(settings)
-            .map_err(|error| Fault::Proxy(error.to_string()))?;
+            .map_err(|error| FetchFault::Proxy(error.to_string()))?;
         let flow = Arc::new(Mutex::new(flow));
         let mut state = self.state();
         state.flow = Some(flow.clone());
@@ -173,33 +177,33 @@ impl Proxy {
         state.claimed = false;
         let broken = state.broken.clone();
         drop(state);
-        Ok(Held { flow, head, broken })
+        Ok(SharedFlow { flow, head, broken })
     }
 
     /// Opens a flow beside the one at hand, for a caller that steers several; `steer` has it before
     /// anything is sent.
-    pub fn open_beside(
+    pub fn open_parallel(
         &self,
         steer: impl FnOnce(&Device, &Arc<Mutex<Flow>>),
-    ) -> Result<Box<dyn Io>, Fault> {
-        self.open_beside_with(FlowSettings::default(), steer)
+    ) -> Result<Box<dyn ByteStream>, FetchFault> {
+        self.open_parallel_with(FlowSettings::default(), steer)
     }
 
     /// The same, with these settings of the flow.
-    pub fn open_beside_with(
+    pub fn open_parallel_with(
         &self,
         settings: FlowSettings,
         steer: impl FnOnce(&Device, &Arc<Mutex<Flow>>),
-    ) -> Result<Box<dyn Io>, Fault> {
+    ) -> Result<Box<dyn ByteStream>, FetchFault> {
         let Some(device) = self.device() else {
-            return Err(Fault::Proxy("there is no session to the proxy".into()));
+            return Err(FetchFault::Proxy("there is no session to the proxy".into()));
         };
         let flow = device
             .open(settings)
-            .map_err(|error| Fault::Proxy(error.to_string()))?;
+            .map_err(|error| FetchFault::Proxy(error.to_string()))?;
         let flow = Arc::new(Mutex::new(flow));
         steer(&device, &flow);
-        Ok(Box::new(Held {
+        Ok(Box::new(SharedFlow {
             flow,
             head: None,
             broken: Arc::default(),
@@ -207,15 +211,19 @@ impl Proxy {
     }
 
     /// What the device speaks to origins through, where it does so itself.
-    pub fn tunnel(&self) -> Option<&Tunnel> {
+    pub fn tunnel(&self) -> Option<&OriginTunnel> {
         self.tunnel.as_ref()
     }
 
     /// The same over links that the program describes itself.
-    pub fn over(address: ServerAddress, key: SecretKey, given: Arc<ProvidedLinks>) -> Proxy {
-        Proxy {
+    pub fn with_provided_links(
+        address: ServerAddress,
+        key: SecretKey,
+        given: Arc<ProvidedLinks>,
+    ) -> ProxyClient {
+        ProxyClient {
             given: Some(given.clone()),
-            ..Proxy::new(address, key, given.subscribe(), None)
+            ..ProxyClient::new(address, key, given.subscribe(), None)
         }
     }
 
@@ -225,7 +233,7 @@ impl Proxy {
     }
 
     /// Where the proxy is, for people.
-    pub fn place(&self) -> String {
+    pub fn address_text(&self) -> String {
         let host = &self.address.host;
         if host.contains(':') {
             format!("[{host}]:{}", self.address.port)
@@ -239,7 +247,7 @@ impl Proxy {
         self.key.public().to_string()
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, ProxyClientState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -252,7 +260,9 @@ impl Proxy {
     ///
     /// # Errors
     /// The proxy's name has no address, or no socket can be had.
-    pub async fn call(&self) -> Result<Option<mpsc::UnboundedReceiver<SessionEvent>>, DriverError> {
+    pub async fn connect(
+        &self,
+    ) -> Result<Option<mpsc::UnboundedReceiver<SessionEvent>>, DriverError> {
         if self.state().device.is_some() {
             return Ok(None);
         }
@@ -333,7 +343,7 @@ impl Proxy {
     }
 
     /// Forgets the session, which has ended, keeping its counts.
-    pub fn hang_up(&self) {
+    pub fn drop_session(&self) {
         let carried = self.carried();
         let duplicate = self.duplicate_bytes();
         let mut state = self.state();
@@ -344,7 +354,7 @@ impl Proxy {
     }
 
     /// The time that the next flows have.
-    pub fn set_within(&self, within: Option<Duration>) {
+    pub fn set_time_left(&self, within: Option<Duration>) {
         self.state().within = within;
     }
 
@@ -359,30 +369,30 @@ impl Proxy {
     }
 
     /// What each link carried and how it is.
-    pub fn carried(&self) -> BTreeMap<String, Carrying> {
+    pub fn carried(&self) -> BTreeMap<String, LinkTraffic> {
         let (device, before) = {
             let state = self.state();
             (state.device.clone(), state.carried_before.clone())
         };
-        let mut links: BTreeMap<String, Carrying> = before
+        let mut links: BTreeMap<String, LinkTraffic> = before
             .into_iter()
             .map(|(name, bytes)| {
-                let carrying = Carrying {
+                let carrying = LinkTraffic {
                     bytes,
-                    busy: None,
+                    active_time: None,
                     rate: None,
-                    answers: None,
+                    is_answering: None,
                     round_trip: None,
                 };
                 (name, carrying)
             })
             .collect();
         for way in device.map(|d| d.link_statuses()).unwrap_or_default() {
-            let carrying = links.entry(way.name).or_insert(Carrying {
+            let carrying = links.entry(way.name).or_insert(LinkTraffic {
                 bytes: 0,
-                busy: None,
+                active_time: None,
                 rate: None,
-                answers: None,
+                is_answering: None,
                 round_trip: None,
             });
             carrying.bytes += if self.sends {
@@ -391,10 +401,10 @@ impl Proxy {
                 way.payload.0
             };
             // What was sent may still wait on its way.
-            carrying.busy = (!self.sends).then(|| way.busy.into());
+            carrying.active_time = (!self.sends).then(|| way.busy.into());
             carrying.rate = way.rate;
             let active = |path: &PathStats| path.state == PathState::Active;
-            carrying.answers = way.path.as_ref().map(active);
+            carrying.is_answering = way.path.as_ref().map(active);
             let path = way.path.filter(active);
             carrying.round_trip = path.map(|path| path.rtt.into());
         }
@@ -402,7 +412,7 @@ impl Proxy {
     }
 
     /// Whether any path answers now.
-    pub fn answers(&self) -> bool {
+    pub fn has_answering_path(&self) -> bool {
         self.device().is_some_and(|device| {
             device
                 .paths()
@@ -421,7 +431,7 @@ impl Proxy {
     }
 
     /// Why the flow at hand is over, if it is and that is not what it was for.
-    pub fn lost(&self) -> Result<Option<Lost>, Failure> {
+    pub fn flow_loss(&self) -> Result<Option<FlowLoss>, TransferFailure> {
         if let Some(end) = self.device().and_then(|device| device.ended()) {
             return self.session_end(&end).map(Some);
         }
@@ -429,41 +439,47 @@ impl Proxy {
         let broken = self.state().broken.get().copied().map(FlowEnd::Reset);
         Ok(match end.or(broken) {
             None | Some(FlowEnd::Complete | FlowEnd::Local(_)) => None,
-            Some(FlowEnd::DeadlinePassed) => Some(Lost::Deadline),
-            Some(FlowEnd::Refused(_)) => Some(Lost::Forgotten),
-            Some(FlowEnd::SessionEnded) => Some(Lost::Session("the session ended".into())),
+            Some(FlowEnd::DeadlinePassed) => Some(FlowLoss::Deadline),
+            Some(FlowEnd::Refused(_)) => Some(FlowLoss::Forgotten),
+            Some(FlowEnd::SessionEnded) => Some(FlowLoss::Session("the session ended".into())),
             Some(FlowEnd::Reset(code)) => match ResetCause::from_code(code) {
-                Some(ResetCause::Deadline) => Some(Lost::Deadline),
+                Some(ResetCause::Deadline) => Some(FlowLoss::Deadline),
                 Some(cause @ ResetCause::StoreFull) => {
-                    let text = format!("{cause} ({}); without --prox it may work", self.place());
-                    return Err(Failure::error(text));
+                    let text = format!(
+                        "{cause} ({}); without --prox it may work",
+                        self.address_text()
+                    );
+                    return Err(TransferFailure::error(text));
                 }
-                Some(cause) => Some(Lost::Reset(cause.to_string())),
-                None => Some(Lost::Reset(format!(
+                Some(cause) => Some(FlowLoss::Reset(cause.to_string())),
+                None => Some(FlowLoss::Reset(format!(
                     "the proxy broke the transfer off (code {code:#x})"
                 ))),
             },
         })
     }
 
-    fn session_end(&self, end: &SessionEnd) -> Result<Lost, Failure> {
+    fn session_end(&self, end: &SessionEnd) -> Result<FlowLoss, TransferFailure> {
         match end {
-            SessionEnd::Refused(d2tp_session::ReasonCode::NotAllowed) => Err(Failure::of(
-                Exit::Error,
-                Reason::ProxyUnreachable,
+            SessionEnd::Refused(d2tp_session::ReasonCode::NotAllowed) => Err(TransferFailure::of(
+                TransferExit::Error,
+                TransferReason::ProxyUnreachable,
                 format!(
                     "the proxy {} does not let this device in; its operator adds it with \
                      --allow-client {}",
-                    self.place(),
+                    self.address_text(),
                     self.public_key()
                 ),
             )),
-            SessionEnd::NoCommonVersion => Err(Failure::of(
-                Exit::Error,
-                Reason::ProxyUnreachable,
-                format!("the proxy {}: {end}; update the older one", self.place()),
+            SessionEnd::NoCommonVersion => Err(TransferFailure::of(
+                TransferExit::Error,
+                TransferReason::ProxyUnreachable,
+                format!(
+                    "the proxy {}: {end}; update the older one",
+                    self.address_text()
+                ),
             )),
-            end => Ok(Lost::Session(end.to_string())),
+            end => Ok(FlowLoss::Session(end.to_string())),
         }
     }
 
@@ -472,7 +488,7 @@ impl Proxy {
         let Some(flow) = self.state().flow.take() else {
             return;
         };
-        let mut held = Held {
+        let mut held = SharedFlow {
             flow,
             head: None,
             broken: Arc::default(),
@@ -503,7 +519,9 @@ impl Proxy {
             return;
         };
         // A session that ends before its flows have would break them off.
-        let is_settled = timeout(FAREWELL, kept::settled(&device)).await.is_ok();
+        let is_settled = timeout(FAREWELL, persistence::until_flows_settled(&device))
+            .await
+            .is_ok();
         // What the proxy does not know by then, the next process tells it.
         if device.has_instance() && !is_settled {
             if let Err(error) = device.leave().await {
@@ -528,19 +546,19 @@ fn usage(link: &Link) -> LinkUse {
 }
 
 /// The flow, shared by the exchange that reads it and the transfer that steers it.
-struct Held {
+struct SharedFlow {
     flow: Arc<Mutex<Flow>>,
-    head: Option<Arc<Mutex<HeadMeter>>>,
+    head: Option<Arc<Mutex<HeadScanner>>>,
     broken: Arc<OnceLock<u64>>,
 }
 
-impl Held {
+impl SharedFlow {
     fn flow(&self) -> MutexGuard<'_, Flow> {
         self.flow.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl AsyncRead for Held {
+impl AsyncRead for SharedFlow {
     fn poll_read(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -550,7 +568,7 @@ impl AsyncRead for Held {
         let read = Pin::new(&mut *self.flow()).poll_read(cx, buf);
         if let Some(head) = &self.head {
             let mut head = head.lock().unwrap_or_else(PoisonError::into_inner);
-            head.see(&buf.filled()[before..]);
+            head.scan(&buf.filled()[before..]);
         }
         if let Poll::Ready(Err(error)) = &read {
             let error = error
@@ -564,7 +582,7 @@ impl AsyncRead for Held {
     }
 }
 
-impl AsyncWrite for Held {
+impl AsyncWrite for SharedFlow {
     fn poll_write(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -585,8 +603,8 @@ impl AsyncWrite for Held {
     }
 }
 
-impl Dial for Proxy {
-    async fn dial(&self, url: &Url, _via: &Via) -> Result<Box<dyn Io>, Fault> {
+impl Dial for ProxyClient {
+    async fn dial(&self, url: &Url, _via: &EgressLink) -> Result<Box<dyn ByteStream>, FetchFault> {
         match &self.tunnel {
             // What TLS was inside nobody could go on with: no head, no claim.
             Some(tunnel) => tunnel.through(self.open(None, None)?, url).await,
@@ -594,21 +612,21 @@ impl Dial for Proxy {
         }
     }
 
-    fn mode(&self) -> Mode {
+    fn mode(&self) -> FetchMode {
         match &self.tunnel {
-            Some(_) => Mode::Sealed,
-            None => Mode::ProxyFetch,
+            Some(_) => FetchMode::Sealed,
+            None => FetchMode::ProxyFetch,
         }
     }
 
-    fn told_by(&self) -> Option<String> {
+    fn answering_proxy(&self) -> Option<String> {
         self.tunnel.is_none().then(|| self.address.to_string())
     }
 }
 
 /// The proxy's own refusal, which it marks with `Proxy-Status: …; error=…` (RFC 9209): its words
 /// are in the body. `None` if the answer is the origin's.
-pub fn refusal(status: StatusCode, headers: &HeaderMap, body: &str) -> Option<Fault> {
+pub fn refusal(status: StatusCode, headers: &HeaderMap, body: &str) -> Option<FetchFault> {
     let told = headers.get("proxy-status")?.to_str().ok()?;
     let (_, rest) = told.split_once("error=")?;
     let token = rest.split([';', ',', ' ']).next().unwrap_or_default();
@@ -632,9 +650,9 @@ pub fn refusal(status: StatusCode, headers: &HeaderMap, body: &str) -> Option<Fa
             | "proxy_internal_error"
     );
     Some(if passing || status == StatusCode::SERVICE_UNAVAILABLE {
-        Fault::Origin { text, retry_after }
+        FetchFault::Origin { text, retry_after }
     } else {
-        Fault::Final(Failure::error(text))
+        FetchFault::Final(TransferFailure::error(text))
     })
 }
 
@@ -642,7 +660,7 @@ pub fn refusal(status: StatusCode, headers: &HeaderMap, body: &str) -> Option<Fa
 mod tests {
     use super::*;
 
-    fn told(status: u16, proxy_status: &str) -> Option<Fault> {
+    fn told(status: u16, proxy_status: &str) -> Option<FetchFault> {
         let mut headers = HeaderMap::new();
         headers.insert("proxy-status", proxy_status.parse().unwrap());
         let status = StatusCode::from_u16(status).unwrap();
@@ -655,18 +673,18 @@ mod tests {
             403,
             "d2prox; error=destination_ip_prohibited; details=\"x\"",
         ) {
-            Some(Fault::Final(failure)) => {
+            Some(FetchFault::Final(failure)) => {
                 assert_eq!(failure.text, "the proxy says: the words of the proxy");
             }
             other => panic!("{other:?}"),
         }
         assert!(matches!(
             told(502, "d2prox; error=connection_refused"),
-            Some(Fault::Origin { .. })
+            Some(FetchFault::Origin { .. })
         ));
         assert!(matches!(
             told(503, "d2prox; error=http_request_denied"),
-            Some(Fault::Origin { .. })
+            Some(FetchFault::Origin { .. })
         ));
     }
 

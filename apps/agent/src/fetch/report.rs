@@ -9,15 +9,15 @@ use d2tp_sched::{CompletionEstimate, format_duration};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::{Deserialize, Serialize};
 
-use super::clock::Moment;
-use super::mode::Mode;
-use super::outcome::{Failure, Reason};
-use crate::terms::Terms;
+use super::boot_clock::BootInstant;
+use super::mode::FetchMode;
+use super::outcome::{TransferFailure, TransferReason};
+use crate::terms::TransferTerms;
 
 /// What happens while a download runs.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
-pub enum Event {
+pub enum TransferEvent {
     /// The first: the place for the bytes is open.
     Begun {
         /// The URL asked for, without credentials.
@@ -25,7 +25,7 @@ pub enum Event {
         /// Where the object goes; `-` for standard output.
         file: String,
         /// Who speaks to the origin.
-        mode: Mode,
+        mode: FetchMode,
         /// Bytes of it from an earlier run.
         held_bytes: u64,
     },
@@ -46,10 +46,10 @@ pub enum Event {
         /// Why this link, in words.
         why: String,
         /// Who speaks to the origin.
-        mode: Mode,
+        mode: FetchMode,
         /// What can be promised; none without a deadline.
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        promise: Option<Promised>,
+        promise: Option<DeadlinePromise>,
     },
     /// The transfer goes on over another link.
     Switch {
@@ -71,7 +71,7 @@ pub enum Event {
         /// Seconds since the start.
         t_s: f64,
         /// The reason code.
-        reason: Reason,
+        reason: TransferReason,
         /// The reason in words.
         why: String,
         /// What would end the wait.
@@ -82,14 +82,14 @@ pub enum Event {
         /// Seconds since the start.
         t_s: f64,
         /// A reason code, where one fits.
-        reason: Option<Reason>,
+        reason: Option<TransferReason>,
         /// In words.
         text: String,
     },
     /// The end: the object is whole.
-    Done(Report),
+    Done(TransferReport),
     /// The end: it is not.
-    Error(Report),
+    Error(TransferReport),
 }
 
 /// From this chance on a transfer is called on track.
@@ -97,7 +97,7 @@ pub const ON_TRACK: f64 = 0.8; // a guess
 
 /// What was promised of a transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Promised {
+pub struct DeadlinePromise {
     /// How likely it is ready in time.
     pub p: f64,
     /// So unlikely that there is no point in waiting for it.
@@ -112,12 +112,12 @@ pub struct Promised {
     pub left_s: f64,
 }
 
-impl Promised {
+impl DeadlinePromise {
     /// As the scheduler gives it, with so much time left. It hopes for links that are not there:
     /// where none may cost, nothing of that is promised.
-    pub fn of(promise: &CompletionEstimate, left: Duration, may_cost: bool) -> Promised {
+    pub fn of(promise: &CompletionEstimate, left: Duration, may_cost: bool) -> DeadlinePromise {
         let paid = |bytes: u64| if may_cost { bytes } else { 0 };
-        Promised {
+        DeadlinePromise {
             p: (promise.ready * 1e3).round() / 1e3,
             infeasible: promise.is_infeasible(),
             metered_bytes_expected: paid(promise.expected_metered_bytes),
@@ -128,7 +128,7 @@ impl Promised {
     }
 
     /// For people.
-    pub fn in_words(&self) -> String {
+    pub fn describe(&self) -> String {
         let chance = self.chance();
         if self.metered_bytes_worst == 0 {
             return format!("{chance}; nothing on links that cost");
@@ -141,7 +141,7 @@ impl Promised {
     }
 }
 
-impl Promised {
+impl DeadlinePromise {
     /// How likely it is, for people.
     pub fn chance(&self) -> String {
         match self.p {
@@ -154,13 +154,13 @@ impl Promised {
 
 /// The last object of a run.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Report {
+pub struct TransferReport {
     /// `get` or `put`.
     pub verb: Cow<'static, str>,
     /// The URL asked for, without credentials.
     pub url: String,
     /// Who spoke to the origin.
-    pub mode: Mode,
+    pub mode: FetchMode,
     /// Where the object is, or would have been; `-` for standard output.
     pub file: String,
     /// Bytes of the object held, from now or earlier runs.
@@ -183,7 +183,7 @@ pub struct Report {
     pub deadline_met: Option<bool>,
     /// What was promised first; none without a deadline.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub promise: Option<Promised>,
+    pub promise: Option<DeadlinePromise>,
     /// Times the transfer moved from one link to another.
     pub switches: u32,
     /// Payload bytes received that were held already, or thrown away.
@@ -193,7 +193,7 @@ pub struct Report {
     /// The exit code.
     pub exit: u8,
     /// The reason code of a failure, where one fits.
-    pub reason: Option<Reason>,
+    pub reason: Option<TransferReason>,
     /// What went wrong and what to do, in words.
     pub text: Option<String>,
     /// Bytes a later run can continue from.
@@ -208,16 +208,16 @@ pub struct Report {
     pub answer: Option<String>,
 }
 
-impl Report {
+impl TransferReport {
     /// Of one that ended before anything could be moved.
     pub fn failed(
         verb: &'static str,
         (url, file): (String, String),
-        mode: Mode,
-        terms: &Terms,
-        failure: &Failure,
-    ) -> Report {
-        Report {
+        mode: FetchMode,
+        terms: &TransferTerms,
+        failure: &TransferFailure,
+    ) -> TransferReport {
+        TransferReport {
             verb: verb.into(),
             url,
             mode,
@@ -228,7 +228,7 @@ impl Report {
             duration_s: 0.0,
             first_byte_s: None,
             last_byte_s: None,
-            deadline_s: terms.left().map(|left| left.as_secs_f64()),
+            deadline_s: terms.time_left().map(|left| left.as_secs_f64()),
             deadline_met: terms.due.map(|_| false),
             promise: None,
             switches: 0,
@@ -246,16 +246,16 @@ impl Report {
 }
 
 /// Hears what happens.
-pub trait Observer: Send {
+pub trait TransferObserver: Send {
     /// Called in order, from the transfer itself: must not block for long.
-    fn tell(&mut self, event: &Event);
+    fn on_event(&mut self, event: &TransferEvent);
 }
 
 /// One JSON object per line.
-pub struct JsonLines<W>(pub W);
+pub struct JsonObserver<W>(pub W);
 
-impl<W: Write + Send> Observer for JsonLines<W> {
-    fn tell(&mut self, event: &Event) {
+impl<W: Write + Send> TransferObserver for JsonObserver<W> {
+    fn on_event(&mut self, event: &TransferEvent) {
         if let Ok(line) = serde_json::to_string(event) {
             // A reader that went away must not stop the download.
             let _ = writeln!(self.0, "{line}").and_then(|()| self.0.flush());
@@ -265,45 +265,45 @@ impl<W: Write + Send> Observer for JsonLines<W> {
 
 /// A line per change on standard error, for logs and pipes.
 #[derive(Default)]
-pub struct Lines;
+pub struct LineObserver;
 
-impl Observer for Lines {
-    fn tell(&mut self, event: &Event) {
+impl TransferObserver for LineObserver {
+    fn on_event(&mut self, event: &TransferEvent) {
         if let Some(line) = line(event) {
-            complain(&line);
+            print_stderr(&line);
         }
     }
 }
 
 /// A line on standard error. Nobody may be listening any more (`2>&1 | head`, a terminal that is
 /// gone): that must not stop a download, as the panic of `eprintln!` would.
-pub fn complain(line: &str) {
+pub fn print_stderr(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
 /// A line on standard output, with the same patience.
-pub fn say(line: &str) {
+pub fn print_stdout(line: &str) {
     let _ = writeln!(std::io::stdout(), "{line}");
 }
 
-/// A bar on a terminal, with the lines of [`Lines`] above it.
-pub struct Bar {
+/// A bar on a terminal, with the lines of [`LineObserver`] above it.
+pub struct BarObserver {
     bar: ProgressBar,
 }
 
-impl Bar {
+impl BarObserver {
     /// A new one.
-    pub fn on_stderr() -> Bar {
+    pub fn on_stderr() -> BarObserver {
         let bar = ProgressBar::new_spinner();
         bar.enable_steady_tick(Duration::from_millis(200));
-        Bar { bar }
+        BarObserver { bar }
     }
 }
 
-impl Observer for Bar {
-    fn tell(&mut self, event: &Event) {
+impl TransferObserver for BarObserver {
+    fn on_event(&mut self, event: &TransferEvent) {
         match event {
-            Event::Progress {
+            TransferEvent::Progress {
                 bytes,
                 length,
                 rate_bytes_per_s,
@@ -325,16 +325,16 @@ impl Observer for Bar {
                 }
                 self.bar.set_position(*bytes);
                 let rate = human_bytes(*rate_bytes_per_s as u64);
-                let link = called(link);
+                let link = link_label(link);
                 let shares = shares(bytes_by_link);
                 let sealed = match mode {
-                    Mode::Sealed => " · sealed",
-                    Mode::Direct | Mode::ProxyFetch => "",
+                    FetchMode::Sealed => " · sealed",
+                    FetchMode::Direct | FetchMode::ProxyFetch => "",
                 };
                 self.bar
                     .set_message(format!("{rate}/s on {link} · {shares} · {why}{sealed}"));
             }
-            Event::Waiting {
+            TransferEvent::Waiting {
                 reason,
                 why,
                 unblocks,
@@ -344,13 +344,15 @@ impl Observer for Bar {
                 self.bar
                     .set_message(format!("WAITING ({code}) {why}; ends with: {unblocks}"));
             }
-            Event::Done(_) | Event::Error(_) => {
+            TransferEvent::Done(_) | TransferEvent::Error(_) => {
                 self.bar.finish_and_clear();
-                Lines.tell(event);
+                LineObserver.on_event(event);
             }
-            Event::Begun { .. } | Event::Switch { .. } | Event::Note { .. } => {
+            TransferEvent::Begun { .. }
+            | TransferEvent::Switch { .. }
+            | TransferEvent::Note { .. } => {
                 if let Some(line) = line(event) {
-                    self.bar.suspend(|| complain(&line));
+                    self.bar.suspend(|| print_stderr(&line));
                 }
             }
         }
@@ -359,9 +361,9 @@ impl Observer for Bar {
 
 /// Says how far the reading of a file is, before anything of it is sent: on a terminal and for
 /// programs, and only once it takes a while.
-pub struct Reading {
-    begun: Moment,
-    said: Option<Moment>,
+pub struct DigestProgress {
+    begun: BootInstant,
+    said: Option<BootInstant>,
     bar: Option<ProgressBar>,
     json: bool,
 }
@@ -371,11 +373,11 @@ const READING_SAID_AFTER: Duration = Duration::from_millis(500);
 /// How often it is said.
 const READING_SAID_EVERY: Duration = Duration::from_secs(1);
 
-impl Reading {
+impl DigestProgress {
     /// As a bar, as JSON, or in lines.
-    pub fn new(bar: bool, json: bool) -> Reading {
-        Reading {
-            begun: Moment::now(),
+    pub fn new(bar: bool, json: bool) -> DigestProgress {
+        DigestProgress {
+            begun: BootInstant::now(),
             said: None,
             bar: (bar && !json).then(ProgressBar::hidden),
             json,
@@ -383,8 +385,8 @@ impl Reading {
     }
 
     /// So many bytes of so many are read.
-    pub fn tell(&mut self, bytes: u64, of: u64) {
-        let now = Moment::now();
+    pub fn update(&mut self, bytes: u64, of: u64) {
+        let now = BootInstant::now();
         if let Some(bar) = &self.bar
             && bytes >= of
         {
@@ -399,7 +401,7 @@ impl Reading {
         let first = self.said.replace(now).is_none();
         if self.json {
             let event = serde_json::json!({"event": "reading", "bytes": bytes, "length": of});
-            say(&event.to_string());
+            print_stdout(&event.to_string());
         } else if let Some(bar) = &self.bar {
             if first {
                 bar.set_draw_target(indicatif::ProgressDrawTarget::stderr());
@@ -412,26 +414,26 @@ impl Reading {
             }
             bar.set_position(bytes);
         } else if first {
-            complain(&format!("reading {} to know its digest", human_bytes(of)));
+            print_stderr(&format!("reading {} to know its digest", human_bytes(of)));
         }
     }
 }
 
 /// Tells two.
-pub struct Both(pub Box<dyn Observer>, pub Box<dyn Observer>);
+pub struct ObserverPair(pub Box<dyn TransferObserver>, pub Box<dyn TransferObserver>);
 
-impl Observer for Both {
-    fn tell(&mut self, event: &Event) {
-        self.0.tell(event);
-        self.1.tell(event);
+impl TransferObserver for ObserverPair {
+    fn on_event(&mut self, event: &TransferEvent) {
+        self.0.on_event(event);
+        self.1.on_event(event);
     }
 }
 
-fn line(event: &Event) -> Option<String> {
+fn line(event: &TransferEvent) -> Option<String> {
     Some(match event {
-        Event::Progress { .. } => return None,
-        Event::Begun {
-            mode: Mode::Sealed,
+        TransferEvent::Progress { .. } => return None,
+        TransferEvent::Begun {
+            mode: FetchMode::Sealed,
             url,
             ..
         } => {
@@ -443,14 +445,14 @@ fn line(event: &Event) -> Option<String> {
             };
             format!("sealed: {reads}")
         }
-        Event::Begun { .. } => return None,
-        Event::Switch {
+        TransferEvent::Begun { .. } => return None,
+        TransferEvent::Switch {
             from: None,
             to,
             why,
             ..
-        } => format!("on {}: {why}", called(to)),
-        Event::Switch {
+        } => format!("on {}: {why}", link_label(to)),
+        TransferEvent::Switch {
             from: Some(from),
             to,
             why,
@@ -460,7 +462,7 @@ fn line(event: &Event) -> Option<String> {
             Some(silence_ms) => format!("{from} → {to} ({silence_ms:.0} ms silent): {why}"),
             None => format!("{from} → {to}: {why}"),
         },
-        Event::Waiting {
+        TransferEvent::Waiting {
             reason,
             why,
             unblocks,
@@ -468,13 +470,13 @@ fn line(event: &Event) -> Option<String> {
         } => {
             format!("WAITING ({}): {why}; ends with: {unblocks}", reason.code())
         }
-        Event::Note {
+        TransferEvent::Note {
             reason: Some(reason),
             text,
             ..
         } => format!("{}: {text}", reason.code()),
-        Event::Note { text, .. } => format!("note: {text}"),
-        Event::Done(report) => {
+        TransferEvent::Note { text, .. } => format!("note: {text}"),
+        TransferEvent::Done(report) => {
             let mut text = format!(
                 "{}: {} in {}{}, sha256 {}",
                 report.file,
@@ -501,7 +503,7 @@ fn line(event: &Event) -> Option<String> {
             }
             text
         }
-        Event::Error(report) => {
+        TransferEvent::Error(report) => {
             let code = report
                 .reason
                 .map(|r| format!(" ({})", r.code()))
@@ -522,7 +524,7 @@ fn line(event: &Event) -> Option<String> {
 fn shares(bytes_by_link: &BTreeMap<String, u64>) -> String {
     let shares: Vec<String> = bytes_by_link
         .iter()
-        .map(|(link, bytes)| format!("{} {}", called(link), human_bytes(*bytes)))
+        .map(|(link, bytes)| format!("{} {}", link_label(link), human_bytes(*bytes)))
         .collect();
     shares.join(", ")
 }
@@ -533,7 +535,7 @@ pub const NO_LINK: &str = "any";
 pub const NO_LINK_WHY: &str = "the proxy is reached by the system's routes";
 
 /// A link's name for people.
-pub fn called(link: &str) -> &str {
+pub fn link_label(link: &str) -> &str {
     match link {
         NO_LINK => "the system's routes",
         name => name,

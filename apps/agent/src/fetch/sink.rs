@@ -8,9 +8,9 @@ use std::time::Duration;
 use sha2::{Digest, Sha256};
 use tokio::task::JoinHandle;
 
-use super::clock::Moment;
-use super::outcome::Failure;
-use super::partial::{Note, Partial};
+use super::boot_clock::BootInstant;
+use super::outcome::TransferFailure;
+use super::partial::{PartialFile, PartialNote};
 
 /// Bytes asked for again when continuing, and compared. More costs that much at every switch;
 /// fewer can miss an origin whose versions differ elsewhere.
@@ -22,82 +22,82 @@ const CHECKPOINT_EVERY: Duration = Duration::from_secs(2); // a guess
 /// Bytes given up at the end of a part to make room for its note on a full disk.
 const NOTE_ROOM_BYTES: u64 = 64 * 1024; // a file system block and then some
 
-enum Place {
+enum SinkTarget {
     File {
-        partial: Partial,
+        partial: PartialFile,
         checkpoint: Option<JoinHandle<io::Result<u64>>>,
-        last: Moment,
+        last: BootInstant,
     },
     Output(Box<dyn Write + Send>),
 }
 
 /// The receiving end of a download.
-pub struct Sink {
-    place: Place,
+pub struct DownloadSink {
+    place: SinkTarget,
     digest: Sha256,
     tail: Vec<u8>,
     length: u64,
     /// What is known of the object; written beside a part.
-    pub note: Note,
+    pub note: PartialNote,
     /// Why an earlier run's part is not continued, where something is wrong with it.
-    pub distrust: Option<&'static str>,
+    pub discard_reason: Option<&'static str>,
 }
 
-/// Whether [`Sink::file`] could be had now.
+/// Whether [`DownloadSink::file`] could be had now.
 ///
 /// # Errors
 /// Why not.
-pub fn check(destination: &Path, url: &str) -> Result<(), Failure> {
-    let opened = Partial::open(destination, url);
+pub fn check_writable(destination: &Path, url: &str) -> Result<(), TransferFailure> {
+    let opened = PartialFile::open(destination, url);
     opened
         .map(drop)
         .map_err(|error| unwritable(destination, &error))
 }
 
-impl Sink {
+impl DownloadSink {
     /// Opens the part for `destination`, continuing what is there if it can be.
-    pub fn file(destination: &Path, url: &str) -> Result<Sink, Failure> {
+    pub fn file(destination: &Path, url: &str) -> Result<DownloadSink, TransferFailure> {
         let opened =
-            Partial::open(destination, url).map_err(|error| unwritable(destination, &error));
+            PartialFile::open(destination, url).map_err(|error| unwritable(destination, &error));
         let (mut partial, found) = opened?;
-        let mut note = found.unwrap_or_else(|| Note::new(url));
-        let mut distrust = partial.distrust();
+        let mut note = found.unwrap_or_else(|| PartialNote::new(url));
+        let mut distrust = partial.discard_reason();
         let mut digest = Sha256::new();
         let mut tail = partial
             .rehash(note.durable_bytes, &mut digest, OVERLAP_BYTES_MAX)
-            .map_err(|e| Failure::storage("cannot read the partial file", &e))?;
+            .map_err(|e| TransferFailure::storage("cannot read the partial file", &e))?;
         let held = hex::encode(digest.clone().finalize());
         if note.sha256.as_ref().is_some_and(|noted| *noted != held) {
             distrust = Some("the partial file has other bytes than were written");
             partial
-                .forget()
-                .and_then(|()| partial.cut(0))
-                .map_err(|e| Failure::storage("cannot empty the partial file", &e))?;
-            (note, digest, tail) = (Note::new(url), Sha256::new(), Vec::new());
+                .remove_note()
+                .and_then(|()| partial.truncate(0))
+                .map_err(|e| TransferFailure::storage("cannot empty the partial file", &e))?;
+            (note, digest, tail) = (PartialNote::new(url), Sha256::new(), Vec::new());
         }
-        Ok(Sink {
+        Ok(DownloadSink {
             length: note.durable_bytes,
             digest,
             tail,
             note,
-            distrust,
-            place: Place::File {
+            discard_reason: distrust,
+            place: SinkTarget::File {
                 partial,
                 checkpoint: None,
-                last: Moment::now(),
+                last: BootInstant::now(),
             },
         })
     }
 
     /// Writes to `output` as bytes come; what is out cannot be taken back.
-    pub fn output(output: Box<dyn Write + Send>, url: &str) -> Sink {
-        Sink {
-            place: Place::Output(output),
+    pub fn output(output: Box<dyn Write + Send>, url: &str) -> DownloadSink {
+        DownloadSink {
+            place: SinkTarget::Output(output),
             digest: Sha256::new(),
             tail: Vec::new(),
             length: 0,
-            note: Note::new(url),
-            distrust: None,
+            note: PartialNote::new(url),
+            discard_reason: None,
         }
     }
 
@@ -112,14 +112,16 @@ impl Sink {
     }
 
     /// Adds bytes at the end.
-    pub fn append(&mut self, bytes: &[u8]) -> Result<(), Failure> {
+    pub fn append(&mut self, bytes: &[u8]) -> Result<(), TransferFailure> {
         let written = match &mut self.place {
-            Place::File { partial, .. } => partial.append(bytes),
-            Place::Output(output) => output.write_all(bytes),
+            SinkTarget::File { partial, .. } => partial.append(bytes),
+            SinkTarget::Output(output) => output.write_all(bytes),
         };
         written.map_err(|error| match &self.place {
-            Place::File { .. } => Failure::storage("cannot write the partial file", &error),
-            Place::Output(_) => Failure::error(format!("standard output: {error}")),
+            SinkTarget::File { .. } => {
+                TransferFailure::storage("cannot write the partial file", &error)
+            }
+            SinkTarget::Output(_) => TransferFailure::error(format!("standard output: {error}")),
         })?;
         self.digest.update(bytes);
         self.length += bytes.len() as u64;
@@ -132,26 +134,26 @@ impl Sink {
     }
 
     /// Starts from zero. False when that is impossible: bytes are on standard output already.
-    pub fn restart(&mut self) -> Result<bool, Failure> {
-        if let Place::File { partial, .. } = &mut self.place {
+    pub fn restart(&mut self) -> Result<bool, TransferFailure> {
+        if let SinkTarget::File { partial, .. } = &mut self.place {
             // The note goes first: it must not speak of bytes that are about to change.
             partial
-                .forget()
-                .and_then(|()| partial.cut(0))
-                .map_err(|e| Failure::storage("cannot empty the partial file", &e))?;
+                .remove_note()
+                .and_then(|()| partial.truncate(0))
+                .map_err(|e| TransferFailure::storage("cannot empty the partial file", &e))?;
         } else if self.length > 0 {
             return Ok(false);
         }
         self.digest = Sha256::new();
         self.tail.clear();
         self.length = 0;
-        self.note = Note::new(&self.note.url);
+        self.note = PartialNote::new(&self.note.url);
         Ok(true)
     }
 
     /// The note that speaks of everything held.
-    fn note_of_all(&self) -> Note {
-        Note {
+    fn note_of_all(&self) -> PartialNote {
+        PartialNote {
             durable_bytes: self.length,
             sha256: Some(self.sha256_hex()),
             ..self.note.clone()
@@ -162,9 +164,9 @@ impl Sink {
     ///
     /// # Errors
     /// A failed sync: the disk can no longer be believed.
-    pub async fn tick(&mut self) -> Result<(), Failure> {
+    pub async fn tick(&mut self) -> Result<(), TransferFailure> {
         let all = self.note_of_all();
-        let Place::File {
+        let SinkTarget::File {
             partial,
             checkpoint,
             last,
@@ -172,7 +174,8 @@ impl Sink {
         else {
             return Ok(());
         };
-        let failed = |error: &io::Error| Failure::storage("cannot sync the partial file", error);
+        let failed =
+            |error: &io::Error| TransferFailure::storage("cannot sync the partial file", error);
         if let Some(running) = checkpoint {
             if !running.is_finished() {
                 return Ok(());
@@ -183,7 +186,7 @@ impl Sink {
             *checkpoint = None;
             self.note.durable_bytes = outcome.map_err(|e| failed(&e))?;
         }
-        let now = Moment::now();
+        let now = BootInstant::now();
         if self.length > self.note.durable_bytes && now.since(*last) >= CHECKPOINT_EVERY {
             *last = now;
             let work = partial.checkpoint(all).map_err(|e| failed(&e))?;
@@ -195,10 +198,10 @@ impl Sink {
     /// Leaves a part that can be continued; returns how many bytes it keeps and where.
     pub async fn suspend(mut self) -> Option<(u64, PathBuf)> {
         let digest = self.sha256_hex();
-        if let Place::Output(output) = &mut self.place {
+        if let SinkTarget::Output(output) = &mut self.place {
             let _ = output.flush();
         }
-        let Place::File {
+        let SinkTarget::File {
             mut partial,
             checkpoint,
             ..
@@ -216,11 +219,11 @@ impl Sink {
             return None;
         }
         let path = partial.path().to_owned();
-        if partial.is_lost() {
+        if partial.has_failed_sync() {
             // No second sync: what the last note promises is what is left.
             return match self.note.durable_bytes {
                 0 => partial.discard().ok().and(None),
-                bytes => partial.cut(bytes).ok().map(|()| (bytes, path)),
+                bytes => partial.truncate(bytes).ok().map(|()| (bytes, path)),
             };
         }
         // On a full disk there is no room for the note either: give up a little of the part, but nothing
@@ -228,8 +231,8 @@ impl Sink {
         let less = self.length.saturating_sub(NOTE_ROOM_BYTES);
         for length in [self.length, less.max(self.note.durable_bytes)] {
             // A write that failed half-way may have left a torn end.
-            let _ = partial.cut(length);
-            let note = Note {
+            let _ = partial.truncate(length);
+            let note = PartialNote {
                 durable_bytes: length,
                 sha256: (length == self.length).then(|| digest.clone()),
                 ..self.note.clone()
@@ -242,10 +245,10 @@ impl Sink {
     }
 
     /// Bytes that a later run can continue from, whatever happens now.
-    pub fn safe_bytes(&self) -> u64 {
+    pub fn durable_bytes(&self) -> u64 {
         match &self.place {
-            Place::File { .. } => self.note.durable_bytes,
-            Place::Output(_) => 0,
+            SinkTarget::File { .. } => self.note.durable_bytes,
+            SinkTarget::Output(_) => 0,
         }
     }
 
@@ -253,9 +256,9 @@ impl Sink {
     ///
     /// # Errors
     /// A failed sync: the disk can no longer be believed.
-    pub async fn settle(&mut self) -> Result<(), Failure> {
+    pub async fn sync(&mut self) -> Result<(), TransferFailure> {
         let all = self.note_of_all();
-        let Place::File {
+        let SinkTarget::File {
             partial,
             checkpoint,
             ..
@@ -263,7 +266,8 @@ impl Sink {
         else {
             return Ok(());
         };
-        let failed = |error: &io::Error| Failure::storage("cannot sync the partial file", error);
+        let failed =
+            |error: &io::Error| TransferFailure::storage("cannot sync the partial file", error);
         if let Some(running) = checkpoint.take() {
             let outcome = running
                 .await
@@ -280,16 +284,16 @@ impl Sink {
     /// Where the note of a part is; none on standard output.
     pub fn note_path(&self) -> Option<&Path> {
         match &self.place {
-            Place::File { partial, .. } => Some(partial.note_path()),
-            Place::Output(_) => None,
+            SinkTarget::File { partial, .. } => Some(partial.note_path()),
+            SinkTarget::Output(_) => None,
         }
     }
 
     /// Where the bytes are until they are whole; none on standard output.
     pub fn part_path(&self) -> Option<&Path> {
         match &self.place {
-            Place::File { partial, .. } => Some(partial.path()),
-            Place::Output(_) => None,
+            SinkTarget::File { partial, .. } => Some(partial.path()),
+            SinkTarget::Output(_) => None,
         }
     }
 
@@ -299,9 +303,9 @@ impl Sink {
     }
 
     /// Ends with a whole object under `destination`.
-    pub async fn commit(self, destination: &Path) -> Result<(), Failure> {
+    pub async fn commit(self, destination: &Path) -> Result<(), TransferFailure> {
         match self.place {
-            Place::File {
+            SinkTarget::File {
                 partial,
                 checkpoint,
                 ..
@@ -312,17 +316,17 @@ impl Sink {
                 let what = format!("cannot finish {}", destination.display());
                 partial
                     .commit(destination)
-                    .map_err(|e| Failure::storage(&what, &e))
+                    .map_err(|e| TransferFailure::storage(&what, &e))
             }
-            Place::Output(mut output) => output
+            SinkTarget::Output(mut output) => output
                 .flush()
-                .map_err(|e| Failure::error(format!("standard output: {e}"))),
+                .map_err(|e| TransferFailure::error(format!("standard output: {e}"))),
         }
     }
 
     /// Puts bytes aside that are whole and wrong; returns where they are, if anywhere.
-    pub async fn condemn(self) -> Option<PathBuf> {
-        let Place::File {
+    pub async fn set_aside(self) -> Option<PathBuf> {
+        let SinkTarget::File {
             partial,
             checkpoint,
             ..
@@ -333,47 +337,47 @@ impl Sink {
         if let Some(running) = checkpoint {
             let _ = running.await;
         }
-        partial.condemn().ok()
+        partial.set_aside().ok()
     }
 }
 
 /// Why no part can be beside this file, and what to do.
-fn unwritable(destination: &Path, error: &io::Error) -> Failure {
+fn unwritable(destination: &Path, error: &io::Error) -> TransferFailure {
     let what = format!("cannot write {}.part", destination.display());
     let directory = destination
         .parent()
         .filter(|p| !p.as_os_str().is_empty())
         .unwrap_or(Path::new("."));
     match error.kind() {
-        io::ErrorKind::WouldBlock => Failure::error(format!(
+        io::ErrorKind::WouldBlock => TransferFailure::error(format!(
             "{what}: another cedos get is writing it; wait for that one, or name another \
              file with -o"
         )),
-        io::ErrorKind::NotFound if directory.is_dir() => Failure::error(format!(
+        io::ErrorKind::NotFound if directory.is_dir() => TransferFailure::error(format!(
             "{what}: no file can be made in {}; name another place with -o",
             directory.display()
         )),
-        io::ErrorKind::NotFound => Failure::error(format!(
+        io::ErrorKind::NotFound => TransferFailure::error(format!(
             "{what}: there is no directory {}; mkdir -p makes it",
             directory.display()
         )),
-        io::ErrorKind::NotADirectory => Failure::error(format!(
+        io::ErrorKind::NotADirectory => TransferFailure::error(format!(
             "{what}: {} is a file; a directory is needed there",
             directory.display()
         )),
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
-            Failure::error(format!(
+            TransferFailure::error(format!(
                 "{what}: {} may not be written to; name another place with -o",
                 directory.display()
             ))
         }
-        io::ErrorKind::IsADirectory => Failure::error(format!(
+        io::ErrorKind::IsADirectory => TransferFailure::error(format!(
             "{what}: that is a directory; move it away or name another file with -o"
         )),
-        io::ErrorKind::InvalidFilename => Failure::error(format!(
+        io::ErrorKind::InvalidFilename => TransferFailure::error(format!(
             "{what}: the name is too long; give a shorter one with -o"
         )),
-        _ => Failure::storage(&what, error),
+        _ => TransferFailure::storage(&what, error),
     }
 }
 
@@ -383,7 +387,7 @@ mod tests {
 
     #[test]
     fn the_tail_is_the_last_bytes_however_they_came() {
-        let mut sink = Sink::output(Box::new(io::sink()), "u");
+        let mut sink = DownloadSink::output(Box::new(io::sink()), "u");
         let all: Vec<u8> = (0..50_000u32).map(|i| (i % 253) as u8).collect();
         for piece in all.chunks(777) {
             sink.append(piece).expect("append");

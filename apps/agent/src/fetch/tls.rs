@@ -11,18 +11,18 @@ use rustls_pki_types::{CertificateDer, ServerName};
 use tokio_rustls::TlsConnector;
 use url::{Host, Url};
 
-use super::dial::{Fault, Io};
-use super::outcome::Failure;
+use super::dial::{ByteStream, FetchFault};
+use super::outcome::TransferFailure;
 
 /// Speaks TLS where a URL says so.
-pub struct Tls(TlsConnector);
+pub struct OriginTls(TlsConnector);
 
-impl Tls {
+impl OriginTls {
     /// Trusts what the system trusts, and the authorities in `extra_ca` (PEM) besides.
     ///
     /// # Errors
     /// An `extra_ca` that cannot be read or holds no certificate.
-    pub fn new(extra_ca: Option<&Path>) -> Result<Tls, Failure> {
+    pub fn new(extra_ca: Option<&Path>) -> Result<OriginTls, TransferFailure> {
         let mut roots = RootCertStore::empty();
         let (_, unfit) =
             roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
@@ -31,32 +31,38 @@ impl Tls {
         }
         if let Some(path) = extra_ca {
             add_authorities(&mut roots, path)
-                .map_err(|why| Failure::usage(format!("--ca {}: {why}", path.display())))?;
+                .map_err(|why| TransferFailure::usage(format!("--ca {}: {why}", path.display())))?;
         }
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         let mut config = rustls::ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
-            .map_err(|error| Failure::error(format!("TLS: {error}")))?
+            .map_err(|error| TransferFailure::error(format!("TLS: {error}")))?
             .with_root_certificates(roots)
             .with_no_client_auth();
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
-        Ok(Tls(TlsConnector::from(Arc::new(config))))
+        Ok(OriginTls(TlsConnector::from(Arc::new(config))))
     }
 
     /// The stream itself for `http`, TLS over it for `https`.
     ///
     /// # Errors
     /// An origin that is not who it says, or a stream that broke.
-    pub async fn over(&self, url: &Url, stream: impl Io) -> Result<Box<dyn Io>, Fault> {
+    pub async fn wrap(
+        &self,
+        url: &Url,
+        stream: impl ByteStream,
+    ) -> Result<Box<dyn ByteStream>, FetchFault> {
         if url.scheme() != "https" {
             return Ok(Box::new(stream));
         }
         let host = url
             .host()
-            .ok_or_else(|| Fault::Final(Failure::error("the URL has no host")))?;
+            .ok_or_else(|| FetchFault::Final(TransferFailure::error("the URL has no host")))?;
         let name = match &host {
             Host::Domain(name) => ServerName::try_from(name.to_string()).map_err(|e| {
-                Fault::Final(Failure::error(format!("`{name}` is not a host: {e}")))
+                FetchFault::Final(TransferFailure::error(format!(
+                    "`{name}` is not a host: {e}"
+                )))
             })?,
             Host::Ipv4(ip) => ServerName::from(IpAddr::V4(*ip)),
             Host::Ipv6(ip) => ServerName::from(IpAddr::V6(*ip)),
@@ -86,19 +92,23 @@ fn add_authorities(roots: &mut RootCertStore, path: &Path) -> Result<(), String>
     }
 }
 
-fn fault(host: &Host<&str>, error: io::Error) -> Fault {
+fn fault(host: &Host<&str>, error: io::Error) -> FetchFault {
     let inner = error
         .get_ref()
         .and_then(|e| e.downcast_ref::<rustls::Error>());
     match inner {
-        Some(rustls::Error::InvalidCertificate(why)) => Fault::Stranger(format!(
+        Some(rustls::Error::InvalidCertificate(why)) => FetchFault::UntrustedPeer(format!(
             "{host} is not who it says: {why}; if its authority is your own, name it with --ca FILE"
         )),
-        Some(rustls::Error::InvalidMessage(why)) => Fault::Final(Failure::error(format!(
-            "TLS with {host} failed: what comes from there is not TLS ({why:?}); is http:// meant, or \
+        Some(rustls::Error::InvalidMessage(why)) => {
+            FetchFault::Final(TransferFailure::error(format!(
+                "TLS with {host} failed: what comes from there is not TLS ({why:?}); is http:// meant, or \
              another port?"
+            )))
+        }
+        Some(why) => FetchFault::Final(TransferFailure::error(format!(
+            "TLS with {host} failed: {why}"
         ))),
-        Some(why) => Fault::Final(Failure::error(format!("TLS with {host} failed: {why}"))),
-        None => Fault::Path(format!("TLS with {host} was cut off: {error}")),
+        None => FetchFault::Path(format!("TLS with {host} was cut off: {error}")),
     }
 }

@@ -13,14 +13,14 @@
 //! equal. If any of it fails the download starts from zero and says `origin_changed`.
 
 mod budget;
-mod doubt;
+mod dry_run;
 mod ending;
 mod joining;
-mod patience;
 mod proxied;
 mod reach;
-mod rehearsal;
+mod suspect_links;
 mod upload;
+mod waiting;
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -34,23 +34,25 @@ use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
 use url::Url;
 
-use super::clock::Moment;
-use super::dial::{Dial, Fault, Via};
-use super::exchange::{Answer, Ask, Part, exchange};
+use super::boot_clock::BootInstant;
+use super::dial::{Dial, EgressLink, FetchFault};
+use super::exchange::{ContentPart, FetchResponse, GetRequest, exchange};
 use super::filename;
-use super::header::Field;
-use super::outcome::{Exit, Failure, Reason};
-use super::proxy::Proxy;
-use super::report::{Event, Observer, Promised, Report};
-use super::sink::{self, OVERLAP_BYTES_MAX, Sink};
-use crate::dispatcher::{Direction, Dispatcher, Seat, Standing, Verdict};
-use crate::terms::Terms;
+use super::header::HeaderField;
+use super::outcome::{TransferExit, TransferFailure, TransferReason};
+use super::proxy::ProxyClient;
+use super::report::{DeadlinePromise, TransferEvent, TransferObserver, TransferReport};
+use super::sink::{self, DownloadSink, OVERLAP_BYTES_MAX};
+use crate::dispatcher::{
+    Dispatcher, TransferDecision, TransferDemand, TransferDirection, TransferSlot,
+};
+use crate::terms::TransferTerms;
 
-use doubt::Doubts;
-use patience::BACKOFF_FIRST;
+pub use dry_run::{DryRunPlan, plan_direct, plan_proxied};
 pub(super) use reach::on_link;
-pub use rehearsal::{Rehearsal, rehearse, rehearse_proxied};
+use suspect_links::SuspectLinks;
 pub use upload::run_upload;
+use waiting::BACKOFF_FIRST;
 
 /// The scheduling epoch of the Cedos paper (§III.D): rates are averages over it.
 const EPOCH: Duration = Duration::from_secs(1);
@@ -65,22 +67,22 @@ pub enum Destination {
     File(PathBuf),
     /// A file in this directory (empty: the working directory), named by the URL or the origin;
     /// must not exist.
-    Named(PathBuf),
+    InDirectory(PathBuf),
     /// Standard output.
-    Output,
+    Stdout,
     /// Nothing comes: an upload.
     Nowhere,
 }
 
 /// A download, as the user asked for it.
 #[derive(Debug, Clone)]
-pub struct Job {
+pub struct TransferJob {
     /// The object.
     pub url: Url,
     /// Where it goes.
     pub destination: Destination,
     /// By when, and at what cost.
-    pub terms: Terms,
+    pub terms: TransferTerms,
     /// Start at once or not at all.
     pub now: bool,
     /// The digest the object must have.
@@ -92,19 +94,19 @@ pub struct Job {
     /// Follow redirects from https to http.
     pub allow_downgrade: bool,
     /// Fields of the user's own for the request.
-    pub fields: Arc<[Field]>,
+    pub fields: Arc<[HeaderField]>,
 }
 
-impl Job {
+impl TransferJob {
     /// A file that nobody mentioned is not replaced.
     ///
     /// # Errors
     /// It is there.
-    pub fn refuse_existing(&self) -> Result<(), Failure> {
-        let named = self.named();
-        if matches!(self.destination, Destination::Named(_)) && named.exists() {
+    pub fn refuse_existing(&self) -> Result<(), TransferFailure> {
+        let named = self.expected_path();
+        if matches!(self.destination, Destination::InDirectory(_)) && named.exists() {
             let named = named.display();
-            return Err(Failure::usage(format!(
+            return Err(TransferFailure::usage(format!(
                 "{named} exists; -o {named} replaces it"
             )));
         }
@@ -115,29 +117,29 @@ impl Job {
     ///
     /// # Errors
     /// Why not.
-    pub fn check_place(&self) -> Result<(), Failure> {
+    pub fn check_destination(&self) -> Result<(), TransferFailure> {
         match &self.destination {
-            Destination::File(_) | Destination::Named(_) => {
-                sink::check(&self.named(), &public(&self.url))
+            Destination::File(_) | Destination::InDirectory(_) => {
+                sink::check_writable(&self.expected_path(), &redact_url(&self.url))
             }
-            Destination::Output | Destination::Nowhere => Ok(()),
+            Destination::Stdout | Destination::Nowhere => Ok(()),
         }
     }
 
     /// Where the bytes would go, by the name known before the origin is asked.
-    pub fn named(&self) -> PathBuf {
+    pub fn expected_path(&self) -> PathBuf {
         let name = || filename::from_url(&self.url);
         match &self.destination {
             Destination::File(path) => path.clone(),
-            Destination::Named(directory) => directory.join(name()),
-            Destination::Output | Destination::Nowhere => name().into(),
+            Destination::InDirectory(directory) => directory.join(name()),
+            Destination::Stdout | Destination::Nowhere => name().into(),
         }
     }
 }
 
 /// What a transfer runs in.
 #[derive(Debug, Clone)]
-pub struct Setting {
+pub struct TransferContext {
     /// The links of this device.
     pub links: watch::Receiver<Arc<Vec<Link>>>,
     /// Turning true leaves a partial.
@@ -145,57 +147,57 @@ pub struct Setting {
     /// Who says which links it may use.
     pub dispatcher: Arc<Dispatcher>,
     /// Other terms than it began with, where they can come.
-    pub terms: Option<watch::Receiver<Terms>>,
+    pub terms: Option<watch::Receiver<TransferTerms>>,
     /// The number it is known by to the dispatcher.
-    pub number: u64,
+    pub id: u64,
     /// Where it is written down that the object is about to get its name.
-    pub landing: Option<PathBuf>,
+    pub pending_rename: Option<PathBuf>,
 }
 
-impl Setting {
+impl TransferContext {
     /// For a transfer beside which there is no other.
-    pub fn alone(
+    pub fn standalone(
         links: watch::Receiver<Arc<Vec<Link>>>,
         stop: watch::Receiver<bool>,
         dispatcher: Arc<Dispatcher>,
-    ) -> Setting {
-        Setting {
+    ) -> TransferContext {
+        TransferContext {
             links,
             stop,
             dispatcher,
             terms: None,
-            number: 0,
-            landing: None,
+            id: 0,
+            pending_rename: None,
         }
     }
 }
 
 /// Why an attempt ended without a fault.
-enum Step {
+enum AttemptEnd {
     Whole,
     ChooseAgain,
 }
 
-struct Transfer<'a, D> {
-    job: &'a Job,
+struct TransferRun<'a, D> {
+    job: &'a TransferJob,
     dial: &'a D,
     links: watch::Receiver<Arc<Vec<Link>>>,
     stop: watch::Receiver<bool>,
-    seat: Seat,
-    terms: Terms,
+    seat: TransferSlot,
+    terms: TransferTerms,
     /// Terms that are another's to change.
-    orders: Option<watch::Receiver<Terms>>,
-    observer: &'a mut dyn Observer,
-    sink: Sink,
-    start: Moment,
+    orders: Option<watch::Receiver<TransferTerms>>,
+    observer: &'a mut dyn TransferObserver,
+    sink: DownloadSink,
+    start: BootInstant,
     rates: HashMap<String, f64>,
-    stalled_until: HashMap<String, Moment>,
+    stalled_until: HashMap<String, BootInstant>,
     classes: HashMap<String, CostClass>,
-    doubts: Doubts,
+    doubts: SuspectLinks,
     /// The last answer that was the object was a web page.
     was_page: Option<bool>,
     /// Why no link may be used, while that is so.
-    held: Option<(Reason, String)>,
+    held: Option<(TransferReason, String)>,
     bytes_by_link: BTreeMap<String, u64>,
     /// Bytes that links that cost were paid for and that are none of the object's: asked with, or lost
     /// on the way.
@@ -203,11 +205,11 @@ struct Transfer<'a, D> {
     current: Option<String>,
     last_link: Option<String>,
     /// What was promised when the size was known.
-    first_promise: Option<Promised>,
+    first_promise: Option<DeadlinePromise>,
     /// Why the current link, in words.
     why: String,
-    said_waiting: Option<Reason>,
-    said_at: Option<Moment>,
+    said_waiting: Option<TransferReason>,
+    said_at: Option<BootInstant>,
     said_encoding: bool,
     said_hardly: bool,
     switches: u32,
@@ -222,23 +224,23 @@ struct Transfer<'a, D> {
     /// An answer's bytes are coming in.
     receiving: bool,
     /// When new bytes of the object came first, and last.
-    came: Option<(Moment, Moment)>,
+    came: Option<(BootInstant, BootInstant)>,
     encoding: Option<String>,
     offered_name: Option<String>,
     /// What is sent, where something is.
-    outgoing: Option<upload::Outgoing>,
+    outgoing: Option<upload::UploadState>,
     /// Where it is written down that the object is about to get its name.
     landing: Option<PathBuf>,
 }
 
 /// Runs a download straight from its origin to its end and reports it.
 pub async fn run<D: Dial>(
-    job: &Job,
+    job: &TransferJob,
     dial: &D,
-    setting: Setting,
-    observer: &mut dyn Observer,
-) -> Exit {
-    match begin(job, dial, setting, Direction::Down, observer) {
+    setting: TransferContext,
+    observer: &mut dyn TransferObserver,
+) -> TransferExit {
+    match begin(job, dial, setting, TransferDirection::Down, observer) {
         Ok((mut transfer, named)) => {
             transfer.greet(&named);
             let outcome = transfer.receive().await;
@@ -250,12 +252,12 @@ pub async fn run<D: Dial>(
 
 /// Runs a download through a proxy, as [`run`] does.
 pub async fn run_proxied(
-    job: &Job,
-    proxy: &Proxy,
-    setting: Setting,
-    observer: &mut dyn Observer,
-) -> Exit {
-    match begin(job, proxy, setting, Direction::Down, observer) {
+    job: &TransferJob,
+    proxy: &ProxyClient,
+    setting: TransferContext,
+    observer: &mut dyn TransferObserver,
+) -> TransferExit {
+    match begin(job, proxy, setting, TransferDirection::Down, observer) {
         Ok((mut transfer, named)) => {
             transfer.greet(&named);
             let outcome = transfer.exchange_proxied().await;
@@ -267,33 +269,34 @@ pub async fn run_proxied(
 
 /// Opens the place where the bytes go.
 fn begin<'a, D: Dial>(
-    job: &'a Job,
+    job: &'a TransferJob,
     dial: &'a D,
-    setting: Setting,
-    direction: Direction,
-    observer: &'a mut dyn Observer,
-) -> Result<(Transfer<'a, D>, PathBuf), Exit> {
-    let start = Moment::now();
-    let url = public(&job.url);
-    let named = job.named();
+    setting: TransferContext,
+    direction: TransferDirection,
+    observer: &'a mut dyn TransferObserver,
+) -> Result<(TransferRun<'a, D>, PathBuf), TransferExit> {
+    let start = BootInstant::now();
+    let url = redact_url(&job.url);
+    let named = job.expected_path();
     let opened = match &job.destination {
-        Destination::File(path) => Sink::file(path, &url),
-        Destination::Named(_) => job
+        Destination::File(path) => DownloadSink::file(path, &url),
+        Destination::InDirectory(_) => job
             .refuse_existing()
-            .and_then(|()| Sink::file(&named, &url)),
-        Destination::Output => Ok(Sink::output(Box::new(std::io::stdout()), &url)),
-        Destination::Nowhere => Ok(Sink::output(Box::new(std::io::sink()), &url)),
+            .and_then(|()| DownloadSink::file(&named, &url)),
+        Destination::Stdout => Ok(DownloadSink::output(Box::new(std::io::stdout()), &url)),
+        Destination::Nowhere => Ok(DownloadSink::output(Box::new(std::io::sink()), &url)),
     };
     let sink = match opened {
         Ok(sink) => sink,
         Err(failure) => {
             let file = display(&job.destination, &named);
             let verb = match direction {
-                Direction::Down => "get",
-                Direction::Up => "put",
+                TransferDirection::Down => "get",
+                TransferDirection::Up => "put",
             };
-            let report = Report::failed(verb, (url, file), dial.mode(), &job.terms, &failure);
-            observer.tell(&Event::Error(report));
+            let report =
+                TransferReport::failed(verb, (url, file), dial.mode(), &job.terms, &failure);
+            observer.on_event(&TransferEvent::Error(report));
             return Err(failure.exit);
         }
     };
@@ -303,20 +306,20 @@ fn begin<'a, D: Dial>(
 
 /// A download that begins at `start` and has what `sink` holds.
 fn with_sink<'a, D: Dial>(
-    job: &'a Job,
+    job: &'a TransferJob,
     dial: &'a D,
-    setting: Setting,
-    direction: Direction,
-    observer: &'a mut dyn Observer,
-    sink: Sink,
-    start: Moment,
-) -> Transfer<'a, D> {
-    Transfer {
+    setting: TransferContext,
+    direction: TransferDirection,
+    observer: &'a mut dyn TransferObserver,
+    sink: DownloadSink,
+    start: BootInstant,
+) -> TransferRun<'a, D> {
+    TransferRun {
         job,
         dial,
         links: setting.links,
         stop: setting.stop,
-        seat: setting.dispatcher.seat(direction, setting.number),
+        seat: setting.dispatcher.register(direction, setting.id),
         terms: job.terms.clone(),
         orders: setting.terms,
         observer,
@@ -326,7 +329,7 @@ fn with_sink<'a, D: Dial>(
         rates: HashMap::new(),
         stalled_until: HashMap::new(),
         classes: HashMap::new(),
-        doubts: Doubts::default(),
+        doubts: SuspectLinks::default(),
         was_page: None,
         held: None,
         bytes_by_link: BTreeMap::new(),
@@ -350,19 +353,19 @@ fn with_sink<'a, D: Dial>(
         encoding: None,
         offered_name: None,
         outgoing: None,
-        landing: setting.landing,
+        landing: setting.pending_rename,
     }
 }
 
-impl<D: Dial> Transfer<'_, D> {
+impl<D: Dial> TransferRun<'_, D> {
     fn greet(&mut self, named: &Path) {
-        self.observer.tell(&Event::Begun {
-            url: public(&self.job.url),
+        self.observer.on_event(&TransferEvent::Begun {
+            url: redact_url(&self.job.url),
             file: display(&self.job.destination, named),
             mode: self.dial.mode(),
             held_bytes: self.sink.held_bytes(),
         });
-        if let Some(why) = self.sink.distrust.take() {
+        if let Some(why) = self.sink.discard_reason.take() {
             self.note(None, format!("{why}; beginning with the first byte"));
         }
         if self.sink.held_bytes() > 0 {
@@ -375,13 +378,13 @@ impl<D: Dial> Transfer<'_, D> {
     }
 
     /// Receives until the object is whole, or a failure ends it.
-    async fn receive(&mut self) -> Result<(), Failure> {
+    async fn receive(&mut self) -> Result<(), TransferFailure> {
         if self.sink.held_bytes() > 0 && self.sink.note.length == Some(self.sink.held_bytes()) {
             return Ok(());
         }
         loop {
             self.check_deadline()?;
-            let ways = self.ways();
+            let ways = self.link_candidates();
             let (way, why) = match self.decide(&ways, false).choice {
                 LinkChoice::Use { index, why } => (ways[index].clone(), why),
                 LinkChoice::Wait {
@@ -389,15 +392,16 @@ impl<D: Dial> Transfer<'_, D> {
                     why,
                     unblocks,
                 } => {
-                    let reason = Reason::from(reason);
+                    let reason = TransferReason::from(reason);
                     self.refuse_to_wait(reason, &why)?;
                     self.current = None;
                     self.held = Some((reason, why.clone()));
-                    match self.doubted() {
+                    match self.suspect_names() {
                         Some(doubted) => {
                             let why = format!("{doubted} leads to a sign-in page; {why}");
                             let unblocks = format!("signing in on {doubted} | {unblocks}");
-                            self.wait(Reason::Portal, why, unblocks, EPOCH).await?;
+                            self.wait(TransferReason::Portal, why, unblocks, EPOCH)
+                                .await?;
                         }
                         None => self.wait(reason, why, unblocks, EPOCH).await?,
                     }
@@ -410,17 +414,17 @@ impl<D: Dial> Transfer<'_, D> {
             let outcome = self.attempt(&way.name).await;
             self.receiving = false;
             match outcome {
-                Ok(Step::Whole) => return Ok(()),
-                Ok(Step::ChooseAgain) => self.check_stop()?,
+                Ok(AttemptEnd::Whole) => return Ok(()),
+                Ok(AttemptEnd::ChooseAgain) => self.check_stop()?,
                 Err(fault) => self.recover(fault, &way.name).await?,
             }
         }
     }
 
     /// One request over one link, until its bytes end or there is reason to leave.
-    async fn attempt(&mut self, link: &str) -> Result<Step, Fault> {
-        let Some(via) = self.via(link) else {
-            return Ok(Step::ChooseAgain);
+    async fn attempt(&mut self, link: &str) -> Result<AttemptEnd, FetchFault> {
+        let Some(via) = self.egress_link(link) else {
+            return Ok(AttemptEnd::ChooseAgain);
         };
         let dial = self.dial;
         let ask = self.ask(link);
@@ -435,64 +439,64 @@ impl<D: Dial> Transfer<'_, D> {
             loop {
                 tokio::select! {
                     biased;
-                    _ = stop.wait_for(|stop| *stop) => return Ok(Step::ChooseAgain),
+                    _ = stop.wait_for(|stop| *stop) => return Ok(AttemptEnd::ChooseAgain),
                     answer = &mut fetch => break answer?,
                     Ok(()) = links.changed() => {}
                     _ = epoch.tick() => {}
                 }
-                if self.should_leave(link, &via).map_err(Fault::Final)? {
-                    return Ok(Step::ChooseAgain);
+                if self.should_leave(link, &via).map_err(FetchFault::Final)? {
+                    return Ok(AttemptEnd::ChooseAgain);
                 }
             }
         };
         self.refuse_portal(&answer, link)?;
         let Some(mut overlap) = self.accept(&answer, &ask)? else {
-            return Ok(Step::ChooseAgain);
+            return Ok(AttemptEnd::ChooseAgain);
         };
         self.said_waiting = None;
         self.receiving = true;
         if self.terms.due.is_some() && self.first_promise.is_none() && self.length().is_some() {
-            let ways = self.ways();
+            let ways = self.link_candidates();
             self.decide(&ways, false);
             self.tell_size(link);
         }
         let held = self.sink.held_bytes();
 
-        let mut last_byte = Moment::now();
-        let mut epoch_start = Moment::now();
+        let mut last_byte = BootInstant::now();
+        let mut epoch_start = BootInstant::now();
         let mut epoch_bytes = 0u64;
         loop {
             tokio::select! {
                 biased;
-                _ = stop.wait_for(|stop| *stop) => return Ok(Step::ChooseAgain),
+                _ = stop.wait_for(|stop| *stop) => return Ok(AttemptEnd::ChooseAgain),
                 Ok(()) = links.changed() => {
-                    if self.should_leave(link, &via).map_err(Fault::Final)? {
-                        return Ok(Step::ChooseAgain);
+                    if self.should_leave(link, &via).map_err(FetchFault::Final)? {
+                        return Ok(AttemptEnd::ChooseAgain);
                     }
                 }
                 _ = epoch.tick() => {
-                    let now = Moment::now();
+                    let now = BootInstant::now();
                     let seconds = now.since(epoch_start).as_secs_f64().max(1e-3);
-                    self.measure(link, epoch_bytes as f64 / seconds);
+                    self.record_rate(link, epoch_bytes as f64 / seconds);
                     self.tell_progress(link, epoch_bytes as f64 / seconds);
                     (epoch_start, epoch_bytes) = (now, 0);
-                    self.sink.tick().await.map_err(Fault::Final)?;
-                    if self.should_leave(link, &via).map_err(Fault::Final)? {
-                        return Ok(Step::ChooseAgain);
+                    self.sink.tick().await.map_err(FetchFault::Final)?;
+                    if self.should_leave(link, &via).map_err(FetchFault::Final)? {
+                        return Ok(AttemptEnd::ChooseAgain);
                     }
                     if now.since(last_byte) >= self.job.stall {
                         let silence = now.since(last_byte).as_secs();
-                        return Err(Fault::Path(format!("not a byte for {silence} s")));
+                        return Err(FetchFault::Path(format!("not a byte for {silence} s")));
                     }
                 }
                 data = answer.next() => {
                     let Some(data) = data else { break };
                     let data = data?;
-                    last_byte = Moment::now();
+                    last_byte = BootInstant::now();
                     epoch_bytes += data.len() as u64;
                     *self.bytes_by_link.entry(link.to_owned()).or_default() += data.len() as u64;
                     if !self.take_in(&data, &mut overlap)? {
-                        return Ok(Step::ChooseAgain);
+                        return Ok(AttemptEnd::ChooseAgain);
                     }
                     if self.metered_bytes_left() == Some(0) && self.is_metered(link) {
                         return Ok(self.step_if_whole(false));
@@ -500,16 +504,16 @@ impl<D: Dial> Transfer<'_, D> {
                 }
             }
         }
-        let seconds = Moment::now().since(epoch_start).as_secs_f64();
+        let seconds = BootInstant::now().since(epoch_start).as_secs_f64();
         if seconds > 0.05 {
-            self.measure(link, epoch_bytes as f64 / seconds);
+            self.record_rate(link, epoch_bytes as f64 / seconds);
         }
         if !overlap.is_empty() {
             self.distrust = Some("the object is shorter than what we hold of it".into());
-            return Ok(Step::ChooseAgain);
+            return Ok(AttemptEnd::ChooseAgain);
         }
         match self.step_if_whole(ask.to.is_none()) {
-            Step::ChooseAgain if self.sink.held_bytes() == held => Err(Fault::Origin {
+            AttemptEnd::ChooseAgain if self.sink.held_bytes() == held => Err(FetchFault::Origin {
                 text: "the origin answered with nothing new".into(),
                 retry_after: None,
             }),
@@ -518,7 +522,7 @@ impl<D: Dial> Transfer<'_, D> {
     }
 
     /// Adds bytes to what we hold, after those that must come again. False if they differ.
-    fn take_in(&mut self, data: &[u8], overlap: &mut Vec<u8>) -> Result<bool, Fault> {
+    fn take_in(&mut self, data: &[u8], overlap: &mut Vec<u8>) -> Result<bool, FetchFault> {
         let repeated = overlap.len().min(data.len());
         self.duplicate_bytes += repeated as u64;
         if data[..repeated] != overlap[..repeated] {
@@ -529,10 +533,12 @@ impl<D: Dial> Transfer<'_, D> {
         }
         overlap.drain(..repeated);
         if repeated < data.len() {
-            let now = Moment::now();
+            let now = BootInstant::now();
             self.came = Some((self.came.map_or(now, |(first, _)| first), now));
         }
-        self.sink.append(&data[repeated..]).map_err(Fault::Final)?;
+        self.sink
+            .append(&data[repeated..])
+            .map_err(FetchFault::Final)?;
         if self.sink.held_bytes() > self.best_length {
             self.best_length = self.sink.held_bytes();
             self.tries = 0;
@@ -541,16 +547,16 @@ impl<D: Dial> Transfer<'_, D> {
     }
 
     /// Whole when the length says so, or when the origin never told one and ended cleanly.
-    fn step_if_whole(&self, ended_cleanly: bool) -> Step {
+    fn step_if_whole(&self, ended_cleanly: bool) -> AttemptEnd {
         match self.sink.note.length {
-            Some(length) if self.sink.held_bytes() >= length => Step::Whole,
-            None if ended_cleanly => Step::Whole,
-            _ => Step::ChooseAgain,
+            Some(length) if self.sink.held_bytes() >= length => AttemptEnd::Whole,
+            None if ended_cleanly => AttemptEnd::Whole,
+            _ => AttemptEnd::ChooseAgain,
         }
     }
 
     /// What to ask for: all of it, or the rest of what we hold with some overlap.
-    fn ask_whole(&self) -> Ask {
+    fn ask_whole(&self) -> GetRequest {
         let held = self.sink.held_bytes();
         let continues = held > 0 && self.distrust.is_none() && self.sink.note.validator.is_some();
         let overlap = if continues {
@@ -559,7 +565,7 @@ impl<D: Dial> Transfer<'_, D> {
             0
         };
         let from = if continues { held - overlap } else { 0 };
-        Ask {
+        GetRequest {
             url: self.job.url.clone(),
             from,
             to: None,
@@ -572,7 +578,7 @@ impl<D: Dial> Transfer<'_, D> {
 
     /// The same; on a metered link with a budget, the origin is not even asked for more than it
     /// allows.
-    fn ask(&mut self, link: &str) -> Ask {
+    fn ask(&mut self, link: &str) -> GetRequest {
         let whole = self.ask_whole();
         let held = self.sink.held_bytes();
         let (continues, overlap) = (whole.if_range.is_some(), held - whole.from.min(held));
@@ -581,14 +587,14 @@ impl<D: Dial> Transfer<'_, D> {
             .filter(|_| !self.ranges_refused && (continues || held == 0))
             .map(|allowed| whole.from + allowed.max(overlap + 1) - 1)
             .filter(|to| self.sink.note.length.is_none_or(|length| to + 1 < length));
-        Ask { to, ..whole }
+        GetRequest { to, ..whole }
     }
 
     /// True when the transfer should go on elsewhere, or not at all for now.
-    fn should_leave(&mut self, link: &str, via: &Via) -> Result<bool, Failure> {
+    fn should_leave(&mut self, link: &str, via: &EgressLink) -> Result<bool, TransferFailure> {
         self.check_deadline()?;
-        let Some(now) = self.via(link) else {
-            return Ok(!self.dial.moves_by_itself());
+        let Some(now) = self.egress_link(link) else {
+            return Ok(!self.dial.survives_link_loss());
         };
         if !via.sources.is_empty()
             && !via
@@ -598,7 +604,7 @@ impl<D: Dial> Transfer<'_, D> {
         {
             return Ok(true); // the address our connection stands on is gone
         }
-        let ways = self.ways();
+        let ways = self.link_candidates();
         let mut spends_too_much = self.metered_bytes_left() == Some(0);
         let stays = match self.decide(&ways, false).choice {
             LinkChoice::Use { index, why } if ways[index].name == link => {
@@ -627,7 +633,7 @@ impl<D: Dial> Transfer<'_, D> {
             self.switches += 1;
         }
         let to = way.name.clone();
-        self.observer.tell(&Event::Switch {
+        self.observer.on_event(&TransferEvent::Switch {
             t_s: self.t_s(),
             from,
             to,
@@ -647,7 +653,7 @@ impl<D: Dial> Transfer<'_, D> {
     }
 
     /// Says if it will hardly be in time, once.
-    fn note_hardly(&mut self, promise: Option<Promised>) {
+    fn note_hardly(&mut self, promise: Option<DeadlinePromise>) {
         if let Some(promise) = promise.filter(|promise| promise.infeasible && !self.said_hardly) {
             self.said_hardly = true;
             let left = format_duration(Duration::from_secs_f64(promise.left_s));
@@ -682,11 +688,11 @@ impl<D: Dial> Transfer<'_, D> {
         self.tell_bytes(link, rate_bytes_per_s, promise);
     }
 
-    fn tell_bytes(&mut self, link: &str, rate_bytes_per_s: f64, promise: Option<Promised>) {
+    fn tell_bytes(&mut self, link: &str, rate_bytes_per_s: f64, promise: Option<DeadlinePromise>) {
         if self.said_waiting.is_some() {
             return; // that it waits says more than what still trickles in
         }
-        let event = Event::Progress {
+        let event = TransferEvent::Progress {
             t_s: self.t_s(),
             bytes: self.done(),
             length: self.length(),
@@ -697,11 +703,11 @@ impl<D: Dial> Transfer<'_, D> {
             mode: self.dial.mode(),
             promise,
         };
-        self.observer.tell(&event);
+        self.observer.on_event(&event);
     }
 
-    fn note(&mut self, reason: Option<Reason>, text: String) {
-        self.observer.tell(&Event::Note {
+    fn note(&mut self, reason: Option<TransferReason>, text: String) {
+        self.observer.on_event(&TransferEvent::Note {
             t_s: self.t_s(),
             reason,
             text,
@@ -709,14 +715,18 @@ impl<D: Dial> Transfer<'_, D> {
     }
 
     /// What can be promised now.
-    fn promise(&self) -> Option<Promised> {
-        let left = self.left().filter(|_| self.length().is_some())?;
+    fn promise(&self) -> Option<DeadlinePromise> {
+        let left = self.time_left().filter(|_| self.length().is_some())?;
         let promise = self.seat.promise()?;
-        Some(Promised::of(&promise, left, may_cost(&self.links.borrow())))
+        Some(DeadlinePromise::of(
+            &promise,
+            left,
+            may_cost(&self.links.borrow()),
+        ))
     }
 
     fn t_s(&self) -> f64 {
-        Moment::now().since(self.start).as_secs_f64()
+        BootInstant::now().since(self.start).as_secs_f64()
     }
 }
 
@@ -729,14 +739,14 @@ pub(crate) fn may_cost(links: &[Link]) -> bool {
 
 pub(super) fn display(destination: &Destination, file: &Path) -> String {
     match destination {
-        Destination::Output | Destination::Nowhere => "-".into(),
+        Destination::Stdout | Destination::Nowhere => "-".into(),
         Destination::File(path) => path.display().to_string(),
-        Destination::Named(_) => file.display().to_string(),
+        Destination::InDirectory(_) => file.display().to_string(),
     }
 }
 
 /// The URL without credentials or fragment: what may be written down.
-pub fn public(url: &Url) -> String {
+pub fn redact_url(url: &Url) -> String {
     let mut url = url.clone();
     let _ = url.set_username("");
     let _ = url.set_password(None);

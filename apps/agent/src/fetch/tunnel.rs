@@ -9,10 +9,10 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 use url::Url;
 
-use super::dial::{Fault, Io};
-use super::outcome::Failure;
+use super::dial::{ByteStream, FetchFault};
+use super::outcome::TransferFailure;
 use super::proxy;
-use super::tls::Tls;
+use super::tls::OriginTls;
 
 /// Bytes of a proxy's answer to CONNECT; ours take 200.
 const HEAD_BYTES_MAX: usize = 16 * 1024;
@@ -27,26 +27,32 @@ const WORDS_BYTES_MAX: u64 = 4096;
 const WORDS_WITHIN: Duration = Duration::from_secs(10); // a guess
 
 /// Makes a flow to a proxy a stream to an origin.
-pub struct Tunnel {
-    tls: Tls,
+pub struct OriginTunnel {
+    tls: OriginTls,
 }
 
-impl Tunnel {
+impl OriginTunnel {
     /// With this trust in origins.
-    pub fn new(tls: Tls) -> Tunnel {
-        Tunnel { tls }
+    pub fn new(tls: OriginTls) -> OriginTunnel {
+        OriginTunnel { tls }
     }
 
     /// Asks the proxy on `flow` for a connection to `url`'s origin and speaks TLS through it.
     ///
     /// # Errors
     /// The proxy's refusal, an origin that is not who it says, or a flow that broke.
-    pub async fn through(&self, mut flow: impl Io, url: &Url) -> Result<Box<dyn Io>, Fault> {
+    pub async fn through(
+        &self,
+        mut flow: impl ByteStream,
+        url: &Url,
+    ) -> Result<Box<dyn ByteStream>, FetchFault> {
         connect(&mut flow, url).await?;
-        match self.tls.over(url, flow).await {
+        match self.tls.wrap(url, flow).await {
             // The proxy is known to be ours, so nobody on the way can have played the origin.
-            Err(Fault::Stranger(text)) => Err(Fault::Final(Failure::error(text))),
-            Err(Fault::Path(text)) => Err(Fault::Origin {
+            Err(FetchFault::UntrustedPeer(text)) => {
+                Err(FetchFault::Final(TransferFailure::error(text)))
+            }
+            Err(FetchFault::Path(text)) => Err(FetchFault::Origin {
                 text,
                 retry_after: None,
             }),
@@ -55,15 +61,15 @@ impl Tunnel {
     }
 }
 
-async fn connect(flow: &mut impl Io, url: &Url) -> Result<(), Fault> {
+async fn connect(flow: &mut impl ByteStream, url: &Url) -> Result<(), FetchFault> {
     let host = url.host_str().unwrap_or_default();
     let port = url.port_or_known_default().unwrap_or(80);
-    match ask(flow, &format!("{host}:{port}")).await? {
+    match open_tunnel(flow, &format!("{host}:{port}")).await? {
         None => Ok(()),
-        Some(Refused {
+        Some(TunnelRefusal {
             status,
             headers,
-            words,
+            body_text: words,
         }) => Err(proxy::refusal(status, &headers, &words)
             .unwrap_or_else(|| unfit(&format!("it answers CONNECT with {status}")))),
     }
@@ -71,13 +77,13 @@ async fn connect(flow: &mut impl Io, url: &Url) -> Result<(), Fault> {
 
 /// A proxy's answer that opens no tunnel.
 #[derive(Debug)]
-pub struct Refused {
+pub struct TunnelRefusal {
     /// Its status.
     pub status: StatusCode,
     /// Its fields; the reason is in `Proxy-Status`.
     pub headers: HeaderMap,
     /// What it says to people.
-    pub words: String,
+    pub body_text: String,
 }
 
 /// Asks the proxy on `flow` for a connection to `authority`. Without a refusal, what is read from the
@@ -85,20 +91,23 @@ pub struct Refused {
 ///
 /// # Errors
 /// The flow broke, or what is there is no proxy.
-pub async fn ask(flow: &mut impl Io, authority: &str) -> Result<Option<Refused>, Fault> {
-    say(flow, authority).await?;
-    hear(flow).await
+pub async fn open_tunnel(
+    flow: &mut impl ByteStream,
+    authority: &str,
+) -> Result<Option<TunnelRefusal>, FetchFault> {
+    write_connect(flow, authority).await?;
+    read_response(flow).await
 }
 
-fn broken(error: std::io::Error) -> Fault {
-    Fault::Path(format!("the flow broke: {error}"))
+fn broken(error: std::io::Error) -> FetchFault {
+    FetchFault::Path(format!("the flow broke: {error}"))
 }
 
 /// The question alone. What is written next is for the target; a proxy that refuses drops it.
 ///
 /// # Errors
 /// The flow broke.
-pub async fn say(flow: &mut impl Io, authority: &str) -> Result<(), Fault> {
+pub async fn write_connect(flow: &mut impl ByteStream, authority: &str) -> Result<(), FetchFault> {
     let request = format!("CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n\r\n");
     flow.write_all(request.as_bytes()).await.map_err(broken)?;
     flow.flush().await.map_err(broken)
@@ -107,8 +116,10 @@ pub async fn say(flow: &mut impl Io, authority: &str) -> Result<(), Fault> {
 /// The answer alone.
 ///
 /// # Errors
-/// As [`ask`].
-pub async fn hear(flow: &mut (impl AsyncRead + Unpin)) -> Result<Option<Refused>, Fault> {
+/// As [`open_tunnel`].
+pub async fn read_response(
+    flow: &mut (impl AsyncRead + Unpin),
+) -> Result<Option<TunnelRefusal>, FetchFault> {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
         if head.len() == HEAD_BYTES_MAX {
@@ -125,20 +136,20 @@ pub async fn hear(flow: &mut (impl AsyncRead + Unpin)) -> Result<Option<Refused>
     let mut rest = flow.take(WORDS_BYTES_MAX);
     let _ = timeout(WORDS_WITHIN, rest.read_to_end(&mut words)).await;
     let words = String::from_utf8_lossy(&words).into_owned();
-    Ok(Some(Refused {
+    Ok(Some(TunnelRefusal {
         status,
         headers,
-        words,
+        body_text: words,
     }))
 }
 
-fn unfit(why: &str) -> Fault {
-    Fault::Final(Failure::error(format!(
+fn unfit(why: &str) -> FetchFault {
+    FetchFault::Final(TransferFailure::error(format!(
         "the proxy does not open tunnels as it should: {why}"
     )))
 }
 
-fn parse(head: &[u8]) -> Result<(StatusCode, HeaderMap), Fault> {
+fn parse(head: &[u8]) -> Result<(StatusCode, HeaderMap), FetchFault> {
     let mut fields = [httparse::EMPTY_HEADER; FIELDS_MAX];
     let mut response = httparse::Response::new(&mut fields);
     response
@@ -168,7 +179,7 @@ mod tests {
         "http://origin.example/a".parse().unwrap()
     }
 
-    async fn answered(answer: &'static [u8]) -> (Result<(), Fault>, DuplexStream, String) {
+    async fn answered(answer: &'static [u8]) -> (Result<(), FetchFault>, DuplexStream, String) {
         let (mut ours, mut proxys) = tokio::io::duplex(1 << 16);
         proxys.write_all(answer).await.unwrap();
         let outcome = connect(&mut ours, &url()).await;
@@ -197,12 +208,14 @@ mod tests {
         let (outcome, ours, _) = answered(refused).await;
         drop(ours);
         match outcome {
-            Err(Fault::Final(failure)) => assert!(failure.text.contains("port 25"), "{failure:?}"),
+            Err(FetchFault::Final(failure)) => {
+                assert!(failure.text.contains("port 25"), "{failure:?}")
+            }
             other => panic!("{other:?}"),
         }
         for nonsense in [&b"SSH-2.0-x\r\n\r\n"[..], b"HTTP/1.1 302 Found\r\n\r\n"] {
             let (outcome, ..) = answered(nonsense).await;
-            assert!(matches!(outcome, Err(Fault::Final(_))), "{outcome:?}");
+            assert!(matches!(outcome, Err(FetchFault::Final(_))), "{outcome:?}");
         }
     }
 }

@@ -20,7 +20,7 @@ pub enum Validator {
 
 impl Validator {
     /// The strong validator in an answer's header, if it has one.
-    pub fn in_headers(headers: &HeaderMap) -> Option<Validator> {
+    pub fn from_headers(headers: &HeaderMap) -> Option<Validator> {
         let text = |name| headers.get(name).and_then(|v| v.to_str().ok());
         if let Some(etag) = text(ETAG)
             && etag.starts_with('"')
@@ -59,7 +59,7 @@ mod tests {
 
     #[test]
     fn only_strong_validators_count() {
-        let of = |pairs: &[_]| Validator::in_headers(&headers(pairs));
+        let of = |pairs: &[_]| Validator::from_headers(&headers(pairs));
         assert_eq!(
             of(&[("etag", "\"a\"")]),
             Some(Validator::Etag("\"a\"".into()))

@@ -17,14 +17,14 @@ pub async fn carry(
         Ok(_) => true,
         Err(error) => {
             tracing::debug!(%error, "broken off");
-            break_off(program);
+            reset(program);
             false
         }
     }
 }
 
 /// Resets a program's connection.
-pub fn break_off(program: TcpStream) {
+pub fn reset(program: TcpStream) {
     // If that fails it reads an end, which is a lesser evil than a connection that hangs.
     let _ = program.set_zero_linger();
 }

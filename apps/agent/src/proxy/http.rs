@@ -32,9 +32,9 @@ use socket2::SockRef;
 use tokio::net::TcpStream;
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::door::{HELLO_WITHIN, House};
-use super::refusal::{Cause, Refusal};
-use super::wish::Wish;
+use super::conn_options::ConnOptions;
+use super::listener::{HELLO_WITHIN, ProxyContext};
+use super::refusal::{ConnectRefusal, RefusalCause};
 
 /// Bytes of a request's head.
 const HEAD_BYTES_MAX: usize = 32 * 1024; // docs/proxy.md: as D2Prox
@@ -46,26 +46,26 @@ const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 const PROXY_STATUS: HeaderName = HeaderName::from_static("proxy-status");
 
-type Body = Either<Incoming, Full<Bytes>>;
+type ForwardBody = Either<Incoming, Full<Bytes>>;
 
 /// A connection that a client's last request was answered on.
-struct Way {
+struct OriginConn {
     host: HeaderValue,
-    wish: Wish,
-    sender: SendRequest<Body>,
+    wish: ConnOptions,
+    sender: SendRequest<ForwardBody>,
 }
 
 /// What a client's next request may go by.
 #[derive(Clone, Default)]
-struct Kept(Arc<Mutex<Option<Way>>>);
+struct OriginConnCache(Arc<Mutex<Option<OriginConn>>>);
 
-impl Kept {
-    fn put(&self, way: Way) {
+impl OriginConnCache {
+    fn put(&self, way: OriginConn) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(way);
     }
 
     /// The way to `host` on these terms, if that is where the last request went.
-    fn take(&self, host: &HeaderValue, wish: Wish) -> Option<Way> {
+    fn take(&self, host: &HeaderValue, wish: ConnOptions) -> Option<OriginConn> {
         let way = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
         way.filter(|way| way.host == host && way.wish == wish)
     }
@@ -74,10 +74,10 @@ impl Kept {
 /// Serves the requests of one connection, which keeps its place until the last tunnel is over.
 pub(super) async fn serve(
     program: TcpStream,
-    house: &Arc<House>,
+    house: &Arc<ProxyContext>,
     place: &Arc<OwnedSemaphorePermit>,
 ) {
-    let kept = Kept::default();
+    let kept = OriginConnCache::default();
     let ours = SockRef::from(&program).try_clone();
     let service = service_fn(|request| {
         let (house, place, kept) = (house.clone(), place.clone(), kept.clone());
@@ -106,11 +106,11 @@ pub(super) async fn serve(
 
 async fn answer(
     request: Request<Incoming>,
-    house: Arc<House>,
+    house: Arc<ProxyContext>,
     place: Arc<OwnedSemaphorePermit>,
-    kept: Kept,
-) -> Response<Body> {
-    let answered = match wish_of(request.headers(), house.wish) {
+    kept: OriginConnCache,
+) -> Response<ForwardBody> {
+    let answered = match wish_of(request.headers(), house.options) {
         Err(refusal) => Err(refusal),
         Ok(wish) if request.method() == Method::CONNECT => {
             connect(request, house, wish, place).await
@@ -123,19 +123,19 @@ async fn answer(
     })
 }
 
-fn nonsense(text: impl Into<String>) -> Refusal {
-    Refusal::new(Cause::Nonsense, text)
+fn nonsense(text: impl Into<String>) -> ConnectRefusal {
+    ConnectRefusal::new(RefusalCause::BadRequest, text)
 }
 
 /// What the request says about how.
-fn wish_of(fields: &HeaderMap, wish: Wish) -> Result<Wish, Refusal> {
+fn wish_of(fields: &HeaderMap, wish: ConnOptions) -> Result<ConnOptions, ConnectRefusal> {
     let now = Zoned::now();
     let mut wish = match fields.get(PROXY_AUTHORIZATION) {
         Some(field) => {
             let user = user_of(field).ok_or_else(|| {
                 nonsense("Proxy-Authorization: only Basic is understood, for its user name")
             })?;
-            wish.named(&user, &now).map_err(nonsense)?
+            wish.with_user_name(&user, &now).map_err(nonsense)?
         }
         None => wish,
     };
@@ -166,10 +166,10 @@ fn user_of(field: &HeaderValue) -> Option<String> {
 
 async fn connect(
     mut request: Request<Incoming>,
-    house: Arc<House>,
-    wish: Wish,
+    house: Arc<ProxyContext>,
+    wish: ConnOptions,
     place: Arc<OwnedSemaphorePermit>,
-) -> Result<Response<Body>, Refusal> {
+) -> Result<Response<ForwardBody>, ConnectRefusal> {
     let host = request.uri().authority().cloned();
     let host = host.filter(|at| !at.as_str().contains('@'));
     let host = host.ok_or_else(|| nonsense("CONNECT needs host:port"))?;
@@ -190,7 +190,7 @@ async fn connect(
         if !parts.read_buf.is_empty() {
             use tokio::io::AsyncWriteExt as _;
             if open.write_all(&parts.read_buf).await.is_err() {
-                return super::carry::break_off(parts.io.into_inner());
+                return super::carry::reset(parts.io.into_inner());
             }
         }
         open.carry(parts.io.into_inner()).await;
@@ -200,10 +200,10 @@ async fn connect(
 
 async fn forward(
     mut request: Request<Incoming>,
-    house: Arc<House>,
-    wish: Wish,
-    kept: Kept,
-) -> Result<Response<Body>, Refusal> {
+    house: Arc<ProxyContext>,
+    wish: ConnOptions,
+    kept: OriginConnCache,
+) -> Result<Response<ForwardBody>, ConnectRefusal> {
     let uri = request.uri().clone();
     match uri.scheme() {
         Some(scheme) if *scheme == Scheme::HTTP => {}
@@ -240,16 +240,16 @@ async fn forward(
         // The origin closed it meanwhile. RFC 9112 §9.3.1: anew.
     }
     let target = house.target(place.host(), port)?;
-    let mut open = house.line.open_hastily(&target, wish).await?;
+    let mut open = house.session.open_optimistically(&target, wish).await?;
     // D2Prox makes the connection or drops what came for it: a request that is whole need not wait to hear which.
     if !is_asked_twice_safely(&head.method, &body) {
-        open = open.made().await?;
+        open = open.connected().await?;
     }
-    let why = open.why();
+    let why = open.failure();
     let broken = |error: hyper::Error| {
         let text = format!("{target} broke off: {error}");
         why.take()
-            .unwrap_or_else(|| Refusal::new(Cause::Refused, text))
+            .unwrap_or_else(|| ConnectRefusal::new(RefusalCause::Refused, text))
     };
     let (mut sender, connection) = hyper::client::conn::http1::Builder::new()
         .preserve_header_case(true)
@@ -260,7 +260,7 @@ async fn forward(
     tokio::spawn(connection);
     let request = Request::from_parts(head, Either::Left(body));
     let response = sender.send_request(request).await.map_err(&broken)?;
-    Ok(answered(response, Way { host, wish, sender }, &kept))
+    Ok(answered(response, OriginConn { host, wish, sender }, &kept))
 }
 
 /// Whether a request can be sent again where nobody knows what became of it.
@@ -268,7 +268,11 @@ fn is_asked_twice_safely(method: &Method, body: &Incoming) -> bool {
     matches!(*method, Method::GET | Method::HEAD) && body.is_end_stream()
 }
 
-fn answered(mut response: Response<Incoming>, way: Way, kept: &Kept) -> Response<Body> {
+fn answered(
+    mut response: Response<Incoming>,
+    way: OriginConn,
+    kept: &OriginConnCache,
+) -> Response<ForwardBody> {
     hop_ends(response.headers_mut());
     kept.put(way);
     response.map(Either::Left)
@@ -302,7 +306,7 @@ fn hop_ends(fields: &mut HeaderMap) {
     fields.append(VIA, HeaderValue::from_static("1.1 cedos"));
 }
 
-fn refused(refusal: &Refusal) -> Response<Body> {
+fn refused(refusal: &ConnectRefusal) -> Response<ForwardBody> {
     let (status, kind) = refusal.status();
     let text = format!("{}\n", refusal.text);
     let mut response = Response::new(Either::Right(Full::new(Bytes::from(text))));
@@ -342,11 +346,11 @@ mod tests {
             ("proxy-authorization", &format!("Basic {user}")),
             ("cedos-policy", "free-only"),
         ]);
-        let wish = wish_of(&both, Wish::default()).unwrap();
+        let wish = wish_of(&both, ConnOptions::default()).unwrap();
         assert_eq!(wish.policy, CostPolicy::FreeOnly);
         assert!(wish.due.is_some());
         let bad = fields(&[("cedos-by", "soon")]);
-        let refusal = wish_of(&bad, Wish::default()).unwrap_err();
+        let refusal = wish_of(&bad, ConnOptions::default()).unwrap_err();
         assert_eq!(refusal.status().0, StatusCode::BAD_REQUEST);
         assert!(refusal.text.contains("07:30"), "{}", refusal.text);
     }

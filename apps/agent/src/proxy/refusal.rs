@@ -3,11 +3,11 @@
 use fast_socks5::ReplyError;
 use http::StatusCode;
 
-use crate::fetch::tunnel::Refused;
+use crate::fetch::tunnel::TunnelRefusal;
 
 /// Whose fault it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Cause {
+pub enum RefusalCause {
     /// The host refuses.
     Refused,
     /// The host does not answer.
@@ -23,61 +23,66 @@ pub enum Cause {
     /// The deadline passed.
     Late,
     /// What was asked makes no sense.
-    Nonsense,
+    BadRequest,
 }
 
 /// A connection that is not made.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Refusal {
+pub struct ConnectRefusal {
     /// Why.
-    pub cause: Cause,
+    pub cause: RefusalCause,
     /// For people.
     pub text: String,
 }
 
-impl Refusal {
+impl ConnectRefusal {
     /// With these words.
-    pub fn new(cause: Cause, text: impl Into<String>) -> Refusal {
-        Refusal {
+    pub fn new(cause: RefusalCause, text: impl Into<String>) -> ConnectRefusal {
+        ConnectRefusal {
             cause,
             text: text.into(),
         }
     }
 
     /// As D2Prox said it. The kinds are RFC 9209's, §2.3.
-    pub(super) fn of_proxy(refused: &Refused) -> Refusal {
+    pub(super) fn from_proxy(refused: &TunnelRefusal) -> ConnectRefusal {
         let field = refused.headers.get("proxy-status");
         let field = field.and_then(|field| field.to_str().ok());
         let kind = field.unwrap_or_default();
         let kind = kind.split(';').map(str::trim);
         let kind = kind.filter_map(|part| part.strip_prefix("error=")).next();
         let cause = match (kind.unwrap_or_default(), refused.status.as_u16()) {
-            ("connection_refused", _) => Cause::Refused,
-            ("connection_timeout" | "dns_timeout", _) => Cause::TimedOut,
+            ("connection_refused", _) => RefusalCause::Refused,
+            ("connection_timeout" | "dns_timeout", _) => RefusalCause::TimedOut,
             ("dns_error" | "destination_not_found" | "destination_ip_unroutable", _) => {
-                Cause::Unreachable
+                RefusalCause::Unreachable
             }
-            ("destination_ip_prohibited" | "http_request_denied", _) | (_, 403) => Cause::Forbidden,
-            ("connection_limit_reached", _) | (_, 503) => Cause::Full,
-            (_, 400) => Cause::Nonsense,
-            (_, 504) => Cause::TimedOut,
-            _ => Cause::Refused,
+            ("destination_ip_prohibited" | "http_request_denied", _) | (_, 403) => {
+                RefusalCause::Forbidden
+            }
+            ("connection_limit_reached", _) | (_, 503) => RefusalCause::Full,
+            (_, 400) => RefusalCause::BadRequest,
+            (_, 504) => RefusalCause::TimedOut,
+            _ => RefusalCause::Refused,
         };
-        Refusal::new(cause, format!("the proxy says: {}", refused.words.trim()))
+        ConnectRefusal::new(
+            cause,
+            format!("the proxy says: {}", refused.body_text.trim()),
+        )
     }
 
     /// As `connect` says it.
     pub fn errno(&self) -> i32 {
         use nix::errno::Errno;
         let errno = match self.cause {
-            Cause::Refused => Errno::ECONNREFUSED,
-            Cause::TimedOut => Errno::ETIMEDOUT,
-            Cause::Unreachable => Errno::EHOSTUNREACH,
-            Cause::Forbidden => Errno::EACCES,
-            Cause::Full => Errno::ENOBUFS,
-            Cause::NoProxy => Errno::ENETUNREACH,
-            Cause::Late => Errno::ETIME,
-            Cause::Nonsense => Errno::EINVAL,
+            RefusalCause::Refused => Errno::ECONNREFUSED,
+            RefusalCause::TimedOut => Errno::ETIMEDOUT,
+            RefusalCause::Unreachable => Errno::EHOSTUNREACH,
+            RefusalCause::Forbidden => Errno::EACCES,
+            RefusalCause::Full => Errno::ENOBUFS,
+            RefusalCause::NoProxy => Errno::ENETUNREACH,
+            RefusalCause::Late => Errno::ETIME,
+            RefusalCause::BadRequest => Errno::EINVAL,
         };
         errno as i32
     }
@@ -85,26 +90,26 @@ impl Refusal {
     /// As SOCKS5 says it (RFC 1928 §6).
     pub(super) fn reply(&self) -> ReplyError {
         match self.cause {
-            Cause::Refused => ReplyError::ConnectionRefused,
-            Cause::TimedOut | Cause::Unreachable => ReplyError::HostUnreachable,
-            Cause::Forbidden => ReplyError::ConnectionNotAllowed,
-            Cause::NoProxy => ReplyError::NetworkUnreachable,
-            Cause::Late => ReplyError::TtlExpired,
-            Cause::Full | Cause::Nonsense => ReplyError::GeneralFailure,
+            RefusalCause::Refused => ReplyError::ConnectionRefused,
+            RefusalCause::TimedOut | RefusalCause::Unreachable => ReplyError::HostUnreachable,
+            RefusalCause::Forbidden => ReplyError::ConnectionNotAllowed,
+            RefusalCause::NoProxy => ReplyError::NetworkUnreachable,
+            RefusalCause::Late => ReplyError::TtlExpired,
+            RefusalCause::Full | RefusalCause::BadRequest => ReplyError::GeneralFailure,
         }
     }
 
     /// As HTTP says it, with the kind of RFC 9209.
     pub(super) fn status(&self) -> (StatusCode, &'static str) {
         match self.cause {
-            Cause::Refused => (StatusCode::BAD_GATEWAY, "connection_refused"),
-            Cause::TimedOut => (StatusCode::GATEWAY_TIMEOUT, "connection_timeout"),
-            Cause::Unreachable => (StatusCode::BAD_GATEWAY, "destination_ip_unroutable"),
-            Cause::Forbidden => (StatusCode::FORBIDDEN, "http_request_denied"),
-            Cause::Full => (StatusCode::SERVICE_UNAVAILABLE, "connection_limit_reached"),
-            Cause::NoProxy => (StatusCode::BAD_GATEWAY, "destination_unavailable"),
-            Cause::Late => (StatusCode::GATEWAY_TIMEOUT, "http_response_timeout"),
-            Cause::Nonsense => (StatusCode::BAD_REQUEST, "http_request_error"),
+            RefusalCause::Refused => (StatusCode::BAD_GATEWAY, "connection_refused"),
+            RefusalCause::TimedOut => (StatusCode::GATEWAY_TIMEOUT, "connection_timeout"),
+            RefusalCause::Unreachable => (StatusCode::BAD_GATEWAY, "destination_ip_unroutable"),
+            RefusalCause::Forbidden => (StatusCode::FORBIDDEN, "http_request_denied"),
+            RefusalCause::Full => (StatusCode::SERVICE_UNAVAILABLE, "connection_limit_reached"),
+            RefusalCause::NoProxy => (StatusCode::BAD_GATEWAY, "destination_unavailable"),
+            RefusalCause::Late => (StatusCode::GATEWAY_TIMEOUT, "http_response_timeout"),
+            RefusalCause::BadRequest => (StatusCode::BAD_REQUEST, "http_request_error"),
         }
     }
 }
@@ -121,22 +126,22 @@ mod tests {
             headers.insert("proxy-status", field.parse().unwrap());
             let status = StatusCode::from_u16(status).unwrap();
             let words = "because".to_owned();
-            Refusal::of_proxy(&Refused {
+            ConnectRefusal::from_proxy(&TunnelRefusal {
                 status,
                 headers,
-                words,
+                body_text: words,
             })
         };
         let refused = told("d2prox; error=connection_refused; details=\"x\"", 502);
-        assert_eq!(refused.cause, Cause::Refused);
+        assert_eq!(refused.cause, RefusalCause::Refused);
         assert_eq!(refused.errno(), nix::errno::Errno::ECONNREFUSED as i32);
         let prohibited = told("d2prox; error=destination_ip_prohibited", 403);
-        assert_eq!(prohibited.cause, Cause::Forbidden);
+        assert_eq!(prohibited.cause, RefusalCause::Forbidden);
         assert!(prohibited.text.contains("because"));
         assert_eq!(
             told("d2prox; error=dns_error", 502).cause,
-            Cause::Unreachable
+            RefusalCause::Unreachable
         );
-        assert_eq!(told("other", 504).cause, Cause::TimedOut);
+        assert_eq!(told("other", 504).cause, RefusalCause::TimedOut);
     }
 }

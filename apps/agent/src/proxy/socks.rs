@@ -1,6 +1,6 @@
 //! SOCKS5 (RFC 1928): CONNECT, with or without user name and password (RFC 1929).
 //!
-//! The user name says how ([`super::Wish`]); the password is not looked at, because whose connection it is
+//! The user name says how ([`super::ConnOptions`]); the password is not looked at, because whose connection it is
 //! was seen before. Names are taken as they are: D2Prox looks them up.
 
 use std::io;
@@ -14,34 +14,34 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use super::carry::break_off;
-use super::door::{HELLO_WITHIN, House};
-use super::refusal::Cause;
+use super::carry::reset;
+use super::listener::{HELLO_WITHIN, ProxyContext};
+use super::refusal::RefusalCause;
 
 /// What a client is told to be bound to: the flow has no address (RFC 1928 §6 lets a server say so).
 const BOUND: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
 
 /// Ways of saying who one is, by their numbers (RFC 1928 §3).
 #[derive(Clone, Copy)]
-enum Method {
+enum SocksMethod {
     Nothing = 0x00,
     UserName = 0x02,
 }
 
 /// A client that was told which.
-struct Begun<T>(Method, T);
+struct SocksAccepted<T>(SocksMethod, T);
 
-impl<T> AuthMethod<T> for Method {
-    type StartingState = Begun<T>;
+impl<T> AuthMethod<T> for SocksMethod {
+    type StartingState = SocksAccepted<T>;
     fn method_id(self) -> u8 {
         self as u8
     }
-    fn new(self, client: T) -> Begun<T> {
-        Begun(self, client)
+    fn new(self, client: T) -> SocksAccepted<T> {
+        SocksAccepted(self, client)
     }
 }
 
-impl<T> AuthMethodSuccessState<T> for Begun<T> {
+impl<T> AuthMethodSuccessState<T> for SocksAccepted<T> {
     fn into_inner(self) -> T {
         self.1
     }
@@ -69,26 +69,26 @@ async fn user_name(client: &mut (impl AsyncRead + Unpin)) -> io::Result<String> 
 }
 
 /// What a client or the crate did wrong.
-type Failed = Box<dyn std::error::Error + Send + Sync>;
+type SocksError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Serves one connection.
-pub(super) async fn serve(program: TcpStream, house: &House) {
+pub(super) async fn serve(program: TcpStream, house: &ProxyContext) {
     if let Err(error) = speak(program, house).await {
         tracing::debug!(%error, "a SOCKS client went");
     }
 }
 
-async fn speak(program: TcpStream, house: &House) -> Result<(), Failed> {
+async fn speak(program: TcpStream, house: &ProxyContext) -> Result<(), SocksError> {
     let hello = async {
         let begun = Socks5ServerProtocol::start(program)
-            .negotiate_auth(&[Method::UserName, Method::Nothing])
+            .negotiate_auth(&[SocksMethod::UserName, SocksMethod::Nothing])
             .await?;
         let (program, wish) = match begun.0 {
-            Method::Nothing => (begun.1, Ok(house.wish)),
-            Method::UserName => {
+            SocksMethod::Nothing => (begun.1, Ok(house.options)),
+            SocksMethod::UserName => {
                 let mut program = begun.1;
                 let user = user_name(&mut program).await?;
-                match house.wish.named(&user, &Zoned::now()) {
+                match house.options.with_user_name(&user, &Zoned::now()) {
                     Ok(wish) => {
                         program.write_all(&[USER_VERSION, WELCOME]).await?;
                         (program, Ok(wish))
@@ -101,9 +101,10 @@ async fn speak(program: TcpStream, house: &House) -> Result<(), Failed> {
                 }
             }
         };
-        let authenticated = Socks5ServerProtocol::finish_auth(Begun(Method::Nothing, program));
+        let authenticated =
+            Socks5ServerProtocol::finish_auth(SocksAccepted(SocksMethod::Nothing, program));
         let (command, what, target) = authenticated.read_command().await?;
-        Ok::<_, Failed>(Some((command, what, target, wish)))
+        Ok::<_, SocksError>(Some((command, what, target, wish)))
     };
     let Ok(hello) = timeout(HELLO_WITHIN, hello).await else {
         return Ok(());
@@ -120,7 +121,8 @@ async fn speak(program: TcpStream, house: &House) -> Result<(), Failed> {
         TargetAddr::Ip(at) => (at.ip().to_canonical().to_string(), at.port()),
         TargetAddr::Domain(name, port) => (name, port),
     };
-    let wish = wish.map_err(|text: String| super::Refusal::new(Cause::Nonsense, text));
+    let wish =
+        wish.map_err(|text: String| super::ConnectRefusal::new(RefusalCause::BadRequest, text));
     let opened = match wish {
         Ok(wish) => house.open(&host, port, wish).await,
         Err(refusal) => Err(refusal),
@@ -139,7 +141,7 @@ async fn speak(program: TcpStream, house: &House) -> Result<(), Failed> {
 }
 
 /// Refuses SOCKS4, which cannot say what we would answer: its clients see a connection that breaks.
-pub(super) fn turn_away(program: TcpStream) {
+pub(super) fn reject_socks4(program: TcpStream) {
     tracing::info!("SOCKS4 is not spoken here: use socks5h://");
-    break_off(program);
+    reset(program);
 }

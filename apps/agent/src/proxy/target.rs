@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 
 /// A host and a port.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Target {
+pub struct TargetAddress {
     /// A name, or an address without brackets.
     pub host: String,
     /// TCP port.
@@ -15,13 +15,13 @@ pub struct Target {
 /// Letters of a name at most (RFC 1035 §2.3.4).
 const NAME_BYTES_MAX: usize = 253;
 
-impl Target {
+impl TargetAddress {
     /// This host, if it can be one. What it is called is not ours to judge, but it stands in a request
     /// line: no blanks, no controls, nothing that begins a path or a user name.
     ///
     /// # Errors
     /// A sentence that says what is wrong with it.
-    pub fn new(host: &str, port: u16) -> Result<Target, String> {
+    pub fn new(host: &str, port: u16) -> Result<TargetAddress, String> {
         let host = host
             .strip_prefix('[')
             .and_then(|h| h.strip_suffix(']'))
@@ -38,7 +38,7 @@ impl Target {
         if port == 0 {
             return Err("port 0 leads nowhere".into());
         }
-        Ok(Target {
+        Ok(TargetAddress {
             host: host.to_owned(),
             port,
         })
@@ -50,16 +50,16 @@ impl Target {
     }
 }
 
-impl From<SocketAddr> for Target {
-    fn from(at: SocketAddr) -> Target {
-        Target {
+impl From<SocketAddr> for TargetAddress {
+    fn from(at: SocketAddr) -> TargetAddress {
+        TargetAddress {
             host: at.ip().to_canonical().to_string(),
             port: at.port(),
         }
     }
 }
 
-impl fmt::Display for Target {
+impl fmt::Display for TargetAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.host.contains(':') {
             write!(f, "[{}]:{}", self.host, self.port)
@@ -70,7 +70,7 @@ impl fmt::Display for Target {
 }
 
 /// Who knows which names stand behind addresses that were made up for them.
-pub trait Names: Send + Sync {
+pub trait NameLookup: Send + Sync {
     /// The name behind an address: none if it is a real one.
     ///
     /// # Errors
@@ -84,7 +84,7 @@ mod tests {
 
     #[test]
     fn a_host_is_what_fits_into_a_request_line() {
-        let told = |host| Target::new(host, 80).map(|t| t.to_string());
+        let told = |host| TargetAddress::new(host, 80).map(|t| t.to_string());
         assert_eq!(told("origin.example"), Ok("origin.example:80".into()));
         assert_eq!(told("2001:db8::1"), Ok("[2001:db8::1]:80".into()));
         assert_eq!(told("[2001:db8::1]"), Ok("[2001:db8::1]:80".into()));
@@ -92,12 +92,12 @@ mod tests {
             assert!(told(bad).is_err(), "{bad:?}");
         }
         assert!(told(&"a".repeat(254)).is_err());
-        assert!(Target::new("a", 0).is_err());
+        assert!(TargetAddress::new("a", 0).is_err());
     }
 
     #[test]
     fn an_ipv4_address_in_ipv6_clothes_is_an_ipv4_address() {
         let at: SocketAddr = "[::ffff:192.0.2.1]:80".parse().unwrap();
-        assert_eq!(Target::from(at).authority(), "192.0.2.1:80");
+        assert_eq!(TargetAddress::from(at).authority(), "192.0.2.1:80");
     }
 }

@@ -16,7 +16,7 @@ use jiff::{SignedDuration, Span, SpanRelativeTo};
 use roxmltree::{Document, Node};
 use url::Url;
 
-use super::playlist::{Kind, Segment};
+use super::playlist::{MediaSegment, PlaylistLinkKind};
 
 /// The media type of manifests.
 pub const MEDIA_TYPE: &str = "application/dash+xml";
@@ -26,30 +26,30 @@ const SEGMENTS_MAX: usize = 200_000; // a guess: a day of seconds, seen and hear
 
 /// A manifest that was read.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Manifest {
+pub struct DashManifest {
     /// As players get it.
     pub text: String,
     /// Its links that are no segments.
-    pub links: Vec<(Url, Kind)>,
+    pub links: Vec<(Url, PlaylistLinkKind)>,
     /// For each representation in segments: a name of its own, and those in their order.
-    pub media: Vec<(Url, Vec<Segment>)>,
+    pub media: Vec<(Url, Vec<MediaSegment>)>,
     /// Nothing will be added.
-    pub is_over: bool,
+    pub is_complete: bool,
 }
 
 /// Whether a URL is that of a manifest, by its name.
-pub fn is_named(url: &Url) -> bool {
+pub fn is_manifest_url(url: &Url) -> bool {
     url.path().to_ascii_lowercase().ends_with(".mpd")
 }
 
 /// Reads a manifest from `base`; `link` makes of an origin's URL one that leads here.
-pub fn read(text: &str, base: &Url, link: impl Fn(&Url) -> String) -> Option<Manifest> {
+pub fn read(text: &str, base: &Url, link: impl Fn(&Url) -> String) -> Option<DashManifest> {
     let (manifest, is_known) = read_with(text, base, &link)?;
     if is_known {
         return Some(manifest);
     }
     let (there, _) = read_with(text, base, &|url| url.to_string())?;
-    Some(Manifest {
+    Some(DashManifest {
         links: Vec::new(),
         media: Vec::new(),
         ..there
@@ -57,13 +57,17 @@ pub fn read(text: &str, base: &Url, link: impl Fn(&Url) -> String) -> Option<Man
 }
 
 /// The same, and whether all of its segments are known.
-fn read_with(text: &str, base: &Url, link: &dyn Fn(&Url) -> String) -> Option<(Manifest, bool)> {
+fn read_with(
+    text: &str,
+    base: &Url,
+    link: &dyn Fn(&Url) -> String,
+) -> Option<(DashManifest, bool)> {
     let document = Document::parse(text).ok()?;
     let root = document.root_element();
     if root.tag_name().name() != "MPD" {
         return None;
     }
-    let mut reader = Reader {
+    let mut reader = DashReader {
         url: base,
         link,
         edits: Vec::new(),
@@ -74,7 +78,7 @@ fn read_with(text: &str, base: &Url, link: &dyn Fn(&Url) -> String) -> Option<(M
         is_over: root.attribute("type") != Some("dynamic"),
     };
     reader.manifest(root);
-    let Reader {
+    let DashReader {
         mut edits,
         links,
         media,
@@ -91,22 +95,22 @@ fn read_with(text: &str, base: &Url, link: &dyn Fn(&Url) -> String) -> Option<(M
         at = to;
     }
     told += &text[at..];
-    let manifest = Manifest {
+    let manifest = DashManifest {
         text: told,
         links,
         media,
-        is_over,
+        is_complete: is_over,
     };
     Some((manifest, is_known))
 }
 
-struct Reader<'a> {
+struct DashReader<'a> {
     url: &'a Url,
     link: &'a dyn Fn(&Url) -> String,
     /// From, to, and what is there instead.
     edits: Vec<(usize, usize, String)>,
-    links: Vec<(Url, Kind)>,
-    media: Vec<(Url, Vec<Segment>)>,
+    links: Vec<(Url, PlaylistLinkKind)>,
+    media: Vec<(Url, Vec<MediaSegment>)>,
     is_known: bool,
     segments_left: usize,
     is_over: bool,
@@ -136,11 +140,11 @@ fn escaped(text: &str) -> String {
         .replace('"', "&quot;")
 }
 
-impl Reader<'_> {
+impl DashReader<'_> {
     fn manifest(&mut self, root: Node<'_, '_>) {
         for location in children(root, "Location") {
             if let Some(url) = self.replace(location, &self.url.clone()) {
-                self.links.push((url, Kind::Playlist));
+                self.links.push((url, PlaylistLinkKind::Playlist));
             }
         }
         let own = child(root, "BaseURL").is_some();
@@ -181,7 +185,7 @@ impl Reader<'_> {
                 match self.segments(&levels, &base, lasts) {
                     Some(segments) => self.media.push((key, segments)),
                     // One file, of which players ask for ranges.
-                    None => self.links.push((base, Kind::Other)),
+                    None => self.links.push((base, PlaylistLinkKind::Other)),
                 }
             }
         }
@@ -235,11 +239,11 @@ impl Reader<'_> {
         levels: &[Node<'_, '_>; 3],
         base: &Url,
         lasts: Option<f64>,
-    ) -> Option<Vec<Segment>> {
+    ) -> Option<Vec<MediaSegment>> {
         let of = |name: &'static str| levels.iter().filter_map(move |n| child(*n, name));
         let mut all = Vec::new();
         if of("SegmentTemplate").next().is_some() {
-            let found = Template::of(of("SegmentTemplate").collect(), levels[0]);
+            let found = SegmentTemplate::of(of("SegmentTemplate").collect(), levels[0]);
             let left = self.segments_left;
             self.is_known &= found.write_out(base, lasts, self.is_over, (&mut all, left));
             self.segments_left = left.saturating_sub(all.len());
@@ -252,12 +256,18 @@ impl Reader<'_> {
         });
         let initial = child(list, "Initialization").and_then(|n| n.attribute("sourceURL"));
         if let Some(url) = initial.and_then(|told| base.join(told).ok()) {
-            all.push(Segment { url, plays: None });
+            all.push(MediaSegment {
+                url,
+                duration: None,
+            });
         }
         for told in children(list, "SegmentURL") {
             // Without it, a range of the base.
             let url = base.join(told.attribute("media")?).ok()?;
-            all.push(Segment { url, plays });
+            all.push(MediaSegment {
+                url,
+                duration: plays,
+            });
         }
         self.is_known &= all.len() <= self.segments_left;
         self.segments_left = self.segments_left.saturating_sub(all.len());
@@ -270,15 +280,15 @@ fn number(node: Node<'_, '_>, attribute: &str) -> Option<f64> {
 }
 
 /// What says where segments are: of the representation, else of what it is in.
-struct Template<'a> {
+struct SegmentTemplate<'a> {
     levels: Vec<Node<'a, 'a>>,
     id: &'a str,
     bandwidth: &'a str,
 }
 
-impl<'a> Template<'a> {
-    fn of(levels: Vec<Node<'a, 'a>>, representation: Node<'a, 'a>) -> Template<'a> {
-        Template {
+impl<'a> SegmentTemplate<'a> {
+    fn of(levels: Vec<Node<'a, 'a>>, representation: Node<'a, 'a>) -> SegmentTemplate<'a> {
+        SegmentTemplate {
             levels,
             id: representation.attribute("id").unwrap_or_default(),
             bandwidth: representation.attribute("bandwidth").unwrap_or_default(),
@@ -299,13 +309,16 @@ impl<'a> Template<'a> {
         base: &Url,
         lasts: Option<f64>,
         is_over: bool,
-        (all, left): (&mut Vec<Segment>, usize),
+        (all, left): (&mut Vec<MediaSegment>, usize),
     ) -> bool {
         let mut add = |template: &str, number: u64, time: u64, plays: Option<f64>| {
             let told = self.filled(template, number, time);
             if let Ok(url) = base.join(&told) {
                 let plays = plays.and_then(|s| Duration::try_from_secs_f64(s).ok());
-                all.push(Segment { url, plays });
+                all.push(MediaSegment {
+                    url,
+                    duration: plays,
+                });
             }
         };
         if let Some(template) = self.attribute("initialization") {
@@ -402,12 +415,12 @@ mod tests {
     use super::super::playlist::path_of;
     use super::*;
 
-    fn read_here(text: &str) -> Manifest {
+    fn read_here(text: &str) -> DashManifest {
         let base: Url = "https://o.example/film/main.mpd".parse().unwrap();
         read(text, &base, |url| format!("/T/{}", path_of(url))).expect("a manifest")
     }
 
-    fn paths(segments: &[Segment]) -> Vec<&str> {
+    fn paths(segments: &[MediaSegment]) -> Vec<&str> {
         segments.iter().map(|s| s.url.path()).collect()
     }
 
@@ -431,8 +444,8 @@ mod tests {
         ];
         assert_eq!(paths(of_lo), expected);
         assert_eq!(of_lo[1].url.query(), Some("x=1&y=2"));
-        assert_eq!(of_lo[1].plays, Some(Duration::from_secs(4)));
-        assert!(manifest.is_over && manifest.links.is_empty());
+        assert_eq!(of_lo[1].duration, Some(Duration::from_secs(4)));
+        assert!(manifest.is_complete && manifest.links.is_empty());
         let added =
             "<ProgramInformation/><BaseURL>/T/at/https/o.example/film/main.mpd</BaseURL>\n<Period>";
         assert_eq!(
@@ -459,9 +472,9 @@ mod tests {
             "/c/85.m4s",
         ];
         assert_eq!(paths(&manifest.media[0].1), expected);
-        assert!(!manifest.is_over);
+        assert!(!manifest.is_complete);
         let next: Url = "https://o.example/film/next.mpd?s=1&t=2".parse().unwrap();
-        assert_eq!(manifest.links, [(next, Kind::Playlist)]);
+        assert_eq!(manifest.links, [(next, PlaylistLinkKind::Playlist)]);
         let told = &manifest.text;
         for there in [
             "<BaseURL>/T/at/https/cdn.example/a/</BaseURL>",
@@ -483,9 +496,9 @@ mod tests {
         let manifest = read_here(text);
         let segments = &manifest.media[0].1;
         assert_eq!(paths(segments), ["/film/i", "/film/1", "/film/2"]);
-        assert_eq!(segments[2].plays, Some(Duration::from_millis(2500)));
+        assert_eq!(segments[2].duration, Some(Duration::from_millis(2500)));
         let file: Url = "https://o.example/film/all.mp4".parse().unwrap();
-        assert_eq!(manifest.links, [(file, Kind::Other)]);
+        assert_eq!(manifest.links, [(file, PlaylistLinkKind::Other)]);
     }
 
     #[test]
@@ -493,7 +506,7 @@ mod tests {
         let text = r#"<MPD type="dynamic" availabilityStartTime="2026-01-01T00:00:00Z"><Period start="PT0S"><AdaptationSet>
 <SegmentTemplate duration="2" media="/v/$Number$.m4s"/><Representation id="v"/></AdaptationSet></Period></MPD>"#;
         let manifest = read_here(text);
-        assert!(manifest.media.is_empty() && manifest.links.is_empty() && !manifest.is_over);
+        assert!(manifest.media.is_empty() && manifest.links.is_empty() && !manifest.is_complete);
         let told = &manifest.text;
         assert!(
             told.contains("<BaseURL>https://o.example/film/main.mpd</BaseURL>"),

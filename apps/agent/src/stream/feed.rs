@@ -27,15 +27,15 @@ use tokio::sync::watch;
 use tokio::task::spawn_blocking;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
-use super::object::{Object, Placed, Refusal};
-use super::roads::{Lane, Roads};
-use super::title::{Missing, Title, View};
-use crate::dispatcher::{Seat, Standing};
-use crate::fetch::clock::Moment;
-use crate::fetch::dial::Fault;
-use crate::fetch::exchange::{Answer, Ask, exchange};
-use crate::fetch::header::Field;
-use crate::fetch::mode::Mode;
+use super::object::{AnswerPosition, OriginRefusal, StreamObject};
+use super::stream_transport::{RequestConn, StreamTransport};
+use super::title::{MissingRange, StreamTitle, TitleView};
+use crate::dispatcher::{TransferDemand, TransferSlot};
+use crate::fetch::boot_clock::BootInstant;
+use crate::fetch::dial::FetchFault;
+use crate::fetch::exchange::{FetchResponse, GetRequest, exchange};
+use crate::fetch::header::HeaderField;
+use crate::fetch::mode::FetchMode;
 
 /// How often it is looked again at levels and links.
 const LOOK_EVERY: Duration = Duration::from_millis(200); // a guess: 16 kB of a stream at 640 kb/s
@@ -69,19 +69,19 @@ const ROOM_SHARE: u64 = 16;
 
 /// How a stream is to be fed.
 #[derive(Debug, Clone)]
-pub struct Rules {
+pub struct StreamRules {
     /// Money against pauses: free-only pays for nothing.
     pub policy: CostPolicy,
     /// When to begin and to stop on links that cost; measured where not given.
-    pub thresholds: Amounts,
+    pub thresholds: StreamThresholds,
     /// The most that is kept on the disk.
     pub quota_bytes: u64,
     /// Bytes that links that cost may carry in all.
     pub metered_bytes_max: Option<u64>,
     /// How long it plays, if the user said so.
-    pub plays: Option<Duration>,
+    pub duration: Option<Duration>,
     /// Fields of the user's own.
-    pub fields: Arc<[Field]>,
+    pub fields: Arc<[HeaderField]>,
     /// Follow redirects from https to http.
     pub allow_downgrade: bool,
 }
@@ -89,36 +89,38 @@ pub struct Rules {
 /// A threshold: of bytes, or of what is watched in a time.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Amount {
+pub enum StreamThreshold {
     /// So many bytes.
     Bytes(u64),
     /// So long.
     Time(Duration),
 }
 
-impl Amount {
+impl StreamThreshold {
     fn bytes(self, rate: f64) -> u64 {
         match self {
-            Amount::Bytes(bytes) => bytes,
-            Amount::Time(span) => (span.as_secs_f64() * rate) as u64,
+            StreamThreshold::Bytes(bytes) => bytes,
+            StreamThreshold::Time(span) => (span.as_secs_f64() * rate) as u64,
         }
     }
 }
 
 /// Both thresholds, as far as the user gave them.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub struct Amounts {
+pub struct StreamThresholds {
     /// Begin to pay.
-    pub low: Option<Amount>,
+    pub low: Option<StreamThreshold>,
     /// Stop.
-    pub high: Option<Amount>,
+    pub high: Option<StreamThreshold>,
 }
 
-impl Amounts {
+impl StreamThresholds {
     /// In bytes, for a stream of this rate over links that take so long.
     pub fn thresholds(&self, rate: f64, switching: &d2tp_sched::SwitchDelay) -> RefillThresholds {
         let derived = RefillThresholds::derived(rate as u64, switching);
-        let of = |amount: Option<Amount>, else_bytes| amount.map_or(else_bytes, |a| a.bytes(rate));
+        let of = |amount: Option<StreamThreshold>, else_bytes| {
+            amount.map_or(else_bytes, |a| a.bytes(rate))
+        };
         let low_bytes = of(self.low, derived.low_bytes);
         RefillThresholds {
             low_bytes,
@@ -129,7 +131,7 @@ impl Amounts {
 
 /// What is to be done now.
 #[derive(Debug, Clone, PartialEq)]
-struct Drive {
+struct FetchPlan {
     /// Bytes are taken in.
     reads: bool,
     /// Links that cost may carry them, …
@@ -141,10 +143,10 @@ struct Drive {
     why: String,
 }
 
-impl Drive {
+impl FetchPlan {
     /// Nothing is fetched, for this reason.
-    fn nothing(why: String) -> Drive {
-        Drive {
+    fn nothing(why: String) -> FetchPlan {
+        FetchPlan {
             reads: false,
             pays: false,
             budget: None,
@@ -155,7 +157,7 @@ impl Drive {
 }
 
 /// Why a request was left.
-enum Left {
+enum FetchEnd {
     /// All that was asked for is here.
     Done,
     /// Something else is more urgent, or the link is.
@@ -163,44 +165,49 @@ enum Left {
 }
 
 /// What feeds one title.
-pub struct Feed {
-    title: Arc<Title>,
-    roads: Arc<Roads>,
-    rules: Rules,
+pub struct StreamFeed {
+    title: Arc<StreamTitle>,
+    transport: Arc<StreamTransport>,
+    rules: StreamRules,
     buffer: StreamBuffer,
-    begun: Moment,
+    begun: BootInstant,
     /// The quota is full and not worth going on for yet.
     is_full: bool,
     tries: u32,
-    settle_at: Moment,
-    seat: Option<Seat>,
+    settle_at: BootInstant,
+    slot: Option<TransferSlot>,
     /// What links carried, as the dispatcher is told it.
     carried: BTreeMap<String, u64>,
 }
 
-impl Feed {
+impl StreamFeed {
     /// For this title; all its times count from `begun`.
-    pub fn new(title: Arc<Title>, roads: Arc<Roads>, rules: Rules, begun: Moment) -> Feed {
+    pub fn new(
+        title: Arc<StreamTitle>,
+        roads: Arc<StreamTransport>,
+        rules: StreamRules,
+        begun: BootInstant,
+    ) -> StreamFeed {
         let switching = roads.switching();
         let rate = title.pace(|pace| pace.rate(Duration::ZERO));
         let thresholds = rules.thresholds.thresholds(rate, &switching);
-        Feed {
+        StreamFeed {
             buffer: StreamBuffer::new(thresholds, switching),
             title,
-            roads,
+            transport: roads,
             rules,
             begun,
             is_full: false,
             tries: 0,
             settle_at: begun,
-            seat: None,
+            slot: None,
             carried: BTreeMap::new(),
         }
     }
 
     /// The same, sharing links with whoever else has a seat there.
-    pub fn seated(self, seat: Option<Seat>) -> Feed {
-        Feed { seat, ..self }
+    pub fn with_slot(self, seat: Option<TransferSlot>) -> StreamFeed {
+        StreamFeed { slot: seat, ..self }
     }
 
     /// Tells the dispatcher what it needs. Returns why it is held back, if others go first or nothing may be spent, and
@@ -212,19 +219,19 @@ impl Feed {
         high_bytes: u64,
         pays: bool,
     ) -> (Option<(LinkWaitReason, String)>, Option<u64>) {
-        let Some(seat) = &self.seat else {
+        let Some(seat) = &self.slot else {
             return (None, self.metered_bytes_left());
         };
         // Before it is asked what it may: a grant is of what is left.
-        self.roads.tell_ledger();
-        for (link, bytes) in self.roads.news() {
+        self.transport.report_traffic();
+        for (link, bytes) in self.transport.take_traffic() {
             *self.carried.entry(link).or_default() += bytes;
         }
-        for (link, trip) in self.roads.round_trips() {
-            seat.measured(&link, trip);
+        for (link, trip) in self.transport.round_trips() {
+            seat.record_round_trip(&link, trip);
         }
-        let standing = Standing {
-            need: FlowDemand {
+        let standing = TransferDemand {
+            demand: FlowDemand {
                 policy: self.rules.policy,
                 metered_bytes_left: self.metered_bytes_left(),
                 ..need.clone()
@@ -232,13 +239,13 @@ impl Feed {
             // Not the whole quota: beside that every transfer would be small.
             size_bytes: need.remaining_bytes.map(|bytes| bytes.min(high_bytes)),
             priority: 0,
-            ways,
+            candidates: ways,
             carried: &self.carried,
-            together: !self.roads.is_direct(),
-            fills: pays,
-            wakes: true,
+            uses_several_links: !self.transport.is_direct(),
+            always_pays: pays,
+            keeps_awake: true,
         };
-        let verdict = seat.ask(&standing);
+        let verdict = seat.decide(&standing);
         let held = match verdict.choice {
             LinkChoice::Wait { reason, why, .. } => Some((reason, why)),
             LinkChoice::Use { .. } => None,
@@ -248,7 +255,7 @@ impl Feed {
     }
 
     fn now(&self) -> Duration {
-        Moment::now().since(self.begun)
+        BootInstant::now().since(self.begun)
     }
 
     /// Feeds it until `stop` turns true; what is held by then is certain.
@@ -269,7 +276,7 @@ impl Feed {
                 continue;
             };
             let object = self.title.pieces()[missing.piece].object.clone();
-            if let Some(refusal) = object.refusal().filter(|refusal| !refusal.passes) {
+            if let Some(refusal) = object.refusal().filter(|refusal| !refusal.is_temporary) {
                 self.wait(&refusal.text, LOOK_EVERY).await;
                 continue;
             }
@@ -277,9 +284,9 @@ impl Feed {
                 self.wait(&drive.why, LOOK_EVERY).await;
                 continue;
             }
-            let lane = match self.roads.is_direct() {
-                true => self.roads.lane(drive.link.clone(), true),
-                false => self.roads.lane(None, false),
+            let lane = match self.transport.is_direct() {
+                true => self.transport.request_conn(drive.link.clone(), true),
+                false => self.transport.request_conn(None, false),
             };
             let before = object.held_bytes();
             let fetched = self.fetch(&object, missing, &lane).await;
@@ -290,16 +297,16 @@ impl Feed {
                 sleep(TURN).await;
             }
             match fetched {
-                Ok(Left::Done | Left::Elsewhere) => {}
+                Ok(FetchEnd::Done | FetchEnd::Elsewhere) => {}
                 Err(fault) => self.recover(fault, &object, &lane).await,
             }
         }
     }
 
     async fn wait(&mut self, why: &str, span: Duration) {
-        self.title.say(why);
-        let mut news = self.title.news();
-        let mut links = self.roads.links();
+        self.title.set_reason(why);
+        let mut news = self.title.changes();
+        let mut links = self.transport.links();
         let _ = timeout(span, async {
             tokio::select! {
                 _ = news.changed() => {}
@@ -310,17 +317,17 @@ impl Feed {
     }
 
     /// What the levels and the links say now.
-    fn decide(&mut self) -> (View, Drive) {
+    fn decide(&mut self) -> (TitleView, FetchPlan) {
         let now = self.now();
         self.learn_rate();
         let view = self.title.view(now);
         let (rate, in_player) = self.title.pace(|pace| (pace.rate(now), pace.in_player()));
-        let switching = self.roads.switching();
+        let switching = self.transport.switching();
         let thresholds = self.rules.thresholds.thresholds(rate, &switching);
         self.buffer.set_thresholds(thresholds, switching);
         let piece = view.missing.map_or(view.at.0, |missing| missing.piece);
         let pieces = self.title.pieces();
-        let ways = self.roads.ways(&pieces[piece].object.url);
+        let ways = self.transport.link_candidates(&pieces[piece].object.url);
         let mut free = ways
             .iter()
             .filter(|way| way.class == LinkClass::Free && !way.stalled)
@@ -347,7 +354,7 @@ impl Feed {
                 Some(_) if is_idle => "nobody watches",
                 Some(_) => "as much is held as may be kept",
             };
-            return (view, Drive::nothing(why.into()));
+            return (view, FetchPlan::nothing(why.into()));
         };
         let would_pay = self.would_pay(&view, &ways);
         let (held, grant) = self.ask(&need, &ways, thresholds.high_bytes, would_pay);
@@ -358,7 +365,7 @@ impl Feed {
         let drive = match held {
             // What is watched now is not held back: who is due before is done before it is dry.
             Some((LinkWaitReason::QueuedBehind, why)) if !self.buffer.is_filling() => {
-                Drive::nothing(why)
+                FetchPlan::nothing(why)
             }
             _ => self.drive(&view, &ways, &stream, &thresholds, budget),
         };
@@ -367,12 +374,12 @@ impl Feed {
 
     fn drive(
         &self,
-        view: &View,
+        view: &TitleView,
         ways: &[LinkCandidate],
         stream: &BufferedStream,
         levels: &RefillThresholds,
         budget: Option<u64>,
-    ) -> Drive {
+    ) -> FetchPlan {
         let ahead = stream.ahead_bytes as f64 / stream.bytes_per_s.max(1) as f64;
         let ahead = format!("{ahead:.0} s ahead");
         let best = |class: LinkClass| {
@@ -389,7 +396,7 @@ impl Feed {
             let rate = way.rate_bytes_per_s;
             rate.is_none_or(|rate| rate >= stream.bytes_per_s as f64)
         };
-        if self.roads.is_direct() {
+        if self.transport.is_direct() {
             // One link at a time: the one that costs only where a free one does not keep up.
             let link = match (free, pays) {
                 (Some(way), false) => Some(way),
@@ -404,7 +411,7 @@ impl Feed {
                 Some(way) => format!("{ahead}, so {} may cost", way.name),
                 None => self.why_not(view, ways, may_pay, &ahead, levels),
             };
-            return Drive {
+            return FetchPlan {
                 reads: true,
                 pays,
                 budget,
@@ -422,17 +429,17 @@ impl Feed {
             (None, false) => self.why_not(view, ways, may_pay, &ahead, levels),
         };
         let carried = free.is_some() || pays;
-        Drive {
+        FetchPlan {
             reads: true,
             pays,
             budget,
-            link: carried.then(|| super::roads::ANYWHERE.to_owned()),
+            link: carried.then(|| super::stream_transport::ANYWHERE.to_owned()),
             why,
         }
     }
 
     /// Whether it needs links that cost, and there are some.
-    fn would_pay(&self, view: &View, ways: &[LinkCandidate]) -> bool {
+    fn would_pay(&self, view: &TitleView, ways: &[LinkCandidate]) -> bool {
         let paid = ways.iter().any(|way| way.class == LinkClass::Metered);
         let may = self.rules.policy != CostPolicy::FreeOnly;
         may && paid && self.buffer.is_filling() && view.is_watched
@@ -440,13 +447,13 @@ impl Feed {
 
     fn why_not(
         &self,
-        view: &View,
+        view: &TitleView,
         ways: &[LinkCandidate],
         may_pay: bool,
         ahead: &str,
         levels: &RefillThresholds,
     ) -> String {
-        if let Some(trouble) = self.roads.trouble() {
+        if let Some(trouble) = self.transport.session_error() {
             return trouble;
         }
         let metered = ways.iter().find(|way| way.class == LinkClass::Metered);
@@ -471,15 +478,15 @@ impl Feed {
 
     fn metered_bytes_left(&self) -> Option<u64> {
         let max = self.rules.metered_bytes_max?;
-        Some(max.saturating_sub(self.roads.paid_bytes()))
+        Some(max.saturating_sub(self.transport.paid_bytes()))
     }
 
     /// A length by a duration is a rate.
     fn learn_rate(&self) {
         let pieces = self.title.pieces();
         let known = pieces.iter().filter_map(|piece| {
-            let plays = match (piece.plays, &pieces[..]) {
-                (None, [_]) => self.rules.plays,
+            let plays = match (piece.duration, &pieces[..]) {
+                (None, [_]) => self.rules.duration,
                 (plays, _) => plays,
             }?;
             Some((piece.object.length()? as f64, plays.as_secs_f64()))
@@ -493,15 +500,15 @@ impl Feed {
     /// One request, until its bytes end or there is reason to leave it.
     async fn fetch(
         &mut self,
-        object: &Arc<Object>,
-        missing: Missing,
-        lane: &Lane,
-    ) -> Result<Left, Fault> {
-        let Some(via) = self.roads.via(lane.link.as_deref()) else {
-            return Ok(Left::Elsewhere);
+        object: &Arc<StreamObject>,
+        missing: MissingRange,
+        lane: &RequestConn,
+    ) -> Result<FetchEnd, FetchFault> {
+        let Some(via) = self.transport.egress_link(lane.link.as_deref()) else {
+            return Ok(FetchEnd::Elsewhere);
         };
         let note = object.note();
-        let ask = Ask {
+        let ask = GetRequest {
             url: object.url.clone(),
             from: object.ask_from(missing.from),
             to: missing.to.map(|to| to - 1),
@@ -512,7 +519,7 @@ impl Feed {
         };
         let mut look = interval(LOOK_EVERY);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut news = self.title.news();
+        let mut news = self.title.changes();
         let mut at = missing.from;
         let mut answer = {
             let mut asked = pin!(exchange(lane, &ask, &via));
@@ -525,41 +532,41 @@ impl Feed {
                 }
                 let drive = self.look(object, at, lane, true).await;
                 if drive.is_none() {
-                    return Ok(Left::Elsewhere);
+                    return Ok(FetchEnd::Elsewhere);
                 }
             }
         };
         if answer.is_page
             && !object.head().is_some_and(|head| is_page(&head))
-            && self.roads.is_direct()
+            && self.transport.is_direct()
         {
-            return Err(Fault::Portal(format!(
+            return Err(FetchFault::CaptivePortal(format!(
                 "{} answers with a web page",
                 host(object)
             )));
         }
         at = match object.accept(&answer).map_err(on_disk)? {
-            Placed::At(at) => at,
-            Placed::Beyond | Placed::Changed => return Ok(Left::Done),
+            AnswerPosition::At(at) => at,
+            AnswerPosition::OutOfRange | AnswerPosition::Changed => return Ok(FetchEnd::Done),
         };
         self.receive(object, missing, lane, &mut answer, at).await
     }
 
     async fn receive(
         &mut self,
-        object: &Arc<Object>,
-        missing: Missing,
-        lane: &Lane,
-        answer: &mut Answer,
+        object: &Arc<StreamObject>,
+        missing: MissingRange,
+        lane: &RequestConn,
+        answer: &mut FetchResponse,
         mut at: u64,
-    ) -> Result<Left, Fault> {
+    ) -> Result<FetchEnd, FetchFault> {
         // One that begins before what was asked for cannot begin elsewhere either.
         let takes_ranges = at >= missing.from.saturating_sub(super::object::OVERLAP_BYTES);
         let mut look = interval(LOOK_EVERY);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut news = self.title.news();
+        let mut news = self.title.changes();
         let mut reads = true;
-        let mut last = Moment::now();
+        let mut last = BootInstant::now();
         loop {
             tokio::select! {
                 biased;
@@ -567,37 +574,37 @@ impl Feed {
                 Ok(()) = news.changed() => {}
                 data = answer.next(), if reads => {
                     let Some(data) = data else {
-                        object.ended(at);
-                        return Ok(Left::Done);
+                        object.set_end(at);
+                        return Ok(FetchEnd::Done);
                     };
                     let data = data?;
                     if !object.put(at, &data).map_err(on_disk)? {
-                        return Ok(Left::Done);
+                        return Ok(FetchEnd::Done);
                     }
                     at += data.len() as u64;
-                    self.roads.count(lane.link.as_deref(), data.len() as u64);
-                    last = Moment::now();
+                    self.transport.count(lane.link.as_deref(), data.len() as u64);
+                    last = BootInstant::now();
                     let whole = object.length().is_some_and(|length| at >= length);
                     if whole || missing.to.is_some_and(|to| at >= to) {
-                        return Ok(Left::Done);
+                        return Ok(FetchEnd::Done);
                     }
                     continue;
                 }
             }
             let Some(drive) = self.look(object, at, lane, takes_ranges).await else {
-                return Ok(Left::Elsewhere);
+                return Ok(FetchEnd::Elsewhere);
             };
             if !reads || !drive.reads || drive.link.is_none() {
-                last = Moment::now();
+                last = BootInstant::now();
             }
             reads = drive.reads;
-            if self.roads.is_direct() && !reads {
-                return Ok(Left::Elsewhere);
+            if self.transport.is_direct() && !reads {
+                return Ok(FetchEnd::Elsewhere);
             }
-            let silent = Moment::now().since(last);
+            let silent = BootInstant::now().since(last);
             // A flow that is answered by the proxy itself knows when it is lost.
-            if silent >= STALL && self.roads.mode() != Mode::ProxyFetch {
-                return Err(Fault::Path(format!(
+            if silent >= STALL && self.transport.mode() != FetchMode::ProxyFetch {
+                return Err(FetchFault::Path(format!(
                     "not a byte for {}",
                     format_duration(silent)
                 )));
@@ -608,15 +615,15 @@ impl Feed {
     /// Looks at the levels again and has the lane pay or not. None if the request is to be left.
     async fn look(
         &mut self,
-        object: &Arc<Object>,
+        object: &Arc<StreamObject>,
         at: u64,
-        lane: &Lane,
+        lane: &RequestConn,
         may_seek: bool,
-    ) -> Option<Drive> {
+    ) -> Option<FetchPlan> {
         let (view, drive) = self.decide();
-        self.title.say(&drive.why);
+        self.title.set_reason(&drive.why);
         self.keep().await;
-        if let Some(missing) = view.missing.filter(|_| may_seek && view.waits) {
+        if let Some(missing) = view.missing.filter(|_| may_seek && view.is_starved) {
             let pieces = self.title.pieces();
             let elsewhere = !Arc::ptr_eq(&pieces[missing.piece].object, object);
             let before = missing.from < at;
@@ -625,19 +632,19 @@ impl Feed {
                 return None;
             }
         }
-        if self.roads.is_direct() {
+        if self.transport.is_direct() {
             return (drive.link == lane.link).then_some(drive);
         }
-        lane.pay(drive.pays, drive.budget);
+        lane.set_paying(drive.pays, drive.budget);
         Some(drive)
     }
 
     /// Makes room, and what is held certain.
     async fn keep(&mut self) {
-        if Moment::now() < self.settle_at {
+        if BootInstant::now() < self.settle_at {
             return;
         }
-        self.settle_at = Moment::now().after(SETTLE_EVERY);
+        self.settle_at = BootInstant::now().after(SETTLE_EVERY);
         let held = self.title.held_bytes();
         if held > self.rules.quota_bytes {
             self.title.release(held - self.rules.quota_bytes);
@@ -647,7 +654,10 @@ impl Feed {
 
     async fn settle(&mut self) {
         let pieces = self.title.pieces();
-        let settlings: Vec<_> = pieces.iter().filter_map(|p| p.object.settle()).collect();
+        let settlings: Vec<_> = pieces
+            .iter()
+            .filter_map(|p| p.object.prepare_sync())
+            .collect();
         if settlings.is_empty() {
             return;
         }
@@ -658,34 +668,34 @@ impl Feed {
     }
 
     /// After a fault: says what it is, and waits before the next try.
-    async fn recover(&mut self, fault: Fault, object: &Arc<Object>, lane: &Lane) {
+    async fn recover(&mut self, fault: FetchFault, object: &Arc<StreamObject>, lane: &RequestConn) {
         self.tries += 1;
         let heard = lane.status().filter(|status| status.as_u16() >= 400);
         let link = lane.link.as_deref();
         let (text, wait, passes) = match fault {
-            Fault::Final(failure) => (failure.text, None, false),
-            Fault::Origin { text, retry_after } => (text, retry_after, true),
-            Fault::Proxy(text) => (text, None, true),
+            FetchFault::Final(failure) => (failure.text, None, false),
+            FetchFault::Origin { text, retry_after } => (text, retry_after, true),
+            FetchFault::Proxy(text) => (text, None, true),
             // A name that answered before will again.
-            Fault::Nameless(text) => (text, None, object.head().is_some()),
-            Fault::Path(text) | Fault::Stranger(text) => {
-                link.inspect(|link| self.roads.avoid(link, AVOID));
+            FetchFault::NameNotFound(text) => (text, None, object.head().is_some()),
+            FetchFault::Path(text) | FetchFault::UntrustedPeer(text) => {
+                link.inspect(|link| self.transport.avoid(link, AVOID));
                 (text, None, true)
             }
-            Fault::Portal(text) => {
-                link.inspect(|link| self.roads.avoid(link, AVOID_PORTAL));
+            FetchFault::CaptivePortal(text) => {
+                link.inspect(|link| self.transport.avoid(link, AVOID_PORTAL));
                 (text, None, true)
             }
         };
         tracing::debug!(url = %object.url, %text, passes, "a request failed");
-        self.title.say(&text);
+        self.title.set_reason(&text);
         if object.head().is_none() || !passes {
             let status = heard.unwrap_or(StatusCode::BAD_GATEWAY);
             let text = text.clone();
-            object.refuse(Refusal {
+            object.refuse(OriginRefusal {
                 status,
                 text,
-                passes,
+                is_temporary: passes,
             });
         }
         if !passes {
@@ -693,8 +703,8 @@ impl Feed {
         }
         let doublings = self.tries.saturating_sub(1).min(8);
         let backoff = (BACKOFF_FIRST * 2u32.pow(doublings)).min(BACKOFF_MAX);
-        let until = Moment::now().after(wait.unwrap_or(backoff));
-        while let left = until.since(Moment::now())
+        let until = BootInstant::now().after(wait.unwrap_or(backoff));
+        while let left = until.since(BootInstant::now())
             && !left.is_zero()
         {
             let text = text.clone();
@@ -704,18 +714,18 @@ impl Feed {
     }
 }
 
-fn is_page(head: &super::object::Head) -> bool {
+fn is_page(head: &super::object::ObjectHead) -> bool {
     head.media_type
         .as_deref()
         .is_some_and(|kind| kind.starts_with("text/html"))
 }
 
-fn host(object: &Object) -> String {
+fn host(object: &StreamObject) -> String {
     object.url.host_str().unwrap_or_default().to_owned()
 }
 
-fn on_disk(error: io::Error) -> Fault {
-    Fault::Origin {
+fn on_disk(error: io::Error) -> FetchFault {
+    FetchFault::Origin {
         text: format!("the disk refuses what came: {error}; make room"),
         retry_after: None,
     }
@@ -733,14 +743,14 @@ mod tests {
             first_packet: Duration::from_millis(250),
         };
         let of = |low, high| {
-            let levels = Amounts { low, high }.thresholds(80_000.0, &switching);
+            let levels = StreamThresholds { low, high }.thresholds(80_000.0, &switching);
             (levels.low_bytes, levels.high_bytes)
         };
-        let span = |s| Some(Amount::Time(Duration::from_secs(s)));
+        let span = |s| Some(StreamThreshold::Time(Duration::from_secs(s)));
         // Three changes of 2 s, and 10 s above that.
         assert_eq!(of(None, None), (480_000, 1_280_000));
         assert_eq!(of(span(3), span(30)), (240_000, 2_400_000));
-        let bytes = |n| Some(Amount::Bytes(n));
+        let bytes = |n| Some(StreamThreshold::Bytes(n));
         assert_eq!(of(bytes(200_000), bytes(3_000_000)), (200_000, 3_000_000));
         assert_eq!(of(bytes(9_000_000), None), (9_000_000, 9_000_000));
     }

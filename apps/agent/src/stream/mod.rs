@@ -11,16 +11,16 @@
 //! from free links as much as the disk may hold, from those that cost only so much that there is no
 //! pause.
 
-pub mod asked;
 mod dash;
-pub mod door;
 pub mod feed;
-pub mod handing;
+pub mod link_catalog;
+pub mod local_server;
 pub mod object;
 pub mod playlist;
-pub mod roads;
-pub mod serving;
-pub mod shelf;
+pub mod range_request;
+pub mod response_body;
 pub mod spans;
 pub mod store;
+pub mod stream_service;
+pub mod stream_transport;
 pub mod title;

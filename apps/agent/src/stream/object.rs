@@ -16,26 +16,26 @@ use http::StatusCode;
 use tokio::sync::watch;
 use url::Url;
 
-use super::store::{Note, Settling, Store};
-use crate::fetch::exchange::{Answer, Part};
+use super::store::{ObjectNote, ObjectStore, PendingSync};
+use crate::fetch::exchange::{ContentPart, FetchResponse};
 
 /// Bytes of a held end that come again and are compared, where the origin names no version.
 pub const OVERLAP_BYTES: u64 = 4096;
 
 /// Why there is nothing.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Refusal {
+pub struct OriginRefusal {
     /// As the origin said it, or as a gateway says that it said nothing.
     pub status: StatusCode,
     /// For people.
     pub text: String,
     /// Asking again may help.
-    pub passes: bool,
+    pub is_temporary: bool,
 }
 
 /// What is known of an object.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Head {
+pub struct ObjectHead {
     /// Which bytes these are.
     pub edition: String,
     /// How long it is.
@@ -46,18 +46,18 @@ pub struct Head {
 
 /// Where a fetched answer's first byte belongs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Placed {
+pub enum AnswerPosition {
     /// There.
     At(u64),
     /// What was asked for does not exist.
-    Beyond,
+    OutOfRange,
     /// These are other bytes than those held; nothing is held now, and it begins with the first.
     Changed,
 }
 
 /// What a reader gets.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Taken {
+pub enum ObjectRead {
     /// These bytes.
     Bytes(Bytes),
     /// Nothing yet.
@@ -69,16 +69,16 @@ pub enum Taken {
 }
 
 /// A URL and what is held of it.
-pub struct Object {
+pub struct StreamObject {
     /// Where it is from.
     pub url: Url,
-    state: Mutex<State>,
+    state: Mutex<ObjectState>,
     news: watch::Sender<()>,
 }
 
-struct State {
-    store: Store,
-    refusal: Option<Refusal>,
+struct ObjectState {
+    store: ObjectStore,
+    refusal: Option<OriginRefusal>,
     /// Where each reader's next byte is.
     readers: BTreeMap<u64, u64>,
     readers_ever: u64,
@@ -86,16 +86,16 @@ struct State {
     overlap: Option<(u64, Vec<u8>)>,
 }
 
-impl Object {
+impl StreamObject {
     /// Opens what is held of it below `root`.
     ///
     /// # Errors
     /// From the disk; `WouldBlock` while another program has it.
-    pub fn open(root: &Path, url: Url) -> io::Result<Arc<Object>> {
-        let store = Store::open(root, url.as_str())?;
-        Ok(Arc::new(Object {
+    pub fn open(root: &Path, url: Url) -> io::Result<Arc<StreamObject>> {
+        let store = ObjectStore::open(root, url.as_str())?;
+        Ok(Arc::new(StreamObject {
             url,
-            state: Mutex::new(State {
+            state: Mutex::new(ObjectState {
                 store,
                 refusal: None,
                 readers: BTreeMap::new(),
@@ -106,12 +106,12 @@ impl Object {
         }))
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, ObjectState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Told whenever something here changes.
-    pub fn news(&self) -> watch::Receiver<()> {
+    pub fn changes(&self) -> watch::Receiver<()> {
         self.news.subscribe()
     }
 
@@ -120,10 +120,10 @@ impl Object {
     }
 
     /// What is known of it, once the origin has answered.
-    pub fn head(&self) -> Option<Head> {
+    pub fn head(&self) -> Option<ObjectHead> {
         let state = self.state();
         let note = &state.store.note;
-        note.is_known.then(|| Head {
+        note.is_known.then(|| ObjectHead {
             edition: note.edition.clone(),
             length: note.length,
             media_type: note.media_type.clone(),
@@ -131,7 +131,7 @@ impl Object {
     }
 
     /// All that is known of it.
-    pub fn note(&self) -> Note {
+    pub fn note(&self) -> ObjectNote {
         self.state().store.note.clone()
     }
 
@@ -154,18 +154,18 @@ impl Object {
     }
 
     /// Why it has nothing, if so.
-    pub fn refusal(&self) -> Option<Refusal> {
+    pub fn refusal(&self) -> Option<OriginRefusal> {
         self.state().refusal.clone()
     }
 
     /// Its origin has nothing, or does not answer.
-    pub fn refuse(&self, refusal: Refusal) {
+    pub fn refuse(&self, refusal: OriginRefusal) {
         self.state().refusal = Some(refusal);
         self.tell();
     }
 
     /// Somebody asks again.
-    pub fn forgive(&self) {
+    pub fn clear_refusal(&self) {
         let was = self.state().refusal.take();
         if was.is_some() {
             self.tell();
@@ -199,22 +199,22 @@ impl Object {
     ///
     /// # Errors
     /// From the disk.
-    pub fn accept(&self, answer: &Answer) -> io::Result<Placed> {
+    pub fn accept(&self, answer: &FetchResponse) -> io::Result<AnswerPosition> {
         let mut state = self.state();
         let (at, total) = match answer.part {
-            Part::Whole(length) => (0, length),
-            Part::Range { from, total, .. } => (from, total),
-            Part::Unsatisfiable(total) => {
+            ContentPart::Whole(length) => (0, length),
+            ContentPart::Range { from, total, .. } => (from, total),
+            ContentPart::Unsatisfiable(total) => {
                 // The object ends where we thought it went on.
                 let known = state.store.note.length;
                 if known.is_none() && total.is_some() {
-                    state.store.learn(|note| note.length = total);
+                    state.store.update_note(|note| note.length = total);
                 } else if known != total {
-                    state.store.renew()?;
+                    state.store.clear()?;
                 }
                 drop(state);
                 self.tell();
-                return Ok(Placed::Beyond);
+                return Ok(AnswerPosition::OutOfRange);
             }
         };
         let note = &state.store.note;
@@ -224,16 +224,16 @@ impl Object {
         // A part of something that nothing names, with nothing to compare, is taken at its word.
         let changed = note.is_known && (other_name || other_length);
         if changed {
-            state.store.renew()?;
+            state.store.clear()?;
             state.overlap = None;
         }
-        let is_part = matches!(answer.part, Part::Range { .. });
+        let is_part = matches!(answer.part, ContentPart::Range { .. });
         if !is_part {
             // From its first byte on there is nothing to compare but what lies there.
             state.overlap = None;
         }
         state.refusal = None;
-        state.store.learn(|note| {
+        state.store.update_note(|note| {
             note.is_known = true;
             note.length = note.length.or(total);
             note.validator = note.validator.take().or_else(|| answer.validator.clone());
@@ -243,9 +243,9 @@ impl Object {
         self.tell();
         // What follows `at` of the new bytes is theirs: only a part further on is of no use alone.
         Ok(if changed && at > 0 {
-            Placed::Changed
+            AnswerPosition::Changed
         } else {
-            Placed::At(at)
+            AnswerPosition::At(at)
         })
     }
 
@@ -261,7 +261,7 @@ impl Object {
             let n = expected.len().min(bytes.len());
             if expected[..n] != bytes[..n] {
                 state.overlap = None;
-                state.store.renew()?;
+                state.store.clear()?;
                 drop(state);
                 self.tell();
                 return Ok(false);
@@ -274,18 +274,18 @@ impl Object {
     }
 
     /// The answer ended in order at `at`: if nobody knew the length, this is it.
-    pub fn ended(&self, at: u64) {
+    pub fn set_end(&self, at: u64) {
         let mut state = self.state();
         if state.store.note.length.is_none() {
-            state.store.learn(|note| note.length = Some(at));
+            state.store.update_note(|note| note.length = Some(at));
         }
         drop(state);
         self.tell();
     }
 
     /// What makes the bytes held so far certain.
-    pub fn settle(&self) -> Option<Settling> {
-        self.state().store.settle()
+    pub fn prepare_sync(&self) -> Option<PendingSync> {
+        self.state().store.prepare_sync()
     }
 
     /// Gives back the room of up to `bytes` bytes before `before`. How many it was.
@@ -304,12 +304,12 @@ impl Object {
     // ---- reading ----
 
     /// A reader whose next byte is at `at`.
-    pub fn read_from(self: &Arc<Object>, at: u64) -> Reading {
+    pub fn read_from(self: &Arc<StreamObject>, at: u64) -> ObjectReader {
         let mut state = self.state();
         state.readers_ever += 1;
         let number = state.readers_ever;
         state.readers.insert(number, at);
-        Reading {
+        ObjectReader {
             edition: state.store.note.edition.clone(),
             number,
             at,
@@ -324,22 +324,22 @@ impl Object {
 }
 
 /// Somebody who reads, from one byte to the next.
-pub struct Reading {
-    object: Arc<Object>,
+pub struct ObjectReader {
+    object: Arc<StreamObject>,
     number: u64,
     /// The next byte.
     pub at: u64,
     edition: String,
 }
 
-impl Reading {
+impl ObjectReader {
     /// Whose bytes these are.
-    pub fn object(&self) -> &Arc<Object> {
+    pub fn object(&self) -> &Arc<StreamObject> {
         &self.object
     }
 
     /// How far it could read now, below `to`, and whether that is all it wants.
-    pub fn reach(&self, to: u64) -> (u64, bool) {
+    pub fn readable_until(&self, to: u64) -> (u64, bool) {
         let state = self.object.state();
         let note = &state.store.note;
         let to = to.min(note.length.unwrap_or(u64::MAX));
@@ -348,29 +348,29 @@ impl Reading {
     }
 
     /// Up to `most` bytes that are held, and are read by that.
-    pub fn take(&mut self, most: u64) -> Taken {
+    pub fn take(&mut self, most: u64) -> ObjectRead {
         let mut state = self.object.state();
         let note = &state.store.note;
         if note.edition != self.edition {
-            return Taken::Broken;
+            return ObjectRead::Broken;
         }
         if note.length.is_some_and(|length| self.at >= length) {
-            return Taken::End;
+            return ObjectRead::End;
         }
         let end = note
             .held
             .end_from(self.at)
             .min(self.at.saturating_add(most));
         if end == self.at {
-            return Taken::NotYet;
+            return ObjectRead::NotYet;
         }
         let mut bytes = vec![0; (end - self.at) as usize];
         if state.store.read(self.at, &mut bytes).is_err() {
-            return Taken::Broken;
+            return ObjectRead::Broken;
         }
         self.at = end;
         state.readers.insert(self.number, end);
-        Taken::Bytes(bytes.into())
+        ObjectRead::Bytes(bytes.into())
     }
 
     /// Goes to another place.
@@ -381,7 +381,7 @@ impl Reading {
     }
 }
 
-impl Drop for Reading {
+impl Drop for ObjectReader {
     fn drop(&mut self) {
         self.object.state().readers.remove(&self.number);
         self.object.tell();
@@ -393,45 +393,51 @@ mod tests {
     use super::*;
     use crate::fetch::validator::Validator;
 
-    fn answer(part: Part, tag: Option<&str>) -> Answer {
+    fn answer(part: ContentPart, tag: Option<&str>) -> FetchResponse {
         let from = match part {
-            Part::Range { from, .. } => from,
+            ContentPart::Range { from, .. } => from,
             _ => 0,
         };
         let validator = tag.map(|tag| Validator::Etag(format!("\"{tag}\"")));
         let (ours, _) = tokio::io::duplex(1);
-        let mut answer = Answer::rest(Box::new(ours), from, None, validator);
+        let mut answer = FetchResponse::continued(Box::new(ours), from, None, validator);
         answer.part = part;
         answer
     }
 
-    fn object() -> (tempfile::TempDir, Arc<Object>) {
+    fn object() -> (tempfile::TempDir, Arc<StreamObject>) {
         let root = tempfile::tempdir().unwrap();
         let url = "https://o.example/a.mp4".parse().unwrap();
-        let object = Object::open(root.path(), url).unwrap();
+        let object = StreamObject::open(root.path(), url).unwrap();
         (root, object)
     }
 
-    fn range(from: u64, total: u64) -> Part {
+    fn range(from: u64, total: u64) -> ContentPart {
         let (to, total) = (total - 1, Some(total));
-        Part::Range { from, to, total }
+        ContentPart::Range { from, to, total }
     }
 
     #[test]
     fn bytes_are_read_where_they_are_held_and_the_end_is_known() {
         let (_root, object) = object();
         assert_eq!(object.head(), None);
-        let whole = answer(Part::Whole(Some(10)), Some("a"));
-        assert_eq!(object.accept(&whole).unwrap(), Placed::At(0));
+        let whole = answer(ContentPart::Whole(Some(10)), Some("a"));
+        assert_eq!(object.accept(&whole).unwrap(), AnswerPosition::At(0));
         assert!(object.put(0, b"01234").unwrap());
         let mut reading = object.read_from(2);
-        assert_eq!(reading.take(2), Taken::Bytes(Bytes::from_static(b"23")));
-        assert_eq!(reading.take(9), Taken::Bytes(Bytes::from_static(b"4")));
-        assert_eq!(reading.take(9), Taken::NotYet);
+        assert_eq!(
+            reading.take(2),
+            ObjectRead::Bytes(Bytes::from_static(b"23"))
+        );
+        assert_eq!(reading.take(9), ObjectRead::Bytes(Bytes::from_static(b"4")));
+        assert_eq!(reading.take(9), ObjectRead::NotYet);
         assert!(object.put(5, b"56789").unwrap());
-        assert_eq!(reading.reach(7), (7, true));
-        assert_eq!(reading.take(9), Taken::Bytes(Bytes::from_static(b"56789")));
-        assert_eq!(reading.take(9), Taken::End);
+        assert_eq!(reading.readable_until(7), (7, true));
+        assert_eq!(
+            reading.take(9),
+            ObjectRead::Bytes(Bytes::from_static(b"56789"))
+        );
+        assert_eq!(reading.take(9), ObjectRead::End);
         assert_eq!(object.readers(), [10]);
         drop(reading);
         assert!(object.readers().is_empty());
@@ -441,23 +447,25 @@ mod tests {
     fn another_version_breaks_the_readers_of_the_one_before() {
         let (_root, object) = object();
         object
-            .accept(&answer(Part::Whole(Some(10)), Some("a")))
+            .accept(&answer(ContentPart::Whole(Some(10)), Some("a")))
             .unwrap();
         object.put(0, b"01234").unwrap();
         let mut reading = object.read_from(0);
         let other = answer(range(5, 10), Some("b"));
-        assert_eq!(object.accept(&other).unwrap(), Placed::Changed);
-        assert_eq!(reading.take(9), Taken::Broken);
+        assert_eq!(object.accept(&other).unwrap(), AnswerPosition::Changed);
+        assert_eq!(reading.take(9), ObjectRead::Broken);
         assert_eq!(object.held_bytes(), 0);
-        let other = answer(Part::Whole(Some(12)), Some("c"));
-        assert_eq!(object.accept(&other).unwrap(), Placed::At(0));
+        let other = answer(ContentPart::Whole(Some(12)), Some("c"));
+        assert_eq!(object.accept(&other).unwrap(), AnswerPosition::At(0));
         assert_eq!(object.length(), Some(12));
     }
 
     #[test]
     fn without_a_name_only_equal_bytes_are_joined() {
         let (_root, object) = object();
-        object.accept(&answer(Part::Whole(Some(10)), None)).unwrap();
+        object
+            .accept(&answer(ContentPart::Whole(Some(10)), None))
+            .unwrap();
         object.put(0, b"01234").unwrap();
         assert_eq!(object.ask_from(5), 0, "what is held comes again");
         object.accept(&answer(range(0, 10), None)).unwrap();
@@ -473,12 +481,14 @@ mod tests {
     #[test]
     fn an_object_of_unknown_length_ends_where_its_answer_does() {
         let (_root, object) = object();
-        object.accept(&answer(Part::Whole(None), None)).unwrap();
+        object
+            .accept(&answer(ContentPart::Whole(None), None))
+            .unwrap();
         object.put(0, b"0123").unwrap();
         let mut reading = object.read_from(0);
-        assert!(matches!(reading.take(9), Taken::Bytes(_)));
-        assert_eq!(reading.take(9), Taken::NotYet);
-        object.ended(4);
-        assert_eq!(reading.take(9), Taken::End);
+        assert!(matches!(reading.take(9), ObjectRead::Bytes(_)));
+        assert_eq!(reading.take(9), ObjectRead::NotYet);
+        object.set_end(4);
+        assert_eq!(reading.take(9), ObjectRead::End);
     }
 }

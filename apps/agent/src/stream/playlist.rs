@@ -21,7 +21,7 @@ pub const BYTES_MAX: usize = 8 << 20; // a guess: a day of segments of 2 s
 
 /// What a playlist's link leads to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum PlaylistLinkKind {
     /// Another playlist.
     Playlist,
     /// A part of what is watched, in its order.
@@ -32,44 +32,44 @@ pub enum Kind {
 
 /// A part of what is watched.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Segment {
+pub struct MediaSegment {
     /// Where it is.
     pub url: Url,
     /// How long it plays, where it does.
-    pub plays: Option<Duration>,
+    pub duration: Option<Duration>,
 }
 
 /// A playlist that was read.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Playlist {
+pub struct HlsPlaylist {
     /// As players get it.
     pub text: String,
     /// All its links.
-    pub links: Vec<(Url, Kind)>,
+    pub links: Vec<(Url, PlaylistLinkKind)>,
     /// Parts of what is watched, each URL once.
-    pub segments: Vec<Segment>,
+    pub segments: Vec<MediaSegment>,
     /// Nothing will be added.
-    pub is_over: bool,
+    pub is_complete: bool,
 }
 
 /// Whether a URL is that of a playlist, by its name.
-pub fn is_named(url: &Url) -> bool {
+pub fn is_playlist_url(url: &Url) -> bool {
     let path = url.path().to_ascii_lowercase();
     path.ends_with(".m3u8") || path.ends_with(".m3u")
 }
 
 /// Reads a playlist from `base`; `link` makes of an origin's URL one that leads here.
-pub fn read(text: &str, base: &Url, link: impl Fn(&Url) -> String) -> Option<Playlist> {
+pub fn read(text: &str, base: &Url, link: impl Fn(&Url) -> String) -> Option<HlsPlaylist> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     // RFC 8216 §4.3.1.1: it must be the first line.
     if !text.starts_with("#EXTM3U") {
         return None;
     }
-    let mut playlist = Playlist {
+    let mut playlist = HlsPlaylist {
         text: String::with_capacity(text.len() * 2),
         links: Vec::new(),
         segments: Vec::new(),
-        is_over: false,
+        is_complete: false,
     };
     let mut plays = None;
     let mut next_is_playlist = false;
@@ -80,8 +80,8 @@ pub fn read(text: &str, base: &Url, link: impl Fn(&Url) -> String) -> Option<Pla
         }
         if !line.starts_with('#') {
             let kind = match next_is_playlist {
-                true => Kind::Playlist,
-                false => Kind::Segment,
+                true => PlaylistLinkKind::Playlist,
+                false => PlaylistLinkKind::Segment,
             };
             let told = playlist.lead(line, base, &link, kind, plays.take());
             playlist.text += &told;
@@ -95,15 +95,15 @@ pub fn read(text: &str, base: &Url, link: impl Fn(&Url) -> String) -> Option<Pla
                     plays = seconds.and_then(|s| Duration::try_from_secs_f64(s).ok());
                 }
                 "#EXT-X-STREAM-INF" => next_is_playlist = true,
-                "#EXT-X-ENDLIST" => playlist.is_over = true,
+                "#EXT-X-ENDLIST" => playlist.is_complete = true,
                 _ => {}
             }
             let kind = match tag {
                 "#EXT-X-MEDIA" | "#EXT-X-I-FRAME-STREAM-INF" | "#EXT-X-RENDITION-REPORT" => {
-                    Kind::Playlist
+                    PlaylistLinkKind::Playlist
                 }
-                "#EXT-X-MAP" => Kind::Segment,
-                _ => Kind::Other,
+                "#EXT-X-MAP" => PlaylistLinkKind::Segment,
+                _ => PlaylistLinkKind::Other,
             };
             match uri_of(line) {
                 Some((from, to)) => {
@@ -120,14 +120,14 @@ pub fn read(text: &str, base: &Url, link: impl Fn(&Url) -> String) -> Option<Pla
     Some(playlist)
 }
 
-impl Playlist {
+impl HlsPlaylist {
     /// Notes a link of the playlist; as players get it.
     fn lead(
         &mut self,
         told: &str,
         base: &Url,
         link: &impl Fn(&Url) -> String,
-        kind: Kind,
+        kind: PlaylistLinkKind,
         plays: Option<Duration>,
     ) -> String {
         let url = base.join(told.trim()).ok();
@@ -136,9 +136,12 @@ impl Playlist {
             return told.to_owned();
         };
         let here = link(&url);
-        if kind == Kind::Segment && !self.segments.iter().rev().any(|s| s.url == url) {
+        if kind == PlaylistLinkKind::Segment && !self.segments.iter().rev().any(|s| s.url == url) {
             let url = url.clone();
-            self.segments.push(Segment { url, plays });
+            self.segments.push(MediaSegment {
+                url,
+                duration: plays,
+            });
         }
         self.links.push((url, kind));
         here
@@ -199,9 +202,9 @@ mod tests {
             playlist
                 .links
                 .iter()
-                .all(|(_, kind)| *kind == Kind::Playlist)
+                .all(|(_, kind)| *kind == PlaylistLinkKind::Playlist)
         );
-        assert!(playlist.segments.is_empty() && !playlist.is_over);
+        assert!(playlist.segments.is_empty() && !playlist.is_complete);
         let expected = "#EXTM3U\n\
             #EXT-X-MEDIA:TYPE=AUDIO,GROUP-ID=\"a\",URI=\"/T/at/https/o.example/film/audio.m3u8\"\n\
             #EXT-X-NEW:X-URI=\"untouched\"\n\
@@ -217,14 +220,14 @@ mod tests {
         let playlist = read(text, &base(), link).unwrap();
         let names: Vec<&str> = playlist.segments.iter().map(|s| s.url.path()).collect();
         assert_eq!(names, ["/film/init.mp4", "/film/1.m4s", "/2.m4s"]);
-        let plays: Vec<_> = playlist.segments.iter().map(|s| s.plays).collect();
+        let plays: Vec<_> = playlist.segments.iter().map(|s| s.duration).collect();
         let s = |seconds| Some(Duration::from_secs_f64(seconds));
         assert_eq!(plays, [None, s(4.5), s(2.0)]);
-        assert!(playlist.is_over);
+        assert!(playlist.is_complete);
         assert!(
             playlist
                 .links
-                .contains(&(base().join("k").unwrap(), Kind::Other))
+                .contains(&(base().join("k").unwrap(), PlaylistLinkKind::Other))
         );
     }
 

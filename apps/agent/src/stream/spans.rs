@@ -69,20 +69,22 @@ impl From<Spans> for Vec<(u64, u64)> {
 
 /// Spans that are out of order or touch.
 #[derive(Debug)]
-pub struct Disordered;
+pub struct SpanOrderError;
 
-impl std::fmt::Display for Disordered {
+impl std::fmt::Display for SpanOrderError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("spans that overlap or are out of order")
     }
 }
 
 impl TryFrom<Vec<(u64, u64)>> for Spans {
-    type Error = Disordered;
-    fn try_from(spans: Vec<(u64, u64)>) -> Result<Spans, Disordered> {
+    type Error = SpanOrderError;
+    fn try_from(spans: Vec<(u64, u64)>) -> Result<Spans, SpanOrderError> {
         let whole = spans.iter().all(|(start, end)| start < end);
         let apart = spans.windows(2).all(|pair| pair[0].1 < pair[1].0);
-        (whole && apart).then_some(Spans(spans)).ok_or(Disordered)
+        (whole && apart)
+            .then_some(Spans(spans))
+            .ok_or(SpanOrderError)
     }
 }
 

@@ -30,7 +30,7 @@ const FORGOTTEN_AFTER: Duration = Duration::from_secs(7 * 86_400); // a guess
 
 /// What is known of an object.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Note {
+pub struct ObjectNote {
     version: u32,
     /// Which bytes these are: another one whenever the origin has other bytes.
     pub edition: String,
@@ -46,11 +46,11 @@ pub struct Note {
     pub held: Spans,
 }
 
-impl Note {
-    fn new() -> Note {
-        Note {
+impl ObjectNote {
+    fn new() -> ObjectNote {
+        ObjectNote {
             version: NOTE_VERSION,
-            edition: fresh_name(),
+            edition: random_name(),
             is_known: false,
             length: None,
             validator: None,
@@ -61,7 +61,7 @@ impl Note {
 }
 
 /// Sixteen random bytes, as a path can have them.
-pub fn fresh_name() -> String {
+pub fn random_name() -> String {
     let mut bytes = [0; 16];
     aws_lc_rs::rand::fill(&mut bytes).expect("the system has randomness");
     hex::encode(bytes)
@@ -74,27 +74,27 @@ pub fn folder_of(root: &Path, url: &str) -> PathBuf {
 
 /// An object on the disk, locked against other programs.
 #[derive(Debug)]
-pub struct Store {
+pub struct ObjectStore {
     folder: PathBuf,
     data: File,
     /// What is known of it.
-    pub note: Note,
+    pub note: ObjectNote,
     is_dirty: bool,
 }
 
 /// What makes the bytes held so far certain; run where blocking is no harm.
-pub struct Settling {
+pub struct PendingSync {
     folder: PathBuf,
     data: File,
-    note: Note,
+    note: ObjectNote,
 }
 
-impl Store {
+impl ObjectStore {
     /// Opens, or makes, the store of this URL below `root`.
     ///
     /// # Errors
     /// From the disk; `WouldBlock` while another program has it.
-    pub fn open(root: &Path, url: &str) -> io::Result<Store> {
+    pub fn open(root: &Path, url: &str) -> io::Result<ObjectStore> {
         let folder = folder_of(root, url);
         // What somebody watches is nobody else's business.
         DirBuilder::new()
@@ -113,11 +113,11 @@ impl Store {
             std::fs::TryLockError::Error(error) => error,
         })?;
         let lying = std::fs::read(folder.join("note")).ok();
-        let lying = lying.and_then(|bytes| serde_json::from_slice::<Note>(&bytes).ok());
+        let lying = lying.and_then(|bytes| serde_json::from_slice::<ObjectNote>(&bytes).ok());
         let lying = lying.filter(|note| note.version == NOTE_VERSION);
         let is_believed = lying.is_some();
-        let mut store = Store {
-            note: lying.unwrap_or_else(Note::new),
+        let mut store = ObjectStore {
+            note: lying.unwrap_or_else(ObjectNote::new),
             folder,
             data,
             is_dirty: true,
@@ -128,7 +128,7 @@ impl Store {
         } else if store.note.held.next_from(length).is_some()
             || store.note.held.end_from(length) > length
         {
-            store.renew()?;
+            store.clear()?;
         }
         Ok(store)
     }
@@ -137,8 +137,8 @@ impl Store {
     ///
     /// # Errors
     /// From the disk.
-    pub fn renew(&mut self) -> io::Result<()> {
-        self.note = Note::new();
+    pub fn clear(&mut self) -> io::Result<()> {
+        self.note = ObjectNote::new();
         self.is_dirty = true;
         self.data.set_len(0)
     }
@@ -163,7 +163,7 @@ impl Store {
     }
 
     /// Changes what is known.
-    pub fn learn(&mut self, change: impl FnOnce(&mut Note)) {
+    pub fn update_note(&mut self, change: impl FnOnce(&mut ObjectNote)) {
         change(&mut self.note);
         self.is_dirty = true;
     }
@@ -180,13 +180,13 @@ impl Store {
     }
 
     /// What is to be done for the bytes held now to survive a crash; nothing if nothing changed.
-    pub fn settle(&mut self) -> Option<Settling> {
+    pub fn prepare_sync(&mut self) -> Option<PendingSync> {
         if !self.is_dirty {
             return None;
         }
         let data = self.data.try_clone().ok()?;
         self.is_dirty = false;
-        Some(Settling {
+        Some(PendingSync {
             folder: self.folder.clone(),
             data,
             note: self.note.clone(),
@@ -194,7 +194,7 @@ impl Store {
     }
 }
 
-impl Settling {
+impl PendingSync {
     /// Does it.
     ///
     /// # Errors
@@ -223,7 +223,7 @@ pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
 }
 
 /// Forgets objects that nobody asked for lately.
-pub fn forget_old(root: &Path) {
+pub fn remove_old(root: &Path) {
     let Ok(entries) = std::fs::read_dir(root) else {
         return;
     };
@@ -248,19 +248,19 @@ mod tests {
     #[test]
     fn what_was_settled_is_held_after_a_restart_and_the_rest_is_not() {
         let root = tempfile::tempdir().unwrap();
-        let mut store = Store::open(root.path(), URL).unwrap();
+        let mut store = ObjectStore::open(root.path(), URL).unwrap();
         store.write(100, b"hello").unwrap();
-        store.learn(|note| note.length = Some(1000));
+        store.update_note(|note| note.length = Some(1000));
         let edition = store.note.edition.clone();
-        store.settle().unwrap().run().unwrap();
-        assert!(store.settle().is_none());
+        store.prepare_sync().unwrap().run().unwrap();
+        assert!(store.prepare_sync().is_none());
         store.write(500, b"lost").unwrap();
         assert_eq!(
-            Store::open(root.path(), URL).unwrap_err().kind(),
+            ObjectStore::open(root.path(), URL).unwrap_err().kind(),
             io::ErrorKind::WouldBlock
         );
         drop(store);
-        let store = Store::open(root.path(), URL).unwrap();
+        let store = ObjectStore::open(root.path(), URL).unwrap();
         assert_eq!(Vec::from(store.note.held.clone()), [(100, 105)]);
         assert_eq!(
             (store.note.length, &store.note.edition),
@@ -274,27 +274,34 @@ mod tests {
     #[test]
     fn a_note_that_promises_more_than_lies_there_is_not_believed() {
         let root = tempfile::tempdir().unwrap();
-        let mut store = Store::open(root.path(), URL).unwrap();
+        let mut store = ObjectStore::open(root.path(), URL).unwrap();
         store.write(0, &[7; 1000]).unwrap();
-        store.settle().unwrap().run().unwrap();
+        store.prepare_sync().unwrap().run().unwrap();
         drop(store);
         let folder = folder_of(root.path(), URL);
         let data = OpenOptions::new().write(true).open(folder.join("data"));
         data.unwrap().set_len(10).unwrap();
-        let store = Store::open(root.path(), URL).unwrap();
+        let store = ObjectStore::open(root.path(), URL).unwrap();
         assert_eq!(store.note.held.bytes(), 0);
         drop(store);
         std::fs::write(folder.join("note"), "{}").unwrap();
-        assert_eq!(Store::open(root.path(), URL).unwrap().note.held.bytes(), 0);
+        assert_eq!(
+            ObjectStore::open(root.path(), URL)
+                .unwrap()
+                .note
+                .held
+                .bytes(),
+            0
+        );
     }
 
     #[test]
     fn another_edition_begins_with_nothing() {
         let root = tempfile::tempdir().unwrap();
-        let mut store = Store::open(root.path(), URL).unwrap();
+        let mut store = ObjectStore::open(root.path(), URL).unwrap();
         store.write(0, b"old").unwrap();
         let before = store.note.edition.clone();
-        store.renew().unwrap();
+        store.clear().unwrap();
         assert_eq!(store.note.held.bytes(), 0);
         assert_ne!(store.note.edition, before);
     }
@@ -302,7 +309,7 @@ mod tests {
     #[test]
     fn released_bytes_are_not_held_and_take_no_room() {
         let root = tempfile::tempdir().unwrap();
-        let mut store = Store::open(root.path(), URL).unwrap();
+        let mut store = ObjectStore::open(root.path(), URL).unwrap();
         store.write(0, &vec![7; 1 << 20]).unwrap();
         store.release(0, 1 << 19);
         let held = store.note.held.bytes();

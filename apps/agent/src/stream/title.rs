@@ -12,26 +12,26 @@ use std::time::Duration;
 use d2tp_sched::PlaybackMeter;
 use tokio::sync::watch;
 
-use super::object::Object;
+use super::object::StreamObject;
 
 /// Nobody has read for so long: nobody watches, and nothing is paid for.
 const WATCHED_FOR: Duration = Duration::from_secs(30); // a guess: a player's pause between two requests
 
 /// A part of what is watched.
 #[derive(Clone)]
-pub struct Piece {
+pub struct TitlePiece {
     /// Its bytes.
-    pub object: Arc<Object>,
+    pub object: Arc<StreamObject>,
     /// How long it plays, where that is known.
-    pub plays: Option<Duration>,
+    pub duration: Option<Duration>,
 }
 
 /// A byte: of which piece, and where in it.
-pub type Place = (usize, u64);
+pub type TitlePosition = (usize, u64);
 
 /// What is to be fetched next: of a piece, from a byte up to, not including, another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Missing {
+pub struct MissingRange {
     /// Which.
     pub piece: usize,
     /// The first byte.
@@ -42,65 +42,69 @@ pub struct Missing {
 
 /// The stream at one moment, for whoever feeds it.
 #[derive(Debug, Clone, PartialEq)]
-pub struct View {
+pub struct TitleView {
     /// Where its watcher is.
-    pub at: Place,
+    pub at: TitlePosition,
     /// Held behind that without a gap.
     pub held_bytes: u64,
     /// What comes next; none when all is held.
-    pub missing: Option<Missing>,
+    pub missing: Option<MissingRange>,
     /// Not held yet, where that is known.
     pub to_come: Option<u64>,
     /// Somebody watches.
     pub is_watched: bool,
     /// Somebody waits for what is missing.
-    pub waits: bool,
+    pub is_starved: bool,
 }
 
-struct State {
-    pieces: Vec<Piece>,
+struct TitleState {
+    pieces: Vec<TitlePiece>,
     /// Where the last reader was.
-    rest: Place,
+    rest: TitlePosition,
     read_at: Option<Duration>,
     pace: PlaybackMeter,
     why: String,
 }
 
 /// What is watched.
-pub struct Title {
+pub struct StreamTitle {
     /// For people.
     pub name: String,
     /// Nothing is fetched ahead while nobody watches: it is one of several of which one is watched.
     pub only_watched: bool,
-    state: Mutex<State>,
+    state: Mutex<TitleState>,
     news: watch::Sender<()>,
 }
 
-impl Title {
+impl StreamTitle {
     /// Of these pieces, watched at `pace`.
-    pub fn new(name: String, pieces: Vec<Piece>, pace: PlaybackMeter) -> Arc<Title> {
-        Title::with(name, pieces, pace, false)
+    pub fn new(name: String, pieces: Vec<TitlePiece>, pace: PlaybackMeter) -> Arc<StreamTitle> {
+        StreamTitle::with(name, pieces, pace, false)
     }
 
     /// The same of one of several, of which perhaps another is watched.
-    pub fn while_watched(name: String, pieces: Vec<Piece>, pace: PlaybackMeter) -> Arc<Title> {
-        Title::with(name, pieces, pace, true)
+    pub fn while_watched(
+        name: String,
+        pieces: Vec<TitlePiece>,
+        pace: PlaybackMeter,
+    ) -> Arc<StreamTitle> {
+        StreamTitle::with(name, pieces, pace, true)
     }
 
     fn with(
         name: String,
-        pieces: Vec<Piece>,
+        pieces: Vec<TitlePiece>,
         pace: PlaybackMeter,
         only_watched: bool,
-    ) -> Arc<Title> {
-        let state = State {
+    ) -> Arc<StreamTitle> {
+        let state = TitleState {
             pieces,
             rest: (0, 0),
             read_at: None,
             pace,
             why: "nothing was asked for yet".into(),
         };
-        Arc::new(Title {
+        Arc::new(StreamTitle {
             name,
             only_watched,
             state: Mutex::new(state),
@@ -108,22 +112,22 @@ impl Title {
         })
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, TitleState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Told whenever a reader begins somewhere.
-    pub fn news(&self) -> watch::Receiver<()> {
+    pub fn changes(&self) -> watch::Receiver<()> {
         self.news.subscribe()
     }
 
     /// The pieces.
-    pub fn pieces(&self) -> Vec<Piece> {
+    pub fn pieces(&self) -> Vec<TitlePiece> {
         self.state().pieces.clone()
     }
 
     /// Its pieces are these now, in this order: those known before keep their places.
-    pub fn follow(&self, pieces: Vec<Piece>) {
+    pub fn set_pieces(&self, pieces: Vec<TitlePiece>) {
         let mut state = self.state();
         let here = state.pieces.get(state.rest.0).map(|p| p.object.url.clone());
         let moved = here.and_then(|url| pieces.iter().position(|p| p.object.url == url));
@@ -139,12 +143,12 @@ impl Title {
     }
 
     /// Why it comes as it does, in words.
-    pub fn why(&self) -> String {
+    pub fn reason(&self) -> String {
         self.state().why.clone()
     }
 
     /// Says why. True if it is another reason than before.
-    pub fn say(&self, why: &str) -> bool {
+    pub fn set_reason(&self, why: &str) -> bool {
         let mut state = self.state();
         let other = state.why != why;
         if other {
@@ -154,7 +158,7 @@ impl Title {
     }
 
     /// A reader begins at `at` of this object.
-    pub fn on_reader(&self, now: Duration, object: &Arc<Object>, at: u64) {
+    pub fn on_reader(&self, now: Duration, object: &Arc<StreamObject>, at: u64) {
         let mut state = self.state();
         let Some(piece) = state.place_of(object) else {
             return;
@@ -171,7 +175,7 @@ impl Title {
     }
 
     /// A reader took `bytes` and is at `at` now.
-    pub fn on_taken(&self, now: Duration, object: &Arc<Object>, at: u64, bytes: u64) {
+    pub fn on_taken(&self, now: Duration, object: &Arc<StreamObject>, at: u64, bytes: u64) {
         let mut state = self.state();
         state.pace.on_read(now, bytes);
         state.read_at = Some(now);
@@ -181,7 +185,7 @@ impl Title {
     }
 
     /// The stream as it is now.
-    pub fn view(&self, now: Duration) -> View {
+    pub fn view(&self, now: Duration) -> TitleView {
         let mut state = self.state();
         state.pace.advance(now);
         let mut readers = Vec::new();
@@ -199,13 +203,13 @@ impl Title {
         let (at, (held_bytes, missing)) = least.expect("one at least");
         let waits = is_read && missing.is_some() && held_bytes == 0;
         state.pace.note_starvation(now, waits);
-        View {
+        TitleView {
             at,
             held_bytes,
             to_come: state.to_come(at).map(|all| all.saturating_sub(held_bytes)),
             missing,
             is_watched,
-            waits,
+            is_starved: waits,
         }
     }
 
@@ -234,8 +238,8 @@ impl Title {
     }
 }
 
-impl State {
-    fn place_of(&self, object: &Arc<Object>) -> Option<usize> {
+impl TitleState {
+    fn place_of(&self, object: &Arc<StreamObject>) -> Option<usize> {
         self.pieces
             .iter()
             .position(|piece| Arc::ptr_eq(&piece.object, object))
@@ -247,14 +251,14 @@ impl State {
     }
 
     /// How much is held without a gap from `at` on, and what is missing behind that.
-    fn walk(&self, (first, from): Place) -> (u64, Option<Missing>) {
+    fn walk(&self, (first, from): TitlePosition) -> (u64, Option<MissingRange>) {
         let (mut held, mut from) = (0, from);
         for (n, piece) in self.pieces.iter().enumerate().skip(first) {
             let (end, next) = piece.object.held_from(from);
             held += end - from;
             let is_whole = piece.object.length().is_some_and(|length| end >= length);
             if !is_whole {
-                let missing = Missing {
+                let missing = MissingRange {
                     piece: n,
                     from: end,
                     to: next,
@@ -267,7 +271,7 @@ impl State {
     }
 
     /// Everything behind `at`, where all lengths are known.
-    fn to_come(&self, (first, from): Place) -> Option<u64> {
+    fn to_come(&self, (first, from): TitlePosition) -> Option<u64> {
         let rest = self.pieces.iter().skip(first);
         let lengths: Option<u64> = rest.map(|piece| piece.object.length()).sum();
         lengths.map(|all| all.saturating_sub(from))
@@ -277,28 +281,31 @@ impl State {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fetch::exchange::{Answer, Part};
+    use crate::fetch::exchange::{ContentPart, FetchResponse};
 
     struct Rig {
         _root: tempfile::TempDir,
-        title: Arc<Title>,
-        pieces: Vec<Piece>,
+        title: Arc<StreamTitle>,
+        pieces: Vec<TitlePiece>,
     }
 
     fn rig(lengths: &[u64]) -> Rig {
         let root = tempfile::tempdir().unwrap();
         let piece = |(n, length): (usize, &u64)| {
             let url = format!("https://o.example/{n}").parse().unwrap();
-            let object = Object::open(root.path(), url).unwrap();
+            let object = StreamObject::open(root.path(), url).unwrap();
             let (ours, _) = tokio::io::duplex(1);
-            let mut answer = Answer::rest(Box::new(ours), 0, None, None);
-            answer.part = Part::Whole(Some(*length));
+            let mut answer = FetchResponse::continued(Box::new(ours), 0, None, None);
+            answer.part = ContentPart::Whole(Some(*length));
             object.accept(&answer).unwrap();
             let plays = None;
-            Piece { object, plays }
+            TitlePiece {
+                object,
+                duration: plays,
+            }
         };
-        let pieces: Vec<Piece> = lengths.iter().enumerate().map(piece).collect();
-        let title = Title::new("t".into(), pieces.clone(), PlaybackMeter::new(Some(10.0)));
+        let pieces: Vec<TitlePiece> = lengths.iter().enumerate().map(piece).collect();
+        let title = StreamTitle::new("t".into(), pieces.clone(), PlaybackMeter::new(Some(10.0)));
         Rig {
             _root: root,
             title,
@@ -314,7 +321,7 @@ mod tests {
         let object = &rig.pieces[0].object;
         let missing = |from, to| {
             let piece = 0;
-            Some(Missing { piece, from, to })
+            Some(MissingRange { piece, from, to })
         };
         let view = rig.title.view(NOW);
         assert_eq!((view.missing, view.to_come), (missing(0, None), Some(100)));
@@ -325,12 +332,12 @@ mod tests {
         let view = rig.title.view(NOW);
         assert_eq!((view.held_bytes, view.missing), (6, missing(10, Some(50))));
         assert_eq!(view.to_come, Some(90));
-        assert!(view.is_watched && !view.waits);
+        assert!(view.is_watched && !view.is_starved);
         // Seeking beyond what is held re-orders what is fetched.
         let far = object.read_from(80);
         let view = rig.title.view(NOW);
         assert_eq!((view.at, view.missing), ((0, 80), missing(80, None)));
-        assert!(view.waits);
+        assert!(view.is_starved);
         drop((reading, far));
         object.put(10, &[1; 90]).unwrap();
         assert_eq!(rig.title.view(NOW).missing, None);
@@ -350,7 +357,7 @@ mod tests {
         // Between two requests the place is kept.
         rig.title.on_taken(NOW, &rig.pieces[0].object, 10, 5);
         assert_eq!(rig.title.view(NOW).at, (0, 10));
-        rig.title.follow(rig.pieces[1..].to_vec());
+        rig.title.set_pieces(rig.pieces[1..].to_vec());
         assert_eq!(rig.title.view(NOW).at, (0, 0));
     }
 

@@ -13,7 +13,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use cedos_agent::proxy::{Cause, Line, Refusal, Target, Wish};
+use cedos_agent::proxy::{ConnOptions, ConnectRefusal, ProxySession, RefusalCause, TargetAddress};
 use d2tp_catch::{
     CallAnswer, CallVerdict, CatchPort, CaughtCall, NameStandIns, PendingConnection,
     ProgramNamespace, SeccompSupervisor, UncaughtReason, is_local,
@@ -40,15 +40,15 @@ const MEET_AGAIN: Duration = Duration::from_millis(1);
 const DNS_PORT: u16 = 53;
 
 /// Who answers.
-pub struct Calls {
+pub struct CallHandler {
     /// The way out.
-    pub line: Arc<Line>,
+    pub session: Arc<ProxySession>,
     /// On what terms.
-    pub wish: Wish,
+    pub options: ConnOptions,
     /// What addresses stand for.
-    pub names: Arc<NameStandIns>,
+    pub stand_ins: Arc<NameStandIns>,
     /// The other ends.
-    pub port: Arc<CatchPort>,
+    pub catch_port: Arc<CatchPort>,
     /// Whose the network is.
     pub namespace: ProgramNamespace,
     /// Our name server, where programs do not find it by themselves.
@@ -56,28 +56,28 @@ pub struct Calls {
     /// Hears of listeners.
     pub listeners: mpsc::UnboundedSender<SocketAddr>,
     /// Room for connections.
-    pub room: Arc<Semaphore>,
+    pub connection_permits: Arc<Semaphore>,
     /// Room for filters.
-    pub filters: Arc<Semaphore>,
+    pub filter_permits: Arc<Semaphore>,
     /// Programs of which was said that they are not caught.
-    pub missed: Mutex<BTreeSet<String>>,
+    pub reported_uncaught: Mutex<BTreeSet<String>>,
     /// Why connections were refused, as far as it was said.
-    pub refused: Mutex<BTreeSet<String>>,
+    pub reported_refusals: Mutex<BTreeSet<String>>,
 }
 
-impl Calls {
+impl CallHandler {
     /// Room for all there may be.
-    pub fn room() -> Arc<Semaphore> {
+    pub fn new_connection_permits() -> Arc<Semaphore> {
         Arc::new(Semaphore::new(CALLS_MAX))
     }
 
     /// Room for all the filters there may be.
-    pub fn filters() -> Arc<Semaphore> {
+    pub fn new_filter_permits() -> Arc<Semaphore> {
         Arc::new(Semaphore::new(FILTERS_MAX))
     }
 
     /// Answers what the kernel holds, until nobody has the filter.
-    pub async fn supervise(self: Arc<Calls>, supervisor: SeccompSupervisor) {
+    pub async fn supervise(self: Arc<CallHandler>, supervisor: SeccompSupervisor) {
         loop {
             match supervisor.next().await {
                 Ok(Some(caught)) => self.answer(caught),
@@ -90,7 +90,7 @@ impl Calls {
     }
 
     /// Answers a call, now or when it can be.
-    pub fn answer(self: &Arc<Calls>, caught: CaughtCall) {
+    pub fn answer(self: &Arc<CallHandler>, caught: CaughtCall) {
         match caught {
             CaughtCall::Listen { socket, answer } => {
                 if let Some(at) = SockRef::from(&socket)
@@ -104,7 +104,7 @@ impl Calls {
             }
             CaughtCall::Send { to, answer } => answer.give(self.datagram(to)),
             CaughtCall::Supervised { supervisor, answer } => {
-                let Ok(room) = self.filters.clone().try_acquire_owned() else {
+                let Ok(room) = self.filter_permits.clone().try_acquire_owned() else {
                     return answer.give(CallVerdict::Failed(libc::ENOBUFS));
                 };
                 let calls = self.clone();
@@ -140,7 +140,10 @@ impl Calls {
 
     /// Once for each program.
     fn say_missed(&self, program: &str, because: &UncaughtReason) {
-        let mut missed = self.missed.lock().expect("nobody panics with it");
+        let mut missed = self
+            .reported_uncaught
+            .lock()
+            .expect("nobody panics with it");
         if missed.len() >= MISSED_MAX || !missed.insert(program.to_owned()) {
             return;
         }
@@ -169,15 +172,18 @@ impl Calls {
     }
 
     /// What an errno does not say is said here, once for each reason.
-    fn say_refused(&self, target: &Target, refusal: &Refusal) {
+    fn say_refused(&self, target: &TargetAddress, refusal: &ConnectRefusal) {
         let text = &refusal.text;
         if matches!(
             refusal.cause,
-            Cause::Refused | Cause::TimedOut | Cause::Unreachable
+            RefusalCause::Refused | RefusalCause::TimedOut | RefusalCause::Unreachable
         ) {
             return tracing::info!(%target, "{text}");
         }
-        let mut refused = self.refused.lock().expect("nobody panics with it");
+        let mut refused = self
+            .reported_refusals
+            .lock()
+            .expect("nobody panics with it");
         match refused.len() < REFUSED_MAX && refused.insert(text.clone()) {
             true => tracing::warn!(%target, "{text}"),
             false => tracing::info!(%target, "{text}"),
@@ -227,14 +233,14 @@ impl Calls {
         });
     }
 
-    fn stream(self: &Arc<Calls>, socket: OwnedFd, to: SocketAddr, answer: CallAnswer) {
-        let Ok(room) = self.room.clone().try_acquire_owned() else {
+    fn stream(self: &Arc<CallHandler>, socket: OwnedFd, to: SocketAddr, answer: CallAnswer) {
+        let Ok(room) = self.connection_permits.clone().try_acquire_owned() else {
             tracing::warn!("more than {CALLS_MAX} connections: refused");
             return answer.give(CallVerdict::Failed(libc::ENOBUFS));
         };
-        let target = match self.names.name_of(to.ip()) {
-            Ok(None) => Target::from(to),
-            Ok(Some(host)) => Target {
+        let target = match self.stand_ins.name_of(to.ip()) {
+            Ok(None) => TargetAddress::from(to),
+            Ok(Some(host)) => TargetAddress {
                 host,
                 port: to.port(),
             },
@@ -243,7 +249,7 @@ impl Calls {
                 return answer.give(CallVerdict::Failed(libc::EHOSTUNREACH));
             }
         };
-        let meeting = match self.port.begin(socket) {
+        let meeting = match self.catch_port.begin(socket) {
             Ok(meeting) => meeting,
             Err(error) => return answer.give(CallVerdict::of(&error)),
         };
@@ -257,8 +263,8 @@ impl Calls {
         });
     }
 
-    async fn held(&self, meeting: PendingConnection, target: Target, answer: CallAnswer) {
-        let open = match self.line.open(&target, self.wish).await {
+    async fn held(&self, meeting: PendingConnection, target: TargetAddress, answer: CallAnswer) {
+        let open = match self.session.open(&target, self.options).await {
             Ok(open) => open,
             Err(refusal) => {
                 self.say_refused(&target, &refusal);
@@ -268,7 +274,7 @@ impl Calls {
         let theirs = meeting.peer_address;
         let connecting = tokio::task::spawn_blocking(move || meeting.connect());
         let met = loop {
-            match self.port.accept_waiting(theirs).await {
+            match self.catch_port.accept_waiting(theirs).await {
                 // Its SYN is not on its way yet.
                 Err(error)
                     if error.kind() == io::ErrorKind::ConnectionRefused
@@ -294,19 +300,19 @@ impl Calls {
     async fn in_progress(
         &self,
         mut meeting: PendingConnection,
-        target: Target,
+        target: TargetAddress,
         answer: CallAnswer,
     ) {
-        self.port.guard(&mut meeting).await;
+        self.catch_port.guard(&mut meeting).await;
         answer.give(match meeting.connect() {
             Ok(()) => CallVerdict::Done,
             Err(error) => CallVerdict::of(&error),
         });
-        match self.line.open(&target, self.wish).await {
+        match self.session.open(&target, self.options).await {
             Ok(open) => {
                 let theirs = meeting.peer_address;
                 meeting.release();
-                match self.port.accept_waiting(theirs).await {
+                match self.catch_port.accept_waiting(theirs).await {
                     Ok(program) => open.carry(program).await,
                     Err(error) => tracing::debug!(%target, %error, "nobody waits any more"),
                 }

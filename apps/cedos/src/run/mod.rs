@@ -9,15 +9,15 @@
 //! ```
 
 mod calls;
-mod library;
-mod rung;
+mod capture_mode;
+mod preload_library;
 mod serve;
 mod tun;
 mod wait;
 
-pub use calls::Calls;
-pub use library::library;
-pub use rung::{Chosen, Rung, choose};
-pub use serve::{Fronts, Served};
+pub use calls::CallHandler;
+pub use capture_mode::{CaptureChoice, CaptureMode, choose};
+pub use preload_library::ensure_library;
+pub use serve::{ProgramServers, ProgramServing};
 pub use tun::take_packets;
-pub use wait::{Ended, Signals, until_ended};
+pub use wait::{ProgramExit, SignalForwarder, wait_for_program};

@@ -26,9 +26,9 @@ const CALLS_MAX: u32 = 50;
 const REFUSED: u64 = 0xd301;
 
 /// How a server is offered.
-pub struct Served {
+pub struct ProgramServing {
     /// Where its first listener is, if that is said; others have the number of their TCP port.
-    pub at: Option<SocketAddr>,
+    pub first_address: Option<SocketAddr>,
     /// Who it is.
     pub key: SecretKey,
     /// Who may come.
@@ -38,15 +38,15 @@ pub struct Served {
 }
 
 /// The D2TP listeners in front of a program.
-pub struct Fronts {
-    served: Served,
+pub struct ProgramServers {
+    served: ProgramServing,
     servers: HashMap<u16, Arc<Server>>,
 }
 
-impl Fronts {
+impl ProgramServers {
     /// None yet.
-    pub fn new(served: Served) -> Fronts {
-        Fronts {
+    pub fn new(served: ProgramServing) -> ProgramServers {
+        ProgramServers {
             served,
             servers: HashMap::new(),
         }
@@ -61,7 +61,7 @@ impl Fronts {
         if at.port() == 0 || self.servers.contains_key(&at.port()) {
             return Ok(None);
         }
-        let listen = match self.served.at {
+        let listen = match self.served.first_address {
             Some(said) if self.servers.is_empty() => said,
             Some(said) => SocketAddr::new(said.ip(), at.port()),
             None => (Ipv6Addr::UNSPECIFIED, at.port()).into(),

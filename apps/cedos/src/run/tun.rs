@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
-use cedos_agent::proxy::{Line, Target, Wish};
+use cedos_agent::proxy::{ConnOptions, ProxySession, TargetAddress};
 use d2tp_catch::NameStandIns;
 use etherparse::{InternetSlice, PacketBuilder, SlicedPacket, TransportSlice};
 use ipstack::{IpStack, IpStackConfig, IpStackStream, IpStackTcpStream, TcpConfig, TcpOptions};
@@ -32,8 +32,8 @@ const DNS_PORT: u16 = 53;
 pub async fn take_packets(
     tun: OwnedFd,
     mtu: u16,
-    line: Arc<Line>,
-    wish: Wish,
+    line: Arc<ProxySession>,
+    wish: ConnOptions,
     names: Arc<NameStandIns>,
 ) -> io::Result<()> {
     let mut tcp = TcpConfig::default();
@@ -46,14 +46,14 @@ pub async fn take_packets(
     let mut config = IpStackConfig::default();
     config.mtu_unchecked(mtu).udp_timeout(UDP_SILENT_MAX);
     config.with_tcp_config(tcp);
-    let streams = Streams::default();
+    let streams = TunStreams::default();
     // Streams that nobody accepted would be dropped with it; see `Program`.
-    let tun = Tun::new(tun, streams.clone())?;
+    let tun = TunLink::new(tun, streams.clone())?;
     let mut stack = ManuallyDrop::new(IpStack::new(config, tun));
     loop {
         match stack.accept().await.map_err(io::Error::other)? {
             IpStackStream::Tcp(program) => {
-                let program = Program::new(program, streams.clone());
+                let program = TunProgramStream::new(program, streams.clone());
                 tokio::spawn(stream(program, line.clone(), wish, names.clone()));
             }
             IpStackStream::Udp(mut asker) if asker.peer_addr().port() == DNS_PORT => {
@@ -78,7 +78,12 @@ pub async fn take_packets(
     }
 }
 
-async fn stream(mut program: Program, line: Arc<Line>, wish: Wish, names: Arc<NameStandIns>) {
+async fn stream(
+    mut program: TunProgramStream,
+    line: Arc<ProxySession>,
+    wish: ConnOptions,
+    names: Arc<NameStandIns>,
+) {
     let given_up = program.streams.over(program.ends);
     tokio::select! {
         () = carried(&mut program, &line, wish, &names) => {}
@@ -88,11 +93,16 @@ async fn stream(mut program: Program, line: Arc<Line>, wish: Wish, names: Arc<Na
     program.end().await;
 }
 
-async fn carried(program: &mut Program, line: &Arc<Line>, wish: Wish, names: &NameStandIns) {
+async fn carried(
+    program: &mut TunProgramStream,
+    line: &Arc<ProxySession>,
+    wish: ConnOptions,
+    names: &NameStandIns,
+) {
     let (_, to) = program.ends;
     let target = match names.name_of(to.ip()) {
-        Ok(None) => Target::from(to),
-        Ok(Some(host)) => Target {
+        Ok(None) => TargetAddress::from(to),
+        Ok(Some(host)) => TargetAddress {
             host,
             port: to.port(),
         },
@@ -103,16 +113,16 @@ async fn carried(program: &mut Program, line: &Arc<Line>, wish: Wish, names: &Na
         Err(refusal) => return tracing::warn!(%target, "{}", refusal.text),
     };
     match copy_bidirectional(program, &mut open).await {
-        Ok(_) => open.settle().await,
+        Ok(_) => open.wait_delivered().await,
         Err(error) => tracing::debug!(%target, %error, "broken off"),
     }
 }
 
 /// From the program, to whom it wants.
-type Ends = (SocketAddr, SocketAddr);
+type StreamEndpoints = (SocketAddr, SocketAddr);
 
 /// What passed on the link of a stream that has not ended: enough to reset it.
-struct Passed {
+struct TunStream {
     /// What the program awaits next, once it has been answered.
     awaited: Option<u32>,
     /// What its SYN awaits.
@@ -124,18 +134,18 @@ struct Passed {
 
 /// All streams on the link, and packets that are ours: the stack can reset none.
 #[derive(Clone, Default)]
-struct Streams(Arc<Mutex<Told>>);
+struct TunStreams(Arc<Mutex<TunStreamTable>>);
 
 #[derive(Default)]
-struct Told {
-    passed: HashMap<Ends, Passed>,
+struct TunStreamTable {
+    passed: HashMap<StreamEndpoints, TunStream>,
     to_program: VecDeque<Vec<u8>>,
     to_stack: VecDeque<Vec<u8>>,
     stack: Option<Waker>,
 }
 
 /// What is looked at in a packet.
-struct Segment {
+struct TcpSegment {
     from: SocketAddr,
     to: SocketAddr,
     syn: bool,
@@ -146,8 +156,8 @@ struct Segment {
     bytes: u32,
 }
 
-impl Segment {
-    fn of(packet: &[u8]) -> Option<Segment> {
+impl TcpSegment {
+    fn of(packet: &[u8]) -> Option<TcpSegment> {
         let sliced = SlicedPacket::from_ip(packet).ok()?;
         let (from, to) = match sliced.net.as_ref()? {
             InternetSlice::Ipv4(ip) => {
@@ -169,7 +179,7 @@ impl Segment {
         let TransportSlice::Tcp(tcp) = sliced.transport? else {
             return None;
         };
-        Some(Segment {
+        Some(TcpSegment {
             from: SocketAddr::new(from, tcp.source_port()),
             to: SocketAddr::new(to, tcp.destination_port()),
             syn: tcp.syn(),
@@ -211,12 +221,12 @@ fn reset(from: SocketAddr, to: SocketAddr, seq: u32, answer: Option<u32>) -> Vec
     bytes
 }
 
-impl Streams {
-    fn told(&self) -> MutexGuard<'_, Told> {
+impl TunStreams {
+    fn told(&self) -> MutexGuard<'_, TunStreamTable> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn over(&self, ends: Ends) -> Arc<Notify> {
+    fn over(&self, ends: StreamEndpoints) -> Arc<Notify> {
         let told = self.told();
         let passed = told.passed.get(&ends);
         passed.map(|passed| passed.over.clone()).unwrap_or_default()
@@ -224,14 +234,14 @@ impl Streams {
 
     /// The program sent it: whether the stack is to have it.
     fn is_for_stack(&self, packet: &[u8]) -> bool {
-        let Some(segment) = Segment::of(packet) else {
+        let Some(segment) = TcpSegment::of(packet) else {
             return true;
         };
         let ends = (segment.from, segment.to);
         let mut told = self.told();
         let told = &mut *told;
         if segment.syn && told.passed.get(&ends).is_none_or(|passed| passed.reset) {
-            let begun = Passed {
+            let begun = TunStream {
                 awaited: None,
                 answer: segment.after(),
                 over: Arc::default(),
@@ -270,7 +280,7 @@ impl Streams {
 
     /// The stack sent it: whether the program is to have it.
     fn is_for_program(&self, packet: &[u8]) -> bool {
-        let Some(segment) = Segment::of(packet) else {
+        let Some(segment) = TcpSegment::of(packet) else {
             return true;
         };
         match self.told().passed.get_mut(&(segment.to, segment.from)) {
@@ -288,7 +298,7 @@ impl Streams {
     }
 
     /// Resets it, for the program and the stack.
-    fn reset(&self, ends: Ends) {
+    fn reset(&self, ends: StreamEndpoints) {
         let mut told = self.told();
         let told = &mut *told;
         let (from, to) = ends;
@@ -308,7 +318,7 @@ impl Streams {
         }
     }
 
-    fn forget(&self, ends: Ends) {
+    fn forget(&self, ends: StreamEndpoints) {
         let mut told = self.told();
         if told.passed.get(&ends).is_some_and(|passed| !passed.reset) {
             told.passed.remove(&ends);
@@ -316,9 +326,9 @@ impl Streams {
     }
 
     /// The same of one that was reset, unless the program has begun another since.
-    fn forget_reset(&self, ends: Ends, over: &Arc<Notify>) {
+    fn forget_reset(&self, ends: StreamEndpoints, over: &Arc<Notify>) {
         let mut told = self.told();
-        let is_it = |passed: &Passed| passed.reset && Arc::ptr_eq(&passed.over, over);
+        let is_it = |passed: &TunStream| passed.reset && Arc::ptr_eq(&passed.over, over);
         if told.passed.get(&ends).is_some_and(is_it) {
             told.passed.remove(&ends);
         }
@@ -328,10 +338,10 @@ impl Streams {
 /// A stream of the stack's, which says its end only when it is asked again after the last packet arrived, and tells
 /// nobody when that is. While the stack's task for it runs it must not be dropped: that waits for the task, which a
 /// runtime of one thread cannot do.
-struct Program {
+struct TunProgramStream {
     stream: ManuallyDrop<IpStackTcpStream>,
-    ends: Ends,
-    streams: Streams,
+    ends: StreamEndpoints,
+    streams: TunStreams,
     /// The stack's task for it has ended, which wakes no reader.
     ended: Pin<Box<dyn Future<Output = ()> + Send>>,
     again: Option<Pin<Box<Sleep>>>,
@@ -340,10 +350,10 @@ struct Program {
 /// How often it is asked.
 const ASKED_EVERY: Duration = Duration::from_millis(10); // a guess: nobody waits for an end of a stream longer
 
-impl Program {
-    fn new(stream: IpStackTcpStream, streams: Streams) -> Program {
+impl TunProgramStream {
+    fn new(stream: IpStackTcpStream, streams: TunStreams) -> TunProgramStream {
         let task = stream.stream_sender();
-        Program {
+        TunProgramStream {
             ends: (stream.local_addr(), stream.peer_addr()),
             ended: Box::pin(async move { task.closed().await }),
             stream: ManuallyDrop::new(stream),
@@ -366,7 +376,7 @@ impl Program {
     }
 }
 
-impl Drop for Program {
+impl Drop for TunProgramStream {
     fn drop(&mut self) {
         // Its receiver is the task's. One whose task runs is left to the end of the process, which is near.
         if self.stream.stream_sender().is_closed() {
@@ -376,7 +386,7 @@ impl Drop for Program {
     }
 }
 
-impl AsyncRead for Program {
+impl AsyncRead for TunProgramStream {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -393,7 +403,7 @@ impl AsyncRead for Program {
     }
 }
 
-impl AsyncWrite for Program {
+impl AsyncWrite for TunProgramStream {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -421,19 +431,19 @@ impl AsyncWrite for Program {
 }
 
 /// The program's link as a stream of packets, one for each read and write.
-struct Tun {
+struct TunLink {
     link: AsyncFd<OwnedFd>,
-    streams: Streams,
+    streams: TunStreams,
 }
 
-impl Tun {
-    fn new(fd: OwnedFd, streams: Streams) -> io::Result<Tun> {
+impl TunLink {
+    fn new(fd: OwnedFd, streams: TunStreams) -> io::Result<TunLink> {
         let flags = nix::fcntl::fcntl(&fd, nix::fcntl::FcntlArg::F_GETFL)?;
         let flags = nix::fcntl::OFlag::from_bits_retain(flags) | nix::fcntl::OFlag::O_NONBLOCK;
         nix::fcntl::fcntl(&fd, nix::fcntl::FcntlArg::F_SETFL(flags))?;
         // SAFETY: an OwnedFd is one and the same open descriptor for as long as it lives.
         let link = unsafe { AsyncFd::register(fd) }.map_err(io::Error::from)?;
-        Ok(Tun { link, streams })
+        Ok(TunLink { link, streams })
     }
 
     /// Sends what is ours. A link that is full loses it, and what the program sends next is answered again.
@@ -447,7 +457,7 @@ impl Tun {
     }
 }
 
-impl AsyncRead for Tun {
+impl AsyncRead for TunLink {
     fn poll_read(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -485,7 +495,7 @@ impl AsyncRead for Tun {
     }
 }
 
-impl AsyncWrite for Tun {
+impl AsyncWrite for TunLink {
     fn poll_write(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,

@@ -13,11 +13,11 @@ use tokio::signal::unix::{SignalKind, signal};
 
 /// How a program ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Ended(ExitStatus);
+pub struct ProgramExit(ExitStatus);
 
-impl Ended {
+impl ProgramExit {
     /// Ends this process in the same way: with its code, or by the signal that ended it.
-    pub fn pass_on(self) -> ExitCode {
+    pub fn into_exit_code(self) -> ExitCode {
         if let Some(signal) = self.0.signal().and_then(|n| Signal::try_from(n).ok()) {
             // Its core is the program's business.
             let _ = nix::sys::resource::setrlimit(nix::sys::resource::Resource::RLIMIT_CORE, 0, 0);
@@ -41,18 +41,18 @@ impl Ended {
 ///
 /// Made before the program runs, so that no signal ends this process and leaves the program behind.
 #[derive(Debug)]
-pub struct Signals {
+pub struct SignalForwarder {
     handed_on: Vec<(Signal, tokio::signal::unix::Signal)>,
     /// Listened to, so that they do not end this process.
     _heard: [tokio::signal::unix::Signal; 2],
 }
 
-impl Signals {
+impl SignalForwarder {
     /// Must be called in a runtime.
     ///
     /// # Errors
     /// What the system says.
-    pub fn listen() -> io::Result<Signals> {
+    pub fn listen() -> io::Result<SignalForwarder> {
         let handed_on = [
             Signal::SIGTERM,
             Signal::SIGHUP,
@@ -60,7 +60,7 @@ impl Signals {
             Signal::SIGUSR2,
         ];
         let stream = |kind: Signal| signal(SignalKind::from_raw(kind as i32));
-        Ok(Signals {
+        Ok(SignalForwarder {
             handed_on: handed_on
                 .into_iter()
                 .map(|kind| Ok((kind, stream(kind)?)))
@@ -70,7 +70,7 @@ impl Signals {
     }
 
     /// Hands them on to `program`, or to what it left running.
-    pub async fn pass_on(mut self, program: Pid) {
+    pub async fn forward_to(mut self, program: Pid) {
         loop {
             let signal = std::future::poll_fn(|cx| {
                 let ready = |(kind, stream): &mut (Signal, tokio::signal::unix::Signal)| {
@@ -96,7 +96,7 @@ impl Signals {
 ///
 /// # Errors
 /// What the system says.
-pub async fn until_ended(program: Pid, porter: Option<Pid>) -> io::Result<Ended> {
+pub async fn wait_for_program(program: Pid, porter: Option<Pid>) -> io::Result<ProgramExit> {
     let mut child = signal(SignalKind::child())?;
     let mut ended = None;
     let mut said = false;
@@ -104,10 +104,10 @@ pub async fn until_ended(program: Pid, porter: Option<Pid>) -> io::Result<Ended>
         loop {
             match waitpid(None, Some(WaitPidFlag::WNOHANG)) {
                 Ok(WaitStatus::Exited(pid, code)) if pid == program => {
-                    ended = Some(Ended(ExitStatus::from_raw((code & 0xff) << 8)));
+                    ended = Some(ProgramExit(ExitStatus::from_raw((code & 0xff) << 8)));
                 }
                 Ok(WaitStatus::Signaled(pid, signal, _)) if pid == program => {
-                    ended = Some(Ended(ExitStatus::from_raw(signal as i32)));
+                    ended = Some(ProgramExit(ExitStatus::from_raw(signal as i32)));
                 }
                 Ok(WaitStatus::StillAlive) | Err(nix::errno::Errno::ECHILD) => break,
                 Ok(_) | Err(nix::errno::Errno::EINTR) => {}

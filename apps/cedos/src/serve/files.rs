@@ -23,38 +23,38 @@ use tokio::io::{AsyncReadExt, AsyncSeekExt};
 const PIECE_BYTES: u64 = 256 * 1024;
 
 /// The body of an answer.
-pub type Body = UnsyncBoxBody<Bytes, std::io::Error>;
+pub type FileBody = UnsyncBoxBody<Bytes, std::io::Error>;
 
 /// A directory that is served.
 #[derive(Debug)]
-pub struct Files {
+pub struct FileService {
     root: PathBuf,
 }
 
 /// Which bytes of a file were asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Part {
+enum FileRange {
     Whole,
     /// From the first up to, not including, the second.
     Range(u64, u64),
     Unsatisfiable,
 }
 
-impl Files {
+impl FileService {
     /// What lies below `root`.
     ///
     /// # Errors
     /// There is no such directory.
-    pub fn new(root: &Path) -> std::io::Result<Files> {
+    pub fn new(root: &Path) -> std::io::Result<FileService> {
         let root = root.canonicalize()?;
         match root.is_dir() {
-            true => Ok(Files { root }),
+            true => Ok(FileService { root }),
             false => Err(std::io::ErrorKind::NotADirectory.into()),
         }
     }
 
     /// The answer to one request.
-    pub async fn answer<B>(&self, request: &Request<B>) -> Response<Body> {
+    pub async fn answer<B>(&self, request: &Request<B>) -> Response<FileBody> {
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
             let mut answer = words(
                 StatusCode::METHOD_NOT_ALLOWED,
@@ -71,7 +71,7 @@ impl Files {
         }
     }
 
-    async fn file<B>(&self, request: &Request<B>) -> std::io::Result<Response<Body>> {
+    async fn file<B>(&self, request: &Request<B>) -> std::io::Result<Response<FileBody>> {
         let path = self.found(request.uri().path())?;
         let mut file = File::open(&path).await?;
         let about = file.metadata().await?;
@@ -83,22 +83,22 @@ impl Files {
         let same = text(IF_RANGE).is_none_or(|asked| asked == validator);
         let part = match text(RANGE).filter(|_| same) {
             Some(range) => part(range, length),
-            None => Part::Whole,
+            None => FileRange::Whole,
         };
         let mut answer = Response::builder()
             .header(ETAG, &validator)
             .header(ACCEPT_RANGES, "bytes")
             .header(CONTENT_TYPE, "application/octet-stream");
         let (from, to) = match part {
-            Part::Whole => (0, length),
-            Part::Range(from, to) => {
+            FileRange::Whole => (0, length),
+            FileRange::Range(from, to) => {
                 let range = format!("bytes {from}-{}/{length}", to - 1);
                 answer = answer
                     .status(StatusCode::PARTIAL_CONTENT)
                     .header(CONTENT_RANGE, range);
                 (from, to)
             }
-            Part::Unsatisfiable => {
+            FileRange::Unsatisfiable => {
                 answer = answer
                     .status(StatusCode::RANGE_NOT_SATISFIABLE)
                     .header(CONTENT_RANGE, format!("bytes */{length}"));
@@ -131,20 +131,20 @@ impl Files {
 
 /// Reads `bytes=a-b`, `bytes=a-` and `bytes=-n` (RFC 9110 §14.1.2); of what it cannot read, and of
 /// several ranges, nothing comes but the whole.
-fn part(range: &str, length: u64) -> Part {
+fn part(range: &str, length: u64) -> FileRange {
     let Some((first, last)) = range.strip_prefix("bytes=").and_then(|r| r.split_once('-')) else {
-        return Part::Whole;
+        return FileRange::Whole;
     };
     let (from, to) = match (first.parse::<u64>(), last.parse::<u64>()) {
         (Ok(from), Ok(last)) if from <= last => (from, last.saturating_add(1).min(length)),
         (Ok(from), Err(_)) if last.is_empty() => (from, length),
         (Err(_), Ok(n)) if first.is_empty() => (length.saturating_sub(n), length),
-        _ => return Part::Whole,
+        _ => return FileRange::Whole,
     };
     if from < to {
-        Part::Range(from, to)
+        FileRange::Range(from, to)
     } else {
-        Part::Unsatisfiable
+        FileRange::Unsatisfiable
     }
 }
 
@@ -165,7 +165,7 @@ fn percent_decoded(path: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-fn bytes_of(file: File, length: u64) -> Body {
+fn bytes_of(file: File, length: u64) -> FileBody {
     let pieces = stream::try_unfold((file, length), |(mut file, left)| async move {
         if left == 0 {
             return Ok(None);
@@ -179,13 +179,13 @@ fn bytes_of(file: File, length: u64) -> Body {
     StreamBody::new(pieces.map(|piece| piece.map(Frame::data))).boxed_unsync()
 }
 
-fn empty() -> Body {
+fn empty() -> FileBody {
     Full::default()
         .map_err(|never| match never {})
         .boxed_unsync()
 }
 
-fn words(status: StatusCode, text: &'static str) -> Response<Body> {
+fn words(status: StatusCode, text: &'static str) -> Response<FileBody> {
     let body = Full::new(Bytes::from_static(text.as_bytes()));
     let mut answer = Response::new(body.map_err(|never| match never {}).boxed_unsync());
     *answer.status_mut() = status;
@@ -199,15 +199,15 @@ mod tests {
     #[test]
     fn ranges_are_read_as_rfc_9110_has_them() {
         for (text, expected) in [
-            ("bytes=0-9", Part::Range(0, 10)),
-            ("bytes=90-", Part::Range(90, 100)),
-            ("bytes=-10", Part::Range(90, 100)),
-            ("bytes=90-1000", Part::Range(90, 100)),
-            ("bytes=-1000", Part::Range(0, 100)),
-            ("bytes=100-", Part::Unsatisfiable),
-            ("bytes=9-5", Part::Whole),
-            ("bytes=0-1,5-6", Part::Whole),
-            ("items=0-1", Part::Whole),
+            ("bytes=0-9", FileRange::Range(0, 10)),
+            ("bytes=90-", FileRange::Range(90, 100)),
+            ("bytes=-10", FileRange::Range(90, 100)),
+            ("bytes=90-1000", FileRange::Range(90, 100)),
+            ("bytes=-1000", FileRange::Range(0, 100)),
+            ("bytes=100-", FileRange::Unsatisfiable),
+            ("bytes=9-5", FileRange::Whole),
+            ("bytes=0-1,5-6", FileRange::Whole),
+            ("items=0-1", FileRange::Whole),
         ] {
             assert_eq!(part(text, 100), expected, "{text}");
         }
@@ -221,7 +221,7 @@ mod tests {
         std::fs::write(root.join("below/a b.txt"), "inside").unwrap();
         std::fs::write(place.path().join("secret"), "outside").unwrap();
         std::os::unix::fs::symlink("../secret", root.join("link")).unwrap();
-        let files = Files::new(&root).unwrap();
+        let files = FileService::new(&root).unwrap();
         let status = async |path: &str| {
             let request = Request::builder().uri(path).body(()).unwrap();
             let answer = files.answer(&request).await;

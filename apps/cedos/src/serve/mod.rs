@@ -15,10 +15,10 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 
-pub use files::Files;
+pub use files::FileService;
 
 /// Answers the one request of a flow.
-pub async fn answer(flow: Flow, files: Arc<Files>) {
+pub async fn answer(flow: Flow, files: Arc<FileService>) {
     let peer = flow.connection().peer();
     let flow_id = flow.id();
     let service = service_fn(move |request| {

@@ -6,10 +6,10 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
-use cedos_agent::agent::{self, Hooks, LocalProxy, Options};
-use cedos_agent::dispatcher::Kind;
-use cedos_agent::fetch::when;
-use cedos_agent::proxy::Wish;
+use cedos_agent::agent::{self, AgentOptions, Hooks, LocalProxy};
+use cedos_agent::dispatcher::SchedulerKind;
+use cedos_agent::fetch::option_parsers;
+use cedos_agent::proxy::ConnOptions;
 use cedos_agent::settings;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{ArgAction, Args};
@@ -18,8 +18,8 @@ use d2tp_links::{ClassRule, ClassRules};
 use d2tp_sched::CostPolicy;
 use tokio::sync::watch;
 
-use super::how::{stop_on_signal, words};
 use super::key;
+use super::transfer_args::{stop_on_signal, word_parser};
 
 /// Keep a queue of downloads and uploads for this user, and decide for all of them which networks
 /// they use
@@ -43,12 +43,12 @@ pub struct AgentArgs {
     no_notifications: bool,
 
     /// While a transfer waits, look for networks so often, and not when it seems worth it: 2min
-    #[arg(long, value_name = "SPAN", value_parser = when::parse_span)]
+    #[arg(long, value_name = "SPAN", value_parser = option_parsers::parse_span)]
     look_every: Option<Duration>,
 
     /// How it is decided when networks that cost are used
-    #[arg(long, value_name = "NAME", default_value = "d2sched", value_parser = PossibleValuesParser::new(Kind::ALL.map(Kind::word)).try_map(|word| word.parse::<Kind>()))]
-    scheduler: Kind,
+    #[arg(long, value_name = "NAME", default_value = "d2sched", value_parser = PossibleValuesParser::new(SchedulerKind::ALL.map(SchedulerKind::as_str)).try_map(|word| word.parse::<SchedulerKind>()))]
+    scheduler: SchedulerKind,
 
     /// Give Prometheus its figures at this address of this machine: 127.0.0.1:9646
     #[arg(long, value_name = "ADDR")]
@@ -64,7 +64,7 @@ pub struct AgentArgs {
     prox: Option<String>,
 
     /// How programs' connections weigh money against time, where they do not say
-    #[arg(long, default_value = "any", value_parser = words::<CostPolicy, 5>(CostPolicy::ALL.map(CostPolicy::as_str)))]
+    #[arg(long, default_value = "any", value_parser = word_parser::<CostPolicy, 5>(CostPolicy::ALL.map(CostPolicy::as_str)))]
     proxy_policy: CostPolicy,
 
     /// This device's private key file, by which that D2Prox knows it [default: $CEDOS_KEY_FILE, or
@@ -90,29 +90,29 @@ pub async fn run(args: AgentArgs) -> anyhow::Result<ExitCode> {
     stop_on_signal(stop).context("signals")?;
     let local = match (args.proxy, args.prox) {
         (Some(at), Some(prox)) => Some(LocalProxy {
-            at,
+            address: at,
             server: prox.parse::<ServerAddress>()?,
-            key: key::of_device(args.key.as_deref())?,
-            wish: Wish {
+            key: key::load_device_key(args.key.as_deref())?,
+            options: ConnOptions {
                 policy: args.proxy_policy,
-                ..Wish::default()
+                ..ConnOptions::default()
             },
         }),
         _ => None,
     };
-    let options = Options {
+    let options = AgentOptions {
         socket: None,
         flags: ClassRules { rules: args.link },
         rules: settings::rules(args.config.as_deref())?,
-        quiet: args.no_notifications,
-        look_every: args.look_every,
+        no_notifications: args.no_notifications,
+        scan_interval: args.look_every,
         scheduler: args.scheduler,
         metrics: args.metrics,
         hooks: Hooks {
             when_free: args.when_free,
             when_not_free: args.when_not_free,
         },
-        local,
+        local_proxy: local,
     };
     agent::run(options, stopped, |socket, figures, programs| {
         eprintln!("cedos agent: ready at {}", socket.display());

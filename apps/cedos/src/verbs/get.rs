@@ -10,18 +10,22 @@ use d2tp_session::DrwaLambda;
 use tokio::sync::watch;
 use url::Url;
 
-use super::how::{How, stop_on_signal};
 use super::qlog::QlogArgs;
+use super::transfer_args::{TransferArgs, stop_on_signal};
 use super::{get_plan, handover};
-use cedos_agent::errand::{Errand, Purpose, Tuning, Way};
 use cedos_agent::fetch::forget::forget;
 use cedos_agent::fetch::header;
-use cedos_agent::fetch::jobs::{self, Standing};
-use cedos_agent::fetch::outcome::{Exit, Failure};
-use cedos_agent::fetch::proxy::Proxy;
-use cedos_agent::fetch::report::{Both, Lines, Observer, Promised, complain, say};
-use cedos_agent::fetch::transfer::{self, Destination, Job, Setting};
-use cedos_agent::order::{self, Order, Verb};
+use cedos_agent::fetch::jobs::{self, JobState};
+use cedos_agent::fetch::outcome::{TransferExit, TransferFailure};
+use cedos_agent::fetch::proxy::ProxyClient;
+use cedos_agent::fetch::report::{
+    DeadlinePromise, LineObserver, ObserverPair, TransferObserver, print_stderr, print_stdout,
+};
+use cedos_agent::fetch::transfer::{self, Destination, TransferContext, TransferJob};
+use cedos_agent::order::{self, TransferOrder, TransferVerb};
+use cedos_agent::prepared_transfer::{
+    PreparedTransfer, SessionTuning, TransferTransport, TransportPurpose,
+};
 use cedos_agent::settings;
 
 /// Download URL over the networks there are, free ones first, by a deadline.
@@ -92,7 +96,7 @@ pub struct GetArgs {
     detach: bool,
 
     #[command(flatten)]
-    how: How,
+    how: TransferArgs,
 }
 
 fn parse_url(text: &str) -> Result<Url, String> {
@@ -128,82 +132,88 @@ pub async fn run(args: GetArgs) -> ExitCode {
         Ok(Some(exit)) => exit.into(),
         Ok(None) => ExitCode::from(handover::STILL_WAITING),
         Err(failure) => {
-            complain(&format!("cedos get: {}", failure.text));
+            print_stderr(&format!("cedos get: {}", failure.text));
             failure.exit.into()
         }
     }
 }
 
-async fn start(args: GetArgs) -> handover::Followed {
-    let order = args.order().map_err(Failure::usage)?;
+async fn start(args: GetArgs) -> handover::FollowResult {
+    let order = args.order().map_err(TransferFailure::usage)?;
     // Everything that can be wrong with the command line is said before anything is started.
-    let mut errand = Errand::prepare(&order, order.job()?, args.how.asks_for_paid_links())?;
+    let mut errand =
+        PreparedTransfer::prepare(&order, order.job()?, args.how.asks_for_paid_links())?;
     if !args.dry_run && !args.forget {
-        let to_output = matches!(errand.job.destination, Destination::Output);
+        let to_output = matches!(errand.job.destination, Destination::Stdout);
         if let Some(agent) = args.how.agent(args.only_here(to_output)).await {
             errand.job.refuse_existing()?;
             let json = args.how.json;
             if args.detach {
-                return handover::leave(agent, order, json).await.map(Some);
+                return handover::submit(agent, order, json).await.map(Some);
             }
             let mut observer = args.how.observer(false);
-            return handover::follow(agent, order, observer.as_mut(), json).await;
+            return handover::submit_and_follow(agent, order, observer.as_mut(), json).await;
         }
     }
     if args.detach {
         return detach(&errand.job, args.how.json).map(Some);
     }
-    let own = jobs::Own::claim().map_err(|e| Failure::storage("cannot keep the state", &e))?;
+    let own = jobs::BackgroundProcess::claim()
+        .map_err(|e| TransferFailure::storage("cannot keep the state", &e))?;
     let log = args
         .qlog
         .open()
-        .map_err(|e| Failure::usage(format!("{e:#}")))?;
+        .map_err(|e| TransferFailure::usage(format!("{e:#}")))?;
     let rules = ClassRules {
         rules: args.how.link.clone(),
     };
     let (monitor, _) = settings::watch(rules, None)
         .await
-        .map_err(|error| Failure::error(format!("{error:#}")))?;
+        .map_err(|error| TransferFailure::error(format!("{error:#}")))?;
     let links = monitor.subscribe();
-    let tuning = Tuning {
+    let tuning = SessionTuning {
         drwa: args.drwa,
         log: log.clone(),
         ..args.how.tuning()
     };
     let purpose = match (args.forget, args.dry_run) {
-        (true, _) => Purpose::Forget,
-        (_, true) => Purpose::Look,
-        _ => Purpose::Carry,
+        (true, _) => TransportPurpose::Forget,
+        (_, true) => TransportPurpose::DryRun,
+        _ => TransportPurpose::Carry,
     };
-    let way = errand.way(&links, &tuning, purpose).await;
+    let way = errand.open_transport(&links, &tuning, purpose).await;
     let job = &errand.job;
     if args.forget {
         return give_up(job, way.proxy()).await.map(Some);
     }
     let (stop, stopped) = watch::channel(false);
-    let setting = Setting::alone(links, stopped, args.how.dispatcher());
+    let setting = TransferContext::standalone(links, stopped, args.how.dispatcher());
     if args.dry_run {
         job.refuse_existing()?;
         let plan = match &way {
-            Way::Straight(dial) => transfer::rehearse(job, dial, setting, args.offline).await,
-            Way::EndToEnd(dial) => transfer::rehearse(job, &**dial, setting, args.offline).await,
-            Way::Proxied(proxy) => {
-                transfer::rehearse_proxied(job, proxy, setting, args.offline).await
+            TransferTransport::Direct(dial) => {
+                transfer::plan_direct(job, dial, setting, args.offline).await
+            }
+            TransferTransport::EndToEnd(dial) => {
+                transfer::plan_direct(job, &**dial, setting, args.offline).await
+            }
+            TransferTransport::Proxied(proxy) => {
+                transfer::plan_proxied(job, proxy, setting, args.offline).await
             }
         }?;
         let text = match args.how.json {
             true => json_of(&plan),
-            false => get_plan::screen(&plan),
+            false => get_plan::render(&plan),
         };
-        say(&text);
-        return Ok(Some(Exit::Done));
+        print_stdout(&text);
+        return Ok(Some(TransferExit::Done));
     }
-    stop_on_signal(stop).map_err(|error| Failure::error(format!("signals: {error}")))?;
-    let mut observer: Box<dyn Observer> = match own {
-        Some(own) => Box::new(Both(Box::new(Lines), Box::new(own))),
+    stop_on_signal(stop).map_err(|error| TransferFailure::error(format!("signals: {error}")))?;
+    let mut observer: Box<dyn TransferObserver> = match own {
+        Some(own) => Box::new(ObserverPair(Box::new(LineObserver), Box::new(own))),
         None => args
             .how
-            .observer(matches!(job.destination, Destination::Output)),
+            .observer(matches!(job.destination, Destination::Stdout)),
     };
     let exit = way.run(job, None, setting, observer.as_mut()).await;
     if let Some(log) = log {
@@ -212,12 +222,17 @@ async fn start(args: GetArgs) -> handover::Followed {
     Ok(Some(exit))
 }
 
-async fn give_up(job: &Job, proxy: Option<&Proxy>) -> Result<Exit, Failure> {
-    if matches!(job.destination, Destination::Output) {
-        return Err(Failure::usage("standard output leaves nothing to give up"));
+async fn give_up(
+    job: &TransferJob,
+    proxy: Option<&ProxyClient>,
+) -> Result<TransferExit, TransferFailure> {
+    if matches!(job.destination, Destination::Stdout) {
+        return Err(TransferFailure::usage(
+            "standard output leaves nothing to give up",
+        ));
     }
-    complain(&forget(&job.named(), &transfer::public(&job.url), proxy).await?);
-    Ok(Exit::Done)
+    print_stderr(&forget(&job.expected_path(), &transfer::redact_url(&job.url), proxy).await?);
+    Ok(TransferExit::Done)
 }
 
 fn json_of(what: &impl serde::Serialize) -> String {
@@ -225,19 +240,19 @@ fn json_of(what: &impl serde::Serialize) -> String {
 }
 
 /// Hands this command line to a process in the background.
-fn detach(job: &Job, json: bool) -> Result<Exit, Failure> {
-    if matches!(job.destination, Destination::Output) {
-        return Err(Failure::usage(
+fn detach(job: &TransferJob, json: bool) -> Result<TransferExit, TransferFailure> {
+    if matches!(job.destination, Destination::Stdout) {
+        return Err(TransferFailure::usage(
             "--detach leaves the terminal, so there is no standard output to write to; name a file \
              with -o",
         ));
     }
-    let named = std::path::absolute(job.named())
-        .map_err(|e| Failure::error(format!("the working directory: {e}")))?;
+    let named = std::path::absolute(job.expected_path())
+        .map_err(|e| TransferFailure::error(format!("the working directory: {e}")))?;
     let now = jiff::Zoned::now();
-    let asked = jobs::Asked {
-        verb: Verb::Get,
-        url: transfer::public(&job.url),
+    let asked = jobs::JobRequest {
+        verb: TransferVerb::Get,
+        url: transfer::redact_url(&job.url),
         file: named,
         since: now.timestamp().to_string(),
         deadline: job.terms.due.map(|due| due.at().to_string()),
@@ -245,40 +260,40 @@ fn detach(job: &Job, json: bool) -> Result<Exit, Failure> {
     let arguments: Vec<_> = std::env::args_os()
         .filter(|argument| argument != "--detach")
         .collect();
-    let begun =
-        jobs::start(&asked, &arguments).map_err(|error| Failure::error(format!("{error:#}")))?;
-    if begun.standing() == Standing::Failed {
+    let begun = jobs::start(&asked, &arguments)
+        .map_err(|error| TransferFailure::error(format!("{error:#}")))?;
+    if begun.state() == JobState::Failed {
         let text = begun.event["text"].as_str().unwrap_or("it failed at once");
-        let exit = begun.event["exit"].as_u64().and_then(Exit::of);
-        return Err(Failure {
-            exit: exit.unwrap_or(Exit::Error),
-            ..Failure::error(text)
+        let exit = begun.event["exit"].as_u64().and_then(TransferExit::of);
+        return Err(TransferFailure {
+            exit: exit.unwrap_or(TransferExit::Error),
+            ..TransferFailure::error(text)
         });
     }
     let due = asked.deadline.is_some();
     if json {
         let promise = due.then(|| first_promise(begun.id)).flatten();
         let told = serde_json::json!({"event": "detached", "id": begun.id, "pid": begun.pid,
-                                      "file": asked.file, "log": begun.log(),
+                                      "file": asked.file, "log": begun.log_path(),
                                       "promise": promise});
-        say(&told.to_string());
+        print_stdout(&told.to_string());
     } else {
-        say(&begun.id.to_string());
-        let (id, log) = (begun.id, begun.log());
-        complain(&format!(
+        print_stdout(&begun.id.to_string());
+        let (id, log) = (begun.id, begun.log_path());
+        print_stderr(&format!(
             "download {id} goes on in the background; cedos status {id} | cedos ls | cedos cancel \
              {id}; log: {}",
             log.display()
         ));
         if due && let Some(promised) = first_promise(id) {
-            handover::warn(&promised);
+            handover::warn_if_unlikely(&promised);
         }
     }
-    Ok(Exit::Done)
+    Ok(TransferExit::Done)
 }
 
 /// What is promised of a download that was just begun, if that is known soon.
-fn first_promise(id: u64) -> Option<Promised> {
+fn first_promise(id: u64) -> Option<DeadlinePromise> {
     let begun = Instant::now();
     while begun.elapsed() < handover::SIZE_KNOWN_WITHIN {
         let event = jobs::find(id).ok()?.event;
@@ -300,15 +315,15 @@ impl GetArgs {
             () if to_output => Some("standard output"),
             () if self.url.scheme() == "d2tp" => Some("d2tp://"),
             () if self.drwa.is_some() => Some("--drwa"),
-            () if self.qlog.is_asked_for() => Some("--qlog"),
+            () if self.qlog.is_requested() => Some("--qlog"),
             () => None,
         }
     }
 
     /// What was asked for.
-    fn order(&self) -> Result<Order, String> {
-        let mut order = Order::new(Verb::Get, self.url.as_str());
-        self.how.fill(&mut order)?;
+    fn order(&self) -> Result<TransferOrder, String> {
+        let mut order = TransferOrder::new(TransferVerb::Get, self.url.as_str());
+        self.how.apply_to(&mut order)?;
         match &self.output {
             Some(path) if path.as_os_str() != "-" && path.is_dir() => {
                 order.folder = Some(path.clone());

@@ -8,14 +8,15 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::anyhow;
-use cedos_agent::agent::api::{Change, Request};
-use cedos_agent::agent::client::Client;
+use cedos_agent::agent::api::{AgentRequest, TermsChange};
+use cedos_agent::agent::client::AgentApiClient;
 use cedos_agent::fetch::jobs;
-use cedos_agent::fetch::outcome::{Exit, Failure};
+use cedos_agent::fetch::option_parsers;
+use cedos_agent::fetch::outcome::{TransferExit, TransferFailure};
 use cedos_agent::fetch::report::{
-    Bar, Lines, ON_TRACK, Observer, Promised, called, complain, human_bytes, say,
+    BarObserver, DeadlinePromise, LineObserver, ON_TRACK, TransferObserver, human_bytes,
+    link_label, print_stderr, print_stdout,
 };
-use cedos_agent::fetch::when;
 use cedos_agent::order::Deadline;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{ArgAction, Args};
@@ -23,7 +24,7 @@ use d2tp_sched::{CostPolicy, DeadlineFallback};
 use jiff::{Timestamp, Zoned, tz::TimeZone};
 use serde_json::Value;
 
-use super::handover::{STILL_WAITING, look_on};
+use super::handover::{STILL_WAITING, follow_existing};
 
 /// List the downloads and uploads in the background that run, and those that ended lately
 #[derive(Debug, Args)]
@@ -35,7 +36,7 @@ pub struct LsArgs {
 
 /// One transfer in the background.
 #[derive(Debug, Args)]
-pub struct OneArgs {
+pub struct JobArgs {
     /// Its number, from `cedos get --detach` or `cedos ls`
     #[arg(value_parser = parse_id)]
     id: u64,
@@ -50,14 +51,14 @@ pub struct OneArgs {
 #[derive(Debug, Args)]
 pub struct EditArgs {
     #[command(flatten)]
-    one: OneArgs,
+    one: JobArgs,
 
     /// Be ready by TIME: 07:30 (the next one), RFC 3339, or +45m
     #[arg(long, value_name = "TIME", group = "when")]
     by: Option<String>,
 
     /// Be ready within this long from now: 2h, 45m
-    #[arg(long, value_name = "SPAN", group = "when", value_parser = when::parse_span)]
+    #[arg(long, value_name = "SPAN", group = "when", value_parser = option_parsers::parse_span)]
     within: Option<Duration>,
 
     /// No deadline
@@ -73,7 +74,7 @@ pub struct EditArgs {
     if_late: Option<String>,
 
     /// Bytes that metered networks may carry in all: 50M, 1.5G
-    #[arg(long, value_name = "SIZE", value_parser = when::parse_bytes, group = "cell")]
+    #[arg(long, value_name = "SIZE", value_parser = option_parsers::parse_bytes, group = "cell")]
     max_cell: Option<u64>,
 
     /// No limit for those
@@ -91,61 +92,64 @@ fn parse_id(text: &str) -> Result<u64, String> {
         .map_err(|_| format!("`{text}` is not the number of a transfer; `cedos ls` lists them"))
 }
 
-fn said(failure: Failure) -> anyhow::Error {
+fn said(failure: TransferFailure) -> anyhow::Error {
     anyhow!(failure.text)
 }
 
 /// Lists them.
 pub async fn ls(args: LsArgs) -> anyhow::Result<ExitCode> {
-    let transfers: Vec<Value> = match Client::connect().await {
+    let transfers: Vec<Value> = match AgentApiClient::connect().await {
         Some(mut agent) => {
-            let answer = agent.ask(&Request::List).await.map_err(said)?;
+            let answer = agent.ask(&AgentRequest::List).await.map_err(said)?;
             answer["transfers"].as_array().cloned().unwrap_or_default()
         }
-        None => jobs::list()?.iter().map(jobs::Job::object).collect(),
+        None => jobs::list()?
+            .iter()
+            .map(jobs::BackgroundJob::to_json)
+            .collect(),
     };
     for transfer in &transfers {
-        say(&match args.json {
+        print_stdout(&match args.json {
             true => transfer.to_string(),
             false => listed(transfer, &Zoned::now()),
         });
     }
     if transfers.is_empty() && !args.json {
-        complain("no downloads in the background; `cedos get --detach URL` starts one");
+        print_stderr("no downloads in the background; `cedos get --detach URL` starts one");
     }
     Ok(ExitCode::SUCCESS)
 }
 
 /// Shows one.
-pub async fn status(args: OneArgs) -> anyhow::Result<ExitCode> {
-    let transfer = one(&args, |id| Request::Status { id }).await?;
+pub async fn status(args: JobArgs) -> anyhow::Result<ExitCode> {
+    let transfer = one(&args, |id| AgentRequest::Status { id }).await?;
     show(&transfer, args.json, true);
     Ok(ExitCode::from(code_of(&transfer)))
 }
 
 /// Says why one is where it is, on one screen.
-pub async fn why(args: OneArgs) -> anyhow::Result<ExitCode> {
-    let transfer = one(&args, |id| Request::Why { id }).await?;
+pub async fn why(args: JobArgs) -> anyhow::Result<ExitCode> {
+    let transfer = one(&args, |id| AgentRequest::Why { id }).await?;
     show(&transfer, args.json, false);
     Ok(ExitCode::SUCCESS)
 }
 
 /// Stops one.
-pub async fn cancel(args: OneArgs) -> anyhow::Result<ExitCode> {
-    let Some(mut agent) = Client::connect().await else {
+pub async fn cancel(args: JobArgs) -> anyhow::Result<ExitCode> {
+    let Some(mut agent) = AgentApiClient::connect().await else {
         return cancel_process(&args);
     };
     let id = args.id;
-    match agent.ask(&Request::Cancel { id }).await {
+    match agent.ask(&AgentRequest::Cancel { id }).await {
         Ok(_) => {}
         // It may be a process of its own.
-        Err(_) if jobs::find(id).is_ok_and(|job| !job.is_the_agents() && job.pid.is_some()) => {
+        Err(_) if jobs::find(id).is_ok_and(|job| !job.belongs_to_agent() && job.pid.is_some()) => {
             return cancel_process(&args);
         }
         Err(failure) => return Err(said(failure)),
     }
     // What it holds is put down first.
-    while let Ok(transfer) = agent.ask(&Request::Status { id }).await {
+    while let Ok(transfer) = agent.ask(&AgentRequest::Status { id }).await {
         if matches!(standing(&transfer), "cancelled" | "done" | "failed") {
             show_line(&transfer, args.json);
             break;
@@ -155,44 +159,44 @@ pub async fn cancel(args: OneArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn cancel_process(args: &OneArgs) -> anyhow::Result<ExitCode> {
+fn cancel_process(args: &JobArgs) -> anyhow::Result<ExitCode> {
     jobs::find(args.id)?.cancel()?;
-    show_line(&jobs::find(args.id)?.object(), args.json);
+    show_line(&jobs::find(args.id)?.to_json(), args.json);
     Ok(ExitCode::SUCCESS)
 }
 
 /// Stops one for now.
-pub async fn pause(args: OneArgs) -> anyhow::Result<ExitCode> {
+pub async fn pause(args: JobArgs) -> anyhow::Result<ExitCode> {
     let id = args.id;
-    ask(&args, Request::Pause { id }).await
+    ask(&args, AgentRequest::Pause { id }).await
 }
 
 /// Goes on with one.
-pub async fn resume(args: OneArgs) -> anyhow::Result<ExitCode> {
+pub async fn resume(args: JobArgs) -> anyhow::Result<ExitCode> {
     let id = args.id;
-    ask(&args, Request::Resume { id }).await
+    ask(&args, AgentRequest::Resume { id }).await
 }
 
 /// Begins again with one that failed or was cancelled.
-pub async fn retry(args: OneArgs) -> anyhow::Result<ExitCode> {
+pub async fn retry(args: JobArgs) -> anyhow::Result<ExitCode> {
     let id = args.id;
-    ask(&args, Request::Retry { id }).await
+    ask(&args, AgentRequest::Retry { id }).await
 }
 
 /// Changes its terms.
 pub async fn edit(args: EditArgs) -> anyhow::Result<ExitCode> {
     let deadline = match (&args.by, args.within) {
-        (Some(by), _) => match when::parse_due(by, &Zoned::now()) {
+        (Some(by), _) => match option_parsers::parse_due(by, &Zoned::now()) {
             Ok(deadline) => Some(deadline),
             Err(why) => {
-                complain(&format!("cedos edit: {why}"));
+                print_stderr(&format!("cedos edit: {why}"));
                 return Ok(ExitCode::from(2));
             }
         },
         (None, Some(span)) => Some(Deadline::WithinS(span.as_secs_f64())),
         (None, None) => None,
     };
-    let terms = Change {
+    let terms = TermsChange {
         deadline,
         no_deadline: args.when_free,
         policy: args.policy,
@@ -201,20 +205,20 @@ pub async fn edit(args: EditArgs) -> anyhow::Result<ExitCode> {
         no_max_cell: args.no_max_cell,
         priority: args.priority,
     };
-    if terms.is_nothing() {
-        complain("cedos edit: say what is to be different: --by, --policy, --max-cell …");
+    if terms.is_empty() {
+        print_stderr("cedos edit: say what is to be different: --by, --policy, --max-cell …");
         return Ok(ExitCode::from(2));
     }
     let id = args.one.id;
     let mut agent = connect().await?;
     let mut transfer = agent
-        .ask(&Request::Edit { id, terms })
+        .ask(&AgentRequest::Edit { id, terms })
         .await
         .map_err(said)?;
     if transfer["promise"].is_object() {
         // What was promised on the other terms is of no interest.
         tokio::time::sleep(EPOCH).await;
-        if let Ok(now) = agent.ask(&Request::Status { id }).await {
+        if let Ok(now) = agent.ask(&AgentRequest::Status { id }).await {
             transfer = now;
         }
     }
@@ -222,9 +226,9 @@ pub async fn edit(args: EditArgs) -> anyhow::Result<ExitCode> {
         show_line(&transfer, true);
         return Ok(ExitCode::SUCCESS);
     }
-    say(&headline(&transfer));
+    print_stdout(&headline(&transfer));
     for (label, text) in terms_of(&transfer, &Zoned::now()) {
-        say(&format!("  {label:9} {text}"));
+        print_stdout(&format!("  {label:9} {text}"));
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -249,39 +253,39 @@ fn terms_of(transfer: &Value, now: &Zoned) -> Vec<(&'static str, String)> {
         lines.push(("Cellular", format!("{} at most", human_bytes(bytes))));
     }
     let promised = promise_of(transfer);
-    lines.extend(promised.map(|promised| ("Promise", promised.in_words())));
+    lines.extend(promised.map(|promised| ("Promise", promised.describe())));
     lines
 }
 
 /// Follows one to its end; the exit code is its own.
-pub async fn wait(args: OneArgs) -> anyhow::Result<ExitCode> {
+pub async fn wait(args: JobArgs) -> anyhow::Result<ExitCode> {
     let agent = connect().await?;
-    let mut observer: Box<dyn Observer> = match std::io::stderr().is_terminal() {
-        true => Box::new(Bar::on_stderr()),
-        false => Box::new(Lines),
+    let mut observer: Box<dyn TransferObserver> = match std::io::stderr().is_terminal() {
+        true => Box::new(BarObserver::on_stderr()),
+        false => Box::new(LineObserver),
     };
-    let ended = look_on(agent, args.id, observer.as_mut(), args.json).await;
+    let ended = follow_existing(agent, args.id, observer.as_mut(), args.json).await;
     Ok(match ended.map_err(said)? {
         Some(exit) => exit.into(),
         None => ExitCode::from(STILL_WAITING),
     })
 }
 
-async fn connect() -> anyhow::Result<Client> {
-    let agent = Client::connect().await;
+async fn connect() -> anyhow::Result<AgentApiClient> {
+    let agent = AgentApiClient::connect().await;
     agent.ok_or_else(|| anyhow!("no agent runs; `cedos agent` starts it"))
 }
 
-async fn ask(args: &OneArgs, request: Request) -> anyhow::Result<ExitCode> {
+async fn ask(args: &JobArgs, request: AgentRequest) -> anyhow::Result<ExitCode> {
     let transfer = connect().await?.ask(&request).await.map_err(said)?;
     show_line(&transfer, args.json);
     Ok(ExitCode::SUCCESS)
 }
 
-async fn one(args: &OneArgs, request: impl Fn(u64) -> Request) -> anyhow::Result<Value> {
-    match Client::connect().await {
+async fn one(args: &JobArgs, request: impl Fn(u64) -> AgentRequest) -> anyhow::Result<Value> {
+    match AgentApiClient::connect().await {
         Some(mut agent) => agent.ask(&request(args.id)).await.map_err(said),
-        None => Ok(jobs::find(args.id)?.object()),
+        None => Ok(jobs::find(args.id)?.to_json()),
     }
 }
 
@@ -293,27 +297,27 @@ fn code_of(transfer: &Value) -> u8 {
     match standing(transfer) {
         "done" | "failed" | "cancelled" => {
             let exit = transfer["last"]["exit"].as_u64();
-            exit.unwrap_or(Exit::Error as u64) as u8
+            exit.unwrap_or(TransferExit::Error as u64) as u8
         }
-        "gone" => Exit::Error as u8,
+        "gone" => TransferExit::Error as u8,
         _ => STILL_WAITING,
     }
 }
 
 fn show_line(transfer: &Value, json: bool) {
     match json {
-        true => say(&bare(transfer).to_string()),
-        false => say(&headline(transfer)),
+        true => print_stdout(&bare(transfer).to_string()),
+        false => print_stdout(&headline(transfer)),
     }
 }
 
 fn show(transfer: &Value, json: bool, all: bool) {
     if json {
-        return say(&bare(transfer).to_string());
+        return print_stdout(&bare(transfer).to_string());
     }
-    say(&headline(transfer));
+    print_stdout(&headline(transfer));
     for (label, text) in details(transfer, all) {
-        say(&format!("  {label:9} {text}"));
+        print_stdout(&format!("  {label:9} {text}"));
     }
 }
 
@@ -373,7 +377,7 @@ fn deadline_of(transfer: &Value) -> Option<Timestamp> {
     transfer["deadline"].as_str()?.parse().ok()
 }
 
-fn promise_of(transfer: &Value) -> Option<Promised> {
+fn promise_of(transfer: &Value) -> Option<DeadlinePromise> {
     serde_json::from_value(transfer["promise"].clone()).ok()
 }
 
@@ -385,7 +389,7 @@ fn details(transfer: &Value, all: bool) -> Vec<(&'static str, String)> {
     let mut lines = Vec::new();
     if let Some(promised) = promise_of(transfer).filter(|_| code_of(transfer) == STILL_WAITING) {
         let by = deadline.map(|at| format!("ready by {}, ", clock(at, &Zoned::now())));
-        let words = promised.in_words();
+        let words = promised.describe();
         lines.push(("Promise", by.unwrap_or_default() + &words));
     }
     lines.extend(text("why").map(|why| ("Because", why)));
@@ -423,7 +427,7 @@ fn details(transfer: &Value, all: bool) -> Vec<(&'static str, String)> {
         .flatten()
         .map(|(link, bytes)| {
             let bytes = human_bytes(bytes.as_u64().unwrap_or(0));
-            format!("{} {bytes}", called(link))
+            format!("{} {bytes}", link_label(link))
         })
         .collect();
     if !links.is_empty() {

@@ -5,10 +5,10 @@ use std::time::Duration;
 use d2tp_sched::format_duration;
 
 use cedos_agent::fetch::report::human_bytes;
-use cedos_agent::fetch::transfer::Rehearsal;
+use cedos_agent::fetch::transfer::DryRunPlan;
 
 /// One screen for people.
-pub fn screen(plan: &Rehearsal) -> String {
+pub fn render(plan: &DryRunPlan) -> String {
     let mut lines = vec![format!("{} → {} ({})", plan.url, plan.file, plan.mode)];
     let mut say = |label: &str, text: String| lines.push(format!("  {label:9} {text}"));
     let told = &plan.forecast;
@@ -66,7 +66,7 @@ pub fn screen(plan: &Rehearsal) -> String {
         None => say("Deadline", format!("none; {needed}")),
     }
     match plan.promise {
-        Some(promise) => say("Promise", promise.in_words()),
+        Some(promise) => say("Promise", promise.describe()),
         None if told.metered_bytes_worst == 0 => say("Metered", "nothing".into()),
         None => say(
             "Metered",

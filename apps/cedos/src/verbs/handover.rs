@@ -2,16 +2,18 @@
 
 use std::time::Duration;
 
-use cedos_agent::agent::api::Request;
-use cedos_agent::agent::client::Client;
-use cedos_agent::fetch::outcome::{Exit, Failure};
-use cedos_agent::fetch::report::{Event, ON_TRACK, Observer, Promised, complain, say};
-use cedos_agent::order::Order;
+use cedos_agent::agent::api::AgentRequest;
+use cedos_agent::agent::client::AgentApiClient;
+use cedos_agent::fetch::outcome::{TransferExit, TransferFailure};
+use cedos_agent::fetch::report::{
+    DeadlinePromise, ON_TRACK, TransferEvent, TransferObserver, print_stderr, print_stdout,
+};
+use cedos_agent::order::TransferOrder;
 use d2tp_sched::format_duration;
 use serde_json::Value;
 use tokio::sync::watch;
 
-use super::how::stop_but_for_hangup;
+use super::transfer_args::stop_except_on_hangup;
 
 /// Exit code of what has not ended: come back later.
 pub const STILL_WAITING: u8 = 75; // EX_TEMPFAIL of sysexits.h
@@ -21,13 +23,17 @@ pub const STILL_WAITING: u8 = 75; // EX_TEMPFAIL of sysexits.h
 pub const SIZE_KNOWN_WITHIN: Duration = Duration::from_secs(1); // a guess
 
 /// How a transfer that was followed ended; none if it goes on without us.
-pub type Followed = Result<Option<Exit>, Failure>;
+pub type FollowResult = Result<Option<TransferExit>, TransferFailure>;
 
 /// Hands it over and returns; prints its number.
 ///
 /// # Errors
 /// The agent does not take it.
-pub async fn leave(mut agent: Client, order: Order, json: bool) -> Result<Exit, Failure> {
+pub async fn submit(
+    mut agent: AgentApiClient,
+    order: TransferOrder,
+    json: bool,
+) -> Result<TransferExit, TransferFailure> {
     let (verb, due) = (order.verb, order.deadline.is_some());
     let answer = add(&mut agent, order, true, true).await?;
     let id = answer["id"].as_u64().unwrap_or(0);
@@ -38,22 +44,22 @@ pub async fn leave(mut agent: Client, order: Order, json: bool) -> Result<Exit, 
         };
         let told = serde_json::json!({"event": "detached", "id": id, "file": answer["file"],
                                       "agent": true, "promise": promise});
-        say(&told.to_string());
+        print_stdout(&told.to_string());
     } else {
-        say(&id.to_string());
-        complain(&format!(
+        print_stdout(&id.to_string());
+        print_stderr(&format!(
             "the agent has {} {id}; cedos why {id} | cedos ls | cedos wait {id} | cedos cancel {id}",
-            verb.word()
+            verb.as_str()
         ));
         if due && let Some(promised) = first_promise(&mut agent).await {
-            warn(&promised);
+            warn_if_unlikely(&promised);
         }
     }
-    Ok(Exit::Done)
+    Ok(TransferExit::Done)
 }
 
 /// What is promised of one that was just begun, if that is known soon.
-async fn first_promise(agent: &mut Client) -> Option<Promised> {
+async fn first_promise(agent: &mut AgentApiClient) -> Option<DeadlinePromise> {
     let heard = async {
         loop {
             let event = agent.next().await?;
@@ -69,14 +75,14 @@ async fn first_promise(agent: &mut Client) -> Option<Promised> {
 }
 
 /// Says so if it may not be in time.
-pub fn warn(promised: &Promised) {
+pub fn warn_if_unlikely(promised: &DeadlinePromise) {
     if !promised.infeasible && promised.p < ON_TRACK {
-        complain(&format!("note: {}", promised.chance()));
+        print_stderr(&format!("note: {}", promised.chance()));
     }
     if promised.infeasible {
         let left = format_duration(Duration::from_secs_f64(promised.left_s));
         let p = promised.p;
-        complain(&format!(
+        print_stderr(&format!(
             "note: it will hardly be ready in {left} (p={p:.2})"
         ));
     }
@@ -87,16 +93,17 @@ pub fn warn(promised: &Promised) {
 ///
 /// # Errors
 /// The agent does not take it.
-pub async fn follow(
-    mut agent: Client,
-    order: Order,
-    observer: &mut dyn Observer,
+pub async fn submit_and_follow(
+    mut agent: AgentApiClient,
+    order: TransferOrder,
+    observer: &mut dyn TransferObserver,
     json: bool,
-) -> Followed {
+) -> FollowResult {
     let answer = add(&mut agent, order, false, true).await?;
     let id = answer["id"].as_u64().unwrap_or(0);
     let (stop, stopped) = watch::channel(false);
-    stop_but_for_hangup(stop).map_err(|error| Failure::error(format!("signals: {error}")))?;
+    stop_except_on_hangup(stop)
+        .map_err(|error| TransferFailure::error(format!("signals: {error}")))?;
     attend(agent, id, observer, json, Some(stopped)).await
 }
 
@@ -104,26 +111,26 @@ pub async fn follow(
 ///
 /// # Errors
 /// The agent does not know it.
-pub async fn look_on(
-    mut agent: Client,
+pub async fn follow_existing(
+    mut agent: AgentApiClient,
     id: u64,
-    observer: &mut dyn Observer,
+    observer: &mut dyn TransferObserver,
     json: bool,
-) -> Followed {
-    agent.ask(&Request::Watch { id: Some(id) }).await?;
+) -> FollowResult {
+    agent.ask(&AgentRequest::Watch { id: Some(id) }).await?;
     attend(agent, id, observer, json, None).await
 }
 
 async fn add(
-    agent: &mut Client,
-    order: Order,
+    agent: &mut AgentApiClient,
+    order: TransferOrder,
     patient: bool,
     follow: bool,
-) -> Result<Value, Failure> {
+) -> Result<Value, TransferFailure> {
     let order = order
-        .absolute()
-        .map_err(|error| Failure::error(format!("the working directory: {error}")))?;
-    let request = Request::Add {
+        .with_absolute_paths()
+        .map_err(|error| TransferFailure::error(format!("the working directory: {error}")))?;
+    let request = AgentRequest::Add {
         order: Box::new(order),
         patient,
         follow,
@@ -132,12 +139,12 @@ async fn add(
 }
 
 async fn attend(
-    mut agent: Client,
+    mut agent: AgentApiClient,
     id: u64,
-    observer: &mut dyn Observer,
+    observer: &mut dyn TransferObserver,
     json: bool,
     mut stop: Option<watch::Receiver<bool>>,
-) -> Followed {
+) -> FollowResult {
     let mut waited_for = Value::Null;
     loop {
         let asked = async {
@@ -155,7 +162,7 @@ async fn attend(
             }
         };
         let Some(event) = event else {
-            complain(&format!(
+            print_stderr(&format!(
                 "the agent is gone; the transfer goes on when it runs again (cedos status {id})"
             ));
             return Ok(None);
@@ -169,23 +176,23 @@ async fn attend(
             waited_for = event["reason"].clone();
         }
         if json {
-            say(&event.to_string());
-        } else if let Ok(event) = serde_json::from_value::<Event>(event.clone()) {
-            observer.tell(&event);
+            print_stdout(&event.to_string());
+        } else if let Ok(event) = serde_json::from_value::<TransferEvent>(event.clone()) {
+            observer.on_event(&event);
         } else if event["event"] == "paused" {
-            complain(&format!("paused; cedos resume {id} goes on"));
+            print_stderr(&format!("paused; cedos resume {id} goes on"));
         }
         if matches!(event["event"].as_str(), Some("done" | "error")) {
-            let exit = event["exit"].as_u64().and_then(Exit::of);
-            return Ok(Some(exit.unwrap_or(Exit::Error)));
+            let exit = event["exit"].as_u64().and_then(TransferExit::of);
+            return Ok(Some(exit.unwrap_or(TransferExit::Error)));
         }
     }
 }
 
-async fn cancel(id: u64) -> Result<(), Failure> {
-    let gone = || Failure::error("the agent is gone");
-    let mut agent = Client::connect().await.ok_or_else(gone)?;
+async fn cancel(id: u64) -> Result<(), TransferFailure> {
+    let gone = || TransferFailure::error("the agent is gone");
+    let mut agent = AgentApiClient::connect().await.ok_or_else(gone)?;
     // It may have ended this very moment.
-    let _ = agent.ask(&Request::Cancel { id }).await;
+    let _ = agent.ask(&AgentRequest::Cancel { id }).await;
     Ok(())
 }

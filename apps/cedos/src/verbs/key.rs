@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
-pub use cedos_agent::key::{device_file, generate, of_device, read, write_new};
+pub use cedos_agent::key::{device_key_path, generate, load_device_key, read, write_new};
 
 /// Make and show the keys that hosts are known by
 #[derive(Debug, Args)]
@@ -67,7 +67,7 @@ pub fn run(args: &KeyArgs) -> anyhow::Result<()> {
         KeyVerb::Show { file, json } => {
             let (key, file) = match file {
                 Some(file) => (read(file)?, file.clone()),
-                None => (of_device(None)?, device_file()?),
+                None => (load_device_key(None)?, device_key_path()?),
             };
             let public_key = key.public().to_string();
             if *json {

@@ -1,11 +1,10 @@
-//! One file per verb: its command line, and nothing of its work. `how.rs` is what two share.
+//! One file per verb: its command line, and nothing of its work. `transfer_args.rs` is what two share.
 
 pub mod agent;
 pub mod get;
 pub mod get_jobs;
 pub mod get_plan;
 pub mod handover;
-pub mod how;
 pub mod key;
 pub mod net;
 pub mod play;
@@ -14,5 +13,6 @@ pub mod put;
 pub mod qlog;
 pub mod run;
 pub mod serve;
+pub mod transfer_args;
 pub mod transport;
 pub mod url;

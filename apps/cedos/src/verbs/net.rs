@@ -4,11 +4,11 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::anyhow;
-use cedos_agent::agent::api::Request;
-use cedos_agent::agent::client::Client;
-use cedos_agent::agent::net_object;
-use cedos_agent::fetch::report::{complain, human_bytes, say};
-use cedos_agent::fetch::when;
+use cedos_agent::agent::api::AgentRequest;
+use cedos_agent::agent::client::AgentApiClient;
+use cedos_agent::agent::link_json;
+use cedos_agent::fetch::option_parsers;
+use cedos_agent::fetch::report::{human_bytes, print_stderr, print_stdout};
 use cedos_agent::settings;
 use clap::{Args, Subcommand};
 use d2tp_links::{CapCutoff, ClassRules, Link};
@@ -84,12 +84,12 @@ struct Cap(Option<u64>);
 fn parse_cap(text: &str) -> Result<Cap, String> {
     match text {
         "none" => Ok(Cap(None)),
-        size => when::parse_bytes(size).map(|bytes| Cap(Some(bytes))),
+        size => option_parsers::parse_bytes(size).map(|bytes| Cap(Some(bytes))),
     }
 }
 
-async fn agent() -> anyhow::Result<Client> {
-    let agent = Client::connect().await;
+async fn agent() -> anyhow::Result<AgentApiClient> {
+    let agent = AgentApiClient::connect().await;
     agent.ok_or_else(|| anyhow!("no agent runs; `cedos agent` starts it"))
 }
 
@@ -98,7 +98,7 @@ async fn agent() -> anyhow::Result<Client> {
 /// # Errors
 /// The links cannot be read, or the agent says no.
 pub async fn net(args: NetArgs) -> anyhow::Result<ExitCode> {
-    let said = |failure: cedos_agent::fetch::outcome::Failure| anyhow!(failure.text);
+    let said = |failure: cedos_agent::fetch::outcome::TransferFailure| anyhow!(failure.text);
     match args.verb.unwrap_or(NetVerb::Ls) {
         NetVerb::Ls => {
             for link in links().await? {
@@ -119,10 +119,10 @@ pub async fn net(args: NetArgs) -> anyhow::Result<ExitCode> {
             }
         }
         NetVerb::Set { link, class } => {
-            let request = Request::NetSet { link, class };
+            let request = AgentRequest::NetSet { link, class };
             let answer = agent().await?.ask(&request).await.map_err(said)?;
             if args.json {
-                say(&answer.to_string());
+                print_stdout(&answer.to_string());
             }
         }
     }
@@ -130,8 +130,8 @@ pub async fn net(args: NetArgs) -> anyhow::Result<ExitCode> {
 }
 
 async fn links() -> anyhow::Result<Vec<Value>> {
-    if let Some(mut agent) = Client::connect().await
-        && let Ok(answer) = agent.ask(&Request::Net).await
+    if let Some(mut agent) = AgentApiClient::connect().await
+        && let Ok(answer) = agent.ask(&AgentRequest::Net).await
     {
         let links = answer["links"].as_array().cloned();
         return Ok(links.unwrap_or_default());
@@ -141,13 +141,13 @@ async fn links() -> anyhow::Result<Vec<Value>> {
         .map(|manager| manager.networks())
         .unwrap_or_default();
     let links = monitor.links();
-    let show = |link: &Link| net_object(link, networks.of(&link.name));
+    let show = |link: &Link| link_json(link, networks.of(&link.name));
     Ok(links.iter().map(show).collect())
 }
 
 fn show(link: &Value, json: bool) {
     if json {
-        return say(&link.to_string());
+        return print_stdout(&link.to_string());
     }
     let text = |field: &str| link[field].as_str().unwrap_or("?").to_owned();
     let usable = match (link["usable"].as_bool(), link["carries"].as_bool()) {
@@ -192,7 +192,7 @@ fn show(link: &Value, json: bool) {
         true => String::new(),
         false => format!(", carries {}", on_it.join(" ")),
     };
-    say(&format!(
+    print_stdout(&format!(
         "{}: {}, {} ({}){on}{portal}{usable}{rate}{trip}{cap}{on_it}",
         text("link"),
         text("kind"),
@@ -207,20 +207,22 @@ fn show(link: &Value, json: bool) {
 /// No agent runs, or it says no.
 pub async fn budget(args: BudgetArgs) -> anyhow::Result<ExitCode> {
     let request = match args.verb.unwrap_or(BudgetVerb::Show) {
-        BudgetVerb::Show => Request::Budget,
+        BudgetVerb::Show => AgentRequest::Budget,
         BudgetVerb::Set {
             cap: None,
             reset_day: None,
             cutoff: None,
         } => {
-            complain("cedos budget set: say how much (2G, none), --reset-day DAY or --cutoff WORD");
+            print_stderr(
+                "cedos budget set: say how much (2G, none), --reset-day DAY or --cutoff WORD",
+            );
             return Ok(ExitCode::from(2));
         }
         BudgetVerb::Set {
             cap,
             reset_day,
             cutoff,
-        } => Request::BudgetSet {
+        } => AgentRequest::BudgetSet {
             cap: cap.and_then(|cap| cap.0),
             no_cap: cap.is_some_and(|cap| cap.0.is_none()),
             reset_day,
@@ -233,13 +235,13 @@ pub async fn budget(args: BudgetArgs) -> anyhow::Result<ExitCode> {
         let told = json!({"cap": answer["cap"], "used": answer["used"], "left": answer["left"],
                           "over": answer["over"], "cutoff": answer["cutoff"], "since": answer["since"],
                           "reset_day": answer["reset_day"]});
-        say(&told.to_string());
+        print_stdout(&told.to_string());
         return Ok(ExitCode::SUCCESS);
     }
     let bytes = |field: &str| answer[field].as_u64().map(human_bytes);
     let used = bytes("used").unwrap_or_default();
     let since = answer["since"].as_str().unwrap_or("?");
-    say(&match (bytes("cap"), bytes("left")) {
+    print_stdout(&match (bytes("cap"), bytes("left")) {
         (Some(cap), Some(left)) => {
             let cautious = match answer["cutoff"] == "cautious" {
                 true => ", a tenth is kept back",

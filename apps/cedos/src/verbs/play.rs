@@ -9,9 +9,9 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 use url::Url;
 
-use super::how::stop_on_signal;
-use super::url::{Serving, StreamArgs, parse_url, tell};
-use cedos_agent::fetch::outcome::{Exit, Failure};
+use super::transfer_args::stop_on_signal;
+use super::url::{ServedLinks, StreamArgs, parse_url, report_failure};
+use cedos_agent::fetch::outcome::{TransferExit, TransferFailure};
 
 /// How long a player may take to end after it was asked to.
 const FAREWELL: Duration = Duration::from_secs(3); // a guess
@@ -42,15 +42,15 @@ pub struct PlayArgs {
 pub async fn run(args: PlayArgs) -> ExitCode {
     match play(&args).await {
         Ok(code) => code,
-        Err(failure) => tell("play", &failure),
+        Err(failure) => report_failure("play", &failure),
     }
 }
 
-async fn play(args: &PlayArgs) -> Result<ExitCode, Failure> {
+async fn play(args: &PlayArgs) -> Result<ExitCode, TransferFailure> {
     let (stop, stopped) = watch::channel(false);
-    stop_on_signal(stop).map_err(|error| Failure::error(format!("signals: {error}")))?;
+    stop_on_signal(stop).map_err(|error| TransferFailure::error(format!("signals: {error}")))?;
     let urls = std::slice::from_ref(&args.url);
-    let mut serving = Serving::begin(urls, &args.stream, stopped).await?;
+    let mut serving = ServedLinks::start(urls, &args.stream, stopped).await?;
     let words = with_link(&args.player, &serving.links[0]);
     let mut command = Command::new(&words[0]);
     command.args(&words[1..]).kill_on_drop(true);
@@ -60,22 +60,22 @@ async fn play(args: &PlayArgs) -> Result<ExitCode, Failure> {
     }
     let mut player = command.spawn().map_err(|error| {
         let name = &words[0];
-        Failure::error(format!("{name} cannot be run: {error}; is it installed?"))
+        TransferFailure::error(format!("{name} cannot be run: {error}; is it installed?"))
     })?;
-    let ended = serving.watch(player.wait()).await;
+    let ended = serving.serve_until(player.wait()).await;
     let code = match ended {
         Some(Ok(status)) => {
             let code = status.code().and_then(|code| u8::try_from(code).ok());
             // A signal ended it, as the shell would say it.
             code.unwrap_or(128)
         }
-        Some(Err(_)) => Exit::Error as u8,
+        Some(Err(_)) => TransferExit::Error as u8,
         None => {
             end(&mut player).await;
-            Exit::Cancelled as u8
+            TransferExit::Cancelled as u8
         }
     };
-    serving.end().await;
+    serving.stop().await;
     Ok(ExitCode::from(code))
 }
 

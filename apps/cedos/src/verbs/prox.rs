@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use cedos_prox::{Door, ProxConfig, StartFault, parse_key};
+use cedos_prox::{ProxConfig, ProxStartError, TcpFlowListener, parse_key};
 use clap::{Args, ValueEnum};
 use d2tp_driver::{
     Admission, DrwaLambda, EndpointConfig, HibernationOptions, Journal, JournalBatch, PublicKey,
@@ -30,7 +30,7 @@ pub const LISTEN_DEFAULT: &str = "[::]:4433";
 
 /// How the log is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum LogForm {
+pub enum LogFormat {
     /// One JSON object per line
     Json,
     /// Lines for people
@@ -83,7 +83,7 @@ pub struct ProxArgs {
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     pub disk_quota: Option<u64>,
     /// How long a device may be silent before its session becomes a small record, such as 60s
-    #[arg(long, value_name = "SPAN", value_parser = cedos_agent::fetch::when::parse_span)]
+    #[arg(long, value_name = "SPAN", value_parser = cedos_agent::fetch::option_parsers::parse_span)]
     pub sleep_after: Option<Duration>,
     /// Keep the queues of devices' networks short while they upload: as in `cedos get`
     #[arg(long, value_name = "LAMBDA", num_args = 0..=1, require_equals = true, default_missing_value = "3")]
@@ -94,7 +94,7 @@ pub struct ProxArgs {
     pub qlog: QlogArgs,
     /// How to write the log
     #[arg(long, value_name = "FORM", default_value = "text")]
-    pub log: LogForm,
+    pub log: LogFormat,
 }
 
 impl ProxArgs {
@@ -157,8 +157,8 @@ impl ProxArgs {
             .with_writer(std::io::stderr);
         // A second call (in tests) keeps the first log.
         let _ = match self.log {
-            LogForm::Json => log.json().flatten_event(true).try_init(),
-            LogForm::Text => log.with_ansi(false).try_init(),
+            LogFormat::Json => log.json().flatten_event(true).try_init(),
+            LogFormat::Text => log.with_ansi(false).try_init(),
         };
     }
 }
@@ -172,7 +172,7 @@ pub async fn run(args: ProxArgs) -> anyhow::Result<()> {
     let config = args.config();
     if !config.is_for_anybody() {
         // Said before a key is made or a port is taken.
-        return Err(StartFault::NoClients.into());
+        return Err(ProxStartError::NoClients.into());
     }
     let mut terminate = signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?;
     let stopping = CancellationToken::new();
@@ -208,7 +208,7 @@ pub async fn run(args: ProxArgs) -> anyhow::Result<()> {
     let relay_limits = config.relay_limits();
     let prox = cedos_prox::Prox::with_journal(config, resolver, journal.clone())?;
     if let Some(journal) = &journal {
-        let copies = prox.take_up(journal)?;
+        let copies = prox.restore_from_journal(journal)?;
         tracing::info!(copies, journal = %journal.path().display(), "copies taken up");
     }
     let options = ServerOptions {
@@ -233,7 +233,7 @@ pub async fn run(args: ProxArgs) -> anyhow::Result<()> {
     if let Some(log) = &log {
         server.log_to(log);
     }
-    tokio::spawn(prox.clone().follow(server.clone()));
+    tokio::spawn(prox.clone().watch_expired_flows(server.clone()));
     let local = server.local_addr();
     let address = ServerAddress {
         host: host_for_devices(local).await.to_string(),
@@ -249,7 +249,7 @@ pub async fn run(args: ProxArgs) -> anyhow::Result<()> {
     }
     let door = match args.tcp_listen {
         Some(at) => {
-            let door = Door::open(at, prox.clone())
+            let door = TcpFlowListener::bind(at, prox.clone())
                 .with_context(|| format!("cannot listen on TCP {at}"))?;
             tracing::info!(listening = %door.local_addr()?, "for TCP and MPTCP");
             let stop = stopping.cancelled_owned();
@@ -271,7 +271,7 @@ pub async fn run(args: ProxArgs) -> anyhow::Result<()> {
             if let Err(error) = leaver.leave(stopping).await {
                 tracing::error!(%error, "devices will have to ask again");
             }
-            if let Err(error) = leaving.leave().await {
+            if let Err(error) = leaving.persist_copies().await {
                 tracing::error!(%error, "copies will have to be fetched again");
             }
         };
@@ -399,7 +399,7 @@ mod tests {
         assert_eq!(config.state_dir, PathBuf::from("/var/tmp"));
         assert_eq!(config.allow_nets, ["10.0.0.0/8".parse().unwrap()]);
         assert!(!config.allow_private && !config.allow_any_client);
-        assert_eq!(args.log, LogForm::Json);
+        assert_eq!(args.log, LogFormat::Json);
         assert_eq!(args.listen.to_string(), LISTEN_DEFAULT);
     }
 

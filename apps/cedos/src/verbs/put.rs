@@ -9,11 +9,11 @@ use tokio::sync::watch;
 use url::Url;
 
 use super::handover;
-use super::how::{How, stop_on_signal};
-use cedos_agent::errand::{Errand, Purpose};
-use cedos_agent::fetch::outcome::Failure;
-use cedos_agent::fetch::transfer::Setting;
-use cedos_agent::order::{Order, Verb};
+use super::transfer_args::{TransferArgs, stop_on_signal};
+use cedos_agent::fetch::outcome::TransferFailure;
+use cedos_agent::fetch::transfer::TransferContext;
+use cedos_agent::order::{TransferOrder, TransferVerb};
+use cedos_agent::prepared_transfer::{PreparedTransfer, TransportPurpose};
 use cedos_agent::settings;
 
 /// Upload FILE to URL through a proxy, over the networks there are, free ones first, by a deadline.
@@ -45,7 +45,7 @@ pub struct PutArgs {
     detach: bool,
 
     #[command(flatten)]
-    how: How,
+    how: TransferArgs,
 }
 
 fn parse_type(text: &str) -> Result<String, String> {
@@ -65,36 +65,39 @@ pub async fn run(args: PutArgs) -> ExitCode {
     }
 }
 
-async fn start(args: PutArgs) -> handover::Followed {
-    let order = args.order().map_err(Failure::usage)?;
-    let mut errand = Errand::prepare(&order, order.job()?, args.how.asks_for_paid_links())?;
+async fn start(args: PutArgs) -> handover::FollowResult {
+    let order = args.order().map_err(TransferFailure::usage)?;
+    let mut errand =
+        PreparedTransfer::prepare(&order, order.job()?, args.how.asks_for_paid_links())?;
     if let Some(agent) = args.how.agent(None).await {
         let json = args.how.json;
         if args.detach {
-            return handover::leave(agent, order, json).await.map(Some);
+            return handover::submit(agent, order, json).await.map(Some);
         }
         let mut observer = args.how.observer(false);
-        return handover::follow(agent, order, observer.as_mut(), json).await;
+        return handover::submit_and_follow(agent, order, observer.as_mut(), json).await;
     }
     if args.detach {
         let text = "without an agent an upload cannot be left alone; `cedos agent` starts one";
-        return Err(Failure::error(text));
+        return Err(TransferFailure::error(text));
     }
     let (stop, stopped) = watch::channel(false);
-    stop_on_signal(stop).map_err(|error| Failure::error(format!("signals: {error}")))?;
-    let mut reading = args.how.reading();
-    let told = move |bytes, of| reading.tell(bytes, of);
-    let parcel = errand.pack(stopped.clone(), told).await?;
+    stop_on_signal(stop).map_err(|error| TransferFailure::error(format!("signals: {error}")))?;
+    let mut reading = args.how.digest_progress();
+    let told = move |bytes, of| reading.update(bytes, of);
+    let parcel = errand.open_upload_body(stopped.clone(), told).await?;
     let rules = ClassRules {
         rules: args.how.link.clone(),
     };
     let (monitor, _) = settings::watch(rules, None)
         .await
-        .map_err(|error| Failure::error(format!("{error:#}")))?;
+        .map_err(|error| TransferFailure::error(format!("{error:#}")))?;
     let mut observer = args.how.observer(false);
     let links = monitor.subscribe();
-    let way = errand.way(&links, &args.how.tuning(), Purpose::Carry).await;
-    let setting = Setting::alone(links, stopped, args.how.dispatcher());
+    let way = errand
+        .open_transport(&links, &args.how.tuning(), TransportPurpose::Carry)
+        .await;
+    let setting = TransferContext::standalone(links, stopped, args.how.dispatcher());
     let exit = way
         .run(&errand.job, parcel, setting, observer.as_mut())
         .await;
@@ -103,9 +106,9 @@ async fn start(args: PutArgs) -> handover::Followed {
 
 impl PutArgs {
     /// What was asked for.
-    fn order(&self) -> Result<Order, String> {
-        let mut order = Order::new(Verb::Put, self.url.as_str());
-        self.how.fill(&mut order)?;
+    fn order(&self) -> Result<TransferOrder, String> {
+        let mut order = TransferOrder::new(TransferVerb::Put, self.url.as_str());
+        self.how.apply_to(&mut order)?;
         order.file = Some(self.file.clone());
         order.post = self.post;
         order.content_type.clone_from(&self.content_type);

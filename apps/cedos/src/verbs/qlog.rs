@@ -9,7 +9,7 @@ use d2tp_driver::{Qlog, TraceLevel};
 
 /// Which packets a log lists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Packets {
+enum QlogPackets {
     /// None
     None,
     /// The first 16 of each path and one in 64 after that
@@ -26,12 +26,12 @@ pub struct QlogArgs {
     qlog: Option<PathBuf>,
     /// Which packets the qlog lists; events and figures are always there
     #[arg(long, value_name = "WHICH", default_value = "sampled")]
-    qlog_packets: Packets,
+    qlog_packets: QlogPackets,
 }
 
 impl QlogArgs {
     /// Whether there is to be a log.
-    pub fn is_asked_for(&self) -> bool {
+    pub fn is_requested(&self) -> bool {
         // An empty variable is as good as none.
         self.qlog
             .as_ref()
@@ -43,13 +43,13 @@ impl QlogArgs {
     /// # Errors
     /// The directory cannot be had.
     pub fn open(&self) -> anyhow::Result<Option<Arc<Qlog>>> {
-        let Some(folder) = self.qlog.as_ref().filter(|_| self.is_asked_for()) else {
+        let Some(folder) = self.qlog.as_ref().filter(|_| self.is_requested()) else {
             return Ok(None);
         };
         let level = match self.qlog_packets {
-            Packets::None => TraceLevel::Events,
-            Packets::Sampled => TraceLevel::Sampled,
-            Packets::All => TraceLevel::Packets,
+            QlogPackets::None => TraceLevel::Events,
+            QlogPackets::Sampled => TraceLevel::Sampled,
+            QlogPackets::All => TraceLevel::Packets,
         };
         let log = Qlog::in_folder(folder, level)
             .with_context(|| format!("cannot write qlogs into {}", folder.display()))?;

@@ -11,7 +11,9 @@ use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
 
 use anyhow::{Context, anyhow, bail};
-use cedos_agent::proxy::{Door, Far, Line, Names, Strangers, Wish};
+use cedos_agent::proxy::{
+    ClientPolicy, ConnOptions, LocalProxyListener, NameLookup, ProxySession, ProxySessionPeer,
+};
 use cedos_prox::parse_key;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{ArgAction, Args};
@@ -23,11 +25,12 @@ use d2tp_links::{ClassRule, ClassRules, LinkMonitor};
 use d2tp_sched::CostPolicy;
 use tokio::sync::mpsc;
 
-use super::how::words;
 use super::key;
+use super::transfer_args::word_parser;
 use super::transport::TransportArgs;
 use crate::run::{
-    Calls, Chosen, Fronts, Rung, Served, Signals, choose, library, take_packets, until_ended,
+    CallHandler, CaptureChoice, CaptureMode, ProgramServers, ProgramServing, SignalForwarder,
+    choose, ensure_library, take_packets, wait_for_program,
 };
 
 /// Run a program as it is, its connections over D2TP
@@ -45,15 +48,15 @@ pub struct RunArgs {
     strict: bool,
 
     /// Catch it so, instead of by the lowest rung that does: env, preload, notify, tun
-    #[arg(long, value_name = "RUNG", value_parser = PossibleValuesParser::new(Rung::ALL.map(Rung::word)).try_map(|word| word.parse::<Rung>()))]
-    rung: Option<Rung>,
+    #[arg(long, value_name = "RUNG", value_parser = PossibleValuesParser::new(CaptureMode::ALL.map(CaptureMode::as_str)).try_map(|word| word.parse::<CaptureMode>()))]
+    rung: Option<CaptureMode>,
 
     /// Have connections over by TIME: 07:30 (the next one), RFC 3339, or +45m; both ends drop them then
     #[arg(long, value_name = "TIME")]
     by: Option<String>,
 
     /// How to weigh money against time [default: any; free-first with --by]
-    #[arg(long, value_parser = words::<CostPolicy, 5>(CostPolicy::ALL.map(CostPolicy::as_str)))]
+    #[arg(long, value_parser = word_parser::<CostPolicy, 5>(CostPolicy::ALL.map(CostPolicy::as_str)))]
     policy: Option<CostPolicy>,
 
     /// Go through this proxy: d2tp://host:port/KEY
@@ -123,20 +126,20 @@ pub fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
     let ended = runtime.block_on(carry(args, prepared, launched))?;
     // What is still being tried is tried no more.
     runtime.shutdown_background();
-    Ok(ended.pass_on())
+    Ok(ended.into_exit_code())
 }
 
-struct Prepared {
+struct PreparedRun {
     plan: LaunchPlan,
-    chosen: Chosen,
-    wish: Wish,
+    chosen: CaptureChoice,
+    wish: ConnOptions,
     server: Option<ServerAddress>,
     admission: Option<Admission>,
 }
 
-fn prepare(args: &RunArgs) -> anyhow::Result<Prepared> {
+fn prepare(args: &RunArgs) -> anyhow::Result<PreparedRun> {
     let program = Executable::find(&args.command[0])?;
-    let wish = Wish::of(args.by.as_deref(), args.policy, &jiff::Zoned::now());
+    let wish = ConnOptions::of(args.by.as_deref(), args.policy, &jiff::Zoned::now());
     let wish = wish.map_err(|text| anyhow!("{text}"))?;
     let way = args.to.as_deref().or(args.prox.as_deref());
     let server = match way.filter(|text| !text.is_empty()) {
@@ -157,29 +160,29 @@ fn prepare(args: &RunArgs) -> anyhow::Result<Prepared> {
         }
     };
     let chosen = match args.rung {
-        Some(rung) => Chosen {
-            rung,
-            because: "you said so".into(),
+        Some(rung) => CaptureChoice {
+            mode: rung,
+            reason: "you said so".into(),
         },
         None => choose(&program, &args.command, args.listen),
     };
-    if args.listen && matches!(chosen.rung, Rung::Environment | Rung::Tun) {
+    if args.listen && matches!(chosen.mode, CaptureMode::Environment | CaptureMode::Tun) {
         bail!(
             "with --listen the rung is preload or notify: {} hears no listener",
-            chosen.rung
+            chosen.mode
         );
     }
-    let namespace = match (chosen.rung, args.strict) {
-        (Rung::Tun, _) => ProgramNamespace::Tun,
+    let namespace = match (chosen.mode, args.strict) {
+        (CaptureMode::Tun, _) => ProgramNamespace::Tun,
         (_, true) => ProgramNamespace::Own,
         (_, false) => ProgramNamespace::Shared,
     };
-    Ok(Prepared {
+    Ok(PreparedRun {
         plan: LaunchPlan {
             program,
             words: args.command.clone(),
             namespace,
-            notify: chosen.rung == Rung::Notify,
+            notify: chosen.mode == CaptureMode::Notify,
         },
         chosen,
         wish,
@@ -208,52 +211,54 @@ fn wants_colours() -> bool {
 
 async fn carry(
     args: RunArgs,
-    prepared: Prepared,
+    prepared: PreparedRun,
     mut launched: d2tp_catch::PreparedProgram,
-) -> anyhow::Result<crate::run::Ended> {
-    let Prepared {
+) -> anyhow::Result<crate::run::ProgramExit> {
+    let PreparedRun {
         plan,
         chosen,
         wish,
         server,
         admission,
     } = prepared;
-    let key = key::of_device(args.key.as_deref())?;
+    let key = key::load_device_key(args.key.as_deref())?;
     let (_, monitor) = LinkMonitor::start(ClassRules { rules: args.link }).await?;
     let is_called = server.is_some();
     let server = server.unwrap_or_else(|| nowhere(&key));
     let far = match args.to {
-        _ if !is_called => Far::Nobody,
-        Some(_) => Far::Server,
-        None => Far::Prox,
+        _ if !is_called => ProxySessionPeer::Unconfigured,
+        Some(_) => ProxySessionPeer::Server,
+        None => ProxySessionPeer::Prox,
     };
-    let line = Line::new(far, server, key.clone(), monitor.subscribe(), |config| {
+    let line = ProxySession::new(far, server, key.clone(), monitor.subscribe(), |config| {
         args.transport.apply(config);
     });
     let names = Arc::new(d2tp_catch::NameStandIns::default());
     let proxy = launched.resources.proxy.local_addr()?;
     let strangers = match plan.namespace {
-        ProgramNamespace::Shared => Strangers::Refused,
-        ProgramNamespace::Own | ProgramNamespace::Tun => Strangers::Absent,
+        ProgramNamespace::Shared => ClientPolicy::OwnUserOnly,
+        ProgramNamespace::Own | ProgramNamespace::Tun => ClientPolicy::Anyone,
     };
-    let variables = match chosen.rung {
-        Rung::Environment => proxy_variables(proxy),
-        Rung::Preload => preload_variables(&library(PRELOAD)?, &launched.resources.preload_name),
-        Rung::Notify | Rung::Tun => Vec::new(),
+    let variables = match chosen.mode {
+        CaptureMode::Environment => proxy_variables(proxy),
+        CaptureMode::Preload => {
+            preload_variables(&ensure_library(PRELOAD)?, &launched.resources.preload_name)
+        }
+        CaptureMode::Notify | CaptureMode::Tun => Vec::new(),
     };
     let (reserved, porter) = launched.resources.take_port()?;
     let port = Arc::new(LaunchResources::port(reserved, porter)?);
     let dns = launched.resources.dns.local_addr()?;
     say(&chosen, plan.namespace);
-    let signals = Signals::listen()?;
+    let signals = SignalForwarder::listen()?;
     if is_called {
         // Its round trip, while the program begins.
-        line.call();
+        line.connect();
     }
     let (mut running, given) = launched.go(&variables)?;
     let listener = tokio::net::TcpListener::from_std(given.proxy)?;
-    let door = Door::on(listener, line.clone(), wish, strangers);
-    tokio::spawn(door.knowing(Arc::new(Known(names.clone()))).serve());
+    let door = LocalProxyListener::from_listener(listener, line.clone(), wish, strangers);
+    tokio::spawn(door.with_names(Arc::new(KnownNames(names.clone()))).serve());
     tokio::spawn(d2tp_catch::serve(
         tokio::net::UdpSocket::from_std(given.dns)?,
         names.clone(),
@@ -267,18 +272,18 @@ async fn carry(
         });
     }
     let (listeners, mut heard) = mpsc::unbounded_channel();
-    let calls = Arc::new(Calls {
-        line: line.clone(),
-        wish,
-        names: names.clone(),
-        port: port.clone(),
+    let calls = Arc::new(CallHandler {
+        session: line.clone(),
+        options: wish,
+        stand_ins: names.clone(),
+        catch_port: port.clone(),
         namespace: plan.namespace,
         dns,
         listeners,
-        room: Calls::room(),
-        filters: Calls::filters(),
-        missed: Mutex::default(),
-        refused: Mutex::default(),
+        connection_permits: CallHandler::new_connection_permits(),
+        filter_permits: CallHandler::new_filter_permits(),
+        reported_uncaught: Mutex::default(),
+        reported_refusals: Mutex::default(),
     });
     let asked = LaunchResources::preload_listener(given.preload_socket, names, plan.namespace)?;
     let answering = calls.clone();
@@ -293,16 +298,16 @@ async fn carry(
     if let Some(supervisor) = running.supervisor()? {
         tokio::spawn(calls.clone().supervise(supervisor));
     }
-    tokio::spawn(signals.pass_on(running.pid));
+    tokio::spawn(signals.forward_to(running.pid));
     let mut fronts = admission.map(|admission| {
-        Fronts::new(Served {
-            at: args.at,
+        ProgramServers::new(ProgramServing {
+            first_address: args.at,
             key,
             admission,
             port,
         })
     });
-    let ended = until_ended(running.pid, running.socket_server);
+    let ended = wait_for_program(running.pid, running.socket_server);
     tokio::pin!(ended);
     let ended = loop {
         tokio::select! {
@@ -333,17 +338,17 @@ fn nowhere(key: &d2tp_driver::SecretKey) -> ServerAddress {
     }
 }
 
-fn say(chosen: &Chosen, namespace: ProgramNamespace) {
+fn say(chosen: &CaptureChoice, namespace: ProgramNamespace) {
     let walls = match namespace {
         ProgramNamespace::Shared => "",
         ProgramNamespace::Own | ProgramNamespace::Tun => ", in a network namespace of its own",
     };
-    eprintln!("cedos run: {}{walls}: {}", chosen.rung, chosen.because);
+    eprintln!("cedos run: {}{walls}: {}", chosen.mode, chosen.reason);
 }
 
-struct Known(Arc<d2tp_catch::NameStandIns>);
+struct KnownNames(Arc<d2tp_catch::NameStandIns>);
 
-impl Names for Known {
+impl NameLookup for KnownNames {
     fn name_of(&self, ip: std::net::IpAddr) -> Result<Option<String>, String> {
         self.0.name_of(ip)
     }

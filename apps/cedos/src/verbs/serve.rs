@@ -19,7 +19,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use super::key;
 use super::prox::host_for_devices;
 use super::transport::TransportArgs;
-use crate::serve::{Files, answer};
+use crate::serve::{FileService, answer};
 
 /// Serve the files of a directory over D2TP: as an origin at an address, or with --prox as a device that
 /// others call by its key, wherever it is
@@ -66,9 +66,10 @@ pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
         }
     };
     let shown = args.directory.display();
-    let files = Files::new(&args.directory).with_context(|| format!("cannot serve {shown}"))?;
+    let files =
+        FileService::new(&args.directory).with_context(|| format!("cannot serve {shown}"))?;
     let files = Arc::new(files);
-    let key = key::of_device(args.key.as_deref())?;
+    let key = key::load_device_key(args.key.as_deref())?;
     let mut config = EndpointConfig::default();
     args.transport.apply(&mut config);
     let mut terminate = signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?;
@@ -103,7 +104,7 @@ pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
         return Ok(());
     };
     let public = key.public();
-    let here = cedos_agent::fetch::origin::is_here(&server.host);
+    let here = cedos_agent::fetch::origin::is_this_machine(&server.host);
     let mut device = Device::new(DeviceOptions {
         server,
         key,

@@ -4,7 +4,7 @@ use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use d2tp_driver::{CongestionKind, EndpointConfig, Mirroring, PathSchedulerKind};
 
-use cedos_agent::fetch::when;
+use cedos_agent::fetch::option_parsers;
 
 /// How this end sends over its paths. Each end decides for what it sends: for a download, the proxy.
 #[derive(Debug, Default, PartialEq, Args)]
@@ -36,7 +36,7 @@ fn parse_mirror(text: &str) -> Result<Mirroring, String> {
     match text {
         "never" => Ok(Mirroring::Never),
         "free" => Ok(Mirroring::Free),
-        bytes => when::parse_bytes(bytes)
+        bytes => option_parsers::parse_bytes(bytes)
             .map(|bytes_per_second| Mirroring::Paid { bytes_per_second })
             .map_err(|_| "expected never, free, or bytes a second, such as 64k".to_owned()),
     }

@@ -13,17 +13,17 @@ use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
 use url::Url;
 
-use super::how::{stop_on_signal, words};
+use super::transfer_args::{stop_on_signal, word_parser};
 use super::transport::TransportArgs;
-use cedos_agent::agent::api::Request;
-use cedos_agent::agent::client::Client;
+use cedos_agent::agent::api::AgentRequest;
+use cedos_agent::agent::client::AgentApiClient;
 use cedos_agent::fetch::header;
-use cedos_agent::fetch::outcome::{Exit, Failure};
-use cedos_agent::fetch::report::{complain, human_bytes, say};
-use cedos_agent::fetch::when;
+use cedos_agent::fetch::option_parsers;
+use cedos_agent::fetch::outcome::{TransferExit, TransferFailure};
+use cedos_agent::fetch::report::{human_bytes, print_stderr, print_stdout};
 use cedos_agent::settings;
-use cedos_agent::stream::feed::Amount;
-use cedos_agent::stream::serving::{self, Ordered};
+use cedos_agent::stream::feed::StreamThreshold;
+use cedos_agent::stream::stream_service::{self, StreamOrder};
 
 /// For an agent to put down what a stream holds.
 const END_MAX: Duration = Duration::from_secs(20); // a guess: a sync on a slow disk
@@ -53,24 +53,24 @@ pub struct UrlArgs {
 pub struct StreamArgs {
     /// Bits per second of what is watched: 640k, 2.5M [default: what --duration, a playlist, or the
     /// player's reading says]
-    #[arg(long, value_name = "RATE", value_parser = when::parse_bytes, conflicts_with = "duration")]
+    #[arg(long, value_name = "RATE", value_parser = option_parsers::parse_bytes, conflicts_with = "duration")]
     bitrate: Option<u64>,
 
     /// How long it plays: 45m, 1h30m; with its size that is its rate
-    #[arg(long, value_name = "SPAN", value_parser = when::parse_span)]
+    #[arg(long, value_name = "SPAN", value_parser = option_parsers::parse_span)]
     duration: Option<Duration>,
 
     /// Begin to use networks that cost when no more than this is held ahead: 200k, or 3s of it
     /// [default: three times what a change of networks takes]
     #[arg(long, value_name = "AMOUNT", value_parser = parse_amount)]
-    low: Option<Amount>,
+    low: Option<StreamThreshold>,
 
     /// Stop using them when so much is: 3M, or 30s [default: 10s above --low]
     #[arg(long, value_name = "AMOUNT", value_parser = parse_amount)]
-    high: Option<Amount>,
+    high: Option<StreamThreshold>,
 
     /// Keep at most so much on the disk
-    #[arg(long, value_name = "SIZE", default_value = "2G", value_parser = when::parse_bytes)]
+    #[arg(long, value_name = "SIZE", default_value = "2G", value_parser = option_parsers::parse_bytes)]
     keep: u64,
 
     /// Where [default: cedos/stream in $XDG_CACHE_HOME]
@@ -78,11 +78,11 @@ pub struct StreamArgs {
     store: Option<PathBuf>,
 
     /// Whether networks that cost may be used at all
-    #[arg(long, default_value = "free-first", value_parser = words::<CostPolicy, 2>(["free-only", "free-first"]))]
+    #[arg(long, default_value = "free-first", value_parser = word_parser::<CostPolicy, 2>(["free-only", "free-first"]))]
     policy: CostPolicy,
 
     /// Bytes that metered networks may carry at most: 50M, 1.5G
-    #[arg(long, value_name = "SIZE", value_parser = when::parse_bytes)]
+    #[arg(long, value_name = "SIZE", value_parser = option_parsers::parse_bytes)]
     max_cell: Option<u64>,
 
     /// Go through this proxy: d2tp://host:port/KEY
@@ -140,11 +140,11 @@ pub fn parse_url(text: &str) -> Result<Url, String> {
 }
 
 /// `200k` and `3M` are bytes; `3s`, `2min` and `1h` are that much of the stream.
-fn parse_amount(text: &str) -> Result<Amount, String> {
+fn parse_amount(text: &str) -> Result<StreamThreshold, String> {
     let is_time = text.ends_with(['s', 'h', 'n']);
     let read = || match is_time {
-        true => when::parse_span(text).map(Amount::Time),
-        false => when::parse_bytes(text).map(Amount::Bytes),
+        true => option_parsers::parse_span(text).map(StreamThreshold::Time),
+        false => option_parsers::parse_bytes(text).map(StreamThreshold::Bytes),
     };
     read()
         .map_err(|_| format!("`{text}` is no amount: write 200k or 3M bytes, or 3s or 2min of it"))
@@ -154,70 +154,71 @@ fn parse_amount(text: &str) -> Result<Amount, String> {
 pub async fn run(args: UrlArgs) -> ExitCode {
     let served = async {
         let (stop, stopped) = watch::channel(false);
-        stop_on_signal(stop).map_err(|error| Failure::error(format!("signals: {error}")))?;
-        let mut serving = Serving::begin(&args.urls, &args.stream, stopped).await?;
+        stop_on_signal(stop)
+            .map_err(|error| TransferFailure::error(format!("signals: {error}")))?;
+        let mut serving = ServedLinks::start(&args.urls, &args.stream, stopped).await?;
         if !args.stream.json {
-            serving.links.iter().for_each(|link| say(link));
+            serving.links.iter().for_each(|link| print_stdout(link));
         }
-        serving.watch(std::future::pending::<()>()).await;
-        serving.end().await;
-        Ok(Exit::Done)
+        serving.serve_until(std::future::pending::<()>()).await;
+        serving.stop().await;
+        Ok(TransferExit::Done)
     };
     match served.await {
         Ok(exit) => exit.into(),
-        Err(failure) => tell("url", &failure),
+        Err(failure) => report_failure("url", &failure),
     }
 }
 
 /// Says why a verb ends.
-pub fn tell(verb: &str, failure: &Failure) -> ExitCode {
-    complain(&format!("cedos {verb}: {}", failure.text));
+pub fn report_failure(verb: &str, failure: &TransferFailure) -> ExitCode {
+    print_stderr(&format!("cedos {verb}: {}", failure.text));
     failure.exit.into()
 }
 
 /// Links that are served, by this process or by the agent.
-pub struct Serving {
+pub struct ServedLinks {
     /// One for each URL.
     pub links: Vec<String>,
-    by: By,
+    by: LinkServer,
     stopped: watch::Receiver<bool>,
     json: bool,
 }
 
-enum By {
-    Own {
-        serving: Box<serving::Serving>,
+enum LinkServer {
+    ThisProcess {
+        serving: Box<stream_service::StreamService>,
         /// The links are followed as long as it lives.
         _monitor: LinkMonitor,
     },
-    Agent(Client),
+    Agent(AgentApiClient),
 }
 
-impl Serving {
+impl ServedLinks {
     /// Opens the door, the agent's where one runs. `stopped` turning true ends it.
     ///
     /// # Errors
     /// The command line makes no sense, or there is no room or no port.
-    pub async fn begin(
+    pub async fn start(
         urls: &[Url],
         args: &StreamArgs,
         stopped: watch::Receiver<bool>,
-    ) -> Result<Serving, Failure> {
+    ) -> Result<ServedLinks, TransferFailure> {
         let ordered = args.ordered(urls);
         // What makes no sense is said here, whoever serves it.
         ordered.rules()?;
         if let Some(mut agent) = args.agent().await {
-            let ordered = Box::new(ordered.absolute()?);
-            let answer = agent.ask(&Request::Stream { ordered }).await?;
+            let ordered = Box::new(ordered.with_absolute_paths()?);
+            let answer = agent.ask(&AgentRequest::Stream { ordered }).await?;
             let links: Vec<String> =
                 serde_json::from_value(answer["links"].clone()).unwrap_or_default();
             if args.json {
                 let told = answer["told"].as_array().into_iter().flatten();
-                told.for_each(|told| say(&told.to_string()));
+                told.for_each(|told| print_stdout(&told.to_string()));
             }
-            return Ok(Serving {
+            return Ok(ServedLinks {
                 links,
-                by: By::Agent(agent),
+                by: LinkServer::Agent(agent),
                 stopped,
                 json: args.json,
             });
@@ -227,19 +228,20 @@ impl Serving {
         };
         let (monitor, _) = settings::watch(rules, None)
             .await
-            .map_err(|error| Failure::error(format!("{error:#}")))?;
+            .map_err(|error| TransferFailure::error(format!("{error:#}")))?;
         let configure = |config: &mut EndpointConfig| args.transport.apply(config);
         let links = monitor.subscribe();
-        let serving = serving::Serving::begin(&ordered, links, None, configure).await?;
+        let serving =
+            stream_service::StreamService::start(&ordered, links, None, configure).await?;
         if args.json {
             serving
-                .told()
+                .links_json()
                 .iter()
-                .for_each(|told| say(&told.to_string()));
+                .for_each(|told| print_stdout(&told.to_string()));
         }
-        Ok(Serving {
+        Ok(ServedLinks {
             links: serving.links.clone(),
-            by: By::Own {
+            by: LinkServer::ThisProcess {
                 serving: Box::new(serving),
                 _monitor: monitor,
             },
@@ -249,7 +251,7 @@ impl Serving {
     }
 
     /// Serves until it is stopped, or `other` is over; what that came to.
-    pub async fn watch<T>(&mut self, other: impl Future<Output = T>) -> Option<T> {
+    pub async fn serve_until<T>(&mut self, other: impl Future<Output = T>) -> Option<T> {
         let mut other = std::pin::pin!(other);
         let mut stopped = self.stopped.clone();
         let mut every = interval(TELL_EVERY);
@@ -259,11 +261,11 @@ impl Serving {
             let by = &mut self.by;
             let next = async {
                 match by {
-                    By::Own { serving, .. } => {
+                    LinkServer::ThisProcess { serving, .. } => {
                         every.tick().await;
                         Some(serving.state("progress"))
                     }
-                    By::Agent(agent) => agent.next().await,
+                    LinkServer::Agent(agent) => agent.next().await,
                 }
             };
             tokio::select! {
@@ -272,7 +274,7 @@ impl Serving {
                 state = next => match state {
                     Some(state) => say_how(&state, self.json, &mut said),
                     None => {
-                        complain("the agent is gone, and the links with it; `cedos agent` starts it");
+                        print_stderr("the agent is gone, and the links with it; `cedos agent` starts it");
                         return None;
                     }
                 },
@@ -281,10 +283,10 @@ impl Serving {
     }
 
     /// Ends it: what is held is certain, and the proxy knows that we go.
-    pub async fn end(self) {
+    pub async fn stop(self) {
         let state = match self.by {
-            By::Own { serving, .. } => serving.end().await,
-            By::Agent(mut agent) => {
+            LinkServer::ThisProcess { serving, .. } => serving.stop().await,
+            LinkServer::Agent(mut agent) => {
                 agent.close().await;
                 let last = async {
                     loop {
@@ -301,21 +303,21 @@ impl Serving {
             }
         };
         if self.json {
-            return say(&state.to_string());
+            return print_stdout(&state.to_string());
         }
         let carried = state["bytes_by_link"].as_object().into_iter().flatten();
         let carried: Vec<String> = carried
             .map(|(link, bytes)| format!("{link} {}", human_bytes(bytes.as_u64().unwrap_or(0))))
             .collect();
         if !carried.is_empty() {
-            complain(&format!("by link: {}", carried.join(", ")));
+            print_stderr(&format!("by link: {}", carried.join(", ")));
         }
     }
 }
 
 fn say_how(state: &Value, json: bool, said: &mut String) {
     if json {
-        return say(&state.to_string());
+        return print_stdout(&state.to_string());
     }
     // What changes every second is no news.
     let news = |why: &str| why.replace(|c: char| c.is_ascii_digit(), "");
@@ -325,14 +327,14 @@ fn say_how(state: &Value, json: bool, said: &mut String) {
         .collect();
     let why = why.join(" | ");
     if news(&why) != news(said) {
-        complain(&why);
+        print_stderr(&why);
     }
     *said = why;
 }
 
 impl StreamArgs {
-    fn ordered(&self, urls: &[Url]) -> Ordered {
-        Ordered {
+    fn ordered(&self, urls: &[Url]) -> StreamOrder {
+        StreamOrder {
             urls: urls.iter().map(Url::to_string).collect(),
             bitrate: self.bitrate,
             duration_s: self.duration.map(|span| span.as_secs_f64()),
@@ -352,15 +354,15 @@ impl StreamArgs {
     }
 
     /// The agent, unless there is none or something was asked for that only a process of its own can do.
-    async fn agent(&self) -> Option<Client> {
+    async fn agent(&self) -> Option<AgentApiClient> {
         if self.alone {
             return None;
         }
-        let agent = Client::connect().await?;
+        let agent = AgentApiClient::connect().await?;
         let own = (!self.link.is_empty()).then_some("--link");
         let own = own.or((self.transport != TransportArgs::default()).then_some("how to send"));
         if let Some(own) = own {
-            complain(&format!(
+            print_stderr(&format!(
                 "note: {own} is not for the agent, so this runs beside it and competes with it"
             ));
             return None;
@@ -387,9 +389,9 @@ mod tests {
 
     #[test]
     fn amounts_are_bytes_or_time() {
-        assert_eq!(parse_amount("200k"), Ok(Amount::Bytes(200_000)));
-        assert_eq!(parse_amount("3M"), Ok(Amount::Bytes(3_000_000)));
-        let span = |s| Ok(Amount::Time(Duration::from_secs(s)));
+        assert_eq!(parse_amount("200k"), Ok(StreamThreshold::Bytes(200_000)));
+        assert_eq!(parse_amount("3M"), Ok(StreamThreshold::Bytes(3_000_000)));
+        let span = |s| Ok(StreamThreshold::Time(Duration::from_secs(s)));
         assert_eq!(parse_amount("10s"), span(10));
         assert_eq!(parse_amount("2min"), span(120));
         for bad in ["", "x", "3x", "-3M", "s"] {

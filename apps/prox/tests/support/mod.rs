@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use cedos_prox::{FlowReport, Prox, ProxConfig, ResetCause, Resolve, serve_flow};
+use cedos_prox::{Prox, ProxConfig, ProxFlowReport, ResetCause, Resolve, serve_flow};
 use d2tp_driver::{FlowIo, HostKey, SendSource};
 use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
@@ -350,7 +350,7 @@ pub fn prox() -> Arc<Prox> {
 }
 
 /// Starts serving one flow.
-pub fn start(prox: &Arc<Prox>, peer: HostKey) -> (JoinHandle<FlowReport>, Device) {
+pub fn start(prox: &Arc<Prox>, peer: HostKey) -> (JoinHandle<ProxFlowReport>, Device) {
     start_until(prox, peer, None)
 }
 
@@ -359,13 +359,13 @@ pub fn start_until(
     prox: &Arc<Prox>,
     peer: HostKey,
     deadline: Option<Duration>,
-) -> (JoinHandle<FlowReport>, Device) {
+) -> (JoinHandle<ProxFlowReport>, Device) {
     let (flow, device) = flow(peer, deadline);
     (tokio::spawn(serve_flow(flow, prox.clone())), device)
 }
 
 /// The report of a flow that must end.
-pub async fn ended(serving: JoinHandle<FlowReport>) -> FlowReport {
+pub async fn ended(serving: JoinHandle<ProxFlowReport>) -> ProxFlowReport {
     tokio::time::timeout(PATIENCE, serving)
         .await
         .expect("the flow ends")

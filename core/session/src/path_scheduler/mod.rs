@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  a flow's bytes   ── new or lost ──▶ the first path in line with room that takes them
-//!                   ── on their way ─▶ said again on another path (copies.rs), if
+//!                   ── on their way ─▶ said again on another path (reinjection.rs), if
 //!                                      a faster path has nothing else to say   (reinjection)
 //!                                      or everything goes everywhere           (redundant)
 //! ```

@@ -27,12 +27,12 @@ use d2tp_links::{CostClass, LinkKind};
 use tokio::sync::{oneshot, watch};
 
 use super::{Matter, Plain, Stage, Summary, Told, View, lock, summarise, watch as look_on};
-use cedos_agent::dispatcher::{Dispatcher, Kind};
-use cedos_agent::fetch::proxy::Proxy;
-use cedos_agent::fetch::report::{Event, Observer};
-use cedos_agent::fetch::transfer::{self, Destination, Job, Setting};
+use cedos_agent::dispatcher::{Dispatcher, SchedulerKind};
+use cedos_agent::fetch::proxy::ProxyClient;
+use cedos_agent::fetch::report::{TransferEvent, TransferObserver};
+use cedos_agent::fetch::transfer::{self, Destination, TransferContext, TransferJob};
 use cedos_agent::key;
-use cedos_agent::terms::{Due, Terms};
+use cedos_agent::terms::{DueTime, TransferTerms};
 
 /// Something that serves on a thread and a runtime of its own until it is dropped.
 struct Serving {
@@ -128,8 +128,8 @@ fn on_runtime<T>(f: impl Future<Output = T>) -> anyhow::Result<T> {
 /// Hears what a download tells.
 struct Telling(Arc<Mutex<Told>>);
 
-impl Observer for Telling {
-    fn tell(&mut self, event: &Event) {
+impl TransferObserver for Telling {
+    fn on_event(&mut self, event: &TransferEvent) {
         if let Ok(event) = serde_json::to_value(event) {
             lock(&self.0).hear(event);
         }
@@ -232,14 +232,14 @@ pub(super) fn run(matter: Matter) -> anyhow::Result<Summary> {
         .floor()
         .max(1.0);
     let flow = &scenario.flows[0];
-    let job = Job {
+    let job = TransferJob {
         url: format!("http://{origin}/bytes/{}", matter.bytes).parse()?,
         destination: Destination::File(matter.file.clone()),
-        terms: Terms {
-            due: Some(Due::within(Duration::from_secs_f64(within))),
+        terms: TransferTerms {
+            due: Some(DueTime::within(Duration::from_secs_f64(within))),
             policy: flow.policy.word().parse()?,
             metered_bytes_max: flow.metered_bytes_max,
-            ..Terms::default()
+            ..TransferTerms::default()
         },
         now: false,
         integrity: None,
@@ -253,11 +253,11 @@ pub(super) fn run(matter: Matter) -> anyhow::Result<Summary> {
         .name("device".to_owned())
         .spawn(move || {
             on_runtime(async {
-                let proxy = Proxy::over(address, device, links.clone());
-                let dispatcher = Dispatcher::new(Kind::default());
-                let setting = Setting::alone(links.subscribe(), stopped, dispatcher);
+                let proxy = ProxyClient::with_provided_links(address, device, links.clone());
+                let dispatcher = Dispatcher::new(SchedulerKind::default());
+                let setting = TransferContext::standalone(links.subscribe(), stopped, dispatcher);
                 let exit = transfer::run_proxied(&job, &proxy, setting, &mut telling).await;
-                exit == cedos_agent::fetch::outcome::Exit::Done
+                exit == cedos_agent::fetch::outcome::TransferExit::Done
             })
         })?;
     let plain = {

@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 /// # Errors
 /// It is not built, failed, or said something else.
 pub fn by_bench<T: DeserializeOwned>(arguments: &[&str]) -> anyhow::Result<T> {
-    let said = Command::new(cedos::sibling::find(bench::PROGRAM)?)
+    let said = Command::new(cedos::companion_program::find(bench::PROGRAM)?)
         .args(arguments)
         .arg("--json")
         .stdin(Stdio::null())

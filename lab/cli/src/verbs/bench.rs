@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::process::{Command, ExitCode};
 
 use anyhow::Context;
-use cedos::sibling;
+use cedos::companion_program;
 use clap::Args;
 
 /// The benchmarks' program.
@@ -25,7 +25,7 @@ pub struct BenchArgs {
 /// # Errors
 /// It is not built.
 pub fn run(args: &BenchArgs) -> anyhow::Result<ExitCode> {
-    let program = sibling::find(PROGRAM)?;
+    let program = companion_program::find(PROGRAM)?;
     let status = Command::new(&program)
         .args(&args.args)
         .status()

@@ -5,40 +5,40 @@ use std::time::Duration;
 use d2tp_links::CostClass;
 use d2tp_sched::{FlowDemand, LinkCandidate};
 
-use super::{Dial, Standing, Transfer, Verdict};
+use super::{Dial, TransferDecision, TransferDemand, TransferRun};
 
-impl<D: Dial> Transfer<'_, D> {
-    pub(super) fn need(&self) -> FlowDemand {
+impl<D: Dial> TransferRun<'_, D> {
+    pub(super) fn demand(&self) -> FlowDemand {
         FlowDemand {
             remaining_bytes: self.length().map(|l| l.saturating_sub(self.done())),
-            left: self.left(),
+            left: self.time_left(),
             policy: self.terms.policy,
             if_late: self.terms.if_late,
             metered_bytes_left: self.metered_bytes_worth_using(),
         }
     }
 
-    pub(super) fn left(&self) -> Option<Duration> {
-        self.terms.left()
+    pub(super) fn time_left(&self) -> Option<Duration> {
+        self.terms.time_left()
     }
 
     /// Asks the scheduler what may be used now. `together`: it can be on several links at once.
-    pub(super) fn decide(&mut self, ways: &[LinkCandidate], together: bool) -> Verdict {
-        self.take_orders();
-        self.seat.ask(&Standing {
-            need: self.need(),
+    pub(super) fn decide(&mut self, ways: &[LinkCandidate], together: bool) -> TransferDecision {
+        self.take_new_terms();
+        self.seat.decide(&TransferDemand {
+            demand: self.demand(),
             size_bytes: self.length(),
             priority: self.terms.priority,
-            ways,
+            candidates: ways,
             carried: &self.bytes_by_link,
-            together,
-            fills: false,
-            wakes: true,
+            uses_several_links: together,
+            always_pays: false,
+            keeps_awake: true,
         })
     }
 
     /// Goes by other terms from now on, if they came. True if they did.
-    pub(super) fn take_orders(&mut self) -> bool {
+    pub(super) fn take_new_terms(&mut self) -> bool {
         let Some(orders) = &mut self.orders else {
             return false;
         };
@@ -84,7 +84,7 @@ impl<D: Dial> Transfer<'_, D> {
     }
 
     /// Half old, half new: one epoch of silence does not make a link worthless.
-    pub(super) fn measure(&mut self, link: &str, rate_bytes_per_s: f64) {
+    pub(super) fn record_rate(&mut self, link: &str, rate_bytes_per_s: f64) {
         let rate = self
             .rates
             .entry(link.to_owned())

@@ -3,24 +3,31 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::fetch::landing::Landing;
+use crate::fetch::pending_rename::PendingRename;
 
-use super::{Destination, Dial, Event, Exit, Failure, Moment, Report, Transfer, display, public};
+use super::{
+    BootInstant, Destination, Dial, TransferEvent, TransferExit, TransferFailure, TransferReport,
+    TransferRun, display, redact_url,
+};
 
-impl<D: Dial> Transfer<'_, D> {
+impl<D: Dial> TransferRun<'_, D> {
     /// Checks the digest, gives the object its name, and reports.
-    pub(super) async fn finish(self, outcome: Result<(), Failure>, named: PathBuf) -> Exit {
+    pub(super) async fn finish(
+        self,
+        outcome: Result<(), TransferFailure>,
+        named: PathBuf,
+    ) -> TransferExit {
         let sha256 = self.sink.sha256_hex();
         let bytes = self.sink.held_bytes();
-        let late = self.left() == Some(Duration::ZERO);
+        let late = self.time_left() == Some(Duration::ZERO);
         let duration_s = self.t_s();
         let start = self.start;
         let promise = self.first_promise;
-        let since_start = |moment: Moment| moment.since(start).as_secs_f64();
+        let since_start = |moment: BootInstant| moment.since(start).as_secs_f64();
         let file = match (&self.job.destination, &outcome, &self.offered_name) {
             (Destination::File(path), ..) => path.clone(),
             // The origin's name, unless it would replace a file nobody mentioned.
-            (Destination::Named(directory), Ok(()), Some(name))
+            (Destination::InDirectory(directory), Ok(()), Some(name))
                 if !directory.join(name).exists() =>
             {
                 directory.join(name)
@@ -35,22 +42,22 @@ impl<D: Dial> Transfer<'_, D> {
                     .integrity
                     .is_some_and(|wanted| hex::encode(wanted) != sha256) =>
             {
-                let kept = self.sink.condemn().await;
+                let kept = self.sink.set_aside().await;
                 let kept = kept
                     .map(|p| format!("; the bytes are in {}", p.display()))
                     .unwrap_or_default();
                 let wanted = hex::encode(self.job.integrity.unwrap_or_default());
                 let text = format!("sha256 is {sha256}, not {wanted}{kept}");
-                Err(Failure {
-                    exit: Exit::IntegrityMismatch,
+                Err(TransferFailure {
+                    exit: TransferExit::IntegrityMismatch,
                     reason: None,
                     text,
                 })
             }
             Ok(()) => {
-                let safe = self.sink.safe_bytes();
+                let safe = self.sink.durable_bytes();
                 if let (Some(landing), Some(part)) = (&self.landing, self.sink.part_path()) {
-                    let written = Landing::of(part, &file, bytes, &sha256, late, duration_s)
+                    let written = PendingRename::of(part, &file, bytes, &sha256, late, duration_s)
                         .and_then(|mut of_it| {
                             let note = self.sink.note_path();
                             of_it.note = note.map(std::path::absolute).transpose()?;
@@ -73,14 +80,14 @@ impl<D: Dial> Transfer<'_, D> {
             }
         };
         let (exit, reason, text) = match outcome {
-            Ok(()) if late => (Exit::DeadlineMissed, None, None),
-            Ok(()) => (Exit::Done, None, None),
+            Ok(()) if late => (TransferExit::DeadlineMissed, None, None),
+            Ok(()) => (TransferExit::Done, None, None),
             Err(failure) => (failure.exit, failure.reason, Some(failure.text)),
         };
         let whole = text.is_none();
-        let report = Report {
+        let report = TransferReport {
             verb: "get".into(),
-            url: public(&self.job.url),
+            url: redact_url(&self.job.url),
             mode: self.dial.mode(),
             file: display(&self.job.destination, &file),
             bytes,
@@ -99,7 +106,7 @@ impl<D: Dial> Transfer<'_, D> {
             reason,
             text,
             resumable_bytes,
-            proxy_would_add: (!self.dial.moves_by_itself()).then(|| {
+            proxy_would_add: (!self.dial.survives_link_loss()).then(|| {
                 "with --prox, this moves between networks without a new connection or a \
                  byte twice, and survives origins that cannot resume"
                     .into()
@@ -107,10 +114,10 @@ impl<D: Dial> Transfer<'_, D> {
             status: None,
             answer: None,
         };
-        self.observer.tell(&if whole {
-            Event::Done(report)
+        self.observer.on_event(&if whole {
+            TransferEvent::Done(report)
         } else {
-            Event::Error(report)
+            TransferEvent::Error(report)
         });
         exit
     }

@@ -3,12 +3,19 @@
 //! The strong validator must be the same, the length too, and the last bytes we hold must come
 //! again equal. Otherwise the download starts from zero, a bounded number of times, and says so.
 
-use super::{Answer, Ask, Dial, Exit, Failure, Fault, Part, RESTARTS_MAX, Reason, Transfer};
+use super::{
+    ContentPart, Dial, FetchFault, FetchResponse, GetRequest, RESTARTS_MAX, TransferExit,
+    TransferFailure, TransferReason, TransferRun,
+};
 
-impl<D: Dial> Transfer<'_, D> {
+impl<D: Dial> TransferRun<'_, D> {
     /// Decides whether the answer's bytes may be joined to those we hold. Returns the bytes that
     /// must come again first, or nothing when another request is needed.
-    pub(super) fn accept(&mut self, answer: &Answer, ask: &Ask) -> Result<Option<Vec<u8>>, Fault> {
+    pub(super) fn accept(
+        &mut self,
+        answer: &FetchResponse,
+        ask: &GetRequest,
+    ) -> Result<Option<Vec<u8>>, FetchFault> {
         if answer.encoding.is_some() && !self.said_encoding {
             self.said_encoding = true;
             let coding = answer.encoding.clone().unwrap_or_default();
@@ -21,12 +28,12 @@ impl<D: Dial> Transfer<'_, D> {
         self.offered_name.clone_from(&answer.name);
         let held = self.sink.held_bytes();
         match answer.part {
-            Part::Whole(length) => Ok(Some(self.accept_from_zero(answer, ask, length)?)),
+            ContentPart::Whole(length) => Ok(Some(self.accept_from_zero(answer, ask, length)?)),
             // Also what an origin that sends a range nobody asked for means.
-            Part::Range { from: 0, total, .. } => {
+            ContentPart::Range { from: 0, total, .. } => {
                 Ok(Some(self.accept_from_zero(answer, ask, total)?))
             }
-            Part::Range { from, total, .. } => {
+            ContentPart::Range { from, total, .. } => {
                 let note = &self.sink.note;
                 let same_length =
                     held == 0 || total.is_none() || note.length.is_none() || total == note.length;
@@ -45,7 +52,7 @@ impl<D: Dial> Transfer<'_, D> {
                 let tail = self.sink.tail();
                 Ok(Some(tail[tail.len() - overlap..].to_vec()))
             }
-            Part::Unsatisfiable(_) => {
+            ContentPart::Unsatisfiable(_) => {
                 if held == 0 {
                     self.ranges_refused = true; // an empty object has no first byte to ask for
                 } else {
@@ -60,12 +67,12 @@ impl<D: Dial> Transfer<'_, D> {
     /// all of it can be compared, and the validator is the same.
     pub(super) fn accept_from_zero(
         &mut self,
-        answer: &Answer,
-        ask: &Ask,
+        answer: &FetchResponse,
+        ask: &GetRequest,
         length: Option<u64>,
-    ) -> Result<Vec<u8>, Fault> {
+    ) -> Result<Vec<u8>, FetchFault> {
         let held = self.sink.held_bytes();
-        self.ranges_refused |= ask.to.is_some() && matches!(answer.part, Part::Whole(_));
+        self.ranges_refused |= ask.to.is_some() && matches!(answer.part, ContentPart::Whole(_));
         let known = &self.sink.note.validator;
         let known_length = self.sink.note.length;
         let same_length = length.is_none() || known_length.is_none() || length == known_length;
@@ -77,7 +84,7 @@ impl<D: Dial> Transfer<'_, D> {
                 .distrust
                 .take()
                 .unwrap_or_else(|| self.why_from_zero(answer));
-            self.restart(&why).map_err(Fault::Final)?;
+            self.restart(&why).map_err(FetchFault::Final)?;
         }
         self.distrust = None;
         self.sink.note.length = length;
@@ -85,7 +92,7 @@ impl<D: Dial> Transfer<'_, D> {
         Ok(self.sink.tail().to_vec())
     }
 
-    pub(super) fn why_from_zero(&self, answer: &Answer) -> String {
+    pub(super) fn why_from_zero(&self, answer: &FetchResponse) -> String {
         match &self.sink.note.validator {
             None => "the origin gives nothing to recognise its bytes by (no strong ETag, no \
                      settled Last-Modified)"
@@ -97,29 +104,29 @@ impl<D: Dial> Transfer<'_, D> {
         }
     }
 
-    pub(super) fn restart(&mut self, why: &str) -> Result<(), Failure> {
+    pub(super) fn restart(&mut self, why: &str) -> Result<(), TransferFailure> {
         let held = self.sink.held_bytes();
         self.restarts += 1;
         if self.restarts > RESTARTS_MAX {
             let text = format!("{why}; gave up after {RESTARTS_MAX} starts from zero");
-            return Err(Failure::of(
-                Exit::OriginChanged,
-                Reason::OriginChanged,
+            return Err(TransferFailure::of(
+                TransferExit::OriginChanged,
+                TransferReason::OriginChanged,
                 text,
             ));
         }
         if !self.sink.restart()? {
             let text =
                 format!("{why}, and {held} bytes are on standard output already; use -o FILE");
-            return Err(Failure::of(
-                Exit::OriginChanged,
-                Reason::OriginChanged,
+            return Err(TransferFailure::of(
+                TransferExit::OriginChanged,
+                TransferReason::OriginChanged,
                 text,
             ));
         }
         self.duplicate_bytes += held;
         let text = format!("{why}: from zero again, {held} bytes thrown away");
-        self.note(Some(Reason::OriginChanged), text);
+        self.note(Some(TransferReason::OriginChanged), text);
         Ok(())
     }
 }

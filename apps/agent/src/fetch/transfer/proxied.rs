@@ -21,14 +21,14 @@ use d2tp_sched::{
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
 
-use super::super::clock::Moment;
-use super::super::dial::{Dial, Fault, Via};
-use super::super::exchange::{Answer, Ask, HEAD_MAX, Part, exchange};
-use super::super::mode::Mode;
-use super::super::outcome::{Exit, Failure, Reason};
-use super::super::proxy::{Lost, Proxy};
-use super::super::report::{Event, NO_LINK, NO_LINK_WHY};
-use super::{BACKOFF_FIRST, EPOCH, Standing, Step, Transfer, Verdict};
+use super::super::boot_clock::BootInstant;
+use super::super::dial::{Dial, EgressLink, FetchFault};
+use super::super::exchange::{ContentPart, FetchResponse, GetRequest, HEAD_MAX, exchange};
+use super::super::mode::FetchMode;
+use super::super::outcome::{TransferExit, TransferFailure, TransferReason};
+use super::super::proxy::{FlowLoss, ProxyClient};
+use super::super::report::{NO_LINK, NO_LINK_WHY, TransferEvent};
+use super::{AttemptEnd, BACKOFF_FIRST, EPOCH, TransferDecision, TransferDemand, TransferRun};
 
 /// How long the proxy may be silent before we say so.
 const UNREACHABLE_AFTER: Duration = Duration::from_secs(4); // five handshake tries on a fast link
@@ -54,7 +54,7 @@ const CLOCK_SET: Duration = Duration::from_secs(2); // a guess: more than a cloc
 
 /// What links that cost may carry of the flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Paid {
+enum MeteredUse {
     /// Not a packet.
     No,
     /// No payload, but there is a path.
@@ -65,26 +65,26 @@ enum Paid {
     Spend,
 }
 
-impl Paid {
+impl MeteredUse {
     fn word(self) -> &'static str {
         match self {
-            Paid::No => "no",
-            Paid::Ready => "ready",
-            Paid::Probe(_) => "probe",
-            Paid::Spend => "spend",
+            MeteredUse::No => "no",
+            MeteredUse::Ready => "ready",
+            MeteredUse::Probe(_) => "probe",
+            MeteredUse::Spend => "spend",
         }
     }
 }
 
 /// What is known of the session while a download steers it.
 #[derive(Default)]
-pub(super) struct Helm {
+pub(super) struct ProxyTransferState {
     pub(super) events: Option<mpsc::UnboundedReceiver<SessionEvent>>,
-    paid: Option<Paid>,
+    paid: Option<MeteredUse>,
     /// There are other terms: the driver must be told again.
     told_again: bool,
     /// When links that cost were paid for last.
-    spent_at: Option<Moment>,
+    spent_at: Option<BootInstant>,
     /// What they had carried when the driver began to count.
     spent_before: u64,
     /// What of a budget that all share it may spend until it is decided again, and what the driver knows of that.
@@ -93,17 +93,17 @@ pub(super) struct Helm {
     /// Others go first.
     behind: bool,
     /// Since when a link that should work does not answer.
-    silent_since: BTreeMap<String, Moment>,
+    silent_since: BTreeMap<String, BootInstant>,
     /// Since when a link answers.
-    answering_since: BTreeMap<String, Moment>,
+    answering_since: BTreeMap<String, BootInstant>,
     /// What metered links carried when they were last paid for: without payload nothing is measured.
     paid_rates: BTreeMap<String, f64>,
     /// Since when no path answers although one should.
-    unanswered_since: Option<Moment>,
+    unanswered_since: Option<BootInstant>,
     /// The proxy answered at least once.
     known: bool,
     /// When the deadline was last told to be.
-    due: Option<Moment>,
+    due: Option<BootInstant>,
     lifted: bool,
     /// The flow at hand is written down.
     remembered: bool,
@@ -114,34 +114,34 @@ pub(super) struct Helm {
     /// The policy lets no link carry it for now.
     waits: bool,
     /// Since when a tunnel brings nothing although it could.
-    quiet_since: Option<Moment>,
+    quiet_since: Option<BootInstant>,
     /// When the last byte came, while one could have.
-    pub(super) last_byte: Option<Moment>,
+    pub(super) last_byte: Option<BootInstant>,
     /// Since when something that answers may carry it.
-    asked_since: Option<Moment>,
+    asked_since: Option<BootInstant>,
     last_counts: BTreeMap<String, u64>,
     /// The decision that was logged last, without its figures.
     logged: Option<(String, &'static str)>,
 }
 
-impl Helm {
+impl ProxyTransferState {
     /// How long nothing came although it could have.
-    fn quiet(&self, now: Moment) -> Option<Duration> {
+    fn quiet(&self, now: BootInstant) -> Option<Duration> {
         Some(now.since(self.last_byte?).min(now.since(self.asked_since?)))
     }
 }
 
-impl<D: Dial> Transfer<'_, D> {
+impl<D: Dial> TransferRun<'_, D> {
     /// What metered links may still carry, less what they were paid for besides the object.
     pub(super) fn metered_bytes_to_spend(&self) -> Option<u64> {
         Some((self.metered_bytes_worth_using()?).saturating_sub(self.paid_besides))
     }
 }
 
-impl Transfer<'_, Proxy> {
+impl TransferRun<'_, ProxyClient> {
     /// Receives or sends until the object is whole, or a failure ends it.
-    pub(super) async fn exchange_proxied(&mut self) -> Result<(), Failure> {
-        let may_claim = self.dial.mode() == Mode::ProxyFetch;
+    pub(super) async fn exchange_proxied(&mut self) -> Result<(), TransferFailure> {
+        let may_claim = self.dial.mode() == FetchMode::ProxyFetch;
         if let Some(flow) = self.sink.note.flow.as_ref().filter(|_| may_claim) {
             self.dial.claim(flow, self.sink.note.durable_bytes);
         }
@@ -150,7 +150,7 @@ impl Transfer<'_, Proxy> {
             // Nobody can be asked for the length any more, if nobody knew it before.
             self.sink.note.length = Some(self.sink.held_bytes());
             // The proxy forgets what it is told has arrived: it must be safe before.
-            outcome = self.sink.settle().await;
+            outcome = self.sink.sync().await;
         }
         self.duplicate_bytes += self.dial.duplicate_bytes();
         match &outcome {
@@ -158,28 +158,28 @@ impl Transfer<'_, Proxy> {
                 self.dial.finish().await;
                 self.dial.close().await;
             }
-            Err(_) if may_claim && self.sink.note.flow.is_some() => self.dial.leave().await,
+            Err(_) if may_claim && self.sink.note.flow.is_some() => self.dial.detach().await,
             Err(_) => self.dial.close().await,
         }
         outcome
     }
 
     /// One flow after another, as long as it takes.
-    async fn exchange_flows(&mut self) -> Result<(), Failure> {
+    async fn exchange_flows(&mut self) -> Result<(), TransferFailure> {
         if self.sink.held_bytes() > 0 && self.sink.note.length == Some(self.sink.held_bytes()) {
             return Ok(());
         }
-        let mut helm = Helm::default();
+        let mut helm = ProxyTransferState::default();
         loop {
             self.check_deadline()?;
             self.check_stop()?;
-            match self.dial.call().await {
+            match self.dial.connect().await {
                 Ok(Some(events)) => {
-                    helm = Helm {
+                    helm = ProxyTransferState {
                         events: Some(events),
-                        ..Helm::default()
+                        ..ProxyTransferState::default()
                     };
-                    if let Some(trouble) = self.dial.take_trouble() {
+                    if let Some(trouble) = self.dial.take_persist_error() {
                         let text = format!("this download would not survive a crash: {trouble}");
                         self.note(None, text);
                     }
@@ -187,13 +187,13 @@ impl Transfer<'_, Proxy> {
                 Ok(None) => {}
                 Err(error) => {
                     let reason = if self.proxied_ways(&mut helm).is_empty() {
-                        Reason::NoPath
+                        TransferReason::NoPath
                     } else {
-                        Reason::ProxyUnreachable
+                        TransferReason::ProxyUnreachable
                     };
-                    if self.job.now && reason == Reason::ProxyUnreachable {
+                    if self.job.now && reason == TransferReason::ProxyUnreachable {
                         let text = format!("{error}; --now does not wait");
-                        return Err(Failure::of(Exit::Error, reason, text));
+                        return Err(TransferFailure::of(TransferExit::Error, reason, text));
                     }
                     self.refuse_to_wait(reason, &error.to_string())?;
                     self.give_up_on_proxy(&helm, &error.to_string())?;
@@ -204,8 +204,8 @@ impl Transfer<'_, Proxy> {
                 }
             }
             self.dial
-                .set_within(self.left().filter(|left| !left.is_zero()));
-            helm.lifted = self.left().is_none_or(|left| left.is_zero());
+                .set_time_left(self.time_left().filter(|left| !left.is_zero()));
+            helm.lifted = self.time_left().is_none_or(|left| left.is_zero());
             helm.paid = None;
             helm.due = None;
             self.hold_back(false, &mut helm);
@@ -218,8 +218,8 @@ impl Transfer<'_, Proxy> {
             self.receiving = false;
             self.count_links(&mut helm);
             match outcome {
-                Ok(Step::Whole) => return Ok(()),
-                Ok(Step::ChooseAgain) => {
+                Ok(AttemptEnd::Whole) => return Ok(()),
+                Ok(AttemptEnd::ChooseAgain) => {
                     self.check_stop()?; // that leaves the flow as it is
                     self.dial.drop_flow();
                 }
@@ -229,7 +229,10 @@ impl Transfer<'_, Proxy> {
     }
 
     /// One request in one flow, until its bytes end.
-    async fn attempt_proxied(&mut self, helm: &mut Helm) -> Result<Step, Fault> {
+    async fn attempt_proxied(
+        &mut self,
+        helm: &mut ProxyTransferState,
+    ) -> Result<AttemptEnd, FetchFault> {
         let ask = self.ask_whole();
         helm.quiet_since = None;
         let mut epoch = interval(EPOCH);
@@ -240,16 +243,16 @@ impl Transfer<'_, Proxy> {
                 self.sink.note.flow = None;
                 match self.ask_proxy(helm, &ask, &mut epoch).await? {
                     Some(answer) => answer,
-                    None => return Ok(Step::ChooseAgain),
+                    None => return Ok(AttemptEnd::ChooseAgain),
                 }
             }
         };
         let Some(mut overlap) = self.accept(&answer, &ask)? else {
-            return Ok(Step::ChooseAgain);
+            return Ok(AttemptEnd::ChooseAgain);
         };
         if self.sink.note.flow.is_none() {
             let from = match answer.part {
-                Part::Range { from, .. } => from,
+                ContentPart::Range { from, .. } => from,
                 _ => 0,
             };
             self.sink.note.flow = self.dial.flow_note(from);
@@ -257,9 +260,9 @@ impl Transfer<'_, Proxy> {
         }
         self.receiving = true;
         if self.terms.due.is_some() && self.first_promise.is_none() && self.length().is_some() {
-            self.steer(helm).map_err(Fault::Final)?;
+            self.update_spending(helm).map_err(FetchFault::Final)?;
             if self.last_link.is_none() {
-                self.say_begun(helm);
+                self.report_first_byte(helm);
             }
             let used = self.count_links(helm);
             self.tell_size(&used);
@@ -268,40 +271,40 @@ impl Transfer<'_, Proxy> {
         let mut links = self.links.clone();
         let mut stop = self.stop.clone();
         let local = self.dial.needs_no_link();
-        let (mut epoch_start, mut epoch_bytes) = (Moment::now(), 0u64);
+        let (mut epoch_start, mut epoch_bytes) = (BootInstant::now(), 0u64);
         loop {
             tokio::select! {
                 biased;
-                _ = stop.wait_for(|stop| *stop) => return Ok(Step::ChooseAgain),
-                Ok(()) = links.changed() => self.steer(helm).map_err(Fault::Final)?,
-                event = next_event(&mut helm.events) => self.heed(event, helm).map_err(Fault::Final)?,
+                _ = stop.wait_for(|stop| *stop) => return Ok(AttemptEnd::ChooseAgain),
+                Ok(()) = links.changed() => self.update_spending(helm).map_err(FetchFault::Final)?,
+                event = next_event(&mut helm.events) => self.on_session_event(event, helm).map_err(FetchFault::Final)?,
                 _ = epoch.tick() => {
-                    let now = Moment::now();
+                    let now = BootInstant::now();
                     let seconds = now.since(epoch_start).as_secs_f64().max(1e-3);
                     let used = self.count_links(helm);
                     // What was spent is told before it is asked what may be.
                     self.tell_progress(&used, epoch_bytes as f64 / seconds);
-                    self.steer(helm).map_err(Fault::Final)?;
+                    self.update_spending(helm).map_err(FetchFault::Final)?;
                     (epoch_start, epoch_bytes) = (now, 0);
                     self.remember(helm).await;
-                    self.sink.tick().await.map_err(Fault::Final)?;
+                    self.sink.tick().await.map_err(FetchFault::Final)?;
                     self.check_tunnel(helm, self.job.stall)?;
                 }
                 data = answer.next() => {
                     let Some(data) = data else { break };
-                    let data = data.map_err(|fault| self.cause(fault))?;
+                    let data = data.map_err(|fault| self.flow_cause(fault))?;
                     epoch_bytes += data.len() as u64;
                     if local {
                         *self.bytes_by_link.entry(NO_LINK.into()).or_default() += data.len() as u64;
                     }
-                    helm.last_byte = Some(Moment::now());
+                    helm.last_byte = Some(BootInstant::now());
                     helm.quiet_since = None;
                     self.said_waiting = None;
                     if self.last_link.is_none() {
-                        self.say_begun(helm);
+                        self.report_first_byte(helm);
                     }
                     if !self.take_in(&data, &mut overlap)? {
-                        return Ok(Step::ChooseAgain);
+                        return Ok(AttemptEnd::ChooseAgain);
                     }
                     let whole = self.sink.note.length == Some(self.sink.held_bytes());
                     // All may be held and only now be known to be all: what is compared must come.
@@ -313,10 +316,10 @@ impl Transfer<'_, Proxy> {
         }
         if !overlap.is_empty() {
             self.distrust = Some("the object is shorter than what we hold of it".into());
-            return Ok(Step::ChooseAgain);
+            return Ok(AttemptEnd::ChooseAgain);
         }
         match self.step_if_whole(true) {
-            Step::ChooseAgain if self.sink.held_bytes() == held => Err(Fault::Origin {
+            AttemptEnd::ChooseAgain if self.sink.held_bytes() == held => Err(FetchFault::Origin {
                 text: "the proxy answered with nothing new".into(),
                 retry_after: None,
             }),
@@ -325,13 +328,13 @@ impl Transfer<'_, Proxy> {
     }
 
     /// The rest of the answer that an earlier process began to read.
-    fn claimed_rest(&mut self) -> Option<Answer> {
+    fn claimed_rest(&mut self) -> Option<FetchResponse> {
         let stream = self.dial.take_claimed()?;
-        let left = self.left().filter(|left| !left.is_zero());
+        let left = self.time_left().filter(|left| !left.is_zero());
         self.dial.with_flow(|_, flow| flow.set_deadline(left));
         let note = &self.sink.note;
         let (total, validator) = (note.length, note.validator.clone());
-        Some(Answer::rest(
+        Some(FetchResponse::continued(
             stream,
             self.sink.held_bytes(),
             total,
@@ -340,12 +343,12 @@ impl Transfer<'_, Proxy> {
     }
 
     /// Has it written down, as soon as that is possible, how the next process goes on.
-    async fn remember(&mut self, helm: &mut Helm) {
+    async fn remember(&mut self, helm: &mut ProxyTransferState) {
         let flow = self.sink.note.flow.map(|note| note.flow);
         let (false, Some(flow), Some(path)) = (helm.remembered, flow, self.sink.note_path()) else {
             return;
         };
-        match self.dial.remember(flow, path).await {
+        match self.dial.persist_flow(flow, path).await {
             Ok(done) => helm.remembered = done,
             Err(error) => {
                 helm.remembered = true;
@@ -358,12 +361,12 @@ impl Transfer<'_, Proxy> {
     /// Opens a flow, asks, and waits for the head of the answer, however long networks take.
     async fn ask_proxy(
         &mut self,
-        helm: &mut Helm,
-        ask: &Ask,
+        helm: &mut ProxyTransferState,
+        ask: &GetRequest,
         epoch: &mut tokio::time::Interval,
-    ) -> Result<Option<Answer>, Fault> {
+    ) -> Result<Option<FetchResponse>, FetchFault> {
         let dial = self.dial;
-        let via = Via {
+        let via = EgressLink {
             device: None,
             sources: Vec::new(),
         };
@@ -375,28 +378,33 @@ impl Transfer<'_, Proxy> {
                 biased;
                 _ = stop.wait_for(|stop| *stop) => return Ok(None),
                 answer = &mut fetch => {
-                    return answer.map(Some).map_err(|fault| self.cause(fault));
+                    return answer.map(Some).map_err(|fault| self.flow_cause(fault));
                 }
                 Ok(()) = links.changed() => {}
                 event = next_event(&mut helm.events) => {
-                    self.heed(event, helm).map_err(Fault::Final)?;
+                    self.on_session_event(event, helm).map_err(FetchFault::Final)?;
                     continue;
                 }
                 _ = epoch.tick() => {}
             }
-            self.steer(helm).map_err(Fault::Final)?;
+            self.update_spending(helm).map_err(FetchFault::Final)?;
             self.check_tunnel(helm, HEAD_MAX)?;
         }
     }
 
     /// Behind a tunnel is one connection of the proxy to the origin, which can hang while the proxy
     /// is well: it is given up after `limit` in which bytes could have come.
-    fn check_tunnel(&self, helm: &mut Helm, limit: Duration) -> Result<(), Fault> {
-        if self.dial.mode() != Mode::Sealed || helm.asked_since.is_none() {
+    fn check_tunnel(
+        &self,
+        helm: &mut ProxyTransferState,
+        limit: Duration,
+    ) -> Result<(), FetchFault> {
+        if self.dial.mode() != FetchMode::Sealed || helm.asked_since.is_none() {
             helm.quiet_since = None;
             return Ok(());
         }
-        let quiet = Moment::now().since(*helm.quiet_since.get_or_insert_with(Moment::now));
+        let quiet =
+            BootInstant::now().since(*helm.quiet_since.get_or_insert_with(BootInstant::now));
         if quiet < limit {
             return Ok(());
         }
@@ -405,38 +413,41 @@ impl Transfer<'_, Proxy> {
             "not a byte through the tunnel for {}",
             format_duration(quiet)
         );
-        Err(Fault::Origin {
+        Err(FetchFault::Origin {
             text,
             retry_after: None,
         })
     }
 
     /// Decides whether this flow may spend on links that cost, and says why it waits if it does.
-    pub(super) fn steer(&mut self, helm: &mut Helm) -> Result<(), Failure> {
+    pub(super) fn update_spending(
+        &mut self,
+        helm: &mut ProxyTransferState,
+    ) -> Result<(), TransferFailure> {
         self.check_deadline()?;
         let ways = self.proxied_ways(helm);
-        if self.take_orders() {
+        if self.take_new_terms() {
             // The driver and the proxy go by them too.
             helm.told_again = true;
             helm.lifted = false;
             helm.due = None;
-            let left = self.left().filter(|left| !left.is_zero());
+            let left = self.time_left().filter(|left| !left.is_zero());
             self.dial.with_flow(|_, flow| flow.set_deadline(left));
         }
         self.follow_clock(helm);
         self.count_paid(helm);
-        let verdict = self.seat.ask(&Standing {
-            need: FlowDemand {
+        let verdict = self.seat.decide(&TransferDemand {
+            demand: FlowDemand {
                 metered_bytes_left: self.metered_bytes_to_spend(),
-                ..self.need()
+                ..self.demand()
             },
             size_bytes: self.length(),
             priority: self.terms.priority,
-            ways: &ways,
+            candidates: &ways,
             carried: &self.bytes_by_link,
-            together: true,
-            fills: false,
-            wakes: true,
+            uses_several_links: true,
+            always_pays: false,
+            keeps_awake: true,
         });
         helm.waits = matches!(verdict.choice, LinkChoice::Wait { .. });
         if !helm.waits {
@@ -445,7 +456,7 @@ impl Transfer<'_, Proxy> {
         helm.grant = verdict.grant;
         let paid = self.paid(&verdict, helm);
         self.log_decision(&verdict, paid, &ways, helm);
-        let on_time = self.left().is_none_or(|left| left > LIFT_DEADLINE);
+        let on_time = self.time_left().is_none_or(|left| left > LIFT_DEADLINE);
         if !on_time && !helm.lifted && self.terms.if_late != DeadlineFallback::Fail {
             // Late is better than never: neither end may drop the flow now.
             helm.lifted = true;
@@ -462,8 +473,8 @@ impl Transfer<'_, Proxy> {
         self.hold_back(behind, helm);
         let carries = |way: &LinkCandidate| way.class == LinkClass::Free && !way.stalled;
         let may_come = !helm.waits && (plan_spends(helm) || ways.iter().any(carries));
-        helm.asked_since =
-            (may_come && self.dial.answers()).then(|| helm.asked_since.unwrap_or_else(Moment::now));
+        helm.asked_since = (may_come && self.dial.has_answering_path())
+            .then(|| helm.asked_since.unwrap_or_else(BootInstant::now));
         match verdict.choice {
             LinkChoice::Wait {
                 reason,
@@ -471,11 +482,11 @@ impl Transfer<'_, Proxy> {
                 unblocks,
             } => {
                 helm.unanswered_since = None;
-                let reason = Reason::from(reason);
+                let reason = TransferReason::from(reason);
                 self.refuse_to_wait(reason, &why)?;
                 self.held = Some((reason, why.clone()));
                 self.why = format!("waits: {why}");
-                self.say_waiting(reason, why, unblocks);
+                self.report_waiting(reason, why, unblocks);
             }
             LinkChoice::Use { index, why } => {
                 self.why = match verdict.pays.filter(|_| plan_spends(helm)) {
@@ -494,11 +505,14 @@ impl Transfer<'_, Proxy> {
     }
 
     /// A flow's deadline passes as time does; one at a time of day moves where the clock is set.
-    fn follow_clock(&mut self, helm: &mut Helm) {
-        let Some(left) = self.left().filter(|left| !left.is_zero() && !helm.lifted) else {
+    fn follow_clock(&mut self, helm: &mut ProxyTransferState) {
+        let Some(left) = self
+            .time_left()
+            .filter(|left| !left.is_zero() && !helm.lifted)
+        else {
             return;
         };
-        let due = Moment::now().after(left);
+        let due = BootInstant::now().after(left);
         let known = *helm.due.get_or_insert(due);
         if due.since(known).max(known.since(due)) > CLOCK_SET {
             helm.due = Some(due);
@@ -507,28 +521,28 @@ impl Transfer<'_, Proxy> {
     }
 
     /// What links that cost may carry, by what was decided and what they carried lately.
-    fn paid(&self, verdict: &Verdict, helm: &mut Helm) -> Paid {
-        let now = Moment::now();
+    fn paid(&self, verdict: &TransferDecision, helm: &mut ProxyTransferState) -> MeteredUse {
+        let now = BootInstant::now();
         if verdict.pays.is_some() {
             helm.spent_at = Some(now);
-            return Paid::Spend;
+            return MeteredUse::Spend;
         }
         if let Some(bytes) = verdict.probe {
-            return Paid::Probe(bytes);
+            return MeteredUse::Probe(bytes);
         }
         let lately = helm.spent_at.is_some_and(|at| now.since(at) < READY_FOR);
         let may_again = self.terms.policy != CostPolicy::FreeOnly
             && self.terms.if_late == DeadlineFallback::Cell
             && self.metered_bytes_to_spend() != Some(0);
         match verdict.ready || (lately && may_again) {
-            true => Paid::Ready,
-            false => Paid::No,
+            true => MeteredUse::Ready,
+            false => MeteredUse::No,
         }
     }
 
     /// Takes down what the driver counts that the object does not show: requests, and what was lost.
-    fn count_paid(&mut self, helm: &Helm) {
-        if matches!(helm.paid, None | Some(Paid::No)) {
+    fn count_paid(&mut self, helm: &ProxyTransferState) {
+        if matches!(helm.paid, None | Some(MeteredUse::No)) {
             return;
         }
         let paid = self.dial.with_flow(|device, flow| device.paid_bytes(flow));
@@ -545,7 +559,7 @@ impl Transfer<'_, Proxy> {
     }
 
     /// Has the driver go by it.
-    fn spend(&mut self, paid: Paid, helm: &mut Helm) {
+    fn spend(&mut self, paid: MeteredUse, helm: &mut ProxyTransferState) {
         let again = std::mem::take(&mut helm.told_again);
         if helm.paid == Some(paid) && helm.granted == helm.grant && !again {
             return;
@@ -556,17 +570,17 @@ impl Transfer<'_, Proxy> {
             (Some(own), Some(grant)) => Some(own.min(grant)),
             (own, grant) => own.or(grant),
         };
-        if matches!(helm.paid, None | Some(Paid::No)) {
+        if matches!(helm.paid, None | Some(MeteredUse::No)) {
             helm.spent_before = carried;
         }
         // The driver counts from when it was first told that the flow may pay.
         let counted = carried.saturating_sub(helm.spent_before);
         let within = |bytes: u64| Some(counted + bytes.min(left.unwrap_or(u64::MAX)));
         let set = self.dial.with_flow(|device, flow| match paid {
-            Paid::No => device.allow_paid(flow, false, None),
-            Paid::Ready => device.allow_paid(flow, true, Some(0)),
-            Paid::Probe(bytes) => device.allow_paid(flow, true, within(bytes)),
-            Paid::Spend => device.allow_paid(flow, true, left.map(|left| counted + left)),
+            MeteredUse::No => device.allow_paid(flow, false, None),
+            MeteredUse::Ready => device.allow_paid(flow, true, Some(0)),
+            MeteredUse::Probe(bytes) => device.allow_paid(flow, true, within(bytes)),
+            MeteredUse::Spend => device.allow_paid(flow, true, left.map(|left| counted + left)),
         });
         if set.is_some() {
             if again || helm.paid != Some(paid) {
@@ -578,12 +592,12 @@ impl Transfer<'_, Proxy> {
     }
 
     /// Has whoever sends hold the flow back, or go on.
-    fn hold_back(&mut self, behind: bool, helm: &mut Helm) {
+    fn hold_back(&mut self, behind: bool, helm: &mut ProxyTransferState) {
         if helm.behind == behind {
             return;
         }
         if let Some(outgoing) = &self.outgoing {
-            outgoing.parcel.hold_back(behind);
+            outgoing.parcel.set_held(behind);
             helm.behind = behind;
         } else if self
             .dial
@@ -595,10 +609,18 @@ impl Transfer<'_, Proxy> {
     }
 
     /// Adds a decision of the scheduler to the session's log, when it is another one than before.
-    fn log_decision(&self, verdict: &Verdict, paid: Paid, ways: &[LinkCandidate], helm: &mut Helm) {
+    fn log_decision(
+        &self,
+        verdict: &TransferDecision,
+        paid: MeteredUse,
+        ways: &[LinkCandidate],
+        helm: &mut ProxyTransferState,
+    ) {
         let (chosen, why) = match &verdict.choice {
             LinkChoice::Use { index, why } => (ways[*index].name.clone(), why),
-            LinkChoice::Wait { reason, why, .. } => (Reason::from(*reason).code().to_owned(), why),
+            LinkChoice::Wait { reason, why, .. } => {
+                (TransferReason::from(*reason).code().to_owned(), why)
+            }
         };
         let paid = paid.word();
         if helm.logged.as_ref() == Some(&(chosen.clone(), paid)) {
@@ -628,73 +650,89 @@ impl Transfer<'_, Proxy> {
     }
 
     /// Says so if a proxy that could be reached does not answer.
-    fn watch_answers(&mut self, helm: &mut Helm) -> Result<(), Failure> {
-        if self.dial.answers() {
+    fn watch_answers(&mut self, helm: &mut ProxyTransferState) -> Result<(), TransferFailure> {
+        if self.dial.has_answering_path() {
             helm.known = true;
             if helm.asked_since.is_none() {
                 self.watch_others(helm);
                 return Ok(());
             }
             helm.unanswered_since = None;
-            let quiet = helm.quiet(Moment::now());
+            let quiet = helm.quiet(BootInstant::now());
             if let Some(quiet) = quiet.filter(|quiet| *quiet >= self.job.stall) {
                 let text = format!("not a byte for {}", format_duration(quiet));
-                self.say_waiting(Reason::OriginWait, text, "the origin's next bytes".into());
+                self.report_waiting(
+                    TransferReason::OriginWait,
+                    text,
+                    "the origin's next bytes".into(),
+                );
             }
             return Ok(());
         }
-        let since = *helm.unanswered_since.get_or_insert_with(Moment::now);
-        let silence = Moment::now().since(since);
+        let since = *helm.unanswered_since.get_or_insert_with(BootInstant::now);
+        let silence = BootInstant::now().since(since);
         if silence < UNREACHABLE_AFTER {
             return Ok(());
         }
         let text = if helm.known {
             format!(
                 "{} has not answered for {}",
-                self.dial.place(),
+                self.dial.address_text(),
                 format_duration(silence)
             )
         } else {
             format!(
                 "nothing answers at {} with the key of --prox; is the proxy running, is the key \
                  right, does this network let UDP through?",
-                self.dial.place()
+                self.dial.address_text()
             )
         };
         if self.job.now && !helm.known {
             let text = format!("{text} (--now does not wait)");
-            return Err(Failure::of(Exit::Error, Reason::ProxyUnreachable, text));
+            return Err(TransferFailure::of(
+                TransferExit::Error,
+                TransferReason::ProxyUnreachable,
+                text,
+            ));
         }
         self.give_up_on_proxy(helm, &text)?;
         let unblocks = "an answer of the proxy | another network | no --prox".into();
-        self.say_waiting(Reason::ProxyUnreachable, text, unblocks);
+        self.report_waiting(TransferReason::ProxyUnreachable, text, unblocks);
         Ok(())
     }
 
     /// Says so if the proxy answers only where nothing may be spent.
-    fn watch_others(&mut self, helm: &mut Helm) {
-        let since = *helm.unanswered_since.get_or_insert_with(Moment::now);
-        if Moment::now().since(since) >= UNREACHABLE_AFTER {
+    fn watch_others(&mut self, helm: &mut ProxyTransferState) {
+        let since = *helm.unanswered_since.get_or_insert_with(BootInstant::now);
+        if BootInstant::now().since(since) >= UNREACHABLE_AFTER {
             let unblocks = "an answer of the proxy there | --policy any".to_owned();
-            self.say_waiting(Reason::PathTooSlow, self.why.clone(), unblocks);
+            self.report_waiting(TransferReason::PathTooSlow, self.why.clone(), unblocks);
         }
     }
 
     /// At the deadline, a proxy that never was heard of is not waited for any longer.
-    fn give_up_on_proxy(&self, helm: &Helm, why: &str) -> Result<(), Failure> {
-        if helm.known || self.left() != Some(Duration::ZERO) {
+    fn give_up_on_proxy(
+        &self,
+        helm: &ProxyTransferState,
+        why: &str,
+    ) -> Result<(), TransferFailure> {
+        if helm.known || self.time_left() != Some(Duration::ZERO) {
             return Ok(());
         }
         let text = format!("{why}; the deadline has passed without a word from the proxy");
-        Err(Failure::of(
-            Exit::DeadlineMissed,
-            Reason::ProxyUnreachable,
+        Err(TransferFailure::of(
+            TransferExit::DeadlineMissed,
+            TransferReason::ProxyUnreachable,
             text,
         ))
     }
 
     /// Takes in what happened in the session.
-    pub(super) fn heed(&mut self, event: SessionEvent, helm: &mut Helm) -> Result<(), Failure> {
+    pub(super) fn on_session_event(
+        &mut self,
+        event: SessionEvent,
+        helm: &mut ProxyTransferState,
+    ) -> Result<(), TransferFailure> {
         let name = |id| {
             let device = self.dial.device()?;
             device.link_name(id)
@@ -708,7 +746,7 @@ impl Transfer<'_, Proxy> {
                     tracing::debug!(link = %name, took_ms = took, "a path answers");
                     helm.first.get_or_insert((name, took));
                 }
-                self.steer(helm)?;
+                self.update_spending(helm)?;
             }
             SessionEvent::Switched {
                 from,
@@ -727,7 +765,7 @@ impl Transfer<'_, Proxy> {
                 self.switches += u32::from(from.is_some());
                 self.last_link = Some(to.clone());
                 let t_s = self.t_s();
-                self.observer.tell(&Event::Switch {
+                self.observer.on_event(&TransferEvent::Switch {
                     t_s,
                     from,
                     to,
@@ -739,7 +777,9 @@ impl Transfer<'_, Proxy> {
                     silence_ms: Some(silence.as_secs_f64() * 1e3),
                 });
             }
-            SessionEvent::PathSilent { .. } | SessionEvent::PathDown { .. } => self.steer(helm)?,
+            SessionEvent::PathSilent { .. } | SessionEvent::PathDown { .. } => {
+                self.update_spending(helm)?
+            }
             SessionEvent::Woken { after } if after.as_secs_f64() >= 0.1 => {
                 let text = format!("networks are back after {:.1} s", after.as_secs_f64());
                 self.note(None, text);
@@ -751,12 +791,12 @@ impl Transfer<'_, Proxy> {
 
     /// Whether data that came over `from` and now comes over `to` has moved: not if both carry it
     /// side by side, and once only if what is under way on `from` still trickles in.
-    fn is_left(&self, from: &str, to: &str, helm: &mut Helm) -> bool {
+    fn is_left(&self, from: &str, to: &str, helm: &mut ProxyTransferState) -> bool {
         let answers = self
             .dial
             .carried()
             .get(from)
-            .is_some_and(|carrying| carrying.answers == Some(true));
+            .is_some_and(|carrying| carrying.is_answering == Some(true));
         if !answers || from == to {
             helm.left.remove(to);
             return true;
@@ -767,7 +807,7 @@ impl Transfer<'_, Proxy> {
     }
 
     /// Says on which link the first byte came.
-    pub(super) fn say_begun(&mut self, helm: &mut Helm) {
+    pub(super) fn report_first_byte(&mut self, helm: &mut ProxyTransferState) {
         let busiest = self
             .dial
             .carried()
@@ -778,7 +818,7 @@ impl Transfer<'_, Proxy> {
         let Some(to) = busiest.or(first) else { return };
         self.last_link = Some(to.clone());
         let t_s = self.t_s();
-        self.observer.tell(&Event::Switch {
+        self.observer.on_event(&TransferEvent::Switch {
             t_s,
             from: None,
             to,
@@ -789,12 +829,12 @@ impl Transfer<'_, Proxy> {
     }
 
     /// The links before anything was tried on them.
-    pub(super) fn ways_to_proxy(&mut self) -> Vec<LinkCandidate> {
-        self.proxied_ways(&mut Helm::default())
+    pub(super) fn proxy_link_candidates(&mut self) -> Vec<LinkCandidate> {
+        self.proxied_ways(&mut ProxyTransferState::default())
     }
 
     /// The links, as the scheduler sees them.
-    fn proxied_ways(&mut self, helm: &mut Helm) -> Vec<LinkCandidate> {
+    fn proxied_ways(&mut self, helm: &mut ProxyTransferState) -> Vec<LinkCandidate> {
         if self.dial.needs_no_link() {
             return vec![LinkCandidate {
                 name: NO_LINK.into(),
@@ -807,7 +847,7 @@ impl Transfer<'_, Proxy> {
         }
         let links = self.links.borrow().clone();
         let carried = self.dial.carried();
-        let now = Moment::now();
+        let now = BootInstant::now();
         let spends = plan_spends(helm);
         let mut ways = Vec::new();
         for link in links
@@ -822,14 +862,14 @@ impl Transfer<'_, Proxy> {
                 LinkClass::Metered => spends,
                 LinkClass::Roaming => false,
             };
-            let answering = match carrying.and_then(|c| c.answers) {
+            let answering = match carrying.and_then(|c| c.is_answering) {
                 Some(true) => *helm.answering_since.entry(link.name.clone()).or_insert(now),
                 _ => {
                     helm.answering_since.remove(&link.name);
                     now
                 }
             };
-            let silent = in_use && carrying.is_none_or(|c| c.answers != Some(true));
+            let silent = in_use && carrying.is_none_or(|c| c.is_answering != Some(true));
             let stalled = if silent {
                 let since = *helm.silent_since.entry(link.name.clone()).or_insert(now);
                 now.since(since) >= SILENT_AFTER
@@ -862,7 +902,7 @@ impl Transfer<'_, Proxy> {
     }
 
     /// Brings the shares of the links up to date; returns those that carried since the last time.
-    pub(super) fn count_links(&mut self, helm: &mut Helm) -> String {
+    pub(super) fn count_links(&mut self, helm: &mut ProxyTransferState) -> String {
         let mut used = Vec::new();
         if self.dial.needs_no_link() {
             used.push(NO_LINK.to_owned());
@@ -873,10 +913,10 @@ impl Transfer<'_, Proxy> {
             }
             helm.last_counts.insert(name.clone(), carrying.bytes);
             if let Some(trip) = carrying.round_trip {
-                self.seat.measured(&name, trip);
+                self.seat.record_round_trip(&name, trip);
             }
-            if let Some(busy) = carrying.busy {
-                self.seat.busy(&name, busy);
+            if let Some(busy) = carrying.active_time {
+                self.seat.record_busy_time(&name, busy);
             }
             if carrying.bytes > 0 {
                 self.bytes_by_link.insert(name, carrying.bytes);
@@ -887,36 +927,46 @@ impl Transfer<'_, Proxy> {
 
     /// The deadline ends it, and is here: either end may have found so a moment before.
     fn ends_at_deadline(&self) -> bool {
-        let is_here = self.left().is_some_and(|left| left < LIFT_DEADLINE);
+        let is_here = self.time_left().is_some_and(|left| left < LIFT_DEADLINE);
         is_here && self.terms.if_late == DeadlineFallback::Fail
     }
 
     /// What a broken exchange is really about: the flow knows better than HTTP.
-    pub(super) fn cause(&self, fault: Fault) -> Fault {
-        match self.dial.lost() {
-            Err(failure) => Fault::Final(failure),
+    pub(super) fn flow_cause(&self, fault: FetchFault) -> FetchFault {
+        match self.dial.flow_loss() {
+            Err(failure) => FetchFault::Final(failure),
             Ok(None) => fault,
-            Ok(Some(Lost::Reset(text))) => Fault::Origin {
+            Ok(Some(FlowLoss::Reset(text))) => FetchFault::Origin {
                 text,
                 retry_after: None,
             },
-            Ok(Some(Lost::Forgotten)) => {
-                Fault::Proxy("the proxy was restarted and does not know the transfer".into())
+            Ok(Some(FlowLoss::Forgotten)) => {
+                FetchFault::Proxy("the proxy was restarted and does not know the transfer".into())
             }
-            Ok(Some(Lost::Session(text))) => Fault::Proxy(text),
-            Ok(Some(Lost::Deadline)) if self.ends_at_deadline() => Fault::Final(self.late()),
-            Ok(Some(Lost::Deadline)) => Fault::Proxy("the deadline passed".into()),
+            Ok(Some(FlowLoss::Session(text))) => FetchFault::Proxy(text),
+            Ok(Some(FlowLoss::Deadline)) if self.ends_at_deadline() => {
+                FetchFault::Final(self.late_failure())
+            }
+            Ok(Some(FlowLoss::Deadline)) => FetchFault::Proxy("the deadline passed".into()),
         }
     }
 
     /// After a fault: give up, or wait a little, say so, and ask again from where we are.
-    async fn recover_proxied(&mut self, fault: Fault, helm: &mut Helm) -> Result<(), Failure> {
+    async fn recover_proxied(
+        &mut self,
+        fault: FetchFault,
+        helm: &mut ProxyTransferState,
+    ) -> Result<(), TransferFailure> {
         let (text, reason, retry_after, counts) = match fault {
-            Fault::Final(failure) => return Err(failure),
-            Fault::Stranger(text) | Fault::Portal(text) => return Err(Failure::error(text)),
-            Fault::Origin { text, retry_after } => (text, Reason::OriginWait, retry_after, true),
-            Fault::Path(text) | Fault::Proxy(text) | Fault::Nameless(text) => {
-                (text, Reason::ProxyUnreachable, None, false)
+            FetchFault::Final(failure) => return Err(failure),
+            FetchFault::UntrustedPeer(text) | FetchFault::CaptivePortal(text) => {
+                return Err(TransferFailure::error(text));
+            }
+            FetchFault::Origin { text, retry_after } => {
+                (text, TransferReason::OriginWait, retry_after, true)
+            }
+            FetchFault::Path(text) | FetchFault::Proxy(text) | FetchFault::NameNotFound(text) => {
+                (text, TransferReason::ProxyUnreachable, None, false)
             }
         };
         self.dial.drop_flow();
@@ -925,14 +975,14 @@ impl Transfer<'_, Proxy> {
             .device()
             .is_none_or(|device| device.ended().is_some())
         {
-            self.dial.hang_up();
+            self.dial.drop_session();
             helm.events = None;
         }
         self.tries += 1;
         if counts && self.tries >= self.job.tries_max {
             let tries = self.tries;
             let text = format!("{text}; gave up after {tries} tries without a new byte");
-            return Err(Failure::of(Exit::Error, reason, text));
+            return Err(TransferFailure::of(TransferExit::Error, reason, text));
         }
         let first = self.tries == 1 && retry_after.is_none() && !counts;
         if first {
@@ -941,10 +991,10 @@ impl Transfer<'_, Proxy> {
         }
         let doublings = self.tries.saturating_sub(1).min(10);
         let backoff = (BACKOFF_FIRST * 2u32.pow(doublings)).min(AGAIN_MAX);
-        let until = Moment::now().after(retry_after.unwrap_or(backoff));
+        let until = BootInstant::now().after(retry_after.unwrap_or(backoff));
         self.said_waiting = None;
         loop {
-            let left = until.since(Moment::now());
+            let left = until.since(BootInstant::now());
             if left.is_zero() {
                 return Ok(());
             }
@@ -956,8 +1006,8 @@ impl Transfer<'_, Proxy> {
     }
 }
 
-fn plan_spends(helm: &Helm) -> bool {
-    matches!(helm.paid, Some(Paid::Spend | Paid::Probe(_)))
+fn plan_spends(helm: &ProxyTransferState) -> bool {
+    matches!(helm.paid, Some(MeteredUse::Spend | MeteredUse::Probe(_)))
 }
 
 /// The next event of the session; never, if there is none to come.
@@ -982,12 +1032,12 @@ mod tests {
 
     #[test]
     fn who_was_held_back_is_quiet_only_from_when_something_may_carry_it() {
-        let begun = Moment::from_boot(Duration::from_secs(100));
+        let begun = BootInstant::from_boot(Duration::from_secs(100));
         let at = |seconds| begun.after(Duration::from_secs(seconds));
-        let mut helm = Helm {
+        let mut helm = ProxyTransferState {
             last_byte: Some(at(1)),
             asked_since: Some(at(0)),
-            ..Helm::default()
+            ..ProxyTransferState::default()
         };
         assert_eq!(helm.quiet(at(5)), Some(Duration::from_secs(4)));
         helm.asked_since = None;

@@ -8,22 +8,23 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use d2tp_links::{CostClass, Link};
 use url::{Host, Url};
 
-use super::{Dial, LinkCandidate, Moment, Transfer, Via};
+use super::{BootInstant, Dial, EgressLink, LinkCandidate, TransferRun};
 
-impl<D: Dial> Transfer<'_, D> {
+impl<D: Dial> TransferRun<'_, D> {
     /// The links this origin can be reached by.
-    pub(super) fn ways(&mut self) -> Vec<LinkCandidate> {
+    pub(super) fn link_candidates(&mut self) -> Vec<LinkCandidate> {
         let links = self.links.borrow().clone();
         let near = self.near(&links);
         let usable: Vec<(String, CostClass, u32)> = match &near {
-            Some(Near::Here) => vec![("lo".into(), CostClass::Free, 0)],
+            Some(LocalOrigin::ThisMachine) => vec![("lo".into(), CostClass::Free, 0)],
             _ => links
                 .iter()
                 .filter(|link| link.kind != d2tp_links::LinkKind::Loopback)
                 .filter(|link| {
-                    link.is_usable() || matches!(&near, Some(Near::OnLink(n, _)) if *n == link.name)
+                    link.is_usable()
+                        || matches!(&near, Some(LocalOrigin::OnLink(n, _)) if *n == link.name)
                 })
-                .filter(|link| !self.is_doubted(&link.name, &link.addresses))
+                .filter(|link| !self.is_suspect(&link.name, &link.addresses))
                 .map(|link| {
                     (
                         link.name.clone(),
@@ -33,7 +34,7 @@ impl<D: Dial> Transfer<'_, D> {
                 })
                 .collect(),
         };
-        let now = Moment::now();
+        let now = BootInstant::now();
         usable
             .into_iter()
             .map(|(name, class, metric)| {
@@ -53,25 +54,25 @@ impl<D: Dial> Transfer<'_, D> {
             .collect()
     }
 
-    fn near(&self, links: &[Link]) -> Option<Near> {
+    fn near(&self, links: &[Link]) -> Option<LocalOrigin> {
         if self.dial.needs_no_link() {
-            return Some(Near::Here);
+            return Some(LocalOrigin::ThisMachine);
         }
         near(&self.job.url, links)
     }
 
     /// How to leave by this link, while it can be used.
-    pub(super) fn via(&self, name: &str) -> Option<Via> {
+    pub(super) fn egress_link(&self, name: &str) -> Option<EgressLink> {
         let links = self.links.borrow();
         match self.near(&links) {
-            Some(Near::Here) => {
-                return Some(Via {
+            Some(LocalOrigin::ThisMachine) => {
+                return Some(EgressLink {
                     device: None,
                     sources: Vec::new(),
                 });
             }
-            Some(Near::OnLink(link, source)) if link == name => {
-                return Some(Via {
+            Some(LocalOrigin::OnLink(link, source)) if link == name => {
+                return Some(EgressLink {
                     device: Some(link),
                     sources: vec![source],
                 });
@@ -81,7 +82,7 @@ impl<D: Dial> Transfer<'_, D> {
         let link = links
             .iter()
             .find(|link| link.name == name && link.is_usable())?;
-        Some(Via {
+        Some(EgressLink {
             device: Some(link.name.clone()),
             sources: link.source_addresses().collect(),
         })
@@ -89,16 +90,16 @@ impl<D: Dial> Transfer<'_, D> {
 }
 
 /// An origin that no default route is needed for.
-enum Near {
-    Here,
+enum LocalOrigin {
+    ThisMachine,
     OnLink(String, IpAddr),
 }
 
 /// Whether the URL names this machine, or an address on one of its own networks.
-fn near(url: &Url, links: &[Link]) -> Option<Near> {
+fn near(url: &Url, links: &[Link]) -> Option<LocalOrigin> {
     let ip = match url.host()? {
         Host::Domain(name) if name == "localhost" || name.ends_with(".localhost") => {
-            return Some(Near::Here);
+            return Some(LocalOrigin::ThisMachine);
         }
         // Of d2tp: the host is what is written, an address too.
         Host::Domain(name) => name.parse().ok()?,
@@ -106,9 +107,9 @@ fn near(url: &Url, links: &[Link]) -> Option<Near> {
         Host::Ipv6(ip) => IpAddr::V6(ip),
     };
     if ip.is_loopback() || links.iter().any(|link| link.addresses.contains(&ip)) {
-        return Some(Near::Here);
+        return Some(LocalOrigin::ThisMachine);
     }
-    on_link(ip, links).map(|(name, source)| Near::OnLink(name, source))
+    on_link(ip, links).map(|(name, source)| LocalOrigin::OnLink(name, source))
 }
 
 /// The link on whose own network this address is as routing sees it, and the address to send from.

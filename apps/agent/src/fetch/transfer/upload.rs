@@ -18,18 +18,20 @@ use http::header::{LOCATION, RETRY_AFTER};
 use tokio::io::AsyncReadExt;
 use tokio::time::{MissedTickBehavior, interval};
 
-use super::proxied::{Helm, next_event};
+use super::proxied::{ProxyTransferState, next_event};
 use super::*;
-use crate::fetch::parcel::{ANSWER_BYTES_MAX, Answer as Answered, Drawn, Leave, Parcel};
 use crate::fetch::proxy;
+use crate::fetch::upload_body::{
+    ANSWER_BYTES_MAX, InterimResponse, UploadBody, UploadResponse as Answered, UploadSource,
+};
 
 /// An upload under way.
-pub(super) struct Outgoing {
-    pub(super) parcel: Arc<Parcel>,
+pub(super) struct UploadState {
+    pub(super) parcel: Arc<UploadBody>,
     /// Bytes of the file that the proxy has.
     pub(super) acknowledged: u64,
     /// As the flow at hand draws it.
-    drawn: Option<Arc<Drawn>>,
+    drawn: Option<Arc<UploadSource>>,
     /// The proxy keeps what it has if the flow is lost.
     kept: bool,
     /// All of it was there once, so the origin may have it.
@@ -37,9 +39,9 @@ pub(super) struct Outgoing {
     answer: Option<Answered>,
 }
 
-impl Outgoing {
-    fn new(parcel: Parcel) -> Outgoing {
-        Outgoing {
+impl UploadState {
+    fn new(parcel: UploadBody) -> UploadState {
+        UploadState {
             parcel: Arc::new(parcel),
             acknowledged: 0,
             drawn: None,
@@ -56,15 +58,15 @@ impl Outgoing {
 
 /// Runs an upload through a proxy to its end and reports it.
 pub async fn run_upload(
-    job: &Job,
-    parcel: Parcel,
-    proxy: &Proxy,
-    setting: Setting,
-    observer: &mut dyn Observer,
-) -> Exit {
-    match begin(job, proxy, setting, Direction::Up, observer) {
+    job: &TransferJob,
+    parcel: UploadBody,
+    proxy: &ProxyClient,
+    setting: TransferContext,
+    observer: &mut dyn TransferObserver,
+) -> TransferExit {
+    match begin(job, proxy, setting, TransferDirection::Up, observer) {
         Ok((mut transfer, _)) => {
-            transfer.outgoing = Some(Outgoing::new(parcel));
+            transfer.outgoing = Some(UploadState::new(parcel));
             let outcome = transfer.exchange_proxied().await;
             transfer.finish_upload(outcome)
         }
@@ -72,15 +74,15 @@ pub async fn run_upload(
     }
 }
 
-impl Transfer<'_, Proxy> {
+impl TransferRun<'_, ProxyClient> {
     /// Sends the file in one flow and reads the answer.
     pub(super) async fn attempt_upload(
         &mut self,
-        parcel: Arc<Parcel>,
-        helm: &mut Helm,
-    ) -> Result<Step, Fault> {
+        parcel: Arc<UploadBody>,
+        helm: &mut ProxyTransferState,
+    ) -> Result<AttemptEnd, FetchFault> {
         let again = self.outgoing.as_ref().is_some_and(|o| o.drawn.is_some());
-        let drawn = Arc::new(Drawn::new(parcel.clone(), again));
+        let drawn = Arc::new(UploadSource::new(parcel.clone(), again));
         let mut held = self.dial.post(drawn.clone())?;
         if let Some(outgoing) = &mut self.outgoing {
             outgoing.drawn = Some(drawn.clone());
@@ -90,24 +92,24 @@ impl Transfer<'_, Proxy> {
         let mut epoch = interval(EPOCH);
         epoch.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let (mut links, mut stop) = (self.links.clone(), self.stop.clone());
-        let (mut epoch_start, mut epoch_bytes) = (Moment::now(), 0u64);
+        let (mut epoch_start, mut epoch_bytes) = (BootInstant::now(), 0u64);
         let (mut kept, mut total) = (Vec::new(), 0u64);
         let mut piece = [0; 8192];
         loop {
             tokio::select! {
                 biased;
-                _ = stop.wait_for(|stop| *stop) => return Ok(Step::ChooseAgain),
-                Ok(()) = links.changed() => self.steer(helm).map_err(Fault::Final)?,
-                event = next_event(&mut helm.events) => self.heed(event, helm).map_err(Fault::Final)?,
+                _ = stop.wait_for(|stop| *stop) => return Ok(AttemptEnd::ChooseAgain),
+                Ok(()) = links.changed() => self.update_spending(helm).map_err(FetchFault::Final)?,
+                event = next_event(&mut helm.events) => self.on_session_event(event, helm).map_err(FetchFault::Final)?,
                 _ = epoch.tick() => {
-                    let now = Moment::now();
+                    let now = BootInstant::now();
                     self.look(&drawn, helm);
                     let done = self.acknowledged();
                     let seconds = now.since(epoch_start).as_secs_f64().max(1e-3);
                     let used = self.count_links(helm);
                     // What was spent is told before it is asked what may be.
                     self.tell_progress(&used, done.saturating_sub(epoch_bytes) as f64 / seconds);
-                    self.steer(helm).map_err(Fault::Final)?;
+                    self.update_spending(helm).map_err(FetchFault::Final)?;
                     (epoch_start, epoch_bytes) = (now, done);
                 }
                 read = held.read(&mut piece) => match read {
@@ -116,14 +118,14 @@ impl Transfer<'_, Proxy> {
                         total += bytes as u64;
                         let room = ANSWER_BYTES_MAX - kept.len();
                         kept.extend_from_slice(&piece[..bytes.min(room)]);
-                        if drawn.from().is_none() && let Some(leave) = Leave::read(&kept) {
+                        if drawn.from().is_none() && let Some(leave) = InterimResponse::read(&kept) {
                             self.begin_body(&drawn, leave)?;
                             epoch_bytes = self.acknowledged();
                         }
                     }
                     Err(error) => {
-                        parcel.check_unchanged().map_err(Fault::Final)?;
-                        let fault = self.cause(Fault::Proxy(error.to_string()));
+                        parcel.check_unchanged().map_err(FetchFault::Final)?;
+                        let fault = self.flow_cause(FetchFault::Proxy(error.to_string()));
                         return Err(self.lost(fault));
                     }
                 },
@@ -132,45 +134,49 @@ impl Transfer<'_, Proxy> {
         self.look(&drawn, helm);
         // A small file is there before the first epoch is over.
         if self.last_link.is_none() {
-            self.say_begun(helm);
+            self.report_first_byte(helm);
         }
-        let answer =
-            Answered::read(&kept, total).map_err(|what| self.lost(Fault::Proxy(what.into())))?;
+        let answer = Answered::read(&kept, total)
+            .map_err(|what| self.lost(FetchFault::Proxy(what.into())))?;
         let verdict = self.judge(&parcel, answer);
-        if matches!(verdict, Ok(_) | Err(Fault::Final(_))) {
-            parcel.settle();
+        if matches!(verdict, Ok(_) | Err(FetchFault::Final(_))) {
+            parcel.set_answered();
         }
         verdict
     }
 
     /// The proxy has said from which byte on it wants the file.
-    fn begin_body(&mut self, drawn: &Drawn, leave: Leave) -> Result<(), Fault> {
+    fn begin_body(
+        &mut self,
+        drawn: &UploadSource,
+        leave: InterimResponse,
+    ) -> Result<(), FetchFault> {
         let Some(outgoing) = &mut self.outgoing else {
             return Ok(());
         };
         let length = outgoing.parcel.length;
         let from = match leave {
-            Leave::Whole => 0,
-            Leave::From(from) => from,
+            InterimResponse::FromStart => 0,
+            InterimResponse::FromOffset(from) => from,
         };
-        outgoing.kept = leave != Leave::Whole;
+        outgoing.kept = leave != InterimResponse::FromStart;
         if from > length {
             let text = format!("it has {from} bytes of a file of {length}");
-            return Err(Fault::Proxy(text));
+            return Err(FetchFault::Proxy(text));
         }
         if from < length && outgoing.whole_once && outgoing.parcel.post {
             // It forgot that it had it, and with it what became of it.
-            return Err(Fault::Final(Failure::error(
+            return Err(FetchFault::Final(TransferFailure::error(
                 "the proxy lost the POST; whether the origin has it is not known, so it is not sent again",
             )));
         }
         outgoing.acknowledged = from;
-        drawn.begin(from);
+        drawn.start_at(from);
         Ok(())
     }
 
     /// Brings the progress up to date.
-    fn look(&mut self, drawn: &Drawn, helm: &mut Helm) {
+    fn look(&mut self, drawn: &UploadSource, helm: &mut ProxyTransferState) {
         let far = self.dial.with_flow(|_, flow| flow.acknowledged());
         let Some(from) = drawn.from() else {
             return;
@@ -178,11 +184,11 @@ impl Transfer<'_, Proxy> {
         let done = from + far.unwrap_or(0).saturating_sub(drawn.head_bytes());
         if done > self.acknowledged() {
             self.note_acknowledged(done);
-            helm.last_byte = Some(Moment::now());
+            helm.last_byte = Some(BootInstant::now());
             self.said_waiting = None;
             self.tries = 0;
             if self.last_link.is_none() {
-                self.say_begun(helm);
+                self.report_first_byte(helm);
             }
         }
     }
@@ -199,7 +205,7 @@ impl Transfer<'_, Proxy> {
     }
 
     /// A flow that broke off: where the proxy keeps what it has, asking again sends nothing twice.
-    fn lost(&self, fault: Fault) -> Fault {
+    fn lost(&self, fault: FetchFault) -> FetchFault {
         match &self.outgoing {
             Some(outgoing) if outgoing.kept => fault,
             _ => self.once_only(fault),
@@ -207,29 +213,29 @@ impl Transfer<'_, Proxy> {
     }
 
     /// A POST that the origin may have seen is not sent again.
-    fn once_only(&self, fault: Fault) -> Fault {
-        let whole = |o: &Outgoing| o.parcel.post && o.acknowledged == o.parcel.length;
+    fn once_only(&self, fault: FetchFault) -> FetchFault {
+        let whole = |o: &UploadState| o.parcel.post && o.acknowledged == o.parcel.length;
         let text = match &fault {
-            Fault::Final(_) => return fault,
-            Fault::Origin { text, .. }
-            | Fault::Path(text)
-            | Fault::Proxy(text)
-            | Fault::Nameless(text)
-            | Fault::Stranger(text)
-            | Fault::Portal(text) => text,
+            FetchFault::Final(_) => return fault,
+            FetchFault::Origin { text, .. }
+            | FetchFault::Path(text)
+            | FetchFault::Proxy(text)
+            | FetchFault::NameNotFound(text)
+            | FetchFault::UntrustedPeer(text)
+            | FetchFault::CaptivePortal(text) => text,
         };
         if !self.outgoing.as_ref().is_some_and(whole) {
             return fault;
         }
-        Fault::Final(Failure::error(format!(
+        FetchFault::Final(TransferFailure::error(format!(
             "{text}; whether the origin has the POST is not known, so it is not sent again"
         )))
     }
 
     /// What the answer means.
-    fn judge(&mut self, parcel: &Parcel, answer: Answered) -> Result<Step, Fault> {
+    fn judge(&mut self, parcel: &UploadBody, answer: Answered) -> Result<AttemptEnd, FetchFault> {
         let host = self.job.url.host_str().unwrap_or_default();
-        if let Some(fault) = proxy::refusal(answer.status, &answer.headers, &answer.words) {
+        if let Some(fault) = proxy::refusal(answer.status, &answer.headers, &answer.body_text) {
             // The proxy's words say whether it reached the origin; only these two leave it open.
             let told = answer.headers.get("proxy-status");
             let told = told.and_then(|told| told.to_str().ok()).unwrap_or_default();
@@ -240,52 +246,52 @@ impl Transfer<'_, Proxy> {
         let text = |name| Some(answer.headers.get(name)?.to_str().ok()?.to_owned());
         match answer.status {
             status if status.is_success() => {
-                parcel.check_unchanged().map_err(Fault::Final)?;
+                parcel.check_unchanged().map_err(FetchFault::Final)?;
                 self.note_acknowledged(parcel.length);
                 if let Some(outgoing) = &mut self.outgoing {
                     outgoing.answer = Some(answer);
                 }
-                Ok(Step::Whole)
+                Ok(AttemptEnd::Whole)
             }
             status if status.is_redirection() => {
                 let to = text(LOCATION).unwrap_or_else(|| "nowhere".into());
                 let text = format!("{host} did not take it ({status}) and points to {to}");
-                Err(Fault::Final(Failure::error(text)))
+                Err(FetchFault::Final(TransferFailure::error(text)))
             }
             StatusCode::UNAUTHORIZED => {
                 let text = format!("{host} wants credentials ({})", answer.status);
-                Err(Fault::Final(Failure::of(
-                    Exit::Error,
-                    Reason::AuthRequired,
+                Err(FetchFault::Final(TransferFailure::of(
+                    TransferExit::Error,
+                    TransferReason::AuthRequired,
                     text,
                 )))
             }
             status => {
-                let words: String = answer.words.trim().chars().take(200).collect();
+                let words: String = answer.body_text.trim().chars().take(200).collect();
                 let text_of_fault = format!("{host} answers {status}: {words}");
                 let not_now = matches!(status.as_u16(), 408 | 425 | 429 | 503);
                 // These do not change by waiting, and each try costs the whole body.
                 let never = matches!(status.as_u16(), 501 | 505 | 507 | 508);
                 if not_now || (status.is_server_error() && !never && !parcel.post) {
                     let wait = text(RETRY_AFTER).and_then(|wait| wait.trim().parse().ok());
-                    return Err(Fault::Origin {
+                    return Err(FetchFault::Origin {
                         text: text_of_fault,
                         retry_after: wait.map(Duration::from_secs),
                     });
                 }
-                Err(Fault::Final(Failure::error(text_of_fault)))
+                Err(FetchFault::Final(TransferFailure::error(text_of_fault)))
             }
         }
     }
 
     /// Reports.
-    fn finish_upload(mut self, outcome: Result<(), Failure>) -> Exit {
-        let late = self.left() == Some(Duration::ZERO);
+    fn finish_upload(mut self, outcome: Result<(), TransferFailure>) -> TransferExit {
+        let late = self.time_left() == Some(Duration::ZERO);
         let duration_s = self.t_s();
         let (start, promise) = (self.start, self.first_promise);
         let (exit, reason, text) = match outcome {
-            Ok(()) if late => (Exit::DeadlineMissed, None, None),
-            Ok(()) => (Exit::Done, None, None),
+            Ok(()) if late => (TransferExit::DeadlineMissed, None, None),
+            Ok(()) => (TransferExit::Done, None, None),
             Err(failure) => (failure.exit, failure.reason, Some(failure.text)),
         };
         let whole = text.is_none();
@@ -293,10 +299,10 @@ impl Transfer<'_, Proxy> {
             return exit;
         };
         let carried: u64 = self.bytes_by_link.values().sum();
-        let report = Report {
+        let report = TransferReport {
             verb: "put".into(),
             mode: self.dial.mode(),
-            url: public(&self.job.url),
+            url: redact_url(&self.job.url),
             file: PathBuf::from(&outgoing.parcel.path).display().to_string(),
             bytes: outgoing.acknowledged,
             sha256: outgoing.parcel.sha256.clone(),
@@ -323,12 +329,12 @@ impl Transfer<'_, Proxy> {
                 .answer
                 .as_ref()
                 .map(|answer| answer.status.as_u16()),
-            answer: outgoing.answer.map(|answer| answer.words),
+            answer: outgoing.answer.map(|answer| answer.body_text),
         };
-        self.observer.tell(&if whole {
-            Event::Done(report)
+        self.observer.on_event(&if whole {
+            TransferEvent::Done(report)
         } else {
-            Event::Error(report)
+            TransferEvent::Error(report)
         });
         exit
     }

@@ -1,0 +1,507 @@
+//! What is learnt of links, and kept: forecasts by place and hour, the spells of each radio, the rate of
+//! each network.
+//!
+//! ```text
+//!  $XDG_STATE_HOME/cedos/learnt   sha256 of the rest, in hex ⏎ JSON
+//! ```
+//!
+//! Written whole, synced and renamed: a crash leaves the old one or the new one. One that was damaged is
+//! put aside, and everything is learnt anew.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use d2tp_sched::{LinkForecast, Location, NetworkRates, SavedHistory, UpPeriod};
+use d2tp_time::{Span, Time};
+use jiff::civil::Date;
+use jiff::{Timestamp, Zoned};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use crate::dispatcher::{Dispatcher, SavedLinkHistory};
+use crate::fetch::boot_clock::BootInstant;
+use crate::fetch::jobs;
+
+const VERSION: u32 = 1;
+
+/// Radios with a forecast of their own.
+const SLOTS_MAX: usize = 16;
+
+/// A longer time between two looks was one asleep: nobody knows what links did.
+const AWAKE: Duration = Duration::from_secs(60);
+
+/// How often it is written down.
+const KEEP_EVERY: Duration = Duration::from_secs(60); // a guess: what an SD card bears
+
+/// Larger files are none of ours.
+const FILE_BYTES_MAX: u64 = 8 << 20;
+
+/// Where a device is that no network told.
+const NOWHERE: &str = "";
+
+/// What is learnt.
+pub struct LinkHistoryStore {
+    forecasts: BTreeMap<String, LinkForecast>,
+    /// The network the device was on last.
+    place: String,
+    seen_at: Option<BootInstant>,
+    kept_at: BootInstant,
+    file: Option<PathBuf>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct LinkHistoryFile {
+    version: u32,
+    /// When, in seconds since 1970.
+    at: i64,
+    place: String,
+    /// By radio, as `Forecast::encode` has it.
+    forecasts: BTreeMap<String, String>,
+    /// To this device, and from it.
+    lanes: [DirectionRecord; 2],
+}
+
+#[derive(Default, Serialize, Deserialize)]
+struct DirectionRecord {
+    radios: BTreeMap<String, RadioRecord>,
+    /// Bytes a second, and of how many seconds that is the mean.
+    networks: BTreeMap<String, (f64, f64)>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct RadioRecord {
+    /// Seconds, and bytes a second.
+    ons: Vec<(f64, f64)>,
+    offs: Vec<f64>,
+    away_s: Option<f64>,
+}
+
+impl LinkHistoryStore {
+    /// What was kept, with what goes to the dispatcher; nothing, if nothing was or it was damaged.
+    pub fn load() -> (LinkHistoryStore, Option<[SavedLinkHistory; 2]>) {
+        let file = jobs::state_directory()
+            .ok()
+            .map(|state| state.join("learnt"));
+        let mut atlas = LinkHistoryStore {
+            forecasts: BTreeMap::new(),
+            place: NOWHERE.to_owned(),
+            seen_at: None,
+            kept_at: BootInstant::now(),
+            file: file.clone(),
+        };
+        let Some(path) = file else {
+            return (atlas, None);
+        };
+        match read(&path, Timestamp::now().as_second()) {
+            Ok(None) => (atlas, None),
+            Ok(Some((forecasts, place, lanes))) => {
+                (atlas.forecasts, atlas.place) = (forecasts, place);
+                (atlas, Some(lanes))
+            }
+            Err(error) => {
+                let aside = path.with_extension("damaged");
+                tracing::warn!(%error, aside = %aside.display(), "what was learnt of links is learnt anew");
+                if let Err(error) = std::fs::rename(&path, &aside) {
+                    tracing::warn!(%error, "and it cannot be put aside");
+                }
+                (atlas, None)
+            }
+        }
+    }
+
+    /// Looks at the links, learns, and tells the dispatcher what to expect. `place`: the network the device
+    /// is on, if it is on one.
+    pub fn observe(&mut self, dispatcher: &Dispatcher, place: Option<&str>) {
+        let (now, wall) = (BootInstant::now(), Zoned::now());
+        self.see_at(now, &wall, dispatcher, place);
+    }
+
+    fn see_at(
+        &mut self,
+        now: BootInstant,
+        wall: &Zoned,
+        dispatcher: &Dispatcher,
+        place: Option<&str>,
+    ) {
+        if let Some(place) = place {
+            place.clone_into(&mut self.place);
+        }
+        let spot = Location::named(&self.place);
+        let at = Time::ZERO + Span::from(now.since_boot());
+        let (day, second) = day_and_second(wall);
+        let passed = self.seen_at.map(|before| now.since(before));
+        let passed = passed.filter(|passed| *passed <= AWAKE);
+        let passed_s = passed.map_or(0, |passed| passed.as_secs().max(1) as u32);
+        self.seen_at = Some(now);
+        let radios = dispatcher.radios();
+        for radio in &radios {
+            if self.forecasts.len() < SLOTS_MAX {
+                self.forecasts.entry(radio.slot.clone()).or_default();
+            }
+        }
+        for (slot, forecast) in &mut self.forecasts {
+            let radio = radios.iter().find(|radio| radio.slot == *slot);
+            let carries = radio.is_some_and(|radio| radio.carries);
+            forecast.observe(at, &spot, carries);
+            // One that is up and was never used says nothing of its rate.
+            let rate = match radio {
+                Some(radio) if radio.carries => radio.rate,
+                _ => Some(0.0),
+            };
+            if let Some(rate) = rate.filter(|_| passed_s > 0) {
+                let from = second.saturating_sub(passed_s);
+                forecast
+                    .daily_rates()
+                    .note(day, from..second.max(from + 1), rate);
+            }
+            dispatcher.set_hint(slot, &forecast.hint(at, day, second));
+        }
+    }
+
+    /// Writes it down, if it is time or it has to be now.
+    pub fn save(&mut self, dispatcher: &Dispatcher, must: bool) {
+        let now = BootInstant::now();
+        if !must && now.since(self.kept_at) < KEEP_EVERY {
+            return;
+        }
+        self.kept_at = now;
+        let Some(path) = &self.file else {
+            return;
+        };
+        if let Err(error) = self.write(path, dispatcher, Timestamp::now().as_second()) {
+            tracing::warn!(%error, "what was learnt of links is not written down");
+        }
+    }
+
+    fn write(&self, path: &Path, dispatcher: &Dispatcher, at: i64) -> io::Result<()> {
+        let encode = |(slot, forecast): (&String, &LinkForecast)| {
+            (slot.clone(), BASE64.encode(forecast.encode()))
+        };
+        let file = LinkHistoryFile {
+            version: VERSION,
+            at,
+            place: self.place.clone(),
+            forecasts: self.forecasts.iter().map(encode).collect(),
+            lanes: dispatcher.saved().map(DirectionRecord::of),
+        };
+        let body = serde_json::to_vec(&file)?;
+        let folder = path.parent().unwrap_or(Path::new("."));
+        std::fs::create_dir_all(folder)?;
+        let fresh = path.with_extension("new");
+        let mut out = std::fs::OpenOptions::new()
+            .create(true)
+            .write(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(&fresh)?;
+        writeln!(out, "{}", hex::encode(Sha256::digest(&body)))?;
+        out.write_all(&body)?;
+        out.sync_all()?;
+        std::fs::rename(&fresh, path)?;
+        std::fs::File::open(folder)?.sync_all()
+    }
+}
+
+type LoadedLinkHistory = (
+    BTreeMap<String, LinkForecast>,
+    String,
+    [SavedLinkHistory; 2],
+);
+
+fn read(path: &Path, now: i64) -> anyhow::Result<Option<LoadedLinkHistory>> {
+    let text = match std::fs::metadata(path) {
+        Ok(about) if about.len() > FILE_BYTES_MAX => bail!("{} bytes are too many", about.len()),
+        Ok(_) => std::fs::read(path)?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error.into()),
+    };
+    let end = text
+        .iter()
+        .position(|byte| *byte == b'\n')
+        .context("there is no digest")?;
+    let (digest, body) = (&text[..end], &text[end + 1..]);
+    if digest != hex::encode(Sha256::digest(body)).as_bytes() {
+        bail!("its digest is another one");
+    }
+    let file: LinkHistoryFile = serde_json::from_slice(body)?;
+    if file.version != VERSION {
+        bail!("it is of version {}", file.version);
+    }
+    let mut forecasts = BTreeMap::new();
+    for (slot, text) in file.forecasts.into_iter().take(SLOTS_MAX) {
+        forecasts.insert(slot, LinkForecast::decode(&BASE64.decode(text)?)?);
+    }
+    let passed_s = now.saturating_sub(file.at).max(0) as f64;
+    let lanes = file.lanes.map(|lane| lane.back(passed_s));
+    Ok(Some((forecasts, file.place, lanes)))
+}
+
+impl DirectionRecord {
+    fn of((radios, networks): SavedLinkHistory) -> DirectionRecord {
+        let radio = |past: SavedHistory| RadioRecord {
+            ons: past
+                .ons
+                .iter()
+                .map(|spell| (spell.length_s, spell.rate))
+                .collect(),
+            offs: past.offs,
+            away_s: past.away_s,
+        };
+        let network = |rates: NetworkRates| (rates.whole, rates.known_s);
+        DirectionRecord {
+            radios: radios
+                .into_iter()
+                .map(|(slot, past)| (slot, radio(past)))
+                .collect(),
+            networks: networks
+                .into_iter()
+                .map(|(name, rates)| (name, network(rates)))
+                .collect(),
+        }
+    }
+
+    /// After so many seconds in which nobody looked: they count as away.
+    fn back(self, passed_s: f64) -> SavedLinkHistory {
+        let spell = |(length_s, rate)| UpPeriod { length_s, rate };
+        let past = |radio: RadioRecord| SavedHistory {
+            ons: radio.ons.into_iter().map(spell).collect(),
+            offs: radio.offs,
+            away_s: Some(radio.away_s.unwrap_or(0.0) + passed_s),
+        };
+        let rates = |(whole, known_s)| NetworkRates { whole, known_s };
+        (
+            self.radios
+                .into_iter()
+                .map(|(slot, radio)| (slot, past(radio)))
+                .collect(),
+            self.networks
+                .into_iter()
+                .map(|(name, pair)| (name, rates(pair)))
+                .collect(),
+        )
+    }
+}
+
+/// The day, counted from 1970, and the second of it, by the clock on the wall.
+fn day_and_second(wall: &Zoned) -> (u32, u32) {
+    let first = Date::constant(1970, 1, 1);
+    let day = wall.date().duration_since(first).as_secs() / 86_400;
+    let time = wall.time();
+    let hour = i32::from(time.hour());
+    let second = (hour * 60 + i32::from(time.minute())) * 60 + i32::from(time.second());
+    (day.max(0) as u32, second as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dispatcher::{
+        LinkSurroundings, RadioStatus, SchedulerKind, TransferDemand, TransferDirection,
+    };
+    use d2tp_sched::{CostPolicy, DeadlineFallback, FlowDemand, LinkCandidate, LinkClass};
+    use std::sync::Arc;
+
+    fn empty(file: &Path) -> LinkHistoryStore {
+        LinkHistoryStore {
+            forecasts: BTreeMap::new(),
+            place: NOWHERE.to_owned(),
+            seen_at: None,
+            kept_at: BootInstant::now(),
+            file: Some(file.to_owned()),
+        }
+    }
+
+    /// What is around on the Wi-Fi of this name, or on none.
+    fn around(ssid: Option<&str>) -> LinkSurroundings {
+        let radio = |_: &str| RadioStatus {
+            device: "wlan0".into(),
+            slot: "Wi-Fi".into(),
+            class: LinkClass::Free,
+            carries: true,
+            rate: None,
+        };
+        LinkSurroundings {
+            radios: ssid.map(radio).into_iter().collect(),
+            networks: ssid
+                .map(|ssid| ("wlan0".to_owned(), format!("wifi:{ssid}")))
+                .into_iter()
+                .collect(),
+            slots: [("wlan0".to_owned(), "Wi-Fi".to_owned())].into(),
+            ..LinkSurroundings::default()
+        }
+    }
+
+    fn at(second: u64) -> (BootInstant, Zoned) {
+        let wall: Zoned = "2030-03-04T08:00:00+00:00[UTC]".parse().unwrap();
+        let wall = wall
+            .checked_add(jiff::SignedDuration::from_secs(second as i64))
+            .unwrap();
+        (
+            BootInstant::from_boot(Duration::from_secs(50_000 + second)),
+            wall,
+        )
+    }
+
+    /// Five mornings: a hole of 40 s behind home, one of 200 s behind the office.
+    fn mornings(atlas: &mut LinkHistoryStore, dispatcher: &Arc<Dispatcher>) {
+        for day in 0..5 {
+            let begun = day * 86_400;
+            for (from, until, ssid) in [
+                (0, 60, Some("home")),
+                (60, 100, None),
+                (100, 160, Some("office")),
+                (160, 360, None),
+                (360, 400, Some("home")),
+            ] {
+                dispatcher.observe(&around(ssid));
+                for second in (from..until).step_by(5) {
+                    let (now, wall) = at(begun + second);
+                    atlas.see_at(now, &wall, dispatcher, ssid);
+                }
+            }
+        }
+    }
+
+    fn hole_after(atlas: &mut LinkHistoryStore, ssid: &str) -> f64 {
+        let dispatcher = Dispatcher::new(SchedulerKind::D2Sched);
+        let begun = 6 * 86_400;
+        for (second, on) in [(0, Some(ssid)), (5, None)] {
+            dispatcher.observe(&around(on));
+            let (now, wall) = at(begun + second);
+            atlas.see_at(now, &wall, &dispatcher, on);
+        }
+        let now = Time::ZERO + Span::from(at(begun + 5).0.since_boot());
+        let hole = atlas.forecasts["Wi-Fi"]
+            .ongoing_outage(now)
+            .expect("it was lost here before");
+        hole.quantile(0.5).expect("a median")
+    }
+
+    #[test]
+    fn holes_are_learnt_by_the_network_they_begin_at_and_survive_the_process() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("state").join("learnt");
+        let dispatcher = Dispatcher::new(SchedulerKind::D2Sched);
+        let mut atlas = empty(&file);
+        mornings(&mut atlas, &dispatcher);
+        atlas.write(&file, &dispatcher, 1_000).unwrap();
+        let (forecasts, place, _) = read(&file, 1_000).unwrap().expect("it is there");
+        assert_eq!(place, "home");
+        let mut again = LinkHistoryStore {
+            forecasts,
+            ..empty(&file)
+        };
+        for (ssid, seconds) in [("home", 40.0), ("office", 200.0)] {
+            let told = hole_after(&mut again, ssid);
+            assert!((told - seconds).abs() <= 5.0, "{ssid}: {told}");
+        }
+    }
+
+    #[test]
+    fn a_network_has_its_rate_again_after_a_restart_and_on_another_device() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("learnt");
+        let dispatcher = Dispatcher::new(SchedulerKind::D2Sched);
+        dispatcher.observe(&around(Some("home")));
+        let seat = dispatcher.register(TransferDirection::Down, 1);
+        let way = LinkCandidate {
+            name: "wlan0".into(),
+            class: LinkClass::Free,
+            rate_bytes_per_s: None,
+            metric: 0,
+            stalled: false,
+            in_use: true,
+        };
+        let mut carried = BTreeMap::from([("wlan0".to_owned(), 0)]);
+        let begun = BootInstant::now();
+        // The rate is over real time: two looks at least.
+        let mut seen = None;
+        while seen.is_none() {
+            std::thread::sleep(Duration::from_millis(300));
+            *carried.get_mut("wlan0").unwrap() += 1_000_000;
+            seat.decide(&TransferDemand {
+                demand: FlowDemand {
+                    remaining_bytes: Some(1 << 30),
+                    left: None,
+                    policy: CostPolicy::FreeFirst,
+                    if_late: DeadlineFallback::Cell,
+                    metered_bytes_left: None,
+                },
+                size_bytes: None,
+                priority: 0,
+                candidates: std::slice::from_ref(&way),
+                carried: &carried,
+                uses_several_links: true,
+                always_pays: false,
+                keeps_awake: true,
+            });
+            seen = dispatcher.link_rate("wlan0");
+            assert!(
+                BootInstant::now().since(begun) < Duration::from_secs(60),
+                "no rate"
+            );
+        }
+        let rate = seen.unwrap().0;
+        empty(&file).write(&file, &dispatcher, 1_000).unwrap();
+        let (_, _, lanes) = read(&file, 1_030).unwrap().expect("it is there");
+        assert!(lanes[0].0["Wi-Fi"].away_s >= Some(30.0));
+        let again = Dispatcher::new(SchedulerKind::D2Sched);
+        again.restore(lanes);
+        let mut renamed = around(Some("home"));
+        renamed.radios[0].device = "wlp3s0".into();
+        renamed.networks = [("wlp3s0".to_owned(), "wifi:home".to_owned())].into();
+        renamed.slots = [("wlp3s0".to_owned(), "Wi-Fi".to_owned())].into();
+        again.observe(&renamed);
+        let (known, carries) = again.link_rate("wlp3s0").expect("its rate is known");
+        assert!((known - rate).abs() < 1.0 && carries, "{known} {rate}");
+        // Another network is not as fast because this one was.
+        renamed.networks = [("wlp3s0".to_owned(), "wifi:cafe".to_owned())].into();
+        again.observe(&renamed);
+        assert_eq!(again.link_rate("wlp3s0"), None);
+        renamed.networks = [("wlp3s0".to_owned(), "wifi:home".to_owned())].into();
+        again.observe(&renamed);
+        assert!(
+            again
+                .link_rate("wlp3s0")
+                .is_some_and(|(known, _)| (known - rate).abs() < 1.0)
+        );
+    }
+
+    #[test]
+    fn whatever_bit_is_flipped_and_wherever_it_is_cut_it_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("learnt");
+        let dispatcher = Dispatcher::new(SchedulerKind::D2Sched);
+        let mut atlas = empty(&file);
+        let (now, wall) = at(0);
+        dispatcher.observe(&around(Some("home")));
+        atlas.see_at(now, &wall, &dispatcher, Some("home"));
+        atlas.write(&file, &dispatcher, 1_000).unwrap();
+        let whole = std::fs::read(&file).unwrap();
+        assert!(read(&file, 1_000).unwrap().is_some());
+        for cut in 0..whole.len() {
+            std::fs::write(&file, &whole[..cut]).unwrap();
+            assert!(read(&file, 1_000).is_err(), "cut at {cut}");
+        }
+        for bit in 0..8 * whole.len() {
+            let mut flipped = whole.clone();
+            flipped[bit / 8] ^= 1 << (bit % 8);
+            std::fs::write(&file, &flipped).unwrap();
+            assert!(read(&file, 1_000).is_err(), "bit {bit}");
+        }
+        std::fs::remove_file(&file).unwrap();
+        assert!(read(&file, 1_000).unwrap().is_none());
+    }
+
+    #[test]
+    fn days_and_seconds_are_those_of_the_wall() {
+        let wall: Zoned = "1970-01-02T00:01:05+09:00[+09:00]".parse().unwrap();
+        assert_eq!(day_and_second(&wall), (1, 65));
+    }
+}

@@ -1,0 +1,231 @@
+//! What the user is told on the desktop, where there is one, and what they answer.
+//!
+//! ```text
+//!  a transfer left alone ended, or will hardly be in time; a cap is reached
+//!       └▶ org.freedesktop.Notifications ─▶ the user ─▶ ActionInvoked ─▶ retry, edit
+//! ```
+//!
+//! Only of transfers that nobody follows: who follows one sees it. Without a session bus, or a service
+//! for notifications on it, nothing is told.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use d2tp_sched::CostPolicy;
+use futures_util::StreamExt;
+use tokio::sync::mpsc;
+use zbus::{Connection, Proxy, Variant};
+
+use super::Agent;
+use super::api::TermsChange;
+
+const NAME: &str = "org.freedesktop.Notifications";
+const PATH: &str = "/org/freedesktop/Notifications";
+const APP: &str = "Cedos";
+
+/// The bus answers within this, or counts as not there.
+const BUS_ANSWERS: Duration = Duration::from_secs(5); // a guess: a session that starts
+
+/// Notices whose answer is still waited for; the oldest is forgotten for another.
+const ASKED_MAX: usize = 64;
+
+/// Notices that are not told yet; more are dropped.
+const QUEUE_MAX: usize = 64;
+
+/// Something to tell.
+#[derive(Debug)]
+enum DesktopNotification {
+    Cap(String),
+    Ended {
+        id: u64,
+        name: String,
+        fault: Option<String>,
+    },
+    Hardly {
+        id: u64,
+        name: String,
+        text: String,
+    },
+}
+
+/// Who tells.
+#[derive(Debug, Clone)]
+pub struct DesktopNotifier {
+    news: mpsc::Sender<DesktopNotification>,
+}
+
+/// What is to be told, for [`serve`].
+pub struct NotificationQueue(mpsc::Receiver<DesktopNotification>);
+
+impl DesktopNotifier {
+    /// And what hears it.
+    pub fn new() -> (DesktopNotifier, NotificationQueue) {
+        let (news, inbox) = mpsc::channel(QUEUE_MAX);
+        (DesktopNotifier { news }, NotificationQueue(inbox))
+    }
+
+    fn tell(&self, news: DesktopNotification) {
+        // Full, or nobody is there to be told.
+        let _ = self.news.try_send(news);
+    }
+
+    /// A cap is reached.
+    pub fn cap_reached(&self, text: &str) {
+        self.tell(DesktopNotification::Cap(text.to_owned()));
+    }
+
+    /// A transfer ended; `fault`: it is not whole, for this reason.
+    pub fn ended(&self, id: u64, name: &str, fault: Option<&str>) {
+        self.tell(DesktopNotification::Ended {
+            id,
+            name: name.to_owned(),
+            fault: fault.map(str::to_owned),
+        });
+    }
+
+    /// A transfer will hardly be in time.
+    pub fn likely_late(&self, id: u64, name: &str, text: &str) {
+        self.tell(DesktopNotification::Hardly {
+            id,
+            name: name.to_owned(),
+            text: text.to_owned(),
+        });
+    }
+}
+
+/// Tells the user, and does what they answer, as long as the agent runs.
+pub(super) async fn serve(agent: Arc<Agent>, inbox: NotificationQueue) {
+    let bus = tokio::time::timeout(BUS_ANSWERS, Connection::session()).await;
+    let bus = match bus {
+        Ok(Ok(bus)) => bus,
+        Ok(Err(error)) => return tracing::debug!(%error, "nobody is told on a desktop"),
+        Err(_) => return tracing::warn!("the session's bus does not answer; nobody is told"),
+    };
+    if let Err(error) = tell_on(&agent, &bus, inbox).await {
+        tracing::warn!(%error, "nobody is told on a desktop any more");
+    }
+}
+
+async fn tell_on(
+    agent: &Arc<Agent>,
+    bus: &Connection,
+    inbox: NotificationQueue,
+) -> zbus::Result<()> {
+    let NotificationQueue(mut inbox) = inbox;
+    let desktop = Proxy::new(bus, NAME, PATH, NAME).await?;
+    let mut actions = desktop.receive_signal("ActionInvoked").await?;
+    let mut closed = desktop.receive_signal("NotificationClosed").await?;
+    // By the desktop's number: the transfer it is about.
+    let mut asked: BTreeMap<u32, u64> = BTreeMap::new();
+    loop {
+        tokio::select! {
+            news = inbox.recv() => {
+                let Some(news) = news else { return Ok(()) };
+                let about = match &news {
+                    DesktopNotification::Ended { id, .. } | DesktopNotification::Hardly { id, .. } => Some(*id),
+                    DesktopNotification::Cap(_) => None,
+                };
+                match notify(&desktop, &news).await {
+                    Ok(number) => {
+                        asked.extend(about.map(|id| (number, id)));
+                        if asked.len() > ASKED_MAX {
+                            asked.pop_first();
+                        }
+                    }
+                    Err(error) => tracing::debug!(%error, "the desktop shows nothing"),
+                }
+            }
+            action = actions.next() => {
+                let Some(action) = action else { return Ok(()) };
+                if let Ok((number, key)) = action.body().deserialize::<(u32, String)>()
+                    && let Some(id) = asked.remove(&number)
+                {
+                    agent.do_as_answered(id, &key);
+                }
+            }
+            gone = closed.next() => {
+                let Some(gone) = gone else { return Ok(()) };
+                // Some desktops close before they tell the action: it was told then, or never will be.
+                if let Ok((number, reason)) = gone.body().deserialize::<(u32, u32)>()
+                    && reason == DISMISSED
+                {
+                    asked.remove(&number);
+                }
+            }
+        }
+    }
+}
+
+/// Desktop Notifications Specification, NotificationClosed: by the user.
+const DISMISSED: u32 = 2;
+
+async fn notify(desktop: &Proxy<'_>, news: &DesktopNotification) -> zbus::Result<u32> {
+    let (summary, body, actions): (String, String, Vec<&str>) = match news {
+        DesktopNotification::Cap(text) => ("A limit is reached".into(), text.clone(), Vec::new()),
+        DesktopNotification::Ended {
+            name, fault: None, ..
+        } => (format!("{name} is there"), String::new(), Vec::new()),
+        DesktopNotification::Ended {
+            name,
+            fault: Some(fault),
+            ..
+        } => (
+            format!("{name} failed"),
+            fault.clone(),
+            vec!["retry", "Try again"],
+        ),
+        DesktopNotification::Hardly { name, text, .. } => (
+            format!("{name} will hardly be in time"),
+            text.clone(),
+            vec!["any", "Use any network", "cancel", "Cancel"],
+        ),
+    };
+    let hints: HashMap<&str, Variant<'_>> = HashMap::new();
+    let note = (
+        APP,
+        0u32,
+        "network-transmit-receive",
+        summary,
+        plain(&body),
+        actions,
+        hints,
+        -1i32,
+    );
+    desktop.call("Notify", &note).await
+}
+
+/// What is no markup, in a body that may be read as some.
+fn plain(text: &str) -> String {
+    text.replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;")
+}
+
+impl Agent {
+    fn do_as_answered(self: &Arc<Agent>, id: u64, key: &str) {
+        let done = match key {
+            "retry" => self.resume(id, true).map(drop),
+            "cancel" => self
+                .set_intent(id, super::queue::TransferIntent::Cancel)
+                .map(drop),
+            "any" => {
+                let any = TermsChange {
+                    policy: Some(CostPolicy::Any.as_str().to_owned()),
+                    ..TermsChange::default()
+                };
+                self.edit(id, &any).map(drop)
+            }
+            // That it was clicked on at all.
+            _ => return,
+        };
+        if let Err(failure) = done {
+            tracing::info!(
+                id,
+                key,
+                text = failure.text,
+                "what was asked for on the desktop is not done"
+            );
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! D-Lock on this machine: it is woken while a transfer waits, and kept awake while one moves.
+//!
+//! ```text
+//!  transfers, by how they stand ─▶ Lock ─▶ Keeper ─▶ alarms, inhibitor
+//!             looks for links ◀─ look ─┤
+//!                          begins ◀─ start ─┘
+//! ```
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use d2tp_links::LinkKind;
+use d2tp_power::{LinuxMachine, PowerEvent, WakeController, WakeReason};
+use d2tp_sched::{ScanPeriods, WakeNeeds, WakePlan, WakePlanner};
+use d2tp_time::{Span, Time};
+use jiff::{SignedDuration, Timestamp};
+use serde_json::{Value, json};
+
+use super::{Agent, lock};
+use crate::fetch::boot_clock::BootInstant;
+
+/// How often it is asked anew while there are transfers: latest starts move with what links do.
+const ASK_EVERY: Duration = Duration::from_secs(5); // a guess
+
+/// What is asked of the machine now.
+#[derive(Debug, Default)]
+pub struct WakeStatus {
+    vigil: WakePlan,
+    lacks: Vec<String>,
+}
+
+impl WakeStatus {
+    /// As it is shown.
+    pub fn to_json(&self) -> Value {
+        let now = time();
+        let clock = |at: Option<Time>| {
+            let after = SignedDuration::try_from(Duration::from(at?.since(now))).ok()?;
+            let at = Timestamp::now().checked_add(after).ok()?;
+            Some(super::queue::whole_seconds(at))
+        };
+        json!({
+            "look": clock(self.vigil.scan_at),
+            "start": clock(self.vigil.start_at),
+            "awake": self.vigil.hold,
+            "lacks": self.lacks,
+        })
+    }
+}
+
+fn time() -> Time {
+    Time::ZERO + Span::from(BootInstant::now().since_boot())
+}
+
+/// How far apart looks are: always so far, or as it seems worth it.
+pub(super) fn scan_periods(fixed: Option<Duration>) -> ScanPeriods {
+    fixed.map_or(ScanPeriods::DEFAULT, |span| ScanPeriods::fixed(span.into()))
+}
+
+/// Keeps watch as long as the agent runs.
+pub(super) async fn run(agent: Arc<Agent>, machine: LinuxMachine, periods: ScanPeriods) {
+    lock(&agent.wake_status).lacks = machine.limitations();
+    let mut keeper = WakeController::new(machine);
+    let mut dlock = WakePlanner::new(periods);
+    let mut stirred = agent.dispatcher.changes();
+    let mut links = agent.link_view.links();
+    let mut dark_since = None;
+    let mut waited = false;
+    loop {
+        stirred.borrow_and_update();
+        let is_dark = {
+            let links = links.borrow_and_update();
+            !links
+                .iter()
+                .any(|link| link.kind != LinkKind::Loopback && link.is_usable())
+        };
+        dark_since = is_dark.then(|| dark_since.unwrap_or_else(time));
+        let waits = agent.dispatcher.waking_transfers();
+        let standby = WakeNeeds {
+            waits: !waits.waiting.is_empty(),
+            runs: !waits.running.is_empty(),
+            latest_start: agent
+                .dispatcher
+                .latest_start()
+                .map(|span| time() + Span::from(span)),
+            dark_since,
+        };
+        if standby.waits && !waited {
+            // It is awake now: that look costs no alarm.
+            dlock.on_scan(time());
+            agent.look_for_links().await;
+        }
+        waited = standby.waits;
+        let comes = |span| agent.dispatcher.free_link_chance(span);
+        let vigil = dlock.plan(time(), &standby, comes);
+        keeper
+            .apply(time(), vigil, &agent.who_runs(&waits.running))
+            .await;
+        lock(&agent.wake_status).vigil = vigil;
+        let is_idle = !standby.waits && !standby.runs;
+        let ask_again = async {
+            match is_idle {
+                true => std::future::pending().await,
+                false => tokio::time::sleep(ASK_EVERY).await,
+            }
+        };
+        tokio::select! {
+            notice = keeper.next_event() => match notice {
+                PowerEvent::AlarmFired(WakeReason::ScanLinks) => {
+                    lock(&agent.meter).woke("look");
+                    dlock.on_scan(time());
+                    agent.look_for_links().await;
+                }
+                // The transfer itself finds that its time has come.
+                PowerEvent::AlarmFired(WakeReason::StartFlow) => lock(&agent.meter).woke("start"),
+                PowerEvent::Suspending => {}
+                PowerEvent::Resumed => {
+                    dlock.on_scan(time());
+                    agent.look_for_links().await;
+                }
+            },
+            changed = stirred.changed() => if changed.is_err() { return },
+            changed = links.changed() => if changed.is_err() { return },
+            () = ask_again => {}
+        }
+    }
+}
+
+impl Agent {
+    /// Has the kernel's links read again, and access points looked for.
+    async fn look_for_links(&self) {
+        self.link_view.refresh();
+        let Some(manager) = self.link_view.manager() else {
+            return;
+        };
+        let wireless: Vec<String> = {
+            let links = self.link_view.links();
+            let links = links.borrow();
+            let wireless = links.iter().filter(|link| link.kind == LinkKind::Wifi);
+            wireless.map(|link| link.name.clone()).collect()
+        };
+        for device in wireless {
+            // It refuses when it has just looked by itself.
+            if let Err(error) = manager.scan(&device).await {
+                tracing::debug!(device, %error, "no scan");
+            }
+        }
+    }
+
+    /// Why the machine is kept awake, for people.
+    fn who_runs(&self, ids: &[u64]) -> String {
+        let tasks = lock(&self.tasks);
+        let names = ids.iter().filter_map(|id| {
+            let task = tasks.get(id)?;
+            let name = task
+                .request
+                .file
+                .file_name()?
+                .to_string_lossy()
+                .into_owned();
+            match task.event["link"].as_str().filter(|link| !link.is_empty()) {
+                Some(link) => Some(format!("{name} is on {link}")),
+                None => Some(format!("{name} is under way")),
+            }
+        });
+        let names: Vec<String> = names.take(3).collect();
+        match names.is_empty() {
+            true => "a transfer is under way".to_owned(),
+            false => names.join(", "),
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! What is left of the device's budget, shared by those who pay at the same time.
+//!
+//! ```text
+//!  left of the budget, as far as what was carried is taken down
+//!  ├──── granted to others, and not told yet what of it was used ────┼── what may be granted now ──┤
+//! ```
+//!
+//! Who pays asks again each second, tells what it used, and has a new grant in place of the one before. So all that
+//! is granted at a time is no more than what is left, but for what keeps everybody going ([`GRANT_MIN_BYTES`]).
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::fetch::boot_clock::BootInstant;
+
+/// Granted to whoever pays as long as anything is left: nobody is told that the budget is used up when others only have
+/// not used their grants. Higher: more is carried beyond the budget; lower: its last bytes take longer.
+pub(super) const GRANT_MIN_BYTES: u64 = 16 * 1024; // a guess: a round trip's worth of a slow link
+
+/// Who moved nothing for so long has no more than that.
+const MOVES_WITHIN: Duration = Duration::from_secs(5); // a guess, as of those who go first
+
+/// All grants.
+#[derive(Debug, Default)]
+pub(super) struct BudgetShares {
+    /// None is no limit.
+    left: Option<u64>,
+    grants: BTreeMap<PayerKey, BudgetGrant>,
+}
+
+/// Whose a grant is: a direction's seat.
+pub(super) type PayerKey = (usize, u64);
+
+#[derive(Debug, Clone, Copy)]
+struct BudgetGrant {
+    bytes: u64,
+    /// What links had carried for it, and when that was last more than before.
+    carried: u64,
+    moved_at: BootInstant,
+}
+
+impl BudgetShares {
+    pub(super) fn set_limit(&mut self, left: Option<u64>) {
+        self.left = left;
+    }
+
+    /// What may be granted to one that links carried so much for; none is no limit.
+    pub(super) fn offer(&mut self, now: BootInstant, payer: PayerKey, carried: u64) -> Option<u64> {
+        let left = self.left?;
+        let known = self.grants.get_mut(&payer);
+        let moves = match known {
+            Some(grant) => {
+                if grant.carried != carried {
+                    (grant.carried, grant.moved_at) = (carried, now);
+                }
+                now.since(grant.moved_at) < MOVES_WITHIN
+            }
+            None => true,
+        };
+        let others = || self.grants.iter().filter(|(other, _)| **other != payer);
+        let granted: u64 = others().map(|(_, grant)| grant.bytes).sum();
+        let moving = others().filter(|(_, grant)| now.since(grant.moved_at) < MOVES_WITHIN);
+        let least = GRANT_MIN_BYTES.min(left);
+        let share = match moves {
+            true => left / (1 + moving.count() as u64),
+            false => least,
+        };
+        Some(share.min(left.saturating_sub(granted)).max(least))
+    }
+
+    /// It pays, with so much.
+    pub(super) fn start_paying(
+        &mut self,
+        now: BootInstant,
+        payer: PayerKey,
+        carried: u64,
+        bytes: u64,
+    ) {
+        let grant = self.grants.entry(payer).or_insert(BudgetGrant {
+            bytes,
+            carried,
+            moved_at: now,
+        });
+        grant.bytes = bytes;
+    }
+
+    /// It does not pay.
+    pub(super) fn stop_paying(&mut self, payer: PayerKey) {
+        self.grants.remove(&payer);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BUDGET: u64 = 3_000_000;
+
+    /// Flows that use all they may as fast as that, asking one after another: what links carried for all, after so many
+    /// seconds. `hungry`: whether one uses anything in a second.
+    fn carried(flows: u64, seconds: u64, rate: u64, hungry: impl Fn(u64, u64) -> bool) -> u64 {
+        let mut shares = BudgetShares::default();
+        let begun = BootInstant::now();
+        let mut used = vec![0_u64; flows as usize];
+        let mut told = used.clone();
+        let mut may = used.clone();
+        for second in 0..seconds {
+            for flow in 0..flows {
+                let n = flow as usize;
+                let now = begun.after(Duration::from_millis(1_000 * second + 1_000 * flow / flows));
+                told[n] = used[n];
+                let spent: u64 = told.iter().sum();
+                shares.set_limit(Some(BUDGET.saturating_sub(spent)));
+                let payer = (0, flow);
+                let offer = shares.offer(now, payer, used[n]).expect("a budget");
+                match offer {
+                    0 => shares.stop_paying(payer),
+                    bytes => shares.start_paying(now, payer, used[n], bytes),
+                }
+                may[n] = offer;
+                if hungry(flow, second) {
+                    used[n] += may[n].min(rate);
+                }
+            }
+        }
+        used.iter().sum()
+    }
+
+    #[test]
+    fn flows_that_pay_at_once_share_what_is_left() {
+        for flows in [1, 2, 3, 7, 40] {
+            for rate in [100_000, 2_500_000, u64::MAX / 2] {
+                let all = carried(flows, 400, rate, |_, _| true);
+                let most = BUDGET + flows * GRANT_MIN_BYTES;
+                assert!(all >= BUDGET && all <= most, "{all} by {flows} at {rate}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_one_does_not_use_is_anothers() {
+        // The second never carries a byte, the third only at first.
+        let hungry = |flow, second| flow == 0 || flow == 2 && second < 2;
+        let all = carried(3, 400, 100_000, hungry);
+        assert!(
+            (BUDGET..=BUDGET + 3 * GRANT_MIN_BYTES).contains(&all),
+            "{all}"
+        );
+        // And soon: the others are idle after some seconds.
+        let soon = carried(3, 40, 2_500_000, |flow, _| flow == 0);
+        assert!(soon > BUDGET * 9 / 10, "{soon}");
+    }
+
+    #[test]
+    fn without_a_budget_there_is_no_limit_and_with_none_left_nothing() {
+        let mut shares = BudgetShares::default();
+        assert_eq!(shares.offer(BootInstant::now(), (0, 1), 0), None);
+        shares.set_limit(Some(0));
+        assert_eq!(shares.offer(BootInstant::now(), (0, 1), 0), Some(0));
+    }
+}

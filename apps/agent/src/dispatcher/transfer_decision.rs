@@ -1,0 +1,353 @@
+//! What a transfer is told: the link it is on, or why it waits, and whether links that cost carry it.
+
+use d2tp_sched::{
+    CostPolicy, DeadlineFallback, FlowDemand, FlowExplanation, LinkCandidate, LinkChoice,
+    LinkClass, LinkWaitReason, fastest_working, format_duration,
+};
+
+use super::TransferDemand;
+
+/// What is decided for one transfer.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TransferDecision {
+    /// Links that cost carry it, for this reason.
+    pub pays: Option<String>,
+    /// They carry so many bytes of it, to be measured.
+    pub probe: Option<u64>,
+    /// What of the device's budget they may carry of it until it asks again, whether it pays or not; none is no limit.
+    pub grant: Option<u64>,
+    /// A path over them is kept that carries nothing: the next moment may need it.
+    pub ready: bool,
+    /// For one that is on one link at a time; its `Wait` holds for every kind.
+    pub choice: LinkChoice,
+}
+
+/// Fits what the scheduler decided to the links that a transfer has.
+pub(super) fn fit_to_links(
+    need: &FlowDemand,
+    standing: &TransferDemand,
+    pays: bool,
+    probe: Option<u64>,
+    why: FlowExplanation,
+    behind: bool,
+    capped: &dyn Fn(&str) -> bool,
+) -> TransferDecision {
+    let ways = standing.candidates;
+    let of = |class: LinkClass| {
+        let all = ways.iter().enumerate();
+        all.filter(move |(_, way)| way.class == class)
+    };
+    let broke = need.metered_bytes_left == Some(0);
+    let costs = of(LinkClass::Metered).next().is_some() && !broke;
+    let free = fastest_working(of(LinkClass::Free), need.policy == CostPolicy::Fast);
+    let free_works = free.is_some_and(|(_, way)| !way.stalled);
+    let pays = pays && costs && !(need.policy == CostPolicy::Any && free_works);
+    // Where only one link at a time carries, measuring another would cost the one that does.
+    let probe = probe.filter(|_| standing.uses_several_links && costs && !pays);
+    let ready = costs && need.policy == CostPolicy::Any && !pays;
+    if behind {
+        return TransferDecision {
+            pays: None,
+            probe: None,
+            grant: None,
+            ready: false,
+            choice: LinkChoice::Wait {
+                reason: LinkWaitReason::QueuedBehind,
+                why: "transfers with earlier deadlines go first".into(),
+                unblocks: "their end | an earlier deadline".into(),
+            },
+        };
+    }
+    let choice = match free {
+        Some((index, way)) if free_works && (standing.uses_several_links || !pays) => {
+            used(index, format!("{} is up and free", way.name))
+        }
+        _ if pays => {
+            // Whatever is fastest; what was not measured is tried.
+            let pool = of(LinkClass::Free).chain(of(LinkClass::Metered));
+            let best = fastest_working(pool, true).expect("a link that costs is there");
+            let because = match best.1.class {
+                LinkClass::Free => format!("{} is up and free", best.1.name),
+                _ => for_money(need, ways, &why),
+            };
+            used(best.0, because)
+        }
+        Some((index, way)) => used(index, format!("{} is up and free", way.name)),
+        None if probe.is_some() => {
+            let (index, way) = of(LinkClass::Metered).next().expect("it is there");
+            used(
+                index,
+                format!("{} is measured, in case it is needed", way.name),
+            )
+        }
+        None => wait(need, ways, &why, capped),
+    };
+    TransferDecision {
+        pays: pays.then(|| for_money(need, ways, &why)),
+        probe,
+        grant: None,
+        ready,
+        choice,
+    }
+}
+
+fn used(index: usize, why: String) -> LinkChoice {
+    LinkChoice::Use { index, why }
+}
+
+fn named(ways: &[LinkCandidate], class: LinkClass) -> String {
+    let of_class = ways.iter().filter(|way| way.class == class);
+    let names: Vec<&str> = of_class.map(|way| way.name.as_str()).collect();
+    names.join(" and ")
+}
+
+/// Why links that cost carry it.
+fn for_money(need: &FlowDemand, ways: &[LinkCandidate], why: &FlowExplanation) -> String {
+    match need.policy {
+        CostPolicy::Fast | CostPolicy::Any => {
+            format!(
+                "the policy allows {} to cost",
+                named(ways, LinkClass::Metered)
+            )
+        }
+        CostPolicy::FreeOnly | CostPolicy::FreeFirst | CostPolicy::Balanced => why.because.clone(),
+    }
+}
+
+/// Why none carries it.
+fn wait(
+    need: &FlowDemand,
+    ways: &[LinkCandidate],
+    why: &FlowExplanation,
+    capped: &dyn Fn(&str) -> bool,
+) -> LinkChoice {
+    let (metered, roaming) = (
+        named(ways, LinkClass::Metered),
+        named(ways, LinkClass::Roaming),
+    );
+    let would_pay = match need.policy {
+        CostPolicy::FreeOnly => false,
+        CostPolicy::FreeFirst | CostPolicy::Balanced => need.if_late == DeadlineFallback::Cell,
+        CostPolicy::Fast | CostPolicy::Any => true,
+    };
+    let (reason, because, unblocks) = if ways.is_empty() {
+        let text = "no network is up".to_owned();
+        (LinkWaitReason::NoPath, text, "any network".to_owned())
+    } else if metered.is_empty() && ways.iter().any(|way| capped(&way.name)) {
+        let capped = ways.iter().filter(|way| capped(&way.name));
+        let names: Vec<&str> = capped.map(|way| way.name.as_str()).collect();
+        let text = format!("{} carried what its cap allows", names.join(" and "));
+        let unblocks = "another network | its reset day | a larger cap in the settings".to_owned();
+        (LinkWaitReason::OverBudget, text, unblocks)
+    } else if metered.is_empty() {
+        let text = format!("only {roaming} is up, class roaming");
+        let unblocks = format!("another network | --link {roaming}=metered");
+        (LinkWaitReason::RoamingBlocked, text, unblocks)
+    } else if need.metered_bytes_left == Some(0) && would_pay {
+        let text = format!("{metered} carried what it may");
+        let unblocks = "a free network | a larger --max-cell or budget".to_owned();
+        (LinkWaitReason::OverBudget, text, unblocks)
+    } else {
+        let left = need
+            .left
+            .map(|left| format!("; {} left", format_duration(left)));
+        let text = format!(
+            "only {metered} is up, class metered{}",
+            left.unwrap_or_default()
+        );
+        let unblocks = match why.reason == Some(LinkWaitReason::PathCost)
+            && would_pay
+            && need.left.is_some()
+        {
+            true => format!("{} | --policy any", why.unblocks),
+            false => "a free network | --policy any".to_owned(),
+        };
+        (LinkWaitReason::PathCost, text, unblocks)
+    };
+    LinkChoice::Wait {
+        reason,
+        why: because,
+        unblocks,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+    use std::time::Duration;
+
+    fn way(name: &str, class: LinkClass) -> LinkCandidate {
+        LinkCandidate {
+            name: name.into(),
+            class,
+            rate_bytes_per_s: Some(1e6),
+            metric: 0,
+            stalled: false,
+            in_use: false,
+        }
+    }
+
+    fn need(policy: CostPolicy) -> FlowDemand {
+        FlowDemand {
+            remaining_bytes: Some(1),
+            left: Some(Duration::from_secs(60)),
+            policy,
+            if_late: DeadlineFallback::Cell,
+            metered_bytes_left: None,
+        }
+    }
+
+    fn told(
+        policy: CostPolicy,
+        ways: &[LinkCandidate],
+        pays: bool,
+        probe: bool,
+        together: bool,
+    ) -> TransferDecision {
+        let (need, carried) = (need(policy), BTreeMap::new());
+        let standing = TransferDemand {
+            demand: need.clone(),
+            size_bytes: None,
+            priority: 0,
+            candidates: ways,
+            carried: &carried,
+            uses_several_links: together,
+            always_pays: false,
+            keeps_awake: true,
+        };
+        let why = FlowExplanation {
+            reason: Some(LinkWaitReason::PathCost),
+            because: "because".into(),
+            unblocks: "wwan0 in 5 s".into(),
+        };
+        let probe = probe.then_some(100);
+        fit_to_links(&need, &standing, pays, probe, why, false, &|_| false)
+    }
+
+    fn on(verdict: &TransferDecision, ways: &[LinkCandidate]) -> String {
+        match &verdict.choice {
+            LinkChoice::Use { index, .. } => ways[*index].name.clone(),
+            LinkChoice::Wait { reason, .. } => format!("{reason:?}"),
+        }
+    }
+
+    #[test]
+    fn a_transfer_is_on_the_link_that_the_decision_allows() {
+        let (wifi, cell) = (
+            way("wlan0", LinkClass::Free),
+            way("wwan0", LinkClass::Metered),
+        );
+        let silent = LinkCandidate {
+            stalled: true,
+            ..wifi.clone()
+        };
+        let faster = LinkCandidate {
+            rate_bytes_per_s: Some(1e7),
+            ..cell.clone()
+        };
+        let first = CostPolicy::FreeFirst;
+        // One link at a time: the fastest, if it may cost; together, the free one carries anyway.
+        for (ways, pays, together, expected) in [
+            (vec![wifi.clone(), faster.clone()], true, false, "wwan0"),
+            (vec![wifi.clone(), faster.clone()], true, true, "wlan0"),
+            (vec![wifi.clone(), faster.clone()], false, false, "wlan0"),
+            (vec![cell.clone()], false, true, "PathCost"),
+            (vec![cell.clone()], true, true, "wwan0"),
+            (vec![silent.clone(), cell.clone()], true, false, "wwan0"),
+            (vec![silent.clone(), cell.clone()], false, false, "wlan0"),
+            (vec![], true, true, "NoPath"),
+            (
+                vec![way("r0", LinkClass::Roaming)],
+                true,
+                true,
+                "RoamingBlocked",
+            ),
+        ] {
+            let verdict = told(first, &ways, pays, false, together);
+            assert_eq!(on(&verdict, &ways), expected, "{ways:?}");
+            let has_metered = ways.iter().any(|way| way.class == LinkClass::Metered);
+            assert_eq!(verdict.pays.is_some(), pays && has_metered, "{ways:?}");
+        }
+    }
+
+    #[test]
+    fn any_keeps_a_path_ready_beside_a_free_link_and_pays_without_one() {
+        let ways = [
+            way("wlan0", LinkClass::Free),
+            way("wwan0", LinkClass::Metered),
+        ];
+        let beside = told(CostPolicy::Any, &ways, true, false, true);
+        assert!(beside.ready && beside.pays.is_none(), "{beside:?}");
+        let alone = told(CostPolicy::Any, &ways[1..], true, false, true);
+        assert!(!alone.ready && alone.pays.is_some(), "{alone:?}");
+    }
+
+    #[test]
+    fn a_link_is_measured_only_where_others_go_on_meanwhile() {
+        let ways = [
+            way("wlan0", LinkClass::Free),
+            way("wwan0", LinkClass::Metered),
+        ];
+        assert_eq!(
+            told(CostPolicy::FreeFirst, &ways, false, true, true).probe,
+            Some(100)
+        );
+        assert_eq!(
+            told(CostPolicy::FreeFirst, &ways, false, true, false).probe,
+            None
+        );
+        // What pays needs no probe, and what has no such link can have none.
+        assert_eq!(
+            told(CostPolicy::FreeFirst, &ways, true, true, true).probe,
+            None
+        );
+        assert_eq!(
+            told(CostPolicy::FreeFirst, &ways[..1], false, true, true).probe,
+            None
+        );
+    }
+
+    #[test]
+    fn a_budget_that_is_used_up_is_a_reason_only_for_those_who_would_pay() {
+        let ways = [way("wwan0", LinkClass::Metered)];
+        let why = FlowExplanation {
+            reason: None,
+            because: String::new(),
+            unblocks: String::new(),
+        };
+        for (policy, reason) in [
+            (CostPolicy::FreeOnly, LinkWaitReason::PathCost),
+            (CostPolicy::FreeFirst, LinkWaitReason::OverBudget),
+            (CostPolicy::Any, LinkWaitReason::OverBudget),
+        ] {
+            let broke = FlowDemand {
+                metered_bytes_left: Some(0),
+                ..need(policy)
+            };
+            let LinkChoice::Wait { reason: found, .. } = wait(&broke, &ways, &why, &|_| false)
+            else {
+                panic!("it waits");
+            };
+            assert_eq!(found, reason);
+        }
+    }
+
+    #[test]
+    fn a_cap_that_is_used_up_is_the_reason_and_not_that_a_link_roams() {
+        let ways = [way("wwan0", LinkClass::Roaming)];
+        let why = FlowExplanation {
+            reason: None,
+            because: String::new(),
+            unblocks: String::new(),
+        };
+        let reason = |capped: bool| match wait(&need(CostPolicy::Any), &ways, &why, &|_| capped) {
+            LinkChoice::Wait { reason, .. } => reason,
+            LinkChoice::Use { .. } => panic!("it waits"),
+        };
+        assert_eq!(
+            (reason(true), reason(false)),
+            (LinkWaitReason::OverBudget, LinkWaitReason::RoamingBlocked)
+        );
+    }
+}

@@ -1,0 +1,197 @@
+//! Origins of the web that speak D2TP as well, and said so (RFC 7838): remembered until that runs out.
+//!
+//! ```text
+//!  answer of https://files.example/…, itself or through a proxy:
+//!      Alt-Svc: d2tp="files.example:4434"; key="KEY"; ma=86400
+//!  next request for it ──▶ does d2tp://files.example:4434/KEY answer? ──▶ end to end, else as before
+//! ```
+//!
+//! Only what an `https` origin said counts: who can put words into an `http` one's mouth could send us
+//! anywhere. So could a proxy that asks for us: its word counts for downloads through it alone. An empty
+//! host means the origin's own. Without `key` there is nobody to be sure of.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use d2tp_driver::ServerAddress;
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use tokio::time::timeout;
+use url::Url;
+
+use super::dial::EgressLink;
+use super::exchange::{GetRequest, exchange};
+use super::jobs;
+use super::origin::D2tpOrigin;
+
+/// How long an alternative is good for that does not say. // RFC 7838 §3.1
+const MAX_AGE: Duration = Duration::from_secs(24 * 3600);
+/// Longer than that nobody is believed.
+const MAX_AGE_MAX: Duration = Duration::from_secs(30 * 24 * 3600);
+/// Origins remembered; beyond that those that run out first are forgotten.
+const REMEMBERED_MAX: usize = 256;
+/// How long one has to show that it is there.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(3); // a guess: a handshake and an answer
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct AltSvcEntry {
+    address: String,
+    /// Seconds since 1970.
+    until_s: i64,
+}
+
+/// Origins by scheme, host and port, and the proxy that said so if it was not they.
+#[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct AltSvcCache(BTreeMap<String, AltSvcEntry>);
+
+/// What a field says: where, and for how long. `clear`, other protocols and what cannot be read are
+/// nothing.
+fn read(field: &str, own_host: &str) -> Option<(ServerAddress, Duration)> {
+    let entries = field.split(',').map(str::trim);
+    let rest = entries
+        .filter_map(|entry| entry.strip_prefix("d2tp="))
+        .next()?;
+    let mut parts = rest.split(';').map(str::trim);
+    let place = parts.next()?.trim_matches('"');
+    let (host, port) = place.rsplit_once(':')?;
+    let host = if host.is_empty() { own_host } else { host };
+    let (mut key, mut age) = (None, MAX_AGE);
+    for (name, value) in parts.filter_map(|part| part.split_once('=')) {
+        let value = value.trim_matches('"');
+        match name {
+            "key" => key = Some(value),
+            "ma" => age = Duration::from_secs(value.parse().ok()?),
+            _ => {}
+        }
+    }
+    let address = format!("d2tp://{host}:{port}/{}", key?).parse().ok()?;
+    Some((address, age.min(MAX_AGE_MAX)))
+}
+
+fn file() -> Option<PathBuf> {
+    Some(jobs::state_directory().ok()?.join("alternatives.json"))
+}
+
+fn remembered() -> AltSvcCache {
+    let text = file().and_then(|file| std::fs::read_to_string(file).ok());
+    // One that cannot be read begins anew: it only spares a detour.
+    text.and_then(|text| serde_json::from_str(&text).ok())
+        .unwrap_or_default()
+}
+
+/// Changes what is remembered. Two at once may lose one's word, and hear it again.
+fn remember(change: impl FnOnce(&mut AltSvcCache)) {
+    let (mut all, now) = (remembered(), Timestamp::now().as_second());
+    change(&mut all);
+    all.0.retain(|_, noted| noted.until_s > now);
+    while all.0.len() > REMEMBERED_MAX {
+        let first = all.0.iter().min_by_key(|(_, noted)| noted.until_s);
+        let Some(origin) = first.map(|(origin, _)| origin.clone()) else {
+            break;
+        };
+        all.0.remove(&origin);
+    }
+    let Some(file) = file() else { return };
+    let text = serde_json::to_string(&all).expect("plain data");
+    let directory = file.parent().map_or(Ok(()), std::fs::create_dir_all);
+    let beside = file.with_extension("new");
+    let written = directory
+        .and_then(|()| std::fs::write(&beside, text))
+        .and_then(|()| std::fs::rename(&beside, &file));
+    if let Err(error) = written {
+        tracing::debug!(%error, "alternatives are not remembered");
+    }
+}
+
+/// What an origin is remembered by.
+fn name(url: &Url, told_by: Option<&str>) -> String {
+    let origin = url.origin().ascii_serialization();
+    told_by.map_or_else(|| origin.clone(), |proxy| format!("{origin} by {proxy}"))
+}
+
+/// Notes what an answer for `url` says in its `Alt-Svc`; `told_by`: the proxy that asked, if it did.
+pub fn record_alt_svc(url: &Url, told_by: Option<&str>, field: &str) {
+    let Some(host) = url.host_str().filter(|_| url.scheme() == "https") else {
+        return;
+    };
+    let origin = name(url, told_by);
+    if field.trim() == "clear" {
+        return remember(|all| drop(all.0.remove(&origin)));
+    }
+    if let Some((address, age)) = read(field, host) {
+        let noted = AltSvcEntry {
+            address: address.to_string(),
+            until_s: Timestamp::now().as_second() + age.as_secs() as i64,
+        };
+        remember(|all| drop(all.0.insert(origin, noted)));
+    }
+}
+
+/// Where the origin of `url` speaks D2TP, if it said so itself, or through this proxy, and that still
+/// counts.
+pub fn known_server(url: &Url, proxy: Option<&str>) -> Option<ServerAddress> {
+    let mut all = remembered().0;
+    let itself = all.remove(&name(url, None));
+    let noted = itself.or_else(|| all.remove(&name(url, Some(proxy?))))?;
+    let counts = url.scheme() == "https" && noted.until_s > Timestamp::now().as_second();
+    counts.then(|| noted.address.parse().ok())?
+}
+
+/// Whether it is there and has what is asked for. One that is not is forgotten.
+pub async fn is_available(origin: &D2tpOrigin, url: &Url) -> bool {
+    let ask = GetRequest {
+        url: url.clone(),
+        from: 0,
+        to: None,
+        if_range: None,
+        allow_downgrade: false,
+        fields: [].into(),
+        head_only: true,
+    };
+    let anyhow = EgressLink {
+        device: None,
+        sources: Vec::new(),
+    };
+    let answered = timeout(ANSWERS_WITHIN, exchange(origin, &ask, &anyhow)).await;
+    let there = matches!(answered, Ok(Ok(_)));
+    if !there {
+        let origin = name(url, None);
+        let also = format!("{origin} by ");
+        remember(|all| {
+            all.0
+                .retain(|name, _| *name != origin && !name.starts_with(&also));
+        });
+    }
+    there
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_field_names_an_address_and_a_key_among_other_protocols() {
+        let key = d2tp_driver::PublicKey([7; 32]);
+        let text = format!("h3=\":443\"; ma=60, d2tp=\":4434\"; key=\"{key}\"; ma=600; persist=1");
+        let (address, age) = read(&text, "files.example").unwrap();
+        assert_eq!(
+            address.to_string(),
+            format!("d2tp://files.example:4434/{key}")
+        );
+        assert_eq!(age, Duration::from_secs(600));
+        let other = format!("d2tp=\"other.example:1\"; key={key}; ma=999999999");
+        let (address, age) = read(&other, "files.example").unwrap();
+        assert_eq!((&*address.host, age), ("other.example", MAX_AGE_MAX));
+        for nothing in [
+            "clear".to_owned(),
+            "h3=\":443\"".to_owned(),
+            "d2tp=\":4434\"".to_owned(),
+            format!("d2tp=\"4434\"; key={key}"),
+            format!("d2tp=\":4434\"; key={key}; ma=soon"),
+            "d2tp=\":4434\"; key=short".to_owned(),
+        ] {
+            assert_eq!(read(&nothing, "files.example"), None, "{nothing}");
+        }
+    }
+}

@@ -1,0 +1,38 @@
+//! Time that goes on while the machine sleeps: deadlines are counted on the boot-time clock.
+
+use std::time::Duration;
+
+use nix::time::{ClockId, clock_gettime};
+
+/// A moment on the boot-time clock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct BootInstant(Duration);
+
+impl BootInstant {
+    /// Now.
+    pub fn now() -> BootInstant {
+        let since_boot = clock_gettime(ClockId::CLOCK_BOOTTIME)
+            .expect("Linux has had CLOCK_BOOTTIME since 2.6.39");
+        BootInstant(since_boot.into())
+    }
+
+    /// The time from the start of the machine to here.
+    pub fn since_boot(self) -> Duration {
+        self.0
+    }
+
+    /// The moment so long after the start of the machine.
+    pub fn from_boot(span: Duration) -> BootInstant {
+        BootInstant(span)
+    }
+
+    /// This much later; the end of time at most.
+    pub fn after(self, span: Duration) -> BootInstant {
+        BootInstant(self.0.saturating_add(span))
+    }
+
+    /// The time from `earlier` to here; nothing if it is not earlier.
+    pub fn since(self, earlier: BootInstant) -> Duration {
+        self.0.saturating_sub(earlier.0)
+    }
+}

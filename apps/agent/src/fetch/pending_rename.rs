@@ -1,0 +1,117 @@
+//! That an object is about to get its name: written down before, for whoever finds it there after a crash.
+//!
+//! ```text
+//!  part synced ─ landing written ─ renamed ─ (a crash here) ─ "done" written
+//!                                               └▶ the file of that name is the part: it is whole
+//! ```
+//!
+//! A file keeps its device and inode when it is renamed, and what somebody else put there has others.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+/// What is about to be where.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PendingRename {
+    /// The name it gets.
+    pub file: PathBuf,
+    /// Its bytes, …
+    pub bytes: u64,
+    /// … their digest, in hex, …
+    pub sha256: String,
+    /// … and whether the deadline had passed.
+    pub late: bool,
+    /// How long it took.
+    pub duration_s: f64,
+    /// The note beside the part, which is of no use any more.
+    pub note: Option<PathBuf>,
+    device: u64,
+    inode: u64,
+}
+
+impl PendingRename {
+    /// Of the whole object that lies in `part`.
+    ///
+    /// # Errors
+    /// It is not there.
+    pub fn of(
+        part: &Path,
+        file: &Path,
+        bytes: u64,
+        sha256: &str,
+        late: bool,
+        duration_s: f64,
+    ) -> io::Result<PendingRename> {
+        let about = std::fs::metadata(part)?;
+        Ok(PendingRename {
+            file: std::path::absolute(file)?,
+            bytes,
+            sha256: sha256.to_owned(),
+            late,
+            duration_s,
+            note: None,
+            device: about.dev(),
+            inode: about.ino(),
+        })
+    }
+
+    /// Writes it down, for certain.
+    ///
+    /// # Errors
+    /// The disk refuses.
+    pub fn write(&self, path: &Path) -> io::Result<()> {
+        let fresh = path.with_extension("new");
+        let mut out = OpenOptions::new()
+            .create(true)
+            .write(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(&fresh)?;
+        out.write_all(&serde_json::to_vec(self)?)?;
+        out.sync_all()?;
+        std::fs::rename(&fresh, path)?;
+        File::open(path.parent().unwrap_or(Path::new(".")))?.sync_all()
+    }
+
+    /// What was written down, if it came to pass.
+    pub fn read_completed(path: &Path) -> Option<PendingRename> {
+        let text = std::fs::read(path).ok()?;
+        let landing: PendingRename = serde_json::from_slice(&text).ok()?;
+        let about = std::fs::symlink_metadata(&landing.file).ok()?;
+        let is_it = (about.dev(), about.ino(), about.len())
+            == (landing.device, landing.inode, landing.bytes);
+        is_it.then_some(landing)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_part_itself_under_its_new_name_has_landed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        std::fs::write(path("a.part"), b"whole").unwrap();
+        let landing = PendingRename::of(&path("a.part"), &path("a"), 5, "00", false, 1.0).unwrap();
+        let note = path("landing.json");
+        landing.write(&note).unwrap();
+        assert_eq!(PendingRename::read_completed(&note), None, "not yet");
+        std::fs::write(path("a"), b"other").unwrap();
+        assert_eq!(
+            PendingRename::read_completed(&note),
+            None,
+            "somebody else's"
+        );
+        std::fs::rename(path("a.part"), path("a")).unwrap();
+        assert_eq!(PendingRename::read_completed(&note), Some(landing));
+        std::fs::write(path("a"), b"more of it").unwrap();
+        assert_eq!(PendingRename::read_completed(&note), None, "changed since");
+        std::fs::write(&note, b"{").unwrap();
+        assert_eq!(PendingRename::read_completed(&note), None);
+    }
+}

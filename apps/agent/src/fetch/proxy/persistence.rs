@@ -1,0 +1,204 @@
+//! What of a download through a proxy outlives the process: its instance, the flow it claims, and
+//! where in the flow the object begins.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use d2tp_driver::{Device, DriverError, FlowIo, Instance, InstanceClaim};
+use tokio::time::timeout;
+
+use super::{ProxyClient, SharedFlow};
+use crate::fetch::dial::ByteStream;
+use crate::fetch::partial::{FlowNote, PartialNote};
+
+/// Finds where an answer's head ends, as its bytes go by.
+#[derive(Debug, Default)]
+pub(super) struct HeadScanner {
+    bytes: u64,
+    matched: usize,
+}
+
+impl HeadScanner {
+    const END: &[u8; 4] = b"\r\n\r\n";
+
+    pub(super) fn scan(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            if self.matched == Self::END.len() {
+                return;
+            }
+            self.bytes += 1;
+            self.matched = match *byte == Self::END[self.matched] {
+                true => self.matched + 1,
+                false => usize::from(*byte == b'\r'),
+            };
+        }
+    }
+
+    pub(super) fn end(&self) -> Option<u64> {
+        (self.matched == Self::END.len()).then_some(self.bytes)
+    }
+}
+
+/// Ready when the proxy knows of every flow that is over.
+pub(super) async fn until_flows_settled(device: &Device) {
+    while !device.is_settled() {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+impl ProxyClient {
+    /// Keeps what must outlive this process in `directory`.
+    pub fn with_state_directory(mut self, directory: PathBuf) -> ProxyClient {
+        self.instances = Some(directory);
+        self
+    }
+
+    /// The next session goes on with this flow, of which `durable_bytes` of the file are safe.
+    pub fn claim(&self, flow: &FlowNote, durable_bytes: u64) {
+        let claim = flow
+            .flow_offset(durable_bytes)
+            .map(|received| InstanceClaim {
+                flow: flow.flow,
+                received,
+            });
+        self.state().claim = Some((flow.instance, claim));
+    }
+
+    /// The flow that was claimed, to be read from where it was claimed; once.
+    pub fn take_claimed(&self) -> Option<Box<dyn ByteStream>> {
+        let mut state = self.state();
+        if !std::mem::take(&mut state.claimed) {
+            return None;
+        }
+        let flow = state.flow.clone()?;
+        state.broken = Arc::default();
+        let broken = state.broken.clone();
+        let head = None;
+        Some(Box::new(SharedFlow { flow, head, broken }))
+    }
+
+    /// What a later process needs to go on with the flow at hand, of whose answer the object's
+    /// byte `from` is the first.
+    pub fn flow_note(&self, from: u64) -> Option<FlowNote> {
+        let state = self.state();
+        let instance = state.instance.as_ref()?.number();
+        let flow = state.flow.as_ref()?;
+        let flow = flow.lock().unwrap_or_else(PoisonError::into_inner).id();
+        let head = state.head.as_ref()?;
+        let head = head.lock().unwrap_or_else(PoisonError::into_inner).end()?;
+        let lead = i64::try_from(head).ok()?.checked_sub_unsigned(from)?;
+        Some(FlowNote {
+            instance,
+            flow,
+            lead,
+        })
+    }
+
+    /// Has it written down that the part whose note this is goes on with the flow at hand. False
+    /// if it is too early.
+    pub async fn persist_flow(&self, flow: u64, note: &Path) -> Result<bool, DriverError> {
+        let Some(device) = self.device() else {
+            return Ok(false);
+        };
+        let note = std::path::absolute(note).unwrap_or_else(|_| note.to_owned());
+        let memo = Bytes::copy_from_slice(note.as_os_str().as_bytes());
+        device.persist_flow(flow, memo).await
+    }
+
+    /// Why nothing can be written down, said once.
+    pub fn take_persist_error(&self) -> Option<String> {
+        self.state().trouble.take()
+    }
+
+    pub(super) async fn instance(&self) -> Option<Arc<Instance>> {
+        let first = {
+            let state = self.state();
+            if let Some(instance) = &state.instance {
+                return Some(instance.clone());
+            }
+            state.claim.map(|(instance, _)| instance)
+        };
+        let directory = self.instances.clone().filter(|_| self.given.is_none())?;
+        let (ours, theirs) = (self.key.public(), self.address.key);
+        let take = move || {
+            Instance::take(&directory, ours, theirs, first, |instance, flow, memo| {
+                PartialNote::continues_flow(Path::new(OsStr::from_bytes(memo)), instance, flow)
+            })
+        };
+        match tokio::task::spawn_blocking(take).await {
+            Ok(Ok(instance)) => {
+                let instance = Arc::new(instance);
+                let mut state = self.state();
+                if first != Some(instance.number()) {
+                    state.claim = None;
+                }
+                state.instance = Some(instance.clone());
+                Some(instance)
+            }
+            Ok(Err(error)) => {
+                self.state().trouble = Some(error.to_string());
+                None
+            }
+            Err(panic) => std::panic::resume_unwind(panic.into_panic()),
+        }
+    }
+
+    /// Tells the proxy that the flows of an instance are not wanted any more. True if it knows.
+    pub async fn release_instance(&self, instance: u64, patience: Duration) -> bool {
+        self.state().claim = Some((instance, None));
+        if self.connect().await.is_err() {
+            return false;
+        }
+        let told = match self.device() {
+            Some(device) => timeout(patience, until_flows_settled(&device))
+                .await
+                .is_ok(),
+            None => false,
+        };
+        if told {
+            self.close().await;
+        } else {
+            self.detach().await;
+        }
+        told
+    }
+
+    /// Goes without ending the flow at hand: the next process may claim it.
+    pub async fn detach(&self) {
+        let device = {
+            let mut state = self.state();
+            if let Some(flow) = state.flow.take() {
+                flow.lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .leave_open();
+            }
+            state.device.take()
+        };
+        if let Some(device) = device.and_then(Arc::into_inner)
+            && let Err(error) = device.leave().await
+        {
+            tracing::warn!(%error, "the download will not go on in the same flow");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_of_a_head_is_found_however_its_bytes_come() {
+        let answer = b"HTTP/1.1 200 OK\r\nX: a\r\r\n\r\nbody\r\n\r\n";
+        let head = answer.len() - b"body\r\n\r\n".len();
+        for cut in 0..answer.len() {
+            let mut meter = HeadScanner::default();
+            meter.scan(&answer[..cut]);
+            meter.scan(&answer[cut..]);
+            assert_eq!(meter.end(), Some(head as u64), "cut at {cut}");
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! The token a PUT without an agent has with its proxy, kept where the next process finds it.
+//!
+//! ```text
+//!  cedos put ── ticket of (request, digest) in the state folder, locked ──▶ answered: removed
+//!      └─ killed: the file stays, its lock does not ──▶ the same put again takes it up
+//! ```
+//!
+//! The token itself is random: a put that was answered and one that follows it are two uploads, even
+//! if the proxy has not yet heard that the first is over.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use sha2::{Digest, Sha256};
+
+use super::upload_body::new_token;
+
+/// A ticket this old is of no use: no proxy keeps an upload so long.
+const AGE_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
+
+/// A token, and the file that keeps it, if there is one.
+pub(super) struct UploadTicket {
+    pub(super) token: String,
+    kept: Option<TicketFile>,
+}
+
+struct TicketFile {
+    path: PathBuf,
+    /// Locked: nobody else sends the same.
+    _file: File,
+}
+
+impl UploadTicket {
+    /// Somebody else keeps this one.
+    pub(super) fn from_token(token: String) -> UploadTicket {
+        UploadTicket { token, kept: None }
+    }
+
+    /// The ticket of what `identity` says, as it was left or a new one. Where it cannot be kept, or
+    /// another process is sending the same, it is one for this process alone.
+    pub(super) fn load_or_create(folder: Option<&Path>, identity: &str) -> UploadTicket {
+        let taken = folder.and_then(|folder| UploadTicket::taken_up(folder, identity).ok());
+        taken.unwrap_or_else(|| UploadTicket::from_token(new_token()))
+    }
+
+    fn taken_up(folder: &Path, identity: &str) -> io::Result<UploadTicket> {
+        fs::create_dir_all(folder)?;
+        sweep(folder);
+        let path = folder.join(hex::encode(&Sha256::digest(identity)[..16]));
+        let mut file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(&path)?;
+        file.try_lock()?;
+        if !is_there(&path, &file) {
+            // It was answered between our opening and our locking it.
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        let fresh = new_token();
+        let mut token = String::new();
+        file.read_to_string(&mut token)?;
+        let is_whole = token.len() == fresh.len() && token.bytes().all(|b| b.is_ascii_hexdigit());
+        if !is_whole {
+            file.set_len(0)?;
+            io::Seek::rewind(&mut file)?;
+            file.write_all(fresh.as_bytes())?;
+            token = fresh;
+        }
+        let kept = Some(TicketFile { path, _file: file });
+        Ok(UploadTicket { token, kept })
+    }
+
+    /// The upload is over: the next one that is the same is another.
+    pub(super) fn remove(&self) {
+        if let Some(kept) = &self.kept {
+            let _ = fs::remove_file(&kept.path);
+        }
+    }
+}
+
+fn is_there(path: &Path, file: &File) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    let identity = |about: fs::Metadata| (about.dev(), about.ino());
+    let there = fs::metadata(path).map(identity).ok();
+    there.is_some() && there == file.metadata().map(identity).ok()
+}
+
+/// Removes what nobody came back for.
+fn sweep(folder: &Path) {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    for entry in entries {
+        let age = entry.metadata().ok().and_then(|about| {
+            let age = about.modified().ok()?.elapsed();
+            age.ok()
+        });
+        if age.is_some_and(|age| age > AGE_MAX) {
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ticket_stays_until_it_is_spent_and_is_one_processes_at_a_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let take = |what| UploadTicket::load_or_create(Some(folder.path()), what);
+        let first = take("a");
+        let beside = take("a");
+        assert_ne!(first.token, beside.token, "two at once are two uploads");
+        assert_ne!(first.token, take("b").token);
+        let token = first.token.clone();
+        drop(first);
+        let again = take("a");
+        assert_eq!(again.token, token);
+        again.remove();
+        drop(again);
+        assert_ne!(take("a").token, token);
+    }
+
+    #[test]
+    fn what_is_damaged_old_or_has_no_place_is_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let take = |what| UploadTicket::load_or_create(Some(folder.path()), what);
+        let token = take("a").token;
+        let path = fs::read_dir(folder.path()).unwrap().next().unwrap();
+        let path = path.unwrap().path();
+        fs::write(&path, &token[..7]).unwrap();
+        let new = take("a").token;
+        assert_eq!(new.len(), token.len());
+        assert_ne!(new, token);
+        assert_eq!(fs::read_to_string(&path).unwrap(), new);
+
+        let old = std::time::SystemTime::now() - 2 * AGE_MAX;
+        let file = File::options().write(true).open(&path).unwrap();
+        file.set_modified(old).unwrap();
+        drop(file);
+        assert_ne!(take("a").token, new);
+
+        let nowhere = folder.path().join("file");
+        fs::write(&nowhere, "").unwrap();
+        assert!(
+            UploadTicket::load_or_create(Some(&nowhere), "a")
+                .kept
+                .is_none()
+        );
+        assert!(UploadTicket::load_or_create(None, "a").kept.is_none());
+    }
+}

@@ -1,0 +1,388 @@
+//! Carrying an order out: who speaks to the origin, with what keys and trust, and the transfer.
+//!
+//! ```text
+//!  Order ─▶ Errand::prepare  everything that can be wrong with it is said here, nothing is started
+//!              └▶ Errand::way ─ Straight │ EndToEnd │ Proxied ─▶ Way::run ─▶ Exit
+//! ```
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use d2tp_driver::{AckOffload, AddressError, EndpointConfig, Qlog, SecretKey, ServerAddress};
+use d2tp_links::Link;
+use d2tp_sched::CostPolicy;
+use d2tp_session::DrwaLambda;
+use tokio::sync::watch;
+use url::Url;
+
+use crate::fetch::alt_svc;
+use crate::fetch::dial::Dial as _;
+use crate::fetch::direct::DirectConnector;
+use crate::fetch::header::HeaderField;
+use crate::fetch::jobs;
+use crate::fetch::mode::FetchMode;
+use crate::fetch::origin::{D2tpOrigin, D2tpTarget};
+use crate::fetch::outcome::{TransferExit, TransferFailure};
+use crate::fetch::proxy::ProxyClient;
+use crate::fetch::report::TransferObserver;
+use crate::fetch::tls::OriginTls;
+use crate::fetch::transfer::{self, TransferContext, TransferJob};
+use crate::fetch::tunnel::OriginTunnel;
+use crate::fetch::upload_body::UploadBody;
+use crate::key;
+use crate::order::{TransferOrder, TransferVerb};
+
+/// How sessions are to send, beside what the order says.
+#[derive(Default)]
+pub struct SessionTuning {
+    /// The configuration of sessions.
+    pub config: EndpointConfig,
+    /// Acknowledgements of Wi-Fi on other links.
+    pub offload_acks: AckOffload,
+    /// Keep queues short.
+    pub drwa: Option<DrwaLambda>,
+    /// What sessions do is written here.
+    pub log: Option<Arc<Qlog>>,
+}
+
+/// What a way is wanted for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TransportPurpose {
+    /// To carry the order out.
+    Carry,
+    /// To look what carrying it out would be.
+    DryRun,
+    /// To give up what was begun.
+    Forget,
+}
+
+/// What an upload sends, and how.
+#[derive(Clone)]
+struct UploadSpec {
+    file: PathBuf,
+    post: bool,
+    kind: Option<String>,
+    token: Option<String>,
+}
+
+/// An order that makes sense.
+pub struct PreparedTransfer {
+    /// The job.
+    pub job: TransferJob,
+    verb: TransferVerb,
+    target: Option<D2tpTarget>,
+    mode: FetchMode,
+    tls: Option<OriginTls>,
+    key: Option<SecretKey>,
+    proxy: Option<ServerAddress>,
+    /// What an upload sends.
+    upload: Option<UploadSpec>,
+    /// It may go to the same origin by D2TP, if that speaks it.
+    may_go_end_to_end: bool,
+}
+
+impl PreparedTransfer {
+    /// Says what is wrong with an order, if anything is. `paid_asked`: the user spoke of links that
+    /// cost.
+    ///
+    /// # Errors
+    /// Whose fault it is, in words.
+    pub fn prepare(
+        order: &TransferOrder,
+        mut job: TransferJob,
+        paid_asked: bool,
+    ) -> Result<PreparedTransfer, TransferFailure> {
+        let proxy = match order.prox.as_deref().filter(|text| !text.is_empty()) {
+            Some(text) => {
+                let read = text.parse::<ServerAddress>();
+                Some(read.map_err(|e: AddressError| TransferFailure::usage(e.to_string()))?)
+            }
+            None => None,
+        };
+        if order.verb == TransferVerb::Put {
+            return PreparedTransfer::prepare_upload(order, job, proxy);
+        }
+        let plain = may_go_end_to_end(order, &job);
+        let whom = end_to_end(order, &mut job, paid_asked)?;
+        let mode = match whom {
+            Some(_) => FetchMode::Direct,
+            None => mode(order, &job, proxy.is_some())?,
+        };
+        let tls = match mode {
+            FetchMode::Direct | FetchMode::Sealed if whom.is_none() => {
+                Some(OriginTls::new(order.ca.as_deref())?)
+            }
+            _ => None,
+        };
+        let key = match (&proxy, &whom) {
+            (Some(_), _) | (_, Some(_)) => Some(own_key(order)?),
+            (None, None) => None,
+        };
+        Ok(PreparedTransfer {
+            job,
+            verb: TransferVerb::Get,
+            target: whom,
+            mode,
+            tls,
+            key,
+            proxy,
+            upload: None,
+            may_go_end_to_end: plain,
+        })
+    }
+
+    fn prepare_upload(
+        order: &TransferOrder,
+        job: TransferJob,
+        proxy: Option<ServerAddress>,
+    ) -> Result<PreparedTransfer, TransferFailure> {
+        if !matches!(job.url.scheme(), "http" | "https") || !job.url.has_host() {
+            let text = format!("{} is not an http:// or https:// URL", job.url);
+            return Err(TransferFailure::usage(text));
+        }
+        if has_password(&job.url) {
+            let text = "the URL carries credentials, which the proxy would see";
+            return Err(TransferFailure::usage(text));
+        }
+        if proxy.is_none() {
+            let text = "uploads go through a proxy: give --prox ADDR or CEDOS_PROX";
+            return Err(TransferFailure::usage(text));
+        }
+        let Some(file) = order.file.clone() else {
+            return Err(TransferFailure::usage("an upload needs a file"));
+        };
+        Ok(PreparedTransfer {
+            job,
+            verb: TransferVerb::Put,
+            target: None,
+            mode: FetchMode::ProxyFetch,
+            tls: None,
+            key: Some(own_key(order)?),
+            proxy,
+            upload: Some(UploadSpec {
+                file,
+                post: order.post,
+                kind: order.content_type.clone(),
+                token: order.token.clone(),
+            }),
+            may_go_end_to_end: false,
+        })
+    }
+
+    /// Who speaks to the origin.
+    pub fn mode(&self) -> FetchMode {
+        self.mode
+    }
+
+    /// Whether it can be carried out by somebody else than this process.
+    pub fn is_web_origin(&self) -> bool {
+        self.target.is_none()
+    }
+
+    /// Makes what moves its requests.
+    pub async fn open_transport(
+        &mut self,
+        links: &watch::Receiver<Arc<Vec<Link>>>,
+        tuning: &SessionTuning,
+        purpose: TransportPurpose,
+    ) -> TransferTransport {
+        let origin = |whom, key| {
+            let (proxy, links, log) = (self.proxy.clone(), links.clone(), tuning.log.clone());
+            D2tpOrigin::new(whom, proxy, key, tuning.config.clone(), links, log)
+        };
+        let end_to_end = match (self.target.clone(), &self.key) {
+            (Some(whom), Some(key)) => Some(origin(whom, key.clone())),
+            (None, _) if self.may_go_end_to_end && purpose == TransportPurpose::Carry => {
+                self.alternative(links, origin).await
+            }
+            _ => None,
+        };
+        let tls = self.tls.take();
+        match (end_to_end, self.proxy.clone(), self.key.clone(), tls) {
+            (Some(origin), ..) => TransferTransport::EndToEnd(Box::new(origin)),
+            (None, Some(address), Some(key), tls) => {
+                let tunnel = tls.map(OriginTunnel::new);
+                let mut proxy =
+                    ProxyClient::new(address, key, links.clone(), tunnel).with_config(|config| {
+                        *config = tuning.config.clone();
+                        config.ack_offload = tuning.offload_acks;
+                        config.drwa = tuning.drwa;
+                    });
+                if let Some(log) = &tuning.log {
+                    proxy.log_to(log.clone());
+                }
+                if self.verb == TransferVerb::Put {
+                    return TransferTransport::Proxied(Box::new(proxy.for_uploads()));
+                }
+                // Only a flow of which the proxy knows what it carries goes on in another process.
+                let lasts = match purpose {
+                    TransportPurpose::Forget => true,
+                    TransportPurpose::Carry => self.mode == FetchMode::ProxyFetch,
+                    TransportPurpose::DryRun => false,
+                };
+                if let Some(directory) = jobs::state_directory().ok().filter(|_| lasts) {
+                    proxy = proxy.with_state_directory(directory.join("instances"));
+                }
+                TransferTransport::Proxied(Box::new(proxy))
+            }
+            (None, _, _, Some(tls)) => {
+                TransferTransport::Direct(DirectConnector::new(tls).with_drwa(tuning.drwa))
+            }
+            (None, _, _, None) => unreachable!("a download without a proxy has its own trust"),
+        }
+    }
+
+    /// The origin by D2TP, if it said before that it speaks it and is there now.
+    async fn alternative(
+        &self,
+        links: &watch::Receiver<Arc<Vec<Link>>>,
+        origin: impl Fn(D2tpTarget, SecretKey) -> D2tpOrigin,
+    ) -> Option<D2tpOrigin> {
+        let proxy = self.proxy.as_ref().map(ToString::to_string);
+        let address = alt_svc::known_server(&self.job.url, proxy.as_deref())?;
+        let key = match &self.key {
+            Some(key) => key.clone(),
+            None => key::load_device_key(None).ok()?,
+        };
+        let origin = origin(D2tpTarget::Address(address), key);
+        // Without a network nobody is there, which says nothing of the origin.
+        let may_ask = origin.needs_no_link() || links.borrow().iter().any(Link::is_usable);
+        (may_ask && alt_svc::is_available(&origin, &self.job.url).await).then_some(origin)
+    }
+
+    /// Reads what an upload sends, telling how far that is.
+    ///
+    /// # Errors
+    /// The file cannot be read, or it was stopped.
+    pub async fn open_upload_body(
+        &self,
+        stop: watch::Receiver<bool>,
+        mut read: impl FnMut(u64, u64) + Send + 'static,
+    ) -> Result<Option<UploadBody>, TransferFailure> {
+        let Some(sent) = self.upload.clone() else {
+            return Ok(None);
+        };
+        let url = self.job.url.clone();
+        let reading = tokio::task::spawn_blocking(move || {
+            let stopped = || *stop.borrow();
+            let (file, kind) = (&sent.file, sent.kind.as_deref());
+            UploadBody::open(file, &url, sent.post, kind, sent.token, stopped, &mut read)
+        });
+        reading.await.expect("reading does not panic").map(Some)
+    }
+}
+
+/// What moves the requests of an errand.
+pub enum TransferTransport {
+    /// TCP and TLS, over one link at a time.
+    Direct(DirectConnector),
+    /// A session with the origin itself.
+    EndToEnd(Box<D2tpOrigin>),
+    /// A session with a proxy.
+    Proxied(Box<ProxyClient>),
+}
+
+impl TransferTransport {
+    /// The proxy, if there is one.
+    pub fn proxy(&self) -> Option<&ProxyClient> {
+        match self {
+            TransferTransport::Direct(_) | TransferTransport::EndToEnd(_) => None,
+            TransferTransport::Proxied(proxy) => Some(proxy),
+        }
+    }
+
+    /// Runs the job to its end. `parcel`: what it sends, if it does.
+    pub async fn run(
+        &self,
+        job: &TransferJob,
+        parcel: Option<UploadBody>,
+        setting: TransferContext,
+        observer: &mut dyn TransferObserver,
+    ) -> TransferExit {
+        match (self, parcel) {
+            (TransferTransport::Direct(dial), _) => {
+                transfer::run(job, dial, setting, observer).await
+            }
+            (TransferTransport::EndToEnd(dial), _) => {
+                transfer::run(job, &**dial, setting, observer).await
+            }
+            (TransferTransport::Proxied(proxy), None) => {
+                transfer::run_proxied(job, proxy, setting, observer).await
+            }
+            (TransferTransport::Proxied(proxy), Some(parcel)) => {
+                transfer::run_upload(job, parcel, proxy, setting, observer).await
+            }
+        }
+    }
+}
+
+fn own_key(order: &TransferOrder) -> Result<SecretKey, TransferFailure> {
+    key::load_device_key(order.key.as_deref())
+        .map_err(|error| TransferFailure::error(format!("{error:#}")))
+}
+
+fn has_password(url: &Url) -> bool {
+    !url.username().is_empty() || url.password().is_some()
+}
+
+/// Whether the request carries what proves who the user is.
+pub fn carries_credentials(job: &TransferJob) -> bool {
+    has_password(&job.url) || job.fields.iter().any(HeaderField::is_credential)
+}
+
+/// Whom a `d2tp:` URL names. The job then asks them, and spends nothing: these sessions use free links.
+fn end_to_end(
+    order: &TransferOrder,
+    job: &mut TransferJob,
+    paid_asked: bool,
+) -> Result<Option<D2tpTarget>, TransferFailure> {
+    if job.url.scheme() != "d2tp" {
+        return Ok(None);
+    }
+    let (whom, url) = D2tpTarget::of(&job.url)
+        .map_err(|why| TransferFailure::usage(format!("{}: {why}", job.url)))?;
+    if order.sealed || order.ca.is_some() {
+        let text = "d2tp:// is end to end in any case, and proved by the key in it";
+        return Err(TransferFailure::usage(format!(
+            "{text}: leave out --sealed and --ca"
+        )));
+    }
+    if paid_asked {
+        let text = "d2tp:// goes over free links only: leave out --policy and --max-cell";
+        return Err(TransferFailure::usage(text));
+    }
+    job.url = url;
+    job.terms.policy = CostPolicy::FreeOnly;
+    Ok(Some(whom))
+}
+
+/// Whether a web download may go to the same origin by D2TP, if that speaks it: over free links only,
+/// with nothing that is to be seen by whom it was meant for alone.
+fn may_go_end_to_end(order: &TransferOrder, job: &TransferJob) -> bool {
+    job.terms.policy == CostPolicy::FreeOnly && !carries_credentials(job) && !order.sealed
+}
+
+/// Who speaks to the origin. What proves who the user is, no proxy gets to see unasked.
+fn mode(
+    order: &TransferOrder,
+    job: &TransferJob,
+    through_proxy: bool,
+) -> Result<FetchMode, TransferFailure> {
+    let refuse = |text: &str| Err(TransferFailure::usage(text));
+    if !through_proxy {
+        return match order.sealed {
+            true => refuse("--sealed is a way of using a proxy: give --prox too, or leave it out"),
+            false => Ok(FetchMode::Direct),
+        };
+    }
+    if order.sealed || carries_credentials(job) {
+        return Ok(FetchMode::Sealed);
+    }
+    if order.ca.is_some() {
+        return refuse(
+            "--ca is for downloads whose origin this device verifies: add --sealed, or give --ca \
+             to `cedos prox`, which verifies it otherwise",
+        );
+    }
+    Ok(FetchMode::ProxyFetch)
+}

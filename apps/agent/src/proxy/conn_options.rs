@@ -1,0 +1,160 @@
+//! By when a connection is to be over and what it may cost, as programs can say it.
+//!
+//! | where | for example |
+//! |---|---|
+//! | user name of SOCKS5 or of `Proxy-Authorization: Basic` | `by=+45m,policy=free-only` |
+//! | fields of an HTTP request | `Cedos-By: 07:30`, `Cedos-Policy: fast` |
+//!
+//! A user name without `=` is somebody's habit and says nothing.
+
+use d2tp_sched::{CostPolicy, DeadlineFallback, FlowDemand};
+use jiff::Zoned;
+
+use crate::fetch::option_parsers::parse_due;
+use crate::order::Deadline;
+use crate::terms::DueTime;
+
+/// What a program asks for its connections.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ConnOptions {
+    /// Both ends drop the connection then.
+    pub due: Option<DueTime>,
+    /// Money against time.
+    pub policy: CostPolicy,
+    /// What to do when free links are too slow for the deadline.
+    pub if_late: DeadlineFallback,
+}
+
+impl Default for ConnOptions {
+    /// Any link at once, free ones preferred: what a program without us would have had.
+    fn default() -> ConnOptions {
+        ConnOptions {
+            due: None,
+            policy: CostPolicy::Any,
+            if_late: DeadlineFallback::Cell,
+        }
+    }
+}
+
+impl ConnOptions {
+    /// The same for the scheduler: how much is to be carried nobody says.
+    pub(super) fn demand(&self) -> FlowDemand {
+        FlowDemand {
+            remaining_bytes: None,
+            left: self.due.map(DueTime::time_left),
+            policy: self.policy,
+            if_late: self.if_late,
+            metered_bytes_left: None,
+        }
+    }
+
+    /// From words of a command line; a deadline alone means free links first.
+    ///
+    /// # Errors
+    /// A sentence that says what is wrong with them.
+    pub fn of(
+        by: Option<&str>,
+        policy: Option<CostPolicy>,
+        now: &Zoned,
+    ) -> Result<ConnOptions, String> {
+        let mut wish = ConnOptions::default();
+        if let Some(by) = by {
+            wish.set_by(by, now)?;
+        }
+        wish.policy = policy.unwrap_or(wish.policy);
+        Ok(wish)
+    }
+
+    fn set_by(&mut self, text: &str, now: &Zoned) -> Result<(), String> {
+        self.due = Some(match parse_due(text, now)? {
+            Deadline::At(at) => DueTime::At(at),
+            Deadline::WithinS(s) => DueTime::within(std::time::Duration::from_secs_f64(s)),
+        });
+        if self.policy == CostPolicy::Any {
+            self.policy = CostPolicy::FreeFirst;
+        }
+        Ok(())
+    }
+
+    /// With one thing said otherwise.
+    ///
+    /// # Errors
+    /// A sentence that says what is wrong with it.
+    pub fn with(mut self, name: &str, value: &str, now: &Zoned) -> Result<ConnOptions, String> {
+        match name {
+            "by" => self.set_by(value, now)?,
+            "policy" => self.policy = value.parse().map_err(|e| format!("policy: {e}"))?,
+            "if-late" => self.if_late = value.parse().map_err(|e| format!("if-late: {e}"))?,
+            other => return Err(format!("`{other}` is none of by, policy, if-late")),
+        }
+        Ok(self)
+    }
+
+    /// With what a user name says.
+    ///
+    /// # Errors
+    /// A sentence that says what is wrong with it.
+    pub fn with_user_name(self, user: &str, now: &Zoned) -> Result<ConnOptions, String> {
+        if !user.contains('=') {
+            return Ok(self);
+        }
+        // A policy that is said stands, wherever the deadline stands beside it.
+        let mut parts: Vec<(&str, &str)> = Vec::new();
+        for part in user.split(',') {
+            let (name, value) = part
+                .split_once('=')
+                .ok_or_else(|| format!("`{part}` is not name=value"))?;
+            parts.push((name.trim(), value.trim()));
+        }
+        parts.sort_by_key(|(name, _)| *name != "by");
+        parts
+            .into_iter()
+            .try_fold(self, |wish, (name, value)| wish.with(name, value, now))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    fn noon() -> Zoned {
+        "2030-06-01T12:00:00[Asia/Seoul]".parse().unwrap()
+    }
+
+    #[test]
+    fn a_user_name_says_by_when_and_at_what_price() {
+        let wish = ConnOptions::default().with_user_name("policy=fast,by=+45m", &noon());
+        let wish = wish.unwrap();
+        assert_eq!(wish.policy, CostPolicy::Fast);
+        let left = wish.due.unwrap().time_left();
+        assert!(left <= Duration::from_secs(2_700) && left > Duration::from_secs(2_600));
+        let by = ConnOptions::default()
+            .with_user_name("by=+45m", &noon())
+            .unwrap();
+        assert_eq!(
+            by.policy,
+            CostPolicy::FreeFirst,
+            "a deadline is for waiting"
+        );
+    }
+
+    #[test]
+    fn a_plain_user_name_says_nothing_and_nonsense_is_refused_in_words() {
+        assert_eq!(
+            ConnOptions::default().with_user_name("alice", &noon()),
+            Ok(ConnOptions::default())
+        );
+        for (nonsense, word) in [
+            ("by=soon", "07:30"),
+            ("policy=cheap", "free-first"),
+            ("speed=9", "by, policy"),
+            ("by=+1h,fast", "name=value"),
+        ] {
+            let error = ConnOptions::default()
+                .with_user_name(nonsense, &noon())
+                .unwrap_err();
+            assert!(error.contains(word), "{error}");
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! The port: who may come in, and what language they speak.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::timeout;
+
+use super::carry::reset;
+use super::conn_options::ConnOptions;
+use super::proxy_session::{ProxyConnection, ProxySession};
+use super::refusal::{ConnectRefusal, RefusalCause};
+use super::target::{NameLookup, TargetAddress};
+use super::{http, socket_owner, socks};
+
+/// Programs' connections at a time; more wait in the kernel.
+pub const CONNECTIONS_MAX: usize = 1024; // a guess: a browser has a few hundred
+
+/// Time for what a client says before it gets a connection.
+pub(super) const HELLO_WITHIN: Duration = Duration::from_secs(30); // a guess
+
+/// How long to wait when the system gives no more connections: some may end meanwhile.
+const PATIENCE: Duration = Duration::from_millis(50);
+
+/// The first byte of SOCKS5 (RFC 1928 §3) and of SOCKS4. No method of HTTP begins with one of them.
+const SOCKS5: u8 = 5;
+const SOCKS4: u8 = 4;
+
+/// Who may use the port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ClientPolicy {
+    /// Connections of this user alone; where it cannot be told whose one is, it is refused.
+    OwnUserOnly,
+    /// Whoever reaches it: it is in a network namespace that is the program's alone.
+    Anyone,
+}
+
+/// What connections of the port have in common.
+pub(super) struct ProxyContext {
+    pub(super) session: Arc<ProxySession>,
+    pub(super) options: ConnOptions,
+    pub(super) names: Option<Arc<dyn NameLookup>>,
+}
+
+impl ProxyContext {
+    pub(super) async fn open(
+        &self,
+        host: &str,
+        port: u16,
+        wish: ConnOptions,
+    ) -> Result<ProxyConnection, ConnectRefusal> {
+        self.session.open(&self.target(host, port)?, wish).await
+    }
+
+    /// What a client means.
+    pub(super) fn target(&self, host: &str, port: u16) -> Result<TargetAddress, ConnectRefusal> {
+        let nonsense = |text| ConnectRefusal::new(RefusalCause::BadRequest, text);
+        let mut target = TargetAddress::new(host, port).map_err(nonsense)?;
+        if let (Some(names), Ok(ip)) = (&self.names, target.host.parse()) {
+            let unknown = |text| ConnectRefusal::new(RefusalCause::Unreachable, text);
+            if let Some(name) = names.name_of(ip).map_err(unknown)? {
+                target.host = name;
+            }
+        }
+        Ok(target)
+    }
+}
+
+/// The listening socket of the local proxy, and what its connections share.
+pub struct LocalProxyListener {
+    listener: TcpListener,
+    house: Arc<ProxyContext>,
+    client_policy: ClientPolicy,
+    places: Arc<Semaphore>,
+}
+
+impl LocalProxyListener {
+    /// At `at`, an address of this machine's own.
+    ///
+    /// # Errors
+    /// It is another, or cannot be had.
+    pub async fn bind(
+        at: SocketAddr,
+        line: Arc<ProxySession>,
+        wish: ConnOptions,
+    ) -> io::Result<LocalProxyListener> {
+        if !at.ip().is_loopback() {
+            let text = format!("{at} can be reached by others: give an address of loopback");
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        }
+        let listener = TcpListener::bind(at).await?;
+        Ok(LocalProxyListener::from_listener(
+            listener,
+            line,
+            wish,
+            ClientPolicy::OwnUserOnly,
+        ))
+    }
+
+    /// On a listener that is there.
+    pub fn from_listener(
+        listener: TcpListener,
+        line: Arc<ProxySession>,
+        wish: ConnOptions,
+        strangers: ClientPolicy,
+    ) -> LocalProxyListener {
+        LocalProxyListener {
+            listener,
+            house: Arc::new(ProxyContext {
+                session: line,
+                options: wish,
+                names: None,
+            }),
+            client_policy: strangers,
+            places: Arc::new(Semaphore::new(CONNECTIONS_MAX)),
+        }
+    }
+
+    /// Knows made-up addresses by the names they were made up for.
+    pub fn with_names(mut self, names: Arc<dyn NameLookup>) -> LocalProxyListener {
+        if let Some(house) = Arc::get_mut(&mut self.house) {
+            house.names = Some(names);
+        }
+        self
+    }
+
+    /// Where it listens.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+
+    /// Serves until it is dropped.
+    pub async fn serve(self) {
+        loop {
+            let Ok(place) = self.places.clone().acquire_owned().await else {
+                return;
+            };
+            let program = match self.listener.accept().await {
+                Ok((program, from)) => self.admitted(program, from),
+                Err(error) => {
+                    tracing::warn!(%error, "no connection can be taken");
+                    tokio::time::sleep(PATIENCE).await;
+                    None
+                }
+            };
+            if let Some(program) = program {
+                let house = self.house.clone();
+                tokio::spawn(async move {
+                    listen(program, &house, Arc::new(place)).await;
+                });
+            }
+        }
+    }
+
+    /// The connection, if it is one of this user's. Anybody else's is reset unread.
+    fn admitted(&self, program: TcpStream, from: SocketAddr) -> Option<TcpStream> {
+        if self.client_policy == ClientPolicy::Anyone {
+            return Some(program);
+        }
+        let me = nix::unistd::getuid().as_raw();
+        let owner = program
+            .local_addr()
+            .and_then(|ours| socket_owner::owner_of(from, ours));
+        match owner {
+            Ok(Some(owner)) if owner == me => return Some(program),
+            Ok(Some(owner)) => {
+                tracing::warn!(%from, owner, "refused: the connection is another user's");
+            }
+            Ok(None) => {
+                tracing::warn!(%from, "refused: it cannot be told whose connection this is");
+            }
+            Err(error) => tracing::warn!(%from, %error, "refused: whose it is cannot be told"),
+        }
+        reset(program);
+        None
+    }
+}
+
+async fn listen(program: TcpStream, house: &Arc<ProxyContext>, place: Arc<OwnedSemaphorePermit>) {
+    // An answer's head and its body are written as they come, and a program that has the head says nothing
+    // until it has the body: the second would wait for the first to be acknowledged, 40 ms later.
+    let _ = program.set_nodelay(true);
+    let mut first = [0];
+    match timeout(HELLO_WITHIN, program.peek(&mut first)).await {
+        Ok(Ok(1)) if first[0] == SOCKS5 => socks::serve(program, house).await,
+        Ok(Ok(1)) if first[0] == SOCKS4 => socks::reject_socks4(program),
+        Ok(Ok(1)) => http::serve(program, house, &place).await,
+        // It came to say nothing.
+        _ => {}
+    }
+}

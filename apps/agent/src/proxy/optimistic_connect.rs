@@ -1,0 +1,115 @@
+//! A connection that is written to before D2Prox has made it: what it has to say travels with the question, a
+//! round trip sooner. Its answer is what is read first; after a refusal nothing is.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, ready};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf, ReadHalf, WriteHalf};
+
+use super::proxy_session::ProxyConnection;
+use super::refusal::ConnectRefusal;
+
+/// Reads D2Prox's answer, and then leaves the reading to others.
+pub(super) type ConnectAnswer =
+    Pin<Box<dyn Future<Output = Result<ReadHalf<ProxyConnection>, ConnectRefusal>> + Send>>;
+
+/// Why a connection was not made, once that is known.
+#[derive(Clone, Default)]
+pub struct ConnectFailure(Arc<Mutex<Option<ConnectRefusal>>>);
+
+impl ConnectFailure {
+    /// Takes it.
+    pub fn take(&self) -> Option<ConnectRefusal> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+enum ConnectReader {
+    Asked(ConnectAnswer),
+    Made(ReadHalf<ProxyConnection>),
+    Refused,
+}
+
+/// The connection.
+pub struct OptimisticConnect {
+    write: WriteHalf<ProxyConnection>,
+    read: ConnectReader,
+    why: ConnectFailure,
+}
+
+impl OptimisticConnect {
+    pub(super) fn new(
+        open: ProxyConnection,
+        answer: impl FnOnce(ReadHalf<ProxyConnection>) -> ConnectAnswer,
+    ) -> OptimisticConnect {
+        let (read, write) = tokio::io::split(open);
+        OptimisticConnect {
+            write,
+            read: ConnectReader::Asked(answer(read)),
+            why: ConnectFailure::default(),
+        }
+    }
+
+    /// The same once it is made.
+    ///
+    /// # Errors
+    /// Why it is not.
+    pub async fn connected(mut self) -> Result<OptimisticConnect, ConnectRefusal> {
+        if let ConnectReader::Asked(answer) = self.read {
+            self.read = ConnectReader::Made(answer.await?);
+        }
+        Ok(self)
+    }
+
+    /// Where it is said why it was not made.
+    pub fn failure(&self) -> ConnectFailure {
+        self.why.clone()
+    }
+}
+
+impl AsyncRead for OptimisticConnect {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        loop {
+            let answered = match &mut self.read {
+                ConnectReader::Asked(answer) => ready!(answer.as_mut().poll(cx)),
+                ConnectReader::Made(read) => return Pin::new(read).poll_read(cx, into),
+                ConnectReader::Refused => {
+                    return Poll::Ready(Err(io::ErrorKind::ConnectionRefused.into()));
+                }
+            };
+            self.read = match answered {
+                Ok(read) => ConnectReader::Made(read),
+                Err(refusal) => {
+                    let mut why = self.why.0.lock().unwrap_or_else(PoisonError::into_inner);
+                    *why = Some(refusal);
+                    drop(why);
+                    ConnectReader::Refused
+                }
+            };
+        }
+    }
+}
+
+impl AsyncWrite for OptimisticConnect {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.write).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.write).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.write).poll_shutdown(cx)
+    }
+}

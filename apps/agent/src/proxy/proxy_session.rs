@@ -1,0 +1,666 @@
+//! The session with D2Prox that all connections of the local proxy share, and how each is opened in it.
+//!
+//! It begins with the first connection, or when it is called, and lasts as long as the line: a session at rest costs nothing.
+//! Where there is no network a connection waits for one, for as long as the program does.
+
+use std::collections::BTreeMap;
+use std::future::poll_fn;
+use std::io;
+use std::pin::Pin;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use d2tp_driver::{
+    EndpointConfig, Flow, FlowEnd, FlowIo as _, FlowSettings, LinkStatus, LinkUse, SecretKey,
+    ServerAddress, SessionEvent,
+};
+use d2tp_links::{CostClass, Link};
+use d2tp_sched::{CostPolicy, FlowDemand};
+use d2tp_steer::SingleFlowScheduler;
+use d2tp_time::Time;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::sync::{Notify, watch};
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+
+use super::carry::carry;
+use super::conn_options::ConnOptions;
+use super::optimistic_connect::OptimisticConnect;
+use super::refusal::{ConnectRefusal, RefusalCause};
+use super::target::TargetAddress;
+use crate::fetch::boot_clock::BootInstant;
+use crate::fetch::dial::{ByteStream, FetchFault};
+use crate::fetch::proxy::ProxyClient;
+use crate::fetch::tunnel;
+
+/// Before a session that ended is begun again.
+const CALL_AGAIN: Duration = Duration::from_secs(1); // a guess
+
+/// While links that cost are up and anything moves, how often it is looked whether they are needed and what they carried.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// How often it is looked whether a session has ended, should its last word be lost among others.
+const ENDED_EVERY: Duration = Duration::from_secs(60); // a guess
+
+/// A proxy that was never heard of for so long, though there is a network, is said not to answer.
+const UNANSWERED_AFTER: Duration = Duration::from_secs(4); // five handshake tries on a fast link
+
+/// What connections still say is waited for so long when the line is closed.
+const LAST_WORDS: Duration = Duration::from_secs(5); // as `exit` in docs/sockets.md
+
+/// A proxy that was never heard of since it was first called, for so long, is not waited for.
+const FIRST_WORD: Duration = Duration::from_millis(2_500); // three handshake tries: at 0, 0.6 and 1.8 s
+
+/// How the session stands.
+#[derive(Debug, Clone, Default)]
+struct ProxySessionState {
+    up: bool,
+    /// Attempts that failed for good, and why the last did.
+    failures: u64,
+    text: String,
+}
+
+/// What connections may spend on links that cost, together with whatever else the device carries.
+pub trait SpendingBudget: Send + Sync {
+    /// Takes down what links carried since the last time.
+    fn record_spent(&self, more: &[LinkPayload]);
+
+    /// Bytes that links that cost may still carry, as they change; none is no limit.
+    fn watch_left(&self) -> watch::Receiver<Option<u64>>;
+}
+
+/// Payload of a link.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LinkPayload {
+    /// Its name.
+    pub link: String,
+    /// What it costs.
+    pub class: CostClass,
+    /// Bytes to this device.
+    pub down: u64,
+    /// And from it.
+    pub up: u64,
+}
+
+struct SteeredFlow {
+    flow: Arc<Mutex<Flow>>,
+    wish: ConnOptions,
+    /// Bytes read and written.
+    moved: Arc<AtomicU64>,
+    /// How many bytes in all, if that is limited; nothing if it pays none.
+    pays: Option<Option<u64>>,
+}
+
+#[derive(Default)]
+struct SessionFlows {
+    next: u64,
+    all: BTreeMap<u64, SteeredFlow>,
+}
+
+/// Who is at the far end of a line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ProxySessionPeer {
+    /// D2Prox, which connects to each target.
+    Prox,
+    /// A server whose flows are connections to it, whatever the target.
+    Server,
+    /// Nobody was named: connections are refused.
+    Unconfigured,
+}
+
+/// The way to D2Prox.
+pub struct ProxySession {
+    far: ProxySessionPeer,
+    proxy: ProxyClient,
+    links: watch::Receiver<Arc<Vec<Link>>>,
+    /// Since when.
+    wanted: watch::Sender<Option<Instant>>,
+    /// It was heard of.
+    heard: watch::Sender<bool>,
+    standing: watch::Sender<ProxySessionState>,
+    flows: Mutex<SessionFlows>,
+    /// A flow began or ended, or a path did.
+    stirred: Notify,
+    left: Notify,
+    budget: Mutex<Option<Arc<dyn SpendingBudget>>>,
+    tasks: Mutex<Vec<JoinHandle<()>>>,
+}
+
+fn lock<T>(what: &Mutex<T>) -> MutexGuard<'_, T> {
+    what.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl ProxySession {
+    /// To this proxy, over these links. Must be called on a runtime; nothing is sent yet.
+    pub fn new(
+        far: ProxySessionPeer,
+        address: ServerAddress,
+        key: SecretKey,
+        links: watch::Receiver<Arc<Vec<Link>>>,
+        set: impl FnOnce(&mut EndpointConfig),
+    ) -> Arc<ProxySession> {
+        let proxy = ProxyClient::new(address, key, links.clone(), None).with_config(set);
+        let line = Arc::new(ProxySession {
+            far,
+            proxy,
+            links,
+            wanted: watch::Sender::default(),
+            heard: watch::Sender::default(),
+            standing: watch::Sender::default(),
+            flows: Mutex::default(),
+            stirred: Notify::new(),
+            left: Notify::new(),
+            budget: Mutex::default(),
+            tasks: Mutex::default(),
+        });
+        let tasks = [
+            tokio::spawn(line.clone().keep()),
+            tokio::spawn(line.clone().steer()),
+        ];
+        lock(&line.tasks).extend(tasks);
+        line
+    }
+
+    /// What connections spend on links that cost comes from here.
+    pub fn set_budget(&self, purse: Arc<dyn SpendingBudget>) {
+        *lock(&self.budget) = Some(purse);
+    }
+
+    /// Begins the session before there is a connection.
+    pub fn connect(&self) {
+        self.wanted.send_if_modified(|since| {
+            let is_new = since.is_none();
+            since.get_or_insert_with(Instant::now);
+            is_new
+        });
+    }
+
+    /// A connection to `target`, once it is made.
+    ///
+    /// # Errors
+    /// Why it is not.
+    pub async fn open(
+        self: &Arc<ProxySession>,
+        target: &TargetAddress,
+        wish: ConnOptions,
+    ) -> Result<ProxyConnection, ConnectRefusal> {
+        let mut open = self.begin(target, wish).await?;
+        if self.far == ProxySessionPeer::Prox {
+            let heard = tunnel::read_response(&mut open.io).await;
+            self.judge(heard, &open.flow)?;
+        }
+        Ok(open)
+    }
+
+    /// The same, and what is written goes on its way before it is made: for who has nothing to lose by that.
+    ///
+    /// # Errors
+    /// There is no session to ask in.
+    pub async fn open_optimistically(
+        self: &Arc<ProxySession>,
+        target: &TargetAddress,
+        wish: ConnOptions,
+    ) -> Result<OptimisticConnect, ConnectRefusal> {
+        let open = self.begin(target, wish).await?;
+        let (line, flow) = (self.clone(), open.flow.clone());
+        Ok(OptimisticConnect::new(open, |mut read| {
+            Box::pin(async move {
+                if line.far == ProxySessionPeer::Prox {
+                    let heard = tunnel::read_response(&mut read).await;
+                    line.judge(heard, &flow)?;
+                }
+                Ok(read)
+            })
+        }))
+    }
+
+    /// A flow in which D2Prox is asked for `target`.
+    async fn begin(
+        self: &Arc<ProxySession>,
+        target: &TargetAddress,
+        wish: ConnOptions,
+    ) -> Result<ProxyConnection, ConnectRefusal> {
+        let within = wish.due.map(|due| due.time_left());
+        if within == Some(Duration::ZERO) {
+            return Err(late());
+        }
+        if self.far == ProxySessionPeer::Unconfigured {
+            let text = "no proxy: give --prox d2tp://host:port/KEY, or set CEDOS_PROX, for connections that go out";
+            return Err(ConnectRefusal::new(RefusalCause::NoProxy, text));
+        }
+        self.check_purse()?;
+        self.session().await?;
+        let settings = FlowSettings {
+            // It may have waited.
+            within: wish.due.map(|due| due.time_left()),
+            reachable: true,
+            ..FlowSettings::default()
+        };
+        let mut begun = None;
+        let moved = Arc::new(AtomicU64::new(0));
+        let io = self.proxy.open_parallel_with(settings, |_, flow| {
+            let number = self.enter(flow.clone(), wish, moved.clone());
+            begun = Some((number, flow.clone()));
+        });
+        let io = io.map_err(|fault| ConnectRefusal::new(RefusalCause::NoProxy, words(fault)))?;
+        let (number, flow) = begun.expect("steered when it was opened");
+        let mut open = ProxyConnection {
+            io,
+            flow,
+            number,
+            moved,
+            target: target.clone(),
+            line: self.clone(),
+        };
+        self.stirred.notify_one();
+        if self.far == ProxySessionPeer::Prox {
+            let said = tunnel::write_connect(&mut open.io, &target.authority()).await;
+            self.judge(said.map(|()| None), &open.flow)?;
+        }
+        Ok(open)
+    }
+
+    /// What became of a question.
+    fn judge(
+        &self,
+        heard: Result<Option<tunnel::TunnelRefusal>, FetchFault>,
+        flow: &Mutex<Flow>,
+    ) -> Result<(), ConnectRefusal> {
+        match heard {
+            Ok(None) => Ok(()),
+            Ok(Some(refused)) => Err(ConnectRefusal::from_proxy(&refused)),
+            Err(_) if lock(flow).end() == Some(FlowEnd::DeadlinePassed) => Err(late()),
+            Err(fault) => {
+                let text = match self.proxy.flow_loss() {
+                    Err(failure) => failure.text,
+                    Ok(_) => words(fault),
+                };
+                Err(ConnectRefusal::new(RefusalCause::NoProxy, text))
+            }
+        }
+    }
+
+    /// Waits until there is a session.
+    async fn session(&self) -> Result<(), ConnectRefusal> {
+        self.connect();
+        let mut standing = self.standing.subscribe();
+        let failures = standing.borrow().failures;
+        let there = standing.wait_for(|s| s.up || s.failures > failures).await;
+        match there.map(|s| s.clone()) {
+            Ok(ProxySessionState { up: true, .. }) => Ok(()),
+            Ok(ProxySessionState { text, .. }) => {
+                Err(ConnectRefusal::new(RefusalCause::NoProxy, text))
+            }
+            Err(_) => Err(ConnectRefusal::new(
+                RefusalCause::NoProxy,
+                "the local proxy ends",
+            )),
+        }
+    }
+
+    /// Keeps a session up from the first wish for one.
+    async fn keep(self: Arc<ProxySession>) {
+        let mut wanted = self.wanted.subscribe();
+        let _ = wanted.wait_for(Option::is_some).await;
+        loop {
+            match self.proxy.connect().await {
+                Ok(Some(mut events)) => {
+                    self.standing.send_modify(|standing| standing.up = true);
+                    let (mut answered, mut patience) = (false, UNANSWERED_AFTER);
+                    while self.proxy.device().is_some_and(|d| d.ended().is_none()) {
+                        match timeout(patience, events.recv()).await {
+                            Ok(None | Some(SessionEvent::Closed(_))) => break,
+                            Ok(Some(event)) => {
+                                if matches!(event, SessionEvent::PathUp { .. }) {
+                                    (answered, patience) = (true, ENDED_EVERY);
+                                    self.heard.send_replace(true);
+                                }
+                                if matches!(
+                                    event,
+                                    SessionEvent::PathUp { .. }
+                                        | SessionEvent::PathSilent { .. }
+                                        | SessionEvent::PathDown { .. }
+                                ) {
+                                    self.stirred.notify_one();
+                                }
+                            }
+                            Err(_) if !answered && self.is_online() => {
+                                tracing::warn!("{}", self.why_unanswered());
+                                patience = ENDED_EVERY;
+                            }
+                            Err(_) => {}
+                        }
+                    }
+                    let failed = self.proxy.flow_loss().err().map(|failure| failure.text);
+                    self.proxy.drop_session();
+                    self.fell(failed);
+                }
+                Ok(None) => self.proxy.drop_session(),
+                // Without a network a name cannot be looked up, and the wait is for the network.
+                Err(error) => {
+                    self.fell(self.is_online().then(|| error.to_string()));
+                }
+            }
+            sleep(CALL_AGAIN).await;
+        }
+    }
+
+    fn is_online(&self) -> bool {
+        self.proxy.needs_no_link() || self.links.borrow().iter().any(Link::is_usable)
+    }
+
+    /// What is to be done about a proxy that was never heard of.
+    fn why_unanswered(&self) -> &'static str {
+        let links = self.links.borrow();
+        let usable: Vec<CostClass> = links
+            .iter()
+            .filter(|link| link.is_usable())
+            .map(|link| link.class.class)
+            .collect();
+        let only = |is: fn(&CostClass) -> bool| !usable.is_empty() && usable.iter().all(is);
+        let flows = lock(&self.flows);
+        let never_pays = |steered: &SteeredFlow| match steered.wish.policy {
+            CostPolicy::FreeOnly => true,
+            CostPolicy::FreeFirst | CostPolicy::Balanced => steered.wish.due.is_none(),
+            CostPolicy::Fast | CostPolicy::Any => false,
+        };
+        let only_costly = only(|class| *class != CostClass::Free);
+        if only_costly && !flows.all.is_empty() && flows.all.values().all(never_pays) {
+            return "only networks that cost are up, and --policy forbids them (free-first and balanced pay only to be in \
+                    time, --by); connections wait for a free one";
+        }
+        if only(|class| *class == CostClass::Roaming) {
+            return "only roaming networks are up, which are not used (--link NAME=metered: one may be); connections wait for \
+                    another";
+        }
+        "the proxy does not answer, and connections wait for it; are its address and the key in it right?"
+    }
+
+    fn fell(&self, failed: Option<String>) {
+        self.standing.send_modify(|standing| {
+            standing.up = false;
+            if let Some(text) = failed {
+                tracing::warn!("{text}");
+                standing.failures += 1;
+                standing.text = text;
+            }
+        });
+    }
+
+    /// A program is told at once that only links are there that may not be paid for any more.
+    fn check_purse(&self) -> Result<(), ConnectRefusal> {
+        let left = lock(&self.budget)
+            .as_ref()
+            .and_then(|purse| *purse.watch_left().borrow());
+        let links = self.links.borrow();
+        let mut usable = links.iter().filter(|link| link.is_usable()).peekable();
+        let costs = |link: &Link| link.class.class != CostClass::Free;
+        if left == Some(0) && usable.peek().is_some() && usable.all(costs) {
+            let text = "what links that cost may carry this month is used up (cedos budget), and no free one is up";
+            return Err(ConnectRefusal::new(RefusalCause::Forbidden, text));
+        }
+        Ok(())
+    }
+
+    /// Says of each flow whether it may use links that cost.
+    async fn steer(self: Arc<ProxySession>) {
+        let mut links = self.links.clone();
+        let mut seen = SingleFlowScheduler::default();
+        let mut counted = BTreeMap::new();
+        // A change may not have reached the device when it is looked at for that change.
+        let mut settled = false;
+        loop {
+            let (mut costs, mut again) = (false, None);
+            let (mut moves, mut purse_left) = (None, None);
+            if let Some(device) = self.proxy.device() {
+                // What was carried until now is in what is looked at.
+                moves = Some(device.watch_traffic());
+                let ways = device.link_statuses();
+                seen.observe(now(), &ways);
+                let purse = lock(&self.budget).clone();
+                if let Some(purse) = &purse {
+                    purse.record_spent(&carried_since(&mut counted, &ways));
+                }
+                purse_left = purse.map(|purse| purse.watch_left());
+                let left = purse_left.as_ref().and_then(|left| *left.borrow());
+                let mut flows = lock(&self.flows);
+                let share = left.map(|left| left / flows.all.len().max(1) as u64);
+                for steered in flows.all.values_mut() {
+                    let need = FlowDemand {
+                        metered_bytes_left: left,
+                        ..steered.wish.demand()
+                    };
+                    let flow = lock(&steered.flow);
+                    let decision = seen.decide(now(), need, steered.moved.load(Relaxed));
+                    again = again.into_iter().chain(decision.recheck_after).min();
+                    let may = decision.spends;
+                    let pays = may.then(|| share.map(|share| device.paid_bytes(&flow) + share));
+                    if pays != steered.pays {
+                        steered.pays = pays;
+                        device.allow_paid(&flow, may, pays.flatten());
+                    }
+                }
+                costs = !flows.all.is_empty() && ways.iter().any(|w| w.usage == LinkUse::Paid);
+            }
+            let look_again = async {
+                if settled {
+                    tokio::select! {
+                        () = changed(&mut moves) => {}
+                        () = changed(&mut purse_left) => {}
+                        () = sleep(again.unwrap_or_default()), if again.is_some() => return,
+                    }
+                }
+                sleep(LOOK_EVERY).await;
+            };
+            settled = tokio::select! {
+                () = look_again, if costs => true,
+                changed = links.changed() => match changed {
+                    Ok(()) => false,
+                    Err(_) => return,
+                },
+                () = self.stirred.notified() => false,
+            };
+        }
+    }
+
+    fn enter(&self, flow: Arc<Mutex<Flow>>, wish: ConnOptions, moved: Arc<AtomicU64>) -> u64 {
+        let mut flows = lock(&self.flows);
+        flows.next += 1;
+        let number = flows.next;
+        let steered = SteeredFlow {
+            flow,
+            wish,
+            moved,
+            pays: None,
+        };
+        flows.all.insert(number, steered);
+        number
+    }
+
+    /// Connections there are.
+    pub fn connections(&self) -> usize {
+        lock(&self.flows).all.len()
+    }
+
+    /// Payload that each link carried for it, both ways.
+    pub fn carried(&self) -> BTreeMap<String, u64> {
+        let ways = self
+            .proxy
+            .device()
+            .map(|d| d.link_statuses())
+            .unwrap_or_default();
+        let both = |way: d2tp_driver::LinkStatus| (way.name, way.payload.0 + way.payload.1);
+        ways.into_iter().map(both).collect()
+    }
+
+    /// Ends it: what connections still have to say is sent, and D2Prox hears that this device goes.
+    pub async fn close(&self) {
+        let none_left = async {
+            while self.connections() > 0 {
+                self.left.notified().await;
+            }
+        };
+        let heard = *self.heard.borrow();
+        let since = self.wanted.borrow().unwrap_or_else(Instant::now);
+        let nobody_hears = async {
+            if !self.is_online() {
+                return;
+            }
+            sleep_until(since + FIRST_WORD).await;
+            if !*self.heard.borrow() {
+                return;
+            }
+            std::future::pending().await
+        };
+        tokio::select! {
+            _ = timeout(LAST_WORDS, none_left) => {}
+            () = nobody_hears, if !heard => {}
+        }
+        let tasks = std::mem::take(&mut *lock(&self.tasks));
+        for task in &tasks {
+            task.abort();
+        }
+        for task in tasks {
+            let _ = task.await;
+        }
+        if *self.heard.borrow() {
+            self.proxy.close().await;
+        } else {
+            // Nobody is there to take leave of.
+            self.proxy.drop_session();
+        }
+    }
+}
+
+/// Waits for news, where there are any to come.
+async fn changed<T>(what: &mut Option<watch::Receiver<T>>) {
+    if let Some(what) = what
+        && what.changed().await.is_ok()
+    {
+        return;
+    }
+    std::future::pending().await
+}
+
+fn now() -> Time {
+    let since_boot = BootInstant::now().since_boot();
+    Time::from_nanos(u64::try_from(since_boot.as_nanos()).unwrap_or(u64::MAX))
+}
+
+/// What links carried since that was counted last; a session that began anew counts from nothing.
+fn carried_since(
+    counted: &mut BTreeMap<String, (u64, u64)>,
+    ways: &[LinkStatus],
+) -> Vec<LinkPayload> {
+    let mut more = Vec::new();
+    for way in ways {
+        let before = counted.insert(way.name.clone(), way.payload);
+        let before = before
+            .filter(|before| before.0 <= way.payload.0 && before.1 <= way.payload.1)
+            .unwrap_or_default();
+        let (down, up) = (way.payload.0 - before.0, way.payload.1 - before.1);
+        if down + up > 0 {
+            more.push(LinkPayload {
+                link: way.name.clone(),
+                class: way.class,
+                down,
+                up,
+            });
+        }
+    }
+    more
+}
+
+fn late() -> ConnectRefusal {
+    ConnectRefusal::new(RefusalCause::Late, "the deadline has passed")
+}
+
+fn words(fault: FetchFault) -> String {
+    match fault {
+        FetchFault::Path(text)
+        | FetchFault::Origin { text, .. }
+        | FetchFault::Proxy(text)
+        | FetchFault::UntrustedPeer(text)
+        | FetchFault::CaptivePortal(text)
+        | FetchFault::NameNotFound(text) => text,
+        FetchFault::Final(failure) => failure.text,
+    }
+}
+
+/// A connection that D2Prox made: what is read and written is the target's. Dropped before both ends have
+/// ended, it is reset.
+pub struct ProxyConnection {
+    io: Box<dyn ByteStream>,
+    flow: Arc<Mutex<Flow>>,
+    number: u64,
+    moved: Arc<AtomicU64>,
+    target: TargetAddress,
+    line: Arc<ProxySession>,
+}
+
+impl ProxyConnection {
+    /// Where it leads.
+    pub fn target(&self) -> &TargetAddress {
+        &self.target
+    }
+
+    /// Carries a program's connection until it is over.
+    pub async fn carry(mut self, program: TcpStream) {
+        if carry(program, &mut self).await {
+            self.wait_delivered().await;
+        }
+    }
+
+    /// Waits until the far end has everything, both directions having ended.
+    pub async fn wait_delivered(self) {
+        let _ = poll_fn(|cx| lock(&self.flow).poll_finished(cx)).await;
+    }
+}
+
+impl Drop for ProxyConnection {
+    fn drop(&mut self) {
+        lock(&self.line.flows).all.remove(&self.number);
+        self.line.left.notify_one();
+        self.line.stirred.notify_one();
+    }
+}
+
+impl AsyncRead for ProxyConnection {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = into.filled().len();
+        let polled = Pin::new(&mut self.io).poll_read(cx, into);
+        let more = into.filled().len() - before;
+        self.moved.fetch_add(more as u64, Relaxed);
+        polled
+    }
+}
+
+impl AsyncWrite for ProxyConnection {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let polled = Pin::new(&mut self.io).poll_write(cx, bytes);
+        if let Poll::Ready(Ok(more)) = polled {
+            self.moved.fetch_add(more as u64, Relaxed);
+        }
+        polled
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(cx)
+    }
+}

@@ -1,0 +1,429 @@
+//! The local link: plain HTTP on 127.0.0.1, for whoever knows its token.
+//!
+//! ```text
+//!  player ── GET /TOKEN/name  Host: 127.0.0.1:PORT ──▶ door ──▶ Object ── Handing ──▶ player
+//!  page   ── GET /…           Host: evil.example    ──▶ 421       (DNS rebinding)
+//! ```
+//!
+//! The token is 128 random bits, so that no page of a browser on this machine can guess it; the `Host`
+//! must name this machine, so that no page can come here under its own name; and no answer says that
+//! pages of other origins may read it.
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use aws_lc_rs::constant_time::verify_slices_are_equal;
+use bytes::Bytes;
+use futures_util::stream::{self, StreamExt};
+use http::header::{
+    ACCEPT_RANGES, ALLOW, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, ETAG, HOST,
+    IF_RANGE, RANGE, RETRY_AFTER,
+};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Full, StreamBody};
+use hyper::body::{Frame, Incoming};
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use nix::sys::socket::{setsockopt, sockopt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+
+use super::object::{ObjectHead, StreamObject};
+use super::range_request::{RequestedRanges, parse_ranges};
+use super::response_body::{ResponseBody, ResponsePart};
+use super::title::StreamTitle;
+use crate::fetch::boot_clock::BootInstant;
+
+/// Connections at once; more wait.
+const CONNECTIONS_MAX: usize = 64; // a guess: a player has a handful
+
+/// How long a request waits for the origin's first word: less than the least patient player waits.
+const HEAD_WITHIN: Duration = Duration::from_secs(7); // Media3 gives up after 8 s
+
+/// Bytes the kernel may hold for a player: beyond that we do not know what it took.
+const SEND_BUFFER_BYTES: usize = 128 * 1024; // a guess
+
+/// When a player that was told to wait should come again.
+const AGAIN_S: u32 = 2; // a guess
+
+/// The body of an answer.
+pub type StreamAnswerBody = UnsyncBoxBody<Bytes, io::Error>;
+
+/// What a path leads to.
+pub enum LinkTarget {
+    /// Bytes, and what they are part of.
+    Stream(Arc<StreamObject>, Arc<StreamTitle>),
+    /// A text of ours, of this type.
+    Text(String, &'static str),
+    /// Nothing, and why.
+    Refused(StatusCode, String),
+}
+
+/// What is behind the door.
+pub trait LinkResolver: Send + Sync + 'static {
+    /// What `path`, behind the token, leads to.
+    fn find(&self, path: &str) -> impl Future<Output = LinkTarget> + Send;
+
+    /// When it was opened: all times of a stream count from then.
+    fn opened_at(&self) -> BootInstant;
+}
+
+/// An open door.
+pub struct StreamListener {
+    listener: TcpListener,
+    token: String,
+    address: SocketAddr,
+}
+
+impl StreamListener {
+    /// Opens it, at `port` if that is free.
+    ///
+    /// # Errors
+    /// No port is to be had.
+    pub async fn bind(token: String, port: Option<u16>) -> io::Result<StreamListener> {
+        let at = |port| TcpListener::bind((Ipv4Addr::LOCALHOST, port));
+        let listener = match port {
+            Some(port) => match at(port).await {
+                Ok(listener) => listener,
+                Err(_) => at(0).await?,
+            },
+            None => at(0).await?,
+        };
+        let address = listener.local_addr()?;
+        Ok(StreamListener {
+            listener,
+            token,
+            address,
+        })
+    }
+
+    /// Where it is.
+    pub fn port(&self) -> u16 {
+        self.address.port()
+    }
+
+    /// What links begin with.
+    pub fn base(&self) -> String {
+        format!("http://{}/{}", self.address, self.token)
+    }
+
+    /// Answers whoever comes, until this is dropped.
+    pub async fn serve(self, house: Arc<impl LinkResolver>) {
+        let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+        let gate = Arc::new(RequestGuard {
+            token: self.token,
+            port: self.address.port(),
+        });
+        loop {
+            let place = room.clone().acquire_owned().await;
+            let stream = match self.listener.accept().await {
+                Ok((stream, _)) => stream,
+                Err(error) => {
+                    // Out of descriptors, most likely: some will be closed.
+                    tracing::warn!(%error, "a player was not let in");
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                    continue;
+                }
+            };
+            let (gate, house) = (gate.clone(), house.clone());
+            tokio::spawn(async move {
+                let _place = place;
+                speak(stream, gate, house).await;
+            });
+        }
+    }
+}
+
+async fn speak(stream: TcpStream, gate: Arc<RequestGuard>, house: Arc<impl LinkResolver>) {
+    let _ = stream.set_nodelay(true);
+    let _ = setsockopt(&stream, sockopt::SndBuf, &SEND_BUFFER_BYTES);
+    let answer = service_fn(|request: Request<Incoming>| {
+        let (gate, house) = (gate.clone(), house.clone());
+        async move { Ok::<_, std::convert::Infallible>(gate.answer(&request, &house).await) }
+    });
+    let spoken = hyper::server::conn::http1::Builder::new()
+        .timer(TokioTimer::new())
+        .serve_connection(TokioIo::new(stream), answer)
+        .await;
+    if let Err(error) = spoken {
+        tracing::debug!(%error, "a player's connection ended");
+    }
+}
+
+/// Who may come in.
+struct RequestGuard {
+    token: String,
+    port: u16,
+}
+
+impl RequestGuard {
+    async fn answer<B>(
+        &self,
+        request: &Request<B>,
+        house: &Arc<impl LinkResolver>,
+    ) -> Response<StreamAnswerBody> {
+        if !self.is_ours(request.headers()) {
+            let text = "this link is for programs on this machine, by its own address";
+            return words(StatusCode::MISDIRECTED_REQUEST, text);
+        }
+        if !matches!(*request.method(), Method::GET | Method::HEAD) {
+            let mut answer = words(
+                StatusCode::METHOD_NOT_ALLOWED,
+                "GET and HEAD are served here",
+            );
+            let allowed = HeaderValue::from_static("GET, HEAD");
+            answer.headers_mut().insert(ALLOW, allowed);
+            return answer;
+        }
+        let path = request.uri().path_and_query().map_or("", |p| p.as_str());
+        let Some(path) = self.behind_token(path) else {
+            return words(StatusCode::NOT_FOUND, "there is no such link here");
+        };
+        match house.find(path).await {
+            LinkTarget::Stream(object, title) => stream_of(request, house, object, title).await,
+            LinkTarget::Text(text, media_type) => text_of(request, text, media_type),
+            LinkTarget::Refused(status, text) => words(status, &text),
+        }
+    }
+
+    /// Whether it was addressed to this machine by a name that leads nowhere else.
+    fn is_ours(&self, headers: &HeaderMap) -> bool {
+        let mut hosts = headers.get_all(HOST).iter();
+        let (Some(host), None) = (hosts.next(), hosts.next()) else {
+            return false;
+        };
+        let port = self.port;
+        let ours = [format!("127.0.0.1:{port}"), format!("localhost:{port}")];
+        ours.iter().any(|ours| ours.as_bytes() == host.as_bytes())
+    }
+
+    /// What follows the token, if that is right.
+    fn behind_token<'a>(&self, path: &'a str) -> Option<&'a str> {
+        let (token, rest) = path.strip_prefix('/')?.split_once('/')?;
+        verify_slices_are_equal(token.as_bytes(), self.token.as_bytes()).ok()?;
+        Some(rest)
+    }
+}
+
+async fn stream_of<B>(
+    request: &Request<B>,
+    house: &Arc<impl LinkResolver>,
+    object: Arc<StreamObject>,
+    title: Arc<StreamTitle>,
+) -> Response<StreamAnswerBody> {
+    let is_head = *request.method() == Method::HEAD;
+    let now = || BootInstant::now().since(house.opened_at());
+    let asked = request.headers().get(RANGE).and_then(|v| v.to_str().ok());
+    // Range is defined for GET alone (RFC 9110 §14.2).
+    let asked = asked.filter(|_| !is_head);
+    // To ask is to read: from then on somebody waits for the first byte.
+    let first = match asked.map(|asked| parse_ranges(asked, object.length())) {
+        Some(RequestedRanges::Ranges(ranges)) => ranges[0].0,
+        _ => 0,
+    };
+    object.clear_refusal();
+    let mut reading = object.read_from(first);
+    if object.head().is_none() || !is_head {
+        title.on_reader(now(), &object, first);
+    }
+    let head = match first_word(&object, &title).await {
+        Ok(head) => head,
+        Err(answer) => return *answer,
+    };
+    let tag = format!("\"{}\"", head.edition);
+    let same = request.headers().get(IF_RANGE);
+    let same = same.is_none_or(|named| named.as_bytes() == tag.as_bytes());
+    let part = asked
+        .filter(|_| same)
+        .map_or(RequestedRanges::Whole, |asked| {
+            parse_ranges(asked, head.length)
+        });
+    let media_type = head
+        .media_type
+        .as_deref()
+        .unwrap_or("application/octet-stream");
+    let mut answer = Response::builder()
+        .header(ETAG, &tag)
+        .header(ACCEPT_RANGES, "bytes")
+        .header(CACHE_CONTROL, "no-store");
+    let whole = (0, head.length.unwrap_or(u64::MAX));
+    let mut out = VecDeque::new();
+    let (length, media_type) = match part {
+        RequestedRanges::Whole => {
+            out.push_back(ResponsePart::Range(whole.0, whole.1));
+            (head.length, media_type.to_owned())
+        }
+        RequestedRanges::Unsatisfiable => {
+            answer = answer.status(StatusCode::RANGE_NOT_SATISFIABLE);
+            answer = answer.header(CONTENT_RANGE, format!("bytes */{}", whole.1));
+            (Some(0), media_type.to_owned())
+        }
+        RequestedRanges::Ranges(ranges) => match ranges[..] {
+            [(from, to)] => {
+                if head.length.is_none() && !is_here(&object, from, to, &mut reading).await {
+                    let text = "how long it is nobody knows yet, nor whether it goes that far";
+                    return later(text);
+                }
+                let to = to.min(object.length().unwrap_or(to));
+                answer = answer.status(StatusCode::PARTIAL_CONTENT);
+                answer = answer.header(CONTENT_RANGE, range_of(from, to, head.length));
+                out.push_back(ResponsePart::Range(from, to));
+                (Some(to.saturating_sub(from)), media_type.to_owned())
+            }
+            _ => {
+                answer = answer.status(StatusCode::PARTIAL_CONTENT);
+                let length = in_parts(&mut out, &ranges, head.length, media_type, &head.edition);
+                let media_type = format!("multipart/byteranges; boundary={}", head.edition);
+                (Some(length), media_type)
+            }
+        },
+    };
+    answer = answer.header(CONTENT_TYPE, media_type);
+    if let Some(length) = length {
+        answer = answer.header(CONTENT_LENGTH, length);
+    }
+    let body = if is_head {
+        empty()
+    } else {
+        bytes_of(ResponseBody::new(reading, title, out, house.opened_at()))
+    };
+    let refused = |_| words(StatusCode::BAD_GATEWAY, "the origin's words make no header");
+    answer.body(body).unwrap_or_else(refused)
+}
+
+/// What the origin says of the object, or an answer that says why it does not.
+async fn first_word(
+    object: &Arc<StreamObject>,
+    title: &StreamTitle,
+) -> Result<ObjectHead, Box<Response<StreamAnswerBody>>> {
+    let mut news = object.changes();
+    let word = async {
+        loop {
+            news.borrow_and_update();
+            if let Some(head) = object.head() {
+                return Ok(head);
+            }
+            if let Some(refusal) = object.refusal().filter(|refusal| !refusal.is_temporary) {
+                return Err(refusal);
+            }
+            let _ = news.changed().await;
+        }
+    };
+    match timeout(HEAD_WITHIN, word).await {
+        Ok(Ok(head)) => Ok(head),
+        Ok(Err(refusal)) => Err(Box::new(words(refusal.status, &refusal.text))),
+        Err(_) => Err(Box::new(match object.refusal() {
+            Some(refusal) => {
+                let mut answer = words(refusal.status, &refusal.text);
+                answer.headers_mut().insert(RETRY_AFTER, AGAIN_S.into());
+                answer
+            }
+            None => later(&title.reason()),
+        })),
+    }
+}
+
+/// Waits until all of `from..to` is held, or the object's end is known.
+async fn is_here(
+    object: &StreamObject,
+    from: u64,
+    to: u64,
+    reading: &mut super::object::ObjectReader,
+) -> bool {
+    let mut news = object.changes();
+    reading.seek(from);
+    let here = async {
+        loop {
+            news.borrow_and_update();
+            match object.length() {
+                Some(length) => return from < length,
+                None if object.held_from(from).0 >= to => return true,
+                None => drop(news.changed().await),
+            }
+        }
+    };
+    timeout(HEAD_WITHIN, here).await.unwrap_or(false)
+}
+
+/// `multipart/byteranges` (RFC 9110 §14.6); its length.
+fn in_parts(
+    out: &mut VecDeque<ResponsePart>,
+    ranges: &[(u64, u64)],
+    length: Option<u64>,
+    media_type: &str,
+    boundary: &str,
+) -> u64 {
+    let mut sum = 0;
+    let mut say = |out: &mut VecDeque<ResponsePart>, words: String| {
+        sum += words.len() as u64;
+        out.push_back(ResponsePart::Text(words.into()));
+    };
+    for (from, to) in ranges {
+        let range = range_of(*from, *to, length);
+        let words = format!(
+            "\r\n--{boundary}\r\nContent-Type: {media_type}\r\nContent-Range: {range}\r\n\r\n"
+        );
+        say(out, words);
+        out.push_back(ResponsePart::Range(*from, *to));
+    }
+    say(out, format!("\r\n--{boundary}--\r\n"));
+    sum + ranges.iter().map(|(from, to)| to - from).sum::<u64>()
+}
+
+fn range_of(from: u64, to: u64, length: Option<u64>) -> String {
+    let length = length.map_or("*".to_owned(), |length| length.to_string());
+    format!("bytes {from}-{}/{length}", to.saturating_sub(1))
+}
+
+fn text_of<B>(
+    request: &Request<B>,
+    text: String,
+    media_type: &'static str,
+) -> Response<StreamAnswerBody> {
+    let length = text.len();
+    let mut answer = Response::new(match *request.method() == Method::HEAD {
+        true => empty(),
+        false => full(text.into()),
+    });
+    let headers = answer.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(media_type));
+    headers.insert(CONTENT_LENGTH, length.into());
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    answer
+}
+
+fn bytes_of(handing: ResponseBody) -> StreamAnswerBody {
+    let bytes = stream::try_unfold(handing, |mut handing| async move {
+        Ok(handing.next().await?.map(|bytes| (bytes, handing)))
+    });
+    StreamBody::new(bytes.map(|bytes| bytes.map(Frame::data))).boxed_unsync()
+}
+
+fn full(bytes: Bytes) -> StreamAnswerBody {
+    Full::new(bytes)
+        .map_err(|never| match never {})
+        .boxed_unsync()
+}
+
+fn empty() -> StreamAnswerBody {
+    full(Bytes::new())
+}
+
+fn words(status: StatusCode, text: &str) -> Response<StreamAnswerBody> {
+    let mut answer = Response::new(full(format!("{text}\n").into()));
+    *answer.status_mut() = status;
+    let plain = HeaderValue::from_static("text/plain; charset=utf-8");
+    answer.headers_mut().insert(CONTENT_TYPE, plain);
+    answer
+}
+
+fn later(text: &str) -> Response<StreamAnswerBody> {
+    let mut answer = words(StatusCode::SERVICE_UNAVAILABLE, text);
+    answer.headers_mut().insert(RETRY_AFTER, AGAIN_S.into());
+    answer
+}

@@ -1,0 +1,348 @@
+//! Links that are served: what `cedos url` asked for, carried out, in a process of its own or in the agent.
+//!
+//! ```text
+//!  Ordered ─▶ Serving::begin ─▶ links ─ door ─ shelf ─ feeds ─▶ the dispatcher they are given
+//! ```
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use d2tp_driver::{AddressError, EndpointConfig, ServerAddress};
+use d2tp_links::Link;
+use d2tp_sched::CostPolicy;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use url::Url;
+
+use super::feed::{StreamRules, StreamThreshold, StreamThresholds};
+use super::link_catalog::{LinkCatalog, SavedLink};
+use super::local_server::StreamListener;
+use super::store::remove_old;
+use super::stream_transport::StreamTransport;
+use crate::dispatcher::Dispatcher;
+use crate::fetch::boot_clock::BootInstant;
+use crate::fetch::direct::DirectConnector;
+use crate::fetch::header::{self, HeaderField};
+use crate::fetch::outcome::TransferFailure;
+use crate::fetch::proxy::ProxyClient;
+use crate::fetch::tls::OriginTls;
+use crate::fetch::transfer::redact_url;
+use crate::fetch::tunnel::OriginTunnel;
+use crate::key;
+
+/// What is to be served, as a command line or a program says it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StreamOrder {
+    /// What is watched: http:// or https://.
+    pub urls: Vec<String>,
+    /// Bits a second of it, if the user said so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bitrate: Option<u64>,
+    /// Seconds it plays.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub duration_s: Option<f64>,
+    /// Begin to pay.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub low: Option<StreamThreshold>,
+    /// Stop paying.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub high: Option<StreamThreshold>,
+    /// Bytes kept on the disk at most.
+    #[serde(default = "keep")]
+    pub keep: u64,
+    /// Where; none is the usual place.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub store: Option<PathBuf>,
+    /// `free-only` or `free-first`.
+    #[serde(default = "free_first")]
+    pub policy: String,
+    /// Bytes that links that cost may carry.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_cell: Option<u64>,
+    /// The proxy to go through.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prox: Option<String>,
+    /// The proxy opens a tunnel only.
+    #[serde(default)]
+    pub sealed: bool,
+    /// This device's key file, where it is not the usual one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<PathBuf>,
+    /// Fields for the requests, `Name: value`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub headers: Vec<String>,
+    /// Authorities to trust besides the system's, in PEM.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ca: Option<PathBuf>,
+    /// Follow redirects from https to http.
+    #[serde(default)]
+    pub allow_downgrade: bool,
+}
+
+fn keep() -> u64 {
+    2_000_000_000
+}
+
+fn free_first() -> String {
+    CostPolicy::FreeFirst.as_str().to_owned()
+}
+
+/// Links that are served, until [`StreamService::stop`].
+pub struct StreamService {
+    /// One for each URL.
+    pub links: Vec<String>,
+    urls: Vec<Url>,
+    catalog: Arc<LinkCatalog>,
+    transport: Arc<StreamTransport>,
+    stop: watch::Sender<bool>,
+    tasks: Vec<tokio::task::JoinHandle<()>>,
+    begun: BootInstant,
+}
+
+impl StreamService {
+    /// Opens the door. `dispatcher`: who decides for other streams and transfers too; `configure`: how
+    /// sessions are to send.
+    ///
+    /// # Errors
+    /// What was asked for makes no sense, or there is no room or no port.
+    pub async fn start(
+        ordered: &StreamOrder,
+        links: watch::Receiver<Arc<Vec<Link>>>,
+        dispatcher: Option<Arc<Dispatcher>>,
+        configure: impl FnOnce(&mut EndpointConfig),
+    ) -> Result<StreamService, TransferFailure> {
+        let urls = ordered.urls()?;
+        let rules = ordered.rules()?;
+        let roads = ordered.roads(&urls, links, configure)?;
+        let root = ordered.root()?;
+        let storage = |error: &std::io::Error| match error.kind() {
+            std::io::ErrorKind::WouldBlock => TransferFailure::error(
+                "another cedos serves this URL with the same --store; end it, or use its link",
+            ),
+            _ => TransferFailure::storage("cannot keep what is watched", error),
+        };
+        remove_old(&root);
+        let (stop, told) = watch::channel(false);
+        let rate = ordered.bitrate.map(|bits| bits as f64 / 8.0);
+        let mut note = SavedLink::of(&root, &urls);
+        let token = note.token.clone();
+        let shelf = LinkCatalog::new(root.clone(), roads.clone(), rules, rate, token, told);
+        let shelf = match dispatcher {
+            Some(dispatcher) => shelf.with_dispatcher(dispatcher),
+            None => shelf,
+        };
+        let shelf = Arc::new(shelf);
+        let names: Result<Vec<String>, _> = urls.iter().map(|url| shelf.publish(url)).collect();
+        let names = names.map_err(|error| storage(&error))?;
+        let door = StreamListener::bind(note.token.clone(), note.port)
+            .await
+            .map_err(|error| TransferFailure::error(format!("no port on this machine: {error}")))?;
+        note.port = Some(door.port());
+        note.save(&root, &urls).map_err(|error| storage(&error))?;
+        let base = door.base();
+        let links = names.iter().map(|name| format!("{base}/{name}")).collect();
+        let tasks = vec![
+            tokio::spawn(roads.clone().keep_session()),
+            tokio::spawn(door.serve(shelf.clone())),
+        ];
+        Ok(StreamService {
+            links,
+            urls,
+            catalog: shelf,
+            transport: roads,
+            stop,
+            tasks,
+            begun: BootInstant::now(),
+        })
+    }
+
+    /// Each link and what it is of.
+    pub fn links_json(&self) -> Vec<Value> {
+        let pairs = self.urls.iter().zip(&self.links);
+        let told = |(url, link)| {
+            let url = redact_url(url);
+            json!({"event": "link", "url": url, "link": link, "mode": self.transport.mode()})
+        };
+        pairs.map(told).collect()
+    }
+
+    /// The ways its bytes come.
+    pub fn transport(&self) -> &Arc<StreamTransport> {
+        &self.transport
+    }
+
+    /// What is watched.
+    pub fn urls(&self) -> &[Url] {
+        &self.urls
+    }
+
+    /// How it stands.
+    pub fn state(&self, event: &str) -> Value {
+        let now = BootInstant::now().since(self.begun);
+        let titles = self.catalog.titles();
+        let streams: Vec<_> = titles.iter().map(|title| {
+            let view = title.view(now);
+            let (pauses, paused) = title.pace(|pace| pace.stalls());
+            let (rate, in_player) = title.pace(|pace| (pace.rate(now), pace.in_player()));
+            json!({
+                "name": title.name, "why": title.reason(), "held_bytes": title.held_bytes(),
+                "ahead_bytes": view.held_bytes + in_player, "rate_bytes_per_s": rate as u64,
+                "pauses": pauses, "paused_s": paused.as_secs_f64(), "is_watched": view.is_watched,
+            })
+        }).collect();
+        json!({
+            "event": event, "t_s": now.as_secs_f64(), "streams": streams,
+            "bytes_by_link": self.transport.carried(), "mode": self.transport.mode(),
+        })
+    }
+
+    /// Ends it: what is held is certain, and the proxy knows that we go. How it stood.
+    pub async fn stop(self) -> Value {
+        self.stop.send_replace(true);
+        self.catalog.until_feeds_ended().await;
+        let state = self.state("ended");
+        self.tasks.iter().for_each(|task| task.abort());
+        self.transport.close().await;
+        state
+    }
+}
+
+impl Drop for StreamService {
+    fn drop(&mut self) {
+        self.stop.send_replace(true);
+        self.tasks.iter().for_each(|task| task.abort());
+    }
+}
+
+impl StreamOrder {
+    /// The same with every path beginning at the root, as one that leaves this process must be.
+    ///
+    /// # Errors
+    /// The working directory is gone, or nobody says where things are kept.
+    pub fn with_absolute_paths(mut self) -> Result<StreamOrder, TransferFailure> {
+        self.store = Some(self.root()?);
+        for path in [&mut self.store, &mut self.key, &mut self.ca]
+            .into_iter()
+            .flatten()
+        {
+            *path = std::path::absolute(&*path).map_err(|error| {
+                TransferFailure::error(format!("the working directory: {error}"))
+            })?;
+        }
+        Ok(self)
+    }
+
+    fn urls(&self) -> Result<Vec<Url>, TransferFailure> {
+        let parse = |text: &String| match text.parse::<Url>() {
+            Ok(url) if matches!(url.scheme(), "http" | "https") => Ok(url),
+            Ok(url) => Err(TransferFailure::usage(format!(
+                "{}: cannot be streamed",
+                url.scheme()
+            ))),
+            Err(error) => Err(TransferFailure::usage(format!(
+                "`{text}` is no URL: {error}"
+            ))),
+        };
+        if self.urls.is_empty() {
+            return Err(TransferFailure::usage("say what is to be watched"));
+        }
+        self.urls.iter().map(parse).collect()
+    }
+
+    fn fields(&self) -> Result<Vec<HeaderField>, TransferFailure> {
+        let fields = self.headers.iter().map(|text| header::parse(text));
+        fields
+            .collect::<Result<_, _>>()
+            .map_err(TransferFailure::usage)
+    }
+
+    /// How it is to be fed.
+    ///
+    /// # Errors
+    /// That makes no sense.
+    pub fn rules(&self) -> Result<StreamRules, TransferFailure> {
+        let (low, high) = (self.low, self.high);
+        let wrong = match (low, high) {
+            (Some(StreamThreshold::Bytes(low)), Some(StreamThreshold::Bytes(high))) => low > high,
+            (Some(StreamThreshold::Time(low)), Some(StreamThreshold::Time(high))) => low > high,
+            _ => false,
+        };
+        if wrong {
+            return Err(TransferFailure::usage("--low is more than --high"));
+        }
+        let policy: CostPolicy =
+            (self.policy.parse()).map_err(|error: d2tp_sched::ParsePolicyError| {
+                TransferFailure::usage(error.to_string())
+            })?;
+        if !matches!(policy, CostPolicy::FreeOnly | CostPolicy::FreeFirst) {
+            return Err(TransferFailure::usage(
+                "a stream's policy is free-only or free-first",
+            ));
+        }
+        let plays = self.duration_s.map(Duration::try_from_secs_f64).transpose();
+        Ok(StreamRules {
+            policy,
+            thresholds: StreamThresholds { low, high },
+            quota_bytes: self.keep,
+            metered_bytes_max: self.max_cell,
+            duration: plays
+                .map_err(|_| TransferFailure::usage("duration_s is a number of seconds"))?,
+            fields: self.fields()?.into(),
+            allow_downgrade: self.allow_downgrade,
+        })
+    }
+
+    fn root(&self) -> Result<PathBuf, TransferFailure> {
+        if let Some(store) = &self.store {
+            return Ok(store.clone());
+        }
+        let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+        let cache = set("XDG_CACHE_HOME")
+            .map(PathBuf::from)
+            .or_else(|| set("HOME").map(|home| PathBuf::from(home).join(".cache")));
+        let cache = cache.ok_or_else(|| {
+            TransferFailure::usage("neither HOME nor --store says where to keep it")
+        })?;
+        Ok(cache.join("cedos").join("stream"))
+    }
+
+    fn roads(
+        &self,
+        urls: &[Url],
+        links: watch::Receiver<Arc<Vec<Link>>>,
+        configure: impl FnOnce(&mut EndpointConfig),
+    ) -> Result<Arc<StreamTransport>, TransferFailure> {
+        let secret = |url: &Url| !url.username().is_empty() || url.password().is_some();
+        let secret =
+            urls.iter().any(secret) || self.fields()?.iter().any(HeaderField::is_credential);
+        let Some(address) = self.prox.as_deref().filter(|text| !text.is_empty()) else {
+            if self.sealed {
+                let text = "--sealed is a way of using a proxy: give --prox too, or leave it out";
+                return Err(TransferFailure::usage(text));
+            }
+            let tls = OriginTls::new(self.ca.as_deref())?;
+            return Ok(StreamTransport::direct(DirectConnector::new(tls), links));
+        };
+        let address: ServerAddress = address
+            .parse()
+            .map_err(|error: AddressError| TransferFailure::usage(error.to_string()))?;
+        let key = key::load_device_key(self.key.as_deref())
+            .map_err(|error| TransferFailure::error(format!("{error:#}")))?;
+        // What proves who the user is, no proxy gets to see unasked.
+        let tunnel = match self.sealed || secret {
+            true => Some(OriginTunnel::new(OriginTls::new(self.ca.as_deref())?)),
+            false if self.ca.is_some() => {
+                let text = "--ca is for what this device asks for itself: add --sealed, or give --ca \
+                            to `cedos prox`";
+                return Err(TransferFailure::usage(text));
+            }
+            false => None,
+        };
+        let proxy = ProxyClient::new(address, key, links.clone(), tunnel);
+        let proxy = proxy.with_config(configure);
+        Ok(StreamTransport::proxied(proxy, links))
+    }
+}

@@ -1,0 +1,546 @@
+//! The ways by which a stream's bytes come: links one at a time straight to the origin, or the flows of
+//! one session to a proxy, which is on all of them.
+//!
+//! ```text
+//!  feed ── lane: one request ──┬── Direct: TCP bound to the link the feed chose
+//!                              └── Proxy: a flow; the feed says whether it may pay
+//! ```
+//!
+//! A lane hears the status of the answer, also of one that the exchange makes a fault of.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use d2tp_driver::{Flow, SessionEvent};
+use d2tp_links::{CostClass, Link, LinkKind};
+use d2tp_sched::{LinkCandidate, SwitchDelay};
+use http::StatusCode;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
+use url::Url;
+
+use crate::fetch::boot_clock::BootInstant;
+use crate::fetch::dial::{ByteStream, Dial, EgressLink, FetchFault};
+use crate::fetch::direct::DirectConnector;
+use crate::fetch::mode::FetchMode;
+use crate::fetch::origin::is_this_machine;
+use crate::fetch::proxy::ProxyClient;
+
+/// A link must have carried for so long before its rate says something.
+const RATE_AFTER: Duration = Duration::from_millis(1_500); // a guess: a new path still speeds up
+
+/// Rates of links without a session are means over this.
+const RATE_OVER: Duration = Duration::from_secs(1);
+
+/// Before a session that ended is begun again.
+const CALL_AGAIN: Duration = Duration::from_secs(1); // a guess
+
+/// How often it is looked whether a session has ended.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// The name of the way that needs no link.
+pub const ANYWHERE: &str = "any";
+
+enum StreamRoute {
+    Origin(Box<DirectConnector>),
+    Proxy(Box<ProxyClient>),
+}
+
+#[derive(Default)]
+struct TransportStats {
+    /// Payload bytes by link, of what has no session to count it.
+    bytes: BTreeMap<String, u64>,
+    rates: BTreeMap<String, f64>,
+    /// Since when, and how many bytes.
+    sampled: BTreeMap<String, (BootInstant, u64)>,
+    avoided_until: BTreeMap<String, BootInstant>,
+    answering_since: BTreeMap<String, BootInstant>,
+    challenge: Option<Duration>,
+    trouble: Option<String>,
+    /// What was told of `carried` to the dispatcher.
+    told: BTreeMap<String, u64>,
+}
+
+/// Links, and how they lead to origins.
+pub struct StreamTransport {
+    to: StreamRoute,
+    links: watch::Receiver<Arc<Vec<Link>>>,
+    measured: Mutex<TransportStats>,
+    ledger: OnceLock<TrafficCallback>,
+}
+
+/// Hears what links have carried in all, by name.
+type TrafficCallback = Box<dyn Fn(&BTreeMap<String, u64>) + Send + Sync>;
+
+impl StreamTransport {
+    /// Straight to origins.
+    pub fn direct(
+        direct: DirectConnector,
+        links: watch::Receiver<Arc<Vec<Link>>>,
+    ) -> Arc<StreamTransport> {
+        StreamTransport::new(StreamRoute::Origin(Box::new(direct)), links)
+    }
+
+    /// Through a proxy. Its session is kept up by [`StreamTransport::keep_session`].
+    pub fn proxied(
+        proxy: ProxyClient,
+        links: watch::Receiver<Arc<Vec<Link>>>,
+    ) -> Arc<StreamTransport> {
+        StreamTransport::new(StreamRoute::Proxy(Box::new(proxy)), links)
+    }
+
+    fn new(to: StreamRoute, links: watch::Receiver<Arc<Vec<Link>>>) -> Arc<StreamTransport> {
+        Arc::new(StreamTransport {
+            to,
+            links,
+            measured: Mutex::default(),
+            ledger: OnceLock::new(),
+        })
+    }
+
+    /// Has what links carry counted, at each [`StreamTransport::report_traffic`]; once.
+    pub fn with_traffic_callback(
+        &self,
+        ledger: impl Fn(&BTreeMap<String, u64>) + Send + Sync + 'static,
+    ) {
+        let _ = self.ledger.set(Box::new(ledger));
+    }
+
+    /// Tells what links have carried.
+    pub fn report_traffic(&self) {
+        if let Some(ledger) = self.ledger.get() {
+            ledger(&self.carried());
+        }
+    }
+
+    fn measured(&self) -> MutexGuard<'_, TransportStats> {
+        self.measured.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Told when links change.
+    pub fn links(&self) -> watch::Receiver<Arc<Vec<Link>>> {
+        self.links.clone()
+    }
+
+    /// Who speaks to origins.
+    pub fn mode(&self) -> FetchMode {
+        match &self.to {
+            StreamRoute::Origin(direct) => direct.mode(),
+            StreamRoute::Proxy(proxy) => proxy.mode(),
+        }
+    }
+
+    /// Whether requests are on one link each, chosen by who makes them.
+    pub fn is_direct(&self) -> bool {
+        matches!(self.to, StreamRoute::Origin(_))
+    }
+
+    /// Keeps the session up, if there is one to keep.
+    pub async fn keep_session(self: Arc<StreamTransport>) {
+        let StreamRoute::Proxy(proxy) = &self.to else {
+            return std::future::pending().await;
+        };
+        loop {
+            match proxy.connect().await {
+                Ok(Some(mut events)) => {
+                    self.measured().trouble = None;
+                    loop {
+                        match timeout(LOOK_EVERY, events.recv()).await {
+                            Ok(Some(SessionEvent::PathUp { took, .. })) => {
+                                self.measured().challenge = Some(took.into());
+                            }
+                            Ok(Some(_)) | Err(_) => {}
+                            Ok(None) => break,
+                        }
+                        if proxy.device().is_none_or(|device| device.ended().is_some()) {
+                            break;
+                        }
+                    }
+                    if let Err(failure) = proxy.flow_loss() {
+                        self.measured().trouble = Some(failure.text);
+                    }
+                    proxy.drop_session();
+                }
+                Ok(None) => proxy.drop_session(),
+                Err(error) => self.measured().trouble = Some(error.to_string()),
+            }
+            sleep(CALL_AGAIN).await;
+        }
+    }
+
+    /// Why there is no session, if that is so.
+    pub fn session_error(&self) -> Option<String> {
+        self.measured().trouble.clone()
+    }
+
+    /// Says good-bye to the proxy.
+    pub async fn close(&self) {
+        if let StreamRoute::Proxy(proxy) = &self.to {
+            proxy.close().await;
+        }
+    }
+
+    /// The links as they are now. One that would carry nothing is stalled.
+    pub fn link_candidates(&self, origin: &Url) -> Vec<LinkCandidate> {
+        let anywhere = || {
+            vec![LinkCandidate {
+                name: ANYWHERE.into(),
+                class: d2tp_sched::LinkClass::Free,
+                rate_bytes_per_s: None,
+                metric: 0,
+                stalled: false,
+                in_use: true,
+            }]
+        };
+        let links = self.links.borrow().clone();
+        let usable = |link: &&Link| link.kind != LinkKind::Loopback && link.is_usable();
+        let now = BootInstant::now();
+        match &self.to {
+            StreamRoute::Proxy(proxy) if proxy.needs_no_link() => anywhere(),
+            StreamRoute::Origin(_) if is_this_machine(origin.host_str().unwrap_or_default()) => {
+                anywhere()
+            }
+            StreamRoute::Proxy(proxy) => {
+                let carried = proxy.carried();
+                let mut measured = self.measured();
+                let way = |link: &Link| {
+                    let carrying = carried.get(&link.name);
+                    let answers = carrying.is_some_and(|c| c.is_answering == Some(true));
+                    let since = match answers {
+                        true => *measured
+                            .answering_since
+                            .entry(link.name.clone())
+                            .or_insert(now),
+                        false => {
+                            measured.answering_since.remove(&link.name);
+                            now
+                        }
+                    };
+                    let rate = carrying.and_then(|c| c.rate);
+                    let rate = rate.filter(|_| now.since(since) >= RATE_AFTER);
+                    way_of(link, rate.map(|rate| rate as f64), !answers)
+                };
+                links.iter().filter(usable).map(way).collect()
+            }
+            StreamRoute::Origin(_) => {
+                let measured = self.measured();
+                let way = |link: &Link| {
+                    let avoided = measured.avoided_until.get(&link.name);
+                    let avoided = avoided.is_some_and(|until| *until > now);
+                    way_of(link, measured.rates.get(&link.name).copied(), avoided)
+                };
+                links.iter().filter(usable).map(way).collect()
+            }
+        }
+    }
+
+    /// How to leave by this link, while it can be used.
+    pub fn egress_link(&self, link: Option<&str>) -> Option<EgressLink> {
+        let routed = EgressLink {
+            device: None,
+            sources: Vec::new(),
+        };
+        let Some(name) = link.filter(|name| *name != ANYWHERE) else {
+            return Some(routed);
+        };
+        let links = self.links.borrow();
+        let link = links.iter().find(|l| l.name == name && l.is_usable())?;
+        Some(EgressLink {
+            device: Some(link.name.clone()),
+            sources: link.source_addresses().collect(),
+        })
+    }
+
+    /// A link that led nowhere is left alone for a while.
+    pub fn avoid(&self, link: &str, span: Duration) {
+        let until = BootInstant::now().after(span);
+        self.measured().avoided_until.insert(link.into(), until);
+    }
+
+    /// Bytes came, over this link where it is known.
+    pub fn count(&self, link: Option<&str>, bytes: u64) {
+        let counts_itself = matches!(&self.to, StreamRoute::Proxy(proxy) if !proxy.needs_no_link());
+        let Some(link) = link.or(Some(ANYWHERE)).filter(|_| !counts_itself) else {
+            return;
+        };
+        let now = BootInstant::now();
+        let mut measured = self.measured();
+        *measured.bytes.entry(link.into()).or_default() += bytes;
+        let (since, sum) = measured.sampled.entry(link.into()).or_insert((now, 0));
+        *sum += bytes;
+        let span = now.since(*since);
+        if span >= RATE_OVER {
+            let rate = *sum as f64 / span.as_secs_f64();
+            (*since, *sum) = (now, 0);
+            // What was read slowly because nobody needed it says nothing of the link.
+            let known = measured.rates.entry(link.into()).or_insert(rate);
+            *known = if rate > *known {
+                rate
+            } else {
+                0.7 * *known + 0.3 * rate
+            };
+        }
+    }
+
+    /// Payload bytes by link so far.
+    pub fn carried(&self) -> BTreeMap<String, u64> {
+        let mut carried = self.measured().bytes.clone();
+        if let StreamRoute::Proxy(proxy) = &self.to {
+            let of_session = proxy.carried().into_iter();
+            carried.extend(
+                of_session
+                    .map(|(name, c)| (name, c.bytes))
+                    .filter(|(_, n)| *n > 0),
+            );
+        }
+        carried
+    }
+
+    /// What came since this was asked last, whoever asked.
+    pub fn take_traffic(&self) -> BTreeMap<String, u64> {
+        let carried = self.carried();
+        let mut measured = self.measured();
+        let told = std::mem::replace(&mut measured.told, carried.clone());
+        let more = carried.into_iter().map(|(name, bytes)| {
+            let before = told.get(&name).copied().unwrap_or(0);
+            (name, bytes.saturating_sub(before))
+        });
+        more.filter(|(_, bytes)| *bytes > 0).collect()
+    }
+
+    /// Round trips of links, as the session measured them.
+    pub fn round_trips(&self) -> BTreeMap<String, Duration> {
+        let StreamRoute::Proxy(proxy) = &self.to else {
+            return BTreeMap::new();
+        };
+        let carried = proxy.carried().into_iter();
+        carried
+            .filter_map(|(name, c)| Some((name, c.round_trip?)))
+            .collect()
+    }
+
+    /// Of those, what was paid for.
+    pub fn paid_bytes(&self) -> u64 {
+        let links = self.links.borrow().clone();
+        let costs = |name: &str| {
+            let link = links.iter().find(|link| link.name == name);
+            link.is_some_and(|link| link.class.class != CostClass::Free)
+        };
+        let carried = self.carried();
+        carried
+            .iter()
+            .filter(|(name, _)| costs(name))
+            .map(|(_, n)| n)
+            .sum()
+    }
+
+    /// How long it takes until another link's first byte is there.
+    pub fn switching(&self) -> SwitchDelay {
+        SwitchDelay::measured(self.measured().challenge)
+    }
+
+    /// A lane for one request.
+    pub fn request_conn(
+        self: &Arc<StreamTransport>,
+        link: Option<String>,
+        pays: bool,
+    ) -> RequestConn {
+        RequestConn {
+            transport: self.clone(),
+            link,
+            state: Mutex::new(RequestConnState {
+                pays,
+                budget: None,
+                flow: None,
+            }),
+            status: Arc::default(),
+        }
+    }
+}
+
+fn way_of(link: &Link, rate: Option<f64>, stalled: bool) -> LinkCandidate {
+    LinkCandidate {
+        name: link.name.clone(),
+        class: link.class.class.into(),
+        rate_bytes_per_s: rate,
+        metric: link.metric().unwrap_or(u32::MAX),
+        stalled,
+        in_use: false,
+    }
+}
+
+struct RequestConnState {
+    pays: bool,
+    budget: Option<u64>,
+    flow: Option<Arc<Mutex<Flow>>>,
+}
+
+/// One request's way to its origin.
+pub struct RequestConn {
+    transport: Arc<StreamTransport>,
+    /// The link it is bound to, where it is bound to one.
+    pub link: Option<String>,
+    state: Mutex<RequestConnState>,
+    status: Arc<AtomicU16>,
+}
+
+impl RequestConn {
+    fn state(&self) -> MutexGuard<'_, RequestConnState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether links that cost may carry it from now on, and how many bytes more.
+    pub fn set_paying(&self, pays: bool, budget: Option<u64>) {
+        let mut state = self.state();
+        let limited = pays && budget.is_some();
+        if state.pays == pays && !limited && state.budget.is_none() {
+            return;
+        }
+        (state.pays, state.budget) = (pays, budget.filter(|_| pays));
+        if let (StreamRoute::Proxy(proxy), Some(flow)) = (&self.transport.to, &state.flow)
+            && let Some(device) = proxy.device()
+        {
+            let flow = flow.lock().unwrap_or_else(PoisonError::into_inner);
+            // It counts from when the flow was first told that it may pay.
+            let budget = state
+                .budget
+                .map(|more| device.paid_bytes(&flow).saturating_add(more));
+            device.allow_paid(&flow, pays, budget);
+        }
+    }
+
+    /// What the origin, or the proxy in its place, answered, if it was an answer.
+    pub fn status(&self) -> Option<StatusCode> {
+        StatusCode::from_u16(self.status.load(Ordering::Relaxed)).ok()
+    }
+}
+
+impl Dial for RequestConn {
+    async fn dial(&self, url: &Url, via: &EgressLink) -> Result<Box<dyn ByteStream>, FetchFault> {
+        let stream: Box<dyn ByteStream> = match &self.transport.to {
+            StreamRoute::Origin(direct) => direct.dial(url, via).await?,
+            StreamRoute::Proxy(proxy) => {
+                let flow = proxy.open_parallel(|device, flow| {
+                    let mut state = self.state();
+                    state.flow = Some(flow.clone());
+                    if state.pays {
+                        let flow = flow.lock().unwrap_or_else(PoisonError::into_inner);
+                        device.allow_paid(&flow, true, state.budget);
+                    }
+                })?;
+                match proxy.tunnel() {
+                    Some(tunnel) => tunnel.through(flow, url).await?,
+                    None => flow,
+                }
+            }
+        };
+        Ok(Box::new(StatusReader {
+            stream,
+            head: Vec::new(),
+            status: self.status.clone(),
+        }))
+    }
+
+    fn mode(&self) -> FetchMode {
+        self.transport.mode()
+    }
+
+    fn answering_proxy(&self) -> Option<String> {
+        match &self.transport.to {
+            StreamRoute::Origin(direct) => direct.answering_proxy(),
+            StreamRoute::Proxy(proxy) => proxy.answering_proxy(),
+        }
+    }
+}
+
+/// Bytes of a status line up to the end of the status.
+const STATUS_BYTES: usize = "HTTP/1.1 200".len();
+
+/// A stream whose status line is heard as it is read.
+struct StatusReader {
+    stream: Box<dyn ByteStream>,
+    head: Vec<u8>,
+    status: Arc<AtomicU16>,
+}
+
+impl AsyncRead for StatusReader {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = into.filled().len();
+        let read = Pin::new(&mut self.stream).poll_read(cx, into);
+        let left = STATUS_BYTES - self.head.len();
+        if left > 0 {
+            let fresh = &into.filled()[before..];
+            let fresh = &fresh[..fresh.len().min(left)];
+            self.head.extend_from_slice(fresh);
+            if self.head.len() == STATUS_BYTES {
+                let digits = std::str::from_utf8(&self.head[STATUS_BYTES - 3..]).ok();
+                let status = digits.and_then(|digits| digits.parse().ok());
+                self.status.store(status.unwrap_or(0), Ordering::Relaxed);
+            }
+        }
+        read
+    }
+}
+
+impl AsyncWrite for StatusReader {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    #[tokio::test]
+    async fn the_status_is_heard_however_it_comes() {
+        for step in [1, 5, 64] {
+            let (ours, mut theirs) = tokio::io::duplex(1 << 10);
+            let status = Arc::new(AtomicU16::new(0));
+            let mut heard = StatusReader {
+                stream: Box::new(ours),
+                head: Vec::new(),
+                status: status.clone(),
+            };
+            theirs
+                .write_all(b"HTTP/1.1 404 Not Found\r\n")
+                .await
+                .unwrap();
+            drop(theirs);
+            let mut got = Vec::new();
+            let mut piece = vec![0; step];
+            loop {
+                let n = heard.read(&mut piece).await.unwrap();
+                if n == 0 {
+                    break;
+                }
+                got.extend_from_slice(&piece[..n]);
+            }
+            assert_eq!(got, b"HTTP/1.1 404 Not Found\r\n");
+            assert_eq!(status.load(Ordering::Relaxed), 404);
+        }
+    }
+}

@@ -1,0 +1,270 @@
+//! The options that downloads and uploads share: by when, over what, through whom.
+
+use std::io::IsTerminal;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::{ArgAction, Args};
+use d2tp_driver::AckOffload;
+use d2tp_links::ClassRule;
+use d2tp_sched::{CostPolicy, DeadlineFallback};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+
+use super::transport::TransportArgs;
+use cedos_agent::agent::client::AgentApiClient;
+use cedos_agent::dispatcher::{Dispatcher, SchedulerKind};
+use cedos_agent::fetch::jobs;
+use cedos_agent::fetch::option_parsers;
+use cedos_agent::fetch::outcome::TransferExit;
+use cedos_agent::fetch::report::{
+    BarObserver, DigestProgress, JsonObserver, LineObserver, TransferObserver, print_stderr,
+};
+use cedos_agent::order::{Deadline, TransferOrder};
+use cedos_agent::prepared_transfer::SessionTuning;
+
+/// Deadline of a transfer that names none.
+const WITHIN_DEFAULT: Duration = Duration::from_secs(6 * 3600);
+
+fn parse_offload(text: &str) -> Result<AckOffload, String> {
+    match text {
+        "never" => Ok(AckOffload::Never),
+        "free" => Ok(AckOffload::Free),
+        bytes => option_parsers::parse_bytes(bytes)
+            .map(|bytes_per_second| AckOffload::Paid { bytes_per_second })
+            .map_err(|_| "expected never, free, or bytes a second, such as 16k".to_owned()),
+    }
+}
+
+/// How a transfer is to go.
+#[derive(Debug, Args)]
+pub struct TransferArgs {
+    /// Be ready by TIME: 07:30 (the next one), RFC 3339, or +45m
+    #[arg(long, value_name = "TIME", group = "when")]
+    by: Option<String>,
+
+    /// Be ready within this long: 2h, 45m, 1h30m [default: 6h]
+    #[arg(long, value_name = "SPAN", group = "when", value_parser = option_parsers::parse_span, allow_hyphen_values = true)]
+    within: Option<Duration>,
+
+    /// No deadline: wait for free networks however long it takes
+    #[arg(long, group = "when")]
+    when_free: bool,
+
+    /// Start at once on any network, or fail
+    #[arg(long, group = "when")]
+    pub now: bool,
+
+    /// How to weigh money against time [default: free-first; any with --now; free-only with
+    /// --when-free]
+    #[arg(long, value_parser = word_parser::<CostPolicy, 5>(CostPolicy::ALL.map(CostPolicy::as_str)))]
+    policy: Option<CostPolicy>,
+
+    /// Bytes that metered networks may carry at most: 50M, 1.5G
+    #[arg(long, value_name = "SIZE", value_parser = option_parsers::parse_bytes, allow_hyphen_values = true)]
+    pub max_cell: Option<u64>,
+
+    /// Let acknowledgements of Wi-Fi travel on other networks, since each costs Wi-Fi the time of a
+    /// third of a packet: never, on free ones, or on metered ones too for so many bytes a second
+    #[arg(long, value_name = "never|free|BYTES", default_value = "free", value_parser = parse_offload)]
+    pub offload_acks: AckOffload,
+
+    /// What to do when free networks alone will not make the deadline
+    #[arg(long, default_value = "cell", value_parser = word_parser::<DeadlineFallback, 3>(DeadlineFallback::ALL.map(DeadlineFallback::as_str)))]
+    pub if_late: DeadlineFallback,
+
+    /// Go through this proxy: d2tp://host:port/KEY
+    #[arg(long, value_name = "ADDR", env = "CEDOS_PROX")]
+    prox: Option<String>,
+
+    /// This device's private key file, by which the proxy knows it [default: $CEDOS_KEY_FILE, or
+    /// ~/.config/cedos/key, which is made on first use]
+    #[arg(long, value_name = "FILE")]
+    pub key: Option<PathBuf>,
+
+    /// Say what a network costs: wwan0=metered, wlan0=free, rmnet*=roaming
+    #[arg(long, value_name = "NAME=CLASS", action = ArgAction::Append)]
+    pub link: Vec<ClassRule>,
+
+    /// Tries without a new byte before giving up on the origin
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..))]
+    pub tries: u32,
+
+    /// Drop a connection that has been silent this long
+    #[arg(long, value_name = "SPAN", default_value = "10s", value_parser = option_parsers::parse_span, allow_hyphen_values = true)]
+    pub stall: Duration,
+
+    /// Who goes first when not all can be in time: 0 to 7, higher is more
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u8).range(..=7))]
+    priority: u8,
+
+    /// How it is decided when networks that cost are used [default: d2sched]
+    #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(SchedulerKind::ALL.map(SchedulerKind::as_str)).try_map(|word| word.parse::<SchedulerKind>()))]
+    pub scheduler: Option<SchedulerKind>,
+
+    #[command(flatten)]
+    pub transport: TransportArgs,
+
+    /// Do it in this process, though an agent runs
+    #[arg(long)]
+    alone: bool,
+
+    /// Print one JSON object per line: begun, progress, switch, waiting, note, and last done or error
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Reads one of some words, which `--help` lists.
+pub fn word_parser<T, const N: usize>(words: [&'static str; N]) -> impl TypedValueParser<Value = T>
+where
+    T: FromStr<Err = d2tp_sched::ParsePolicyError> + Clone + Send + Sync + 'static,
+{
+    PossibleValuesParser::new(words).try_map(|word| word.parse::<T>())
+}
+
+impl TransferArgs {
+    /// By when.
+    pub fn deadline(&self) -> Result<Option<Deadline>, String> {
+        let within = |span: Duration| Deadline::WithinS(span.as_secs_f64());
+        Ok(match (&self.by, self.within) {
+            (Some(by), _) => Some(option_parsers::parse_due(by, &jiff::Zoned::now())?),
+            (None, Some(span)) => Some(within(span)),
+            (None, None) if self.when_free || self.now => None,
+            (None, None) => Some(within(WITHIN_DEFAULT)),
+        })
+    }
+
+    /// What these options say of an order.
+    pub fn apply_to(&self, order: &mut TransferOrder) -> Result<(), String> {
+        order.deadline = self.deadline()?;
+        order.policy = self.policy().as_str().to_owned();
+        order.if_late = self.if_late.as_str().to_owned();
+        order.now = self.now;
+        order.max_cell = self.max_cell;
+        order.priority = self.priority;
+        order.tries = self.tries;
+        order.stall_s = self.stall.as_secs_f64();
+        order.prox = self.prox.clone().filter(|text| !text.is_empty());
+        order.key = self.key.clone();
+        Ok(())
+    }
+
+    /// How sessions are to send.
+    pub fn tuning(&self) -> SessionTuning {
+        let mut tuning = SessionTuning {
+            offload_acks: self.offload_acks,
+            ..SessionTuning::default()
+        };
+        self.transport.apply(&mut tuning.config);
+        tuning
+    }
+
+    /// The agent, if one runs that can carry out what was asked for. What only a process of its own can
+    /// do is said.
+    pub async fn agent(&self, own: Option<&str>) -> Option<AgentApiClient> {
+        if self.alone || jobs::is_in_background() {
+            return None;
+        }
+        let agent = AgentApiClient::connect().await?;
+        let own = own
+            .or_else(|| (!self.link.is_empty()).then_some("--link"))
+            .or_else(|| self.scheduler.map(|_| "--scheduler"))
+            .or_else(|| (self.transport != TransportArgs::default()).then_some("how to send"))
+            .or_else(|| (self.offload_acks != AckOffload::Free).then_some("--offload-acks"));
+        if let Some(own) = own {
+            print_stderr(&format!(
+                "note: {own} is not for the agent, so this runs beside it and competes with it"
+            ));
+            return None;
+        }
+        Some(agent)
+    }
+
+    /// Who decides about links.
+    pub fn dispatcher(&self) -> Arc<Dispatcher> {
+        Dispatcher::new(self.scheduler.unwrap_or_default())
+    }
+
+    /// Money against time.
+    pub fn policy(&self) -> CostPolicy {
+        self.policy.unwrap_or(match (self.when_free, self.now) {
+            (true, _) => CostPolicy::FreeOnly,
+            (_, true) => CostPolicy::Any,
+            _ => CostPolicy::FreeFirst,
+        })
+    }
+
+    /// Whether the user said that metered networks may be used.
+    pub fn asks_for_paid_links(&self) -> bool {
+        self.max_cell.is_some()
+            || self
+                .policy
+                .is_some_and(|policy| policy != CostPolicy::FreeOnly)
+    }
+
+    /// Who hears how far the reading of a file is.
+    pub fn digest_progress(&self) -> DigestProgress {
+        DigestProgress::new(std::io::stderr().is_terminal(), self.json)
+    }
+
+    /// Who hears what happens; `output_taken`: standard output carries the object.
+    pub fn observer(&self, output_taken: bool) -> Box<dyn TransferObserver> {
+        if self.json && output_taken {
+            Box::new(JsonObserver(std::io::stderr()))
+        } else if self.json {
+            Box::new(JsonObserver(std::io::stdout()))
+        } else if std::io::stderr().is_terminal() {
+            Box::new(BarObserver::on_stderr())
+        } else {
+            Box::new(LineObserver)
+        }
+    }
+}
+
+/// Ctrl-C, SIGTERM and a closed terminal ask for a clean stop; a second one ends the process at
+/// once.
+pub fn stop_on_signal(stop: watch::Sender<bool>) -> std::io::Result<()> {
+    stop_when_asked(stop, true)
+}
+
+/// The same for who looks on at another's work: a terminal that closes ends the look, not the work.
+pub fn stop_except_on_hangup(stop: watch::Sender<bool>) -> std::io::Result<()> {
+    stop_when_asked(stop, false)
+}
+
+fn stop_when_asked(stop: watch::Sender<bool>, heeds_hangup: bool) -> std::io::Result<()> {
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    // Under nohup a closed terminal is none of our business, and the system keeps it from us. In
+    // the background it is caught, and not heeded.
+    let mut hangup = match heeds_hangup && !jobs::hangup_is_ignored() {
+        true => Some(signal(SignalKind::hangup())?),
+        false => None,
+    };
+    if jobs::is_in_background() {
+        hangup = None;
+    }
+    tokio::spawn(async move {
+        for first in [true, false] {
+            tokio::select! {
+                _ = interrupt.recv() => {}
+                _ = terminate.recv() => {}
+                () = async {
+                    match &mut hangup {
+                        Some(hangup) => drop(hangup.recv().await),
+                        None => std::future::pending().await,
+                    }
+                } => {}
+            }
+            if first {
+                stop.send_replace(true);
+            } else {
+                std::process::exit(TransferExit::Cancelled as i32);
+            }
+        }
+    });
+    Ok(())
+}

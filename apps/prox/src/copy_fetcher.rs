@@ -1,0 +1,303 @@
+//! Filling a pinned copy from its origin, through broken connections.
+//!
+//! ```text
+//! body ── append ──▶ pin          whole ──▶ finish
+//!   │ breaks off
+//!   ▼
+//! strong validator? ── no ──▶ fail(OriginGone)
+//!   │ yes
+//!   ▼
+//! wait, ask with Range + If-Range ──▶ 206 from here, or 200 with the same validator ──▶ go on
+//!                                 └─▶ other bytes ──▶ fail(OriginChanged)
+//! ```
+//!
+//! The fetch does not know the device: it goes on while the device is away and ends when the copy
+//! is whole, fails, or nobody holds the copy any more.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use d2tp_driver::HostKey;
+use http::header::{self, HeaderMap, HeaderValue};
+use http::{Method, StatusCode};
+use tokio::time::Instant;
+use url::Url;
+
+use crate::origin::{OriginBody, OriginResponse, Upstream, without_query};
+use crate::pinned_copy::strong_tag;
+use crate::quota_ledger::QuotaExceeded;
+use crate::reset::ResetCause;
+use crate::retained_copies::RetainedCopies;
+use crate::spooled_body::{SpoolError, SpooledBody};
+
+/// The longest wait between two tries.
+const RETRY_WAIT_MAX: Duration = Duration::from_secs(60);
+/// New bytes that make the next wait short again. Less, and an origin that breaks off after every
+/// byte would be asked without pause.
+const PROGRESS_BYTES: u64 = 64 * 1024;
+
+/// The fetch of one object.
+pub(crate) struct CopyFetcher {
+    pub(crate) upstream: Arc<Upstream>,
+    pub(crate) retained: Weak<RetainedCopies>,
+    pub(crate) client: HostKey,
+    pub(crate) spool: Arc<SpooledBody>,
+    /// What the device asked for.
+    pub(crate) asked_url: Url,
+    /// Where the bytes come from.
+    pub(crate) url: Url,
+    /// The device's headers.
+    pub(crate) headers: HeaderMap,
+    pub(crate) validator: Option<HeaderValue>,
+    pub(crate) total: Option<u64>,
+    pub(crate) retry_wait: Duration,
+    pub(crate) patience: Duration,
+}
+
+/// How a body ended.
+enum BodyEnd {
+    Whole,
+    Interrupted(String),
+}
+
+/// What a try to continue led to.
+enum FetchContinuation {
+    /// A body; its first `skip` bytes are here already.
+    Body { body: OriginBody, skip: u64 },
+    /// There was nothing left to fetch.
+    Whole,
+    /// Not now.
+    RetryLater(String),
+}
+
+impl CopyFetcher {
+    /// Fetches until the copy is whole or has failed.
+    pub(crate) async fn run(mut self, body: Option<OriginBody>) {
+        match self.fetch(body).await {
+            Ok(()) => self.spool.finish(),
+            Err(cause) => {
+                let url = without_query(&self.url);
+                let have = self.spool.extent().have;
+                tracing::warn!(url, have, cause = cause.as_str(), "the fetch failed");
+                self.spool.fail(cause);
+            }
+        }
+    }
+
+    async fn fetch(&mut self, mut body: Option<OriginBody>) -> Result<(), ResetCause> {
+        let mut skip = 0;
+        let mut wait = self.retry_wait;
+        loop {
+            let before = self.spool.extent().have;
+            let drained = match body.take() {
+                Some(body) => self.drain(body, skip).await?,
+                // Begun by a process that is no more: the rest is asked for at once.
+                None if self.total == Some(before) => return Ok(()),
+                None => {
+                    wait = Duration::ZERO;
+                    BodyEnd::Interrupted("the proxy was restarted".into())
+                }
+            };
+            match drained {
+                BodyEnd::Whole => return Ok(()),
+                BodyEnd::Interrupted(why) => {
+                    let have = self.spool.extent().have;
+                    let url = without_query(&self.url);
+                    tracing::info!(url, have, why, "the origin broke off");
+                    if have - before >= PROGRESS_BYTES {
+                        wait = self.retry_wait;
+                    }
+                }
+            }
+            let give_up = Instant::now() + self.patience;
+            loop {
+                let Some(validator) = self.validator.clone() else {
+                    return Err(ResetCause::OriginGone);
+                };
+                tokio::time::sleep(wait).await;
+                wait = (wait * 2).clamp(self.retry_wait, RETRY_WAIT_MAX.max(self.retry_wait));
+                match self.carry_on(&validator).await? {
+                    FetchContinuation::Whole => return Ok(()),
+                    FetchContinuation::Body {
+                        body: next,
+                        skip: already,
+                    } => {
+                        (body, skip) = (Some(next), already);
+                        break;
+                    }
+                    FetchContinuation::RetryLater(why) if Instant::now() < give_up => {
+                        tracing::debug!(why, "the origin cannot continue yet");
+                    }
+                    FetchContinuation::RetryLater(_) => return Err(ResetCause::OriginTimeout),
+                }
+            }
+        }
+    }
+
+    /// Appends a body to the copy, but for its first `skip` bytes.
+    async fn drain(&self, mut body: OriginBody, mut skip: u64) -> Result<BodyEnd, ResetCause> {
+        loop {
+            let mut bytes = match body.next().await {
+                Ok(Some(bytes)) => bytes,
+                Ok(None) => {
+                    let have = self.spool.extent().have;
+                    return match self.total {
+                        Some(total) if have < total => Ok(BodyEnd::Interrupted(format!(
+                            "ended at {have} of {total} bytes"
+                        ))),
+                        _ if skip > 0 => Err(ResetCause::OriginChanged),
+                        _ => Ok(BodyEnd::Whole),
+                    };
+                }
+                Err(fault) => return Ok(BodyEnd::Interrupted(fault.0)),
+            };
+            let known = skip.min(bytes.len() as u64);
+            skip -= known;
+            let _ = bytes.split_to(known as usize);
+            let after = self.spool.extent().have + bytes.len() as u64;
+            if self.total.is_some_and(|total| after > total) {
+                return Err(ResetCause::OriginChanged);
+            }
+            self.store(bytes).await?;
+        }
+    }
+
+    /// Stores bytes, letting go of kept copies if there is no room.
+    async fn store(&self, bytes: bytes::Bytes) -> Result<(), ResetCause> {
+        loop {
+            match self.spool.append(bytes.clone()).await {
+                Ok(()) => return Ok(()),
+                Err(SpoolError::Full(full)) => {
+                    let whose = (full == QuotaExceeded::Client).then_some(self.client);
+                    let room = self
+                        .retained
+                        .upgrade()
+                        .is_some_and(|shelf| shelf.make_room(whose));
+                    if !room {
+                        return Err(ResetCause::StoreFull);
+                    }
+                }
+                Err(SpoolError::Disk(error)) => {
+                    tracing::error!(%error, "the state directory cannot be written");
+                    return Err(ResetCause::StoreFailed);
+                }
+            }
+            // If the copy let go of was this one, this fetch ends here.
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// Asks for the rest.
+    async fn carry_on(&mut self, validator: &HeaderValue) -> Result<FetchContinuation, ResetCause> {
+        let have = self.spool.extent().have;
+        let mut headers = self.headers.clone();
+        for name in [
+            header::IF_MATCH,
+            header::IF_NONE_MATCH,
+            header::IF_MODIFIED_SINCE,
+            header::IF_UNMODIFIED_SINCE,
+        ] {
+            headers.remove(name);
+        }
+        let range = HeaderValue::from_str(&format!("bytes={have}-")).expect("digits");
+        headers.insert(header::RANGE, range);
+        headers.insert(header::IF_RANGE, validator.clone());
+        if self.url.origin() != self.asked_url.origin() {
+            headers.remove(header::AUTHORIZATION);
+            headers.remove(header::COOKIE);
+        }
+        let response = match self.upstream.fetch(&Method::GET, &self.url, &headers).await {
+            Ok(response) => response,
+            Err(refusal) => return Ok(FetchContinuation::RetryLater(refusal.to_string())),
+        };
+        let same = names_the_same(&response, validator);
+        match response.status {
+            StatusCode::PARTIAL_CONTENT => match content_range(&response.headers) {
+                Some((Some(first), total))
+                    if first == have
+                        && same != Some(false)
+                        && (total.is_none() || self.total.is_none() || total == self.total) =>
+                {
+                    self.total = self.total.or(total);
+                    Ok(FetchContinuation::Body {
+                        body: response.body,
+                        skip: 0,
+                    })
+                }
+                _ => Err(ResetCause::OriginChanged),
+            },
+            // The origin ignores ranges; the same strong validator still promises the same bytes.
+            StatusCode::OK if same == Some(true) => Ok(FetchContinuation::Body {
+                body: response.body,
+                skip: have,
+            }),
+            StatusCode::OK => Err(ResetCause::OriginChanged),
+            StatusCode::RANGE_NOT_SATISFIABLE => match content_range(&response.headers) {
+                // The size was unknown, and this was all of it.
+                Some((None, Some(total)))
+                    if total == have && self.total.is_none() && same != Some(false) =>
+                {
+                    Ok(FetchContinuation::Whole)
+                }
+                _ => Err(ResetCause::OriginChanged),
+            },
+            status if status.is_server_error() || matches!(status.as_u16(), 408 | 425 | 429) => {
+                Ok(FetchContinuation::RetryLater(format!("status {status}")))
+            }
+            // A redirect led to a URL that has expired: go the whole way again.
+            _ if self.url != self.asked_url => {
+                self.url = self.asked_url.clone();
+                Ok(FetchContinuation::RetryLater(format!(
+                    "status {}",
+                    response.status
+                )))
+            }
+            _ => Err(ResetCause::OriginChanged),
+        }
+    }
+}
+
+/// Whether an answer carries the validator; `None` if it carries none of that kind.
+fn names_the_same(response: &OriginResponse, validator: &HeaderValue) -> Option<bool> {
+    let name = match validator.as_bytes().starts_with(b"\"") {
+        true => header::ETAG,
+        false => header::LAST_MODIFIED,
+    };
+    if name == header::ETAG && response.headers.contains_key(&name) {
+        return Some(strong_tag(&response.headers) == Some(validator));
+    }
+    Some(response.headers.get(name)? == validator)
+}
+
+/// Reads `Content-Range: bytes first-last/total` or `bytes */total`: first and total.
+fn content_range(headers: &HeaderMap) -> Option<(Option<u64>, Option<u64>)> {
+    let text = headers.get(header::CONTENT_RANGE)?.to_str().ok()?;
+    let (range, total) = text.strip_prefix("bytes ")?.trim().split_once('/')?;
+    let total = match total {
+        "*" => None,
+        digits => Some(digits.parse().ok()?),
+    };
+    match range {
+        "*" => Some((None, total)),
+        range => Some((Some(range.split_once('-')?.0.parse().ok()?), total)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn content_range_is_read() {
+        let read = |text: &'static str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::CONTENT_RANGE, HeaderValue::from_static(text));
+            content_range(&headers)
+        };
+        assert_eq!(read("bytes 5-9/10"), Some((Some(5), Some(10))));
+        assert_eq!(read("bytes 5-9/*"), Some((Some(5), None)));
+        assert_eq!(read("bytes */10"), Some((None, Some(10))));
+        assert_eq!(read("items 5-9/10"), None);
+        assert_eq!(read("bytes 5/10"), None);
+    }
+}

@@ -1,0 +1,175 @@
+//! Flows that sleep, as the proxy sees them: a memo each, and the copies they will go on reading.
+//!
+//! A memo is what [`d2tp_driver::FlowIo::allow_hibernation`] keeps: which copy, which part of it, and the head
+//! that was sent before it, byte for byte, since the flow's offsets count it.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use d2tp_driver::HostKey;
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+
+use crate::answer::ServedFrom;
+use crate::pinned_copy::PinnedCopy;
+
+/// What a flow needs to be served on.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct FlowMemo {
+    /// The copy it reads; none if all of the answer is in `head`.
+    pub(crate) copy: Option<u64>,
+    pub(crate) head: String,
+    pub(crate) start: u64,
+    pub(crate) end: Option<u64>,
+    pub(crate) status: u16,
+    pub(crate) pinned: bool,
+    pub(crate) asked: String,
+}
+
+impl FlowMemo {
+    pub(crate) fn encode(&self) -> Bytes {
+        serde_json::to_vec(self).expect("text and numbers").into()
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> Option<FlowMemo> {
+        serde_json::from_slice(bytes).ok()
+    }
+
+    /// Where its bytes came from.
+    pub(crate) fn served(&self) -> ServedFrom {
+        match (self.copy, self.pinned) {
+            (None, _) => ServedFrom::Proxy,
+            (_, true) => ServedFrom::PinnedCopy,
+            (_, false) => ServedFrom::Origin,
+        }
+    }
+
+    /// The head's bytes.
+    pub(crate) fn head_bytes(&self) -> Option<Vec<u8>> {
+        self.head.chars().map(|c| u8::try_from(c).ok()).collect()
+    }
+}
+
+/// Copies of which flows sleep.
+#[derive(Debug, Default)]
+pub(crate) struct HibernatedCopies {
+    copies: Mutex<HashMap<u64, HibernatedCopy>>,
+}
+
+/// A copy at rest.
+#[derive(Debug)]
+pub(crate) struct HibernatedCopy {
+    flows: u32,
+    pub(crate) client: HostKey,
+    /// None: it lies in the vault and nothing of it is in memory. Its bytes stay counted.
+    pub(crate) copy: Option<Arc<PinnedCopy>>,
+    pub(crate) counted: u64,
+}
+
+impl HibernatedCopies {
+    /// A flow that reads this copy fell asleep.
+    pub(crate) fn add_flow(&self, client: HostKey, copy: Arc<PinnedCopy>) {
+        let mut copies = self.copies.lock();
+        let resting = copies.entry(copy.id).or_insert(HibernatedCopy {
+            flows: 0,
+            client,
+            copy: None,
+            counted: 0,
+        });
+        resting.flows += 1;
+        resting.copy = Some(copy);
+    }
+
+    /// A copy that the journal holds, and how many flows sleep on it.
+    pub(crate) fn restore(&self, id: u64, flows: u32, client: HostKey, counted: u64) {
+        let resting = HibernatedCopy {
+            flows,
+            client,
+            copy: None,
+            counted,
+        };
+        self.copies.lock().insert(id, resting);
+    }
+
+    /// The copy is in memory, for all flows that sleep on it.
+    pub(crate) fn set_loaded(&self, copy: &Arc<PinnedCopy>) {
+        if let Some(resting) = self.copies.lock().get_mut(&copy.id) {
+            resting.copy = Some(copy.clone());
+        }
+    }
+
+    /// Takes a copy that lies whole in the vault out of memory, if nobody else uses it.
+    pub(crate) fn unload(&self, id: u64) {
+        let mut copies = self.copies.lock();
+        let Some(resting) = copies.get_mut(&id) else {
+            return;
+        };
+        let alone = resting.copy.as_ref().filter(|c| Arc::strong_count(c) == 1);
+        let Some(counted) = alone.and_then(|copy| copy.body.release_memory()) else {
+            return;
+        };
+        resting.counted = counted;
+        let copy = resting.copy.take();
+        drop(copies); // Outside the lock: this closes a file.
+        drop(copy);
+    }
+
+    /// A flow on this copy woke or is over: the copy as it rests, and whether nobody else sleeps
+    /// on it.
+    pub(crate) fn remove_flow(&self, id: u64) -> Option<(HibernatedCopy, bool)> {
+        let mut copies = self.copies.lock();
+        let resting = copies.get_mut(&id)?;
+        resting.flows = resting.flows.saturating_sub(1);
+        let last = resting.flows == 0;
+        let copy = resting.copy.clone();
+        let (client, counted) = (resting.client, resting.counted);
+        if last {
+            copies.remove(&id);
+        }
+        let roused = HibernatedCopy {
+            flows: 0,
+            client,
+            copy,
+            counted,
+        };
+        Some((roused, last))
+    }
+
+    /// The copy some flow sleeps on: in memory, or in the vault if the inner one is none.
+    pub(crate) fn get(&self, id: u64) -> Option<Option<Arc<PinnedCopy>>> {
+        self.copies.lock().get(&id).map(|r| r.copy.clone())
+    }
+
+    /// Copies on which flows sleep.
+    pub(crate) fn len(&self) -> usize {
+        self.copies.lock().len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_memo_comes_back_and_damage_is_none() {
+        let memo = FlowMemo {
+            copy: Some(7),
+            head: b"HTTP/1.1 200 OK\r\nX: \xff\r\n\r\n"
+                .iter()
+                .map(|b| char::from(*b))
+                .collect(),
+            start: 3,
+            end: Some(9),
+            status: 206,
+            pinned: true,
+            asked: "GET http://h/".into(),
+        };
+        let bytes = memo.encode();
+        assert_eq!(FlowMemo::decode(&bytes), Some(memo.clone()));
+        assert!(memo.head_bytes().unwrap().contains(&0xff));
+        for cut in 0..bytes.len() {
+            assert_eq!(FlowMemo::decode(&bytes[..cut]), None);
+        }
+    }
+}

@@ -1,0 +1,256 @@
+//! A pinned copy: what the origin said about an object, and its bytes.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use d2tp_driver::HostKey;
+use http::header::{self, HeaderMap, HeaderName, HeaderValue};
+use http::{StatusCode, Version};
+use tokio_util::task::AbortOnDropHandle;
+use url::Url;
+
+use crate::copy_store::{self, CopyRecord};
+use crate::origin::OriginResponse;
+use crate::request::{FetchRequest, strip_hop_by_hop};
+use crate::spooled_body::SpooledBody;
+
+/// How much older than `Date` a `Last-Modified` must be to count as strong. RFC 9110 §8.8.2.2
+/// asks for one second; a minute leaves room for clocks that disagree.
+const DATE_STRONG_AFTER: Duration = Duration::from_secs(60);
+
+/// What an answer's head says, ready to be sent on.
+#[derive(Debug)]
+pub(crate) struct CopyHead {
+    pub(crate) status: StatusCode,
+    pub(crate) version: Version,
+    /// End-to-end headers, without `Content-Length`.
+    pub(crate) headers: HeaderMap,
+    /// Where the bytes finally came from.
+    pub(crate) url: Url,
+    pub(crate) redirected: bool,
+    /// What the origin is asked with when the body breaks off.
+    pub(crate) origin_validator: Option<HeaderValue>,
+    /// Request headers the representation may depend on, with the values they had.
+    selected_by: Vec<(HeaderName, Vec<HeaderValue>)>,
+}
+
+/// What a device asked for.
+#[derive(Clone, Debug)]
+pub(crate) struct CopyRequest {
+    pub(crate) url: Url,
+    pub(crate) headers: HeaderMap,
+}
+
+/// A pinned copy. Dropping the last handle stops the fetch and frees the bytes.
+#[derive(Debug)]
+pub(crate) struct PinnedCopy {
+    /// Its name, in memos and in the vault.
+    pub(crate) id: u64,
+    pub(crate) head: CopyHead,
+    pub(crate) body: Arc<SpooledBody>,
+    /// What was asked for, in case it must be asked for again by another process.
+    pub(crate) request: CopyRequest,
+    pub(crate) _fetch: AbortOnDropHandle<()>,
+}
+
+impl CopyHead {
+    /// Takes over an origin's head. A complete answer (200) without a strong validator gets an
+    /// entity tag of our own, so that a device can continue with *this* copy and no other.
+    pub(crate) fn new(response: &OriginResponse, request: &FetchRequest) -> CopyHead {
+        let mut headers = response.headers.clone();
+        strip_hop_by_hop(&mut headers);
+        headers.remove(header::CONTENT_LENGTH);
+        let origin_validator = strong_validator(&response.headers);
+        if response.status == StatusCode::OK && origin_validator.is_none() {
+            let tag = format!("\"d2prox-{:032x}\"", rand::random::<u128>());
+            let tag = HeaderValue::from_str(&tag).expect("hex digits are a header value");
+            headers.insert(header::ETAG, tag);
+        }
+        CopyHead {
+            status: response.status,
+            version: response.version,
+            url: response.url.clone(),
+            redirected: response.redirects > 0,
+            origin_validator,
+            selected_by: selecting(&response.headers, request),
+            headers,
+        }
+    }
+
+    /// The head of an answer that is passed on once and never served again.
+    pub(crate) fn relayed(response: &OriginResponse) -> CopyHead {
+        let mut headers = response.headers.clone();
+        strip_hop_by_hop(&mut headers);
+        headers.remove(header::CONTENT_LENGTH);
+        CopyHead {
+            status: response.status,
+            version: response.version,
+            headers,
+            url: response.url.clone(),
+            redirected: false,
+            origin_validator: None,
+            selected_by: Vec::new(),
+        }
+    }
+
+    /// What the vault keeps of it.
+    pub(crate) fn entry(
+        &self,
+        client: HostKey,
+        asked: &CopyRequest,
+        total: Option<u64>,
+    ) -> CopyRecord {
+        CopyRecord {
+            client,
+            asked_url: asked.url.to_string(),
+            asked_headers: copy_store::fields(&asked.headers),
+            status: self.status.as_u16(),
+            http2: self.version == Version::HTTP_2,
+            headers: copy_store::fields(&self.headers),
+            url: self.url.to_string(),
+            redirected: self.redirected,
+            origin_validator: self.origin_validator.as_ref().map(copy_store::text),
+            selected_by: self
+                .selected_by
+                .iter()
+                .map(|(n, had)| {
+                    (
+                        n.as_str().to_owned(),
+                        had.iter().map(copy_store::text).collect(),
+                    )
+                })
+                .collect(),
+            total,
+            boot: d2tp_driver::boot(),
+        }
+    }
+
+    /// What [`CopyHead::entry`] was made from.
+    pub(crate) fn from_entry(entry: &CopyRecord) -> Option<(CopyHead, CopyRequest)> {
+        let selected_by = entry.selected_by.iter().map(|(name, had)| {
+            let values: Option<Vec<_>> = had.iter().map(|text| copy_store::value(text)).collect();
+            Some((name.parse().ok()?, values?))
+        });
+        let validator = entry.origin_validator.as_ref();
+        let head = CopyHead {
+            status: StatusCode::from_u16(entry.status).ok()?,
+            version: match entry.http2 {
+                true => Version::HTTP_2,
+                false => Version::HTTP_11,
+            },
+            headers: copy_store::headers(&entry.headers)?,
+            url: entry.url.parse().ok()?,
+            redirected: entry.redirected,
+            origin_validator: match validator {
+                Some(text) => Some(copy_store::value(text)?),
+                None => None,
+            },
+            selected_by: selected_by.collect::<Option<_>>()?,
+        };
+        let asked = CopyRequest {
+            url: entry.asked_url.parse().ok()?,
+            headers: copy_store::headers(&entry.asked_headers)?,
+        };
+        Some((head, asked))
+    }
+
+    /// Whether `If-Range` names exactly these bytes.
+    pub(crate) fn matches_if_range(&self, if_range: &HeaderValue) -> bool {
+        if if_range.as_bytes().starts_with(b"\"") {
+            return self.headers.get(header::ETAG) == Some(if_range);
+        }
+        strong_date(&self.headers).is_some_and(|date| date == if_range)
+    }
+
+    /// Whether a request would have selected this representation.
+    pub(crate) fn matches_request(&self, request: &FetchRequest) -> bool {
+        self.selected_by
+            .iter()
+            .all(|(name, had)| request.headers.get_all(name).iter().eq(had))
+    }
+}
+
+/// Request headers that decide what is served: those `Vary` names, and credentials and codings
+/// even where an origin forgets to name them.
+fn selecting(response: &HeaderMap, request: &FetchRequest) -> Vec<(HeaderName, Vec<HeaderValue>)> {
+    let varied = response
+        .get_all(header::VARY)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .filter_map(|name| name.trim().parse::<HeaderName>().ok());
+    [
+        header::AUTHORIZATION,
+        header::COOKIE,
+        header::ACCEPT_ENCODING,
+    ]
+    .into_iter()
+    .chain(varied)
+    .map(|name| {
+        let values = request.headers.get_all(&name).iter().cloned().collect();
+        (name, values)
+    })
+    .collect()
+}
+
+/// The validator that promises the same bytes: a strong entity tag, else a date that is old
+/// enough; never a weak tag.
+pub(crate) fn strong_validator(headers: &HeaderMap) -> Option<HeaderValue> {
+    strong_tag(headers)
+        .or_else(|| strong_date(headers))
+        .cloned()
+}
+
+/// A strong entity tag. Two of them promise nothing.
+pub(crate) fn strong_tag(headers: &HeaderMap) -> Option<&HeaderValue> {
+    let mut tags = headers.get_all(header::ETAG).iter();
+    let tag = tags.next().filter(|_| tags.next().is_none())?;
+    let bytes = tag.as_bytes();
+    let quoted = bytes.len() >= 2 && bytes.starts_with(b"\"") && bytes.ends_with(b"\"");
+    quoted.then_some(tag)
+}
+
+/// A `Last-Modified` that lies well before `Date`.
+fn strong_date(headers: &HeaderMap) -> Option<&HeaderValue> {
+    let read = |name| -> Option<SystemTime> {
+        httpdate::parse_http_date(headers.get(name)?.to_str().ok()?).ok()
+    };
+    let (modified, date) = (read(header::LAST_MODIFIED)?, read(header::DATE)?);
+    let age = date.duration_since(modified).ok()?;
+    (age >= DATE_STRONG_AFTER).then(|| &headers[header::LAST_MODIFIED])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(pairs: &[(&'static str, &'static str)]) -> HeaderMap {
+        let mut map = HeaderMap::new();
+        for (name, value) in pairs {
+            map.append(*name, HeaderValue::from_static(value));
+        }
+        map
+    }
+
+    #[test]
+    fn only_strong_validators_promise_the_same_bytes() {
+        const OLD: (&str, &str) = ("last-modified", "Fri, 20 Nov 2026 10:00:00 GMT");
+        const DATE: (&str, &str) = ("date", "Fri, 20 Nov 2026 10:01:00 GMT");
+        let validator = |pairs: &[_]| strong_validator(&headers(pairs));
+        assert_eq!(validator(&[("etag", "\"a\"")]).unwrap(), "\"a\"");
+        assert_eq!(validator(&[("etag", "W/\"a\"")]), None);
+        assert_eq!(validator(&[("etag", "a")]), None);
+        assert_eq!(validator(&[("etag", "\"a\""), ("etag", "\"b\"")]), None);
+        assert_eq!(validator(&[OLD, DATE]).unwrap(), OLD.1);
+        assert_eq!(validator(&[("etag", "W/\"a\""), OLD, DATE]).unwrap(), OLD.1);
+        assert_eq!(validator(&[OLD]), None);
+        assert_eq!(
+            validator(&[OLD, ("date", "Fri, 20 Nov 2026 10:00:59 GMT")]),
+            None
+        );
+        assert_eq!(
+            validator(&[OLD, ("date", "Fri, 20 Nov 2026 09:00:00 GMT")]),
+            None
+        );
+    }
+}

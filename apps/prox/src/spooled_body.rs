@@ -1,0 +1,587 @@
+//! The bytes of one fetched object, readable at any offset while they still arrive.
+//!
+//! ```text
+//!  one writer ── append ──▶ ┌ memory: 64 kB blocks ┐ ── poll_read_at ──▶ any number of readers
+//!                           └ or a file, no name   ┘
+//! ```
+//!
+//! An object begins in memory and moves to a file that was never given a name (so it is gone with
+//! the process, however that ends) once it outgrows its share or memory is full. Bytes are counted
+//! in the [`QuotaLedger`] before they are stored; an object of known size is counted whole at the
+//! start, so that it cannot fail half-way for want of room.
+//!
+//! A read from the file happens in the caller's poll, at most [`READ_BYTES_MAX`] at once: usually
+//! the page cache has it. Not done here: reading cold bytes on another thread.
+
+mod spool_file;
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use bytes::{Bytes, BytesMut};
+use d2tp_driver::HostKey;
+use parking_lot::Mutex;
+
+use crate::quota_ledger::{QuotaExceeded, QuotaLedger, StorageTier};
+use crate::reset::ResetCause;
+
+pub(crate) use spool_file::{RestoredBody, SpoolFile};
+
+/// Size of a memory block.
+const BLOCK_BYTES: usize = 64 * 1024;
+/// Most bytes one read returns.
+const READ_BYTES_MAX: usize = 64 * 1024;
+/// Readers that can wait at once; one more wakes the oldest early, which is harmless.
+const WAITING_MAX: usize = 64;
+
+/// Why bytes could not be stored.
+#[derive(Debug)]
+pub(crate) enum SpoolError {
+    /// A limit of the ledger.
+    Full(QuotaExceeded),
+    /// The disk.
+    Disk(io::Error),
+}
+
+/// How far an object has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SpoolStatus {
+    Growing,
+    Complete,
+    Failed(ResetCause),
+}
+
+/// A look at an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SpoolExtent {
+    /// Bytes that are here.
+    pub(crate) have: u64,
+    /// Bytes of the whole, once known.
+    pub(crate) total: Option<u64>,
+    /// Whether more will come.
+    pub(crate) status: SpoolStatus,
+}
+
+/// One object's bytes.
+#[derive(Debug)]
+pub(crate) struct SpooledBody {
+    ledger: Arc<QuotaLedger>,
+    client: HostKey,
+    state_dir: PathBuf,
+    memory_max: u64,
+    /// Where its file has a name, if it has one.
+    named_file: Option<SpoolFile>,
+    state: Mutex<SpoolState>,
+}
+
+#[derive(Debug)]
+struct SpoolState {
+    store: SpoolStorage,
+    len: u64,
+    /// Bytes counted in the ledger for `store`'s place; never less than `len`.
+    counted: u64,
+    total: Option<u64>,
+    status: SpoolStatus,
+    waiting: Vec<Waker>,
+    /// Bytes of a named file for which a sync was asked.
+    synced: u64,
+    /// The vault knows that it is whole.
+    noted: bool,
+    /// File and count stay when the object goes from memory.
+    stays: bool,
+}
+
+#[derive(Debug)]
+enum SpoolStorage {
+    Memory { blocks: Vec<Bytes>, tail: BytesMut },
+    Disk(Arc<File>),
+}
+
+impl SpoolStorage {
+    fn place(&self) -> StorageTier {
+        match self {
+            SpoolStorage::Memory { .. } => StorageTier::Memory,
+            SpoolStorage::Disk(_) => StorageTier::Disk,
+        }
+    }
+}
+
+impl SpooledBody {
+    /// An empty object of `total` bytes, if known. `memory_max` bytes of it may stay in memory.
+    pub(crate) fn new(
+        ledger: Arc<QuotaLedger>,
+        client: HostKey,
+        state_dir: PathBuf,
+        memory_max: u64,
+        total: Option<u64>,
+        home: Option<SpoolFile>,
+    ) -> Result<SpooledBody, SpoolError> {
+        let mut store = SpoolStorage::Memory {
+            blocks: Vec::new(),
+            tail: BytesMut::new(),
+        };
+        let counted = total.unwrap_or(0);
+        let in_memory = counted <= memory_max && home.is_none();
+        match if in_memory {
+            ledger.reserve(client, StorageTier::Memory, counted)
+        } else {
+            Err(QuotaExceeded::Memory)
+        } {
+            Ok(()) => {}
+            Err(QuotaExceeded::Memory) => {
+                ledger
+                    .reserve(client, StorageTier::Disk, counted)
+                    .map_err(SpoolError::Full)?;
+                let file = match &home {
+                    Some(home) => home.copy_store.create(home.id),
+                    None => nameless(&state_dir),
+                };
+                match file {
+                    Ok(file) => store = SpoolStorage::Disk(Arc::new(file)),
+                    Err(error) => {
+                        ledger.release(client, StorageTier::Disk, counted);
+                        return Err(SpoolError::Disk(error));
+                    }
+                }
+            }
+            Err(full) => return Err(SpoolError::Full(full)),
+        }
+        let state = SpoolState {
+            store,
+            len: 0,
+            counted,
+            total,
+            status: SpoolStatus::Growing,
+            waiting: Vec::new(),
+            synced: 0,
+            noted: false,
+            stays: false,
+        };
+        Ok(SpooledBody {
+            ledger,
+            client,
+            state_dir,
+            memory_max,
+            named_file: home,
+            state: Mutex::new(state),
+        })
+    }
+
+    /// Adds bytes at the end. There is one writer.
+    pub(crate) async fn append(self: &Arc<SpooledBody>, bytes: Bytes) -> Result<(), SpoolError> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        if self.count(bytes.len() as u64)? == StorageTier::Memory {
+            self.state.lock().remember(&bytes);
+            self.wake();
+            return Ok(());
+        }
+        let pin = self.clone();
+        tokio::task::spawn_blocking(move || pin.write(&bytes))
+            .await
+            .map_err(|error| SpoolError::Disk(io::Error::other(error)))?
+            .map_err(SpoolError::Disk)?;
+        self.wake();
+        self.sync();
+        Ok(())
+    }
+
+    /// The object is whole.
+    pub(crate) fn finish(self: &Arc<SpooledBody>) {
+        let mut state = self.state.lock();
+        state.status = SpoolStatus::Complete;
+        state.total = Some(state.len);
+        drop(state);
+        self.wake();
+        self.sync();
+    }
+
+    /// The object will never be whole.
+    pub(crate) fn fail(&self, cause: ResetCause) {
+        self.state.lock().status = SpoolStatus::Failed(cause);
+        self.wake();
+    }
+
+    /// How far it has come.
+    pub(crate) fn extent(&self) -> SpoolExtent {
+        let state = self.state.lock();
+        SpoolExtent {
+            have: state.len,
+            total: state.total,
+            status: state.status,
+        }
+    }
+
+    /// Ready when more than `bytes` are here or nothing more will come.
+    pub(crate) async fn wait_beyond(&self, bytes: u64) -> SpoolExtent {
+        std::future::poll_fn(|cx| {
+            let mut state = self.state.lock();
+            if state.len > bytes || state.status != SpoolStatus::Growing {
+                let extent = SpoolExtent {
+                    have: state.len,
+                    total: state.total,
+                    status: state.status,
+                };
+                return Poll::Ready(extent);
+            }
+            state.wait(cx);
+            Poll::Pending
+        })
+        .await
+    }
+
+    /// Ready with the cause if the object fails before it has `end` bytes; else never.
+    pub(crate) async fn failed_before(&self, end: Option<u64>) -> ResetCause {
+        let last = end.map_or(u64::MAX, |end| end.saturating_sub(1));
+        loop {
+            let extent = self.wait_beyond(last).await;
+            match extent.status {
+                SpoolStatus::Failed(cause) if extent.have <= last => return cause,
+                _ => std::future::pending().await,
+            }
+        }
+    }
+
+    /// Reads at most `max` bytes at `offset`; see `d2tp_driver::Source`.
+    pub(crate) fn poll_read_at(
+        &self,
+        cx: &mut Context<'_>,
+        offset: u64,
+        max: usize,
+    ) -> Poll<Result<Bytes, SpoolReadError>> {
+        let max = max.min(READ_BYTES_MAX);
+        let mut state = self.state.lock();
+        let left = state.len.saturating_sub(offset);
+        if left == 0 {
+            return match state.status {
+                SpoolStatus::Complete => Poll::Ready(Ok(Bytes::new())),
+                SpoolStatus::Failed(cause) => Poll::Ready(Err(SpoolReadError::Failed(cause))),
+                SpoolStatus::Growing => {
+                    state.wait(cx);
+                    Poll::Pending
+                }
+            };
+        }
+        let want = usize::try_from(left).unwrap_or(usize::MAX).min(max);
+        let file = match &state.store {
+            SpoolStorage::Memory { blocks, tail } => {
+                return Poll::Ready(Ok(from_memory(blocks, tail, offset, want)));
+            }
+            SpoolStorage::Disk(file) => file.clone(),
+        };
+        drop(state);
+        let mut bytes = BytesMut::zeroed(want);
+        Poll::Ready(match file.read_exact_at(&mut bytes, offset) {
+            Ok(()) => Ok(bytes.freeze()),
+            Err(error) => Err(SpoolReadError::Disk(error)),
+        })
+    }
+
+    /// Wakes every waiting reader.
+    pub(crate) fn wake(&self) {
+        let waiting = std::mem::take(&mut self.state.lock().waiting);
+        for waker in waiting {
+            waker.wake();
+        }
+    }
+
+    /// Counts `more` bytes, in memory if they may lie there, and says where they go.
+    fn count(&self, more: u64) -> Result<StorageTier, SpoolError> {
+        let mut state = self.state.lock();
+        let need = state.len + more;
+        let place = state.store.place();
+        let missing = need.saturating_sub(state.counted);
+        if place == StorageTier::Memory && need > self.memory_max {
+            return self.count_on_disk(&mut state, missing);
+        }
+        match self.ledger.reserve(self.client, place, missing) {
+            Ok(()) => {
+                state.counted += missing;
+                Ok(place)
+            }
+            Err(QuotaExceeded::Memory) => self.count_on_disk(&mut state, missing),
+            Err(full) => Err(SpoolError::Full(full)),
+        }
+    }
+
+    /// Moves an object to disk, together with the count.
+    fn count_on_disk(
+        &self,
+        state: &mut SpoolState,
+        missing: u64,
+    ) -> Result<StorageTier, SpoolError> {
+        self.ledger
+            .reserve(self.client, StorageTier::Disk, missing)
+            .map_err(SpoolError::Full)?;
+        let moved = self
+            .ledger
+            .spill(state.counted)
+            .map_err(SpoolError::Full)
+            .and_then(|()| {
+                let file = nameless(&self.state_dir).and_then(|file| {
+                    if let SpoolStorage::Memory { blocks, tail } = &state.store {
+                        let mut at = 0;
+                        for block in blocks.iter().map(|block| &block[..]).chain([&tail[..]]) {
+                            file.write_all_at(block, at)?;
+                            at += block.len() as u64;
+                        }
+                    }
+                    Ok(file)
+                });
+                file.map_err(|error| {
+                    self.ledger.unspill(state.counted);
+                    SpoolError::Disk(error)
+                })
+            });
+        match moved {
+            Ok(file) => {
+                state.store = SpoolStorage::Disk(Arc::new(file));
+                state.counted += missing;
+                Ok(StorageTier::Disk)
+            }
+            Err(fault) => {
+                self.ledger.release(self.client, StorageTier::Disk, missing);
+                Err(fault)
+            }
+        }
+    }
+
+    /// Writes counted bytes to the file.
+    fn write(&self, bytes: &[u8]) -> io::Result<()> {
+        let (file, at) = {
+            let state = self.state.lock();
+            match &state.store {
+                SpoolStorage::Disk(file) => (file.clone(), state.len),
+                SpoolStorage::Memory { .. } => unreachable!("counted on disk, stored in memory"),
+            }
+        };
+        file.write_all_at(bytes, at)?;
+        self.state.lock().len = at + bytes.len() as u64;
+        Ok(())
+    }
+}
+
+impl SpoolState {
+    fn remember(&mut self, mut bytes: &[u8]) {
+        self.len += bytes.len() as u64;
+        let SpoolStorage::Memory { blocks, tail } = &mut self.store else {
+            unreachable!("counted in memory, stored on disk");
+        };
+        // Copied, not kept: a slice of the network buffer would hold all of that buffer.
+        while !bytes.is_empty() {
+            let (now, later) = bytes.split_at(bytes.len().min(BLOCK_BYTES - tail.len()));
+            tail.extend_from_slice(now);
+            bytes = later;
+            if tail.len() == BLOCK_BYTES {
+                blocks.push(std::mem::take(tail).freeze());
+            }
+        }
+    }
+
+    fn wait(&mut self, cx: &mut Context<'_>) {
+        if self.waiting.iter().any(|waker| waker.will_wake(cx.waker())) {
+            return;
+        }
+        if self.waiting.len() == WAITING_MAX {
+            self.waiting.remove(0).wake();
+        }
+        self.waiting.push(cx.waker().clone());
+    }
+}
+
+impl Drop for SpooledBody {
+    fn drop(&mut self) {
+        let state = self.state.get_mut();
+        if state.stays {
+            return;
+        }
+        self.ledger
+            .release(self.client, state.store.place(), state.counted);
+        if let Some(home) = &self.named_file {
+            home.copy_store.remove(home.id);
+        }
+    }
+}
+
+/// Why a read failed.
+#[derive(Debug)]
+pub(crate) enum SpoolReadError {
+    /// The object will never have these bytes.
+    Failed(ResetCause),
+    /// The disk.
+    Disk(io::Error),
+}
+
+/// A slice of a full block, or a copy of the growing one.
+fn from_memory(blocks: &[Bytes], tail: &[u8], offset: u64, want: usize) -> Bytes {
+    let (block, from) = (offset as usize / BLOCK_BYTES, offset as usize % BLOCK_BYTES);
+    match blocks.get(block) {
+        Some(block) => block.slice(from..block.len().min(from + want)),
+        None => Bytes::copy_from_slice(&tail[from..tail.len().min(from + want)]),
+    }
+}
+
+/// A file without a name.
+fn nameless(dir: &std::path::Path) -> io::Result<File> {
+    tempfile::tempfile_in(dir)
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::task::noop_waker;
+
+    use super::*;
+    use crate::config::ProxConfig;
+
+    const CLIENT: HostKey = [9; 32];
+
+    fn ledger(memory: u64, disk: u64) -> Arc<QuotaLedger> {
+        Arc::new(QuotaLedger::new(&ProxConfig {
+            memory_quota_bytes: memory,
+            disk_quota_bytes: disk,
+            ..Default::default()
+        }))
+    }
+
+    fn pin(ledger: &Arc<QuotaLedger>, memory_max: u64, total: Option<u64>) -> Arc<SpooledBody> {
+        let dir = std::env::temp_dir();
+        Arc::new(SpooledBody::new(ledger.clone(), CLIENT, dir, memory_max, total, None).unwrap())
+    }
+
+    fn pattern(len: usize) -> Bytes {
+        (0..len)
+            .map(|i| (i * 31 + i / 256) as u8)
+            .collect::<Vec<_>>()
+            .into()
+    }
+
+    fn read_all(pin: &SpooledBody, step: usize) -> Vec<u8> {
+        let waker = noop_waker();
+        let mut cx = Context::from_waker(&waker);
+        let mut bytes = Vec::new();
+        while let Poll::Ready(Ok(part)) = pin.poll_read_at(&mut cx, bytes.len() as u64, step) {
+            if part.is_empty() {
+                break;
+            }
+            bytes.extend_from_slice(&part);
+        }
+        bytes
+    }
+
+    #[tokio::test]
+    async fn what_is_read_is_what_was_written_in_memory_and_on_disk() {
+        let data = pattern(300_001);
+        for memory_max in [0, 1, 65_536, 100_000, 1 << 20] {
+            let ledger = ledger(1 << 20, 1 << 20);
+            let pin = pin(&ledger, memory_max, None);
+            for chunk in data.chunks(7_777) {
+                pin.append(Bytes::copy_from_slice(chunk)).await.unwrap();
+            }
+            pin.finish();
+            for step in [1_000, 65_536, 1 << 20] {
+                assert!(
+                    read_all(&pin, step) == data,
+                    "memory_max {memory_max} step {step}"
+                );
+            }
+            let len = data.len() as u64;
+            let expected = if memory_max < len { (0, len) } else { (len, 0) };
+            assert_eq!(ledger.pinned(), expected);
+            drop(pin);
+            assert_eq!(ledger.pinned(), (0, 0));
+        }
+    }
+
+    #[tokio::test]
+    async fn an_object_spills_when_memory_is_full() {
+        let ledger = ledger(1_000, 1 << 20);
+        let pin = pin(&ledger, 1 << 20, None);
+        pin.append(pattern(900)).await.unwrap();
+        assert_eq!(ledger.pinned(), (900, 0));
+        pin.append(pattern(200)).await.unwrap();
+        assert_eq!(ledger.pinned(), (0, 1_100));
+    }
+
+    #[tokio::test]
+    async fn a_full_disk_quota_is_said_and_nothing_stays_counted() {
+        let ledger = ledger(100, 150);
+        let pin = pin(&ledger, 100, None);
+        pin.append(pattern(100)).await.unwrap();
+        assert!(matches!(
+            pin.append(pattern(51)).await,
+            Err(SpoolError::Full(QuotaExceeded::Disk))
+        ));
+        assert_eq!(ledger.pinned(), (100, 0));
+        pin.append(pattern(50)).await.unwrap();
+        assert_eq!(ledger.pinned(), (0, 150));
+        drop(pin);
+        assert_eq!(ledger.pinned(), (0, 0));
+    }
+
+    #[test]
+    fn a_known_size_is_counted_at_once_or_refused_at_once() {
+        let ledger = ledger(100, 150);
+        let _pin = pin(&ledger, 100, Some(100));
+        assert_eq!(ledger.pinned(), (100, 0));
+        let second = SpooledBody::new(
+            ledger.clone(),
+            CLIENT,
+            std::env::temp_dir(),
+            100,
+            Some(151),
+            None,
+        );
+        assert!(matches!(second, Err(SpoolError::Full(QuotaExceeded::Disk))));
+    }
+
+    #[test]
+    fn a_state_directory_that_is_gone_is_a_disk_fault_and_is_not_counted() {
+        let ledger = ledger(0, 150);
+        let pin = SpooledBody::new(
+            ledger.clone(),
+            CLIENT,
+            "/nonexistent".into(),
+            100,
+            Some(5),
+            None,
+        );
+        assert!(matches!(pin, Err(SpoolError::Disk(_))));
+        assert_eq!(ledger.pinned(), (0, 0));
+    }
+
+    #[tokio::test]
+    async fn a_reader_ahead_of_the_writer_waits_and_is_woken() {
+        let ledger = ledger(1 << 20, 0);
+        let pin = pin(&ledger, 1 << 20, None);
+        let reader = tokio::spawn({
+            let pin = pin.clone();
+            async move { std::future::poll_fn(|cx| pin.poll_read_at(cx, 5, 10)).await }
+        });
+        tokio::task::yield_now().await;
+        pin.append(Bytes::from_static(b"0123456")).await.unwrap();
+        assert_eq!(reader.await.unwrap().unwrap(), "56");
+    }
+
+    #[tokio::test]
+    async fn a_failed_object_gives_what_it_has_and_then_the_cause() {
+        let ledger = ledger(1 << 20, 0);
+        let pin = pin(&ledger, 1 << 20, None);
+        pin.append(Bytes::from_static(b"abc")).await.unwrap();
+        pin.fail(ResetCause::OriginGone);
+        let read = |offset| {
+            let waker = noop_waker();
+            pin.poll_read_at(&mut Context::from_waker(&waker), offset, 10)
+        };
+        assert!(matches!(read(0), Poll::Ready(Ok(bytes)) if bytes == "abc"));
+        assert!(matches!(
+            read(3),
+            Poll::Ready(Err(SpoolReadError::Failed(ResetCause::OriginGone)))
+        ));
+        assert_eq!(pin.failed_before(Some(4)).await, ResetCause::OriginGone);
+    }
+}

@@ -1,0 +1,262 @@
+//! Uploads whose device may come back for them, by the token it gave them, private to its key.
+//!
+//! ```text
+//!  body comes ── whole ──▶ goes to the origin ── its answer ──▶ device has it: forgotten
+//!      │ device went           │ device went: it goes on    │ device went
+//!      └───────────────────────┴──────────────┬─────────────┘
+//!                    kept for a while ◀───────┘ ── back with the token ──▶ on from there
+//! ```
+//!
+//! One flow at a time fills a spool: who comes back ends the flow that was there before, which may
+//! not know yet that its device is gone. Uploads nobody is here for are, like kept copies, the first
+//! to go when room is needed.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use d2tp_driver::HostKey;
+use http::Method;
+use parking_lot::Mutex;
+use tokio::sync::{OwnedMutexGuard, watch};
+use url::Url;
+
+use crate::refusal::ProxRefusal;
+use crate::request::{UploadRequest, UploadToken};
+use crate::spooled_body::SpooledBody;
+use crate::upload_delivery::UploadDelivery;
+
+/// The uploads with tokens of all clients.
+#[derive(Debug, Default)]
+pub(crate) struct UploadTable {
+    entries: Mutex<HashMap<(HostKey, UploadToken), UploadEntry>>,
+}
+
+#[derive(Debug)]
+struct UploadEntry {
+    parcel: Arc<SpooledUpload>,
+    /// Nobody is here for it: since the how-manieth time that happened to any.
+    left: Option<u64>,
+}
+
+/// A body on its way.
+#[derive(Debug)]
+pub(crate) struct SpooledUpload {
+    method: Method,
+    url: Url,
+    length: Option<u64>,
+    pub(crate) spool: Arc<SpooledBody>,
+    pub(crate) delivery: Mutex<Option<UploadDelivery>>,
+    /// Held by the flow that fills the spool.
+    filling: Arc<tokio::sync::Mutex<()>>,
+    /// How many flows came for it.
+    comers: watch::Sender<u64>,
+}
+
+/// A flow's hold on a parcel.
+pub(crate) struct UploadHold {
+    pub(crate) upload: Arc<SpooledUpload>,
+    /// The how-manieth it is.
+    number: u64,
+    comers: watch::Receiver<u64>,
+    turn: Option<OwnedMutexGuard<()>>,
+}
+
+impl SpooledUpload {
+    fn new(request: &UploadRequest, spool: SpooledBody) -> Arc<SpooledUpload> {
+        Arc::new(SpooledUpload {
+            method: request.method.clone(),
+            url: request.url.clone(),
+            length: request.length,
+            spool: Arc::new(spool),
+            delivery: Mutex::default(),
+            filling: Arc::default(),
+            comers: watch::Sender::new(0),
+        })
+    }
+
+    fn is(&self, request: &UploadRequest) -> bool {
+        (&self.method, &self.url, self.length) == (&request.method, &request.url, request.length)
+    }
+
+    /// Takes it up, and ends the flow that had it.
+    async fn taken_up(self: Arc<SpooledUpload>) -> UploadHold {
+        let mut number = 0;
+        self.comers.send_modify(|comers| {
+            *comers += 1;
+            number = *comers;
+        });
+        let comers = self.comers.subscribe();
+        let turn = self.filling.clone().lock_owned().await;
+        UploadHold {
+            upload: self,
+            number,
+            comers,
+            turn: Some(turn),
+        }
+    }
+}
+
+impl UploadHold {
+    /// Ready when another flow came for the same upload.
+    pub(crate) async fn until_superseded(&mut self) {
+        let number = self.number;
+        if self
+            .comers
+            .wait_for(|comers| *comers > number)
+            .await
+            .is_err()
+        {
+            std::future::pending().await
+        }
+    }
+
+    /// The spool is whole: who comes now need not wait.
+    pub(crate) fn set_filled(&mut self) {
+        self.turn = None;
+    }
+
+    fn is_superseded(&self) -> bool {
+        *self.comers.borrow() > self.number
+    }
+
+    /// It is what this flow serves, and nobody came for it since.
+    fn owns(&self, entry: &UploadEntry) -> bool {
+        Arc::ptr_eq(&entry.parcel, &self.upload) && !self.is_superseded()
+    }
+}
+
+impl UploadTable {
+    /// The upload of this token, as far as it is here, or a new one in what `room` gives.
+    pub(crate) async fn attach(
+        &self,
+        client: HostKey,
+        request: &UploadRequest,
+        room: impl FnOnce() -> Result<SpooledBody, ProxRefusal>,
+    ) -> Result<UploadHold, ProxRefusal> {
+        let Some(token) = &request.token else {
+            return Ok(SpooledUpload::new(request, room()?).taken_up().await);
+        };
+        let key = (client, token.clone());
+        let known = {
+            let mut entries = self.entries.lock();
+            let known = entries.get_mut(&key);
+            let known = known.filter(|entry| entry.parcel.is(request));
+            known.map(|entry| {
+                entry.left = None;
+                entry.parcel.clone()
+            })
+        };
+        let parcel = match known {
+            Some(parcel) => parcel,
+            None => {
+                let parcel = SpooledUpload::new(request, room()?);
+                let entry = UploadEntry {
+                    parcel: parcel.clone(),
+                    left: None,
+                };
+                let before = self.entries.lock().insert(key, entry);
+                drop(before); // Outside the lock: this frees bytes.
+                parcel
+            }
+        };
+        Ok(parcel.taken_up().await)
+    }
+
+    /// Its device has what it wanted, or wants it no more.
+    pub(crate) fn forget(&self, client: HostKey, token: &UploadToken, hold: &UploadHold) {
+        let key = (client, token.clone());
+        let mut entries = self.entries.lock();
+        let own = entries.get(&key).is_some_and(|entry| hold.owns(entry));
+        let entry = own.then(|| entries.remove(&key));
+        drop(entries);
+        drop(entry); // Outside the lock: this frees bytes.
+    }
+
+    /// Its device went: it is kept for `grace`, the client's oldest going if there are more than `max`.
+    pub(crate) fn retain(
+        self: &Arc<UploadTable>,
+        client: HostKey,
+        token: &UploadToken,
+        hold: &UploadHold,
+        (grace, max): (Duration, usize),
+    ) {
+        if grace.is_zero() || max == 0 {
+            return self.forget(client, token, hold);
+        }
+        let key = (client, token.clone());
+        let serial = {
+            let mut entries = self.entries.lock();
+            let serial = 1 + entries
+                .values()
+                .filter_map(|entry| entry.left)
+                .max()
+                .unwrap_or(0);
+            match entries.get_mut(&key).filter(|entry| hold.owns(entry)) {
+                Some(entry) => entry.left = Some(serial),
+                None => return,
+            }
+            serial
+        };
+        while self.kept_of(client) > max && self.make_room(Some(client)) {}
+        let uploads = Arc::downgrade(self);
+        tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(grace).await;
+                let Some(uploads) = uploads.upgrade() else {
+                    return;
+                };
+                let mut entries = uploads.entries.lock();
+                let same = |entry: &UploadEntry| entry.left == Some(serial);
+                if !entries.get(&key).is_some_and(same) {
+                    return;
+                }
+                // What is on its way to the origin is not broken off for want of patience.
+                if entries.get(&key).is_some_and(UploadEntry::may_go) {
+                    let entry = entries.remove(&key);
+                    drop(entries);
+                    drop(entry);
+                    return;
+                }
+            }
+        });
+    }
+
+    /// Drops the upload, of `client` if given, that was left first, so that there is room; false if
+    /// there is none.
+    pub(crate) fn make_room(&self, client: Option<HostKey>) -> bool {
+        let mut entries = self.entries.lock();
+        let of = |key: &(HostKey, UploadToken)| client.is_none_or(|client| key.0 == client);
+        let oldest = (entries.iter())
+            .filter(|(key, entry)| of(key) && entry.may_go())
+            .min_by_key(|(_, entry)| entry.left)
+            .map(|(key, _)| key.clone());
+        let dropped = oldest.and_then(|key| entries.remove(&key));
+        drop(entries);
+        dropped.is_some()
+    }
+
+    /// Uploads kept for devices that went.
+    pub(crate) fn retained_count(&self) -> usize {
+        let entries = self.entries.lock();
+        entries
+            .values()
+            .filter(|entry| entry.left.is_some())
+            .count()
+    }
+
+    fn kept_of(&self, client: HostKey) -> usize {
+        let entries = self.entries.lock();
+        let kept = |(key, entry): &(&(HostKey, UploadToken), &UploadEntry)| {
+            key.0 == client && entry.left.is_some()
+        };
+        entries.iter().filter(kept).count()
+    }
+}
+
+impl UploadEntry {
+    fn may_go(&self) -> bool {
+        let delivery = self.parcel.delivery.lock();
+        self.left.is_some() && delivery.as_ref().is_none_or(UploadDelivery::is_finished)
+    }
+}
