@@ -1,6 +1,7 @@
 //! Chores of the repository, as `cargo xtask VERB`.
 //!
 //! - `check`: everything a change must pass. The test command; `.ci/run` calls exactly this.
+//! - `quick`: format, rules, lints and unit tests of what changed; between two commits.
 //! - `nightly`: what takes longer than a change can wait.
 //! - `rules`: what a machine can see of the repository's own rules; part of `check`.
 
@@ -9,6 +10,7 @@ mod hung;
 mod kills;
 mod msrv;
 mod nightly;
+mod quick;
 mod repository;
 mod rules;
 mod seeds;
@@ -30,6 +32,8 @@ struct XtaskCli {
 enum XtaskVerb {
     /// Format, lints, tests, documentation, rules: everything a change must pass
     Check,
+    /// What changed and what depends on it: format, rules, lints, unit tests, a few random scenarios
+    Quick(quick::QuickOptions),
     /// What takes longer: fuzzing, ignored tests, every feature
     Nightly(nightly::NightlyOptions),
     /// What a machine can see of the repository's own rules: folders, dependencies, circles of
@@ -41,6 +45,7 @@ enum XtaskVerb {
 fn main() -> ExitCode {
     let outcome = match XtaskCli::parse().verb {
         XtaskVerb::Check => check::run(),
+        XtaskVerb::Quick(options) => quick::run(&options),
         XtaskVerb::Nightly(options) => nightly::run(&options),
         XtaskVerb::Rules(options) => rules::run(&repository::root(), &options),
     };

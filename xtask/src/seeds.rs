@@ -9,13 +9,24 @@ use crate::step::cargo;
 
 /// Seeds of a check: 70 s of a core and a half minute or more on two of them.
 pub const CHECK_SEEDS: u64 = 2_000;
+/// Seeds between two commits.
+pub const QUICK_SEEDS: u64 = 100;
 /// Seeds of a night.
 pub const NIGHT_SEEDS: u64 = 100_000;
 
-/// A few seeds, always the same ones.
+/// The seeds of a check, always the same ones.
 pub fn check() -> Command {
+    first(CHECK_SEEDS)
+}
+
+/// The first of the seeds that a check runs.
+pub fn quick() -> Command {
+    first(QUICK_SEEDS)
+}
+
+fn first(seeds: u64) -> Command {
     let mut command = example(&[]);
-    command.args(["fuzz", "--seeds", &CHECK_SEEDS.to_string()]);
+    command.args(["fuzz", "--seeds", &seeds.to_string()]);
     command
 }
 
