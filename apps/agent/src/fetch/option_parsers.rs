@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use crate::order::Deadline;
+use bytesize::ByteSize;
 use jiff::civil::Time;
-
 use jiff::{SignedDuration, Span, SpanRelativeTo, Timestamp, ToSpan, Zoned};
+
+use crate::order::Deadline;
 
 /// The time left until `text`: `07:30` (the next one, local), RFC 3339, or `+45m`.
 ///
@@ -83,24 +84,9 @@ pub fn parse_span(text: &str) -> Result<Duration, String> {
 /// # Errors
 /// A sentence that says what a size looks like.
 pub fn parse_bytes(text: &str) -> Result<u64, String> {
-    let refuse = || format!("`{text}` is not a size: write 50M, 1.5G or 64MiB");
-    let split = text
-        .find(|c: char| !c.is_ascii_digit() && c != '.')
-        .unwrap_or(text.len());
-    let (number, unit) = text.split_at(split);
-    let number: f64 = number.parse().map_err(|_| refuse())?;
-    let factor: f64 = match unit.trim().to_ascii_lowercase().as_str() {
-        "" | "b" => 1.0,
-        "k" | "kb" => 1e3,
-        "m" | "mb" => 1e6,
-        "g" | "gb" => 1e9,
-        "t" | "tb" => 1e12,
-        "kib" => 1024.0,
-        "mib" => 1024.0 * 1024.0,
-        "gib" => 1024.0 * 1024.0 * 1024.0,
-        _ => return Err(refuse()),
-    };
-    Ok((number * factor) as u64)
+    let size: Result<ByteSize, _> = text.parse();
+    size.map(|size| size.as_u64())
+        .map_err(|_| format!("`{text}` is not a size: write 50M, 1.5G or 64MiB"))
 }
 
 #[cfg(test)]
@@ -163,6 +149,10 @@ mod tests {
         assert_eq!(parse_bytes("1.5G"), Ok(1_500_000_000));
         assert_eq!(parse_bytes("64MiB"), Ok(64 << 20));
         assert_eq!(parse_bytes("0"), Ok(0));
+        assert_eq!(parse_bytes("300k"), Ok(300_000));
+        assert_eq!(parse_bytes("2TiB"), Ok(2 << 40));
+        assert!(parse_bytes("").is_err());
+        assert!(parse_bytes("K").is_err());
         assert!(parse_bytes("much").is_err());
         assert!(parse_bytes("-1M").is_err());
     }

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use cedos_agent::fetch::option_parsers::parse_bytes;
 use cedos_prox::{ProxConfig, ProxStartError, TcpFlowListener, parse_key};
 use clap::{Args, ValueEnum};
 use d2tp_driver::{
@@ -76,11 +77,11 @@ pub struct ProxArgs {
     /// it nothing does, and copies that outgrow memory go to the system's temporary directory
     #[arg(long, value_name = "DIR")]
     pub state_dir: Option<PathBuf>,
-    /// Memory for pinned copies, such as 256M [default: 256M]
-    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    /// Memory for pinned copies, such as 500M or 2GiB [default: 256MiB]
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     pub memory_quota: Option<u64>,
-    /// Disk for pinned copies, such as 16G [default: 16G]
-    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    /// Disk for pinned copies, such as 500M or 2GiB [default: 16GiB]
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     pub disk_quota: Option<u64>,
     /// How long a device may be silent before its session becomes a small record, such as 60s
     #[arg(long, value_name = "SPAN", value_parser = cedos_agent::fetch::option_parsers::parse_span)]
@@ -345,29 +346,6 @@ fn best_address(links: &[Link], only_v4: bool) -> IpAddr {
         })
 }
 
-/// Reads a number of bytes with an optional K, M, G or T (powers of 1024).
-fn parse_bytes(text: &str) -> Result<u64, String> {
-    let bare = text.trim_end_matches("iB").trim_end_matches('B');
-    let unit = bare.chars().next_back().map(|c| c.to_ascii_uppercase());
-    let shift = match unit {
-        Some('K') => 10,
-        Some('M') => 20,
-        Some('G') => 30,
-        Some('T') => 40,
-        _ => 0,
-    };
-    let digits = if shift == 0 {
-        bare
-    } else {
-        &bare[..bare.len() - 1]
-    };
-    digits
-        .parse::<u64>()
-        .ok()
-        .and_then(|number| number.checked_mul(1 << shift))
-        .ok_or_else(|| format!("{text:?} is not a number of bytes, such as 1048576, 256M or 16G"))
-}
-
 #[cfg(test)]
 mod tests {
     use clap::Parser;
@@ -394,8 +372,8 @@ mod tests {
         .unwrap();
         let config = args.config();
         assert_eq!(config.allow_clients, [[5; 32]]);
-        assert_eq!(config.memory_quota_bytes, 64 << 20);
-        assert_eq!(config.disk_quota_bytes, 2 << 30);
+        assert_eq!(config.memory_quota_bytes, 64_000_000);
+        assert_eq!(config.disk_quota_bytes, 2_000_000_000);
         assert_eq!(config.state_dir, PathBuf::from("/var/tmp"));
         assert_eq!(config.allow_nets, ["10.0.0.0/8".parse().unwrap()]);
         assert!(!config.allow_private && !config.allow_any_client);
@@ -430,22 +408,6 @@ mod tests {
             "--listen 1",
         ] {
             assert!(parse(&format!("prox {line}")).is_err(), "{line}");
-        }
-    }
-
-    #[test]
-    fn sizes_are_read() {
-        for (text, bytes) in [
-            ("0", 0),
-            ("12", 12),
-            ("1K", 1 << 10),
-            ("256M", 256 << 20),
-            ("16GiB", 16 << 30),
-        ] {
-            assert_eq!(parse_bytes(text), Ok(bytes), "{text}");
-        }
-        for text in ["", "K", "-1", "1.5G", "99999999T"] {
-            assert!(parse_bytes(text).is_err(), "{text}");
         }
     }
 
