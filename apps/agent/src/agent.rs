@@ -4,7 +4,7 @@
 //! ```text
 //!  cedos get, ls, why … ── Unix socket ── door ─┐
 //!                                              Agent ── task: errand, transfer ─┐
-//!  links (roads) ── hooks                       │ ├──── task                    ├── dispatcher
+//!  links (roads) ── hooks                       │ ├──── task                    ├── scheduler
 //!  libd2tp ── Unix socket, descriptors ─ door ──┼─┼──── sockets: flows ─────────┤
 //!  Prometheus ── loopback TCP ── metrics ───────┘ └──── task                    ┘
 //!                        queue, ledger: $XDG_STATE_HOME/cedos
@@ -48,13 +48,14 @@ use serde_json::Value;
 use tokio::net::UnixListener;
 use tokio::sync::{broadcast, watch};
 
-use crate::dispatcher::{Dispatcher, LinkSurroundings, RadioStatus, SchedulerKind};
 use crate::fetch::boot_clock::BootInstant;
 use crate::fetch::jobs;
 use crate::proxy::{self, LocalProxyListener, ProxySession, ProxySessionPeer};
 use crate::settings;
 use budget_ledger::BudgetLedger;
 use counters::AgentCounters;
+use d2tp_driver::SchedulerHandle;
+use d2tp_sched::{LinkSurroundings, RadioStatus, SchedulerKind};
 pub use hooks::Hooks;
 pub use json_views::link_json;
 use link_history_store::LinkHistoryStore;
@@ -117,7 +118,7 @@ pub struct LocalProxy {
 
 /// The agent.
 struct Agent {
-    dispatcher: Arc<Dispatcher>,
+    scheduler: Arc<SchedulerHandle>,
     link_view: LinkView,
     tasks: Mutex<BTreeMap<u64, TransferTask>>,
     events: AgentEventSender,
@@ -181,10 +182,10 @@ pub async fn run(
     };
     let (_, monitor) = LinkMonitor::start_with(judge, manager.clone()).await?;
     let (atlas, kept) = LinkHistoryStore::load();
-    let dispatcher = Dispatcher::new(options.scheduler);
+    let scheduler = SchedulerHandle::new(options.scheduler);
     let (notices, inbox) = DesktopNotifier::new();
     let agent = Arc::new(Agent {
-        dispatcher,
+        scheduler,
         link_view: LinkView::new(&monitor, manager, options.rules),
         tasks: Mutex::default(),
         events: broadcast::channel(NEWS_MAX).0,
@@ -213,9 +214,9 @@ pub async fn run(
         line.set_budget(agent.clone());
     }
     // What is around first: it says which device's past it is.
-    agent.dispatcher.observe(&agent.surroundings(false));
+    agent.scheduler.observe(&agent.surroundings(false));
     if let Some(kept) = kept {
-        agent.dispatcher.restore(kept);
+        agent.scheduler.restore(kept);
     }
     agent.update_allowance();
     agent.look();
@@ -352,14 +353,14 @@ impl Agent {
     /// Has the scheduler know what is around, and learns from it.
     fn look(&self) {
         let around = self.surroundings(true);
-        self.dispatcher.observe(&around);
+        self.scheduler.observe(&around);
         let place = self
             .link_view
             .nearby()
             .borrow()
             .location()
             .map(str::to_owned);
-        lock(&self.link_history).observe(&self.dispatcher, place.as_deref());
+        lock(&self.link_history).observe(&self.scheduler, place.as_deref());
     }
 
     /// Follows the links, whether a transfer runs or not: what they do is worth knowing later.
@@ -386,7 +387,7 @@ impl Agent {
             // A month may have begun.
             self.update_allowance();
             self.look();
-            lock(&self.link_history).save(&self.dispatcher, false);
+            lock(&self.link_history).save(&self.scheduler, false);
         }
     }
 
@@ -394,7 +395,7 @@ impl Agent {
     async fn look_back(self: Arc<Agent>) {
         loop {
             tokio::time::sleep(LOOK_BACK).await;
-            let rates = self.dispatcher.free_rates();
+            let rates = self.scheduler.free_rates();
             let mut hindsight = lock(&self.regret_meter);
             if !hindsight.is_idle() {
                 let avoidable = hindsight.advance(BootInstant::now(), rates);
@@ -418,6 +419,6 @@ impl Agent {
             tracing::warn!("some transfers did not stop in time; they go on from their last sync");
         }
         lock(&self.ledger).save();
-        lock(&self.link_history).save(&self.dispatcher, true);
+        lock(&self.link_history).save(&self.scheduler, true);
     }
 }

@@ -2,7 +2,6 @@
 //! whole or absent; the one scheduler they share; and the agent that keeps a queue of them.
 
 pub mod agent;
-pub mod dispatcher;
 pub mod fetch;
 pub mod key;
 pub mod order;

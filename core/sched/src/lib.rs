@@ -6,6 +6,9 @@
 //!                                                └──▶ Why, Promise
 //! ```
 //!
+//! [`DeviceScheduler`] is what a device uses: it decides for all clients (downloads, streams, sockets,
+//! programs) together, by a [`Scheduler`] for each direction, and shares out the device's budget.
+//!
 //! Pure functions of plain facts: no packet, no clock, no socket is seen here. The device asks
 //! again every second and at every change. Where energy counts, [`energy_policy`] says which links are worth
 //! their joules.
@@ -14,6 +17,7 @@ mod algorithm_one;
 mod capacity_forecast;
 mod completion_estimate;
 mod daily_rates;
+mod device_scheduler;
 pub mod energy_policy;
 mod explanation;
 mod forecast;
@@ -28,6 +32,10 @@ mod wake_plan;
 
 pub use capacity_forecast::CapacityForecast;
 pub use completion_estimate::CompletionEstimate;
+pub use device_scheduler::{
+    ClientDecision, ClientId, ClientReport, DeviceScheduler, Grant, LinkSurroundings, RadioStatus,
+    SavedLinkHistory, SchedulerKind, TransferDirection, WakingClients,
+};
 pub use explanation::FlowExplanation;
 pub use forecast::{
     DailyRates, DurationDistribution, ForecastHint, GRID_M, LinkForecast, Location, LocationCell,

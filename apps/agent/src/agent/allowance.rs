@@ -92,7 +92,7 @@ impl Agent {
         }
         self.left
             .send_if_modified(|before| std::mem::replace(before, left) != left);
-        self.dispatcher.set_metered_limit(left);
+        self.scheduler.set_metered_limit(left);
         self.link_view.set_exhausted(spent);
     }
 }

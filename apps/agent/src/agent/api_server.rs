@@ -216,7 +216,7 @@ impl Agent {
             AgentRequest::Hello => ok_response(json!({
                 "agent": env!("CARGO_PKG_VERSION"),
                 "pid": std::process::id(),
-                "scheduler": self.dispatcher.kind().as_str(),
+                "scheduler": self.scheduler.kind().as_str(),
             })),
             AgentRequest::List => ok_response(json!({"transfers": self.list()})),
             AgentRequest::Status { id } | AgentRequest::Why { id } => ok_response(self.show(id)?),

@@ -28,7 +28,7 @@ impl Agent {
     pub(super) fn transfer_json(&self, id: u64, task: &TransferTask) -> Value {
         let order = &task.saved.order;
         let event = &task.event;
-        let promise = self.dispatcher.promise_of(id).map(|(promise, left)| {
+        let promise = self.scheduler.promise_of(id).map(|(promise, left)| {
             let costs = may_cost(&self.link_view.links().borrow());
             DeadlinePromise::of(&promise, left, costs)
         });
@@ -71,7 +71,7 @@ impl Agent {
         let tasks = lock(&self.tasks);
         let ledger = lock(&self.ledger);
         let show = |link: &Link| {
-            let seen = self.dispatcher.link_rate(&link.name);
+            let seen = self.scheduler.link_rate(&link.name);
             let on_it =
                 |(_, task): &(&u64, &TransferTask)| task.running && is_on(&task.event, link);
             let carries: Vec<u64> = tasks.iter().filter(on_it).map(|(id, _)| *id).collect();
@@ -81,7 +81,7 @@ impl Agent {
                 let (used, left) = ledger.network_usage(&name, rule);
                 json!({"cap": rule.cap, "used": used, "left": left, "cutoff": rule.cutoff})
             });
-            let trip = self.dispatcher.round_trip(&link.name);
+            let trip = self.scheduler.round_trip(&link.name);
             let mut object = link_json(link, around.networks.of(&link.name));
             if let Some(fields) = object.as_object_mut() {
                 fields.insert("rate_bytes_per_s".into(), json!(seen.map(|s| s.0)));

@@ -24,9 +24,10 @@ use jiff::{Timestamp, Zoned};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use crate::dispatcher::{Dispatcher, SavedLinkHistory};
 use crate::fetch::boot_clock::BootInstant;
 use crate::fetch::jobs;
+use d2tp_driver::SchedulerHandle;
+use d2tp_sched::SavedLinkHistory;
 
 const VERSION: u32 = 1;
 
@@ -83,7 +84,7 @@ struct RadioRecord {
 }
 
 impl LinkHistoryStore {
-    /// What was kept, with what goes to the dispatcher; nothing, if nothing was or it was damaged.
+    /// What was kept, with what goes to the scheduler; nothing, if nothing was or it was damaged.
     pub fn load() -> (LinkHistoryStore, Option<[SavedLinkHistory; 2]>) {
         let file = jobs::state_directory()
             .ok()
@@ -115,18 +116,18 @@ impl LinkHistoryStore {
         }
     }
 
-    /// Looks at the links, learns, and tells the dispatcher what to expect. `place`: the network the device
+    /// Looks at the links, learns, and tells the scheduler what to expect. `place`: the network the device
     /// is on, if it is on one.
-    pub fn observe(&mut self, dispatcher: &Dispatcher, place: Option<&str>) {
+    pub fn observe(&mut self, scheduler: &SchedulerHandle, place: Option<&str>) {
         let (now, wall) = (BootInstant::now(), Zoned::now());
-        self.see_at(now, &wall, dispatcher, place);
+        self.see_at(now, &wall, scheduler, place);
     }
 
     fn see_at(
         &mut self,
         now: BootInstant,
         wall: &Zoned,
-        dispatcher: &Dispatcher,
+        scheduler: &SchedulerHandle,
         place: Option<&str>,
     ) {
         if let Some(place) = place {
@@ -139,7 +140,7 @@ impl LinkHistoryStore {
         let passed = passed.filter(|passed| *passed <= AWAKE);
         let passed_s = passed.map_or(0, |passed| passed.as_secs().max(1) as u32);
         self.seen_at = Some(now);
-        let radios = dispatcher.radios();
+        let radios = scheduler.radios();
         for radio in &radios {
             if self.forecasts.len() < SLOTS_MAX {
                 self.forecasts.entry(radio.slot.clone()).or_default();
@@ -160,12 +161,12 @@ impl LinkHistoryStore {
                     .daily_rates()
                     .note(day, from..second.max(from + 1), rate);
             }
-            dispatcher.set_hint(slot, &forecast.hint(at, day, second));
+            scheduler.set_hint(slot, &forecast.hint(at, day, second));
         }
     }
 
     /// Writes it down, if it is time or it has to be now.
-    pub fn save(&mut self, dispatcher: &Dispatcher, must: bool) {
+    pub fn save(&mut self, scheduler: &SchedulerHandle, must: bool) {
         let now = BootInstant::now();
         if !must && now.since(self.kept_at) < KEEP_EVERY {
             return;
@@ -174,12 +175,12 @@ impl LinkHistoryStore {
         let Some(path) = &self.file else {
             return;
         };
-        if let Err(error) = self.write(path, dispatcher, Timestamp::now().as_second()) {
+        if let Err(error) = self.write(path, scheduler, Timestamp::now().as_second()) {
             tracing::warn!(%error, "what was learnt of links is not written down");
         }
     }
 
-    fn write(&self, path: &Path, dispatcher: &Dispatcher, at: i64) -> io::Result<()> {
+    fn write(&self, path: &Path, scheduler: &SchedulerHandle, at: i64) -> io::Result<()> {
         let encode = |(slot, forecast): (&String, &LinkForecast)| {
             (slot.clone(), BASE64.encode(forecast.encode()))
         };
@@ -188,7 +189,7 @@ impl LinkHistoryStore {
             at,
             place: self.place.clone(),
             forecasts: self.forecasts.iter().map(encode).collect(),
-            lanes: dispatcher.saved().map(DirectionRecord::of),
+            lanes: scheduler.saved().map(DirectionRecord::of),
         };
         let body = serde_json::to_vec(&file)?;
         let folder = path.parent().unwrap_or(Path::new("."));
@@ -301,8 +302,8 @@ fn day_and_second(wall: &Zoned) -> (u32, u32) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dispatcher::{
-        LinkSurroundings, RadioStatus, SchedulerKind, TransferDemand, TransferDirection,
+    use d2tp_sched::{
+        ClientReport, LinkSurroundings, RadioStatus, SchedulerKind, TransferDirection,
     };
     use d2tp_sched::{CostPolicy, DeadlineFallback, FlowDemand, LinkCandidate, LinkClass};
     use std::sync::Arc;
@@ -349,7 +350,7 @@ mod tests {
     }
 
     /// Five mornings: a hole of 40 s behind home, one of 200 s behind the office.
-    fn mornings(atlas: &mut LinkHistoryStore, dispatcher: &Arc<Dispatcher>) {
+    fn mornings(atlas: &mut LinkHistoryStore, scheduler: &Arc<SchedulerHandle>) {
         for day in 0..5 {
             let begun = day * 86_400;
             for (from, until, ssid) in [
@@ -359,22 +360,22 @@ mod tests {
                 (160, 360, None),
                 (360, 400, Some("home")),
             ] {
-                dispatcher.observe(&around(ssid));
+                scheduler.observe(&around(ssid));
                 for second in (from..until).step_by(5) {
                     let (now, wall) = at(begun + second);
-                    atlas.see_at(now, &wall, dispatcher, ssid);
+                    atlas.see_at(now, &wall, scheduler, ssid);
                 }
             }
         }
     }
 
     fn hole_after(atlas: &mut LinkHistoryStore, ssid: &str) -> f64 {
-        let dispatcher = Dispatcher::new(SchedulerKind::D2Sched);
+        let scheduler = SchedulerHandle::new(SchedulerKind::D2Sched);
         let begun = 6 * 86_400;
         for (second, on) in [(0, Some(ssid)), (5, None)] {
-            dispatcher.observe(&around(on));
+            scheduler.observe(&around(on));
             let (now, wall) = at(begun + second);
-            atlas.see_at(now, &wall, &dispatcher, on);
+            atlas.see_at(now, &wall, &scheduler, on);
         }
         let now = Time::ZERO + Span::from(at(begun + 5).0.since_boot());
         let hole = atlas.forecasts["Wi-Fi"]
@@ -387,10 +388,10 @@ mod tests {
     fn holes_are_learnt_by_the_network_they_begin_at_and_survive_the_process() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("state").join("learnt");
-        let dispatcher = Dispatcher::new(SchedulerKind::D2Sched);
+        let scheduler = SchedulerHandle::new(SchedulerKind::D2Sched);
         let mut atlas = empty(&file);
-        mornings(&mut atlas, &dispatcher);
-        atlas.write(&file, &dispatcher, 1_000).unwrap();
+        mornings(&mut atlas, &scheduler);
+        atlas.write(&file, &scheduler, 1_000).unwrap();
         let (forecasts, place, _) = read(&file, 1_000).unwrap().expect("it is there");
         assert_eq!(place, "home");
         let mut again = LinkHistoryStore {
@@ -407,9 +408,9 @@ mod tests {
     fn a_network_has_its_rate_again_after_a_restart_and_on_another_device() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("learnt");
-        let dispatcher = Dispatcher::new(SchedulerKind::D2Sched);
-        dispatcher.observe(&around(Some("home")));
-        let seat = dispatcher.register(TransferDirection::Down, 1);
+        let scheduler = SchedulerHandle::new(SchedulerKind::D2Sched);
+        scheduler.observe(&around(Some("home")));
+        let seat = scheduler.join(TransferDirection::Down, 1);
         let way = LinkCandidate {
             name: "wlan0".into(),
             class: LinkClass::Free,
@@ -425,7 +426,7 @@ mod tests {
         while seen.is_none() {
             std::thread::sleep(Duration::from_millis(300));
             *carried.get_mut("wlan0").unwrap() += 1_000_000;
-            seat.decide(&TransferDemand {
+            seat.decide(&ClientReport {
                 demand: FlowDemand {
                     remaining_bytes: Some(1 << 30),
                     left: None,
@@ -441,17 +442,17 @@ mod tests {
                 always_pays: false,
                 keeps_awake: true,
             });
-            seen = dispatcher.link_rate("wlan0");
+            seen = scheduler.link_rate("wlan0");
             assert!(
                 BootInstant::now().since(begun) < Duration::from_secs(60),
                 "no rate"
             );
         }
         let rate = seen.unwrap().0;
-        empty(&file).write(&file, &dispatcher, 1_000).unwrap();
+        empty(&file).write(&file, &scheduler, 1_000).unwrap();
         let (_, _, lanes) = read(&file, 1_030).unwrap().expect("it is there");
         assert!(lanes[0].0["Wi-Fi"].away_s >= Some(30.0));
-        let again = Dispatcher::new(SchedulerKind::D2Sched);
+        let again = SchedulerHandle::new(SchedulerKind::D2Sched);
         again.restore(lanes);
         let mut renamed = around(Some("home"));
         renamed.radios[0].device = "wlp3s0".into();
@@ -477,12 +478,12 @@ mod tests {
     fn whatever_bit_is_flipped_and_wherever_it_is_cut_it_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("learnt");
-        let dispatcher = Dispatcher::new(SchedulerKind::D2Sched);
+        let scheduler = SchedulerHandle::new(SchedulerKind::D2Sched);
         let mut atlas = empty(&file);
         let (now, wall) = at(0);
-        dispatcher.observe(&around(Some("home")));
-        atlas.see_at(now, &wall, &dispatcher, Some("home"));
-        atlas.write(&file, &dispatcher, 1_000).unwrap();
+        scheduler.observe(&around(Some("home")));
+        atlas.see_at(now, &wall, &scheduler, Some("home"));
+        atlas.write(&file, &scheduler, 1_000).unwrap();
         let whole = std::fs::read(&file).unwrap();
         assert!(read(&file, 1_000).unwrap().is_some());
         for cut in 0..whole.len() {

@@ -18,8 +18,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::dispatcher::TransferDirection;
 use crate::fetch::boot_clock::BootInstant;
+use d2tp_sched::TransferDirection;
 
 /// A longer time between two looks was one asleep.
 const AWAKE: Duration = Duration::from_secs(30); // a guess: a machine under load

@@ -4,7 +4,7 @@
 //! ```text
 //!  program ── libd2tp ── Unix socket, a descriptor ──▶ door ──▶ Carrier (edge/capi) ══ links ══▶
 //!                                                                  │ each second
-//!                                                   Judge ◀────────┘  ──▶ dispatcher, budget, figures
+//!                                                   Judge ◀────────┘  ──▶ scheduler, budget, figures
 //! ```
 
 use std::cell::Cell;
@@ -22,8 +22,9 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use super::api::error_response;
 use super::api_server::write_line;
 use super::{Agent, lock};
-use crate::dispatcher::{TransferDemand, TransferDirection, TransferSlot};
 use crate::fetch::outcome::TransferFailure;
+use d2tp_driver::SpendHandle;
+use d2tp_sched::{ClientReport, Grant, TransferDirection};
 
 /// What carries them.
 pub(super) fn carrier(agent: Arc<Agent>) -> std::io::Result<Rc<AgentCarrier>> {
@@ -105,7 +106,7 @@ impl agent_carrier::SocketScheduler for AgentSocketScheduler {
 struct AgentSocketSlot {
     agent: Arc<Agent>,
     number: u64,
-    seat: Option<(TransferDirection, TransferSlot)>,
+    seat: Option<(TransferDirection, SpendHandle)>,
     /// What links had carried for it that way when it took that.
     before: BTreeMap<String, u64>,
     /// What links carried for it, as far as that is taken down.
@@ -129,9 +130,9 @@ impl agent_carrier::SchedulerClient for AgentSocketSlot {
             (name.clone(), *bytes)
         });
         let mut carried: BTreeMap<String, u64> = carried.collect();
-        let is_it = |seat: &(TransferDirection, TransferSlot)| seat.0 == direction;
+        let is_it = |seat: &(TransferDirection, SpendHandle)| seat.0 == direction;
         if !self.seat.as_ref().is_some_and(is_it) {
-            let seat = self.agent.dispatcher.register(direction, self.number);
+            let seat = self.agent.scheduler.join(direction, self.number);
             if self.seat.replace((direction, seat)).is_some() {
                 self.before.clone_from(&carried);
             }
@@ -145,7 +146,7 @@ impl agent_carrier::SchedulerClient for AgentSocketSlot {
         let used = standing.ways.iter();
         let used = used.filter(|way| way.usage != LinkUse::Off);
         let ways: Vec<d2tp_sched::LinkCandidate> = used.map(way).collect();
-        let verdict = seat.decide(&TransferDemand {
+        let verdict = seat.decide(&ClientReport {
             demand: standing.need.clone(),
             size_bytes: standing.size,
             priority: 0,
@@ -160,20 +161,25 @@ impl agent_carrier::SchedulerClient for AgentSocketSlot {
                 seat.record_round_trip(&way.name, path.rtt.into());
             }
         }
-        let grant = verdict.grant.unwrap_or(u64::MAX);
         match standing.buy_bytes {
             // What is read now is not held back for what is due later, as with others' streams.
-            Some(bytes) => SocketDecision {
-                pays: false,
-                probe: Some(bytes.min(grant)).filter(|bytes| *bytes > 0),
-            },
-            None if verdict.pays.is_some() && verdict.grant.is_some() => SocketDecision {
-                pays: false,
-                probe: verdict.grant,
-            },
-            None => SocketDecision {
-                pays: verdict.pays.is_some(),
-                probe: verdict.probe.map(|bytes| bytes.min(grant)),
+            Some(bytes) => {
+                let bytes = bytes.min(verdict.limit.unwrap_or(u64::MAX));
+                SocketDecision {
+                    pays: false,
+                    probe: (bytes > 0).then_some(bytes),
+                }
+            }
+            None => match verdict.grant {
+                Grant::Spend { up_to } => SocketDecision {
+                    pays: up_to.is_none(),
+                    probe: up_to,
+                },
+                Grant::Probe { bytes } => SocketDecision {
+                    pays: false,
+                    probe: Some(bytes),
+                },
+                Grant::None | Grant::Path => SocketDecision::default(),
             },
         }
     }

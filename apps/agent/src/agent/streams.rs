@@ -38,8 +38,8 @@ impl Agent {
             let text = format!("{} does not begin at the root", path.display());
             return Err(TransferFailure::usage(text));
         }
-        let dispatcher = Some(self.dispatcher.clone());
-        StreamService::start(ordered, self.link_view.links(), dispatcher, |_| ()).await
+        let scheduler = Some(self.scheduler.clone());
+        StreamService::start(ordered, self.link_view.links(), scheduler, |_| ()).await
     }
 
     /// Tells how it stands until whoever asked for it goes.

@@ -24,7 +24,6 @@ use tokio::sync::watch;
 use super::queue::{self, QueuedTransfer, SavedTransfer, TransferIntent};
 use super::regret_meter::RegretMeter;
 use super::{Agent, lock};
-use crate::dispatcher::TransferDirection;
 use crate::fetch::boot_clock::BootInstant;
 use crate::fetch::jobs::{JobRequest, LastProgress};
 use crate::fetch::mode::FetchMode;
@@ -36,6 +35,7 @@ use crate::order::TransferVerb;
 use crate::prepared_transfer::{PreparedTransfer, SessionTuning, TransportPurpose};
 use crate::terms::TransferTerms;
 use d2tp_sched::CostPolicy;
+use d2tp_sched::TransferDirection;
 
 /// The first wait before what may pass is tried again; it doubles.
 const AGAIN_FIRST: Duration = Duration::from_secs(30); // a guess
@@ -384,7 +384,7 @@ impl Agent {
         let setting = TransferContext {
             links,
             stop: stopped,
-            dispatcher: self.dispatcher.clone(),
+            scheduler: self.scheduler.clone(),
             terms: Some(orders),
             id,
             pending_rename: landing,

@@ -61,7 +61,7 @@ pub(super) async fn run(agent: Arc<Agent>, machine: LinuxMachine, periods: ScanP
     lock(&agent.wake_status).lacks = machine.limitations();
     let mut keeper = WakeController::new(machine);
     let mut dlock = WakePlanner::new(periods);
-    let mut stirred = agent.dispatcher.changes();
+    let mut stirred = agent.scheduler.changes();
     let mut links = agent.link_view.links();
     let mut dark_since = None;
     let mut waited = false;
@@ -74,12 +74,12 @@ pub(super) async fn run(agent: Arc<Agent>, machine: LinuxMachine, periods: ScanP
                 .any(|link| link.kind != LinkKind::Loopback && link.is_usable())
         };
         dark_since = is_dark.then(|| dark_since.unwrap_or_else(time));
-        let waits = agent.dispatcher.waking_transfers();
+        let waits = agent.scheduler.waking_clients();
         let standby = WakeNeeds {
             waits: !waits.waiting.is_empty(),
             runs: !waits.running.is_empty(),
             latest_start: agent
-                .dispatcher
+                .scheduler
                 .latest_start()
                 .map(|span| time() + Span::from(span)),
             dark_since,
@@ -90,7 +90,7 @@ pub(super) async fn run(agent: Arc<Agent>, machine: LinuxMachine, periods: ScanP
             agent.look_for_links().await;
         }
         waited = standby.waits;
-        let comes = |span| agent.dispatcher.free_link_chance(span);
+        let comes = |span| agent.scheduler.free_link_chance(span);
         let vigil = dlock.plan(time(), &standby, comes);
         keeper
             .apply(time(), vigil, &agent.who_runs(&waits.running))

@@ -3,7 +3,7 @@
 //! ```text
 //!            links (watched)     deadline, policy, budget
 //!                 └──────┬──────────────┘
-//!              dispatcher ── use this link / wait, and why
+//!              scheduler ── use this link / wait, and why
 //!                        │
 //!   dial (a byte stream to the origin: TCP and TLS bound to the link, a flow to it or to a proxy,
 //!        │                                         or TLS in a tunnel in such a flow)

@@ -43,10 +43,9 @@ use super::outcome::{TransferExit, TransferFailure, TransferReason};
 use super::proxy::ProxyClient;
 use super::report::{DeadlinePromise, TransferEvent, TransferObserver, TransferReport};
 use super::sink::{self, DownloadSink, OVERLAP_BYTES_MAX};
-use crate::dispatcher::{
-    Dispatcher, TransferDecision, TransferDemand, TransferDirection, TransferSlot,
-};
 use crate::terms::TransferTerms;
+use d2tp_driver::{SchedulerHandle, SpendHandle};
+use d2tp_sched::{ClientDecision, ClientReport, TransferDirection};
 
 pub use dry_run::{DryRunPlan, plan_direct, plan_proxied};
 pub(super) use reach::on_link;
@@ -145,10 +144,10 @@ pub struct TransferContext {
     /// Turning true leaves a partial.
     pub stop: watch::Receiver<bool>,
     /// Who says which links it may use.
-    pub dispatcher: Arc<Dispatcher>,
+    pub scheduler: Arc<SchedulerHandle>,
     /// Other terms than it began with, where they can come.
     pub terms: Option<watch::Receiver<TransferTerms>>,
-    /// The number it is known by to the dispatcher.
+    /// The number it is known by to the scheduler.
     pub id: u64,
     /// Where it is written down that the object is about to get its name.
     pub pending_rename: Option<PathBuf>,
@@ -159,12 +158,12 @@ impl TransferContext {
     pub fn standalone(
         links: watch::Receiver<Arc<Vec<Link>>>,
         stop: watch::Receiver<bool>,
-        dispatcher: Arc<Dispatcher>,
+        scheduler: Arc<SchedulerHandle>,
     ) -> TransferContext {
         TransferContext {
             links,
             stop,
-            dispatcher,
+            scheduler,
             terms: None,
             id: 0,
             pending_rename: None,
@@ -183,7 +182,7 @@ struct TransferRun<'a, D> {
     dial: &'a D,
     links: watch::Receiver<Arc<Vec<Link>>>,
     stop: watch::Receiver<bool>,
-    seat: TransferSlot,
+    seat: SpendHandle,
     terms: TransferTerms,
     /// Terms that are another's to change.
     orders: Option<watch::Receiver<TransferTerms>>,
@@ -319,7 +318,7 @@ fn with_sink<'a, D: Dial>(
         dial,
         links: setting.links,
         stop: setting.stop,
-        seat: setting.dispatcher.register(direction, setting.id),
+        seat: setting.scheduler.join(direction, setting.id),
         terms: job.terms.clone(),
         orders: setting.terms,
         observer,

@@ -30,12 +30,13 @@ use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 use super::object::{AnswerPosition, OriginRefusal, StreamObject};
 use super::stream_transport::{RequestConn, StreamTransport};
 use super::title::{MissingRange, StreamTitle, TitleView};
-use crate::dispatcher::{TransferDemand, TransferSlot};
 use crate::fetch::boot_clock::BootInstant;
 use crate::fetch::dial::FetchFault;
 use crate::fetch::exchange::{FetchResponse, GetRequest, exchange};
 use crate::fetch::header::HeaderField;
 use crate::fetch::mode::FetchMode;
+use d2tp_driver::SpendHandle;
+use d2tp_sched::ClientReport;
 
 /// How often it is looked again at levels and links.
 const LOOK_EVERY: Duration = Duration::from_millis(200); // a guess: 16 kB of a stream at 640 kb/s
@@ -175,8 +176,8 @@ pub struct StreamFeed {
     is_full: bool,
     tries: u32,
     settle_at: BootInstant,
-    slot: Option<TransferSlot>,
-    /// What links carried, as the dispatcher is told it.
+    slot: Option<SpendHandle>,
+    /// What links carried, as the scheduler is told it.
     carried: BTreeMap<String, u64>,
 }
 
@@ -206,11 +207,11 @@ impl StreamFeed {
     }
 
     /// The same, sharing links with whoever else has a seat there.
-    pub fn with_slot(self, seat: Option<TransferSlot>) -> StreamFeed {
+    pub fn with_slot(self, seat: Option<SpendHandle>) -> StreamFeed {
         StreamFeed { slot: seat, ..self }
     }
 
-    /// Tells the dispatcher what it needs. Returns why it is held back, if others go first or nothing may be spent, and
+    /// Tells the scheduler what it needs. Returns why it is held back, if others go first or nothing may be spent, and
     /// how many bytes it may pay for beside them.
     fn ask(
         &mut self,
@@ -230,7 +231,7 @@ impl StreamFeed {
         for (link, trip) in self.transport.round_trips() {
             seat.record_round_trip(&link, trip);
         }
-        let standing = TransferDemand {
+        let standing = ClientReport {
             demand: FlowDemand {
                 policy: self.rules.policy,
                 metered_bytes_left: self.metered_bytes_left(),
@@ -250,7 +251,7 @@ impl StreamFeed {
             LinkChoice::Wait { reason, why, .. } => Some((reason, why)),
             LinkChoice::Use { .. } => None,
         };
-        let grant = verdict.grant.or(self.metered_bytes_left());
+        let grant = verdict.limit.or(self.metered_bytes_left());
         (held, grant)
     }
 

@@ -24,12 +24,13 @@ use super::playlist::{self, HlsPlaylist, MediaSegment, PlaylistLinkKind};
 use super::store::{self, random_name};
 use super::stream_transport::StreamTransport;
 use super::title::{StreamTitle, TitlePiece};
-use crate::dispatcher::{Dispatcher, TransferDirection};
 use crate::fetch::boot_clock::BootInstant;
 use crate::fetch::dial::FetchFault;
 use crate::fetch::exchange::{GetRequest, exchange};
 use crate::fetch::filename;
 use crate::fetch::outcome::TransferFailure;
+use d2tp_driver::SchedulerHandle;
+use d2tp_sched::TransferDirection;
 
 /// What makes a link the same after a restart.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -111,13 +112,13 @@ pub struct LinkCatalog {
     begun: BootInstant,
     stop: watch::Receiver<bool>,
     /// Who decides for other streams and transfers too.
-    dispatcher: Option<Arc<Dispatcher>>,
+    scheduler: Option<Arc<SchedulerHandle>>,
     entries: Mutex<BTreeMap<String, CatalogEntry>>,
     lists: Mutex<PlaylistIndex>,
     feeds: Mutex<JoinSet<()>>,
 }
 
-/// The number that streams have to the dispatcher: no transfer has it.
+/// The number that streams have to the scheduler: no transfer has it.
 const STREAM: u64 = 0;
 
 fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -143,7 +144,7 @@ impl LinkCatalog {
             token,
             begun: BootInstant::now(),
             stop,
-            dispatcher: None,
+            scheduler: None,
             entries: Mutex::default(),
             lists: Mutex::default(),
             feeds: Mutex::default(),
@@ -151,9 +152,9 @@ impl LinkCatalog {
     }
 
     /// The same, with links shared with others as this one says.
-    pub fn with_dispatcher(self, dispatcher: Arc<Dispatcher>) -> LinkCatalog {
+    pub fn with_scheduler(self, scheduler: Arc<SchedulerHandle>) -> LinkCatalog {
         LinkCatalog {
-            dispatcher: Some(dispatcher),
+            scheduler: Some(scheduler),
             ..self
         }
     }
@@ -202,9 +203,9 @@ impl LinkCatalog {
             self.begun,
         );
         let seat = self
-            .dispatcher
+            .scheduler
             .as_ref()
-            .map(|d| d.register(TransferDirection::Down, STREAM));
+            .map(|d| d.join(TransferDirection::Down, STREAM));
         let feed = feed.with_slot(seat);
         held(&self.feeds).spawn(feed.run(self.stop.clone()));
     }

@@ -1,7 +1,7 @@
 //! Links that are served: what `cedos url` asked for, carried out, in a process of its own or in the agent.
 //!
 //! ```text
-//!  Ordered ─▶ Serving::begin ─▶ links ─ door ─ shelf ─ feeds ─▶ the dispatcher they are given
+//!  Ordered ─▶ Serving::begin ─▶ links ─ door ─ shelf ─ feeds ─▶ the scheduler they are given
 //! ```
 
 use std::path::PathBuf;
@@ -21,7 +21,6 @@ use super::link_catalog::{LinkCatalog, SavedLink};
 use super::local_server::StreamListener;
 use super::store::remove_old;
 use super::stream_transport::StreamTransport;
-use crate::dispatcher::Dispatcher;
 use crate::fetch::boot_clock::BootInstant;
 use crate::fetch::direct::DirectConnector;
 use crate::fetch::header::{self, HeaderField};
@@ -31,6 +30,7 @@ use crate::fetch::tls::OriginTls;
 use crate::fetch::transfer::redact_url;
 use crate::fetch::tunnel::OriginTunnel;
 use crate::key;
+use d2tp_driver::SchedulerHandle;
 
 /// What is to be served, as a command line or a program says it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -103,7 +103,7 @@ pub struct StreamService {
 }
 
 impl StreamService {
-    /// Opens the door. `dispatcher`: who decides for other streams and transfers too; `configure`: how
+    /// Opens the door. `scheduler`: who decides for other streams and transfers too; `configure`: how
     /// sessions are to send.
     ///
     /// # Errors
@@ -111,7 +111,7 @@ impl StreamService {
     pub async fn start(
         ordered: &StreamOrder,
         links: watch::Receiver<Arc<Vec<Link>>>,
-        dispatcher: Option<Arc<Dispatcher>>,
+        scheduler: Option<Arc<SchedulerHandle>>,
         configure: impl FnOnce(&mut EndpointConfig),
     ) -> Result<StreamService, TransferFailure> {
         let urls = ordered.urls()?;
@@ -130,8 +130,8 @@ impl StreamService {
         let mut note = SavedLink::of(&root, &urls);
         let token = note.token.clone();
         let shelf = LinkCatalog::new(root.clone(), roads.clone(), rules, rate, token, told);
-        let shelf = match dispatcher {
-            Some(dispatcher) => shelf.with_dispatcher(dispatcher),
+        let shelf = match scheduler {
+            Some(scheduler) => shelf.with_scheduler(scheduler),
             None => shelf,
         };
         let shelf = Arc::new(shelf);

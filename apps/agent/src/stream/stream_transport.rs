@@ -63,7 +63,7 @@ struct TransportStats {
     answering_since: BTreeMap<String, BootInstant>,
     challenge: Option<Duration>,
     trouble: Option<String>,
-    /// What was told of `carried` to the dispatcher.
+    /// What was told of `carried` to the scheduler.
     told: BTreeMap<String, u64>,
 }
 

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use anyhow::Context;
 use cedos_agent::agent::{self, AgentOptions, Hooks, LocalProxy};
-use cedos_agent::dispatcher::SchedulerKind;
 use cedos_agent::fetch::option_parsers;
 use cedos_agent::proxy::ConnOptions;
 use cedos_agent::settings;
@@ -16,6 +15,7 @@ use clap::{ArgAction, Args};
 use d2tp_driver::ServerAddress;
 use d2tp_links::{ClassRule, ClassRules};
 use d2tp_sched::CostPolicy;
+use d2tp_sched::SchedulerKind;
 use tokio::sync::watch;
 
 use super::key;

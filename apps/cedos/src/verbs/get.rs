@@ -187,7 +187,7 @@ async fn start(args: GetArgs) -> handover::FollowResult {
         return give_up(job, way.proxy()).await.map(Some);
     }
     let (stop, stopped) = watch::channel(false);
-    let setting = TransferContext::standalone(links, stopped, args.how.dispatcher());
+    let setting = TransferContext::standalone(links, stopped, args.how.scheduler());
     if args.dry_run {
         job.refuse_existing()?;
         let plan = match &way {

@@ -97,7 +97,7 @@ async fn start(args: PutArgs) -> handover::FollowResult {
     let way = errand
         .open_transport(&links, &args.how.tuning(), TransportPurpose::Carry)
         .await;
-    let setting = TransferContext::standalone(links, stopped, args.how.dispatcher());
+    let setting = TransferContext::standalone(links, stopped, args.how.scheduler());
     let exit = way
         .run(&errand.job, parcel, setting, observer.as_mut())
         .await;

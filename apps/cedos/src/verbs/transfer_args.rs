@@ -16,7 +16,6 @@ use tokio::sync::watch;
 
 use super::transport::TransportArgs;
 use cedos_agent::agent::client::AgentApiClient;
-use cedos_agent::dispatcher::{Dispatcher, SchedulerKind};
 use cedos_agent::fetch::jobs;
 use cedos_agent::fetch::option_parsers;
 use cedos_agent::fetch::outcome::TransferExit;
@@ -25,6 +24,8 @@ use cedos_agent::fetch::report::{
 };
 use cedos_agent::order::{Deadline, TransferOrder};
 use cedos_agent::prepared_transfer::SessionTuning;
+use d2tp_driver::SchedulerHandle;
+use d2tp_sched::SchedulerKind;
 
 /// Deadline of a transfer that names none.
 const WITHIN_DEFAULT: Duration = Duration::from_secs(6 * 3600);
@@ -184,8 +185,8 @@ impl TransferArgs {
     }
 
     /// Who decides about links.
-    pub fn dispatcher(&self) -> Arc<Dispatcher> {
-        Dispatcher::new(self.scheduler.unwrap_or_default())
+    pub fn scheduler(&self) -> Arc<SchedulerHandle> {
+        SchedulerHandle::new(self.scheduler.unwrap_or_default())
     }
 
     /// Money against time.

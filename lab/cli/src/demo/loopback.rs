@@ -27,12 +27,13 @@ use d2tp_links::{CostClass, LinkKind};
 use tokio::sync::{oneshot, watch};
 
 use super::{Matter, Plain, Stage, Summary, Told, View, lock, summarise, watch as look_on};
-use cedos_agent::dispatcher::{Dispatcher, SchedulerKind};
 use cedos_agent::fetch::proxy::ProxyClient;
 use cedos_agent::fetch::report::{TransferEvent, TransferObserver};
 use cedos_agent::fetch::transfer::{self, Destination, TransferContext, TransferJob};
 use cedos_agent::key;
 use cedos_agent::terms::{DueTime, TransferTerms};
+use d2tp_driver::SchedulerHandle;
+use d2tp_sched::SchedulerKind;
 
 /// Something that serves on a thread and a runtime of its own until it is dropped.
 struct Serving {
@@ -254,8 +255,8 @@ pub(super) fn run(matter: Matter) -> anyhow::Result<Summary> {
         .spawn(move || {
             on_runtime(async {
                 let proxy = ProxyClient::with_provided_links(address, device, links.clone());
-                let dispatcher = Dispatcher::new(SchedulerKind::default());
-                let setting = TransferContext::standalone(links.subscribe(), stopped, dispatcher);
+                let scheduler = SchedulerHandle::new(SchedulerKind::default());
+                let setting = TransferContext::standalone(links.subscribe(), stopped, scheduler);
                 let exit = transfer::run_proxied(&job, &proxy, setting, &mut telling).await;
                 exit == cedos_agent::fetch::outcome::TransferExit::Done
             })

@@ -5,7 +5,7 @@ use std::time::Duration;
 use d2tp_links::CostClass;
 use d2tp_sched::{FlowDemand, LinkCandidate};
 
-use super::{Dial, TransferDecision, TransferDemand, TransferRun};
+use super::{ClientDecision, ClientReport, Dial, TransferRun};
 
 impl<D: Dial> TransferRun<'_, D> {
     pub(super) fn demand(&self) -> FlowDemand {
@@ -23,9 +23,9 @@ impl<D: Dial> TransferRun<'_, D> {
     }
 
     /// Asks the scheduler what may be used now. `together`: it can be on several links at once.
-    pub(super) fn decide(&mut self, ways: &[LinkCandidate], together: bool) -> TransferDecision {
+    pub(super) fn decide(&mut self, ways: &[LinkCandidate], together: bool) -> ClientDecision {
         self.take_new_terms();
-        self.seat.decide(&TransferDemand {
+        self.seat.decide(&ClientReport {
             demand: self.demand(),
             size_bytes: self.length(),
             priority: self.terms.priority,

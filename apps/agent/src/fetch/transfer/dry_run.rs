@@ -19,10 +19,10 @@ use super::super::report::{
     DeadlinePromise, NO_LINK, NO_LINK_WHY, TransferEvent, TransferObserver,
 };
 use super::{
-    BootInstant, ContentPart, Destination, Dial, DownloadSink, EgressLink, FetchFault,
-    FetchResponse, GetRequest, TransferContext, TransferDecision, TransferDemand,
-    TransferDirection, TransferFailure, TransferJob, TransferReason, TransferRun, display,
-    exchange, may_cost, redact_url, with_sink,
+    BootInstant, ClientDecision, ClientReport, ContentPart, Destination, Dial, DownloadSink,
+    EgressLink, FetchFault, FetchResponse, GetRequest, TransferContext, TransferDirection,
+    TransferFailure, TransferJob, TransferReason, TransferRun, display, exchange, may_cost,
+    redact_url, with_sink,
 };
 
 /// Time for the origin to answer a question that is asked out of curiosity.
@@ -190,10 +190,10 @@ fn imagined<'a, D: Dial>(
 
 impl<D: Dial> TransferRun<'_, D> {
     /// Asks the scheduler as the download would at its beginning.
-    fn imagine(&mut self, ways: &[LinkCandidate], together: bool) -> TransferDecision {
+    fn imagine(&mut self, ways: &[LinkCandidate], together: bool) -> ClientDecision {
         let note = &self.sink.note;
         let remaining_bytes = note.length.map(|l| l.saturating_sub(note.durable_bytes));
-        self.seat.decide(&TransferDemand {
+        self.seat.decide(&ClientReport {
             demand: FlowDemand {
                 remaining_bytes,
                 ..self.demand()

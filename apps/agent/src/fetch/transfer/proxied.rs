@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  every second, and at every change of a link:
-//!     links, bytes, what is left ─▶ dispatcher ─▶ may this flow spend on links that cost?
+//!     links, bytes, what is left ─▶ scheduler ─▶ may this flow spend on links that cost?
 //!                                        ├─ others go first: the sender holds it back
 //!                                        └─ nothing may be used: say why, the flow sleeps
 //!  the flow is forgotten, reset, or its session over ─▶ a new one, with Range from what we hold
@@ -15,8 +15,8 @@ use std::time::Duration;
 use d2tp_driver::{PathSwitchKind, SessionEvent};
 use d2tp_links::LinkKind;
 use d2tp_sched::{
-    CostPolicy, DeadlineFallback, FlowDemand, LinkCandidate, LinkChoice, LinkClass, LinkWaitReason,
-    format_duration,
+    CostPolicy, DeadlineFallback, FlowDemand, Grant, LinkCandidate, LinkChoice, LinkClass,
+    LinkWaitReason, format_duration,
 };
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
@@ -28,7 +28,7 @@ use super::super::mode::FetchMode;
 use super::super::outcome::{TransferExit, TransferFailure, TransferReason};
 use super::super::proxy::{FlowLoss, ProxyClient};
 use super::super::report::{NO_LINK, NO_LINK_WHY, TransferEvent};
-use super::{AttemptEnd, BACKOFF_FIRST, EPOCH, TransferDecision, TransferDemand, TransferRun};
+use super::{AttemptEnd, BACKOFF_FIRST, ClientDecision, ClientReport, EPOCH, TransferRun};
 
 /// How long the proxy may be silent before we say so.
 const UNREACHABLE_AFTER: Duration = Duration::from_secs(4); // five handshake tries on a fast link
@@ -436,7 +436,7 @@ impl TransferRun<'_, ProxyClient> {
         }
         self.follow_clock(helm);
         self.count_paid(helm);
-        let verdict = self.seat.decide(&TransferDemand {
+        let verdict = self.seat.decide(&ClientReport {
             demand: FlowDemand {
                 metered_bytes_left: self.metered_bytes_to_spend(),
                 ..self.demand()
@@ -453,7 +453,7 @@ impl TransferRun<'_, ProxyClient> {
         if !helm.waits {
             self.held = None;
         }
-        helm.grant = verdict.grant;
+        helm.grant = verdict.limit;
         let paid = self.paid(&verdict, helm);
         self.log_decision(&verdict, paid, &ways, helm);
         let on_time = self.time_left().is_none_or(|left| left > LIFT_DEADLINE);
@@ -489,7 +489,7 @@ impl TransferRun<'_, ProxyClient> {
                 self.report_waiting(reason, why, unblocks);
             }
             LinkChoice::Use { index, why } => {
-                self.why = match verdict.pays.filter(|_| plan_spends(helm)) {
+                self.why = match verdict.pays_because.filter(|_| plan_spends(helm)) {
                     Some(why) => why,
                     None if ways[index].name == NO_LINK => NO_LINK_WHY.to_owned(),
                     None if ways[index].stalled => format!(
@@ -521,20 +521,22 @@ impl TransferRun<'_, ProxyClient> {
     }
 
     /// What links that cost may carry, by what was decided and what they carried lately.
-    fn paid(&self, verdict: &TransferDecision, helm: &mut ProxyTransferState) -> MeteredUse {
+    fn paid(&self, verdict: &ClientDecision, helm: &mut ProxyTransferState) -> MeteredUse {
         let now = BootInstant::now();
-        if verdict.pays.is_some() {
-            helm.spent_at = Some(now);
-            return MeteredUse::Spend;
-        }
-        if let Some(bytes) = verdict.probe {
-            return MeteredUse::Probe(bytes);
+        match verdict.grant {
+            Grant::Spend { .. } => {
+                helm.spent_at = Some(now);
+                return MeteredUse::Spend;
+            }
+            Grant::Probe { bytes } => return MeteredUse::Probe(bytes),
+            Grant::Path => return MeteredUse::Ready,
+            Grant::None => {}
         }
         let lately = helm.spent_at.is_some_and(|at| now.since(at) < READY_FOR);
         let may_again = self.terms.policy != CostPolicy::FreeOnly
             && self.terms.if_late == DeadlineFallback::Cell
             && self.metered_bytes_to_spend() != Some(0);
-        match verdict.ready || (lately && may_again) {
+        match lately && may_again {
             true => MeteredUse::Ready,
             false => MeteredUse::No,
         }
@@ -611,7 +613,7 @@ impl TransferRun<'_, ProxyClient> {
     /// Adds a decision of the scheduler to the session's log, when it is another one than before.
     fn log_decision(
         &self,
-        verdict: &TransferDecision,
+        verdict: &ClientDecision,
         paid: MeteredUse,
         ways: &[LinkCandidate],
         helm: &mut ProxyTransferState,
@@ -638,7 +640,7 @@ impl TransferRun<'_, ProxyClient> {
                 "reason": waits.then_some(&chosen),
                 "why": why,
                 "paid_links": paid,
-                "paid_because": verdict.pays,
+                "paid_because": verdict.pays_because,
                 "links": ways.iter().map(|way| serde_json::json!({
                     "name": way.name,
                     "class": format!("{:?}", way.class).to_lowercase(),

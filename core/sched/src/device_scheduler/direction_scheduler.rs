@@ -3,22 +3,21 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use d2tp_sched::{
+use crate::{
     CompletionEstimate, ForecastHint, LinkAssignment, LinkCandidate, LinkChoice, LinkClass,
     LinkHistory, LinkObservation, LinkShare, LinkWaitReason, NetworkRates, SavedHistory,
     ScheduledFlow, Scheduler, SchedulerMode,
 };
 use d2tp_time::{Span, Time};
 
-use super::transfer_decision::{TransferDecision, fit_to_links};
-use super::{LinkSurroundings, RadioStatus, TransferDemand, WakingTransfers};
-use crate::fetch::boot_clock::BootInstant;
+use super::client_decision::{ClientDecision, fit_to_links};
+use super::{ClientReport, LinkSurroundings, RadioStatus, WakingClients};
 
 /// What links carried is taken down after so long: a shorter time says little of a rate.
-const COUNTED_AFTER: Duration = Duration::from_millis(900); // a little less than an epoch
+const COUNTED_AFTER: Span = Span::from_millis(900); // a little less than an epoch
 
 /// What came in less time came in this: the time is told in steps of it.
-const BUSY_MIN: Duration = Duration::from_millis(100); // the driver's tick
+const BUSY_MIN: Span = Span::from_millis(100); // the driver's tick
 
 /// From this load on there is no time to lose: the earliest deadline goes alone.
 const PRESSED: f64 = 0.35; // a guess: rates fall to a third
@@ -35,10 +34,10 @@ const FULL_ABOVE: f64 = 0.8; // a guess
 const IDLE_LOOKS: u32 = 3; // a guess
 
 /// A transfer that carried nothing for so long does not keep those behind it waiting.
-const MOVES_WITHIN: Duration = Duration::from_secs(5); // a guess: a slow start over a long way
+const MOVES_WITHIN: Span = Span::from_secs(5); // a guess: a slow start over a long way
 
 /// One that carried nothing for so long does not keep the machine awake.
-const RUNS_WITHIN: Duration = Duration::from_secs(30); // a guess: an origin that thinks
+const RUNS_WITHIN: Span = Span::from_secs(30); // a guess: an origin that thinks
 
 /// Networks whose rates are remembered; the one met longest ago is forgotten for another.
 const NETWORKS_MAX: usize = 256;
@@ -63,8 +62,8 @@ pub(super) struct DirectionScheduler {
     /// Carried since that was last taken down.
     pending: Vec<PendingTraffic>,
     up: Vec<bool>,
-    counted_at: BootInstant,
-    seats: BTreeMap<u64, ScheduledTransfer>,
+    counted_at: Option<Time>,
+    seats: BTreeMap<u64, ClientState>,
     next_seat: u64,
     /// Transfers that go beside those that would fill the links.
     extra: usize,
@@ -72,19 +71,19 @@ pub(super) struct DirectionScheduler {
     idle_looks: u32,
     /// What links that cost may carry for all together.
     allowed: Option<u64>,
-    promised: Option<(BootInstant, BTreeMap<u64, CompletionEstimate>)>,
+    promised: Option<(Time, BTreeMap<u64, CompletionEstimate>)>,
 }
 
 /// What a link carried, and for how long; longer than all of the time where several shared it.
 #[derive(Debug, Clone, Copy, Default)]
 struct PendingTraffic {
     bytes: u64,
-    busy: Duration,
+    busy: Span,
 }
 
 /// What one transfer last reported, and what it was told.
 #[derive(Debug)]
-struct ScheduledTransfer {
+struct ClientState {
     /// As others know it.
     transfer: u64,
     flow: Option<ScheduledFlow>,
@@ -92,19 +91,19 @@ struct ScheduledTransfer {
     ways: Vec<(String, bool)>,
     carried: BTreeMap<String, u64>,
     /// For how long links have carried it, as far as it says; and as far as that is taken down.
-    busy: BTreeMap<String, (Duration, Duration)>,
-    moved_at: BootInstant,
+    busy: BTreeMap<String, (Span, Span)>,
+    moved_at: Time,
     /// Nobody is before it since then.
-    goes_since: Option<BootInstant>,
+    goes_since: Option<Time>,
     /// What it was told last.
-    told: Option<TransferPhase>,
+    told: Option<ClientPhase>,
     /// The machine is woken and kept awake for it.
     wakes: bool,
 }
 
 /// How a transfer stands by what it was told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum TransferPhase {
+enum ClientPhase {
     Runs,
     /// For a link.
     Waits,
@@ -124,7 +123,7 @@ impl DirectionScheduler {
             met: 0,
             pending: vec![PendingTraffic::default()],
             up: vec![false],
-            counted_at: BootInstant::now(),
+            counted_at: None,
             seats: BTreeMap::new(),
             next_seat: 0,
             extra: 0,
@@ -134,15 +133,15 @@ impl DirectionScheduler {
         }
     }
 
-    pub(super) fn register(&mut self, transfer: u64) -> u64 {
+    pub(super) fn register(&mut self, now: Time, transfer: u64) -> u64 {
         self.next_seat += 1;
-        let guest = ScheduledTransfer {
+        let guest = ClientState {
             transfer,
             flow: None,
             ways: Vec::new(),
             carried: BTreeMap::new(),
             busy: BTreeMap::new(),
-            moved_at: BootInstant::now(),
+            moved_at: now,
             goes_since: None,
             told: None,
             wakes: false,
@@ -164,14 +163,13 @@ impl DirectionScheduler {
 
     pub(super) fn decide(
         &mut self,
-        now: BootInstant,
+        now: Time,
         number: u64,
-        standing: &TransferDemand,
-    ) -> TransferDecision {
+        standing: &ClientReport,
+    ) -> ClientDecision {
         self.take_down(now, number, standing);
-        let at = time(now);
         let (flows, me) = self.flows(number);
-        let roster = self.scheduler.decide(at, &flows);
+        let roster = self.scheduler.decide(now, &flows);
         let pays = roster.payers.contains(&me) && roster.shares.contains(&LinkShare::Paid);
         let mine = |n: usize| {
             let name = self.names[n].as_deref();
@@ -190,20 +188,20 @@ impl DirectionScheduler {
             });
         let why = self
             .scheduler
-            .explain(at, &flows, &roster, me, &self.shown());
-        let behind = self.is_behind(now, at, number, &flows, &roster);
+            .explain(now, &flows, &roster, me, &self.shown());
+        let behind = self.is_behind(now, number, &flows, &roster);
         let need = &flows[me].need;
         let capped = |device: &str| self.around.capped.contains(device);
         let verdict = fit_to_links(need, standing, pays, probe, why, behind, &capped);
         if let Some(guest) = self.seats.get_mut(&number) {
             guest.wakes = standing.keeps_awake;
             guest.told = Some(match &verdict.choice {
-                LinkChoice::Use { .. } => TransferPhase::Runs,
+                LinkChoice::Use { .. } => ClientPhase::Runs,
                 LinkChoice::Wait {
                     reason: LinkWaitReason::QueuedBehind,
                     ..
-                } => TransferPhase::Behind,
-                LinkChoice::Wait { .. } => TransferPhase::Waits,
+                } => ClientPhase::Behind,
+                LinkChoice::Wait { .. } => ClientPhase::Waits,
             });
         }
         verdict
@@ -211,7 +209,7 @@ impl DirectionScheduler {
 
     /// Takes in what is around: devices that are there whether a transfer asks or not, and the networks
     /// behind them.
-    pub(super) fn observe(&mut self, now: BootInstant, around: &LinkSurroundings) {
+    pub(super) fn observe(&mut self, now: Time, around: &LinkSurroundings) {
         self.around = around.clone();
         for radio in &around.radios {
             self.know(now, &radio.device, radio.class);
@@ -222,7 +220,7 @@ impl DirectionScheduler {
     /// What is known of radios from before.
     pub(super) fn restore(
         &mut self,
-        now: BootInstant,
+        now: Time,
         pasts: BTreeMap<String, SavedHistory>,
         rates: BTreeMap<String, NetworkRates>,
     ) {
@@ -232,7 +230,7 @@ impl DirectionScheduler {
             self.rates.insert(network, (self.met, rates));
         }
         if let Some(past) = self.pasts.get(HOPED_FOR) {
-            let history = LinkHistory::recall(time(now), LinkClass::Free, past);
+            let history = LinkHistory::recall(now, LinkClass::Free, past);
             self.scheduler.restore_history(0, history);
         }
     }
@@ -240,7 +238,7 @@ impl DirectionScheduler {
     /// What is to be kept of radios and networks.
     pub(super) fn saved(
         &self,
-        now: BootInstant,
+        now: Time,
     ) -> (
         BTreeMap<String, SavedHistory>,
         BTreeMap<String, NetworkRates>,
@@ -256,7 +254,7 @@ impl DirectionScheduler {
             let Some(name) = name.as_ref().filter(|name| !is_here(name)) else {
                 continue;
             };
-            pasts.insert(self.around.slot(name), link.saved(time(now)));
+            pasts.insert(self.around.slot(name), link.saved(now));
             if let Some(network) = network.clone().filter(|_| link.confidence() > 0.0) {
                 rates.insert(network, link.rates());
             }
@@ -294,38 +292,36 @@ impl DirectionScheduler {
     }
 
     /// The chance that a free link comes back within a span.
-    pub(super) fn free_link_chance(&self, now: BootInstant, span: Span) -> f64 {
+    pub(super) fn free_link_chance(&self, now: Time, span: Span) -> f64 {
         let away = self.scheduler.links().iter();
         let away = away.filter(|link| link.class() == LinkClass::Free && !link.carries());
-        let none = away.map(|link| 1.0 - link.returns_within(time(now), span));
+        let none = away.map(|link| 1.0 - link.returns_within(now, span));
         1.0 - none.product::<f64>()
     }
 
     /// How transfers stand towards the machine's sleep.
-    pub(super) fn waking_transfers(&self, now: BootInstant) -> WakingTransfers {
-        let mut waits = WakingTransfers::default();
+    pub(super) fn waking_clients(&self, now: Time) -> WakingClients {
+        let mut waits = WakingClients::default();
         for guest in self.seats.values().filter(|guest| guest.wakes) {
             let moves = now.since(guest.moved_at) < RUNS_WITHIN;
             match guest.told {
-                Some(TransferPhase::Runs) if moves => waits.running.push(guest.transfer),
-                Some(TransferPhase::Runs | TransferPhase::Waits) => {
-                    waits.waiting.push(guest.transfer)
-                }
-                Some(TransferPhase::Behind) | None => {}
+                Some(ClientPhase::Runs) if moves => waits.running.push(guest.transfer),
+                Some(ClientPhase::Runs | ClientPhase::Waits) => waits.waiting.push(guest.transfer),
+                Some(ClientPhase::Behind) | None => {}
             }
         }
         waits
     }
 
     /// In how long the first of those that wait must begin on a link that costs.
-    pub(super) fn latest_start(&self, now: BootInstant) -> Option<Duration> {
+    pub(super) fn latest_start(&self, now: Time) -> Option<Duration> {
         let flows: Vec<ScheduledFlow> =
             self.seats.values().filter_map(|g| g.flow.clone()).collect();
         let told = self.told().enumerate();
         let mut waiting: Vec<usize> = told
             .filter(|(n, number)| {
                 let guest = &self.seats[number];
-                (guest.wakes && guest.told == Some(TransferPhase::Waits))
+                (guest.wakes && guest.told == Some(ClientPhase::Waits))
                     && flows[*n].need.left.is_some_and(|left| !left.is_zero())
             })
             .map(|(n, _)| n)
@@ -334,14 +330,14 @@ impl DirectionScheduler {
         waiting.sort_by_key(|n| flows[*n].need.left);
         waiting
             .into_iter()
-            .find_map(|n| self.scheduler.pays_in(time(now), &flows, n))
+            .find_map(|n| self.scheduler.pays_in(now, &flows, n))
     }
 
-    pub(super) fn promise(&mut self, now: BootInstant, number: u64) -> Option<CompletionEstimate> {
-        let fresh = |at: &BootInstant| now.since(*at) < COUNTED_AFTER;
+    pub(super) fn promise(&mut self, now: Time, number: u64) -> Option<CompletionEstimate> {
+        let fresh = |at: &Time| now.since(*at) < COUNTED_AFTER;
         if !self.promised.as_ref().is_some_and(|(at, _)| fresh(at)) {
             let (flows, _) = self.flows(number);
-            let promises = self.scheduler.estimates(time(now), &flows);
+            let promises = self.scheduler.estimates(now, &flows);
             let told = self.told().zip(promises).collect();
             self.promised = Some((now, told));
         }
@@ -351,7 +347,7 @@ impl DirectionScheduler {
 
     pub(super) fn promise_of(
         &mut self,
-        now: BootInstant,
+        now: Time,
         transfer: u64,
     ) -> Option<(CompletionEstimate, Duration)> {
         let mut seats = self.seats.iter();
@@ -388,14 +384,14 @@ impl DirectionScheduler {
     }
 
     /// For how long a link has carried a transfer.
-    pub(super) fn record_busy_time(&mut self, number: u64, device: &str, busy: Duration) {
+    pub(super) fn record_busy_time(&mut self, number: u64, device: &str, busy: Span) {
         if let Some(guest) = self.seats.get_mut(&number) {
             guest.busy.entry(device.to_owned()).or_default().0 = busy;
         }
     }
 
     /// Takes down what a transfer tells of itself and of links.
-    fn take_down(&mut self, now: BootInstant, number: u64, standing: &TransferDemand) {
+    fn take_down(&mut self, now: Time, number: u64, standing: &ClientReport) {
         for way in standing.candidates {
             self.know(now, &way.name, way.class);
         }
@@ -428,14 +424,18 @@ impl DirectionScheduler {
                 let known = self.names.iter().position(|n| n.as_ref() == Some(name));
                 let busy = guest.busy.get_mut(name).map(|(said, taken)| {
                     // Another session counts anew.
-                    let more = said.checked_sub(*taken).unwrap_or(*said);
+                    let more = if *said < *taken {
+                        *said
+                    } else {
+                        said.saturating_sub(*taken)
+                    };
                     *taken = *said;
                     more
                 });
                 if let Some(link) = known {
                     let pending = &mut self.pending[link];
                     pending.bytes += more;
-                    pending.busy = pending.busy.saturating_add(busy.unwrap_or(Duration::MAX));
+                    pending.busy = pending.busy + busy.unwrap_or(Span::MAX);
                 }
             }
         }
@@ -443,7 +443,7 @@ impl DirectionScheduler {
     }
 
     /// Takes a link up that was not known, or costs something else now, or is on another network.
-    fn know(&mut self, now: BootInstant, device: &str, class: LinkClass) {
+    fn know(&mut self, now: Time, device: &str, class: LinkClass) {
         let is_it = |name: &Option<String>| name.as_deref() == Some(device);
         let link = match self.names.iter().position(is_it) {
             Some(link) => link,
@@ -458,7 +458,7 @@ impl DirectionScheduler {
         }
     }
 
-    fn take_up(&mut self, now: BootInstant, device: &str, class: LinkClass) -> usize {
+    fn take_up(&mut self, now: Time, device: &str, class: LinkClass) -> usize {
         let past = self.pasts.remove(&self.around.slot(device));
         let hoped_for = self.names.iter().position(Option::is_none);
         let link = match hoped_for.filter(|_| class == LinkClass::Free) {
@@ -475,7 +475,7 @@ impl DirectionScheduler {
             }
         };
         if let Some(past) = past {
-            let history = LinkHistory::recall(time(now), class, &past);
+            let history = LinkHistory::recall(now, class, &past);
             self.scheduler.restore_history(link, history);
         }
         link
@@ -509,9 +509,9 @@ impl DirectionScheduler {
     }
 
     /// Tells the scheduler, when a link came or went and once an epoch.
-    fn see(&mut self, now: BootInstant) {
+    fn see(&mut self, now: Time) {
         // One that is on this machine alone says nothing of links.
-        let told = |guest: &&ScheduledTransfer| {
+        let told = |guest: &&ClientState| {
             let mut ways = guest.ways.iter().map(|(way, _)| &**way);
             guest.flow.is_some() && (guest.ways.is_empty() || ways.any(|way| !is_here(way)))
         };
@@ -529,7 +529,7 @@ impl DirectionScheduler {
             ways.any(|(way, works)| *works && way == name)
         };
         let up: Vec<bool> = self.names.iter().map(works).collect();
-        let counted = now.since(self.counted_at);
+        let counted = now.since(*self.counted_at.get_or_insert(now));
         let is_time = counted >= COUNTED_AFTER;
         if !is_time && up == self.up {
             return;
@@ -539,7 +539,7 @@ impl DirectionScheduler {
                 true => LinkObservation {
                     up: *up,
                     bytes: pending.bytes,
-                    busy: pending.busy.clamp(BUSY_MIN, counted).into(),
+                    busy: pending.busy.max(BUSY_MIN).min(counted),
                 },
                 false => LinkObservation {
                     up: *up,
@@ -547,17 +547,17 @@ impl DirectionScheduler {
                 },
             })
             .collect();
-        self.scheduler.observe(time(now), &sights);
+        self.scheduler.observe(now, &sights);
         self.up = up;
         if is_time {
             self.look_for_room(counted);
-            self.counted_at = now;
+            self.counted_at = Some(now);
             self.pending.fill(PendingTraffic::default());
         }
     }
 
     /// Lets one more go beside the others, or one less, by how much of the links was used.
-    fn look_for_room(&mut self, counted: Duration) {
+    fn look_for_room(&mut self, counted: Span) {
         let used: u64 = self.pending.iter().map(|pending| pending.bytes).sum();
         let links = self.scheduler.links().iter().zip(&self.pending);
         let in_use = links.filter(|(link, pending)| {
@@ -580,8 +580,7 @@ impl DirectionScheduler {
     /// Whether others go first: as many as go side by side move, or have just been let go.
     fn is_behind(
         &mut self,
-        now: BootInstant,
-        at: Time,
+        now: Time,
         number: u64,
         flows: &[ScheduledFlow],
         roster: &LinkAssignment,
@@ -589,7 +588,7 @@ impl DirectionScheduler {
         if self.seats.len() < 2 {
             return false;
         }
-        let abreast = match self.scheduler.load(at, flows) >= PRESSED {
+        let abreast = match self.scheduler.load(now, flows) >= PRESSED {
             true => 1,
             false => ABREAST,
         };
@@ -607,9 +606,9 @@ impl DirectionScheduler {
                 true => guest.goes_since.or(Some(now)),
                 false => None,
             };
-            let lately = |moment: &BootInstant| now.since(*moment) < MOVES_WITHIN;
+            let lately = |moment: &Time| now.since(*moment) < MOVES_WITHIN;
             let begins = guest.goes_since.as_ref().is_some_and(lately);
-            let begins = begins && guest.told != Some(TransferPhase::Waits);
+            let begins = begins && guest.told != Some(ClientPhase::Waits);
             going += usize::from(begins || lately(&guest.moved_at));
             if numbers[*n] == number {
                 return !goes;
@@ -624,15 +623,10 @@ fn is_here(name: &str) -> bool {
     matches!(name, "lo" | "any")
 }
 
-/// A moment as the scheduler counts time.
-fn time(moment: BootInstant) -> Time {
-    Time::ZERO + Span::from(moment.since_boot())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use d2tp_sched::{CostPolicy, DeadlineFallback, FlowDemand, LinkChoice, LinkWaitReason};
+    use crate::{CostPolicy, DeadlineFallback, FlowDemand, LinkChoice, LinkWaitReason};
 
     fn way(name: &str, class: LinkClass) -> LinkCandidate {
         LinkCandidate {
@@ -666,7 +660,7 @@ mod tests {
     /// A device, second by second.
     struct Device {
         lane: DirectionScheduler,
-        now: BootInstant,
+        now: Time,
         carried: BTreeMap<u64, BTreeMap<String, u64>>,
     }
 
@@ -674,7 +668,7 @@ mod tests {
         fn new() -> Device {
             Device {
                 lane: DirectionScheduler::new(SchedulerMode::Forecast),
-                now: BootInstant::now(),
+                now: Time::ZERO + Span::from_secs(1_000),
                 carried: BTreeMap::new(),
             }
         }
@@ -684,9 +678,9 @@ mod tests {
             number: u64,
             need: &FlowDemand,
             ways: &[LinkCandidate],
-        ) -> TransferDecision {
+        ) -> ClientDecision {
             let carried = self.carried.entry(number).or_default();
-            let standing = TransferDemand {
+            let standing = ClientReport {
                 demand: need.clone(),
                 size_bytes: need.remaining_bytes,
                 priority: 0,
@@ -705,11 +699,11 @@ mod tests {
         }
 
         fn wait(&mut self, seconds: u64) {
-            self.now = self.now.after(Duration::from_secs(seconds));
+            self.now += Span::from_secs(seconds);
         }
     }
 
-    fn waits(verdict: &TransferDecision) -> Option<LinkWaitReason> {
+    fn waits(verdict: &ClientDecision) -> Option<LinkWaitReason> {
         match &verdict.choice {
             LinkChoice::Wait { reason, .. } => Some(*reason),
             LinkChoice::Use { .. } => None,
@@ -719,20 +713,20 @@ mod tests {
     #[test]
     fn with_a_free_link_hoped_for_nothing_is_paid_early_and_without_time_all_is() {
         let mut device = Device::new();
-        let seat = device.lane.register(0);
+        let seat = device.lane.register(device.now, 0);
         let early = device.ask(seat, &need(1_000_000, 6 * 3_600), &[cell()]);
-        assert!(early.pays.is_none(), "{early:?}");
+        assert!(early.pays_because.is_none(), "{early:?}");
         assert_eq!(waits(&early), Some(LinkWaitReason::PathCost));
         device.wait(1);
         let late = device.ask(seat, &need(50_000_000, 10), &[cell()]);
-        assert!(late.pays.is_some(), "{late:?}");
+        assert!(late.pays_because.is_some(), "{late:?}");
         assert_eq!(waits(&late), None);
     }
 
     #[test]
     fn the_first_free_link_takes_the_place_of_the_one_hoped_for() {
         let mut device = Device::new();
-        let seat = device.lane.register(0);
+        let seat = device.lane.register(device.now, 0);
         device.ask(seat, &need(1_000_000, 100), &[cell()]);
         assert_eq!(device.lane.names.len(), 2);
         device.ask(seat, &need(1_000_000, 100), &[cell(), wifi()]);
@@ -744,7 +738,10 @@ mod tests {
     #[test]
     fn what_came_in_a_moment_is_not_spread_over_the_second() {
         let mut device = Device::new();
-        let (one, other) = (device.lane.register(0), device.lane.register(0));
+        let (one, other) = (
+            device.lane.register(device.now, 0),
+            device.lane.register(device.now, 0),
+        );
         let ask = |device: &mut Device| {
             for seat in [one, other] {
                 device.ask(seat, &need(50_000_000, 6 * 3_600), &[cell()]);
@@ -757,14 +754,14 @@ mod tests {
         device.carry(one, "wwan0", 100_000);
         device
             .lane
-            .record_busy_time(one, "wwan0", Duration::from_millis(200));
+            .record_busy_time(one, "wwan0", Span::from_millis(200));
         assert_eq!(ask(&mut device), Some(500_000.0));
         // Both at once, for longer than there was time.
         for second in 1..=30 {
             device.wait(1);
             for seat in [one, other] {
                 device.carry(seat, "wwan0", 250_000);
-                let busy = Duration::from_millis(200 + second * 900);
+                let busy = Span::from_millis(200 + second * 900);
                 device.lane.record_busy_time(seat, "wwan0", busy);
             }
             ask(&mut device);
@@ -773,14 +770,14 @@ mod tests {
         assert!((495_000.0..510_000.0).contains(&rate), "{rate}");
         // Another session, which was as fast for half a second.
         let mut fresh = Device::new();
-        let seat = fresh.lane.register(0);
+        let seat = fresh.lane.register(fresh.now, 0);
         fresh.ask(seat, &need(50_000_000, 6 * 3_600), &[cell()]);
         for busy_ms in [900, 500] {
             fresh.wait(1);
             fresh.carry(seat, "wwan0", busy_ms * 500);
             fresh
                 .lane
-                .record_busy_time(seat, "wwan0", Duration::from_millis(busy_ms));
+                .record_busy_time(seat, "wwan0", Span::from_millis(busy_ms));
             fresh.ask(seat, &need(50_000_000, 6 * 3_600), &[cell()]);
             let links = fresh.lane.scheduler.links();
             let rate = links.iter().find_map(|link| link.recent_rate()).unwrap();
@@ -791,7 +788,10 @@ mod tests {
     #[test]
     fn rates_are_those_of_all_transfers_together() {
         let mut device = Device::new();
-        let (one, other) = (device.lane.register(0), device.lane.register(0));
+        let (one, other) = (
+            device.lane.register(device.now, 0),
+            device.lane.register(device.now, 0),
+        );
         for _ in 0..30 {
             device.wait(1);
             for seat in [one, other] {
@@ -806,7 +806,7 @@ mod tests {
     #[test]
     fn a_link_that_carries_nothing_for_those_on_it_counts_as_away() {
         let mut device = Device::new();
-        let seat = device.lane.register(0);
+        let seat = device.lane.register(device.now, 0);
         device.ask(seat, &need(1_000, 3_600), &[wifi()]);
         device.wait(1);
         let silent = LinkCandidate {
@@ -822,7 +822,10 @@ mod tests {
     #[test]
     fn where_time_is_short_the_earliest_deadline_goes_alone_and_else_side_by_side() {
         let mut device = Device::new();
-        let seats = [device.lane.register(0), device.lane.register(0)];
+        let seats = [
+            device.lane.register(device.now, 0),
+            device.lane.register(device.now, 0),
+        ];
         let mut held = [0, 0];
         for _ in 0..20 {
             device.wait(1);
@@ -849,7 +852,10 @@ mod tests {
     #[test]
     fn room_that_the_first_leaves_goes_to_the_next_and_a_newcomer_is_asked_first() {
         let mut device = Device::new();
-        let seats = [device.lane.register(0), device.lane.register(0)];
+        let seats = [
+            device.lane.register(device.now, 0),
+            device.lane.register(device.now, 0),
+        ];
         let step = |device: &mut Device, rate: u64| {
             device.wait(1);
             device.carry(seats[0], "wlan0", rate);
@@ -872,14 +878,14 @@ mod tests {
             step(&mut device, 100_000);
         }
         assert_eq!(waits(&step(&mut device, 100_000)), None);
-        device.lane.register(0);
+        device.lane.register(device.now, 0);
         assert_eq!(device.lane.extra, 0);
     }
 
     #[test]
     fn when_the_first_ends_the_next_goes_alone_and_not_all_that_waited() {
         let mut device = Device::new();
-        let seats = [0, 1, 2, 3].map(|_| device.lane.register(0));
+        let seats = [0, 1, 2, 3].map(|_| device.lane.register(device.now, 0));
         let ask = |device: &mut Device, n: usize| {
             let need = need(8_000_000, 10 * (n as u64 + 1));
             waits(&device.ask(seats[n], &need, &[wifi()]))
@@ -915,7 +921,10 @@ mod tests {
     #[test]
     fn how_large_it_is_is_asked_before_its_turn() {
         let mut device = Device::new();
-        let (first, next) = (device.lane.register(0), device.lane.register(0));
+        let (first, next) = (
+            device.lane.register(device.now, 0),
+            device.lane.register(device.now, 0),
+        );
         let mut unknown = need(0, 100);
         unknown.remaining_bytes = None;
         for _ in 0..10 {
@@ -931,7 +940,10 @@ mod tests {
     #[test]
     fn one_that_does_not_move_lets_those_behind_it_go() {
         let mut device = Device::new();
-        let (stuck, other) = (device.lane.register(0), device.lane.register(0));
+        let (stuck, other) = (
+            device.lane.register(device.now, 0),
+            device.lane.register(device.now, 0),
+        );
         for _ in 0..8 {
             device.wait(1);
             device.ask(stuck, &need(80_000_000, 90), &[wifi()]);
@@ -958,16 +970,16 @@ mod tests {
     #[test]
     fn a_link_that_the_system_has_and_every_transfer_leaves_out_is_away() {
         let mut device = Device::new();
-        device.lane.observe(BootInstant::now(), &around(&["wlan0"]));
+        device.lane.observe(device.now, &around(&["wlan0"]));
         assert!(device.lane.scheduler.links()[0].is_up());
         // It leads to a page to sign in: the transfer does not list it.
-        let seat = device.lane.register(0);
+        let seat = device.lane.register(device.now, 0);
         device.wait(1);
         device.ask(seat, &need(1_000, 3_600), &[cell()]);
         assert!(!device.lane.scheduler.links()[0].is_up());
         // Another needs no link and says nothing of them.
         device.lane.unregister(seat);
-        let seat = device.lane.register(0);
+        let seat = device.lane.register(device.now, 0);
         let here = LinkCandidate {
             name: "lo".into(),
             ..wifi()
@@ -980,18 +992,21 @@ mod tests {
     #[test]
     fn who_waits_for_a_link_and_who_moves_are_told_apart() {
         let mut device = Device::new();
-        let (waiting, moving) = (device.lane.register(1), device.lane.register(2));
+        let (waiting, moving) = (
+            device.lane.register(device.now, 1),
+            device.lane.register(device.now, 2),
+        );
         let patient = FlowDemand {
             policy: CostPolicy::FreeOnly,
             ..need(1_000_000, 3_600)
         };
         device.ask(waiting, &patient, &[cell()]);
         device.ask(moving, &patient, &[wifi(), cell()]);
-        let waits = device.lane.waking_transfers(device.now);
+        let waits = device.lane.waking_clients(device.now);
         assert_eq!((waits.waiting, waits.running), (vec![1], vec![2]));
         // One that brings nothing for a while keeps nobody awake.
         device.wait(60);
-        let waits = device.lane.waking_transfers(device.now);
+        let waits = device.lane.waking_clients(device.now);
         assert_eq!((waits.waiting, waits.running), (vec![1, 2], vec![]));
         // Who may pay must begin at some time, who may not never.
         assert_eq!(device.lane.latest_start(device.now), None);
@@ -1004,13 +1019,13 @@ mod tests {
     #[test]
     fn what_the_device_may_spend_binds_every_transfer() {
         let mut device = Device::new();
-        let seat = device.lane.register(0);
+        let seat = device.lane.register(device.now, 0);
         device.lane.set_metered_limit(Some(0));
         let verdict = device.ask(seat, &need(50_000_000, 10), &[cell()]);
-        assert!(verdict.pays.is_none());
+        assert!(verdict.pays_because.is_none());
         assert_eq!(waits(&verdict), Some(LinkWaitReason::OverBudget));
         device.lane.set_metered_limit(None);
         let verdict = device.ask(seat, &need(50_000_000, 10), &[cell()]);
-        assert!(verdict.pays.is_some());
+        assert!(verdict.pays_because.is_some());
     }
 }

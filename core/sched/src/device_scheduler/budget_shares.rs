@@ -9,34 +9,32 @@
 //! is granted at a time is no more than what is left, but for what keeps everybody going ([`GRANT_MIN_BYTES`]).
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
-use crate::fetch::boot_clock::BootInstant;
+use d2tp_time::{Span, Time};
+
+use super::ClientId;
 
 /// Granted to whoever pays as long as anything is left: nobody is told that the budget is used up when others only have
 /// not used their grants. Higher: more is carried beyond the budget; lower: its last bytes take longer.
 pub(super) const GRANT_MIN_BYTES: u64 = 16 * 1024; // a guess: a round trip's worth of a slow link
 
 /// Who moved nothing for so long has no more than that.
-const MOVES_WITHIN: Duration = Duration::from_secs(5); // a guess, as of those who go first
+const MOVES_WITHIN: Span = Span::from_secs(5); // a guess, as of those who go first
 
 /// All grants.
 #[derive(Debug, Default)]
 pub(super) struct BudgetShares {
     /// None is no limit.
     left: Option<u64>,
-    grants: BTreeMap<PayerKey, BudgetGrant>,
+    grants: BTreeMap<ClientId, BudgetGrant>,
 }
-
-/// Whose a grant is: a direction's seat.
-pub(super) type PayerKey = (usize, u64);
 
 #[derive(Debug, Clone, Copy)]
 struct BudgetGrant {
     bytes: u64,
     /// What links had carried for it, and when that was last more than before.
     carried: u64,
-    moved_at: BootInstant,
+    moved_at: Time,
 }
 
 impl BudgetShares {
@@ -45,7 +43,7 @@ impl BudgetShares {
     }
 
     /// What may be granted to one that links carried so much for; none is no limit.
-    pub(super) fn offer(&mut self, now: BootInstant, payer: PayerKey, carried: u64) -> Option<u64> {
+    pub(super) fn offer(&mut self, now: Time, payer: ClientId, carried: u64) -> Option<u64> {
         let left = self.left?;
         let known = self.grants.get_mut(&payer);
         let moves = match known {
@@ -69,13 +67,7 @@ impl BudgetShares {
     }
 
     /// It pays, with so much.
-    pub(super) fn start_paying(
-        &mut self,
-        now: BootInstant,
-        payer: PayerKey,
-        carried: u64,
-        bytes: u64,
-    ) {
+    pub(super) fn start_paying(&mut self, now: Time, payer: ClientId, carried: u64, bytes: u64) {
         let grant = self.grants.entry(payer).or_insert(BudgetGrant {
             bytes,
             carried,
@@ -85,7 +77,7 @@ impl BudgetShares {
     }
 
     /// It does not pay.
-    pub(super) fn stop_paying(&mut self, payer: PayerKey) {
+    pub(super) fn stop_paying(&mut self, payer: ClientId) {
         self.grants.remove(&payer);
     }
 }
@@ -94,24 +86,33 @@ impl BudgetShares {
 mod tests {
     use super::*;
 
+    use super::super::TransferDirection;
+
+    fn client(number: u64) -> ClientId {
+        ClientId {
+            direction: TransferDirection::Down,
+            number,
+        }
+    }
+
     const BUDGET: u64 = 3_000_000;
 
     /// Flows that use all they may as fast as that, asking one after another: what links carried for all, after so many
     /// seconds. `hungry`: whether one uses anything in a second.
     fn carried(flows: u64, seconds: u64, rate: u64, hungry: impl Fn(u64, u64) -> bool) -> u64 {
         let mut shares = BudgetShares::default();
-        let begun = BootInstant::now();
+        let begun = Time::ZERO + Span::from_secs(1_000);
         let mut used = vec![0_u64; flows as usize];
         let mut told = used.clone();
         let mut may = used.clone();
         for second in 0..seconds {
             for flow in 0..flows {
                 let n = flow as usize;
-                let now = begun.after(Duration::from_millis(1_000 * second + 1_000 * flow / flows));
+                let now = begun + Span::from_millis(1_000 * second + 1_000 * flow / flows);
                 told[n] = used[n];
                 let spent: u64 = told.iter().sum();
                 shares.set_limit(Some(BUDGET.saturating_sub(spent)));
-                let payer = (0, flow);
+                let payer = client(flow);
                 let offer = shares.offer(now, payer, used[n]).expect("a budget");
                 match offer {
                     0 => shares.stop_paying(payer),
@@ -154,8 +155,8 @@ mod tests {
     #[test]
     fn without_a_budget_there_is_no_limit_and_with_none_left_nothing() {
         let mut shares = BudgetShares::default();
-        assert_eq!(shares.offer(BootInstant::now(), (0, 1), 0), None);
+        assert_eq!(shares.offer(Time::ZERO, client(1), 0), None);
         shares.set_limit(Some(0));
-        assert_eq!(shares.offer(BootInstant::now(), (0, 1), 0), Some(0));
+        assert_eq!(shares.offer(Time::ZERO, client(1), 0), Some(0));
     }
 }

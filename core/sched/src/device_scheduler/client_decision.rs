@@ -1,37 +1,57 @@
 //! What a transfer is told: the link it is on, or why it waits, and whether links that cost carry it.
 
-use d2tp_sched::{
+use crate::{
     CostPolicy, DeadlineFallback, FlowDemand, FlowExplanation, LinkCandidate, LinkChoice,
     LinkClass, LinkWaitReason, fastest_working, format_duration,
 };
 
-use super::TransferDemand;
+use super::ClientReport;
 
-/// What is decided for one transfer.
+/// What links that cost may carry for a client until it reports again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Grant {
+    /// Not a packet.
+    #[default]
+    None,
+    /// A path is kept open and carries no payload: the next moment may need it.
+    Path,
+    /// Payload up to a limit, to measure the link.
+    Probe {
+        /// The most payload to carry.
+        bytes: u64,
+    },
+    /// Payload as needed.
+    Spend {
+        /// The most payload that the device's budget allows; none where it has no limit. The client's
+        /// own budget is the client's to keep.
+        up_to: Option<u64>,
+    },
+}
+
+/// What is decided for one client.
 #[derive(Debug, Clone, PartialEq)]
-pub struct TransferDecision {
-    /// Links that cost carry it, for this reason.
-    pub pays: Option<String>,
-    /// They carry so many bytes of it, to be measured.
-    pub probe: Option<u64>,
-    /// What of the device's budget they may carry of it until it asks again, whether it pays or not; none is no limit.
-    pub grant: Option<u64>,
-    /// A path over them is kept that carries nothing: the next moment may need it.
-    pub ready: bool,
-    /// For one that is on one link at a time; its `Wait` holds for every kind.
+pub struct ClientDecision {
+    /// What links that cost may carry for it.
+    pub grant: Grant,
+    /// Why links that cost carry it, where the scheduler decided that they do.
+    pub pays_because: Option<String>,
+    /// What the device's budget leaves the client until it reports again, whether it pays or not;
+    /// none where there is no limit.
+    pub limit: Option<u64>,
+    /// The link to use, for a client that is on one link at a time; a wait holds for every client.
     pub choice: LinkChoice,
 }
 
 /// Fits what the scheduler decided to the links that a transfer has.
 pub(super) fn fit_to_links(
     need: &FlowDemand,
-    standing: &TransferDemand,
+    standing: &ClientReport,
     pays: bool,
     probe: Option<u64>,
     why: FlowExplanation,
     behind: bool,
     capped: &dyn Fn(&str) -> bool,
-) -> TransferDecision {
+) -> ClientDecision {
     let ways = standing.candidates;
     let of = |class: LinkClass| {
         let all = ways.iter().enumerate();
@@ -46,11 +66,10 @@ pub(super) fn fit_to_links(
     let probe = probe.filter(|_| standing.uses_several_links && costs && !pays);
     let ready = costs && need.policy == CostPolicy::Any && !pays;
     if behind {
-        return TransferDecision {
-            pays: None,
-            probe: None,
-            grant: None,
-            ready: false,
+        return ClientDecision {
+            grant: Grant::None,
+            pays_because: None,
+            limit: None,
             choice: LinkChoice::Wait {
                 reason: LinkWaitReason::QueuedBehind,
                 why: "transfers with earlier deadlines go first".into(),
@@ -82,11 +101,15 @@ pub(super) fn fit_to_links(
         }
         None => wait(need, ways, &why, capped),
     };
-    TransferDecision {
-        pays: pays.then(|| for_money(need, ways, &why)),
-        probe,
-        grant: None,
-        ready,
+    ClientDecision {
+        grant: match (pays, probe) {
+            (true, _) => Grant::Spend { up_to: None },
+            (false, Some(bytes)) => Grant::Probe { bytes },
+            (false, None) if ready => Grant::Path,
+            (false, None) => Grant::None,
+        },
+        pays_because: pays.then(|| for_money(need, ways, &why)),
+        limit: None,
         choice,
     }
 }
@@ -204,9 +227,9 @@ mod tests {
         pays: bool,
         probe: bool,
         together: bool,
-    ) -> TransferDecision {
+    ) -> ClientDecision {
         let (need, carried) = (need(policy), BTreeMap::new());
-        let standing = TransferDemand {
+        let standing = ClientReport {
             demand: need.clone(),
             size_bytes: None,
             priority: 0,
@@ -225,7 +248,14 @@ mod tests {
         fit_to_links(&need, &standing, pays, probe, why, false, &|_| false)
     }
 
-    fn on(verdict: &TransferDecision, ways: &[LinkCandidate]) -> String {
+    fn probed(decision: &ClientDecision) -> Option<u64> {
+        match decision.grant {
+            Grant::Probe { bytes } => Some(bytes),
+            _ => None,
+        }
+    }
+
+    fn on(verdict: &ClientDecision, ways: &[LinkCandidate]) -> String {
         match &verdict.choice {
             LinkChoice::Use { index, .. } => ways[*index].name.clone(),
             LinkChoice::Wait { reason, .. } => format!("{reason:?}"),
@@ -267,7 +297,11 @@ mod tests {
             let verdict = told(first, &ways, pays, false, together);
             assert_eq!(on(&verdict, &ways), expected, "{ways:?}");
             let has_metered = ways.iter().any(|way| way.class == LinkClass::Metered);
-            assert_eq!(verdict.pays.is_some(), pays && has_metered, "{ways:?}");
+            assert_eq!(
+                verdict.pays_because.is_some(),
+                pays && has_metered,
+                "{ways:?}"
+            );
         }
     }
 
@@ -278,9 +312,9 @@ mod tests {
             way("wwan0", LinkClass::Metered),
         ];
         let beside = told(CostPolicy::Any, &ways, true, false, true);
-        assert!(beside.ready && beside.pays.is_none(), "{beside:?}");
+        assert!(beside.grant == Grant::Path, "{beside:?}");
         let alone = told(CostPolicy::Any, &ways[1..], true, false, true);
-        assert!(!alone.ready && alone.pays.is_some(), "{alone:?}");
+        assert!(alone.grant == Grant::Spend { up_to: None }, "{alone:?}");
     }
 
     #[test]
@@ -290,20 +324,20 @@ mod tests {
             way("wwan0", LinkClass::Metered),
         ];
         assert_eq!(
-            told(CostPolicy::FreeFirst, &ways, false, true, true).probe,
+            probed(&told(CostPolicy::FreeFirst, &ways, false, true, true)),
             Some(100)
         );
         assert_eq!(
-            told(CostPolicy::FreeFirst, &ways, false, true, false).probe,
+            probed(&told(CostPolicy::FreeFirst, &ways, false, true, false)),
             None
         );
         // What pays needs no probe, and what has no such link can have none.
         assert_eq!(
-            told(CostPolicy::FreeFirst, &ways, true, true, true).probe,
+            probed(&told(CostPolicy::FreeFirst, &ways, true, true, true)),
             None
         );
         assert_eq!(
-            told(CostPolicy::FreeFirst, &ways[..1], false, true, true).probe,
+            probed(&told(CostPolicy::FreeFirst, &ways[..1], false, true, true)),
             None
         );
     }

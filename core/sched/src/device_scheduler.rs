@@ -1,0 +1,353 @@
+//! The scheduler of a device: every client reports what it needs and what links carried for it, and
+//! is granted what it may use now.
+//!
+//! ```text
+//!  download ── report ─┐  demand, links, bytes                    Scheduler
+//!  stream   ── report ─┼───────────▶ direction (down) ─ observations ─▶ link histories, forecast
+//!  socket   ── report ─┘ ◀─ decision ─     │                            ─▶ link assignment
+//!              (link or wait, Grant)  direction (up): the same; links are not as fast that way
+//! ```
+//!
+//! A client is whatever asks for links on its own behalf: a download, an upload, a stream, a socket,
+//! the connections of a program. All of them share one budget ([`BudgetShares`]) and one view of the
+//! links. The scheduler has no clock, no lock and no socket: each call is given the time, which must
+//! count while the machine sleeps.
+//!
+//! A device that has seen no free link yet expects one: a free link that is down stands in the
+//! scheduler's list from the start, and the first free link that comes up takes its entry. Without it
+//! the list would hold only links that cost, and everything would be paid for at once.
+
+mod budget_shares;
+mod client_decision;
+mod direction_scheduler;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use d2tp_time::{Span, Time};
+
+use crate::{
+    CompletionEstimate, FlowDemand, ForecastHint, LinkCandidate, LinkClass, NetworkRates,
+    SavedHistory, SchedulerMode,
+};
+use budget_shares::BudgetShares;
+pub use client_decision::{ClientDecision, Grant};
+use direction_scheduler::DirectionScheduler;
+
+/// Which way bytes go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum TransferDirection {
+    /// Towards this device.
+    Down,
+    /// From this device.
+    Up,
+}
+
+/// The algorithm that decides when links that cost are used, as people choose it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum SchedulerKind {
+    /// By what the outlook on the links says.
+    #[default]
+    D2Sched,
+    /// By Algorithm 1 of the Cedos paper, as published.
+    AlgorithmOne,
+}
+
+impl SchedulerKind {
+    /// Every algorithm.
+    pub const ALL: [SchedulerKind; 2] = [SchedulerKind::D2Sched, SchedulerKind::AlgorithmOne];
+
+    /// The name that people write: `d2sched` or `algorithm-1`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            SchedulerKind::D2Sched => "d2sched",
+            SchedulerKind::AlgorithmOne => "algorithm-1",
+        }
+    }
+
+    /// The mode of [`Scheduler`](crate::Scheduler) that this stands for.
+    pub fn mode(self) -> SchedulerMode {
+        match self {
+            SchedulerKind::D2Sched => SchedulerMode::Forecast,
+            SchedulerKind::AlgorithmOne => SchedulerMode::AlgorithmOne { margin: 0.0 },
+        }
+    }
+}
+
+impl fmt::Display for SchedulerKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl FromStr for SchedulerKind {
+    type Err = String;
+    fn from_str(text: &str) -> Result<SchedulerKind, String> {
+        let found = SchedulerKind::ALL
+            .into_iter()
+            .find(|kind| kind.as_str() == text);
+        found.ok_or_else(|| format!("`{text}` is none of d2sched, algorithm-1"))
+    }
+}
+
+/// What a client needs, and what links carried for it.
+#[derive(Debug, Clone)]
+pub struct ClientReport<'a> {
+    /// Bytes still to be carried, time left, policy, and the client's own budget.
+    pub demand: FlowDemand,
+    /// Bytes of the whole object, when known.
+    pub size_bytes: Option<u64>,
+    /// Priority, 0 to 7; higher goes first.
+    pub priority: u8,
+    /// The links that the client could use.
+    pub candidates: &'a [LinkCandidate],
+    /// Payload bytes that each link has carried for the client since it joined.
+    pub carried: &'a BTreeMap<String, u64>,
+    /// Whether the client can be on several links at once.
+    pub uses_several_links: bool,
+    /// Whether the client pays now, whatever is decided about others; its own rule demands it.
+    pub always_pays: bool,
+    /// Whether the machine is woken and kept awake for the client.
+    pub keeps_awake: bool,
+}
+
+/// What the scheduler knows of a link in one direction.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RadioStatus {
+    /// Name of the network device.
+    pub device: String,
+    /// Key under which the link's history is saved, such as `Wi-Fi`: a device's name may change.
+    pub slot: String,
+    /// What a byte on the link costs.
+    pub class: LinkClass,
+    /// Whether the link is up and carries data, as far as is known.
+    pub carries: bool,
+    /// Long-term rate of the network behind the link in bytes per second, once it was used.
+    pub rate: Option<f64>,
+}
+
+/// The links and networks around a device, whether a client asks or not.
+#[derive(Debug, Clone, Default)]
+pub struct LinkSurroundings {
+    /// The links that can be used.
+    pub radios: Vec<RadioStatus>,
+    /// The network behind each device.
+    pub networks: BTreeMap<String, String>,
+    /// Key under which the history of each device's link is saved.
+    pub slots: BTreeMap<String, String>,
+    /// Devices on networks whose cap is used up.
+    pub capped: BTreeSet<String>,
+}
+
+impl LinkSurroundings {
+    fn slot(&self, device: &str) -> String {
+        let known = self.slots.get(device).cloned();
+        known.unwrap_or_else(|| device.to_owned())
+    }
+}
+
+/// The clients that the machine is woken for.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct WakingClients {
+    /// Numbers of the clients that wait for a link.
+    pub waiting: Vec<u64>,
+    /// Numbers of the clients that are moving data on a link they were given.
+    pub running: Vec<u64>,
+}
+
+/// The saved history of the links in one direction: by link key, and rates by network.
+pub type SavedLinkHistory = (
+    BTreeMap<String, SavedHistory>,
+    BTreeMap<String, NetworkRates>,
+);
+
+/// Identifies a client of a [`DeviceScheduler`] from [`DeviceScheduler::join`] to
+/// [`DeviceScheduler::leave`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ClientId {
+    direction: TransferDirection,
+    number: u64,
+}
+
+/// The scheduler of a device: one for all its clients.
+#[derive(Debug)]
+pub struct DeviceScheduler {
+    directions: [DirectionScheduler; 2],
+    /// What is left of the device's budget for all clients.
+    shares: BudgetShares,
+    /// Round trips by device, as sessions measured them last.
+    round_trips: BTreeMap<String, Duration>,
+}
+
+impl DeviceScheduler {
+    /// A scheduler for a device whose links are not known yet.
+    pub fn new(kind: SchedulerKind) -> DeviceScheduler {
+        DeviceScheduler {
+            directions: [0, 1].map(|_| DirectionScheduler::new(kind.mode())),
+            shares: BudgetShares::default(),
+            round_trips: BTreeMap::new(),
+        }
+    }
+
+    /// Adds a client. `number` is what others know it by, as in [`WakingClients`].
+    pub fn join(&mut self, now: Time, direction: TransferDirection, number: u64) -> ClientId {
+        ClientId {
+            direction,
+            number: self.directions[direction as usize].register(now, number),
+        }
+    }
+
+    /// Removes a client; what it was granted is others' again.
+    pub fn leave(&mut self, client: ClientId) {
+        self.shares.stop_paying(client);
+        self.of(client).unregister(client.number);
+    }
+
+    /// Takes in a client's report and decides what it may use until it reports again, which it does
+    /// once a second and at every change of its links or needs.
+    pub fn decide(&mut self, now: Time, client: ClientId, report: &ClientReport) -> ClientDecision {
+        let carried = report.carried.values().sum();
+        let offer = self.shares.offer(now, client, carried);
+        let own = report.demand.metered_bytes_left;
+        let limit = offer.map(|offer| offer.min(own.unwrap_or(u64::MAX)));
+        let mut decision = self.of(client).decide(now, client.number, report);
+        decision.limit = limit;
+        decision.grant = match decision.grant {
+            Grant::Spend { .. } => Grant::Spend { up_to: limit },
+            _ if report.always_pays => Grant::Spend { up_to: limit },
+            Grant::Probe { bytes } => Grant::Probe {
+                bytes: bytes.min(limit.unwrap_or(u64::MAX)),
+            },
+            without_payload @ (Grant::None | Grant::Path) => without_payload,
+        };
+        let granted = match decision.grant {
+            Grant::Spend { up_to } => up_to,
+            Grant::Probe { bytes } => limit.map(|_| bytes),
+            Grant::None | Grant::Path => None,
+        };
+        match granted {
+            Some(bytes) => self.shares.start_paying(now, client, carried, bytes),
+            None => self.shares.stop_paying(client),
+        }
+        decision
+    }
+
+    /// Takes in what is around the device: links have a history without a client too.
+    pub fn observe(&mut self, now: Time, around: &LinkSurroundings) {
+        for direction in &mut self.directions {
+            direction.observe(now, around);
+        }
+    }
+
+    /// Restores the saved history of links, towards this device and from it.
+    pub fn restore(&mut self, now: Time, saved: [SavedLinkHistory; 2]) {
+        for (direction, (histories, rates)) in self.directions.iter_mut().zip(saved) {
+            direction.restore(now, histories, rates);
+        }
+    }
+
+    /// The history of links to be saved, towards this device and from it.
+    pub fn saved(&self, now: Time) -> [SavedLinkHistory; 2] {
+        [0, 1].map(|direction| self.directions[direction].saved(now))
+    }
+
+    /// The links, with their rates towards this device.
+    pub fn radios(&self) -> Vec<RadioStatus> {
+        self.directions[TransferDirection::Down as usize].radios()
+    }
+
+    /// Bytes per second that all free links that are up carry together, towards this device and from
+    /// it, as far as they were used.
+    pub fn free_rates(&self) -> [f64; 2] {
+        [0, 1].map(|direction| {
+            let radios = self.directions[direction].radios();
+            let free = radios
+                .iter()
+                .filter(|radio| radio.class == LinkClass::Free && radio.carries);
+            free.filter_map(|radio| radio.rate).sum()
+        })
+    }
+
+    /// Sets what a forecast says of a link, here and now. The rates in it are those towards this
+    /// device.
+    pub fn set_hint(&mut self, slot: &str, hint: &ForecastHint) {
+        self.directions[TransferDirection::Down as usize].set_hint(slot, hint);
+        let up = ForecastHint {
+            days: Vec::new(),
+            ..hint.clone()
+        };
+        self.directions[TransferDirection::Up as usize].set_hint(slot, &up);
+    }
+
+    /// The probability, 0 to 1, that a free link comes back within a span.
+    pub fn free_link_chance(&self, now: Time, span: Span) -> f64 {
+        self.directions[TransferDirection::Down as usize].free_link_chance(now, span)
+    }
+
+    /// The clients that the machine is woken for: those that wait and those that move data.
+    pub fn waking_clients(&self, now: Time) -> WakingClients {
+        let mut all = WakingClients::default();
+        for direction in &self.directions {
+            let waits = direction.waking_clients(now);
+            all.waiting.extend(waits.waiting);
+            all.running.extend(waits.running);
+        }
+        all
+    }
+
+    /// The time until the first of the waiting clients must begin on a link that costs; none if none
+    /// will.
+    pub fn latest_start(&self, now: Time) -> Option<Duration> {
+        let directions = self.directions.iter();
+        directions.filter_map(|d| d.latest_start(now)).min()
+    }
+
+    /// Takes in the round trip that a session measured on a link.
+    pub fn record_round_trip(&mut self, device: &str, round_trip: Duration) {
+        self.round_trips.insert(device.to_owned(), round_trip);
+    }
+
+    /// The round trip of a link, as a session measured it last.
+    pub fn round_trip(&self, device: &str) -> Option<Duration> {
+        self.round_trips.get(device).copied()
+    }
+
+    /// Takes in for how long in all a session has carried a client's data on a link. A link that was
+    /// never reported so is taken to have carried all the time.
+    pub fn record_busy_time(&mut self, client: ClientId, device: &str, busy: Span) {
+        self.of(client)
+            .record_busy_time(client.number, device, busy);
+    }
+
+    /// Sets what links that cost may carry for all clients together from now on; none is no limit.
+    pub fn set_metered_limit(&mut self, metered_bytes: Option<u64>) {
+        for direction in &mut self.directions {
+            direction.set_metered_limit(metered_bytes);
+        }
+        self.shares.set_limit(metered_bytes);
+    }
+
+    /// When a client will be done and what it will cost, by its last report; none before that.
+    pub fn promise(&mut self, now: Time, client: ClientId) -> Option<CompletionEstimate> {
+        self.of(client).promise(now, client.number)
+    }
+
+    /// When the client that others know by `number` will be done, and the time until its deadline;
+    /// none without a deadline, with an unknown size, or before its first report.
+    pub fn promise_of(&mut self, now: Time, number: u64) -> Option<(CompletionEstimate, Duration)> {
+        let mut directions = self.directions.iter_mut();
+        directions.find_map(|direction| direction.promise_of(now, number))
+    }
+
+    /// The rate of a link towards this device in bytes per second, once it was used, and whether it
+    /// carries data, as far as is known.
+    pub fn link_rate(&self, link: &str) -> Option<(f64, bool)> {
+        self.directions[TransferDirection::Down as usize].link_rate(link)
+    }
+
+    fn of(&mut self, client: ClientId) -> &mut DirectionScheduler {
+        &mut self.directions[client.direction as usize]
+    }
+}
