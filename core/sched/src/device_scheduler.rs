@@ -20,6 +20,7 @@
 mod budget_shares;
 mod client_decision;
 mod direction_scheduler;
+mod rate_measurement;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -109,6 +110,9 @@ pub struct ClientReport<'a> {
     pub uses_several_links: bool,
     /// Whether the client pays now, whatever is decided about others; its own rule demands it.
     pub always_pays: bool,
+    /// Whether a program speaks over the client as it likes, as over a socket: its pauses say nothing
+    /// of links, and it is not held back for others.
+    pub is_interactive: bool,
     /// Whether the machine is woken and kept awake for the client.
     pub keeps_awake: bool,
 }
@@ -332,6 +336,12 @@ impl DeviceScheduler {
     /// When a client will be done and what it will cost, by its last report; none before that.
     pub fn promise(&mut self, now: Time, client: ClientId) -> Option<CompletionEstimate> {
         self.of(client).promise(now, client.number)
+    }
+
+    /// The time until links that cost would carry a client, if links stayed as they are; none if they
+    /// never would, or before its first report.
+    pub fn pays_after(&self, now: Time, client: ClientId) -> Option<Duration> {
+        self.directions[client.direction as usize].pays_after(now, client.number)
     }
 
     /// When the client that others know by `number` will be done, and the time until its deadline;

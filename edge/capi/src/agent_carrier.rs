@@ -11,9 +11,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use d2tp_driver::LinkStatus;
+use d2tp_driver::{FlowClientReport, LinkStatus};
 use d2tp_links::Link;
-use d2tp_sched::FlowDemand;
+use d2tp_sched::ClientDecision;
 use tokio::net::UnixStream;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::{Notify, oneshot, watch};
@@ -50,46 +50,26 @@ const LAST_WORDS: Duration = Duration::from_secs(5); // as `exit` of a program
 /// For the last packets.
 const GRACE: Duration = Duration::from_millis(20); // as the driver's own
 
-/// How a socket stands, as who decides is told.
-#[derive(Debug)]
-pub struct SocketDemand<'a> {
-    /// What it needs.
-    pub need: FlowDemand,
-    /// Bytes both ways, when known.
-    pub size: Option<u64>,
-    /// Of a socket that names thresholds: bytes that may be paid for now, however soon free links may come. Its
-    /// needs are those of what is ahead of its program.
-    pub buy_bytes: Option<u64>,
-    /// The machine is woken and kept awake for it.
-    pub wakes: bool,
-    /// The links of its session.
-    pub ways: &'a [LinkStatus],
-    /// Payload that each carried for it, to this device and from it.
-    pub carried: &'a BTreeMap<String, (u64, u64)>,
-}
-
-/// What is decided.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct SocketDecision {
-    /// Links that cost carry it.
-    pub pays: bool,
-    /// They carry so many bytes of it, to be measured.
-    pub probe: Option<u64>,
-}
-
-/// Who decides for all sockets, and whatever else a device carries, together.
+/// Decides for all sockets of an engine together, and for whatever else its device carries.
 pub trait SocketScheduler {
-    /// A place for a socket while it wants something.
+    /// A client for a socket, for as long as it wants something.
     fn join(&self) -> Box<dyn SchedulerClient>;
+
+    /// Takes in the machine's links, where nobody else tells the scheduler of them.
+    fn observe_links(&self, _links: &[Link]) {}
 }
 
-/// The place of one socket.
+/// One socket as a client of a [`SocketScheduler`].
 pub trait SchedulerClient {
-    /// Tells how it stands, and asks.
-    fn decide(&mut self, standing: &SocketDemand<'_>) -> SocketDecision;
+    /// Reports, and returns what the socket may use.
+    fn decide(&mut self, report: &FlowClientReport<'_>) -> ClientDecision;
 
-    /// Tells what links carried, and asks nothing: at its end, and for who pays nothing.
-    fn report(&mut self, ways: &[LinkStatus], carried: &BTreeMap<String, (u64, u64)>);
+    /// Reports what links carried and asks for nothing: at a socket's end, and for what never pays.
+    fn report(&mut self, links: &[LinkStatus], carried: &BTreeMap<String, (u64, u64)>);
+
+    /// The time until links that cost would carry the socket, if links stayed as they are; none if they
+    /// never would.
+    fn pays_after(&self) -> Option<Duration>;
 }
 
 /// What an agent carries for programs.

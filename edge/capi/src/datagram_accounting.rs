@@ -99,15 +99,20 @@ mod tests {
     use d2tp_links::CostClass;
 
     use super::*;
-    use crate::agent_carrier::{SocketDecision, SocketDemand};
+    use d2tp_driver::FlowClientReport;
+    use d2tp_sched::ClientDecision;
 
     type Told = Rc<RefCell<BTreeMap<String, DirectionBytes>>>;
 
     struct Listens(Told);
 
     impl SchedulerClient for Listens {
-        fn decide(&mut self, _: &SocketDemand<'_>) -> SocketDecision {
+        fn decide(&mut self, _: &FlowClientReport<'_>) -> ClientDecision {
             panic!("datagrams pay for nothing")
+        }
+
+        fn pays_after(&self) -> Option<std::time::Duration> {
+            None
         }
 
         fn report(&mut self, _: &[LinkStatus], carried: &BTreeMap<String, DirectionBytes>) {

@@ -29,6 +29,7 @@ use crate::errno::SocketFault;
 use crate::identity;
 use crate::listen::ListenAddresses;
 use crate::options::SocketOptions;
+use crate::own_scheduler::OwnScheduler;
 use crate::pair::PairPort;
 use crate::pump::CarriedFlow;
 use crate::read_ahead::ReadAheadMemory;
@@ -125,8 +126,10 @@ pub(crate) struct EngineState {
     pub(crate) flows: RefCell<HashMap<u64, Rc<CarriedFlow>>>,
     /// Sockets that an agent carries.
     pub(crate) agent_connections: RefCell<HashMap<u64, Rc<AgentConnection>>>,
-    /// Who decides for all sockets together; none: each decides alone.
-    pub(crate) scheduler: Option<Rc<dyn SocketScheduler>>,
+    /// Decides for all sockets together.
+    pub(crate) scheduler: Rc<dyn SocketScheduler>,
+    /// Whether this is an agent's engine, whose sockets are other programs'.
+    pub(crate) is_agent: bool,
     /// What sockets keep ahead of their programs.
     pub(crate) read_ahead: ReadAheadMemory,
     /// How they stand towards the machine's sleep.
@@ -144,7 +147,8 @@ impl EngineState {
             sessions: RefCell::default(),
             monitor: OnceCell::new(),
             agent_connections: RefCell::default(),
-            scheduler: None,
+            scheduler: Rc::new(OwnScheduler::default()),
+            is_agent: false,
             listeners: ListenAddresses::default(),
             datagrams: DatagramRegistry::default(),
             flows: RefCell::default(),
@@ -163,7 +167,8 @@ impl EngineState {
     ) -> EngineState {
         EngineState {
             monitor: OnceCell::new_with(Some(links)),
-            scheduler: Some(judge),
+            scheduler: judge,
+            is_agent: true,
             ..EngineState::new(port)
         }
     }

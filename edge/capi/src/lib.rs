@@ -41,6 +41,7 @@ mod kernel;
 mod listen;
 mod memory;
 mod options;
+mod own_scheduler;
 mod pair;
 mod policy;
 mod pump;

@@ -6,19 +6,15 @@
 //! five times a second.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-use d2tp_driver::{Device, Flow, LinkStatus, LinkUse, PathState};
-use d2tp_sched::{CostPolicy, DeadlineFallback, FlowDemand};
-use d2tp_steer::SingleFlowScheduler;
+use d2tp_driver::{CarriedByLink, Device, Flow, FlowClientReport, LinkStatus, LinkUse, PathState};
+use d2tp_sched::{ClientDecision, CostPolicy, DeadlineFallback, FlowDemand, Grant};
 use d2tp_time::{Span, Time};
 use tokio::sync::Notify;
 
-use crate::agent_carrier::{
-    SchedulerClient, SocketDecision, SocketDemand, SocketOwner, SocketScheduler,
-};
+use crate::agent_carrier::{SchedulerClient, SocketOwner, SocketScheduler};
 use crate::datagram_accounting::DatagramAccounting;
 use crate::dlock::{self, ASK_EVERY, WakeEntry};
 use crate::engine_state::{EngineState, ServerSession};
@@ -59,10 +55,8 @@ pub(crate) async fn enforce(home: &EngineState, held: &CarriedFlow) -> SocketFau
         held.read_ahead
             .update(now(), options, ways, left, to_program)
     };
-    if let Some(judge) = &home.scheduler {
-        held.scheduled
-            .replace(Some(ScheduledSocket::new(judge.clone(), now())));
-    }
+    held.scheduled
+        .replace(Some(ScheduledSocket::new(home.scheduler.clone(), now())));
     let sees = PolicyInput {
         owner: held.owner(),
         access: &with,
@@ -80,7 +74,7 @@ pub(crate) async fn enforce_connecting<T>(
     owner: Option<&SocketOwner>,
     line: impl Future<Output = T>,
 ) -> T {
-    if home.scheduler.is_some() {
+    if home.is_agent {
         return line.await;
     }
     let mut watched = WakeEntry::new(&home.wake_registry);
@@ -134,11 +128,7 @@ pub(crate) async fn enforce_opening(
     };
     let with = |f: &mut dyn FnMut(&Flow)| f(&flow.borrow());
     let options = || options.clone();
-    let court = home
-        .scheduler
-        .clone()
-        .map(|judge| ScheduledSocket::new(judge, now()));
-    let court = RefCell::new(court);
+    let court = RefCell::new(Some(ScheduledSocket::new(home.scheduler.clone(), now())));
     let sees = PolicyInput {
         owner,
         access: &with,
@@ -205,7 +195,6 @@ async fn decide(
         return std::future::pending().await;
     };
     let mut purse = BudgetMeter::default();
-    let mut seen = SingleFlowScheduler::default();
     let mut watched = WakeEntry::new(&home.wake_registry);
     loop {
         let locked = is_locked(sees.owner);
@@ -214,31 +203,21 @@ async fn decide(
         let moved = (sees.moved)();
         let ways = line.device.link_statuses();
         let others = line.account_datagrams(&ways);
-        seen.observe(now(), &ways);
+        home.scheduler.observe_links(&links.borrow());
         let (mut stuck, mut watches, mut lacks) = (false, false, false);
         (sees.access)(&mut |flow: &Flow| {
             purse.update(&line.device, flow);
             let left = purse.left(&options);
-            let bytes = moved.down + moved.written;
-            let verdict = verdict(&seen, now(), &options, bytes, left);
-            let wants = (sees.wants)(&options, &ways, left);
-            let decision = match (&mut *court.borrow_mut(), &wants) {
-                (Some(court), wants) => {
-                    court.decide(&options, moved, left, &others, wants.as_ref(), woken)
-                }
-                (None, Some(wants)) => SocketDecision {
-                    pays: false,
-                    probe: wants.buy_bytes,
-                },
-                (None, None) => SocketDecision {
-                    pays: verdict == PaymentVerdict::Pays,
-                    probe: None,
-                },
+            let mut court = court.borrow_mut();
+            let Some(court) = court.as_mut() else {
+                return;
             };
-            purse.allow(&line.device, flow, decision, options.budget);
+            let wants = (sees.wants)(&options, &ways, left);
+            let decision = court.decide(&options, moved, left, &others, wants.as_ref(), woken);
+            purse.allow(&line.device, flow, decision.grant, options.budget);
             let is_broke = match &wants {
                 Some(wants) => wants.is_broke,
-                None => verdict == PaymentVerdict::Broke,
+                None => is_broke(&options, left, &decision),
             };
             stuck = is_broke && ways.iter().any(costs);
             watches = wants.is_some_and(|wants| !wants.has_all);
@@ -247,8 +226,7 @@ async fn decide(
                 if !ways.iter().any(costs) {
                     return None;
                 }
-                let span =
-                    seen.spends_after(now(), need(&options, bytes, left), size(&options, bytes))?;
+                let span = court.pays_after()?;
                 // Sooner than it is looked again it needs no alarm.
                 (span >= ASK_EVERY).then(|| now() + Span::from(span))
             });
@@ -259,6 +237,7 @@ async fn decide(
         let rests = court
             .borrow_mut()
             .as_mut()
+            .filter(|_| home.is_agent)
             .map(|court| court.is_idle(now(), &options, moved, watches || woken && lacks));
         wakes.resting.set(rests == Some(true));
         let counts = match rests {
@@ -319,36 +298,31 @@ pub(crate) async fn watch_datagrams<T>(
 
 /// What is not taken down yet.
 pub(crate) fn account_datagrams(home: &EngineState, held: &CarriedFlow) {
-    if let (Some(line), Some(judge)) = (&held.session, &home.scheduler)
+    if let Some(line) = &held.session
+        && home.is_agent
         && line.0.links.is_some()
     {
-        let begin = || DatagramAccounting::new(judge.join());
+        let begin = || DatagramAccounting::new(home.scheduler.join());
         line.0.accounting.borrow_mut().get_or_insert_with(begin);
         line.0.account_datagrams(&line.0.device.link_statuses());
     }
 }
 
-/// A socket before the judge of all.
+/// A socket as a client of the scheduler.
 pub(crate) struct ScheduledSocket {
     scheduler: Rc<dyn SocketScheduler>,
     client: Option<Box<dyn SchedulerClient>>,
-    /// What links of the session had carried, to this device and from it.
-    before: BTreeMap<String, (u64, u64)>,
-    /// Of the program's bytes, those whose links are known.
-    attributed: (u64, u64),
-    carried: BTreeMap<String, (u64, u64)>,
+    carried: CarriedByLink,
     moved: ProgramBytes,
     moved_at: Time,
 }
 
 impl ScheduledSocket {
-    fn new(judge: Rc<dyn SocketScheduler>, now: Time) -> ScheduledSocket {
+    fn new(scheduler: Rc<dyn SocketScheduler>, now: Time) -> ScheduledSocket {
         ScheduledSocket {
-            scheduler: judge,
+            scheduler,
             client: None,
-            before: BTreeMap::new(),
-            attributed: (0, 0),
-            carried: BTreeMap::new(),
+            carried: CarriedByLink::default(),
             moved: ProgramBytes::default(),
             moved_at: now,
         }
@@ -362,69 +336,36 @@ impl ScheduledSocket {
         ways: &[LinkStatus],
         wants: Option<&ReadAheadDemand>,
         wakes: bool,
-    ) -> SocketDecision {
-        self.attribute_bytes(moved, ways);
+    ) -> ClientDecision {
+        self.carried.assign((moved.down, moved.up), ways);
         let bytes = moved.down + moved.written;
-        let standing = SocketDemand {
-            need: match wants {
+        let report = FlowClientReport {
+            demand: match wants {
                 Some(wants) => wants.need.clone(),
                 None => need(options, bytes, left),
             },
-            size: wants.map_or(options.size, |wants| Some(wants.size)),
+            size_bytes: wants.map_or(options.size, |wants| Some(wants.size)),
             buy_bytes: wants.map(|wants| wants.buy_bytes.unwrap_or(0)),
-            wakes,
-            ways,
-            carried: &self.carried,
+            keeps_awake: wakes,
+            links: ways,
+            carried: self.carried.bytes(),
         };
-        let judge = &self.scheduler;
-        let seat = self.client.get_or_insert_with(|| judge.join());
-        seat.decide(&standing)
+        let scheduler = &self.scheduler;
+        let client = self.client.get_or_insert_with(|| scheduler.join());
+        client.decide(&report)
     }
 
-    /// It is over: what was carried since it asked last counts too.
+    /// See [`SchedulerClient::pays_after`].
+    fn pays_after(&self) -> Option<Duration> {
+        self.client.as_ref()?.pays_after()
+    }
+
+    /// The flow is over: what was carried since the last report counts too.
     fn close(mut self, moved: ProgramBytes, ways: &[LinkStatus]) {
-        self.attribute_bytes(moved, ways);
-        let judge = &self.scheduler;
-        let seat = self.client.get_or_insert_with(|| judge.join());
-        seat.report(ways, &self.carried);
-    }
-
-    /// Says of the program's bytes which links they took: as its session's streams did meanwhile, which others may
-    /// share.
-    fn attribute_bytes(&mut self, moved: ProgramBytes, ways: &[LinkStatus]) {
-        let since: Vec<(u64, u64)> = ways
-            .iter()
-            .map(|way| {
-                let known = self.before.get(&way.name).copied();
-                let (down, up) = known.unwrap_or(way.payload);
-                (
-                    way.payload.0.saturating_sub(down),
-                    way.payload.1.saturating_sub(up),
-                )
-            })
-            .collect();
-        let of = |mine: u64, all: u64, link: u64| {
-            (u128::from(mine) * u128::from(link))
-                .checked_div(u128::from(all))
-                .map(|share| share as u64)
-        };
-        let all_down = since.iter().map(|(down, _)| down).sum();
-        let all_up = since.iter().map(|(_, up)| up).sum();
-        let mine_down = moved.down.saturating_sub(self.attributed.0);
-        let mine_up = moved.up.saturating_sub(self.attributed.1);
-        for (way, (down, up)) in ways.iter().zip(&since) {
-            let carried = self.carried.entry(way.name.clone()).or_default();
-            carried.0 += of(mine_down, all_down, *down).unwrap_or(0);
-            carried.1 += of(mine_up, all_up, *up).unwrap_or(0);
-            self.before.insert(way.name.clone(), way.payload);
-        }
-        // What no link has carried yet will be found on one.
-        if all_down > 0 {
-            self.attributed.0 = moved.down;
-        }
-        if all_up > 0 {
-            self.attributed.1 = moved.up;
-        }
+        self.carried.assign((moved.down, moved.up), ways);
+        let scheduler = &self.scheduler;
+        let client = self.client.get_or_insert_with(|| scheduler.join());
+        client.report(ways, self.carried.bytes());
     }
 
     /// Whether it wants nothing now: then others have its place. One that is `watched` will.
@@ -449,7 +390,7 @@ impl ScheduledSocket {
         if rests {
             self.client = None;
             // The next place begins to count anew.
-            self.carried.clear();
+            self.carried.restart();
         }
         rests
     }
@@ -530,23 +471,17 @@ impl BudgetMeter {
         now.since(*self.broke_since.get_or_insert(now)) >= BROKE_FOR
     }
 
-    fn allow(
-        &mut self,
-        device: &Device,
-        flow: &Flow,
-        decision: SocketDecision,
-        budget: Option<u64>,
-    ) {
+    fn allow(&mut self, device: &Device, flow: &Flow, grant: Grant, budget: Option<u64>) {
         let spent = self.before + self.now;
-        let (pays, budget) = match decision {
-            SocketDecision { pays: true, .. } => (true, budget),
-            SocketDecision {
-                probe: Some(bytes), ..
-            } => {
-                let probe = spent.saturating_add(bytes);
-                (true, Some(budget.map_or(probe, |budget| budget.min(probe))))
-            }
-            SocketDecision { probe: None, .. } => (false, budget),
+        let within = |bytes: u64| {
+            let most = spent.saturating_add(bytes);
+            Some(budget.map_or(most, |budget| budget.min(most)))
+        };
+        let (pays, budget) = match grant {
+            Grant::Spend { up_to: None } => (true, budget),
+            Grant::Spend { up_to: Some(bytes) } | Grant::Probe { bytes } => (true, within(bytes)),
+            // A path that carries nothing yet is not kept for a socket: its first byte opens one.
+            Grant::None | Grant::Path => (false, budget),
         };
         if self.pays && !pays {
             self.update(device, flow);
@@ -559,16 +494,6 @@ impl BudgetMeter {
             (self.pays, self.allowed) = (pays, told);
         }
     }
-}
-
-/// What is decided.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum PaymentVerdict {
-    /// It does not pay.
-    Free,
-    Pays,
-    /// It would, and has nothing left.
-    Broke,
 }
 
 fn now() -> Time {
@@ -592,32 +517,15 @@ fn need(options: &SocketOptions, moved: u64, left: Option<u64>) -> FlowDemand {
     }
 }
 
-/// Bytes of all of it, or what moved of it.
-fn size(options: &SocketOptions, moved: u64) -> u64 {
-    options.size.unwrap_or(moved)
-}
-
-/// What a flow with these options does, `moved` bytes after its beginning and with so much left to spend.
-fn verdict(
-    seen: &SingleFlowScheduler,
-    now: Time,
-    options: &SocketOptions,
-    moved: u64,
-    left: Option<u64>,
-) -> PaymentVerdict {
-    let spends = |left| seen.spends(now, need(options, moved, left), size(options, moved));
-    match left {
-        _ if spends(left) => PaymentVerdict::Pays,
-        Some(0) if options.if_late != DeadlineFallback::Wait && spends(None) => {
-            PaymentVerdict::Broke
-        }
-        _ => PaymentVerdict::Free,
-    }
+/// Whether links that cost should carry a flow that has nothing left to spend on them.
+fn is_broke(options: &SocketOptions, left: Option<u64>, decision: &ClientDecision) -> bool {
+    left == Some(0) && options.if_late != DeadlineFallback::Wait && decision.lacks_budget
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::own_scheduler::OwnScheduler;
     use d2tp_links::CostClass;
 
     fn way(class: CostClass, usage: LinkUse, rate: u64) -> LinkStatus {
@@ -643,15 +551,20 @@ mod tests {
             deadline: Some(crate::options::since_boot() + Duration::from_secs(60)),
             ..SocketOptions::default()
         };
-        let begun = now();
-        let mut seen = SingleFlowScheduler::default();
-        seen.observe(begun + Span::from_secs(1), &ways);
-        let later = begun + Span::from_secs(1);
-        let verdict = |options: &SocketOptions, moved, left| {
-            super::verdict(&seen, later, options, moved, left)
+        let decide = |options: &SocketOptions, moved: u64, left| {
+            let mut socket = ScheduledSocket::new(Rc::new(OwnScheduler::default()), now());
+            let moved = ProgramBytes {
+                down: moved,
+                ..ProgramBytes::default()
+            };
+            socket.decide(options, moved, left, &ways, None, false)
         };
-        let spends =
-            |options: &SocketOptions, moved| verdict(options, moved, None) == PaymentVerdict::Pays;
+        let spends = |options: &SocketOptions, moved| {
+            let grant = decide(options, moved, None).grant;
+            matches!(grant, Grant::Spend { .. })
+        };
+        let lacks =
+            |options: &SocketOptions, left| is_broke(options, left, &decide(options, 0, left));
         let sized = |bytes| SocketOptions {
             size: Some(bytes),
             ..in_a_minute.clone()
@@ -669,52 +582,16 @@ mod tests {
             ..SocketOptions::default()
         };
         assert!(spends(&fast, 0));
-        assert_eq!(verdict(&fast, 0, Some(1)), PaymentVerdict::Pays);
-        assert_eq!(verdict(&fast, 0, Some(0)), PaymentVerdict::Broke);
+        assert!(!lacks(&fast, Some(1)));
+        assert!(lacks(&fast, Some(0)));
         // Nothing is to be paid for, so nothing is missing.
-        assert_eq!(verdict(&free_only, 0, Some(0)), PaymentVerdict::Free);
-        assert_eq!(verdict(&sized(1_000_000), 0, Some(0)), PaymentVerdict::Free);
+        assert!(!lacks(&free_only, Some(0)));
+        assert!(!lacks(&sized(1_000_000), Some(0)));
         let patient = SocketOptions {
             if_late: DeadlineFallback::Wait,
             ..fast
         };
-        assert_eq!(verdict(&patient, 0, Some(0)), PaymentVerdict::Free);
-    }
-
-    #[test]
-    fn a_sockets_bytes_are_on_the_links_that_carried_its_session_meanwhile() {
-        struct Nobody;
-        impl SocketScheduler for Nobody {
-            fn join(&self) -> Box<dyn SchedulerClient> {
-                panic!("nobody asks")
-            }
-        }
-        let on = |name: &str, payload| LinkStatus {
-            name: name.into(),
-            payload,
-            ..way(CostClass::Free, LinkUse::Free, 0)
-        };
-        let moved = |down, up| ProgramBytes {
-            down,
-            up,
-            written: up,
-        };
-        let mut court = ScheduledSocket::new(Rc::new(Nobody), now());
-        // What was carried before it came is not its own.
-        court.attribute_bytes(moved(0, 0), &[on("wlan0", (5_000, 0))]);
-        assert_eq!(court.carried["wlan0"], (0, 0));
-        let both = [on("wlan0", (8_000, 0)), on("wwan0", (1_000, 0))];
-        court.attribute_bytes(moved(3_000, 0), &both);
-        // A link that was not known had carried nothing for it.
-        assert_eq!(court.carried["wlan0"], (3_000, 0));
-        let later = [on("wlan0", (8_500, 0)), on("wwan0", (2_500, 0))];
-        court.attribute_bytes(moved(4_000, 700), &later);
-        assert_eq!(court.carried["wlan0"], (3_250, 0));
-        assert_eq!(court.carried["wwan0"], (750, 0));
-        // What left before a link was seen to carry it is found on the next.
-        let sent = [on("wlan0", (8_500, 800)), on("wwan0", (2_500, 0))];
-        court.attribute_bytes(moved(4_000, 700), &sent);
-        assert_eq!(court.carried["wlan0"], (3_250, 700));
+        assert!(!lacks(&patient, Some(0)));
     }
 
     #[test]

@@ -16,11 +16,13 @@
 
 mod address;
 mod attach;
+mod carried_by_link;
 mod clock;
 mod datagrams;
 mod device;
 mod engine;
 mod flow;
+mod flow_client;
 mod hibernation;
 mod instance;
 mod instance_lease;
@@ -41,6 +43,7 @@ mod wake_detector;
 
 pub use address::{AddressError, ServerAddress};
 pub use attach::{Attach, Attachment, KernelLinks};
+pub use carried_by_link::CarriedByLink;
 pub use clock::boot;
 pub use d2tp_session::{
     AckOffload, Admission, CONTEXTS, CONTEXTS_OF_COPIES, CipherSuite, CongestionKind,
@@ -53,6 +56,7 @@ pub use datagrams::{Connection, ContextInbox, DATAGRAMS_UNREAD_MAX, Datagram, Da
 pub use device::{Device, DeviceOptions, LinkAnswers, LinkStatus, LinkUse};
 pub use engine::DriverError;
 pub use flow::{Flow, FlowSettings};
+pub use flow_client::{FlowClient, FlowClientReport};
 pub use hibernation::HibernatedReader;
 pub use instance::{FORGOTTEN, Instance, InstanceClaim};
 pub use instance_lease::InstanceLease;

@@ -6,9 +6,10 @@
 //! ```
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use d2tp_links::{Link, LinkKind};
 use d2tp_sched::{
     ClientDecision, ClientId, ClientReport, CompletionEstimate, DeviceScheduler, ForecastHint,
     LinkChoice, LinkSurroundings, RadioStatus, SavedLinkHistory, SchedulerKind, TransferDirection,
@@ -25,6 +26,8 @@ use crate::clock::now;
 pub struct SchedulerHandle {
     kind: SchedulerKind,
     scheduler: Mutex<DeviceScheduler>,
+    /// The number of the next flow, counted down: transfers count up from 1.
+    next_flow: AtomicU64,
     /// Counts clients that came and went, and those that begin or cease to wait.
     changed: watch::Sender<u64>,
 }
@@ -35,6 +38,7 @@ impl SchedulerHandle {
         Arc::new(SchedulerHandle {
             kind,
             scheduler: Mutex::new(DeviceScheduler::new(kind)),
+            next_flow: AtomicU64::new(u64::MAX),
             changed: watch::channel(0).0,
         })
     }
@@ -58,6 +62,29 @@ impl SchedulerHandle {
             waited: AtomicBool::new(false),
             wakes: AtomicBool::new(false),
         }
+    }
+
+    /// A number for a flow, which no transfer has.
+    pub(crate) fn next_flow_number(&self) -> u64 {
+        self.next_flow.fetch_sub(1, Ordering::Relaxed)
+    }
+
+    /// Takes in the links of a machine whose networks are not told apart: those that can be used are up.
+    pub fn observe_links(&self, links: &[Link]) {
+        let away = links.iter().filter(|link| link.kind != LinkKind::Loopback);
+        let radios = away
+            .filter(|link| link.is_usable())
+            .map(|link| RadioStatus {
+                device: link.name.clone(),
+                slot: link.name.clone(),
+                class: link.class.class.into(),
+                carries: true,
+                rate: None,
+            });
+        self.observe(&LinkSurroundings {
+            radios: radios.collect(),
+            ..LinkSurroundings::default()
+        });
     }
 
     /// See [`DeviceScheduler::observe`].
@@ -175,6 +202,11 @@ impl SpendHandle {
     pub fn record_busy_time(&self, device: &str, busy: Duration) {
         let mut scheduler = self.scheduler.scheduler.lock();
         scheduler.record_busy_time(self.client, device, busy.into());
+    }
+
+    /// See [`DeviceScheduler::pays_after`].
+    pub fn pays_after(&self) -> Option<Duration> {
+        (self.scheduler.scheduler.lock()).pays_after(now(), self.client)
     }
 
     /// See [`DeviceScheduler::promise`].

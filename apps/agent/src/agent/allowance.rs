@@ -3,6 +3,9 @@
 
 use std::collections::BTreeSet;
 
+use std::sync::Arc;
+
+use d2tp_driver::SchedulerHandle;
 use d2tp_links::{CapCutoff, CostClass, Link, LinkKind, NetworkRule};
 use tokio::sync::watch;
 
@@ -99,6 +102,10 @@ impl Agent {
 
 /// Programs behind the local proxy spend what transfers do.
 impl SpendingBudget for Agent {
+    fn scheduler(&self) -> &Arc<SchedulerHandle> {
+        &self.scheduler
+    }
+
     fn record_spent(&self, more: &[LinkPayload]) {
         if more.is_empty() {
             return;

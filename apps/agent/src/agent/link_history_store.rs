@@ -440,6 +440,7 @@ mod tests {
                 carried: &carried,
                 uses_several_links: true,
                 always_pays: false,
+                is_interactive: false,
                 keeps_awake: true,
             });
             seen = scheduler.link_rate("wlan0");

@@ -7,14 +7,15 @@
 //!                                                   Judge ◀────────┘  ──▶ scheduler, budget, figures
 //! ```
 
-use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
-use d2tp::agent_carrier::{self, AgentCall, AgentCarrier, ReopenClaim, SocketDecision, VERSION};
-use d2tp_driver::{LinkStatus, LinkUse, PathState};
+use d2tp::agent_carrier::{self, AgentCall, AgentCarrier, ReopenClaim, VERSION};
+use d2tp_driver::{FlowClient, FlowClientReport, LinkStatus};
 use d2tp_links::CostClass;
+use d2tp_sched::ClientDecision;
 use tokio::io::BufReader;
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
@@ -23,18 +24,12 @@ use super::api::error_response;
 use super::api_server::write_line;
 use super::{Agent, lock};
 use crate::fetch::outcome::TransferFailure;
-use d2tp_driver::SpendHandle;
-use d2tp_sched::{ClientReport, Grant, TransferDirection};
 
 /// What carries them.
 pub(super) fn carrier(agent: Arc<Agent>) -> std::io::Result<Rc<AgentCarrier>> {
     let links = agent.link_view.links();
-    let judge = AgentSocketScheduler {
-        agent,
-        // Transfers count from 1 on.
-        next: Cell::new(u64::MAX),
-    };
-    Ok(Rc::new(AgentCarrier::new(links, Rc::new(judge))?))
+    let scheduler = AgentSocketScheduler { agent };
+    Ok(Rc::new(AgentCarrier::new(links, Rc::new(scheduler))?))
 }
 
 /// Carries one, or says why not: then its library does.
@@ -84,104 +79,34 @@ async fn rejoined(
 
 struct AgentSocketScheduler {
     agent: Arc<Agent>,
-    next: Cell<u64>,
 }
 
 impl agent_carrier::SocketScheduler for AgentSocketScheduler {
     fn join(&self) -> Box<dyn agent_carrier::SchedulerClient> {
-        let number = self.next.get();
-        self.next.set(number - 1);
-        Box::new(AgentSocketSlot {
+        Box::new(AgentSocketClient {
             agent: self.agent.clone(),
-            number,
-            seat: None,
-            before: BTreeMap::new(),
+            flow: FlowClient::new(&self.agent.scheduler),
             counted: BTreeMap::new(),
-            up_and_down: (0, 0),
         })
     }
 }
 
-/// One socket's.
-struct AgentSocketSlot {
+/// A socket of a program as a client of the agent's scheduler and of its budget.
+struct AgentSocketClient {
     agent: Arc<Agent>,
-    number: u64,
-    seat: Option<(TransferDirection, SpendHandle)>,
-    /// What links had carried for it that way when it took that.
-    before: BTreeMap<String, u64>,
-    /// What links carried for it, as far as that is taken down.
+    flow: FlowClient,
+    /// What links carried for it, as far as the budget was charged for it.
     counted: BTreeMap<String, (u64, u64)>,
-    up_and_down: (u64, u64),
 }
 
-impl agent_carrier::SchedulerClient for AgentSocketSlot {
-    fn decide(&mut self, standing: &agent_carrier::SocketDemand<'_>) -> SocketDecision {
-        self.report(standing.ways, standing.carried);
-        // Links are not as fast both ways, and most connections carry most one way.
-        let direction = match self.up_and_down {
-            (up, down) if up > down => TransferDirection::Up,
-            _ => TransferDirection::Down,
-        };
-        let carried = standing.carried.iter().map(|(name, (down, up))| {
-            let bytes = match direction {
-                TransferDirection::Down => down,
-                TransferDirection::Up => up,
-            };
-            (name.clone(), *bytes)
-        });
-        let mut carried: BTreeMap<String, u64> = carried.collect();
-        let is_it = |seat: &(TransferDirection, SpendHandle)| seat.0 == direction;
-        if !self.seat.as_ref().is_some_and(is_it) {
-            let seat = self.agent.scheduler.join(direction, self.number);
-            if self.seat.replace((direction, seat)).is_some() {
-                self.before.clone_from(&carried);
-            }
-        }
-        let Some((_, seat)) = &self.seat else {
-            return SocketDecision::default();
-        };
-        for (name, bytes) in &mut carried {
-            *bytes -= self.before.get(name).unwrap_or(&0);
-        }
-        let used = standing.ways.iter();
-        let used = used.filter(|way| way.usage != LinkUse::Off);
-        let ways: Vec<d2tp_sched::LinkCandidate> = used.map(way).collect();
-        let verdict = seat.decide(&ClientReport {
-            demand: standing.need.clone(),
-            size_bytes: standing.size,
-            priority: 0,
-            candidates: &ways,
-            carried: &carried,
-            uses_several_links: true,
-            always_pays: standing.buy_bytes.is_some_and(|bytes| bytes > 0),
-            keeps_awake: standing.wakes,
-        });
-        for way in standing.ways {
-            if let Some(path) = &way.path {
-                seat.record_round_trip(&way.name, path.rtt.into());
-            }
-        }
-        match standing.buy_bytes {
-            // What is read now is not held back for what is due later, as with others' streams.
-            Some(bytes) => {
-                let bytes = bytes.min(verdict.limit.unwrap_or(u64::MAX));
-                SocketDecision {
-                    pays: false,
-                    probe: (bytes > 0).then_some(bytes),
-                }
-            }
-            None => match verdict.grant {
-                Grant::Spend { up_to } => SocketDecision {
-                    pays: up_to.is_none(),
-                    probe: up_to,
-                },
-                Grant::Probe { bytes } => SocketDecision {
-                    pays: false,
-                    probe: Some(bytes),
-                },
-                Grant::None | Grant::Path => SocketDecision::default(),
-            },
-        }
+impl agent_carrier::SchedulerClient for AgentSocketClient {
+    fn decide(&mut self, report: &FlowClientReport<'_>) -> ClientDecision {
+        self.report(report.links, report.carried);
+        self.flow.decide(report)
+    }
+
+    fn pays_after(&self) -> Option<Duration> {
+        self.flow.pays_after()
     }
 
     /// Takes down what links carried for it since the last time.
@@ -195,8 +120,6 @@ impl agent_carrier::SchedulerClient for AgentSocketSlot {
             let (down, up) = (down - before.0, up - before.1);
             if down + up > 0 {
                 more.push((way.name.clone(), way.class, down, up));
-                self.up_and_down.0 += up;
-                self.up_and_down.1 += down;
             }
         }
         if more.is_empty() {
@@ -212,18 +135,5 @@ impl agent_carrier::SchedulerClient for AgentSocketSlot {
             meter.carried(class, true, down);
             meter.carried(class, false, up);
         }
-    }
-}
-
-fn way(way: &d2tp_driver::LinkStatus) -> d2tp_sched::LinkCandidate {
-    let path = way.path.as_ref().map(|path| path.state);
-    d2tp_sched::LinkCandidate {
-        name: way.name.clone(),
-        class: way.class.into(),
-        rate_bytes_per_s: way.rate.map(|rate| rate as f64),
-        metric: u32::MAX,
-        // One without a path is not tried yet, or is one that costs.
-        stalled: path == Some(PathState::Silent),
-        in_use: path == Some(PathState::Active),
     }
 }

@@ -14,13 +14,12 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use d2tp_driver::{
-    EndpointConfig, Flow, FlowEnd, FlowIo as _, FlowSettings, LinkStatus, LinkUse, SecretKey,
-    ServerAddress, SessionEvent,
+    CarriedByLink, Device, EndpointConfig, Flow, FlowClient, FlowClientReport, FlowEnd,
+    FlowIo as _, FlowSettings, LinkStatus, LinkUse, SchedulerHandle, SecretKey, ServerAddress,
+    SessionEvent,
 };
 use d2tp_links::{CostClass, Link};
-use d2tp_sched::{CostPolicy, FlowDemand};
-use d2tp_steer::SingleFlowScheduler;
-use d2tp_time::Time;
+use d2tp_sched::{CostPolicy, FlowDemand, Grant, SchedulerKind};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::{Notify, watch};
@@ -32,7 +31,6 @@ use super::conn_options::ConnOptions;
 use super::optimistic_connect::OptimisticConnect;
 use super::refusal::{ConnectRefusal, RefusalCause};
 use super::target::TargetAddress;
-use crate::fetch::boot_clock::BootInstant;
 use crate::fetch::dial::{ByteStream, FetchFault};
 use crate::fetch::proxy::ProxyClient;
 use crate::fetch::tunnel;
@@ -66,6 +64,9 @@ struct ProxySessionState {
 
 /// What connections may spend on links that cost, together with whatever else the device carries.
 pub trait SpendingBudget: Send + Sync {
+    /// The device's scheduler, which decides for connections too.
+    fn scheduler(&self) -> &Arc<SchedulerHandle>;
+
     /// Takes down what links carried since the last time.
     fn record_spent(&self, more: &[LinkPayload]);
 
@@ -86,11 +87,25 @@ pub struct LinkPayload {
     pub up: u64,
 }
 
+/// Bytes of connections, read and written.
+#[derive(Default)]
+struct ConnTraffic {
+    down: AtomicU64,
+    up: AtomicU64,
+}
+
+/// Connections with the same options, which are one client of the scheduler: a program opens many, and
+/// what is decided for one holds for all of them.
+struct ConnGroup {
+    wish: ConnOptions,
+    moved: Arc<ConnTraffic>,
+    client: Option<FlowClient>,
+    carried: CarriedByLink,
+}
+
 struct SteeredFlow {
     flow: Arc<Mutex<Flow>>,
     wish: ConnOptions,
-    /// Bytes read and written.
-    moved: Arc<AtomicU64>,
     /// How many bytes in all, if that is limited; nothing if it pays none.
     pays: Option<Option<u64>>,
 }
@@ -99,6 +114,60 @@ struct SteeredFlow {
 struct SessionFlows {
     next: u64,
     all: BTreeMap<u64, SteeredFlow>,
+    groups: Vec<ConnGroup>,
+}
+
+impl SessionFlows {
+    /// Decides for each flow whether it may use links that cost. Returns after what time the decision may
+    /// be another one though nothing changes.
+    fn decide(
+        &mut self,
+        device: &Device,
+        links: &[LinkStatus],
+        scheduler: &Arc<SchedulerHandle>,
+        left: Option<u64>,
+    ) -> Option<Duration> {
+        let all = &mut self.all;
+        (self.groups).retain(|group| all.values().any(|flow| flow.wish == group.wish));
+        let mut again: Option<Duration> = None;
+        for group in &mut self.groups {
+            let moved = &group.moved;
+            let moved = (moved.down.load(Relaxed), moved.up.load(Relaxed));
+            group.carried.assign(moved, links);
+            let client = group
+                .client
+                .get_or_insert_with(|| FlowClient::new(scheduler));
+            let decision = client.decide(&FlowClientReport {
+                demand: FlowDemand {
+                    metered_bytes_left: left,
+                    ..group.wish.demand()
+                },
+                size_bytes: None,
+                buy_bytes: None,
+                keeps_awake: false,
+                links,
+                carried: group.carried.bytes(),
+            });
+            again = again.into_iter().chain(decision.recheck_after).min();
+            let flows = || all.values().filter(|flow| flow.wish == group.wish);
+            let count = flows().count().max(1) as u64;
+            let (may, share) = match decision.grant {
+                Grant::Spend { up_to } => (true, up_to.map(|bytes| bytes / count)),
+                Grant::Probe { bytes } => (true, Some(bytes / count)),
+                // A connection's first byte opens a path when it may be paid for.
+                Grant::None | Grant::Path => (false, None),
+            };
+            for steered in all.values_mut().filter(|flow| flow.wish == group.wish) {
+                let flow = lock(&steered.flow);
+                let pays = may.then(|| share.map(|share| device.paid_bytes(&flow) + share));
+                if pays != steered.pays {
+                    steered.pays = pays;
+                    device.allow_paid(&flow, may, pays.flatten());
+                }
+            }
+        }
+        again
+    }
 }
 
 /// Who is at the far end of a line.
@@ -241,13 +310,12 @@ impl ProxySession {
             ..FlowSettings::default()
         };
         let mut begun = None;
-        let moved = Arc::new(AtomicU64::new(0));
         let io = self.proxy.open_parallel_with(settings, |_, flow| {
-            let number = self.enter(flow.clone(), wish, moved.clone());
-            begun = Some((number, flow.clone()));
+            let (number, moved) = self.enter(flow.clone(), wish);
+            begun = Some((number, flow.clone(), moved));
         });
         let io = io.map_err(|fault| ConnectRefusal::new(RefusalCause::NoProxy, words(fault)))?;
-        let (number, flow) = begun.expect("steered when it was opened");
+        let (number, flow, moved) = begun.expect("steered when it was opened");
         let mut open = ProxyConnection {
             io,
             flow,
@@ -409,7 +477,7 @@ impl ProxySession {
     /// Says of each flow whether it may use links that cost.
     async fn steer(self: Arc<ProxySession>) {
         let mut links = self.links.clone();
-        let mut seen = SingleFlowScheduler::default();
+        let own = SchedulerHandle::new(SchedulerKind::D2Sched);
         let mut counted = BTreeMap::new();
         // A change may not have reached the device when it is looked at for that change.
         let mut settled = false;
@@ -420,30 +488,21 @@ impl ProxySession {
                 // What was carried until now is in what is looked at.
                 moves = Some(device.watch_traffic());
                 let ways = device.link_statuses();
-                seen.observe(now(), &ways);
                 let purse = lock(&self.budget).clone();
                 if let Some(purse) = &purse {
                     purse.record_spent(&carried_since(&mut counted, &ways));
                 }
-                purse_left = purse.map(|purse| purse.watch_left());
+                purse_left = purse.as_ref().map(|purse| purse.watch_left());
                 let left = purse_left.as_ref().and_then(|left| *left.borrow());
-                let mut flows = lock(&self.flows);
-                let share = left.map(|left| left / flows.all.len().max(1) as u64);
-                for steered in flows.all.values_mut() {
-                    let need = FlowDemand {
-                        metered_bytes_left: left,
-                        ..steered.wish.demand()
-                    };
-                    let flow = lock(&steered.flow);
-                    let decision = seen.decide(now(), need, steered.moved.load(Relaxed));
-                    again = again.into_iter().chain(decision.recheck_after).min();
-                    let may = decision.spends;
-                    let pays = may.then(|| share.map(|share| device.paid_bytes(&flow) + share));
-                    if pays != steered.pays {
-                        steered.pays = pays;
-                        device.allow_paid(&flow, may, pays.flatten());
+                let scheduler = match &purse {
+                    Some(purse) => purse.scheduler(),
+                    None => {
+                        own.observe_links(&links.borrow());
+                        &own
                     }
-                }
+                };
+                let mut flows = lock(&self.flows);
+                again = flows.decide(&device, &ways, scheduler, left);
                 costs = !flows.all.is_empty() && ways.iter().any(|w| w.usage == LinkUse::Paid);
             }
             let look_again = async {
@@ -467,18 +526,31 @@ impl ProxySession {
         }
     }
 
-    fn enter(&self, flow: Arc<Mutex<Flow>>, wish: ConnOptions, moved: Arc<AtomicU64>) -> u64 {
+    fn enter(&self, flow: Arc<Mutex<Flow>>, wish: ConnOptions) -> (u64, Arc<ConnTraffic>) {
         let mut flows = lock(&self.flows);
         flows.next += 1;
         let number = flows.next;
         let steered = SteeredFlow {
             flow,
             wish,
-            moved,
             pays: None,
         };
         flows.all.insert(number, steered);
-        number
+        let known = flows.groups.iter().find(|group| group.wish == wish);
+        let moved = match known {
+            Some(group) => group.moved.clone(),
+            None => {
+                let moved = Arc::<ConnTraffic>::default();
+                flows.groups.push(ConnGroup {
+                    wish,
+                    moved: moved.clone(),
+                    client: None,
+                    carried: CarriedByLink::default(),
+                });
+                moved
+            }
+        };
+        (number, moved)
     }
 
     /// Connections there are.
@@ -546,11 +618,6 @@ async fn changed<T>(what: &mut Option<watch::Receiver<T>>) {
     std::future::pending().await
 }
 
-fn now() -> Time {
-    let since_boot = BootInstant::now().since_boot();
-    Time::from_nanos(u64::try_from(since_boot.as_nanos()).unwrap_or(u64::MAX))
-}
-
 /// What links carried since that was counted last; a session that began anew counts from nothing.
 fn carried_since(
     counted: &mut BTreeMap<String, (u64, u64)>,
@@ -597,7 +664,7 @@ pub struct ProxyConnection {
     io: Box<dyn ByteStream>,
     flow: Arc<Mutex<Flow>>,
     number: u64,
-    moved: Arc<AtomicU64>,
+    moved: Arc<ConnTraffic>,
     target: TargetAddress,
     line: Arc<ProxySession>,
 }
@@ -638,7 +705,7 @@ impl AsyncRead for ProxyConnection {
         let before = into.filled().len();
         let polled = Pin::new(&mut self.io).poll_read(cx, into);
         let more = into.filled().len() - before;
-        self.moved.fetch_add(more as u64, Relaxed);
+        self.moved.down.fetch_add(more as u64, Relaxed);
         polled
     }
 }
@@ -651,7 +718,7 @@ impl AsyncWrite for ProxyConnection {
     ) -> Poll<io::Result<usize>> {
         let polled = Pin::new(&mut self.io).poll_write(cx, bytes);
         if let Poll::Ready(Ok(more)) = polled {
-            self.moved.fetch_add(more as u64, Relaxed);
+            self.moved.up.fetch_add(more as u64, Relaxed);
         }
         polled
     }

@@ -244,6 +244,7 @@ impl StreamFeed {
             carried: &self.carried,
             uses_several_links: !self.transport.is_direct(),
             always_pays: pays,
+            is_interactive: false,
             keeps_awake: true,
         };
         let verdict = seat.decide(&standing);

@@ -1,5 +1,7 @@
 //! What a transfer is told: the link it is on, or why it waits, and whether links that cost carry it.
 
+use std::time::Duration;
+
 use crate::{
     CostPolicy, DeadlineFallback, FlowDemand, FlowExplanation, LinkCandidate, LinkChoice,
     LinkClass, LinkWaitReason, fastest_working, format_duration,
@@ -38,6 +40,11 @@ pub struct ClientDecision {
     /// What the device's budget leaves the client until it reports again, whether it pays or not;
     /// none where there is no limit.
     pub limit: Option<u64>,
+    /// Whether links that cost would carry it now, had it or the device any budget left.
+    pub lacks_budget: bool,
+    /// The time after which the decision may be another one though nothing changes; none where only
+    /// links and needs decide.
+    pub recheck_after: Option<Duration>,
     /// The link to use, for a client that is on one link at a time; a wait holds for every client.
     pub choice: LinkChoice,
 }
@@ -70,6 +77,8 @@ pub(super) fn fit_to_links(
             grant: Grant::None,
             pays_because: None,
             limit: None,
+            lacks_budget: false,
+            recheck_after: None,
             choice: LinkChoice::Wait {
                 reason: LinkWaitReason::QueuedBehind,
                 why: "transfers with earlier deadlines go first".into(),
@@ -110,6 +119,8 @@ pub(super) fn fit_to_links(
         },
         pays_because: pays.then(|| for_money(need, ways, &why)),
         limit: None,
+        lacks_budget: false,
+        recheck_after: None,
         choice,
     }
 }
@@ -198,7 +209,6 @@ fn wait(
 mod tests {
     use super::*;
     use std::collections::BTreeMap;
-    use std::time::Duration;
 
     fn way(name: &str, class: LinkClass) -> LinkCandidate {
         LinkCandidate {
@@ -237,6 +247,7 @@ mod tests {
             carried: &carried,
             uses_several_links: together,
             always_pays: false,
+            is_interactive: false,
             keeps_awake: true,
         };
         let why = FlowExplanation {

@@ -11,6 +11,7 @@ use crate::{
 use d2tp_time::{Span, Time};
 
 use super::client_decision::{ClientDecision, fit_to_links};
+use super::rate_measurement::{MEASURED_BYTES_MIN, RateMeasurement};
 use super::{ClientReport, LinkSurroundings, RadioStatus, WakingClients};
 
 /// What links carried is taken down after so long: a shorter time says little of a rate.
@@ -79,6 +80,8 @@ pub(super) struct DirectionScheduler {
 struct PendingTraffic {
     bytes: u64,
     busy: Span,
+    /// The longest of the measurements that are part of it.
+    longest: Span,
 }
 
 /// What one transfer last reported, and what it was told.
@@ -92,6 +95,9 @@ struct ClientState {
     carried: BTreeMap<String, u64>,
     /// For how long links have carried it, as far as it says; and as far as that is taken down.
     busy: BTreeMap<String, (Span, Span)>,
+    /// What links carried of it that no rate was measured by yet; of an interactive client.
+    measurements: BTreeMap<String, RateMeasurement>,
+    is_interactive: bool,
     moved_at: Time,
     /// Nobody is before it since then.
     goes_since: Option<Time>,
@@ -141,6 +147,8 @@ impl DirectionScheduler {
             ways: Vec::new(),
             carried: BTreeMap::new(),
             busy: BTreeMap::new(),
+            measurements: BTreeMap::new(),
+            is_interactive: false,
             moved_at: now,
             goes_since: None,
             told: None,
@@ -192,7 +200,9 @@ impl DirectionScheduler {
         let behind = self.is_behind(now, number, &flows, &roster);
         let need = &flows[me].need;
         let capped = |device: &str| self.around.capped.contains(device);
-        let verdict = fit_to_links(need, standing, pays, probe, why, behind, &capped);
+        let mut verdict = fit_to_links(need, standing, pays, probe, why, behind, &capped);
+        verdict.recheck_after = need.left.map(|_| roster.valid_for.into());
+        verdict.lacks_budget = !pays && self.would_pay(now, flows, me);
         if let Some(guest) = self.seats.get_mut(&number) {
             guest.wakes = standing.keeps_awake;
             guest.told = Some(match &verdict.choice {
@@ -205,6 +215,16 @@ impl DirectionScheduler {
             });
         }
         verdict
+    }
+
+    /// Whether links that cost would carry a flow, had it any budget.
+    fn would_pay(&self, now: Time, mut flows: Vec<ScheduledFlow>, me: usize) -> bool {
+        let left = &mut flows[me].need.metered_bytes_left;
+        if *left != Some(0) {
+            return false;
+        }
+        *left = None;
+        self.scheduler.decide(now, &flows).payers.contains(&me)
     }
 
     /// Takes in what is around: devices that are there whether a transfer asks or not, and the networks
@@ -333,6 +353,12 @@ impl DirectionScheduler {
             .find_map(|n| self.scheduler.pays_in(now, &flows, n))
     }
 
+    pub(super) fn pays_after(&self, now: Time, number: u64) -> Option<Duration> {
+        self.seats.get(&number)?.flow.as_ref()?;
+        let (flows, me) = self.flows(number);
+        self.scheduler.pays_in(now, &flows, me)
+    }
+
     pub(super) fn promise(&mut self, now: Time, number: u64) -> Option<CompletionEstimate> {
         let fresh = |at: &Time| now.since(*at) < COUNTED_AFTER;
         if !self.promised.as_ref().is_some_and(|(at, _)| fresh(at)) {
@@ -394,6 +420,9 @@ impl DirectionScheduler {
     fn take_down(&mut self, now: Time, number: u64, standing: &ClientReport) {
         for way in standing.candidates {
             self.know(now, &way.name, way.class);
+            if standing.is_interactive {
+                self.assume_rate(now, way);
+            }
         }
         let allowed = self.allowed;
         let Some(guest) = self.seats.get_mut(&number) else {
@@ -416,11 +445,25 @@ impl DirectionScheduler {
             priority: standing.priority,
             need,
         });
+        guest.is_interactive = standing.is_interactive;
         for (name, bytes) in standing.carried {
             let before = guest.carried.insert(name.clone(), *bytes).unwrap_or(0);
             let more = bytes.saturating_sub(before);
             if more > 0 {
                 guest.moved_at = now;
+            }
+            if standing.is_interactive {
+                let measurement = (guest.measurements.entry(name.clone()))
+                    .or_insert_with(|| RateMeasurement::new(now));
+                let measured = measurement.record(now, more);
+                let known = self.names.iter().position(|n| n.as_ref() == Some(name));
+                if let (Some((bytes, took)), Some(link)) = (measured, known) {
+                    let pending = &mut self.pending[link];
+                    pending.bytes += bytes;
+                    pending.busy = pending.busy + took;
+                    pending.longest = pending.longest.max(took);
+                }
+            } else if more > 0 {
                 let known = self.names.iter().position(|n| n.as_ref() == Some(name));
                 let busy = guest.busy.get_mut(name).map(|(said, taken)| {
                     // Another session counts anew.
@@ -440,6 +483,29 @@ impl DirectionScheduler {
             }
         }
         self.see(now);
+    }
+
+    /// Takes a session's word for the rate of a link that was never measured.
+    fn assume_rate(&mut self, now: Time, candidate: &LinkCandidate) {
+        let is_it = |name: &Option<String>| name.as_ref() == Some(&candidate.name);
+        let Some(link) = self.names.iter().position(is_it) else {
+            return;
+        };
+        let known = self.scheduler.links()[link].confidence() > 0.0;
+        let rate = candidate.rate_bytes_per_s.unwrap_or(0.0) as u64;
+        if known || rate < MEASURED_BYTES_MIN {
+            return;
+        }
+        let mut measured = LinkHistory::new(candidate.class);
+        measured.observe(
+            now,
+            &LinkObservation {
+                up: true,
+                bytes: rate,
+                busy: Span::from_secs(1),
+            },
+        );
+        self.scheduler.switch_network(link, measured.rates());
     }
 
     /// Takes a link up that was not known, or costs something else now, or is on another network.
@@ -539,7 +605,7 @@ impl DirectionScheduler {
                 true => LinkObservation {
                     up: *up,
                     bytes: pending.bytes,
-                    busy: pending.busy.max(BUSY_MIN).min(counted),
+                    busy: pending.busy.max(BUSY_MIN).min(counted.max(pending.longest)),
                 },
                 false => LinkObservation {
                     up: *up,
@@ -585,7 +651,8 @@ impl DirectionScheduler {
         flows: &[ScheduledFlow],
         roster: &LinkAssignment,
     ) -> bool {
-        if self.seats.len() < 2 {
+        let is_interactive = |client: &ClientState| client.is_interactive;
+        if self.seats.len() < 2 || self.seats.get(&number).is_some_and(is_interactive) {
             return false;
         }
         let abreast = match self.scheduler.load(now, flows) >= PRESSED {
@@ -598,6 +665,9 @@ impl DirectionScheduler {
             let Some(guest) = self.seats.get_mut(&numbers[*n]) else {
                 continue;
             };
+            if guest.is_interactive {
+                continue;
+            }
             // How much it is has to be asked before anything can be promised.
             let asks = flows[*n].need.remaining_bytes.is_none() && asking < ABREAST;
             asking += usize::from(asks);
@@ -662,6 +732,7 @@ mod tests {
         lane: DirectionScheduler,
         now: Time,
         carried: BTreeMap<u64, BTreeMap<String, u64>>,
+        is_interactive: bool,
     }
 
     impl Device {
@@ -670,6 +741,7 @@ mod tests {
                 lane: DirectionScheduler::new(SchedulerMode::Forecast),
                 now: Time::ZERO + Span::from_secs(1_000),
                 carried: BTreeMap::new(),
+                is_interactive: false,
             }
         }
 
@@ -688,6 +760,7 @@ mod tests {
                 carried,
                 uses_several_links: true,
                 always_pays: false,
+                is_interactive: self.is_interactive,
                 keeps_awake: true,
             };
             self.lane.decide(self.now, number, &standing)
@@ -1027,5 +1100,90 @@ mod tests {
         device.lane.set_metered_limit(None);
         let verdict = device.ask(seat, &need(50_000_000, 10), &[cell()]);
         assert!(verdict.pays_because.is_some());
+    }
+
+    #[test]
+    fn a_pause_of_a_program_does_not_make_a_link_slow() {
+        let mut device = Device::new();
+        device.is_interactive = true;
+        let ways = [
+            LinkCandidate {
+                rate_bytes_per_s: Some(1e6),
+                ..wifi()
+            },
+            LinkCandidate {
+                rate_bytes_per_s: Some(1e6),
+                ..cell()
+            },
+        ];
+        let client = device.lane.register(device.now, 0);
+        let pays = |device: &mut Device| {
+            let decision = device.ask(client, &need(30_000_000, 60), &ways);
+            decision.pays_because.is_some()
+        };
+        assert!(!pays(&mut device), "the session's word is taken");
+        device.wait(3_600);
+        device.carry(client, "wlan0", 1_000_000);
+        assert!(!pays(&mut device));
+        // Nor do a few bytes a moment after a report, or what a person types.
+        device.carry(client, "wlan0", 60);
+        device.now += Span::from_millis(1);
+        assert!(!pays(&mut device));
+        for second in 1..60 {
+            device.wait(1);
+            if second % 10 != 0 {
+                device.carry(client, "wlan0", 500);
+            }
+            assert!(!pays(&mut device), "after {second} s");
+        }
+        // A link that carries little without a pause is slow.
+        let mut paid = false;
+        for _ in 0..120 {
+            device.wait(1);
+            device.carry(client, "wlan0", 1_000);
+            paid = pays(&mut device);
+        }
+        assert!(paid);
+    }
+
+    #[test]
+    fn connections_of_programs_are_never_behind_and_hold_nobody_back() {
+        let mut device = Device::new();
+        device.is_interactive = true;
+        let connections: Vec<u64> = (0..20)
+            .map(|n| device.lane.register(device.now, n))
+            .collect();
+        let transfer = device.lane.register(device.now, 99);
+        for _ in 0..10 {
+            device.wait(1);
+            device.is_interactive = true;
+            for connection in &connections {
+                device.carry(*connection, "wlan0", 100_000);
+                let decision = device.ask(*connection, &need(80_000_000, 90), &[wifi()]);
+                assert_eq!(waits(&decision), None);
+            }
+            device.is_interactive = false;
+            let decision = device.ask(transfer, &need(80_000_000, 100), &[wifi()]);
+            assert_eq!(waits(&decision), None);
+        }
+    }
+
+    #[test]
+    fn who_has_no_budget_left_lacks_it_only_where_links_that_cost_would_carry_it() {
+        let mut device = Device::new();
+        let client = device.lane.register(device.now, 0);
+        let mut lacks = |policy, left| {
+            let demand = FlowDemand {
+                policy,
+                metered_bytes_left: left,
+                ..need(50_000_000, 10)
+            };
+            device.ask(client, &demand, &[cell()]).lacks_budget
+        };
+        assert!(lacks(CostPolicy::Fast, Some(0)));
+        assert!(lacks(CostPolicy::FreeFirst, Some(0)));
+        assert!(!lacks(CostPolicy::FreeOnly, Some(0)));
+        assert!(!lacks(CostPolicy::Fast, Some(1)));
+        assert!(!lacks(CostPolicy::Fast, None));
     }
 }

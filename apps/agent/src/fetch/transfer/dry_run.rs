@@ -204,6 +204,7 @@ impl<D: Dial> TransferRun<'_, D> {
             carried: &self.bytes_by_link,
             uses_several_links: together,
             always_pays: false,
+            is_interactive: false,
             keeps_awake: true,
         })
     }

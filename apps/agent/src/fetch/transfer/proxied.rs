@@ -447,6 +447,7 @@ impl TransferRun<'_, ProxyClient> {
             carried: &self.bytes_by_link,
             uses_several_links: true,
             always_pays: false,
+            is_interactive: false,
             keeps_awake: true,
         });
         helm.waits = matches!(verdict.choice, LinkChoice::Wait { .. });

@@ -1,0 +1,107 @@
+//! Which links carried a flow's bytes, where several flows share a session.
+
+use std::collections::BTreeMap;
+
+use crate::LinkStatus;
+
+/// Assigns a flow's bytes to the links of its session: a session counts what each link carried, not for
+/// whom, so a flow's bytes are taken to have come over the links in the shares that all bytes did.
+#[derive(Debug, Default)]
+pub struct CarriedByLink {
+    /// What links of the session had carried at the last look, towards this device and from it.
+    before: BTreeMap<String, (u64, u64)>,
+    /// Those of the flow's bytes that are assigned.
+    assigned: (u64, u64),
+    carried: BTreeMap<String, (u64, u64)>,
+}
+
+impl CarriedByLink {
+    /// Assigns what moved since the last call. `moved`: the flow's bytes so far, towards this device and
+    /// from it; `links`: what the session's links have carried.
+    pub fn assign(&mut self, moved: (u64, u64), links: &[LinkStatus]) {
+        let since: Vec<(u64, u64)> = links
+            .iter()
+            .map(|link| {
+                let known = self.before.get(&link.name).copied();
+                let (down, up) = known.unwrap_or(link.payload);
+                (
+                    link.payload.0.saturating_sub(down),
+                    link.payload.1.saturating_sub(up),
+                )
+            })
+            .collect();
+        let share = |mine: u64, all: u64, link: u64| {
+            (u128::from(mine) * u128::from(link))
+                .checked_div(u128::from(all))
+                .map_or(0, |share| share as u64)
+        };
+        let all_down = since.iter().map(|(down, _)| down).sum();
+        let all_up = since.iter().map(|(_, up)| up).sum();
+        let mine_down = moved.0.saturating_sub(self.assigned.0);
+        let mine_up = moved.1.saturating_sub(self.assigned.1);
+        for (link, (down, up)) in links.iter().zip(&since) {
+            let carried = self.carried.entry(link.name.clone()).or_default();
+            carried.0 += share(mine_down, all_down, *down);
+            carried.1 += share(mine_up, all_up, *up);
+            self.before.insert(link.name.clone(), link.payload);
+        }
+        // What no link has been seen to carry yet will be found on one.
+        if all_down > 0 {
+            self.assigned.0 = moved.0;
+        }
+        if all_up > 0 {
+            self.assigned.1 = moved.1;
+        }
+    }
+
+    /// Bytes that each link carried of the flow, towards this device and from it.
+    pub fn bytes(&self) -> &BTreeMap<String, (u64, u64)> {
+        &self.carried
+    }
+
+    /// Begins to count the flow's bytes from nothing; the links' counts stay known.
+    pub fn restart(&mut self) {
+        self.carried.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use d2tp_links::CostClass;
+
+    use super::*;
+    use crate::{LinkAnswers, LinkUse};
+
+    fn link(name: &str, payload: (u64, u64)) -> LinkStatus {
+        LinkStatus {
+            name: name.into(),
+            class: CostClass::Free,
+            usage: LinkUse::Free,
+            payload,
+            busy: Default::default(),
+            rate: None,
+            answers: LinkAnswers::Answering,
+            path: None,
+        }
+    }
+
+    #[test]
+    fn a_flows_bytes_are_on_the_links_that_carried_its_session_meanwhile() {
+        let mut carried = CarriedByLink::default();
+        // What was carried before it came is not its own.
+        carried.assign((0, 0), &[link("wlan0", (5_000, 0))]);
+        assert_eq!(carried.bytes()["wlan0"], (0, 0));
+        let both = [link("wlan0", (8_000, 0)), link("wwan0", (1_000, 0))];
+        carried.assign((3_000, 0), &both);
+        // A link that was not known had carried nothing for it.
+        assert_eq!(carried.bytes()["wlan0"], (3_000, 0));
+        let later = [link("wlan0", (8_500, 0)), link("wwan0", (2_500, 0))];
+        carried.assign((4_000, 700), &later);
+        assert_eq!(carried.bytes()["wlan0"], (3_250, 0));
+        assert_eq!(carried.bytes()["wwan0"], (750, 0));
+        // What left before a link was seen to carry it is found on the next.
+        let sent = [link("wlan0", (8_500, 800)), link("wwan0", (2_500, 0))];
+        carried.assign((4_000, 700), &sent);
+        assert_eq!(carried.bytes()["wlan0"], (3_250, 700));
+    }
+}
