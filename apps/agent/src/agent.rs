@@ -26,6 +26,7 @@ mod metrics;
 mod notifications;
 mod queue;
 mod regret_meter;
+mod schedule;
 mod sockets;
 mod streams;
 mod task;

@@ -7,6 +7,7 @@ pub mod key;
 pub mod order;
 pub mod prepared_transfer;
 pub mod proxy;
+pub mod schedule_message;
 pub mod settings;
 pub mod stream;
 pub mod terms;

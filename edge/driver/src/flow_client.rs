@@ -52,6 +52,18 @@ impl FlowClient {
 
     /// Reports, and returns what the flow may use until it reports again.
     pub fn decide(&mut self, report: &FlowClientReport<'_>) -> ClientDecision {
+        let used = report.links.iter();
+        let used = used.filter(|link| link.usage != LinkUse::Off);
+        let candidates: Vec<LinkCandidate> = used.map(LinkCandidate::from).collect();
+        self.decide_among(report, &candidates)
+    }
+
+    /// As [`FlowClient::decide`], for a flow of another process, whose links that one describes.
+    pub fn decide_among(
+        &mut self,
+        report: &FlowClientReport<'_>,
+        candidates: &[LinkCandidate],
+    ) -> ClientDecision {
         let sums = report.carried.values();
         let (down, up) = sums.fold((0, 0), |sum, (down, up)| (sum.0 + down, sum.1 + up));
         let direction = match up > down {
@@ -79,14 +91,11 @@ impl FlowClient {
         for (name, bytes) in &mut carried {
             *bytes = bytes.saturating_sub(*self.before.get(name).unwrap_or(&0));
         }
-        let used = report.links.iter();
-        let used = used.filter(|link| link.usage != LinkUse::Off);
-        let candidates: Vec<LinkCandidate> = used.map(candidate).collect();
         let mut decision = client.decide(&ClientReport {
             demand: report.demand.clone(),
             size_bytes: report.size_bytes,
             priority: 0,
-            candidates: &candidates,
+            candidates,
             carried: &carried,
             uses_several_links: true,
             always_pays: report.buy_bytes.is_some_and(|bytes| bytes > 0),
@@ -117,15 +126,17 @@ impl FlowClient {
     }
 }
 
-fn candidate(link: &LinkStatus) -> LinkCandidate {
-    let path = link.path.as_ref().map(|path| path.state);
-    LinkCandidate {
-        name: link.name.clone(),
-        class: link.class.into(),
-        rate_bytes_per_s: link.rate.map(|rate| rate as f64),
-        metric: u32::MAX,
-        // One without a path is not tried yet, or is one that costs.
-        stalled: path == Some(PathState::Silent),
-        in_use: path == Some(PathState::Active),
+impl From<&LinkStatus> for LinkCandidate {
+    fn from(link: &LinkStatus) -> LinkCandidate {
+        let path = link.path.as_ref().map(|path| path.state);
+        LinkCandidate {
+            name: link.name.clone(),
+            class: link.class.into(),
+            rate_bytes_per_s: link.rate.map(|rate| rate as f64),
+            metric: u32::MAX,
+            // One without a path is not tried yet, or is one that costs.
+            stalled: path == Some(PathState::Silent),
+            in_use: path == Some(PathState::Active),
+        }
     }
 }

@@ -96,6 +96,9 @@ pub enum AgentRequest {
     Reopen(ReopenClaim),
     /// The same, of its descriptor.
     Descriptor(ReopenClaim),
+    /// Decide for connections that this program carries itself, beside everything else: from the answer on
+    /// each line is a report (`schedule_message`), and each answer a decision.
+    Schedule,
     /// The links, and what they carried.
     Net,
     /// Say what a link costs.

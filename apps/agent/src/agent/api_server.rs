@@ -24,12 +24,17 @@ use crate::prepared_transfer::PreparedTransfer;
 /// Programs that are answered at the same time; more wait.
 const VISITORS_MAX: usize = 64; // a guess
 
+/// Programs that carry their own connections and are decided for at the same time; further ones decide
+/// alone.
+const PROGRAMS_MAX: usize = 256; // a guess: descriptors are a thousand
+
 type ApiResult = Result<Value, TransferFailure>;
 type AgentEventReceiver = broadcast::Receiver<(u64, Value)>;
 
 /// Lets in the user whose agent this is, and nobody else.
 pub(super) async fn serve(agent: Arc<Agent>, carrier: Rc<AgentCarrier>, listener: UnixListener) {
     let visitors = Arc::new(Semaphore::new(VISITORS_MAX));
+    let programs = Rc::new(Semaphore::new(PROGRAMS_MAX));
     loop {
         let Ok(permit) = visitors.clone().acquire_owned().await else {
             return;
@@ -52,10 +57,10 @@ pub(super) async fn serve(agent: Arc<Agent>, carrier: Rc<AgentCarrier>, listener
             tracing::warn!("somebody else's program was turned away");
             continue;
         }
-        let (agent, carrier) = (agent.clone(), carrier.clone());
+        let (agent, carrier, programs) = (agent.clone(), carrier.clone(), programs.clone());
         tokio::task::spawn_local(async move {
             // A visitor that goes away is none of our business.
-            let _ = visit(agent, &carrier, stream, permit).await;
+            let _ = visit(agent, &carrier, &programs, stream, permit).await;
         });
     }
 }
@@ -63,6 +68,7 @@ pub(super) async fn serve(agent: Arc<Agent>, carrier: Rc<AgentCarrier>, listener
 async fn visit(
     agent: Arc<Agent>,
     carrier: &AgentCarrier,
+    programs: &Semaphore,
     stream: UnixStream,
     permit: OwnedSemaphorePermit,
 ) -> std::io::Result<()> {
@@ -129,6 +135,15 @@ async fn visit(
                     carrier.descriptor(stream, claim).await;
                 }
                 return Ok(());
+            }
+            AgentRequest::Schedule => {
+                let Ok(_permit) = programs.try_acquire() else {
+                    let text = format!("{PROGRAMS_MAX} programs are decided for already");
+                    let failure = TransferFailure::error(text);
+                    return write_line(&mut write, &error_response(&failure)).await;
+                };
+                drop(permit);
+                return agent.schedule(&mut write, &mut lines).await;
             }
             AgentRequest::Stream { ordered } => match agent.stream(&ordered).await {
                 Ok(serving) => return agent.show_stream(serving, &mut write, &mut lines).await,
@@ -258,6 +273,7 @@ impl Agent {
             AgentRequest::Add { .. }
             | AgentRequest::Watch { .. }
             | AgentRequest::Stream { .. }
+            | AgentRequest::Schedule
             | AgentRequest::Socket(_)
             | AgentRequest::Keep(_)
             | AgentRequest::Reopen(_)

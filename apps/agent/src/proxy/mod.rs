@@ -10,6 +10,7 @@
 //! when a connection must be over and what it may cost is the line's default, unless the program says
 //! otherwise ([`ConnOptions`]).
 
+mod agent_scheduler;
 mod carry;
 mod conn_options;
 mod http;

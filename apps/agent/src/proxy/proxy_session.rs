@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::io;
+use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -15,8 +16,8 @@ use std::time::Duration;
 
 use d2tp_driver::{
     CarriedByLink, Device, EndpointConfig, Flow, FlowClient, FlowClientReport, FlowEnd,
-    FlowIo as _, FlowSettings, LinkStatus, LinkUse, SchedulerHandle, SecretKey, ServerAddress,
-    SessionEvent,
+    FlowIo as _, FlowSettings, LinkStatus, LinkUse, PathState, SchedulerHandle, SecretKey,
+    ServerAddress, SessionEvent,
 };
 use d2tp_links::{CostClass, Link};
 use d2tp_sched::{CostPolicy, FlowDemand, Grant, SchedulerKind};
@@ -26,6 +27,7 @@ use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
+use super::agent_scheduler::{AgentScheduler, AgentSchedulerFinder};
 use super::carry::carry;
 use super::conn_options::ConnOptions;
 use super::optimistic_connect::OptimisticConnect;
@@ -34,6 +36,9 @@ use super::target::TargetAddress;
 use crate::fetch::dial::{ByteStream, FetchFault};
 use crate::fetch::proxy::ProxyClient;
 use crate::fetch::tunnel;
+use crate::schedule_message::{
+    FLOWS_MAX, ReportedFlow, ReportedLink, ReportedTraffic, ScheduleAnswer, ScheduleReport,
+};
 
 /// Before a session that ended is begun again.
 const CALL_AGAIN: Duration = Duration::from_secs(1); // a guess
@@ -97,10 +102,13 @@ struct ConnTraffic {
 /// Connections with the same options, which are one client of the scheduler: a program opens many, and
 /// what is decided for one holds for all of them.
 struct ConnGroup {
+    id: u64,
     wish: ConnOptions,
     moved: Arc<ConnTraffic>,
     client: Option<FlowClient>,
     carried: CarriedByLink,
+    /// What links that cost may carry for all its connections, as decided last.
+    grant: Grant,
 }
 
 struct SteeredFlow {
@@ -118,22 +126,29 @@ struct SessionFlows {
 }
 
 impl SessionFlows {
-    /// Decides for each flow whether it may use links that cost. Returns after what time the decision may
-    /// be another one though nothing changes.
-    fn decide(
-        &mut self,
-        device: &Device,
-        links: &[LinkStatus],
-        scheduler: &Arc<SchedulerHandle>,
-        left: Option<u64>,
-    ) -> Option<Duration> {
-        let all = &mut self.all;
+    /// Groups that have no connection any more leave the scheduler; returns the others, which know what
+    /// links carried for them.
+    fn current_groups(&mut self, links: &[LinkStatus]) -> &mut [ConnGroup] {
+        let all = &self.all;
         (self.groups).retain(|group| all.values().any(|flow| flow.wish == group.wish));
-        let mut again: Option<Duration> = None;
         for group in &mut self.groups {
             let moved = &group.moved;
             let moved = (moved.down.load(Relaxed), moved.up.load(Relaxed));
             group.carried.assign(moved, links);
+        }
+        &mut self.groups
+    }
+
+    /// Decides with a scheduler of this process. Returns after what time the decision may be another one
+    /// though nothing changes.
+    fn decide(
+        &mut self,
+        links: &[LinkStatus],
+        scheduler: &Arc<SchedulerHandle>,
+        left: Option<u64>,
+    ) -> Option<Duration> {
+        let mut again: Option<Duration> = None;
+        for group in self.current_groups(links) {
             let client = group
                 .client
                 .get_or_insert_with(|| FlowClient::new(scheduler));
@@ -148,16 +163,80 @@ impl SessionFlows {
                 links,
                 carried: group.carried.bytes(),
             });
+            group.grant = decision.grant;
             again = again.into_iter().chain(decision.recheck_after).min();
-            let flows = || all.values().filter(|flow| flow.wish == group.wish);
-            let count = flows().count().max(1) as u64;
-            let (may, share) = match decision.grant {
+        }
+        again
+    }
+
+    /// Has the agent decide: its answer comes a moment later.
+    fn report(&mut self, links: &[LinkStatus], spent: &[LinkPayload], agent: &AgentScheduler) {
+        let used = links.iter().filter(|link| link.usage != LinkUse::Off);
+        let reported = |link: &LinkStatus| {
+            let path = link.path.as_ref().map(|path| path.state);
+            ReportedLink {
+                name: link.name.clone(),
+                class: link.class.into(),
+                rate: link.rate.map(|rate| rate as f64),
+                stalled: path == Some(PathState::Silent),
+                in_use: path == Some(PathState::Active),
+            }
+        };
+        let flow = |group: &mut ConnGroup| {
+            // The agent's scheduler knows it now, and this process's no longer.
+            group.client = None;
+            let demand = group.wish.demand();
+            ReportedFlow {
+                id: group.id,
+                policy: demand.policy.as_str().to_owned(),
+                if_late: demand.if_late.as_str().to_owned(),
+                left_ms: demand.left.map(|left| left.as_millis() as u64),
+                carried: group.carried.bytes().clone(),
+            }
+        };
+        let groups = self.current_groups(links);
+        agent.report(ScheduleReport {
+            links: used.map(reported).collect(),
+            flows: groups.iter_mut().take(FLOWS_MAX).map(flow).collect(),
+            spent: spent
+                .iter()
+                .map(|more| ReportedTraffic {
+                    link: more.link.clone(),
+                    class: more.class.into(),
+                    down: more.down,
+                    up: more.up,
+                })
+                .collect(),
+        });
+    }
+
+    /// Takes in what the agent decided. Returns after what time that may be otherwise though nothing
+    /// changes.
+    fn take_answer(&mut self, answer: &ScheduleAnswer) -> Option<Duration> {
+        let mut again: Option<Duration> = None;
+        for decision in &answer.decisions {
+            let mut groups = self.groups.iter_mut();
+            if let Some(group) = groups.find(|group| group.id == decision.id) {
+                group.grant = decision.grant.into();
+                again = again.into_iter().chain(decision.recheck_after()).min();
+            }
+        }
+        again
+    }
+
+    /// Has the device go by what was decided.
+    fn apply(&mut self, device: &Device) {
+        for group in &self.groups {
+            let flows = self.all.values().filter(|flow| flow.wish == group.wish);
+            let count = flows.count().max(1) as u64;
+            let (may, share) = match group.grant {
                 Grant::Spend { up_to } => (true, up_to.map(|bytes| bytes / count)),
                 Grant::Probe { bytes } => (true, Some(bytes / count)),
                 // A connection's first byte opens a path when it may be paid for.
                 Grant::None | Grant::Path => (false, None),
             };
-            for steered in all.values_mut().filter(|flow| flow.wish == group.wish) {
+            let flows = self.all.values_mut();
+            for steered in flows.filter(|flow| flow.wish == group.wish) {
                 let flow = lock(&steered.flow);
                 let pays = may.then(|| share.map(|share| device.paid_bytes(&flow) + share));
                 if pays != steered.pays {
@@ -166,7 +245,6 @@ impl SessionFlows {
                 }
             }
         }
-        again
     }
 }
 
@@ -196,6 +274,10 @@ pub struct ProxySession {
     stirred: Notify,
     left: Notify,
     budget: Mutex<Option<Arc<dyn SpendingBudget>>>,
+    /// Where the agent's socket is, if it may decide.
+    agent_socket: Mutex<Option<PathBuf>>,
+    /// Bytes that the agent leaves its device on links that cost, as it said last.
+    agent_left: Mutex<Option<u64>>,
     tasks: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -224,6 +306,8 @@ impl ProxySession {
             stirred: Notify::new(),
             left: Notify::new(),
             budget: Mutex::default(),
+            agent_socket: Mutex::default(),
+            agent_left: Mutex::default(),
             tasks: Mutex::default(),
         });
         let tasks = [
@@ -237,6 +321,11 @@ impl ProxySession {
     /// What connections spend on links that cost comes from here.
     pub fn set_budget(&self, purse: Arc<dyn SpendingBudget>) {
         *lock(&self.budget) = Some(purse);
+    }
+
+    /// Has the agent decide, whose socket is there, whenever it runs: its budget is the device's.
+    pub fn set_agent(&self, socket: PathBuf) {
+        *lock(&self.agent_socket) = Some(socket);
     }
 
     /// Begins the session before there is a connection.
@@ -463,7 +552,9 @@ impl ProxySession {
     fn check_purse(&self) -> Result<(), ConnectRefusal> {
         let left = lock(&self.budget)
             .as_ref()
-            .and_then(|purse| *purse.watch_left().borrow());
+            .map_or(*lock(&self.agent_left), |purse| {
+                *purse.watch_left().borrow()
+            });
         let links = self.links.borrow();
         let mut usable = links.iter().filter(|link| link.is_usable()).peekable();
         let costs = |link: &Link| link.class.class != CostClass::Free;
@@ -475,34 +566,54 @@ impl ProxySession {
     }
 
     /// Says of each flow whether it may use links that cost.
-    async fn steer(self: Arc<ProxySession>) {
+    async fn steer(self: Arc<Self>) {
         let mut links = self.links.clone();
         let own = SchedulerHandle::new(SchedulerKind::D2Sched);
+        let mut finder = AgentSchedulerFinder::default();
         let mut counted = BTreeMap::new();
         // A change may not have reached the device when it is looked at for that change.
         let mut settled = false;
+        // The agent answered, and nothing is to be reported for that.
+        let mut answered = false;
         loop {
             let (mut costs, mut again) = (false, None);
             let (mut moves, mut purse_left) = (None, None);
+            let socket = lock(&self.agent_socket).clone();
+            let any = self.connections() > 0;
+            let agent = match any {
+                true => finder.find(socket.as_ref()).await,
+                false => finder.current(),
+            };
             if let Some(device) = self.proxy.device() {
                 // What was carried until now is in what is looked at.
                 moves = Some(device.watch_traffic());
                 let ways = device.link_statuses();
                 let purse = lock(&self.budget).clone();
-                if let Some(purse) = &purse {
-                    purse.record_spent(&carried_since(&mut counted, &ways));
-                }
                 purse_left = purse.as_ref().map(|purse| purse.watch_left());
-                let left = purse_left.as_ref().and_then(|left| *left.borrow());
-                let scheduler = match &purse {
-                    Some(purse) => purse.scheduler(),
-                    None => {
-                        own.observe_links(&links.borrow());
-                        &own
-                    }
-                };
                 let mut flows = lock(&self.flows);
-                again = flows.decide(&device, &ways, scheduler, left);
+                match (&purse, agent) {
+                    (Some(purse), _) => {
+                        purse.record_spent(&carried_since(&mut counted, &ways));
+                        let left = purse_left.as_ref().and_then(|left| *left.borrow());
+                        again = flows.decide(&ways, purse.scheduler(), left);
+                    }
+                    (None, Some(agent)) => {
+                        if !answered {
+                            let spent = carried_since(&mut counted, &ways);
+                            flows.report(&ways, &spent, agent);
+                        }
+                        if let Some(answer) = agent.answer() {
+                            again = flows.take_answer(&answer);
+                            *lock(&self.agent_left) = answer.left;
+                        }
+                    }
+                    (None, None) => {
+                        own.observe_links(&links.borrow());
+                        *lock(&self.agent_left) = None;
+                        again = flows.decide(&ways, &own, None);
+                    }
+                }
+                flows.apply(&device);
                 costs = !flows.all.is_empty() && ways.iter().any(|w| w.usage == LinkUse::Paid);
             }
             let look_again = async {
@@ -515,6 +626,14 @@ impl ProxySession {
                 }
                 sleep(LOOK_EVERY).await;
             };
+            let answers = async {
+                match finder.current() {
+                    Some(agent) => agent.changed().await,
+                    None => std::future::pending().await,
+                }
+            };
+            let was_settled = settled;
+            answered = false;
             settled = tokio::select! {
                 () = look_again, if costs => true,
                 changed = links.changed() => match changed {
@@ -522,6 +641,10 @@ impl ProxySession {
                     Err(_) => return,
                 },
                 () = self.stirred.notified() => false,
+                () = answers => {
+                    answered = true;
+                    was_settled
+                }
             };
         }
     }
@@ -542,10 +665,12 @@ impl ProxySession {
             None => {
                 let moved = Arc::<ConnTraffic>::default();
                 flows.groups.push(ConnGroup {
+                    id: number,
                     wish,
                     moved: moved.clone(),
                     client: None,
                     carried: CarriedByLink::default(),
+                    grant: Grant::None,
                 });
                 moved
             }

@@ -233,6 +233,9 @@ async fn carry(
     let line = ProxySession::new(far, server, key.clone(), monitor.subscribe(), |config| {
         args.transport.apply(config);
     });
+    if let Ok(agent) = cedos_agent::agent::socket_path() {
+        line.set_agent(agent);
+    }
     let names = Arc::new(d2tp_catch::NameStandIns::default());
     let proxy = launched.resources.proxy.local_addr()?;
     let strangers = match plan.namespace {

@@ -10,7 +10,7 @@ use crate::{
 };
 use d2tp_time::{Span, Time};
 
-use super::client_decision::{ClientDecision, fit_to_links};
+use super::client_decision::{ClientDecision, Grant, fit_to_links};
 use super::rate_measurement::{MEASURED_BYTES_MIN, RateMeasurement};
 use super::{ClientReport, LinkSurroundings, RadioStatus, WakingClients};
 
@@ -178,7 +178,8 @@ impl DirectionScheduler {
         self.take_down(now, number, standing);
         let (flows, me) = self.flows(number);
         let roster = self.scheduler.decide(now, &flows);
-        let pays = roster.payers.contains(&me) && roster.shares.contains(&LinkShare::Paid);
+        let is_payer = roster.payers.contains(&me);
+        let pays = is_payer && roster.shares.contains(&LinkShare::Paid);
         let mine = |n: usize| {
             let name = self.names[n].as_deref();
             standing
@@ -201,6 +202,15 @@ impl DirectionScheduler {
         let need = &flows[me].need;
         let capped = |device: &str| self.around.capped.contains(device);
         let mut verdict = fit_to_links(need, standing, pays, probe, why, behind, &capped);
+        let costs = |way: &LinkCandidate| way.class == LinkClass::Metered;
+        if standing.is_interactive
+            && is_payer
+            && verdict.grant == Grant::None
+            && !standing.candidates.iter().any(costs)
+        {
+            // A program's first byte is not to wait for a decision when such a link comes up.
+            verdict.grant = Grant::Spend { up_to: None };
+        }
         verdict.recheck_after = need.left.map(|_| roster.valid_for.into());
         verdict.lacks_budget = !pays && self.would_pay(now, flows, me);
         if let Some(guest) = self.seats.get_mut(&number) {
@@ -1166,6 +1176,30 @@ mod tests {
             let decision = device.ask(transfer, &need(80_000_000, 100), &[wifi()]);
             assert_eq!(waits(&decision), None);
         }
+    }
+
+    #[test]
+    fn a_program_may_use_a_link_that_costs_from_the_moment_it_is_up() {
+        let mut device = Device::new();
+        let client = device.lane.register(device.now, 0);
+        let fast = FlowDemand {
+            policy: CostPolicy::Fast,
+            ..need(1_000, 3_600)
+        };
+        assert_eq!(device.ask(client, &fast, &[]).grant, Grant::None);
+        device.is_interactive = true;
+        let spends = Grant::Spend { up_to: None };
+        assert_eq!(device.ask(client, &fast, &[]).grant, spends);
+        let patient = FlowDemand {
+            policy: CostPolicy::FreeOnly,
+            ..fast.clone()
+        };
+        assert_eq!(device.ask(client, &patient, &[]).grant, Grant::None);
+        let broke = FlowDemand {
+            metered_bytes_left: Some(0),
+            ..fast
+        };
+        assert_eq!(device.ask(client, &broke, &[]).grant, Grant::None);
     }
 
     #[test]
