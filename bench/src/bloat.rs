@@ -23,8 +23,8 @@ use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
 use crate::bottleneck::Bottlenecks;
 use crate::meter::Plan;
-use crate::peers::{self, Peer};
-use crate::process::{self, Place, Process, own_program};
+use crate::peers::{self, BenchPeer};
+use crate::process::{self, Process, ProcessPlacement, own_program};
 
 /// Both processes of a flow start within this. // a guess: round trips of up to 0.8 s
 const GRACE: Duration = Duration::from_secs(3);
@@ -33,7 +33,7 @@ const OBJECT_MAX: Duration = Duration::from_secs(30);
 
 /// Options of the verb.
 #[derive(clap::Args)]
-pub struct Options {
+pub struct BloatOptions {
     /// The scenario file whose first link is taken
     #[arg(long)]
     scenario: PathBuf,
@@ -60,7 +60,7 @@ pub struct Options {
 
 /// What one peer came to.
 #[derive(Debug, Serialize)]
-struct Row {
+struct BloatRow {
     peer: String,
     /// Why there is nothing to report.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -72,17 +72,17 @@ struct Row {
 }
 
 #[derive(Serialize)]
-struct Rows {
+struct BloatRows {
     rtt_min_ms: f64,
-    rows: Vec<Row>,
+    rows: Vec<BloatRow>,
 }
 
 /// Measures and prints.
 ///
 /// # Errors
 /// The scenario cannot be read, the network cannot be made, or a peer failed.
-pub fn run(options: &Options) -> Result<()> {
-    let peers: Vec<Box<dyn Peer>> = (options.peers.iter())
+pub fn run(options: &BloatOptions) -> Result<()> {
+    let peers: Vec<Box<dyn BenchPeer>> = (options.peers.iter())
         .map(|name| peers::named(name))
         .collect::<Result<_>>()?;
     let (present, missing): (Vec<_>, Vec<_>) =
@@ -92,7 +92,7 @@ pub fn run(options: &Options) -> Result<()> {
     let rtt_min_ms = scenario.rtt_ms();
     cedos_lab_emu::enter()?;
     let mut rows = measure(options, scenario, &present)?;
-    rows.extend(missing.iter().map(|peer| Row {
+    rows.extend(missing.iter().map(|peer| BloatRow {
         peer: peer.name().to_owned(),
         missing: peer.missing(),
         mbps: None,
@@ -101,7 +101,10 @@ pub fn run(options: &Options) -> Result<()> {
         object_ms: None,
     }));
     if options.json {
-        println!("{}", serde_json::to_string(&Rows { rtt_min_ms, rows })?);
+        println!(
+            "{}",
+            serde_json::to_string(&BloatRows { rtt_min_ms, rows })?
+        );
     } else {
         print(&rows);
     }
@@ -109,7 +112,7 @@ pub fn run(options: &Options) -> Result<()> {
 }
 
 /// As many links as the file's first as there are peers.
-fn scenario(options: &Options, peers: usize) -> Result<Scenario> {
+fn scenario(options: &BloatOptions, peers: usize) -> Result<Scenario> {
     let mut scenario = Scenario::load(&options.scenario)?;
     scenario.duration_s = 86_400.0;
     scenario.links.truncate(1);
@@ -124,7 +127,11 @@ fn scenario(options: &Options, peers: usize) -> Result<Scenario> {
     Ok(scenario)
 }
 
-fn measure(options: &Options, scenario: Scenario, peers: &[Box<dyn Peer>]) -> Result<Vec<Row>> {
+fn measure(
+    options: &BloatOptions,
+    scenario: Scenario,
+    peers: &[Box<dyn BenchPeer>],
+) -> Result<Vec<BloatRow>> {
     let rtt_min_ms = scenario.rtt_ms();
     let seconds = Duration::try_from_secs_f64(options.seconds).context("--seconds")?;
     let plan = Plan {
@@ -157,7 +164,7 @@ fn measure(options: &Options, scenario: Scenario, peers: &[Box<dyn Peer>]) -> Re
             None => None,
         };
         let rtt_ms = rtt_min_ms + lanes.waited_ms(number);
-        rows.push(Row {
+        rows.push(BloatRow {
             peer: peer.name().to_owned(),
             missing: None,
             mbps: Some(report.gbps() * 1e3),
@@ -172,7 +179,7 @@ fn measure(options: &Options, scenario: Scenario, peers: &[Box<dyn Peer>]) -> Re
     Ok(rows)
 }
 
-fn serve_objects(options: &Options, lanes: &Bottlenecks) -> Result<(Process, SocketAddr)> {
+fn serve_objects(options: &BloatOptions, lanes: &Bottlenecks) -> Result<(Process, SocketAddr)> {
     let mut command = own_program("object-server")?;
     command
         .args(["--address", &Bottlenecks::sender_address().to_string()])
@@ -182,7 +189,11 @@ fn serve_objects(options: &Options, lanes: &Bottlenecks) -> Result<(Process, Soc
     Ok((server, at))
 }
 
-fn fetch_objects(options: &Options, lane: &dyn Place, server: SocketAddr) -> Result<Process> {
+fn fetch_objects(
+    options: &BloatOptions,
+    lane: &dyn ProcessPlacement,
+    server: SocketAddr,
+) -> Result<Process> {
     let mut command = own_program("object-fetch")?;
     command
         .args(["--from", &lane.receiver_address().to_string()])
@@ -197,7 +208,7 @@ fn fetch_objects(options: &Options, lane: &dyn Place, server: SocketAddr) -> Res
 
 /// Options of the server of objects.
 #[derive(clap::Args)]
-pub struct ServerOptions {
+pub struct BloatServerOptions {
     #[arg(long)]
     address: IpAddr,
     #[arg(long)]
@@ -205,7 +216,7 @@ pub struct ServerOptions {
 }
 
 /// Gives an object to whoever asks with a byte.
-pub fn serve(options: &ServerOptions) -> Result<()> {
+pub fn serve(options: &BloatServerOptions) -> Result<()> {
     let listener = TcpListener::bind((options.address, 0))?;
     SockRef::from(&listener).set_tcp_congestion(b"cubic")?;
     process::tell(&listener.local_addr()?)?;
@@ -272,7 +283,7 @@ fn fetch_one(options: &FetchOptions) -> Result<u64> {
     Ok(std::io::copy(&mut stream, &mut std::io::sink())?)
 }
 
-fn print(rows: &[Row]) {
+fn print(rows: &[BloatRow]) {
     println!(
         "  {:18} {:>8} {:>8} {:>8} {:>10}",
         "", "Mb/s", "RTT ms", "by min", "object ms"

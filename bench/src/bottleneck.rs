@@ -16,7 +16,7 @@ use anyhow::{Context, Result, bail};
 use cedos_lab_emu::{Namespace, World, plan};
 use cedos_lab_scenario::Scenario;
 
-use crate::process::Place;
+use crate::process::ProcessPlacement;
 
 /// How a bottleneck behaves.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -107,8 +107,8 @@ impl Bottlenecks {
     }
 
     /// One of them, for a flow of its own.
-    pub fn lane(&self, number: usize) -> Lane<'_> {
-        Lane { all: self, number }
+    pub fn lane(&self, number: usize) -> BottleneckSlot<'_> {
+        BottleneckSlot { all: self, number }
     }
 
     /// Packets the relay gave up on beyond what the models say: none, or the run shows nothing.
@@ -150,12 +150,12 @@ impl Bottlenecks {
 }
 
 /// One bottleneck, as the place of a flow.
-pub struct Lane<'a> {
+pub struct BottleneckSlot<'a> {
     all: &'a Bottlenecks,
     number: usize,
 }
 
-impl Place for Lane<'_> {
+impl ProcessPlacement for BottleneckSlot<'_> {
     fn receiver_address(&self) -> IpAddr {
         plan::link_addresses(self.number, 0).v4.into()
     }

@@ -16,7 +16,7 @@ use crate::bottleneck::{Bottlenecks, Shape};
 use crate::dtn;
 use crate::meter::Plan;
 use crate::peers;
-use crate::process::{self, Card, Message, Place, Process};
+use crate::process::{self, Message, Process, ProcessPlacement, ReceiverInfo};
 
 /// What is compared if nothing else is said.
 const PEERS: [&str; 4] = ["d2tp", "tcp", "udt", "dtn"];
@@ -26,7 +26,7 @@ const SLACK: f64 = 5.0;
 
 /// Options of the verb.
 #[derive(clap::Args)]
-pub struct Options {
+pub struct BulkOptions {
     /// Peers, separated by commas: those of `throughput`, udt and dtn
     #[arg(long, value_delimiter = ',', default_values_t = PEERS.map(String::from))]
     peers: Vec<String>,
@@ -55,7 +55,7 @@ pub struct Options {
 
 /// One peer's transfer.
 #[derive(Debug, Serialize)]
-struct Row {
+struct BulkRow {
     peer: String,
     /// Why there is nothing to report.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -70,17 +70,17 @@ struct Row {
 }
 
 #[derive(Debug, Serialize)]
-struct Rows {
+struct BulkRows {
     bytes: u64,
     network: String,
-    rows: Vec<Row>,
+    rows: Vec<BulkRow>,
 }
 
 /// Measures and prints.
 ///
 /// # Errors
 /// The network cannot be made, or a transfer failed.
-pub fn run(options: &Options) -> Result<()> {
+pub fn run(options: &BulkOptions) -> Result<()> {
     cedos_lab_emu::enter()?;
     let shape = Shape {
         mbps: options.mbps,
@@ -96,19 +96,19 @@ pub fn run(options: &Options) -> Result<()> {
                 Ok(program) => measure(name, &shape, options, |lane| {
                     Ok((start_udt(&program, lane, options.bytes)?, None))
                 })?,
-                Err(why) => Row::missing(name, why),
+                Err(why) => BulkRow::missing(name, why),
             },
             "dtn" => match dtn::find(options.dtnd.as_deref()) {
                 Ok(program) => measure(name, &shape, options, |lane| {
                     let (sender, receiver, daemon) = dtn::start(&program, lane, options.bytes)?;
                     Ok(((sender, receiver), Some(daemon)))
                 })?,
-                Err(why) => Row::missing(name, why),
+                Err(why) => BulkRow::missing(name, why),
             },
             _ => {
                 let peer = peers::named(name)?;
                 match peer.missing() {
-                    Some(why) => Row::missing(name, why),
+                    Some(why) => BulkRow::missing(name, why),
                     None => measure(name, &shape, options, |lane| {
                         Ok((process::start(peer.as_ref(), lane, plan(options)?)?, None))
                     })?,
@@ -121,7 +121,7 @@ pub fn run(options: &Options) -> Result<()> {
         }
         rows.push(row);
     }
-    let rows = Rows {
+    let rows = BulkRows {
         bytes: options.bytes,
         network: shape.in_words(),
         rows,
@@ -135,11 +135,11 @@ pub fn run(options: &Options) -> Result<()> {
 }
 
 /// How long the object takes if the link is full all the time.
-fn full(options: &Options) -> f64 {
+fn full(options: &BulkOptions) -> f64 {
     options.bytes as f64 * 8.0 / (options.mbps * 1e6)
 }
 
-fn plan(options: &Options) -> Result<Plan> {
+fn plan(options: &BulkOptions) -> Result<Plan> {
     Ok(Plan {
         warm_up: Duration::ZERO,
         window: Duration::try_from_secs_f64(full(options) * SLACK)?,
@@ -154,9 +154,9 @@ type Begun = ((Process, Process), Option<u32>);
 fn measure(
     name: &str,
     shape: &Shape,
-    options: &Options,
-    start: impl FnOnce(&dyn Place) -> Result<Begun>,
-) -> Result<Row> {
+    options: &BulkOptions,
+    start: impl FnOnce(&dyn ProcessPlacement) -> Result<Begun>,
+) -> Result<BulkRow> {
     let bottlenecks = Bottlenecks::make(shape, 1, 1)?;
     let lane = bottlenecks.lane(0);
     let ((sender, receiver), helper) = start(&lane).with_context(|| name.to_owned())?;
@@ -169,7 +169,7 @@ fn measure(
     }
     drop(sender);
     bottlenecks.check()?;
-    Ok(Row {
+    Ok(BulkRow {
         peer: name.to_owned(),
         missing: None,
         mbps: Some(received.gbps() * 1e3),
@@ -180,9 +180,9 @@ fn measure(
     })
 }
 
-impl Row {
-    fn missing(peer: &str, why: String) -> Row {
-        Row {
+impl BulkRow {
+    fn missing(peer: &str, why: String) -> BulkRow {
+        BulkRow {
             peer: peer.to_owned(),
             missing: Some(why),
             mbps: None,
@@ -235,7 +235,11 @@ fn build_udt(folder: &Path) -> Result<Result<PathBuf, String>> {
     }
 }
 
-fn start_udt(program: &Path, lane: &dyn Place, bytes: u64) -> Result<(Process, Process)> {
+fn start_udt(
+    program: &Path,
+    lane: &dyn ProcessPlacement,
+    bytes: u64,
+) -> Result<(Process, Process)> {
     let mut receiver = Command::new(program);
     receiver
         .arg("receive")
@@ -244,7 +248,8 @@ fn start_udt(program: &Path, lane: &dyn Place, bytes: u64) -> Result<(Process, P
         .stdin(Stdio::null())
         .stdout(Stdio::piped());
     let receiver = Process::new(lane.start_receiver(receiver)?, "receiver")?;
-    let Message::Card(Card { address, .. }) = receiver.hear(Duration::from_secs(10))? else {
+    let Message::Card(ReceiverInfo { address, .. }) = receiver.hear(Duration::from_secs(10))?
+    else {
         bail!("UDT's receiver reported before it listened");
     };
     let mut sender = Command::new(program);
@@ -260,7 +265,7 @@ fn start_udt(program: &Path, lane: &dyn Place, bytes: u64) -> Result<(Process, P
     ))
 }
 
-fn print(rows: &Rows) {
+fn print(rows: &BulkRows) {
     println!("{} MB over {}\n", rows.bytes as f64 / 1e6, rows.network);
     println!(
         "  {:13} {:>7} {:>8} {:>15} {:>15}",

@@ -22,9 +22,9 @@ use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
 use crate::churn_hosts::Hosts;
-use crate::churn_server::Card;
+use crate::churn_server::ChurnServerInfo;
 use crate::jain;
-use crate::process::{Place, Process, own_program, tell};
+use crate::process::{Process, ProcessPlacement, own_program, tell};
 use crate::{churn_network, network};
 
 /// What leaves or comes in a minute.
@@ -34,7 +34,7 @@ const PATIENCE: Duration = Duration::from_secs(600);
 
 /// Options of the verb.
 #[derive(clap::Args, Clone)]
-pub struct Options {
+pub struct ChurnOptions {
     /// Hosts, each with a key, a session and a flow of its own
     #[arg(long, default_value_t = 65_536)]
     flows: usize,
@@ -64,7 +64,7 @@ pub struct HostsOptions {
     #[arg(long)]
     card: String,
     #[command(flatten)]
-    plan: Options,
+    plan: ChurnOptions,
 }
 
 /// What was seen in one minute.
@@ -82,7 +82,7 @@ struct Minute {
 
 /// The result.
 #[derive(Debug, Serialize, Deserialize)]
-struct Report {
+struct ChurnReport {
     flows: usize,
     /// Goodput of all flows with churn, as a part of that without.
     goodput_ratio: f64,
@@ -108,7 +108,7 @@ struct Report {
 ///
 /// # Errors
 /// Something failed, or a flow ended.
-pub fn run(options: &Options) -> Result<()> {
+pub fn run(options: &ChurnOptions) -> Result<()> {
     if options.flows < SHARE || options.baseline == 0 {
         bail!("there must be {SHARE} flows and a minute of baseline at least");
     }
@@ -120,7 +120,7 @@ pub fn run(options: &Options) -> Result<()> {
         .args(["--sessions", &options.flows.to_string()])
         .args(["--address", &network.receiver_address().to_string()]);
     let server = Process::new(network.start_receiver(server)?, "server")?;
-    let card: Card = server.hear(PATIENCE)?;
+    let card: ChurnServerInfo = server.hear(PATIENCE)?;
     let mut hosts = own_program("churn-hosts")?;
     hosts
         .args(["--card", &serde_json::to_string(&card)?])
@@ -133,7 +133,7 @@ pub fn run(options: &Options) -> Result<()> {
     }
     let hosts = Process::new(network.start_sender(hosts)?, "hosts")?;
     let minutes = options.baseline + plan(options).len() + 1;
-    let report: Report = hosts.hear(minute * minutes as u32 + PATIENCE)?;
+    let report: ChurnReport = hosts.hear(minute * minutes as u32 + PATIENCE)?;
     if options.json {
         println!("{}", serde_json::to_string(&report)?);
     } else {
@@ -142,12 +142,12 @@ pub fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-fn minute(options: &Options) -> Result<Duration> {
+fn minute(options: &ChurnOptions) -> Result<Duration> {
     Duration::try_from_secs_f64(60.0 / options.scale).context("--scale")
 }
 
 /// How many are active in each minute of the churn.
-fn plan(options: &Options) -> Vec<usize> {
+fn plan(options: &ChurnOptions) -> Vec<usize> {
     let all = options.flows;
     let share = |of: usize| if options.compound { of } else { all }.div_ceil(SHARE);
     let mut counts = Vec::new();
@@ -167,7 +167,7 @@ fn plan(options: &Options) -> Vec<usize> {
 
 /// The process of the hosts.
 pub fn hosts(options: &HostsOptions) -> Result<()> {
-    let card: Card = serde_json::from_str(&options.card).context("--card")?;
+    let card: ChurnServerInfo = serde_json::from_str(&options.card).context("--card")?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
@@ -175,7 +175,7 @@ pub fn hosts(options: &HostsOptions) -> Result<()> {
     tell(&report)
 }
 
-async fn live(options: &Options, card: &Card) -> Result<Report> {
+async fn live(options: &ChurnOptions, card: &ChurnServerInfo) -> Result<ChurnReport> {
     let length = minute(options)?;
     let mut hosts = Hosts::make(options.flows, options.window_bytes, card)?;
     let begun = Instant::now();
@@ -213,11 +213,16 @@ async fn live(options: &Options, card: &Card) -> Result<Report> {
         active = count;
         minutes.push(pass(&mut hosts, length, card, &coming).await?);
     }
-    Report::of(options, length, calling_s, hosts.unsent, baseline, minutes)
+    ChurnReport::of(options, length, calling_s, hosts.unsent, baseline, minutes)
 }
 
 /// Lets a minute pass, in which `coming` come one by one, and says what was seen in it.
-async fn pass(hosts: &mut Hosts, length: Duration, card: &Card, coming: &[u32]) -> Result<Minute> {
+async fn pass(
+    hosts: &mut Hosts,
+    length: Duration,
+    card: &ChurnServerInfo,
+    coming: &[u32],
+) -> Result<Minute> {
     let (before, at) = (hosts.bytes(), Instant::now());
     let throughout = hosts.active();
     for (done, number) in coming.iter().enumerate() {
@@ -265,15 +270,15 @@ fn rss_bytes(process: u32) -> Result<u64> {
     Ok(kb * 1024)
 }
 
-impl Report {
+impl ChurnReport {
     fn of(
-        options: &Options,
+        options: &ChurnOptions,
         length: Duration,
         calling_s: f64,
         unsent: u64,
         baseline: Vec<Minute>,
         minutes: Vec<Minute>,
-    ) -> Result<Report> {
+    ) -> Result<ChurnReport> {
         let mean =
             |of: &[Minute], f: fn(&Minute) -> f64| of.iter().map(f).sum::<f64>() / of.len() as f64;
         // A minute in which nothing came through is no fair one. The one in which the first are back
@@ -287,7 +292,7 @@ impl Report {
             bail!("nothing came through without churn");
         }
         let rss = baseline.iter().chain(&minutes).map(|m| m.server_rss_bytes);
-        Ok(Report {
+        Ok(ChurnReport {
             flows: options.flows,
             goodput_ratio: with / without,
             jain: shared.iter().map(jain).fold(1.0, f64::min),
@@ -308,7 +313,7 @@ impl Report {
     }
 }
 
-fn print(report: &Report) {
+fn print(report: &ChurnReport) {
     println!(
         "{} hosts, a session and a flow each, behind a link of {} Mb/s; minutes of {} s ({} times \
          faster); {} B on the way to each host at most",
@@ -335,8 +340,8 @@ fn print(report: &Report) {
 mod tests {
     use super::*;
 
-    fn options(flows: usize, compound: bool) -> Options {
-        Options {
+    fn options(flows: usize, compound: bool) -> ChurnOptions {
+        ChurnOptions {
             flows,
             scale: 3.0,
             baseline: 1,
@@ -374,7 +379,7 @@ mod tests {
             jain,
             server_rss_bytes: 7,
         };
-        let report = Report::of(
+        let report = ChurnReport::of(
             &options(10, false),
             Duration::from_secs(6),
             1.0,

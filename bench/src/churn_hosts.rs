@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use bytes::Bytes;
-use cedos_lab_emu::Clock;
+use cedos_lab_emu::EmuClock;
 use d2tp_session::{
     Addresses, Admission, Endpoint, EndpointConfig, FlowId, FlowOptions, IncomingDatagram, LinkId,
     PublicKey, ReadOutcome, SecretKey, SessionEvent, SessionId, Time,
@@ -48,7 +48,7 @@ const KNOCKING_FOR: Duration = Duration::from_secs(30);
 const LINK: LinkId = LinkId(0);
 
 /// One host.
-struct Host {
+struct ChurnHost {
     core: Endpoint,
     session: SessionId,
     flow: Option<FlowId>,
@@ -61,8 +61,8 @@ struct Host {
 
 /// All of them.
 pub struct Hosts {
-    clock: Clock,
-    hosts: Vec<Host>,
+    clock: EmuClock,
+    hosts: Vec<ChurnHost>,
     sockets: Vec<LinkSocket>,
     batch: RecvBatch,
     buffer: Vec<u8>,
@@ -77,13 +77,17 @@ pub struct Hosts {
 
 impl Hosts {
     /// Makes them; nothing is sent yet. `window_bytes`: what each lets the server have on the way.
-    pub fn make(count: usize, window_bytes: u64, card: &churn_server::Card) -> Result<Hosts> {
+    pub fn make(
+        count: usize,
+        window_bytes: u64,
+        card: &churn_server::ChurnServerInfo,
+    ) -> Result<Hosts> {
         let config = EndpointConfig {
             flow_window: window_bytes,
             session_window: window_bytes,
             ..EndpointConfig::default()
         };
-        let clock = Clock::start();
+        let clock = EmuClock::start();
         let now = clock.now();
         let server = PublicKey(card.key);
         let hosts = (0..count).map(|number| {
@@ -94,7 +98,7 @@ impl Hosts {
             let local = SecretKey::from_bytes(key);
             let mut core = Endpoint::new(config.clone(), local, Admission::Nobody, seed, seed);
             let session = core.connect(now, server, number as u64, 1..1_000_000);
-            Host {
+            ChurnHost {
                 core,
                 session,
                 flow: None,

@@ -14,8 +14,8 @@ use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-use crate::network::{self, Kind, Network};
-use crate::process::Place;
+use crate::network::{self, BenchNetwork, BenchNetworkKind};
+use crate::process::ProcessPlacement;
 
 /// All hosts' addresses.
 const HOSTS: &str = "10.128.0.0/9";
@@ -29,8 +29,8 @@ const LIMIT: &str = "64mb";
 ///
 /// # Errors
 /// The namespaces cannot be made, or `ip` and `tc` are missing or refuse.
-pub fn make(mbps: f64) -> Result<Network> {
-    let network = Network::make(Kind::Veth1500)?;
+pub fn make(mbps: f64) -> Result<BenchNetwork> {
+    let network = BenchNetwork::make(BenchNetworkKind::Veth1500)?;
     let server = |command| network.start_receiver(command);
     let hosts = |command| network.start_sender(command);
     let near = network::SENDER_ADDRESS.to_string();

@@ -15,7 +15,7 @@ const PIECE_BYTES: usize = 16 << 10;
 const SEND_BUFFER_BYTES: u64 = 2 * PIECE_BYTES as u64;
 
 #[derive(clap::Args)]
-pub struct Options {
+pub struct ChurnServerOptions {
     /// Sessions it keeps awake
     #[arg(long)]
     sessions: usize,
@@ -26,14 +26,14 @@ pub struct Options {
 
 /// What hosts must know of it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Card {
+pub struct ChurnServerInfo {
     pub address: SocketAddr,
     pub key: [u8; 32],
     pub process: u32,
 }
 
 /// Runs until it is killed.
-pub fn run(options: &Options) -> Result<()> {
+pub fn run(options: &ChurnServerOptions) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
@@ -49,7 +49,7 @@ pub fn run(options: &Options) -> Result<()> {
                 ..defaults
             },
         })?;
-        tell(&Card {
+        tell(&ChurnServerInfo {
             address: server.local_addr(),
             key: server.public_key().0,
             process: std::process::id(),

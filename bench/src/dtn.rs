@@ -20,8 +20,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::bulk::cpu_s;
-use crate::meter::Report;
-use crate::process::{Message, Place, Process, own_program, tell};
+use crate::meter::MeterReport;
+use crate::process::{Message, Process, ProcessPlacement, own_program, tell};
 
 /// What is looked for.
 const PROGRAM: &str = "dtnd";
@@ -56,7 +56,11 @@ pub fn find(named: Option<&Path>) -> Result<PathBuf, String> {
 }
 
 /// Begins a transfer: sender, receiver, and the sender's daemon.
-pub fn start(program: &Path, lane: &dyn Place, bytes: u64) -> Result<(Process, Process, u32)> {
+pub fn start(
+    program: &Path,
+    lane: &dyn ProcessPlacement,
+    bytes: u64,
+) -> Result<(Process, Process, u32)> {
     let end = |verb: &str| -> Result<Command> {
         let mut command = own_program(verb)?;
         command.arg("--dtnd").arg(program);
@@ -73,7 +77,7 @@ pub fn start(program: &Path, lane: &dyn Place, bytes: u64) -> Result<(Process, P
 }
 
 #[derive(clap::Args)]
-pub struct Options {
+pub struct DtnOptions {
     #[arg(long)]
     dtnd: PathBuf,
     #[arg(long)]
@@ -84,7 +88,7 @@ pub struct Options {
 }
 
 /// The receiving process: the application and its daemon.
-pub fn receive(options: &Options) -> Result<()> {
+pub fn receive(options: &DtnOptions) -> Result<()> {
     let daemon = Daemon::start(&options.dtnd, "device", &["-e", ENDPOINT])?;
     tell(&daemon.child.id())?;
     let take = format!("GET /endpoint?{ENDPOINT}");
@@ -102,7 +106,7 @@ pub fn receive(options: &Options) -> Result<()> {
         }
     }
     let (at, cpu_s) = first.context("there is nothing to receive")?;
-    tell(&Message::Report(Report {
+    tell(&Message::Report(MeterReport {
         // The first bundle was there when counting began.
         bytes: options.bytes - BUNDLE_BYTES.min(options.bytes),
         window_s: at.elapsed().as_secs_f64(),
@@ -116,7 +120,7 @@ pub fn receive(options: &Options) -> Result<()> {
 }
 
 /// The sending process, until it is killed.
-pub fn send(options: &Options) -> Result<()> {
+pub fn send(options: &DtnOptions) -> Result<()> {
     let to = options.to.context("--to")?;
     let peer = format!("tcp://{}/device", SocketAddr::new(to, PORT));
     let daemon = Daemon::start(&options.dtnd, "origin", &["-s", &peer])?;

@@ -20,35 +20,35 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Who shares the bottleneck.
 #[derive(Clone, Copy, Debug)]
-struct Case {
+struct FairnessCase {
     name: &'static str,
     /// Of all flows, how many in ten are TCP.
     tcp_tenths: usize,
     one_session: bool,
 }
 
-const CASES: [Case; 5] = [
-    Case {
+const CASES: [FairnessCase; 5] = [
+    FairnessCase {
         name: "tcp",
         tcp_tenths: 10,
         one_session: false,
     },
-    Case {
+    FairnessCase {
         name: "d2tp",
         tcp_tenths: 0,
         one_session: false,
     },
-    Case {
+    FairnessCase {
         name: "mixed",
         tcp_tenths: 5,
         one_session: false,
     },
-    Case {
+    FairnessCase {
         name: "d2tp-one-session",
         tcp_tenths: 0,
         one_session: true,
     },
-    Case {
+    FairnessCase {
         name: "mixed-one-session",
         tcp_tenths: 5,
         one_session: true,
@@ -57,7 +57,7 @@ const CASES: [Case; 5] = [
 
 /// Options of the verb.
 #[derive(clap::Args)]
-pub struct Options {
+pub struct FairnessOptions {
     /// Cases, separated by commas: tcp, d2tp, mixed, d2tp-one-session, mixed-one-session, or all
     #[arg(long, value_delimiter = ',', default_value = "all")]
     cases: Vec<String>,
@@ -92,7 +92,7 @@ pub struct Options {
 
 /// What one round of a case came to.
 #[derive(Clone, Debug)]
-struct Round {
+struct FairnessRound {
     jain: f64,
     jain_in_session: Option<f64>,
     tcp_share: f64,
@@ -101,7 +101,7 @@ struct Round {
 }
 
 #[derive(Debug, Serialize)]
-struct Row {
+struct FairnessRow {
     case: &'static str,
     /// Jain's index over the congestion controllers: connections and sessions. Median.
     jain: f64,
@@ -123,8 +123,8 @@ struct Row {
 }
 
 #[derive(Debug, Serialize)]
-struct Rows {
-    rows: Vec<Row>,
+struct FairnessRows {
+    rows: Vec<FairnessRow>,
     network: String,
     conditions: String,
 }
@@ -133,7 +133,7 @@ struct Rows {
 ///
 /// # Errors
 /// The network cannot be made, or a case failed.
-pub fn run(options: &Options) -> Result<()> {
+pub fn run(options: &FairnessOptions) -> Result<()> {
     if options.rounds == 0 || options.flows < 2 {
         bail!("there must be a round, and two flows at least");
     }
@@ -146,7 +146,7 @@ pub fn run(options: &Options) -> Result<()> {
         loss: 0.0,
         queue_bdp: options.queue_bdp,
     };
-    let mut measured: Vec<Vec<Round>> = vec![Vec::new(); cases.len()];
+    let mut measured: Vec<Vec<FairnessRound>> = vec![Vec::new(); cases.len()];
     for round in 1..=options.rounds {
         for (case, rounds) in cases.iter().zip(&mut measured) {
             let got = measure(case, options, &shape)
@@ -158,9 +158,9 @@ pub fn run(options: &Options) -> Result<()> {
             rounds.push(got);
         }
     }
-    let rows = Rows {
+    let rows = FairnessRows {
         rows: (cases.iter().zip(&measured))
-            .map(|(case, rounds)| Row::of(case, options, rounds))
+            .map(|(case, rounds)| FairnessRow::of(case, options, rounds))
             .collect(),
         network: shape.in_words(),
         conditions: format!(
@@ -177,7 +177,7 @@ pub fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-fn chosen(names: &[String]) -> Result<Vec<Case>> {
+fn chosen(names: &[String]) -> Result<Vec<FairnessCase>> {
     if names.iter().any(|name| name == "all") {
         return Ok(CASES.to_vec());
     }
@@ -193,7 +193,7 @@ fn chosen(names: &[String]) -> Result<Vec<Case>> {
         .collect()
 }
 
-impl Case {
+impl FairnessCase {
     fn tcp(&self, flows: usize) -> usize {
         flows * self.tcp_tenths / 10
     }
@@ -209,7 +209,7 @@ impl Case {
     }
 }
 
-fn measure(case: &Case, options: &Options, shape: &Shape) -> Result<Round> {
+fn measure(case: &FairnessCase, options: &FairnessOptions, shape: &Shape) -> Result<FairnessRound> {
     let bottleneck = Bottlenecks::make(shape, 1, 1)?;
     let mut source = own_program("fairness-source")?;
     source.args(["--address", &Bottlenecks::sender_address().to_string()]);
@@ -233,11 +233,11 @@ fn measure(case: &Case, options: &Options, shape: &Shape) -> Result<Round> {
     let shares: Shares = sink.hear(plan + PATIENCE)?;
     bottleneck.check()?;
     let (offered, queue_full, _) = bottleneck.dropped();
-    Round::of(case, &shares, queue_full as f64 / offered.max(1) as f64)
+    FairnessRound::of(case, &shares, queue_full as f64 / offered.max(1) as f64)
 }
 
-impl Round {
-    fn of(case: &Case, shares: &Shares, queue_full: f64) -> Result<Round> {
+impl FairnessRound {
+    fn of(case: &FairnessCase, shares: &Shares, queue_full: f64) -> Result<FairnessRound> {
         let tcp: Vec<f64> = shares.tcp.iter().map(|b| *b as f64).collect();
         let d2tp: Vec<f64> = shares.d2tp.iter().map(|b| *b as f64).collect();
         let total = |of: &[f64]| of.iter().fold(0.0, |sum, bytes| sum + bytes);
@@ -252,7 +252,7 @@ impl Round {
         // Alone on the bottleneck, the session's own flows are who shares it.
         let alone = case.one_session && contenders.len() == 1;
         let over = if alone { &d2tp } else { &contenders };
-        Ok(Round {
+        Ok(FairnessRound {
             jain: jain::index(over).with_context(nothing)?,
             jain_in_session: if case.one_session {
                 jain::index(&d2tp)
@@ -266,10 +266,10 @@ impl Round {
     }
 }
 
-impl Row {
-    fn of(case: &Case, options: &Options, rounds: &[Round]) -> Row {
-        let over = |f: fn(&Round) -> f64| rounds.iter().map(f);
-        Row {
+impl FairnessRow {
+    fn of(case: &FairnessCase, options: &FairnessOptions, rounds: &[FairnessRound]) -> FairnessRow {
+        let over = |f: fn(&FairnessRound) -> f64| rounds.iter().map(f);
+        FairnessRow {
             case: case.name,
             jain: median(over(|r| r.jain)),
             tcp_share: median(over(|r| r.tcp_share)),
@@ -292,7 +292,7 @@ impl Row {
     }
 }
 
-fn print(rows: &Rows) {
+fn print(rows: &FairnessRows) {
     println!("{}\n{}\n", rows.network, rows.conditions);
     println!(
         "  {:18} {:>4} {:>9} {:>6}  {:>5} {:>15}  {:>9} {:>15}  {:>6} {:>6} {:>10}",
@@ -341,7 +341,7 @@ mod tests {
         }
     }
 
-    fn case(name: &str) -> Case {
+    fn case(name: &str) -> FairnessCase {
         chosen(&[name.to_owned()]).unwrap()[0]
     }
 
@@ -349,11 +349,11 @@ mod tests {
     fn a_session_of_many_flows_counts_as_one_contender() {
         // Three connections and a session with the same each, the session's flows a third of it.
         let even = shares(&[3_000_000; 3], &[1_000_000; 3]);
-        let round = Round::of(&case("mixed-one-session"), &even, 0.0).unwrap();
+        let round = FairnessRound::of(&case("mixed-one-session"), &even, 0.0).unwrap();
         assert_eq!((round.jain, round.jain_in_session), (1.0, Some(1.0)));
         assert_eq!(round.tcp_share, 0.75);
         assert_eq!(round.mbps, 12.0);
-        let apart = Round::of(&case("mixed"), &even, 0.0).unwrap();
+        let apart = FairnessRound::of(&case("mixed"), &even, 0.0).unwrap();
         assert!(apart.jain < 0.9, "{apart:?}");
     }
 
@@ -368,6 +368,6 @@ mod tests {
 
     #[test]
     fn nothing_is_no_fair_share() {
-        assert!(Round::of(&case("tcp"), &shares(&[0; 4], &[]), 0.0).is_err());
+        assert!(FairnessRound::of(&case("tcp"), &shares(&[0; 4], &[]), 0.0).is_err());
     }
 }

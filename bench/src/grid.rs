@@ -10,9 +10,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 
 use crate::bottleneck::{Bottlenecks, Shape};
-use crate::grid_report::{Cell, Grid};
+use crate::grid_report::{Grid, GridCell};
 use crate::meter::Plan;
-use crate::peers::{self, Peer};
+use crate::peers::{self, BenchPeer};
 use crate::process;
 
 /// The peers of the grid, ours first.
@@ -31,7 +31,7 @@ const GRACE: Duration = Duration::from_millis(1500);
 
 /// Options of the verb.
 #[derive(clap::Args)]
-pub struct Options {
+pub struct GridOptions {
     /// Round trips without queueing, in milliseconds
     #[arg(long, value_delimiter = ',', default_value = "10,50,200")]
     rtt_ms: Vec<f64>,
@@ -71,8 +71,8 @@ pub struct Options {
 ///
 /// # Errors
 /// The network cannot be made, or a peer failed.
-pub fn run(options: &Options) -> Result<()> {
-    let peers: Vec<Box<dyn Peer>> = (options.peers.iter())
+pub fn run(options: &GridOptions) -> Result<()> {
+    let peers: Vec<Box<dyn BenchPeer>> = (options.peers.iter())
         .map(|name| peers::named(name))
         .collect::<Result<_>>()?;
     let (peers, missing): (Vec<_>, Vec<_>) =
@@ -112,7 +112,7 @@ pub fn run(options: &Options) -> Result<()> {
                 shape.queue_bdp,
                 said.join(", ")
             );
-            let cell = Cell::of(shape);
+            let cell = GridCell::of(shape);
             for (peer, mbps) in peers.iter().zip(rates) {
                 grid.add(cell, peer.name(), mbps);
             }
@@ -126,7 +126,7 @@ pub fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-fn shapes(options: &Options) -> Vec<Shape> {
+fn shapes(options: &GridOptions) -> Vec<Shape> {
     let mut all = Vec::new();
     for rtt_ms in &options.rtt_ms {
         for loss in &options.loss {
@@ -144,7 +144,12 @@ fn shapes(options: &Options) -> Vec<Shape> {
 }
 
 /// Mb/s of payload of each peer, all at once.
-fn measure(shape: &Shape, peers: &[Box<dyn Peer>], plan: Plan, round: usize) -> Result<Vec<f64>> {
+fn measure(
+    shape: &Shape,
+    peers: &[Box<dyn BenchPeer>],
+    plan: Plan,
+    round: usize,
+) -> Result<Vec<f64>> {
     let bottlenecks = Bottlenecks::make(shape, peers.len(), round as u64)?;
     let mut running = Vec::new();
     for (number, peer) in peers.iter().enumerate() {

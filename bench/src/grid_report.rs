@@ -21,17 +21,17 @@ const FULL: f64 = 0.98;
 
 /// Which bottleneck: round trip, loss and queue, in thousandths so that they have an order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Cell {
+pub struct GridCell {
     rtt_us: u64,
     loss_ppm: u64,
     queue_thousandths: u64,
 }
 
-impl Cell {
+impl GridCell {
     /// Of this bottleneck.
-    pub fn of(shape: &Shape) -> Cell {
+    pub fn of(shape: &Shape) -> GridCell {
         let whole = |x: f64| x.round() as u64;
-        Cell {
+        GridCell {
             rtt_us: whole(shape.rtt_ms * 1e3),
             loss_ppm: whole(shape.loss * 1e6),
             queue_thousandths: whole(shape.queue_bdp * 1e3),
@@ -51,7 +51,7 @@ impl Cell {
 
 /// One peer in one cell.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Row {
+pub struct GridRow {
     rtt_ms: f64,
     loss_percent: f64,
     queue_bdp: f64,
@@ -68,7 +68,7 @@ pub struct Json {
     mbps: f64,
     seconds: f64,
     warm_up: f64,
-    rows: Vec<Row>,
+    rows: Vec<GridRow>,
     /// Cells where ours is not what it must be.
     missed: Vec<String>,
     cells: usize,
@@ -82,7 +82,7 @@ pub struct Grid {
     seconds: f64,
     warm_up: f64,
     peers: Vec<String>,
-    cells: BTreeMap<Cell, BTreeMap<String, Vec<f64>>>,
+    cells: BTreeMap<GridCell, BTreeMap<String, Vec<f64>>>,
 }
 
 impl Grid {
@@ -98,7 +98,7 @@ impl Grid {
     }
 
     /// Adds a measurement.
-    pub fn add(&mut self, cell: Cell, peer: &str, mbps: f64) {
+    pub fn add(&mut self, cell: GridCell, peer: &str, mbps: f64) {
         if !self.peers.iter().any(|known| known == peer) {
             self.peers.push(peer.to_owned());
         }
@@ -120,7 +120,7 @@ impl Grid {
             json.warm_up
         );
         for row in json.rows {
-            let cell = Cell::of(&Shape {
+            let cell = GridCell::of(&Shape {
                 mbps: json.mbps,
                 rtt_ms: row.rtt_ms,
                 loss: row.loss_percent / 100.0,
@@ -133,13 +133,13 @@ impl Grid {
         Ok(())
     }
 
-    fn figure(&self, cell: &Cell, peer: &str) -> Option<f64> {
+    fn figure(&self, cell: &GridCell, peer: &str) -> Option<f64> {
         let rounds = self.cells.get(cell)?.get(peer)?;
         Some(median(rounds.iter().copied()))
     }
 
     /// Ours over the kernel's CUBIC in a cell, and whether that is enough.
-    fn judged(&self, cell: &Cell) -> Option<(f64, bool)> {
+    fn judged(&self, cell: &GridCell) -> Option<(f64, bool)> {
         let theirs = self.figure(cell, AGAINST)?;
         let ratio = self.figure(cell, OURS)? / theirs;
         let full = theirs >= FULL * TCP_PAYLOAD * self.mbps;
@@ -156,7 +156,7 @@ impl Grid {
         let rows = self.cells.iter().flat_map(|(cell, peers)| {
             self.peers.iter().filter_map(|peer| {
                 let rounds = peers.get(peer)?.clone();
-                Some(Row {
+                Some(GridRow {
                     rtt_ms: cell.rtt_ms(),
                     loss_percent: cell.loss_percent(),
                     queue_bdp: cell.queue_bdp(),
@@ -259,7 +259,7 @@ mod tests {
 
     fn grid(loss: f64, ours: &[f64], theirs: &[f64]) -> Grid {
         let mut grid = Grid::new(20.0, 10.0, 2.0);
-        let cell = Cell::of(&shape(loss));
+        let cell = GridCell::of(&shape(loss));
         ours.iter().for_each(|mbps| grid.add(cell, OURS, *mbps));
         theirs
             .iter()

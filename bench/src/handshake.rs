@@ -12,7 +12,7 @@ use d2tp_session::SessionEvent;
 use serde::Serialize;
 
 use crate::handshake_hosts::{Crowd, READ_BEFORE_BYTES, flow_id, key_of, record_with_ticket};
-use crate::handshake_server::{Serving, cpu_s};
+use crate::handshake_server::{HandshakeServerProcess, cpu_s};
 use crate::idle_fill::fill;
 
 /// Handshakes under way at once: enough that neither end waits for the other.
@@ -26,7 +26,7 @@ const SLEEPERS: u64 = 1 << 32;
 
 /// Options of the verb.
 #[derive(clap::Args)]
-pub struct Options {
+pub struct HandshakeOptions {
     /// How many devices come in, and how many wake, in each round
     #[arg(long, default_value_t = 15_000)]
     hosts: u64,
@@ -43,7 +43,7 @@ pub struct Options {
 
 /// What came out.
 #[derive(Debug, Serialize)]
-struct Outcome {
+struct HandshakeOutcome {
     handshakes_per_s: f64,
     wakes_per_s: f64,
     /// What two cores could do if a handshake were nothing but its X25519 products.
@@ -61,7 +61,7 @@ struct Outcome {
 }
 
 #[derive(Clone, Copy, Default)]
-struct Round {
+struct HandshakeRound {
     per_s: f64,
     server_us: f64,
     device_us: f64,
@@ -72,7 +72,7 @@ struct Round {
 ///
 /// # Errors
 /// The serving process fails, or no device came in.
-pub fn run(options: &Options) -> Result<()> {
+pub fn run(options: &HandshakeOptions) -> Result<()> {
     let mut handshakes = Vec::new();
     let mut wakes = Vec::new();
     for _ in 0..options.rounds.max(1) {
@@ -81,7 +81,7 @@ pub fn run(options: &Options) -> Result<()> {
     }
     let failed = handshakes.iter().chain(&wakes).map(|r| r.failed).sum();
     let (handshake, wake) = (median(handshakes), median(wakes));
-    let outcome = Outcome {
+    let outcome = HandshakeOutcome {
         handshakes_per_s: handshake.per_s.round(),
         wakes_per_s: wake.per_s.round(),
         x25519_bound_per_s: x25519_bound().round(),
@@ -117,13 +117,13 @@ pub fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-fn median(mut rounds: Vec<Round>) -> Round {
+fn median(mut rounds: Vec<HandshakeRound>) -> HandshakeRound {
     rounds.sort_by(|a, b| a.per_s.total_cmp(&b.per_s));
     rounds[rounds.len() / 2]
 }
 
 /// One server, and everybody at its door.
-fn round(options: &Options, wake: bool) -> Result<Round> {
+fn round(options: &HandshakeOptions, wake: bool) -> Result<HandshakeRound> {
     let dir = tempfile::tempdir()?;
     let journal = dir.path().join("journal");
     let first = if wake { SLEEPERS } else { 0 };
@@ -132,16 +132,17 @@ fn round(options: &Options, wake: bool) -> Result<Round> {
     }
     let above = if options.cookies { 0 } else { u32::MAX };
     let hour = Duration::from_secs(3600);
-    let mut serving = Serving::start(&journal, "127.0.0.1:0".parse()?, hour, above)?;
+    let mut serving = HandshakeServerProcess::start(&journal, "127.0.0.1:0".parse()?, hour, above)?;
     serving.wait(Duration::from_secs(60), |f| f.all_known)?;
     // Keys and records are older than the handshake, on a device.
     let host = |n| {
         let key = key_of(n);
-        let record = wake.then(|| record_with_ticket(Serving::key(), &key, n).encode());
+        let record =
+            wake.then(|| record_with_ticket(HandshakeServerProcess::key(), &key, n).encode());
         (n, key, record)
     };
     let mut hosts: Vec<_> = (first..first + options.hosts).map(host).collect();
-    let mut crowd = Crowd::new(serving.address, Serving::key(), SOCKETS)?;
+    let mut crowd = Crowd::new(serving.address, HandshakeServerProcess::key(), SOCKETS)?;
     let (mut under_way, mut done) = (HashMap::new(), 0);
     let mut told = Vec::new();
     let server_before = serving.figures()?.cpu_s;
@@ -179,7 +180,7 @@ fn round(options: &Options, wake: bool) -> Result<Round> {
     ensure!(done > 0, "nobody came in");
     if !wake {
         // The device has its keys; the server must have them too.
-        let all = |f: &crate::handshake_server::Figures| f.awake as u64 >= done;
+        let all = |f: &crate::handshake_server::HandshakeServerFigures| f.awake as u64 >= done;
         let (so, figures) = serving.wait(Duration::from_secs(5), all)?;
         ensure!(
             so,
@@ -188,7 +189,7 @@ fn round(options: &Options, wake: bool) -> Result<Round> {
         );
     }
     let each = |cpu: f64| cpu * 1e6 / done as f64;
-    Ok(Round {
+    Ok(HandshakeRound {
         per_s: done as f64 / took,
         server_us: each(server),
         device_us: each(device),

@@ -128,7 +128,7 @@ pub fn record_of(role: Role, peer: PublicKey, number: u64) -> SessionRecord {
 }
 
 /// One device.
-pub struct Host {
+pub struct HandshakeHost {
     /// Which one.
     pub number: u64,
     core: Endpoint,
@@ -137,7 +137,7 @@ pub struct Host {
     timer: Time,
 }
 
-impl Host {
+impl HandshakeHost {
     /// Does something with its session.
     pub fn with<R>(&mut self, f: impl FnOnce(&mut Session) -> R) -> Option<R> {
         self.core.with(self.session, f).ok()
@@ -155,7 +155,7 @@ pub struct Crowd {
     server_key: PublicKey,
     config: EndpointConfig,
     sockets: Vec<(UdpSocket, UdpSocketState)>,
-    hosts: Vec<Option<Host>>,
+    hosts: Vec<Option<HandshakeHost>>,
     free: Vec<usize>,
     by_cid: HashMap<[u8; 8], usize>,
     timers: BTreeSet<(Time, usize)>,
@@ -211,7 +211,7 @@ impl Crowd {
     }
 
     /// A host, by its place.
-    pub fn host(&mut self, place: usize) -> Option<&mut Host> {
+    pub fn host(&mut self, place: usize) -> Option<&mut HandshakeHost> {
         self.hosts.get_mut(place)?.as_mut()
     }
 
@@ -274,7 +274,7 @@ impl Crowd {
             remote: self.server,
         };
         let _ = core.with(session, |s| s.open_path(now, addresses, false));
-        let host = Host {
+        let host = HandshakeHost {
             number,
             core,
             session,

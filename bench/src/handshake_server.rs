@@ -34,7 +34,7 @@ pub const SERVER: u64 = u64::MAX / 8;
 
 /// Options of the hidden verb.
 #[derive(clap::Args)]
-pub struct Options {
+pub struct HandshakeServerOptions {
     /// Where its journal is
     #[arg(long)]
     journal: PathBuf,
@@ -58,7 +58,7 @@ pub struct Listening {
 
 /// Figures of the serving process.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Figures {
+pub struct HandshakeServerFigures {
     /// Resident memory, all of it.
     pub rss_bytes: u64,
     /// Of that, what is no file's.
@@ -98,7 +98,7 @@ impl SendSource for Pattern {
 ///
 /// # Errors
 /// No socket, or no journal.
-pub fn run(options: &Options) -> Result<()> {
+pub fn run(options: &HandshakeServerOptions) -> Result<()> {
     let started = Instant::now();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -151,7 +151,7 @@ pub fn run(options: &Options) -> Result<()> {
             }
             let (awake, asleep, half_open) = server.counts();
             let (rss_bytes, anon_bytes) = resident()?;
-            say(&Figures {
+            say(&HandshakeServerFigures {
                 rss_bytes,
                 anon_bytes,
                 awake,
@@ -229,7 +229,7 @@ pub fn cpu_s() -> f64 {
 }
 
 /// The serving process as its parent sees it; killed when it is dropped.
-pub struct Serving {
+pub struct HandshakeServerProcess {
     child: Child,
     stdin: ChildStdin,
     stdout: std::io::BufReader<ChildStdout>,
@@ -237,7 +237,7 @@ pub struct Serving {
     pub address: SocketAddr,
 }
 
-impl Serving {
+impl HandshakeServerProcess {
     /// Starts one and waits until it listens.
     ///
     /// # Errors
@@ -247,25 +247,25 @@ impl Serving {
         listen: SocketAddr,
         sleep_after: Duration,
         cookie_above: u32,
-    ) -> Result<Serving> {
+    ) -> Result<HandshakeServerProcess> {
         let spawn = |mut command: Command| {
             let child = command.spawn();
             child.context("the serving process could not be started")
         };
-        Serving::start_as(spawn, journal, listen, sleep_after, cookie_above)
+        HandshakeServerProcess::start_as(spawn, journal, listen, sleep_after, cookie_above)
     }
 
     /// The same, where `spawn` puts it.
     ///
     /// # Errors
-    /// As for [`Serving::start`].
+    /// As for [`HandshakeServerProcess::start`].
     pub fn start_as(
         spawn: impl FnOnce(Command) -> Result<Child>,
         journal: &std::path::Path,
         listen: SocketAddr,
         sleep_after: Duration,
         cookie_above: u32,
-    ) -> Result<Serving> {
+    ) -> Result<HandshakeServerProcess> {
         let mut command = Command::new(std::env::current_exe()?);
         command
             .arg("rest-serve")
@@ -282,7 +282,7 @@ impl Serving {
         let mut line = String::new();
         stdout.read_line(&mut line)?;
         let said: Result<Listening, _> = serde_json::from_str(&line);
-        let mut serving = Serving {
+        let mut serving = HandshakeServerProcess {
             child,
             stdin,
             stdout,
@@ -298,7 +298,7 @@ impl Serving {
     ///
     /// # Errors
     /// It is gone.
-    pub fn figures(&mut self) -> Result<Figures> {
+    pub fn figures(&mut self) -> Result<HandshakeServerFigures> {
         writeln!(self.stdin, "figures")?;
         self.stdin.flush()?;
         let mut line = String::new();
@@ -313,8 +313,8 @@ impl Serving {
     pub fn wait(
         &mut self,
         patience: Duration,
-        so: impl Fn(&Figures) -> bool,
-    ) -> Result<(bool, Figures)> {
+        so: impl Fn(&HandshakeServerFigures) -> bool,
+    ) -> Result<(bool, HandshakeServerFigures)> {
         let begun = Instant::now();
         loop {
             let figures = self.figures()?;
@@ -346,7 +346,7 @@ impl Serving {
     }
 }
 
-impl Drop for Serving {
+impl Drop for HandshakeServerProcess {
     fn drop(&mut self) {
         // Both fail only when it is gone already.
         let _ = self.child.kill();

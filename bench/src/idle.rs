@@ -26,7 +26,7 @@ use serde::Serialize;
 use crate::handshake_hosts::{
     Crowd, DEADLINE, FLOW_BYTES, READ_BEFORE_BYTES, content, flow_id, key_of, record_with_ticket,
 };
-use crate::handshake_server::{Figures, Serving};
+use crate::handshake_server::{HandshakeServerFigures, HandshakeServerProcess};
 use crate::idle_fill::fill;
 
 /// Sockets of all devices together.
@@ -44,7 +44,7 @@ const STORM_PER_S: f64 = 1_667.0;
 
 /// Options of the verb.
 #[derive(clap::Args)]
-pub struct Options {
+pub struct IdleOptions {
     /// Sleeping flows, each of a host of its own
     #[arg(long, default_value_t = 1_000_000)]
     flows: u64,
@@ -76,7 +76,7 @@ pub struct Options {
 
 /// What came out.
 #[derive(Debug, Default, Serialize)]
-struct Outcome {
+struct IdleOutcome {
     flows: u64,
     rss_bytes: u64,
     woken: u64,
@@ -186,7 +186,7 @@ impl Sleepers {
     fn record(&self, number: u64, key: &SecretKey) -> Vec<u8> {
         match self.real.get(&number) {
             Some(record) => record.clone(),
-            None => record_with_ticket(Serving::key(), key, number).encode(),
+            None => record_with_ticket(HandshakeServerProcess::key(), key, number).encode(),
         }
     }
 }
@@ -195,7 +195,7 @@ impl Sleepers {
 ///
 /// # Errors
 /// A process or the disk fails.
-pub fn run(options: &Options) -> Result<()> {
+pub fn run(options: &IdleOptions) -> Result<()> {
     ensure!(options.real <= options.flows, "--real is more than --flows");
     let temporary = tempfile::tempdir()?;
     let dir = options.dir.as_deref().unwrap_or(temporary.path());
@@ -208,15 +208,15 @@ pub fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-fn measure(options: &Options, dir: &Path) -> Result<Outcome> {
+fn measure(options: &IdleOptions, dir: &Path) -> Result<IdleOutcome> {
     let mut random = rand::rngs::StdRng::seed_from_u64(options.seed);
     let journal = dir.join("journal");
     let bulk = options.flows - options.real;
-    let mut outcome = Outcome {
+    let mut outcome = IdleOutcome {
         flows: options.flows,
         by_real_sessions: options.real,
         written_in_bulk: bulk,
-        ..Outcome::default()
+        ..IdleOutcome::default()
     };
     if options.flows > 0 {
         let mut empty = start(&dir.join("empty"), "127.0.0.1:0".parse()?)?;
@@ -227,14 +227,14 @@ fn measure(options: &Options, dir: &Path) -> Result<Outcome> {
         note("starting the server");
         let mut serving = start(&journal, "127.0.0.1:0".parse()?)?;
         serving.wait(Duration::from_secs(120), |f| f.all_known)?;
-        let mut crowd = Crowd::new(serving.address, Serving::key(), SOCKETS)?;
+        let mut crowd = Crowd::new(serving.address, HandshakeServerProcess::key(), SOCKETS)?;
         let mut sleepers = Sleepers {
             real: HashMap::new(),
             epochs: HashMap::new(),
         };
         note(&format!("{} fall asleep by real sessions", options.real));
         fall_asleep(&mut crowd, &mut sleepers, bulk..options.flows)?;
-        let all = |f: &Figures| f.asleep as u64 == options.flows && f.awake == 0;
+        let all = |f: &HandshakeServerFigures| f.asleep as u64 == options.flows && f.awake == 0;
         let (so, figures) = serving.wait(Duration::from_secs(60), all)?;
         ensure!(
             so,
@@ -294,10 +294,10 @@ fn note(what: &str) {
     eprintln!("idle: {what}");
 }
 
-fn start(journal: &Path, listen: std::net::SocketAddr) -> Result<Serving> {
+fn start(journal: &Path, listen: std::net::SocketAddr) -> Result<HandshakeServerProcess> {
     // The protocol's own bound on SYNs a second: above it devices prove their addresses.
     let cookie_above = d2tp_session::EndpointConfig::default().cookie_above;
-    Serving::start(journal, listen, SLEEP_AFTER, cookie_above)
+    HandshakeServerProcess::start(journal, listen, SLEEP_AFTER, cookie_above)
 }
 
 fn ms(sorted: &[Duration], part: f64) -> f64 {
@@ -489,7 +489,7 @@ fn read(crowd: &mut Crowd, place: usize, waking: &mut Waking) -> bool {
 
 /// The server is killed and started again, while sleepers and new devices knock.
 fn reload(
-    serving: Serving,
+    serving: HandshakeServerProcess,
     journal: &Path,
     crowd: &mut Crowd,
     sleepers: &mut Sleepers,
@@ -591,7 +591,7 @@ fn reload(
 /// Sessions that are awake, have no flow and nothing to say.
 fn live(journal: &Path, sessions: u64, salt: u64) -> Result<Live> {
     let mut serving = start(journal, "127.0.0.1:0".parse()?)?;
-    let mut crowd = Crowd::new(serving.address, Serving::key(), SOCKETS)?;
+    let mut crowd = Crowd::new(serving.address, HandshakeServerProcess::key(), SOCKETS)?;
     let before = serving.figures()?.rss_bytes;
     let first = salt >> 8;
     let mut left = first..first + sessions;

@@ -27,7 +27,7 @@ const FIRST_BYTE_MAX: Duration = Duration::from_secs(30);
 
 /// Options of the verb.
 #[derive(clap::Args)]
-pub struct Options {
+pub struct LaneOptions {
     /// The scenario file; its links are without a NAT
     #[arg(long)]
     scenario: PathBuf,
@@ -44,7 +44,7 @@ pub struct Options {
 
 /// What one flow came to.
 #[derive(Debug, Serialize)]
-struct Row {
+struct LaneRow {
     link: String,
     peer: String,
     /// When its first byte came, in the run's time.
@@ -55,15 +55,15 @@ struct Row {
 }
 
 #[derive(Serialize)]
-struct Rows {
-    rows: Vec<Row>,
+struct LaneRows {
+    rows: Vec<LaneRow>,
 }
 
 /// Measures and prints.
 ///
 /// # Errors
 /// The scenario cannot be read, the network cannot be made, or a peer failed.
-pub fn run(options: &Options) -> Result<()> {
+pub fn run(options: &LaneOptions) -> Result<()> {
     let mut scenario = Scenario::load(&options.scenario)?;
     ensure!(
         options.peers.len() == scenario.links.len(),
@@ -75,7 +75,7 @@ pub fn run(options: &Options) -> Result<()> {
     cedos_lab_emu::enter()?;
     let rows = measure(options, scenario)?;
     if options.json {
-        println!("{}", serde_json::to_string(&Rows { rows })?);
+        println!("{}", serde_json::to_string(&LaneRows { rows })?);
     } else {
         for row in rows {
             println!("  {:16} {:16} {:8.3} Mb/s", row.link, row.peer, row.mbps);
@@ -84,7 +84,7 @@ pub fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-fn measure(options: &Options, scenario: Scenario) -> Result<Vec<Row>> {
+fn measure(options: &LaneOptions, scenario: Scenario) -> Result<Vec<LaneRow>> {
     let plan = Plan {
         warm_up: Duration::ZERO,
         window: Duration::try_from_secs_f64(options.seconds).context("--seconds")?,
@@ -119,7 +119,7 @@ fn measure(options: &Options, scenario: Scenario) -> Result<Vec<Row>> {
     for (number, (report, at)) in reports.into_iter().enumerate() {
         let peer = &options.peers[number];
         let report = report.with_context(|| peer.clone())?;
-        rows.push(Row {
+        rows.push(LaneRow {
             link: names[number].clone(),
             peer: peer.clone(),
             from_s: at.saturating_sub(plan.window + plan.grace).as_secs_f64(),

@@ -59,46 +59,46 @@ struct Cli {
 #[derive(Subcommand)]
 enum Verb {
     /// One flow between two processes: Gb/s and CPU-seconds per GB of each side
-    Throughput(throughput::Options),
+    Throughput(throughput::ThroughputOptions),
     /// Handshakes and wakes a second, both ends on this machine
-    Handshake(handshake::Options),
+    Handshake(handshake::HandshakeOptions),
     /// Memory of a million sleeping flows, how fast they wake, and what a crash costs
-    Idle(idle::Options),
+    Idle(idle::IdleOptions),
     /// Packets and wake-ups while nothing is to be done
-    Quiet(quiet::Options),
+    Quiet(quiet::QuietOptions),
     /// The device's process of `quiet`
     #[command(hide = true)]
     QuietDevice(quiet::DeviceArgs),
     /// The serving process of `handshake` and `idle`
     #[command(hide = true)]
-    RestServe(handshake_server::Options),
+    RestServe(handshake_server::HandshakeServerOptions),
     /// Many flows on one bottleneck: do TCP and D2TP share it evenly?
-    Fairness(fairness::Options),
+    Fairness(fairness::FairnessOptions),
     /// One large object over one emulated link, beside TCP, UDT and a DTN stack
-    Bulk(bulk::Options),
+    Bulk(bulk::BulkOptions),
     /// The receiving process of a DTN transfer
     #[command(hide = true)]
-    DtnReceive(dtn::Options),
+    DtnReceive(dtn::DtnOptions),
     /// The sending process of a DTN transfer
     #[command(hide = true)]
-    DtnSend(dtn::Options),
+    DtnSend(dtn::DtnOptions),
     /// One flow over a deep queue, and what packets wait in it: DRWA beside other ways
-    Bloat(bloat::Options),
+    Bloat(bloat::BloatOptions),
     /// The server of objects of `bloat`
     #[command(hide = true)]
-    ObjectServer(bloat::ServerOptions),
+    ObjectServer(bloat::BloatServerOptions),
     /// Who fetches them
     #[command(hide = true)]
     ObjectFetch(bloat::FetchOptions),
     /// A flow over each link of a scenario, all at once
-    Lanes(lanes::Options),
+    Lanes(lanes::LaneOptions),
     /// One flow over round trips, losses and queues, beside kernel TCP and quinn
-    Grid(grid::Options),
+    Grid(grid::GridOptions),
     /// Tens of thousands of hosts, of which a tenth leaves or comes every minute
-    Churn(churn::Options),
+    Churn(churn::ChurnOptions),
     /// The serving process of a churn run
     #[command(hide = true)]
-    ChurnServer(churn_server::Options),
+    ChurnServer(churn_server::ChurnServerOptions),
     /// All hosts of a churn run
     #[command(hide = true)]
     ChurnHosts(churn::HostsOptions),

@@ -46,7 +46,7 @@ impl Plan {
 
 /// What one process measured between its two looks.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Report {
+pub struct MeterReport {
     /// Payload bytes accepted (sender) or delivered (receiver).
     pub bytes: u64,
     /// Time between the looks.
@@ -59,7 +59,7 @@ pub struct Report {
     pub notes: String,
 }
 
-impl Report {
+impl MeterReport {
     fn between(a: &Look, b: &Look) -> Self {
         Self {
             bytes: b.bytes - a.bytes,
@@ -83,18 +83,18 @@ impl Report {
 
 /// The counter a peer feeds, and the watcher behind it. One per process.
 #[derive(Debug)]
-pub struct Meter {
+pub struct ProcessMeter {
     bytes: AtomicU64,
     over: AtomicBool,
     begun: Mutex<Option<mpsc::Sender<()>>>,
     notes: Mutex<String>,
-    measured: OnceLock<Report>,
+    measured: OnceLock<MeterReport>,
     /// Over at this many bytes, whatever the time.
     end_bytes: u64,
 }
 
-impl Meter {
-    /// Starts the watching thread; it sleeps until the first [`Meter::add`].
+impl ProcessMeter {
+    /// Starts the watching thread; it sleeps until the first [`ProcessMeter::add`].
     pub fn start(plan: Plan) -> Arc<Self> {
         let (begun, first_byte) = mpsc::channel();
         let meter = Arc::new(Self {
@@ -189,7 +189,7 @@ impl Meter {
     ///
     /// # Errors
     /// When the flow ended before the window did, or nothing came through in it.
-    pub fn report(&self) -> Result<Report> {
+    pub fn report(&self) -> Result<MeterReport> {
         let mut report = self.measured.get().cloned().with_context(|| {
             format!(
                 "the flow ended before the measuring window did, after {} bytes: the other \
@@ -213,7 +213,7 @@ impl Meter {
         std::thread::sleep(plan.window);
         let b = Look::take(self);
         self.measured
-            .set(Report::between(&a, &b))
+            .set(MeterReport::between(&a, &b))
             .expect("the watcher measures once");
         std::thread::sleep(plan.grace);
         self.over.store(true, Ordering::Relaxed);
@@ -228,7 +228,7 @@ impl Meter {
         }
         let b = Look::take(self);
         self.measured
-            .set(Report::between(&a, &b))
+            .set(MeterReport::between(&a, &b))
             .expect("the watcher measures once");
     }
 }
@@ -241,7 +241,7 @@ struct Look {
 }
 
 impl Look {
-    fn take(meter: &Meter) -> Self {
+    fn take(meter: &ProcessMeter) -> Self {
         Self {
             at: Instant::now(),
             bytes: meter.bytes.load(Ordering::Relaxed),
@@ -279,11 +279,11 @@ mod tests {
 
     #[test]
     fn rate_and_cost_are_per_payload_byte() {
-        let report = Report {
+        let report = MeterReport {
             bytes: 5_000_000_000,
             window_s: 4.0,
             cpu_s: 2.0,
-            ..Report::default()
+            ..MeterReport::default()
         };
         assert!((report.gbps() - 10.0).abs() < 1e-9);
         assert!((report.cpu_s_per_gb() - 0.4).abs() < 1e-9);
@@ -291,7 +291,7 @@ mod tests {
 
     #[test]
     fn a_flow_that_ends_early_has_no_report() {
-        let meter = Meter::start(Plan {
+        let meter = ProcessMeter::start(Plan {
             warm_up: Duration::from_secs(3600),
             window: Duration::from_secs(3600),
             grace: Duration::ZERO,
@@ -312,7 +312,7 @@ mod tests {
             cpu: Duration::from_millis(500 * s),
             waited: Duration::from_millis(10 * s),
         };
-        let report = Report::between(&look(1, 7_000), &look(5, 4_007_000));
+        let report = MeterReport::between(&look(1, 7_000), &look(5, 4_007_000));
         assert_eq!(report.bytes, 4_000_000);
         assert_eq!(report.window_s, 4.0);
         assert_eq!(report.cpu_s, 2.0);
@@ -321,9 +321,9 @@ mod tests {
 
     #[test]
     fn a_window_without_a_byte_is_no_measurement() {
-        let meter = Meter::counting_to(1);
+        let meter = ProcessMeter::counting_to(1);
         let looks = [(); 2].map(|()| Look::take(&meter));
-        let silent = Report::between(&looks[0], &looks[1]);
+        let silent = MeterReport::between(&looks[0], &looks[1]);
         meter.measured.set(silent).expect("nothing else measures");
         let error = meter.report().expect_err("0 bytes");
         assert!(error.to_string().contains("no byte"), "{error}");

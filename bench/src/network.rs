@@ -26,13 +26,13 @@ use nix::unistd::{Uid, getgid, getuid};
 use rtnetlink::packet_route::link::{InfoData, InfoVeth};
 use rtnetlink::{LinkUnspec, LinkVeth};
 
-use crate::process::{Place, RECEIVER_CORE, SENDER_CORE};
+use crate::process::{ProcessPlacement, RECEIVER_CORE, SENDER_CORE};
 
 /// MTU of every network here: what the Internet carries.
 pub const MTU_BYTES: u32 = 1500;
 
 const SENDER_LINK: &str = "bench-snd";
-/// The device of [`Kind::Veth1500`] at the receiver.
+/// The device of [`BenchNetworkKind::Veth1500`] at the receiver.
 pub const RECEIVER_LINK: &str = "bench-rcv";
 /// The sender's address there.
 pub const SENDER_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
@@ -41,14 +41,14 @@ const PREFIX_BITS: u8 = 24;
 
 /// Which network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, clap::ValueEnum)]
-pub enum Kind {
+pub enum BenchNetworkKind {
     /// The loopback device of a fresh namespace, MTU 1500
     Lo1500,
     /// A veth pair between two fresh namespaces, MTU 1500
     Veth1500,
 }
 
-impl Kind {
+impl BenchNetworkKind {
     /// The name in tables and JSON.
     pub fn name(self) -> &'static str {
         match self {
@@ -60,7 +60,7 @@ impl Kind {
 
 /// A network, and where its two ends are.
 #[derive(Debug)]
-pub struct Network {
+pub struct BenchNetwork {
     receiver_address: IpAddr,
     /// What a reader of the results must know about it.
     pub notes: String,
@@ -68,18 +68,18 @@ pub struct Network {
     receiver: File,
 }
 
-impl Network {
+impl BenchNetwork {
     /// Makes the namespaces and devices. Call [`enter_user_namespace`] before.
-    pub fn make(kind: Kind) -> Result<Self> {
+    pub fn make(kind: BenchNetworkKind) -> Result<Self> {
         let made = match kind {
-            Kind::Lo1500 => lo(),
-            Kind::Veth1500 => veth(),
+            BenchNetworkKind::Lo1500 => lo(),
+            BenchNetworkKind::Veth1500 => veth(),
         };
         made.with_context(|| format!("the network {} could not be made", kind.name()))
     }
 }
 
-impl Place for Network {
+impl ProcessPlacement for BenchNetwork {
     fn receiver_address(&self) -> IpAddr {
         self.receiver_address
     }
@@ -114,7 +114,7 @@ pub fn enter_user_namespace() -> Result<()> {
     Ok(())
 }
 
-fn lo() -> Result<Network> {
+fn lo() -> Result<BenchNetwork> {
     let namespace = new_namespace()?;
     in_namespace(&namespace, || {
         netlink(async |handle| {
@@ -123,7 +123,7 @@ fn lo() -> Result<Network> {
             Ok(())
         })
     })?;
-    Ok(Network {
+    Ok(BenchNetwork {
         receiver_address: Ipv4Addr::LOCALHOST.into(),
         notes: format!("lo of a fresh namespace, MTU {MTU_BYTES}, no steering"),
         receiver: namespace.try_clone()?,
@@ -131,7 +131,7 @@ fn lo() -> Result<Network> {
     })
 }
 
-fn veth() -> Result<Network> {
+fn veth() -> Result<BenchNetwork> {
     let sender = new_namespace()?;
     let receiver = new_namespace()?;
     // Before the devices exist: they take the namespace's default when they are made, and it may
@@ -168,7 +168,7 @@ fn veth() -> Result<Network> {
             format!("NOT steered (RPS), so TCP measures the sender's core twice: {error:#}")
         }
     };
-    Ok(Network {
+    Ok(BenchNetwork {
         receiver_address: RECEIVER_ADDRESS.into(),
         notes: format!("veth pair between two namespaces, MTU {MTU_BYTES}, {steering}"),
         sender,

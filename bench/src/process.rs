@@ -23,8 +23,8 @@ use nix::unistd::Pid;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::meter::{Meter, Plan, Report};
-use crate::peers::{self, Peer};
+use crate::meter::{MeterReport, Plan, ProcessMeter};
+use crate::peers::{self, BenchPeer};
 
 /// The core the sending process is held on.
 pub const SENDER_CORE: usize = 0;
@@ -33,7 +33,7 @@ pub const RECEIVER_CORE: usize = 1;
 
 /// What a sender must know of its receiver.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Card {
+pub struct ReceiverInfo {
     /// Where it listens.
     pub address: SocketAddr,
     /// What proves who it is: a certificate or a public key, empty where nothing does.
@@ -44,9 +44,9 @@ pub struct Card {
 #[derive(Serialize, Deserialize)]
 pub enum Message {
     /// The receiver listens.
-    Card(Card),
+    Card(ReceiverInfo),
     /// It is over.
-    Report(Report),
+    Report(MeterReport),
 }
 
 #[derive(clap::Args)]
@@ -102,7 +102,7 @@ impl PlanOptions {
 pub fn receive(options: &ReceiveOptions) -> Result<()> {
     options.plan.hold_on(RECEIVER_CORE)?;
     let peer = peers::named(&options.peer)?;
-    let meter = Meter::start(options.plan.plan());
+    let meter = ProcessMeter::start(options.plan.plan());
     peer.serve(options.address, &meter, &mut |card| {
         tell(&Message::Card(card))
     })?;
@@ -116,14 +116,14 @@ pub fn send(options: &SendOptions) -> Result<()> {
     let peer = peers::named(&options.peer)?;
     let mut line = String::new();
     std::io::stdin().lock().read_line(&mut line)?;
-    let card: Card = serde_json::from_str(&line).context("standard input holds no card")?;
-    let meter = Meter::start(options.plan.plan());
+    let card: ReceiverInfo = serde_json::from_str(&line).context("standard input holds no card")?;
+    let meter = ProcessMeter::start(options.plan.plan());
     peer.send(&card, &meter)?;
     tell(&Message::Report(meter.report()?))
 }
 
 /// Where the two processes of a flow run, and how they are started there.
-pub trait Place {
+pub trait ProcessPlacement {
     /// Where the receiver listens.
     fn receiver_address(&self) -> IpAddr;
     /// Starts `command` at the receiver.
@@ -135,14 +135,22 @@ pub trait Place {
 }
 
 /// Runs one flow of `peer` over `place`: the sender's report, then the receiver's.
-pub fn measure(peer: &dyn Peer, place: &dyn Place, plan: Plan) -> Result<(Report, Report)> {
+pub fn measure(
+    peer: &dyn BenchPeer,
+    place: &dyn ProcessPlacement,
+    plan: Plan,
+) -> Result<(MeterReport, MeterReport)> {
     let (sender, receiver) = start(peer, place, plan)?;
     let patience = plan.patience();
     Ok((sender.report(patience)?, receiver.report(patience)?))
 }
 
 /// The processes of one flow, begun: sender and receiver.
-pub fn start(peer: &dyn Peer, place: &dyn Place, plan: Plan) -> Result<(Process, Process)> {
+pub fn start(
+    peer: &dyn BenchPeer,
+    place: &dyn ProcessPlacement,
+    plan: Plan,
+) -> Result<(Process, Process)> {
     let mut receiver = command("flow-receive", peer, place, plan)?;
     receiver.args(["--address", &place.receiver_address().to_string()]);
     let receiver = Process::new(place.start_receiver(receiver)?, "receiver")?;
@@ -159,7 +167,12 @@ pub fn start(peer: &dyn Peer, place: &dyn Place, plan: Plan) -> Result<(Process,
     Ok((sender, receiver))
 }
 
-fn command(verb: &str, peer: &dyn Peer, place: &dyn Place, plan: Plan) -> Result<Command> {
+fn command(
+    verb: &str,
+    peer: &dyn BenchPeer,
+    place: &dyn ProcessPlacement,
+    plan: Plan,
+) -> Result<Command> {
     let mut command = own_program(verb)?;
     command
         .args(["--peer", peer.name()])
@@ -210,7 +223,7 @@ impl Process {
     }
 
     /// What it measured.
-    pub fn report(&self, patience: Duration) -> Result<Report> {
+    pub fn report(&self, patience: Duration) -> Result<MeterReport> {
         match self.hear(patience)? {
             Message::Report(report) => Ok(report),
             Message::Card(_) => {

@@ -23,13 +23,13 @@ use d2tp_driver::{
 use serde::Serialize;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use crate::handshake_server::Serving;
-use crate::network::{self, Kind, Network};
-use crate::process::Place as _;
+use crate::handshake_server::HandshakeServerProcess;
+use crate::network::{self, BenchNetwork, BenchNetworkKind};
+use crate::process::ProcessPlacement as _;
 
 /// Options of the verb.
 #[derive(clap::Args)]
-pub struct Options {
+pub struct QuietOptions {
     /// How long each case is watched; all run at the same time
     #[arg(long, default_value_t = 2.0)]
     minutes: f64,
@@ -47,13 +47,13 @@ pub struct DeviceArgs {
     #[arg(long)]
     server: SocketAddr,
     #[arg(long)]
-    case: Case,
+    case: QuietCase,
 }
 
 /// What the session is like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize)]
 #[serde(rename_all = "snake_case")]
-enum Case {
+enum QuietCase {
     /// Established, with a path, without a flow.
     Idle,
     /// The same, and the device asked to stay reachable: a packet every 25 s for the NAT.
@@ -66,12 +66,12 @@ enum Case {
     Hibernated,
 }
 
-const CASES: [Case; 5] = [
-    Case::Idle,
-    Case::Reachable,
-    Case::Waiting,
-    Case::Suspended,
-    Case::Hibernated,
+const CASES: [QuietCase; 5] = [
+    QuietCase::Idle,
+    QuietCase::Reachable,
+    QuietCase::Waiting,
+    QuietCase::Suspended,
+    QuietCase::Hibernated,
 ];
 
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -82,8 +82,8 @@ struct Counts {
 }
 
 #[derive(Debug, Serialize)]
-struct Row {
-    case: Case,
+struct QuietRow {
+    case: QuietCase,
     #[serde(flatten)]
     counts: Counts,
     packets_per_minute: f64,
@@ -92,18 +92,18 @@ struct Row {
 }
 
 #[derive(Debug, Serialize)]
-struct Outcome {
+struct QuietOutcome {
     minutes: f64,
     settle_s: f64,
-    rows: Vec<Row>,
+    rows: Vec<QuietRow>,
 }
 
 /// Two processes and their namespace.
-struct Watched {
-    case: Case,
+struct QuietPair {
+    case: QuietCase,
     device: Device1,
-    serving: Serving,
-    _network: Network,
+    serving: HandshakeServerProcess,
+    _network: BenchNetwork,
     _dir: tempfile::TempDir,
 }
 
@@ -121,9 +121,9 @@ impl Drop for Device1 {
 ///
 /// # Errors
 /// A process or a namespace fails.
-pub fn run(options: &Options) -> Result<()> {
+pub fn run(options: &QuietOptions) -> Result<()> {
     network::enter_user_namespace()?;
-    let watched: Vec<Watched> = CASES.into_iter().map(begin).collect::<Result<_>>()?;
+    let watched: Vec<QuietPair> = CASES.into_iter().map(begin).collect::<Result<_>>()?;
     std::thread::sleep(Duration::try_from_secs_f64(options.settle_s)?);
     let before: Vec<Counts> = watched.iter().map(count).collect::<Result<_>>()?;
     std::thread::sleep(Duration::try_from_secs_f64(options.minutes * 60.0)?);
@@ -136,7 +136,7 @@ pub fn run(options: &Options) -> Result<()> {
             server_wakeups: after.server_wakeups - before.server_wakeups,
         };
         let per_minute = |n: u64| n as f64 / options.minutes;
-        rows.push(Row {
+        rows.push(QuietRow {
             case: watched.case,
             counts,
             packets_per_minute: per_minute(counts.packets),
@@ -147,7 +147,7 @@ pub fn run(options: &Options) -> Result<()> {
     // Nobody died of boredom: a process that is gone wakes for nothing.
     for mut watched in watched {
         let figures = watched.serving.figures()?;
-        let asleep = usize::from(watched.case == Case::Hibernated);
+        let asleep = usize::from(watched.case == QuietCase::Hibernated);
         let as_meant = (figures.awake, figures.asleep) == (1 - asleep, asleep);
         ensure!(
             as_meant,
@@ -160,7 +160,7 @@ pub fn run(options: &Options) -> Result<()> {
             watched.case
         );
     }
-    let outcome = Outcome {
+    let outcome = QuietOutcome {
         minutes: options.minutes,
         settle_s: options.settle_s,
         rows,
@@ -185,14 +185,14 @@ pub fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-fn begin(case: Case) -> Result<Watched> {
-    let network = Network::make(Kind::Lo1500)?;
+fn begin(case: QuietCase) -> Result<QuietPair> {
+    let network = BenchNetwork::make(BenchNetworkKind::Lo1500)?;
     let dir = tempfile::tempdir()?;
     let sleep_after = match case {
-        Case::Hibernated => Duration::from_secs(1),
+        QuietCase::Hibernated => Duration::from_secs(1),
         _ => Duration::from_secs(24 * 3600),
     };
-    let serving = Serving::start_as(
+    let serving = HandshakeServerProcess::start_as(
         |command| network.start_receiver(command),
         &dir.path().join("journal"),
         "127.0.0.1:0".parse()?,
@@ -216,7 +216,7 @@ fn begin(case: Case) -> Result<Watched> {
         line == "quiet\n",
         "the device of {case:?} ended; its error is above"
     );
-    Ok(Watched {
+    Ok(QuietPair {
         case,
         device,
         serving,
@@ -225,7 +225,7 @@ fn begin(case: Case) -> Result<Watched> {
     })
 }
 
-fn count(watched: &Watched) -> Result<Counts> {
+fn count(watched: &QuietPair) -> Result<Counts> {
     let device = watched.device.0.id();
     Ok(Counts {
         packets: packets(device)?,
@@ -271,7 +271,7 @@ pub fn device(args: &DeviceArgs) -> Result<()> {
             server: ServerAddress {
                 host: args.server.ip().to_string(),
                 port: args.server.port(),
-                key: Serving::key(),
+                key: HandshakeServerProcess::key(),
             },
             key: SecretKey::from_bytes([7; 32]),
             config: EndpointConfig::default(),
@@ -281,19 +281,19 @@ pub fn device(args: &DeviceArgs) -> Result<()> {
         links.add(ProvidedLink::new("wifi", args.server.ip()));
         let mut flow = device.open(FlowSettings {
             within: Some(Duration::from_secs(6 * 3600)),
-            reachable: args.case == Case::Reachable,
+            reachable: args.case == QuietCase::Reachable,
             ..FlowSettings::default()
         })?;
         match args.case {
             // Asks and never ends asking: the server has nothing to say and the flow stays.
-            Case::Reachable | Case::Waiting => flow.write_all(&[0; 4]).await?,
-            Case::Idle => {
+            QuietCase::Reachable | QuietCase::Waiting => flow.write_all(&[0; 4]).await?,
+            QuietCase::Idle => {
                 flow.write_all(&1_u64.to_be_bytes()).await?;
                 flow.shutdown().await?;
                 let mut all = Vec::new();
                 flow.read_to_end(&mut all).await?;
             }
-            Case::Suspended | Case::Hibernated => {
+            QuietCase::Suspended | QuietCase::Hibernated => {
                 flow.write_all(&1_u64.to_be_bytes()).await?;
                 flow.shutdown().await?;
                 let mut first = [0; 64];

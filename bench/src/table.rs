@@ -5,7 +5,7 @@ use std::fmt;
 use serde::Serialize;
 
 use crate::median::median;
-use crate::meter::Report;
+use crate::meter::MeterReport;
 
 /// The peer that ratios are against, where it was measured.
 const REFERENCE: &str = "quinn";
@@ -14,31 +14,31 @@ const DISTURBED: f64 = 0.02;
 
 /// One measurement.
 #[derive(Clone, Debug)]
-pub struct Round {
+pub struct BenchRound {
     /// The sender's side.
-    pub sent: Report,
+    pub sent: MeterReport,
     /// The receiver's side.
-    pub received: Report,
+    pub received: MeterReport,
 }
 
 /// Every measurement of a run.
 #[derive(Debug)]
-pub struct Table {
+pub struct BenchTable {
     title: String,
     networks: Vec<(&'static str, String)>,
-    cells: Vec<(&'static str, &'static str, Vec<Round>)>,
+    cells: Vec<(&'static str, &'static str, Vec<BenchRound>)>,
     failures: Vec<(&'static str, &'static str, String)>,
 }
 
 /// The machine-readable result.
 #[derive(Debug, Serialize)]
-pub struct Rows {
-    rows: Vec<Row>,
+pub struct BenchTableRows {
+    rows: Vec<BenchTableRow>,
 }
 
 /// Medians of one peer on one network.
 #[derive(Debug, Serialize)]
-struct Row {
+struct BenchTableRow {
     peer: &'static str,
     net: &'static str,
     /// Payload that arrived.
@@ -49,7 +49,7 @@ struct Row {
     rcv_cpu_s_per_gb: f64,
 }
 
-impl Table {
+impl BenchTable {
     /// An empty one under `title`.
     pub fn new(title: String) -> Self {
         Self {
@@ -66,7 +66,7 @@ impl Table {
     }
 
     /// Adds a measurement. Rows keep the order in which they first appear.
-    pub fn add(&mut self, peer: &'static str, net: &'static str, round: Round) {
+    pub fn add(&mut self, peer: &'static str, net: &'static str, round: BenchRound) {
         match self
             .cells
             .iter_mut()
@@ -95,18 +95,18 @@ impl Table {
     }
 
     /// The medians.
-    pub fn rows(&self) -> Rows {
+    pub fn rows(&self) -> BenchTableRows {
         let rows = self
             .cells
             .iter()
-            .map(|(peer, net, rounds)| Row::of(peer, net, rounds))
+            .map(|(peer, net, rounds)| BenchTableRow::of(peer, net, rounds))
             .collect();
-        Rows { rows }
+        BenchTableRows { rows }
     }
 }
 
-impl Row {
-    fn of(peer: &'static str, net: &'static str, rounds: &[Round]) -> Self {
+impl BenchTableRow {
+    fn of(peer: &'static str, net: &'static str, rounds: &[BenchRound]) -> Self {
         Self {
             peer,
             net,
@@ -117,7 +117,7 @@ impl Row {
     }
 }
 
-impl fmt::Display for Table {
+impl fmt::Display for BenchTable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}", self.title)?;
         let rows = self.rows().rows;
@@ -144,7 +144,7 @@ impl fmt::Display for Table {
                     rates().fold(f64::INFINITY, f64::min),
                     rates().fold(0.0, f64::max)
                 );
-                let against = |ours: f64, theirs: fn(&Row) -> f64| {
+                let against = |ours: f64, theirs: fn(&BenchTableRow) -> f64| {
                     reference.map_or("-".to_owned(), |r| format!("{:.2}", ours / theirs(r)))
                 };
                 writeln!(
@@ -171,8 +171,8 @@ impl fmt::Display for Table {
     }
 }
 
-impl Table {
-    fn rounds_of(&self, row: &Row) -> &[Round] {
+impl BenchTable {
+    fn rounds_of(&self, row: &BenchTableRow) -> &[BenchRound] {
         self.cells
             .iter()
             .find(|(peer, net, _)| (*peer, *net) == (row.peer, row.net))
@@ -181,7 +181,7 @@ impl Table {
 }
 
 /// Settings of the last round, what did not arrive, and whether other work disturbed it.
-fn write_notes(f: &mut fmt::Formatter<'_>, peer: &str, rounds: &[Round]) -> fmt::Result {
+fn write_notes(f: &mut fmt::Formatter<'_>, peer: &str, rounds: &[BenchRound]) -> fmt::Result {
     let Some(last) = rounds.last() else {
         return Ok(());
     };
@@ -201,8 +201,9 @@ fn write_notes(f: &mut fmt::Formatter<'_>, peer: &str, rounds: &[Round]) -> fmt:
             missing * 100.0
         ));
     }
-    let waited =
-        |of: fn(&Round) -> &Report| median(rounds.iter().map(|r| of(r).waited_s / of(r).window_s));
+    let waited = |of: fn(&BenchRound) -> &MeterReport| {
+        median(rounds.iter().map(|r| of(r).waited_s / of(r).window_s))
+    };
     let (sender, receiver) = (waited(|r| &r.sent), waited(|r| &r.received));
     if sender.max(receiver) > DISTURBED {
         notes.push(format!(
@@ -218,17 +219,17 @@ fn write_notes(f: &mut fmt::Formatter<'_>, peer: &str, rounds: &[Round]) -> fmt:
 mod tests {
     use super::*;
 
-    fn report(bytes: u64, cpu_s: f64) -> Report {
-        Report {
+    fn report(bytes: u64, cpu_s: f64) -> MeterReport {
+        MeterReport {
             bytes,
             window_s: 1.0,
             cpu_s,
-            ..Report::default()
+            ..MeterReport::default()
         }
     }
 
-    fn round(gigabytes: u64) -> Round {
-        Round {
+    fn round(gigabytes: u64) -> BenchRound {
+        BenchRound {
             sent: report(2 * gigabytes * 1_000_000_000, 1.0),
             received: report(gigabytes * 1_000_000_000, 0.5),
         }
@@ -242,7 +243,7 @@ mod tests {
 
     #[test]
     fn json_has_exactly_the_promised_members() {
-        let mut table = Table::new(String::new());
+        let mut table = BenchTable::new(String::new());
         table.add("udp", "lo1500", round(1));
         let json = serde_json::to_string(&table.rows()).expect("serialises");
         assert_eq!(
@@ -253,7 +254,7 @@ mod tests {
 
     #[test]
     fn ratios_are_against_quinn_on_the_same_network() {
-        let mut table = Table::new(String::new());
+        let mut table = BenchTable::new(String::new());
         table.note_network("lo1500", String::new());
         for gigabytes in [3, 1, 2] {
             table.add("udp", "lo1500", round(4 * gigabytes));
@@ -274,7 +275,7 @@ mod tests {
 
     #[test]
     fn a_failed_round_is_said_and_only_a_peer_without_any_is_absent() {
-        let mut table = Table::new(String::new());
+        let mut table = BenchTable::new(String::new());
         table.note_network("lo1500", String::new());
         table.add("quinn", "lo1500", round(1));
         table.add_failure("quinn", "lo1500", "gaps".to_owned());
@@ -287,7 +288,7 @@ mod tests {
 
     #[test]
     fn bytes_that_did_not_arrive_are_said() {
-        let mut table = Table::new(String::new());
+        let mut table = BenchTable::new(String::new());
         table.note_network("lo1500", String::new());
         table.add("udp", "lo1500", round(1));
         assert!(

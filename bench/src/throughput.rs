@@ -8,10 +8,10 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 
 use crate::meter::{GRACE_ON_ONE_MACHINE, Plan};
-use crate::network::{self, Kind, Network};
-use crate::peers::{self, Peer};
+use crate::network::{self, BenchNetwork, BenchNetworkKind};
+use crate::peers::{self, BenchPeer};
 use crate::process::{self, RECEIVER_CORE, SENDER_CORE};
-use crate::table::{Round, Table};
+use crate::table::{BenchRound, BenchTable};
 
 /// From the first byte to the measuring window: slow start and path MTU discovery are over by then
 /// on networks whose round trip is far below a millisecond.
@@ -21,7 +21,7 @@ const WINDOW_MIN: Duration = Duration::from_millis(100);
 
 /// Options of the verb.
 #[derive(clap::Args)]
-pub struct Options {
+pub struct ThroughputOptions {
     /// Networks, separated by commas; `all` for every one
     #[arg(long, value_delimiter = ',', default_value = "all")]
     net: Vec<String>,
@@ -44,7 +44,7 @@ pub struct Options {
 /// # Errors
 /// When a network cannot be made, or a peer fails in every round; names which. One failed round is
 /// a line under the table.
-pub fn run(options: &Options) -> Result<()> {
+pub fn run(options: &ThroughputOptions) -> Result<()> {
     let kinds = chosen_networks(&options.net)?;
     let peers = chosen_peers(&options.peers)?;
     if options.rounds == 0 {
@@ -66,7 +66,7 @@ pub fn run(options: &Options) -> Result<()> {
         grace: GRACE_ON_ONE_MACHINE,
         end_bytes: None,
     };
-    let mut table = Table::new(format!(
+    let mut table = BenchTable::new(format!(
         "one flow, two processes: sender on core {SENDER_CORE}, receiver on core {RECEIVER_CORE}; \
          {} round(s) of {} s after {} s of warm-up, interleaved",
         options.rounds,
@@ -74,7 +74,7 @@ pub fn run(options: &Options) -> Result<()> {
         WARM_UP.as_secs(),
     ));
     for kind in kinds {
-        let network = Network::make(kind)?;
+        let network = BenchNetwork::make(kind)?;
         table.note_network(kind.name(), network.notes.clone());
         for round in 1..=options.rounds {
             for peer in &peers {
@@ -98,7 +98,7 @@ pub fn run(options: &Options) -> Result<()> {
                     peer.name(),
                     received.gbps()
                 );
-                table.add(peer.name(), kind.name(), Round { sent, received });
+                table.add(peer.name(), kind.name(), BenchRound { sent, received });
             }
         }
     }
@@ -113,8 +113,8 @@ pub fn run(options: &Options) -> Result<()> {
     }
 }
 
-fn chosen_networks(names: &[String]) -> Result<Vec<Kind>> {
-    let every = [Kind::Lo1500, Kind::Veth1500];
+fn chosen_networks(names: &[String]) -> Result<Vec<BenchNetworkKind>> {
+    let every = [BenchNetworkKind::Lo1500, BenchNetworkKind::Veth1500];
     if names.iter().any(|name| name == "all") {
         return Ok(every.to_vec());
     }
@@ -129,7 +129,7 @@ fn chosen_networks(names: &[String]) -> Result<Vec<Kind>> {
         .collect()
 }
 
-fn chosen_peers(names: &[String]) -> Result<Vec<Box<dyn Peer>>> {
+fn chosen_peers(names: &[String]) -> Result<Vec<Box<dyn BenchPeer>>> {
     if names.iter().any(|name| name == "all") {
         let (able, unable): (Vec<_>, Vec<_>) = peers::all()
             .into_iter()

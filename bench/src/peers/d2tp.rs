@@ -13,9 +13,9 @@ use d2tp_driver::{
     SecretKey, Server, ServerAddress, ServerOptions,
 };
 
-use super::{CALL_BYTES, Peer, measured, on_this_thread};
-use crate::meter::Meter;
-use crate::process::Card;
+use super::{BenchPeer, CALL_BYTES, measured, on_this_thread};
+use crate::meter::ProcessMeter;
+use crate::process::ReceiverInfo;
 
 /// The peer, with one of its congestion controls.
 pub struct D2tp {
@@ -50,7 +50,7 @@ impl D2tp {
     }
 }
 
-impl Peer for D2tp {
+impl BenchPeer for D2tp {
     fn name(&self) -> &'static str {
         match self.congestion {
             CongestionKind::Cubic if self.held => "d2tp-drwa",
@@ -66,8 +66,8 @@ impl Peer for D2tp {
     fn serve(
         &self,
         address: IpAddr,
-        meter: &Arc<Meter>,
-        ready: &mut dyn FnMut(Card) -> Result<()>,
+        meter: &Arc<ProcessMeter>,
+        ready: &mut dyn FnMut(ReceiverInfo) -> Result<()>,
     ) -> Result<()> {
         on_this_thread(async {
             let server = Server::bind(ServerOptions {
@@ -76,7 +76,7 @@ impl Peer for D2tp {
                 admission: Admission::Anybody,
                 config: self.config(),
             })?;
-            ready(Card {
+            ready(ReceiverInfo {
                 address: server.local_addr(),
                 identity: server.public_key().0.to_vec(),
             })?;
@@ -91,7 +91,7 @@ impl Peer for D2tp {
         })
     }
 
-    fn send(&self, card: &Card, meter: &Arc<Meter>) -> Result<()> {
+    fn send(&self, card: &ReceiverInfo, meter: &Arc<ProcessMeter>) -> Result<()> {
         on_this_thread(async {
             let key: [u8; 32] = card
                 .identity

@@ -8,14 +8,14 @@ use std::sync::Arc;
 use anyhow::Result;
 use d2tp_sockets::{D2tpListener, D2tpStream};
 
-use super::{CALL_BYTES, Peer};
-use crate::meter::Meter;
-use crate::process::Card;
+use super::{BenchPeer, CALL_BYTES};
+use crate::meter::ProcessMeter;
+use crate::process::ReceiverInfo;
 
 /// The peer.
 pub struct D2tpSockets;
 
-impl Peer for D2tpSockets {
+impl BenchPeer for D2tpSockets {
     fn name(&self) -> &'static str {
         "d2tp-sockets"
     }
@@ -23,11 +23,11 @@ impl Peer for D2tpSockets {
     fn serve(
         &self,
         address: IpAddr,
-        meter: &Arc<Meter>,
-        ready: &mut dyn FnMut(Card) -> Result<()>,
+        meter: &Arc<ProcessMeter>,
+        ready: &mut dyn FnMut(ReceiverInfo) -> Result<()>,
     ) -> Result<()> {
         let listener = D2tpListener::bind((address, 0).into())?;
-        ready(Card {
+        ready(ReceiverInfo {
             address: listener.local_addr()?,
             identity: listener.address()?.into_bytes(),
         })?;
@@ -43,7 +43,7 @@ impl Peer for D2tpSockets {
         Ok(())
     }
 
-    fn send(&self, card: &Card, meter: &Arc<Meter>) -> Result<()> {
+    fn send(&self, card: &ReceiverInfo, meter: &Arc<ProcessMeter>) -> Result<()> {
         let mut stream = D2tpStream::connect(std::str::from_utf8(&card.identity)?)?;
         let payload = vec![0x5a; CALL_BYTES];
         while !meter.is_over() {

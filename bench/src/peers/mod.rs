@@ -1,6 +1,6 @@
 //! The transports that are measured: one file each, all behind one trait.
 //!
-//! A new one is a file here, an implementation of [`Peer`], and a line in [`all`].
+//! A new one is a file here, an implementation of [`BenchPeer`], and a line in [`all`].
 
 mod d2tp;
 mod d2tp_sockets;
@@ -20,8 +20,8 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use d2tp_driver::CongestionKind;
 
-use crate::meter::Meter;
-use crate::process::Card;
+use crate::meter::ProcessMeter;
+use crate::process::ReceiverInfo;
 
 /// Bytes an application hands over or asks for in one call, where the transport has no unit of
 /// its own. Single readings for TCP on lo: 30 Gb/s with 64 kB, 38 with 256 kB, 47 with 4 MB; what
@@ -33,10 +33,10 @@ const LOOK: Duration = Duration::from_millis(50);
 
 /// A transport that carries one flow of meaningless payload from one process to another.
 ///
-/// Both sides run until [`Meter::is_over`]; each counts payload, not headers. What a reader needs
-/// to judge the figure (segment size, buffers, congestion control) goes to [`Meter::note`], read
+/// Both sides run until [`ProcessMeter::is_over`]; each counts payload, not headers. What a reader needs
+/// to judge the figure (segment size, buffers, congestion control) goes to [`ProcessMeter::note`], read
 /// back from the running connection rather than from the source.
-pub trait Peer: Send + Sync {
+pub trait BenchPeer: Send + Sync {
     /// The name on the command line, in tables and in JSON.
     fn name(&self) -> &'static str;
 
@@ -50,16 +50,16 @@ pub trait Peer: Send + Sync {
     fn serve(
         &self,
         address: IpAddr,
-        meter: &Arc<Meter>,
-        ready: &mut dyn FnMut(Card) -> Result<()>,
+        meter: &Arc<ProcessMeter>,
+        ready: &mut dyn FnMut(ReceiverInfo) -> Result<()>,
     ) -> Result<()>;
 
     /// Opens one flow and fills it, counting bytes as the transport accepts them.
-    fn send(&self, card: &Card, meter: &Arc<Meter>) -> Result<()>;
+    fn send(&self, card: &ReceiverInfo, meter: &Arc<ProcessMeter>) -> Result<()>;
 }
 
 /// Every transport of this build, in the order of the table.
-pub fn all() -> Vec<Box<dyn Peer>> {
+pub fn all() -> Vec<Box<dyn BenchPeer>> {
     vec![
         Box::new(udp::Udp),
         Box::new(tcp::Tcp::plain()),
@@ -75,7 +75,7 @@ pub fn all() -> Vec<Box<dyn Peer>> {
 }
 
 /// Further forms of some of them, to be asked for by name.
-fn variants() -> Vec<Box<dyn Peer>> {
+fn variants() -> Vec<Box<dyn BenchPeer>> {
     vec![
         Box::new(d2tp::D2tp::with(CongestionKind::NewReno)),
         Box::new(d2tp::D2tp::with(CongestionKind::Bbr)),
@@ -89,7 +89,7 @@ fn variants() -> Vec<Box<dyn Peer>> {
 ///
 /// # Errors
 /// When this build has none of that name; says which it has.
-pub fn named(name: &str) -> Result<Box<dyn Peer>> {
+pub fn named(name: &str) -> Result<Box<dyn BenchPeer>> {
     let every = || all().into_iter().chain(variants());
     if let Some(peer) = every().find(|peer| peer.name() == name) {
         return Ok(peer);
@@ -119,7 +119,7 @@ fn on_this_thread(flow: impl Future<Output = Result<()>>) -> Result<()> {
 
 /// Runs `flow` until it ends or the measurement is over. The other process may leave without a
 /// word, and nothing else would wake a flow that waits for it.
-async fn measured(meter: &Meter, flow: impl Future<Output = Result<()>>) -> Result<()> {
+async fn measured(meter: &ProcessMeter, flow: impl Future<Output = Result<()>>) -> Result<()> {
     let over = async {
         while !meter.is_over() {
             tokio::time::sleep(LOOK).await;
@@ -143,9 +143,12 @@ mod tests {
 
     /// Real sockets on the machine's own loopback; ends by bytes, not by time. A receiver whose
     /// sender failed waits for ever, so nobody waits for it.
-    fn carry(peer: Arc<dyn Peer>) -> Result<()> {
+    fn carry(peer: Arc<dyn BenchPeer>) -> Result<()> {
         const BYTES: u64 = 2 << 20;
-        let (sent, received) = (Meter::counting_to(u64::MAX), Meter::counting_to(BYTES));
+        let (sent, received) = (
+            ProcessMeter::counting_to(u64::MAX),
+            ProcessMeter::counting_to(BYTES),
+        );
         let (tell, card) = std::sync::mpsc::channel();
         let (ended, endings) = std::sync::mpsc::channel();
         let (receiver, meter, told) = (peer.clone(), received.clone(), ended.clone());
@@ -193,25 +196,25 @@ mod tests {
     #[test]
     fn a_sender_that_fails_before_it_connects_is_a_failure_and_no_wait() {
         struct Mute;
-        impl Peer for Mute {
+        impl BenchPeer for Mute {
             fn name(&self) -> &'static str {
                 "mute"
             }
             fn serve(
                 &self,
                 address: IpAddr,
-                _: &Arc<Meter>,
-                ready: &mut dyn FnMut(Card) -> Result<()>,
+                _: &Arc<ProcessMeter>,
+                ready: &mut dyn FnMut(ReceiverInfo) -> Result<()>,
             ) -> Result<()> {
                 let listener = std::net::TcpListener::bind((address, 0))?;
-                ready(Card {
+                ready(ReceiverInfo {
                     address: listener.local_addr()?,
                     identity: Vec::new(),
                 })?;
                 listener.accept()?;
                 Ok(())
             }
-            fn send(&self, _: &Card, _: &Arc<Meter>) -> Result<()> {
+            fn send(&self, _: &ReceiverInfo, _: &Arc<ProcessMeter>) -> Result<()> {
                 bail!("no voice")
             }
         }

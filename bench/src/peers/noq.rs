@@ -11,11 +11,11 @@ use noq::crypto::rustls::{QuicClientConfig, QuicServerConfig};
 use noq::{ClientConfig, Endpoint, EndpointConfig, MtuDiscoveryConfig, ServerConfig};
 use noq::{TokioRuntime, TransportConfig, VarInt};
 
-use super::{CALL_BYTES, Peer, measured, on_this_thread, udp};
+use super::{BenchPeer, CALL_BYTES, measured, on_this_thread, udp};
 use crate::credential::{Credential, SERVER_NAME, client_config};
-use crate::meter::Meter;
+use crate::meter::ProcessMeter;
 use crate::network::MTU_BYTES;
-use crate::process::Card;
+use crate::process::ReceiverInfo;
 
 /// Flow-control and send windows. Measured: smaller ones stall the sender, larger ones only fall
 /// out of the cache.
@@ -26,7 +26,7 @@ const CHUNKS: usize = 64;
 /// The peer.
 pub struct Noq;
 
-impl Peer for Noq {
+impl BenchPeer for Noq {
     fn name(&self) -> &'static str {
         "noq"
     }
@@ -34,8 +34,8 @@ impl Peer for Noq {
     fn serve(
         &self,
         address: IpAddr,
-        meter: &Arc<Meter>,
-        ready: &mut dyn FnMut(Card) -> Result<()>,
+        meter: &Arc<ProcessMeter>,
+        ready: &mut dyn FnMut(ReceiverInfo) -> Result<()>,
     ) -> Result<()> {
         let credential = Credential::make()?;
         let tls = QuicServerConfig::try_from(credential.server_config()?)?;
@@ -43,7 +43,7 @@ impl Peer for Noq {
         config.transport_config(Arc::new(transport()));
         on_this_thread(async {
             let endpoint = endpoint(address, Some(config))?;
-            ready(Card {
+            ready(ReceiverInfo {
                 address: endpoint.local_addr()?,
                 identity: credential.certificate,
             })?;
@@ -60,7 +60,7 @@ impl Peer for Noq {
         })
     }
 
-    fn send(&self, card: &Card, meter: &Arc<Meter>) -> Result<()> {
+    fn send(&self, card: &ReceiverInfo, meter: &Arc<ProcessMeter>) -> Result<()> {
         let tls = QuicClientConfig::try_from(client_config(&card.identity)?)?;
         let mut config = ClientConfig::new(Arc::new(tls));
         config.transport_config(Arc::new(transport()));

@@ -14,11 +14,11 @@ use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
 use quinn::{ClientConfig, Endpoint, EndpointConfig, MtuDiscoveryConfig, ServerConfig};
 use quinn::{TokioRuntime, TransportConfig, VarInt};
 
-use super::{CALL_BYTES, Peer, measured, on_this_thread, udp};
+use super::{BenchPeer, CALL_BYTES, measured, on_this_thread, udp};
 use crate::credential::{Credential, SERVER_NAME, client_config};
-use crate::meter::Meter;
+use crate::meter::ProcessMeter;
 use crate::network::MTU_BYTES;
-use crate::process::Card;
+use crate::process::ReceiverInfo;
 
 /// Flow-control and send windows. Measured on lo: 2 to 32 MB, and its ACK-frequency extension on
 /// top, differ by less than rounds do; below 1 MB it slows down.
@@ -29,7 +29,7 @@ const CHUNKS: usize = 64;
 /// The peer.
 pub struct Quinn;
 
-impl Peer for Quinn {
+impl BenchPeer for Quinn {
     fn name(&self) -> &'static str {
         "quinn"
     }
@@ -37,8 +37,8 @@ impl Peer for Quinn {
     fn serve(
         &self,
         address: IpAddr,
-        meter: &Arc<Meter>,
-        ready: &mut dyn FnMut(Card) -> Result<()>,
+        meter: &Arc<ProcessMeter>,
+        ready: &mut dyn FnMut(ReceiverInfo) -> Result<()>,
     ) -> Result<()> {
         let credential = Credential::make()?;
         let tls = QuicServerConfig::try_from(credential.server_config()?)?;
@@ -46,7 +46,7 @@ impl Peer for Quinn {
         config.transport_config(Arc::new(transport()));
         on_this_thread(async {
             let endpoint = endpoint(address, Some(config))?;
-            ready(Card {
+            ready(ReceiverInfo {
                 address: endpoint.local_addr()?,
                 identity: credential.certificate,
             })?;
@@ -63,7 +63,7 @@ impl Peer for Quinn {
         })
     }
 
-    fn send(&self, card: &Card, meter: &Arc<Meter>) -> Result<()> {
+    fn send(&self, card: &ReceiverInfo, meter: &Arc<ProcessMeter>) -> Result<()> {
         let tls = QuicClientConfig::try_from(client_config(&card.identity)?)?;
         let mut config = ClientConfig::new(Arc::new(tls));
         config.transport_config(Arc::new(transport()));

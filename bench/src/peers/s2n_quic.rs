@@ -15,11 +15,11 @@ use s2n_quic::provider::limits::Limits;
 use s2n_quic::provider::tls::rustls as tls;
 use s2n_quic::{Client, Server};
 
-use super::{CALL_BYTES, Peer, measured, on_this_thread, udp};
+use super::{BenchPeer, CALL_BYTES, measured, on_this_thread, udp};
 use crate::credential::{Credential, SERVER_NAME, client_config};
-use crate::meter::Meter;
+use crate::meter::ProcessMeter;
 use crate::network::MTU_BYTES;
-use crate::process::Card;
+use crate::process::ReceiverInfo;
 
 /// Flow-control windows and send buffer. As for quinn.
 const WINDOW_BYTES: u32 = 8 << 20;
@@ -31,7 +31,7 @@ const ALPN: &[u8] = b"bench";
 /// The peer.
 pub struct S2nQuic;
 
-impl Peer for S2nQuic {
+impl BenchPeer for S2nQuic {
     fn name(&self) -> &'static str {
         "s2n-quic"
     }
@@ -39,8 +39,8 @@ impl Peer for S2nQuic {
     fn serve(
         &self,
         address: IpAddr,
-        meter: &Arc<Meter>,
-        ready: &mut dyn FnMut(Card) -> Result<()>,
+        meter: &Arc<ProcessMeter>,
+        ready: &mut dyn FnMut(ReceiverInfo) -> Result<()>,
     ) -> Result<()> {
         let credential = Credential::make()?;
         let mut tls_config = credential.server_config()?;
@@ -52,7 +52,7 @@ impl Peer for S2nQuic {
                 .with_limits(limits()?)?
                 .start()
                 .context("no endpoint")?;
-            ready(Card {
+            ready(ReceiverInfo {
                 address: server.local_addr()?,
                 identity: credential.certificate,
             })?;
@@ -81,7 +81,7 @@ impl Peer for S2nQuic {
         })
     }
 
-    fn send(&self, card: &Card, meter: &Arc<Meter>) -> Result<()> {
+    fn send(&self, card: &ReceiverInfo, meter: &Arc<ProcessMeter>) -> Result<()> {
         let mut tls_config = client_config(&card.identity)?;
         tls_config.alpn_protocols = vec![ALPN.to_vec()];
         on_this_thread(async {

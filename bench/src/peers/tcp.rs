@@ -15,9 +15,9 @@ use d2tp_session::{DrwaLambda, Time};
 use d2tp_tcp::WindowClamp;
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
-use super::{CALL_BYTES, Peer};
-use crate::meter::Meter;
-use crate::process::Card;
+use super::{BenchPeer, CALL_BYTES};
+use crate::meter::ProcessMeter;
+use crate::process::ReceiverInfo;
 
 /// What is asked for where nothing else is said.
 pub const CONGESTION_CONTROL: &str = "cubic";
@@ -26,7 +26,7 @@ pub const CONGESTION_CONTROL: &str = "cubic";
 pub struct Tcp {
     protocol: Protocol,
     congestion: &'static str,
-    receiver: Receiver,
+    receiver: ReceiveWindowControl,
     /// The sender's own limit, in kb/s of payload.
     shaped_kbps: Option<u64>,
     /// Where it is neither plain nor another kind of sender.
@@ -35,7 +35,7 @@ pub struct Tcp {
 
 /// Who decides the window that is offered.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Receiver {
+enum ReceiveWindowControl {
     /// The kernel, by its tuning.
     Kernel,
     /// A buffer of so many bytes, as a fixed maximum of tcp_rmem would be.
@@ -50,7 +50,7 @@ impl Tcp {
         Self {
             protocol: Protocol::TCP,
             congestion: CONGESTION_CONTROL,
-            receiver: Receiver::Kernel,
+            receiver: ReceiveWindowControl::Kernel,
             shaped_kbps: None,
             name: None,
         }
@@ -66,12 +66,12 @@ impl Tcp {
             ..Self::plain()
         };
         match known.strip_prefix("tcp-")? {
-            "drwa" => tcp.receiver = Receiver::Drwa,
-            "bbr-drwa" => (tcp.congestion, tcp.receiver) = ("bbr", Receiver::Drwa),
+            "drwa" => tcp.receiver = ReceiveWindowControl::Drwa,
+            "bbr-drwa" => (tcp.congestion, tcp.receiver) = ("bbr", ReceiveWindowControl::Drwa),
             "reno" => tcp.congestion = "reno",
             "vegas" => tcp.congestion = "vegas",
             other => match other.split_once('-')? {
-                ("fixed", bytes) => tcp.receiver = Receiver::Fixed(bytes.parse().ok()?),
+                ("fixed", bytes) => tcp.receiver = ReceiveWindowControl::Fixed(bytes.parse().ok()?),
                 ("shaped", kbps) => tcp.shaped_kbps = Some(kbps.parse().ok()?),
                 _ => return None,
             },
@@ -96,7 +96,7 @@ impl Tcp {
     }
 }
 
-impl Peer for Tcp {
+impl BenchPeer for Tcp {
     fn name(&self) -> &'static str {
         if let Some(name) = self.name {
             return name;
@@ -127,15 +127,15 @@ impl Peer for Tcp {
     fn serve(
         &self,
         address: IpAddr,
-        meter: &Arc<Meter>,
-        ready: &mut dyn FnMut(Card) -> Result<()>,
+        meter: &Arc<ProcessMeter>,
+        ready: &mut dyn FnMut(ReceiverInfo) -> Result<()>,
     ) -> Result<()> {
         let buffer_bytes = match self.receiver {
-            Receiver::Fixed(bytes) => Some(bytes),
-            Receiver::Kernel | Receiver::Drwa => None,
+            ReceiveWindowControl::Fixed(bytes) => Some(bytes),
+            ReceiveWindowControl::Kernel | ReceiveWindowControl::Drwa => None,
         };
         let mut stream = accept_into(self.protocol, address, buffer_bytes, Vec::new(), ready)?;
-        if self.receiver == Receiver::Drwa {
+        if self.receiver == ReceiveWindowControl::Drwa {
             let socket = stream.try_clone()?;
             std::thread::spawn(move || hold(socket));
         }
@@ -153,7 +153,7 @@ impl Peer for Tcp {
         Ok(())
     }
 
-    fn send(&self, card: &Card, meter: &Arc<Meter>) -> Result<()> {
+    fn send(&self, card: &ReceiverInfo, meter: &Arc<ProcessMeter>) -> Result<()> {
         let mut stream = connect(self.protocol, self.congestion, card.address)?;
         if let Some(kbps) = self.shaped_kbps {
             shape(&stream, kbps)?;
@@ -208,7 +208,7 @@ pub fn accept(
     protocol: Protocol,
     address: IpAddr,
     identity: Vec<u8>,
-    ready: &mut dyn FnMut(Card) -> Result<()>,
+    ready: &mut dyn FnMut(ReceiverInfo) -> Result<()>,
 ) -> Result<TcpStream> {
     accept_into(protocol, address, None, identity, ready)
 }
@@ -219,7 +219,7 @@ fn accept_into(
     address: IpAddr,
     buffer_bytes: Option<usize>,
     identity: Vec<u8>,
-    ready: &mut dyn FnMut(Card) -> Result<()>,
+    ready: &mut dyn FnMut(ReceiverInfo) -> Result<()>,
 ) -> Result<TcpStream> {
     let at = SocketAddr::new(address, 0);
     let listener = socket(protocol, at)?;
@@ -233,7 +233,7 @@ fn accept_into(
         .local_addr()?
         .as_socket()
         .context("a TCP listener has an address")?;
-    ready(Card { address, identity })?;
+    ready(ReceiverInfo { address, identity })?;
     let (stream, _) = listener.accept()?;
     Ok(stream.into())
 }

@@ -13,10 +13,10 @@ use rustls::pki_types::ServerName;
 use rustls::{ClientConnection, ServerConnection, Stream};
 use socket2::Protocol;
 
-use super::{CALL_BYTES, Peer, tcp};
+use super::{BenchPeer, CALL_BYTES, tcp};
 use crate::credential::{Credential, SERVER_NAME, client_config};
-use crate::meter::Meter;
-use crate::process::Card;
+use crate::meter::ProcessMeter;
+use crate::process::ReceiverInfo;
 
 /// Plaintext taken per write; rustls's own default.
 const BUFFER_BYTES: usize = 64 << 10;
@@ -24,7 +24,7 @@ const BUFFER_BYTES: usize = 64 << 10;
 /// The peer.
 pub struct TcpTls;
 
-impl Peer for TcpTls {
+impl BenchPeer for TcpTls {
     fn name(&self) -> &'static str {
         "tcp-tls"
     }
@@ -32,8 +32,8 @@ impl Peer for TcpTls {
     fn serve(
         &self,
         address: IpAddr,
-        meter: &Arc<Meter>,
-        ready: &mut dyn FnMut(Card) -> Result<()>,
+        meter: &Arc<ProcessMeter>,
+        ready: &mut dyn FnMut(ReceiverInfo) -> Result<()>,
     ) -> Result<()> {
         let credential = Credential::make()?;
         let config = Arc::new(credential.server_config()?);
@@ -51,7 +51,7 @@ impl Peer for TcpTls {
         Ok(())
     }
 
-    fn send(&self, card: &Card, meter: &Arc<Meter>) -> Result<()> {
+    fn send(&self, card: &ReceiverInfo, meter: &Arc<ProcessMeter>) -> Result<()> {
         let config = Arc::new(client_config(&card.identity)?);
         let mut stream = tcp::connect(Protocol::TCP, tcp::CONGESTION_CONTROL, card.address)?;
         let transport = tcp::settings(&stream);

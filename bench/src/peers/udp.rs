@@ -14,10 +14,10 @@ use anyhow::{Context, Result};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use quinn_udp::{BATCH_SIZE, RecvMeta, Transmit, UdpSockRef, UdpSocketState};
 
-use super::Peer;
-use crate::meter::Meter;
+use super::BenchPeer;
+use crate::meter::ProcessMeter;
 use crate::network::MTU_BYTES;
-use crate::process::Card;
+use crate::process::ReceiverInfo;
 
 /// Payload of one datagram: MTU less the IPv4 and UDP headers.
 const DATAGRAM_BYTES: usize = MTU_BYTES as usize - 20 - 8;
@@ -31,7 +31,7 @@ const LOOK_MS: u16 = 100;
 /// The peer.
 pub struct Udp;
 
-impl Peer for Udp {
+impl BenchPeer for Udp {
     fn name(&self) -> &'static str {
         "udp"
     }
@@ -39,12 +39,12 @@ impl Peer for Udp {
     fn serve(
         &self,
         address: IpAddr,
-        meter: &Arc<Meter>,
-        ready: &mut dyn FnMut(Card) -> Result<()>,
+        meter: &Arc<ProcessMeter>,
+        ready: &mut dyn FnMut(ReceiverInfo) -> Result<()>,
     ) -> Result<()> {
         let socket = bind(address)?;
         let state = UdpSocketState::new(UdpSockRef::from(&socket))?;
-        ready(Card {
+        ready(ReceiverInfo {
             address: socket.local_addr()?,
             identity: Vec::new(),
         })?;
@@ -79,7 +79,7 @@ impl Peer for Udp {
         Ok(())
     }
 
-    fn send(&self, card: &Card, meter: &Arc<Meter>) -> Result<()> {
+    fn send(&self, card: &ReceiverInfo, meter: &Arc<ProcessMeter>) -> Result<()> {
         let socket = bind(match card.address {
             SocketAddr::V4(_) => IpAddr::from([0, 0, 0, 0]),
             SocketAddr::V6(_) => IpAddr::from([0u16; 8]),

@@ -21,7 +21,7 @@
 use d2tp_time::{Span, Time};
 use d2tp_wire::{PathId, PathStatus, ReasonCode, WireWriter};
 
-use crate::path::{self, LinkId, Path, PathState};
+use crate::path::{self, LinkId, PathState, SessionPath};
 use crate::recovery::SentPacket;
 use crate::session::{Role, Session};
 
@@ -183,7 +183,7 @@ impl Session {
     }
 
     /// What a device says with the status of a path that is as good as it was.
-    pub(crate) fn reason_of(&self, path: &Path) -> ReasonCode {
+    pub(crate) fn reason_of(&self, path: &SessionPath) -> ReasonCode {
         let used = matches!(path.status, PathStatus::Available | PathStatus::Standby);
         if !used || path.reason != ReasonCode::None {
             path.reason
@@ -201,7 +201,7 @@ impl Session {
         self.role == Role::Initiator && matches!(self.config.ack_offload, AckOffload::Paid { .. })
     }
 
-    pub(crate) fn is_half_duplex(&self, path: &Path) -> bool {
+    pub(crate) fn is_half_duplex(&self, path: &SessionPath) -> bool {
         match self.role {
             Role::Initiator => self.half_duplex.contains(&path.addresses.link),
             Role::Responder => {
@@ -340,7 +340,7 @@ impl Session {
     }
 }
 
-impl Path {
+impl SessionPath {
     /// Whether we send nothing here but ACKs of other paths.
     pub(crate) fn only_carries_acks(&self) -> bool {
         self.carried_acks.is_some() && self.payload_out == 0

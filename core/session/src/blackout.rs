@@ -18,7 +18,7 @@ use d2tp_time::{Span, Time};
 use d2tp_wire::{Frame, PathStatus, ReasonCode, WireWriter};
 
 use crate::flow::SessionFlow;
-use crate::path::{Path, PathState};
+use crate::path::{PathState, SessionPath};
 use crate::recovery::{PROBE_INTERVAL_SLOW_MAX, SentFrame, SentPacket};
 use crate::session::{Role, Session, on_frame_fate, say};
 
@@ -62,7 +62,7 @@ pub(crate) enum WindowRestore {
     Reset,
 }
 
-impl Path {
+impl SessionPath {
     /// When to ask whether the path lives, if nothing is heard until then.
     pub(crate) fn probe_at(
         &self,
@@ -129,7 +129,7 @@ impl Session {
         if self.role == Role::Responder || !self.config.freezing {
             return ProbeFrequency::Rarely;
         }
-        let counts = |p: &Path| p.recovery.probes >= PROBES_BEFORE_SILENT;
+        let counts = |p: &SessionPath| p.recovery.probes >= PROBES_BEFORE_SILENT;
         // R-CLOSE-3: who takes leave has so many words, and spreads them.
         let waits = self.closing.is_none()
             && self.paths.iter().any(counts)
@@ -204,7 +204,7 @@ impl Session {
     /// acknowledgements are lost in the hole, and what they were about would be sent again.
     pub(crate) fn write_frozen(&mut self, w: &mut WireWriter<'_>, sent: &mut SentPacket) {
         self.wants &= !say::FROZEN;
-        let frozen = |p: &&Path| p.status == PathStatus::Frozen;
+        let frozen = |p: &&SessionPath| p.status == PathStatus::Frozen;
         for path in self.paths.iter().filter(frozen) {
             if w.room() < STATUS_BYTES_MAX + ACK_BYTES_MAX {
                 self.wants |= say::FROZEN;

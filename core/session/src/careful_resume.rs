@@ -18,7 +18,7 @@ use d2tp_time::{Span, Time};
 
 use crate::config::PATHS_MAX;
 use crate::congestion::WINDOW_INITIAL_DATAGRAMS;
-use crate::path::{LinkId, Path, PathState};
+use crate::path::{LinkId, PathState, SessionPath};
 use crate::session::Session;
 
 /// How long a way is known: what shares it changes.
@@ -55,7 +55,7 @@ pub(crate) struct PathMetricsCache(Vec<CachedPathMetrics>);
 
 impl PathMetricsCache {
     /// A path goes.
-    pub(crate) fn note(&mut self, path: &Path) {
+    pub(crate) fn note(&mut self, path: &SessionPath) {
         let Some(known) = path.measured_metrics() else {
             return;
         };
@@ -128,7 +128,7 @@ impl CarefulResume {
     }
 }
 
-impl Path {
+impl SessionPath {
     fn address_pair(&self) -> AddressPair {
         AddressPair {
             link: self.addresses.link,
@@ -176,7 +176,7 @@ impl Session {
             return;
         }
         // A peer that came back may not have said yet that the path before is no more.
-        let silent = others().find_map(Path::measured_metrics);
+        let silent = others().find_map(SessionPath::measured_metrics);
         let known = self
             .path_metrics_cache
             .take(way)

@@ -18,7 +18,7 @@ use d2tp_wire::{PathStatus, ReasonCode};
 
 use crate::blackout::WindowRestore;
 use crate::event::SessionEvent;
-use crate::path::{self, LinkId, Path, PathState};
+use crate::path::{self, LinkId, PathState, SessionPath};
 use crate::session::{Role, Session, say};
 
 /// How long nothing comes before the first hop is asked, if a probe timeout is not longer.
@@ -38,7 +38,7 @@ pub enum FirstHopStatus {
     Unknown,
 }
 
-impl Path {
+impl SessionPath {
     /// How it goes on after a silence; `alone`: there was no other path.
     pub(crate) fn window_restore_if(&self, alone: bool) -> WindowRestore {
         if alone || self.is_fault_beyond_hop() {
@@ -66,7 +66,7 @@ impl Path {
 impl Session {
     /// R-HOP-1: when a path has been quiet for so long that its first hop is worth asking: something
     /// is outstanding, or payload came until now. At once, if probe timeouts were quicker.
-    pub(crate) fn quiet_at(&self, path: &Path) -> Time {
+    pub(crate) fn quiet_at(&self, path: &SessionPath) -> Time {
         let tells = self.role == Role::Initiator
             && self.config.freezing
             && path.state != PathState::Opening

@@ -17,7 +17,7 @@
 use d2tp_time::{Span, Time};
 use d2tp_wire::{FlowId, Frame, PathId, PathStatus, ReasonCode, WireWriter};
 
-use crate::path::{self, LinkId, Path, PathState};
+use crate::path::{self, LinkId, PathState, SessionPath};
 use crate::recovery::{SentData, SentFrame, SentPacket};
 use crate::session::Session;
 
@@ -125,7 +125,7 @@ fn bytes(rate: u64, span: Span) -> u64 {
     (u128::from(rate) * u128::from(span.as_nanos()) / 1_000_000_000) as u64
 }
 
-impl Path {
+impl SessionPath {
     /// R-MIRROR-2: whether what was lost on other paths may be sent here.
     fn fetches(&self) -> bool {
         let said = match self.status {
@@ -156,7 +156,7 @@ impl Session {
     /// it is in standby then, and flows get grants there as they use them up. For a device to call every
     /// 100 ms or so while it lends.
     pub fn lend_path(&mut self, now: Time, link: LinkId, bytes_per_second: u64) {
-        let of_link = |path: &&mut Path| {
+        let of_link = |path: &&mut SessionPath| {
             path.addresses.link == link && path.gated && path.recovery.rtt.is_measured()
         };
         let Some(path) = self.paths.iter_mut().find(of_link) else {
@@ -200,7 +200,7 @@ impl Session {
 
     /// The path over `link`, if it was lent, carries flows of its own again, as they are granted.
     pub fn end_lending(&mut self, link: LinkId) {
-        let lent = |p: &Path| p.addresses.link == link && p.status == PathStatus::Standby;
+        let lent = |p: &SessionPath| p.addresses.link == link && p.status == PathStatus::Standby;
         let gated = self.paths.iter().find(|p| lent(p)).map(|p| p.gated);
         let Some(gated) = gated else { return };
         self.set_path_status(link, PathStatus::Available, gated, ReasonCode::None);

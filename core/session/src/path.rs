@@ -103,7 +103,7 @@ pub(crate) struct PreviousAddress {
 
 /// One path.
 #[derive(Debug)]
-pub(crate) struct Path {
+pub(crate) struct SessionPath {
     pub(crate) id: PathId,
     pub(crate) addresses: Addresses,
     pub(crate) state: PathState,
@@ -188,7 +188,7 @@ pub(crate) struct Path {
     pub(crate) fetched_out: u64,
 }
 
-impl Path {
+impl SessionPath {
     pub(crate) fn new(
         now: Time,
         id: PathId,
@@ -202,7 +202,7 @@ impl Path {
         }
         let mtu = MtuDiscovery::new(mtu_max);
         let datagram = mtu.current() as u64;
-        Path {
+        SessionPath {
             id,
             addresses,
             state: PathState::Opening,
@@ -465,11 +465,11 @@ impl Path {
 /// All paths of a session, in the order they were opened.
 #[derive(Debug, Default)]
 pub(crate) struct Paths {
-    list: Vec<Path>,
+    list: Vec<SessionPath>,
 }
 
 impl Paths {
-    pub(crate) fn push(&mut self, path: Path) {
+    pub(crate) fn push(&mut self, path: SessionPath) {
         assert!(self.list.len() < PATHS_MAX);
         // Most sessions have one: room for four, as a list would take, is most of what they cost.
         self.list.reserve_exact(1);
@@ -487,23 +487,23 @@ impl Paths {
     pub(crate) fn slot(&self, id: PathId) -> Option<usize> {
         self.list.iter().position(|p| p.id == id)
     }
-    pub(crate) fn get_mut(&mut self, id: PathId) -> Option<&mut Path> {
+    pub(crate) fn get_mut(&mut self, id: PathId) -> Option<&mut SessionPath> {
         self.list.iter_mut().find(|p| p.id == id)
     }
-    pub(crate) fn get(&self, id: PathId) -> Option<&Path> {
+    pub(crate) fn get(&self, id: PathId) -> Option<&SessionPath> {
         self.list.iter().find(|p| p.id == id)
     }
     /// The path in this slot, to change it; `paths[slot]` to look at it.
-    pub(crate) fn at(&mut self, slot: usize) -> &mut Path {
+    pub(crate) fn at(&mut self, slot: usize) -> &mut SessionPath {
         &mut self.list[slot]
     }
-    pub(crate) fn remove(&mut self, slot: usize) -> Path {
+    pub(crate) fn remove(&mut self, slot: usize) -> SessionPath {
         self.list.remove(slot)
     }
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &Path> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &SessionPath> {
         self.list.iter()
     }
-    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Path> {
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut SessionPath> {
         self.list.iter_mut()
     }
     /// Slots from the best path to the worst.
@@ -533,7 +533,7 @@ impl Paths {
         }
         n
     }
-    pub(crate) fn nth(&self, slot: usize) -> &Path {
+    pub(crate) fn nth(&self, slot: usize) -> &SessionPath {
         &self.list[slot]
     }
     /// Of paths in order, the one that control of session and flows goes by: the first that can carry it,
@@ -561,8 +561,8 @@ impl Paths {
 }
 
 impl std::ops::Index<usize> for Paths {
-    type Output = Path;
-    fn index(&self, slot: usize) -> &Path {
+    type Output = SessionPath;
+    fn index(&self, slot: usize) -> &SessionPath {
         &self.list[slot]
     }
 }

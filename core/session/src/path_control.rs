@@ -11,7 +11,7 @@ use d2tp_wire::{Cid, FlowId, PathId, PathStatus, ReasonCode, TOKEN_BYTES, VARINT
 use crate::client_handshake::ClientHandshake;
 use crate::config::{PATHS_MAX, SPARE_PATHS};
 use crate::event::{FlowEnd, PathSwitchKind, PeerFault, SessionEnd, SessionEvent};
-use crate::path::{self, Addresses, LinkId, Path, PathState, Paths};
+use crate::path::{self, Addresses, LinkId, PathState, Paths, SessionPath};
 use crate::session::{
     ActivePath, CidChange, GonePath, IssuedCid, Role, Session, SessionState, on_frame_fate, say,
 };
@@ -63,7 +63,7 @@ impl Session {
         if !self.issued.contains_key(&id) || !self.use_path_id(id) {
             return self.start_handshake(now, addresses, gated);
         }
-        let mut path = Path::new(now, id, addresses, &self.config, (cid, token));
+        let mut path = SessionPath::new(now, id, addresses, &self.config, (cid, token));
         path.gated = gated;
         path.status_seq = 1;
         path.wants |= path::want::STATUS;
@@ -159,7 +159,7 @@ impl Session {
 
     /// R-PATH-8: the peer learns on whatever path comes next that this one is no more, and what
     /// arrived on it to the last.
-    pub(crate) fn announce_gone(&mut self, path: Path) {
+    pub(crate) fn announce_gone(&mut self, path: SessionPath) {
         if self.gone.len() == PATHS_MAX {
             self.gone.remove(0);
         }
@@ -200,7 +200,7 @@ impl Session {
         }
     }
 
-    pub(crate) fn remove_path(&mut self, slot: usize) -> Path {
+    pub(crate) fn remove_path(&mut self, slot: usize) -> SessionPath {
         let Session {
             paths,
             flows,

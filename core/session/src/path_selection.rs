@@ -13,7 +13,7 @@
 use d2tp_time::{Span, Time};
 use d2tp_wire::{FlowId, PathId};
 
-use crate::path::{Path, PathState};
+use crate::path::{PathState, SessionPath};
 use crate::session::{FlowError, Session};
 
 /// A path that had a hole so lately is less steady than one that had none.
@@ -37,7 +37,7 @@ pub enum PathSelection {
     Each,
 }
 
-impl Path {
+impl SessionPath {
     /// Whether messages may travel here: those that nothing is granted to.
     pub(crate) fn takes_datagrams(&self) -> bool {
         self.takes_payload() && !self.gated && self.validated && !self.driver_frozen
@@ -63,8 +63,8 @@ impl Path {
 impl Session {
     /// The steadiest of the paths that answer and take messages.
     pub(crate) fn steadiest(&self, now: Time) -> Option<PathId> {
-        let able = |p: &&Path| p.takes_datagrams() && p.state == PathState::Active;
-        let shaky = |p: &&Path| {
+        let able = |p: &&SessionPath| p.takes_datagrams() && p.state == PathState::Active;
+        let shaky = |p: &&SessionPath| {
             let rtt = p.recovery.rtt.smoothed();
             (p.is_shaken(now), self.is_half_duplex(p), p.is_lossy(), rtt)
         };

@@ -6,10 +6,10 @@
 use d2tp_time::Time;
 use d2tp_wire::ReasonCode;
 
-use crate::path::{Addresses, LinkId, Path, PathState};
+use crate::path::{Addresses, LinkId, PathState, SessionPath};
 use crate::session::{Role, Session};
 
-impl Path {
+impl SessionPath {
     fn leads_from(&self, at: &Addresses) -> bool {
         (self.addresses.link, self.addresses.remote) == (at.link, at.remote)
     }

@@ -12,7 +12,7 @@ use crate::event::{FlowEnd, PeerFault, SessionEnd, SessionEvent};
 use crate::flow::{FlowOptions, SessionFlow, want};
 use crate::flow_api::CODE_DEADLINE;
 use crate::introspect::FlowArrival;
-use crate::path::{self, Addresses, Path, PathState, PreviousAddress};
+use crate::path::{self, Addresses, PathState, PreviousAddress, SessionPath};
 use crate::recovery::SentFrame;
 use crate::recv_half::RecvHalf;
 use crate::resume::CODE_ROLLED_BACK;
@@ -141,7 +141,7 @@ impl Session {
         if !self.use_path_id(id) {
             return false;
         }
-        let mut path = Path::new(now, id, from, &self.config, (cid, token));
+        let mut path = SessionPath::new(now, id, from, &self.config, (cid, token));
         path.beside_another = self.paths.iter().any(|p| p.state == PathState::Active);
         // R-PATH-10: what the path may carry, its device says; until then, nothing.
         path.status = PathStatus::Standby;
@@ -1016,7 +1016,7 @@ impl Session {
                 self.begin_generation(now, keys, epoch, &cids, &body);
                 self.ticket = body.ticket.map(ClientTicket::boxed);
                 let mut path =
-                    Path::new(now, PathId(0), from, &self.config, (body.cid, body.token));
+                    SessionPath::new(now, PathId(0), from, &self.config, (body.cid, body.token));
                 path.validated = true;
                 path.gated = gated;
                 path.state = PathState::Active;

@@ -14,7 +14,7 @@ use d2tp_wire::{FlowId, PathStatus, ReasonCode};
 
 use crate::config::EndpointConfig;
 use crate::event::{SessionEnd, SessionEvent};
-use crate::path::{self, Path, PathState};
+use crate::path::{self, PathState, SessionPath};
 use crate::recovery::SentFrame;
 use crate::session::{Role, Session, SessionState, on_frame_fate};
 
@@ -88,7 +88,7 @@ impl Session {
     }
 
     /// R-ALIVE-1, R-ALIVE-2: the one path that is kept open where something must stay reachable.
-    fn kept_alive(&self) -> Option<&Path> {
+    fn kept_alive(&self) -> Option<&SessionPath> {
         let wanted = self.role == Role::Initiator
             && self.closing.is_none()
             && (self.reachable || self.flows.any_reachable());
@@ -113,7 +113,7 @@ impl Session {
     }
 
     /// Whether payload could arrive on this path at any moment.
-    pub(crate) fn expects_payload(&self, path: &Path) -> bool {
+    pub(crate) fn expects_payload(&self, path: &SessionPath) -> bool {
         !path.driver_frozen
             && matches!(path.status, PathStatus::Available | PathStatus::Standby)
             && (path.receives_datagrams()

@@ -11,7 +11,7 @@ use d2tp_time::{Span, Time};
 use d2tp_wire::{FlowId, Frame, FrameIter, PathId};
 
 use crate::event::SessionEvent;
-use crate::path::{Addresses, LinkId, Path};
+use crate::path::{Addresses, LinkId, SessionPath};
 
 /// Records of a session, or of all of an endpoint, that nobody took yet; newer ones are counted.
 pub const TRACE_RECORDS_MAX: usize = 16_384;
@@ -130,7 +130,7 @@ impl TraceRecord {
         }
     }
 
-    pub(crate) fn opened(path: &Path) -> TraceRecord {
+    pub(crate) fn opened(path: &SessionPath) -> TraceRecord {
         TraceRecord::PathOpened {
             path: path.id,
             addresses: path.addresses,
@@ -239,7 +239,7 @@ impl SessionTrace {
     }
 
     /// What changed about a path since the last look.
-    pub(crate) fn note_path_changes(&mut self, path: &Path) {
+    pub(crate) fn note_path_changes(&mut self, path: &SessionPath) {
         let index = match self.watched.iter().position(|w| w.path == path.id) {
             Some(index) => index,
             None => {

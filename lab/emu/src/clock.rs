@@ -5,14 +5,14 @@ use std::time::{Duration, Instant};
 
 /// Real time since the run began.
 #[derive(Clone, Copy, Debug)]
-pub struct Clock {
+pub struct EmuClock {
     start: Instant,
 }
 
-impl Clock {
+impl EmuClock {
     /// A clock that starts now.
-    pub fn start() -> Clock {
-        Clock {
+    pub fn start() -> EmuClock {
+        EmuClock {
             start: Instant::now(),
         }
     }

@@ -21,7 +21,7 @@ use cedos_lab_link::{Behaviour, KindNat};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::namespace::Namespace;
-use crate::network::Way;
+use crate::network::RouteHop;
 use crate::packet::{self, Side};
 use crate::port::Port;
 
@@ -42,12 +42,12 @@ struct Exit {
 }
 
 /// Bytes that went from one host to another, by their numbers.
-type Carried = BTreeMap<(usize, usize), u64>;
+type CrossedBytes = BTreeMap<(usize, usize), u64>;
 
 /// Hosts and their crossing; gone when it is dropped.
 pub struct Crossing {
     hosts: Vec<Namespace>,
-    carried: Arc<Mutex<Carried>>,
+    carried: Arc<Mutex<CrossedBytes>>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
     /// Holds the far ends of interfaces where TUN devices cannot be had.
@@ -71,9 +71,9 @@ impl Crossing {
                 network.raise(INTERFACE)?;
                 let source = IpAddr::V4(inside);
                 network.address(INTERFACE, source, 32)?;
-                let way = Way {
+                let way = RouteHop {
                     source: Some(source),
-                    ..Way::default()
+                    ..RouteHop::default()
                 };
                 network.route(INTERFACE, (Ipv4Addr::UNSPECIFIED.into(), 0), way)?;
                 anyhow::Ok(port)
@@ -130,7 +130,7 @@ impl Drop for Crossing {
     }
 }
 
-fn cross(exits: &mut [Exit], stop: &AtomicBool, carried: &Mutex<Carried>) {
+fn cross(exits: &mut [Exit], stop: &AtomicBool, carried: &Mutex<CrossedBytes>) {
     let mut buffer = vec![0; 65_536];
     while !stop.load(Ordering::Relaxed) {
         {

@@ -160,7 +160,7 @@ impl Gate {
         &self,
         now: Time,
         mut packet: Vec<u8>,
-        head: &packet::Head,
+        head: &packet::PacketHead,
         source: Ipv4Addr,
         quote: &icmp::Quote,
     ) -> Option<Vec<u8>> {
@@ -184,7 +184,7 @@ impl Gate {
         }
     }
 
-    fn map(&mut self, now: Time, head: &packet::Head) -> Option<u16> {
+    fn map(&mut self, now: Time, head: &packet::PacketHead) -> Option<u16> {
         let (port, _) = head.ports?;
         let inside = Inside {
             protocol: head.protocol,

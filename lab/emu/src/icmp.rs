@@ -11,7 +11,8 @@
 //! packets are too big. Checksums of what is quoted are adjusted as far as they were quoted.
 
 use crate::packet::{
-    self, Head, ICMP, ICMPV6, Side, UDP, V4_HEADER_BYTES, V6_HEADER_BYTES, adjusted, put, word,
+    self, ICMP, ICMPV6, PacketHead, Side, UDP, V4_HEADER_BYTES, V6_HEADER_BYTES, adjusted, put,
+    word,
 };
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -23,7 +24,7 @@ const QUOTED_BYTES_MIN: usize = 8;
 const GROWTH: u16 = (V6_HEADER_BYTES - V4_HEADER_BYTES) as u16;
 
 /// The answer to an echo: its addresses swapped, of the other type.
-pub(crate) fn echo_reply(packet: &[u8], head: &Head) -> Option<Vec<u8>> {
+pub(crate) fn echo_reply(packet: &[u8], head: &PacketHead) -> Option<Vec<u8>> {
     let (request, reply) = match head.protocol {
         ICMP => (8, 0),
         ICMPV6 => (128, 129),
@@ -65,7 +66,7 @@ pub(crate) struct Quote {
 }
 
 /// What an error quotes; `None` if `packet` is no error, or quotes too little.
-pub(crate) fn quote(packet: &[u8], head: &Head) -> Option<Quote> {
+pub(crate) fn quote(packet: &[u8], head: &PacketHead) -> Option<Quote> {
     let kind = *packet.get(head.offset)?;
     let error = match head.protocol {
         ICMP => matches!(kind, 3 | 11 | 12),
@@ -119,7 +120,7 @@ pub(crate) fn quote(packet: &[u8], head: &Head) -> Option<Quote> {
 /// and port on one side.
 pub(crate) fn rewrite_v4(
     packet: &mut [u8],
-    head: &Head,
+    head: &PacketHead,
     outer: (Side, Ipv4Addr),
     quote: &Quote,
     quoted: (Side, Ipv4Addr, u16),
@@ -175,7 +176,7 @@ fn replace_quoted(packet: &mut [u8], at: usize, new: &[u8], sums: &[usize], own:
 /// // RFC 7915 §4.2
 pub(crate) fn to_v6(
     packet: &[u8],
-    head: &Head,
+    head: &PacketHead,
     quote: &Quote,
     outer: (Ipv6Addr, Ipv6Addr),
     quoted: (Ipv6Addr, u16, Ipv6Addr),
@@ -213,7 +214,7 @@ pub(crate) fn to_v6(
 /// // RFC 7915 §5.2
 pub(crate) fn to_v4(
     packet: &[u8],
-    head: &Head,
+    head: &PacketHead,
     quote: &Quote,
     outer: (Ipv4Addr, Ipv4Addr),
     quoted: (Ipv4Addr, Ipv4Addr, u16),

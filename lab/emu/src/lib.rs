@@ -42,12 +42,12 @@ pub mod web;
 mod world;
 
 pub use cedos_lab_scenario::content;
-pub use clock::Clock;
+pub use clock::EmuClock;
 pub use crossing::Crossing;
 pub use loopback::{Loopback, LoopbackHappening};
 pub use namespace::Namespace;
-pub use network::Network;
-pub use relay::{Carried, DATA_PACKET_BYTES_MIN, QUANTUM};
+pub use network::NamespaceNetwork;
+pub use relay::{DATA_PACKET_BYTES_MIN, QUANTUM, RelayedBytes};
 pub use rootless::{Forbidden, enter};
 pub use tcp_relay::TcpRelays;
 pub use world::{Happening, ORIGIN_PORT, Seen, World};

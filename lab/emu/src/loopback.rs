@@ -14,13 +14,15 @@
 //! device sends within [`LEAVE_GRACE`] of losing a link is thrown away uncounted; what it sends
 //! later is its mistake and counted, as in the lab.
 
-use crate::clock::Clock;
+use crate::clock::EmuClock;
 use crate::plan::LinkAddresses;
-use crate::relay::{Carried, DATA_PACKET_BYTES_MIN, QUANTUM};
+use crate::relay::{DATA_PACKET_BYTES_MIN, QUANTUM, RelayedBytes};
 use crate::world::{Happening, Seen};
 use anyhow::Context;
-use cedos_lab_link::{Link, Packet, Span, Time, Verdict, Way};
-use cedos_lab_scenario::{EventKind, LinkEvent, LinkReport, Scenario, SwitchMeter, Timeline};
+use cedos_lab_link::{LinkDirection, LinkModel, Packet, PushOutcome, Span, Time};
+use cedos_lab_scenario::{
+    EventKind, LinkReport, Scenario, ScenarioLinkEvent, SwitchMeter, Timeline,
+};
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::socket::{setsockopt, sockopt};
 use nix::sys::time::TimeSpec;
@@ -61,7 +63,7 @@ enum Order {
 /// Emulated links on loopback, following a scenario.
 pub struct Loopback {
     orders: Sender<Order>,
-    clock: Clock,
+    clock: EmuClock,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -77,13 +79,13 @@ impl Loopback {
         proxy: SocketAddr,
         on_event: impl FnMut(&LoopbackHappening) + Send + 'static,
     ) -> anyhow::Result<Loopback> {
-        let clock = Clock::start();
+        let clock = EmuClock::start();
         let (orders, inbox) = channel();
         let links = (0..scenario.links.len()).map(|number| {
             let mut condition = scenario.condition_at_start(number);
             condition.up = false;
             Attached {
-                model: Link::new(&condition, scenario.seed, number as u64),
+                model: LinkModel::new(&condition, scenario.seed, number as u64),
                 near: None,
                 mappings: Vec::new(),
                 addresses: None,
@@ -174,7 +176,7 @@ impl Packet for Parcel {
 }
 
 struct Attached {
-    model: Link<Parcel>,
+    model: LinkModel<Parcel>,
     near: Option<UdpSocket>,
     mappings: Vec<(SocketAddr, UdpSocket)>,
     addresses: Option<LinkAddresses>,
@@ -183,7 +185,7 @@ struct Attached {
 }
 
 struct Worker {
-    clock: Clock,
+    clock: EmuClock,
     proxy: SocketAddr,
     links: Vec<Attached>,
     meter: SwitchMeter,
@@ -228,7 +230,7 @@ impl Worker {
         Ok(())
     }
 
-    fn act(&mut self, event: LinkEvent) -> anyhow::Result<()> {
+    fn act(&mut self, event: ScenarioLinkEvent) -> anyhow::Result<()> {
         let number = event.link;
         let now = self.clock.now();
         match event.kind {
@@ -271,7 +273,7 @@ impl Worker {
         self.meter.on_down(now, number);
     }
 
-    fn tell_unmoved(&mut self, event: &LinkEvent) {
+    fn tell_unmoved(&mut self, event: &ScenarioLinkEvent) {
         let link = &self.links[event.link];
         let at = link
             .near
@@ -281,7 +283,7 @@ impl Worker {
         self.tell(event, at);
     }
 
-    fn tell(&mut self, event: &LinkEvent, proxy_at: Option<SocketAddr>) {
+    fn tell(&mut self, event: &ScenarioLinkEvent, proxy_at: Option<SocketAddr>) {
         (self.on_event)(&LoopbackHappening {
             happening: Happening {
                 at: self.clock.now(),
@@ -312,7 +314,7 @@ impl Worker {
                     bytes: landing[..bytes].to_vec(),
                     device,
                 };
-                if link.model.push(Way::Up, now, size, parcel) != Verdict::Down {
+                if link.model.push(LinkDirection::Up, now, size, parcel) != PushOutcome::Down {
                     link.bytes_up += u64::from(size);
                 }
             }
@@ -328,7 +330,7 @@ impl Worker {
                     };
                     let size = bytes as u32 + HEADER_BYTES;
                     if !link.model.is_cut() {
-                        link.model.push(Way::Down, now, size, parcel);
+                        link.model.push(LinkDirection::Down, now, size, parcel);
                     }
                 }
             }
@@ -341,7 +343,7 @@ impl Worker {
         let now = self.clock.now();
         let mut moved = false;
         for (number, link) in self.links.iter_mut().enumerate() {
-            while let Some(parcel) = link.model.pop(Way::Up, now) {
+            while let Some(parcel) = link.model.pop(LinkDirection::Up, now) {
                 moved = true;
                 let Some(own) = link.addresses.filter(|_| !link.model.is_cut()) else {
                     continue;
@@ -351,7 +353,7 @@ impl Worker {
                     Err(error) => tracing::warn!(%error, "no mapping for a packet"),
                 }
             }
-            while let Some(parcel) = link.model.pop(Way::Down, now) {
+            while let Some(parcel) = link.model.pop(LinkDirection::Down, now) {
                 moved = true;
                 if parcel.bytes.len() >= DATA_PACKET_BYTES_MIN {
                     self.meter.on_data(now, number);
@@ -380,10 +382,10 @@ impl Worker {
     }
 
     fn seen(&self) -> Seen {
-        let carried: Vec<Carried> = self
+        let carried: Vec<RelayedBytes> = self
             .links
             .iter()
-            .map(|link| Carried {
+            .map(|link| RelayedBytes {
                 down: *link.model.down().counters(),
                 upward: *link.model.upward().counters(),
                 bytes_up: link.bytes_up,

@@ -4,7 +4,7 @@
 //! thread, the threads and processes started from it and its sockets are gone. Processes started
 //! from it get SIGKILL when the thread ends, and it ends with this process at the latest.
 
-use crate::network::Network;
+use crate::network::NamespaceNetwork;
 use anyhow::{Context, anyhow};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
@@ -18,12 +18,12 @@ use std::process::{Child, Command};
 use std::sync::mpsc::{Sender, channel};
 use std::thread::{Builder, JoinHandle};
 
-type Job = Box<dyn FnOnce(&mut Network) + Send>;
+type NamespaceJob = Box<dyn FnOnce(&mut NamespaceNetwork) + Send>;
 
 /// A network namespace of the lab.
 pub struct Namespace {
     name: String,
-    jobs: Option<Sender<Job>>,
+    jobs: Option<Sender<NamespaceJob>>,
     thread: Option<JoinHandle<()>>,
     /// What its programs see as `/etc/hosts`.
     hosts: Option<CString>,
@@ -35,12 +35,12 @@ impl Namespace {
     /// # Errors
     /// When the system refuses it; see [`crate::enter`].
     pub fn new(name: &str) -> anyhow::Result<Namespace> {
-        let (jobs, inbox) = channel::<Job>();
+        let (jobs, inbox) = channel::<NamespaceJob>();
         let (ready, wait) = channel();
         let thread = Builder::new().name(format!("lab-{name}")).spawn(move || {
             let made = unshare(CloneFlags::CLONE_NEWNET)
                 .context("a network namespace cannot be made")
-                .and_then(|()| Network::open());
+                .and_then(|()| NamespaceNetwork::open());
             let mut network = match made {
                 Ok(network) => {
                     let _ = ready.send(Ok(()));
@@ -90,10 +90,10 @@ impl Namespace {
     /// When `work` panicked.
     pub fn run<R: Send + 'static>(
         &self,
-        work: impl FnOnce(&mut Network) -> R + Send + 'static,
+        work: impl FnOnce(&mut NamespaceNetwork) -> R + Send + 'static,
     ) -> anyhow::Result<R> {
         let (done, wait) = channel();
-        let job: Job = Box::new(move |network| {
+        let job: NamespaceJob = Box::new(move |network| {
             let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(network)));
             let _ = done.send(result);
         });

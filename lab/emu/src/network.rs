@@ -36,7 +36,7 @@ const RULE_INTERFACE_FIRST: u32 = 2000;
 const TUN_QUEUE_PACKETS: u32 = 5000;
 
 /// The netlink side of a namespace. Lives on the namespace's own thread.
-pub struct Network {
+pub struct NamespaceNetwork {
     runtime: Runtime,
     handle: Handle,
     joined: Vec<Joined>,
@@ -51,9 +51,9 @@ struct Joined {
     routes: Vec<RouteMessage>,
 }
 
-impl Network {
+impl NamespaceNetwork {
     /// Talk to the network namespace of the calling thread, and bring its loopback up.
-    pub(crate) fn open() -> anyhow::Result<Network> {
+    pub(crate) fn open() -> anyhow::Result<NamespaceNetwork> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let handle = {
             let _inside = runtime.enter();
@@ -63,7 +63,7 @@ impl Network {
             handle
         };
         quieten();
-        let mut network = Network {
+        let mut network = NamespaceNetwork {
             runtime,
             handle,
             joined: Vec::new(),
@@ -202,7 +202,7 @@ impl Network {
         &mut self,
         name: &str,
         to: (IpAddr, u8),
-        by: Way,
+        by: RouteHop,
     ) -> anyhow::Result<RouteMessage> {
         let index = index(name)?;
         let mut route = RouteMessageBuilder::<IpAddr>::new()
@@ -270,18 +270,18 @@ impl Network {
             let gateway = Some(gateway);
             // A bound socket must find its address, hence the source.
             let source = Some(address);
-            let main_route = Way {
+            let main_route = RouteHop {
                 gateway,
                 metric,
                 source,
-                ..Way::default()
+                ..RouteHop::default()
             };
             routes.push(self.route(name, (any, 0), main_route)?);
-            let table_route = Way {
+            let table_route = RouteHop {
                 gateway,
                 source,
                 table: Some(table),
-                ..Way::default()
+                ..RouteHop::default()
             };
             routes.push(self.route(name, (any, 0), table_route)?);
             rules.push(self.rule(address, RuleKey::Source, table, RULE_SOURCE_FIRST + number)?);
@@ -405,7 +405,7 @@ enum RuleKey {
 
 /// How a route goes, beyond its interface.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Way {
+pub(crate) struct RouteHop {
     /// The next router.
     pub(crate) gateway: Option<IpAddr>,
     /// The address packets leave with.

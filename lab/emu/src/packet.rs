@@ -19,7 +19,7 @@ pub(crate) const V6_HEADER_BYTES: usize = 40;
 
 /// Who sends what to whom.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Head {
+pub struct PacketHead {
     /// The sender.
     pub source: IpAddr,
     /// The receiver.
@@ -34,7 +34,7 @@ pub struct Head {
 }
 
 /// Read a packet's head; `None` if it is not a whole IP packet.
-pub fn head(packet: &[u8]) -> Option<Head> {
+pub fn head(packet: &[u8]) -> Option<PacketHead> {
     match packet.first()? >> 4 {
         4 => {
             let offset = usize::from(packet[0] & 15) * 4;
@@ -46,7 +46,7 @@ pub fn head(packet: &[u8]) -> Option<Head> {
             let destination: [u8; 4] = packet[16..20].try_into().ok()?;
             let later_fragment = word(packet, 6)? & 0x1fff != 0;
             let protocol = packet[9];
-            Some(Head {
+            Some(PacketHead {
                 source: source.into(),
                 destination: destination.into(),
                 protocol,
@@ -67,7 +67,7 @@ pub fn head(packet: &[u8]) -> Option<Head> {
             let source: [u8; 16] = packet[8..24].try_into().ok()?;
             let destination: [u8; 16] = packet[24..40].try_into().ok()?;
             let protocol = packet[6];
-            Some(Head {
+            Some(PacketHead {
                 source: source.into(),
                 destination: destination.into(),
                 protocol,
@@ -118,7 +118,7 @@ pub enum Side {
 }
 
 /// Give an IPv4 packet with ports another address and port on one side.
-pub fn rewrite_v4(packet: &mut [u8], head: &Head, side: Side, address: Ipv4Addr, port: u16) {
+pub fn rewrite_v4(packet: &mut [u8], head: &PacketHead, side: Side, address: Ipv4Addr, port: u16) {
     let at = if side == Side::Source { 12 } else { 16 };
     let old: [u8; 4] = [packet[at], packet[at + 1], packet[at + 2], packet[at + 3]];
     packet[at..at + 4].copy_from_slice(&address.octets());
@@ -185,7 +185,7 @@ pub(crate) fn adjusted(sum: u16, old: &[u8], new: &[u8]) -> u16 {
 /// An IPv6 packet with ports as the IPv4 packet a NAT64 makes of it. // RFC 7915 §5.1
 pub fn to_v4(
     packet: &[u8],
-    head: &Head,
+    head: &PacketHead,
     source: (Ipv4Addr, u16),
     destination: Ipv4Addr,
 ) -> Option<Vec<u8>> {
@@ -227,7 +227,7 @@ pub fn to_v4(
 /// An IPv4 packet with ports as the IPv6 packet a NAT64 makes of it. // RFC 7915 §4.1
 pub fn to_v6(
     packet: &[u8],
-    head: &Head,
+    head: &PacketHead,
     source: Ipv6Addr,
     destination: (Ipv6Addr, u16),
 ) -> Option<Vec<u8>> {
@@ -282,7 +282,7 @@ pub fn to_v6(
 
 /// "Too big, at most `mtu`" to the sender of `packet`, from `router` of the same family.
 /// // RFC 792 (RFC 1191 §4), RFC 4443 §3.2
-pub fn too_big(packet: &[u8], head: &Head, router: IpAddr, mtu: u16) -> Option<Vec<u8>> {
+pub fn too_big(packet: &[u8], head: &PacketHead, router: IpAddr, mtu: u16) -> Option<Vec<u8>> {
     match (head.source, router) {
         (IpAddr::V4(to), IpAddr::V4(router)) => {
             let quoted = &packet[..packet.len().min(head.offset + 8)];

@@ -15,13 +15,13 @@
 //! of them would get every place that became free in a full queue, and those are TCP's: the kernel
 //! answers while an acknowledgement is handed over, a program a moment later.
 
-use crate::clock::Clock;
+use crate::clock::EmuClock;
 use crate::gate::Gate;
 use crate::packet;
 use crate::plan::{self, LinkAddresses};
 use crate::port::Port;
 use anyhow::Context;
-use cedos_lab_link::{Condition, Counters, Link, Span, Time, Verdict, Way};
+use cedos_lab_link::{Condition, Counters, LinkDirection, LinkModel, PushOutcome, Span, Time};
 use cedos_lab_scenario::{Family, Scenario, Switch, SwitchMeter};
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -48,7 +48,7 @@ const PACKET_BYTES_MAX: usize = 9000;
 
 /// What the relay carried over one link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Carried {
+pub struct RelayedBytes {
     /// What the pipe towards the device did.
     pub down: Counters,
     /// What the pipe from the device did.
@@ -81,7 +81,7 @@ enum Order {
     },
     Idle,
     Report {
-        to: Sender<(Vec<Carried>, Vec<Switch>)>,
+        to: Sender<(Vec<RelayedBytes>, Vec<Switch>)>,
     },
     Stop,
 }
@@ -94,7 +94,7 @@ pub(crate) struct Relay {
 }
 
 /// An interface on the internet's side and the addresses behind it.
-pub(crate) struct Place {
+pub(crate) struct RelayInterface {
     pub(crate) device: Port,
     pub(crate) addresses: [IpAddr; 2],
 }
@@ -103,9 +103,9 @@ impl Relay {
     /// Start carrying packets between the links' devices and `places`. All links are down.
     pub(crate) fn start(
         scenario: &Scenario,
-        clock: Clock,
+        clock: EmuClock,
         devices: Vec<Port>,
-        places: Vec<Place>,
+        places: Vec<RelayInterface>,
     ) -> anyhow::Result<Relay> {
         let (orders, inbox) = channel();
         let wake = Arc::new(EventFd::from_flags(
@@ -119,7 +119,7 @@ impl Relay {
                 condition.up = false;
                 Attached {
                     device,
-                    model: Link::new(&condition, scenario.seed, number as u64),
+                    model: LinkModel::new(&condition, scenario.seed, number as u64),
                     gate: Gate::new(
                         link.family,
                         link.nat,
@@ -205,7 +205,7 @@ impl Relay {
     }
 
     /// What was carried so far, and the switches found.
-    pub(crate) fn report(&self) -> (Vec<Carried>, Vec<Switch>) {
+    pub(crate) fn report(&self) -> (Vec<RelayedBytes>, Vec<Switch>) {
         let (to, from) = channel();
         self.order(Order::Report { to });
         from.recv().unwrap_or_default()
@@ -225,7 +225,7 @@ impl Drop for Relay {
 
 struct Attached {
     device: Port,
-    model: Link<Vec<u8>>,
+    model: LinkModel<Vec<u8>>,
     gate: Gate,
     nat64: bool,
     bytes_up: u64,
@@ -233,9 +233,9 @@ struct Attached {
 }
 
 struct Worker {
-    clock: Clock,
+    clock: EmuClock,
     links: Vec<Attached>,
-    places: Vec<Place>,
+    places: Vec<RelayInterface>,
     inbox: Receiver<Order>,
     wake: Arc<EventFd>,
     meter: SwitchMeter,
@@ -317,7 +317,7 @@ impl Worker {
                 Order::Rebind { link } => self.links[link].gate.rebind(),
                 Order::Idle => self.meter.on_idle(),
                 Order::Report { to } => {
-                    let carried = self.links.iter().map(|link| Carried {
+                    let carried = self.links.iter().map(|link| RelayedBytes {
                         down: *link.model.down().counters(),
                         upward: *link.model.upward().counters(),
                         bytes_up: link.bytes_up,
@@ -358,7 +358,11 @@ impl Worker {
                 continue;
             }
             let bytes = packet.len() as u32;
-            if link.model.push(Way::Up, arrivals.at(n), bytes, packet) != Verdict::Down {
+            if link
+                .model
+                .push(LinkDirection::Up, arrivals.at(n), bytes, packet)
+                != PushOutcome::Down
+            {
                 link.bytes_up += u64::from(bytes);
             }
         }
@@ -425,7 +429,7 @@ impl Worker {
             match link.gate.inward(at, packet) {
                 Some(packet) => {
                     let bytes = packet.len() as u32;
-                    link.model.push(Way::Down, at, bytes, packet);
+                    link.model.push(LinkDirection::Down, at, bytes, packet);
                 }
                 None => link.misaddressed += 1,
             }
@@ -440,7 +444,7 @@ impl Worker {
         self.looked = now;
         let mut moved = false;
         for (number, link) in self.links.iter_mut().enumerate() {
-            while let Some(packet) = link.model.pop(Way::Up, now) {
+            while let Some(packet) = link.model.pop(LinkDirection::Up, now) {
                 moved = true;
                 if link.model.is_cut() {
                     continue;
@@ -459,7 +463,7 @@ impl Worker {
                 }
                 keep(&mut self.spare, packet);
             }
-            while let Some(packet) = link.model.pop(Way::Down, now) {
+            while let Some(packet) = link.model.pop(LinkDirection::Down, now) {
                 moved = true;
                 if packet.len() >= DATA_PACKET_BYTES_MIN {
                     self.meter.on_data(now, number);

@@ -9,10 +9,10 @@
 //! and no slow start is imitated. A connection is reset when its link is lost or gets another
 //! address, where a real one would hang until somebody's patience ends. All three favour TCP.
 
-use crate::clock::Clock;
+use crate::clock::EmuClock;
 use crate::world::Happening;
 use anyhow::Context;
-use cedos_lab_link::{Condition, Link, Loss, Profile, Queue, Time, Way};
+use cedos_lab_link::{Condition, LinkDirection, LinkModel, Loss, Profile, Queue, Time};
 use cedos_lab_scenario::{EventKind, Scenario};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::mpsc::channel;
@@ -31,7 +31,7 @@ const HEADER_BYTES: u32 = 52;
 const WINDOW_BYTES: usize = 256 * 1024; // a guess: 60 Mb/s times 34 ms
 
 #[derive(Clone)]
-struct State {
+struct TcpRelayState {
     condition: Condition,
     /// Grows when connections must not survive.
     attachment: u64,
@@ -39,7 +39,7 @@ struct State {
 
 /// Relays for TCP, one for each link of a scenario.
 pub struct TcpRelays {
-    states: Vec<watch::Sender<State>>,
+    states: Vec<watch::Sender<TcpRelayState>>,
     at: Vec<SocketAddr>,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
@@ -56,7 +56,7 @@ impl TcpRelays {
             let mut condition = scenario.condition_at_start(number);
             condition.up = false;
             let attachment = 0;
-            let (tell, told) = watch::channel(State {
+            let (tell, told) = watch::channel(TcpRelayState {
                 condition,
                 attachment,
             });
@@ -119,7 +119,7 @@ impl Drop for TcpRelays {
 }
 
 fn serve(
-    links: Vec<watch::Receiver<State>>,
+    links: Vec<watch::Receiver<TcpRelayState>>,
     origin: SocketAddr,
     seed: u64,
     ready: impl FnOnce(Vec<SocketAddr>),
@@ -129,7 +129,7 @@ fn serve(
         .enable_all()
         .build()?;
     runtime.block_on(async {
-        let clock = Clock::start();
+        let clock = EmuClock::start();
         let (mut servers, mut at) = (JoinSet::new(), Vec::new());
         for told in links {
             let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
@@ -157,11 +157,11 @@ fn serve(
 async fn carry(
     mut client: TcpStream,
     origin: SocketAddr,
-    mut told: watch::Receiver<State>,
-    clock: Clock,
+    mut told: watch::Receiver<TcpRelayState>,
+    clock: EmuClock,
     seed: u64,
 ) -> std::io::Result<()> {
-    let State {
+    let TcpRelayState {
         condition,
         attachment,
     } = told.borrow_and_update().clone();
@@ -169,16 +169,16 @@ async fn carry(
         return client.set_zero_linger();
     }
     let mut server = TcpStream::connect(origin).await?;
-    let mut link: Link<Vec<u8>> = Link::new(&lossless(&condition), seed, 0);
+    let mut link: LinkModel<Vec<u8>> = LinkModel::new(&lossless(&condition), seed, 0);
     let (mut inside, mut ended) = (0, false);
     let (mut from_server, mut from_client) = (vec![0; 32 * 1024], vec![0; 4096]);
     loop {
         let now = clock.now();
-        while let Some(piece) = link.pop(Way::Down, now) {
+        while let Some(piece) = link.pop(LinkDirection::Down, now) {
             inside -= piece.len();
             client.write_all(&piece).await?;
         }
-        while let Some(piece) = link.pop(Way::Up, now) {
+        while let Some(piece) = link.pop(LinkDirection::Up, now) {
             server.write_all(&piece).await?;
         }
         if ended && inside == 0 {
@@ -199,20 +199,20 @@ async fn carry(
                 let n = read?;
                 ended = n == 0;
                 inside += n;
-                push(&mut link, Way::Down, clock.now(), &from_server[..n]);
+                push(&mut link, LinkDirection::Down, clock.now(), &from_server[..n]);
             }
             read = client.read(&mut from_client) => {
                 let n = read?;
                 if n == 0 {
                     return Ok(());
                 }
-                push(&mut link, Way::Up, clock.now(), &from_client[..n]);
+                push(&mut link, LinkDirection::Up, clock.now(), &from_client[..n]);
             }
         }
     }
 }
 
-fn push(link: &mut Link<Vec<u8>>, way: Way, now: Time, bytes: &[u8]) {
+fn push(link: &mut LinkModel<Vec<u8>>, way: LinkDirection, now: Time, bytes: &[u8]) {
     for piece in bytes.chunks(PIECE_BYTES) {
         link.push(way, now, piece.len() as u32 + HEADER_BYTES, piece.to_vec());
     }

@@ -188,7 +188,7 @@ impl Nginx {
         fs::create_dir_all(www.join("bytes"))?;
         fs::create_dir_all(www.join("upload"))?;
         let mut room = FILES_BYTES_MAX;
-        let down = |flow: &&cedos_lab_scenario::Flow| flow.direction == Direction::Down;
+        let down = |flow: &&cedos_lab_scenario::ScenarioFlow| flow.direction == Direction::Down;
         for bytes in scenario.flows.iter().filter(down).filter_map(|f| f.bytes) {
             let file = www.join("bytes").join(bytes.to_string());
             if bytes > room || file.exists() {

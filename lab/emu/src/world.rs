@@ -11,17 +11,19 @@
 //! mistake and counted), on getting one the model goes first (a packet sent at once must get
 //! through). Dropping the world ends and removes everything, also when the program panics.
 
-use crate::clock::Clock;
+use crate::clock::EmuClock;
 use crate::namespace::Namespace;
-use crate::network::{self, Way};
+use crate::network::{self, RouteHop};
 use crate::origin::Tls;
 use crate::plan;
 use crate::port::Port;
-use crate::relay::{Carried, Place, Relay};
+use crate::relay::{Relay, RelayInterface, RelayedBytes};
 use crate::web::{self, Web};
 use anyhow::Context;
 use cedos_lab_link::Time;
-use cedos_lab_scenario::{Class, EventKind, Family, Link, LinkEvent, LinkReport, Scenario, Switch};
+use cedos_lab_scenario::{
+    Class, EventKind, Family, Link, LinkReport, Scenario, ScenarioLinkEvent, Switch,
+};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, OnceLock};
@@ -47,7 +49,7 @@ pub struct Happening {
     /// The device's addresses on the link after it; `None` if it has none.
     pub addresses: Option<plan::LinkAddresses>,
     /// What the scenario said.
-    pub event: LinkEvent,
+    pub event: ScenarioLinkEvent,
 }
 
 /// What the world saw of a run.
@@ -58,7 +60,7 @@ pub struct Seen {
     /// The switches found.
     pub switches: Vec<Switch>,
     /// All counters, in the scenario's order of links.
-    pub carried: Vec<Carried>,
+    pub carried: Vec<RelayedBytes>,
 }
 
 /// A running lab.
@@ -66,7 +68,7 @@ pub struct World {
     // Dropped in this order: time stops, the relay ends, the namespaces go.
     time: Option<Running>,
     /// The devices the relay will carry packets between, until it starts.
-    waiting: Option<(Vec<Port>, Vec<Place>)>,
+    waiting: Option<(Vec<Port>, Vec<RelayInterface>)>,
     web: Option<Web>,
     origin_server: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
     device: Arc<Namespace>,
@@ -81,7 +83,7 @@ struct Running {
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
     relay: Arc<Relay>,
-    clock: Clock,
+    clock: EmuClock,
     fault: Arc<OnceLock<String>>,
 }
 
@@ -132,15 +134,15 @@ impl World {
                     network.address("net0", v4, 32)?;
                     network.address("net0", v6, 128)?;
                     for (any, source) in [(ANY_V4, v4), (ANY_V6, v6)] {
-                        let way = Way {
+                        let way = RouteHop {
                             source: Some(source),
-                            ..Way::default()
+                            ..RouteHop::default()
                         };
                         network.route("net0", (any, 0), way)?;
                     }
                     anyhow::Ok(device)
                 })??;
-                Ok(Place {
+                Ok(RelayInterface {
                     device,
                     addresses: [v4, v6],
                 })
@@ -271,7 +273,7 @@ impl World {
             .waiting
             .take()
             .context("the scenario's time runs already")?;
-        let clock = Clock::start();
+        let clock = EmuClock::start();
         let relay = Arc::new(Relay::start(&self.scenario, clock, devices, places)?);
         let mut actor = Actor {
             relay: relay.clone(),
@@ -384,13 +386,13 @@ struct Actor {
     relay: Arc<Relay>,
     device: Arc<Namespace>,
     scenario: Scenario,
-    clock: Clock,
+    clock: EmuClock,
     addresses: Vec<Option<plan::LinkAddresses>>,
     on_event: Box<dyn FnMut(&Happening) + Send>,
 }
 
 impl Actor {
-    fn act(&mut self, event: LinkEvent) -> anyhow::Result<()> {
+    fn act(&mut self, event: ScenarioLinkEvent) -> anyhow::Result<()> {
         let link = event.link;
         let name = self.scenario.links[link].name.clone();
         let family = self.scenario.links[link].family;
@@ -445,19 +447,19 @@ const ANY_V4: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 const ANY_V6: IpAddr = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
 
 /// One of the hosts of the lab's internet, and its interface to the other.
-struct Host {
+struct WorldHost {
     v4: Ipv4Addr,
     v6: Ipv6Addr,
     towards: &'static str,
 }
 
-const HOSTS: [Host; 2] = [
-    Host {
+const HOSTS: [WorldHost; 2] = [
+    WorldHost {
         v4: plan::PROXY_V4,
         v6: plan::PROXY_V6,
         towards: "origin0",
     },
-    Host {
+    WorldHost {
         v4: plan::ORIGIN_V4,
         v6: plan::ORIGIN_V6,
         towards: "proxy0",
@@ -477,9 +479,9 @@ fn join_hosts(proxy: &Namespace, origin: &Namespace) -> anyhow::Result<()> {
                 (IpAddr::V6(other.v6), 128, IpAddr::V6(own.v6)),
             ] {
                 network.address(own.towards, source, bits)?;
-                let way = Way {
+                let way = RouteHop {
                     source: Some(source),
-                    ..Way::default()
+                    ..RouteHop::default()
                 };
                 network.route(own.towards, (to, bits), way)?;
             }

@@ -19,12 +19,12 @@ pub mod phones;
 pub mod radios;
 
 pub use d2tp_time::{Span, Time};
-pub use meter::{Energy, Meter};
+pub use meter::{Energy, RadioEnergyMeter};
 pub use phone::Phone;
 
 /// Power for a time.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Stage {
+pub struct PowerStage {
     /// How long.
     pub span: Span,
     /// How much.
@@ -40,10 +40,10 @@ pub struct Radio {
     pub idle_milliwatts: f64,
     /// From the first byte in idle until it carries. The byte is not delayed by it here: a link's
     /// model has the delay.
-    pub ramp: Stage,
+    pub ramp: PowerStage,
     /// From a byte on, one after the other, as long as no other comes: the first is the radio at work,
     /// the others its tail.
-    pub stages: &'static [Stage],
+    pub stages: &'static [PowerStage],
     /// For each byte from the device.
     pub up_nanojoules: f64,
     /// For each byte to the device.
@@ -52,7 +52,7 @@ pub struct Radio {
 
 /// Which way bytes went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum RadioDirection {
     /// From the device.
     Up,
     /// To the device.

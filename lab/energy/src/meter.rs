@@ -1,6 +1,6 @@
 //! A radio's joules so far.
 
-use crate::{Radio, Way};
+use crate::{Radio, RadioDirection};
 use d2tp_time::{Span, Time};
 
 /// Where the energy went, in joules.
@@ -28,15 +28,15 @@ impl Energy {
 /// Counts what a radio consumes.
 ///
 /// ```
-/// use cedos_lab_energy::{Meter, Span, Time, Way, radios};
-/// let mut meter = Meter::new(radios::LTE_2012, Time::ZERO);
-/// meter.on_bytes(Time::ZERO, 1500, Way::Down);
+/// use cedos_lab_energy::{RadioEnergyMeter, Span, Time, RadioDirection, radios};
+/// let mut meter = RadioEnergyMeter::new(radios::LTE_2012, Time::ZERO);
+/// meter.on_bytes(Time::ZERO, 1500, RadioDirection::Down);
 /// let hour = Time::ZERO + Span::from_secs(3600);
 /// // One packet keeps the radio awake for 11.6 s.
 /// assert!((meter.until(hour).total() - 12.6).abs() < 0.1);
 /// ```
 #[derive(Clone, Debug)]
-pub struct Meter {
+pub struct RadioEnergyMeter {
     radio: Radio,
     /// Counted up to here.
     now: Time,
@@ -45,10 +45,10 @@ pub struct Meter {
     energy: Energy,
 }
 
-impl Meter {
+impl RadioEnergyMeter {
     /// Of a radio that is idle at `now`.
-    pub fn new(radio: Radio, now: Time) -> Meter {
-        Meter {
+    pub fn new(radio: Radio, now: Time) -> RadioEnergyMeter {
+        RadioEnergyMeter {
             radio,
             now,
             stages_at: None,
@@ -57,7 +57,7 @@ impl Meter {
     }
 
     /// Bytes passed at `now`, which must not go back.
-    pub fn on_bytes(&mut self, now: Time, bytes: u64, way: Way) {
+    pub fn on_bytes(&mut self, now: Time, bytes: u64, way: RadioDirection) {
         self.until(now);
         if self.stages_at.is_none() {
             // Its time is not taken from what follows: the ramp's power is beyond that.
@@ -65,8 +65,8 @@ impl Meter {
         }
         self.stages_at = Some(now);
         let nanojoules = match way {
-            Way::Up => self.radio.up_nanojoules,
-            Way::Down => self.radio.down_nanojoules,
+            RadioDirection::Up => self.radio.up_nanojoules,
+            RadioDirection::Down => self.radio.down_nanojoules,
         };
         self.energy.bytes += bytes as f64 * nanojoules / 1e9;
     }
@@ -103,7 +103,7 @@ fn joules(milliwatts: f64, span: Span) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Stage;
+    use crate::PowerStage;
 
     fn ms(ms: u64) -> Time {
         Time::ZERO + Span::from_millis(ms)
@@ -113,16 +113,16 @@ mod tests {
     const RADIO: Radio = Radio {
         name: "made up",
         idle_milliwatts: 1.0,
-        ramp: Stage {
+        ramp: PowerStage {
             span: Span::from_secs(1),
             milliwatts: 500.0,
         },
         stages: &[
-            Stage {
+            PowerStage {
                 span: Span::from_secs(1),
                 milliwatts: 1000.0,
             },
-            Stage {
+            PowerStage {
                 span: Span::from_secs(2),
                 milliwatts: 100.0,
             },
@@ -139,8 +139,8 @@ mod tests {
 
     #[test]
     fn one_byte_costs_a_ramp_and_a_whole_tail() {
-        let mut meter = Meter::new(RADIO, ms(0));
-        meter.on_bytes(ms(1000), 3, Way::Down);
+        let mut meter = RadioEnergyMeter::new(RADIO, ms(0));
+        meter.on_bytes(ms(1000), 3, RadioDirection::Down);
         let energy = meter.until(ms(10_000));
         // Idle for 1 s before and 6 s after.
         assert!(close(energy, [0.5, 1.0, 0.2, 0.007, 0.003]), "{energy:?}");
@@ -148,12 +148,12 @@ mod tests {
 
     #[test]
     fn a_byte_in_the_tail_begins_the_stages_again_and_needs_no_ramp() {
-        let mut meter = Meter::new(RADIO, ms(0));
-        meter.on_bytes(ms(0), 0, Way::Up);
-        meter.on_bytes(ms(1500), 1, Way::Up);
+        let mut meter = RadioEnergyMeter::new(RADIO, ms(0));
+        meter.on_bytes(ms(0), 0, RadioDirection::Up);
+        meter.on_bytes(ms(1500), 1, RadioDirection::Up);
         let energy = meter.until(ms(4500));
         assert!(close(energy, [0.5, 2.0, 0.25, 0.0, 0.002]), "{energy:?}");
-        meter.on_bytes(ms(4500), 0, Way::Up);
+        meter.on_bytes(ms(4500), 0, RadioDirection::Up);
         assert!(
             (meter.until(ms(4500)).ramp - 1.0).abs() < 1e-9,
             "it slept by then"
@@ -162,13 +162,16 @@ mod tests {
 
     #[test]
     fn looking_often_changes_nothing() {
-        let (mut seldom, mut often) = (Meter::new(RADIO, ms(0)), Meter::new(RADIO, ms(0)));
+        let (mut seldom, mut often) = (
+            RadioEnergyMeter::new(RADIO, ms(0)),
+            RadioEnergyMeter::new(RADIO, ms(0)),
+        );
         for [before, at] in [[0, 0], [0, 300], [300, 2_000], [2_000, 9_000]] {
-            seldom.on_bytes(ms(at), 10, Way::Down);
+            seldom.on_bytes(ms(at), 10, RadioDirection::Down);
             for between in (before..at).step_by(100) {
                 often.until(ms(between));
             }
-            often.on_bytes(ms(at), 10, Way::Down);
+            often.on_bytes(ms(at), 10, RadioDirection::Down);
         }
         let (a, b) = (seldom.until(ms(20_000)), often.until(ms(20_000)));
         assert!((a.total() - b.total()).abs() < 1e-9, "{a:?} {b:?}");

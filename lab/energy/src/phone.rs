@@ -6,7 +6,7 @@
 //!            └──┴──────────────┴───────┘
 //! ```
 
-use crate::Stage;
+use crate::PowerStage;
 use d2tp_time::Span;
 
 /// A phone with its screen off and nothing to do.
@@ -21,7 +21,7 @@ pub struct Phone {
     /// A Wi-Fi radio that is on and carries nothing, beyond that.
     pub wifi_milliwatts: f64,
     /// A scan of all channels, beyond that.
-    pub scan: Stage,
+    pub scan: PowerStage,
     /// Out of sleep and back.
     pub turn: Span,
 }
@@ -59,7 +59,7 @@ mod tests {
         asleep_milliwatts: 10.0,
         awake_milliwatts: 100.0,
         wifi_milliwatts: 20.0,
-        scan: Stage {
+        scan: PowerStage {
             span: Span::from_secs(2),
             milliwatts: 500.0,
         },

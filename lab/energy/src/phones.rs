@@ -13,7 +13,7 @@
 //!
 //! A guess, and fitted to nothing: one second to resume and suspend.
 
-use crate::{Phone, Stage};
+use crate::{Phone, PowerStage};
 use d2tp_time::Span;
 
 /// Volts of a Galaxy S3's battery.
@@ -24,8 +24,8 @@ const SCAN_BOTH_MS: u64 = 21 * 40 + 11 * 130;
 /// 2.4 GHz alone.
 const SCAN_LOW_MS: u64 = 13 * 40;
 
-const fn scan(millis: u64, milliamperes: f64) -> Stage {
-    Stage {
+const fn scan(millis: u64, milliamperes: f64) -> PowerStage {
+    PowerStage {
         span: Span::from_millis(millis),
         milliwatts: milliamperes * VOLTS,
     }

@@ -15,13 +15,13 @@
 //! β = 1.288 W and 10.1 s for the tail of 11.6 s). Not checked, for no copy of the tables was at hand: those
 //! two of LTE, and 3G and Wi-Fi of 2012.
 
-use crate::{Radio, Stage};
+use crate::{PowerStage, Radio};
 use d2tp_time::Span;
 
-const NONE: Stage = stage(0, 0.0);
+const NONE: PowerStage = stage(0, 0.0);
 
-const fn stage(millis: u64, milliwatts: f64) -> Stage {
-    Stage {
+const fn stage(millis: u64, milliwatts: f64) -> PowerStage {
+    PowerStage {
         span: Span::from_millis(millis),
         milliwatts,
     }

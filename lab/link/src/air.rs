@@ -11,7 +11,7 @@
 //! hidden ones, no other cells.
 
 use crate::medium::Medium;
-use crate::pipe::Head;
+use crate::pipe::QueueHead;
 use d2tp_time::{Span, Time};
 use rand::Rng;
 use rand_pcg::Pcg32;
@@ -76,7 +76,7 @@ impl Air {
     }
 
     /// What happens next, with these packets at the heads of the two queues.
-    pub(crate) fn next(&self, heads: [Option<Head>; 2]) -> Option<Exchange> {
+    pub(crate) fn next(&self, heads: [Option<QueueHead>; 2]) -> Option<Exchange> {
         let starts = [0, 1].map(|n| {
             let counted = self.slots_begin() + self.slots(self.stations[n].backoff);
             heads[n].map(|head| head.arrived.max(counted))

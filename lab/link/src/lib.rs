@@ -4,9 +4,9 @@
 //! seed, so the simulator (virtual time) and the lab (real time) run the same models.
 //!
 //! ```text
-//!            Link                    Link::push(way, now, bytes, packet) -> Verdict
-//!  device ── upward ─▶ network       Link::next_event() -> Option<Time>
-//!         ◀─ down ────               Link::pop(way, now) -> Option<packet>
+//!            LinkModel                LinkModel::push(way, now, bytes, packet) -> PushOutcome
+//!  device ── upward ─▶ network       LinkModel::next_event() -> Option<Time>
+//!         ◀─ down ────               LinkModel::pop(way, now) -> Option<packet>
 //! ```
 //!
 //! The directions of a link are independent, unless they share a medium ([`Medium`]): then every
@@ -30,11 +30,11 @@ pub use behaviour::{Behaviour, KindNat};
 pub use d2tp_time::{Span, Time};
 pub use disruption::Disruption;
 pub use holes::{Holes, Lasting};
-pub use link::{Condition, Link, Way, seeded};
+pub use link::{Condition, LinkDirection, LinkModel, seeded};
 pub use loss::{Burst, Loss};
 pub use medium::Medium;
 pub use nat::{MAPPINGS_MAX, Nat, PORT_FIRST};
 pub use pipe::{
-    Counters, FLIGHT_PACKETS_MAX, Packet, Pipe, Profile, QUEUE_PACKETS_MAX, Queue, Verdict,
+    Counters, FLIGHT_PACKETS_MAX, Packet, Pipe, Profile, PushOutcome, QUEUE_PACKETS_MAX, Queue,
 };
 pub use rate::{OPPORTUNITY_BYTES, Opportunities, Rate};

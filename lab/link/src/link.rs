@@ -1,7 +1,7 @@
 //! A link: two pipes that share their fate, and on Wi-Fi their medium.
 
 use crate::air::Air;
-use crate::pipe::{Packet, Pipe, Profile, Verdict};
+use crate::pipe::{Packet, Pipe, Profile, PushOutcome};
 use crate::rate::Rate;
 use d2tp_time::Time;
 use rand_pcg::Pcg32;
@@ -28,7 +28,7 @@ pub struct Condition {
 
 /// A direction of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum LinkDirection {
     /// From the network to the device.
     Down,
     /// From the device to the network.
@@ -36,7 +36,7 @@ pub enum Way {
 }
 
 /// Both directions of a link.
-pub struct Link<P> {
+pub struct LinkModel<P> {
     down: Pipe<P>,
     upward: Pipe<P>,
     air: Option<Air>,
@@ -45,11 +45,11 @@ pub struct Link<P> {
     rng: Pcg32,
 }
 
-impl<P: Packet> Link<P> {
+impl<P: Packet> LinkModel<P> {
     /// A link in this condition at the beginning. `seed` and the link's `number` in its scenario
     /// decide all its chance, so links do not disturb each other's draws.
-    pub fn new(condition: &Condition, seed: u64, number: u64) -> Link<P> {
-        let mut link = Link {
+    pub fn new(condition: &Condition, seed: u64, number: u64) -> LinkModel<P> {
+        let mut link = LinkModel {
             down: Pipe::new(condition.down.clone(), seeded(seed, 2 * number)),
             upward: Pipe::new(condition.upward.clone(), seeded(seed, 2 * number + 1)),
             air: None,
@@ -77,7 +77,7 @@ impl<P: Packet> Link<P> {
     }
 
     /// Offer a packet of `bytes` to a direction at `now`.
-    pub fn push(&mut self, way: Way, now: Time, bytes: u32, packet: P) -> Verdict {
+    pub fn push(&mut self, way: LinkDirection, now: Time, bytes: u32, packet: P) -> PushOutcome {
         // Packets of the lab are noted a moment late, and not in the order of both directions: the
         // air is worked out no further than must be, so that none of them comes too late for it.
         if self.pipe(way).is_full_for(bytes) {
@@ -87,7 +87,7 @@ impl<P: Packet> Link<P> {
     }
 
     /// The next packet of a direction that has arrived by `now`. Call again until it answers `None`.
-    pub fn pop(&mut self, way: Way, now: Time) -> Option<P> {
+    pub fn pop(&mut self, way: LinkDirection, now: Time) -> Option<P> {
         self.contend(now);
         self.pipe(way).pop(now)
     }
@@ -138,10 +138,10 @@ impl<P: Packet> Link<P> {
         self.air.as_ref().map_or(0, |air| air.collisions)
     }
 
-    fn pipe(&mut self, way: Way) -> &mut Pipe<P> {
+    fn pipe(&mut self, way: LinkDirection) -> &mut Pipe<P> {
         match way {
-            Way::Down => &mut self.down,
-            Way::Up => &mut self.upward,
+            LinkDirection::Down => &mut self.down,
+            LinkDirection::Up => &mut self.upward,
         }
     }
 

@@ -15,7 +15,7 @@
 //! seen, not what happens to them.
 
 use crate::loss::{Loss, LossState, chance};
-use crate::rate::{Rate, Server};
+use crate::rate::{PipeServer, Rate};
 use d2tp_time::{Span, Time};
 use rand::Rng;
 use rand_pcg::Pcg32;
@@ -105,7 +105,7 @@ impl Default for Profile {
 
 /// What became of a packet that was pushed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum PushOutcome {
     /// It is in the queue.
     Queued,
     /// The queue was full: dropped.
@@ -151,7 +151,7 @@ pub struct Counters {
 
 /// The packet at the head of a queue, as a shared medium sees it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Head {
+pub(crate) struct QueueHead {
     pub(crate) arrived: Time,
     pub(crate) bytes: u32,
 }
@@ -203,14 +203,14 @@ impl Counters {
 /// One direction of a link.
 ///
 /// ```
-/// use cedos_lab_link::{Pipe, Profile, Rate, Span, Time, Verdict, seeded};
+/// use cedos_lab_link::{Pipe, Profile, Rate, Span, Time, PushOutcome, seeded};
 /// let profile = Profile {
 ///     rate: Rate::BitsPerSecond(12_000_000),
 ///     delay: Span::from_millis(10),
 ///     ..Profile::default()
 /// };
 /// let mut pipe = Pipe::new(profile, seeded(1, 0));
-/// assert_eq!(pipe.push(Time::ZERO, 1500, 42u64), Verdict::Queued);
+/// assert_eq!(pipe.push(Time::ZERO, 1500, 42u64), PushOutcome::Queued);
 /// let arrives = Time::ZERO + Span::from_millis(11); // 1 ms of airtime, 10 ms of way
 /// assert_eq!(pipe.pop(arrives - Span::from_nanos(1)), None);
 /// assert_eq!(pipe.next_event(), Some(arrives));
@@ -227,7 +227,7 @@ pub struct Pipe<P> {
     queue_bytes: u64,
     /// What a queue limit in time comes to, from the last rate that was not 0.
     queue_bytes_max: u64,
-    server: Server,
+    server: PipeServer,
     flight: VecDeque<Flying<P>>,
     stragglers: BinaryHeap<Reverse<Flying<P>>>,
     last_arrival: Time,
@@ -240,7 +240,7 @@ impl<P: Packet> Pipe<P> {
     pub fn new(profile: Profile, rng: Pcg32) -> Pipe<P> {
         let queue_bytes_max = queue_bytes_max(&profile).unwrap_or(0);
         Pipe {
-            server: Server::new(profile.rate.clone()),
+            server: PipeServer::new(profile.rate.clone()),
             profile,
             up: true,
             dead: false,
@@ -259,20 +259,20 @@ impl<P: Packet> Pipe<P> {
     }
 
     /// Offer a packet of `bytes` at `now`.
-    pub fn push(&mut self, now: Time, bytes: u32, packet: P) -> Verdict {
+    pub fn push(&mut self, now: Time, bytes: u32, packet: P) -> PushOutcome {
         self.counters.packets_offered += 1;
         if !self.up {
             self.counters.packets_while_down += 1;
-            return Verdict::Down;
+            return PushOutcome::Down;
         }
         if bytes > self.profile.mtu_bytes {
             self.counters.packets_too_big += 1;
-            return Verdict::TooBig;
+            return PushOutcome::TooBig;
         }
         self.serve(now);
         if self.is_full_for(bytes) {
             self.counters.packets_queue_full += 1;
-            return Verdict::QueueFull;
+            return PushOutcome::QueueFull;
         }
         self.queue_bytes += u64::from(bytes);
         if self.queue.is_empty() {
@@ -283,7 +283,7 @@ impl<P: Packet> Pipe<P> {
             arrived: now,
             packet,
         });
-        Verdict::Queued
+        PushOutcome::Queued
     }
 
     /// Whether a packet of `bytes` would find the queue full.
@@ -395,9 +395,9 @@ impl<P: Packet> Pipe<P> {
     }
 
     /// What a shared medium may take next; nothing while it is stalled.
-    pub(crate) fn head(&self) -> Option<Head> {
+    pub(crate) fn head(&self) -> Option<QueueHead> {
         let head = self.queue.front().filter(|_| !self.stalled)?;
-        Some(Head {
+        Some(QueueHead {
             arrived: head.arrived,
             bytes: head.bytes,
         })
@@ -566,10 +566,10 @@ mod tests {
             queue: Queue::Bytes(3000),
             ..Profile::default()
         });
-        assert_eq!(pipe.push(ms(0), 1500, 0), Verdict::Queued);
-        assert_eq!(pipe.push(ms(0), 1500, 1), Verdict::Queued);
-        assert_eq!(pipe.push(ms(0), 1500, 2), Verdict::QueueFull);
-        assert_eq!(pipe.push(ms(1), 1500, 3), Verdict::Queued);
+        assert_eq!(pipe.push(ms(0), 1500, 0), PushOutcome::Queued);
+        assert_eq!(pipe.push(ms(0), 1500, 1), PushOutcome::Queued);
+        assert_eq!(pipe.push(ms(0), 1500, 2), PushOutcome::QueueFull);
+        assert_eq!(pipe.push(ms(1), 1500, 3), PushOutcome::Queued);
         assert_eq!(
             drain(&mut pipe)
                 .into_iter()
@@ -606,7 +606,7 @@ mod tests {
         }
         pipe.turn(ms(5), false);
         assert_eq!(pipe.counters().packets_cut, 10);
-        assert_eq!(pipe.push(ms(6), 1500, 99), Verdict::Down);
+        assert_eq!(pipe.push(ms(6), 1500, 99), PushOutcome::Down);
         assert_eq!(pipe.counters().packets_while_down, 1);
         assert_eq!(pipe.next_event(), None);
         pipe.turn(ms(100), true);
@@ -618,7 +618,7 @@ mod tests {
     fn a_dead_pipe_takes_packets_and_delivers_none() {
         let mut pipe = pipe(Profile::default());
         pipe.deaden(ms(0), true);
-        assert_eq!(pipe.push(ms(0), 1500, 0), Verdict::Queued);
+        assert_eq!(pipe.push(ms(0), 1500, 0), PushOutcome::Queued);
         assert_eq!(drain(&mut pipe), []);
         assert_eq!(pipe.counters().packets_lost, 1);
         pipe.deaden(ms(9), false);
@@ -670,7 +670,7 @@ mod tests {
     #[test]
     fn a_packet_above_the_mtu_is_refused() {
         let mut pipe = pipe(Profile::default());
-        assert_eq!(pipe.push(ms(0), 1501, 0), Verdict::TooBig);
+        assert_eq!(pipe.push(ms(0), 1501, 0), PushOutcome::TooBig);
     }
 
     #[test]

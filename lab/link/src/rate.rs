@@ -28,7 +28,7 @@ pub enum Rate {
     /// Up to 1500 bytes at each of these instants, again and again.
     Opportunities(Opportunities),
     /// When it is this pipe's turn on a medium it shares with the other direction of its link; the
-    /// link says when ([`crate::Link`]).
+    /// link says when ([`crate::LinkModel`]).
     Shared(Medium),
 }
 
@@ -104,7 +104,7 @@ impl Opportunities {
 
 /// The server at the head of a pipe's queue.
 #[derive(Clone, Debug)]
-pub(crate) struct Server {
+pub(crate) struct PipeServer {
     rate: Rate,
     stalled: bool,
     /// Work left on the head packet in bits × 10⁹, as of `as_of`.
@@ -115,9 +115,9 @@ pub(crate) struct Server {
     opportunity_left: u32,
 }
 
-impl Server {
-    pub(crate) fn new(rate: Rate) -> Server {
-        Server {
+impl PipeServer {
+    pub(crate) fn new(rate: Rate) -> PipeServer {
+        PipeServer {
             rate,
             stalled: false,
             work_left: None,
@@ -216,14 +216,14 @@ mod tests {
 
     #[test]
     fn a_packet_leaves_when_its_last_bit_does() {
-        let mut server = Server::new(Rate::BitsPerSecond(12_000_000));
+        let mut server = PipeServer::new(Rate::BitsPerSecond(12_000_000));
         server.begin(ms(5), 1500);
         assert_eq!(server.departure(), Some(ms(6)));
     }
 
     #[test]
     fn a_change_of_rate_keeps_what_was_sent() {
-        let mut server = Server::new(Rate::BitsPerSecond(12_000_000));
+        let mut server = PipeServer::new(Rate::BitsPerSecond(12_000_000));
         server.begin(ms(0), 3000); // 2 ms at this rate
         server.change(ms(1), Rate::BitsPerSecond(6_000_000), false);
         assert_eq!(server.departure(), Some(ms(3)));
@@ -231,7 +231,7 @@ mod tests {
 
     #[test]
     fn a_stall_keeps_the_packet_and_resumes_it() {
-        let mut server = Server::new(Rate::BitsPerSecond(12_000_000));
+        let mut server = PipeServer::new(Rate::BitsPerSecond(12_000_000));
         server.begin(ms(0), 1500);
         server.change(ms(0), Rate::BitsPerSecond(0), false);
         assert_eq!(server.departure(), None);
@@ -250,7 +250,7 @@ mod tests {
             Span::from_millis(10),
         )
         .unwrap();
-        let mut server = Server::new(Rate::Opportunities(o));
+        let mut server = PipeServer::new(Rate::Opportunities(o));
         let mut left = Vec::new();
         for _ in 0..5 {
             server.begin(ms(0), 1500);
@@ -264,7 +264,7 @@ mod tests {
     #[test]
     fn small_packets_share_an_opportunity_and_an_unused_one_is_lost() {
         let o = Opportunities::new(vec![Span::from_millis(1)], Span::from_millis(2)).unwrap();
-        let mut server = Server::new(Rate::Opportunities(o));
+        let mut server = PipeServer::new(Rate::Opportunities(o));
         let mut leave = |at, bytes| {
             server.begin(at, bytes);
             let t = server.departure().unwrap();

@@ -34,7 +34,7 @@ pub struct TraceFault {
 
 /// The state of a link from an instant on; `None` is unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Row {
+pub struct TraceRow {
     /// From when on.
     pub at: Time,
     /// Whether the link is up.
@@ -54,7 +54,7 @@ pub struct Row {
 /// A recorded trace of one or more links.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Trace {
-    links: Vec<(String, Vec<Row>)>,
+    links: Vec<(String, Vec<TraceRow>)>,
 }
 
 impl Trace {
@@ -108,7 +108,7 @@ impl Trace {
     }
 
     /// The rows of one link, ascending in time.
-    pub fn rows(&self, iface: &str) -> Option<&[Row]> {
+    pub fn rows(&self, iface: &str) -> Option<&[TraceRow]> {
         self.links
             .iter()
             .find(|(name, _)| name == iface)
@@ -117,7 +117,7 @@ impl Trace {
 }
 
 /// How long `rows` go on: to the last row and one bin (the last gap between rows) more.
-pub fn length(rows: &[Row]) -> Span {
+pub fn length(rows: &[TraceRow]) -> Span {
     match rows {
         [] => Span::ZERO,
         [only] => only.at.since(Time::ZERO) + Span::from_millis(1000),
@@ -168,7 +168,7 @@ pub fn from_mahimahi(text: &str) -> Result<Opportunities, TraceFault> {
     })
 }
 
-fn row(line: &str) -> Result<(&str, Row), String> {
+fn row(line: &str) -> Result<(&str, TraceRow), String> {
     let cells: Vec<&str> = line.split(',').map(str::trim).collect();
     let [t, iface, up, down, upward, rtt, loss, ref beyond @ ..] = cells[..] else {
         return Err(format!(
@@ -203,7 +203,7 @@ fn row(line: &str) -> Result<(&str, Row), String> {
     let bps = |mbps: f64| (mbps * 1e6).round() as u64;
     Ok((
         iface,
-        Row {
+        TraceRow {
             at: Time::from_secs_f64(t),
             up,
             down_bps: number("down_mbps", down)?.map(bps),
@@ -247,14 +247,14 @@ mod tests {
         assert_eq!(wifi[0].rtt, Some(Span::from_millis_f64(23.5)));
         assert_eq!(
             wifi[1],
-            Row {
+            TraceRow {
                 at: Time::from_secs_f64(1.5),
                 up: Some(false),
                 loss: Some(0.25),
-                ..Row::default()
+                ..TraceRow::default()
             }
         );
-        assert_eq!(trace.rows("cell").unwrap(), [Row::default()]);
+        assert_eq!(trace.rows("cell").unwrap(), [TraceRow::default()]);
         assert_eq!(length(wifi), Span::from_millis(3000));
     }
 

@@ -1,13 +1,15 @@
 //! A medium that both directions share gives what the standard's arithmetic says.
 
-use cedos_lab_link::{Condition, Link, Medium, Profile, Queue, Rate, Span, Time, Way};
+use cedos_lab_link::{
+    Condition, LinkDirection, LinkModel, Medium, Profile, Queue, Rate, Span, Time,
+};
 
 const DATA_BYTES: u32 = 1500;
 /// A TCP acknowledgement with timestamps.
 const ACK_BYTES: u32 = 52;
 const SECONDS: u64 = 20;
 
-fn link(medium: Medium) -> Link<u64> {
+fn link(medium: Medium) -> LinkModel<u64> {
     let profile = Profile {
         rate: Rate::Shared(medium),
         queue: Queue::Bytes(1_000_000),
@@ -21,7 +23,7 @@ fn link(medium: Medium) -> Link<u64> {
         down: profile.clone(),
         upward: profile,
     };
-    Link::new(&condition, 7, 0)
+    LinkModel::new(&condition, 7, 0)
 }
 
 fn end() -> Time {
@@ -33,20 +35,20 @@ fn end() -> Time {
 fn saturate(medium: Medium, every: u64) -> (f64, f64) {
     let mut link = link(medium);
     let (mut down, mut back) = (0u64, 0u64);
-    let refill = |link: &mut Link<u64>, now| {
+    let refill = |link: &mut LinkModel<u64>, now| {
         while link.down().packets_inside() < 50 {
-            link.push(Way::Down, now, DATA_BYTES, 0);
+            link.push(LinkDirection::Down, now, DATA_BYTES, 0);
         }
     };
     refill(&mut link, Time::ZERO);
     while let Some(now) = link.next_event().filter(|now| *now < end()) {
-        while link.pop(Way::Down, now).is_some() {
+        while link.pop(LinkDirection::Down, now).is_some() {
             down += 1;
             if every > 0 && down.is_multiple_of(every) {
-                link.push(Way::Up, now, ACK_BYTES, 0);
+                link.push(LinkDirection::Up, now, ACK_BYTES, 0);
             }
         }
-        while link.pop(Way::Up, now).is_some() {
+        while link.pop(LinkDirection::Up, now).is_some() {
             back += 1;
         }
         refill(&mut link, now);
@@ -97,21 +99,21 @@ fn acknowledgements_cost_what_the_closed_form_says() {
 fn two_busy_senders_meet_as_often_as_bianchi_says() {
     for medium in [Medium::Dot11b, Medium::Dot11g] {
         let mut link = link(medium);
-        let refill = |link: &mut Link<u64>, now| {
+        let refill = |link: &mut LinkModel<u64>, now| {
             while link.down().packets_inside() < 50 {
-                link.push(Way::Down, now, DATA_BYTES, 0);
+                link.push(LinkDirection::Down, now, DATA_BYTES, 0);
             }
             while link.upward().packets_inside() < 50 {
-                link.push(Way::Up, now, DATA_BYTES, 0);
+                link.push(LinkDirection::Up, now, DATA_BYTES, 0);
             }
         };
         refill(&mut link, Time::ZERO);
         let mut arrived = [0u64; 2];
         while let Some(now) = link.next_event().filter(|now| *now < end()) {
-            while link.pop(Way::Down, now).is_some() {
+            while link.pop(LinkDirection::Down, now).is_some() {
                 arrived[0] += 1;
             }
-            while link.pop(Way::Up, now).is_some() {
+            while link.pop(LinkDirection::Up, now).is_some() {
                 arrived[1] += 1;
             }
             refill(&mut link, now);
@@ -144,10 +146,10 @@ fn two_busy_senders_meet_as_often_as_bianchi_says() {
 fn a_packet_that_comes_to_a_quiet_medium_leaves_at_once() {
     let mut link = link(Medium::Dot11g);
     let now = Time::ZERO + Span::from_secs(1);
-    link.push(Way::Up, now, ACK_BYTES, 0);
+    link.push(LinkDirection::Up, now, ACK_BYTES, 0);
     let arrives = now + Medium::Dot11g.frame(ACK_BYTES);
     assert_eq!(link.next_event(), Some(arrives));
-    assert_eq!(link.pop(Way::Up, arrives), Some(0));
+    assert_eq!(link.pop(LinkDirection::Up, arrives), Some(0));
 }
 
 #[test]
@@ -155,8 +157,8 @@ fn a_late_look_changes_nothing() {
     let fill = || {
         let mut link = link(Medium::Dot11b);
         for n in 0..20 {
-            link.push(Way::Down, Time::ZERO, DATA_BYTES, n);
-            link.push(Way::Up, Time::ZERO, ACK_BYTES, n);
+            link.push(LinkDirection::Down, Time::ZERO, DATA_BYTES, n);
+            link.push(LinkDirection::Up, Time::ZERO, ACK_BYTES, n);
         }
         link
     };
@@ -164,14 +166,14 @@ fn a_late_look_changes_nothing() {
     let until = Time::ZERO + Span::from_millis(25);
     let mut seen = 0;
     while let Some(now) = prompt.next_event().filter(|now| *now <= until) {
-        seen += usize::from(prompt.pop(Way::Down, now).is_some());
-        while prompt.pop(Way::Down, now).is_some() {
+        seen += usize::from(prompt.pop(LinkDirection::Down, now).is_some());
+        while prompt.pop(LinkDirection::Down, now).is_some() {
             seen += 1;
         }
-        while prompt.pop(Way::Up, now).is_some() {}
+        while prompt.pop(LinkDirection::Up, now).is_some() {}
     }
     assert!(seen > 0);
-    let found = std::iter::from_fn(|| late.pop(Way::Down, until)).count();
+    let found = std::iter::from_fn(|| late.pop(LinkDirection::Down, until)).count();
     assert_eq!(found, seen);
 }
 
@@ -191,7 +193,7 @@ fn a_stall_holds_the_medium_and_its_end_frees_it() {
         ..up.clone()
     };
     link.apply(Time::ZERO, &stalled);
-    link.push(Way::Down, Time::ZERO, DATA_BYTES, 0);
+    link.push(LinkDirection::Down, Time::ZERO, DATA_BYTES, 0);
     assert_eq!(link.next_event(), None);
     let over = Time::ZERO + Span::from_secs(1);
     link.apply(over, &up);

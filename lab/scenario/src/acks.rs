@@ -16,7 +16,7 @@ impl Default for Acks {
     fn default() -> Acks {
         Acks {
             thin: true,
-            offload: Offload::Where(Where::Free),
+            offload: Offload::Where(AcksPlacement::Free),
         }
     }
 }
@@ -26,7 +26,7 @@ impl Default for Acks {
 #[serde(untagged)]
 pub enum Offload {
     /// Nowhere, or on free links.
-    Where(Where),
+    Where(AcksPlacement),
     /// On those that cost something too, so many bytes a second of them.
     Paid(u64),
 }
@@ -34,7 +34,7 @@ pub enum Offload {
 /// The word for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Where {
+pub enum AcksPlacement {
     /// Nowhere.
     Never,
     /// On free links.
@@ -45,8 +45,8 @@ impl Offload {
     /// As the command line of `cedos get` and `cedos prox` has it.
     pub fn word(self) -> String {
         match self {
-            Offload::Where(Where::Never) => "never".to_owned(),
-            Offload::Where(Where::Free) => "free".to_owned(),
+            Offload::Where(AcksPlacement::Never) => "never".to_owned(),
+            Offload::Where(AcksPlacement::Free) => "free".to_owned(),
             Offload::Paid(bytes) => bytes.to_string(),
         }
     }

@@ -4,8 +4,8 @@
 
 use crate::crash::{CRASHES_MAX, REPLAYED_MAX};
 use crate::file::{
-    DURATION_S_MAX, FLOWS_MAX, Flow, Handover, LINK_NAME_BYTES_MAX, LINKS_MAX, Link, NatKind,
-    Scenario,
+    DURATION_S_MAX, FLOWS_MAX, Handover, LINK_NAME_BYTES_MAX, LINKS_MAX, Link, NatKind, Scenario,
+    ScenarioFlow,
 };
 use crate::properties::MTU_V6_MIN;
 
@@ -201,7 +201,7 @@ impl Link {
     }
 }
 
-impl Flow {
+impl ScenarioFlow {
     fn check(&self, duration_s: f64) -> Result<(), String> {
         if self.bytes.is_some() == self.url.is_some() {
             return Err("give either bytes or url".to_owned());

@@ -2,7 +2,7 @@
 //! about processes rather than links. The simulator does them; the lab runs real programs.
 
 use crate::check::seconds;
-use crate::state::State;
+use crate::state::ScenarioState;
 use serde::Deserialize;
 
 /// Idle time after which both ends turn a session into its record, where nothing is said.
@@ -18,7 +18,7 @@ pub const REPLAYED_MAX: u32 = 1_000;
 /// Which end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Who {
+pub enum CrashedEnd {
     /// The device.
     Device,
     /// The proxy.
@@ -42,7 +42,7 @@ pub enum Stop {
 #[serde(deny_unknown_fields)]
 pub struct Crash {
     /// Which end.
-    pub who: Who,
+    pub who: CrashedEnd,
     /// When.
     pub t_s: f64,
     /// How long it is away.
@@ -58,10 +58,10 @@ pub struct Crash {
     /// It stops only once an end is in this state: from `t_s` on, at the first such instant. Never, if
     /// there is none.
     #[serde(default)]
-    pub when: Option<State>,
+    pub when: Option<ScenarioState>,
     /// Which end, if not the one that stops.
     #[serde(default)]
-    pub of: Option<Who>,
+    pub of: Option<CrashedEnd>,
     /// Commits that were reported safe and are lost all the same: a disk that lied.
     #[serde(default)]
     pub lost_commits: u32,
@@ -72,7 +72,7 @@ pub struct Crash {
 #[serde(deny_unknown_fields)]
 pub struct Replay {
     /// Who receives them.
-    pub to: Who,
+    pub to: CrashedEnd,
     /// When.
     pub t_s: f64,
     /// How many, drawn from all that were ever sent that way.
@@ -82,10 +82,10 @@ pub struct Replay {
     pub elsewhere: bool,
     /// Only once an end is in this state, as for a crash.
     #[serde(default)]
-    pub when: Option<State>,
+    pub when: Option<ScenarioState>,
     /// Which end, if not the one that receives them.
     #[serde(default)]
-    pub of: Option<Who>,
+    pub of: Option<CrashedEnd>,
 }
 
 fn crash_for_default() -> f64 {

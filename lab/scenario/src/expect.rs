@@ -15,7 +15,7 @@
 //! never finished) with a number is false, not an error.
 
 use crate::file::Scenario;
-use crate::report::{Expectation, Report};
+use crate::report::{Expectation, RunReport};
 use serde_json::{Map, Value, json};
 
 /// How deep an expression may nest.
@@ -23,7 +23,7 @@ const DEPTH_MAX: usize = 64;
 
 impl Scenario {
     /// Judge the scenario's expectations of `report` and write them into it.
-    pub fn judge(&self, report: &mut Report) {
+    pub fn judge(&self, report: &mut RunReport) {
         let mut facts = serde_json::to_value(&*report).unwrap_or_default();
         if let Value::Object(facts) = &mut facts {
             facts.insert("rtt_ms".to_owned(), json!(self.rtt_ms()));
@@ -35,7 +35,7 @@ impl Scenario {
             .map(|expect| {
                 let verdict = evaluate(&expect.text, &facts);
                 let (holds, why) = match verdict {
-                    Ok(Outcome {
+                    Ok(ExpectationOutcome {
                         value: Value::Bool(holds),
                         seen,
                     }) => (holds, seen),
@@ -58,16 +58,16 @@ pub(crate) fn check(text: &str) -> Result<(), String> {
     parse(text).map(drop)
 }
 
-struct Outcome {
+struct ExpectationOutcome {
     value: Value,
     /// The two sides of the last comparison, for the reader of a failure.
     seen: String,
 }
 
-fn evaluate(text: &str, facts: &Value) -> Result<Outcome, String> {
+fn evaluate(text: &str, facts: &Value) -> Result<ExpectationOutcome, String> {
     let mut seen = String::new();
     let value = parse(text)?.value(facts, &mut seen)?;
-    Ok(Outcome { value, seen })
+    Ok(ExpectationOutcome { value, seen })
 }
 
 #[derive(Clone, Debug, PartialEq)]

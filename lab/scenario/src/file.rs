@@ -8,7 +8,7 @@ use crate::crash::{Crash, Replay, hibernate_after_default};
 use crate::origin::OriginKind;
 use crate::properties::{Settings, table_with_properties};
 use crate::transport::Transport;
-use cedos_lab_link::trace::{self, Row, Trace};
+use cedos_lab_link::trace::{self, Trace, TraceRow};
 use cedos_lab_link::{Opportunities, Time};
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
@@ -56,7 +56,7 @@ pub struct Scenario {
     pub links: Vec<Link>,
     /// Transfers.
     #[serde(default, rename = "flow")]
-    pub flows: Vec<Flow>,
+    pub flows: Vec<ScenarioFlow>,
     /// Generated handovers between the links.
     pub handover: Option<Handover>,
     /// How both ends send.
@@ -315,7 +315,7 @@ impl Policy {
 /// A transfer.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Flow {
+pub struct ScenarioFlow {
     /// Its name in the report; its number, from 0, if empty.
     #[serde(default)]
     pub id: String,
@@ -384,7 +384,7 @@ pub struct Expect {
 #[derive(Clone, Debug, Default)]
 pub struct Recorded {
     /// Rows of the CSV trace.
-    pub rows: Vec<Row>,
+    pub rows: Vec<TraceRow>,
     /// Joining (an access point) and leaving (`None`).
     pub events: Vec<(Time, Option<String>)>,
     /// Delivery opportunities towards the device.

@@ -37,23 +37,23 @@ mod switches;
 mod timeline;
 mod transport;
 
-pub use acks::{Acks, Offload, Where as OffloadWhere};
+pub use acks::{Acks, AcksPlacement as OffloadWhere, Offload};
 pub use crash::{
-    CRASH_FOR_S_DEFAULT, CRASHES_MAX, Crash, HIBERNATE_AFTER_S_DEFAULT, REPLAYED_MAX, Replay, Stop,
-    Who,
+    CRASH_FOR_S_DEFAULT, CRASHES_MAX, Crash, CrashedEnd, HIBERNATE_AFTER_S_DEFAULT, REPLAYED_MAX,
+    Replay, Stop,
 };
 pub use file::{
-    AccessPoint, At, Class, DURATION_S_MAX, Direction, Expect, FLOWS_MAX, Family, Flow, Handover,
+    AccessPoint, At, Class, DURATION_S_MAX, Direction, Expect, FLOWS_MAX, Family, Handover,
     LINK_NAME_BYTES_MAX, LINKS_MAX, Link, NatKind, Policy, Recorded, Repeat, Scenario,
-    ScenarioFault,
+    ScenarioFault, ScenarioFlow,
 };
 pub use origin::OriginKind;
 pub use properties::{
     BurstLoss, DELAY_MS_MAX, DOWN_MBPS_DEFAULT, MBPS_MAX, MTU_DEFAULT, MTU_MAX, MTU_MIN,
     MTU_V6_MIN, QUEUE_MS_DEFAULT, REORDER_MS_DEFAULT, RTT_MS_DEFAULT, UP_MBPS_DEFAULT,
 };
-pub use report::{Expectation, FlowReport, LinkReport, Report, Switch, SwitchKind};
-pub use state::State;
+pub use report::{Expectation, FlowReport, LinkReport, RunReport, Switch, SwitchKind};
+pub use state::ScenarioState;
 pub use switches::SwitchMeter;
-pub use timeline::{EventKind, LinkEvent, Timeline};
-pub use transport::{Congestion, Mirror, PathScheduler, Transport};
+pub use timeline::{EventKind, ScenarioLinkEvent, Timeline};
+pub use transport::{Congestion, Mirror, ScenarioPathScheduler, Transport};

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 /// What a run came to.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Report {
+pub struct RunReport {
     /// One per flow, in the scenario's order.
     pub flows: Vec<FlowReport>,
     /// One per link, in the scenario's order.
@@ -103,7 +103,7 @@ pub struct Expectation {
     pub why: String,
 }
 
-impl Report {
+impl RunReport {
     /// Whether every expectation holds.
     pub fn holds(&self) -> bool {
         self.expectations

@@ -5,7 +5,7 @@ use serde::Deserialize;
 /// Where a session, one of its paths or one of its flows is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum State {
+pub enum ScenarioState {
     /// There is no session.
     #[serde(rename = "no-session")]
     None,
@@ -39,44 +39,44 @@ pub enum State {
     FlowDraining,
 }
 
-impl State {
+impl ScenarioState {
     /// All of them.
-    pub const ALL: [State; 15] = [
-        State::None,
-        State::Handshaking,
-        State::Established,
-        State::Suspended,
-        State::Hibernated,
-        State::Waking,
-        State::Away,
-        State::PathOpening,
-        State::PathActive,
-        State::PathSilent,
-        State::FlowUnclaimed,
-        State::FlowOpen,
-        State::FlowHalfClosedHere,
-        State::FlowHalfClosedThere,
-        State::FlowDraining,
+    pub const ALL: [ScenarioState; 15] = [
+        ScenarioState::None,
+        ScenarioState::Handshaking,
+        ScenarioState::Established,
+        ScenarioState::Suspended,
+        ScenarioState::Hibernated,
+        ScenarioState::Waking,
+        ScenarioState::Away,
+        ScenarioState::PathOpening,
+        ScenarioState::PathActive,
+        ScenarioState::PathSilent,
+        ScenarioState::FlowUnclaimed,
+        ScenarioState::FlowOpen,
+        ScenarioState::FlowHalfClosedHere,
+        ScenarioState::FlowHalfClosedThere,
+        ScenarioState::FlowDraining,
     ];
 
     /// The word used in files and reports.
     pub fn word(self) -> &'static str {
         match self {
-            State::None => "no-session",
-            State::Handshaking => "handshaking",
-            State::Established => "established",
-            State::Suspended => "suspended",
-            State::Hibernated => "hibernated",
-            State::Waking => "waking",
-            State::Away => "away",
-            State::PathOpening => "path-opening",
-            State::PathActive => "path-active",
-            State::PathSilent => "path-silent",
-            State::FlowUnclaimed => "flow-unclaimed",
-            State::FlowOpen => "flow-open",
-            State::FlowHalfClosedHere => "flow-half-closed-here",
-            State::FlowHalfClosedThere => "flow-half-closed-there",
-            State::FlowDraining => "flow-draining",
+            ScenarioState::None => "no-session",
+            ScenarioState::Handshaking => "handshaking",
+            ScenarioState::Established => "established",
+            ScenarioState::Suspended => "suspended",
+            ScenarioState::Hibernated => "hibernated",
+            ScenarioState::Waking => "waking",
+            ScenarioState::Away => "away",
+            ScenarioState::PathOpening => "path-opening",
+            ScenarioState::PathActive => "path-active",
+            ScenarioState::PathSilent => "path-silent",
+            ScenarioState::FlowUnclaimed => "flow-unclaimed",
+            ScenarioState::FlowOpen => "flow-open",
+            ScenarioState::FlowHalfClosedHere => "flow-half-closed-here",
+            ScenarioState::FlowHalfClosedThere => "flow-half-closed-there",
+            ScenarioState::FlowDraining => "flow-draining",
         }
     }
 }
@@ -89,9 +89,9 @@ mod tests {
 
     #[test]
     fn files_and_reports_say_the_same_words() {
-        for state in State::ALL {
+        for state in ScenarioState::ALL {
             let word: StrDeserializer<'_, Error> = state.word().into_deserializer();
-            assert_eq!(State::deserialize(word), Ok(state));
+            assert_eq!(ScenarioState::deserialize(word), Ok(state));
         }
     }
 }

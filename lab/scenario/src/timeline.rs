@@ -14,7 +14,7 @@
 
 use crate::file::{Class, Link, Scenario};
 use crate::properties::{Properties, Settings};
-use cedos_lab_link::trace::{self, Row};
+use cedos_lab_link::trace::{self, TraceRow};
 use cedos_lab_link::{Condition, Rate, Span, Time, seeded};
 use rand::Rng;
 
@@ -23,7 +23,7 @@ const HANDOVER_STREAM: u64 = 1 << 32;
 
 /// Something happens to a link.
 #[derive(Clone, Debug, PartialEq)]
-pub struct LinkEvent {
+pub struct ScenarioLinkEvent {
     /// When.
     pub at: Time,
     /// The link's number in the scenario.
@@ -62,7 +62,7 @@ pub enum EventKind {
 /// The events of a scenario's links, in order of time.
 #[derive(Clone, Debug)]
 pub struct Timeline {
-    events: std::vec::IntoIter<LinkEvent>,
+    events: std::vec::IntoIter<ScenarioLinkEvent>,
 }
 
 impl Timeline {
@@ -73,8 +73,8 @@ impl Timeline {
 }
 
 impl Iterator for Timeline {
-    type Item = LinkEvent;
-    fn next(&mut self) -> Option<LinkEvent> {
+    type Item = ScenarioLinkEvent;
+    fn next(&mut self) -> Option<ScenarioLinkEvent> {
         self.events.next()
     }
 }
@@ -182,7 +182,7 @@ enum Step {
     NewAddress,
     Rebind,
     Join(String),
-    Recorded(Row),
+    Recorded(TraceRow),
 }
 
 impl Link {
@@ -327,7 +327,7 @@ struct History<'a> {
     attached_at: Option<Time>,
     addresses: u32,
     access_point: Option<String>,
-    events: Vec<LinkEvent>,
+    events: Vec<ScenarioLinkEvent>,
 }
 
 impl<'a> History<'a> {
@@ -425,7 +425,7 @@ impl<'a> History<'a> {
         }
     }
 
-    fn record(&mut self, row: &Row) {
+    fn record(&mut self, row: &TraceRow) {
         let base = self.link.settings_at(self.access_point.as_deref());
         self.settings.down = row.down_bps.map_or(base.down, Rate::BitsPerSecond);
         self.settings.upward = row.up_bps.map_or(base.upward, Rate::BitsPerSecond);
@@ -456,7 +456,7 @@ impl<'a> History<'a> {
     fn emit(&mut self, at: Time, kind: EventKind) {
         let condition = self.condition();
         let access_point = self.access_point.clone();
-        self.events.push(LinkEvent {
+        self.events.push(ScenarioLinkEvent {
             at,
             link: self.number,
             kind,

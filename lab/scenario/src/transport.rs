@@ -1,6 +1,6 @@
 //! `[transport]`: how D2TP sends at both ends of the run.
 
-use crate::acks::Where;
+use crate::acks::AcksPlacement;
 use serde::Deserialize;
 
 /// Settings of both ends; what is absent is as the programs have it by default.
@@ -10,7 +10,7 @@ pub struct Transport {
     /// How many bytes a path may have in flight.
     pub congestion: Option<Congestion>,
     /// Which path carries which bytes.
-    pub paths: Option<PathScheduler>,
+    pub paths: Option<ScenarioPathScheduler>,
     /// Whether a fast path repeats what a slow one holds up.
     pub reinjection: Option<bool>,
     /// Where what was lost at random is fetched.
@@ -24,7 +24,7 @@ pub struct Transport {
 #[serde(untagged)]
 pub enum Mirror {
     /// Nowhere, or on free links.
-    Where(Where),
+    Where(AcksPlacement),
     /// On those that cost something too, so many bytes a second.
     Paid(u64),
 }
@@ -33,8 +33,8 @@ impl Mirror {
     /// As files and options have it.
     pub fn word(self) -> String {
         match self {
-            Mirror::Where(Where::Never) => "never".to_owned(),
-            Mirror::Where(Where::Free) => "free".to_owned(),
+            Mirror::Where(AcksPlacement::Never) => "never".to_owned(),
+            Mirror::Where(AcksPlacement::Free) => "free".to_owned(),
             Mirror::Paid(bytes) => bytes.to_string(),
         }
     }
@@ -61,7 +61,7 @@ pub enum Congestion {
 /// A path scheduler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum PathScheduler {
+pub enum ScenarioPathScheduler {
     /// Free paths first, then by round trip.
     FreeFirst,
     /// By round trip.
@@ -86,14 +86,14 @@ impl Congestion {
     }
 }
 
-impl PathScheduler {
+impl ScenarioPathScheduler {
     /// As files and options have it.
     pub fn word(self) -> &'static str {
         match self {
-            PathScheduler::FreeFirst => "free-first",
-            PathScheduler::LowestRtt => "lowest-rtt",
-            PathScheduler::Ecf => "ecf",
-            PathScheduler::Redundant => "redundant",
+            ScenarioPathScheduler::FreeFirst => "free-first",
+            ScenarioPathScheduler::LowestRtt => "lowest-rtt",
+            ScenarioPathScheduler::Ecf => "ecf",
+            ScenarioPathScheduler::Redundant => "redundant",
         }
     }
 }

@@ -1,13 +1,13 @@
 //! What a transfer cost, exactly: bytes by link, and bytes that came twice. No crash undoes it.
 
 use cedos_lab_link::Time;
-use cedos_lab_scenario::{Direction, Flow, FlowReport};
+use cedos_lab_scenario::{Direction, FlowReport, ScenarioFlow};
 use d2tp_session::FlowArrival;
 
-use crate::device::Device;
+use crate::device::SimDevice;
 use crate::proxy::Proxy;
 use crate::stream::{REQUEST_BYTES, receipt};
-use crate::transfer::{Progress, Transfer};
+use crate::transfer::{Progress, SimTransfer};
 
 /// The account of one transfer.
 #[derive(Clone, Debug)]
@@ -63,7 +63,7 @@ impl Account {
     }
 }
 
-impl Device {
+impl SimDevice {
     /// What came of all transfers.
     pub(crate) fn reports(&self, proxy: &Proxy) -> Vec<FlowReport> {
         let flows = self.specs.iter().zip(&self.transfers).zip(&self.accounts);
@@ -72,7 +72,13 @@ impl Device {
             .collect()
     }
 
-    fn report(&self, spec: &Flow, t: &Transfer, account: &Account, proxy: &Proxy) -> FlowReport {
+    fn report(
+        &self,
+        spec: &ScenarioFlow,
+        t: &SimTransfer,
+        account: &Account,
+        proxy: &Proxy,
+    ) -> FlowReport {
         let size = spec.bytes.unwrap_or(0);
         let finished = match t.progress {
             Progress::Done(at) => Some(at),

@@ -13,7 +13,7 @@ const ARCHIVE_STREAM: u64 = (1 << 32) + 16;
 
 /// A datagram as it was sent.
 #[derive(Clone, Debug)]
-pub(crate) struct Copy {
+pub(crate) struct DatagramCopy {
     pub link: usize,
     pub from: SocketAddr,
     pub bytes: Vec<u8>,
@@ -21,7 +21,7 @@ pub(crate) struct Copy {
 
 /// A sample of what was sent one way.
 pub(crate) struct Archive {
-    kept: Vec<Copy>,
+    kept: Vec<DatagramCopy>,
     seen: u64,
     rng: Pcg32,
 }
@@ -39,7 +39,7 @@ impl Archive {
     /// Keeps a datagram, or not.
     pub(crate) fn offer(&mut self, link: usize, from: SocketAddr, bytes: &[u8]) {
         self.seen += 1;
-        let copy = || Copy {
+        let copy = || DatagramCopy {
             link,
             from,
             bytes: bytes.to_vec(),
@@ -55,7 +55,7 @@ impl Archive {
     }
 
     /// One of those kept.
-    pub(crate) fn draw(&mut self) -> Option<Copy> {
+    pub(crate) fn draw(&mut self) -> Option<DatagramCopy> {
         if self.kept.is_empty() {
             return None;
         }
@@ -85,7 +85,7 @@ mod tests {
             archive.offer(0, from, &n.to_be_bytes());
         }
         assert_eq!(archive.kept.len(), KEPT_MAX);
-        let number = |c: &Copy| u32::from_be_bytes(c.bytes[..].try_into().unwrap());
+        let number = |c: &DatagramCopy| u32::from_be_bytes(c.bytes[..].try_into().unwrap());
         let late = archive.kept.iter().filter(|c| number(c) >= 2_500).count();
         assert!((150..360).contains(&late), "{late}");
     }

@@ -10,14 +10,14 @@ const HEAD_START: Span = Span::from_secs(1);
 
 /// The clock of one machine.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Clock {
+pub(crate) struct SimClock {
     booted: Time,
 }
 
-impl Clock {
+impl SimClock {
     /// The clock of a machine that boots now.
-    pub(crate) fn boot(now: Time) -> Clock {
-        Clock { booted: now }
+    pub(crate) fn boot(now: Time) -> SimClock {
+        SimClock { booted: now }
     }
 
     /// The core's name for an instant of the run; what was before its beginning is its beginning.
@@ -41,7 +41,7 @@ mod tests {
     #[test]
     fn a_machine_that_boots_again_counts_from_the_same_beginning() {
         let at = |s| Time::ZERO + Span::from_secs(s);
-        let (first, second) = (Clock::boot(at(0)), Clock::boot(at(50)));
+        let (first, second) = (SimClock::boot(at(0)), SimClock::boot(at(50)));
         assert_eq!(first.core(at(0)), second.core(at(50)));
         assert_eq!(second.core(at(60)), at(11));
         assert_eq!(second.run(second.core(at(60))), at(60));

@@ -20,11 +20,11 @@ use d2tp_device::{
 };
 use d2tp_session::{FlowId, LinkId, PathState, PathStats, PathStatus, Session};
 
-use crate::device::{Device, link_of};
+use crate::device::{SimDevice, link_of};
 use crate::fault::SimFault;
 use crate::log::Log;
-use crate::network::Network;
-use crate::policy::{GRANT_RENEWED, Need, Offer, Verdict, decide};
+use crate::network::SimNetwork;
+use crate::policy::{GRANT_RENEWED, Need, Offer, SimDecision, decide};
 use crate::transfer::Progress;
 
 /// How long a first hop is waited for, as the driver does.
@@ -60,12 +60,12 @@ pub(crate) struct LinkPlan {
     pub(crate) pays: Vec<(usize, u64)>,
 }
 
-impl Device {
+impl SimDevice {
     /// Looks at links and flows, and acts. True if some permitted link carries packets.
     pub(crate) fn conduct(
         &mut self,
         now: Time,
-        network: &mut Network,
+        network: &mut SimNetwork,
         log: &mut Log,
     ) -> Result<bool, SimFault> {
         self.look_at = Time::NEVER;
@@ -124,11 +124,11 @@ impl Device {
                 Some(verdict) if n == 0 => verdict,
                 _ => decide(&self.need(now, n), &offer, free_rate),
             };
-            let verdicts: Vec<(usize, Verdict)> =
+            let verdicts: Vec<(usize, SimDecision)> =
                 active.iter().map(|n| (*n, verdict(*n))).collect();
             let used = verdicts
                 .iter()
-                .any(|(_, v)| matches!(v, Verdict::Use { .. }));
+                .any(|(_, v)| matches!(v, SimDecision::Use { .. }));
             usable |= used && network.is_good(link);
             if offer.class == Class::Free {
                 let usage = if used || in_use {
@@ -149,8 +149,8 @@ impl Device {
             let mut pays = Vec::new();
             for (flow, verdict) in verdicts {
                 match verdict {
-                    Verdict::Use { grant } => pays.push((flow, grant)),
-                    Verdict::Hold { again: next, .. } => {
+                    SimDecision::Use { grant } => pays.push((flow, grant)),
+                    SimDecision::Hold { again: next, .. } => {
                         if let Some(next) = next {
                             again = again.min(now + Span::from_nanos(next.as_nanos()));
                         }
@@ -195,7 +195,7 @@ impl Device {
     }
 
     /// The links as they are, what each may be used for, and which flows may pay.
-    fn tell_links(&mut self, now: Time, network: &Network, plans: &[LinkPlan]) {
+    fn tell_links(&mut self, now: Time, network: &SimNetwork, plans: &[LinkPlan]) {
         let present: Vec<(LinkFacts, LinkUse)> = (0..self.classes.len())
             .filter(|link| network.is_up(*link))
             .map(|link| (self.facts(link, network), plans[link].usage))
@@ -253,7 +253,7 @@ impl Device {
         }
     }
 
-    fn facts(&self, link: usize, network: &Network) -> LinkFacts {
+    fn facts(&self, link: usize, network: &SimNetwork) -> LinkFacts {
         LinkFacts {
             name: self.names[link].as_str().into(),
             index: self.attachments[link] as u32,
@@ -286,7 +286,7 @@ impl Device {
     fn carry_out(
         &mut self,
         now: Time,
-        network: &mut Network,
+        network: &mut SimNetwork,
         log: &mut Log,
     ) -> Result<(), SimFault> {
         while let Some(action) = self.links.poll_action() {
@@ -337,7 +337,7 @@ impl Device {
     }
 
     /// A new socket on a link that is up.
-    fn attach(&mut self, name: &str, network: &mut Network) -> Vec<AttachedSocket> {
+    fn attach(&mut self, name: &str, network: &mut SimNetwork) -> Vec<AttachedSocket> {
         let number = self.names.iter().position(|known| known == name);
         let Some(link) = number.filter(|link| network.is_up(*link)) else {
             return Vec::new();
@@ -351,7 +351,7 @@ impl Device {
     }
 
     /// First hops answer those that were asked, or are found silent.
-    fn hear_hops(&mut self, now: Time, network: &Network) {
+    fn hear_hops(&mut self, now: Time, network: &SimNetwork) {
         for link in 0..self.asked.len() {
             let Some((since, ticket)) = self.asked[link] else {
                 continue;
@@ -401,7 +401,7 @@ impl Device {
     }
 
     /// Meters run while their link is in use.
-    fn measure(&mut self, now: Time, network: &Network, active: bool) {
+    fn measure(&mut self, now: Time, network: &SimNetwork, active: bool) {
         for link in 0..self.classes.len() {
             let granted = self
                 .core()

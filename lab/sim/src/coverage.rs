@@ -12,10 +12,10 @@
 use std::collections::BTreeMap;
 
 use cedos_lab_link::Counters;
-use cedos_lab_scenario::{EventKind, LinkEvent, State};
+use cedos_lab_scenario::{EventKind, ScenarioLinkEvent, ScenarioState};
 use d2tp_session::{FlowState, PathState, Session, SessionState};
 
-use crate::device::Device;
+use crate::device::SimDevice;
 use crate::proxy::Proxy;
 
 macro_rules! named {
@@ -84,22 +84,22 @@ named! {
 
 /// Which end, which fault, which state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Pair {
+pub struct CoveragePair {
     /// What went wrong.
     pub fault: FaultKind,
     /// At the device, or else at the proxy.
     pub at_device: bool,
     /// In what state that end was.
-    pub state: State,
+    pub state: ScenarioState,
 }
 
-impl Pair {
+impl CoveragePair {
     /// Every pair there is.
-    pub fn all() -> impl Iterator<Item = Pair> {
+    pub fn all() -> impl Iterator<Item = CoveragePair> {
         let faults = FaultKind::ALL.iter();
         faults.flat_map(|fault| {
             [true, false].into_iter().flat_map(move |at_device| {
-                State::ALL.iter().map(move |state| Pair {
+                ScenarioState::ALL.iter().map(move |state| CoveragePair {
                     fault: *fault,
                     at_device,
                     state: *state,
@@ -123,9 +123,9 @@ impl Pair {
 /// How often each fault hit each state.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Coverage {
-    counts: BTreeMap<Pair, u64>,
+    counts: BTreeMap<CoveragePair, u64>,
     /// The states at this instant: at the device or not, which.
-    states: Vec<(bool, State)>,
+    states: Vec<(bool, ScenarioState)>,
     counters: Counters,
 }
 
@@ -138,7 +138,7 @@ impl Coverage {
     }
 
     /// Notes where both ends are.
-    pub(crate) fn look(&mut self, device: &Device, proxy: &Proxy) {
+    pub(crate) fn look(&mut self, device: &SimDevice, proxy: &Proxy) {
         self.states.clear();
         let (away, asleep) = (device.host.is_away(), device.is_asleep());
         self.look_at(true, device.core(), away, asleep);
@@ -153,48 +153,48 @@ impl Coverage {
             }
         };
         if away {
-            return note(State::Away);
+            return note(ScenarioState::Away);
         }
         let Some(session) = session else {
             return note(if asleep {
-                State::Hibernated
+                ScenarioState::Hibernated
             } else {
-                State::None
+                ScenarioState::None
             });
         };
         note(match session.state() {
-            _ if session.is_waking() => State::Waking,
-            SessionState::Suspended => State::Suspended,
-            SessionState::Handshaking => State::Handshaking,
-            SessionState::Established => State::Established,
-            SessionState::Closed => State::None,
+            _ if session.is_waking() => ScenarioState::Waking,
+            SessionState::Suspended => ScenarioState::Suspended,
+            SessionState::Handshaking => ScenarioState::Handshaking,
+            SessionState::Established => ScenarioState::Established,
+            SessionState::Closed => ScenarioState::None,
         });
         for path in session.path_states() {
             note(match path {
-                PathState::Opening => State::PathOpening,
-                PathState::Active => State::PathActive,
-                PathState::Silent => State::PathSilent,
+                PathState::Opening => ScenarioState::PathOpening,
+                PathState::Active => ScenarioState::PathActive,
+                PathState::Silent => ScenarioState::PathSilent,
             });
         }
         for flow in session.flow_states() {
             note(match flow {
-                FlowState::Unclaimed => State::FlowUnclaimed,
-                FlowState::Open => State::FlowOpen,
-                FlowState::HalfClosedHere => State::FlowHalfClosedHere,
-                FlowState::HalfClosedThere => State::FlowHalfClosedThere,
-                FlowState::Draining => State::FlowDraining,
+                FlowState::Unclaimed => ScenarioState::FlowUnclaimed,
+                FlowState::Open => ScenarioState::FlowOpen,
+                FlowState::HalfClosedHere => ScenarioState::FlowHalfClosedHere,
+                FlowState::HalfClosedThere => ScenarioState::FlowHalfClosedThere,
+                FlowState::Draining => ScenarioState::FlowDraining,
             });
         }
     }
 
     /// Whether an end is in this state at this instant.
-    pub(crate) fn is_in(&self, at_device: bool, state: State) -> bool {
+    pub(crate) fn is_in(&self, at_device: bool, state: ScenarioState) -> bool {
         self.states.contains(&(at_device, state))
     }
 
     pub(crate) fn on_fault(&mut self, fault: FaultKind) {
         for (at_device, state) in &self.states {
-            let pair = Pair {
+            let pair = CoveragePair {
                 fault,
                 at_device: *at_device,
                 state: *state,
@@ -203,7 +203,7 @@ impl Coverage {
         }
     }
 
-    pub(crate) fn on_link_event(&mut self, event: &LinkEvent) {
+    pub(crate) fn on_link_event(&mut self, event: &ScenarioLinkEvent) {
         let condition = &event.condition;
         match event.kind {
             EventKind::Down => self.on_fault(FaultKind::LinkDown),
@@ -272,19 +272,19 @@ impl Coverage {
     }
 
     /// How often this pair was hit.
-    pub fn of(&self, pair: Pair) -> u64 {
+    pub fn of(&self, pair: CoveragePair) -> u64 {
         self.counts.get(&pair).copied().unwrap_or(0)
     }
 
     /// Pairs that can occur and were never hit.
-    pub fn missed(&self) -> Vec<Pair> {
-        Pair::all()
+    pub fn missed(&self) -> Vec<CoveragePair> {
+        CoveragePair::all()
             .filter(|pair| pair.impossible().is_none() && self.of(*pair) == 0)
             .collect()
     }
 
     /// Pairs said to be impossible that were hit all the same: the list is wrong.
-    pub fn surprising(&self) -> Vec<Pair> {
+    pub fn surprising(&self) -> Vec<CoveragePair> {
         let hit = self.counts.keys().copied();
         hit.filter(|pair| pair.impossible().is_some()).collect()
     }
@@ -297,31 +297,34 @@ mod tests {
     #[test]
     fn a_fault_counts_for_every_state_of_its_instant_once() {
         let mut coverage = Coverage {
-            states: vec![(true, State::Established), (false, State::PathSilent)],
+            states: vec![
+                (true, ScenarioState::Established),
+                (false, ScenarioState::PathSilent),
+            ],
             ..Coverage::default()
         };
         coverage.on_fault(FaultKind::Loss);
         coverage.on_fault(FaultKind::Loss);
-        let pair = |at_device, state| Pair {
+        let pair = |at_device, state| CoveragePair {
             fault: FaultKind::Loss,
             at_device,
             state,
         };
-        assert_eq!(coverage.of(pair(true, State::Established)), 2);
-        assert_eq!(coverage.of(pair(false, State::PathSilent)), 2);
-        assert_eq!(coverage.of(pair(true, State::PathSilent)), 0);
+        assert_eq!(coverage.of(pair(true, ScenarioState::Established)), 2);
+        assert_eq!(coverage.of(pair(false, ScenarioState::PathSilent)), 2);
+        assert_eq!(coverage.of(pair(true, ScenarioState::PathSilent)), 0);
         let mut sum = Coverage::default();
         sum.add(&coverage);
         sum.add(&coverage);
-        assert_eq!(sum.of(pair(true, State::Established)), 4);
+        assert_eq!(sum.of(pair(true, ScenarioState::Established)), 4);
         let missed = sum.missed();
-        assert!(missed.contains(&pair(true, State::PathSilent)));
-        assert!(!missed.contains(&pair(true, State::Established)));
+        assert!(missed.contains(&pair(true, ScenarioState::PathSilent)));
+        assert!(!missed.contains(&pair(true, ScenarioState::Established)));
     }
 
     #[test]
     fn names_of_faults_and_states_differ() {
-        let mut words: Vec<_> = Pair::all()
+        let mut words: Vec<_> = CoveragePair::all()
             .map(|p| (p.fault.word(), p.state_word()))
             .collect();
         let all = words.len();

@@ -13,7 +13,7 @@
 use std::collections::BTreeMap;
 
 use cedos_lab_link::{Span, Time};
-use cedos_lab_scenario::{Class, Crash, Direction, Flow, Mirror, Offload, Scenario};
+use cedos_lab_scenario::{Class, Crash, Direction, Mirror, Offload, Scenario, ScenarioFlow};
 use d2tp_device::{DeviceLinkSettings, DeviceLinks, LinkFacts, LinkUse};
 use d2tp_session::{
     Admission, Endpoint, EndpointConfig, FlowArrival, FlowEnd, FlowId, FlowOptions, LinkId,
@@ -22,15 +22,15 @@ use d2tp_session::{
 
 use crate::account::Account;
 use crate::fault::SimFault;
-use crate::host::{Back, Host};
+use crate::host::{Back, SimHost};
 use crate::identity::Identity;
 use crate::journal::{Commit, aged};
 use crate::log::{self, Log};
-use crate::meter::Meter;
-use crate::network::{Delivery, Network};
+use crate::meter::RateMeter;
+use crate::network::{Delivery, SimNetwork};
 use crate::strategy::Strategy;
-use crate::transfer::{Progress, Transfer};
-use crate::viewer::Viewer;
+use crate::transfer::{Progress, SimTransfer};
+use crate::viewer::SimViewer;
 
 /// Epochs reserved in the journal at a time; every SYN spends one.
 const EPOCHS_RESERVED: u32 = 100_000;
@@ -46,13 +46,13 @@ pub(crate) fn link_of(socket: LinkId) -> usize {
 }
 
 /// The device.
-pub(crate) struct Device {
-    pub(crate) host: Host<Vec<Transfer>>,
+pub(crate) struct SimDevice {
+    pub(crate) host: SimHost<Vec<SimTransfer>>,
     identity: Identity,
     config: EndpointConfig,
     pub(crate) session: Option<SessionId>,
     asleep: Option<(Time, Vec<u8>)>,
-    pub(crate) specs: Vec<Flow>,
+    pub(crate) specs: Vec<ScenarioFlow>,
     pub(crate) classes: Vec<Class>,
     /// Whether both directions of a link contend for a medium.
     pub(crate) half_duplex: Vec<bool>,
@@ -61,9 +61,9 @@ pub(crate) struct Device {
     /// What it lends of links that cost something to losses of others, in bytes a second.
     pub(crate) lends: Option<u64>,
     pub(crate) names: Vec<String>,
-    pub(crate) transfers: Vec<Transfer>,
+    pub(crate) transfers: Vec<SimTransfer>,
     pub(crate) accounts: Vec<Account>,
-    pub(crate) meters: Vec<Meter>,
+    pub(crate) meters: Vec<RateMeter>,
     by_id: BTreeMap<FlowId, usize>,
     epochs_next: u32,
     /// When the conductor wants to look again.
@@ -89,17 +89,21 @@ pub(crate) struct Device {
     /// Which links to use, where not all that the policy permits.
     pub(crate) strategy: Option<Box<dyn Strategy>>,
     /// Who watches the first flow, if somebody does.
-    pub(crate) viewer: Option<Viewer>,
+    pub(crate) viewer: Option<SimViewer>,
 }
 
-impl Device {
-    pub(crate) fn new(scenario: &Scenario, identity: Identity, config: EndpointConfig) -> Device {
+impl SimDevice {
+    pub(crate) fn new(
+        scenario: &Scenario,
+        identity: Identity,
+        config: EndpointConfig,
+    ) -> SimDevice {
         let links = scenario.links.len();
         // Flows differ in content, or one flow's bytes in another would go unnoticed.
         let seed = |number: usize| scenario.seed.wrapping_add(number as u64);
         let transfers = scenario.flows.iter().enumerate();
-        let mut device = Device {
-            host: Host::new("device", endpoint(&config, &identity, 0), scenario),
+        let mut device = SimDevice {
+            host: SimHost::new("device", endpoint(&config, &identity, 0), scenario),
             identity,
             config,
             session: None,
@@ -116,10 +120,10 @@ impl Device {
                 .collect(),
             names: scenario.links.iter().map(|l| l.name.clone()).collect(),
             transfers: transfers
-                .map(|(n, spec)| Transfer::new(spec, seed(n)))
+                .map(|(n, spec)| SimTransfer::new(spec, seed(n)))
                 .collect(),
             accounts: vec![Account::new(links); scenario.flows.len()],
-            meters: vec![Meter::default(); links],
+            meters: vec![RateMeter::default(); links],
             by_id: BTreeMap::new(),
             epochs_next: 1,
             look_at: Time::NEVER,
@@ -237,7 +241,7 @@ impl Device {
 
     /// Whether every transfer is over.
     pub(crate) fn is_done(&self) -> bool {
-        self.transfers.iter().all(Transfer::is_over)
+        self.transfers.iter().all(SimTransfer::is_over)
     }
 
     /// Flows that failed for another reason than their deadline: id and reason.
@@ -252,7 +256,7 @@ impl Device {
 
     /// Bytes taken and acknowledged in all, to see progress.
     pub(crate) fn moved(&self) -> u64 {
-        let moved = |t: &Transfer| t.sink.content_bytes() + t.acked;
+        let moved = |t: &SimTransfer| t.sink.content_bytes() + t.acked;
         self.transfers.iter().map(moved).sum()
     }
 
@@ -288,7 +292,7 @@ impl Device {
 
     /// The link's attachment is another one from now on, or none; the conductor is to look.
     pub(crate) fn on_link_down(&mut self, link: usize) {
-        self.meters[link] = Meter::default();
+        self.meters[link] = RateMeter::default();
         self.attachments[link] += 1;
     }
 
@@ -299,14 +303,14 @@ impl Device {
         now: Time,
         known: &BTreeMap<FlowId, u64>,
         log: &mut Log,
-    ) -> Result<Came, SimFault> {
+    ) -> Result<ProcessReturn, SimFault> {
         let came = match self.host.come_back(now, log) {
-            Back::Away => return Ok(Came::Not),
-            Back::Ran => Came::Not,
-            Back::FromFreeze => Came::Thawed,
+            Back::Away => return Ok(ProcessReturn::Not),
+            Back::Ran => ProcessReturn::Not,
+            Back::FromFreeze => ProcessReturn::Thawed,
             Back::FromCrash(found) => {
                 self.restart(now, found, known);
-                Came::Anew
+                ProcessReturn::Anew
             }
         };
         if let Some(safe) = self.host.synced(now) {
@@ -333,7 +337,7 @@ impl Device {
     fn restart(
         &mut self,
         now: Time,
-        found: Option<Commit<Vec<Transfer>>>,
+        found: Option<Commit<Vec<SimTransfer>>>,
         known: &BTreeMap<FlowId, u64>,
     ) {
         self.identity.lives += 1;
@@ -348,7 +352,7 @@ impl Device {
             let transfer = &mut self.transfers[number];
             let kept = match &kept {
                 Some(kept) => kept[number].clone(),
-                None => Transfer::new(spec, transfer.seed),
+                None => SimTransfer::new(spec, transfer.seed),
             };
             // What was read since comes again.
             let undone = transfer.sink.content_bytes() - kept.sink.content_bytes();
@@ -367,7 +371,7 @@ impl Device {
         }
         self.asleep = record;
         self.index();
-        self.meters.fill(Meter::default());
+        self.meters.fill(RateMeter::default());
         self.forget_links();
         if self.asleep.is_none() {
             // Its flows were in a session that nobody remembers.
@@ -659,7 +663,7 @@ impl Device {
     pub(crate) fn transmit(
         &mut self,
         now: Time,
-        network: &mut Network,
+        network: &mut SimNetwork,
         buf: &mut [u8],
         log: &mut Log,
     ) -> Result<bool, SimFault> {
@@ -676,7 +680,7 @@ impl Device {
                 let (bytes, hash, name) = (datagram.len(), log::hash(datagram), &names[link]);
                 format!("sends {bytes} on {name}, {hash:08x}: {verdict:?}")
             });
-            if verdict == cedos_lab_link::Verdict::TooBig {
+            if verdict == cedos_lab_link::PushOutcome::TooBig {
                 endpoint.on_too_big(core_now, t.link, datagram.len());
             }
         })?;
@@ -708,7 +712,7 @@ impl Device {
     }
 
     /// The applications' bytes of a commit are safe.
-    fn tell_durable(&mut self, safe: &[Transfer]) {
+    fn tell_durable(&mut self, safe: &[SimTransfer]) {
         let Some(session) = self.session else { return };
         let _ = self.host.endpoint.with(session, |s| {
             for transfer in safe {
@@ -740,7 +744,7 @@ impl Device {
 
 /// How the device's process came back at an instant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Came {
+pub(crate) enum ProcessReturn {
     /// It did not.
     Not,
     /// It had stood still.

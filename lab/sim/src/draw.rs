@@ -11,7 +11,7 @@
 use std::fmt::Write;
 
 use cedos_lab_link::seeded;
-use cedos_lab_scenario::State;
+use cedos_lab_scenario::ScenarioState;
 use rand::Rng;
 use rand_pcg::Pcg32;
 
@@ -28,19 +28,19 @@ const REPLAY_S_MAX: f64 = 86_400.0;
 const FUZZ_STREAM: u64 = 1 << 33;
 
 /// States that are aimed at: those that last for a moment, or that few runs come to.
-const AMBUSHES: [(&str, State); 12] = [
-    ("device", State::Handshaking),
-    ("device", State::Waking),
-    ("device", State::Hibernated),
-    ("device", State::PathOpening),
-    ("device", State::FlowUnclaimed),
-    ("device", State::FlowHalfClosedThere),
-    ("proxy", State::Waking),
-    ("proxy", State::PathOpening),
-    ("proxy", State::PathOpening),
-    ("proxy", State::FlowUnclaimed),
-    ("proxy", State::FlowHalfClosedThere),
-    ("proxy", State::FlowDraining),
+const AMBUSHES: [(&str, ScenarioState); 12] = [
+    ("device", ScenarioState::Handshaking),
+    ("device", ScenarioState::Waking),
+    ("device", ScenarioState::Hibernated),
+    ("device", ScenarioState::PathOpening),
+    ("device", ScenarioState::FlowUnclaimed),
+    ("device", ScenarioState::FlowHalfClosedThere),
+    ("proxy", ScenarioState::Waking),
+    ("proxy", ScenarioState::PathOpening),
+    ("proxy", ScenarioState::PathOpening),
+    ("proxy", ScenarioState::FlowUnclaimed),
+    ("proxy", ScenarioState::FlowHalfClosedThere),
+    ("proxy", ScenarioState::FlowDraining),
 ];
 
 /// The scenario file of a seed.

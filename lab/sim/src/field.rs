@@ -11,8 +11,8 @@
 //! there. What is decided is decided by the device's own code, a scheduler for each person, which learns
 //! from the first download to the last.
 
-use crate::score::course::{Course, Stretch};
-use crate::score::jobs::Job;
+use crate::score::course::{Course, CourseSegment};
+use crate::score::jobs::ScoreJob;
 use crate::score::player::{OfJob, play_wishing};
 use cedos_lab_link::seeded;
 use d2tp_sched::{CostPolicy, FlowDemand, LinkClass, Scheduler, SchedulerMode};
@@ -32,18 +32,18 @@ const AT_ONCE_MAX: Span = Span::from_secs(86_400);
 
 /// Log-normal: what half exceed, and the deviation of its logarithm.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Spread {
+pub struct LogNormal {
     /// Half are more.
     pub median: f64,
     /// Of the natural logarithm.
     pub deviation: f64,
 }
 
-impl Spread {
+impl LogNormal {
     /// Of this mean.
-    pub fn of_mean(mean: f64, deviation: f64) -> Spread {
+    pub fn of_mean(mean: f64, deviation: f64) -> LogNormal {
         let median = mean * (-0.5 * deviation * deviation).exp();
-        Spread { median, deviation }
+        LogNormal { median, deviation }
     }
 
     fn draw(self, rng: &mut Pcg32) -> f64 {
@@ -74,23 +74,23 @@ pub struct Study {
     /// Of all of them together.
     pub downloads: u64,
     /// Bytes of one.
-    pub size: Spread,
+    pub size: LogNormal,
     /// How long they wait for them, by class, all shares together 100.
     pub delays: Vec<Delays>,
     /// Of a hundred downloads that may not be delayed, those asked for on Wi-Fi.
     pub at_once_on_wifi: f64,
     /// How long Wi-Fi stays, seconds.
-    pub stays: Spread,
+    pub stays: LogNormal,
     /// How long it is away, mostly.
-    pub gaps: Spread,
+    pub gaps: LogNormal,
     /// And in so many of a hundred gaps.
-    pub long_gaps: (f64, Spread),
+    pub long_gaps: (f64, LogNormal),
     /// Bytes per second over Wi-Fi: of a stay.
-    pub wifi: Spread,
+    pub wifi: LogNormal,
     /// Over cellular: of a minute.
-    pub cell: Spread,
+    pub cell: LogNormal,
     /// And by how much a minute of Wi-Fi differs from its stay: of median 1.
-    pub minutes: Spread,
+    pub minutes: LogNormal,
 }
 
 /// One person.
@@ -98,7 +98,7 @@ pub struct Person {
     /// Wi-Fi, then cellular.
     pub courses: Vec<Course>,
     /// What is asked for.
-    pub jobs: Vec<Job>,
+    pub jobs: Vec<ScoreJob>,
     /// Each job's class of delays.
     pub classes: Vec<usize>,
 }
@@ -112,11 +112,11 @@ impl Person {
 }
 
 /// A download and what came of it.
-pub struct Fetched {
+pub struct FieldDownload {
     /// Its class of delays.
     pub class: usize,
     /// What was asked for.
-    pub job: Job,
+    pub job: ScoreJob,
     /// What came of it; links are Wi-Fi, then cellular.
     pub of_job: OfJob,
     /// For so long it was under way, and so much of that there was Wi-Fi.
@@ -133,7 +133,7 @@ impl Study {
         let courses = vec![self.wifi(&mut rng, end), self.cell(&mut rng, end)];
         let fair = self.downloads / self.people;
         let count = fair + u64::from(number < self.downloads % self.people);
-        let mut drawn: Vec<(Job, usize)> = (0..count)
+        let mut drawn: Vec<(ScoreJob, usize)> = (0..count)
             .map(|_| self.download(&courses[0], &mut rng))
             .collect();
         drawn.sort_by_key(|(job, _)| job.arrival);
@@ -151,7 +151,7 @@ impl Study {
     }
 
     fn wifi(&self, rng: &mut Pcg32, end: Time) -> Course {
-        let mut stretches = vec![Stretch {
+        let mut stretches = vec![CourseSegment {
             at: Time::ZERO,
             up: false,
             rate: 0.0,
@@ -163,10 +163,10 @@ impl Study {
             let of_stay = self.wifi.draw(rng);
             while at < until {
                 let rate = of_stay * self.minutes.draw(rng);
-                stretches.push(Stretch { at, up: true, rate });
+                stretches.push(CourseSegment { at, up: true, rate });
                 at = (at + MINUTE).min(until);
             }
-            stretches.push(Stretch {
+            stretches.push(CourseSegment {
                 at,
                 up: false,
                 rate: 0.0,
@@ -181,13 +181,13 @@ impl Study {
         let mut at = Time::ZERO;
         while at < end {
             let rate = self.cell.draw(rng);
-            stretches.push(Stretch { at, up: true, rate });
+            stretches.push(CourseSegment { at, up: true, rate });
             at += MINUTE;
         }
         course("cell", LinkClass::Metered, stretches, end)
     }
 
-    fn download(&self, wifi: &Course, rng: &mut Pcg32) -> (Job, usize) {
+    fn download(&self, wifi: &Course, rng: &mut Pcg32) -> (ScoreJob, usize) {
         let bytes = self.size.draw(rng).max(1.0) as u64;
         let mut of_hundred = rng.random::<f64>() * 100.0;
         let class = self.delays.iter().position(|delays| {
@@ -212,7 +212,7 @@ impl Study {
             0.0 => AT_ONCE_MAX,
             s => seconds(s),
         };
-        let job = Job {
+        let job = ScoreJob {
             arrival,
             bytes,
             deadline,
@@ -226,7 +226,7 @@ impl Study {
     }
 
     /// Fetches what a person asked for, as a scheduler of this mode decides.
-    pub fn fetch(&self, person: &Person, mode: SchedulerMode) -> Vec<Fetched> {
+    pub fn fetch(&self, person: &Person, mode: SchedulerMode) -> Vec<FieldDownload> {
         let classes = person.courses.iter().map(|course| course.class);
         let mut scheduler = Scheduler::new(mode, classes);
         let wish = |n: usize, need: FlowDemand| match mode {
@@ -247,7 +247,7 @@ impl Study {
         let fetched = |(n, of_job): (usize, OfJob)| {
             let job = jobs[n];
             let until = of_job.complete.unwrap_or(job.due());
-            Fetched {
+            FieldDownload {
                 class: person.classes[n],
                 job,
                 of_job,
@@ -263,8 +263,8 @@ fn seconds(s: f64) -> Span {
     Span::from_secs_f64(s.max(1.0))
 }
 
-fn course(name: &str, class: LinkClass, mut stretches: Vec<Stretch>, end: Time) -> Course {
-    stretches.push(Stretch {
+fn course(name: &str, class: LinkClass, mut stretches: Vec<CourseSegment>, end: Time) -> Course {
+    stretches.push(CourseSegment {
         at: stretches.last().map_or(end, |last| last.at.max(end)),
         up: false,
         rate: 0.0,
@@ -307,22 +307,22 @@ mod tests {
             people: 3,
             length: Span::from_secs(7 * 86_400),
             downloads: 61,
-            size: Spread::of_mean(25e6, 0.8),
+            size: LogNormal::of_mean(25e6, 0.8),
             delays: vec![class(30.0, 0.0, 0.0), class(70.0, 0.5, 6.0)],
             at_once_on_wifi: 80.0,
-            stays: Spread::of_mean(1_200.0, 1.0),
-            gaps: Spread::of_mean(600.0, 1.0),
-            long_gaps: (1.0, Spread::of_mean(10_000.0, 0.4)),
-            wifi: Spread::of_mean(335e3, 0.5),
-            cell: Spread::of_mean(100e3, 0.5),
-            minutes: Spread {
+            stays: LogNormal::of_mean(1_200.0, 1.0),
+            gaps: LogNormal::of_mean(600.0, 1.0),
+            long_gaps: (1.0, LogNormal::of_mean(10_000.0, 0.4)),
+            wifi: LogNormal::of_mean(335e3, 0.5),
+            cell: LogNormal::of_mean(100e3, 0.5),
+            minutes: LogNormal {
                 median: 1.0,
                 deviation: 0.2,
             },
         }
     }
 
-    fn all(mode: SchedulerMode) -> Vec<Fetched> {
+    fn all(mode: SchedulerMode) -> Vec<FieldDownload> {
         let study = study();
         let of = |n| study.fetch(&study.person(7, n), mode);
         (0..study.people).flat_map(of).collect()
@@ -350,7 +350,7 @@ mod tests {
             wifi / (wifi + cell)
         };
         assert!(share(1) > share(0), "{} {}", share(1), share(0));
-        let slow = |f: &Fetched| {
+        let slow = |f: &FieldDownload| {
             // A fifth of cellular's rate, and others that go first.
             let at_most_s = 600.0 + f.job.bytes as f64 / 20e3;
             f.class == 0 && f.under_way.as_secs_f64() > at_most_s
@@ -369,7 +369,7 @@ mod tests {
 
     #[test]
     fn time_near_wifi_is_counted_in_part() {
-        let at = |s, up| Stretch {
+        let at = |s, up| CourseSegment {
             at: Time::from_secs_f64(s),
             up,
             rate: 1.0,

@@ -6,7 +6,7 @@
 //!
 //! Each hole is predicted as it begins, from earlier holes and trips alone.
 
-use cedos_lab_link::trace::Row;
+use cedos_lab_link::trace::TraceRow;
 use d2tp_sched::{LinkForecast, Location};
 use d2tp_time::{Span, Time};
 use std::collections::BTreeMap;
@@ -35,7 +35,7 @@ pub struct Foreseen {
 }
 
 /// Plays trips, one after another. Without `pos_m` a place is the stay before the hole, by its number.
-pub fn play(trips: &[Vec<Row>], round_trips: [Span; 2]) -> Vec<Foreseen> {
+pub fn play(trips: &[Vec<TraceRow>], round_trips: [Span; 2]) -> Vec<Foreseen> {
     let mut forecast = LinkForecast::new();
     let mut all: Vec<f64> = Vec::new();
     let mut squares: BTreeMap<i64, f64> = BTreeMap::new();
@@ -86,7 +86,7 @@ pub fn play(trips: &[Vec<Row>], round_trips: [Span; 2]) -> Vec<Foreseen> {
     seen
 }
 
-fn spot(row: &Row) -> Location {
+fn spot(row: &TraceRow) -> Location {
     match row.pos_m {
         Some(metres) => Location::at(metres, 0.0),
         None => Location::named("on the way"),
@@ -118,16 +118,16 @@ mod tests {
     use super::*;
 
     /// Up and down by turns for so many seconds, at one metre a second.
-    fn trip(lengths: &[u64]) -> Vec<Row> {
+    fn trip(lengths: &[u64]) -> Vec<TraceRow> {
         let mut rows = Vec::new();
         let mut second = 0;
         for (n, length) in lengths.iter().enumerate() {
             for _ in 0..*length {
-                rows.push(Row {
+                rows.push(TraceRow {
                     at: Time::ZERO + Span::from_secs(second),
                     up: Some(n % 2 == 0),
                     pos_m: Some(second as f64),
-                    ..Row::default()
+                    ..TraceRow::default()
                 });
                 second += 1;
             }

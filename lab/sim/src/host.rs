@@ -15,9 +15,9 @@ use d2tp_session::{
     SessionState, Transmit,
 };
 
-use crate::clock::Clock;
+use crate::clock::SimClock;
 use crate::fault::SimFault;
-use crate::journal::{Commit, Journal};
+use crate::journal::{Commit, SimJournal};
 use crate::log::Log;
 use crate::network::Delivery;
 
@@ -44,16 +44,16 @@ struct Stopped<S> {
 }
 
 /// A process around a core; its application knows `S`.
-pub(crate) struct Host<S> {
+pub(crate) struct SimHost<S> {
     name: &'static str,
     pub endpoint: Endpoint,
-    pub clock: Clock,
+    pub clock: SimClock,
     stopped: Option<Stopped<S>>,
     /// What arrived while it stood still.
     inbox: VecDeque<Delivery>,
     pub idle_since: Option<Time>,
     hibernate_after: Span,
-    journal: Journal<S>,
+    journal: SimJournal<S>,
     journals: bool,
     /// Something must not be lost.
     pub dirty: bool,
@@ -61,17 +61,17 @@ pub(crate) struct Host<S> {
     pub peer_durable: BTreeMap<FlowId, u64>,
 }
 
-impl<S: Clone> Host<S> {
-    pub(crate) fn new(name: &'static str, endpoint: Endpoint, scenario: &Scenario) -> Host<S> {
-        Host {
+impl<S: Clone> SimHost<S> {
+    pub(crate) fn new(name: &'static str, endpoint: Endpoint, scenario: &Scenario) -> SimHost<S> {
+        SimHost {
             name,
             endpoint,
-            clock: Clock::boot(Time::ZERO),
+            clock: SimClock::boot(Time::ZERO),
             stopped: None,
             inbox: VecDeque::new(),
             idle_since: None,
             hibernate_after: Span::from_secs_f64(scenario.hibernate_after_s),
-            journal: Journal::new(),
+            journal: SimJournal::new(),
             journals: journals(scenario),
             dirty: false,
             peer_durable: BTreeMap::new(),
@@ -120,7 +120,7 @@ impl<S: Clone> Host<S> {
         match found {
             Some(found) => {
                 self.idle_since = None;
-                self.clock = Clock::boot(now);
+                self.clock = SimClock::boot(now);
                 self.peer_durable.clear();
                 Back::FromCrash(found)
             }

@@ -32,17 +32,17 @@ pub(crate) struct Commit<S> {
 
 /// The journal of an end whose application state is `S`.
 #[derive(Clone, Debug)]
-pub(crate) struct Journal<S> {
+pub(crate) struct SimJournal<S> {
     safe: VecDeque<Commit<S>>,
     syncing: Option<(Time, Commit<S>)>,
     /// A state newer than the one being synced waits for its turn.
     waiting: Option<Commit<S>>,
 }
 
-impl<S: Clone> Journal<S> {
+impl<S: Clone> SimJournal<S> {
     /// An empty journal.
-    pub(crate) fn new() -> Journal<S> {
-        Journal {
+    pub(crate) fn new() -> SimJournal<S> {
+        SimJournal {
             safe: VecDeque::new(),
             syncing: None,
             waiting: None,
@@ -107,7 +107,7 @@ mod tests {
         Time::ZERO + Span::from_millis(ms)
     }
 
-    fn commit(journal: &mut Journal<u32>, ms: u64, state: u32) {
+    fn commit(journal: &mut SimJournal<u32>, ms: u64, state: u32) {
         journal.commit(Commit {
             made_at: at(ms),
             record: None,
@@ -117,7 +117,7 @@ mod tests {
 
     #[test]
     fn what_was_not_safe_at_the_crash_is_gone() {
-        let mut journal = Journal::new();
+        let mut journal = SimJournal::new();
         commit(&mut journal, 0, 1);
         assert!(journal.on_time(at(14)).is_none());
         assert_eq!(journal.on_time(at(15)).unwrap().state, 1);
@@ -128,7 +128,7 @@ mod tests {
 
     #[test]
     fn of_commits_made_during_a_sync_the_last_one_counts() {
-        let mut journal = Journal::new();
+        let mut journal = SimJournal::new();
         for n in 0..5 {
             commit(&mut journal, n, n as u32);
         }
@@ -140,7 +140,7 @@ mod tests {
 
     #[test]
     fn a_disk_that_lies_loses_the_last_commits() {
-        let mut journal = Journal::new();
+        let mut journal = SimJournal::new();
         for n in 0..20 {
             commit(&mut journal, n * 100, n as u32);
             journal.on_time(at(n * 100 + 50));

@@ -51,5 +51,5 @@ pub use coverage::Coverage;
 pub use ends::Ends;
 pub use fault::SimFault;
 pub use network::Passage;
-pub use run::{Outcome, STUCK_AFTER, run, run_between, run_by, run_viewed, run_watched};
-pub use viewer::{Watched, Watching};
+pub use run::{RunOutcome, STUCK_AFTER, run, run_between, run_by, run_viewed, run_watched};
+pub use viewer::{ViewingReport, Watching};

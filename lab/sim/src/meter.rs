@@ -7,14 +7,14 @@ const PERIOD: Span = Span::from_millis(500);
 
 /// The rate of one attachment of a link.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Meter {
+pub(crate) struct RateMeter {
     since: Option<Time>,
     bytes: u64,
     samples: u32,
     rate: u64,
 }
 
-impl Meter {
+impl RateMeter {
     /// Payload arrived over the link.
     pub(crate) fn on_payload(&mut self, bytes: u64) {
         self.bytes += bytes;
@@ -65,7 +65,7 @@ mod tests {
     #[test]
     fn over_a_long_round_trip_a_rise_counts_at_once_and_a_fall_slowly() {
         let far = Span::from_secs(2);
-        let mut meter = Meter::default();
+        let mut meter = RateMeter::default();
         let mut at = Time::ZERO;
         meter.tick(at, far);
         for bytes in [1_000, 2_000, 20_000, 80_000, 8_000] {
@@ -81,7 +81,7 @@ mod tests {
 
     #[test]
     fn a_steady_link_is_measured_and_a_resting_one_keeps_its_figure() {
-        let mut meter = Meter::default();
+        let mut meter = RateMeter::default();
         assert_eq!(meter.rate(), None);
         for n in 0..40 {
             meter.tick(Time::ZERO + Span::from_millis(100 * n), NEAR);
@@ -96,7 +96,7 @@ mod tests {
 
     #[test]
     fn a_link_that_carries_nothing_is_soon_known_for_it() {
-        let mut meter = Meter::default();
+        let mut meter = RateMeter::default();
         for n in 0..=10 {
             meter.tick(Time::ZERO + Span::from_millis(100 * n), NEAR);
         }

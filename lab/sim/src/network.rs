@@ -11,9 +11,12 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use cedos_lab_link::{Counters, Link, Nat, Packet, Profile, Span, Time, Verdict, Way};
+use cedos_lab_link::{
+    Counters, LinkDirection, LinkModel, Nat, Packet, Profile, PushOutcome, Span, Time,
+};
 use cedos_lab_scenario::{
-    EventKind, Family, LinkEvent, LinkReport, MTU_V6_MIN, NatKind, Scenario, Timeline, Who,
+    CrashedEnd, EventKind, Family, LinkReport, MTU_V6_MIN, NatKind, Scenario, ScenarioLinkEvent,
+    Timeline,
 };
 use rand::Rng;
 
@@ -38,13 +41,13 @@ const HEADERS_V6_BYTES: usize = 48;
 
 /// A UDP datagram on a link.
 #[derive(Clone, Debug)]
-pub(crate) struct Datagram {
+pub(crate) struct SimDatagram {
     from: SocketAddr,
     to: SocketAddr,
     bytes: Vec<u8>,
 }
 
-impl Packet for Datagram {
+impl Packet for SimDatagram {
     fn corrupt(&mut self, entropy: u64) {
         self.bytes.corrupt(entropy);
     }
@@ -58,7 +61,7 @@ pub struct Passage {
     /// The link, by its number in the scenario.
     pub link: usize,
     /// Which way.
-    pub way: Way,
+    pub way: LinkDirection,
     /// Bytes of the IP packet.
     pub bytes: u32,
 }
@@ -91,7 +94,7 @@ struct Access {
     class: &'static str,
     family: Family,
     nat_kind: NatKind,
-    pipes: Link<Datagram>,
+    pipes: LinkModel<SimDatagram>,
     up: bool,
     dead: bool,
     stalled: bool,
@@ -104,7 +107,7 @@ struct Access {
 }
 
 /// All links of a scenario.
-pub(crate) struct Network {
+pub(crate) struct SimNetwork {
     links: Vec<Access>,
     timeline: Timeline,
     next_port: u16,
@@ -115,8 +118,8 @@ pub(crate) struct Network {
     pub(crate) passages: Option<Vec<Passage>>,
 }
 
-impl Network {
-    pub(crate) fn new(scenario: &Scenario) -> Network {
+impl SimNetwork {
+    pub(crate) fn new(scenario: &Scenario) -> SimNetwork {
         let links = scenario
             .links
             .iter()
@@ -130,7 +133,7 @@ impl Network {
                     class: link.class.word(),
                     family: link.family,
                     nat_kind: link.nat,
-                    pipes: Link::new(&condition, scenario.seed, number as u64),
+                    pipes: LinkModel::new(&condition, scenario.seed, number as u64),
                     up: false,
                     dead: false,
                     stalled: false,
@@ -145,7 +148,7 @@ impl Network {
                 }
             })
             .collect();
-        Network {
+        SimNetwork {
             links,
             timeline: scenario.timeline(),
             next_port: DEVICE_PORT_FIRST,
@@ -166,7 +169,7 @@ impl Network {
     }
 
     /// The next thing that happens to a link by `now`; it has happened when this returns.
-    pub(crate) fn next_event(&mut self, now: Time) -> Option<LinkEvent> {
+    pub(crate) fn next_event(&mut self, now: Time) -> Option<ScenarioLinkEvent> {
         if self.timeline.next_at()? > now {
             return None;
         }
@@ -226,26 +229,26 @@ impl Network {
         number: usize,
         to: SocketAddr,
         bytes: &[u8],
-    ) -> Verdict {
+    ) -> PushOutcome {
         let link = &mut self.links[number];
         let size = (bytes.len() + headers_bytes(link.local)) as u32;
         if let Some([_, to_proxy]) = self.archives.as_mut().filter(|_| link.up) {
             let from = link.seen_from(now);
             to_proxy.offer(number, from, bytes);
         }
-        let datagram = Datagram {
+        let datagram = SimDatagram {
             from: link.local,
             to,
             bytes: bytes.to_vec(),
         };
-        let verdict = link.pipes.push(Way::Up, now, size, datagram);
-        if matches!(verdict, Verdict::Queued | Verdict::QueueFull) {
+        let verdict = link.pipes.push(LinkDirection::Up, now, size, datagram);
+        if matches!(verdict, PushOutcome::Queued | PushOutcome::QueueFull) {
             link.bytes_up += u64::from(size);
             self.passages.iter_mut().for_each(|passages| {
                 passages.push(Passage {
                     at: now,
                     link: number,
-                    way: Way::Up,
+                    way: LinkDirection::Up,
                     bytes: size,
                 });
             });
@@ -259,7 +262,7 @@ impl Network {
         now: Time,
         to: SocketAddr,
         bytes: &[u8],
-    ) -> Option<(usize, Verdict)> {
+    ) -> Option<(usize, PushOutcome)> {
         let (number, from, inner) = self.links.iter().enumerate().find_map(|(number, link)| {
             let proxy = self.proxy_address(number);
             let inner = link.inner(now, to)?;
@@ -272,21 +275,21 @@ impl Network {
         if let Some([to_device, _]) = &mut self.archives {
             to_device.offer(number, from, bytes);
         }
-        let datagram = Datagram {
+        let datagram = SimDatagram {
             from,
             to: inner,
             bytes: bytes.to_vec(),
         };
         let verdict = self.links[number]
             .pipes
-            .push(Way::Down, now, size, datagram);
+            .push(LinkDirection::Down, now, size, datagram);
         Some((number, verdict))
     }
 
     /// The next datagram that reaches the proxy by `now`.
     pub(crate) fn next_for_proxy(&mut self, now: Time) -> Option<Delivery> {
         for (number, link) in self.links.iter_mut().enumerate() {
-            while let Some(datagram) = link.pipes.pop(Way::Up, now) {
+            while let Some(datagram) = link.pipes.pop(LinkDirection::Up, now) {
                 assert!(link.up, "a packet crossed {}, which is down", link.name);
                 let passes = !link.pipes.is_cut() && reaches_proxy(datagram.to);
                 if datagram.from != link.local || !passes {
@@ -305,15 +308,15 @@ impl Network {
     /// The next datagram that reaches the device by `now`.
     pub(crate) fn next_for_device(&mut self, now: Time) -> Option<Delivery> {
         for (number, link) in self.links.iter_mut().enumerate() {
-            while let Some(datagram) = link.pipes.pop(Way::Down, now) {
+            while let Some(datagram) = link.pipes.pop(LinkDirection::Down, now) {
                 assert!(link.up, "a packet crossed {}, which is down", link.name);
                 if datagram.to == link.local {
-                    let Datagram { from, bytes, .. } = datagram;
+                    let SimDatagram { from, bytes, .. } = datagram;
                     self.passages.iter_mut().for_each(|passages| {
                         passages.push(Passage {
                             at: now,
                             link: number,
-                            way: Way::Down,
+                            way: LinkDirection::Down,
                             bytes: (bytes.len() + headers_bytes(link.local)) as u32,
                         });
                     });
@@ -330,11 +333,11 @@ impl Network {
 
     /// Some datagram that was sent to this end, as it would arrive if it were sent again. None if
     /// there is none or, for the device, no link is up.
-    pub(crate) fn replayed(&mut self, to: Who, elsewhere: bool) -> Option<Delivery> {
+    pub(crate) fn replayed(&mut self, to: CrashedEnd, elsewhere: bool) -> Option<Delivery> {
         let [to_device, to_proxy] = self.archives.as_mut()?;
         let archive = match to {
-            Who::Device => to_device,
-            Who::Proxy => to_proxy,
+            CrashedEnd::Device => to_device,
+            CrashedEnd::Proxy => to_proxy,
         };
         let copy = archive.draw()?;
         let from = if elsewhere {
@@ -343,7 +346,7 @@ impl Network {
             copy.from
         };
         let mut link = copy.link;
-        if to == Who::Device && !self.links[link].up {
+        if to == CrashedEnd::Device && !self.links[link].up {
             link = self.links.iter().position(|l| l.up)?;
         }
         Some(Delivery {
@@ -480,10 +483,10 @@ fn headers_bytes(local: SocketAddr) -> usize {
 mod tests {
     use super::*;
 
-    fn network(link: &str) -> Network {
+    fn network(link: &str) -> SimNetwork {
         let text = format!("duration_s = 60\n[[link]]\nname = \"wlan0\"\n{link}");
         let scenario = Scenario::parse("test", &text, &mut |_| unreachable!()).unwrap();
-        let mut network = Network::new(&scenario);
+        let mut network = SimNetwork::new(&scenario);
         while network.next_event(Time::ZERO).is_some() {}
         network
     }
@@ -492,11 +495,11 @@ mod tests {
         Time::ZERO + Span::from_millis(1000 * s)
     }
 
-    fn up(network: &mut Network, at: Time) -> SocketAddr {
+    fn up(network: &mut SimNetwork, at: Time) -> SocketAddr {
         let proxy = network.proxy_address(0);
         assert_eq!(
             network.send_up(at, 0, proxy, b"to the proxy"),
-            Verdict::Queued
+            PushOutcome::Queued
         );
         network
             .next_for_proxy(at + Span::from_millis(500))
@@ -531,7 +534,7 @@ mod tests {
         let from = up(&mut network, s(0));
         while network.next_event(s(5)).is_some() {}
         let proxy = network.proxy_address(0);
-        assert_eq!(network.send_up(s(6), 0, proxy, b"lost"), Verdict::Down);
+        assert_eq!(network.send_up(s(6), 0, proxy, b"lost"), PushOutcome::Down);
         assert_eq!(network.reports()[0].packets_while_down, 1);
         while network.next_event(s(9)).is_some() {}
         assert!(network.send_down(s(9), from, b"late").is_none());

@@ -36,7 +36,7 @@ const FLOATING: LinkId = LinkId(1_000_000);
 
 /// Which of the two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Peer {
+pub enum SimPeer {
     /// Who begins the session.
     Caller = 0,
     /// Who is called.
@@ -44,20 +44,20 @@ pub enum Peer {
 }
 
 /// A link a device is attached to.
-struct Place {
+struct SimAttachment {
     inside: SocketAddr,
     outside: Ipv4Addr,
     nat: KindNat<SocketAddr>,
 }
 
-struct Host {
+struct SimPeerHost {
     core: Endpoint,
     /// Its session with the relay.
     outer: SessionId,
     /// Its session with the other device.
     inner: Option<SessionId>,
     guest: RelayClient,
-    places: BTreeMap<LinkId, Place>,
+    places: BTreeMap<LinkId, SimAttachment>,
     attached: u32,
     rendezvous: Rendezvous,
     /// The flow its lines travel in, and what was read of a line.
@@ -76,7 +76,7 @@ struct Flight {
 /// The two of them, talking.
 pub struct Meeting {
     now: Time,
-    hosts: [Host; 2],
+    hosts: [SimPeerHost; 2],
     relay: Endpoint,
     relays: RelayTable,
     flights: BinaryHeap<Flight>,
@@ -106,8 +106,8 @@ fn key(n: u8) -> SecretKey {
     SecretKey::from_bytes([n; 32])
 }
 
-impl Host {
-    fn new(now: Time, n: u8, rendezvous: Rendezvous) -> Host {
+impl SimPeerHost {
+    fn new(now: Time, n: u8, rendezvous: Rendezvous) -> SimPeerHost {
         let admission = match n {
             1 => Admission::Nobody,
             _ => Admission::Anybody,
@@ -129,7 +129,7 @@ impl Host {
             let flow = s.open(reachable).expect("a flow may be opened");
             let _ = s.write(flow, Bytes::from_static(b"hello"));
         });
-        Host {
+        SimPeerHost {
             core,
             outer,
             inner: None,
@@ -153,8 +153,8 @@ impl Meeting {
     pub fn new(caller: Behaviour, listener: Behaviour) -> Meeting {
         let now = Time::ZERO + Span::from_secs(1);
         let hosts = [
-            Host::new(now, 1, Rendezvous::caller([7; 8])),
-            Host::new(now, 2, Rendezvous::listener()),
+            SimPeerHost::new(now, 1, Rendezvous::caller([7; 8])),
+            SimPeerHost::new(now, 2, Rendezvous::listener()),
         ];
         let limits = RelayLimits {
             client: 16,
@@ -185,8 +185,8 @@ impl Meeting {
             relayed_bytes: 0,
             seen_by_relay: Vec::new(),
         };
-        meeting.attach(Peer::Caller);
-        meeting.attach(Peer::Listener);
+        meeting.attach(SimPeer::Caller);
+        meeting.attach(SimPeer::Listener);
         let both = |m: &Meeting| m.relay.ids().len() == 2;
         assert!(meeting.run_until(Span::from_secs(5), both), "no sessions");
         meeting.place_call();
@@ -236,13 +236,13 @@ impl Meeting {
     }
 
     /// A device gets onto another network, behind another NAT of the same kind.
-    pub fn attach(&mut self, peer: Peer) {
+    pub fn attach(&mut self, peer: SimPeer) {
         let (number, kind) = (peer as u8, self.kinds[peer as usize]);
         let host = &mut self.hosts[peer as usize];
         let n = host.attached as u8 + 1;
         let link = LinkId(host.attached);
         host.attached += 1;
-        let place = Place {
+        let place = SimAttachment {
             inside: SocketAddr::from(([10, number, n, 2], 5000)),
             outside: Ipv4Addr::new(198, 18, number, n),
             nat: KindNat::new(kind),
@@ -254,7 +254,7 @@ impl Meeting {
     }
 
     /// A device loses every network it is on, and knows it.
-    pub fn detach(&mut self, peer: Peer) {
+    pub fn detach(&mut self, peer: SimPeer) {
         let now = self.now;
         let host = &mut self.hosts[peer as usize];
         for link in std::mem::take(&mut host.places).into_keys() {
@@ -266,7 +266,7 @@ impl Meeting {
     }
 
     /// A device's NATs start anew, and nobody tells it.
-    pub fn rebind(&mut self, peer: Peer) {
+    pub fn rebind(&mut self, peer: SimPeer) {
         for place in self.hosts[peer as usize].places.values_mut() {
             place.nat.rebind();
         }
@@ -361,14 +361,14 @@ impl Meeting {
         let due = self.hosts.iter().map(|h| h.rendezvous.next_at()).min();
         if self.now >= self.look_at || due.is_some_and(|at| at <= self.now) {
             self.look_at = self.now + LOOK;
-            self.tend(Peer::Caller);
-            self.tend(Peer::Listener);
+            self.tend(SimPeer::Caller);
+            self.tend(SimPeer::Listener);
         }
         self.pump();
     }
 
     /// What a device's driver does now and then.
-    fn tend(&mut self, peer: Peer) {
+    fn tend(&mut self, peer: SimPeer) {
         let now = self.now;
         let host = &mut self.hosts[peer as usize];
         let public = host.core.public_key();
@@ -412,7 +412,7 @@ impl Meeting {
     }
 
     /// A datagram leaves a device by a link.
-    fn leave(&mut self, peer: Peer, link: LinkId, to: SocketAddr, bytes: Vec<u8>) {
+    fn leave(&mut self, peer: SimPeer, link: LinkId, to: SocketAddr, bytes: Vec<u8>) {
         let host = &mut self.hosts[peer as usize];
         let Some(place) = host.places.get_mut(&link) else {
             return;
@@ -456,7 +456,7 @@ impl Meeting {
             return self.at_relay(from, &mut bytes);
         }
         let now = self.now;
-        for peer in [Peer::Caller, Peer::Listener] {
+        for peer in [SimPeer::Caller, SimPeer::Listener] {
             let host = &mut self.hosts[peer as usize];
             let mut places = host.places.iter();
             let found = places.find(|(_, p)| p.outside == to.ip());
@@ -529,7 +529,7 @@ impl Meeting {
             while self.relay.poll_event().is_some() {
                 idle = false;
             }
-            for peer in [Peer::Caller, Peer::Listener] {
+            for peer in [SimPeer::Caller, SimPeer::Listener] {
                 while let Some(t) = self.hosts[peer as usize]
                     .core
                     .poll_transmit(self.now, &mut buf)
@@ -549,7 +549,7 @@ impl Meeting {
         panic!("they never fall silent at {:?}", self.now);
     }
 
-    fn leave_batch(&mut self, peer: Peer, t: Transmit, bytes: &[u8]) {
+    fn leave_batch(&mut self, peer: SimPeer, t: Transmit, bytes: &[u8]) {
         let Some(id) = RelayId::of(&t.remote) else {
             for datagram in bytes.chunks(t.segment) {
                 self.leave(peer, t.link, t.remote, datagram.to_vec());
@@ -567,10 +567,10 @@ impl Meeting {
         }
     }
 
-    fn on_event(&mut self, peer: Peer, id: SessionId, event: &SessionEvent) {
+    fn on_event(&mut self, peer: SimPeer, id: SessionId, event: &SessionEvent) {
         let host = &mut self.hosts[peer as usize];
         match event {
-            SessionEvent::Opened(flow) if peer == Peer::Listener => {
+            SessionEvent::Opened(flow) if peer == SimPeer::Listener => {
                 host.inner = Some(id);
                 // The first flow of a call is the rendezvous'.
                 if flow.counter() == 0 {
@@ -579,7 +579,7 @@ impl Meeting {
                     self.asked.insert(*flow, 0);
                 }
             }
-            SessionEvent::Ended { flow, end } if peer == Peer::Caller => {
+            SessionEvent::Ended { flow, end } if peer == SimPeer::Caller => {
                 assert_eq!(*end, FlowEnd::Complete);
                 self.ended.insert(*flow);
             }

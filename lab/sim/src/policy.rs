@@ -63,7 +63,7 @@ impl Offer {
 
 /// What is decided for one flow and one link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum SimDecision {
     /// Use it. On a link that costs something, grant at most this many bytes at a time.
     Use {
         /// The most to grant at a time; without meaning on a free link.
@@ -80,10 +80,10 @@ pub enum Verdict {
 
 /// Decides about one link for one flow. `free_rate`: bytes per second of all free links that are
 /// up, as measured or assumed.
-pub fn decide(need: &Need, offer: &Offer, free_rate: u64) -> Verdict {
-    let hold = |reason, again| Verdict::Hold { reason, again };
+pub fn decide(need: &Need, offer: &Offer, free_rate: u64) -> SimDecision {
+    let hold = |reason, again| SimDecision::Hold { reason, again };
     if offer.class == Class::Free {
-        return Verdict::Use { grant: u64::MAX };
+        return SimDecision::Use { grant: u64::MAX };
     }
     if need.policy == Policy::FreeOnly {
         return hold(ReasonCode::PathCost, None);
@@ -101,7 +101,7 @@ pub fn decide(need: &Need, offer: &Offer, free_rate: u64) -> Verdict {
         .max(GRANT_BYTES_MIN)
         .min(need.budget.unwrap_or(u64::MAX));
     let Some(left) = need.left.filter(|_| !whatever) else {
-        return Verdict::Use { grant };
+        return SimDecision::Use { grant };
     };
     let alone = with_margin(need.remaining, free_rate);
     let together = with_margin(need.remaining, free_rate + rate);
@@ -110,7 +110,7 @@ pub fn decide(need: &Need, offer: &Offer, free_rate: u64) -> Verdict {
         let again = left.saturating_sub(together).max(Span::from_millis(100));
         return hold(ReasonCode::PathCost, Some(again));
     }
-    Verdict::Use { grant }
+    SimDecision::Use { grant }
 }
 
 /// How long `bytes` take at `rate`, with the margin.
@@ -141,8 +141,8 @@ mod tests {
         }
     }
 
-    fn uses(verdict: Verdict) -> bool {
-        matches!(verdict, Verdict::Use { .. })
+    fn uses(verdict: SimDecision) -> bool {
+        matches!(verdict, SimDecision::Use { .. })
     }
 
     #[test]
@@ -166,7 +166,7 @@ mod tests {
         let again = Some(Span::from_secs(47));
         assert_eq!(
             early,
-            Verdict::Hold {
+            SimDecision::Hold {
                 reason: ReasonCode::PathCost,
                 again
             }
@@ -174,7 +174,7 @@ mod tests {
         let late = need(10_000_000, Some(13), Policy::FreeFirst);
         assert_eq!(
             decide(&late, &METERED, 0),
-            Verdict::Use { grant: 1_000_000 }
+            SimDecision::Use { grant: 1_000_000 }
         );
     }
 
@@ -211,7 +211,7 @@ mod tests {
                 ..METERED
             };
             match decide(&need, &offer, 0) {
-                Verdict::Use { grant } => grant,
+                SimDecision::Use { grant } => grant,
                 held => panic!("{held:?}"),
             }
         };
@@ -224,12 +224,12 @@ mod tests {
     fn a_grant_is_never_more_than_the_budget() {
         let mut need = need(1, None, Policy::Any);
         need.budget = Some(700);
-        assert_eq!(decide(&need, &METERED, 0), Verdict::Use { grant: 700 });
+        assert_eq!(decide(&need, &METERED, 0), SimDecision::Use { grant: 700 });
         need.budget = Some(0);
         let verdict = decide(&need, &METERED, 0);
         assert_eq!(
             verdict,
-            Verdict::Hold {
+            SimDecision::Hold {
                 reason: ReasonCode::OverBudget,
                 again: None
             }

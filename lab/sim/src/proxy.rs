@@ -13,11 +13,11 @@ use d2tp_session::{
 };
 
 use crate::fault::SimFault;
-use crate::host::{Back, Host};
+use crate::host::{Back, SimHost};
 use crate::identity::Identity;
 use crate::journal::{Commit, aged};
 use crate::log::{self, Log};
-use crate::network::{Delivery, Network};
+use crate::network::{Delivery, SimNetwork};
 use crate::stream::{REQUEST_BYTES, Request, Sink, Source};
 
 /// What the proxy's application knows of a flow.
@@ -29,7 +29,7 @@ pub(crate) struct Served {
 
 /// The proxy.
 pub(crate) struct Proxy {
-    pub(crate) host: Host<BTreeMap<FlowId, Served>>,
+    pub(crate) host: SimHost<BTreeMap<FlowId, Served>>,
     identity: Identity,
     config: EndpointConfig,
     flows: BTreeMap<FlowId, Served>,
@@ -44,7 +44,7 @@ pub(crate) struct Proxy {
 impl Proxy {
     pub(crate) fn new(scenario: &Scenario, identity: Identity, config: EndpointConfig) -> Proxy {
         Proxy {
-            host: Host::new("proxy", endpoint(&config, &identity, 0), scenario),
+            host: SimHost::new("proxy", endpoint(&config, &identity, 0), scenario),
             identity,
             config,
             flows: BTreeMap::new(),
@@ -282,7 +282,7 @@ impl Proxy {
     pub(crate) fn transmit(
         &mut self,
         now: Time,
-        network: &mut Network,
+        network: &mut SimNetwork,
         buf: &mut [u8],
         log: &mut Log,
     ) -> Result<bool, SimFault> {

@@ -11,7 +11,7 @@
 //! as on the laps of the vehicle's recording.
 
 use cedos_lab_link::seeded;
-use cedos_lab_link::trace::Row;
+use cedos_lab_link::trace::TraceRow;
 use d2tp_time::{Span, Time};
 use rand::Rng;
 use rand_pcg::Pcg32;
@@ -134,7 +134,7 @@ impl Route {
     }
 
     /// A trip along it.
-    pub fn trip(&self, number: u64) -> Vec<Row> {
+    pub fn trip(&self, number: u64) -> Vec<TraceRow> {
         let mut rng = seeded(self.seed, ROUTE_STREAM + 1 + number);
         let bin_s = BIN.as_secs_f64();
         let ours = (TRIP_SIGMA * normal(&mut rng)).exp();
@@ -157,11 +157,11 @@ impl Route {
                 .iter()
                 .any(|(from, until)| (*from..*until).contains(&metres));
             in_reach_s = if in_reach { in_reach_s + bin_s } else { 0.0 };
-            rows.push(Row {
+            rows.push(TraceRow {
                 at: now,
                 up: Some(in_reach_s >= ATTACH_S),
                 pos_m: Some(metres),
-                ..Row::default()
+                ..TraceRow::default()
             });
             now += BIN;
             // A pace that forgets itself: Ornstein and Uhlenbeck's.
@@ -181,7 +181,7 @@ impl Route {
 }
 
 /// A trip in the form of the recordings, with a column for the metres.
-pub fn to_csv(rows: &[Row]) -> String {
+pub fn to_csv(rows: &[TraceRow]) -> String {
     let mut csv = format!("{},pos_m\n", cedos_lab_link::trace::CSV_HEADER);
     for row in rows {
         let up = u8::from(row.up == Some(true));
@@ -210,7 +210,7 @@ mod tests {
         let (first, second) = (route().trip(0), route().trip(1));
         assert_eq!(first, route().trip(0));
         assert_ne!(first, second);
-        let lost = |rows: &[Row]| {
+        let lost = |rows: &[TraceRow]| {
             rows.windows(2)
                 .filter(|w| w[0].up == Some(true) && w[1].up == Some(false))
                 .count()

@@ -12,20 +12,20 @@ use std::io::Write;
 
 use cedos_lab_link::{Span, Time};
 use cedos_lab_scenario::{
-    Crash, EventKind, Replay, Report, Scenario, State, Stop, SwitchMeter, Who,
+    Crash, CrashedEnd, EventKind, Replay, RunReport, Scenario, ScenarioState, Stop, SwitchMeter,
 };
 
 use crate::coverage::{Coverage, FaultKind};
-use crate::device::{Came, Device};
+use crate::device::{ProcessReturn, SimDevice};
 use crate::ends::Ends;
 use crate::fault::SimFault;
 use crate::host::journals;
 use crate::identity::Identity;
 use crate::log::Log;
-use crate::network::{Delivery, Network, Passage};
+use crate::network::{Delivery, Passage, SimNetwork};
 use crate::proxy::Proxy;
 use crate::strategy::Strategy;
-use crate::viewer::{Watched, Watching};
+use crate::viewer::{ViewingReport, Watching};
 
 /// No progress for so long over a permitted link that carries packets is a fault of the core.
 pub const STUCK_AFTER: Span = Span::from_millis(180_000);
@@ -40,9 +40,9 @@ const BATCH_BYTES: usize = 65_536;
 
 /// A run that came to its end.
 #[derive(Clone, Debug)]
-pub struct Outcome {
+pub struct RunOutcome {
     /// What it came to, the scenario's expectations judged.
-    pub report: Report,
+    pub report: RunReport,
     /// When it ended, in seconds.
     pub ended_s: f64,
     /// Instants at which something happened.
@@ -73,7 +73,7 @@ pub struct Outcome {
 ///
 /// # Errors
 /// The scenario needs real sockets, the core broke an invariant, or the log cannot be written.
-pub fn run(scenario: &Scenario, log: Option<&mut dyn Write>) -> Result<Outcome, SimFault> {
+pub fn run(scenario: &Scenario, log: Option<&mut dyn Write>) -> Result<RunOutcome, SimFault> {
     run_between(scenario, &Ends::of(scenario), log)
 }
 
@@ -85,8 +85,8 @@ pub fn run_between(
     scenario: &Scenario,
     ends: &Ends,
     log: Option<&mut dyn Write>,
-) -> Result<Outcome, SimFault> {
-    let run = Run::new(scenario, ends, Log::new(log));
+) -> Result<RunOutcome, SimFault> {
+    let run = SimRun::new(scenario, ends, Log::new(log));
     Ok(finish(scenario, run)?.0)
 }
 
@@ -94,8 +94,8 @@ pub fn run_between(
 ///
 /// # Errors
 /// As [`run`].
-pub fn run_watched(scenario: &Scenario) -> Result<(Outcome, Vec<Passage>), SimFault> {
-    let mut run = Run::new(scenario, &Ends::of(scenario), Log::new(None));
+pub fn run_watched(scenario: &Scenario) -> Result<(RunOutcome, Vec<Passage>), SimFault> {
+    let mut run = SimRun::new(scenario, &Ends::of(scenario), Log::new(None));
     run.network.passages = Some(Vec::new());
     finish(scenario, run)
 }
@@ -107,8 +107,8 @@ pub fn run_watched(scenario: &Scenario) -> Result<(Outcome, Vec<Passage>), SimFa
 pub fn run_by(
     scenario: &Scenario,
     strategy: Box<dyn Strategy>,
-) -> Result<(Outcome, Vec<Passage>), SimFault> {
-    let mut run = Run::new(scenario, &Ends::of(scenario), Log::new(None));
+) -> Result<(RunOutcome, Vec<Passage>), SimFault> {
+    let mut run = SimRun::new(scenario, &Ends::of(scenario), Log::new(None));
     run.network.passages = Some(Vec::new());
     run.device.strategy = Some(strategy);
     finish(scenario, run)
@@ -118,11 +118,14 @@ pub fn run_by(
 ///
 /// # Errors
 /// As [`run`].
-pub fn run_viewed(scenario: &Scenario, watching: Watching) -> Result<(Outcome, Watched), SimFault> {
-    let mut run = Run::new(scenario, &Ends::of(scenario), Log::new(None));
+pub fn run_viewed(
+    scenario: &Scenario,
+    watching: Watching,
+) -> Result<(RunOutcome, ViewingReport), SimFault> {
+    let mut run = SimRun::new(scenario, &Ends::of(scenario), Log::new(None));
     run.device.watch(watching);
     while run.step()? {}
-    let mut watched = Watched::default();
+    let mut watched = ViewingReport::default();
     if let Some(viewer) = &mut run.device.viewer {
         // What is held is shown to its end, after the last byte came.
         viewer.end(run.now);
@@ -132,14 +135,14 @@ pub fn run_viewed(scenario: &Scenario, watching: Watching) -> Result<(Outcome, W
     Ok((outcome, watched))
 }
 
-fn finish(scenario: &Scenario, mut run: Run) -> Result<(Outcome, Vec<Passage>), SimFault> {
+fn finish(scenario: &Scenario, mut run: SimRun) -> Result<(RunOutcome, Vec<Passage>), SimFault> {
     if let Some(flow) = scenario.flows.iter().find(|flow| flow.url.is_some()) {
         return Err(SimFault::Url {
             flow: flow.id.clone(),
         });
     }
     while run.step()? {}
-    let Run {
+    let SimRun {
         mut switches,
         mut network,
         device,
@@ -154,14 +157,14 @@ fn finish(scenario: &Scenario, mut run: Run) -> Result<(Outcome, Vec<Passage>), 
         return Err(fault.into());
     }
     switches.on_idle();
-    let mut report = Report {
+    let mut report = RunReport {
         flows: device.reports(&proxy),
         links: network.reports(),
         switches: switches.into_switches(),
         expectations: Vec::new(),
     };
     scenario.judge(&mut report);
-    let outcome = Outcome {
+    let outcome = RunOutcome {
         report,
         ended_s: now.as_secs_f64(),
         steps,
@@ -171,11 +174,11 @@ fn finish(scenario: &Scenario, mut run: Run) -> Result<(Outcome, Vec<Passage>), 
     Ok((outcome, network.passages.take().unwrap_or_default()))
 }
 
-struct Run<'a> {
+struct SimRun<'a> {
     now: Time,
     end: Time,
-    network: Network,
-    device: Device,
+    network: SimNetwork,
+    device: SimDevice,
     proxy: Proxy,
     switches: SwitchMeter,
     /// Crashes to come, the next one last.
@@ -187,7 +190,7 @@ struct Run<'a> {
     /// There are journals, written now and then.
     journals: bool,
     /// Whose disks lied so far.
-    liars: Vec<Who>,
+    liars: Vec<CrashedEnd>,
     journal_at: Time,
     done_at: Option<Time>,
     /// The last progress, and how much there had been by then.
@@ -202,8 +205,8 @@ struct Run<'a> {
     log: Log<'a>,
 }
 
-impl<'a> Run<'a> {
-    fn new(scenario: &Scenario, ends: &Ends, log: Log<'a>) -> Run<'a> {
+impl<'a> SimRun<'a> {
+    fn new(scenario: &Scenario, ends: &Ends, log: Log<'a>) -> SimRun<'a> {
         let identity = Identity::new(scenario.seed);
         let all = scenario.crashes.iter().cloned();
         let (ambushes, mut crashes): (Vec<_>, Vec<_>) = all.partition(|c| c.when.is_some());
@@ -211,13 +214,13 @@ impl<'a> Run<'a> {
         let (later, mut replays): (Vec<_>, Vec<_>) = all.partition(|r| r.when.is_some());
         crashes.sort_by(|a, b| b.t_s.total_cmp(&a.t_s));
         replays.sort_by(|a, b| b.t_s.total_cmp(&a.t_s));
-        let network = Network::new(scenario);
+        let network = SimNetwork::new(scenario);
         let coverage = Coverage::new(network.counters());
-        Run {
+        SimRun {
             now: Time::ZERO,
             end: Time::from_secs_f64(scenario.duration_s),
             network,
-            device: Device::new(scenario, identity, ends.device.clone()),
+            device: SimDevice::new(scenario, identity, ends.device.clone()),
             proxy: Proxy::new(scenario, identity, ends.proxy.clone()),
             switches: SwitchMeter::new(scenario.links.iter().map(|l| l.name.as_str())),
             journals: journals(scenario),
@@ -281,16 +284,16 @@ impl<'a> Run<'a> {
         let known = &self.proxy.host.peer_durable;
         let came = self.device.on_time(now, known, &mut self.log)?;
         match came {
-            Came::Not => {}
-            Came::Anew => {
+            ProcessReturn::Not => {}
+            ProcessReturn::Anew => {
                 // The new process has new sockets.
                 (0..self.device.classes.len()).for_each(|link| self.network.open_socket(link));
-                if self.device.rolled_back() && !self.disk_lied(Who::Device) {
+                if self.device.rolled_back() && !self.disk_lied(CrashedEnd::Device) {
                     return Err(SimFault::NotDurable { who: "device" });
                 }
                 self.proxy.forgive();
             }
-            Came::Thawed => {
+            ProcessReturn::Thawed => {
                 for delivery in self.device.host.take_inbox() {
                     self.hand_to_device(delivery)?;
                 }
@@ -304,16 +307,16 @@ impl<'a> Run<'a> {
             }
         }
         if self.proxy.lives() != lives {
-            if self.proxy.rolled_back() && !self.disk_lied(Who::Proxy) {
+            if self.proxy.rolled_back() && !self.disk_lied(CrashedEnd::Proxy) {
                 return Err(SimFault::NotDurable { who: "proxy" });
             }
             self.device.forgive();
         }
-        Ok(came != Came::Not)
+        Ok(came != ProcessReturn::Not)
     }
 
     /// Whether commits of this end were lost that had been reported safe.
-    fn disk_lied(&self, who: Who) -> bool {
+    fn disk_lied(&self, who: CrashedEnd) -> bool {
         self.liars.contains(&who)
     }
 
@@ -347,8 +350,8 @@ impl<'a> Run<'a> {
                 break;
             };
             match replay.to {
-                Who::Device => self.hand_to_device(delivery)?,
-                Who::Proxy => self.hand_to_proxy(delivery)?,
+                CrashedEnd::Device => self.hand_to_device(delivery)?,
+                CrashedEnd::Proxy => self.hand_to_proxy(delivery)?,
             }
         }
         Ok(())
@@ -402,26 +405,26 @@ impl<'a> Run<'a> {
     }
 
     /// Whether `end` is in the state that something waits for from `t_s` on.
-    fn is_in(&self, t_s: f64, end: Who, state: Option<State>) -> bool {
-        let at_device = end == Who::Device;
+    fn is_in(&self, t_s: f64, end: CrashedEnd, state: Option<ScenarioState>) -> bool {
+        let at_device = end == CrashedEnd::Device;
         Time::from_secs_f64(t_s) <= self.now
             && state.is_some_and(|state| self.coverage.is_in(at_device, state))
     }
 
     fn strike(&mut self, crash: &Crash) {
         self.coverage.on_fault(match (crash.how, crash.who) {
-            (Stop::Freeze, Who::Device) => FaultKind::FreezeDevice,
-            (Stop::Freeze, Who::Proxy) => FaultKind::FreezeProxy,
-            (Stop::Crash, Who::Device) => FaultKind::CrashDevice,
-            (Stop::Crash, Who::Proxy) => FaultKind::CrashProxy,
+            (Stop::Freeze, CrashedEnd::Device) => FaultKind::FreezeDevice,
+            (Stop::Freeze, CrashedEnd::Proxy) => FaultKind::FreezeProxy,
+            (Stop::Crash, CrashedEnd::Device) => FaultKind::CrashDevice,
+            (Stop::Crash, CrashedEnd::Proxy) => FaultKind::CrashProxy,
         });
         if crash.lost_commits > 0 {
             self.coverage.on_fault(FaultKind::LostCommits);
             self.liars.push(crash.who);
         }
         match crash.who {
-            Who::Device => self.device.stop(self.now, crash, &mut self.log),
-            Who::Proxy => self.proxy.stop(self.now, crash, &mut self.log),
+            CrashedEnd::Device => self.device.stop(self.now, crash, &mut self.log),
+            CrashedEnd::Proxy => self.proxy.stop(self.now, crash, &mut self.log),
         }
     }
 

@@ -17,8 +17,8 @@ use d2tp_sched::energy_policy::{self, EnergyPolicy, RadioPowerModel};
 use d2tp_session::{PathState, PathStatus, Session};
 
 use crate::conductor::LinkPlan;
-use crate::device::{Device, link_of};
-use crate::network::Network;
+use crate::device::{SimDevice, link_of};
+use crate::network::SimNetwork;
 
 pub use d2tp_sched::energy_policy::LinkSample;
 
@@ -168,9 +168,9 @@ impl Strategy for Foresight {
     }
 }
 
-impl Device {
+impl SimDevice {
     /// The links that may be used now, and when to ask again.
-    pub(crate) fn picked(&mut self, now: Time, network: &Network) -> (Vec<bool>, Time) {
+    pub(crate) fn picked(&mut self, now: Time, network: &SimNetwork) -> (Vec<bool>, Time) {
         let links = self.classes.len();
         let Some(strategy) = &mut self.strategy else {
             return (vec![true; links], Time::NEVER);

@@ -7,7 +7,7 @@
 //! ```
 
 use cedos_lab_link::Time;
-use cedos_lab_scenario::{Direction, Flow};
+use cedos_lab_scenario::{Direction, ScenarioFlow};
 use d2tp_session::FlowId;
 
 use crate::stream::{DIGEST_BYTES, Request, Sink, Source};
@@ -32,7 +32,7 @@ pub(crate) enum Progress {
 
 /// What the device's application knows of a transfer.
 #[derive(Clone, Debug)]
-pub(crate) struct Transfer {
+pub(crate) struct SimTransfer {
     pub id: Option<FlowId>,
     pub progress: Progress,
     pub source: Source,
@@ -44,14 +44,14 @@ pub(crate) struct Transfer {
     flows: u32,
 }
 
-impl Transfer {
-    pub(crate) fn new(spec: &Flow, seed: u64) -> Transfer {
+impl SimTransfer {
+    pub(crate) fn new(spec: &ScenarioFlow, seed: u64) -> SimTransfer {
         let answer = if spec.direction == Direction::Up {
             DIGEST_BYTES
         } else {
             0
         };
-        let mut transfer = Transfer {
+        let mut transfer = SimTransfer {
             id: None,
             progress: Progress::Waiting,
             source: Source::new(Vec::new(), seed, 0, 0),
@@ -64,7 +64,7 @@ impl Transfer {
         transfer
     }
 
-    fn ask(&mut self, spec: &Flow) {
+    fn ask(&mut self, spec: &ScenarioFlow) {
         let size = spec.bytes.unwrap_or(0);
         let upload = spec.direction == Direction::Up;
         let request = Request {
@@ -80,7 +80,7 @@ impl Transfer {
 
     /// The flow is no more: the next one goes on from where the application is. False if there were
     /// too many flows already.
-    pub(crate) fn again(&mut self, spec: &Flow) -> bool {
+    pub(crate) fn again(&mut self, spec: &ScenarioFlow) -> bool {
         self.flows += 1;
         self.id = None;
         self.acked = 0;

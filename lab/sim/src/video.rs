@@ -12,14 +12,14 @@
 //! the route of each kind of message (Super-aggregation §5.1).
 
 use bytes::Bytes;
-use cedos_lab_link::{Span, Time, Verdict};
+use cedos_lab_link::{PushOutcome, Span, Time};
 use cedos_lab_scenario::{EventKind, Scenario};
 use d2tp_session::{
     Addresses, Admission, Endpoint, EndpointConfig, FirstHopStatus, IncomingDatagram, LinkId,
     PathSelection, SecretKey, Session, SessionEvent, SessionId,
 };
 
-use crate::network::Network;
+use crate::network::SimNetwork;
 
 /// One picture in 40 ms.
 const PICTURE: Span = Span::from_millis(40);
@@ -77,7 +77,7 @@ impl Manner {
 
 /// What came of it.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Watched {
+pub struct VideoQuality {
     /// Pictures sent, and of these with their base in time, and with all.
     pub pictures: u64,
     /// With their base in time.
@@ -108,7 +108,7 @@ struct Picture {
 
 /// A message: what it is, of which picture, which piece of how many, when its picture was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Head {
+struct VideoMessageHead {
     kind: u8,
     number: u32,
     pieces: u16,
@@ -128,9 +128,9 @@ const REPORTED: u8 = 3;
 const COMMANDED: u8 = 4;
 const HEAD_BYTES: usize = 27;
 
-impl Head {
-    fn new(kind: u8, number: u32, at: Time) -> Head {
-        Head {
+impl VideoMessageHead {
+    fn new(kind: u8, number: u32, at: Time) -> VideoMessageHead {
+        VideoMessageHead {
             kind,
             number,
             pieces: 1,
@@ -156,7 +156,7 @@ impl Head {
         out.into()
     }
 
-    fn of(bytes: &[u8]) -> Option<Head> {
+    fn of(bytes: &[u8]) -> Option<VideoMessageHead> {
         let (kind, rest) = bytes.split_first()?;
         let (number, rest) = rest.split_first_chunk()?;
         let (pieces, rest) = rest.split_first_chunk()?;
@@ -165,7 +165,7 @@ impl Head {
         let (due, rest) = rest.split_first_chunk()?;
         let (at, rest) = rest.split_first_chunk()?;
         let (seq, _) = rest.split_first_chunk()?;
-        Some(Head {
+        Some(VideoMessageHead {
             kind: *kind,
             number: u32::from_be_bytes(*number),
             pieces: u16::from_be_bytes(*pieces),
@@ -179,7 +179,7 @@ impl Head {
 }
 
 /// Who sends the video.
-struct Sender {
+struct VideoSender {
     /// Bits a second of the enhancement.
     rate: f64,
     picture_at: Time,
@@ -190,7 +190,7 @@ struct Sender {
     command: u32,
 }
 
-impl Sender {
+impl VideoSender {
     fn picture(&mut self, now: Time, session: &mut Session, base: PathSelection) {
         self.number += 1;
         let expires = now + LATE;
@@ -199,11 +199,11 @@ impl Sender {
             let pieces = bytes.div_ceil(MESSAGE_BYTES as u64);
             for piece in 0..pieces {
                 let size = bytes / pieces + u64::from(piece < bytes % pieces);
-                let head = Head {
+                let head = VideoMessageHead {
                     pieces: pieces as u16,
                     told: self.command,
                     seq: self.seq,
-                    ..Head::new(kind, self.number, now)
+                    ..VideoMessageHead::new(kind, self.number, now)
                 };
                 self.seq += 1;
                 session.send_datagram_on(route, 0, head.message(size as usize), expires);
@@ -211,7 +211,7 @@ impl Sender {
         }
     }
 
-    fn on_report(&mut self, now: Time, report: &Head) {
+    fn on_report(&mut self, now: Time, report: &VideoMessageHead) {
         self.slowed_at = now;
         if report.came == 0 || report.due == 0 {
             return;
@@ -234,7 +234,7 @@ impl Sender {
 
 /// Who watches it.
 #[derive(Default)]
-struct Viewer {
+struct VideoViewer {
     pictures: Vec<Picture>,
     report: u32,
     report_at: Time,
@@ -248,8 +248,8 @@ struct Viewer {
     heard: bool,
 }
 
-impl Viewer {
-    fn on_picture(&mut self, now: Time, head: &Head, bytes: usize) {
+impl VideoViewer {
+    fn on_picture(&mut self, now: Time, head: &VideoMessageHead, bytes: usize) {
         self.came += 1;
         self.highest = self.highest.max(head.seq);
         self.heard |= head.told >= self.command;
@@ -274,17 +274,17 @@ impl Viewer {
     fn report(&mut self, now: Time, session: &mut Session, route: PathSelection) {
         self.report += 1;
         self.report_at = now + REPORT;
-        let head = Head {
+        let head = VideoMessageHead {
             came: self.came,
             due: (self.highest - self.highest_told).min(u32::from(u16::MAX)) as u16,
-            ..Head::new(REPORTED, self.report, now)
+            ..VideoMessageHead::new(REPORTED, self.report, now)
         };
         (self.came, self.highest_told) = (0, self.highest);
         session.send_datagram_on(route, 0, head.message(40), now + LATE);
     }
 
     fn command(&mut self, now: Time, session: &mut Session, route: PathSelection) {
-        let head = Head::new(COMMANDED, self.command, self.given_at);
+        let head = VideoMessageHead::new(COMMANDED, self.command, self.given_at);
         self.given_again_at = now + AGAIN;
         session.send_datagram_on(route, 0, head.message(40), now + AGAIN);
     }
@@ -293,24 +293,24 @@ impl Viewer {
 struct Show {
     now: Time,
     manner: Manner,
-    network: Network,
+    network: SimNetwork,
     device: Endpoint,
     server: Endpoint,
     session: SessionId,
-    sender: Sender,
-    viewer: Viewer,
+    sender: VideoSender,
+    viewer: VideoViewer,
     /// Since when the first hop of each link is being asked.
     asked: Vec<Option<Time>>,
     half_duplex: Vec<bool>,
     last_report_at: Time,
     command_at: Time,
     commands_heard: u32,
-    watched: Watched,
+    watched: VideoQuality,
     buffer: Vec<u8>,
 }
 
 /// Watches the scenario's video, used in this manner, to its end.
-pub fn watch(scenario: &Scenario, manner: Manner) -> Watched {
+pub fn watch(scenario: &Scenario, manner: Manner) -> VideoQuality {
     let key = SecretKey::from_bytes([9; 32]);
     let (own, config) = (SecretKey::from_bytes([1; 32]), EndpointConfig::default());
     let seed = |n: u8| [n ^ scenario.seed as u8; 32];
@@ -322,11 +322,11 @@ pub fn watch(scenario: &Scenario, manner: Manner) -> Watched {
     let mut show = Show {
         now: Time::ZERO,
         manner,
-        network: Network::new(scenario),
+        network: SimNetwork::new(scenario),
         device,
         server: Endpoint::new(config, key, Admission::Anybody, seed(4), seed(5)),
         session,
-        sender: Sender {
+        sender: VideoSender {
             rate: EXTRA_FIRST,
             picture_at: begin,
             number: 0,
@@ -334,9 +334,9 @@ pub fn watch(scenario: &Scenario, manner: Manner) -> Watched {
             slowed_at: begin,
             command: 0,
         },
-        viewer: Viewer {
+        viewer: VideoViewer {
             report_at: begin,
-            ..Viewer::default()
+            ..VideoViewer::default()
         },
         asked: vec![None; links],
         half_duplex: (scenario.links.iter())
@@ -345,7 +345,7 @@ pub fn watch(scenario: &Scenario, manner: Manner) -> Watched {
         last_report_at: begin,
         command_at: begin,
         commands_heard: 0,
-        watched: Watched::default(),
+        watched: VideoQuality::default(),
         buffer: vec![0; 65_536],
     };
     let end = Time::from_secs_f64(scenario.duration_s);
@@ -446,7 +446,7 @@ impl Show {
         while let Some((_, event)) = self.device.poll_event() {
             match event {
                 SessionEvent::Datagram { bytes, .. } => {
-                    if let Some(head) = Head::of(&bytes) {
+                    if let Some(head) = VideoMessageHead::of(&bytes) {
                         self.viewer.on_picture(now, &head, bytes.len());
                     }
                 }
@@ -460,7 +460,7 @@ impl Show {
             let SessionEvent::Datagram { bytes, .. } = event else {
                 continue;
             };
-            match Head::of(&bytes) {
+            match VideoMessageHead::of(&bytes) {
                 Some(head) if head.kind == REPORTED => {
                     self.watched.reports_in_time += u64::from(now <= head.at + LATE);
                     let gap = now.since(self.last_report_at);
@@ -548,7 +548,7 @@ impl Show {
         while let Some(t) = self.device.poll_transmit(now, &mut self.buffer) {
             for datagram in self.buffer[..t.len].chunks(t.segment) {
                 let verdict = (self.network).send_up(now, t.link.0 as usize, t.remote, datagram);
-                debug_assert_ne!(verdict, Verdict::Down);
+                debug_assert_ne!(verdict, PushOutcome::Down);
             }
         }
         while let Some(t) = self.server.poll_transmit(now, &mut self.buffer) {
@@ -558,7 +558,7 @@ impl Show {
         }
     }
 
-    fn result(mut self) -> Watched {
+    fn result(mut self) -> VideoQuality {
         for picture in &self.viewer.pictures {
             let whole = |(came, all): (u16, u16)| came > 0 && came == all;
             if whole(picture.base) {
@@ -582,23 +582,26 @@ mod tests {
 
     #[test]
     fn a_message_is_read_as_it_was_written() {
-        let head = Head {
+        let head = VideoMessageHead {
             pieces: 3,
             told: 5,
             came: 6,
             due: 7,
             seq: 8,
-            ..Head::new(BASE, 2, Time::from_nanos(9))
+            ..VideoMessageHead::new(BASE, 2, Time::from_nanos(9))
         };
         let message = head.message(100);
-        assert_eq!((Head::of(&message), message.len()), (Some(head), 100));
-        assert_eq!(Head::of(&message[..HEAD_BYTES - 1]), None);
+        assert_eq!(
+            (VideoMessageHead::of(&message), message.len()),
+            (Some(head), 100)
+        );
+        assert_eq!(VideoMessageHead::of(&message[..HEAD_BYTES - 1]), None);
     }
 
     #[test]
     fn a_sender_slows_down_with_loss_and_silence_and_not_for_a_hole_that_is_reported() {
         let at = |ms| Time::ZERO + Span::from_millis(ms);
-        let mut sender = Sender {
+        let mut sender = VideoSender {
             rate: 1e6,
             picture_at: at(0),
             number: 0,
@@ -606,10 +609,10 @@ mod tests {
             slowed_at: at(0),
             command: 0,
         };
-        let report = |came, due| Head {
+        let report = |came, due| VideoMessageHead {
             came,
             due,
-            ..Head::new(REPORTED, 0, at(0))
+            ..VideoMessageHead::new(REPORTED, 0, at(0))
         };
         sender.on_report(at(100), &report(0, 0));
         assert_eq!(sender.rate, 1e6);

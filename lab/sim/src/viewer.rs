@@ -14,8 +14,8 @@ use cedos_lab_scenario::Class;
 use d2tp_sched::{BufferedStream, RefillThresholds, StreamBuffer, SwitchDelay};
 use d2tp_session::{PathState, ReasonCode};
 
-use crate::device::{Device, link_of};
-use crate::policy::{GRANT_BYTES_MIN, RATE_FIRST_BYTES, Verdict};
+use crate::device::{SimDevice, link_of};
+use crate::policy::{GRANT_BYTES_MIN, RATE_FIRST_BYTES, SimDecision};
 
 /// A player shows nothing before it has this much. // a guess: what players buffer at the least
 const START: Span = Span::from_secs(1);
@@ -37,7 +37,7 @@ pub struct Watching {
 
 /// What it was like.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Watched {
+pub struct ViewingReport {
     /// When the first second was held.
     pub begun_s: Option<f64>,
     /// When all was shown.
@@ -60,7 +60,7 @@ enum Shows {
 
 /// Watches the first flow.
 #[derive(Clone, Debug)]
-pub(crate) struct Viewer {
+pub(crate) struct SimViewer {
     watching: Watching,
     buffer: StreamBuffer,
     size: u64,
@@ -71,12 +71,12 @@ pub(crate) struct Viewer {
     level_at: Time,
     /// Since when links that cost are not paid for.
     saves_since: Option<Time>,
-    pub(crate) watched: Watched,
+    pub(crate) watched: ViewingReport,
 }
 
-impl Viewer {
-    pub(crate) fn new(watching: Watching, size: u64) -> Viewer {
-        Viewer {
+impl SimViewer {
+    pub(crate) fn new(watching: Watching, size: u64) -> SimViewer {
+        SimViewer {
             buffer: StreamBuffer::new(watching.thresholds, watching.switching),
             watching,
             size,
@@ -86,7 +86,7 @@ impl Viewer {
             shows: Shows::NotYet,
             level_at: Time::ZERO,
             saves_since: None,
-            watched: Watched::default(),
+            watched: ViewingReport::default(),
         }
     }
 
@@ -155,11 +155,11 @@ impl Viewer {
     }
 }
 
-impl Device {
+impl SimDevice {
     /// Has this watched from now on.
     pub(crate) fn watch(&mut self, watching: Watching) {
         let size = self.specs[0].bytes.unwrap_or(0);
-        self.viewer = Some(Viewer::new(watching, size));
+        self.viewer = Some(SimViewer::new(watching, size));
     }
 
     /// Tells the viewer how much is here.
@@ -205,16 +205,16 @@ impl Device {
     }
 
     /// What the viewer says of a link that costs, if there is a viewer.
-    pub(crate) fn viewed(&mut self, link: usize, again: Span) -> Option<Verdict> {
+    pub(crate) fn viewed(&mut self, link: usize, again: Span) -> Option<SimDecision> {
         let free_rate = self.free_rate();
         let rate = self.meters[link].rate().unwrap_or(RATE_FIRST_BYTES);
         let viewer = self.viewer.as_mut()?;
         Some(match viewer.pays(free_rate) {
-            Some(wanted) => Verdict::Use {
+            Some(wanted) => SimDecision::Use {
                 // A link that was short of grants, not of rate, measures little.
                 grant: rate.max(RATE_FIRST_BYTES).min(wanted).max(GRANT_BYTES_MIN),
             },
-            None => Verdict::Hold {
+            None => SimDecision::Hold {
                 reason: ReasonCode::PathCost,
                 again: Some(again),
             },
@@ -227,7 +227,7 @@ mod tests {
     use super::*;
     use std::time::Duration;
 
-    fn viewer() -> Viewer {
+    fn viewer() -> SimViewer {
         let watching = Watching {
             bytes_per_s: 1_000,
             thresholds: RefillThresholds {
@@ -240,7 +240,7 @@ mod tests {
                 first_packet: Duration::from_millis(40),
             },
         };
-        Viewer::new(watching, 10_000)
+        SimViewer::new(watching, 10_000)
     }
 
     fn s(seconds: f64) -> Time {

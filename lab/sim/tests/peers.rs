@@ -1,7 +1,7 @@
 //! Two devices, a relay between them, and every pair of NATs.
 
 use cedos_lab_link::Behaviour::{self, AddressRestricted, PortRestricted, Symmetric};
-use cedos_lab_sim::peers::{Meeting, Peer};
+use cedos_lab_sim::peers::{Meeting, SimPeer};
 use d2tp_session::Span;
 
 const S: Span = Span::from_secs(1);
@@ -55,11 +55,11 @@ fn when_both_move_at_the_same_moment_the_relay_keeps_the_session() {
             before < 20_000_000,
             "{before} bytes: there is nothing left to show"
         );
-        m.detach(Peer::Caller);
-        m.detach(Peer::Listener);
+        m.detach(SimPeer::Caller);
+        m.detach(SimPeer::Listener);
         m.run_for(S.times(2));
-        m.attach(Peer::Caller);
-        m.attach(Peer::Listener);
+        m.attach(SimPeer::Caller);
+        m.attach(SimPeer::Listener);
         let moved = m.now();
         assert!(m.run_until(S.times(5), |m| m.got(flow) > before + 100_000));
         eprintln!("goes on after {:?}", m.now().since(moved));

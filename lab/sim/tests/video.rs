@@ -1,7 +1,7 @@
 //! A video in two layers beside a hole every 20 s and 1 % loss, over the links in several manners.
 
 use cedos_lab_scenario::Scenario;
-use cedos_lab_sim::video::{Manner, Watched, watch};
+use cedos_lab_sim::video::{Manner, VideoQuality, watch};
 
 /// Wi-Fi that a phone walks away from for 2 s every 20 s, and a slow link that stays.
 const LINKS: &str = r#"
@@ -23,7 +23,7 @@ up_mbps = 0.15
 rtt_ms = 150
 "#;
 
-fn seen(manner: Manner) -> Watched {
+fn seen(manner: Manner) -> VideoQuality {
     let scenario = Scenario::parse("video", LINKS, &mut |_| unreachable!()).unwrap();
     let watched = watch(&scenario, manner);
     println!("{manner:?}\n{watched:?}");
@@ -39,13 +39,13 @@ fn base_layers_reports_and_commands_come_in_time_by_their_routes_and_not_without
     let three = seen(Manner::THREE);
     let plain = seen(Manner::plain(2));
     let alone = seen(Manner::plain(1));
-    let base = |w: &Watched| share(w.base, w.pictures);
+    let base = |w: &VideoQuality| share(w.base, w.pictures);
     assert!(base(&three) > 0.99, "{}", base(&three));
     assert!(base(&plain) < 0.985 && base(&alone) < 0.92);
-    let reports = |w: &Watched| share(w.reports_in_time, w.reports);
+    let reports = |w: &VideoQuality| share(w.reports_in_time, w.reports);
     assert!(reports(&three) > 0.99, "{}", reports(&three));
     assert!(reports(&alone) < 0.92);
-    let slowest = |w: &Watched| *w.commands.iter().max().unwrap();
+    let slowest = |w: &VideoQuality| *w.commands.iter().max().unwrap();
     assert!(slowest(&three) < slowest(&plain) && slowest(&plain) < slowest(&alone));
     // What is mirrored takes nothing from the rest.
     assert!(three.extra_bytes * 10 > plain.extra_bytes * 9);

@@ -17,7 +17,7 @@ use d2tp_time::{Span, Time};
 use d2tp_wire::{Frame, PathId, WireWriter};
 
 use super::CopyMode;
-use crate::path::{Path, PathState};
+use crate::path::{PathState, SessionPath};
 use crate::path_selection::PathSelection;
 use crate::recovery::{SentData, SentFrame, SentPacket};
 use crate::session::Session;
@@ -184,7 +184,13 @@ impl Session {
 }
 
 /// Whether a packet would arrive sooner if it left on `to` now, or is overdue.
-fn is_sooner(now: Time, to: &Path, from: &Path, sent: &SentPacket, ack_delay_max: Span) -> bool {
+fn is_sooner(
+    now: Time,
+    to: &SessionPath,
+    from: &SessionPath,
+    sent: &SentPacket,
+    ack_delay_max: Span,
+) -> bool {
     if to.state != PathState::Active || !to.recovery.rtt.is_measured() {
         return false;
     }
@@ -195,7 +201,7 @@ fn is_sooner(now: Time, to: &Path, from: &Path, sent: &SentPacket, ack_delay_max
         return true;
     }
     // What a queue adds is on the way there; the way back is as long as it ever was.
-    let there = |path: &Path| {
+    let there = |path: &SessionPath| {
         let rtt = &path.recovery.rtt;
         rtt.smoothed().saturating_sub(rtt.min().divided(2))
     };

@@ -26,7 +26,9 @@ use d2tp_driver::{
 use d2tp_links::{CostClass, LinkKind};
 use tokio::sync::{oneshot, watch};
 
-use super::{Matter, Plain, Stage, Summary, Told, View, lock, summarise, watch as look_on};
+use super::{
+    DemoProgress, DemoSetting, Matter, Plain, Summary, View, lock, summarise, watch as look_on,
+};
 use cedos_agent::fetch::proxy::ProxyClient;
 use cedos_agent::fetch::report::{TransferEvent, TransferObserver};
 use cedos_agent::fetch::transfer::{self, Destination, TransferContext, TransferJob};
@@ -36,12 +38,12 @@ use d2tp_driver::SchedulerHandle;
 use d2tp_sched::SchedulerKind;
 
 /// Something that serves on a thread and a runtime of its own until it is dropped.
-struct Serving {
+struct LoopbackService {
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Drop for Serving {
+impl Drop for LoopbackService {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
@@ -50,20 +52,20 @@ impl Drop for Serving {
     }
 }
 
-impl Serving {
+impl LoopbackService {
     /// Runs `serve` on a thread; returns what it says once it is ready.
     fn start<T: Send + 'static>(
         name: &str,
         serve: impl FnOnce(std::sync::mpsc::Sender<anyhow::Result<T>>, oneshot::Receiver<()>)
         + Send
         + 'static,
-    ) -> anyhow::Result<(T, Serving)> {
+    ) -> anyhow::Result<(T, LoopbackService)> {
         let (stop, stopped) = oneshot::channel();
         let (ready, wait) = std::sync::mpsc::channel();
         let thread = std::thread::Builder::new()
             .name(name.to_owned())
             .spawn(move || serve(ready, stopped))?;
-        let serving = Serving {
+        let serving = LoopbackService {
             stop: Some(stop),
             thread: Some(thread),
         };
@@ -75,8 +77,8 @@ impl Serving {
     }
 }
 
-fn start_origin(seed: u64) -> anyhow::Result<(SocketAddr, Serving)> {
-    Serving::start("origin", move |ready, stopped| {
+fn start_origin(seed: u64) -> anyhow::Result<(SocketAddr, LoopbackService)> {
+    LoopbackService::start("origin", move |ready, stopped| {
         let at = [SocketAddr::from((Ipv4Addr::LOCALHOST, 0))];
         let told = ready.clone();
         let served = origin::run(&at, None, seed, |at| drop(told.send(Ok(at[0]))), stopped);
@@ -86,9 +88,12 @@ fn start_origin(seed: u64) -> anyhow::Result<(SocketAddr, Serving)> {
     })
 }
 
-fn start_prox(folder: &Path, device: &SecretKey) -> anyhow::Result<(ServerAddress, Serving)> {
+fn start_prox(
+    folder: &Path,
+    device: &SecretKey,
+) -> anyhow::Result<(ServerAddress, LoopbackService)> {
     let (folder, client, key) = (folder.to_owned(), device.public(), key::generate()?);
-    Serving::start("proxy", move |ready, stopped| {
+    LoopbackService::start("proxy", move |ready, stopped| {
         let serve = async {
             let prox = Prox::new(ProxConfig {
                 allow_clients: vec![client.0],
@@ -127,7 +132,7 @@ fn on_runtime<T>(f: impl Future<Output = T>) -> anyhow::Result<T> {
 }
 
 /// Hears what a download tells.
-struct Telling(Arc<Mutex<Told>>);
+struct Telling(Arc<Mutex<DemoProgress>>);
 
 impl TransferObserver for Telling {
     fn on_event(&mut self, event: &TransferEvent) {
@@ -144,7 +149,7 @@ struct OnLoopback {
     stop: watch::Sender<bool>,
 }
 
-impl Stage for OnLoopback {
+impl DemoSetting for OnLoopback {
     fn now(&self) -> Time {
         self.relay.now()
     }
@@ -227,7 +232,7 @@ pub(super) fn run(matter: Matter) -> anyhow::Result<Summary> {
         })?
     };
 
-    let told: Arc<Mutex<Told>> = Arc::default();
+    let told: Arc<Mutex<DemoProgress>> = Arc::default();
     let (stop, stopped) = watch::channel(false);
     let within = (matter.deadline_s - relay.now().as_secs_f64())
         .floor()

@@ -31,7 +31,7 @@ use serde_json::Value;
 use crate::verbs::lab;
 use plain::Plain;
 pub use summary::Summary;
-use summary::{Baseline, Spread};
+use summary::{Baseline, DemoSpread};
 use view::View;
 
 /// What happens to the links, and what is downloaded.
@@ -48,14 +48,14 @@ const LOOPBACK: &str = "loopback";
 
 /// What the download told so far.
 #[derive(Default)]
-struct Told {
+struct DemoProgress {
     last: Value,
     bytes: u64,
     /// Something worth a line, not shown yet.
     news: Vec<String>,
 }
 
-impl Told {
+impl DemoProgress {
     /// Takes in what `cedos get --json` tells.
     fn hear(&mut self, event: Value) {
         if let Some(bytes) = event["bytes"].as_u64() {
@@ -99,7 +99,7 @@ impl Matter {
 }
 
 /// Where our download runs.
-trait Stage {
+trait DemoSetting {
     fn now(&self) -> Time;
     fn idle(&self);
     fn fault(&self) -> Option<String>;
@@ -144,7 +144,7 @@ struct Namespaces {
     child: Child,
 }
 
-impl Stage for Namespaces {
+impl DemoSetting for Namespaces {
     fn now(&self) -> Time {
         self.world.now()
     }
@@ -201,7 +201,7 @@ fn run_in_namespaces(matter: Matter) -> anyhow::Result<Summary> {
 }
 
 /// When the two downloads ended, if they did.
-struct Run {
+struct DemoRun {
     finished: Option<(f64, bool)>,
     plain_finished: Option<f64>,
 }
@@ -209,13 +209,13 @@ struct Run {
 /// Looks on until both downloads are over or nobody waits for them any longer.
 fn watch(
     matter: &Matter,
-    ours: &mut impl Stage,
+    ours: &mut impl DemoSetting,
     view: &View,
-    told: &Mutex<Told>,
+    told: &Mutex<DemoProgress>,
     plain: &Plain,
-) -> anyhow::Result<Run> {
+) -> anyhow::Result<DemoRun> {
     let end_at = Time::from_secs_f64(matter.deadline_s + GRACE_S);
-    let mut run = Run {
+    let mut run = DemoRun {
         finished: None,
         plain_finished: None,
     };
@@ -256,9 +256,9 @@ fn no_run(fault: &str) -> anyhow::Error {
 
 fn summarise(
     matter: &Matter,
-    ours: &impl Stage,
-    run: Run,
-    told: &Mutex<Told>,
+    ours: &impl DemoSetting,
+    run: DemoRun,
+    told: &Mutex<DemoProgress>,
     plain: &Plain,
     happened: &[Happening],
 ) -> anyhow::Result<Summary> {
@@ -292,7 +292,7 @@ fn summarise(
         deadline_s,
         finished_s,
         deadline_met: sha256_ok && finished_s.is_some_and(|at| at <= deadline_s),
-        switch_ms: Spread::of(seen.switches.iter().map(|switch| switch.silence_ms)),
+        switch_ms: DemoSpread::of(seen.switches.iter().map(|switch| switch.silence_ms)),
         packets_while_down: seen.links.iter().map(|link| link.packets_while_down).sum(),
         tcp_baseline: Baseline {
             completed: run.plain_finished.is_some_and(|at| at <= deadline_s),
@@ -316,7 +316,7 @@ fn scenario() -> anyhow::Result<Scenario> {
 fn download(
     world: &World,
     program: &Path,
-    prox: &lab::Prox,
+    prox: &lab::LabProx,
     scenario: &Scenario,
     file: &Path,
     folder: &Path,
@@ -338,9 +338,9 @@ fn download(
 }
 
 /// Reads what a download tells, on a thread of its own.
-fn follow(child: &mut Child) -> anyhow::Result<Arc<Mutex<Told>>> {
+fn follow(child: &mut Child) -> anyhow::Result<Arc<Mutex<DemoProgress>>> {
     let out = child.stdout.take().context("the download's output")?;
-    let told: Arc<Mutex<Told>> = Arc::default();
+    let told: Arc<Mutex<DemoProgress>> = Arc::default();
     let tell = told.clone();
     std::thread::spawn(move || {
         for line in BufReader::new(out).lines().map_while(Result::ok) {

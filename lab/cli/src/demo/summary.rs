@@ -35,7 +35,7 @@ pub struct Summary {
     /// Whole in time.
     pub deadline_met: bool,
     /// Silence at the handovers.
-    pub switch_ms: Spread,
+    pub switch_ms: DemoSpread,
     /// Packets sent on a link that was down.
     pub packets_while_down: u64,
     /// The same through plain TCP.
@@ -44,7 +44,7 @@ pub struct Summary {
 
 /// A few figures in order of size.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
-pub struct Spread {
+pub struct DemoSpread {
     /// The middle one.
     pub p50: f64,
     /// 95 of 100 are at most this (nearest rank).
@@ -66,16 +66,16 @@ pub struct Baseline {
     pub starts: u64,
 }
 
-impl Spread {
+impl DemoSpread {
     /// All zero if there are none.
-    pub(super) fn of(values: impl Iterator<Item = f64>) -> Spread {
+    pub(super) fn of(values: impl Iterator<Item = f64>) -> DemoSpread {
         let mut values: Vec<f64> = values.collect();
         values.sort_by(f64::total_cmp);
         let rank = |percent: usize| {
             let rank = (values.len() * percent).div_ceil(100).max(1);
             values.get(rank - 1).copied().unwrap_or(0.0)
         };
-        Spread {
+        DemoSpread {
             p50: rank(50),
             p95: rank(95),
             max: rank(100),
@@ -159,8 +159,8 @@ mod tests {
 
     #[test]
     fn the_spread_is_by_nearest_rank() {
-        let spread = Spread::of([5.0, 1.0, 3.0].into_iter());
+        let spread = DemoSpread::of([5.0, 1.0, 3.0].into_iter());
         assert_eq!((spread.p50, spread.p95, spread.max), (3.0, 5.0, 5.0));
-        assert_eq!(Spread::of(std::iter::empty()).max, 0.0);
+        assert_eq!(DemoSpread::of(std::iter::empty()).max, 0.0);
     }
 }

@@ -103,7 +103,7 @@ const FIRST_PATIENCE: Duration = Duration::from_secs(3);
 const CALL_BYTES: usize = 256 << 10;
 
 #[derive(Serialize)]
-struct Fetched {
+struct LabFetch {
     event: &'static str,
     bytes: u64,
     first_byte_s: Option<f64>,
@@ -144,7 +144,7 @@ pub fn fetch(args: &FetchArgs) -> anyhow::Result<ExitCode> {
     };
     let carried: u64 = fetch.carried.values().map(|(_, bytes)| bytes).sum();
     let since = |moment: Instant| (moment - begun).as_secs_f64();
-    let fetched = Fetched {
+    let fetched = LabFetch {
         event: if ended.is_ok() { "done" } else { "error" },
         bytes: fetch.bytes,
         first_byte_s: fetch.came.map(|(first, _)| since(first)),

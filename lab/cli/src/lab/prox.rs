@@ -22,7 +22,7 @@ const TCP_PORT: u16 = 3128;
 const PROXY_START: Duration = Duration::from_secs(10);
 
 /// The lab's proxy.
-pub struct Prox {
+pub struct LabProx {
     /// None while it is crashed.
     child: Option<Child>,
     program: PathBuf,
@@ -36,7 +36,7 @@ pub struct Prox {
 }
 
 /// Asks a proxy to end, and ends it if it does not.
-pub fn stop_prox(mut prox: Prox) {
+pub fn stop_prox(mut prox: LabProx) {
     if let Some(child) = &mut prox.child {
         end(child);
     }
@@ -46,12 +46,12 @@ pub fn stop_prox(mut prox: Prox) {
 ///
 /// # Errors
 /// The proxy did not start, and what it said.
-pub fn start_prox(world: &World, program: &Path, folder: &Path) -> anyhow::Result<Prox> {
+pub fn start_prox(world: &World, program: &Path, folder: &Path) -> anyhow::Result<LabProx> {
     let key = folder.join("device.key");
     let client = make_key(program, &key)?;
     make_key(program, &folder.join("prox.key"))?;
     std::fs::create_dir_all(folder.join("prox-state"))?;
-    let mut prox = Prox {
+    let mut prox = LabProx {
         child: None,
         program: program.to_owned(),
         folder: folder.to_owned(),
@@ -87,7 +87,7 @@ fn make_key(program: &Path, file: &Path) -> anyhow::Result<String> {
         })
 }
 
-impl Prox {
+impl LabProx {
     /// Starts the program, for the first time or after a crash.
     ///
     /// # Errors
@@ -181,7 +181,7 @@ pub fn tcp_port(world: &World) -> String {
 }
 
 /// Has a `cedos get` on the device go through `prox`.
-pub fn through(command: &mut Command, prox: &Prox, world: &World) {
+pub fn through(command: &mut Command, prox: &LabProx, world: &World) {
     command
         .args(["--prox", &prox.reached_by(world)])
         .env("CEDOS_KEY_FILE", &prox.key)

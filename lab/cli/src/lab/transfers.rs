@@ -7,7 +7,7 @@
 use anyhow::{Context, bail};
 use cedos_lab_emu::{World, content, web};
 use cedos_lab_link::Time;
-use cedos_lab_scenario::{Direction, Flow, FlowReport, Who};
+use cedos_lab_scenario::{CrashedEnd, Direction, FlowReport, ScenarioFlow};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -15,12 +15,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use super::over::Over;
-use super::prox::{Prox, tcp_port, through};
+use super::prox::{LabProx, tcp_port, through};
 use super::{LOOK, classes, end, file_sha256, is_interrupted, origin_named, origin_url};
 
 /// A flow's process, and what is known of those before it.
-struct Transfer<'a> {
-    flow: &'a Flow,
+struct LabTransfer<'a> {
+    flow: &'a ScenarioFlow,
     url: String,
     /// Where a download goes, or what an upload sends.
     file: PathBuf,
@@ -35,31 +35,31 @@ struct Transfer<'a> {
 
 /// Something that happens to a process.
 #[derive(Clone, Copy)]
-enum Blow {
-    Crash(Who),
-    Return(Who),
+enum ProcessFault {
+    Crash(CrashedEnd),
+    Return(CrashedEnd),
 }
 
 /// The crashes and returns of a scenario, the last first.
-fn blows(world: &World) -> Vec<(Time, Blow)> {
+fn blows(world: &World) -> Vec<(Time, ProcessFault)> {
     let mut blows = Vec::new();
     for crash in &world.scenario().crashes {
         let at = |s| Time::from_secs_f64(s);
-        blows.push((at(crash.t_s), Blow::Crash(crash.who)));
-        blows.push((at(crash.t_s + crash.for_s), Blow::Return(crash.who)));
+        blows.push((at(crash.t_s), ProcessFault::Crash(crash.who)));
+        blows.push((at(crash.t_s + crash.for_s), ProcessFault::Return(crash.who)));
     }
     blows.sort_by_key(|(at, _)| std::cmp::Reverse(*at));
     blows
 }
 
 /// Who carries the flows.
-pub enum By<'a> {
+pub enum FlowCarrier<'a> {
     /// D2TP, through the lab's proxy.
-    Prox(&'a mut Prox),
+    Prox(&'a mut LabProx),
     /// Whatever `cedos get` does without one.
     Direct,
     /// The kernel, and perhaps the proxy's TCP port.
-    Kernel(&'a Over, Option<&'a mut Prox>),
+    Kernel(&'a Over, Option<&'a mut LabProx>),
 }
 
 /// Runs all flows until they end or the scenario does.
@@ -70,35 +70,41 @@ pub fn run(
     world: &World,
     program: &Path,
     folder: &Path,
-    mut by: By,
+    mut by: FlowCarrier,
 ) -> anyhow::Result<Vec<FlowReport>> {
     let scenario = world.scenario();
-    let uploads = |flow: &&Flow| flow.direction == Direction::Up;
+    let uploads = |flow: &&ScenarioFlow| flow.direction == Direction::Up;
     if let Some(flow) = scenario
         .flows
         .iter()
         .find(uploads)
-        .filter(|_| !matches!(by, By::Prox(_)))
+        .filter(|_| !matches!(by, FlowCarrier::Prox(_)))
     {
         bail!("flow {}: uploads go through a proxy", flow.id);
     }
     let end_at = Time::from_secs_f64(scenario.duration_s);
-    let mut waiting: Vec<&Flow> = scenario.flows.iter().collect();
+    let mut waiting: Vec<&ScenarioFlow> = scenario.flows.iter().collect();
     waiting.sort_by(|a, b| b.start_s.total_cmp(&a.start_s));
     let mut blows = blows(world);
     let mut device_is_there = true;
-    let mut transfers: Vec<Transfer> = Vec::new();
+    let mut transfers: Vec<LabTransfer> = Vec::new();
     while world.now() < end_at && world.fault().is_none() && !is_interrupted() {
         while let Some((_, blow)) = blows.pop_if(|(at, _)| *at <= world.now()) {
             eprintln!("{:9.3} s  {}", world.now().as_secs_f64(), told(blow));
             match (blow, &mut by) {
-                (Blow::Crash(Who::Proxy), By::Prox(prox) | By::Kernel(_, Some(prox))) => {
+                (
+                    ProcessFault::Crash(CrashedEnd::Proxy),
+                    FlowCarrier::Prox(prox) | FlowCarrier::Kernel(_, Some(prox)),
+                ) => {
                     prox.crash();
                 }
-                (Blow::Return(Who::Proxy), By::Prox(prox) | By::Kernel(_, Some(prox))) => {
+                (
+                    ProcessFault::Return(CrashedEnd::Proxy),
+                    FlowCarrier::Prox(prox) | FlowCarrier::Kernel(_, Some(prox)),
+                ) => {
                     prox.begin(world)?;
                 }
-                (_, _) if matches!(blow, Blow::Crash(Who::Device)) => {
+                (_, _) if matches!(blow, ProcessFault::Crash(CrashedEnd::Device)) => {
                     device_is_there = false;
                     for child in transfers.iter_mut().filter_map(|t| t.child.as_mut()) {
                         let _ = child.kill();
@@ -108,7 +114,7 @@ pub fn run(
                         transfer.child = None;
                     }
                 }
-                (_, by) if matches!(blow, Blow::Return(Who::Device)) => {
+                (_, by) if matches!(blow, ProcessFault::Return(CrashedEnd::Device)) => {
                     device_is_there = true;
                     for transfer in transfers.iter_mut().filter(|t| t.finished.is_none()) {
                         transfer.begin(world, program, by)?;
@@ -121,7 +127,7 @@ pub fn run(
             && let Some(flow) =
                 waiting.pop_if(|flow| Time::from_secs_f64(flow.start_s) <= world.now())
         {
-            let mut transfer = Transfer::new(world, folder, flow)?;
+            let mut transfer = LabTransfer::new(world, folder, flow)?;
             transfer.begin(world, program, &by)?;
             transfers.push(transfer);
         }
@@ -151,24 +157,28 @@ pub fn run(
             end(child);
         }
     }
-    let report = |flow: &Flow| {
+    let report = |flow: &ScenarioFlow| {
         let transfer = transfers.iter().find(|t| t.flow.id == flow.id);
         transfer.map_or_else(|| never_started(flow), |t| t.report(world))
     };
     Ok(scenario.flows.iter().map(report).collect())
 }
 
-fn told(blow: Blow) -> &'static str {
+fn told(blow: ProcessFault) -> &'static str {
     match blow {
-        Blow::Crash(Who::Device) => "device   crashes",
-        Blow::Crash(Who::Proxy) => "proxy    crashes",
-        Blow::Return(Who::Device) => "device   is back",
-        Blow::Return(Who::Proxy) => "proxy    is back",
+        ProcessFault::Crash(CrashedEnd::Device) => "device   crashes",
+        ProcessFault::Crash(CrashedEnd::Proxy) => "proxy    crashes",
+        ProcessFault::Return(CrashedEnd::Device) => "device   is back",
+        ProcessFault::Return(CrashedEnd::Proxy) => "proxy    is back",
     }
 }
 
-impl<'a> Transfer<'a> {
-    fn new(world: &World, folder: &Path, flow: &'a Flow) -> anyhow::Result<Transfer<'a>> {
+impl<'a> LabTransfer<'a> {
+    fn new(
+        world: &World,
+        folder: &Path,
+        flow: &'a ScenarioFlow,
+    ) -> anyhow::Result<LabTransfer<'a>> {
         let file = folder.join(format!("flow-{}", flow.id.replace('/', "_")));
         let origin = origin_named(world);
         let url = match (&flow.url, flow.bytes, flow.direction) {
@@ -181,7 +191,7 @@ impl<'a> Transfer<'a> {
             let bytes = flow.bytes.context("an upload needs bytes")?;
             web::write_content(&file, world.scenario().seed, bytes)?;
         }
-        Ok(Transfer {
+        Ok(LabTransfer {
             flow,
             url,
             file,
@@ -193,24 +203,24 @@ impl<'a> Transfer<'a> {
     }
 
     /// Starts its process, for the first time or after a crash.
-    fn begin(&mut self, world: &World, program: &Path, by: &By) -> anyhow::Result<()> {
+    fn begin(&mut self, world: &World, program: &Path, by: &FlowCarrier) -> anyhow::Result<()> {
         let log = self
             .file
             .with_extension(format!("{}.json", self.logs.len()));
         let mut command = Command::new(program);
         match by {
-            By::Kernel(over, prox) => {
+            FlowCarrier::Kernel(over, prox) => {
                 command.args(["lab", "fetch", "--over", &over.word(), &self.url]);
                 command.arg("-o").arg(&self.file);
                 if prox.is_some() {
                     command.args(["--through", &tcp_port(world)]);
                 }
             }
-            By::Prox(prox) => {
+            FlowCarrier::Prox(prox) => {
                 self.ask(&mut command, world);
                 through(&mut command, prox, world);
             }
-            By::Direct => self.ask(&mut command, world),
+            FlowCarrier::Direct => self.ask(&mut command, world),
         }
         command
             .stdout(Stdio::from(File::create(&log)?))
@@ -332,12 +342,12 @@ impl<'a> Transfer<'a> {
 }
 
 /// The name of a flow's upload at the origin.
-fn upload_name(flow: &Flow) -> String {
+fn upload_name(flow: &ScenarioFlow) -> String {
     let safe = |c: char| if c.is_ascii_alphanumeric() { c } else { '-' };
     flow.id.chars().map(safe).collect()
 }
 
-fn never_started(flow: &Flow) -> FlowReport {
+fn never_started(flow: &ScenarioFlow) -> FlowReport {
     FlowReport {
         id: flow.id.clone(),
         deadline_s: flow.deadline_s,

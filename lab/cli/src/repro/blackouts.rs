@@ -11,9 +11,9 @@
 //! On real sockets kernel TCP and kernel MPTCP go through the same, at the same time.
 
 use super::Measured;
-use super::emulated::{Came, D2TP, Emulated, MPTCP, TCP};
+use super::emulated::{D2TP, Emulated, LongFlowResult, MPTCP, TCP};
 use super::plot::{Chart, Series};
-use cedos_lab_scenario::{Report, Scenario, ScenarioFault};
+use cedos_lab_scenario::{RunReport, Scenario, ScenarioFault};
 use serde_json::{Value, json};
 
 const SECONDS: u32 = 100;
@@ -131,14 +131,14 @@ pub fn on_real_sockets() -> anyhow::Result<Measured> {
         let alone = begin(dark_s, false, D2TP)?;
         let tcp = begin(dark_s, false, TCP)?;
         let mptcp = begin(dark_s, true, MPTCP)?;
-        let whole_mbps = Came::of(whole)?.mbps(LAB_SECONDS);
+        let whole_mbps = LongFlowResult::of(whole)?.mbps(LAB_SECONDS);
         let there_s = LAB_SECONDS - LAB_BLACKOUTS * dark_s;
-        let share = |came: &Came| came.mbps(there_s) / whole_mbps;
+        let share = |came: &LongFlowResult| came.mbps(there_s) / whole_mbps;
         let (both, alone, tcp, mptcp) = (
-            Came::of(both)?,
-            Came::of(alone)?,
-            Came::of(tcp)?,
-            Came::of(mptcp)?,
+            LongFlowResult::of(both)?,
+            LongFlowResult::of(alone)?,
+            LongFlowResult::of(tcp)?,
+            LongFlowResult::of(mptcp)?,
         );
         least = least.min(share(&both));
         least_alone = least_alone.min(share(&alone));
@@ -191,7 +191,7 @@ fn carried(rtt_ms: u32, dark_s: u32, other: bool) -> anyhow::Result<f64> {
             fault: "this scenario reads no files".to_owned(),
         })
     })?;
-    let report: Report = cedos_lab_sim::run(&scenario, None)?.report;
+    let report: RunReport = cedos_lab_sim::run(&scenario, None)?.report;
     let bytes = report
         .flows
         .first()

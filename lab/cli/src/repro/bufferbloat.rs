@@ -8,9 +8,10 @@
 //! ```
 
 use super::cellular::{
-    Bulk, NETWORKS, OBJECT_BYTES, OBJECTS, Row, emulate, simulate, simulate_objects,
+    CellularDownload, CellularRow, NETWORKS, OBJECT_BYTES, OBJECTS, emulate, simulate,
+    simulate_objects,
 };
-use super::{Measured, Where};
+use super::{Measured, RowVenue};
 use anyhow::Context;
 use cedos_lab_sim::Ends;
 use d2tp_session::{CongestionKind, DrwaLambda};
@@ -67,7 +68,7 @@ pub fn in_virtual_time() -> anyhow::Result<Measured> {
         ours: Value::Object(ours),
         baseline: Value::Object(baseline),
         mark,
-        conditions: conditions(Where::Sim),
+        conditions: conditions(RowVenue::Sim),
     })
 }
 
@@ -112,13 +113,13 @@ pub fn on_real_sockets() -> anyhow::Result<Measured> {
         ours: Value::Object(ours),
         baseline: Value::Object(baseline),
         mark,
-        conditions: conditions(Where::Lab),
+        conditions: conditions(RowVenue::Lab),
     })
 }
 
-fn bulk(row: &Row) -> anyhow::Result<Bulk> {
+fn bulk(row: &CellularRow) -> anyhow::Result<CellularDownload> {
     let figures = || {
-        Some(Bulk {
+        Some(CellularDownload {
             mbps: row.mbps?,
             rtt_ms: row.rtt_ms?,
             rtt_by_min: row.rtt_by_min?,
@@ -128,7 +129,12 @@ fn bulk(row: &Row) -> anyhow::Result<Bulk> {
 }
 
 /// What DRWA made of a network.
-fn judge(cubic: &Bulk, held: &Bulk, object_ms: f64, object_held_ms: f64) -> Value {
+fn judge(
+    cubic: &CellularDownload,
+    held: &CellularDownload,
+    object_ms: f64,
+    object_held_ms: f64,
+) -> Value {
     json!({
         "bulk": held,
         "cubic_rtt_by_min": cubic.rtt_by_min,
@@ -149,7 +155,7 @@ fn marks(name: &str) -> [String; 4] {
     ]
 }
 
-fn conditions(place: Where) -> Vec<String> {
+fn conditions(place: RowVenue) -> Vec<String> {
     let mut all = vec![
         format!(
             "HSPA+ 3.83 Mb/s, 74 ms; LTE 15.78 Mb/s, 32 ms; EVDO 0.91 Mb/s, 120 ms and 0.87 Mb/s, \
@@ -165,14 +171,14 @@ fn conditions(place: Where) -> Vec<String> {
     ];
     let object = format!("objects of {} KiB (assumed)", OBJECT_BYTES >> 10);
     all.extend(match place {
-        Where::Sim => [
+        RowVenue::Sim => [
             format!("{BULK_S} s of one bulk download, lambda 3"),
             format!(
                 "{OBJECTS} {object} beside such a download, one every 2 s from 15 s on; they are flows \
                  of the session that carries the download"
             ),
         ],
-        Where::Lab => [
+        RowVenue::Lab => [
             format!(
                 "{BULK_S} s of one bulk flow of each kind, each over a link of its own with the same trace, \
                  at once; lambda 3; kernel TCP with CUBIC unless named otherwise"
@@ -193,15 +199,15 @@ mod tests {
     use super::*;
     use crate::repro::mark;
 
-    fn bulk(mbps: f64, rtt_by_min: f64) -> Bulk {
-        Bulk {
+    fn bulk(mbps: f64, rtt_by_min: f64) -> CellularDownload {
+        CellularDownload {
             mbps,
             rtt_ms: 74.0 * rtt_by_min,
             rtt_by_min,
         }
     }
 
-    fn holds(cubic: &Bulk, held: &Bulk, object_held_ms: f64) -> bool {
+    fn holds(cubic: &CellularDownload, held: &CellularDownload, object_held_ms: f64) -> bool {
         let figures = json!({"hspa": judge(cubic, held, 1_000.0, object_held_ms)});
         mark::holds(&marks("hspa"), &figures).unwrap()
     }

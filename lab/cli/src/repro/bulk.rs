@@ -22,13 +22,13 @@ const SLOW_BYTES: &str = "24250000";
 const PEERS: &str = "d2tp,tcp,udt,dtn";
 
 #[derive(Deserialize)]
-struct Bulk {
+struct BulkComparison {
     network: String,
-    rows: Vec<Row>,
+    rows: Vec<ReproBulkRow>,
 }
 
 #[derive(Clone, Deserialize)]
-struct Row {
+struct ReproBulkRow {
     peer: String,
     missing: Option<String>,
     mbps: Option<f64>,
@@ -37,7 +37,7 @@ struct Row {
     snd_cpu_s: Option<f64>,
 }
 
-impl Row {
+impl ReproBulkRow {
     /// Of a core, at the receiver.
     fn core_share(&self) -> Option<f64> {
         Some(self.rcv_cpu_s? / self.seconds?)
@@ -56,8 +56,8 @@ impl Row {
     }
 }
 
-impl Bulk {
-    fn row(&self, peer: &str) -> anyhow::Result<&Row> {
+impl BulkComparison {
+    fn row(&self, peer: &str) -> anyhow::Result<&ReproBulkRow> {
         (self.rows.iter())
             .find(|row| row.peer == peer)
             .with_context(|| format!("the bench has no row of {peer}"))
@@ -66,7 +66,7 @@ impl Bulk {
 
 /// On real sockets over an emulated link.
 pub fn emulate() -> anyhow::Result<Measured> {
-    let run = |mbps, bytes| -> anyhow::Result<Bulk> {
+    let run = |mbps, bytes| -> anyhow::Result<BulkComparison> {
         by_bench(&[
             "bulk", "--peers", PEERS, "--mbps", mbps, "--rtt-ms", RTT_MS, "--bytes", bytes,
         ])
@@ -77,12 +77,12 @@ pub fn emulate() -> anyhow::Result<Measured> {
     )
 }
 
-fn judge(fast: &Bulk, slow: &Bulk) -> anyhow::Result<Measured> {
+fn judge(fast: &BulkComparison, slow: &BulkComparison) -> anyhow::Result<Measured> {
     let (ours, tcp) = (fast.row("d2tp")?, fast.row("tcp")?);
-    let part_of = |other: &Row| Some(ours.mbps? / other.mbps?);
+    let part_of = |other: &ReproBulkRow| Some(ours.mbps? / other.mbps?);
     let (ours_slow, tcp_slow) = (slow.row("d2tp")?, slow.row("tcp")?);
     let more = || Some(ours_slow.core_share()? - tcp_slow.core_share()?);
-    let others = |bulk: &Bulk| -> Value {
+    let others = |bulk: &BulkComparison| -> Value {
         (bulk.rows.iter())
             .filter(|row| row.peer != "d2tp")
             .map(|row| (row.peer.clone(), row.figures()))
@@ -130,8 +130,8 @@ mod tests {
     use super::*;
     use crate::repro::mark;
 
-    fn bulk(ours: f64, cpu: f64) -> Bulk {
-        let row = |peer: &str, mbps: f64, cpu: f64| Row {
+    fn bulk(ours: f64, cpu: f64) -> BulkComparison {
+        let row = |peer: &str, mbps: f64, cpu: f64| ReproBulkRow {
             peer: peer.to_owned(),
             missing: None,
             mbps: Some(mbps),
@@ -142,7 +142,7 @@ mod tests {
         let mut dtn = row("dtn", 0.0, 0.0);
         dtn.missing = Some("not installed".to_owned());
         dtn.mbps = None;
-        Bulk {
+        BulkComparison {
             network: "a link".to_owned(),
             rows: vec![
                 row("d2tp", ours, cpu),
@@ -153,7 +153,7 @@ mod tests {
         }
     }
 
-    fn holds(fast: &Bulk, slow: &Bulk) -> bool {
+    fn holds(fast: &BulkComparison, slow: &BulkComparison) -> bool {
         let measured = judge(fast, slow).unwrap();
         mark::holds(&measured.mark, &measured.ours).unwrap()
     }

@@ -2,12 +2,12 @@
 
 use super::measured::by_bench;
 use anyhow::Context;
-use cedos_lab_scenario::{Flow, Scenario, ScenarioFault};
+use cedos_lab_scenario::{Scenario, ScenarioFault, ScenarioFlow};
 use cedos_lab_sim::{Ends, run_between};
 use serde::{Deserialize, Serialize};
 
 /// A network, as `lab/scenarios/bloat-….toml` has it.
-pub struct Network {
+pub struct CellularNetwork {
     /// Its name in reports.
     pub name: &'static str,
     files: Files,
@@ -41,8 +41,8 @@ macro_rules! files {
 }
 
 /// All of them.
-pub static NETWORKS: [Network; 4] = [
-    Network {
+pub static NETWORKS: [CellularNetwork; 4] = [
+    CellularNetwork {
         name: "hspa",
         files: files!("hspa"),
         rtt_ms: 74.0,
@@ -57,7 +57,7 @@ pub static NETWORKS: [Network; 4] = [
         shaped_kbps: 3_450,
         rmem_max: 262_144,
     },
-    Network {
+    CellularNetwork {
         name: "lte",
         files: files!("lte"),
         rtt_ms: 32.0,
@@ -72,7 +72,7 @@ pub static NETWORKS: [Network; 4] = [
         shaped_kbps: 14_200,
         rmem_max: 484_848,
     },
-    Network {
+    CellularNetwork {
         name: "evdo_verizon",
         files: files!("evdo-a"),
         rtt_ms: 120.0,
@@ -87,7 +87,7 @@ pub static NETWORKS: [Network; 4] = [
         shaped_kbps: 820,
         rmem_max: 87_380,
     },
-    Network {
+    CellularNetwork {
         name: "evdo_sprint",
         files: files!("evdo-b"),
         rtt_ms: 133.0,
@@ -104,7 +104,7 @@ pub static NETWORKS: [Network; 4] = [
     },
 ];
 
-impl Network {
+impl CellularNetwork {
     /// Its scenario, at its own round trip or a longer one.
     pub fn scenario(&self, rtt_ms: f64) -> Result<Scenario, ScenarioFault> {
         let mut scenario = Scenario::parse(self.name, self.files.scenario, &mut |_| {
@@ -117,7 +117,7 @@ impl Network {
 
 /// A bulk download over a network.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Bulk {
+pub struct CellularDownload {
     /// Payload that arrived.
     pub mbps: f64,
     /// What packets had, on average.
@@ -127,11 +127,11 @@ pub struct Bulk {
 }
 
 /// In virtual time.
-pub fn simulate(scenario: &Scenario, ends: &Ends) -> anyhow::Result<Bulk> {
+pub fn simulate(scenario: &Scenario, ends: &Ends) -> anyhow::Result<CellularDownload> {
     let report = run_between(scenario, ends, None)?.report;
     let (link, bulk) = (&report.links[0], &report.flows[0]);
     let rtt_ms = scenario.rtt_ms() + link.wait_down_ms + link.wait_up_ms;
-    Ok(Bulk {
+    Ok(CellularDownload {
         mbps: bulk.bytes as f64 * 8e-6 / scenario.duration_s,
         rtt_ms,
         rtt_by_min: rtt_ms / scenario.rtt_ms(),
@@ -150,7 +150,7 @@ pub fn simulate_objects(scenario: &Scenario, ends: &Ends) -> anyhow::Result<f64>
     let mut scenario = scenario.clone();
     for n in 0..OBJECTS {
         let bulk = &scenario.flows[0];
-        let object = Flow {
+        let object = ScenarioFlow {
             id: format!("object-{n}"),
             bytes: Some(OBJECT_BYTES),
             start_s: OBJECTS_FROM_S + f64::from(n) * OBJECTS_EVERY_S,
@@ -171,7 +171,7 @@ pub fn simulate_objects(scenario: &Scenario, ends: &Ends) -> anyhow::Result<f64>
 
 /// What the bench measured of one peer.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Row {
+pub struct CellularRow {
     peer: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     missing: Option<String>,
@@ -187,13 +187,13 @@ pub struct Row {
 
 /// What the bench measured of all.
 #[derive(Debug, Deserialize)]
-pub struct Rows {
-    rows: Vec<Row>,
+pub struct CellularRows {
+    rows: Vec<CellularRow>,
 }
 
-impl Rows {
+impl CellularRows {
     /// Of this peer.
-    pub fn of(&self, peer: &str) -> anyhow::Result<&Row> {
+    pub fn of(&self, peer: &str) -> anyhow::Result<&CellularRow> {
         (self.rows.iter())
             .find(|row| row.peer == peer)
             .with_context(|| format!("the bench has no row of {peer}"))
@@ -205,7 +205,7 @@ impl Rows {
     }
 
     /// Of all but these.
-    pub fn but(&self, ours: &[&str]) -> Vec<&Row> {
+    pub fn but(&self, ours: &[&str]) -> Vec<&CellularRow> {
         (self.rows.iter())
             .filter(|row| !ours.contains(&row.peer.as_str()))
             .collect()
@@ -214,12 +214,12 @@ impl Rows {
 
 /// On real sockets: these peers at once, each over a link of its own.
 pub fn emulate(
-    network: &Network,
+    network: &CellularNetwork,
     rtt_ms: f64,
     peers: &[&str],
     seconds: u32,
     objects: u32,
-) -> anyhow::Result<Rows> {
+) -> anyhow::Result<CellularRows> {
     let folder = tempfile::tempdir()?;
     let (scenarios, traces) = (
         folder.path().join("scenarios"),

@@ -1,7 +1,7 @@
 //! Rows whose figures are those of a `cedos lab run`.
 
 use anyhow::{Context, ensure};
-use cedos_lab_scenario::{FlowReport, Report};
+use cedos_lab_scenario::{FlowReport, RunReport};
 use std::io::Write;
 use std::process::{Child, Command, Stdio};
 use tempfile::NamedTempFile;
@@ -45,7 +45,7 @@ impl Emulated {
     ///
     /// # Errors
     /// It printed none.
-    pub fn report(self) -> anyhow::Result<Report> {
+    pub fn report(self) -> anyhow::Result<RunReport> {
         let said = self.child.wait_with_output()?;
         serde_json::from_slice(&said.stdout).context("`cedos lab run` ended without its report")
     }
@@ -60,7 +60,7 @@ pub fn commanded_in_lab(
     scenario: &str,
     script: &str,
     variables: &[(&str, String)],
-) -> anyhow::Result<Report> {
+) -> anyhow::Result<RunReport> {
     commanded_beside_an_origin(scenario, None, script, variables)
 }
 
@@ -73,7 +73,7 @@ pub fn commanded_beside_an_origin(
     servers: Option<&str>,
     script: &str,
     variables: &[(&str, String)],
-) -> anyhow::Result<Report> {
+) -> anyhow::Result<RunReport> {
     let mut file = tempfile::Builder::new().suffix(".toml").tempfile()?;
     file.write_all(scenario.as_bytes())?;
     let program = std::env::current_exe().context("this program's own file is not known")?;
@@ -103,7 +103,7 @@ pub fn commanded_beside_an_origin(
 ///
 /// # Errors
 /// It printed none.
-pub fn emulated(scenario: &str, options: &[&str]) -> anyhow::Result<Report> {
+pub fn emulated(scenario: &str, options: &[&str]) -> anyhow::Result<RunReport> {
     Emulated::begin(scenario, options)?.report()
 }
 
@@ -111,7 +111,7 @@ pub fn emulated(scenario: &str, options: &[&str]) -> anyhow::Result<Report> {
 ///
 /// # Errors
 /// It did not come whole.
-pub fn mbps(report: &Report) -> anyhow::Result<f64> {
+pub fn mbps(report: &RunReport) -> anyhow::Result<f64> {
     let flow = report.flows.first().context("the report has no flow")?;
     ensure!(flow.sha256_ok, "the download did not come whole: {flow:?}");
     let took = lasted(flow).context("it is not known when its bytes came")?;
@@ -119,22 +119,22 @@ pub fn mbps(report: &Report) -> anyhow::Result<f64> {
 }
 
 /// What came of a flow that is longer than its run.
-pub struct Came {
+pub struct LongFlowResult {
     /// As reported.
     pub flow: FlowReport,
     first_byte_s: f64,
 }
 
-impl Came {
+impl LongFlowResult {
     /// The first flow of a run, once that is over.
     ///
     /// # Errors
     /// Not a byte of it came.
-    pub fn of(run: Emulated) -> anyhow::Result<Came> {
+    pub fn of(run: Emulated) -> anyhow::Result<LongFlowResult> {
         let flow = run.report()?.flows.into_iter().next();
         let flow = flow.context("the report has no flow")?;
         let first_byte_s = flow.first_byte_s.context("not a byte came")?;
-        Ok(Came { flow, first_byte_s })
+        Ok(LongFlowResult { flow, first_byte_s })
     }
 
     /// Of a run in which its link was there for so many seconds: payload from its first byte on, in Mb/s.

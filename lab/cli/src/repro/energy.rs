@@ -7,7 +7,7 @@
 use super::Measured;
 use super::offload::{MEDIA, OFFLOAD, links};
 use anyhow::ensure;
-use cedos_lab_energy::{Meter, Radio, Span, Time, Way, radios};
+use cedos_lab_energy::{Radio, RadioDirection, RadioEnergyMeter, Span, Time, radios};
 use cedos_lab_scenario::{Scenario, ScenarioFault};
 use cedos_lab_sim::Passage;
 use serde_json::{Map, Value, json};
@@ -112,11 +112,11 @@ fn download(
 /// What a radio consumed above idle, in joules: in all, and for bytes alone.
 fn consumed(radio: Radio, link: usize, passages: &[Passage], took: Span) -> (f64, f64) {
     let end = Time::ZERO + took;
-    let mut meter = Meter::new(radio, Time::ZERO);
+    let mut meter = RadioEnergyMeter::new(radio, Time::ZERO);
     for passage in passages.iter().filter(|p| p.link == link && p.at <= end) {
         let way = match passage.way {
-            cedos_lab_link::Way::Down => Way::Down,
-            cedos_lab_link::Way::Up => Way::Up,
+            cedos_lab_link::LinkDirection::Down => RadioDirection::Down,
+            cedos_lab_link::LinkDirection::Up => RadioDirection::Up,
         };
         meter.on_bytes(passage.at, u64::from(passage.bytes), way);
     }

@@ -10,13 +10,13 @@ const ROUNDS: &str = "3";
 
 #[derive(Deserialize)]
 struct Fairness {
-    rows: Vec<Row>,
+    rows: Vec<ReproFairnessRow>,
     network: String,
     conditions: String,
 }
 
 #[derive(Deserialize)]
-struct Row {
+struct ReproFairnessRow {
     case: String,
     jain: f64,
     tcp_share: f64,
@@ -84,8 +84,8 @@ mod tests {
     use super::*;
     use crate::repro::mark;
 
-    fn row(case: &str, jain: f64, tcp_share: f64) -> Row {
-        Row {
+    fn row(case: &str, jain: f64, tcp_share: f64) -> ReproFairnessRow {
+        ReproFairnessRow {
             case: case.to_owned(),
             jain,
             tcp_share,
@@ -96,7 +96,7 @@ mod tests {
         }
     }
 
-    fn holds(d2tp: Row, mixed: Row) -> bool {
+    fn holds(d2tp: ReproFairnessRow, mixed: ReproFairnessRow) -> bool {
         let fairness = Fairness {
             rows: vec![
                 row("tcp", 0.98, 1.0),

@@ -6,7 +6,7 @@
 //! one, and whether anything is lost against growing freely.
 
 use super::Measured;
-use super::cellular::{NETWORKS, Network, emulate, simulate};
+use super::cellular::{CellularNetwork, NETWORKS, emulate, simulate};
 use anyhow::Context;
 use cedos_lab_sim::Ends;
 use d2tp_session::DrwaLambda;
@@ -98,7 +98,7 @@ fn window_of(rmem_max: u64) -> u64 {
 }
 
 /// Throughputs of the five round trips: fixed, free, held.
-fn judge(network: &Network, rows: &[[f64; 3]]) -> Value {
+fn judge(network: &CellularNetwork, rows: &[[f64; 3]]) -> Value {
     let sum = |of: usize| rows.iter().map(|row| row[of]).sum::<f64>();
     let gains = rows.iter().map(|[fixed, _, held]| held / fixed - 1.0);
     let gains: Vec<f64> = gains.collect();
@@ -112,7 +112,7 @@ fn judge(network: &Network, rows: &[[f64; 3]]) -> Value {
     })
 }
 
-fn others(network: &Network, rows: &[[f64; 3]]) -> Value {
+fn others(network: &CellularNetwork, rows: &[[f64; 3]]) -> Value {
     json!({
         "fixed_window": window_of(network.rmem_max),
         "fixed_mbps": rows.iter().map(|row| row[0]).collect::<Vec<_>>(),

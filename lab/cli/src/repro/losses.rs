@@ -9,11 +9,11 @@
 //! the same, at the same time.
 
 use super::Measured;
-use super::emulated::{Came, D2TP, Emulated, MPTCP, TCP};
+use super::emulated::{D2TP, Emulated, LongFlowResult, MPTCP, TCP};
 use super::offload::{EVDO_DOWN_MBPS, EVDO_RTT_MS, EVDO_UP_MBPS};
 use super::plot::{Chart, Series};
 use anyhow::Context;
-use cedos_lab_scenario::{Report, Scenario, ScenarioFault};
+use cedos_lab_scenario::{RunReport, Scenario, ScenarioFault};
 use serde_json::{Value, json};
 
 const SECONDS: u32 = 100;
@@ -27,24 +27,24 @@ const LENT: &str = "50000";
 
 /// A way to send.
 #[derive(Clone, Copy)]
-struct Way {
+struct SendVariant {
     /// `[transport]`'s `mirror`; with `None` there is no other link.
     mirror: Option<&'static str>,
     congestion: &'static str,
 }
 
-const OURS: Way = Way {
+const OURS: SendVariant = SendVariant {
     mirror: Some(LENT),
     congestion: "cubic",
 };
-const ALONE: Way = Way {
+const ALONE: SendVariant = SendVariant {
     mirror: None,
     congestion: "cubic",
 };
-const BESIDE: [(&str, Way); 3] = [
+const BESIDE: [(&str, SendVariant); 3] = [
     (
         "without_mirroring",
-        Way {
+        SendVariant {
             mirror: Some("\"never\""),
             congestion: "cubic",
         },
@@ -52,7 +52,7 @@ const BESIDE: [(&str, Way); 3] = [
     ("one_link", ALONE),
     (
         "one_link_bbr",
-        Way {
+        SendVariant {
             mirror: None,
             congestion: "bbr",
         },
@@ -134,9 +134,9 @@ pub fn on_real_sockets() -> anyhow::Result<Measured> {
             let alone = begin(loss, ALONE, D2TP)?;
             let tcp = begin(loss, ALONE, TCP)?;
             let mptcp = begin(loss, OURS, MPTCP)?;
-            let mbps = |run| anyhow::Ok(Came::of(run)?.mbps(LAB_SECONDS));
+            let mbps = |run| anyhow::Ok(LongFlowResult::of(run)?.mbps(LAB_SECONDS));
             let (whole, alone, tcp) = (mbps(whole)?, mbps(alone)?, mbps(tcp)?);
-            let (ours, mptcp) = (Came::of(ours)?, Came::of(mptcp)?);
+            let (ours, mptcp) = (LongFlowResult::of(ours)?, LongFlowResult::of(mptcp)?);
             let share = ours.mbps(LAB_SECONDS) / whole;
             least = least.min(share);
             rows.push(json!({
@@ -216,12 +216,17 @@ pub fn charts(ours: &Value, baseline: &Value) -> Vec<Chart> {
     RTTS_MS.map(chart).into()
 }
 
-struct Carried {
+struct LossRunBytes {
     mbps: f64,
     fetched: u64,
 }
 
-fn carried(rtt_ms: u32, loss: f64, direction: &str, way: Way) -> anyhow::Result<Carried> {
+fn carried(
+    rtt_ms: u32,
+    loss: f64,
+    direction: &str,
+    way: SendVariant,
+) -> anyhow::Result<LossRunBytes> {
     let text = scenario(SECONDS, rtt_ms, loss, direction, way);
     let scenario = Scenario::parse("S3", &text, &mut |name| {
         Err(ScenarioFault {
@@ -229,18 +234,18 @@ fn carried(rtt_ms: u32, loss: f64, direction: &str, way: Way) -> anyhow::Result<
             fault: "this scenario reads no files".to_owned(),
         })
     })?;
-    let report: Report = cedos_lab_sim::run(&scenario, None)?.report;
+    let report: RunReport = cedos_lab_sim::run(&scenario, None)?.report;
     let flow = report.flows.first().context("the report has no flow")?;
     let all: u64 = flow.bytes_by_link.values().sum();
     let fetched = flow.bytes_by_link.get("wwan0").copied().unwrap_or(0);
-    Ok(Carried {
+    Ok(LossRunBytes {
         mbps: (all - flow.duplicate_bytes) as f64 * 8.0 / 1e6 / f64::from(SECONDS),
         fetched,
     })
 }
 
-fn scenario(seconds: u32, rtt_ms: u32, loss: f64, direction: &str, way: Way) -> String {
-    let Way { mirror, congestion } = way;
+fn scenario(seconds: u32, rtt_ms: u32, loss: f64, direction: &str, way: SendVariant) -> String {
+    let SendVariant { mirror, congestion } = way;
     let mut text = format!(
         r#"
 seed = 3

@@ -18,7 +18,7 @@ use std::fmt::Write as _;
 
 use super::emulated::{D2TP, Emulated};
 use super::plot::{Chart, Series};
-use super::{Measured, Where};
+use super::{Measured, RowVenue};
 use anyhow::Context;
 use cedos_lab_scenario::{Scenario, ScenarioFault};
 use serde_json::{Map, Value, json};
@@ -60,7 +60,7 @@ pub(super) const DRIVING: Movement = Movement {
 
 /// A stretch of time in which nothing changes.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Stretch {
+pub(super) struct MobilitySegment {
     pub(super) from_s: f64,
     pub(super) until_s: f64,
     /// Which stay at an access point it is part of, and its rate; none where there is no Wi-Fi.
@@ -90,7 +90,7 @@ impl Movement {
     /// that the coverage is exactly what it is to be.
     ///
     /// Another seed, another walk.
-    pub(super) fn course(&self, coverage: u32, seed: u64) -> Vec<Stretch> {
+    pub(super) fn course(&self, coverage: u32, seed: u64) -> Vec<MobilitySegment> {
         let share = f64::from(coverage) / 100.0;
         let salt = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let mut dice = Dice(0x5deece66d ^ u64::from(coverage + 1) << 20 ^ salt);
@@ -119,7 +119,7 @@ impl Movement {
             while at < until - 1e-6 {
                 let next = ((at / self.step_s + 1e-9).floor() + 1.0) * self.step_s;
                 let end = next.min(until);
-                course.push(Stretch {
+                course.push(MobilitySegment {
                     from_s: at,
                     until_s: end,
                     wifi: wifi((at + end) / 2.0),
@@ -154,7 +154,7 @@ impl Movement {
 
 /// Who downloads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Who {
+enum MobilityClient {
     Ours,
     Clairvoyant,
     Cell,
@@ -166,7 +166,10 @@ enum Who {
 type Presence = Vec<(f64, f64, usize)>;
 
 /// When `uses` is true of a stretch, joined where nothing changes.
-fn presence(course: &[Stretch], uses: impl Fn(&Stretch) -> Option<usize>) -> Presence {
+fn presence(
+    course: &[MobilitySegment],
+    uses: impl Fn(&MobilitySegment) -> Option<usize>,
+) -> Presence {
     let mut out: Presence = Vec::new();
     for stretch in course {
         let Some(point) = uses(stretch) else { continue };
@@ -181,11 +184,11 @@ fn presence(course: &[Stretch], uses: impl Fn(&Stretch) -> Option<usize>) -> Pre
 }
 
 /// When the links are there for this one: Wi-Fi, cellular.
-fn links_of(who: Who, course: &[Stretch]) -> (Presence, Presence) {
+fn links_of(who: MobilityClient, course: &[MobilitySegment]) -> (Presence, Presence) {
     let end = course.last().map_or(0.0, |s| s.until_s);
     let always = vec![(0.0, end, 0)];
     let covered = presence(course, |s| s.wifi.map(|(point, _)| point));
-    let better = |s: &Stretch| s.wifi.filter(|(_, rate)| *rate > s.cell_mbps);
+    let better = |s: &MobilitySegment| s.wifi.filter(|(_, rate)| *rate > s.cell_mbps);
     let without = |cell: Presence| {
         // The next link is there a moment before the other goes, and stays as long beside it.
         let lap = |(from, until, n): (f64, f64, usize)| {
@@ -195,14 +198,14 @@ fn links_of(who: Who, course: &[Stretch]) -> (Presence, Presence) {
         join(cell.into_iter().map(lap).collect())
     };
     match who {
-        Who::Ours => (covered, always),
-        Who::Cell => (Vec::new(), always),
-        Who::Wifi => (covered, Vec::new()),
-        Who::WifiFirst => {
+        MobilityClient::Ours => (covered, always),
+        MobilityClient::Cell => (Vec::new(), always),
+        MobilityClient::Wifi => (covered, Vec::new()),
+        MobilityClient::WifiFirst => {
             let cell = presence(course, |s| s.wifi.is_none().then_some(0));
             (covered, without(cell))
         }
-        Who::Clairvoyant => {
+        MobilityClient::Clairvoyant => {
             let wifi = presence(course, |s| better(s).map(|(point, _)| point));
             let cell = presence(course, |s| better(s).is_none().then_some(0));
             (wifi, without(cell))
@@ -223,16 +226,16 @@ fn join(spans: Presence) -> Presence {
 }
 
 /// The scenario of one run.
-fn scenario(who: Who, course: &[Stretch]) -> String {
+fn scenario(who: MobilityClient, course: &[MobilitySegment]) -> String {
     scenario_of(links_of(who, course), course)
 }
 
 /// A download that outlasts the course, over links that are there as the course has it.
-pub(super) fn scenario_of_all(course: &[Stretch]) -> String {
-    scenario_of(links_of(Who::Ours, course), course)
+pub(super) fn scenario_of_all(course: &[MobilitySegment]) -> String {
+    scenario_of(links_of(MobilityClient::Ours, course), course)
 }
 
-fn scenario_of((wifi, cell): (Presence, Presence), course: &[Stretch]) -> String {
+fn scenario_of((wifi, cell): (Presence, Presence), course: &[MobilitySegment]) -> String {
     let end = course.last().map_or(1.0, |s| s.until_s);
     let wifi_rates = course
         .iter()
@@ -296,10 +299,11 @@ fn put_link(
 }
 
 /// What the links of a course carry at best, in Mb/s of payload over the whole of it.
-fn sum_mbps(course: &[Stretch]) -> f64 {
+fn sum_mbps(course: &[MobilitySegment]) -> f64 {
     let end = course.last().map_or(1.0, |s| s.until_s);
-    let mbit =
-        |s: &Stretch| (s.until_s - s.from_s) * (s.cell_mbps + s.wifi.map_or(0.0, |(_, rate)| rate));
+    let mbit = |s: &MobilitySegment| {
+        (s.until_s - s.from_s) * (s.cell_mbps + s.wifi.map_or(0.0, |(_, rate)| rate))
+    };
     course.iter().map(mbit).sum::<f64>() / end * PAYLOAD_SHARE
 }
 
@@ -314,11 +318,11 @@ pub fn simulate() -> anyhow::Result<Measured> {
         for coverage in COVERAGES {
             let course = movement.course(coverage, 0);
             let whos = [
-                Who::Ours,
-                Who::Clairvoyant,
-                Who::Cell,
-                Who::Wifi,
-                Who::WifiFirst,
+                MobilityClient::Ours,
+                MobilityClient::Clairvoyant,
+                MobilityClient::Cell,
+                MobilityClient::Wifi,
+                MobilityClient::WifiFirst,
             ];
             let course_here = &course;
             let got = std::thread::scope(|scope| {
@@ -349,7 +353,7 @@ pub fn simulate() -> anyhow::Result<Measured> {
         ours: Value::Object(ours),
         baseline: Value::Object(baseline),
         mark,
-        conditions: conditions(Where::Sim),
+        conditions: conditions(RowVenue::Sim),
     })
 }
 
@@ -386,13 +390,13 @@ pub fn on_real_sockets() -> anyhow::Result<Measured> {
         ours: Value::Object(ours),
         baseline: Value::Object(baseline),
         mark,
-        conditions: conditions(Where::Lab),
+        conditions: conditions(RowVenue::Lab),
     })
 }
 
 /// Everybody's run over one course, each in a lab of its own, all at once.
 struct Rides {
-    course: Vec<Stretch>,
+    course: Vec<MobilitySegment>,
     ours: Emulated,
     clairvoyant: Emulated,
     beside: Vec<(&'static str, Emulated)>,
@@ -413,11 +417,11 @@ impl Rides {
             ("mptcp_mbps", over("mptcp")),
         ];
         Ok(Rides {
-            ours: begin(Who::Ours, D2TP)?,
-            clairvoyant: begin(Who::Clairvoyant, D2TP)?,
+            ours: begin(MobilityClient::Ours, D2TP)?,
+            clairvoyant: begin(MobilityClient::Clairvoyant, D2TP)?,
             beside: beside
                 .into_iter()
-                .map(|(name, options)| Ok((name, begin(Who::Ours, &options)?)))
+                .map(|(name, options)| Ok((name, begin(MobilityClient::Ours, &options)?)))
                 .collect::<anyhow::Result<_>>()?,
             course,
         })
@@ -463,7 +467,7 @@ fn judged(ours: f64, clairvoyant: f64, sum: f64) -> Value {
 }
 
 /// Payload in Mb/s over the whole course.
-fn in_simulator(who: Who, course: &[Stretch]) -> anyhow::Result<f64> {
+fn in_simulator(who: MobilityClient, course: &[MobilitySegment]) -> anyhow::Result<f64> {
     let text = scenario(who, course);
     let scenario = Scenario::parse("M1", &text, &mut |name| {
         Err(ScenarioFault {
@@ -514,7 +518,7 @@ pub fn charts(ours: &Value, baseline: &Value) -> Vec<Chart> {
     [WALKING, DRIVING].map(chart).to_vec()
 }
 
-fn conditions(place: Where) -> Vec<String> {
+fn conditions(place: RowVenue) -> Vec<String> {
     vec![
         format!(
             "{}: Wi-Fi of 1 to 10 Mb/s by how near the access point is, stays of 100 s on average, \
@@ -537,11 +541,11 @@ fn conditions(place: Where) -> Vec<String> {
         "sum: both links' rate times the payload share of a full packet (1432 of 1500 bytes)"
             .to_owned(),
         match place {
-            Where::Sim => {
+            RowVenue::Sim => {
                 "one download that outlasts the run; CUBIC on each path, free-first scheduler, \
                  reinjection; one path, Wi-Fi first: D2TP too"
             }
-            Where::Lab => {
+            RowVenue::Lab => {
                 "one download that outlasts the run, from its request to the end of the run; ours and \
                  clairvoyant: D2TP, CUBIC on each path, free-first scheduler, reinjection; beside them \
                  the kernel, straight from the origin: TCP (CUBIC) over one link, over the first that has an \
@@ -577,7 +581,7 @@ mod tests {
 
     #[test]
     fn the_clairvoyant_has_the_better_link_and_for_a_moment_both() {
-        let stretch = |from_s, until_s, wifi| Stretch {
+        let stretch = |from_s, until_s, wifi| MobilitySegment {
             from_s,
             until_s,
             wifi,
@@ -590,10 +594,10 @@ mod tests {
             stretch(20.0, 30.0, Some((0, 1.0))),
             stretch(30.0, 40.0, None),
         ];
-        let (wifi, cell) = links_of(Who::Clairvoyant, &course);
+        let (wifi, cell) = links_of(MobilityClient::Clairvoyant, &course);
         assert_eq!(wifi, [(10.0, 20.0, 0)]);
         assert_eq!(cell, [(0.0, 10.25, 0), (19.75, 40.0, 0)]);
-        let (wifi, cell) = links_of(Who::WifiFirst, &course);
+        let (wifi, cell) = links_of(MobilityClient::WifiFirst, &course);
         assert_eq!(wifi, [(10.0, 30.0, 0)]);
         assert_eq!(cell.len(), 2);
     }

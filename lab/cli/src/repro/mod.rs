@@ -50,19 +50,19 @@ use serde_json::Value;
 /// Where a row is run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Where {
+pub enum RowVenue {
     /// Virtual time around the real core.
     Sim,
     /// Real sockets between network namespaces.
     Lab,
 }
 
-impl Where {
+impl RowVenue {
     /// As the user writes it.
     pub fn word(self) -> &'static str {
         match self {
-            Where::Sim => "sim",
-            Where::Lab => "lab",
+            RowVenue::Sim => "sim",
+            RowVenue::Lab => "lab",
         }
     }
 }
@@ -85,7 +85,7 @@ pub struct Reproduced {
     /// The row's name: `C3`.
     pub id: &'static str,
     /// Where it was run.
-    pub r#where: Where,
+    pub r#where: RowVenue,
     /// What the authors claim.
     pub claim: &'static str,
     /// What they measured.
@@ -106,7 +106,7 @@ pub struct Reproduced {
 ///
 /// # Errors
 /// It has no runner there, or the run failed.
-pub fn run(row: &rows::Row, place: Where) -> anyhow::Result<Reproduced> {
+pub fn run(row: &rows::PaperRow, place: RowVenue) -> anyhow::Result<Reproduced> {
     let Some((_, runner)) = row.runners.iter().find(|(at, _)| *at == place) else {
         let elsewhere: Vec<_> = row.runners.iter().map(|(at, _)| at.word()).collect();
         if elsewhere.is_empty() {
@@ -125,7 +125,11 @@ pub fn run(row: &rows::Row, place: Where) -> anyhow::Result<Reproduced> {
 ///
 /// # Errors
 /// A mark is no comparison.
-pub fn judge(row: &rows::Row, place: Where, measured: Measured) -> anyhow::Result<Reproduced> {
+pub fn judge(
+    row: &rows::PaperRow,
+    place: RowVenue,
+    measured: Measured,
+) -> anyhow::Result<Reproduced> {
     let holds = mark::holds(&measured.mark, &measured.ours)?;
     Ok(Reproduced {
         id: row.id,

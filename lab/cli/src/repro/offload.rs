@@ -14,7 +14,7 @@ use super::Measured;
 use super::emulated::{D2TP, MPTCP, TCP, emulated, mbps as mbps_of};
 use anyhow::Context;
 use cedos_lab_link::{Medium, Span};
-use cedos_lab_scenario::{Report, Scenario, ScenarioFault};
+use cedos_lab_scenario::{RunReport, Scenario, ScenarioFault};
 use serde_json::{Map, Value, json};
 
 /// The longest a download may take on real sockets.
@@ -44,7 +44,7 @@ pub const MEDIA: [(&str, &str, Medium); 2] = [
 ];
 
 /// A way to acknowledge.
-struct Way {
+struct AckVariant {
     name: &'static str,
     /// Fewer ACKs as the window grows.
     thin: bool,
@@ -52,23 +52,23 @@ struct Way {
     offload: &'static str,
 }
 
-const WAYS: [Way; 4] = [
-    Way {
+const WAYS: [AckVariant; 4] = [
+    AckVariant {
         name: "every_second",
         thin: false,
         offload: "\"never\"",
     },
-    Way {
+    AckVariant {
         name: "thinned",
         thin: true,
         offload: "\"never\"",
     },
-    Way {
+    AckVariant {
         name: "every_second_offloaded",
         thin: false,
         offload: OFFLOAD,
     },
-    Way {
+    AckVariant {
         name: "offloaded",
         thin: true,
         offload: OFFLOAD,
@@ -144,7 +144,7 @@ pub fn mbps(bytes: u32, cycle: Span) -> f64 {
     f64::from(bytes) * 8.0 / 1e6 / cycle.as_secs_f64()
 }
 
-fn carried(report: &Report, ceiling: f64) -> anyhow::Result<Value> {
+fn carried(report: &RunReport, ceiling: f64) -> anyhow::Result<Value> {
     let flow = report.flows.first().context("the report has no flow")?;
     let by_wifi = flow.bytes_by_link.get("wlan0").copied().unwrap_or(0) - flow.duplicate_bytes;
     let mbps = by_wifi as f64 * 8.0 / 1e6 / f64::from(SECONDS);
@@ -212,7 +212,7 @@ pub fn on_real_sockets() -> anyhow::Result<Measured> {
     })
 }
 
-fn run(text: &str) -> anyhow::Result<Report> {
+fn run(text: &str) -> anyhow::Result<RunReport> {
     let scenario = Scenario::parse("S1", text, &mut |name| {
         Err(ScenarioFault {
             file: name.to_owned(),
@@ -222,7 +222,7 @@ fn run(text: &str) -> anyhow::Result<Report> {
     Ok(cedos_lab_sim::run(&scenario, None)?.report)
 }
 
-fn scenario(standard: &str, direction: &str, way: &Way) -> String {
+fn scenario(standard: &str, direction: &str, way: &AckVariant) -> String {
     let (thin, offload) = (way.thin, way.offload);
     let links = links(standard);
     format!(

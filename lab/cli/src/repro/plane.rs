@@ -14,11 +14,11 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::mobility::{COVERAGES, DRIVING, Movement, Stretch, WALKING, scenario_of_all};
+use super::mobility::{COVERAGES, DRIVING, MobilitySegment, Movement, WALKING, scenario_of_all};
 use super::plot::{Chart, Series};
-use super::{Measured, spread::Spread};
+use super::{Measured, spread::SampleSummary};
 use anyhow::Context;
-use cedos_lab_energy::{Meter, Radio, Span, Time, Way, radios};
+use cedos_lab_energy::{Radio, RadioDirection, RadioEnergyMeter, Span, Time, radios};
 use cedos_lab_scenario::{Scenario, ScenarioFault};
 use cedos_lab_sim::Passage;
 use cedos_lab_sim::strategy::{Always, Forecast, Foresight, ProbeThenPick, Strategy};
@@ -52,7 +52,7 @@ const PHONES: [(&str, Radio, Radio); 3] = [
 
 /// Who downloads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Who {
+enum PlaneClient {
     Cell,
     Wifi,
     Both,
@@ -63,27 +63,27 @@ enum Who {
     OnVehiclePower,
 }
 
-impl Who {
+impl PlaneClient {
     /// Those of the paper.
-    const THEIRS: [Who; 6] = [
-        Who::Cell,
-        Who::Wifi,
-        Who::Both,
-        Who::ProbeThenPick,
-        Who::Omniscient,
-        Who::Damped,
+    const THEIRS: [PlaneClient; 6] = [
+        PlaneClient::Cell,
+        PlaneClient::Wifi,
+        PlaneClient::Both,
+        PlaneClient::ProbeThenPick,
+        PlaneClient::Omniscient,
+        PlaneClient::Damped,
     ];
 
     fn word(self) -> &'static str {
         match self {
-            Who::Cell => "one_path_cell",
-            Who::Wifi => "one_path_wifi",
-            Who::Both => "both",
-            Who::ProbeThenPick => "probe_then_pick",
-            Who::Omniscient => "omniscient",
-            Who::Damped => "omniscient_damped",
-            Who::Ours => "ours",
-            Who::OnVehiclePower => "ours_on_vehicle_power",
+            PlaneClient::Cell => "one_path_cell",
+            PlaneClient::Wifi => "one_path_wifi",
+            PlaneClient::Both => "both",
+            PlaneClient::ProbeThenPick => "probe_then_pick",
+            PlaneClient::Omniscient => "omniscient",
+            PlaneClient::Damped => "omniscient_damped",
+            PlaneClient::Ours => "ours",
+            PlaneClient::OnVehiclePower => "ours_on_vehicle_power",
         }
     }
 
@@ -91,25 +91,29 @@ impl Who {
     fn looks_at_joules(self) -> bool {
         !matches!(
             self,
-            Who::Cell | Who::Wifi | Who::Both | Who::OnVehiclePower
+            PlaneClient::Cell | PlaneClient::Wifi | PlaneClient::Both | PlaneClient::OnVehiclePower
         )
     }
 
-    fn strategy(self, draws: [RadioPowerModel; 2], course: &[Stretch]) -> Box<dyn Strategy> {
+    fn strategy(
+        self,
+        draws: [RadioPowerModel; 2],
+        course: &[MobilitySegment],
+    ) -> Box<dyn Strategy> {
         let foresight = |damping| Foresight::new(draws.to_vec(), forecasts(course), damping);
         let thrift = |share| {
             let rates = [FREE_RATE_FIRST_BYTES_PER_S, METERED_RATE_FIRST_BYTES_PER_S];
             EnergyPolicy::new(share, std::iter::zip(draws, rates.map(|rate| 8.0 * rate)))
         };
         match self {
-            Who::Cell => Box::new(Always(vec![false, true])),
-            Who::Wifi => Box::new(Always(vec![true, false])),
-            Who::Both => Box::new(Always(vec![true, true])),
-            Who::ProbeThenPick => Box::new(ProbeThenPick::new(draws.to_vec())),
-            Who::Omniscient => Box::new(foresight(Span::ZERO)),
-            Who::Damped => Box::new(foresight(DAMPING)),
-            Who::Ours => Box::new(thrift(SHARE)),
-            Who::OnVehiclePower => Box::new(thrift(0.0)),
+            PlaneClient::Cell => Box::new(Always(vec![false, true])),
+            PlaneClient::Wifi => Box::new(Always(vec![true, false])),
+            PlaneClient::Both => Box::new(Always(vec![true, true])),
+            PlaneClient::ProbeThenPick => Box::new(ProbeThenPick::new(draws.to_vec())),
+            PlaneClient::Omniscient => Box::new(foresight(Span::ZERO)),
+            PlaneClient::Damped => Box::new(foresight(DAMPING)),
+            PlaneClient::Ours => Box::new(thrift(SHARE)),
+            PlaneClient::OnVehiclePower => Box::new(thrift(0.0)),
         }
     }
 }
@@ -129,8 +133,8 @@ fn draw_of(radio: &Radio) -> RadioPowerModel {
     }
 }
 
-fn forecasts(course: &[Stretch]) -> Vec<Forecast> {
-    let of = |stretch: &Stretch| Forecast {
+fn forecasts(course: &[MobilitySegment]) -> Vec<Forecast> {
+    let of = |stretch: &MobilitySegment| Forecast {
         from: Time::from_secs_f64(stretch.from_s),
         bits_per_s: vec![
             stretch.wifi.map_or(0.0, |(_, mbps)| mbps * 1e6),
@@ -142,59 +146,59 @@ fn forecasts(course: &[Stretch]) -> Vec<Forecast> {
 
 /// Where the device goes.
 #[derive(Clone, Copy, Debug)]
-enum Place {
+enum PlaneRoute {
     /// As in M1, with so much Wi-Fi.
     Covered(Movement, u32),
     /// A walk in full coverage on which the signal varies, its mean that of the paper's energy table.
     Varying,
 }
 
-impl Place {
-    fn all() -> Vec<Place> {
-        let mut places = vec![Place::Varying];
+impl PlaneRoute {
+    fn all() -> Vec<PlaneRoute> {
+        let mut places = vec![PlaneRoute::Varying];
         for movement in [WALKING, DRIVING] {
             let movement = Movement {
                 seconds: SECONDS,
                 ..movement
             };
-            places.extend(COVERAGES.map(|coverage| Place::Covered(movement, coverage)));
+            places.extend(COVERAGES.map(|coverage| PlaneRoute::Covered(movement, coverage)));
         }
         places
     }
 
     fn movement(self) -> &'static str {
         match self {
-            Place::Covered(movement, _) => movement.name,
-            Place::Varying => WALKING.name,
+            PlaneRoute::Covered(movement, _) => movement.name,
+            PlaneRoute::Varying => WALKING.name,
         }
     }
 
     fn word(self) -> String {
         match self {
-            Place::Covered(_, coverage) => format!("coverage_{coverage}"),
-            Place::Varying => "signal_varies".to_owned(),
+            PlaneRoute::Covered(_, coverage) => format!("coverage_{coverage}"),
+            PlaneRoute::Varying => "signal_varies".to_owned(),
         }
     }
 
-    fn course(self, seed: u64) -> Vec<Stretch> {
+    fn course(self, seed: u64) -> Vec<MobilitySegment> {
         match self {
-            Place::Covered(movement, coverage) => movement.course(coverage, seed),
-            Place::Varying => varying(seed),
+            PlaneRoute::Covered(movement, coverage) => movement.course(coverage, seed),
+            PlaneRoute::Varying => varying(seed),
         }
     }
 }
 
 /// Full coverage, good only near the access points.
-fn varying(seed: u64) -> Vec<Stretch> {
+fn varying(seed: u64) -> Vec<MobilitySegment> {
     let movement = Movement {
         seconds: SECONDS,
         step_s: 5.0,
         ..WALKING
     };
     let course = movement.course(100, seed);
-    let point = |stretch: &Stretch| stretch.wifi.map_or(0, |(point, _)| point);
+    let point = |stretch: &MobilitySegment| stretch.wifi.map_or(0, |(point, _)| point);
     // How near a stretch's middle is to the middle of its stay: 1 in the middle, 0 where it ends.
-    let height = |stretch: &Stretch| {
+    let height = |stretch: &MobilitySegment| {
         let stay = course.iter().filter(|s| point(s) == point(stretch));
         let (from, until) = stay.fold((f64::MAX, 0.0_f64), |(from, until), s| {
             (from.min(s.from_s), until.max(s.until_s))
@@ -221,7 +225,7 @@ fn varying(seed: u64) -> Vec<Stretch> {
     }
     let rates = heights.iter().map(|height| rate(*height, low));
     std::iter::zip(&course, rates)
-        .map(|(stretch, rate)| Stretch {
+        .map(|(stretch, rate)| MobilitySegment {
             wifi: Some((point(stretch), rate)),
             ..*stretch
         })
@@ -230,33 +234,33 @@ fn varying(seed: u64) -> Vec<Stretch> {
 
 /// A run: who, where, on which walk, with which phone's radios in mind.
 #[derive(Clone, Copy, Debug)]
-struct Job {
-    who: Who,
-    place: Place,
+struct PlaneRun {
+    who: PlaneClient,
+    place: PlaneRoute,
     seed: u64,
     phone: usize,
 }
 
 /// A point on the plane, from one run and one phone.
 #[derive(Clone, Copy, Debug)]
-struct Point {
+struct PlanePoint {
     mbit: f64,
     joules: f64,
 }
 
-fn jobs() -> Vec<Job> {
+fn jobs() -> Vec<PlaneRun> {
     let mut jobs = Vec::new();
-    for place in Place::all() {
+    for place in PlaneRoute::all() {
         for seed in SEEDS {
-            let mut whos = Who::THEIRS.to_vec();
-            whos.extend([Who::Ours, Who::OnVehiclePower]);
+            let mut whos = PlaneClient::THEIRS.to_vec();
+            whos.extend([PlaneClient::Ours, PlaneClient::OnVehiclePower]);
             for who in whos {
                 let phones = if who.looks_at_joules() {
                     PHONES.len()
                 } else {
                     1
                 };
-                jobs.extend((0..phones).map(|phone| Job {
+                jobs.extend((0..phones).map(|phone| PlaneRun {
                     who,
                     place,
                     seed,
@@ -269,7 +273,7 @@ fn jobs() -> Vec<Job> {
 }
 
 /// Megabits and, for each phone, joules.
-fn run(job: Job) -> anyhow::Result<Vec<Point>> {
+fn run(job: PlaneRun) -> anyhow::Result<Vec<PlanePoint>> {
     let course = job.place.course(job.seed);
     let text = scenario_of_all(&course);
     let scenario = Scenario::parse("M2", &text, &mut |name| {
@@ -283,7 +287,7 @@ fn run(job: Job) -> anyhow::Result<Vec<Point>> {
     let (outcome, passages) =
         cedos_lab_sim::run_by(&scenario, strategy).with_context(|| format!("{job:?}"))?;
     let mbit = outcome.report.flows.first().map_or(0, |flow| flow.bytes) as f64 * 8e-6;
-    let point = |(_, wifi, cell): (&str, Radio, Radio)| Point {
+    let point = |(_, wifi, cell): (&str, Radio, Radio)| PlanePoint {
         mbit,
         joules: joules(wifi, 0, &passages) + joules(cell, 1, &passages),
     };
@@ -293,11 +297,11 @@ fn run(job: Job) -> anyhow::Result<Vec<Point>> {
 /// What a radio consumed above idle, its last tail included.
 fn joules(radio: Radio, link: usize, passages: &[Passage]) -> f64 {
     let end = Time::from_secs_f64(SECONDS);
-    let mut meter = Meter::new(radio, Time::ZERO);
+    let mut meter = RadioEnergyMeter::new(radio, Time::ZERO);
     for passage in passages.iter().filter(|p| p.link == link && p.at <= end) {
         let way = match passage.way {
-            cedos_lab_link::Way::Down => Way::Down,
-            cedos_lab_link::Way::Up => Way::Up,
+            cedos_lab_link::LinkDirection::Down => RadioDirection::Down,
+            cedos_lab_link::LinkDirection::Up => RadioDirection::Up,
         };
         meter.on_bytes(passage.at, u64::from(passage.bytes), way);
     }
@@ -306,10 +310,10 @@ fn joules(radio: Radio, link: usize, passages: &[Passage]) -> f64 {
 }
 
 /// All runs, on all cores.
-fn run_all(jobs: &[Job]) -> anyhow::Result<Vec<Vec<Point>>> {
+fn run_all(jobs: &[PlaneRun]) -> anyhow::Result<Vec<Vec<PlanePoint>>> {
     let next = AtomicUsize::new(0);
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let mut done: Vec<Option<Vec<Point>>> = vec![None; jobs.len()];
+    let mut done: Vec<Option<Vec<PlanePoint>>> = vec![None; jobs.len()];
     let results = std::thread::scope(|scope| {
         let work = || {
             let mut mine = Vec::new();
@@ -334,7 +338,7 @@ fn run_all(jobs: &[Job]) -> anyhow::Result<Vec<Vec<Point>>> {
 /// A strategy over all walks: bits per joule and per second of all of them together, and of each.
 #[derive(Clone, Debug)]
 struct Standing {
-    points: Vec<Point>,
+    points: Vec<PlanePoint>,
 }
 
 impl Standing {
@@ -352,13 +356,13 @@ impl Standing {
     }
 
     fn figures(&self) -> Value {
-        let seen = |spread: Spread| json!([spread.min, spread.max]);
-        let per_joule = |p: &Point| (p.joules > 0.0).then(|| p.mbit / p.joules);
+        let seen = |spread: SampleSummary| json!([spread.min, spread.max]);
+        let per_joule = |p: &PlanePoint| (p.joules > 0.0).then(|| p.mbit / p.joules);
         json!({
             "mbit_per_joule": self.mbit_per_joule(),
             "mbps": self.mbps(),
-            "mbit_per_joule_range": seen(Spread::of(self.points.iter().filter_map(per_joule))),
-            "mbps_range": seen(Spread::of(self.points.iter().map(|p| p.mbit / SECONDS))),
+            "mbit_per_joule_range": seen(SampleSummary::of(self.points.iter().filter_map(per_joule))),
+            "mbps_range": seen(SampleSummary::of(self.points.iter().map(|p| p.mbit / SECONDS))),
         })
     }
 
@@ -386,7 +390,7 @@ impl Standing {
 pub fn simulate() -> anyhow::Result<Measured> {
     let jobs = jobs();
     let points = run_all(&jobs)?;
-    let standing = |place: Place, who: Who, phone: usize| Standing {
+    let standing = |place: PlaneRoute, who: PlaneClient, phone: usize| Standing {
         points: std::iter::zip(&jobs, &points)
             .filter(|(job, _)| {
                 (job.place.movement(), job.place.word()) == (place.movement(), place.word())
@@ -397,19 +401,19 @@ pub fn simulate() -> anyhow::Result<Measured> {
             .collect(),
     };
     let (mut ours, mut baseline, mut mark) = (Map::new(), Map::new(), Vec::new());
-    for place in Place::all() {
+    for place in PlaneRoute::all() {
         let mut figures = Map::new();
         let mut beside = Map::new();
         for (phone, (name, ..)) in PHONES.iter().enumerate() {
-            let us = standing(place, Who::Ours, phone);
-            let theirs = Who::THEIRS.map(|who| (who, standing(place, who, phone)));
+            let us = standing(place, PlaneClient::Ours, phone);
+            let theirs = PlaneClient::THEIRS.map(|who| (who, standing(place, who, phone)));
             let mut here = us.figures();
             let lead = theirs.iter().map(|(_, other)| {
                 let [by_joule, by_second] = us.over(other);
                 by_joule.max(by_second)
             });
             here["lead"] = json!(lead.fold(f64::MAX, f64::min));
-            let probing = standing(place, Who::ProbeThenPick, phone);
+            let probing = standing(place, PlaneClient::ProbeThenPick, phone);
             let [by_joule, by_second] = us.over(&probing);
             here["by_probe_then_pick"] = json!({
                 "mbit_per_joule": by_joule, "mbps": by_second,
@@ -422,9 +426,10 @@ pub fn simulate() -> anyhow::Result<Measured> {
             mark.push(format!("{of}.lead >= {}", 1.0 - TIE));
         }
         if place.movement() == DRIVING.name {
-            let plugged = standing(place, Who::OnVehiclePower, 0).mbps();
-            let most = (0..PHONES.len())
-                .flat_map(|phone| Who::THEIRS.map(|who| standing(place, who, phone).mbps()));
+            let plugged = standing(place, PlaneClient::OnVehiclePower, 0).mbps();
+            let most = (0..PHONES.len()).flat_map(|phone| {
+                PlaneClient::THEIRS.map(|who| standing(place, who, phone).mbps())
+            });
             figures.insert(
                 "on_vehicle_power".to_owned(),
                 json!({ "mbps": plugged, "most_of_theirs_mbps": most.fold(0.0, f64::max) }),
@@ -505,12 +510,12 @@ pub fn charts(ours: &Value, baseline: &Value) -> Vec<Chart> {
                 }
             };
             let beside = &baseline[movement][place][phone];
-            let mut series: Vec<Series> = Who::THEIRS
+            let mut series: Vec<Series> = PlaneClient::THEIRS
                 .iter()
                 .map(|who| Series::dots(who.word(), at(&beside[who.word()])))
                 .collect();
             series.push(Series::dots(
-                Who::Ours.word(),
+                PlaneClient::Ours.word(),
                 at(&ours[movement][place][phone]),
             ));
             charts.push(Chart {
@@ -530,7 +535,7 @@ mod tests {
 
     fn standing(mbit: f64, joules: f64) -> Standing {
         Standing {
-            points: vec![Point { mbit, joules }],
+            points: vec![PlanePoint { mbit, joules }],
         }
     }
 
@@ -572,7 +577,7 @@ mod tests {
 
     #[test]
     fn every_place_has_a_name_of_its_own() {
-        let mut names: Vec<_> = Place::all()
+        let mut names: Vec<_> = PlaneRoute::all()
             .into_iter()
             .map(|place| (place.movement(), place.word()))
             .collect();

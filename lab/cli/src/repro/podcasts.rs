@@ -7,7 +7,7 @@
 use super::Measured;
 use super::plot::{Chart, Series};
 use cedos_lab_link::Span;
-use cedos_lab_sim::field::{Delays, Fetched, Spread, Study};
+use cedos_lab_sim::field::{Delays, FieldDownload, LogNormal, Study};
 use d2tp_sched::SchedulerMode;
 use serde_json::{Map, Value, json};
 
@@ -51,29 +51,29 @@ fn study() -> Study {
         length: Span::from_secs(56 * 86_400),
         downloads: 2_834,
         // 71.2 GB; the deviation is a guess.
-        size: Spread::of_mean(71.2e9 / 2_834.0, 0.8),
+        size: LogNormal::of_mean(71.2e9 / 2_834.0, 0.8),
         delays: CLASSES.map(delays).to_vec(),
         // Fitted to 79.5 %, as far as it says how people choose.
         at_once_on_wifi: 79.0,
         // Wi-Fi for 62.9 % of the time; the rest fitted until Algorithm 1 has what it has in the paper.
-        stays: Spread {
+        stays: LogNormal {
             median: 48.0,
             deviation: 2.0,
         },
-        gaps: Spread {
+        gaps: LogNormal {
             median: 100.0,
             deviation: 1.0,
         },
         long_gaps: (
             0.4,
-            Spread {
+            LogNormal {
                 median: 9_000.0,
                 deviation: 0.3,
             },
         ),
-        wifi: Spread::of_mean(2.68e6 / 8.0, 0.5),
-        cell: Spread::of_mean(0.82e6 / 8.0, 0.4),
-        minutes: Spread {
+        wifi: LogNormal::of_mean(2.68e6 / 8.0, 0.5),
+        cell: LogNormal::of_mean(0.82e6 / 8.0, 0.4),
+        minutes: LogNormal {
             median: 1.0,
             deviation: 0.25,
         },
@@ -138,13 +138,13 @@ pub fn simulate() -> anyhow::Result<Measured> {
 }
 
 /// By class, and of everything.
-fn told(fetched: &[Fetched]) -> Value {
+fn told(fetched: &[FieldDownload]) -> Value {
     let mut classes = Map::new();
     for (n, (class, ..)) in CLASSES.iter().enumerate() {
-        let of: Vec<&Fetched> = fetched.iter().filter(|one| one.class == n).collect();
+        let of: Vec<&FieldDownload> = fetched.iter().filter(|one| one.class == n).collect();
         classes.insert((*class).to_owned(), Value::Object(shares(&of)));
     }
-    let all: Vec<&Fetched> = fetched.iter().collect();
+    let all: Vec<&FieldDownload> = fetched.iter().collect();
     let mut of_all = shares(&all);
     let count = all.len().max(1) as f64;
     let delayed = all.iter().filter(|one| one.class > 0).count() as f64;
@@ -160,7 +160,7 @@ fn told(fetched: &[Fetched]) -> Value {
     let bytes = bytes(&all);
     let anew: f64 = all.iter().map(|one| one.of_job.interrupted_at).sum();
     of_all.insert("again_percent".into(), json!(100.0 * anew / bytes));
-    let sum = |span: &dyn Fn(&Fetched) -> Span| -> f64 {
+    let sum = |span: &dyn Fn(&FieldDownload) -> Span| -> f64 {
         all.iter().map(|one| span(one).as_secs_f64()).sum()
     };
     let near = sum(&|one| one.near_wifi) / sum(&|one| one.under_way).max(1.0);
@@ -169,12 +169,12 @@ fn told(fetched: &[Fetched]) -> Value {
     Value::Object(classes)
 }
 
-fn bytes(fetched: &[&Fetched]) -> f64 {
+fn bytes(fetched: &[&FieldDownload]) -> f64 {
     let bytes: u64 = fetched.iter().map(|one| one.job.bytes).sum();
     (bytes as f64).max(1.0)
 }
 
-fn shares(fetched: &[&Fetched]) -> Map<String, Value> {
+fn shares(fetched: &[&FieldDownload]) -> Map<String, Value> {
     let bytes = bytes(fetched);
     let by = |link: usize| -> f64 { fetched.iter().map(|one| one.of_job.carried[link]).sum() };
     let late = fetched.iter().filter(|one| one.of_job.complete.is_none());

@@ -1,7 +1,7 @@
 //! Every result of the five papers that is to be reproduced, and what belongs beside them.
 
 use super::{
-    Measured, Where, applications, blackouts, bufferbloat, bulk, energy, fairness, far, holes,
+    Measured, RowVenue, applications, blackouts, bufferbloat, bulk, energy, fairness, far, holes,
     losses, mobility, offload, plane, plot::Chart, podcasts, prediction, proxy, schedules, subway,
     switching, two_paths, unmodified, video, waiting, walk,
 };
@@ -14,10 +14,10 @@ pub type Runner = fn() -> anyhow::Result<Measured>;
 pub type Charts = fn(&Value, &Value) -> Vec<Chart>;
 
 /// Puts a row's figures, ours and others', into a table that people read.
-pub type Table = fn(&Value, &Value) -> String;
+pub type RowTable = fn(&Value, &Value) -> String;
 
 /// A result of one of the papers.
-pub struct Row {
+pub struct PaperRow {
     /// `C`: Cedos, `M`: multipath mobility, `D`: DRWA, `E`: Epsilon, `S`: super-aggregation; a word: none
     /// of them, and yet to be shown beside them.
     pub id: &'static str,
@@ -26,27 +26,27 @@ pub struct Row {
     /// What the authors measured, and where their own figures do not fit together.
     pub paper: &'static str,
     /// Where it can be run here.
-    pub runners: &'static [(Where, Runner)],
+    pub runners: &'static [(RowVenue, Runner)],
     /// How it is drawn, if it is.
     pub charts: Option<Charts>,
     /// How `ours.table` and `baseline.table` are printed, if it has them.
-    pub table: Option<Table>,
+    pub table: Option<RowTable>,
 }
 
-impl Row {
-    const fn drawn_by(mut self, charts: Charts) -> Row {
+impl PaperRow {
+    const fn drawn_by(mut self, charts: Charts) -> PaperRow {
         self.charts = Some(charts);
         self
     }
 
-    const fn tabled_by(mut self, table: Table) -> Row {
+    const fn tabled_by(mut self, table: RowTable) -> PaperRow {
         self.table = Some(table);
         self
     }
 }
 
 /// The row of this name, in any case.
-pub fn find(id: &str) -> Option<&'static Row> {
+pub fn find(id: &str) -> Option<&'static PaperRow> {
     ROWS.iter().find(|row| row.id.eq_ignore_ascii_case(id))
 }
 
@@ -54,9 +54,9 @@ const fn row(
     id: &'static str,
     claim: &'static str,
     paper: &'static str,
-    runners: &'static [(Where, Runner)],
-) -> Row {
-    Row {
+    runners: &'static [(RowVenue, Runner)],
+) -> PaperRow {
+    PaperRow {
         id,
         claim,
         paper,
@@ -67,26 +67,26 @@ const fn row(
 }
 
 /// All of them, paper by paper.
-pub static ROWS: &[Row] = &[
+pub static ROWS: &[PaperRow] = &[
     row(
         "C1",
         "bulk throughput beside TCP, UDT and a DTN stack",
         "comparable; slightly more CPU (5 % more power at 9.7 Mb/s)",
-        &[(Where::Lab, bulk::emulate)],
+        &[(RowVenue::Lab, bulk::emulate)],
     ),
     row(
         "C2",
         "fairness: Jain's index of 100 TCP, 100 D2TP, 50 + 50 flows on one bottleneck",
         "comparable to TCP",
-        &[(Where::Lab, fairness::emulate)],
+        &[(RowVenue::Lab, fairness::emulate)],
     ),
     row(
         "C3",
         "switching delay, from the last data on the old network to the first on the new",
         "LTE to Wi-Fi 27-141 ms (mean 45); Wi-Fi to LTE 440-856 ms (mean 581, of which 88 ms authentication)",
         &[
-            (Where::Sim, switching::simulate),
-            (Where::Lab, switching::emulate),
+            (RowVenue::Sim, switching::simulate),
+            (RowVenue::Lab, switching::emulate),
         ],
     ),
     row(
@@ -94,8 +94,8 @@ pub static ROWS: &[Row] = &[
         "100 MB in 5 min over Wi-Fi at 0.8 Mb/s and cellular at 4.7 Mb/s: as much by Wi-Fi as possible",
         "deadline met, 16 % by Wi-Fi (the optimum is 15.6 %, not the paper's 17 %)",
         &[
-            (Where::Sim, schedules::poor_wifi),
-            (Where::Lab, schedules::lab::poor_wifi),
+            (RowVenue::Sim, schedules::poor_wifi),
+            (RowVenue::Lab, schedules::lab::poor_wifi),
         ],
     ),
     row(
@@ -103,8 +103,8 @@ pub static ROWS: &[Row] = &[
         "10 downloads of 100 MB in 30 min over cellular at 4.7 Mb/s, scheduled together",
         "all in time; each by itself, none",
         &[
-            (Where::Sim, schedules::cellular_alone),
-            (Where::Lab, schedules::lab::cellular_alone),
+            (RowVenue::Sim, schedules::cellular_alone),
+            (RowVenue::Lab, schedules::lab::cellular_alone),
         ],
     ),
     row(
@@ -112,30 +112,30 @@ pub static ROWS: &[Row] = &[
         "9 downloads in 30 min and one in 5 min over Wi-Fi at 6.3 Mb/s",
         "all in time; sharing evenly, the urgent one is late",
         &[
-            (Where::Sim, schedules::one_urgent),
-            (Where::Lab, schedules::lab::one_urgent),
+            (RowVenue::Sim, schedules::one_urgent),
+            (RowVenue::Lab, schedules::lab::one_urgent),
         ],
     ),
     row(
         "C5",
         "power while waiting for Wi-Fi, against holding the device awake",
         "55.1 mW scanning every 2 min; asleep 43 mW, held awake 231.9 mW",
-        &[(Where::Sim, waiting::simulate)],
+        &[(RowVenue::Sim, waiting::simulate)],
     )
     .drawn_by(waiting::charts),
     row(
         "C6",
         "a proxy with 65,536 flows, 10 % a minute going silent and coming back",
         "line rate (10 Gb/s), Jain's index above 0.9",
-        &[(Where::Lab, proxy::churn)],
+        &[(RowVenue::Lab, proxy::churn)],
     ),
     row(
         "C7",
         "video at 640 kb/s on a subway, receive-buffer thresholds 200 kB and 3 MB",
         "48.7 % by Wi-Fi without a pause (at 640 kb/s its own figures give more; 780 kb/s fits)",
         &[
-            (Where::Sim, subway::simulate),
-            (Where::Lab, subway::emulate),
+            (RowVenue::Sim, subway::simulate),
+            (RowVenue::Lab, subway::emulate),
         ],
     )
     .drawn_by(subway::charts),
@@ -143,35 +143,35 @@ pub static ROWS: &[Row] = &[
         "C8",
         "a field study of podcast downloads with deadlines of 0-6 h",
         "92.4 % by Wi-Fi: 79.5 % without delay, 93 % at tens of minutes, 99.5 % above 3 h; 38 % of bytes saved from being fetched again",
-        &[(Where::Sim, podcasts::simulate)],
+        &[(RowVenue::Sim, podcasts::simulate)],
     )
     .drawn_by(podcasts::charts),
     row(
         "C9",
         "state of sleeping flows in the proxy",
         "a million flows in less than 1 GB",
-        &[(Where::Lab, proxy::asleep)],
+        &[(RowVenue::Lab, proxy::asleep)],
     ),
     row(
         "C10",
         "what applications do on disruption and delay",
         "most of 21 applications fail",
-        &[(Where::Lab, applications::emulate)],
+        &[(RowVenue::Lab, applications::emulate)],
     )
     .tabled_by(applications::table),
     row(
         "C11",
         "what porting an application costs",
         "nginx 55, Firefox 123, VLC 61 lines",
-        &[(Where::Lab, unmodified::emulate)],
+        &[(RowVenue::Lab, unmodified::emulate)],
     ),
     row(
         "M1",
         "several paths at once against a clairvoyant single path",
         "622 against 554 MB indoors (622 is the sum of both links); typically 10-15 % more",
         &[
-            (Where::Sim, mobility::simulate),
-            (Where::Lab, mobility::on_real_sockets),
+            (RowVenue::Sim, mobility::simulate),
+            (RowVenue::Lab, mobility::on_real_sockets),
         ],
     )
     .drawn_by(mobility::charts),
@@ -179,7 +179,7 @@ pub static ROWS: &[Row] = &[
         "M2",
         "energy: probe both links for 10 s, then the better one for 100 s",
         "1.55 Mb/J at 2.37 Mb/s walking; driving, worse than 3G alone",
-        &[(Where::Sim, plane::simulate)],
+        &[(RowVenue::Sim, plane::simulate)],
     )
     .drawn_by(plane::charts),
     row(
@@ -187,8 +187,8 @@ pub static ROWS: &[Row] = &[
         "round trip time with DRWA on bloated cellular links",
         "49, 35, 49 and 24 % less at a throughput within 4 %; a web object beside a download 39 % faster",
         &[
-            (Where::Sim, bufferbloat::in_virtual_time),
-            (Where::Lab, bufferbloat::on_real_sockets),
+            (RowVenue::Sim, bufferbloat::in_virtual_time),
+            (RowVenue::Lab, bufferbloat::on_real_sockets),
         ],
     ),
     row(
@@ -196,15 +196,15 @@ pub static ROWS: &[Row] = &[
         "throughput with DRWA on long fat paths",
         "up to 51 % more at 131-798 ms than with a receive buffer of fixed size",
         &[
-            (Where::Sim, far::in_virtual_time),
-            (Where::Lab, far::on_real_sockets),
+            (RowVenue::Sim, far::in_virtual_time),
+            (RowVenue::Lab, far::on_real_sockets),
         ],
     ),
     row(
         "E1",
         "TCP through holes in Wi-Fi with a bridge of 115 kb/s",
         "6 times over a month's trace; 1.2-13.8 times on synthetic holes (13.8 does not fit its own figure 9)",
-        &[(Where::Sim, holes::simulate), (Where::Lab, holes::emulate)],
+        &[(RowVenue::Sim, holes::simulate), (RowVenue::Lab, holes::emulate)],
     ),
     row(
         "E2",
@@ -216,7 +216,7 @@ pub static ROWS: &[Row] = &[
         "E3",
         "predicting the length of a hole",
         "median error below 5 s",
-        &[(Where::Sim, prediction::simulate)],
+        &[(RowVenue::Sim, prediction::simulate)],
     )
     .drawn_by(prediction::charts),
     row(
@@ -224,8 +224,8 @@ pub static ROWS: &[Row] = &[
         "acknowledgements over the other radio",
         "37 % more on 802.11g, 152 % on 802.11b",
         &[
-            (Where::Sim, offload::simulate),
-            (Where::Lab, offload::on_real_sockets),
+            (RowVenue::Sim, offload::simulate),
+            (RowVenue::Lab, offload::on_real_sockets),
         ],
     ),
     row(
@@ -233,8 +233,8 @@ pub static ROWS: &[Row] = &[
         "freezing across blackouts",
         "87, 136 and 161 % more, nearly ideal",
         &[
-            (Where::Sim, blackouts::simulate),
-            (Where::Lab, blackouts::on_real_sockets),
+            (RowVenue::Sim, blackouts::simulate),
+            (RowVenue::Lab, blackouts::on_real_sockets),
         ],
     )
     .drawn_by(blackouts::charts),
@@ -243,8 +243,8 @@ pub static ROWS: &[Row] = &[
         "random losses fetched over the other radio",
         "nearly loss-free up to 3 %; 175 % more at a round trip of 200 ms",
         &[
-            (Where::Sim, losses::simulate),
-            (Where::Lab, losses::on_real_sockets),
+            (RowVenue::Sim, losses::simulate),
+            (RowVenue::Lab, losses::on_real_sockets),
         ],
     )
     .drawn_by(losses::charts),
@@ -253,29 +253,29 @@ pub static ROWS: &[Row] = &[
         "all three together, walking past three access points",
         "189 % more",
         &[
-            (Where::Sim, walk::simulate),
-            (Where::Lab, walk::on_real_sockets),
+            (RowVenue::Sim, walk::simulate),
+            (RowVenue::Lab, walk::on_real_sockets),
         ],
     ),
     row(
         "S5",
         "energy to download 10 MB",
         "65.69 J with offloaded acknowledgements, TCP 65.82, simple aggregation 79.51",
-        &[(Where::Sim, energy::simulate)],
+        &[(RowVenue::Sim, energy::simulate)],
     ),
     row(
         "video",
         "reports over the steadier link, commands and base layers on both, for a video that adapts its rate",
         "described (super-aggregation, section 5), not measured",
-        &[(Where::Sim, video::simulate)],
+        &[(RowVenue::Sim, video::simulate)],
     ),
     row(
         "two-paths",
         "two paths at once, rates 1:1 and 10:1, round trips 1:1, 1:10 and 10:1: the sum of both",
         "in none of the papers; kernel MPTCP is what today offers",
         &[
-            (Where::Sim, two_paths::in_virtual_time),
-            (Where::Lab, two_paths::on_real_sockets),
+            (RowVenue::Sim, two_paths::in_virtual_time),
+            (RowVenue::Lab, two_paths::on_real_sockets),
         ],
     )
     .drawn_by(two_paths::charts),

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 /// Count, mean, median, 95th percentile, least and most of what was measured.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Spread {
+pub struct SampleSummary {
     /// How often it was measured.
     pub n: usize,
     /// `None` of nothing.
@@ -19,9 +19,9 @@ pub struct Spread {
     pub max: Option<f64>,
 }
 
-impl Spread {
+impl SampleSummary {
     /// Of these.
-    pub fn of(values: impl IntoIterator<Item = f64>) -> Spread {
+    pub fn of(values: impl IntoIterator<Item = f64>) -> SampleSummary {
         let mut sorted: Vec<f64> = values.into_iter().collect();
         sorted.sort_by(f64::total_cmp);
         let n = sorted.len();
@@ -29,7 +29,7 @@ impl Spread {
             let nearest = (share * n as f64).ceil().max(1.0) as usize;
             sorted.get(nearest - 1).copied()
         };
-        Spread {
+        SampleSummary {
             n,
             mean: (n > 0).then(|| sorted.iter().sum::<f64>() / n as f64),
             p50: rank(0.50),
@@ -42,11 +42,11 @@ impl Spread {
 
 #[cfg(test)]
 mod tests {
-    use super::Spread;
+    use super::SampleSummary;
 
     #[test]
     fn percentiles_are_those_of_the_nearest_rank() {
-        let spread = Spread::of((1..=100).rev().map(f64::from));
+        let spread = SampleSummary::of((1..=100).rev().map(f64::from));
         assert_eq!(
             (spread.n, spread.mean, spread.p50, spread.p95),
             (100, Some(50.5), Some(50.0), Some(95.0))
@@ -56,7 +56,7 @@ mod tests {
 
     #[test]
     fn nothing_has_no_mean() {
-        let spread = Spread::of([]);
+        let spread = SampleSummary::of([]);
         assert_eq!((spread.n, spread.mean, spread.p95), (0, None, None));
     }
 }

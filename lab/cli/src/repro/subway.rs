@@ -13,7 +13,7 @@ use super::Measured;
 use anyhow::{Context, anyhow, ensure};
 use cedos_lab_link::trace::CSV_HEADER;
 use cedos_lab_scenario::{Scenario, ScenarioFault};
-use cedos_lab_sim::{Watched, Watching};
+use cedos_lab_sim::{ViewingReport, Watching};
 use d2tp_sched::{RefillThresholds, SwitchDelay};
 use serde_json::{Map, Value, json};
 use std::fmt::Write as _;
@@ -190,7 +190,7 @@ pub fn simulate() -> anyhow::Result<Measured> {
     })
 }
 
-fn watch(film: &Film) -> anyhow::Result<(Value, Watched)> {
+fn watch(film: &Film) -> anyhow::Result<(Value, ViewingReport)> {
     let trip = Trip::new(film.live, film.seed);
     let rate = film.kbps * 125;
     let bytes = (trip.ends_s * rate as f64) as u64;
@@ -361,7 +361,7 @@ rtt_ms = {LTE_RTT_MS}
 }
 
 /// What a player came to.
-struct Played {
+struct SubwayPlayback {
     /// Seconds of the run, about, when it began to show.
     begun_s: f64,
     shown_s: f64,
@@ -371,7 +371,7 @@ struct Played {
 }
 
 /// Has ffmpeg on the lab's device play so many bytes by `cedos play`.
-fn play(scenario: &str, bytes: u64, high: u64) -> anyhow::Result<Played> {
+fn play(scenario: &str, bytes: u64, high: u64) -> anyhow::Result<SubwayPlayback> {
     let mut file = tempfile::Builder::new().suffix(".toml").tempfile()?;
     file.write_all(scenario.as_bytes())?;
     let store = tempfile::tempdir()?;
@@ -433,7 +433,7 @@ fn play(scenario: &str, bytes: u64, high: u64) -> anyhow::Result<Played> {
     let late = shows
         .iter()
         .map(|(at, shown_s)| (*at - first_at).as_secs_f64() - (shown_s - first_s));
-    Ok(Played {
+    Ok(SubwayPlayback {
         begun_s: begun_s.context("nothing came")?,
         shown_s: shows.last().map_or(0.0, |(_, shown_s)| *shown_s),
         late_max_s: late.fold(0.0, f64::max),

@@ -11,10 +11,10 @@
 //! gone. They took 100 of each.
 
 use super::emulated::{D2TP, emulated};
-use super::spread::Spread;
-use super::{Measured, Where};
+use super::spread::SampleSummary;
+use super::{Measured, RowVenue};
 use anyhow::ensure;
-use cedos_lab_scenario::{Report, Scenario, ScenarioFault, Switch, SwitchKind};
+use cedos_lab_scenario::{RunReport, Scenario, ScenarioFault, Switch, SwitchKind};
 use serde_json::json;
 
 /// From the paper: 581 ms on average, of which 88 ms are authentication.
@@ -34,14 +34,14 @@ pub fn simulate() -> anyhow::Result<Measured> {
         })
     })?;
     let report = cedos_lab_sim::run(&scenario, None)?.report;
-    measure(&report, Where::Sim, 100)
+    measure(&report, RowVenue::Sim, 100)
 }
 
 /// On real sockets, ten of each: 200 s.
 pub fn emulate() -> anyhow::Result<Measured> {
     let changes = 10;
     let report = emulated(&scenario(changes), D2TP)?;
-    measure(&report, Where::Lab, changes)
+    measure(&report, RowVenue::Lab, changes)
 }
 
 /// `changes` of each kind. The flow is larger than what the links carry in that time.
@@ -87,7 +87,7 @@ policy = "any"
     )
 }
 
-fn measure(report: &Report, place: Where, changes: u32) -> anyhow::Result<Measured> {
+fn measure(report: &RunReport, place: RowVenue, changes: u32) -> anyhow::Result<Measured> {
     let silences = |kind: SwitchKind, to: &str| {
         let of_kind = |switch: &&Switch| switch.kind == kind && switch.to == to;
         let found: Vec<f64> = report
@@ -110,9 +110,9 @@ fn measure(report: &Report, place: Where, changes: u32) -> anyhow::Result<Measur
     );
     let whole = to_lte.iter().map(|silence| silence + RADIO_START_MS);
     let ours = json!({
-        "lte_to_wifi_ms": Spread::of(to_wifi),
-        "wifi_to_lte_ms": Spread::of(whole),
-        "wifi_to_lte_after_address_ms": Spread::of(to_lte),
+        "lte_to_wifi_ms": SampleSummary::of(to_wifi),
+        "wifi_to_lte_ms": SampleSummary::of(whole),
+        "wifi_to_lte_after_address_ms": SampleSummary::of(to_lte),
         "packets_while_down": report.links.iter().map(|link| link.packets_while_down).sum::<u64>(),
     });
     let mark = vec![

@@ -10,9 +10,9 @@
 
 use super::emulated::{D2TP, MPTCP, TCP, emulated, mbps};
 use super::plot::{Chart, Series};
-use super::{Measured, Where};
+use super::{Measured, RowVenue};
 use anyhow::{Context, ensure};
-use cedos_lab_scenario::{Report, Scenario, ScenarioFault};
+use cedos_lab_scenario::{RunReport, Scenario, ScenarioFault};
 use serde_json::{Map, Value, json};
 use toml::Table;
 
@@ -43,7 +43,7 @@ const SECONDS: f64 = 30.0;
 
 /// In virtual time, beside D2TP over the better path alone.
 pub fn in_virtual_time() -> anyhow::Result<Measured> {
-    measure(Where::Sim, |pair| {
+    measure(RowVenue::Sim, |pair| {
         let ours = simulate(&pair.text)?;
         let alone = simulate(&pair.alone)?;
         Ok((ours, alone, json!({"d2tp_better_mbps": alone})))
@@ -52,7 +52,7 @@ pub fn in_virtual_time() -> anyhow::Result<Measured> {
 
 /// On real sockets, in turn.
 pub fn on_real_sockets() -> anyhow::Result<Measured> {
-    measure(Where::Lab, |pair| {
+    measure(RowVenue::Lab, |pair| {
         let ours = emulated(&pair.text, D2TP)?;
         let several = emulated(&pair.text, MPTCP)?;
         let alone = mbps(&emulated(&pair.text, TCP)?)?;
@@ -70,16 +70,16 @@ pub fn on_real_sockets() -> anyhow::Result<Measured> {
 }
 
 /// Two paths, and an object for them.
-struct Pair {
+struct TwoPathSetup {
     text: String,
     /// With the better path alone.
     alone: String,
     sum_mbps: f64,
 }
 
-impl Pair {
+impl TwoPathSetup {
     /// Of a scenario file, with an object that both links carry in so many seconds.
-    fn of(file: &str, seconds: f64) -> anyhow::Result<Pair> {
+    fn of(file: &str, seconds: f64) -> anyhow::Result<TwoPathSetup> {
         let mut table: Table = file.parse()?;
         let links = table["link"].as_array().context("no links")?;
         let rate = |link: &toml::Value| {
@@ -99,7 +99,7 @@ impl Pair {
         table.insert("origin".to_owned(), "builtin".into());
         let text = table.to_string();
         table["link"] = vec![better].into();
-        Ok(Pair {
+        Ok(TwoPathSetup {
             text,
             alone: table.to_string(),
             sum_mbps,
@@ -109,12 +109,12 @@ impl Pair {
 
 /// Ours, the better path alone, and what else there is to say, of each pair.
 fn measure(
-    place: Where,
-    run: impl Fn(&Pair) -> anyhow::Result<(f64, f64, Value)>,
+    place: RowVenue,
+    run: impl Fn(&TwoPathSetup) -> anyhow::Result<(f64, f64, Value)>,
 ) -> anyhow::Result<Measured> {
     let (mut ours, mut baseline, mut mark) = (Map::new(), Map::new(), Vec::new());
     for (name, file) in SCENARIOS {
-        let pair = Pair::of(file, SECONDS)?;
+        let pair = TwoPathSetup::of(file, SECONDS)?;
         let (mbps, alone, beside) = run(&pair).context(name)?;
         ours.insert(name.to_owned(), judge(mbps, alone, pair.sum_mbps));
         baseline.insert(name.to_owned(), beside);
@@ -183,7 +183,7 @@ fn simulate(text: &str) -> anyhow::Result<f64> {
 }
 
 /// What each of the two links brought: a run over one of them shows nothing.
-fn both(report: &Report) -> anyhow::Result<Value> {
+fn both(report: &RunReport) -> anyhow::Result<Value> {
     let flow = report.flows.first().context("the report has no flow")?;
     for link in &report.links {
         ensure!(
@@ -196,7 +196,7 @@ fn both(report: &Report) -> anyhow::Result<Value> {
     Ok(json!(flow.bytes_by_link))
 }
 
-fn conditions(place: Where, seconds: f64) -> Vec<String> {
+fn conditions(place: RowVenue, seconds: f64) -> Vec<String> {
     let mut all = vec![
         format!(
             "lab/scenarios/two-paths-*.toml ({}): 10 + 10 Mb/s at 20 and 20, 20 and 200 ms; 10 + 1 Mb/s at \
@@ -211,8 +211,8 @@ fn conditions(place: Where, seconds: f64) -> Vec<String> {
             .to_owned(),
     ];
     all.extend(match place {
-        Where::Sim => vec!["better_alone: D2TP over the first link".to_owned()],
-        Where::Lab => vec![
+        RowVenue::Sim => vec!["better_alone: D2TP over the first link".to_owned()],
+        RowVenue::Lab => vec![
             "in turn: D2TP through the proxy, kernel MPTCP and kernel TCP straight from the origin; all \
              with CUBIC on each path, the two of the kernel without encryption"
                 .to_owned(),
@@ -243,7 +243,7 @@ mod tests {
     #[test]
     fn every_pair_is_read_and_has_an_object_of_its_own() {
         for (name, file) in SCENARIOS {
-            let pair = Pair::of(file, 10.0).unwrap();
+            let pair = TwoPathSetup::of(file, 10.0).unwrap();
             let parse = |text: &str| {
                 Scenario::parse(name, text, &mut |_| unreachable!()).expect("a scenario")
             };
@@ -257,7 +257,7 @@ mod tests {
 
     #[test]
     fn a_run_over_one_of_the_links_is_none() {
-        let mut report = Report::default();
+        let mut report = RunReport::default();
         report.flows.push(Default::default());
         report.links.resize_with(2, Default::default);
         for (link, name) in report.links.iter_mut().zip(["wlan0", "wlan1"]) {

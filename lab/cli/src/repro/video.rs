@@ -9,7 +9,7 @@
 
 use super::Measured;
 use cedos_lab_scenario::{Scenario, ScenarioFault};
-use cedos_lab_sim::video::{Manner, Watched, watch};
+use cedos_lab_sim::video::{Manner, VideoQuality, watch};
 use d2tp_driver::PathSelection;
 use serde_json::{Map, Value, json};
 
@@ -77,8 +77,8 @@ pub fn simulate() -> anyhow::Result<Measured> {
 }
 
 /// What came of all runs together.
-fn figures(seen: &[Watched]) -> Value {
-    let sum = |of: fn(&Watched) -> u64| seen.iter().map(of).sum::<u64>() as f64;
+fn figures(seen: &[VideoQuality]) -> Value {
+    let sum = |of: fn(&VideoQuality) -> u64| seen.iter().map(of).sum::<u64>() as f64;
     let mut commands: Vec<f64> = seen
         .iter()
         .flat_map(|w| w.commands.iter().map(|span| span.as_millis_f64()))
@@ -88,7 +88,7 @@ fn figures(seen: &[Watched]) -> Value {
     let at = |share: f64| commands.get(rank(share)).copied();
     let gap = seen.iter().map(|w| w.report_gap_max).max();
     let seconds = f64::from(SECONDS) * seen.len() as f64;
-    let cell = |w: &Watched| w.bytes_by_link.get(1).map_or(0, |(down, up)| down + up);
+    let cell = |w: &VideoQuality| w.bytes_by_link.get(1).map_or(0, |(down, up)| down + up);
     let cell: u64 = seen.iter().map(cell).sum();
     json!({
         "base_in_time": sum(|w| w.base) / sum(|w| w.pictures),

@@ -5,7 +5,7 @@
 //! ```
 
 use super::plot::{Chart, Series};
-use super::{Measured, spread::Spread};
+use super::{Measured, spread::SampleSummary};
 use cedos_lab_energy::{Phone, Span, Time, phones};
 use cedos_lab_sim::waiting::{Stay, Waited, draw, wait};
 use d2tp_sched::ScanPeriods;
@@ -111,7 +111,7 @@ fn on_days_of(days: &[Vec<Stay>], end: Time, periods: ScanPeriods) -> Value {
         "looks_per_hour": looks / (asleep / 3_600.0),
         "missed_percent": 100.0 * missed / (held + missed),
         "unseen_stays": sum(&|w| w.unseen as f64) / days.len() as f64,
-        "found_after_s": Spread::of(found.map(|span| span.as_secs_f64())),
+        "found_after_s": SampleSummary::of(found.map(|span| span.as_secs_f64())),
     })
 }
 

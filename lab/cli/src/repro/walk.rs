@@ -10,11 +10,11 @@
 //! it, for as long as an access point is there, and no less where it loses packets.
 
 use super::Measured;
-use super::emulated::{Came, D2TP, Emulated, MPTCP, TCP};
+use super::emulated::{D2TP, Emulated, LongFlowResult, MPTCP, TCP};
 use super::offload::{self, PACKET_BYTES};
 use anyhow::Context;
 use cedos_lab_link::Medium;
-use cedos_lab_scenario::{Report, Scenario, ScenarioFault};
+use cedos_lab_scenario::{RunReport, Scenario, ScenarioFault};
 use serde_json::{Map, Value, json};
 
 const SECONDS: u32 = 100;
@@ -29,7 +29,7 @@ const LENT: u32 = 50_000;
 const PAYLOAD_BYTES: u32 = 1_432;
 
 /// What is turned on, and what else differs.
-struct Way {
+struct WalkVariant {
     name: &'static str,
     other_link: bool,
     thin: bool,
@@ -38,8 +38,8 @@ struct Way {
     congestion: &'static str,
 }
 
-const fn way(name: &'static str, other_link: bool, offload: bool, mirror: bool) -> Way {
-    Way {
+const fn way(name: &'static str, other_link: bool, offload: bool, mirror: bool) -> WalkVariant {
+    WalkVariant {
         name,
         other_link,
         thin: true,
@@ -49,18 +49,18 @@ const fn way(name: &'static str, other_link: bool, offload: bool, mirror: bool) 
     }
 }
 
-const OURS: Way = way("all", true, true, true);
-const ALONE: Way = way("one_link", false, false, false);
+const OURS: WalkVariant = way("all", true, true, true);
+const ALONE: WalkVariant = way("one_link", false, false, false);
 /// Without the other link a hole freezes the path as well, by itself.
-const BESIDE: [Way; 5] = [
+const BESIDE: [WalkVariant; 5] = [
     way("freeze_and_offload", true, true, false),
     way("freeze_and_mirror", true, false, true),
     ALONE,
-    Way {
+    WalkVariant {
         thin: false,
         ..way("one_link_every_second_acked", false, false, false)
     },
-    Way {
+    WalkVariant {
         congestion: "bbr",
         ..way("one_link_bbr", false, false, false)
     },
@@ -102,11 +102,11 @@ pub fn simulate() -> anyhow::Result<Measured> {
 pub fn on_real_sockets() -> anyhow::Result<Measured> {
     let there_s = SECONDS - HOLE_S * HOLES_S.len() as u32;
     let ideal = offload::mbps(PAYLOAD_BYTES, Medium::Dot11g.cycle(PACKET_BYTES));
-    let begin = |way: &Way, options| Emulated::begin(&scenario(way), options);
+    let begin = |way: &WalkVariant, options| Emulated::begin(&scenario(way), options);
     let (ours, alone) = (begin(&OURS, D2TP)?, begin(&ALONE, D2TP)?);
     let (tcp, mptcp) = (begin(&ALONE, TCP)?, begin(&OURS, MPTCP)?);
-    let mbps = |run| anyhow::Ok(Came::of(run)?.mbps(there_s));
-    let (ours, mptcp) = (Came::of(ours)?, Came::of(mptcp)?);
+    let mbps = |run| anyhow::Ok(LongFlowResult::of(run)?.mbps(there_s));
+    let (ours, mptcp) = (LongFlowResult::of(ours)?, LongFlowResult::of(mptcp)?);
     let (alone, tcp, mbps) = (mbps(alone)?, mbps(tcp)?, ours.mbps(there_s));
     let mut conditions = conditions();
     conditions.push(
@@ -154,7 +154,7 @@ fn conditions() -> Vec<String> {
     ]
 }
 
-fn carried(way: &Way) -> anyhow::Result<f64> {
+fn carried(way: &WalkVariant) -> anyhow::Result<f64> {
     let text = scenario(way);
     let scenario = Scenario::parse("S4", &text, &mut |name| {
         Err(ScenarioFault {
@@ -162,13 +162,13 @@ fn carried(way: &Way) -> anyhow::Result<f64> {
             fault: "this scenario reads no files".to_owned(),
         })
     })?;
-    let report: Report = cedos_lab_sim::run(&scenario, None)?.report;
+    let report: RunReport = cedos_lab_sim::run(&scenario, None)?.report;
     let flow = report.flows.first().context("the report has no flow")?;
     let all: u64 = flow.bytes_by_link.values().sum();
     Ok((all - flow.duplicate_bytes) as f64 * 8.0 / 1e6 / f64::from(SECONDS))
 }
 
-fn scenario(way: &Way) -> String {
+fn scenario(way: &WalkVariant) -> String {
     let offload = if way.offload {
         offload::OFFLOAD
     } else {

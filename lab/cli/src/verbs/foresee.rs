@@ -1,7 +1,7 @@
 //! `cedos sim foresee TRIP…`: how well the holes of a way are foreseen that is travelled again and again.
 
 use anyhow::{Context, bail};
-use cedos_lab_link::trace::{Row, Trace};
+use cedos_lab_link::trace::{Trace, TraceRow};
 use cedos_lab_sim::foresight::{Foreseen, best_constant_error, median, play};
 use cedos_lab_sim::route::{Route, TERRAINS, to_csv};
 use clap::Args;
@@ -68,7 +68,7 @@ pub fn run(args: &ForeseeArgs) -> anyhow::Result<ExitCode> {
         }
         return Ok(ExitCode::SUCCESS);
     }
-    let mut trips: Vec<Vec<Row>> = Vec::new();
+    let mut trips: Vec<Vec<TraceRow>> = Vec::new();
     for file in &args.trips {
         let shown = file.display();
         let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {shown}"))?;

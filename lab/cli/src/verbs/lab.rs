@@ -8,7 +8,7 @@
 use anyhow::{Context, bail};
 use cedos_lab_emu::{Happening, World, enter};
 use cedos_lab_link::Time;
-use cedos_lab_scenario::{EventKind, OriginKind, Report, Scenario};
+use cedos_lab_scenario::{EventKind, OriginKind, RunReport, Scenario};
 use clap::{Args, Subcommand};
 use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
@@ -18,8 +18,8 @@ use crate::lab::kill::{self, KillArgs};
 use crate::lab::offspring::Offspring;
 use crate::lab::over::{self, FetchArgs, Over};
 use crate::lab::prox::tcp_port;
-pub use crate::lab::prox::{Prox, start_prox, stop_prox, through};
-use crate::lab::transfers::{self, By};
+pub use crate::lab::prox::{LabProx, start_prox, stop_prox, through};
+use crate::lab::transfers::{self, FlowCarrier};
 use crate::lab::{LOOK, link_classes, origin_named};
 pub use crate::lab::{classes, end, file_sha256, heed_interrupts, is_interrupted, origin_url};
 
@@ -38,7 +38,7 @@ enum LabVerb {
     /// Run a scenario: its flows through D2TP, or a command on its device.
     ///
     /// Exit codes: 0 every expectation holds, or the command succeeded; 1 not; 2 usage; 3 interrupted.
-    Run(RunArgs),
+    Run(LabRunArgs),
     /// Strike a download and its proxy at system calls, and see that nothing is lost.
     ///
     /// Exit codes: 0 every point was reached and nothing lost; 1 not; 2 usage.
@@ -49,7 +49,7 @@ enum LabVerb {
 }
 
 #[derive(Debug, Args)]
-struct RunArgs {
+struct LabRunArgs {
     /// The scenario file; see docs/scenarios.md.
     file: PathBuf,
     /// Print one JSON object at the end.
@@ -106,9 +106,9 @@ pub fn run(args: LabArgs) -> anyhow::Result<ExitCode> {
     world.start(tell)?;
     let (flows, succeeded) = if args.command.is_empty() {
         let by = match (&args.over, prox.as_mut()) {
-            (Some(over), prox) => By::Kernel(over, prox),
-            (None, Some(prox)) => By::Prox(prox),
-            (None, None) => By::Direct,
+            (Some(over), prox) => FlowCarrier::Kernel(over, prox),
+            (None, Some(prox)) => FlowCarrier::Prox(prox),
+            (None, None) => FlowCarrier::Direct,
         };
         let flows = transfers::run(&world, &program, folder.path(), by)?;
         (flows, true)
@@ -126,7 +126,7 @@ pub fn run(args: LabArgs) -> anyhow::Result<ExitCode> {
         bail!("the lab could not follow its scenario, so the run shows nothing: {fault}");
     }
     let seen = world.seen();
-    let mut report = Report {
+    let mut report = RunReport {
         flows,
         links: seen.links,
         switches: seen.switches,
@@ -147,7 +147,7 @@ pub fn run(args: LabArgs) -> anyhow::Result<ExitCode> {
     )
 }
 
-fn build(args: &RunArgs) -> anyhow::Result<World> {
+fn build(args: &LabRunArgs) -> anyhow::Result<World> {
     let mut scenario = Scenario::load(&args.file)?;
     match &args.over {
         Some(over) if over.is_multipath() => {
@@ -207,7 +207,7 @@ fn tell(happening: &Happening) {
 
 /// What a command on the device is told: where the origin is, over HTTP and HTTPS, whom to trust
 /// for the latter, where the proxy is, the device's key, and what the links stand for.
-fn environment(command: &mut Command, world: &World, prox: Option<&Prox>) {
+fn environment(command: &mut Command, world: &World, prox: Option<&LabProx>) {
     let origin = origin_named(world);
     command
         .env("CEDOS_LINK_CLASS", link_classes(world.scenario()))
@@ -230,7 +230,7 @@ fn environment(command: &mut Command, world: &World, prox: Option<&Prox>) {
     }
 }
 
-fn run_command(world: &World, command: &[String], prox: Option<&Prox>) -> anyhow::Result<bool> {
+fn run_command(world: &World, command: &[String], prox: Option<&LabProx>) -> anyhow::Result<bool> {
     let [program, arguments @ ..] = command else {
         bail!("no command")
     };
@@ -279,7 +279,7 @@ impl Drop for Servers {
 }
 
 /// `by_command`: a command ran, and none of the flows.
-fn summarise(report: &Report, by_command: bool) {
+fn summarise(report: &RunReport, by_command: bool) {
     for link in &report.links {
         eprintln!(
             "link {:8} {:8} {:>12} bytes down {:>12} up   {} packets while down",

@@ -3,7 +3,7 @@
 
 use crate::repro::applications::{self, Cells};
 use crate::repro::plot::{self, Chart, Series};
-use crate::repro::{self, Reproduced, Where, figures, mark, rows, unmodified};
+use crate::repro::{self, Reproduced, RowVenue, figures, mark, rows, unmodified};
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use serde_json::{Value, json};
@@ -19,7 +19,7 @@ pub struct ReproArgs {
     id: Option<String>,
     /// Where to run it: in virtual time, or on real sockets. The first place the row has, if not given.
     #[arg(long = "where", value_name = "PLACE")]
-    place: Option<Where>,
+    place: Option<RowVenue>,
     /// Print JSON: one object for a row, one per line for the list.
     #[arg(long)]
     json: bool,
@@ -76,13 +76,13 @@ pub fn run(args: &ReproArgs) -> anyhow::Result<ExitCode> {
     let place = args
         .place
         .or_else(|| row.runners.first().map(|(place, _)| *place))
-        .unwrap_or(Where::Sim);
+        .unwrap_or(RowVenue::Sim);
     let parts = row.id == "C11" && args.delays.is_empty() && args.patience.is_none();
     let reproduced = match args.cells() {
-        Some(cells) if parts && place == Where::Lab => {
+        Some(cells) if parts && place == RowVenue::Lab => {
             repro::judge(row, place, unmodified::run(&cells.only)?)?
         }
-        Some(_) if row.id != "C10" || place != Where::Lab => {
+        Some(_) if row.id != "C10" || place != RowVenue::Lab => {
             bail!("--delays, --patience and --only are of C10 in the lab, --only also of C11");
         }
         Some(cells) => repro::judge(row, place, applications::run(&cells)?)?,
@@ -148,7 +148,7 @@ fn list(json: bool) {
     }
 }
 
-fn print(of: &rows::Row, row: &Reproduced) {
+fn print(of: &rows::PaperRow, row: &Reproduced) {
     println!("{} ({}): {}", row.id, row.r#where.word(), row.claim);
     println!("  paper     {}", row.paper);
     for (title, figures) in [("ours", &row.ours), ("baseline", &row.baseline)] {

@@ -5,10 +5,10 @@ use crate::repro::plot::{self, Chart, Series};
 use anyhow::{Context, anyhow, bail};
 use cedos_lab_link::trace::Trace;
 use cedos_lab_sim::score::altered;
-use cedos_lab_sim::score::course::{self, Course, Way};
-use cedos_lab_sim::score::jobs::{self, Job, MIXES, Mix};
+use cedos_lab_sim::score::course::{self, Course, JobDirection};
+use cedos_lab_sim::score::jobs::{self, MIXES, Mix, ScoreJob};
 use cedos_lab_sim::score::pledge;
-use cedos_lab_sim::score::sheet::{self, Case, Figures, Row};
+use cedos_lab_sim::score::sheet::{self, ScoreCase, ScoreFigures, ScoreRow};
 use clap::{Args, ValueEnum};
 use d2tp_sched::SchedulerMode;
 use serde_json::{Value, json};
@@ -162,7 +162,11 @@ fn write(file: &Path, text: &str) -> anyhow::Result<()> {
 
 /// The traces by name, altered if that is asked for.
 fn recorded(args: &ScoreArgs) -> anyhow::Result<Vec<(String, Vec<Course>)>> {
-    let way = if args.uploads { Way::Up } else { Way::Down };
+    let way = if args.uploads {
+        JobDirection::Up
+    } else {
+        JobDirection::Down
+    };
     let mut all = Vec::new();
     for file in &args.traces {
         let shown = file.display();
@@ -200,7 +204,7 @@ fn sends(trace: &Trace) -> bool {
     rows.any(|row| row.up_bps.is_some_and(|rate| rate > 0))
 }
 
-fn cases(args: &ScoreArgs, recorded: &[(String, Vec<Course>)]) -> anyhow::Result<Vec<Case>> {
+fn cases(args: &ScoreArgs, recorded: &[(String, Vec<Course>)]) -> anyhow::Result<Vec<ScoreCase>> {
     let given = match &args.jobs {
         Some(file) => {
             let text = std::fs::read_to_string(file);
@@ -213,7 +217,12 @@ fn cases(args: &ScoreArgs, recorded: &[(String, Vec<Course>)]) -> anyhow::Result
     let mut cases = Vec::new();
     for (name, courses) in recorded {
         if let Some(jobs) = &given {
-            cases.push(Case::new(name, args.seed, courses.clone(), jobs.clone()));
+            cases.push(ScoreCase::new(
+                name,
+                args.seed,
+                courses.clone(),
+                jobs.clone(),
+            ));
             continue;
         }
         for seed in args.seed..args.seed.saturating_add(args.sets) {
@@ -221,7 +230,7 @@ fn cases(args: &ScoreArgs, recorded: &[(String, Vec<Course>)]) -> anyhow::Result
             let own = seed ^ name.bytes().fold(0, mixed);
             let count = if args.alone { 1 } else { JOBS };
             match jobs::draw(courses, args.mix, count, own) {
-                Some(jobs) => cases.push(Case::new(name, seed, courses.clone(), jobs)),
+                Some(jobs) => cases.push(ScoreCase::new(name, seed, courses.clone(), jobs)),
                 None => eprintln!("{name}: no set of jobs is feasible, left out"),
             }
         }
@@ -258,8 +267,8 @@ fn promises(args: &ScoreArgs, recorded: &[(String, Vec<Course>)]) -> anyhow::Res
 }
 
 /// What another solver needs to check the optimum, and its solution.
-fn solution(case: &Case) -> Value {
-    let job = |job: &Job| {
+fn solution(case: &ScoreCase) -> Value {
+    let job = |job: &ScoreJob| {
         json!({
             "arrival_s": job.arrival.as_secs_f64(),
             "size_bytes": job.bytes,
@@ -300,7 +309,7 @@ fn solution(case: &Case) -> Value {
     })
 }
 
-fn print_rows(rows: &[Row]) {
+fn print_rows(rows: &[ScoreRow]) {
     println!(
         "{:36} {:>4} {:18} {:>7} {:>14} {:>14} {:>14} {:>14} {:>9}",
         "trace", "seed", "policy", "met", "bytes", "metered", "late", "optimum", "avoidable"
@@ -331,7 +340,7 @@ fn print_rows(rows: &[Row]) {
     }
 }
 
-fn print_figures(figures: &[Figures]) {
+fn print_figures(figures: &[ScoreFigures]) {
     println!(
         "\n{:18} {:>5} {:>5} {:>8} {:>10} {:>8} {:>10}",
         "policy", "sets", "jobs", "missed", "avoidable", "95th", "offloaded"
@@ -355,7 +364,7 @@ fn percent(share: f64) -> String {
 }
 
 /// One set under one policy: bytes by link over time, and what had to be there by when.
-fn course(case: &Case, (policy, mode): &(String, SchedulerMode)) -> Chart {
+fn course(case: &ScoreCase, (policy, mode): &(String, SchedulerMode)) -> Chart {
     let course = case.course(*mode);
     let mega = |bytes: f64| bytes * 1e-6;
     let mut series: Vec<Series> = (case.courses.iter().enumerate())
@@ -368,7 +377,7 @@ fn course(case: &Case, (policy, mode): &(String, SchedulerMode)) -> Chart {
     let all = course.iter();
     let all = all.map(|(at, carried)| (at.as_secs_f64(), mega(carried.iter().sum())));
     series.push(Series::line("all links", all.collect()));
-    let mut jobs: Vec<&Job> = case.jobs.iter().collect();
+    let mut jobs: Vec<&ScoreJob> = case.jobs.iter().collect();
     jobs.sort_by_key(|job| job.due());
     let mut due = vec![(0.0, 0.0)];
     for job in jobs {
@@ -385,15 +394,15 @@ fn course(case: &Case, (policy, mode): &(String, SchedulerMode)) -> Chart {
 }
 
 /// Missed against avoidable; what free links carried against how long the jobs had.
-fn charts(cases: &[Case], rows: &[Row], figures: &[Figures]) -> Vec<Chart> {
-    let dot = |f: &Figures| {
+fn charts(cases: &[ScoreCase], rows: &[ScoreRow], figures: &[ScoreFigures]) -> Vec<Chart> {
+    let dot = |f: &ScoreFigures| {
         let at = (100.0 * f.avoidable_mean, 100.0 * f.missed);
         Series::dots(&f.policy, vec![at])
     };
     let mut offload = Vec::new();
     let each = rows.len() / cases.len();
     for (n, of) in figures.iter().enumerate() {
-        let point = |(case, row): (&Case, &Row)| {
+        let point = |(case, row): (&ScoreCase, &ScoreRow)| {
             let longest = case.jobs.iter().map(|job| job.deadline.as_secs_f64());
             let delivered = row.bytes.saturating_sub(row.late_bytes).max(1) as f64;
             let share = 100.0 * (1.0 - row.metered_bytes as f64 / delivered);

@@ -7,8 +7,8 @@
 use super::foresee::{self, ForeseeArgs};
 use super::score::{self, ScoreArgs};
 use anyhow::Context;
-use cedos_lab_scenario::{Report, Scenario};
-use cedos_lab_sim::coverage::Pair;
+use cedos_lab_scenario::{RunReport, Scenario};
+use cedos_lab_sim::coverage::CoveragePair;
 use cedos_lab_sim::fuzz;
 use clap::{Args, Subcommand};
 use std::collections::BTreeMap;
@@ -29,7 +29,7 @@ enum SimVerb {
     /// Run a scenario.
     ///
     /// Exit codes: 0 every expectation holds, 1 not, or no such scenario, 2 usage.
-    Run(RunArgs),
+    Run(SimRunArgs),
     /// Run scenarios drawn from seeds.
     ///
     /// Exit codes: 0 all of them complete, 1 not, 2 usage.
@@ -39,7 +39,7 @@ enum SimVerb {
 }
 
 #[derive(Debug, Args)]
-struct RunArgs {
+struct SimRunArgs {
     /// The scenario file; see docs/scenarios.md.
     file: PathBuf,
     /// Use this seed instead of the file's.
@@ -88,7 +88,7 @@ pub fn run(args: SimArgs) -> anyhow::Result<ExitCode> {
     }
 }
 
-fn run_one(args: &RunArgs) -> anyhow::Result<ExitCode> {
+fn run_one(args: &SimRunArgs) -> anyhow::Result<ExitCode> {
     let mut scenario = Scenario::load(&args.file)?;
     if let Some(seed) = args.seed {
         scenario.seed = seed;
@@ -179,10 +179,9 @@ fn fuzz_json(args: &FuzzArgs, tried: &fuzz::Tried) -> serde_json::Value {
             "seed": f.seed, "salt": f.salt, "what": f.what, "replay": f.replay(),
         })
     });
-    let named =
-        |pair: &Pair| serde_json::json!({ "fault": pair.fault.word(), "state": pair.state_word() });
+    let named = |pair: &CoveragePair| serde_json::json!({ "fault": pair.fault.word(), "state": pair.state_word() });
     let (mut matrix, mut impossible) = (BTreeMap::new(), Vec::new());
-    for pair in Pair::all() {
+    for pair in CoveragePair::all() {
         if let Some(why) = pair.impossible() {
             let mut pair = named(&pair);
             pair["why"] = why.into();
@@ -205,7 +204,7 @@ fn fuzz_json(args: &FuzzArgs, tried: &fuzz::Tried) -> serde_json::Value {
     })
 }
 
-fn print_table(report: &Report) {
+fn print_table(report: &RunReport) {
     for flow in &report.flows {
         let when = flow
             .finished_s

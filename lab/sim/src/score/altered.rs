@@ -1,7 +1,7 @@
 //! Traces made of others, to see whether a policy knows more than it was told: reversed in time, one
 //! link's time shifted against the other's, or free links of one trace with metered ones of the next.
 
-use super::course::{self, Course, Stretch};
+use super::course::{self, Course, CourseSegment};
 use d2tp_sched::LinkClass;
 use d2tp_time::{Span, Time};
 
@@ -9,11 +9,11 @@ use d2tp_time::{Span, Time};
 pub fn reversed(course: &Course) -> Course {
     let mut ends: Vec<Time> = course.stretches.iter().map(|s| s.at).collect();
     ends.remove(0);
-    let mut stretches: Vec<Stretch> = course
+    let mut stretches: Vec<CourseSegment> = course
         .stretches
         .iter()
         .zip(ends)
-        .map(|(stretch, end)| Stretch {
+        .map(|(stretch, end)| CourseSegment {
             at: Time::ZERO + course.end.since(end),
             ..*stretch
         })
@@ -31,16 +31,16 @@ pub fn shifted(course: &Course, by: Span) -> Course {
     let at = Time::ZERO + by;
     let stretches = &course.stretches[..course.stretches.len() - 1];
     let cut = stretches.partition_point(|s| s.at <= at).max(1);
-    let first = Stretch {
+    let first = CourseSegment {
         at: Time::ZERO,
         ..stretches[cut - 1]
     };
-    let later = stretches[cut..].iter().map(|s| Stretch {
+    let later = stretches[cut..].iter().map(|s| CourseSegment {
         at: Time::ZERO + s.at.since(at),
         ..*s
     });
     let rest = course.end.since(at);
-    let earlier = stretches[..cut].iter().map(|s| Stretch {
+    let earlier = stretches[..cut].iter().map(|s| CourseSegment {
         at: s.at + rest,
         ..*s
     });
@@ -74,8 +74,8 @@ pub fn apart(courses: &[Course]) -> Vec<Course> {
         .collect()
 }
 
-fn ended(at: Time) -> Stretch {
-    Stretch {
+fn ended(at: Time) -> CourseSegment {
+    CourseSegment {
         at,
         up: false,
         rate: 0.0,
@@ -88,7 +88,7 @@ mod tests {
 
     /// 2 B/s for 3 s, nothing for 1 s, 5 B/s for 6 s.
     fn course() -> Course {
-        let stretch = |s, up, rate| Stretch {
+        let stretch = |s, up, rate| CourseSegment {
             at: Time::from_secs_f64(s),
             up,
             rate,

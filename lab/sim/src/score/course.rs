@@ -5,13 +5,13 @@
 //! without upload rates carries no uploads. A link that is up at `loss=1` carries nothing and looks
 //! up; any other loss is in the rates already. Beyond the last row a link is down.
 
-use cedos_lab_link::trace::{self, Row, Trace};
+use cedos_lab_link::trace::{self, Trace, TraceRow};
 use d2tp_sched::LinkClass;
 use d2tp_time::Time;
 
 /// A stretch of a course.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Stretch {
+pub struct CourseSegment {
     /// From when on.
     pub at: Time,
     /// Whether the link looks up.
@@ -28,14 +28,14 @@ pub struct Course {
     /// What its bytes cost.
     pub class: LinkClass,
     /// Ascending; the last one is down.
-    pub stretches: Vec<Stretch>,
+    pub stretches: Vec<CourseSegment>,
     /// When the record ends.
     pub end: Time,
 }
 
 /// Which way the jobs go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Way {
+pub enum JobDirection {
     /// To the device.
     Down,
     /// From the device.
@@ -43,31 +43,31 @@ pub enum Way {
 }
 
 /// The courses of a trace's links. Those whose name begins with `wifi`, `wlan` or `eth` are free.
-pub fn courses(trace: &Trace, way: Way) -> Vec<Course> {
+pub fn courses(trace: &Trace, way: JobDirection) -> Vec<Course> {
     trace
         .ifaces()
         .map(|name| course(name, trace.rows(name).unwrap_or_default(), way))
         .collect()
 }
 
-fn course(name: &str, rows: &[Row], way: Way) -> Course {
+fn course(name: &str, rows: &[TraceRow], way: JobDirection) -> Course {
     let free = ["wifi", "wlan", "eth"].iter().any(|p| name.starts_with(p));
     let (mut up, mut known) = (false, 0.0);
-    let mut stretches: Vec<Stretch> = Vec::new();
+    let mut stretches: Vec<CourseSegment> = Vec::new();
     for row in rows {
         up = row.up.unwrap_or(up);
         let rate = match way {
-            Way::Down => row.down_bps,
-            Way::Up => row.up_bps,
+            JobDirection::Down => row.down_bps,
+            JobDirection::Up => row.up_bps,
         };
         if let Some(rate) = rate {
             known = rate as f64 / 8.0;
         }
         let dead = row.loss.is_some_and(|loss| loss >= 1.0);
         let rate = if up && !dead { known } else { 0.0 };
-        let same = |last: &Stretch| last.up == up && last.rate == rate;
+        let same = |last: &CourseSegment| last.up == up && last.rate == rate;
         if !stretches.last().is_some_and(same) {
-            stretches.push(Stretch {
+            stretches.push(CourseSegment {
                 at: row.at,
                 up,
                 rate,
@@ -75,7 +75,7 @@ fn course(name: &str, rows: &[Row], way: Way) -> Course {
         }
     }
     let end = Time::ZERO + trace::length(rows);
-    stretches.push(Stretch {
+    stretches.push(CourseSegment {
         at: end,
         up: false,
         rate: 0.0,
@@ -132,7 +132,7 @@ mod tests {
     use super::*;
     use cedos_lab_link::trace::CSV_HEADER;
 
-    fn read(rows: &str, way: Way) -> Vec<Course> {
+    fn read(rows: &str, way: JobDirection) -> Vec<Course> {
         let trace = Trace::from_csv(&format!("{CSV_HEADER}\n{rows}"));
         courses(&trace.expect("a trace"), way)
     }
@@ -145,7 +145,7 @@ mod tests {
     fn a_blank_is_as_before_and_nothing_is_assumed_before_the_first() {
         let all = read(
             "0,wifi,1,,,,\n1,wifi,,8,,,\n2,wifi,,,,,\n3,wifi,0,,,,\n",
-            Way::Down,
+            JobDirection::Down,
         );
         assert_eq!(all[0].class, LinkClass::Free);
         assert_eq!(carries(&all[0], 0.0, 1.0), 0.0);
@@ -158,7 +158,7 @@ mod tests {
     fn a_link_that_loses_everything_looks_up_and_carries_nothing() {
         let all = read(
             "0,cell,1,8,,,0.5\n1,cell,1,8,,,1\n2,cell,0,8,,,\n",
-            Way::Down,
+            JobDirection::Down,
         );
         let seen: Vec<(bool, f64)> = all[0].stretches.iter().map(|s| (s.up, s.rate)).collect();
         assert_eq!(seen[..3], [(true, 1e6), (true, 0.0), (false, 0.0)]);
@@ -167,7 +167,7 @@ mod tests {
 
     #[test]
     fn without_upload_rates_nothing_is_uploaded() {
-        let all = read("0,wifi,1,8,,,\n0,cell,1,8,4,,\n", Way::Up);
+        let all = read("0,wifi,1,8,,,\n0,cell,1,8,4,,\n", JobDirection::Up);
         assert_eq!(carries(&all[0], 0.0, 1.0), 0.0);
         assert_eq!(carries(&all[1], 0.0, 1.0), 0.5e6);
     }

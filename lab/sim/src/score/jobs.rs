@@ -8,7 +8,7 @@ use rand_pcg::Pcg64Mcg;
 
 /// Something to be carried in time.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Job {
+pub struct ScoreJob {
     /// When it is known.
     pub arrival: Time,
     /// How much it is.
@@ -17,7 +17,7 @@ pub struct Job {
     pub deadline: Span,
 }
 
-impl Job {
+impl ScoreJob {
     /// When it has to be complete.
     pub fn due(&self) -> Time {
         self.arrival + self.deadline
@@ -28,7 +28,7 @@ impl Job {
 pub const JUDGED_SHARE: f64 = 0.7;
 
 /// Whether all of them can be met, with every link at that share.
-pub fn feasible(courses: &[Course], jobs: &[Job]) -> bool {
+pub fn feasible(courses: &[Course], jobs: &[ScoreJob]) -> bool {
     let scaled: Vec<Course> = courses.iter().map(|c| c.scaled(JUDGED_SHARE)).collect();
     optimum::solve(&scaled, jobs).is_some()
 }
@@ -64,7 +64,7 @@ pub const MIXES: [Mix; 3] = [
 ];
 
 /// Draws a set of `count` that is judged; nothing if none is among a thousand.
-pub fn draw(courses: &[Course], mix: Mix, count: usize, seed: u64) -> Option<Vec<Job>> {
+pub fn draw(courses: &[Course], mix: Mix, count: usize, seed: u64) -> Option<Vec<ScoreJob>> {
     let mut rng = Pcg64Mcg::seed_from_u64(seed);
     let end_s = course::end(courses).as_secs_f64();
     (0..1000)
@@ -73,10 +73,10 @@ pub fn draw(courses: &[Course], mix: Mix, count: usize, seed: u64) -> Option<Vec
                 .map(|_| one(courses, end_s, mix, &mut rng))
                 .collect()
         })
-        .find(|jobs: &Vec<Job>| feasible(courses, jobs))
+        .find(|jobs: &Vec<ScoreJob>| feasible(courses, jobs))
 }
 
-fn one(courses: &[Course], end_s: f64, mix: Mix, rng: &mut Pcg64Mcg) -> Job {
+fn one(courses: &[Course], end_s: f64, mix: Mix, rng: &mut Pcg64Mcg) -> ScoreJob {
     let arrival_s = rng.random_range(0.0..0.7) * end_s;
     let deadline_s = rng.random_range(mix.deadline.0..mix.deadline.1) * (end_s - arrival_s);
     let arrival = Time::from_secs_f64(arrival_s);
@@ -87,7 +87,7 @@ fn one(courses: &[Course], end_s: f64, mix: Mix, rng: &mut Pcg64Mcg) -> Job {
         .sum();
     let (least, most) = mix.size;
     let share = least * (most / least).powf(rng.random_range(0.0..1.0));
-    Job {
+    ScoreJob {
         arrival,
         bytes: (share * capacity).max(1.0) as u64,
         deadline,
@@ -98,7 +98,7 @@ fn one(courses: &[Course], end_s: f64, mix: Mix, rng: &mut Pcg64Mcg) -> Job {
 ///
 /// # Errors
 /// The line at fault, and what is wrong with it.
-pub fn from_csv(text: &str) -> Result<Vec<Job>, String> {
+pub fn from_csv(text: &str) -> Result<Vec<ScoreJob>, String> {
     let mut jobs = Vec::new();
     for (n, line) in text.lines().map(str::trim).enumerate() {
         if line.is_empty() || line.starts_with('#') || (n == 0 && line == CSV_HEADER) {
@@ -117,7 +117,7 @@ pub fn from_csv(text: &str) -> Result<Vec<Job>, String> {
         if !(arrival >= 0.0 && size >= 1.0 && deadline > 0.0 && cells.iter().all(|c| *c < 1e15)) {
             return Err(why("a job begins at 0 or later, has a byte and a deadline"));
         }
-        jobs.push(Job {
+        jobs.push(ScoreJob {
             arrival: Time::from_secs_f64(arrival),
             bytes: size as u64,
             deadline: Span::from_secs_f64(deadline),
@@ -135,7 +135,7 @@ pub const CSV_HEADER: &str = "arrival_s,size_bytes,deadline_s";
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::score::course::Way;
+    use crate::score::course::JobDirection;
     use cedos_lab_link::trace::{CSV_HEADER as TRACE_HEADER, Trace};
 
     fn courses() -> Vec<Course> {
@@ -143,7 +143,7 @@ mod tests {
             .map(|s| format!("{s},wifi,{},8,,,\n{s},cell,1,4,,,\n", u8::from(s % 60 < 30)))
             .collect();
         let trace = Trace::from_csv(&format!("{TRACE_HEADER}\n{rows}"));
-        course::courses(&trace.expect("a trace"), Way::Down)
+        course::courses(&trace.expect("a trace"), JobDirection::Down)
     }
 
     #[test]
@@ -161,7 +161,7 @@ mod tests {
     #[test]
     fn what_needs_more_than_seven_tenths_of_the_rates_is_not_judged() {
         // 1 MB/s and 0.5 MB/s for 30 s.
-        let job = |bytes| Job {
+        let job = |bytes| ScoreJob {
             arrival: Time::ZERO,
             bytes,
             deadline: Span::from_secs(30),

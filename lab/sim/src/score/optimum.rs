@@ -9,7 +9,7 @@
 //! ```
 
 use super::course::Course;
-use super::jobs::Job;
+use super::jobs::ScoreJob;
 use d2tp_sched::LinkClass;
 use d2tp_time::Time;
 use microlp::{ComparisonOp, Error, OptimizationDirection, Problem};
@@ -42,7 +42,7 @@ pub struct Optimum {
 }
 
 /// Solves it; nothing if not all deadlines can be met.
-pub fn solve(courses: &[Course], jobs: &[Job]) -> Option<Optimum> {
+pub fn solve(courses: &[Course], jobs: &[ScoreJob]) -> Option<Optimum> {
     let mut moments: Vec<Time> = jobs.iter().flat_map(|j| [j.arrival, j.due()]).collect();
     moments.sort_unstable();
     moments.dedup();
@@ -107,7 +107,7 @@ pub fn solve(courses: &[Course], jobs: &[Job]) -> Option<Optimum> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::score::course::Stretch;
+    use crate::score::course::CourseSegment;
     use d2tp_time::Span;
 
     /// 1 MB/s over Wi-Fi from 10 to 20 s, 2 MB/s over a cellular link until 40 s.
@@ -117,7 +117,7 @@ mod tests {
             class,
             stretches: steps
                 .iter()
-                .map(|(at_s, rate)| Stretch {
+                .map(|(at_s, rate)| CourseSegment {
                     at: Time::ZERO + Span::from_secs(*at_s),
                     up: *rate > 0.0,
                     rate: *rate,
@@ -131,8 +131,8 @@ mod tests {
         ]
     }
 
-    fn job(arrival_s: u64, bytes: u64, deadline_s: u64) -> Job {
-        Job {
+    fn job(arrival_s: u64, bytes: u64, deadline_s: u64) -> ScoreJob {
+        ScoreJob {
             arrival: Time::ZERO + Span::from_secs(arrival_s),
             bytes,
             deadline: Span::from_secs(deadline_s),
@@ -141,7 +141,7 @@ mod tests {
 
     #[test]
     fn the_free_link_carries_what_it_can_by_then_and_the_other_the_rest() {
-        let metered = |jobs: &[Job]| solve(&courses(), jobs).map(|o| o.metered_bytes.round());
+        let metered = |jobs: &[ScoreJob]| solve(&courses(), jobs).map(|o| o.metered_bytes.round());
         assert_eq!(metered(&[job(0, 8_000_000, 30)]), Some(0.0));
         assert_eq!(metered(&[job(0, 12_000_000, 30)]), Some(2e6));
         assert_eq!(metered(&[job(0, 12_000_000, 15)]), Some(7e6));

@@ -8,7 +8,7 @@
 //! Rates change unseen between looks.
 
 use super::course::Course;
-use super::jobs::Job;
+use super::jobs::ScoreJob;
 use d2tp_sched::{
     CostPolicy, DeadlineFallback, FlowDemand, LinkAssignment, LinkObservation, ScheduledFlow,
     Scheduler,
@@ -23,7 +23,7 @@ const ROUNDING: f64 = 0.5;
 
 /// What came of it.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Played {
+pub struct PlaybackResult {
     /// Which jobs were complete at their deadline.
     pub met: Vec<bool>,
     /// What each link carried, in the order of the courses.
@@ -94,17 +94,17 @@ pub struct Moment<'a> {
 }
 
 /// Plays `jobs` over `courses` as `scheduler` decides.
-pub fn play(courses: &[Course], jobs: &[Job], scheduler: &mut Scheduler) -> Played {
+pub fn play(courses: &[Course], jobs: &[ScoreJob], scheduler: &mut Scheduler) -> PlaybackResult {
     play_watched(courses, jobs, scheduler, &mut |_, _| {})
 }
 
 /// The same, told to a watcher.
 pub fn play_watched(
     courses: &[Course],
-    jobs: &[Job],
+    jobs: &[ScoreJob],
     scheduler: &mut Scheduler,
     watch: &mut dyn FnMut(&Scheduler, Moment<'_>),
-) -> Played {
+) -> PlaybackResult {
     play_wishing(courses, jobs, scheduler, &|_, need| need, watch)
 }
 
@@ -112,13 +112,13 @@ pub fn play_watched(
 /// is said, free links first until the deadline.
 pub fn play_wishing(
     courses: &[Course],
-    jobs: &[Job],
+    jobs: &[ScoreJob],
     scheduler: &mut Scheduler,
     wish: &dyn Fn(usize, FlowDemand) -> FlowDemand,
     watch: &mut dyn FnMut(&Scheduler, Moment<'_>),
-) -> Played {
-    let mut table = Table::new(courses, jobs);
-    let last = jobs.iter().map(Job::due).max().unwrap_or_default();
+) -> PlaybackResult {
+    let mut table = PlaybackTable::new(courses, jobs);
+    let last = jobs.iter().map(ScoreJob::due).max().unwrap_or_default();
     let mut roster: Option<(LinkAssignment, Time)> = None;
     while table.now < last {
         let changed = table.turn_over();
@@ -163,9 +163,9 @@ pub fn play_wishing(
     table.played
 }
 
-struct Table<'a> {
+struct PlaybackTable<'a> {
     courses: &'a [Course],
-    jobs: &'a [Job],
+    jobs: &'a [ScoreJob],
     now: Time,
     /// In the order in which they came.
     open: Vec<Open>,
@@ -179,14 +179,14 @@ struct Table<'a> {
     up: Vec<bool>,
     /// A job was completed since.
     completed: bool,
-    played: Played,
+    played: PlaybackResult,
 }
 
-impl<'a> Table<'a> {
-    fn new(courses: &'a [Course], jobs: &'a [Job]) -> Table<'a> {
+impl<'a> PlaybackTable<'a> {
+    fn new(courses: &'a [Course], jobs: &'a [ScoreJob]) -> PlaybackTable<'a> {
         let mut coming: Vec<usize> = (0..jobs.len()).collect();
         coming.sort_by_key(|n| std::cmp::Reverse(jobs[*n].arrival));
-        Table {
+        PlaybackTable {
             courses,
             jobs,
             now: Time::ZERO,
@@ -196,7 +196,7 @@ impl<'a> Table<'a> {
             seen: vec![(0.0, Span::ZERO); courses.len()],
             up: vec![false; courses.len()],
             completed: false,
-            played: Played {
+            played: PlaybackResult {
                 met: vec![false; jobs.len()],
                 carried: vec![0.0; courses.len()],
                 late_bytes: 0.0,
@@ -289,7 +289,7 @@ impl<'a> Table<'a> {
     fn next_event(&self) -> Time {
         let due = self.open.iter().map(|open| self.jobs[open.job].due());
         let arrival = self.coming.last().map(|n| self.jobs[*n].arrival);
-        let last = self.jobs.iter().map(Job::due).max();
+        let last = self.jobs.iter().map(ScoreJob::due).max();
         let of_jobs = due.chain(arrival).chain(last).filter(|at| *at > self.now);
         let mut next = of_jobs.min().unwrap_or(Time::NEVER);
         for (course, up) in self.courses.iter().zip(&self.up) {
@@ -377,7 +377,7 @@ impl<'a> Table<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::score::course::{Stretch, Way, courses};
+    use crate::score::course::{CourseSegment, JobDirection, courses};
     use crate::score::{jobs, optimum};
     use cedos_lab_link::trace::{CSV_HEADER, Trace};
     use d2tp_sched::{LinkClass, SchedulerMode};
@@ -403,7 +403,7 @@ mod tests {
             );
         }
         let trace = Trace::from_csv(&format!("{CSV_HEADER}\n{rows}"));
-        courses(&trace.expect("a trace"), Way::Down)
+        courses(&trace.expect("a trace"), JobDirection::Down)
     }
 
     fn scheduler(mode: SchedulerMode, courses: &[Course]) -> Scheduler {
@@ -464,7 +464,7 @@ mod tests {
         let courses = [Course {
             name: "wifi".to_owned(),
             class: LinkClass::Free,
-            stretches: vec![Stretch {
+            stretches: vec![CourseSegment {
                 at: Time::ZERO,
                 up: true,
                 rate: 1_000.0,
@@ -472,7 +472,7 @@ mod tests {
             end: Time::NEVER,
         }];
         let met = |bytes| {
-            let job = Job {
+            let job = ScoreJob {
                 arrival: Time::from_secs_f64(2.5),
                 bytes,
                 deadline: Span::from_secs(10),

@@ -5,7 +5,7 @@
 //! first. A time beyond the end of the record cannot be checked and is not counted as promised.
 
 use super::course::{self, Course};
-use super::jobs::Job;
+use super::jobs::ScoreJob;
 use super::player;
 use d2tp_sched::{Scheduler, SchedulerMode};
 use d2tp_time::{Span, Time};
@@ -60,7 +60,7 @@ pub fn keep(courses: &[Course], count: u64, seed: u64) -> Kept {
             None => {}
             Some(deadline) if arrival + deadline > end => kept.beyond += 1,
             Some(deadline) => {
-                let job = Job {
+                let job = ScoreJob {
                     arrival,
                     bytes,
                     deadline,
@@ -85,7 +85,7 @@ fn scheduler(courses: &[Course]) -> Scheduler {
 /// The time promised; nothing if the job is complete before it is, or nothing can be promised.
 fn promised(courses: &[Course], arrival: Time, bytes: u64, end: Time) -> Option<Span> {
     let deadline = end.since(arrival);
-    let job = Job {
+    let job = ScoreJob {
         arrival,
         bytes,
         deadline,
@@ -105,7 +105,7 @@ fn promised(courses: &[Course], arrival: Time, bytes: u64, end: Time) -> Option<
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::score::course::{Way, courses};
+    use crate::score::course::{JobDirection, courses};
     use cedos_lab_link::trace::{CSV_HEADER, Trace};
 
     #[test]
@@ -119,7 +119,7 @@ mod tests {
             rows += &format!("{s},wifi,{wifi},10,,,\n{s},cell,1,{cell},,,\n");
         }
         let trace = Trace::from_csv(&format!("{CSV_HEADER}\n{rows}")).expect("a trace");
-        let courses = courses(&trace, Way::Down);
+        let courses = courses(&trace, JobDirection::Down);
         let kept = keep(&courses, 20, 1);
         assert!(kept.promised > 10, "{kept:?}");
         assert!((0.7..=1.0).contains(&kept.share()), "{kept:?}");

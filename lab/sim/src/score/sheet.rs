@@ -5,16 +5,16 @@
 //! that stay feasible at [`JUDGED_SHARE`](super::jobs::JUDGED_SHARE) of the rates count.
 
 use super::course::Course;
-use super::jobs::{self, Job};
+use super::jobs::{self, ScoreJob};
 use super::optimum::{self, Optimum};
-use super::player::{self, Moment, Played};
+use super::player::{self, Moment, PlaybackResult};
 use d2tp_sched::{FlowDemand, LinkClass, Scheduler, SchedulerMode};
 use d2tp_time::Time;
 use serde::Serialize;
 
 /// One trace, one set of jobs: what every policy is compared on.
 #[derive(Debug, Clone)]
-pub struct Case {
+pub struct ScoreCase {
     /// The trace's name.
     pub trace: String,
     /// The seed of its jobs.
@@ -22,7 +22,7 @@ pub struct Case {
     /// Its links.
     pub courses: Vec<Course>,
     /// What is to be carried.
-    pub jobs: Vec<Job>,
+    pub jobs: Vec<ScoreJob>,
     /// Whether policies are told how large jobs are.
     pub told: bool,
     /// Whether it is judged.
@@ -31,10 +31,10 @@ pub struct Case {
     pub optimum: Option<Optimum>,
 }
 
-impl Case {
+impl ScoreCase {
     /// With its optimum.
-    pub fn new(trace: &str, seed: u64, courses: Vec<Course>, jobs: Vec<Job>) -> Case {
-        Case {
+    pub fn new(trace: &str, seed: u64, courses: Vec<Course>, jobs: Vec<ScoreJob>) -> ScoreCase {
+        ScoreCase {
             trace: trace.to_owned(),
             seed,
             feasible: jobs::feasible(&courses, &jobs),
@@ -45,7 +45,11 @@ impl Case {
         }
     }
 
-    fn play(&self, mode: SchedulerMode, watch: &mut dyn FnMut(&Scheduler, Moment<'_>)) -> Played {
+    fn play(
+        &self,
+        mode: SchedulerMode,
+        watch: &mut dyn FnMut(&Scheduler, Moment<'_>),
+    ) -> PlaybackResult {
         let classes = self.courses.iter().map(|course| course.class);
         let mut scheduler = Scheduler::new(mode, classes);
         let wish = |_, need: FlowDemand| FlowDemand {
@@ -61,13 +65,13 @@ impl Case {
         let played = self.play(mode, &mut |_, moment| {
             course.push((moment.at, moment.carried.to_vec()));
         });
-        let last = self.jobs.iter().map(Job::due).max();
+        let last = self.jobs.iter().map(ScoreJob::due).max();
         course.extend(last.map(|last| (last, played.carried)));
         course
     }
 
     /// Plays it under a policy.
-    pub fn score(&self, policy: &str, mode: SchedulerMode) -> Row {
+    pub fn score(&self, policy: &str, mode: SchedulerMode) -> ScoreRow {
         let played = self.play(mode, &mut |_, _| {});
         let links = self.courses.iter().zip(&played.carried);
         let metered: f64 = links
@@ -76,7 +80,7 @@ impl Case {
             .sum();
         let bytes: u64 = self.jobs.iter().map(|job| job.bytes).sum();
         let optimum = self.optimum.as_ref().map(|optimum| optimum.metered_bytes);
-        Row {
+        ScoreRow {
             trace: self.trace.clone(),
             seed: self.seed,
             policy: policy.to_owned(),
@@ -95,7 +99,7 @@ impl Case {
 
 /// What a policy made of a case.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Row {
+pub struct ScoreRow {
     /// The trace's name.
     pub trace: String,
     /// The seed of its jobs.
@@ -122,7 +126,7 @@ pub struct Row {
 
 /// Over the judged rows of one policy.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Figures {
+pub struct ScoreFigures {
     /// The policy's name.
     pub policy: String,
     /// Judged rows.
@@ -140,7 +144,7 @@ pub struct Figures {
 }
 
 /// The figures of each policy, in the order in which they appear.
-pub fn figures(rows: &[Row]) -> Vec<Figures> {
+pub fn figures(rows: &[ScoreRow]) -> Vec<ScoreFigures> {
     let mut policies: Vec<&str> = Vec::new();
     for row in rows {
         if !policies.contains(&row.policy.as_str()) {
@@ -153,7 +157,7 @@ pub fn figures(rows: &[Row]) -> Vec<Figures> {
         .collect()
 }
 
-fn of_policy(policy: &str, rows: &[Row]) -> Option<Figures> {
+fn of_policy(policy: &str, rows: &[ScoreRow]) -> Option<ScoreFigures> {
     let judged = || {
         rows.iter()
             .filter(|row| row.policy == policy && row.feasible > 0)
@@ -163,10 +167,10 @@ fn of_policy(policy: &str, rows: &[Row]) -> Option<Figures> {
         return None;
     }
     avoidable.sort_unstable_by(f64::total_cmp);
-    let sum = |of: fn(&Row) -> f64| judged().map(of).sum::<f64>();
+    let sum = |of: fn(&ScoreRow) -> f64| judged().map(of).sum::<f64>();
     let jobs = sum(|row| row.jobs as f64);
     let delivered = sum(|row| (row.bytes - row.late_bytes.min(row.bytes)) as f64);
-    Some(Figures {
+    Some(ScoreFigures {
         policy: policy.to_owned(),
         sets: avoidable.len(),
         jobs: jobs as usize,
@@ -186,11 +190,11 @@ fn percentile(ascending: &[f64], share: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::score::course::{Way, courses};
+    use crate::score::course::{JobDirection, courses};
     use d2tp_time::Span;
 
-    fn row(policy: &str, met: usize, feasible: usize, avoidable: f64) -> Row {
-        Row {
+    fn row(policy: &str, met: usize, feasible: usize, avoidable: f64) -> ScoreRow {
+        ScoreRow {
             trace: "t".to_owned(),
             seed: 0,
             policy: policy.to_owned(),
@@ -211,12 +215,12 @@ mod tests {
         let csv = "t_s,iface,up,down_mbps,up_mbps,rtt_ms,loss\n0,wwan0,1,8,,,\n0,wlan0,0,0,,,\n10,wlan0,1,16,,,\n\
                    100,wwan0,1,8,,,\n100,wlan0,1,16,,,\n";
         let trace = cedos_lab_link::trace::Trace::from_csv(csv).unwrap();
-        let job = Job {
+        let job = ScoreJob {
             arrival: Time::ZERO,
             bytes: 1_000_000,
             deadline: Span::from_secs(90),
         };
-        let mut case = Case::new("t", 0, courses(&trace, Way::Down), vec![job]);
+        let mut case = ScoreCase::new("t", 0, courses(&trace, JobDirection::Down), vec![job]);
         let mut paid = |told| {
             case.told = told;
             let row = case.score("algorithm-1", SchedulerMode::AlgorithmOne { margin: 0.0 });
@@ -228,7 +232,7 @@ mod tests {
 
     #[test]
     fn figures_are_over_the_judged_rows_of_each_policy() {
-        let mut rows: Vec<Row> = (0..20)
+        let mut rows: Vec<ScoreRow> = (0..20)
             .map(|n| row("a", 3, 3, f64::from(n) / 100.0))
             .collect();
         rows.push(row("b", 2, 3, 0.5));

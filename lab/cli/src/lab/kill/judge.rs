@@ -7,7 +7,7 @@ use cedos_lab_scenario::content;
 use serde_json::Value;
 
 use super::remains::DeviceRemains;
-use super::stage::Case;
+use super::stage::KillCase;
 use crate::lab::file_sha256;
 
 /// Bytes that come again when a download is continued in another flow (docs/download.md).
@@ -22,7 +22,7 @@ fn asks_again(line: &serde_json::Value) -> bool {
 /// What an origin may have given before a device hears of its request: some pieces of a body.
 const UNHEARD_BYTES_MAX: u64 = 64 * 1024;
 
-impl Case<'_> {
+impl KillCase<'_> {
     /// Epochs that each start of the device used, as far as its log tells.
     pub(super) fn epochs(&self) -> Vec<Vec<u64>> {
         (0..self.devices)

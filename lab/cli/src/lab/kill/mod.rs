@@ -26,9 +26,9 @@ use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
 use origin::Origin;
-use point::{Blows, Fault, Kind, Point};
-use stage::Stage;
-use verdict::Verdict;
+use point::{Blows, Fault, KillFaultKind, KillPoint};
+use stage::KillSetting;
+use verdict::ContractViolations;
 
 /// Draws for each point asked for, before a run gives up: some come too late in a transfer to fall.
 const DRAWS_PER_POINT_MAX: u64 = 4;
@@ -46,7 +46,7 @@ pub struct KillArgs {
     seed: u64,
     /// What happens at them
     #[arg(long, value_enum, default_value = "kill")]
-    fault: Kind,
+    fault: KillFaultKind,
     /// One point alone, such as device:fsync:2 or proxy:write:9+device:openat:30; --seed is then its
     /// transfer's
     #[arg(long, value_name = "WHO:CALL:N")]
@@ -69,7 +69,7 @@ struct Tally {
     points: u64,
     /// Transfers that ended before their point came.
     missed: u64,
-    failing: Vec<(Point, Verdict)>,
+    failing: Vec<(KillPoint, ContractViolations)>,
 }
 
 /// Tries the points. True if all of them held.
@@ -79,21 +79,25 @@ struct Tally {
 pub async fn run(args: &KillArgs) -> anyhow::Result<bool> {
     strace::is_there().await.map_err(anyhow::Error::msg)?;
     let asked = |Blows(blows): &Blows| blows.iter().any(|blow| blow.fault == Fault::Power);
-    if args.at.as_ref().map_or(args.fault == Kind::Power, asked) {
+    if args
+        .at
+        .as_ref()
+        .map_or(args.fault == KillFaultKind::Power, asked)
+    {
         disk::enter()?;
     }
     let program = std::env::current_exe().context("this program's own file is not known")?;
     if let Some(folder) = &args.keep {
         std::fs::create_dir_all(folder).with_context(|| format!("{}", folder.display()))?;
     }
-    let stage = Arc::new(Stage {
+    let stage = Arc::new(KillSetting {
         origin: Origin::start().await?,
         program,
         keep: args.keep.clone(),
     });
-    let next: Box<dyn FnMut() -> Option<Point>> = match &args.at {
+    let next: Box<dyn FnMut() -> Option<KillPoint>> = match &args.at {
         Some(Blows(blows)) => {
-            let mut point = Some(Point {
+            let mut point = Some(KillPoint {
                 blows: blows.clone(),
                 seed: args.seed,
             });
@@ -105,7 +109,7 @@ pub async fn run(args: &KillArgs) -> anyhow::Result<bool> {
             let most = args.points.saturating_mul(DRAWS_PER_POINT_MAX);
             Box::new(move || {
                 let index = index.fetch_add(1, Ordering::Relaxed);
-                (index < most).then(|| Point::draw(seed, index, fault))
+                (index < most).then(|| KillPoint::draw(seed, index, fault))
             })
         }
     };
@@ -116,8 +120,8 @@ pub async fn run(args: &KillArgs) -> anyhow::Result<bool> {
 }
 
 async fn try_points(
-    stage: Arc<Stage>,
-    mut next: Box<dyn FnMut() -> Option<Point>>,
+    stage: Arc<KillSetting>,
+    mut next: Box<dyn FnMut() -> Option<KillPoint>>,
     wanted: u64,
     jobs: usize,
 ) -> anyhow::Result<Tally> {
@@ -150,7 +154,8 @@ async fn try_points(
 }
 
 fn tell(args: &KillArgs, tally: &Tally) {
-    let count = |f: fn(&Verdict) -> bool| tally.failing.iter().filter(|(_, v)| f(v)).count();
+    let count =
+        |f: fn(&ContractViolations) -> bool| tally.failing.iter().filter(|(_, v)| f(v)).count();
     let lost = count(|v| !v.lost.is_empty());
     let repeated = count(|v| !v.repeated.is_empty());
     if args.json {

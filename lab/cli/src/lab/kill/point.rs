@@ -33,7 +33,7 @@ pub enum Fault {
 
 /// Which faults a run draws from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Kind {
+pub enum KillFaultKind {
     /// SIGKILL
     Kill,
     /// ENOSPC and EIO
@@ -44,7 +44,7 @@ pub enum Kind {
 
 /// One blow.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Blow {
+pub struct KillFault {
     /// Whom it hits.
     pub who: Victim,
     /// At which system call: a name of [`CALLS`].
@@ -64,16 +64,16 @@ impl Fault {
 
 /// One or two blows, and the seed that the transfer under them is made from.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Point {
+pub struct KillPoint {
     /// At most one for each program.
-    pub blows: Vec<Blow>,
+    pub blows: Vec<KillFault>,
     /// Makes the object and its pace.
     pub seed: u64,
 }
 
 /// A system call, how strace names it, and how often a thread of either program makes it in a transfer
 /// at most. Beyond that nothing is struck.
-pub struct Call {
+pub struct SystemCall {
     name: &'static str,
     /// Also the names other machines have for it.
     pub pattern: &'static str,
@@ -85,7 +85,7 @@ pub struct Call {
 
 /// What matters: everything that changes a file, and everything that goes to the network or comes
 /// from there. // maxima: counted with strace -f -c over transfers of every shape
-pub const CALLS: [Call; 11] = [
+pub const CALLS: [SystemCall; 11] = [
     call("openat", "/^openat$", 40, 160, true),
     call("write", "/^write$", 150, 80, true),
     call("pwrite64", "/^pwrite64$", 40, 200, true),
@@ -105,8 +105,8 @@ const fn call(
     device_max: u32,
     proxy_max: u32,
     disk: bool,
-) -> Call {
-    Call {
+) -> SystemCall {
+    SystemCall {
         name,
         pattern,
         device_max,
@@ -115,9 +115,9 @@ const fn call(
     }
 }
 
-impl Call {
+impl SystemCall {
     /// The call of this name.
-    pub fn named(name: &str) -> Option<&'static Call> {
+    pub fn named(name: &str) -> Option<&'static SystemCall> {
         CALLS.iter().find(|call| call.name == name)
     }
 
@@ -155,52 +155,52 @@ impl Draws {
     }
 }
 
-impl Point {
+impl KillPoint {
     /// Number `index` of a run. Whoever and whichever call is next in turn, so that few points are
     /// spread over all of them; small counts as likely as large ones.
-    pub fn draw(run: u64, index: u64, kind: Kind) -> Point {
+    pub fn draw(run: u64, index: u64, kind: KillFaultKind) -> KillPoint {
         let mut draws = Draws::of(run.wrapping_mul(0x9e37_79b9).wrapping_add(index));
         let seed = draws.next() >> 32;
-        let calls: Vec<&Call> = CALLS
+        let calls: Vec<&SystemCall> = CALLS
             .iter()
-            .filter(|call| kind != Kind::Disk || call.disk)
+            .filter(|call| kind != KillFaultKind::Disk || call.disk)
             .collect();
         let parties: &[&[Victim]] = match kind {
-            Kind::Kill | Kind::Power => &[
+            KillFaultKind::Kill | KillFaultKind::Power => &[
                 &[Victim::Device],
                 &[Victim::Proxy],
                 &[Victim::Device, Victim::Proxy],
             ],
-            Kind::Disk => &[&[Victim::Device], &[Victim::Proxy]],
+            KillFaultKind::Disk => &[&[Victim::Device], &[Victim::Proxy]],
         };
         let party = parties[(index % parties.len() as u64) as usize];
         let turn = index / parties.len() as u64;
         let call = calls[(turn % calls.len() as u64) as usize];
         let fault = match (kind, turn / calls.len() as u64 % 2) {
-            (Kind::Kill, _) => Fault::Kill,
-            (Kind::Power, _) => Fault::Power,
-            (Kind::Disk, 0) => Fault::Full,
-            (Kind::Disk, _) => Fault::Io,
+            (KillFaultKind::Kill, _) => Fault::Kill,
+            (KillFaultKind::Power, _) => Fault::Power,
+            (KillFaultKind::Disk, 0) => Fault::Full,
+            (KillFaultKind::Disk, _) => Fault::Io,
         };
         let blows = party.iter().map(|who| {
             let doublings = u64::from(call.max(*who).ilog2()) + 1;
             let most = 1u64 << draws.below(doublings + 1);
             let nth = 1 + draws.below(most.min(u64::from(call.max(*who)))) as u32;
-            Blow {
+            KillFault {
                 who: *who,
                 call: call.name,
                 nth,
                 fault,
             }
         });
-        Point {
+        KillPoint {
             blows: blows.collect(),
             seed,
         }
     }
 
     /// The blow that hits this one.
-    pub fn on(&self, who: Victim) -> Option<&Blow> {
+    pub fn on(&self, who: Victim) -> Option<&KillFault> {
         self.blows.iter().find(|blow| blow.who == who)
     }
 
@@ -210,7 +210,7 @@ impl Point {
     }
 }
 
-impl fmt::Display for Point {
+impl fmt::Display for KillPoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (n, blow) in self.blows.iter().enumerate() {
             let who = match blow.who {
@@ -232,27 +232,28 @@ impl fmt::Display for Point {
 
 /// The blows of a point, as they are written in a replay line.
 #[derive(Clone, Debug)]
-pub struct Blows(pub Vec<Blow>);
+pub struct Blows(pub Vec<KillFault>);
 
 impl FromStr for Blows {
     type Err = anyhow::Error;
 
     fn from_str(text: &str) -> anyhow::Result<Blows> {
-        let blows: Vec<Blow> = text.split('+').map(blow).collect::<anyhow::Result<_>>()?;
+        let blows: Vec<KillFault> = text.split('+').map(blow).collect::<anyhow::Result<_>>()?;
         let both = matches!(&blows[..], [one, two] if one.who == two.who);
         ensure!(blows.len() <= 2 && !both, "one blow for each program");
         Ok(Blows(blows))
     }
 }
 
-fn blow(text: &str) -> anyhow::Result<Blow> {
+fn blow(text: &str) -> anyhow::Result<KillFault> {
     let parts: Vec<&str> = text.split(':').collect();
     let [who, name, nth, fault @ ..] = &parts[..] else {
         bail!("{text:?} is not WHO:CALL:N, such as device:fsync:2");
     };
     let names = || CALLS.map(|call| call.name).join(", ");
-    let call = Call::named(name).with_context(|| format!("{name:?} is none of {}", names()))?;
-    Ok(Blow {
+    let call =
+        SystemCall::named(name).with_context(|| format!("{name:?} is none of {}", names()))?;
+    Ok(KillFault {
         who: match *who {
             "device" => Victim::Device,
             "proxy" => Victim::Proxy,
@@ -276,12 +277,16 @@ mod tests {
 
     #[test]
     fn a_replay_line_names_its_point() {
-        for kind in [Kind::Kill, Kind::Disk, Kind::Power] {
+        for kind in [
+            KillFaultKind::Kill,
+            KillFaultKind::Disk,
+            KillFaultKind::Power,
+        ] {
             for index in 0..200 {
-                let point = Point::draw(5, index, kind);
+                let point = KillPoint::draw(5, index, kind);
                 let Blows(blows) = point.to_string().parse().unwrap();
                 assert_eq!(blows, point.blows);
-                assert_eq!(point, Point::draw(5, index, kind));
+                assert_eq!(point, KillPoint::draw(5, index, kind));
             }
         }
         for wrong in [
@@ -299,10 +304,12 @@ mod tests {
 
     #[test]
     fn a_few_points_reach_every_call_of_everybody() {
-        let points: Vec<Point> = (0..33).map(|n| Point::draw(1, n, Kind::Kill)).collect();
+        let points: Vec<KillPoint> = (0..33)
+            .map(|n| KillPoint::draw(1, n, KillFaultKind::Kill))
+            .collect();
         for who in [Victim::Device, Victim::Proxy] {
             for call in &CALLS {
-                let hits = |p: &&Point| p.on(who).is_some_and(|blow| blow.call == call.name);
+                let hits = |p: &&KillPoint| p.on(who).is_some_and(|blow| blow.call == call.name);
                 assert_eq!(
                     points.iter().filter(hits).count(),
                     2,

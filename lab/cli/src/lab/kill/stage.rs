@@ -18,10 +18,10 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::disk::Disk;
 use super::origin::{Asked, Origin};
-use super::point::{Blow, Draws, Fault, Point, Victim};
+use super::point::{Draws, Fault, KillFault, KillPoint, Victim};
 use super::remains::{DeviceRemains, ProxyRemains};
 use super::strace;
-use super::verdict::Verdict;
+use super::verdict::ContractViolations;
 use cedos_agent::key;
 
 /// Until a transfer that hangs is called lost. Those here last five seconds at most.
@@ -36,7 +36,7 @@ const PROXY: &str = "proxy";
 
 /// What all points share.
 #[derive(Debug)]
-pub struct Stage {
+pub struct KillSetting {
     /// Serves all of them.
     pub origin: Origin,
     /// `cedos`.
@@ -46,9 +46,9 @@ pub struct Stage {
 }
 
 /// One point being tried.
-pub(super) struct Case<'a> {
-    stage: &'a Stage,
-    pub(super) point: &'a Point,
+pub(super) struct KillCase<'a> {
+    stage: &'a KillSetting,
+    pub(super) point: &'a KillPoint,
     /// Of programs that can lose power; before the folder, so that they are unmounted first.
     disks: Vec<(Victim, Disk)>,
     folder: TempDir,
@@ -65,19 +65,19 @@ pub(super) struct Case<'a> {
     pub(super) devices: usize,
     pub(super) device_remains: Option<DeviceRemains>,
     pub(super) proxy_remains: Option<ProxyRemains>,
-    pub(super) verdict: Verdict,
+    pub(super) verdict: ContractViolations,
 }
 
 /// The transfer cannot be judged any further.
 pub(super) struct Hopeless;
 
-impl Stage {
+impl KillSetting {
     /// Tries one point.
     ///
     /// # Errors
     /// What kept it from being tried.
-    pub async fn run(&self, point: &Point) -> anyhow::Result<Verdict> {
-        let mut case = Case::new(self, point)?;
+    pub async fn run(&self, point: &KillPoint) -> anyhow::Result<ContractViolations> {
+        let mut case = KillCase::new(self, point)?;
         let _ = case.play().await;
         case.look_for_words();
         case.disks.clear();
@@ -96,8 +96,8 @@ impl Stage {
     }
 }
 
-impl<'a> Case<'a> {
-    fn new(stage: &'a Stage, point: &'a Point) -> anyhow::Result<Case<'a>> {
+impl<'a> KillCase<'a> {
+    fn new(stage: &'a KillSetting, point: &'a KillPoint) -> anyhow::Result<KillCase<'a>> {
         let folder = match &stage.keep {
             Some(keep) => tempfile::tempdir_in(keep),
             None => tempfile::tempdir(),
@@ -133,7 +133,7 @@ impl<'a> Case<'a> {
             };
             disks.push((blow.who, Disk::new(&folder.path().join(place), which)?));
         }
-        Ok(Case {
+        Ok(KillCase {
             stage,
             point,
             path: format!("/{unique}/{}/{bytes}/{rate}/{length}", point.seed),
@@ -148,7 +148,7 @@ impl<'a> Case<'a> {
             devices: 0,
             device_remains: None,
             proxy_remains: None,
-            verdict: Verdict::default(),
+            verdict: ContractViolations::default(),
         })
     }
 
@@ -201,7 +201,7 @@ impl<'a> Case<'a> {
             .collect()
     }
 
-    fn command(&self, blow: Option<&Blow>) -> Command {
+    fn command(&self, blow: Option<&KillFault>) -> Command {
         let log = self.folder().join(match blow.map(|blow| blow.who) {
             Some(Victim::Proxy) => "strace-proxy",
             _ => "strace-device",
@@ -227,7 +227,7 @@ impl<'a> Case<'a> {
     }
 
     /// A proxy that answers; struck on its way there it is begun again.
-    async fn start_proxy(&mut self, mut blow: Option<&Blow>) -> Result<Child, Hopeless> {
+    async fn start_proxy(&mut self, mut blow: Option<&KillFault>) -> Result<Child, Hopeless> {
         loop {
             self.proxies += 1;
             if self.proxies > STARTS_MAX {
@@ -298,7 +298,11 @@ impl<'a> Case<'a> {
         self.lose(format!("the proxy ended by itself ({status}): {last}"))
     }
 
-    fn start_device(&mut self, blow: Option<&Blow>, more: Option<&str>) -> Result<Child, Hopeless> {
+    fn start_device(
+        &mut self,
+        blow: Option<&KillFault>,
+        more: Option<&str>,
+    ) -> Result<Child, Hopeless> {
         let n = self.devices;
         self.devices += 1;
         if n > STARTS_MAX {

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use tokio::process::Command;
 
-use super::point::{Blow, Call, Fault};
+use super::point::{Fault, KillFault, SystemCall};
 
 /// Calls that fail one after the other: a full disk is seldom full for one call.
 const FAILING: u32 = 3;
@@ -28,11 +28,11 @@ pub async fn is_there() -> Result<(), String> {
 
 /// A command for `program`, struck by `blow` if there is one. Calls on files and what came of them are
 /// listed in `log`. `paths` are the files whose calls count where a disk fails.
-pub fn command(program: &Path, blow: Option<&Blow>, log: &Path, paths: &[&Path]) -> Command {
+pub fn command(program: &Path, blow: Option<&KillFault>, log: &Path, paths: &[&Path]) -> Command {
     let Some(blow) = blow else {
         return Command::new(program);
     };
-    let pattern = Call::named(blow.call).map_or(blow.call, |call| call.pattern);
+    let pattern = SystemCall::named(blow.call).map_or(blow.call, |call| call.pattern);
     let (first, last) = (blow.nth, blow.nth + FAILING - 1);
     let action = match blow.fault {
         Fault::Kill | Fault::Power => format!("signal=SIGKILL:when={first}"),

@@ -2,7 +2,7 @@
 
 /// What was found. Nothing, if the contract held.
 #[derive(Clone, Debug, Default)]
-pub struct Verdict {
+pub struct ContractViolations {
     /// The blow fell before the transfer was over.
     pub struck: bool,
     /// R1, R2, R5: bytes that are wrong or gone, a transfer that does not end.
@@ -13,7 +13,7 @@ pub struct Verdict {
     pub wrong: Vec<String>,
 }
 
-impl Verdict {
+impl ContractViolations {
     /// Whether nothing is wrong.
     pub fn holds(&self) -> bool {
         self.lost.is_empty() && self.repeated.is_empty() && self.wrong.is_empty()

@@ -6,13 +6,13 @@
 //!                                          by hand, if it gave up ├─────┤
 //! ```
 
-use super::client::{Call, Client};
+use super::client::{Client, ClientCall};
 use super::disturbance::Disturbance;
 use super::{Cells, SEED};
 use crate::repro::emulated::commanded_in_lab;
 use anyhow::{Context, ensure};
 use cedos_lab_emu::web;
-use cedos_lab_scenario::{Report, content};
+use cedos_lab_scenario::{RunReport, content};
 use serde::Serialize;
 use std::fs;
 use std::path::Path;
@@ -34,29 +34,29 @@ const MIDDLE: std::ops::RangeInclusive<f64> = 0.05..=0.95;
 
 /// Which way a transfer goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum CellDirection {
     Down,
     Up,
 }
 
-impl Way {
-    pub const ALL: [Way; 2] = [Way::Down, Way::Up];
+impl CellDirection {
+    pub const ALL: [CellDirection; 2] = [CellDirection::Down, CellDirection::Up];
 
     /// As in a cell's name.
     pub fn word(self) -> &'static str {
         match self {
-            Way::Down => "down",
-            Way::Up => "up",
+            CellDirection::Down => "down",
+            CellDirection::Up => "up",
         }
     }
 }
 
 /// A cell that is to be run.
 #[derive(Clone, Copy)]
-pub struct Cell {
+pub struct ApplicationCell {
     pub client: &'static Client,
-    pub way: Way,
-    pub call: Call,
+    pub way: CellDirection,
+    pub call: ClientCall,
     pub disturbance: Disturbance,
     pub delay_s: u32,
 }
@@ -64,7 +64,7 @@ pub struct Cell {
 /// What came of a transfer that nobody helped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Ended {
+pub enum UnaidedTransferEnd {
     /// It said so, and every byte is there.
     Right,
     /// It said so, and other bytes are there.
@@ -77,14 +77,14 @@ pub enum Ended {
 
 /// What a cell came to.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Told {
-    pub ended: Ended,
+pub struct CellResult {
+    pub ended: UnaidedTransferEnd,
     /// Exit code of a client that gave up.
     pub code: Option<i32>,
     /// Seconds from the beginning of the disturbance to the end of the call.
     pub after_s: f64,
     /// What came of the second call, by hand; not made if the first was right.
-    pub by_hand: Option<Ended>,
+    pub by_hand: Option<UnaidedTransferEnd>,
     /// How much of the object had been on the link before it was disturbed, packet headers included.
     pub moved_before: f64,
     /// Whether that was its middle.
@@ -129,7 +129,7 @@ wait
 exit 0
 "#;
 
-impl Cell {
+impl ApplicationCell {
     /// `cedos/down/off/10`.
     pub fn name(&self) -> String {
         let (way, disturbance) = (self.way.word(), self.disturbance.word());
@@ -140,7 +140,7 @@ impl Cell {
     ///
     /// # Errors
     /// There is no lab, or it could not follow the scenario.
-    pub fn run(&self, asked: &Cells, folder: &Path) -> anyhow::Result<Told> {
+    pub fn run(&self, asked: &Cells, folder: &Path) -> anyhow::Result<CellResult> {
         let at = folder.join(self.name().replace('/', "-"));
         if at.exists() {
             fs::remove_dir_all(&at)?; // It was run before, and said nothing.
@@ -153,8 +153,8 @@ impl Cell {
         let duration_s = bound_s.max(by_hand_at_s) + BY_HAND_S + SPARE_S;
         // Columns of /proc/net/dev: bytes received, bytes sent.
         let (what, field) = match self.way {
-            Way::Down => (format!("bytes/{BYTES}"), 2),
-            Way::Up => ("upload/file".to_owned(), 10),
+            CellDirection::Down => (format!("bytes/{BYTES}"), 2),
+            CellDirection::Up => ("upload/file".to_owned(), 10),
         };
         let program = std::env::current_exe().context("this program's own file is not known")?;
         let environment = [
@@ -193,7 +193,12 @@ pub fn furnish(folder: &Path) -> std::io::Result<()> {
 
 /// From what the script wrote: a line per call, `code seconds right`; the interface's counter at the
 /// beginning and at the disturbance.
-fn told(calls: &str, moved: &str, way: Way, report: &Report) -> anyhow::Result<Told> {
+fn told(
+    calls: &str,
+    moved: &str,
+    way: CellDirection,
+    report: &RunReport,
+) -> anyhow::Result<CellResult> {
     let mut calls = calls.lines().map(|line| {
         let words: Vec<f64> = line.split(' ').filter_map(|w| w.parse().ok()).collect();
         match words[..] {
@@ -210,14 +215,14 @@ fn told(calls: &str, moved: &str, way: Way, report: &Report) -> anyhow::Result<T
     ensure!(moved.len() == 2, "a cell's interface was not counted");
     let moved_before = (moved[1] - moved[0]) / BYTES as f64;
     let bytes = |link: &cedos_lab_scenario::LinkReport| match way {
-        Way::Down => link.bytes_down,
-        Way::Up => link.bytes_up,
+        CellDirection::Down => link.bytes_down,
+        CellDirection::Up => link.bytes_up,
     };
     let carried: u64 = report.links.iter().map(bytes).sum();
     let ended = ended(code, right);
-    Ok(Told {
+    Ok(CellResult {
         ended,
-        code: (ended == Ended::GaveUp).then_some(code),
+        code: (ended == UnaidedTransferEnd::GaveUp).then_some(code),
         after_s: at_s - f64::from(DISTURBED_S),
         by_hand: by_hand.map(|(code, _, right)| self::ended(code, right)),
         moved_before,
@@ -227,12 +232,12 @@ fn told(calls: &str, moved: &str, way: Way, report: &Report) -> anyhow::Result<T
     })
 }
 
-fn ended(code: i32, right: bool) -> Ended {
+fn ended(code: i32, right: bool) -> UnaidedTransferEnd {
     match (code, right) {
-        (0, true) => Ended::Right,
-        (0, false) => Ended::Wrong,
-        (code, _) if ENDED.contains(&code) => Ended::Hung,
-        _ => Ended::GaveUp,
+        (0, true) => UnaidedTransferEnd::Right,
+        (0, false) => UnaidedTransferEnd::Wrong,
+        (code, _) if ENDED.contains(&code) => UnaidedTransferEnd::Hung,
+        _ => UnaidedTransferEnd::GaveUp,
     }
 }
 
@@ -242,27 +247,43 @@ mod tests {
 
     #[test]
     fn what_a_script_wrote_is_told() {
-        let judged = |calls: &str| told(calls, "1000\n3001000\n", Way::Down, &Report::default());
+        let judged = |calls: &str| {
+            told(
+                calls,
+                "1000\n3001000\n",
+                CellDirection::Down,
+                &RunReport::default(),
+            )
+        };
         let right = judged("0 40.5 1\n").unwrap();
         assert_eq!(
             (right.ended, right.after_s, right.by_hand),
-            (Ended::Right, 16.5, None)
+            (UnaidedTransferEnd::Right, 16.5, None)
         );
         assert_eq!((right.moved_before, right.in_the_middle), (0.5, true));
         let gave_up = judged("56 30 0\n0 50 1\n").unwrap();
-        assert_eq!((gave_up.ended, gave_up.code), (Ended::GaveUp, Some(56)));
-        assert_eq!(gave_up.by_hand, Some(Ended::Right));
+        assert_eq!(
+            (gave_up.ended, gave_up.code),
+            (UnaidedTransferEnd::GaveUp, Some(56))
+        );
+        assert_eq!(gave_up.by_hand, Some(UnaidedTransferEnd::Right));
         let hung = judged("124 90 0\n0 99 0\n").unwrap();
         assert_eq!(
             (hung.ended, hung.by_hand),
-            (Ended::Hung, Some(Ended::Wrong))
+            (UnaidedTransferEnd::Hung, Some(UnaidedTransferEnd::Wrong))
         );
         assert!(judged("").is_err());
     }
 
     #[test]
     fn a_transfer_that_was_over_was_not_disturbed_in_its_middle() {
-        let told = told("0 23 1\n", "0\n6100000\n", Way::Down, &Report::default()).unwrap();
+        let told = told(
+            "0 23 1\n",
+            "0\n6100000\n",
+            CellDirection::Down,
+            &RunReport::default(),
+        )
+        .unwrap();
         assert!(!told.in_the_middle);
     }
 }

@@ -4,7 +4,7 @@
 //! object or where an upload goes, `$FILE` what is uploaded, `out` where a download goes, `$CEDOS`
 //! this program. A download is complete when the call says so by its exit code.
 
-use super::cell::Way;
+use super::cell::CellDirection;
 use super::disturbance::Disturbance;
 
 /// A program, and how it is called.
@@ -19,24 +19,24 @@ pub struct Client {
     needs: &'static [&'static str],
     /// What is done before its transfer.
     pub prepare: &'static str,
-    down: Call,
+    down: ClientCall,
     /// None if it cannot upload.
-    up: Option<Call>,
+    up: Option<ClientCall>,
     /// Where it is run.
     disturbed_by: &'static [Disturbance],
 }
 
 /// A call, and what its user does when that has failed.
 #[derive(Clone, Copy)]
-pub struct Call {
+pub struct ClientCall {
     /// The first.
     pub first: &'static str,
     /// By hand, once the network is back.
     pub by_hand: &'static str,
 }
 
-const fn call(first: &'static str, by_hand: &'static str) -> Call {
-    Call { first, by_hand }
+const fn call(first: &'static str, by_hand: &'static str) -> ClientCall {
+    ClientCall { first, by_hand }
 }
 
 const ALL: &[Disturbance] = &Disturbance::ALL;
@@ -196,10 +196,10 @@ pub const CLIENTS: &[Client] = &[
 
 impl Client {
     /// How it transfers this way; `None` if it does not.
-    pub fn call(&self, way: Way) -> Option<Call> {
+    pub fn call(&self, way: CellDirection) -> Option<ClientCall> {
         match way {
-            Way::Down => Some(self.down),
-            Way::Up => self.up,
+            CellDirection::Down => Some(self.down),
+            CellDirection::Up => self.up,
         }
     }
 

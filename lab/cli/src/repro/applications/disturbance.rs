@@ -103,8 +103,9 @@ mod tests {
     fn kinds(disturbance: Disturbance) -> Vec<(usize, f64, EventKind)> {
         let text = disturbance.scenario(14, 10, 60);
         let scenario = Scenario::parse("cell", &text, &mut |_| unreachable!()).expect("a scenario");
-        let told =
-            |event: cedos_lab_scenario::LinkEvent| (event.link, event.at.as_secs_f64(), event.kind);
+        let told = |event: cedos_lab_scenario::ScenarioLinkEvent| {
+            (event.link, event.at.as_secs_f64(), event.kind)
+        };
         let happens = scenario.timeline();
         happens
             .map(told)

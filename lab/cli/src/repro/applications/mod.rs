@@ -14,7 +14,7 @@ mod policy;
 
 use super::Measured;
 use anyhow::{Context, ensure};
-use cell::{Cell, Ended, Told, Way};
+use cell::{ApplicationCell, CellDirection, CellResult, UnaidedTransferEnd};
 use client::{CLIENTS, Client};
 use disturbance::Disturbance;
 use serde_json::{Map, Value, json};
@@ -73,19 +73,19 @@ impl Cells {
     }
 
     /// Those of a client, the longest first.
-    fn of(&self, client: &'static Client) -> Vec<Cell> {
+    fn of(&self, client: &'static Client) -> Vec<ApplicationCell> {
         let mut cells = Vec::new();
         let mut delays_s = self.delays_s.clone();
         delays_s.sort_unstable();
         delays_s.dedup();
         let longest_s = delays_s.last().copied();
         for delay_s in delays_s.into_iter().rev() {
-            for way in Way::ALL {
+            for way in CellDirection::ALL {
                 let Some(call) = client.call(way) else {
                     continue;
                 };
                 for disturbance in Disturbance::ALL {
-                    let cell = Cell {
+                    let cell = ApplicationCell {
                         client,
                         way,
                         call,
@@ -131,7 +131,7 @@ pub fn run(asked: &Cells) -> anyhow::Result<Measured> {
     }
     // The longest first, so that none is waited for alone; and no program beside itself.
     cells.sort_by_key(|cell| {
-        let way = cell.way == Way::Up;
+        let way = cell.way == CellDirection::Up;
         (
             std::cmp::Reverse(cell.delay_s),
             cell.disturbance.word(),
@@ -145,7 +145,7 @@ pub fn run(asked: &Cells) -> anyhow::Result<Measured> {
         let missed: Vec<usize> = (0..cells.len())
             .filter(|&n| !told[n].in_the_middle)
             .collect();
-        let again: Vec<Cell> = missed.iter().map(|&n| cells[n]).collect();
+        let again: Vec<ApplicationCell> = missed.iter().map(|&n| cells[n]).collect();
         let came = all(&again, AT_ONCE_AGAIN, asked, folder.path())?;
         for (n, came) in missed.into_iter().zip(came) {
             told[n] = came;
@@ -161,7 +161,12 @@ pub fn run(asked: &Cells) -> anyhow::Result<Measured> {
 }
 
 /// Runs cells, many at once.
-fn all(cells: &[Cell], at_once: usize, asked: &Cells, folder: &Path) -> anyhow::Result<Vec<Told>> {
+fn all(
+    cells: &[ApplicationCell],
+    at_once: usize,
+    asked: &Cells,
+    folder: &Path,
+) -> anyhow::Result<Vec<CellResult>> {
     let next = Mutex::new(0..cells.len());
     let told = Mutex::new(BTreeMap::new());
     let take = || {
@@ -196,11 +201,11 @@ fn all(cells: &[Cell], at_once: usize, asked: &Cells, folder: &Path) -> anyhow::
 }
 
 /// Nobody helped, every byte is there, and it really was disturbed.
-fn is_right(told: &Told) -> bool {
-    told.ended == Ended::Right && told.in_the_middle
+fn is_right(told: &CellResult) -> bool {
+    told.ended == UnaidedTransferEnd::Right && told.in_the_middle
 }
 
-fn figures(cells: &[Cell], told: &[Told], policy: Option<Value>) -> Measured {
+fn figures(cells: &[ApplicationCell], told: &[CellResult], policy: Option<Value>) -> Measured {
     let mut tables = [Map::new(), Map::new()];
     let mut counts = [(0, 0), (0, 0)];
     let mut leaked = None;
@@ -240,7 +245,7 @@ fn figures(cells: &[Cell], told: &[Told], policy: Option<Value>) -> Measured {
     }
 }
 
-fn not_in_the_middle(cells: &[Cell], told: &[Told]) -> Vec<String> {
+fn not_in_the_middle(cells: &[ApplicationCell], told: &[CellResult]) -> Vec<String> {
     let both = cells.iter().zip(told);
     let not = both.filter(|(_, told)| !told.in_the_middle);
     not.map(|(cell, told)| {
@@ -253,7 +258,7 @@ fn not_in_the_middle(cells: &[Cell], told: &[Told]) -> Vec<String> {
     .collect()
 }
 
-fn conditions(asked: &Cells, cells: &[Cell]) -> Vec<String> {
+fn conditions(asked: &Cells, cells: &[ApplicationCell]) -> Vec<String> {
     let delays: Vec<_> = asked.delays_s.iter().map(u32::to_string).collect();
     let mut all = vec![
         format!(
@@ -335,7 +340,7 @@ pub fn table(ours: &Value, baseline: &Value) -> String {
         }
     }
     let mut text = String::new();
-    for way in Way::ALL.map(Way::word) {
+    for way in CellDirection::ALL.map(CellDirection::word) {
         let rows: Vec<_> = CLIENTS
             .iter()
             .filter_map(|client| Some((client.name, cells.get(&(way, client.name))?)))
@@ -398,12 +403,12 @@ mod tests {
     use super::*;
     use crate::repro::mark;
 
-    fn told(ended: Ended) -> Told {
-        Told {
+    fn told(ended: UnaidedTransferEnd) -> CellResult {
+        CellResult {
             ended,
             code: None,
             after_s: 17.0,
-            by_hand: (ended != Ended::Right).then_some(Ended::Right),
+            by_hand: (ended != UnaidedTransferEnd::Right).then_some(UnaidedTransferEnd::Right),
             moved_before: 0.5,
             in_the_middle: true,
             carried: 1.04,
@@ -411,7 +416,7 @@ mod tests {
         }
     }
 
-    fn cells(only: &[&str]) -> Vec<Cell> {
+    fn cells(only: &[&str]) -> Vec<ApplicationCell> {
         let asked = Cells {
             only: only.iter().map(|&name| name.to_owned()).collect(),
             ..Cells::default()
@@ -421,7 +426,12 @@ mod tests {
 
     #[test]
     fn a_name_is_a_whole_word_of_cells() {
-        let names = |only: &[&str]| cells(only).iter().map(Cell::name).collect::<Vec<_>>();
+        let names = |only: &[&str]| {
+            cells(only)
+                .iter()
+                .map(ApplicationCell::name)
+                .collect::<Vec<_>>()
+        };
         assert_eq!(
             names(&["curl/up/cut"]),
             ["curl/up/cut/60", "curl/up/cut/10"]
@@ -442,11 +452,15 @@ mod tests {
             let measured = figures(&cells, &[told(ours), told(theirs)], None);
             mark::holds(&measured.mark, &measured.ours).unwrap()
         };
-        assert!(holds(Ended::Right, Ended::Hung));
-        for ended in [Ended::Wrong, Ended::GaveUp, Ended::Hung] {
-            assert!(!holds(ended, Ended::Right));
+        assert!(holds(UnaidedTransferEnd::Right, UnaidedTransferEnd::Hung));
+        for ended in [
+            UnaidedTransferEnd::Wrong,
+            UnaidedTransferEnd::GaveUp,
+            UnaidedTransferEnd::Hung,
+        ] {
+            assert!(!holds(ended, UnaidedTransferEnd::Right));
         }
-        let mut late = told(Ended::Right);
+        let mut late = told(UnaidedTransferEnd::Right);
         late.in_the_middle = false;
         assert!(!is_right(&late));
     }
@@ -454,7 +468,14 @@ mod tests {
     #[test]
     fn the_table_says_in_words_what_came_of_each() {
         let cells = cells(&["cedos/down/off/10", "curl/down/off/10"]);
-        let measured = figures(&cells, &[told(Ended::Right), told(Ended::GaveUp)], None);
+        let measured = figures(
+            &cells,
+            &[
+                told(UnaidedTransferEnd::Right),
+                told(UnaidedTransferEnd::GaveUp),
+            ],
+            None,
+        );
         let table = table(&measured.ours, &measured.baseline);
         let lines: Vec<_> = table.lines().collect();
         assert_eq!(

@@ -6,19 +6,19 @@ use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, ensure};
 use cedos_lab_link::{Holes, Span};
-use cedos_lab_scenario::Report;
+use cedos_lab_scenario::RunReport;
 use serde::Deserialize;
 use serde_json::json;
 
 use super::model::{self, Model};
 use super::{
-    CABERNET, Carried, Case, Measured, Rates, SESSION, Sums, bridge_properties, carried,
-    conditions, evenly_30, least, marks, scenario, wifi_link, wifi_properties,
+    CABERNET, HoleCase, HoleSessionBytes, Measured, Rates, SESSION, Sums, bridge_properties,
+    carried, conditions, evenly_30, least, marks, scenario, wifi_link, wifi_properties,
 };
 use crate::repro::measured::by_bench;
 
 /// On real sockets.
-const CASES_LAB: [(&str, Case); 5] = [
+const CASES_LAB: [(&str, HoleCase); 5] = [
     ("even_5", evenly_30(5)),
     ("even_15", evenly_30(15)),
     ("even_30", evenly_30(30)),
@@ -39,16 +39,16 @@ const COURSES: u64 = 3;
 /// What the bench measured.
 #[derive(Deserialize)]
 struct Lanes {
-    rows: Vec<Lane>,
+    rows: Vec<HoleLabLink>,
 }
 
 #[derive(Deserialize)]
-struct Lane {
+struct HoleLabLink {
     from_s: f64,
     mbps: f64,
 }
 
-impl Lane {
+impl HoleLabLink {
     fn bytes_per_s(&self) -> f64 {
         self.mbps * 1e6 / 8.0
     }
@@ -60,7 +60,7 @@ pub fn emulate() -> anyhow::Result<Measured> {
     let holes = course(0);
     let length = Holes::none(SESSION).after(LEAD).length();
     let whole = Holes::none(length);
-    let per_s = |carried: Carried| carried.all / length.as_secs_f64();
+    let per_s = |carried: HoleSessionBytes| carried.all / length.as_secs_f64();
     // All at once: each takes four minutes and next to no work.
     let by_themselves =
         [scenario(1, Some(&whole), false), scenario(1, None, true)].map(|text| Lab::start(&text));
@@ -158,8 +158,9 @@ struct Beside {
 }
 
 impl Beside {
-    fn add(&mut self, model: &Model, holes: &Holes, cubic: &Lane, reno: &Lane) {
-        let said = |lane: &Lane| model.carries(holes, lane.from_s) * 8e-3 / SESSION.as_secs_f64();
+    fn add(&mut self, model: &Model, holes: &Holes, cubic: &HoleLabLink, reno: &HoleLabLink) {
+        let said =
+            |lane: &HoleLabLink| model.carries(holes, lane.from_s) * 8e-3 / SESSION.as_secs_f64();
         self.courses += 1;
         self.said += (said(cubic) + said(reno)) / 2.0;
         self.cubic += cubic.mbps * 1e3;
@@ -185,7 +186,7 @@ fn course(n: u64) -> Vec<Holes> {
 }
 
 /// What D2TP carries of each case, over both links and over Wi-Fi alone.
-fn both_and_alone(holes: &[Holes]) -> anyhow::Result<Vec<(Carried, Carried)>> {
+fn both_and_alone(holes: &[Holes]) -> anyhow::Result<Vec<(HoleSessionBytes, HoleSessionBytes)>> {
     let begun = |(seed, holes): (u64, &Holes)| {
         let both = Lab::start(&scenario(seed, Some(holes), true))?;
         anyhow::Ok((both, Lab::start(&scenario(seed, Some(holes), false))?))
@@ -212,7 +213,7 @@ fn more_of_tcp(model: &Model, courses: Range<u64>, more: &mut [Beside]) -> anyho
         let ended = running.into_iter().map(|run| run.join());
         ended.map(|run| run.expect("it does not panic")).collect()
     });
-    let rows: Vec<Lane> = (measured
+    let rows: Vec<HoleLabLink> = (measured
         .into_iter()
         .collect::<anyhow::Result<Vec<Lanes>>>()?)
     .into_iter()
@@ -296,9 +297,9 @@ impl Lab {
         Ok(Lab { child, _file: file })
     }
 
-    fn end(self) -> anyhow::Result<Carried> {
+    fn end(self) -> anyhow::Result<HoleSessionBytes> {
         let told = self.child.wait_with_output()?;
-        let report: Report = serde_json::from_slice(&told.stdout)
+        let report: RunReport = serde_json::from_slice(&told.stdout)
             .context("`cedos lab run` ended without its report")?;
         carried(&report)
     }

@@ -14,7 +14,7 @@ mod model;
 use super::Measured;
 use anyhow::Context;
 use cedos_lab_link::{Holes, Lasting, Span, Time};
-use cedos_lab_scenario::{Report, Scenario, ScenarioFault};
+use cedos_lab_scenario::{RunReport, Scenario, ScenarioFault};
 use serde_json::{Value, json};
 
 pub use lab::emulate;
@@ -41,25 +41,25 @@ const BRIDGE: &str = "bridge0";
 
 /// Stays and holes.
 #[derive(Clone, Copy)]
-struct Case {
+struct HoleCase {
     stays: Lasting,
     holes: Lasting,
 }
 
-const fn evenly_30(hole_s: u64) -> Case {
-    Case {
+const fn evenly_30(hole_s: u64) -> HoleCase {
+    HoleCase {
         stays: Lasting::Evenly(Span::from_secs(30)),
         holes: Lasting::Always(Span::from_secs(hole_s)),
     }
 }
 
-const CABERNET: Case = Case {
+const CABERNET: HoleCase = HoleCase {
     stays: Lasting::Always(Span::from_secs(4)),
     holes: Lasting::Always(Span::from_secs(32)),
 };
 /// The authors' traces by their medians and 90th percentiles: a month of transit cars, where stays'
 /// 90th percentile is assumed, and a route through town with dense coverage.
-const CARS: Case = Case {
+const CARS: HoleCase = HoleCase {
     stays: Lasting::LogNormal {
         median: Span::from_secs(20),
         tenth: Span::from_secs(72),
@@ -69,7 +69,7 @@ const CARS: Case = Case {
         tenth: Span::from_secs(500),
     },
 };
-const TOWN: Case = Case {
+const TOWN: HoleCase = HoleCase {
     stays: Lasting::LogNormal {
         median: Span::from_secs(20),
         tenth: Span::from_secs(72),
@@ -81,7 +81,7 @@ const TOWN: Case = Case {
 };
 
 /// In virtual time.
-const CASES: [(&str, Case); 11] = [
+const CASES: [(&str, HoleCase); 11] = [
     ("even_1", evenly_30(1)),
     ("even_2", evenly_30(2)),
     ("even_5", evenly_30(5)),
@@ -112,7 +112,7 @@ impl Rates {
 
 /// A session: bytes that the application got, and those of them that came by Wi-Fi.
 #[derive(Clone, Copy, Default)]
-struct Carried {
+struct HoleSessionBytes {
     all: f64,
     wifi: f64,
 }
@@ -125,14 +125,14 @@ struct Sums {
     there_s: f64,
     ideal: f64,
     ideal_wifi: f64,
-    both: Carried,
+    both: HoleSessionBytes,
     alone: f64,
     share_least: Option<f64>,
     by_alone_least: Option<f64>,
 }
 
 impl Sums {
-    fn add(&mut self, rates: &Rates, holes: &Holes, both: Carried, alone: f64) {
+    fn add(&mut self, rates: &Rates, holes: &Holes, both: HoleSessionBytes, alone: f64) {
         let least = |before: Option<f64>, now: f64| Some(before.map_or(now, |b: f64| b.min(now)));
         let ideal = rates.ideal(holes);
         self.sessions += 1;
@@ -174,13 +174,13 @@ impl Sums {
 /// In virtual time.
 pub fn simulate() -> anyhow::Result<Measured> {
     let whole = Holes::none(SESSION);
-    let per_s = |carried: Carried| carried.all / SESSION.as_secs_f64();
+    let per_s = |carried: HoleSessionBytes| carried.all / SESSION.as_secs_f64();
     let rates = Rates {
         wifi: per_s(in_virtual_time(1, &scenario(1, Some(&whole), false))?),
         bridge: per_s(in_virtual_time(1, &scenario(1, None, true))?),
     };
     let model = Model::of(rates.wifi);
-    let run = &|(name, case): (&'static str, Case)| {
+    let run = &|(name, case): (&'static str, HoleCase)| {
         let (mut sums, mut tcp) = (Sums::default(), 0.0);
         for seed in 1..=SESSIONS {
             let holes = Holes::drawn(seed, case.stays, case.holes, SESSION);
@@ -242,7 +242,7 @@ fn marks() -> Vec<String> {
     ]
 }
 
-fn in_virtual_time(seed: u64, text: &str) -> anyhow::Result<Carried> {
+fn in_virtual_time(seed: u64, text: &str) -> anyhow::Result<HoleSessionBytes> {
     let scenario = Scenario::parse("E1", text, &mut |name| {
         Err(ScenarioFault {
             file: name.to_owned(),
@@ -255,10 +255,10 @@ fn in_virtual_time(seed: u64, text: &str) -> anyhow::Result<Carried> {
     carried(&report)
 }
 
-fn carried(report: &Report) -> anyhow::Result<Carried> {
+fn carried(report: &RunReport) -> anyhow::Result<HoleSessionBytes> {
     let flow = report.flows.first().context("no flow in the report")?;
     let wifi = flow.bytes_by_link.get(WIFI).copied().unwrap_or(0);
-    Ok(Carried {
+    Ok(HoleSessionBytes {
         all: flow.bytes as f64,
         wifi: wifi as f64,
     })
@@ -359,7 +359,7 @@ mod tests {
             let mut sums = Sums::default();
             let holes = Holes::none(SESSION);
             let carried = |share: f64| RATES.ideal(&holes) * share;
-            let both = Carried {
+            let both = HoleSessionBytes {
                 all: carried(all),
                 wifi: carried(all),
             };

@@ -24,7 +24,7 @@ type Batch = (u64, u64, u64);
 
 /// How they are carried.
 #[derive(Clone, Copy)]
-enum By {
+enum ScheduleTransport {
     /// One agent.
     Agent,
     /// A process each, with this scheduler.
@@ -69,13 +69,13 @@ exit 0
 "#;
 
 /// How it ended.
-struct Ended {
+struct LabScheduleEnd {
     met: u64,
     wifi: f64,
     all: f64,
 }
 
-impl Ended {
+impl LabScheduleEnd {
     fn figures(&self) -> Value {
         json!({ "met": self.met, "wifi_percent": 100.0 * self.wifi / self.all.max(1.0) })
     }
@@ -99,7 +99,11 @@ fn scenario(lines: &[Line], last_s: u64) -> String {
 }
 
 /// Carries batches over links.
-fn carried(lines: &[Line], batches: &[Batch], by: By) -> anyhow::Result<Ended> {
+fn carried(
+    lines: &[Line],
+    batches: &[Batch],
+    by: ScheduleTransport,
+) -> anyhow::Result<LabScheduleEnd> {
     let folder = tempfile::tempdir()?;
     let at = folder.path();
     let told = |(count, bytes, within_s): &Batch| format!("{count} {bytes} {within_s}\n");
@@ -114,8 +118,8 @@ fn carried(lines: &[Line], batches: &[Batch], by: By) -> anyhow::Result<Ended> {
         (
             "SCHEDULER",
             match by {
-                By::Agent => "agent".to_owned(),
-                By::Itself(scheduler) => scheduler.to_owned(),
+                ScheduleTransport::Agent => "agent".to_owned(),
+                ScheduleTransport::Itself(scheduler) => scheduler.to_owned(),
             },
         ),
     ];
@@ -125,8 +129,8 @@ fn carried(lines: &[Line], batches: &[Batch], by: By) -> anyhow::Result<Ended> {
     ended(at, count)
 }
 
-fn ended(at: &Path, count: u64) -> anyhow::Result<Ended> {
-    let mut ended = Ended {
+fn ended(at: &Path, count: u64) -> anyhow::Result<LabScheduleEnd> {
+    let mut ended = LabScheduleEnd {
         met: 0,
         wifi: 0.0,
         all: 0.0,
@@ -145,7 +149,11 @@ fn ended(at: &Path, count: u64) -> anyhow::Result<Ended> {
 }
 
 /// Several at once, each in a lab of its own.
-fn beside(lines: &[Line], batches: &[Batch], ways: [By; 2]) -> anyhow::Result<[Ended; 2]> {
+fn beside(
+    lines: &[Line],
+    batches: &[Batch],
+    ways: [ScheduleTransport; 2],
+) -> anyhow::Result<[LabScheduleEnd; 2]> {
     let [first, second] = std::thread::scope(|scope| {
         ways.map(|by| scope.spawn(move || carried(lines, batches, by)))
             .map(|run| run.join().expect("a run does not panic"))
@@ -170,7 +178,10 @@ pub fn poor_wifi() -> anyhow::Result<Measured> {
     let [both, one] = beside(
         &lines,
         &[(1, BYTES, 300)],
-        [By::Itself("d2sched"), By::Itself("algorithm-1")],
+        [
+            ScheduleTransport::Itself("d2sched"),
+            ScheduleTransport::Itself("algorithm-1"),
+        ],
     )?;
     Ok(Measured {
         ours: json!({
@@ -207,7 +218,14 @@ pub fn one_urgent() -> anyhow::Result<Measured> {
 }
 
 fn contended(lines: &[Line], batches: &[Batch]) -> anyhow::Result<Measured> {
-    let [together, alone] = beside(lines, batches, [By::Agent, By::Itself("algorithm-1")])?;
+    let [together, alone] = beside(
+        lines,
+        batches,
+        [
+            ScheduleTransport::Agent,
+            ScheduleTransport::Itself("algorithm-1"),
+        ],
+    )?;
     Ok(Measured {
         ours: json!({ "together": together.figures() }),
         baseline: json!({ "each_by_itself": alone.figures() }),

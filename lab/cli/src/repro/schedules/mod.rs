@@ -8,8 +8,8 @@ pub mod lab;
 
 use super::Measured;
 use cedos_lab_link::{Span, Time};
-use cedos_lab_sim::score::course::{Course, Stretch};
-use cedos_lab_sim::score::jobs::Job;
+use cedos_lab_sim::score::course::{Course, CourseSegment};
+use cedos_lab_sim::score::jobs::ScoreJob;
 use cedos_lab_sim::score::player::play;
 use d2tp_sched::{
     CostPolicy, DeadlineFallback, FlowDemand, LinkClass, LinkObservation, LinkShare, Scheduler,
@@ -123,12 +123,12 @@ fn contended(
 }
 
 /// How it ended: flows in time, and what each link carried.
-struct Ended {
+struct ScheduleRunEnd {
     met: usize,
     carried: Vec<(&'static str, f64)>,
 }
 
-fn figures(ended: &Ended) -> Value {
+fn figures(ended: &ScheduleRunEnd) -> Value {
     let all: f64 = ended.carried.iter().map(|(_, bytes)| bytes).sum();
     let wifi = ended.carried.iter().filter(|(name, _)| *name == "wifi");
     // The sum of nothing is minus nothing.
@@ -136,10 +136,10 @@ fn figures(ended: &Ended) -> Value {
     json!({ "met": ended.met, "wifi_percent": 100.0 * wifi / all.max(1.0) })
 }
 
-fn together(lines: &[Line], due: &[Span]) -> Ended {
+fn together(lines: &[Line], due: &[Span]) -> ScheduleRunEnd {
     let last = due.iter().max().copied().unwrap_or(Span::ZERO) + MINUTE;
     let course = |line: &Line| {
-        let at = |at, up, rate| Stretch { at, up, rate };
+        let at = |at, up, rate| CourseSegment { at, up, rate };
         let rate = line.mbps * 1e6 / 8.0;
         Course {
             name: line.name.to_owned(),
@@ -152,15 +152,15 @@ fn together(lines: &[Line], due: &[Span]) -> Ended {
         }
     };
     let courses: Vec<Course> = lines.iter().map(course).collect();
-    let job = |due: &Span| Job {
+    let job = |due: &Span| ScoreJob {
         arrival: Time::ZERO,
         bytes: BYTES,
         deadline: *due,
     };
-    let jobs: Vec<Job> = due.iter().map(job).collect();
+    let jobs: Vec<ScoreJob> = due.iter().map(job).collect();
     let mut scheduler = who_used(lines, SchedulerMode::Forecast);
     let played = play(&courses, &jobs, &mut scheduler);
-    Ended {
+    ScheduleRunEnd {
         met: played.met.iter().filter(|met| **met).count(),
         carried: lines
             .iter()
@@ -186,7 +186,7 @@ fn who_used(lines: &[Line], mode: SchedulerMode) -> Scheduler {
 }
 
 /// Each flow decides as if there were no other, on one link at a time.
-fn by_itself(lines: &[Line], due: &[Span]) -> Ended {
+fn by_itself(lines: &[Line], due: &[Span]) -> ScheduleRunEnd {
     struct Flow {
         left: f64,
         due_s: f64,
@@ -221,7 +221,7 @@ fn by_itself(lines: &[Line], due: &[Span]) -> Ended {
         met += before - flows.len();
         steps += 1;
     }
-    Ended {
+    ScheduleRunEnd {
         met,
         carried: lines.iter().map(|line| line.name).zip(carried).collect(),
     }

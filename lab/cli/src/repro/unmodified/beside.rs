@@ -1,7 +1,7 @@
 //! Where nothing disturbs: a download, a page and a film, directly and by us, in turn on the same link.
 
 use super::site::{AGENT, OBJECT_BYTES, Site, page_sum};
-use crate::repro::spread::Spread;
+use crate::repro::spread::SampleSummary;
 use anyhow::ensure;
 use serde_json::{Map, Value, json};
 use std::fmt::Write as _;
@@ -143,7 +143,7 @@ pub fn run(site: &Site) -> anyhow::Result<(Value, Value, Vec<String>)> {
             theirs.len(),
             timed.n
         );
-        let (ours, theirs) = (Spread::of(ours), Spread::of(theirs));
+        let (ours, theirs) = (SampleSummary::of(ours), SampleSummary::of(theirs));
         let more = ours.p50.zip(theirs.p50);
         let more = more.map(|(ours, theirs)| 100.0 * (ours / theirs - 1.0));
         slower.insert(timed.name.to_owned(), json!(more));

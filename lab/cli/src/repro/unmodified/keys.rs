@@ -8,7 +8,7 @@
 //! ```
 
 use super::site::Site;
-use crate::repro::spread::Spread;
+use crate::repro::spread::SampleSummary;
 use anyhow::Context;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
@@ -113,8 +113,8 @@ pub fn run(site: &Site) -> anyhow::Result<(Value, Value)> {
         "echo_ms": d2tp,
         "added_ms": added("p50"),
         "added_p99_ms": added("p99"),
-        "first_echo_with_another_ms": Spread::of(after.with_another),
-        "first_echo_with_none_ms": Spread::of(after.with_none),
+        "first_echo_with_another_ms": SampleSummary::of(after.with_another),
+        "first_echo_with_none_ms": SampleSummary::of(after.with_none),
         "switches": 2 * SWITCHES,
         "idle_cpu_ticks": through["idle_ticks"],
         "idle_cpu_ms": through["idle_ms"],

@@ -17,7 +17,7 @@ use super::Measured;
 use anyhow::ensure;
 use serde_json::{Value, json};
 use site::{SSH_MAKE, Site};
-use wave::{Came, Wave};
+use wave::{Wave, WaveResult};
 
 /// The parts, as `--only` names them.
 pub const PARTS: [&str; 5] = ["caught", "served", "shown", "keys", "beside"];
@@ -72,7 +72,7 @@ pub fn run(only: &[String]) -> anyhow::Result<Measured> {
     }
     let wanted = |part: &str| only.is_empty() || only.iter().any(|name| name == part);
     let site = Site::new()?;
-    let mut came = Came::default();
+    let mut came = WaveResult::default();
     let (mut ours, mut baseline) = (json!({}), json!({}));
     let mut mark = Vec::new();
     let mut conditions = Vec::new();

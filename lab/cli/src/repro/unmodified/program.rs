@@ -22,11 +22,11 @@ pub struct Program {
     pub call: &'static str,
     /// What puts its result into `$OUT`, where it does not do so itself.
     pub after: &'static str,
-    result: Outcome,
+    result: ProgramOutcome,
 }
 
 /// What must have come of it.
-enum Outcome {
+enum ProgramOutcome {
     /// Bytes, at the end of its output.
     Bytes(u64),
     /// Each key's echo, in order.
@@ -51,7 +51,7 @@ const fn fetches(
         makes,
         call,
         after: "",
-        result: Outcome::Bytes(BYTES),
+        result: ProgramOutcome::Bytes(BYTES),
     }
 }
 
@@ -131,7 +131,7 @@ pub const SERVED: &[Program] = &[
         // The address is what `cedos run --listen` said of the server.
         call: "$CEDOS run --to $(sed -n 's/.*:8081 is //p' $AT/front) -- curl -sS -o $OUT http://nginx.test/file",
         after: "",
-        result: Outcome::Bytes(FILE_BYTES),
+        result: ProgramOutcome::Bytes(FILE_BYTES),
     },
     Program {
         name: "git",
@@ -139,7 +139,7 @@ pub const SERVED: &[Program] = &[
         makes: &[GIT_MAKE],
         call: "$RUN git clone -q $WEB/repo.git $AT/clone",
         after: "cp $AT/clone/file $OUT",
-        result: Outcome::Bytes(FILE_BYTES),
+        result: ProgramOutcome::Bytes(FILE_BYTES),
     },
     Program {
         name: "rsync",
@@ -147,7 +147,7 @@ pub const SERVED: &[Program] = &[
         makes: &[SSH_MAKE],
         call: "$RUN rsync -a -e 'ssh -F $AT/ssh_config' lab:$AT/www/tree/ $AT/tree/",
         after: "cat $AT/tree/? >$OUT",
-        result: Outcome::Bytes(FILE_BYTES),
+        result: ProgramOutcome::Bytes(FILE_BYTES),
     },
     Program {
         name: "ssh",
@@ -156,7 +156,7 @@ pub const SERVED: &[Program] = &[
         call: "python3 $AT/keys.py $OUT 380 0.25 0 -- \
                $RUN ssh -F $AT/ssh_config -tt lab 'stty raw -echo; echo ready; exec dd bs=1 count=381 status=none'",
         after: "",
-        result: Outcome::Echoes,
+        result: ProgramOutcome::Echoes,
     },
 ];
 
@@ -168,7 +168,7 @@ pub const SHOWN: &[Program] = &[
         makes: &[CLIP_MAKE],
         call: "$RUN sh $AT/browse.sh chromium chromium none \"$WEB/page.html?who=chromium&$PAGE\"",
         after: "",
-        result: Outcome::Page,
+        result: ProgramOutcome::Page,
     },
     Program {
         name: "firefox",
@@ -176,7 +176,7 @@ pub const SHOWN: &[Program] = &[
         makes: &[CLIP_MAKE],
         call: "$RUN sh $AT/browse.sh firefox firefox none \"$WEB/page.html?who=firefox&$PAGE\"",
         after: "",
-        result: Outcome::Page,
+        result: ProgramOutcome::Page,
     },
     Program {
         name: "mpv",
@@ -185,7 +185,7 @@ pub const SHOWN: &[Program] = &[
         call: "env OUT=$OUT $RUN mpv --no-config --really-quiet --vo=null --ao=null --script=$AT/played.lua \
                $WEB/clip.webm?mpv",
         after: "",
-        result: Outcome::Played,
+        result: ProgramOutcome::Played,
     },
     Program {
         name: "vlc",
@@ -204,7 +204,7 @@ pub const SHOWN: &[Program] = &[
         after: "for file in www/clip.webm vlc.mkv; do for kind in v a; do \
                 ffprobe -v error -select_streams $kind -show_entries packet=data_hash -show_data_hash adler32 \
                 -of csv=p=0 $AT/$file >$AT/${file##*/}.$kind; done; done",
-        result: Outcome::Packets,
+        result: ProgramOutcome::Packets,
     },
 ];
 
@@ -234,14 +234,14 @@ impl Program {
     pub fn result(&self, site: &Site) -> (bool, Value) {
         let out = format!("{}.out", self.name);
         match self.result {
-            Outcome::Bytes(bytes) => {
+            ProgramOutcome::Bytes(bytes) => {
                 let got = site.read(&out);
                 // What prints the whole answer printed its head too.
                 let body = &got[got.len().saturating_sub(bytes as usize)..];
                 let wanted = content::sha256(SEED, bytes);
                 (Sha256::digest(body).as_slice() == wanted, Value::Null)
             }
-            Outcome::Echoes => {
+            ProgramOutcome::Echoes => {
                 let told: Value = serde_json::from_str(&site.text(&out)).unwrap_or(Value::Null);
                 let right = told["echoed"].is_u64()
                     && told["echoed"] == told["typed"]
@@ -253,7 +253,7 @@ impl Program {
                     json!({ "keys": told["echoed"], "longest_echo_s": longest / 1000.0 }),
                 )
             }
-            Outcome::Page => {
+            ProgramOutcome::Page => {
                 let said = report_of(&site.text("reports"), self.name);
                 let figure = |name: &str| -> Option<f64> { said.get(name)?.parse().ok() };
                 let right = figure("sum") == Some(f64::from(page_sum(OBJECTS)))
@@ -265,13 +265,13 @@ impl Program {
                     json!({ "frames": figure("frames"), "silent_s": figure("silent_s"), "failed": said.get("failed") }),
                 )
             }
-            Outcome::Played => {
+            ProgramOutcome::Played => {
                 let said = site.text(&out);
                 let at = said.trim().strip_prefix("eof ");
                 let at = at.and_then(|at| at.parse().ok());
                 (at.is_some_and(is_the_end), json!({ "played_s": at }))
             }
-            Outcome::Packets => {
+            ProgramOutcome::Packets => {
                 let errors = site.text(&format!("{}.errors", self.name));
                 let stalls = errors.matches(STALLED).count();
                 let missing = |kind: &str| {

@@ -31,7 +31,7 @@ pub struct Wave {
 
 /// What came of them.
 #[derive(Default)]
-pub struct Came {
+pub struct WaveResult {
     pub programs: Map<String, Value>,
     pub whole: usize,
     pub across: usize,
@@ -44,7 +44,7 @@ impl Wave {
     ///
     /// # Errors
     /// There is no lab, or it could not follow the scenario.
-    pub fn run(&self, site: &Site, came: &mut Came) -> anyhow::Result<()> {
+    pub fn run(&self, site: &Site, came: &mut WaveResult) -> anyhow::Result<()> {
         let mut ready = Vec::new();
         for program in self.programs {
             match program.make(site) {
