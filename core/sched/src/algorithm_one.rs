@@ -55,7 +55,8 @@ pub(crate) fn assign(
     }
 }
 
-/// As measured last.
+/// The rate of a link as measured last, in bytes per second; an assumed rate before any
+/// measurement.
 fn rate(link: &LinkHistory) -> f64 {
     link.recent_rate().unwrap_or(link.long_term_rate())
 }

@@ -52,7 +52,8 @@ const METERED: LinkPrior = LinkPrior {
 const SOON: [f64; 17] = [
     0.1, 0.54, 0.66, 0.75, 0.81, 0.87, 0.92, 0.96, 1.0, 1.05, 1.11, 1.18, 1.3, 1.45, 1.7, 2.2, 3.0,
 ];
-/// And the rate over longer times with the mean of lately and on the whole.
+/// How the rate over longer times compares with the mean of lately and on the whole: a quantile each
+/// sixteenth.
 // measured likewise, against the next 45 to 400 seconds
 const LATER: [f64; 17] = [
     0.1, 0.40, 0.52, 0.61, 0.69, 0.77, 0.84, 0.91, 0.97, 1.04, 1.11, 1.18, 1.27, 1.4, 1.6, 1.9, 2.6,
@@ -60,13 +61,14 @@ const LATER: [f64; 17] = [
 /// For so long the rate lately says more than the rate on the whole. // a guess
 const SOON_S: f64 = 30.0;
 
-/// So much more do rates vary, as far as is known, that were never measured.
+/// How much more the rate of a network varies that was never measured (standard deviation of its
+/// logarithm).
 const UNKNOWN_SPREAD: f64 = 0.8; // fits the promises of docs/repro/score.md
 
 /// A scene follows a link so often from carrying to not, and back. Higher: truer a long way off, slower.
 const TURNS_MAX: u32 = 24; // so many average out
 
-/// That today is like none of the days known counts as so many of them. // a guess
+/// Weight, in days, of the possibility that today is like none of the days known.
 const DAYS_WEIGHT: f64 = 1.0;
 
 /// No rate is expected to fall below this share.
@@ -75,7 +77,7 @@ const TIMES_MIN: f64 = 0.02; // a guess
 /// What the links will carry until each horizon.
 #[derive(Debug, Clone)]
 pub struct CapacityForecast {
-    /// Of each scene, ascending.
+    /// What free links carry until each horizon: one value for each scene, in ascending order.
     free: Vec<[f64; SCENES]>,
     all: Vec<[f64; SCENES]>,
 }
@@ -136,7 +138,7 @@ impl CapacityForecast {
         self.free[horizon].iter().map(over).sum::<f64>() / SCENES as f64
     }
 
-    /// And what is left over at most in this share of the scenes.
+    /// Bytes that are left over until a horizon at most in this share of the scenes.
     pub fn left_over_at_most(&self, horizon: usize, bytes: f64, share: f64) -> f64 {
         let n = ((1.0 - share) * SCENES as f64) as usize;
         (bytes - self.free[horizon][n.min(SCENES - 1)]).max(0.0)
@@ -339,8 +341,9 @@ fn residual(
     lomax(chance.next(), median + age)
 }
 
-/// Half of them are shorter than `median`, and whatever lasted so long lasts as long again at the
-/// median: P(longer than x) = median ÷ (median + x).
+/// A draw from the Lomax distribution with this median: half the values are shorter than `median`,
+/// and whatever has lasted as long as the median lasts as long again with even odds: P(longer than
+/// x) = median ÷ (median + x).
 fn lomax(u: f64, median: f64) -> f64 {
     median * u / (1.0 - u).max(1e-4)
 }

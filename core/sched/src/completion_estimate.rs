@@ -39,7 +39,7 @@ pub struct CompletionEstimate {
     pub ready: f64,
     /// Metered bytes, on average.
     pub expected_metered_bytes: u64,
-    /// And at worst: in one case of twenty it is more.
+    /// Bytes on links that cost that are exceeded in one case of twenty.
     pub worst_metered_bytes: u64,
     /// More it never is: all that is left, within the budget, or nothing if it must not pay.
     pub most_metered_bytes: u64,
@@ -87,7 +87,7 @@ impl Scheduler {
         promises
     }
 
-    /// Of a flow that has no deadline: it pays only where its policy says so at once.
+    /// The estimate for a flow that has no deadline: it pays only where its policy says so at once.
     fn without_end(&self, flow: &ScheduledFlow) -> CompletionEstimate {
         let carries = |class| {
             let mut links = self.links().iter();

@@ -244,7 +244,7 @@ impl LinkEnergyState {
         self.sample = (now, self.sight.bytes);
     }
 
-    /// It is in use, and was not given its time yet.
+    /// Whether the radio is in use and was not given its trial time yet.
     fn is_tried(&self) -> bool {
         self.used_since.is_some() && self.samples < SAMPLES_MIN
     }

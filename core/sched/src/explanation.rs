@@ -12,7 +12,8 @@ use std::time::Duration;
 
 /// How finely the latest start is looked for: after each step, so much of the time is left.
 const START_STEP: f64 = 0.85;
-/// And down to what: what takes less begins in time whenever it is looked at again.
+/// The precision of a predicted start: whatever takes less than this begins in time whenever it is
+/// looked at again.
 const START_LEAST: Duration = Duration::from_secs(1);
 
 /// Why.

@@ -51,7 +51,7 @@ const SPEED_MIN: f64 = 0.3;
 pub struct LocationCell(u64);
 
 impl LocationCell {
-    /// One that has a name: an SSID, or the cells around.
+    /// The cell of a place that has a name: an SSID, or the cell towers around.
     pub fn named(name: &str) -> LocationCell {
         // FNV-1a; that two names share a place by chance costs a wrong guess.
         let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
@@ -88,7 +88,7 @@ impl LocationCell {
         (self.0 & 1 == 0).then_some((sign_back((self.0 >> 33) as i32), (self.0 >> 1) as i32))
     }
 
-    /// It and the squares around it; a named place has none around.
+    /// The cell and the squares around it; a named place has none around.
     fn around(self) -> impl Iterator<Item = LocationCell> {
         let others = self.square().into_iter().flat_map(|(east, north)| {
             let near = move |e: i32, n: i32| (east.wrapping_add(e), north.wrapping_add(n));
@@ -104,7 +104,7 @@ impl LocationCell {
 /// Where the device is.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Location {
-    /// The place.
+    /// The cell of the grid, or the named place.
     pub place: LocationCell,
     /// The point, metres east and north of anywhere, where it is known.
     pub point: Option<(f64, f64)>,
@@ -187,7 +187,7 @@ impl DurationDistribution {
         longer.map(|(_, weight)| weight).sum::<f64>() / all
     }
 
-    /// Those that say something, as they are.
+    /// The durations that were observed, in seconds, as they are.
     pub fn seconds(&self) -> impl Iterator<Item = f64> {
         self.weighed.iter().map(|(seconds, _)| *seconds)
     }
@@ -219,7 +219,7 @@ pub struct LinkForecast {
 }
 
 impl LinkForecast {
-    /// Of a link nothing is known of.
+    /// The forecast of a link that nothing is known of.
     pub fn new() -> LinkForecast {
         LinkForecast::default()
     }

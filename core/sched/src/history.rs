@@ -58,7 +58,7 @@ pub struct LinkHistory {
     class: LinkClass,
     seen_at: Option<Time>,
     up: bool,
-    /// It carries, as far as is known.
+    /// Whether the link carries data, as far as is known.
     on: bool,
     /// Since when it does, or does not.
     since: Time,
@@ -123,7 +123,7 @@ impl DecayingMean {
 }
 
 impl LinkHistory {
-    /// Of a link nothing is known of.
+    /// The history of a link that nothing is known of.
     pub fn new(class: LinkClass) -> LinkHistory {
         LinkHistory {
             class,
@@ -143,7 +143,7 @@ impl LinkHistory {
         }
     }
 
-    /// Of a link that was watched before, and is taken to be away until it is seen.
+    /// The history of a link that was watched before, and is taken to be down until it is seen.
     pub fn recall(now: Time, class: LinkClass, past: &SavedHistory) -> LinkHistory {
         let mut history = LinkHistory::new(class);
         let is_length = |length: &f64| length.is_finite() && *length >= 0.0;

@@ -66,13 +66,13 @@ impl ScheduledFlow {
 /// What a link carries until the next decision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LinkShare {
-    /// Nothing.
+    /// The link carries nothing.
     Nothing,
     /// Every flow.
     All,
     /// The flows that pay.
     Paid,
-    /// So many bytes of the first flow that may pay, so that the link is measured.
+    /// The link carries this many bytes of the first flow that may pay, to be measured.
     Probe(u64),
 }
 
@@ -81,7 +81,7 @@ pub enum LinkShare {
 pub struct LinkAssignment {
     /// The flows, by their place in the list given, in the order in which links carry them.
     pub order: Vec<usize>,
-    /// Those of them that pay, in the same order.
+    /// The flows that pay, in the order of `order`.
     pub payers: Vec<usize>,
     /// The first that may pay, whether it does or not.
     pub probed: Option<usize>,

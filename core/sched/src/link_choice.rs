@@ -69,7 +69,7 @@ pub enum DeadlineFallback {
 }
 
 impl CostPolicy {
-    /// All of them, mildest first.
+    /// Every policy, the cheapest first.
     pub const ALL: [CostPolicy; 5] = [
         CostPolicy::FreeOnly,
         CostPolicy::FreeFirst,
@@ -78,7 +78,7 @@ impl CostPolicy {
         CostPolicy::Any,
     ];
 
-    /// As people write it.
+    /// The name that people write, such as `free-first`.
     pub fn as_str(self) -> &'static str {
         match self {
             CostPolicy::FreeOnly => "free-only",
@@ -91,14 +91,14 @@ impl CostPolicy {
 }
 
 impl DeadlineFallback {
-    /// All of them.
+    /// Every fallback.
     pub const ALL: [DeadlineFallback; 3] = [
         DeadlineFallback::Cell,
         DeadlineFallback::Wait,
         DeadlineFallback::Fail,
     ];
 
-    /// As people write it.
+    /// The name that people write, such as `wait`.
     pub fn as_str(self) -> &'static str {
         match self {
             DeadlineFallback::Cell => "cell",
@@ -177,7 +177,7 @@ pub struct LinkCandidate {
     pub rate_bytes_per_s: Option<f64>,
     /// How much the system prefers it; lower is more.
     pub metric: u32,
-    /// It carried nothing lately although it is up.
+    /// Whether the link carried nothing lately although it is up.
     pub stalled: bool,
     /// The transfer is on it now.
     pub in_use: bool,
@@ -190,14 +190,14 @@ pub enum LinkChoice {
     Use {
         /// Its place in the list given.
         index: usize,
-        /// Why.
+        /// Why the link is used, for people.
         why: String,
     },
     /// Use none for now.
     Wait {
         /// The reason code.
         reason: LinkWaitReason,
-        /// Why.
+        /// Why no link is used, for people.
         why: String,
         /// What would end the wait.
         unblocks: String,

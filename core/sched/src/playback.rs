@@ -21,13 +21,13 @@ pub const RATE_FIRST: f64 = 250_000.0; // 2 Mb/s, a guess: video on a small scre
 /// A player fills its own buffer first: no rate before this.
 const MEASURED_AFTER: Duration = Duration::from_secs(20); // a guess
 
-/// And then the mean over this.
+/// After the first seconds the pace is the mean over this window.
 const WINDOW: Duration = Duration::from_secs(60); // a guess: several of a player's own refills
 
 /// How long the mean is summed up at a time.
 const SLOT: Duration = Duration::from_secs(1);
 
-/// Of one stream.
+/// Measures how fast the player of one stream reads.
 #[derive(Debug, Clone)]
 pub struct PlaybackMeter {
     /// Bytes a second, where they are known and need no measuring.
@@ -43,7 +43,7 @@ pub struct PlaybackMeter {
 }
 
 impl PlaybackMeter {
-    /// Of a stream of this many bytes a second, if that is known.
+    /// A meter for a stream of this many bytes per second, if that is known.
     pub fn new(known: Option<f64>) -> PlaybackMeter {
         PlaybackMeter {
             known: known.filter(|rate| *rate > 0.0),

@@ -56,16 +56,16 @@ const BRINK: f64 = 1.2;
 /// Free links alone will do when they carry this share of what is needed: the rest is little to pay.
 const NEARLY: f64 = 0.83;
 
-/// So near its deadline a flow pays whatever the odds: there is no later look to find that it should have,
-/// and little is left, or it is lost anyway.
+/// A flow this many seconds before its deadline pays whatever the odds: there is no later look to
+/// find that it should have, and little is left, or it is lost anyway.
 const LAST_LOOKS_S: f64 = 2.0; // two epochs
 
-/// And for flows whose policy is to be balanced.
+/// The price of a byte for flows whose policy is `balanced`.
 const PRICE_BALANCED: f64 = 2.0 * PRICE;
 
 /// Links *just* do not do when they carry less than this many times what is needed …
 const JUST: f64 = 2.0;
-/// … and more than this: where they carry still less, paying now does not help either.
+/// Where links are less likely in time than this even when paid for, paying now does not help.
 const HOPELESS: f64 = 0.95;
 
 /// What flows of unknown size are taken to need at most, beside the others: this share of what all links are expected to
@@ -76,7 +76,7 @@ const REACH: f64 = 0.7; // tuned: docs/repro/score.md
 /// are expected to carry. Less for one that needs less.
 const RISK_UNSEEN: f64 = 0.05;
 
-/// It is regretted to have paid when free links alone carry this share of what is needed: what was paid
+/// Having paid is regretted when free links alone carry this share of what is needed: what was paid
 /// for by then has replaced some of it.
 const ALONE: f64 = 0.45;
 
@@ -92,24 +92,26 @@ pub const PROBE_BYTES: u64 = 100_000; // a guess
 
 /// A metered link not used for so long is probed before it is relied upon, seconds …
 const PROBE_AFTER_S: f64 = 10.0; // half of the recorded cellular links: rates hold about so long
-/// … or for this share of the time that flows can still lose, if that is longer. Higher: fewer bytes go
-/// into probes, and a rate that fell is seen later.
+/// A link is probed again after this share of the time that flows can still lose, if that is longer
+/// than the shortest interval. Higher: fewer bytes go into probes, and a rate that fell is seen
+/// later.
 const PROBE_SLACK: f64 = 0.03; // tuned: docs/repro/score.md
 
-/// One that was never used is, as soon as flows need so much that a probe is little beside it.
+/// A link that was never used is probed as soon as flows need so much that a probe is little beside
+/// it.
 const PROBE_FIRST_BYTES: f64 = 20.0 * PROBE_BYTES as f64; // a guess
 
 /// No other probe for flows that need less than this share of what the links are expected to carry, …
 const PROBE_SHARE: f64 = 0.1; // a guess
-/// … or that free links will so probably complete.
+/// No probe for flows that free links will complete with at least this probability.
 const PROBE_REGRET: f64 = 0.98; // a guess
 
-/// It is decided again after this share of the time to the earliest deadline, at least each second
-/// at most every ten.
+/// Flows are decided again after this share of the time to the earliest deadline, at least each
+/// second and at most every ten.
 const EPOCH_SHARE: f64 = 1.0 / 400.0;
 const EPOCH_S: (f64, f64) = (1.0, 10.0);
 
-/// So many deadlines are looked at one by one.
+/// Up to this many deadlines are looked at one by one.
 const DEADLINES_EACH: usize = 24;
 /// Where there are more, those within this ratio are looked at as one. Higher: faster, coarser.
 const ABOUT: f64 = 1.6;
@@ -119,7 +121,7 @@ const ABOUT: f64 = 1.6;
 pub struct Scheduler {
     mode: SchedulerMode,
     links: Vec<LinkHistory>,
-    /// Of the flows that came lately.
+    /// Sizes in bytes of the flows that came lately.
     sizes: VecDeque<u64>,
 }
 
@@ -259,7 +261,8 @@ impl Scheduler {
         load
     }
 
-    /// Those with a deadline, earliest first, and which of them will not be in time with the others.
+    /// The flows with a deadline, earliest first, and which of them will not be in time with the
+    /// others.
     pub(crate) fn in_order(&self, now: Time, flows: &[ScheduledFlow]) -> (Vec<usize>, LateFlows) {
         let mut order = by_deadline(flows);
         order.truncate(order.iter().map_while(|n| flows[*n].left_s()).count());
@@ -359,7 +362,7 @@ impl Scheduler {
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct DueBytes {
     sized: f64,
-    /// Of unknown size: guesses.
+    /// Bytes of flows of unknown size: guesses.
     guessed: f64,
 }
 
@@ -377,8 +380,8 @@ impl DueBytes {
         self.sized + self.guessed
     }
 
-    /// The same as far as it is taken to be needed until a horizon: what may be less than is guessed is not given up
-    /// because all of that is beyond reach.
+    /// Due bytes as far as they are taken to be needed until a horizon: what may be less than is
+    /// guessed is not given up because all of that is beyond reach.
     pub(crate) fn until(self, outlook: &CapacityForecast, horizon: usize) -> f64 {
         let reach = REACH * outlook.all_median(horizon) - self.sized;
         self.sized + self.guessed.min(reach.max(PROBE_BYTES as f64))
@@ -403,9 +406,9 @@ impl LateFlows {
 struct PayDecision {
     /// The flows in the order in which links carry them.
     order: Vec<usize>,
-    /// So many of them pay for their deadlines' sake.
+    /// How many of the flows, from the first, pay for their deadlines' sake.
     paying: usize,
-    /// The places of those that will not be in time, or are not: they pay too, as those do that were late.
+    /// The indices of the flows that will not be in time, or are late already: they pay too.
     late: Range<usize>,
     /// Links that cost and were not used for so long have to be measured.
     probe_after_s: f64,
@@ -429,7 +432,7 @@ impl PayDecision {
     }
 }
 
-/// Of those with a deadline, which to be late with so that the others can be in time: where all links
+/// Of the flows with a deadline, those to be late with so that the others can be in time: where all links
 /// surely do not carry what is due until then, first who has least priority, of these who needs most
 /// (Moore, 1968, with Hodgson's rule: it leaves as few late as can be). Nobody else waits for them.
 fn late_flows(

@@ -18,8 +18,8 @@ use std::time::Duration;
 /// The low threshold, where the application names none, is this many times what a switch takes.
 const LOW_SWITCHES: u32 = 3; // a guess: one, one that fails, and the one after it
 
-/// And the high one this much of the stream above it. Higher: more is paid for that a free link might
-/// have brought; lower: more switches.
+/// The high threshold lies this much of the stream above the low one. Higher: more is paid for that
+/// a free link might have brought; lower: more switches.
 const HIGH_ABOVE: Duration = Duration::from_secs(10); // a guess
 
 /// How long an interface takes until it has an address.
@@ -50,7 +50,7 @@ impl SwitchDelay {
         }
     }
 
-    /// All of it.
+    /// Interface, challenge and first packet together.
     pub fn total(&self) -> Duration {
         self.interface + self.challenge + self.first_packet
     }

@@ -22,8 +22,8 @@ pub const WORTH: f64 = 0.3; // a guess; `cedos repro C5` shows what both cost
 /// For so long nothing at all was up, not even a link that costs: a cellar, a flight.
 pub const DARK_AFTER: Span = Span::from_secs(30 * 60); // a guess
 
-/// Then looks may be so far apart: six hours without a network wake the machine less than three times
-/// an hour.
+/// The longest time between two wake-ups in the dark: six hours without a network wake the machine
+/// less than three times an hour.
 pub const DARK_MOST: Span = Span::from_secs(45 * 60);
 
 /// A start so soon after a look is joined with it: one wake-up instead of two.

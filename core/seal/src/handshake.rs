@@ -18,7 +18,7 @@ use crate::ticket::SessionTicket;
 
 /// Bytes a Noise message 1 adds to its payload: ephemeral key, sealed static key, tag.
 pub const SYN_OVERHEAD_BYTES: usize = 32 + 48 + 16;
-/// The same by ticket: ephemeral key and tag.
+/// What a wake-up by ticket adds to its payload: ephemeral key and tag.
 pub const WAKE_OVERHEAD_BYTES: usize = 32 + 16;
 /// Bytes a Noise message 2 adds to its payload: ephemeral key and tag.
 pub const SYN_ACK_OVERHEAD_BYTES: usize = 32 + 16;
@@ -113,7 +113,7 @@ impl Initiator {
         ))
     }
 
-    /// The same without long-term keys, by a ticket of that server.
+    /// Starts a handshake without long-term keys, by a ticket of the server.
     pub fn start_by_ticket(
         local: &SecretKey,
         remote: &PublicKey,

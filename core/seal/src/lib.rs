@@ -35,10 +35,10 @@ pub use ticket::{SessionTicket, TICKET_BYTES, TicketHolder, TicketIssuer};
 /// Why a sealed thing was not accepted. Says no more: a peer must not learn from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SealError {
-    /// It was not made by who we thought, or not for us, or altered on the way.
+    /// The message was not made by the expected sender, not for us, or was altered on the way.
     #[error("it does not authenticate")]
     NotAuthentic,
-    /// It is too short or too long to be what it claims.
+    /// The message is too short or too long to be what it claims.
     #[error("it has the wrong length")]
     BadLength,
 }

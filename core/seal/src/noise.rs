@@ -9,9 +9,9 @@ use snow::types::{Cipher, Dh, Hash, Random};
 
 use crate::host_key::SecretKey;
 
-/// Of a first handshake: IK, the responder's key known beforehand.
+/// Noise pattern of a first handshake: IK, the responder's key known beforehand.
 pub(crate) const PATTERN: &str = "Noise_IK_25519_ChaChaPoly_SHA256";
-/// Of one by ticket: both ends hold its secret.
+/// Noise pattern of a handshake by ticket: both ends hold its secret.
 pub(crate) const PATTERN_BY_TICKET: &str = "Noise_NNpsk0_25519_ChaChaPoly_SHA256";
 
 /// Gives `snow` our primitives and, as its randomness, one seed handed in by the caller. It knows

@@ -194,7 +194,7 @@ pub struct OpenedPacket {
     pub number: u64,
     /// Where its frames lie in the buffer: from [`DATA_HEADER_BYTES`] to here.
     pub end: usize,
-    /// It was the first of the peer's next key generation.
+    /// Whether the packet was the first of the peer's next key generation.
     pub key_advanced: bool,
 }
 

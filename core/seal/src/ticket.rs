@@ -20,12 +20,12 @@ const HOLDER_BYTES: usize = 32 + 8 + 4;
 /// Bytes of a ticket.
 pub const TICKET_BYTES: usize = NUMBER_BYTES + HOLDER_BYTES + 16;
 
-/// Whose ticket it is.
+/// The device and the instance that a ticket was issued to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TicketHolder {
     /// The device's key.
     pub peer: PublicKey,
-    /// Its instance.
+    /// The device's instance number.
     pub instance: u64,
     /// The epoch of the handshake that the ticket came with.
     pub epoch: u32,
@@ -108,7 +108,7 @@ impl TicketIssuer {
         }
     }
 
-    /// Whose ticket it is, and its secret.
+    /// Opens a ticket: returns whom it was issued to, and its secret.
     ///
     /// # Errors
     /// It is none of ours.

@@ -124,7 +124,7 @@ pub(crate) struct CarriedAckBudget {
     round: Span,
     round_began: Time,
     asked_at: Time,
-    /// It was too small since the last round trip was measured.
+    /// Whether the window was too small since the last round trip was measured.
     short: bool,
     /// A queue was seen: from then on it grows slowly.
     found: bool,

@@ -27,12 +27,13 @@ const PROBES_BEFORE_SILENT: u32 = 2;
 /// A device asks again after this part of the silence so far: what the hole costs beyond itself stays
 /// below 1/32 of it.
 const ASK_SHARE: u64 = 32;
-/// The same where a flow waits. A stay may be much shorter than the hole before it, and all of the time
-/// to the next question is lost of it: 1 % of a stay of 4 s after 32 s. A hole of an hour
-/// takes 3,700 questions of 60 bytes, half of them in its first six minutes.
+/// The share of the time that questions may take of a blackout while a flow waits. A stay on a
+/// network may be much shorter than the hole before it, and it loses all of the time to the next
+/// question: 1 % of a stay of 4 s after 32 s. A hole of an hour takes 3,700 questions of 60 bytes,
+/// half of them in its first minutes.
 const ASK_SHARE_WAITING: u64 = 512;
-/// And no sooner than this, nor than a quarter of the round trip, so that a narrow link is not filled
-/// with questions. // a guess: 13 kb/s on Wi-Fi
+/// The shortest pause between two questions while a flow waits, beside a quarter of the round trip:
+/// a narrow link is not filled with questions. A guess: 13 kb/s on Wi-Fi.
 const ASK_PAUSE_WAITING_MIN: Span = Span::from_millis(50);
 const ASK_PAUSE_OF_RTT: u64 = 4;
 /// A PATH_STATUS at its longest.
@@ -45,9 +46,9 @@ const ACK_BYTES_MAX: usize = 96;
 pub(crate) enum ProbeFrequency {
     /// Ever more rarely: a server, which only devices bring back.
     Rarely,
-    /// As a device on a link that costs nothing.
+    /// As often as a device on a link that costs nothing asks.
     Often,
-    /// As such a device with a flow that waits.
+    /// As often as a device on a link that costs nothing asks while a flow waits.
     Waiting,
 }
 
@@ -56,9 +57,10 @@ pub(crate) enum ProbeFrequency {
 pub(crate) enum WindowRestore {
     /// With its whole window: only its link was away.
     Full,
-    /// With half of it: perhaps the network was choked.
+    /// The window begins with half of what it was: perhaps the network was choked.
     Half,
-    /// As after persistent congestion (RFC 9002 §7.6): holes are not told apart here.
+    /// The window begins as after persistent congestion (RFC 9002 §7.6): holes are not told apart
+    /// here.
     Reset,
 }
 
@@ -101,7 +103,7 @@ impl SessionPath {
             && now.since(self.last_rx) >= self.recovery.rtt.probe_timeout(ack_delay_max)
     }
 
-    /// It does not answer: no payload until it does.
+    /// Marks the path as silent: it carries no payload until it answers.
     fn mark_silent(&mut self, now: Time, comeback: WindowRestore) {
         if self.state != PathState::Silent {
             self.state = PathState::Silent;

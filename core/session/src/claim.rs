@@ -17,7 +17,7 @@ pub(crate) struct FlowClaim {
     pub(crate) received: u64,
     /// Bytes from there on that the server may send.
     pub(crate) credit: u64,
-    /// As in RESUME.
+    /// Flags as in a RESUME frame.
     pub(crate) flags: u8,
 }
 

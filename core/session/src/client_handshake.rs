@@ -62,7 +62,8 @@ pub(crate) struct PendingSyn {
     pub(crate) gated: bool,
     pub(crate) by_ticket: bool,
     pub(crate) sent_at: Time,
-    /// It said how far flows are, which holds only as long as nothing else moves them.
+    /// Whether the handshake stated how far flows are, which holds only as long as nothing else
+    /// moves them.
     claimed: bool,
     datagram: Box<[u8]>,
     /// Its payload without the epoch and the padding.
@@ -75,7 +76,7 @@ pub(crate) struct OutgoingSyn {
     pub(crate) len: usize,
     pub(crate) to: Addresses,
     pub(crate) epoch: u32,
-    /// It is none of those that left before.
+    /// Whether the packet is none of those that left before.
     pub(crate) is_new: bool,
 }
 

@@ -43,7 +43,7 @@ pub struct EndpointConfig {
     /// Bytes of a flow that may be on the way or unread. Larger fills longer, faster paths, and
     /// costs that much memory per busy flow.
     pub flow_window: u64,
-    /// The same for all flows of a session together.
+    /// Bytes of all flows of a session together that may be on the way or unread.
     pub session_window: u64,
     /// Bytes written and not yet acknowledged that a flow holds before writers must wait; as much again
     /// where they arrived and wait for a lost one before them.
@@ -117,7 +117,8 @@ pub struct EndpointConfig {
     /// How long a device lets a path rest that must stay reachable (`FlowOptions::reachable`). Just
     /// below what careless NATs forget UDP after; shorter costs battery.
     pub keepalive: Span,
-    /// As [`EndpointConfig::silence_max`] where the device promised to stay reachable: a few keepalives.
+    /// [`EndpointConfig::silence_max`] for a device that promised to stay reachable: a few
+    /// keepalives.
     pub silence_reachable_max: Span,
     /// How long a closed session that found no path waits to tell its peer, if no deadline of its
     /// flows was later.

@@ -17,7 +17,8 @@ const PER_SECOND: u64 = 1_000;
 const BURST: i64 = 32 * 1024;
 /// One control byte for so many of payload: three times what ACKs of every second packet take.
 const PAYLOAD_PER_BYTE: u64 = 4;
-/// And for each packet with payload, either way, its header and its answer.
+/// Control bytes allowed for each packet with payload, either way: its header and its
+/// acknowledgement.
 const PER_PAYLOAD_PACKET: u64 = 64;
 
 /// Control bytes of one path.

@@ -29,7 +29,7 @@ pub const CONTEXTS: u64 = 1 << 61;
 pub const CONTEXTS_OF_COPIES: u64 = 1 << 32;
 /// Numbers of copied datagrams; they come around again.
 const NUMBERS: u32 = 1 << 29;
-/// R-COPY-2: of so many numbers it is known whether they came.
+/// R-COPY-2: how many of the latest datagram numbers are remembered as received or not.
 const SEEN: u32 = 1024;
 const SEEN_WORDS: usize = SEEN as usize / 64;
 /// Spreads the first numbers of successive epochs. // odd, about NUMBERS times the golden ratio
@@ -44,7 +44,7 @@ pub struct DatagramStats {
     pub displaced: u64,
     /// Still here when their time was over.
     pub expired: u64,
-    /// Too large for any packet by the time they could leave.
+    /// Datagrams dropped because they were too large for any packet by the time they could leave.
     pub too_big: u64,
     /// Arrived from the peer.
     pub received: u64,
@@ -54,14 +54,14 @@ pub struct DatagramStats {
     pub copies_received: u64,
     /// Bytes of all that left, copies included: as the paths count them.
     pub bytes_out: u64,
-    /// Of all that arrived.
+    /// Payload bytes of all datagrams that arrived.
     pub bytes_in: u64,
 }
 
-/// One that waits.
+/// A datagram that waits to be sent.
 #[derive(Debug)]
 pub(crate) struct QueuedDatagram {
-    /// As it is on the wire.
+    /// The context number as it is on the wire.
     context: u64,
     bytes: Bytes,
     expires: Time,
@@ -80,12 +80,12 @@ impl QueuedDatagram {
     }
 }
 
-/// One that leaves.
+/// A datagram that is being sent.
 #[derive(Debug)]
 pub(crate) struct OutgoingDatagram {
     pub(crate) context: u64,
     pub(crate) bytes: Bytes,
-    /// It left on another path before.
+    /// Whether the datagram left on another path before.
     pub(crate) is_copy: bool,
 }
 
@@ -198,7 +198,7 @@ impl DatagramSendQueue {
         self.waiting.clear();
     }
 
-    /// Whether one of them would leave by this path.
+    /// Whether a waiting datagram would leave by this path.
     fn has_for(&self, by: &DatagramPath) -> bool {
         self.waiting.iter().any(|waiting| waiting.may_leave(by))
     }
@@ -278,8 +278,8 @@ impl Session {
         self.send_datagram_on(PathSelection::Any, context, bytes, expires);
     }
 
-    /// The same on the paths that `route` says. With [`PathSelection::Each`] it is copied: the peer's application
-    /// gets the first that arrives.
+    /// Sends a datagram on the paths that `route` says. With [`PathSelection::Each`] it is copied:
+    /// the peer's application gets the first that arrives.
     ///
     /// # Panics
     /// The context is not below [`CONTEXTS`], or with [`PathSelection::Each`] [`CONTEXTS_OF_COPIES`].

@@ -47,7 +47,7 @@ pub(crate) struct RateSample {
     /// Bytes the path had delivered when that packet left, and has now.
     pub(crate) prior_delivered: u64,
     pub(crate) delivered_total: u64,
-    /// That packet.
+    /// What became of the packet that the sample was taken from.
     pub(crate) packet: PacketFate,
     /// Bytes lost since the last ACK.
     pub(crate) newly_lost: u64,

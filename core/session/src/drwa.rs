@@ -44,12 +44,13 @@ use d2tp_time::{Span, Time};
 const RTT_MIN_FLOOR: Span = Span::from_millis(10);
 /// RTTmin is looked for when no sample came near it for so long. // as BBR's, draft-ietf-ccwg-bbr §5.3.4
 const SEEN_WITHIN: Span = Span::from_secs(10);
-/// Or for so many round trips, as long as they may be, if that is longer: looking costs up to three of
-/// them, at three quarters of the rate.
+/// The minimum round trip is trusted for so many round trips, however long they are, if that is
+/// longer than the shortest time: looking costs up to three of them, at three quarters of the rate.
 const SEEN_WITHIN_RTTS: u64 = 40; // a guess: one or two in a hundred at worst
 /// Sooner, when it was found to be much less than it had been taken for. // a guess
 const LOOK_AGAIN: Span = Span::from_secs(1);
-/// And forgotten after so many times as long, drained for in vain: the way is another. // a guess
+/// The minimum round trip is forgotten after so many times as long, drained for in vain: the route
+/// is another one.
 const LOOKS_IN_VAIN: u64 = 6;
 /// How long a queue of others is left alone, and how long when that is so again and again: doubled
 /// each time. // a guess: a web page's worth of competition, a song's
@@ -178,8 +179,8 @@ pub struct Drwa {
 }
 
 impl Drwa {
-    /// Of a path of which nothing is known. No limit is below `floor` bytes: a sender must be able
-    /// to notice its losses.
+    /// The control of a path of which nothing is known. No limit is below `floor` bytes: a sender
+    /// must be able to notice its losses.
     pub fn new(lambda: DrwaLambda, floor: u64) -> Self {
         Drwa {
             lambda,

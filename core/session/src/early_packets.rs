@@ -57,7 +57,7 @@ pub(crate) struct EarlyPackets {
     room: u64,
     session_credit: u64,
     pub(crate) recovery: Recovery,
-    /// It stands in the endpoint's line.
+    /// Whether the session is in the endpoint's queue.
     pub(crate) queued: bool,
 }
 

@@ -70,9 +70,9 @@ pub enum Admission {
     /// Nobody: this host only calls others.
     #[default]
     Nobody,
-    /// Anybody.
+    /// Any host may connect.
     Anybody,
-    /// These hosts.
+    /// Only these hosts may connect.
     Only(BTreeSet<PublicKey>),
 }
 
@@ -91,7 +91,7 @@ impl Admission {
 pub struct IncomingDatagram<'a> {
     /// Where it came in and from.
     pub addresses: Addresses,
-    /// Its bytes.
+    /// The bytes of the UDP datagram.
     pub bytes: &'a mut [u8],
 }
 
@@ -167,7 +167,7 @@ pub struct Endpoint {
     early_heard: RecentMap<InstanceKey, ()>,
     timers: BTreeSet<(Time, SessionId)>,
     ready: VecDeque<SessionId>,
-    /// Those of a long line whose ACKs are due: for them the rest of the line is too long.
+    /// Sessions whose ACKs are due, of a long transmit queue: they cannot wait for the rest of it.
     ack_due_queue: VecDeque<SessionId>,
     answers: VecDeque<(Addresses, Vec<u8>)>,
     events: VecDeque<(SessionId, SessionEvent)>,

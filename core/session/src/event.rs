@@ -50,7 +50,7 @@ pub enum PeerFault {
     /// An ACK of a packet that was never sent (R-ACK-2).
     #[error("ACK of packet {acked} on path {path:?}, of which only {sent} were sent")]
     BadAck {
-        /// The path.
+        /// The path that the event is about.
         path: PathId,
         /// The number acknowledged.
         acked: u64,
@@ -60,9 +60,9 @@ pub enum PeerFault {
     /// An ACK of a number that was left out: it acknowledges what it did not receive (R-ACK-4).
     #[error("ACK of packet {number} on path {path:?}, which was left out on purpose")]
     SkippedAck {
-        /// The path.
+        /// The path that the event is about.
         path: PathId,
-        /// The number.
+        /// The number of the packet.
         number: u64,
     },
     /// More bytes than it was given credit for (R-FLOW-3).
@@ -78,17 +78,17 @@ pub enum PeerFault {
     /// A flow's length changed (R-FLOW-4).
     #[error("flow {flow:?} has two lengths: {was} and {now}")]
     FinalSize {
-        /// The flow.
+        /// The flow that the peer contradicts itself about.
         flow: FlowId,
         /// First said.
         was: u64,
-        /// Then said.
+        /// What the peer states now.
         now: u64,
     },
     /// A flow opened with an id that is not the peer's to use (R-FLOW-1).
     #[error("flow {0:?} is not the peer's to open")]
     FlowId(FlowId),
-    /// It claims to have claimed more flows than it did (R-RESUME-10).
+    /// The peer states that it claimed more flows than it did (R-RESUME-10).
     #[error("RESUME_END counts {said} claims, {heard} were heard")]
     Claims {
         /// What it said.
@@ -113,13 +113,13 @@ pub enum FlowEnd {
     /// We reset it.
     #[error("reset here (code {0:#x})")]
     Local(u64),
-    /// Its deadline passed.
+    /// The flow's deadline passed.
     #[error("the deadline passed")]
     DeadlinePassed,
     /// The peer no longer knows it, or not at this offset.
     #[error("{}", why_refused(*.0))]
     Refused(ReasonCode),
-    /// Its session ended.
+    /// The flow's session ended.
     #[error("the session ended")]
     SessionEnded,
 }
@@ -156,9 +156,9 @@ pub enum SessionEvent {
     },
     /// A path works.
     PathUp {
-        /// The path.
+        /// The path that the event is about.
         path: PathId,
-        /// Its link.
+        /// The link that the path is on.
         link: LinkId,
         /// From its first packet to the answer.
         took: Span,
@@ -166,23 +166,23 @@ pub enum SessionEvent {
     /// Nothing came on a path of a device for a while where something should: its first hop is worth asking
     /// ([`crate::Session::on_link_silent`]).
     PathQuiet {
-        /// The path.
+        /// The path that the event is about.
         path: PathId,
-        /// Its link.
+        /// The link that the path is on.
         link: LinkId,
     },
     /// A path does not answer; its data goes elsewhere.
     PathSilent {
-        /// The path.
+        /// The path that the event is about.
         path: PathId,
-        /// Its link.
+        /// The link that the path is on.
         link: LinkId,
     },
     /// A path is gone.
     PathDown {
-        /// The path.
+        /// The path that the event is about.
         path: PathId,
-        /// Its link.
+        /// The link that the path is on.
         link: LinkId,
     },
     /// Payload arrives on another path than before, and no more on the one before.
@@ -204,14 +204,14 @@ pub enum SessionEvent {
     Writable(FlowId),
     /// The flow's bytes must be given again from `offset` on (it slept as a record).
     SendFrom {
-        /// The flow.
+        /// The flow that the event is about.
         flow: FlowId,
         /// Where to begin.
         offset: u64,
     },
     /// The peer keeps everything below `offset` safe across a crash.
     PeerDurable {
-        /// The flow.
+        /// The flow that the event is about.
         flow: FlowId,
         /// Up to here.
         offset: u64,
@@ -221,14 +221,14 @@ pub enum SessionEvent {
     /// The peer ended the session, and had sent all of this flow before: what was not read yet, and then
     /// its end (R-CLOSE-1). Comes before the flow's [`SessionEvent::Ended`].
     Remains {
-        /// The flow.
+        /// The flow that the event is about.
         flow: FlowId,
         /// Its bytes, in order.
         pieces: Vec<Bytes>,
     },
     /// A flow is over.
     Ended {
-        /// The flow.
+        /// The flow that the event is about.
         flow: FlowId,
         /// How.
         end: FlowEnd,
@@ -237,7 +237,7 @@ pub enum SessionEvent {
     Datagram {
         /// The context the peer gave.
         context: u64,
-        /// Its bytes.
+        /// Payload of the datagram.
         bytes: Bytes,
     },
     /// No path is left: nothing is sent until there is one.

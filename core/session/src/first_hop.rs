@@ -30,11 +30,11 @@ const PROBES_OF_A_SIGN: u32 = 2;
 /// What came of asking a link's first hop.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FirstHopStatus {
-    /// It answered: the link works.
+    /// The first hop answered: the link works.
     Answers,
-    /// It did not, and has done so before.
+    /// The first hop did not answer, and has done so before.
     Silent,
-    /// It cannot be asked, or never answered anybody.
+    /// The first hop cannot be asked, or never answered anybody.
     Unknown,
 }
 
@@ -53,7 +53,7 @@ impl SessionPath {
         self.hop_answered == Some(self.last_rx)
     }
 
-    /// It is asked at once, and then as often as any that fell silent.
+    /// Has the first hop asked at once, and then as often as any that fell silent.
     fn ask_now(&mut self) {
         self.recovery.probes = self.recovery.probes.max(PROBES_OF_A_SIGN);
         self.probe_now = true;

@@ -145,7 +145,8 @@ pub(crate) struct SessionFlow {
     /// SendFrom is on its way to the application: what it gives before it took that, it gives from
     /// where it was, and will give again.
     pub(crate) rewinding: bool,
-    /// It came out of a record and its application was not told yet from where to give its bytes.
+    /// Whether the flow came out of a record and its application was not told yet from where to
+    /// give its bytes.
     pub(crate) restored: bool,
     /// A SYN opened it, and the device has not said so again yet.
     pub(crate) opened_by_syn: bool,
@@ -251,7 +252,7 @@ pub(crate) struct FlowTable {
     seen: BTreeMap<u32, RangeSet>,
     seen_floor: u32,
     next_deadline: Option<Time>,
-    /// One of them must stay reachable; looked at together with deadlines.
+    /// Whether one of the flows must stay reachable; looked at together with deadlines.
     any_reachable: bool,
     deadline_stale: bool,
     /// Flows of which bytes were acknowledged since this was last taken.
@@ -271,7 +272,7 @@ pub(crate) struct FlowTable {
 struct RefusedClaim {
     flow: FlowId,
     reason: ReasonCode,
-    /// It is to be said (again); otherwise it is on its way.
+    /// Whether the frame is to be sent (again); otherwise it is on its way.
     waits: bool,
 }
 
@@ -555,7 +556,7 @@ impl FlowTable {
         }
     }
 
-    /// A deadline changed.
+    /// Notes that a flow's deadline changed.
     pub(crate) fn on_deadline_changed(&mut self) {
         self.deadline_stale = true;
     }

@@ -89,7 +89,7 @@ impl HalfOpenTable {
         self.all.get_mut(index)
     }
 
-    /// Those of a session, by index.
+    /// The half-open handshakes of an instance, by index.
     pub(crate) fn of(&self, key: &InstanceKey) -> impl ExactSizeIterator<Item = usize> + use<> {
         let line = self.by_key.get(key).cloned();
         line.unwrap_or_default().into_iter()
@@ -107,7 +107,7 @@ impl HalfOpenTable {
         line.find_map(|i| self.all.get(*i).filter(|h| h.epoch == epoch))
     }
 
-    /// One more.
+    /// Adds a half-open handshake; returns its index.
     pub(crate) fn insert(&mut self, half: HalfOpen) -> usize {
         let (key, knock) = ((half.peer, half.instance), half.body.cid);
         let expires = half.expires;

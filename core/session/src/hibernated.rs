@@ -52,13 +52,14 @@ pub(crate) struct HibernatedSession {
     record: Box<[u8]>,
     /// When the record was made; never for one that nobody said it of.
     since: Time,
-    /// When something of it is over, in seconds; none while nobody knows, or it is held.
+    /// When the first deadline of the session passes, in seconds; none while nobody knows, or it is
+    /// held.
     due_s: Option<NonZeroU32>,
     flows: u32,
 }
 
 impl HibernatedSession {
-    /// Flows of it, as they are booked (R-QUOTA-2).
+    /// How many flows the session is charged for (R-QUOTA-2).
     pub(crate) fn flows(&self) -> usize {
         self.flows as usize
     }

@@ -55,11 +55,11 @@ pub struct SessionUsage {
 /// A piece of a flow that a datagram carried.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FlowArrival {
-    /// The flow.
+    /// The flow that the data belong to.
     pub flow: FlowId,
-    /// Its bytes.
+    /// Bytes of data.
     pub bytes: u64,
-    /// Those that had not arrived before.
+    /// Bytes that had not arrived before.
     pub new: u64,
 }
 

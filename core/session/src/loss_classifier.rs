@@ -38,11 +38,11 @@ const SAMPLES: usize = 8;
 /// A window of fewer packets is a few bursts: the longest of the last two waits counts, to be on the safe
 /// side.
 const WINDOW_SMALL: u64 = 40; // measured: of a shared queue of 7 packets a session took 1.3 times as much as without
-/// So many packets lost in a row are no chance, or two more where the air is known to lose: at 3 % one packet in
-/// 40,000, and in 40 millions.
+/// So many packets lost in a row are taken for congestion, or two more where the air is known to
+/// lose: at 3 % random loss one packet in 40,000 begins such a run, and one in 40 millions there.
 const RUN: u32 = 3;
-/// Of the last eight losses, so many were random where the air is known to lose: there twice as much counts
-/// as no queue.
+/// The air is known to lose where so many of the last eight losses were random: there twice as much
+/// counts as no queue.
 const AIRY: u32 = 4; // a guess
 /// A share of lost packets above which it is not the air, whatever the delay says, in 2^16ths.
 const SHARE_MAX: u32 = 65_536 * 8 / 100; // the paper's random losses end at 3 %
@@ -125,8 +125,8 @@ impl LossClassifier {
         }
     }
 
-    /// The same, and its answer came over another path: what waited there is counted too, so it is a queue
-    /// here only if the path itself shows one as well, and never the longest.
+    /// Takes in a round trip whose answer came over another path: what waited there is counted too,
+    /// so it is a queue here only if the path itself shows one as well, and never the longest.
     pub(crate) fn on_indirect_round_trip(&mut self, now: Time, sent_at: Time, rtt: Span) {
         self.turn(now);
         self.detour_min[0] = self.detour_min[0].min(rtt);
@@ -160,7 +160,7 @@ impl LossClassifier {
             .fold(self.own[0].min(self.own[1]), Span::min)
     }
 
-    /// So many packets arrived.
+    /// Records that packets arrived.
     pub(crate) fn on_arrived(&mut self, packets: u32) {
         let part = packets.min(SHARE_PACKETS);
         self.share -= (u64::from(self.share) * u64::from(part) / u64::from(SHARE_PACKETS)) as u32;
@@ -260,7 +260,7 @@ mod tests {
         Time::ZERO + MS.times(ms)
     }
 
-    /// As many packets that left then and waited so long come through.
+    /// Has as many packets arrive as make a measurement, each sent at `sent` and `ms` under way.
     fn wait(judge: &mut LossClassifier, sent: Time, ms: u64) {
         for _ in 0..SAMPLES {
             judge.on_round_trip(sent + BASE, sent, BASE + MS.times(ms), BASE);
@@ -277,7 +277,7 @@ mod tests {
         judge
     }
 
-    /// So many packets are lost, in a row or not.
+    /// Has packets lost, in a row or not; returns how the losses are classified.
     fn lose(judge: &mut LossClassifier, now: Time, packets: u64, in_a_row: bool) -> LossKind {
         let first = judge.last.map_or(0, |last| last + 2);
         let step = if in_a_row { 1 } else { 2 };

@@ -58,7 +58,7 @@ pub(crate) struct MirrorGuard {
     /// Bytes that may leave now.
     left: u64,
     filled_at: Time,
-    /// It was too small since the last round trip was measured.
+    /// Whether the window was too small since the last round trip was measured.
     short: bool,
     /// A queue was seen: from then on it grows slowly.
     found: bool,

@@ -45,9 +45,9 @@ pub struct Addresses {
 pub enum PathState {
     /// Nothing was heard on it yet.
     Opening,
-    /// It works.
+    /// The path works.
     Active,
-    /// It stopped answering.
+    /// The path stopped answering.
     Silent,
 }
 
@@ -139,7 +139,7 @@ pub(crate) struct SessionPath {
     pub(crate) answered: Option<[u8; 16]>,
     /// Bytes in flight that the peer allows us, and the seq that said so.
     pub(crate) limit_in: (u64, u64),
-    /// The same, as we told it.
+    /// The receive limit of the path as we told it to the peer.
     pub(crate) limit_out: (u64, u64),
     /// What our application allows, and what we think a short queue takes.
     pub(crate) limit_asked: u64,
@@ -167,7 +167,7 @@ pub(crate) struct SessionPath {
     /// Payload bytes each way, for reports and the scheduler.
     pub(crate) payload_in: u64,
     pub(crate) payload_out: u64,
-    /// Of those sent, copies of what another path carried.
+    /// Payload bytes sent here that are copies of what another path carried.
     pub(crate) copied_out: u64,
     /// How far this path repeated what each other one carries.
     pub(crate) copy_progress: PathMap<CopyProgress>,
@@ -451,7 +451,7 @@ impl SessionPath {
         )
     }
 
-    /// As schedulers see it.
+    /// The path as path schedulers see it.
     pub(crate) fn candidate(&self) -> PathCandidate {
         PathCandidate {
             rtt: self.recovery.rtt.smoothed(),
@@ -536,8 +536,9 @@ impl Paths {
     pub(crate) fn nth(&self, slot: usize) -> &SessionPath {
         &self.list[slot]
     }
-    /// Of paths in order, the one that control of session and flows goes by: the first that can carry it,
-    /// unless another is so much quicker that grants and credit would keep payload waiting.
+    /// The path that control frames of session and flows take, of paths in order: the first that
+    /// can carry them, unless another is so much quicker that grants and credit would keep payload
+    /// waiting.
     pub(crate) fn for_control(&self, order: &[usize]) -> Option<usize> {
         let able = |slot: &&usize| {
             let path = &self.list[**slot];

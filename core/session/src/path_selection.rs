@@ -33,7 +33,7 @@ pub enum PathSelection {
     /// The one that is least likely to fail: no hole in the last minute, not half duplex, few losses, then
     /// the shortest round trip.
     Steadiest,
-    /// All of them, a copy on each.
+    /// A copy on every path.
     Each,
 }
 

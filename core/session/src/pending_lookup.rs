@@ -36,7 +36,7 @@ impl PendingLookup {
     pub fn peer(&self) -> PublicKey {
         self.key.0
     }
-    /// Its instance.
+    /// The device's instance number.
     pub fn instance(&self) -> u64 {
         self.key.1
     }
@@ -52,7 +52,7 @@ impl std::fmt::Debug for PendingLookup {
 pub(crate) struct LookupQueue(VecDeque<PendingLookup>);
 
 impl LookupQueue {
-    /// One more waits. Of one instance only the newest SYN does: the device takes its answer
+    /// Adds a lookup. Of one instance only the newest SYN waits: the device accepts its answer
     /// longest, and a replay is no newer.
     pub(crate) fn push(&mut self, sought: PendingLookup) {
         if let Some(waiting) = self.0.iter_mut().find(|s| s.key == sought.key) {

@@ -104,8 +104,9 @@ impl Session {
         );
     }
 
-    /// R-SEAL-5: too many packets failed to open under these keys: they open nothing more. Their
-    /// connection ids go with them, so that a device hears UNKNOWN and comes with new keys; flows stay.
+    /// R-SEAL-5: stops opening packets with keys under which too many failed to open. Their
+    /// connection ids go with them, so that a device hears UNKNOWN and comes with new keys; flows
+    /// stay.
     fn give_up_keys(&mut self, now: Time) {
         let best = self.paths.iter().min_by_key(|p| p.rank());
         let best = best.map(|p| (p.addresses, p.gated));

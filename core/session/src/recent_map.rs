@@ -18,7 +18,7 @@ impl<K: Ord + Copy, V> RecentMap<K, V> {
         }
     }
 
-    /// One that is there already keeps its place in the line.
+    /// Inserts an entry; a key that is there already keeps its age.
     pub(crate) fn insert(&mut self, key: K, value: V) {
         if self.map.insert(key, value).is_some() {
             return;

@@ -30,10 +30,10 @@ const MILLIS_MAX: u64 = u64::MAX / 1_000_000;
 /// Why bytes are not a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
-    /// They end too early or hold impossible values.
+    /// The record ends too early or holds impossible values.
     #[error("the session record is damaged")]
     Damaged,
-    /// They were written by a version that we do not know.
+    /// The record was written in a format that we do not know.
     #[error("the session record has format {0}, this program reads format {FORMAT}")]
     Format(u8),
 }
@@ -44,7 +44,7 @@ pub type UsedFlowIds = Vec<(u32, Vec<(u64, u64)>)>;
 /// One flow at rest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FlowRecord {
-    /// Its id.
+    /// The flow's id.
     pub id: FlowId,
     /// What it was opened with; the deadline is in [`FlowRecord::deadline_left`].
     pub options: FlowOptions,

@@ -71,7 +71,7 @@ pub(crate) struct SentData {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SentFrame {
     Data(SentData),
-    /// The same as another path carries.
+    /// Data that another path carries as well.
     Copy(SentData),
     Ack {
         path: PathId,
@@ -117,7 +117,7 @@ pub(crate) struct SentPacket {
     pub(crate) app_limited: bool,
     /// Bytes of its data that another path repeated.
     pub(crate) copied: u16,
-    /// It was lost at random: congestion control does not know of it.
+    /// Whether the packet was lost at random: congestion control does not know of the loss.
     hidden: bool,
     pub(crate) data: Option<SentData>,
     pub(crate) more: Vec<SentFrame>,
@@ -201,7 +201,8 @@ pub(crate) struct Recovery {
     heard_again_at: Time,
     /// Numbers of what was asked in it and should have been lost; none once one of them arrived.
     vain: Range<u64>,
-    /// So often in a row was a silence no hole: what was asked in it arrived, and was answered late.
+    /// How often in a row a silence turned out not to be a hole: what was asked in it arrived, and
+    /// was answered late.
     pub(crate) late_blackouts: u8,
     was_late: bool,
     outstanding_eliciting: u64,
@@ -842,7 +843,7 @@ impl Recovery {
             .find(|(_, s)| is_original(s) && wanted(s))
     }
 
-    /// So many bytes of a packet's data were repeated elsewhere.
+    /// Records that bytes of a packet's data were sent again on another path.
     pub(crate) fn note_copied(&mut self, number: u64, bytes: u64) {
         if let Some(index) = number.checked_sub(self.base)
             && let Some(sent) = self.sent.get_mut(index as usize)

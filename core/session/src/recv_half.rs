@@ -45,7 +45,7 @@ pub(crate) struct ReceivedChange {
     pub(crate) new: u64,
     /// There is now something to read that was not there before.
     pub(crate) readable: bool,
-    /// It could not be kept: its packet must not be acknowledged.
+    /// Whether data could not be kept: their packet must not be acknowledged.
     pub(crate) unkept: bool,
 }
 

@@ -105,7 +105,7 @@ pub fn wrap_relayed(id: RelayId, packet: &[u8], out: &mut Vec<u8>) {
 /// Why there is no relay.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum RelayRefusal {
-    /// It has as many as it may.
+    /// The device has as many clients as it may.
     #[error("this client has {0} relays, which is its limit")]
     ClientFull(usize),
     /// There are as many as there may be.
@@ -132,7 +132,7 @@ pub struct RelayLimits {
 /// Where a packet goes on to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ForwardTarget {
-    /// As it is, to the address that its relay leads to.
+    /// The packet goes out unchanged, to the address that its relay leads to.
     Outside(RelayId),
     /// Under another id, to a device.
     Device(RelayId, Addresses),
@@ -165,7 +165,7 @@ pub struct RelayTable {
 }
 
 impl RelayTable {
-    /// None yet. `seed` must be fresh.
+    /// A table without relays. `seed` must be fresh.
     pub fn new(limits: RelayLimits, seed: [u8; 32]) -> RelayTable {
         RelayTable {
             limits,
@@ -219,7 +219,7 @@ impl RelayTable {
         Ok(())
     }
 
-    /// It listens no more. Calls go on.
+    /// Ends a device's registration as a listener. Relayed connections go on.
     pub fn stop_listening(&mut self, device: SessionId) {
         self.listeners.retain(|_, (session, _)| *session != device);
     }

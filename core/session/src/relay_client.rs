@@ -20,7 +20,7 @@ pub const CALLS_MAX: usize = 64; // a guess: far more than people make
 /// What a datagram is that is not the core's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum InterceptedDatagram {
-    /// It is relayed: the packet within came from there, as far as the core is concerned.
+    /// The packet was relayed: the one within came from there, as far as the core is concerned.
     Relayed(Addresses),
     /// A punch for the rendezvous of this session.
     Punch(SessionId),
@@ -75,7 +75,7 @@ impl RelayClient {
         self.punches.insert(punch, session);
     }
 
-    /// They no longer are.
+    /// Stops taking punches for the rendezvous of a session.
     pub fn forget_punches(&mut self, session: SessionId) {
         self.punches.retain(|_, of| *of != session);
     }

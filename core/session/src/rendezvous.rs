@@ -47,7 +47,7 @@ const AGAIN_FIRST: Span = Span::from_secs(15); // guesses: NATs change when netw
 const AGAIN_MAX: Span = Span::from_secs(480);
 /// A punch: as long as the shortest DATA packet, which it looks like.
 pub const PUNCH_BYTES: usize = 29;
-/// Of a line as it travels.
+/// The longest line of a rendezvous message on the wire, in bytes.
 pub const LINE_BYTES_MAX: usize = 512;
 
 /// How a session with a peer gets from the relay to a path of its own.
@@ -80,7 +80,7 @@ pub struct Rendezvous {
 }
 
 impl Rendezvous {
-    /// Of a session we began with a device that listens. `punch` must be fresh.
+    /// The rendezvous of a session that we began with a device that listens. `punch` must be fresh.
     pub fn caller(punch: [u8; 8]) -> Rendezvous {
         Rendezvous {
             is_caller: true,
@@ -105,7 +105,7 @@ impl Rendezvous {
         }
     }
 
-    /// Of a session that a caller began with us.
+    /// The rendezvous of a session that a caller began with us.
     pub fn listener() -> Rendezvous {
         Rendezvous {
             is_caller: false,
@@ -113,7 +113,7 @@ impl Rendezvous {
         }
     }
 
-    /// Of a session with an origin, whose addresses are known.
+    /// The rendezvous of a session with an origin, whose addresses are known.
     pub fn origin(addresses: Vec<SocketAddr>) -> Rendezvous {
         Rendezvous {
             theirs: addresses,
@@ -224,7 +224,7 @@ impl Rendezvous {
         self.theirs.iter().flat_map(|to| over(*to)).collect()
     }
 
-    /// It waits to be tried.
+    /// Has the address wait for its turn to be tried.
     fn line_up(&mut self, now: Time) {
         self.untried = self.pairs();
         self.again_at = now + self.again_after;

@@ -208,7 +208,7 @@ impl SendHalf {
         Some((start, len as usize, fin))
     }
 
-    /// As [`SendHalf::take`], of what was never sent.
+    /// Takes data that were never sent, as [`SendHalf::take`] does.
     #[inline]
     pub(crate) fn take_unsent(
         &mut self,
@@ -310,7 +310,7 @@ impl SendHalf {
         self.released != before
     }
 
-    /// These bytes did not arrive and must be sent again.
+    /// Notes that bytes did not arrive and must be sent again.
     pub(crate) fn on_lost(&mut self, offset: u64, len: u64, fin: bool) {
         let (start, end) = (offset.max(self.acked_to), (offset + len).min(self.next));
         if start < end {
@@ -348,8 +348,8 @@ impl SendHalf {
         (self.released..=self.end).contains(&offset)
     }
 
-    /// These bytes left before sending was taken up here: they count as sent. Returns how many are
-    /// new to the session's credit.
+    /// Notes bytes that left before sending was taken up here: they count as sent. Returns how many
+    /// are new to the session's credit.
     pub(crate) fn on_sent_early(&mut self, offset: u64, len: u64, fin: bool) -> u64 {
         let end = offset + len;
         if offset > self.next || end > self.end {

@@ -56,13 +56,13 @@ pub enum Role {
 /// Where a session is in its life.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SessionState {
-    /// It has no path, or nothing answers: it sends nothing.
+    /// The session has no path, or nothing answers: it sends nothing.
     Suspended,
     /// A handshake is under way.
     Handshaking,
-    /// It works.
+    /// The session works.
     Established,
-    /// It is over.
+    /// The session is over.
     Closed,
 }
 
@@ -106,7 +106,7 @@ pub enum FlowError {
     /// The peer wants no more bytes.
     #[error("the peer stopped reading (code {0:#x})")]
     Stopped(u64),
-    /// Its deadline passed.
+    /// The flow's deadline passed.
     #[error("the deadline passed")]
     DeadlinePassed,
     /// As many flows as allowed are open.
@@ -133,7 +133,7 @@ pub enum ReadOutcome {
 pub struct PathStats {
     /// Its number.
     pub id: PathId,
-    /// Its addresses.
+    /// Local and remote address of the path.
     pub addresses: Addresses,
     /// How far it got.
     pub state: PathState,
@@ -157,21 +157,21 @@ pub struct PathStats {
     pub payload_in: u64,
     /// Payload bytes sent, re-sends included.
     pub payload_out: u64,
-    /// Of those, copies of what another path carried.
+    /// Payload bytes sent that are copies of what another path carried.
     pub copied_out: u64,
-    /// Of those, what another path had lost (mirroring).
+    /// Payload bytes sent that another path had lost (mirroring).
     pub fetched_out: u64,
     /// Bytes sent and received that were not payload: headers, ACKs, frames about flows and paths.
     pub control_out: u64,
-    /// The same, received.
+    /// Bytes of control packets received.
     pub control_in: u64,
     /// The peer proved that it is at the address.
     pub proved: bool,
     /// Packets that counted as lost.
     pub lost: u64,
-    /// Of those, how many arrived after all.
+    /// Packets counted as lost that arrived after all.
     pub spurious: u64,
-    /// Of those, how many were taken for random and met no congestion response.
+    /// Lost packets that were taken for random and met no congestion response.
     pub random: u64,
 }
 
@@ -203,7 +203,7 @@ pub struct Session {
     pub(crate) local: SecretKey,
     pub(crate) peer: PublicKey,
     pub(crate) instance: u64,
-    /// Of the handshake in force.
+    /// The epoch of the handshake in force.
     pub(crate) epoch: u32,
     /// Epochs the initiator may still use: reserved in its journal before.
     pub(crate) epochs: std::ops::Range<u32>,

@@ -20,13 +20,13 @@ pub const TRACE_RECORDS_MAX: usize = 16_384;
 const METRICS_EVERY: Span = Span::from_millis(20); // a guess: below most round trips, above ACKs
 /// Packets of each path that are told before sampling begins: its handshake and challenges.
 const SAMPLED_FIRST: u64 = 16;
-/// Of those that follow, one in so many is told.
+/// Of the later packets, one in so many is traced.
 const SAMPLED_ONE_IN: u64 = 64;
 
 /// Which packets are told. Events, frames that change something, and figures always are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TraceLevel {
-    /// None.
+    /// No packets are traced, only events.
     Events,
     /// The first of each path, then a few.
     Sampled,
@@ -48,7 +48,7 @@ pub enum TraceRecord {
     PathOpened {
         /// Its number.
         path: PathId,
-        /// Its addresses.
+        /// Local and remote address of the path.
         addresses: Addresses,
         /// Whether payload needs grants.
         gated: bool,
@@ -59,9 +59,9 @@ pub enum TraceRecord {
     Event(SessionEvent),
     /// A packet was sealed or opened.
     Packet {
-        /// Ours.
+        /// Whether the packet is ours.
         sent: bool,
-        /// Its path.
+        /// The path of the packet.
         path: PathId,
         /// Its number there.
         number: u64,
@@ -70,7 +70,7 @@ pub enum TraceRecord {
     },
     /// A frame that changes the state of a path or a flow, or asks for it.
     Frame {
-        /// Ours.
+        /// Whether the frame is ours.
         sent: bool,
         /// The path it travelled on.
         path: PathId,
@@ -79,11 +79,11 @@ pub enum TraceRecord {
     },
     /// An unreliable datagram was in a packet that was told.
     Datagram {
-        /// Ours.
+        /// Whether the datagram is ours.
         sent: bool,
         /// The path it travelled on.
         path: PathId,
-        /// Its context.
+        /// The datagram's context number.
         context: u64,
         /// How many bytes it has.
         bytes: usize,
@@ -97,7 +97,7 @@ pub enum TraceRecord {
     },
     /// Figures of a path.
     Metrics {
-        /// The path.
+        /// The path that changed.
         path: PathId,
         /// Smoothed round trip.
         rtt: Span,
@@ -114,7 +114,7 @@ pub enum TraceRecord {
     },
     /// The keys of a direction moved on.
     KeysUpdated {
-        /// Ours.
+        /// Whether the keys are those of packets that we send.
         sent: bool,
     },
     /// This many records found no room.

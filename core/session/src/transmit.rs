@@ -52,7 +52,7 @@ struct PacketPermissions {
     now: Time,
     /// May hold frames that must be acknowledged (the window has room, or it is a probe).
     eliciting: bool,
-    /// It asks whether the path lives.
+    /// Whether the packet probes if the path works.
     probing: bool,
     /// May hold control frames of session and flows.
     control: bool,

@@ -75,7 +75,7 @@ pub enum PathStatus {
     Standby,
     /// Its link is silent for a while: hold everything, keep the window.
     Frozen,
-    /// It is no more.
+    /// The peer does not know the flow any more.
     Gone,
 }
 
@@ -97,7 +97,7 @@ pub enum ReasonCode {
     UserPaused = 5,
     /// Another flow goes first.
     QueuedBehind = 6,
-    /// The deadline passed.
+    /// The flow's deadline passed.
     DeadlinePassed = 7,
     /// The host does not know this flow.
     UnknownFlow = 8,
@@ -171,17 +171,17 @@ impl PathStatus {
 
 /// Type numbers, for encoders that write a frame's head themselves.
 pub mod frame_type {
-    /// PADDING.
+    /// Type byte of a PADDING frame.
     pub const PADDING: u8 = 0x00;
-    /// PING.
+    /// Type byte of a PING frame.
     pub const PING: u8 = 0x01;
-    /// ACK.
+    /// Type byte of an ACK frame.
     pub const ACK: u8 = 0x02;
     /// ACK_RATE.
     pub const ACK_RATE: u8 = 0x03;
     /// DATA; with the lowest bit set it is the flow's last.
     pub const DATA: u8 = 0x08;
-    /// DATAGRAM.
+    /// Type byte of a DATAGRAM frame.
     pub const DATAGRAM: u8 = 0x30;
 }
 

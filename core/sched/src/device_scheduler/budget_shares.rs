@@ -24,7 +24,7 @@ const MOVES_WITHIN: Span = Span::from_secs(5); // a guess, as of those who go fi
 /// All grants.
 #[derive(Debug, Default)]
 pub(super) struct BudgetShares {
-    /// None is no limit.
+    /// Bytes left of the device's budget; none is no limit.
     left: Option<u64>,
     grants: BTreeMap<ClientId, BudgetGrant>,
 }
@@ -66,7 +66,7 @@ impl BudgetShares {
         Some(share.min(left.saturating_sub(granted)).max(least))
     }
 
-    /// It pays, with so much.
+    /// Records that a client pays, and the bytes it is granted.
     pub(super) fn start_paying(&mut self, now: Time, payer: ClientId, carried: u64, bytes: u64) {
         let grant = self.grants.entry(payer).or_insert(BudgetGrant {
             bytes,
@@ -76,7 +76,7 @@ impl BudgetShares {
         grant.bytes = bytes;
     }
 
-    /// It does not pay.
+    /// Takes a client's grant back.
     pub(super) fn stop_paying(&mut self, payer: ClientId) {
         self.grants.remove(&payer);
     }

@@ -23,21 +23,24 @@ const BUSY_MIN: Span = Span::from_millis(100); // the driver's tick
 /// From this load on there is no time to lose: the earliest deadline goes alone.
 const PRESSED: f64 = 0.35; // a guess: rates fall to a third
 
-/// So many go side by side while there is time.
+/// How many transfers go side by side while there is time.
 const ABREAST: usize = 4; // a guess: what download managers do
 
-/// One more goes beside those before it while links carry less than this share of what they could, …
+/// Another transfer starts beside the others while links carry less than this share of what they
+/// could.
 const IDLE_BELOW: f64 = 0.5; // a guess
-/// … and one less when they carry more than this.
+/// One transfer less goes beside the others when links carry more than this share of what they
+/// could.
 const FULL_ABOVE: f64 = 0.8; // a guess
 
-/// But only after so many looks in a row: a transfer that begins is slow at first.
+/// Another transfer starts only after this many looks in a row found links idle: a transfer that
+/// begins is slow at first.
 const IDLE_LOOKS: u32 = 3; // a guess
 
 /// A transfer that carried nothing for so long does not keep those behind it waiting.
 const MOVES_WITHIN: Span = Span::from_secs(5); // a guess: a slow start over a long way
 
-/// One that carried nothing for so long does not keep the machine awake.
+/// A transfer that carried nothing for so long does not keep the machine awake.
 const RUNS_WITHIN: Span = Span::from_secs(30); // a guess: an origin that thinks
 
 /// Networks whose rates are remembered; the one met longest ago is forgotten for another.
@@ -87,7 +90,7 @@ struct PendingTraffic {
 /// What one transfer last reported, and what it was told.
 #[derive(Debug)]
 struct ClientState {
-    /// As others know it.
+    /// The number that others know the client by.
     transfer: u64,
     flow: Option<ScheduledFlow>,
     /// The links it could use, and whether they carry as far as it knows.
@@ -400,13 +403,13 @@ impl DirectionScheduler {
         (link.confidence() > 0.0).then(|| (link.long_term_rate(), link.carries()))
     }
 
-    /// Those that told what they need, in the order of the scheduler's list.
+    /// The numbers of the clients that have reported a need, in the order of the scheduler's list.
     fn told(&self) -> impl Iterator<Item = u64> {
         let told = self.seats.iter().filter(|(_, guest)| guest.flow.is_some());
         told.map(|(number, _)| *number)
     }
 
-    /// What all of them need, and the place of one.
+    /// What all clients need, and the index of one of them.
     fn flows(&self, number: u64) -> (Vec<ScheduledFlow>, usize) {
         let flows = self.seats.values().filter_map(|guest| guest.flow.clone());
         let me = self.told().take_while(|other| *other != number).count();

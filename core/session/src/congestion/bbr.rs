@@ -35,7 +35,7 @@ const HEADROOM: (u64, u64) = (15, 100);
 const PIPE_MIN_DATAGRAMS: u64 = 4;
 /// Startup ends when the rate grew by less than a quarter for so many rounds,
 const FULL_RATE_ROUNDS: u8 = 3;
-/// or when a round lost too much in so many pieces.
+/// Startup also ends when a round lost too much in this many pieces.
 const STARTUP_LOSSES: u32 = 6;
 const RTT_MIN_KEPT: Span = Span::from_secs(10);
 const PROBE_RTT_EVERY: Span = Span::from_secs(5);
@@ -214,7 +214,7 @@ impl Bbr {
         u64::try_from(bytes / 100_000_000_000).unwrap_or(u64::MAX)
     }
 
-    /// The same, with room for batches on both ends.
+    /// The window for a rate and a gain, with room for batches on both ends.
     fn quantized(&self, rate: u64, gain: u64) -> u64 {
         let batch = (rate / 1_000).clamp(2 * self.datagram, 64 * 1024);
         let mut bytes = self.pipe(rate, gain).max(3 * batch);

@@ -35,7 +35,7 @@ pub enum CongestionKind {
 }
 
 impl CongestionKind {
-    /// All of them.
+    /// Every congestion controller.
     pub const ALL: [CongestionKind; 6] = [
         CongestionKind::Cubic,
         CongestionKind::NewReno,
@@ -45,7 +45,7 @@ impl CongestionKind {
         CongestionKind::Balia,
     ];
 
-    /// As people write it.
+    /// The name that people write, such as `cubic`.
     pub fn as_str(self) -> &'static str {
         match self {
             CongestionKind::Cubic => "cubic",
@@ -112,7 +112,7 @@ pub(crate) trait Controller: Send + std::fmt::Debug {
     /// A new path leads where another did: its window, no less than any new path's, and where slow start
     /// ends. BBR measures anew.
     fn resume(&mut self, _window: u64, _threshold: u64) {}
-    /// That was too much: what the path is known to take.
+    /// Reduces the window to what the path is known to take, after more turned out to be too much.
     fn retreat(&mut self, _window: u64) {}
     /// The last response was a mistake: what was taken for lost had arrived.
     fn on_spurious(&mut self);

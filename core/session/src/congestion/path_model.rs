@@ -26,7 +26,7 @@ pub(crate) struct PathModel {
     pub(crate) loss_of: u64,
 }
 
-/// What came of it, the first half left out.
+/// The result of a run of a controller, the first half of the run left out.
 #[derive(Debug)]
 pub(super) struct ControllerResult {
     /// Share of the bottleneck's rate that was delivered, in hundredths.

@@ -46,8 +46,8 @@ impl Endpoint {
         self.take_in_record(None, &SessionRecord::decode(record)?, record.into())
     }
 
-    /// The same with a record that its owner has read, and as if it had been made now: its
-    /// deadlines run from here.
+    /// Adopts a record that its owner has read, as if it had been made now: its deadlines run from
+    /// here.
     ///
     /// # Errors
     /// It is not a server's.

@@ -44,7 +44,7 @@ pub enum PathSchedulerKind {
 }
 
 impl PathSchedulerKind {
-    /// All of them.
+    /// Every path scheduler.
     pub const ALL: [PathSchedulerKind; 4] = [
         PathSchedulerKind::FreeFirst,
         PathSchedulerKind::LowestRtt,
@@ -52,7 +52,7 @@ impl PathSchedulerKind {
         PathSchedulerKind::Redundant,
     ];
 
-    /// As people write it.
+    /// The name that people write, such as `lowest-rtt`.
     pub fn as_str(self) -> &'static str {
         match self {
             PathSchedulerKind::FreeFirst => "free-first",
@@ -66,11 +66,11 @@ impl PathSchedulerKind {
 /// Which bytes that are on their way elsewhere a path repeats.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum CopyMode {
-    /// Those that would arrive here sooner, while there is nothing else to send.
+    /// Copies of what would arrive here sooner, while there is nothing else to send.
     Sooner,
     /// All, before anything else.
     All,
-    /// Those of flows whose application wants them on each path, before anything else.
+    /// Data of flows whose application wants them on each path, before anything else.
     Chosen,
 }
 

@@ -162,7 +162,7 @@ impl Session {
         self.note_copied(slot, copy, if whole { u64::MAX } else { out });
     }
 
-    /// So many bytes of a packet were repeated on the path in `slot`.
+    /// Records that bytes of a packet were sent again on the path in `slot`.
     fn note_copied(&mut self, slot: usize, copy: &PacketCopy, bytes: u64) {
         if copy.which == CopyMode::Sooner {
             if let Some(from) = self.paths.get_mut(copy.from) {

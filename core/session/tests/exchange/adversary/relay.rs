@@ -22,7 +22,7 @@ fn relayed() -> (Pair, RelayTable, RelayId) {
     (p, relays, id)
 }
 
-/// As the relay's host sees an address.
+/// An address pair as the relay's host sees it.
 fn at(text: &str) -> Addresses {
     Addresses {
         link: LinkId(0),

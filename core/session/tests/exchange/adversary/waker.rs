@@ -52,7 +52,7 @@ fn served() -> Rogue {
     r
 }
 
-/// The same, asleep; and its record.
+/// A malicious endpoint that is hibernated, and its record.
 fn sleeping() -> (Rogue, SessionRecord) {
     let mut r = served();
     let id = r.session().unwrap();
