@@ -114,7 +114,7 @@ impl SocketName {
         })
     }
 
-    /// As bytes of a sockaddr; an IPv4 address of an IPv6 socket is a mapped one.
+    /// The address as bytes of a sockaddr; an IPv4 address of an IPv6 socket is a mapped one.
     pub(crate) fn to_bytes(&self, domain: c_int) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(size_of::<SockaddrD2tp>());
         match self {

@@ -258,7 +258,7 @@ impl AgentCarrier {
         fate.fault.get().cloned()
     }
 
-    /// The same for a datagram socket, which is never connected to anything but its session.
+    /// Makes a datagram socket, which is never connected to anything but its session.
     async fn make_datagrams(
         &self,
         owner: &Rc<SocketOwner>,
@@ -319,7 +319,7 @@ impl Drop for SocketSlot<'_> {
 /// What is to be told, and who waits until it is.
 type QueuedMessage = (FromAgent, Option<oneshot::Sender<()>>);
 
-/// It is done.
+/// The answer that a call is carried.
 const TAKEN: FromAgent = FromAgent::Taken {
     ok: true,
     version: VERSION,
@@ -350,25 +350,25 @@ struct OwnerTasks {
     receiver: AbortHandle,
 }
 
-/// Whose a socket is, at the other end of its messages.
+/// The process that a carried socket belongs to, at the other end of its messages.
 pub(crate) struct SocketOwner {
-    /// None while nobody is there.
+    /// Where messages to the process go; none while no process has the socket.
     messages: RefCell<Option<UnboundedSender<QueuedMessage>>>,
     tasks: RefCell<Option<OwnerTasks>>,
     fault_acked: Notify,
-    /// It ended, and nobody can have the connection any more.
+    /// Whether the socket ended, and no process can have the connection any more.
     ended: watch::Sender<bool>,
     presence: watch::Sender<OwnerPresence>,
     /// Its program's descriptor, of a connection that may be opened again.
     kept: RefCell<Option<OwnedFd>>,
-    /// As it was called for.
+    /// The call that the socket was opened with.
     call: AgentCall,
     /// Other options than those it began with.
     options: RefCell<Option<SocketOptions>>,
     held: RefCell<Option<Rc<CarriedFlow>>>,
     /// Flushes that are waited for.
     pending_flushes: RefCell<HashMap<u64, AbortHandle>>,
-    /// Of a datagram socket whose session is there.
+    /// Where messages go of a datagram socket whose session is there.
     inlet: RefCell<Option<DatagramInlet>>,
     /// Its process holds a D-Lock.
     locked: watch::Sender<bool>,
@@ -515,7 +515,7 @@ impl SocketOwner {
         }
     }
 
-    /// It is not to be opened again.
+    /// Ends the claim of later processes: the connection is not to be opened again.
     pub(crate) fn let_go(&self) {
         self.kept.take();
         if self.away_since().is_some() {
@@ -576,7 +576,7 @@ impl SocketOwner {
         self.enqueue(FromAgent::Room { bytes });
     }
 
-    /// The same; returns when the kernel has it.
+    /// Sends a message; returns when the kernel has it.
     async fn send(&self, what: FromAgent) {
         let (done, told) = oneshot::channel();
         match &*self.messages.borrow() {

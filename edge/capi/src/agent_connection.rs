@@ -58,7 +58,7 @@ pub(crate) struct AgentReply {
     pub(crate) info: Option<Box<D2tpInfo>>,
 }
 
-/// None once it is over.
+/// Replies that are waited for, by number; none once the connection is over.
 type PendingReplies = RefCell<Option<HashMap<u64, oneshot::Sender<AgentReply>>>>;
 
 /// A connection that an agent carries.
@@ -70,7 +70,7 @@ pub(crate) struct AgentConnection {
     released: Rc<Notify>,
     /// The agent hears of networks.
     notices: bool,
-    /// And of D-Locks.
+    /// Whether the agent understands notices of D-Locks.
     locks: bool,
     /// Messages of a datagram socket that the agent does not have yet.
     unsent: Rc<Cell<usize>>,
@@ -412,7 +412,7 @@ impl AgentConnection {
         }
     }
 
-    /// It is not to be opened again.
+    /// Tells the agent that the connection is not to be opened again.
     pub(crate) async fn release(&self) {
         let told = self.ask(|ask| ToAgent::Release { ask });
         // One that does not answer keeps nothing.

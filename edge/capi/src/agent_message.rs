@@ -52,7 +52,8 @@ use crate::options::{EXPIRY, PersistMode, SocketOptions, expiry_of, since_boot};
 use crate::read_ahead::RcvbufThresholds;
 use crate::reopen_token::{ReopenClaim, ReopenToken};
 
-/// Of these messages. One of another version is not understood, and whoever asked carries by itself.
+/// Version of these messages. An agent of another version does not understand them, and whoever
+/// asked carries by itself.
 pub const VERSION: u32 = 1;
 /// Bytes of a line at most.
 pub(crate) const LINE_BYTES_MAX: usize = 64 * 1024;
@@ -65,7 +66,7 @@ pub(crate) const PASSED_MAX: usize = 1;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AgentCall {
-    /// Of these messages.
+    /// Version of the messages.
     pub version: u32,
     /// The D2TP server: `d2tp://host:port/KEY`.
     pub(crate) server: String,
@@ -75,15 +76,16 @@ pub struct AgentCall {
     /// The file of the device's key.
     pub(crate) key: PathBuf,
     pub(crate) options: SocketTerms,
-    /// It is to be opened again by this. An agent that does not know of it carries no such connection.
+    /// The token by which the connection is opened again. An agent that does not know of it carries
+    /// no such connection.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) keep: Option<ReopenOptions>,
-    /// It is a datagram socket's. An agent that does not know of it carries none.
+    /// Whether the socket is a datagram socket. An agent that does not know of it carries none.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) datagrams: bool,
 }
 
-/// Of a connection that is opened again.
+/// Options of a connection that is opened again.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ReopenOptions {
@@ -233,7 +235,7 @@ pub(crate) enum ToAgent {
     },
     Flush {
         ask: u64,
-        /// Of the program's, since it began.
+        /// Bytes that the program has written since the connection began.
         bytes: u64,
     },
     /// Nobody waits for that flush any more.
@@ -243,7 +245,7 @@ pub(crate) enum ToAgent {
     Info {
         ask: u64,
     },
-    /// Of a datagram socket.
+    /// A message of a datagram socket.
     Message(AgentDatagram),
     /// The program has closed its datagram socket. Others say so by their descriptors.
     Closed,
@@ -261,7 +263,7 @@ pub(crate) enum ToAgent {
     },
     /// Instead of `Socket`: a program's descriptor comes next, whose connection is to be opened again by this.
     Keep(ReopenClaim),
-    /// It comes beside this.
+    /// The program's descriptor comes beside this message.
     Left,
     /// Instead of `Socket`: a connection is opened again.
     Reopen(ReopenClaim),
@@ -273,15 +275,16 @@ pub(crate) enum ToAgent {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "kebab-case")]
 pub(crate) enum FromAgent {
-    /// It is carried, or tried to. An agent that does not know of sockets says `ok: false`, and no
-    /// `event`.
+    /// The socket is carried, or is going to be. An agent that does not know of sockets says `ok:
+    /// false`, and no `event`.
     Taken {
         ok: bool,
         version: u32,
-        /// It understands `network-changed`; one that does not would take it for nonsense, and leave.
+        /// Whether the agent understands `network-changed`; one that does not would take it for
+        /// nonsense, and leave.
         #[serde(default)]
         notices: bool,
-        /// The same of `d-lock`.
+        /// Whether the agent understands `d-lock`.
         #[serde(default)]
         locks: bool,
     },
@@ -289,7 +292,7 @@ pub(crate) enum FromAgent {
     Open,
     /// Messages of so many bytes fit a packet now.
     Room { bytes: usize },
-    /// It was never made, or it breaks now.
+    /// The connection was never made, or it breaks now.
     Fault { errno: c_int, text: String },
     Answer {
         ask: u64,
@@ -298,7 +301,7 @@ pub(crate) enum FromAgent {
         #[serde(default)]
         info: Option<Box<D2tpInfo>>,
     },
-    /// It is this process's from now on, and as it was.
+    /// The connection is this process's from now on, and as it was.
     Reopened {
         server: String,
         target: Option<String>,

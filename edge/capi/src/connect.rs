@@ -154,7 +154,7 @@ pub(crate) struct ConnectTarget {
     pub(crate) target: Option<String>,
     /// The file of the key to call with; none is this process's.
     pub(crate) key: Option<PathBuf>,
-    /// Whose it is, where that is another process.
+    /// The process that the socket belongs to, where that is another one.
     pub(crate) owner: Option<Rc<SocketOwner>>,
 }
 

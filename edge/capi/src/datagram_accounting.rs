@@ -10,14 +10,14 @@ use crate::agent_carrier::SchedulerClient;
 /// Bytes to this device, and from it.
 type DirectionBytes = (u64, u64);
 
-/// Of one session, for all its datagram sockets.
+/// Counts which links carried the datagrams of one session, for all its datagram sockets.
 pub(crate) struct DatagramAccounting {
     client: Box<dyn SchedulerClient>,
-    /// Of the session's datagrams, those whose links are known.
+    /// Bytes of the session's datagrams whose links are known.
     assigned: DirectionBytes,
     /// What links had carried of anything.
     before: BTreeMap<String, DirectionBytes>,
-    /// And of datagrams.
+    /// Bytes of datagrams that each link carried.
     carried: BTreeMap<String, DirectionBytes>,
 }
 
@@ -77,7 +77,7 @@ impl DatagramAccounting {
     }
 }
 
-/// So many bytes, by what each carried: none gets more than that.
+/// Shares out bytes in proportion to what each link carried: none gets more than that.
 fn shares(bytes: u64, carried: &[u64]) -> Vec<u64> {
     let all: u64 = carried.iter().sum();
     let bytes = bytes.min(all);

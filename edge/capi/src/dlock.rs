@@ -99,7 +99,7 @@ fn change(to: impl Fn(u32) -> Option<u32>) -> Result<c_int, ()> {
 /// How a socket of this engine stands towards the machine's sleep.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum SocketWakeState {
-    /// It has a link and does not move, or nothing is asked for.
+    /// The socket has a link and does not move, or nothing is asked for.
     #[default]
     Rests,
     /// For another link than those it may use, until it must begin on one that costs.
@@ -123,7 +123,8 @@ impl WakeRegistry {
         self.reconsider_notify.notify_waiters();
     }
 
-    /// It is to be decided anew: the machine was asleep, or a D-Lock is taken or given back.
+    /// Returns when it is to be decided anew: the machine was asleep, or a D-Lock is taken or given
+    /// back.
     pub(crate) async fn reconsidered(&self) {
         self.reconsider_notify.notified().await;
     }
@@ -145,7 +146,7 @@ impl WakeRegistry {
     }
 }
 
-/// One of them, until it is dropped.
+/// A socket in the registry, until it is dropped.
 pub(crate) struct WakeEntry {
     registry: Rc<WakeRegistry>,
     number: u64,
@@ -166,8 +167,9 @@ impl WakeEntry {
         }
     }
 
-    /// It has moved so many bytes, and `lacks` a link that it may use; `start`: when it must begin on one that costs.
-    /// Nothing, where nothing is asked of the machine for it.
+    /// Records that the socket has moved `moved` bytes in all, and whether it `lacks` a link that
+    /// it may use; `start`: when it must begin on one that costs. Without `asked`, nothing is asked
+    /// of the machine for it.
     pub(crate) fn update(
         &mut self,
         now: Time,

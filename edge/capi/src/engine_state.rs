@@ -57,12 +57,12 @@ pub(crate) struct ServerSession {
     pub(crate) state: watch::Receiver<ServerSessionState>,
     /// The links that are followed; none where the server is on this machine.
     pub(crate) links: Option<watch::Receiver<Arc<Vec<Link>>>>,
-    /// Of its datagram sockets, the last.
+    /// The context number of the session's latest datagram socket.
     context: Cell<u64>,
     /// In an agent that has had any: what links carried for them.
     pub(crate) accounting: RefCell<Option<DatagramAccounting>>,
     users: Cell<usize>,
-    /// The last of them left.
+    /// Notified when the last socket leaves the session.
     released: Notify,
 }
 
@@ -70,7 +70,7 @@ pub(crate) struct ServerSession {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ConnectWait {
     Network,
-    /// One that costs is up, and it may not be paid for.
+    /// A network that costs is up, and it may not be paid for.
     FreeNetwork,
     Answer,
 }
@@ -159,7 +159,7 @@ impl EngineState {
         }
     }
 
-    /// That of an agent: the links are what it says, and it decides.
+    /// The engine of an agent, over the agent's links, which decides.
     pub(crate) fn of_agent(
         port: PairPort,
         links: watch::Receiver<Arc<Vec<Link>>>,

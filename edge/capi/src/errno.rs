@@ -79,7 +79,7 @@ impl SocketFault {
         SocketFault::new(libc::ECONNRESET, text)
     }
 
-    /// The same while the connection was only being made: nobody was there to reset it.
+    /// The fault as it is while the connection is only being made: nobody was there to reset it.
     pub(crate) fn while_connecting(self) -> SocketFault {
         match self.errno {
             libc::ECONNRESET => SocketFault {

@@ -62,7 +62,7 @@ const NO_PATH: u32 = 1;
 const PATH_COST: u32 = 2;
 
 impl D2tpInfo {
-    /// Of a socket that has no flow.
+    /// The information of a socket that has no flow.
     pub(crate) fn idle() -> D2tpInfo {
         D2tpInfo {
             di_version: INFO_VERSION,
@@ -73,7 +73,7 @@ impl D2tpInfo {
         }
     }
 
-    /// Of one whose flow is being opened.
+    /// The information of a socket whose flow is being opened.
     pub(crate) fn opening(waits_for: ConnectWait) -> D2tpInfo {
         D2tpInfo {
             di_state: OPENING,
@@ -95,7 +95,7 @@ impl D2tpInfo {
         })
     }
 
-    /// Of one whose flow is over, and that is known no better.
+    /// The information of a socket whose flow is over, and of which nothing better is known.
     pub(crate) fn over() -> D2tpInfo {
         D2tpInfo {
             di_state: OVER,
@@ -103,7 +103,7 @@ impl D2tpInfo {
         }
     }
 
-    /// Of one whose flow is over now.
+    /// The information of a socket whose flow is over now.
     pub(crate) fn last_of(held: &CarriedFlow) -> D2tpInfo {
         D2tpInfo {
             di_state: OVER,

@@ -84,7 +84,7 @@ impl KeptConnections {
         Ok(())
     }
 
-    /// Whose a token is.
+    /// The owner of the connection that a token stands for.
     ///
     /// # Errors
     /// Nobody's, or why it is over.
@@ -101,7 +101,7 @@ impl KeptConnections {
         })
     }
 
-    /// It is over; `fault`: why, if it broke and nobody has heard so.
+    /// Ends a kept connection; `fault`: why, if it broke and no process has been told.
     pub(crate) fn end(&self, token: &ReopenToken, fault: Option<SocketFault>) {
         self.kept.borrow_mut().remove(token);
         if let Some(fault) = fault {

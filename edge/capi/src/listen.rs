@@ -47,7 +47,7 @@ pub(crate) struct ProgramListener {
 }
 
 struct ListenAddress {
-    /// None once it is closing.
+    /// The server that accepts; none once the listener is closing.
     server: RefCell<Option<Rc<Server>>>,
     at: SocketAddr,
     listener: RefCell<Option<ProgramListener>>,

@@ -75,14 +75,14 @@ pub(crate) enum PersistMode {
     No,
     /// What it wrote.
     Written,
-    /// All of it: it is opened again by a token.
+    /// The whole connection persists: it is opened again by a token.
     Open,
 }
 
 /// By number.
 const PERSISTS: [PersistMode; 3] = [PersistMode::No, PersistMode::Written, PersistMode::Open];
 
-/// Of one socket; what is accepted has its listener's.
+/// Options of one socket; what is accepted has its listener's.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct SocketOptions {
     /// By the clock that counts sleep too.
@@ -97,7 +97,7 @@ pub(crate) struct SocketOptions {
     pub(crate) expiry: Duration,
     pub(crate) route: PathSelection,
     pub(crate) persist: PersistMode,
-    /// Of what is ahead of the program, where it named thresholds.
+    /// Thresholds of what is kept ahead of the program, where it named any.
     pub(crate) thresholds: Option<RcvbufThresholds>,
 }
 

@@ -65,7 +65,8 @@ impl PairPort {
         })
     }
 
-    /// That of an agent, which only joins what others made: some systems let few attach a filter.
+    /// The port of an agent, which only joins what others made: some systems let few attach a
+    /// filter.
     pub(crate) fn without_programs() -> io::Result<PairPort> {
         let reserved = shared_socket(&SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 0).into())?;
         let number = reserved
@@ -195,7 +196,8 @@ pub(crate) fn is_bound(a: u16) -> bool {
 /// Every kernel has it, and it paces nothing: the system's own may be BBR (docs/sockets.md, "Speed").
 const CONGESTION_CONTROL: &[u8] = b"reno";
 
-/// As both ends need it. Small writes leave at once: who reads them is a thread of this process.
+/// Sets the options that both ends need. Small writes leave at once: who reads them is a thread of
+/// this process.
 fn prepare(socket: &Socket) -> io::Result<()> {
     socket.set_tcp_nodelay(true)?;
     socket.set_tcp_congestion(CONGESTION_CONTROL)?;
@@ -364,9 +366,9 @@ const SIOCOUTQNSD: libc::c_ulong = 0x894b;
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 /// Bytes of a message's head (include/uapi/linux/netlink.h), …
 const NETLINK_HEAD_BYTES: usize = 16;
-/// … of a question (include/uapi/linux/inet_diag.h, `inet_diag_req_v2`) …
+/// Bytes of a socket diagnosis request (include/uapi/linux/inet_diag.h, `inet_diag_req_v2`).
 const QUESTION_BYTES: usize = NETLINK_HEAD_BYTES + 56;
-/// … and where in an answer (`inet_diag_msg`) the bytes that wait are.
+/// Offset of the number of queued bytes in a socket diagnosis answer (`inet_diag_msg`).
 const QUEUED_AT: usize = NETLINK_HEAD_BYTES + 56;
 
 /// Bytes that wait in the program's socket. The kernel answers while it is asked.

@@ -26,7 +26,7 @@ use crate::read_ahead::{ReadAhead, ReadAheadDemand};
 /// Between two decisions where time counts.
 const EPOCH: Duration = Duration::from_secs(1);
 
-/// And where what is ahead of a program does.
+/// Between two decisions where what is ahead of a program counts.
 pub(crate) const LOOK: Duration = Duration::from_millis(200); // as of others' streams
 
 /// A budget that is used up ends a connection when no free link has worked for so long: shorter, and one that is
@@ -114,7 +114,8 @@ fn is_woken_for(options: &SocketOptions, locked: bool) -> bool {
     locked || options.deadline.is_some() || options.persist != PersistMode::No
 }
 
-/// The same until the session and the proxy's tunnel are made, when there is nothing to be measured yet.
+/// Decides for a flow until the session and the proxy's tunnel are made, when there is nothing to
+/// be measured yet.
 pub(crate) async fn enforce_opening(
     home: &EngineState,
     owner: Option<&SocketOwner>,
@@ -176,7 +177,7 @@ type DemandSource<'a> =
 
 /// What is seen of a socket.
 struct PolicyInput<'a> {
-    /// Whose it is, where that is another process.
+    /// The process that the socket belongs to, where that is another one.
     owner: Option<&'a SocketOwner>,
     access: &'a FlowAccess<'a>,
     options: &'a dyn Fn() -> SocketOptions,
@@ -260,7 +261,7 @@ async fn decide(
     }
 }
 
-/// Of an agent's datagram sockets, which never pay: takes down what links carried for their session, and looks what
+/// Counts what links carried for an agent's datagram sockets, which never pay, and looks what
 /// messages fit.
 pub(crate) async fn watch_datagrams<T>(
     home: &EngineState,

@@ -52,7 +52,7 @@ const LAST_WORDS: Duration = Duration::from_secs(5); // as at `exit`
 /// What answers a program that has ended is read to its end, that the peer may end well, but no more of it
 /// than this, …
 const UNREAD_BYTES_MAX: u64 = 1024 * 1024; // a guess
-/// … and no longer than this after the peer has all.
+/// The program's answer is waited for no longer than this after the peer has all.
 const ANSWER_WITHIN: Duration = Duration::from_secs(60); // a guess: an origin that thinks
 /// Between two looks at whether the peer has all of it, which may take days.
 const DELIVERED_LOOK: Duration = Duration::from_secs(1); // a guess
@@ -65,7 +65,7 @@ pub(crate) struct CarriedFlow {
     /// The device's session; none for flows that were accepted.
     pub(crate) session: Option<SessionUse>,
     pub(crate) status: Arc<ConnectionStatus>,
-    /// Whose it is, where that is another process.
+    /// The process that the socket belongs to, where that is another one.
     owner: Option<Rc<SocketOwner>>,
     pub(crate) options: RefCell<SocketOptions>,
     /// Offset in the flow of the program's first byte.
@@ -83,7 +83,7 @@ pub(crate) struct CarriedFlow {
     pub(crate) changed: Notify,
     /// Whoever decides for it waits until it moves.
     pub(crate) resting: Cell<bool>,
-    /// Of a socket that is decided about with others.
+    /// The socket as a client of the scheduler.
     pub(crate) scheduled: RefCell<Option<ScheduledSocket>>,
 }
 
@@ -112,7 +112,7 @@ impl CarriedFlow {
         }
     }
 
-    /// The same, of a socket of another process.
+    /// Returns the flow as one of a socket of another process.
     pub(crate) fn owned_by(self, owner: Rc<SocketOwner>) -> CarriedFlow {
         CarriedFlow {
             owner: Some(owner),
@@ -227,7 +227,7 @@ impl CarriedFlow {
 
 /// Why a pump stopped before both ends had.
 pub(crate) enum PumpError {
-    /// The flow.
+    /// The flow failed.
     Flow(SocketFault),
     /// The program's socket: it was closed or reset while there was something to say.
     Program,
@@ -241,7 +241,7 @@ pub(crate) fn register(home: &EngineState, held: CarriedFlow) -> Rc<CarriedFlow>
     held
 }
 
-/// It is over.
+/// Removes a flow that is over from the engine.
 pub(crate) fn unregister(home: &EngineState, held: &CarriedFlow) {
     let _ = held.status.last.set(D2tpInfo::last_of(held));
     held.status.over.store(true, Ordering::Relaxed);
@@ -418,12 +418,12 @@ async fn finish(held: &CarriedFlow) -> Result<(), PumpError> {
 /// How a program's direction ended.
 enum ProgramEnd {
     All,
-    /// It was reset: there may have been more.
+    /// The connection was reset: there may have been more.
     Part,
 }
 
-/// The same for a persistent socket: taken from the program ahead of the flow, and all of it once the
-/// program has ended, for the kernel forgets what a process left that nobody takes.
+/// Carries what the program of a persistent socket writes: taken ahead of the flow, and all of it
+/// once the program has ended, for the kernel forgets what a process left that nobody takes.
 async fn up_persistent(held: &CarriedFlow, stream: &TcpStream) -> Result<(), PumpError> {
     let mut kept: VecDeque<Bytes> = VecDeque::new();
     let mut buffer = BytesMut::new();
@@ -538,7 +538,7 @@ pub(crate) fn end_of_down(stream: &TcpStream) -> Result<(), PumpError> {
         .map_err(|_| PumpError::Program)
 }
 
-/// Writes some of it, once the program makes room; says how much.
+/// Writes as much as there is room for, once the program makes some; returns how much.
 pub(crate) async fn put_some(
     stream: &TcpStream,
     pieces: &mut VecDeque<Bytes>,
@@ -570,7 +570,7 @@ pub(crate) async fn put_some(
     }
 }
 
-/// Writes all of it, as the program makes room.
+/// Writes all pieces, as the program makes room.
 async fn put(stream: &TcpStream, pieces: &mut Vec<Bytes>) -> io::Result<()> {
     let mut from = 0;
     while from < pieces.len() {

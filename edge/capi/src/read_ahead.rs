@@ -35,9 +35,10 @@ use crate::pump::{CarriedFlow, PumpError, end_of_down, put_some};
 /// Bytes kept ahead for one socket. More bridges longer holes, and takes as much memory: while pieces are short
 /// twice as much.
 pub(crate) const AHEAD_BYTES_MAX: u64 = 64 * 1024 * 1024; // a guess: 20 minutes of audio, 4 of video at 2 Mb/s
-/// And for all sockets of an engine together. Those that find no room keep one piece each.
+/// Bytes kept ahead for all sockets of an engine together. Those that find no room keep one piece
+/// each.
 const AHEAD_ALL_BYTES_MAX: u64 = 4 * AHEAD_BYTES_MAX; // a guess
-/// Of thresholds that are times: a day.
+/// The largest threshold that is a time, in milliseconds: a day.
 const SPAN_MS_MAX: u64 = 86_400_000;
 /// A pace remembers no more seconds than these.
 const PACED_S: u64 = 60;
@@ -156,13 +157,14 @@ struct ProgramReader {
 pub(crate) struct ReadAheadDemand {
     /// For who decides about links that are free, and about others.
     pub(crate) need: FlowDemand,
-    /// Of those others, how it counts as one of a size.
+    /// Bytes of the object that the demand counts as, among other clients of the scheduler.
     pub(crate) size: u64,
     /// Bytes that may be paid for now.
     pub(crate) buy_bytes: Option<u64>,
     /// No more will come.
     pub(crate) has_all: bool,
-    /// It would pay, has nothing left to pay with, and nothing for its program to read.
+    /// Whether the socket would pay, has nothing left to pay with, and nothing for its program to
+    /// read.
     pub(crate) is_broke: bool,
 }
 

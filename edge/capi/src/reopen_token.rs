@@ -40,7 +40,7 @@ impl std::fmt::Debug for ReopenToken {
 }
 
 impl ReopenToken {
-    /// One that nobody knows.
+    /// A fresh token.
     fn new() -> Result<ReopenToken, SocketFault> {
         let mut token = [0; TOKEN_BYTES];
         aws_lc_rs::rand::fill(&mut token)
@@ -168,7 +168,7 @@ impl AgentClient {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReopenClaim {
-    /// Of these messages.
+    /// Version of the messages.
     pub version: u32,
     pub(crate) token: ReopenToken,
 }

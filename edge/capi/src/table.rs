@@ -45,7 +45,7 @@ impl ConnectionStatus {
         self.over.load(Ordering::Relaxed)
     }
 
-    /// Of a connection that is about to be made.
+    /// The status of a connection that is about to be made.
     pub(crate) fn new() -> Arc<ConnectionStatus> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         Arc::new(ConnectionStatus {
@@ -68,7 +68,7 @@ pub(crate) struct SocketEntry {
     /// Its loopback port, once it was bound to an address of D2TP's.
     pub(crate) bound: Option<u16>,
     pub(crate) listens: bool,
-    /// It carries datagrams.
+    /// The datagrams of a socket that carries any.
     pub(crate) datagrams: Option<Arc<ProgramDatagrams>>,
     pub(crate) status: Option<Arc<ConnectionStatus>>,
     /// By what its connection is opened again.
@@ -106,7 +106,7 @@ impl SocketEntry {
     }
 }
 
-/// All of them.
+/// All sockets of the process, by descriptor.
 #[derive(Default)]
 pub(crate) struct SocketTable {
     sockets: HashMap<u64, SocketEntry>,

@@ -105,7 +105,7 @@ fn error_of(value: &[u8]) -> &str {
         .unwrap_or_default()
 }
 
-/// As `connect` says it. The kinds are RFC 9209's, §2.3.
+/// The error number that `connect` fails with. The kinds are RFC 9209's, §2.3.
 fn errno_of(status: u16, kind: &str) -> libc::c_int {
     match (kind, status) {
         ("connection_refused", _) => libc::ECONNREFUSED,

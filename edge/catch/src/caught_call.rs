@@ -11,7 +11,7 @@ use crate::{notify, preload};
 /// A call of a program that waits for its answer.
 #[derive(Debug)]
 pub enum CaughtCall {
-    /// It wants this socket connected.
+    /// The program wants this socket connected.
     Connect {
         /// The program's own socket: what is done with it is done for the program.
         socket: OwnedFd,
@@ -20,28 +20,28 @@ pub enum CaughtCall {
         /// How it goes on.
         answer: CallAnswer,
     },
-    /// It wants to send a datagram on a socket that is not connected.
+    /// The program wants to send a datagram on a socket that is not connected.
     Send {
         /// Where to.
         to: SocketAddr,
         /// How it goes on.
         answer: CallAnswer,
     },
-    /// It listens with this socket, or is about to.
+    /// The program listens with this socket, or is about to.
     Listen {
         /// The program's own socket.
         socket: OwnedFd,
         /// How it goes on.
         answer: CallAnswer,
     },
-    /// It becomes a program whose calls the kernel holds.
+    /// The process becomes a program whose calls the kernel holds.
     Supervised {
         /// Hears them.
         supervisor: SeccompSupervisor,
         /// How it goes on.
         answer: CallAnswer,
     },
-    /// It becomes a program that nobody hears.
+    /// The process becomes a program whose calls nobody catches.
     Unsupervised {
         /// The file's path, as it was called.
         program: String,
@@ -57,11 +57,11 @@ pub enum CaughtCall {
 pub enum UncaughtReason {
     /// Its calls cannot be held.
     System(io::Error),
-    /// They are held, and `cedos run` does not hear them: they fail.
+    /// The calls are held, and `cedos run` does not get them: they fail.
     Unheard(io::Error),
     /// Held, it would not have the rights that its file gives it.
     Privileged,
-    /// It is of another architecture.
+    /// The program is of another architecture.
     Foreign,
 }
 
@@ -70,14 +70,14 @@ pub enum UncaughtReason {
 pub enum CallVerdict {
     /// The call goes on by itself.
     Continue,
-    /// It was done.
+    /// The call was carried out.
     Done,
-    /// It failed with this errno.
+    /// The call failed with this errno.
     Failed(i32),
 }
 
 impl CallVerdict {
-    /// As this error says it.
+    /// The result of a call that failed with this error.
     pub fn of(error: &io::Error) -> CallVerdict {
         CallVerdict::Failed(error.raw_os_error().unwrap_or(libc::ENETUNREACH))
     }

@@ -24,7 +24,7 @@ pub enum ExecutableKind {
     Go,
     /// By itself.
     Static,
-    /// It runs with more rights than its user's, so nothing may be put in front of it.
+    /// The program runs with more rights than its user's, so nothing may be put in front of it.
     Privileged,
 }
 
@@ -66,13 +66,13 @@ impl Executable {
         name.to_string_lossy().into_owned()
     }
 
-    /// As execve(2) takes it.
+    /// The path as execve(2) takes it.
     pub(crate) fn c_path(&self) -> io::Result<CString> {
         Ok(CString::new(self.path.as_os_str().as_bytes())?)
     }
 }
 
-/// The same fault, and whose it is.
+/// The error, with the file that it is about.
 fn about(runs: &Path, path: &Path, error: &io::Error) -> io::Error {
     let runs = runs.display();
     let text = match path.display() {

@@ -82,7 +82,7 @@ pub struct LaunchResources {
     pub preload_name: OsString,
     /// Where names are looked up.
     pub dns: std::net::UdpSocket,
-    /// The TUN.
+    /// The program's TUN device.
     pub tun: Option<OwnedFd>,
     /// Bytes of a packet there.
     pub tun_mtu: u16,

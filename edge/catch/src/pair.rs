@@ -70,7 +70,7 @@ pub(crate) fn reserve() -> io::Result<ReservedPort> {
     })
 }
 
-/// Of every packet nothing is let in. linux/bpf_common.h: BPF_RET | BPF_K.
+/// A filter that lets no packet in. linux/bpf_common.h: BPF_RET | BPF_K.
 const NOTHING_COMES_IN: [SockFilter; 1] = [SockFilter::new(0x06, 0, 0, 0)];
 
 fn port_of(socket: &Socket) -> io::Result<u16> {

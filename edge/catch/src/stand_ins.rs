@@ -84,7 +84,7 @@ impl NameStandIns {
         Some(Ipv4Addr::from(self.first + number))
     }
 
-    /// The same in IPv6.
+    /// The IPv6 address that stands for a name.
     pub fn stand_in_v6(&self, name: &str) -> Option<Ipv6Addr> {
         let four = self.stand_in(name)?;
         let mut bytes = [0; 16];

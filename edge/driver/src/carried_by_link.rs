@@ -10,7 +10,7 @@ use crate::LinkStatus;
 pub struct CarriedByLink {
     /// What links of the session had carried at the last look, towards this device and from it.
     before: BTreeMap<String, (u64, u64)>,
-    /// Those of the flow's bytes that are assigned.
+    /// How many of the flow's bytes are assigned to links, towards this device and from it.
     assigned: (u64, u64),
     carried: BTreeMap<String, (u64, u64)>,
 }

@@ -33,7 +33,7 @@ pub const DATAGRAMS_UNREAD_MAX: usize = 256;
 pub struct Datagram {
     /// What it belongs to, as the peer says; 0 unless the two agreed on something.
     pub context: u64,
-    /// Its bytes.
+    /// The payload.
     pub bytes: Bytes,
 }
 
@@ -59,7 +59,7 @@ pub(crate) struct DatagramInbox {
     unread: VecDeque<Datagram>,
     unread_dropped: u64,
     reader: Option<Waker>,
-    /// Those of contexts that have a reader of their own.
+    /// Inboxes of the contexts that have a reader of their own.
     context_inboxes: BTreeMap<u64, DatagramInbox>,
 }
 
@@ -220,7 +220,7 @@ impl Connection {
         self.send_datagram_on(PathSelection::Any, 0, bytes, expiry)
     }
 
-    /// The same within a context, a number that tells datagrams of one session apart, and on the paths that
+    /// Sends a datagram within a context, a number that tells datagrams of one session apart, and on the paths that
     /// `route` says: reports by the steadiest, commands and what must not be missed on each. The other end's
     /// reader gets one of the copies.
     ///

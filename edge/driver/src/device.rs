@@ -54,7 +54,7 @@ const REARM_MIN: Span = Span::from_millis(100);
 /// How a device calls.
 #[derive(Clone, Debug)]
 pub struct DeviceOptions {
-    /// The server.
+    /// Address and key of the server.
     pub server: ServerAddress,
     /// Who the device is.
     pub key: SecretKey,

@@ -88,7 +88,7 @@ pub(crate) struct FlowEntry {
     pub(crate) memo: Option<Bytes>,
     /// The flow sleeps: this handle is over.
     pub(crate) hibernated: bool,
-    /// It waits to be accepted: nobody has a handle yet.
+    /// Whether the flow waits to be accepted: nobody has a handle yet.
     pub(crate) unclaimed: bool,
     /// Who opened it, if the peer did.
     pub(crate) opener: Option<HostKey>,

@@ -17,8 +17,8 @@ pub struct FlowClientReport<'a> {
     pub demand: FlowDemand,
     /// Bytes both ways, when known.
     pub size_bytes: Option<u64>,
-    /// Of a flow that reads ahead: bytes that may be paid for now, however soon a free link may come.
-    /// `demand` is then that of what is ahead of its program.
+    /// For a flow that reads ahead: bytes that may be paid for now, however soon a free link may
+    /// come. `demand` is then that of what is ahead of its program.
     pub buy_bytes: Option<u64>,
     /// Whether the machine is woken and kept awake for the flow.
     pub keeps_awake: bool,
@@ -58,7 +58,8 @@ impl FlowClient {
         self.decide_among(report, &candidates)
     }
 
-    /// As [`FlowClient::decide`], for a flow of another process, whose links that one describes.
+    /// Reports and decides as [`FlowClient::decide`] does, for a flow of another process, which
+    /// describes its links itself.
     pub fn decide_among(
         &mut self,
         report: &FlowClientReport<'_>,

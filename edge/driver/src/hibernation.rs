@@ -77,11 +77,11 @@ pub(crate) struct HibernationState {
 
 /// What waits until a flow's handle from before its sleep is dropped.
 enum DeferredChange {
-    /// It is held: nothing happened.
+    /// The session stays hibernated: nothing happened.
     Nothing,
-    /// It woke, in this session.
+    /// The session was restored, under this number.
     Woke(SessionId),
-    /// It was over; this was its memo.
+    /// The session had expired; this was its memo.
     Expired(Bytes),
 }
 
@@ -148,7 +148,7 @@ impl HibernationState {
         self.memos.get(&session)?.get(&flow).cloned()
     }
 
-    /// The same; without a journal it is the caller's alone from now on.
+    /// Takes the memo of a flow out; without a journal only the caller has it from now on.
     fn take_memo(&mut self, session: JournalSessionKey, flow: FlowId) -> Option<Bytes> {
         let memo = self.memo(session, flow);
         if let Some(memos) = self.memos.get_mut(&session) {

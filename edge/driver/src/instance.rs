@@ -144,7 +144,7 @@ impl Instance {
         })
     }
 
-    /// Its number.
+    /// The instance number.
     pub fn number(&self) -> u64 {
         self.key.instance
     }

@@ -29,7 +29,7 @@ use crate::server::seed;
 
 /// Epochs for one process: SYNs for three months, at one in two seconds.
 const EPOCHS_TAKEN: u32 = 1 << 22;
-/// As many processes of a device call a server under numbers that come again.
+/// The most processes of a device that call one server under instance numbers that are used again.
 const LEASES_MAX: u32 = 256;
 /// In a file: number, first epoch that nobody used.
 const FILE_BYTES: usize = 8 + 4;
@@ -43,8 +43,9 @@ pub struct InstanceLease {
 }
 
 impl InstanceLease {
-    /// One towards this server, as this device; none where there is no folder for it. Then a process that is
-    /// killed leaves its flows with the server until that gives it up for lost.
+    /// Takes an instance number towards this server, as this device; none where there is no folder
+    /// for it. Then a process that is killed leaves its flows with the server until that gives it
+    /// up for lost.
     pub fn take(device: PublicKey, server: PublicKey) -> Option<InstanceLease> {
         let dir = folder(
             env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from),
@@ -56,7 +57,7 @@ impl InstanceLease {
             .ok()
     }
 
-    /// The same in this folder.
+    /// Takes an instance number as [`InstanceLease::take`] does, in this folder.
     ///
     /// # Errors
     /// It is not to be written to by this user alone, or the file system refuses.

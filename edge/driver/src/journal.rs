@@ -257,11 +257,11 @@ impl Journal {
 /// A session as the journal has it, with those of its flows that have a note.
 #[derive(Clone, Debug)]
 pub struct JournalSession {
-    /// Whose it is.
+    /// The key of the session that the record is of.
     pub key: JournalSessionKey,
     /// Its record.
     pub stored: StoredRecord,
-    /// Its flows.
+    /// The session's flows.
     pub flows: Vec<FlowId>,
 }
 
@@ -393,7 +393,7 @@ fn each(
     read_range(db, table, all, |key, value| f(key, value).map(|()| true))
 }
 
-/// The same for keys within bounds, as long as `f` says to go on.
+/// Reads the records whose keys lie within bounds, as long as `f` says to go on.
 fn read_range(
     db: &Database,
     table: usize,

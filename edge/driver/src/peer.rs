@@ -43,7 +43,7 @@ pub enum CallError {
     /// The server refuses: with this HTTP status and these words.
     #[error("the proxy refuses ({status}): {text}")]
     Refused {
-        /// As in HTTP.
+        /// Status code, as in HTTP.
         status: u16,
         /// For people.
         text: String,

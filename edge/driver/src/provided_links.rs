@@ -43,12 +43,12 @@ impl ProvidedLink {
         }
     }
 
-    /// The same, where a byte costs this.
+    /// Returns the link with another cost of a byte.
     pub fn with_class(self, class: CostClass) -> ProvidedLink {
         ProvidedLink { class, ..self }
     }
 
-    /// The same, with the server at another address than its own.
+    /// Returns the link with the server at another address than its own.
     pub fn with_remote(self, remote: SocketAddr) -> ProvidedLink {
         ProvidedLink {
             remote: Some(remote),

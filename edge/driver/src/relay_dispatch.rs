@@ -60,9 +60,9 @@ pub(crate) struct PeerSession {
 /// What this host relays, and what is relayed for it.
 #[derive(Default)]
 pub(crate) struct RelayState {
-    /// As a relay.
+    /// This device's part as a relay.
     pub(crate) host: Option<RelayHost>,
-    /// As one who uses relays.
+    /// This device's part as a client of relays.
     pub(crate) relay_client: RelayClient,
     /// A device's session with its server, which is the relay.
     pub(crate) server_session: Option<SessionId>,

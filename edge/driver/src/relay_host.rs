@@ -31,7 +31,7 @@ const RUNS: usize = 4;
 /// Why there is no relay.
 #[derive(Debug, thiserror::Error)]
 pub enum RelayError {
-    /// It is not to be.
+    /// The relay refused.
     #[error(transparent)]
     Refused(#[from] RelayRefusal),
     /// No socket could be had.
@@ -147,7 +147,7 @@ impl DeviceRelays {
         Ok(self.handle(own))
     }
 
-    /// Others may call this device from now on, for as long as what is returned lives.
+    /// Lets other devices call this one, for as long as the returned value lives.
     ///
     /// # Errors
     /// The session is over.
@@ -224,7 +224,7 @@ impl Drop for RelayHandle {
 pub enum CallEvent {
     /// The relay's id for the listener, and who calls.
     Call(RelayId, HostKey),
-    /// That relay is over.
+    /// The relayed connection is over.
     HungUp(RelayId),
 }
 

@@ -57,7 +57,7 @@ impl Server {
         Server::bind_with(options, HibernationOptions::default())
     }
 
-    /// The same, for a server whose sessions may sleep.
+    /// Binds a server whose sessions may hibernate.
     ///
     /// # Errors
     /// The socket could not be bound, or the journal could not be read.

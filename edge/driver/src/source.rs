@@ -47,8 +47,8 @@ pub trait FlowIo: AsyncRead + AsyncWrite + Send + Unpin + 'static {
     /// From here on, everything this end sends is what `source` holds from its offset 0 (after
     /// what was written before), then the end. Returns at once; the flow keeps the source.
     fn send_source(&mut self, source: Arc<dyn SendSource>);
-    /// The same after a sleep, whatever was sent before: offset 0 of `source` is the first byte
-    /// this end ever sent.
+    /// Resumes sending after hibernation, whatever was sent before: offset 0 of `source` is the
+    /// first byte that this end ever sent.
     fn resume_source(&mut self, source: Arc<dyn SendSource>) {
         self.send_source(source);
     }

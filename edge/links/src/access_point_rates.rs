@@ -13,7 +13,8 @@ const FULL_SIGNAL_BYTES_PER_S: f64 = 2_500_000.0; // a guess: 20 Mb/s
 /// Weaker ones are not there.
 const SIGNAL_MIN_PERCENT: u8 = 15; // a guess: about -88 dBm, where frames begin to be lost
 
-/// Another one has to be so many times better: a change takes seconds in which nothing moves.
+/// How many times faster another access point must be to be chosen: a change takes seconds in which
+/// nothing moves.
 const BETTER: f64 = 1.5; // a guess
 
 /// How much a new measurement counts.

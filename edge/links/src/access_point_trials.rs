@@ -13,13 +13,13 @@ use std::collections::BTreeMap;
 
 use d2tp_time::{Span, Time};
 
-/// So long a path has for its first authenticated packet. Higher: a dead network costs more; lower: a slow
-/// one counts as dead.
+/// How long a path has for its first authenticated packet. Higher: a dead network costs more;
+/// lower: a slow one counts as dead.
 pub const ANSWER_WITHIN: Span = Span::from_secs(4); // a guess: three knocks at a round trip of a second
 
 /// How long one is left alone the first time; it doubles …
 pub const SHUN_FIRST: Span = Span::from_secs(60); // a guess: somebody signs in
-/// … up to this.
+/// The longest time for which an access point is avoided.
 pub const SHUN_MAX: Span = Span::from_secs(3_600); // a guess
 
 /// Access points remembered; the one whose time ends first is forgotten for another.
@@ -32,7 +32,7 @@ pub struct AccessPointTrials {
     blocked: BTreeMap<String, BlockedAccessPoint>,
 }
 
-/// Of the access point that a device is on.
+/// The trial of the access point that a device is on.
 #[derive(Debug, Clone)]
 struct AccessPointTrial {
     bssid: String,
@@ -75,7 +75,7 @@ impl AccessPointTrials {
         }
     }
 
-    /// It carried, and answers no more.
+    /// Records that the network behind a device, which carried data before, no longer answers.
     pub fn fell_silent(&mut self, now: Time, device: &str) {
         if let Some(trial) = self.current.get_mut(device)
             && trial.until.is_none()

@@ -47,7 +47,7 @@ impl std::fmt::Display for CostClass {
 /// A class and the evidence for it, in words.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct CostAssessment {
-    /// The class.
+    /// What a byte on the link costs.
     pub class: CostClass,
     /// Why, for people: `cellular is taken as metered`.
     pub because: String,

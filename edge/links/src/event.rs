@@ -12,19 +12,19 @@ use crate::link::Link;
 pub enum LinkEvent {
     /// A device that was not there.
     Appeared {
-        /// As it is now.
+        /// The link that appeared.
         link: Link,
     },
     /// A device we knew, with different facts.
     Changed {
-        /// As we knew it.
+        /// The link before the change.
         before: Box<Link>,
-        /// As it is now.
+        /// The link after the change.
         link: Link,
     },
     /// A device that is gone.
     Vanished {
-        /// As we knew it.
+        /// The link that disappeared, as it was known last.
         link: Link,
     },
 }

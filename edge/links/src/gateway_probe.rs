@@ -19,7 +19,7 @@ use crate::link::Link;
 
 /// RFC 863.
 const DISCARD: u16 = 9;
-/// Of an echo: type, code, checksum, identifier, number.
+/// Header of an ICMP echo: type, code, checksum, identifier, number.
 const ECHO_BYTES: usize = 8;
 const ECHO_V4: (u8, u8) = (8, 0); // RFC 792: request, reply
 const ECHO_V6: (u8, u8) = (128, 129); // RFC 4443 §4
@@ -37,7 +37,7 @@ pub(crate) struct GatewayTarget {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum GatewayProbeMethod {
     Echo,
-    /// The same by a socket that brings IPv4 headers, and the answers to others.
+    /// An echo by a raw socket, which brings IPv4 headers, and the answers to others.
     RawEcho,
     Discard,
 }

@@ -86,7 +86,8 @@ impl LinkMonitor {
         LinkMonitor::start_with(judge, None).await
     }
 
-    /// The same, judged by the user's settings and the network manager as well, where it runs.
+    /// Starts a monitor that resolves costs by the user's settings and the network manager as well,
+    /// where it runs.
     ///
     /// # Errors
     /// As [`LinkMonitor::start`].
@@ -150,7 +151,7 @@ impl LinkMonitor {
         self.has_kernel_events
     }
 
-    /// The same events as a stream.
+    /// Turns the monitor into a stream of its events.
     pub fn into_stream(self) -> impl Stream<Item = LinkEvent> {
         stream::unfold(self, |mut monitor| async move {
             let event = monitor.next().await?;

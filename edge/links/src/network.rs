@@ -31,7 +31,7 @@ pub enum Metered {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Connectivity {
-    /// It did not ask.
+    /// The network manager did not ask the network.
     #[default]
     Unknown,
     /// No route.
@@ -79,14 +79,14 @@ pub struct NetworkInfo {
 /// The networks behind all devices.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Networks {
-    /// One for each device the manager knows.
+    /// The network behind each device that the manager knows.
     pub networks: Vec<NetworkInfo>,
     /// Devices that VPNs run over.
     pub under_vpns: Vec<String>,
 }
 
 impl Networks {
-    /// That behind a device.
+    /// The network behind a device.
     pub fn of(&self, device: &str) -> Option<&NetworkInfo> {
         self.networks
             .iter()

@@ -44,10 +44,10 @@ const READ_INTERVAL_MIN: Duration = Duration::from_secs(1); // a guess
 /// Why NetworkManager does not do what it is asked for.
 #[derive(Debug, thiserror::Error)]
 pub enum NetworkManagerError {
-    /// It does not run, or there is no bus.
+    /// NetworkManager does not run, or there is no bus.
     #[error("NetworkManager is not reached: {0}")]
     Absent(#[source] zbus::Error),
-    /// It refuses.
+    /// NetworkManager refuses the call.
     #[error("NetworkManager refuses to {what}: {cause}")]
     Refused {
         /// What it was asked for.
@@ -81,8 +81,9 @@ struct NetworkManagerState {
 }
 
 impl NetworkManager {
-    /// That of the system. On a tokio runtime, and in its network namespace: it names devices, and others
-    /// may have the same names elsewhere.
+    /// Connects to the system's NetworkManager. Must be called on a tokio runtime, and in
+    /// NetworkManager's network namespace: it names devices, and others may have the same names
+    /// elsewhere.
     ///
     /// # Errors
     /// It does not run.
@@ -91,7 +92,7 @@ impl NetworkManager {
         NetworkManager::on(bus.map_err(NetworkManagerError::Absent)?).await
     }
 
-    /// That on a bus.
+    /// Connects to the NetworkManager on a bus.
     ///
     /// # Errors
     /// There is none.
@@ -265,7 +266,7 @@ impl NetworkManagerReader {
         Ok(assemble(&objects, &self.saved))
     }
 
-    /// None, too, for settings of another user.
+    /// The SSID of saved settings; none, too, for settings of another user.
     async fn ssid_of(&self, path: &OwnedObjectPath) -> Option<Vec<u8>> {
         let asked = self
             .bus
@@ -408,7 +409,7 @@ fn number(properties: &DbusProperties, name: &str) -> Option<u32> {
     u32::try_from(properties.get(name)?).ok()
 }
 
-/// None for `/`, which stands for no object.
+/// A property that is an object path; none for `/`, which stands for no object.
 fn path_of(properties: &DbusProperties, name: &str) -> Option<OwnedObjectPath> {
     let path: OwnedObjectPath = properties.get(name)?.try_clone().ok()?.try_into().ok()?;
     (path.as_str() != "/").then_some(path)

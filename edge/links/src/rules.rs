@@ -94,7 +94,7 @@ pub enum CapCutoff {
     /// Not a byte more.
     #[default]
     Hard,
-    /// It is told, and goes on.
+    /// The user is told when the cap is reached, and data goes on.
     Soft,
     /// Not a byte more, a tenth before.
     Cautious,
@@ -189,7 +189,7 @@ impl CapCutoff {
         Some(cap.saturating_sub(used))
     }
 
-    /// As it is written.
+    /// The name as it is written in the settings.
     pub fn as_str(self) -> &'static str {
         match self {
             CapCutoff::Hard => "hard",

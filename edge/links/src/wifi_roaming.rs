@@ -21,7 +21,7 @@ pub const LOOK_STREAMING: Span = Span::from_secs(5);
 pub struct RoamOutcome {
     /// Access points that did not answer, with the devices on them: shunned from now on.
     pub blocked: Vec<(String, String)>,
-    /// That is being joined now.
+    /// The access point that is being joined now.
     pub joining: Option<AccessPoint>,
 }
 

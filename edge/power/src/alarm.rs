@@ -18,9 +18,9 @@ use tokio::io::unix::AsyncFd;
 /// Whether an alarm wakes the machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WakeSupport {
-    /// It does.
+    /// The alarm wakes the machine.
     Yes,
-    /// It rings late, when something else has; why, for people.
+    /// The alarm rings late, when something else has woken the machine; why, for people.
     No(&'static str),
 }
 
@@ -41,7 +41,7 @@ impl AsRawFd for BootTimer {
 }
 
 impl Alarm {
-    /// One that is not set. On a tokio runtime.
+    /// Opens an alarm that is not set. Must be called on a tokio runtime.
     ///
     /// # Errors
     /// The kernel has no timers as files, or the process no descriptors left.

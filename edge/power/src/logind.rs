@@ -20,7 +20,7 @@ pub struct LogindError {
     cause: zbus::Error,
 }
 
-/// logind.
+/// A connection to logind, which says when the machine sleeps and keeps it awake.
 #[derive(Debug)]
 pub struct Logind {
     manager: Proxy<'static>,
@@ -35,7 +35,7 @@ pub struct Inhibitor {
 }
 
 impl Logind {
-    /// That of the system.
+    /// Connects to logind on the system's bus.
     ///
     /// # Errors
     /// There is no bus, or no logind on it.
@@ -44,7 +44,7 @@ impl Logind {
         Logind::on(&connection.map_err(error_while("is not reached"))?).await
     }
 
-    /// That on a bus.
+    /// Connects to logind on a bus.
     ///
     /// # Errors
     /// There is none.

@@ -18,9 +18,9 @@ pub enum WakeReason {
 pub enum PowerEvent {
     /// An alarm is due.
     AlarmFired(WakeReason),
-    /// It is about to sleep.
+    /// The machine is about to sleep.
     Suspending,
-    /// It slept, and is awake again.
+    /// The machine slept, and is awake again.
     Resumed,
 }
 
@@ -47,7 +47,7 @@ pub trait SleepingMachine: Send {
     /// as once.
     fn inhibit_sleep(&mut self, why: &str) -> impl Future<Output = ()> + Send;
 
-    /// It may sleep.
+    /// Lets the machine sleep.
     fn allow_sleep(&mut self);
 
     /// What happens next. May be dropped half-way; nothing is lost.

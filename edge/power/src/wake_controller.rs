@@ -14,7 +14,7 @@ pub struct WakeController<M> {
 }
 
 impl<M: SleepingMachine> WakeController<M> {
-    /// That asks for nothing yet.
+    /// A controller that asks the machine for nothing yet.
     pub fn new(machine: M) -> WakeController<M> {
         WakeController {
             machine,
@@ -61,7 +61,7 @@ impl<M: SleepingMachine> WakeController<M> {
         self.alarm_count
     }
 
-    /// The machine.
+    /// The machine that is controlled.
     pub fn machine(&self) -> &M {
         &self.machine
     }

@@ -1,4 +1,4 @@
-//! The same on tokio.
+//! Connections and listeners on tokio.
 
 use std::io;
 use std::mem::MaybeUninit;

@@ -17,7 +17,7 @@ impl ConnectionToken {
     /// How long one is.
     pub const BYTES: usize = 32;
 
-    /// One that was kept.
+    /// A token that was kept as bytes.
     pub fn from_bytes(bytes: [u8; ConnectionToken::BYTES]) -> ConnectionToken {
         ConnectionToken(bytes)
     }

@@ -13,11 +13,11 @@ pub struct ConnectionInfo {
     pub reason: Option<StallReason>,
     /// Taken from the program.
     pub bytes_sent: u64,
-    /// Of those, what the peer has.
+    /// Bytes that the program wrote and the peer has acknowledged.
     pub bytes_acked: u64,
     /// Received from the peer.
     pub bytes_received: u64,
-    /// Of those, what the program has not read.
+    /// Bytes that arrived and the program has not read.
     pub bytes_ahead: u64,
     /// Until the deadline, to the millisecond; none without one.
     pub slack: Option<Duration>,
@@ -28,13 +28,13 @@ pub struct ConnectionInfo {
 /// How far a connection is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConnectionState {
-    /// It is none.
+    /// The socket is not a connection.
     Idle,
-    /// It is being made.
+    /// The connection is being made.
     Connecting,
-    /// It is made.
+    /// The connection is made.
     Connected,
-    /// It ended or broke.
+    /// The connection ended or broke.
     Over,
 }
 
@@ -52,7 +52,8 @@ pub enum StallReason {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ConnectionPath {
-    /// As the system calls it: `wlan0`. Empty where that is not known, as for connections that were accepted.
+    /// Name of the network device, such as `wlan0`. Empty where it is not known, as for connections
+    /// that were accepted.
     pub link: String,
     /// What it costs.
     pub cost: NetworkCost,
@@ -64,7 +65,7 @@ pub struct ConnectionPath {
     pub rtt_min: Duration,
     /// Payload of the whole session.
     pub bytes_received: u64,
-    /// The same, what was sent again included.
+    /// Bytes sent on the path, retransmissions included.
     pub bytes_sent: u64,
     /// Bytes a second lately, where that is known.
     pub rate: Option<u64>,
@@ -77,16 +78,16 @@ pub enum NetworkCost {
     Free,
     /// By the byte.
     Metered,
-    /// The same, abroad.
+    /// A byte costs more than on a metered link: the network is a foreign one.
     Roaming,
 }
 
 /// Whether a path works.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PathActivity {
-    /// It is tried.
+    /// The path is being tried.
     Opening,
-    /// It does.
+    /// The path works.
     Works,
     /// Nothing was heard on it for some time.
     Silent,
@@ -117,7 +118,7 @@ const NAME_BYTES: usize = 16;
 const PATHS_MAX: usize = 8;
 
 impl ConnectionInfo {
-    /// Of a `struct d2tp_info`.
+    /// Size of a `struct d2tp_info`.
     pub(crate) const BYTES: usize = 4 * 4 + 4 * 8 + 2 * 4 + PATHS_MAX * 56 + 8;
 
     pub(crate) fn of_bytes(bytes: &[u8]) -> io::Result<ConnectionInfo> {

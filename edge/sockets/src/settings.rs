@@ -11,12 +11,12 @@ use crate::stream::D2tpStream;
 /// Which networks may be paid for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PayPolicy {
-    /// None.
+    /// Links that cost are never used.
     FreeOnly = 0,
     /// When the deadline needs it.
     #[default]
     FreeFirst = 1,
-    /// The same, with twice the slack.
+    /// Links that cost are used to meet the deadline, with twice the slack of `FreeFirst`.
     Balanced = 2,
     /// All, at any time.
     Fast = 3,
@@ -63,7 +63,7 @@ pub enum SendRoute {
 /// Whether a buffer threshold counts bytes or seconds of playback.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ThresholdUnit {
-    /// Bytes.
+    /// The thresholds are numbers of bytes.
     #[default]
     Bytes = 0,
     /// Milliseconds, of what the program reads in them.
@@ -77,7 +77,7 @@ pub struct BufferThresholds {
     pub low: u64,
     /// Stop. Higher: more is paid for that a free network might have brought.
     pub high: u64,
-    /// Of both.
+    /// Unit of both thresholds.
     pub unit: ThresholdUnit,
     /// Bytes a second that the program reads; 0 as it is measured.
     pub rate: u32,

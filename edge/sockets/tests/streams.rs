@@ -18,7 +18,7 @@ fn content() -> Vec<u8> {
         .collect()
 }
 
-/// Of a stream that wrote all that is to be written.
+/// Checks what only D2TP knows of a stream that wrote all that is to be written.
 fn what_only_d2tp_knows(stream: &D2tpStream) {
     let info = stream.info().unwrap();
     assert_eq!(info.state, ConnectionState::Connected, "{info:?}");

@@ -54,7 +54,7 @@ pub struct WindowClamp {
 }
 
 impl WindowClamp {
-    /// Of a socket that has just connected.
+    /// The controller of a socket that has just connected.
     pub fn new(lambda: DrwaLambda) -> Self {
         WindowClamp {
             drwa: Drwa::new(lambda, FLOOR_BYTES),

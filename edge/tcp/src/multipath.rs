@@ -91,7 +91,7 @@ pub fn subflows(socket: BorrowedFd<'_>) -> io::Result<Option<Vec<Subflow>>> {
     crate::sockopt::subflows(socket)
 }
 
-/// Here it is always plain TCP.
+/// The subflows of a socket: none here, where it is always plain TCP.
 ///
 /// # Errors
 /// None.

@@ -10,8 +10,8 @@ use d2tp_session::Span;
 use crate::TcpInfo;
 use crate::multipath::Subflow;
 
-/// As much of struct tcp_info as is read: up to tcpi_min_rtt (Linux 4.9, linux/tcp.h). The struct of
-/// the libc crate ends before.
+/// Length of the part of `struct tcp_info` that is read: up to tcpi_min_rtt (Linux 4.9,
+/// linux/tcp.h). The struct of the libc crate ends before.
 const INFO_BYTES: usize = 152;
 const STATE_AT: usize = 0;
 const RCV_RTT_AT: usize = 92;
@@ -72,7 +72,7 @@ pub(crate) fn disconnect(socket: BorrowedFd<'_>) -> io::Result<()> {
     }
 }
 
-/// Of linux/socket.h and linux/mptcp.h (Linux 5.16).
+/// Socket option level of Multipath TCP, from linux/socket.h and linux/mptcp.h (Linux 5.16).
 const SOL_MPTCP: libc::c_int = 284;
 const MPTCP_TCPINFO: libc::c_int = 2;
 const MPTCP_SUBFLOW_ADDRS: libc::c_int = 3;
@@ -145,7 +145,7 @@ fn elements(
     Ok(Some(all.map(<[u8]>::to_vec).collect()))
 }
 
-/// Of a struct sockaddr_storage; none if it is of neither family.
+/// The address in a `struct sockaddr_storage`; none if it is of neither family.
 fn address(storage: &[u8]) -> Option<SocketAddr> {
     let family = u16::from_ne_bytes([storage[0], storage[1]]);
     // The port is at the same place in both.

@@ -51,7 +51,7 @@ impl BindOptions {
         }
     }
 
-    /// The same, staying on `device`.
+    /// Binds to a network device: packets leave and come by `device` only.
     pub fn on_device(mut self, device: impl Into<String>) -> BindOptions {
         self.device = Some(device.into());
         self

@@ -27,7 +27,7 @@ use libc::{c_int, ssize_t};
 
 use crate::errno::{CallResult, Errno};
 
-/// As C hears of it. A panic of ours must not run into C's frames.
+/// The result of a call as C expects it. A panic of ours must not run into C's frames.
 fn answer(call: impl FnOnce() -> CallResult<c_int>) -> c_int {
     let call = std::panic::AssertUnwindSafe(call);
     let said = std::panic::catch_unwind(call).unwrap_or(Err(Errno(libc::EIO)));
@@ -37,7 +37,7 @@ fn answer(call: impl FnOnce() -> CallResult<c_int>) -> c_int {
     })
 }
 
-/// The same for what counts bytes.
+/// The result of a call that counts bytes, as C expects it.
 fn counted(call: impl FnOnce() -> CallResult<ssize_t>) -> ssize_t {
     let call = std::panic::AssertUnwindSafe(call);
     let said = std::panic::catch_unwind(call).unwrap_or(Err(Errno(libc::EIO)));

@@ -268,7 +268,7 @@ pub unsafe extern "C" fn d2tp_accept(
     unsafe { d2tp_accept4(fd, address, len, 0) }
 }
 
-/// The same with SOCK_NONBLOCK and SOCK_CLOEXEC.
+/// Accepts a connection, with SOCK_NONBLOCK and SOCK_CLOEXEC in `flags`.
 ///
 /// # Safety
 /// As for the kernel's call.

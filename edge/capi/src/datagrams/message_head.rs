@@ -13,7 +13,7 @@ pub(crate) struct MessageHead {
     pub(crate) expiry: Option<Duration>,
 }
 
-/// Bytes of it: name, route, expiry in milliseconds.
+/// Length of the head in bytes: name, route, expiry in milliseconds.
 pub(crate) const MARK_BYTES: usize = 4 + 4 + 4;
 pub(crate) const ROUTES: [PathSelection; 3] = [
     PathSelection::Any,

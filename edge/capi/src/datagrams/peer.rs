@@ -68,7 +68,7 @@ pub(super) fn open_peer(
     Ok((end, inbox))
 }
 
-/// The same of a socket of this process; what was said before goes out.
+/// Begins to carry a socket of this process; messages that it sent before go out.
 pub(super) fn begin(
     home: &Rc<EngineState>,
     held: &Rc<CarriedFlow>,
@@ -177,8 +177,8 @@ fn drain(end: &DatagramPeer, socket: &UdpSocket) {
     );
 }
 
-/// The same at the end, when nothing waits for the socket any more: a new one may hold what its waker has not
-/// heard of.
+/// Reads what is left at the end, when nothing waits for the socket any more: a new one may hold
+/// what its waker has not reported.
 fn drain_last(end: &DatagramPeer, socket: &UdpSocket) {
     let socket = SockRef::from(socket);
     read_all(

@@ -38,7 +38,7 @@ pub(super) struct DatagramServer {
     at: SocketAddr,
     pub(super) options: RefCell<SocketOptions>,
     peer_count: Cell<usize>,
-    /// It is to be looked whether the program still has it.
+    /// Wakes the check whether the program still has the socket.
     pub(super) recheck: Notify,
     server: RefCell<Option<Rc<Server>>>,
     /// Closed when the address is free again.

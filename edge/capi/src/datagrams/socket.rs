@@ -27,9 +27,9 @@ pub(crate) fn may_be_datagram_socket(fd: RawFd) -> bool {
 /// The engine's ports for datagrams.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DatagramPorts {
-    /// Of every far end's name.
+    /// Bytes of a message without a head, whatever the name of its far end.
     pub(crate) plain: u16,
-    /// Of messages with a head.
+    /// Bytes of a message with a head.
     pub(crate) with_head: u16,
 }
 
@@ -44,7 +44,7 @@ pub(crate) struct ProgramDatagrams {
     to: Mutex<Option<Ipv4Addr>>,
 }
 
-/// Whose session with a far end it is.
+/// The owner of the session with a far end: this process or an agent.
 pub(super) enum DatagramSession {
     Local(Connection),
     /// An agent's: messages of so many bytes fit.

@@ -109,7 +109,7 @@ impl C {
 pub struct Server(pub Child, pub String);
 
 impl Server {
-    /// Of a program that says where it is first.
+    /// Starts a program that says first at which address it is.
     pub fn start(program: &C) -> Server {
         let process = program.command().stdout(Stdio::piped()).spawn();
         let mut process = process.expect("it runs");

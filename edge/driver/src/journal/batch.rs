@@ -36,7 +36,7 @@ impl JournalSessionKey {
 /// One flow of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct JournalFlowKey {
-    /// Its session.
+    /// The key of the session that the change is of.
     pub session: JournalSessionKey,
     /// Its id there.
     pub flow: FlowId,
@@ -122,7 +122,7 @@ impl StoredRecord {
 /// Changes that belong together. `None` takes a key away.
 #[derive(Clone, Debug, Default)]
 pub struct JournalBatch {
-    /// Sessions.
+    /// Staged records of sessions by key; none is a removal.
     pub sessions: BTreeMap<JournalSessionKey, Option<StoredRecord>>,
     /// What applications need to take their flows up again.
     pub memos: BTreeMap<JournalFlowKey, Option<Bytes>>,

@@ -73,7 +73,7 @@ pub enum JournalError {
         /// The file.
         path: PathBuf,
     },
-    /// It holds something else than was written to it.
+    /// The file holds something else than was written to it.
     #[error(
         "the journal {} is damaged ({what}), so nothing in it can be believed; move it away to begin \
          without what it held: downloads then ask again for what they lack", .path.display()
@@ -81,7 +81,7 @@ pub enum JournalError {
     Damaged {
         /// The file.
         path: PathBuf,
-        /// What of it.
+        /// What of the file is damaged.
         what: &'static str,
     },
     /// The disk is full.

@@ -38,7 +38,7 @@ pub(super) struct StagedFile(Arc<StagedFileInner>);
 #[derive(Debug)]
 struct StagedFileInner {
     file: FileBackend,
-    /// None once the file is believed.
+    /// Writes that wait until the file is verified; none once it is.
     staged: Mutex<Option<StagedWrites>>,
     /// What the first failed sync or write was told.
     failed: Mutex<Option<(io::ErrorKind, String)>>,

@@ -25,7 +25,7 @@ impl Drop for Process {
 struct Place(PathBuf);
 
 impl Place {
-    /// Of a bus with this address.
+    /// The bus with this address.
     fn of(address: &str) -> Place {
         let path = address.strip_prefix("unix:path=").unwrap_or_default();
         Place(path.split(',').next().unwrap_or_default().into())
@@ -67,7 +67,7 @@ impl Bus {
         Bus::with_service(template, name, Whose::System).await
     }
 
-    /// The same for a service of either.
+    /// Starts a bus with a stand-in for a service of either kind.
     pub async fn with_service(template: &str, name: &'static str, whose: Whose) -> Option<Bus> {
         let python = ["/usr/bin/python3", "python3"].into_iter().find(|python| {
             let asked = Command::new(python)
