@@ -117,7 +117,7 @@ pub struct LocalProxy {
     pub options: proxy::ConnOptions,
 }
 
-/// The agent.
+/// The state of the agent, which its tasks share.
 struct Agent {
     scheduler: Arc<SchedulerHandle>,
     link_view: LinkView,

@@ -35,7 +35,7 @@ pub enum TransferVerb {
 }
 
 impl TransferVerb {
-    /// As it is written.
+    /// The name as it is written in an order.
     pub fn as_str(self) -> &'static str {
         match self {
             TransferVerb::Get => "get",
@@ -65,7 +65,7 @@ impl Deadline {
         }
     }
 
-    /// It is over before anything can begin.
+    /// Whether the deadline is over before anything can begin.
     pub fn has_passed(self) -> bool {
         match self {
             Deadline::At(at) => at <= Timestamp::now(),
@@ -252,7 +252,7 @@ impl TransferOrder {
         })
     }
 
-    /// The same with every path beginning at the root, as one that leaves this process must be.
+    /// The order with every path beginning at the root, as one that leaves this process must be.
     ///
     /// # Errors
     /// The working directory is gone.

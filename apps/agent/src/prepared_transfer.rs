@@ -67,7 +67,7 @@ struct UploadSpec {
 
 /// An order that makes sense.
 pub struct PreparedTransfer {
-    /// The job.
+    /// The job that was prepared.
     pub job: TransferJob,
     verb: TransferVerb,
     target: Option<D2tpTarget>,
@@ -77,7 +77,7 @@ pub struct PreparedTransfer {
     proxy: Option<ServerAddress>,
     /// What an upload sends.
     upload: Option<UploadSpec>,
-    /// It may go to the same origin by D2TP, if that speaks it.
+    /// Whether it may go to the same origin by D2TP, if the origin speaks it.
     may_go_end_to_end: bool,
 }
 

@@ -18,7 +18,7 @@ pub enum DueTime {
 }
 
 impl DueTime {
-    /// So long from now.
+    /// A deadline so long from now.
     pub fn within(span: Duration) -> DueTime {
         DueTime::In(BootInstant::now().after(span))
     }

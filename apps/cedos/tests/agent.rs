@@ -62,7 +62,7 @@ impl Home {
         home
     }
 
-    /// The same with a clock for the agent that can be set; none if there is no C compiler.
+    /// A home with a clock for the agent that can be set; none if there is no C compiler.
     async fn with_clock() -> Option<Home> {
         let folder = tempfile::tempdir().expect("a directory");
         let (source, library) = (
@@ -326,7 +326,7 @@ async fn a_transfer_is_paused_resumed_cancelled_and_tried_again() {
         .ends_with(1, "there is no transfer 99");
 }
 
-/// The same, whoever runs the tests was told not to hang up or not.
+/// The command with SIGHUP heeded, whether or not whoever runs the tests ignores it.
 fn hearing_hangups(command: &Command) -> Command {
     let command = command.as_std();
     let mut env = Command::new("env");

@@ -1,4 +1,4 @@
-//! The same origins in all three modes of `cedos get`: straight, fetched by a proxy, and sealed in
+//! One set of origins in all three modes of `cedos get`: straight, fetched by a proxy, and sealed in
 //! a tunnel through it. Whoever asks the origin, what arrives is whole, or the error names the
 //! cause.
 

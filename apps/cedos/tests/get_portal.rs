@@ -254,7 +254,7 @@ async fn behind_proxy(directory: PathBuf) -> (Origin, Proxy) {
     near_proxy(directory).await
 }
 
-/// The same, with a proxy that hears everything.
+/// An origin, and a proxy near it that hears everything.
 async fn near_proxy(directory: PathBuf) -> (Origin, Proxy) {
     let origin = Origin::start_at("192.0.2.1", origins).await;
     let proxy = get_rig::proxy(&directory, "192.0.2.1:0", &[]).await;

@@ -21,7 +21,7 @@ const BYTES: usize = 2_000_000;
 /// A device with an agent that is a proxy, a D2Prox, and an origin.
 struct Device {
     home: tempfile::TempDir,
-    /// Of the local proxy.
+    /// Address of the local proxy.
     at: String,
     _agent: Child,
     _proxy: Proxy,

@@ -20,7 +20,7 @@ use tokio::process::{Child, Command};
 use tokio::time::timeout;
 use told::{Agent, pid_of};
 
-/// Of each process: two of them would fill what D2Prox gives to a device.
+/// Sockets of each process: two of them would fill what D2Prox gives to a device.
 const MANY: usize = 150;
 /// Three would have no room without a word.
 const PROCESSES: usize = 4;

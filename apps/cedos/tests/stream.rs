@@ -29,7 +29,7 @@ struct Slow {
     address: std::net::SocketAddr,
     /// Bytes below this may be sent.
     let_go: watch::Sender<usize>,
-    /// It does not answer at all.
+    /// Whether the origin does not answer at all.
     is_deaf: Arc<AtomicBool>,
     asked: Arc<std::sync::Mutex<Vec<String>>>,
 }

@@ -26,7 +26,7 @@ pub enum ServedFrom {
     PinnedCopy,
     /// The proxy itself: an error answer.
     Proxy,
-    /// A tunnel.
+    /// The request opens a tunnel.
     Tunnel,
     /// Nothing: packets passed on, beside the flow.
     Relay,
@@ -245,8 +245,8 @@ pub(crate) fn continue_head() -> &'static [u8] {
     b"HTTP/1.1 100 Continue\r\n\r\n"
 }
 
-/// The same for a body of which this many bytes are here already. The status and the field are those
-/// of draft-ietf-httpbis-resumable-upload; how the upload is named is ours.
+/// The head of a response to an upload of whose body this many bytes are here already. The status
+/// and the field are those of draft-ietf-httpbis-resumable-upload; how the upload is named is ours.
 pub(crate) fn resume_upload_head(offset: u64) -> Vec<u8> {
     format!("HTTP/1.1 104 Upload Resumption Supported\r\nUpload-Offset: {offset}\r\n\r\n")
         .into_bytes()

@@ -77,7 +77,7 @@ impl OriginTarget {
         })
     }
 
-    /// The port.
+    /// Port of the origin.
     pub(crate) fn port(&self) -> u16 {
         self.port
     }

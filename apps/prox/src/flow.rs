@@ -41,7 +41,7 @@ pub enum ProxFlowOutcome {
     Broken(String),
     /// We reset the flow.
     Reset(ResetCause),
-    /// It sleeps, and will be served again when its device comes back.
+    /// The flow is hibernated, and will be served again when its device comes back.
     Hibernated,
     /// The device said that it does not want it any more.
     Forgotten,
@@ -336,11 +336,11 @@ fn range_of(request: &FetchRequest, copy: &PinnedCopy) -> Option<RangeHeader> {
 /// Whether the flow has a memo already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MemoState {
-    /// It gets one now.
+    /// The flow gets a record now.
     New,
-    /// It has: it slept.
+    /// The flow has a record: it was hibernated.
     Existing,
-    /// It gets none, and its session stays awake: nothing could go on with it.
+    /// The flow gets no record, and its session is not hibernated: nothing could go on with it.
     Never,
 }
 

@@ -26,7 +26,7 @@ pub(crate) enum FlowGone {
     Deadline,
     /// The proxy stops.
     Stopped,
-    /// It sleeps: another handle will come for it.
+    /// The flow is hibernated: another handle will come for it.
     Hibernated,
     /// The device does not want it any more.
     Forgotten,

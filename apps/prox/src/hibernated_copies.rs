@@ -45,7 +45,7 @@ impl FlowMemo {
         }
     }
 
-    /// The head's bytes.
+    /// Bytes of the response's head.
     pub(crate) fn head_bytes(&self) -> Option<Vec<u8>> {
         self.head.chars().map(|c| u8::try_from(c).ok()).collect()
     }
@@ -62,7 +62,7 @@ pub(crate) struct HibernatedCopies {
 pub(crate) struct HibernatedCopy {
     flows: u32,
     pub(crate) client: HostKey,
-    /// None: it lies in the vault and nothing of it is in memory. Its bytes stay counted.
+    /// The copy in memory; none where it lies on disk only. Its bytes stay counted.
     pub(crate) copy: Option<Arc<PinnedCopy>>,
     pub(crate) counted: u64,
 }

@@ -64,7 +64,7 @@ pub(crate) struct Upstream {
 /// What a request carries besides its head.
 pub(crate) struct OriginRequestBody {
     pub(crate) body: UnsyncBoxBody<Bytes, io::Error>,
-    /// Bytes of it that were handed to the connection.
+    /// Bytes of the body that were handed to the connection.
     pub(crate) sent: Arc<AtomicU64>,
 }
 

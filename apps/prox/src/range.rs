@@ -28,7 +28,7 @@ pub enum RangeHeader {
 /// What to send of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RangeAnswer {
-    /// All of it, as 200.
+    /// The whole object, as 200.
     Whole,
     /// `start..end`, as 206. `total` is `None` while the size is unknown.
     Bytes {

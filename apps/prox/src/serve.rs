@@ -52,7 +52,8 @@ pub async fn run<L: FlowListener>(
     Ok(())
 }
 
-/// As [`run`], for a proxy that exists already. A proxy serves once: after this it is stopped.
+/// Serves as [`run`] does, with a proxy that exists already. A proxy serves once: after this it is
+/// stopped.
 pub async fn serve<L: FlowListener>(
     mut listener: L,
     prox: Arc<Prox>,

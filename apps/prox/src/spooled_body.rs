@@ -43,7 +43,7 @@ const WAITING_MAX: usize = 64;
 pub(crate) enum SpoolError {
     /// A limit of the ledger.
     Full(QuotaExceeded),
-    /// The disk.
+    /// The disk failed.
     Disk(io::Error),
 }
 
@@ -413,7 +413,7 @@ impl Drop for SpooledBody {
 pub(crate) enum SpoolReadError {
     /// The object will never have these bytes.
     Failed(ResetCause),
-    /// The disk.
+    /// The disk failed.
     Disk(io::Error),
 }
 

@@ -117,7 +117,8 @@ impl UploadDelivery {
         matches!(&*self.result.borrow(), Some(Ok(_)))
     }
 
-    /// It failed, and asking the origin again may do good and can do no harm.
+    /// Whether the delivery failed in a way that asking the origin again may mend, and can do no
+    /// harm.
     pub(crate) fn may_restart(&self, method: &Method) -> bool {
         match &*self.result.borrow() {
             Some(Err(UploadFailure::Refused(refusal))) => {

@@ -120,7 +120,7 @@ impl UploadHold {
         *self.comers.borrow() > self.number
     }
 
-    /// It is what this flow serves, and nobody came for it since.
+    /// Whether the entry is what this flow serves, and nobody came for it since.
     fn owns(&self, entry: &UploadEntry) -> bool {
         Arc::ptr_eq(&entry.parcel, &self.upload) && !self.is_superseded()
     }

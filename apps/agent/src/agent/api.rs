@@ -90,11 +90,11 @@ pub enum AgentRequest {
     /// Carry a program's socket; from the answer on this connection is that socket's
     /// (`edge/capi/src/agent_message.rs`).
     Socket(Box<AgentCall>),
-    /// The same, of a program's descriptor whose connection is to be opened again.
+    /// Take a program's descriptor whose connection is to be opened again by another process.
     Keep(ReopenClaim),
-    /// The same, of a connection that is opened again.
+    /// Give a connection that was kept to this process.
     Reopen(ReopenClaim),
-    /// The same, of its descriptor.
+    /// Give the descriptor of a connection that was kept to this process.
     Descriptor(ReopenClaim),
     /// Decide for connections that this program carries itself, beside everything else: from the answer on
     /// each line is a report (`schedule_message`), and each answer a decision.

@@ -124,12 +124,12 @@ impl AgentCounters {
         *self.wakeups.entry(what).or_default() += 1;
     }
 
-    /// So much was paid for in vain so far: downloads and uploads.
+    /// Sets the bytes that were paid for in vain so far, by downloads and by uploads.
     pub fn avoidable(&mut self, bytes: [u64; 2]) {
         self.avoidable = bytes;
     }
 
-    /// All of it; `standings`: how many transfers stand how.
+    /// Renders every counter as Prometheus text; `standings`: how many transfers are in each state.
     pub fn render(&self, standings: &BTreeMap<&'static str, u64>) -> String {
         let mut out = String::new();
         let head = |name: &str, kind: &str, help: &str| {

@@ -24,7 +24,7 @@ impl Agent {
         all.into_values().collect()
     }
 
-    /// One of the agent's.
+    /// A transfer as JSON.
     pub(super) fn transfer_json(&self, id: u64, task: &TransferTask) -> Value {
         let order = &task.saved.order;
         let event = &task.event;
@@ -113,7 +113,7 @@ impl Agent {
     }
 }
 
-/// It has the machine woken, or kept awake.
+/// Whether the machine is woken, or kept awake, for the transfer.
 fn is_under_way(task: &TransferTask) -> bool {
     task.running && matches!(task.state_name(), "waiting" | "running")
 }

@@ -35,7 +35,7 @@ pub type ExhaustedCaps = BTreeMap<String, String>;
 /// What is around: the networks, and which is behind which device.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct NearbyNetworks {
-    /// As NetworkManager has them; nothing, where it does not run.
+    /// The networks as NetworkManager has them; none where it does not run.
     pub networks: Networks,
     /// By device: the name of the network behind it.
     pub names: BTreeMap<String, String>,

@@ -59,7 +59,7 @@ pub struct DesktopNotifier {
 pub struct NotificationQueue(mpsc::Receiver<DesktopNotification>);
 
 impl DesktopNotifier {
-    /// And what hears it.
+    /// A notifier, and the queue that its notifications are taken from.
     pub fn new() -> (DesktopNotifier, NotificationQueue) {
         let (news, inbox) = mpsc::channel(QUEUE_MAX);
         (DesktopNotifier { news }, NotificationQueue(inbox))

@@ -35,11 +35,11 @@ pub const QUEUED_MAX: usize = 1_000; // a guess: nobody looks through more
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TransferIntent {
-    /// That it goes on.
+    /// The user wants the transfer to run.
     Run,
-    /// That it waits.
+    /// The user wants the transfer to pause.
     Pause,
-    /// That it ends.
+    /// The user wants the transfer to end.
     Cancel,
 }
 
@@ -57,7 +57,7 @@ pub struct SavedDeadline {
 }
 
 impl SavedDeadline {
-    /// Of a deadline now.
+    /// The saved form of a deadline, as of now.
     pub fn of(due: DueTime) -> SavedDeadline {
         let since_boot = match due {
             DueTime::At(_) => None,
@@ -100,7 +100,7 @@ pub struct SavedTransfer {
 }
 
 impl SavedTransfer {
-    /// Of an order that was just given.
+    /// The saved form of an order that was just given.
     ///
     /// # Errors
     /// It makes no sense.
@@ -135,7 +135,7 @@ impl SavedTransfer {
     }
 }
 
-/// One of the queue.
+/// A transfer of the queue.
 #[derive(Debug)]
 pub struct QueuedTransfer {
     /// Its number.

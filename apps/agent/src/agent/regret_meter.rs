@@ -27,13 +27,13 @@ const AWAKE: Duration = Duration::from_secs(30); // a guess: a machine under loa
 /// Transfers on paper at the same time; more are not judged.
 const CASES_MAX: usize = 1_000;
 
-/// A transfer, on paper.
+/// A transfer as it would have gone on free links alone.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct RegretTransfer {
     direction: TransferDirection,
     /// When it is judged; one without a deadline is when it ends.
     due: Option<BootInstant>,
-    /// Bytes of it, as far as is known.
+    /// Bytes of the whole object, as far as is known.
     bytes: u64,
     /// What free links carried of it on paper.
     given: f64,
@@ -47,13 +47,13 @@ impl RegretTransfer {
     }
 }
 
-/// All of them, and what came of it.
+/// Counts bytes on links that cost that free links would have carried in time.
 #[derive(Debug, Default)]
 pub struct RegretMeter {
     cases: BTreeMap<u64, RegretTransfer>,
     /// By direction: the sum so far, which may be below nothing for a while.
     sums: [f64; 2],
-    /// And the most it was: a counter does not fall.
+    /// The largest count shown so far, for downloads and for uploads: a counter does not fall.
     shown: [u64; 2],
     seen_at: Option<BootInstant>,
     /// What free links carried since, by direction.
@@ -84,12 +84,12 @@ impl RegretMeter {
         (case.due, case.bytes, case.ended) = (due, bytes, false);
     }
 
-    /// It is none of those that count any more.
+    /// Stops counting a transfer.
     pub fn untrack(&mut self, id: u64) {
         self.cases.remove(&id);
     }
 
-    /// So much was carried for one.
+    /// Records bytes that links carried for a transfer.
     pub fn record_carried(
         &mut self,
         id: u64,
@@ -104,7 +104,7 @@ impl RegretMeter {
         }
     }
 
-    /// It is over; `bytes` were carried in all where it did not become whole.
+    /// Records the end of a transfer; `bytes` were carried in all where it did not become whole.
     pub fn record_end(&mut self, id: u64, bytes: Option<u64>) {
         if let Some(case) = self.cases.get_mut(&id) {
             case.bytes = bytes.unwrap_or(case.bytes);

@@ -63,7 +63,7 @@ pub(super) struct TransferTask {
     changed_at: BootInstant,
     stop: watch::Sender<bool>,
     pub(super) running: bool,
-    /// It will hardly be in time, and that was said.
+    /// Whether the user was told that the transfer will hardly be in time.
     is_hardly: bool,
 }
 
@@ -109,7 +109,7 @@ impl TransferTask {
         )
     }
 
-    /// It will not go on by itself.
+    /// Whether the transfer will not go on by itself.
     pub(super) fn has_ended(&self) -> bool {
         matches!(self.state_name(), "done" | "failed" | "cancelled")
     }

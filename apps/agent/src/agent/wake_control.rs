@@ -30,7 +30,7 @@ pub struct WakeStatus {
 }
 
 impl WakeStatus {
-    /// As it is shown.
+    /// The state as JSON, for `cedos` and its users.
     pub fn to_json(&self) -> Value {
         let now = time();
         let clock = |at: Option<Time>| {

@@ -9,7 +9,7 @@ use nix::time::{ClockId, clock_gettime};
 pub struct BootInstant(Duration);
 
 impl BootInstant {
-    /// Now.
+    /// The present moment.
     pub fn now() -> BootInstant {
         let since_boot = clock_gettime(ClockId::CLOCK_BOOTTIME)
             .expect("Linux has had CLOCK_BOOTTIME since 2.6.39");

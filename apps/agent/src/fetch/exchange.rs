@@ -471,7 +471,7 @@ fn parse_content_range(text: &str) -> Option<ContentPart> {
         .then_some(ContentPart::Range { from, to, total })
 }
 
-/// Whose fault a broken exchange is: an end or a reset was sent by somebody, most likely the
+/// The fault behind a broken exchange: an end or a reset was sent by somebody, most likely the
 /// origin; anything else (no route, no answer) is the network's.
 fn broken(error: &hyper::Error) -> FetchFault {
     use std::io::ErrorKind;

@@ -9,7 +9,7 @@ use http::{HeaderName, HeaderValue};
 /// One field of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HeaderField {
-    /// Its name.
+    /// Name of the header field.
     pub name: HeaderName,
     /// Its value; marked sensitive, so that it is in no log.
     pub value: HeaderValue,

@@ -101,13 +101,13 @@ pub enum JobState {
     Waiting,
     /// The object is whole.
     Done,
-    /// It failed.
+    /// The transfer failed.
     Failed,
     /// The user stopped it; it can be continued.
     Cancelled,
     /// The user stopped it for now.
     Paused,
-    /// It goes on when the agent runs.
+    /// The transfer goes on when the agent runs.
     Queued,
     /// Its process is gone without a last word: killed, or the machine was restarted.
     Gone,
@@ -131,13 +131,13 @@ impl BackgroundJob {
         }
     }
 
-    /// It said its last word.
+    /// Whether the job has reported its last event.
     pub fn has_ended(&self) -> bool {
         use JobState::{Cancelled, Done, Failed};
         matches!(self.state(), Done | Failed | Cancelled)
     }
 
-    /// As it is shown.
+    /// The job as JSON, for `cedos ls` and its users.
     pub fn to_json(&self) -> Value {
         json!({
             "id": self.id,
@@ -158,7 +158,7 @@ impl BackgroundJob {
         })
     }
 
-    /// It is one of the agent's.
+    /// Whether the job is one of the agent's.
     pub fn belongs_to_agent(&self) -> bool {
         self.folder.join(ORDER).exists()
     }

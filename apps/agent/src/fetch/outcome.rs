@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 pub enum TransferExit {
     /// The object is whole, and in time.
     Done = 0,
-    /// It failed; the message says whose fault.
+    /// The transfer failed; the message says whose fault.
     Error = 1,
     /// The command line makes no sense.
     Usage = 2,
@@ -28,7 +28,7 @@ pub enum TransferExit {
 }
 
 impl TransferExit {
-    /// All of them.
+    /// Every exit code.
     pub const ALL: [TransferExit; 9] = [
         TransferExit::Done,
         TransferExit::Error,
@@ -124,7 +124,7 @@ pub struct TransferFailure {
     pub exit: TransferExit,
     /// The reason code, where one fits.
     pub reason: Option<TransferReason>,
-    /// Whose fault, where, and what to do next.
+    /// For people: whose fault it was, where, and what to do next.
     pub text: String,
 }
 

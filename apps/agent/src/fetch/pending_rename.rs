@@ -14,16 +14,16 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-/// What is about to be where.
+/// A whole object that is about to get its final name.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PendingRename {
     /// The name it gets.
     pub file: PathBuf,
-    /// Its bytes, …
+    /// Length of the object in bytes.
     pub bytes: u64,
-    /// … their digest, in hex, …
+    /// SHA-256 digest of the object's bytes, in hex.
     pub sha256: String,
-    /// … and whether the deadline had passed.
+    /// Whether the deadline had passed when the object became whole.
     pub late: bool,
     /// How long it took.
     pub duration_s: f64,
@@ -34,7 +34,7 @@ pub struct PendingRename {
 }
 
 impl PendingRename {
-    /// Of the whole object that lies in `part`.
+    /// Notes the whole object that lies in `part`.
     ///
     /// # Errors
     /// It is not there.

@@ -189,7 +189,7 @@ impl ProxyClient {
         self.open_parallel_with(FlowSettings::default(), steer)
     }
 
-    /// The same, with these settings of the flow.
+    /// Opens a flow beside others, with these settings.
     pub fn open_parallel_with(
         &self,
         settings: FlowSettings,
@@ -215,7 +215,7 @@ impl ProxyClient {
         self.tunnel.as_ref()
     }
 
-    /// The same over links that the program describes itself.
+    /// A client over links that the program describes itself.
     pub fn with_provided_links(
         address: ServerAddress,
         key: SecretKey,
@@ -314,7 +314,7 @@ impl ProxyClient {
         Ok(Some(told))
     }
 
-    /// One that keeps nothing of its flows, and of which the next process's is to take the place.
+    /// A device that keeps nothing of its flows, and whose instance the next process takes over.
     async fn device_on_lease(&self, options: DeviceOptions) -> Result<Device, DriverError> {
         let (ours, theirs) = (self.key.public(), self.address.key);
         let lease = tokio::task::spawn_blocking(move || InstanceLease::take(ours, theirs)).await;

@@ -26,7 +26,7 @@ pub enum TransferEvent {
         file: String,
         /// Who speaks to the origin.
         mode: FetchMode,
-        /// Bytes of it from an earlier run.
+        /// Bytes of the object that an earlier run left.
         held_bytes: u64,
     },
     /// Once a second while bytes come.
@@ -100,11 +100,11 @@ pub const ON_TRACK: f64 = 0.8; // a guess
 pub struct DeadlinePromise {
     /// How likely it is ready in time.
     pub p: f64,
-    /// So unlikely that there is no point in waiting for it.
+    /// Whether success is so unlikely that there is no point in waiting for it.
     pub infeasible: bool,
     /// Bytes on metered links that are still to come, on average.
     pub metered_bytes_expected: u64,
-    /// And in one case of twenty it is more than this.
+    /// Bytes on links that cost that are exceeded in one case of twenty.
     pub metered_bytes_95: u64,
     /// More it never is.
     pub metered_bytes_worst: u64,
@@ -113,8 +113,8 @@ pub struct DeadlinePromise {
 }
 
 impl DeadlinePromise {
-    /// As the scheduler gives it, with so much time left. It hopes for links that are not there:
-    /// where none may cost, nothing of that is promised.
+    /// The promise that the scheduler's estimate makes with so much time left. The scheduler hopes
+    /// for links that are not there: where none may cost, nothing of that is promised.
     pub fn of(promise: &CompletionEstimate, left: Duration, may_cost: bool) -> DeadlinePromise {
         let paid = |bytes: u64| if may_cost { bytes } else { 0 };
         DeadlinePromise {
@@ -209,7 +209,7 @@ pub struct TransferReport {
 }
 
 impl TransferReport {
-    /// Of one that ended before anything could be moved.
+    /// The report of a transfer that ended before anything could be moved.
     pub fn failed(
         verb: &'static str,
         (url, file): (String, String),
@@ -374,7 +374,7 @@ const READING_SAID_AFTER: Duration = Duration::from_millis(500);
 const READING_SAID_EVERY: Duration = Duration::from_secs(1);
 
 impl DigestProgress {
-    /// As a bar, as JSON, or in lines.
+    /// Shows the progress of reading a file: as a bar, as JSON, or in lines.
     pub fn new(bar: bool, json: bool) -> DigestProgress {
         DigestProgress {
             begun: BootInstant::now(),
@@ -384,7 +384,7 @@ impl DigestProgress {
         }
     }
 
-    /// So many bytes of so many are read.
+    /// Shows that `bytes` of `of` bytes are read.
     pub fn update(&mut self, bytes: u64, of: u64) {
         let now = BootInstant::now();
         if let Some(bar) = &self.bar

@@ -101,7 +101,7 @@ impl DownloadSink {
         }
     }
 
-    /// Bytes held.
+    /// Bytes that the sink holds.
     pub fn held_bytes(&self) -> u64 {
         self.length
     }

@@ -575,8 +575,8 @@ impl<D: Dial> TransferRun<'_, D> {
         }
     }
 
-    /// The same; on a metered link with a budget, the origin is not even asked for more than it
-    /// allows.
+    /// The request for what is missing; on a metered link with a budget, the origin is not even
+    /// asked for more than that allows.
     fn ask(&mut self, link: &str) -> GetRequest {
         let whole = self.ask_whole();
         let held = self.sink.held_bytes();

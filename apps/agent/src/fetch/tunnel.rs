@@ -78,7 +78,7 @@ async fn connect(flow: &mut impl ByteStream, url: &Url) -> Result<(), FetchFault
 /// A proxy's answer that opens no tunnel.
 #[derive(Debug)]
 pub struct TunnelRefusal {
-    /// Its status.
+    /// Status of the response.
     pub status: StatusCode,
     /// Its fields; the reason is in `Proxy-Status`.
     pub headers: HeaderMap,

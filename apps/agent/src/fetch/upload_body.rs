@@ -323,9 +323,9 @@ impl InterimResponse {
 /// An answer, as far as it was kept.
 #[derive(Debug)]
 pub struct UploadResponse {
-    /// Its status.
+    /// Status of the response.
     pub status: StatusCode,
-    /// Its header.
+    /// Header fields of the response.
     pub headers: HeaderMap,
     /// Its body, or the beginning of it.
     pub body_text: String,

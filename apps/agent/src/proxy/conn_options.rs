@@ -37,7 +37,7 @@ impl Default for ConnOptions {
 }
 
 impl ConnOptions {
-    /// The same for the scheduler: how much is to be carried nobody says.
+    /// The connection's demand, for the scheduler: nobody says how much is to be carried.
     pub(super) fn demand(&self) -> FlowDemand {
         FlowDemand {
             remaining_bytes: None,

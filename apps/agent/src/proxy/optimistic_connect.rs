@@ -52,7 +52,7 @@ impl OptimisticConnect {
         }
     }
 
-    /// The same once it is made.
+    /// Waits until the connection is made.
     ///
     /// # Errors
     /// Why it is not.

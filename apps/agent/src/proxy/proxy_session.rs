@@ -88,7 +88,7 @@ pub struct LinkPayload {
     pub class: CostClass,
     /// Bytes to this device.
     pub down: u64,
-    /// And from it.
+    /// Bytes from this device.
     pub up: u64,
 }
 
@@ -266,7 +266,7 @@ pub struct ProxySession {
     links: watch::Receiver<Arc<Vec<Link>>>,
     /// Since when.
     wanted: watch::Sender<Option<Instant>>,
-    /// It was heard of.
+    /// Whether the proxy has answered at least once.
     heard: watch::Sender<bool>,
     standing: watch::Sender<ProxySessionState>,
     flows: Mutex<SessionFlows>,
@@ -354,7 +354,8 @@ impl ProxySession {
         Ok(open)
     }
 
-    /// The same, and what is written goes on its way before it is made: for who has nothing to lose by that.
+    /// Opens a connection to `target` and sends what is written before it is made: for who has
+    /// nothing to lose by that.
     ///
     /// # Errors
     /// There is no session to ask in.

@@ -5,7 +5,7 @@ use http::StatusCode;
 
 use crate::fetch::tunnel::TunnelRefusal;
 
-/// Whose fault it is.
+/// The kind of cause for which a connection is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RefusalCause {
     /// The host refuses.
@@ -44,7 +44,7 @@ impl ConnectRefusal {
         }
     }
 
-    /// As D2Prox said it. The kinds are RFC 9209's, §2.3.
+    /// The refusal that D2Prox reported. The kinds are RFC 9209's, §2.3.
     pub(super) fn from_proxy(refused: &TunnelRefusal) -> ConnectRefusal {
         let field = refused.headers.get("proxy-status");
         let field = field.and_then(|field| field.to_str().ok());
@@ -71,7 +71,7 @@ impl ConnectRefusal {
         )
     }
 
-    /// As `connect` says it.
+    /// The error number that `connect` fails with.
     pub fn errno(&self) -> i32 {
         use nix::errno::Errno;
         let errno = match self.cause {
@@ -87,7 +87,7 @@ impl ConnectRefusal {
         errno as i32
     }
 
-    /// As SOCKS5 says it (RFC 1928 §6).
+    /// The reply field of SOCKS5 (RFC 1928 §6).
     pub(super) fn reply(&self) -> ReplyError {
         match self.cause {
             RefusalCause::Refused => ReplyError::ConnectionRefused,
@@ -99,7 +99,7 @@ impl ConnectRefusal {
         }
     }
 
-    /// As HTTP says it, with the kind of RFC 9209.
+    /// The status of an HTTP response, with the kind of error of RFC 9209.
     pub(super) fn status(&self) -> (StatusCode, &'static str) {
         match self.cause {
             RefusalCause::Refused => (StatusCode::BAD_GATEWAY, "connection_refused"),

@@ -7,7 +7,7 @@
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// The user whose socket is bound to `theirs` and connected to `ours`; none if that cannot be told.
+/// Finds the user whose socket is bound to `theirs` and connected to `ours`; none if that cannot be told.
 ///
 /// # Errors
 /// The list cannot be read.

@@ -27,7 +27,7 @@ const SEGMENTS_MAX: usize = 200_000; // a guess: a day of seconds, seen and hear
 /// A manifest that was read.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DashManifest {
-    /// As players get it.
+    /// The manifest as players get it.
     pub text: String,
     /// Its links that are no segments.
     pub links: Vec<(Url, PlaylistLinkKind)>,
@@ -56,7 +56,7 @@ pub fn read(text: &str, base: &Url, link: impl Fn(&Url) -> String) -> Option<Das
     })
 }
 
-/// The same, and whether all of its segments are known.
+/// Reads a manifest; returns it, and whether all of its segments are known.
 fn read_with(
     text: &str,
     base: &Url,

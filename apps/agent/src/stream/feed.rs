@@ -47,19 +47,19 @@ const SETTLE_EVERY: Duration = Duration::from_secs(2); // a guess: what an SD ca
 /// A connection that was silent so long is left.
 const STALL: Duration = Duration::from_secs(10);
 
-/// Then, and after a fault of its network, a link is left alone.
+/// A link is left alone for so long after its network failed, or stopped moving.
 const AVOID: Duration = Duration::from_secs(20); // a guess
 
-/// A link that leads to a page that asks to sign in is.
+/// A link that leads to a page that asks to sign in is left alone for so long.
 const AVOID_PORTAL: Duration = Duration::from_secs(60); // a guess
 
-/// Requests that brought nothing are so far apart at least.
+/// The shortest time between two requests of which the first brought nothing.
 const TURN: Duration = Duration::from_millis(20); // a guess
 
 /// Waits between tries begin with this and double.
 const BACKOFF_FIRST: Duration = Duration::from_millis(500); // a guess
 
-/// And are no longer than this: somebody waits.
+/// Pauses between tries grow no longer than this: somebody waits.
 const BACKOFF_MAX: Duration = Duration::from_secs(10); // a guess
 
 /// A gap that is smaller is not worth a request of its own.
@@ -91,9 +91,9 @@ pub struct StreamRules {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StreamThreshold {
-    /// So many bytes.
+    /// A number of bytes.
     Bytes(u64),
-    /// So long.
+    /// A time of playback.
     Time(Duration),
 }
 
@@ -137,7 +137,7 @@ struct FetchPlan {
     reads: bool,
     /// Links that cost may carry them, …
     pays: bool,
-    /// … so many, if that is limited.
+    /// Bytes that may be paid for, if that is limited.
     budget: Option<u64>,
     /// Over this link, where one is to be chosen; none where nothing may carry anything.
     link: Option<String>,
@@ -206,7 +206,7 @@ impl StreamFeed {
         }
     }
 
-    /// The same, sharing links with whoever else has a seat there.
+    /// Returns the feed as a client of a scheduler that decides for others too.
     pub fn with_slot(self, seat: Option<SpendHandle>) -> StreamFeed {
         StreamFeed { slot: seat, ..self }
     }

@@ -47,7 +47,7 @@ impl SavedLink {
         store::folder_of(root, &urls.join("\n")).with_extension("link")
     }
 
-    /// Of these URLs, as it was; a fresh one where there was none.
+    /// The saved link of these URLs; a fresh one where there was none.
     pub fn of(root: &Path, urls: &[Url]) -> SavedLink {
         let lying = std::fs::read(SavedLink::path(root, urls)).ok();
         let lying = lying.and_then(|bytes| serde_json::from_slice::<SavedLink>(&bytes).ok());
@@ -97,7 +97,7 @@ struct PlaylistIndex {
     /// What a link of a playlist is, and whose link it is.
     named: BTreeMap<Url, (PlaylistLinkKind, Url)>,
     media: BTreeMap<Url, MediaSegments>,
-    /// As players get it, and whether it is all there will be.
+    /// Playlists as players get them, and whether each is all there will be.
     texts: BTreeMap<Url, (String, bool)>,
     others: BTreeMap<Url, CatalogEntry>,
 }
@@ -151,7 +151,7 @@ impl LinkCatalog {
         }
     }
 
-    /// The same, with links shared with others as this one says.
+    /// Returns the catalog with a scheduler that decides for other transfers too.
     pub fn with_scheduler(self, scheduler: Arc<SchedulerHandle>) -> LinkCatalog {
         LinkCatalog {
             scheduler: Some(scheduler),

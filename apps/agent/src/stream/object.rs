@@ -25,7 +25,7 @@ pub const OVERLAP_BYTES: u64 = 4096;
 /// Why there is nothing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OriginRefusal {
-    /// As the origin said it, or as a gateway says that it said nothing.
+    /// Status as the origin said it, or as a gateway says that the origin said nothing.
     pub status: StatusCode,
     /// For people.
     pub text: String,
@@ -51,14 +51,15 @@ pub enum AnswerPosition {
     At(u64),
     /// What was asked for does not exist.
     OutOfRange,
-    /// These are other bytes than those held; nothing is held now, and it begins with the first.
+    /// The origin sends other bytes than those held; nothing is held now, and the object begins
+    /// with the first.
     Changed,
 }
 
 /// What a reader gets.
 #[derive(Debug, PartialEq, Eq)]
 pub enum ObjectRead {
-    /// These bytes.
+    /// Bytes of the object.
     Bytes(Bytes),
     /// Nothing yet.
     NotYet,
@@ -148,7 +149,7 @@ impl StreamObject {
         (end, held.next_from(end))
     }
 
-    /// Bytes held.
+    /// Bytes of the object that are held.
     pub fn held_bytes(&self) -> u64 {
         self.state().store.note.held.bytes()
     }
@@ -333,7 +334,7 @@ pub struct ObjectReader {
 }
 
 impl ObjectReader {
-    /// Whose bytes these are.
+    /// The object that the bytes belong to.
     pub fn object(&self) -> &Arc<StreamObject> {
         &self.object
     }

@@ -42,7 +42,7 @@ pub struct MediaSegment {
 /// A playlist that was read.
 #[derive(Debug, Clone, PartialEq)]
 pub struct HlsPlaylist {
-    /// As players get it.
+    /// The playlist as players get it.
     pub text: String,
     /// All its links.
     pub links: Vec<(Url, PlaylistLinkKind)>,

@@ -17,11 +17,11 @@ const RANGES_MAX: usize = 16; // a guess: players ask for one, document readers 
 /// What to answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RequestedRanges {
-    /// All of it: 200.
+    /// The whole object: 200.
     Whole,
-    /// These, each from its first byte up to, not including, its end: 206.
+    /// These ranges, each from its first byte up to, not including, its end: 206.
     Ranges(Vec<(u64, u64)>),
-    /// None of what was asked for exists: 416.
+    /// None of the ranges that were asked for exists: 416.
     Unsatisfiable,
 }
 

@@ -28,7 +28,7 @@ use crate::fetch::boot_clock::BootInstant;
 /// gaps.
 pub const RESERVE_BYTES: u64 = 64 * 1024; // a guess: a tenth of a second at 6 Mb/s
 
-/// Of the reserve, at a time.
+/// Bytes of the reserve that are given at a time.
 pub const DRIP_BYTES: u64 = 16; // a guess
 
 /// How often. Half of what the least patient player bears.
@@ -40,7 +40,7 @@ const PIECE_BYTES: u64 = 64 * 1024;
 /// What an answer consists of.
 #[derive(Debug)]
 pub enum ResponsePart {
-    /// These bytes.
+    /// These bytes, which are no part of an object.
     Text(Bytes),
     /// The object's, from the first up to, not including, the second.
     Range(u64, u64),
@@ -58,7 +58,7 @@ pub struct ResponseBody {
 }
 
 impl ResponseBody {
-    /// Of these parts of an object.
+    /// The body of a response that consists of these parts of an object.
     pub fn new(
         reading: ObjectReader,
         title: Arc<StreamTitle>,

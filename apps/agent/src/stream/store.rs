@@ -42,7 +42,7 @@ pub struct ObjectNote {
     pub validator: Option<Validator>,
     /// What they are.
     pub media_type: Option<String>,
-    /// Which of them are held.
+    /// Ranges of the object's bytes that are held.
     pub held: Spans,
 }
 

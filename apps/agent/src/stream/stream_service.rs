@@ -92,7 +92,7 @@ fn free_first() -> String {
 
 /// Links that are served, until [`StreamService::stop`].
 pub struct StreamService {
-    /// One for each URL.
+    /// A link for players, for each URL.
     pub links: Vec<String>,
     urls: Vec<Url>,
     catalog: Arc<LinkCatalog>,
@@ -218,7 +218,7 @@ impl Drop for StreamService {
 }
 
 impl StreamOrder {
-    /// The same with every path beginning at the root, as one that leaves this process must be.
+    /// The order with every path beginning at the root, as one that leaves this process must be.
     ///
     /// # Errors
     /// The working directory is gone, or nobody says where things are kept.

@@ -325,7 +325,7 @@ impl StreamTransport {
             .collect()
     }
 
-    /// Of those, what was paid for.
+    /// Bytes that links that cost carried.
     pub fn paid_bytes(&self) -> u64 {
         let links = self.links.borrow().clone();
         let costs = |name: &str| {

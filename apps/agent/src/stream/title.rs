@@ -77,12 +77,12 @@ pub struct StreamTitle {
 }
 
 impl StreamTitle {
-    /// Of these pieces, watched at `pace`.
+    /// A title of these pieces, watched at `pace`.
     pub fn new(name: String, pieces: Vec<TitlePiece>, pace: PlaybackMeter) -> Arc<StreamTitle> {
         StreamTitle::with(name, pieces, pace, false)
     }
 
-    /// The same of one of several, of which perhaps another is watched.
+    /// A title of these pieces, one of several, of which perhaps another is watched.
     pub fn while_watched(
         name: String,
         pieces: Vec<TitlePiece>,
@@ -121,7 +121,7 @@ impl StreamTitle {
         self.news.subscribe()
     }
 
-    /// The pieces.
+    /// The pieces of the title, in order.
     pub fn pieces(&self) -> Vec<TitlePiece> {
         self.state().pieces.clone()
     }

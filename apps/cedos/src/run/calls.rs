@@ -49,7 +49,7 @@ pub struct CallHandler {
     pub stand_ins: Arc<NameStandIns>,
     /// The other ends.
     pub catch_port: Arc<CatchPort>,
-    /// Whose the network is.
+    /// Whether the program shares the host's network namespace, or has one of its own.
     pub namespace: ProgramNamespace,
     /// Our name server, where programs do not find it by themselves.
     pub dns: SocketAddr,

@@ -27,7 +27,7 @@ pub enum CaptureMode {
 }
 
 impl CaptureMode {
-    /// All of them, the lowest first.
+    /// Every mode, the least intrusive first.
     pub const ALL: [CaptureMode; 4] = [
         CaptureMode::Environment,
         CaptureMode::Preload,
@@ -35,7 +35,7 @@ impl CaptureMode {
         CaptureMode::Tun,
     ];
 
-    /// As people write it.
+    /// The name that people write, such as `preload`.
     pub fn as_str(self) -> &'static str {
         match self {
             CaptureMode::Environment => "env",

@@ -18,9 +18,9 @@ use anyhow::{Context, bail, ensure};
 use nix::sys::statvfs::{FsFlags, statvfs};
 use sha2::Digest;
 
-/// Others may write.
+/// Mode bits that let other users write.
 const OTHERS_WRITE: u32 = 0o022;
-/// Others may look for a name that they know.
+/// Mode bit that lets other users open a file in a folder whose name they know.
 const OTHERS_PASS: u32 = 0o001;
 /// Who may write may not remove what is another's.
 const STICKY: u32 = 0o1000;

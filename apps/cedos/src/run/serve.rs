@@ -44,7 +44,7 @@ pub struct ProgramServers {
 }
 
 impl ProgramServers {
-    /// None yet.
+    /// A set without servers yet.
     pub fn new(served: ProgramServing) -> ProgramServers {
         ProgramServers {
             served,

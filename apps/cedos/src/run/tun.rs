@@ -128,7 +128,7 @@ struct TunStream {
     /// What its SYN awaits.
     answer: u32,
     over: Arc<Notify>,
-    /// It was reset, and whatever comes for it is.
+    /// Whether the connection was reset; packets that still come for it are answered with a reset.
     reset: bool,
 }
 
@@ -325,7 +325,7 @@ impl TunStreams {
         }
     }
 
-    /// The same of one that was reset, unless the program has begun another since.
+    /// Forgets a connection that was reset, unless the program has begun another since.
     fn forget_reset(&self, ends: StreamEndpoints, over: &Arc<Notify>) {
         let mut told = self.told();
         let is_it = |passed: &TunStream| passed.reset && Arc::ptr_eq(&passed.over, over);

@@ -121,7 +121,7 @@ fn parse_integrity(text: &str) -> Result<String, String> {
     order::parse_integrity(text).map(|_| text.to_owned())
 }
 
-/// As it was written, once it makes sense.
+/// Parses a header field; returns it as it was written, once it makes sense.
 fn parse_header(text: &str) -> Result<String, String> {
     header::parse(text).map(|_| text.to_owned())
 }
@@ -309,7 +309,7 @@ fn first_promise(id: u64) -> Option<DeadlinePromise> {
 }
 
 impl GetArgs {
-    /// What of it no agent can do, if anything.
+    /// The option among these that no agent can follow, if any.
     fn only_here(&self, to_output: bool) -> Option<&'static str> {
         match () {
             () if to_output => Some("standard output"),

@@ -357,7 +357,7 @@ fn headline(transfer: &Value) -> String {
     )
 }
 
-/// The same with what its deadline comes to.
+/// A transfer of the list as text, with what its deadline comes to.
 fn listed(transfer: &Value, now: &Zoned) -> String {
     let mut line = headline(transfer);
     if code_of(transfer) == STILL_WAITING {

@@ -59,7 +59,7 @@ enum BudgetVerb {
     Show,
     /// Set it
     Set {
-        /// So much in a period: 2G; `none` is no limit
+        /// Cap on data in a period: 2G; `none` is no limit
         #[arg(value_parser = parse_cap)]
         cap: Option<Cap>,
         /// The day of the month on which a period begins

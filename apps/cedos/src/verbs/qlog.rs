@@ -10,7 +10,7 @@ use d2tp_driver::{Qlog, TraceLevel};
 /// Which packets a log lists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum QlogPackets {
-    /// None
+    /// No packets, only events
     None,
     /// The first 16 of each path and one in 64 after that
     Sampled,

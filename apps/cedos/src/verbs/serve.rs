@@ -25,7 +25,7 @@ use crate::serve::{FileService, answer};
 /// others call by its key, wherever it is
 #[derive(Debug, Args)]
 pub struct ServeArgs {
-    /// The directory
+    /// The directory whose files are served
     directory: PathBuf,
     /// UDP address to listen on [default: port 4434 of all addresses]
     #[arg(long, value_name = "ADDR", conflicts_with = "prox")]

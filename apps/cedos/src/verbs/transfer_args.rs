@@ -231,7 +231,8 @@ pub fn stop_on_signal(stop: watch::Sender<bool>) -> std::io::Result<()> {
     stop_when_asked(stop, true)
 }
 
-/// The same for who looks on at another's work: a terminal that closes ends the look, not the work.
+/// Stops when a signal asks for it, for a process that only watches another's work: a terminal that
+/// closes ends the watching, not the work.
 pub fn stop_except_on_hangup(stop: watch::Sender<bool>) -> std::io::Result<()> {
     stop_when_asked(stop, false)
 }

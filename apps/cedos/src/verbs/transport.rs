@@ -57,7 +57,7 @@ fn paths() -> impl TypedValueParser<Value = PathSchedulerKind> {
 }
 
 impl TransportArgs {
-    /// These options in a configuration.
+    /// Sets these options in a configuration.
     pub fn apply(&self, config: &mut EndpointConfig) {
         config.congestion = self.congestion.unwrap_or(config.congestion);
         config.path_scheduler = self.paths.unwrap_or(config.path_scheduler);

@@ -178,7 +178,7 @@ pub fn report_failure(verb: &str, failure: &TransferFailure) -> ExitCode {
 
 /// Links that are served, by this process or by the agent.
 pub struct ServedLinks {
-    /// One for each URL.
+    /// A link for players, for each URL.
     pub links: Vec<String>,
     by: LinkServer,
     stopped: watch::Receiver<bool>,

@@ -119,7 +119,7 @@ pub fn received(link: &str) -> u64 {
     counted(link, "rx")
 }
 
-/// And sent.
+/// Bytes the kernel sent on a link.
 pub fn sent(link: &str) -> u64 {
     counted(link, "tx")
 }

@@ -40,7 +40,7 @@ impl Asked {
 pub enum End {
     /// An orderly close.
     Close,
-    /// The same, once what came before it has had time to be read.
+    /// Closes once what came before has had time to be read.
     CloseLater,
     /// A TCP reset.
     Reset,
@@ -279,7 +279,7 @@ pub fn proper(asked: &Asked, object: &[u8], etag: &str) -> Vec<u8> {
     }
 }
 
-/// The same answer, cut off after `body_bytes` of its body.
+/// The answer, cut off after `body_bytes` of its body.
 pub fn cut(answer: Vec<u8>, body_bytes: usize) -> Vec<u8> {
     let head = answer
         .windows(4)

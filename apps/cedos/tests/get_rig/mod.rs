@@ -220,7 +220,7 @@ impl Rig {
         command
     }
 
-    /// The same, run to its end.
+    /// Runs `cedos get` to its end.
     pub async fn get(&self, path: &str, more: &[&str]) -> Run {
         ended(self.command(path, more).spawn().expect("start cedos")).await
     }

@@ -36,7 +36,7 @@ pub fn udp_sockets(pid: Pid) -> BTreeSet<String> {
 pub struct Agent {
     pub child: Child,
     pub socket: PathBuf,
-    /// One that cannot say what it has to say dies of it.
+    /// The agent's standard error: an agent that cannot write to it dies of that.
     _errors: Lines<BufReader<ChildStderr>>,
 }
 

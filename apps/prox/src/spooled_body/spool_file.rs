@@ -75,7 +75,7 @@ impl SpooledBody {
         Some(state.counted)
     }
 
-    /// Whose it is.
+    /// The client that the file's bytes are charged to.
     pub(crate) fn client(&self) -> HostKey {
         self.client
     }

@@ -70,8 +70,8 @@ impl<D: Dial> TransferRun<'_, D> {
         Some(max.saturating_sub(self.metered_bytes()))
     }
 
-    /// The same as an argument for using a metered link: nothing, if a new request would spend it
-    /// on overlap alone.
+    /// What metered links may still carry, as an argument for using one: nothing, if a new request
+    /// would spend it on overlap alone.
     pub(super) fn metered_bytes_worth_using(&self) -> Option<u64> {
         let left = self.metered_bytes_left()?;
         let wasted = !self.receiving && left <= self.sink.tail().len() as u64;

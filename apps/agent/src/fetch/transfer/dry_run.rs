@@ -86,7 +86,7 @@ pub struct DryRunForecast {
 /// A link, as it was seen.
 #[derive(Debug, Clone, Serialize)]
 pub struct DryRunLink {
-    /// Its name.
+    /// Name of the network device.
     pub name: String,
     /// What it is made of.
     pub kind: d2tp_links::LinkKind,
@@ -94,7 +94,7 @@ pub struct DryRunLink {
     pub class: d2tp_links::CostClass,
     /// Who says so.
     pub class_because: String,
-    /// It has an address and a route.
+    /// Whether the link has an address and a route.
     pub usable: bool,
 }
 

@@ -59,7 +59,7 @@ enum MeteredUse {
     No,
     /// No payload, but there is a path.
     Ready,
-    /// So many bytes, to be measured.
+    /// So many bytes of payload, to measure the link.
     Probe(u64),
     /// All that the budget allows.
     Spend,
@@ -90,7 +90,7 @@ pub(super) struct ProxyTransferState {
     /// What of a budget that all share it may spend until it is decided again, and what the driver knows of that.
     grant: Option<u64>,
     granted: Option<u64>,
-    /// Others go first.
+    /// Whether other transfers go first.
     behind: bool,
     /// Since when a link that should work does not answer.
     silent_since: BTreeMap<String, BootInstant>,

@@ -30,11 +30,11 @@ pub(super) struct UploadState {
     pub(super) parcel: Arc<UploadBody>,
     /// Bytes of the file that the proxy has.
     pub(super) acknowledged: u64,
-    /// As the flow at hand draws it.
+    /// The body as the flow at hand reads it.
     drawn: Option<Arc<UploadSource>>,
     /// The proxy keeps what it has if the flow is lost.
     kept: bool,
-    /// All of it was there once, so the origin may have it.
+    /// Whether all of the body was sent once, so that the origin may have it.
     whole_once: bool,
     answer: Option<Answered>,
 }
