@@ -111,7 +111,7 @@ pub fn run(options: &BloatOptions) -> Result<()> {
     Ok(())
 }
 
-/// As many links as the file's first as there are peers.
+/// A scenario with as many links like the file's first as there are peers.
 fn scenario(options: &BloatOptions, peers: usize) -> Result<Scenario> {
     let mut scenario = Scenario::load(&options.scenario)?;
     scenario.duration_s = 86_400.0;

@@ -76,7 +76,7 @@ pub struct Bottlenecks {
 }
 
 impl Bottlenecks {
-    /// Makes `lanes` of them. [`cedos_lab_emu::enter`] comes first.
+    /// Makes this many bottlenecks. [`cedos_lab_emu::enter`] comes first.
     pub fn make(shape: &Shape, lanes: usize, seed: u64) -> Result<Self> {
         let scenario = Scenario::parse("bottleneck", &shape.scenario(lanes, seed), &mut |name| {
             unreachable!("{name}: this scenario reads no files")
@@ -84,7 +84,7 @@ impl Bottlenecks {
         Self::of(scenario)
     }
 
-    /// Those of a scenario's links that come without a NAT. [`cedos_lab_emu::enter`] comes first.
+    /// Makes the links of a scenario that come without a NAT. [`cedos_lab_emu::enter`] comes first.
     pub fn of(scenario: Scenario) -> Result<Self> {
         let mut world = World::build(scenario).context("the bottleneck cannot be built")?;
         world.start(|_| {})?;
@@ -106,7 +106,7 @@ impl Bottlenecks {
         plan::PROXY_V4.into()
     }
 
-    /// One of them, for a flow of its own.
+    /// One of the bottlenecks, for a flow of its own.
     pub fn lane(&self, number: usize) -> BottleneckSlot<'_> {
         BottleneckSlot { all: self, number }
     }

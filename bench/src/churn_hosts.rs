@@ -59,7 +59,7 @@ struct ChurnHost {
     timer: Time,
 }
 
-/// All of them.
+/// All hosts of the run.
 pub struct Hosts {
     clock: EmuClock,
     hosts: Vec<ChurnHost>,
@@ -137,7 +137,7 @@ impl Hosts {
         self.hosts.iter().map(|host| host.bytes).collect()
     }
 
-    /// Which of them are active.
+    /// Which hosts are active, by number.
     pub fn active(&self) -> Vec<bool> {
         self.hosts.iter().map(|host| host.active).collect()
     }
@@ -223,7 +223,7 @@ impl Hosts {
         self.attend(number, now);
     }
 
-    /// Lets all of them live until `until`.
+    /// Lets all hosts live until `until`.
     ///
     /// # Errors
     /// A session or flow ended.

@@ -22,7 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 #[derive(Clone, Copy, Debug)]
 struct FairnessCase {
     name: &'static str,
-    /// Of all flows, how many in ten are TCP.
+    /// How many flows in ten are TCP.
     tcp_tenths: usize,
     one_session: bool,
 }

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::bottleneck::Shape;
 use crate::median::{median, spread};
 
-/// Ours, and what it is held against.
+/// Name of our peer, which the others are compared with.
 const OURS: &str = "d2tp";
 const AGAINST: &str = "tcp";
 /// Where loss is congestion, ours may be this much slower.
@@ -28,7 +28,7 @@ pub struct GridCell {
 }
 
 impl GridCell {
-    /// Of this bottleneck.
+    /// The cell of a bottleneck.
     pub fn of(shape: &Shape) -> GridCell {
         let whole = |x: f64| x.round() as u64;
         GridCell {
@@ -138,7 +138,7 @@ impl Grid {
         Some(median(rounds.iter().copied()))
     }
 
-    /// Ours over the kernel's CUBIC in a cell, and whether that is enough.
+    /// Our rate over that of the kernel's CUBIC in a cell, and whether that is enough.
     fn judged(&self, cell: &GridCell) -> Option<(f64, bool)> {
         let theirs = self.figure(cell, AGAINST)?;
         let ratio = self.figure(cell, OURS)? / theirs;

@@ -32,7 +32,7 @@ const KNOCKS: [u8; 2] = [0b100, 0b011];
 
 /// Bytes every flow carries in all.
 pub const FLOW_BYTES: u64 = 8 * 1024;
-/// Of those, what a device has when it falls asleep.
+/// Bytes of the object that a device has read when it hibernates.
 pub const READ_BEFORE_BYTES: u64 = 1024;
 /// Time a flow at rest has left.
 pub const DEADLINE: Span = Span::from_secs(6 * 3600);
@@ -149,7 +149,7 @@ impl HandshakeHost {
     }
 }
 
-/// All of them.
+/// All devices of the run.
 pub struct Crowd {
     server: SocketAddr,
     server_key: PublicKey,

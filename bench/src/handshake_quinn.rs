@@ -1,4 +1,4 @@
-//! The same question put to quinn: how many connections a second, both ends on this machine.
+//! Connections per second that quinn makes, both ends on this machine.
 //!
 //! TLS 1.3 with a certificate of the server's (ECDSA P-256) and none of the client's, so it does less
 //! than a D2TP handshake, which proves both ends.

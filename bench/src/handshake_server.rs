@@ -61,13 +61,13 @@ pub struct Listening {
 pub struct HandshakeServerFigures {
     /// Resident memory, all of it.
     pub rss_bytes: u64,
-    /// Of that, what is no file's.
+    /// Bytes of resident memory that no file backs.
     pub anon_bytes: u64,
     /// Sessions awake, asleep, half open.
     pub awake: usize,
-    /// Asleep.
+    /// Hibernated sessions.
     pub asleep: usize,
-    /// Half open.
+    /// Half-open handshakes.
     pub half_open: usize,
     /// CPU time used so far.
     pub cpu_s: f64,
@@ -255,7 +255,7 @@ impl HandshakeServerProcess {
         HandshakeServerProcess::start_as(spawn, journal, listen, sleep_after, cookie_above)
     }
 
-    /// The same, where `spawn` puts it.
+    /// Starts a serving process, where `spawn` puts it.
     ///
     /// # Errors
     /// As for [`HandshakeServerProcess::start`].

@@ -48,7 +48,7 @@ pub struct IdleOptions {
     /// Sleeping flows, each of a host of its own
     #[arg(long, default_value_t = 1_000_000)]
     flows: u64,
-    /// How many of them fall asleep by real sessions; the rest is written to the journal in bulk
+    /// How many sessions hibernate by real exchanges; the rest is written to the journal in bulk
     #[arg(long, default_value_t = 10_000)]
     real: u64,
     /// Sleepers, chosen at random, that wake and whose bytes are looked at
@@ -126,7 +126,7 @@ struct Live {
     sessions: u64,
     /// Resident memory of each when it has just become quiet.
     bytes_each: f64,
-    /// The same when the server has fallen silent; it goes on with its keys.
+    /// Memory of a session when the server has fallen silent; the session goes on with its keys.
     bytes_each_silent: f64,
 }
 

@@ -1,6 +1,6 @@
 //! Jain's fairness index: (Σx)² / (n·Σx²). 1 if all have the same, 1/n if one has everything.
 
-/// Of these shares; none of nothing, or where nobody has anything.
+/// Jain's fairness index of these shares; none of nothing, or where nobody has anything.
 pub fn index(shares: &[f64]) -> Option<f64> {
     let sum: f64 = shares.iter().sum();
     let squares: f64 = shares.iter().map(|x| x * x).sum();

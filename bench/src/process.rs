@@ -45,7 +45,7 @@ pub struct ReceiverInfo {
 pub enum Message {
     /// The receiver listens.
     Card(ReceiverInfo),
-    /// It is over.
+    /// The process has ended; this is its report.
     Report(MeterReport),
 }
 

@@ -56,13 +56,13 @@ pub struct DeviceArgs {
 enum QuietCase {
     /// Established, with a path, without a flow.
     Idle,
-    /// The same, and the device asked to stay reachable: a packet every 25 s for the NAT.
+    /// An idle session whose device asked to stay reachable: a packet every 25 s for the NAT.
     Reachable,
     /// A flow is open and its bytes do not come: the device asks whether the path lives.
     Waiting,
     /// A flow is open and the device has no link.
     Suspended,
-    /// As before, and the server made a record of it.
+    /// An idle session that the server has hibernated.
     Hibernated,
 }
 

@@ -1,4 +1,4 @@
-//! Ours: one flow of one session, by the driver's ordinary calls.
+//! D2TP as a peer: one flow of one session, by the driver's ordinary calls.
 //!
 //! Payload goes in as reference-counted chunks and comes out as chunks in order, as for the QUIC
 //! libraries. One thread per process, as each process has one core.
@@ -17,7 +17,7 @@ use super::{BenchPeer, CALL_BYTES, measured, on_this_thread};
 use crate::meter::ProcessMeter;
 use crate::process::ReceiverInfo;
 
-/// The peer, with one of its congestion controls.
+/// D2TP as a peer, with one of its congestion controls.
 pub struct D2tp {
     congestion: CongestionKind,
     /// The receiver moves its window.

@@ -1,4 +1,4 @@
-//! Ours as programs with sockets have it: blocking calls on a descriptor of the kernel, behind which the
+//! D2TP as a peer by the socket API: blocking calls on a descriptor of the kernel, behind which the
 //! engine of `libd2tp` works in threads of its own. All of them share the process's core.
 
 use std::io::{Read, Write};
@@ -12,7 +12,7 @@ use super::{BenchPeer, CALL_BYTES};
 use crate::meter::ProcessMeter;
 use crate::process::ReceiverInfo;
 
-/// The peer.
+/// D2TP over the socket API as a peer.
 pub struct D2tpSockets;
 
 impl BenchPeer for D2tpSockets {

@@ -213,7 +213,7 @@ pub fn accept(
     accept_into(protocol, address, None, identity, ready)
 }
 
-/// The same, into a receive buffer of fixed size if one is given.
+/// Accepts a connection and reads it, into a receive buffer of fixed size if one is given.
 fn accept_into(
     protocol: Protocol,
     address: IpAddr,

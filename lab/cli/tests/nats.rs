@@ -11,7 +11,8 @@ use std::process::{Child, Command, Stdio};
 use cedos_lab_emu::{Crossing, enter};
 use cedos_lab_link::Behaviour;
 
-/// It takes longer than a rendezvous, so what is left of it then shows which way was found.
+/// Bytes of the file. It takes longer than a rendezvous, so what is left of it then shows which
+/// path was found.
 const FILE_BYTES: usize = 100_000_000;
 /// More than what punches and probes come to.
 const SHOWS_BYTES: u64 = 1_000_000;

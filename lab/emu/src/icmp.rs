@@ -158,7 +158,8 @@ fn replace(packet: &mut [u8], at: usize, new: &[u8], sums: &[usize]) {
     }
 }
 
-/// The same within a quoted packet: the error's own checksum covers the bytes and the checksums.
+/// Replaces bytes within a quoted packet: the error's own checksum covers the bytes and the
+/// checksums.
 fn replace_quoted(packet: &mut [u8], at: usize, new: &[u8], sums: &[usize], own: usize) {
     let before: Vec<u16> = sums.iter().filter_map(|sum| word(packet, *sum)).collect();
     let mut all = sums.to_vec();

@@ -7,9 +7,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// Protocol numbers. // IANA
 pub const ICMP: u8 = 1;
-/// TCP.
+/// Protocol number of TCP.
 pub const TCP: u8 = 6;
-/// UDP.
+/// Protocol number of UDP.
 pub const UDP: u8 = 17;
 /// ICMP for IPv6.
 pub const ICMPV6: u8 = 58;
@@ -280,7 +280,7 @@ pub fn to_v6(
     Some(out)
 }
 
-/// "Too big, at most `mtu`" to the sender of `packet`, from `router` of the same family.
+/// The ICMP message "too big, at most `mtu`" to the sender of `packet`, from `router` of the same family.
 /// // RFC 792 (RFC 1191 §4), RFC 4443 §3.2
 pub fn too_big(packet: &[u8], head: &PacketHead, router: IpAddr, mtu: u16) -> Option<Vec<u8>> {
     match (head.source, router) {

@@ -35,8 +35,8 @@ use tokio::sync::oneshot;
 pub const ORIGIN_PORT: u16 = 80;
 /// MTU inside the lab's internet.
 const INTERNET_MTU: u32 = 1500;
-/// The same when a link is behind a NAT64, whose packets grow by the larger header on the way to
-/// the device.
+/// MTU of the internet when a link is behind a NAT64, whose packets grow by the larger header on
+/// the way to the device.
 const INTERNET_MTU_NAT64: u32 = 1480;
 
 /// Something that happened in the world.
@@ -185,7 +185,7 @@ impl World {
         &self.origin
     }
 
-    /// The scenario.
+    /// The scenario that the world carries out.
     pub fn scenario(&self) -> &Scenario {
         &self.scenario
     }
@@ -446,7 +446,7 @@ impl Actor {
 const ANY_V4: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 const ANY_V6: IpAddr = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
 
-/// One of the hosts of the lab's internet, and its interface to the other.
+/// Addresses and interface of a host on the lab's internet.
 struct WorldHost {
     v4: Ipv4Addr,
     v6: Ipv6Addr,

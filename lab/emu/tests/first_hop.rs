@@ -17,7 +17,7 @@ use d2tp_links::{ClassRules, LinkMonitor};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 const PORT: u16 = 4433;
-/// Of the fault, in the scenario's time.
+/// When the fault begins, in the scenario's time.
 const FROM: Duration = Duration::from_secs(4);
 const TO: Duration = Duration::from_secs(7);
 
@@ -41,7 +41,7 @@ fn main() {
 struct Came {
     /// From being quiet to being silent.
     hesitated: Duration,
-    /// It went on with its window as it was.
+    /// Whether the path went on with its window as it was.
     whole: bool,
 }
 

@@ -31,10 +31,10 @@ pub struct PowerStage {
     pub milliwatts: f64,
 }
 
-/// A radio.
+/// The power model of a radio.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Radio {
-    /// Of what, by whom.
+    /// Which radio was measured, and by whom.
     pub name: &'static str,
     /// What it consumes when it has carried nothing for long.
     pub idle_milliwatts: f64,

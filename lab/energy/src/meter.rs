@@ -19,7 +19,7 @@ pub struct Energy {
 }
 
 impl Energy {
-    /// All of it.
+    /// The sum of all parts, in joules.
     pub fn total(&self) -> f64 {
         self.ramp + self.work + self.tail + self.idle + self.bytes
     }
@@ -46,7 +46,7 @@ pub struct RadioEnergyMeter {
 }
 
 impl RadioEnergyMeter {
-    /// Of a radio that is idle at `now`.
+    /// The meter of a radio that is idle at `now`.
     pub fn new(radio: Radio, now: Time) -> RadioEnergyMeter {
         RadioEnergyMeter {
             radio,

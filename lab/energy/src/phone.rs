@@ -12,7 +12,7 @@ use d2tp_time::Span;
 /// A phone with its screen off and nothing to do.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Phone {
-    /// Of what, from where.
+    /// Which phone, and where its figures are from.
     pub name: &'static str,
     /// Asleep, its cellular radio paged now and then.
     pub asleep_milliwatts: f64,

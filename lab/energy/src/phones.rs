@@ -41,14 +41,14 @@ pub const GALAXY_S3: Phone = Phone {
     turn: Span::from_secs(1),
 };
 
-/// The same with all that its own file says.
+/// The Galaxy S3 with all that its own file says.
 pub const GALAXY_S3_OWN_SCAN: Phone = Phone {
     name: "Galaxy S3, its own file's scan",
     scan: scan(SCAN_BOTH_MS, 220.0),
     ..GALAXY_S3
 };
 
-/// The same, looking only where most networks were then.
+/// The Galaxy S3 by its own file, looking for networks only where most were then.
 pub const GALAXY_S3_OWN_SCAN_LOW: Phone = Phone {
     name: "Galaxy S3, its own file's scan, 2.4 GHz",
     scan: scan(SCAN_LOW_MS, 220.0),

@@ -31,7 +31,7 @@ const fn stage(millis: u64, milliwatts: f64) -> PowerStage {
 /// inactivity before it first sleeps (Huang et al., table 3)
 const AT_WORK_MS: u64 = 100;
 
-/// LTE, 2012.
+/// An LTE radio of 2012.
 pub const LTE_2012: Radio = Radio {
     name: "LTE (Huang et al. 2012)",
     idle_milliwatts: 0.0,

@@ -29,7 +29,7 @@ pub(crate) struct Exchange {
     pub(crate) sends: [bool; 2],
 }
 
-/// One of the two.
+/// One of the two stations.
 #[derive(Debug)]
 struct Station {
     /// Slots still to be counted down.
@@ -97,7 +97,8 @@ impl Air {
         })
     }
 
-    /// It happened. Which packets are done with: delivered, or after a collision given up.
+    /// Takes in an exchange that happened. Returns which packets are done with: delivered, or after
+    /// a collision given up.
     pub(crate) fn take(&mut self, exchange: &Exchange) -> [bool; 2] {
         let idle = exchange.begins.since(self.slots_begin());
         let counted = idle.as_nanos() / self.medium.slot().as_nanos();

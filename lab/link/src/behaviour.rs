@@ -26,7 +26,7 @@ pub enum Behaviour {
 }
 
 impl Behaviour {
-    /// All of them, from the most open to the closest.
+    /// Every behaviour, from the most open to the closest.
     pub const ALL: [Behaviour; 4] = [
         Behaviour::FullCone,
         Behaviour::AddressRestricted,
@@ -34,7 +34,7 @@ impl Behaviour {
         Behaviour::Symmetric,
     ];
 
-    /// As people write it.
+    /// The name that people write.
     pub fn word(self) -> &'static str {
         match self {
             Behaviour::FullCone => "full-cone",

@@ -120,7 +120,7 @@ mod tests {
         Time::ZERO + S.times(s)
     }
 
-    /// As published: no probe, at most 64 T0.
+    /// The model as published: no probe, at most 64 T0.
     fn published(timeout: Span) -> Disruption {
         Disruption {
             rate: 325_000.0,

@@ -31,7 +31,7 @@ pub enum Lasting {
     LogNormal {
         /// Half are longer.
         median: Span,
-        /// One of ten is longer.
+        /// The length that one hole of ten exceeds.
         tenth: Span,
     },
 }
@@ -68,7 +68,7 @@ impl Holes {
         Holes { length, holes }
     }
 
-    /// These holes.
+    /// A run of this length with these holes.
     #[cfg(test)]
     pub(crate) fn of(length: Span, holes: Vec<(Time, Time)>) -> Holes {
         Holes { length, holes }
@@ -94,7 +94,7 @@ impl Holes {
         course.part(Time::ZERO + begin, length)
     }
 
-    /// So much of it from then on.
+    /// The part from `begin` on, of this length.
     pub fn part(&self, begin: Time, length: Span) -> Holes {
         let moved = |at: Time| (Time::ZERO + at.since(begin)).min(Time::ZERO + length);
         let holes = self
@@ -105,7 +105,7 @@ impl Holes {
         Holes { length, holes }
     }
 
-    /// The same, later by `lead`, in which the link is there.
+    /// The holes, later by `lead`, in which the link is there.
     pub fn after(&self, lead: Span) -> Holes {
         let later = self
             .holes
@@ -117,7 +117,7 @@ impl Holes {
         }
     }
 
-    /// All of them: from, to.
+    /// Every hole: from, to.
     pub fn iter(&self) -> impl Iterator<Item = (Time, Time)> + '_ {
         self.holes.iter().copied()
     }

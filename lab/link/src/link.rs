@@ -41,7 +41,7 @@ pub struct LinkModel<P> {
     upward: Pipe<P>,
     air: Option<Air>,
     cut: bool,
-    /// Of the air: a medium that the link joins later draws anew.
+    /// Random numbers of the air: a medium that the link joins later draws anew.
     rng: Pcg32,
 }
 

@@ -90,8 +90,8 @@ impl Medium {
         self.exchange(bytes) + self.backoff_mean()
     }
 
-    /// The same where the receiver sends a packet of `back` bytes for every `every` it gets, and always
-    /// has had time for the one before.
+    /// From one frame of a busy sender to the next, in the mean, where the receiver sends a packet of `back`
+    /// bytes for every `every` it gets, and always has had time for the one before.
     ///
     /// The busy sender counts its slots down whether or not the other does too, so an answer adds no
     /// slots of its own, only its exchange, and now and then a collision: with probability 2/(CW+1)

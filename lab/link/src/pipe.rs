@@ -106,7 +106,7 @@ impl Default for Profile {
 /// What became of a packet that was pushed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PushOutcome {
-    /// It is in the queue.
+    /// The packet is in the queue.
     Queued,
     /// The queue was full: dropped.
     QueueFull,
@@ -123,7 +123,7 @@ pub struct Counters {
     pub packets_offered: u64,
     /// Packets handed out by `pop`, duplicates included.
     pub packets_delivered: u64,
-    /// Bytes of those.
+    /// Bytes of the packets that were delivered.
     pub bytes_delivered: u64,
     /// Second copies among the delivered.
     pub packets_duplicated: u64,
@@ -145,7 +145,7 @@ pub struct Counters {
     pub packets_served: u64,
     /// How long those had been in it, their own airtime included, in all.
     pub waited: Span,
-    /// The longest of these.
+    /// The longest wait of a packet in the queue.
     pub waited_max: Span,
 }
 

@@ -42,7 +42,7 @@ pub enum AcksPlacement {
 }
 
 impl Offload {
-    /// As the command line of `cedos get` and `cedos prox` has it.
+    /// The value as the command line of `cedos get` and `cedos prox` has it.
     pub fn word(self) -> String {
         match self {
             Offload::Where(AcksPlacement::Never) => "never".to_owned(),

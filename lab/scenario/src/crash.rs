@@ -19,9 +19,9 @@ pub const REPLAYED_MAX: u32 = 1_000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum CrashedEnd {
-    /// The device.
+    /// The device's process.
     Device,
-    /// The proxy.
+    /// The proxy's process.
     Proxy,
 }
 
@@ -51,12 +51,12 @@ pub struct Crash {
     /// How it stops.
     #[serde(default)]
     pub how: Stop,
-    /// It stops only after this many more things happened in the run, so that any instant between
-    /// two of them can be hit.
+    /// The process stops only after this many more things happened in the run, so that any instant
+    /// between two of them can be hit.
     #[serde(default)]
     pub after_events: u64,
-    /// It stops only once an end is in this state: from `t_s` on, at the first such instant. Never, if
-    /// there is none.
+    /// The process stops only once an end is in this state: from `t_s` on, at the first such
+    /// instant. Never, if there is none.
     #[serde(default)]
     pub when: Option<ScenarioState>,
     /// Which end, if not the one that stops.

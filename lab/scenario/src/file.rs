@@ -33,7 +33,7 @@ pub struct ScenarioFault {
     pub fault: String,
 }
 
-/// A scenario.
+/// A scenario: links, transfers, and what happens to them.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Scenario {
@@ -51,7 +51,7 @@ pub struct Scenario {
     /// Which web server the lab takes.
     #[serde(default)]
     pub origin: OriginKind,
-    /// The links.
+    /// The links of the device, in order.
     #[serde(rename = "link")]
     pub links: Vec<Link>,
     /// Transfers.
@@ -108,7 +108,7 @@ table_with_properties! {
         dead: bool,
         /// The access point it is attached to when the run begins.
         join: Option<String>,
-        /// Access points.
+        /// Access points of the link.
         #[serde(default, rename = "access_point")]
         access_points: Vec<AccessPoint>,
         /// Changes at given times.
@@ -142,11 +142,11 @@ table_with_properties! {
 table_with_properties! {
     /// A network that a link may join.
     AccessPoint {
-        /// Its name.
+        /// Name of the access point.
         name: String,
         /// Received signal, for a device that chooses by it.
         signal_dbm: Option<f64>,
-        /// It lets devices join and carries nothing.
+        /// Whether the access point lets devices join and carries nothing.
         #[serde(default)]
         dead: bool,
     }
@@ -238,7 +238,7 @@ pub enum Family {
     /// IPv6 only, and no way to IPv4.
     #[serde(rename = "v6")]
     V6,
-    /// Both.
+    /// Both address families.
     #[serde(rename = "both")]
     Both,
     /// IPv6 only; IPv4 is reached through a NAT64 at `64:ff9b::/96`.
@@ -267,7 +267,7 @@ pub enum NatKind {
     /// Endpoint-independent mappings that last.
     #[default]
     Stable,
-    /// The same, but every `nat_rebind_s` it forgets them all.
+    /// A NAT that forgets all its mappings every `nat_rebind_s`.
     Rebinding,
 }
 

@@ -64,9 +64,9 @@ macro_rules! table_with_properties {
             pub jitter_ms: Option<f64>,
             /// Share of packets lost at random, both ways.
             pub loss: Option<f64>,
-            /// The same, towards the device only.
+            /// Random loss towards the device only.
             pub loss_down: Option<f64>,
-            /// The same, from the device only.
+            /// Random loss from the device only.
             pub loss_up: Option<f64>,
             /// Losses in bursts, both ways, on top of random ones.
             pub burst: Option<$crate::properties::BurstLoss>,

@@ -47,7 +47,7 @@ pub struct FlowReport {
 /// What a link carried.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LinkReport {
-    /// Its name.
+    /// Name of the link.
     pub name: String,
     /// `free`, `metered` or `roaming`.
     pub class: String,
@@ -59,7 +59,7 @@ pub struct LinkReport {
     pub packets_while_down: u64,
     /// How long packets to the device were in the queue, their airtime included: the mean.
     pub wait_down_ms: f64,
-    /// The same of packets from the device.
+    /// How long packets from the device were in the queue, their airtime included: the mean.
     pub wait_up_ms: f64,
     /// The longest wait of a packet to the device.
     pub wait_down_max_ms: f64,
@@ -71,7 +71,7 @@ pub struct LinkReport {
 pub enum SwitchKind {
     /// Another link was up when the old one was left.
     MakeBeforeBreak,
-    /// None was.
+    /// No path was up in between.
     BreakBeforeMake,
 }
 
@@ -94,7 +94,7 @@ pub struct Switch {
 /// An expectation, judged.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Expectation {
-    /// As the scenario gives it.
+    /// The expectation as the scenario gives it.
     pub text: String,
     /// Whether it is true of this report.
     pub holds: bool,

@@ -13,11 +13,11 @@ pub enum ScenarioState {
     Handshaking,
     /// The session works.
     Established,
-    /// It has no path.
+    /// The session has no path.
     Suspended,
-    /// It is a record.
+    /// The session is a record.
     Hibernated,
-    /// It knocks again, or claims its flows.
+    /// The session handshakes again, or claims its flows.
     Waking,
     /// The process is not there.
     Away,
@@ -40,7 +40,7 @@ pub enum ScenarioState {
 }
 
 impl ScenarioState {
-    /// All of them.
+    /// Every state.
     pub const ALL: [ScenarioState; 15] = [
         ScenarioState::None,
         ScenarioState::Handshaking,

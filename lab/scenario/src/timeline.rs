@@ -39,16 +39,16 @@ pub struct ScenarioLinkEvent {
 /// What happens to a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventKind {
-    /// It is lost, or down at the beginning.
+    /// The link is lost, or down at the beginning.
     Down,
-    /// It begins to attach; not usable yet.
+    /// The link begins to attach; not usable yet.
     Attaching,
-    /// It is attached and has an address: the how-manieth of this link, from 0.
+    /// The link is attached and has an address: the how-manieth of this link, from 0.
     Up {
         /// Tells this address from the link's others.
         address: u32,
     },
-    /// It stays attached and has another address instead of the one before.
+    /// The link stays attached and has another address instead of the one before.
     NewAddress {
         /// Tells this address from the link's others.
         address: u32,

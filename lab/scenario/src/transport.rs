@@ -30,7 +30,7 @@ pub enum Mirror {
 }
 
 impl Mirror {
-    /// As files and options have it.
+    /// The name as scenario files and options have it.
     pub fn word(self) -> String {
         match self {
             Mirror::Where(AcksPlacement::Never) => "never".to_owned(),
@@ -58,7 +58,7 @@ pub enum Congestion {
     Balia,
 }
 
-/// A path scheduler.
+/// How a session spreads what it sends over its paths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ScenarioPathScheduler {
@@ -73,7 +73,7 @@ pub enum ScenarioPathScheduler {
 }
 
 impl Congestion {
-    /// As files and options have it.
+    /// The name as scenario files and options have it.
     pub fn word(self) -> &'static str {
         match self {
             Congestion::Cubic => "cubic",
@@ -87,7 +87,7 @@ impl Congestion {
 }
 
 impl ScenarioPathScheduler {
-    /// As files and options have it.
+    /// The name as scenario files and options have it.
     pub fn word(self) -> &'static str {
         match self {
             ScenarioPathScheduler::FreeFirst => "free-first",
@@ -99,7 +99,7 @@ impl ScenarioPathScheduler {
 }
 
 impl Transport {
-    /// As options of `cedos prox`, `cedos get` and `cedos put`.
+    /// The transport as options of `cedos prox`, `cedos get` and `cedos put`.
     pub fn options(&self) -> Vec<String> {
         let mut options = Vec::new();
         if let Some(congestion) = self.congestion {

@@ -54,7 +54,7 @@ impl Archive {
         }
     }
 
-    /// One of those kept.
+    /// Draws one of the datagrams that were kept.
     pub(crate) fn draw(&mut self) -> Option<DatagramCopy> {
         if self.kept.is_empty() {
             return None;

@@ -24,7 +24,7 @@ macro_rules! named {
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
         pub enum $name { $($(#[$variant_meta])* $variant,)* }
         impl $name {
-            /// All of them.
+            /// Every value.
             pub const ALL: &[$name] = &[$($name::$variant,)*];
             /// The word used in reports.
             pub fn word(self) -> &'static str {
@@ -67,7 +67,7 @@ named! {
         Change = "change",
         /// Packets of the past arrive again.
         Replay = "replay",
-        /// The same, from another address.
+        /// The datagram again, from another address.
         ReplayElsewhere = "replay-elsewhere",
         /// The device's process is killed.
         CrashDevice = "crash-device",

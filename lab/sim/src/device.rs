@@ -45,7 +45,7 @@ pub(crate) fn link_of(socket: LinkId) -> usize {
     (socket.0 % LINKS_MAX) as usize
 }
 
-/// The device.
+/// The device of a simulation: its host, links, flows and policy.
 pub(crate) struct SimDevice {
     pub(crate) host: SimHost<Vec<SimTransfer>>,
     identity: Identity,
@@ -745,11 +745,11 @@ impl SimDevice {
 /// How the device's process came back at an instant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ProcessReturn {
-    /// It did not.
+    /// The process did not come back.
     Not,
-    /// It had stood still.
+    /// The process had stood still, and goes on.
     Thawed,
-    /// As a new process, with new sockets.
+    /// The process came back as a new one, with new sockets.
     Anew,
 }
 

@@ -6,7 +6,7 @@ use d2tp_session::{AckOffload, CongestionKind, EndpointConfig, Mirroring, PathSc
 /// How both ends are set.
 #[derive(Clone, Debug)]
 pub struct Ends {
-    /// The device.
+    /// Configuration of the device.
     pub device: EndpointConfig,
     /// The proxy: what it sends is under its congestion control.
     pub proxy: EndpointConfig,

@@ -15,7 +15,7 @@ pub enum SimFault {
     /// An application read something that was not written.
     #[error("the core is wrong: flow {flow:?} has a wrong byte at offset {offset}")]
     WrongByte {
-        /// The flow.
+        /// The flow that the fault is about.
         flow: FlowId,
         /// Where.
         offset: u64,
@@ -23,7 +23,7 @@ pub enum SimFault {
     /// An application would have read on at another offset than where it stopped.
     #[error("the core is wrong: flow {flow:?} goes on at offset {got}, expected {expected}")]
     Skipped {
-        /// The flow.
+        /// The flow that the fault is about.
         flow: FlowId,
         /// Where the application is.
         expected: u64,
@@ -33,7 +33,7 @@ pub enum SimFault {
     /// An application read on after the end.
     #[error("the core is wrong: flow {flow:?} has bytes after its end at {offset}")]
     BeyondEnd {
-        /// The flow.
+        /// The flow that the fault is about.
         flow: FlowId,
         /// Its end.
         offset: u64,
@@ -61,7 +61,7 @@ pub enum SimFault {
     /// An end went on below what the other knew to be durable there.
     #[error("the core is wrong: flow {flow:?} was rolled back and not refused")]
     RolledBack {
-        /// The flow.
+        /// The flow that the fault is about.
         flow: FlowId,
     },
     /// A journal without a lost commit did not hold what had been called durable.
@@ -73,13 +73,13 @@ pub enum SimFault {
     /// A flow ended for its deadline, before its deadline.
     #[error("the core is wrong: flow {flow:?} ended before its deadline")]
     EndedEarly {
-        /// The flow.
+        /// The flow that the fault is about.
         flow: FlowId,
     },
     /// A flow is still there after its deadline.
     #[error("the core is wrong: flow {flow:?} is still open at the {who} after its deadline")]
     Overdue {
-        /// The flow.
+        /// The flow that the fault is about.
         flow: FlowId,
         /// Which end.
         who: &'static str,

@@ -35,12 +35,12 @@ const AT_ONCE_MAX: Span = Span::from_secs(86_400);
 pub struct LogNormal {
     /// Half are more.
     pub median: f64,
-    /// Of the natural logarithm.
+    /// Standard deviation of the natural logarithm.
     pub deviation: f64,
 }
 
 impl LogNormal {
-    /// Of this mean.
+    /// A log-normal distribution of this mean.
     pub fn of_mean(mean: f64, deviation: f64) -> LogNormal {
         let median = mean * (-0.5 * deviation * deviation).exp();
         LogNormal { median, deviation }
@@ -56,7 +56,7 @@ impl LogNormal {
 /// Downloads that allow delays between these; so many of a hundred do.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Delays {
-    /// Of a hundred downloads.
+    /// How many of a hundred downloads are of this kind.
     pub share: f64,
     /// At least, hours.
     pub from_h: f64,
@@ -71,25 +71,25 @@ pub struct Study {
     pub people: u64,
     /// For how long.
     pub length: Span,
-    /// Of all of them together.
+    /// Downloads of all people together.
     pub downloads: u64,
     /// Bytes of one.
     pub size: LogNormal,
     /// How long they wait for them, by class, all shares together 100.
     pub delays: Vec<Delays>,
-    /// Of a hundred downloads that may not be delayed, those asked for on Wi-Fi.
+    /// Of a hundred downloads that may not be delayed, how many are asked for on Wi-Fi.
     pub at_once_on_wifi: f64,
     /// How long Wi-Fi stays, seconds.
     pub stays: LogNormal,
     /// How long it is away, mostly.
     pub gaps: LogNormal,
-    /// And in so many of a hundred gaps.
+    /// How many of a hundred gaps are long, and how long these are.
     pub long_gaps: (f64, LogNormal),
     /// Bytes per second over Wi-Fi: of a stay.
     pub wifi: LogNormal,
     /// Over cellular: of a minute.
     pub cell: LogNormal,
-    /// And by how much a minute of Wi-Fi differs from its stay: of median 1.
+    /// By how much a minute of Wi-Fi differs from its stay: a factor of median 1.
     pub minutes: LogNormal,
 }
 
@@ -117,16 +117,16 @@ pub struct FieldDownload {
     pub class: usize,
     /// What was asked for.
     pub job: ScoreJob,
-    /// What came of it; links are Wi-Fi, then cellular.
+    /// What became of the download; links are Wi-Fi, then cellular.
     pub of_job: OfJob,
-    /// For so long it was under way, and so much of that there was Wi-Fi.
+    /// How long the download was under way.
     pub under_way: Span,
-    /// Likewise.
+    /// How much of the time under way there was Wi-Fi.
     pub near_wifi: Span,
 }
 
 impl Study {
-    /// Draws one of them.
+    /// Draws a person.
     pub fn person(&self, seed: u64, number: u64) -> Person {
         let mut rng = seeded(seed, STREAM + number);
         let end = Time::ZERO + self.length + AT_ONCE_MAX;

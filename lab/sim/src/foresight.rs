@@ -26,7 +26,7 @@ pub struct Foreseen {
     pub real_s: f64,
     /// How long the forecast said; where it knew nothing of the place, the median of all holes so far.
     pub ours_s: Option<f64>,
-    /// It knew the place.
+    /// Whether the forecast knew the place.
     pub place_known: bool,
     /// Epsilon's: a mean by square that forgets.
     pub ewma_s: Option<f64>,

@@ -22,9 +22,9 @@ const STACK_BYTES: usize = 8 << 20;
 /// A seed that broke something.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failing {
-    /// The seed.
+    /// Seed of the scenario.
     pub seed: u64,
-    /// The salt.
+    /// Salt of the run, which makes other random choices of the same scenario.
     pub salt: u64,
     /// What went wrong, in words.
     pub what: String,
@@ -41,9 +41,9 @@ impl Failing {
 /// What came of many seeds.
 #[derive(Clone, Debug, Default)]
 pub struct Tried {
-    /// Those that broke something, in order.
+    /// Runs that broke an invariant, in the order of their seeds.
     pub failing: Vec<Failing>,
-    /// What all of them tried.
+    /// Situations that the runs tried, all together.
     pub coverage: Coverage,
 }
 

@@ -28,13 +28,13 @@ const SOCKET_DATAGRAMS_MAX: usize = 64;
 
 /// What a stopped process is when it is back.
 pub(crate) enum Back<S> {
-    /// It runs, and did before.
+    /// The process runs, and did before.
     Ran,
-    /// It is still away.
+    /// The process is still away.
     Away,
     /// A new process has this from the journal.
     FromCrash(Option<Commit<S>>),
-    /// It stood still.
+    /// The process stood still, and runs again.
     FromFreeze,
 }
 

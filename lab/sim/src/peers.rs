@@ -73,7 +73,7 @@ struct Flight {
     bytes: Vec<u8>,
 }
 
-/// The two of them, talking.
+/// Two devices that talk to each other.
 pub struct Meeting {
     now: Time,
     hosts: [SimPeerHost; 2],
@@ -295,7 +295,7 @@ impl Meeting {
         self.got[&flow]
     }
 
-    /// Whether all of it was read.
+    /// Whether all of a flow was read.
     pub fn is_whole(&self, flow: FlowId) -> bool {
         self.ended.contains(&flow)
     }

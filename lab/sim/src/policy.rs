@@ -20,7 +20,8 @@ pub const RATE_FIRST_BYTES: u64 = 125_000;
 /// A metered link is taken into use this much before it is needed: attaching the path, the first
 /// round trips and slow start. // a guess
 pub const MARGIN: Span = Span::from_secs(2);
-/// And by this share of the time needed, against rates that fall. // a guess: one tenth
+/// A metered link is taken into use earlier by this share of the time needed, against rates that
+/// fall. A guess: one tenth.
 pub const MARGIN_SHARE: u64 = 10;
 /// Grants are renewed so often.
 pub const GRANT_RENEWED: Span = Span::from_millis(100);

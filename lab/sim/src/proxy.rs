@@ -27,7 +27,7 @@ pub(crate) struct Served {
     source: Option<Source>,
 }
 
-/// The proxy.
+/// The proxy of a simulation.
 pub(crate) struct Proxy {
     pub(crate) host: SimHost<BTreeMap<FlowId, Served>>,
     identity: Identity,

@@ -31,7 +31,7 @@ const EDGE_M: f64 = 3.0;
 const DEAD_SHARE: f64 = 0.03;
 /// Speeds differ by this much, in logarithms, between trips, …
 const TRIP_SIGMA: f64 = 0.15; // a guess
-/// … and within one, with this memory.
+/// Deviation of the logarithm of the pace within a lap, with this memory.
 const PACE_SIGMA: f64 = 0.3; // with the others fitted to the vehicle's laps, see above
 const PACE_S: f64 = 20.0;
 
@@ -42,7 +42,7 @@ pub struct Terrain {
     pub name: &'static str,
     /// Median and deviation of the logarithm, seconds.
     pub stay: (f64, f64),
-    /// The same of holes.
+    /// Length of holes: median in seconds, and deviation of its logarithm.
     pub hole: (f64, f64),
     /// The longest of either.
     pub longest_s: f64,
@@ -52,7 +52,7 @@ pub struct Terrain {
     pub stop: (f64, f64),
 }
 
-/// Those there are. On foot and by bus: availability of open access points in the PILOT recordings
+/// Every terrain. On foot and by bus: availability of open access points in the PILOT recordings
 /// (pedestrian p1, p3, p6: 104 holes; bus b3, b8: 18); by car: goodput on the laps of FEUP's 802.11n vehicle
 /// (four access points, 103 holes); last, Navda's and others' town as Epsilon's set I has it: holes of 50 s at the
 /// median and 500 s at the 90th percentile.
@@ -103,7 +103,7 @@ pub struct Route {
 }
 
 impl Route {
-    /// One with so many holes.
+    /// Draws a route with so many holes.
     pub fn draw(terrain: Terrain, holes: usize, seed: u64) -> Route {
         let mut rng = seeded(seed, ROUTE_STREAM);
         let length = |rng: &mut Pcg32, (median, sigma): (f64, f64)| {

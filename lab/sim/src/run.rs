@@ -77,7 +77,7 @@ pub fn run(scenario: &Scenario, log: Option<&mut dyn Write>) -> Result<RunOutcom
     run_between(scenario, &Ends::of(scenario), log)
 }
 
-/// The same between ends that are set otherwise.
+/// Runs a scenario between ends that are configured otherwise.
 ///
 /// # Errors
 /// As [`run`].
@@ -90,7 +90,8 @@ pub fn run_between(
     Ok(finish(scenario, run)?.0)
 }
 
-/// As [`run`], and every packet that passed the device, in order of time.
+/// Runs a scenario as [`run`] does, and returns every packet that passed the device too, in order
+/// of time.
 ///
 /// # Errors
 /// As [`run`].
@@ -100,7 +101,8 @@ pub fn run_watched(scenario: &Scenario) -> Result<(RunOutcome, Vec<Passage>), Si
     finish(scenario, run)
 }
 
-/// As [`run_watched`], with the links that `strategy` picks of those the policy permits.
+/// Runs a scenario as [`run_watched`] does, with the links that `strategy` picks of those the
+/// policy permits.
 ///
 /// # Errors
 /// As [`run`].
@@ -114,7 +116,7 @@ pub fn run_by(
     finish(scenario, run)
 }
 
-/// As [`run`], with the first flow watched as it comes.
+/// Runs a scenario as [`run`] does, with the first flow watched as it comes.
 ///
 /// # Errors
 /// As [`run`].
@@ -185,11 +187,11 @@ struct SimRun<'a> {
     crashes: Vec<Crash>,
     /// Replays to come, the next one last.
     replays: Vec<Replay>,
-    /// Those that wait for a state.
+    /// Crashes and replays that wait for a state.
     ambushes: (Vec<Crash>, Vec<Replay>),
     /// There are journals, written now and then.
     journals: bool,
-    /// Whose disks lied so far.
+    /// The ends whose disks reported a write that they lost, so far.
     liars: Vec<CrashedEnd>,
     journal_at: Time,
     done_at: Option<Time>,

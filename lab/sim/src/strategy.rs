@@ -43,7 +43,7 @@ impl Strategy for EnergyPolicy {
     }
 }
 
-/// The same links always.
+/// A strategy that picks the same links always.
 #[derive(Clone, Debug)]
 pub struct Always(pub Vec<bool>);
 
@@ -128,7 +128,7 @@ pub struct Forecast {
 pub struct Foresight {
     draws: Vec<RadioPowerModel>,
     forecasts: Vec<Forecast>,
-    /// It looks at the mean over this long; zero is the moment.
+    /// The strategy looks at the mean over this long; zero is the moment.
     damping: Span,
     pick: usize,
 }

@@ -160,7 +160,7 @@ impl Sink {
         (self.head.len() == self.head_bytes).then_some(&self.head)
     }
 
-    /// The same content, from a new flow that begins where this one stopped.
+    /// Goes on with the same content in a new flow that begins where this one stopped.
     pub(crate) fn go_on(&mut self) {
         self.from = self.content_bytes();
         self.head.clear();

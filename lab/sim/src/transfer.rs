@@ -18,15 +18,15 @@ const FLOWS_MAX: u32 = 200;
 /// How far a transfer got.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Progress {
-    /// It has not started, or starts again.
+    /// The transfer has not started, or starts again.
     Waiting,
-    /// It is under way.
+    /// The transfer is under way.
     Active,
-    /// It was complete then.
+    /// The transfer was complete then.
     Done(Time),
     /// Its deadline passed.
     Late,
-    /// It is over and not complete.
+    /// The transfer is over and not complete.
     Failed(String),
 }
 
@@ -39,7 +39,7 @@ pub(crate) struct SimTransfer {
     pub sink: Sink,
     /// Bytes the proxy has of what is sent.
     pub acked: u64,
-    /// Of its content.
+    /// Seed of the transfer's content.
     pub seed: u64,
     flows: u32,
 }

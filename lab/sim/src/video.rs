@@ -56,7 +56,7 @@ pub struct Manner {
 }
 
 impl Manner {
-    /// So many links, nothing special.
+    /// A device with so many links, nothing special.
     pub const fn plain(links: usize) -> Manner {
         Manner {
             links,
@@ -75,7 +75,7 @@ impl Manner {
     };
 }
 
-/// What came of it.
+/// What came of a video that was sent.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct VideoQuality {
     /// Pictures sent, and of these with their base in time, and with all.
@@ -86,7 +86,7 @@ pub struct VideoQuality {
     pub extra_bytes: u64,
     /// Reports made, and those that came within 300 ms.
     pub reports: u64,
-    /// In time.
+    /// Reports that came in time.
     pub reports_in_time: u64,
     /// The longest time between reports at the sender.
     pub report_gap_max: Span,
@@ -112,9 +112,10 @@ struct VideoMessageHead {
     kind: u8,
     number: u32,
     pieces: u16,
-    /// Of pictures: the last command heard. Of reports: bytes that came since the last one.
+    /// In a picture: the last command that arrived. In a report: bytes that came since the last
+    /// one.
     told: u32,
-    /// Of reports: messages that came, and that should have.
+    /// In a report: messages that came, and that should have.
     came: u16,
     due: u16,
     at: Time,

@@ -44,7 +44,7 @@ pub struct ViewingReport {
     pub ended_s: Option<f64>,
     /// How often nothing was left to show.
     pub pauses: u32,
-    /// And for how long, in all.
+    /// For how long playback was paused, in seconds in all.
     pub paused_s: f64,
     /// Bytes ahead of the viewer, by seconds of the run.
     pub levels: Vec<(f64, u64)>,

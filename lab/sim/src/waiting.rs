@@ -22,13 +22,13 @@ const CARRIED_BYTES: u64 = 1_000_000;
 /// Wi-Fi from a time until another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stay {
-    /// It comes.
+    /// When Wi-Fi comes.
     pub from: Time,
-    /// It goes.
+    /// When Wi-Fi goes.
     pub until: Time,
 }
 
-/// What came of it.
+/// What came of waiting for Wi-Fi.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Waited {
     /// Looks out of sleep.

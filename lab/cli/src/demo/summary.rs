@@ -28,7 +28,7 @@ pub struct Summary {
     pub address_changes: usize,
     /// Seconds without any network.
     pub outage_s: f64,
-    /// The deadline.
+    /// The deadline in seconds.
     pub deadline_s: f64,
     /// When the file was whole, if it was.
     pub finished_s: Option<f64>,
@@ -38,7 +38,7 @@ pub struct Summary {
     pub switch_ms: DemoSpread,
     /// Packets sent on a link that was down.
     pub packets_while_down: u64,
-    /// The same through plain TCP.
+    /// What a download through plain TCP came to.
     pub tcp_baseline: Baseline,
 }
 

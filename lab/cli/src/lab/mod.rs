@@ -60,7 +60,7 @@ pub fn origin_url() -> String {
     format!("http://{}", plan::ORIGIN_V4)
 }
 
-/// The same by name, which has both families, where names work.
+/// The origin by name, which has both address families, where names work.
 pub fn origin_named(world: &World) -> String {
     if world.has_names() {
         format!("http://{}", cedos_lab_emu::web::ORIGIN_NAME)

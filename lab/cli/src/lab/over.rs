@@ -39,7 +39,7 @@ pub enum Over {
     First(Vec<String>),
     /// Kernel MPTCP, over all links.
     Mptcp,
-    /// The same, to the proxy's TCP port.
+    /// Multipath TCP to the proxy's TCP port.
     MptcpProx,
 }
 
@@ -62,7 +62,7 @@ impl FromStr for Over {
 }
 
 impl Over {
-    /// As on the command line.
+    /// The name on the command line.
     pub fn word(&self) -> String {
         match self {
             Over::Tcp(link) => format!("tcp:{link}"),
@@ -202,7 +202,7 @@ fn connect(args: &FetchArgs, over: &Over) -> anyhow::Result<TcpStream> {
 }
 
 struct Fetch<'a> {
-    /// None before the first connection, and between two.
+    /// The connection; none before the first, and between two.
     stream: Option<TcpStream>,
     out: File,
     args: &'a FetchArgs,

@@ -23,7 +23,7 @@ const PROXY_START: Duration = Duration::from_secs(10);
 
 /// The lab's proxy.
 pub struct LabProx {
-    /// None while it is crashed.
+    /// The proxy's process; none while it is crashed.
     child: Option<Child>,
     program: PathBuf,
     folder: PathBuf,

@@ -28,7 +28,7 @@ struct LabTransfer<'a> {
     logs: Vec<PathBuf>,
     /// When its process began.
     begun: Time,
-    /// None while it is crashed, and at the end.
+    /// The flow's process; none while it is crashed, and at the end.
     child: Option<Child>,
     finished: Option<(Time, bool)>,
 }

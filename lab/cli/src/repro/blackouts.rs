@@ -34,7 +34,7 @@ const CASES: [(u32, u32); 8] = [
     (200, 2),
     (200, 10),
 ];
-/// Those of which the paper tells a gain.
+/// The cases for which the paper states a gain.
 const LAB_CASES: [(u32, u32); 3] = [(50, 2), (50, 10), (200, 2)];
 
 /// In virtual time.

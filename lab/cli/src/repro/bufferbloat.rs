@@ -21,7 +21,7 @@ use serde_json::{Map, Value, json};
 const RTT_BY_MIN_MAX: f64 = 3.2;
 /// How long a bulk flow is counted by itself.
 const BULK_S: u32 = 60;
-/// And on real sockets with objects beside it.
+/// Seconds of a run on real sockets with objects beside the bulk flow.
 const BESIDE_S: u32 = 30;
 
 /// In virtual time, D2TP with and without.

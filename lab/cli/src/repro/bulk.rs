@@ -15,9 +15,9 @@ const ACCESS_POINT_MBPS: &str = "72.2";
 /// The paper's Wi-Fi round trip, from its experiment on a subway.
 const RTT_MS: &str = "13.7";
 const BYTES: &str = "250000000";
-/// As whole IP packets, so that payload comes at 9.7 Mb/s.
+/// Rate of the slow link in Mb/s of whole IP packets, so that payload comes at 9.7 Mb/s.
 const SLOW_MBPS: &str = "10.05";
-/// 20 s of it.
+/// Bytes that the slow link carries in 20 s.
 const SLOW_BYTES: &str = "24250000";
 const PEERS: &str = "d2tp,tcp,udt,dtn";
 
@@ -38,7 +38,7 @@ struct ReproBulkRow {
 }
 
 impl ReproBulkRow {
-    /// Of a core, at the receiver.
+    /// The share of a core that the receiver uses.
     fn core_share(&self) -> Option<f64> {
         Some(self.rcv_cpu_s? / self.seconds?)
     }

@@ -40,7 +40,7 @@ macro_rules! files {
     };
 }
 
-/// All of them.
+/// Every network.
 pub static NETWORKS: [CellularNetwork; 4] = [
     CellularNetwork {
         name: "hspa",
@@ -192,7 +192,7 @@ pub struct CellularRows {
 }
 
 impl CellularRows {
-    /// Of this peer.
+    /// The row of this peer.
     pub fn of(&self, peer: &str) -> anyhow::Result<&CellularRow> {
         (self.rows.iter())
             .find(|row| row.peer == peer)
@@ -204,7 +204,7 @@ impl CellularRows {
         (self.of(peer)?.object_ms).with_context(|| format!("no object came beside {peer}"))
     }
 
-    /// Of all but these.
+    /// The rows of all peers but these.
     pub fn but(&self, ours: &[&str]) -> Vec<&CellularRow> {
         (self.rows.iter())
             .filter(|row| !ours.contains(&row.peer.as_str()))

@@ -64,7 +64,7 @@ pub fn commanded_in_lab(
     commanded_beside_an_origin(scenario, None, script, variables)
 }
 
-/// The same while another shell carries out `servers` at the origin.
+/// Runs a command on the device while another shell carries out `servers` at the origin.
 ///
 /// # Errors
 /// It could not be run, or the shell on the device did not end well.
@@ -120,7 +120,7 @@ pub fn mbps(report: &RunReport) -> anyhow::Result<f64> {
 
 /// What came of a flow that is longer than its run.
 pub struct LongFlowResult {
-    /// As reported.
+    /// The flow as the run reports it.
     pub flow: FlowReport,
     first_byte_s: f64,
 }
@@ -137,7 +137,8 @@ impl LongFlowResult {
         Ok(LongFlowResult { flow, first_byte_s })
     }
 
-    /// Of a run in which its link was there for so many seconds: payload from its first byte on, in Mb/s.
+    /// Payload rate in Mb/s from the first byte on, of a run in which the link was there for so
+    /// many seconds.
     pub fn mbps(&self, there_s: u32) -> f64 {
         self.flow.bytes as f64 * 8e-6 / (f64::from(there_s) - self.first_byte_s)
     }

@@ -104,7 +104,7 @@ fn width(cells: &[Vec<String>]) -> usize {
     widths(cells).iter().sum()
 }
 
-/// The same in parts that fit into a line, each with the first column.
+/// The table in parts that fit into a line, each with the first column.
 fn cut(cells: &[Vec<String>]) -> Vec<Vec<Vec<String>>> {
     let widths = widths(cells);
     let mut parts: Vec<Vec<usize>> = Vec::new();

@@ -58,7 +58,7 @@ pub enum RowVenue {
 }
 
 impl RowVenue {
-    /// As the user writes it.
+    /// The name that the user writes.
     pub fn word(self) -> &'static str {
         match self {
             RowVenue::Sim => "sim",
@@ -71,7 +71,7 @@ impl RowVenue {
 pub struct Measured {
     /// Our figures.
     pub ours: Value,
-    /// The same of what we compare with; `null` where nothing was run beside it.
+    /// The figures of what we compare with; `null` where nothing was run beside it.
     pub baseline: Value,
     /// What must hold of `ours`: comparisons as [`mark::holds`] reads them.
     pub mark: Vec<String>,

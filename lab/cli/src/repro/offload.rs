@@ -48,7 +48,7 @@ struct AckVariant {
     name: &'static str,
     /// Fewer ACKs as the window grows.
     thin: bool,
-    /// As `[acks]` has it.
+    /// The value of `offload` in a scenario's `[acks]`.
     offload: &'static str,
 }
 

@@ -34,7 +34,7 @@ const SEEDS: std::ops::RangeInclusive<u64> = 1..=4;
 const AFTER: Span = Span::from_secs(30);
 /// Behind on both axes by less than this is a tie.
 const TIE: f64 = 0.01;
-/// Ours uses a link whose bits per joule are this share of the mean.
+/// Our policy uses a link whose bits per joule are at least this share of the mean.
 const SHARE: f64 = 0.8; // tried beside 0.7, 0.9 and 1 on other walks than these
 /// What the omniscient one, damped, looks ahead.
 const DAMPING: Span = Span::from_secs(30);
@@ -64,7 +64,7 @@ enum PlaneClient {
 }
 
 impl PlaneClient {
-    /// Those of the paper.
+    /// The clients of the paper.
     const THEIRS: [PlaneClient; 6] = [
         PlaneClient::Cell,
         PlaneClient::Wifi,
@@ -147,7 +147,7 @@ fn forecasts(course: &[MobilitySegment]) -> Vec<Forecast> {
 /// Where the device goes.
 #[derive(Clone, Copy, Debug)]
 enum PlaneRoute {
-    /// As in M1, with so much Wi-Fi.
+    /// The movement of M1, with so much Wi-Fi.
     Covered(Movement, u32),
     /// A walk in full coverage on which the signal varies, its mean that of the paper's energy table.
     Varying,
@@ -347,7 +347,7 @@ impl Standing {
         mbit / SECONDS / self.points.len() as f64
     }
 
-    /// None if it spent nothing, for it carried nothing.
+    /// Megabits per joule; none if nothing was spent, for nothing was carried.
     fn mbit_per_joule(&self) -> Option<f64> {
         let (mbit, joules) = self.points.iter().fold((0.0, 0.0), |(mbit, joules), p| {
             (mbit + p.mbit, joules + p.joules)

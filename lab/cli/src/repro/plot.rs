@@ -205,7 +205,7 @@ fn ticks(step: f64, end: f64) -> impl Iterator<Item = (usize, f64)> {
     (0..=count).map(move |n| (n, step * n as f64))
 }
 
-/// As many decimal places as the step has.
+/// A number with as many decimal places as the step has.
 fn number(value: f64, step: f64) -> String {
     let places = (-step.log10().floor()).max(0.0) as usize;
     format!("{value:.places$}")

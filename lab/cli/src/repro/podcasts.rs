@@ -26,7 +26,7 @@ const CLASSES: [(&str, f64, f64, f64); 4] = [
 /// What the paper's figure 9 has, in its words; nothing is said of one to three hours.
 const PAPER_PERCENT: [Option<f64>; 4] = [Some(79.5), Some(93.0), None, Some(99.5)];
 
-/// Of everything.
+/// Per cent of all bytes that the paper's users moved to Wi-Fi.
 const PAPER_ALL_PERCENT: f64 = 92.4;
 
 /// At one and at three hours it is taken to lie between its neighbours.

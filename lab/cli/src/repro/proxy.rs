@@ -5,7 +5,7 @@ use super::measured::by_bench;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-/// As many as the authors had.
+/// How many flows the authors of the paper had.
 const FLOWS_AWAKE: u64 = 65_536;
 const FLOWS_ASLEEP: u64 = 1_000_000;
 

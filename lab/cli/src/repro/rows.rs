@@ -66,7 +66,7 @@ const fn row(
     }
 }
 
-/// All of them, paper by paper.
+/// Every result, paper by paper.
 pub static ROWS: &[PaperRow] = &[
     row(
         "C1",

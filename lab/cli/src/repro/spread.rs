@@ -20,7 +20,7 @@ pub struct SampleSummary {
 }
 
 impl SampleSummary {
-    /// Of these.
+    /// The summary of these values.
     pub fn of(values: impl IntoIterator<Item = f64>) -> SampleSummary {
         let mut sorted: Vec<f64> = values.into_iter().collect();
         sorted.sort_by(f64::total_cmp);

@@ -42,7 +42,7 @@ const SWITCHING: SwitchDelay = SwitchDelay {
     first_packet: Duration::from_millis(43),
 };
 
-/// Of a full packet of 1,500 bytes, what is payload: the rest is IP, UDP and D2TP.
+/// The share of a full packet of 1,500 bytes that is payload: the rest is IP, UDP and D2TP.
 const PAYLOAD_SHARE: f64 = 1_432.0 / 1_500.0;
 
 /// Which stops carry data, and when: spread over the trip as a seed has it.
@@ -97,7 +97,7 @@ impl Trip {
             .fold(0.0, f64::max)
     }
 
-    /// As a trace of both links.
+    /// The ride as a trace of both links.
     fn trace(&self) -> String {
         let mut text = format!("{CSV_HEADER}\n");
         let rate = WIFI_MBPS / PAYLOAD_SHARE;
@@ -143,7 +143,7 @@ const FILMS: [Film; 4] = [
     film("780_no_rescan", 780, 3, 1),
 ];
 
-/// Those whose levels are drawn.
+/// The variants whose buffer levels are drawn.
 const DRAWN: [&str; 3] = ["640_rescan", "780_rescan", "780_no_rescan"];
 
 /// In virtual time, the whole trip.

@@ -78,7 +78,7 @@ struct TwoPathSetup {
 }
 
 impl TwoPathSetup {
-    /// Of a scenario file, with an object that both links carry in so many seconds.
+    /// The set-up of a scenario file, with an object that both links carry in so many seconds.
     fn of(file: &str, seconds: f64) -> anyhow::Result<TwoPathSetup> {
         let mut table: Table = file.parse()?;
         let links = table["link"].as_array().context("no links")?;
@@ -107,7 +107,7 @@ impl TwoPathSetup {
     }
 }
 
-/// Ours, the better path alone, and what else there is to say, of each pair.
+/// Measures each pair: ours, the better path alone, and further figures.
 fn measure(
     place: RowVenue,
     run: impl Fn(&TwoPathSetup) -> anyhow::Result<(f64, f64, Value)>,

@@ -25,7 +25,7 @@ const HOLE_S: u32 = 2;
 const LOSS: f64 = 0.01;
 /// What EVDO is lent for, in bytes a second.
 const LENT: u32 = 50_000;
-/// Of a full packet, what is payload: the rest is IP, UDP, and D2TP.
+/// Payload bytes of a full packet: the rest is IP, UDP, and D2TP.
 const PAYLOAD_BYTES: u32 = 1_432;
 
 /// What is turned on, and what else differs.

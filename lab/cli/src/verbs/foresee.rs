@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Of the links one might go over to.
+/// Round trips assumed of the links one might go over to.
 pub const ROUND_TRIPS: [Span; 2] = [Span::from_secs(2), Span::from_secs(5)];
 /// Seconds: the shares of holes foreseen within.
 pub const WITHIN_S: [f64; 8] = [0.5, 1.0, 2.0, 3.0, 5.0, 8.0, 12.0, 20.0];
@@ -22,9 +22,9 @@ pub const WITHIN_S: [f64; 8] = [0.5, 1.0, 2.0, 3.0, 5.0, 8.0, 12.0, 20.0];
 /// of `cedos repro E3`.
 #[derive(Debug, Args)]
 pub struct ForeseeArgs {
-    /// The trips.
+    /// Recorded trips to play.
     trips: Vec<PathBuf>,
-    /// Which link of them.
+    /// The link of the trips that is forecast.
     #[arg(long, default_value = "wifi")]
     iface: String,
     /// Write trips of this terrain here instead, and play nothing.

@@ -5,7 +5,7 @@ use super::course::{self, Course, CourseSegment};
 use d2tp_sched::LinkClass;
 use d2tp_time::{Span, Time};
 
-/// The same from its end to its beginning.
+/// The course from its end to its beginning.
 pub fn reversed(course: &Course) -> Course {
     let mut ends: Vec<Time> = course.stretches.iter().map(|s| s.at).collect();
     ends.remove(0);

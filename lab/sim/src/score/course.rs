@@ -23,7 +23,7 @@ pub struct CourseSegment {
 /// A link's whole course.
 #[derive(Debug, Clone)]
 pub struct Course {
-    /// As in the trace.
+    /// Name of the link, as in the trace.
     pub name: String,
     /// What its bytes cost.
     pub class: LinkClass,
@@ -108,7 +108,7 @@ impl Course {
         bytes
     }
 
-    /// The same at this share of its rates.
+    /// The course at this share of its rates.
     pub fn scaled(&self, share: f64) -> Course {
         let mut course = self.clone();
         for stretch in &mut course.stretches {

@@ -27,7 +27,7 @@ impl ScoreJob {
 /// What is judged stays feasible when every link has this share of its rates.
 pub const JUDGED_SHARE: f64 = 0.7;
 
-/// Whether all of them can be met, with every link at that share.
+/// Whether all jobs can be met, with every link at the share of its rate that is assumed.
 pub fn feasible(courses: &[Course], jobs: &[ScoreJob]) -> bool {
     let scaled: Vec<Course> = courses.iter().map(|c| c.scaled(JUDGED_SHARE)).collect();
     optimum::solve(&scaled, jobs).is_some()
@@ -36,7 +36,7 @@ pub fn feasible(courses: &[Course], jobs: &[ScoreJob]) -> bool {
 /// How jobs are drawn. All of them arrive in the first seven tenths of a trace, evenly.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Mix {
-    /// As the user writes it.
+    /// The name that the user writes.
     pub name: &'static str,
     /// A deadline takes this much of what is left of the trace, drawn evenly.
     pub deadline: (f64, f64),
@@ -44,7 +44,7 @@ pub struct Mix {
     pub size: (f64, f64),
 }
 
-/// Those there are; the first is meant where none is said.
+/// Every mix; the first is meant where none is said.
 pub const MIXES: [Mix; 3] = [
     Mix {
         name: "mixed",

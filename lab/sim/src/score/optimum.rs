@@ -32,7 +32,7 @@ pub struct Part {
     pub bytes: f64,
 }
 
-/// The optimum.
+/// The best that any policy could have done on a course.
 #[derive(Debug, Clone)]
 pub struct Optimum {
     /// The least metered bytes.

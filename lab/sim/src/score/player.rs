@@ -21,7 +21,7 @@ const LOOK: Span = Span::from_secs(1);
 /// A remainder below this is rounding, bytes.
 const ROUNDING: f64 = 0.5;
 
-/// What came of it.
+/// What came of playing a course under a policy.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PlaybackResult {
     /// Which jobs were complete at their deadline.
@@ -57,7 +57,7 @@ impl OfJob {
         self.carried.iter().sum()
     }
 
-    /// It goes on over these links.
+    /// Has the job go on over these links.
     fn go_on(&mut self, links: impl Iterator<Item = usize> + Clone) {
         let Some(first) = links.clone().next() else {
             return;
@@ -98,7 +98,7 @@ pub fn play(courses: &[Course], jobs: &[ScoreJob], scheduler: &mut Scheduler) ->
     play_watched(courses, jobs, scheduler, &mut |_, _| {})
 }
 
-/// The same, told to a watcher.
+/// Plays a course and reports each step to a watcher.
 pub fn play_watched(
     courses: &[Course],
     jobs: &[ScoreJob],
@@ -108,8 +108,8 @@ pub fn play_watched(
     play_wishing(courses, jobs, scheduler, &|_, need| need, watch)
 }
 
-/// The same with what each job wants: `wish` is told a job's place and what is wanted where nothing else
-/// is said, free links first until the deadline.
+/// Plays a course with what each job wants: `wish` is given a job's index and what is wanted where
+/// nothing else is said, free links first until the deadline.
 pub fn play_wishing(
     courses: &[Course],
     jobs: &[ScoreJob],
@@ -171,7 +171,7 @@ struct PlaybackTable<'a> {
     open: Vec<Open>,
     /// Not come yet, latest first.
     coming: Vec<usize>,
-    /// So many of them, the last, came since it was decided.
+    /// How many of the jobs, the last, came since the last decision.
     arrived: usize,
     /// Since the last look.
     seen: Vec<(f64, Span)>,

@@ -25,7 +25,7 @@ pub const AFTER: Span = Span::from_secs(3);
 pub struct Kept {
     /// Given, and within the record.
     pub promised: u64,
-    /// Of these, ready in time.
+    /// Promises that were kept: the job was ready in time.
     pub kept: u64,
     /// Given for a time beyond the record.
     pub beyond: u64,

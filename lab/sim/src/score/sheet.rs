@@ -108,11 +108,11 @@ pub struct ScoreRow {
     pub policy: String,
     /// How many jobs there were.
     pub jobs: usize,
-    /// How many of them are judged: all or none.
+    /// How many of the jobs are judged: all or none.
     pub feasible: usize,
     /// How many were complete at their deadline.
     pub met: usize,
-    /// Of all jobs.
+    /// Bytes of all jobs.
     pub bytes: u64,
     /// Carried by links that cost.
     pub metered_bytes: u64,
@@ -133,13 +133,13 @@ pub struct ScoreFigures {
     pub sets: usize,
     /// Judged jobs.
     pub jobs: usize,
-    /// The share of them not complete in time.
+    /// The share of jobs that were not complete in time.
     pub missed: f64,
     /// The mean avoidable share of the rows.
     pub avoidable_mean: f64,
     /// The avoidable share that one row in twenty exceeds.
     pub avoidable_p95: f64,
-    /// Of all bytes delivered in time, the share that free links carried.
+    /// The share of all bytes delivered in time that free links carried.
     pub offloaded: f64,
 }
 

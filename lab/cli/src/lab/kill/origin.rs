@@ -27,9 +27,9 @@ const PIECE_BYTES: u64 = 16 * 1024;
 /// One request: where it asked to begin, and how many bytes were handed to the network for it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Asked {
-    /// None without a range.
+    /// First byte of the range that was requested; none without a range.
     pub from: Option<u64>,
-    /// Also what was lost with a connection.
+    /// Bytes sent, also those that were lost with a connection.
     pub sent: u64,
 }
 

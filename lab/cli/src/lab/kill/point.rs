@@ -25,9 +25,9 @@ pub enum Fault {
     Kill,
     /// SIGKILL, and its disk loses what was not safe.
     Power,
-    /// It and the next two fail: the disk is full.
+    /// The call and the next two fail: the disk is full.
     Full,
-    /// It and the next two fail: the disk is broken.
+    /// The call and the next two fail: the disk is broken.
     Io,
 }
 
@@ -75,7 +75,7 @@ pub struct KillPoint {
 /// at most. Beyond that nothing is struck.
 pub struct SystemCall {
     name: &'static str,
-    /// Also the names other machines have for it.
+    /// Pattern for strace, with the names that other machines have for the call.
     pub pattern: &'static str,
     device_max: u32,
     proxy_max: u32,
@@ -149,7 +149,7 @@ impl Draws {
         u64::from_le_bytes(bytes)
     }
 
-    /// One of `0..n`.
+    /// Draws a number below `n`.
     pub fn below(&mut self, n: u64) -> u64 {
         self.next() % n.max(1)
     }

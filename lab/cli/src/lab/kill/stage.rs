@@ -37,7 +37,7 @@ const PROXY: &str = "proxy";
 /// What all points share.
 #[derive(Debug)]
 pub struct KillSetting {
-    /// Serves all of them.
+    /// The origin that serves all points.
     pub origin: Origin,
     /// `cedos`.
     pub program: PathBuf,
@@ -49,7 +49,7 @@ pub struct KillSetting {
 pub(super) struct KillCase<'a> {
     stage: &'a KillSetting,
     pub(super) point: &'a KillPoint,
-    /// Of programs that can lose power; before the folder, so that they are unmounted first.
+    /// Disks of programs that can lose power; before the folder, so that they are unmounted first.
     disks: Vec<(Victim, Disk)>,
     folder: TempDir,
     /// The object at the origin.

@@ -19,7 +19,7 @@ impl ContractViolations {
         self.lost.is_empty() && self.repeated.is_empty() && self.wrong.is_empty()
     }
 
-    /// All of it in one line.
+    /// Every violation in one line.
     pub fn words(&self) -> String {
         let named = |what: &'static str, found: &[String]| {
             found

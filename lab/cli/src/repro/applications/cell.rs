@@ -29,7 +29,7 @@ const BY_HAND_S: u32 = 60;
 const SPARE_S: u32 = 20;
 /// `timeout` ended it, or had to kill it.
 const ENDED: [i32; 2] = [124, 137];
-/// It was in its middle if so much had been moved, of the whole.
+/// The shares of the object between which a transfer counts as being in its middle.
 const MIDDLE: std::ops::RangeInclusive<f64> = 0.05..=0.95;
 
 /// Which way a transfer goes.
@@ -42,7 +42,7 @@ pub enum CellDirection {
 impl CellDirection {
     pub const ALL: [CellDirection; 2] = [CellDirection::Down, CellDirection::Up];
 
-    /// As in a cell's name.
+    /// The direction as it stands in a cell's name.
     pub fn word(self) -> &'static str {
         match self {
             CellDirection::Down => "down",
@@ -65,13 +65,13 @@ pub struct ApplicationCell {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum UnaidedTransferEnd {
-    /// It said so, and every byte is there.
+    /// The program reported success, and every byte is there.
     Right,
-    /// It said so, and other bytes are there.
+    /// The program reported success, and other bytes are there.
     Wrong,
-    /// It said that it failed.
+    /// The program reported a failure.
     GaveUp,
-    /// It said nothing until nobody waited any more.
+    /// The program reported nothing until it was not waited for any more.
     Hung,
 }
 

@@ -9,7 +9,7 @@ use super::disturbance::Disturbance;
 
 /// A program, and how it is called.
 pub struct Client {
-    /// As in a cell's name.
+    /// The client as it stands in a cell's name.
     pub name: &'static str,
     /// Whether it is ours.
     pub ours: bool,
@@ -20,7 +20,7 @@ pub struct Client {
     /// What is done before its transfer.
     pub prepare: &'static str,
     down: ClientCall,
-    /// None if it cannot upload.
+    /// The call that uploads; none if the client cannot.
     up: Option<ClientCall>,
     /// Where it is run.
     disturbed_by: &'static [Disturbance],
@@ -29,7 +29,7 @@ pub struct Client {
 /// A call, and what its user does when that has failed.
 #[derive(Clone, Copy)]
 pub struct ClientCall {
-    /// The first.
+    /// The command line of the first call.
     pub first: &'static str,
     /// By hand, once the network is back.
     pub by_hand: &'static str,
@@ -75,7 +75,7 @@ gpo update
 "#;
 const BROWSER: &str = "python3 ../browser.py chromium \"$URL\" \"$PWD\" out";
 
-/// All of them, as the table has them.
+/// Every client, in the order of the table.
 pub const CLIENTS: &[Client] = &[
     Client {
         name: "cedos",

@@ -19,7 +19,7 @@ pub enum Disturbance {
 }
 
 impl Disturbance {
-    /// All of them, as the table has them.
+    /// Every disturbance, in the order of the table.
     pub const ALL: [Disturbance; 4] = [
         Disturbance::Off,
         Disturbance::Power,
@@ -27,7 +27,7 @@ impl Disturbance {
         Disturbance::Cellular,
     ];
 
-    /// As in a cell's name.
+    /// The disturbance as it stands in a cell's name.
     pub fn word(self) -> &'static str {
         match self {
             Disturbance::Off => "off",

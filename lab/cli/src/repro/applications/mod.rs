@@ -72,7 +72,7 @@ impl Cells {
         self.only.is_empty() || self.only.iter().any(begins)
     }
 
-    /// Those of a client, the longest first.
+    /// The cells of a client, the longest first.
     fn of(&self, client: &'static Client) -> Vec<ApplicationCell> {
         let mut cells = Vec::new();
         let mut delays_s = self.delays_s.clone();

@@ -27,7 +27,8 @@ const USED_BEFORE_S: u32 = 60;
 /// A flow by itself decides so often.
 const STEP_S: f64 = 0.1;
 
-/// Of the time needed, kept in hand by a flow by itself: between two decisions nothing is to be lost.
+/// The share of the time needed that a flow by itself keeps in hand: between two decisions nothing
+/// is to be lost.
 const MARGIN: f64 = 0.02;
 
 /// A link of a constant rate.
@@ -53,7 +54,7 @@ const CELL: Line = Line {
     mbps: 4.7,
 };
 
-/// Of C4a, wherever it is run.
+/// The marks of C4a, wherever it is run.
 const POOR_WIFI_MARKS: [&str; 4] = [
     "one_link_at_a_time.met == 1",
     "one_link_at_a_time.wifi_percent >= 15",

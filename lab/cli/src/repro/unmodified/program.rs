@@ -10,7 +10,8 @@ use cedos_lab_scenario::content;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
-/// What each of those that fetch alone fetches: together more than the links carry before the outage.
+/// Bytes that each program fetches that fetches alone: together more than the links carry before
+/// the outage.
 pub const BYTES: u64 = 2_500_000;
 
 /// A program as it is.
@@ -218,7 +219,7 @@ impl Program {
             .map_err(|why| format!("{}: {why}", self.name))
     }
 
-    /// As it is called in the lab.
+    /// The command line as it is called in the lab.
     pub fn filled(&self, text: &str, site: &Site) -> String {
         let page = format!("objects={OBJECTS}&first=20&every=1000&video=1");
         let text = text

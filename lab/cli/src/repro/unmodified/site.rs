@@ -13,7 +13,7 @@ use tempfile::TempDir;
 pub const SEED: u64 = 11;
 /// A file that takes longer than the links are up before an outage.
 pub const FILE_BYTES: u64 = 6_000_000;
-/// The same as a folder: so many files of the same size.
+/// Number of files of the same size that the object is served as in a folder.
 pub const PARTS: u64 = 10;
 /// Objects of a page, and bytes of each.
 pub const OBJECTS: u64 = 60;
@@ -129,7 +129,7 @@ impl Site {
         fs::read(self.at().join(name)).unwrap_or_default()
     }
 
-    /// The same as text.
+    /// The contents of a file of the site, as text.
     pub fn text(&self, name: &str) -> String {
         String::from_utf8_lossy(&self.read(name)).into_owned()
     }

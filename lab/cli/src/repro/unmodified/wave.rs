@@ -29,7 +29,7 @@ pub struct Wave {
     pub away_s: u32,
 }
 
-/// What came of them.
+/// What came of the programs of a wave.
 #[derive(Default)]
 pub struct WaveResult {
     pub programs: Map<String, Value>,
