@@ -17,7 +17,8 @@ use super::api_server::{next_line, write_line};
 use crate::fetch::outcome::TransferFailure;
 use crate::proxy::{LinkPayload, SpendingBudget as _};
 use crate::schedule_message::{
-    FLOWS_MAX, LINKS_MAX, ReportedDecision, ReportedFlow, ScheduleAnswer, ScheduleReport,
+    FLOWS_MAX, LINKS_MAX, ReportedClass, ReportedDecision, ReportedFlow, ScheduleAnswer,
+    ScheduleReport,
 };
 
 impl Agent {
@@ -55,15 +56,25 @@ impl Agent {
         }
         let demands = report.flows.iter().map(demand);
         let demands = demands.collect::<Result<Vec<_>, _>>()?;
+        // What a link costs is as this agent's user says, whatever the program was told.
+        let links = self.link_view.links().borrow().clone();
+        let class_of = |name: &str, reported: ReportedClass| {
+            let known = links.iter().find(|link| link.name == name);
+            known.map_or(reported.into(), |link| link.class.class)
+        };
         let spent = report.spent.iter().map(|traffic| LinkPayload {
             link: traffic.link.clone(),
-            class: traffic.class.into(),
+            class: class_of(&traffic.link, traffic.class),
             down: traffic.down,
             up: traffic.up,
         });
         self.record_spent(&spent.collect::<Vec<_>>());
         clients.retain(|id, _| report.flows.iter().any(|flow| flow.id == *id));
-        let candidates: Vec<LinkCandidate> = report.links.iter().map(LinkCandidate::from).collect();
+        let candidates = report.links.iter().map(|link| LinkCandidate {
+            class: class_of(&link.name, link.class).into(),
+            ..LinkCandidate::from(link)
+        });
+        let candidates: Vec<LinkCandidate> = candidates.collect();
         let decide = |(flow, demand): (&ReportedFlow, FlowDemand)| {
             let client = clients
                 .entry(flow.id)

@@ -52,27 +52,13 @@ const READY_FOR: Duration = Duration::from_secs(10); // a guess: as long as a ra
 /// A deadline that moves by more was moved by somebody who set the clock.
 const CLOCK_SET: Duration = Duration::from_secs(2); // a guess: more than a clock is slewed in an hour
 
-/// What links that cost may carry of the flow.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum MeteredUse {
-    /// Not a packet.
-    No,
-    /// No payload, but there is a path.
-    Ready,
-    /// So many bytes of payload, to measure the link.
-    Probe(u64),
-    /// All that the budget allows.
-    Spend,
-}
-
-impl MeteredUse {
-    fn word(self) -> &'static str {
-        match self {
-            MeteredUse::No => "no",
-            MeteredUse::Ready => "ready",
-            MeteredUse::Probe(_) => "probe",
-            MeteredUse::Spend => "spend",
-        }
+/// A grant as the session's log has it.
+fn grant_word(grant: Grant) -> &'static str {
+    match grant {
+        Grant::None => "no",
+        Grant::Path => "ready",
+        Grant::Probe { .. } => "probe",
+        Grant::Spend { .. } => "spend",
     }
 }
 
@@ -80,16 +66,14 @@ impl MeteredUse {
 #[derive(Default)]
 pub(super) struct ProxyTransferState {
     pub(super) events: Option<mpsc::UnboundedReceiver<SessionEvent>>,
-    paid: Option<MeteredUse>,
+    /// What the driver was told that links that cost may carry.
+    paid: Option<Grant>,
     /// There are other terms: the driver must be told again.
     told_again: bool,
     /// When links that cost were paid for last.
     spent_at: Option<BootInstant>,
     /// What they had carried when the driver began to count.
     spent_before: u64,
-    /// What of a budget that all share it may spend until it is decided again, and what the driver knows of that.
-    grant: Option<u64>,
-    granted: Option<u64>,
     /// Whether other transfers go first.
     behind: bool,
     /// Since when a link that should work does not answer.
@@ -454,7 +438,6 @@ impl TransferRun<'_, ProxyClient> {
         if !helm.waits {
             self.held = None;
         }
-        helm.grant = verdict.limit;
         let paid = self.paid(&verdict, helm);
         self.log_decision(&verdict, paid, &ways, helm);
         let on_time = self.time_left().is_none_or(|left| left > LIFT_DEADLINE);
@@ -522,15 +505,14 @@ impl TransferRun<'_, ProxyClient> {
     }
 
     /// What links that cost may carry, by what was decided and what they carried lately.
-    fn paid(&self, verdict: &ClientDecision, helm: &mut ProxyTransferState) -> MeteredUse {
+    fn paid(&self, verdict: &ClientDecision, helm: &mut ProxyTransferState) -> Grant {
         let now = BootInstant::now();
         match verdict.grant {
             Grant::Spend { .. } => {
                 helm.spent_at = Some(now);
-                return MeteredUse::Spend;
+                return verdict.grant;
             }
-            Grant::Probe { bytes } => return MeteredUse::Probe(bytes),
-            Grant::Path => return MeteredUse::Ready,
+            Grant::Probe { .. } | Grant::Path => return verdict.grant,
             Grant::None => {}
         }
         let lately = helm.spent_at.is_some_and(|at| now.since(at) < READY_FOR);
@@ -538,14 +520,14 @@ impl TransferRun<'_, ProxyClient> {
             && self.terms.if_late == DeadlineFallback::Cell
             && self.metered_bytes_to_spend() != Some(0);
         match lately && may_again {
-            true => MeteredUse::Ready,
-            false => MeteredUse::No,
+            true => Grant::Path,
+            false => Grant::None,
         }
     }
 
     /// Takes down what the driver counts that the object does not show: requests, and what was lost.
     fn count_paid(&mut self, helm: &ProxyTransferState) {
-        if matches!(helm.paid, None | Some(MeteredUse::No)) {
+        if matches!(helm.paid, None | Some(Grant::None)) {
             return;
         }
         let paid = self.dial.with_flow(|device, flow| device.paid_bytes(flow));
@@ -562,35 +544,33 @@ impl TransferRun<'_, ProxyClient> {
     }
 
     /// Has the driver go by it.
-    fn spend(&mut self, paid: MeteredUse, helm: &mut ProxyTransferState) {
+    fn spend(&mut self, paid: Grant, helm: &mut ProxyTransferState) {
         let again = std::mem::take(&mut helm.told_again);
-        if helm.paid == Some(paid) && helm.granted == helm.grant && !again {
+        if helm.paid == Some(paid) && !again {
             return;
         }
         let carried = self.metered_by_now() + self.paid_besides;
         let own = (self.terms.metered_bytes_max).map(|max| max.saturating_sub(carried));
-        let left = match (own, helm.grant) {
-            (Some(own), Some(grant)) => Some(own.min(grant)),
-            (own, grant) => own.or(grant),
-        };
-        if matches!(helm.paid, None | Some(MeteredUse::No)) {
+        if matches!(helm.paid, None | Some(Grant::None)) {
             helm.spent_before = carried;
         }
         // The driver counts from when it was first told that the flow may pay.
         let counted = carried.saturating_sub(helm.spent_before);
-        let within = |bytes: u64| Some(counted + bytes.min(left.unwrap_or(u64::MAX)));
+        let within = |most: Option<u64>| {
+            let least = own.into_iter().chain(most).min();
+            least.map(|bytes| counted + bytes)
+        };
         let set = self.dial.with_flow(|device, flow| match paid {
-            MeteredUse::No => device.allow_paid(flow, false, None),
-            MeteredUse::Ready => device.allow_paid(flow, true, Some(0)),
-            MeteredUse::Probe(bytes) => device.allow_paid(flow, true, within(bytes)),
-            MeteredUse::Spend => device.allow_paid(flow, true, left.map(|left| counted + left)),
+            Grant::None => device.allow_paid(flow, false, None),
+            Grant::Path => device.allow_paid(flow, true, Some(0)),
+            Grant::Probe { bytes } => device.allow_paid(flow, true, within(Some(bytes))),
+            Grant::Spend { up_to } => device.allow_paid(flow, true, within(up_to)),
         });
         if set.is_some() {
-            if again || helm.paid != Some(paid) {
+            if again || helm.paid.map(grant_word) != Some(grant_word(paid)) {
                 helm.left.clear();
             }
             helm.paid = Some(paid);
-            helm.granted = helm.grant;
         }
     }
 
@@ -615,7 +595,7 @@ impl TransferRun<'_, ProxyClient> {
     fn log_decision(
         &self,
         verdict: &ClientDecision,
-        paid: MeteredUse,
+        paid: Grant,
         ways: &[LinkCandidate],
         helm: &mut ProxyTransferState,
     ) {
@@ -625,7 +605,7 @@ impl TransferRun<'_, ProxyClient> {
                 (TransferReason::from(*reason).code().to_owned(), why)
             }
         };
-        let paid = paid.word();
+        let paid = grant_word(paid);
         if helm.logged.as_ref() == Some(&(chosen.clone(), paid)) {
             return;
         }
@@ -1010,7 +990,7 @@ impl TransferRun<'_, ProxyClient> {
 }
 
 fn plan_spends(helm: &ProxyTransferState) -> bool {
-    matches!(helm.paid, Some(MeteredUse::Spend | MeteredUse::Probe(_)))
+    matches!(helm.paid, Some(Grant::Spend { .. } | Grant::Probe { .. }))
 }
 
 /// The next event of the session; never, if there is none to come.
