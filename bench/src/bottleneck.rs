@@ -106,7 +106,7 @@ impl Bottlenecks {
         plan::PROXY_V4.into()
     }
 
-    /// One of the bottlenecks, for a flow of its own.
+    /// The bottleneck of this number, for a flow of its own.
     pub fn lane(&self, number: usize) -> BottleneckSlot<'_> {
         BottleneckSlot { all: self, number }
     }

@@ -122,7 +122,7 @@ pub enum ReportedGrant {
     None,
     /// A path that carries no payload.
     Path,
-    /// So many bytes of payload, to measure the link.
+    /// Payload up to this many bytes, to measure the link.
     Probe(u64),
     /// Payload as needed, up to so many bytes where that is limited.
     Spend(Option<u64>),

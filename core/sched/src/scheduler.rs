@@ -432,7 +432,7 @@ impl PayDecision {
     }
 }
 
-/// Of the flows with a deadline, those to be late with so that the others can be in time: where all links
+/// The flows to be late with so that the others with a deadline can be in time: where all links
 /// surely do not carry what is due until then, first who has least priority, of these who needs most
 /// (Moore, 1968, with Hodgson's rule: it leaves as few late as can be). Nobody else waits for them.
 fn late_flows(

@@ -46,9 +46,9 @@ const ACK_BYTES_MAX: usize = 96;
 pub(crate) enum ProbeFrequency {
     /// Ever more rarely: a server, which only devices bring back.
     Rarely,
-    /// As often as a device on a link that costs nothing asks.
+    /// Questions are as frequent as a device on a link that costs nothing needs them.
     Often,
-    /// As often as a device on a link that costs nothing asks while a flow waits.
+    /// Questions are as frequent as while a flow waits on a link that costs nothing.
     Waiting,
 }
 

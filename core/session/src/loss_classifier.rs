@@ -38,7 +38,7 @@ const SAMPLES: usize = 8;
 /// A window of fewer packets is a few bursts: the longest of the last two waits counts, to be on the safe
 /// side.
 const WINDOW_SMALL: u64 = 40; // measured: of a shared queue of 7 packets a session took 1.3 times as much as without
-/// So many packets lost in a row are taken for congestion, or two more where the air is known to
+/// A run of this many lost packets is taken for congestion, or two more where the air is known to
 /// lose: at 3 % random loss one packet in 40,000 begins such a run, and one in 40 millions there.
 const RUN: u32 = 3;
 /// The air is known to lose where so many of the last eight losses were random: there twice as much

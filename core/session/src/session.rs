@@ -109,7 +109,7 @@ pub enum FlowError {
     /// The flow's deadline passed.
     #[error("the deadline passed")]
     DeadlinePassed,
-    /// As many flows as allowed are open.
+    /// The limit on open flows is reached.
     #[error("too many flows are open")]
     TooMany,
     /// The session is over.

@@ -20,7 +20,7 @@ pub const TRACE_RECORDS_MAX: usize = 16_384;
 const METRICS_EVERY: Span = Span::from_millis(20); // a guess: below most round trips, above ACKs
 /// Packets of each path that are told before sampling begins: its handshake and challenges.
 const SAMPLED_FIRST: u64 = 16;
-/// Of the later packets, one in so many is traced.
+/// The sampling interval of later packets: one in this many is traced.
 const SAMPLED_ONE_IN: u64 = 64;
 
 /// Which packets are told. Events, frames that change something, and figures always are.

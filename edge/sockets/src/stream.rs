@@ -96,7 +96,7 @@ pub(crate) fn in_c(how: Shutdown) -> i32 {
     }
 }
 
-/// The same memory as perhaps uninitialised bytes: initialised ones are also that.
+/// Views initialised bytes as bytes that may be uninitialised.
 pub(crate) fn perhaps(bytes: &mut [u8]) -> &mut [MaybeUninit<u8>] {
     let (at, len) = (bytes.as_mut_ptr(), bytes.len());
     // SAFETY: the same place and length; only bytes that were received are written there.

@@ -29,7 +29,7 @@ pub(crate) struct Exchange {
     pub(crate) sends: [bool; 2],
 }
 
-/// One of the two stations.
+/// A station that contends for the air with another.
 #[derive(Debug)]
 struct Station {
     /// Slots still to be counted down.

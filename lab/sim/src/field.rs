@@ -77,7 +77,7 @@ pub struct Study {
     pub size: LogNormal,
     /// How long they wait for them, by class, all shares together 100.
     pub delays: Vec<Delays>,
-    /// Of a hundred downloads that may not be delayed, how many are asked for on Wi-Fi.
+    /// How many of a hundred downloads that may not be delayed are asked for on Wi-Fi.
     pub at_once_on_wifi: f64,
     /// How long Wi-Fi stays, seconds.
     pub stays: LogNormal,

@@ -1,4 +1,4 @@
-//! That an object is about to get its name: written down before, for whoever finds it there after a crash.
+//! A record that an object is about to get its final name, for whoever finds the object after a crash.
 //!
 //! ```text
 //!  part synced ─ landing written ─ renamed ─ (a crash here) ─ "done" written

@@ -1,4 +1,4 @@
-//! Whose a connection on this machine is: the user of its other end.
+//! Finds the user at the other end of a connection on this machine.
 //!
 //! The kernel's list of TCP sockets (proc(5), `/proc/net/tcp`) has the user of each. A socket that waits
 //! for the end of its time has none there, and neither has one in another network namespace: then it

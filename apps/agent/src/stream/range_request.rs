@@ -19,9 +19,9 @@ const RANGES_MAX: usize = 16; // a guess: players ask for one, document readers 
 pub enum RequestedRanges {
     /// The whole object: 200.
     Whole,
-    /// These ranges, each from its first byte up to, not including, its end: 206.
+    /// Byte ranges, each from its first byte up to, not including, its end: 206.
     Ranges(Vec<(u64, u64)>),
-    /// None of the ranges that were asked for exists: 416.
+    /// No requested range exists: 416.
     Unsatisfiable,
 }
 

@@ -40,7 +40,7 @@ const PIECE_BYTES: u64 = 64 * 1024;
 /// What an answer consists of.
 #[derive(Debug)]
 pub enum ResponsePart {
-    /// These bytes, which are no part of an object.
+    /// Text that is no part of an object.
     Text(Bytes),
     /// The object's, from the first up to, not including, the second.
     Range(u64, u64),
