@@ -5,15 +5,13 @@
 //! links that cost is another, and whoever the socket belongs to is told by messages.
 
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use d2tp_driver::{FlowClientReport, LinkStatus};
 use d2tp_links::Link;
-use d2tp_sched::ClientDecision;
 use tokio::net::UnixStream;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::{Notify, oneshot, watch};
@@ -32,6 +30,7 @@ use crate::options::SocketOptions;
 use crate::pair::{self, PairPort};
 use crate::pump::{self, CarriedFlow};
 pub use crate::reopen_token::ReopenClaim;
+pub use crate::socket_scheduler::{SchedulerClient, SocketScheduler};
 use crate::table::ConnectionStatus;
 
 /// Sockets that are carried at a time; further ones are their own processes' to carry. Each takes two
@@ -49,28 +48,6 @@ const LAST_WORDS: Duration = Duration::from_secs(5); // as `exit` of a program
 
 /// For the last packets.
 const GRACE: Duration = Duration::from_millis(20); // as the driver's own
-
-/// Decides for all sockets of an engine together, and for whatever else its device carries.
-pub trait SocketScheduler {
-    /// A client for a socket, for as long as it wants something.
-    fn join(&self) -> Box<dyn SchedulerClient>;
-
-    /// Takes in the machine's links, where nobody else tells the scheduler of them.
-    fn observe_links(&self, _links: &[Link]) {}
-}
-
-/// One socket as a client of a [`SocketScheduler`].
-pub trait SchedulerClient {
-    /// Reports, and returns what the socket may use.
-    fn decide(&mut self, report: &FlowClientReport<'_>) -> ClientDecision;
-
-    /// Reports what links carried and asks for nothing: at a socket's end, and for what never pays.
-    fn report(&mut self, links: &[LinkStatus], carried: &BTreeMap<String, (u64, u64)>);
-
-    /// The time until links that cost would carry the socket, if links stayed as they are; none if they
-    /// never would.
-    fn pays_after(&self) -> Option<Duration>;
-}
 
 /// What an agent carries for programs.
 pub struct AgentCarrier {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use d2tp_driver::{LinkStatus, LinkUse};
 
-use crate::agent_carrier::SchedulerClient;
+use crate::socket_scheduler::SchedulerClient;
 
 /// Bytes to this device, and from it.
 type DirectionBytes = (u64, u64);

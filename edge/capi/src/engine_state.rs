@@ -20,7 +20,6 @@ use d2tp_sched::CostPolicy;
 use tokio::sync::broadcast::{Receiver, error::RecvError};
 use tokio::sync::{Notify, OnceCell, watch};
 
-use crate::agent_carrier::SocketScheduler;
 use crate::agent_connection::AgentConnection;
 use crate::datagram_accounting::DatagramAccounting;
 use crate::datagrams::{self, DatagramRegistry};
@@ -29,10 +28,11 @@ use crate::errno::SocketFault;
 use crate::identity;
 use crate::listen::ListenAddresses;
 use crate::options::SocketOptions;
-use crate::own_scheduler::OwnScheduler;
 use crate::pair::PairPort;
 use crate::pump::CarriedFlow;
 use crate::read_ahead::ReadAheadMemory;
+use crate::socket_scheduler::OwnScheduler;
+use crate::socket_scheduler::SocketScheduler;
 
 /// How long a session is kept for the next socket: a handshake costs more than a quiet session.
 const IDLE_KEPT: Duration = Duration::from_secs(10); // a guess

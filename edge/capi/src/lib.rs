@@ -41,12 +41,12 @@ mod kernel;
 mod listen;
 mod memory;
 mod options;
-mod own_scheduler;
 mod pair;
 mod policy;
 mod pump;
 mod read_ahead;
 mod reopen_token;
+mod socket_scheduler;
 mod table;
 mod tunnel;
 

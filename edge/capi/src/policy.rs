@@ -14,7 +14,7 @@ use d2tp_sched::{ClientDecision, CostPolicy, DeadlineFallback, FlowDemand, Grant
 use d2tp_time::{Span, Time};
 use tokio::sync::Notify;
 
-use crate::agent_carrier::{SchedulerClient, SocketOwner, SocketScheduler};
+use crate::agent_carrier::SocketOwner;
 use crate::datagram_accounting::DatagramAccounting;
 use crate::dlock::{self, ASK_EVERY, WakeEntry};
 use crate::engine_state::{EngineState, ServerSession};
@@ -22,6 +22,7 @@ use crate::errno::SocketFault;
 use crate::options::{PersistMode, SocketOptions, since_boot};
 use crate::pump::CarriedFlow;
 use crate::read_ahead::{ReadAhead, ReadAheadDemand};
+use crate::socket_scheduler::{SchedulerClient, SocketScheduler};
 
 /// Between two decisions where time counts.
 const EPOCH: Duration = Duration::from_secs(1);
@@ -526,7 +527,7 @@ fn is_broke(options: &SocketOptions, left: Option<u64>, decision: &ClientDecisio
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::own_scheduler::OwnScheduler;
+    use crate::socket_scheduler::OwnScheduler;
     use d2tp_links::CostClass;
 
     fn way(class: CostClass, usage: LinkUse, rate: u64) -> LinkStatus {
