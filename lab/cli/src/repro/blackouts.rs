@@ -10,9 +10,9 @@
 //!
 //! On real sockets kernel TCP and kernel MPTCP go through the same, at the same time.
 
-use super::Measured;
 use super::emulated::{D2TP, Emulated, LongFlowResult, MPTCP, TCP};
 use super::plot::{Chart, Series};
+use super::runner::Measured;
 use cedos_lab_scenario::{RunReport, Scenario, ScenarioFault};
 use serde_json::{Value, json};
 

@@ -11,7 +11,7 @@ use super::cellular::{
     CellularDownload, CellularRow, NETWORKS, OBJECT_BYTES, OBJECTS, emulate, simulate,
     simulate_objects,
 };
-use super::{Measured, RowVenue};
+use super::runner::{Measured, RowVenue};
 use anyhow::Context;
 use cedos_lab_sim::Ends;
 use d2tp_session::{CongestionKind, DrwaLambda};

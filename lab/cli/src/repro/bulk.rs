@@ -4,8 +4,8 @@
 //! measured here is the processor time of the receiving process, so the row says by what share of a
 //! core ours costs more at that rate.
 
-use super::Measured;
 use super::measured::by_bench;
+use super::runner::Measured;
 use anyhow::Context;
 use serde::Deserialize;
 use serde_json::{Value, json};

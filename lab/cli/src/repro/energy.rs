@@ -4,8 +4,8 @@
 //! trickle is awake all the while and some seconds longer, so each download is charged twice: as they
 //! did, and with the whole radio.
 
-use super::Measured;
 use super::offload::{MEDIA, OFFLOAD, links};
+use super::runner::Measured;
 use anyhow::ensure;
 use cedos_lab_energy::{Radio, RadioDirection, RadioEnergyMeter, Span, Time, radios};
 use cedos_lab_scenario::{Scenario, ScenarioFault};

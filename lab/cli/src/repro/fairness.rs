@@ -1,7 +1,7 @@
 //! C2: do a hundred flows that end on one device share its bottleneck as evenly as TCP's do?
 
-use super::Measured;
 use super::measured::by_bench;
+use super::runner::Measured;
 use anyhow::Context;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};

@@ -5,8 +5,8 @@
 //! which grow their buffers by themselves. So there are two questions: how much more than the fixed
 //! one, and whether anything is lost against growing freely.
 
-use super::Measured;
 use super::cellular::{CellularNetwork, NETWORKS, emulate, simulate};
+use super::runner::Measured;
 use anyhow::Context;
 use cedos_lab_sim::Ends;
 use d2tp_session::DrwaLambda;

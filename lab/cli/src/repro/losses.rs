@@ -8,10 +8,10 @@
 //! What is compared with is the same link without loss; on real sockets kernel TCP and kernel MPTCP go through
 //! the same, at the same time.
 
-use super::Measured;
 use super::emulated::{D2TP, Emulated, LongFlowResult, MPTCP, TCP};
 use super::offload::{EVDO_DOWN_MBPS, EVDO_RTT_MS, EVDO_UP_MBPS};
 use super::plot::{Chart, Series};
+use super::runner::Measured;
 use anyhow::Context;
 use cedos_lab_scenario::{RunReport, Scenario, ScenarioFault};
 use serde_json::{Value, json};

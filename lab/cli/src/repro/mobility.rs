@@ -18,7 +18,7 @@ use std::fmt::Write as _;
 
 use super::emulated::{D2TP, Emulated};
 use super::plot::{Chart, Series};
-use super::{Measured, RowVenue};
+use super::runner::{Measured, RowVenue};
 use anyhow::Context;
 use cedos_lab_scenario::{Scenario, ScenarioFault};
 use serde_json::{Map, Value, json};

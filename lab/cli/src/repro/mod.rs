@@ -34,6 +34,7 @@ mod podcasts;
 pub mod prediction;
 mod proxy;
 pub mod rows;
+pub mod runner;
 mod schedules;
 mod spread;
 mod subway;
@@ -47,37 +48,7 @@ mod walk;
 use serde::Serialize;
 use serde_json::Value;
 
-/// Where a row is run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum RowVenue {
-    /// Virtual time around the real core.
-    Sim,
-    /// Real sockets between network namespaces.
-    Lab,
-}
-
-impl RowVenue {
-    /// The name that the user writes.
-    pub fn word(self) -> &'static str {
-        match self {
-            RowVenue::Sim => "sim",
-            RowVenue::Lab => "lab",
-        }
-    }
-}
-
-/// What a runner measured.
-pub struct Measured {
-    /// Our figures.
-    pub ours: Value,
-    /// The figures of what we compare with; `null` where nothing was run beside it.
-    pub baseline: Value,
-    /// What must hold of `ours`: comparisons as [`mark::holds`] reads them.
-    pub mark: Vec<String>,
-    /// Under what conditions, and what had to be assumed.
-    pub conditions: Vec<String>,
-}
+use runner::{Measured, RowVenue};
 
 /// One row, run: the object `cedos repro ID --json` prints.
 #[derive(Debug, Serialize)]

@@ -10,8 +10,8 @@
 //! The ceiling is what a lone sender gets of the medium for full packets of UDP: what removing every
 //! acknowledgement, and headers beyond UDP's, could give.
 
-use super::Measured;
 use super::emulated::{D2TP, MPTCP, TCP, emulated, mbps as mbps_of};
+use super::runner::Measured;
 use anyhow::Context;
 use cedos_lab_link::{Medium, Span};
 use cedos_lab_scenario::{RunReport, Scenario, ScenarioFault};

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::mobility::{COVERAGES, DRIVING, MobilitySegment, Movement, WALKING, scenario_of_all};
 use super::plot::{Chart, Series};
-use super::{Measured, spread::SampleSummary};
+use super::{runner::Measured, spread::SampleSummary};
 use anyhow::Context;
 use cedos_lab_energy::{Radio, RadioDirection, RadioEnergyMeter, Span, Time, radios};
 use cedos_lab_scenario::{Scenario, ScenarioFault};

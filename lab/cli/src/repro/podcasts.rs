@@ -4,8 +4,8 @@
 //!  lab/sim/src/field.rs: 50 people ─▶ D2Sched, Algorithm 1, Wi-Fi alone ─▶ share of Wi-Fi by class of delay
 //! ```
 
-use super::Measured;
 use super::plot::{Chart, Series};
+use super::runner::Measured;
 use cedos_lab_link::Span;
 use cedos_lab_sim::field::{Delays, FieldDownload, LogNormal, Study};
 use d2tp_sched::SchedulerMode;

@@ -1,7 +1,7 @@
 //! E3: how long holes in coverage will be, on ways travelled again and again.
 
-use super::Measured;
 use super::plot::{Chart, Series};
+use super::runner::Measured;
 use crate::verbs::foresee::{ROUND_TRIPS, WITHIN_S, figures};
 use cedos_lab_link::trace::Trace;
 use cedos_lab_sim::foresight::{Foreseen, play};

@@ -1,7 +1,7 @@
 //! C6 and C9: what one proxy process carries awake, and what it keeps asleep.
 
-use super::Measured;
 use super::measured::by_bench;
+use super::runner::Measured;
 use serde::Deserialize;
 use serde_json::{Value, json};
 

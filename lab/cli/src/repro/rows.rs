@@ -1,9 +1,12 @@
 //! Every result of the five papers that is to be reproduced, and what belongs beside them.
 
 use super::{
-    Measured, RowVenue, applications, blackouts, bufferbloat, bulk, energy, fairness, far, holes,
-    losses, mobility, offload, plane, plot::Chart, podcasts, prediction, proxy, schedules, subway,
-    switching, two_paths, unmodified, video, waiting, walk,
+    applications, blackouts, bufferbloat, bulk, energy, fairness, far, holes, losses, mobility,
+    offload, plane,
+    plot::Chart,
+    podcasts, prediction, proxy,
+    runner::{Measured, RowVenue},
+    schedules, subway, switching, two_paths, unmodified, video, waiting, walk,
 };
 use serde_json::Value;
 

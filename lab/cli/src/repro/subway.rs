@@ -9,7 +9,7 @@
 //! The optimum knows all of it beforehand: it takes everything that Wi-Fi carries, and pays for what the
 //! film would otherwise have been short of, and no more.
 
-use super::Measured;
+use super::runner::Measured;
 use anyhow::{Context, anyhow, ensure};
 use cedos_lab_link::trace::CSV_HEADER;
 use cedos_lab_scenario::{Scenario, ScenarioFault};

@@ -11,8 +11,8 @@
 //! gone. They took 100 of each.
 
 use super::emulated::{D2TP, emulated};
+use super::runner::{Measured, RowVenue};
 use super::spread::SampleSummary;
-use super::{Measured, RowVenue};
 use anyhow::ensure;
 use cedos_lab_scenario::{RunReport, Scenario, ScenarioFault, Switch, SwitchKind};
 use serde_json::json;

@@ -10,7 +10,7 @@
 
 use super::emulated::{D2TP, MPTCP, TCP, emulated, mbps};
 use super::plot::{Chart, Series};
-use super::{Measured, RowVenue};
+use super::runner::{Measured, RowVenue};
 use anyhow::{Context, ensure};
 use cedos_lab_scenario::{RunReport, Scenario, ScenarioFault};
 use serde_json::{Map, Value, json};

@@ -7,7 +7,7 @@
 //!
 //! The same application beside it on Wi-Fi alone, on both links without routes, and with each route alone.
 
-use super::Measured;
+use super::runner::Measured;
 use cedos_lab_scenario::{Scenario, ScenarioFault};
 use cedos_lab_sim::video::{Manner, VideoQuality, watch};
 use d2tp_driver::PathSelection;

@@ -5,7 +5,7 @@
 //! ```
 
 use super::plot::{Chart, Series};
-use super::{Measured, spread::SampleSummary};
+use super::{runner::Measured, spread::SampleSummary};
 use cedos_lab_energy::{Phone, Span, Time, phones};
 use cedos_lab_sim::waiting::{Stay, Waited, draw, wait};
 use d2tp_sched::ScanPeriods;

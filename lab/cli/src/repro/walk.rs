@@ -9,9 +9,9 @@
 //! The ideal is composed as the three are measured: what the medium carries without acknowledgements on
 //! it, for as long as an access point is there, and no less where it loses packets.
 
-use super::Measured;
 use super::emulated::{D2TP, Emulated, LongFlowResult, MPTCP, TCP};
 use super::offload::{self, PACKET_BYTES};
+use super::runner::Measured;
 use anyhow::Context;
 use cedos_lab_link::Medium;
 use cedos_lab_scenario::{RunReport, Scenario, ScenarioFault};

@@ -3,7 +3,7 @@
 
 use crate::repro::applications::{self, Cells};
 use crate::repro::plot::{self, Chart, Series};
-use crate::repro::{self, Reproduced, RowVenue, figures, mark, rows, unmodified};
+use crate::repro::{self, Reproduced, figures, mark, rows, runner::RowVenue, unmodified};
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use serde_json::{Value, json};

@@ -1,8 +1,8 @@
 //! C4a, C4b, C4c on real sockets: `cedos get` within deadlines, at an agent and each by itself.
 
 use super::{CELL, Line, POOR_WIFI, WIFI};
-use crate::repro::Measured;
 use crate::repro::emulated::commanded_in_lab;
+use crate::repro::runner::Measured;
 use anyhow::Context;
 use d2tp_sched::LinkClass;
 use serde_json::{Value, json};
