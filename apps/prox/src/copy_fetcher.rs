@@ -26,9 +26,9 @@ use url::Url;
 use crate::origin::{OriginBody, OriginResponse, Upstream, without_query};
 use crate::pinned_copy::strong_tag;
 use crate::quota_ledger::QuotaExceeded;
-use crate::reset::ResetCause;
 use crate::retained_copies::RetainedCopies;
 use crate::spooled_body::{SpoolError, SpooledBody};
+use d2tp_driver::ResetCause;
 
 /// The longest wait between two tries.
 const RETRY_WAIT_MAX: Duration = Duration::from_secs(60);

@@ -27,10 +27,10 @@ use crate::range::{RangeAnswer, RangeHeader};
 use crate::refusal::ProxRefusal;
 use crate::relay;
 use crate::request::{FetchRequest, ProxRequest, RequestHeadError, parse, read_head};
-use crate::reset::ResetCause;
 use crate::spooled_body::{SpoolStatus, SpooledBody};
 use crate::tunnel;
 use crate::upload;
+use d2tp_driver::ResetCause;
 
 /// How a flow ended.
 #[derive(Clone, Debug, PartialEq, Eq)]

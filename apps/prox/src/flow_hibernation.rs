@@ -15,8 +15,8 @@ use crate::hibernated_copies::FlowMemo;
 use crate::pinned_copy::{CopyHead, PinnedCopy};
 use crate::prox::Prox;
 use crate::quota_ledger::StorageTier;
-use crate::reset::ResetCause;
 use crate::spooled_body::{RestoredBody, SpoolFile, SpooledBody};
+use d2tp_driver::ResetCause;
 
 impl Prox {
     /// Takes up what the journal holds: copies that sleeping flows will read are here again, those

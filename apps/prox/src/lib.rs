@@ -37,7 +37,6 @@ mod range;
 mod refusal;
 mod relay;
 mod request;
-mod reset;
 mod retained_copies;
 mod serve;
 mod spooled_body;
@@ -50,6 +49,7 @@ mod upload_table;
 
 pub use answer::ServedFrom;
 pub use config::ProxConfig;
+pub use d2tp_driver::ResetCause;
 pub use dial::{Resolve, SystemResolver};
 pub use egress::{EgressFilter, SpecialAddress};
 pub use flow::{ProxFlowOutcome, ProxFlowReport, serve_flow};
@@ -60,7 +60,6 @@ pub use refusal::ProxRefusal;
 #[doc(hidden)]
 pub use request::judge_head;
 pub use request::{HEAD_BYTES_MAX, HEADERS_MAX};
-pub use reset::ResetCause;
 pub use serve::{FlowListener, run, serve};
 pub use stream_flow::StreamFlow;
 pub use tls::ProxTlsError;

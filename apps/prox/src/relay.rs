@@ -29,7 +29,7 @@ use crate::key_text::show_key;
 use crate::prox::Prox;
 use crate::refusal::ProxRefusal;
 use crate::request::RelayTarget;
-use crate::reset::ResetCause;
+use d2tp_driver::ResetCause;
 
 impl ProxConfig {
     /// How many relays there may be; none where there are to be none.

@@ -27,7 +27,7 @@ use d2tp_driver::HostKey;
 use parking_lot::Mutex;
 
 use crate::quota_ledger::{QuotaExceeded, QuotaLedger, StorageTier};
-use crate::reset::ResetCause;
+use d2tp_driver::ResetCause;
 
 pub(crate) use spool_file::{RestoredBody, SpoolFile};
 

@@ -21,7 +21,7 @@ use crate::answer::{ServedFrom, tunnel_open};
 use crate::flow::{FlowLogRecord, ProxFlowOutcome};
 use crate::flow_watch::{FlowGone, FlowWatch};
 use crate::prox::Prox;
-use crate::reset::ResetCause;
+use d2tp_driver::ResetCause;
 
 /// Buffer for each direction of a tunnel.
 pub const TUNNEL_BUFFER_BYTES: usize = 64 * 1024;

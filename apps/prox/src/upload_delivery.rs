@@ -25,8 +25,8 @@ use crate::pinned_copy::{CopyHead, PinnedCopy};
 use crate::prox::Prox;
 use crate::refusal::ProxRefusal;
 use crate::request::UploadRequest;
-use crate::reset::ResetCause;
 use crate::spooled_body::{SpoolReadError, SpooledBody};
+use d2tp_driver::ResetCause;
 
 /// Bytes given to the origin's connection at once.
 const READ_BYTES: usize = 64 * 1024;

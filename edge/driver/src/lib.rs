@@ -31,6 +31,7 @@ mod link_health;
 mod peer;
 mod peer_listener;
 mod provided_links;
+mod proxy_reset;
 mod qlog;
 mod qlog_events;
 mod relay_dispatch;
@@ -67,6 +68,7 @@ pub use journal::{
 pub use peer::{CallError, Peer};
 pub use peer_listener::PeerListener;
 pub use provided_links::{ProvidedLink, ProvidedLinks};
+pub use proxy_reset::ResetCause;
 pub use qlog::{OpenQlogFile, QLOG_QUEUE_MAX, Qlog};
 pub use relay_host::{CallEvent, DeviceRelays, IncomingCalls, RelayError, RelayHandle};
 pub use scheduler_handle::{SchedulerHandle, SpendHandle};

@@ -32,7 +32,7 @@ use sources::Sources;
 /// The most that each count may be now: whoever brings one down lowers its number here, and none is
 /// ever raised. The aim is 3 for the circle of files and 0 for the others.
 const CEILINGS: [(&str, usize); 6] = [
-    ("folder_rule_breaches", 1),
+    ("folder_rule_breaches", 0),
     ("unused_dependencies", 0),
     ("largest_file_circle", 24),
     ("duplicate_type_names", 0),

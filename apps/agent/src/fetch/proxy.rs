@@ -19,11 +19,10 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use cedos_prox::ResetCause;
 use d2tp_driver::{
     Device, DeviceOptions, DriverError, EndpointConfig, Flow, FlowEnd, FlowIo as _, FlowSettings,
     Instance, InstanceClaim, InstanceLease, LinkUse, PathState, PathStats, ProvidedLinks, Qlog,
-    SecretKey, ServerAddress, SessionEnd, SessionEvent,
+    ResetCause, SecretKey, ServerAddress, SessionEnd, SessionEvent,
 };
 use d2tp_links::{CostClass, Link, LinkKind};
 use http::{HeaderMap, StatusCode};

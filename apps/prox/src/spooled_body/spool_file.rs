@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use super::{SpoolState, SpoolStatus, SpoolStorage, SpooledBody};
 use crate::copy_store::{CopyStore, SYNC_EVERY_BYTES, StoredProgress};
 use crate::quota_ledger::QuotaLedger;
-use crate::reset::ResetCause;
+use d2tp_driver::ResetCause;
 
 /// A named place on disk.
 #[derive(Clone, Debug)]

@@ -1,4 +1,4 @@
-//! The codes a flow is reset with once an answer has begun and cannot be finished.
+//! The codes that D2Prox resets a flow with once an answer has begun and cannot be finished.
 //!
 //! After the head has gone out there is no status left to change, so the cause travels as the
 //! reset code; the device turns it into words. A reset is never mistaken for the end of the body.
@@ -50,7 +50,7 @@ impl ResetCause {
     /// The cause behind a code, if it is one of the proxy's.
     ///
     /// ```
-    /// use cedos_prox::ResetCause;
+    /// use d2tp_driver::ResetCause;
     /// assert_eq!(ResetCause::from_code(0xd202), Some(ResetCause::OriginChanged));
     /// ```
     pub fn from_code(code: u64) -> Option<ResetCause> {
