@@ -205,7 +205,7 @@ pub struct PacketKeys {
     tx_generation: u64,
     tx_mask: HeaderProtection,
     rx: KeyGeneration,
-    rx_before: Option<KeyGeneration>,
+    rx_before: Option<Box<KeyGeneration>>,
     /// Made when the first packet says it is of that generation, whether it authenticates or not:
     /// how long that takes tells nothing but that it was the first, and a session that never gets
     /// there does without.
@@ -297,7 +297,7 @@ impl PacketKeys {
                 (&mut **next, true)
             }
             3 => (
-                self.rx_before.as_mut().ok_or(SealError::NotAuthentic)?,
+                &mut **self.rx_before.as_mut().ok_or(SealError::NotAuthentic)?,
                 false,
             ),
             _ => return Err(SealError::NotAuthentic),
@@ -317,8 +317,9 @@ impl PacketKeys {
         if header[0] & RESERVED_BITS != 0 {
             return Err(SealError::NotAuthentic);
         }
-        if key_advanced && let Some(now) = self.rx_next.take() {
-            self.rx_before = Some(std::mem::replace(&mut self.rx, *now));
+        if key_advanced && let Some(mut next) = self.rx_next.take() {
+            std::mem::swap(&mut self.rx, &mut *next);
+            self.rx_before = Some(next);
             self.rx_generation += 1;
         }
         Ok(OpenedPacket {

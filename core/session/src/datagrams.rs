@@ -159,10 +159,20 @@ pub(crate) struct DatagramSendQueue {
     /// The number of the next that is copied, once there was one.
     number: Option<u32>,
     seen: Option<Box<DuplicateFilter>>,
-    pub(crate) stats: DatagramStats,
+    /// None until a datagram is sent or received.
+    stats: Option<Box<DatagramStats>>,
 }
 
 impl DatagramSendQueue {
+    /// What became of the datagrams so far.
+    pub(crate) fn stats(&self) -> DatagramStats {
+        self.stats.as_deref().copied().unwrap_or_default()
+    }
+
+    fn stats_mut(&mut self) -> &mut DatagramStats {
+        self.stats.get_or_insert_default()
+    }
+
     /// What is wanted on particular paths goes before the rest, and is pushed out after it.
     fn push(&mut self, waiting: QueuedDatagram) {
         let routed = |waiting: &QueuedDatagram| waiting.route != PathSelection::Any;
@@ -174,7 +184,8 @@ impl DatagramSendQueue {
         if self.waiting.len() == DATAGRAMS_MAX {
             let oldest = if rest == DATAGRAMS_MAX { 0 } else { rest };
             let oldest = self.waiting.remove(oldest);
-            self.stats.displaced += u64::from(oldest.is_some_and(|w| w.left_on.is_empty()));
+            self.stats.get_or_insert_default().displaced +=
+                u64::from(oldest.is_some_and(|w| w.left_on.is_empty()));
         }
         if routed(&waiting) {
             self.waiting.insert(rest.min(self.waiting.len()), waiting);
@@ -215,7 +226,7 @@ impl DatagramSendQueue {
         while let Some(waiting) = self.waiting.get_mut(n) {
             let need = HEAD_MAX + waiting.bytes.len();
             if waiting.expires <= now {
-                self.stats.expired += u64::from(waiting.left_on.is_empty());
+                self.stats.get_or_insert_default().expired += u64::from(waiting.left_on.is_empty());
             } else if !waiting.may_leave(by) {
                 n += 1;
                 continue;
@@ -232,13 +243,13 @@ impl DatagramSendQueue {
                 if done {
                     self.waiting.remove(n);
                 }
-                self.stats.sent += u64::from(!again);
-                self.stats.copies_sent += u64::from(again);
-                self.stats.bytes_out += leaving.bytes.len() as u64;
+                self.stats.get_or_insert_default().sent += u64::from(!again);
+                self.stats.get_or_insert_default().copies_sent += u64::from(again);
+                self.stats.get_or_insert_default().bytes_out += leaving.bytes.len() as u64;
                 return Some(leaving);
             } else if fresh && need > ROOM_SURE {
                 // What no packet can carry will never leave: drop it rather than block the rest.
-                self.stats.too_big += 1;
+                self.stats.get_or_insert_default().too_big += 1;
             } else {
                 return None;
             }
@@ -337,14 +348,14 @@ impl Session {
 
     /// R-COPY-2: a datagram came, perhaps again.
     pub(crate) fn on_datagram(&mut self, context: u64, bytes: &[u8]) {
-        self.datagrams.stats.bytes_in += bytes.len() as u64;
+        self.datagrams.stats_mut().bytes_in += bytes.len() as u64;
         match self.datagrams.take(context) {
             Some(context) => {
-                self.datagrams.stats.received += 1;
+                self.datagrams.stats_mut().received += 1;
                 let bytes = Bytes::copy_from_slice(bytes);
                 self.emit(SessionEvent::Datagram { context, bytes });
             }
-            None => self.datagrams.stats.copies_received += 1,
+            None => self.datagrams.stats_mut().copies_received += 1,
         }
     }
 
@@ -362,7 +373,7 @@ impl Session {
 
     /// What became of the datagrams so far.
     pub fn datagram_stats(&self) -> DatagramStats {
-        self.datagrams.stats
+        self.datagrams.stats()
     }
 }
 
@@ -397,7 +408,7 @@ mod tests {
         }
         let first = queue.next(Time::ZERO, 1000, true, &by(0)).unwrap();
         assert_eq!(first.bytes[0], 1);
-        assert_eq!((queue.stats.displaced, queue.stats.sent), (1, 1));
+        assert_eq!((queue.stats().displaced, queue.stats().sent), (1, 1));
     }
 
     #[test]
@@ -407,7 +418,7 @@ mod tests {
         queue.push(waiting(2, 10, 9));
         let now = Time::ZERO + Span::from_secs(3);
         assert_eq!(queue.next(now, 1000, true, &by(0)).unwrap().bytes[0], 2);
-        assert_eq!(queue.stats.expired, 1);
+        assert_eq!(queue.stats().expired, 1);
         assert!(queue.is_empty());
     }
 
@@ -417,9 +428,9 @@ mod tests {
         queue.push(waiting(1, 2000, 9));
         queue.push(waiting(2, 800, 9));
         assert!(queue.next(Time::ZERO, 500, false, &by(0)).is_none());
-        assert_eq!(queue.stats.too_big, 0, "a full packet proves nothing");
+        assert_eq!(queue.stats().too_big, 0, "a full packet proves nothing");
         assert!(queue.next(Time::ZERO, 500, true, &by(0)).is_none());
-        assert_eq!(queue.stats.too_big, 1);
+        assert_eq!(queue.stats().too_big, 1);
         let next = queue.next(Time::ZERO, 1100, true, &by(0));
         assert_eq!(next.unwrap().bytes[0], 2);
     }
@@ -437,7 +448,7 @@ mod tests {
             });
         }
         queue.push(waiting(99, 10, 9));
-        assert_eq!((queue.len(), queue.stats.displaced), (DATAGRAMS_MAX, 3));
+        assert_eq!((queue.len(), queue.stats().displaced), (DATAGRAMS_MAX, 3));
         let mut take = || {
             queue
                 .next(Time::ZERO, 1000, true, &by(0))
@@ -473,7 +484,7 @@ mod tests {
         assert_eq!(take(1), Some((0, false)));
         assert_eq!(take(1), Some((1, true)));
         assert_eq!(take(1), None);
-        assert_eq!((queue.stats.sent, queue.stats.copies_sent), (3, 1));
+        assert_eq!((queue.stats().sent, queue.stats().copies_sent), (3, 1));
         assert!(queue.is_empty());
     }
 

@@ -318,8 +318,7 @@ impl Endpoint {
         let trace = |level| Box::new(SessionTrace::new(level, now));
         session.trace = self.trace_level.map(trace);
         if role == Role::Responder {
-            let jar = self.shared_cookie_secrets.clone();
-            session.make_token = Some(Arc::new(move |cid| jar.token(cid)));
+            session.cookie_secrets = Some(self.shared_cookie_secrets.clone());
         }
         session
     }
@@ -438,7 +437,7 @@ impl Endpoint {
             let peer = slot.session.peer;
             self.book_flows(peer, was, is);
         }
-        if let Some((to, bytes)) = leave {
+        if let Some((to, bytes)) = leave.map(|answer| *answer) {
             self.answer(to, bytes);
         }
     }

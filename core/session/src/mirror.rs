@@ -163,10 +163,12 @@ impl Session {
             return;
         };
         let (id, delay_max) = (path.id, self.config.ack_delay_max);
-        let mut lent = path.lent.unwrap_or(LentPath {
-            left: bytes_per_second,
-            filled_at: now,
-            from: now,
+        let mut lent = path.lent.take().unwrap_or_else(|| {
+            Box::new(LentPath {
+                left: bytes_per_second,
+                filled_at: now,
+                from: now,
+            })
         });
         let gained = bytes(bytes_per_second, now.since(lent.filled_at));
         if gained > 0 {

@@ -134,7 +134,7 @@ pub(crate) struct SessionPath {
     pub(crate) validated: bool,
     pub(crate) challenges: Vec<Challenge>,
     pub(crate) answers: Vec<([u8; 16], Option<Addresses>)>,
-    pub(crate) previous: Option<PreviousAddress>,
+    pub(crate) previous: Option<Box<PreviousAddress>>,
     /// The answer to be repeated if it is lost, until AUTH (a device's).
     pub(crate) answered: Option<[u8; 16]>,
     /// Bytes in flight that the peer allows us, and the seq that said so.
@@ -182,7 +182,7 @@ pub(crate) struct SessionPath {
     pub(crate) ack_offload_state: Option<Box<AckOffloadState>>,
     pub(crate) carried_acks: Option<Box<CarriedAckBudget>>,
     /// What a device lends of it to others' losses.
-    pub(crate) lent: Option<LentPath>,
+    pub(crate) lent: Option<Box<LentPath>>,
     /// What it takes of others' losses, and took so far.
     pub(crate) mirror_guard: Option<Box<MirrorGuard>>,
     pub(crate) fetched_out: u64,

@@ -50,7 +50,7 @@ impl Session {
             || self
                 .handshake
                 .as_ref()
-                .is_some_and(ClientHandshake::has_claimed);
+                .is_some_and(|handshake| handshake.has_claimed());
         let fresh = fresh && !away && !lost;
         let spare = if self.keys.is_some() && fresh && !self.paths.is_full() {
             self.spare.pop_first()
@@ -92,7 +92,7 @@ impl Session {
             None => {
                 let knock = ClientHandshake::new(now, addresses, gated, &mut self.rng);
                 self.cid_changes.extend(knock.routes(self.generation + 1));
-                self.handshake = Some(knock);
+                self.handshake = Some(Box::new(knock));
                 if self.state != SessionState::Established {
                     self.state = SessionState::Handshaking;
                 }
@@ -105,9 +105,9 @@ impl Session {
         for n in self.issued_to..=last {
             let cid = Cid(self.rng.array());
             let token = self
-                .make_token
+                .cookie_secrets
                 .as_ref()
-                .map_or([0; TOKEN_BYTES], |make| make(cid));
+                .map_or([0; TOKEN_BYTES], |secrets| secrets.token(cid));
             let path = PathId(n);
             self.issued.insert(
                 path,
@@ -337,7 +337,7 @@ impl Session {
         self.closing_until = (heard + self.config.closing_max)
             .max(latest)
             .min(heard + self.config.deadline_max);
-        self.closing = Some((code, text.chars().take(80).collect()));
+        self.closing = Some(Box::new((code, text.chars().take(80).collect())));
         self.wants = say::CLOSE;
         self.paths
             .iter_mut()
@@ -416,9 +416,9 @@ impl Session {
             return;
         }
         let text = fault.to_string();
-        self.closing = Some((u64::from(ReasonCode::Protocol as u8), text));
+        self.closing = Some(Box::new((u64::from(ReasonCode::Protocol as u8), text)));
         self.wants |= say::CLOSE;
-        self.peer_fault = Some(fault);
+        self.peer_fault = Some(Box::new(fault));
     }
 
     /// Payload arrived on a path: is it another one than before?

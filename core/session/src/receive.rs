@@ -192,10 +192,10 @@ impl Session {
             // R-PATH-4: the newest packet says where the peer is now; both places are asked.
             // Only a proved place is asked and may win: else it could be a victim's (R-PATH-2).
             if path.validated {
-                path.previous = Some(PreviousAddress {
+                path.previous = Some(Box::new(PreviousAddress {
                     addresses: path.addresses,
                     ask: true,
-                });
+                }));
             }
             path.addresses = from;
             path.forget_rtt_min(now);
@@ -250,7 +250,7 @@ impl Session {
                 if let Some(slot) = self.paths.slot(id) {
                     self.answer_close(now, slot, number);
                 }
-                self.end(end);
+                self.end(*end);
             }
             if self.state == SessionState::Closed {
                 return;
@@ -512,7 +512,7 @@ impl Session {
             }
             Frame::Close { code, text } => {
                 let text = String::from_utf8_lossy(text).into_owned();
-                self.received_close = Some(SessionEnd::Peer { code, text });
+                self.received_close = Some(Box::new(SessionEnd::Peer { code, text }));
             }
         }
         Ok(())
@@ -948,7 +948,7 @@ impl Session {
             if self.role == Role::Responder {
                 path.wants |= path::want::AUTH;
             }
-        } else if let Some(before) = path.previous
+        } else if let Some(before) = &path.previous
             && before.addresses.remote == challenge.remote
         {
             // R-PATH-4: the old place still answers: the move was somebody else's.
@@ -1067,7 +1067,10 @@ impl Session {
         }
         self.generation += 1;
         for (cid, n) in own_cids.iter().zip(0..) {
-            let token = self.make_token.as_ref().map_or([0; 16], |make| make(*cid));
+            let token = self
+                .cookie_secrets
+                .as_ref()
+                .map_or([0; 16], |secrets| secrets.token(*cid));
             let issued = crate::session::IssuedCid {
                 cid: *cid,
                 token,

@@ -76,7 +76,7 @@ impl Session {
             seen,
             closing: self
                 .closing
-                .as_ref()
+                .as_deref()
                 .map(|(code, _)| (*code, self.closing_until.since(now))),
             ticket: self.ticket.as_ref().map(|held| held.ticket().clone()),
             flows,
@@ -151,7 +151,7 @@ impl Session {
             self.flows.insert(flow);
         }
         if let Some((code, left)) = record.closing {
-            self.closing = Some((code, String::new()));
+            self.closing = Some(Box::new((code, String::new())));
             self.closing_until = now + left;
             self.wants |= say::CLOSE;
         }

@@ -16,7 +16,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use d2tp_seal::{PacketKeys, PublicKey, Rng, SecretKey};
+use d2tp_seal::{CookieSecrets, PacketKeys, PublicKey, Rng, SecretKey};
 use d2tp_time::{Span, Time};
 use d2tp_wire::{Cid, FlowId, PathId, PathStatus, ReasonCode, TOKEN_BYTES};
 
@@ -212,7 +212,8 @@ pub struct Session {
     pub(crate) keys: Option<PacketKeys>,
     /// Handshakes done so far: tells packets of an older one apart.
     pub(crate) generation: u32,
-    pub(crate) handshake: Option<ClientHandshake>,
+    /// Boxed, as other state that a quiet session lacks: a server holds many of those.
+    pub(crate) handshake: Option<Box<ClientHandshake>>,
     /// For the next handshake without a path (a device's).
     pub(crate) ticket: Option<Box<ClientTicket>>,
     pub(crate) paths: Paths,
@@ -240,7 +241,7 @@ pub struct Session {
     pub(crate) datagrams: DatagramSendQueue,
     /// Code and words of the CLOSE that is still to be heard (R-CLOSE-3), how often it was said, and
     /// when that is given up.
-    pub(crate) closing: Option<(u64, String)>,
+    pub(crate) closing: Option<Box<(u64, String)>>,
     pub(crate) close_sent: u32,
     pub(crate) closing_until: Time,
     /// The peer may know of this session.
@@ -248,9 +249,9 @@ pub struct Session {
     /// The instance was another process's: until the peer, if it knows the instance, has dropped that one's flows ours wait.
     pub(crate) inherits_instance: bool,
     /// A CLOSE arrived in the packet being handled.
-    pub(crate) received_close: Option<SessionEnd>,
+    pub(crate) received_close: Option<Box<SessionEnd>>,
     /// The answer to a CLOSE, for the endpoint to send: the session is no more.
-    pub(crate) close_ack: Option<(Addresses, Vec<u8>)>,
+    pub(crate) close_ack: Option<Box<(Addresses, Vec<u8>)>>,
     /// SUSPEND is being said (a device's).
     pub(crate) suspending: Option<ReasonCode>,
     /// SUSPEND was heard (a server's).
@@ -262,7 +263,7 @@ pub struct Session {
     /// Flows of the same client key in other sessions of this server.
     pub(crate) flows_elsewhere: usize,
     /// Why it is closing, if the peer broke a rule.
-    pub(crate) peer_fault: Option<PeerFault>,
+    pub(crate) peer_fault: Option<Box<PeerFault>>,
     pub(crate) suspended_at: Option<Time>,
     pub(crate) last_rx: Time,
     pub(crate) active_path: Option<ActivePath>,
@@ -273,7 +274,7 @@ pub struct Session {
     /// When the keys in force were agreed.
     pub(crate) keys_at: Time,
     /// Tokens for the ids we issue (a server's).
-    pub(crate) make_token: Option<Arc<dyn Fn(Cid) -> [u8; TOKEN_BYTES] + Send + Sync>>,
+    pub(crate) cookie_secrets: Option<Arc<CookieSecrets>>,
     pub(crate) initial_flow_credit: u64,
     /// Highest absolute number of bytes delivered twice, for reports.
     pub(crate) duplicate_bytes: u64,
@@ -347,7 +348,7 @@ impl Session {
             sealed_packets: 0,
             unretained: false,
             keys_at: now,
-            make_token: None,
+            cookie_secrets: None,
             initial_flow_credit: 0,
             duplicate_bytes: 0,
             trace: None,

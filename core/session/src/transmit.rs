@@ -210,7 +210,7 @@ impl Session {
         if self.wants & say::CLOSE == 0 {
             return None;
         }
-        let (code, text) = self.closing.clone().expect("asked for by the caller");
+        let (code, text) = *self.closing.clone().expect("asked for by the caller");
         let mut order = [0; PATHS_MAX];
         let n = self.paths.order(&mut order);
         let slot = order[..n].first().copied();
@@ -246,7 +246,7 @@ impl Session {
         });
         if let Some(fault) = self.peer_fault.take() {
             // R-CLOSE-2: said once; nothing is kept of a peer that breaks the rules.
-            self.end(SessionEnd::Fault(fault));
+            self.end(SessionEnd::Fault(*fault));
         } else if transmit.is_some() {
             // R-CLOSE-3: said until it is acknowledged, or often enough.
             self.wants &= !say::CLOSE;
@@ -277,7 +277,7 @@ impl Session {
         let mut sent = SentPacket::new(now);
         sent.bytes = end as u16;
         self.seal_packet(slot, sent, &mut packet);
-        self.close_ack = Some((at, packet));
+        self.close_ack = Some(Box::new((at, packet)));
     }
 
     /// R-SUSPEND-3: says SUSPEND on one path after the other; each is given up with it.

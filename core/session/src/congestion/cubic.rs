@@ -33,7 +33,7 @@ pub(super) struct Cubic {
     state: CubicState,
     hystart: HyStart,
     recovery_start: Option<Time>,
-    before: Option<CubicState>,
+    before: Option<Box<CubicState>>,
 }
 
 /// The largest r with r³ ≤ n.
@@ -147,7 +147,7 @@ impl Controller for Cubic {
         if self.recovery_start.is_some_and(|t| sent_at <= t) {
             return;
         }
-        self.before = Some(self.state.clone());
+        self.before = Some(Box::new(self.state.clone()));
         self.recovery_start = Some(now);
         let s = &mut self.state;
         // Fast convergence, RFC 9438 §4.7.
@@ -206,7 +206,7 @@ impl Controller for Cubic {
     fn on_spurious(&mut self) {
         if let Some(before) = self.before.take() {
             if before.window > self.state.window {
-                self.state = before;
+                self.state = *before;
             }
             self.recovery_start = None;
         }
