@@ -240,7 +240,7 @@ fn a_link_is_known_by_its_network_and_judged_by_settings_and_the_manager() {
                 .await;
             // On the next network the word for the last one means nothing.
             manager.join("home").await;
-            home.until(&ls, "as it seems", is("Home", "free", "taken as free"))
+            home.until(&ls, "as it seems", is("Home", "free", "free by default"))
                 .await;
             let device = "org.freedesktop.NetworkManager.Device";
             manager.set(device, "Metered", Variant::from(1u32)).await;
