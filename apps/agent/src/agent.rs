@@ -230,7 +230,8 @@ pub async fn run(
                     let periods = wake_control::scan_periods(options.scan_interval);
                     tokio::task::spawn_local(wake_control::run(agent.clone(), machine, periods));
                 }
-                Err(error) => tracing::warn!(%error, "the machine is neither woken nor kept awake"),
+                Err(error) => tracing::warn!(%error, "the machine can be neither woken nor kept \
+                    awake"),
             }
             if !options.no_notifications {
                 tokio::task::spawn_local(notifications::serve(agent.clone(), inbox));
@@ -272,7 +273,8 @@ async fn open_door(
         |_| {},
     );
     let door = LocalProxyListener::bind(local.address, line.clone(), local.options).await;
-    let door = door.with_context(|| format!("no proxy for programs at {}", local.address))?;
+    let door =
+        door.with_context(|| format!("cannot open the proxy for programs at {}", local.address))?;
     let at = door.local_addr()?;
     Ok((door, line, at))
 }
@@ -293,7 +295,7 @@ fn listen(path: &Path) -> anyhow::Result<(UnixListener, File)> {
         .open(path.with_extension("lock"))
         .with_context(|| format!("cannot write into {}", folder.display()))?;
     if lock.try_lock().is_err() {
-        bail!("an agent of yours runs already ({})", path.display());
+        bail!("your agent is already running ({})", path.display());
     }
     // Whoever left it is gone: the lock was free.
     let _ = std::fs::remove_file(path);
@@ -311,7 +313,7 @@ impl Agent {
     /// Takes up the queue as an earlier agent left it; the lock that says so.
     fn take_up(self: &Arc<Agent>) -> anyhow::Result<Option<File>> {
         let has_them = jobs::claim_all().inspect_err(|error| {
-            tracing::warn!(%error, "who does not ask the agent takes its transfers for queued");
+            tracing::warn!(%error, "other commands may show the agent's transfers as queued");
         });
         let mut begin = Vec::new();
         for record in queue::load()? {
@@ -417,7 +419,7 @@ impl Agent {
             }
         };
         if tokio::time::timeout(FAREWELL, settled).await.is_err() {
-            tracing::warn!("some transfers did not stop in time; they go on from their last sync");
+            tracing::warn!("some transfers did not stop in time; they resume at their last sync");
         }
         lock(&self.ledger).save();
         lock(&self.link_history).save(&self.scheduler, true);

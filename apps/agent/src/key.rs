@@ -28,7 +28,7 @@ pub const KEY_FILE_VARIABLE: &str = "CEDOS_KEY_FILE";
 pub fn generate() -> anyhow::Result<SecretKey> {
     let mut secret = [0; 32];
     aws_lc_rs::rand::fill(&mut secret)
-        .map_err(|_| anyhow!("the system has no randomness to give"))?;
+        .map_err(|_| anyhow!("the system gives no random numbers"))?;
     Ok(SecretKey::from_bytes(secret))
 }
 
@@ -92,7 +92,7 @@ pub fn device_key_path() -> anyhow::Result<PathBuf> {
         .or_else(|| Some(folder("HOME")?.join(".config")))
         .map(|config| config.join("cedos").join("key"))
         .ok_or_else(|| {
-            anyhow!("no place for this device's key: HOME is not set; name a file with --key")
+            anyhow!("no place for this device's key: set HOME, or name a file with --key")
         })
 }
 

@@ -223,7 +223,7 @@ impl TransferOrder {
     /// As [`TransferOrder::job`].
     pub fn job_on(&self, terms: TransferTerms) -> Result<TransferJob, TransferFailure> {
         let url: Url = self.url.parse().map_err(|error: url::ParseError| {
-            TransferFailure::usage(format!("`{}` is no URL: {error}", self.url))
+            TransferFailure::usage(format!("`{}` is not a URL: {error}", self.url))
         })?;
         let destination = match (self.verb, &self.file, &self.folder) {
             (TransferVerb::Put, ..) => Destination::Nowhere,

@@ -141,7 +141,7 @@ impl PreparedTransfer {
             return Err(TransferFailure::usage(text));
         }
         if has_password(&job.url) {
-            let text = "the URL carries credentials, which the proxy would see";
+            let text = "the URL has credentials, which the proxy would see";
             return Err(TransferFailure::usage(text));
         }
         if proxy.is_none() {
@@ -342,13 +342,13 @@ fn end_to_end(
     let (whom, url) = D2tpTarget::of(&job.url)
         .map_err(|why| TransferFailure::usage(format!("{}: {why}", job.url)))?;
     if order.sealed || order.ca.is_some() {
-        let text = "d2tp:// is end to end in any case, and proved by the key in it";
+        let text = "d2tp:// is always end to end, and the key in it proves the server";
         return Err(TransferFailure::usage(format!(
-            "{text}: leave out --sealed and --ca"
+            "{text}; leave out --sealed and --ca"
         )));
     }
     if paid_asked {
-        let text = "d2tp:// goes over free links only: leave out --policy and --max-cell";
+        let text = "d2tp:// uses free networks only; leave out --policy and --max-cell";
         return Err(TransferFailure::usage(text));
     }
     job.url = url;
@@ -371,7 +371,7 @@ fn mode(
     let refuse = |text: &str| Err(TransferFailure::usage(text));
     if !through_proxy {
         return match order.sealed {
-            true => refuse("--sealed is a way of using a proxy: give --prox too, or leave it out"),
+            true => refuse("--sealed needs a proxy: give --prox too, or leave it out"),
             false => Ok(FetchMode::Direct),
         };
     }
@@ -380,8 +380,8 @@ fn mode(
     }
     if order.ca.is_some() {
         return refuse(
-            "--ca is for downloads whose origin this device verifies: add --sealed, or give --ca \
-             to `cedos prox`, which verifies it otherwise",
+            "--ca has no effect here, because the proxy verifies the server: add --sealed, or \
+             give --ca to `cedos prox`",
         );
     }
     Ok(FetchMode::ProxyFetch)

@@ -55,12 +55,13 @@ pub async fn network_manager() -> Option<NetworkManager> {
     match tokio::time::timeout(BUS_ANSWERS, NetworkManager::start()).await {
         Ok(Ok(manager)) => Some(manager),
         Ok(Err(error)) => {
-            tracing::debug!(%error, "links are judged by what the kernel shows");
+            tracing::debug!(%error, "NetworkManager does not answer; costs are guessed from what \
+                the kernel shows");
             None
         }
         Err(_) => {
             tracing::warn!(
-                "the system's bus does not answer; links are judged without NetworkManager"
+                "the system bus does not answer; costs are guessed without NetworkManager"
             );
             None
         }

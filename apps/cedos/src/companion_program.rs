@@ -10,7 +10,7 @@ use anyhow::{Context, bail};
 /// # Errors
 /// It is not there; the sentence says what builds it.
 pub fn find(name: &str) -> anyhow::Result<PathBuf> {
-    let own = std::env::current_exe().context("cannot tell where this program lies")?;
+    let own = std::env::current_exe().context("cannot find this program's own path")?;
     let beside = own.with_file_name(name);
     if beside.is_file() {
         return Ok(beside);

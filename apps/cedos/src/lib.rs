@@ -18,17 +18,17 @@ use clap::Subcommand;
 /// What the exit codes of all verbs mean, but `run`'s and `play`'s: those are the program's.
 pub const EXIT_CODES: &str = "\
 Exit codes:
-  0   Done; a transfer is whole, in time
-  1   An error; the sentence says whose
-  2   The command line makes no sense; nothing was done
-  3   Stopped (Ctrl-C, cancel); the same command continues
-  10  The deadline passed; the file may be whole all the same
-  11  What links that cost may carry is used up
-  12  Other bytes than --integrity names
-  13  The origin keeps sending other bytes
+  0   Done; a transfer is complete and on time
+  1   Error (see the message)
+  2   Wrong usage; nothing was done
+  3   Stopped (Ctrl-C, cancel); run the same command to resume
+  10  The deadline passed; the file may still be complete
+  11  The data limit for metered networks is used up
+  12  The content does not match --integrity
+  13  The server keeps sending different content
   14  No network may be used, and --now does not wait
-  75  status: it has not ended
-`run` and `play` end with their program's own code.";
+  75  status: the transfer has not ended
+`run` and `play` exit with the code of the program that they run.";
 
 /// A verb of the product, with its command line.
 #[expect(missing_docs, reason = "the command line of each verb describes it")]
@@ -41,33 +41,33 @@ pub enum ProductVerb {
     Ls(verbs::get_jobs::LsArgs),
     /// Show one transfer in the background
     ///
-    /// Exit codes: 75 while it runs or waits, then its own (see `cedos get --help`).
+    /// Exit codes: 75 while it runs or waits, then those of the transfer (see `cedos get --help`).
     Status(verbs::get_jobs::JobArgs),
-    /// Say why a transfer is where it is, what is promised of it, and what would end a wait
+    /// Show why a transfer runs or waits, its forecast, and what would end the wait
     ///
-    /// Exit codes: 0 it was said, 1 there is no such transfer, 2 usage.
+    /// Exit codes: 0 done, 1 there is no such transfer, 2 usage.
     Why(verbs::get_jobs::JobArgs),
-    /// Stop a transfer of the agent's for now
+    /// Pause a transfer of the agent
     ///
-    /// Exit codes: 0 done, 1 it is not the agent's, or has ended, 2 usage.
+    /// Exit codes: 0 done, 1 not a transfer of the agent, or it has ended, 2 usage.
     Pause(verbs::get_jobs::JobArgs),
-    /// Go on with a transfer that was paused
+    /// Resume a paused transfer
     ///
-    /// Exit codes: those of `cedos pause`.
+    /// Exit codes: as `cedos pause`.
     Resume(verbs::get_jobs::JobArgs),
-    /// Stop a transfer; a download leaves a partial, which `retry` and the same command continue
+    /// Stop a transfer; `retry`, or the same command, resumes a download later
     ///
-    /// Exit codes: 0 it has stopped, 1 there is no such transfer, or it has ended, 2 usage.
+    /// Exit codes: 0 stopped, 1 there is no such transfer, or it has ended, 2 usage.
     Cancel(verbs::get_jobs::JobArgs),
-    /// Begin again with a transfer that failed or was cancelled, from what is there
+    /// Resume a transfer that failed or was cancelled
     ///
-    /// Exit codes: 0 it has begun, 1 it is not the agent's, or did not fail, 2 usage.
+    /// Exit codes: 0 started, 1 not a transfer of the agent, or it did not fail, 2 usage.
     Retry(verbs::get_jobs::JobArgs),
     Edit(Box<verbs::get_jobs::EditArgs>),
-    /// Follow a transfer to its end
+    /// Wait until a transfer ends
     ///
-    /// Exit codes: its own (see `cedos get --help`); 1 there is no such transfer or agent; 75 the agent went
-    /// before its end.
+    /// Exit codes: those of the transfer (see `cedos get --help`); 1 there is no such transfer or agent; 75
+    /// the agent stopped before the transfer ended.
     Wait(verbs::get_jobs::JobArgs),
     Net(verbs::net::NetArgs),
     Budget(verbs::net::BudgetArgs),
@@ -75,7 +75,7 @@ pub enum ProductVerb {
     Prox(Box<verbs::prox::ProxArgs>),
     Serve(Box<verbs::serve::ServeArgs>),
     Run(Box<verbs::run::RunArgs>),
-    /// Make and show the keys that hosts are known by
+    /// Make and show keys of devices and proxies
     Key(verbs::key::KeyArgs),
 }
 

@@ -233,7 +233,7 @@ async fn a_download_is_followed_and_ends_as_without_an_agent() {
         .ends_with(1, "no directory");
     home.run(&["get", "--detach", "-o", "/proc/out", &origin.url("/a")])
         .await
-        .ends_with(1, "no file can be made in /proc");
+        .ends_with(1, "cannot create a file in /proc");
     let none = home
         .run(&["get", "-o", "no/such/out", &origin.url("/a")])
         .await;
@@ -253,7 +253,7 @@ async fn after_kill_9_of_the_agent_a_download_goes_on_where_it_was() {
     home.run(&["ls"]).await.ends_with(0, "QUEUED");
     home.run(&["pause", &id])
         .await
-        .ends_with(1, "no agent runs");
+        .ends_with(1, "the agent is not running");
     open.store(true, Ordering::Relaxed);
     home.start(&[]).await;
     let run = home.run(&["wait", &id]).await;
@@ -315,12 +315,12 @@ async fn a_transfer_is_paused_resumed_cancelled_and_tried_again() {
     assert_eq!(home.run(&["status", &id]).await.code, 3);
     home.run(&["resume", &id])
         .await
-        .ends_with(1, "cedos retry begins again");
+        .ends_with(1, "`cedos retry` starts it again");
     home.run(&["cancel", &id]).await.ends_with(1, "has ended");
     open.store(true, Ordering::Relaxed);
     assert_eq!(home.run(&["retry", &id]).await.code, 0);
     home.until(&id, "is done", stands("done")).await;
-    home.run(&["retry", &id]).await.ends_with(1, "is whole");
+    home.run(&["retry", &id]).await.ends_with(1, "is complete");
     home.run(&["pause", "99"])
         .await
         .ends_with(1, "there is no transfer 99");
@@ -373,7 +373,10 @@ async fn who_leaves_what_cannot_be_in_time_is_told_so() {
     let mut command = get_rig::cedos(folder.path(), &get);
     let child = command.env("CEDOS_AGENT", &socket).spawn();
     let run = ended(child.expect("start cedos")).await;
-    run.ends_with(0, "note: it will hardly be ready in 5 s (p=0.00)");
+    run.ends_with(
+        0,
+        "note: it will probably be late: under 1 % likely to finish in 5 s",
+    );
     agent.abort();
 }
 
@@ -401,7 +404,7 @@ async fn what_ended_under_an_earlier_agent_is_still_known_to_every_verb() {
     ] {
         home.run(&[verb, &[&id]].concat())
             .await
-            .ends_with(1, "is whole");
+            .ends_with(1, "is complete");
     }
     // The agent's transfers have no log of their own.
     let run = home.run(&["status", &id, "--json"]).await;
@@ -419,7 +422,7 @@ async fn a_transfer_of_another_process_is_not_unknown_and_one_of_the_agents_not_
     for verb in [&["pause"][..], &["wait"], &["edit", "--policy", "any"]] {
         home.run(&[verb, &[&own]].concat())
             .await
-            .ends_with(1, "another process's");
+            .ends_with(1, "in its own process");
     }
     assert_eq!(home.run(&["cancel", &own]).await.code, 0);
     let id = home.leave(&url, &[]).await;
@@ -434,7 +437,7 @@ async fn a_transfer_of_another_process_is_not_unknown_and_one_of_the_agents_not_
     );
     get_rig::run(home.path(), &["cancel", &id])
         .await
-        .ends_with(1, "is not asked");
+        .ends_with(1, "names another");
 }
 
 #[tokio::test]
@@ -639,7 +642,7 @@ async fn one_agent_has_the_socket_and_it_is_its_owners_alone() {
         .permissions()
         .mode();
     assert_eq!(mode & 0o777, 0o600);
-    home.run(&["agent"]).await.ends_with(1, "runs already");
+    home.run(&["agent"]).await.ends_with(1, "already running");
     // What is no request is told so, and the next one is heard.
     let stream = UnixStream::connect(home.socket()).await.expect("connect");
     let (read, mut write) = stream.into_split();
@@ -656,7 +659,7 @@ async fn one_agent_has_the_socket_and_it_is_its_owners_alone() {
     let (no, yes) = (next().await, next().await);
     let late = next().await;
     let text = late["text"].as_str().unwrap_or_default();
-    assert!(text.contains("has passed"), "{late}");
+    assert!(text.contains("that time has passed"), "{late}");
     assert_eq!((&no["ok"], &no["exit"]), (&json!(false), &json!(2)));
     assert_eq!(
         (&yes["ok"], &yes["scheduler"]),
@@ -706,7 +709,7 @@ async fn figures_hooks_and_the_allowance_are_there() {
     home.run(&["budget"]).await.ends_with(0, "2.00 GB left");
     home.run(&["net", "set", "lo", "dear"])
         .await
-        .ends_with(1, "none of free");
+        .ends_with(1, "not one of free");
     home.run(&["net"]).await.ends_with(0, "lo:");
 }
 
@@ -769,14 +772,18 @@ async fn without_an_agent_get_works_by_itself_and_the_verbs_say_what_is_missing(
     assert_eq!(got.code, 0, "{}", got.errors);
     assert!(!got.errors.contains("agent"), "{}", got.errors);
     for verb in ["pause", "resume", "retry", "wait"] {
-        run(home, &[verb, "1"]).await.ends_with(1, "no agent runs");
+        run(home, &[verb, "1"])
+            .await
+            .ends_with(1, "the agent is not running");
     }
     run(home, &["edit", "1", "--policy", "any"])
         .await
-        .ends_with(1, "no agent runs");
+        .ends_with(1, "the agent is not running");
     run(home, &["edit", "1"])
         .await
-        .ends_with(2, "say what is to be different");
-    run(home, &["budget"]).await.ends_with(1, "no agent runs");
+        .ends_with(2, "say what to change");
+    run(home, &["budget"])
+        .await
+        .ends_with(1, "the agent is not running");
     run(home, &["net"]).await.ends_with(0, "lo:");
 }

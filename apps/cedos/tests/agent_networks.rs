@@ -236,11 +236,11 @@ fn a_link_is_known_by_its_network_and_judged_by_settings_and_the_manager() {
             assert_eq!(link["network"], "wifi:Train", "{link}");
             let said = home.run(&["net", "set", "wlan0", "free", "--json"]).await;
             assert_eq!(said.last()["network"], "wifi:Train", "{}", said.last());
-            home.until(&ls, "as it was said", is("Train", "free", "you said so"))
+            home.until(&ls, "as it was said", is("Train", "free", "set by you"))
                 .await;
             // On the next network the word for the last one means nothing.
             manager.join("home").await;
-            home.until(&ls, "as it seems", is("Home", "free", "taken as free"))
+            home.until(&ls, "as it seems", is("Home", "free", "free by default"))
                 .await;
             let device = "org.freedesktop.NetworkManager.Device";
             manager.set(device, "Metered", Variant::from(1u32)).await;
@@ -253,12 +253,12 @@ fn a_link_is_known_by_its_network_and_judged_by_settings_and_the_manager() {
                 .await;
             home.run(&["net"])
                 .await
-                .ends_with(0, "on Home at 70 %, wants a sign-in");
+                .ends_with(0, "on Home at 70 %, requires a sign-in");
             // It is remembered of the network, by the next agent as well.
             home.end(Signal::SIGKILL).await;
             manager.join("train").await;
             home.start(&[]).await;
-            home.until(&ls, "as it was said", is("Train", "free", "you said so"))
+            home.until(&ls, "as it was said", is("Train", "free", "set by you"))
                 .await;
             home.run(&["net", "set", "Train", "auto"]).await;
             home.until(

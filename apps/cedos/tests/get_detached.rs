@@ -131,7 +131,7 @@ async fn a_cancelled_download_leaves_a_partial_that_can_be_continued() {
     assert_eq!(status(home, &id).await.code, 3);
     run(home, &["cancel", &id])
         .await
-        .ends_with(1, "does not run any more");
+        .ends_with(1, "is not running any more");
     open.store(true, Ordering::Relaxed);
     let run = run(home, &["get", "--json", "-o", "out", &url]).await;
     assert_eq!(run.code, 0, "{}", run.errors);
@@ -149,7 +149,7 @@ async fn a_download_that_was_killed_is_shown_as_gone_and_says_how_to_go_on() {
     let run = until(home, &id, "is gone", |told| told["standing"] == "gone").await;
     assert_eq!(run.code, 1);
     let shown = get_rig::run(home, &["status", &id]).await;
-    shown.ends_with(1, "same command continues");
+    shown.ends_with(1, "same command to resume");
     get_rig::run(home, &["ls"]).await.ends_with(0, "GONE");
 }
 

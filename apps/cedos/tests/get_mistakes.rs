@@ -46,7 +46,7 @@ async fn mistakes_on_the_command_line_are_told_with_what_to_write_instead() {
             2,
             "is https://host.example/a meant?",
         ),
-        (&["get", "ftp://host/a"], 2, "ftp: is another kind"),
+        (&["get", "ftp://host/a"], 2, "ftp: is not supported"),
         (&["get", "http://"], 2, "empty host"),
         (&["get", "http://host:99999/"], 2, "invalid port number"),
         (&["get", url, "--by", "25:99"], 2, "write 07:30"),
@@ -159,8 +159,8 @@ async fn servers_that_are_not_what_was_meant_are_told_with_what_to_try() {
     let table: &[(&[&str], i32, &str)] = &[
         (&["get", &missing], 1, "404 Not Found for /a"),
         (&["get", &secret], 1, "--header 'Authorization: …'"),
-        (&["get", &mistaken], 1, "is http:// meant"),
-        (&["get", &untrusted], 1, "name it with --ca FILE"),
+        (&["get", &mistaken], 1, "Do you mean http://"),
+        (&["get", &untrusted], 1, "give --ca FILE"),
         (
             &["get", "http://127.0.0.1:1/a", "--tries", "1"],
             1,
@@ -169,7 +169,7 @@ async fn servers_that_are_not_what_was_meant_are_told_with_what_to_try() {
         (
             &["get", "http://127.0.0.1:1/a", "--now", "--prox", &nobody()],
             1,
-            "is the proxy running",
+            "Is it running",
         ),
         // Reserved never to exist (RFC 2606); with or without a network there is no answer.
         (

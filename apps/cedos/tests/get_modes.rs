@@ -142,7 +142,7 @@ async fn an_origin_with_other_bytes_each_time_gives_one_answer_or_an_error_in_ev
         )
         .await;
         let run = rig.get("/object", &[]).await;
-        rig.assert_fails(&run, 13, "starts from zero");
+        rig.assert_fails(&run, 13, "starting from zero");
     }
 }
 
@@ -161,7 +161,7 @@ async fn an_origin_that_hangs_behind_a_tunnel_is_left_and_continued() {
     .await;
     let run = rig.get("/object", &["--stall", "1s"]).await;
     rig.assert_whole(&run, &object(200_000, 6));
-    run.ends_with(0, "not a byte through the tunnel");
+    run.ends_with(0, "no data through the tunnel");
 }
 
 #[tokio::test]
@@ -182,7 +182,7 @@ async fn a_proxy_that_sees_a_tunnel_sees_no_request() {
     let url = rig.origin.url("/object");
     let untrusted = ["get", "--json", "-o", "out", &url, "--prox", address];
     let run = get_rig::run(rig.home(), &[&untrusted[..], &["--sealed"]].concat()).await;
-    run.ends_with(1, "not who it says");
+    run.ends_with(1, "the certificate of");
 }
 
 #[tokio::test]
@@ -222,7 +222,7 @@ async fn credentials_seal_a_download_by_themselves_and_reach_the_origin() {
     }
     // Without them the proxy fetches, and is the one who is refused.
     let run = rig.get("/object", &["-H", "Accept: text/plain"]).await;
-    rig.assert_fails(&run, 1, "wants credentials");
+    rig.assert_fails(&run, 1, "requires credentials");
     assert_eq!(run.last()["reason"], "auth_required");
     let asked = rig.origin.asked();
     let last = asked.last().expect("a request");

@@ -225,7 +225,7 @@ fn trust_is_never_assumed_and_errors_name_their_cause() {
     let mistaken = nginx.get_plainly(&format!("https://127.0.0.1:{}/", nginx.plain_port), &[]);
     nginx.assert_fails(mistaken, 1, "TLS with 127.0.0.1 failed");
     let late = nginx.get("/cut", &["--within", "1s", "--if-late", "fail"]);
-    nginx.assert_fails(late, 10, "the deadline has passed");
+    nginx.assert_fails(late, 10, "the deadline passed");
 }
 
 #[tokio::test]

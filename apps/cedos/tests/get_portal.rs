@@ -125,7 +125,7 @@ fn a_certificate_of_the_portals_own_costs_that_network_only() {
             let url = origin_namespace(|| behind_portal(Some((genuine, own)), Arc::default()));
             wifi_on("198.51.100.7");
             let run = get(directory.path(), &url, &["--ca", "ca.pem"]).await;
-            run.ends_with(1, "not who it says");
+            run.ends_with(1, "the certificate of");
             cell_on();
             let run = get(
                 directory.path(),
@@ -137,7 +137,7 @@ fn a_certificate_of_the_portals_own_costs_that_network_only() {
             assert!(run.reasons().contains(&"portal"), "{:#?}", run.events);
             // On all networks the same stranger: then it is no portal.
             let run = get(directory.path(), &url, &["--policy", "any"]).await;
-            run.ends_with(1, "not who it says");
+            run.ends_with(1, "the certificate of");
         },
     );
 }

@@ -243,9 +243,9 @@ fn without_a_proxy_or_a_file_nothing_is_sent() {
     assert!(said(&["put", "file", "http://h/"], 2).contains("--prox"));
     let prox = format!("d2tp://127.0.0.1:9/{}", "A".repeat(43));
     let absent = ["put", "absent", "http://h/", "--prox", &prox];
-    assert!(said(&absent, 1).contains("cannot be read"));
+    assert!(said(&absent, 1).contains("cannot read"));
     let folder = ["put", ".", "http://h/", "--prox", &prox];
-    assert!(said(&folder, 1).contains("no ordinary file"));
+    assert!(said(&folder, 1).contains("give a regular file"));
 }
 
 /// An agent that ends with this.

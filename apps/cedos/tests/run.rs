@@ -300,7 +300,7 @@ fn a_proxy_that_does_not_answer_is_told_while_the_program_waits() {
                         return;
                     }
                 }
-                panic!("it ended without a word");
+                panic!("it ended without a message");
             };
             let told = tokio::time::timeout(PATIENCE, told).await;
             told.expect("a sentence");
@@ -750,7 +750,7 @@ fn a_program_that_cannot_be_caught_is_told_and_strictly_gets_nowhere() {
         let words = [&twice[..], &words].concat();
         let mut reached = 0;
         for (options, says, gets) in [
-            (&[][..], "go past D2Prox", 2),
+            (&[][..], "bypass the proxy", 2),
             (&["--strict"], "connections fail", 0),
         ] {
             let output = net.run(options, &words).await;

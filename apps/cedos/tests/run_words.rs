@@ -46,7 +46,10 @@ fn a_server_without_a_proxy_that_calls_out_is_told_to_name_one() {
             }
             let listen = ["--listen", "--allow-any-client", "--at", "127.0.0.1:0"];
             let said = said(home.path(), &listen).await;
-            assert!(said.contains("no proxy: give --prox"), "{said}");
+            assert!(
+                said.contains("no proxy for outgoing connections: give --prox"),
+                "{said}"
+            );
         },
     );
 }

@@ -78,14 +78,14 @@ async fn a_file_comes_whole_from_an_origin_directly_or_relayed_and_from_a_device
     let lost = ["get", &nobody, "--prox", &proxy, "--tries", "1"];
     run(&home, &lost)
         .await
-        .ends_with(1, "nobody of that key listens");
+        .ends_with(1, "no device with that key listens");
     run(&home, &["get", &nobody])
         .await
         .ends_with(2, "give --prox");
     let wrong = ["get", "d2tp://127.0.0.1:1/short/a.bin"];
     run(&home, &wrong).await.ends_with(2, "43 characters");
     let paid = ["get", &nobody, "--prox", &proxy, "--policy", "any"];
-    run(&home, &paid).await.ends_with(2, "free links only");
+    run(&home, &paid).await.ends_with(2, "free networks only");
 }
 
 #[tokio::test]

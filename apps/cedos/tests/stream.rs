@@ -593,7 +593,7 @@ async fn a_player_is_run_with_the_link_and_its_end_is_ours() {
     let arguments = ["play", &url, "--store", "store", "--", "no-such-player"];
     run(home.path(), &arguments)
         .await
-        .ends_with(1, "is it installed?");
+        .ends_with(1, "Is it installed?");
 }
 
 #[tokio::test]

@@ -103,7 +103,7 @@ impl CopyFetcher {
                 BodyEnd::Interrupted(why) => {
                     let have = self.spool.extent().have;
                     let url = without_query(&self.url);
-                    tracing::info!(url, have, why, "the origin broke off");
+                    tracing::info!(url, have, why, "the server closed the connection early");
                     if have - before >= PROGRESS_BYTES {
                         wait = self.retry_wait;
                     }
@@ -126,7 +126,7 @@ impl CopyFetcher {
                         break;
                     }
                     FetchContinuation::RetryLater(why) if Instant::now() < give_up => {
-                        tracing::debug!(why, "the origin cannot continue yet");
+                        tracing::debug!(why, "the server cannot continue yet");
                     }
                     FetchContinuation::RetryLater(_) => return Err(ResetCause::OriginTimeout),
                 }

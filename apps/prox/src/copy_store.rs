@@ -156,7 +156,7 @@ impl CopyStore {
             return;
         }
         if let Err(error) = std::fs::remove_file(self.path(id)) {
-            tracing::warn!(%error, "a copy's file stays behind");
+            tracing::warn!(%error, "cannot remove the file of a copy");
         }
         self.note(name(b'c', id), None, None);
         self.note(name(b'p', id), None, None);
@@ -256,7 +256,7 @@ async fn keep(vault: std::sync::Weak<CopyStore>) {
                 }
             }
             Ok((batch, Err(error))) => {
-                tracing::error!(%error, "copies would not survive a crash now");
+                tracing::error!(%error, "copies would be lost in a crash now");
                 strong.put_back(batch, waiting);
                 tokio::time::sleep(AGAIN_AFTER).await;
             }

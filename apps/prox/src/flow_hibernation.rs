@@ -59,7 +59,7 @@ impl Prox {
                 .reserve(entry.client, StorageTier::Disk, counted)
                 .is_err()
             {
-                tracing::warn!(id, "a copy does not fit the quotas any more");
+                tracing::warn!(id, "a copy no longer fits the quotas");
                 continue;
             }
             here += 1;

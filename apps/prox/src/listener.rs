@@ -67,14 +67,14 @@ impl FlowListener for TcpFlowListener {
             let (stream, from) = match self.listener.accept().await {
                 Ok(accepted) => accepted,
                 Err(error) => {
-                    tracing::warn!(%error, "the TCP port gives no connection");
+                    tracing::warn!(%error, "cannot accept on the TCP port");
                     tokio::time::sleep(PATIENCE).await;
                     continue;
                 }
             };
             let from = from.ip().to_canonical();
             if !self.prox.config.admits(from) {
-                tracing::debug!(%from, "not let in");
+                tracing::debug!(%from, "refused a client");
                 let _ = multipath::reset(stream.as_fd());
                 continue;
             }

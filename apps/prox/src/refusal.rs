@@ -56,7 +56,10 @@ pub enum ProxRefusal {
 
     #[error("this proxy does not relay")]
     NoRelay,
-    #[error("nobody of that key listens here to this client; the other device must listen first")]
+    #[error(
+        "no device with that key listens here for this client; start it there first (`cedos \
+        serve --prox`)"
+    )]
     NoListener,
     #[error("{0}; end one, or try again later")]
     RelaysFull(String),
@@ -97,15 +100,18 @@ pub enum ProxRefusal {
     OriginProtocol { host: String, cause: String },
     #[error("the answer head of {0} is too large")]
     OriginHeadTooLarge(String),
-    #[error("{0} answered with a part that nobody asked for")]
+    #[error("{0} answered with a part that was not requested")]
     UnexpectedPartial(String),
     #[error("more than {0} redirects; the last one led to {1}")]
     TooManyRedirects(u32, String),
-    #[error("redirected from https to plain http ({0}); refused, ask for that URL if you mean it")]
+    #[error(
+        "redirected from https to plain http ({0}), which is refused; request that URL itself \
+        if you mean it"
+    )]
     RedirectDowngrade(String),
-    #[error("redirected to something that cannot be fetched: {0}")]
+    #[error("redirected to a URL that cannot be fetched: {0}")]
     RedirectUnusable(String),
-    #[error("the origin's body broke off and cannot be continued: {0}")]
+    #[error("the origin's body ended early and cannot be resumed: {0}")]
     BodyLost(String),
 }
 

@@ -337,7 +337,7 @@ fn relayed(target: &str) -> Result<RelayTarget, ProxRefusal> {
 /// Reads who may call a device that listens.
 fn listening(target: &str, headers: &HeaderMap) -> Result<Vec<HostKey>, ProxRefusal> {
     if target != "*" {
-        return Err(ProxRefusal::BadRequest("LISTEN has no target but *"));
+        return Err(ProxRefusal::BadRequest("LISTEN takes only *"));
     }
     let callers = headers.get_all("caller").iter();
     callers
@@ -377,7 +377,7 @@ fn body_length(headers: &HeaderMap) -> Result<Option<u64>, ProxRefusal> {
         (false, _) => return Err(ProxRefusal::BadRequest("more than one Content-Length")),
         (true, 0) => {
             return Err(ProxRefusal::BadRequest(
-                "Transfer-Encoding: on a flow its own end ends the body",
+                "Transfer-Encoding is not allowed; the end of the flow ends the body",
             ));
         }
         (true, _) => {

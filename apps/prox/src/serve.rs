@@ -79,7 +79,7 @@ pub async fn serve<L: FlowListener>(
         .await
         .is_err()
     {
-        tracing::info!(flows = flows.len(), "resetting the flows that are left");
+        tracing::info!(flows = flows.len(), "resetting the remaining flows");
         prox.stop.cancel();
         flows.wait().await;
     }

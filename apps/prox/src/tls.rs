@@ -38,7 +38,7 @@ pub(crate) fn client_config(
     if native_roots {
         let found = rustls_native_certs::load_native_certs();
         for error in &found.errors {
-            tracing::warn!(%error, "a certificate authority of this machine cannot be read");
+            tracing::warn!(%error, "cannot read a certificate authority of this machine");
         }
         roots.add_parsable_certificates(found.certs);
     }

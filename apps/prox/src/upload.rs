@@ -222,7 +222,7 @@ async fn take<F: FlowIo>(
         let read = tokio::select! {
             biased;
             () = hold.until_superseded() => {
-                let error = io::Error::other("the device came back for this upload by another flow");
+                let error = io::Error::other("the device resumed this upload in another flow");
                 return Err(FlowGone::Broken(error).into());
             }
             read = watch.read(flow, prox, &mut piece) => read?,
@@ -268,7 +268,7 @@ async fn delivered<F: FlowIo>(
         answer = answer => Ok(answer),
         gone = watch.gone(flow, prox) => Err(gone.into()),
         () = hold.until_superseded() => {
-            let error = io::Error::other("the device came back for this upload by another flow");
+            let error = io::Error::other("the device resumed this upload in another flow");
             Err(FlowGone::Broken(error).into())
         }
     }

@@ -171,7 +171,7 @@ async fn deliver(
         if !may_repeat(&request.method, &refusal) || Instant::now() + wait > give_up {
             return Err(refusal);
         }
-        tracing::info!(reason = %refusal, ?wait, "the upload waits for its origin");
+        tracing::info!(reason = %refusal, ?wait, "the upload waits for its server");
         tokio::time::sleep(wait).await;
         wait = (wait * 2).min(RETRY_WAIT_MAX);
     }

@@ -51,19 +51,19 @@ impl Scheduler {
         if let (Some(_), false) = (place(&roster.payers), metered.is_empty()) {
             return FlowExplanation {
                 reason: None,
-                because: format!("{}, so {} may cost", odds(standing), metered.join(" and ")),
-                unblocks: "free links that carry more | a later deadline".into(),
+                because: odds(standing, &metered),
+                unblocks: "faster free networks | a later deadline".into(),
             };
         }
         if !free.is_empty() {
             let first = place(&roster.order) == Some(0);
-            let up = format!("{} is up and free", free.join(" and "));
+            let up = format!("{} is free", free.join(" and "));
             return FlowExplanation {
                 reason: (!first).then_some(LinkWaitReason::QueuedBehind),
                 because: if first {
                     up
                 } else {
-                    format!("{up}; earlier deadlines go first")
+                    format!("{up}; transfers with earlier deadlines go first")
                 },
                 unblocks: if first {
                     String::new()
@@ -76,22 +76,22 @@ impl Scheduler {
         let (reason, because) = match (metered.is_empty(), up(LinkClass::Roaming)) {
             (true, true) => (
                 LinkWaitReason::RoamingBlocked,
-                "only a roaming link is up".to_owned(),
+                "only a roaming network is up".to_owned(),
             ),
             (true, false) if up(LinkClass::Free) || up(LinkClass::Metered) => (
                 LinkWaitReason::PathTooSlow,
-                "what is up carries nothing".to_owned(),
+                "the network carries no data".to_owned(),
             ),
             (true, false) => (LinkWaitReason::NoPath, "no network is up".to_owned()),
             (false, _) if flows[flow].need.metered_bytes_left == Some(0) => (
                 LinkWaitReason::OverBudget,
-                format!("{} carried what it may", metered.join(" and ")),
+                format!("the data limit of {} is used up", metered.join(" and ")),
             ),
             (false, _) => {
-                let costs = format!("only {} is up, class metered", metered.join(" and "));
+                let costs = format!("only {} (metered) is up", metered.join(" and "));
                 (
                     LinkWaitReason::PathCost,
-                    format!("{costs}; {}", odds(standing)),
+                    format!("{costs}; {}", odds(standing, &metered)),
                 )
             }
         };
@@ -99,13 +99,13 @@ impl Scheduler {
             (LinkWaitReason::PathCost, Some(span)) => {
                 let link = metered.join(" and ");
                 format!(
-                    "any free network | {link} in {} if nothing changes",
+                    "a free network | {link} in {} if none appears",
                     format_duration(span)
                 )
             }
             (LinkWaitReason::OverBudget, _) => "a free network | a larger budget".to_owned(),
             (LinkWaitReason::NoPath | LinkWaitReason::PathTooSlow, _) => {
-                "any network that carries".to_owned()
+                "a network that works".to_owned()
             }
             (LinkWaitReason::RoamingBlocked, _) => "another network".to_owned(),
             (LinkWaitReason::PathCost | LinkWaitReason::QueuedBehind, _) => {
@@ -150,13 +150,14 @@ fn due_until(flows: &[ScheduledFlow], flow: usize) -> DueBytes {
     due
 }
 
-fn odds(standing: Option<DeadlineOdds>) -> String {
+fn odds(standing: Option<DeadlineOdds>, metered: &[&str]) -> String {
     let percent = |share: f64| (100.0 * share).round() as u64;
     match standing {
         None => "there is no deadline".to_owned(),
         Some(standing) => format!(
-            "free links alone are in time with {} %, all together with {} %",
+            "free networks alone {} % likely to be on time, with {} {} %",
             percent(standing.alone),
+            metered.join(" and "),
             percent(1.0 - standing.late)
         ),
     }

@@ -49,7 +49,7 @@ pub enum CostPolicy {
     FreeOnly,
     /// Free links until the deadline needs another.
     FreeFirst,
-    /// Like free-first, with twice the slack: pays earlier, misses less.
+    /// Like free-first, but a missed deadline counts twice: it pays earlier and misses less.
     Balanced,
     /// The fastest link at any time.
     Fast,

@@ -351,7 +351,7 @@ impl MessageReader {
                 return Ok(Some(serde_json::from_slice(&line)?));
             }
             if self.buffer.len() > LINE_BYTES_MAX {
-                return Err(io::Error::other("a line without end"));
+                return Err(io::Error::other("a line that is too long"));
             }
             let stream = self.stream.clone();
             let (bytes, fds) = stream

@@ -266,7 +266,7 @@ fn why() -> String {
     let program = std::env::current_exe().ok();
     let name = program.as_deref().and_then(|path| path.file_name());
     let name = name.map_or("a program".into(), |name| name.to_string_lossy());
-    format!("{name} has a transfer under way")
+    format!("{name} has a transfer running")
 }
 
 /// Tries every link at once, and has access points looked for.

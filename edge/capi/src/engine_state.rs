@@ -79,15 +79,14 @@ impl ConnectWait {
     /// In words, for people.
     pub(crate) fn why(self) -> &'static str {
         match self {
-            ConnectWait::Network => {
-                "not connected yet: no network is up; it goes on when there is one"
-            }
+            ConnectWait::Network => "not connected yet: no network is up; it connects when one is",
             ConnectWait::FreeNetwork => {
-                "not connected yet: only networks that cost are up, and policy, deadline and budget let none be paid \
-                 (D2TP_SO_POLICY: any); it goes on with a free one"
+                "not connected yet: only metered networks are up, and policy, deadline and budget \
+                 do not allow them. It connects on a free one; D2TP_SO_POLICY any allows metered \
+                 ones"
             }
             ConnectWait::Answer => {
-                "not connected yet: the server has not answered, and is called again and again; are its address and its \
+                "not connected yet: the server does not answer; trying again. Are its address and \
                  key right?"
             }
         }

@@ -70,8 +70,8 @@ impl SocketFault {
     pub(crate) fn of_session(end: &SessionEnd) -> SocketFault {
         let text = match end {
             SessionEnd::Refused(ReasonCode::NotAllowed) => {
-                "the server does not let this device in: whoever runs it names its key (D2TP_SO_HOSTKEY, `cedos key show`) \
-                 with --allow-client"
+                "the server does not allow this device. Its operator can add its key \
+                 (D2TP_SO_HOSTKEY, `cedos key show`) with --allow-client"
                     .to_owned()
             }
             end => end.to_string(),

@@ -413,7 +413,7 @@ pub(crate) fn stop(held: &CarriedFlow) {
 
 fn budget_exhausted(options: &SocketOptions) -> String {
     let bytes = options.budget.unwrap_or(0);
-    format!("the budget of {bytes} bytes is used up, and no network that is free works")
+    format!("the budget of {bytes} bytes is used up, and no free network works")
 }
 
 fn costs(way: &LinkStatus) -> bool {

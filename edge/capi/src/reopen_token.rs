@@ -67,7 +67,7 @@ impl<'de> Deserialize<'de> for ReopenToken {
             .map(|digit| digit.to_digit(16).map(|digit| digit as u8))
             .collect();
         let digits = digits.filter(|digits| digits.len() == 2 * TOKEN_BYTES);
-        let digits = digits.ok_or_else(|| serde::de::Error::custom("that is no token"))?;
+        let digits = digits.ok_or_else(|| serde::de::Error::custom("not a token"))?;
         let mut token = [0; TOKEN_BYTES];
         for (byte, pair) in token.iter_mut().zip(digits.chunks(2)) {
             *byte = pair[0] << 4 | pair[1];

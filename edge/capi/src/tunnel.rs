@@ -75,7 +75,7 @@ pub(crate) async fn connect_through(
     let mut answer = httparse::Response::new(&mut fields);
     let parsed = answer.parse(&head);
     let Some(status) = answer.code.filter(|_| parsed.is_ok()) else {
-        let text = "what is at the proxy's address does not open tunnels";
+        let text = "the proxy does not open tunnels";
         return Err(SocketFault::new(libc::EPROTO, text));
     };
     if (200..300).contains(&status) {

@@ -91,7 +91,7 @@ fn locate(name: &OsStr) -> io::Result<PathBuf> {
             Ok(true) => Ok(path),
             Ok(false) => Err(io::Error::new(
                 io::ErrorKind::PermissionDenied,
-                format!("{shown} is no program: it is not executable"),
+                format!("{shown} is not a program: it is not executable"),
             )),
             Err(error) => Err(io::Error::new(error.kind(), format!("{shown}: {error}"))),
         };
@@ -101,7 +101,7 @@ fn locate(name: &OsStr) -> io::Result<PathBuf> {
         .map(|folder| folder.join(name))
         .find(|path| std::fs::metadata(path).is_ok_and(|m| m.is_file() && m.mode() & 0o111 != 0));
     found.ok_or_else(|| {
-        let text = format!("{shown} is not found: is it installed, and in PATH?");
+        let text = format!("{shown} not found. Is it installed, and in PATH?");
         io::Error::new(io::ErrorKind::NotFound, text)
     })
 }

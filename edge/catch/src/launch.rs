@@ -314,7 +314,7 @@ fn begin(plan: &LaunchPlan, channel: &OwnedFd, path: &CString, words: &[CString]
         let installed = notify::install()
             .and_then(|listener| fd_passing::give(channel, b"=", &[listener.as_fd()]));
         if let Err(error) = installed {
-            let text = format!("this system does not let connections be held (seccomp): {error}");
+            let text = format!("this system cannot hold connections (seccomp): {error}");
             return io::Error::other(text);
         }
     }
@@ -391,11 +391,11 @@ fn prepare(plan: &LaunchPlan, channel: &OwnedFd) -> io::Result<()> {
     fd_passing::give(channel, &message, &fds)
 }
 
-const NO_NAMESPACE: &str = "this system gives us no network namespace of the program's own \
-                            (user namespaces may be switched off; root needs none)";
+const NO_NAMESPACE: &str = "this system gives no network namespace (user namespaces may be \
+    switched off; root needs none)";
 
-const NO_FILTER: &str = "no port for connections: this system lets only root filter a socket's packets \
-                         (with --strict the program has a network of its own, where it may)";
+const NO_FILTER: &str = "no port for connections: on this system only root may filter a socket's \
+    packets. With --strict the program has its own network, where it may";
 
 /// New namespaces: of users too, where that is what it takes.
 fn enter() -> io::Result<()> {

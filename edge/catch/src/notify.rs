@@ -210,7 +210,8 @@ impl SeccompSupervisor {
                     return Ok(Some(CaughtCall::Listen { socket, answer }));
                 }
                 Err(error) => {
-                    tracing::warn!(pid = notice.pid, %error, "a call that cannot be looked at fails");
+                    tracing::warn!(pid = notice.pid, %error, "a call cannot be inspected and \
+                        fails");
                     answer.give(CallVerdict::of(&error));
                 }
             }

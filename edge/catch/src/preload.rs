@@ -86,7 +86,7 @@ impl PreloadListener {
         if let Some(only) = self.only {
             let who = getsockopt(&question, PeerCredentials).ok()?;
             if who.uid() != only {
-                tracing::warn!(pid = who.pid(), "another user's process asks: refused");
+                tracing::warn!(pid = who.pid(), "refused a process of another user");
                 return None;
             }
         }

@@ -114,7 +114,7 @@ impl NameStandIns {
         let known = self.known().by_number.get(&number).cloned();
         known
             .map(Some)
-            .ok_or_else(|| format!("{ip} stands for no name any more: look it up again"))
+            .ok_or_else(|| format!("{ip} no longer stands for a name; look it up again"))
     }
 }
 

@@ -601,7 +601,7 @@ impl DeviceInner {
         }
         // Timers of the runtime stood still meanwhile.
         self.shared.rearm();
-        tracing::info!(milliseconds = slept.as_millis(), "the machine slept");
+        tracing::info!(milliseconds = slept.as_millis(), "the machine was asleep");
         self.input(|links, now, session| links.on_slept(now, session, slept));
     }
 
@@ -657,7 +657,7 @@ fn facts_of(link: &Link) -> LinkFacts {
 /// device wakes for nothing.
 async fn tick(body: Arc<DeviceInner>) {
     let standby = WakeDetector::watch()
-        .inspect_err(|error| tracing::warn!(%error, "a sleep of the machine is noticed late"))
+        .inspect_err(|error| tracing::warn!(%error, "a sleep of the machine was noticed late"))
         .ok();
     loop {
         body.look_for_sleep();

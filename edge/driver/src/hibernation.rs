@@ -505,7 +505,7 @@ pub(crate) async fn journal_writer(shared: Arc<DriverShared>) {
             return;
         }
         if let Err(error) = write_batch(&shared, &journal).await {
-            tracing::error!(%error, "what sleeps would not survive a crash now");
+            tracing::error!(%error, "sleeping sessions would be lost in a crash now");
             tokio::time::sleep(AGAIN_AFTER).await;
             news.notify_one();
         }
@@ -541,7 +541,10 @@ fn load_session(inner: &mut DriverCore, now: Time, kept: JournalSession) {
     let JournalSession { key, stored, flows } = kept;
     let Ok(mut record) = SessionRecord::decode(&stored.record) else {
         let instance = key.instance;
-        tracing::warn!(instance, "a session's record has another form; dropped");
+        tracing::warn!(
+            instance,
+            "a session's record has an unknown format; dropped"
+        );
         inner.hibernation.batch.sessions.insert(key, None);
         return expire_all(inner, key, flows);
     };
@@ -592,7 +595,7 @@ fn load_page(inner: &mut DriverCore, part: JournalPage) -> bool {
         inner.core.set_records_elsewhere(false);
         inner.hibernation.seen_while_loading = None;
         let sessions = inner.hibernation.loaded;
-        tracing::info!(sessions, "sessions taken up from the journal");
+        tracing::info!(sessions, "sessions restored from the journal");
     }
     part.is_last
 }
@@ -630,7 +633,7 @@ pub(crate) async fn journal_loader(
             Ok(Ok(part)) => part,
             Ok(Err(error)) => {
                 // What was not read is not lost: each is still looked for when it comes.
-                tracing::error!(%error, "not all that sleeps is known");
+                tracing::error!(%error, "not all sleeping sessions could be read");
                 return;
             }
             Err(panic) => std::panic::resume_unwind(panic.into_panic()),
@@ -679,7 +682,8 @@ pub(crate) fn answer_lookups(inner: &mut DriverCore) {
                 Ok(Some(kept)) => load_session(inner, now, kept),
                 Ok(None) => {}
                 Err(error) => {
-                    tracing::error!(%error, "a device that may sleep here is not answered");
+                    tracing::error!(%error, "cannot look up a sleeping session; the device is not \
+                        answered");
                     if let Some(met) = &mut inner.hibernation.seen_while_loading {
                         met.remove(&key);
                     }

@@ -53,7 +53,7 @@ impl InstanceLease {
         )?;
         let taken = InstanceLease::take_in(&dir, device, server);
         taken
-            .inspect_err(|error| tracing::debug!(%error, "no instance that comes again"))
+            .inspect_err(|error| tracing::debug!(%error, "no instance that is reused"))
             .ok()
     }
 
@@ -69,7 +69,7 @@ impl InstanceLease {
         let about = fs::metadata(&dir)?;
         let own = about.uid() == user();
         if !own || about.mode() & 0o022 != 0 {
-            let text = format!("{} is not this user's alone", dir.display());
+            let text = format!("other users can access {}", dir.display());
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, text));
         }
         let whose = whose(device, server);

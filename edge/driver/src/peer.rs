@@ -49,7 +49,7 @@ pub enum CallError {
         text: String,
     },
     /// The session with the server is of no use.
-    #[error("the proxy cannot be asked: {0}")]
+    #[error("cannot ask the proxy: {0}")]
     ServerUnavailable(#[from] std::io::Error),
     /// Nothing may be opened.
     #[error(transparent)]

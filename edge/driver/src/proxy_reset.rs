@@ -77,17 +77,18 @@ impl std::fmt::Display for ResetCause {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             ResetCause::OriginGone => {
-                "the origin stopped in the middle and names no strong validator, so it cannot be \
-                 continued; ask again to start over"
+                "the server stopped in the middle and names no version of the object, so it \
+                 cannot resume; request it again to start over"
             }
             ResetCause::OriginChanged => {
-                "the origin now serves other bytes under this URL; ask again to start over"
+                "the server now has different content under this URL; request it again to start \
+                 over"
             }
-            ResetCause::OriginTimeout => "the origin stopped in the middle and did not come back",
+            ResetCause::OriginTimeout => "the server stopped in the middle and did not come back",
             ResetCause::StoreFull => "the object outgrew the proxy's quota",
             ResetCause::StoreFailed => "the proxy's disk failed",
             ResetCause::Deadline => "the deadline passed",
-            ResetCause::Stopping => "the proxy is stopping; ask again with Range to continue",
+            ResetCause::Stopping => "the proxy is stopping; request it again with Range to resume",
             ResetCause::TunnelReset => "the server reset the connection",
             ResetCause::TunnelIdle => "the tunnel was silent for too long",
         })

@@ -403,7 +403,7 @@ impl QlogWriter {
 
     fn warn(&mut self, error: &io::Error) {
         if !std::mem::replace(&mut self.warned, true) {
-            tracing::warn!(%error, "a qlog cannot be written; its session goes on without");
+            tracing::warn!(%error, "cannot write a qlog; its session continues without");
         }
     }
 }

@@ -49,7 +49,7 @@ impl std::fmt::Display for CostClass {
 pub struct CostAssessment {
     /// What a byte on the link costs.
     pub class: CostClass,
-    /// Why, for people: `cellular is taken as metered`.
+    /// Why, for people: `mobile networks are metered by default`.
     pub because: String,
 }
 
@@ -113,7 +113,7 @@ impl ClassRules {
             .find(|rule| matches_pattern(&rule.name, name))?;
         Some(CostAssessment {
             class: rule.class,
-            because: format!("you said {}={}", rule.name, rule.class),
+            because: format!("set by --link {}={}", rule.name, rule.class),
         })
     }
 
@@ -127,14 +127,16 @@ impl ClassRules {
             because: because.into(),
         };
         match kind {
-            LinkKind::Cellular => says(CostClass::Metered, "cellular is taken as metered"),
+            LinkKind::Cellular => {
+                says(CostClass::Metered, "mobile networks are metered by default")
+            }
             LinkKind::Loopback => says(CostClass::Free, "stays on this machine"),
             _ => match gateways.iter().find_map(|gateway| hotspot_of(*gateway)) {
                 Some(phone) => says(CostClass::Metered, phone),
                 None if kind == LinkKind::Vpn => {
-                    says(CostClass::Free, "a tunnel over nothing we know")
+                    says(CostClass::Free, "a VPN over an unknown network")
                 }
-                None => says(CostClass::Free, &format!("{kind} is taken as free")),
+                None => says(CostClass::Free, &format!("{kind} is free by default")),
             },
         }
     }
@@ -201,7 +203,7 @@ mod tests {
         let judged = rules.assess("wlan0", LinkKind::Wifi, &[]);
         assert_eq!(
             (judged.class, judged.because.as_str()),
-            (CostClass::Metered, "you said wlan0=metered")
+            (CostClass::Metered, "set by --link wlan0=metered")
         );
     }
 

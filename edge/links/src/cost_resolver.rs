@@ -42,7 +42,7 @@ impl CostResolver {
             Some(Metered::Yes) => says(CostClass::Metered, "the network's settings say metered"),
             Some(Metered::No) => says(CostClass::Free, "the network's settings say not metered"),
             Some(Metered::GuessYes) if kind != LinkKind::Cellular => {
-                says(CostClass::Metered, "the network says that it is a phone's")
+                says(CostClass::Metered, "the network is a phone's hotspot")
             }
             _ => self.flags.assess(device, kind, gateways),
         }
@@ -61,7 +61,7 @@ impl CostResolver {
         let rule = self.rules.of(device, kind, network)?;
         Some(CostAssessment {
             class: rule.class()?,
-            because: format!("your settings say so of {}", rule.describe()),
+            because: format!("your settings, for {}", rule.describe()),
         })
     }
 
@@ -173,7 +173,7 @@ mod tests {
             kind: LinkKind::Cellular,
             class: CostAssessment {
                 class: CostClass::Metered,
-                because: "cellular is taken as metered".into(),
+                because: "mobile networks are metered by default".into(),
             },
             routes: wifi()
                 .routes

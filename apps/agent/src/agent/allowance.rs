@@ -41,7 +41,9 @@ impl Agent {
                 }
             }
             if ledger.is_over() && !was_over && ledger.cutoff == CapCutoff::Soft {
-                reached.push("the month's budget is used up; transfers go on paying".to_owned());
+                reached.push(
+                    "the month's budget is used up; transfers continue (cutoff soft)".to_owned(),
+                );
             }
         }
         for text in reached {
@@ -131,8 +133,10 @@ fn is_used(link: &Link) -> bool {
 fn words(name: &str, rule: &NetworkRule) -> String {
     let cap = human_bytes(rule.cap.unwrap_or(0));
     match rule.cutoff {
-        CapCutoff::Hard => format!("{name} carried its cap of {cap} this month"),
-        CapCutoff::Cautious => format!("{name} carried nine tenths of its cap of {cap} this month"),
-        CapCutoff::Soft => format!("{name} carried its cap of {cap} this month, and goes on"),
+        CapCutoff::Hard => format!("{name} used its cap of {cap} this month"),
+        CapCutoff::Cautious => format!("{name} used nine tenths of its cap of {cap} this month"),
+        CapCutoff::Soft => {
+            format!("{name} used its cap of {cap} this month and continues (cutoff soft)")
+        }
     }
 }

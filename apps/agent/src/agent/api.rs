@@ -202,7 +202,7 @@ pub fn error_response(failure: &TransferFailure) -> Value {
 /// What an answer that says no meant.
 pub fn failure_from(answer: &Value) -> TransferFailure {
     let exit = answer["exit"].as_u64().and_then(TransferExit::of);
-    let text = answer["text"].as_str().unwrap_or("the agent says no");
+    let text = answer["text"].as_str().unwrap_or("the agent refused");
     TransferFailure {
         exit: exit.unwrap_or(TransferExit::Error),
         reason: serde_json::from_value(answer["reason"].clone()).ok(),

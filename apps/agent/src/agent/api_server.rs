@@ -42,7 +42,7 @@ pub(super) async fn serve(agent: Arc<Agent>, carrier: Rc<AgentCarrier>, listener
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
-                tracing::warn!(%error, "nobody can come in");
+                tracing::warn!(%error, "cannot accept connections");
                 tokio::time::sleep(std::time::Duration::from_millis(100)).await;
                 continue;
             }
@@ -54,7 +54,7 @@ pub(super) async fn serve(agent: Arc<Agent>, carrier: Rc<AgentCarrier>, listener
                 .is_ok_and(|peer| peer.uid() == nix::unistd::geteuid().as_raw())
         };
         if !is_ours(&stream) {
-            tracing::warn!("somebody else's program was turned away");
+            tracing::warn!("refused a program of another user");
             continue;
         }
         let (agent, carrier, programs) = (agent.clone(), carrier.clone(), programs.clone());
@@ -78,7 +78,7 @@ async fn visit(
         let request = match serde_json::from_str::<AgentRequest>(&line) {
             Ok(request) => request,
             Err(error) => {
-                let failure = TransferFailure::usage(format!("that is no request: {error}"));
+                let failure = TransferFailure::usage(format!("not a request: {error}"));
                 write_line(&mut write, &error_response(&failure)).await?;
                 continue;
             }
@@ -138,7 +138,7 @@ async fn visit(
             }
             AgentRequest::Schedule => {
                 let Ok(_permit) = programs.try_acquire() else {
-                    let text = format!("{PROGRAMS_MAX} programs are decided for already");
+                    let text = format!("{PROGRAMS_MAX} programs are connected already");
                     let failure = TransferFailure::error(text);
                     return write_line(&mut write, &error_response(&failure)).await;
                 };
@@ -174,7 +174,7 @@ pub(super) async fn next_line(
         line.extend_from_slice(&piece[..taken]);
         lines.consume(taken);
         if line.len() > LINE_BYTES_MAX {
-            return Err(std::io::Error::other("a line without end"));
+            return Err(std::io::Error::other("a line that is too long"));
         }
         if end.is_some() {
             return Ok(Some(String::from_utf8_lossy(&line).into_owned()));
@@ -293,7 +293,7 @@ impl Agent {
             .filter(|task| !task.has_ended())
             .count();
         if running >= QUEUED_MAX {
-            let text = format!("{QUEUED_MAX} transfers wait already; cancel some");
+            let text = format!("the queue is full ({QUEUED_MAX} transfers); cancel some");
             return Err(TransferFailure::error(text));
         }
         let relative = [&order.file, &order.folder, &order.ca, &order.key];
@@ -302,7 +302,7 @@ impl Agent {
             return Err(TransferFailure::usage(text));
         }
         if order.verb == TransferVerb::Get && order.file.is_none() && order.folder.is_none() {
-            return Err(TransferFailure::usage("say where it goes: file, or folder"));
+            return Err(TransferFailure::usage("name where it goes: file or folder"));
         }
         // What makes no sense is said now, and nothing is taken.
         let errand = PreparedTransfer::prepare(&order, order.job()?, false)?;
@@ -381,8 +381,8 @@ impl Agent {
             let mut tasks = lock(&self.tasks);
             let task = tasks.get_mut(&id).ok_or_else(|| not_ours(id))?;
             let refuse = match (task.state_name(), again) {
-                ("done", _) => Some("is whole"),
-                ("failed" | "cancelled", false) => Some("has ended; cedos retry begins again"),
+                ("done", _) => Some("is complete"),
+                ("failed" | "cancelled", false) => Some("has ended; `cedos retry` starts it again"),
                 ("failed" | "cancelled", true) | (_, false) => None,
                 (_, true) => Some("has not ended"),
             };
@@ -407,7 +407,7 @@ impl Agent {
             let mut tasks = lock(&self.tasks);
             let task = tasks.get_mut(&id).ok_or_else(|| not_ours(id))?;
             if task.state_name() == "done" {
-                return Err(TransferFailure::error(format!("{id} is whole")));
+                return Err(TransferFailure::error(format!("{id} is complete")));
             }
             refuse_past(change.deadline)?;
             let mut kept = task.saved.clone();
@@ -432,7 +432,7 @@ impl Agent {
 fn refuse_past(deadline: Option<Deadline>) -> Result<(), TransferFailure> {
     match deadline.is_some_and(Deadline::has_passed) {
         true => Err(TransferFailure::usage(
-            "that has passed; a deadline lies in the future",
+            "that time has passed; give one in the future",
         )),
         false => Ok(()),
     }
@@ -440,7 +440,7 @@ fn refuse_past(deadline: Option<Deadline>) -> Result<(), TransferFailure> {
 
 fn keep(id: u64, kept: &SavedTransfer) -> Result<(), TransferFailure> {
     queue::save(id, kept)
-        .map_err(|error| TransferFailure::error(format!("the queue cannot be written: {error:#}")))
+        .map_err(|error| TransferFailure::error(format!("cannot write the queue: {error:#}")))
 }
 
 /// Why nothing can be done with one that is not in the queue.
@@ -449,19 +449,17 @@ fn not_ours(id: u64) -> TransferFailure {
         return unknown(id);
     };
     TransferFailure::error(match job.state() {
-        JobState::Done => format!("{id} is whole"),
+        JobState::Done => format!("{id} is complete"),
         JobState::Failed | JobState::Cancelled | JobState::Gone => {
-            format!("{id} has ended; the same command continues")
+            format!("{id} has ended; run the same command to resume")
         }
         JobState::Running | JobState::Waiting | JobState::Paused | JobState::Queued => format!(
-            "{id} is another process's, not the agent's: it can be looked at (cedos status {id}) and \
-             cancelled, not followed, paused or edited"
+            "{id} runs in its own process, not in the agent. Only `cedos status {id}` and `cedos \
+             cancel {id}` work for it"
         ),
     })
 }
 
 fn unknown(id: u64) -> TransferFailure {
-    TransferFailure::error(format!(
-        "there is no transfer {id}; `cedos ls` lists those there are"
-    ))
+    TransferFailure::error(format!("there is no transfer {id}; `cedos ls` lists them"))
 }

@@ -181,7 +181,7 @@ impl BudgetLedger {
             Ok(jobs::replace(&state.join("budget.json"), self)?)
         });
         if let Err(error) = written {
-            tracing::warn!(%error, "what was used of the allowance is not written down");
+            tracing::warn!(%error, "cannot save how much of the budget is used");
         }
     }
 }

@@ -39,7 +39,8 @@ impl AgentApiClient {
     /// The agent says no, or is gone.
     pub async fn ask(&mut self, request: &AgentRequest) -> Result<Value, TransferFailure> {
         let text = serde_json::to_string(request).expect("plain data");
-        let gone = || TransferFailure::error("the agent is gone; `cedos agent` starts it");
+        let gone =
+            || TransferFailure::error("the agent is not running; start it with `cedos agent`");
         self.write
             .write_all(format!("{text}\n").as_bytes())
             .await

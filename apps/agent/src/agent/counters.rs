@@ -155,7 +155,7 @@ impl AgentCounters {
         out += &head(
             "cedos_deadlines_total",
             "counter",
-            "Transfers that ended, by whether they were in time.",
+            "Transfers that ended, by whether they were on time.",
         );
         let _ = writeln!(out, "cedos_deadlines_total{{outcome=\"met\"}} {}", self.met);
         let _ = writeln!(
@@ -171,7 +171,7 @@ impl AgentCounters {
         for (how, count) in &self.ended {
             let _ = writeln!(out, "cedos_transfers_ended_total{{how=\"{how}\"}} {count}");
         }
-        out += &head("cedos_transfers", "gauge", "Transfers, by how they stand.");
+        out += &head("cedos_transfers", "gauge", "Transfers, by state.");
         for (standing, count) in standings {
             let _ = writeln!(out, "cedos_transfers{{standing=\"{standing}\"}} {count}");
         }
@@ -184,13 +184,13 @@ impl AgentCounters {
         out += &head(
             "cedos_switch_seconds",
             "histogram",
-            "Silence of a transfer when it goes on over another link.",
+            "Silence of a transfer when it moves to another link.",
         );
         self.silence.write(&mut out, "cedos_switch_seconds");
         out += &head(
             "cedos_wakeups_total",
             "counter",
-            "Times the agent woke up though nothing moved, by what for.",
+            "Times the agent woke up although nothing moved, by cause.",
         );
         for (what, count) in &self.wakeups {
             let _ = writeln!(out, "cedos_wakeups_total{{for=\"{what}\"}} {count}");
@@ -198,7 +198,8 @@ impl AgentCounters {
         out += &head(
             "cedos_avoidable_bytes_total",
             "counter",
-            "Payload paid for that free links could have carried in time, as it turned out.",
+            "Payload on metered links that free links could have carried in time, as it turned \
+             out.",
         );
         for (kind, bytes) in ["download", "upload"].iter().zip(self.avoidable) {
             let _ = writeln!(

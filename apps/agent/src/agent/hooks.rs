@@ -57,6 +57,6 @@ fn start(command: &str, is_free: bool) {
                 }
             });
         }
-        Err(error) => tracing::warn!(command, %error, "a hook cannot be started"),
+        Err(error) => tracing::warn!(command, %error, "cannot start a hook"),
     }
 }

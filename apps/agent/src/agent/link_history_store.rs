@@ -107,9 +107,10 @@ impl LinkHistoryStore {
             }
             Err(error) => {
                 let aside = path.with_extension("damaged");
-                tracing::warn!(%error, aside = %aside.display(), "what was learnt of links is learnt anew");
+                tracing::warn!(%error, aside = %aside.display(), "link history is damaged and \
+                    starts empty");
                 if let Err(error) = std::fs::rename(&path, &aside) {
-                    tracing::warn!(%error, "and it cannot be put aside");
+                    tracing::warn!(%error, "and cannot be renamed");
                 }
                 (atlas, None)
             }
@@ -176,7 +177,7 @@ impl LinkHistoryStore {
             return;
         };
         if let Err(error) = self.write(path, scheduler, Timestamp::now().as_second()) {
-            tracing::warn!(%error, "what was learnt of links is not written down");
+            tracing::warn!(%error, "cannot save the link history");
         }
     }
 
@@ -228,7 +229,7 @@ fn read(path: &Path, now: i64) -> anyhow::Result<Option<LoadedLinkHistory>> {
         .context("there is no digest")?;
     let (digest, body) = (&text[..end], &text[end + 1..]);
     if digest != hex::encode(Sha256::digest(body)).as_bytes() {
-        bail!("its digest is another one");
+        bail!("its digest does not match");
     }
     let file: LinkHistoryFile = serde_json::from_slice(body)?;
     if file.version != VERSION {

@@ -107,7 +107,7 @@ fn apply(
         let word = said.0.get(&name).or_else(|| said.0.get(&link.name));
         if let Some(class) = word.and_then(|word| class_of(word)) {
             link.class.class = class;
-            link.class.because = "you said so (cedos net set)".into();
+            link.class.because = "set by you (cedos net set)".into();
         }
         if let Some(why) = spent.get(&name) {
             // Nothing goes over such a link unasked.
@@ -241,7 +241,9 @@ impl LinkView {
     /// The word is none, or nothing has this name.
     pub fn set_cost(&self, name: &str, word: &str) -> Result<String, String> {
         if word != "auto" && class_of(word).is_none() {
-            return Err(format!("`{word}` is none of free, metered, roaming, auto"));
+            return Err(format!(
+                "`{word}` is not one of free, metered, roaming, auto"
+            ));
         }
         let named = self.find(name)?;
         self.said.send_modify(|said| {
@@ -262,7 +264,7 @@ impl LinkView {
             .and_then(|()| jobs::replace(file, &*self.said.borrow()));
         match written {
             Ok(()) => Ok(named),
-            Err(error) => Err(format!("it holds until the agent ends: {error}")),
+            Err(error) => Err(format!("it holds until the agent exits: {error}")),
         }
     }
 
@@ -284,8 +286,8 @@ impl LinkView {
             return Ok(name.to_owned());
         }
         Err(format!(
-            "there is no device or network `{name}`; `cedos net` lists them, wifi:SSID and \
-             carrier:CODE name one that is not here"
+            "there is no device or network `{name}`; `cedos net` lists them. For one that is not \
+             in range, use wifi:SSID or carrier:CODE"
         ))
     }
 }

@@ -22,7 +22,7 @@ const ASK_MAX: Duration = Duration::from_secs(5);
 /// It is not this machine's own, or somebody else has it.
 pub(super) async fn listen(at: SocketAddr) -> anyhow::Result<TcpListener> {
     if !at.ip().is_loopback() {
-        bail!("figures are for this machine alone: {at} is not a loopback address");
+        bail!("{at} is not a loopback address; metrics are for this machine only");
     }
     let listener = TcpListener::bind(at).await;
     listener.with_context(|| format!("cannot listen for Prometheus at {at}"))

@@ -99,11 +99,13 @@ pub(super) async fn serve(agent: Arc<Agent>, inbox: NotificationQueue) {
     let bus = tokio::time::timeout(BUS_ANSWERS, Connection::session()).await;
     let bus = match bus {
         Ok(Ok(bus)) => bus,
-        Ok(Err(error)) => return tracing::debug!(%error, "nobody is told on a desktop"),
-        Err(_) => return tracing::warn!("the session's bus does not answer; nobody is told"),
+        Ok(Err(error)) => return tracing::debug!(%error, "no desktop notifications"),
+        Err(_) => {
+            return tracing::warn!("the session bus does not answer; no desktop notifications");
+        }
     };
     if let Err(error) = tell_on(&agent, &bus, inbox).await {
-        tracing::warn!(%error, "nobody is told on a desktop any more");
+        tracing::warn!(%error, "desktop notifications have stopped");
     }
 }
 
@@ -133,7 +135,7 @@ async fn tell_on(
                             asked.pop_first();
                         }
                     }
-                    Err(error) => tracing::debug!(%error, "the desktop shows nothing"),
+                    Err(error) => tracing::debug!(%error, "cannot show a notification"),
                 }
             }
             action = actions.next() => {
@@ -165,7 +167,7 @@ async fn notify(desktop: &Proxy<'_>, news: &DesktopNotification) -> zbus::Result
         DesktopNotification::Cap(text) => ("A limit is reached".into(), text.clone(), Vec::new()),
         DesktopNotification::Ended {
             name, fault: None, ..
-        } => (format!("{name} is there"), String::new(), Vec::new()),
+        } => (format!("{name} has finished"), String::new(), Vec::new()),
         DesktopNotification::Ended {
             name,
             fault: Some(fault),
@@ -176,7 +178,7 @@ async fn notify(desktop: &Proxy<'_>, news: &DesktopNotification) -> zbus::Result
             vec!["retry", "Try again"],
         ),
         DesktopNotification::Hardly { name, text, .. } => (
-            format!("{name} will hardly be in time"),
+            format!("{name} will probably be late"),
             text.clone(),
             vec!["any", "Use any network", "cancel", "Cancel"],
         ),
@@ -224,7 +226,7 @@ impl Agent {
                 id,
                 key,
                 text = failure.text,
-                "what was asked for on the desktop is not done"
+                "cannot carry out the notification's action"
             );
         }
     }

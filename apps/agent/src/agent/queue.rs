@@ -215,7 +215,7 @@ pub fn load() -> anyhow::Result<Vec<QueuedTransfer>> {
         let kept = match serde_json::from_slice(&text) {
             Ok(kept) => kept,
             Err(error) => {
-                tracing::warn!(id = job.id, %error, "an order cannot be read");
+                tracing::warn!(id = job.id, %error, "cannot read a queued transfer");
                 return None;
             }
         };

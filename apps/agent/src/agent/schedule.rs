@@ -33,7 +33,7 @@ impl Agent {
         while let Some(line) = next_line(lines).await? {
             let answer = match serde_json::from_str(&line) {
                 Ok(report) => self.decide_reported(&mut clients, &report),
-                Err(error) => Err(format!("that is no report: {error}")),
+                Err(error) => Err(format!("not a report: {error}")),
             };
             let answer = match answer {
                 Ok(answer) => json!(answer),
@@ -51,7 +51,7 @@ impl Agent {
     ) -> Result<ScheduleAnswer, String> {
         if report.flows.len() > FLOWS_MAX || report.links.len() > LINKS_MAX {
             return Err(format!(
-                "{FLOWS_MAX} flows and {LINKS_MAX} links are decided for at a time"
+                "at most {FLOWS_MAX} flows and {LINKS_MAX} links at a time"
             ));
         }
         let demands = report.flows.iter().map(demand);

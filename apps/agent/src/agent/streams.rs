@@ -137,17 +137,18 @@ impl Agent {
                 match scout.roam(now, &device).await {
                     Ok(roved) => {
                         for (device, point) in roved.blocked {
-                            tracing::info!(device, point, "an access point that carries nothing");
+                            tracing::info!(device, point, "an access point that carries no data");
                         }
                         if let Some(point) = roved.joining {
                             tracing::info!(
                                 device,
                                 point = point.ssid,
-                                "joins another access point"
+                                "joining another access point"
                             );
                         }
                     }
-                    Err(error) => tracing::debug!(device, %error, ?looked, "no other access point"),
+                    Err(error) => tracing::debug!(device, %error, ?looked, "cannot join another \
+                        access point"),
                 }
             }
         }

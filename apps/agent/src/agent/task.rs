@@ -289,7 +289,7 @@ impl Agent {
         if !passing {
             task.event = event.clone();
             if let Err(error) = queue::save_event(id, &event) {
-                tracing::warn!(id, %error, "the state cannot be written down");
+                tracing::warn!(id, %error, "cannot save the state");
             }
         }
         // Nobody may be listening.
@@ -396,7 +396,7 @@ impl Agent {
         way.run(&errand.job, parcel, setting, &mut ear).await;
         let mut tasks = lock(&self.tasks);
         let last = tasks.get_mut(&id).and_then(|task| task.last.take());
-        last.ok_or_else(|| TransferFailure::error("it ended without a word"))
+        last.ok_or_else(|| TransferFailure::error("it ended without a message"))
     }
 
     fn report_of(&self, id: u64, failure: &TransferFailure) -> TransferReport {
@@ -509,7 +509,7 @@ impl Agent {
     /// Says what became of a transfer that let go of everything.
     fn conclude(self: &Arc<Agent>, id: u64, mut report: TransferReport) {
         // What goes on here is not begun by another command.
-        let again = format!("cedos retry {id} continues");
+        let again = format!("cedos retry {id} resumes");
         report.text = (report.text).map(|text| text.replace(AGAIN_ALONE, &again));
         let mut tasks = lock(&self.tasks);
         let Some(task) = tasks.get_mut(&id) else {

@@ -159,12 +159,12 @@ impl Agent {
                 .into_owned();
             match task.event["link"].as_str().filter(|link| !link.is_empty()) {
                 Some(link) => Some(format!("{name} is on {link}")),
-                None => Some(format!("{name} is under way")),
+                None => Some(format!("{name} is running")),
             }
         });
         let names: Vec<String> = names.take(3).collect();
         match names.is_empty() {
-            true => "a transfer is under way".to_owned(),
+            true => "a transfer is running".to_owned(),
             false => names.join(", "),
         }
     }

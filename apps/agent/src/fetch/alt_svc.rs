@@ -100,7 +100,7 @@ fn remember(change: impl FnOnce(&mut AltSvcCache)) {
         .and_then(|()| std::fs::write(&beside, text))
         .and_then(|()| std::fs::rename(&beside, &file));
     if let Err(error) = written {
-        tracing::debug!(%error, "alternatives are not remembered");
+        tracing::debug!(%error, "cannot save alternative services");
     }
 }
 

@@ -62,7 +62,7 @@ impl Dial for DirectConnector {
         match timeout(HANDSHAKE_MAX, self.tls.wrap(url, stream)).await {
             Ok(stream) => stream,
             Err(_) => Err(FetchFault::Path(format!(
-                "{host}: no TLS handshake in {HANDSHAKE_MAX:?}"
+                "{host}: the TLS handshake did not finish in {HANDSHAKE_MAX:?}"
             ))),
         }
     }

@@ -45,7 +45,7 @@ impl DrwaStream {
             Ok(Some(again)) => now + Duration::from(again),
             Ok(None) => now + NEVER,
             Err(error) => {
-                tracing::debug!(%error, "the window is left to the kernel");
+                tracing::debug!(%error, "the kernel controls the receive window");
                 now + NEVER
             }
         };

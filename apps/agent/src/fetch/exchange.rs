@@ -188,7 +188,7 @@ pub async fn exchange(
             Ok(answer) => answer.map_err(|e| broken(&e))?,
             Err(_) => {
                 connection.abort();
-                let text = format!("{} took the request and says nothing", host(&url));
+                let text = format!("{} accepted the request and sends no answer", host(&url));
                 return Err(FetchFault::Origin {
                     text,
                     retry_after: None,
@@ -233,7 +233,7 @@ pub async fn exchange(
             body: FetchBody::Http(body, connection),
         });
     }
-    let text = format!("more than {REDIRECTS_MAX} redirects: the origin sends us in circles");
+    let text = format!("more than {REDIRECTS_MAX} redirects: the server redirects in a circle");
     Err(FetchFault::Final(TransferFailure::error(text)))
 }
 
@@ -293,9 +293,7 @@ fn request<'a>(
         request = request.header(AUTHORIZATION, credentials);
     }
     let mut request = request.body(Empty::new()).map_err(|e| {
-        FetchFault::Final(TransferFailure::error(format!(
-            "{url} cannot be asked for: {e}"
-        )))
+        FetchFault::Final(TransferFailure::error(format!("cannot request {url}: {e}")))
     })?;
     // The user's word wins over ours, and a name given twice is sent twice.
     let (headers, mut named) = (request.headers_mut(), Vec::new());
@@ -350,13 +348,13 @@ fn redirected(from: &Url, headers: &HeaderMap, allow_downgrade: bool) -> Result<
         .map_err(|e| refuse(format!("the origin redirects to `{location}`: {e}")))?;
     if !matches!(to.scheme(), "http" | "https") {
         return Err(refuse(format!(
-            "the origin redirects to {to}, which is not the web"
+            "the origin redirects to {to}, which is not http: or https:"
         )));
     }
     if from.scheme() == "https" && to.scheme() == "http" && !allow_downgrade {
         return Err(refuse(format!(
-            "the origin redirects from https to {to}, where anyone may read and change it; \
-             --allow-downgrade follows it all the same"
+            "the origin redirects from https to {to}, which is not encrypted. To follow it, add \
+             --allow-downgrade"
         )));
     }
     Ok(to)
@@ -382,7 +380,7 @@ fn part(
                     Ok(ContentPart::Range { from, to, total })
                 }
                 _ => Err(FetchFault::Final(TransferFailure::error(format!(
-                    "{host} answers a range we did not ask for: {}",
+                    "{host} sent a range that was not requested: {}",
                     text(CONTENT_RANGE).unwrap_or("no Content-Range")
                 )))),
             }
@@ -403,7 +401,7 @@ fn part(
         }
         // RFC 6585 §6: by design never from the origin.
         StatusCode::NETWORK_AUTHENTICATION_REQUIRED => Err(FetchFault::CaptivePortal(format!(
-            "the network wants somebody to sign in ({status})"
+            "the network requires a sign-in ({status})"
         ))),
         _ if status.is_server_error() => Err(patience(status, text(RETRY_AFTER), host)),
         StatusCode::UNAUTHORIZED | StatusCode::PROXY_AUTHENTICATION_REQUIRED => {
@@ -411,9 +409,9 @@ fn part(
                 TransferExit::Error,
                 TransferReason::AuthRequired,
                 match were_given(ask, url) {
-                    true => format!("{host} refused the credentials it was given ({status})"),
+                    true => format!("{host} refused the credentials ({status})"),
                     false => format!(
-                        "{host} wants credentials ({status}); write them as \
+                        "{host} requires credentials ({status}); give them as \
                          https://user:password@{host}/… or --header 'Authorization: …'"
                     ),
                 },
@@ -425,7 +423,7 @@ fn part(
                 TransferExit::Error,
                 TransferReason::UrlExpired,
                 format!(
-                    "{host} gave the first {} bytes and now answers {status}; get a fresh URL",
+                    "{host} sent the first {} bytes and now answers {status}; get a new URL",
                     ask.from
                 ),
             )))

@@ -19,7 +19,7 @@ pub async fn forget(
     url: &str,
     proxy: Option<&ProxyClient>,
 ) -> Result<String, TransferFailure> {
-    let what = format!("cannot give up {}.part", destination.display());
+    let what = format!("cannot remove {}.part", destination.display());
     let failed = |error: std::io::Error| match error.kind() {
         std::io::ErrorKind::WouldBlock => {
             TransferFailure::error(format!("{what}: another cedos get is writing it"))
@@ -37,11 +37,11 @@ pub async fn forget(
         None => false,
     };
     Ok(if told {
-        format!("{file}.part is removed, and the proxy has let go of its copy")
+        format!("{file}.part is removed, and the proxy has freed its copy")
     } else {
         format!(
-            "{file}.part is removed; the proxy will be told by the next download through it that \
-             finds a network"
+            "{file}.part is removed; the next download through the proxy will tell it to free its \
+             copy"
         )
     })
 }

@@ -44,9 +44,9 @@ pub fn parse(text: &str) -> Result<HeaderField, String> {
     let Some((name, value)) = text.split_once(':') else {
         return Err("a header is `Name: value`, for example 'Accept: audio/mpeg'".into());
     };
-    let name: HeaderName = name
-        .parse()
-        .map_err(|_| format!("`{name}` is no name of a header field: letters, digits and -"))?;
+    let name: HeaderName = name.parse().map_err(|_| {
+        format!("`{name}` is not the name of a header field: use letters, digits and -")
+    })?;
     let ours = [
         HOST,
         RANGE,
@@ -61,7 +61,7 @@ pub fn parse(text: &str) -> Result<HeaderField, String> {
     ];
     if ours.contains(&name) {
         return Err(format!(
-            "{name} is set by the download itself, so that it can be continued; leave it out"
+            "{name} is set by the download itself, so that it can resume; leave it out"
         ));
     }
     let mut value = HeaderValue::from_str(value.trim()).map_err(|_| {

@@ -175,14 +175,15 @@ impl BackgroundJob {
     pub fn cancel(&self) -> anyhow::Result<()> {
         let pid = match (self.belongs_to_agent(), self.pid) {
             (true, None) => bail!(
-                "{} is the agent's, which does not run; `cedos agent` starts it",
+                "transfer {} belongs to the agent, which is not running; start it with `cedos \
+                 agent`",
                 self.id
             ),
             (true, Some(pid)) => bail!(
-                "{} is the agent's (process {pid}), which is not asked: $CEDOS_AGENT names another",
+                "transfer {} belongs to the agent in process {pid}, but $CEDOS_AGENT names another",
                 self.id
             ),
-            (false, None) => bail!("download {} does not run any more", self.id),
+            (false, None) => bail!("download {} is not running any more", self.id),
             (false, Some(pid)) => pid,
         };
         kill(Pid::from_raw(pid), Signal::SIGTERM)
@@ -190,7 +191,7 @@ impl BackgroundJob {
         let begun = Instant::now();
         while running(&self.folder).is_some() {
             if begun.elapsed() > CANCEL_MAX {
-                bail!("process {pid} was asked to stop and is still there; kill {pid} ends it");
+                bail!("process {pid} was asked to stop and is still running; `kill {pid}` ends it");
             }
             std::thread::sleep(LOOK_EVERY);
         }
@@ -218,7 +219,7 @@ pub fn state_directory() -> anyhow::Result<PathBuf> {
     absolute("XDG_STATE_HOME")
         .or_else(|| Some(absolute("HOME")?.join(".local/state")))
         .map(|state| state.join("cedos"))
-        .context("neither XDG_STATE_HOME nor HOME says where to keep the state of downloads")
+        .context("no place for the state of downloads: set XDG_STATE_HOME or HOME")
 }
 
 /// All downloads there are, oldest first.
@@ -246,7 +247,7 @@ pub fn list() -> anyhow::Result<Vec<BackgroundJob>> {
 /// There is none.
 pub fn find(id: u64) -> anyhow::Result<BackgroundJob> {
     read(&jobs_directory()?, id)
-        .with_context(|| format!("there is no download {id}; `cedos ls` lists those there are"))
+        .with_context(|| format!("there is no download {id}; `cedos ls` lists them"))
 }
 
 fn read(root: &Path, id: u64) -> Option<BackgroundJob> {
@@ -360,11 +361,11 @@ fn until_begun(child: &mut Child, folder: &Path) -> anyhow::Result<()> {
             let log = std::fs::read_to_string(folder.join("log")).unwrap_or_default();
             let _ = std::fs::remove_dir_all(folder);
             let said = log.trim().trim_start_matches("cedos get: ");
-            bail!("it did not begin ({status}): {said}");
+            bail!("it did not start ({status}): {said}");
         }
         if begun.elapsed() > BEGIN_MAX {
             bail!(
-                "it has said nothing for {BEGIN_MAX:?}; look at {}",
+                "it has not started after {BEGIN_MAX:?}; see {}",
                 folder.join("log").display()
             );
         }
@@ -518,7 +519,7 @@ impl TransferObserver for BackgroundProcess {
         };
         let event = self.memory.complete(event);
         if let Err(error) = replace(&self.folder.join("state.json"), &event) {
-            print_stderr(&format!("note: the state cannot be written down: {error}"));
+            print_stderr(&format!("note: cannot save the state: {error}"));
         }
     }
 }

@@ -28,7 +28,7 @@ pub fn parse_by(text: &str, now: &Zoned) -> Result<Duration, String> {
     Duration::try_from(left)
         .ok()
         .filter(|left| !left.is_zero())
-        .ok_or_else(|| format!("`{text}` has passed; a deadline lies in the future"))
+        .ok_or_else(|| format!("`{text}` has passed; give a time in the future"))
 }
 
 /// When `text` is: a time of day, which is a point in time, or `+45m`, a length of time from now on.

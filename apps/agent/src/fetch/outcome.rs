@@ -115,7 +115,7 @@ impl TransferReason {
 }
 
 /// How one goes on that stopped, without an agent.
-pub(crate) const AGAIN_ALONE: &str = "the same command continues";
+pub(crate) const AGAIN_ALONE: &str = "run the same command to resume";
 
 /// The end of a download that did not succeed.
 #[derive(Debug, Clone)]

@@ -156,7 +156,7 @@ impl PartialFile {
         file.try_lock()?;
         let lying = read_note(&note_path);
         let mut distrust = match lying {
-            StoredNote::Damaged => Some("the note beside the partial file is damaged"),
+            StoredNote::Damaged => Some("the state file beside the partial file is damaged"),
             StoredNote::Nothing | StoredNote::Note(_) => None,
         };
         let note = lying
@@ -165,7 +165,7 @@ impl PartialFile {
             .filter(|note| {
                 let is_there = file.metadata().is_ok_and(|m| m.len() >= note.durable_bytes);
                 if !is_there {
-                    distrust = Some("the partial file is shorter than its note says");
+                    distrust = Some("the partial file is shorter than its state file says");
                 }
                 is_there
             })

@@ -445,14 +445,14 @@ impl ProxyClient {
                 Some(ResetCause::Deadline) => Some(FlowLoss::Deadline),
                 Some(cause @ ResetCause::StoreFull) => {
                     let text = format!(
-                        "{cause} ({}); without --prox it may work",
+                        "{cause} ({}). Without --prox it may work",
                         self.address_text()
                     );
                     return Err(TransferFailure::error(text));
                 }
                 Some(cause) => Some(FlowLoss::Reset(cause.to_string())),
                 None => Some(FlowLoss::Reset(format!(
-                    "the proxy broke the transfer off (code {code:#x})"
+                    "the proxy ended the transfer (code {code:#x})"
                 ))),
             },
         })
@@ -464,7 +464,7 @@ impl ProxyClient {
                 TransferExit::Error,
                 TransferReason::ProxyUnreachable,
                 format!(
-                    "the proxy {} does not let this device in; its operator adds it with \
+                    "the proxy {} does not allow this device. Its operator can add it with \
                      --allow-client {}",
                     self.address_text(),
                     self.public_key()
@@ -524,12 +524,12 @@ impl ProxyClient {
         // What the proxy does not know by then, the next process tells it.
         if device.has_instance() && !is_settled {
             if let Err(error) = device.leave().await {
-                tracing::warn!(%error, "the proxy will not be told what is over");
+                tracing::warn!(%error, "cannot save what the proxy must be told");
             }
             return;
         }
         if let Err(error) = device.forget().await {
-            tracing::warn!(%error, "the next session will be told twice");
+            tracing::warn!(%error, "the proxy may be told twice");
         }
         device.close().await;
     }

@@ -131,10 +131,10 @@ impl DeadlinePromise {
     pub fn describe(&self) -> String {
         let chance = self.chance();
         if self.metered_bytes_worst == 0 {
-            return format!("{chance}; nothing on links that cost");
+            return format!("{chance}; no metered data");
         }
         format!(
-            "{chance}; expected cellular {}, worst {}",
+            "{chance}; metered data: {} expected, {} at most",
             human_bytes(self.metered_bytes_expected),
             human_bytes(self.metered_bytes_worst)
         )
@@ -145,9 +145,9 @@ impl DeadlinePromise {
     /// How likely it is, for people.
     pub fn chance(&self) -> String {
         match self.p {
-            _ if self.infeasible => "not feasible".to_owned(),
-            p if p >= ON_TRACK => format!("on track (p={p:.2})"),
-            p => format!("at risk (p={p:.2})"),
+            p if self.infeasible => format!("not feasible, {} likely to be on time", percent(p)),
+            p if p >= ON_TRACK => format!("on track, {} likely to be on time", percent(p)),
+            p => format!("at risk, {} likely to be on time", percent(p)),
         }
     }
 }
@@ -340,9 +340,7 @@ impl TransferObserver for BarObserver {
                 unblocks,
                 ..
             } => {
-                let code = reason.code();
-                self.bar
-                    .set_message(format!("WAITING ({code}) {why}; ends with: {unblocks}"));
+                self.bar.set_message(waiting_line(*reason, why, unblocks));
             }
             TransferEvent::Done(_) | TransferEvent::Error(_) => {
                 self.bar.finish_and_clear();
@@ -414,7 +412,10 @@ impl DigestProgress {
             }
             bar.set_position(bytes);
         } else if first {
-            print_stderr(&format!("reading {} to know its digest", human_bytes(of)));
+            print_stderr(&format!(
+                "reading {} to compute the digest",
+                human_bytes(of)
+            ));
         }
     }
 }
@@ -440,8 +441,8 @@ fn line(event: &TransferEvent) -> Option<String> {
             let reads = if url.starts_with("https:") {
                 "the proxy opens a tunnel and sees host and port only"
             } else {
-                "the proxy opens a tunnel, but http is not encrypted: it can read along, and so can \
-                 everybody between it and the origin"
+                "the proxy opens a tunnel, but http is not encrypted: the proxy can read it, and so can \
+                 everybody between the proxy and the server"
             };
             format!("sealed: {reads}")
         }
@@ -451,7 +452,7 @@ fn line(event: &TransferEvent) -> Option<String> {
             to,
             why,
             ..
-        } => format!("on {}: {why}", link_label(to)),
+        } => using_line(to, why),
         TransferEvent::Switch {
             from: Some(from),
             to,
@@ -459,7 +460,9 @@ fn line(event: &TransferEvent) -> Option<String> {
             silence_ms,
             ..
         } => match silence_ms {
-            Some(silence_ms) => format!("{from} → {to} ({silence_ms:.0} ms silent): {why}"),
+            Some(silence_ms) => {
+                format!("{from} → {to} (after {silence_ms:.0} ms of silence): {why}")
+            }
             None => format!("{from} → {to}: {why}"),
         },
         TransferEvent::Waiting {
@@ -467,9 +470,7 @@ fn line(event: &TransferEvent) -> Option<String> {
             why,
             unblocks,
             ..
-        } => {
-            format!("WAITING ({}): {why}; ends with: {unblocks}", reason.code())
-        }
+        } => waiting_line(*reason, why, unblocks),
         TransferEvent::Note {
             reason: Some(reason),
             text,
@@ -492,16 +493,25 @@ fn line(event: &TransferEvent) -> Option<String> {
             let promised = report.promise.map(|promise| promise.p);
             match (report.deadline_met, promised) {
                 (Some(false), Some(p)) => {
-                    text += &format!("\nlate: the deadline had passed (promised with p={p:.2})");
+                    text += &format!("\nFinished late; the forecast was {} likely", percent(p));
                 }
-                (Some(false), None) => text += "\nlate: the deadline had passed",
-                (Some(true), Some(p)) => text += &format!("\nin time, as promised with p={p:.2}"),
-                (Some(true) | None, _) => {}
+                (Some(false), None) => text += "\nFinished late",
+                (Some(true), _) => text += "\nFinished on time",
+                (None, _) => {}
             }
             if let Some(add) = &report.proxy_would_add {
                 text += &format!("\nnote: {add}");
             }
             text
+        }
+        TransferEvent::Error(report) if report.reason == Some(TransferReason::UserPaused) => {
+            match report.resumable_bytes {
+                0 => "Stopped".to_owned(),
+                kept => format!(
+                    "Stopped ({} kept). Run the same command to resume",
+                    human_bytes(kept)
+                ),
+            }
         }
         TransferEvent::Error(report) => {
             let code = report
@@ -513,12 +523,52 @@ fn line(event: &TransferEvent) -> Option<String> {
             match report.resumable_bytes {
                 0 => format!("cedos {verb}:{code} {text}"),
                 kept => format!(
-                    "cedos {verb}:{code} {text}\n{} kept; the same command continues",
+                    "cedos {verb}:{code} {text}\n{} kept. Run the same command to resume",
                     human_bytes(kept)
                 ),
             }
         }
     })
+}
+
+/// The line for the first network that carries a transfer.
+fn using_line(to: &str, why: &str) -> String {
+    let name = link_label(to);
+    match why.strip_prefix(to) {
+        Some(" is free") => format!("Using {name} (free)"),
+        _ => format!("Using {name}: {why}"),
+    }
+}
+
+/// The line for a wait: what is missing, why, and what ends it.
+fn waiting_line(reason: TransferReason, why: &str, unblocks: &str) -> String {
+    let missing = match reason {
+        TransferReason::NoPath => " for a network",
+        TransferReason::PathCost | TransferReason::OverBudget => " for a free network",
+        TransferReason::RoamingBlocked => " for another network",
+        TransferReason::PathTooSlow => " for a network that works",
+        TransferReason::Portal => " for a sign-in",
+        TransferReason::ProxyUnreachable => " for the proxy",
+        TransferReason::OriginWait => " for the server",
+        TransferReason::QueuedBehind => " for its turn",
+        TransferReason::OriginChanged
+        | TransferReason::UrlExpired
+        | TransferReason::AuthRequired
+        | TransferReason::StorageFull
+        | TransferReason::UserPaused => "",
+    };
+    let ends = unblocks.replace(" | ", ", or ");
+    format!("Waiting{missing}: {why}. Ends with: {ends}")
+}
+
+/// A chance for people.
+pub fn percent(p: f64) -> String {
+    match (100.0 * p).round() {
+        _ if p >= 1.0 => "100 %".to_owned(),
+        percent if percent >= 100.0 => "over 99 %".to_owned(),
+        percent if percent < 1.0 => "under 1 %".to_owned(),
+        percent => format!("{percent} %"),
+    }
 }
 
 fn shares(bytes_by_link: &BTreeMap<String, u64>) -> String {
@@ -532,7 +582,7 @@ fn shares(bytes_by_link: &BTreeMap<String, u64>) -> String {
 /// What stands for a link where the system's routes decide: a proxy on this machine, or in its network.
 pub const NO_LINK: &str = "any";
 /// Why it is used.
-pub const NO_LINK_WHY: &str = "the proxy is reached by the system's routes";
+pub const NO_LINK_WHY: &str = "the proxy is on this machine or a local network";
 
 /// A link's name for people.
 pub fn link_label(link: &str) -> &str {

@@ -68,7 +68,7 @@ impl DownloadSink {
             .map_err(|e| TransferFailure::storage("cannot read the partial file", &e))?;
         let held = hex::encode(digest.clone().finalize());
         if note.sha256.as_ref().is_some_and(|noted| *noted != held) {
-            distrust = Some("the partial file has other bytes than were written");
+            distrust = Some("the partial file does not hold the bytes that were written");
             partial
                 .remove_note()
                 .and_then(|()| partial.truncate(0))
@@ -354,7 +354,7 @@ fn unwritable(destination: &Path, error: &io::Error) -> TransferFailure {
              file with -o"
         )),
         io::ErrorKind::NotFound if directory.is_dir() => TransferFailure::error(format!(
-            "{what}: no file can be made in {}; name another place with -o",
+            "{what}: cannot create a file in {}; name another directory with -o",
             directory.display()
         )),
         io::ErrorKind::NotFound => TransferFailure::error(format!(
@@ -367,7 +367,7 @@ fn unwritable(destination: &Path, error: &io::Error) -> TransferFailure {
         )),
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
             TransferFailure::error(format!(
-                "{what}: {} may not be written to; name another place with -o",
+                "{what}: no permission to write to {}; name another file with -o",
                 directory.display()
             ))
         }

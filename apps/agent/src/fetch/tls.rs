@@ -27,7 +27,7 @@ impl OriginTls {
         let (_, unfit) =
             roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
         if unfit > 0 {
-            tracing::debug!(unfit, "certificates of the system's store not understood");
+            tracing::debug!(unfit, "some certificates of the system cannot be read");
         }
         if let Some(path) = extra_ca {
             add_authorities(&mut roots, path)
@@ -98,17 +98,18 @@ fn fault(host: &Host<&str>, error: io::Error) -> FetchFault {
         .and_then(|e| e.downcast_ref::<rustls::Error>());
     match inner {
         Some(rustls::Error::InvalidCertificate(why)) => FetchFault::UntrustedPeer(format!(
-            "{host} is not who it says: {why}; if its authority is your own, name it with --ca FILE"
+            "the certificate of {host} is not valid: {why}. If it is from your own authority, \
+             give --ca FILE"
         )),
         Some(rustls::Error::InvalidMessage(why)) => {
             FetchFault::Final(TransferFailure::error(format!(
-                "TLS with {host} failed: what comes from there is not TLS ({why:?}); is http:// meant, or \
-             another port?"
+                "TLS with {host} failed: the answer is not TLS ({why:?}). Do you mean http://, or \
+                 another port?"
             )))
         }
         Some(why) => FetchFault::Final(TransferFailure::error(format!(
             "TLS with {host} failed: {why}"
         ))),
-        None => FetchFault::Path(format!("TLS with {host} was cut off: {error}")),
+        None => FetchFault::Path(format!("TLS with {host} was interrupted: {error}")),
     }
 }

@@ -41,7 +41,7 @@ use super::filename;
 use super::header::HeaderField;
 use super::outcome::{TransferExit, TransferFailure, TransferReason};
 use super::proxy::ProxyClient;
-use super::report::{DeadlinePromise, TransferEvent, TransferObserver, TransferReport};
+use super::report::{DeadlinePromise, TransferEvent, TransferObserver, TransferReport, percent};
 use super::sink::{self, DownloadSink, OVERLAP_BYTES_MAX};
 use crate::terms::TransferTerms;
 use d2tp_driver::{SchedulerHandle, SpendHandle};
@@ -365,14 +365,11 @@ impl<D: Dial> TransferRun<'_, D> {
             held_bytes: self.sink.held_bytes(),
         });
         if let Some(why) = self.sink.discard_reason.take() {
-            self.note(None, format!("{why}; beginning with the first byte"));
+            self.note(None, format!("{why}; starting from the first byte"));
         }
         if self.sink.held_bytes() > 0 {
             let held = self.sink.held_bytes();
-            self.note(
-                None,
-                format!("continuing from {held} bytes of an earlier run"),
-            );
+            self.note(None, format!("resuming at {held} bytes of an earlier run"));
         }
     }
 
@@ -397,7 +394,7 @@ impl<D: Dial> TransferRun<'_, D> {
                     self.held = Some((reason, why.clone()));
                     match self.suspect_names() {
                         Some(doubted) => {
-                            let why = format!("{doubted} leads to a sign-in page; {why}");
+                            let why = format!("{doubted} asks for a sign-in; {why}");
                             let unblocks = format!("signing in on {doubted} | {unblocks}");
                             self.wait(TransferReason::Portal, why, unblocks, EPOCH)
                                 .await?;
@@ -485,7 +482,7 @@ impl<D: Dial> TransferRun<'_, D> {
                     }
                     if now.since(last_byte) >= self.job.stall {
                         let silence = now.since(last_byte).as_secs();
-                        return Err(FetchFault::Path(format!("not a byte for {silence} s")));
+                        return Err(FetchFault::Path(format!("no data for {silence} s")));
                     }
                 }
                 data = answer.next() => {
@@ -508,7 +505,7 @@ impl<D: Dial> TransferRun<'_, D> {
             self.record_rate(link, epoch_bytes as f64 / seconds);
         }
         if !overlap.is_empty() {
-            self.distrust = Some("the object is shorter than what we hold of it".into());
+            self.distrust = Some("the object is shorter than what was received before".into());
             return Ok(AttemptEnd::ChooseAgain);
         }
         match self.step_if_whole(ask.to.is_none()) {
@@ -526,7 +523,7 @@ impl<D: Dial> TransferRun<'_, D> {
         self.duplicate_bytes += repeated as u64;
         if data[..repeated] != overlap[..repeated] {
             self.duplicate_bytes += (data.len() - repeated) as u64;
-            let text = "the origin calls it the same object, but the bytes differ";
+            let text = "the server says that the object is the same, but its bytes differ";
             self.distrust = Some(text.into());
             return Ok(false);
         }
@@ -656,10 +653,12 @@ impl<D: Dial> TransferRun<'_, D> {
         if let Some(promise) = promise.filter(|promise| promise.infeasible && !self.said_hardly) {
             self.said_hardly = true;
             let left = format_duration(Duration::from_secs_f64(promise.left_s));
-            let p = promise.p;
             self.note(
                 None,
-                format!("it will hardly be ready in {left} (p={p:.2})"),
+                format!(
+                    "it will probably be late: {} likely to finish in {left}",
+                    percent(promise.p)
+                ),
             );
         }
     }

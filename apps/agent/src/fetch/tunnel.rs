@@ -71,7 +71,7 @@ async fn connect(flow: &mut impl ByteStream, url: &Url) -> Result<(), FetchFault
             headers,
             body_text: words,
         }) => Err(proxy::refusal(status, &headers, &words)
-            .unwrap_or_else(|| unfit(&format!("it answers CONNECT with {status}")))),
+            .unwrap_or_else(|| unfit(&format!("it answered CONNECT with {status}")))),
     }
 }
 
@@ -100,7 +100,7 @@ pub async fn open_tunnel(
 }
 
 fn broken(error: std::io::Error) -> FetchFault {
-    FetchFault::Path(format!("the flow broke: {error}"))
+    FetchFault::Path(format!("the flow failed: {error}"))
 }
 
 /// The question alone. What is written next is for the target; a proxy that refuses drops it.
@@ -123,7 +123,7 @@ pub async fn read_response(
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
         if head.len() == HEAD_BYTES_MAX {
-            return Err(unfit("its head has no end"));
+            return Err(unfit("the head of its answer is too long"));
         }
         // Byte by byte: what follows the head is the origin's.
         head.push(flow.read_u8().await.map_err(broken)?);
@@ -145,7 +145,7 @@ pub async fn read_response(
 
 fn unfit(why: &str) -> FetchFault {
     FetchFault::Final(TransferFailure::error(format!(
-        "the proxy does not open tunnels as it should: {why}"
+        "the proxy cannot open a tunnel: {why}"
     )))
 }
 

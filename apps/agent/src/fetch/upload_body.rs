@@ -84,13 +84,13 @@ impl UploadBody {
         mut progress: impl FnMut(u64, u64),
     ) -> Result<UploadBody, TransferFailure> {
         let refuse = |error: io::Error| {
-            TransferFailure::error(format!("{} cannot be read: {error}", path.display()))
+            TransferFailure::error(format!("cannot read {}: {error}", path.display()))
         };
         let mut file = File::open(path).map_err(refuse)?;
         let about = file.metadata().map_err(refuse)?;
         if !about.is_file() {
             let text = format!(
-                "{} is no ordinary file; its size must be known",
+                "{} is a directory or a device; give a regular file",
                 path.display()
             );
             return Err(TransferFailure::error(text));
@@ -171,7 +171,7 @@ impl UploadBody {
         }
         let path = self.path.display();
         Err(TransferFailure::error(format!(
-            "{path} was changed while it was being sent; send it again when it is finished"
+            "{path} changed while it was being sent; send it again when it is complete"
         )))
     }
 }
@@ -341,7 +341,7 @@ impl UploadResponse {
             let mut parsed = httparse::Response::new(&mut fields);
             let head = match parsed.parse(&kept[at..]) {
                 Ok(httparse::Status::Complete(head)) => head,
-                Ok(httparse::Status::Partial) => return Err("the answer broke off"),
+                Ok(httparse::Status::Partial) => return Err("the answer ended early"),
                 Err(_) => return Err("the answer is not HTTP"),
             };
             at += head;
@@ -362,7 +362,7 @@ impl UploadResponse {
                 .get(http::header::CONTENT_LENGTH)
                 .and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
             if declared.is_some_and(|declared| declared != total - at as u64) {
-                return Err("the answer is not as long as it says");
+                return Err("the answer is shorter than its Content-Length");
             }
             return Ok(UploadResponse {
                 status,

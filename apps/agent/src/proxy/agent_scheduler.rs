@@ -132,7 +132,7 @@ async fn exchange(
         match serde_json::from_str::<ScheduleAnswer>(&answer) {
             Ok(answer) => drop(answered.send_replace(Some(answer))),
             Err(_) => {
-                tracing::warn!(%answer, "the agent does not decide for these connections");
+                tracing::warn!(%answer, "the agent does not schedule these connections");
                 return;
             }
         }

@@ -85,7 +85,7 @@ impl ConnOptions {
             "by" => self.set_by(value, now)?,
             "policy" => self.policy = value.parse().map_err(|e| format!("policy: {e}"))?,
             "if-late" => self.if_late = value.parse().map_err(|e| format!("if-late: {e}"))?,
-            other => return Err(format!("`{other}` is none of by, policy, if-late")),
+            other => return Err(format!("`{other}` is not one of by, policy, if-late")),
         }
         Ok(self)
     }

@@ -100,7 +100,7 @@ pub(super) async fn serve(
         {
             let _ = ours.set_linger(Some(Duration::ZERO));
         }
-        tracing::debug!(%error, "an HTTP client went");
+        tracing::debug!(%error, "an HTTP client disconnected");
     }
 }
 
@@ -133,7 +133,7 @@ fn wish_of(fields: &HeaderMap, wish: ConnOptions) -> Result<ConnOptions, Connect
     let mut wish = match fields.get(PROXY_AUTHORIZATION) {
         Some(field) => {
             let user = user_of(field).ok_or_else(|| {
-                nonsense("Proxy-Authorization: only Basic is understood, for its user name")
+                nonsense("Proxy-Authorization: only Basic is supported, for its user name")
             })?;
             wish.with_user_name(&user, &now).map_err(nonsense)?
         }
@@ -180,10 +180,12 @@ async fn connect(
         let _place = place;
         let upgraded = match hyper::upgrade::on(&mut request).await {
             Ok(upgraded) => upgraded,
-            Err(error) => return tracing::debug!(%error, "a client went before its tunnel"),
+            Err(error) => {
+                return tracing::debug!(%error, "a client disconnected before its tunnel was open");
+            }
         };
         let Ok(parts) = upgraded.downcast::<TokioIo<TcpStream>>() else {
-            return tracing::error!("what was a connection is none any more");
+            return tracing::error!("the connection is gone");
         };
         let mut open = open;
         // A client may speak before it has heard that it may.
@@ -208,11 +210,11 @@ async fn forward(
     match uri.scheme() {
         Some(scheme) if *scheme == Scheme::HTTP => {}
         Some(scheme) => {
-            let text = format!("a URL with {scheme}:// is for a tunnel: use CONNECT");
+            let text = format!("a URL with {scheme}:// needs a tunnel: use CONNECT");
             return Err(nonsense(text));
         }
         None => {
-            let text = "this is a proxy: it takes http://host/path and CONNECT host:port";
+            let text = "this is a proxy: it accepts http://host/path and CONNECT host:port";
             return Err(nonsense(text));
         }
     }
@@ -247,7 +249,7 @@ async fn forward(
     }
     let why = open.failure();
     let broken = |error: hyper::Error| {
-        let text = format!("{target} broke off: {error}");
+        let text = format!("{target} ended early: {error}");
         why.take()
             .unwrap_or_else(|| ConnectRefusal::new(RefusalCause::Refused, text))
     };

@@ -88,7 +88,7 @@ impl LocalProxyListener {
         wish: ConnOptions,
     ) -> io::Result<LocalProxyListener> {
         if !at.ip().is_loopback() {
-            let text = format!("{at} can be reached by others: give an address of loopback");
+            let text = format!("others can reach {at}; give a loopback address");
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
         }
         let listener = TcpListener::bind(at).await?;
@@ -144,7 +144,7 @@ impl LocalProxyListener {
             let program = match self.listener.accept().await {
                 Ok((program, from)) => self.admitted(program, from),
                 Err(error) => {
-                    tracing::warn!(%error, "no connection can be taken");
+                    tracing::warn!(%error, "cannot accept a connection");
                     tokio::time::sleep(PATIENCE).await;
                     None
                 }
@@ -170,12 +170,13 @@ impl LocalProxyListener {
         match owner {
             Ok(Some(owner)) if owner == me => return Some(program),
             Ok(Some(owner)) => {
-                tracing::warn!(%from, owner, "refused: the connection is another user's");
+                tracing::warn!(%from, owner, "refused a connection of another user");
             }
             Ok(None) => {
-                tracing::warn!(%from, "refused: it cannot be told whose connection this is");
+                tracing::warn!(%from, "refused a connection whose user is not known");
             }
-            Err(error) => tracing::warn!(%from, %error, "refused: whose it is cannot be told"),
+            Err(error) => tracing::warn!(%from, %error, "refused a connection whose user is not \
+                known"),
         }
         reset(program);
         None

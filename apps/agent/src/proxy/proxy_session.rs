@@ -388,7 +388,8 @@ impl ProxySession {
             return Err(late());
         }
         if self.far == ProxySessionPeer::Unconfigured {
-            let text = "no proxy: give --prox d2tp://host:port/KEY, or set CEDOS_PROX, for connections that go out";
+            let text = "no proxy for outgoing connections: give --prox d2tp://host:port/KEY, or \
+                set CEDOS_PROX";
             return Err(ConnectRefusal::new(RefusalCause::NoProxy, text));
         }
         self.check_purse()?;
@@ -455,7 +456,7 @@ impl ProxySession {
             }
             Err(_) => Err(ConnectRefusal::new(
                 RefusalCause::NoProxy,
-                "the local proxy ends",
+                "the local proxy is stopping",
             )),
         }
     }
@@ -528,14 +529,15 @@ impl ProxySession {
         };
         let only_costly = only(|class| *class != CostClass::Free);
         if only_costly && !flows.all.is_empty() && flows.all.values().all(never_pays) {
-            return "only networks that cost are up, and --policy forbids them (free-first and balanced pay only to be in \
-                    time, --by); connections wait for a free one";
+            return "only metered networks are up, and --policy does not allow them (free-first \
+                and balanced use them only to meet --by). Connections wait for a free network";
         }
         if only(|class| *class == CostClass::Roaming) {
-            return "only roaming networks are up, which are not used (--link NAME=metered: one may be); connections wait for \
-                    another";
+            return "only roaming networks are up, which are not used. Connections wait for \
+                another; --link NAME=metered allows one";
         }
-        "the proxy does not answer, and connections wait for it; are its address and the key in it right?"
+        "the proxy does not answer, and connections wait for it. Is it running, and are its \
+         address and key right?"
     }
 
     fn fell(&self, failed: Option<String>) {
@@ -560,7 +562,8 @@ impl ProxySession {
         let mut usable = links.iter().filter(|link| link.is_usable()).peekable();
         let costs = |link: &Link| link.class.class != CostClass::Free;
         if left == Some(0) && usable.peek().is_some() && usable.all(costs) {
-            let text = "what links that cost may carry this month is used up (cedos budget), and no free one is up";
+            let text = "the month's budget for metered networks is used up (`cedos budget`), and \
+                no free network is up";
             return Err(ConnectRefusal::new(RefusalCause::Forbidden, text));
         }
         Ok(())

@@ -56,7 +56,7 @@ const UNWELCOME: u8 = 1;
 async fn user_name(client: &mut (impl AsyncRead + Unpin)) -> io::Result<String> {
     let version = client.read_u8().await?;
     if version != USER_VERSION {
-        let text = format!("version {version} of user names is not known");
+        let text = format!("version {version} of user names is not supported");
         return Err(io::Error::new(io::ErrorKind::InvalidData, text));
     }
     let mut words = [const { Vec::new() }; 2];
@@ -74,7 +74,7 @@ type SocksError = Box<dyn std::error::Error + Send + Sync>;
 /// Serves one connection.
 pub(super) async fn serve(program: TcpStream, house: &ProxyContext) {
     if let Err(error) = speak(program, house).await {
-        tracing::debug!(%error, "a SOCKS client went");
+        tracing::debug!(%error, "a SOCKS client disconnected");
     }
 }
 
@@ -142,6 +142,6 @@ async fn speak(program: TcpStream, house: &ProxyContext) -> Result<(), SocksErro
 
 /// Refuses SOCKS4, which cannot say what we would answer: its clients see a connection that breaks.
 pub(super) fn reject_socks4(program: TcpStream) {
-    tracing::info!("SOCKS4 is not spoken here: use socks5h://");
+    tracing::info!("SOCKS4 is not supported: use socks5h://");
     reset(program);
 }

@@ -33,10 +33,10 @@ impl TargetAddress {
                 .bytes()
                 .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'.' | b'_'));
         if !is_address && !is_name {
-            return Err(format!("{host:?} is not the name of a host"));
+            return Err(format!("{host:?} is not a host name"));
         }
         if port == 0 {
-            return Err("port 0 leads nowhere".into());
+            return Err("port 0 is not valid".into());
         }
         Ok(TargetAddress {
             host: host.to_owned(),

@@ -352,9 +352,9 @@ impl StreamFeed {
         let is_idle = self.title.only_watched && !view.is_watched;
         let Some(need) = need.filter(|_| !self.is_full && !is_idle) else {
             let why = match view.missing {
-                None => "all of it is held",
+                None => "all of it is stored",
                 Some(_) if is_idle => "nobody watches",
-                Some(_) => "as much is held as may be kept",
+                Some(_) => "the store is full (--keep)",
             };
             return (view, FetchPlan::nothing(why.into()));
         };
@@ -408,9 +408,9 @@ impl StreamFeed {
             };
             let why = match link {
                 Some(way) if way.class == LinkClass::Free => {
-                    format!("{} is up and free; {ahead}", way.name)
+                    format!("{} is free; {ahead}", way.name)
                 }
-                Some(way) => format!("{ahead}, so {} may cost", way.name),
+                Some(way) => format!("{ahead}; using {} (metered)", way.name),
                 None => self.why_not(view, ways, may_pay, &ahead, levels),
             };
             return FetchPlan {
@@ -422,12 +422,12 @@ impl StreamFeed {
             };
         }
         let why = match (free, pays) {
-            (Some(way), false) => format!("{} is up and free; {ahead}", way.name),
+            (Some(way), false) => format!("{} is free; {ahead}", way.name),
             (Some(way), true) => format!(
-                "{ahead} and {} is not enough: links that cost carry it too",
+                "{ahead} and {} is too slow; using metered networks too",
                 way.name
             ),
-            (None, true) => format!("{ahead}, so links that cost carry it"),
+            (None, true) => format!("{ahead}; using metered networks"),
             (None, false) => self.why_not(view, ways, may_pay, &ahead, levels),
         };
         let carried = free.is_some() || pays;
@@ -461,17 +461,17 @@ impl StreamFeed {
         let metered = ways.iter().find(|way| way.class == LinkClass::Metered);
         match (ways.first(), metered) {
             (None, _) => format!("no network is up; {ahead}"),
-            (Some(way), None) => format!("{} is up and carries nothing; {ahead}", way.name),
+            (Some(way), None) => format!("{} carries no data; {ahead}", way.name),
             (_, Some(_)) if !may_pay => {
-                format!("only links that cost are up, and nothing may be spent; {ahead}")
+                format!("only metered networks are up, and they may not be used; {ahead}")
             }
             (_, Some(way)) if !view.is_watched => {
-                format!("only {} is up, which costs, and nobody watches", way.name)
+                format!("only {} (metered) is up, and nobody is watching", way.name)
             }
             (_, Some(way)) => {
                 let (low, high) = (levels.low_bytes / 1000, levels.high_bytes / 1000);
                 format!(
-                    "only {} is up, which costs, and {ahead}: paid for from {low} to {high} kB",
+                    "only {} (metered) is up; {ahead}; it is used below {low} kB, up to {high} kB",
                     way.name
                 )
             }
@@ -543,7 +543,7 @@ impl StreamFeed {
             && self.transport.is_direct()
         {
             return Err(FetchFault::CaptivePortal(format!(
-                "{} answers with a web page",
+                "{} answers with a web page instead",
                 host(object)
             )));
         }
@@ -665,7 +665,7 @@ impl StreamFeed {
         }
         let run = move || settlings.iter().try_for_each(|settling| settling.run());
         if let Ok(Err(error)) = spawn_blocking(run).await {
-            tracing::warn!(%error, "what is held would not survive a restart");
+            tracing::warn!(%error, "cannot save what is stored");
         }
     }
 
@@ -728,7 +728,7 @@ fn host(object: &StreamObject) -> String {
 
 fn on_disk(error: io::Error) -> FetchFault {
     FetchFault::Origin {
-        text: format!("the disk refuses what came: {error}; make room"),
+        text: format!("cannot write to the disk: {error}; make room"),
         retry_after: None,
     }
 }

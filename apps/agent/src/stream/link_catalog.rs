@@ -171,7 +171,7 @@ impl LinkCatalog {
             .chain(others)
             .map(|name| as_path(&name))
             .find(|name| !places.contains_key(name))
-            .expect("there are names enough");
+            .expect("u64 has enough names");
         let place = match playlist::is_playlist_url(url) || dash::is_manifest_url(url) {
             true => CatalogEntry::Playlist(url.clone()),
             false => self.stream(url, &name, false)?,
@@ -301,7 +301,7 @@ impl LinkCatalog {
                 ));
             }
             Err(_) => {
-                let text = "the playlist did not come in time".to_owned();
+                let text = "the playlist did not arrive in time".to_owned();
                 return Err(refuse(StatusCode::GATEWAY_TIMEOUT, text));
             }
         };
@@ -311,7 +311,7 @@ impl LinkCatalog {
         } else if let Some(manifest) = dash::read(&text, url, here) {
             Ok(self.learn_manifest(url, manifest))
         } else {
-            let text = "what the origin calls a playlist is none".to_owned();
+            let text = "the server's playlist is not a playlist".to_owned();
             Err(refuse(StatusCode::BAD_GATEWAY, text))
         }
     }
@@ -480,7 +480,7 @@ impl LinkResolver for LinkCatalog {
         match found {
             Ok(found) => found.unwrap_or_else(nothing),
             Err(error) => {
-                let text = format!("it cannot be kept: {error}");
+                let text = format!("cannot store it: {error}");
                 LinkTarget::Refused(StatusCode::INSUFFICIENT_STORAGE, text)
             }
         }

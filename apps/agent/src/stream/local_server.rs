@@ -125,7 +125,7 @@ impl StreamListener {
                 Ok((stream, _)) => stream,
                 Err(error) => {
                     // Out of descriptors, most likely: some will be closed.
-                    tracing::warn!(%error, "a player was not let in");
+                    tracing::warn!(%error, "refused a player's connection");
                     tokio::time::sleep(Duration::from_millis(100)).await;
                     continue;
                 }
@@ -168,13 +168,14 @@ impl RequestGuard {
         house: &Arc<impl LinkResolver>,
     ) -> Response<StreamAnswerBody> {
         if !self.is_ours(request.headers()) {
-            let text = "this link is for programs on this machine, by its own address";
+            let text = "this link works only on this machine, by its address 127.0.0.1 or \
+                localhost";
             return words(StatusCode::MISDIRECTED_REQUEST, text);
         }
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
             let mut answer = words(
                 StatusCode::METHOD_NOT_ALLOWED,
-                "GET and HEAD are served here",
+                "only GET and HEAD are served here",
             );
             let allowed = HeaderValue::from_static("GET, HEAD");
             answer.headers_mut().insert(ALLOW, allowed);
@@ -266,7 +267,7 @@ async fn stream_of<B>(
         RequestedRanges::Ranges(ranges) => match ranges[..] {
             [(from, to)] => {
                 if head.length.is_none() && !is_here(&object, from, to, &mut reading).await {
-                    let text = "how long it is nobody knows yet, nor whether it goes that far";
+                    let text = "the length is not known yet, nor whether the object is that long";
                     return later(text);
                 }
                 let to = to.min(object.length().unwrap_or(to));

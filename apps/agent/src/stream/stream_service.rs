@@ -120,9 +120,9 @@ impl StreamService {
         let root = ordered.root()?;
         let storage = |error: &std::io::Error| match error.kind() {
             std::io::ErrorKind::WouldBlock => TransferFailure::error(
-                "another cedos serves this URL with the same --store; end it, or use its link",
+                "another cedos serves this URL with the same --store; stop it, or use its link",
             ),
-            _ => TransferFailure::storage("cannot keep what is watched", error),
+            _ => TransferFailure::storage("cannot store the stream", error),
         };
         remove_old(&root);
         let (stop, told) = watch::channel(false);
@@ -139,7 +139,9 @@ impl StreamService {
         let names = names.map_err(|error| storage(&error))?;
         let door = StreamListener::bind(note.token.clone(), note.port)
             .await
-            .map_err(|error| TransferFailure::error(format!("no port on this machine: {error}")))?;
+            .map_err(|error| {
+                TransferFailure::error(format!("cannot open a port on this machine: {error}"))
+            })?;
         note.port = Some(door.port());
         note.save(&root, &urls).map_err(|error| storage(&error))?;
         let base = door.base();
@@ -243,11 +245,11 @@ impl StreamOrder {
                 url.scheme()
             ))),
             Err(error) => Err(TransferFailure::usage(format!(
-                "`{text}` is no URL: {error}"
+                "`{text}` is not a URL: {error}"
             ))),
         };
         if self.urls.is_empty() {
-            return Err(TransferFailure::usage("say what is to be watched"));
+            return Err(TransferFailure::usage("name at least one URL"));
         }
         self.urls.iter().map(parse).collect()
     }
@@ -304,7 +306,7 @@ impl StreamOrder {
             .map(PathBuf::from)
             .or_else(|| set("HOME").map(|home| PathBuf::from(home).join(".cache")));
         let cache = cache.ok_or_else(|| {
-            TransferFailure::usage("neither HOME nor --store says where to keep it")
+            TransferFailure::usage("no place for the stream: set HOME, or give --store DIR")
         })?;
         Ok(cache.join("cedos").join("stream"))
     }
@@ -320,7 +322,7 @@ impl StreamOrder {
             urls.iter().any(secret) || self.fields()?.iter().any(HeaderField::is_credential);
         let Some(address) = self.prox.as_deref().filter(|text| !text.is_empty()) else {
             if self.sealed {
-                let text = "--sealed is a way of using a proxy: give --prox too, or leave it out";
+                let text = "--sealed needs a proxy: give --prox too, or leave it out";
                 return Err(TransferFailure::usage(text));
             }
             let tls = OriginTls::new(self.ca.as_deref())?;
@@ -335,8 +337,8 @@ impl StreamOrder {
         let tunnel = match self.sealed || secret {
             true => Some(OriginTunnel::new(OriginTls::new(self.ca.as_deref())?)),
             false if self.ca.is_some() => {
-                let text = "--ca is for what this device asks for itself: add --sealed, or give --ca \
-                            to `cedos prox`";
+                let text = "--ca has no effect here, because the proxy verifies the server: add \
+                    --sealed, or give --ca to `cedos prox`";
                 return Err(TransferFailure::usage(text));
             }
             false => None,

@@ -102,7 +102,7 @@ impl StreamTitle {
             rest: (0, 0),
             read_at: None,
             pace,
-            why: "nothing was asked for yet".into(),
+            why: "nothing requested yet".into(),
         };
         Arc::new(StreamTitle {
             name,

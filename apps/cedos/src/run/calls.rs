@@ -83,7 +83,7 @@ impl CallHandler {
                 Ok(Some(caught)) => self.answer(caught),
                 Ok(None) => return,
                 Err(error) => {
-                    return tracing::error!(%error, "connections are not caught any more");
+                    return tracing::error!(%error, "connections are no longer caught");
                 }
             }
         }
@@ -152,22 +152,26 @@ impl CallHandler {
             || matches!(because, UncaughtReason::Unheard(_));
         let because = match because {
             UncaughtReason::System(error) => {
-                format!("loads no C library, and its connections cannot be held (seccomp: {error})")
+                format!(
+                    "loads no C library, and the kernel cannot hold its connections (seccomp: \
+                    {error})"
+                )
             }
             UncaughtReason::Unheard(error) => {
                 format!("loads no C library, and too many such programs run at once ({error})")
             }
             UncaughtReason::Privileged => {
-                "loads no C library, and runs with other rights".to_owned()
+                "loads no C library, and runs with other privileges".to_owned()
             }
             UncaughtReason::Foreign => "is of another architecture".to_owned(),
         };
         let so = match fails {
             true => "its connections fail",
-            false => "its connections go past D2Prox",
+            false => "its connections bypass the proxy",
         };
         eprintln!(
-            "cedos run: {program} is not caught: it {because}; so {so}. `cedos run --rung tun -- …` would carry them"
+            "cedos run: {program} is not caught: it {because}, so {so}. To carry them: cedos run \
+             --rung tun -- …"
         );
     }
 

@@ -58,7 +58,7 @@ impl FromStr for CaptureMode {
         let found = CaptureMode::ALL
             .into_iter()
             .find(|rung| rung.as_str() == text);
-        found.ok_or_else(|| format!("`{text}` is none of env, preload, notify, tun"))
+        found.ok_or_else(|| format!("`{text}` is not one of env, preload, notify, tun"))
     }
 }
 
@@ -109,7 +109,7 @@ pub fn choose(program: &Executable, words: &[OsString], listens: bool) -> Captur
     };
     match program.kind {
         _ if !listens && heeds(&name, &words[1..]) => {
-            let because = format!("{name} is known to heed proxy variables");
+            let because = format!("{name} uses proxy variables");
             chosen(CaptureMode::Environment, because)
         }
         ExecutableKind::Dynamic => {
@@ -121,11 +121,11 @@ pub fn choose(program: &Executable, words: &[OsString], listens: bool) -> Captur
         }
         ExecutableKind::Static => chosen(
             CaptureMode::Tun,
-            format!("{name} is a static program, which looks names up by itself"),
+            format!("{name} is a static program that resolves names by itself"),
         ),
         ExecutableKind::Privileged => chosen(
             CaptureMode::Tun,
-            format!("{name} runs with other rights, so nothing can be put in front of it"),
+            format!("{name} runs with other privileges, so no library can be preloaded"),
         ),
     }
 }

@@ -48,7 +48,7 @@ pub fn ensure_library(bytes: &[u8]) -> anyhow::Result<PathBuf> {
         }
     }
     bail!(
-        "no place for the library that catches connections ({}); is XDG_RUNTIME_DIR or HOME set?",
+        "no place for the library that catches connections ({}); set XDG_RUNTIME_DIR or HOME",
         refused.join("; ")
     )
 }
@@ -91,7 +91,7 @@ fn in_folder(place: &LibraryFolder, bytes: &[u8], for_all: bool) -> anyhow::Resu
     let path = folder.as_os_str().as_bytes();
     ensure!(
         !path.iter().any(separates),
-        "a path that LD_PRELOAD cannot name"
+        "its path cannot be written in LD_PRELOAD"
     );
     let above = folder.parent().context("no folder")?;
     if place.and_above {
@@ -114,7 +114,10 @@ fn in_folder(place: &LibraryFolder, bytes: &[u8], for_all: bool) -> anyhow::Resu
         // Whatever it is, it is this user's.
         let _ = fs::remove_file(&path);
         make(folder, &path, bytes)?;
-        ensure!(is_whole(&path, bytes), "it does not stay as it is written");
+        ensure!(
+            is_whole(&path, bytes),
+            "its content changes after it is written"
+        );
     }
     Ok(path)
 }
@@ -125,7 +128,7 @@ fn keeps_others_away(above: &Path) -> anyhow::Result<()> {
     let sticks = is.mode() & OTHERS_WRITE == 0 || is.mode() & STICKY != 0;
     ensure!(
         [nix::unistd::geteuid().as_raw(), 0].contains(&is.uid()) && sticks,
-        "others may put another in its place"
+        "other users may replace it"
     );
     Ok(())
 }
@@ -135,7 +138,7 @@ fn lets_others_pass(folder: &Path) -> anyhow::Result<()> {
     let passes = |folder: &Path| fs::metadata(folder).is_ok_and(|is| is.mode() & OTHERS_PASS != 0);
     ensure!(
         folder.ancestors().all(passes),
-        "programs that change their user do not reach it"
+        "programs that change their user cannot read it"
     );
     Ok(())
 }
@@ -153,11 +156,11 @@ fn is_ours_alone(folder: &Path) -> anyhow::Result<()> {
     let ours = is.is_dir() && is.uid() == nix::unistd::geteuid().as_raw();
     ensure!(
         ours && is.mode() & OTHERS_WRITE == 0,
-        "others may write there"
+        "other users may write there"
     );
     ensure!(
         !statvfs(folder)?.flags().contains(FsFlags::ST_NOEXEC),
-        "nothing may be run from there"
+        "it is mounted noexec"
     );
     Ok(())
 }

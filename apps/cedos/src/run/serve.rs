@@ -120,7 +120,7 @@ async fn hand_over(mut flow: Flow, to: SocketAddr, port: Arc<CatchPort>) {
             Ok(program) => break program,
             Err(_) if calls < CALLS_MAX => calls += 1,
             Err(error) => {
-                tracing::warn!(%to, %error, "the program does not take a connection");
+                tracing::warn!(%to, %error, "the program does not accept a connection");
                 return flow.reset(REFUSED);
             }
         }

@@ -71,7 +71,7 @@ pub async fn take_packets(
                 });
             }
             IpStackStream::Udp(stray) => {
-                tracing::debug!(to = %stray.peer_addr(), "a datagram goes nowhere");
+                tracing::debug!(to = %stray.peer_addr(), "a datagram cannot be delivered");
             }
             IpStackStream::UnknownTransport(_) | IpStackStream::UnknownNetwork(_) => {}
         }

@@ -126,7 +126,7 @@ pub async fn wait_for_program(program: Pid, porter: Option<Pid>) -> io::Result<P
             if !said {
                 said = true;
                 eprintln!(
-                    "cedos run: it has ended; {} that it began goes on",
+                    "cedos run: the program has ended; waiting for {} that it started",
                     left.len()
                 );
             }

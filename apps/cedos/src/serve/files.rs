@@ -58,7 +58,7 @@ impl FileService {
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
             let mut answer = words(
                 StatusCode::METHOD_NOT_ALLOWED,
-                "GET and HEAD are served here\n",
+                "only GET and HEAD are served here\n",
             );
             answer
                 .headers_mut()

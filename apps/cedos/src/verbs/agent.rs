@@ -25,15 +25,15 @@ use super::transfer_args::{stop_on_signal, word_parser};
 /// they use
 ///
 /// `cedos get`, `put`, `ls`, `status`, `why`, `pause`, `resume`, `cancel`, `retry`, `edit`, `wait`,
-/// `net` and `budget` talk to it over a socket in $XDG_RUNTIME_DIR. What it holds survives its end,
-/// however that comes.
+/// `net` and `budget` talk to it over a socket in $XDG_RUNTIME_DIR. Its queue survives a crash and a
+/// restart.
 #[derive(Debug, Args)]
 pub struct AgentArgs {
-    /// Say what a network costs: wwan0=metered, wlan0=free, rmnet*=roaming
+    /// Set what a network costs: wwan0=metered, wlan0=free, rmnet*=roaming
     #[arg(long, value_name = "NAME=CLASS", action = ArgAction::Append)]
     link: Vec<ClassRule>,
 
-    /// Read what networks cost, and their caps, in FILE [default: $CEDOS_CONFIG, or
+    /// Read costs and caps of networks from FILE [default: $CEDOS_CONFIG, or
     /// ~/.config/cedos/config.toml]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -42,28 +42,28 @@ pub struct AgentArgs {
     #[arg(long)]
     no_notifications: bool,
 
-    /// While a transfer waits, look for networks so often, and not when it seems worth it: 2min
+    /// While a transfer waits, scan for networks at this interval, not when it seems worth it: 2min
     #[arg(long, value_name = "SPAN", value_parser = option_parsers::parse_span)]
     look_every: Option<Duration>,
 
-    /// How it is decided when networks that cost are used
+    /// Scheduler that decides when metered networks are used
     #[arg(long, value_name = "NAME", default_value = "d2sched", value_parser = PossibleValuesParser::new(SchedulerKind::ALL.map(SchedulerKind::as_str)).try_map(|word| word.parse::<SchedulerKind>()))]
     scheduler: SchedulerKind,
 
-    /// Give Prometheus its figures at this address of this machine: 127.0.0.1:9646
+    /// Serve Prometheus metrics at this address of this machine: 127.0.0.1:9646
     #[arg(long, value_name = "ADDR")]
     metrics: Option<SocketAddr>,
 
-    /// Be a proxy for this user's programs at this address of this machine, SOCKS5 and HTTP:
-    /// 127.0.0.1:1080. It goes by --prox
+    /// Be a SOCKS5 and HTTP proxy for this user's programs at this address of this machine:
+    /// 127.0.0.1:1080. Needs --prox
     #[arg(long, value_name = "ADDR", requires = "prox")]
     proxy: Option<SocketAddr>,
 
-    /// The D2Prox for programs: d2tp://host:port/KEY
+    /// The D2Prox that --proxy uses: d2tp://host:port/KEY
     #[arg(long, value_name = "ADDR", env = "CEDOS_PROX")]
     prox: Option<String>,
 
-    /// How programs' connections weigh money against time, where they do not say
+    /// When connections of --proxy use metered networks, unless they say otherwise
     #[arg(long, default_value = "any", value_parser = word_parser::<CostPolicy, 5>(CostPolicy::ALL.map(CostPolicy::as_str)))]
     proxy_policy: CostPolicy,
 
@@ -72,11 +72,11 @@ pub struct AgentArgs {
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
 
-    /// Run this in a shell when the first free network comes (at the start too)
+    /// Run this in a shell when the first free network appears (also at the start)
     #[arg(long, value_name = "CMD")]
     when_free: Option<String>,
 
-    /// Run this in a shell when the last free network goes (at the start too)
+    /// Run this in a shell when the last free network is lost (also at the start)
     #[arg(long, value_name = "CMD")]
     when_not_free: Option<String>,
 }
@@ -117,7 +117,7 @@ pub async fn run(args: AgentArgs) -> anyhow::Result<ExitCode> {
     agent::run(options, stopped, |socket, figures, programs| {
         eprintln!("cedos agent: ready at {}", socket.display());
         if let Some(at) = figures {
-            eprintln!("cedos agent: figures at http://{at}/metrics");
+            eprintln!("cedos agent: metrics at http://{at}/metrics");
         }
         if let Some(at) = programs {
             eprintln!("cedos agent: proxy for programs at {at}");

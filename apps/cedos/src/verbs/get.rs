@@ -28,40 +28,39 @@ use cedos_agent::prepared_transfer::{
 };
 use cedos_agent::settings;
 
-/// Download URL over the networks there are, free ones first, by a deadline.
+/// Download URL by a deadline, over free networks first.
 ///
-/// Exit codes: 0 done, 1 error, 2 usage, 3 stopped (run again to continue), 10 deadline missed
-/// (without --if-late fail the file is whole, only late), 11 --max-cell or budget used up, 12 wrong digest,
-/// 13 the origin keeps changing the bytes, 14 no permitted network and --now, or none at the
-/// deadline and --if-late fail, 75 the agent that carries it went.
+/// Exit codes: 0 done, 1 error, 2 usage, 3 stopped (run again to resume), 10 deadline missed (without
+/// --if-late fail the file is complete, but late), 11 --max-cell or budget used up, 12 wrong digest, 13 the
+/// server keeps changing the content, 14 no permitted network and --now, or none at the deadline and
+/// --if-late fail, 75 the agent stopped.
 #[derive(Debug, Args)]
 pub struct GetArgs {
-    /// What to download: http:// or https://; from an origin that speaks D2TP,
-    /// d2tp://host:port/KEY/path; from a device that serves, d2tp://KEY/path
+    /// What to download: http:// or https://; d2tp://host:port/KEY/path from a server that speaks D2TP;
+    /// d2tp://KEY/path from a device that serves
     #[arg(value_parser = parse_url)]
     url: Url,
 
-    /// Write to FILE, replacing it when the download is whole; into FILE if that is a directory;
-    /// `-` is standard output [default: a new file named by the URL or the origin]
+    /// Write to FILE, replacing it when the download is complete; into FILE if that is a directory;
+    /// `-` is standard output [default: a new file named by the URL or the server]
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
 
-    /// Refuse bytes with another digest: sha256:HEX. They are put aside as FILE.bad
+    /// Refuse content with another digest: sha256:HEX. It is kept as FILE.bad
     #[arg(long, value_name = "sha256:HEX", value_parser = parse_integrity)]
     integrity: Option<String>,
 
-    /// Have the proxy open a tunnel only: this device asks the origin itself, and with https the
-    /// proxy sees nothing but host and port. Always so for URLs with credentials
+    /// Use the proxy only as a tunnel: with https it then sees nothing but host and port. Always on for
+    /// URLs with credentials
     #[arg(long)]
     sealed: bool,
 
-    /// Give up a download that was stopped: remove its part, and tell the proxy that it may let go
-    /// of its copy
+    /// Discard a stopped download: remove its partial file, and have the proxy free its copy
     #[arg(long, conflicts_with_all = ["detach", "dry_run"])]
     forget: bool,
 
-    /// Add a field to the request, as 'Accept: audio/mpeg'; repeatable. Those that look like
-    /// credentials go to no other origin, and to no proxy (see --sealed)
+    /// Add a header field to the request, such as 'Accept: audio/mpeg'; repeatable. Fields that look like
+    /// credentials are sent to no other server, and to no proxy (see --sealed)
     #[arg(short = 'H', long, value_name = "FIELD", value_parser = parse_header)]
     header: Vec<String>,
 
@@ -73,25 +72,24 @@ pub struct GetArgs {
     #[arg(long)]
     allow_downgrade: bool,
 
-    /// Say what would be done and why, and do nothing. The origin is asked for the size, if a free
+    /// Show what would be done, and why; download nothing. Asks the server for the size, if a free
     /// network is up
     #[arg(long, conflicts_with = "detach")]
     dry_run: bool,
 
-    /// With --dry-run: ask nobody
+    /// With --dry-run: send nothing
     #[arg(long, requires = "dry_run")]
     offline: bool,
 
-    /// Keep the queues of slow networks short: whoever sends may have in flight what makes the round
-    /// trip LAMBDA times the shortest, where it would grow beyond that [default: 3, if given without]
+    /// Keep the queues of slow networks short: limit the round trip to LAMBDA times the shortest one
+    /// [default without a value: 3]
     #[arg(long, value_name = "LAMBDA", num_args = 0..=1, require_equals = true, default_missing_value = "3")]
     drwa: Option<DrwaLambda>,
 
     #[command(flatten)]
     qlog: QlogArgs,
 
-    /// Go on in the background, with no terminal; `cedos ls`, `status` and `cancel` find it by the
-    /// number that is printed
+    /// Run in the background and print a number, by which `cedos ls`, `status` and `cancel` know it
     #[arg(long)]
     detach: bool,
 
@@ -102,7 +100,7 @@ pub struct GetArgs {
 fn parse_url(text: &str) -> Result<Url, String> {
     let refuse = |why: &str| {
         let meant = match text.split_once("://") {
-            None if text.contains('.') => format!("; is https://{text} meant?"),
+            None if text.contains('.') => format!("; do you mean https://{text}?"),
             _ => String::new(),
         };
         Err(format!(
@@ -111,7 +109,7 @@ fn parse_url(text: &str) -> Result<Url, String> {
     };
     match text.parse::<Url>() {
         Ok(url) if matches!(url.scheme(), "http" | "https" | "d2tp") => Ok(url),
-        Ok(url) => refuse(&format!("{}: is another kind", url.scheme())),
+        Ok(url) => refuse(&format!("{}: is not supported", url.scheme())),
         Err(url::ParseError::RelativeUrlWithoutBase) => refuse("it has no https:// in front"),
         Err(error) => refuse(&error.to_string()),
     }
@@ -228,7 +226,7 @@ async fn give_up(
 ) -> Result<TransferExit, TransferFailure> {
     if matches!(job.destination, Destination::Stdout) {
         return Err(TransferFailure::usage(
-            "standard output leaves nothing to give up",
+            "--forget needs a file; standard output leaves none",
         ));
     }
     print_stderr(&forget(&job.expected_path(), &transfer::redact_url(&job.url), proxy).await?);
@@ -243,8 +241,7 @@ fn json_of(what: &impl serde::Serialize) -> String {
 fn detach(job: &TransferJob, json: bool) -> Result<TransferExit, TransferFailure> {
     if matches!(job.destination, Destination::Stdout) {
         return Err(TransferFailure::usage(
-            "--detach leaves the terminal, so there is no standard output to write to; name a file \
-             with -o",
+            "--detach cannot write to standard output; name a file with -o",
         ));
     }
     let named = std::path::absolute(job.expected_path())
@@ -281,7 +278,7 @@ fn detach(job: &TransferJob, json: bool) -> Result<TransferExit, TransferFailure
         print_stdout(&begun.id.to_string());
         let (id, log) = (begun.id, begun.log_path());
         print_stderr(&format!(
-            "download {id} goes on in the background; cedos status {id} | cedos ls | cedos cancel \
+            "download {id} runs in the background: cedos status {id} | cedos ls | cedos cancel \
              {id}; log: {}",
             log.display()
         ));

@@ -26,7 +26,7 @@ use serde_json::Value;
 
 use super::handover::{STILL_WAITING, follow_existing};
 
-/// List the downloads and uploads in the background that run, and those that ended lately
+/// List transfers in the background: those that run, and those that ended lately
 #[derive(Debug, Args)]
 pub struct LsArgs {
     /// Print one JSON object per transfer
@@ -45,19 +45,20 @@ pub struct JobArgs {
     json: bool,
 }
 
-/// Change the terms of a transfer, while it runs too; they hold within a second
+/// Change deadline, policy, limit or priority of a transfer, also while it runs
 ///
-/// Prints what holds now. Exit codes: 0 done, 1 it is not the agent's, or is whole, 2 usage.
+/// Prints what holds from now on. Exit codes: 0 done, 1 not a transfer of the agent, or it is complete,
+/// 2 usage.
 #[derive(Debug, Args)]
 pub struct EditArgs {
     #[command(flatten)]
     one: JobArgs,
 
-    /// Be ready by TIME: 07:30 (the next one), RFC 3339, or +45m
+    /// Finish by TIME: 07:30 (the next one), RFC 3339, or +45m
     #[arg(long, value_name = "TIME", group = "when")]
     by: Option<String>,
 
-    /// Be ready within this long from now: 2h, 45m
+    /// Finish within this time from now: 2h, 45m
     #[arg(long, value_name = "SPAN", group = "when", value_parser = option_parsers::parse_span)]
     within: Option<Duration>,
 
@@ -65,23 +66,23 @@ pub struct EditArgs {
     #[arg(long, group = "when")]
     when_free: bool,
 
-    /// How to weigh money against time
+    /// When to use metered networks
     #[arg(long, value_parser = PossibleValuesParser::new(CostPolicy::ALL.map(CostPolicy::as_str)).map(|word| word))]
     policy: Option<String>,
 
-    /// What to do when free networks alone will not make the deadline
+    /// What to do when free networks alone will miss the deadline
     #[arg(long, value_parser = PossibleValuesParser::new(DeadlineFallback::ALL.map(DeadlineFallback::as_str)).map(|word| word))]
     if_late: Option<String>,
 
-    /// Bytes that metered networks may carry in all: 50M, 1.5G
+    /// Use at most this much metered data in all: 50M, 1.5G
     #[arg(long, value_name = "SIZE", value_parser = option_parsers::parse_bytes, group = "cell")]
     max_cell: Option<u64>,
 
-    /// No limit for those
+    /// No limit for metered data
     #[arg(long, group = "cell", action = ArgAction::SetTrue)]
     no_max_cell: bool,
 
-    /// Who goes first when not all can be in time: 0 to 7, higher is more
+    /// Priority when not all transfers can be on time: 0 to 7, 7 goes first
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(..=7))]
     priority: Option<u8>,
 }
@@ -206,7 +207,7 @@ pub async fn edit(args: EditArgs) -> anyhow::Result<ExitCode> {
         priority: args.priority,
     };
     if terms.is_empty() {
-        print_stderr("cedos edit: say what is to be different: --by, --policy, --max-cell …");
+        print_stderr("cedos edit: say what to change: --by, --policy, --max-cell …");
         return Ok(ExitCode::from(2));
     }
     let id = args.one.id;
@@ -273,7 +274,7 @@ pub async fn wait(args: JobArgs) -> anyhow::Result<ExitCode> {
 
 async fn connect() -> anyhow::Result<AgentApiClient> {
     let agent = AgentApiClient::connect().await;
-    agent.ok_or_else(|| anyhow!("no agent runs; `cedos agent` starts it"))
+    agent.ok_or_else(|| anyhow!("the agent is not running; start it with `cedos agent`"))
 }
 
 async fn ask(args: &JobArgs, request: AgentRequest) -> anyhow::Result<ExitCode> {
@@ -406,13 +407,13 @@ fn details(transfer: &Value, all: bool) -> Vec<(&'static str, String)> {
     lines.extend(vigil(&transfer["vigil"]).map(|text| ("Asleep", text)));
     match standing(transfer) {
         "gone" => {
-            let text = "its process ended without a last word (killed, or the machine was \
-                        restarted); the same command continues from what is on the disk";
+            let text = "its process was killed, or the machine restarted. Run the same command to \
+                resume";
             lines.push(("Because", text.into()));
         }
         "queued" => lines.push((
             "Because",
-            "it goes on when the agent runs: cedos agent".into(),
+            "the agent is not running; start it with `cedos agent`".into(),
         )),
         "paused" => lines.push(("Unblocks", format!("cedos resume {id}"))),
         _ => {}
@@ -499,8 +500,8 @@ mod tests {
             "promise": {"p": 0.97, "infeasible": false, "metered_bytes_expected": 0,
                         "metered_bytes_95": 0, "metered_bytes_worst": 33_000_000, "left_s": 60.0},
             "deadline": Timestamp::now().to_string(),
-            "last": {"why": "only lte0 is up, class metered",
-                     "unblocks": "any free network | --policy any"},
+            "last": {"why": "only lte0 (metered) is up",
+                     "unblocks": "a free network | --policy any"},
         });
         let head = headline(&transfer);
         assert_eq!(
@@ -512,11 +513,13 @@ mod tests {
             let found = lines.iter().find(|(known, _)| *known == label);
             found.map(|(_, text)| text.as_str()).unwrap_or_default()
         };
-        assert!(of("Promise").contains("on track (p=0.97); expected cellular 0 B, worst 33.00 MB"));
+        assert!(of("Promise").contains(
+            "on track, 97 % likely to be on time; metered data: 0 B expected, 33.00 MB at most"
+        ));
         assert!(of("Promise").starts_with("ready by "), "{lines:?}");
         assert_eq!(
             of("Unblocks"),
-            "any free network | cedos edit 42 --policy any"
+            "a free network | cedos edit 42 --policy any"
         );
         assert_eq!(code_of(&transfer), 75);
     }
@@ -550,9 +553,13 @@ mod tests {
         let by = format!("#1 a   RUNNING   by {}", clock(at, &now));
         assert_eq!(listed(&transfer, &now), by);
         transfer["promise"]["p"] = json!(0.3);
-        assert_eq!(listed(&transfer, &now), format!("{by}   at risk (p=0.30)"));
+        assert_eq!(
+            listed(&transfer, &now),
+            format!("{by}   at risk, 30 % likely to be on time")
+        );
         transfer["promise"]["infeasible"] = json!(true);
-        assert_eq!(listed(&transfer, &now), format!("{by}   not feasible"));
+        let told = format!("{by}   not feasible, 30 % likely to be on time");
+        assert_eq!(listed(&transfer, &now), told);
         transfer["standing"] = json!("done");
         transfer["last"] = json!({"deadline_met": false, "exit": 10});
         assert_eq!(listed(&transfer, &now), "#1 a   DONE   late");

@@ -20,10 +20,11 @@ pub fn render(plan: &DryRunPlan) -> String {
     say("Size", format!("{guess} ({})", plan.length_from));
     if plan.held_bytes > 0 {
         let held = human_bytes(plan.held_bytes);
-        say("Held", format!("{held} of an earlier run, continued"));
+        say("Held", format!("{held} of an earlier run"));
     }
     if plan.resumable == Some(false) {
-        let text = "no: the origin names no strong validator, so a break means from zero again";
+        let text = "no: the server names no version of the object, so an interruption means \
+            starting from zero";
         say("Resumes", text.into());
     }
     for link in &plan.links {
@@ -45,11 +46,11 @@ pub fn render(plan: &DryRunPlan) -> String {
     }
     let needed = match told.free_needed_s {
         Some(needed_s) => format!(
-            "about {} on free links, if they carry {}/s",
+            "about {} on free networks at {}/s",
             format_duration(Duration::from_secs_f64(needed_s.min(1e9))),
             human_bytes(told.free_rate_bytes_per_s as u64)
         ),
-        None => "no free link is up".into(),
+        None => "no free network is up".into(),
     };
     match plan.deadline_s {
         Some(deadline_s) => {
@@ -58,8 +59,8 @@ pub fn render(plan: &DryRunPlan) -> String {
             let verdict = match (plan.promise, told.feasible) {
                 (Some(_), _) => "",
                 (None, Some(true)) => "feasible; ",
-                (None, Some(false)) => "not feasible with what is up now; ",
-                (None, None) => "cannot tell: no network is up; ",
+                (None, Some(false)) => "not feasible with the networks that are up now; ",
+                (None, None) => "not known: no network is up; ",
             };
             say("Deadline", format!("in {left}; {verdict}{needed}"));
         }

@@ -6,7 +6,7 @@ use cedos_agent::agent::api::AgentRequest;
 use cedos_agent::agent::client::AgentApiClient;
 use cedos_agent::fetch::outcome::{TransferExit, TransferFailure};
 use cedos_agent::fetch::report::{
-    DeadlinePromise, ON_TRACK, TransferEvent, TransferObserver, print_stderr, print_stdout,
+    DeadlinePromise, ON_TRACK, TransferEvent, TransferObserver, percent, print_stderr, print_stdout,
 };
 use cedos_agent::order::TransferOrder;
 use d2tp_sched::format_duration;
@@ -48,7 +48,8 @@ pub async fn submit(
     } else {
         print_stdout(&id.to_string());
         print_stderr(&format!(
-            "the agent has {} {id}; cedos why {id} | cedos ls | cedos wait {id} | cedos cancel {id}",
+            "the agent runs {} {id}: cedos why {id} | cedos ls | cedos wait {id} | cedos cancel \
+             {id}",
             verb.as_str()
         ));
         if due && let Some(promised) = first_promise(&mut agent).await {
@@ -81,9 +82,9 @@ pub fn warn_if_unlikely(promised: &DeadlinePromise) {
     }
     if promised.infeasible {
         let left = format_duration(Duration::from_secs_f64(promised.left_s));
-        let p = promised.p;
+        let likely = percent(promised.p);
         print_stderr(&format!(
-            "note: it will hardly be ready in {left} (p={p:.2})"
+            "note: it will probably be late: {likely} likely to finish in {left}"
         ));
     }
 }
@@ -163,7 +164,7 @@ async fn attend(
         };
         let Some(event) = event else {
             print_stderr(&format!(
-                "the agent is gone; the transfer goes on when it runs again (cedos status {id})"
+                "the agent has stopped; the transfer resumes when it runs again (cedos status {id})"
             ));
             return Ok(None);
         };
@@ -180,7 +181,7 @@ async fn attend(
         } else if let Ok(event) = serde_json::from_value::<TransferEvent>(event.clone()) {
             observer.on_event(&event);
         } else if event["event"] == "paused" {
-            print_stderr(&format!("paused; cedos resume {id} goes on"));
+            print_stderr(&format!("paused; resume it with `cedos resume {id}`"));
         }
         if matches!(event["event"].as_str(), Some("done" | "error")) {
             let exit = event["exit"].as_u64().and_then(TransferExit::of);

@@ -6,7 +6,7 @@ use clap::{Args, Subcommand};
 
 pub use cedos_agent::key::{device_key_path, generate, load_device_key, read, write_new};
 
-/// Make and show the keys that hosts are known by
+/// Make and show keys of devices and proxies
 #[derive(Debug, Args)]
 pub struct KeyArgs {
     #[command(subcommand)]
@@ -24,7 +24,7 @@ enum KeyVerb {
         #[arg(long)]
         json: bool,
     },
-    /// Print the public key of a private key file, which is made if it is the default one
+    /// Print the public key of a private key file; the default file is made if it does not exist
     Show {
         /// The private key file [default: this device's: $CEDOS_KEY_FILE or ~/.config/cedos/key]
         file: Option<PathBuf>,

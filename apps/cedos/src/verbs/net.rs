@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 /// How often an agent is asked what links carry, while they are watched.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// Show the networks there are, what each costs and why, and what it carries
+/// Show networks, what each costs and why, and what it carries
 #[derive(Debug, Args)]
 pub struct NetArgs {
     #[command(subcommand)]
@@ -33,17 +33,17 @@ enum NetVerb {
     Ls,
     /// List them again whenever one changes
     Watch,
-    /// Say what one costs from now on, to the agent: free, metered, roaming; auto takes it back. It is
-    /// said of the network, wherever it is met again
+    /// Tell the agent what a network costs: free, metered, roaming; auto takes it back. It holds for that
+    /// network wherever the device meets it again
     Set {
-        /// The device that is on it, or its SSID, or carrier:CODE
+        /// Its device (wlan0), its SSID, or carrier:CODE
         link: String,
         /// free, metered, roaming or auto
         class: String,
     },
 }
 
-/// Show or set how much networks that cost may carry in a month, for all transfers together
+/// Show or set how much metered data all transfers together may use in a month
 #[derive(Debug, Args)]
 pub struct BudgetArgs {
     #[command(subcommand)]
@@ -59,14 +59,14 @@ enum BudgetVerb {
     Show,
     /// Set it
     Set {
-        /// Cap on data in a period: 2G; `none` is no limit
+        /// Metered data in a period: 2G, or `none` for no limit
         #[arg(value_parser = parse_cap)]
         cap: Option<Cap>,
         /// The day of the month on which a period begins
         #[arg(long, value_name = "DAY", value_parser = clap::value_parser!(i8).range(1..=31))]
         reset_day: Option<i8>,
-        /// What happens then: hard, nothing is paid for any more; soft, it is told and goes on;
-        /// cautious, as hard, a tenth before
+        /// What happens at the cap: hard, metered networks are no longer used; soft, a notice only;
+        /// cautious, as hard but a tenth earlier
         #[arg(long, value_name = "WORD", value_parser = parse_cutoff)]
         cutoff: Option<CapCutoff>,
     },
@@ -75,7 +75,7 @@ enum BudgetVerb {
 fn parse_cutoff(text: &str) -> Result<CapCutoff, String> {
     let all = [CapCutoff::Hard, CapCutoff::Soft, CapCutoff::Cautious];
     let found = all.into_iter().find(|cutoff| cutoff.as_str() == text);
-    found.ok_or_else(|| format!("`{text}` is none of hard, soft, cautious"))
+    found.ok_or_else(|| format!("`{text}` is not one of hard, soft, cautious"))
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -90,7 +90,7 @@ fn parse_cap(text: &str) -> Result<Cap, String> {
 
 async fn agent() -> anyhow::Result<AgentApiClient> {
     let agent = AgentApiClient::connect().await;
-    agent.ok_or_else(|| anyhow!("no agent runs; `cedos agent` starts it"))
+    agent.ok_or_else(|| anyhow!("the agent is not running; start it with `cedos agent`"))
 }
 
 /// Shows or sets them.
@@ -151,7 +151,7 @@ fn show(link: &Value, json: bool) {
     }
     let text = |field: &str| link[field].as_str().unwrap_or("?").to_owned();
     let usable = match (link["usable"].as_bool(), link["carries"].as_bool()) {
-        (Some(true), Some(false)) => ", up and carries nothing",
+        (Some(true), Some(false)) => ", carries no data",
         (Some(true), _) => "",
         _ => ", not usable now",
     };
@@ -160,7 +160,7 @@ fn show(link: &Value, json: bool) {
         None => String::new(),
     };
     let trip = match link["rtt_ms"].as_f64() {
-        Some(ms) => format!(", {ms:.0} ms there and back"),
+        Some(ms) => format!(", round trip {ms:.0} ms"),
         None => String::new(),
     };
     let on = match (link["ssid"].as_str(), link["operator"].as_str()) {
@@ -172,7 +172,7 @@ fn show(link: &Value, json: bool) {
         (None, None) => String::new(),
     };
     let portal = match link["portal"] == true {
-        true => ", wants a sign-in",
+        true => ", requires a sign-in",
         false => "",
     };
     let cap = &link["cap"];
@@ -244,21 +244,19 @@ pub async fn budget(args: BudgetArgs) -> anyhow::Result<ExitCode> {
     print_stdout(&match (bytes("cap"), bytes("left")) {
         (Some(cap), Some(left)) => {
             let cautious = match answer["cutoff"] == "cautious" {
-                true => ", a tenth is kept back",
+                true => " (a tenth is held back)",
                 false => "",
             };
-            format!(
-                "{used} of {cap} used since {since}, {left} left on networks that cost{cautious}"
-            )
+            format!("metered networks: {used} of {cap} used since {since}, {left} left{cautious}")
         }
         (Some(cap), None) => {
             let over = match answer["over"] == true {
-                true => "it is used up and goes on",
-                false => "it goes on beyond",
+                true => "used up; transfers continue (cutoff soft)",
+                false => "transfers continue beyond it (cutoff soft)",
             };
-            format!("{used} of {cap} used since {since} on networks that cost; {over}")
+            format!("metered networks: {used} of {cap} used since {since}; {over}")
         }
-        _ => format!("{used} used since {since} on networks that cost; no limit"),
+        _ => format!("metered networks: {used} used since {since}; no limit"),
     });
     Ok(ExitCode::SUCCESS)
 }

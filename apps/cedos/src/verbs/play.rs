@@ -19,21 +19,21 @@ const FAREWELL: Duration = Duration::from_secs(3); // a guess
 /// In the player's words, this stands for the link.
 const PLACE: &str = "{}";
 
-/// Run a player that reads URL by a link on this machine: cedos play URL -- mpv
+/// Play URL in a player, through a link on this machine: cedos play URL -- mpv
 ///
-/// See `cedos url`. The link is put where {} stands in the player's words, or behind them.
+/// See `cedos url`. The link replaces {} in the player's arguments, or follows them.
 ///
 /// The exit code is the player's; 1 if it could not be run, 3 if stopped.
 #[derive(Debug, Args)]
 pub struct PlayArgs {
-    /// What to watch or to hear: http:// or https://
+    /// What to play: http:// or https://
     #[arg(value_parser = parse_url)]
     url: Url,
 
     #[command(flatten)]
     stream: StreamArgs,
 
-    /// The player and its words
+    /// The player and its arguments
     #[arg(last = true, required = true)]
     player: Vec<String>,
 }
@@ -60,7 +60,7 @@ async fn play(args: &PlayArgs) -> Result<ExitCode, TransferFailure> {
     }
     let mut player = command.spawn().map_err(|error| {
         let name = &words[0];
-        TransferFailure::error(format!("{name} cannot be run: {error}; is it installed?"))
+        TransferFailure::error(format!("cannot run {name}: {error}. Is it installed?"))
     })?;
     let ended = serving.serve_until(player.wait()).await;
     let code = match ended {

@@ -38,21 +38,21 @@ pub enum LogFormat {
     Text,
 }
 
-/// Run D2Prox: fetch for devices that move, and keep what they have not read yet
+/// Run a proxy (D2Prox): fetch for devices, and keep what they have not received yet
 #[derive(Debug, Args)]
 pub struct ProxArgs {
     /// UDP address to listen on
     #[arg(long, value_name = "ADDR", default_value = LISTEN_DEFAULT)]
     pub listen: SocketAddr,
-    /// Private key file, from `cedos key gen`; without it a key is made, kept in --state-dir or for
-    /// this run only
+    /// Private key file, from `cedos key gen` [default: a new key, kept in --state-dir; without that, for
+    /// this run only]
     #[arg(long, value_name = "FILE")]
     pub key: Option<PathBuf>,
     /// Public key of a client that may use this proxy (repeatable)
     // One key in 64 begins with a hyphen.
     #[arg(long = "allow-client", value_name = "KEY", value_parser = parse_key, allow_hyphen_values = true)]
     pub allow_clients: Vec<[u8; 32]>,
-    /// Serve any client. The proxy is then open to whoever knows its address
+    /// Serve any client: everybody who knows the proxy's address may use it
     #[arg(long)]
     pub allow_any_client: bool,
     /// TCP address of an HTTP proxy for clients without D2TP, over TCP or kernel MPTCP; see --allow-address
@@ -67,14 +67,14 @@ pub struct ProxArgs {
     /// Let clients reach this network, whatever it is (repeatable)
     #[arg(long = "allow-net", value_name = "CIDR")]
     pub allow_nets: Vec<IpNet>,
-    /// Do not relay sealed packets between clients, or between them and origins that speak D2TP
+    /// Do not relay packets between clients, or between clients and servers that speak D2TP
     #[arg(long)]
     pub no_relay: bool,
-    /// PEM file with further authorities that origins may be signed by
+    /// PEM file with more certificate authorities for servers
     #[arg(long, value_name = "FILE")]
     pub ca: Option<PathBuf>,
-    /// Directory for copies, sessions and flows, which then survive a restart and a crash. Without
-    /// it nothing does, and copies that outgrow memory go to the system's temporary directory
+    /// Directory for copies, sessions and flows, which then survive a restart and a crash. Without it they
+    /// do not, and large copies go to the system's temporary directory
     #[arg(long, value_name = "DIR")]
     pub state_dir: Option<PathBuf>,
     /// Memory for pinned copies, such as 500M or 2GiB [default: 256MiB]
@@ -86,7 +86,7 @@ pub struct ProxArgs {
     /// How long a device may be silent before its session becomes a small record, such as 60s
     #[arg(long, value_name = "SPAN", value_parser = cedos_agent::fetch::option_parsers::parse_span)]
     pub sleep_after: Option<Duration>,
-    /// Keep the queues of devices' networks short while they upload: as in `cedos get`
+    /// Keep the queues of devices' networks short while they upload, as in `cedos get`
     #[arg(long, value_name = "LAMBDA", num_args = 0..=1, require_equals = true, default_missing_value = "3")]
     pub drwa: Option<DrwaLambda>,
     #[command(flatten)]
@@ -210,7 +210,7 @@ pub async fn run(args: ProxArgs) -> anyhow::Result<()> {
     let prox = cedos_prox::Prox::with_journal(config, resolver, journal.clone())?;
     if let Some(journal) = &journal {
         let copies = prox.restore_from_journal(journal)?;
-        tracing::info!(copies, journal = %journal.path().display(), "copies taken up");
+        tracing::info!(copies, journal = %journal.path().display(), "copies restored");
     }
     let options = ServerOptions {
         listen: args.listen,
@@ -252,7 +252,7 @@ pub async fn run(args: ProxArgs) -> anyhow::Result<()> {
         Some(at) => {
             let door = TcpFlowListener::bind(at, prox.clone())
                 .with_context(|| format!("cannot listen on TCP {at}"))?;
-            tracing::info!(listening = %door.local_addr()?, "for TCP and MPTCP");
+            tracing::info!(listening = %door.local_addr()?, "listening for TCP and MPTCP");
             let stop = stopping.cancelled_owned();
             Some(tokio::spawn(cedos_prox::serve(door, prox.clone(), stop)))
         }
@@ -270,10 +270,10 @@ pub async fn run(args: ProxArgs) -> anyhow::Result<()> {
             // Flows that may sleep do; the next process goes on with them.
             let stopping = cedos_prox::ResetCause::Stopping.code();
             if let Err(error) = leaver.leave(stopping).await {
-                tracing::error!(%error, "devices will have to ask again");
+                tracing::error!(%error, "devices must request their flows again");
             }
             if let Err(error) = leaving.persist_copies().await {
-                tracing::error!(%error, "copies will have to be fetched again");
+                tracing::error!(%error, "copies must be fetched again");
             }
         };
         cedos_prox::serve(server, prox, left).await;
@@ -295,8 +295,7 @@ fn open_journal(dir: &Path, key: &SecretKey) -> anyhow::Result<Journal> {
     let ours = key.public().0.to_vec();
     match journal.note(b"key")? {
         Some(theirs) if theirs != ours => anyhow::bail!(
-            "the state in {} belongs to another key ({}); start with that key, or name another \
-             directory",
+            "the state in {} belongs to another key ({}); use that key, or name another directory",
             dir.display(),
             PublicKey(theirs.try_into().unwrap_or_default())
         ),

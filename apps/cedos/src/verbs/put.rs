@@ -16,14 +16,14 @@ use cedos_agent::order::{TransferOrder, TransferVerb};
 use cedos_agent::prepared_transfer::{PreparedTransfer, TransportPurpose};
 use cedos_agent::settings;
 
-/// Upload FILE to URL through a proxy, over the networks there are, free ones first, by a deadline.
+/// Upload FILE to URL through a proxy by a deadline, over free networks first.
 ///
-/// The proxy takes the file in as it comes and hands it to the origin in one piece; the origin's
-/// answer comes back. Stopped and run again within an hour, a PUT goes on where it was.
+/// The proxy stores the file as it arrives and sends it to the server when it is complete; the server's
+/// answer comes back. To resume after a stop, run the same command within an hour.
 ///
 /// Exit codes: 0 done, 1 error, 2 usage, 3 stopped, 10 deadline missed (without --if-late fail the
-/// origin has the file, only late), 11 --max-cell or budget used up, 14 no permitted network and --now,
-/// 75 the agent that carries it went.
+/// server has the file, but late), 11 --max-cell or budget used up, 14 no permitted network and --now,
+/// 75 the agent stopped.
 #[derive(Debug, Args)]
 pub struct PutArgs {
     /// What to upload
@@ -32,11 +32,11 @@ pub struct PutArgs {
     /// Where to: http:// or https://
     url: Url,
 
-    /// POST instead of PUT. It is sent to the origin once at most
+    /// POST instead of PUT. It is sent to the server at most once
     #[arg(long)]
     post: bool,
 
-    /// What the file is [default: application/octet-stream]
+    /// Media type of the file [default: application/octet-stream]
     #[arg(long, value_name = "TYPE", value_parser = parse_type)]
     content_type: Option<String>,
 
@@ -78,7 +78,7 @@ async fn start(args: PutArgs) -> handover::FollowResult {
         return handover::submit_and_follow(agent, order, observer.as_mut(), json).await;
     }
     if args.detach {
-        let text = "without an agent an upload cannot be left alone; `cedos agent` starts one";
+        let text = "--detach needs an agent for uploads; start one with `cedos agent`";
         return Err(TransferFailure::error(text));
     }
     let (stop, stopped) = watch::channel(false);

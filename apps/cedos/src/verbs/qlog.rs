@@ -21,10 +21,10 @@ enum QlogPackets {
 /// Options of the log.
 #[derive(Debug, Args)]
 pub struct QlogArgs {
-    /// Write what each session does into a file of this directory, as qlog (docs/qlog.md)
+    /// Write a qlog file for each session into this directory (docs/qlog.md)
     #[arg(long, value_name = "DIR", env = "QLOGDIR")]
     qlog: Option<PathBuf>,
-    /// Which packets the qlog lists; events and figures are always there
+    /// Which packets the qlog lists; events and metrics are always in it
     #[arg(long, value_name = "WHICH", default_value = "sampled")]
     qlog_packets: QlogPackets,
 }

@@ -33,38 +33,38 @@ use crate::run::{
     choose, ensure_library, take_packets, wait_for_program,
 };
 
-/// Run a program as it is, its connections over D2TP
+/// Run a program as it is, with its connections over D2TP
 ///
-/// They go through the proxy (CONNECT), move between networks and outlive outages; names are looked up by
-/// the proxy. How the program is caught is said on standard error. With --listen its own listener becomes
-/// a D2TP server, whose address is said there too.
+/// Its TCP connections go through the proxy, move between networks and survive outages; the proxy
+/// resolves names. With --listen its own listener becomes a D2TP server. Standard error says how the
+/// program is caught, and the server's address.
 ///
 /// The exit code is the program's, and so is the signal that ends it; 1 if it could not be run, 2 for
-/// options that make no sense.
+/// wrong usage.
 #[derive(Debug, Args)]
 pub struct RunArgs {
-    /// Let nothing out but by the proxy: the program gets a network namespace of its own
+    /// Allow connections only through the proxy: the program gets its own network namespace
     #[arg(long)]
     strict: bool,
 
-    /// Catch it so, instead of by the lowest rung that does: env, preload, notify, tun
+    /// How to catch its connections [default: the first of these that works]
     #[arg(long, value_name = "RUNG", value_parser = PossibleValuesParser::new(CaptureMode::ALL.map(CaptureMode::as_str)).try_map(|word| word.parse::<CaptureMode>()))]
     rung: Option<CaptureMode>,
 
-    /// Have connections over by TIME: 07:30 (the next one), RFC 3339, or +45m; both ends drop them then
+    /// End connections at TIME: 07:30 (the next one), RFC 3339, or +45m
     #[arg(long, value_name = "TIME")]
     by: Option<String>,
 
-    /// How to weigh money against time [default: any; free-first with --by]
+    /// When to use metered networks [default: any; free-first with --by]
     #[arg(long, value_parser = word_parser::<CostPolicy, 5>(CostPolicy::ALL.map(CostPolicy::as_str)))]
     policy: Option<CostPolicy>,
 
-    /// Go through this proxy: d2tp://host:port/KEY
+    /// Use this proxy: d2tp://host:port/KEY
     #[arg(long, value_name = "ADDR", env = "CEDOS_PROX")]
     prox: Option<String>,
 
-    /// Take every connection to this D2TP server instead, end to end and whatever host and port the program
-    /// names: d2tp://host:port/KEY, as `cedos run --listen` says it
+    /// Connect to this D2TP server instead, whatever host and port the program names: d2tp://host:port/KEY,
+    /// as `cedos run --listen` prints it
     #[arg(long, value_name = "ADDR", conflicts_with = "listen")]
     to: Option<String>,
 
@@ -72,11 +72,11 @@ pub struct RunArgs {
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
 
-    /// Say what a network costs: wwan0=metered, wlan0=free, rmnet*=roaming
+    /// Set what a network costs: wwan0=metered, wlan0=free, rmnet*=roaming
     #[arg(long, value_name = "NAME=CLASS", action = ArgAction::Append)]
     link: Vec<ClassRule>,
 
-    /// The program is a server: whatever TCP port it listens at is a D2TP server too
+    /// The program is a server: make each TCP port at which it listens a D2TP server
     #[arg(long)]
     listen: bool,
 
@@ -84,19 +84,19 @@ pub struct RunArgs {
     #[arg(long, value_name = "ADDR", requires = "listen")]
     at: Option<SocketAddr>,
 
-    /// Public key of a client that may come (repeatable)
+    /// Public key of a client that may connect (repeatable)
     // One key in 64 begins with a hyphen.
     #[arg(long = "allow-client", value_name = "KEY", value_parser = parse_key, allow_hyphen_values = true, requires = "listen")]
     allow_clients: Vec<[u8; 32]>,
 
-    /// Let any client come
+    /// Allow any client
     #[arg(long, requires = "listen")]
     allow_any_client: bool,
 
     #[command(flatten)]
     transport: TransportArgs,
 
-    /// The program and its words
+    /// The program and its arguments
     #[arg(last = true, required = true)]
     command: Vec<OsString>,
 }
@@ -152,7 +152,8 @@ fn prepare(args: &RunArgs) -> anyhow::Result<PreparedRun> {
         (false, ..) => None,
         (true, true, _) => Some(Admission::Anybody),
         (true, false, []) => bail!(
-            "nobody may come; give --allow-client KEY (from `cedos key show`) or --allow-any-client"
+            "no client is allowed; give --allow-client KEY (from `cedos key show`) or \
+             --allow-any-client"
         ),
         (true, false, keys) => {
             let keys = keys.iter().copied().map(PublicKey);
@@ -162,13 +163,13 @@ fn prepare(args: &RunArgs) -> anyhow::Result<PreparedRun> {
     let chosen = match args.rung {
         Some(rung) => CaptureChoice {
             mode: rung,
-            reason: "you said so".into(),
+            reason: "chosen by --rung".into(),
         },
         None => choose(&program, &args.command, args.listen),
     };
     if args.listen && matches!(chosen.mode, CaptureMode::Environment | CaptureMode::Tun) {
         bail!(
-            "with --listen the rung is preload or notify: {} hears no listener",
+            "--listen needs --rung preload or notify: {} does not catch listeners",
             chosen.mode
         );
     }
@@ -270,7 +271,7 @@ async fn carry(
         let packets = take_packets(tun, given.tun_mtu, line.clone(), wish, names.clone());
         tokio::spawn(async move {
             if let Err(error) = packets.await {
-                tracing::error!(%error, "the program's link is gone");
+                tracing::error!(%error, "the program's network interface is gone");
             }
         });
     }
@@ -294,7 +295,7 @@ async fn carry(
         loop {
             match asked.next().await {
                 Ok(caught) => answering.answer(caught),
-                Err(error) => return tracing::error!(%error, "connections are not caught any more"),
+                Err(error) => return tracing::error!(%error, "connections are no longer caught"),
             }
         }
     });

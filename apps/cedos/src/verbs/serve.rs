@@ -21,8 +21,8 @@ use super::prox::host_for_devices;
 use super::transport::TransportArgs;
 use crate::serve::{FileService, answer};
 
-/// Serve the files of a directory over D2TP: as an origin at an address, or with --prox as a device that
-/// others call by its key, wherever it is
+/// Serve the files of a directory over D2TP: at an address of this machine, or with --prox as a device
+/// that others reach by its key
 #[derive(Debug, Args)]
 pub struct ServeArgs {
     /// The directory whose files are served
@@ -30,17 +30,17 @@ pub struct ServeArgs {
     /// UDP address to listen on [default: port 4434 of all addresses]
     #[arg(long, value_name = "ADDR", conflicts_with = "prox")]
     listen: Option<SocketAddr>,
-    /// Listen at this proxy instead, as `cedos prox` prints it; packets go directly where they can
+    /// Be reachable through this proxy, as `cedos prox` prints it; packets go directly where possible
     #[arg(long, value_name = "ADDR")]
     prox: Option<ServerAddress>,
     /// Private key file, from `cedos key gen` [default: this device's own]
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
-    /// Public key of a client that may come (repeatable)
+    /// Public key of a client that may connect (repeatable)
     // One key in 64 begins with a hyphen.
     #[arg(long = "allow-client", value_name = "KEY", value_parser = parse_key, allow_hyphen_values = true)]
     allow_clients: Vec<[u8; 32]>,
-    /// Let any client come; with --prox, any that the proxy lets in
+    /// Allow any client; with --prox, any that the proxy allows
     #[arg(long)]
     allow_any_client: bool,
     #[command(flatten)]
@@ -58,7 +58,8 @@ pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
     let admission = match (args.allow_any_client, args.allow_clients.is_empty()) {
         (true, _) => Admission::Anybody,
         (false, true) => anyhow::bail!(
-            "nobody may come; give --allow-client KEY (from `cedos key show`) or --allow-any-client"
+            "no client is allowed; give --allow-client KEY (from `cedos key show`) or \
+             --allow-any-client"
         ),
         (false, false) => {
             let keys = args.allow_clients.iter().copied().map(PublicKey);

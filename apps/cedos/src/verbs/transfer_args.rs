@@ -43,15 +43,15 @@ fn parse_offload(text: &str) -> Result<AckOffload, String> {
 /// How a transfer is to go.
 #[derive(Debug, Args)]
 pub struct TransferArgs {
-    /// Be ready by TIME: 07:30 (the next one), RFC 3339, or +45m
+    /// Finish by TIME: 07:30 (the next one), RFC 3339, or +45m
     #[arg(long, value_name = "TIME", group = "when")]
     by: Option<String>,
 
-    /// Be ready within this long: 2h, 45m, 1h30m [default: 6h]
+    /// Finish within this time: 2h, 45m, 1h30m [default: 6h]
     #[arg(long, value_name = "SPAN", group = "when", value_parser = option_parsers::parse_span, allow_hyphen_values = true)]
     within: Option<Duration>,
 
-    /// No deadline: wait for free networks however long it takes
+    /// No deadline: wait for free networks, however long it takes
     #[arg(long, group = "when")]
     when_free: bool,
 
@@ -59,25 +59,24 @@ pub struct TransferArgs {
     #[arg(long, group = "when")]
     pub now: bool,
 
-    /// How to weigh money against time [default: free-first; any with --now; free-only with
-    /// --when-free]
+    /// When to use metered networks [default: free-first; any with --now; free-only with --when-free]
     #[arg(long, value_parser = word_parser::<CostPolicy, 5>(CostPolicy::ALL.map(CostPolicy::as_str)))]
     policy: Option<CostPolicy>,
 
-    /// Bytes that metered networks may carry at most: 50M, 1.5G
+    /// Use at most this much metered data: 50M, 1.5G
     #[arg(long, value_name = "SIZE", value_parser = option_parsers::parse_bytes, allow_hyphen_values = true)]
     pub max_cell: Option<u64>,
 
-    /// Let acknowledgements of Wi-Fi travel on other networks, since each costs Wi-Fi the time of a
-    /// third of a packet: never, on free ones, or on metered ones too for so many bytes a second
+    /// Send acknowledgements for Wi-Fi over other networks, which makes Wi-Fi faster: never, over free
+    /// networks, or also over metered ones, up to this many bytes a second
     #[arg(long, value_name = "never|free|BYTES", default_value = "free", value_parser = parse_offload)]
     pub offload_acks: AckOffload,
 
-    /// What to do when free networks alone will not make the deadline
+    /// What to do when free networks alone will miss the deadline
     #[arg(long, default_value = "cell", value_parser = word_parser::<DeadlineFallback, 3>(DeadlineFallback::ALL.map(DeadlineFallback::as_str)))]
     pub if_late: DeadlineFallback,
 
-    /// Go through this proxy: d2tp://host:port/KEY
+    /// Use this proxy: d2tp://host:port/KEY
     #[arg(long, value_name = "ADDR", env = "CEDOS_PROX")]
     prox: Option<String>,
 
@@ -86,30 +85,30 @@ pub struct TransferArgs {
     #[arg(long, value_name = "FILE")]
     pub key: Option<PathBuf>,
 
-    /// Say what a network costs: wwan0=metered, wlan0=free, rmnet*=roaming
+    /// Set what a network costs: wwan0=metered, wlan0=free, rmnet*=roaming
     #[arg(long, value_name = "NAME=CLASS", action = ArgAction::Append)]
     pub link: Vec<ClassRule>,
 
-    /// Tries without a new byte before giving up on the origin
+    /// Give up after this many tries without new data
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..))]
     pub tries: u32,
 
-    /// Drop a connection that has been silent this long
+    /// Drop a connection that was silent for this long
     #[arg(long, value_name = "SPAN", default_value = "10s", value_parser = option_parsers::parse_span, allow_hyphen_values = true)]
     pub stall: Duration,
 
-    /// Who goes first when not all can be in time: 0 to 7, higher is more
+    /// Priority when not all transfers can be on time: 0 to 7, 7 goes first
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u8).range(..=7))]
     priority: u8,
 
-    /// How it is decided when networks that cost are used [default: d2sched]
+    /// Scheduler that decides when metered networks are used [default: d2sched]
     #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(SchedulerKind::ALL.map(SchedulerKind::as_str)).try_map(|word| word.parse::<SchedulerKind>()))]
     pub scheduler: Option<SchedulerKind>,
 
     #[command(flatten)]
     pub transport: TransportArgs,
 
-    /// Do it in this process, though an agent runs
+    /// Do not hand it to the agent; run in this process
     #[arg(long)]
     alone: bool,
 
@@ -177,7 +176,8 @@ impl TransferArgs {
             .or_else(|| (self.offload_acks != AckOffload::Free).then_some("--offload-acks"));
         if let Some(own) = own {
             print_stderr(&format!(
-                "note: {own} is not for the agent, so this runs beside it and competes with it"
+                "note: the agent does not support {own}, so this runs in its own process and \
+                 competes with the agent"
             ));
             return None;
         }

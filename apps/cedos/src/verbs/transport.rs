@@ -13,21 +13,20 @@ pub struct TransportArgs {
     #[arg(long, value_name = "NAME", value_parser = congestion())]
     congestion: Option<CongestionKind>,
 
-    /// Which path carries which bytes, where there are several
+    /// How bytes are spread over several networks
     #[arg(long, value_name = "NAME", value_parser = paths())]
     paths: Option<PathSchedulerKind>,
 
-    /// Do not repeat on an idle path what a slower one still carries
+    /// Do not send again on an idle network what is in flight on a slower one
     #[arg(long)]
     no_reinjection: bool,
 
-    /// Fetch over another network what one loses at random, and do not slow down for it: never, over
-    /// free ones, or over metered ones too for so many bytes a second [default: free]
+    /// Send random losses again over another network without slowing down: never, over free networks, or
+    /// also over metered ones, up to this many bytes a second [default: free]
     #[arg(long, value_name = "never|free|BYTES", value_parser = parse_mirror)]
     mirror: Option<Mirroring>,
 
-    /// Take a network that falls silent for congested: it begins anew when it answers, instead of going
-    /// on as fast as before
+    /// Treat a silent network as congested: start slowly when it answers again
     #[arg(long)]
     no_freezing: bool,
 }

@@ -31,16 +31,15 @@ const END_MAX: Duration = Duration::from_secs(20); // a guess: a sync on a slow 
 /// How often a run says how it stands.
 const TELL_EVERY: Duration = Duration::from_secs(1);
 
-/// Print a link on this machine for each URL, which any player can read, and serve it until ended.
+/// Print a link on this machine for each URL, which any player can read, and serve it until stopped.
 ///
-/// What is watched is fetched over free networks as far ahead as the disk allows, and over those that
-/// cost only so much that there is no pause. The link stays the same when networks change, and when the
-/// same command runs again.
+/// The stream is fetched far ahead over free networks, and over metered ones only as far as needed to
+/// avoid a pause. The link stays the same when networks change, and when the same command runs again.
 ///
 /// Exit codes: 0 ended by a signal, 1 error, 2 usage.
 #[derive(Debug, Args)]
 pub struct UrlArgs {
-    /// What to watch or to hear: http:// or https://
+    /// What to play: http:// or https://
     #[arg(required = true, value_parser = parse_url)]
     urls: Vec<Url>,
 
@@ -51,46 +50,45 @@ pub struct UrlArgs {
 /// How a stream is to be fetched.
 #[derive(Debug, Args)]
 pub struct StreamArgs {
-    /// Bits per second of what is watched: 640k, 2.5M [default: what --duration, a playlist, or the
-    /// player's reading says]
+    /// Bits per second of the stream: 640k, 2.5M [default: from --duration, a playlist, or the player's
+    /// reading]
     #[arg(long, value_name = "RATE", value_parser = option_parsers::parse_bytes, conflicts_with = "duration")]
     bitrate: Option<u64>,
 
-    /// How long it plays: 45m, 1h30m; with its size that is its rate
+    /// How long it plays: 45m, 1h30m; with the size this gives the rate
     #[arg(long, value_name = "SPAN", value_parser = option_parsers::parse_span)]
     duration: Option<Duration>,
 
-    /// Begin to use networks that cost when no more than this is held ahead: 200k, or 3s of it
-    /// [default: three times what a change of networks takes]
+    /// Use metered networks when no more than this is stored ahead: 200k, or 3s of it [default: three
+    /// times the duration of a network change]
     #[arg(long, value_name = "AMOUNT", value_parser = parse_amount)]
     low: Option<StreamThreshold>,
 
-    /// Stop using them when so much is: 3M, or 30s [default: 10s above --low]
+    /// Stop using metered networks when this much is stored ahead: 3M, or 30s [default: 10s above --low]
     #[arg(long, value_name = "AMOUNT", value_parser = parse_amount)]
     high: Option<StreamThreshold>,
 
-    /// Keep at most so much on the disk
+    /// Store at most this much on the disk
     #[arg(long, value_name = "SIZE", default_value = "2G", value_parser = option_parsers::parse_bytes)]
     keep: u64,
 
-    /// Where [default: cedos/stream in $XDG_CACHE_HOME]
+    /// Where to store it [default: cedos/stream in $XDG_CACHE_HOME]
     #[arg(long, value_name = "DIR")]
     store: Option<PathBuf>,
 
-    /// Whether networks that cost may be used at all
+    /// Whether metered networks may be used
     #[arg(long, default_value = "free-first", value_parser = word_parser::<CostPolicy, 2>(["free-only", "free-first"]))]
     policy: CostPolicy,
 
-    /// Bytes that metered networks may carry at most: 50M, 1.5G
+    /// Use at most this much metered data: 50M, 1.5G
     #[arg(long, value_name = "SIZE", value_parser = option_parsers::parse_bytes)]
     max_cell: Option<u64>,
 
-    /// Go through this proxy: d2tp://host:port/KEY
+    /// Use this proxy: d2tp://host:port/KEY
     #[arg(long, value_name = "ADDR", env = "CEDOS_PROX")]
     prox: Option<String>,
 
-    /// Have the proxy open a tunnel only: this device asks the origin itself. Always so for URLs with
-    /// credentials
+    /// Use the proxy only as a tunnel. Always on for URLs with credentials
     #[arg(long)]
     sealed: bool,
 
@@ -99,11 +97,11 @@ pub struct StreamArgs {
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
 
-    /// Say what a network costs: wwan0=metered, wlan0=free, rmnet*=roaming
+    /// Set what a network costs: wwan0=metered, wlan0=free, rmnet*=roaming
     #[arg(long, value_name = "NAME=CLASS", action = ArgAction::Append)]
     link: Vec<ClassRule>,
 
-    /// Add a field to the requests, as 'Accept: audio/mpeg'; repeatable
+    /// Add a header field to the requests, such as 'Accept: audio/mpeg'; repeatable
     #[arg(short = 'H', long, value_name = "FIELD", value_parser = parse_field)]
     header: Vec<String>,
 
@@ -118,7 +116,7 @@ pub struct StreamArgs {
     #[command(flatten)]
     transport: TransportArgs,
 
-    /// Serve it in this process, though an agent runs
+    /// Do not hand it to the agent; serve in this process
     #[arg(long)]
     alone: bool,
 
@@ -132,10 +130,10 @@ pub fn parse_url(text: &str) -> Result<Url, String> {
     match text.parse::<Url>() {
         Ok(url) if matches!(url.scheme(), "http" | "https") => Ok(url),
         Ok(url) => Err(format!(
-            "{}: cannot be streamed, http: and https: can",
+            "{}: cannot be streamed; use http: or https:",
             url.scheme()
         )),
-        Err(error) => Err(format!("`{text}` is no URL: {error}")),
+        Err(error) => Err(format!("`{text}` is not a URL: {error}")),
     }
 }
 
@@ -146,8 +144,9 @@ fn parse_amount(text: &str) -> Result<StreamThreshold, String> {
         true => option_parsers::parse_span(text).map(StreamThreshold::Time),
         false => option_parsers::parse_bytes(text).map(StreamThreshold::Bytes),
     };
-    read()
-        .map_err(|_| format!("`{text}` is no amount: write 200k or 3M bytes, or 3s or 2min of it"))
+    read().map_err(|_| {
+        format!("`{text}` is not an amount: write bytes (200k, 3M) or time (3s, 2min)")
+    })
 }
 
 /// Runs `cedos url` until it is ended.
@@ -274,7 +273,8 @@ impl ServedLinks {
                 state = next => match state {
                     Some(state) => say_how(&state, self.json, &mut said),
                     None => {
-                        print_stderr("the agent is gone, and the links with it; `cedos agent` starts it");
+                        print_stderr("the agent has stopped, and its links with it; start it with \
+                            `cedos agent`");
                         return None;
                     }
                 },
@@ -363,7 +363,8 @@ impl StreamArgs {
         let own = own.or((self.transport != TransportArgs::default()).then_some("how to send"));
         if let Some(own) = own {
             print_stderr(&format!(
-                "note: {own} is not for the agent, so this runs beside it and competes with it"
+                "note: the agent does not support {own}, so this runs in its own process and \
+                 competes with the agent"
             ));
             return None;
         }

@@ -82,30 +82,30 @@ pub(super) fn fit_to_links(
             choice: LinkChoice::Wait {
                 reason: LinkWaitReason::QueuedBehind,
                 why: "transfers with earlier deadlines go first".into(),
-                unblocks: "their end | an earlier deadline".into(),
+                unblocks: "the end of those | an earlier deadline".into(),
             },
         };
     }
     let choice = match free {
         Some((index, way)) if free_works && (standing.uses_several_links || !pays) => {
-            used(index, format!("{} is up and free", way.name))
+            used(index, format!("{} is free", way.name))
         }
         _ if pays => {
             // Whatever is fastest; what was not measured is tried.
             let pool = of(LinkClass::Free).chain(of(LinkClass::Metered));
             let best = fastest_working(pool, true).expect("a link that costs is there");
             let because = match best.1.class {
-                LinkClass::Free => format!("{} is up and free", best.1.name),
+                LinkClass::Free => format!("{} is free", best.1.name),
                 _ => for_money(need, ways, &why),
             };
             used(best.0, because)
         }
-        Some((index, way)) => used(index, format!("{} is up and free", way.name)),
+        Some((index, way)) => used(index, format!("{} is free", way.name)),
         None if probe.is_some() => {
             let (index, way) = of(LinkClass::Metered).next().expect("it is there");
             used(
                 index,
-                format!("{} is measured, in case it is needed", way.name),
+                format!("measuring {}, in case it is needed", way.name),
             )
         }
         None => wait(need, ways, &why, capped),
@@ -140,7 +140,7 @@ fn for_money(need: &FlowDemand, ways: &[LinkCandidate], why: &FlowExplanation) -
     match need.policy {
         CostPolicy::Fast | CostPolicy::Any => {
             format!(
-                "the policy allows {} to cost",
+                "the policy allows {}, which is metered",
                 named(ways, LinkClass::Metered)
             )
         }
@@ -170,25 +170,22 @@ fn wait(
     } else if metered.is_empty() && ways.iter().any(|way| capped(&way.name)) {
         let capped = ways.iter().filter(|way| capped(&way.name));
         let names: Vec<&str> = capped.map(|way| way.name.as_str()).collect();
-        let text = format!("{} carried what its cap allows", names.join(" and "));
-        let unblocks = "another network | its reset day | a larger cap in the settings".to_owned();
+        let text = format!("the monthly cap of {} is used up", names.join(" and "));
+        let unblocks = "another network | the reset day | a larger cap in the settings".to_owned();
         (LinkWaitReason::OverBudget, text, unblocks)
     } else if metered.is_empty() {
-        let text = format!("only {roaming} is up, class roaming");
+        let text = format!("only {roaming} (roaming) is up");
         let unblocks = format!("another network | --link {roaming}=metered");
         (LinkWaitReason::RoamingBlocked, text, unblocks)
     } else if need.metered_bytes_left == Some(0) && would_pay {
-        let text = format!("{metered} carried what it may");
+        let text = format!("the data limit of {metered} is used up");
         let unblocks = "a free network | a larger --max-cell or budget".to_owned();
         (LinkWaitReason::OverBudget, text, unblocks)
     } else {
         let left = need
             .left
-            .map(|left| format!("; {} left", format_duration(left)));
-        let text = format!(
-            "only {metered} is up, class metered{}",
-            left.unwrap_or_default()
-        );
+            .map(|left| format!(", {} left", format_duration(left)));
+        let text = format!("only {metered} (metered) is up{}", left.unwrap_or_default());
         let unblocks = match why.reason == Some(LinkWaitReason::PathCost)
             && would_pay
             && need.left.is_some()

@@ -75,8 +75,8 @@ pub enum JournalError {
     },
     /// The file holds something else than was written to it.
     #[error(
-        "the journal {} is damaged ({what}), so nothing in it can be believed; move it away to begin \
-         without what it held: downloads then ask again for what they lack", .path.display()
+        "the journal {} is damaged ({what}), and cannot be used. Move it away to start without \
+         it; downloads then request again what they lack", .path.display()
     )]
     Damaged {
         /// The file.
@@ -87,7 +87,7 @@ pub enum JournalError {
     /// The disk is full.
     #[error(
         "the journal {} cannot be written: the disk is full; make room there. What was written \
-         before stands", .path.display()
+         before is kept", .path.display()
     )]
     Full {
         /// The file.
@@ -96,7 +96,7 @@ pub enum JournalError {
     /// The system refused.
     #[error(
         "the journal {} cannot be used: {cause}; check the disk and the directory's permissions. \
-         What was written before stands", .path.display()
+         What was written before is kept", .path.display()
     )]
     Refused {
         /// The file.

@@ -71,7 +71,7 @@ impl LoopbackService {
         };
         let told = wait
             .recv()
-            .with_context(|| format!("the {name} died"))?
+            .with_context(|| format!("the {name} exited"))?
             .with_context(|| format!("the {name} cannot start"))?;
         Ok((told, serving))
     }

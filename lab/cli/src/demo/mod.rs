@@ -164,7 +164,7 @@ impl DemoSetting for Namespaces {
 
 fn run_in_namespaces(matter: Matter) -> anyhow::Result<Summary> {
     let scenario = &matter.scenario;
-    let program = std::env::current_exe().context("this program's own file is not known")?;
+    let program = std::env::current_exe().context("cannot find this program's own path")?;
     let mut ours = World::build(scenario.clone())?;
     let mut theirs = World::build(scenario.clone())?;
     ours.start_origin()?;

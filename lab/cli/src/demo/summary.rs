@@ -97,7 +97,9 @@ impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mb = |bytes: u64| format!("{:.1} MB", bytes as f64 / 1e6);
         let at = |finished: Option<f64>| {
-            finished.map_or("not whole".to_owned(), |at| format!("whole at {at:.1} s"))
+            finished.map_or("not complete".to_owned(), |at| {
+                format!("complete at {at:.1} s")
+            })
         };
         let promise = |met: bool| if met { "in time" } else { "MISSED" };
         writeln!(f)?;
@@ -134,7 +136,7 @@ impl fmt::Display for Summary {
             format!("{} times", self.tcp_baseline.starts.saturating_sub(1)),
         )?;
         row("over Wi-Fi, free", mb(self.wifi_bytes), "-".into())?;
-        row("over cellular, paid", mb(self.cell_bytes), "-".into())?;
+        row("over mobile data", mb(self.cell_bytes), "-".into())?;
         row(
             "sha256",
             if self.sha256_ok { "equal" } else { "WRONG" }.into(),
@@ -142,8 +144,8 @@ impl fmt::Display for Summary {
         )?;
         write!(
             f,
-            "{} handovers, {} new addresses, {:.1} s without any network; silent at a handover \
-             {:.0} ms (median), {:.0} ms (worst)",
+            "{} handovers, {} new addresses, {:.1} s without a network\n\
+             silence at a handover: {:.0} ms (median), {:.0} ms (worst)",
             self.handovers,
             self.address_changes,
             self.outage_s,

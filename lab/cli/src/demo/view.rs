@@ -28,8 +28,8 @@ struct Bars {
 impl View {
     pub(super) fn new(bytes: u64, deadline_s: f64) -> View {
         eprintln!(
-            "A download of {} MB due in {deadline_s:.0} s. Wi-Fi (free) and cellular (paid) come and \
-             go; plain TCP does the same beside it.",
+            "Downloading {} MB within {deadline_s:.0} s, with a plain TCP download beside it. Wi-Fi \
+             (wlan0, free)\nand mobile data (wwan0, metered) come and go.",
             bytes / 1_000_000
         );
         let bars = std::io::stderr().is_terminal().then(|| {
@@ -113,22 +113,17 @@ impl View {
 pub(super) fn news(event: &Value) -> Option<String> {
     let text = |key: &str| event[key].as_str().unwrap_or_default();
     match text("event") {
-        "switch" if event["from"].is_null() => Some(format!("D2TP begins on {}", text("to"))),
+        "switch" if event["from"].is_null() => Some(format!("D2TP: using {}", text("to"))),
         "switch" => Some(format!(
-            "D2TP moves {} → {} after {:.0} ms of silence: {}",
+            "D2TP: {} → {} after {:.0} ms of silence: {}",
             text("from"),
             text("to"),
             event["silence_ms"].as_f64().unwrap_or(0.0),
             text("why")
         )),
-        "waiting" => Some(format!(
-            "D2TP waits ({}): {}; ends with {}",
-            text("reason"),
-            text("why"),
-            text("unblocks")
-        )),
+        "waiting" => Some(format!("D2TP: waiting, {}", text("why"))),
         "note" => Some(format!("D2TP: {}", text("text"))),
-        "done" => Some("D2TP has it all".to_owned()),
+        "done" => Some("D2TP: finished".to_owned()),
         "error" => Some(format!("D2TP failed: {}", text("text"))),
         _ => None,
     }

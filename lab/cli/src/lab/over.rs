@@ -55,7 +55,7 @@ impl FromStr for Over {
                 Ok(Over::First(links.split(',').map(str::to_owned).collect()))
             }
             _ => Err(format!(
-                "`{text}` is none of mptcp, mptcp-prox, tcp:LINK and tcp-first:LINK,LINK"
+                "`{text}` is not one of mptcp, mptcp-prox, tcp:LINK, tcp-first:LINK,LINK"
             )),
         }
     }

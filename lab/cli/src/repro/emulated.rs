@@ -28,7 +28,7 @@ impl Emulated {
     pub fn begin(scenario: &str, options: &[&str]) -> anyhow::Result<Emulated> {
         let mut file = tempfile::Builder::new().suffix(".toml").tempfile()?;
         file.write_all(scenario.as_bytes())?;
-        let program = std::env::current_exe().context("this program's own file is not known")?;
+        let program = std::env::current_exe().context("cannot find this program's own path")?;
         let child = Command::new(program)
             .args(["lab", "run", "--json"])
             .args(options)
@@ -76,7 +76,7 @@ pub fn commanded_beside_an_origin(
 ) -> anyhow::Result<RunReport> {
     let mut file = tempfile::Builder::new().suffix(".toml").tempfile()?;
     file.write_all(scenario.as_bytes())?;
-    let program = std::env::current_exe().context("this program's own file is not known")?;
+    let program = std::env::current_exe().context("cannot find this program's own path")?;
     let said = Command::new(program)
         .args(["lab", "run", "--json"])
         .args(servers.iter().flat_map(|servers| ["--at-origin", servers]))

@@ -375,7 +375,7 @@ fn play(scenario: &str, bytes: u64, high: u64) -> anyhow::Result<SubwayPlayback>
     let mut file = tempfile::Builder::new().suffix(".toml").tempfile()?;
     file.write_all(scenario.as_bytes())?;
     let store = tempfile::tempdir()?;
-    let program = std::env::current_exe().context("this program's own file is not known")?;
+    let program = std::env::current_exe().context("cannot find this program's own path")?;
     let player = format!(
         "exec \"$0\" play --json --bitrate {LAB_KBPS}k --low {LOW_BYTES} --high {high} --store \"$1\" \
          --prox \"$CEDOS_LAB_PROX\" --link wlan0=free --link wwan0=metered \

@@ -9,10 +9,9 @@ use crate::demo;
 
 /// Watch a download survive lost Wi-Fi, a new address and an outage, beside plain TCP
 ///
-/// Needs no root and no network: origin, proxy and device are namespaces of this program's own,
-/// joined by emulated links; where the system forbids namespaces they are parts of this process,
-/// joined by the same models between loopback sockets. Exit codes: 0 whole, in
-/// time, and at most 1 % sent twice; 1 not.
+/// Needs no root and no network: origin, proxy and device run in network namespaces joined by emulated
+/// links; where the system forbids namespaces, in this process, with the same links between loopback
+/// sockets. Exit codes: 0 complete, on time, and at most 1 % sent twice; 1 not.
 #[derive(Debug, Args)]
 pub struct DemoArgs {
     /// Print one JSON object at the end
@@ -21,7 +20,7 @@ pub struct DemoArgs {
     /// Use loopback sockets even where namespaces are allowed
     #[arg(long, hide = true)]
     without_namespaces: bool,
-    /// Show what happens in FILE instead: its first flow, its links
+    /// Run the first flow and the links of the scenario in FILE instead
     #[arg(long, hide = true, value_name = "FILE")]
     scenario: Option<PathBuf>,
 }
@@ -29,7 +28,7 @@ pub struct DemoArgs {
 /// Carries out `cedos demo`. Must be called before the program starts threads.
 ///
 /// # Errors
-/// What kept the demonstration from being one.
+/// The demonstration could not be run.
 pub fn run(args: &DemoArgs) -> anyhow::Result<ExitCode> {
     let summary = demo::run(args.without_namespaces, args.scenario.as_deref())?;
     if args.json {

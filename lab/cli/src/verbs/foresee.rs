@@ -15,10 +15,10 @@ pub const ROUND_TRIPS: [Span; 2] = [Span::from_secs(2), Span::from_secs(5)];
 /// Seconds: the shares of holes foreseen within.
 pub const WITHIN_S: [f64; 8] = [0.5, 1.0, 2.0, 3.0, 5.0, 8.0, 12.0, 20.0];
 
-/// Play recordings of the same way, in the order given; holes from the second on are counted.
+/// Play recordings of the same route, in the order given, and predict holes; holes count from the second trip on.
 ///
-/// CSV traces as for `cedos sim score`, with a further column `pos_m`: how far along the way the device was.
-/// Without it, all holes are taken to begin at one place. With `--make` trips are made instead, as those
+/// CSV traces as for `cedos sim score`, with one more column `pos_m`: the position along the route in metres.
+/// Without it, all holes count as beginning at one place. With `--make` trips are made instead, like those
 /// of `cedos repro E3`.
 #[derive(Debug, Args)]
 pub struct ForeseeArgs {
@@ -82,7 +82,9 @@ pub fn run(args: &ForeseeArgs) -> anyhow::Result<ExitCode> {
     let first = if trips.len() > 1 { 1 } else { 0 };
     seen.retain(|hole| hole.trip >= first && hole.ours_s.is_some());
     if seen.is_empty() {
-        bail!("no hole to foresee: give trips of the same way, or one with several holes");
+        bail!(
+            "no hole to predict: give several trips of one route, or one trip with several holes"
+        );
     }
     println!("{}", figures(&seen));
     Ok(ExitCode::SUCCESS)

@@ -39,7 +39,7 @@ enum LabVerb {
     ///
     /// Exit codes: 0 every expectation holds, or the command succeeded; 1 not; 2 usage; 3 interrupted.
     Run(LabRunArgs),
-    /// Strike a download and its proxy at system calls, and see that nothing is lost.
+    /// Kill a download and its proxy at system calls, and check that nothing is lost.
     ///
     /// Exit codes: 0 every point was reached and nothing lost; 1 not; 2 usage.
     Kill(KillArgs),
@@ -58,12 +58,11 @@ struct LabRunArgs {
     /// Fetch straight from the origin, without a proxy.
     #[arg(long)]
     direct: bool,
-    /// Have the kernel carry the flows: tcp:LINK over one link, tcp-first:LINK,LINK over the first that is
-    /// there, mptcp over all, straight from the origin; mptcp-prox over all to the proxy's TCP port
+    /// Use the kernel's TCP instead of D2TP: tcp:LINK over one link, tcp-first:LINK,LINK over the first one
+    /// that is up, mptcp over all, all three directly from the origin; mptcp-prox over all to the proxy
     #[arg(long, value_name = "WHO", conflicts_with_all = ["direct", "command"])]
     over: Option<Over>,
-    /// Have a shell carry this out at the origin, from before the scenario begins until its end: servers of
-    /// one's own
+    /// Run this shell command at the origin, from before the scenario until its end, for example a server
     #[arg(long, value_name = "CMD")]
     at_origin: Option<String>,
     /// Run this on the device instead of the scenario's flows.
@@ -75,7 +74,7 @@ struct LabRunArgs {
 /// holds.
 ///
 /// # Errors
-/// What kept the run from being one.
+/// The run could not be made.
 pub fn run(args: LabArgs) -> anyhow::Result<ExitCode> {
     let args = match args.verb {
         LabVerb::Run(args) => args,
@@ -88,7 +87,7 @@ pub fn run(args: LabArgs) -> anyhow::Result<ExitCode> {
     let web = world.start_web().context("the origin cannot start")?;
     eprintln!("lab: the origin is {}", web.what);
     let folder = tempfile::tempdir().context("no temporary folder")?;
-    let program = std::env::current_exe().context("this program's own file is not known")?;
+    let program = std::env::current_exe().context("cannot find this program's own path")?;
     // With a command the proxy is a courtesy: the command may need none.
     let needs_proxy = !args.direct && matches!(args.over, None | Some(Over::MptcpProx));
     let proxy = needs_proxy.then(|| start_prox(&world, &program, folder.path()));
@@ -245,7 +244,7 @@ fn run_command(world: &World, command: &[String], prox: Option<&LabProx>) -> any
             break status.success();
         }
         if world.now() >= end_at || is_interrupted() {
-            eprintln!("lab: duration_s is over or the run was interrupted; the command is ended");
+            eprintln!("lab: duration_s is over, or the run was interrupted; stopping the command");
             end(&mut child);
             break false;
         }

@@ -29,7 +29,7 @@ const POLICIES: [&str; 5] = [
 
 /// Play jobs with deadlines over recorded links and compare with the clairvoyant optimum.
 ///
-/// Exit codes: 0 played, 1 nothing to play or a file that cannot be read, 2 usage.
+/// Exit codes: 0 played, 1 no trace to play or a file that cannot be read, 2 usage.
 #[derive(Debug, Args)]
 pub struct ScoreArgs {
     /// Traces: CSV files, `t_s,iface,up,down_mbps,up_mbps,rtt_ms,loss`.
@@ -52,19 +52,19 @@ pub struct ScoreArgs {
     /// How jobs are drawn: mixed, large or short; see docs/repro/score.md.
     #[arg(long, default_value = MIXES[0].name, value_parser = mix)]
     mix: Mix,
-    /// A set is a single job.
+    /// Make each set a single job.
     #[arg(long)]
     alone: bool,
-    /// Policies are not told how large jobs are.
+    /// Do not tell policies the sizes of jobs.
     #[arg(long = "unsized", conflicts_with = "promises")]
     untold: bool,
-    /// Jobs go from the device.
+    /// Jobs are uploads.
     #[arg(long)]
     uploads: bool,
     /// Change the traces first.
     #[arg(long, value_name = "HOW")]
     altered: Option<Altered>,
-    /// Draw sizes, promise each a time at 90 %, and count how many are ready by then.
+    /// Draw sizes, promise each a time at 90 %, and count how many finish by then.
     #[arg(long, conflicts_with_all = ["jobs", "policies", "dump_optimum", "plot"])]
     promises: bool,
     /// Print one JSON object instead of a table.
@@ -173,7 +173,7 @@ fn recorded(args: &ScoreArgs) -> anyhow::Result<Vec<(String, Vec<Course>)>> {
         let text = std::fs::read_to_string(file).with_context(|| format!("{shown}"))?;
         let trace = Trace::from_csv(&text).with_context(|| format!("{shown}"))?;
         if args.uploads && !sends(&trace) {
-            eprintln!("{shown}: it says nothing of rates from the device (up_mbps), left out");
+            eprintln!("{shown}: it has no uplink rates (up_mbps); skipped");
             continue;
         }
         let name = file.file_stem().unwrap_or_default().to_string_lossy();
@@ -231,12 +231,12 @@ fn cases(args: &ScoreArgs, recorded: &[(String, Vec<Course>)]) -> anyhow::Result
             let count = if args.alone { 1 } else { JOBS };
             match jobs::draw(courses, args.mix, count, own) {
                 Some(jobs) => cases.push(ScoreCase::new(name, seed, courses.clone(), jobs)),
-                None => eprintln!("{name}: no set of jobs is feasible, left out"),
+                None => eprintln!("{name}: no set of jobs is feasible; skipped"),
             }
         }
     }
     if cases.is_empty() {
-        bail!("nothing to play");
+        bail!("no trace to play");
     }
     Ok(cases)
 }

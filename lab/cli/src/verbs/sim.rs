@@ -147,7 +147,7 @@ fn run_many(args: &FuzzArgs) -> anyhow::Result<ExitCode> {
             println!("{}\n  {}", failing.replay(), failing.what);
         }
         println!(
-            "{} of {} seeds failed; {} pairs of fault and state never tried",
+            "{} of {} seeds failed; {} pairs of fault and state never hit",
             tried.failing.len(),
             args.seeds,
             missed.len()
@@ -160,7 +160,7 @@ fn run_many(args: &FuzzArgs) -> anyhow::Result<ExitCode> {
         }
         for pair in tried.coverage.surprising() {
             let (fault, state) = (pair.fault.word(), pair.state_word());
-            eprintln!("listed as impossible and tried: {fault} × {state}");
+            eprintln!("listed as impossible but hit: {fault} × {state}");
             good = false;
         }
         good &= missed.is_empty();

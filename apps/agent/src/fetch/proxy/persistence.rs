@@ -181,7 +181,7 @@ impl ProxyClient {
         if let Some(device) = device.and_then(Arc::into_inner)
             && let Err(error) = device.leave().await
         {
-            tracing::warn!(%error, "the download will not go on in the same flow");
+            tracing::warn!(%error, "the download will not resume in the same flow");
         }
     }
 }

@@ -52,7 +52,7 @@ impl<D: Dial> TransferRun<'_, D> {
         if changed {
             self.terms = terms;
             self.said_waiting = None;
-            self.note(None, "goes by other terms from now on".into());
+            self.note(None, "its terms have changed".into());
         }
         changed
     }

@@ -118,7 +118,7 @@ pub async fn plan_direct<D: Dial>(
     let (told, from) = match transfer.may_look(&ways, offline) {
         Ok(link) => match transfer.egress_link(&link) {
             Some(via) => look(dial, &transfer.question(), &via, &format!("over {link}")).await,
-            None => (None, "the link went away".into()),
+            None => (None, "the network is gone".into()),
         },
         Err(why) => (None, why),
     };
@@ -215,13 +215,13 @@ impl<D: Dial> TransferRun<'_, D> {
             return Err("an earlier run".into());
         }
         if offline {
-            return Err("nobody was asked (--offline)".into());
+            return Err("not asked (--offline)".into());
         }
         match self.imagine(ways, false).choice {
             LinkChoice::Use { index, .. } if ways[index].class == d2tp_sched::LinkClass::Free => {
                 Ok(ways[index].name.clone())
             }
-            _ => Err("nobody was asked: no free network is up".into()),
+            _ => Err("not asked: no free network is up".into()),
         }
     }
 

@@ -65,7 +65,7 @@ impl<D: Dial> TransferRun<'_, D> {
                         });
                     // It is whole all the same; only a crash in the next moment would not know.
                     if let Err(error) = written {
-                        tracing::warn!(%error, "it is not written down that the object is whole");
+                        tracing::warn!(%error, "cannot save that the object is complete");
                     }
                 }
                 let committed = self.sink.commit(&file).await;
@@ -107,8 +107,8 @@ impl<D: Dial> TransferRun<'_, D> {
             text,
             resumable_bytes,
             proxy_would_add: (!self.dial.survives_link_loss()).then(|| {
-                "with --prox, this moves between networks without a new connection or a \
-                 byte twice, and survives origins that cannot resume"
+                "with --prox, a transfer moves between networks without a new connection, and \
+                 survives servers that cannot resume"
                     .into()
             }),
             status: None,

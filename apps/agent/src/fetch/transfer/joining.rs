@@ -21,7 +21,9 @@ impl<D: Dial> TransferRun<'_, D> {
             let coding = answer.encoding.clone().unwrap_or_default();
             self.note(
                 None,
-                format!("the origin sends it {coding}-coded unasked; stored as it comes"),
+                format!(
+                    "the server sends it {coding}-encoded although not asked; it is stored as it is"
+                ),
             );
         }
         self.encoding.clone_from(&answer.encoding);
@@ -41,7 +43,7 @@ impl<D: Dial> TransferRun<'_, D> {
                     held == 0 || answer.validator.is_none() || answer.validator == note.validator;
                 if !same_length || !same_validator {
                     let what = if same_length { "validator" } else { "length" };
-                    self.distrust = Some(format!("the object's {what} is another than before"));
+                    self.distrust = Some(format!("the object's {what} has changed"));
                     return Ok(None);
                 }
                 if held == 0 {
@@ -56,7 +58,8 @@ impl<D: Dial> TransferRun<'_, D> {
                 if held == 0 {
                     self.ranges_refused = true; // an empty object has no first byte to ask for
                 } else {
-                    self.distrust = Some("the object is shorter than what we hold of it".into());
+                    self.distrust =
+                        Some("the object is shorter than what was received before".into());
                 }
                 Ok(None)
             }
@@ -94,13 +97,13 @@ impl<D: Dial> TransferRun<'_, D> {
 
     pub(super) fn why_from_zero(&self, answer: &FetchResponse) -> String {
         match &self.sink.note.validator {
-            None => "the origin gives nothing to recognise its bytes by (no strong ETag, no \
-                     settled Last-Modified)"
+            None => "the server names no version of the object (no strong ETag, no old enough \
+                Last-Modified)"
                 .into(),
             Some(known) if answer.validator.as_ref() == Some(known) => {
-                "the origin does not send parts of an object".into()
+                "the server does not send parts of an object".into()
             }
-            Some(_) => "the origin has another object now".into(),
+            Some(_) => "the server has another object now".into(),
         }
     }
 
@@ -108,7 +111,7 @@ impl<D: Dial> TransferRun<'_, D> {
         let held = self.sink.held_bytes();
         self.restarts += 1;
         if self.restarts > RESTARTS_MAX {
-            let text = format!("{why}; gave up after {RESTARTS_MAX} starts from zero");
+            let text = format!("{why}; gave up after starting from zero {RESTARTS_MAX} times");
             return Err(TransferFailure::of(
                 TransferExit::OriginChanged,
                 TransferReason::OriginChanged,
@@ -116,8 +119,9 @@ impl<D: Dial> TransferRun<'_, D> {
             ));
         }
         if !self.sink.restart()? {
-            let text =
-                format!("{why}, and {held} bytes are on standard output already; use -o FILE");
+            let text = format!(
+                "{why}, and {held} bytes were already written to standard output; use -o FILE"
+            );
             return Err(TransferFailure::of(
                 TransferExit::OriginChanged,
                 TransferReason::OriginChanged,
@@ -125,7 +129,7 @@ impl<D: Dial> TransferRun<'_, D> {
             ));
         }
         self.duplicate_bytes += held;
-        let text = format!("{why}: from zero again, {held} bytes thrown away");
+        let text = format!("{why}: starting from zero, {held} bytes discarded");
         self.note(Some(TransferReason::OriginChanged), text);
         Ok(())
     }

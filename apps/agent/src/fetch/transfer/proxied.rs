@@ -164,7 +164,7 @@ impl TransferRun<'_, ProxyClient> {
                         ..ProxyTransferState::default()
                     };
                     if let Some(trouble) = self.dial.take_persist_error() {
-                        let text = format!("this download would not survive a crash: {trouble}");
+                        let text = format!("this download may not survive a crash: {trouble}");
                         self.note(None, text);
                     }
                 }
@@ -299,7 +299,7 @@ impl TransferRun<'_, ProxyClient> {
             }
         }
         if !overlap.is_empty() {
-            self.distrust = Some("the object is shorter than what we hold of it".into());
+            self.distrust = Some("the object is shorter than what was received before".into());
             return Ok(AttemptEnd::ChooseAgain);
         }
         match self.step_if_whole(true) {
@@ -336,7 +336,7 @@ impl TransferRun<'_, ProxyClient> {
             Ok(done) => helm.remembered = done,
             Err(error) => {
                 helm.remembered = true;
-                let text = format!("this download would not survive a crash: {error}");
+                let text = format!("this download may not survive a crash: {error}");
                 self.note(None, text);
             }
         }
@@ -393,10 +393,7 @@ impl TransferRun<'_, ProxyClient> {
             return Ok(());
         }
         helm.quiet_since = None;
-        let text = format!(
-            "not a byte through the tunnel for {}",
-            format_duration(quiet)
-        );
+        let text = format!("no data through the tunnel for {}", format_duration(quiet));
         Err(FetchFault::Origin {
             text,
             retry_after: None,
@@ -469,7 +466,7 @@ impl TransferRun<'_, ProxyClient> {
                 let reason = TransferReason::from(reason);
                 self.refuse_to_wait(reason, &why)?;
                 self.held = Some((reason, why.clone()));
-                self.why = format!("waits: {why}");
+                self.why = format!("waiting: {why}");
                 self.report_waiting(reason, why, unblocks);
             }
             LinkChoice::Use { index, why } => {
@@ -477,7 +474,7 @@ impl TransferRun<'_, ProxyClient> {
                     Some(why) => why,
                     None if ways[index].name == NO_LINK => NO_LINK_WHY.to_owned(),
                     None if ways[index].stalled => format!(
-                        "{} is up and free, but the proxy does not answer on it",
+                        "{} is free, but the proxy does not answer on it",
                         ways[index].name
                     ),
                     None => why,
@@ -643,11 +640,11 @@ impl TransferRun<'_, ProxyClient> {
             helm.unanswered_since = None;
             let quiet = helm.quiet(BootInstant::now());
             if let Some(quiet) = quiet.filter(|quiet| *quiet >= self.job.stall) {
-                let text = format!("not a byte for {}", format_duration(quiet));
+                let text = format!("no data for {}", format_duration(quiet));
                 self.report_waiting(
                     TransferReason::OriginWait,
                     text,
-                    "the origin's next bytes".into(),
+                    "data from the server".into(),
                 );
             }
             return Ok(());
@@ -665,8 +662,8 @@ impl TransferRun<'_, ProxyClient> {
             )
         } else {
             format!(
-                "nothing answers at {} with the key of --prox; is the proxy running, is the key \
-                 right, does this network let UDP through?",
+                "the proxy {} does not answer. Is it running, is the key in --prox right, does \
+                 this network allow UDP?",
                 self.dial.address_text()
             )
         };
@@ -679,7 +676,7 @@ impl TransferRun<'_, ProxyClient> {
             ));
         }
         self.give_up_on_proxy(helm, &text)?;
-        let unblocks = "an answer of the proxy | another network | no --prox".into();
+        let unblocks = "an answer from the proxy | another network | leaving out --prox".into();
         self.report_waiting(TransferReason::ProxyUnreachable, text, unblocks);
         Ok(())
     }
@@ -688,7 +685,7 @@ impl TransferRun<'_, ProxyClient> {
     fn watch_others(&mut self, helm: &mut ProxyTransferState) {
         let since = *helm.unanswered_since.get_or_insert_with(BootInstant::now);
         if BootInstant::now().since(since) >= UNREACHABLE_AFTER {
-            let unblocks = "an answer of the proxy there | --policy any".to_owned();
+            let unblocks = "an answer from the proxy there | --policy any".to_owned();
             self.report_waiting(TransferReason::PathTooSlow, self.why.clone(), unblocks);
         }
     }
@@ -702,7 +699,7 @@ impl TransferRun<'_, ProxyClient> {
         if helm.known || self.time_left() != Some(Duration::ZERO) {
             return Ok(());
         }
-        let text = format!("{why}; the deadline has passed without a word from the proxy");
+        let text = format!("{why}; the deadline passed without an answer from the proxy");
         Err(TransferFailure::of(
             TransferExit::DeadlineMissed,
             TransferReason::ProxyUnreachable,
@@ -764,7 +761,10 @@ impl TransferRun<'_, ProxyClient> {
                 self.update_spending(helm)?
             }
             SessionEvent::Woken { after } if after.as_secs_f64() >= 0.1 => {
-                let text = format!("networks are back after {:.1} s", after.as_secs_f64());
+                let text = format!(
+                    "resumed after {:.1} s without a network",
+                    after.as_secs_f64()
+                );
                 self.note(None, text);
             }
             _ => {}
@@ -969,7 +969,7 @@ impl TransferRun<'_, ProxyClient> {
         }
         let first = self.tries == 1 && retry_after.is_none() && !counts;
         if first {
-            self.note(Some(reason), format!("{text}; asking again"));
+            self.note(Some(reason), format!("{text}; trying again"));
             return Ok(());
         }
         let doublings = self.tries.saturating_sub(1).min(10);

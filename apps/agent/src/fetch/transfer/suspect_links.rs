@@ -146,7 +146,7 @@ impl<D: Dial> TransferRun<'_, D> {
             }
             let host = self.job.url.host_str().unwrap_or_default().to_owned();
             return Err(FetchFault::CaptivePortal(format!(
-                "a web page comes instead of what {host} has there"
+                "a web page comes instead of the object of {host}"
             )));
         }
         Ok(())
@@ -161,7 +161,7 @@ impl<D: Dial> TransferRun<'_, D> {
         let kind = self.kind(link);
         if kind == Some(LinkKind::Loopback) || kind.is_none() || !(reached || elsewhere) {
             let portal = match kind {
-                Some(LinkKind::Wifi) => format!("; if {link} asks to sign in first, do that"),
+                Some(LinkKind::Wifi) => format!("; if {link} requires a sign-in, sign in first"),
                 _ => String::new(),
             };
             let text = format!("{text}{portal}");
@@ -190,7 +190,7 @@ impl<D: Dial> TransferRun<'_, D> {
         let seconds = length.as_secs();
         self.note(
             Some(TransferReason::Portal),
-            format!("{link}: {text}; passed over for {seconds} s"),
+            format!("{link}: {text}; not used for {seconds} s"),
         );
         Ok(())
     }

@@ -161,13 +161,13 @@ impl TransferRun<'_, ProxyClient> {
         };
         outgoing.kept = leave != InterimResponse::FromStart;
         if from > length {
-            let text = format!("it has {from} bytes of a file of {length}");
+            let text = format!("the proxy has {from} bytes of a file of {length}");
             return Err(FetchFault::Proxy(text));
         }
         if from < length && outgoing.whole_once && outgoing.parcel.post {
             // It forgot that it had it, and with it what became of it.
             return Err(FetchFault::Final(TransferFailure::error(
-                "the proxy lost the POST; whether the origin has it is not known, so it is not sent again",
+                "the proxy lost the POST. The server may have received it, so it is not sent again",
             )));
         }
         outgoing.acknowledged = from;
@@ -228,7 +228,7 @@ impl TransferRun<'_, ProxyClient> {
             return fault;
         }
         FetchFault::Final(TransferFailure::error(format!(
-            "{text}; whether the origin has the POST is not known, so it is not sent again"
+            "{text}. The server may have received the POST, so it is not sent again"
         )))
     }
 
@@ -255,11 +255,12 @@ impl TransferRun<'_, ProxyClient> {
             }
             status if status.is_redirection() => {
                 let to = text(LOCATION).unwrap_or_else(|| "nowhere".into());
-                let text = format!("{host} did not take it ({status}) and points to {to}");
+                let text =
+                    format!("{host} did not accept the upload ({status}) and redirects to {to}");
                 Err(FetchFault::Final(TransferFailure::error(text)))
             }
             StatusCode::UNAUTHORIZED => {
-                let text = format!("{host} wants credentials ({})", answer.status);
+                let text = format!("{host} requires credentials ({})", answer.status);
                 Err(FetchFault::Final(TransferFailure::of(
                     TransferExit::Error,
                     TransferReason::AuthRequired,

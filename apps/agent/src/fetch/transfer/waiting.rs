@@ -145,13 +145,14 @@ impl<D: Dial> TransferRun<'_, D> {
 
     /// Why it is not whole at its deadline, for who did not want it later.
     pub(super) fn late_failure(&self) -> TransferFailure {
-        let late = "the deadline has passed and --if-late fail was asked for";
+        let late = "the deadline passed, and --if-late is fail";
         let (exit, reason, text) = match &self.held {
             Some((reason @ (TransferReason::PathCost | TransferReason::RoamingBlocked), why)) => (
                 TransferExit::NoPermittedPath,
                 Some(*reason),
                 format!(
-                    "{late}: {why}, which may not be used; --if-late cell or --policy any let it"
+                    "{late}: {why}, which may not be used. To allow it: --if-late cell or \
+                     --policy any"
                 ),
             ),
             Some((TransferReason::OverBudget, why)) => {

@@ -53,7 +53,7 @@ pub fn enter() -> anyhow::Result<()> {
         nix::unistd::geteuid().is_root(),
         "no disk can lose power here: that needs root, to mount it on a loop device"
     );
-    let program = std::env::current_exe().context("this program's own file is not known")?;
+    let program = std::env::current_exe().context("cannot find this program's own path")?;
     let error = Command::new("unshare")
         .args(["--mount", "--propagation", "private", "--"])
         .arg(program)

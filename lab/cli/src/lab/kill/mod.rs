@@ -86,7 +86,7 @@ pub async fn run(args: &KillArgs) -> anyhow::Result<bool> {
     {
         disk::enter()?;
     }
-    let program = std::env::current_exe().context("this program's own file is not known")?;
+    let program = std::env::current_exe().context("cannot find this program's own path")?;
     if let Some(folder) = &args.keep {
         std::fs::create_dir_all(folder).with_context(|| format!("{}", folder.display()))?;
     }
@@ -171,8 +171,8 @@ fn tell(args: &KillArgs, tally: &Tally) {
         println!("{told}");
     } else {
         println!(
-            "{} points, {} ended before theirs; {lost} lost something, {repeated} had something twice, \
-             {} fail",
+            "{} points, {} ended before theirs; {lost} lost data, {repeated} repeated data, {} \
+             failed",
             tally.points,
             tally.missed,
             tally.failing.len()

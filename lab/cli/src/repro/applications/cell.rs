@@ -156,7 +156,7 @@ impl ApplicationCell {
             CellDirection::Down => (format!("bytes/{BYTES}"), 2),
             CellDirection::Up => ("upload/file".to_owned(), 10),
         };
-        let program = std::env::current_exe().context("this program's own file is not known")?;
+        let program = std::env::current_exe().context("cannot find this program's own path")?;
         let environment = [
             ("AT", at.display().to_string()),
             ("FILE", file.display().to_string()),

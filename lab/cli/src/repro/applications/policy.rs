@@ -54,8 +54,7 @@ until [ -S agent.sock ] || [ $((tries += 1)) -gt 100 ]; do sleep 0.1; done
 while :; do
     echo "$(now) $(awk '{ sub(":", " ") } $1 == "wwan0" { print $2 }' /proc/net/dev)"; sleep 0.05
 done >counted & counting=$!
-id=$("$CEDOS" get --detach --json --policy free-only --prox "$CEDOS_LAB_PROX" -o "$AT/out" \
-     "$CEDOS_LAB_ORIGIN/bytes/$BYTES" | sed -n 's/.*"id":\([0-9]*\).*/\1/p' | head -n 1)
+id=$("$CEDOS" get --detach --json --policy free-only --prox "$CEDOS_LAB_PROX" -o "$AT/out" "$CEDOS_LAB_ORIGIN/bytes/$BYTES" | sed -n 's/.*"id":\([0-9]*\).*/\1/p' | head -n 1)
 until_s "$ANY_AT_S"
 edit any
 until_s "$FREE_ONLY_AT_S"
@@ -74,7 +73,7 @@ exit 0
 pub fn run(folder: &Path) -> anyhow::Result<Value> {
     let at = folder.join("policy");
     fs::create_dir(&at)?;
-    let program = std::env::current_exe().context("this program's own file is not known")?;
+    let program = std::env::current_exe().context("cannot find this program's own path")?;
     let variables = [
         ("AT", at.display().to_string()),
         ("CEDOS", program.display().to_string()),

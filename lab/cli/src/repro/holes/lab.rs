@@ -286,7 +286,7 @@ struct Lab {
 impl Lab {
     fn start(text: &str) -> anyhow::Result<Lab> {
         let file = file_of(text)?;
-        let program = std::env::current_exe().context("this program's own file is not known")?;
+        let program = std::env::current_exe().context("cannot find this program's own path")?;
         let child = Command::new(program)
             .args(["lab", "run", "--json"])
             .arg(file.path())

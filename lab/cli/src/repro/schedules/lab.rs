@@ -51,8 +51,7 @@ n=0
 pids=
 while read -r count bytes within; do
     while [ "$count" -gt 0 ]; do
-        "$CEDOS" get $how --json --within "${within}s" --prox "$CEDOS_LAB_PROX" -o "$AT/out$n" \
-            "$CEDOS_LAB_ORIGIN/bytes/$((bytes + n))" >"told$n" 2>"err$n" & pids="$pids $!"
+        "$CEDOS" get $how --json --within "${within}s" --prox "$CEDOS_LAB_PROX" -o "$AT/out$n" "$CEDOS_LAB_ORIGIN/bytes/$((bytes + n))" >"told$n" 2>"err$n" & pids="$pids $!"
         n=$((n + 1)); count=$((count - 1))
     done
 done <batches
@@ -111,7 +110,7 @@ fn carried(
         at.join("batches"),
         batches.iter().map(told).collect::<String>(),
     )?;
-    let program = std::env::current_exe().context("this program's own file is not known")?;
+    let program = std::env::current_exe().context("cannot find this program's own path")?;
     let variables = [
         ("AT", at.display().to_string()),
         ("CEDOS", program.display().to_string()),

@@ -93,7 +93,7 @@ impl Site {
     /// There is no room for it.
     pub fn new() -> anyhow::Result<Site> {
         let folder = tempfile::tempdir().context("no temporary folder")?;
-        let program = std::env::current_exe().context("this program's own file is not known")?;
+        let program = std::env::current_exe().context("cannot find this program's own path")?;
         let site = Site {
             folder,
             cedos: program.display().to_string(),
@@ -223,9 +223,7 @@ done
 /// An agent with a proxy for programs, `$agent`, once it listens; the programs' way is `$AGENT_PROXY`.
 pub const AGENT: &str = r#"
 export AGENT_PROXY=127.0.0.1:1080
-env HOME="$AT" XDG_STATE_HOME="$AT/state" XDG_CONFIG_HOME="$AT/config" XDG_CACHE_HOME="$AT/cache" \
-    XDG_RUNTIME_DIR= CEDOS_AGENT="$AT/agent.sock" \
-    "$CEDOS" agent --no-notifications --proxy $AGENT_PROXY --prox "$CEDOS_PROX" 2>"$AT/agent.errors" & agent=$!
+env HOME="$AT" XDG_STATE_HOME="$AT/state" XDG_CONFIG_HOME="$AT/config" XDG_CACHE_HOME="$AT/cache" XDG_RUNTIME_DIR= CEDOS_AGENT="$AT/agent.sock" "$CEDOS" agent --no-notifications --proxy $AGENT_PROXY --prox "$CEDOS_PROX" 2>"$AT/agent.errors" & agent=$!
 tries=0
 until grep -q 'proxy for programs' "$AT/agent.errors" || [ $((tries += 1)) -gt 100 ]; do sleep 0.1; done
 "#;
