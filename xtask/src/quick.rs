@@ -7,7 +7,8 @@
 //! ```
 //!
 //! It leaves out what takes long and seldom fails alone: the test programs that start processes and
-//! networks, the documentation, the MSRV. `cargo xtask check` runs those.
+//! networks, the bindings for other languages, the documentation, the MSRV. `cargo xtask check` runs
+//! those.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -24,6 +25,8 @@ use crate::{rules, seeds};
 const CORE: &str = "d2tp-session";
 /// The test program of [`CORE`] in which two endpoints exchange packets.
 const EXCHANGES: &str = "exchange";
+/// The folder of the bindings for other languages, which have no unit tests.
+const BINDINGS: &str = "bindings/";
 /// The package that runs random scenarios.
 const SIMULATOR: &str = "cedos-lab-sim";
 
@@ -40,7 +43,8 @@ pub struct QuickOptions {
 pub fn run(options: &QuickOptions) -> Result<bool> {
     let files = changed_files(options.since.as_deref())?;
     let packages = Packages::read()?;
-    let affected = packages.affected_by(&files);
+    let mut affected = packages.affected_by(&files);
+    affected.retain(|name| !packages.folders[name].starts_with(BINDINGS));
     if affected.is_empty() {
         eprintln!("no package changed");
     } else {

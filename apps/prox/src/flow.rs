@@ -12,6 +12,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use cedos_http::ByteRanges;
 use d2tp_driver::{FlowIo, SendSource};
 use tokio::time::Instant;
 
@@ -23,7 +24,7 @@ use crate::key_text::show_key;
 use crate::origin::without_query;
 use crate::pinned_copy::PinnedCopy;
 use crate::prox::{FetchedAnswer, Prox};
-use crate::range::{RangeAnswer, RangeHeader};
+use crate::range::RangeAnswer;
 use crate::refusal::ProxRefusal;
 use crate::relay;
 use crate::request::{FetchRequest, ProxRequest, RequestHeadError, parse, read_head};
@@ -284,11 +285,11 @@ async fn serve_copy<F: FlowIo>(
     request: &FetchRequest,
     copy: &Arc<PinnedCopy>,
 ) -> ProxFlowOutcome {
-    let range = range_of(request, copy);
+    let ranges = ranges_of(request, copy);
     let (part, total) = loop {
         let extent = copy.body.extent();
-        let part = range.map_or(RangeAnswer::Whole, |range| {
-            range.resolve(extent.have, extent.total)
+        let part = ranges.as_ref().map_or(RangeAnswer::Whole, |ranges| {
+            RangeAnswer::to(ranges, extent.have, extent.total)
         });
         match (part, extent.status) {
             (RangeAnswer::WaitForMoreThan(_), SpoolStatus::Failed(cause)) => {
@@ -321,15 +322,15 @@ async fn serve_copy<F: FlowIo>(
     send(flow, prox, watch, record, source, part, MemoState::New).await
 }
 
-/// The range to answer with, if the request has one that applies to this copy.
-fn range_of(request: &FetchRequest, copy: &PinnedCopy) -> Option<RangeHeader> {
+/// The ranges that the request asks for, if it has some that apply to this copy.
+fn ranges_of(request: &FetchRequest, copy: &PinnedCopy) -> Option<ByteRanges> {
     if copy.head.status != http::StatusCode::OK {
         return None;
     }
-    let range = RangeHeader::parse(request.range.as_ref()?)?;
+    let ranges = ByteRanges::parse(request.range.as_ref()?.to_str().ok()?)?;
     match &request.if_range {
         Some(if_range) if !copy.head.matches_if_range(if_range) => None,
-        _ => Some(range),
+        _ => Some(ranges),
     }
 }
 

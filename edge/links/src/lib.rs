@@ -35,6 +35,7 @@ mod link_reader;
 mod monitor;
 mod network;
 mod network_manager;
+mod network_manager_bus;
 mod rules;
 mod station;
 mod wifi_roaming;

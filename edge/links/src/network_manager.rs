@@ -17,17 +17,16 @@ use futures_util::StreamExt;
 use futures_util::stream::{self, BoxStream};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
+use zbus::fdo::{ManagedObjects, ObjectManagerProxy};
 use zbus::message::Type;
 use zbus::{Connection, MatchRule, MessageStream, OwnedObjectPath, OwnedVariant};
 
 use crate::network::{AccessPoint, Connectivity, Metered, NetworkInfo, Networks};
+use crate::network_manager_bus::{NetworkDaemonProxy, SavedConnectionProxy, WirelessDeviceProxy};
 
 const NAME: &str = "org.freedesktop.NetworkManager";
 const BUS: &str = "org.freedesktop.DBus";
 const ROOT: &str = "/org/freedesktop";
-const MANAGER_PATH: &str = "/org/freedesktop/NetworkManager";
-const OBJECTS: &str = "org.freedesktop.DBus.ObjectManager";
-const MANAGER: &str = "org.freedesktop.NetworkManager";
 const ACTIVE: &str = "org.freedesktop.NetworkManager.Connection.Active";
 const ACCESS_POINT: &str = "org.freedesktop.NetworkManager.AccessPoint";
 const DEVICE: &str = "org.freedesktop.NetworkManager.Device";
@@ -61,8 +60,6 @@ pub enum NetworkManagerError {
 }
 
 type DbusProperties = HashMap<String, OwnedVariant>;
-type DbusObject = HashMap<String, DbusProperties>;
-type DbusObjects = HashMap<OwnedObjectPath, DbusObject>;
 
 /// NetworkManager. A clone is the same one; watching ends with the last.
 #[derive(Debug, Clone)]
@@ -126,9 +123,11 @@ impl NetworkManager {
     pub async fn scan(&self, device: &str) -> Result<(), NetworkManagerError> {
         let path = self.latest.borrow().devices.get(device).cloned();
         let path = path.ok_or_else(|| NetworkManagerError::Gone(device.to_owned()))?;
-        let options: HashMap<&str, OwnedVariant> = HashMap::new();
-        self.ask("scan", &path, WIRELESS, "RequestScan", &(options,))
-            .await
+        let scan = async {
+            let device = WirelessDeviceProxy::new(&self.bus, path).await?;
+            device.request_scan(HashMap::new()).await
+        };
+        scan.await.map_err(refused("scan"))
     }
 
     /// Joins a known access point with this device. Its addresses come as of any link.
@@ -148,32 +147,16 @@ impl NetworkManager {
                 settings.clone().ok_or_else(gone)?,
             )
         };
-        let manager =
-            OwnedObjectPath::try_from(MANAGER_PATH).map_err(NetworkManagerError::Absent)?;
-        let which = (settings, device, point);
-        self.ask("join", &manager, MANAGER, "ActivateConnection", &which)
-            .await
+        let join = async {
+            let daemon = NetworkDaemonProxy::new(&self.bus).await?;
+            daemon.activate_connection(&settings, &device, &point).await
+        };
+        join.await.map(drop).map_err(refused("join"))
     }
+}
 
-    async fn ask<B>(
-        &self,
-        what: &'static str,
-        path: &OwnedObjectPath,
-        interface: &'static str,
-        method: &'static str,
-        body: &B,
-    ) -> Result<(), NetworkManagerError>
-    where
-        B: serde::Serialize + zbus::DynamicType,
-    {
-        let asked = self
-            .bus
-            .call_method(Some(NAME), path, Some(interface), method, body);
-        match asked.await {
-            Ok(_) => Ok(()),
-            Err(cause) => Err(NetworkManagerError::Refused { what, cause }),
-        }
-    }
+fn refused(what: &'static str) -> impl FnOnce(zbus::Error) -> NetworkManagerError {
+    move |cause| NetworkManagerError::Refused { what, cause }
 }
 
 /// Hears signals from the first on, by a task of its own: while a queue of them is full, the connection hands
@@ -253,9 +236,8 @@ impl NetworkManagerReader {
     }
 
     async fn read(&mut self) -> zbus::Result<NetworkManagerState> {
-        let bus = &self.bus;
-        let answer = bus.call_method(Some(NAME), ROOT, Some(OBJECTS), "GetManagedObjects", &());
-        let objects: DbusObjects = answer.await?.body().deserialize()?;
+        let manager = ObjectManagerProxy::new(&self.bus, NAME, ROOT).await?;
+        let objects = manager.get_managed_objects().await?;
         self.saved.retain(|path, _| objects.contains_key(path));
         for (path, object) in &objects {
             if object.contains_key(SETTINGS) && !self.saved.contains_key(path) {
@@ -268,17 +250,15 @@ impl NetworkManagerReader {
 
     /// The SSID of saved settings; none, too, for settings of another user.
     async fn ssid_of(&self, path: &OwnedObjectPath) -> Option<Vec<u8>> {
-        let asked = self
-            .bus
-            .call_method(Some(NAME), path, Some(SETTINGS), "GetSettings", &());
-        let mut settings: DbusObject = asked.await.ok()?.body().deserialize().ok()?;
+        let saved = SavedConnectionProxy::new(&self.bus, path).await.ok()?;
+        let mut settings = saved.get_settings().await.ok()?;
         let ssid = settings.get_mut("802-11-wireless")?.remove("ssid")?;
         ssid.try_into().ok()
     }
 }
 
 fn assemble(
-    objects: &DbusObjects,
+    objects: &ManagedObjects,
     saved: &HashMap<OwnedObjectPath, Option<Vec<u8>>>,
 ) -> NetworkManagerState {
     let mut reading = NetworkManagerState::default();
@@ -337,7 +317,7 @@ fn assemble(
 }
 
 /// The devices that NetworkManager's VPNs run over.
-fn under_vpns(objects: &DbusObjects, devices: &HashMap<String, OwnedObjectPath>) -> Vec<String> {
+fn under_vpns(objects: &ManagedObjects, devices: &HashMap<String, OwnedObjectPath>) -> Vec<String> {
     let active = objects.values().filter_map(|object| object.get(ACTIVE));
     let vpns = active.filter(|active| {
         let vpn = active.get("Vpn").and_then(|is| bool::try_from(is).ok());

@@ -1,12 +1,26 @@
 //! logind, on the system's bus: what keeps the machine awake, and when it sleeps.
 
 use futures_util::StreamExt;
-use zbus::proxy::SignalStream;
-use zbus::{Connection, Proxy};
+use zbus::{Connection, OwnedFd, proxy};
 
-const NAME: &str = "org.freedesktop.login1";
-const PATH: &str = "/org/freedesktop/login1";
-const INTERFACE: &str = "org.freedesktop.login1.Manager";
+/// The manager of logind, as far as it is called.
+#[proxy(
+    interface = "org.freedesktop.login1.Manager",
+    default_service = "org.freedesktop.login1",
+    default_path = "/org/freedesktop/login1"
+)]
+trait LogindManager {
+    /// Keeps the machine from `what` until the descriptor is closed.
+    fn inhibit(&self, what: &str, who: &str, why: &str, mode: &str) -> zbus::Result<OwnedFd>;
+
+    /// The machine is about to sleep (true), or is awake again.
+    #[zbus(signal)]
+    fn prepare_for_sleep(&self, start: bool) -> zbus::Result<()>;
+
+    /// Whether the machine is about to sleep.
+    #[zbus(property(emits_changed_signal = "false"))]
+    fn preparing_for_sleep(&self) -> zbus::Result<bool>;
+}
 
 /// What is held off: suspending, and what logind does when nobody is there. Not the lid: who closes
 /// it means it.
@@ -23,15 +37,15 @@ pub struct LogindError {
 /// A connection to logind, which says when the machine sleeps and keeps it awake.
 #[derive(Debug)]
 pub struct Logind {
-    manager: Proxy<'static>,
-    sleep_signals: SignalStream<'static>,
+    manager: LogindManagerProxy<'static>,
+    sleep_signals: PrepareForSleepStream,
 }
 
 /// Keeps the machine awake until it is dropped.
 #[derive(Debug)]
 pub struct Inhibitor {
     /// logind waits for its end.
-    _fd: zbus::OwnedFd,
+    _fd: OwnedFd,
 }
 
 impl Logind {
@@ -49,12 +63,12 @@ impl Logind {
     /// # Errors
     /// There is none.
     pub async fn on(bus: &Connection) -> Result<Logind, LogindError> {
-        let manager = Proxy::new(bus, NAME, PATH, INTERFACE).await;
+        let manager = LogindManagerProxy::new(bus).await;
         let manager = manager.map_err(error_while("is not reached"))?;
-        let sleeps = manager.receive_signal("PrepareForSleep").await;
+        let sleeps = manager.receive_prepare_for_sleep().await;
         let sleeps = sleeps.map_err(error_while("does not tell when it sleeps"))?;
         // A name without an owner is heard of only by asking.
-        let sleeping: Result<bool, _> = manager.get_property("PreparingForSleep").await;
+        let sleeping = manager.preparing_for_sleep().await;
         sleeping.map_err(error_while("is not reached"))?;
         Ok(Logind {
             manager,
@@ -67,8 +81,7 @@ impl Logind {
     /// # Errors
     /// It is not allowed to us.
     pub async fn inhibit(&self, why: &str) -> Result<Inhibitor, LogindError> {
-        let what = (WHAT, "Cedos", why, "block");
-        let fd = self.manager.call("Inhibit", &what).await;
+        let fd = self.manager.inhibit(WHAT, "Cedos", why, "block").await;
         let fd = fd.map_err(error_while("refuses to stay awake"))?;
         Ok(Inhibitor { _fd: fd })
     }
@@ -77,8 +90,8 @@ impl Logind {
     pub async fn next_sleep_change(&mut self) -> Option<bool> {
         loop {
             let said = self.sleep_signals.next().await?;
-            match said.body().deserialize::<bool>() {
-                Ok(sleeps) => return Some(sleeps),
+            match said.args() {
+                Ok(said) => return Some(said.start),
                 Err(error) => tracing::warn!(%error, "logind said something else"),
             }
         }

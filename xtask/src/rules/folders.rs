@@ -7,6 +7,7 @@
 //!  apps        ✓      ✓                          anything but another app
 //!  apps/cedos  ✓      ✓      ✓                   anything
 //!  lab, bench  ✓      ✓      ✓      ✓      ✓     anything
+//!  bindings    ✓      ✓      ✓                   anything but bench
 //!  xtask                                         nothing of ours
 //! ```
 //!

@@ -12,11 +12,13 @@
 use std::collections::VecDeque;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
 use aws_lc_rs::constant_time::verify_slices_are_equal;
 use bytes::Bytes;
+use cedos_http::{ByteRanges, RangeDecision};
 use futures_util::stream::{self, StreamExt};
 use http::header::{
     ACCEPT_RANGES, ALLOW, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, ETAG, HOST,
@@ -34,7 +36,6 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use super::object::{ObjectHead, StreamObject};
-use super::range_request::{RequestedRanges, parse_ranges};
 use super::response_body::{ResponseBody, ResponsePart};
 use super::title::StreamTitle;
 use crate::fetch::boot_clock::BootInstant;
@@ -223,8 +224,9 @@ async fn stream_of<B>(
     // Range is defined for GET alone (RFC 9110 §14.2).
     let asked = asked.filter(|_| !is_head);
     // To ask is to read: from then on somebody waits for the first byte.
-    let first = match asked.map(|asked| parse_ranges(asked, object.length())) {
-        Some(RequestedRanges::Ranges(ranges)) => ranges[0].0,
+    let asked = asked.and_then(ByteRanges::parse);
+    let first = match asked.as_ref().map(|asked| asked.decide(object.length())) {
+        Some(RangeDecision::Parts(parts)) => parts[0].start,
         _ => 0,
     };
     object.clear_refusal();
@@ -241,9 +243,7 @@ async fn stream_of<B>(
     let same = same.is_none_or(|named| named.as_bytes() == tag.as_bytes());
     let part = asked
         .filter(|_| same)
-        .map_or(RequestedRanges::Whole, |asked| {
-            parse_ranges(asked, head.length)
-        });
+        .map_or(RangeDecision::Whole, |asked| asked.decide(head.length));
     let media_type = head
         .media_type
         .as_deref()
@@ -255,17 +255,23 @@ async fn stream_of<B>(
     let whole = (0, head.length.unwrap_or(u64::MAX));
     let mut out = VecDeque::new();
     let (length, media_type) = match part {
-        RequestedRanges::Whole => {
+        // Of an object whose length nobody knows yet, a reader may have all that comes.
+        RangeDecision::Whole | RangeDecision::LengthNeeded => {
             out.push_back(ResponsePart::Range(whole.0, whole.1));
             (head.length, media_type.to_owned())
         }
-        RequestedRanges::Unsatisfiable => {
+        RangeDecision::Unsatisfiable => {
             answer = answer.status(StatusCode::RANGE_NOT_SATISFIABLE);
             answer = answer.header(CONTENT_RANGE, format!("bytes */{}", whole.1));
             (Some(0), media_type.to_owned())
         }
-        RequestedRanges::Ranges(ranges) => match ranges[..] {
-            [(from, to)] => {
+        RangeDecision::Parts(parts) => match parts[..] {
+            [
+                Range {
+                    start: from,
+                    end: to,
+                },
+            ] => {
                 if head.length.is_none() && !is_here(&object, from, to, &mut reading).await {
                     let text = "the length is not known yet, nor whether the object is that long";
                     return later(text);
@@ -278,7 +284,7 @@ async fn stream_of<B>(
             }
             _ => {
                 answer = answer.status(StatusCode::PARTIAL_CONTENT);
-                let length = in_parts(&mut out, &ranges, head.length, media_type, &head.edition);
+                let length = in_parts(&mut out, &parts, head.length, media_type, &head.edition);
                 let media_type = format!("multipart/byteranges; boundary={}", head.edition);
                 (Some(length), media_type)
             }
@@ -354,7 +360,7 @@ async fn is_here(
 /// `multipart/byteranges` (RFC 9110 §14.6); its length.
 fn in_parts(
     out: &mut VecDeque<ResponsePart>,
-    ranges: &[(u64, u64)],
+    parts: &[Range<u64>],
     length: Option<u64>,
     media_type: &str,
     boundary: &str,
@@ -364,16 +370,16 @@ fn in_parts(
         sum += words.len() as u64;
         out.push_back(ResponsePart::Text(words.into()));
     };
-    for (from, to) in ranges {
-        let range = range_of(*from, *to, length);
+    for &Range { start, end } in parts {
+        let range = range_of(start, end, length);
         let words = format!(
             "\r\n--{boundary}\r\nContent-Type: {media_type}\r\nContent-Range: {range}\r\n\r\n"
         );
         say(out, words);
-        out.push_back(ResponsePart::Range(*from, *to));
+        out.push_back(ResponsePart::Range(start, end));
     }
     say(out, format!("\r\n--{boundary}--\r\n"));
-    sum + ranges.iter().map(|(from, to)| to - from).sum::<u64>()
+    sum + parts.iter().map(|part| part.end - part.start).sum::<u64>()
 }
 
 fn range_of(from: u64, to: u64, length: Option<u64>) -> String {

@@ -17,7 +17,6 @@ pub mod link_catalog;
 pub mod local_server;
 pub mod object;
 pub mod playlist;
-pub mod range_request;
 pub mod response_body;
 pub mod spans;
 pub mod store;

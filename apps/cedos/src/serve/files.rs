@@ -1,13 +1,21 @@
 //! Files of one directory as HTTP answers: whole or from any offset, named by a strong validator.
 //!
-//! Nothing outside the directory is served, whatever a path or a link in it says: the file that a path
-//! leads to is looked up first and then judged by where it really lies.
+//! Nothing outside the directory is served, whatever a path or a link in it says, and whoever swaps a
+//! file for a link meanwhile: the kernel resolves the path beneath the directory and opens the file
+//! in one call (openat2). A link counts where it leads to a file in the directory by a relative path.
+//! tower-http's `ServeDir` and its like open by path and cannot promise that.
+//!
+//! A path with a name that begins with a dot is not found unless hidden files are served.
 
+use std::fs::OpenOptions;
 use std::io::SeekFrom;
-use std::path::{Path, PathBuf};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Component, Path};
 use std::time::UNIX_EPOCH;
 
 use bytes::Bytes;
+use cedos_http::{ByteRanges, RangeDecision};
 use futures_util::stream::{self, StreamExt};
 use http::header::{
     ACCEPT_RANGES, ALLOW, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, ETAG, IF_RANGE, RANGE,
@@ -16,40 +24,57 @@ use http::{Method, Request, Response, StatusCode};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full, StreamBody};
 use hyper::body::Frame;
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2};
+use percent_encoding::percent_decode_str;
 use tokio::fs::File;
 use tokio::io::{AsyncReadExt, AsyncSeekExt};
 
 /// Bytes read from a file at once.
 const PIECE_BYTES: u64 = 256 * 1024;
 
+/// Attempts to resolve a path while directories are renamed.
+const OPEN_RETRIES_MAX: usize = 16; // a guess
+
 /// The body of an answer.
 pub type FileBody = UnsyncBoxBody<Bytes, std::io::Error>;
+
+/// Whether files are served whose path has a name that begins with a dot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HiddenFiles {
+    /// They are not found.
+    Refused,
+    /// They are files like others.
+    Served,
+}
 
 /// A directory that is served.
 #[derive(Debug)]
 pub struct FileService {
-    root: PathBuf,
-}
-
-/// Which bytes of a file were asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum FileRange {
-    Whole,
-    /// From the first up to, not including, the second.
-    Range(u64, u64),
-    Unsatisfiable,
+    root: OwnedFd,
+    hidden: HiddenFiles,
 }
 
 impl FileService {
     /// What lies below `root`.
     ///
     /// # Errors
-    /// There is no such directory.
-    pub fn new(root: &Path) -> std::io::Result<FileService> {
-        let root = root.canonicalize()?;
-        match root.is_dir() {
-            true => Ok(FileService { root }),
-            false => Err(std::io::ErrorKind::NotADirectory.into()),
+    /// There is no such directory, or the kernel is older than Linux 5.6.
+    pub fn new(root: &Path, hidden: HiddenFiles) -> std::io::Result<FileService> {
+        let directory = OpenOptions::new()
+            .read(true)
+            .custom_flags(libc::O_DIRECTORY | libc::O_PATH)
+            .open(root)?;
+        let service = FileService {
+            root: directory.into(),
+            hidden,
+        };
+        // A kernel without openat2 is noticed now rather than by the first client.
+        match service.open_beneath(Path::new(".")) {
+            Err(Errno::ENOSYS) => Err(std::io::Error::other(
+                "the kernel cannot confine paths to a directory (openat2, Linux 5.6)",
+            )),
+            _ => Ok(service),
         }
     }
 
@@ -72,38 +97,40 @@ impl FileService {
     }
 
     async fn file<B>(&self, request: &Request<B>) -> std::io::Result<Response<FileBody>> {
-        let path = self.found(request.uri().path())?;
-        let mut file = File::open(&path).await?;
+        let mut file = File::from_std(self.open(request.uri().path())?);
         let about = file.metadata().await?;
+        if !about.is_file() {
+            return Err(std::io::ErrorKind::NotFound.into());
+        }
         let length = about.len();
         let changed = about.modified()?.duration_since(UNIX_EPOCH);
         let changed = changed.map_or(0, |since| since.as_nanos());
         let validator = format!("\"{length:x}-{changed:x}\"");
         let text = |name| request.headers().get(name).and_then(|v| v.to_str().ok());
         let same = text(IF_RANGE).is_none_or(|asked| asked == validator);
-        let part = match text(RANGE).filter(|_| same) {
-            Some(range) => part(range, length),
-            None => FileRange::Whole,
-        };
+        let ranges = text(RANGE).filter(|_| same).and_then(ByteRanges::parse);
+        let part = ranges.map_or(RangeDecision::Whole, |ranges| ranges.decide(Some(length)));
         let mut answer = Response::builder()
             .header(ETAG, &validator)
             .header(ACCEPT_RANGES, "bytes")
             .header(CONTENT_TYPE, "application/octet-stream");
         let (from, to) = match part {
-            FileRange::Whole => (0, length),
-            FileRange::Range(from, to) => {
+            RangeDecision::Parts(parts) if parts.len() == 1 => {
+                let (from, to) = (parts[0].start, parts[0].end);
                 let range = format!("bytes {from}-{}/{length}", to - 1);
                 answer = answer
                     .status(StatusCode::PARTIAL_CONTENT)
                     .header(CONTENT_RANGE, range);
                 (from, to)
             }
-            FileRange::Unsatisfiable => {
+            RangeDecision::Unsatisfiable => {
                 answer = answer
                     .status(StatusCode::RANGE_NOT_SATISFIABLE)
                     .header(CONTENT_RANGE, format!("bytes */{length}"));
                 (0, 0)
             }
+            // Several parts are answered with the whole, which RFC 9110 §14.2 allows.
+            _ => (0, length),
         };
         answer = answer.header(CONTENT_LENGTH, to - from);
         let head_only = request.method() == Method::HEAD;
@@ -116,53 +143,34 @@ impl FileService {
         answer.body(body).map_err(std::io::Error::other)
     }
 
-    /// The file that the path of a URL names.
-    fn found(&self, path: &str) -> std::io::Result<PathBuf> {
+    /// The file that the path of a URL names; not always a regular one.
+    fn open(&self, path: &str) -> std::io::Result<std::fs::File> {
         let missing = || std::io::Error::from(std::io::ErrorKind::NotFound);
-        let name = percent_decoded(path).ok_or_else(missing)?;
-        let file = self
-            .root
-            .join(name.trim_start_matches('/'))
-            .canonicalize()?;
-        let inside = file.starts_with(&self.root) && file.is_file();
-        inside.then_some(file).ok_or_else(missing)
-    }
-}
-
-/// Reads `bytes=a-b`, `bytes=a-` and `bytes=-n` (RFC 9110 §14.1.2); of what it cannot read, and of
-/// several ranges, nothing comes but the whole.
-fn part(range: &str, length: u64) -> FileRange {
-    let Some((first, last)) = range.strip_prefix("bytes=").and_then(|r| r.split_once('-')) else {
-        return FileRange::Whole;
-    };
-    let (from, to) = match (first.parse::<u64>(), last.parse::<u64>()) {
-        (Ok(from), Ok(last)) if from <= last => (from, last.saturating_add(1).min(length)),
-        (Ok(from), Err(_)) if last.is_empty() => (from, length),
-        (Err(_), Ok(n)) if first.is_empty() => (length.saturating_sub(n), length),
-        _ => return FileRange::Whole,
-    };
-    if from < to {
-        FileRange::Range(from, to)
-    } else {
-        FileRange::Unsatisfiable
-    }
-}
-
-fn percent_decoded(path: &str) -> Option<String> {
-    let mut bytes = Vec::new();
-    let mut rest = path.as_bytes();
-    while let Some((first, more)) = rest.split_first() {
-        rest = more;
-        if *first != b'%' {
-            bytes.push(*first);
-            continue;
+        let name = percent_decode_str(path)
+            .decode_utf8()
+            .map_err(|_| missing())?;
+        let name = Path::new(name.trim_start_matches('/'));
+        let is_hidden = |part: Component| matches!(part, Component::Normal(name) if name.as_encoded_bytes().starts_with(b"."));
+        if self.hidden == HiddenFiles::Refused && name.components().any(is_hidden) {
+            return Err(missing());
         }
-        let mut byte = [0];
-        hex::decode_to_slice(rest.get(..2)?, &mut byte).ok()?;
-        bytes.push(byte[0]);
-        rest = &rest[2..];
+        Ok(std::fs::File::from(self.open_beneath(name)?))
     }
-    String::from_utf8(bytes).ok()
+
+    fn open_beneath(&self, name: &Path) -> nix::Result<OwnedFd> {
+        // Without O_NONBLOCK the opening of a pipe waits for who writes to it.
+        let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
+        let resolve = ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_MAGICLINKS;
+        let how = OpenHow::new().flags(flags).resolve(resolve);
+        for _ in 0..OPEN_RETRIES_MAX {
+            match openat2(&self.root, name, how) {
+                // A rename meanwhile: the kernel could not rule out that `..` led outside.
+                Err(Errno::EAGAIN) => {}
+                opened => return opened,
+            }
+        }
+        Err(Errno::EAGAIN)
+    }
 }
 
 fn bytes_of(file: File, length: u64) -> FileBody {
@@ -194,23 +202,19 @@ fn words(status: StatusCode, text: &'static str) -> Response<FileBody> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::symlink;
+
     use super::*;
 
-    #[test]
-    fn ranges_are_read_as_rfc_9110_has_them() {
-        for (text, expected) in [
-            ("bytes=0-9", FileRange::Range(0, 10)),
-            ("bytes=90-", FileRange::Range(90, 100)),
-            ("bytes=-10", FileRange::Range(90, 100)),
-            ("bytes=90-1000", FileRange::Range(90, 100)),
-            ("bytes=-1000", FileRange::Range(0, 100)),
-            ("bytes=100-", FileRange::Unsatisfiable),
-            ("bytes=9-5", FileRange::Whole),
-            ("bytes=0-1,5-6", FileRange::Whole),
-            ("items=0-1", FileRange::Whole),
-        ] {
-            assert_eq!(part(text, 100), expected, "{text}");
-        }
+    /// What a GET of this path is answered with.
+    async fn get(files: &FileService, path: &str) -> (StatusCode, Bytes) {
+        let request = Request::builder().uri(path).body(()).unwrap();
+        let answer = files.answer(&request).await;
+        let status = answer.status();
+        (
+            status,
+            answer.into_body().collect().await.unwrap().to_bytes(),
+        )
     }
 
     #[tokio::test]
@@ -220,28 +224,122 @@ mod tests {
         std::fs::create_dir_all(root.join("below")).unwrap();
         std::fs::write(root.join("below/a b.txt"), "inside").unwrap();
         std::fs::write(place.path().join("secret"), "outside").unwrap();
-        std::os::unix::fs::symlink("../secret", root.join("link")).unwrap();
-        let files = FileService::new(&root).unwrap();
-        let status = async |path: &str| {
-            let request = Request::builder().uri(path).body(()).unwrap();
-            let answer = files.answer(&request).await;
-            (
-                answer.status(),
-                answer.into_body().collect().await.unwrap().to_bytes(),
-            )
-        };
-        let (ok, body) = status("/below/a%20b.txt").await;
-        assert_eq!((ok, &body[..]), (StatusCode::OK, &b"inside"[..]));
+        symlink("../secret", root.join("link")).unwrap();
+        symlink(place.path().join("secret"), root.join("absolute")).unwrap();
+        symlink("below/a b.txt", root.join("inner")).unwrap();
+        symlink(place.path(), root.join("up")).unwrap();
+        nix::unistd::mkfifo(&root.join("pipe"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let files = FileService::new(&root, HiddenFiles::Served).unwrap();
+        for path in ["/below/a%20b.txt", "/inner"] {
+            let (status, body) = get(&files, path).await;
+            assert_eq!((status, &body[..]), (StatusCode::OK, &b"inside"[..]));
+        }
         for path in [
             "/",
             "/below",
             "/link",
+            "/absolute",
+            "/up/secret",
+            "/pipe",
             "/../secret",
+            "/below/../../secret",
             "/below/%2e%2e/%2e%2e/secret",
+            "/below%2f..%2f..%2fsecret",
+            "/below/a%20b.txt%00",
             "/%zz",
+            "/%ff",
             "/no",
         ] {
-            assert_eq!(status(path).await.0, StatusCode::NOT_FOUND, "{path}");
+            assert_eq!(get(&files, path).await.0, StatusCode::NOT_FOUND, "{path}");
         }
+    }
+
+    #[tokio::test]
+    async fn hidden_files_are_served_only_where_that_is_asked_for() {
+        let root = tempfile::tempdir().unwrap();
+        std::fs::create_dir(root.path().join(".git")).unwrap();
+        std::fs::write(root.path().join(".git/config"), "hidden").unwrap();
+        std::fs::write(root.path().join(".env"), "hidden").unwrap();
+        let refused = FileService::new(root.path(), HiddenFiles::Refused).unwrap();
+        let served = FileService::new(root.path(), HiddenFiles::Served).unwrap();
+        for path in ["/.env", "/%2eenv", "/.git/config", "/./.git/config"] {
+            let (status, _) = get(&refused, path).await;
+            assert_eq!(status, StatusCode::NOT_FOUND, "{path}");
+            assert_eq!(&get(&served, path).await.1[..], b"hidden", "{path}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_file_swapped_for_a_link_while_it_is_asked_for_leaks_nothing() {
+        let place = tempfile::tempdir().unwrap();
+        let root = place.path().join("served");
+        std::fs::create_dir(&root).unwrap();
+        std::fs::write(place.path().join("secret"), "outside").unwrap();
+        std::fs::write(root.join("plain"), "inside").unwrap();
+        let files = FileService::new(&root, HiddenFiles::Refused).unwrap();
+        let over = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|threads| {
+            threads.spawn(|| {
+                let name = root.join("file");
+                let next = root.join("next");
+                while !over.load(std::sync::atomic::Ordering::Relaxed) {
+                    symlink("../secret", &next).unwrap();
+                    std::fs::rename(&next, &name).unwrap();
+                    std::fs::hard_link(root.join("plain"), &next).unwrap();
+                    std::fs::rename(&next, &name).unwrap();
+                }
+            });
+            let (mut found, mut refused) = (0, 0);
+            // Both have been seen: the swapping did happen meanwhile.
+            while found < 500 || refused < 500 {
+                match files.open("/file") {
+                    Ok(file) => {
+                        assert_eq!(std::io::read_to_string(file).unwrap(), "inside");
+                        found += 1;
+                    }
+                    Err(_) => refused += 1,
+                }
+            }
+            over.store(true, std::sync::atomic::Ordering::Relaxed);
+        });
+    }
+
+    #[tokio::test]
+    async fn parts_and_conditions_are_answered() {
+        let root = tempfile::tempdir().unwrap();
+        std::fs::write(root.path().join("file"), "0123456789").unwrap();
+        let files = FileService::new(root.path(), HiddenFiles::Refused).unwrap();
+        let ask = async |range: &str, if_range: Option<&str>| {
+            let mut request = Request::builder().uri("/file").header(RANGE, range);
+            if let Some(validator) = if_range {
+                request = request.header(IF_RANGE, validator);
+            }
+            let answer = files.answer(&request.body(()).unwrap()).await;
+            let (head, body) = answer.into_parts();
+            let body = body.collect().await.unwrap().to_bytes();
+            let field = |name| {
+                head.headers
+                    .get(name)
+                    .map(|v| v.to_str().unwrap().to_owned())
+            };
+            (
+                head.status.as_u16(),
+                field(CONTENT_RANGE),
+                field(ETAG),
+                body,
+            )
+        };
+        let (status, range, tag, body) = ask("bytes=2-4", None).await;
+        assert_eq!((status, &body[..]), (206, &b"234"[..]));
+        assert_eq!(range.as_deref(), Some("bytes 2-4/10"));
+        let (status, _, _, body) = ask("bytes=-3", tag.as_deref()).await;
+        assert_eq!((status, &body[..]), (206, &b"789"[..]));
+        let (status, range, _, body) = ask("bytes=2-4", Some("\"other\"")).await;
+        assert_eq!((status, range, &body[..]), (200, None, &b"0123456789"[..]));
+        let (status, range, _, body) = ask("bytes=0-1,5-6", None).await;
+        assert_eq!((status, range, body.len()), (200, None, 10));
+        let (status, range, _, body) = ask("bytes=10-", None).await;
+        assert_eq!((status, body.len()), (416, 0));
+        assert_eq!(range.as_deref(), Some("bytes */10"));
     }
 }

@@ -15,7 +15,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 
-pub use files::FileService;
+pub use files::{FileService, HiddenFiles};
 
 /// Answers the one request of a flow.
 pub async fn answer(flow: Flow, files: Arc<FileService>) {

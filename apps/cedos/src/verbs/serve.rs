@@ -19,7 +19,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use super::key;
 use super::prox::host_for_devices;
 use super::transport::TransportArgs;
-use crate::serve::{FileService, answer};
+use crate::serve::{FileService, HiddenFiles, answer};
 
 /// Serve the files of a directory over D2TP: at an address of this machine, or with --prox as a device
 /// that others reach by its key
@@ -43,6 +43,9 @@ pub struct ServeArgs {
     /// Allow any client; with --prox, any that the proxy allows
     #[arg(long)]
     allow_any_client: bool,
+    /// Serve files and directories too whose name begins with a dot
+    #[arg(long)]
+    hidden: bool,
     #[command(flatten)]
     transport: TransportArgs,
 }
@@ -67,8 +70,12 @@ pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
         }
     };
     let shown = args.directory.display();
-    let files =
-        FileService::new(&args.directory).with_context(|| format!("cannot serve {shown}"))?;
+    let hidden = match args.hidden {
+        true => HiddenFiles::Served,
+        false => HiddenFiles::Refused,
+    };
+    let files = FileService::new(&args.directory, hidden)
+        .with_context(|| format!("cannot serve {shown}"))?;
     let files = Arc::new(files);
     let key = key::load_device_key(args.key.as_deref())?;
     let mut config = EndpointConfig::default();

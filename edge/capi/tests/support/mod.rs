@@ -2,8 +2,6 @@
 
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
-pub mod examples;
-
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};

@@ -1,0 +1,3 @@
+module github.com/cedos/cedos/bindings/go
+
+go 1.21

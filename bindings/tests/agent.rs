@@ -1,0 +1,16 @@
+//! The verbs of `cedos`, in a program of this package: its tests start `agent`.
+
+use std::process::ExitCode;
+
+use cedos::ProductVerb;
+use clap::Parser;
+
+#[derive(Debug, Parser)]
+struct TestProgram {
+    #[command(subcommand)]
+    verb: ProductVerb,
+}
+
+fn main() -> ExitCode {
+    TestProgram::parse().verb.run()
+}

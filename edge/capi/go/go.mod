@@ -1,3 +1,0 @@
-module github.com/cedos/cedos/edge/capi/go
-
-go 1.21
