@@ -257,8 +257,8 @@ impl DeviceScheduler {
 
     /// Restores the saved history of links, towards this device and from it.
     pub fn restore(&mut self, now: Time, saved: [SavedLinkHistory; 2]) {
-        for (direction, (histories, rates)) in self.directions.iter_mut().zip(saved) {
-            direction.restore(now, histories, rates);
+        for (direction, saved) in self.directions.iter_mut().zip(saved) {
+            direction.restore(now, saved);
         }
     }
 
