@@ -24,6 +24,7 @@
 //! The same code runs in `d2tp-driver` over real sockets and in the simulator over simulated ones.
 
 mod action;
+mod candidate;
 mod facts;
 mod grants;
 mod health;
@@ -33,6 +34,7 @@ mod renewal;
 mod tracked;
 
 pub use action::{ActionScope, LinkAction};
+pub use candidate::link_candidate;
 pub use facts::{AttachedSocket, LinkFacts, LinkUse, SessionPaths};
 pub use grants::{LinkSpend, PaidLinks};
 pub use health::LinkAnswers;

@@ -18,8 +18,11 @@
 //! the list would hold only links that cost, and everything would be paid for at once.
 
 mod budget_shares;
+mod carried_by_link;
 mod client_decision;
 mod direction_scheduler;
+mod duplex_client;
+mod flow_spending;
 mod rate_measurement;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -34,8 +37,11 @@ use crate::{
     SavedHistory, SchedulerMode,
 };
 use budget_shares::BudgetShares;
+pub use carried_by_link::{CarriedByLink, CarryingLink};
 pub use client_decision::{ClientDecision, Grant};
 use direction_scheduler::DirectionScheduler;
+pub use duplex_client::{DuplexClient, DuplexReport};
+pub use flow_spending::{FlowSpending, SpendingChange};
 
 /// Which way bytes go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -161,6 +167,10 @@ pub struct WakingClients {
     pub running: Vec<u64>,
 }
 
+/// A client reports so often while a link that costs is up and its decision may become another one, or
+/// while payload moves.
+pub const REPORT_EVERY: Span = Span::from_secs(1);
+
 /// The saved history of the links in one direction: by link key, and rates by network.
 pub type SavedLinkHistory = (
     BTreeMap<String, SavedHistory>,
@@ -247,8 +257,8 @@ impl DeviceScheduler {
 
     /// Restores the saved history of links, towards this device and from it.
     pub fn restore(&mut self, now: Time, saved: [SavedLinkHistory; 2]) {
-        for (direction, (histories, rates)) in self.directions.iter_mut().zip(saved) {
-            direction.restore(now, histories, rates);
+        for (direction, saved) in self.directions.iter_mut().zip(saved) {
+            direction.restore(now, saved);
         }
     }
 

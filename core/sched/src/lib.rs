@@ -33,8 +33,9 @@ mod wake_plan;
 pub use capacity_forecast::CapacityForecast;
 pub use completion_estimate::CompletionEstimate;
 pub use device_scheduler::{
-    ClientDecision, ClientId, ClientReport, DeviceScheduler, Grant, LinkSurroundings, RadioStatus,
-    SavedLinkHistory, SchedulerKind, TransferDirection, WakingClients,
+    CarriedByLink, CarryingLink, ClientDecision, ClientId, ClientReport, DeviceScheduler,
+    DuplexClient, DuplexReport, FlowSpending, Grant, LinkSurroundings, REPORT_EVERY, RadioStatus,
+    SavedLinkHistory, SchedulerKind, SpendingChange, TransferDirection, WakingClients,
 };
 pub use explanation::FlowExplanation;
 pub use forecast::{

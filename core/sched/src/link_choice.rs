@@ -166,6 +166,16 @@ pub struct FlowDemand {
     pub metered_bytes_left: Option<u64>,
 }
 
+impl FlowDemand {
+    /// Whether what the flow may use depends on time or on what it carried, and not on links alone: then
+    /// it is decided again each second while a link that costs is up.
+    pub fn is_weighed(&self) -> bool {
+        let weighs = matches!(self.policy, CostPolicy::FreeFirst | CostPolicy::Balanced)
+            && self.if_late == DeadlineFallback::Cell;
+        (self.left.is_some() && weighs) || self.metered_bytes_left.is_some()
+    }
+}
+
 /// One usable link.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LinkCandidate {

@@ -10,7 +10,9 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use d2tp_driver::{CarriedByLink, Device, Flow, FlowClientReport, LinkStatus, LinkUse, PathState};
-use d2tp_sched::{ClientDecision, CostPolicy, DeadlineFallback, FlowDemand, Grant};
+use d2tp_sched::{
+    ClientDecision, DeadlineFallback, FlowDemand, FlowSpending, Grant, REPORT_EVERY, SpendingChange,
+};
 use d2tp_time::{Span, Time};
 use tokio::sync::Notify;
 
@@ -25,7 +27,7 @@ use crate::read_ahead::{ReadAhead, ReadAheadDemand};
 use crate::socket_scheduler::{SchedulerClient, SocketScheduler};
 
 /// Between two decisions where time counts.
-const EPOCH: Duration = Duration::from_secs(1);
+const EPOCH: Duration = Duration::from_nanos(REPORT_EVERY.as_nanos());
 
 /// Between two decisions where what is ahead of a program counts.
 pub(crate) const LOOK: Duration = Duration::from_millis(200); // as of others' streams
@@ -223,7 +225,9 @@ async fn decide(
             };
             stuck = is_broke && ways.iter().any(costs);
             watches = wants.is_some_and(|wants| !wants.has_all);
-            lacks = !ways.iter().any(|way| carries(way, purse.pays));
+            lacks = !ways
+                .iter()
+                .any(|way| carries(way, purse.spending.is_allowed()));
             watched.update(now(), moved.down + moved.up, lacks, || {
                 if !ways.iter().any(costs) {
                     return None;
@@ -436,32 +440,24 @@ fn carries(way: &LinkStatus, pays: bool) -> bool {
 
 /// Whether time decides, as links are.
 fn counts(options: &SocketOptions, ways: &[LinkStatus]) -> bool {
-    let weighs = options.deadline.is_some() && is_weighing(options);
-    ways.iter().any(costs) && (weighs || options.budget.is_some())
+    ways.iter().any(costs) && need(options, 0, options.budget).is_weighed()
 }
 
-/// What a flow has spent. The device counts from when it was last allowed to.
+/// What a flow has spent, and since when nothing is left of its budget.
 #[derive(Default)]
 struct BudgetMeter {
-    pays: bool,
-    /// In times before this one.
-    before: u64,
-    now: u64,
-    allowed: Option<Option<u64>>,
+    spending: FlowSpending,
     broke_since: Option<Time>,
 }
 
 impl BudgetMeter {
     fn update(&mut self, device: &Device, flow: &Flow) {
-        if self.pays {
-            self.now = device.paid_bytes(flow);
-        }
+        self.spending.count(device.paid_bytes(flow));
     }
 
     /// What may still be spent.
     fn left(&self, options: &SocketOptions) -> Option<u64> {
-        let spent = self.before + self.now;
-        options.budget.map(|budget| budget.saturating_sub(spent))
+        self.spending.left(options.budget)
     }
 
     /// Whether there is nothing left, and nothing that is free, for so long that it is no hole.
@@ -474,38 +470,24 @@ impl BudgetMeter {
     }
 
     fn allow(&mut self, device: &Device, flow: &Flow, grant: Grant, budget: Option<u64>) {
-        let spent = self.before + self.now;
-        let within = |bytes: u64| {
-            let most = spent.saturating_add(bytes);
-            Some(budget.map_or(most, |budget| budget.min(most)))
-        };
-        let (pays, budget) = match grant {
-            Grant::Spend { up_to: None } => (true, budget),
-            Grant::Spend { up_to: Some(bytes) } | Grant::Probe { bytes } => (true, within(bytes)),
+        let grant = match grant {
             // A path that carries nothing yet is not kept for a socket: its first byte opens one.
-            Grant::None | Grant::Path => (false, budget),
+            Grant::Path => Grant::None,
+            grant => grant,
         };
-        if self.pays && !pays {
+        if grant == Grant::None {
             self.update(device, flow);
-            self.before += std::mem::take(&mut self.now);
         }
-        let budget = budget.map(|budget| budget.saturating_sub(self.before));
-        let told = pays.then_some(budget);
-        if pays != self.pays || told != self.allowed {
-            device.allow_paid(flow, pays, budget);
-            (self.pays, self.allowed) = (pays, told);
+        match self.spending.apply(grant, budget) {
+            Some(SpendingChange::Allow { budget }) => device.allow_paid(flow, true, budget),
+            Some(SpendingChange::Forbid) => device.allow_paid(flow, false, None),
+            None => {}
         }
     }
 }
 
 fn now() -> Time {
     Time::from_nanos(u64::try_from(since_boot().as_nanos()).unwrap_or(u64::MAX))
-}
-
-/// Whether time decides.
-fn is_weighing(options: &SocketOptions) -> bool {
-    matches!(options.policy, CostPolicy::FreeFirst | CostPolicy::Balanced)
-        && options.if_late == DeadlineFallback::Cell
 }
 
 /// What it needs, `moved` bytes after its beginning and with so much left to spend.
@@ -529,6 +511,7 @@ mod tests {
     use super::*;
     use crate::socket_scheduler::OwnScheduler;
     use d2tp_links::CostClass;
+    use d2tp_sched::CostPolicy;
 
     fn way(class: CostClass, usage: LinkUse, rate: u64) -> LinkStatus {
         LinkStatus {
@@ -644,21 +627,5 @@ mod tests {
         assert!(!purse.is_broke(at(6), false), "it works again");
         assert!(!purse.is_broke(at(7), true));
         assert!(purse.is_broke(at(12), true));
-    }
-
-    #[test]
-    fn what_was_spent_before_is_not_to_be_spent_again() {
-        let purse = BudgetMeter {
-            before: 700,
-            now: 200,
-            ..BudgetMeter::default()
-        };
-        let options = |budget| SocketOptions {
-            budget,
-            ..SocketOptions::default()
-        };
-        assert_eq!(purse.left(&options(Some(1000))), Some(100));
-        assert_eq!(purse.left(&options(Some(500))), Some(0));
-        assert_eq!(purse.left(&options(None)), None);
     }
 }

@@ -1,14 +1,17 @@
-//! A flow in a session as a client of the device's scheduler: sockets, and connections of programs.
+//! A flow in a session as a client of the device's scheduler: sockets, and connections of programs. What
+//! it reports and what becomes of that is [`DuplexClient`]'s; here are the lock and the clock.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use d2tp_device::link_candidate;
 use d2tp_sched::{
-    ClientDecision, ClientReport, FlowDemand, Grant, LinkCandidate, TransferDirection,
+    CarryingLink, ClientDecision, ClientId, DuplexClient, DuplexReport, FlowDemand, LinkCandidate,
+    LinkChoice,
 };
 
-use crate::{LinkStatus, LinkUse, PathState, SchedulerHandle, SpendHandle};
+use crate::{LinkStatus, LinkUse, SchedulerHandle};
 
 /// What a flow needs, and what links carried for it.
 #[derive(Debug)]
@@ -28,15 +31,14 @@ pub struct FlowClientReport<'a> {
     pub carried: &'a BTreeMap<String, (u64, u64)>,
 }
 
-/// A flow that carries both ways. Links are not as fast both ways, and most flows carry most one way:
-/// the scheduler has it in the direction that carried more.
+/// A flow that carries both ways. It leaves the scheduler when this is dropped.
 #[derive(Debug)]
 pub struct FlowClient {
     scheduler: Arc<SchedulerHandle>,
-    number: u64,
-    client: Option<(TransferDirection, SpendHandle)>,
-    /// What links had carried for it that way when it joined in that direction.
-    before: BTreeMap<String, u64>,
+    client: DuplexClient,
+    /// Where the flow is in the scheduler, whether it waits, and whether the machine is woken for it, as
+    /// others were told last.
+    announced: Option<(ClientId, bool, bool)>,
 }
 
 impl FlowClient {
@@ -44,9 +46,8 @@ impl FlowClient {
     pub fn new(scheduler: &Arc<SchedulerHandle>) -> FlowClient {
         FlowClient {
             scheduler: scheduler.clone(),
-            number: scheduler.next_flow_number(),
-            client: None,
-            before: BTreeMap::new(),
+            client: DuplexClient::new(scheduler.next_flow_number()),
+            announced: None,
         }
     }
 
@@ -65,57 +66,28 @@ impl FlowClient {
         report: &FlowClientReport<'_>,
         candidates: &[LinkCandidate],
     ) -> ClientDecision {
-        let sums = report.carried.values();
-        let (down, up) = sums.fold((0, 0), |sum, (down, up)| (sum.0 + down, sum.1 + up));
-        let direction = match up > down {
-            true => TransferDirection::Up,
-            false => TransferDirection::Down,
-        };
-        let carried = report.carried.iter().map(|(name, (down, up))| {
-            let bytes = match direction {
-                TransferDirection::Down => down,
-                TransferDirection::Up => up,
-            };
-            (name.clone(), *bytes)
-        });
-        let mut carried: BTreeMap<String, u64> = carried.collect();
-        let known = self.client.take();
-        let client = match known {
-            Some((known, client)) if known == direction => client,
-            other => {
-                if other.is_some() {
-                    self.before.clone_from(&carried);
+        let (decision, id) = self.scheduler.with(|now, scheduler| {
+            for link in report.links {
+                if let Some(path) = &link.path {
+                    scheduler.record_round_trip(&link.name, path.rtt.into());
                 }
-                self.scheduler.join(direction, self.number)
             }
-        };
-        for (name, bytes) in &mut carried {
-            *bytes = bytes.saturating_sub(*self.before.get(name).unwrap_or(&0));
-        }
-        let mut decision = client.decide(&ClientReport {
-            demand: report.demand.clone(),
-            size_bytes: report.size_bytes,
-            priority: 0,
-            candidates,
-            carried: &carried,
-            uses_several_links: true,
-            always_pays: report.buy_bytes.is_some_and(|bytes| bytes > 0),
-            is_interactive: true,
-            keeps_awake: report.keeps_awake,
-        });
-        for link in report.links {
-            if let Some(path) = &link.path {
-                client.record_round_trip(&link.name, path.rtt.into());
-            }
-        }
-        self.client = Some((direction, client));
-        // What is read ahead is paid for by its own rule, and no more than that.
-        if let Some(bytes) = report.buy_bytes {
-            let bytes = bytes.min(decision.limit.unwrap_or(u64::MAX));
-            decision.grant = match bytes {
-                0 => Grant::None,
-                bytes => Grant::Spend { up_to: Some(bytes) },
+            let duplex = DuplexReport {
+                demand: report.demand.clone(),
+                size_bytes: report.size_bytes,
+                buy_bytes: report.buy_bytes,
+                is_interactive: true,
+                keeps_awake: report.keeps_awake,
+                candidates,
+                carried: report.carried,
             };
+            let decision = self.client.decide(now, scheduler, &duplex);
+            (decision, self.client.id())
+        });
+        let waits = matches!(decision.choice, LinkChoice::Wait { .. });
+        let standing = id.map(|id| (id, waits, report.keeps_awake));
+        if std::mem::replace(&mut self.announced, standing) != standing {
+            self.scheduler.announce_change();
         }
         decision
     }
@@ -123,21 +95,32 @@ impl FlowClient {
     /// The time until links that cost would carry the flow, if links stayed as they are; none if they
     /// never would.
     pub fn pays_after(&self) -> Option<Duration> {
-        self.client.as_ref()?.1.pays_after()
+        let client = &self.client;
+        (self.scheduler).with(|now, scheduler| client.pays_after(now, scheduler))
+    }
+}
+
+impl Drop for FlowClient {
+    fn drop(&mut self) {
+        let client = &mut self.client;
+        self.scheduler.with(|_, scheduler| client.leave(scheduler));
+        self.scheduler.announce_change();
+    }
+}
+
+impl CarryingLink for LinkStatus {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn payload(&self) -> (u64, u64) {
+        self.payload
     }
 }
 
 impl From<&LinkStatus> for LinkCandidate {
     fn from(link: &LinkStatus) -> LinkCandidate {
-        let path = link.path.as_ref().map(|path| path.state);
-        LinkCandidate {
-            name: link.name.clone(),
-            class: link.class.into(),
-            rate_bytes_per_s: link.rate.map(|rate| rate as f64),
-            metric: u32::MAX,
-            // One without a path is not tried yet, or is one that costs.
-            stalled: path == Some(PathState::Silent),
-            in_use: path == Some(PathState::Active),
-        }
+        let class = link.class.into();
+        link_candidate(&link.name, class, link.rate, link.path.as_ref())
     }
 }

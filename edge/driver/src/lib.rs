@@ -16,7 +16,6 @@
 
 mod address;
 mod attach;
-mod carried_by_link;
 mod clock;
 mod datagrams;
 mod device;
@@ -44,8 +43,8 @@ mod wake_detector;
 
 pub use address::{AddressError, ServerAddress};
 pub use attach::{Attach, Attachment, KernelLinks};
-pub use carried_by_link::CarriedByLink;
 pub use clock::boot;
+pub use d2tp_sched::CarriedByLink;
 pub use d2tp_session::{
     AckOffload, Admission, CONTEXTS, CONTEXTS_OF_COPIES, CipherSuite, CongestionKind,
     DATAGRAMS_MAX, DatagramStats, DrwaLambda, EndpointConfig, FirstHopStatus, FlowEnd, LinkId,

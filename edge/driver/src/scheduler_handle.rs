@@ -15,7 +15,7 @@ use d2tp_sched::{
     LinkChoice, LinkSurroundings, RadioStatus, SavedLinkHistory, SchedulerKind, TransferDirection,
     WakingClients,
 };
-use d2tp_session::Span;
+use d2tp_session::{Span, Time};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
@@ -62,6 +62,11 @@ impl SchedulerHandle {
             waited: AtomicBool::new(false),
             wakes: AtomicBool::new(false),
         }
+    }
+
+    /// Gives the scheduler an input, with the time.
+    pub(crate) fn with<R>(&self, input: impl FnOnce(Time, &mut DeviceScheduler) -> R) -> R {
+        input(now(), &mut self.scheduler.lock())
     }
 
     /// A number for a flow, which no transfer has.
@@ -162,7 +167,7 @@ impl SchedulerHandle {
         self.changed.subscribe()
     }
 
-    fn announce_change(&self) {
+    pub(crate) fn announce_change(&self) {
         self.changed.send_modify(|count| *count += 1);
     }
 }

@@ -7,8 +7,9 @@
 //!              └────── restarts from the journal ◀── crashed
 //! ```
 //!
-//! Which links are used is decided by `policy`; what follows from it for sockets, paths and grants by
-//! `d2tp-device`, the code that ships. `conductor` stands between the two.
+//! What flows may use is decided by the device's scheduler, whose clients they are (`flow_clients`); what
+//! follows from it for sockets, paths and grants by `d2tp-device`. Both are the code that ships; `conductor`
+//! gives them their inputs and carries out their actions.
 
 use std::collections::BTreeMap;
 
@@ -22,11 +23,11 @@ use d2tp_session::{
 
 use crate::account::Account;
 use crate::fault::SimFault;
+use crate::flow_clients::FlowClients;
 use crate::host::{Back, SimHost};
 use crate::identity::Identity;
 use crate::journal::{Commit, aged};
 use crate::log::{self, Log};
-use crate::meter::RateMeter;
 use crate::network::{Delivery, SimNetwork};
 use crate::strategy::Strategy;
 use crate::transfer::{Progress, SimTransfer};
@@ -63,7 +64,6 @@ pub(crate) struct SimDevice {
     pub(crate) names: Vec<String>,
     pub(crate) transfers: Vec<SimTransfer>,
     pub(crate) accounts: Vec<Account>,
-    pub(crate) meters: Vec<RateMeter>,
     by_id: BTreeMap<FlowId, usize>,
     epochs_next: u32,
     /// When the conductor wants to look again.
@@ -81,8 +81,8 @@ pub(crate) struct SimDevice {
     /// The newest socket of each link, while it is open.
     pub(crate) sockets: Vec<Option<LinkId>>,
     sockets_made: u32,
-    /// Flows that may pay, with their budgets from when they first might.
-    pub(crate) budgets: BTreeMap<FlowId, Option<u64>>,
+    /// The flows as clients of the scheduler.
+    pub(crate) clients: FlowClients,
     /// Packets moved since time passed for the links, and when it did.
     pub(crate) stirred: bool,
     pub(crate) ticked_at: Time,
@@ -123,7 +123,6 @@ impl SimDevice {
                 .map(|(n, spec)| SimTransfer::new(spec, seed(n)))
                 .collect(),
             accounts: vec![Account::new(links); scenario.flows.len()],
-            meters: vec![RateMeter::default(); links],
             by_id: BTreeMap::new(),
             epochs_next: 1,
             look_at: Time::NEVER,
@@ -134,7 +133,7 @@ impl SimDevice {
             told: Vec::new(),
             sockets: vec![None; links],
             sockets_made: 0,
-            budgets: BTreeMap::new(),
+            clients: FlowClients::new(std::iter::empty()),
             stirred: false,
             ticked_at: Time::ZERO,
             strategy: None,
@@ -157,6 +156,7 @@ impl SimDevice {
         self.session = Some(id);
         self.host.idle_since = Some(now);
         self.links.on_session_began(core_now);
+        self.clients.on_session_began();
     }
 
     /// A process that knows nothing of its links.
@@ -167,7 +167,15 @@ impl SimDevice {
         });
         self.told.clear();
         self.sockets.fill(None);
-        self.budgets.clear();
+        let paid = |account: &Account| {
+            let links = self.classes.iter().enumerate();
+            let paid = links.filter(|(_, class)| **class != Class::Free);
+            paid.map(|(link, _)| account.of_link(link)).sum()
+        };
+        self.clients = FlowClients::new(self.accounts.iter().map(paid));
+        for transfer in &mut self.transfers {
+            transfer.source.held = false;
+        }
         self.asked.fill(None);
     }
 
@@ -292,7 +300,6 @@ impl SimDevice {
 
     /// The link's attachment is another one from now on, or none; the conductor is to look.
     pub(crate) fn on_link_down(&mut self, link: usize) {
-        self.meters[link] = RateMeter::default();
         self.attachments[link] += 1;
     }
 
@@ -371,7 +378,6 @@ impl SimDevice {
         }
         self.asleep = record;
         self.index();
-        self.meters.fill(RateMeter::default());
         self.forget_links();
         if self.asleep.is_none() {
             // Its flows were in a session that nobody remembers.
@@ -427,6 +433,7 @@ impl SimDevice {
         self.host.idle_since = Some(now);
         self.host.dirty = true;
         self.links.on_session_began(core_now);
+        self.clients.on_session_began();
         self.look_at = now;
         Ok(())
     }
@@ -511,7 +518,6 @@ impl SimDevice {
         self.attend(now, log)?;
         if payload > 0 {
             self.show(now);
-            self.meters[link].on_payload(payload);
         }
         Ok(payload > 0)
     }
@@ -519,21 +525,19 @@ impl SimDevice {
     /// Payload reached the proxy over this link.
     pub(crate) fn on_uploaded(&mut self, now: Time, link: usize, arrived: &[FlowArrival]) {
         for piece in arrived {
-            let content = self.account(now, link, Direction::Up, piece);
-            self.meters[link].on_payload(content);
+            self.account(now, link, Direction::Up, piece);
         }
     }
 
-    /// Books a piece of a flow; how much of it was content.
-    fn account(&mut self, now: Time, link: usize, way: Direction, piece: &FlowArrival) -> u64 {
+    /// Books a piece of a flow.
+    fn account(&mut self, now: Time, link: usize, way: Direction, piece: &FlowArrival) {
         let Some(number) = self.by_id.get(&piece.flow).copied() else {
-            return 0;
+            return;
         };
         // An answer to an upload is not content, nor is a request.
-        if self.specs[number].direction != way {
-            return 0;
+        if self.specs[number].direction == way {
+            self.accounts[number].on_arrived(now, link, way, piece);
         }
-        self.accounts[number].on_arrived(now, link, way, piece)
     }
 
     /// Lets the applications act on what the core tells them.
@@ -597,7 +601,12 @@ impl SimDevice {
         }
     }
 
-    fn use_flow(&mut self, now: Time, session: SessionId, id: FlowId) -> Result<(), SimFault> {
+    pub(crate) fn use_flow(
+        &mut self,
+        now: Time,
+        session: SessionId,
+        id: FlowId,
+    ) -> Result<(), SimFault> {
         let Some(number) = self.by_id.get(&id).copied() else {
             return Ok(());
         };

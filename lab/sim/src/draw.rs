@@ -169,7 +169,9 @@ impl Draw {
                 writeln!(out, "deadline_s = {by}\npolicy = \"free-first\"")?;
             }
             Some(by) => writeln!(out, "deadline_s = {by}\npolicy = \"any\"")?,
-            None => writeln!(out, "policy = \"any\"")?,
+            // What must complete uses the link that heals, whatever else is up: `any` would stay on a free
+            // link that carries next to nothing.
+            None => writeln!(out, "policy = \"fast\"")?,
         }
         Ok(by.is_none())
     }

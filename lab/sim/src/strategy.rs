@@ -16,7 +16,6 @@ use d2tp_device::LinkUse;
 use d2tp_sched::energy_policy::{self, EnergyPolicy, RadioPowerModel};
 use d2tp_session::{PathState, PathStatus, Session};
 
-use crate::conductor::LinkPlan;
 use crate::device::{SimDevice, link_of};
 use crate::network::SimNetwork;
 
@@ -186,20 +185,16 @@ impl SimDevice {
     }
 
     /// A link that was not picked is left as soon as another carries, so that something always moves.
-    pub(crate) fn leave(&self, link: usize, picked: &[bool], in_use: bool) -> LinkPlan {
+    pub(crate) fn leave(&self, link: usize, picked: &[bool], in_use: bool) -> LinkUse {
         let paths = self.core().map(Session::path_stats).unwrap_or_default();
         let carries = paths.iter().any(|path| {
             let open = (path.state, path.status) == (PathState::Active, PathStatus::Available);
             picked[link_of(path.addresses.link)] && open
         });
-        let usage = match (in_use && !carries, self.classes[link]) {
+        match (in_use && !carries, self.classes[link]) {
             (false, _) => LinkUse::Off,
             (true, Class::Free) => LinkUse::Free,
             (true, _) => LinkUse::Paid,
-        };
-        LinkPlan {
-            usage,
-            pays: Vec::new(),
         }
     }
 }

@@ -65,6 +65,8 @@ pub(crate) struct Source {
     pub cursor: Option<u64>,
     /// The end is to be held back.
     pub open_ended: bool,
+    /// Others go first: nothing is given.
+    pub held: bool,
     finished: bool,
 }
 
@@ -77,6 +79,7 @@ impl Source {
             size,
             cursor: Some(0),
             open_ended: false,
+            held: false,
             finished: false,
         }
     }
@@ -99,7 +102,8 @@ impl Source {
 
     /// Gives the session as much as it takes, and the end.
     pub(crate) fn give(&mut self, session: &mut Session, id: FlowId) {
-        let Some(mut cursor) = self.cursor.filter(|_| !self.finished) else {
+        let waits = self.held || self.finished;
+        let Some(mut cursor) = self.cursor.filter(|_| !waits) else {
             return;
         };
         while cursor < self.total() {

@@ -10,17 +10,18 @@
 //! The thresholds and the decision are `d2tp_sched`'s; here is only what a player does.
 
 use cedos_lab_link::{Span, Time};
-use cedos_lab_scenario::Class;
-use d2tp_sched::{BufferedStream, RefillThresholds, StreamBuffer, SwitchDelay};
-use d2tp_session::{PathState, ReasonCode};
+use d2tp_sched::{
+    BufferedStream, FlowDemand, LinkCandidate, LinkClass, RefillThresholds, StreamBuffer,
+    SwitchDelay,
+};
 
-use crate::device::{SimDevice, link_of};
-use crate::policy::{GRANT_BYTES_MIN, RATE_FIRST_BYTES, SimDecision};
+use crate::device::SimDevice;
 
 /// A player shows nothing before it has this much. // a guess: what players buffer at the least
 const START: Span = Span::from_secs(1);
-/// A link that costs and is not paid for any more is left when what was under way has arrived. // a guess
-const PARK_AFTER: Span = Span::from_secs(1);
+/// The path over a link that costs and is not paid for any more is left when what was under way has
+/// arrived.
+pub(crate) const READY_FOR: Span = Span::from_secs(1); // a guess
 /// How often the level is written down.
 const LEVEL_EVERY: Span = Span::from_secs(1);
 
@@ -69,8 +70,6 @@ pub(crate) struct SimViewer {
     at: Time,
     shows: Shows,
     level_at: Time,
-    /// Since when links that cost are not paid for.
-    saves_since: Option<Time>,
     pub(crate) watched: ViewingReport,
 }
 
@@ -85,7 +84,6 @@ impl SimViewer {
             at: Time::ZERO,
             shows: Shows::NotYet,
             level_at: Time::ZERO,
-            saves_since: None,
             watched: ViewingReport::default(),
         }
     }
@@ -140,19 +138,43 @@ impl SimViewer {
         }
     }
 
-    /// How many bytes may be paid for now; `free_rate`: what free links that answer carry.
-    fn pays(&mut self, free_rate: Option<f64>) -> Option<u64> {
-        let ahead_bytes = self.received - self.shown as u64;
+    /// What is wanted of links now, and how many bytes may be paid for. `own`: what the flow needs when
+    /// nobody watches.
+    pub(crate) fn demand(
+        &mut self,
+        own: &FlowDemand,
+        links: &[LinkCandidate],
+    ) -> (FlowDemand, u64) {
         let need = self.buffer.need(&BufferedStream {
             bytes_per_s: self.watching.bytes_per_s,
-            ahead_bytes,
+            ahead_bytes: self.received - self.shown as u64,
             to_come_bytes: Some(self.size - self.received),
             quota_bytes: u64::MAX,
-            free_bytes_per_s: free_rate,
+            free_bytes_per_s: free_rate(links),
         });
-        let wanted = need?.remaining_bytes?;
-        self.buffer.is_filling().then_some(wanted)
+        let Some(need) = need else {
+            return (own.clone(), 0);
+        };
+        let wanted = need.remaining_bytes.filter(|_| self.buffer.is_filling());
+        let demand = FlowDemand {
+            policy: own.policy,
+            metered_bytes_left: own.metered_bytes_left,
+            ..need
+        };
+        (demand, wanted.unwrap_or(0))
     }
+}
+
+/// What free links that are not silent carry: one that was never measured gets its chance, the buffer
+/// bridges it.
+fn free_rate(links: &[LinkCandidate]) -> Option<f64> {
+    let free = |link: &&LinkCandidate| link.class == LinkClass::Free && link.in_use;
+    let rates: Vec<f64> = links
+        .iter()
+        .filter(free)
+        .map(|link| link.rate_bytes_per_s.unwrap_or(f64::MAX / 16.0))
+        .collect();
+    (!rates.is_empty()).then(|| rates.iter().sum())
 }
 
 impl SimDevice {
@@ -168,63 +190,12 @@ impl SimDevice {
             viewer.advance(now, self.transfers[0].sink.content_bytes());
         }
     }
-
-    /// What free links whose paths answer carry: one that was never measured gets its chance, the buffer
-    /// bridges it.
-    fn free_rate(&self) -> Option<f64> {
-        let paths = self.core()?.path_stats();
-        let answers = |link: usize| {
-            let on = |path: &&d2tp_session::PathStats| link_of(path.addresses.link) == link;
-            let mut on = paths.iter().filter(on);
-            on.any(|path| path.state == PathState::Active)
-        };
-        let free = (0..self.classes.len()).filter(|l| self.classes[*l] == Class::Free);
-        let rates: Vec<f64> = free
-            .filter(|link| answers(*link))
-            .map(|link| {
-                self.meters[link]
-                    .rate()
-                    .map_or(f64::MAX / 16.0, |r| r as f64)
-            })
-            .collect();
-        (!rates.is_empty()).then(|| rates.iter().sum())
-    }
-
-    /// Whether a link that costs has not been paid for so long that it is left: a path that sleeps for an hour
-    /// would have to be asked first.
-    pub(crate) fn is_parked(&mut self, now: Time, pays: bool) -> bool {
-        let Some(viewer) = &mut self.viewer else {
-            return false;
-        };
-        if pays {
-            viewer.saves_since = None;
-            return false;
-        }
-        let since = *viewer.saves_since.get_or_insert(now);
-        now >= since + PARK_AFTER
-    }
-
-    /// What the viewer says of a link that costs, if there is a viewer.
-    pub(crate) fn viewed(&mut self, link: usize, again: Span) -> Option<SimDecision> {
-        let free_rate = self.free_rate();
-        let rate = self.meters[link].rate().unwrap_or(RATE_FIRST_BYTES);
-        let viewer = self.viewer.as_mut()?;
-        Some(match viewer.pays(free_rate) {
-            Some(wanted) => SimDecision::Use {
-                // A link that was short of grants, not of rate, measures little.
-                grant: rate.max(RATE_FIRST_BYTES).min(wanted).max(GRANT_BYTES_MIN),
-            },
-            None => SimDecision::Hold {
-                reason: ReasonCode::PathCost,
-                again: Some(again),
-            },
-        })
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use d2tp_sched::{CostPolicy, DeadlineFallback};
     use std::time::Duration;
 
     fn viewer() -> SimViewer {
@@ -266,15 +237,31 @@ mod tests {
 
     #[test]
     fn it_pays_at_low_until_high_unless_a_free_link_keeps_up() {
+        let own = FlowDemand {
+            remaining_bytes: Some(10_000),
+            left: None,
+            policy: CostPolicy::FreeFirst,
+            if_late: DeadlineFallback::Cell,
+            metered_bytes_left: None,
+        };
+        let wifi = |rate: f64| LinkCandidate {
+            name: "wlan0".into(),
+            class: LinkClass::Free,
+            rate_bytes_per_s: Some(rate),
+            metric: 0,
+            stalled: false,
+            in_use: true,
+        };
         let mut viewer = viewer();
-        assert_eq!(viewer.pays(None), Some(5_000));
+        let pays = |viewer: &mut SimViewer, links: &[LinkCandidate]| viewer.demand(&own, links).1;
+        assert_eq!(pays(&mut viewer, &[]), 5_000);
         viewer.advance(s(1.0), 4_000);
-        assert_eq!(viewer.pays(None), Some(1_000));
-        assert_eq!(viewer.pays(Some(2_000.0)), None);
-        assert_eq!(viewer.pays(None), None);
+        assert_eq!(pays(&mut viewer, &[]), 1_000);
+        assert_eq!(pays(&mut viewer, &[wifi(2_000.0)]), 0);
+        assert_eq!(pays(&mut viewer, &[]), 0);
         viewer.advance(s(3.5), 4_000);
         assert!(
-            viewer.pays(Some(500.0)).is_some(),
+            pays(&mut viewer, &[wifi(500.0)]) > 0,
             "too weak counts as absent"
         );
     }

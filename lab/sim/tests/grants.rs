@@ -1,12 +1,15 @@
-//! Grants of the simulator's device: what they let through on a link that costs.
+//! Grants of the device's scheduler in the simulator: what they let through on a link that costs.
 
-use cedos_lab_scenario::Scenario;
+use cedos_lab_scenario::{RunReport, Scenario};
 use cedos_lab_sim::run;
 
-fn finished_s(text: &str) -> Option<f64> {
+fn report(text: &str) -> RunReport {
     let scenario = Scenario::parse("grants", text, &mut |_| unreachable!()).unwrap();
-    let report = run(&scenario, None).unwrap().report;
-    report.flows.last().unwrap().finished_s
+    run(&scenario, None).unwrap().report
+}
+
+fn finished_s(text: &str) -> Option<f64> {
+    report(text).flows.last().unwrap().finished_s
 }
 
 #[test]
@@ -30,4 +33,49 @@ fn a_link_that_cost_nothing_for_half_an_hour_carries_as_soon_as_it_is_needed() {
                 [[flow]]\nbytes = 1000000\npolicy = \"any\"\n\
                 [[flow]]\nbytes = 60000000\npolicy = \"free-first\"\ndeadline_s = 1900\n";
     assert!(finished_s(idle).is_some_and(|at| at < 1_900.0));
+}
+
+#[test]
+fn a_flow_with_time_in_hand_waits_for_a_free_link_and_only_measures_the_other() {
+    let patient = "duration_s = 4000\n\
+                   [[link]]\nname = \"wlan0\"\nup = false\ndown_mbps = 8\nup_mbps = 4\n\
+                   [[link.at]]\nt_s = 600\nup = true\n\
+                   [[link]]\nname = \"wwan0\"\nclass = \"metered\"\ndown_mbps = 8\nup_mbps = 4\nrtt_ms = 60\n\
+                   [[flow]]\nbytes = 10000000\ndeadline_s = 3600\n";
+    let flow = report(patient).flows.remove(0);
+    assert!(flow.finished_s.is_some_and(|at| at > 600.0), "{flow:?}");
+    let paid = flow.bytes_by_link.get("wwan0").copied().unwrap_or(0);
+    // One probe of 100 kB, before anything is promised of the link.
+    assert!((1..=100_000).contains(&paid), "{paid}");
+}
+
+#[test]
+fn what_links_that_cost_carry_is_within_a_flows_budget_through_outages_and_a_crash() {
+    let broke = "duration_s = 600\nhibernate_after_s = 2\n\
+                 [[link]]\nname = \"wlan0\"\nup = false\ndown_mbps = 8\nup_mbps = 4\n\
+                 [[link.at]]\nt_s = 60\nup = true\n\
+                 [[link]]\nname = \"wwan0\"\nclass = \"metered\"\ndown_mbps = 8\nup_mbps = 4\nrtt_ms = 60\n\
+                 [[link.repeat]]\nevery_s = 7\nfor_s = 5\nup = false\nuntil_s = 40\n\
+                 [[crash]]\nwho = \"device\"\nt_s = 9\nfor_s = 2\n\
+                 [[flow]]\nbytes = 20000000\npolicy = \"fast\"\nmetered_bytes_max = 3000000\n";
+    let flow = report(broke).flows.remove(0);
+    assert!(flow.finished_s.is_some_and(|at| at > 60.0), "{flow:?}");
+    let paid = flow.bytes_by_link["wwan0"];
+    assert!((2_500_000..=3_000_000).contains(&paid), "{paid}");
+}
+
+#[test]
+fn where_time_is_short_the_earlier_deadline_goes_first_either_way() {
+    for direction in ["down", "up"] {
+        let flow = |deadline_s: u32| {
+            format!(
+                "[[flow]]\nbytes = 8000000\ndirection = \"{direction}\"\ndeadline_s = {deadline_s}\n"
+            )
+        };
+        let link = "[[link]]\nname = \"wlan0\"\ndown_mbps = 8.8\nup_mbps = 8.8\nrtt_ms = 20\n";
+        // Side by side both would take 16 s.
+        let text = format!("duration_s = 60\n{link}{}{}", flow(25), flow(12));
+        let flows = report(&text).flows;
+        assert!(flows.iter().all(|flow| flow.deadline_met), "{flows:?}");
+    }
 }

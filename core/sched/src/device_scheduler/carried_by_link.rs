@@ -2,7 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use crate::LinkStatus;
+/// A link of a session, as far as the session counts what the link carried.
+pub trait CarryingLink {
+    /// The device's name of the link.
+    fn name(&self) -> &str;
+    /// Payload bytes that the link carried for the session, towards this device and from it.
+    fn payload(&self) -> (u64, u64);
+}
 
 /// Assigns a flow's bytes to the links of its session: a session counts what each link carried, not for
 /// whom, so a flow's bytes are taken to have come over the links in the shares that all bytes did.
@@ -18,16 +24,13 @@ pub struct CarriedByLink {
 impl CarriedByLink {
     /// Assigns what moved since the last call. `moved`: the flow's bytes so far, towards this device and
     /// from it; `links`: what the session's links have carried.
-    pub fn assign(&mut self, moved: (u64, u64), links: &[LinkStatus]) {
+    pub fn assign(&mut self, moved: (u64, u64), links: &[impl CarryingLink]) {
         let since: Vec<(u64, u64)> = links
             .iter()
             .map(|link| {
-                let known = self.before.get(&link.name).copied();
-                let (down, up) = known.unwrap_or(link.payload);
-                (
-                    link.payload.0.saturating_sub(down),
-                    link.payload.1.saturating_sub(up),
-                )
+                let payload = link.payload();
+                let (down, up) = self.before.get(link.name()).copied().unwrap_or(payload);
+                (payload.0.saturating_sub(down), payload.1.saturating_sub(up))
             })
             .collect();
         let share = |mine: u64, all: u64, link: u64| {
@@ -40,10 +43,10 @@ impl CarriedByLink {
         let mine_down = moved.0.saturating_sub(self.assigned.0);
         let mine_up = moved.1.saturating_sub(self.assigned.1);
         for (link, (down, up)) in links.iter().zip(&since) {
-            let carried = self.carried.entry(link.name.clone()).or_default();
+            let carried = self.carried.entry(link.name().to_owned()).or_default();
             carried.0 += share(mine_down, all_down, *down);
             carried.1 += share(mine_up, all_up, *up);
-            self.before.insert(link.name.clone(), link.payload);
+            self.before.insert(link.name().to_owned(), link.payload());
         }
         // What no link has been seen to carry yet will be found on one.
         if all_down > 0 {
@@ -67,22 +70,22 @@ impl CarriedByLink {
 
 #[cfg(test)]
 mod tests {
-    use d2tp_links::CostClass;
-
     use super::*;
-    use crate::{LinkAnswers, LinkUse};
 
-    fn link(name: &str, payload: (u64, u64)) -> LinkStatus {
-        LinkStatus {
-            name: name.into(),
-            class: CostClass::Free,
-            usage: LinkUse::Free,
-            payload,
-            busy: Default::default(),
-            rate: None,
-            answers: LinkAnswers::Answering,
-            path: None,
+    struct Counted(&'static str, (u64, u64));
+
+    impl CarryingLink for Counted {
+        fn name(&self) -> &str {
+            self.0
         }
+
+        fn payload(&self) -> (u64, u64) {
+            self.1
+        }
+    }
+
+    fn link(name: &'static str, payload: (u64, u64)) -> Counted {
+        Counted(name, payload)
     }
 
     #[test]

@@ -1,0 +1,79 @@
+//! One client of a direction: what it last reported, and what it was told.
+
+use std::collections::BTreeMap;
+
+use d2tp_time::{Span, Time};
+
+use super::super::rate_measurement::RateMeasurement;
+use crate::ScheduledFlow;
+
+/// What one client last reported, and what it was told.
+#[derive(Debug)]
+pub(super) struct ClientState {
+    /// The number that others know the client by.
+    pub(super) transfer: u64,
+    pub(super) flow: Option<ScheduledFlow>,
+    /// The links it could use, and whether they carry as far as it knows.
+    pub(super) ways: Vec<(String, bool)>,
+    pub(super) carried: BTreeMap<String, u64>,
+    /// For how long links have carried it, as far as it says; and as far as that is taken down.
+    pub(super) busy: BTreeMap<String, (Span, Span)>,
+    /// What links carried of it that no rate was measured by yet; of an interactive client.
+    pub(super) measurements: BTreeMap<String, RateMeasurement>,
+    pub(super) is_interactive: bool,
+    pub(super) moved_at: Time,
+    /// Nobody is before it since then.
+    pub(super) goes_since: Option<Time>,
+    /// What it was told last.
+    pub(super) told: Option<ClientPhase>,
+    /// The machine is woken and kept awake for it.
+    pub(super) wakes: bool,
+}
+
+/// What a client does by what it was told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ClientPhase {
+    Runs,
+    /// The client waits for a link.
+    Waits,
+    /// The client waits for another one.
+    Behind,
+}
+
+impl ClientState {
+    /// A client that has not reported yet.
+    pub(super) fn new(now: Time, transfer: u64) -> ClientState {
+        ClientState {
+            transfer,
+            flow: None,
+            ways: Vec::new(),
+            carried: BTreeMap::new(),
+            busy: BTreeMap::new(),
+            measurements: BTreeMap::new(),
+            is_interactive: false,
+            moved_at: now,
+            goes_since: None,
+            told: None,
+            wakes: false,
+        }
+    }
+
+    /// For how long a link carried the client since that was last taken down; none if nobody says.
+    pub(super) fn take_busy(&mut self, link: &str) -> Option<Span> {
+        let (said, taken) = self.busy.get_mut(link)?;
+        // Another session counts anew.
+        let more = if *said < *taken {
+            *said
+        } else {
+            said.saturating_sub(*taken)
+        };
+        *taken = *said;
+        Some(more)
+    }
+}
+
+/// The numbers of the clients that have reported a need, in the order of the scheduler's list.
+pub(super) fn told(clients: &BTreeMap<u64, ClientState>) -> impl Iterator<Item = u64> {
+    let told = clients.iter().filter(|(_, client)| client.flow.is_some());
+    told.map(|(number, _)| *number)
+}

@@ -1,0 +1,364 @@
+//! The links of a direction: their histories in the scheduler, the networks behind them, what they carried.
+//!
+//! ```text
+//!  names      None    wlan0    wwan0        None: the free link that is hoped for
+//!  scheduler   ·        ·        ·          a history each, in the same order
+//!  pending     ·        ·        ·          carried since the last epoch
+//! ```
+
+use std::collections::BTreeMap;
+
+use d2tp_time::{Span, Time};
+
+use super::super::rate_measurement::MEASURED_BYTES_MIN;
+use super::super::{LinkSurroundings, RadioStatus};
+use super::client_state::ClientState;
+use crate::{
+    ForecastHint, LinkCandidate, LinkClass, LinkHistory, LinkObservation, NetworkRates,
+    SavedHistory, Scheduler, SchedulerMode,
+};
+
+/// What links carried is taken down after so long: a shorter time says little of a rate.
+pub(super) const COUNTED_AFTER: Span = Span::from_millis(900); // a little less than an epoch
+
+/// What came in less time came in this: the time is told in steps of it.
+const BUSY_MIN: Span = Span::from_millis(100); // the driver's tick
+
+/// Networks whose rates are remembered; the one met longest ago is forgotten for another.
+const NETWORKS_MAX: usize = 256;
+
+/// Where the past of a radio is that no device of this start has shown yet.
+const HOPED_FOR: &str = "Wi-Fi";
+
+/// What a link carried, and for how long; longer than all of the time where several shared it.
+#[derive(Debug, Clone, Copy, Default)]
+struct PendingTraffic {
+    bytes: u64,
+    busy: Span,
+    /// The longest of the measurements that are part of it.
+    longest: Span,
+}
+
+/// The links of one direction.
+#[derive(Debug)]
+pub(super) struct LinkTable {
+    pub(super) scheduler: Scheduler,
+    /// The names of the scheduler's links; one that is hoped for has none.
+    pub(super) names: Vec<Option<String>>,
+    /// The network behind each, where that was told.
+    networks: Vec<Option<String>>,
+    around: LinkSurroundings,
+    /// What is known of radios that no device has shown yet.
+    pasts: BTreeMap<String, SavedHistory>,
+    /// How fast networks were that no link is on now, and which was met when.
+    rates: BTreeMap<String, (u64, NetworkRates)>,
+    met: u64,
+    /// Carried since that was last taken down.
+    pending: Vec<PendingTraffic>,
+    up: Vec<bool>,
+    counted_at: Option<Time>,
+}
+
+impl LinkTable {
+    /// The links of a device that has shown none yet: a free one is hoped for.
+    pub(super) fn new(mode: SchedulerMode) -> LinkTable {
+        LinkTable {
+            scheduler: Scheduler::new(mode, [LinkClass::Free]),
+            names: vec![None],
+            networks: vec![None],
+            around: LinkSurroundings::default(),
+            pasts: BTreeMap::new(),
+            rates: BTreeMap::new(),
+            met: 0,
+            pending: vec![PendingTraffic::default()],
+            up: vec![false],
+            counted_at: None,
+        }
+    }
+
+    /// Takes in what is around: devices that are there whether a transfer asks or not, and the networks
+    /// behind them.
+    pub(super) fn set_surroundings(&mut self, now: Time, around: &LinkSurroundings) {
+        self.around = around.clone();
+        for radio in &around.radios {
+            self.know(now, &radio.device, radio.class);
+        }
+    }
+
+    /// What is known of radios from before.
+    pub(super) fn restore(
+        &mut self,
+        now: Time,
+        pasts: BTreeMap<String, SavedHistory>,
+        rates: BTreeMap<String, NetworkRates>,
+    ) {
+        self.pasts = pasts;
+        for (network, rates) in rates.into_iter().take(NETWORKS_MAX) {
+            self.met += 1;
+            self.rates.insert(network, (self.met, rates));
+        }
+        if let Some(past) = self.pasts.get(HOPED_FOR) {
+            let history = LinkHistory::recall(now, LinkClass::Free, past);
+            self.scheduler.restore_history(0, history);
+        }
+    }
+
+    /// What is to be kept of radios and networks.
+    pub(super) fn saved(
+        &self,
+        now: Time,
+    ) -> (
+        BTreeMap<String, SavedHistory>,
+        BTreeMap<String, NetworkRates>,
+    ) {
+        let mut pasts = self.pasts.clone();
+        let mut rates: BTreeMap<String, NetworkRates> = self
+            .rates
+            .iter()
+            .map(|(name, (_, rates))| (name.clone(), *rates))
+            .collect();
+        let links = self.names.iter().zip(self.scheduler.links());
+        for ((name, link), network) in links.zip(&self.networks) {
+            let Some(name) = name.as_ref().filter(|name| !is_here(name)) else {
+                continue;
+            };
+            pasts.insert(self.around.slot(name), link.saved(now));
+            if let Some(network) = network.clone().filter(|_| link.confidence() > 0.0) {
+                rates.insert(network, link.rates());
+            }
+        }
+        (pasts, rates)
+    }
+
+    /// What a forecast says of a radio, here and now.
+    pub(super) fn set_hint(&mut self, slot: &str, hint: &ForecastHint) {
+        for link in 0..self.names.len() {
+            let known = match &self.names[link] {
+                Some(name) => self.around.slot(name),
+                None => HOPED_FOR.to_owned(),
+            };
+            if known == slot {
+                self.scheduler.set_hint(link, hint.clone());
+            }
+        }
+    }
+
+    /// What is known of radios now.
+    pub(super) fn radios(&self) -> Vec<RadioStatus> {
+        let links = self.names.iter().zip(self.scheduler.links());
+        let radio = |(name, link): (&Option<String>, &LinkHistory)| {
+            let name = name.as_ref().filter(|name| !is_here(name))?;
+            Some(RadioStatus {
+                device: name.clone(),
+                slot: self.around.slot(name),
+                class: link.class(),
+                carries: link.carries(),
+                rate: (link.confidence() > 0.0).then(|| link.long_term_rate()),
+            })
+        };
+        links.filter_map(radio).collect()
+    }
+
+    /// The chance that a free link comes back within a span.
+    pub(super) fn free_link_chance(&self, now: Time, span: Span) -> f64 {
+        let away = self.scheduler.links().iter();
+        let away = away.filter(|link| link.class() == LinkClass::Free && !link.carries());
+        let none = away.map(|link| 1.0 - link.returns_within(now, span));
+        1.0 - none.product::<f64>()
+    }
+
+    pub(super) fn link_rate(&self, name: &str) -> Option<(f64, bool)> {
+        let place = self.names.iter().position(|n| n.as_deref() == Some(name))?;
+        let link = &self.scheduler.links()[place];
+        (link.confidence() > 0.0).then(|| (link.long_term_rate(), link.carries()))
+    }
+
+    /// The links by the names that people are shown.
+    pub(super) fn shown(&self) -> Vec<&str> {
+        let hoped_for = "a free network";
+        let names = self.names.iter().map(Option::as_deref);
+        names.map(|name| name.unwrap_or(hoped_for)).collect()
+    }
+
+    /// Whether the network of a device carried what its cap allows.
+    pub(super) fn is_capped(&self, device: &str) -> bool {
+        self.around.capped.contains(device)
+    }
+
+    /// Adds what a link carried, and for how long.
+    pub(super) fn add_carried(&mut self, name: &str, bytes: u64, busy: Span) {
+        if let Some(pending) = self.pending_of(name) {
+            pending.bytes += bytes;
+            pending.busy = pending.busy + busy;
+        }
+    }
+
+    /// Adds a measurement of a link, which may have taken longer than an epoch.
+    pub(super) fn add_measured(&mut self, name: &str, bytes: u64, took: Span) {
+        self.add_carried(name, bytes, took);
+        if let Some(pending) = self.pending_of(name) {
+            pending.longest = pending.longest.max(took);
+        }
+    }
+
+    fn pending_of(&mut self, name: &str) -> Option<&mut PendingTraffic> {
+        let link = self.names.iter().position(|n| n.as_deref() == Some(name))?;
+        self.pending.get_mut(link)
+    }
+
+    /// Takes a session's word for the rate of a link that was never measured.
+    pub(super) fn assume_rate(&mut self, now: Time, candidate: &LinkCandidate) {
+        let is_it = |name: &Option<String>| name.as_ref() == Some(&candidate.name);
+        let Some(link) = self.names.iter().position(is_it) else {
+            return;
+        };
+        let known = self.scheduler.links()[link].confidence() > 0.0;
+        let rate = candidate.rate_bytes_per_s.unwrap_or(0.0) as u64;
+        if known || rate < MEASURED_BYTES_MIN {
+            return;
+        }
+        let mut measured = LinkHistory::new(candidate.class);
+        measured.observe(
+            now,
+            &LinkObservation {
+                up: true,
+                bytes: rate,
+                busy: Span::from_secs(1),
+            },
+        );
+        self.scheduler.switch_network(link, measured.rates());
+    }
+
+    /// Takes a link up that was not known, or costs something else now, or is on another network.
+    pub(super) fn know(&mut self, now: Time, device: &str, class: LinkClass) {
+        let is_it = |name: &Option<String>| name.as_deref() == Some(device);
+        let link = match self.names.iter().position(is_it) {
+            Some(link) => link,
+            None => self.take_up(now, device, class),
+        };
+        if self.scheduler.links()[link].class() != class {
+            self.scheduler.set_class(link, class);
+        }
+        let network = self.around.networks.get(device);
+        if network.is_some() && self.networks[link].as_ref() != network {
+            self.meet(link, network.cloned());
+        }
+    }
+
+    fn take_up(&mut self, now: Time, device: &str, class: LinkClass) -> usize {
+        let past = self.pasts.remove(&self.around.slot(device));
+        let hoped_for = self.names.iter().position(Option::is_none);
+        let link = match hoped_for.filter(|_| class == LinkClass::Free) {
+            Some(link) => {
+                self.names[link] = Some(device.to_owned());
+                link
+            }
+            None => {
+                self.names.push(Some(device.to_owned()));
+                self.networks.push(None);
+                self.pending.push(PendingTraffic::default());
+                self.up.push(false);
+                self.scheduler.add_link(class)
+            }
+        };
+        if let Some(past) = past {
+            let history = LinkHistory::recall(now, class, &past);
+            self.scheduler.restore_history(link, history);
+        }
+        link
+    }
+
+    /// A link is on another network now, which has a rate of its own.
+    fn meet(&mut self, link: usize, network: Option<String>) {
+        let known = network
+            .as_ref()
+            .and_then(|network| self.rates.remove(network));
+        let rates = known.map(|(_, rates)| rates).unwrap_or_default();
+        let was_used = self.scheduler.links()[link].confidence() > 0.0;
+        let named = self.networks[link].take();
+        if named.is_none() && was_used && known.is_none() {
+            // It was used before anybody told which network it is.
+            self.networks[link] = network;
+            return;
+        }
+        let before = self.scheduler.switch_network(link, rates);
+        if let Some(left) = named.filter(|_| was_used) {
+            self.met += 1;
+            self.rates.insert(left, (self.met, before));
+            if self.rates.len() > NETWORKS_MAX {
+                let oldest = self.rates.iter().min_by_key(|(_, (met, _))| *met);
+                if let Some(oldest) = oldest.map(|(name, _)| name.clone()) {
+                    self.rates.remove(&oldest);
+                }
+            }
+        }
+        self.networks[link] = network;
+    }
+
+    /// Tells the scheduler, when a link came or went and once an epoch. Returns, once an epoch, the share of
+    /// what links could have carried that they did.
+    pub(super) fn see(&mut self, now: Time, clients: &BTreeMap<u64, ClientState>) -> Option<f64> {
+        // One that is on this machine alone says nothing of links.
+        let told = |client: &&ClientState| {
+            let mut ways = client.ways.iter().map(|(way, _)| &**way);
+            client.flow.is_some() && (client.ways.is_empty() || ways.any(|way| !is_here(way)))
+        };
+        let is_told = clients.values().any(|client| told(&client));
+        let works = |name: &Option<String>| {
+            let Some(name) = name else {
+                return false;
+            };
+            if !is_told && !is_here(name) {
+                // Nobody uses links: as the system has them, where that is known.
+                return self.around.radios.iter().any(|radio| radio.device == *name);
+            }
+            // What no transfer lists leads nowhere, whatever the system says.
+            let mut ways = clients.values().flat_map(|client| &client.ways);
+            ways.any(|(way, works)| *works && way == name)
+        };
+        let up: Vec<bool> = self.names.iter().map(works).collect();
+        let counted = now.since(*self.counted_at.get_or_insert(now));
+        let is_time = counted >= COUNTED_AFTER;
+        if !is_time && up == self.up {
+            return None;
+        }
+        let sights: Vec<LinkObservation> = (up.iter().zip(&self.pending))
+            .map(|(up, pending)| match is_time && pending.bytes > 0 {
+                true => LinkObservation {
+                    up: *up,
+                    bytes: pending.bytes,
+                    busy: pending.busy.max(BUSY_MIN).min(counted.max(pending.longest)),
+                },
+                false => LinkObservation {
+                    up: *up,
+                    ..LinkObservation::default()
+                },
+            })
+            .collect();
+        self.scheduler.observe(now, &sights);
+        self.up = up;
+        if !is_time {
+            return None;
+        }
+        let used = self.used_share(counted);
+        self.counted_at = Some(now);
+        self.pending.fill(PendingTraffic::default());
+        Some(used)
+    }
+
+    /// The share of what the links in use could have carried that they did.
+    fn used_share(&self, counted: Span) -> f64 {
+        let used: u64 = self.pending.iter().map(|pending| pending.bytes).sum();
+        let links = self.scheduler.links().iter().zip(&self.pending);
+        let in_use = links.filter(|(link, pending)| {
+            link.carries() && (link.class() == LinkClass::Free || pending.bytes > 0)
+        });
+        let could: f64 = in_use.map(|(link, _)| link.long_term_rate()).sum();
+        used as f64 / (could * counted.as_secs_f64()).max(1.0)
+    }
+}
+
+/// What is no link: this machine itself, and wherever its own routes lead.
+fn is_here(name: &str) -> bool {
+    matches!(name, "lo" | "any")
+}
