@@ -8,7 +8,7 @@ use d2tp_sched::{
     ClientDecision, ClientReport, FlowDemand, Grant, LinkCandidate, TransferDirection,
 };
 
-use crate::{LinkStatus, LinkUse, PathState, SchedulerHandle, SpendHandle};
+use crate::{LinkStatus, LinkUse, SchedulerHandle, SpendHandle};
 
 /// What a flow needs, and what links carried for it.
 #[derive(Debug)]
@@ -129,15 +129,14 @@ impl FlowClient {
 
 impl From<&LinkStatus> for LinkCandidate {
     fn from(link: &LinkStatus) -> LinkCandidate {
-        let path = link.path.as_ref().map(|path| path.state);
         LinkCandidate {
             name: link.name.clone(),
             class: link.class.into(),
             rate_bytes_per_s: link.rate.map(|rate| rate as f64),
             metric: u32::MAX,
-            // One without a path is not tried yet, or is one that costs.
-            stalled: path == Some(PathState::Silent),
-            in_use: path == Some(PathState::Active),
+            // A link whose first answer is awaited may carry soon; one that costs has no path until it is paid for.
+            stalled: link.answers.is_silent(),
+            in_use: link.answers.is_up(),
         }
     }
 }
