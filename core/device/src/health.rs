@@ -1,6 +1,15 @@
 //! Whether a link answers: by what was asked over it, by its carrier, by its first hop and its radio.
 //!
 //! ```text
+//!             first path opened                   no answer for 1 s
+//!  Unasked ──────────────────────▶ Asked ───────────────────────────────▶ Silent
+//!                                  │   ▲                                    │
+//!                  something heard │   │ its paths fell silent              │ something heard:
+//!                                  ▼   │ (2 probe timeouts)                 │ it is back
+//!                               Answering ◀─────────────────────────────────┘
+//!
+//!  Asked after it had answered: Silent when nothing was heard for half a second
+//!
 //!  200 ms of silence (PathQuiet) ─┐
 //!  the radio's counters ──────────┴▶ AskFirstHop ─▶ on_hop_answer ─▶ FirstHopSaid
 //!
@@ -18,17 +27,23 @@ use d2tp_time::{Span, Time};
 pub(crate) const CARRIER_LOST_MAX: Span = Span::from_secs(30); // a guess
 /// How long the first answer over a link may take before the link counts as silent.
 pub(crate) const FIRST_ANSWER_MAX: Span = Span::from_secs(1); // a guess: a SYN, its repetition, and a slow radio
+/// How long nothing must have been heard on a link that answered before, although it was asked, until it
+/// counts as silent. Less: a radio that scans or changes its access point counts as lost, and a link that
+/// costs is used for it. More: a flow stands still for longer.
+pub(crate) const SILENCE_MIN: Span = Span::from_millis(500); // a guess: a scan of Wi-Fi takes 0.1 to 0.3 s
 
 /// Whether what is asked over a link is answered. An address says nothing of it: an access point may give
 /// one and carry nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkAnswers {
-    /// Nothing is asked over it: it has no path, or it is frozen.
+    /// Nothing is asked over the link: it has no path, or it is frozen.
     Unasked,
-    /// The first answer is awaited.
+    /// An answer is awaited, the first one or after a silence.
     Asked {
-        /// When the first question left.
+        /// When the oldest question without an answer left, or when the link was heard last.
         since: Time,
+        /// When the link counts as silent if nothing is heard before.
+        until: Time,
     },
     /// The last question was answered: the link is up.
     Answering,
@@ -40,9 +55,14 @@ pub enum LinkAnswers {
 }
 
 impl LinkAnswers {
-    /// Whether the link counts as up.
+    /// Whether the link counts as up: a path over it has answered.
     pub fn is_up(self) -> bool {
         self == LinkAnswers::Answering
+    }
+
+    /// Whether the link counts as down although it has an address: what was asked was not answered.
+    pub fn is_silent(self) -> bool {
+        matches!(self, LinkAnswers::Silent { .. })
     }
 
     /// What follows from the link's paths. `opened`: when its first socket was opened.
@@ -54,28 +74,37 @@ impl LinkAnswers {
         paths: &[PathStats],
     ) -> LinkAnswers {
         let mine = || paths.iter().filter(|p| sockets.contains(&p.addresses.link));
-        if sockets.is_empty() && !matches!(self, LinkAnswers::Silent { .. }) {
+        if sockets.is_empty() && !self.is_silent() {
             return LinkAnswers::Unasked;
         }
         if mine().any(|p| p.state == PathState::Active) {
             return LinkAnswers::Answering;
         }
-        match self {
-            LinkAnswers::Silent { since } => LinkAnswers::Silent { since },
-            // It had answered, and its path fell silent or failed.
-            LinkAnswers::Answering => LinkAnswers::Silent { since: now },
-            LinkAnswers::Asked { since } if now.since(since) >= FIRST_ANSWER_MAX => {
-                LinkAnswers::Silent { since }
+        let asked = match self {
+            LinkAnswers::Unasked => LinkAnswers::Asked {
+                since: opened,
+                until: opened + FIRST_ANSWER_MAX,
+            },
+            // It had answered, and its paths fell silent or failed.
+            LinkAnswers::Answering => {
+                let since = mine().map(|p| p.heard_at).max().unwrap_or(now);
+                LinkAnswers::Asked {
+                    since,
+                    until: since + SILENCE_MIN,
+                }
             }
-            LinkAnswers::Asked { since } => LinkAnswers::Asked { since },
-            LinkAnswers::Unasked => LinkAnswers::Asked { since: opened },
+            LinkAnswers::Asked { .. } | LinkAnswers::Silent { .. } => self,
+        };
+        match asked {
+            LinkAnswers::Asked { since, until } if until <= now => LinkAnswers::Silent { since },
+            asked => asked,
         }
     }
 
     /// When the silence of what was asked becomes a verdict.
     pub(crate) fn verdict_at(self) -> Option<Time> {
         match self {
-            LinkAnswers::Asked { since } => Some(since + FIRST_ANSWER_MAX),
+            LinkAnswers::Asked { until, .. } => Some(until),
             _ => None,
         }
     }
@@ -204,7 +233,14 @@ mod tests {
     #[test]
     fn a_link_that_gives_no_answer_is_silent_after_a_second_and_stays_so_over_new_sockets() {
         let asked = LinkAnswers::Unasked.next(ms(0), ms(0), &[LinkId(1)], &[]);
-        assert_eq!(asked, LinkAnswers::Asked { since: ms(0) });
+        let until = ms(1_000);
+        assert_eq!(
+            asked,
+            LinkAnswers::Asked {
+                since: ms(0),
+                until
+            }
+        );
         assert_eq!(asked.verdict_at(), Some(ms(1_000)));
         assert_eq!(asked.next(ms(999), ms(0), &[LinkId(1)], &[]), asked);
         let silent = asked.next(ms(1_000), ms(0), &[LinkId(1)], &[]);

@@ -6,7 +6,7 @@
 //!  platform: on_links · on_slept ──────┐                     ┌─▶ Attach ──▶ on_socket
 //!  program:  on_use · allow_paid ──────┤                     ├─▶ OpenPath · ClosePath · DropSocket
 //!  session:  on_time(.., SessionPaths) ┼──▶ DeviceLinks ─────┼─▶ Grant · Lend · EndLending · SetGated
-//!            on_path_up · on_path_quiet┤    poll_action      ├─▶ Freeze · Unfreeze
+//!   on_path_up · _quiet · _silent ─────┤    poll_action      ├─▶ Freeze · Unfreeze
 //!  time:     next_timeout ─────────────┘                     └─▶ AskFirstHop · ReadRadio ──▶ on_…
 //! ```
 //!
@@ -14,9 +14,9 @@
 //!
 //! ```text
 //!  Attach ─▶ sockets, the best address family first ─▶ OpenPath ─▶ Asked ──first answer──▶ Answering
-//!              │ 250 ms without an answer: the other family too      │ 1 s                    │ ▲
-//!              ▼                                                     ▼                        ▼ │
-//!            the first that answers stays                          Silent ◀── probes unanswered
+//!              │ 250 ms without an answer: the other family too      │ 1 s                     │ ▲
+//!              ▼                                                     ▼                         ▼ │
+//!            the first that answers stays                          Silent ◀─ 0.5 s ── probes unanswered
 //!
 //!  no path for 1 s, 2 s, … 32 s ─▶ other sockets        carrier lost, same addresses ─▶ frozen for 30 s
 //! ```
@@ -38,5 +38,5 @@ pub use candidate::link_candidate;
 pub use facts::{AttachedSocket, LinkFacts, LinkUse, SessionPaths};
 pub use grants::{LinkSpend, PaidLinks};
 pub use health::LinkAnswers;
-pub use links::{DeviceLinkSettings, DeviceLinks, TICK, TrackedStatus};
+pub use links::{DeviceLinkSettings, DeviceLinks, LinkNews, TICK, TrackedStatus};
 pub use renewal::SleepMeter;

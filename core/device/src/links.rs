@@ -27,6 +27,15 @@ pub struct DeviceLinkSettings {
     pub lend_rate: Option<u64>,
 }
 
+/// What happened to the links since somebody last asked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LinkNews {
+    /// Payload moved.
+    pub traffic: bool,
+    /// A link began to answer, or to be asked, or fell silent.
+    pub answers: bool,
+}
+
 /// A link as the device uses it now.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TrackedStatus {
@@ -61,8 +70,8 @@ pub struct DeviceLinks {
     looked_at: Time,
     /// The session was over when it was last looked at.
     is_over: bool,
-    /// Payload moved, or a link began or ceased to answer, since [`DeviceLinks::take_news`].
-    has_news: bool,
+    /// What happened since [`DeviceLinks::take_news`].
+    news: LinkNews,
     actions: VecDeque<LinkAction>,
     last_ticket: u64,
 }
@@ -119,7 +128,7 @@ impl DeviceLinks {
             let link = self.links.entry(facts.name.clone());
             link.or_insert_with(|| TrackedLink::new(now, facts.clone(), *usage));
         }
-        self.apply_freezes();
+        self.apply_freezes(now);
         self.update_paths(now);
     }
 
@@ -185,11 +194,11 @@ impl DeviceLinks {
     }
 
     /// Leaves a link alone until [`DeviceLinks::unfreeze`], and keeps its place.
-    pub fn freeze(&mut self, name: &str) {
+    pub fn freeze(&mut self, now: Time, name: &str) {
         if let Some(link) = self.links.get_mut(name) {
             link.health.frozen_by_program = true;
         }
-        self.apply_freezes();
+        self.apply_freezes(now);
     }
 
     /// Goes on with a link that was frozen by [`DeviceLinks::freeze`].
@@ -197,14 +206,22 @@ impl DeviceLinks {
         if let Some(link) = self.links.get_mut(name) {
             link.health.frozen_by_program = false;
         }
-        self.apply_freezes();
+        self.apply_freezes(now);
         self.observe(now, session);
         self.update_paths(now);
     }
 
-    /// A path came up: the first hop of its link is asked once, so that its silence can mean something.
-    pub fn on_path_up(&mut self, now: Time, socket: LinkId) {
+    /// A path came up: flows that may pay are granted what they may spend there, and the first hop of its
+    /// link is asked once, so that its silence can mean something.
+    pub fn on_path_up(&mut self, now: Time, session: &dyn SessionPaths, socket: LinkId) {
+        self.observe(now, session);
+        self.update_grants(session);
         self.ask_hop_of(now, socket, false);
+    }
+
+    /// A path fell silent: what it says of its link is seen now, and judged in its time.
+    pub fn on_path_silent(&mut self, now: Time, session: &dyn SessionPaths) {
+        self.observe(now, session);
     }
 
     /// Nothing came on a path for a while where something should.
@@ -341,13 +358,13 @@ impl DeviceLinks {
                 .end_look(now, received, was_moving, lent, round_trip);
             link.closing.retain(|socket| session.has_path(*socket));
             let held = link.health.keeps_sockets() || link.usage == LinkUse::Off;
-            let answers = match held || !link.facts.is_usable() {
+            let answers = match held || self.is_over || !link.facts.is_usable() {
                 true => LinkAnswers::Unasked,
                 false => link.answers.next(now, link.opened_at, &sockets, &paths),
             };
-            self.has_news |= std::mem::replace(&mut link.answers, answers) != answers;
+            self.news.answers |= std::mem::replace(&mut link.answers, answers) != answers;
         }
-        self.has_news |= self.is_moving;
+        self.news.traffic |= self.is_moving;
         self.count_spending(session);
     }
 
@@ -358,9 +375,9 @@ impl DeviceLinks {
         self.is_moving
     }
 
-    /// Whether payload moved, or a link began or ceased to answer, since this was last asked.
-    pub fn take_news(&mut self) -> bool {
-        std::mem::take(&mut self.has_news)
+    /// What happened since this was last asked.
+    pub fn take_news(&mut self) -> LinkNews {
+        std::mem::take(&mut self.news)
     }
 
     /// Payload bytes that a flow has had on links that cost since it was allowed to pay.
@@ -553,13 +570,17 @@ impl DeviceLinks {
     }
 
     /// Freezes links that are to be left alone, and goes on with those that are not any more.
-    fn apply_freezes(&mut self) {
+    fn apply_freezes(&mut self, now: Time) {
         for link in self.links.values_mut() {
             let freeze = link.health.keeps_sockets() && !link.sockets.is_empty();
             if freeze == link.health.frozen {
                 continue;
             }
             link.health.frozen = freeze;
+            if !freeze {
+                // The paths are asked again from now on.
+                link.opened_at = now;
+            }
             let action = |socket| match freeze {
                 true => LinkAction::Freeze { socket },
                 false => LinkAction::Unfreeze { socket },

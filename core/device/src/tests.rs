@@ -37,6 +37,7 @@ struct FakeSession {
 
 struct FakePath {
     state: PathState,
+    heard_at: Time,
     gated: bool,
     payload: u64,
     rtt: Span,
@@ -73,6 +74,7 @@ impl SessionPaths for FakeSession {
             control_out: 0,
             control_in: 0,
             proved: true,
+            heard_at: path.heard_at,
             lost: 0,
             spurious: 0,
             random: 0,
@@ -157,6 +159,7 @@ impl Bench {
                     assert!(self.open.contains_key(&socket), "{socket:?} is closed");
                     let path = FakePath {
                         state: PathState::Opening,
+                        heard_at: self.now,
                         gated,
                         payload: 0,
                         rtt: Span::from_millis(50),
@@ -239,13 +242,23 @@ impl Bench {
     }
 
     fn answer(&mut self, socket: LinkId) {
-        self.session.paths.get_mut(&socket).unwrap().state = PathState::Active;
+        let path = self.session.paths.get_mut(&socket).unwrap();
+        (path.state, path.heard_at) = (PathState::Active, self.now);
         self.look();
     }
 
-    fn fall_silent(&mut self, socket: LinkId) {
-        self.session.paths.get_mut(&socket).unwrap().state = PathState::Silent;
-        self.look();
+    /// The session finds that a path does not answer, `after` it was last heard.
+    fn fall_silent(&mut self, socket: LinkId, after: Span) {
+        let path = self.session.paths.get_mut(&socket).unwrap();
+        path.state = PathState::Silent;
+        path.heard_at = self.now;
+        self.now += after;
+        self.links.on_path_silent(self.now, &self.session);
+        self.carry_out();
+    }
+
+    fn answers(&self, name: &str) -> LinkAnswers {
+        self.links.answers(name).unwrap()
     }
 
     /// The flow spends this much of its grant.
@@ -530,7 +543,7 @@ fn a_frozen_link_is_left_alone_and_asked_nothing() {
     bench.set("wlan0", LinkUse::Free, |_| {});
     let socket = bench.sockets("wlan0")[0];
     bench.answer(socket);
-    bench.links.freeze("wlan0");
+    bench.links.freeze(bench.now, "wlan0");
     bench.carry_out();
     bench.links.on_path_quiet(bench.now, socket);
     bench.carry_out();
@@ -556,7 +569,7 @@ fn what_a_first_hop_says_is_told_only_of_a_quiet_path() {
     let ask = |bench: &mut Bench, quiet: bool, answer| {
         match quiet {
             true => bench.links.on_path_quiet(bench.now, socket),
-            false => bench.links.on_path_up(bench.now, socket),
+            false => bench.links.on_path_up(bench.now, &bench.session, socket),
         }
         let asked = bench.links.poll_action();
         let Some(LinkAction::AskFirstHop { link, ticket }) = asked else {
@@ -657,20 +670,77 @@ fn a_link_counts_as_up_when_a_path_over_it_answers_and_not_when_it_has_an_addres
     let mut bench = Bench::default();
     bench.set("wlan0", LinkUse::Free, |_| {});
     bench.look();
-    let answers = |bench: &Bench| bench.links.answers("wlan0").unwrap();
-    assert_eq!(answers(&bench), LinkAnswers::Asked { since: Time::ZERO });
-    bench.pass(ms(1_100));
-    assert_eq!(answers(&bench), LinkAnswers::Silent { since: Time::ZERO });
+    let silent = LinkAnswers::Silent { since: Time::ZERO };
+    let asked = LinkAnswers::Asked {
+        since: Time::ZERO,
+        until: Time::ZERO + ms(1_000),
+    };
+    assert_eq!(bench.answers("wlan0"), asked);
+    bench.pass(ms(999));
+    assert_eq!(bench.answers("wlan0"), asked);
+    bench.pass(ms(2));
+    assert_eq!(bench.answers("wlan0"), silent);
     let status = &bench.links.statuses(&bench.session)[0];
-    assert_eq!(status.answers, LinkAnswers::Silent { since: Time::ZERO });
+    assert_eq!(status.answers, silent);
     let socket = bench.sockets("wlan0")[0];
     bench.answer(socket);
-    assert!(answers(&bench).is_up());
-    bench.now += Span::from_secs(5);
-    bench.fall_silent(socket);
-    assert_eq!(answers(&bench), LinkAnswers::Silent { since: bench.now });
+    assert!(bench.answers("wlan0").is_up());
+}
+
+#[test]
+fn a_link_that_answered_is_silent_once_its_path_is_and_nothing_was_heard_for_half_a_second() {
+    // When the session finds the path silent after it was last heard; when the link counts as silent.
+    for (found_ms, verdict_ms) in [(90, 500), (499, 500), (500, 500), (1_200, 1_200)] {
+        let mut bench = Bench::default();
+        bench.set("wlan0", LinkUse::Free, |_| {});
+        let socket = bench.sockets("wlan0")[0];
+        bench.answer(socket);
+        bench.pass(Span::from_secs(5));
+        let heard = bench.now;
+        bench.fall_silent(socket, ms(found_ms));
+        let before_ms = verdict_ms.max(found_ms + 1) - 1 - found_ms;
+        if before_ms > 0 {
+            bench.pass(ms(before_ms));
+            assert!(!bench.answers("wlan0").is_silent(), "{found_ms} ms");
+        }
+        bench.pass(ms(2));
+        assert_eq!(
+            bench.answers("wlan0"),
+            LinkAnswers::Silent { since: heard },
+            "{found_ms} ms"
+        );
+        assert!(bench.links.take_news().answers);
+        bench.answer(socket);
+        assert!(bench.answers("wlan0").is_up());
+        assert!(bench.links.take_news().answers);
+    }
+}
+
+#[test]
+fn a_link_that_is_heard_again_within_half_a_second_was_never_silent() {
+    let mut bench = Bench::default();
+    bench.set("wlan0", LinkUse::Free, |_| {});
+    let socket = bench.sockets("wlan0")[0];
     bench.answer(socket);
-    assert!(answers(&bench).is_up());
+    bench.pass(Span::from_secs(5));
+    bench.fall_silent(socket, ms(90));
+    bench.pass(ms(300));
+    bench.answer(socket);
+    bench.pass(Span::from_secs(1));
+    assert!(bench.answers("wlan0").is_up());
+}
+
+#[test]
+fn a_flow_that_may_pay_is_granted_bytes_on_a_path_the_moment_it_comes_up() {
+    let mut bench = Bench::default();
+    bench.set("cell", LinkUse::Paid, |_| {});
+    bench.allow(None, PaidLinks::All);
+    let socket = bench.sockets("cell")[0];
+    bench.session.paths.get_mut(&socket).unwrap().state = PathState::Active;
+    assert_eq!(bench.granted("cell"), 0);
+    bench.links.on_path_up(bench.now, &bench.session, socket);
+    bench.carry_out();
+    assert!(bench.granted("cell") > 0);
 }
 
 #[test]
@@ -683,14 +753,31 @@ fn the_silence_of_an_access_point_that_gives_only_an_address_outlasts_new_socket
         // The handshake gave the link up.
         bench.session.paths.clear();
         bench.pass(Span::from_secs(9));
-        let answers = bench.links.answers("wlan0").unwrap();
-        assert_eq!(answers, LinkAnswers::Silent { since: Time::ZERO });
+        assert_eq!(
+            bench.answers("wlan0"),
+            LinkAnswers::Silent { since: Time::ZERO }
+        );
     }
     bench.take_away("wlan0");
     bench.set("wlan0", LinkUse::Free, |_| {});
     bench.look();
-    let again = LinkAnswers::Asked { since: bench.now };
-    assert_eq!(bench.links.answers("wlan0"), Some(again));
+    let again = LinkAnswers::Asked {
+        since: bench.now,
+        until: bench.now + ms(1_000),
+    };
+    assert_eq!(bench.answers("wlan0"), again);
+}
+
+#[test]
+fn the_links_of_a_session_that_is_over_are_not_asked() {
+    let mut bench = Bench::default();
+    bench.set("wlan0", LinkUse::Free, |_| {});
+    let socket = bench.sockets("wlan0")[0];
+    bench.answer(socket);
+    bench.session.over = true;
+    bench.session.paths.clear();
+    bench.pass(Span::from_secs(2));
+    assert_eq!(bench.answers("wlan0"), LinkAnswers::Unasked);
 }
 
 #[test]
@@ -767,7 +854,7 @@ fn whatever_happens_no_socket_is_lost_and_none_is_open_on_a_link_that_is_not_wan
                 3 => bench.take_away(name),
                 4 => bench.allow((draw.below(2) == 0).then_some(50_000), PaidLinks::All),
                 5 => bench.links.forbid_paid(bench.now, &bench.session, FLOW),
-                6 => bench.links.freeze(name),
+                6 => bench.links.freeze(bench.now, name),
                 7 => bench.links.unfreeze(bench.now, &bench.session, name),
                 8 => bench.links.renew(bench.now, &bench.session),
                 9 => bench.session.paths.clear(),

@@ -36,6 +36,8 @@ const ASK_SHARE_WAITING: u64 = 512;
 /// a narrow link is not filled with questions. A guess: 13 kb/s on Wi-Fi.
 const ASK_PAUSE_WAITING_MIN: Span = Span::from_millis(50);
 const ASK_PAUSE_OF_RTT: u64 = 4;
+/// Probe timeouts shorter than this are backed off from the first: a radio may be away for as long.
+const ASK_PAUSE_EVEN_MIN: Span = Span::from_millis(150); // a guess: a scan of Wi-Fi takes 0.1 to 0.3 s
 /// A PATH_STATUS at its longest.
 const STATUS_BYTES_MAX: usize = 1 + 4 + 8 + 3;
 /// An ACK beside it: the newest ranges, which is what the peer misses.
@@ -73,9 +75,18 @@ impl SessionPath {
         interval_max: Span,
     ) -> Time {
         let recovery = &self.recovery;
-        let counts = recovery.probes >= PROBES_BEFORE_SILENT;
-        if asking == ProbeFrequency::Rarely || self.gated || !counts {
+        if asking == ProbeFrequency::Rarely || self.gated {
             return recovery.probe_at(ack_delay_max, interval_max);
+        }
+        if recovery.probes < PROBES_BEFORE_SILENT {
+            // R-PATH-6: no back-off before the path counts as silent, so that a link that died is left soon.
+            let pause = recovery.return_rtt().probe_timeout(ack_delay_max);
+            let usual = recovery.probe_at(ack_delay_max, interval_max);
+            return match recovery.late_blackouts {
+                0 => usual.min(recovery.probe_after(pause.max(ASK_PAUSE_EVEN_MIN))),
+                // R-PATH-14: silences here were queues before.
+                _ => usual,
+            };
         }
         let silence = recovery.last_eliciting_at().since(self.last_rx);
         if asking == ProbeFrequency::Often {

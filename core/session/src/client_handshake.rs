@@ -1,8 +1,14 @@
-//! A handshake under way, on the device's side: knocking at the server's door.
+//! A handshake under way, on the device's side.
 //!
-//! A SYN goes out at once and again until answered, on each candidate link in turn: a few times byte for
-//! byte, which costs neither end a public-key operation, then with a new epoch and a new ephemeral key.
-//! The session and its old paths stand until the answer is there.
+//! A SYN goes out at once and again until answered, on every candidate link by a timer of its own: a link
+//! that gives no answer delays no other. A SYN is sent a few times byte for byte, which costs neither end a
+//! public-key operation, then with a new epoch and a new ephemeral key. The session and its old paths stand
+//! until the answer is there.
+//!
+//! ```text
+//!  wlan0  SYN ─ 0.6 s ─ SYN ──── 1.2 s ──── SYN ─ …          no answer
+//!  wwan0              (added after 1 s) SYN ──▶ SYN+ACK       the first answer decides
+//! ```
 
 use std::collections::VecDeque;
 
@@ -23,15 +29,15 @@ use crate::ticket::ClientTicket;
 /// Between SYNs: first and at most.
 const RETRY_FIRST: Span = Span::from_millis(600);
 const RETRY_MAX: Span = Span::from_secs(2);
-/// SYNs after which a silent place is asked less and less often.
+/// SYNs after which a link without an answer is asked less and less often.
 const RETRY_EAGER: u32 = 10;
-/// Between SYNs to a place that has been silent for long: an access point may carry nothing for
+/// Between SYNs on a link that has been silent for long: an access point may carry nothing for
 /// hours, and every SYN wakes the radio.
 const RETRY_PATIENT: Span = Span::from_secs(30);
 
-/// SYNs whose answers are still taken: a busy server's may be late, and a new SYN for each would keep it
-/// busy for ever.
-const OPEN_MAX: usize = 4;
+/// SYNs on a link whose answers are still taken: a busy server's may be late, and a new SYN for each would
+/// keep it busy for ever.
+const OPEN_PER_LINK_MAX: usize = 4;
 
 /// R-HS-2: copies of a SYN that leave after it, where it went, as long as it says what is to be said.
 const COPIES_MAX: u8 = 2;
@@ -41,16 +47,46 @@ pub(crate) const PROLOGUE: &[u8] = &[b'D', b'2', b'T', b'P', VERSION];
 
 /// A device's side of a handshake.
 pub(crate) struct ClientHandshake {
-    pub(crate) candidates: Vec<(Addresses, bool)>,
-    turn: usize,
-    tries: u32,
-    next_at: Time,
+    candidates: Vec<HandshakeCandidate>,
     /// Ids for path 0 and the spare ones, to be used if this handshake succeeds.
     pub(crate) cids: Vec<Cid>,
     /// SYNs an answer may still come to, the newest last.
     pub(crate) open: VecDeque<PendingSyn>,
-    pub(crate) cookie: Option<[u8; 16]>,
     pub(crate) failed: bool,
+}
+
+/// A link that a handshake is tried on.
+struct HandshakeCandidate {
+    addresses: Addresses,
+    gated: bool,
+    /// SYNs that were sent there.
+    tries: u32,
+    next_at: Time,
+    /// The proof of address that the server asked for there.
+    cookie: Option<[u8; 16]>,
+}
+
+impl HandshakeCandidate {
+    fn new(now: Time, addresses: Addresses, gated: bool) -> Self {
+        HandshakeCandidate {
+            addresses,
+            gated,
+            tries: 0,
+            next_at: now,
+            cookie: None,
+        }
+    }
+
+    /// How long the answer to the next SYN is waited for.
+    fn retry_after(&self) -> Span {
+        if self.tries < RETRY_EAGER {
+            RETRY_FIRST.times(1 << self.tries.min(5)).min(RETRY_MAX)
+        } else {
+            RETRY_MAX
+                .times(1 << (self.tries - RETRY_EAGER + 1).min(5))
+                .min(RETRY_PATIENT)
+        }
+    }
 }
 
 /// A SYN that was sent.
@@ -90,71 +126,75 @@ impl PendingSyn {
 impl ClientHandshake {
     pub(crate) fn new(now: Time, addresses: Addresses, gated: bool, rng: &mut Rng) -> Self {
         ClientHandshake {
-            candidates: vec![(addresses, gated)],
-            turn: 0,
-            tries: 0,
-            next_at: now,
+            candidates: vec![HandshakeCandidate::new(now, addresses, gated)],
             cids: (0..=SPARE_PATHS).map(|_| Cid(rng.array())).collect(),
             open: VecDeque::new(),
-            cookie: None,
             failed: false,
         }
     }
 
+    /// Tries another link, or another address of one, at once.
     pub(crate) fn add(&mut self, now: Time, addresses: Addresses, gated: bool) {
-        if self.candidates.iter().any(|(a, _)| *a == addresses) {
+        if self.candidates.iter().any(|c| c.addresses == addresses) {
             return;
         }
-        self.candidates.retain(|(a, _)| a.link != addresses.link);
-        self.candidates.push((addresses, gated));
-        // Ungated links first; a new link is tried at once.
-        self.candidates.sort_by_key(|(_, gated)| *gated);
-        self.turn = self
-            .candidates
-            .iter()
-            .position(|(a, _)| *a == addresses)
-            .expect("just pushed");
-        self.next_at = now;
-        self.tries = 0;
+        self.candidates
+            .retain(|c| c.addresses.link != addresses.link);
+        self.candidates
+            .push(HandshakeCandidate::new(now, addresses, gated));
+        // Ungated links first where several are due at once.
+        self.candidates.sort_by_key(|c| c.gated);
     }
 
     /// The link went away; false if no other candidate is left.
     pub(crate) fn drop_link(&mut self, link: LinkId) -> bool {
-        self.candidates.retain(|(a, _)| a.link != link);
-        self.turn = 0;
+        self.candidates.retain(|c| c.addresses.link != link);
         let newest = self.open.back().map(|o| o.addresses.link);
         // An answer may still lie in a socket. It would begin a path on a link that is gone.
         self.open.retain(|o| o.addresses.link != link);
         if newest == Some(link) {
-            self.next_at = Time::ZERO;
+            for candidate in &mut self.candidates {
+                candidate.next_at = Time::ZERO;
+            }
         }
         !self.candidates.is_empty()
     }
+
+    /// The links on which paths are to be opened, each with whether payload there needs grants.
+    pub(crate) fn links(&self) -> impl Iterator<Item = (Addresses, bool)> + '_ {
+        self.candidates.iter().map(|c| (c.addresses, c.gated))
+    }
+
     /// An answer may still come to what was claimed.
     pub(crate) fn has_claimed(&self) -> bool {
         self.open.iter().any(|o| o.claimed)
     }
+
     pub(crate) fn has_link(&self, link: LinkId) -> bool {
-        self.candidates.iter().any(|(a, _)| a.link == link)
+        self.candidates.iter().any(|c| c.addresses.link == link)
     }
 
     pub(crate) fn next_at(&self) -> Time {
-        if self.failed {
-            Time::NEVER
-        } else {
-            self.next_at
+        let due = self.candidates.iter().map(|c| c.next_at).min();
+        due.filter(|_| !self.failed).unwrap_or(Time::NEVER)
+    }
+
+    /// Sends again at once over `link`: the server asked for something else there.
+    pub(crate) fn retry_now(&mut self, now: Time, link: LinkId) {
+        let on_link = |c: &&mut HandshakeCandidate| c.addresses.link == link;
+        if let Some(candidate) = self.candidates.iter_mut().find(on_link) {
+            candidate.next_at = now;
         }
     }
-    /// Sends again at once: the server asked for something else.
-    pub(crate) fn retry_now(&mut self, now: Time) {
-        self.next_at = now;
-        if let Some(open) = self.open.back()
-            && let Some(i) = self
-                .candidates
-                .iter()
-                .position(|(a, _)| *a == open.addresses)
+
+    /// R-HS-13: the server asks for proof of our address on `link`. The first cookie is answered at once,
+    /// later ones at the timer's pace: whoever sees our SYNs can forge them.
+    pub(crate) fn on_cookie(&mut self, now: Time, link: LinkId, cookie: [u8; 16]) {
+        let on_link = |c: &&mut HandshakeCandidate| c.addresses.link == link;
+        if let Some(candidate) = self.candidates.iter_mut().find(on_link)
+            && candidate.cookie.replace(cookie).is_none()
         {
-            self.turn = i;
+            candidate.next_at = now;
         }
     }
 
@@ -186,20 +226,14 @@ impl ClientHandshake {
         config: &EndpointConfig,
         rng: &mut Rng,
     ) -> Option<OutgoingSyn> {
-        if self.next_at() > now || self.candidates.is_empty() || buf.len() < DATAGRAM_FIRST_BYTES {
+        if self.next_at() > now || buf.len() < DATAGRAM_FIRST_BYTES {
             return None;
         }
-        let (addresses, gated) = self.candidates[self.turn % self.candidates.len()];
-        self.turn += 1;
-        let wait = if self.tries < RETRY_EAGER {
-            RETRY_FIRST.times(1 << self.tries.min(5)).min(RETRY_MAX)
-        } else {
-            RETRY_MAX
-                .times(1 << (self.tries - RETRY_EAGER + 1).min(5))
-                .min(RETRY_PATIENT)
-        };
-        self.tries += 1;
-        self.next_at = now + wait;
+        let due = |c: &&mut HandshakeCandidate| c.next_at <= now;
+        let candidate = self.candidates.iter_mut().find(due)?;
+        candidate.next_at = now + candidate.retry_after();
+        candidate.tries += 1;
+        let (addresses, gated, cookie) = (candidate.addresses, candidate.gated, candidate.cookie);
 
         const HEAD: usize = 1 + CID_BYTES;
         const BODY: usize = DATAGRAM_FIRST_BYTES - HEAD - SynMacs::BYTES;
@@ -238,7 +272,7 @@ impl ClientHandshake {
             open.copies += 1;
             buf.copy_from_slice(&open.datagram);
             // The server may have asked for proof of our address since.
-            SynMacs::write(buf, server, self.cookie.as_ref());
+            SynMacs::write(buf, server, cookie.as_ref());
             return Some(OutgoingSyn {
                 len: buf.len(),
                 to: addresses,
@@ -272,10 +306,13 @@ impl ClientHandshake {
         };
         let (initiator, _) = started.ok()?;
         buf[0] = kind.first_byte();
-        SynMacs::write(buf, server, self.cookie.as_ref());
+        SynMacs::write(buf, server, cookie.as_ref());
         let mac1 = SynMacs::mac1(buf).expect("a SYN is long enough");
-        if self.open.len() >= OPEN_MAX {
-            self.open.pop_front();
+        let on_link = |o: &PendingSyn| o.addresses.link == addresses.link;
+        if self.open.iter().filter(|o| on_link(o)).count() >= OPEN_PER_LINK_MAX
+            && let Some(oldest) = self.open.iter().position(on_link)
+        {
+            self.open.remove(oldest);
         }
         self.open.push_back(PendingSyn {
             initiator,
@@ -301,6 +338,8 @@ impl ClientHandshake {
 
 impl std::fmt::Debug for ClientHandshake {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Knock(tries {}, next {:?})", self.tries, self.next_at)
+        let tries: u32 = self.candidates.iter().map(|c| c.tries).sum();
+        let next = self.next_at();
+        write!(f, "ClientHandshake(tries {tries}, next {next:?})")
     }
 }

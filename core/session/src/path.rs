@@ -80,6 +80,9 @@ const ACK_EVERY_MAX: u64 = 64;
 /// a guess between a hole too short to matter and a stall one would notice.
 const ASK_AFTER_MIN: Span = Span::from_millis(250);
 const ASK_AFTER_MAX: Span = Span::from_secs(30);
+/// R-PATH-9: probe timeouts of silence before the question; two more without an answer make the path
+/// silent.
+const ASK_AFTER_TIMEOUTS: u64 = 2;
 
 /// What control may be later on a free path than on one that costs money.
 const CONTROL_WAIT_MAX: Span = Span::from_secs(1); // a guess: a grant is for about a second
@@ -419,7 +422,7 @@ impl SessionPath {
             .recovery
             .rtt
             .probe_timeout(ack_delay_max)
-            .times(3)
+            .times(ASK_AFTER_TIMEOUTS)
             .max(ASK_AFTER_MIN);
         self.last_rx + base.times(1 << self.idle_probes.min(10)).min(ASK_AFTER_MAX)
     }

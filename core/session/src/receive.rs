@@ -990,7 +990,7 @@ impl Session {
                 // R-HS-4: the server heard a later epoch of ours; go beyond it.
                 self.epochs.start = self.epochs.start.max(confirmed.saturating_add(1));
                 knock.open.clear();
-                knock.retry_now(now);
+                knock.retry_now(now, from.link);
             }
             SynAck::Refused(reason) => self.end(SessionEnd::Refused(reason)),
             SynAck::NoSuite => self.end(SessionEnd::NoCommonVersion),
@@ -998,7 +998,7 @@ impl Session {
             SynAck::NoTicket => {
                 self.ticket = None;
                 knock.open.clear();
-                knock.retry_now(now);
+                knock.retry_now(now, from.link);
             }
             // R-CLOSE-3: the server knows nothing of what is being closed.
             SynAck::Accepted(body) if self.closing.is_some() && !body.resumed => {
@@ -1013,6 +1013,7 @@ impl Session {
                 }
                 let knock = self.handshake.take().expect("it is being answered");
                 let keys = PacketKeys::new(suite, &secrets, true);
+                let waiting: Vec<_> = knock.links().collect();
                 let cids = knock.cids;
                 self.begin_generation(now, keys, epoch, &cids, &body);
                 self.ticket = body.ticket.map(ClientTicket::boxed);
@@ -1040,7 +1041,7 @@ impl Session {
                     took: now.since(sent_at),
                 });
                 // Links that waited for the keys open their paths now.
-                for (addresses, gated) in knock.candidates {
+                for (addresses, gated) in waiting {
                     if addresses.link != link {
                         self.open_path(now, addresses, gated);
                     }
@@ -1130,12 +1131,12 @@ impl Session {
             return;
         };
         let mut asked = knock.open.iter().rev();
-        let cookie = asked.find_map(|o| open_cookie(&peer, o.mac1, *nonce, sealed).ok());
-        let Some(cookie) = cookie else { return };
-        // R-HS-13: the first cookie is answered at once, later ones at the timer's pace: whoever
-        // sees our SYNs can forge them.
-        if knock.cookie.replace(cookie).is_none() {
-            knock.retry_now(now);
+        let cookie = asked.find_map(|o| {
+            let cookie = open_cookie(&peer, o.mac1, *nonce, sealed).ok()?;
+            Some((o.addresses.link, cookie))
+        });
+        if let Some((link, cookie)) = cookie {
+            knock.on_cookie(now, link, cookie);
         }
     }
 

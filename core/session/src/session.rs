@@ -167,6 +167,8 @@ pub struct PathStats {
     pub control_in: u64,
     /// The peer proved that it is at the address.
     pub proved: bool,
+    /// When a packet last came on it.
+    pub heard_at: Time,
     /// Packets that counted as lost.
     pub lost: u64,
     /// Packets counted as lost that arrived after all.
@@ -401,6 +403,7 @@ impl Session {
                 control_out: p.control.sent,
                 control_in: p.control.received,
                 proved: p.validated,
+                heard_at: p.last_rx,
                 lost: p.recovery.lost_total,
                 spurious: p.recovery.spurious_total,
                 random: p.recovery.random_total,

@@ -269,7 +269,9 @@ impl Session {
                 if path.is_in_blackout(now, delay)
                     && (live_besides || path.recovery.ever_answered())
                 {
-                    silent = self.freeze(now, slot, !live_besides) && live_besides;
+                    // A server can do nothing about its only path; a device may have another link.
+                    silent = self.freeze(now, slot, !live_besides)
+                        && (live_besides || self.role == Role::Initiator);
                 } else if let Some(oldest) = path.recovery.oldest() {
                     let again: Vec<SentFrame> = oldest.frames().collect();
                     let mut own = path.wants;

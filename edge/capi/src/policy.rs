@@ -198,6 +198,7 @@ async fn decide(
     let Some(mut links) = line.links.clone() else {
         return std::future::pending().await;
     };
+    let mut answers = line.device.watch_answers();
     let mut purse = BudgetMeter::default();
     let mut watched = WakeEntry::new(&home.wake_registry);
     loop {
@@ -261,6 +262,8 @@ async fn decide(
             () = tokio::time::sleep(pause), if counts || watches || locked && rests.is_none() => {}
             () = lock_changed(home, sees.owner, locked) => {}
             _ = links.changed() => {}
+            // What is sent over a link, or asked there, is answered, or is not any more.
+            _ = answers.changed() => {}
             () = wakes.changed.notified() => {}
         }
     }

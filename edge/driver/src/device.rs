@@ -109,6 +109,8 @@ pub(crate) struct DeviceInner {
     pub(crate) state: Mutex<DeviceState>,
     /// Announced whenever payload was seen to move, and when a link begins or ceases to answer.
     moved: watch::Sender<()>,
+    /// Announced when a link begins or ceases to answer.
+    answers: watch::Sender<()>,
     runtime: Handle,
 }
 
@@ -222,6 +224,7 @@ impl Device {
                 ..DeviceState::default()
             }),
             moved: watch::Sender::default(),
+            answers: watch::Sender::default(),
             runtime: Handle::current(),
         });
         let ticker = tokio::spawn(tick(body.clone()));
@@ -333,7 +336,7 @@ impl Device {
     /// flight travels elsewhere, and its window stays. For who knows of a hole before it comes, or wants to be
     /// still for a moment; whoever does not want the link at all sets its use ([`Device::set_use`]).
     pub fn freeze(&self, name: &str) {
-        self.body.input(|links, _, _| links.freeze(name));
+        self.body.input(|links, now, _| links.freeze(now, name));
     }
 
     /// Goes on with a link that was frozen by [`Device::freeze`].
@@ -394,6 +397,11 @@ impl Device {
     /// a client that looks at [`Device::link_statuses`] only then.
     pub fn watch_traffic(&self) -> watch::Receiver<()> {
         self.body.moved.subscribe()
+    }
+
+    /// Tells when a link begins to answer, or counts as silent: what may be used is to be decided anew.
+    pub fn watch_answers(&self) -> watch::Receiver<()> {
+        self.body.answers.subscribe()
     }
 
     /// Figures of every path, whatever its link.
@@ -496,8 +504,11 @@ impl DeviceInner {
         let r = f(&mut state.links, clock::now(), &paths);
         let news = state.links.take_news();
         drop((state, inner));
-        if news {
+        if news.traffic || news.answers {
             self.moved.send_replace(());
+        }
+        if news.answers {
+            self.answers.send_replace(());
         }
         r
     }

@@ -121,6 +121,6 @@ impl CarryingLink for LinkStatus {
 impl From<&LinkStatus> for LinkCandidate {
     fn from(link: &LinkStatus) -> LinkCandidate {
         let class = link.class.into();
-        link_candidate(&link.name, class, link.rate, link.path.as_ref())
+        link_candidate(&link.name, class, link.rate, link.answers)
     }
 }

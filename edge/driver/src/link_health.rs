@@ -9,7 +9,7 @@ use tokio::task::JoinHandle;
 
 use crate::device::DeviceInner;
 
-/// Tells the links when paths come up and when they become quiet.
+/// Tells the links when paths come up, when they become quiet, and when they fall silent.
 pub(crate) fn watch_first_hops(body: Arc<DeviceInner>) -> JoinHandle<()> {
     let mut events = body.shared.events.subscribe();
     tokio::spawn(async move {
@@ -19,9 +19,14 @@ pub(crate) fn watch_first_hops(body: Arc<DeviceInner>) -> JoinHandle<()> {
                     body.input(|links, now, _| links.on_path_quiet(now, link));
                 }
                 Ok((_, SessionEvent::PathUp { link, .. })) => {
-                    body.input(|links, now, _| links.on_path_up(now, link));
+                    body.input(|links, now, session| links.on_path_up(now, session, link));
                 }
-                Ok(_) | Err(RecvError::Lagged(_)) => {}
+                Ok((_, SessionEvent::PathSilent { .. })) | Err(RecvError::Lagged(_)) => {
+                    body.input(|links, now, session| links.on_path_silent(now, session));
+                    // The verdict on the link is due at another time now.
+                    body.shared.notify_activity();
+                }
+                Ok(_) => {}
                 Err(RecvError::Closed) => return,
             }
         }

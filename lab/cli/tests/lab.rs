@@ -198,7 +198,7 @@ fn lab_and_simulator_print_the_same_object_with_the_keys_of_the_documentation() 
         };
         each(
             "flows",
-            "id bytes sha256_ok finished_s first_byte_s last_byte_s deadline_s deadline_met bytes_by_link \
+            "id bytes sha256_ok finished_s first_byte_s last_byte_s silence_max_s deadline_s deadline_met bytes_by_link \
              duplicate_bytes",
         );
         each(

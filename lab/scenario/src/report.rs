@@ -34,6 +34,9 @@ pub struct FlowReport {
     pub first_byte_s: Option<f64>,
     /// When the last that was new came.
     pub last_byte_s: Option<f64>,
+    /// The longest time between two arrivals of new bytes; `null` if none came, or nobody could see it.
+    #[serde(default)]
+    pub silence_max_s: Option<f64>,
     /// By when it should have been; `null` if there was no deadline.
     pub deadline_s: Option<f64>,
     /// Complete in time; without a deadline, complete.

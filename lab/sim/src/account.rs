@@ -1,6 +1,6 @@
 //! What a transfer cost, exactly: bytes by link, and bytes that came twice. No crash undoes it.
 
-use cedos_lab_link::Time;
+use cedos_lab_link::{Span, Time};
 use cedos_lab_scenario::{Direction, FlowReport, ScenarioFlow};
 use d2tp_session::FlowArrival;
 
@@ -18,6 +18,8 @@ pub(crate) struct Account {
     request_left: u64,
     /// When new content came first, and last.
     came: Option<(Time, Time)>,
+    /// The longest time between two arrivals of new content.
+    silence_max: Span,
 }
 
 impl Account {
@@ -27,6 +29,7 @@ impl Account {
             duplicate: 0,
             request_left: 0,
             came: None,
+            silence_max: Span::ZERO,
         }
     }
 
@@ -49,7 +52,9 @@ impl Account {
         };
         self.request_left -= request;
         if piece.new > request {
-            self.came = Some((self.came.map_or(now, |(first, _)| first), now));
+            let (first, last) = self.came.unwrap_or((now, now));
+            self.silence_max = self.silence_max.max(now.since(last));
+            self.came = Some((first, now));
         }
         let content = piece.bytes - request;
         self.by_link[link] += content;
@@ -101,6 +106,7 @@ impl SimDevice {
             finished_s,
             first_byte_s: account.came.map(|(first, _)| first.as_secs_f64()),
             last_byte_s: account.came.map(|(_, last)| last.as_secs_f64()),
+            silence_max_s: account.came.map(|_| account.silence_max.as_secs_f64()),
             deadline_s: spec.deadline_s,
             deadline_met: finished_s.is_some_and(|at| spec.deadline_s.is_none_or(|by| at <= by)),
             bytes_by_link: carried
@@ -139,5 +145,6 @@ mod tests {
             .came
             .map(|(a, b)| (a.as_secs_f64(), b.as_secs_f64()));
         assert_eq!(came, Some((2.0, 3.0)));
+        assert_eq!(account.silence_max, Span::from_secs(1));
     }
 }

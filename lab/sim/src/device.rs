@@ -573,7 +573,15 @@ impl SimDevice {
                     self.look_at = now;
                 }
                 SessionEvent::PathUp { link, .. } => {
-                    self.links.on_path_up(self.host.clock.core(now), link);
+                    self.with_links(now, |links, now, session| {
+                        links.on_path_up(now, session, link);
+                    });
+                    self.look_at = now;
+                }
+                SessionEvent::PathSilent { .. } => {
+                    self.with_links(now, |links, now, session| {
+                        links.on_path_silent(now, session);
+                    });
                     self.look_at = now;
                 }
                 SessionEvent::Closed(end) => {

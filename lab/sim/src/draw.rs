@@ -6,6 +6,9 @@
 //!      └ flows start                                                       one link good
 //! ```
 //!
+//! One seed of eight is of another kind: one link is good, another never answers or ceases to, and what a
+//! device promises about that must hold (`CONNECT_S_MAX`, `SILENCE_S_MAX`).
+//!
 //! Each is text in the form of a scenario file, so a seed that fails is at once a file to keep.
 
 use std::fmt::Write;
@@ -26,6 +29,14 @@ const OUTAGE_S_MAX: f64 = 7.0 * 86_400.0;
 const REPLAY_S_MAX: f64 = 86_400.0;
 /// The stream of chance that scenarios are drawn from; runs use lower ones.
 const FUZZ_STREAM: u64 = 1 << 33;
+
+/// Of so many seeds one is about a link that is attached and does not answer.
+const UNANSWERED_EVERY: u64 = 8;
+/// From the start of a flow to its first byte over the other link: a second for the first link to answer,
+/// a handshake and a request.
+const CONNECT_S_MAX: f64 = 2.5;
+/// The longest silence of a flow when its link ceases to answer.
+const SILENCE_S_MAX: f64 = 1.5;
 
 /// States that are aimed at: those that last for a moment, or that few runs come to.
 const AMBUSHES: [(&str, ScenarioState); 12] = [
@@ -51,7 +62,11 @@ pub fn scenario_text(seed: u64, salt: u64) -> String {
         outage: None,
     };
     let mut out = String::new();
-    draw.scenario(&mut out, seed).expect("a string takes text");
+    let drawn = match seed % UNANSWERED_EVERY == UNANSWERED_EVERY - 1 {
+        true => draw.unanswered(&mut out, seed),
+        false => draw.scenario(&mut out, seed),
+    };
+    drawn.expect("a string takes text");
     out
 }
 
@@ -140,6 +155,79 @@ impl Draw {
         }
         if self.chance(0.3) {
             self.ambush(out)?;
+        }
+        Ok(())
+    }
+
+    /// Two links of which one is good all the time and the other never answers, or ceases to: each flow
+    /// connects soon, and is never still for long.
+    fn unanswered(&mut self, out: &mut String, seed: u64) -> std::fmt::Result {
+        writeln!(
+            out,
+            "about = \"Drawn from a seed: one link does not answer, the other is good.\""
+        )?;
+        writeln!(out, "seed = {seed}\nduration_s = 120")?;
+        let silent = [
+            ("dead = true", "dead = false"),
+            ("cut = true", "cut = false"),
+            ("stall = true", "stall = false"),
+            ("loss_down = 1", "loss_down = 0"),
+            ("loss_up = 1", "loss_up = 0"),
+        ];
+        let (begins, ends) = self.one_of(&silent);
+        let from_s = match self.chance(0.4) {
+            true => 0.0,
+            false => self.between(0.2, 12.0),
+        };
+        let until_s = self.chance(0.5).then(|| from_s + self.between(2.0, 40.0));
+        writeln!(out, "\n[[link]]\nname = \"wlan0\"")?;
+        let (down, up) = (self.between(5.0, 40.0), self.between(2.0, 10.0));
+        let rtt = self.between(5.0, 80.0);
+        writeln!(out, "down_mbps = {down}\nup_mbps = {up}\nrtt_ms = {rtt}")?;
+        writeln!(
+            out,
+            "queue_ms = 60\njitter_ms = {}",
+            self.between(0.0, 10.0)
+        )?;
+        writeln!(out, "\n[[link.at]]\nt_s = {from_s}\n{begins}")?;
+        if let Some(until_s) = until_s {
+            writeln!(out, "\n[[link.at]]\nt_s = {until_s}\n{ends}")?;
+        }
+        writeln!(out, "\n[[link]]\nname = \"wwan0\"")?;
+        if self.chance(0.7) {
+            writeln!(out, "class = \"metered\"")?;
+        }
+        let (down, up) = (self.between(2.0, 20.0), self.between(1.0, 5.0));
+        let rtt = self.between(30.0, 150.0);
+        writeln!(out, "down_mbps = {down}\nup_mbps = {up}\nrtt_ms = {rtt}")?;
+        writeln!(
+            out,
+            "queue_ms = 100\njitter_ms = {}",
+            self.between(0.0, 10.0)
+        )?;
+        let directions: &[&str] = match self.rng.random_range(0..3) {
+            0 => &["down"],
+            1 => &["up"],
+            _ => &["down", "up"],
+        };
+        for (number, direction) in directions.iter().enumerate() {
+            let bytes = self.one_of(&[50_000, 1_000_000, 4_000_000, 12_000_000]);
+            let start_s = self.one_of(&[0.0, 0.0, 1.5, 4.0]);
+            writeln!(
+                out,
+                "\n[[flow]]\nbytes = {bytes}\ndirection = \"{direction}\""
+            )?;
+            writeln!(out, "start_s = {start_s}\npolicy = \"any\"")?;
+            for expected in [
+                format!("flows[{number}].sha256_ok"),
+                format!(
+                    "flows[{number}].first_byte_s <= {}",
+                    start_s + CONNECT_S_MAX
+                ),
+                format!("flows[{number}].silence_max_s <= {SILENCE_S_MAX}"),
+            ] {
+                writeln!(out, "\n[[expect]]\ntext = \"{expected}\"")?;
+            }
         }
         Ok(())
     }
@@ -309,6 +397,9 @@ impl Draw {
         if self.chance(0.25) {
             writeln!(out, "mtu = {}", self.one_of(sizes))?;
         }
+        if self.chance(0.1) {
+            writeln!(out, "dead = true")?;
+        }
         self.changes(out, sizes)?;
         self.end(out, number == healed, others_stay, far)
     }
@@ -320,6 +411,7 @@ impl Draw {
             "up = false",
             "dead = true",
             "stall = true",
+            "cut = true",
             "loss_down = 1",
             "loss_up = 1",
             "down_mbps = 0.05\nup_mbps = 0.05\nrtt_ms = 900",
@@ -377,7 +469,7 @@ impl Draw {
         }
         writeln!(out, "\n[[link.at]]\nt_s = {heal_s}")?;
         if healed || others_stay {
-            writeln!(out, "up = true\ndead = false\nstall = false")?;
+            writeln!(out, "up = true\ndead = false\nstall = false\ncut = false")?;
         }
         if healed {
             writeln!(

@@ -106,6 +106,8 @@ pub struct LinkTraffic {
     pub rate: Option<u64>,
     /// Its path answers; none if it has no path.
     pub is_answering: Option<bool>,
+    /// What was asked over it was not answered: it is down, whatever addresses it has.
+    pub is_silent: bool,
     /// There and back, as its path measured it.
     pub round_trip: Option<Duration>,
 }
@@ -381,6 +383,7 @@ impl ProxyClient {
                     active_time: None,
                     rate: None,
                     is_answering: None,
+                    is_silent: false,
                     round_trip: None,
                 };
                 (name, carrying)
@@ -392,6 +395,7 @@ impl ProxyClient {
                 active_time: None,
                 rate: None,
                 is_answering: None,
+                is_silent: false,
                 round_trip: None,
             });
             carrying.bytes += if self.sends {
@@ -404,10 +408,16 @@ impl ProxyClient {
             carrying.rate = way.rate;
             let active = |path: &PathStats| path.state == PathState::Active;
             carrying.is_answering = way.path.as_ref().map(active);
+            carrying.is_silent = way.answers.is_silent();
             let path = way.path.filter(active);
             carrying.round_trip = path.map(|path| path.rtt.into());
         }
         links
+    }
+
+    /// Tells when a link of the session begins to answer, or counts as silent; none without a session.
+    pub fn watch_answers(&self) -> Option<watch::Receiver<()>> {
+        self.device().map(|device| device.watch_answers())
     }
 
     /// Whether any path answers now.

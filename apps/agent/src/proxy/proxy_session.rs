@@ -16,8 +16,8 @@ use std::time::Duration;
 
 use d2tp_driver::{
     CarriedByLink, Device, EndpointConfig, Flow, FlowClient, FlowClientReport, FlowEnd,
-    FlowIo as _, FlowSettings, LinkStatus, LinkUse, PathState, SchedulerHandle, SecretKey,
-    ServerAddress, SessionEvent,
+    FlowIo as _, FlowSettings, LinkStatus, LinkUse, SchedulerHandle, SecretKey, ServerAddress,
+    SessionEvent,
 };
 use d2tp_links::{CostClass, Link};
 use d2tp_sched::{CostPolicy, FlowDemand, Grant, SchedulerKind};
@@ -172,15 +172,12 @@ impl SessionFlows {
     /// Has the agent decide: its answer comes a moment later.
     fn report(&mut self, links: &[LinkStatus], spent: &[LinkPayload], agent: &AgentScheduler) {
         let used = links.iter().filter(|link| link.usage != LinkUse::Off);
-        let reported = |link: &LinkStatus| {
-            let path = link.path.as_ref().map(|path| path.state);
-            ReportedLink {
-                name: link.name.clone(),
-                class: link.class.into(),
-                rate: link.rate.map(|rate| rate as f64),
-                stalled: path == Some(PathState::Silent),
-                in_use: path == Some(PathState::Active),
-            }
+        let reported = |link: &LinkStatus| ReportedLink {
+            name: link.name.clone(),
+            class: link.class.into(),
+            rate: link.rate.map(|rate| rate as f64),
+            stalled: link.answers.is_silent(),
+            in_use: link.answers.is_up(),
         };
         let flow = |group: &mut ConnGroup| {
             // The agent's scheduler knows it now, and this process's no longer.
@@ -581,7 +578,7 @@ impl ProxySession {
         let mut answered = false;
         loop {
             let (mut costs, mut again) = (false, None);
-            let (mut moves, mut purse_left) = (None, None);
+            let (mut moves, mut answers_change, mut purse_left) = (None, None, None);
             let socket = lock(&self.agent_socket).clone();
             let any = self.connections() > 0;
             let agent = match any {
@@ -591,6 +588,7 @@ impl ProxySession {
             if let Some(device) = self.proxy.device() {
                 // What was carried until now is in what is looked at.
                 moves = Some(device.watch_traffic());
+                answers_change = Some(device.watch_answers());
                 let ways = device.link_statuses();
                 let purse = lock(&self.budget).clone();
                 purse_left = purse.as_ref().map(|purse| purse.watch_left());
@@ -645,6 +643,7 @@ impl ProxySession {
                     Err(_) => return,
                 },
                 () = self.stirred.notified() => false,
+                () = changed(&mut answers_change) => false,
                 () = answers => {
                     answered = true;
                     was_settled

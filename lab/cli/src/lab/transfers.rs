@@ -328,6 +328,8 @@ impl<'a> LabTransfer<'a> {
             finished_s: finished,
             first_byte_s: came("first_byte_s"),
             last_byte_s: came("last_byte_s"),
+            // A transfer tells of switches, not of every pause.
+            silence_max_s: None,
             deadline_s: self.flow.deadline_s,
             deadline_met: finished.is_some_and(|at| self.flow.deadline_s.is_none_or(|by| at <= by)),
             bytes_by_link,

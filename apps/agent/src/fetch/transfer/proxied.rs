@@ -18,7 +18,7 @@ use d2tp_sched::{
     CostPolicy, DeadlineFallback, FlowDemand, Grant, LinkCandidate, LinkChoice, LinkClass,
     LinkWaitReason, format_duration,
 };
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::super::boot_clock::BootInstant;
@@ -32,9 +32,6 @@ use super::{AttemptEnd, BACKOFF_FIRST, ClientDecision, ClientReport, EPOCH, Tran
 
 /// How long the proxy may be silent before we say so.
 const UNREACHABLE_AFTER: Duration = Duration::from_secs(4); // five handshake tries on a fast link
-
-/// How long a path that does not answer counts as one that will.
-const SILENT_AFTER: Duration = Duration::from_secs(1); // a guess: more than a slow handshake
 
 /// How long a link must answer before its rate says something: a new path is still speeding up.
 const RATE_AFTER: Duration = Duration::from_millis(1500); // a guess
@@ -76,8 +73,6 @@ pub(super) struct ProxyTransferState {
     spent_before: u64,
     /// Whether other transfers go first.
     behind: bool,
-    /// Since when a link that should work does not answer.
-    silent_since: BTreeMap<String, BootInstant>,
     /// Since when a link answers.
     answering_since: BTreeMap<String, BootInstant>,
     /// What metered links carried when they were last paid for: without payload nothing is measured.
@@ -253,6 +248,7 @@ impl TransferRun<'_, ProxyClient> {
         }
         let held = self.sink.held_bytes();
         let mut links = self.links.clone();
+        let mut answers = self.dial.watch_answers();
         let mut stop = self.stop.clone();
         let local = self.dial.needs_no_link();
         let (mut epoch_start, mut epoch_bytes) = (BootInstant::now(), 0u64);
@@ -261,6 +257,7 @@ impl TransferRun<'_, ProxyClient> {
                 biased;
                 _ = stop.wait_for(|stop| *stop) => return Ok(AttemptEnd::ChooseAgain),
                 Ok(()) = links.changed() => self.update_spending(helm).map_err(FetchFault::Final)?,
+                () = answers_changed(&mut answers) => self.update_spending(helm).map_err(FetchFault::Final)?,
                 event = next_event(&mut helm.events) => self.on_session_event(event, helm).map_err(FetchFault::Final)?,
                 _ = epoch.tick() => {
                     let now = BootInstant::now();
@@ -355,6 +352,7 @@ impl TransferRun<'_, ProxyClient> {
             sources: Vec::new(),
         };
         let mut links = self.links.clone();
+        let mut answers = self.dial.watch_answers();
         let mut stop = self.stop.clone();
         let mut fetch = pin!(exchange(dial, ask, &via));
         loop {
@@ -365,6 +363,7 @@ impl TransferRun<'_, ProxyClient> {
                     return answer.map(Some).map_err(|fault| self.flow_cause(fault));
                 }
                 Ok(()) = links.changed() => {}
+                () = answers_changed(&mut answers) => {}
                 event = next_event(&mut helm.events) => {
                     self.on_session_event(event, helm).map_err(FetchFault::Final)?;
                     continue;
@@ -852,14 +851,6 @@ impl TransferRun<'_, ProxyClient> {
                     now
                 }
             };
-            let silent = in_use && carrying.is_none_or(|c| c.is_answering != Some(true));
-            let stalled = if silent {
-                let since = *helm.silent_since.entry(link.name.clone()).or_insert(now);
-                now.since(since) >= SILENT_AFTER
-            } else {
-                helm.silent_since.remove(&link.name);
-                false
-            };
             let mut rate = carrying
                 .and_then(|c| c.rate)
                 .filter(|_| now.since(answering) >= RATE_AFTER)
@@ -875,12 +866,10 @@ impl TransferRun<'_, ProxyClient> {
                 class,
                 rate_bytes_per_s: rate,
                 metric: link.metric().unwrap_or(u32::MAX),
-                stalled,
+                stalled: carrying.is_some_and(|carrying| carrying.is_silent),
                 in_use,
             });
         }
-        helm.silent_since
-            .retain(|name, _| links.iter().any(|l| l.name == *name && l.is_usable()));
         ways
     }
 
@@ -1007,6 +996,16 @@ pub(super) async fn next_event(
         },
         None => std::future::pending().await,
     }
+}
+
+/// Waits until a link of the session begins to answer, or counts as silent; without a session, for ever.
+pub(super) async fn answers_changed(answers: &mut Option<watch::Receiver<()>>) {
+    if let Some(answers) = answers
+        && answers.changed().await.is_ok()
+    {
+        return;
+    }
+    std::future::pending().await
 }
 
 #[cfg(test)]

@@ -18,7 +18,7 @@ use http::header::{LOCATION, RETRY_AFTER};
 use tokio::io::AsyncReadExt;
 use tokio::time::{MissedTickBehavior, interval};
 
-use super::proxied::{ProxyTransferState, next_event};
+use super::proxied::{ProxyTransferState, answers_changed, next_event};
 use super::*;
 use crate::fetch::proxy;
 use crate::fetch::upload_body::{
@@ -92,6 +92,7 @@ impl TransferRun<'_, ProxyClient> {
         let mut epoch = interval(EPOCH);
         epoch.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let (mut links, mut stop) = (self.links.clone(), self.stop.clone());
+        let mut answers = self.dial.watch_answers();
         let (mut epoch_start, mut epoch_bytes) = (BootInstant::now(), 0u64);
         let (mut kept, mut total) = (Vec::new(), 0u64);
         let mut piece = [0; 8192];
@@ -100,6 +101,7 @@ impl TransferRun<'_, ProxyClient> {
                 biased;
                 _ = stop.wait_for(|stop| *stop) => return Ok(AttemptEnd::ChooseAgain),
                 Ok(()) = links.changed() => self.update_spending(helm).map_err(FetchFault::Final)?,
+                () = answers_changed(&mut answers) => self.update_spending(helm).map_err(FetchFault::Final)?,
                 event = next_event(&mut helm.events) => self.on_session_event(event, helm).map_err(FetchFault::Final)?,
                 _ = epoch.tick() => {
                     let now = BootInstant::now();
