@@ -11,26 +11,12 @@ use d2tp_driver::SendSource;
 use http::header::{self, HeaderMap, HeaderValue};
 use http::{StatusCode, Version};
 
+use crate::flow_report::ServedFrom;
 use crate::origin::PSEUDONYM;
 use crate::pinned_copy::{CopyHead, PinnedCopy};
 use crate::range::RangeAnswer;
 use crate::refusal::ProxRefusal;
 use crate::spooled_body::SpoolReadError;
-
-/// Where the bytes of an answer came from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ServedFrom {
-    /// Fetched for this flow.
-    Origin,
-    /// A copy pinned by an earlier flow of the same client.
-    PinnedCopy,
-    /// The proxy itself: an error answer.
-    Proxy,
-    /// The request opens a tunnel.
-    Tunnel,
-    /// Nothing: packets passed on, beside the flow.
-    Relay,
-}
 
 /// A whole answer as one source: offset 0 is the first byte of the status line.
 pub(crate) struct AnswerSource {

@@ -9,13 +9,14 @@ use d2tp_driver::{FlowIo, HostKey, Journal, JournalError, Server};
 
 use crate::answer::AnswerSource;
 use crate::copy_store::StoredProgress;
-use crate::flow::{FlowLogRecord, MemoState, ProxFlowOutcome, ResetGuard, send};
+use crate::flow_answer::{MemoState, ResetGuard, send};
+use crate::flow_memo::FlowMemo;
+use crate::flow_report::{FlowLogRecord, ProxFlowOutcome};
 use crate::flow_watch::FlowWatch;
-use crate::hibernated_copies::FlowMemo;
 use crate::pinned_copy::{CopyHead, PinnedCopy};
 use crate::prox::Prox;
 use crate::quota_ledger::StorageTier;
-use crate::spooled_body::{RestoredBody, SpoolFile, SpooledBody};
+use crate::spooled_body::{RestoredBody, SpoolFile, SpoolStatus, SpooledBody};
 use d2tp_driver::ResetCause;
 
 impl Prox {
@@ -254,6 +255,33 @@ pub(crate) async fn serve_resumed<F: FlowIo>(
     .await;
     drop(attendance);
     permit.settle(&outcome);
-    crate::flow::retain_copy(flow, prox, &outcome, copy);
+    retain_copy(flow, prox, &outcome, copy);
     outcome
+}
+
+/// What becomes of a copy when a flow needs it no more.
+pub(crate) fn retain_copy<F: FlowIo>(
+    flow: &F,
+    prox: &Prox,
+    outcome: &ProxFlowOutcome,
+    copy: Arc<PinnedCopy>,
+) {
+    let client = flow.peer();
+    let intact = !matches!(copy.body.extent().status, SpoolStatus::Failed(_));
+    if *outcome == ProxFlowOutcome::Hibernated {
+        prox.hibernate_copy(client, copy);
+    } else if matches!(outcome, ProxFlowOutcome::Broken(_))
+        && intact
+        && copy.head.status == http::StatusCode::OK
+    {
+        // After the flow's deadline nobody wants it.
+        let grace = flow
+            .deadline_left()
+            .map_or(prox.config.keep, |left| left.min(prox.config.keep));
+        prox.retained
+            .retain(client, copy, grace, prox.config.client_kept_max);
+    } else {
+        drop(copy);
+        prox.retained.remove_if_empty(client);
+    }
 }

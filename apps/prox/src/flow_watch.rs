@@ -6,10 +6,11 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::BytesMut;
-use d2tp_driver::{FORGOTTEN, FlowEnd, FlowHibernated, FlowIo};
+use d2tp_driver::{FORGOTTEN, FlowEnd, FlowHibernated, FlowIo, ResetCause};
 use tokio::io::{AsyncReadExt, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep_until};
 
+use crate::flow_report::ProxFlowOutcome;
 use crate::prox::Prox;
 
 /// Bytes after a request that are read and thrown away; more stay unread, which stops the sender.
@@ -155,4 +156,18 @@ fn broken<F: FlowIo>(flow: &F, error: io::Error) -> FlowGone {
         return FlowGone::Deadline;
     }
     FlowGone::Broken(error)
+}
+
+impl FlowGone {
+    /// The outcome of a flow that went by itself.
+    pub(crate) fn outcome(self) -> ProxFlowOutcome {
+        match self {
+            FlowGone::Delivered => ProxFlowOutcome::Delivered,
+            FlowGone::Broken(error) => ProxFlowOutcome::Broken(error.to_string()),
+            FlowGone::Deadline => ProxFlowOutcome::Reset(ResetCause::Deadline),
+            FlowGone::Stopped => ProxFlowOutcome::Reset(ResetCause::Stopping),
+            FlowGone::Hibernated => ProxFlowOutcome::Hibernated,
+            FlowGone::Forgotten => ProxFlowOutcome::Forgotten,
+        }
+    }
 }

@@ -1,55 +1,12 @@
-//! Flows that sleep, as the proxy sees them: a memo each, and the copies they will go on reading.
-//!
-//! A memo is what [`d2tp_driver::FlowIo::allow_hibernation`] keeps: which copy, which part of it, and the head
-//! that was sent before it, byte for byte, since the flow's offsets count it.
+//! Copies that hibernated flows will go on reading.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use bytes::Bytes;
 use d2tp_driver::HostKey;
 use parking_lot::Mutex;
-use serde::{Deserialize, Serialize};
 
-use crate::answer::ServedFrom;
 use crate::pinned_copy::PinnedCopy;
-
-/// What a flow needs to be served on.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct FlowMemo {
-    /// The copy it reads; none if all of the answer is in `head`.
-    pub(crate) copy: Option<u64>,
-    pub(crate) head: String,
-    pub(crate) start: u64,
-    pub(crate) end: Option<u64>,
-    pub(crate) status: u16,
-    pub(crate) pinned: bool,
-    pub(crate) asked: String,
-}
-
-impl FlowMemo {
-    pub(crate) fn encode(&self) -> Bytes {
-        serde_json::to_vec(self).expect("text and numbers").into()
-    }
-
-    pub(crate) fn decode(bytes: &[u8]) -> Option<FlowMemo> {
-        serde_json::from_slice(bytes).ok()
-    }
-
-    /// Where its bytes came from.
-    pub(crate) fn served(&self) -> ServedFrom {
-        match (self.copy, self.pinned) {
-            (None, _) => ServedFrom::Proxy,
-            (_, true) => ServedFrom::PinnedCopy,
-            (_, false) => ServedFrom::Origin,
-        }
-    }
-
-    /// Bytes of the response's head.
-    pub(crate) fn head_bytes(&self) -> Option<Vec<u8>> {
-        self.head.chars().map(|c| u8::try_from(c).ok()).collect()
-    }
-}
 
 /// Copies of which flows sleep.
 #[derive(Debug, Default)]
@@ -144,32 +101,5 @@ impl HibernatedCopies {
     /// Copies on which flows sleep.
     pub(crate) fn len(&self) -> usize {
         self.copies.lock().len()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_memo_comes_back_and_damage_is_none() {
-        let memo = FlowMemo {
-            copy: Some(7),
-            head: b"HTTP/1.1 200 OK\r\nX: \xff\r\n\r\n"
-                .iter()
-                .map(|b| char::from(*b))
-                .collect(),
-            start: 3,
-            end: Some(9),
-            status: 206,
-            pinned: true,
-            asked: "GET http://h/".into(),
-        };
-        let bytes = memo.encode();
-        assert_eq!(FlowMemo::decode(&bytes), Some(memo.clone()));
-        assert!(memo.head_bytes().unwrap().contains(&0xff));
-        for cut in 0..bytes.len() {
-            assert_eq!(FlowMemo::decode(&bytes[..cut]), None);
-        }
     }
 }

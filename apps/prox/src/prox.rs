@@ -1,4 +1,4 @@
-//! One proxy: its configuration, its way to origins, its ledger and its shelf.
+//! One proxy: its configuration, its way to origins, its ledger and its copies.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,6 +9,7 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
+use crate::address_key::address_of;
 use crate::config::ProxConfig;
 use crate::copy_fetcher::CopyFetcher;
 use crate::copy_store::CopyStore;
@@ -16,7 +17,6 @@ use crate::dial::{Resolve, SystemResolver};
 use crate::egress::EgressFilter;
 use crate::hibernated_copies::HibernatedCopies;
 use crate::key_text::show_key;
-use crate::listener::address_of;
 use crate::origin::{OriginBody, OriginResponse, Upstream};
 use crate::pinned_copy::{CopyHead, CopyRequest, PinnedCopy};
 use crate::quota_ledger::{FlowPermit, QuotaExceeded, QuotaLedger};

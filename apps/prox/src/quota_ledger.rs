@@ -11,7 +11,7 @@ use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 
 use crate::config::ProxConfig;
-use crate::flow::ProxFlowOutcome;
+use crate::flow_report::ProxFlowOutcome;
 use crate::refusal::ProxRefusal;
 
 /// Where pinned bytes lie.

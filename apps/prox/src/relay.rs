@@ -20,11 +20,11 @@ use d2tp_driver::{
 };
 use tokio::io::AsyncWriteExt;
 
-use crate::answer::ServedFrom;
 use crate::config::ProxConfig;
 use crate::dial::allowed_addresses;
-use crate::flow::{FlowLogRecord, ProxFlowOutcome, outcome_when_gone, refuse};
-use crate::flow_watch::{FlowGone, FlowWatch};
+use crate::flow_answer::refuse;
+use crate::flow_report::{FlowLogRecord, ProxFlowOutcome, ServedFrom};
+use crate::flow_watch::FlowWatch;
 use crate::key_text::show_key;
 use crate::prox::Prox;
 use crate::refusal::ProxRefusal;
@@ -167,7 +167,7 @@ async fn attend<F: FlowIo>(
                 Ok(0) => break,
                 // There is nothing to say here.
                 Ok(_) => unheard.clear(),
-                Err(gone) => return outcome_when_gone(gone),
+                Err(gone) => return gone.outcome(),
             },
             () = hosting.addresses_changed() => {}
             news = news => match news {
@@ -184,8 +184,5 @@ async fn attend<F: FlowIo>(
     if flow.shutdown().await.is_err() {
         return ProxFlowOutcome::Reset(ResetCause::Stopping);
     }
-    match watch.gone(flow, prox).await {
-        FlowGone::Delivered => ProxFlowOutcome::Delivered,
-        gone => outcome_when_gone(gone),
-    }
+    watch.gone(flow, prox).await.outcome()
 }

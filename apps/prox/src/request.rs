@@ -10,120 +10,20 @@
 //! them is broken or hostile, and the answer should say so: bare CR or LF, folded lines, spaces
 //! before a colon, two lengths, a length beside a coding, two `Host` headers.
 
-use std::io;
 use std::time::Duration;
 
 use d2tp_driver::HostKey;
 use http::Method;
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
-use tokio::io::{AsyncRead, AsyncReadExt};
 use url::Url;
 
 use crate::dial::OriginTarget;
 use crate::key_text::{parse_key, show_key};
 use crate::refusal::ProxRefusal;
+use crate::request_head::{ProxRequestHead, RequestHeadError, read_head};
 
-/// Bytes of a request head, the final empty line included. RELIABILITY: header block ≤ 32 kB.
-pub const HEAD_BYTES_MAX: usize = 32 * 1024;
 /// Header fields in a request head. A guess: browsers send about 20.
 pub const HEADERS_MAX: usize = 128;
-/// Bytes read from the flow at once while looking for the end of the head.
-const READ_BYTES: usize = 4096;
-
-/// A request head as bytes, and what came after it.
-#[derive(Debug)]
-pub(crate) struct ProxRequestHead {
-    bytes: Vec<u8>,
-    end: usize,
-}
-
-impl ProxRequestHead {
-    /// What arrived after the head: the first bytes of a tunnel.
-    pub(crate) fn rest(&self) -> &[u8] {
-        &self.bytes[self.end..]
-    }
-}
-
-/// Why there is no head.
-#[derive(Debug)]
-pub(crate) enum RequestHeadError {
-    /// To be answered.
-    Refused(ProxRefusal),
-    /// The flow ended or broke before a whole head came; nobody is there to answer.
-    Gone(io::Error),
-}
-
-/// Reads up to the empty line.
-pub(crate) async fn read_head<R>(
-    flow: &mut R,
-    limit: Duration,
-) -> Result<ProxRequestHead, RequestHeadError>
-where
-    R: AsyncRead + Unpin,
-{
-    let reading = async {
-        let mut bytes = Vec::new();
-        let mut seen = 0;
-        loop {
-            match head_end(&bytes, seen) {
-                Ok(Some(end)) if end <= HEAD_BYTES_MAX => {
-                    return Ok(ProxRequestHead { bytes, end });
-                }
-                Ok(None) if bytes.len() < HEAD_BYTES_MAX => {}
-                Ok(_) => {
-                    return Err(RequestHeadError::Refused(ProxRefusal::HeadTooLarge {
-                        max: HEAD_BYTES_MAX,
-                    }));
-                }
-                Err(why) => return Err(RequestHeadError::Refused(ProxRefusal::BadRequest(why))),
-            }
-            seen = bytes.len();
-            bytes.reserve(READ_BYTES);
-            match flow.take(READ_BYTES as u64).read_buf(&mut bytes).await {
-                Ok(0) if bytes.is_empty() => {
-                    return Err(RequestHeadError::Gone(io::ErrorKind::UnexpectedEof.into()));
-                }
-                Ok(0) => {
-                    return Err(RequestHeadError::Refused(ProxRefusal::BadRequest(
-                        "the head has no end",
-                    )));
-                }
-                Ok(_) => {}
-                Err(error) => return Err(RequestHeadError::Gone(error)),
-            }
-        }
-    };
-    match tokio::time::timeout(limit, reading).await {
-        Ok(head) => head,
-        Err(_) => Err(RequestHeadError::Refused(ProxRefusal::RequestTimeout(
-            limit,
-        ))),
-    }
-}
-
-/// Finds the end of the head; bytes before `seen` were looked at already. Refuses line ends that
-/// two readers could see differently.
-fn head_end(bytes: &[u8], seen: usize) -> Result<Option<usize>, &'static str> {
-    for at in seen..bytes.len() {
-        let before = at.checked_sub(1).map(|i| bytes[i]);
-        match bytes[at] {
-            0 => return Err("a NUL byte in the head"),
-            b'\n' if before != Some(b'\r') => return Err("a bare LF; lines end with CR LF"),
-            b'\n' if at == 1 => return Err("an empty line before the request line"),
-            b'\n' if at >= 3 && bytes[at - 3] == b'\r' && bytes[at - 2] == b'\n' => {
-                return Ok(Some(at + 1));
-            }
-            b' ' | b'\t' if before == Some(b'\n') => {
-                return Err("a folded header line (it starts with a space)");
-            }
-            byte if before == Some(b'\r') && byte != b'\n' => {
-                return Err("a bare CR; lines end with CR LF");
-            }
-            _ => {}
-        }
-    }
-    Ok(None)
-}
 
 /// What a device asked for.
 #[derive(Debug)]
@@ -221,8 +121,8 @@ pub async fn judge_head(mut bytes: &[u8]) -> Option<Result<String, u16>> {
 pub(crate) fn parse(head: &ProxRequestHead) -> Result<ProxRequest, ProxRefusal> {
     let mut fields = [httparse::EMPTY_HEADER; HEADERS_MAX];
     let mut parsed = httparse::Request::new(&mut fields);
-    match parsed.parse(&head.bytes[..head.end]) {
-        Ok(httparse::Status::Complete(end)) if end == head.end => {}
+    match parsed.parse(head.bytes()) {
+        Ok(httparse::Status::Complete(end)) if end == head.bytes().len() => {}
         Ok(_) => return Err(ProxRefusal::BadRequest("the head has no end")),
         Err(httparse::Error::TooManyHeaders) => {
             return Err(ProxRefusal::BadRequest("more than 128 header fields"));
@@ -466,6 +366,7 @@ pub(crate) fn strip_hop_by_hop(headers: &mut HeaderMap) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::request_head::{HEAD_BYTES_MAX, head_end};
 
     fn read(bytes: &[u8]) -> Result<ProxRequest, ProxRefusal> {
         match head_end(bytes, 0) {
@@ -615,16 +516,6 @@ mod tests {
         match parse(&head) {
             Ok(ProxRequest::Tunnel(target)) => assert_eq!(target.to_string(), "[2001:db8::1]:443"),
             other => panic!("{other:?}"),
-        }
-    }
-
-    #[test]
-    fn the_end_of_the_head_is_found_however_the_bytes_are_cut() {
-        let text = b"GET http://h/ HTTP/1.1\r\nHost: h\r\n\r\nrest";
-        for cut in 0..text.len() {
-            let first = head_end(&text[..cut], 0).unwrap();
-            let found = first.or_else(|| head_end(text, cut).unwrap());
-            assert_eq!(found, Some(text.len() - 4), "cut at {cut}");
         }
     }
 

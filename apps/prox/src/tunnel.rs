@@ -17,9 +17,9 @@ use tokio::net::TcpStream;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use crate::answer::{ServedFrom, tunnel_open};
-use crate::flow::{FlowLogRecord, ProxFlowOutcome};
-use crate::flow_watch::{FlowGone, FlowWatch};
+use crate::answer::tunnel_open;
+use crate::flow_report::{FlowLogRecord, ProxFlowOutcome, ServedFrom};
+use crate::flow_watch::FlowWatch;
 use crate::prox::Prox;
 use d2tp_driver::ResetCause;
 
@@ -74,14 +74,7 @@ pub(crate) async fn serve<F: FlowIo>(
     record.bytes_down = traffic.down.load(Ordering::Relaxed);
     match copied {
         // Both ends said they are done, or the device that it does not even read; stay until the device has it all.
-        Ok(_) => match FlowWatch::new(prox).gone(flow, prox).await {
-            FlowGone::Delivered => ProxFlowOutcome::Delivered,
-            FlowGone::Broken(error) => ProxFlowOutcome::Broken(error.to_string()),
-            FlowGone::Deadline => ProxFlowOutcome::Reset(ResetCause::Deadline),
-            FlowGone::Stopped => ProxFlowOutcome::Reset(ResetCause::Stopping),
-            FlowGone::Hibernated => ProxFlowOutcome::Hibernated,
-            FlowGone::Forgotten => ProxFlowOutcome::Forgotten,
-        },
+        Ok(_) => FlowWatch::new(prox).gone(flow, prox).await.outcome(),
         Err(outcome) => {
             // The origin must not take what it has for all there was.
             let _ = origin.stream.set_zero_linger();

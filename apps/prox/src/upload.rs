@@ -6,7 +6,7 @@
 //!                    whole? ── no: 400, nothing was sent
 //!                      │ yes
 //!                      ▼
-//!  origin ◀── upload_delivery.rs: one connection, Content-Length ── spool
+//!  origin ◀── upload_sender.rs: one connection, Content-Length ── spool
 //!  origin ── its own answer ──▶ device
 //! ```
 //!
@@ -27,16 +27,16 @@ use bytes::BytesMut;
 use d2tp_driver::{FlowIo, HostKey};
 use tokio::io::AsyncWriteExt;
 
-use crate::answer::{self, AnswerSource, ServedFrom};
-use crate::flow::{
-    FlowLogRecord, MemoState, ProxFlowOutcome, ResetGuard, outcome_when_gone, refuse, send,
-};
+use crate::answer::{self, AnswerSource};
+use crate::flow_answer::{MemoState, ResetGuard, refuse, send};
+use crate::flow_report::{FlowLogRecord, ProxFlowOutcome, ServedFrom};
 use crate::flow_watch::{FlowGone, FlowWatch};
 use crate::prox::Prox;
 use crate::refusal::ProxRefusal;
 use crate::request::UploadRequest;
 use crate::spooled_body::SpoolStatus;
 use crate::upload_delivery::{UploadAnswer, UploadDelivery, UploadFailure};
+use crate::upload_sender;
 use crate::upload_table::UploadHold;
 
 /// Bytes taken from the flow at once.
@@ -71,7 +71,7 @@ pub(crate) async fn serve<F: FlowIo>(
 ) -> ProxFlowOutcome {
     let mut hold = match room(flow.peer(), prox, request).await {
         Ok(hold) => hold,
-        Err(UploadStop::Gone(gone)) => return outcome_when_gone(gone),
+        Err(UploadStop::Gone(gone)) => return gone.outcome(),
         Err(UploadStop::Refused(refusal)) => {
             return refuse(flow, prox, watch, record, &refusal, false).await;
         }
@@ -81,7 +81,7 @@ pub(crate) async fn serve<F: FlowIo>(
         Err(stuck) => Err(stuck),
     };
     let (outcome, done) = match answer {
-        Err(UploadStop::Gone(gone)) => (outcome_when_gone(gone), false),
+        Err(UploadStop::Gone(gone)) => (gone.outcome(), false),
         Err(UploadStop::Refused(refusal)) => {
             let outcome = refuse(flow, prox, watch, record, &refusal, false).await;
             (outcome, !may_change(refusal.status()))
@@ -261,7 +261,7 @@ async fn delivered<F: FlowIo>(
     let answer = {
         let mut delivery = hold.upload.delivery.lock();
         drop(delivery.take_if(|delivery| delivery.may_restart(&request.method)));
-        let begin = || UploadDelivery::start(prox, flow.peer(), request, &hold.upload.spool);
+        let begin = || upload_sender::start(prox, flow.peer(), request, &hold.upload.spool);
         delivery.get_or_insert_with(begin).answer()
     };
     tokio::select! {

@@ -5,7 +5,7 @@ use d2tp_wire::{Frame, PathId, WireWriter};
 
 use crate::config::ACK_RANGES_MAX;
 use crate::ranges::RangeSet;
-use crate::recovery::{SentFrame, SentPacket};
+use crate::sent_packet::{SentFrame, SentPacket};
 
 /// Packets received before one ACK must leave, until the sender asks for another rate.
 const EVERY_DEFAULT: u32 = 2;

@@ -19,8 +19,10 @@ use d2tp_wire::{Frame, PathStatus, ReasonCode, WireWriter};
 
 use crate::flow::SessionFlow;
 use crate::path::{PathState, SessionPath};
-use crate::recovery::{PROBE_INTERVAL_SLOW_MAX, SentFrame, SentPacket};
-use crate::session::{Role, Session, on_frame_fate, say};
+use crate::recovery::{PROBE_INTERVAL_SLOW_MAX, WindowRestore};
+use crate::sent_packet::{SentFrame, SentPacket};
+use crate::session::{Session, on_frame_fate, say};
+use crate::session_state::Role;
 
 /// Probe timeouts without an answer after which a path counts as silent.
 const PROBES_BEFORE_SILENT: u32 = 2;
@@ -52,18 +54,6 @@ pub(crate) enum ProbeFrequency {
     Often,
     /// Questions are as frequent as while a flow waits on a link that costs nothing.
     Waiting,
-}
-
-/// How a path goes on when it answers again.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum WindowRestore {
-    /// With its whole window: only its link was away.
-    Full,
-    /// The window begins with half of what it was: perhaps the network was choked.
-    Half,
-    /// The window begins as after persistent congestion (RFC 9002 §7.6): holes are not told apart
-    /// here.
-    Reset,
 }
 
 impl SessionPath {

@@ -12,121 +12,15 @@
 //! A way is a pair of addresses: a device that comes back to an access point has the address it had, and
 //! its NAT too. Where it does not, the path begins as any other.
 
-use std::net::IpAddr;
-
 use d2tp_time::{Span, Time};
 
-use crate::config::PATHS_MAX;
+use crate::careful_resume_state::{AddressPair, CachedPathMetrics};
 use crate::congestion::WINDOW_INITIAL_DATAGRAMS;
-use crate::path::{LinkId, PathState, SessionPath};
+use crate::path::{PathState, SessionPath};
 use crate::session::Session;
 
 /// How long a way is known: what shares it changes.
 const KNOWN_FOR: Span = Span::from_secs(600); // a guess
-
-/// Where packets go from and to, whatever the ports. A driver that gives a link another number each time
-/// it is attached knows no way again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct AddressPair {
-    link: LinkId,
-    local: Option<IpAddr>,
-    remote: IpAddr,
-}
-
-/// What was measured on a way.
-#[derive(Clone, Copy, Debug)]
-struct CachedPathMetrics {
-    way: AddressPair,
-    window: u64,
-    rtt: Span,
-    at: Time,
-}
-
-impl CachedPathMetrics {
-    /// RFC 9959 §3.2: a round trip far from the one known is another path.
-    fn is_like(&self, rtt: Span) -> bool {
-        rtt.times(2) >= self.rtt && rtt <= self.rtt.times(10)
-    }
-}
-
-/// Ways of paths that went, the latest last.
-#[derive(Debug, Default)]
-pub(crate) struct PathMetricsCache(Vec<CachedPathMetrics>);
-
-impl PathMetricsCache {
-    /// A path goes.
-    pub(crate) fn note(&mut self, path: &SessionPath) {
-        let Some(known) = path.measured_metrics() else {
-            return;
-        };
-        self.0.retain(|k| k.way != known.way);
-        if self.0.len() == PATHS_MAX {
-            self.0.remove(0);
-        }
-        self.0.push(known);
-    }
-
-    /// What is known of a way serves one path: two at once would take it twice.
-    fn take(&mut self, way: AddressPair) -> Option<CachedPathMetrics> {
-        let at = self.0.iter().position(|known| known.way == way)?;
-        Some(self.0.remove(at))
-    }
-}
-
-/// A window that was not measured on this path, while packets that left under it are on their way.
-#[derive(Debug)]
-pub(crate) struct CarefulResume {
-    /// The first packet that left under it, and the one that ends the doubt once a packet under it was answered.
-    first: u64,
-    until: Option<u64>,
-    /// Bytes that the path is known to take.
-    pipe: u64,
-    threshold: u64,
-}
-
-/// What an ACK says of a window that is in doubt.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ValidationStep {
-    Unchanged,
-    /// A packet that left under it was answered: no more than was used of it.
-    Validating {
-        threshold: u64,
-    },
-    Validated,
-}
-
-impl CarefulResume {
-    pub(crate) fn new(next_number: u64, in_flight: u64, threshold: u64) -> CarefulResume {
-        CarefulResume {
-            first: next_number,
-            until: None,
-            pipe: in_flight,
-            threshold,
-        }
-    }
-
-    pub(crate) fn on_arrived(&mut self, bytes: u64) {
-        self.pipe += bytes;
-    }
-
-    pub(crate) fn on_ack(&mut self, largest: u64, next_number: u64) -> ValidationStep {
-        match self.until {
-            None if largest >= self.first => {
-                self.until = Some(next_number);
-                ValidationStep::Validating {
-                    threshold: self.threshold,
-                }
-            }
-            Some(until) if largest >= until => ValidationStep::Validated,
-            _ => ValidationStep::Unchanged,
-        }
-    }
-
-    /// R-CC-3: something was lost: the window with which the path goes on.
-    pub(crate) fn retreat(&self) -> u64 {
-        self.pipe / 2
-    }
-}
 
 impl SessionPath {
     fn address_pair(&self) -> AddressPair {
@@ -138,7 +32,7 @@ impl SessionPath {
     }
 
     /// What can be told of the path's way, if it was measured to be worth more than a new path begins with.
-    fn measured_metrics(&self) -> Option<CachedPathMetrics> {
+    pub(crate) fn measured_metrics(&self) -> Option<CachedPathMetrics> {
         let window = self.recovery.controller.window();
         let enough = window / 2 > WINDOW_INITIAL_DATAGRAMS * self.mtu.current() as u64;
         let measured = self.validated && self.recovery.rtt.is_measured();

@@ -21,9 +21,9 @@ use d2tp_wire::{CID_BYTES, Cid, DATAGRAM_FIRST_BYTES, PacketKind, PathId, VERSIO
 
 use crate::claim::{FlowClaim, SynClaims};
 use crate::config::{EndpointConfig, SPARE_PATHS};
-use crate::early_data::EARLY_DATA_MARK;
-use crate::path::{Addresses, LinkId};
-use crate::session::CidChange;
+use crate::link::{Addresses, LinkId};
+use crate::session_state::CidChange;
+use crate::syn::EARLY_DATA_MARK;
 use crate::ticket::ClientTicket;
 
 /// Between SYNs: first and at most.

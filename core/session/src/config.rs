@@ -3,10 +3,10 @@
 use d2tp_seal::CipherSuite;
 use d2tp_time::Span;
 
-use crate::ack_offload::AckOffload;
+use crate::ack_offload_state::AckOffload;
 use crate::congestion::CongestionKind;
 use crate::drwa::DrwaLambda;
-use crate::mirror::Mirroring;
+use crate::mirror_state::Mirroring;
 use crate::path_scheduler::PathSchedulerKind;
 
 /// Paths a session may have at once.

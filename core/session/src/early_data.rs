@@ -15,39 +15,17 @@
 //! only flows that ask for it go this way, and only to servers that allow it.
 
 use d2tp_time::Time;
-use d2tp_wire::{FlowId, Frame, FrameIter, WireReader, WireWriter};
+use d2tp_wire::{FlowId, Frame, FrameIter, WireWriter};
 
 use crate::event::{PeerFault, SessionEnd};
 use crate::flow::SessionFlow;
 use crate::session::{Session, SessionCredit};
+use crate::syn::EARLY_DATA_BYTES_MAX;
 
-/// Where a SYN would count its claims: early data follows instead.
-pub(crate) const EARLY_DATA_MARK: u8 = 255;
-/// Bytes of frames in a SYN: what its padding holds beside all other fields at their longest.
-pub(crate) const EARLY_DATA_BYTES_MAX: usize = 960;
 /// An OPEN at its longest.
 const OPEN_BYTES_MAX: usize = 1 + 8 + 1 + 1 + 8 + 8;
 /// A piece of data smaller than this is not worth its header.
 const DATA_MIN: usize = 16;
-
-/// R-HS-15: reads the early data of a SYN of this epoch, if it has any instead of claims: flows of the
-/// device's that open and their bytes, nothing else. None: it is malformed.
-#[expect(clippy::option_option, reason = "malformed, and not there")]
-pub(crate) fn read_early_data(r: &mut WireReader<'_>, epoch: u32) -> Option<Option<Vec<u8>>> {
-    let mut ahead = *r;
-    if ahead.u8() != Ok(EARLY_DATA_MARK) {
-        return Some(None);
-    }
-    *r = ahead;
-    let n = usize::try_from(r.varint().ok()?).ok()?;
-    let bytes = r.bytes(n).ok()?;
-    let ours = |flow: FlowId| flow.by_initiator() && flow.0 <= FlowId::MAX && flow.epoch() <= epoch;
-    let good = FrameIter::new(bytes).all(|frame| match frame {
-        Ok(Frame::Open { flow, .. } | Frame::Data { flow, .. }) => ours(flow),
-        _ => false,
-    });
-    good.then(|| Some(bytes.to_vec()))
-}
 
 impl Session {
     /// R-EARLY-1: the opening and first bytes of flows that may be heard twice, for a SYN. Nothing

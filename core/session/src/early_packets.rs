@@ -26,7 +26,8 @@ use crate::congestion::controller;
 use crate::endpoint::SessionId;
 use crate::flow::want;
 use crate::path::SPEAK_MIN;
-use crate::recovery::{Recovery, SentData, SentFrame, SentPacket};
+use crate::recovery::Recovery;
+use crate::sent_packet::{SentData, SentFrame, SentPacket};
 use crate::session::Session;
 
 /// RESUMED and FLOW_CREDIT of one flow.

@@ -24,10 +24,11 @@ use crate::config::{EARLY_HEARD_MAX, EndpointConfig};
 use crate::event::SessionEvent;
 use crate::half_open::HalfOpenTable;
 use crate::hibernated::{HibernatedSessions, InstanceKey};
-use crate::path::Addresses;
+use crate::link::Addresses;
 use crate::pending_lookup::LookupQueue;
 use crate::recent_map::RecentMap;
-use crate::session::{CidChange, Role, Session, SessionState};
+use crate::session::Session;
+use crate::session_state::{CidChange, Role, SessionState};
 use crate::trace::{SessionTrace, TRACE_RECORDS_MAX, TraceLevel, TraceRecord};
 use crate::transmit::Transmit;
 
@@ -282,7 +283,7 @@ impl Endpoint {
     pub fn set_path_limit(
         &mut self,
         id: SessionId,
-        link: crate::path::LinkId,
+        link: crate::link::LinkId,
         bytes: Option<u64>,
     ) -> Result<(), UnknownSession> {
         self.with(id, |s| s.set_path_limit(link, bytes))
@@ -787,7 +788,7 @@ impl Endpoint {
     }
 
     /// The socket of a link refused a datagram of `size` bytes.
-    pub fn on_too_big(&mut self, now: Time, link: crate::path::LinkId, size: usize) {
+    pub fn on_too_big(&mut self, now: Time, link: crate::link::LinkId, size: usize) {
         let ids: Vec<SessionId> = self.ids();
         for id in ids {
             if let Some(slot) = self.slot(id) {

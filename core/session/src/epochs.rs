@@ -6,7 +6,8 @@
 use std::ops::Range;
 
 use crate::event::SessionEnd;
-use crate::session::{Session, SessionState};
+use crate::session::Session;
+use crate::session_state::SessionState;
 
 impl Session {
     /// Epochs not used yet.
@@ -44,7 +45,7 @@ mod tests {
     use crate::config::EndpointConfig;
     use crate::endpoint::{Admission, Endpoint};
     use crate::event::{SessionEnd, SessionEvent};
-    use crate::path::{Addresses, LinkId};
+    use crate::link::{Addresses, LinkId};
 
     #[test]
     fn a_device_knocks_with_reserved_epochs_only_and_goes_on_when_there_are_more() {

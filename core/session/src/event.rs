@@ -5,7 +5,7 @@ use d2tp_seal::PublicKey;
 use d2tp_time::Span;
 use d2tp_wire::{FlowId, PathId, ReasonCode};
 
-use crate::path::LinkId;
+use crate::link::LinkId;
 
 /// Why a session ended.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -255,4 +255,15 @@ pub enum SessionEvent {
     },
     /// The session is over.
     Closed(SessionEnd),
+}
+
+/// A piece of a flow that a datagram carried.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FlowArrival {
+    /// The flow that the data belong to.
+    pub flow: FlowId,
+    /// Bytes of data.
+    pub bytes: u64,
+    /// Bytes that had not arrived before.
+    pub new: u64,
 }

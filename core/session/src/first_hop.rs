@@ -16,10 +16,12 @@
 use d2tp_time::{Span, Time};
 use d2tp_wire::{PathStatus, ReasonCode};
 
-use crate::blackout::WindowRestore;
 use crate::event::SessionEvent;
-use crate::path::{self, LinkId, PathState, SessionPath};
-use crate::session::{Role, Session, say};
+use crate::link::LinkId;
+use crate::path::{self, PathState, SessionPath};
+use crate::recovery::WindowRestore;
+use crate::session::{Session, say};
+use crate::session_state::Role;
 
 /// How long nothing comes before the first hop is asked, if a probe timeout is not longer.
 /// // Super-aggregation §3.2

@@ -2,11 +2,12 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use d2tp_time::{Span, Time};
-use d2tp_wire::{FlowId, Frame, PathId, ReasonCode};
+use d2tp_time::Time;
+use d2tp_wire::{FlowId, PathId, ReasonCode};
 
 use crate::config::{REFUSALS_MAX, SEEN_RANGES_AWAKE_MAX};
 use crate::event::FlowEnd;
+use crate::flow_options::FlowOptions;
 use crate::grant::{IssuedGrants, ReceivedGrants};
 use crate::path_selection::PathSelection;
 use crate::ranges::RangeSet;
@@ -31,76 +32,6 @@ pub(crate) mod want {
     pub(crate) const PAUSE: u16 = 1 << 7;
     pub(crate) const RESUME: u16 = 1 << 8;
     pub(crate) const RESUMED: u16 = 1 << 9;
-}
-
-/// What a flow is opened with.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct FlowOptions {
-    /// 0 goes first, 7 last.
-    pub priority: u8,
-    /// Bytes expected, for the scheduler.
-    pub size: Option<u64>,
-    /// Finish by; both ends drop the flow when it passes.
-    pub deadline: Option<Time>,
-    /// The sender frees bytes only when the receiver made them durable.
-    pub durable: bool,
-    /// The bytes sent here can be read again from their source, so the flow may sleep as a record.
-    pub hibernates: bool,
-    /// The peer may want to speak at any time: while the device is awake it keeps one permitted
-    /// path open for it ([`crate::EndpointConfig::keepalive`]). Others cost nothing while they are idle.
-    pub reachable: bool,
-    /// Its opening and first bytes may travel in the SYN of the first handshake, a round trip sooner,
-    /// to a server that allows it. They may then be heard twice, and whoever learns the server's key
-    /// later can read them: for requests that do no harm when repeated.
-    pub early: bool,
-}
-
-impl FlowOptions {
-    /// Bits of OPEN's `flags`, and the option of each.
-    fn flags(&mut self) -> [(u8, &mut bool); 3] {
-        [
-            (Frame::OPEN_DURABLE, &mut self.durable),
-            (Frame::OPEN_HIBERNATES, &mut self.hibernates),
-            (Frame::OPEN_REACHABLE, &mut self.reachable),
-        ]
-    }
-
-    /// The OPEN of a flow with these options.
-    pub(crate) fn open_frame(mut self, now: Time, flow: FlowId) -> Frame<'static> {
-        let on = self.flags().into_iter().filter(|(_, on)| **on);
-        let flags = on.fold(0, |flags, (flag, _)| flags | flag);
-        Frame::Open {
-            flow,
-            flags,
-            priority: self.priority,
-            size: self.size,
-            deadline_ms: self.deadline.map(|d| d.since(now).as_millis()),
-        }
-    }
-
-    /// What an OPEN asks for; `None` for any other frame.
-    pub(crate) fn from_open_frame(now: Time, frame: &Frame<'_>) -> Option<(FlowId, FlowOptions)> {
-        let &Frame::Open {
-            flow,
-            flags,
-            priority,
-            size,
-            deadline_ms,
-        } = frame
-        else {
-            return None;
-        };
-        let mut options = FlowOptions {
-            priority: priority.min(7),
-            size,
-            deadline: deadline_ms.map(|ms| now + Span::from_millis(ms)),
-            ..FlowOptions::default()
-        };
-        for (flag, on) in options.flags() {
-            *on = flags & flag != 0;
-        }
-        Some((flow, options))
-    }
 }
 
 /// One flow.

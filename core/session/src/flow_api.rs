@@ -8,10 +8,12 @@ use d2tp_wire::{FlowId, ReasonCode, VARINT_MAX};
 
 use crate::config::THAWED_BUFFER_BYTES;
 use crate::event::{FlowEnd, SessionEvent};
-use crate::flow::{FlowOptions, SessionFlow, want};
+use crate::flow::{SessionFlow, want};
+use crate::flow_options::FlowOptions;
 use crate::recv_half::RecvHalf;
 use crate::send_half::SendHalf;
-use crate::session::{FlowError, ReadOutcome, Role, Session, SessionState, say};
+use crate::session::{FlowError, ReadOutcome, Session, say};
+use crate::session_state::{Role, SessionState};
 use crate::trace::TraceRecord;
 
 /// RESET and STOP code of a flow whose deadline passed; the codes 0xd000 to 0xd0ff are D2TP's own.

@@ -18,7 +18,7 @@ use slab::Slab;
 use crate::config::HALF_OPEN_PER_INSTANCE;
 use crate::early_packets::EarlyPackets;
 use crate::hibernated::InstanceKey;
-use crate::path::Addresses;
+use crate::link::Addresses;
 use crate::recent_map::RecentMap;
 use crate::syn::SynAckBody;
 

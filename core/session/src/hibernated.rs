@@ -311,8 +311,8 @@ fn start_of(second: NonZeroU32) -> Time {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::flow::FlowOptions;
-    use crate::session::Role;
+    use crate::flow_options::FlowOptions;
+    use crate::session_state::Role;
 
     const ABSENCE: Span = Span::from_secs(3600);
 

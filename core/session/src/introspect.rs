@@ -8,9 +8,11 @@ use d2tp_wire::FlowId;
 use crate::config::{
     ACK_RANGES_MAX, DATAGRAMS_MAX, EVENTS_MAX, FLOW_GAPS_MAX, PATHS_MAX, SPARE_PATHS,
 };
+use crate::event::FlowArrival;
 use crate::flow::SessionFlow;
 use crate::path::PathState;
-use crate::session::{Session, SessionState};
+use crate::session::Session;
+use crate::session_state::SessionState;
 
 /// Where a flow is between its opening and its end.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -50,17 +52,6 @@ pub struct SessionUsage {
     pub unread: u64,
     /// Open flows.
     pub flows: usize,
-}
-
-/// A piece of a flow that a datagram carried.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct FlowArrival {
-    /// The flow that the data belong to.
-    pub flow: FlowId,
-    /// Bytes of data.
-    pub bytes: u64,
-    /// Bytes that had not arrived before.
-    pub new: u64,
 }
 
 impl Session {
@@ -178,8 +169,8 @@ fn state_of(flow: &SessionFlow) -> FlowState {
 mod tests {
     use super::*;
     use crate::config::EndpointConfig;
-    use crate::flow::FlowOptions;
-    use crate::session::Role;
+    use crate::flow_options::FlowOptions;
+    use crate::session_state::Role;
     use bytes::Bytes;
     use d2tp_seal::{Rng, SecretKey};
     use d2tp_time::Time;

@@ -13,14 +13,17 @@
 //! The rules it keeps are named in `docs/protocol.md` (R-ACK-2 and the like) and so marked here.
 
 mod ack_offload;
+mod ack_offload_state;
 mod acks;
 mod blackout;
 mod careful_resume;
+mod careful_resume_state;
 mod claim;
 mod client_handshake;
 mod config;
 mod congestion;
 mod control_budget;
+mod datagram_queue;
 mod datagrams;
 mod delivery_rate;
 mod drwa;
@@ -32,12 +35,15 @@ mod event;
 mod first_hop;
 mod flow;
 mod flow_api;
+mod flow_options;
 mod grant;
 mod half_open;
 mod hibernated;
 mod introspect;
+mod link;
 mod loss_classifier;
 mod mirror;
+mod mirror_state;
 mod mtu;
 mod pacer;
 mod path;
@@ -59,7 +65,10 @@ mod rendezvous;
 mod resume;
 mod rtt;
 mod send_half;
+mod sent_packet;
 mod session;
+mod session_state;
+mod steadiest_path;
 mod syn;
 #[cfg(test)]
 mod tests;
@@ -68,7 +77,7 @@ mod timers;
 mod trace;
 mod transmit;
 
-pub use ack_offload::AckOffload;
+pub use ack_offload_state::AckOffload;
 pub use config::{
     ACK_RANGES_MAX, DATAGRAMS_MAX, EVENTS_MAX, EndpointConfig, FLOW_GAPS_MAX,
     HALF_OPEN_PER_INSTANCE, PATHS_MAX, REFUSALS_MAX, SEEN_RANGES_AWAKE_MAX, SPARE_PATHS,
@@ -80,18 +89,19 @@ pub use d2tp_seal::{
 };
 pub use d2tp_time::{Span, Time};
 pub use d2tp_wire::{FlowId, PathId, PathStatus, ReasonCode};
-pub use datagrams::{CONTEXTS, CONTEXTS_OF_COPIES, DatagramStats};
+pub use datagram_queue::{CONTEXTS, CONTEXTS_OF_COPIES, DatagramStats};
 pub use drwa::{Drwa, DrwaLambda};
 pub use endpoint::{
     Admission, Endpoint, HibernateError, IncomingDatagram, SessionId, UnknownSession,
 };
-pub use event::{FlowEnd, PathSwitchKind, PeerFault, SessionEnd, SessionEvent};
+pub use event::{FlowArrival, FlowEnd, PathSwitchKind, PeerFault, SessionEnd, SessionEvent};
 pub use first_hop::FirstHopStatus;
-pub use flow::FlowOptions;
+pub use flow_options::FlowOptions;
 pub use hibernated::HibernatedExpiry;
-pub use introspect::{FlowArrival, FlowState, SessionUsage};
-pub use mirror::Mirroring;
-pub use path::{Addresses, LinkId, PathState};
+pub use introspect::{FlowState, SessionUsage};
+pub use link::{Addresses, LinkId};
+pub use mirror_state::Mirroring;
+pub use path::PathState;
 pub use path_scheduler::PathSchedulerKind;
 pub use path_selection::PathSelection;
 pub use pending_lookup::{PendingLookup, SOUGHT_MAX};
@@ -102,6 +112,7 @@ pub use relay::{
 };
 pub use relay_client::{CALLS_MAX, InterceptedDatagram, RelayClient};
 pub use rendezvous::{ADDRESSES_MAX, LINE_BYTES_MAX, PUNCH_BYTES, Rendezvous};
-pub use session::{FlowError, PathStats, ReadOutcome, Role, Session, SessionState};
+pub use session::{FlowError, PathStats, ReadOutcome, Session};
+pub use session_state::{Role, SessionState};
 pub use trace::{TRACE_RECORDS_MAX, TraceLevel, TraceRecord};
 pub use transmit::Transmit;

@@ -17,113 +17,18 @@
 use d2tp_time::{Span, Time};
 use d2tp_wire::{FlowId, Frame, PathId, PathStatus, ReasonCode, WireWriter};
 
-use crate::path::{self, LinkId, PathState, SessionPath};
-use crate::recovery::{SentData, SentFrame, SentPacket};
+use crate::link::LinkId;
+use crate::mirror_state::{LentPath, MirrorGuard, Mirroring, bytes};
+use crate::path::{self, PathState, SessionPath};
+use crate::sent_packet::{SentData, SentFrame, SentPacket};
 use crate::session::Session;
 
-/// Where what was lost at random may be fetched, without a congestion response on the path that lost it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Mirroring {
-    /// Nowhere: a loss is a loss.
-    Never,
-    /// On paths that cost nothing, or that the device lends for this.
-    #[default]
-    Free,
-    /// At a device, on metered ones too, for at most so many bytes a second: its driver lends them
-    /// by [`Session::lend_path`].
-    Paid {
-        /// The user's price of a faster Wi-Fi.
-        bytes_per_second: u64,
-    },
-}
-
-/// R-MIRROR-3: a segment's guard time before anything is known of the path. // Super-aggregation §3.3
-const GUARD: Span = Span::from_millis(256);
-/// Bytes a second of lost ones given to a path at first, and at least: a small datagram each.
-const RATE_MIN: u64 = 1_200 * 1_000 / 256;
-/// What a round trip may be longer by without a queue: an ACK's delay.
-const QUEUE_SLACK: Span = Span::from_millis(20);
 /// What comes over the other path comes too late if its round trip is so many of the path that lost it, and so
 /// much longer.
 const ROUND_TRIPS_MAX: u64 = 4; // a guess, as offload.rs has it
 const LATE: Span = Span::from_millis(100); // a guess: hardly anybody waits for it
 /// A piece of data smaller than this is not squeezed into the end of a packet.
 const DATA_MIN: usize = 32;
-
-/// What a path takes of others' losses.
-#[derive(Debug)]
-pub(crate) struct MirrorGuard {
-    /// Bytes a second.
-    rate: u64,
-    /// Bytes that may leave now.
-    left: u64,
-    filled_at: Time,
-    /// Whether the window was too small since the last round trip was measured.
-    short: bool,
-    /// A queue was seen: from then on it grows slowly.
-    found: bool,
-    /// What left before tells nothing of the rate as it is.
-    changed_at: Time,
-}
-
-impl MirrorGuard {
-    fn new(now: Time, datagram: u64) -> MirrorGuard {
-        MirrorGuard {
-            rate: RATE_MIN,
-            left: datagram,
-            filled_at: now,
-            short: false,
-            found: false,
-            changed_at: now,
-        }
-    }
-
-    /// Whether a datagram may leave now.
-    fn has_room(&mut self, now: Time, datagram: u64) -> bool {
-        let most = datagram.max(bytes(self.rate, GUARD));
-        let gained = bytes(self.rate, now.since(self.filled_at));
-        if gained > 0 {
-            self.left = (self.left + gained).min(most);
-            self.filled_at = now;
-        }
-        self.short |= self.left < datagram;
-        self.left >= datagram
-    }
-
-    /// When a datagram may leave.
-    fn opens_at(&self, datagram: u64) -> Time {
-        let missing = u128::from(datagram.saturating_sub(self.left));
-        let nanos = (missing * 1_000_000_000).div_ceil(u128::from(self.rate));
-        self.filled_at + Span::from_nanos(nanos as u64)
-    }
-
-    /// The path's round trip was measured.
-    pub(crate) fn on_round_trip(&mut self, now: Time, latest: Span, least: Span) {
-        if now < self.changed_at + latest {
-            return;
-        }
-        if latest > least + least.divided(2) + QUEUE_SLACK {
-            self.rate = (self.rate / 2).max(RATE_MIN);
-            (self.found, self.changed_at) = (true, now);
-        } else if std::mem::take(&mut self.short) {
-            self.rate += if self.found { self.rate / 8 } else { self.rate };
-            self.changed_at = now;
-        }
-    }
-}
-
-/// What a device lends of a metered path: bytes that may be granted now.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct LentPath {
-    left: u64,
-    filled_at: Time,
-    /// No grant before the peer has heard what the path is for: it would take it for new bytes.
-    from: Time,
-}
-
-fn bytes(rate: u64, span: Span) -> u64 {
-    (u128::from(rate) * u128::from(span.as_nanos()) / 1_000_000_000) as u64
-}
 
 impl SessionPath {
     /// R-MIRROR-2: whether what was lost on other paths may be sent here.
@@ -330,69 +235,5 @@ impl Session {
         if let Some(guard) = &mut path.mirror_guard {
             guard.left = guard.left.saturating_sub(out);
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const LEAST: Span = Span::from_millis(150);
-
-    fn ms(ms: u64) -> Time {
-        Time::ZERO + Span::from_millis(ms)
-    }
-
-    /// Bytes that leave in a second, a datagram at a time.
-    fn second_from(guard: &mut MirrorGuard, from: u64) -> u64 {
-        let leaves = (from..from + 1_000).filter(|at| {
-            let room = guard.has_room(ms(*at), 1_200);
-            guard.left -= if room { 1_200 } else { 0 };
-            room
-        });
-        leaves.count() as u64 * 1_200
-    }
-
-    #[test]
-    fn a_path_nothing_is_known_of_takes_a_segment_in_256_ms() {
-        // R-MIRROR-3
-        let mut guard = MirrorGuard::new(ms(0), 1_200);
-        assert_eq!(second_from(&mut guard, 0), 4 * 1_200);
-        let (left, opens_at) = (guard.left, guard.opens_at(1_200));
-        assert!(left < 1_200 && opens_at > ms(1_000) && opens_at < ms(1_300));
-        assert!(guard.has_room(opens_at, 1_200));
-    }
-
-    #[test]
-    fn it_takes_more_while_it_is_asked_for_more_and_shows_no_queue() {
-        // R-MIRROR-3
-        let mut guard = MirrorGuard::new(ms(0), 1_200);
-        let mut now = ms(1_000);
-        let mut hear = |guard: &mut MirrorGuard, latest: Span| {
-            now += latest;
-            guard.on_round_trip(now, latest, LEAST);
-        };
-        hear(&mut guard, LEAST);
-        assert_eq!(guard.rate, RATE_MIN, "nobody wanted more");
-        for _ in 0..4 {
-            guard.short = true;
-            hear(&mut guard, LEAST + Span::from_millis(60));
-        }
-        assert_eq!(guard.rate, 16 * RATE_MIN);
-        guard.short = true;
-        guard.on_round_trip(guard.changed_at + LEAST.divided(2), LEAST, LEAST);
-        assert_eq!(guard.rate, 16 * RATE_MIN, "it left before");
-        let carried = second_from(&mut guard, 10_000);
-        assert!(
-            carried > 15 * RATE_MIN && carried < 21 * RATE_MIN,
-            "{carried}"
-        );
-        hear(&mut guard, LEAST.times(2));
-        assert_eq!(guard.rate, 8 * RATE_MIN);
-        guard.short = true;
-        hear(&mut guard, LEAST);
-        assert_eq!(guard.rate, 9 * RATE_MIN);
-        (0..20).for_each(|_| hear(&mut guard, LEAST.times(3)));
-        assert_eq!(guard.rate, RATE_MIN);
     }
 }

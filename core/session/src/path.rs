@@ -6,39 +6,25 @@
 //!     └── link down, GONE ──▶ removed └────────────────── anything heard ◀───────────┘
 //! ```
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 
 use d2tp_time::{Span, Time};
 use d2tp_wire::{Cid, PathId, PathStatus, ReasonCode, TOKEN_BYTES, VARINT_MAX};
 
-use crate::ack_offload::{AckOffloadState, CarriedAckBudget};
+use crate::ack_offload_state::{AckOffloadState, CarriedAckBudget};
 use crate::acks::AckTracker;
-use crate::blackout::WindowRestore;
 use crate::config::{EndpointConfig, PATHS_MAX};
 use crate::congestion::controller;
 use crate::control_budget::ControlBudget;
 use crate::drwa::Drwa;
-use crate::mirror::{LentPath, MirrorGuard};
+use crate::link::Addresses;
+use crate::mirror_state::{LentPath, MirrorGuard};
 use crate::mtu::MtuDiscovery;
 use crate::pacer::Pacer;
 use crate::path_map::PathMap;
 use crate::path_scheduler::{CopyProgress, PathCandidate, PathScheduler};
 use crate::recovery::Recovery;
-
-/// A link of this machine, numbered by the driver.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct LinkId(pub u32);
-
-/// Where a path's datagrams come from and go to.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Addresses {
-    /// The link they leave by.
-    pub link: LinkId,
-    /// The source address, where a socket has several.
-    pub local: Option<IpAddr>,
-    /// The peer.
-    pub remote: SocketAddr,
-}
+use crate::recovery::WindowRestore;
 
 /// How far a path got.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

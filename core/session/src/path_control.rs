@@ -11,10 +11,10 @@ use d2tp_wire::{Cid, FlowId, PathId, PathStatus, ReasonCode, TOKEN_BYTES, VARINT
 use crate::client_handshake::ClientHandshake;
 use crate::config::{PATHS_MAX, SPARE_PATHS};
 use crate::event::{FlowEnd, PathSwitchKind, PeerFault, SessionEnd, SessionEvent};
-use crate::path::{self, Addresses, LinkId, PathState, Paths, SessionPath};
-use crate::session::{
-    ActivePath, CidChange, GonePath, IssuedCid, Role, Session, SessionState, on_frame_fate, say,
-};
+use crate::link::{Addresses, LinkId};
+use crate::path::{self, PathState, Paths, SessionPath};
+use crate::session::{ActivePath, GonePath, IssuedCid, Session, on_frame_fate, say};
+use crate::session_state::{CidChange, Role, SessionState};
 use crate::trace::TraceRecord;
 
 /// Ids that may be issued and unused, beside those of live paths.
@@ -211,7 +211,9 @@ impl Session {
             ..
         } = self;
         let mut path = paths.remove(slot);
-        known_ways.note(&path);
+        if let Some(known) = path.measured_metrics() {
+            known_ways.note(known);
+        }
         path.recovery.abandon(|said, arrived| {
             on_frame_fate(said, arrived, flows, None, issued, says, gone);
         });

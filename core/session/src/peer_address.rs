@@ -6,8 +6,10 @@
 use d2tp_time::Time;
 use d2tp_wire::ReasonCode;
 
-use crate::path::{Addresses, LinkId, PathState, SessionPath};
-use crate::session::{Role, Session};
+use crate::link::{Addresses, LinkId};
+use crate::path::{PathState, SessionPath};
+use crate::session::Session;
+use crate::session_state::Role;
 
 impl SessionPath {
     fn leads_from(&self, at: &Addresses) -> bool {

@@ -14,7 +14,7 @@ use d2tp_seal::{PublicKey, Responder};
 use d2tp_wire::Cid;
 
 use crate::hibernated::InstanceKey;
-use crate::path::Addresses;
+use crate::link::Addresses;
 use crate::syn::Syn;
 
 /// Devices that wait at once; more are not answered and knock again.

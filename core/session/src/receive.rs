@@ -8,16 +8,19 @@ use d2tp_wire::{
 
 use crate::config::SPARE_PATHS;
 use crate::congestion::Sibling;
+use crate::event::FlowArrival;
 use crate::event::{FlowEnd, PeerFault, SessionEnd, SessionEvent};
-use crate::flow::{FlowOptions, SessionFlow, want};
+use crate::flow::{SessionFlow, want};
 use crate::flow_api::CODE_DEADLINE;
-use crate::introspect::FlowArrival;
-use crate::path::{self, Addresses, PathState, PreviousAddress, SessionPath};
-use crate::recovery::SentFrame;
+use crate::flow_options::FlowOptions;
+use crate::link::Addresses;
+use crate::path::{self, PathState, PreviousAddress, SessionPath};
 use crate::recv_half::RecvHalf;
 use crate::resume::CODE_ROLLED_BACK;
 use crate::send_half::SendHalf;
-use crate::session::{Role, Session, SessionState, on_frame_fate, say};
+use crate::sent_packet::SentFrame;
+use crate::session::{Session, on_frame_fate, say};
+use crate::session_state::{Role, SessionState};
 use crate::syn::{SynAck, SynAckBody};
 use crate::ticket::ClientTicket;
 use crate::trace::TraceRecord;
@@ -115,7 +118,7 @@ impl Session {
         }
         for (_, issued) in std::mem::take(&mut self.issued) {
             self.cid_changes
-                .push(crate::session::CidChange::Remove(issued.cid));
+                .push(crate::session_state::CidChange::Remove(issued.cid));
         }
         self.keys = None;
         self.spare.clear();
@@ -931,7 +934,7 @@ impl Session {
             self.issued.remove(&id);
             self.spare.remove(&id);
             self.cid_changes
-                .push(crate::session::CidChange::Remove(issued.cid));
+                .push(crate::session_state::CidChange::Remove(issued.cid));
             self.issue_ids(id.0 + SPARE_PATHS);
         }
     }
@@ -1064,7 +1067,7 @@ impl Session {
         }
         for (_, issued) in std::mem::take(&mut self.issued) {
             self.cid_changes
-                .push(crate::session::CidChange::Remove(issued.cid));
+                .push(crate::session_state::CidChange::Remove(issued.cid));
         }
         self.generation += 1;
         for (cid, n) in own_cids.iter().zip(0..) {
@@ -1078,7 +1081,7 @@ impl Session {
                 tell: false,
             };
             self.issued.insert(PathId(n), issued);
-            self.cid_changes.push(crate::session::CidChange::Add {
+            self.cid_changes.push(crate::session_state::CidChange::Add {
                 cid: *cid,
                 path: PathId(n),
                 generation: self.generation,

@@ -9,8 +9,8 @@ use d2tp_seal::{PublicKey, SessionTicket, TICKET_BYTES};
 use d2tp_time::Span;
 use d2tp_wire::{FlowId, VARINT_MAX, WireReader, WireWriter};
 
-use crate::flow::FlowOptions;
-use crate::session::Role;
+use crate::flow_options::FlowOptions;
+use crate::session_state::Role;
 
 const FORMAT: u8 = 3;
 /// Memory a hibernated flow may take.

@@ -19,15 +19,15 @@ use core::ops::Range;
 use std::collections::VecDeque;
 
 use d2tp_time::{Span, Time};
-use d2tp_wire::{AckRanges, FlowId, PathId};
+use d2tp_wire::{AckRanges, PathId};
 
-use crate::blackout::WindowRestore;
-use crate::careful_resume::{CarefulResume, ValidationStep};
+use crate::careful_resume_state::{CarefulResume, ValidationStep};
 use crate::congestion::{AckEvent, Controller, Siblings};
 use crate::delivery_rate::DeliveryRateEstimator;
 use crate::event::PeerFault;
 use crate::loss_classifier::{LossClassifier, LossKind};
 use crate::rtt::{GRANULARITY, RttEstimator};
+use crate::sent_packet::{PacketState, SentFrame, SentPacket};
 
 /// A path is asked this often however long its answers took: one that came minutes late says little of the
 /// next.
@@ -58,108 +58,16 @@ const SKIPPED_MAX: usize = 512;
 /// Entries of `lost` that arrived after all, before the list is tidied.
 const LOST_STALE_MAX: usize = 32;
 
-/// Bytes of a flow that a packet carried.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct SentData {
-    pub(crate) flow: FlowId,
-    pub(crate) offset: u64,
-    pub(crate) len: u16,
-    pub(crate) fin: bool,
-}
-
-/// Something a packet said, other than its first piece of data.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum SentFrame {
-    Data(SentData),
-    /// Data that another path carries as well.
-    Copy(SentData),
-    Ack {
-        path: PathId,
-        largest: u64,
-    },
-    Flow {
-        flow: FlowId,
-        what: u16,
-    },
-    Refused(FlowId),
-    Gone(PathId),
-    Session {
-        what: u16,
-    },
-    Path {
-        path: PathId,
-        what: u16,
-    },
-    Grant {
-        flow: FlowId,
-        path: PathId,
-    },
-    Spent {
-        flow: FlowId,
-        path: PathId,
-    },
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum PacketState {
-    Outstanding,
-    Lost,
-    Done,
-}
-
-/// One packet on its way.
-#[derive(Debug)]
-pub(crate) struct SentPacket {
-    pub(crate) at: Time,
-    pub(crate) bytes: u16,
-    pub(crate) eliciting: bool,
-    pub(crate) mtu_probe: bool,
-    pub(crate) app_limited: bool,
-    /// Bytes of its data that another path repeated.
-    pub(crate) copied: u16,
-    /// Whether the packet was lost at random: congestion control does not know of the loss.
-    hidden: bool,
-    pub(crate) data: Option<SentData>,
-    pub(crate) more: Vec<SentFrame>,
-    state: PacketState,
-}
-
-impl SentPacket {
-    pub(crate) fn new(at: Time) -> Self {
-        SentPacket {
-            at,
-            bytes: 0,
-            eliciting: false,
-            mtu_probe: false,
-            app_limited: false,
-            copied: 0,
-            hidden: false,
-            data: None,
-            more: Vec::new(),
-            state: PacketState::Outstanding,
-        }
-    }
-    /// Everything it said.
-    pub(crate) fn frames(&self) -> impl Iterator<Item = SentFrame> + '_ {
-        self.data
-            .map(SentFrame::Data)
-            .into_iter()
-            .chain(self.more.iter().copied())
-    }
-    /// Bytes of its data.
-    pub(crate) fn payload(&self) -> u64 {
-        let len = |said| match said {
-            SentFrame::Data(data) => u64::from(data.len),
-            _ => 0,
-        };
-        self.frames().map(len).sum()
-    }
-    pub(crate) fn note(&mut self, said: SentFrame) {
-        match said {
-            SentFrame::Data(data) if self.data.is_none() => self.data = Some(data),
-            other => self.more.push(other),
-        }
-    }
+/// How a path goes on when it answers again.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum WindowRestore {
+    /// With its whole window: only its link was away.
+    Full,
+    /// The window begins with half of what it was: perhaps the network was choked.
+    Half,
+    /// The window begins as after persistent congestion (RFC 9002 §7.6): holes are not told apart
+    /// here.
+    Reset,
 }
 
 /// What an ACK or a timeout brought about.
@@ -889,6 +797,8 @@ impl Recovery {
 mod tests {
     use super::*;
     use crate::congestion::{CongestionKind, controller};
+    use crate::sent_packet::SentData;
+    use d2tp_wire::FlowId;
     use d2tp_wire::{Frame, FrameIter, WireWriter};
 
     const MS: Span = Span::from_millis(1);

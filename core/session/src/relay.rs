@@ -22,7 +22,7 @@ use d2tp_seal::{PublicKey, Rng};
 use d2tp_wire::{CID_BYTES, PacketKind};
 
 use crate::endpoint::{Admission, Endpoint, SessionId};
-use crate::path::Addresses;
+use crate::link::Addresses;
 
 /// Bytes before a packet that is relayed: a first byte and the relay's id.
 pub const RELAY_HEADER_BYTES: usize = 1 + CID_BYTES;

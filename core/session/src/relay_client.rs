@@ -11,7 +11,7 @@
 use std::collections::BTreeMap;
 
 use crate::endpoint::{Endpoint, SessionId};
-use crate::path::{Addresses, LinkId};
+use crate::link::{Addresses, LinkId};
 use crate::relay::{RELAY_HEADER_BYTES, RelayId, relayed_id};
 
 /// R-RELAY-5: calls a listening device takes at once.

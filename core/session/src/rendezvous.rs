@@ -24,9 +24,11 @@ use std::net::SocketAddr;
 
 use d2tp_time::{Span, Time};
 
-use crate::path::{Addresses, LinkId, PathState};
+use crate::link::{Addresses, LinkId};
+use crate::path::PathState;
 use crate::relay::RelayId;
-use crate::session::{PathStats, Session, SessionState};
+use crate::session::{PathStats, Session};
+use crate::session_state::SessionState;
 
 /// Addresses told and tried at most: a few links, each with the address the relay sees and its own.
 pub const ADDRESSES_MAX: usize = 8;

@@ -19,7 +19,8 @@ use crate::flow::{SessionFlow, want};
 use crate::record::{FlowRecord, SessionRecord};
 use crate::recv_half::RecvHalf;
 use crate::send_half::SendHalf;
-use crate::session::{Role, Session, say};
+use crate::session::{Session, say};
+use crate::session_state::Role;
 use crate::ticket::ClientTicket;
 
 /// RESET and STOP code of a flow of which the peer lost what it had called durable.
@@ -49,7 +50,7 @@ impl Session {
                 let at_end = f.recv.final_size() == Some(received_to);
                 FlowRecord {
                     id: f.id,
-                    options: crate::flow::FlowOptions {
+                    options: crate::flow_options::FlowOptions {
                         deadline: None,
                         ..f.options
                     },

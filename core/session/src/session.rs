@@ -20,18 +20,20 @@ use d2tp_seal::{CookieSecrets, PacketKeys, PublicKey, Rng, SecretKey};
 use d2tp_time::{Span, Time};
 use d2tp_wire::{Cid, FlowId, PathId, PathStatus, ReasonCode, TOKEN_BYTES};
 
-use crate::careful_resume::PathMetricsCache;
+use crate::careful_resume_state::PathMetricsCache;
 use crate::client_handshake::ClientHandshake;
 use crate::config::{EVENTS_MAX, EndpointConfig};
-use crate::datagrams::DatagramSendQueue;
+use crate::datagram_queue::DatagramSendQueue;
+use crate::event::FlowArrival;
 use crate::event::{PeerFault, SessionEnd, SessionEvent};
 use crate::flow::{FlowTable, want};
-use crate::introspect::FlowArrival;
-use crate::path::{self, Addresses, LinkId, PathState, Paths};
+use crate::link::{Addresses, LinkId};
+use crate::path::{self, PathState, Paths};
 use crate::path_map::PathMap;
 use crate::path_scheduler::{PathScheduler, path_scheduler};
 use crate::ranges::RangeSet;
-use crate::recovery::SentFrame;
+use crate::sent_packet::SentFrame;
+use crate::session_state::{CidChange, Role, SessionState};
 use crate::ticket::ClientTicket;
 use crate::trace::SessionTrace;
 
@@ -42,39 +44,6 @@ pub(crate) mod say {
     pub(crate) const CLOSE: u16 = 1 << 2;
     /// The status of paths that are frozen, which cannot say it themselves.
     pub(crate) const FROZEN: u16 = 1 << 3;
-}
-
-/// Who began the session.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Role {
-    /// The device.
-    Initiator,
-    /// The server.
-    Responder,
-}
-
-/// Where a session is in its life.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum SessionState {
-    /// The session has no path, or nothing answers: it sends nothing.
-    Suspended,
-    /// A handshake is under way.
-    Handshaking,
-    /// The session works.
-    Established,
-    /// The session is over.
-    Closed,
-}
-
-/// A change to the connection ids that lead to this session.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum CidChange {
-    Add {
-        cid: Cid,
-        path: PathId,
-        generation: u32,
-    },
-    Remove(Cid),
 }
 
 /// A connection id issued to the peer.

@@ -1,11 +1,10 @@
 //! What a SYN says, and what is answered.
 
 use d2tp_seal::{SessionTicket, TICKET_BYTES};
-use d2tp_wire::{Cid, ReasonCode, TOKEN_BYTES, WireReader, WireWriter};
+use d2tp_wire::{Cid, FlowId, Frame, FrameIter, ReasonCode, TOKEN_BYTES, WireReader, WireWriter};
 
 use crate::claim::SynClaims;
 use crate::config::SPARE_PATHS;
-use crate::early_data::read_early_data;
 
 /// What a SYN's payload says.
 #[derive(Debug)]
@@ -164,6 +163,31 @@ impl SynAck {
             _ => return None,
         })
     }
+}
+
+/// Where a SYN would count its claims: early data follows instead.
+pub(crate) const EARLY_DATA_MARK: u8 = 255;
+
+/// Bytes of frames in a SYN: what its padding holds beside all other fields at their longest.
+pub(crate) const EARLY_DATA_BYTES_MAX: usize = 960;
+
+/// R-HS-15: reads the early data of a SYN of this epoch, if it has any instead of claims: flows of the
+/// device's that open and their bytes, nothing else. None: it is malformed.
+#[expect(clippy::option_option, reason = "malformed, and not there")]
+pub(crate) fn read_early_data(r: &mut WireReader<'_>, epoch: u32) -> Option<Option<Vec<u8>>> {
+    let mut ahead = *r;
+    if ahead.u8() != Ok(EARLY_DATA_MARK) {
+        return Some(None);
+    }
+    *r = ahead;
+    let n = usize::try_from(r.varint().ok()?).ok()?;
+    let bytes = r.bytes(n).ok()?;
+    let ours = |flow: FlowId| flow.by_initiator() && flow.0 <= FlowId::MAX && flow.epoch() <= epoch;
+    let good = FrameIter::new(bytes).all(|frame| match frame {
+        Ok(Frame::Open { flow, .. } | Frame::Data { flow, .. }) => ours(flow),
+        _ => false,
+    });
+    good.then(|| Some(bytes.to_vec()))
 }
 
 #[cfg(test)]

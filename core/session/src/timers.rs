@@ -15,8 +15,9 @@ use d2tp_wire::{FlowId, PathStatus, ReasonCode};
 use crate::config::EndpointConfig;
 use crate::event::{SessionEnd, SessionEvent};
 use crate::path::{self, PathState, SessionPath};
-use crate::recovery::SentFrame;
-use crate::session::{Role, Session, SessionState, on_frame_fate};
+use crate::sent_packet::SentFrame;
+use crate::session::{Session, on_frame_fate};
+use crate::session_state::{Role, SessionState};
 
 /// Probe timeouts after which packets are made small. // RFC 8899 §4.3 leaves the number open
 const PROBES_BEFORE_SMALL: u32 = 3;

@@ -11,7 +11,8 @@ use d2tp_time::{Span, Time};
 use d2tp_wire::{FlowId, Frame, FrameIter, PathId};
 
 use crate::event::SessionEvent;
-use crate::path::{Addresses, LinkId, SessionPath};
+use crate::link::{Addresses, LinkId};
+use crate::path::SessionPath;
 
 /// Records of a session, or of all of an endpoint, that nobody took yet; newer ones are counted.
 pub const TRACE_RECORDS_MAX: usize = 16_384;

@@ -12,13 +12,15 @@ use d2tp_wire::{
 };
 
 use crate::config::PATHS_MAX;
-use crate::datagrams::DatagramPath;
+use crate::datagram_queue::DatagramPath;
 use crate::event::{SessionEnd, SessionEvent};
 use crate::flow::want;
-use crate::path::{self, Addresses, LinkId, PathState};
+use crate::link::{Addresses, LinkId};
+use crate::path::{self, PathState};
 use crate::path_scheduler::{CopyMode, PacketCopy, SendBacklog, UNSENT_MAX};
-use crate::recovery::{SentData, SentFrame, SentPacket};
-use crate::session::{Role, Session, SessionState, on_frame_fate, say};
+use crate::sent_packet::{SentData, SentFrame, SentPacket};
+use crate::session::{Session, on_frame_fate, say};
+use crate::session_state::{Role, SessionState};
 use crate::trace::TraceRecord;
 use d2tp_seal::KEY_UPDATE_PACKETS;
 

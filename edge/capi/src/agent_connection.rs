@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  program's socket ══ kernel ══ our end, made here, joined and pumped by the agent ── flow ══ links ══▶
-//!        options, flush, info ──▶ [`Handed`] ── a Unix socket, one for each connection ──▶ agent
+//!        options, flush, info ──▶ AgentConnection ── a Unix socket, one for each connection ──▶ agent
 //!                       errno ◀── fault, before the descriptor breaks ◀──────────────────────┘
 //! ```
 //!
@@ -11,43 +11,30 @@
 //!
 //! No agent, one that does not answer, one that speaks another version: then the engine of this process
 //! carries. An agent that dies takes its descriptors along, and each is reset by the kernel, for so it was
-//! made (`Port::handed_end`).
+//! made (`PairPort::detachable_end`).
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use d2tp_driver::{DATAGRAMS_MAX, PathSelection, ServerAddress};
+use d2tp_driver::{DATAGRAMS_MAX, PathSelection};
 use tokio::net::UnixStream;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::{Notify, oneshot};
 use tokio::time::timeout;
 
+use crate::agent_address::ANSWER_WITHIN;
 use crate::agent_message::{
-    self, AgentDatagram, FromAgent, LINE_BYTES_MAX, MessageReader, ToAgent, VERSION, send_message,
+    AgentDatagram, FromAgent, LINE_BYTES_MAX, MessageReader, ToAgent, send_message,
 };
-use crate::connect::ConnectCall;
+use crate::connection_status::ConnectionStatus;
 use crate::datagrams::AgentDatagramPeer;
 use crate::dlock;
-use crate::engine_state::EngineState;
 use crate::errno::SocketFault;
-use crate::identity;
 use crate::info::D2tpInfo;
-use crate::options::{PersistMode, SocketOptions};
-use crate::pump;
-use crate::reopen_token::{ReopenClaim, ReopenToken};
-use crate::table::{self, ConnectionStatus};
-
-/// Names the agent's socket where it is elsewhere; `none`: there is to be no agent.
-const SOCKET_VARIABLE: &str = "CEDOS_AGENT";
-
-/// How long an agent may take to answer: it is on this machine, and does nothing for long.
-pub(crate) const ANSWER_WITHIN: Duration = Duration::from_secs(2); // a guess
+use crate::options::SocketOptions;
 
 /// The largest message that is passed on: in base64, and with what is around it, it is to be a line.
 const PASSED_BYTES_MAX: usize = LINE_BYTES_MAX / 2;
@@ -75,218 +62,7 @@ pub(crate) struct AgentConnection {
     /// Messages of a datagram socket that the agent does not have yet.
     unsent: Rc<Cell<usize>>,
     /// Only of the one that follows it.
-    reader: Option<MessageReader>,
-}
-
-/// Where an agent's socket is, if there is to be one: as `cedos` finds it.
-pub(crate) fn socket() -> Option<PathBuf> {
-    match std::env::var_os(SOCKET_VARIABLE) {
-        Some(none) if none == "none" => return None,
-        Some(path) if !path.is_empty() => return Some(path.into()),
-        _ => {}
-    }
-    let folder = |name: &str| {
-        let path = PathBuf::from(std::env::var_os(name)?);
-        path.is_absolute().then_some(path)
-    };
-    let place = folder("XDG_RUNTIME_DIR")
-        .or_else(|| folder("XDG_STATE_HOME"))
-        .or_else(|| Some(folder("HOME")?.join(".local/state")))?;
-    Some(place.join("cedos").join("agent.sock"))
-}
-
-/// What a persistent socket hears where there is nobody who would carry it on.
-pub(crate) fn no_agent() -> SocketFault {
-    let text = "a connection that outlives its program needs an agent that carries it, and none answers: \
-                start `cedos agent`";
-    SocketFault::new(libc::EOPNOTSUPP, text)
-}
-
-/// The agent of this user, if it answers and knows of sockets.
-async fn agent(at: &Path) -> Option<Rc<UnixStream>> {
-    let stream = timeout(ANSWER_WITHIN, UnixStream::connect(at)).await;
-    let stream = stream.ok()?.ok()?;
-    // Another user's socket in a place of ours: it is to know nothing of us.
-    let peer = stream.peer_cred().ok()?;
-    // SAFETY: a call without arguments.
-    let is_ours = peer.uid() == unsafe { libc::geteuid() };
-    is_ours.then(|| Rc::new(stream))
-}
-
-/// Whether an agent is there.
-pub(crate) async fn is_agent_running() -> bool {
-    match socket() {
-        Some(at) => agent(&at).await.is_some(),
-        None => false,
-    }
-}
-
-/// Has an agent make the connection; returns when it is made. None: no agent does it. `far`: of a datagram socket, whose
-/// descriptor is not passed yet.
-///
-/// # Errors
-/// Why the connection is not made, as the agent says.
-pub(crate) async fn call(
-    home: &Rc<EngineState>,
-    call: &ConnectCall,
-    server: &ServerAddress,
-    target: Option<String>,
-    far: Option<&AgentDatagramPeer>,
-) -> Result<Option<AgentConnection>, SocketFault> {
-    let Some(at) = socket() else {
-        return Ok(None);
-    };
-    let Some(stream) = agent(&at).await else {
-        return Ok(None);
-    };
-    let asked = agent_message::AgentCall {
-        version: VERSION,
-        server: server.to_string(),
-        target,
-        key: identity::file()?,
-        options: (&call.options).into(),
-        keep: call.keep.clone(),
-        datagrams: far.is_some(),
-    };
-    let mut ear = MessageReader::new(stream.clone());
-    let taken = async {
-        let socket = ToAgent::Socket(Box::new(asked));
-        send_message(&stream, &socket, None).await?;
-        ear.next::<FromAgent>().await
-    };
-    let taken = timeout(ANSWER_WITHIN, taken).await;
-    let hears = match taken {
-        Ok(Ok(Some(FromAgent::Taken {
-            ok: true,
-            version: VERSION,
-            notices,
-            locks,
-        }))) => (notices, locks),
-        _ => return Ok(None),
-    };
-    let mut handed = AgentConnection::begin(stream, hears);
-    if far.is_none() {
-        let Ok(end) = home.port.detachable_end() else {
-            return Ok(None);
-        };
-        handed.carry(call.from, end.into());
-    }
-    if dlock::is_held() {
-        handed.send_dlock();
-    }
-    // From now on the program's second thoughts are told.
-    let known = Rc::new(handed.share());
-    home.agent_connections
-        .borrow_mut()
-        .insert(call.fate.serial, known.clone());
-    // Those before it are not.
-    let latest = table::change(call.cookie, |socket| socket.options.clone());
-    if let Some(options) = latest.filter(|options| *options != call.options) {
-        known.change(&options);
-    }
-    loop {
-        match ear.next().await {
-            Ok(Some(FromAgent::Open)) => break,
-            Ok(Some(FromAgent::Fault { errno, text })) => {
-                home.agent_connections
-                    .borrow_mut()
-                    .remove(&call.fate.serial);
-                return Err(SocketFault { errno, text });
-            }
-            Ok(Some(FromAgent::Answer { ask, fault, info })) => known.hear(ask, fault, info),
-            Ok(Some(FromAgent::Room { bytes })) => {
-                if let Some(far) = far {
-                    far.has_room(bytes);
-                }
-            }
-            Ok(Some(FromAgent::Taken { .. } | FromAgent::Reopened { .. })) => {}
-            // It went before there was anything to lose.
-            Ok(Some(FromAgent::Over { .. }) | None) | Err(_) => {
-                home.agent_connections
-                    .borrow_mut()
-                    .remove(&call.fate.serial);
-                return Ok(None);
-            }
-        }
-    }
-    handed.reader = Some(ear);
-    Ok(Some(handed))
-}
-
-/// A connection as an agent has it.
-pub(crate) struct ReopenedConnection {
-    pub(crate) server: String,
-    pub(crate) target: Option<String>,
-    pub(crate) ipv6: bool,
-    pub(crate) options: SocketOptions,
-}
-
-/// Takes up a connection that another process had.
-///
-/// # Errors
-/// EOPNOTSUPP: no agent does that. ENOENT, EBUSY, or why it is over.
-pub(crate) async fn reopen(
-    home: &Rc<EngineState>,
-    token: ReopenToken,
-    fate: &Arc<ConnectionStatus>,
-) -> Result<ReopenedConnection, SocketFault> {
-    let stream = match socket() {
-        Some(at) => agent(&at).await,
-        None => None,
-    };
-    let stream = stream.ok_or_else(no_agent)?;
-    let mut ear = MessageReader::new(stream.clone());
-    let asked = async {
-        send_message(&stream, &ToAgent::Reopen(ReopenClaim::to(token)), None).await?;
-        match ear.next().await? {
-            Some(FromAgent::Taken {
-                ok: true,
-                version: VERSION,
-                notices,
-                locks,
-            }) => std::io::Result::Ok((ear.next().await?, (notices, locks))),
-            _ => Ok((None, (false, false))),
-        }
-    };
-    let (reopened, hears) = match timeout(ANSWER_WITHIN, asked).await {
-        Ok(Ok((
-            Some(FromAgent::Reopened {
-                server,
-                target,
-                ipv6,
-                options,
-            }),
-            hears,
-        ))) => {
-            let options = SocketOptions {
-                persist: PersistMode::Open,
-                ..SocketOptions::try_from(&options)?
-            };
-            let reopened = ReopenedConnection {
-                server,
-                target,
-                ipv6,
-                options,
-            };
-            (reopened, hears)
-        }
-        Ok(Ok((Some(FromAgent::Fault { errno, text }), _))) => {
-            return Err(SocketFault { errno, text });
-        }
-        _ => return Err(no_agent()),
-    };
-    let mut handed = AgentConnection::begin(stream, hears);
-    handed.reader = Some(ear);
-    if dlock::is_held() {
-        handed.send_dlock();
-    }
-    let known = Rc::new(handed.share());
-    home.agent_connections
-        .borrow_mut()
-        .insert(fate.serial, known);
-    let (home, fate) = (home.clone(), fate.clone());
-    tokio::task::spawn_local(async move { handed.follow(&home, &fate, None, None).await });
-    Ok(reopened)
+    pub(crate) reader: Option<MessageReader>,
 }
 
 async fn send_all(
@@ -321,7 +97,8 @@ impl Drop for ReplyWaiter<'_> {
 }
 
 impl AgentConnection {
-    fn begin(stream: Rc<UnixStream>, (notices, locks): (bool, bool)) -> AgentConnection {
+    /// A connection over `stream`; what the agent understands beside: changes of networks, D-Locks.
+    pub(crate) fn begin(stream: Rc<UnixStream>, (notices, locks): (bool, bool)) -> AgentConnection {
         let (tell, to_tell) = unbounded_channel();
         let unsaid = Rc::default();
         tokio::task::spawn_local(send_all(stream, to_tell, Rc::clone(&unsaid)));
@@ -441,29 +218,31 @@ impl AgentConnection {
         self.pending.borrow_mut().as_mut()?.remove(&ask)
     }
 
-    fn hear(&self, ask: u64, fault: Option<(libc::c_int, String)>, info: Option<Box<D2tpInfo>>) {
+    /// An answer came.
+    pub(crate) fn hear(
+        &self,
+        ask: u64,
+        fault: Option<(libc::c_int, String)>,
+        info: Option<Box<D2tpInfo>>,
+    ) {
         let fault = fault.map(|(errno, text)| SocketFault { errno, text });
         if let Some(reply) = self.taken_out(ask) {
             let _ = reply.send(AgentReply { fault, info });
         }
     }
 
-    /// Hears what becomes of it, until it is over; `from`: the port of the program's socket, which may not be joined
-    /// yet. `far`: of a datagram socket.
-    pub(crate) async fn follow(
-        mut self,
-        home: &EngineState,
-        fate: &Arc<ConnectionStatus>,
-        from: Option<u16>,
+    /// Hears what becomes of it, until it is over; returns whether the agent was lost. `far`: of a datagram socket.
+    pub(crate) async fn hear_until_over(
+        &mut self,
+        fate: &ConnectionStatus,
         far: Option<&AgentDatagramPeer>,
-    ) {
+    ) -> bool {
         let mut ear = self.reader.take().expect("of the one that was called with");
-        let mut is_lost = false;
         let left = self.released.clone();
         loop {
             let heard = tokio::select! {
                 heard = ear.next() => heard,
-                () = left.notified() => break,
+                () = left.notified() => return false,
             };
             match heard {
                 Ok(Some(FromAgent::Answer { ask, fault, info })) => self.hear(ask, fault, info),
@@ -475,7 +254,7 @@ impl AgentConnection {
                     if let Some(info) = info {
                         let _ = fate.last.set(*info);
                     }
-                    break;
+                    return false;
                 }
                 Ok(Some(FromAgent::Room { bytes })) => {
                     if let Some(far) = far {
@@ -488,22 +267,15 @@ impl AgentConnection {
                 Ok(None) | Err(_) => {
                     let text = "the agent that carried this connection is gone";
                     let _ = fate.fault.set(SocketFault::new(libc::ECONNRESET, text));
-                    is_lost = true;
-                    break;
+                    return true;
                 }
             }
         }
-        fate.over.store(true, Ordering::Relaxed);
-        home.agent_connections.borrow_mut().remove(&fate.serial);
-        // Whoever still waits for an answer asks the fate.
+    }
+
+    /// Nothing is answered any more: whoever still waits for an answer looks at the connection's status.
+    pub(crate) fn drop_pending(&self) {
         self.pending.borrow_mut().take();
-        // The kernel reset what was joined. What was not waits yet.
-        if is_lost
-            && let Some(from) = from
-            && let Ok(stream) = home.port.connect_waiting(from).await
-        {
-            pump::break_off(stream);
-        }
     }
 }
 

@@ -26,7 +26,7 @@
 //!                                                      ◀ {"event":"over"}
 //! ```
 //!
-//! Those that are opened again by a token have a few more ([`crate::reopen_token`]).
+//! Those that are opened again by a token have a few more ([`crate::agent_client`]).
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -46,11 +46,12 @@ use serde::{Deserialize, Serialize};
 use tokio::io::Interest;
 use tokio::net::UnixStream;
 
+use crate::clock::since_boot;
 use crate::errno::SocketFault;
 use crate::info::D2tpInfo;
-use crate::options::{EXPIRY, PersistMode, SocketOptions, expiry_of, since_boot};
-use crate::read_ahead::RcvbufThresholds;
-use crate::reopen_token::{ReopenClaim, ReopenToken};
+use crate::options::{EXPIRY, PersistMode, SocketOptions, expiry_of};
+use crate::rcvbuf_thresholds::RcvbufThresholds;
+use crate::reopen_token::ReopenToken;
 
 /// Version of these messages. An agent of another version does not understand them, and whoever
 /// asked carries by itself.
@@ -420,6 +421,24 @@ pub(crate) async fn send_message<T: Serialize>(
         fd = None;
     }
     Ok(())
+}
+
+/// What is asked of an agent about a connection that outlives its program.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ReopenClaim {
+    /// Version of the messages.
+    pub version: u32,
+    pub(crate) token: ReopenToken,
+}
+
+impl ReopenClaim {
+    pub(crate) fn to(token: ReopenToken) -> ReopenClaim {
+        ReopenClaim {
+            version: VERSION,
+            token,
+        }
+    }
 }
 
 #[cfg(test)]

@@ -1,74 +1,35 @@
 //! From `connect` to a flow: the session, the flow, the proxy's tunnel where there is one, and then the
 //! other end of the program's socket.
 //!
-//! Where an agent of the user runs, all that is its to do ([`agent_connection`]); where none does, it is done here.
+//! Where an agent of the user runs, all that is its to do ([`agent_delegation`]); where none does, it is done here.
 //!
 //! There is no time limit here: who waits for a network waits. A program that gave up is noticed by its
 //! port, which somebody else may have then.
 
 use std::cell::RefCell;
-use std::os::fd::RawFd;
-use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use d2tp_driver::{Flow, PublicKey, ServerAddress};
+use d2tp_driver::Flow;
 
-use crate::address::SocketName;
-use crate::agent_carrier::SocketOwner;
-use crate::agent_connection::{self, AgentConnection};
-use crate::agent_message::ReopenOptions;
-use crate::engine_state::{EngineState, ServerSessionState, SessionUse};
+use crate::agent_address::no_agent;
+use crate::agent_connection::AgentConnection;
+use crate::carried_flow::CarriedFlow;
+use crate::connect_call::{ConnectCall, ConnectTarget, server_of};
+use crate::connection_status::ConnectionStatus;
+use crate::engine_state::EngineState;
 use crate::errno::SocketFault;
 use crate::options::{PersistMode, SocketOptions};
-use crate::pump::{self, CarriedFlow};
-use crate::table::{self, ConnectionStatus};
-use crate::{pair, policy, tunnel};
+use crate::program_stream::break_off;
+use crate::pump;
+use crate::server_session::{ServerSessionState, SessionUse};
+use crate::table;
+use crate::{agent_delegation, pair, policy, tunnel};
 
 /// How often it is looked whether the program still wants the connection.
 const LOOK: Duration = Duration::from_secs(1);
-
-/// Where a socket is to lead, and by what.
-pub(crate) struct ConnectCall {
-    /// The program's socket in the table.
-    pub(crate) cookie: u64,
-    /// Its descriptor, when it was called with.
-    pub(crate) fd: RawFd,
-    /// The loopback port of the program's socket.
-    pub(crate) from: u16,
-    pub(crate) to: SocketName,
-    pub(crate) options: SocketOptions,
-    pub(crate) fate: Arc<ConnectionStatus>,
-    /// By what it is opened again.
-    pub(crate) keep: Option<ReopenOptions>,
-}
-
-/// The server to speak to, and whether it is a proxy on the way to `to`.
-pub(crate) fn server_of(
-    to: &SocketName,
-    options: &SocketOptions,
-) -> Result<(ServerAddress, bool), SocketFault> {
-    let key: Option<PublicKey> = match to {
-        SocketName::Host { key: Some(key), .. } => Some(*key),
-        _ => options.peer_key,
-    };
-    if let Some(key) = key {
-        return Ok((to.server(key), false));
-    }
-    let said = options.proxy.clone().or_else(|| {
-        let text = std::env::var("CEDOS_PROX").ok();
-        text.filter(|text| !text.is_empty())
-    });
-    let Some(text) = said else {
-        let why = "no key of a D2TP server was given, and no proxy: set CEDOS_PROX";
-        return Err(SocketFault::new(libc::ENETUNREACH, why));
-    };
-    let server = text.parse();
-    let server = server.map_err(|error| SocketFault::new(libc::EINVAL, error))?;
-    Ok((server, true))
-}
 
 /// Who carries a connection that was made.
 enum ConnectionCarrier {
@@ -88,16 +49,14 @@ pub(crate) async fn run(home: Rc<EngineState>, call: ConnectCall) {
     };
     match made {
         Ok(ConnectionCarrier::Agent(handed)) => {
-            handed
-                .follow(&home, &call.fate, Some(call.from), None)
-                .await
+            agent_delegation::follow(handed, &home, &call.fate, Some(call.from), None).await
         }
         Ok(ConnectionCarrier::Local(held)) => {
-            let held = pump::register(&home, *held);
+            let held = home.register(*held);
             match home.port.connect_waiting(call.from).await {
                 Ok(stream) => pump::run(home, held, stream).await,
                 // The program closed its socket: so does the flow.
-                Err(_) => pump::unregister(&home, &held),
+                Err(_) => home.unregister(&held),
             }
         }
         Err(fault) => {
@@ -107,7 +66,7 @@ pub(crate) async fn run(home: Rc<EngineState>, call: ConnectCall) {
             if pair::refuse(call.fd, call.cookie).is_err()
                 && let Ok(stream) = home.port.connect_waiting(call.from).await
             {
-                pump::break_off(stream);
+                break_off(stream);
             }
             call.fate.over.store(true, Ordering::Relaxed);
         }
@@ -120,11 +79,11 @@ async fn make(
 ) -> Result<ConnectionCarrier, SocketFault> {
     let (server, through_proxy) = server_of(&call.to, &call.options)?;
     let target = through_proxy.then(|| call.to.authority());
-    if let Some(handed) = agent_connection::call(home, call, &server, target.clone(), None).await? {
+    if let Some(handed) = agent_delegation::call(home, call, &server, target.clone(), None).await? {
         return Ok(ConnectionCarrier::Agent(handed));
     }
     if call.options.persist != PersistMode::No {
-        return Err(agent_connection::no_agent());
+        return Err(no_agent());
     }
     let way = ConnectTarget {
         server,
@@ -145,17 +104,6 @@ async fn given_up(port: u16) {
             return;
         }
     }
-}
-
-/// By what server a connection is made.
-pub(crate) struct ConnectTarget {
-    pub(crate) server: ServerAddress,
-    /// Where that is a proxy: what it is asked for.
-    pub(crate) target: Option<String>,
-    /// The file of the key to call with; none is this process's.
-    pub(crate) key: Option<PathBuf>,
-    /// The process that the socket belongs to, where that is another one.
-    pub(crate) owner: Option<Rc<SocketOwner>>,
 }
 
 /// Makes a connection. `latest`: what its options are by the time it is made.

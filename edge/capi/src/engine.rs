@@ -15,25 +15,15 @@ use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, mpsc};
+use std::sync::{Arc, Once, mpsc};
 
 use tokio::sync::mpsc::unbounded_channel;
 
+use crate::engine_handle::{EngineJob, SocketEngine, lock};
 use crate::engine_state::EngineState;
 use crate::errno::{CallResult, Errno};
-use crate::{dlock, exit_flush, fork};
+use crate::{exit_flush, fork, wake_watch};
 
-type EngineJob = Box<dyn FnOnce(&Rc<EngineState>) + Send>;
-
-/// The engine of this process.
-pub(crate) struct SocketEngine {
-    jobs: mpsc::Sender<EngineJob>,
-    /// The port that its ends of pairs have.
-    pub(crate) port: u16,
-    pid: u32,
-}
-
-static ENGINE: Mutex<Option<Arc<SocketEngine>>> = Mutex::new(None);
 static WATCHES: Once = Once::new();
 static SHARES: AtomicBool = AtomicBool::new(false);
 
@@ -41,20 +31,6 @@ static SHARES: AtomicBool = AtomicBool::new(false);
 /// tokio is the engine's too, and all runtimes of it share one pair of sockets, which both must find.
 pub fn share_descriptors() {
     SHARES.store(true, Ordering::Relaxed);
-}
-
-/// The lock itself, for who forks.
-pub(crate) fn lock() -> MutexGuard<'static, Option<Arc<SocketEngine>>> {
-    ENGINE.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// This process's engine, if it has one.
-pub(crate) fn running() -> Option<Arc<SocketEngine>> {
-    let engine = lock();
-    engine
-        .as_ref()
-        .filter(|e| e.pid == std::process::id())
-        .cloned()
 }
 
 /// This process's engine, started if need be.
@@ -86,27 +62,6 @@ pub(crate) fn get() -> CallResult<Arc<SocketEngine>> {
     // That of a parent is left as it is: its thread is not here.
     std::mem::forget(engine.replace(new.clone()));
     Ok(new)
-}
-
-impl SocketEngine {
-    /// Has `job` done.
-    pub(crate) fn post(&self, job: impl FnOnce(&Rc<EngineState>) + Send + 'static) {
-        // A thread that is gone took its sockets along: whoever holds the other ends hears of it.
-        let _ = self.jobs.send(Box::new(job));
-    }
-
-    /// Has `job` done, which answers in its time.
-    ///
-    /// # Errors
-    /// EIO: the engine is gone.
-    pub(crate) fn request<T: Send + 'static>(
-        &self,
-        job: impl FnOnce(&Rc<EngineState>, mpsc::Sender<T>) + Send + 'static,
-    ) -> CallResult<T> {
-        let (reply, answer) = mpsc::channel();
-        self.post(move |home| job(home, reply));
-        answer.recv().map_err(|_| Errno(libc::EIO))
-    }
 }
 
 fn run(jobs: mpsc::Receiver<EngineJob>, ready: &mpsc::Sender<CallResult<u16>>) {
@@ -147,7 +102,7 @@ fn run(jobs: mpsc::Receiver<EngineJob>, ready: &mpsc::Sender<CallResult<u16>>) {
     let local = tokio::task::LocalSet::new();
     local.block_on(&runtime, async {
         let home = Rc::new(EngineState::new(port));
-        tokio::task::spawn_local(dlock::run(home.clone()));
+        tokio::task::spawn_local(wake_watch::run(home.clone()));
         while let Some(job) = carried.recv().await {
             job(&home);
         }

@@ -6,7 +6,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use crate::engine;
+use crate::engine_handle;
 use crate::engine_state::EngineState;
 
 /// How long `exit` waits at most for peers to have what was written. Longer: a program without a network
@@ -26,7 +26,7 @@ pub(crate) fn watch() {
 
 extern "C" fn at_exit() {
     // A child that forked and has no engine of its own has nothing to wait for.
-    let Some(engine) = engine::running() else {
+    let Some(engine) = engine_handle::running() else {
         return;
     };
     let asked = engine.request(|home, reply| {

@@ -10,7 +10,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, MutexGuard, OnceLock};
 
-use crate::engine::{self, SocketEngine};
+use crate::engine_handle::{self, SocketEngine};
 use crate::kernel::socket_option;
 use crate::table::{self, SocketTable};
 
@@ -33,7 +33,7 @@ pub(crate) fn watch() {
 }
 
 unsafe extern "C" fn before() {
-    HELD.with_borrow_mut(|held| *held = Some((engine::lock(), table::lock())));
+    HELD.with_borrow_mut(|held| *held = Some((engine_handle::lock(), table::lock())));
 }
 
 unsafe extern "C" fn after() {

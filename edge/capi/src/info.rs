@@ -1,65 +1,61 @@
-//! `struct d2tp_info`: what a socket's flow and its paths do now (`D2TP_SO_INFO`).
+//! `struct d2tp_info`: what a socket's flow and its paths do now (`D2TP_SO_INFO`). What is read from a flow is in
+//! [`crate::flow_info`].
 
-use std::net::SocketAddr;
-
-use d2tp_driver::{LinkUse, PathState, PathStats};
-use d2tp_links::CostClass;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::engine_state::{ConnectWait, ServerSessionState};
-use crate::pump::CarriedFlow;
+use crate::connect_wait::ConnectWait;
 
 /// The layout of this library. A later one only adds at the end of what it has.
 pub(crate) const INFO_VERSION: u32 = 1;
 /// Paths that are told at most; a session has no more (PATHS_MAX).
-const PATHS: usize = 8;
+pub(crate) const PATHS: usize = 8;
 /// Bytes of a link's name with its 0 (IFNAMSIZ).
-const NAME_BYTES: usize = 16;
+pub(crate) const NAME_BYTES: usize = 16;
 
 /// One path, as in the header.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct D2tpPathInfo {
     #[serde(serialize_with = "as_text", deserialize_with = "of_text")]
-    dpi_link: [u8; NAME_BYTES],
-    dpi_class: u32,
-    dpi_state: u32,
-    dpi_rtt_us: u32,
-    dpi_rtt_min_us: u32,
-    dpi_bytes_received: u64,
-    dpi_bytes_sent: u64,
-    dpi_rate: u64,
+    pub(crate) dpi_link: [u8; NAME_BYTES],
+    pub(crate) dpi_class: u32,
+    pub(crate) dpi_state: u32,
+    pub(crate) dpi_rtt_us: u32,
+    pub(crate) dpi_rtt_min_us: u32,
+    pub(crate) dpi_bytes_received: u64,
+    pub(crate) dpi_bytes_sent: u64,
+    pub(crate) dpi_rate: u64,
 }
 
 /// A socket, as in the header.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct D2tpInfo {
-    di_version: u32,
-    di_size: u32,
-    di_state: u32,
-    di_reason: u32,
-    di_bytes_sent: u64,
-    di_bytes_acked: u64,
-    di_bytes_received: u64,
-    di_slack_ms: i64,
-    di_paths_count: u32,
-    di_reserved: u32,
-    di_paths: [D2tpPathInfo; PATHS],
+    pub(crate) di_version: u32,
+    pub(crate) di_size: u32,
+    pub(crate) di_state: u32,
+    pub(crate) di_reason: u32,
+    pub(crate) di_bytes_sent: u64,
+    pub(crate) di_bytes_acked: u64,
+    pub(crate) di_bytes_received: u64,
+    pub(crate) di_slack_ms: i64,
+    pub(crate) di_paths_count: u32,
+    pub(crate) di_reserved: u32,
+    pub(crate) di_paths: [D2tpPathInfo; PATHS],
     #[serde(default)]
-    di_bytes_ahead: u64,
+    pub(crate) di_bytes_ahead: u64,
 }
 
 /// di_state
 const IDLE: u32 = 0;
 const OPENING: u32 = 1;
-const OPEN: u32 = 2;
-const OVER: u32 = 3;
+pub(crate) const OPEN: u32 = 2;
+pub(crate) const OVER: u32 = 3;
 
 /// di_reason: numbers of the words that commands and logs use.
-const NO_REASON: u32 = 0;
-const NO_PATH: u32 = 1;
-const PATH_COST: u32 = 2;
+pub(crate) const NO_REASON: u32 = 0;
+pub(crate) const NO_PATH: u32 = 1;
+pub(crate) const PATH_COST: u32 = 2;
 
 impl D2tpInfo {
     /// The information of a socket that has no flow.
@@ -103,89 +99,10 @@ impl D2tpInfo {
         }
     }
 
-    /// The information of a socket whose flow is over now.
-    pub(crate) fn last_of(held: &CarriedFlow) -> D2tpInfo {
-        D2tpInfo {
-            di_state: OVER,
-            di_reason: NO_REASON,
-            di_bytes_ahead: 0,
-            ..D2tpInfo::of(held)
-        }
-    }
-
-    pub(crate) fn of(held: &CarriedFlow) -> D2tpInfo {
-        let mut info = D2tpInfo {
-            di_state: OPEN,
-            di_bytes_sent: held.sent.get(),
-            di_bytes_acked: held.acknowledged(),
-            di_bytes_received: held.received.get() + held.read_ahead.kept(),
-            di_bytes_ahead: held.read_ahead.bytes(),
-            ..D2tpInfo::idle()
-        };
-        if let Some(left) = held.options.borrow().time_left() {
-            info.di_slack_ms = i64::try_from(left.as_millis()).unwrap_or(i64::MAX);
-        }
-        let paths = held.flow.borrow().connection().paths();
-        info.di_paths_count = paths.len().min(PATHS) as u32;
-        let ways = held
-            .session
-            .as_ref()
-            .map(|line| line.0.device.link_statuses());
-        for (to, path) in info.di_paths.iter_mut().zip(&paths) {
-            let link = path.addresses.link;
-            let device = held.session.as_ref().map(|line| &line.0.device);
-            let name = device.and_then(|device| device.link_name(link));
-            let way = name
-                .as_ref()
-                .and_then(|name| ways.iter().flatten().find(|way| way.name == *name));
-            to.set(path, name.as_deref());
-            if let Some(way) = way {
-                to.dpi_class = class(way.class);
-                to.dpi_rate = way.rate.unwrap_or(0);
-            }
-        }
-        let works = |path: &&PathStats| path.state == PathState::Active;
-        let opening = held
-            .session
-            .as_ref()
-            .is_some_and(|line| *line.0.state.borrow() == ServerSessionState::Opening);
-        // One that is gone keeps its counts, and is of no use.
-        let costly = ways
-            .iter()
-            .flatten()
-            .filter(|way| way.usage != LinkUse::Off);
-        let mut costly = costly.filter(|way| way.class != CostClass::Free);
-        info.di_reason = match paths.iter().find(works) {
-            Some(_) => NO_REASON,
-            None if opening && !paths.is_empty() => NO_REASON,
-            None if costly.next().is_some() => PATH_COST,
-            None => NO_PATH,
-        };
-        info
-    }
-
     pub(crate) fn to_bytes(self) -> Vec<u8> {
         // SAFETY: repr(C) of integers without padding (the test below), so every byte is set.
         let bytes: [u8; size_of::<D2tpInfo>()] = unsafe { std::mem::transmute(self) };
         bytes.to_vec()
-    }
-}
-
-impl D2tpPathInfo {
-    fn set(&mut self, path: &PathStats, name: Option<&str>) {
-        let name = name.unwrap_or_default().as_bytes();
-        let len = name.len().min(NAME_BYTES - 1);
-        self.dpi_link[..len].copy_from_slice(&name[..len]);
-        self.dpi_state = match path.state {
-            PathState::Opening => 0,
-            PathState::Active => 1,
-            PathState::Silent => 2,
-        };
-        let micros = |span: std::time::Duration| span.as_micros().min(u128::from(u32::MAX)) as u32;
-        self.dpi_rtt_us = micros(path.rtt.into());
-        self.dpi_rtt_min_us = micros(path.rtt_min.into());
-        self.dpi_bytes_received = path.payload_in;
-        self.dpi_bytes_sent = path.payload_out;
     }
 }
 
@@ -201,21 +118,6 @@ fn of_text<'de, D: Deserializer<'de>>(from: D) -> Result<[u8; NAME_BYTES], D::Er
     let len = text.len().min(NAME_BYTES - 1);
     name[..len].copy_from_slice(&text.as_bytes()[..len]);
     Ok(name)
-}
-
-fn class(class: CostClass) -> u32 {
-    match class {
-        CostClass::Free => 0,
-        CostClass::Metered => 1,
-        CostClass::Roaming => 2,
-    }
-}
-
-/// Where the other end of a flow is now.
-pub(crate) fn far_end(held: &CarriedFlow) -> Option<SocketAddr> {
-    let paths = held.flow.borrow().connection().paths();
-    let active = paths.iter().find(|path| path.state == PathState::Active);
-    active.or(paths.first()).map(|path| path.addresses.remote)
 }
 
 #[cfg(test)]

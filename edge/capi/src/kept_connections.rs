@@ -14,15 +14,13 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::time::Duration;
 
-use crate::agent_carrier::SocketOwner;
+use crate::agent_socket::AgentSocket;
 use crate::errno::SocketFault;
 use crate::reopen_token::ReopenToken;
 
 /// Connections that are kept at a time, and descriptors that wait for theirs. More takes descriptors and sockets of an
 /// agent; the one that nobody has had for longest is let go for another.
 pub(crate) const KEPT_MAX: usize = 64; // a guess
-/// How long one is kept that nobody has.
-pub(crate) const KEPT_FOR: Duration = Duration::from_secs(24 * 3600); // a guess: a device that is used every day
 /// How long a descriptor waits for its connection, which is called for next.
 pub(crate) const LEFT_FOR: Duration = Duration::from_secs(10); // a guess
 /// How many connections that ended while nobody had them are remembered, to say why.
@@ -31,7 +29,7 @@ const ENDED_MAX: usize = 64; // a guess
 #[derive(Default)]
 pub(crate) struct KeptConnections {
     deposited: RefCell<HashMap<ReopenToken, OwnedFd>>,
-    kept: RefCell<HashMap<ReopenToken, Rc<SocketOwner>>>,
+    kept: RefCell<HashMap<ReopenToken, Rc<AgentSocket>>>,
     ended: RefCell<VecDeque<(ReopenToken, SocketFault)>>,
 }
 
@@ -64,34 +62,35 @@ impl KeptConnections {
     pub(crate) fn keep(
         &self,
         token: ReopenToken,
-        owner: &Rc<SocketOwner>,
+        socket: &Rc<AgentSocket>,
     ) -> Result<(), SocketFault> {
         let fd = self.deposited.borrow_mut().remove(&token);
         let fd =
             fd.ok_or_else(|| SocketFault::new(libc::ENOENT, "its descriptor was not left here"))?;
         let mut kept = self.kept.borrow_mut();
-        kept.retain(|_, owner| owner.is_kept());
+        kept.retain(|_, socket| socket.owner.is_kept());
         if kept.len() >= KEPT_MAX {
-            let away = kept.values().filter_map(|o| Some((o.away_since()?, o)));
+            let away = kept.values().map(|socket| &socket.owner);
+            let away = away.filter_map(|owner| Some((owner.away_since()?, owner)));
             let Some((_, longest)) = away.min_by_key(|(since, _)| *since) else {
                 let text = format!("{KEPT_MAX} connections that outlive their programs are in use");
                 return Err(SocketFault::new(libc::ENOBUFS, text));
             };
             longest.let_go();
         }
-        owner.keep(fd);
-        kept.insert(token, owner.clone());
+        socket.owner.keep(fd);
+        kept.insert(token, socket.clone());
         Ok(())
     }
 
-    /// The owner of the connection that a token stands for.
+    /// The socket that a token stands for.
     ///
     /// # Errors
     /// Nobody's, or why it is over.
-    pub(crate) fn find(&self, token: &ReopenToken) -> Result<Rc<SocketOwner>, SocketFault> {
+    pub(crate) fn find(&self, token: &ReopenToken) -> Result<Rc<AgentSocket>, SocketFault> {
         let kept = self.kept.borrow().get(token).cloned();
-        if let Some(owner) = kept.filter(|owner| owner.is_kept()) {
-            return Ok(owner);
+        if let Some(socket) = kept.filter(|socket| socket.owner.is_kept()) {
+            return Ok(socket);
         }
         let ended = self.ended.borrow();
         let fault = ended.iter().find(|(of, _)| of == token);
@@ -115,8 +114,8 @@ impl KeptConnections {
 
     /// Nothing is kept any more.
     pub(crate) fn clear(&self) {
-        for owner in self.kept.take().values() {
-            owner.let_go();
+        for socket in self.kept.take().values() {
+            socket.owner.let_go();
         }
     }
 }
@@ -139,33 +138,33 @@ mod tests {
     #[test]
     fn of_too_many_the_one_is_let_go_that_nobody_had_for_longest() {
         let shelf = KeptConnections::default();
-        let owner = SocketOwner::of_test();
+        let socket = AgentSocket::of_test();
         assert_eq!(
-            shelf.keep(token(0), &owner).unwrap_err().errno,
+            shelf.keep(token(0), &socket).unwrap_err().errno,
             libc::ENOENT
         );
         let keep = |number: usize| {
-            let owner = SocketOwner::of_test();
+            let socket = AgentSocket::of_test();
             shelf.deposit(token(number), fd()).unwrap();
-            shelf.keep(token(number), &owner).map(|()| owner)
+            shelf.keep(token(number), &socket).map(|()| socket)
         };
-        let owners: Vec<Rc<SocketOwner>> = (0..KEPT_MAX).map(|n| keep(n).unwrap()).collect();
+        let sockets: Vec<Rc<AgentSocket>> = (0..KEPT_MAX).map(|n| keep(n).unwrap()).collect();
         // All are in use.
         assert_eq!(
             keep(100).err().map(|fault| fault.errno),
             Some(libc::ENOBUFS)
         );
         let now = Instant::now();
-        owners[9].is_away(now);
-        owners[7].is_away(now - Duration::from_secs(5));
+        sockets[9].owner.is_away(now);
+        sockets[7].owner.is_away(now - Duration::from_secs(5));
         keep(101).unwrap();
-        assert!(owners[7].is_gone() && !owners[7].is_kept());
+        assert!(sockets[7].owner.is_gone() && !sockets[7].owner.is_kept());
         assert!(shelf.find(&token(7)).is_err() && shelf.find(&token(9)).is_ok());
         // One that was closed leaves its place.
-        owners[3].let_go();
-        assert!(!owners[3].is_gone(), "its process is there");
+        sockets[3].owner.let_go();
+        assert!(!sockets[3].owner.is_gone(), "its process is there");
         keep(102).unwrap();
-        assert!(owners[9].is_kept());
+        assert!(sockets[9].owner.is_kept());
     }
 
     #[test]

@@ -9,46 +9,85 @@
 //! The descriptor a program holds is one end of a loopback TCP connection, so the kernel itself answers
 //! everything that is said to descriptors, and an abort reads as one (`pair`). The other end belongs
 //! to a background thread that starts at first use (`engine`) and copies between it and a flow
-//! (`pump`), ahead of the program where it asks for that (`ahead`). What the kernel does not know of a socket (its deadline, who the far end is, why it
-//! broke) is in `table`, found by the socket's cookie, so that numbers may be reused and duplicated.
+//! (`pump`), ahead of the program where it asks for that (`read_ahead`). What the kernel does not know of a socket
+//! (its deadline, who the far end is, why it broke) is in `table`, found by the socket's cookie, so that numbers may
+//! be reused and duplicated. Datagram sockets are UDP's on loopback, in the same way (`datagrams`).
 //!
-//! Where the user's agent runs, it is that which carries a stream that calls out (`handed`), with this crate's
-//! own tasks (`carrier`).
+//! Where the user's agent runs, it carries a stream that calls out (`agent_delegation`), with this crate's
+//! own tasks (`agent_carrier`).
 //!
-//! Datagram sockets are UDP's on loopback, in the same way (`datagrams`).
+//! # The order of the files
 //!
-//! `calls` are the functions of the header; they, the numbers of its options and what an agent needs are all
-//! that is public.
+//! A file needs only files of its own row and of the rows below it.
+//!
+//! ```text
+//!  calls       calls/*                                     the functions of the header
+//!  process     engine · exit_flush · fork                  the thread, its start and end
+//!              engine_handle                               how calls reach it
+//!  behaviour   connect · listen · agent_carrier · wake_watch        tasks on the engine's thread
+//!              agent_delegation · pump · policy · datagrams/{client,server,dispatch,for_agent}
+//!  state       engine_state                                everything that the engine has:
+//!              table                                       sockets, as the program's calls know them
+//!              carried_flow · server_session · agent_connection · listen_address · datagrams/registry
+//!              socket_owner · agent_socket · scheduled_socket · read_ahead · wake_registry
+//!  facts       options · info · connection_status · connect_call · connect_wait · agent_message · reopen_token
+//!              address · identity · clock · pair · kernel · memory · errno
+//! ```
+//!
+//! A task takes [`EngineState`](engine_state::EngineState) and changes what is in it; nothing in it knows of the
+//! engine. Only `engine_handle` and the files above it may be called from the program's threads, besides the facts and
+//! `table`.
+//!
+//! `calls`, the numbers of the options and what an agent needs are all that is public.
 
 mod address;
+mod agent_address;
 pub mod agent_carrier;
+mod agent_client;
 mod agent_connection;
+mod agent_delegation;
 mod agent_message;
+mod agent_socket;
 mod calls;
+mod carried_flow;
+mod clock;
 mod connect;
+mod connect_call;
+mod connect_wait;
+mod connection_status;
 mod datagram_accounting;
 mod datagrams;
 mod dlock;
 mod engine;
+mod engine_handle;
 mod engine_state;
 mod errno;
 mod exit_flush;
+mod flow_info;
 mod fork;
 mod identity;
 mod info;
 mod kept_connections;
 mod kernel;
 mod listen;
+mod listen_address;
 mod memory;
 mod options;
 mod pair;
 mod policy;
+mod program_stream;
 mod pump;
+mod rcvbuf_thresholds;
 mod read_ahead;
 mod reopen_token;
+mod scheduled_socket;
+mod server_session;
+mod socket_owner;
 mod socket_scheduler;
 mod table;
 mod tunnel;
+mod wake_registry;
+mod wake_watch;
 
 pub use calls::*;
 pub use engine::share_descriptors;

@@ -10,23 +10,23 @@
 //! over.
 
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
-use std::net::{SocketAddr, UdpSocket};
+use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use d2tp_driver::{Admission, EndpointConfig, Flow, FlowIo as _, Server, ServerOptions};
-use libc::c_int;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
 use crate::address::SocketName;
+use crate::carried_flow::CarriedFlow;
+use crate::connection_status::ConnectionStatus;
 use crate::engine_state::EngineState;
 use crate::errno::{CallResult, Errno};
-use crate::info;
-use crate::options::SocketOptions;
+use crate::flow_info;
+use crate::listen_address::{ListenAddress, ProgramListener};
 use crate::pair;
-use crate::pump::{self, CarriedFlow};
-use crate::table::{self, ConnectionStatus, SocketEntry};
+use crate::pump;
+use crate::table::{self, SocketEntry};
 
 /// Flows of one post that call their listener at once; the others wait where flows wait. Each costs a
 /// kernel socket.
@@ -35,132 +35,6 @@ const CALLS_MAX: usize = 128; // a guess
 const NAMES_TRIED: usize = 16;
 /// Reset code of a flow that nobody listens for.
 const NOBODY: u64 = 0xd301;
-
-/// A program's listening socket.
-#[derive(Clone)]
-pub(crate) struct ProgramListener {
-    pub(crate) cookie: u64,
-    /// Its loopback port.
-    pub(crate) port: u16,
-    pub(crate) domain: c_int,
-    pub(crate) options: SocketOptions,
-}
-
-struct ListenAddress {
-    /// The server that accepts; none once the listener is closing.
-    server: RefCell<Option<Rc<Server>>>,
-    at: SocketAddr,
-    listener: RefCell<Option<ProgramListener>>,
-    flows: Cell<usize>,
-    /// The ear or the last flow went.
-    unused: Notify,
-    /// Closed when the address is free again.
-    freed: Semaphore,
-}
-
-/// Addresses that are taken: bound, or listened at.
-#[derive(Default)]
-pub(crate) struct ListenAddresses {
-    /// By the cookie of the bound socket, with its loopback port.
-    bound: RefCell<HashMap<u64, (UdpSocket, u16)>>,
-    addresses: RefCell<Vec<Rc<ListenAddress>>>,
-}
-
-impl ListenAddresses {
-    fn at(&self, address: SocketAddr) -> Option<Rc<ListenAddress>> {
-        let posts = self.addresses.borrow();
-        posts.iter().find(|post| post.at == address).cloned()
-    }
-
-    /// Takes an address for the socket `cookie` at loopback port `port`; says which it is.
-    pub(crate) async fn bind(
-        &self,
-        cookie: u64,
-        port: u16,
-        address: SocketAddr,
-    ) -> CallResult<SocketAddr> {
-        // Sockets that were closed by the kernel's call.
-        self.bound
-            .borrow_mut()
-            .retain(|_, (_, port)| pair::is_bound(*port));
-        if let Some(post) = self.at(address) {
-            post.look().await;
-            if post.listener.borrow().is_some() {
-                return Err(Errno(libc::EADDRINUSE));
-            }
-            if !post.is_unused() {
-                return Ok(address);
-            }
-            post.until_gone().await;
-        }
-        let socket = UdpSocket::bind(address)?;
-        let address = socket.local_addr()?;
-        self.bound.borrow_mut().insert(cookie, (socket, port));
-        Ok(address)
-    }
-
-    /// The socket was closed, perhaps for the last time.
-    pub(crate) async fn on_close(&self, cookie: u64) {
-        self.bound
-            .borrow_mut()
-            .retain(|bound, (_, port)| *bound != cookie || pair::is_bound(*port));
-        let hears = |post: &&Rc<ListenAddress>| {
-            post.listener
-                .borrow()
-                .as_ref()
-                .is_some_and(|e| e.cookie == cookie)
-        };
-        let post = self.addresses.borrow().iter().find(hears).cloned();
-        if let Some(post) = post {
-            post.look().await;
-            if post.is_unused() {
-                post.until_gone().await;
-            }
-        }
-    }
-
-    /// Tells every device that this process leaves; says whether there was a post.
-    pub(crate) fn say_goodbye(&self) -> bool {
-        let posts = self.addresses.borrow();
-        for post in posts.iter() {
-            if let Some(server) = &*post.server.borrow() {
-                server.say_goodbye();
-            }
-        }
-        !posts.is_empty()
-    }
-}
-
-impl ListenAddress {
-    /// Whether nobody needs it any more.
-    fn is_unused(&self) -> bool {
-        self.listener.borrow().is_none() && self.flows.get() == 0
-    }
-
-    /// Waits until its address is free.
-    async fn until_gone(&self) {
-        // Closed is all that ever happens to it.
-        let _ = self.freed.acquire().await;
-    }
-
-    /// Looks whether its listener is still there.
-    async fn look(&self) {
-        let Some(ear) = self.listener.borrow().clone() else {
-            return;
-        };
-        if !pair::is_listening(ear.port).await {
-            self.remove_listener(&ear);
-        }
-    }
-
-    fn remove_listener(&self, ear: &ProgramListener) {
-        let mut now = self.listener.borrow_mut();
-        if now.as_ref().is_some_and(|now| now.cookie == ear.cookie) {
-            *now = None;
-            self.unused.notify_one();
-        }
-    }
-}
 
 /// Has flows to `address` call the listener `ear`.
 pub(crate) async fn listen(
@@ -251,12 +125,12 @@ async fn call(
     let held = CarriedFlow::new(flow, None, fate.clone(), ear.options.clone());
     let socket = SocketEntry {
         options: ear.options.clone(),
-        peer: info::far_end(&held).map(SocketName::Ip),
+        peer: flow_info::far_end(&held).map(SocketName::Ip),
         local: Some(SocketName::Ip(post.at)),
         status: Some(fate),
         ..SocketEntry::new(ear.domain)
     };
-    let held = pump::register(&home, held);
+    let held = home.register(held);
     let mut reached = Err(std::io::ErrorKind::AddrInUse.into());
     for _ in 0..NAMES_TRIED {
         let name = home.name();
@@ -280,7 +154,7 @@ async fn call(
         Err(_) => {
             post.remove_listener(&ear);
             held.flow.borrow_mut().reset(NOBODY);
-            pump::unregister(&home, &held);
+            home.unregister(&held);
         }
     }
     post.flows.set(post.flows.get() - 1);

@@ -19,9 +19,9 @@ use d2tp_driver::{FlowSettings, PathSelection, PublicKey};
 use d2tp_sched::{CostPolicy, DeadlineFallback};
 use libc::c_int;
 
-use crate::datagrams::ROUTES;
+use crate::clock::{since_boot, time_of_day};
 use crate::errno::{CallResult, Errno, SocketFault};
-use crate::read_ahead::RcvbufThresholds;
+use crate::rcvbuf_thresholds::RcvbufThresholds;
 
 /// The level of these options.
 pub const SOL_D2TP: c_int = 0xd2;
@@ -67,6 +67,13 @@ const EXPIRY_MS: std::ops::RangeInclusive<i64> = 1..=86_400_000;
 pub(crate) const VALUE_BYTES_MAX: usize = 512;
 /// 0 goes first, 7 last; in between what says nothing (`FlowSettings::priority`).
 const PRIORITIES: std::ops::RangeInclusive<i64> = 0..=7;
+
+/// Values of `D2TP_SO_ROUTE`, by number.
+pub(crate) const ROUTES: [PathSelection; 3] = [
+    PathSelection::Any,
+    PathSelection::Steadiest,
+    PathSelection::Each,
+];
 
 /// How much of a connection outlives its program.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -120,21 +127,6 @@ impl Default for SocketOptions {
     }
 }
 
-/// Time since the machine started, its sleep included.
-pub(crate) fn since_boot() -> Duration {
-    clock(libc::CLOCK_BOOTTIME)
-}
-
-fn clock(which: libc::clockid_t) -> Duration {
-    let mut now = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    // SAFETY: a place of the right type; the clocks exist.
-    unsafe { libc::clock_gettime(which, &mut now) };
-    Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
-}
-
 fn integer(value: &[u8]) -> CallResult<i64> {
     match value.len() {
         4 => Ok(i32::from_ne_bytes(value.try_into().expect("four")).into()),
@@ -165,9 +157,7 @@ fn deadline(value: &[u8]) -> CallResult<Option<Duration>> {
         let nanos = i64::from_ne_bytes(value[8..].try_into().expect("eight"));
         let valid = seconds >= 0 && (0..1_000_000_000).contains(&nanos);
         let at = valid.then(|| Duration::new(seconds as u64, nanos as u32));
-        let left = at
-            .ok_or(Errno(libc::EINVAL))?
-            .saturating_sub(clock(libc::CLOCK_REALTIME));
+        let left = at.ok_or(Errno(libc::EINVAL))?.saturating_sub(time_of_day());
         return Ok(Some(since_boot() + left));
     }
     match integer(value)? {
@@ -436,7 +426,7 @@ mod tests {
             .unwrap();
         let left = options.time_left().unwrap().as_secs();
         assert!((58..=60).contains(&left), "{left}");
-        let at = clock(libc::CLOCK_REALTIME).as_secs() as i64 + 600;
+        let at = time_of_day().as_secs() as i64 + 600;
         let spec: Vec<u8> = [at.to_ne_bytes(), 0i64.to_ne_bytes()].concat();
         options.set(SO_DEADLINE, &spec, true).unwrap();
         let left = options.time_left().unwrap().as_secs();

@@ -6,38 +6,34 @@
 //! five times a second.
 
 use std::cell::{Cell, RefCell};
-use std::rc::Rc;
 use std::time::Duration;
 
-use d2tp_driver::{CarriedByLink, Device, Flow, FlowClientReport, LinkStatus, LinkUse, PathState};
+use d2tp_driver::{Device, Flow, LinkStatus, LinkUse, PathState};
 use d2tp_sched::{
-    ClientDecision, DeadlineFallback, FlowDemand, FlowSpending, Grant, REPORT_EVERY, SpendingChange,
+    ClientDecision, DeadlineFallback, FlowSpending, Grant, REPORT_EVERY, SpendingChange,
 };
 use d2tp_time::{Span, Time};
 use tokio::sync::Notify;
 
-use crate::agent_carrier::SocketOwner;
+use crate::carried_flow::CarriedFlow;
+use crate::clock::now;
 use crate::datagram_accounting::DatagramAccounting;
-use crate::dlock::{self, ASK_EVERY, WakeEntry};
-use crate::engine_state::{EngineState, ServerSession};
+use crate::dlock;
+use crate::engine_state::EngineState;
 use crate::errno::SocketFault;
-use crate::options::{PersistMode, SocketOptions, since_boot};
-use crate::pump::CarriedFlow;
-use crate::read_ahead::{ReadAhead, ReadAheadDemand};
-use crate::socket_scheduler::{SchedulerClient, SocketScheduler};
+use crate::options::{PersistMode, SocketOptions};
+use crate::read_ahead::{LOOK, ReadAhead, ReadAheadDemand};
+use crate::scheduled_socket::{ProgramBytes, RESTS_AFTER, ScheduledSocket, need};
+use crate::server_session::ServerSession;
+use crate::socket_owner::SocketOwner;
+use crate::wake_registry::{ASK_EVERY, WakeEntry};
 
 /// Between two decisions where time counts.
 const EPOCH: Duration = Duration::from_nanos(REPORT_EVERY.as_nanos());
 
-/// Between two decisions where what is ahead of a program counts.
-pub(crate) const LOOK: Duration = Duration::from_millis(200); // as of others' streams
-
 /// A budget that is used up ends a connection when no free link has worked for so long: shorter, and one that is
 /// just being connected by is not waited for.
 const BROKE_FOR: Span = Span::from_secs(5); // a guess
-
-/// A connection without a deadline that moved nothing for so long, and owes nothing, wants nothing of links.
-const RESTS_AFTER: Span = Span::from_secs(5); // as of others' transfers
 
 /// Decides for a flow for as long as it is carried, or until its budget is used up and it would have to pay.
 pub(crate) async fn enforce(home: &EngineState, held: &CarriedFlow) -> SocketFault {
@@ -46,7 +42,7 @@ pub(crate) async fn enforce(home: &EngineState, held: &CarriedFlow) -> SocketFau
         return std::future::pending().await;
     };
     let options = || held.options.borrow().clone();
-    let moved = || ProgramBytes::of(held);
+    let moved = || held.program_bytes();
     let flow = &held.flow;
     let with = |f: &mut dyn FnMut(&Flow)| f(&flow.borrow());
     let wakes = DecisionTriggers {
@@ -142,27 +138,6 @@ pub(crate) async fn enforce_opening(
         wants: &|options, ways, left| ReadAhead::default().update(now(), options, ways, left, 0),
     };
     decide(home, &court, line, &sees, wakes).await
-}
-
-/// Bytes of the program's.
-#[derive(Clone, Copy, Default, PartialEq, Eq)]
-struct ProgramBytes {
-    /// To it, or kept for it.
-    down: u64,
-    /// From it, as the peer has acknowledged them.
-    up: u64,
-    /// From it, as they were taken.
-    written: u64,
-}
-
-impl ProgramBytes {
-    fn of(held: &CarriedFlow) -> ProgramBytes {
-        ProgramBytes {
-            down: held.received.get() + held.read_ahead.kept(),
-            up: held.acknowledged(),
-            written: held.sent.get(),
-        }
-    }
 }
 
 /// What a decision is made anew for.
@@ -317,94 +292,6 @@ pub(crate) fn account_datagrams(home: &EngineState, held: &CarriedFlow) {
     }
 }
 
-/// A socket as a client of the scheduler.
-pub(crate) struct ScheduledSocket {
-    scheduler: Rc<dyn SocketScheduler>,
-    client: Option<Box<dyn SchedulerClient>>,
-    carried: CarriedByLink,
-    moved: ProgramBytes,
-    moved_at: Time,
-}
-
-impl ScheduledSocket {
-    fn new(scheduler: Rc<dyn SocketScheduler>, now: Time) -> ScheduledSocket {
-        ScheduledSocket {
-            scheduler,
-            client: None,
-            carried: CarriedByLink::default(),
-            moved: ProgramBytes::default(),
-            moved_at: now,
-        }
-    }
-
-    fn decide(
-        &mut self,
-        options: &SocketOptions,
-        moved: ProgramBytes,
-        left: Option<u64>,
-        ways: &[LinkStatus],
-        wants: Option<&ReadAheadDemand>,
-        wakes: bool,
-    ) -> ClientDecision {
-        self.carried.assign((moved.down, moved.up), ways);
-        let bytes = moved.down + moved.written;
-        let report = FlowClientReport {
-            demand: match wants {
-                Some(wants) => wants.need.clone(),
-                None => need(options, bytes, left),
-            },
-            size_bytes: wants.map_or(options.size, |wants| Some(wants.size)),
-            buy_bytes: wants.map(|wants| wants.buy_bytes.unwrap_or(0)),
-            keeps_awake: wakes,
-            links: ways,
-            carried: self.carried.bytes(),
-        };
-        let scheduler = &self.scheduler;
-        let client = self.client.get_or_insert_with(|| scheduler.join());
-        client.decide(&report)
-    }
-
-    /// See [`SchedulerClient::pays_after`].
-    fn pays_after(&self) -> Option<Duration> {
-        self.client.as_ref()?.pays_after()
-    }
-
-    /// The flow is over: what was carried since the last report counts too.
-    fn close(mut self, moved: ProgramBytes, ways: &[LinkStatus]) {
-        self.carried.assign((moved.down, moved.up), ways);
-        let scheduler = &self.scheduler;
-        let client = self.client.get_or_insert_with(|| scheduler.join());
-        client.report(ways, self.carried.bytes());
-    }
-
-    /// Whether it wants nothing now: then others have its place. One that is `watched` will.
-    fn is_idle(
-        &mut self,
-        now: Time,
-        options: &SocketOptions,
-        moved: ProgramBytes,
-        watched: bool,
-    ) -> bool {
-        if moved != self.moved {
-            self.moved = moved;
-            self.moved_at = now;
-        }
-        let wants = watched
-            || options.deadline.is_some()
-            || moved.up < moved.written
-            || options
-                .size
-                .is_some_and(|size| moved.down + moved.written < size);
-        let rests = !wants && now.since(self.moved_at) >= RESTS_AFTER;
-        if rests {
-            self.client = None;
-            // The next place begins to count anew.
-            self.carried.restart();
-        }
-        rests
-    }
-}
-
 /// The flow is over: it pays no more.
 pub(crate) fn stop(held: &CarriedFlow) {
     if let Some(line) = &held.session
@@ -412,7 +299,7 @@ pub(crate) fn stop(held: &CarriedFlow) {
     {
         if let Some(court) = held.scheduled.take() {
             let ways = line.0.device.link_statuses();
-            court.close(ProgramBytes::of(held), &line.0.account_datagrams(&ways));
+            court.close(held.program_bytes(), &line.0.account_datagrams(&ways));
         }
         line.0.device.allow_paid(&held.flow.borrow(), false, None);
     }
@@ -489,21 +376,6 @@ impl BudgetMeter {
     }
 }
 
-fn now() -> Time {
-    Time::from_nanos(u64::try_from(since_boot().as_nanos()).unwrap_or(u64::MAX))
-}
-
-/// What it needs, `moved` bytes after its beginning and with so much left to spend.
-fn need(options: &SocketOptions, moved: u64, left: Option<u64>) -> FlowDemand {
-    FlowDemand {
-        remaining_bytes: options.size.map(|size| size.saturating_sub(moved)),
-        left: options.time_left(),
-        policy: options.policy,
-        if_late: options.if_late,
-        metered_bytes_left: left,
-    }
-}
-
 /// Whether links that cost should carry a flow that has nothing left to spend on them.
 fn is_broke(options: &SocketOptions, left: Option<u64>, decision: &ClientDecision) -> bool {
     left == Some(0) && options.if_late != DeadlineFallback::Wait && decision.lacks_budget
@@ -512,6 +384,8 @@ fn is_broke(options: &SocketOptions, left: Option<u64>, decision: &ClientDecisio
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::rc::Rc;
+
     use crate::socket_scheduler::OwnScheduler;
     use d2tp_links::CostClass;
     use d2tp_sched::CostPolicy;
@@ -536,7 +410,7 @@ mod tests {
             way(CostClass::Metered, LinkUse::Paid, 1_000_000),
         ];
         let in_a_minute = SocketOptions {
-            deadline: Some(crate::options::since_boot() + Duration::from_secs(60)),
+            deadline: Some(crate::clock::since_boot() + Duration::from_secs(60)),
             ..SocketOptions::default()
         };
         let decide = |options: &SocketOptions, moved: u64, left| {
@@ -580,45 +454,6 @@ mod tests {
             ..fast
         };
         assert!(!lacks(&patient, Some(0)));
-    }
-
-    #[test]
-    fn a_connection_rests_when_it_wants_nothing_and_never_while_it_is_due() {
-        struct Nobody;
-        impl SocketScheduler for Nobody {
-            fn join(&self) -> Box<dyn SchedulerClient> {
-                panic!("nobody asks")
-            }
-        }
-        let at = |seconds| Time::ZERO + Span::from_secs(seconds);
-        let moved = |down, up, written| ProgramBytes { down, up, written };
-        let plain = SocketOptions::default();
-        let mut court = ScheduledSocket::new(Rc::new(Nobody), at(0));
-        assert!(!court.is_idle(at(1), &plain, moved(10, 0, 0), false));
-        assert!(!court.is_idle(at(5), &plain, moved(10, 0, 0), false));
-        assert!(court.is_idle(at(6), &plain, moved(10, 0, 0), false));
-        assert!(
-            !court.is_idle(at(60), &plain, moved(10, 0, 1), false),
-            "the peer lacks a byte"
-        );
-        let due = SocketOptions {
-            deadline: Some(since_boot() + Duration::from_secs(60)),
-            ..SocketOptions::default()
-        };
-        assert!(!court.is_idle(at(90), &due, moved(10, 1, 1), false));
-        let sized = SocketOptions {
-            size: Some(12),
-            ..SocketOptions::default()
-        };
-        assert!(!court.is_idle(at(90), &sized, moved(10, 1, 1), false));
-        assert!(
-            !court.is_idle(at(90), &sized, moved(11, 1, 1), false),
-            "it moved"
-        );
-        assert!(
-            court.is_idle(at(95), &sized, moved(11, 1, 1), false),
-            "it is whole"
-        );
     }
 
     #[test]

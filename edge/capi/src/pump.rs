@@ -7,41 +7,35 @@
 //!
 //! Ends stay ends (half-close), and breaks stay breaks: a flow that broke resets the program's socket, a
 //! socket that was reset resets the flow. What the kernel cannot tell the program is in
-//! [`Fate`](crate::table::ConnectionStatus) before that.
+//! [`ConnectionStatus`](crate::connection_status::ConnectionStatus) before that.
 
-use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::future::{Future as _, poll_fn};
-use std::io::{self, IoSlice};
+use std::io;
 use std::os::fd::AsRawFd as _;
 use std::pin::pin;
 use std::rc::Rc;
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use bytes::{Buf, Bytes, BytesMut};
-use d2tp_driver::{Flow, FlowEnd, FlowIo as _};
-use tokio::io::AsyncWriteExt;
+use bytes::{Bytes, BytesMut};
+use d2tp_driver::FlowIo as _;
+use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
-use tokio::sync::Notify;
 
-use crate::agent_carrier::SocketOwner;
-use crate::engine_state::{EngineState, ServerSessionState, SessionUse};
+use crate::carried_flow::CarriedFlow;
+use crate::engine_state::EngineState;
 use crate::errno::SocketFault;
-use crate::info::D2tpInfo;
-use crate::options::{PersistMode, SocketOptions};
-use crate::policy::{self, ScheduledSocket};
-use crate::read_ahead::{self, ReadAhead};
-use crate::table::ConnectionStatus;
+use crate::options::PersistMode;
+use crate::policy;
+use crate::program_stream::{self, PIECES_MAX, break_off, clear_linger, put, put_some};
+use crate::rcvbuf_thresholds::AHEAD_BYTES_MAX;
+use crate::read_ahead::{ReadAheadMemory, ReadAheadQueue};
 
 /// Bytes read from a program's socket at once. More costs memory for every socket that writes, and from 128 KiB
 /// on the C library maps and unmaps each piece; less costs system calls. docs/sockets.md, "Speed"
 const READ_BYTES: usize = 64 * 1024;
 /// Less room than this is not worth a read.
 const READ_ROOM_MIN: usize = 16 * 1024;
-/// Pieces of a flow that are written to a socket in one call.
-const PIECES_MAX: usize = 64;
 /// Reset code of a flow whose program's socket was reset.
 const ABORTED: u64 = 0xd300;
 /// Bytes of a persistent socket that are taken from the program before the flow has room for them. More
@@ -56,201 +50,18 @@ const UNREAD_BYTES_MAX: u64 = 1024 * 1024; // a guess
 const ANSWER_WITHIN: Duration = Duration::from_secs(60); // a guess: an origin that thinks
 /// Between two looks at whether the peer has all of it, which may take days.
 const DELIVERED_LOOK: Duration = Duration::from_secs(1); // a guess
-/// Between two looks at what the peer has acknowledged, while somebody waits for it.
-const FLUSH_LOOK: Duration = Duration::from_millis(2); // a guess
-
-/// A socket's flow.
-pub(crate) struct CarriedFlow {
-    pub(crate) flow: RefCell<Flow>,
-    /// The device's session; none for flows that were accepted.
-    pub(crate) session: Option<SessionUse>,
-    pub(crate) status: Arc<ConnectionStatus>,
-    /// The process that the socket belongs to, where that is another one.
-    owner: Option<Rc<SocketOwner>>,
-    pub(crate) options: RefCell<SocketOptions>,
-    /// Offset in the flow of the program's first byte.
-    base: u64,
-    /// Acknowledged when it was last asked: a flow that broke knows no more.
-    acked: Cell<u64>,
-    /// Bytes taken from the program and given to it.
-    pub(crate) sent: Cell<u64>,
-    pub(crate) received: Cell<u64>,
-    /// What came and the program has not read.
-    pub(crate) read_ahead: ReadAhead,
-    /// The program will write no more, and all it wrote is in the flow.
-    drained: Cell<bool>,
-    /// Its options are others than before, or it moves again.
-    pub(crate) changed: Notify,
-    /// Whoever decides for it waits until it moves.
-    pub(crate) resting: Cell<bool>,
-    /// The socket as a client of the scheduler.
-    pub(crate) scheduled: RefCell<Option<ScheduledSocket>>,
-}
-
-impl CarriedFlow {
-    pub(crate) fn new(
-        flow: Flow,
-        line: Option<SessionUse>,
-        fate: Arc<ConnectionStatus>,
-        options: SocketOptions,
-    ) -> CarriedFlow {
-        CarriedFlow {
-            base: flow.written(),
-            acked: Cell::new(0),
-            flow: RefCell::new(flow),
-            session: line,
-            status: fate,
-            owner: None,
-            options: RefCell::new(options),
-            resting: Cell::new(false),
-            scheduled: RefCell::default(),
-            sent: Cell::new(0),
-            received: Cell::new(0),
-            read_ahead: ReadAhead::default(),
-            drained: Cell::new(false),
-            changed: Notify::new(),
-        }
-    }
-
-    /// Returns the flow as one of a socket of another process.
-    pub(crate) fn owned_by(self, owner: Rc<SocketOwner>) -> CarriedFlow {
-        CarriedFlow {
-            owner: Some(owner),
-            ..self
-        }
-    }
-
-    pub(crate) fn owner(&self) -> Option<&SocketOwner> {
-        self.owner.as_deref()
-    }
-
-    /// Whether its program ended before it.
-    pub(crate) fn is_orphan(&self) -> bool {
-        self.owner.as_ref().is_some_and(|owner| owner.is_gone())
-    }
-
-    async fn orphaned(&self) {
-        match &self.owner {
-            Some(owner) => owner.gone().await,
-            None => std::future::pending().await,
-        }
-    }
-
-    /// Other options.
-    pub(crate) fn change(&self, options: SocketOptions) {
-        let before = self.options.replace(options.clone());
-        if (before.deadline, before.if_late) != (options.deadline, options.if_late) {
-            self.flow.borrow().set_deadline(options.within());
-        }
-        if before.route != options.route {
-            self.flow.borrow().set_route(options.route);
-        }
-        self.changed.notify_one();
-    }
-
-    /// The peer has said all it had to say, and it is here.
-    pub(crate) fn has_all(&self) {
-        self.read_ahead.ended();
-        self.changed.notify_one();
-    }
-
-    pub(crate) fn count(&self, sum: &Cell<u64>, bytes: u64) {
-        sum.set(sum.get() + bytes);
-        if self.resting.replace(false) {
-            self.changed.notify_one();
-        }
-    }
-
-    /// Waits until the peer has the first `bytes` of the program's.
-    ///
-    /// # Errors
-    /// The connection broke before.
-    pub(crate) async fn flush(&self, bytes: u64) -> Result<(), SocketFault> {
-        loop {
-            let end = self.flow.borrow().end();
-            // All that a flow which ended well has written was acknowledged.
-            if end == Some(FlowEnd::Complete)
-                || self.flow.borrow().acknowledged() >= self.base + bytes
-            {
-                return Ok(());
-            }
-            if let Some(fault) = self.status.fault.get() {
-                return Err(fault.clone());
-            }
-            if let Some(end) = end.filter(|_| self.owner.is_some()) {
-                return Err(SocketFault::of_flow(end));
-            }
-            tokio::time::sleep(FLUSH_LOOK).await;
-        }
-    }
-
-    /// Bytes of the program's that the peer has acknowledged.
-    pub(crate) fn acknowledged(&self) -> u64 {
-        match self.flow.borrow().end() {
-            Some(FlowEnd::Complete) => self.sent.get(),
-            _ => {
-                // Of a flow that broke no more may be known.
-                let acked = self.flow.borrow().acknowledged().saturating_sub(self.base);
-                self.acked.set(self.acked.get().max(acked));
-                self.acked.get()
-            }
-        }
-    }
-
-    /// Whether the peer has all that the program ever wrote, its end included.
-    pub(crate) fn is_delivered(&self) -> bool {
-        self.drained.get() && self.flow.borrow().is_flushed()
-    }
-
-    /// All that the program ever wrote is in the flow.
-    pub(crate) fn finished(&self) {
-        self.drained.set(true);
-    }
-
-    pub(crate) fn fault(&self, error: &io::Error) -> SocketFault {
-        let line = self
-            .session
-            .as_ref()
-            .map(|line| line.0.state.borrow().clone());
-        match (self.flow.borrow().end(), line) {
-            (Some(FlowEnd::SessionEnded) | None, Some(ServerSessionState::Over(end))) => {
-                SocketFault::of_session(&end)
-            }
-            (Some(end), _) => SocketFault::of_flow(end),
-            (None, _) if error.kind() == io::ErrorKind::TimedOut => {
-                SocketFault::new(libc::ETIME, error)
-            }
-            (None, _) => SocketFault::new(libc::ECONNRESET, error),
-        }
-    }
-}
 
 /// Why a pump stopped before both ends had.
-pub(crate) enum PumpError {
+enum PumpError {
     /// The flow failed.
     Flow(SocketFault),
     /// The program's socket: it was closed or reset while there was something to say.
     Program,
 }
 
-/// Makes a flow known, before its program's socket is connected: what that asks then is answered.
-pub(crate) fn register(home: &EngineState, held: CarriedFlow) -> Rc<CarriedFlow> {
-    let held = Rc::new(held);
-    let serial = held.status.serial;
-    home.flows.borrow_mut().insert(serial, held.clone());
-    held
-}
-
-/// Removes a flow that is over from the engine.
-pub(crate) fn unregister(home: &EngineState, held: &CarriedFlow) {
-    let _ = held.status.last.set(D2tpInfo::last_of(held));
-    held.status.over.store(true, Ordering::Relaxed);
-    home.flows.borrow_mut().remove(&held.status.serial);
-}
-
 /// Carries until both directions are over.
 pub(crate) async fn run(home: Rc<EngineState>, held: Rc<CarriedFlow>, stream: TcpStream) {
-    let persists = held.owner.is_some() && held.options.borrow().persist != PersistMode::No;
+    let persists = held.owner().is_some() && held.options.borrow().persist != PersistMode::No;
     held.read_ahead.open(stream.as_raw_fd());
     let carried = {
         let up = async {
@@ -298,7 +109,7 @@ pub(crate) async fn run(home: Rc<EngineState>, held: Rc<CarriedFlow>, stream: Tc
         Ok(((), ProgramDrain::Part)) => {}
         Err(PumpError::Flow(fault)) => {
             let _ = held.status.fault.set(fault.clone());
-            if let Some(owner) = &held.owner {
+            if let Some(owner) = held.owner() {
                 owner.send_fault(&fault).await;
             }
             break_off(stream);
@@ -306,7 +117,7 @@ pub(crate) async fn run(home: Rc<EngineState>, held: Rc<CarriedFlow>, stream: Tc
         Err(PumpError::Program) => held.flow.borrow_mut().reset(ABORTED),
     }
     policy::stop(&held);
-    unregister(&home, &held);
+    home.unregister(&held);
 }
 
 /// Its program ended, and the time is over in which its last words are sent.
@@ -351,22 +162,10 @@ async fn delivered(held: &CarriedFlow) {
     }
 }
 
-/// What was passed on to break with its holder ends as others do.
-fn clear_linger(stream: &TcpStream) {
-    // If that fails what the program has not read yet may be lost to it, and it hears so.
-    let _ = socket2::SockRef::from(stream).set_linger(None);
-}
-
 /// How much of the flow the program took.
 enum ProgramDrain {
     All,
     Part,
-}
-
-/// Resets the program's socket.
-pub(crate) fn break_off(stream: TcpStream) {
-    // If that fails the socket reads an end instead, and SO_ERROR still tells.
-    let _ = stream.set_zero_linger();
 }
 
 async fn up(home: &EngineState, held: &CarriedFlow, stream: &TcpStream) -> Result<(), PumpError> {
@@ -492,7 +291,7 @@ async fn down(home: &EngineState, held: &CarriedFlow, stream: &TcpStream) -> Res
     let mut pieces: Vec<Bytes> = Vec::with_capacity(PIECES_MAX);
     loop {
         if held.options.borrow().thresholds.is_some() {
-            return read_ahead::down(held, stream, &home.read_ahead).await;
+            return down_ahead(held, stream, &home.read_ahead).await;
         }
         let mut ended = false;
         let read = poll_fn(|cx| {
@@ -526,71 +325,48 @@ async fn down(home: &EngineState, held: &CarriedFlow, stream: &TcpStream) -> Res
         read.map_err(|error| PumpError::Flow(held.fault(&error)))?;
         if ended {
             held.has_all();
-            return end_of_down(stream);
+            return end(stream);
         }
     }
 }
 
-/// The program reads the end.
-pub(crate) fn end_of_down(stream: &TcpStream) -> Result<(), PumpError> {
-    socket2::SockRef::from(stream)
-        .shutdown(std::net::Shutdown::Write)
-        .map_err(|_| PumpError::Program)
-}
-
-/// Writes as much as there is room for, once the program makes some; returns how much.
-pub(crate) async fn put_some(
+/// Carries to the program from now on, and keeps what it does not take yet.
+async fn down_ahead(
+    held: &CarriedFlow,
     stream: &TcpStream,
-    pieces: &mut VecDeque<Bytes>,
-) -> io::Result<usize> {
+    store: &ReadAheadMemory,
+) -> Result<(), PumpError> {
+    let ahead = &held.read_ahead;
+    let mut kept = ReadAheadQueue::new(ahead, store);
     loop {
-        let slices: Vec<IoSlice<'_>> = pieces
-            .iter()
-            .take(PIECES_MAX)
-            .map(|piece| IoSlice::new(piece))
-            .collect();
-        match stream.try_write_vectored(&slices) {
-            Ok(written) => {
-                let mut left = written;
-                while let Some(piece) = pieces.front_mut()
-                    && left > 0
-                {
-                    let taken = left.min(piece.len());
-                    piece.advance(taken);
-                    left -= taken;
-                    if piece.is_empty() {
-                        pieces.pop_front();
-                    }
-                }
-                return Ok(written);
+        if ahead.has_ended() && kept.pieces.is_empty() {
+            return end(stream);
+        }
+        // Without thresholds, which may have been taken back, there is no more than one piece.
+        let most = match held.options.borrow().thresholds {
+            Some(_) => AHEAD_BYTES_MAX,
+            None => 0,
+        };
+        let reads = !ahead.has_ended() && kept.has_room(most);
+        let read = poll_fn(|cx| {
+            let mut flow = held.flow.borrow_mut();
+            pin!(flow.read_chunk()).poll(cx)
+        });
+        tokio::select! {
+            read = read, if reads => match read {
+                Ok(Some(piece)) => kept.push(piece),
+                Ok(None) => held.has_all(),
+                Err(error) => return Err(PumpError::Flow(held.fault(&error))),
+            },
+            written = put_some(stream, &mut kept.pieces), if !kept.pieces.is_empty() => {
+                let written = written.map_err(|_| PumpError::Program)? as u64;
+                kept.on_written(written);
+                held.count(&held.received, written);
             }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => stream.writable().await?,
-            Err(error) => return Err(error),
         }
     }
 }
 
-/// Writes all pieces, as the program makes room.
-async fn put(stream: &TcpStream, pieces: &mut Vec<Bytes>) -> io::Result<()> {
-    let mut from = 0;
-    while from < pieces.len() {
-        let slices: Vec<IoSlice<'_>> = pieces[from..].iter().map(|p| IoSlice::new(p)).collect();
-        match stream.try_write_vectored(&slices) {
-            Ok(mut written) => {
-                while from < pieces.len() && written >= pieces[from].len() {
-                    written -= pieces[from].len();
-                    // Its block is of use to the core again.
-                    pieces[from] = Bytes::new();
-                    from += 1;
-                }
-                if written > 0 {
-                    pieces[from].advance(written);
-                }
-            }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => stream.writable().await?,
-            Err(error) => return Err(error),
-        }
-    }
-    pieces.clear();
-    Ok(())
+fn end(stream: &TcpStream) -> Result<(), PumpError> {
+    program_stream::end(stream).map_err(|_| PumpError::Program)
 }

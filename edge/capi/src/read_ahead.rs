@@ -10,124 +10,31 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
-use std::future::{Future as _, poll_fn};
 use std::os::fd::RawFd;
-use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use d2tp_driver::{LinkStatus, LinkUse, PathState};
 use d2tp_sched::{
-    BufferedStream, CostPolicy, DeadlineFallback, FlowDemand, PlaybackMeter, RefillThresholds,
-    StreamBuffer, SwitchDelay,
+    BufferedStream, CostPolicy, DeadlineFallback, FlowDemand, PlaybackMeter, StreamBuffer,
+    SwitchDelay,
 };
 use d2tp_time::Time;
-use serde::{Deserialize, Serialize};
-use tokio::net::TcpStream;
 
-use crate::errno::{CallResult, Errno};
 use crate::options::SocketOptions;
 use crate::pair;
-use crate::policy::LOOK;
-use crate::pump::{CarriedFlow, PumpError, end_of_down, put_some};
+use crate::rcvbuf_thresholds::{AHEAD_BYTES_MAX, RcvbufThresholds};
 
-/// Bytes kept ahead for one socket. More bridges longer holes, and takes as much memory: while pieces are short
-/// twice as much.
-pub(crate) const AHEAD_BYTES_MAX: u64 = 64 * 1024 * 1024; // a guess: 20 minutes of audio, 4 of video at 2 Mb/s
 /// Bytes kept ahead for all sockets of an engine together. Those that find no room keep one piece
 /// each.
 const AHEAD_ALL_BYTES_MAX: u64 = 4 * AHEAD_BYTES_MAX; // a guess
-/// The largest threshold that is a time, in milliseconds: a day.
-const SPAN_MS_MAX: u64 = 86_400_000;
+/// Between two decisions where what is ahead of a program counts.
+pub(crate) const LOOK: Duration = Duration::from_millis(200); // as of others' streams
 /// A pace remembers no more seconds than these.
 const PACED_S: u64 = 60;
 /// A link nobody measured gets its chance: what is kept bridges it.
 const UNMEASURED_BYTES_PER_S: f64 = 1e12;
-
-/// Thresholds as the program said them: `struct d2tp_rcvbufth`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct RcvbufThresholds {
-    low: u64,
-    high: u64,
-    unit: RcvbufUnit,
-    /// Bytes a second that the program takes; 0: measured.
-    rate: u32,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-enum RcvbufUnit {
-    Bytes,
-    Ms,
-}
-
-/// `D2TP_RCVBUFTH_BYTES`, `D2TP_RCVBUFTH_MS` of the header, by place.
-const UNITS: [RcvbufUnit; 2] = [RcvbufUnit::Bytes, RcvbufUnit::Ms];
-
-/// Bytes of `struct d2tp_rcvbufth`.
-const LEVELS_BYTES: usize = 24;
-
-impl RcvbufThresholds {
-    /// From C; none: no thresholds.
-    pub(crate) fn of_bytes(value: &[u8]) -> CallResult<Option<RcvbufThresholds>> {
-        let value: [u8; LEVELS_BYTES] = value.try_into().map_err(|_| Errno(libc::EINVAL))?;
-        let long = |at: usize| u64::from_ne_bytes(value[at..at + 8].try_into().expect("eight"));
-        let short = |at: usize| u32::from_ne_bytes(value[at..at + 4].try_into().expect("four"));
-        let unit = UNITS.get(short(16) as usize).ok_or(Errno(libc::EINVAL))?;
-        let levels = RcvbufThresholds {
-            low: long(0),
-            high: long(8),
-            unit: *unit,
-            rate: short(20),
-        };
-        if levels.high == 0 && levels.low == 0 {
-            return Ok(None);
-        }
-        levels
-            .is_valid()
-            .then_some(Some(levels))
-            .ok_or(Errno(libc::EINVAL))
-    }
-
-    pub(crate) fn is_valid(&self) -> bool {
-        let most = match self.unit {
-            RcvbufUnit::Bytes => AHEAD_BYTES_MAX,
-            RcvbufUnit::Ms => SPAN_MS_MAX,
-        };
-        self.low <= self.high && (1..=most).contains(&self.high)
-    }
-
-    /// For C.
-    pub(crate) fn to_bytes(levels: Option<RcvbufThresholds>) -> Vec<u8> {
-        let Some(levels) = levels else {
-            return vec![0; LEVELS_BYTES];
-        };
-        let unit = UNITS.iter().position(|unit| *unit == levels.unit);
-        let mut bytes = Vec::with_capacity(LEVELS_BYTES);
-        bytes.extend(levels.low.to_ne_bytes());
-        bytes.extend(levels.high.to_ne_bytes());
-        bytes.extend((unit.unwrap_or(0) as u32).to_ne_bytes());
-        bytes.extend(levels.rate.to_ne_bytes());
-        bytes
-    }
-
-    fn thresholds(&self, bytes_per_s: f64) -> RefillThresholds {
-        let bytes = |level: u64| {
-            let bytes = match self.unit {
-                RcvbufUnit::Bytes => level,
-                RcvbufUnit::Ms => (level as f64 / 1_000.0 * bytes_per_s) as u64,
-            };
-            bytes.min(AHEAD_BYTES_MAX)
-        };
-        RefillThresholds {
-            low_bytes: bytes(self.low),
-            // Of a program that hardly reads a time is no bytes at all.
-            high_bytes: bytes(self.high).max(1),
-        }
-    }
-}
 
 /// What is ahead of one program.
 #[derive(Default)]
@@ -179,6 +86,11 @@ impl ReadAhead {
 
     pub(crate) fn ended(&self) {
         self.ended.set(true);
+    }
+
+    /// Whether the peer said all it had to say.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.ended.get()
     }
 
     /// Bytes kept here.
@@ -350,15 +262,24 @@ fn switch_delay(ways: &[LinkStatus]) -> SwitchDelay {
 #[derive(Clone, Default)]
 pub(crate) struct ReadAheadMemory(Rc<Cell<u64>>);
 
-/// What one keeps.
-struct ReadAheadQueue<'a> {
+/// The bytes that are kept for one program.
+pub(crate) struct ReadAheadQueue<'a> {
     ahead: &'a ReadAhead,
     all: &'a Cell<u64>,
-    pieces: VecDeque<Bytes>,
+    pub(crate) pieces: VecDeque<Bytes>,
 }
 
-impl ReadAheadQueue<'_> {
-    fn has_room(&self, wanted: u64) -> bool {
+impl<'a> ReadAheadQueue<'a> {
+    pub(crate) fn new(ahead: &'a ReadAhead, memory: &'a ReadAheadMemory) -> ReadAheadQueue<'a> {
+        ReadAheadQueue {
+            ahead,
+            all: &memory.0,
+            pieces: VecDeque::new(),
+        }
+    }
+
+    /// Whether another piece may be read, where the socket may keep `wanted` bytes.
+    pub(crate) fn has_room(&self, wanted: u64) -> bool {
         let mine = self.ahead.kept.get();
         mine == 0 || mine < wanted && self.all.get() < AHEAD_ALL_BYTES_MAX
     }
@@ -368,7 +289,12 @@ impl ReadAheadQueue<'_> {
         self.all.set(self.all.get() - before + kept);
     }
 
-    fn push(&mut self, piece: Bytes) {
+    /// So many of its first bytes were given to the program.
+    pub(crate) fn on_written(&self, bytes: u64) {
+        self.count(self.ahead.kept.get() - bytes);
+    }
+
+    pub(crate) fn push(&mut self, piece: Bytes) {
         self.count(self.ahead.kept.get() + piece.len() as u64);
         self.pieces.push_back(piece);
     }
@@ -380,50 +306,10 @@ impl Drop for ReadAheadQueue<'_> {
     }
 }
 
-/// Carries to the program from now on, and keeps what it does not take yet.
-pub(crate) async fn down(
-    held: &CarriedFlow,
-    stream: &TcpStream,
-    store: &ReadAheadMemory,
-) -> Result<(), PumpError> {
-    let ahead = &held.read_ahead;
-    let mut kept = ReadAheadQueue {
-        ahead,
-        all: &store.0,
-        pieces: VecDeque::new(),
-    };
-    loop {
-        if ahead.ended.get() && kept.pieces.is_empty() {
-            return end_of_down(stream);
-        }
-        // Without thresholds, which may have been taken back, there is no more than one piece.
-        let most = match held.options.borrow().thresholds {
-            Some(_) => AHEAD_BYTES_MAX,
-            None => 0,
-        };
-        let reads = !ahead.ended.get() && kept.has_room(most);
-        let read = poll_fn(|cx| {
-            let mut flow = held.flow.borrow_mut();
-            pin!(flow.read_chunk()).poll(cx)
-        });
-        tokio::select! {
-            read = read, if reads => match read {
-                Ok(Some(piece)) => kept.push(piece),
-                Ok(None) => held.has_all(),
-                Err(error) => return Err(PumpError::Flow(held.fault(&error))),
-            },
-            written = put_some(stream, &mut kept.pieces), if !kept.pieces.is_empty() => {
-                let written = written.map_err(|_| PumpError::Program)? as u64;
-                kept.count(ahead.kept.get() - written);
-                held.count(&held.received, written);
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rcvbuf_thresholds::RcvbufUnit;
     use d2tp_links::CostClass;
     use d2tp_time::Span;
 

@@ -7,15 +7,15 @@
 use std::collections::HashMap;
 use std::net::Ipv4Addr;
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use libc::c_int;
 
 use crate::address::SocketName;
+use crate::connection_status::ConnectionStatus;
 use crate::datagrams::ProgramDatagrams;
-use crate::errno::{CallResult, Errno, SocketFault};
-use crate::info::D2tpInfo;
+use crate::errno::{CallResult, Errno};
 use crate::kernel::socket_option;
 use crate::options::SocketOptions;
 use crate::reopen_token::ReopenToken;
@@ -23,37 +23,6 @@ use crate::reopen_token::ReopenToken;
 /// Entries at most before those are let go whose connections are over: programs close sockets by the
 /// kernel's call too, which we do not hear. More than most processes may have descriptors.
 const SOCKETS_MAX: usize = 1 << 15;
-
-/// What becomes of a connection, told by the engine and asked by the program.
-#[derive(Debug, Default)]
-pub(crate) struct ConnectionStatus {
-    /// Its number in the engine.
-    pub(crate) serial: u64,
-    /// Why it broke. Set before the kernel's socket hears of it.
-    pub(crate) fault: OnceLock<SocketFault>,
-    /// The connection was never made, and the program has not heard so. For a moment the kernel's socket
-    /// looks connected then: what resets it comes after what answers it.
-    pub(crate) refused: AtomicBool,
-    /// Nothing is carried any more.
-    pub(crate) over: AtomicBool,
-    /// What it came to, once it is over.
-    pub(crate) last: OnceLock<D2tpInfo>,
-}
-
-impl ConnectionStatus {
-    pub(crate) fn is_over(&self) -> bool {
-        self.over.load(Ordering::Relaxed)
-    }
-
-    /// The status of a connection that is about to be made.
-    pub(crate) fn new() -> Arc<ConnectionStatus> {
-        static NEXT: AtomicU64 = AtomicU64::new(1);
-        Arc::new(ConnectionStatus {
-            serial: NEXT.fetch_add(1, Ordering::Relaxed),
-            ..ConnectionStatus::default()
-        })
-    }
-}
 
 /// A D2TP socket.
 #[derive(Clone, Debug)]

@@ -4,6 +4,7 @@
 //! [`Siblings`], what the session's other paths are doing, which coupled methods need.
 
 mod bbr;
+mod controller;
 mod coupled;
 mod cubic;
 mod hystart;
@@ -11,9 +12,8 @@ mod newreno;
 #[cfg(test)]
 pub(crate) mod path_model;
 
-use d2tp_time::{Span, Time};
-
-use crate::delivery_rate::{PacketFate, RateSample};
+pub(crate) use controller::{AckEvent, Controller, Sibling, Siblings, WINDOW_INITIAL_DATAGRAMS};
+use controller::{WINDOW_MIN_DATAGRAMS, resumed};
 use coupled::{Coupled, CouplingMethod};
 
 /// Which method a session uses on new paths.
@@ -56,100 +56,6 @@ impl CongestionKind {
             CongestionKind::Balia => "balia",
         }
     }
-}
-
-/// Bytes a path may always have in flight: two full datagrams (RFC 9002 §7.2).
-pub(crate) const WINDOW_MIN_DATAGRAMS: u64 = 2;
-/// Bytes a new path may have in flight: ten datagrams (RFC 9002 §7.2).
-pub(crate) const WINDOW_INITIAL_DATAGRAMS: u64 = 10;
-
-/// Acknowledged bytes, as a controller sees them.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct AckEvent {
-    pub(crate) now: Time,
-    pub(crate) bytes: u64,
-    /// When the newest of the acknowledged packets was sent.
-    pub(crate) sent_at: Time,
-    /// The path's smoothed round trip.
-    pub(crate) smoothed: Span,
-    /// The path's round trip, measured by this very ACK if `fresh`.
-    pub(crate) rtt: Span,
-    pub(crate) fresh: bool,
-    /// The sender had less to send than it was allowed.
-    pub(crate) app_limited: bool,
-    /// Largest packet number acknowledged, and the next one to be sent.
-    pub(crate) largest: u64,
-    pub(crate) next_number: u64,
-    /// Bytes still in flight.
-    pub(crate) in_flight: u64,
-    /// What the ACK tells of the path's rate, for a controller that wants to know.
-    pub(crate) sample: Option<RateSample>,
-}
-
-/// A path of the session, as coupled methods see it.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Sibling {
-    /// Bytes it may have in flight.
-    pub(crate) window: u64,
-    /// Its smoothed round trip.
-    pub(crate) rtt: Span,
-    /// Bytes it delivers between losses ([`Controller::interval`]).
-    pub(crate) interval: u64,
-}
-
-/// All paths of the session, this one included; empty if there is no other.
-pub(crate) type Siblings<'a> = &'a [Sibling];
-
-/// A congestion controller of one path.
-pub(crate) trait Controller: Send + std::fmt::Debug {
-    fn on_ack(&mut self, acked: AckEvent, siblings: Siblings<'_>);
-    /// Packets were lost, the newest of them sent at `sent_at`. At most one response per round.
-    fn on_loss(&mut self, now: Time, sent_at: Time);
-    /// Nothing came back for so long that the path must start over (RFC 9002 §7.6).
-    fn on_persistent_congestion(&mut self);
-    /// The path was silent for so long, and answers again. `careful`: perhaps because it was choked.
-    fn on_blackout(&mut self, hole: Span, careful: bool);
-    /// A new path leads where another did: its window, no less than any new path's, and where slow start
-    /// ends. BBR measures anew.
-    fn resume(&mut self, _window: u64, _threshold: u64) {}
-    /// Reduces the window to what the path is known to take, after more turned out to be too much.
-    fn retreat(&mut self, _window: u64) {}
-    /// The last response was a mistake: what was taken for lost had arrived.
-    fn on_spurious(&mut self);
-    /// The last response need not leave less than this.
-    fn raise_reduced_window(&mut self, _window: u64) {}
-    /// All that was lost so far was lost at random: the path's rate is yet to be found.
-    fn on_random_loss_only(&mut self) {}
-    /// The path's datagram size changed.
-    fn set_datagram(&mut self, bytes: u64);
-    /// Bytes that may be in flight.
-    fn window(&self) -> u64;
-    fn in_slow_start(&self) -> bool;
-    /// What slow start leads back to where the path was measured before: no need to be faster than that.
-    fn resumed_window(&self) -> u64 {
-        u64::MAX
-    }
-    /// Each packet that counts as lost, if the controller wants samples.
-    fn on_packet_lost(&mut self, _packet: PacketFate) {}
-    /// Bytes per second the pacer is to keep to; none if the window says it.
-    fn pacing_rate(&self) -> Option<u64> {
-        None
-    }
-    /// Bytes delivered since the last loss, or between the two before if that was more.
-    fn interval(&self) -> u64 {
-        0
-    }
-    /// Whether the path's rate is to be measured.
-    fn wants_samples(&self) -> bool {
-        false
-    }
-}
-
-/// Window and threshold with which a path goes on after a hole, from those before (RFC 9959 §4: half of
-/// what was measured, and no more than slow start beyond it).
-fn resumed(window: u64, threshold: u64, datagram: u64) -> (u64, u64) {
-    let half = (window / 2).max(WINDOW_MIN_DATAGRAMS * datagram);
-    (half, threshold.max(window))
 }
 
 pub(crate) fn controller(kind: CongestionKind, datagram: u64) -> Box<dyn Controller> {

@@ -9,7 +9,8 @@ use d2tp_wire::{FlowId, Frame, FrameIter, PathId, WireWriter};
 use super::{CongestionKind, Sibling, controller};
 use crate::loss_classifier::LossKind;
 use crate::pacer::Pacer;
-use crate::recovery::{Recovery, SentData, SentFrame, SentPacket};
+use crate::recovery::Recovery;
+use crate::sent_packet::{SentData, SentFrame, SentPacket};
 
 const DATAGRAM: u64 = 1_200;
 const ACK_DELAY_MAX: Span = Span::from_millis(25);

@@ -19,9 +19,10 @@ use crate::early_packets::EarlyPackets;
 use crate::event::SessionEvent;
 use crate::half_open::{HALF_OPEN_MAX, HalfOpen, RepeatedSyn};
 use crate::hibernated::InstanceKey;
-use crate::path::Addresses;
+use crate::link::Addresses;
 use crate::pending_lookup::PendingLookup;
-use crate::session::{Role, Session};
+use crate::session::Session;
+use crate::session_state::Role;
 use crate::syn::{Syn, SynAck, SynAckBody};
 
 /// How long a cookie secret is the newest.

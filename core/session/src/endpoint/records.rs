@@ -9,7 +9,7 @@ use super::{Endpoint, HibernateError, SessionId, UnknownSession};
 use crate::hibernated::{HibernatedExpiry, InstanceKey};
 use crate::pending_lookup::PendingLookup;
 use crate::record::{RecordError, SessionRecord};
-use crate::session::Role;
+use crate::session_state::Role;
 
 impl Endpoint {
     /// A device's session from its record, with epochs beyond all used before.

@@ -26,7 +26,7 @@ mod reinjection;
 
 use d2tp_time::Span;
 
-pub(crate) use reinjection::{CopyProgress, PacketCopy};
+pub(crate) use reinjection::PacketCopy;
 
 /// How a session with several paths spreads what it sends. Each end decides for what it sends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -72,6 +72,14 @@ pub(crate) enum CopyMode {
     All,
     /// Data of flows whose application wants them on each path, before anything else.
     Chosen,
+}
+
+/// How far a path that repeats everything has come with another one's packets: all below `number`,
+/// and of that one the first `bytes` of payload.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct CopyProgress {
+    pub(crate) number: u64,
+    pub(crate) bytes: u64,
 }
 
 /// A path that may carry payload, as schedulers see it.

@@ -16,22 +16,14 @@
 use d2tp_time::{Span, Time};
 use d2tp_wire::{Frame, PathId, WireWriter};
 
-use super::CopyMode;
+use super::{CopyMode, CopyProgress};
 use crate::path::{PathState, SessionPath};
 use crate::path_selection::PathSelection;
-use crate::recovery::{SentData, SentFrame, SentPacket};
+use crate::sent_packet::{SentData, SentFrame, SentPacket};
 use crate::session::Session;
 
 /// A piece smaller than this is not worth its head.
 const PIECE_MIN: usize = 32;
-
-/// How far a path that repeats everything has come with another one's packets: all below `number`,
-/// and of that one the first `bytes` of payload.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct CopyProgress {
-    pub(crate) number: u64,
-    pub(crate) bytes: u64,
-}
 
 /// A packet to be repeated: which, and what of it may still be missing at the peer.
 #[derive(Debug)]

@@ -11,7 +11,7 @@ use super::answer;
 use crate::address::{AF_D2TP, HOST_BYTES_MAX, SocketName};
 use crate::engine;
 use crate::errno::{CallResult, Errno, check};
-use crate::{info, memory, table};
+use crate::{flow_info, memory, table};
 
 /// Where the socket is: the UDP address that it was bound to. One that only connected has no address of
 /// its own, for it moves; the port then tells sockets of one process apart.
@@ -86,7 +86,7 @@ fn now_at(serial: u64) -> CallResult<Option<SocketName>> {
         let flows = home.flows.borrow();
         let held = flows.get(&serial).filter(|held| held.session.is_none());
         let _ = reply.send(
-            held.and_then(|held| info::far_end(held))
+            held.and_then(|held| flow_info::far_end(held))
                 .map(SocketName::Ip),
         );
     })

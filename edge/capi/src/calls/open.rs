@@ -9,19 +9,24 @@ use libc::{c_int, c_void, sockaddr, socklen_t};
 
 use super::answer;
 use crate::address::{AF_D2TP, SocketName};
-use crate::agent_connection::{self, ReopenedConnection};
+use crate::agent_client;
+use crate::agent_delegation::{self, ReopenedConnection};
 use crate::agent_message::ReopenOptions;
-use crate::connect::{self, ConnectCall, server_of};
+use crate::connect;
+use crate::connect_call::{ConnectCall, server_of};
+use crate::connection_status::ConnectionStatus;
 use crate::datagrams::{self, ProgramDatagrams};
 use crate::engine;
+use crate::engine_handle;
 use crate::errno::{CallResult, Errno, check};
 use crate::kernel::socket_option;
-use crate::listen::{self, ProgramListener};
+use crate::listen;
+use crate::listen_address::ProgramListener;
 use crate::memory;
 use crate::options::{PersistMode, SocketOptions};
 use crate::pair;
-use crate::reopen_token::{self, ReopenToken, TOKEN_BYTES};
-use crate::table::{self, ConnectionStatus, SocketEntry};
+use crate::reopen_token::{ReopenToken, TOKEN_BYTES};
+use crate::table::{self, SocketEntry};
 
 const TYPE_FLAGS: c_int = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
 
@@ -395,7 +400,7 @@ fn keep(fd: RawFd, cookie: u64, socket: &SocketEntry) -> CallResult<Option<Reope
     if socket.options.persist != PersistMode::Open || !begins {
         return Ok(None);
     }
-    let token = reopen_token::deposit_descriptor(fd).map_err(|fault| {
+    let token = agent_client::deposit_descriptor(fd).map_err(|fault| {
         table::change(cookie, |socket| socket.cause = Some(fault.text));
         Errno(fault.errno)
     })?;
@@ -423,7 +428,7 @@ pub unsafe extern "C" fn d2tp_reopen(token: *const c_void, len: socklen_t, flags
         let reopened = engine.request(move |home, reply| {
             let home = home.clone();
             tokio::task::spawn_local(async move {
-                let _ = reply.send(agent_connection::reopen(&home, token, &its).await);
+                let _ = reply.send(agent_delegation::reopen(&home, token, &its).await);
             });
         })?;
         let reopened = reopened.map_err(|fault| Errno(fault.errno))?;
@@ -446,7 +451,7 @@ fn take_up(
     fate: Arc<ConnectionStatus>,
     flags: c_int,
 ) -> CallResult<c_int> {
-    let fd = reopen_token::fetch_descriptor(token).map_err(|fault| Errno(fault.errno))?;
+    let fd = agent_client::fetch_descriptor(token).map_err(|fault| Errno(fault.errno))?;
     if flags & libc::SOCK_CLOEXEC == 0 {
         // SAFETY: plain numbers.
         check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFD, 0) })?;
@@ -608,7 +613,7 @@ pub extern "C" fn d2tp_close(fd: c_int) -> c_int {
             table::forget(cookie);
             if let Some(grams) = &socket.datagrams {
                 if socket.is_ours()
-                    && let Some(engine) = engine::running()
+                    && let Some(engine) = engine_handle::running()
                 {
                     let port = grams.port;
                     engine.request(move |home, reply| {
@@ -621,7 +626,7 @@ pub extern "C" fn d2tp_close(fd: c_int) -> c_int {
                 }
             } else if socket.bound.is_some()
                 && socket.is_ours()
-                && let Some(engine) = engine::running()
+                && let Some(engine) = engine_handle::running()
             {
                 // When this returns the address is free again.
                 engine.request(move |home, reply| {

@@ -3,15 +3,17 @@
 use libc::{c_int, c_long, c_void, socklen_t};
 
 use super::answer;
-use crate::engine_state::ConnectWait;
+use crate::connect_wait::ConnectWait;
+use crate::connection_status::ConnectionStatus;
 use crate::errno::{CallResult, Errno, SocketFault, check};
+use crate::flow_info::info_of;
 use crate::info::D2tpInfo;
 use crate::options::{
     self, PersistMode, SO_ERROR, SO_HOSTKEY, SO_INFO, SOL_D2TP, SocketOptions, VALUE_BYTES_MAX,
 };
 use crate::reopen_token::TOKEN_BYTES;
-use crate::table::{self, ConnectionStatus, SocketEntry};
-use crate::{agent_connection, engine, memory, pair};
+use crate::table::{self, SocketEntry};
+use crate::{agent_address, engine, memory, pair};
 
 /// setsockopt(2)
 ///
@@ -113,13 +115,13 @@ fn persists(cookie: u64, socket: &SocketEntry, value: &[u8]) -> CallResult<()> {
     }
     let is_there = engine::get()?.request(|_, reply| {
         tokio::task::spawn_local(async move {
-            let _ = reply.send(agent_connection::is_agent_running().await);
+            let _ = reply.send(agent_address::is_agent_running().await);
         });
     })?;
     if is_there {
         return Ok(());
     }
-    let fault = agent_connection::no_agent();
+    let fault = agent_address::no_agent();
     table::change(cookie, |socket| socket.cause = Some(fault.text));
     Err(Errno(fault.errno))
 }
@@ -217,7 +219,7 @@ fn info(socket: &SocketEntry) -> CallResult<D2tpInfo> {
                     None => last(&fate),
                 },
                 None => match home.flows.borrow().get(&fate.serial) {
-                    Some(held) => D2tpInfo::of(held),
+                    Some(held) => info_of(held),
                     None if fate.is_over() => last(&fate),
                     None => D2tpInfo::opening(ConnectWait::Answer),
                 },

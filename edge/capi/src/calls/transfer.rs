@@ -8,9 +8,10 @@ use std::time::Duration;
 use libc::{c_int, c_void, iovec, msghdr, size_t, sockaddr, socklen_t, ssize_t};
 
 use super::{answer, counted, datagram};
+use crate::connection_status::ConnectionStatus;
 use crate::engine;
 use crate::errno::{CallResult, Errno, check};
-use crate::table::{self, ConnectionStatus};
+use crate::table;
 
 /// What a loopback pair would say to itself and not to the peer.
 const NOT_CARRIED: c_int = libc::MSG_OOB | libc::MSG_FASTOPEN;

@@ -3,8 +3,9 @@
 use libc::{c_int, fd_set, nfds_t, pollfd, timeval};
 
 use super::answer;
-use crate::errno::check;
-use crate::{dlock, engine};
+use crate::dlock::{self, DlockChange};
+use crate::engine_handle;
+use crate::errno::{CallResult, check};
 
 /// select(2), over any descriptors.
 ///
@@ -36,7 +37,7 @@ pub unsafe extern "C" fn d2tp_poll(fds: *mut pollfd, count: nfds_t, timeout_ms: 
 #[unsafe(no_mangle)]
 pub extern "C" fn d2tp_network_changed() -> c_int {
     answer(|| {
-        if let Some(engine) = engine::running() {
+        if let Some(engine) = engine_handle::running() {
             engine.post(|home| home.network_changed());
         }
         Ok(0)
@@ -47,11 +48,21 @@ pub extern "C" fn d2tp_network_changed() -> c_int {
 /// how many are held.
 #[unsafe(no_mangle)]
 pub extern "C" fn d2tp_dlock_acquire() -> c_int {
-    answer(dlock::acquire)
+    answer(|| tell(dlock::acquire()?))
 }
 
 /// Gives one back. Returns how many are still held.
 #[unsafe(no_mangle)]
 pub extern "C" fn d2tp_dlock_release() -> c_int {
-    answer(dlock::release)
+    answer(|| tell(dlock::release()?))
+}
+
+/// Tells the engine whether the process holds a D-Lock, if that changed.
+fn tell(change: DlockChange) -> CallResult<c_int> {
+    if change.begins_or_ends
+        && let Some(engine) = engine_handle::running()
+    {
+        engine.post(|home| home.on_dlock_changed());
+    }
+    Ok(change.held)
 }

@@ -7,22 +7,24 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use tokio::io::AsyncWriteExt as _;
 use tokio::net::UdpSocket;
 use tokio::sync::Notify;
 
-use super::peer::{begin, carry, read_all, send_remaining};
-use super::socket::is_bound;
-use super::{
-    AgentDatagramPeer, LINE_WORD, LOOK, MessageHead, PeerCarrier, ProgramDatagrams, take_name,
-};
-use crate::agent_connection::{self, AgentConnection};
-use crate::connect::{self, server_of};
+use super::announcement::announce;
+use super::dispatch::take_name;
+use super::message_head::MessageHead;
+use super::peer::{carry, read_all, send_remaining};
+use super::registry::PeerCarrier;
+use super::socket::{AgentDatagramPeer, LOOK, ProgramDatagrams, is_bound};
+use crate::agent_connection::AgentConnection;
+use crate::agent_delegation;
+use crate::carried_flow::CarriedFlow;
+use crate::connect_call::{ConnectCall, ConnectTarget, server_of};
+use crate::connection_status::ConnectionStatus;
 use crate::engine_state::EngineState;
 use crate::errno::{CallResult, SocketFault};
 use crate::options::SocketOptions;
-use crate::pump::{self, CarriedFlow};
-use crate::table::{self, ConnectionStatus};
+use crate::table;
 
 /// Keeps what the program says while its session is not begun.
 async fn collect(home: &EngineState, port: u16, name: Ipv4Addr, socket: &UdpSocket) {
@@ -43,7 +45,7 @@ async fn collect(home: &EngineState, port: u16, name: Ipv4Addr, socket: &UdpSock
 /// Where a datagram socket is to lead.
 pub(crate) struct DatagramCall {
     pub(crate) socket: Arc<ProgramDatagrams>,
-    pub(crate) connect: connect::ConnectCall,
+    pub(crate) connect: ConnectCall,
 }
 
 /// Begins a session for a program's socket; says by which name the program speaks to its far end.
@@ -102,11 +104,11 @@ async fn call_out(
     };
     let (over, socket) = match opened {
         Ok(Some(DatagramCarrier::Local(held, context))) => {
-            let held = pump::register(&home, *held);
+            let held = home.register(*held);
             // Before it is looked whether the program is still there: it may have spoken and gone.
-            let over = match begin(&home, &held, &far, context) {
+            let over = match home.datagrams.begin_local(&held, &far, context) {
                 Ok((end, inbox)) => tokio::select! {
-                    over = carry(&home, &end, &inbox, &socket) => Some(over),
+                    over = carry(home.leaving.subscribe(), &end, &inbox, &socket) => Some(over),
                     () = unwanted() => {
                         send_remaining(&end, Some(&socket)).await;
                         None
@@ -114,7 +116,7 @@ async fn call_out(
                 },
                 Err(fault) => Some(fault),
             };
-            pump::unregister(&home, &held);
+            home.unregister(&held);
             (over, socket.into_std())
         }
         Ok(Some(DatagramCarrier::Agent(handed))) => {
@@ -133,7 +135,7 @@ async fn call_out(
                         std::future::pending::<()>().await;
                     };
                     tokio::select! {
-                        () = handed.follow(&home, &call.connect.fate, None, Some(&far)) => {}
+                        () = agent_delegation::follow(handed, &home, &call.connect.fate, None, Some(&far)) => {}
                         () = closed => {}
                     }
                     (call.connect.fate.fault.get().cloned(), socket)
@@ -164,7 +166,7 @@ async fn call_out(
 }
 
 /// What the program asks for now.
-fn latest(call: &connect::ConnectCall) -> SocketOptions {
+fn latest(call: &ConnectCall) -> SocketOptions {
     let known = table::change(call.cookie, |socket| socket.options.clone());
     known.unwrap_or_else(|| call.options.clone())
 }
@@ -177,17 +179,17 @@ enum DatagramCarrier {
 
 async fn make(
     home: &Rc<EngineState>,
-    call: &connect::ConnectCall,
+    call: &ConnectCall,
     far: &AgentDatagramPeer,
 ) -> Result<DatagramCarrier, SocketFault> {
     let (server, through_proxy) = server_of(&call.to, &call.options)?;
     if through_proxy {
         return Err(no_proxy());
     }
-    if let Some(handed) = agent_connection::call(home, call, &server, None, Some(far)).await? {
+    if let Some(handed) = agent_delegation::call(home, call, &server, None, Some(far)).await? {
         return Ok(DatagramCarrier::Agent(handed));
     }
-    let way = connect::ConnectTarget {
+    let way = ConnectTarget {
         server,
         target: None,
         key: None,
@@ -200,7 +202,7 @@ async fn make(
 /// Begins a session, and a flow in it that names the context of the datagrams, which is returned too.
 pub(crate) async fn open(
     home: &Rc<EngineState>,
-    way: &connect::ConnectTarget,
+    way: &ConnectTarget,
     latest: impl Fn() -> SocketOptions,
     fate: Arc<ConnectionStatus>,
 ) -> Result<(CarriedFlow, u64), SocketFault> {
@@ -209,9 +211,7 @@ pub(crate) async fn open(
     let flow = line.0.device.open(options.settings()?);
     let mut flow = flow.map_err(|error| SocketFault::new(libc::ENOBUFS, error))?;
     let context = line.0.next_context();
-    let announced = flow
-        .write_all(format!("{LINE_WORD} {context}\n").as_bytes())
-        .await;
+    let announced = announce(&mut flow, context).await;
     announced.map_err(|error| SocketFault::new(libc::ECONNRESET, error))?;
     Ok((CarriedFlow::new(flow, Some(line), fate, options), context))
 }

@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use d2tp_driver::PathSelection;
 
+use crate::options::ROUTES;
+
 /// The first bytes of a datagram between a program and the engine: whom it is from or for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MessageHead {
@@ -15,11 +17,6 @@ pub(crate) struct MessageHead {
 
 /// Length of the head in bytes: name, route, expiry in milliseconds.
 pub(crate) const MARK_BYTES: usize = 4 + 4 + 4;
-pub(crate) const ROUTES: [PathSelection; 3] = [
-    PathSelection::Any,
-    PathSelection::Steadiest,
-    PathSelection::Each,
-];
 
 impl MessageHead {
     pub(crate) fn to_bytes(self) -> [u8; MARK_BYTES] {

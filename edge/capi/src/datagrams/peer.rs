@@ -12,12 +12,13 @@ use d2tp_driver::{Connection, ContextInbox, FlowIo as _, PathSelection};
 use socket2::SockRef;
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::UdpSocket;
+use tokio::sync::watch;
 
-use super::socket::{AgentDatagramPeer, DatagramSession};
-use super::{MESSAGE_BYTES_MAX, PeerCarrier};
-use crate::engine_state::EngineState;
+use crate::carried_flow::CarriedFlow;
 use crate::errno::SocketFault;
-use crate::pump::CarriedFlow;
+
+/// The largest message that loopback carries.
+pub(super) const MESSAGE_BYTES_MAX: usize = 65_536;
 
 /// One session's datagrams of one program's socket.
 pub(crate) struct DatagramPeer {
@@ -68,31 +69,13 @@ pub(super) fn open_peer(
     Ok((end, inbox))
 }
 
-/// Begins to carry a socket of this process; messages that it sent before go out.
-pub(super) fn begin(
-    home: &Rc<EngineState>,
-    held: &Rc<CarriedFlow>,
-    far: &AgentDatagramPeer,
-    context: u64,
-) -> Result<(Rc<DatagramPeer>, ContextInbox), SocketFault> {
-    let (end, inbox) = open_peer(held, context)?;
-    let session = DatagramSession::Local(end.connection.clone());
-    far.socket.peers().insert(far.name, session);
-    let expiry = held.options.borrow().expiry;
-    let key = (far.socket.port, far.name);
-    home.datagrams
-        .begin(key, &PeerCarrier::Local(end.clone()), expiry);
-    Ok((end, inbox))
-}
-
-/// Carries until the flow is over; why it is.
+/// Carries until the flow is over; why it is. `leaving`: whether the process ends.
 pub(super) async fn carry(
-    home: &EngineState,
+    mut leaving: watch::Receiver<bool>,
     end: &DatagramPeer,
     inbox: &ContextInbox,
     socket: &UdpSocket,
 ) -> SocketFault {
-    let mut leaving = home.leaving.subscribe();
     let left = async {
         let _ = leaving.wait_for(|leaving| *leaving).await;
         drain_last(end, socket);

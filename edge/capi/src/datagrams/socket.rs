@@ -5,6 +5,7 @@ use std::net::{Ipv4Addr, UdpSocket as Plain};
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 use std::{fmt, io};
 
 use d2tp_driver::Connection;
@@ -12,6 +13,13 @@ use libc::c_int;
 
 use crate::kernel::socket_option;
 use crate::pair;
+
+/// What every session takes in one message, before its paths are known: of the least datagram that D2TP needs.
+pub(crate) const SURE_BYTES: usize = 1100;
+/// The names of far ends begin so ([`crate::engine_state::EngineState::name`]).
+pub(crate) const NAMES: [u8; 2] = [127, 1];
+/// How often it is looked whether a program still has its socket, if nothing else tells.
+pub(super) const LOOK: Duration = Duration::from_secs(5);
 
 /// Some socket of this process is one for datagrams: until then nobody is asked.
 static ANY: AtomicBool = AtomicBool::new(false);

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::Case;
 use super::verdict::{array, bytes_of, ticket_fields};
 use crate::client_handshake::PROLOGUE;
-use crate::flow::FlowOptions;
+use crate::flow_options::FlowOptions;
 use crate::syn::{SynAck, SynAckBody};
 use crate::{FlowRecord, Role, SessionRecord};
 

@@ -1,0 +1,127 @@
+//! An answer on a flow: handed over, watched until the flow is over, and noted so that the flow may be hibernated.
+
+use std::sync::Arc;
+
+use d2tp_driver::{FlowIo, SendSource};
+
+use crate::answer::{self, AnswerSource};
+use crate::flow_memo::FlowMemo;
+use crate::flow_report::{FlowLogRecord, ProxFlowOutcome, ServedFrom};
+use crate::flow_watch::FlowWatch;
+use crate::pinned_copy::PinnedCopy;
+use crate::prox::Prox;
+use crate::refusal::ProxRefusal;
+use crate::spooled_body::SpooledBody;
+
+/// Whether the flow has a memo already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MemoState {
+    /// The flow gets a record now.
+    New,
+    /// The flow has a record: it was hibernated.
+    Existing,
+    /// The flow gets no record, and its session is not hibernated: nothing could go on with it.
+    Never,
+}
+
+/// Hands an answer to the flow and stays until the flow is over or its copy fails.
+pub(crate) async fn send<F: FlowIo>(
+    flow: &mut F,
+    prox: &Prox,
+    watch: &mut FlowWatch,
+    record: &mut FlowLogRecord,
+    source: AnswerSource,
+    copy: Option<(&Arc<PinnedCopy>, Option<u64>)>,
+    keeping: MemoState,
+) -> ProxFlowOutcome {
+    let source = Arc::new(source);
+    let slept = keeping == MemoState::Existing;
+    let mut kept = keeping != MemoState::New;
+    if slept {
+        flow.resume_source(source.clone() as Arc<dyn SendSource>);
+    } else {
+        flow.send_source(source.clone() as Arc<dyn SendSource>);
+    }
+    let memo = FlowMemo {
+        copy: copy.map(|(copy, _)| copy.id),
+        head: source.head().iter().map(|b| char::from(*b)).collect(),
+        start: source.start(),
+        end: copy.and_then(|(_, end)| end),
+        status: record.status.unwrap_or(0),
+        pinned: record.served == ServedFrom::PinnedCopy,
+        asked: record.asked.clone(),
+    };
+    // Only what the vault knows can be promised.
+    let stored = async {
+        if let (Some((copy, _)), Some(vault), false) = (copy, &prox.copy_store, slept) {
+            let total = copy.body.extent().total;
+            let entry = copy.head.entry(copy.body.client(), &copy.request, total);
+            if vault.record_copy(copy.id, &entry).await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
+    };
+    let mut stored = std::pin::pin!(stored);
+    let failed = async {
+        match copy {
+            Some((copy, end)) => copy.body.failed_before(end).await,
+            None => std::future::pending().await,
+        }
+    };
+    let mut failed = std::pin::pin!(failed);
+    let outcome = loop {
+        tokio::select! {
+            gone = watch.gone(flow, prox) => break gone.outcome(),
+            cause = &mut failed => break ProxFlowOutcome::Reset(cause),
+            () = &mut stored, if !kept => {
+                kept = true;
+                flow.allow_hibernation(memo.encode());
+            }
+        }
+    };
+    record.bytes_down = source.sent();
+    outcome
+}
+
+/// Sends an error answer.
+pub(crate) async fn refuse<F: FlowIo>(
+    flow: &mut F,
+    prox: &Prox,
+    watch: &mut FlowWatch,
+    record: &mut FlowLogRecord,
+    refusal: &ProxRefusal,
+    to_head: bool,
+) -> ProxFlowOutcome {
+    tracing::debug!(flow = flow.id(), reason = %refusal, "refused");
+    record.status = Some(refusal.status());
+    record.served = ServedFrom::Proxy;
+    let source = AnswerSource::head_only(answer::refusal(refusal, to_head));
+    send(flow, prox, watch, record, source, None, MemoState::New).await
+}
+
+/// Somebody stands by to reset the flow with a cause. Once dropped, the source tells failures
+/// itself.
+pub(crate) struct ResetGuard {
+    here: Option<Arc<()>>,
+    pin: Arc<SpooledBody>,
+}
+
+impl ResetGuard {
+    pub(crate) fn of(copy: &PinnedCopy) -> ResetGuard {
+        ResetGuard {
+            here: Some(Arc::new(())),
+            pin: copy.body.clone(),
+        }
+    }
+
+    pub(crate) fn token(&self) -> std::sync::Weak<()> {
+        self.here.as_ref().map(Arc::downgrade).unwrap_or_default()
+    }
+}
+
+impl Drop for ResetGuard {
+    fn drop(&mut self) {
+        self.here = None;
+        self.pin.wake();
+    }
+}

@@ -1,0 +1,73 @@
+//! What is noted of a flow that is hibernated, so that it can be served on.
+//!
+//! A memo is what [`d2tp_driver::FlowIo::allow_hibernation`] keeps: which copy, which part of it, and the head
+//! that was sent before it, byte for byte, since the flow's offsets count it.
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+
+use crate::flow_report::ServedFrom;
+
+/// What a flow needs to be served on.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct FlowMemo {
+    /// The copy it reads; none if all of the answer is in `head`.
+    pub(crate) copy: Option<u64>,
+    pub(crate) head: String,
+    pub(crate) start: u64,
+    pub(crate) end: Option<u64>,
+    pub(crate) status: u16,
+    pub(crate) pinned: bool,
+    pub(crate) asked: String,
+}
+
+impl FlowMemo {
+    pub(crate) fn encode(&self) -> Bytes {
+        serde_json::to_vec(self).expect("text and numbers").into()
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> Option<FlowMemo> {
+        serde_json::from_slice(bytes).ok()
+    }
+
+    /// Where its bytes came from.
+    pub(crate) fn served(&self) -> ServedFrom {
+        match (self.copy, self.pinned) {
+            (None, _) => ServedFrom::Proxy,
+            (_, true) => ServedFrom::PinnedCopy,
+            (_, false) => ServedFrom::Origin,
+        }
+    }
+
+    /// Bytes of the response's head.
+    pub(crate) fn head_bytes(&self) -> Option<Vec<u8>> {
+        self.head.chars().map(|c| u8::try_from(c).ok()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_memo_comes_back_and_damage_is_none() {
+        let memo = FlowMemo {
+            copy: Some(7),
+            head: b"HTTP/1.1 200 OK\r\nX: \xff\r\n\r\n"
+                .iter()
+                .map(|b| char::from(*b))
+                .collect(),
+            start: 3,
+            end: Some(9),
+            status: 206,
+            pinned: true,
+            asked: "GET http://h/".into(),
+        };
+        let bytes = memo.encode();
+        assert_eq!(FlowMemo::decode(&bytes), Some(memo.clone()));
+        assert!(memo.head_bytes().unwrap().contains(&0xff));
+        for cut in 0..bytes.len() {
+            assert_eq!(FlowMemo::decode(&bytes[..cut]), None);
+        }
+    }
+}

@@ -1,0 +1,419 @@
+//! Unreliable datagrams that wait to leave: a short queue that forgets rather than delays.
+//!
+//! ```text
+//!  send_datagram ─▶ [ newest … oldest ] ─▶ a packet of a path that is available, not gated, and on its route
+//!                     │ full: the oldest goes     │ past its time: goes    │ fits no packet: goes
+//!                     └────────────── each counted ─────────────────────────┘
+//! ```
+//!
+//! What is to travel on each path stays until it left on all that take it. Its copies have the same number,
+//! in the upper half of the context, by which the peer knows the second one ([`DuplicateFilter`]).
+
+use std::collections::VecDeque;
+
+use bytes::Bytes;
+use d2tp_time::Time;
+use d2tp_wire::{DATA_HEADER_BYTES, DATAGRAM_FIRST_BYTES, PathId, TAG_BYTES};
+
+use crate::config::DATAGRAMS_MAX;
+use crate::path_selection::PathSelection;
+
+/// Contexts below this are applications' own.
+pub const CONTEXTS: u64 = 1 << 61;
+
+/// R-COPY-1: a context from [`CONTEXTS`] on is a number and the application's context below this.
+pub const CONTEXTS_OF_COPIES: u64 = 1 << 32;
+
+/// Bytes of a DATAGRAM frame beside its payload, at most: type, context, length.
+pub(crate) const HEAD_MAX: usize = 1 + 8 + 4;
+
+/// Numbers of copied datagrams; they come around again.
+pub(crate) const NUMBERS: u32 = 1 << 29;
+
+/// R-COPY-2: how many of the latest datagram numbers are remembered as received or not.
+const SEEN: u32 = 1024;
+
+const SEEN_WORDS: usize = SEEN as usize / 64;
+
+/// What became of the datagrams handed over.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DatagramStats {
+    /// Left in a packet.
+    pub sent: u64,
+    /// Pushed out by newer ones while no path took them.
+    pub displaced: u64,
+    /// Still here when their time was over.
+    pub expired: u64,
+    /// Datagrams dropped because they were too large for any packet by the time they could leave.
+    pub too_big: u64,
+    /// Arrived from the peer.
+    pub received: u64,
+    /// Left again, on another path.
+    pub copies_sent: u64,
+    /// Arrived again, and were dropped.
+    pub copies_received: u64,
+    /// Bytes of all that left, copies included: as the paths count them.
+    pub bytes_out: u64,
+    /// Payload bytes of all datagrams that arrived.
+    pub bytes_in: u64,
+}
+
+/// A datagram that waits to be sent.
+#[derive(Debug)]
+pub(crate) struct QueuedDatagram {
+    /// The context number as it is on the wire.
+    pub(crate) context: u64,
+    pub(crate) bytes: Bytes,
+    pub(crate) expires: Time,
+    pub(crate) route: PathSelection,
+    /// Paths it left on already.
+    pub(crate) left_on: Vec<PathId>,
+}
+
+impl QueuedDatagram {
+    fn may_leave(&self, by: &DatagramPath) -> bool {
+        match self.route {
+            PathSelection::Any => true,
+            PathSelection::Steadiest => by.steadiest == Some(by.path),
+            PathSelection::Each => !self.left_on.contains(&by.path),
+        }
+    }
+}
+
+/// A datagram that is being sent.
+#[derive(Debug)]
+pub(crate) struct OutgoingDatagram {
+    pub(crate) context: u64,
+    pub(crate) bytes: Bytes,
+    /// Whether the datagram left on another path before.
+    pub(crate) is_copy: bool,
+}
+
+/// A path that takes datagrams, among those that do.
+#[derive(Debug)]
+pub(crate) struct DatagramPath {
+    pub(crate) path: PathId,
+    pub(crate) steadiest: Option<PathId>,
+    pub(crate) all: Vec<PathId>,
+}
+
+/// Which numbers of copied datagrams came: the highest, and a bit for each of those before it.
+#[derive(Clone, Debug, Default)]
+struct DuplicateFilter {
+    highest: u32,
+    before: [u64; SEEN_WORDS],
+}
+
+impl DuplicateFilter {
+    fn new(highest: u32) -> DuplicateFilter {
+        let mut seen = DuplicateFilter {
+            highest,
+            ..DuplicateFilter::default()
+        };
+        seen.mark(0);
+        seen
+    }
+
+    /// The one that is `back` below the highest came.
+    fn mark(&mut self, back: u32) -> bool {
+        let (word, bit) = ((back / 64) as usize, 1 << (back % 64));
+        let new = self.before[word] & bit == 0;
+        self.before[word] |= bit;
+        new
+    }
+
+    /// R-COPY-2: whether this number is new; now it has come.
+    fn take(&mut self, number: u32) -> bool {
+        let ahead = number.wrapping_sub(self.highest) % NUMBERS;
+        let back = (NUMBERS - ahead) % NUMBERS;
+        if back < SEEN {
+            return self.mark(back);
+        }
+        if ahead >= SEEN {
+            // Its sender began anew, or a thousand were lost.
+            *self = DuplicateFilter::new(number);
+            return true;
+        }
+        let (words, bits) = ((ahead / 64) as usize, ahead % 64);
+        self.before.rotate_right(words);
+        self.before[..words].fill(0);
+        if bits > 0 {
+            for n in (0..SEEN_WORDS).rev() {
+                let carried = n
+                    .checked_sub(1)
+                    .map_or(0, |m| self.before[m] >> (64 - bits));
+                self.before[n] = self.before[n] << bits | carried;
+            }
+        }
+        self.highest = number;
+        self.mark(0)
+    }
+}
+
+/// All that wait.
+#[derive(Debug, Default)]
+pub(crate) struct DatagramSendQueue {
+    waiting: VecDeque<QueuedDatagram>,
+    /// Some were wanted on particular paths.
+    pub(crate) routed: bool,
+    /// The number of the next that is copied, once there was one.
+    pub(crate) number: Option<u32>,
+    seen: Option<Box<DuplicateFilter>>,
+    /// None until a datagram is sent or received.
+    stats: Option<Box<DatagramStats>>,
+}
+
+impl DatagramSendQueue {
+    /// What became of the datagrams so far.
+    pub(crate) fn stats(&self) -> DatagramStats {
+        self.stats.as_deref().copied().unwrap_or_default()
+    }
+
+    pub(crate) fn stats_mut(&mut self) -> &mut DatagramStats {
+        self.stats.get_or_insert_default()
+    }
+
+    /// What is wanted on particular paths goes before the rest, and is pushed out after it.
+    pub(crate) fn push(&mut self, waiting: QueuedDatagram) {
+        let routed = |waiting: &QueuedDatagram| waiting.route != PathSelection::Any;
+        self.routed |= routed(&waiting);
+        let rest = match self.routed {
+            true => self.waiting.partition_point(routed),
+            false => 0,
+        };
+        if self.waiting.len() == DATAGRAMS_MAX {
+            let oldest = if rest == DATAGRAMS_MAX { 0 } else { rest };
+            let oldest = self.waiting.remove(oldest);
+            self.stats.get_or_insert_default().displaced +=
+                u64::from(oldest.is_some_and(|w| w.left_on.is_empty()));
+        }
+        if routed(&waiting) {
+            self.waiting.insert(rest.min(self.waiting.len()), waiting);
+        } else {
+            self.waiting.push_back(waiting);
+        }
+    }
+
+    /// How many wait.
+    pub(crate) fn len(&self) -> usize {
+        self.waiting.len()
+    }
+
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    /// The session takes no more; those that wait are gone.
+    pub(crate) fn clear(&mut self) {
+        self.waiting.clear();
+    }
+
+    /// Whether a waiting datagram would leave by this path.
+    pub(crate) fn has_for(&self, by: &DatagramPath) -> bool {
+        self.waiting.iter().any(|waiting| waiting.may_leave(by))
+    }
+
+    /// The next to leave in a packet that has `room` bytes left, `fresh` if it holds nothing yet.
+    pub(crate) fn next(
+        &mut self,
+        now: Time,
+        room: usize,
+        fresh: bool,
+        by: &DatagramPath,
+    ) -> Option<OutgoingDatagram> {
+        let mut n = 0;
+        while let Some(waiting) = self.waiting.get_mut(n) {
+            let need = HEAD_MAX + waiting.bytes.len();
+            if waiting.expires <= now {
+                self.stats.get_or_insert_default().expired += u64::from(waiting.left_on.is_empty());
+            } else if !waiting.may_leave(by) {
+                n += 1;
+                continue;
+            } else if room >= need {
+                let again = !waiting.left_on.is_empty();
+                let leaving = OutgoingDatagram {
+                    context: waiting.context,
+                    bytes: waiting.bytes.clone(),
+                    is_copy: again,
+                };
+                waiting.left_on.push(by.path);
+                let done = waiting.route != PathSelection::Each
+                    || by.all.iter().all(|path| waiting.left_on.contains(path));
+                if done {
+                    self.waiting.remove(n);
+                }
+                self.stats.get_or_insert_default().sent += u64::from(!again);
+                self.stats.get_or_insert_default().copies_sent += u64::from(again);
+                self.stats.get_or_insert_default().bytes_out += leaving.bytes.len() as u64;
+                return Some(leaving);
+            } else if fresh && need > ROOM_SURE {
+                // What no packet can carry will never leave: drop it rather than block the rest.
+                self.stats.get_or_insert_default().too_big += 1;
+            } else {
+                return None;
+            }
+            self.waiting.remove(n);
+        }
+        None
+    }
+
+    /// The application's context of a datagram that came; none if it is a copy of one that came before.
+    pub(crate) fn take(&mut self, context: u64) -> Option<u64> {
+        if context < CONTEXTS {
+            return Some(context);
+        }
+        let number = ((context - CONTEXTS) / CONTEXTS_OF_COPIES) as u32;
+        let new = match &mut self.seen {
+            Some(seen) => seen.take(number),
+            None => {
+                self.seen = Some(Box::new(DuplicateFilter::new(number)));
+                true
+            }
+        };
+        new.then_some(context % CONTEXTS_OF_COPIES)
+    }
+}
+
+/// Room for frames that every path has.
+pub(crate) const ROOM_SURE: usize = room(DATAGRAM_FIRST_BYTES);
+
+/// Room for frames in a datagram of so many bytes.
+pub(crate) const fn room(datagram: usize) -> usize {
+    datagram - DATA_HEADER_BYTES - TAG_BYTES
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use d2tp_time::Span;
+
+    fn waiting(n: u8, bytes: usize, expires: u64) -> QueuedDatagram {
+        QueuedDatagram {
+            context: 0,
+            bytes: vec![n; bytes].into(),
+            expires: Time::ZERO + Span::from_secs(expires),
+            route: PathSelection::Any,
+            left_on: Vec::new(),
+        }
+    }
+
+    fn by(path: u32) -> DatagramPath {
+        DatagramPath {
+            path: PathId(path),
+            steadiest: Some(PathId(1)),
+            all: vec![PathId(0), PathId(1)],
+        }
+    }
+
+    #[test]
+    fn a_full_queue_forgets_its_oldest_and_counts_it() {
+        let mut queue = DatagramSendQueue::default();
+        for n in 0..=DATAGRAMS_MAX {
+            queue.push(waiting(n as u8, 10, 9));
+        }
+        let first = queue.next(Time::ZERO, 1000, true, &by(0)).unwrap();
+        assert_eq!(first.bytes[0], 1);
+        assert_eq!((queue.stats().displaced, queue.stats().sent), (1, 1));
+    }
+
+    #[test]
+    fn what_expired_is_passed_over_and_counted() {
+        let mut queue = DatagramSendQueue::default();
+        queue.push(waiting(1, 10, 3));
+        queue.push(waiting(2, 10, 9));
+        let now = Time::ZERO + Span::from_secs(3);
+        assert_eq!(queue.next(now, 1000, true, &by(0)).unwrap().bytes[0], 2);
+        assert_eq!(queue.stats().expired, 1);
+        assert!(queue.is_empty());
+    }
+
+    #[test]
+    fn one_that_fits_no_packet_goes_and_one_that_fits_the_next_stays() {
+        let mut queue = DatagramSendQueue::default();
+        queue.push(waiting(1, 2000, 9));
+        queue.push(waiting(2, 800, 9));
+        assert!(queue.next(Time::ZERO, 500, false, &by(0)).is_none());
+        assert_eq!(queue.stats().too_big, 0, "a full packet proves nothing");
+        assert!(queue.next(Time::ZERO, 500, true, &by(0)).is_none());
+        assert_eq!(queue.stats().too_big, 1);
+        let next = queue.next(Time::ZERO, 1100, true, &by(0));
+        assert_eq!(next.unwrap().bytes[0], 2);
+    }
+
+    #[test]
+    fn what_is_wanted_somewhere_goes_first_and_is_pushed_out_last() {
+        let mut queue = DatagramSendQueue::default();
+        for n in 0..DATAGRAMS_MAX {
+            queue.push(waiting(n as u8, 10, 9));
+        }
+        for n in 100..102 {
+            queue.push(QueuedDatagram {
+                route: PathSelection::Each,
+                ..waiting(n, 10, 9)
+            });
+        }
+        queue.push(waiting(99, 10, 9));
+        assert_eq!((queue.len(), queue.stats().displaced), (DATAGRAMS_MAX, 3));
+        let mut take = || {
+            queue
+                .next(Time::ZERO, 1000, true, &by(0))
+                .map(|l| l.bytes[0])
+        };
+        let first: Vec<_> = (0..3).map_while(|_| take()).collect();
+        assert_eq!(first, [100, 101, 3]);
+    }
+
+    #[test]
+    fn what_is_for_other_paths_holds_up_nothing_and_leaves_once_on_each_of_its_own() {
+        let mut queue = DatagramSendQueue::default();
+        for (n, route) in [
+            PathSelection::Steadiest,
+            PathSelection::Each,
+            PathSelection::Any,
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            queue.push(QueuedDatagram {
+                route,
+                ..waiting(n as u8, 10, 9)
+            });
+        }
+        let mut take = |path| {
+            let next = queue.next(Time::ZERO, 1000, true, &by(path));
+            next.map(|leaving| (leaving.bytes[0], leaving.is_copy))
+        };
+        assert_eq!(take(0), Some((1, false)));
+        assert_eq!(take(0), Some((2, false)));
+        assert_eq!(take(0), None);
+        assert_eq!(take(1), Some((0, false)));
+        assert_eq!(take(1), Some((1, true)));
+        assert_eq!(take(1), None);
+        assert_eq!((queue.stats().sent, queue.stats().copies_sent), (3, 1));
+        assert!(queue.is_empty());
+    }
+
+    #[test]
+    fn a_number_counts_once_wherever_it_comes_in_the_last_thousand() {
+        // R-COPY-2
+        let mut seen = DuplicateFilter::new(NUMBERS - 700);
+        let mut came = std::collections::BTreeSet::from([NUMBERS - 700]);
+        let mut draw = 1u32;
+        for _ in 0..20_000 {
+            draw = draw.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            // Forwards past the end of the numbers, and back by less than a thousand.
+            let number = (seen.highest + NUMBERS + draw / 65_536 % 600 - 550) % NUMBERS;
+            assert_eq!(seen.take(number), came.insert(number), "{number}");
+        }
+        assert!(seen.highest < NUMBERS / 2, "it came around");
+    }
+
+    #[test]
+    fn a_sender_that_begins_anew_is_heard() {
+        // R-COPY-2
+        let mut seen = DuplicateFilter::new(900_000);
+        assert!(seen.take(7) && seen.take(8) && !seen.take(7));
+        assert!(seen.take(8 + SEEN) && !seen.take(8 + SEEN) && seen.take(9));
+    }
+}

@@ -1,0 +1,59 @@
+//! Where the user's agent is, and whether it answers there.
+
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::time::Duration;
+
+use tokio::net::UnixStream;
+use tokio::time::timeout;
+
+use crate::errno::SocketFault;
+
+/// Names the agent's socket where it is elsewhere; `none`: there is to be no agent.
+const SOCKET_VARIABLE: &str = "CEDOS_AGENT";
+
+/// How long an agent may take to answer: it is on this machine, and does nothing for long.
+pub(crate) const ANSWER_WITHIN: Duration = Duration::from_secs(2); // a guess
+
+/// Where an agent's socket is, if there is to be one: as `cedos` finds it.
+pub(crate) fn socket_path() -> Option<PathBuf> {
+    match std::env::var_os(SOCKET_VARIABLE) {
+        Some(none) if none == "none" => return None,
+        Some(path) if !path.is_empty() => return Some(path.into()),
+        _ => {}
+    }
+    let folder = |name: &str| {
+        let path = PathBuf::from(std::env::var_os(name)?);
+        path.is_absolute().then_some(path)
+    };
+    let place = folder("XDG_RUNTIME_DIR")
+        .or_else(|| folder("XDG_STATE_HOME"))
+        .or_else(|| Some(folder("HOME")?.join(".local/state")))?;
+    Some(place.join("cedos").join("agent.sock"))
+}
+
+/// What a persistent socket hears where there is nobody who would carry it on.
+pub(crate) fn no_agent() -> SocketFault {
+    let text = "a connection that outlives its program needs an agent that carries it, and none answers: \
+                start `cedos agent`";
+    SocketFault::new(libc::EOPNOTSUPP, text)
+}
+
+/// The agent of this user, if it answers and knows of sockets.
+pub(crate) async fn connect(at: &Path) -> Option<Rc<UnixStream>> {
+    let stream = timeout(ANSWER_WITHIN, UnixStream::connect(at)).await;
+    let stream = stream.ok()?.ok()?;
+    // Another user's socket in a place of ours: it is to know nothing of us.
+    let peer = stream.peer_cred().ok()?;
+    // SAFETY: a call without arguments.
+    let is_ours = peer.uid() == unsafe { libc::geteuid() };
+    is_ours.then(|| Rc::new(stream))
+}
+
+/// Whether an agent is there.
+pub(crate) async fn is_agent_running() -> bool {
+    match socket_path() {
+        Some(at) => connect(&at).await.is_some(),
+        None => false,
+    }
+}

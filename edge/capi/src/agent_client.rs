@@ -1,0 +1,143 @@
+//! Connections that are opened again by a token: what a program and its agent do for them beside the messages of
+//! each connection.
+//!
+//! ```text
+//!  connect    program ── keep, token, a copy of its descriptor ──▶ agent     and then the engine's call names the token
+//!  kill -9            ✗                                            agent     has the socket with all that is unread
+//!  reopen     engine  ── reopen, token ──────────────────────────▶ agent     the connection is that process's now
+//!             program ── descriptor, token ──────────────────────▶ agent
+//!                     ◀────────────────────── the very descriptor
+//! ```
+//!
+//! Descriptors go by a connection of the program's own thread: the engine's have another table.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
+
+use nix::sys::socket::{
+    ControlMessage, ControlMessageOwned, MsgFlags, getsockopt, recvmsg, sendmsg, sockopt,
+};
+
+use crate::agent_address::{ANSWER_WITHIN, no_agent, socket_path};
+use crate::agent_message::{FromAgent, LINE_BYTES_MAX, PASSED_MAX, ReopenClaim, ToAgent, VERSION};
+use crate::errno::SocketFault;
+use crate::reopen_token::ReopenToken;
+
+/// A connection to the agent that waits for each answer.
+struct AgentClient {
+    stream: UnixStream,
+    heard: Vec<u8>,
+    passed: Option<OwnedFd>,
+}
+
+impl AgentClient {
+    fn begin() -> Result<AgentClient, SocketFault> {
+        let begun = || {
+            let stream = UnixStream::connect(socket_path()?).ok()?;
+            let peer = getsockopt(&stream, sockopt::PeerCredentials).ok()?;
+            // Another user's is to get none of our descriptors.
+            // SAFETY: a call without arguments.
+            let is_ours = peer.uid() == unsafe { libc::geteuid() };
+            stream.set_read_timeout(Some(ANSWER_WITHIN)).ok()?;
+            stream.set_write_timeout(Some(ANSWER_WITHIN)).ok()?;
+            is_ours.then_some(stream)
+        };
+        Ok(AgentClient {
+            stream: begun().ok_or_else(no_agent)?,
+            heard: Vec::new(),
+            passed: None,
+        })
+    }
+
+    fn say(&self, what: &ToAgent, fd: Option<RawFd>) -> io::Result<()> {
+        let mut line = serde_json::to_vec(what)?;
+        line.push(b'\n');
+        let mut rest = &line[..];
+        let mut fds: Vec<RawFd> = fd.into_iter().collect();
+        while !rest.is_empty() {
+            let rights = [ControlMessage::ScmRights(&fds)];
+            let rights = if fds.is_empty() { &[][..] } else { &rights };
+            let slices = [IoSlice::new(rest)];
+            let flags = MsgFlags::MSG_NOSIGNAL;
+            let sent = sendmsg::<()>(self.stream.as_raw_fd(), &slices, rights, flags, None)?;
+            rest = &rest[sent..];
+            fds.clear();
+        }
+        Ok(())
+    }
+
+    fn hear(&mut self) -> io::Result<FromAgent> {
+        loop {
+            if let Some(end) = self.heard.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = self.heard.drain(..=end).collect();
+                return Ok(serde_json::from_slice(&line)?);
+            }
+            let mut bytes = [0; 4096];
+            let mut space = nix::cmsg_space!([RawFd; PASSED_MAX]);
+            let mut slices = [IoSliceMut::new(&mut bytes)];
+            let flags = MsgFlags::MSG_CMSG_CLOEXEC;
+            let fd = self.stream.as_raw_fd();
+            let message = recvmsg::<()>(fd, &mut slices, Some(&mut space), flags)?;
+            for control in message.cmsgs()? {
+                if let ControlMessageOwned::ScmRights(passed) = control {
+                    for fd in passed {
+                        // SAFETY: the kernel just made it for us.
+                        self.passed = Some(unsafe { OwnedFd::from_raw_fd(fd) });
+                    }
+                }
+            }
+            let len = message.bytes;
+            if len == 0 || self.heard.len() > LINE_BYTES_MAX {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            self.heard.extend(&bytes[..len]);
+        }
+    }
+
+    /// Asks for something that not every agent does.
+    fn ask(&mut self, what: &ToAgent, fd: Option<RawFd>) -> Result<(), SocketFault> {
+        let older = |_| no_agent();
+        self.say(what, fd).map_err(older)?;
+        match self.hear().map_err(older)? {
+            FromAgent::Taken {
+                ok: true,
+                version: VERSION,
+                ..
+            } => Ok(()),
+            FromAgent::Open => Ok(()),
+            FromAgent::Fault { errno, text } => Err(SocketFault { errno, text }),
+            _ => Err(no_agent()),
+        }
+    }
+}
+
+/// Leaves a copy of a program's descriptor with the agent; the token by which its connection is opened again.
+///
+/// # Errors
+/// No agent answers that would keep it.
+pub(crate) fn deposit_descriptor(fd: RawFd) -> Result<ReopenToken, SocketFault> {
+    let token = ReopenToken::new()?;
+    let mut talk = AgentClient::begin()?;
+    talk.ask(&ToAgent::Keep(ReopenClaim::to(token)), None)?;
+    talk.ask(&ToAgent::Left, Some(fd))?;
+    Ok(token)
+}
+
+/// The descriptor of a connection that this process just opened again.
+///
+/// # Errors
+/// The agent is gone, or the process has no room for it.
+pub(crate) fn fetch_descriptor(token: ReopenToken) -> Result<OwnedFd, SocketFault> {
+    let mut talk = AgentClient::begin()?;
+    talk.ask(&ToAgent::Descriptor(ReopenClaim::to(token)), None)?;
+    // It is taken, and comes next.
+    if talk.passed.is_none() {
+        let said = talk.hear();
+        if let Ok(FromAgent::Fault { errno, text }) = said {
+            return Err(SocketFault { errno, text });
+        }
+    }
+    let full = || SocketFault::new(libc::EMFILE, "there is no room for another descriptor");
+    talk.passed.ok_or_else(full)
+}

@@ -1,0 +1,215 @@
+//! Hands a connection to the user's agent, and follows what becomes of it there.
+
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use d2tp_driver::ServerAddress;
+use tokio::time::timeout;
+
+use crate::agent_address::{self, ANSWER_WITHIN, no_agent, socket_path};
+use crate::agent_connection::AgentConnection;
+use crate::agent_message::{
+    AgentCall, FromAgent, MessageReader, ReopenClaim, ToAgent, VERSION, send_message,
+};
+use crate::connect_call::ConnectCall;
+use crate::connection_status::ConnectionStatus;
+use crate::datagrams::AgentDatagramPeer;
+use crate::dlock;
+use crate::engine_state::EngineState;
+use crate::errno::SocketFault;
+use crate::identity;
+use crate::options::{PersistMode, SocketOptions};
+use crate::program_stream::break_off;
+use crate::reopen_token::ReopenToken;
+use crate::table;
+
+/// Has an agent make the connection; returns when it is made. None: no agent does it. `far`: of a datagram socket, whose
+/// descriptor is not passed yet.
+///
+/// # Errors
+/// Why the connection is not made, as the agent says.
+pub(crate) async fn call(
+    home: &Rc<EngineState>,
+    call: &ConnectCall,
+    server: &ServerAddress,
+    target: Option<String>,
+    far: Option<&AgentDatagramPeer>,
+) -> Result<Option<AgentConnection>, SocketFault> {
+    let Some(at) = socket_path() else {
+        return Ok(None);
+    };
+    let Some(stream) = agent_address::connect(&at).await else {
+        return Ok(None);
+    };
+    let asked = AgentCall {
+        version: VERSION,
+        server: server.to_string(),
+        target,
+        key: identity::file()?,
+        options: (&call.options).into(),
+        keep: call.keep.clone(),
+        datagrams: far.is_some(),
+    };
+    let mut ear = MessageReader::new(stream.clone());
+    let taken = async {
+        let socket = ToAgent::Socket(Box::new(asked));
+        send_message(&stream, &socket, None).await?;
+        ear.next::<FromAgent>().await
+    };
+    let taken = timeout(ANSWER_WITHIN, taken).await;
+    let hears = match taken {
+        Ok(Ok(Some(FromAgent::Taken {
+            ok: true,
+            version: VERSION,
+            notices,
+            locks,
+        }))) => (notices, locks),
+        _ => return Ok(None),
+    };
+    let mut handed = AgentConnection::begin(stream, hears);
+    if far.is_none() {
+        let Ok(end) = home.port.detachable_end() else {
+            return Ok(None);
+        };
+        handed.carry(call.from, end.into());
+    }
+    if dlock::is_held() {
+        handed.send_dlock();
+    }
+    // From now on the program's second thoughts are told.
+    let known = Rc::new(handed.share());
+    home.agent_connections
+        .borrow_mut()
+        .insert(call.fate.serial, known.clone());
+    // Those before it are not.
+    let latest = table::change(call.cookie, |socket| socket.options.clone());
+    if let Some(options) = latest.filter(|options| *options != call.options) {
+        known.change(&options);
+    }
+    loop {
+        match ear.next().await {
+            Ok(Some(FromAgent::Open)) => break,
+            Ok(Some(FromAgent::Fault { errno, text })) => {
+                home.agent_connections
+                    .borrow_mut()
+                    .remove(&call.fate.serial);
+                return Err(SocketFault { errno, text });
+            }
+            Ok(Some(FromAgent::Answer { ask, fault, info })) => known.hear(ask, fault, info),
+            Ok(Some(FromAgent::Room { bytes })) => {
+                if let Some(far) = far {
+                    far.has_room(bytes);
+                }
+            }
+            Ok(Some(FromAgent::Taken { .. } | FromAgent::Reopened { .. })) => {}
+            // It went before there was anything to lose.
+            Ok(Some(FromAgent::Over { .. }) | None) | Err(_) => {
+                home.agent_connections
+                    .borrow_mut()
+                    .remove(&call.fate.serial);
+                return Ok(None);
+            }
+        }
+    }
+    handed.reader = Some(ear);
+    Ok(Some(handed))
+}
+
+/// A connection as an agent has it.
+pub(crate) struct ReopenedConnection {
+    pub(crate) server: String,
+    pub(crate) target: Option<String>,
+    pub(crate) ipv6: bool,
+    pub(crate) options: SocketOptions,
+}
+
+/// Takes up a connection that another process had.
+///
+/// # Errors
+/// EOPNOTSUPP: no agent does that. ENOENT, EBUSY, or why it is over.
+pub(crate) async fn reopen(
+    home: &Rc<EngineState>,
+    token: ReopenToken,
+    fate: &Arc<ConnectionStatus>,
+) -> Result<ReopenedConnection, SocketFault> {
+    let stream = match socket_path() {
+        Some(at) => agent_address::connect(&at).await,
+        None => None,
+    };
+    let stream = stream.ok_or_else(no_agent)?;
+    let mut ear = MessageReader::new(stream.clone());
+    let asked = async {
+        send_message(&stream, &ToAgent::Reopen(ReopenClaim::to(token)), None).await?;
+        match ear.next().await? {
+            Some(FromAgent::Taken {
+                ok: true,
+                version: VERSION,
+                notices,
+                locks,
+            }) => std::io::Result::Ok((ear.next().await?, (notices, locks))),
+            _ => Ok((None, (false, false))),
+        }
+    };
+    let (reopened, hears) = match timeout(ANSWER_WITHIN, asked).await {
+        Ok(Ok((
+            Some(FromAgent::Reopened {
+                server,
+                target,
+                ipv6,
+                options,
+            }),
+            hears,
+        ))) => {
+            let options = SocketOptions {
+                persist: PersistMode::Open,
+                ..SocketOptions::try_from(&options)?
+            };
+            let reopened = ReopenedConnection {
+                server,
+                target,
+                ipv6,
+                options,
+            };
+            (reopened, hears)
+        }
+        Ok(Ok((Some(FromAgent::Fault { errno, text }), _))) => {
+            return Err(SocketFault { errno, text });
+        }
+        _ => return Err(no_agent()),
+    };
+    let mut handed = AgentConnection::begin(stream, hears);
+    handed.reader = Some(ear);
+    if dlock::is_held() {
+        handed.send_dlock();
+    }
+    let known = Rc::new(handed.share());
+    home.agent_connections
+        .borrow_mut()
+        .insert(fate.serial, known);
+    let (home, fate) = (home.clone(), fate.clone());
+    tokio::task::spawn_local(async move { follow(handed, &home, &fate, None, None).await });
+    Ok(reopened)
+}
+
+/// Hears what becomes of a connection, until it is over; `from`: the port of the program's socket, which may not be
+/// joined yet. `far`: of a datagram socket.
+pub(crate) async fn follow(
+    mut handed: AgentConnection,
+    home: &EngineState,
+    fate: &Arc<ConnectionStatus>,
+    from: Option<u16>,
+    far: Option<&AgentDatagramPeer>,
+) {
+    let is_lost = handed.hear_until_over(fate, far).await;
+    fate.over.store(true, Ordering::Relaxed);
+    home.agent_connections.borrow_mut().remove(&fate.serial);
+    handed.drop_pending();
+    // The kernel reset what was joined. What was not waits yet.
+    if is_lost
+        && let Some(from) = from
+        && let Ok(stream) = home.port.connect_waiting(from).await
+    {
+        break_off(stream);
+    }
+}

@@ -1,0 +1,252 @@
+//! A socket of another process that an agent carries: what it was opened with, its flow, and what its process says.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+
+use tokio::net::UnixStream;
+use tokio::sync::oneshot;
+use tokio::task::{AbortHandle, JoinHandle};
+use tokio::time::timeout;
+
+use crate::agent_message::{AgentCall, FromAgent, MessageReader, ToAgent};
+use crate::carried_flow::CarriedFlow;
+use crate::connect_wait::ConnectWait;
+use crate::datagrams::DatagramPeer;
+use crate::errno::SocketFault;
+use crate::flow_info::{info_of, last_info};
+use crate::info::D2tpInfo;
+use crate::options::SocketOptions;
+use crate::socket_owner::{HEARD_WITHIN, SocketOwner};
+
+/// Flushes of one socket that are waited for at a time; others are answered "not yet".
+const ASKS_MAX: usize = 64;
+
+/// A socket of another process that an agent carries.
+pub(crate) struct AgentSocket {
+    /// The process that has it.
+    pub(crate) owner: Rc<SocketOwner>,
+    /// The task that hears what the process says.
+    receiver: RefCell<Option<AbortHandle>>,
+    /// The call that the socket was opened with.
+    call: AgentCall,
+    /// Other options than those it began with.
+    pub(crate) options: RefCell<Option<SocketOptions>>,
+    pub(crate) held: RefCell<Option<Rc<CarriedFlow>>>,
+    /// Flushes that are waited for.
+    pending_flushes: RefCell<HashMap<u64, AbortHandle>>,
+    /// Where messages go of a datagram socket whose session is there.
+    inlet: RefCell<Option<DatagramInlet>>,
+}
+
+/// Where messages of a program go, and its descriptor when it comes.
+struct DatagramInlet {
+    end: Rc<DatagramPeer>,
+    descriptor: Option<oneshot::Sender<OwnedFd>>,
+}
+
+impl AgentSocket {
+    pub(crate) fn new(call: &AgentCall) -> Rc<AgentSocket> {
+        Rc::new(AgentSocket {
+            owner: SocketOwner::new(),
+            receiver: RefCell::default(),
+            call: call.clone(),
+            options: RefCell::new(None),
+            held: RefCell::default(),
+            pending_flushes: RefCell::default(),
+            inlet: RefCell::default(),
+        })
+    }
+
+    #[cfg(test)]
+    pub(crate) fn of_test() -> Rc<AgentSocket> {
+        let options = (&SocketOptions::default()).into();
+        AgentSocket::new(&AgentCall {
+            version: crate::agent_message::VERSION,
+            server: String::new(),
+            target: None,
+            key: "/".into(),
+            options,
+            keep: None,
+            datagrams: false,
+        })
+    }
+
+    /// A process has it from now on, which is spoken with by `stream`.
+    pub(crate) fn attach(self: &Rc<AgentSocket>, stream: Rc<UnixStream>, ear: MessageReader) {
+        self.detach();
+        self.owner.attach(stream);
+        let listening = tokio::task::spawn_local(listen(ear, self.clone()));
+        self.receiver.replace(Some(listening.abort_handle()));
+    }
+
+    /// Says that nothing is carried any more.
+    pub(crate) async fn end(self: Rc<AgentSocket>) {
+        let info = self.held.borrow().as_deref().map(last_info);
+        self.owner.enqueue(FromAgent::Over {
+            info: info.map(Box::new),
+        });
+        // Whatever waits for an answer holds the socket.
+        self.held.take();
+        self.inlet.take();
+        self.owner.let_go();
+        let sender = self.detach();
+        drop(self);
+        if let Some(sender) = sender {
+            let _ = timeout(HEARD_WITHIN, sender).await;
+        }
+    }
+
+    /// Nobody is spoken with any more.
+    fn detach(&self) -> Option<JoinHandle<()>> {
+        let sender = self.owner.detach();
+        for (_, flushing) in self.pending_flushes.take() {
+            flushing.abort();
+        }
+        if let Some(receiver) = self.receiver.take() {
+            receiver.abort();
+        }
+        sender
+    }
+
+    /// Its process has ended, or let go of the connection.
+    fn on_process_left(&self) {
+        // A descriptor that is not connected yet is no other process's to have.
+        let may_return = self.held.borrow().is_some();
+        self.owner.on_process_left(may_return);
+    }
+
+    /// The message to a process that has the connection from now on, and does not know it.
+    pub(crate) fn reopened_message(&self) -> FromAgent {
+        let held = self.held.borrow();
+        let options = match (&*held, &*self.options.borrow()) {
+            (Some(held), _) => (&*held.options.borrow()).into(),
+            (None, Some(options)) => options.into(),
+            (None, None) => self.call.options.clone(),
+        };
+        FromAgent::Reopened {
+            server: self.call.server.clone(),
+            target: self.call.target.clone(),
+            ipv6: self.call.keep.as_ref().is_some_and(|keep| keep.ipv6),
+            options,
+        }
+    }
+
+    /// A datagram socket's session is there; its descriptor comes later.
+    pub(crate) fn opened(&self, end: Rc<DatagramPeer>) -> oneshot::Receiver<OwnedFd> {
+        let (give, given) = oneshot::channel();
+        let descriptor = Some(give);
+        self.inlet.replace(Some(DatagramInlet { end, descriptor }));
+        self.owner.enqueue(FromAgent::Open);
+        given
+    }
+
+    fn change(&self, options: SocketOptions) {
+        if let Some(held) = &*self.held.borrow() {
+            held.change(options.clone());
+        }
+        self.options.replace(Some(options));
+    }
+
+    fn answer(&self, ask: u64, fault: Option<SocketFault>, info: Option<D2tpInfo>) {
+        self.owner.enqueue(FromAgent::Answer {
+            ask,
+            fault: fault.map(|fault| (fault.errno, fault.text)),
+            info: info.map(Box::new),
+        });
+    }
+}
+
+async fn listen(mut ear: MessageReader, socket: Rc<AgentSocket>) {
+    loop {
+        match ear.next().await {
+            Ok(Some(ToAgent::Options { options })) => {
+                // What its library took is no nonsense.
+                if let Ok(options) = SocketOptions::try_from(&options) {
+                    socket.change(options);
+                }
+            }
+            Ok(Some(ToAgent::Info { ask })) => {
+                let held = socket.held.borrow().clone();
+                let info = held.map_or_else(
+                    // The program's library knows what for.
+                    || D2tpInfo::opening(ConnectWait::Answer),
+                    |held| info_of(&held),
+                );
+                socket.answer(ask, None, Some(info));
+            }
+            Ok(Some(ToAgent::Flush { ask, bytes })) => {
+                if socket.pending_flushes.borrow().len() >= ASKS_MAX {
+                    let fault = SocketFault::new(libc::EAGAIN, "too many wait for it");
+                    socket.answer(ask, Some(fault), None);
+                    continue;
+                }
+                let held = socket.held.borrow().clone();
+                let asker = socket.clone();
+                let flushing = tokio::task::spawn_local(async move {
+                    let socket = asker;
+                    let flushed = async {
+                        match held {
+                            Some(held) => held.flush(bytes).await.err(),
+                            None => {
+                                Some(SocketFault::new(libc::ENOTCONN, "it is not connected yet"))
+                            }
+                        }
+                    };
+                    tokio::select! {
+                        fault = flushed => socket.answer(ask, fault, None),
+                        () = socket.owner.gone() => {}
+                    }
+                    socket.pending_flushes.borrow_mut().remove(&ask);
+                });
+                let asks = &socket.pending_flushes;
+                asks.borrow_mut().insert(ask, flushing.abort_handle());
+            }
+            Ok(Some(ToAgent::Forget { ask })) => {
+                if let Some(flushing) = socket.pending_flushes.borrow_mut().remove(&ask) {
+                    flushing.abort();
+                }
+            }
+            Ok(Some(ToAgent::Message(message))) => {
+                if let Some(inlet) = &*socket.inlet.borrow()
+                    && let Some(bytes) = message.bytes()
+                {
+                    inlet.end.send(message.route(), message.expiry(), &bytes);
+                }
+            }
+            Ok(Some(ToAgent::Carry { .. })) => {
+                if let Some(inlet) = &mut *socket.inlet.borrow_mut()
+                    && let (Some(give), Some(fd)) = (inlet.descriptor.take(), ear.take_descriptor())
+                {
+                    // Otherwise it is over.
+                    let _ = give.send(fd);
+                }
+            }
+            Ok(Some(ToAgent::Closed)) => {
+                socket.owner.end();
+            }
+            Ok(Some(ToAgent::DLock { held })) => socket.owner.set_locked(held),
+            Ok(Some(ToAgent::Heard)) => socket.owner.on_fault_heard(),
+            Ok(Some(ToAgent::NetworkChanged)) => {
+                if let Some(held) = &*socket.held.borrow()
+                    && let Some(line) = &held.session
+                {
+                    line.0.device.network_changed();
+                }
+            }
+            Ok(Some(ToAgent::Release { ask })) => {
+                socket.owner.let_go();
+                socket.answer(ask, None, None);
+            }
+            Ok(Some(
+                ToAgent::Socket(_)
+                | ToAgent::Keep(_)
+                | ToAgent::Left
+                | ToAgent::Reopen(_)
+                | ToAgent::Descriptor(_),
+            )) => {}
+            Ok(None) | Err(_) => return socket.on_process_left(),
+        }
+    }
+}

@@ -1,0 +1,199 @@
+//! The flow of a socket, and what is known of it while it is carried.
+
+use std::cell::{Cell, RefCell};
+use std::io;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use d2tp_driver::{Flow, FlowEnd};
+use tokio::sync::Notify;
+
+use crate::connection_status::ConnectionStatus;
+use crate::errno::SocketFault;
+use crate::options::SocketOptions;
+use crate::read_ahead::ReadAhead;
+use crate::scheduled_socket::{ProgramBytes, ScheduledSocket};
+use crate::server_session::{ServerSessionState, SessionUse};
+use crate::socket_owner::SocketOwner;
+
+/// Between two looks at what the peer has acknowledged, while somebody waits for it.
+const FLUSH_LOOK: Duration = Duration::from_millis(2); // a guess
+
+/// A socket's flow.
+pub(crate) struct CarriedFlow {
+    pub(crate) flow: RefCell<Flow>,
+    /// The device's session; none for flows that were accepted.
+    pub(crate) session: Option<SessionUse>,
+    pub(crate) status: Arc<ConnectionStatus>,
+    /// The process that the socket belongs to, where that is another one.
+    owner: Option<Rc<SocketOwner>>,
+    pub(crate) options: RefCell<SocketOptions>,
+    /// Offset in the flow of the program's first byte.
+    base: u64,
+    /// Acknowledged when it was last asked: a flow that broke knows no more.
+    acked: Cell<u64>,
+    /// Bytes taken from the program and given to it.
+    pub(crate) sent: Cell<u64>,
+    pub(crate) received: Cell<u64>,
+    /// What came and the program has not read.
+    pub(crate) read_ahead: ReadAhead,
+    /// The program will write no more, and all it wrote is in the flow.
+    drained: Cell<bool>,
+    /// Its options are others than before, or it moves again.
+    pub(crate) changed: Notify,
+    /// Whoever decides for it waits until it moves.
+    pub(crate) resting: Cell<bool>,
+    /// The socket as a client of the scheduler.
+    pub(crate) scheduled: RefCell<Option<ScheduledSocket>>,
+}
+
+impl CarriedFlow {
+    pub(crate) fn new(
+        flow: Flow,
+        line: Option<SessionUse>,
+        fate: Arc<ConnectionStatus>,
+        options: SocketOptions,
+    ) -> CarriedFlow {
+        CarriedFlow {
+            base: flow.written(),
+            acked: Cell::new(0),
+            flow: RefCell::new(flow),
+            session: line,
+            status: fate,
+            owner: None,
+            options: RefCell::new(options),
+            resting: Cell::new(false),
+            scheduled: RefCell::default(),
+            sent: Cell::new(0),
+            received: Cell::new(0),
+            read_ahead: ReadAhead::default(),
+            drained: Cell::new(false),
+            changed: Notify::new(),
+        }
+    }
+
+    /// Returns the flow as one of a socket of another process.
+    pub(crate) fn owned_by(self, owner: Rc<SocketOwner>) -> CarriedFlow {
+        CarriedFlow {
+            owner: Some(owner),
+            ..self
+        }
+    }
+
+    /// The process that the socket belongs to, where that is another one.
+    pub(crate) fn owner(&self) -> Option<&SocketOwner> {
+        self.owner.as_deref()
+    }
+
+    /// Whether its program ended before it.
+    pub(crate) fn is_orphan(&self) -> bool {
+        self.owner.as_ref().is_some_and(|owner| owner.is_gone())
+    }
+
+    /// Resolves when its program has ended before it.
+    pub(crate) async fn orphaned(&self) {
+        match &self.owner {
+            Some(owner) => owner.gone().await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Other options.
+    pub(crate) fn change(&self, options: SocketOptions) {
+        let before = self.options.replace(options.clone());
+        if (before.deadline, before.if_late) != (options.deadline, options.if_late) {
+            self.flow.borrow().set_deadline(options.within());
+        }
+        if before.route != options.route {
+            self.flow.borrow().set_route(options.route);
+        }
+        self.changed.notify_one();
+    }
+
+    /// The peer has said all it had to say, and it is here.
+    pub(crate) fn has_all(&self) {
+        self.read_ahead.ended();
+        self.changed.notify_one();
+    }
+
+    pub(crate) fn count(&self, sum: &Cell<u64>, bytes: u64) {
+        sum.set(sum.get() + bytes);
+        if self.resting.replace(false) {
+            self.changed.notify_one();
+        }
+    }
+
+    /// Waits until the peer has the first `bytes` of the program's.
+    ///
+    /// # Errors
+    /// The connection broke before.
+    pub(crate) async fn flush(&self, bytes: u64) -> Result<(), SocketFault> {
+        loop {
+            let end = self.flow.borrow().end();
+            // All that a flow which ended well has written was acknowledged.
+            if end == Some(FlowEnd::Complete)
+                || self.flow.borrow().acknowledged() >= self.base + bytes
+            {
+                return Ok(());
+            }
+            if let Some(fault) = self.status.fault.get() {
+                return Err(fault.clone());
+            }
+            if let Some(end) = end.filter(|_| self.owner.is_some()) {
+                return Err(SocketFault::of_flow(end));
+            }
+            tokio::time::sleep(FLUSH_LOOK).await;
+        }
+    }
+
+    /// Bytes that were carried for the program.
+    pub(crate) fn program_bytes(&self) -> ProgramBytes {
+        ProgramBytes {
+            down: self.received.get() + self.read_ahead.kept(),
+            up: self.acknowledged(),
+            written: self.sent.get(),
+        }
+    }
+
+    /// Bytes of the program's that the peer has acknowledged.
+    pub(crate) fn acknowledged(&self) -> u64 {
+        match self.flow.borrow().end() {
+            Some(FlowEnd::Complete) => self.sent.get(),
+            _ => {
+                // Of a flow that broke no more may be known.
+                let acked = self.flow.borrow().acknowledged().saturating_sub(self.base);
+                self.acked.set(self.acked.get().max(acked));
+                self.acked.get()
+            }
+        }
+    }
+
+    /// Whether the peer has all that the program ever wrote, its end included.
+    pub(crate) fn is_delivered(&self) -> bool {
+        self.drained.get() && self.flow.borrow().is_flushed()
+    }
+
+    /// All that the program ever wrote is in the flow.
+    pub(crate) fn finished(&self) {
+        self.drained.set(true);
+    }
+
+    /// Why the flow failed with this error.
+    pub(crate) fn fault(&self, error: &io::Error) -> SocketFault {
+        let line = self
+            .session
+            .as_ref()
+            .map(|line| line.0.state.borrow().clone());
+        match (self.flow.borrow().end(), line) {
+            (Some(FlowEnd::SessionEnded) | None, Some(ServerSessionState::Over(end))) => {
+                SocketFault::of_session(&end)
+            }
+            (Some(end), _) => SocketFault::of_flow(end),
+            (None, _) if error.kind() == io::ErrorKind::TimedOut => {
+                SocketFault::new(libc::ETIME, error)
+            }
+            (None, _) => SocketFault::new(libc::ECONNRESET, error),
+        }
+    }
+}

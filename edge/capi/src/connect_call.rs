@@ -1,0 +1,66 @@
+//! What a program's `connect` asks for: where to, by what, and as what.
+
+use std::os::fd::RawFd;
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use d2tp_driver::{PublicKey, ServerAddress};
+
+use crate::address::SocketName;
+use crate::agent_message::ReopenOptions;
+use crate::connection_status::ConnectionStatus;
+use crate::errno::SocketFault;
+use crate::options::SocketOptions;
+use crate::socket_owner::SocketOwner;
+
+/// Where a socket is to lead, and by what.
+pub(crate) struct ConnectCall {
+    /// The program's socket in the table.
+    pub(crate) cookie: u64,
+    /// Its descriptor, when it was called with.
+    pub(crate) fd: RawFd,
+    /// The loopback port of the program's socket.
+    pub(crate) from: u16,
+    pub(crate) to: SocketName,
+    pub(crate) options: SocketOptions,
+    pub(crate) fate: Arc<ConnectionStatus>,
+    /// By what it is opened again.
+    pub(crate) keep: Option<ReopenOptions>,
+}
+
+/// The server to speak to, and whether it is a proxy on the way to `to`.
+pub(crate) fn server_of(
+    to: &SocketName,
+    options: &SocketOptions,
+) -> Result<(ServerAddress, bool), SocketFault> {
+    let key: Option<PublicKey> = match to {
+        SocketName::Host { key: Some(key), .. } => Some(*key),
+        _ => options.peer_key,
+    };
+    if let Some(key) = key {
+        return Ok((to.server(key), false));
+    }
+    let said = options.proxy.clone().or_else(|| {
+        let text = std::env::var("CEDOS_PROX").ok();
+        text.filter(|text| !text.is_empty())
+    });
+    let Some(text) = said else {
+        let why = "no key of a D2TP server was given, and no proxy: set CEDOS_PROX";
+        return Err(SocketFault::new(libc::ENETUNREACH, why));
+    };
+    let server = text.parse();
+    let server = server.map_err(|error| SocketFault::new(libc::EINVAL, error))?;
+    Ok((server, true))
+}
+
+/// By what server a connection is made.
+pub(crate) struct ConnectTarget {
+    pub(crate) server: ServerAddress,
+    /// Where that is a proxy: what it is asked for.
+    pub(crate) target: Option<String>,
+    /// The file of the key to call with; none is this process's.
+    pub(crate) key: Option<PathBuf>,
+    /// The process that the socket belongs to, where that is another one.
+    pub(crate) owner: Option<Rc<SocketOwner>>,
+}

@@ -1,0 +1,149 @@
+//! The engine's ports for datagram sockets, and what comes there for all of them: names of far ends, messages with
+//! a head, and what a program changes.
+
+use std::io;
+use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket as Plain};
+use std::os::fd::AsRawFd as _;
+use std::rc::Rc;
+
+use socket2::{Domain, Protocol, Socket, Type};
+use tokio::net::UdpSocket;
+
+use super::message_head::MessageHead;
+use super::peer::MESSAGE_BYTES_MAX;
+use super::registry::PeerCarrier;
+use super::socket::{DatagramPorts, is_bound};
+use crate::agent_connection::AgentConnection;
+use crate::engine_state::EngineState;
+use crate::errno::CallResult;
+use crate::options::SocketOptions;
+use crate::pair;
+
+fn shared_socket(at: SocketAddrV4) -> io::Result<Socket> {
+    let socket = Socket::new(Domain::IPV4, Type::DGRAM, Some(Protocol::UDP))?;
+    socket.set_reuse_port(true)?;
+    socket.bind(&at.into())?;
+    socket.set_nonblocking(true)?;
+    Ok(socket)
+}
+
+/// The engine's ports, taken at the first datagram socket.
+pub(crate) fn ports(home: &Rc<EngineState>) -> CallResult<DatagramPorts> {
+    if let Some((ports, _)) = home.datagrams.ports.get() {
+        return Ok(*ports);
+    }
+    let reserved = shared_socket(SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 0))?;
+    pair::mute(reserved.as_raw_fd())?;
+    let number = |socket: &Socket| {
+        let address = socket.local_addr()?.as_socket_ipv4();
+        let address = address.ok_or(io::ErrorKind::AddrNotAvailable)?;
+        io::Result::Ok(address.port())
+    };
+    let plain = number(&reserved)?;
+    let marked = Plain::bind((Ipv4Addr::LOCALHOST, 0))?;
+    marked.set_nonblocking(true)?;
+    let ports = DatagramPorts {
+        plain,
+        with_head: marked.local_addr()?.port(),
+    };
+    tokio::task::spawn_local(dispatch_with_head(
+        home.clone(),
+        UdpSocket::from_std(marked)?,
+    ));
+    let _ = home.datagrams.ports.set((ports, reserved));
+    Ok(ports)
+}
+
+/// Hands messages with a head to their ends.
+async fn dispatch_with_head(home: Rc<EngineState>, marked: UdpSocket) {
+    let mut buffer = vec![0; MESSAGE_BYTES_MAX];
+    loop {
+        let Ok((bytes, from)) = marked.recv_from(&mut buffer).await else {
+            // The kernel's word on what we never sent: nothing to do with the next message.
+            tokio::task::yield_now().await;
+            continue;
+        };
+        let Some((mark, message)) = MessageHead::read(&buffer[..bytes]) else {
+            continue;
+        };
+        if from.ip() != Ipv4Addr::LOCALHOST {
+            continue;
+        }
+        let key = (from.port(), mark.name);
+        let end = home.datagrams.peers.borrow().get(&key).cloned();
+        match end {
+            Some(place) => place.send(mark.route, mark.expiry, message),
+            None => home.datagrams.put_early(key, mark, message),
+        }
+    }
+}
+
+/// Takes a name for a far end of the program's socket at `port`, and its socket.
+pub(super) fn take_name(
+    home: &EngineState,
+    port: u16,
+    plain: u16,
+) -> io::Result<(Ipv4Addr, UdpSocket)> {
+    // All of them, if need be.
+    for _ in 0..=u16::MAX {
+        let name = home.name();
+        if home.datagrams.peers.borrow().contains_key(&(port, name)) {
+            continue;
+        }
+        let socket = shared_socket(SocketAddrV4::new(name, plain))?;
+        socket.connect(&SocketAddrV4::new(Ipv4Addr::LOCALHOST, port).into())?;
+        return Ok((name, UdpSocket::from_std(socket.into())?));
+    }
+    Err(io::ErrorKind::AddrNotAvailable.into())
+}
+
+/// The program changed an option of its socket; the agent that is told, if there is one.
+pub(crate) fn on_options(
+    home: &EngineState,
+    port: u16,
+    deadline_too: bool,
+    options: &SocketOptions,
+) -> Option<Rc<AgentConnection>> {
+    for hall in home
+        .datagrams
+        .servers
+        .borrow()
+        .iter()
+        .filter(|h| h.port == port)
+    {
+        *hall.options.borrow_mut() = options.clone();
+    }
+    for ((at, _), place) in home.datagrams.peers.borrow().iter() {
+        if *at == port
+            && let PeerCarrier::Local(end) = place
+        {
+            if deadline_too {
+                end.held.flow.borrow().set_deadline(options.within());
+            }
+            *end.held.options.borrow_mut() = options.clone();
+        }
+    }
+    let calls = home
+        .datagrams
+        .clients
+        .borrow()
+        .get(&port)
+        .map(|(serial, _)| *serial);
+    let handed = home.agent_connections.borrow().get(&calls?).cloned()?;
+    handed.change(options);
+    Some(handed)
+}
+
+/// The program closed a socket, perhaps for the last time.
+pub(crate) async fn on_close(home: &Rc<EngineState>, port: u16) {
+    if let Some((_, look)) = home.datagrams.clients.borrow().get(&port) {
+        look.notify_one();
+    }
+    if let Some(hall) = home.datagrams.server_at(port) {
+        hall.recheck.notify_one();
+        if !is_bound(port) {
+            // Closed is all that ever happens to it.
+            let _ = hall.freed.acquire().await;
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! The process's engine as the program's calls have it: jobs are posted to its thread.
+
+use std::rc::Rc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+
+use crate::engine_state::EngineState;
+use crate::errno::{CallResult, Errno};
+
+/// Something that the engine's thread is to do.
+pub(crate) type EngineJob = Box<dyn FnOnce(&Rc<EngineState>) + Send>;
+
+/// The engine of this process.
+pub(crate) struct SocketEngine {
+    pub(crate) jobs: mpsc::Sender<EngineJob>,
+    /// The port that its ends of pairs have.
+    pub(crate) port: u16,
+    /// The process that it runs in.
+    pub(crate) pid: u32,
+}
+
+static ENGINE: Mutex<Option<Arc<SocketEngine>>> = Mutex::new(None);
+
+/// The lock itself, for who forks.
+pub(crate) fn lock() -> MutexGuard<'static, Option<Arc<SocketEngine>>> {
+    ENGINE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// This process's engine, if it has one.
+pub(crate) fn running() -> Option<Arc<SocketEngine>> {
+    let engine = lock();
+    engine
+        .as_ref()
+        .filter(|e| e.pid == std::process::id())
+        .cloned()
+}
+
+impl SocketEngine {
+    /// Has `job` done.
+    pub(crate) fn post(&self, job: impl FnOnce(&Rc<EngineState>) + Send + 'static) {
+        // A thread that is gone took its sockets along: whoever holds the other ends hears of it.
+        let _ = self.jobs.send(Box::new(job));
+    }
+
+    /// Has `job` done, which answers in its time.
+    ///
+    /// # Errors
+    /// EIO: the engine is gone.
+    pub(crate) fn request<T: Send + 'static>(
+        &self,
+        job: impl FnOnce(&Rc<EngineState>, mpsc::Sender<T>) + Send + 'static,
+    ) -> CallResult<T> {
+        let (reply, answer) = mpsc::channel();
+        self.post(move |home| job(home, reply));
+        answer.recv().map_err(|_| Errno(libc::EIO))
+    }
+}

@@ -1,0 +1,105 @@
+//! What a socket's flow and its paths do now, read from the flow.
+
+use std::net::SocketAddr;
+
+use d2tp_driver::{LinkUse, PathState, PathStats};
+use d2tp_links::CostClass;
+
+use crate::carried_flow::CarriedFlow;
+use crate::info::{
+    D2tpInfo, D2tpPathInfo, NAME_BYTES, NO_PATH, NO_REASON, OPEN, OVER, PATH_COST, PATHS,
+};
+use crate::server_session::ServerSessionState;
+
+/// The information of a socket whose flow is over now.
+pub(crate) fn last_info(held: &CarriedFlow) -> D2tpInfo {
+    D2tpInfo {
+        di_state: OVER,
+        di_reason: NO_REASON,
+        di_bytes_ahead: 0,
+        ..info_of(held)
+    }
+}
+
+/// The information of a socket whose flow is carried.
+pub(crate) fn info_of(held: &CarriedFlow) -> D2tpInfo {
+    let mut info = D2tpInfo {
+        di_state: OPEN,
+        di_bytes_sent: held.sent.get(),
+        di_bytes_acked: held.acknowledged(),
+        di_bytes_received: held.received.get() + held.read_ahead.kept(),
+        di_bytes_ahead: held.read_ahead.bytes(),
+        ..D2tpInfo::idle()
+    };
+    if let Some(left) = held.options.borrow().time_left() {
+        info.di_slack_ms = i64::try_from(left.as_millis()).unwrap_or(i64::MAX);
+    }
+    let paths = held.flow.borrow().connection().paths();
+    info.di_paths_count = paths.len().min(PATHS) as u32;
+    let ways = held
+        .session
+        .as_ref()
+        .map(|line| line.0.device.link_statuses());
+    for (to, path) in info.di_paths.iter_mut().zip(&paths) {
+        let link = path.addresses.link;
+        let device = held.session.as_ref().map(|line| &line.0.device);
+        let name = device.and_then(|device| device.link_name(link));
+        let way = name
+            .as_ref()
+            .and_then(|name| ways.iter().flatten().find(|way| way.name == *name));
+        set_path(to, path, name.as_deref());
+        if let Some(way) = way {
+            to.dpi_class = class(way.class);
+            to.dpi_rate = way.rate.unwrap_or(0);
+        }
+    }
+    let works = |path: &&PathStats| path.state == PathState::Active;
+    let opening = held
+        .session
+        .as_ref()
+        .is_some_and(|line| *line.0.state.borrow() == ServerSessionState::Opening);
+    // One that is gone keeps its counts, and is of no use.
+    let costly = ways
+        .iter()
+        .flatten()
+        .filter(|way| way.usage != LinkUse::Off);
+    let mut costly = costly.filter(|way| way.class != CostClass::Free);
+    info.di_reason = match paths.iter().find(works) {
+        Some(_) => NO_REASON,
+        None if opening && !paths.is_empty() => NO_REASON,
+        None if costly.next().is_some() => PATH_COST,
+        None => NO_PATH,
+    };
+    info
+}
+
+fn set_path(info: &mut D2tpPathInfo, path: &PathStats, name: Option<&str>) {
+    let name = name.unwrap_or_default().as_bytes();
+    let len = name.len().min(NAME_BYTES - 1);
+    info.dpi_link[..len].copy_from_slice(&name[..len]);
+    info.dpi_state = match path.state {
+        PathState::Opening => 0,
+        PathState::Active => 1,
+        PathState::Silent => 2,
+    };
+    let micros = |span: std::time::Duration| span.as_micros().min(u128::from(u32::MAX)) as u32;
+    info.dpi_rtt_us = micros(path.rtt.into());
+    info.dpi_rtt_min_us = micros(path.rtt_min.into());
+    info.dpi_bytes_received = path.payload_in;
+    info.dpi_bytes_sent = path.payload_out;
+}
+
+fn class(class: CostClass) -> u32 {
+    match class {
+        CostClass::Free => 0,
+        CostClass::Metered => 1,
+        CostClass::Roaming => 2,
+    }
+}
+
+/// Where the other end of a flow is now.
+pub(crate) fn far_end(held: &CarriedFlow) -> Option<SocketAddr> {
+    let paths = held.flow.borrow().connection().paths();
+    let active = paths.iter().find(|path| path.state == PathState::Active);
+    active.or(paths.first()).map(|path| path.addresses.remote)
+}

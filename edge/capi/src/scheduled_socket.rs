@@ -1,0 +1,170 @@
+//! A socket as a client of the scheduler: what it reports, and what it may use then.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use d2tp_driver::{CarriedByLink, FlowClientReport, LinkStatus};
+use d2tp_sched::{ClientDecision, FlowDemand};
+use d2tp_time::{Span, Time};
+
+use crate::options::SocketOptions;
+use crate::read_ahead::ReadAheadDemand;
+use crate::socket_scheduler::{SchedulerClient, SocketScheduler};
+
+/// A connection without a deadline that moved nothing for so long, and owes nothing, wants nothing of links.
+pub(crate) const RESTS_AFTER: Span = Span::from_secs(5); // as of others' transfers
+
+/// Bytes of the program's.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct ProgramBytes {
+    /// To it, or kept for it.
+    pub(crate) down: u64,
+    /// From it, as the peer has acknowledged them.
+    pub(crate) up: u64,
+    /// From it, as they were taken.
+    pub(crate) written: u64,
+}
+
+/// A socket as a client of the scheduler.
+pub(crate) struct ScheduledSocket {
+    scheduler: Rc<dyn SocketScheduler>,
+    client: Option<Box<dyn SchedulerClient>>,
+    carried: CarriedByLink,
+    moved: ProgramBytes,
+    moved_at: Time,
+}
+
+impl ScheduledSocket {
+    pub(crate) fn new(scheduler: Rc<dyn SocketScheduler>, now: Time) -> ScheduledSocket {
+        ScheduledSocket {
+            scheduler,
+            client: None,
+            carried: CarriedByLink::default(),
+            moved: ProgramBytes::default(),
+            moved_at: now,
+        }
+    }
+
+    pub(crate) fn decide(
+        &mut self,
+        options: &SocketOptions,
+        moved: ProgramBytes,
+        left: Option<u64>,
+        ways: &[LinkStatus],
+        wants: Option<&ReadAheadDemand>,
+        wakes: bool,
+    ) -> ClientDecision {
+        self.carried.assign((moved.down, moved.up), ways);
+        let bytes = moved.down + moved.written;
+        let report = FlowClientReport {
+            demand: match wants {
+                Some(wants) => wants.need.clone(),
+                None => need(options, bytes, left),
+            },
+            size_bytes: wants.map_or(options.size, |wants| Some(wants.size)),
+            buy_bytes: wants.map(|wants| wants.buy_bytes.unwrap_or(0)),
+            keeps_awake: wakes,
+            links: ways,
+            carried: self.carried.bytes(),
+        };
+        let scheduler = &self.scheduler;
+        let client = self.client.get_or_insert_with(|| scheduler.join());
+        client.decide(&report)
+    }
+
+    /// See [`SchedulerClient::pays_after`].
+    pub(crate) fn pays_after(&self) -> Option<Duration> {
+        self.client.as_ref()?.pays_after()
+    }
+
+    /// The flow is over: what was carried since the last report counts too.
+    pub(crate) fn close(mut self, moved: ProgramBytes, ways: &[LinkStatus]) {
+        self.carried.assign((moved.down, moved.up), ways);
+        let scheduler = &self.scheduler;
+        let client = self.client.get_or_insert_with(|| scheduler.join());
+        client.report(ways, self.carried.bytes());
+    }
+
+    /// Whether it wants nothing now: then others have its place. One that is `watched` will.
+    pub(crate) fn is_idle(
+        &mut self,
+        now: Time,
+        options: &SocketOptions,
+        moved: ProgramBytes,
+        watched: bool,
+    ) -> bool {
+        if moved != self.moved {
+            self.moved = moved;
+            self.moved_at = now;
+        }
+        let wants = watched
+            || options.deadline.is_some()
+            || moved.up < moved.written
+            || options
+                .size
+                .is_some_and(|size| moved.down + moved.written < size);
+        let rests = !wants && now.since(self.moved_at) >= RESTS_AFTER;
+        if rests {
+            self.client = None;
+            // The next place begins to count anew.
+            self.carried.restart();
+        }
+        rests
+    }
+}
+
+/// What it needs, `moved` bytes after its beginning and with so much left to spend.
+pub(crate) fn need(options: &SocketOptions, moved: u64, left: Option<u64>) -> FlowDemand {
+    FlowDemand {
+        remaining_bytes: options.size.map(|size| size.saturating_sub(moved)),
+        left: options.time_left(),
+        policy: options.policy,
+        if_late: options.if_late,
+        metered_bytes_left: left,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock::since_boot;
+
+    #[test]
+    fn a_connection_rests_when_it_wants_nothing_and_never_while_it_is_due() {
+        struct Nobody;
+        impl SocketScheduler for Nobody {
+            fn join(&self) -> Box<dyn SchedulerClient> {
+                panic!("nobody asks")
+            }
+        }
+        let at = |seconds| Time::ZERO + Span::from_secs(seconds);
+        let moved = |down, up, written| ProgramBytes { down, up, written };
+        let plain = SocketOptions::default();
+        let mut court = ScheduledSocket::new(Rc::new(Nobody), at(0));
+        assert!(!court.is_idle(at(1), &plain, moved(10, 0, 0), false));
+        assert!(!court.is_idle(at(5), &plain, moved(10, 0, 0), false));
+        assert!(court.is_idle(at(6), &plain, moved(10, 0, 0), false));
+        assert!(
+            !court.is_idle(at(60), &plain, moved(10, 0, 1), false),
+            "the peer lacks a byte"
+        );
+        let due = SocketOptions {
+            deadline: Some(since_boot() + Duration::from_secs(60)),
+            ..SocketOptions::default()
+        };
+        assert!(!court.is_idle(at(90), &due, moved(10, 1, 1), false));
+        let sized = SocketOptions {
+            size: Some(12),
+            ..SocketOptions::default()
+        };
+        assert!(!court.is_idle(at(90), &sized, moved(10, 1, 1), false));
+        assert!(
+            !court.is_idle(at(90), &sized, moved(11, 1, 1), false),
+            "it moved"
+        );
+        assert!(
+            court.is_idle(at(95), &sized, moved(11, 1, 1), false),
+            "it is whole"
+        );
+    }
+}

@@ -1,0 +1,218 @@
+//! A session with a server, which all sockets share that connect there.
+
+use std::cell::{Cell, RefCell};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use d2tp_driver::{
+    Device, DeviceOptions, DriverError, EndpointConfig, InstanceLease, LinkStatus, LinkUse,
+    SecretKey, ServerAddress, SessionEnd, SessionEvent,
+};
+use d2tp_links::{CostClass, Link, LinkKind};
+use tokio::sync::broadcast::{Receiver, error::RecvError};
+use tokio::sync::{Notify, watch};
+
+use crate::datagram_accounting::DatagramAccounting;
+use crate::errno::SocketFault;
+
+/// How long a session is kept for the next socket: a handshake costs more than a quiet session.
+const IDLE_KEPT: Duration = Duration::from_secs(10); // a guess
+
+/// Between two looks for a server's name while the machine has a network and no answer.
+const RESOLVE_AGAIN: Duration = Duration::from_secs(2); // a guess
+
+/// How often a name is looked for on a network that is up before it counts as unknown.
+const RESOLVE_TRIES: u32 = 2;
+
+/// Contexts of one process, before those of the next one to call as the same instance; as many processes apart they
+/// are the same again.
+const CONTEXTS_EACH: u64 = 1024;
+
+const CONTEXTS_APART: u64 = 8; // so that all take two bytes
+
+fn first_context(turn: u32) -> u64 {
+    u64::from(turn) % CONTEXTS_APART * CONTEXTS_EACH
+}
+
+/// A session with a server.
+pub(crate) struct ServerSession {
+    pub(crate) device: Device,
+    /// Whether the handshake is complete, or why it never will be.
+    pub(crate) state: watch::Receiver<ServerSessionState>,
+    /// The links that are followed; none where the server is on this machine.
+    pub(crate) links: Option<watch::Receiver<Arc<Vec<Link>>>>,
+    /// The context number of the session's latest datagram socket.
+    context: Cell<u64>,
+    /// In an agent that has had any: what links carried for them.
+    pub(crate) accounting: RefCell<Option<DatagramAccounting>>,
+    users: Cell<usize>,
+    /// Notified when the last socket leaves the session.
+    released: Notify,
+}
+
+/// How far a session got.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum ServerSessionState {
+    Opening,
+    Open,
+    Over(SessionEnd),
+}
+
+/// A socket's use of a session, which lives as long as there are any.
+pub(crate) struct SessionUse(pub(crate) Rc<ServerSession>);
+
+impl Drop for SessionUse {
+    fn drop(&mut self) {
+        self.0.users.set(self.0.users.get() - 1);
+        if self.0.users.get() == 0 {
+            self.0.released.notify_one();
+        }
+    }
+}
+
+impl ServerSession {
+    /// Begins a session over these links; none: by the system's routes.
+    pub(crate) async fn begin(
+        server: &ServerAddress,
+        key: SecretKey,
+        links: Option<watch::Receiver<Arc<Vec<Link>>>>,
+    ) -> Result<ServerSession, SocketFault> {
+        let (ours, theirs) = (key.public(), server.key);
+        let lease = tokio::task::spawn_blocking(move || InstanceLease::take(ours, theirs)).await;
+        let lease = lease.ok().flatten().map(Arc::new);
+        let mut tries = 0;
+        let mut device = loop {
+            let options = DeviceOptions {
+                server: server.clone(),
+                key: key.clone(),
+                config: EndpointConfig::default(),
+            };
+            let called = match &lease {
+                Some(lease) => Device::with_lease(options, lease.clone()).await,
+                None => Device::new(options).await,
+            };
+            match called {
+                Ok(device) => break device,
+                Err(error @ DriverError::Resolve { .. }) => {
+                    let online = links
+                        .as_ref()
+                        .is_none_or(|links| links.borrow().iter().any(Link::is_usable));
+                    tries = if online { tries + 1 } else { 0 };
+                    if tries == RESOLVE_TRIES {
+                        return Err(SocketFault::new(libc::EHOSTUNREACH, error));
+                    }
+                    tokio::time::sleep(RESOLVE_AGAIN).await;
+                }
+                Err(error) => return Err(SocketFault::new(libc::EIO, error)),
+            }
+        };
+        let events = device.events();
+        let (tell, state) = watch::channel(ServerSessionState::Opening);
+        tokio::task::spawn_local(tell_state(events, tell));
+        let links = links.filter(|links| !uses_system_routes(&server.host, &links.borrow()));
+        match &links {
+            Some(links) => device.follow_links(links.clone(), usage),
+            None => {
+                let used = device.use_default_route();
+                used.map_err(|error| SocketFault::new(libc::ENETUNREACH, error))?;
+            }
+        }
+        Ok(ServerSession {
+            device,
+            state,
+            links,
+            // What is under way for who had the instance before is for none of ours.
+            context: Cell::new(lease.map_or(0, |lease| first_context(lease.turn()))),
+            accounting: RefCell::default(),
+            users: Cell::new(0),
+            released: Notify::new(),
+        })
+    }
+
+    /// A context for a datagram socket. What other programs send without one is 0.
+    pub(crate) fn next_context(&self) -> u64 {
+        let next = self.context.get() + 1;
+        self.context.set(next);
+        next
+    }
+
+    /// Links as they are, with what they carried for streams; what they did for datagrams is taken down.
+    pub(crate) fn account_datagrams(&self, ways: &[LinkStatus]) -> Vec<LinkStatus> {
+        match &mut *self.accounting.borrow_mut() {
+            Some(tally) => {
+                if let Some((stats, _)) = self.device.connection().datagram_stats() {
+                    tally.update((stats.bytes_in, stats.bytes_out), ways);
+                }
+                tally.stream_statuses(ways)
+            }
+            None => ways.to_vec(),
+        }
+    }
+
+    /// Resolves when a socket has left the session and no other uses it, some time later.
+    pub(crate) async fn until_unused(&self) {
+        loop {
+            self.released.notified().await;
+            tokio::time::sleep(IDLE_KEPT).await;
+            if self.users.get() == 0 {
+                return;
+            }
+        }
+    }
+
+    /// A socket's use of the session.
+    pub(crate) fn join(self: &Rc<ServerSession>) -> SessionUse {
+        self.users.set(self.users.get() + 1);
+        SessionUse(self.clone())
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        matches!(*self.state.borrow(), ServerSessionState::Over(_))
+    }
+}
+
+/// What a link may be used for at all. Whether links that cost are, is said for each flow.
+fn usage(link: &Link) -> LinkUse {
+    match (link.kind, link.class.class) {
+        (LinkKind::Loopback, _) | (_, CostClass::Roaming) => LinkUse::Off,
+        (_, CostClass::Free) => LinkUse::Free,
+        (_, CostClass::Metered) => LinkUse::Paid,
+    }
+}
+
+/// Whether a server is on this machine, or where no link leads: the system's routes are all there is.
+fn uses_system_routes(host: &str, links: &[Link]) -> bool {
+    let Ok(ip) = host.parse::<IpAddr>() else {
+        return host == "localhost";
+    };
+    let leads_away = |link: &Link| link.kind != LinkKind::Loopback && link.is_usable();
+    ip.is_loopback()
+        || links.iter().any(|link| link.addresses.contains(&ip))
+        || !links.iter().any(leads_away)
+            && std::net::UdpSocket::bind(match ip {
+                IpAddr::V4(_) => SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)),
+                IpAddr::V6(_) => SocketAddr::from((std::net::Ipv6Addr::UNSPECIFIED, 0)),
+            })
+            .is_ok_and(|socket| socket.connect((ip, 9)).is_ok())
+}
+
+async fn tell_state<T: Clone>(
+    mut events: Receiver<(T, SessionEvent)>,
+    tell: watch::Sender<ServerSessionState>,
+) {
+    loop {
+        match events.recv().await {
+            Ok((_, SessionEvent::Established { .. })) => {
+                tell.send_replace(ServerSessionState::Open);
+            }
+            Ok((_, SessionEvent::Closed(end))) => {
+                tell.send_replace(ServerSessionState::Over(end));
+                return;
+            }
+            Ok(_) | Err(RecvError::Lagged(_)) => {}
+            Err(RecvError::Closed) => return,
+        }
+    }
+}

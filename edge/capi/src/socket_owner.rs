@@ -1,0 +1,235 @@
+//! The process that a carried socket belongs to, as an agent knows it: whether it is there, what it is told, and the
+//! descriptor that is kept for another process to have.
+
+use std::cell::RefCell;
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::time::Duration;
+
+use tokio::net::UnixStream;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::{Notify, oneshot, watch};
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, timeout};
+
+use crate::agent_message::{FromAgent, send_message};
+use crate::errno::SocketFault;
+
+/// How long a program may take to hear of a fault before its socket breaks without it.
+pub(crate) const HEARD_WITHIN: Duration = Duration::from_secs(1); // a guess: it is on this machine
+
+/// How long a process that ended may take to be missed, by another that would have its connection.
+const MISSED_WITHIN: Duration = Duration::from_secs(1); // a guess: it is on this machine
+
+/// How long one is kept that nobody has.
+const KEPT_FOR: Duration = Duration::from_secs(24 * 3600); // a guess: a device that is used every day
+
+/// What is to be told, and who waits until it is.
+type QueuedMessage = (FromAgent, Option<oneshot::Sender<()>>);
+
+/// Whether the process is there whose connection it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum OwnerPresence {
+    Here,
+    /// Since then, and it may be opened again.
+    Away(Instant),
+}
+
+/// The process that a carried socket belongs to, at the other end of its messages.
+pub(crate) struct SocketOwner {
+    /// Where messages to the process go; none while no process has the socket.
+    messages: RefCell<Option<UnboundedSender<QueuedMessage>>>,
+    /// The task that sends them.
+    sender: RefCell<Option<JoinHandle<()>>>,
+    fault_acked: Notify,
+    /// Whether the socket ended, and no process can have the connection any more.
+    ended: watch::Sender<bool>,
+    presence: watch::Sender<OwnerPresence>,
+    /// The descriptor of a connection that may be opened again.
+    kept: RefCell<Option<OwnedFd>>,
+    /// Its process holds a D-Lock.
+    locked: watch::Sender<bool>,
+}
+
+impl SocketOwner {
+    pub(crate) fn new() -> Rc<SocketOwner> {
+        Rc::new(SocketOwner {
+            messages: RefCell::default(),
+            sender: RefCell::default(),
+            fault_acked: Notify::new(),
+            ended: watch::channel(false).0,
+            presence: watch::channel(OwnerPresence::Here).0,
+            kept: RefCell::default(),
+            locked: watch::channel(false).0,
+        })
+    }
+
+    /// A process has the socket from now on, and is told of it by `stream`.
+    pub(crate) fn attach(&self, stream: Rc<UnixStream>) {
+        let (tell, to_tell) = unbounded_channel();
+        self.messages.replace(Some(tell));
+        self.presence.send_replace(OwnerPresence::Here);
+        let sender = tokio::task::spawn_local(send_all(stream, to_tell));
+        self.sender.replace(Some(sender));
+    }
+
+    /// No process is told of anything any more; returns the task that sends what was queued before.
+    pub(crate) fn detach(&self) -> Option<JoinHandle<()>> {
+        self.messages.take();
+        self.sender.take()
+    }
+
+    /// Its process has ended, or let go of the connection. `may_return`: another process may have it then, if
+    /// its descriptor is kept.
+    pub(crate) fn on_process_left(self: &Rc<SocketOwner>, may_return: bool) {
+        self.set_locked(false);
+        if !self.is_kept() || !may_return {
+            self.kept.take();
+            self.end();
+            return;
+        }
+        let since = OwnerPresence::Away(Instant::now());
+        self.presence.send_replace(since);
+        let owner = self.clone();
+        tokio::task::spawn_local(async move {
+            let mut presence = owner.presence.subscribe();
+            let back = presence.wait_for(|presence| *presence != since);
+            let mut gone = owner.ended.subscribe();
+            tokio::select! {
+                _ = back => {}
+                _ = gone.wait_for(|gone| *gone) => {}
+                () = tokio::time::sleep(KEPT_FOR) => owner.let_go(),
+            }
+        });
+    }
+
+    /// No process can have the connection any more.
+    pub(crate) fn end(&self) {
+        self.ended.send_replace(true);
+    }
+
+    /// The process knows of the fault it was told of.
+    pub(crate) fn on_fault_heard(&self) {
+        self.fault_acked.notify_one();
+    }
+
+    pub(crate) fn set_locked(&self, held: bool) {
+        self.locked.send_replace(held);
+    }
+
+    /// Whether its process holds a D-Lock.
+    pub(crate) fn is_locked(&self) -> bool {
+        *self.locked.borrow()
+    }
+
+    /// Until that is otherwise.
+    pub(crate) async fn lock_changed(&self, than: bool) {
+        let mut locked = self.locked.subscribe();
+        // Whoever says it is here.
+        let _ = locked.wait_for(|locked| *locked != than).await;
+    }
+
+    pub(crate) fn keep(&self, fd: OwnedFd) {
+        self.kept.replace(Some(fd));
+    }
+
+    pub(crate) fn is_kept(&self) -> bool {
+        self.kept.borrow().is_some()
+    }
+
+    /// Since when nobody has it who could.
+    pub(crate) fn away_since(&self) -> Option<Instant> {
+        match *self.presence.borrow() {
+            OwnerPresence::Away(since) => Some(since),
+            OwnerPresence::Here => None,
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn is_away(&self, since: Instant) {
+        self.presence.send_replace(OwnerPresence::Away(since));
+    }
+
+    /// Ends the claim of later processes: the connection is not to be opened again.
+    pub(crate) fn let_go(&self) {
+        self.kept.take();
+        if self.away_since().is_some() {
+            self.ended.send_replace(true);
+        }
+    }
+
+    /// Whether its process is missed soon, if it is not yet.
+    pub(crate) async fn wait_until_away(&self) -> bool {
+        let mut presence = self.presence.subscribe();
+        let away = presence.wait_for(|presence| matches!(presence, OwnerPresence::Away(_)));
+        let _ = timeout(MISSED_WITHIN, away).await;
+        // Others waited too.
+        self.away_since().is_some() && self.is_kept()
+    }
+
+    /// For the process that has it now.
+    pub(crate) fn descriptor(&self) -> Option<OwnedFd> {
+        let kept = self.kept.borrow();
+        let kept = kept.as_ref().filter(|_| self.away_since().is_none())?;
+        kept.try_clone().ok()
+    }
+
+    pub(crate) fn enqueue(&self, what: FromAgent) {
+        // One that is gone needs no words.
+        if let Some(tell) = &*self.messages.borrow() {
+            let _ = tell.send((what, None));
+        }
+    }
+
+    /// Messages of so many bytes fit.
+    pub(crate) fn has_room(&self, bytes: usize) {
+        self.enqueue(FromAgent::Room { bytes });
+    }
+
+    /// Sends a message; returns when the kernel has it.
+    pub(crate) async fn send(&self, what: FromAgent) {
+        let (done, told) = oneshot::channel();
+        match &*self.messages.borrow() {
+            Some(tell) => drop(tell.send((what, Some(done)))),
+            None => return,
+        }
+        let _ = told.await;
+    }
+
+    /// Tells why its socket is about to break, so that it knows when it does.
+    pub(crate) async fn send_fault(&self, fault: &SocketFault) {
+        if self.away_since().is_some() {
+            return;
+        }
+        self.enqueue(FromAgent::fault(fault));
+        let heard = async {
+            tokio::select! {
+                () = self.fault_acked.notified() => {}
+                () = self.gone() => {}
+            }
+        };
+        let _ = timeout(HEARD_WITHIN, heard).await;
+    }
+
+    /// Waits until its process has ended, or let go of the connection.
+    pub(crate) async fn gone(&self) {
+        let mut gone = self.ended.subscribe();
+        // Whoever says it is here.
+        let _ = gone.wait_for(|gone| *gone).await;
+    }
+
+    pub(crate) fn is_gone(&self) -> bool {
+        *self.ended.borrow()
+    }
+}
+
+async fn send_all(stream: Rc<UnixStream>, mut to_tell: UnboundedReceiver<QueuedMessage>) {
+    while let Some((what, waits)) = to_tell.recv().await {
+        if send_message(&stream, &what, None).await.is_err() {
+            return;
+        }
+        if let Some(waits) = waits {
+            let _ = waits.send(());
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! Has the machine woken and kept awake for an engine's sockets, while the process holds a D-Lock.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use d2tp_links::{LinkKind, NetworkManager};
+use d2tp_power::{LinuxMachine, PowerEvent, WakeController};
+use d2tp_sched::{ScanPeriods, WakePlanner};
+use d2tp_time::Span;
+use tokio::time::timeout;
+
+use crate::clock::now;
+use crate::dlock::is_held;
+use crate::engine_state::EngineState;
+use crate::wake_registry::ASK_EVERY;
+
+/// Between looks: an engine knows nothing of how links come and go, so it is the paper's.
+const LOOK_EVERY: Span = Span::from_secs(120);
+
+/// The system's bus answers within this, or counts as not there.
+const BUS_ANSWERS: Duration = Duration::from_secs(5); // as of the agent
+
+/// Keeps watch for as long as the engine runs. A machine is asked for nothing before the first D-Lock.
+pub(crate) async fn run(home: Rc<EngineState>) {
+    let stands = home.wake_registry.clone();
+    while !is_held() || stands.is_empty() {
+        stands.changed.notified().await;
+    }
+    // No timers or no descriptors: nobody is woken.
+    let Ok(Ok(machine)) = timeout(BUS_ANSWERS, LinuxMachine::open()).await else {
+        return;
+    };
+    let mut keeper = WakeController::new(machine);
+    let mut lock = WakePlanner::new(ScanPeriods::fixed(LOOK_EVERY));
+    let mut waited = false;
+    loop {
+        let standby = stands.wake_needs();
+        if standby.waits && !waited {
+            lock.on_scan(now());
+            look_for_links(&home).await;
+        }
+        waited = standby.waits;
+        let vigil = lock.plan(now(), &standby, |_| 0.0);
+        let _ = timeout(BUS_ANSWERS, keeper.apply(now(), vigil, &why())).await;
+        let is_idle = !standby.waits && !standby.runs;
+        tokio::select! {
+            notice = keeper.next_event() => match notice {
+                PowerEvent::Suspending => {}
+                PowerEvent::AlarmFired(_) | PowerEvent::Resumed => {
+                    stands.reconsider();
+                    if waited {
+                        lock.on_scan(now());
+                        look_for_links(&home).await;
+                    }
+                }
+            },
+            () = stands.changed.notified() => {}
+            () = tokio::time::sleep(ASK_EVERY), if !is_idle => {}
+        }
+    }
+}
+
+/// Why the machine is kept awake, for people.
+fn why() -> String {
+    let program = std::env::current_exe().ok();
+    let name = program.as_deref().and_then(|path| path.file_name());
+    let name = name.map_or("a program".into(), |name| name.to_string_lossy());
+    format!("{name} has a transfer running")
+}
+
+/// Tries every link at once, and has access points looked for.
+async fn look_for_links(home: &EngineState) {
+    home.try_links();
+    let Some(links) = home.links().await else {
+        return;
+    };
+    let wireless: Vec<String> = {
+        let links = links.borrow();
+        let wireless = links.iter().filter(|link| link.kind == LinkKind::Wifi);
+        wireless.map(|link| link.name.clone()).collect()
+    };
+    if wireless.is_empty() {
+        return;
+    }
+    let scan = async {
+        // For minutes to come nobody asks again.
+        let Ok(manager) = NetworkManager::start().await else {
+            return;
+        };
+        for device in wireless {
+            // It refuses when it has just looked by itself.
+            let _ = manager.scan(&device).await;
+        }
+    };
+    let _ = timeout(BUS_ANSWERS, scan).await;
+}
