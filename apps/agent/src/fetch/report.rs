@@ -471,11 +471,6 @@ fn line(event: &TransferEvent) -> Option<String> {
             unblocks,
             ..
         } => waiting_line(*reason, why, unblocks),
-        TransferEvent::Note {
-            reason: Some(reason),
-            text,
-            ..
-        } => format!("{}: {text}", reason.code()),
         TransferEvent::Note { text, .. } => format!("note: {text}"),
         TransferEvent::Done(report) => {
             let mut text = format!(
@@ -514,16 +509,12 @@ fn line(event: &TransferEvent) -> Option<String> {
             }
         }
         TransferEvent::Error(report) => {
-            let code = report
-                .reason
-                .map(|r| format!(" ({})", r.code()))
-                .unwrap_or_default();
             let text = report.text.as_deref().unwrap_or("failed");
             let verb = &report.verb;
             match report.resumable_bytes {
-                0 => format!("cedos {verb}:{code} {text}"),
+                0 => format!("cedos {verb}: {text}"),
                 kept => format!(
-                    "cedos {verb}:{code} {text}\n{} kept. Run the same command to resume",
+                    "cedos {verb}: {text}\n{} kept. Run the same command to resume",
                     human_bytes(kept)
                 ),
             }
