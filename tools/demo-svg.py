@@ -3,10 +3,11 @@
 
     cargo build --release && tools/demo-svg.py > docs/demo.svg
 
-The first argument names another program than target/release/cedos. The recording is what the program
-printed, at the times at which it did; only pauses after the end are added.
+An argument names another program than target/release/cedos. The picture shows what the program printed,
+at the times at which it did; only the pause after the end is added.
 """
 
+import codecs
 import fcntl
 import html
 import os
@@ -24,6 +25,9 @@ STEP_S = 0.5
 # The last picture stays this long before the recording begins again.
 REST_S = 8.0
 CHAR_PX, LINE_PX, MARGIN_PX = 7.2, 17, 12
+
+# Lines with these words stand out.
+COLOURS = [("LOST", ' fill="#f99"'), ("MISSED", ' fill="#f99"'), ("  D2TP:", ' fill="#9d9"')]
 
 CONTROL = re.compile(r"\x1b\[([0-9;?]*)([A-Za-z])")
 
@@ -84,7 +88,7 @@ def record(program):
         os.execv(program, [program, "demo"])
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
     screen, pictures, begun = Screen(), [], time.monotonic()
-    decoder = __import__("codecs").getincrementaldecoder("utf-8")("replace")
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
     last = 0.0
     while True:
         ready, _, _ = select.select([terminal], [], [], 0.05)
@@ -127,15 +131,15 @@ def draw(pictures):
     width = COLUMNS * CHAR_PX + 2 * MARGIN_PX
     yield (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" '
-        f'font-family="ui-monospace,Menlo,Consolas,monospace" font-size="12" fill="#ddd">'
+        f'font-family="ui-monospace,Menlo,Consolas,monospace" font-size="12" fill="#ddd" '
+        'xml:space="preserve">'
     )
-    yield f'<rect width="100%" height="100%" rx="6" fill="#1b1e24">'
-    yield (
-        f'<animate id="run" attributeName="x" from="0" to="0" dur="{end:.1f}s" begin="0s;run.end"/></rect>'
-    )
+    clock = f'<animate id="run" attributeName="x" from="0" to="0" dur="{end:.1f}s" begin="0s;run.end"/>'
+    yield f'<rect width="100%" height="100%" rx="6" fill="#1b1e24">{clock}</rect>'
     for row, text, since, until in shown:
         y = MARGIN_PX + (row + 1) * LINE_PX - 5
-        words = html.escape(text, quote=False).replace("  ", "\u00a0 ")
+        words = html.escape(text, quote=False)
+        colour = next((fill for word, fill in COLOURS if word in text), "")
         # Where nothing moves, the last picture is seen.
         stays = until == end
         hidden = "" if stays else ' visibility="hidden"'
@@ -144,7 +148,7 @@ def draw(pictures):
         else:
             change = f'to="visible" begin="run.begin+{since:.1f}s" dur="{until - since:.1f}s"'
         yield (
-            f'<text x="{MARGIN_PX}" y="{y}"{hidden}>{words}'
+            f'<text x="{MARGIN_PX}" y="{y}"{colour}{hidden}>{words}'
             f'<set attributeName="visibility" {change}/></text>'
         )
     yield "</svg>"

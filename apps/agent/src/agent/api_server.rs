@@ -353,7 +353,7 @@ impl Agent {
             let mut tasks = lock(&self.tasks);
             let task = tasks.get_mut(&id).ok_or_else(|| not_ours(id))?;
             if task.has_ended() {
-                let text = format!("{id} has ended ({})", task.state_name());
+                let text = format!("transfer {id} has ended ({})", task.state_name());
                 return Err(TransferFailure::error(text));
             }
             task.saved.wish = wish;
@@ -387,7 +387,7 @@ impl Agent {
                 (_, true) => Some("has not ended"),
             };
             if let Some(refuse) = refuse {
-                return Err(TransferFailure::error(format!("{id} {refuse}")));
+                return Err(TransferFailure::error(format!("transfer {id} {refuse}")));
             }
             task.saved.wish = TransferIntent::Run;
             if again && task.saved.order.post {
@@ -407,7 +407,7 @@ impl Agent {
             let mut tasks = lock(&self.tasks);
             let task = tasks.get_mut(&id).ok_or_else(|| not_ours(id))?;
             if task.state_name() == "done" {
-                return Err(TransferFailure::error(format!("{id} is complete")));
+                return Err(TransferFailure::error(format!("transfer {id} is complete")));
             }
             refuse_past(change.deadline)?;
             let mut kept = task.saved.clone();
@@ -449,12 +449,12 @@ fn not_ours(id: u64) -> TransferFailure {
         return unknown(id);
     };
     TransferFailure::error(match job.state() {
-        JobState::Done => format!("{id} is complete"),
+        JobState::Done => format!("transfer {id} is complete"),
         JobState::Failed | JobState::Cancelled | JobState::Gone => {
-            format!("{id} has ended; run the same command to resume")
+            format!("transfer {id} has ended; run the same command to resume")
         }
         JobState::Running | JobState::Waiting | JobState::Paused | JobState::Queued => format!(
-            "{id} runs in its own process, not in the agent. Only `cedos status {id}` and `cedos \
+            "transfer {id} runs in its own process, not in the agent. Only `cedos status {id}` and `cedos \
              cancel {id}` work for it"
         ),
     })

@@ -101,7 +101,7 @@ impl fmt::Display for Summary {
                 format!("complete at {at:.1} s")
             })
         };
-        let promise = |met: bool| if met { "in time" } else { "MISSED" };
+        let promise = |met: bool| if met { "on time" } else { "MISSED" };
         writeln!(f)?;
         writeln!(
             f,

@@ -215,7 +215,7 @@ impl<D: Dial> TransferRun<'_, D> {
             return Err("an earlier run".into());
         }
         if offline {
-            return Err("not asked (--offline)".into());
+            return Err("not asked: --offline".into());
         }
         match self.imagine(ways, false).choice {
             LinkChoice::Use { index, .. } if ways[index].class == d2tp_sched::LinkClass::Free => {
