@@ -14,10 +14,12 @@
 
 mod allowance;
 pub mod api;
+mod api_lines;
 mod api_server;
 mod budget_ledger;
 pub mod client;
 mod counters;
+mod desktop_notifier;
 mod hooks;
 mod json_views;
 mod link_history_store;
@@ -28,24 +30,25 @@ mod queue;
 mod regret_meter;
 mod schedule;
 mod sockets;
+mod state;
 mod streams;
 mod task;
+mod transfer_task;
 mod wake_control;
+mod wake_status;
 
-use std::collections::BTreeMap;
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::net::SocketAddr;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 use d2tp_driver::{SecretKey, ServerAddress};
-use d2tp_links::{ClassRules, CostResolver, Link, LinkKind, LinkMonitor, NetworkRules};
+use d2tp_links::{ClassRules, CostResolver, Link, LinkMonitor, NetworkRules};
 use d2tp_power::LinuxMachine;
-use serde_json::Value;
 use tokio::net::UnixListener;
 use tokio::sync::{broadcast, watch};
 
@@ -54,18 +57,16 @@ use crate::fetch::jobs;
 use crate::proxy::{self, LocalProxyListener, ProxySession, ProxySessionPeer};
 use crate::settings;
 use budget_ledger::BudgetLedger;
-use counters::AgentCounters;
 use d2tp_driver::SchedulerHandle;
-use d2tp_sched::{LinkSurroundings, RadioStatus, SchedulerKind};
+use d2tp_sched::SchedulerKind;
+use desktop_notifier::DesktopNotifier;
 pub use hooks::Hooks;
 pub use json_views::link_json;
 use link_history_store::LinkHistoryStore;
 use link_view::LinkView;
-use notifications::DesktopNotifier;
 use queue::TransferIntent;
-use regret_meter::RegretMeter;
-use task::TransferTask;
-use wake_control::WakeStatus;
+use state::{Agent, lock};
+use transfer_task::TransferTask;
 
 /// Events that a slow listener may be behind before it misses some.
 const NEWS_MAX: usize = 1_024;
@@ -78,8 +79,6 @@ const LOOK_BACK: Duration = Duration::from_secs(1);
 
 /// Time for transfers to put down what they hold when the agent ends.
 const FAREWELL: Duration = Duration::from_secs(20); // a guess: a sync on a slow disk
-
-type AgentEventSender = broadcast::Sender<(u64, Value)>;
 
 /// How an agent runs.
 #[derive(Debug, Clone, Default)]
@@ -115,31 +114,6 @@ pub struct LocalProxy {
     pub key: SecretKey,
     /// On what terms, where a program does not say.
     pub options: proxy::ConnOptions,
-}
-
-/// The state of the agent, which its tasks share.
-struct Agent {
-    scheduler: Arc<SchedulerHandle>,
-    link_view: LinkView,
-    tasks: Mutex<BTreeMap<u64, TransferTask>>,
-    events: AgentEventSender,
-    meter: Mutex<AgentCounters>,
-    ledger: Mutex<BudgetLedger>,
-    /// Networks whose caps are used up, since when.
-    capped_at: Mutex<BTreeMap<String, BootInstant>>,
-    link_history: Mutex<LinkHistoryStore>,
-    regret_meter: Mutex<RegretMeter>,
-    wake_status: Mutex<WakeStatus>,
-    notifier: DesktopNotifier,
-    /// One stream looks for access points for all.
-    scan_lock: tokio::sync::Mutex<()>,
-    /// What links that cost may still carry.
-    left: watch::Sender<Option<u64>>,
-    is_ending: AtomicBool,
-}
-
-fn lock<T>(what: &Mutex<T>) -> MutexGuard<'_, T> {
-    what.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Names the socket where it is elsewhere; `none`: there is to be no agent.
@@ -306,10 +280,6 @@ fn listen(path: &Path) -> anyhow::Result<(UnixListener, File)> {
 }
 
 impl Agent {
-    fn is_ending(&self) -> bool {
-        self.is_ending.load(Ordering::Relaxed)
-    }
-
     /// Takes up the queue as an earlier agent left it; the lock that says so.
     fn take_up(self: &Arc<Agent>) -> anyhow::Result<Option<File>> {
         let has_them = jobs::claim_all().inspect_err(|error| {
@@ -325,45 +295,6 @@ impl Agent {
         }
         begin.into_iter().for_each(|id| self.start(id));
         Ok(has_them.ok())
-    }
-
-    /// What is around the device; `seen`: with the links that can be used.
-    fn surroundings(&self, seen: bool) -> LinkSurroundings {
-        let links = self.link_view.links().borrow().clone();
-        let around = self.link_view.nearby().borrow().clone();
-        let spent = self.link_view.exhausted();
-        let slots = link_view::radio_slots(&links);
-        let usable = links
-            .iter()
-            .filter(|link| seen && link.kind != LinkKind::Loopback && link.is_usable());
-        let radio = |link: &d2tp_links::Link| RadioStatus {
-            device: link.name.clone(),
-            slot: slots.get(&link.name).unwrap_or(&link.name).clone(),
-            class: link.class.class.into(),
-            carries: true,
-            rate: None,
-        };
-        let devices = links.iter().map(|link| &link.name);
-        let capped = devices.filter(|device| spent.contains_key(&around.name(device)));
-        LinkSurroundings {
-            radios: usable.map(radio).collect(),
-            networks: around.names.clone(),
-            capped: capped.cloned().collect(),
-            slots,
-        }
-    }
-
-    /// Has the scheduler know what is around, and learns from it.
-    fn look(&self) {
-        let around = self.surroundings(true);
-        self.scheduler.observe(&around);
-        let place = self
-            .link_view
-            .nearby()
-            .borrow()
-            .location()
-            .map(str::to_owned);
-        lock(&self.link_history).observe(&self.scheduler, place.as_deref());
     }
 
     /// Follows the links, whether a transfer runs or not: what they do is worth knowing later.

@@ -289,7 +289,7 @@ impl<'a> ReadAheadQueue<'a> {
         self.all.set(self.all.get() - before + kept);
     }
 
-    /// So many of its first bytes were given to the program.
+    /// The first `bytes` of what is kept were given to the program.
     pub(crate) fn on_written(&self, bytes: u64) {
         self.count(self.ahead.kept.get() - bytes);
     }

@@ -11,9 +11,8 @@
 //! datagram waits for its expiry. Whoever needs more, a reliable message or one that pays, opens a
 //! flow.
 
-use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
-use std::task::{Poll, Waker};
+use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -22,20 +21,8 @@ use d2tp_session::{
 };
 
 use crate::clock;
-use crate::engine::DriverShared;
-
-/// Datagrams of a session that arrived and were not read yet; the oldest is dropped and counted.
-/// With a reader that keeps up two or three are enough; more only delays what is read.
-pub const DATAGRAMS_UNREAD_MAX: usize = 256;
-
-/// A datagram from the peer.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Datagram {
-    /// What it belongs to, as the peer says; 0 unless the two agreed on something.
-    pub context: u64,
-    /// The payload.
-    pub bytes: Bytes,
-}
+use crate::datagram_inbox::Datagram;
+use crate::driver_core::DriverShared;
 
 /// Why a datagram was not taken.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -53,55 +40,6 @@ pub enum DatagramError {
     SessionEnded(SessionEnd),
 }
 
-/// Datagrams of one session that were not read yet.
-#[derive(Debug, Default)]
-pub(crate) struct DatagramInbox {
-    unread: VecDeque<Datagram>,
-    unread_dropped: u64,
-    reader: Option<Waker>,
-    /// Inboxes of the contexts that have a reader of their own.
-    context_inboxes: BTreeMap<u64, DatagramInbox>,
-}
-
-impl DatagramInbox {
-    pub(crate) fn push(&mut self, context: u64, bytes: Bytes) {
-        if let Some(own) = self.context_inboxes.get_mut(&context) {
-            return own.push(context, bytes);
-        }
-        if self.unread.len() == DATAGRAMS_UNREAD_MAX {
-            self.unread.pop_front();
-            self.unread_dropped += 1;
-        }
-        self.unread.push_back(Datagram { context, bytes });
-        self.wake();
-    }
-
-    /// Gives a context an inbox of its own, with what has come of it; false if it has one.
-    fn separate_context(&mut self, context: u64) -> bool {
-        if self.context_inboxes.contains_key(&context) {
-            return false;
-        }
-        let all = std::mem::take(&mut self.unread);
-        let (theirs, rest) = all.into_iter().partition(|d| d.context == context);
-        self.unread = rest;
-        let own = DatagramInbox {
-            unread: theirs,
-            ..DatagramInbox::default()
-        };
-        self.context_inboxes.insert(context, own);
-        true
-    }
-
-    pub(crate) fn wake(&mut self) {
-        if let Some(waker) = self.reader.take() {
-            waker.wake();
-        }
-        for own in self.context_inboxes.values_mut() {
-            own.wake();
-        }
-    }
-}
-
 /// Datagrams of one context of a session: from [`Connection::context`], until it is dropped.
 pub struct ContextInbox {
     connection: Connection,
@@ -110,7 +48,7 @@ pub struct ContextInbox {
 
 impl ContextInbox {
     /// The next datagram of the context; `None` when the session is over.
-    /// [`DATAGRAMS_UNREAD_MAX`] wait to be read; beyond that the oldest goes.
+    /// [`crate::DATAGRAMS_UNREAD_MAX`] wait to be read; beyond that the oldest goes.
     pub async fn recv(&self) -> Option<Bytes> {
         std::future::poll_fn(|cx| {
             let Connection {
@@ -250,7 +188,7 @@ impl Connection {
 
     /// The next datagram of the peer; `None` when the session is over.
     ///
-    /// [`DATAGRAMS_UNREAD_MAX`] wait to be read; beyond that the oldest goes. One task at a time
+    /// [`crate::DATAGRAMS_UNREAD_MAX`] wait to be read; beyond that the oldest goes. One task at a time
     /// may wait here.
     pub async fn recv_datagram(&self) -> Option<Datagram> {
         std::future::poll_fn(|cx| {
@@ -306,6 +244,7 @@ impl Connection {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::datagram_inbox::{DATAGRAMS_UNREAD_MAX, DatagramInbox};
 
     #[test]
     fn an_unread_inbox_keeps_the_newest_and_counts_the_rest() {

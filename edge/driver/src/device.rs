@@ -35,11 +35,12 @@ use crate::address::ServerAddress;
 use crate::attach::{Attach, KernelLinks};
 use crate::clock;
 use crate::datagrams::Connection;
-use crate::engine::{DriverError, DriverShared};
+use crate::driver_core::{DriverError, DriverShared};
+use crate::engine;
 use crate::flow::{Flow, FlowSettings};
 use crate::link_health;
 use crate::peer::ServerHandle;
-use crate::qlog::{self, Qlog};
+use crate::qlog::Qlog;
 use crate::relay_dispatch;
 use crate::server::{CLOSE_GRACE, seed};
 use crate::wake_detector::WakeDetector;
@@ -207,7 +208,7 @@ impl Device {
         };
         let mut core = Endpoint::new(config, key, Admission::Nobody, seed(), seed());
         let session = make(&mut core)?;
-        let shared = DriverShared::start(core, false);
+        let shared = engine::start(core, false);
         shared.inner.lock().relays.server_session = Some(session);
         let body = Arc::new(DeviceInner {
             shared,
@@ -370,7 +371,7 @@ impl Device {
     /// say. `name` is `schema:event`.
     pub fn note(&self, name: &str, data: impl FnOnce() -> serde_json::Value) {
         let mut inner = self.body.shared.inner.lock();
-        qlog::drain(&mut inner);
+        inner.drain_trace();
         let Some(mut feed) = inner.qlog.take() else {
             return;
         };

@@ -15,10 +15,11 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::clock;
 use crate::datagrams::Connection;
-use crate::engine::{DriverShared, FlowEntry, SourceCursor};
+use crate::driver_core::{DROPPED, DriverShared, FlowEntry, SourceCursor};
+use crate::flow_io::{FlowHibernated, FlowIo};
 use crate::hibernation;
 use crate::relay_host::DeviceRelays;
-use crate::source::{FlowHibernated, FlowIo, HostKey, SendSource};
+use crate::source::{HostKey, SendSource};
 
 /// What a flow is opened with.
 #[derive(Clone, Copy, Debug, Default)]
@@ -486,9 +487,6 @@ impl FlowIo for Flow {
     }
 }
 
-/// Reset code of a flow that was dropped before its end.
-pub(crate) const DROPPED: u64 = 0xd101;
-
 impl Drop for Flow {
     fn drop(&mut self) {
         let key = self.key();
@@ -519,5 +517,33 @@ impl Drop for Flow {
 impl std::fmt::Debug for Flow {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Flow({:#x})", self.id.0)
+    }
+}
+
+impl DriverShared {
+    /// The next flow that a peer opens; none when there will be no more.
+    pub(crate) async fn accept(self: &Arc<DriverShared>) -> Option<Flow> {
+        std::future::poll_fn(|cx| {
+            let mut inner = self.inner.lock();
+            if inner.stopped {
+                return Poll::Ready(None);
+            }
+            while let Some((session, id)) = inner.accepted.pop_front() {
+                let peer = inner.core.session(session).map(|s| s.peer().0);
+                let entry = inner.flows.get_mut(&(session, id));
+                // Of a session that is over, what was said whole is still heard.
+                let left = entry.as_ref().filter(|e| e.remains.is_some());
+                let Some(peer) = peer.or(left.and_then(|e| e.opener)) else {
+                    continue;
+                };
+                if let Some(entry) = entry {
+                    entry.unclaimed = false;
+                }
+                return Poll::Ready(Some(Flow::new(self.clone(), session, id, peer)));
+            }
+            inner.acceptor = Some(cx.waker().clone());
+            Poll::Pending
+        })
+        .await
     }
 }

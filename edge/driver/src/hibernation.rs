@@ -11,24 +11,23 @@
 //! A handle belongs to one time awake: the handle of a flow that fell asleep says so and is dropped;
 //! the flow comes back as a new one. So nothing is renamed, and a flow at rest has no task.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
-use std::task::{Poll, Waker};
+use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
 use d2tp_session::{
     FlowId, Role, SessionEvent, SessionId, SessionRecord, SessionState, Span, Time,
 };
-use tokio::sync::Notify;
 
 use crate::clock;
-use crate::engine::{DriverCore, DriverShared, FlowEntry};
+use crate::driver_core::{DROPPED, DriverCore, DriverShared, FlowEntry};
+use crate::hibernation_state::DeferredChange;
 use crate::journal::{
     Journal, JournalBatch, JournalError, JournalFlowKey, JournalPage, JournalSession,
     JournalSessionKey, StoredRecord,
 };
-use crate::qlog;
 
 /// How long changes gather before they are written together.
 const GATHER: Duration = Duration::from_millis(50); // a guess: a sync costs some milliseconds
@@ -38,164 +37,6 @@ const FIRST_PART: usize = 10_000;
 const PART: usize = 500;
 /// How long a journal that could not be written is left alone.
 const AGAIN_AFTER: Duration = Duration::from_secs(5); // a guess
-
-/// Reads bytes of a flow at rest: what was kept of it, an offset of the flow, how many at most.
-/// Changes nothing and does not wait; none where nothing can be had at once.
-pub type HibernatedReader = dyn Fn(&[u8], u64, usize) -> Option<Bytes> + Send + Sync;
-
-/// What a server knows of sessions at rest, and of those that may come to it.
-#[derive(Default)]
-pub(crate) struct HibernationState {
-    hibernate_after: Option<Span>,
-    pub(crate) journal: Option<Arc<Journal>>,
-    /// Suspended sessions, by when they may sleep.
-    hibernate_at: BTreeSet<(Time, SessionId)>,
-    /// Memos of flows asleep, where there is no journal to hold them.
-    memos: HashMap<JournalSessionKey, BTreeMap<FlowId, Bytes>>,
-    /// Sessions whose record in the journal is old.
-    stale: BTreeSet<JournalSessionKey>,
-    /// Sessions awake that have flows to be kept, both ways round.
-    awake: HashMap<JournalSessionKey, SessionId>,
-    keys: HashMap<SessionId, JournalSessionKey>,
-    /// Flows that woke and of which nothing was kept.
-    orphans: Vec<(SessionId, FlowId)>,
-    batch: JournalBatch,
-    pub(crate) changed: Arc<Notify>,
-    /// Flows asleep whose last handle is not dropped yet: what they held is not put by.
-    open_handles: HashMap<(SessionId, FlowId), JournalSessionKey>,
-    /// What became of those flows meanwhile.
-    deferred: HashMap<JournalFlowKey, DeferredChange>,
-    expired: VecDeque<(JournalSessionKey, Bytes)>,
-    expired_waker: Option<Waker>,
-    /// Who can read a flow at rest, if anybody can.
-    pub(crate) peek: Option<Arc<HibernatedReader>>,
-    /// Sessions taken in from the journal.
-    loaded: u64,
-    /// While not all of the journal was read: who came to the door.
-    seen_while_loading: Option<HashSet<JournalSessionKey>>,
-}
-
-/// What waits until a flow's handle from before its sleep is dropped.
-enum DeferredChange {
-    /// The session stays hibernated: nothing happened.
-    Nothing,
-    /// The session was restored, under this number.
-    Woke(SessionId),
-    /// The session had expired; this was its memo.
-    Expired(Bytes),
-}
-
-impl HibernationState {
-    pub(crate) fn new(after: Option<Duration>, journal: Option<Arc<Journal>>) -> HibernationState {
-        HibernationState {
-            hibernate_after: after.map(Span::from),
-            journal,
-            ..HibernationState::default()
-        }
-    }
-
-    /// Whoever waits learns that nothing more comes.
-    pub(crate) fn on_stop(&mut self) {
-        self.changed.notify_one();
-        if let Some(waker) = self.expired_waker.take() {
-            waker.wake();
-        }
-    }
-
-    /// Whether all of the journal was read.
-    pub(crate) fn knows_all(&self) -> bool {
-        self.seen_while_loading.is_none()
-    }
-
-    /// When a session may sleep.
-    pub(crate) fn next_timeout(&self) -> Time {
-        self.hibernate_at.first().map_or(Time::NEVER, |(at, _)| *at)
-    }
-
-    /// Notes something of the application's.
-    pub(crate) fn note(&mut self, name: Vec<u8>, value: Option<Bytes>) {
-        if self.journal.is_some() {
-            self.batch.notes.insert(name, value);
-            self.changed.notify_one();
-        }
-    }
-
-    fn write_memo(&mut self, session: JournalSessionKey, flow: FlowId, memo: Option<Bytes>) {
-        if self.journal.is_some() {
-            self.batch
-                .memos
-                .insert(JournalFlowKey { session, flow }, memo);
-            self.stale.insert(session);
-            self.changed.notify_one();
-        }
-    }
-
-    /// What the application noted of a flow that sleeps.
-    fn memo(&self, session: JournalSessionKey, flow: FlowId) -> Option<Bytes> {
-        let key = JournalFlowKey { session, flow };
-        if let Some(memo) = self.batch.memos.get(&key) {
-            return memo.clone();
-        }
-        if let Some(journal) = &self.journal {
-            return match journal.memo(key) {
-                Ok(memo) => memo.map(Bytes::from),
-                Err(error) => {
-                    tracing::error!(%error, "a sleeping flow cannot be woken");
-                    None
-                }
-            };
-        }
-        self.memos.get(&session)?.get(&flow).cloned()
-    }
-
-    /// Takes the memo of a flow out; without a journal only the caller has it from now on.
-    fn take_memo(&mut self, session: JournalSessionKey, flow: FlowId) -> Option<Bytes> {
-        let memo = self.memo(session, flow);
-        if let Some(memos) = self.memos.get_mut(&session) {
-            memos.remove(&flow);
-            if memos.is_empty() {
-                self.memos.remove(&session);
-            }
-        }
-        memo
-    }
-
-    /// A flow that slept is over: its memo is the application's again.
-    fn expire(&mut self, session: JournalSessionKey, flow: FlowId) {
-        if let Some(memo) = self.take_memo(session, flow) {
-            self.return_memo(JournalFlowKey { session, flow }, memo);
-        }
-        if self.journal.is_some() {
-            // The session's record stands: a flow without a memo is not loaded.
-            let key = JournalFlowKey { session, flow };
-            self.batch.memos.insert(key, None);
-            self.changed.notify_one();
-        }
-    }
-
-    /// Hands a memo to the application, after the handle from before the sleep.
-    fn return_memo(&mut self, key: JournalFlowKey, memo: Bytes) {
-        if let Some(next) = self.deferred.get_mut(&key) {
-            *next = DeferredChange::Expired(memo);
-            return;
-        }
-        self.expired.push_back((key.session, memo));
-        if let Some(waker) = self.expired_waker.take() {
-            waker.wake();
-        }
-    }
-
-    fn is_awake(&mut self, key: JournalSessionKey, id: SessionId) {
-        self.awake.insert(key, id);
-        self.keys.insert(id, key);
-    }
-
-    fn is_over(&mut self, id: SessionId) -> Option<JournalSessionKey> {
-        let key = self.keys.remove(&id)?;
-        self.awake.remove(&key);
-        Some(key)
-    }
-}
 
 fn key_of(inner: &DriverCore, id: SessionId) -> Option<JournalSessionKey> {
     let session = inner.core.session(id)?;
@@ -352,8 +193,8 @@ pub(crate) fn on_time(inner: &mut DriverCore, now: Time) {
         if !inner.flows.contains_key(&(id, flow)) {
             // Nobody can go on with it.
             let _ = inner.core.with(id, |s| {
-                s.reset(flow, crate::flow::DROPPED);
-                s.stop(flow, crate::flow::DROPPED);
+                s.reset(flow, DROPPED);
+                s.stop(flow, DROPPED);
             });
         }
     }
@@ -404,7 +245,7 @@ fn hibernate(inner: &mut DriverCore, id: SessionId, now: Time) -> bool {
     if bare || !session.may_hibernate() || !inner.core.has_room_hibernated() {
         return false;
     }
-    qlog::drain(inner);
+    inner.drain_trace();
     let Ok(record) = inner.core.hibernate(now, id) else {
         return false;
     };

@@ -17,14 +17,9 @@ use std::os::unix::fs::{
     DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _,
 };
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
-use d2tp_session::{Endpoint, PublicKey};
+use d2tp_session::PublicKey;
 
-use crate::attach::KernelLinks;
-use crate::clock;
-use crate::device::{Device, DeviceOptions};
-use crate::engine::DriverError;
 use crate::server::seed;
 
 /// Epochs for one process: SYNs for three months, at one in two seconds.
@@ -37,8 +32,8 @@ const FILE_BYTES: usize = 8 + 4;
 /// An instance that is this process's while this lives.
 #[derive(Debug)]
 pub struct InstanceLease {
-    number: u64,
-    epochs: Range<u32>,
+    pub(crate) number: u64,
+    pub(crate) epochs: Range<u32>,
     _lock: File,
 }
 
@@ -151,24 +146,6 @@ fn whose(device: PublicKey, server: PublicKey) -> String {
     let digest = aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, &both);
     let bytes = digest.as_ref().first_chunk().expect("SHA-256 has 32 bytes");
     format!("{:016x}", u64::from_be_bytes(*bytes))
-}
-
-impl Device {
-    /// A device that calls as `lease`. Must be called on a tokio runtime.
-    ///
-    /// # Errors
-    /// The server's name has no address.
-    pub async fn with_lease(
-        options: DeviceOptions,
-        lease: Arc<InstanceLease>,
-    ) -> Result<Device, DriverError> {
-        let server = options.server.key;
-        let (number, epochs) = (lease.number, lease.epochs.clone());
-        let connect = |core: &mut Endpoint| Ok(core.connect(clock::now(), server, number, epochs));
-        let mut device = Device::begin(options, Arc::new(KernelLinks), connect).await?;
-        device.lease = Some(lease);
-        Ok(device)
-    }
 }
 
 #[cfg(test)]

@@ -17,12 +17,16 @@
 mod address;
 mod attach;
 mod clock;
+mod datagram_inbox;
 mod datagrams;
 mod device;
+mod driver_core;
 mod engine;
 mod flow;
 mod flow_client;
+mod flow_io;
 mod hibernation;
+mod hibernation_state;
 mod instance;
 mod instance_lease;
 mod journal;
@@ -35,6 +39,8 @@ mod qlog;
 mod qlog_events;
 mod relay_dispatch;
 mod relay_host;
+mod relay_state;
+mod resumed_device;
 mod scheduler_handle;
 mod server;
 mod source;
@@ -52,12 +58,14 @@ pub use d2tp_session::{
     ReasonCode, RelayId, RelayLimits, RelayRefusal, SecretKey, SessionEnd, SessionEvent,
     TraceLevel,
 };
-pub use datagrams::{Connection, ContextInbox, DATAGRAMS_UNREAD_MAX, Datagram, DatagramError};
+pub use datagram_inbox::{DATAGRAMS_UNREAD_MAX, Datagram};
+pub use datagrams::{Connection, ContextInbox, DatagramError};
 pub use device::{Device, DeviceOptions, LinkAnswers, LinkStatus, LinkUse};
-pub use engine::DriverError;
+pub use driver_core::DriverError;
 pub use flow::{Flow, FlowSettings};
 pub use flow_client::{FlowClient, FlowClientReport};
-pub use hibernation::HibernatedReader;
+pub use flow_io::{FlowHibernated, FlowIo};
+pub use hibernation_state::HibernatedReader;
 pub use instance::{FORGOTTEN, Instance, InstanceClaim};
 pub use instance_lease::InstanceLease;
 pub use journal::{
@@ -69,8 +77,9 @@ pub use peer_listener::PeerListener;
 pub use provided_links::{ProvidedLink, ProvidedLinks};
 pub use proxy_reset::ResetCause;
 pub use qlog::{OpenQlogFile, QLOG_QUEUE_MAX, Qlog};
-pub use relay_host::{CallEvent, DeviceRelays, IncomingCalls, RelayError, RelayHandle};
+pub use relay_host::{DeviceRelays, IncomingCalls, RelayError, RelayHandle};
+pub use relay_state::CallEvent;
 pub use scheduler_handle::{SchedulerHandle, SpendHandle};
 pub use server::{HibernationOptions, Server, ServerOptions};
-pub use source::{FlowHibernated, FlowIo, HostKey, SendSource};
+pub use source::{HostKey, SendSource};
 pub use ticket_seed::TICKET_SEED_NOTE;

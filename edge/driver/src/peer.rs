@@ -24,9 +24,10 @@ use crate::address::ServerAddress;
 use crate::clock;
 use crate::datagrams::Connection;
 use crate::device::{Device, EPOCHS};
-use crate::engine::{DriverError, DriverShared, FlowEntry};
+use crate::driver_core::{DriverError, DriverShared, FlowEntry};
 use crate::flow::{Flow, FlowSettings};
-use crate::relay_dispatch::{AbortOnDrop, PeerSession, update_rendezvous};
+use crate::relay_dispatch::update_rendezvous;
+use crate::relay_state::{AbortOnDrop, PeerSession};
 use crate::server::{CLOSE_GRACE, seed};
 
 /// Bytes of the server's answer before its lines.

@@ -7,10 +7,10 @@ use std::time::Duration;
 use d2tp_session::{Admission, LinkId, PublicKey, RelayId};
 
 use crate::device::Device;
-use crate::engine::DriverShared;
+use crate::driver_core::DriverShared;
 use crate::flow::Flow;
 use crate::peer::{CallError, ServerHandle, ServerRequest, handle_seen_line};
-use crate::relay_dispatch::AbortOnDrop;
+use crate::relay_state::AbortOnDrop;
 
 /// Between two attempts to be listened for again, at first and at most.
 const AGAIN_FIRST: Duration = Duration::from_millis(500);

@@ -16,10 +16,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::Duration;
 
-use d2tp_session::{LinkId, Role, SessionId, Time, TraceLevel, TraceRecord};
+use d2tp_session::{Endpoint, LinkId, Role, SessionId, Time, TraceLevel, TraceRecord};
 use serde_json::{Value, json};
 
-use crate::engine::DriverCore;
 use crate::qlog_events::qlog_event;
 
 /// Records that wait to be written, of all sessions; newer ones are counted and dropped.
@@ -207,26 +206,22 @@ impl QlogFeed {
             self.put(QlogMessage::End { key });
         }
     }
-}
 
-/// Hands on what the core told since the last time.
-pub(crate) fn drain(inner: &mut DriverCore) {
-    let DriverCore {
-        core, qlog: feed, ..
-    } = inner;
-    let Some(feed) = feed else { return };
-    while let Some((id, at, record)) = core.poll_trace() {
-        if let Some(session) = core.session(id) {
-            feed.begin(id, session.role(), session.peer().to_string());
-        }
-        let key = (feed.number, id);
-        let over = matches!(
-            record,
-            TraceRecord::Event(d2tp_session::SessionEvent::Closed(_))
-        );
-        feed.enqueue(id, at, QlogMessage::Record { key, at, record });
-        if over {
-            feed.end(id);
+    /// Hands on what the core told since the last time.
+    pub(crate) fn drain(&mut self, core: &mut Endpoint) {
+        while let Some((id, at, record)) = core.poll_trace() {
+            if let Some(session) = core.session(id) {
+                self.begin(id, session.role(), session.peer().to_string());
+            }
+            let key = (self.number, id);
+            let over = matches!(
+                record,
+                TraceRecord::Event(d2tp_session::SessionEvent::Closed(_))
+            );
+            self.enqueue(id, at, QlogMessage::Record { key, at, record });
+            if over {
+                self.end(id);
+            }
         }
     }
 }

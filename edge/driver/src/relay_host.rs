@@ -14,13 +14,13 @@ use std::sync::{Arc, Weak};
 
 use d2tp_session::{
     Addresses, Admission, ForwardTarget, LinkId, PublicKey, RELAY_HEADER_BYTES, RelayId,
-    RelayLimits, RelayRefusal, RelayTable, SessionId, unwrap_relayed, wrap_relayed,
+    RelayRefusal, SessionId, unwrap_relayed, wrap_relayed,
 };
 use d2tp_udp::{BindOptions, LinkSocket, RecvBatch};
 use tokio::sync::{mpsc, watch};
 
-use crate::engine::{DriverCore, DriverShared};
-use crate::relay_dispatch::{AbortOnDrop, put};
+use crate::driver_core::{DriverCore, DriverShared};
+use crate::relay_state::{AbortOnDrop, CallEvent, ExternalRelay, RelayHost, put};
 use crate::source::HostKey;
 
 /// Bytes asked of the kernel for each direction of a relay's socket: a burst, not a queue.
@@ -37,32 +37,6 @@ pub enum RelayError {
     /// No socket could be had.
     #[error("no socket for a relay: {0}")]
     Socket(#[from] d2tp_udp::BindError),
-}
-
-/// The relays of a server.
-pub(crate) struct RelayHost {
-    pub(crate) relays: RelayTable,
-    external: BTreeMap<RelayId, ExternalRelay>,
-    listeners: BTreeMap<SessionId, mpsc::UnboundedSender<CallEvent>>,
-    /// Counts what may have changed where some device is.
-    pub(crate) addresses_changed: watch::Sender<u64>,
-}
-
-struct ExternalRelay {
-    io: Arc<LinkSocket>,
-    to: SocketAddr,
-    _return_task: AbortOnDrop,
-}
-
-impl RelayHost {
-    pub(crate) fn new(limits: RelayLimits, seed: [u8; 32]) -> RelayHost {
-        RelayHost {
-            relays: RelayTable::new(limits, seed),
-            external: BTreeMap::new(),
-            listeners: BTreeMap::new(),
-            addresses_changed: watch::channel(0).0,
-        }
-    }
 }
 
 /// What one device may have relayed.
@@ -217,15 +191,6 @@ impl Drop for RelayHandle {
             }
         }
     }
-}
-
-/// What a listener hears from its relay.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CallEvent {
-    /// The relay's id for the listener, and who calls.
-    Call(RelayId, HostKey),
-    /// The relayed connection is over.
-    HungUp(RelayId),
 }
 
 /// A device that may be called until this is dropped.

@@ -9,12 +9,14 @@ use d2tp_session::{Admission, Endpoint, EndpointConfig, PublicKey, RelayLimits, 
 use d2tp_udp::{BindOptions, LinkSocket};
 
 use crate::datagrams::Connection;
-use crate::engine::{DriverError, DriverShared};
+use crate::driver_core::{DriverError, DriverShared};
+use crate::engine;
 use crate::flow::Flow;
-use crate::hibernation::{self, HibernatedReader, HibernationState};
+use crate::hibernation;
+use crate::hibernation_state::{HibernatedReader, HibernationState};
 use crate::journal::{Journal, JournalError};
 use crate::qlog::Qlog;
-use crate::relay_host::RelayHost;
+use crate::relay_state::RelayHost;
 use crate::source::HostKey;
 use crate::ticket_seed;
 
@@ -79,7 +81,7 @@ impl Server {
             token_seed,
         );
         core.set_ticket_seed(ticket_seed::load_or_create(rest.journal.as_deref())?);
-        let shared = DriverShared::start(core, true);
+        let shared = engine::start(core, true);
         shared.inner.lock().hibernation =
             HibernationState::new(rest.hibernate_after, rest.journal.clone());
         if let Some(journal) = rest.journal {

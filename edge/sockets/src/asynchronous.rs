@@ -11,7 +11,8 @@ use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::task::spawn_blocking;
 
-use crate::connection::ConnectionToken;
+use crate::connection::{D2tpConnection, sealed};
+use crate::connection_token::ConnectionToken;
 use crate::settings::{ConnectSettings, PendingSocket};
 use crate::{raw, stream};
 
@@ -45,6 +46,9 @@ fn watched(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
 /// A D2TP connection for tokio: `AsyncRead` and `AsyncWrite` over a socket of the kernel.
 #[derive(Debug)]
 pub struct AsyncStream(AsyncFd<OwnedFd>);
+
+impl sealed::SealedStream for AsyncStream {}
+impl D2tpConnection for AsyncStream {}
 
 impl AsyncStream {
     /// Connects with [`ConnectSettings::default`].

@@ -4,63 +4,17 @@ use std::io;
 use std::os::fd::AsFd;
 use std::time::Duration;
 
+use crate::connection_token::ConnectionToken;
 use crate::info::ConnectionInfo;
+use crate::raw;
 use crate::settings::{BufferThresholds, LatePolicy, PayPolicy, seconds};
-use crate::{asynchronous, raw, stream};
 
-/// By what a connection of [`crate::ConnectionPersist::Open`] is opened again. Whoever is the same user and has it may have the
-/// connection: keep it in a file that nobody else may read.
-#[derive(Clone, PartialEq, Eq)]
-pub struct ConnectionToken(pub(crate) [u8; ConnectionToken::BYTES]);
-
-impl ConnectionToken {
-    /// How long one is.
-    pub const BYTES: usize = 32;
-
-    /// A token that was kept as bytes.
-    pub fn from_bytes(bytes: [u8; ConnectionToken::BYTES]) -> ConnectionToken {
-        ConnectionToken(bytes)
-    }
-
-    /// To be kept.
-    pub fn as_bytes(&self) -> &[u8; ConnectionToken::BYTES] {
-        &self.0
-    }
-}
-
-impl TryFrom<&[u8]> for ConnectionToken {
-    type Error = io::Error;
-
-    /// `InvalidInput`: that many bytes are no token.
-    fn try_from(bytes: &[u8]) -> io::Result<ConnectionToken> {
-        let words = || {
-            format!(
-                "a token has {} bytes, not {}",
-                ConnectionToken::BYTES,
-                bytes.len()
-            )
-        };
-        let bytes = bytes.try_into();
-        bytes
-            .map(ConnectionToken)
-            .map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, words()))
-    }
-}
-
-impl std::fmt::Debug for ConnectionToken {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // It is in no log.
-        f.write_str("Token")
-    }
-}
-
-mod sealed {
+pub(crate) mod sealed {
+    /// Implemented by the streams of this crate alone.
     pub trait SealedStream {}
-    impl SealedStream for crate::D2tpStream {}
-    impl SealedStream for crate::asynchronous::AsyncStream {}
 }
 
-/// What only D2TP knows of a [`stream::D2tpStream`] or an [`asynchronous::AsyncStream`]. Changes reach an agent that carries the
+/// What only D2TP knows of a [`crate::D2tpStream`] or an [`AsyncStream`](crate::asynchronous::AsyncStream). Changes reach an agent that carries the
 /// connection.
 ///
 /// # Errors
@@ -149,6 +103,3 @@ pub trait D2tpConnection: AsFd + sealed::SealedStream {
         Ok(Some(words).filter(|words| !words.is_empty()))
     }
 }
-
-impl D2tpConnection for stream::D2tpStream {}
-impl D2tpConnection for asynchronous::AsyncStream {}

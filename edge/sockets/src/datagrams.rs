@@ -37,6 +37,20 @@ use crate::stream::{self, perhaps};
 #[derive(Debug)]
 pub struct DatagramSocket(ManuallyDrop<OwnedFd>);
 
+impl ConnectSettings {
+    /// Datagrams to and from the D2TP server at `d2tp://host:port/KEY`; returns at once, whether or not there is a
+    /// network. Policy, budget and size count for nothing: datagrams travel on networks that cost nothing.
+    ///
+    /// # Errors
+    /// As `d2tp_connect` says them: `InvalidInput` for what is no address, ENETUNREACH or EPROTONOSUPPORT where the
+    /// server's key is missing, `Unsupported` with [`ConnectSettings::persist`] or [`ConnectSettings::buffer`], which are of streams.
+    pub fn connect_datagrams(&self, address: &str) -> io::Result<DatagramSocket> {
+        let fd = self.socket(address, libc::SOCK_DGRAM)?;
+        raw::connect(&fd, address).map_err(|errno| raw::error(&fd, errno))?;
+        Ok(DatagramSocket::from(fd))
+    }
+}
+
 impl From<OwnedFd> for DatagramSocket {
     fn from(fd: OwnedFd) -> DatagramSocket {
         DatagramSocket(ManuallyDrop::new(fd))

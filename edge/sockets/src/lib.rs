@@ -45,6 +45,7 @@
 
 pub mod asynchronous;
 mod connection;
+mod connection_token;
 mod datagrams;
 mod device;
 pub mod info;
@@ -52,7 +53,8 @@ mod raw;
 mod settings;
 mod stream;
 
-pub use connection::{ConnectionToken, D2tpConnection};
+pub use connection::D2tpConnection;
+pub use connection_token::ConnectionToken;
 pub use datagrams::DatagramSocket;
 pub use device::{DLock, network_changed};
 pub use info::ConnectionInfo;

@@ -4,9 +4,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use crate::datagrams::DatagramSocket;
 use crate::raw;
-use crate::stream::D2tpStream;
 
 /// Which networks may be paid for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -117,29 +115,6 @@ pub struct ConnectSettings {
 }
 
 impl ConnectSettings {
-    /// Connects to `d2tp://host:port/KEY`, or to `host:port` through the proxy; waits for a network if there is
-    /// none.
-    ///
-    /// # Errors
-    /// As `d2tp_connect` says them; [`crate::ConnectionFault`] within has the cause in words.
-    pub fn connect(&self, address: &str) -> io::Result<D2tpStream> {
-        let fd = PendingSocket(Some(self.socket(address, libc::SOCK_STREAM)?));
-        raw::connect(fd.get(), address).map_err(|errno| raw::error(fd.get(), errno))?;
-        Ok(D2tpStream::from(fd.made()))
-    }
-
-    /// Datagrams to and from the D2TP server at `d2tp://host:port/KEY`; returns at once, whether or not there is a
-    /// network. Policy, budget and size count for nothing: datagrams travel on networks that cost nothing.
-    ///
-    /// # Errors
-    /// As `d2tp_connect` says them: `InvalidInput` for what is no address, ENETUNREACH or EPROTONOSUPPORT where the
-    /// server's key is missing, `Unsupported` with [`ConnectSettings::persist`] or [`ConnectSettings::buffer`], which are of streams.
-    pub fn connect_datagrams(&self, address: &str) -> io::Result<DatagramSocket> {
-        let fd = self.socket(address, libc::SOCK_DGRAM)?;
-        raw::connect(&fd, address).map_err(|errno| raw::error(&fd, errno))?;
-        Ok(DatagramSocket::from(fd))
-    }
-
     /// A socket with these options, not connected yet.
     pub(crate) fn socket(&self, address: &str, kind: libc::c_int) -> io::Result<OwnedFd> {
         let fd = raw::socket(raw::is_ipv6(address), kind)?;

@@ -6,12 +6,30 @@ use std::net::{Shutdown, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::time::Duration;
 
-use crate::connection::ConnectionToken;
+use crate::connection::{D2tpConnection, sealed};
+use crate::connection_token::ConnectionToken;
 use crate::raw;
+use crate::settings::{ConnectSettings, PendingSocket};
 
 /// A connection. What only D2TP knows of it is in [`crate::D2tpConnection`].
 #[derive(Debug)]
 pub struct D2tpStream(OwnedFd);
+
+impl sealed::SealedStream for D2tpStream {}
+impl D2tpConnection for D2tpStream {}
+
+impl ConnectSettings {
+    /// Connects to `d2tp://host:port/KEY`, or to `host:port` through the proxy; waits for a network if there is
+    /// none.
+    ///
+    /// # Errors
+    /// As `d2tp_connect` says them; [`crate::ConnectionFault`] within has the cause in words.
+    pub fn connect(&self, address: &str) -> io::Result<D2tpStream> {
+        let fd = PendingSocket(Some(self.socket(address, libc::SOCK_STREAM)?));
+        raw::connect(fd.get(), address).map_err(|errno| raw::error(fd.get(), errno))?;
+        Ok(D2tpStream::from(fd.made()))
+    }
+}
 
 impl From<OwnedFd> for D2tpStream {
     fn from(fd: OwnedFd) -> D2tpStream {
@@ -31,7 +49,7 @@ impl D2tpStream {
     /// # Errors
     /// As for [`crate::ConnectSettings::connect`].
     pub fn connect(address: &str) -> io::Result<D2tpStream> {
-        crate::ConnectSettings::default().connect(address)
+        ConnectSettings::default().connect(address)
     }
 
     /// Another handle of the same connection.

@@ -13,6 +13,8 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
+/// The name of the origin, in addresses and in its certificate.
+pub const ORIGIN_NAME: &str = "origin";
 /// The proxy's IPv4 address.
 pub const PROXY_V4: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 10);
 /// The proxy's IPv6 address.
@@ -27,7 +29,7 @@ pub(crate) fn hosts(own: &str) -> String {
     let mut text = "127.0.0.1 localhost\n::1 localhost\n".to_owned();
     let there = [
         (PROXY_V4, PROXY_V6, "proxy"),
-        (ORIGIN_V4, ORIGIN_V6, crate::web::ORIGIN_NAME),
+        (ORIGIN_V4, ORIGIN_V6, ORIGIN_NAME),
     ];
     for (v4, v6, name) in there {
         text += &format!("{v4} {name}\n{v6} {name}\n");

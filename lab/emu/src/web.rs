@@ -11,7 +11,7 @@
 use crate::content;
 use crate::namespace::Namespace;
 use crate::origin::Tls;
-use crate::plan;
+use crate::plan::{self, ORIGIN_NAME};
 use anyhow::{Context, bail};
 use cedos_lab_scenario::{Direction, OriginKind, Scenario};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
@@ -22,8 +22,6 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-/// The name of the origin, in addresses and in its certificate.
-pub const ORIGIN_NAME: &str = "origin";
 /// Where the built-in server listens behind nginx.
 const BEHIND_PORT: u16 = 8080;
 /// Objects that are written as files for nginx take at most this much room; others are made up.

@@ -2,6 +2,7 @@
 //!
 //! Each fault says the table, the key, the value and what was expected.
 
+use crate::bounds::seconds;
 use crate::crash::{CRASHES_MAX, REPLAYED_MAX};
 use crate::file::{
     DURATION_S_MAX, FLOWS_MAX, Handover, LINK_NAME_BYTES_MAX, LINKS_MAX, Link, NatKind, Scenario,
@@ -257,13 +258,5 @@ impl Handover {
             }
             _ => Ok(()),
         }
-    }
-}
-
-pub(crate) fn seconds(key: &str, value: f64, max: f64) -> Result<(), String> {
-    if (0.0..=max).contains(&value) {
-        Ok(())
-    } else {
-        Err(format!("{key} is {value}, expected 0 to {max} seconds"))
     }
 }

@@ -1,7 +1,7 @@
 //! Crashes of either end, and how long a sleeping session stays in memory: what a scenario says
 //! about processes rather than links. The simulator does them; the lab runs real programs.
 
-use crate::check::seconds;
+use crate::bounds::seconds;
 use crate::state::ScenarioState;
 use serde::Deserialize;
 

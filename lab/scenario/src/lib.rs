@@ -23,6 +23,7 @@
 #![forbid(unsafe_code)]
 
 mod acks;
+mod bounds;
 mod check;
 pub mod content;
 mod crash;

@@ -10,8 +10,8 @@ use d2tp_links::{CapCutoff, CostClass, Link, LinkKind, NetworkRule};
 use tokio::sync::watch;
 
 use super::link_view::ExhaustedCaps;
-use super::task::GRANTED_BEFORE;
-use super::{Agent, lock};
+use super::state::{Agent, lock};
+use super::transfer_task::GRANTED_BEFORE;
 use crate::fetch::boot_clock::BootInstant;
 use crate::fetch::report::human_bytes;
 use crate::proxy::{LinkPayload, SpendingBudget};

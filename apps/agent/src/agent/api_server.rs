@@ -5,16 +5,18 @@ use std::sync::Arc;
 
 use d2tp::agent_carrier::AgentCarrier;
 use serde_json::{Value, json};
-use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::io::BufReader;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, broadcast};
 
-use super::api::{AgentRequest, LINE_BYTES_MAX, TermsChange, error_response, ok_response};
+use super::api::{AgentRequest, TermsChange, error_response, ok_response};
+use super::api_lines::{next_line, write_line};
 use super::queue::{self, QUEUED_MAX, SavedDeadline, SavedTransfer, TransferIntent};
-use super::task::TransferTask;
-use super::{Agent, lock, sockets};
+use super::sockets;
+use super::state::{Agent, lock};
+use super::transfer_task::TransferTask;
 use crate::fetch::jobs::{self, JobState};
 use crate::fetch::outcome::TransferFailure;
 use crate::fetch::upload_body::new_token;
@@ -158,32 +160,6 @@ async fn visit(
         }
     }
     Ok(())
-}
-
-pub(super) async fn next_line(
-    lines: &mut BufReader<OwnedReadHalf>,
-) -> std::io::Result<Option<String>> {
-    let mut line = Vec::new();
-    loop {
-        let piece = lines.fill_buf().await?;
-        if piece.is_empty() {
-            return Ok(None);
-        }
-        let end = piece.iter().position(|byte| *byte == b'\n');
-        let taken = end.map_or(piece.len(), |end| end + 1);
-        line.extend_from_slice(&piece[..taken]);
-        lines.consume(taken);
-        if line.len() > LINE_BYTES_MAX {
-            return Err(std::io::Error::other("a line that is too long"));
-        }
-        if end.is_some() {
-            return Ok(Some(String::from_utf8_lossy(&line).into_owned()));
-        }
-    }
-}
-
-pub(super) async fn write_line(write: &mut OwnedWriteHalf, value: &Value) -> std::io::Result<()> {
-    write.write_all(format!("{value}\n").as_bytes()).await
 }
 
 /// Tells what happens, of one transfer until it ends, or of all until the listener goes.

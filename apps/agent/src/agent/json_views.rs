@@ -6,8 +6,8 @@ use d2tp_links::{Connectivity, Link, LinkKind, NetworkInfo};
 use serde_json::{Value, json};
 
 use super::link_view::network_name;
-use super::task::TransferTask;
-use super::{Agent, lock};
+use super::state::{Agent, lock};
+use super::transfer_task::TransferTask;
 use crate::fetch::jobs;
 use crate::fetch::report::DeadlinePromise;
 use crate::fetch::transfer::may_cost;

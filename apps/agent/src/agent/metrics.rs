@@ -9,7 +9,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 
-use super::{Agent, lock};
+use super::state::{Agent, lock};
 
 /// Bytes of a request's head at most.
 const HEAD_BYTES_MAX: usize = 8 * 1024;

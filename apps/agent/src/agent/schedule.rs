@@ -11,9 +11,9 @@ use serde_json::json;
 use tokio::io::BufReader;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
-use super::Agent;
 use super::api::{error_response, ok_response};
-use super::api_server::{next_line, write_line};
+use super::api_lines::{next_line, write_line};
+use super::state::Agent;
 use crate::fetch::outcome::TransferFailure;
 use crate::proxy::{LinkPayload, SpendingBudget as _};
 use crate::schedule_message::{

@@ -21,8 +21,8 @@ use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
 use super::api::error_response;
-use super::api_server::write_line;
-use super::{Agent, lock};
+use super::api_lines::write_line;
+use super::state::{Agent, lock};
 use crate::fetch::outcome::TransferFailure;
 
 /// What carries them.

@@ -14,8 +14,8 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::api::ok_response;
-use super::api_server::{next_line, write_line};
-use super::{Agent, lock};
+use super::api_lines::{next_line, write_line};
+use super::state::{Agent, lock};
 use crate::fetch::boot_clock::BootInstant;
 use crate::fetch::outcome::TransferFailure;
 use crate::stream::stream_service::{StreamOrder, StreamService};

@@ -13,19 +13,16 @@
 //!
 //! To pause is to stop as Ctrl-C does: the part and the flow at the proxy stay, and go on.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use d2tp_links::{CostClass, Link};
+use d2tp_links::CostClass;
 use serde_json::{Value, json};
-use tokio::sync::watch;
 
-use super::queue::{self, QueuedTransfer, SavedTransfer, TransferIntent};
-use super::regret_meter::RegretMeter;
-use super::{Agent, lock};
+use super::queue::{self, TransferIntent};
+use super::state::{Agent, lock};
+use super::transfer_task::{GRANTED_BEFORE, TransferTask};
 use crate::fetch::boot_clock::BootInstant;
-use crate::fetch::jobs::{JobRequest, LastProgress};
 use crate::fetch::mode::FetchMode;
 use crate::fetch::outcome::{AGAIN_ALONE, TransferExit, TransferFailure, TransferReason};
 use crate::fetch::pending_rename::PendingRename;
@@ -41,147 +38,6 @@ use d2tp_sched::TransferDirection;
 const AGAIN_FIRST: Duration = Duration::from_secs(30); // a guess
 /// The longest.
 const AGAIN_MAX: Duration = Duration::from_secs(600); // a guess
-
-/// Payload that was granted before the policy was changed may still come for so long.
-pub(super) const GRANTED_BEFORE: Duration = Duration::from_secs(3); // a second of grants, an epoch, a round trip
-
-/// A transfer as the agent holds it.
-pub(super) struct TransferTask {
-    pub(super) request: JobRequest,
-    pub(super) saved: SavedTransfer,
-    /// The last event, completed.
-    pub(super) event: Value,
-    /// What the last attempt ended with.
-    last: Option<TransferReport>,
-    memory: LastProgress,
-    /// Links that cost carried so much, in earlier runs and in this one.
-    metered_before: u64,
-    metered: u64,
-    /// What links carried in this run, as far as it was counted.
-    counted: BTreeMap<String, u64>,
-    terms: watch::Sender<TransferTerms>,
-    changed_at: BootInstant,
-    stop: watch::Sender<bool>,
-    pub(super) running: bool,
-    /// Whether the user was told that the transfer will hardly be in time.
-    is_hardly: bool,
-}
-
-impl TransferTask {
-    pub(super) fn new(record: QueuedTransfer) -> TransferTask {
-        let metered = record.event["metered_bytes"].as_u64().unwrap_or(0);
-        TransferTask {
-            request: record.request,
-            saved: record.saved,
-            memory: LastProgress::of(&record.event),
-            event: record.event,
-            last: None,
-            metered_before: metered,
-            metered,
-            counted: BTreeMap::new(),
-            terms: watch::channel(TransferTerms::default()).0,
-            changed_at: BootInstant::now(),
-            stop: watch::channel(false).0,
-            running: false,
-            is_hardly: false,
-        }
-    }
-
-    /// How it stands, in a word.
-    pub(super) fn state_name(&self) -> &'static str {
-        match self.event["event"].as_str() {
-            Some("done") => "done",
-            Some("error") if self.event["exit"] == TransferExit::Cancelled as u8 => "cancelled",
-            Some("error") => "failed",
-            Some("paused") => "paused",
-            Some("waiting") => "waiting",
-            Some("begun" | "progress" | "switch") => "running",
-            _ => "queued",
-        }
-    }
-
-    /// What people call it.
-    pub(super) fn name(&self) -> String {
-        let file = self.request.file.file_name();
-        file.map_or_else(
-            || self.request.url.clone(),
-            |name| name.to_string_lossy().into_owned(),
-        )
-    }
-
-    /// Whether the transfer will not go on by itself.
-    pub(super) fn has_ended(&self) -> bool {
-        matches!(self.state_name(), "done" | "failed" | "cancelled")
-    }
-
-    /// Has it stop; what becomes of it says its wish.
-    pub(super) fn request_stop(&self) {
-        self.stop.send_replace(true);
-    }
-
-    /// Goes by what is kept of it now.
-    pub(super) fn apply_saved(&mut self) -> Result<(), TransferFailure> {
-        let terms = self.saved.terms(self.metered_before)?;
-        self.changed_at = BootInstant::now();
-        self.terms.send_replace(terms);
-        Ok(())
-    }
-
-    /// Has it judged in hindsight, as far as it is known what there is to carry.
-    fn put_on_paper(
-        &self,
-        id: u64,
-        direction: TransferDirection,
-        event: &TransferEvent,
-        hindsight: &mut RegretMeter,
-    ) {
-        let terms = self.terms.borrow();
-        match event {
-            _ if !matches!(terms.policy, CostPolicy::FreeFirst | CostPolicy::Balanced) => {
-                hindsight.untrack(id);
-            }
-            TransferEvent::Progress {
-                bytes,
-                length: Some(length),
-                ..
-            } => {
-                let left = terms.time_left();
-                if left == Some(Duration::ZERO) {
-                    return; // it was judged
-                }
-                let due = left.map(|left| BootInstant::now().after(left));
-                let came: u64 = self.counted.values().sum();
-                hindsight.track(id, direction, due, length.saturating_sub(*bytes) + came);
-            }
-            TransferEvent::Done(_) => hindsight.record_end(id, None),
-            TransferEvent::Error(_) => hindsight.record_end(id, Some(self.counted.values().sum())),
-            _ => {}
-        }
-    }
-
-    /// Adds up what links carried since the last time: by which device, at what cost.
-    fn count(
-        &mut self,
-        links: &[Link],
-        carried: &BTreeMap<String, u64>,
-    ) -> Vec<(String, CostClass, u64)> {
-        let mut more = Vec::new();
-        for (name, bytes) in carried {
-            let before = self.counted.insert(name.clone(), *bytes).unwrap_or(0);
-            let class = links.iter().find(|link| link.name == *name);
-            // `any` and links that are gone since: what is not known to cost is free.
-            let class = class.map_or(CostClass::Free, |link| link.class.class);
-            let bytes = bytes.saturating_sub(before);
-            if bytes > 0 {
-                more.push((name.clone(), class, bytes));
-                if class != CostClass::Free {
-                    self.metered += bytes;
-                }
-            }
-        }
-        more
-    }
-}
 
 /// Whether what ended a run may be otherwise later.
 fn may_pass(report: &TransferReport) -> bool {
@@ -276,7 +132,7 @@ impl Agent {
     }
 
     /// Writes an event down and tells it.
-    fn note(news: &super::AgentEventSender, id: u64, task: &mut TransferTask, event: Value) {
+    fn note(news: &super::state::AgentEventSender, id: u64, task: &mut TransferTask, event: Value) {
         let passing = event["event"] == "note";
         let mut event = match passing {
             true => event,

@@ -11,45 +11,14 @@ use std::time::Duration;
 
 use d2tp_links::LinkKind;
 use d2tp_power::{LinuxMachine, PowerEvent, WakeController, WakeReason};
-use d2tp_sched::{ScanPeriods, WakeNeeds, WakePlan, WakePlanner};
-use d2tp_time::{Span, Time};
-use jiff::{SignedDuration, Timestamp};
-use serde_json::{Value, json};
+use d2tp_sched::{ScanPeriods, WakeNeeds, WakePlanner};
+use d2tp_time::Span;
 
-use super::{Agent, lock};
-use crate::fetch::boot_clock::BootInstant;
+use super::state::{Agent, lock};
+use super::wake_status::time;
 
 /// How often it is asked anew while there are transfers: latest starts move with what links do.
 const ASK_EVERY: Duration = Duration::from_secs(5); // a guess
-
-/// What is asked of the machine now.
-#[derive(Debug, Default)]
-pub struct WakeStatus {
-    vigil: WakePlan,
-    lacks: Vec<String>,
-}
-
-impl WakeStatus {
-    /// The state as JSON, for `cedos` and its users.
-    pub fn to_json(&self) -> Value {
-        let now = time();
-        let clock = |at: Option<Time>| {
-            let after = SignedDuration::try_from(Duration::from(at?.since(now))).ok()?;
-            let at = Timestamp::now().checked_add(after).ok()?;
-            Some(super::queue::whole_seconds(at))
-        };
-        json!({
-            "look": clock(self.vigil.scan_at),
-            "start": clock(self.vigil.start_at),
-            "awake": self.vigil.hold,
-            "lacks": self.lacks,
-        })
-    }
-}
-
-fn time() -> Time {
-    Time::ZERO + Span::from(BootInstant::now().since_boot())
-}
 
 /// How far apart looks are: always so far, or as it seems worth it.
 pub(super) fn scan_periods(fixed: Option<Duration>) -> ScanPeriods {

@@ -1,0 +1,67 @@
+//! What the user is to be told on the desktop: queued here, told by [`super::notifications`].
+
+use tokio::sync::mpsc;
+
+/// Notices that are not told yet; more are dropped.
+const QUEUE_MAX: usize = 64;
+
+/// Something to tell.
+#[derive(Debug)]
+pub(super) enum DesktopNotification {
+    Cap(String),
+    Ended {
+        id: u64,
+        name: String,
+        fault: Option<String>,
+    },
+    Hardly {
+        id: u64,
+        name: String,
+        text: String,
+    },
+}
+
+/// Who tells.
+#[derive(Debug, Clone)]
+pub struct DesktopNotifier {
+    news: mpsc::Sender<DesktopNotification>,
+}
+
+/// What is to be told, for [`super::notifications::serve`].
+pub struct NotificationQueue(pub(super) mpsc::Receiver<DesktopNotification>);
+
+impl DesktopNotifier {
+    /// A notifier, and the queue that its notifications are taken from.
+    pub fn new() -> (DesktopNotifier, NotificationQueue) {
+        let (news, inbox) = mpsc::channel(QUEUE_MAX);
+        (DesktopNotifier { news }, NotificationQueue(inbox))
+    }
+
+    fn tell(&self, news: DesktopNotification) {
+        // Full, or nobody is there to be told.
+        let _ = self.news.try_send(news);
+    }
+
+    /// A cap is reached.
+    pub fn cap_reached(&self, text: &str) {
+        self.tell(DesktopNotification::Cap(text.to_owned()));
+    }
+
+    /// A transfer ended; `fault`: it is not whole, for this reason.
+    pub fn ended(&self, id: u64, name: &str, fault: Option<&str>) {
+        self.tell(DesktopNotification::Ended {
+            id,
+            name: name.to_owned(),
+            fault: fault.map(str::to_owned),
+        });
+    }
+
+    /// A transfer will hardly be in time.
+    pub fn likely_late(&self, id: u64, name: &str, text: &str) {
+        self.tell(DesktopNotification::Hardly {
+            id,
+            name: name.to_owned(),
+            text: text.to_owned(),
+        });
+    }
+}

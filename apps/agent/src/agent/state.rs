@@ -1,0 +1,96 @@
+//! The state of the agent, which its tasks share. What they do with it is in the files beside this one.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use d2tp_driver::SchedulerHandle;
+use d2tp_links::LinkKind;
+use d2tp_sched::{LinkSurroundings, RadioStatus};
+use serde_json::Value;
+use tokio::sync::{broadcast, watch};
+
+use super::budget_ledger::BudgetLedger;
+use super::counters::AgentCounters;
+use super::desktop_notifier::DesktopNotifier;
+use super::link_history_store::LinkHistoryStore;
+use super::link_view::{self, LinkView};
+use super::regret_meter::RegretMeter;
+use super::transfer_task::TransferTask;
+use super::wake_status::WakeStatus;
+use crate::fetch::boot_clock::BootInstant;
+
+/// Tells who listens: a transfer's id, and the event.
+pub(super) type AgentEventSender = broadcast::Sender<(u64, Value)>;
+
+/// The state of the agent, which its tasks share.
+pub(super) struct Agent {
+    pub(super) scheduler: Arc<SchedulerHandle>,
+    pub(super) link_view: LinkView,
+    pub(super) tasks: Mutex<BTreeMap<u64, TransferTask>>,
+    pub(super) events: AgentEventSender,
+    pub(super) meter: Mutex<AgentCounters>,
+    pub(super) ledger: Mutex<BudgetLedger>,
+    /// Networks whose caps are used up, since when.
+    pub(super) capped_at: Mutex<BTreeMap<String, BootInstant>>,
+    pub(super) link_history: Mutex<LinkHistoryStore>,
+    pub(super) regret_meter: Mutex<RegretMeter>,
+    pub(super) wake_status: Mutex<WakeStatus>,
+    pub(super) notifier: DesktopNotifier,
+    /// One stream looks for access points for all.
+    pub(super) scan_lock: tokio::sync::Mutex<()>,
+    /// What links that cost may still carry.
+    pub(super) left: watch::Sender<Option<u64>>,
+    pub(super) is_ending: AtomicBool,
+}
+
+/// Locks what a task may have left half changed when it panicked: others go on.
+pub(super) fn lock<T>(what: &Mutex<T>) -> MutexGuard<'_, T> {
+    what.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Agent {
+    /// Whether transfers are to put down what they hold.
+    pub(super) fn is_ending(&self) -> bool {
+        self.is_ending.load(Ordering::Relaxed)
+    }
+
+    /// What is around the device; `seen`: with the links that can be used.
+    pub(super) fn surroundings(&self, seen: bool) -> LinkSurroundings {
+        let links = self.link_view.links().borrow().clone();
+        let around = self.link_view.nearby().borrow().clone();
+        let spent = self.link_view.exhausted();
+        let slots = link_view::radio_slots(&links);
+        let usable = links
+            .iter()
+            .filter(|link| seen && link.kind != LinkKind::Loopback && link.is_usable());
+        let radio = |link: &d2tp_links::Link| RadioStatus {
+            device: link.name.clone(),
+            slot: slots.get(&link.name).unwrap_or(&link.name).clone(),
+            class: link.class.class.into(),
+            carries: true,
+            rate: None,
+        };
+        let devices = links.iter().map(|link| &link.name);
+        let capped = devices.filter(|device| spent.contains_key(&around.name(device)));
+        LinkSurroundings {
+            radios: usable.map(radio).collect(),
+            networks: around.names.clone(),
+            capped: capped.cloned().collect(),
+            slots,
+        }
+    }
+
+    /// Has the scheduler know what is around, and learns from it.
+    pub(super) fn look(&self) {
+        let around = self.surroundings(true);
+        self.scheduler.observe(&around);
+        let place = self
+            .link_view
+            .nearby()
+            .borrow()
+            .location()
+            .map(str::to_owned);
+        lock(&self.link_history).observe(&self.scheduler, place.as_deref());
+    }
+}

@@ -1,0 +1,158 @@
+//! A transfer as the agent holds it: what is kept of it, how it stands, and what it was last told.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use d2tp_links::{CostClass, Link};
+use d2tp_sched::{CostPolicy, TransferDirection};
+use serde_json::Value;
+use tokio::sync::watch;
+
+use super::queue::{QueuedTransfer, SavedTransfer};
+use super::regret_meter::RegretMeter;
+use crate::fetch::boot_clock::BootInstant;
+use crate::fetch::jobs::{JobRequest, LastProgress};
+use crate::fetch::outcome::{TransferExit, TransferFailure};
+use crate::fetch::report::{TransferEvent, TransferReport};
+use crate::terms::TransferTerms;
+
+/// A transfer as the agent holds it.
+pub(super) struct TransferTask {
+    pub(super) request: JobRequest,
+    pub(super) saved: SavedTransfer,
+    /// The last event, completed.
+    pub(super) event: Value,
+    /// What the last attempt ended with.
+    pub(super) last: Option<TransferReport>,
+    pub(super) memory: LastProgress,
+    /// Links that cost carried so much, in earlier runs and in this one.
+    pub(super) metered_before: u64,
+    pub(super) metered: u64,
+    /// What links carried in this run, as far as it was counted.
+    pub(super) counted: BTreeMap<String, u64>,
+    pub(super) terms: watch::Sender<TransferTerms>,
+    pub(super) changed_at: BootInstant,
+    pub(super) stop: watch::Sender<bool>,
+    pub(super) running: bool,
+    /// Whether the user was told that the transfer will hardly be in time.
+    pub(super) is_hardly: bool,
+}
+
+impl TransferTask {
+    pub(super) fn new(record: QueuedTransfer) -> TransferTask {
+        let metered = record.event["metered_bytes"].as_u64().unwrap_or(0);
+        TransferTask {
+            request: record.request,
+            saved: record.saved,
+            memory: LastProgress::of(&record.event),
+            event: record.event,
+            last: None,
+            metered_before: metered,
+            metered,
+            counted: BTreeMap::new(),
+            terms: watch::channel(TransferTerms::default()).0,
+            changed_at: BootInstant::now(),
+            stop: watch::channel(false).0,
+            running: false,
+            is_hardly: false,
+        }
+    }
+
+    /// How it stands, in a word.
+    pub(super) fn state_name(&self) -> &'static str {
+        match self.event["event"].as_str() {
+            Some("done") => "done",
+            Some("error") if self.event["exit"] == TransferExit::Cancelled as u8 => "cancelled",
+            Some("error") => "failed",
+            Some("paused") => "paused",
+            Some("waiting") => "waiting",
+            Some("begun" | "progress" | "switch") => "running",
+            _ => "queued",
+        }
+    }
+
+    /// What people call it.
+    pub(super) fn name(&self) -> String {
+        let file = self.request.file.file_name();
+        file.map_or_else(
+            || self.request.url.clone(),
+            |name| name.to_string_lossy().into_owned(),
+        )
+    }
+
+    /// Whether the transfer will not go on by itself.
+    pub(super) fn has_ended(&self) -> bool {
+        matches!(self.state_name(), "done" | "failed" | "cancelled")
+    }
+
+    /// Has it stop; what becomes of it says its wish.
+    pub(super) fn request_stop(&self) {
+        self.stop.send_replace(true);
+    }
+
+    /// Goes by what is kept of it now.
+    pub(super) fn apply_saved(&mut self) -> Result<(), TransferFailure> {
+        let terms = self.saved.terms(self.metered_before)?;
+        self.changed_at = BootInstant::now();
+        self.terms.send_replace(terms);
+        Ok(())
+    }
+
+    /// Has it judged in hindsight, as far as it is known what there is to carry.
+    pub(super) fn put_on_paper(
+        &self,
+        id: u64,
+        direction: TransferDirection,
+        event: &TransferEvent,
+        hindsight: &mut RegretMeter,
+    ) {
+        let terms = self.terms.borrow();
+        match event {
+            _ if !matches!(terms.policy, CostPolicy::FreeFirst | CostPolicy::Balanced) => {
+                hindsight.untrack(id);
+            }
+            TransferEvent::Progress {
+                bytes,
+                length: Some(length),
+                ..
+            } => {
+                let left = terms.time_left();
+                if left == Some(Duration::ZERO) {
+                    return; // it was judged
+                }
+                let due = left.map(|left| BootInstant::now().after(left));
+                let came: u64 = self.counted.values().sum();
+                hindsight.track(id, direction, due, length.saturating_sub(*bytes) + came);
+            }
+            TransferEvent::Done(_) => hindsight.record_end(id, None),
+            TransferEvent::Error(_) => hindsight.record_end(id, Some(self.counted.values().sum())),
+            _ => {}
+        }
+    }
+
+    /// Adds up what links carried since the last time: by which device, at what cost.
+    pub(super) fn count(
+        &mut self,
+        links: &[Link],
+        carried: &BTreeMap<String, u64>,
+    ) -> Vec<(String, CostClass, u64)> {
+        let mut more = Vec::new();
+        for (name, bytes) in carried {
+            let before = self.counted.insert(name.clone(), *bytes).unwrap_or(0);
+            let class = links.iter().find(|link| link.name == *name);
+            // `any` and links that are gone since: what is not known to cost is free.
+            let class = class.map_or(CostClass::Free, |link| link.class.class);
+            let bytes = bytes.saturating_sub(before);
+            if bytes > 0 {
+                more.push((name.clone(), class, bytes));
+                if class != CostClass::Free {
+                    self.metered += bytes;
+                }
+            }
+        }
+        more
+    }
+}
+
+/// Payload that was granted before the policy was changed may still come for so long.
+pub(super) const GRANTED_BEFORE: Duration = Duration::from_secs(3); // a second of grants, an epoch, a round trip

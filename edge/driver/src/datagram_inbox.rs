@@ -1,0 +1,68 @@
+//! Datagrams of a session that arrived and were not read yet.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::task::Waker;
+
+use bytes::Bytes;
+
+/// Datagrams of a session that arrived and were not read yet; the oldest is dropped and counted.
+/// With a reader that keeps up two or three are enough; more only delays what is read.
+pub const DATAGRAMS_UNREAD_MAX: usize = 256;
+
+/// A datagram from the peer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Datagram {
+    /// What it belongs to, as the peer says; 0 unless the two agreed on something.
+    pub context: u64,
+    /// The payload.
+    pub bytes: Bytes,
+}
+
+/// Datagrams of one session that were not read yet.
+#[derive(Debug, Default)]
+pub(crate) struct DatagramInbox {
+    pub(crate) unread: VecDeque<Datagram>,
+    pub(crate) unread_dropped: u64,
+    pub(crate) reader: Option<Waker>,
+    /// Inboxes of the contexts that have a reader of their own.
+    pub(crate) context_inboxes: BTreeMap<u64, DatagramInbox>,
+}
+
+impl DatagramInbox {
+    pub(crate) fn push(&mut self, context: u64, bytes: Bytes) {
+        if let Some(own) = self.context_inboxes.get_mut(&context) {
+            return own.push(context, bytes);
+        }
+        if self.unread.len() == DATAGRAMS_UNREAD_MAX {
+            self.unread.pop_front();
+            self.unread_dropped += 1;
+        }
+        self.unread.push_back(Datagram { context, bytes });
+        self.wake();
+    }
+
+    /// Gives a context an inbox of its own, with what has come of it; false if it has one.
+    pub(crate) fn separate_context(&mut self, context: u64) -> bool {
+        if self.context_inboxes.contains_key(&context) {
+            return false;
+        }
+        let all = std::mem::take(&mut self.unread);
+        let (theirs, rest) = all.into_iter().partition(|d| d.context == context);
+        self.unread = rest;
+        let own = DatagramInbox {
+            unread: theirs,
+            ..DatagramInbox::default()
+        };
+        self.context_inboxes.insert(context, own);
+        true
+    }
+
+    pub(crate) fn wake(&mut self) {
+        if let Some(waker) = self.reader.take() {
+            waker.wake();
+        }
+        for own in self.context_inboxes.values_mut() {
+            own.wake();
+        }
+    }
+}

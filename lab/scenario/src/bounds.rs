@@ -1,0 +1,13 @@
+//! What is checked of a number in a scenario file.
+
+/// Whether a time in seconds is within its bounds.
+///
+/// # Errors
+/// Says which is not, for the author of the file.
+pub(crate) fn seconds(key: &str, value: f64, max: f64) -> Result<(), String> {
+    if (0.0..=max).contains(&value) {
+        Ok(())
+    } else {
+        Err(format!("{key} is {value}, expected 0 to {max} seconds"))
+    }
+}
