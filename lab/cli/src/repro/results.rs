@@ -181,7 +181,12 @@ fn nearest(row: &Reproduced) -> String {
             (left - right).abs() / right.abs().max(1e-9)
         });
         let holds = mark::one_holds(mark, &row.ours).unwrap_or(false);
-        if holds { apart } else { -1.0 - apart }
+        match holds {
+            // What is to be equal is not near to anything.
+            true if mark.contains("==") => f64::MAX,
+            true => apart,
+            false => -1.0 - apart,
+        }
     };
     let mark = row
         .mark
@@ -190,10 +195,15 @@ fn nearest(row: &Reproduced) -> String {
     mark.map_or_else(String::new, |mark| with_figure(mark, row))
 }
 
-/// A mark and the figure it is about.
+/// A mark and the figures it is about.
 fn with_figure(mark: &str, row: &Reproduced) -> String {
+    let says_right_side = mark
+        .split(' ')
+        .next_back()
+        .is_some_and(|last| last.parse::<f64>().is_ok());
     match mark::sides(mark, &row.ours) {
-        Some((left, _)) => format!("`{mark}`: {}", short(left)),
+        Some((left, _)) if says_right_side => format!("`{mark}`: {}", short(left)),
+        Some((left, right)) => format!("`{mark}`: {} and {}", short(left), short(right)),
         None => format!("`{mark}`: not measured"),
     }
 }
@@ -227,9 +237,11 @@ mod tests {
                 r#where: RowVenue::Sim,
                 claim: "a claim".to_owned(),
                 paper: "a | b".to_owned(),
-                ours: json!({"share": share, "far": 3}),
+                ours: json!({"share": share, "far": 3, "less": 0.5}),
                 baseline: json!(null),
-                mark: vec!["far >= 1".to_owned(), "share >= 0.95".to_owned()],
+                mark: ["far == 3", "far >= 0.9 * less", "share >= 0.95"]
+                    .map(str::to_owned)
+                    .into(),
                 holds,
                 verdict: if holds {
                     RowVerdict::Reproduced
@@ -251,7 +263,7 @@ mod tests {
         };
         let line = of("S2").unwrap();
         assert!(
-            line.contains("`share >= 0.95`: 0.9612 | 2 of 2 | 3 | 2026-11-25"),
+            line.contains("`share >= 0.95`: 0.9612 | 3 of 3 | 3 | 2026-11-25"),
             "{line}"
         );
         assert!(
@@ -261,13 +273,15 @@ mod tests {
         assert!(
             of("S4")
                 .unwrap()
-                .contains("not reproduced | `share >= 0.95`: 0.9 | 1 of 2")
+                .contains("not reproduced | `share >= 0.95`: 0.9 | 2 of 3")
         );
         assert!(
             text.contains("- S4 (sim): `share >= 0.95`: 0.9\n"),
             "{text}"
         );
         assert!(!text.contains("- S2 (sim): `share"), "{text}");
+        let both = with_figure("far >= 0.9 * less", &kept("S2", 1.0).row);
+        assert_eq!(both, "`far >= 0.9 * less`: 3 and 0.45");
         assert!(text.contains("- S2 (lab): no run is kept\n"), "{text}");
         assert!(text.contains("- E2 (the web and UDP through holes): it cannot be run yet"));
         assert!(text.contains("![S2.sim](results/S2.sim.svg)"));
