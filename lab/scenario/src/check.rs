@@ -71,7 +71,8 @@ impl Scenario {
                 .map_err(|fault| format!("replay: {fault}"))?;
         }
         for expect in &self.expectations {
-            crate::expect::check(&expect.text)
+            crate::expression::Expression::parse(&expect.text)
+                .map(drop)
                 .map_err(|fault| format!("expect `{}`: {fault}", expect.text))?;
         }
         Ok(())

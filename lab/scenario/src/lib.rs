@@ -28,12 +28,15 @@ mod check;
 pub mod content;
 mod crash;
 mod expect;
+mod expression;
 mod file;
+mod functions;
 mod origin;
 mod properties;
 mod report;
 mod state;
 mod suggest;
+mod summary;
 mod switches;
 mod timeline;
 mod transport;
@@ -43,6 +46,7 @@ pub use crash::{
     CRASH_FOR_S_DEFAULT, CRASHES_MAX, Crash, CrashedEnd, HIBERNATE_AFTER_S_DEFAULT, REPLAYED_MAX,
     Replay, Stop,
 };
+pub use expression::Expression;
 pub use file::{
     AccessPoint, At, Class, DURATION_S_MAX, Direction, Expect, FLOWS_MAX, Family, Handover,
     LINK_NAME_BYTES_MAX, LINKS_MAX, Link, NatKind, Policy, Recorded, Repeat, Scenario,
@@ -55,6 +59,8 @@ pub use properties::{
 };
 pub use report::{Expectation, FlowReport, LinkReport, RunReport, Switch, SwitchKind};
 pub use state::ScenarioState;
+pub use suggest::{explain, suggestion};
+pub use summary::SampleSummary;
 pub use switches::SwitchMeter;
 pub use timeline::{EventKind, ScenarioLinkEvent, Timeline};
 pub use transport::{Congestion, Mirror, ScenarioPathScheduler, Transport};

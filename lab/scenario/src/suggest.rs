@@ -4,7 +4,7 @@
 const MISTAKES_MAX: usize = 3;
 
 /// The parser's message, and a suggestion where the fault is an unknown key.
-pub(crate) fn explain(error: &toml::de::Error) -> String {
+pub fn explain(error: &toml::de::Error) -> String {
     let message = error.to_string();
     match nearest(error.message()) {
         Some(key) => format!("{}\ndid you mean `{key}`?", message.trim_end()),
@@ -19,8 +19,20 @@ fn nearest(message: &str) -> Option<&str> {
     }
     let mut quoted = message.split('`').skip(1).step_by(2);
     let unknown = quoted.next()?;
-    let (mistakes, key) = quoted.map(|key| (distance(unknown, key), key)).min()?;
+    nearest_of(unknown, quoted)
+}
+
+fn nearest_of<'a>(unknown: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let (mistakes, key) = known.map(|key| (distance(unknown, key), key)).min()?;
     (mistakes <= MISTAKES_MAX && mistakes < unknown.len()).then_some(key)
+}
+
+/// The end of a message about an unknown name: which one was probably meant, or nothing.
+pub fn suggestion<'a>(unknown: &str, known: impl Iterator<Item = &'a str>) -> String {
+    match nearest_of(unknown, known) {
+        Some(key) => format!("; did you mean `{key}`?"),
+        None => String::new(),
+    }
 }
 
 /// The number of letters to insert, delete, change or swap with their neighbour to get from `a` to `b`.

@@ -1,17 +1,13 @@
 //! Rows whose figures are those of a `cedos lab run`.
 
 use anyhow::{Context, ensure};
-use cedos_lab_scenario::{FlowReport, RunReport};
+use cedos_lab_scenario::RunReport;
 use std::io::Write;
 use std::process::{Child, Command, Stdio};
 use tempfile::NamedTempFile;
 
 /// D2TP through the lab's proxy; no word is said for it.
 pub const D2TP: &[&str] = &[];
-/// Kernel TCP over Wi-Fi alone.
-pub const TCP: &[&str] = &["--over", "tcp:wlan0"];
-/// Kernel MPTCP over all links.
-pub const MPTCP: &[&str] = &["--over", "mptcp"];
 
 /// A run that has begun.
 pub struct Emulated {
@@ -97,53 +93,4 @@ pub fn commanded_beside_an_origin(
     let printed = String::from_utf8_lossy(&said.stdout);
     serde_json::from_str(printed.lines().next_back().unwrap_or_default())
         .context("`cedos lab run` ended without its report")
-}
-
-/// The report of a run.
-///
-/// # Errors
-/// It printed none.
-pub fn emulated(scenario: &str, options: &[&str]) -> anyhow::Result<RunReport> {
-    Emulated::begin(scenario, options)?.report()
-}
-
-/// Payload of the first flow, from its first byte to its last, in Mb/s.
-///
-/// # Errors
-/// It did not come whole.
-pub fn mbps(report: &RunReport) -> anyhow::Result<f64> {
-    let flow = report.flows.first().context("the report has no flow")?;
-    ensure!(flow.sha256_ok, "the download did not come whole: {flow:?}");
-    let took = lasted(flow).context("it is not known when its bytes came")?;
-    Ok(flow.bytes as f64 * 8e-6 / took)
-}
-
-/// What came of a flow that is longer than its run.
-pub struct LongFlowResult {
-    /// The flow as the run reports it.
-    pub flow: FlowReport,
-    first_byte_s: f64,
-}
-
-impl LongFlowResult {
-    /// The first flow of a run, once that is over.
-    ///
-    /// # Errors
-    /// Not a byte of it came.
-    pub fn of(run: Emulated) -> anyhow::Result<LongFlowResult> {
-        let flow = run.report()?.flows.into_iter().next();
-        let flow = flow.context("the report has no flow")?;
-        let first_byte_s = flow.first_byte_s.context("not a byte came")?;
-        Ok(LongFlowResult { flow, first_byte_s })
-    }
-
-    /// Payload rate in Mb/s from the first byte on, of a run in which the link was there for so
-    /// many seconds.
-    pub fn mbps(&self, there_s: u32) -> f64 {
-        self.flow.bytes as f64 * 8e-6 / (f64::from(there_s) - self.first_byte_s)
-    }
-}
-
-fn lasted(flow: &FlowReport) -> Option<f64> {
-    Some(flow.last_byte_s? - flow.first_byte_s?)
 }

@@ -4,7 +4,6 @@
 //! trickle is awake all the while and some seconds longer, so each download is charged twice: as they
 //! did, and with the whole radio.
 
-use super::offload::{MEDIA, OFFLOAD, links};
 use super::runner::Measured;
 use anyhow::ensure;
 use cedos_lab_energy::{Radio, RadioDirection, RadioEnergyMeter, Span, Time, radios};
@@ -13,6 +12,10 @@ use cedos_lab_sim::Passage;
 use serde_json::{Map, Value, json};
 
 const BYTES: u64 = 10_000_000;
+/// The media of S1.
+const MEDIA: [(&str, &str); 2] = [("b", "802.11b"), ("g", "802.11g")];
+/// What ACKs may cost on the other link, in bytes a second, as in S1.
+const OFFLOAD: &str = "16000";
 /// By then every radio sleeps again.
 const AFTER: Span = Span::from_secs(30);
 
@@ -32,8 +35,8 @@ const PHONES: [(&str, Radio, Radio); 2] = [
 
 /// In virtual time.
 pub fn simulate() -> anyhow::Result<Measured> {
-    let (mut ours, mut mark) = (Map::new(), Vec::new());
-    for (short, standard, _) in MEDIA {
+    let mut ours = Map::new();
+    for (short, standard) in MEDIA {
         let mut by_phone = Map::new();
         for (way, thin, offload, policy) in WAYS {
             let (took, passages) = download(standard, thin, offload, policy)?;
@@ -51,37 +54,12 @@ pub fn simulate() -> anyhow::Result<Measured> {
                 of_phone[way] = figures;
             }
         }
-        for (phone, ..) in PHONES {
-            for account in ["as_the_paper_j", "both_radios_j"] {
-                let at = |way: &str| format!("{short}.{phone}.{way}.{account}");
-                let offloaded = at("offloaded");
-                mark.push(format!("{offloaded} <= {}", at("every_second")));
-                mark.push(format!("{offloaded} <= {}", at("aggregated")));
-            }
-        }
         ours.insert(short.to_owned(), Value::Object(by_phone));
     }
-    Ok(Measured {
-        ours: Value::Object(ours),
-        baseline: json!({ "paper_j": {
-            "offloaded": 65.69, "tcp": 65.82, "simple_aggregation": 79.51,
-        } }),
-        mark,
-        conditions: vec![
-            "a download of 10 MB over Wi-Fi (b, g) beside EVDO, as in S1; energy above that of idle \
-             radios, until both sleep again"
-                .to_owned(),
-            "as_the_paper: all of the Wi-Fi radio, of the cellular one its bytes alone; both_radios: with \
-             its time awake and its tail"
-                .to_owned(),
-            "phones: g1, an HTC Dream (PowerTutor, CODES+ISSS 2010), powers of states only, so a byte \
-             costs nothing more; thunderbolt (Huang et al., MobiSys 2012) with 3G. No EVDO radio is \
-             among those published, 3G stands in; the authors' HTC Wizard (Rahmati and Zhong, MobiSys \
-             2007) is not at hand, so their joules are not recomputed"
-                .to_owned(),
-            "every_second acknowledges as TCP does; aggregated puts payload on both, at once".to_owned(),
-        ],
-    })
+    let baseline = json!({ "paper_j": {
+        "offloaded": 65.69, "tcp": 65.82, "simple_aggregation": 79.51,
+    } });
+    Ok(Measured::figures(Value::Object(ours), baseline, 1))
 }
 
 /// When it was done, and what passed the device.
@@ -122,4 +100,23 @@ fn consumed(radio: Radio, link: usize, passages: &[Passage], took: Span) -> (f64
     }
     let energy = meter.until(end + AFTER);
     (energy.total() - energy.idle, energy.bytes)
+}
+
+/// Wi-Fi of this standard, and EVDO, as in S1.
+fn links(standard: &str) -> String {
+    format!(
+        r#"
+[[link]]
+name = "wlan0"
+medium = "{standard}"
+rtt_ms = 50
+[[link]]
+name = "wwan0"
+class = "metered"
+down_mbps = 0.42
+up_mbps = 0.15
+rtt_ms = 133
+queue_ms = 500
+"#
+    )
 }

@@ -1,93 +1,119 @@
-//! Marks: comparisons over the figures of a run, `"wifi_to_lte_ms.mean <= 581"`.
+//! Marks: expressions over the figures of a run that must be true, `"wifi_to_lte_ms.mean <= 581"`.
 //!
-//! The left side is a path into the figures; the right side is a number, or a path, or a number
-//! times a path (`"aggregate_mbps >= 0.9 * sum_mbps"`). Nothing else: a mark is to be read at a
-//! glance and computed by anybody.
+//! They are written in the language of scenarios' expectations. Whether a row holds, and what that says of
+//! the authors' claim, is computed from `ours` and the row's expressions and from nothing else, so that anybody
+//! can compute it again.
 
-use anyhow::{Context, bail};
+use anyhow::anyhow;
+use cedos_lab_scenario::Expression;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// Whether every mark is true of `figures`. A figure that is `null` fulfils nothing: it was not
-/// measured.
+/// What a run says of the authors' claim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RowVerdict {
+    /// All marks hold, and what the row asks for beyond them.
+    Better,
+    /// All marks hold.
+    Reproduced,
+    /// A mark does not hold.
+    #[serde(rename = "not reproduced")]
+    NotReproduced,
+    /// What would speak against the claim is true.
+    Contradicts,
+}
+
+impl RowVerdict {
+    /// The words of the verdict.
+    pub fn words(self) -> &'static str {
+        match self {
+            RowVerdict::Better => "better",
+            RowVerdict::Reproduced => "reproduced",
+            RowVerdict::NotReproduced => "not reproduced",
+            RowVerdict::Contradicts => "contradicts",
+        }
+    }
+}
+
+/// The verdict: `better` and `contradicts` are expressions as marks are.
 ///
 /// # Errors
-/// A mark is not of the form above, or names a figure that is not there: our own mistake.
+/// An expression names a figure that is not there.
+pub fn verdict(
+    holds: bool,
+    better: &[String],
+    contradicts: &[String],
+    figures: &Value,
+) -> anyhow::Result<RowVerdict> {
+    for mark in contradicts {
+        if one_holds(mark, figures)? {
+            return Ok(RowVerdict::Contradicts);
+        }
+    }
+    Ok(match holds {
+        false => RowVerdict::NotReproduced,
+        true if self::holds(better, figures)? => RowVerdict::Better,
+        true => RowVerdict::Reproduced,
+    })
+}
+
+/// Whether every mark is true of `figures`. A figure that is `null` fulfils nothing: it was not
+/// measured. Without marks nothing holds.
+///
+/// # Errors
+/// A mark is no expression, or names a figure that is not there: our own mistake.
 pub fn holds(marks: &[String], figures: &Value) -> anyhow::Result<bool> {
     let mut all = !marks.is_empty();
     for mark in marks {
-        all &= one_holds(mark, figures).with_context(|| format!("mark `{mark}`"))?;
+        all &= one_holds(mark, figures)?;
     }
     Ok(all)
 }
 
-/// Both sides of a mark, and the comparison.
-type Sides<'a> = (Option<f64>, &'a str, Option<f64>);
+/// Whether a mark is true of `figures`.
+///
+/// # Errors
+/// As for [`holds`].
+pub fn one_holds(mark: &str, figures: &Value) -> anyhow::Result<bool> {
+    let value = || {
+        let expression = Expression::parse(mark)?;
+        if let Some((left, right)) = expression.sides(figures)?
+            && (left.is_null() || right.is_null())
+        {
+            return Ok(false);
+        }
+        let value = expression.value(figures)?;
+        value
+            .as_bool()
+            .ok_or_else(|| format!("is {value}, not true or false"))
+    };
+    value().map_err(|fault: String| anyhow!("mark `{mark}`: {fault}"))
+}
+
+/// What a mark compares, where both sides are numbers.
+pub fn sides(mark: &str, figures: &Value) -> Option<(f64, f64)> {
+    let (left, right) = Expression::parse(mark).ok()?.sides(figures).ok()??;
+    let number = |side: Value| match side {
+        Value::Bool(truth) => Some(f64::from(u8::from(truth))),
+        side => side.as_f64(),
+    };
+    Some((number(left)?, number(right)?))
+}
 
 /// What each mark asks for, and the figure as a percentage of it; those that were not measured, or ask
 /// for nothing, are left out.
 pub fn reached(marks: &[String], figures: &Value) -> Vec<(String, f64)> {
     let percent = |mark: &String| match sides(mark, figures) {
-        Ok((Some(left), _, Some(right))) if right != 0.0 => {
-            Some((mark.clone(), 100.0 * left / right))
-        }
+        Some((left, right)) if right != 0.0 => Some((mark.clone(), 100.0 * left / right)),
         _ => None,
     };
     marks.iter().filter_map(percent).collect()
 }
 
-fn sides<'a>(mark: &'a str, figures: &Value) -> anyhow::Result<Sides<'a>> {
-    let words: Vec<&str> = mark.split_whitespace().collect();
-    let (left, comparison, right) = match words[..] {
-        [left, comparison, right] => (left, comparison, side(right, figures)?),
-        [left, comparison, factor, "*", right] => {
-            let factor: f64 = factor.parse().context("the factor is no number")?;
-            let right = side(right, figures)?.map(|right| factor * right);
-            (left, comparison, right)
-        }
-        _ => bail!("is no comparison"),
-    };
-    Ok((side(left, figures)?, comparison, right))
-}
-
-fn one_holds(mark: &str, figures: &Value) -> anyhow::Result<bool> {
-    let (Some(left), comparison, Some(right)) = sides(mark, figures)? else {
-        return Ok(false);
-    };
-    Ok(match comparison {
-        "<=" => left <= right,
-        ">=" => left >= right,
-        "<" => left < right,
-        ">" => left > right,
-        "==" => left == right,
-        other => bail!("`{other}` is no comparison"),
-    })
-}
-
-/// A number or a figure; `None` if the figure was not measured. A truth counts as 1 or 0.
-fn side(word: &str, figures: &Value) -> anyhow::Result<Option<f64>> {
-    if let Ok(number) = word.parse::<f64>() {
-        return Ok(Some(number));
-    }
-    let mut at = figures;
-    for name in word.split('.') {
-        at = at
-            .get(name)
-            .with_context(|| format!("no figure `{word}`"))?;
-    }
-    Ok(match at {
-        Value::Bool(truth) => Some(f64::from(u8::from(*truth))),
-        Value::Null => None,
-        other => Some(
-            other
-                .as_f64()
-                .with_context(|| format!("`{word}` is no number"))?,
-        ),
-    })
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{holds, reached};
+    use super::{RowVerdict, holds, reached, verdict};
     use serde_json::json;
 
     #[test]
@@ -104,8 +130,8 @@ mod tests {
     }
 
     fn judged(mark: &str) -> Option<bool> {
-        let figures =
-            json!({"ms": {"mean": 40.0}, "sum": 10, "part": 9.5, "whole": true, "none": null});
+        let figures = json!({"ms": {"mean": 40.0}, "sum": 10, "part": 9.5, "whole": true, "none": null,
+                             "even-far": {"of": 1}, "640_rescan": {"pauses": 0}});
         holds(&[mark.to_owned()], &figures).ok()
     }
 
@@ -116,12 +142,15 @@ mod tests {
         assert_eq!(judged("part >= 0.9 * sum"), Some(true));
         assert_eq!(judged("part >= 0.96 * sum"), Some(false));
         assert_eq!(judged("whole == 1"), Some(true));
+        assert_eq!(judged("even-far.of == 1"), Some(true));
+        assert_eq!(judged("640_rescan.pauses == 0"), Some(true));
     }
 
     #[test]
     fn what_was_not_measured_holds_of_nothing() {
         assert_eq!(judged("none <= 45"), Some(false));
         assert_eq!(judged("none >= 45"), Some(false));
+        assert_eq!(judged("none == none"), Some(false));
     }
 
     #[test]
@@ -134,5 +163,22 @@ mod tests {
     #[test]
     fn a_row_without_marks_does_not_hold() {
         assert!(!holds(&[], &json!({})).unwrap());
+    }
+
+    #[test]
+    fn a_verdict_is_better_only_where_the_marks_hold_and_contradicts_in_any_case() {
+        let of = |holds, better: &str, contradicts: &str| {
+            let list = |text: &str| match text {
+                "" => Vec::new(),
+                text => vec![text.to_owned()],
+            };
+            verdict(holds, &list(better), &list(contradicts), &json!({"a": 3})).unwrap()
+        };
+        assert_eq!(of(true, "", ""), RowVerdict::Reproduced);
+        assert_eq!(of(true, "a > 2", "a < 2"), RowVerdict::Better);
+        assert_eq!(of(true, "a > 3", ""), RowVerdict::Reproduced);
+        assert_eq!(of(false, "a > 2", ""), RowVerdict::NotReproduced);
+        assert_eq!(of(true, "a > 2", "a == 3"), RowVerdict::Contradicts);
+        assert_eq!(json!(RowVerdict::NotReproduced), "not reproduced");
     }
 }

@@ -17,8 +17,7 @@
 use std::fmt::Write as _;
 
 use super::emulated::{D2TP, Emulated};
-use super::plot::{Chart, Series};
-use super::runner::{Measured, RowVenue};
+use super::runner::Measured;
 use anyhow::Context;
 use cedos_lab_scenario::{Scenario, ScenarioFault};
 use serde_json::{Map, Value, json};
@@ -311,7 +310,6 @@ fn sum_mbps(course: &[MobilitySegment]) -> f64 {
 pub fn simulate() -> anyhow::Result<Measured> {
     let mut ours = Map::new();
     let mut baseline = Map::new();
-    let mut mark = Vec::new();
     for movement in [WALKING, DRIVING] {
         let mut figures = Map::new();
         let mut beside = Map::new();
@@ -344,17 +342,12 @@ pub fn simulate() -> anyhow::Result<Measured> {
                     "wifi_first_mbps": got[4],
                 }),
             );
-            mark.extend(marks(&format!("{}.{key}", movement.name), coverage));
         }
         ours.insert(movement.name.to_owned(), Value::Object(figures));
         baseline.insert(movement.name.to_owned(), Value::Object(beside));
     }
-    Ok(Measured {
-        ours: Value::Object(ours),
-        baseline: Value::Object(baseline),
-        mark,
-        conditions: conditions(RowVenue::Sim),
-    })
+    let (ours, baseline) = (Value::Object(ours), Value::Object(baseline));
+    Ok(Measured::figures(ours, baseline, 1))
 }
 
 /// Courses at once on real sockets: ten labs, of which none carries more than 12 Mb/s.
@@ -364,7 +357,6 @@ const AT_ONCE: usize = 2;
 pub fn on_real_sockets() -> anyhow::Result<Measured> {
     let mut ours = Map::new();
     let mut baseline = Map::new();
-    let mut mark = Vec::new();
     let all: Vec<(Movement, u32)> = COVERAGES
         .iter()
         .flat_map(|coverage| [WALKING, DRIVING].map(|movement| (movement, *coverage)))
@@ -376,7 +368,6 @@ pub fn on_real_sockets() -> anyhow::Result<Measured> {
             .collect::<anyhow::Result<_>>()?;
         for ((movement, coverage), rides) in some.iter().zip(begun) {
             let key = format!("coverage_{coverage}");
-            mark.extend(marks(&format!("{}.{key}", movement.name), *coverage));
             let (figures, beside) = rides.end()?;
             for (of, what) in [(&mut ours, figures), (&mut baseline, beside)] {
                 let here = of
@@ -386,12 +377,8 @@ pub fn on_real_sockets() -> anyhow::Result<Measured> {
             }
         }
     }
-    Ok(Measured {
-        ours: Value::Object(ours),
-        baseline: Value::Object(baseline),
-        mark,
-        conditions: conditions(RowVenue::Lab),
-    })
+    let (ours, baseline) = (Value::Object(ours), Value::Object(baseline));
+    Ok(Measured::figures(ours, baseline, 1))
 }
 
 /// Everybody's run over one course, each in a lab of its own, all at once.
@@ -446,15 +433,6 @@ impl Rides {
     }
 }
 
-fn marks(of: &str, coverage: u32) -> Vec<String> {
-    let mut marks = vec![format!("{of}.mbps >= {of}.clairvoyant_mbps")];
-    if coverage > 0 {
-        // Without Wi-Fi there is nothing to be gained.
-        marks.push(format!("{of}.share_of_gain >= 0.9"));
-    }
-    marks
-}
-
 fn judged(ours: f64, clairvoyant: f64, sum: f64) -> Value {
     let gain = sum - clairvoyant;
     json!({
@@ -480,81 +458,6 @@ fn in_simulator(who: MobilityClient, course: &[MobilitySegment]) -> anyhow::Resu
         .report;
     let bytes = report.flows.first().map_or(0, |flow| flow.bytes);
     Ok(bytes as f64 * 8e-6 / scenario.duration_s)
-}
-
-/// What each gets at every coverage.
-pub fn charts(ours: &Value, baseline: &Value) -> Vec<Chart> {
-    let chart = |movement: Movement| {
-        let line = |name: &str, all: &Value, figure: &str| {
-            let at = |coverage: u32| {
-                let here = &all[movement.name][format!("coverage_{coverage}")];
-                Some((f64::from(coverage), here[figure].as_f64()?))
-            };
-            Series::line(name, COVERAGES.into_iter().filter_map(at).collect())
-        };
-        let series = [
-            line("sum", ours, "sum_mbps"),
-            line("one path, 3G", baseline, "one_path_cell_mbps"),
-            line("one path, Wi-Fi", baseline, "one_path_wifi_mbps"),
-            line("Wi-Fi first", baseline, "wifi_first_mbps"),
-            line("TCP, 3G", baseline, "tcp_cell_mbps"),
-            line("TCP, Wi-Fi", baseline, "tcp_wifi_mbps"),
-            line("TCP, Wi-Fi first", baseline, "tcp_wifi_first_mbps"),
-            line("MPTCP", baseline, "mptcp_mbps"),
-            line("clairvoyant", ours, "clairvoyant_mbps"),
-            line("ours", ours, "mbps"),
-        ];
-        Chart {
-            title: movement.name.to_owned(),
-            x: "Wi-Fi coverage, %".to_owned(),
-            y: "payload, Mb/s".to_owned(),
-            // Some are measured in one of the two places only.
-            series: series
-                .into_iter()
-                .filter(|s| !s.points.is_empty())
-                .collect(),
-        }
-    };
-    [WALKING, DRIVING].map(chart).to_vec()
-}
-
-fn conditions(place: RowVenue) -> Vec<String> {
-    vec![
-        format!(
-            "{}: Wi-Fi of 1 to 10 Mb/s by how near the access point is, stays of 100 s on average, \
-             drawn; 3G of 0.4 to 2.08 Mb/s, drawn every 10 s, on average the 1.24 Mb/s of the paper's \
-             energy table; {} s",
-            WALKING.name, WALKING.seconds
-        ),
-        format!(
-            "{}: Wi-Fi of 1 Mb/s, stays of 13 s on average, drawn; 3G of 0.6 Mb/s, always; {} s",
-            DRIVING.name, DRIVING.seconds
-        ),
-        "assumed, since the paper states neither: RTT 40 ms on Wi-Fi, 120 ms on 3G, 1 Mb/s from the \
-         device, queues of 64 kB, an address at once, no random loss, no link metered; each access \
-         point gives another address"
-            .to_owned(),
-        format!(
-            "clairvoyant: D2TP with only the better link at each moment, the next one {OVERLAP_S} s \
-             before the other goes"
-        ),
-        "sum: both links' rate times the payload share of a full packet (1432 of 1500 bytes)"
-            .to_owned(),
-        match place {
-            RowVenue::Sim => {
-                "one download that outlasts the run; CUBIC on each path, free-first scheduler, \
-                 reinjection; one path, Wi-Fi first: D2TP too"
-            }
-            RowVenue::Lab => {
-                "one download that outlasts the run, from its request to the end of the run; ours and \
-                 clairvoyant: D2TP, CUBIC on each path, free-first scheduler, reinjection; beside them \
-                 the kernel, straight from the origin: TCP (CUBIC) over one link, over the first that has an \
-                 address (another connection whenever that changes), MPTCP; all of a course at once, each \
-                 in a lab of its own"
-            }
-        }
-        .to_owned(),
-    ]
 }
 
 #[cfg(test)]

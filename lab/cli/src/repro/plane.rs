@@ -16,9 +16,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::mobility::{COVERAGES, DRIVING, MobilitySegment, Movement, WALKING, scenario_of_all};
 use super::plot::{Chart, Series};
-use super::{runner::Measured, spread::SampleSummary};
+use super::runner::Measured;
 use anyhow::Context;
 use cedos_lab_energy::{Radio, RadioDirection, RadioEnergyMeter, Span, Time, radios};
+use cedos_lab_scenario::SampleSummary;
 use cedos_lab_scenario::{Scenario, ScenarioFault};
 use cedos_lab_sim::Passage;
 use cedos_lab_sim::strategy::{Always, Forecast, Foresight, ProbeThenPick, Strategy};
@@ -32,8 +33,6 @@ const SECONDS: f64 = 330.0;
 const SEEDS: std::ops::RangeInclusive<u64> = 1..=4;
 /// By then every radio sleeps again.
 const AFTER: Span = Span::from_secs(30);
-/// Behind on both axes by less than this is a tie.
-const TIE: f64 = 0.01;
 /// Our policy uses a link whose bits per joule are at least this share of the mean.
 const SHARE: f64 = 0.8; // tried beside 0.7, 0.9 and 1 on other walks than these
 /// What the omniscient one, damped, looks ahead.
@@ -400,7 +399,7 @@ pub fn simulate() -> anyhow::Result<Measured> {
             .map(|(_, points)| points[phone])
             .collect(),
     };
-    let (mut ours, mut baseline, mut mark) = (Map::new(), Map::new(), Vec::new());
+    let (mut ours, mut baseline) = (Map::new(), Map::new());
     for place in PlaneRoute::all() {
         let mut figures = Map::new();
         let mut beside = Map::new();
@@ -422,8 +421,6 @@ pub fn simulate() -> anyhow::Result<Measured> {
             let of_phone =
                 theirs.map(|(who, standing)| (who.word().to_owned(), standing.figures()));
             beside.insert((*name).to_owned(), Value::Object(Map::from_iter(of_phone)));
-            let of = format!("{}.{}.{name}", place.movement(), place.word());
-            mark.push(format!("{of}.lead >= {}", 1.0 - TIE));
         }
         if place.movement() == DRIVING.name {
             let plugged = standing(place, PlaneClient::OnVehiclePower, 0).mbps();
@@ -434,62 +431,14 @@ pub fn simulate() -> anyhow::Result<Measured> {
                 "on_vehicle_power".to_owned(),
                 json!({ "mbps": plugged, "most_of_theirs_mbps": most.fold(0.0, f64::max) }),
             );
-            let of = format!("{}.{}.on_vehicle_power", place.movement(), place.word());
-            mark.push(format!(
-                "{of}.mbps >= {} * {of}.most_of_theirs_mbps",
-                1.0 - TIE
-            ));
         }
         for (all, figures) in [(&mut ours, figures), (&mut baseline, beside)] {
             let of_movement = all.entry(place.movement()).or_insert_with(|| json!({}));
             of_movement[place.word()] = Value::Object(figures);
         }
     }
-    Ok(Measured {
-        ours: Value::Object(ours),
-        baseline: Value::Object(baseline),
-        mark,
-        conditions: conditions(),
-    })
-}
-
-fn conditions() -> Vec<String> {
-    vec![
-        format!(
-            "the walks and drives of M1 at every coverage, {SECONDS} s each, {} of them drawn; figures \
-             are those of all together, ranges those of each; one download that outlasts them",
-            SEEDS.count()
-        ),
-        format!(
-            "signal_varies: a walk in full coverage, Wi-Fi of {WIFI_LEAST_MBPS} to 10 Mb/s, near an \
-             access point only as fast, {WIFI_MEAN_MBPS} Mb/s on average; 3G of 1.24 Mb/s on average: the \
-             means of the paper's energy table, which is for such a walk. Its course is assumed"
-        ),
-        "radios: i997, the Samsung i997 as AT&T's Application Resource Optimizer has it; g1, the HTC Dream \
-         of PowerTutor; thunderbolt, the HTC ThunderBolt of Huang et al. (MobiSys 2012), with 3G. The paper \
-         names none; its table implies 1.07 W for 3G and 1.08 W for Wi-Fi at work, which is nearest to the i997"
-            .to_owned(),
-        "joules: both radios', above idle, with wake-up and tails, the last one too; neither screen nor \
-         processor"
-            .to_owned(),
-        format!(
-            "probe_then_pick: both for 10 s, the one with more Mb/J of those for 100 s, or the other while \
-             that is gone; omniscient: at each moment the one with more Mb/J, known beforehand; damped: \
-             over the coming {} s. The paper does not say how it damps",
-            DAMPING.as_secs_f64()
-        ),
-        format!(
-            "ours: the best link, and another while its Mb/J are at least {SHARE} of the mean so far; \
-             nothing is known beforehand but what the radios draw"
-        ),
-        format!(
-            "lead: the least over the paper's strategies of how many times as much we have, on the axis where \
-             that is more; below 1 we would be behind on both, {TIE} is a tie"
-        ),
-        "on_vehicle_power: the paper says that power is then of little relevance and both radios should be \
-         used; it gives no figure, and only Mb/s count"
-            .to_owned(),
-    ]
+    let (ours, baseline) = (Value::Object(ours), Value::Object(baseline));
+    Ok(Measured::figures(ours, baseline, SEEDS.count()))
 }
 
 /// The plane, for each phone: three places of the row's figures.

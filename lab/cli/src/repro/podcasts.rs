@@ -4,7 +4,6 @@
 //!  lab/sim/src/field.rs: 50 people ─▶ D2Sched, Algorithm 1, Wi-Fi alone ─▶ share of Wi-Fi by class of delay
 //! ```
 
-use super::plot::{Chart, Series};
 use super::runner::Measured;
 use cedos_lab_link::Span;
 use cedos_lab_sim::field::{Delays, FieldDownload, LogNormal, Study};
@@ -28,9 +27,6 @@ const PAPER_PERCENT: [Option<f64>; 4] = [Some(79.5), Some(93.0), None, Some(99.5
 
 /// Per cent of all bytes that the paper's users moved to Wi-Fi.
 const PAPER_ALL_PERCENT: f64 = 92.4;
-
-/// At one and at three hours it is taken to lie between its neighbours.
-const BETWEEN_PERCENT: f64 = 93.0;
 
 /// Who decides.
 const POLICIES: [(&str, SchedulerMode); 3] = [
@@ -104,37 +100,14 @@ pub fn simulate() -> anyhow::Result<Measured> {
     }
     paper.insert("all".into(), json!({ "wifi_percent": PAPER_ALL_PERCENT }));
     baseline.insert("paper".into(), Value::Object(paper));
-    let mut mark = Vec::new();
-    for ((class, ..), percent) in CLASSES.iter().zip(PAPER_PERCENT) {
-        let percent = percent.unwrap_or(BETWEEN_PERCENT);
-        mark.push(format!("{class}.wifi_percent >= {percent}"));
-    }
-    mark.push(format!("all.wifi_percent >= {PAPER_ALL_PERCENT}"));
-    mark.push("all.delayed_percent >= 79".to_owned());
-    mark.push("all.late_percent <= 2".to_owned());
     let mean = coverage.iter().sum::<f64>() / coverage.len().max(1) as f64;
-    Ok(Measured {
-        ours,
-        baseline: Value::Object(baseline),
-        mark,
-        conditions: vec![
-            format!(
-                "a fluid: no round trip, handshake or switching time; the scheduler is the device's own, one \
-                 for each of {} people over eight weeks; studies: {}; bytes that missed their deadline \
-                 count as not by Wi-Fi",
-                study.people,
-                SEEDS.count()
-            ),
-            format!(
-                "Wi-Fi is there for {:.1} % of the time; how long it is away is fitted so that Algorithm 1 has \
-                 about what it has in the paper; at_most: Wi-Fi alone, its deadlines missed",
-                100.0 * mean
-            ),
-            "without a delay: any link at once, Wi-Fi when it is there; where people are when they allow none \
-             is fitted to the paper's 79.5 %, so that class says nothing of the scheduler"
-                .to_owned(),
-        ],
-    })
+    let mut measured = Measured::figures(ours, Value::Object(baseline), SEEDS.count());
+    measured.conditions.push(format!(
+        "Wi-Fi is there for {:.1} % of the time; how long it is away is fitted so that Algorithm 1 has \
+         about what it has in the paper; at_most: Wi-Fi alone, its deadlines missed",
+        100.0 * mean
+    ));
+    Ok(measured)
 }
 
 /// By class, and of everything.
@@ -188,32 +161,6 @@ fn shares(fetched: &[&FieldDownload]) -> Map<String, Value> {
         json!(100.0 * late.count() as f64 / fetched.len().max(1) as f64),
     );
     shares
-}
-
-/// By Wi-Fi, against the delay allowed; figure 9.
-pub fn charts(ours: &Value, baseline: &Value) -> Vec<Chart> {
-    let curve = |of: &Value, figure: &str| {
-        let point = |(class, from_h, until_h, _): (&str, f64, f64, f64)| {
-            Some((0.5 * (from_h + until_h), of[class][figure].as_f64()?))
-        };
-        CLASSES.into_iter().filter_map(point).collect::<Vec<_>>()
-    };
-    let chart = |title: &str, y: &str, figure: &str| Chart {
-        title: title.to_owned(),
-        x: "delay allowed, hours".to_owned(),
-        y: y.to_owned(),
-        series: vec![
-            Series::line("Wi-Fi alone", curve(&baseline["at_most"], figure)),
-            Series::line("Algorithm 1", curve(&baseline["algorithm_1"], figure)),
-            Series::line("D2Sched", curve(ours, figure)),
-            Series::dots("paper", curve(&baseline["paper"], figure)),
-        ],
-    };
-    vec![
-        chart("by Wi-Fi", "% of bytes", "wifi_percent"),
-        chart("by cellular", "% of bytes", "cellular_percent"),
-        chart("late", "% of downloads", "late_percent"),
-    ]
 }
 
 #[cfg(test)]

@@ -1,10 +1,10 @@
 //! What a runner of a row returns, and where it runs.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 /// Where a row is run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RowVenue {
     /// Virtual time around the real core.
@@ -24,6 +24,7 @@ impl RowVenue {
 }
 
 /// What a runner measured.
+#[derive(Debug)]
 pub struct Measured {
     /// Our figures.
     pub ours: Value,
@@ -33,4 +34,19 @@ pub struct Measured {
     pub mark: Vec<String>,
     /// Under what conditions, and what had to be assumed.
     pub conditions: Vec<String>,
+    /// How many seeds, days, trips or rounds its figures are of; 1 where chance was drawn once.
+    pub seeds: usize,
+}
+
+impl Measured {
+    /// Figures of which the row's file says all else.
+    pub fn figures(ours: Value, baseline: Value, seeds: usize) -> Measured {
+        Measured {
+            ours,
+            baseline,
+            mark: Vec::new(),
+            conditions: Vec::new(),
+            seeds,
+        }
+    }
 }

@@ -21,8 +21,6 @@ use std::io::{BufRead, BufReader, Write as _};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use super::plot::{Chart, Series};
-
 /// From the paper.
 const STOPS: usize = 44;
 const STAY_S: f64 = 56.4;
@@ -150,7 +148,6 @@ const DRAWN: [&str; 3] = ["640_rescan", "780_rescan", "780_no_rescan"];
 pub fn simulate() -> anyhow::Result<Measured> {
     let mut ours = Map::new();
     let mut levels = Map::new();
-    let mut mark = Vec::new();
     for film in &FILMS {
         let (figures, watched) = watch(film)?;
         if DRAWN.contains(&film.name) {
@@ -160,34 +157,9 @@ pub fn simulate() -> anyhow::Result<Measured> {
             levels.insert(film.name.to_owned(), json!(points));
         }
         ours.insert(film.name.to_owned(), figures);
-        mark.push(format!("{}.pauses == 0", film.name));
-        mark.push(format!("{}.of_optimum >= 0.95", film.name));
     }
-    let conditions = vec![
-        format!(
-            "{STOPS} stops of {STAY_S} s, {GAP_S} s between them (the paper's means); of the stops \
-             that carry, each does for its last {CARRIES_S} s at {WIFI_MBPS} Mb/s of payload, the \
-             others are attached and dead; which they are is drawn by a seed"
-        ),
-        "9 stops carry with the rescan every 5 s, 3 without: the paper's counts are taken as given, \
-         who rescans is not part of this run"
-            .to_owned(),
-        format!(
-            "thresholds 200 kB and 3 MB; LTE {LTE_MBPS} Mb/s (not stated in the paper), RTT \
-             {LTE_RTT_MS} ms, always attached; Wi-Fi RTT {WIFI_RTT_MS} ms; the film is as long as \
-             the trip"
-        ),
-        "optimum: knows the trip, takes all that Wi-Fi carries as soon as it does, pays only what the \
-         film would be short of, beginning to show when ours does"
-            .to_owned(),
-    ];
     ours.insert("levels".to_owned(), Value::Object(levels));
-    Ok(Measured {
-        ours: Value::Object(ours),
-        baseline: Value::Null,
-        mark,
-        conditions,
-    })
+    Ok(Measured::figures(Value::Object(ours), Value::Null, 1))
 }
 
 fn watch(film: &Film) -> anyhow::Result<(Value, ViewingReport)> {
@@ -334,30 +306,10 @@ rtt_ms = {LTE_RTT_MS}
         "wifi_mb": wifi * 1e-6,
         "lte_mb": lte * 1e-6,
     });
+    let mut measured = Measured::figures(ours, Value::Null, 1);
     let all_s = bytes as f64 / rate as f64 - LATE_S;
-    Ok(Measured {
-        ours,
-        baseline: Value::Null,
-        mark: vec![
-            "stalls == 0".to_owned(),
-            format!("shown_s >= {all_s:.1}"),
-            "of_optimum >= 0.95".to_owned(),
-        ],
-        conditions: vec![
-            format!(
-                "{LAB_STOPS} stops, the second carries; all times a quarter of the trip's: stays of \
-                 {stay_s:.1} s, {gap_s:.1} s between them, {carries_s:.1} s of Wi-Fi"
-            ),
-            format!(
-                "ffmpeg reads the link as sound of {LAB_SAMPLES_PER_S} samples a second, {LAB_KBPS} \
-                 kb/s, at its own pace (-re); rates and round trips as in virtual time; thresholds \
-                 {LOW_BYTES} and {high} bytes"
-            ),
-            "late: how far ffmpeg's time was behind the clock since its first report, which it gives \
-             twice a second"
-                .to_owned(),
-        ],
-    })
+    measured.mark.push(format!("shown_s >= {all_s:.1}"));
+    Ok(measured)
 }
 
 /// What a player came to.
@@ -439,26 +391,6 @@ fn play(scenario: &str, bytes: u64, high: u64) -> anyhow::Result<SubwayPlayback>
         late_max_s: late.fold(0.0, f64::max),
         carried,
     })
-}
-
-/// What is held over the trip.
-pub fn charts(ours: &Value, _: &Value) -> Vec<Chart> {
-    let line = |name: &str, of: &str| {
-        let points: Vec<(f64, f64)> =
-            serde_json::from_value(ours["levels"][of].clone()).unwrap_or_default();
-        Series::line(name, points)
-    };
-    let chart = |title: &str, name: &str, of: &str| Chart {
-        title: title.to_owned(),
-        x: "s of the trip".to_owned(),
-        y: "MB held ahead".to_owned(),
-        series: vec![line(name, of)],
-    };
-    vec![
-        chart("640 kb/s, 9 of 44 stops carry", "640 kb/s", "640_rescan"),
-        chart("780 kb/s, 9 of 44 stops carry", "780 kb/s", "780_rescan"),
-        chart("780 kb/s, 3 of 44 stops carry", "780 kb/s", "780_no_rescan"),
-    ]
 }
 
 #[cfg(test)]

@@ -4,9 +4,9 @@
 //!  Lock (core/sched) ─▶ lab/sim waiting.rs ─▶ looks, found, missed ─▶ lab/energy Phone ─▶ milliwatts
 //! ```
 
-use super::plot::{Chart, Series};
-use super::{runner::Measured, spread::SampleSummary};
+use super::runner::Measured;
 use cedos_lab_energy::{Phone, Span, Time, phones};
+use cedos_lab_scenario::SampleSummary;
 use cedos_lab_sim::waiting::{Stay, Waited, draw, wait};
 use d2tp_sched::ScanPeriods;
 use serde_json::{Map, Value, json};
@@ -67,34 +67,12 @@ pub fn simulate() -> anyhow::Result<Measured> {
         on_days_of(&days, end, ScanPeriods::DEFAULT),
     );
     ours.insert("days".into(), Value::Object(on_days));
-    Ok(Measured {
-        ours: Value::Object(ours),
-        baseline: json!({ "paper": {
-            "asleep_mw": 43.0, "held_mw": 231.9,
-            "every_1_min_mw": 231.9 / 3.4, "every_2_min_mw": 55.1,
-        } }),
-        mark: vec![
-            "galaxy_s3.every_1_min_mw <= 67.2".to_owned(),
-            "galaxy_s3.every_2_min_mw <= 55.1".to_owned(),
-            "galaxy_s3.every_10_min_mw <= 45.4".to_owned(),
-            // A phone that sleeps cheaply because it is cheap awake would show nothing.
-            "galaxy_s3.held_mw >= 220.3".to_owned(),
-            "galaxy_s3.held_mw <= 243.5".to_owned(),
-        ],
-        conditions: vec![
-            "one flow waits for Wi-Fi all day, cellular is up and may not be used; no Wi-Fi at all, as in \
-             the paper, but for `days`"
-                .to_owned(),
-            "43 mW asleep is the paper's; all else is from makers' files and the Wi-Fi driver's times, but \
-             one second to resume and suspend, a guess; nothing is fitted to the paper's figures with D-Lock \
-             or held awake (lab/energy/src/phones.rs)"
-                .to_owned(),
-            format!(
-                "days: {SEEDS} of them, Wi-Fi for 2 h and away for 40 min on average (Lee et al., CoNEXT \
-                 2010), Lomax with exponent 1.5, cut off at 12 h (assumed); looking_mw is of the time not held"
-            ),
-        ],
-    })
+    let baseline = json!({ "paper": {
+        "asleep_mw": 43.0, "held_mw": 231.9,
+        "every_1_min_mw": 231.9 / 3.4, "every_2_min_mw": 55.1,
+    } });
+    let seeds = days.len();
+    Ok(Measured::figures(Value::Object(ours), baseline, seeds))
 }
 
 /// What days with Wi-Fi come to on the phone of the marks.
@@ -113,47 +91,4 @@ fn on_days_of(days: &[Vec<Stay>], end: Time, periods: ScanPeriods) -> Value {
         "unseen_stays": sum(&|w| w.unseen as f64) / days.len() as f64,
         "found_after_s": SampleSummary::of(found.map(|span| span.as_secs_f64())),
     })
-}
-
-/// Power by period, and what is missed for it.
-pub fn charts(ours: &Value, baseline: &Value) -> Vec<Chart> {
-    let at = |value: &Value, minutes: u64| value[format!("every_{minutes}_min_mw")].as_f64();
-    let by_period = |value: &Value| -> Vec<(f64, f64)> {
-        let of = |minutes: u64| Some((minutes as f64, at(value, minutes)?));
-        MINUTES.into_iter().filter_map(of).collect()
-    };
-    let held = |value: &Value| {
-        let held = value["held_mw"].as_f64().unwrap_or(f64::NAN);
-        vec![(0.0, held), (10.0, held)]
-    };
-    let day = |name: &str| {
-        let day = &ours["days"][name];
-        let of = |figure: &str| day[figure].as_f64().unwrap_or(f64::NAN);
-        (of("looking_mw"), of("missed_percent"))
-    };
-    let fixed = MINUTES
-        .into_iter()
-        .map(|minutes| day(&format!("every_{minutes}_min")));
-    vec![
-        Chart {
-            title: "no Wi-Fi at all".to_owned(),
-            x: "minutes between looks".to_owned(),
-            y: "mW".to_owned(),
-            series: vec![
-                Series::line("a fixed period", by_period(&ours["galaxy_s3"])),
-                Series::line("scans as its own file says", by_period(&ours["own_scan"])),
-                Series::line("held awake", held(&ours["galaxy_s3"])),
-                Series::dots("paper", by_period(&baseline["paper"])),
-            ],
-        },
-        Chart {
-            title: "days with Wi-Fi".to_owned(),
-            x: "mW while waiting".to_owned(),
-            y: "% of Wi-Fi missed".to_owned(),
-            series: vec![
-                Series::line("a fixed period", fixed.collect()),
-                Series::dots("D-Lock", vec![day("d_lock")]),
-            ],
-        },
-    ]
 }

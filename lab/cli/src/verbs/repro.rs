@@ -1,9 +1,14 @@
 //! `cedos repro [ID] [--where sim|lab] [--json] [--plot FILE]`: the papers' results beside ours.
+//! `cedos repro --file FILE`: a row of one's own, or a changed one.
+//! `cedos repro --all [--json] [--into FOLDER]`: every row; `cedos repro --table FOLDER`: what was kept, as docs/results.md.
 //! `cedos repro C10 [--delays S,…] [--patience S] [--only CELL]`: some of its cells; `cedos repro C11 --only PART`.
 
 use crate::repro::applications::{self, Cells};
-use crate::repro::plot::{self, Chart, Series};
-use crate::repro::{self, Reproduced, figures, mark, rows, runner::RowVenue, unmodified};
+use crate::repro::experiment::row_file::ResultRow;
+use crate::repro::experiment::source_files::SourceFiles;
+use crate::repro::reproduced::{self, Reproduced};
+use crate::repro::results;
+use crate::repro::{figures, plot, rows, runner::RowVenue, runners, unmodified};
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use serde_json::{Value, json};
@@ -16,11 +21,24 @@ use std::process::ExitCode;
 #[derive(Debug, Args)]
 pub struct ReproArgs {
     /// Which result: `C3`.
+    #[arg(conflicts_with_all = ["file", "all", "table"])]
     id: Option<String>,
+    /// Run the row in this file instead of one of the program's: docs/repro.md describes it.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["all", "table"])]
+    file: Option<PathBuf>,
+    /// Run every row, each where `--where` says or in its first place: hours.
+    #[arg(long, conflicts_with_all = ["table", "plot"])]
+    all: bool,
+    /// Keep what each row came to in this folder: ID.PLACE.json and, where the row has a chart, .svg.
+    #[arg(long, value_name = "FOLDER", conflicts_with = "table")]
+    into: Option<PathBuf>,
+    /// Print docs/results.md of what was kept in this folder.
+    #[arg(long, value_name = "FOLDER")]
+    table: Option<PathBuf>,
     /// Where to run it: in virtual time, or on real sockets. The first place the row has, if not given.
     #[arg(long = "where", value_name = "PLACE")]
     place: Option<RowVenue>,
-    /// Print JSON: one object for a row, one per line for the list.
+    /// Print JSON: one object for a row or for all of them, one per line for the list.
     #[arg(long)]
     json: bool,
     /// Draw the figures into this file, an SVG.
@@ -67,38 +85,57 @@ impl ReproArgs {
 /// # Errors
 /// There is no such row, it could not be run, or its picture not be drawn.
 pub fn run(args: &ReproArgs) -> anyhow::Result<ExitCode> {
-    let Some(id) = &args.id else {
-        list(args.json);
+    if let Some(folder) = &args.table {
+        print!("{}", results::table(&results::read(folder)?));
         return Ok(ExitCode::SUCCESS);
+    }
+    if args.all {
+        return all(args);
+    }
+    let read;
+    let row = match (&args.id, &args.file) {
+        (_, Some(file)) => {
+            read = row_of(file)?;
+            &read
+        }
+        (Some(id), None) => rows::find(id)
+            .ok_or_else(|| anyhow!("there is no row {id}; `cedos repro` lists them"))?,
+        (None, None) => {
+            list(args.json);
+            return Ok(ExitCode::SUCCESS);
+        }
     };
-    let row =
-        rows::find(id).ok_or_else(|| anyhow!("there is no row {id}; `cedos repro` lists them"))?;
-    let place = args
-        .place
-        .or_else(|| row.runners.first().map(|(place, _)| *place))
-        .unwrap_or(RowVenue::Sim);
+    let place = place(row, args.place);
+    let files = SourceFiles {
+        folder: args
+            .file
+            .as_ref()
+            .and_then(|file| file.parent())
+            .map(Path::to_owned),
+    };
     let parts = row.id == "C11" && args.delays.is_empty() && args.patience.is_none();
     let reproduced = match args.cells() {
         Some(cells) if parts && place == RowVenue::Lab => {
-            repro::judge(row, place, unmodified::run(&cells.only)?)?
+            reproduced::judge(row, place, unmodified::run(&cells.only)?)?
         }
         Some(_) if row.id != "C10" || place != RowVenue::Lab => {
             bail!("--delays, --patience and --only are of C10 in the lab, --only also of C11");
         }
-        Some(cells) => repro::judge(row, place, applications::run(&cells)?)?,
-        None => repro::run(row, place)?,
+        Some(cells) => reproduced::judge(row, place, applications::run(&cells)?)?,
+        None => reproduced::run(row, place, &files)?,
     };
     if let Some(file) = &args.plot {
-        let charts = match row.charts {
-            Some(charts) => charts(&reproduced.ours, &reproduced.baseline),
-            None => vec![against_marks(&reproduced)],
-        };
-        draw(file, &charts)?;
+        let picture = plot::picture(&reproduced::charts(row, &reproduced)?);
+        std::fs::write(file, picture)
+            .with_context(|| format!("cannot write {}", file.display()))?;
+    }
+    if let Some(folder) = &args.into {
+        results::keep(folder, row, &reproduced)?;
     }
     if args.json {
         println!("{}", serde_json::to_string(&reproduced)?);
     } else {
-        print(row, &reproduced);
+        print(row, &reproduced)?;
     }
     Ok(if reproduced.holds {
         ExitCode::SUCCESS
@@ -107,31 +144,79 @@ pub fn run(args: &ReproArgs) -> anyhow::Result<ExitCode> {
     })
 }
 
-fn draw(file: &Path, charts: &[Chart]) -> anyhow::Result<()> {
-    std::fs::write(file, plot::picture(charts))
-        .with_context(|| format!("cannot write {}", file.display()))
+fn row_of(file: &Path) -> anyhow::Result<ResultRow> {
+    let name = file.display().to_string();
+    let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {name}"))?;
+    ResultRow::parse(&name, &text)
 }
 
-/// A row without a picture of its own: each figure that has a mark, beside it.
-fn against_marks(row: &Reproduced) -> Chart {
-    let reached = mark::reached(&row.mark, &row.ours);
-    let last = reached.len().max(1) as f64 + 0.5;
-    let at = |(n, (mark, percent)): (usize, (String, f64))| {
-        Series::dots(&mark, vec![(n as f64 + 1.0, percent)])
-    };
-    let mut series = vec![Series::line("mark", vec![(0.0, 100.0), (last, 100.0)])];
-    series.extend(reached.into_iter().enumerate().map(at));
-    Chart {
-        title: format!("{}: figures against their marks", row.id),
-        x: "marks, in the order of the legend".to_owned(),
-        y: "% of the mark".to_owned(),
-        series,
+/// The place that is asked for, or the row's first.
+fn place(row: &ResultRow, asked: Option<RowVenue>) -> RowVenue {
+    let first = || row.venues.first().map(|(place, _)| *place);
+    asked.or_else(first).unwrap_or(RowVenue::Sim)
+}
+
+/// Every row in turn. A row that fails is said and does not end the others.
+fn all(args: &ReproArgs) -> anyhow::Result<ExitCode> {
+    let mut lines = Vec::new();
+    let mut all_hold = true;
+    for row in rows::all() {
+        let place = place(row, args.place);
+        if row.at(place).is_none() {
+            let why = reproduced::experiment(row, place).err();
+            let why = why.map_or_else(String::new, |why| why.to_string());
+            lines.push(json!({"id": row.id, "paper": row.paper, "not_run": why}));
+            continue;
+        }
+        eprintln!("{} ({}) …", row.id, place.word());
+        let line = match reproduced::run(row, place, &SourceFiles::default()) {
+            Ok(reproduced) => {
+                if let Some(folder) = &args.into {
+                    results::keep(folder, row, &reproduced)?;
+                }
+                all_hold &= reproduced.holds;
+                if !args.json {
+                    let verdict = reproduced.verdict.words();
+                    println!("{:9} {:4} {verdict:14} {}", row.id, place.word(), row.claim);
+                }
+                line_of(&reproduced)
+            }
+            Err(fault) => {
+                all_hold = false;
+                eprintln!("{}: {fault:#}", row.id);
+                json!({"id": row.id, "where": place, "paper": row.paper, "not_run": format!("{fault:#}")})
+            }
+        };
+        lines.push(line);
     }
+    if args.json {
+        println!("{}", json!({"rows": lines}));
+    }
+    Ok(if all_hold {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+/// A row in the object of all rows.
+fn line_of(row: &Reproduced) -> Value {
+    json!({
+        "id": row.id,
+        "where": row.r#where,
+        "claim": row.claim,
+        "paper": row.paper,
+        "measured": row.ours,
+        "mark": row.mark,
+        "holds": row.holds,
+        "verdict": row.verdict,
+        "seeds": row.seeds,
+    })
 }
 
 fn list(json: bool) {
-    for row in rows::ROWS {
-        let places: Vec<_> = row.runners.iter().map(|(place, _)| place.word()).collect();
+    for row in rows::all() {
+        let places: Vec<_> = row.venues.iter().map(|(place, _)| place.word()).collect();
         if json {
             let object = json!({
                 "id": row.id, "claim": row.claim, "paper": row.paper, "where": places,
@@ -148,12 +233,17 @@ fn list(json: bool) {
     }
 }
 
-fn print(of: &rows::PaperRow, row: &Reproduced) {
+fn print(of: &ResultRow, row: &Reproduced) -> anyhow::Result<()> {
+    let how = reproduced::experiment(of, row.r#where)?;
+    let table = match &how.runner {
+        Some(name) => runners::find(name)?.table,
+        None => None,
+    };
     println!("{} ({}): {}", row.id, row.r#where.word(), row.claim);
     println!("  paper     {}", row.paper);
     for (title, figures) in [("ours", &row.ours), ("baseline", &row.baseline)] {
         let mut figures = figures.clone();
-        if let (Some(_), Some(groups)) = (of.table, figures.as_object_mut()) {
+        if let (Some(_), Some(groups)) = (table, figures.as_object_mut()) {
             groups.remove(TABLE);
         }
         print_figures(title, &figures);
@@ -162,12 +252,14 @@ fn print(of: &rows::PaperRow, row: &Reproduced) {
         println!("  mark      {mark}");
     }
     println!("  holds     {}", if row.holds { "yes" } else { "NO" });
+    println!("  verdict   {}", row.verdict.words());
     for condition in &row.conditions {
         println!("  with      {condition}");
     }
-    if let Some(table) = of.table {
+    if let Some(table) = table {
         println!("\n{}", table(&row.ours, &row.baseline));
     }
+    Ok(())
 }
 
 /// Figures of this name are printed as a table, where the row has one.

@@ -12,7 +12,7 @@ mod client;
 mod disturbance;
 mod policy;
 
-use super::Measured;
+use super::runner::Measured;
 use anyhow::{Context, ensure};
 use cell::{ApplicationCell, CellDirection, CellResult, UnaidedTransferEnd};
 use client::{CLIENTS, Client};
@@ -242,6 +242,7 @@ fn figures(cells: &[ApplicationCell], told: &[CellResult], policy: Option<Value>
         baseline: json!({ "cells": counts[1].0, "right": counts[1].1, "table": others }),
         mark,
         conditions: Vec::new(),
+        seeds: 1,
     }
 }
 

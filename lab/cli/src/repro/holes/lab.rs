@@ -10,12 +10,13 @@ use cedos_lab_scenario::RunReport;
 use serde::Deserialize;
 use serde_json::json;
 
-use super::model::{self, Model};
+use super::model::Model;
 use super::{
-    CABERNET, HoleCase, HoleSessionBytes, Measured, Rates, SESSION, Sums, bridge_properties,
-    carried, conditions, evenly_30, least, marks, scenario, wifi_link, wifi_properties,
+    CABERNET, HoleCase, HoleSessionBytes, Rates, SESSION, Sums, bridge_properties, carried,
+    evenly_30, least, scenario, wifi_link, wifi_properties,
 };
 use crate::repro::measured::by_bench;
+use crate::repro::runner::Measured;
 
 /// On real sockets.
 const CASES_LAB: [(&str, HoleCase); 5] = [
@@ -117,35 +118,16 @@ pub fn emulate() -> anyhow::Result<Measured> {
             }),
         );
     }
-    let mut mark = marks();
-    mark.push("model_error_mean <= 0.2".to_owned());
-    let mut conditions = conditions();
-    conditions.push(format!(
-        "on real sockets, all cases at once: {COURSES} sessions of each case, of which the first {} s have no \
-         hole, with the bridge and without; kernel TCP (CUBIC and Reno) over links of its own with the same holes; \
-         tcp_over_bridge: CUBIC over a link that is the bridge in the Wi-Fi's holes, without the bridge's \
-         own loss of time for switching",
-        LEAD.as_secs_f64()
-    ));
-    conditions.push(model::in_words());
-    conditions.push(format!(
-        "TCP over {} more courses of each case's holes; model_error: beside the mean of CUBIC and Reno over all \
-         courses",
-        (COURSES - 1) * COURSES_MORE
-    ));
-    Ok(Measured {
-        ours: json!({
-            "share_of_ideal_least": least(&shares),
-            "by_one_link_least": least(&by_alone),
-            "model_error_mean": errors.iter().sum::<f64>() / errors.len() as f64,
-            "wifi_kbps": rates.wifi * 8e-3,
-            "bridge_kbps": rates.bridge * 8e-3,
-            "cases": cases,
-        }),
-        baseline: json!({"tcp_whole_kbps": tcp.rows[0].mbps * 1e3, "cases": baseline}),
-        mark,
-        conditions,
-    })
+    let ours = json!({
+        "share_of_ideal_least": least(&shares),
+        "by_one_link_least": least(&by_alone),
+        "model_error_mean": errors.iter().sum::<f64>() / errors.len() as f64,
+        "wifi_kbps": rates.wifi * 8e-3,
+        "bridge_kbps": rates.bridge * 8e-3,
+        "cases": cases,
+    });
+    let baseline = json!({"tcp_whole_kbps": tcp.rows[0].mbps * 1e3, "cases": baseline});
+    Ok(Measured::figures(ours, baseline, COURSES as usize))
 }
 
 /// The model beside what TCP carried, in kb/s summed over courses of holes.

@@ -13,13 +13,6 @@ const SEGMENT: u64 = 1_448;
 /// Round trips that the model is averaged over, from an empty queue to a full one.
 const ROUND_TRIPS: u64 = 11;
 
-pub(super) fn in_words() -> String {
-    "the model of TCP without the bridge: T0 is the round trip and 200 ms, a tail loss probe 200 ms after \
-     the last acknowledgement, averaged over the round trips from an empty queue to a full one; its rate is \
-     that of the link without holes"
-        .to_owned()
-}
-
 /// TCP in the face of these holes, over the round trips it may have had when one began.
 pub(super) struct Model(Vec<Disruption>);
 

@@ -160,17 +160,6 @@ fn beside(
     Ok([first?, second?])
 }
 
-fn conditions(scale: u64) -> Vec<String> {
-    let mut all = vec![format!(
-        "real sockets; link rates are goodput divided by the payload's share of a packet, round trips of \
-         {RTT_MS} ms; nothing is known of the links before"
-    )];
-    if scale > 1 {
-        all.push(format!("bytes and times are a {scale}th of the paper's"));
-    }
-    all
-}
-
 /// C4a, at real speed.
 pub fn poor_wifi() -> anyhow::Result<Measured> {
     let lines = [POOR_WIFI, CELL];
@@ -182,24 +171,14 @@ pub fn poor_wifi() -> anyhow::Result<Measured> {
             ScheduleTransport::Itself("algorithm-1"),
         ],
     )?;
-    Ok(Measured {
-        ours: json!({
-            "one_link_at_a_time": one.figures(),
-            "both_links": both.figures(),
-        }),
-        baseline: json!({
-            "optimum": { "one_link_at_a_time_percent": 15.6, "both_links_percent": 30.0 },
-        }),
-        mark: super::POOR_WIFI_MARKS.map(str::to_owned).to_vec(),
-        conditions: [
-            conditions(1),
-            vec![
-                "one link at a time: Algorithm 1 as published, which keeps nothing in hand; both links: D2Sched"
-                    .to_owned(),
-            ],
-        ]
-        .concat(),
-    })
+    let ours = json!({
+        "one_link_at_a_time": one.figures(),
+        "both_links": both.figures(),
+    });
+    let baseline = json!({
+        "optimum": { "one_link_at_a_time_percent": 15.6, "both_links_percent": 30.0 },
+    });
+    Ok(Measured::figures(ours, baseline, 1))
 }
 
 /// C4b, scaled.
@@ -225,20 +204,9 @@ fn contended(lines: &[Line], batches: &[Batch]) -> anyhow::Result<Measured> {
             ScheduleTransport::Itself("algorithm-1"),
         ],
     )?;
-    Ok(Measured {
-        ours: json!({ "together": together.figures() }),
-        baseline: json!({ "each_by_itself": alone.figures() }),
-        mark: vec!["together.met == 10".to_owned()],
-        conditions: [
-            conditions(SCALE),
-            vec![
-                "together: one agent, D2Sched; each by itself: ten `cedos get --alone` with Algorithm 1, which \
-                 know nothing of each other"
-                    .to_owned(),
-            ],
-        ]
-        .concat(),
-    })
+    let ours = json!({ "together": together.figures() });
+    let baseline = json!({ "each_by_itself": alone.figures() });
+    Ok(Measured::figures(ours, baseline, 1))
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@
 
 pub mod lab;
 
-use super::Measured;
+use super::runner::Measured;
 use cedos_lab_link::{Span, Time};
 use cedos_lab_sim::score::course::{Course, CourseSegment};
 use cedos_lab_sim::score::jobs::ScoreJob;
@@ -54,14 +54,6 @@ const CELL: Line = Line {
     mbps: 4.7,
 };
 
-/// The marks of C4a, wherever it is run.
-const POOR_WIFI_MARKS: [&str; 4] = [
-    "one_link_at_a_time.met == 1",
-    "one_link_at_a_time.wifi_percent >= 15",
-    "both_links.met == 1",
-    "both_links.wifi_percent >= 29",
-];
-
 /// C4a in virtual time.
 pub fn poor_wifi() -> anyhow::Result<Measured> {
     let lines = [POOR_WIFI, CELL];
@@ -69,58 +61,35 @@ pub fn poor_wifi() -> anyhow::Result<Measured> {
     let both = together(&lines, &due);
     let one = by_itself(&lines, &due);
     let wifi_only = by_itself(&[POOR_WIFI], &due);
-    Ok(Measured {
-        ours: json!({
-            "one_link_at_a_time": figures(&one),
-            "both_links": figures(&both),
-        }),
-        baseline: json!({
-            "wifi_only": figures(&wifi_only),
-            "optimum": { "one_link_at_a_time_percent": 15.6, "both_links_percent": 30.0 },
-        }),
-        mark: POOR_WIFI_MARKS.map(str::to_owned).to_vec(),
-        conditions: vec![
-            "rates are goodput, a fluid, and known from a minute of use before; one link at a time: Algorithm \
-             1 with 2 % of the time needed in hand; both links: D2Sched"
-                .to_owned(),
-        ],
-    })
+    let ours = json!({
+        "one_link_at_a_time": figures(&one),
+        "both_links": figures(&both),
+    });
+    let baseline = json!({
+        "wifi_only": figures(&wifi_only),
+        "optimum": { "one_link_at_a_time_percent": 15.6, "both_links_percent": 30.0 },
+    });
+    Ok(Measured::figures(ours, baseline, 1))
 }
 
 /// C4b in virtual time.
 pub fn cellular_alone() -> anyhow::Result<Measured> {
-    contended(&[CELL], vec![MINUTE.times(30); 10], |ours, alone| {
-        vec![format!("{ours} == 10"), format!("{alone} == 0")]
-    })
+    Ok(contended(&[CELL], &[MINUTE.times(30); 10]))
 }
 
 /// C4c in virtual time.
 pub fn one_urgent() -> anyhow::Result<Measured> {
     let mut due = vec![MINUTE.times(30); 9];
     due.push(MINUTE.times(5));
-    contended(&[WIFI], due, |ours, alone| {
-        vec![format!("{ours} == 10"), format!("{alone} == 9")]
-    })
+    Ok(contended(&[WIFI], &due))
 }
 
-fn contended(
-    lines: &[Line],
-    due: Vec<Span>,
-    mark: impl Fn(&str, &str) -> Vec<String>,
-) -> anyhow::Result<Measured> {
-    Ok(Measured {
-        ours: json!({
-            "together": figures(&together(lines, &due)),
-            "each_by_itself": figures(&by_itself(lines, &due)),
-        }),
-        baseline: Value::Null,
-        mark: mark("together.met", "each_by_itself.met"),
-        conditions: vec![
-            "rates are goodput, a fluid, and known from a minute of use before; together: D2Sched; each by \
-             itself: Algorithm 1 for one flow, all on the link share it evenly"
-                .to_owned(),
-        ],
-    })
+fn contended(lines: &[Line], due: &[Span]) -> Measured {
+    let ours = json!({
+        "together": figures(&together(lines, due)),
+        "each_by_itself": figures(&by_itself(lines, due)),
+    });
+    Measured::figures(ours, Value::Null, 1)
 }
 
 /// How it ended: flows in time, and what each link carried.

@@ -1,8 +1,8 @@
 //! Where nothing disturbs: a download, a page and a film, directly and by us, in turn on the same link.
 
 use super::site::{AGENT, OBJECT_BYTES, Site, page_sum};
-use crate::repro::spread::SampleSummary;
 use anyhow::ensure;
+use cedos_lab_scenario::SampleSummary;
 use serde_json::{Map, Value, json};
 use std::fmt::Write as _;
 

@@ -8,8 +8,8 @@
 //! ```
 
 use super::site::Site;
-use crate::repro::spread::SampleSummary;
 use anyhow::Context;
+use cedos_lab_scenario::SampleSummary;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 

@@ -13,7 +13,7 @@ mod program;
 mod site;
 mod wave;
 
-use super::Measured;
+use super::runner::Measured;
 use anyhow::ensure;
 use serde_json::{Value, json};
 use site::{SSH_MAKE, Site};
@@ -129,6 +129,7 @@ pub fn run(only: &[String]) -> anyhow::Result<Measured> {
         baseline,
         mark,
         conditions,
+        seeds: 1,
     })
 }
 

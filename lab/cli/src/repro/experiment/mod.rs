@@ -1,0 +1,80 @@
+//! Rows of the papers that are data: a scenario, what of it varies, what is measured, what must hold.
+//!
+//! ```text
+//!  lab/repro/ID.toml ─▶ row_file.rs ─▶ cases.rs: every combination of the axes
+//!                                          │        template.rs: the scenario of each case and variant
+//!                                          ▼
+//!                                      runs.rs: simulator, lab or bench ─▶ metrics of each run
+//!                                          │
+//!                                          ▼
+//!                       figures.rs: ours, baseline, marks of all runs ─▶ Measured
+//! ```
+//!
+//! `docs/repro.md` describes the files. Everything that is computed is an expression of scenario files
+//! (`cedos_lab_scenario::Expression`).
+
+mod cases;
+pub mod chart_template;
+mod figures;
+pub mod row_file;
+mod runs;
+pub mod source_files;
+mod template;
+#[cfg(test)]
+mod tests;
+
+use super::runner::{Measured, RowVenue};
+use anyhow::Context;
+use row_file::RowExperiment;
+use runs::PlannedRun;
+use serde_json::{Value, json};
+use source_files::SourceFiles;
+
+/// Runs every variant of every case, and computes the row's figures.
+///
+/// # Errors
+/// A run failed, or an expression does not fit what was measured.
+pub fn measure(
+    experiment: &RowExperiment,
+    venue: RowVenue,
+    files: &SourceFiles,
+) -> anyhow::Result<Measured> {
+    measured(experiment, files, |planned| {
+        runs::reports(experiment, venue, files, planned)
+    })
+}
+
+/// The row's figures, by whatever carries out its runs.
+fn measured(
+    experiment: &RowExperiment,
+    files: &SourceFiles,
+    reports: impl FnOnce(&[PlannedRun<'_>]) -> anyhow::Result<Vec<Value>>,
+) -> anyhow::Result<Measured> {
+    let cases = cases::cases(experiment, files)?;
+    let seeds = cases::seeds(&cases);
+    let run = runs::carried_out(experiment, cases, reports)?;
+    let scope = figures::CaseScope::all(experiment, &run);
+    let figures = |name: &str, template: Option<&toml::Value>| -> anyhow::Result<Value> {
+        let Some(template) = template else {
+            return Ok(Value::Null);
+        };
+        let value = scope.figures(template).context(name.to_owned())?;
+        Ok(value.unwrap_or(Value::Null))
+    };
+    let facts = Value::Object(scope.facts());
+    let conditions = experiment.conditions.iter();
+    Ok(Measured {
+        ours: figures("ours", experiment.ours.as_ref())?,
+        baseline: figures("baseline", experiment.baseline.as_ref())?,
+        mark: scope.marks(&experiment.marks)?,
+        conditions: conditions
+            .map(|text| template::text(text, &facts))
+            .collect::<anyhow::Result<_>>()?,
+        seeds,
+    })
+}
+
+/// What a row's marks and charts may name.
+pub fn facts_of(ours: &Value, baseline: &Value) -> Value {
+    json!({"ours": ours, "baseline": baseline})
+}

@@ -1,0 +1,136 @@
+//! One row, run and judged.
+
+use super::experiment::row_file::{ResultRow, RowExperiment};
+use super::experiment::source_files::SourceFiles;
+use super::experiment::{self, facts_of};
+use super::mark::{self, RowVerdict};
+use super::plot::{Chart, Series};
+use super::runner::{Measured, RowVenue};
+use super::runners;
+use anyhow::Context;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// One row, run: the object `cedos repro ID --json` prints.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Reproduced {
+    /// The row's name: `C3`.
+    pub id: String,
+    /// Where it was run.
+    pub r#where: RowVenue,
+    /// What the authors claim.
+    pub claim: String,
+    /// What they measured.
+    pub paper: String,
+    /// What we measured.
+    pub ours: Value,
+    /// What others do on the same links.
+    pub baseline: Value,
+    /// What must hold of `ours`.
+    pub mark: Vec<String>,
+    /// Whether it does.
+    pub holds: bool,
+    /// What that says of the claim.
+    pub verdict: RowVerdict,
+    /// How many seeds, days, trips or rounds the figures are of.
+    pub seeds: usize,
+    /// Conditions and assumptions.
+    pub conditions: Vec<String>,
+}
+
+/// How a row is measured there.
+///
+/// # Errors
+/// It cannot be run there; where it can is said.
+pub fn experiment(row: &ResultRow, venue: RowVenue) -> anyhow::Result<&RowExperiment> {
+    row.at(venue).with_context(|| {
+        let elsewhere: Vec<_> = row.venues.iter().map(|(at, _)| at.word()).collect();
+        if elsewhere.is_empty() {
+            return format!("{} is not reproduced yet", row.id);
+        }
+        format!(
+            "{} runs only with --where {}",
+            row.id,
+            elsewhere.join(" or ")
+        )
+    })
+}
+
+/// Runs a row.
+///
+/// # Errors
+/// It cannot be run there, or the run failed.
+pub fn run(row: &ResultRow, venue: RowVenue, files: &SourceFiles) -> anyhow::Result<Reproduced> {
+    let how = experiment(row, venue)?;
+    let measured = match &how.runner {
+        Some(name) => (runners::find(name)?.run)()?,
+        None => experiment::measure(how, venue, files)?,
+    };
+    judge(row, venue, measured)
+}
+
+/// What was measured, with what its row says of it.
+///
+/// # Errors
+/// A mark names a figure that is not there.
+pub fn judge(row: &ResultRow, venue: RowVenue, measured: Measured) -> anyhow::Result<Reproduced> {
+    let how = experiment(row, venue)?;
+    let mut marks = measured.mark;
+    let mut conditions = measured.conditions;
+    if how.runner.is_some() {
+        // The runner adds what depends on its run.
+        let own = how.marks.iter().map(|mark| mark.text().to_owned());
+        marks = own.chain(marks).collect();
+        conditions = how.conditions.iter().cloned().chain(conditions).collect();
+    }
+    let holds = mark::holds(&marks, &measured.ours)?;
+    Ok(Reproduced {
+        id: row.id.clone(),
+        r#where: venue,
+        claim: row.claim.clone(),
+        paper: row.paper.clone(),
+        verdict: mark::verdict(holds, &how.better, &how.contradicts, &measured.ours)?,
+        seeds: measured.seeds,
+        ours: measured.ours,
+        baseline: measured.baseline,
+        mark: marks,
+        holds,
+        conditions,
+    })
+}
+
+/// The charts of a row: those of its file, its runner's, or each figure beside its mark.
+///
+/// # Errors
+/// A chart needs figures that are not there.
+pub fn charts(row: &ResultRow, reproduced: &Reproduced) -> anyhow::Result<Vec<Chart>> {
+    let how = experiment(row, reproduced.r#where)?;
+    let (ours, baseline) = (&reproduced.ours, &reproduced.baseline);
+    if let Some(name) = &how.runner
+        && let Some(charts) = runners::find(name)?.charts
+    {
+        return Ok(charts(ours, baseline));
+    }
+    if how.charts.is_empty() {
+        return Ok(vec![against_marks(reproduced)]);
+    }
+    let facts = facts_of(ours, baseline);
+    how.charts.iter().map(|chart| chart.drawn(&facts)).collect()
+}
+
+/// A row without a chart of its own: each figure that has a mark, beside it.
+fn against_marks(row: &Reproduced) -> Chart {
+    let reached = mark::reached(&row.mark, &row.ours);
+    let last = reached.len().max(1) as f64 + 0.5;
+    let at = |(n, (mark, percent)): (usize, (String, f64))| {
+        Series::dots(&mark, vec![(n as f64 + 1.0, percent)])
+    };
+    let mut series = vec![Series::line("mark", vec![(0.0, 100.0), (last, 100.0)])];
+    series.extend(reached.into_iter().enumerate().map(at));
+    Chart {
+        title: format!("{}: figures against their marks", row.id),
+        x: "marks, in the order of the legend".to_owned(),
+        y: "% of the mark".to_owned(),
+        series,
+    }
+}

@@ -1,0 +1,100 @@
+//! Measurements that are more than a scenario, its variants and metrics: models, programs, drawn courses.
+//!
+//! A row's file names its runner; claim, conditions, marks and charts are in the file.
+
+use super::plot::Chart;
+use super::runner::Measured;
+use super::{
+    applications, energy, holes, mobility, plane, podcasts, prediction, schedules, subway,
+    unmodified, video, waiting,
+};
+use anyhow::anyhow;
+use serde_json::Value;
+
+/// A runner as a row's file names it.
+pub struct NamedRunner {
+    name: &'static str,
+    /// Measures the row.
+    pub run: fn() -> anyhow::Result<Measured>,
+    /// Draws figures of which there are more than a file can name: ours, and those we compare with.
+    pub charts: Option<fn(&Value, &Value) -> Vec<Chart>>,
+    /// Puts `ours.table` and `baseline.table` into a table that people read.
+    pub table: Option<fn(&Value, &Value) -> String>,
+}
+
+const fn runner(name: &'static str, run: fn() -> anyhow::Result<Measured>) -> NamedRunner {
+    NamedRunner {
+        name,
+        run,
+        charts: None,
+        table: None,
+    }
+}
+
+/// Every runner.
+static RUNNERS: &[NamedRunner] = &[
+    NamedRunner {
+        table: Some(applications::table),
+        ..runner("applications", applications::emulate)
+    },
+    runner("energy", energy::simulate),
+    runner("holes", holes::simulate),
+    runner("holes-lab", holes::emulate),
+    runner("mobility", mobility::simulate),
+    runner("mobility-lab", mobility::on_real_sockets),
+    NamedRunner {
+        charts: Some(plane::charts),
+        ..runner("plane", plane::simulate)
+    },
+    runner("podcasts", podcasts::simulate),
+    runner("prediction", prediction::simulate),
+    runner("schedule-poor-wifi", schedules::poor_wifi),
+    runner("schedule-poor-wifi-lab", schedules::lab::poor_wifi),
+    runner("schedule-cellular", schedules::cellular_alone),
+    runner("schedule-cellular-lab", schedules::lab::cellular_alone),
+    runner("schedule-urgent", schedules::one_urgent),
+    runner("schedule-urgent-lab", schedules::lab::one_urgent),
+    runner("subway", subway::simulate),
+    runner("subway-lab", subway::emulate),
+    runner("unmodified", unmodified::emulate),
+    runner("video", video::simulate),
+    runner("waiting", waiting::simulate),
+];
+
+/// The runner of this name.
+///
+/// # Errors
+/// There is none.
+pub fn find(name: &str) -> anyhow::Result<&'static NamedRunner> {
+    RUNNERS.iter().find(|one| one.name == name).ok_or_else(|| {
+        let names = || RUNNERS.iter().map(|one| one.name);
+        let nearest = cedos_lab_scenario::suggestion(name, names());
+        let all: Vec<_> = names().collect();
+        anyhow!(
+            "there is no runner `{name}`{nearest}; there are {}",
+            all.join(", ")
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{RUNNERS, find};
+    use crate::repro::rows;
+
+    #[test]
+    fn every_runner_is_of_a_row_and_every_rows_runner_is_there() {
+        let venues = rows::all().iter().flat_map(|row| &row.venues);
+        let named: Vec<&str> = venues
+            .filter_map(|(_, how)| how.runner.as_deref())
+            .collect();
+        for name in &named {
+            find(name).unwrap();
+        }
+        for runner in RUNNERS {
+            assert!(named.contains(&runner.name), "{}", runner.name);
+        }
+        let fault = find("subwey").err().unwrap().to_string();
+        assert!(fault.contains("did you mean `subway`?"), "{fault}");
+    }
+}
