@@ -1,25 +1,22 @@
 //! A connection that outlives its program, in each language: one process is killed, another reads on by its token.
 //! C's are in `sockets.rs`. Where a language's tools are missing its test says so and ends.
 
-mod get_origin;
-mod get_rig;
 #[path = "../../../edge/capi/tests/support/mod.rs"]
 mod support;
-mod told;
 
 use std::io::{Read, Write};
 use std::path::Path;
 use std::process::Stdio;
 
+use cedos_lab_rig::PATIENCE;
+use cedos_lab_rig::program::{AgentProcess, pid_of};
 use d2tp_sockets::{
     ConnectSettings, ConnectionPersist, ConnectionToken, D2tpConnection, D2tpStream, asynchronous,
 };
-use get_rig::PATIENCE;
 use nix::sys::signal::{Signal, kill};
 use support::{C, Server, examples};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::time::timeout;
-use told::{Agent, pid_of};
 
 /// Builds an example, if it can be.
 type Build = fn(&Path) -> Option<examples::Example>;
@@ -31,7 +28,7 @@ async fn is_opened_again(build: Build) {
     let Some(example) = build(home.path()) else {
         return;
     };
-    let agent = Agent::start(home.path()).await;
+    let agent = AgentProcess::start(home.path()).await;
     let beside_agent = || {
         let mut command = tokio::process::Command::from(example());
         command.env("CEDOS_AGENT", &agent.socket);
