@@ -12,7 +12,7 @@
 //! failing is in the lines above it and in the exit status.
 
 use std::io::{BufRead, BufReader};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
@@ -21,7 +21,7 @@ use anyhow::{Context, Result};
 use crate::repository::root;
 use crate::step::{StepOutcome, Steps, cargo, has_subcommand, run as run_command};
 use crate::totals::Totals;
-use crate::{hung, msrv, rules, seeds};
+use crate::{hung, msrv, rules, seeds, test_programs};
 
 /// Runs every step; whether all held.
 pub fn run() -> Result<bool> {
@@ -68,16 +68,40 @@ pub fn run() -> Result<bool> {
 /// A test that says nothing for so long hangs. The slowest take some two minutes on a busy machine.
 const SILENCE: Duration = Duration::from_secs(360);
 
-/// Runs the tests of the workspace, showing their output and adding up their results.
+/// Runs the tests of the workspace, adding up their results; `more` are arguments of cargo, and
+/// after `--` of the tests.
+///
+/// Programs of unit tests run beside each other. Those that start processes and networks measure
+/// time, too: one at a time, as cargo runs them.
 pub fn tests(totals: &mut Totals, more: &[&str]) -> Result<StepOutcome> {
-    // All binaries even after one failed, so that the totals are totals.
-    let arguments = ["test", "--workspace", "--locked", "--no-fail-fast"];
-    // Built first: a compiler may be silent for longer than a test.
-    let mut build = cargo(arguments.iter().chain(more).copied().chain(["--no-run"]));
-    if !matches!(run_command(&mut build)?, StepOutcome::Held) {
+    let split = more.iter().position(|word| *word == "--");
+    let (of_cargo, of_tests) = match split {
+        Some(at) => (&more[..at], &more[at + 1..]),
+        None => (more, &[][..]),
+    };
+    // All built first: a compiler may be silent for longer than a test.
+    let arguments = [&["test", "--workspace", "--locked"], of_cargo].concat();
+    let Some(mut programs) = test_programs::build(&arguments)? else {
         return Ok(StepOutcome::Failed);
+    };
+    programs.retain(|program| program.is_unit);
+    let of_units = [&["--quiet"], of_tests].concat();
+    let mut all_held = test_programs::run(&programs, &of_units, SILENCE, totals)?;
+    // All programs even after one failed, so that the totals are totals.
+    for kind in [&["--test", "*"][..], &["--doc"]] {
+        let of_kind = [&arguments[..], &["--no-fail-fast"], kind, &["--"], of_tests].concat();
+        all_held &= heard(&mut cargo(of_kind), totals)?;
     }
-    let mut command = cargo(arguments.iter().chain(more).copied());
+    Ok(if all_held {
+        StepOutcome::Held
+    } else {
+        StepOutcome::Failed
+    })
+}
+
+/// Runs a command of cargo's that runs tests, showing what it says; whether it held. What says
+/// nothing for too long is killed.
+fn heard(command: &mut Command, totals: &mut Totals) -> Result<bool> {
     let mut child = command
         .stdout(Stdio::piped())
         .spawn()
@@ -116,11 +140,7 @@ pub fn tests(totals: &mut Totals, more: &[&str]) -> Result<StepOutcome> {
             }
         }
     };
-    Ok(if status.success() {
-        StepOutcome::Held
-    } else {
-        StepOutcome::Failed
-    })
+    Ok(status.success())
 }
 
 fn dependencies() -> Result<StepOutcome> {

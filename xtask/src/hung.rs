@@ -21,10 +21,21 @@ pub fn kill_what_runs(cargo: &mut Child) -> Vec<String> {
         format!("{pid} {}", words.trim())
     });
     let names = names.collect();
-    let ids = below.iter().map(u32::to_string);
-    // By the program, since this one does nothing unsafe.
-    let _ = Command::new("kill").arg("-KILL").args(ids).status();
+    kill(&below);
     names
+}
+
+/// Kills a process and all that it began.
+pub fn kill_with_descendants(process: u32) {
+    let mut all = descendants(process, &processes());
+    all.push(process);
+    kill(&all);
+}
+
+fn kill(ids: &[u32]) {
+    // By the program, since this one does nothing unsafe.
+    let ids = ids.iter().map(u32::to_string);
+    let _ = Command::new("kill").arg("-KILL").args(ids).status();
 }
 
 /// Parents by process.

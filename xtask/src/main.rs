@@ -15,6 +15,7 @@ mod repository;
 mod rules;
 mod seeds;
 mod step;
+mod test_programs;
 mod totals;
 
 use std::process::ExitCode;

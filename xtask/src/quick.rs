@@ -13,13 +13,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use crate::repository::root;
-use crate::step::{StepOutcome, Steps, cargo, has_subcommand};
-use crate::{rules, seeds};
+use crate::step::{StepOutcome, Steps, cargo, has_subcommand, run as run_command};
+use crate::totals::Totals;
+use crate::{rules, seeds, test_programs};
 
 /// The package whose exchanges of packets are a test program of their own.
 const CORE: &str = "d2tp-session";
@@ -29,6 +31,8 @@ const EXCHANGES: &str = "exchange";
 const BINDINGS: &str = "bindings/";
 /// The package that runs random scenarios.
 const SIMULATOR: &str = "cedos-lab-sim";
+/// A program of unit tests that takes so long hangs.
+const PROGRAM_PATIENCE: Duration = Duration::from_secs(360);
 
 /// What `quick` takes as changed.
 #[derive(clap::Args)]
@@ -69,7 +73,7 @@ pub fn run(options: &QuickOptions) -> Result<bool> {
                 .args(&selection)
                 .args(["--", "-D", "warnings"]),
         );
-        steps.command("unit tests", &mut unit_tests(&selection, &affected));
+        steps.run("unit tests", || unit_tests(&selection, &affected));
     }
     if affected.contains(SIMULATOR) {
         steps.command("random scenarios", &mut seeds::quick());
@@ -77,17 +81,27 @@ pub fn run(options: &QuickOptions) -> Result<bool> {
     Ok(steps.summarise())
 }
 
-fn unit_tests(selection: &[&str], affected: &BTreeSet<String>) -> Command {
-    let mut command = if has_subcommand("nextest") {
-        cargo(["nextest", "run", "--locked", "--no-fail-fast"])
-    } else {
-        cargo(["test", "--locked", "--no-fail-fast", "--quiet"])
-    };
-    command.args(["--lib", "--bins"]).args(selection);
-    if affected.contains(CORE) {
-        command.args(["--test", EXCHANGES]);
+fn unit_tests(selection: &[&str], affected: &BTreeSet<String>) -> Result<StepOutcome> {
+    let exchanges = affected.contains(CORE).then_some(["--test", EXCHANGES]);
+    let mut arguments = vec!["--locked", "--lib", "--bins"];
+    arguments.extend(selection);
+    arguments.extend(exchanges.iter().flatten());
+    if has_subcommand("nextest") {
+        let mut command = cargo(["nextest", "run", "--no-fail-fast"]);
+        return run_command(command.args(&arguments));
     }
-    command
+    arguments.insert(0, "test");
+    let Some(programs) = test_programs::build(&arguments)? else {
+        return Ok(StepOutcome::Failed);
+    };
+    let mut totals = Totals::default();
+    let held = test_programs::run(&programs, &["--quiet"], PROGRAM_PATIENCE, &mut totals)?;
+    println!("{} passed, {} failed", totals.passed, totals.failed);
+    Ok(if held {
+        StepOutcome::Held
+    } else {
+        StepOutcome::Failed
+    })
 }
 
 /// Files that differ from `since`, and files that git does not know yet; relative to the root.

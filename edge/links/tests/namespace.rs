@@ -3,55 +3,12 @@
 //! Each test runs itself again under `unshare -Urn` and does its work there; where the system
 //! forbids that, it says so and passes.
 
-use std::process::Command;
-use std::time::Duration;
-
+use cedos_lab_rig::namespace::{LINKS, in_namespace_with, sh};
+use cedos_lab_rig::{PATIENCE, this_test};
 use d2tp_links::{ClassRules, CostClass, Link, LinkEvent, LinkKind, LinkMonitor};
 
-const INSIDE: &str = "CEDOS_TEST_INSIDE_NAMESPACE";
-
-/// An upper bound for an event that is certain to come, so that a failure is not a hang.
-const PATIENCE: Duration = Duration::from_secs(20);
-
-/// Runs `body` as the test `name` in a namespace of its own.
-fn in_namespace<F: Future<Output = ()>>(name: &str, body: impl FnOnce() -> F) {
-    if std::env::var_os(INSIDE).is_some() {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build();
-        return runtime.expect("a runtime").block_on(body());
-    }
-    let allowed = Command::new("unshare")
-        .args(["-Urn", "ip", "link", "add", "a0", "type", "veth"])
-        .output()
-        .is_ok_and(|output| output.status.success());
-    if !allowed {
-        eprintln!("skipped: this system does not let us make a network namespace with veth links");
-        return;
-    }
-    let this = std::env::current_exe().expect("path of this test");
-    let status = Command::new("unshare")
-        .arg("-Urn")
-        .arg(this)
-        .args(["--exact", name, "--nocapture"])
-        // Its closing line is not one of this program's.
-        .stdout(std::io::stderr())
-        .env(INSIDE, "1")
-        .status()
-        .expect("run unshare");
-    assert!(status.success(), "inside the namespace: {status}");
-}
-
 fn ip(arguments: &str) {
-    let output = Command::new("ip")
-        .args(arguments.split(' '))
-        .output()
-        .expect("run ip");
-    assert!(
-        output.status.success(),
-        "ip {arguments}: {}",
-        String::from_utf8_lossy(&output.stderr)
-    );
+    sh(&format!("ip {arguments}"));
 }
 
 /// Events until `wanted` holds; asserts that they lead from `known` to the latest snapshot.
@@ -79,7 +36,7 @@ async fn until(
 
 #[test]
 fn links_are_seen_to_come_and_go() {
-    in_namespace("links_are_seen_to_come_and_go", || async {
+    in_namespace_with(LINKS, this_test!(), || async {
         let rules = ClassRules {
             rules: vec!["wlan1=metered".parse().expect("a rule")],
         };
@@ -186,23 +143,20 @@ fn links_are_seen_to_come_and_go() {
 
 #[test]
 fn a_hint_from_outside_reads_again_and_an_idle_hint_makes_no_event() {
-    in_namespace(
-        "a_hint_from_outside_reads_again_and_an_idle_hint_makes_no_event",
-        || async {
-            let (_, mut monitor) = LinkMonitor::start(ClassRules::default())
-                .await
-                .expect("start");
-            for _ in 0..100 {
-                monitor.handle().network_changed();
-            }
-            ip("link add wlan0 type veth peer name ap0");
-            let event = tokio::time::timeout(PATIENCE, monitor.next())
-                .await
-                .expect("an event");
-            assert!(
-                matches!(event, Some(LinkEvent::Appeared { .. })),
-                "{event:?}"
-            );
-        },
-    );
+    in_namespace_with(LINKS, this_test!(), || async {
+        let (_, mut monitor) = LinkMonitor::start(ClassRules::default())
+            .await
+            .expect("start");
+        for _ in 0..100 {
+            monitor.handle().network_changed();
+        }
+        ip("link add wlan0 type veth peer name ap0");
+        let event = tokio::time::timeout(PATIENCE, monitor.next())
+            .await
+            .expect("an event");
+        assert!(
+            matches!(event, Some(LinkEvent::Appeared { .. })),
+            "{event:?}"
+        );
+    });
 }

@@ -1,10 +1,8 @@
 //! NetworkManager, as a stand-in for it on a bus of the test's own plays it. Passes, saying so, where
 //! there is none.
 
-#[path = "../../power/tests/bus/mod.rs"]
-mod bus;
-
-use bus::{Bus, SOON};
+use cedos_lab_rig::PATIENCE;
+use cedos_lab_rig::bus::ServiceBus;
 use d2tp_links::{
     Connectivity, CostClass, CostResolver, LinkMonitor, Metered, NetworkManager, NetworkRules,
     WifiRoamer,
@@ -22,13 +20,13 @@ const ACTIVATED: i32 = 100;
 /// The stand-in, with a Wi-Fi device of this name and two access points of a network it knows, and one of
 /// a network it does not.
 struct Manager {
-    bus: Bus,
+    bus: ServiceBus,
     mock: Proxy<'static>,
     wlan: String,
 }
 
 async fn manager(device: &str) -> Option<Manager> {
-    let bus = Bus::with("networkmanager", NAME).await?;
+    let bus = ServiceBus::with("networkmanager", NAME).await?;
     let mock = bus.mock(NAME, PATH).await;
     let wlan: String = mock
         .call("AddWiFiDevice", &("wlan", device, ACTIVATED))
@@ -119,7 +117,7 @@ async fn until(
             manager.changed().await;
         }
     };
-    timeout(SOON, so).await.expect("it becomes so");
+    timeout(PATIENCE, so).await.expect("it becomes so");
 }
 
 #[tokio::test]
@@ -255,7 +253,7 @@ async fn links_are_judged_by_what_the_manager_says_and_rules_win() {
             }
         }
     };
-    let because = timeout(SOON, metered).await.expect("it is told");
+    let because = timeout(PATIENCE, metered).await.expect("it is told");
     assert!(because.contains("settings"), "{because}");
 }
 
@@ -272,7 +270,7 @@ async fn when_the_manager_ends_nothing_is_known_any_more() {
             known.changed().await;
         }
     };
-    timeout(SOON, gone).await.expect("it is noticed");
+    timeout(PATIENCE, gone).await.expect("it is noticed");
     assert!(known.scan("wlan9").await.is_err());
     assert!(NetworkManager::on(mock.bus.connect().await).await.is_err());
 }

@@ -5,15 +5,13 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
 
+use cedos_lab_rig::namespace::{LINKS_AND_MOUNTS, in_namespace_with};
+use cedos_lab_rig::this_test;
+use cedos_lab_rig::wait::{until_async, within};
 use d2tp_links::{CostClass, CostResolver, LinkMonitor, Metered, NetworkManager};
 
-const INSIDE: &str = "CEDOS_TEST_INSIDE_NAMESPACE";
 const DAEMON: &str = "NetworkManager";
-
-/// An upper bound for what is certain to come.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Everybody may say everything: nobody else is on it.
 const BUS: &str = r#"<busconfig><type>system</type><listen>unix:tmpdir=/run</listen>
@@ -54,27 +52,15 @@ fn write(path: &str, text: &str) {
 
 #[test]
 fn what_the_real_one_says_of_a_metered_cable_decides() {
-    const NAME: &str = "what_the_real_one_says_of_a_metered_cable_decides";
-    if std::env::var_os(INSIDE).is_none() {
-        let there = Command::new(DAEMON).arg("--version").output();
-        let allowed = Command::new("unshare")
-            .args(["-Urnm", "mount", "-t", "tmpfs", "t", "/run"])
-            .output();
-        if !there.is_ok_and(|o| o.status.success()) || !allowed.is_ok_and(|o| o.status.success()) {
-            eprintln!("skipped: NetworkManager is not installed, or a namespace not allowed");
-            return;
-        }
-        let status = Command::new("unshare")
-            .arg("-Urnm")
-            .arg(std::env::current_exe().expect("path of this test"))
-            .args(["--exact", NAME, "--nocapture"])
-            // Its closing line is not one of this program's.
-            .stdout(std::io::stderr())
-            .env(INSIDE, "1")
-            .status();
-        assert!(status.expect("run unshare").success());
+    let there = Command::new(DAEMON).arg("--version").output();
+    if !there.is_ok_and(|output| output.status.success()) {
+        eprintln!("skipped: NetworkManager is not installed");
         return;
     }
+    in_namespace_with(LINKS_AND_MOUNTS, this_test!(), inside);
+}
+
+async fn inside() {
     for directory in ["/run", "/var/lib/NetworkManager"] {
         if Path::new(directory).exists() {
             run("mount", &format!("-t tmpfs t {directory}"));
@@ -116,27 +102,16 @@ fn what_the_real_one_says_of_a_metered_cable_decides() {
         .spawn()
         .expect("it was there a moment ago");
     let _manager = Process(manager);
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build();
-    runtime.expect("a runtime").block_on(async {
-        let judged = tokio::time::timeout(PATIENCE, judged(address.trim())).await;
-        judged.expect("it becomes so");
-    });
+    within(judged(address.trim())).await;
 }
 
 /// Waits until the cable is up, and metered for what NetworkManager says.
 async fn judged(address: &str) {
-    let manager = loop {
-        let bus = zbus::connection::Builder::address(address)
-            .build()
-            .await
-            .expect("a bus");
-        match NetworkManager::on(bus).await {
-            Ok(manager) => break manager,
-            Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
-        }
-    };
+    let manager = until_async("NetworkManager is on the bus", async || {
+        let bus = zbus::connection::Builder::address(address).build().await;
+        NetworkManager::on(bus.expect("a bus")).await.ok()
+    })
+    .await;
     let mut known = manager.clone();
     let (_, mut monitor) = LinkMonitor::start_with(CostResolver::default(), Some(manager))
         .await

@@ -1,9 +1,8 @@
 //! A machine with logind, as a stand-in for it on a bus of the test's own sees it. Passes, saying so,
 //! where there is none.
 
-mod bus;
-
-use bus::{Bus, SOON};
+use cedos_lab_rig::PATIENCE;
+use cedos_lab_rig::bus::ServiceBus;
 use d2tp_power::{LinuxMachine, Logind, PowerEvent, SleepingMachine, WakeController, WakeReason};
 use d2tp_sched::WakePlan;
 use d2tp_time::{Span, Time};
@@ -13,11 +12,11 @@ use zbus::Variant;
 const NAME: &str = "org.freedesktop.login1";
 const PATH: &str = "/org/freedesktop/login1";
 
-async fn bus() -> Option<Bus> {
-    Bus::with("logind", NAME).await
+async fn bus() -> Option<ServiceBus> {
+    ServiceBus::with("logind", NAME).await
 }
 
-async fn linux(bus: &Bus) -> LinuxMachine {
+async fn linux(bus: &ServiceBus) -> LinuxMachine {
     LinuxMachine::with(Logind::on(&bus.connect().await).await).unwrap()
 }
 
@@ -41,7 +40,7 @@ async fn a_vigil_that_holds_keeps_the_machine_awake_until_the_next_one_lets_go()
             tokio::task::yield_now().await;
         }
     };
-    timeout(SOON, gone).await.unwrap();
+    timeout(PATIENCE, gone).await.unwrap();
 }
 
 #[tokio::test]
@@ -53,12 +52,12 @@ async fn sleep_is_heard_of_and_alarms_ring_beside_it() {
         let args: Vec<Variant<'_>> = vec![Variant::from(sleeps)];
         let said = ("", "PrepareForSleep", "b", args);
         let _: () = mock.call("EmitSignal", &said).await.unwrap();
-        assert_eq!(timeout(SOON, linux.next_event()).await.unwrap(), notice);
+        assert_eq!(timeout(PATIENCE, linux.next_event()).await.unwrap(), notice);
     }
     linux.set_alarm(WakeReason::StartFlow, Some(Span::from_millis(1)));
     linux.set_alarm(WakeReason::ScanLinks, Some(Span::from_secs(3_600)));
     assert_eq!(
-        timeout(SOON, linux.next_event()).await.unwrap(),
+        timeout(PATIENCE, linux.next_event()).await.unwrap(),
         PowerEvent::AlarmFired(WakeReason::StartFlow)
     );
 }
@@ -80,7 +79,7 @@ async fn a_machine_without_logind_says_so_and_has_its_alarms() {
     linux.inhibit_sleep("in vain").await;
     linux.set_alarm(WakeReason::ScanLinks, Some(Span::from_millis(1)));
     assert_eq!(
-        timeout(SOON, linux.next_event()).await.unwrap(),
+        timeout(PATIENCE, linux.next_event()).await.unwrap(),
         PowerEvent::AlarmFired(WakeReason::ScanLinks)
     );
 }

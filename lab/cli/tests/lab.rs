@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use cedos_lab_rig::wait::until_blocking;
 use serde_json::Value;
 
 fn cedos(arguments: &[&str]) -> Output {
@@ -329,11 +330,7 @@ fn a_server_of_ones_own_runs_at_the_origin_and_ends_with_the_run() {
     let id = std::fs::read_to_string(folder.path().join("server")).expect("its id");
     let still = Path::new("/proc").join(id.trim());
     // Whoever has to hear of its end may take a moment.
-    let gone = (0..100).any(|_| {
-        std::thread::sleep(std::time::Duration::from_millis(50));
-        !still.exists()
-    });
-    assert!(gone, "the server outlived the run");
+    until_blocking("the server ends with the run", || !still.exists());
 }
 
 #[test]

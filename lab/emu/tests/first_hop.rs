@@ -139,6 +139,7 @@ async fn upload(options: DeviceOptions, began: Instant) -> Came {
 
 /// Between two looks: shorter than a round trip, in which a window may grow again.
 async fn pause() {
+    // sleep: figures of a path are looked at, and change without an event
     tokio::time::sleep(Duration::from_millis(5)).await;
 }
 

@@ -179,6 +179,7 @@ fn flood(world: &World, packets: u32) -> (Duration, u32) {
         let (_, to) = server.recv_from(&mut buffer).unwrap();
         for _ in 0..packets {
             server.send_to(&[1; 1200], to).unwrap();
+            // sleep: packets are to come at a pace that no queue drops
             std::thread::sleep(Duration::from_micros(100));
         }
         let _ = tell.send(());
@@ -365,6 +366,7 @@ fn an_idle_mapping_is_forgotten_and_one_in_use_is_not() {
     let begun = world.now();
     while world.now().since(begun).as_millis_f64() < 1500.0 {
         assert_eq!(port(&used), used_first);
+        // sleep: how long an idle mapping lasts is the subject
         std::thread::sleep(Duration::from_millis(50));
     }
     assert_ne!(port(&idle), idle_first);
@@ -448,6 +450,7 @@ fn what_is_too_big_for_a_link_is_told_to_its_sender_in_both_families() {
                     told = true;
                     break;
                 }
+                // sleep: the router's word reaches the socket by no event that a test sees
                 _ => std::thread::sleep(Duration::from_millis(20)),
             }
         }
@@ -507,6 +510,7 @@ fn each_direction_has_its_own_rate() {
     });
     for _ in 0..PACKETS {
         device.send(&[1; 1200]).unwrap();
+        // sleep: packets are to come at a pace that no queue drops
         std::thread::sleep(Duration::from_micros(100));
     }
     let (first, last, got) = reader.join().unwrap();

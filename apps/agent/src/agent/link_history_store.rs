@@ -425,6 +425,7 @@ mod tests {
         // The rate is over real time: two looks at least.
         let mut seen = None;
         while seen.is_none() {
+            // sleep: a rate is over real time, of which two looks are needed
             std::thread::sleep(Duration::from_millis(300));
             *carried.get_mut("wlan0").unwrap() += 1_000_000;
             seat.decide(&ClientReport {

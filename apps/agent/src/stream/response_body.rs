@@ -251,6 +251,7 @@ mod tests {
         let mut handing = rig.handing(vec![ResponsePart::Range(0, u64::MAX)]);
         let object = rig.object.clone();
         tokio::spawn(async move {
+            // sleep: time is paused; bytes that come late are the subject
             tokio::time::sleep(Duration::from_secs(9)).await;
             object.put(4, b"45").unwrap();
             object.set_end(6);

@@ -257,12 +257,12 @@ fn asleep(p: &mut Pair) -> FlowId {
     let flow = p.request(1_000_000, sleeps());
     p.open_path(0, false);
     p.run_for(Span::from_secs(1));
-    sleep(p);
+    put_to_sleep(p);
     flow
 }
 
 /// Both ends become records, and the device's is brought back.
-fn sleep(p: &mut Pair) {
+fn put_to_sleep(p: &mut Pair) {
     p.cut(0);
     p.run_for(Span::from_secs(60));
     let server = p.server_session().unwrap();
@@ -336,7 +336,7 @@ fn an_upload_goes_on_behind_the_packet_that_confirms() {
             while let Ok(ReadOutcome::Chunk(_)) = s.read(flow, 1 << 20) {}
         })
         .unwrap();
-    sleep(&mut p);
+    put_to_sleep(&mut p);
     let at = p.now;
     p.open_path(0, false);
     let asked = |p: &Pair| {
@@ -393,7 +393,7 @@ fn of_many_flows_the_most_urgent_are_claimed_in_the_syn_and_the_rest_behind_it()
         })
         .collect();
     p.run_for(Span::from_millis(300));
-    sleep(&mut p);
+    put_to_sleep(&mut p);
     let at = p.now;
     let had: Vec<usize> = flows.iter().map(|f| p.got[f].len()).collect();
     assert!(had.iter().all(|n| *n < 20_000) || had[149] == 20_000);

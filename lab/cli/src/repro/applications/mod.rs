@@ -34,7 +34,7 @@ const APART: Duration = Duration::from_millis(2500);
 /// is slow to begin on a busy machine.
 const AGAIN: usize = 2;
 const AT_ONCE_AGAIN: usize = 8;
-/// What a link may carry though no payload may: handshakes, probes. // as apps/cedos/tests/agent_links.rs
+/// What a link may carry though no payload may: handshakes, probes. // as apps/cedos/tests/agent/links.rs
 const CONTROL_BYTES_MAX: u64 = 6_000;
 
 /// How long a changed policy may take to hold: an epoch of the scheduler, `cedos edit` itself, a handshake

@@ -1,0 +1,5 @@
+//! `cedos agent` as a program: its queue, its links, and the services of a desktop beside it.
+
+mod links;
+mod networks;
+mod queue;

@@ -1,0 +1,195 @@
+//! `cedos get --prox` and `cedos prox`, two processes on loopback: whole through it, whole across
+//! its death, and clear words when it is not there, not ours, or refuses.
+
+use std::path::Path;
+
+use cedos_lab_rig::origin::{OriginReply, ReplyEnd, ScriptedOrigin, cut, object, proper, reply};
+use cedos_lab_rig::program::{CedosRun, ProxyProcess, cedos, run};
+use cedos_lab_rig::wait::within;
+use serde_json::Value;
+use tokio::io::{AsyncBufReadExt, BufReader};
+
+const TAG: &str = "\"v1\"";
+
+async fn told(directory: &Path, arguments: &[&str]) -> String {
+    let run = run(directory, arguments).await;
+    assert_eq!(run.code, 0, "{arguments:?}: {}", run.errors);
+    String::from_utf8(run.output).expect("text").trim().into()
+}
+
+async fn get(directory: &Path, arguments: &[&str]) -> CedosRun {
+    let arguments = [&["get", "--json", "-o", "got"], arguments].concat();
+    run(directory, &arguments).await
+}
+
+#[tokio::test]
+async fn what_comes_through_a_proxy_is_whole() {
+    let directory = tempfile::tempdir().unwrap();
+    let body = object(3_000_000, 1);
+    let served = body.clone();
+    let origin = ScriptedOrigin::start(move |asked| {
+        OriginReply(proper(asked, &served, TAG), ReplyEnd::Close)
+    })
+    .await;
+    let proxy = ProxyProcess::start(directory.path(), "127.0.0.1:0", &[]).await;
+    let run = get(
+        directory.path(),
+        &[&origin.url("/a"), "--prox", &proxy.address],
+    )
+    .await;
+    assert_eq!(run.code, 0, "{:#?}", run.events);
+    assert!(std::fs::read(directory.path().join("got")).unwrap() == body);
+    let carried = run.last()["bytes_by_link"]["any"].as_u64().unwrap();
+    assert_eq!(carried, body.len() as u64);
+    // On a busy machine a packet may be late enough to be taken for lost.
+    let twice = run.last()["duplicate_bytes"].as_u64().unwrap();
+    assert!(twice <= body.len() as u64 / 100, "{twice}");
+    assert_eq!(origin.requests().len(), 1);
+}
+
+#[tokio::test]
+async fn a_proxy_that_is_killed_and_started_again_costs_a_range_request() {
+    let directory = tempfile::tempdir().unwrap();
+    let body = object(2_000_000, 2);
+    let served = body.clone();
+    let origin = ScriptedOrigin::start(move |asked| match asked.count {
+        0 => OriginReply(
+            cut(proper(asked, &served, TAG), 1_000_000),
+            ReplyEnd::Silence,
+        ),
+        _ => OriginReply(proper(asked, &served, TAG), ReplyEnd::Close),
+    })
+    .await;
+    let mut first = ProxyProcess::start(directory.path(), "127.0.0.1:0", &[]).await;
+    let url = origin.url("/a");
+    let arguments = ["get", "--json", "-o", "got", &url, "--prox", &first.address];
+    let mut child = cedos(directory.path(), &arguments).spawn().unwrap();
+    // Until the half that the origin gave has arrived.
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let half = async {
+        while let Some(line) = lines.next_line().await.unwrap() {
+            let event: Value = serde_json::from_str(&line).unwrap();
+            if event["event"] == "progress" && event["bytes"] == 1_000_000 {
+                return;
+            }
+        }
+        panic!("ended before it had half");
+    };
+    within(half).await;
+    first.child.kill().await.unwrap();
+    let _second = ProxyProcess::start(directory.path(), first.listens_at(), &[]).await;
+    let rest = async {
+        let mut last = Value::Null;
+        while let Some(line) = lines.next_line().await.unwrap() {
+            last = serde_json::from_str(&line).unwrap();
+        }
+        last
+    };
+    let last = within(rest).await;
+    assert_eq!(last["event"], "done", "{last:#}");
+    assert!(std::fs::read(directory.path().join("got")).unwrap() == body);
+    let asked = origin.requests();
+    assert_eq!(asked.len(), 2);
+    // The proxy fetches whole objects; what the device held came over the wire only as overlap.
+    let carried = last["bytes_by_link"]["any"].as_u64().unwrap();
+    assert!(carried < 1_100_000 + 1_000_000, "{carried}");
+}
+
+#[tokio::test]
+async fn a_wrong_key_is_a_proxy_that_does_not_answer() {
+    let directory = tempfile::tempdir().unwrap();
+    let proxy = ProxyProcess::start(directory.path(), "127.0.0.1:0", &[]).await;
+    let (place, _) = proxy.address.rsplit_once('/').unwrap();
+    let wrong = told(directory.path(), &["key", "gen", "-o", "other.key"]).await;
+    let address = format!("{place}/{wrong}");
+    let url = "http://127.0.0.1:9/never";
+    let run = get(
+        directory.path(),
+        &[url, "--within", "6s", "--prox", &address],
+    )
+    .await;
+    assert_eq!(run.code, 10, "{:#?}", run.events);
+    assert!(run.reasons().contains(&"proxy_unreachable"));
+    let waiting = run.events.iter().find(|event| event["event"] == "waiting");
+    let t_s = waiting.expect("it says so before")["t_s"].as_f64().unwrap();
+    assert!(t_s < 6.0, "{t_s}");
+    assert!(!directory.path().join("got").exists());
+}
+
+#[tokio::test]
+async fn who_wants_nothing_late_hears_of_the_deadline_and_of_no_proxy() {
+    let directory = tempfile::tempdir().unwrap();
+    let body = object(200_000, 4);
+    let origin = ScriptedOrigin::start(move |asked| {
+        let half = cut(proper(asked, &body, TAG), 100_000);
+        OriginReply(half, ReplyEnd::Silence)
+    })
+    .await;
+    let proxy = ProxyProcess::start(directory.path(), "127.0.0.1:0", &[]).await;
+    let url = origin.url("/a");
+    let fail = ["--within", "3s", "--if-late", "fail"];
+    let run = get(
+        directory.path(),
+        &[&[&url, "--prox", &proxy.address], &fail[..]].concat(),
+    )
+    .await;
+    assert_eq!(run.code, 10, "{:#?}", run.events);
+    assert!(
+        !run.reasons().contains(&"proxy_unreachable"),
+        "{:#?}",
+        run.events
+    );
+}
+
+#[tokio::test]
+async fn a_device_that_is_not_admitted_is_told_whom_to_ask() {
+    let directory = tempfile::tempdir().unwrap();
+    let other = told(directory.path(), &["key", "gen", "-o", "other.key"]).await;
+    let proxy = ProxyProcess::start_for(&other, directory.path(), "127.0.0.1:0", &[]).await;
+    let url = "http://127.0.0.1:9/never";
+    let run = get(directory.path(), &[url, "--prox", &proxy.address]).await;
+    assert_eq!(run.code, 1, "{:#?}", run.events);
+    let ours = told(directory.path(), &["key", "show"]).await;
+    let text = run.last()["text"].as_str().unwrap();
+    assert!(text.contains(&format!("--allow-client {ours}")), "{text}");
+}
+
+#[tokio::test]
+async fn a_refusal_of_the_proxy_is_told_in_its_words() {
+    let directory = tempfile::tempdir().unwrap();
+    let proxy = ProxyProcess::start(directory.path(), "127.0.0.1:0", &[]).await;
+    let metadata = "http://169.254.169.254/latest";
+    let run = get(directory.path(), &[metadata, "--prox", &proxy.address]).await;
+    assert_eq!(run.code, 1, "{:#?}", run.events);
+    let text = run.last()["text"].as_str().unwrap();
+    assert!(text.contains("metadata"), "{text}");
+}
+
+#[tokio::test]
+async fn an_error_of_the_origin_passes_through_the_proxy() {
+    let directory = tempfile::tempdir().unwrap();
+    let origin = ScriptedOrigin::start(|_| {
+        let nothing = reply("404 Not Found", &[("Content-Length", "0")], b"");
+        OriginReply(nothing, ReplyEnd::Close)
+    })
+    .await;
+    let proxy = ProxyProcess::start(directory.path(), "127.0.0.1:0", &[]).await;
+    let run = get(
+        directory.path(),
+        &[&origin.url("/gone"), "--prox", &proxy.address],
+    )
+    .await;
+    assert_eq!(run.code, 1);
+    let text = run.last()["text"].as_str().unwrap();
+    assert!(text.contains("404"), "{text}");
+}
+
+#[tokio::test]
+async fn an_authority_that_only_the_proxy_could_use_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let address = format!("d2tp://127.0.0.1:9/{}", "A".repeat(43));
+    let url = "https://origin.example/a";
+    let arguments = [url, "--prox", &address, "--ca", "ca.pem"];
+    let run = get(directory.path(), &arguments).await;
+    assert_eq!(run.code, 2);
+}

@@ -1,0 +1,299 @@
+//! `cedos put` and `cedos prox`, two processes on loopback: the origin's answer comes back, and what
+//! cannot be sent is said.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use cedos_lab_rig::origin::ScriptedOrigin;
+use cedos_lab_rig::program::{AgentProcess, CedosRun, ProxyProcess, cedos, ended, run};
+use cedos_lab_rig::wait::within;
+use serde_json::Value;
+use tokio::io::AsyncWriteExt;
+use tokio::sync::{Barrier, Semaphore, mpsc};
+
+/// An origin that takes bodies by `Content-Length` and answers as `answer` says of (number, head, body).
+async fn origin(answer: impl Fn(usize, &str, &[u8]) -> String + Send + Sync + 'static) -> String {
+    let answer = Arc::new(answer);
+    let origin = ScriptedOrigin::play(move |request, mut stream| {
+        let answer = answer.clone();
+        async move {
+            if let Some(body) = request.body(&mut stream).await {
+                let answer = answer(request.count, &request.head, &body);
+                let _ = stream.write_all(answer.as_bytes()).await;
+            }
+        }
+    });
+    origin.await.url("/place")
+}
+
+async fn put(folder: &Path, url: &str, proxy: &ProxyProcess, more: &[&str]) -> CedosRun {
+    let arguments = ["put", "file", url, "--json", "--prox", &proxy.address];
+    run(folder, &[&arguments[..], more].concat()).await
+}
+
+#[tokio::test]
+async fn a_file_reaches_its_origin_and_the_answer_comes_back() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let proxy = ProxyProcess::start(folder.path(), "127.0.0.1:0", &[]).await;
+    for length in [0usize, 1, 3_000_000] {
+        let content: Vec<u8> = (0..length).map(|i| (i * 7 + i / 256) as u8).collect();
+        std::fs::write(folder.path().join("file"), &content).expect("written");
+        let url = origin(move |_, head, body| {
+            let same = body == content && head.starts_with("PUT /place HTTP/1.1\r\n");
+            let word = if same { "same" } else { "else" };
+            format!("HTTP/1.1 201 Created\r\nContent-Length: 4\r\n\r\n{word}")
+        })
+        .await;
+        let output = put(folder.path(), &url, &proxy, &[]).await;
+        assert_eq!(output.code, 0, "{output:?}");
+        let done = output.last();
+        assert_eq!(
+            (&done["event"], &done["status"]),
+            (&"done".into(), &201.into())
+        );
+        assert_eq!(
+            (&done["answer"], &done["bytes"]),
+            (&"same".into(), &length.into())
+        );
+    }
+}
+
+#[tokio::test]
+async fn what_the_origin_says_no_to_is_told_in_its_words_and_a_put_is_tried_again() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let proxy = ProxyProcess::start(folder.path(), "127.0.0.1:0", &[]).await;
+    std::fs::write(folder.path().join("file"), b"abc").expect("written");
+    let no = |words: &'static str| {
+        origin(move |_, _, _| {
+            let length = words.len();
+            format!("HTTP/1.1 409 Conflict\r\nContent-Length: {length}\r\n\r\n{words}")
+        })
+    };
+    let output = put(
+        folder.path(),
+        &no("there is one already").await,
+        &proxy,
+        &[],
+    )
+    .await;
+    assert_eq!(output.code, 1);
+    let text = output.last()["text"]
+        .as_str()
+        .unwrap_or_default()
+        .to_owned();
+    assert!(
+        text.contains("409") && text.contains("there is one already"),
+        "{text}"
+    );
+
+    let busy = || {
+        origin(|number, _, _| match number {
+            0 => "HTTP/1.1 500 Oops\r\nContent-Length: 0\r\n\r\n".into(),
+            _ => "HTTP/1.1 204 No Content\r\n\r\n".into(),
+        })
+    };
+    let output = put(folder.path(), &busy().await, &proxy, &[]).await;
+    assert_eq!(output.code, 0, "{output:?}");
+    let output = put(folder.path(), &busy().await, &proxy, &["--post"]).await;
+    assert_eq!(output.code, 1, "a POST is sent once: {output:?}");
+}
+
+#[tokio::test]
+async fn two_that_send_the_same_at_once_are_two_uploads() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let proxy = ProxyProcess::start(folder.path(), "127.0.0.1:0", &[]).await;
+    let content: Vec<u8> = (0..300_000).map(|i| (i * 7 + i / 256) as u8).collect();
+    std::fs::write(folder.path().join("file"), &content).expect("written");
+    // Nobody is answered before both are here.
+    let both = Arc::new(Barrier::new(2));
+    let origin = ScriptedOrigin::play(move |request, mut stream| {
+        let (both, content) = (both.clone(), content.clone());
+        async move {
+            if request
+                .body(&mut stream)
+                .await
+                .is_some_and(|body| body == content)
+            {
+                both.wait().await;
+                let created = b"HTTP/1.1 201 Created\r\nContent-Length: 0\r\n\r\n";
+                let _ = stream.write_all(created).await;
+            }
+        }
+    });
+    let url = origin.await.url("/a");
+    let sent = async || {
+        let run = put(folder.path(), &url, &proxy, &[]).await;
+        assert_eq!(run.code, 0, "{run:?}");
+        assert!(!run.reasons().contains(&"origin_wait"), "{run:?}");
+    };
+    tokio::join!(sent(), sent());
+}
+
+#[tokio::test]
+async fn what_waiting_does_not_change_is_asked_once() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let proxy = ProxyProcess::start(folder.path(), "127.0.0.1:0", &[]).await;
+    std::fs::write(folder.path().join("file"), b"abc").expect("written");
+    for status in ["501 Not Implemented", "507 Insufficient Storage"] {
+        let answer = format!("HTTP/1.1 {status}\r\nContent-Length: 0\r\n\r\n");
+        let origin = ScriptedOrigin::play(move |request, mut stream| {
+            let answer = answer.clone();
+            async move {
+                request.body(&mut stream).await;
+                let _ = stream.write_all(answer.as_bytes()).await;
+            }
+        })
+        .await;
+        let output = put(folder.path(), &origin.url("/place"), &proxy, &[]).await;
+        assert_eq!(output.code, 1, "{output:?}");
+        assert!(output.last()["text"].to_string().contains(&status[..3]));
+        assert_eq!(origin.requests().len(), 1);
+    }
+}
+
+#[tokio::test]
+async fn without_a_proxy_or_a_file_nothing_is_sent() {
+    let folder = tempfile::tempdir().expect("a folder");
+    std::fs::write(folder.path().join("file"), b"abc").expect("written");
+    let said = async |arguments: &[&str], code: i32| {
+        let output = run(folder.path(), arguments).await;
+        assert_eq!(output.code, code, "{output:?}");
+        output.errors
+    };
+    let nowhere = said(&["put", "file", "http://h/"], 2).await;
+    assert!(nowhere.contains("--prox"));
+    let prox = format!("d2tp://127.0.0.1:9/{}", "A".repeat(43));
+    let absent = ["put", "absent", "http://h/", "--prox", &prox];
+    assert!(said(&absent, 1).await.contains("cannot read"));
+    let place = ["put", ".", "http://h/", "--prox", &prox];
+    assert!(said(&place, 1).await.contains("give a regular file"));
+}
+
+/// An origin that says when it has a body, and answers its first request only when it may.
+async fn slow_origin() -> (String, mpsc::UnboundedReceiver<usize>, Arc<Semaphore>) {
+    let (has, had) = mpsc::unbounded_channel();
+    let may = Arc::new(Semaphore::new(0));
+    let allowed = may.clone();
+    let origin = ScriptedOrigin::play(move |request, mut stream| {
+        let (has, allowed) = (has.clone(), allowed.clone());
+        async move {
+            let Some(body) = request.body(&mut stream).await else {
+                return;
+            };
+            let _ = has.send(body.len());
+            let number = request.count;
+            if number == 0 {
+                allowed
+                    .acquire()
+                    .await
+                    .expect("it is never closed")
+                    .forget();
+            }
+            let answer = format!("HTTP/1.1 201 Created\r\nContent-Length: 1\r\n\r\n{number}");
+            let _ = stream.write_all(answer.as_bytes()).await;
+        }
+    });
+    (origin.await.url("/place"), had, may)
+}
+
+#[tokio::test]
+async fn a_put_whose_process_is_killed_goes_on_with_what_the_proxy_has() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let proxy = ProxyProcess::start(folder.path(), "127.0.0.1:0", &[]).await;
+    std::fs::write(folder.path().join("file"), vec![7; 3_000_000]).expect("written");
+    let (url, mut had, may) = slow_origin().await;
+    let arguments = ["put", "file", &url, "--prox", &proxy.address];
+    let mut first = cedos(folder.path(), &arguments).spawn().expect("cedos put");
+    assert_eq!(within(had.recv()).await, Some(3_000_000));
+    first.kill().await.expect("killed");
+    may.add_permits(1);
+    let output = put(folder.path(), &url, &proxy, &[]).await;
+    assert_eq!(output.code, 0, "{output:?}");
+    let done = output.last();
+    assert_eq!(
+        (&done["answer"], &done["bytes"]),
+        (&"0".into(), &3_000_000.into())
+    );
+    let carried: u64 = (done["bytes_by_link"].as_object().expect("links").values())
+        .filter_map(Value::as_u64)
+        .sum();
+    assert!(carried < 100_000, "{done}");
+    // What was answered is over: the same again is another upload.
+    for number in 1..10 {
+        let again = put(folder.path(), &url, &proxy, &[]).await;
+        assert_eq!(again.last()["answer"], number.to_string());
+    }
+    let tickets = std::fs::read_dir(folder.path().join(".state/cedos/uploads")).expect("a folder");
+    assert_eq!(tickets.count(), 0);
+}
+
+/// Runs `cedos` beside an agent.
+async fn beside(agent: &AgentProcess, folder: &Path, arguments: &[&str]) -> CedosRun {
+    let mut command = cedos(folder, arguments);
+    command.env("CEDOS_AGENT", &agent.socket);
+    ended(command.spawn().expect("start cedos")).await
+}
+
+#[tokio::test]
+async fn an_agents_post_is_delivered_once_though_the_agent_is_killed() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let proxy = ProxyProcess::start(folder.path(), "127.0.0.1:0", &[]).await;
+    std::fs::write(folder.path().join("file"), vec![7; 300_000]).expect("written");
+    let (url, mut had, may) = slow_origin().await;
+    let agent = AgentProcess::start(folder.path()).await;
+    let post = [
+        "put",
+        "file",
+        &url,
+        "--post",
+        "--detach",
+        "--json",
+        "--prox",
+        &proxy.address,
+    ];
+    let id = beside(&agent, folder.path(), &post).await.last()["id"].to_string();
+    assert_eq!(within(had.recv()).await, Some(300_000));
+    agent.kill().await;
+    may.add_permits(1);
+    let agent = AgentProcess::start(folder.path()).await;
+    let waited = beside(&agent, folder.path(), &["wait", &id, "--json"]).await;
+    assert_eq!(waited.code, 0, "{waited:?}");
+    assert_eq!(waited.last()["answer"], "0");
+    assert!(had.try_recv().is_err(), "the origin got it twice");
+}
+
+#[tokio::test]
+async fn an_upload_is_handed_to_the_agent_followed_or_left() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let proxy = ProxyProcess::start(folder.path(), "127.0.0.1:0", &[]).await;
+    let url = origin(|number, _, body| {
+        let words = format!("{number}: {} bytes", body.len());
+        let length = words.len();
+        format!("HTTP/1.1 201 Created\r\nContent-Length: {length}\r\n\r\n{words}")
+    })
+    .await;
+    std::fs::write(folder.path().join("file"), vec![7; 300_000]).expect("written");
+    let agent = AgentProcess::start(folder.path()).await;
+    let put = ["put", "file", &url, "--json", "--prox", &proxy.address];
+    let followed = beside(&agent, folder.path(), &put).await;
+    assert_eq!(followed.code, 0, "{followed:?}");
+    let told = followed.last();
+    assert_eq!(
+        (&told["status"], &told["verb"]),
+        (&201.into(), &"put".into())
+    );
+    assert_eq!(told["answer"], "0: 300000 bytes");
+    // Each is an upload by itself, however soon it follows.
+    for number in 1..10 {
+        let left = beside(&agent, folder.path(), &[&put[..], &["--detach"]].concat()).await;
+        let id = left.last()["id"].to_string();
+        let waited = beside(&agent, folder.path(), &["wait", &id, "--json"]).await;
+        assert_eq!(waited.code, 0, "{waited:?}");
+        assert_eq!(waited.last()["answer"], format!("{number}: 300000 bytes"));
+    }
+    // Without an agent there is nobody to leave it to.
+    let alone = [&put[..], &["--detach", "--alone"]].concat();
+    beside(&agent, folder.path(), &alone)
+        .await
+        .ends_with(1, "cedos agent");
+}

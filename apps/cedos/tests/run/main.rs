@@ -1,0 +1,5 @@
+//! Programs as they are under `cedos run`, and behind the proxy of `cedos agent`.
+
+mod local_proxy;
+mod programs;
+mod words;

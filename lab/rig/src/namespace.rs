@@ -1,0 +1,228 @@
+//! Tests in a network namespace of their own, and a device between two links: a free one and a
+//! metered one.
+//!
+//! ```text
+//!  device namespace                           origin namespace
+//!  wlan0 198.51.100.7  ── veth, 20 Mb/s ──  ap0    198.51.100.1 ┐
+//!  wwan0 203.0.113.7   ── veth, 20 Mb/s ──  tower0 203.0.113.1  ┴ origin at 192.0.2.1
+//! ```
+//!
+//! Each test runs itself again under `unshare`; where the system forbids that, it says so and
+//! passes.
+
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+use crate::PATIENCE;
+
+const INSIDE: &str = "CEDOS_TEST_INSIDE_NAMESPACE";
+
+/// The test function in which this stands, by the path that `--exact` takes.
+#[macro_export]
+macro_rules! this_test {
+    () => {{
+        fn here() {}
+        $crate::namespace::test_path(std::any::type_name_of_val(&here))
+    }};
+}
+
+/// `cedos_tests::links::a_test::{{closure}}::here` → `links::a_test`.
+#[doc(hidden)]
+pub fn test_path(function: &'static str) -> String {
+    let names = function.split("::").skip(1);
+    let names: Vec<&str> = names
+        .take_while(|name| !name.starts_with('{') && *name != "here")
+        .collect();
+    names.join("::")
+}
+
+/// What a test needs of its namespace.
+#[derive(Clone, Copy, Debug)]
+pub struct NamespaceNeeds {
+    /// What `unshare` leaves behind.
+    unshare: &'static str,
+    /// Commands that fail where it cannot be had.
+    attempt: &'static str,
+}
+
+/// A network of its own with veth links that have a rate.
+pub const SHAPED_LINKS: NamespaceNeeds = NamespaceNeeds {
+    unshare: "-Urn",
+    attempt: "ip link add a0 type veth peer name a1
+              tc qdisc add dev a0 root tbf rate 1mbit burst 10k latency 50ms",
+};
+
+/// A network of its own with veth links.
+pub const LINKS: NamespaceNeeds = NamespaceNeeds {
+    unshare: "-Urn",
+    attempt: "ip link add a0 type veth",
+};
+
+/// A network and mounts of its own.
+pub const LINKS_AND_MOUNTS: NamespaceNeeds = NamespaceNeeds {
+    unshare: "-Urnm",
+    attempt: "mount -t tmpfs t /run",
+};
+
+/// Whether this process is a test that was run again in its namespace.
+pub(crate) fn is_inside() -> bool {
+    std::env::var_os(INSIDE).is_some()
+}
+
+/// Runs the body of a test ([`this_test!`]) in a device namespace of its own.
+pub fn in_namespace<F: Future<Output = ()>>(test: String, body: impl FnOnce() -> F) {
+    in_namespace_with(SHAPED_LINKS, test, || {
+        sh("ip link set lo up");
+        body()
+    });
+}
+
+/// Runs the body of a test ([`this_test!`]) in a namespace that has what it needs, and nothing that
+/// is up.
+pub fn in_namespace_with<F: Future<Output = ()>>(
+    needs: NamespaceNeeds,
+    test: String,
+    body: impl FnOnce() -> F,
+) {
+    if is_inside() {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build();
+        return runtime.expect("a runtime").block_on(body());
+    }
+    let allowed = Command::new("unshare")
+        .args([needs.unshare, "sh", "-ec", needs.attempt])
+        .output()
+        .is_ok_and(|output| output.status.success());
+    if !allowed {
+        eprintln!("skipped: this system does not let us make namespaces with such links");
+        return;
+    }
+    let inside = Command::new("unshare")
+        .arg(needs.unshare)
+        .arg(std::env::current_exe().expect("path of this test"))
+        .args(["--exact", &test, "--nocapture"])
+        // Its lines are not this program's.
+        .stdout(Stdio::piped())
+        .env(INSIDE, "1")
+        .spawn()
+        .expect("run unshare");
+    let Output { status, stdout, .. } = inside.wait_with_output().expect("it ends");
+    let said = String::from_utf8_lossy(&stdout);
+    eprint!("{said}");
+    assert!(status.success(), "inside the namespace: {status}");
+    assert!(said.contains("1 passed"), "there is no test `{test}`");
+}
+
+/// Runs commands of a shell; panics when one fails.
+pub fn sh(commands: &str) {
+    let output = Command::new("sh")
+        .args(["-ec", commands])
+        .output()
+        .expect("run sh");
+    assert!(
+        output.status.success(),
+        "{commands}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
+
+/// Starts something in a runtime on a thread of its own, where it stays until the process ends.
+pub fn on_its_own_thread<T, F>(start: impl FnOnce() -> F + Send + 'static) -> T
+where
+    T: Send + 'static,
+    F: Future<Output = T>,
+{
+    let (tell, told) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build();
+        runtime.expect("a runtime").block_on(async {
+            assert!(tell.send(start().await).is_ok(), "the test listens");
+            std::future::pending::<()>().await;
+        });
+    });
+    told.recv_timeout(PATIENCE).expect("it starts")
+}
+
+/// Makes the origin namespace on a thread that stays in it, and starts there what it is to hold.
+pub fn origin_namespace<T, F>(start: impl FnOnce() -> F + Send + 'static) -> T
+where
+    T: Send + 'static,
+    F: Future<Output = T>,
+{
+    let device = std::process::id();
+    on_its_own_thread(move || {
+        nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).expect("a second namespace");
+        sh(&format!(
+            "ip link set lo up
+             ip addr add 192.0.2.1/32 dev lo
+             ip link add ap0 type veth peer name wlan0 netns {device}
+             ip link add tower0 type veth peer name wwan0 netns {device}
+             ip addr add 198.51.100.1/24 dev ap0
+             ip addr add 203.0.113.1/24 dev tower0
+             ip link set ap0 up
+             ip link set tower0 up
+             tc qdisc add dev ap0 root tbf rate 20mbit burst 20k latency 100ms
+             tc qdisc add dev tower0 root tbf rate 20mbit burst 20k latency 100ms"
+        ));
+        start()
+    })
+}
+
+/// Gives the device Wi-Fi, with this address.
+pub fn wifi_on(address: &str) {
+    sh(&format!(
+        "ip link set wlan0 up
+         ip addr add {address}/24 dev wlan0
+         ip route add default via 198.51.100.1 dev wlan0 metric 600"
+    ));
+}
+
+/// Takes the device's Wi-Fi away.
+pub fn wifi_off() {
+    sh("ip addr flush dev wlan0; ip link set wlan0 down");
+}
+
+/// Gives the device its metered link.
+pub fn cell_on() {
+    sh("ip link set wwan0 up
+        ip addr add 203.0.113.7/24 dev wwan0
+        ip route add default via 203.0.113.1 dev wwan0 metric 700");
+}
+
+/// Bytes the kernel received on a link.
+pub fn received(link: &str) -> u64 {
+    counted(link, "rx")
+}
+
+/// Bytes the kernel sent on a link.
+pub fn sent(link: &str) -> u64 {
+    counted(link, "tx")
+}
+
+fn counted(link: &str, way: &str) -> u64 {
+    let output = Command::new("ip")
+        .args(["-s", "-j", "link", "show", link])
+        .output()
+        .expect("run ip");
+    let shown: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    shown[0]["stats64"][way]["bytes"]
+        .as_u64()
+        .expect("a counter")
+}
+
+#[cfg(test)]
+mod tests {
+    mod deep {
+        #[test]
+        fn a_test_knows_its_path() {
+            let path = "namespace::tests::deep::a_test_knows_its_path";
+            assert_eq!(crate::this_test!(), path);
+            let closure = || crate::this_test!();
+            assert_eq!(closure(), path);
+        }
+    }
+}

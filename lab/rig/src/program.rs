@@ -1,0 +1,239 @@
+//! `cedos` as processes: a run to its end, a proxy, an agent.
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+use tokio::io::{AsyncBufReadExt, BufReader, Lines};
+use tokio::process::{Child, ChildStderr, Command};
+
+use crate::wait::within;
+
+/// The folder, below a program's directory, of what need not outlive the machine's run.
+pub const RUNTIME: &str = ".runtime";
+
+/// A program of the workspace, where the build of a test put it: one folder above.
+pub fn built(name: &str) -> PathBuf {
+    let test = std::env::current_exe().expect("a test knows where it is");
+    let folder = test.parent().and_then(Path::parent).expect("two above it");
+    let path = folder.join(name);
+    assert!(path.is_file(), "{} is not built", path.display());
+    path
+}
+
+/// `cedos` in a directory that is its home, too, with nothing of the desktop that the tests run on.
+pub fn cedos(directory: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new(built("cedos"));
+    at_home(command.args(arguments), directory);
+    command
+}
+
+/// Gives a command a directory that is its home, and nothing of the desktop that the tests run on.
+pub fn at_home<'a>(command: &'a mut Command, directory: &Path) -> &'a mut Command {
+    let runtime = directory.join(RUNTIME);
+    let _ = std::fs::create_dir(&runtime);
+    command
+        .current_dir(directory)
+        .env_remove("CEDOS_PROX")
+        .env("CEDOS_AGENT", "none")
+        .env_remove("CEDOS_KEY_FILE")
+        .env_remove("CEDOS_CONFIG")
+        .env("DBUS_SYSTEM_BUS_ADDRESS", "unix:path=/nonexistent")
+        .env("DBUS_SESSION_BUS_ADDRESS", "unix:path=/nonexistent")
+        .env("XDG_CONFIG_HOME", directory.join(".config"))
+        .env("XDG_STATE_HOME", directory.join(".state"))
+        .env("XDG_RUNTIME_DIR", runtime)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true)
+}
+
+/// How a run of `cedos` ended, and what it said.
+#[derive(Debug)]
+pub struct CedosRun {
+    /// Its exit code.
+    pub code: i32,
+    /// The lines of its output that are JSON.
+    pub events: Vec<Value>,
+    /// Its standard output.
+    pub output: Vec<u8>,
+    /// Its standard error.
+    pub errors: String,
+}
+
+impl CedosRun {
+    /// Its last event.
+    #[track_caller]
+    pub fn last(&self) -> &Value {
+        self.events
+            .last()
+            .unwrap_or_else(|| panic!("no event; stderr: {}", self.errors))
+    }
+
+    /// The reasons in its events, in order.
+    pub fn reasons(&self) -> Vec<&str> {
+        self.events
+            .iter()
+            .filter_map(|event| event["reason"].as_str())
+            .collect()
+    }
+
+    /// Asserts that it ended with this code, saying these words.
+    #[track_caller]
+    pub fn ends_with(&self, code: i32, words: &str) {
+        let output = String::from_utf8_lossy(&self.output);
+        let said = format!("{output}\n{}", self.errors);
+        assert_eq!(self.code, code, "{said}");
+        assert!(said.contains(words), "no `{words}` in {said}");
+    }
+}
+
+/// Runs `cedos` to its end.
+pub async fn run(directory: &Path, arguments: &[&str]) -> CedosRun {
+    ended(cedos(directory, arguments).spawn().expect("start cedos")).await
+}
+
+/// Waits for the end of a run.
+pub async fn ended(child: Child) -> CedosRun {
+    let output = within(child.wait_with_output()).await.expect("its output");
+    let text = String::from_utf8_lossy(&output.stdout);
+    CedosRun {
+        code: output.status.code().expect("no signal ended it"),
+        events: text
+            .lines()
+            .filter_map(|line| serde_json::from_str(line).ok())
+            .collect(),
+        errors: String::from_utf8_lossy(&output.stderr).into_owned(),
+        output: output.stdout,
+    }
+}
+
+/// The key of the device whose home is `directory`.
+pub async fn device_key(directory: &Path) -> String {
+    let shown = run(directory, &["key", "show"]).await;
+    let key = String::from_utf8(shown.output).expect("text");
+    key.trim().to_owned()
+}
+
+/// The process id of a child that runs.
+pub fn pid_of(child: &Child) -> Pid {
+    Pid::from_raw(child.id().expect("a process") as i32)
+}
+
+/// A `cedos prox` that ends with this.
+pub struct ProxyProcess {
+    /// The process.
+    pub child: Child,
+    /// `d2tp://HOST:PORT/KEY`.
+    pub address: String,
+}
+
+impl ProxyProcess {
+    /// Starts a proxy with the key in `prox.key` for the device whose home is `directory`.
+    pub async fn start(directory: &Path, listen: &str, more: &[&str]) -> ProxyProcess {
+        let device = device_key(directory).await;
+        ProxyProcess::start_for(&device, directory, listen, more).await
+    }
+
+    /// Starts a proxy that admits this client alone.
+    pub async fn start_for(
+        client: &str,
+        directory: &Path,
+        listen: &str,
+        more: &[&str],
+    ) -> ProxyProcess {
+        if !directory.join("prox.key").exists() {
+            run(directory, &["key", "gen", "-o", "prox.key"]).await;
+        }
+        let arguments = [
+            "prox",
+            "--listen",
+            listen,
+            "--key",
+            "prox.key",
+            "--allow-private",
+            "--allow-client",
+            client,
+        ];
+        let arguments = [&arguments[..], more].concat();
+        for _ in 0..100 {
+            let mut command = cedos(directory, &arguments);
+            command.stderr(Stdio::null());
+            if let Some(proxy) = ProxyProcess::spawned(&mut command).await {
+                return proxy;
+            }
+            // sleep: nobody tells when a port that was free a moment ago is free again
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        panic!("the proxy cannot listen at {listen}");
+    }
+
+    /// Starts a command that becomes a proxy; none when it ends without having said where it is.
+    pub async fn spawned(command: &mut Command) -> Option<ProxyProcess> {
+        let mut child = command.spawn().expect("start the proxy");
+        let mut lines = BufReader::new(child.stdout.take().expect("its output")).lines();
+        let address = within(lines.next_line()).await.expect("readable")?;
+        Some(ProxyProcess { child, address })
+    }
+
+    /// Where it listens: `HOST:PORT`.
+    pub fn listens_at(&self) -> &str {
+        let rest = self.address.strip_prefix("d2tp://").expect("its scheme");
+        rest.split('/').next().expect("a first part")
+    }
+}
+
+/// A `cedos agent` that ends with this.
+pub struct AgentProcess {
+    /// The process.
+    pub child: Child,
+    /// Its socket, for `CEDOS_AGENT`.
+    pub socket: PathBuf,
+    /// The agent's standard error: an agent that cannot write to it dies of that.
+    _errors: Lines<BufReader<ChildStderr>>,
+}
+
+impl AgentProcess {
+    /// Starts an agent whose home is `home`.
+    pub async fn start(home: &Path) -> AgentProcess {
+        AgentProcess::start_with(home, &[]).await
+    }
+
+    /// Starts an agent with more arguments.
+    pub async fn start_with(home: &Path, more: &[&str]) -> AgentProcess {
+        AgentProcess::start_among(home, more, &[]).await
+    }
+
+    /// Starts an agent with more arguments and variables.
+    pub async fn start_among(
+        home: &Path,
+        more: &[&str],
+        variables: &[(&str, &str)],
+    ) -> AgentProcess {
+        let socket = home.join("agent.sock");
+        let mut child = cedos(home, &[&["agent"], more].concat())
+            .env("CEDOS_AGENT", &socket)
+            .envs(variables.iter().copied())
+            .spawn()
+            .expect("start the agent");
+        let mut lines = BufReader::new(child.stderr.take().expect("its errors")).lines();
+        let line = within(lines.next_line()).await;
+        let line = line.expect("text").unwrap_or_default();
+        assert!(line.contains("ready at"), "{line}");
+        AgentProcess {
+            child,
+            socket,
+            _errors: lines,
+        }
+    }
+
+    /// Kills it, and waits until it is gone.
+    pub async fn kill(mut self) {
+        kill(pid_of(&self.child), Signal::SIGKILL).expect("send");
+        self.child.wait().await.expect("it ends");
+    }
+}

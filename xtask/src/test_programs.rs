@@ -1,0 +1,232 @@
+//! Test programs that cargo builds, run several at once.
+//!
+//! ```text
+//!  cargo test --no-run ▸ executables ▸ a queue, the largest first ▸ one worker for each of some cores
+//! ```
+//!
+//! `cargo test` runs one program at a time, and a core is idle while the last test of each goes on.
+//! Unit tests do not measure time, so their programs may run beside each other. What a program says
+//! is shown when it has failed.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+use crate::hung;
+use crate::step::cargo;
+use crate::totals::Totals;
+
+/// A program of tests.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TestProgram {
+    /// Its package and target: `d2tp-session exchange`.
+    name: String,
+    path: PathBuf,
+    /// The package's folder, where cargo would run it.
+    folder: PathBuf,
+    /// Whether it holds the tests beside the code of a library or a program.
+    pub is_unit: bool,
+}
+
+impl TestProgram {
+    /// The program that a line of cargo's messages tells of.
+    fn from_message(line: &str) -> Option<TestProgram> {
+        let message: Value = serde_json::from_str(line).ok()?;
+        let target = &message["target"];
+        let is_test = message["profile"]["test"].as_bool()?;
+        let path = message["executable"].as_str().filter(|_| is_test)?;
+        let manifest = Path::new(message["manifest_path"].as_str()?);
+        let folder = manifest.parent()?;
+        let kinds = target["kind"].as_array()?;
+        let package = folder.file_name()?.to_string_lossy();
+        Some(TestProgram {
+            name: format!("{package} {}", target["name"].as_str()?),
+            path: path.into(),
+            folder: folder.to_owned(),
+            is_unit: !kinds.iter().any(|kind| kind == "test"),
+        })
+    }
+
+    fn bytes(&self) -> u64 {
+        std::fs::metadata(&self.path).map_or(0, |file| file.len())
+    }
+}
+
+/// Builds the test programs that these arguments of `cargo test` select; none when that fails.
+pub fn build(arguments: &[&str]) -> Result<Option<Vec<TestProgram>>> {
+    let mut child = cargo(arguments.iter().copied())
+        .args(["--no-run", "--message-format", "json-render-diagnostics"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("cargo test could not be started")?;
+    let messages = BufReader::new(child.stdout.take().expect("piped above"));
+    let mut programs = Vec::new();
+    for line in messages.lines() {
+        programs.extend(TestProgram::from_message(&line?));
+    }
+    Ok(child.wait()?.success().then_some(programs))
+}
+
+/// Runs programs, as many at once as the machine has cores; whether all held.
+pub fn run(
+    programs: &[TestProgram],
+    arguments: &[&str],
+    patience: Duration,
+    totals: &mut Totals,
+) -> Result<bool> {
+    let mut waiting: Vec<&TestProgram> = programs.iter().collect();
+    // Taken from the end. A large program is often a slow one, which had better not be the last.
+    waiting.sort_by_key(|program| program.bytes());
+    let workers = std::thread::available_parallelism().map_or(1, usize::from);
+    let waiting = Mutex::new(waiting);
+    let (tell, told) = mpsc::channel();
+    std::thread::scope(|scope| {
+        for _ in 0..workers {
+            let (tell, waiting) = (tell.clone(), &waiting);
+            scope.spawn(move || {
+                while let Some(program) = next(waiting) {
+                    let ran = run_one(program, arguments, patience);
+                    if tell.send((program, ran)).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+        drop(tell);
+        let mut all_held = true;
+        for (program, ran) in told {
+            let ran = ran.with_context(|| format!("{} could not be run", program.name))?;
+            let took = ran.took.as_secs_f64();
+            if ran.held {
+                println!("{} ({took:.1} s)", program.name);
+            } else {
+                println!("{}\nFAILED {} ({took:.1} s)", ran.output, program.name);
+            }
+            for line in ran.output.lines() {
+                totals.hear(line);
+            }
+            all_held &= ran.held;
+        }
+        Ok(all_held)
+    })
+}
+
+fn next<'a>(waiting: &Mutex<Vec<&'a TestProgram>>) -> Option<&'a TestProgram> {
+    waiting.lock().expect("no worker panics").pop()
+}
+
+/// How a program ended.
+struct TestProgramRun {
+    held: bool,
+    output: String,
+    took: Duration,
+}
+
+fn run_one(
+    program: &TestProgram,
+    arguments: &[&str],
+    patience: Duration,
+) -> Result<TestProgramRun> {
+    static COUNT: AtomicUsize = AtomicUsize::new(0);
+    let begun = Instant::now();
+    let number = COUNT.fetch_add(1, Ordering::Relaxed);
+    // A file and no pipe: what a test left behind may hold its output open.
+    let said = std::env::temp_dir().join(format!("xtask-{}-{number}", std::process::id()));
+    let file = File::create(&said).with_context(|| said.display().to_string())?;
+    let mut child = Command::new(&program.path)
+        .args(arguments)
+        .current_dir(&program.folder)
+        .env("CARGO_MANIFEST_DIR", &program.folder)
+        .stdin(Stdio::null())
+        .stdout(file.try_clone()?)
+        .stderr(file)
+        .spawn()?;
+    let id = child.id();
+    let (tell, told) = mpsc::channel::<()>();
+    let watch = std::thread::spawn(move || {
+        let is_hung = told.recv_timeout(patience) == Err(RecvTimeoutError::Timeout);
+        if is_hung {
+            hung::kill_with_descendants(id);
+        }
+        is_hung
+    });
+    let status = child.wait()?;
+    drop(tell);
+    let is_hung = watch.join().expect("it does not panic");
+    let bytes = std::fs::read(&said)?;
+    std::fs::remove_file(&said)?;
+    let mut output = String::from_utf8_lossy(&bytes).into_owned();
+    if is_hung {
+        output.push_str("killed: it ran for too long");
+    }
+    Ok(TestProgramRun {
+        held: status.success(),
+        output,
+        took: begun.elapsed(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(kind: &str, test: bool) -> String {
+        serde_json::json!({
+            "reason": "compiler-artifact",
+            "manifest_path": "/r/core/wire/Cargo.toml",
+            "target": { "kind": [kind], "name": "d2tp_wire" },
+            "profile": { "test": test },
+            "executable": "/t/debug/deps/d2tp_wire-1",
+        })
+        .to_string()
+    }
+
+    fn shell(script: &str) -> TestProgram {
+        let path = std::env::temp_dir();
+        TestProgram {
+            name: script.to_owned(),
+            path: "/bin/sh".into(),
+            folder: path,
+            is_unit: true,
+        }
+    }
+
+    #[test]
+    fn test_programs_are_told_from_other_artifacts() {
+        let program = TestProgram::from_message(&message("lib", true)).expect("a program");
+        assert_eq!(program.folder, Path::new("/r/core/wire"));
+        assert!(program.is_unit);
+        let other = TestProgram::from_message(&message("test", true)).expect("a program");
+        assert!(!other.is_unit);
+        assert_eq!(TestProgram::from_message(&message("bin", false)), None);
+        assert_eq!(TestProgram::from_message("Compiling d2tp-wire"), None);
+    }
+
+    #[test]
+    fn results_add_up_and_a_failure_is_one() {
+        let long = Duration::from_secs(60);
+        let mut totals = Totals::default();
+        let said = "echo 'test result: ok. 2 passed; 0 failed; 0 ignored'; exit $0";
+        let run = |code, totals: &mut Totals| {
+            run(&[shell("a"), shell("b")], &["-c", said, code], long, totals).expect("it runs")
+        };
+        assert!(run("0", &mut totals));
+        assert_eq!(totals.passed, 4);
+        assert!(!run("7", &mut totals));
+    }
+
+    #[test]
+    fn a_program_that_hangs_is_killed() {
+        let short = Duration::from_millis(50);
+        let ran = run_one(&shell("a"), &["-c", "sleep 1000 & wait"], short).expect("it runs");
+        assert!(!ran.held && ran.took < Duration::from_secs(60));
+    }
+}
