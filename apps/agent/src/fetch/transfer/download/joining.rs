@@ -1,37 +1,40 @@
-//! Whether an answer's bytes may be joined to those we hold: the one place that decides it.
+//! Whether an answer's bytes may be joined to those held: the one place that decides it.
 //!
-//! The strong validator must be the same, the length too, and the last bytes we hold must come
-//! again equal. Otherwise the download starts from zero, a bounded number of times, and says so.
+//! The strong validator must be the same, the length too, and the last bytes held must come again
+//! equal. Otherwise the download starts from zero, a bounded number of times, and says so.
 
-use super::{
-    ContentPart, Dial, FetchFault, FetchResponse, GetRequest, RESTARTS_MAX, TransferExit,
-    TransferFailure, TransferReason, TransferRun,
-};
+use super::Download;
+use crate::fetch::dial::FetchFault;
+use crate::fetch::exchange::{ContentPart, FetchResponse, GetRequest};
+use crate::fetch::outcome::{TransferExit, TransferFailure, TransferReason};
+use crate::fetch::transfer::control::TransferControl;
 
-impl<D: Dial> TransferRun<'_, D> {
-    /// Decides whether the answer's bytes may be joined to those we hold. Returns the bytes that
-    /// must come again first, or nothing when another request is needed.
-    pub(super) fn accept(
+/// Starts from zero before the origin is called unusable: each costs a whole object at worst.
+const RESTARTS_MAX: u32 = 5; // a guess
+
+impl Download {
+    /// Decides whether the answer's bytes may be joined to those held. Returns the bytes that must
+    /// come again first, or nothing when another request is needed.
+    pub(super) fn join(
         &mut self,
         answer: &FetchResponse,
         ask: &GetRequest,
+        control: &mut TransferControl<'_>,
     ) -> Result<Option<Vec<u8>>, FetchFault> {
         if answer.encoding.is_some() && !self.said_encoding {
             self.said_encoding = true;
             let coding = answer.encoding.clone().unwrap_or_default();
-            self.note(
-                None,
-                format!("the origin sends it {coding}-coded unasked; stored as it comes"),
-            );
+            let text = format!("the origin sends it {coding}-coded unasked; stored as it comes");
+            control.reporter.note(None, text);
         }
         self.encoding.clone_from(&answer.encoding);
         self.offered_name.clone_from(&answer.name);
         let held = self.sink.held_bytes();
         match answer.part {
-            ContentPart::Whole(length) => Ok(Some(self.accept_from_zero(answer, ask, length)?)),
+            ContentPart::Whole(length) => self.join_whole(answer, ask, length, control).map(Some),
             // Also what an origin that sends a range nobody asked for means.
             ContentPart::Range { from: 0, total, .. } => {
-                Ok(Some(self.accept_from_zero(answer, ask, total)?))
+                self.join_whole(answer, ask, total, control).map(Some)
             }
             ContentPart::Range { from, total, .. } => {
                 let note = &self.sink.note;
@@ -63,13 +66,14 @@ impl<D: Dial> TransferRun<'_, D> {
         }
     }
 
-    /// The object comes from its first byte. What we hold is kept only if it is so little that
-    /// all of it can be compared, and the validator is the same.
-    pub(super) fn accept_from_zero(
+    /// Joins an object that comes from its first byte. What is held is kept only if it is so little
+    /// that all of it can be compared, and the validator is the same.
+    fn join_whole(
         &mut self,
         answer: &FetchResponse,
         ask: &GetRequest,
         length: Option<u64>,
+        control: &mut TransferControl<'_>,
     ) -> Result<Vec<u8>, FetchFault> {
         let held = self.sink.held_bytes();
         self.ranges_refused |= ask.to.is_some() && matches!(answer.part, ContentPart::Whole(_));
@@ -84,7 +88,7 @@ impl<D: Dial> TransferRun<'_, D> {
                 .distrust
                 .take()
                 .unwrap_or_else(|| self.why_from_zero(answer));
-            self.restart(&why).map_err(FetchFault::Final)?;
+            self.restart(&why, control).map_err(FetchFault::Final)?;
         }
         self.distrust = None;
         self.sink.note.length = length;
@@ -92,7 +96,7 @@ impl<D: Dial> TransferRun<'_, D> {
         Ok(self.sink.tail().to_vec())
     }
 
-    pub(super) fn why_from_zero(&self, answer: &FetchResponse) -> String {
+    fn why_from_zero(&self, answer: &FetchResponse) -> String {
         match &self.sink.note.validator {
             None => "the origin gives nothing to recognise its bytes by (no strong ETag, no \
                      settled Last-Modified)"
@@ -104,29 +108,31 @@ impl<D: Dial> TransferRun<'_, D> {
         }
     }
 
-    pub(super) fn restart(&mut self, why: &str) -> Result<(), TransferFailure> {
+    fn restart(
+        &mut self,
+        why: &str,
+        control: &mut TransferControl<'_>,
+    ) -> Result<(), TransferFailure> {
+        let changed = |text: String| {
+            let (exit, reason) = (TransferExit::OriginChanged, TransferReason::OriginChanged);
+            TransferFailure::of(exit, reason, text)
+        };
         let held = self.sink.held_bytes();
         self.restarts += 1;
         if self.restarts > RESTARTS_MAX {
             let text = format!("{why}; gave up after {RESTARTS_MAX} starts from zero");
-            return Err(TransferFailure::of(
-                TransferExit::OriginChanged,
-                TransferReason::OriginChanged,
-                text,
-            ));
+            return Err(changed(text));
         }
         if !self.sink.restart()? {
             let text =
                 format!("{why}, and {held} bytes are on standard output already; use -o FILE");
-            return Err(TransferFailure::of(
-                TransferExit::OriginChanged,
-                TransferReason::OriginChanged,
-                text,
-            ));
+            return Err(changed(text));
         }
         self.duplicate_bytes += held;
         let text = format!("{why}: from zero again, {held} bytes thrown away");
-        self.note(Some(TransferReason::OriginChanged), text);
+        control
+            .reporter
+            .note(Some(TransferReason::OriginChanged), text);
         Ok(())
     }
 }
