@@ -8,6 +8,7 @@
 //!
 //! The session is this process's; a new one is made only when the proxy ended the old one.
 
+mod flow_loss;
 mod head_scanner;
 mod link_traffic;
 mod persistence;
@@ -20,9 +21,9 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use d2tp_driver::{
-    Device, DeviceOptions, DriverError, EndpointConfig, Flow, FlowEnd, FlowIo as _, FlowSettings,
-    Instance, InstanceClaim, InstanceLease, LinkUse, PathState, ProvidedLinks, Qlog, ResetCause,
-    SecretKey, ServerAddress, SessionEnd, SessionEvent,
+    Device, DeviceOptions, DriverError, EndpointConfig, Flow, FlowIo as _, FlowSettings, Instance,
+    InstanceClaim, InstanceLease, LinkUse, PathState, ProvidedLinks, Qlog, SecretKey,
+    ServerAddress, SessionEvent,
 };
 use d2tp_links::{CostClass, Link, LinkKind};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -34,29 +35,16 @@ use url::Url;
 use super::dial::{ByteStream, Dial, EgressLink, FetchFault};
 use super::local_origin::LocalOrigin;
 use super::mode::FetchMode;
-use super::outcome::{TransferExit, TransferFailure, TransferReason};
 use super::tunnel::OriginTunnel;
 use super::upload_body::UploadSource;
 use head_scanner::HeadScanner;
 use shared_flow::SharedFlow;
 
+pub use flow_loss::FlowLoss;
 pub use link_traffic::LinkTraffic;
 
 /// Time for the last words to a proxy: the end of a flow, the end of the session.
 const FAREWELL: Duration = Duration::from_millis(500); // a guess: one slow round trip
-
-/// Why the flow at the proxy must be opened anew.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum FlowLoss {
-    /// The proxy does not know it any more: it was restarted.
-    Forgotten,
-    /// The whole session ended.
-    Session(String),
-    /// The deadline passed.
-    Deadline,
-    /// The proxy reset it.
-    Reset(String),
-}
 
 /// What moves requests to a proxy.
 pub struct ProxyClient {
@@ -382,59 +370,6 @@ impl ProxyClient {
             (state.device.clone(), state.duplicate_before)
         };
         before + device.map_or(0, |device| device.duplicate_bytes())
-    }
-
-    /// Why the flow at hand is over, if it is and that is not what it was for.
-    pub fn flow_loss(&self) -> Result<Option<FlowLoss>, TransferFailure> {
-        if let Some(end) = self.device().and_then(|device| device.ended()) {
-            return self.session_end(&end).map(Some);
-        }
-        let end = self.with_flow(|_, flow| flow.end()).flatten();
-        let broken = self.state().broken.get().copied().map(FlowEnd::Reset);
-        Ok(match end.or(broken) {
-            None | Some(FlowEnd::Complete | FlowEnd::Local(_)) => None,
-            Some(FlowEnd::DeadlinePassed) => Some(FlowLoss::Deadline),
-            Some(FlowEnd::Refused(_)) => Some(FlowLoss::Forgotten),
-            Some(FlowEnd::SessionEnded) => Some(FlowLoss::Session("the session ended".into())),
-            Some(FlowEnd::Reset(code)) => match ResetCause::from_code(code) {
-                Some(ResetCause::Deadline) => Some(FlowLoss::Deadline),
-                Some(cause @ ResetCause::StoreFull) => {
-                    let text = format!(
-                        "{cause} ({}); without --prox it may work",
-                        self.address_text()
-                    );
-                    return Err(TransferFailure::error(text));
-                }
-                Some(cause) => Some(FlowLoss::Reset(cause.to_string())),
-                None => Some(FlowLoss::Reset(format!(
-                    "the proxy broke the transfer off (code {code:#x})"
-                ))),
-            },
-        })
-    }
-
-    fn session_end(&self, end: &SessionEnd) -> Result<FlowLoss, TransferFailure> {
-        match end {
-            SessionEnd::Refused(d2tp_session::ReasonCode::NotAllowed) => Err(TransferFailure::of(
-                TransferExit::Error,
-                TransferReason::ProxyUnreachable,
-                format!(
-                    "the proxy {} does not let this device in; its operator adds it with \
-                     --allow-client {}",
-                    self.address_text(),
-                    self.public_key()
-                ),
-            )),
-            SessionEnd::NoCommonVersion => Err(TransferFailure::of(
-                TransferExit::Error,
-                TransferReason::ProxyUnreachable,
-                format!(
-                    "the proxy {}: {end}; update the older one",
-                    self.address_text()
-                ),
-            )),
-            end => Ok(FlowLoss::Session(end.to_string())),
-        }
     }
 
     /// Ends the flow at hand in order: the proxy learns that everything arrived.

@@ -177,3 +177,74 @@ impl<'a> TransferFlow<'a> {
         self.is_held_back = behind;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::task::{Context, Waker};
+
+    use d2tp_driver::{SchedulerHandle, SecretKey, SendSource};
+    use d2tp_sched::{SchedulerKind, TransferDirection};
+    use tokio::sync::watch;
+
+    use super::*;
+    use crate::fetch::mode::FetchMode;
+    use crate::fetch::report::{TransferEvent, TransferObserver};
+    use crate::fetch::transfer::job::{Destination, TransferContext, TransferJob};
+    use crate::fetch::upload_body::UploadSource;
+    use crate::terms::TransferTerms;
+
+    struct DeafObserver;
+
+    impl TransferObserver for DeafObserver {
+        fn on_event(&mut self, _: &TransferEvent) {}
+    }
+
+    #[test]
+    fn an_upload_that_was_held_back_goes_on_in_the_next_session() {
+        let job = TransferJob {
+            url: "http://origin.example/a".parse().unwrap(),
+            destination: Destination::Nowhere,
+            terms: TransferTerms::default(),
+            now: false,
+            integrity: None,
+            tries_max: 1,
+            stall: Duration::from_secs(10),
+            allow_downgrade: false,
+            fields: [].into(),
+        };
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let token = Some("token".to_owned());
+        let body = UploadBody::open(
+            file.path(),
+            &job.url,
+            false,
+            None,
+            token,
+            || false,
+            |_, _| (),
+        );
+        let body = Arc::new(body.unwrap());
+        let drawn = UploadSource::new(body.clone(), false);
+        let is_held =
+            || (drawn.poll_read_at(&mut Context::from_waker(Waker::noop()), 0, 1)).is_pending();
+        let (_links, links) = watch::channel(Arc::new(Vec::new()));
+        let (_stop, stop) = watch::channel(false);
+        let key = SecretKey::from_bytes([7; 32]);
+        let address = format!("d2tp://127.0.0.1:1/{}", key.public());
+        let client = ProxyClient::new(address.parse().unwrap(), key, links.clone(), None);
+        let scheduler = SchedulerHandle::new(SchedulerKind::default());
+        let context = TransferContext::standalone(links, stop, scheduler);
+        let mut observer = DeafObserver;
+        let (mode, direction) = (FetchMode::ProxyFetch, TransferDirection::Up);
+        let start = BootInstant::now();
+        let control = TransferControl::new(&job, mode, context, direction, &mut observer, start);
+
+        let mut flow = TransferFlow::new(&client, FlowSender::Device(body));
+        assert!(!is_held());
+        flow.hold_back(true);
+        assert!(is_held());
+        flow.on_new_session();
+        flow.on_new_flow(&control);
+        assert!(!is_held());
+    }
+}
