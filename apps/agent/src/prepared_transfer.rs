@@ -19,12 +19,12 @@ use crate::fetch::alt_svc;
 use crate::fetch::dial::Dial as _;
 use crate::fetch::direct::DirectConnector;
 use crate::fetch::header::HeaderField;
-use crate::fetch::jobs;
 use crate::fetch::mode::FetchMode;
 use crate::fetch::origin::{D2tpOrigin, D2tpTarget};
 use crate::fetch::outcome::{TransferExit, TransferFailure};
 use crate::fetch::proxy::ProxyClient;
 use crate::fetch::report::TransferObserver;
+use crate::fetch::state_directory::state_directory;
 use crate::fetch::tls::OriginTls;
 use crate::fetch::transfer::{self, TransferContext, TransferJob};
 use crate::fetch::tunnel::OriginTunnel;
@@ -220,7 +220,7 @@ impl PreparedTransfer {
                     TransportPurpose::Carry => self.mode == FetchMode::ProxyFetch,
                     TransportPurpose::DryRun => false,
                 };
-                if let Some(directory) = jobs::state_directory().ok().filter(|_| lasts) {
+                if let Some(directory) = state_directory().ok().filter(|_| lasts) {
                     proxy = proxy.with_state_directory(directory.join("instances"));
                 }
                 TransferTransport::Proxied(Box::new(proxy))
@@ -247,7 +247,14 @@ impl PreparedTransfer {
         let origin = origin(D2tpTarget::Address(address), key);
         // Without a network nobody is there, which says nothing of the origin.
         let may_ask = origin.needs_no_link() || links.borrow().iter().any(Link::is_usable);
-        (may_ask && alt_svc::is_available(&origin, &self.job.url).await).then_some(origin)
+        if !may_ask {
+            return None;
+        }
+        if !origin.is_available(&self.job.url).await {
+            alt_svc::forget_server(&self.job.url);
+            return None;
+        }
+        Some(origin)
     }
 
     /// Reads what an upload sends, telling how far that is.

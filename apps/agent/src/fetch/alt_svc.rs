@@ -17,13 +17,9 @@ use std::time::Duration;
 use d2tp_driver::ServerAddress;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
-use tokio::time::timeout;
 use url::Url;
 
-use super::dial::EgressLink;
-use super::exchange::{GetRequest, exchange};
-use super::jobs;
-use super::origin::D2tpOrigin;
+use super::state_directory::state_directory;
 
 /// How long an alternative is good for that does not say. // RFC 7838 §3.1
 const MAX_AGE: Duration = Duration::from_secs(24 * 3600);
@@ -31,8 +27,6 @@ const MAX_AGE: Duration = Duration::from_secs(24 * 3600);
 const MAX_AGE_MAX: Duration = Duration::from_secs(30 * 24 * 3600);
 /// Origins remembered; beyond that those that run out first are forgotten.
 const REMEMBERED_MAX: usize = 256;
-/// How long one has to show that it is there.
-const ANSWERS_WITHIN: Duration = Duration::from_secs(3); // a guess: a handshake and an answer
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct AltSvcEntry {
@@ -70,7 +64,7 @@ fn read(field: &str, own_host: &str) -> Option<(ServerAddress, Duration)> {
 }
 
 fn file() -> Option<PathBuf> {
-    Some(jobs::state_directory().ok()?.join("alternatives.json"))
+    Some(state_directory().ok()?.join("alternatives.json"))
 }
 
 fn remembered() -> AltSvcCache {
@@ -138,32 +132,14 @@ pub fn known_server(url: &Url, proxy: Option<&str>) -> Option<ServerAddress> {
     counts.then(|| noted.address.parse().ok())?
 }
 
-/// Whether it is there and has what is asked for. One that is not is forgotten.
-pub async fn is_available(origin: &D2tpOrigin, url: &Url) -> bool {
-    let ask = GetRequest {
-        url: url.clone(),
-        from: 0,
-        to: None,
-        if_range: None,
-        allow_downgrade: false,
-        fields: [].into(),
-        head_only: true,
-    };
-    let anyhow = EgressLink {
-        device: None,
-        sources: Vec::new(),
-    };
-    let answered = timeout(ANSWERS_WITHIN, exchange(origin, &ask, &anyhow)).await;
-    let there = matches!(answered, Ok(Ok(_)));
-    if !there {
-        let origin = name(url, None);
-        let also = format!("{origin} by ");
-        remember(|all| {
-            all.0
-                .retain(|name, _| *name != origin && !name.starts_with(&also));
-        });
-    }
-    there
+/// Forgets where the origin of `url` spoke D2TP, whoever said so.
+pub fn forget_server(url: &Url) {
+    let origin = name(url, None);
+    let also = format!("{origin} by ");
+    remember(|all| {
+        all.0
+            .retain(|name, _| *name != origin && !name.starts_with(&also));
+    });
 }
 
 #[cfg(test)]

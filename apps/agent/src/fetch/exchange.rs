@@ -23,7 +23,7 @@ use super::dial::{ByteStream, Dial, EgressLink, FetchFault};
 use super::filename;
 use super::header::HeaderField;
 use super::outcome::{TransferExit, TransferFailure, TransferReason};
-use super::proxy;
+use super::proxy_status;
 use super::validator::Validator;
 
 /// Redirects followed before we take it for a loop (as browsers and curl's documentation do).
@@ -196,10 +196,10 @@ pub async fn exchange(
             }
         };
         let (head, body) = answer.into_parts();
-        if dial.absolute_form() && proxy::refusal(head.status, &head.headers, "").is_some() {
+        if dial.absolute_form() && proxy_status::refusal(head.status, &head.headers, "").is_some() {
             let words = words(body).await;
             connection.abort();
-            let fault = proxy::refusal(head.status, &head.headers, &words);
+            let fault = proxy_status::refusal(head.status, &head.headers, &words);
             return Err(fault.expect("it was a refusal a moment ago"));
         }
         if let Some(field) = head.headers.get(ALT_SVC).and_then(|v| v.to_str().ok()) {

@@ -13,6 +13,8 @@
 //! Without an agent each is a process in a session of its own, so that no terminal takes it along;
 //! after a restart of the machine nothing runs, and the same command continues.
 
+mod background_process;
+
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -23,14 +25,16 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
 use nix::sys::signal::{Signal, kill};
-use nix::unistd::{Pid, setsid};
+use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::ffi::OsString;
 
 use super::outcome::TransferExit;
-use super::report::{TransferEvent, TransferObserver, print_stderr};
+pub use super::state_directory::state_directory;
 use crate::order::TransferVerb;
+
+pub use background_process::{BackgroundProcess, LastProgress};
 
 /// Tells a process that it is this download, by its folder.
 const FOLDER_VARIABLE: &str = "CEDOS_JOB";
@@ -175,8 +179,7 @@ impl BackgroundJob {
     pub fn cancel(&self) -> anyhow::Result<()> {
         let pid = match (self.belongs_to_agent(), self.pid) {
             (true, None) => bail!(
-                "transfer {} belongs to the agent, which is not running; start it with `cedos \
-                 agent`",
+                "transfer {} belongs to the agent, which is not running; start it with `cedos agent`",
                 self.id
             ),
             (true, Some(pid)) => bail!(
@@ -202,24 +205,6 @@ impl BackgroundJob {
 /// Where the folders are.
 pub(crate) fn jobs_directory() -> anyhow::Result<PathBuf> {
     state_directory().map(|state| state.join("get"))
-}
-
-/// Where this user's downloads keep what outlives them: `$XDG_STATE_HOME/cedos`, else
-/// `~/.local/state/cedos`.
-///
-/// # Errors
-/// Nobody says where.
-pub fn state_directory() -> anyhow::Result<PathBuf> {
-    // XDG Base Directory Specification: a path that is not absolute is to be ignored.
-    let absolute = |name: &str| {
-        std::env::var_os(name)
-            .map(PathBuf::from)
-            .filter(|path| path.is_absolute())
-    };
-    absolute("XDG_STATE_HOME")
-        .or_else(|| Some(absolute("HOME")?.join(".local/state")))
-        .map(|state| state.join("cedos"))
-        .context("no place for the state of downloads: set XDG_STATE_HOME or HOME")
 }
 
 /// All downloads there are, oldest first.
@@ -431,99 +416,6 @@ pub fn handed_over_arguments() -> Option<Vec<OsString>> {
     Some(arguments.map(|a| OsString::from_vec(a.to_vec())).collect())
 }
 
-/// This process as a download in the background: holds its lock and writes down what happens.
-pub struct BackgroundProcess {
-    folder: PathBuf,
-    _lock: File,
-    memory: LastProgress,
-}
-
-/// What earlier events told, for those that do not tell it: how much there is of how much, and by
-/// which links it came.
-#[derive(Debug, Default)]
-pub struct LastProgress {
-    told: serde_json::Map<String, Value>,
-}
-
-impl LastProgress {
-    /// What is kept from one event to the next.
-    const FIELDS: [&str; 5] = ["bytes", "length", "bytes_by_link", "promise", "mode"];
-
-    /// What an earlier process wrote down.
-    pub fn of(event: &Value) -> LastProgress {
-        let mut memory = LastProgress::default();
-        memory.complete(event.clone());
-        memory
-    }
-
-    /// The event with what is known besides.
-    pub fn complete(&mut self, mut event: Value) -> Value {
-        let Some(fields) = event.as_object_mut() else {
-            return event;
-        };
-        if let Some(held) = fields.get("held_bytes").cloned() {
-            fields.insert("bytes".to_owned(), held);
-        }
-        for name in LastProgress::FIELDS {
-            match fields.get(name) {
-                Some(value) if !value.is_null() => {
-                    self.told.insert(name.to_owned(), value.clone());
-                }
-                _ => {
-                    if let Some(value) = self.told.get(name) {
-                        fields.insert(name.to_owned(), value.clone());
-                    }
-                }
-            }
-        }
-        event
-    }
-}
-
-impl BackgroundProcess {
-    /// Leaves the terminal and takes the lock, if this process is one.
-    ///
-    /// # Errors
-    /// The folder cannot be written to.
-    pub fn claim() -> io::Result<Option<BackgroundProcess>> {
-        let Some(folder) = std::env::var_os(FOLDER_VARIABLE).map(PathBuf::from) else {
-            return Ok(None);
-        };
-        // No terminal, no signal of one. Fails only for who leads a group already.
-        let _ = setsid();
-        let mut lock = OpenOptions::new()
-            .create(true)
-            .truncate(true)
-            .write(true)
-            .mode(0o600)
-            .open(folder.join("lock"))?;
-        // Somebody who looks holds it for a moment, never longer.
-        lock.lock()?;
-        write!(lock, "{}", std::process::id())?;
-        Ok(Some(BackgroundProcess {
-            folder,
-            _lock: lock,
-            memory: LastProgress::default(),
-        }))
-    }
-}
-
-impl TransferObserver for BackgroundProcess {
-    fn on_event(&mut self, event: &TransferEvent) {
-        // What `status` shows is where it stands; what happened in passing is in the log.
-        if matches!(event, TransferEvent::Note { .. }) {
-            return;
-        }
-        let Ok(event) = serde_json::to_value(event) else {
-            return;
-        };
-        let event = self.memory.complete(event);
-        if let Err(error) = replace(&self.folder.join("state.json"), &event) {
-            print_stderr(&format!("note: cannot save the state: {error}"));
-        }
-    }
-}
-
 /// True when this process is a download in the background.
 pub fn is_in_background() -> bool {
     std::env::var_os(FOLDER_VARIABLE).is_some()
@@ -538,25 +430,4 @@ pub fn hangup_is_ignored() -> bool {
         .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
     // Bit n-1 is signal n (proc(5)).
     mask.is_some_and(|mask| mask >> (Signal::SIGHUP as u32 - 1) & 1 == 1)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_wait_is_told_with_the_bytes_that_are_there() {
-        let mut memory = LastProgress::default();
-        memory.complete(json!({"event": "begun", "held_bytes": 3}));
-        let waiting = memory.complete(json!({"event": "waiting", "reason": "no_path"}));
-        assert_eq!(waiting["bytes"], 3);
-        memory.complete(json!({"event": "progress", "bytes": 5, "length": 9}));
-        let waiting = memory.complete(json!({"event": "waiting", "length": null}));
-        assert_eq!(
-            (&waiting["bytes"], &waiting["length"]),
-            (&json!(5), &json!(9))
-        );
-        let again = LastProgress::of(&waiting).complete(json!({"event": "begun", "held_bytes": 4}));
-        assert_eq!((&again["bytes"], &again["length"]), (&json!(4), &json!(9)));
-    }
 }

@@ -12,7 +12,7 @@
 //!                                                            └──────▶ report (bar, lines, JSON)
 //! ```
 //!
-//! `cedos put` is the same the other way round, through a proxy only: `parcel` is what it sends.
+//! `cedos put` is the same the other way round, through a proxy only: `upload_body` is what it sends.
 //!
 //! `transfer` is the order of things and knows neither sockets nor files. What stands in the
 //! destination is always one whole object: bytes go to `FILE.part`, a later request continues it
@@ -29,6 +29,7 @@ pub mod filename;
 pub mod forget;
 pub mod header;
 pub mod jobs;
+mod local_origin;
 pub mod mode;
 pub mod option_parsers;
 pub mod origin;
@@ -36,8 +37,10 @@ pub mod outcome;
 pub mod partial;
 pub mod pending_rename;
 pub mod proxy;
+mod proxy_status;
 pub mod report;
 pub mod sink;
+pub mod state_directory;
 pub mod tls;
 pub mod transfer;
 pub mod tunnel;

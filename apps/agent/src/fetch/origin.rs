@@ -10,6 +10,7 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use d2tp_driver::{
     CallError, Device, DeviceOptions, DriverError, EndpointConfig, Flow, FlowSettings, LinkUse,
@@ -17,11 +18,16 @@ use d2tp_driver::{
 };
 use d2tp_links::{CostClass, Link};
 use tokio::sync::{Mutex, watch};
+use tokio::time::timeout;
 use url::Url;
 
 use super::dial::{ByteStream, Dial, EgressLink, FetchFault};
+use super::exchange::{GetRequest, exchange};
 use super::mode::FetchMode;
 use super::outcome::TransferFailure;
+
+/// How long an origin has to show that it is there.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(3); // a guess: a handshake and an answer
 
 /// Who is asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -116,6 +122,25 @@ impl D2tpOrigin {
             log,
             session: Mutex::default(),
         }
+    }
+
+    /// Whether the origin is there and has what `url` names.
+    pub async fn is_available(&self, url: &Url) -> bool {
+        let ask = GetRequest {
+            url: url.clone(),
+            from: 0,
+            to: None,
+            if_range: None,
+            allow_downgrade: false,
+            fields: [].into(),
+            head_only: true,
+        };
+        let any_link = EgressLink {
+            device: None,
+            sources: Vec::new(),
+        };
+        let answered = timeout(ANSWERS_WITHIN, exchange(self, &ask, &any_link)).await;
+        matches!(answered, Ok(Ok(_)))
     }
 
     /// Whom the device's own session is with.

@@ -8,52 +8,43 @@
 //!
 //! The session is this process's; a new one is made only when the proxy ended the old one.
 
+mod flow_loss;
+mod head_scanner;
+mod link_traffic;
 mod persistence;
+mod shared_flow;
 
 use std::collections::BTreeMap;
-use std::io;
 use std::net::IpAddr;
 use std::path::PathBuf;
-use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use d2tp_driver::{
-    Device, DeviceOptions, DriverError, EndpointConfig, Flow, FlowEnd, FlowIo as _, FlowSettings,
-    Instance, InstanceClaim, InstanceLease, LinkUse, PathState, PathStats, ProvidedLinks, Qlog,
-    ResetCause, SecretKey, ServerAddress, SessionEnd, SessionEvent,
+    Device, DeviceOptions, DriverError, EndpointConfig, Flow, FlowIo as _, FlowSettings, Instance,
+    InstanceClaim, InstanceLease, LinkUse, PathState, ProvidedLinks, Qlog, SecretKey,
+    ServerAddress, SessionEvent,
 };
 use d2tp_links::{CostClass, Link, LinkKind};
-use http::{HeaderMap, StatusCode};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 use url::Url;
 
 use super::dial::{ByteStream, Dial, EgressLink, FetchFault};
+use super::local_origin::LocalOrigin;
 use super::mode::FetchMode;
-use super::outcome::{TransferExit, TransferFailure, TransferReason};
 use super::tunnel::OriginTunnel;
 use super::upload_body::UploadSource;
-use persistence::HeadScanner;
+use head_scanner::HeadScanner;
+use shared_flow::SharedFlow;
+
+pub use flow_loss::FlowLoss;
+pub use link_traffic::LinkTraffic;
 
 /// Time for the last words to a proxy: the end of a flow, the end of the session.
 const FAREWELL: Duration = Duration::from_millis(500); // a guess: one slow round trip
-
-/// Why the flow at the proxy must be opened anew.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum FlowLoss {
-    /// The proxy does not know it any more: it was restarted.
-    Forgotten,
-    /// The whole session ended.
-    Session(String),
-    /// The deadline passed.
-    Deadline,
-    /// The proxy reset it.
-    Reset(String),
-}
 
 /// What moves requests to a proxy.
 pub struct ProxyClient {
@@ -95,23 +86,6 @@ struct ProxyClientState {
     trouble: Option<String>,
 }
 
-/// A link as the session uses it.
-#[derive(Debug, Clone)]
-pub struct LinkTraffic {
-    /// Payload bytes received over it (sent, for uploads), in all sessions.
-    pub bytes: u64,
-    /// For how long they came in; none where they are sent, or nothing came in this session.
-    pub active_time: Option<Duration>,
-    /// Bytes per second lately.
-    pub rate: Option<u64>,
-    /// Its path answers; none if it has no path.
-    pub is_answering: Option<bool>,
-    /// What was asked over it was not answered: it is down, whatever addresses it has.
-    pub is_silent: bool,
-    /// There and back, as its path measured it.
-    pub round_trip: Option<Duration>,
-}
-
 impl ProxyClient {
     /// Nothing is sent before [`ProxyClient::connect`].
     pub fn new(
@@ -146,11 +120,11 @@ impl ProxyClient {
         self
     }
 
-    /// Opens a flow that sends a parcel and then ends our direction; the answer is read from it.
-    pub fn post(&self, drawn: Arc<UploadSource>) -> Result<impl ByteStream + use<>, FetchFault> {
-        let held = self.open(Some(drawn.size()), None)?;
-        held.flow().send_source(drawn);
-        Ok(held)
+    /// Opens a flow that sends a file and then ends our direction; the answer is read from it.
+    pub fn post(&self, drawn: Arc<UploadSource>) -> Result<Box<dyn ByteStream>, FetchFault> {
+        let stream = self.open(Some(drawn.size()), None)?;
+        stream.flow().send_source(drawn);
+        Ok(Box::new(stream))
     }
 
     /// `head`: finds the end of the answer's head, for a flow that a later process may claim.
@@ -340,7 +314,7 @@ impl ProxyClient {
             || (!links
                 .iter()
                 .any(|link| link.kind != LinkKind::Loopback && link.is_usable())
-                && super::transfer::on_link(ip, &links).is_some())
+                && LocalOrigin::of_address(ip, &links).is_some())
     }
 
     /// Forgets the session, which has ended, keeping its counts.
@@ -375,44 +349,8 @@ impl ProxyClient {
             let state = self.state();
             (state.device.clone(), state.carried_before.clone())
         };
-        let mut links: BTreeMap<String, LinkTraffic> = before
-            .into_iter()
-            .map(|(name, bytes)| {
-                let carrying = LinkTraffic {
-                    bytes,
-                    active_time: None,
-                    rate: None,
-                    is_answering: None,
-                    is_silent: false,
-                    round_trip: None,
-                };
-                (name, carrying)
-            })
-            .collect();
-        for way in device.map(|d| d.link_statuses()).unwrap_or_default() {
-            let carrying = links.entry(way.name).or_insert(LinkTraffic {
-                bytes: 0,
-                active_time: None,
-                rate: None,
-                is_answering: None,
-                is_silent: false,
-                round_trip: None,
-            });
-            carrying.bytes += if self.sends {
-                way.payload.1
-            } else {
-                way.payload.0
-            };
-            // What was sent may still wait on its way.
-            carrying.active_time = (!self.sends).then(|| way.busy.into());
-            carrying.rate = way.rate;
-            let active = |path: &PathStats| path.state == PathState::Active;
-            carrying.is_answering = way.path.as_ref().map(active);
-            carrying.is_silent = way.answers.is_silent();
-            let path = way.path.filter(active);
-            carrying.round_trip = path.map(|path| path.rtt.into());
-        }
-        links
+        let statuses = device.map(|device| device.link_statuses());
+        LinkTraffic::of_links(before, statuses.unwrap_or_default(), self.sends)
     }
 
     /// Tells when a link of the session begins to answer, or counts as silent; none without a session.
@@ -437,59 +375,6 @@ impl ProxyClient {
             (state.device.clone(), state.duplicate_before)
         };
         before + device.map_or(0, |device| device.duplicate_bytes())
-    }
-
-    /// Why the flow at hand is over, if it is and that is not what it was for.
-    pub fn flow_loss(&self) -> Result<Option<FlowLoss>, TransferFailure> {
-        if let Some(end) = self.device().and_then(|device| device.ended()) {
-            return self.session_end(&end).map(Some);
-        }
-        let end = self.with_flow(|_, flow| flow.end()).flatten();
-        let broken = self.state().broken.get().copied().map(FlowEnd::Reset);
-        Ok(match end.or(broken) {
-            None | Some(FlowEnd::Complete | FlowEnd::Local(_)) => None,
-            Some(FlowEnd::DeadlinePassed) => Some(FlowLoss::Deadline),
-            Some(FlowEnd::Refused(_)) => Some(FlowLoss::Forgotten),
-            Some(FlowEnd::SessionEnded) => Some(FlowLoss::Session("the session ended".into())),
-            Some(FlowEnd::Reset(code)) => match ResetCause::from_code(code) {
-                Some(ResetCause::Deadline) => Some(FlowLoss::Deadline),
-                Some(cause @ ResetCause::StoreFull) => {
-                    let text = format!(
-                        "{cause} ({}). Without --prox it may work",
-                        self.address_text()
-                    );
-                    return Err(TransferFailure::error(text));
-                }
-                Some(cause) => Some(FlowLoss::Reset(cause.to_string())),
-                None => Some(FlowLoss::Reset(format!(
-                    "the proxy ended the transfer (code {code:#x})"
-                ))),
-            },
-        })
-    }
-
-    fn session_end(&self, end: &SessionEnd) -> Result<FlowLoss, TransferFailure> {
-        match end {
-            SessionEnd::Refused(d2tp_session::ReasonCode::NotAllowed) => Err(TransferFailure::of(
-                TransferExit::Error,
-                TransferReason::ProxyUnreachable,
-                format!(
-                    "the proxy {} does not allow this device. Its operator can add it with \
-                     --allow-client {}",
-                    self.address_text(),
-                    self.public_key()
-                ),
-            )),
-            SessionEnd::NoCommonVersion => Err(TransferFailure::of(
-                TransferExit::Error,
-                TransferReason::ProxyUnreachable,
-                format!(
-                    "the proxy {}: {end}; update the older one",
-                    self.address_text()
-                ),
-            )),
-            end => Ok(FlowLoss::Session(end.to_string())),
-        }
     }
 
     /// Ends the flow at hand in order: the proxy learns that everything arrived.
@@ -554,64 +439,6 @@ fn usage(link: &Link) -> LinkUse {
     }
 }
 
-/// The flow, shared by the exchange that reads it and the transfer that steers it.
-struct SharedFlow {
-    flow: Arc<Mutex<Flow>>,
-    head: Option<Arc<Mutex<HeadScanner>>>,
-    broken: Arc<OnceLock<u64>>,
-}
-
-impl SharedFlow {
-    fn flow(&self) -> MutexGuard<'_, Flow> {
-        self.flow.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl AsyncRead for SharedFlow {
-    fn poll_read(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let before = buf.filled().len();
-        let read = Pin::new(&mut *self.flow()).poll_read(cx, buf);
-        if let Some(head) = &self.head {
-            let mut head = head.lock().unwrap_or_else(PoisonError::into_inner);
-            head.scan(&buf.filled()[before..]);
-        }
-        if let Poll::Ready(Err(error)) = &read {
-            let error = error
-                .get_ref()
-                .and_then(|e| e.downcast_ref::<d2tp_session::FlowError>());
-            if let Some(d2tp_session::FlowError::Reset(code)) = error {
-                let _ = self.broken.set(*code);
-            }
-        }
-        read
-    }
-}
-
-impl AsyncWrite for SharedFlow {
-    fn poll_write(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut *self.flow()).poll_write(cx, bytes)
-    }
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut *self.flow()).poll_flush(cx)
-    }
-    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        if self.head.is_some() {
-            // HTTP is done with the flow as soon as it has the answer. The end of our direction tells
-            // the proxy that the bytes are safe, which only `Proxy::finish` knows.
-            return Poll::Ready(Ok(()));
-        }
-        Pin::new(&mut *self.flow()).poll_shutdown(cx)
-    }
-}
-
 impl Dial for ProxyClient {
     async fn dial(&self, url: &Url, _via: &EgressLink) -> Result<Box<dyn ByteStream>, FetchFault> {
         match &self.tunnel {
@@ -630,76 +457,5 @@ impl Dial for ProxyClient {
 
     fn answering_proxy(&self) -> Option<String> {
         self.tunnel.is_none().then(|| self.address.to_string())
-    }
-}
-
-/// The proxy's own refusal, which it marks with `Proxy-Status: …; error=…` (RFC 9209): its words
-/// are in the body. `None` if the answer is the origin's.
-pub fn refusal(status: StatusCode, headers: &HeaderMap, body: &str) -> Option<FetchFault> {
-    let told = headers.get("proxy-status")?.to_str().ok()?;
-    let (_, rest) = told.split_once("error=")?;
-    let token = rest.split([';', ',', ' ']).next().unwrap_or_default();
-    let words = body.trim();
-    let words = if words.is_empty() { token } else { words };
-    let text = format!("the proxy says: {words}");
-    let retry_after = headers
-        .get(http::header::RETRY_AFTER)
-        .and_then(|value| value.to_str().ok()?.trim().parse().ok())
-        .map(Duration::from_secs);
-    let passing = matches!(
-        token,
-        "connection_refused"
-            | "connection_terminated"
-            | "connection_timeout"
-            | "connection_limit_reached"
-            | "destination_ip_unroutable"
-            | "dns_timeout"
-            | "http_response_timeout"
-            | "http_response_incomplete"
-            | "proxy_internal_error"
-    );
-    Some(if passing || status == StatusCode::SERVICE_UNAVAILABLE {
-        FetchFault::Origin { text, retry_after }
-    } else {
-        FetchFault::Final(TransferFailure::error(text))
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn told(status: u16, proxy_status: &str) -> Option<FetchFault> {
-        let mut headers = HeaderMap::new();
-        headers.insert("proxy-status", proxy_status.parse().unwrap());
-        let status = StatusCode::from_u16(status).unwrap();
-        refusal(status, &headers, "the words of the proxy\n")
-    }
-
-    #[test]
-    fn a_refusal_of_the_proxy_is_told_in_its_words() {
-        match told(
-            403,
-            "d2prox; error=destination_ip_prohibited; details=\"x\"",
-        ) {
-            Some(FetchFault::Final(failure)) => {
-                assert_eq!(failure.text, "the proxy says: the words of the proxy");
-            }
-            other => panic!("{other:?}"),
-        }
-        assert!(matches!(
-            told(502, "d2prox; error=connection_refused"),
-            Some(FetchFault::Origin { .. })
-        ));
-        assert!(matches!(
-            told(503, "d2prox; error=http_request_denied"),
-            Some(FetchFault::Origin { .. })
-        ));
-    }
-
-    #[test]
-    fn an_answer_of_the_origin_is_no_refusal() {
-        assert!(told(404, "d2prox; received-status=404").is_none());
-        assert!(refusal(StatusCode::NOT_FOUND, &HeaderMap::new(), "").is_none());
     }
 }

@@ -11,7 +11,7 @@ use url::Url;
 
 use super::dial::{ByteStream, FetchFault};
 use super::outcome::TransferFailure;
-use super::proxy;
+use super::proxy_status;
 use super::tls::OriginTls;
 
 /// Bytes of a proxy's answer to CONNECT; ours take 200.
@@ -70,7 +70,7 @@ async fn connect(flow: &mut impl ByteStream, url: &Url) -> Result<(), FetchFault
             status,
             headers,
             body_text: words,
-        }) => Err(proxy::refusal(status, &headers, &words)
+        }) => Err(proxy_status::refusal(status, &headers, &words)
             .unwrap_or_else(|| unfit(&format!("it answered CONNECT with {status}")))),
     }
 }

@@ -23,9 +23,10 @@ use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use sha2::{Digest, Sha256};
 use url::Url;
 
-use super::jobs;
 use super::outcome::{TransferExit, TransferFailure};
+use super::state_directory::state_directory;
 use super::upload_ticket::UploadTicket;
+pub use super::upload_ticket::new_token;
 
 /// Header fields of an answer.
 const HEADERS_MAX: usize = 128;
@@ -37,13 +38,6 @@ pub const ANSWER_BYTES_MAX: usize = 128 * 1024;
 /// From this size on the proxy is asked what it has before anything is sent: a round trip, which is
 /// little beside what a whole body costs.
 const ASKED_FROM_BYTES: u64 = 64 * 1024;
-
-/// What the proxy is to know an upload by, that nobody else uses.
-pub fn new_token() -> String {
-    let mut bytes = [0; 16];
-    aws_lc_rs::rand::fill(&mut bytes).expect("the system has random numbers");
-    hex::encode(bytes)
-}
 
 /// A file on its way to an origin.
 pub struct UploadBody {
@@ -128,9 +122,7 @@ impl UploadBody {
             Some(token) => UploadTicket::from_token(token),
             None if post => UploadTicket::from_token(new_token()),
             None => {
-                let folder = jobs::state_directory()
-                    .ok()
-                    .map(|state| state.join("uploads"));
+                let folder = state_directory().ok().map(|state| state.join("uploads"));
                 UploadTicket::load_or_create(folder.as_deref(), &format!("{head}{sha256}"))
             }
         };
@@ -176,9 +168,9 @@ impl UploadBody {
     }
 }
 
-/// A parcel as a flow draws from it.
+/// An upload body as a flow draws from it.
 pub struct UploadSource {
-    parcel: Arc<UploadBody>,
+    body: Arc<UploadBody>,
     head: Vec<u8>,
     begun: Mutex<UploadStart>,
 }
@@ -192,14 +184,14 @@ struct UploadStart {
 
 impl UploadSource {
     /// For a flow of its own. `again`: the proxy may have something of it.
-    pub fn new(parcel: Arc<UploadBody>, again: bool) -> UploadSource {
-        let asks = again || parcel.post || parcel.length >= ASKED_FROM_BYTES;
+    pub fn new(body: Arc<UploadBody>, again: bool) -> UploadSource {
+        let asks = again || body.post || body.length >= ASKED_FROM_BYTES;
         let head = match asks {
             true => format!(
                 "{}Expect: 100-continue\r\nCedos-Upload: {}\r\n\r\n",
-                parcel.head, parcel.ticket.token
+                body.head, body.ticket.token
             ),
-            false => format!("{}\r\n", parcel.head),
+            false => format!("{}\r\n", body.head),
         };
         UploadSource {
             head: head.into_bytes(),
@@ -207,7 +199,7 @@ impl UploadSource {
                 from: (!asks).then_some(0),
                 waiting: None,
             }),
-            parcel,
+            body,
         }
     }
 
@@ -218,7 +210,7 @@ impl UploadSource {
 
     /// Bytes of the flow, if the proxy has nothing yet.
     pub fn size(&self) -> u64 {
-        self.head_bytes() + self.parcel.length
+        self.head_bytes() + self.body.length
     }
 
     /// Which byte of the file was the first that is sent.
@@ -247,9 +239,9 @@ impl SendSource for UploadSource {
         offset: u64,
         max: usize,
     ) -> Poll<io::Result<Bytes>> {
-        let parcel = &*self.parcel;
+        let body = &*self.body;
         {
-            let mut gate = parcel.gate.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut gate = body.gate.lock().unwrap_or_else(PoisonError::into_inner);
             if gate.shut {
                 gate.waiting = Some(cx.waker().clone());
                 return Poll::Pending;
@@ -269,12 +261,11 @@ impl SendSource for UploadSource {
             from
         };
         let at = from + (offset - head);
-        let want = parcel.length.saturating_sub(at).min(max as u64) as usize;
+        let want = body.length.saturating_sub(at).min(max as u64) as usize;
         let mut piece = vec![0; want];
         // A file that became shorter ends the flow with a reset: the origin never gets a part.
         Poll::Ready(
-            parcel
-                .file
+            body.file
                 .read_exact_at(&mut piece, at)
                 .map(|()| piece.into()),
         )
@@ -383,14 +374,14 @@ mod tests {
     }
 
     #[test]
-    fn a_parcel_is_its_head_and_then_its_file_wherever_it_is_read() {
+    fn an_upload_is_its_head_and_then_its_file_wherever_it_is_read() {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         file.write_all(b"0123456789").unwrap();
         let url = "http://h:81/a?b#c".parse().unwrap();
-        let parcel = Arc::new(
+        let body = Arc::new(
             UploadBody::open(file.path(), &url, false, None, token(), || false, |_, _| ()).unwrap(),
         );
-        let drawn = UploadSource::new(parcel.clone(), false);
+        let drawn = UploadSource::new(body.clone(), false);
         let read = |offset, max| match read_of(&drawn, offset, max) {
             Poll::Ready(read) => read,
             Poll::Pending => panic!("a file never waits"),
@@ -413,12 +404,12 @@ mod tests {
             "{text}"
         );
         assert_eq!(drawn.size(), text.len() as u64);
-        assert!(parcel.check_unchanged().is_ok());
+        assert!(body.check_unchanged().is_ok());
         let stopped = UploadBody::open(file.path(), &url, false, None, token(), || true, |_, _| ());
         assert_eq!(stopped.err().unwrap().exit, TransferExit::Cancelled);
         file.as_file().set_len(5).unwrap();
         assert!(read(drawn.head_bytes(), 100).is_err());
-        assert!(parcel.check_unchanged().is_err());
+        assert!(body.check_unchanged().is_err());
     }
 
     fn read_of(drawn: &UploadSource, offset: u64, max: usize) -> Poll<io::Result<Bytes>> {
@@ -436,9 +427,8 @@ mod tests {
         let url = "http://h/a".parse().unwrap();
         let open = |post: bool| {
             let token = token().filter(|_| !post);
-            let parcel =
-                UploadBody::open(file.path(), &url, post, None, token, || false, |_, _| ());
-            Arc::new(parcel.unwrap())
+            let body = UploadBody::open(file.path(), &url, post, None, token, || false, |_, _| ());
+            Arc::new(body.unwrap())
         };
         let drawn = UploadSource::new(open(false), true);
         let head = drawn.head_bytes();

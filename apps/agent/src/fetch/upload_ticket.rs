@@ -15,10 +15,15 @@ use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 
-use super::upload_body::new_token;
-
 /// A ticket this old is of no use: no proxy keeps an upload so long.
 const AGE_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
+
+/// What the proxy is to know an upload by, that nobody else uses.
+pub fn new_token() -> String {
+    let mut bytes = [0; 16];
+    aws_lc_rs::rand::fill(&mut bytes).expect("the system has random numbers");
+    hex::encode(bytes)
+}
 
 /// A token, and the file that keeps it, if there is one.
 pub(super) struct UploadTicket {

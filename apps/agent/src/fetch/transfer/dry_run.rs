@@ -2,27 +2,31 @@
 //! and why, what to expect. Nothing is written, and of the origin at most the head is asked, over a
 //! free link.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use d2tp_sched::{
-    FREE_RATE_FIRST_BYTES_PER_S, FlowDemand, LinkCandidate, LinkChoice, LinkClass,
-    SIZE_UNKNOWN_BYTES,
+    FREE_RATE_FIRST_BYTES_PER_S, LinkCandidate, LinkChoice, LinkClass, SIZE_UNKNOWN_BYTES,
+    TransferDirection,
 };
 use serde::Serialize;
 use tokio::time::timeout;
 
-use super::super::mode::FetchMode;
-use super::super::partial;
-use super::super::proxy::ProxyClient;
-use super::super::report::{
+use super::control::{LinkWait, TransferControl, may_cost};
+use super::direct::DirectSource;
+use super::download::whole_object;
+use super::job::{Destination, TransferContext, TransferJob, redact_url};
+use super::progress::ContentProgress;
+use super::proxied::{FlowSender, ProxySource};
+use super::source::TransferSource;
+use crate::fetch::boot_clock::BootInstant;
+use crate::fetch::dial::{Dial, EgressLink, FetchFault};
+use crate::fetch::exchange::{ContentPart, FetchResponse, GetRequest, exchange};
+use crate::fetch::mode::FetchMode;
+use crate::fetch::outcome::{TransferFailure, TransferReason};
+use crate::fetch::partial;
+use crate::fetch::proxy::ProxyClient;
+use crate::fetch::report::{
     DeadlinePromise, NO_LINK, NO_LINK_WHY, TransferEvent, TransferObserver,
-};
-use super::{
-    BootInstant, ClientDecision, ClientReport, ContentPart, Destination, Dial, DownloadSink,
-    EgressLink, FetchFault, FetchResponse, GetRequest, TransferContext, TransferDirection,
-    TransferFailure, TransferJob, TransferReason, TransferRun, display, exchange, may_cost,
-    redact_url, with_sink,
 };
 
 /// Time for the origin to answer a question that is asked out of curiosity.
@@ -105,37 +109,41 @@ impl TransferObserver for NullObserver {
     fn on_event(&mut self, _event: &TransferEvent) {}
 }
 
+/// What the head of the origin's answer told, and who told it or why nobody was asked.
+type HeadAnswer = (Option<Result<FetchResponse, TransferFailure>>, String);
+
 /// Thinks a download without a proxy through.
 pub async fn plan_direct<D: Dial>(
     job: &TransferJob,
     dial: &D,
-    setting: TransferContext,
+    context: TransferContext,
     offline: bool,
 ) -> Result<DryRunPlan, TransferFailure> {
-    let mut deaf = NullObserver;
-    let mut transfer = imagined(job, dial, setting, &mut deaf);
-    let ways = transfer.link_candidates();
-    let (told, from) = match transfer.may_look(&ways, offline) {
-        Ok(link) => match transfer.egress_link(&link) {
-            Some(via) => look(dial, &transfer.question(), &via, &format!("over {link}")).await,
+    let mut observer = NullObserver;
+    let mut run = DryRun::new(job, dial.mode(), context, false, &mut observer);
+    let mut source = DirectSource::new(dial);
+    let candidates = source.candidates(&mut run.control);
+    let told = match run.may_ask(&candidates, offline) {
+        Ok(link) => match source.egress_link(&run.control, &link) {
+            Some(via) => ask_head(dial, &head_of(job), &via, &format!("over {link}")).await,
             None => (None, "the network is gone".into()),
         },
         Err(why) => (None, why),
     };
-    transfer.conclude(told, from, &ways, false)
+    run.conclude(told, &candidates)
 }
 
 /// Thinks a download through a proxy through.
 pub async fn plan_proxied(
     job: &TransferJob,
     proxy: &ProxyClient,
-    setting: TransferContext,
+    context: TransferContext,
     offline: bool,
 ) -> Result<DryRunPlan, TransferFailure> {
-    let mut deaf = NullObserver;
-    let mut transfer = imagined(job, proxy, setting, &mut deaf);
-    let ways = transfer.proxy_link_candidates();
-    let (told, from) = match transfer.may_look(&ways, offline) {
+    let mut observer = NullObserver;
+    let mut run = DryRun::new(job, proxy.mode(), context, true, &mut observer);
+    let candidates = ProxySource::new(proxy, FlowSender::Proxy).candidates(&mut run.control);
+    let (told, from) = match run.may_ask(&candidates, offline) {
         Ok(_) => match proxy.connect().await {
             Ok(_) => {
                 let via = EgressLink {
@@ -143,7 +151,7 @@ pub async fn plan_proxied(
                     sources: Vec::new(),
                 };
                 proxy.set_time_left(Some(LOOK_MAX));
-                look(proxy, &transfer.question(), &via, "through the proxy").await
+                ask_head(proxy, &head_of(job), &via, "through the proxy").await
             }
             Err(error) => (None, error.to_string()),
         },
@@ -159,102 +167,88 @@ pub async fn plan_proxied(
     } else {
         from
     };
-    transfer.conclude(told, from, &ways, true)
+    run.conclude((told, from), &candidates)
 }
 
 /// A download whose bytes would go nowhere, and that knows what an earlier run left.
-fn imagined<'a, D: Dial>(
-    job: &'a TransferJob,
-    dial: &'a D,
-    setting: TransferContext,
-    deaf: &'a mut NullObserver,
-) -> TransferRun<'a, D> {
-    let url = redact_url(&job.url);
-    let sink = DownloadSink::output(Box::new(std::io::sink()), &url);
-    let mut transfer = with_sink(
-        job,
-        dial,
-        setting,
-        TransferDirection::Down,
-        deaf,
-        sink,
-        BootInstant::now(),
-    );
-    if let Some(note) = partial::find_note(&job.expected_path(), &url)
-        && !matches!(job.destination, Destination::Stdout)
-    {
-        transfer.sink.note = note;
-    }
-    transfer
+struct DryRun<'a> {
+    control: TransferControl<'a>,
+    progress: ContentProgress,
+    /// Whether the download would be on several links at once.
+    together: bool,
 }
 
-impl<D: Dial> TransferRun<'_, D> {
+impl<'a> DryRun<'a> {
+    fn new(
+        job: &'a TransferJob,
+        mode: FetchMode,
+        context: TransferContext,
+        together: bool,
+        observer: &'a mut NullObserver,
+    ) -> DryRun<'a> {
+        let (start, direction) = (BootInstant::now(), TransferDirection::Down);
+        let note = match job.destination {
+            Destination::Stdout => None,
+            _ => partial::find_note(&job.expected_path(), &redact_url(&job.url)),
+        };
+        let progress = note.map_or_else(ContentProgress::default, |note| ContentProgress {
+            done: note.durable_bytes,
+            length: note.length,
+            repeated_by_request: 0,
+            most: note.durable_bytes,
+            is_recognisable: note.validator.is_some(),
+        });
+        DryRun {
+            control: TransferControl::new(job, mode, context, direction, observer, start),
+            progress,
+            together,
+        }
+    }
+
     /// Asks the scheduler as the download would at its beginning.
-    fn imagine(&mut self, ways: &[LinkCandidate], together: bool) -> ClientDecision {
-        let note = &self.sink.note;
-        let remaining_bytes = note.length.map(|l| l.saturating_sub(note.durable_bytes));
-        self.seat.decide(&ClientReport {
-            demand: FlowDemand {
-                remaining_bytes,
-                ..self.demand()
-            },
-            size_bytes: note.length,
-            priority: self.terms.priority,
-            candidates: ways,
-            carried: &self.bytes_by_link,
-            uses_several_links: together,
-            always_pays: false,
-            is_interactive: false,
-            keeps_awake: true,
-        })
+    fn choose(&self, candidates: &[LinkCandidate]) -> LinkChoice {
+        let decision = self
+            .control
+            .decide(self.progress, candidates, self.together);
+        decision.choice
     }
 
     /// The free link to ask over, or why the origin is not asked.
-    fn may_look(&mut self, ways: &[LinkCandidate], offline: bool) -> Result<String, String> {
-        if self.sink.note.length.is_some() {
+    fn may_ask(&self, candidates: &[LinkCandidate], offline: bool) -> Result<String, String> {
+        if self.progress.length.is_some() {
             return Err("an earlier run".into());
         }
         if offline {
             return Err("not asked: --offline".into());
         }
-        match self.imagine(ways, false).choice {
-            LinkChoice::Use { index, .. } if ways[index].class == d2tp_sched::LinkClass::Free => {
-                Ok(ways[index].name.clone())
+        match self.choose(candidates) {
+            LinkChoice::Use { index, .. } if candidates[index].class == LinkClass::Free => {
+                Ok(candidates[index].name.clone())
             }
             _ => Err("not asked: no free network is up".into()),
         }
     }
 
-    fn question(&self) -> GetRequest {
-        GetRequest {
-            from: 0,
-            to: None,
-            if_range: None,
-            head_only: true,
-            ..self.ask_whole()
-        }
-    }
-
-    fn forecast(&self, ways: &[LinkCandidate], together: bool) -> DryRunForecast {
-        let note = &self.sink.note;
-        let left = note.length.map(|l| l.saturating_sub(note.durable_bytes));
-        let free = ways.iter().filter(|way| way.class == LinkClass::Free);
-        let rates = free.map(|way| way.rate_bytes_per_s.unwrap_or(FREE_RATE_FIRST_BYTES_PER_S));
-        let rate = match together {
+    fn forecast(&self, candidates: &[LinkCandidate]) -> DryRunForecast {
+        let left = self.progress.remaining();
+        let free = candidates
+            .iter()
+            .filter(|link| link.class == LinkClass::Free);
+        let rates = free.map(|link| link.rate_bytes_per_s.unwrap_or(FREE_RATE_FIRST_BYTES_PER_S));
+        let rate = match self.together {
             true => rates.sum(),
             false => rates.fold(0.0, f64::max),
         };
         let remaining_bytes = left.unwrap_or(SIZE_UNKNOWN_BYTES);
-        let promise = self.seat.promise();
-        let paid = promise.filter(|_| may_cost(&self.links.borrow()));
+        let promise = self.control.spending.promise();
+        let paid = promise.filter(|_| may_cost(&self.control.links.borrow()));
         DryRunForecast {
             remaining_bytes,
             size_is_a_guess: left.is_none(),
             free_rate_bytes_per_s: rate,
             free_needed_s: (rate > 0.0).then(|| remaining_bytes as f64 / rate),
-            feasible: self
-                .time_left()
-                .filter(|_| !ways.is_empty())
+            feasible: (self.control.time_left())
+                .filter(|_| !candidates.is_empty())
                 .and_then(|_| Some(!promise?.is_infeasible())),
             metered_bytes_expected: paid.map_or(0, |p| p.expected_metered_bytes),
             metered_bytes_worst: paid.map_or(0, |p| p.most_metered_bytes),
@@ -263,73 +257,71 @@ impl<D: Dial> TransferRun<'_, D> {
 
     fn conclude(
         mut self,
-        told: Option<Result<FetchResponse, TransferFailure>>,
-        from: String,
-        ways: &[LinkCandidate],
-        together: bool,
+        (told, from): HeadAnswer,
+        candidates: &[LinkCandidate],
     ) -> Result<DryRunPlan, TransferFailure> {
-        let mut resumable = self.sink.note.validator.as_ref().map(|_| true);
+        let mode = self.control.reporter.mode();
+        let mut resumable = self.progress.is_recognisable.then_some(true);
         if let Some(answer) = told {
             let answer = answer?;
-            resumable =
-                Some(answer.validator.is_some() || self.dial.mode() == FetchMode::ProxyFetch);
+            resumable = Some(answer.validator.is_some() || mode == FetchMode::ProxyFetch);
             if let ContentPart::Whole(length) = answer.part {
-                self.sink.note.length = length;
+                self.progress.length = length;
             }
         }
-        let (link, reason, why, unblocks) = match self.imagine(ways, together).choice {
-            LinkChoice::Use { index, .. } if ways[index].name == NO_LINK => {
+        let (link, reason, why, unblocks) = match LinkWait::or_use(self.choose(candidates)) {
+            Ok((index, _)) if candidates[index].name == NO_LINK => {
                 (Some(NO_LINK.to_owned()), None, NO_LINK_WHY.to_owned(), None)
             }
-            LinkChoice::Use { index, why } => (Some(ways[index].name.clone()), None, why, None),
-            LinkChoice::Wait {
-                reason,
-                why,
-                unblocks,
-            } => (
-                None,
-                Some(TransferReason::from(reason)),
-                why,
-                Some(unblocks),
-            ),
+            Ok((index, why)) => (Some(candidates[index].name.clone()), None, why, None),
+            Err(wait) => (None, Some(wait.reason), wait.why, Some(wait.unblocks)),
         };
-        let links = self.links.borrow().clone();
+        let (job, control) = (self.control.job, &self.control);
+        let links = control.links.borrow().clone();
+        let is_candidate = |name: &str| candidates.iter().any(|link| link.name == name);
         let links = links.iter().map(|link| DryRunLink {
             name: link.name.clone(),
             kind: link.kind,
             class: link.class.class,
             class_because: link.class.because.to_string(),
-            usable: link.is_usable() || ways.iter().any(|way| way.name == link.name),
+            usable: link.is_usable() || is_candidate(&link.name),
         });
-        let named: PathBuf = self.job.expected_path();
         Ok(DryRunPlan {
-            url: redact_url(&self.job.url),
-            file: display(&self.job.destination, &named),
-            mode: self.dial.mode(),
+            url: redact_url(&job.url),
+            file: job.destination.describe(&job.expected_path()),
+            mode,
             links: links.collect(),
-            held_bytes: self.sink.note.durable_bytes,
-            length: self.sink.note.length,
+            held_bytes: self.progress.done,
+            length: self.progress.length,
             length_from: from,
             resumable,
             link,
             reason,
             why,
             unblocks,
-            deadline_s: self.time_left().map(|left| left.as_secs_f64()),
-            promise: self.promise(),
-            forecast: self.forecast(ways, together),
+            deadline_s: control.time_left().map(|left| left.as_secs_f64()),
+            promise: control.promise(self.progress),
+            forecast: self.forecast(candidates),
         })
     }
 }
 
-/// Asks for the head. What it told, and the way it came or why there is nothing.
-async fn look<D: Dial>(
+/// The request for the head of the job's object.
+fn head_of(job: &TransferJob) -> GetRequest {
+    GetRequest {
+        head_only: true,
+        ..whole_object(job)
+    }
+}
+
+/// Asks for the head; `way` says in words by which way.
+async fn ask_head<D: Dial>(
     dial: &D,
-    ask: &GetRequest,
+    request: &GetRequest,
     via: &EgressLink,
     way: &str,
-) -> (Option<Result<FetchResponse, TransferFailure>>, String) {
-    match timeout(LOOK_MAX, exchange(dial, ask, via)).await {
+) -> HeadAnswer {
+    match timeout(LOOK_MAX, exchange(dial, request, via)).await {
         Ok(Ok(answer)) => (Some(Ok(answer)), format!("the origin, asked {way}")),
         Ok(Err(FetchFault::Final(failure))) => (Some(Err(failure)), String::new()),
         Ok(Err(

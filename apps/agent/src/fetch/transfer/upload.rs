@@ -9,214 +9,108 @@
 //! the proxy's spool ends, which says so before the body is sent; a proxy that restarted has none, and
 //! the upload begins again from the file's first byte.
 
+mod answer;
+
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
-use http::StatusCode;
-use http::header::{LOCATION, RETRY_AFTER};
+use bytes::{Bytes, BytesMut};
 use tokio::io::AsyncReadExt;
-use tokio::time::{MissedTickBehavior, interval};
 
-use super::proxied::{ProxyTransferState, answers_changed, next_event};
-use super::*;
-use crate::fetch::proxy;
+use super::content::{AnswerEnd, Taken, TransferContent};
+use super::control::TransferControl;
+use super::progress::ContentProgress;
+use super::proxied::ProxySource;
+use crate::fetch::dial::{ByteStream, EgressLink, FetchFault};
+use crate::fetch::outcome::{TransferExit, TransferFailure};
+use crate::fetch::proxy::ProxyClient;
 use crate::fetch::upload_body::{
-    ANSWER_BYTES_MAX, InterimResponse, UploadBody, UploadResponse as Answered, UploadSource,
+    ANSWER_BYTES_MAX, InterimResponse, UploadBody, UploadResponse, UploadSource,
 };
 
+/// Bytes of an answer that are read at once.
+const ANSWER_READ_BYTES: usize = 8192;
+
 /// An upload under way.
-pub(super) struct UploadState {
-    pub(super) parcel: Arc<UploadBody>,
+pub(super) struct Upload {
+    body: Arc<UploadBody>,
     /// Bytes of the file that the proxy has.
-    pub(super) acknowledged: u64,
-    /// The body as the flow at hand reads it.
-    drawn: Option<Arc<UploadSource>>,
+    acknowledged: u64,
+    /// Bytes of the file that the proxy got in this run, for rates.
+    sent: u64,
+    /// A flow was opened before: the proxy may have something of the file.
+    is_begun: bool,
     /// The proxy keeps what it has if the flow is lost.
-    kept: bool,
-    /// Whether all of the body was sent once, so that the origin may have it.
-    whole_once: bool,
-    answer: Option<Answered>,
+    is_kept: bool,
+    /// All of the body was sent once, so that the origin may have it.
+    was_whole_once: bool,
+    answer: Option<UploadResponse>,
+    /// The file as the flow at hand draws from it.
+    drawn: Arc<UploadSource>,
 }
 
-impl UploadState {
-    fn new(parcel: UploadBody) -> UploadState {
-        UploadState {
-            parcel: Arc::new(parcel),
+/// A flow that carries an upload, and what it brought of the answer.
+pub(super) struct UploadFlow {
+    stream: Box<dyn ByteStream>,
+    /// The beginning of what came.
+    kept: Vec<u8>,
+    /// Bytes that came.
+    total: u64,
+}
+
+impl Upload {
+    /// An upload of which nothing has been sent.
+    pub(super) fn new(body: Arc<UploadBody>) -> Upload {
+        Upload {
+            drawn: Arc::new(UploadSource::new(body.clone(), false)),
+            body,
             acknowledged: 0,
-            drawn: None,
-            kept: false,
-            whole_once: false,
+            sent: 0,
+            is_begun: false,
+            is_kept: false,
+            was_whole_once: false,
             answer: None,
         }
     }
 
-    fn head_bytes(&self) -> u64 {
-        self.drawn.as_ref().map_or(0, |drawn| drawn.head_bytes())
-    }
-}
-
-/// Runs an upload through a proxy to its end and reports it.
-pub async fn run_upload(
-    job: &TransferJob,
-    parcel: UploadBody,
-    proxy: &ProxyClient,
-    setting: TransferContext,
-    observer: &mut dyn TransferObserver,
-) -> TransferExit {
-    match begin(job, proxy, setting, TransferDirection::Up, observer) {
-        Ok((mut transfer, _)) => {
-            transfer.outgoing = Some(UploadState::new(parcel));
-            let outcome = transfer.exchange_proxied().await;
-            transfer.finish_upload(outcome)
-        }
-        Err(exit) => exit,
-    }
-}
-
-impl TransferRun<'_, ProxyClient> {
-    /// Sends the file in one flow and reads the answer.
-    pub(super) async fn attempt_upload(
-        &mut self,
-        parcel: Arc<UploadBody>,
-        helm: &mut ProxyTransferState,
-    ) -> Result<AttemptEnd, FetchFault> {
-        let again = self.outgoing.as_ref().is_some_and(|o| o.drawn.is_some());
-        let drawn = Arc::new(UploadSource::new(parcel.clone(), again));
-        let mut held = self.dial.post(drawn.clone())?;
-        if let Some(outgoing) = &mut self.outgoing {
-            outgoing.drawn = Some(drawn.clone());
-            outgoing.acknowledged = 0;
-        }
-        self.receiving = true;
-        let mut epoch = interval(EPOCH);
-        epoch.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let (mut links, mut stop) = (self.links.clone(), self.stop.clone());
-        let mut answers = self.dial.watch_answers();
-        let (mut epoch_start, mut epoch_bytes) = (BootInstant::now(), 0u64);
-        let (mut kept, mut total) = (Vec::new(), 0u64);
-        let mut piece = [0; 8192];
-        loop {
-            tokio::select! {
-                biased;
-                _ = stop.wait_for(|stop| *stop) => return Ok(AttemptEnd::ChooseAgain),
-                Ok(()) = links.changed() => self.update_spending(helm).map_err(FetchFault::Final)?,
-                () = answers_changed(&mut answers) => self.update_spending(helm).map_err(FetchFault::Final)?,
-                event = next_event(&mut helm.events) => self.on_session_event(event, helm).map_err(FetchFault::Final)?,
-                _ = epoch.tick() => {
-                    let now = BootInstant::now();
-                    self.look(&drawn, helm);
-                    let done = self.acknowledged();
-                    let seconds = now.since(epoch_start).as_secs_f64().max(1e-3);
-                    let used = self.count_links(helm);
-                    // What was spent is told before it is asked what may be.
-                    self.tell_progress(&used, done.saturating_sub(epoch_bytes) as f64 / seconds);
-                    self.update_spending(helm).map_err(FetchFault::Final)?;
-                    (epoch_start, epoch_bytes) = (now, done);
-                }
-                read = held.read(&mut piece) => match read {
-                    Ok(0) => break,
-                    Ok(bytes) => {
-                        total += bytes as u64;
-                        let room = ANSWER_BYTES_MAX - kept.len();
-                        kept.extend_from_slice(&piece[..bytes.min(room)]);
-                        if drawn.from().is_none() && let Some(leave) = InterimResponse::read(&kept) {
-                            self.begin_body(&drawn, leave)?;
-                            epoch_bytes = self.acknowledged();
-                        }
-                    }
-                    Err(error) => {
-                        parcel.check_unchanged().map_err(FetchFault::Final)?;
-                        let fault = self.flow_cause(FetchFault::Proxy(error.to_string()));
-                        return Err(self.lost(fault));
-                    }
-                },
-            }
-        }
-        self.look(&drawn, helm);
-        // A small file is there before the first epoch is over.
-        if self.last_link.is_none() {
-            self.report_first_byte(helm);
-        }
-        let answer = Answered::read(&kept, total)
-            .map_err(|what| self.lost(FetchFault::Proxy(what.into())))?;
-        let verdict = self.judge(&parcel, answer);
-        if matches!(verdict, Ok(_) | Err(FetchFault::Final(_))) {
-            parcel.set_answered();
-        }
-        verdict
-    }
-
     /// The proxy has said from which byte on it wants the file.
-    fn begin_body(
-        &mut self,
-        drawn: &UploadSource,
-        leave: InterimResponse,
-    ) -> Result<(), FetchFault> {
-        let Some(outgoing) = &mut self.outgoing else {
-            return Ok(());
-        };
-        let length = outgoing.parcel.length;
+    fn begin_body(&mut self, leave: InterimResponse) -> Result<(), FetchFault> {
+        let length = self.body.length;
         let from = match leave {
             InterimResponse::FromStart => 0,
             InterimResponse::FromOffset(from) => from,
         };
-        outgoing.kept = leave != InterimResponse::FromStart;
+        self.is_kept = leave != InterimResponse::FromStart;
         if from > length {
             let text = format!("the proxy has {from} bytes of a file of {length}");
             return Err(FetchFault::Proxy(text));
         }
-        if from < length && outgoing.whole_once && outgoing.parcel.post {
+        if from < length && self.was_whole_once && self.body.post {
             // It forgot that it had it, and with it what became of it.
             return Err(FetchFault::Final(TransferFailure::error(
                 "the proxy lost the POST. The server may have received it, so it is not sent again",
             )));
         }
-        outgoing.acknowledged = from;
-        drawn.start_at(from);
+        self.acknowledged = from;
+        self.drawn.start_at(from);
         Ok(())
     }
 
-    /// Brings the progress up to date.
-    fn look(&mut self, drawn: &UploadSource, helm: &mut ProxyTransferState) {
-        let far = self.dial.with_flow(|_, flow| flow.acknowledged());
-        let Some(from) = drawn.from() else {
-            return;
-        };
-        let done = from + far.unwrap_or(0).saturating_sub(drawn.head_bytes());
-        if done > self.acknowledged() {
-            self.note_acknowledged(done);
-            helm.last_byte = Some(BootInstant::now());
-            self.said_waiting = None;
-            self.tries = 0;
-            if self.last_link.is_none() {
-                self.report_first_byte(helm);
-            }
-        }
-    }
-
-    fn note_acknowledged(&mut self, bytes: u64) {
-        if let Some(outgoing) = &mut self.outgoing {
-            outgoing.acknowledged = bytes;
-            outgoing.whole_once |= bytes == outgoing.parcel.length;
-        }
-    }
-
-    fn acknowledged(&self) -> u64 {
-        self.outgoing.as_ref().map_or(0, |o| o.acknowledged)
+    fn set_acknowledged(&mut self, bytes: u64) {
+        self.acknowledged = bytes;
+        self.was_whole_once |= bytes == self.body.length;
     }
 
     /// A flow that broke off: where the proxy keeps what it has, asking again sends nothing twice.
     fn lost(&self, fault: FetchFault) -> FetchFault {
-        match &self.outgoing {
-            Some(outgoing) if outgoing.kept => fault,
-            _ => self.once_only(fault),
+        match self.is_kept {
+            true => fault,
+            false => self.once_only(fault),
         }
     }
 
     /// A POST that the origin may have seen is not sent again.
     fn once_only(&self, fault: FetchFault) -> FetchFault {
-        let whole = |o: &UploadState| o.parcel.post && o.acknowledged == o.parcel.length;
         let text = match &fault {
             FetchFault::Final(_) => return fault,
             FetchFault::Origin { text, .. }
@@ -226,7 +120,7 @@ impl TransferRun<'_, ProxyClient> {
             | FetchFault::UntrustedPeer(text)
             | FetchFault::CaptivePortal(text) => text,
         };
-        if !self.outgoing.as_ref().is_some_and(whole) {
+        if !self.body.post || self.acknowledged != self.body.length {
             return fault;
         }
         FetchFault::Final(TransferFailure::error(format!(
@@ -234,111 +128,188 @@ impl TransferRun<'_, ProxyClient> {
         )))
     }
 
-    /// What the answer means.
-    fn judge(&mut self, parcel: &UploadBody, answer: Answered) -> Result<AttemptEnd, FetchFault> {
-        let host = self.job.url.host_str().unwrap_or_default();
-        if let Some(fault) = proxy::refusal(answer.status, &answer.headers, &answer.body_text) {
-            // The proxy's words say whether it reached the origin; only these two leave it open.
-            let told = answer.headers.get("proxy-status");
-            let told = told.and_then(|told| told.to_str().ok()).unwrap_or_default();
-            let open = ["connection_terminated", "http_response_timeout"];
-            let open = open.iter().any(|token| told.contains(token));
-            return Err(if open { self.once_only(fault) } else { fault });
-        }
-        let text = |name| Some(answer.headers.get(name)?.to_str().ok()?.to_owned());
-        match answer.status {
-            status if status.is_success() => {
-                parcel.check_unchanged().map_err(FetchFault::Final)?;
-                self.note_acknowledged(parcel.length);
-                if let Some(outgoing) = &mut self.outgoing {
-                    outgoing.answer = Some(answer);
-                }
-                Ok(AttemptEnd::Whole)
-            }
-            status if status.is_redirection() => {
-                let to = text(LOCATION).unwrap_or_else(|| "nowhere".into());
-                let text =
-                    format!("{host} did not accept the upload ({status}) and redirects to {to}");
-                Err(FetchFault::Final(TransferFailure::error(text)))
-            }
-            StatusCode::UNAUTHORIZED => {
-                let text = format!("{host} requires credentials ({})", answer.status);
-                Err(FetchFault::Final(TransferFailure::of(
-                    TransferExit::Error,
-                    TransferReason::AuthRequired,
-                    text,
-                )))
-            }
-            status => {
-                let words: String = answer.body_text.trim().chars().take(200).collect();
-                let text_of_fault = format!("{host} answers {status}: {words}");
-                let not_now = matches!(status.as_u16(), 408 | 425 | 429 | 503);
-                // These do not change by waiting, and each try costs the whole body.
-                let never = matches!(status.as_u16(), 501 | 505 | 507 | 508);
-                if not_now || (status.is_server_error() && !never && !parcel.post) {
-                    let wait = text(RETRY_AFTER).and_then(|wait| wait.trim().parse().ok());
-                    return Err(FetchFault::Origin {
-                        text: text_of_fault,
-                        retry_after: wait.map(Duration::from_secs),
-                    });
-                }
-                Err(FetchFault::Final(TransferFailure::error(text_of_fault)))
-            }
+    /// Reports.
+    pub(super) fn finish(
+        self,
+        control: TransferControl<'_>,
+        outcome: Result<(), TransferFailure>,
+    ) -> TransferExit {
+        let end = control.end_moment();
+        let file = PathBuf::from(&self.body.path).display().to_string();
+        let carried = control.usage.total_bytes();
+        control.finish("put", file, end, outcome, |report, whole| {
+            report.bytes = self.acknowledged;
+            report.sha256 = self.body.sha256.clone();
+            // What the links carried beyond one copy and its head.
+            let once = self.acknowledged + self.drawn.head_bytes();
+            report.duplicate_bytes = carried.saturating_sub(once);
+            report.resumable_bytes = match self.is_kept && !whole {
+                true => self.acknowledged,
+                false => 0,
+            };
+            report.status = self.answer.as_ref().map(|answer| answer.status.as_u16());
+            report.answer = self.answer.map(|answer| answer.body_text);
+        })
+    }
+}
+
+impl<'a> TransferContent<'a, ProxySource<'a>> for Upload {
+    type Request = Arc<UploadSource>;
+    type Answer = UploadFlow;
+    type Body = UploadFlow;
+
+    fn progress(&self) -> ContentProgress {
+        ContentProgress {
+            done: self.acknowledged,
+            length: Some(self.body.length),
+            repeated_by_request: 0,
+            most: self.acknowledged,
+            is_recognisable: true,
         }
     }
 
-    /// Reports.
-    fn finish_upload(mut self, outcome: Result<(), TransferFailure>) -> TransferExit {
-        let late = self.time_left() == Some(Duration::ZERO);
-        let duration_s = self.t_s();
-        let (start, promise) = (self.start, self.first_promise);
-        let (exit, reason, text) = match outcome {
-            Ok(()) if late => (TransferExit::DeadlineMissed, None, None),
-            Ok(()) => (TransferExit::Done, None, None),
-            Err(failure) => (failure.exit, failure.reason, Some(failure.text)),
+    fn moved_bytes(&self) -> u64 {
+        self.sent
+    }
+
+    fn is_whole(&self) -> bool {
+        false // the origin's answer is wanted, too
+    }
+
+    fn learns_size(&self) -> bool {
+        false
+    }
+
+    fn request(
+        &mut self,
+        _source: &ProxySource<'a>,
+        _control: &TransferControl<'_>,
+    ) -> Arc<UploadSource> {
+        self.drawn = Arc::new(UploadSource::new(self.body.clone(), self.is_begun));
+        self.acknowledged = 0;
+        self.drawn.clone()
+    }
+
+    fn continued(
+        &mut self,
+        _source: &mut ProxySource<'a>,
+        _control: &TransferControl<'_>,
+    ) -> Option<UploadFlow> {
+        None
+    }
+
+    async fn send(
+        client: &'a ProxyClient,
+        request: &Arc<UploadSource>,
+        _via: &EgressLink,
+    ) -> Result<UploadFlow, FetchFault> {
+        // The answer comes in the flow that the body leaves by.
+        Ok(UploadFlow {
+            stream: client.post(request.clone())?,
+            kept: Vec::new(),
+            total: 0,
+        })
+    }
+
+    fn accept(
+        &mut self,
+        answer: UploadFlow,
+        _request: Arc<UploadSource>,
+        _source: &mut ProxySource<'a>,
+        _control: &mut TransferControl<'_>,
+    ) -> Result<Option<UploadFlow>, FetchFault> {
+        self.is_begun = true;
+        Ok(Some(answer))
+    }
+
+    async fn next(body: &mut UploadFlow) -> Option<Result<Bytes, FetchFault>> {
+        let mut piece = BytesMut::with_capacity(ANSWER_READ_BYTES);
+        match body.stream.read_buf(&mut piece).await {
+            Ok(0) => None,
+            Ok(_) => Some(Ok(piece.freeze())),
+            Err(error) => Some(Err(FetchFault::Proxy(error.to_string()))),
+        }
+    }
+
+    fn take_in(
+        &mut self,
+        bytes: &Bytes,
+        body: &mut UploadFlow,
+        _source: &mut ProxySource<'a>,
+        _control: &mut TransferControl<'_>,
+    ) -> Result<Taken, FetchFault> {
+        body.total += bytes.len() as u64;
+        let room = ANSWER_BYTES_MAX - body.kept.len();
+        body.kept.extend_from_slice(&bytes[..bytes.len().min(room)]);
+        if self.drawn.from().is_none()
+            && let Some(leave) = InterimResponse::read(&body.kept)
+        {
+            self.begin_body(leave)?;
+        }
+        Ok(Taken::More)
+    }
+
+    fn measure(&mut self, source: &mut ProxySource<'a>, control: &mut TransferControl<'_>) {
+        let Some(from) = self.drawn.from() else {
+            return;
         };
-        let whole = text.is_none();
-        let Some(outgoing) = self.outgoing.take() else {
-            return exit;
+        let head = self.drawn.head_bytes();
+        let done = from + source.acknowledged_bytes().saturating_sub(head);
+        if done > self.acknowledged {
+            self.sent += done - self.acknowledged;
+            self.set_acknowledged(done);
+            control.retries.reset();
+            source.on_arrival(control);
+        }
+    }
+
+    fn explain(&self, fault: FetchFault) -> FetchFault {
+        match self.body.check_unchanged() {
+            Ok(()) => self.lost(fault),
+            Err(failure) => FetchFault::Final(failure),
+        }
+    }
+
+    fn conclude(
+        &mut self,
+        body: UploadFlow,
+        _cut_short: bool,
+        source: &mut ProxySource<'a>,
+        control: &mut TransferControl<'_>,
+    ) -> Result<AnswerEnd, FetchFault> {
+        self.measure(source, control);
+        // A small file is there before the first epoch is over.
+        source.report_first_byte(control);
+        let answer = UploadResponse::read(&body.kept, body.total)
+            .map_err(|what| self.lost(FetchFault::Proxy(what.into())))?;
+        let host = control.job.url.host_str().unwrap_or_default();
+        let verdict = match answer::judge(&answer, host, self.body.post) {
+            Err(answer::Refusal::Open(fault)) => Err(self.once_only(fault)),
+            Err(answer::Refusal::Told(fault)) => Err(fault),
+            Ok(()) => self.body.check_unchanged().map_err(FetchFault::Final),
         };
-        let carried: u64 = self.bytes_by_link.values().sum();
-        let report = TransferReport {
-            verb: "put".into(),
-            mode: self.dial.mode(),
-            url: redact_url(&self.job.url),
-            file: PathBuf::from(&outgoing.parcel.path).display().to_string(),
-            bytes: outgoing.acknowledged,
-            sha256: outgoing.parcel.sha256.clone(),
-            // What the links carried beyond one copy and its head.
-            duplicate_bytes: carried.saturating_sub(outgoing.acknowledged + outgoing.head_bytes()),
-            bytes_by_link: self.bytes_by_link,
-            duration_s,
-            first_byte_s: None,
-            last_byte_s: None,
-            deadline_s: (self.terms.due).map(|due| due.after(start).as_secs_f64()),
-            deadline_met: self.terms.due.map(|_| whole && !late),
-            promise,
-            switches: self.switches,
-            content_encoding: None,
-            exit: exit as u8,
-            reason,
-            text,
-            resumable_bytes: match outgoing.kept && !whole {
-                true => outgoing.acknowledged,
-                false => 0,
-            },
-            proxy_would_add: None,
-            status: outgoing
-                .answer
-                .as_ref()
-                .map(|answer| answer.status.as_u16()),
-            answer: outgoing.answer.map(|answer| answer.body_text),
-        };
-        self.observer.on_event(&if whole {
-            TransferEvent::Done(report)
-        } else {
-            TransferEvent::Error(report)
-        });
-        exit
+        if matches!(verdict, Ok(()) | Err(FetchFault::Final(_))) {
+            self.body.set_answered();
+        }
+        verdict?;
+        self.set_acknowledged(self.body.length);
+        self.answer = Some(answer);
+        Ok(AnswerEnd::Whole)
+    }
+
+    async fn checkpoint(
+        &mut self,
+        _source: &mut ProxySource<'a>,
+        _control: &mut TransferControl<'_>,
+    ) -> Result<(), TransferFailure> {
+        Ok(())
+    }
+
+    async fn settle(&mut self, _source: &ProxySource<'a>) -> Result<(), TransferFailure> {
+        Ok(())
+    }
+
+    fn is_claimable(&self) -> bool {
+        false
     }
 }

@@ -1,39 +1,40 @@
-//! Whether an answer's bytes may be joined to those we hold: the one place that decides it.
+//! Whether an answer's bytes may be joined to those held: the one place that decides it.
 //!
-//! The strong validator must be the same, the length too, and the last bytes we hold must come
-//! again equal. Otherwise the download starts from zero, a bounded number of times, and says so.
+//! The strong validator must be the same, the length too, and the last bytes held must come again
+//! equal. Otherwise the download starts from zero, a bounded number of times, and says so.
 
-use super::{
-    ContentPart, Dial, FetchFault, FetchResponse, GetRequest, RESTARTS_MAX, TransferExit,
-    TransferFailure, TransferReason, TransferRun,
-};
+use super::Download;
+use crate::fetch::dial::FetchFault;
+use crate::fetch::exchange::{ContentPart, FetchResponse, GetRequest};
+use crate::fetch::outcome::{TransferExit, TransferFailure, TransferReason};
+use crate::fetch::transfer::control::TransferControl;
 
-impl<D: Dial> TransferRun<'_, D> {
-    /// Decides whether the answer's bytes may be joined to those we hold. Returns the bytes that
-    /// must come again first, or nothing when another request is needed.
-    pub(super) fn accept(
+/// Starts from zero before the origin is called unusable: each costs a whole object at worst.
+const RESTARTS_MAX: u32 = 5; // a guess
+
+impl Download {
+    /// Decides whether the answer's bytes may be joined to those held. Returns the bytes that must
+    /// come again first, or nothing when another request is needed.
+    pub(super) fn join(
         &mut self,
         answer: &FetchResponse,
         ask: &GetRequest,
+        control: &mut TransferControl<'_>,
     ) -> Result<Option<Vec<u8>>, FetchFault> {
         if answer.encoding.is_some() && !self.said_encoding {
             self.said_encoding = true;
             let coding = answer.encoding.clone().unwrap_or_default();
-            self.note(
-                None,
-                format!(
-                    "the server sends it {coding}-encoded although not asked; it is stored as it is"
-                ),
-            );
+            let text = format!("the server sends it {coding}-encoded although not asked; it is stored as it is");
+            control.reporter.note(None, text);
         }
         self.encoding.clone_from(&answer.encoding);
         self.offered_name.clone_from(&answer.name);
         let held = self.sink.held_bytes();
         match answer.part {
-            ContentPart::Whole(length) => Ok(Some(self.accept_from_zero(answer, ask, length)?)),
+            ContentPart::Whole(length) => self.join_whole(answer, ask, length, control).map(Some),
             // Also what an origin that sends a range nobody asked for means.
             ContentPart::Range { from: 0, total, .. } => {
-                Ok(Some(self.accept_from_zero(answer, ask, total)?))
+                self.join_whole(answer, ask, total, control).map(Some)
             }
             ContentPart::Range { from, total, .. } => {
                 let note = &self.sink.note;
@@ -58,21 +59,21 @@ impl<D: Dial> TransferRun<'_, D> {
                 if held == 0 {
                     self.ranges_refused = true; // an empty object has no first byte to ask for
                 } else {
-                    self.distrust =
-                        Some("the object is shorter than what was received before".into());
+                    self.distrust = Some("the object is shorter than what was received before".into());
                 }
                 Ok(None)
             }
         }
     }
 
-    /// The object comes from its first byte. What we hold is kept only if it is so little that
-    /// all of it can be compared, and the validator is the same.
-    pub(super) fn accept_from_zero(
+    /// Joins an object that comes from its first byte. What is held is kept only if it is so little
+    /// that all of it can be compared, and the validator is the same.
+    fn join_whole(
         &mut self,
         answer: &FetchResponse,
         ask: &GetRequest,
         length: Option<u64>,
+        control: &mut TransferControl<'_>,
     ) -> Result<Vec<u8>, FetchFault> {
         let held = self.sink.held_bytes();
         self.ranges_refused |= ask.to.is_some() && matches!(answer.part, ContentPart::Whole(_));
@@ -87,7 +88,7 @@ impl<D: Dial> TransferRun<'_, D> {
                 .distrust
                 .take()
                 .unwrap_or_else(|| self.why_from_zero(answer));
-            self.restart(&why).map_err(FetchFault::Final)?;
+            self.restart(&why, control).map_err(FetchFault::Final)?;
         }
         self.distrust = None;
         self.sink.note.length = length;
@@ -95,10 +96,9 @@ impl<D: Dial> TransferRun<'_, D> {
         Ok(self.sink.tail().to_vec())
     }
 
-    pub(super) fn why_from_zero(&self, answer: &FetchResponse) -> String {
+    fn why_from_zero(&self, answer: &FetchResponse) -> String {
         match &self.sink.note.validator {
-            None => "the server names no version of the object (no strong ETag, no old enough \
-                Last-Modified)"
+            None => "the server names no version of the object (no strong ETag, no old enough Last-Modified)"
                 .into(),
             Some(known) if answer.validator.as_ref() == Some(known) => {
                 "the server does not send parts of an object".into()
@@ -107,30 +107,31 @@ impl<D: Dial> TransferRun<'_, D> {
         }
     }
 
-    pub(super) fn restart(&mut self, why: &str) -> Result<(), TransferFailure> {
+    fn restart(
+        &mut self,
+        why: &str,
+        control: &mut TransferControl<'_>,
+    ) -> Result<(), TransferFailure> {
+        let changed = |text: String| {
+            let (exit, reason) = (TransferExit::OriginChanged, TransferReason::OriginChanged);
+            TransferFailure::of(exit, reason, text)
+        };
         let held = self.sink.held_bytes();
         self.restarts += 1;
         if self.restarts > RESTARTS_MAX {
             let text = format!("{why}; gave up after starting from zero {RESTARTS_MAX} times");
-            return Err(TransferFailure::of(
-                TransferExit::OriginChanged,
-                TransferReason::OriginChanged,
-                text,
-            ));
+            return Err(changed(text));
         }
         if !self.sink.restart()? {
-            let text = format!(
-                "{why}, and {held} bytes were already written to standard output; use -o FILE"
-            );
-            return Err(TransferFailure::of(
-                TransferExit::OriginChanged,
-                TransferReason::OriginChanged,
-                text,
-            ));
+            let text =
+                format!("{why}, and {held} bytes were already written to standard output; use -o FILE");
+            return Err(changed(text));
         }
         self.duplicate_bytes += held;
         let text = format!("{why}: starting from zero, {held} bytes discarded");
-        self.note(Some(TransferReason::OriginChanged), text);
+        control
+            .reporter
+            .note(Some(TransferReason::OriginChanged), text);
         Ok(())
     }
 }

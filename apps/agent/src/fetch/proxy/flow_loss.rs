@@ -1,0 +1,74 @@
+//! Why a flow at the proxy is lost, and whether another one can go on.
+
+use d2tp_driver::{FlowEnd, ResetCause, SessionEnd};
+
+use super::ProxyClient;
+use crate::fetch::outcome::{TransferExit, TransferFailure, TransferReason};
+
+/// Why the flow at the proxy must be opened anew.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum FlowLoss {
+    /// The proxy does not know it any more: it was restarted.
+    Forgotten,
+    /// The whole session ended.
+    Session(String),
+    /// The deadline passed.
+    Deadline,
+    /// The proxy reset it.
+    Reset(String),
+}
+
+impl ProxyClient {
+    /// Why the flow at hand is over, if it is and that is not what it was for.
+    pub fn flow_loss(&self) -> Result<Option<FlowLoss>, TransferFailure> {
+        if let Some(end) = self.device().and_then(|device| device.ended()) {
+            return self.session_end(&end).map(Some);
+        }
+        let end = self.with_flow(|_, flow| flow.end()).flatten();
+        let broken = self.state().broken.get().copied().map(FlowEnd::Reset);
+        Ok(match end.or(broken) {
+            None | Some(FlowEnd::Complete | FlowEnd::Local(_)) => None,
+            Some(FlowEnd::DeadlinePassed) => Some(FlowLoss::Deadline),
+            Some(FlowEnd::Refused(_)) => Some(FlowLoss::Forgotten),
+            Some(FlowEnd::SessionEnded) => Some(FlowLoss::Session("the session ended".into())),
+            Some(FlowEnd::Reset(code)) => match ResetCause::from_code(code) {
+                Some(ResetCause::Deadline) => Some(FlowLoss::Deadline),
+                Some(cause @ ResetCause::StoreFull) => {
+                    let text = format!(
+                        "{cause} ({}). Without --prox it may work",
+                        self.address_text()
+                    );
+                    return Err(TransferFailure::error(text));
+                }
+                Some(cause) => Some(FlowLoss::Reset(cause.to_string())),
+                None => Some(FlowLoss::Reset(format!(
+                    "the proxy ended the transfer (code {code:#x})"
+                ))),
+            },
+        })
+    }
+
+    fn session_end(&self, end: &SessionEnd) -> Result<FlowLoss, TransferFailure> {
+        match end {
+            SessionEnd::Refused(d2tp_session::ReasonCode::NotAllowed) => Err(TransferFailure::of(
+                TransferExit::Error,
+                TransferReason::ProxyUnreachable,
+                format!(
+                    "the proxy {} does not let this device in; its operator adds it with \
+                     --allow-client {}",
+                    self.address_text(),
+                    self.public_key()
+                ),
+            )),
+            SessionEnd::NoCommonVersion => Err(TransferFailure::of(
+                TransferExit::Error,
+                TransferReason::ProxyUnreachable,
+                format!(
+                    "the proxy {}: {end}; update the older one",
+                    self.address_text()
+                ),
+            )),
+            end => Ok(FlowLoss::Session(end.to_string())),
+        }
+    }
+}

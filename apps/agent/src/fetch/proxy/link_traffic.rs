@@ -1,0 +1,59 @@
+//! What each link carried for a client of a proxy, and how it is.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use d2tp_driver::{LinkStatus, PathState, PathStats};
+
+/// A link as the session uses it.
+#[derive(Debug, Clone)]
+pub struct LinkTraffic {
+    /// Payload bytes received over it (sent, for uploads), in all sessions.
+    pub bytes: u64,
+    /// For how long they came in; none where they are sent, or nothing came in this session.
+    pub active_time: Option<Duration>,
+    /// Bytes per second lately.
+    pub rate: Option<u64>,
+    /// What was asked over it was not answered: it is down, even if it has an address.
+    pub is_silent: bool,
+    /// Its path answers; none if it has no path.
+    pub is_answering: Option<bool>,
+    /// There and back, as its path measured it.
+    pub round_trip: Option<Duration>,
+}
+
+impl LinkTraffic {
+    /// The links of a session. `before`: payload bytes of sessions that ended; `sends`: what counts is
+    /// what was sent.
+    pub(super) fn of_links(
+        before: BTreeMap<String, u64>,
+        statuses: Vec<LinkStatus>,
+        sends: bool,
+    ) -> BTreeMap<String, LinkTraffic> {
+        let unused = |bytes| LinkTraffic {
+            bytes,
+            active_time: None,
+            rate: None,
+            is_silent: false,
+            is_answering: None,
+            round_trip: None,
+        };
+        let before = before.into_iter();
+        let mut links: BTreeMap<String, LinkTraffic> =
+            before.map(|(name, bytes)| (name, unused(bytes))).collect();
+        for status in statuses {
+            let traffic = links.entry(status.name).or_insert(unused(0));
+            let (received, sent) = status.payload;
+            traffic.bytes += if sends { sent } else { received };
+            // What was sent may still wait on its way.
+            traffic.active_time = (!sends).then(|| status.busy.into());
+            traffic.rate = status.rate;
+            let active = |path: &PathStats| path.state == PathState::Active;
+            traffic.is_silent = status.answers.is_silent();
+            traffic.is_answering = status.path.as_ref().map(active);
+            let path = status.path.filter(active);
+            traffic.round_trip = path.map(|path| path.rtt.into());
+        }
+        links
+    }
+}

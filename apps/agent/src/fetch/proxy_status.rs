@@ -1,0 +1,78 @@
+//! The proxy's own refusals, which it marks with `Proxy-Status: …; error=…` (RFC 9209).
+
+use std::time::Duration;
+
+use http::{HeaderMap, StatusCode};
+
+use super::dial::FetchFault;
+use super::outcome::TransferFailure;
+
+/// The proxy's own refusal; its words are in the body. None if the answer is the origin's.
+pub fn refusal(status: StatusCode, headers: &HeaderMap, body: &str) -> Option<FetchFault> {
+    let told = headers.get("proxy-status")?.to_str().ok()?;
+    let (_, rest) = told.split_once("error=")?;
+    let token = rest.split([';', ',', ' ']).next().unwrap_or_default();
+    let words = body.trim();
+    let words = if words.is_empty() { token } else { words };
+    let text = format!("the proxy says: {words}");
+    let retry_after = headers
+        .get(http::header::RETRY_AFTER)
+        .and_then(|value| value.to_str().ok()?.trim().parse().ok())
+        .map(Duration::from_secs);
+    let passing = matches!(
+        token,
+        "connection_refused"
+            | "connection_terminated"
+            | "connection_timeout"
+            | "connection_limit_reached"
+            | "destination_ip_unroutable"
+            | "dns_timeout"
+            | "http_response_timeout"
+            | "http_response_incomplete"
+            | "proxy_internal_error"
+    );
+    Some(if passing || status == StatusCode::SERVICE_UNAVAILABLE {
+        FetchFault::Origin { text, retry_after }
+    } else {
+        FetchFault::Final(TransferFailure::error(text))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(status: u16, proxy_status: &str) -> Option<FetchFault> {
+        let mut headers = HeaderMap::new();
+        headers.insert("proxy-status", proxy_status.parse().unwrap());
+        let status = StatusCode::from_u16(status).unwrap();
+        refusal(status, &headers, "the words of the proxy\n")
+    }
+
+    #[test]
+    fn a_refusal_of_the_proxy_is_told_in_its_words() {
+        match told(
+            403,
+            "d2prox; error=destination_ip_prohibited; details=\"x\"",
+        ) {
+            Some(FetchFault::Final(failure)) => {
+                assert_eq!(failure.text, "the proxy says: the words of the proxy");
+            }
+            other => panic!("{other:?}"),
+        }
+        assert!(matches!(
+            told(502, "d2prox; error=connection_refused"),
+            Some(FetchFault::Origin { .. })
+        ));
+        assert!(matches!(
+            told(503, "d2prox; error=http_request_denied"),
+            Some(FetchFault::Origin { .. })
+        ));
+    }
+
+    #[test]
+    fn an_answer_of_the_origin_is_no_refusal() {
+        assert!(told(404, "d2prox; received-status=404").is_none());
+        assert!(refusal(StatusCode::NOT_FOUND, &HeaderMap::new(), "").is_none());
+    }
+}

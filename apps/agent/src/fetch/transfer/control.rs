@@ -1,0 +1,368 @@
+//! What every transfer goes by, whatever carries it: its job and terms, the links there are, the
+//! scheduler's decisions, and when waiting is of no use.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use d2tp_driver::SpendHandle;
+use d2tp_links::{CostClass, Link};
+use d2tp_sched::{
+    ClientDecision, ClientReport, CostPolicy, DeadlineFallback, FlowDemand, LinkCandidate,
+    LinkChoice, TransferDirection,
+};
+use tokio::sync::watch;
+
+use super::job::{TransferContext, TransferJob, redact_url};
+use super::link_usage::LinkUsage;
+use super::progress::ContentProgress;
+use super::reporter::{CarriedNow, TransferReporter};
+use super::retry::Retries;
+use crate::fetch::boot_clock::BootInstant;
+use crate::fetch::mode::FetchMode;
+use crate::fetch::outcome::{TransferExit, TransferFailure, TransferReason};
+use crate::fetch::report::{DeadlinePromise, TransferObserver, TransferReport};
+use crate::terms::TransferTerms;
+
+/// The scheduling epoch of the Cedos paper (§III.D): rates are averages over it.
+pub(super) const EPOCH: Duration = Duration::from_secs(1);
+
+/// The job, the terms and the links of a transfer, and what was decided about them.
+pub(super) struct TransferControl<'a> {
+    pub(super) job: &'a TransferJob,
+    /// The terms in force.
+    pub(super) terms: TransferTerms,
+    /// Other terms, where somebody may change them.
+    terms_updates: Option<watch::Receiver<TransferTerms>>,
+    pub(super) links: watch::Receiver<Arc<Vec<Link>>>,
+    pub(super) stop: watch::Receiver<bool>,
+    pub(super) spending: SpendHandle,
+    pub(super) usage: LinkUsage,
+    pub(super) reporter: TransferReporter<'a>,
+    pub(super) retries: Retries,
+    /// Why no link may be used, while that is so.
+    blocked: Option<(TransferReason, String)>,
+}
+
+/// A wait for a link.
+#[derive(Debug)]
+pub(super) struct LinkWait {
+    /// The reason code.
+    pub(super) reason: TransferReason,
+    /// Why no link is used, for people.
+    pub(super) why: String,
+    /// What would end the wait.
+    pub(super) unblocks: String,
+}
+
+/// When a transfer ended.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct EndMoment {
+    /// The deadline had passed.
+    pub(super) is_late: bool,
+    /// Seconds from the start.
+    pub(super) duration_s: f64,
+}
+
+impl<'a> TransferControl<'a> {
+    /// For a transfer that began at `start`: it becomes a client of the scheduler.
+    pub(super) fn new(
+        job: &'a TransferJob,
+        mode: FetchMode,
+        context: TransferContext,
+        direction: TransferDirection,
+        observer: &'a mut dyn TransferObserver,
+        start: BootInstant,
+    ) -> TransferControl<'a> {
+        let reporter = TransferReporter::new(observer, mode, start, context.terms.is_some());
+        TransferControl {
+            job,
+            terms: job.terms.clone(),
+            terms_updates: context.terms,
+            links: context.links,
+            stop: context.stop,
+            spending: context.scheduler.join(direction, context.id),
+            usage: LinkUsage::default(),
+            reporter,
+            retries: Retries::default(),
+            blocked: None,
+        }
+    }
+
+    /// The time until the deadline.
+    pub(super) fn time_left(&self) -> Option<Duration> {
+        self.terms.time_left()
+    }
+
+    /// The time until a deadline that has not passed.
+    pub(super) fn time_ahead(&self) -> Option<Duration> {
+        self.time_left().filter(|left| !left.is_zero())
+    }
+
+    /// Goes by other terms from now on, if they came. True if they did.
+    pub(super) fn take_new_terms(&mut self) -> bool {
+        let Some(updates) = &mut self.terms_updates else {
+            return false;
+        };
+        // An agent that is gone leaves the last word standing.
+        if !updates.has_changed().unwrap_or(false) {
+            return false;
+        }
+        let terms = updates.borrow_and_update().clone();
+        let changed = terms != self.terms;
+        if changed {
+            self.terms = terms;
+            self.reporter.wait_is_over();
+            self.reporter
+                .note(None, "its terms have changed".into());
+        }
+        changed
+    }
+
+    /// Asks the scheduler what may be used now. `together`: it can be on several links at once.
+    pub(super) fn decide(
+        &self,
+        progress: ContentProgress,
+        candidates: &[LinkCandidate],
+        together: bool,
+    ) -> ClientDecision {
+        let demand = FlowDemand {
+            remaining_bytes: progress.remaining(),
+            left: self.time_left(),
+            policy: self.terms.policy,
+            if_late: self.terms.if_late,
+            metered_bytes_left: self.metered_bytes_to_spend(progress),
+        };
+        self.spending.decide(&ClientReport {
+            demand,
+            size_bytes: progress.length,
+            priority: self.terms.priority,
+            candidates,
+            carried: self.usage.bytes_by_link(),
+            uses_several_links: together,
+            always_pays: false,
+            is_interactive: false,
+            keeps_awake: true,
+        })
+    }
+
+    /// Notes why no link may be used.
+    pub(super) fn block(&mut self, reason: TransferReason, why: String) {
+        self.blocked = Some((reason, why));
+    }
+
+    /// Notes that a link may be used.
+    pub(super) fn unblock(&mut self) {
+        self.blocked = None;
+    }
+
+    /// What metered links may still carry.
+    pub(super) fn metered_bytes_left(&self) -> Option<u64> {
+        let max = self.terms.metered_bytes_max?;
+        Some(max.saturating_sub(self.usage.metered_bytes()))
+    }
+
+    /// What it is worth using metered links for: what they may still carry, less what they were paid
+    /// for besides the object; nothing where a new request would spend it on overlap alone.
+    pub(super) fn metered_bytes_to_spend(&self, progress: ContentProgress) -> Option<u64> {
+        let left = self.metered_bytes_left()?;
+        if left <= progress.repeated_by_request {
+            return Some(0);
+        }
+        Some(left.saturating_sub(self.usage.paid_besides))
+    }
+
+    /// What can be promised now.
+    pub(super) fn promise(&self, progress: ContentProgress) -> Option<DeadlinePromise> {
+        let left = self.time_left().filter(|_| progress.length.is_some())?;
+        let promise = self.spending.promise()?;
+        Some(DeadlinePromise::of(
+            &promise,
+            left,
+            may_cost(&self.links.borrow()),
+        ))
+    }
+
+    /// Says what is promised as soon as the size is known.
+    pub(super) fn report_size(&mut self, progress: ContentProgress, link: &str) {
+        let promise = self.promise(progress);
+        let now = CarriedNow {
+            link,
+            rate_bytes_per_s: 0.0,
+            bytes_by_link: self.usage.bytes_by_link(),
+        };
+        self.reporter.size_known(progress, now, promise);
+    }
+
+    /// Says how far it is.
+    pub(super) fn report_progress(&mut self, progress: ContentProgress, link: &str, rate: f64) {
+        let promise = self.promise(progress);
+        let now = CarriedNow {
+            link,
+            rate_bytes_per_s: rate,
+            bytes_by_link: self.usage.bytes_by_link(),
+        };
+        self.reporter.progress(progress, now, promise);
+    }
+
+    /// Ends a transfer that was stopped.
+    pub(super) fn check_stop(&self) -> Result<(), TransferFailure> {
+        if *self.stop.borrow() {
+            return Err(TransferFailure::of(
+                TransferExit::Cancelled,
+                TransferReason::UserPaused,
+                "stopped",
+            ));
+        }
+        Ok(())
+    }
+
+    /// Ends a transfer at its deadline, if it is not wanted later.
+    pub(super) fn check_deadline(&self, progress: ContentProgress) -> Result<(), TransferFailure> {
+        if self.time_left() != Some(Duration::ZERO) || self.terms.if_late != DeadlineFallback::Fail
+        {
+            return Ok(());
+        }
+        Err(self.late_failure(progress))
+    }
+
+    /// Why it is not whole at its deadline, for who did not want it later.
+    pub(super) fn late_failure(&self, progress: ContentProgress) -> TransferFailure {
+        let late = "the deadline passed, and --if-late is fail";
+        let (exit, reason, text) = match &self.blocked {
+            Some((reason @ (TransferReason::PathCost | TransferReason::RoamingBlocked), why)) => (
+                TransferExit::NoPermittedPath,
+                Some(*reason),
+                format!(
+                    "{late}: {why}, which may not be used. To allow it: --if-late cell or --policy any"
+                ),
+            ),
+            Some((TransferReason::OverBudget, why)) => {
+                let limit = match self.metered_bytes_to_spend(progress) {
+                    Some(0) => "--max-cell",
+                    _ => "cedos budget",
+                };
+                (
+                    TransferExit::BudgetExhausted,
+                    Some(TransferReason::OverBudget),
+                    format!("{late}: {why} ({limit})"),
+                )
+            }
+            Some((reason, why)) => (
+                TransferExit::DeadlineMissed,
+                Some(*reason),
+                format!("{late}: {why}"),
+            ),
+            None => (TransferExit::DeadlineMissed, None, late.to_owned()),
+        };
+        TransferFailure { exit, reason, text }
+    }
+
+    /// Ends a transfer whose wait would never end, or that does not wait.
+    pub(super) fn refuse_to_wait(
+        &self,
+        progress: ContentProgress,
+        reason: TransferReason,
+        why: &str,
+    ) -> Result<(), TransferFailure> {
+        // What the device may spend grows again on its reset day: only the transfer's own limit is final.
+        let spent = reason == TransferReason::OverBudget
+            && self.metered_bytes_to_spend(progress) == Some(0);
+        let timeless = matches!(self.terms.policy, CostPolicy::Any | CostPolicy::Fast);
+        if spent && (timeless || self.time_left() == Some(Duration::ZERO)) {
+            let text = format!("{why} (--max-cell), and no free network is up");
+            return Err(TransferFailure::of(
+                TransferExit::BudgetExhausted,
+                reason,
+                text,
+            ));
+        }
+        if self.job.now && self.usage.bytes_by_link().is_empty() {
+            let text = format!("{why}, and --now does not wait");
+            let exit = match reason {
+                TransferReason::OverBudget => TransferExit::BudgetExhausted,
+                _ => TransferExit::NoPermittedPath,
+            };
+            return Err(TransferFailure::of(exit, reason, text));
+        }
+        Ok(())
+    }
+
+    /// Takes the moment for the transfer's end.
+    pub(super) fn end_moment(&self) -> EndMoment {
+        EndMoment {
+            is_late: self.time_left() == Some(Duration::ZERO),
+            duration_s: self.reporter.elapsed_s(),
+        }
+    }
+
+    /// Reports the end of a transfer of `verb`; `fill` adds what is known of its object.
+    pub(super) fn finish(
+        mut self,
+        verb: &'static str,
+        file: String,
+        end: EndMoment,
+        outcome: Result<(), TransferFailure>,
+        fill: impl FnOnce(&mut TransferReport, bool),
+    ) -> TransferExit {
+        let (exit, reason, text) = match outcome {
+            Ok(()) if end.is_late => (TransferExit::DeadlineMissed, None, None),
+            Ok(()) => (TransferExit::Done, None, None),
+            Err(failure) => (failure.exit, failure.reason, Some(failure.text)),
+        };
+        let whole = text.is_none();
+        let start = self.reporter.start();
+        let mut report = TransferReport {
+            verb: verb.into(),
+            url: redact_url(&self.job.url),
+            mode: self.reporter.mode(),
+            file,
+            bytes: 0,
+            sha256: String::new(),
+            bytes_by_link: self.usage.bytes_by_link().clone(),
+            duration_s: end.duration_s,
+            first_byte_s: None,
+            last_byte_s: None,
+            deadline_s: (self.terms.due).map(|due| due.after(start).as_secs_f64()),
+            deadline_met: self.terms.due.map(|_| whole && !end.is_late),
+            promise: self.reporter.first_promise(),
+            switches: self.usage.switches(),
+            duplicate_bytes: 0,
+            content_encoding: None,
+            exit: exit as u8,
+            reason,
+            text,
+            resumable_bytes: 0,
+            proxy_would_add: None,
+            status: None,
+            answer: None,
+        };
+        fill(&mut report, whole);
+        self.reporter.ended(report);
+        exit
+    }
+}
+
+impl LinkWait {
+    /// The index of the link that the scheduler chose and why, or the wait that it chose.
+    pub(super) fn or_use(choice: LinkChoice) -> Result<(usize, String), LinkWait> {
+        match choice {
+            LinkChoice::Use { index, why } => Ok((index, why)),
+            LinkChoice::Wait {
+                reason,
+                why,
+                unblocks,
+            } => Err(LinkWait {
+                reason: TransferReason::from(reason),
+                why,
+                unblocks,
+            }),
+        }
+    }
+}
+
+/// Whether any of the links there are costs, up or not: where none does, no byte on such is to be expected.
+pub(crate) fn may_cost(links: &[Link]) -> bool {
+    links
+        .iter()
+        .any(|link| link.class.class == CostClass::Metered)
+}

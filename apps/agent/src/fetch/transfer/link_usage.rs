@@ -1,0 +1,78 @@
+//! What each link has carried for a transfer, what a byte on it costs, and which one carried last.
+
+use std::collections::{BTreeMap, HashMap};
+
+use d2tp_links::CostClass;
+
+/// A transfer's use of the device's links.
+#[derive(Debug, Default)]
+pub(super) struct LinkUsage {
+    bytes_by_link: BTreeMap<String, u64>,
+    classes: HashMap<String, CostClass>,
+    last_link: Option<String>,
+    switches: u32,
+    /// Bytes that links that cost were paid for and that are none of the object's: asked with, or lost
+    /// on the way.
+    pub(super) paid_besides: u64,
+}
+
+impl LinkUsage {
+    /// Payload bytes by link.
+    pub(super) fn bytes_by_link(&self) -> &BTreeMap<String, u64> {
+        &self.bytes_by_link
+    }
+
+    /// Payload bytes of all links.
+    pub(super) fn total_bytes(&self) -> u64 {
+        self.bytes_by_link.values().sum()
+    }
+
+    /// Adds bytes that `link` has just carried.
+    pub(super) fn add(&mut self, link: &str, bytes: u64) {
+        *self.bytes_by_link.entry(link.to_owned()).or_default() += bytes;
+    }
+
+    /// Sets what `link` has carried since the beginning.
+    pub(super) fn set(&mut self, link: String, bytes: u64) {
+        self.bytes_by_link.insert(link, bytes);
+    }
+
+    /// Notes what a byte on `link` costs.
+    pub(super) fn set_class(&mut self, link: &str, class: CostClass) {
+        self.classes.insert(link.to_owned(), class);
+    }
+
+    /// Whether a byte on `link` costs.
+    pub(super) fn is_metered(&self, link: &str) -> bool {
+        self.classes
+            .get(link)
+            .is_some_and(|class| *class != CostClass::Free)
+    }
+
+    /// What metered links carried.
+    pub(super) fn metered_bytes(&self) -> u64 {
+        let links = self.bytes_by_link.iter();
+        let metered = links.filter(|(link, _)| self.is_metered(link));
+        metered.map(|(_, bytes)| bytes).sum()
+    }
+
+    /// The link that carried last; none before the first byte.
+    pub(super) fn last_link(&self) -> Option<&str> {
+        self.last_link.as_deref()
+    }
+
+    /// Takes `link` for the one that carries; returns the one before.
+    pub(super) fn set_last_link(&mut self, link: &str) -> Option<String> {
+        self.last_link.replace(link.to_owned())
+    }
+
+    /// Counts a move from one link to another.
+    pub(super) fn count_switch(&mut self) {
+        self.switches += 1;
+    }
+
+    /// Moves from one link to another.
+    pub(super) fn switches(&self) -> u32 {
+        self.switches
+    }
+}

@@ -1,0 +1,301 @@
+//! What a transfer tells its observer, and what of it was said already.
+
+use d2tp_sched::format_duration;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::progress::ContentProgress;
+use crate::fetch::boot_clock::BootInstant;
+use crate::fetch::mode::FetchMode;
+use crate::fetch::outcome::TransferReason;
+use crate::fetch::report::{
+    DeadlinePromise, TransferEvent, TransferObserver, TransferReport, percent,
+};
+
+/// After so long an agent says again what is waited for: the time that is left is another.
+const SAID_AGAIN: Duration = Duration::from_secs(10); // a guess
+
+/// Tells an observer what happens, and each thing once.
+pub(super) struct TransferReporter<'a> {
+    observer: &'a mut dyn TransferObserver,
+    mode: FetchMode,
+    start: BootInstant,
+    /// Whether people come to look while it waits, so that a wait is said now and then.
+    repeats_waits: bool,
+    /// The wait that was said last, and when; none while bytes move.
+    waiting: Option<(TransferReason, BootInstant)>,
+    said_infeasible: bool,
+    /// What was promised when the links had carried something.
+    first_promise: Option<DeadlinePromise>,
+    /// Why the current link, in words.
+    pub(super) why: String,
+}
+
+/// Where the bytes of a moment came or went.
+pub(super) struct CarriedNow<'a> {
+    /// The links that carried them.
+    pub(super) link: &'a str,
+    /// Bytes per second.
+    pub(super) rate_bytes_per_s: f64,
+    /// Payload bytes of each link since the beginning.
+    pub(super) bytes_by_link: &'a BTreeMap<String, u64>,
+}
+
+impl<'a> TransferReporter<'a> {
+    /// For a transfer that began at `start`.
+    pub(super) fn new(
+        observer: &'a mut dyn TransferObserver,
+        mode: FetchMode,
+        start: BootInstant,
+        repeats_waits: bool,
+    ) -> TransferReporter<'a> {
+        TransferReporter {
+            observer,
+            mode,
+            start,
+            repeats_waits,
+            waiting: None,
+            said_infeasible: false,
+            first_promise: None,
+            why: String::new(),
+        }
+    }
+
+    /// When the transfer began.
+    pub(super) fn start(&self) -> BootInstant {
+        self.start
+    }
+
+    /// Who speaks to the origin.
+    pub(super) fn mode(&self) -> FetchMode {
+        self.mode
+    }
+
+    /// What was promised first.
+    pub(super) fn first_promise(&self) -> Option<DeadlinePromise> {
+        self.first_promise
+    }
+
+    /// Seconds since the start.
+    pub(super) fn elapsed_s(&self) -> f64 {
+        BootInstant::now().since(self.start).as_secs_f64()
+    }
+
+    /// Says that the place for the bytes is open.
+    pub(super) fn begun(&mut self, url: String, file: String, held_bytes: u64) {
+        self.observer.on_event(&TransferEvent::Begun {
+            url,
+            file,
+            mode: self.mode,
+            held_bytes,
+        });
+    }
+
+    /// Says something worth knowing that stops nothing.
+    pub(super) fn note(&mut self, reason: Option<TransferReason>, text: String) {
+        let t_s = self.elapsed_s();
+        self.observer
+            .on_event(&TransferEvent::Note { t_s, reason, text });
+    }
+
+    /// Says that another link carries from now on.
+    pub(super) fn switched(&mut self, from: Option<String>, to: String, why: String) {
+        let t_s = self.elapsed_s();
+        self.observer.on_event(&TransferEvent::Switch {
+            t_s,
+            from,
+            to,
+            why,
+            kind: None,
+            silence_ms: None,
+        });
+    }
+
+    /// Says that a session moved to another link: how, and how long nothing came.
+    pub(super) fn session_switched(
+        &mut self,
+        from: Option<String>,
+        to: String,
+        kind: &'static str,
+        silence: Duration,
+    ) {
+        let t_s = self.elapsed_s();
+        self.observer.on_event(&TransferEvent::Switch {
+            t_s,
+            from,
+            to,
+            why: self.why.clone(),
+            kind: Some(kind.into()),
+            silence_ms: Some(silence.as_secs_f64() * 1e3),
+        });
+    }
+
+    /// Says why nothing moves: once, and in an agent every now and then, for those who come to look.
+    pub(super) fn waits(&mut self, reason: TransferReason, why: String, unblocks: String) {
+        let now = BootInstant::now();
+        if let Some((said, at)) = self.waiting
+            && said == reason
+            && !(self.repeats_waits && now.since(at) >= SAID_AGAIN)
+        {
+            return;
+        }
+        self.waiting = Some((reason, now));
+        let t_s = self.elapsed_s();
+        self.observer.on_event(&TransferEvent::Waiting {
+            t_s,
+            reason,
+            why,
+            unblocks,
+        });
+    }
+
+    /// Forgets that a wait was said: the next one is said again.
+    pub(super) fn wait_is_over(&mut self) {
+        self.waiting = None;
+    }
+
+    /// Says what is promised as soon as the size is known. How fast links are, nobody knows yet.
+    pub(super) fn size_known(
+        &mut self,
+        progress: ContentProgress,
+        now: CarriedNow<'_>,
+        promise: Option<DeadlinePromise>,
+    ) {
+        self.note_infeasible(promise);
+        self.bytes(progress, now, promise);
+    }
+
+    /// Says how far it is, and what is promised by what links carried.
+    pub(super) fn progress(
+        &mut self,
+        progress: ContentProgress,
+        now: CarriedNow<'_>,
+        promise: Option<DeadlinePromise>,
+    ) {
+        self.first_promise = self.first_promise.or(promise);
+        self.note_infeasible(promise);
+        self.bytes(progress, now, promise);
+    }
+
+    /// Says once if it will hardly be in time.
+    fn note_infeasible(&mut self, promise: Option<DeadlinePromise>) {
+        let Some(promise) = promise.filter(|promise| promise.infeasible && !self.said_infeasible)
+        else {
+            return;
+        };
+        self.said_infeasible = true;
+        let left = format_duration(Duration::from_secs_f64(promise.left_s));
+        self.note(
+            None,
+            format!(
+                "it will probably be late: {} likely to finish in {left}",
+                percent(promise.p)
+            ),
+        );
+    }
+
+    fn bytes(
+        &mut self,
+        progress: ContentProgress,
+        now: CarriedNow<'_>,
+        promise: Option<DeadlinePromise>,
+    ) {
+        if self.waiting.is_some() {
+            return; // that it waits says more than what still trickles in
+        }
+        let event = TransferEvent::Progress {
+            t_s: self.elapsed_s(),
+            bytes: progress.done,
+            length: progress.length,
+            rate_bytes_per_s: now.rate_bytes_per_s,
+            link: now.link.to_owned(),
+            bytes_by_link: now.bytes_by_link.clone(),
+            why: self.why.clone(),
+            mode: self.mode,
+            promise,
+        };
+        self.observer.on_event(&event);
+    }
+
+    /// Says how it ended.
+    pub(super) fn ended(&mut self, report: TransferReport) {
+        self.observer.on_event(&match report.text {
+            None => TransferEvent::Done(report),
+            Some(_) => TransferEvent::Error(report),
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Default)]
+    struct Kinds(Vec<&'static str>);
+
+    impl TransferObserver for Kinds {
+        fn on_event(&mut self, event: &TransferEvent) {
+            self.0.push(match event {
+                TransferEvent::Waiting { .. } => "waiting",
+                TransferEvent::Progress { .. } => "progress",
+                TransferEvent::Note { .. } => "note",
+                _ => "other",
+            });
+        }
+    }
+
+    fn said(tell: impl FnOnce(&mut TransferReporter<'_>)) -> Vec<&'static str> {
+        let mut kinds = Kinds::default();
+        let start = BootInstant::now();
+        tell(&mut TransferReporter::new(
+            &mut kinds,
+            FetchMode::Direct,
+            start,
+            false,
+        ));
+        kinds.0
+    }
+
+    fn tell_progress(reporter: &mut TransferReporter<'_>, promise: Option<DeadlinePromise>) {
+        let now = CarriedNow {
+            link: "wlan0",
+            rate_bytes_per_s: 1.0,
+            bytes_by_link: &BTreeMap::new(),
+        };
+        reporter.progress(ContentProgress::default(), now, promise);
+    }
+
+    #[test]
+    fn a_wait_is_said_once_for_each_reason_and_hides_what_trickles_in() {
+        let wait = |reporter: &mut TransferReporter<'_>, reason| {
+            reporter.waits(reason, String::new(), String::new());
+        };
+        let told = said(|reporter| {
+            wait(reporter, TransferReason::NoPath);
+            wait(reporter, TransferReason::NoPath);
+            tell_progress(reporter, None);
+            wait(reporter, TransferReason::PathCost);
+            reporter.wait_is_over();
+            tell_progress(reporter, None);
+            wait(reporter, TransferReason::PathCost);
+        });
+        assert_eq!(told, ["waiting", "waiting", "progress", "waiting"]);
+    }
+
+    #[test]
+    fn a_deadline_that_will_hardly_be_met_is_said_once() {
+        let promise = Some(DeadlinePromise {
+            p: 0.0,
+            infeasible: true,
+            metered_bytes_expected: 0,
+            metered_bytes_95: 0,
+            metered_bytes_worst: 0,
+            left_s: 3.0,
+        });
+        let told = said(|reporter| {
+            tell_progress(reporter, promise);
+            tell_progress(reporter, promise);
+        });
+        assert_eq!(told, ["note", "progress", "progress"]);
+    }
+}
