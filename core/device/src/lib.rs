@@ -36,5 +36,6 @@ pub use action::{ActionScope, LinkAction};
 pub use facts::{AttachedSocket, LinkFacts, LinkUse, SessionPaths};
 pub use grants::{LinkSpend, PaidLinks};
 pub use health::LinkAnswers;
-pub use links::{DeviceLinkSettings, DeviceLinks, TICK, TrackedStatus};
+pub use links::{DeviceLinkSettings, DeviceLinks, TrackedStatus};
+pub use meter::TICK;
 pub use renewal::SleepMeter;
