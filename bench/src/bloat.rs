@@ -24,7 +24,8 @@ use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use crate::bottleneck::Bottlenecks;
 use crate::meter::Plan;
 use crate::peers::{self, BenchPeer};
-use crate::process::{self, Process, ProcessPlacement, own_program};
+use crate::placement::ProcessPlacement;
+use crate::process::{self, Process, own_program};
 
 /// Both processes of a flow start within this. // a guess: round trips of up to 0.8 s
 const GRACE: Duration = Duration::from_secs(3);

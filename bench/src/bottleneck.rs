@@ -16,7 +16,7 @@ use anyhow::{Context, Result, bail};
 use cedos_lab_emu::{Namespace, World, plan};
 use cedos_lab_scenario::Scenario;
 
-use crate::process::ProcessPlacement;
+use crate::placement::ProcessPlacement;
 
 /// How a bottleneck behaves.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -16,7 +16,9 @@ use crate::bottleneck::{Bottlenecks, Shape};
 use crate::dtn;
 use crate::meter::Plan;
 use crate::peers;
-use crate::process::{self, Message, Process, ProcessPlacement, ReceiverInfo};
+use crate::placement::ProcessPlacement;
+use crate::process::{self, Message, Process};
+use crate::receiver_info::ReceiverInfo;
 
 /// What is compared if nothing else is said.
 const PEERS: [&str; 4] = ["d2tp", "tcp", "udt", "dtn"];

@@ -24,7 +24,8 @@ use serde::{Deserialize, Serialize};
 use crate::churn_hosts::Hosts;
 use crate::churn_server::ChurnServerInfo;
 use crate::jain;
-use crate::process::{Process, ProcessPlacement, own_program, tell};
+use crate::placement::ProcessPlacement;
+use crate::process::{Process, own_program, tell};
 use crate::{churn_network, network};
 
 /// What leaves or comes in a minute.

@@ -15,7 +15,7 @@ use std::process::{Child, Command, Stdio};
 use anyhow::{Context, Result, bail};
 
 use crate::network::{self, BenchNetwork, BenchNetworkKind};
-use crate::process::ProcessPlacement;
+use crate::placement::ProcessPlacement;
 
 /// All hosts' addresses.
 const HOSTS: &str = "10.128.0.0/9";

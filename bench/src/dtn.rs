@@ -21,7 +21,8 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::bulk::cpu_s;
 use crate::meter::MeterReport;
-use crate::process::{Message, Process, ProcessPlacement, own_program, tell};
+use crate::placement::ProcessPlacement;
+use crate::process::{Message, Process, own_program, tell};
 
 /// What is looked for.
 const PROGRAM: &str = "dtnd";

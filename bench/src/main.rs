@@ -36,8 +36,10 @@ mod median;
 mod meter;
 mod network;
 mod peers;
+mod placement;
 mod process;
 mod quiet;
+mod receiver_info;
 mod table;
 mod throughput;
 

@@ -26,7 +26,7 @@ use nix::unistd::{Uid, getgid, getuid};
 use rtnetlink::packet_route::link::{InfoData, InfoVeth};
 use rtnetlink::{LinkUnspec, LinkVeth};
 
-use crate::process::{ProcessPlacement, RECEIVER_CORE, SENDER_CORE};
+use crate::placement::{ProcessPlacement, RECEIVER_CORE, SENDER_CORE};
 
 /// MTU of every network here: what the Internet carries.
 pub const MTU_BYTES: u32 = 1500;

@@ -11,7 +11,7 @@
 //! thread it will ever have, on one core.
 
 use std::io::{BufRead, BufReader, Write};
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::mpsc;
 use std::thread;
@@ -25,20 +25,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::meter::{MeterReport, Plan, ProcessMeter};
 use crate::peers::{self, BenchPeer};
-
-/// The core the sending process is held on.
-pub const SENDER_CORE: usize = 0;
-/// The core the receiving process is held on.
-pub const RECEIVER_CORE: usize = 1;
-
-/// What a sender must know of its receiver.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct ReceiverInfo {
-    /// Where it listens.
-    pub address: SocketAddr,
-    /// What proves who it is: a certificate or a public key, empty where nothing does.
-    pub identity: Vec<u8>,
-}
+use crate::placement::{ProcessPlacement, RECEIVER_CORE, SENDER_CORE};
+use crate::receiver_info::ReceiverInfo;
 
 /// What a process of a flow tells its parent.
 #[derive(Serialize, Deserialize)]
@@ -120,18 +108,6 @@ pub fn send(options: &SendOptions) -> Result<()> {
     let meter = ProcessMeter::start(options.plan.plan());
     peer.send(&card, &meter)?;
     tell(&Message::Report(meter.report()?))
-}
-
-/// Where the two processes of a flow run, and how they are started there.
-pub trait ProcessPlacement {
-    /// Where the receiver listens.
-    fn receiver_address(&self) -> IpAddr;
-    /// Starts `command` at the receiver.
-    fn start_receiver(&self, command: Command) -> Result<Child>;
-    /// Starts `command` at the sender.
-    fn start_sender(&self, command: Command) -> Result<Child>;
-    /// Whether each process keeps to a core of its own.
-    fn holds_cores(&self) -> bool;
 }
 
 /// Runs one flow of `peer` over `place`: the sender's report, then the receiver's.

@@ -25,7 +25,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::handshake_server::HandshakeServerProcess;
 use crate::network::{self, BenchNetwork, BenchNetworkKind};
-use crate::process::ProcessPlacement as _;
+use crate::placement::ProcessPlacement as _;
 
 /// Options of the verb.
 #[derive(clap::Args)]

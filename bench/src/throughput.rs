@@ -10,7 +10,8 @@ use anyhow::{Context, Result, bail};
 use crate::meter::{GRACE_ON_ONE_MACHINE, Plan};
 use crate::network::{self, BenchNetwork, BenchNetworkKind};
 use crate::peers::{self, BenchPeer};
-use crate::process::{self, RECEIVER_CORE, SENDER_CORE};
+use crate::placement::{RECEIVER_CORE, SENDER_CORE};
+use crate::process;
 use crate::table::{BenchRound, BenchTable};
 
 /// From the first byte to the measuring window: slow start and path MTU discovery are over by then

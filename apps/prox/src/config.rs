@@ -30,7 +30,7 @@ pub struct ProxConfig {
     pub allow_clients: Vec<HostKey>,
     /// Serve any client key. Off by default: an open proxy is somebody else's tool.
     pub allow_any_client: bool,
-    /// Networks whose hosts may use this proxy over TCP, without a key, where it has a door for them.
+    /// Networks whose hosts may use this proxy over TCP, without a key, where it listens for them.
     /// Empty: nobody.
     pub allow_addresses: Vec<IpNet>,
 

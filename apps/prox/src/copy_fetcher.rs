@@ -172,7 +172,7 @@ impl CopyFetcher {
                     let room = self
                         .retained
                         .upgrade()
-                        .is_some_and(|shelf| shelf.make_room(whose));
+                        .is_some_and(|retained| retained.make_room(whose));
                     if !room {
                         return Err(ResetCause::StoreFull);
                     }

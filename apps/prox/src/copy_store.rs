@@ -90,15 +90,15 @@ impl CopyStore {
     pub(crate) fn open(dir: &Path, journal: Arc<Journal>) -> io::Result<Arc<CopyStore>> {
         let copies = dir.join("copies");
         std::fs::create_dir_all(&copies)?;
-        let vault = Arc::new(CopyStore {
+        let copy_store = Arc::new(CopyStore {
             journal,
             copies,
             queue: Mutex::default(),
             news: Notify::new(),
             open: AtomicBool::new(true),
         });
-        tokio::spawn(keep(Arc::downgrade(&vault)));
-        Ok(vault)
+        tokio::spawn(keep(Arc::downgrade(&copy_store)));
+        Ok(copy_store)
     }
 
     pub(crate) fn path(&self, id: u64) -> PathBuf {
@@ -231,9 +231,9 @@ impl CopyStore {
 }
 
 /// Writes notes down.
-async fn keep(vault: std::sync::Weak<CopyStore>) {
+async fn keep(copy_store: std::sync::Weak<CopyStore>) {
     loop {
-        let Some(strong) = vault.upgrade() else {
+        let Some(strong) = copy_store.upgrade() else {
             return;
         };
         let woken = tokio::time::timeout(AGAIN_AFTER, strong.news.notified()).await;

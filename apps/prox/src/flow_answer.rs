@@ -51,12 +51,12 @@ pub(crate) async fn send<F: FlowIo>(
         pinned: record.served == ServedFrom::PinnedCopy,
         asked: record.asked.clone(),
     };
-    // Only what the vault knows can be promised.
+    // Only what the copy store knows can be promised.
     let stored = async {
-        if let (Some((copy, _)), Some(vault), false) = (copy, &prox.copy_store, slept) {
+        if let (Some((copy, _)), Some(copy_store), false) = (copy, &prox.copy_store, slept) {
             let total = copy.body.extent().total;
             let entry = copy.head.entry(copy.body.client(), &copy.request, total);
-            if vault.record_copy(copy.id, &entry).await.is_err() {
+            if copy_store.record_copy(copy.id, &entry).await.is_err() {
                 std::future::pending::<()>().await;
             }
         }

@@ -26,7 +26,7 @@ impl Prox {
     /// # Errors
     /// The journal cannot be read.
     pub fn restore_from_journal(&self, journal: &Journal) -> Result<usize, JournalError> {
-        let Some(vault) = &self.copy_store else {
+        let Some(copy_store) = &self.copy_store else {
             return Ok(0);
         };
         let mut flows: HashMap<u64, u32> = HashMap::new();
@@ -36,13 +36,13 @@ impl Prox {
                 *flows.entry(id).or_default() += 1;
             }
         })?;
-        vault.retain_only(|id| flows.contains_key(&id))?;
+        copy_store.retain_only(|id| flows.contains_key(&id))?;
         let mut here = 0;
         for (id, flows) in flows {
-            let Some((entry, progress)) = vault.record(id) else {
+            let Some((entry, progress)) = copy_store.record(id) else {
                 continue; // Its flows are reset when they wake.
             };
-            let Ok(file) = std::fs::metadata(vault.path(id)) else {
+            let Ok(file) = std::fs::metadata(copy_store.path(id)) else {
                 continue;
             };
             let boot = d2tp_driver::boot();
@@ -72,7 +72,7 @@ impl Prox {
                     whole,
                     boot,
                 };
-                drop(vault.record_progress(id, progress));
+                drop(copy_store.record_progress(id, progress));
                 if let Some(copy) = self.load(id, counted, Some(have)) {
                     self.hibernated.set_loaded(&copy);
                 }
@@ -81,10 +81,10 @@ impl Prox {
         Ok(here)
     }
 
-    /// Brings a copy from the vault to memory; `have` bytes of it, or all.
+    /// Brings a copy from the copy store to memory; `have` bytes of it, or all.
     fn load(&self, id: u64, counted: u64, have: Option<u64>) -> Option<Arc<PinnedCopy>> {
-        let vault = self.copy_store.clone()?;
-        let (entry, progress) = vault.record(id)?;
+        let copy_store = self.copy_store.clone()?;
+        let (entry, progress) = copy_store.record(id)?;
         let (head, asked) = CopyHead::from_entry(&entry)?;
         let whole = have.is_none();
         let found = RestoredBody {
@@ -97,10 +97,7 @@ impl Prox {
             },
             whole,
         };
-        let home = SpoolFile {
-            copy_store: vault,
-            id,
-        };
+        let home = SpoolFile { copy_store, id };
         let pin = SpooledBody::restore(self.ledger.clone(), entry.client, home, found)
             .inspect_err(|error| tracing::error!(%error, "a copy is lost"))
             .ok()?;
@@ -169,8 +166,8 @@ impl Prox {
         };
         if let Some((resting, true)) = self.hibernated.remove_flow(id) {
             match (resting.copy, &self.copy_store) {
-                (None, Some(vault)) => {
-                    vault.remove(id);
+                (None, Some(copy_store)) => {
+                    copy_store.remove(id);
                     self.ledger
                         .release(client, StorageTier::Disk, resting.counted);
                 }
@@ -193,9 +190,9 @@ impl Prox {
     /// The journal cannot be written.
     pub async fn persist_copies(&self) -> Result<(), JournalError> {
         match &self.copy_store {
-            Some(vault) => {
-                vault.close();
-                vault.flush().await
+            Some(copy_store) => {
+                copy_store.close();
+                copy_store.flush().await
             }
             None => Ok(()),
         }

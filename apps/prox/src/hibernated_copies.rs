@@ -56,7 +56,7 @@ impl HibernatedCopies {
         }
     }
 
-    /// Takes a copy that lies whole in the vault out of memory, if nobody else uses it.
+    /// Takes a copy that lies whole in the copy store out of memory, if nobody else uses it.
     pub(crate) fn unload(&self, id: u64) {
         let mut copies = self.copies.lock();
         let Some(resting) = copies.get_mut(&id) else {
@@ -93,7 +93,7 @@ impl HibernatedCopies {
         Some((roused, last))
     }
 
-    /// The copy some flow sleeps on: in memory, or in the vault if the inner one is none.
+    /// The copy some flow sleeps on: in memory, or in the copy store if the inner one is none.
     pub(crate) fn get(&self, id: u64) -> Option<Option<Arc<PinnedCopy>>> {
         self.copies.lock().get(&id).map(|r| r.copy.clone())
     }

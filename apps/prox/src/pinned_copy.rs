@@ -44,7 +44,7 @@ pub(crate) struct CopyRequest {
 /// A pinned copy. Dropping the last handle stops the fetch and frees the bytes.
 #[derive(Debug)]
 pub(crate) struct PinnedCopy {
-    /// Its name, in memos and in the vault.
+    /// Its name, in memos and in the copy store.
     pub(crate) id: u64,
     pub(crate) head: CopyHead,
     pub(crate) body: Arc<SpooledBody>,
@@ -93,7 +93,7 @@ impl CopyHead {
         }
     }
 
-    /// What the vault keeps of it.
+    /// What the copy store keeps of it.
     pub(crate) fn entry(
         &self,
         client: HostKey,

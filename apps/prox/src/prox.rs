@@ -128,8 +128,8 @@ impl Prox {
             let path = config.state_dir.display().to_string();
             return Err(ProxStartError::StateDir { path, cause });
         }
-        let vault = journal.map(|journal| CopyStore::open(&config.state_dir, journal));
-        let vault = vault
+        let copy_store = journal.map(|journal| CopyStore::open(&config.state_dir, journal));
+        let copy_store = copy_store
             .transpose()
             .map_err(|cause| ProxStartError::StateDir {
                 path: config.state_dir.display().to_string(),
@@ -154,7 +154,7 @@ impl Prox {
             retained: Arc::new(RetainedCopies::default()),
             uploads: Arc::default(),
             hibernated: HibernatedCopies::default(),
-            copy_store: vault,
+            copy_store,
             stop: CancellationToken::new(),
             upstream,
             config,
@@ -301,7 +301,7 @@ impl Prox {
         })
     }
 
-    /// Pins a body, by this name in the vault if it has one, and starts fetching it.
+    /// Pins a body, by this name in the copy store if it has one, and starts fetching it.
     fn take_over(
         &self,
         client: HostKey,
@@ -362,7 +362,7 @@ impl Prox {
         })
     }
 
-    /// Room for an object, kept copies going first; by this name in the vault, if it has one.
+    /// Room for an object, kept copies going first; by this name in the copy store, if it has one.
     pub(crate) fn reserve_spool(
         &self,
         client: HostKey,
@@ -370,10 +370,7 @@ impl Prox {
         id: Option<u64>,
     ) -> Result<SpooledBody, ProxRefusal> {
         let home = self.copy_store.clone().zip(id);
-        let home = home.map(|(vault, id)| SpoolFile {
-            copy_store: vault,
-            id,
-        });
+        let home = home.map(|(copy_store, id)| SpoolFile { copy_store, id });
         let max = self.ledger.object_max();
         if let Some(bytes) = total.filter(|bytes| *bytes > max) {
             return Err(ProxRefusal::ObjectTooLarge { bytes, max });

@@ -95,11 +95,11 @@ impl RetainedCopies {
             }
         }
         drop(dropped); // Outside the lock: this frees bytes.
-        let shelf = Arc::downgrade(self);
+        let retained = Arc::downgrade(self);
         tokio::spawn(async move {
             tokio::time::sleep(grace).await;
-            if let Some(shelf) = shelf.upgrade() {
-                shelf.expire(client, serial);
+            if let Some(retained) = retained.upgrade() {
+                retained.expire(client, serial);
             }
         });
     }

@@ -89,7 +89,7 @@ struct SpoolState {
     waiting: Vec<Waker>,
     /// Bytes of a named file for which a sync was asked.
     synced: u64,
-    /// The vault knows that it is whole.
+    /// The copy store knows that it is whole.
     noted: bool,
     /// File and count stay when the object goes from memory.
     stays: bool,

@@ -34,8 +34,8 @@ pub(crate) struct UploadTable {
 
 #[derive(Debug)]
 struct UploadEntry {
-    parcel: Arc<SpooledUpload>,
-    /// Nobody is here for it: since the how-manieth time that happened to any.
+    upload: Arc<SpooledUpload>,
+    /// Nobody is here for it since then, counted over all uploads.
     left: Option<u64>,
 }
 
@@ -50,15 +50,15 @@ pub(crate) struct SpooledUpload {
     /// Held by the flow that fills the spool.
     filling: Arc<tokio::sync::Mutex<()>>,
     /// How many flows came for it.
-    comers: watch::Sender<u64>,
+    arrivals: watch::Sender<u64>,
 }
 
-/// A flow's hold on a parcel.
+/// A flow's hold on an upload.
 pub(crate) struct UploadHold {
     pub(crate) upload: Arc<SpooledUpload>,
-    /// The how-manieth it is.
+    /// How many flows came for it before, this one included.
     number: u64,
-    comers: watch::Receiver<u64>,
+    arrivals: watch::Receiver<u64>,
     turn: Option<OwnedMutexGuard<()>>,
 }
 
@@ -71,7 +71,7 @@ impl SpooledUpload {
             spool: Arc::new(spool),
             delivery: Mutex::default(),
             filling: Arc::default(),
-            comers: watch::Sender::new(0),
+            arrivals: watch::Sender::new(0),
         })
     }
 
@@ -82,16 +82,16 @@ impl SpooledUpload {
     /// Takes it up, and ends the flow that had it.
     async fn taken_up(self: Arc<SpooledUpload>) -> UploadHold {
         let mut number = 0;
-        self.comers.send_modify(|comers| {
-            *comers += 1;
-            number = *comers;
+        self.arrivals.send_modify(|arrivals| {
+            *arrivals += 1;
+            number = *arrivals;
         });
-        let comers = self.comers.subscribe();
+        let arrivals = self.arrivals.subscribe();
         let turn = self.filling.clone().lock_owned().await;
         UploadHold {
             upload: self,
             number,
-            comers,
+            arrivals,
             turn: Some(turn),
         }
     }
@@ -102,8 +102,8 @@ impl UploadHold {
     pub(crate) async fn until_superseded(&mut self) {
         let number = self.number;
         if self
-            .comers
-            .wait_for(|comers| *comers > number)
+            .arrivals
+            .wait_for(|arrivals| *arrivals > number)
             .await
             .is_err()
         {
@@ -117,12 +117,12 @@ impl UploadHold {
     }
 
     fn is_superseded(&self) -> bool {
-        *self.comers.borrow() > self.number
+        *self.arrivals.borrow() > self.number
     }
 
     /// Whether the entry is what this flow serves, and nobody came for it since.
     fn owns(&self, entry: &UploadEntry) -> bool {
-        Arc::ptr_eq(&entry.parcel, &self.upload) && !self.is_superseded()
+        Arc::ptr_eq(&entry.upload, &self.upload) && !self.is_superseded()
     }
 }
 
@@ -141,26 +141,26 @@ impl UploadTable {
         let known = {
             let mut entries = self.entries.lock();
             let known = entries.get_mut(&key);
-            let known = known.filter(|entry| entry.parcel.is(request));
+            let known = known.filter(|entry| entry.upload.is(request));
             known.map(|entry| {
                 entry.left = None;
-                entry.parcel.clone()
+                entry.upload.clone()
             })
         };
-        let parcel = match known {
-            Some(parcel) => parcel,
+        let upload = match known {
+            Some(upload) => upload,
             None => {
-                let parcel = SpooledUpload::new(request, room()?);
+                let upload = SpooledUpload::new(request, room()?);
                 let entry = UploadEntry {
-                    parcel: parcel.clone(),
+                    upload: upload.clone(),
                     left: None,
                 };
                 let before = self.entries.lock().insert(key, entry);
                 drop(before); // Outside the lock: this frees bytes.
-                parcel
+                upload
             }
         };
-        Ok(parcel.taken_up().await)
+        Ok(upload.taken_up().await)
     }
 
     /// Its device has what it wanted, or wants it no more.
@@ -256,7 +256,7 @@ impl UploadTable {
 
 impl UploadEntry {
     fn may_go(&self) -> bool {
-        let delivery = self.parcel.delivery.lock();
+        let delivery = self.upload.delivery.lock();
         self.left.is_some() && delivery.as_ref().is_none_or(UploadDelivery::is_finished)
     }
 }

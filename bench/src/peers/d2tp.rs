@@ -13,9 +13,9 @@ use d2tp_driver::{
     SecretKey, Server, ServerAddress, ServerOptions,
 };
 
-use super::{BenchPeer, CALL_BYTES, measured, on_this_thread};
+use super::bench_peer::{BenchPeer, CALL_BYTES, measured, on_this_thread};
 use crate::meter::ProcessMeter;
-use crate::process::ReceiverInfo;
+use crate::receiver_info::ReceiverInfo;
 
 /// D2TP as a peer, with one of its congestion controls.
 pub struct D2tp {

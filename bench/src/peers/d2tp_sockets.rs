@@ -8,9 +8,9 @@ use std::sync::Arc;
 use anyhow::Result;
 use d2tp_sockets::{D2tpListener, D2tpStream};
 
-use super::{BenchPeer, CALL_BYTES};
+use super::bench_peer::{BenchPeer, CALL_BYTES};
 use crate::meter::ProcessMeter;
-use crate::process::ReceiverInfo;
+use crate::receiver_info::ReceiverInfo;
 
 /// D2TP over the socket API as a peer.
 pub struct D2tpSockets;

@@ -2,6 +2,7 @@
 //!
 //! A new one is a file here, an implementation of [`BenchPeer`], and a line in [`all`].
 
+mod bench_peer;
 mod d2tp;
 mod d2tp_sockets;
 #[cfg(feature = "peers-all")]
@@ -13,50 +14,10 @@ mod tcp;
 mod tls;
 mod udp;
 
-use std::net::IpAddr;
-use std::sync::Arc;
-use std::time::Duration;
-
 use anyhow::{Result, bail};
 use d2tp_driver::CongestionKind;
 
-use crate::meter::ProcessMeter;
-use crate::process::ReceiverInfo;
-
-/// Bytes an application hands over or asks for in one call, where the transport has no unit of
-/// its own. Single readings for TCP on lo: 30 Gb/s with 64 kB, 38 with 256 kB, 47 with 4 MB; what
-/// copies through ordinary programs looks like the middle one.
-pub const CALL_BYTES: usize = 256 << 10;
-
-/// How often an asynchronous peer looks whether the measurement is over.
-const LOOK: Duration = Duration::from_millis(50);
-
-/// A transport that carries one flow of meaningless payload from one process to another.
-///
-/// Both sides run until [`ProcessMeter::is_over`]; each counts payload, not headers. What a reader needs
-/// to judge the figure (segment size, buffers, congestion control) goes to [`ProcessMeter::note`], read
-/// back from the running connection rather than from the source.
-pub trait BenchPeer: Send + Sync {
-    /// The name on the command line, in tables and in JSON.
-    fn name(&self) -> &'static str;
-
-    /// Why this machine cannot run it, if it cannot.
-    fn missing(&self) -> Option<String> {
-        None
-    }
-
-    /// Listens on any port of `address`, hands `ready` what a sender needs, takes one flow and
-    /// counts its bytes as the application gets them.
-    fn serve(
-        &self,
-        address: IpAddr,
-        meter: &Arc<ProcessMeter>,
-        ready: &mut dyn FnMut(ReceiverInfo) -> Result<()>,
-    ) -> Result<()>;
-
-    /// Opens one flow and fills it, counting bytes as the transport accepts them.
-    fn send(&self, card: &ReceiverInfo, meter: &Arc<ProcessMeter>) -> Result<()>;
-}
+pub use bench_peer::BenchPeer;
 
 /// Every transport of this build, in the order of the table.
 pub fn all() -> Vec<Box<dyn BenchPeer>> {
@@ -109,31 +70,14 @@ pub fn named(name: &str) -> Result<Box<dyn BenchPeer>> {
     )
 }
 
-/// Runs an asynchronous peer on one thread, since its process has one core.
-fn on_this_thread(flow: impl Future<Output = Result<()>>) -> Result<()> {
-    tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()?
-        .block_on(flow)
-}
-
-/// Runs `flow` until it ends or the measurement is over. The other process may leave without a
-/// word, and nothing else would wake a flow that waits for it.
-async fn measured(meter: &ProcessMeter, flow: impl Future<Output = Result<()>>) -> Result<()> {
-    let over = async {
-        while !meter.is_over() {
-            tokio::time::sleep(LOOK).await;
-        }
-    };
-    tokio::select! {
-        outcome = flow => outcome,
-        () = over => Ok(()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::net::IpAddr;
+    use std::sync::Arc;
+
     use super::*;
+    use crate::meter::ProcessMeter;
+    use crate::receiver_info::ReceiverInfo;
 
     #[test]
     fn an_unknown_peer_is_refused_with_the_known_ones() {

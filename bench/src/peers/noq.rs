@@ -11,11 +11,12 @@ use noq::crypto::rustls::{QuicClientConfig, QuicServerConfig};
 use noq::{ClientConfig, Endpoint, EndpointConfig, MtuDiscoveryConfig, ServerConfig};
 use noq::{TokioRuntime, TransportConfig, VarInt};
 
-use super::{BenchPeer, CALL_BYTES, measured, on_this_thread, udp};
+use super::bench_peer::{BenchPeer, CALL_BYTES, measured, on_this_thread};
+use super::udp;
 use crate::credential::{Credential, SERVER_NAME, client_config};
 use crate::meter::ProcessMeter;
 use crate::network::MTU_BYTES;
-use crate::process::ReceiverInfo;
+use crate::receiver_info::ReceiverInfo;
 
 /// Flow-control and send windows. Measured: smaller ones stall the sender, larger ones only fall
 /// out of the cache.

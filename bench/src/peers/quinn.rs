@@ -14,11 +14,12 @@ use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
 use quinn::{ClientConfig, Endpoint, EndpointConfig, MtuDiscoveryConfig, ServerConfig};
 use quinn::{TokioRuntime, TransportConfig, VarInt};
 
-use super::{BenchPeer, CALL_BYTES, measured, on_this_thread, udp};
+use super::bench_peer::{BenchPeer, CALL_BYTES, measured, on_this_thread};
+use super::udp;
 use crate::credential::{Credential, SERVER_NAME, client_config};
 use crate::meter::ProcessMeter;
 use crate::network::MTU_BYTES;
-use crate::process::ReceiverInfo;
+use crate::receiver_info::ReceiverInfo;
 
 /// Flow-control and send windows. Measured on lo: 2 to 32 MB, and its ACK-frequency extension on
 /// top, differ by less than rounds do; below 1 MB it slows down.

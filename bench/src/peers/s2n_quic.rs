@@ -15,11 +15,12 @@ use s2n_quic::provider::limits::Limits;
 use s2n_quic::provider::tls::rustls as tls;
 use s2n_quic::{Client, Server};
 
-use super::{BenchPeer, CALL_BYTES, measured, on_this_thread, udp};
+use super::bench_peer::{BenchPeer, CALL_BYTES, measured, on_this_thread};
+use super::udp;
 use crate::credential::{Credential, SERVER_NAME, client_config};
 use crate::meter::ProcessMeter;
 use crate::network::MTU_BYTES;
-use crate::process::ReceiverInfo;
+use crate::receiver_info::ReceiverInfo;
 
 /// Flow-control windows and send buffer. As for quinn.
 const WINDOW_BYTES: u32 = 8 << 20;

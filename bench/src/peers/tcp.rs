@@ -15,9 +15,9 @@ use d2tp_session::{DrwaLambda, Time};
 use d2tp_tcp::WindowClamp;
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 
-use super::{BenchPeer, CALL_BYTES};
+use super::bench_peer::{BenchPeer, CALL_BYTES};
 use crate::meter::ProcessMeter;
-use crate::process::ReceiverInfo;
+use crate::receiver_info::ReceiverInfo;
 
 /// What is asked for where nothing else is said.
 pub const CONGESTION_CONTROL: &str = "cubic";
@@ -141,7 +141,7 @@ impl BenchPeer for Tcp {
         }
         let mut buffer = vec![0u8; CALL_BYTES];
         // Where a link has holes, the window may end in one.
-        stream.set_read_timeout(Some(super::LOOK))?;
+        stream.set_read_timeout(Some(super::bench_peer::LOOK))?;
         while !meter.is_over() {
             match stream.read(&mut buffer) {
                 Ok(0) => break,

@@ -13,10 +13,11 @@ use rustls::pki_types::ServerName;
 use rustls::{ClientConnection, ServerConnection, Stream};
 use socket2::Protocol;
 
-use super::{BenchPeer, CALL_BYTES, tcp};
+use super::bench_peer::{BenchPeer, CALL_BYTES};
+use super::tcp;
 use crate::credential::{Credential, SERVER_NAME, client_config};
 use crate::meter::ProcessMeter;
-use crate::process::ReceiverInfo;
+use crate::receiver_info::ReceiverInfo;
 
 /// Plaintext taken per write; rustls's own default.
 const BUFFER_BYTES: usize = 64 << 10;

@@ -17,7 +17,7 @@ use quinn_udp::{BATCH_SIZE, RecvMeta, Transmit, UdpSockRef, UdpSocketState};
 use super::BenchPeer;
 use crate::meter::ProcessMeter;
 use crate::network::MTU_BYTES;
-use crate::process::ReceiverInfo;
+use crate::receiver_info::ReceiverInfo;
 
 /// Payload of one datagram: MTU less the IPv4 and UDP headers.
 const DATAGRAM_BYTES: usize = MTU_BYTES as usize - 20 - 8;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use d2tp_session::LinkId;
 use d2tp_time::Span;
 
-use crate::links::TICK;
+use crate::meter::TICK;
 
 /// The least that is granted at once: less would stop and go.
 pub(crate) const GRANT_MIN_BYTES: u64 = 64 * 1024;

@@ -38,5 +38,6 @@ pub use candidate::link_candidate;
 pub use facts::{AttachedSocket, LinkFacts, LinkUse, SessionPaths};
 pub use grants::{LinkSpend, PaidLinks};
 pub use health::LinkAnswers;
-pub use links::{DeviceLinkSettings, DeviceLinks, LinkNews, TICK, TrackedStatus};
+pub use links::{DeviceLinkSettings, DeviceLinks, LinkNews, TrackedStatus};
+pub use meter::TICK;
 pub use renewal::SleepMeter;

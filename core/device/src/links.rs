@@ -10,11 +10,10 @@ use crate::action::LinkAction;
 use crate::facts::{AttachedSocket, LinkFacts, LinkUse, SessionPaths};
 use crate::grants::{LinkSpend, PaidLinks, PayingFlow, grant_ahead};
 use crate::health::LinkAnswers;
+use crate::meter::TICK;
 use crate::renewal::{SLEEP_MIN, SocketRenewal};
 use crate::tracked::{RACE_AFTER, TrackedLink};
 
-/// How often grants, rates and paths are looked at while something moves.
-pub const TICK: Span = Span::from_millis(100);
 /// Sockets whose link can still be named: events about sockets that went may be on their way.
 const NAMES_MAX: usize = 4_096; // a guess: more than an hour of one renewal a second
 

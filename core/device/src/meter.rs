@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use d2tp_session::LinkId;
 use d2tp_time::{Span, Time};
 
-use crate::links::TICK;
+/// How often grants, rates and paths are looked at while something moves.
+pub const TICK: Span = Span::from_millis(100);
 
 /// A rate is taken over at least this long.
 const RATE_OVER: Span = Span::from_millis(250);

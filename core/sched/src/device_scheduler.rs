@@ -20,12 +20,14 @@
 mod budget_shares;
 mod carried_by_link;
 mod client_decision;
+mod client_report;
 mod direction_scheduler;
 mod duplex_client;
 mod flow_spending;
+mod link_surroundings;
 mod rate_measurement;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
@@ -33,24 +35,16 @@ use std::time::Duration;
 use d2tp_time::{Span, Time};
 
 use crate::{
-    CompletionEstimate, FlowDemand, ForecastHint, LinkCandidate, LinkClass, NetworkRates,
-    SavedHistory, SchedulerMode,
+    CompletionEstimate, ForecastHint, LinkClass, NetworkRates, SavedHistory, SchedulerMode,
 };
 use budget_shares::BudgetShares;
 pub use carried_by_link::{CarriedByLink, CarryingLink};
 pub use client_decision::{ClientDecision, Grant};
+pub use client_report::{ClientId, ClientReport, TransferDirection};
 use direction_scheduler::DirectionScheduler;
 pub use duplex_client::{DuplexClient, DuplexReport};
 pub use flow_spending::{FlowSpending, SpendingChange};
-
-/// Which way bytes go.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum TransferDirection {
-    /// Towards this device.
-    Down,
-    /// From this device.
-    Up,
-}
+pub use link_surroundings::{LinkSurroundings, RadioStatus, WakingClients};
 
 /// The algorithm that decides when links that cost are used, as people choose it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -99,74 +93,6 @@ impl FromStr for SchedulerKind {
     }
 }
 
-/// What a client needs, and what links carried for it.
-#[derive(Debug, Clone)]
-pub struct ClientReport<'a> {
-    /// Bytes still to be carried, time left, policy, and the client's own budget.
-    pub demand: FlowDemand,
-    /// Bytes of the whole object, when known.
-    pub size_bytes: Option<u64>,
-    /// Priority, 0 to 7; higher goes first.
-    pub priority: u8,
-    /// The links that the client could use.
-    pub candidates: &'a [LinkCandidate],
-    /// Payload bytes that each link has carried for the client since it joined.
-    pub carried: &'a BTreeMap<String, u64>,
-    /// Whether the client can be on several links at once.
-    pub uses_several_links: bool,
-    /// Whether the client pays now, whatever is decided about others; its own rule demands it.
-    pub always_pays: bool,
-    /// Whether a program speaks over the client as it likes, as over a socket: its pauses say nothing
-    /// of links, and it is not held back for others.
-    pub is_interactive: bool,
-    /// Whether the machine is woken and kept awake for the client.
-    pub keeps_awake: bool,
-}
-
-/// What the scheduler knows of a link in one direction.
-#[derive(Debug, Clone, PartialEq)]
-pub struct RadioStatus {
-    /// Name of the network device.
-    pub device: String,
-    /// Key under which the link's history is saved, such as `Wi-Fi`: a device's name may change.
-    pub slot: String,
-    /// What a byte on the link costs.
-    pub class: LinkClass,
-    /// Whether the link is up and carries data, as far as is known.
-    pub carries: bool,
-    /// Long-term rate of the network behind the link in bytes per second, once it was used.
-    pub rate: Option<f64>,
-}
-
-/// The links and networks around a device, whether a client asks or not.
-#[derive(Debug, Clone, Default)]
-pub struct LinkSurroundings {
-    /// The links that can be used.
-    pub radios: Vec<RadioStatus>,
-    /// The network behind each device.
-    pub networks: BTreeMap<String, String>,
-    /// Key under which the history of each device's link is saved.
-    pub slots: BTreeMap<String, String>,
-    /// Devices on networks whose cap is used up.
-    pub capped: BTreeSet<String>,
-}
-
-impl LinkSurroundings {
-    fn slot(&self, device: &str) -> String {
-        let known = self.slots.get(device).cloned();
-        known.unwrap_or_else(|| device.to_owned())
-    }
-}
-
-/// The clients that the machine is woken for.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct WakingClients {
-    /// Numbers of the clients that wait for a link.
-    pub waiting: Vec<u64>,
-    /// Numbers of the clients that are moving data on a link they were given.
-    pub running: Vec<u64>,
-}
-
 /// A client reports so often while a link that costs is up and its decision may become another one, or
 /// while payload moves.
 pub const REPORT_EVERY: Span = Span::from_secs(1);
@@ -176,14 +102,6 @@ pub type SavedLinkHistory = (
     BTreeMap<String, SavedHistory>,
     BTreeMap<String, NetworkRates>,
 );
-
-/// Identifies a client of a [`DeviceScheduler`] from [`DeviceScheduler::join`] to
-/// [`DeviceScheduler::leave`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct ClientId {
-    direction: TransferDirection,
-    number: u64,
-}
 
 /// The scheduler of a device: one for all its clients.
 #[derive(Debug)]

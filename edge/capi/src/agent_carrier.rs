@@ -87,22 +87,22 @@ impl AgentCarrier {
         if send_message(&stream, &TAKEN, None).await.is_err() {
             return;
         }
-        let mut ear = MessageReader::new(stream.clone());
+        let mut reader = MessageReader::new(stream.clone());
         let socket = AgentSocket::new(&call);
         if call.datagrams {
-            socket.attach(stream, ear);
+            socket.attach(stream, reader);
             if let Some(fault) = self.make_datagrams(&socket, &call).await {
                 socket.owner.enqueue(FromAgent::fault(&fault));
             }
             return socket.end().await;
         }
-        let Ok(Some(ToAgent::Carry { from })) = ear.next().await else {
+        let Ok(Some(ToAgent::Carry { from })) = reader.next().await else {
             return;
         };
-        let Some(end) = ear.take_descriptor() else {
+        let Some(end) = reader.take_descriptor() else {
             return;
         };
-        socket.attach(stream, ear);
+        socket.attach(stream, reader);
         let token = call.keep.as_ref().map(|keep| keep.token);
         let kept = token.map_or(Ok(()), |token| self.kept_connections.keep(token, &socket));
         let fault = match kept {
@@ -126,9 +126,9 @@ impl AgentCarrier {
         if send_message(&stream, &TAKEN, None).await.is_err() {
             return;
         }
-        let mut ear = MessageReader::new(stream.clone());
-        let left = timeout(LEFT_FOR, ear.next()).await;
-        let (Ok(Ok(Some(ToAgent::Left))), Some(fd)) = (left, ear.take_descriptor()) else {
+        let mut reader = MessageReader::new(stream.clone());
+        let left = timeout(LEFT_FOR, reader.next()).await;
+        let (Ok(Ok(Some(ToAgent::Left))), Some(fd)) = (left, reader.take_descriptor()) else {
             return;
         };
         let said = match self.kept_connections.deposit(claim.token, fd) {
@@ -152,8 +152,8 @@ impl AgentCarrier {
         }
         match self.kept_connections.find(&claim.token) {
             Ok(socket) if socket.owner.wait_until_away().await => {
-                let ear = MessageReader::new(stream.clone());
-                socket.attach(stream, ear);
+                let reader = MessageReader::new(stream.clone());
+                socket.attach(stream, reader);
                 socket.owner.enqueue(socket.reopened_message());
             }
             Ok(_) => {

@@ -237,11 +237,11 @@ impl AgentConnection {
         fate: &ConnectionStatus,
         far: Option<&AgentDatagramPeer>,
     ) -> bool {
-        let mut ear = self.reader.take().expect("of the one that was called with");
+        let mut reader = self.reader.take().expect("of the one that was called with");
         let left = self.released.clone();
         loop {
             let heard = tokio::select! {
-                heard = ear.next() => heard,
+                heard = reader.next() => heard,
                 () = left.notified() => return false,
             };
             match heard {
@@ -300,9 +300,9 @@ mod tests {
                 handed.send_datagram(&vec![0; PASSED_BYTES_MAX], None, None);
             }
             handed.closed();
-            let mut ear = MessageReader::new(Rc::new(there));
+            let mut reader = MessageReader::new(Rc::new(there));
             let mut messages = 0;
-            while let Ok(Some(ToAgent::Message(message))) = ear.next().await {
+            while let Ok(Some(ToAgent::Message(message))) = reader.next().await {
                 assert_eq!(message.bytes().map(|b| b.len()), Some(PASSED_BYTES_MAX));
                 messages += 1;
             }
@@ -311,7 +311,7 @@ mod tests {
             handed.send_datagram(b"again", None, None);
             assert!(handed.has_unsent());
             // Nobody is there any more to be told.
-            drop(ear);
+            drop(reader);
             tokio::time::timeout(ANSWER_WITHIN, async {
                 while handed.has_unsent() {
                     handed.send_datagram(b"x", None, None);

@@ -30,7 +30,7 @@ use crate::table;
 /// # Errors
 /// Why the connection is not made, as the agent says.
 pub(crate) async fn call(
-    home: &Rc<EngineState>,
+    engine: &Rc<EngineState>,
     call: &ConnectCall,
     server: &ServerAddress,
     target: Option<String>,
@@ -51,11 +51,11 @@ pub(crate) async fn call(
         keep: call.keep.clone(),
         datagrams: far.is_some(),
     };
-    let mut ear = MessageReader::new(stream.clone());
+    let mut reader = MessageReader::new(stream.clone());
     let taken = async {
         let socket = ToAgent::Socket(Box::new(asked));
         send_message(&stream, &socket, None).await?;
-        ear.next::<FromAgent>().await
+        reader.next::<FromAgent>().await
     };
     let taken = timeout(ANSWER_WITHIN, taken).await;
     let hears = match taken {
@@ -69,7 +69,7 @@ pub(crate) async fn call(
     };
     let mut handed = AgentConnection::begin(stream, hears);
     if far.is_none() {
-        let Ok(end) = home.port.detachable_end() else {
+        let Ok(end) = engine.port.detachable_end() else {
             return Ok(None);
         };
         handed.carry(call.from, end.into());
@@ -79,7 +79,8 @@ pub(crate) async fn call(
     }
     // From now on the program's second thoughts are told.
     let known = Rc::new(handed.share());
-    home.agent_connections
+    engine
+        .agent_connections
         .borrow_mut()
         .insert(call.fate.serial, known.clone());
     // Those before it are not.
@@ -88,10 +89,11 @@ pub(crate) async fn call(
         known.change(&options);
     }
     loop {
-        match ear.next().await {
+        match reader.next().await {
             Ok(Some(FromAgent::Open)) => break,
             Ok(Some(FromAgent::Fault { errno, text })) => {
-                home.agent_connections
+                engine
+                    .agent_connections
                     .borrow_mut()
                     .remove(&call.fate.serial);
                 return Err(SocketFault { errno, text });
@@ -105,14 +107,15 @@ pub(crate) async fn call(
             Ok(Some(FromAgent::Taken { .. } | FromAgent::Reopened { .. })) => {}
             // It went before there was anything to lose.
             Ok(Some(FromAgent::Over { .. }) | None) | Err(_) => {
-                home.agent_connections
+                engine
+                    .agent_connections
                     .borrow_mut()
                     .remove(&call.fate.serial);
                 return Ok(None);
             }
         }
     }
-    handed.reader = Some(ear);
+    handed.reader = Some(reader);
     Ok(Some(handed))
 }
 
@@ -129,7 +132,7 @@ pub(crate) struct ReopenedConnection {
 /// # Errors
 /// EOPNOTSUPP: no agent does that. ENOENT, EBUSY, or why it is over.
 pub(crate) async fn reopen(
-    home: &Rc<EngineState>,
+    engine: &Rc<EngineState>,
     token: ReopenToken,
     fate: &Arc<ConnectionStatus>,
 ) -> Result<ReopenedConnection, SocketFault> {
@@ -138,16 +141,16 @@ pub(crate) async fn reopen(
         None => None,
     };
     let stream = stream.ok_or_else(no_agent)?;
-    let mut ear = MessageReader::new(stream.clone());
+    let mut reader = MessageReader::new(stream.clone());
     let asked = async {
         send_message(&stream, &ToAgent::Reopen(ReopenClaim::to(token)), None).await?;
-        match ear.next().await? {
+        match reader.next().await? {
             Some(FromAgent::Taken {
                 ok: true,
                 version: VERSION,
                 notices,
                 locks,
-            }) => std::io::Result::Ok((ear.next().await?, (notices, locks))),
+            }) => std::io::Result::Ok((reader.next().await?, (notices, locks))),
             _ => Ok((None, (false, false))),
         }
     };
@@ -179,16 +182,17 @@ pub(crate) async fn reopen(
         _ => return Err(no_agent()),
     };
     let mut handed = AgentConnection::begin(stream, hears);
-    handed.reader = Some(ear);
+    handed.reader = Some(reader);
     if dlock::is_held() {
         handed.send_dlock();
     }
     let known = Rc::new(handed.share());
-    home.agent_connections
+    engine
+        .agent_connections
         .borrow_mut()
         .insert(fate.serial, known);
-    let (home, fate) = (home.clone(), fate.clone());
-    tokio::task::spawn_local(async move { follow(handed, &home, &fate, None, None).await });
+    let (engine, fate) = (engine.clone(), fate.clone());
+    tokio::task::spawn_local(async move { follow(handed, &engine, &fate, None, None).await });
     Ok(reopened)
 }
 
@@ -196,19 +200,19 @@ pub(crate) async fn reopen(
 /// joined yet. `far`: of a datagram socket.
 pub(crate) async fn follow(
     mut handed: AgentConnection,
-    home: &EngineState,
+    engine: &EngineState,
     fate: &Arc<ConnectionStatus>,
     from: Option<u16>,
     far: Option<&AgentDatagramPeer>,
 ) {
     let is_lost = handed.hear_until_over(fate, far).await;
     fate.over.store(true, Ordering::Relaxed);
-    home.agent_connections.borrow_mut().remove(&fate.serial);
+    engine.agent_connections.borrow_mut().remove(&fate.serial);
     handed.drop_pending();
     // The kernel reset what was joined. What was not waits yet.
     if is_lost
         && let Some(from) = from
-        && let Ok(stream) = home.port.connect_waiting(from).await
+        && let Ok(stream) = engine.port.connect_waiting(from).await
     {
         break_off(stream);
     }

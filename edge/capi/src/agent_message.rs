@@ -325,7 +325,7 @@ impl FromAgent {
     }
 }
 
-/// One side's ear: whole lines, and the descriptors that came with them.
+/// Reads one side's messages: whole lines, and the descriptors that came with them.
 pub(crate) struct MessageReader {
     stream: Rc<UnixStream>,
     buffer: Vec<u8>,
@@ -553,7 +553,7 @@ mod tests {
             .unwrap();
         runtime.block_on(async {
             let (here, there) = UnixStream::pair().unwrap();
-            let mut ear = MessageReader::new(Rc::new(there));
+            let mut reader = MessageReader::new(Rc::new(there));
             let (mut read, write) = nix::unistd::pipe().unwrap();
             send_message(&here, &ToAgent::Heard, None).await.unwrap();
             let carry = ToAgent::Carry { from: 7 };
@@ -565,14 +565,14 @@ mod tests {
             .await
             .unwrap();
             drop(here);
-            assert!(matches!(ear.next().await, Ok(Some(ToAgent::Heard))));
-            let second = ear.next().await.unwrap();
+            assert!(matches!(reader.next().await, Ok(Some(ToAgent::Heard))));
+            let second = reader.next().await.unwrap();
             assert!(matches!(second, Some(ToAgent::Carry { from: 7 })));
-            read = ear.take_descriptor().expect("it came along");
+            read = reader.take_descriptor().expect("it came along");
             nix::unistd::write(&write, b"x").unwrap();
             let mut byte = [0];
             assert_eq!(nix::unistd::read(&read, &mut byte).unwrap(), 1);
-            assert!(matches!(ear.next::<ToAgent>().await, Ok(None)));
+            assert!(matches!(reader.next::<ToAgent>().await, Ok(None)));
         });
     }
 }

@@ -74,10 +74,10 @@ impl AgentSocket {
     }
 
     /// A process has it from now on, which is spoken with by `stream`.
-    pub(crate) fn attach(self: &Rc<AgentSocket>, stream: Rc<UnixStream>, ear: MessageReader) {
+    pub(crate) fn attach(self: &Rc<AgentSocket>, stream: Rc<UnixStream>, reader: MessageReader) {
         self.detach();
         self.owner.attach(stream);
-        let listening = tokio::task::spawn_local(listen(ear, self.clone()));
+        let listening = tokio::task::spawn_local(listen(reader, self.clone()));
         self.receiver.replace(Some(listening.abort_handle()));
     }
 
@@ -158,9 +158,9 @@ impl AgentSocket {
     }
 }
 
-async fn listen(mut ear: MessageReader, socket: Rc<AgentSocket>) {
+async fn listen(mut reader: MessageReader, socket: Rc<AgentSocket>) {
     loop {
-        match ear.next().await {
+        match reader.next().await {
             Ok(Some(ToAgent::Options { options })) => {
                 // What its library took is no nonsense.
                 if let Ok(options) = SocketOptions::try_from(&options) {
@@ -217,7 +217,8 @@ async fn listen(mut ear: MessageReader, socket: Rc<AgentSocket>) {
             }
             Ok(Some(ToAgent::Carry { .. })) => {
                 if let Some(inlet) = &mut *socket.inlet.borrow_mut()
-                    && let (Some(give), Some(fd)) = (inlet.descriptor.take(), ear.take_descriptor())
+                    && let (Some(give), Some(fd)) =
+                        (inlet.descriptor.take(), reader.take_descriptor())
                 {
                     // Otherwise it is over.
                     let _ = give.send(fd);

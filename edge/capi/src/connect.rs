@@ -39,24 +39,24 @@ enum ConnectionCarrier {
 }
 
 /// Makes the connection, and carries it until it is over.
-pub(crate) async fn run(home: Rc<EngineState>, call: ConnectCall) {
+pub(crate) async fn run(engine: Rc<EngineState>, call: ConnectCall) {
     let made = tokio::select! {
-        made = make(&home, &call) => made,
+        made = make(&engine, &call) => made,
         () = given_up(call.from) => {
-            home.agent_connections.borrow_mut().remove(&call.fate.serial);
+            engine.agent_connections.borrow_mut().remove(&call.fate.serial);
             return call.fate.over.store(true, Ordering::Relaxed);
         }
     };
     match made {
         Ok(ConnectionCarrier::Agent(handed)) => {
-            agent_delegation::follow(handed, &home, &call.fate, Some(call.from), None).await
+            agent_delegation::follow(handed, &engine, &call.fate, Some(call.from), None).await
         }
         Ok(ConnectionCarrier::Local(held)) => {
-            let held = home.register(*held);
-            match home.port.connect_waiting(call.from).await {
-                Ok(stream) => pump::run(home, held, stream).await,
+            let held = engine.register(*held);
+            match engine.port.connect_waiting(call.from).await {
+                Ok(stream) => pump::run(engine, held, stream).await,
                 // The program closed its socket: so does the flow.
-                Err(_) => home.unregister(&held),
+                Err(_) => engine.unregister(&held),
             }
         }
         Err(fault) => {
@@ -64,7 +64,7 @@ pub(crate) async fn run(home: Rc<EngineState>, call: ConnectCall) {
             call.fate.refused.store(true, Ordering::Release);
             // Elsewhere it is connected for a moment, and reset.
             if pair::refuse(call.fd, call.cookie).is_err()
-                && let Ok(stream) = home.port.connect_waiting(call.from).await
+                && let Ok(stream) = engine.port.connect_waiting(call.from).await
             {
                 break_off(stream);
             }
@@ -74,12 +74,14 @@ pub(crate) async fn run(home: Rc<EngineState>, call: ConnectCall) {
 }
 
 async fn make(
-    home: &Rc<EngineState>,
+    engine: &Rc<EngineState>,
     call: &ConnectCall,
 ) -> Result<ConnectionCarrier, SocketFault> {
     let (server, through_proxy) = server_of(&call.to, &call.options)?;
     let target = through_proxy.then(|| call.to.authority());
-    if let Some(handed) = agent_delegation::call(home, call, &server, target.clone(), None).await? {
+    if let Some(handed) =
+        agent_delegation::call(engine, call, &server, target.clone(), None).await?
+    {
         return Ok(ConnectionCarrier::Agent(handed));
     }
     if call.options.persist != PersistMode::No {
@@ -93,7 +95,7 @@ async fn make(
     };
     // That may take hours, in which the program thinks again.
     let latest = || table::change(call.cookie, |socket| socket.options.clone());
-    let held = open(home, &way, &call.options, call.fate.clone(), latest).await?;
+    let held = open(engine, &way, &call.options, call.fate.clone(), latest).await?;
     Ok(ConnectionCarrier::Local(Box::new(held)))
 }
 
@@ -108,15 +110,15 @@ async fn given_up(port: u16) {
 
 /// Makes a connection. `latest`: what its options are by the time it is made.
 pub(crate) async fn open(
-    home: &Rc<EngineState>,
+    engine: &Rc<EngineState>,
     way: &ConnectTarget,
     begun: &SocketOptions,
     fate: Arc<ConnectionStatus>,
     latest: impl Fn() -> Option<SocketOptions>,
 ) -> Result<CarriedFlow, SocketFault> {
     let owner = way.owner.as_deref();
-    let line = home.session(&way.server, way.key.as_deref());
-    let line = policy::enforce_connecting(home, owner, line).await?;
+    let line = engine.session(&way.server, way.key.as_deref());
+    let line = policy::enforce_connecting(engine, owner, line).await?;
     let settings = begun.settings()?;
     let flow = line.0.device.open(settings);
     let flow = RefCell::new(flow.map_err(|error| SocketFault::new(libc::ENOBUFS, error))?);
@@ -131,7 +133,7 @@ pub(crate) async fn open(
     // Whatever is opened may have to pay for the proxy's answer.
     tokio::select! {
         opened = opened => opened?,
-        fault = policy::enforce_opening(home, owner, &line.0, &flow, begun) => return Err(fault),
+        fault = policy::enforce_opening(engine, owner, &line.0, &flow, begun) => return Err(fault),
     }
     let flow = flow.into_inner();
     if line.0.links.is_some() {

@@ -29,10 +29,10 @@ extern "C" fn at_exit() {
     let Some(engine) = engine_handle::running() else {
         return;
     };
-    let asked = engine.request(|home, reply| {
-        let home = home.clone();
+    let asked = engine.request(|engine, reply| {
+        let engine = engine.clone();
         tokio::task::spawn_local(async move {
-            flush_sockets(&home).await;
+            flush_sockets(&engine).await;
             let _ = reply.send(());
         });
     });
@@ -40,17 +40,17 @@ extern "C" fn at_exit() {
     let _ = asked;
 }
 
-async fn flush_sockets(home: &Rc<EngineState>) {
-    home.leaving.send_replace(true);
+async fn flush_sockets(engine: &Rc<EngineState>) {
+    engine.leaving.send_replace(true);
     let owes = || {
-        let flows = home.flows.borrow();
-        let handed = home.agent_connections.borrow();
+        let flows = engine.flows.borrow();
+        let handed = engine.agent_connections.borrow();
         flows.values().any(|held| !held.is_delivered())
-            || home.datagrams.has_unsent()
+            || engine.datagrams.has_unsent()
             || handed.values().any(|handed| handed.has_unsent())
     };
     let delivered = async {
-        if home.datagrams.has_clients() {
+        if engine.datagrams.has_clients() {
             // What they said last is to be read first.
             tokio::time::sleep(LOOK).await;
         }
@@ -59,7 +59,7 @@ async fn flush_sockets(home: &Rc<EngineState>) {
         }
     };
     let _ = tokio::time::timeout(EXIT_WAIT, delivered).await;
-    if home.say_goodbye() {
+    if engine.say_goodbye() {
         tokio::time::sleep(GRACE).await;
     }
 }

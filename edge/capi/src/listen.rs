@@ -1,13 +1,10 @@
-//! From flows that others open to `accept`: a post for each UDP address, and the listening socket that
+//! From flows that others open to `accept`: a [`ListenAddress`] for each UDP address, and the listening socket that
 //! hears of its flows.
 //!
 //! ```text
-//!  flow ─▶ post ─ announces 127.1.x.y in the table, calls the listener from there ─▶ accept, getpeername
-//!                 └ the listener's backlog is the kernel's: a call waits until there is room
+//!  flow ─▶ address ─ announces 127.1.x.y in the table, calls the listener from there ─▶ accept, getpeername
+//!                    └ the listener's backlog is the kernel's: a call waits until there is room
 //! ```
-//!
-//! A post outlives its listener while flows of it live, and a socket that listens there again takes it
-//! over.
 
 use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
@@ -28,7 +25,7 @@ use crate::pair;
 use crate::pump;
 use crate::table::{self, SocketEntry};
 
-/// Flows of one post that call their listener at once; the others wait where flows wait. Each costs a
+/// Flows of one address that call their listener at once; the others wait where flows wait. Each costs a
 /// kernel socket.
 const CALLS_MAX: usize = 128; // a guess
 /// Addresses to call from that are tried: one may still be in use by a connection that ended.
@@ -36,23 +33,23 @@ const NAMES_TRIED: usize = 16;
 /// Reset code of a flow that nobody listens for.
 const NOBODY: u64 = 0xd301;
 
-/// Has flows to `address` call the listener `ear`.
+/// Has flows to `address` call the listener `listener`.
 pub(crate) async fn listen(
-    home: &Rc<EngineState>,
+    engine: &Rc<EngineState>,
     address: SocketAddr,
-    ear: ProgramListener,
+    listener: ProgramListener,
 ) -> CallResult<()> {
-    let cookie = ear.cookie;
-    if let Some(post) = home.listeners.at(address) {
-        if !post.is_unused() {
-            *post.listener.borrow_mut() = Some(ear);
+    let cookie = listener.cookie;
+    if let Some(listen_address) = engine.listeners.at(address) {
+        if !listen_address.is_unused() {
+            *listen_address.listener.borrow_mut() = Some(listener);
             return Ok(());
         }
-        post.until_gone().await;
+        listen_address.until_gone().await;
     }
-    let key = home.key().map_err(|fault| Errno(fault.errno))?;
+    let key = engine.key().map_err(|fault| Errno(fault.errno))?;
     // The server takes the address that is free from here on.
-    home.listeners.bound.borrow_mut().remove(&cookie);
+    engine.listeners.bound.borrow_mut().remove(&cookie);
     let server = Server::bind(ServerOptions {
         listen: address,
         key,
@@ -61,20 +58,24 @@ pub(crate) async fn listen(
     })
     .map_err(|_| Errno(libc::EADDRINUSE))?;
     let server = Rc::new(server);
-    let post = Rc::new(ListenAddress {
+    let listen_address = Rc::new(ListenAddress {
         server: RefCell::new(Some(server.clone())),
         at: address,
-        listener: RefCell::new(Some(ear)),
+        listener: RefCell::new(Some(listener)),
         flows: Cell::new(0),
         unused: Notify::new(),
         freed: Semaphore::new(0),
     });
-    home.listeners.addresses.borrow_mut().push(post.clone());
-    tokio::task::spawn_local(serve(home.clone(), post, server));
+    engine
+        .listeners
+        .addresses
+        .borrow_mut()
+        .push(listen_address.clone());
+    tokio::task::spawn_local(serve(engine.clone(), listen_address, server));
     Ok(())
 }
 
-async fn serve(home: Rc<EngineState>, post: Rc<ListenAddress>, server: Rc<Server>) {
+async fn serve(engine: Rc<EngineState>, listen_address: Rc<ListenAddress>, server: Rc<Server>) {
     let calls = Arc::new(Semaphore::new(CALLS_MAX));
     loop {
         let next = async {
@@ -84,8 +85,8 @@ async fn serve(home: Rc<EngineState>, post: Rc<ListenAddress>, server: Rc<Server
         };
         let next = tokio::select! {
             next = next => next,
-            () = post.unused.notified() => {
-                if post.is_unused() {
+            () = listen_address.unused.notified() => {
+                if listen_address.is_unused() {
                     break;
                 }
                 continue;
@@ -94,48 +95,55 @@ async fn serve(home: Rc<EngineState>, post: Rc<ListenAddress>, server: Rc<Server
         let Some((mut flow, permit)) = next else {
             break;
         };
-        let ear = post.listener.borrow().clone();
-        match ear {
-            Some(ear) => {
-                let called = call(home.clone(), post.clone(), flow, ear, permit);
+        let listener = listen_address.listener.borrow().clone();
+        match listener {
+            Some(listener) => {
+                let called = call(
+                    engine.clone(),
+                    listen_address.clone(),
+                    flow,
+                    listener,
+                    permit,
+                );
                 tokio::task::spawn_local(called);
             }
             None => flow.reset(NOBODY),
         }
     }
     server.close().await;
-    post.server.take();
+    listen_address.server.take();
     drop(server);
-    pair::until_free(post.at).await;
-    let all = &home.listeners.addresses;
-    all.borrow_mut().retain(|other| !Rc::ptr_eq(other, &post));
-    post.freed.close();
+    pair::until_free(listen_address.at).await;
+    let all = &engine.listeners.addresses;
+    all.borrow_mut()
+        .retain(|other| !Rc::ptr_eq(other, &listen_address));
+    listen_address.freed.close();
 }
 
 /// Calls the listener with a flow, and carries it until it is over.
 async fn call(
-    home: Rc<EngineState>,
-    post: Rc<ListenAddress>,
+    engine: Rc<EngineState>,
+    listen_address: Rc<ListenAddress>,
     flow: Flow,
-    ear: ProgramListener,
+    listener: ProgramListener,
     permit: OwnedSemaphorePermit,
 ) {
-    post.flows.set(post.flows.get() + 1);
+    listen_address.flows.set(listen_address.flows.get() + 1);
     let fate = ConnectionStatus::new();
-    let held = CarriedFlow::new(flow, None, fate.clone(), ear.options.clone());
+    let held = CarriedFlow::new(flow, None, fate.clone(), listener.options.clone());
     let socket = SocketEntry {
-        options: ear.options.clone(),
+        options: listener.options.clone(),
         peer: flow_info::far_end(&held).map(SocketName::Ip),
-        local: Some(SocketName::Ip(post.at)),
+        local: Some(SocketName::Ip(listen_address.at)),
         status: Some(fate),
-        ..SocketEntry::new(ear.domain)
+        ..SocketEntry::new(listener.domain)
     };
-    let held = home.register(held);
+    let held = engine.register(held);
     let mut reached = Err(std::io::ErrorKind::AddrInUse.into());
     for _ in 0..NAMES_TRIED {
-        let name = home.name();
+        let name = engine.name();
         table::announce(name, socket.clone());
-        reached = home.port.call_listener(name, ear.port).await;
+        reached = engine.port.call_listener(name, listener.port).await;
         match &reached {
             Ok(_) => break,
             Err(_) => table::arrive(name),
@@ -150,15 +158,15 @@ async fn call(
     }
     drop(permit);
     match reached {
-        Ok(stream) => pump::run(home, held, stream).await,
+        Ok(stream) => pump::run(engine, held, stream).await,
         Err(_) => {
-            post.remove_listener(&ear);
+            listen_address.remove_listener(&listener);
             held.flow.borrow_mut().reset(NOBODY);
-            home.unregister(&held);
+            engine.unregister(&held);
         }
     }
-    post.flows.set(post.flows.get() - 1);
-    if post.flows.get() == 0 {
-        post.unused.notify_one();
+    listen_address.flows.set(listen_address.flows.get() - 1);
+    if listen_address.flows.get() == 0 {
+        listen_address.unused.notify_one();
     }
 }

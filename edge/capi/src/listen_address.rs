@@ -47,8 +47,11 @@ pub(crate) struct ListenAddresses {
 
 impl ListenAddresses {
     pub(crate) fn at(&self, address: SocketAddr) -> Option<Rc<ListenAddress>> {
-        let posts = self.addresses.borrow();
-        posts.iter().find(|post| post.at == address).cloned()
+        let addresses = self.addresses.borrow();
+        addresses
+            .iter()
+            .find(|listen_address| listen_address.at == address)
+            .cloned()
     }
 
     /// Takes an address for the socket `cookie` at loopback port `port`; says which it is.
@@ -62,15 +65,15 @@ impl ListenAddresses {
         self.bound
             .borrow_mut()
             .retain(|_, (_, port)| pair::is_bound(*port));
-        if let Some(post) = self.at(address) {
-            post.look().await;
-            if post.listener.borrow().is_some() {
+        if let Some(listen_address) = self.at(address) {
+            listen_address.look().await;
+            if listen_address.listener.borrow().is_some() {
                 return Err(Errno(libc::EADDRINUSE));
             }
-            if !post.is_unused() {
+            if !listen_address.is_unused() {
                 return Ok(address);
             }
-            post.until_gone().await;
+            listen_address.until_gone().await;
         }
         let socket = UdpSocket::bind(address)?;
         let address = socket.local_addr()?;
@@ -83,30 +86,31 @@ impl ListenAddresses {
         self.bound
             .borrow_mut()
             .retain(|bound, (_, port)| *bound != cookie || pair::is_bound(*port));
-        let hears = |post: &&Rc<ListenAddress>| {
-            post.listener
+        let hears = |listen_address: &&Rc<ListenAddress>| {
+            listen_address
+                .listener
                 .borrow()
                 .as_ref()
                 .is_some_and(|e| e.cookie == cookie)
         };
-        let post = self.addresses.borrow().iter().find(hears).cloned();
-        if let Some(post) = post {
-            post.look().await;
-            if post.is_unused() {
-                post.until_gone().await;
+        let listen_address = self.addresses.borrow().iter().find(hears).cloned();
+        if let Some(listen_address) = listen_address {
+            listen_address.look().await;
+            if listen_address.is_unused() {
+                listen_address.until_gone().await;
             }
         }
     }
 
-    /// Tells every device that this process leaves; says whether there was a post.
+    /// Tells every device that this process leaves; says whether there was an address.
     pub(crate) fn say_goodbye(&self) -> bool {
-        let posts = self.addresses.borrow();
-        for post in posts.iter() {
-            if let Some(server) = &*post.server.borrow() {
+        let addresses = self.addresses.borrow();
+        for listen_address in addresses.iter() {
+            if let Some(server) = &*listen_address.server.borrow() {
                 server.say_goodbye();
             }
         }
-        !posts.is_empty()
+        !addresses.is_empty()
     }
 }
 
@@ -124,17 +128,20 @@ impl ListenAddress {
 
     /// Looks whether its listener is still there.
     pub(crate) async fn look(&self) {
-        let Some(ear) = self.listener.borrow().clone() else {
+        let Some(listener) = self.listener.borrow().clone() else {
             return;
         };
-        if !pair::is_listening(ear.port).await {
-            self.remove_listener(&ear);
+        if !pair::is_listening(listener.port).await {
+            self.remove_listener(&listener);
         }
     }
 
-    pub(crate) fn remove_listener(&self, ear: &ProgramListener) {
+    pub(crate) fn remove_listener(&self, listener: &ProgramListener) {
         let mut now = self.listener.borrow_mut();
-        if now.as_ref().is_some_and(|now| now.cookie == ear.cookie) {
+        if now
+            .as_ref()
+            .is_some_and(|now| now.cookie == listener.cookie)
+        {
             *now = None;
             self.unused.notify_one();
         }

@@ -60,19 +60,19 @@ enum PumpError {
 }
 
 /// Carries until both directions are over.
-pub(crate) async fn run(home: Rc<EngineState>, held: Rc<CarriedFlow>, stream: TcpStream) {
+pub(crate) async fn run(engine: Rc<EngineState>, held: Rc<CarriedFlow>, stream: TcpStream) {
     let persists = held.owner().is_some() && held.options.borrow().persist != PersistMode::No;
     held.read_ahead.open(stream.as_raw_fd());
     let carried = {
         let up = async {
             match persists {
                 true => up_persistent(&held, &stream).await,
-                false => up(&home, &held, &stream).await,
+                false => up(&engine, &held, &stream).await,
             }
         };
         let down = async {
             let down = async {
-                match down(&home, &held, &stream).await {
+                match down(&engine, &held, &stream).await {
                     // It closed without reading to the end. What it said before is still read.
                     Err(PumpError::Program) => Ok(ProgramDrain::Part),
                     whole => whole.map(|()| ProgramDrain::All),
@@ -86,7 +86,7 @@ pub(crate) async fn run(home: Rc<EngineState>, held: Rc<CarriedFlow>, stream: Tc
         let both = async { tokio::try_join!(up, down) };
         tokio::select! {
             carried = both => carried,
-            fault = policy::enforce(&home, &held) => {
+            fault = policy::enforce(&engine, &held) => {
                 held.flow.borrow_mut().reset(ABORTED);
                 Err(PumpError::Flow(fault))
             }
@@ -117,7 +117,7 @@ pub(crate) async fn run(home: Rc<EngineState>, held: Rc<CarriedFlow>, stream: Tc
         Err(PumpError::Program) => held.flow.borrow_mut().reset(ABORTED),
     }
     policy::stop(&held);
-    home.unregister(&held);
+    engine.unregister(&held);
 }
 
 /// Its program ended, and the time is over in which its last words are sent.
@@ -168,8 +168,8 @@ enum ProgramDrain {
     Part,
 }
 
-async fn up(home: &EngineState, held: &CarriedFlow, stream: &TcpStream) -> Result<(), PumpError> {
-    let mut leaving = home.leaving.subscribe();
+async fn up(engine: &EngineState, held: &CarriedFlow, stream: &TcpStream) -> Result<(), PumpError> {
+    let mut leaving = engine.leaving.subscribe();
     let mut buffer = BytesMut::new();
     loop {
         let mut last = *leaving.borrow_and_update();
@@ -287,11 +287,15 @@ async fn write(held: &CarriedFlow, chunk: &Bytes) -> Result<(), PumpError> {
     .map_err(|error| PumpError::Flow(held.fault(&error)))
 }
 
-async fn down(home: &EngineState, held: &CarriedFlow, stream: &TcpStream) -> Result<(), PumpError> {
+async fn down(
+    engine: &EngineState,
+    held: &CarriedFlow,
+    stream: &TcpStream,
+) -> Result<(), PumpError> {
     let mut pieces: Vec<Bytes> = Vec::with_capacity(PIECES_MAX);
     loop {
         if held.options.borrow().thresholds.is_some() {
-            return down_ahead(held, stream, &home.read_ahead).await;
+            return down_ahead(held, stream, &engine.read_ahead).await;
         }
         let mut ended = false;
         let read = poll_fn(|cx| {

@@ -21,8 +21,8 @@ const LOOK_EVERY: Span = Span::from_secs(120);
 const BUS_ANSWERS: Duration = Duration::from_secs(5); // as of the agent
 
 /// Keeps watch for as long as the engine runs. A machine is asked for nothing before the first D-Lock.
-pub(crate) async fn run(home: Rc<EngineState>) {
-    let stands = home.wake_registry.clone();
+pub(crate) async fn run(engine: Rc<EngineState>) {
+    let stands = engine.wake_registry.clone();
     while !is_held() || stands.is_empty() {
         stands.changed.notified().await;
     }
@@ -37,7 +37,7 @@ pub(crate) async fn run(home: Rc<EngineState>) {
         let standby = stands.wake_needs();
         if standby.waits && !waited {
             lock.on_scan(now());
-            look_for_links(&home).await;
+            look_for_links(&engine).await;
         }
         waited = standby.waits;
         let vigil = lock.plan(now(), &standby, |_| 0.0);
@@ -50,7 +50,7 @@ pub(crate) async fn run(home: Rc<EngineState>) {
                     stands.reconsider();
                     if waited {
                         lock.on_scan(now());
-                        look_for_links(&home).await;
+                        look_for_links(&engine).await;
                     }
                 }
             },
@@ -69,9 +69,9 @@ fn why() -> String {
 }
 
 /// Tries every link at once, and has access points looked for.
-async fn look_for_links(home: &EngineState) {
-    home.try_links();
-    let Some(links) = home.links().await else {
+async fn look_for_links(engine: &EngineState) {
+    engine.try_links();
+    let Some(links) = engine.links().await else {
         return;
     };
     let wireless: Vec<String> = {

@@ -11,7 +11,8 @@
 use crate::content;
 use crate::namespace::Namespace;
 use crate::origin::Tls;
-use crate::plan::{self, ORIGIN_NAME};
+use crate::plan;
+pub use crate::plan::ORIGIN_NAME;
 use anyhow::{Context, bail};
 use cedos_lab_scenario::{Direction, OriginKind, Scenario};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};

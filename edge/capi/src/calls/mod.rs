@@ -5,7 +5,7 @@
 //! |---|---|
 //! | `open` | socket, bind, listen, accept, connect, shutdown, close |
 //! | `transfer` | send, recv, sendmsg, recvmsg, read, write, flush |
-//! | `messages` | the same for datagram sockets |
+//! | `datagram` | the same for datagram sockets |
 //! | `names` | getsockname, getpeername, getaddrinfo |
 //! | `sockopt` | getsockopt, setsockopt, fcntl |
 //! | `wait` | select, poll, network_changed, dlock |

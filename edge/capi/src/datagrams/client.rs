@@ -27,7 +27,7 @@ use crate::options::SocketOptions;
 use crate::table;
 
 /// Keeps what the program says while its session is not begun.
-async fn collect(home: &EngineState, port: u16, name: Ipv4Addr, socket: &UdpSocket) {
+async fn collect(engine: &EngineState, port: u16, name: Ipv4Addr, socket: &UdpSocket) {
     let mark = MessageHead {
         name,
         route: None,
@@ -35,7 +35,7 @@ async fn collect(home: &EngineState, port: u16, name: Ipv4Addr, socket: &UdpSock
     };
     loop {
         if socket.readable().await.is_ok() {
-            let hear = |message: &[u8]| home.datagrams.put_early((port, name), mark, message);
+            let hear = |message: &[u8]| engine.datagrams.put_early((port, name), mark, message);
             read_all(|buffer| socket.try_recv(buffer), hear);
         }
         tokio::task::yield_now().await;
@@ -49,16 +49,17 @@ pub(crate) struct DatagramCall {
 }
 
 /// Begins a session for a program's socket; says by which name the program speaks to its far end.
-pub(crate) fn connect(home: &Rc<EngineState>, call: DatagramCall) -> CallResult<Ipv4Addr> {
-    let (name, socket) = take_name(home, call.socket.port, call.socket.ports.plain)?;
+pub(crate) fn connect(engine: &Rc<EngineState>, call: DatagramCall) -> CallResult<Ipv4Addr> {
+    let (name, socket) = take_name(engine, call.socket.port, call.socket.ports.plain)?;
     let key = (call.socket.port, name);
-    home.datagrams
+    engine
+        .datagrams
         .early
         .borrow_mut()
         .insert(key, VecDeque::new());
     let look = Rc::new(Notify::new());
     let serial = call.connect.fate.serial;
-    let before = home
+    let before = engine
         .datagrams
         .clients
         .borrow_mut()
@@ -67,12 +68,12 @@ pub(crate) fn connect(home: &Rc<EngineState>, call: DatagramCall) -> CallResult<
         // It was connected elsewhere: its far end there is over.
         before.notify_one();
     }
-    tokio::task::spawn_local(call_out(home.clone(), call, name, socket, look));
+    tokio::task::spawn_local(call_out(engine.clone(), call, name, socket, look));
     Ok(name)
 }
 
 async fn call_out(
-    home: Rc<EngineState>,
+    engine: Rc<EngineState>,
     call: DatagramCall,
     name: Ipv4Addr,
     socket: UdpSocket,
@@ -80,7 +81,7 @@ async fn call_out(
 ) {
     let (serial, port) = (call.connect.fate.serial, call.socket.port);
     let is_wanted = || {
-        let clients = home.datagrams.clients.borrow();
+        let clients = engine.datagrams.clients.borrow();
         clients.get(&port).is_some_and(|(now, _)| *now == serial) && is_bound(port)
     };
     let unwanted = || async {
@@ -98,17 +99,17 @@ async fn call_out(
         name,
     };
     let opened = tokio::select! {
-        made = make(&home, &call.connect, &far) => made.map(Some),
-        () = collect(&home, port, name, &socket) => Ok(None),
+        made = make(&engine, &call.connect, &far) => made.map(Some),
+        () = collect(&engine, port, name, &socket) => Ok(None),
         () = late => Ok(None),
     };
     let (over, socket) = match opened {
         Ok(Some(DatagramCarrier::Local(held, context))) => {
-            let held = home.register(*held);
+            let held = engine.register(*held);
             // Before it is looked whether the program is still there: it may have spoken and gone.
-            let over = match home.datagrams.begin_local(&held, &far, context) {
+            let over = match engine.datagrams.begin_local(&held, &far, context) {
                 Ok((end, inbox)) => tokio::select! {
-                    over = carry(home.leaving.subscribe(), &end, &inbox, &socket) => Some(over),
+                    over = carry(engine.leaving.subscribe(), &end, &inbox, &socket) => Some(over),
                     () = unwanted() => {
                         send_remaining(&end, Some(&socket)).await;
                         None
@@ -116,13 +117,14 @@ async fn call_out(
                 },
                 Err(fault) => Some(fault),
             };
-            home.unregister(&held);
+            engine.unregister(&held);
             (over, socket.into_std())
         }
         Ok(Some(DatagramCarrier::Agent(handed))) => {
             let known = Rc::new(handed.share());
             let place = PeerCarrier::Agent(known.clone());
-            home.datagrams
+            engine
+                .datagrams
                 .begin((port, name), &place, latest(&call.connect).expiry);
             match socket.as_fd().try_clone_to_owned() {
                 Ok(fd) => {
@@ -135,7 +137,7 @@ async fn call_out(
                         std::future::pending::<()>().await;
                     };
                     tokio::select! {
-                        () = agent_delegation::follow(handed, &home, &call.connect.fate, None, Some(&far)) => {}
+                        () = agent_delegation::follow(handed, &engine, &call.connect.fate, None, Some(&far)) => {}
                         () = closed => {}
                     }
                     (call.connect.fate.fault.get().cloned(), socket)
@@ -149,9 +151,9 @@ async fn call_out(
         Ok(None) => (None, socket.into_std()),
         Err(fault) => (Some(fault), socket.into_std()),
     };
-    home.datagrams.peers.borrow_mut().remove(&(port, name));
-    home.datagrams.early.borrow_mut().remove(&(port, name));
-    home.agent_connections.borrow_mut().remove(&serial);
+    engine.datagrams.peers.borrow_mut().remove(&(port, name));
+    engine.datagrams.early.borrow_mut().remove(&(port, name));
+    engine.agent_connections.borrow_mut().remove(&serial);
     call.socket.peers().remove(&name);
     if let Some(fault) = over {
         let _ = call.connect.fate.fault.set(fault);
@@ -159,7 +161,7 @@ async fn call_out(
         let _ = socket.and_then(|socket| socket.send(&[]));
     }
     call.connect.fate.over.store(true, Ordering::Relaxed);
-    let mut clients = home.datagrams.clients.borrow_mut();
+    let mut clients = engine.datagrams.clients.borrow_mut();
     if clients.get(&port).is_some_and(|(now, _)| *now == serial) {
         clients.remove(&port);
     }
@@ -178,7 +180,7 @@ enum DatagramCarrier {
 }
 
 async fn make(
-    home: &Rc<EngineState>,
+    engine: &Rc<EngineState>,
     call: &ConnectCall,
     far: &AgentDatagramPeer,
 ) -> Result<DatagramCarrier, SocketFault> {
@@ -186,7 +188,7 @@ async fn make(
     if through_proxy {
         return Err(no_proxy());
     }
-    if let Some(handed) = agent_delegation::call(home, call, &server, None, Some(far)).await? {
+    if let Some(handed) = agent_delegation::call(engine, call, &server, None, Some(far)).await? {
         return Ok(DatagramCarrier::Agent(handed));
     }
     let way = ConnectTarget {
@@ -195,18 +197,18 @@ async fn make(
         key: None,
         owner: None,
     };
-    let (held, context) = open(home, &way, || latest(call), call.fate.clone()).await?;
+    let (held, context) = open(engine, &way, || latest(call), call.fate.clone()).await?;
     Ok(DatagramCarrier::Local(Box::new(held), context))
 }
 
 /// Begins a session, and a flow in it that names the context of the datagrams, which is returned too.
 pub(crate) async fn open(
-    home: &Rc<EngineState>,
+    engine: &Rc<EngineState>,
     way: &ConnectTarget,
     latest: impl Fn() -> SocketOptions,
     fate: Arc<ConnectionStatus>,
 ) -> Result<(CarriedFlow, u64), SocketFault> {
-    let line = home.session(&way.server, way.key.as_deref()).await?;
+    let line = engine.session(&way.server, way.key.as_deref()).await?;
     let options = latest();
     let flow = line.0.device.open(options.settings()?);
     let mut flow = flow.map_err(|error| SocketFault::new(libc::ENOBUFS, error))?;

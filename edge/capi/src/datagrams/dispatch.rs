@@ -28,8 +28,8 @@ fn shared_socket(at: SocketAddrV4) -> io::Result<Socket> {
 }
 
 /// The engine's ports, taken at the first datagram socket.
-pub(crate) fn ports(home: &Rc<EngineState>) -> CallResult<DatagramPorts> {
-    if let Some((ports, _)) = home.datagrams.ports.get() {
+pub(crate) fn ports(engine: &Rc<EngineState>) -> CallResult<DatagramPorts> {
+    if let Some((ports, _)) = engine.datagrams.ports.get() {
         return Ok(*ports);
     }
     let reserved = shared_socket(SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 0))?;
@@ -47,15 +47,15 @@ pub(crate) fn ports(home: &Rc<EngineState>) -> CallResult<DatagramPorts> {
         with_head: marked.local_addr()?.port(),
     };
     tokio::task::spawn_local(dispatch_with_head(
-        home.clone(),
+        engine.clone(),
         UdpSocket::from_std(marked)?,
     ));
-    let _ = home.datagrams.ports.set((ports, reserved));
+    let _ = engine.datagrams.ports.set((ports, reserved));
     Ok(ports)
 }
 
 /// Hands messages with a head to their ends.
-async fn dispatch_with_head(home: Rc<EngineState>, marked: UdpSocket) {
+async fn dispatch_with_head(engine: Rc<EngineState>, marked: UdpSocket) {
     let mut buffer = vec![0; MESSAGE_BYTES_MAX];
     loop {
         let Ok((bytes, from)) = marked.recv_from(&mut buffer).await else {
@@ -70,24 +70,24 @@ async fn dispatch_with_head(home: Rc<EngineState>, marked: UdpSocket) {
             continue;
         }
         let key = (from.port(), mark.name);
-        let end = home.datagrams.peers.borrow().get(&key).cloned();
+        let end = engine.datagrams.peers.borrow().get(&key).cloned();
         match end {
             Some(place) => place.send(mark.route, mark.expiry, message),
-            None => home.datagrams.put_early(key, mark, message),
+            None => engine.datagrams.put_early(key, mark, message),
         }
     }
 }
 
 /// Takes a name for a far end of the program's socket at `port`, and its socket.
 pub(super) fn take_name(
-    home: &EngineState,
+    engine: &EngineState,
     port: u16,
     plain: u16,
 ) -> io::Result<(Ipv4Addr, UdpSocket)> {
     // All of them, if need be.
     for _ in 0..=u16::MAX {
-        let name = home.name();
-        if home.datagrams.peers.borrow().contains_key(&(port, name)) {
+        let name = engine.name();
+        if engine.datagrams.peers.borrow().contains_key(&(port, name)) {
             continue;
         }
         let socket = shared_socket(SocketAddrV4::new(name, plain))?;
@@ -99,21 +99,21 @@ pub(super) fn take_name(
 
 /// The program changed an option of its socket; the agent that is told, if there is one.
 pub(crate) fn on_options(
-    home: &EngineState,
+    engine: &EngineState,
     port: u16,
     deadline_too: bool,
     options: &SocketOptions,
 ) -> Option<Rc<AgentConnection>> {
-    for hall in home
+    for bound in engine
         .datagrams
         .servers
         .borrow()
         .iter()
         .filter(|h| h.port == port)
     {
-        *hall.options.borrow_mut() = options.clone();
+        *bound.options.borrow_mut() = options.clone();
     }
-    for ((at, _), place) in home.datagrams.peers.borrow().iter() {
+    for ((at, _), place) in engine.datagrams.peers.borrow().iter() {
         if *at == port
             && let PeerCarrier::Local(end) = place
         {
@@ -123,27 +123,27 @@ pub(crate) fn on_options(
             *end.held.options.borrow_mut() = options.clone();
         }
     }
-    let calls = home
+    let calls = engine
         .datagrams
         .clients
         .borrow()
         .get(&port)
         .map(|(serial, _)| *serial);
-    let handed = home.agent_connections.borrow().get(&calls?).cloned()?;
+    let handed = engine.agent_connections.borrow().get(&calls?).cloned()?;
     handed.change(options);
     Some(handed)
 }
 
 /// The program closed a socket, perhaps for the last time.
-pub(crate) async fn on_close(home: &Rc<EngineState>, port: u16) {
-    if let Some((_, look)) = home.datagrams.clients.borrow().get(&port) {
+pub(crate) async fn on_close(engine: &Rc<EngineState>, port: u16) {
+    if let Some((_, look)) = engine.datagrams.clients.borrow().get(&port) {
         look.notify_one();
     }
-    if let Some(hall) = home.datagrams.server_at(port) {
-        hall.recheck.notify_one();
+    if let Some(bound) = engine.datagrams.server_at(port) {
+        bound.recheck.notify_one();
         if !is_bound(port) {
             // Closed is all that ever happens to it.
-            let _ = hall.freed.acquire().await;
+            let _ = bound.freed.acquire().await;
         }
     }
 }

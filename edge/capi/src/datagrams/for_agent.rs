@@ -15,7 +15,7 @@ use crate::policy;
 
 /// Carries a socket of another process until its flow is over; why it is, if the program did not close it.
 pub(crate) async fn carry_for_agent(
-    home: &EngineState,
+    engine: &EngineState,
     agent_socket: &AgentSocket,
     held: &Rc<CarriedFlow>,
     context: u64,
@@ -53,7 +53,7 @@ pub(crate) async fn carry_for_agent(
         };
         if let Some(socket) = &socket {
             tokio::select! {
-                over = carry(home.leaving.subscribe(), &end, &inbox, socket) => return Some(over),
+                over = carry(engine.leaving.subscribe(), &end, &inbox, socket) => return Some(over),
                 () = owner.gone() => {}
             }
         }
@@ -62,8 +62,8 @@ pub(crate) async fn carry_for_agent(
     };
     let over = tokio::select! {
         over = served => over,
-        never = policy::watch_datagrams(home, held, &look) => never,
+        never = policy::watch_datagrams(engine, held, &look) => never,
     };
-    policy::account_datagrams(home, held);
+    policy::account_datagrams(engine, held);
     over
 }

@@ -33,12 +33,12 @@ const NOT_HERE: u64 = 0xd302;
 
 /// Makes a program's socket a server at `address`; says which that is.
 pub(crate) async fn bind(
-    home: &Rc<EngineState>,
+    engine: &Rc<EngineState>,
     grams: &Arc<ProgramDatagrams>,
     address: SocketAddr,
     options: SocketOptions,
 ) -> CallResult<SocketAddr> {
-    let key = home.key().map_err(|fault| Errno(fault.errno))?;
+    let key = engine.key().map_err(|fault| Errno(fault.errno))?;
     let bound = Server::bind(ServerOptions {
         listen: address,
         key,
@@ -51,7 +51,7 @@ pub(crate) async fn bind(
     })?;
     let server = Rc::new(server);
     let at = server.local_addr();
-    let hall = Rc::new(DatagramServer {
+    let bound = Rc::new(DatagramServer {
         port: grams.port,
         at,
         options: RefCell::new(options),
@@ -60,21 +60,21 @@ pub(crate) async fn bind(
         server: RefCell::new(Some(server.clone())),
         freed: Semaphore::new(0),
     });
-    home.datagrams.servers.borrow_mut().push(hall.clone());
-    tokio::task::spawn_local(serve(home.clone(), hall, grams.clone(), server));
+    engine.datagrams.servers.borrow_mut().push(bound.clone());
+    tokio::task::spawn_local(serve(engine.clone(), bound, grams.clone(), server));
     Ok(at)
 }
 
 async fn serve(
-    home: Rc<EngineState>,
-    hall: Rc<DatagramServer>,
+    engine: Rc<EngineState>,
+    bound: Rc<DatagramServer>,
     grams: Arc<ProgramDatagrams>,
     server: Rc<Server>,
 ) {
     let unwanted = async {
         loop {
-            let _ = tokio::time::timeout(LOOK, hall.recheck.notified()).await;
-            if !is_bound(hall.port) {
+            let _ = tokio::time::timeout(LOOK, bound.recheck.notified()).await;
+            if !is_bound(bound.port) {
                 return;
             }
         }
@@ -87,33 +87,33 @@ async fn serve(
         };
         match flow {
             Some(flow) => {
-                let answered = accept_peer(home.clone(), hall.clone(), grams.clone(), flow);
+                let answered = accept_peer(engine.clone(), bound.clone(), grams.clone(), flow);
                 tokio::task::spawn_local(answered);
             }
             None => break,
         }
     }
-    hall.server.take();
+    bound.server.take();
     server.close().await;
     drop(server);
-    pair::until_free(hall.at).await;
-    let all = &home.datagrams.servers;
-    all.borrow_mut().retain(|other| !Rc::ptr_eq(other, &hall));
-    hall.freed.close();
+    pair::until_free(bound.at).await;
+    let all = &engine.datagrams.servers;
+    all.borrow_mut().retain(|other| !Rc::ptr_eq(other, &bound));
+    bound.freed.close();
 }
 
 /// A device's end.
 async fn accept_peer(
-    home: Rc<EngineState>,
-    hall: Rc<DatagramServer>,
+    engine: Rc<EngineState>,
+    bound: Rc<DatagramServer>,
     grams: Arc<ProgramDatagrams>,
     mut flow: Flow,
 ) {
-    hall.peer_count.set(hall.peer_count.get() + 1);
+    bound.peer_count.set(bound.peer_count.get() + 1);
     let named = tokio::time::timeout(LINE_WAIT, context_of(&mut flow)).await;
     let taken = match named {
-        Ok(Some(context)) if hall.peer_count.get() <= ENDS_MAX => {
-            let taken = take_name(&home, grams.port, grams.ports.plain);
+        Ok(Some(context)) if bound.peer_count.get() <= ENDS_MAX => {
+            let taken = take_name(&engine, grams.port, grams.ports.plain);
             taken.ok().map(|taken| (context, taken))
         }
         _ => None,
@@ -124,37 +124,38 @@ async fn accept_peer(
                 flow,
                 None,
                 ConnectionStatus::new(),
-                hall.options.borrow().clone(),
+                bound.options.borrow().clone(),
             );
-            let held = home.register(held);
+            let held = engine.register(held);
             // Why it is over the program is not told: others go on.
             let far = AgentDatagramPeer {
                 socket: grams.clone(),
                 name,
             };
-            if let Ok((end, inbox)) = home.datagrams.begin_local(&held, &far, context) {
-                carry(home.leaving.subscribe(), &end, &inbox, &socket).await;
+            if let Ok((end, inbox)) = engine.datagrams.begin_local(&held, &far, context) {
+                carry(engine.leaving.subscribe(), &end, &inbox, &socket).await;
             }
             finish(&held);
-            home.datagrams
+            engine
+                .datagrams
                 .peers
                 .borrow_mut()
                 .remove(&(grams.port, name));
             grams.peers().remove(&name);
-            home.unregister(&held);
+            engine.unregister(&held);
         }
         None => flow.reset(NOT_HERE),
     }
-    hall.peer_count.set(hall.peer_count.get() - 1);
+    bound.peer_count.set(bound.peer_count.get() - 1);
 }
 
 /// A bound socket is to be connected: it is no server any more.
-pub(crate) async fn unbind(home: &Rc<EngineState>, port: u16) {
-    if let Some(hall) = home.datagrams.server_at(port) {
-        let server = hall.server.take();
+pub(crate) async fn unbind(engine: &Rc<EngineState>, port: u16) {
+    if let Some(bound) = engine.datagrams.server_at(port) {
+        let server = bound.server.take();
         if let Some(server) = server {
             server.close().await;
         }
-        let _ = hall.freed.acquire().await;
+        let _ = bound.freed.acquire().await;
     }
 }

@@ -26,9 +26,10 @@ use d2tp_driver::{
 use d2tp_links::{CostClass, LinkKind};
 use tokio::sync::{oneshot, watch};
 
-use super::{
-    DemoProgress, DemoSetting, Matter, Plain, Summary, View, lock, summarise, watch as look_on,
-};
+use super::plain::Plain;
+use super::run::{DemoProgress, DemoSetting, Matter, lock, summarise, watch as look_on};
+use super::summary::Summary;
+use super::view::View;
 use cedos_agent::fetch::proxy::ProxyClient;
 use cedos_agent::fetch::report::{TransferEvent, TransferObserver};
 use cedos_agent::fetch::transfer::{self, Destination, TransferContext, TransferJob};

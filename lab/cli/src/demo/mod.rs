@@ -12,6 +12,7 @@
 
 mod loopback;
 mod plain;
+mod run;
 mod summary;
 mod view;
 
@@ -19,94 +20,23 @@ use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Mutex};
 
-use anyhow::{Context, anyhow};
-use cedos_lab_emu::{Forbidden, Happening, Seen, World, content, enter};
+use anyhow::Context;
+use cedos_lab_emu::{Forbidden, Happening, Seen, World, enter};
 use cedos_lab_link::Time;
-use cedos_lab_scenario::{EventKind, Scenario, ScenarioFault};
+use cedos_lab_scenario::{Scenario, ScenarioFault};
 use serde_json::Value;
 
 use crate::verbs::lab;
 use plain::Plain;
+use run::{DemoProgress, DemoSetting, Matter, lock, no_run, summarise, watch};
+use summary::NAMESPACES;
 pub use summary::Summary;
-use summary::{Baseline, DemoSpread};
 use view::View;
 
 /// What happens to the links, and what is downloaded.
 const SCENARIO: &str = include_str!("../../../scenarios/demo.toml");
-/// How often the view is brought up to date.
-const LOOK: Duration = Duration::from_millis(50);
-/// How long after the deadline the plain download may go on.
-const GRACE_S: f64 = 10.0;
-
-/// The worlds are namespaces.
-const NAMESPACES: &str = "namespaces";
-/// The worlds are sockets on the loopback interface.
-const LOOPBACK: &str = "loopback";
-
-/// What the download told so far.
-#[derive(Default)]
-struct DemoProgress {
-    last: Value,
-    bytes: u64,
-    /// Something worth a line, not shown yet.
-    news: Vec<String>,
-}
-
-impl DemoProgress {
-    /// Takes in what `cedos get --json` tells.
-    fn hear(&mut self, event: Value) {
-        if let Some(bytes) = event["bytes"].as_u64() {
-            self.bytes = bytes;
-        }
-        self.news.extend(view::news(&event));
-        if event["bytes_by_link"].is_object() {
-            self.last = event;
-        }
-    }
-}
-
-/// What a demonstration is about.
-struct Matter {
-    scenario: Scenario,
-    bytes: u64,
-    deadline_s: f64,
-    wanted: [u8; 32],
-    folder: tempfile::TempDir,
-    file: PathBuf,
-}
-
-impl Matter {
-    fn new(scenario: Scenario) -> anyhow::Result<Matter> {
-        let flow = scenario.flows.first().context("the scenario has no flow")?;
-        let (bytes, deadline_s) = (
-            flow.bytes.context("the flow has no size")?,
-            flow.deadline_s.context("the flow has no deadline")?,
-        );
-        let folder = tempfile::tempdir().context("no temporary folder")?;
-        Ok(Matter {
-            bytes,
-            deadline_s,
-            // Making the object's digest takes as long as a handover: before time begins.
-            wanted: content::sha256(scenario.seed, bytes),
-            file: folder.path().join("object"),
-            folder,
-            scenario,
-        })
-    }
-}
-
-/// Where our download runs.
-trait DemoSetting {
-    fn now(&self) -> Time;
-    fn idle(&self);
-    fn fault(&self) -> Option<String>;
-    fn seen(&self) -> Option<Seen>;
-    /// Whether the download is over, and whether it succeeded.
-    fn ended(&mut self) -> anyhow::Result<Option<bool>>;
-}
 
 /// Runs the demonstration: in namespaces unless told otherwise, or forbidden.
 ///
@@ -200,109 +130,6 @@ fn run_in_namespaces(matter: Matter) -> anyhow::Result<Summary> {
     })
 }
 
-/// When the two downloads ended, if they did.
-struct DemoRun {
-    finished: Option<(f64, bool)>,
-    plain_finished: Option<f64>,
-}
-
-/// Looks on until both downloads are over or nobody waits for them any longer.
-fn watch(
-    matter: &Matter,
-    ours: &mut impl DemoSetting,
-    view: &View,
-    told: &Mutex<DemoProgress>,
-    plain: &Plain,
-) -> anyhow::Result<DemoRun> {
-    let end_at = Time::from_secs_f64(matter.deadline_s + GRACE_S);
-    let mut run = DemoRun {
-        finished: None,
-        plain_finished: None,
-    };
-    while ours.now() < end_at && !lab::is_interrupted() {
-        let now_s = ours.now().as_secs_f64();
-        if run.finished.is_none()
-            && let Some(succeeded) = ours.ended()?
-        {
-            ours.idle();
-            run.finished = Some((now_s, succeeded));
-        }
-        if run.plain_finished.is_none() && plain.is_whole() {
-            run.plain_finished = Some(now_s);
-        }
-        {
-            let mut told = lock(told);
-            for news in told.news.drain(..) {
-                view.say(now_s, &news);
-            }
-            view.update(now_s, told.bytes, &told.last, plain.held());
-        }
-        if run.finished.is_some() && run.plain_finished.is_some() {
-            break;
-        }
-        std::thread::sleep(LOOK);
-    }
-    plain.stop();
-    view.end();
-    match ours.fault() {
-        Some(fault) => Err(no_run(&fault)),
-        None => Ok(run),
-    }
-}
-
-fn no_run(fault: &str) -> anyhow::Error {
-    anyhow!("the emulated links could not keep up, so the run shows nothing: {fault}")
-}
-
-fn summarise(
-    matter: &Matter,
-    ours: &impl DemoSetting,
-    run: DemoRun,
-    told: &Mutex<DemoProgress>,
-    plain: &Plain,
-    happened: &[Happening],
-) -> anyhow::Result<Summary> {
-    let seen = ours.seen().context("the emulated links are gone")?;
-    let last = lock(told).last.clone();
-    let links = &matter.scenario.links;
-    let of_class = |free: bool| -> u64 {
-        links
-            .iter()
-            .filter(|link| (link.class == cedos_lab_scenario::Class::Free) == free)
-            .map(|link| last["bytes_by_link"][&link.name].as_u64().unwrap_or(0))
-            .sum()
-    };
-    let (wifi_bytes, cell_bytes) = (of_class(true), of_class(false));
-    let carried = wifi_bytes + cell_bytes;
-    let again = last["duplicate_bytes"].as_u64().unwrap_or(u64::MAX);
-    let sha256_ok = lab::file_sha256(&matter.file) == Some(matter.wanted);
-    let finished_s = run.finished.filter(|(_, ok)| *ok).map(|(at, _)| at);
-    let deadline_s = matter.deadline_s;
-    Ok(Summary {
-        mode: LOOPBACK,
-        sha256_ok,
-        bytes: std::fs::metadata(&matter.file).map_or(0, |file| file.len()),
-        wifi_bytes,
-        cell_bytes,
-        // Two counts of the same thing; the larger one cannot flatter.
-        wasted_bytes: carried.saturating_sub(matter.bytes).max(again),
-        handovers: seen.switches.len(),
-        address_changes: address_changes(happened),
-        outage_s: outage_s(happened, &matter.scenario, finished_s.unwrap_or(deadline_s)),
-        deadline_s,
-        finished_s,
-        deadline_met: sha256_ok && finished_s.is_some_and(|at| at <= deadline_s),
-        switch_ms: DemoSpread::of(seen.switches.iter().map(|switch| switch.silence_ms)),
-        packets_while_down: seen.links.iter().map(|link| link.packets_while_down).sum(),
-        tcp_baseline: Baseline {
-            completed: run.plain_finished.is_some_and(|at| at <= deadline_s),
-            finished_s: run.plain_finished,
-            bytes_refetched: plain.refetched(),
-            starts: plain.starts(),
-        },
-    })
-}
-
 fn scenario() -> anyhow::Result<Scenario> {
     let mut no_traces = |name: &str| {
         Err(ScenarioFault {
@@ -353,50 +180,10 @@ fn follow(child: &mut Child) -> anyhow::Result<Arc<Mutex<DemoProgress>>> {
     Ok(told)
 }
 
-/// Times a link came up with another address than it, or any other, had before.
-fn address_changes(happenings: &[Happening]) -> usize {
-    let given = happenings.iter().filter(|happening| {
-        matches!(
-            happening.event.kind,
-            EventKind::Up { address } | EventKind::NewAddress { address } if address > 0
-        )
-    });
-    given.count()
-}
-
-/// Seconds until `end_s` without any address.
-fn outage_s(happenings: &[Happening], scenario: &Scenario, end_s: f64) -> f64 {
-    let mut up = vec![false; scenario.links.len()];
-    let (mut dark_since, mut dark) = (None, 0.0);
-    let mut begun = false;
-    for happening in happenings {
-        let at = happening.at.as_secs_f64().min(end_s);
-        match happening.event.kind {
-            EventKind::Up { .. } => up[happening.event.link] = true,
-            EventKind::Down => up[happening.event.link] = false,
-            _ => continue,
-        }
-        let any = up.contains(&true);
-        begun |= any;
-        match (any, dark_since) {
-            (false, None) if begun => dark_since = Some(at),
-            (true, Some(since)) => {
-                dark += at - since;
-                dark_since = None;
-            }
-            _ => {}
-        }
-    }
-    dark + dark_since.map_or(0.0, |since| end_s - since)
-}
-
-fn lock<T: ?Sized>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::demo::run::GRACE_S;
 
     #[test]
     fn the_scenario_has_all_that_the_demonstration_promises() {

@@ -4,6 +4,12 @@ use std::fmt;
 
 use serde::Serialize;
 
+/// The worlds are namespaces.
+pub(super) const NAMESPACES: &str = "namespaces";
+
+/// The worlds are sockets on the loopback interface.
+pub(super) const LOOPBACK: &str = "loopback";
+
 /// Share of the object that may be carried twice, in percent.
 const WASTE_PERCENT_MAX: u64 = 1;
 
@@ -107,7 +113,7 @@ impl fmt::Display for Summary {
             f,
             "                         D2TP                  plain TCP, same events"
         )?;
-        if self.mode == super::LOOPBACK {
+        if self.mode == LOOPBACK {
             writeln!(
                 f,
                 "(links emulated between loopback sockets of this program)"

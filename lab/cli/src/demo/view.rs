@@ -2,14 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::io::IsTerminal;
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use cedos_lab_emu::Happening;
 use cedos_lab_scenario::EventKind;
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use serde_json::Value;
-
-use super::lock;
 
 /// The view of one run.
 pub(super) struct View {
@@ -54,6 +52,10 @@ impl View {
         }
     }
 
+    fn states(&self) -> MutexGuard<'_, BTreeMap<String, String>> {
+        self.states.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// A link changed.
     pub(super) fn happened(&self, happening: &Happening) {
         let state = match (happening.event.kind, happening.addresses) {
@@ -62,7 +64,7 @@ impl View {
             (_, Some(at)) => format!("up as {}", at.v4),
             (_, None) => "LOST".to_owned(),
         };
-        let before = lock(&self.states).insert(happening.link.clone(), state.clone());
+        let before = self.states().insert(happening.link.clone(), state.clone());
         if before.as_ref() != Some(&state) {
             self.say(
                 happening.at.as_secs_f64(),
@@ -83,7 +85,8 @@ impl View {
     /// Brings the bars up to date.
     pub(super) fn update(&self, t_s: f64, ours: u64, last: &Value, theirs: u64) {
         let Some(bars) = &self.bars else { return };
-        let states: Vec<String> = lock(&self.states)
+        let states: Vec<String> = self
+            .states()
             .iter()
             .map(|(link, state)| {
                 let bytes = last["bytes_by_link"][link].as_u64().unwrap_or(0);

@@ -63,7 +63,7 @@ pub fn origin_url() -> String {
 /// The origin by name, which has both address families, where names work.
 pub fn origin_named(world: &World) -> String {
     if world.has_names() {
-        format!("http://{}", cedos_lab_emu::web::ORIGIN_NAME)
+        format!("http://{}", cedos_lab_emu::plan::ORIGIN_NAME)
     } else {
         origin_url()
     }

@@ -62,7 +62,10 @@ impl DigestProgress {
             }
             bar.set_position(bytes);
         } else if first {
-            print_stderr(&format!("reading {} to compute the digest", human_bytes(of)));
+            print_stderr(&format!(
+                "reading {} to compute the digest",
+                human_bytes(of)
+            ));
         }
     }
 }

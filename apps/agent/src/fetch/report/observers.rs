@@ -146,7 +146,9 @@ fn line(event: &TransferEvent) -> Option<String> {
             silence_ms,
             ..
         } => match silence_ms {
-            Some(silence_ms) => format!("{from} → {to} (after {silence_ms:.0} ms of silence): {why}"),
+            Some(silence_ms) => {
+                format!("{from} → {to} (after {silence_ms:.0} ms of silence): {why}")
+            }
             None => format!("{from} → {to}: {why}"),
         },
         TransferEvent::Waiting {

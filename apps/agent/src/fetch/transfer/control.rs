@@ -112,8 +112,7 @@ impl<'a> TransferControl<'a> {
         if changed {
             self.terms = terms;
             self.reporter.wait_is_over();
-            self.reporter
-                .note(None, "its terms have changed".into());
+            self.reporter.note(None, "its terms have changed".into());
         }
         changed
     }

@@ -297,7 +297,10 @@ impl<'a> TransferSource<'a> for ProxySource<'a> {
                 self.review(control, progress)?;
             }
             SessionEvent::Woken { after } if after.as_secs_f64() >= 0.1 => {
-                let text = format!("resumed after {:.1} s without a network", after.as_secs_f64());
+                let text = format!(
+                    "resumed after {:.1} s without a network",
+                    after.as_secs_f64()
+                );
                 control.reporter.note(None, text);
             }
             _ => {}

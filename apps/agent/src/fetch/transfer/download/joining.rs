@@ -24,7 +24,9 @@ impl Download {
         if answer.encoding.is_some() && !self.said_encoding {
             self.said_encoding = true;
             let coding = answer.encoding.clone().unwrap_or_default();
-            let text = format!("the server sends it {coding}-encoded although not asked; it is stored as it is");
+            let text = format!(
+                "the server sends it {coding}-encoded although not asked; it is stored as it is"
+            );
             control.reporter.note(None, text);
         }
         self.encoding.clone_from(&answer.encoding);
@@ -59,7 +61,8 @@ impl Download {
                 if held == 0 {
                     self.ranges_refused = true; // an empty object has no first byte to ask for
                 } else {
-                    self.distrust = Some("the object is shorter than what was received before".into());
+                    self.distrust =
+                        Some("the object is shorter than what was received before".into());
                 }
                 Ok(None)
             }
@@ -123,8 +126,9 @@ impl Download {
             return Err(changed(text));
         }
         if !self.sink.restart()? {
-            let text =
-                format!("{why}, and {held} bytes were already written to standard output; use -o FILE");
+            let text = format!(
+                "{why}, and {held} bytes were already written to standard output; use -o FILE"
+            );
             return Err(changed(text));
         }
         self.duplicate_bytes += held;

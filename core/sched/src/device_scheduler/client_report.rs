@@ -1,0 +1,46 @@
+//! What a client of the scheduler reports, and its number.
+
+use std::collections::BTreeMap;
+
+use crate::{FlowDemand, LinkCandidate};
+
+/// Which way bytes go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum TransferDirection {
+    /// Towards this device.
+    Down,
+    /// From this device.
+    Up,
+}
+
+/// What a client needs, and what links carried for it.
+#[derive(Debug, Clone)]
+pub struct ClientReport<'a> {
+    /// Bytes still to be carried, time left, policy, and the client's own budget.
+    pub demand: FlowDemand,
+    /// Bytes of the whole object, when known.
+    pub size_bytes: Option<u64>,
+    /// Priority, 0 to 7; higher goes first.
+    pub priority: u8,
+    /// The links that the client could use.
+    pub candidates: &'a [LinkCandidate],
+    /// Payload bytes that each link has carried for the client since it joined.
+    pub carried: &'a BTreeMap<String, u64>,
+    /// Whether the client can be on several links at once.
+    pub uses_several_links: bool,
+    /// Whether the client pays now, whatever is decided about others; its own rule demands it.
+    pub always_pays: bool,
+    /// Whether a program speaks over the client as it likes, as over a socket: its pauses say nothing
+    /// of links, and it is not held back for others.
+    pub is_interactive: bool,
+    /// Whether the machine is woken and kept awake for the client.
+    pub keeps_awake: bool,
+}
+
+/// Identifies a client of a [`DeviceScheduler`](super::DeviceScheduler) from [`join`](super::DeviceScheduler::join) to
+/// [`leave`](super::DeviceScheduler::leave).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ClientId {
+    pub(super) direction: TransferDirection,
+    pub(super) number: u64,
+}

@@ -1,0 +1,50 @@
+//! What is around a device, and for whom it is woken.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::LinkClass;
+
+/// What the scheduler knows of a link in one direction.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RadioStatus {
+    /// Name of the network device.
+    pub device: String,
+    /// Key under which the link's history is saved, such as `Wi-Fi`: a device's name may change.
+    pub slot: String,
+    /// What a byte on the link costs.
+    pub class: LinkClass,
+    /// Whether the link is up and carries data, as far as is known.
+    pub carries: bool,
+    /// Long-term rate of the network behind the link in bytes per second, once it was used.
+    pub rate: Option<f64>,
+}
+
+/// The links and networks around a device, whether a client asks or not.
+#[derive(Debug, Clone, Default)]
+pub struct LinkSurroundings {
+    /// The links that can be used.
+    pub radios: Vec<RadioStatus>,
+    /// The network behind each device.
+    pub networks: BTreeMap<String, String>,
+    /// Key under which the history of each device's link is saved.
+    pub slots: BTreeMap<String, String>,
+    /// Devices on networks whose cap is used up.
+    pub capped: BTreeSet<String>,
+}
+
+impl LinkSurroundings {
+    /// Key under which the history of a device's link is saved.
+    pub(super) fn slot(&self, device: &str) -> String {
+        let known = self.slots.get(device).cloned();
+        known.unwrap_or_else(|| device.to_owned())
+    }
+}
+
+/// The clients that the machine is woken for.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct WakingClients {
+    /// Numbers of the clients that wait for a link.
+    pub waiting: Vec<u64>,
+    /// Numbers of the clients that are moving data on a link they were given.
+    pub running: Vec<u64>,
+}
