@@ -122,6 +122,8 @@ pub(crate) struct SessionPath {
     pub(crate) driver_frozen: bool,
     /// What was last heard when the driver was told of the silence after it.
     pub(crate) quiet_after: Option<Time>,
+    /// Since when what leaves on it is known not to arrive, although packets come (R-PATH-15).
+    pub(crate) one_way_since: Option<Time>,
     /// Nothing was measured on it, or too little.
     pub(crate) is_new: bool,
     /// After a hole no faster than the window over the round trip, until then.
@@ -215,6 +217,7 @@ impl SessionPath {
             hop_answered: None,
             driver_frozen: false,
             quiet_after: None,
+            one_way_since: None,
             is_new: true,
             paced_evenly_until: now,
             status: PathStatus::Available,
