@@ -42,6 +42,8 @@ const ASK_PAUSE_EVEN_MIN: Span = Span::from_millis(150); // a guess: a scan of W
 /// others come from there, shows a path that carries one way only.
 const ONE_WAY_TIMEOUTS: u64 = 4;
 const ONE_WAY_MIN: Span = Span::from_millis(500); // a guess: twice what an ACK may wait for
+/// A pause of packets from a device that is a hole: it asks every 2 s at least.
+const HOLE_MIN: Span = Span::from_secs(3);
 /// What comes on a path that carried one way only says nothing for so long. More: a device that does not say
 /// that it hears again waits longer; less: more is sent into nowhere.
 const ONE_WAY_MAX: Span = Span::from_secs(10); // a guess
@@ -125,8 +127,10 @@ impl SessionPath {
     /// packets come from there, and the oldest one that left has no answer.
     fn one_way_at(&self, ack_delay_max: Span) -> Time {
         let timeout = self.recovery.return_rtt().probe_timeout(ack_delay_max);
-        let oldest = self.recovery.oldest().map(|oldest| oldest.at);
-        match oldest.filter(|at| self.state == PathState::Active && self.last_rx > *at + timeout) {
+        let oldest = self.recovery.oldest();
+        // What left into a hole that is over says nothing.
+        let since = oldest.map(|oldest| oldest.at.max(self.heard_from));
+        match since.filter(|at| self.state == PathState::Active && self.last_rx > *at + timeout) {
             Some(at) => at + timeout.times(ONE_WAY_TIMEOUTS).max(ONE_WAY_MIN),
             None => Time::NEVER,
         }
@@ -148,9 +152,17 @@ impl SessionPath {
         }
     }
 
+    /// R-PATH-15: notes that a packet came, before its time is.
+    pub(crate) fn note_heard(&mut self, now: Time) {
+        if now.since(self.last_rx) > HOLE_MIN {
+            self.heard_from = now;
+        }
+    }
+
     /// Something was heard on it.
     pub(crate) fn unfreeze(&mut self, now: Time) {
         if self.state == PathState::Silent {
+            self.heard_from = now;
             self.recovery
                 .on_blackout(now, self.silent_since, self.window_restore);
             self.paced_evenly_until = now + self.recovery.rtt.smoothed();

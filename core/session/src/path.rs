@@ -124,6 +124,8 @@ pub(crate) struct SessionPath {
     pub(crate) quiet_after: Option<Time>,
     /// Since when what leaves on it is known not to arrive, although packets come (R-PATH-15).
     pub(crate) one_way_since: Option<Time>,
+    /// Since when packets come on it again, after it was silent.
+    pub(crate) heard_from: Time,
     /// Nothing was measured on it, or too little.
     pub(crate) is_new: bool,
     /// After a hole no faster than the window over the round trip, until then.
@@ -218,6 +220,7 @@ impl SessionPath {
             driver_frozen: false,
             quiet_after: None,
             one_way_since: None,
+            heard_from: now,
             is_new: true,
             paced_evenly_until: now,
             status: PathStatus::Available,

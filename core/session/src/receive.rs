@@ -184,6 +184,7 @@ impl Session {
         }
         let challenge = self.rng_if_moved(slot, from, number);
         let path = self.paths.at(slot);
+        path.note_heard(now);
         path.last_rx = now;
         if !path.validated {
             path.rx_bytes += datagram_bytes as u64;
