@@ -40,6 +40,15 @@ const ASK_PAUSE_WAITING_MIN: Span = Span::from_millis(50);
 const ASK_PAUSE_OF_RTT: u64 = 4;
 /// Probe timeouts shorter than this are backed off from the first: a radio may be away for as long.
 const ASK_PAUSE_EVEN_MIN: Span = Span::from_millis(150); // a guess: a scan of Wi-Fi takes 0.1 to 0.3 s
+/// R-PATH-15: a server's packet that has no answer for so many probe timeouts, and this long at least, while
+/// others come from there, shows a path that carries one way only.
+const ONE_WAY_TIMEOUTS: u64 = 4;
+const ONE_WAY_MIN: Span = Span::from_millis(500); // a guess: twice what an ACK may wait for
+/// A pause of packets from a device that is a hole: it asks every 2 s at least.
+const HOLE_MIN: Span = Span::from_secs(3);
+/// What comes on a path that carried one way only says nothing for so long. More: a device that does not say
+/// that it hears again waits longer; less: more is sent into nowhere.
+const ONE_WAY_MAX: Span = Span::from_secs(10); // a guess
 /// A PATH_STATUS at its longest.
 const STATUS_BYTES_MAX: usize = 1 + 4 + 8 + 3;
 /// An ACK beside it: the newest ranges, which is what the peer misses.
@@ -104,6 +113,25 @@ impl SessionPath {
             && now.since(self.last_rx) >= self.recovery.rtt.probe_timeout(ack_delay_max)
     }
 
+    /// R-PATH-15: when the path carries one way only, if nothing that was sent on it is answered until then:
+    /// packets come from there, and the oldest one that left has no answer.
+    fn one_way_at(&self, ack_delay_max: Span) -> Time {
+        let timeout = self.recovery.return_rtt().probe_timeout(ack_delay_max);
+        let oldest = self.recovery.oldest();
+        // What left into a hole that is over says nothing.
+        let since = oldest.map(|oldest| oldest.at.max(self.heard_from));
+        match since.filter(|at| self.state == PathState::Active && self.last_rx > *at + timeout) {
+            Some(at) => at + timeout.times(ONE_WAY_TIMEOUTS).max(ONE_WAY_MIN),
+            None => Time::NEVER,
+        }
+    }
+
+    /// Whether what comes on it is no sign yet that it carries the other way.
+    pub(crate) fn is_one_way(&self, now: Time) -> bool {
+        self.one_way_since
+            .is_some_and(|since| now.since(since) < ONE_WAY_MAX)
+    }
+
     /// Marks the path as silent: it carries no payload until it answers.
     fn mark_silent(&mut self, now: Time, comeback: WindowRestore) {
         if self.state != PathState::Silent {
@@ -114,14 +142,23 @@ impl SessionPath {
         }
     }
 
+    /// R-PATH-15: notes that a packet came, before its time is.
+    pub(crate) fn note_heard(&mut self, now: Time) {
+        if now.since(self.last_rx) > HOLE_MIN {
+            self.heard_from = now;
+        }
+    }
+
     /// Something was heard on it.
     pub(crate) fn unfreeze(&mut self, now: Time) {
         if self.state == PathState::Silent {
+            self.heard_from = now;
             self.recovery
                 .on_blackout(now, self.silent_since, self.window_restore);
             self.paced_evenly_until = now + self.recovery.rtt.smoothed();
         }
         self.state = PathState::Active;
+        self.one_way_since = None;
         self.recovery.probes = 0;
     }
 }
@@ -233,6 +270,22 @@ impl Session {
             status.encode(w);
             sent.eliciting = true;
             sent.note(SentFrame::Session { what: say::FROZEN });
+        }
+    }
+
+    /// R-PATH-15: when a server finds that a path carries one way only, as things are. Where it has no
+    /// other path there is nothing to be done about it.
+    pub(crate) fn one_way_at(&self, slot: usize) -> Time {
+        match self.role == Role::Responder && self.paths.has_other_live(slot) {
+            true => self.paths[slot].one_way_at(self.config.ack_delay_max),
+            false => Time::NEVER,
+        }
+    }
+
+    /// R-PATH-15: the device said that it hears the path again.
+    pub(crate) fn on_heard_by_peer(&mut self, now: Time, slot: usize) {
+        if self.paths.at(slot).one_way_since.is_some() {
+            self.unfreeze(now, slot);
         }
     }
 

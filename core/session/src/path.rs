@@ -108,6 +108,10 @@ pub(crate) struct SessionPath {
     pub(crate) driver_frozen: bool,
     /// What was last heard when the driver was told of the silence after it.
     pub(crate) quiet_after: Option<Time>,
+    /// Since when what leaves on it is known not to arrive, although packets come (R-PATH-15).
+    pub(crate) one_way_since: Option<Time>,
+    /// Since when packets come on it again, after it was silent.
+    pub(crate) heard_from: Time,
     /// Nothing was measured on it, or too little.
     pub(crate) is_new: bool,
     /// After a hole no faster than the window over the round trip, until then.
@@ -201,6 +205,8 @@ impl SessionPath {
             hop_answered: None,
             driver_frozen: false,
             quiet_after: None,
+            one_way_since: None,
+            heard_from: now,
             is_new: true,
             paced_evenly_until: now,
             status: PathStatus::Available,

@@ -187,6 +187,7 @@ impl Session {
         }
         let challenge = self.rng_if_moved(slot, from, number);
         let path = self.paths.at(slot);
+        path.note_heard(now);
         path.last_rx = now;
         if !path.validated {
             path.rx_bytes += datagram_bytes as u64;
@@ -202,6 +203,7 @@ impl Session {
             }
             path.addresses = from;
             path.forget_rtt_min(now);
+            path.one_way_since = None;
             path.validated = false;
             path.rx_bytes = datagram_bytes as u64;
             path.tx_bytes = 0;
@@ -215,7 +217,7 @@ impl Session {
         let path = self.paths.at(slot);
         if path.driver_frozen {
             self.on_heard_while_frozen(now, slot);
-        } else if path.state != PathState::Active {
+        } else if path.state != PathState::Active && !path.is_one_way(now) {
             if path.state == PathState::Opening {
                 let took = now.since(path.opened_at);
                 let link = path.addresses.link;
@@ -463,7 +465,7 @@ impl Session {
                     }
                 }
             }
-            Frame::Rsp { nonce } => self.on_rsp(slot, from, nonce),
+            Frame::Rsp { nonce } => self.on_rsp(now, slot, from, nonce),
             Frame::Auth { path } => {
                 // R-PATH-13: the server believes us; a lost answer need not be repeated.
                 if let Some(path) = self.paths.get_mut(path) {
@@ -919,7 +921,7 @@ impl Session {
                 self.freeze(now, slot, false);
                 self.on_peer_frozen(slot, reason);
             }
-            PathStatus::Available | PathStatus::Standby => {}
+            PathStatus::Available | PathStatus::Standby => self.on_heard_by_peer(now, slot),
         }
         self.flows.touch_all();
     }
@@ -939,7 +941,7 @@ impl Session {
         }
     }
 
-    fn on_rsp(&mut self, slot: usize, from: Addresses, nonce: [u8; 16]) {
+    fn on_rsp(&mut self, now: Time, slot: usize, from: Addresses, nonce: [u8; 16]) {
         let path = self.paths.at(slot);
         let asked = path.challenges.iter().find(|c| c.nonce == nonce).copied();
         let Some(challenge) = asked.filter(|c| c.remote == from.remote) else {
@@ -959,6 +961,7 @@ impl Session {
             path.validated = true;
             path.previous = None;
         }
+        self.on_heard_by_peer(now, slot);
     }
 
     // ---- answers to a knock ----

@@ -48,11 +48,12 @@ impl Session {
         }
         let (delay, interval) = (self.config.ack_delay_max, self.config.probe_interval_max);
         let (waits, asking) = (self.role == Role::Initiator, self.probe_frequency());
-        for path in self.paths.iter() {
+        for (slot, path) in self.paths.iter().enumerate() {
             if waits && self.expects_payload(path) {
                 at = at.min(path.liveness_probe_at(delay));
             }
             at = at.min(path.recovery.loss_at()).min(self.quiet_at(path));
+            at = at.min(self.one_way_at(slot));
             if self.closing.is_some() {
                 // It acknowledges and paces nothing any more.
                 if path.may_send() {
@@ -215,6 +216,15 @@ impl Session {
             if self.paths[slot].recovery.loss_at() <= now {
                 self.classify_losses(now, slot);
             }
+            let live_besides = self.paths.has_other_live(slot);
+            if self.one_way_at(slot) <= now {
+                let path = self.paths.at(slot);
+                path.one_way_since = Some(now);
+                let (id, link) = (path.id, path.addresses.link);
+                if self.freeze(now, slot, false) {
+                    self.emit(SessionEvent::PathSilent { path: id, link });
+                }
+            }
             let Session {
                 paths,
                 flows,
@@ -223,7 +233,6 @@ impl Session {
                 gone,
                 ..
             } = self;
-            let live_besides = paths.has_other_live(slot);
             let path = paths.at(slot);
             if path.recovery.loss_at() <= now {
                 let mut own = path.wants;

@@ -30,7 +30,7 @@ const REPLAY_S_MAX: f64 = 86_400.0;
 /// The stream of chance that scenarios are drawn from; runs use lower ones.
 const FUZZ_STREAM: u64 = 1 << 33;
 
-/// Of so many seeds one is about a link that is attached and does not answer.
+/// One seed in this many is about a link that is attached and does not answer.
 const UNANSWERED_EVERY: u64 = 8;
 /// From the start of a flow to its first byte over the other link: a second for the first link to answer,
 /// a handshake and a request.

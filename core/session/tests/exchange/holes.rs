@@ -152,6 +152,34 @@ fn what_arrived_before_a_hole_is_not_sent_again_over_a_slow_link() {
 }
 
 #[test]
+fn a_path_that_carries_one_way_only_is_left_until_the_device_hears_it_again() {
+    // R-PATH-15
+    let (mut p, flow) = under_way(false);
+    p.wires.get_mut(&1).unwrap().rate = RATE;
+    p.open_path(1, false);
+    p.run_for(MS.times(500));
+    let state = |p: &mut Pair| {
+        let server = p.server_session().unwrap();
+        p.server.session(server).unwrap().path_stats()[0].state
+    };
+    p.wires.get_mut(&0).unwrap().deaf = true;
+    p.run_for(MS.times(1500));
+    assert_eq!(state(&mut p), PathState::Silent);
+    // What it had there travels on the other path, and nothing but answers goes there.
+    let (held, sent) = (p.got[&flow].len(), p.wires[&0].bytes_down);
+    p.run_for(Span::from_secs(3));
+    assert!((p.got[&flow].len() - held) as u64 > RATE * 2);
+    let sent = p.wires[&0].bytes_down - sent;
+    assert!(sent < 10_000, "{sent} bytes of answers");
+    assert_eq!(state(&mut p), PathState::Silent);
+    p.wires.get_mut(&0).unwrap().deaf = false;
+    p.run_for(MS.times(500));
+    assert_eq!(state(&mut p), PathState::Active);
+    assert!(p.run_until(Span::from_secs(60), |p| p.is_whole(flow)));
+    p.assert_right(flow);
+}
+
+#[test]
 fn a_full_queue_is_no_hole() {
     // R-PATH-6: answers are late by seconds, and something is heard all the time.
     let mut p = Pair::new();

@@ -133,6 +133,8 @@ impl Bottleneck {
 #[derive(Clone)]
 pub struct Wire {
     pub up: bool,
+    /// The device hears nothing on it, and the server everything.
+    pub deaf: bool,
     pub delay: Span,
     /// Every n-th datagram is lost, counted over both directions; 0: none.
     pub lose_every: u64,
@@ -156,6 +158,7 @@ impl Wire {
     pub fn new(delay_ms: u64, address: &str) -> Self {
         Wire {
             up: true,
+            deaf: false,
             delay: MS.times(delay_ms),
             lose_every: 0,
             rate: 0,
@@ -514,7 +517,7 @@ impl Pair {
                         bytes: &mut f.bytes,
                     },
                 );
-            } else if self.wires[&f.link].up {
+            } else if self.wires[&f.link].up && !self.wires[&f.link].deaf {
                 let addresses = Addresses {
                     link,
                     local: None,
