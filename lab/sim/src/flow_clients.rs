@@ -37,7 +37,7 @@ struct SimFlowClient {
     spending: FlowSpending,
     /// The flow that the device counts what is paid of; a transfer may take several, one after another.
     counted: Option<FlowId>,
-    /// Others go first.
+    /// The flow is held back, because others go first.
     is_behind: bool,
     grant: Grant,
 }
