@@ -249,6 +249,11 @@ impl Session {
         for flow in self.flows.iter_mut() {
             flow.grants_in.forget_all();
             flow.grants_out.forget_all();
+            // Who asked to hold back may have forgotten that, and its last word may be lost: it is asked anew.
+            flow.pause_in = (0, false, ReasonCode::None);
+            if flow.pause_out.1 {
+                flow.wants |= want::PAUSE;
+            }
             // A flow that was never announced is simply opened now: it still has all its bytes, or its
             // application has.
             if !flow.announced && flow.send.reset.is_none() {
@@ -269,7 +274,7 @@ impl Session {
             flow.recv.forget_gaps();
             flow.recv.resend_credit();
             // R-RESUME-3: a RESET waits for the claim, which says how far the peer counts.
-            flow.wants &= want::STOP | want::DEADLINE | want::DURABLE;
+            flow.wants &= want::STOP | want::DEADLINE | want::DURABLE | want::PAUSE;
             flow.wants |= want::CREDIT;
             if !flow.recv.is_counted() {
                 flow.wants |= want::STOP;

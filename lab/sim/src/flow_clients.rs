@@ -37,7 +37,7 @@ struct SimFlowClient {
     spending: FlowSpending,
     /// The flow that the device counts what is paid of; a transfer may take several, one after another.
     counted: Option<FlowId>,
-    /// Others go first.
+    /// The flow is held back, because others go first.
     is_behind: bool,
     grant: Grant,
 }
@@ -298,18 +298,16 @@ impl SimDevice {
         let Some(session) = self.session else {
             return Ok(());
         };
-        let flow = &mut self.clients.flows[number];
-        if std::mem::replace(&mut flow.is_behind, behind) == behind {
-            return Ok(());
+        let was_behind = std::mem::replace(&mut self.clients.flows[number].is_behind, behind);
+        if self.specs[number].direction == Direction::Up {
+            self.transfers[number].source.held = behind;
+            return self.use_flow(now, session, id);
         }
-        match self.specs[number].direction {
-            Direction::Down => {
-                let reason = ReasonCode::QueuedBehind;
-                let _ = (self.host.endpoint).with(session, |s| s.pause(id, behind, reason));
-            }
-            Direction::Up => self.transfers[number].source.held = behind,
+        if was_behind != behind {
+            let reason = ReasonCode::QueuedBehind;
+            let _ = (self.host.endpoint).with(session, |s| s.pause(id, behind, reason));
         }
-        self.use_flow(now, session, id)
+        Ok(())
     }
 
     /// Counts what a flow paid, up to this moment. A transfer that goes on in another flow has paid for

@@ -65,7 +65,7 @@ pub(crate) struct Source {
     pub cursor: Option<u64>,
     /// The end is to be held back.
     pub open_ended: bool,
-    /// Others go first: nothing is given.
+    /// Nothing is given, because others go first.
     pub held: bool,
     finished: bool,
 }
