@@ -42,7 +42,7 @@ pub struct TestProgram {
 const WAITING: [&str; 4] = ["cedos get", "cedos agent", "cedos run", "cedos sockets"];
 
 /// Tests of [`WAITING`] at once, for each core.
-const WAITING_PER_CORE: usize = 4;
+const WAITING_PER_CORE: usize = 3;
 
 fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
