@@ -41,7 +41,7 @@ pub fn run() -> Result<bool> {
         ]),
     );
     steps.run("tests", || tests(&mut totals, &[]));
-    steps.command("random scenarios", &mut seeds::check());
+    steps.run("random scenarios", || run_command(&mut seeds::check()?));
     steps.command(
         "documentation",
         cargo(["doc", "--workspace", "--no-deps", "--locked", "--quiet"])
@@ -65,14 +65,12 @@ pub fn run() -> Result<bool> {
     Ok(held && totals.failed == 0)
 }
 
-/// A test that says nothing for so long hangs. The slowest take some two minutes on a busy machine.
-const SILENCE: Duration = Duration::from_secs(360);
+/// A program of tests that says nothing for so long hangs. The slowest test takes some two minutes on a
+/// busy machine.
+pub const SILENCE: Duration = Duration::from_secs(360);
 
 /// Runs the tests of the workspace, adding up their results; `more` are arguments of cargo, and
 /// after `--` of the tests.
-///
-/// Programs of unit tests run beside each other. Those that start processes and networks measure
-/// time, too: one at a time, as cargo runs them.
 pub fn tests(totals: &mut Totals, more: &[&str]) -> Result<StepOutcome> {
     let split = more.iter().position(|word| *word == "--");
     let (of_cargo, of_tests) = match split {
@@ -81,18 +79,18 @@ pub fn tests(totals: &mut Totals, more: &[&str]) -> Result<StepOutcome> {
     };
     // All built first: a compiler may be silent for longer than a test.
     let arguments = [&["test", "--workspace", "--locked"], of_cargo].concat();
-    let Some(mut programs) = test_programs::build(&arguments)? else {
+    let Some(programs) = test_programs::build(&arguments)? else {
         return Ok(StepOutcome::Failed);
     };
-    programs.retain(|program| program.is_unit);
-    let of_units = [&["--quiet"], of_tests].concat();
-    let mut all_held = test_programs::run(&programs, &of_units, SILENCE, totals)?;
     // All programs even after one failed, so that the totals are totals.
-    for kind in [&["--test", "*"][..], &["--doc"]] {
-        let of_kind = [&arguments[..], &["--no-fail-fast"], kind, &["--"], of_tests].concat();
-        all_held &= heard(&mut cargo(of_kind), totals)?;
-    }
-    Ok(if all_held {
+    let (units, others): (Vec<_>, Vec<_>) = programs.iter().partition(|program| program.is_unit);
+    let units = units.into_iter();
+    let units = test_programs::run_beside_each_other(units, of_tests, SILENCE, totals)?;
+    let others = others.into_iter();
+    let others = test_programs::run_one_by_one(others, of_tests, SILENCE, totals)?;
+    let examples = [&arguments[..], &["--no-fail-fast", "--doc", "--"], of_tests].concat();
+    let examples = heard(&mut cargo(examples), totals)?;
+    Ok(if units && others && examples {
         StepOutcome::Held
     } else {
         StepOutcome::Failed

@@ -6,14 +6,13 @@
 //!            format ▸ lints ▸ unit tests and the core's exchanges ▸ random scenarios
 //! ```
 //!
-//! It leaves out what takes long and seldom fails alone: the test programs that start processes and
-//! networks, the bindings for other languages, the documentation, the MSRV. `cargo xtask check` runs
-//! those.
+//! What it builds is a part of what `cargo xtask check` builds. It leaves out what takes long and
+//! seldom fails alone: the test programs that start processes and networks, the bindings for other
+//! languages, the documentation, the MSRV. `cargo xtask check` runs those.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
@@ -21,18 +20,14 @@ use serde_json::Value;
 use crate::repository::root;
 use crate::step::{StepOutcome, Steps, cargo, has_subcommand, run as run_command};
 use crate::totals::Totals;
-use crate::{rules, seeds, test_programs};
+use crate::{check, rules, seeds, test_programs};
 
-/// The package whose exchanges of packets are a test program of their own.
-const CORE: &str = "d2tp-session";
-/// The test program of [`CORE`] in which two endpoints exchange packets.
+/// The test program of the core in which two endpoints exchange packets.
 const EXCHANGES: &str = "exchange";
 /// The folder of the bindings for other languages, which have no unit tests.
 const BINDINGS: &str = "bindings/";
 /// The package that runs random scenarios.
 const SIMULATOR: &str = "cedos-lab-sim";
-/// A program of unit tests that takes so long hangs.
-const PROGRAM_PATIENCE: Duration = Duration::from_secs(360);
 
 /// What `quick` takes as changed.
 #[derive(clap::Args)]
@@ -54,8 +49,6 @@ pub fn run(options: &QuickOptions) -> Result<bool> {
     } else {
         eprintln!("{} packages: {}", affected.len(), join(&affected));
     }
-    let selection: Vec<&str> = affected.iter().flat_map(|name| ["-p", name]).collect();
-
     let mut steps = Steps::default();
     steps.command("format", &mut cargo(["fmt", "--all", "--check"]));
     steps.run("rules", || {
@@ -69,33 +62,51 @@ pub fn run(options: &QuickOptions) -> Result<bool> {
     if !affected.is_empty() {
         steps.command(
             "lints",
-            cargo(["clippy", "--locked", "--lib", "--bins"])
-                .args(&selection)
+            cargo(["clippy", "--workspace", "--locked", "--lib", "--bins"])
                 .args(["--", "-D", "warnings"]),
         );
-        steps.run("unit tests", || unit_tests(&selection, &affected));
+        steps.run("unit tests", || unit_tests(&packages, &affected));
     }
     if affected.contains(SIMULATOR) {
-        steps.command("random scenarios", &mut seeds::quick());
+        steps.run("random scenarios", || run_command(&mut seeds::quick()?));
     }
     Ok(steps.summarise())
 }
 
-fn unit_tests(selection: &[&str], affected: &BTreeSet<String>) -> Result<StepOutcome> {
-    let exchanges = affected.contains(CORE).then_some(["--test", EXCHANGES]);
-    let mut arguments = vec!["--locked", "--lib", "--bins"];
-    arguments.extend(selection);
-    arguments.extend(exchanges.iter().flatten());
+/// Runs the unit tests of the affected packages, and the core's exchanges.
+///
+/// All packages are built, which costs nothing where nothing changed: cargo would build other
+/// people's crates again for each selection of packages, since each has other features.
+fn unit_tests(packages: &Packages, affected: &BTreeSet<String>) -> Result<StepOutcome> {
+    let targets = [
+        "--workspace",
+        "--locked",
+        "--lib",
+        "--bins",
+        "--test",
+        EXCHANGES,
+        "--example",
+        seeds::EXAMPLE,
+    ];
     if has_subcommand("nextest") {
+        let names = affected.iter().map(|name| format!("package({name})"));
+        let filter = names.collect::<Vec<_>>().join(" + ");
         let mut command = cargo(["nextest", "run", "--no-fail-fast"]);
-        return run_command(command.args(&arguments));
+        return run_command(command.args(targets).args(["-E", &filter]));
     }
-    arguments.insert(0, "test");
-    let Some(programs) = test_programs::build(&arguments)? else {
+    let Some(programs) = test_programs::build(&[&["test"], &targets[..]].concat())? else {
         return Ok(StepOutcome::Failed);
     };
+    let folders: BTreeSet<PathBuf> = affected
+        .iter()
+        .map(|name| root().join(&packages.folders[name]))
+        .collect();
+    let programs = programs
+        .iter()
+        .filter(|program| folders.contains(&program.folder));
     let mut totals = Totals::default();
-    let held = test_programs::run(&programs, &["--quiet"], PROGRAM_PATIENCE, &mut totals)?;
+    let held =
+        test_programs::run_beside_each_other(programs, &["--quiet"], check::SILENCE, &mut totals)?;
     println!("{} passed, {} failed", totals.passed, totals.failed);
     Ok(if held {
         StepOutcome::Held

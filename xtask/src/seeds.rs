@@ -5,7 +5,14 @@
 
 use std::process::Command;
 
+use anyhow::Result;
+
+use crate::repository::root;
 use crate::step::cargo;
+use crate::test_programs;
+
+/// The example of `lab/sim` that runs random scenarios.
+pub const EXAMPLE: &str = "sim";
 
 /// Seeds of a check: 70 s of a core and a half minute or more on two of them.
 pub const CHECK_SEEDS: u64 = 2_000;
@@ -15,31 +22,28 @@ pub const QUICK_SEEDS: u64 = 100;
 pub const NIGHT_SEEDS: u64 = 100_000;
 
 /// The seeds of a check, always the same ones.
-pub fn check() -> Command {
+pub fn check() -> Result<Command> {
     first(CHECK_SEEDS)
 }
 
 /// The first of the seeds that a check runs.
-pub fn quick() -> Command {
+pub fn quick() -> Result<Command> {
     first(QUICK_SEEDS)
 }
 
-fn first(seeds: u64) -> Command {
-    let mut command = example(&[]);
+fn first(seeds: u64) -> Result<Command> {
+    let program = test_programs::example(EXAMPLE)?;
+    let mut command = Command::new(program);
     command.args(["fuzz", "--seeds", &seeds.to_string()]);
-    command
+    command.current_dir(root());
+    Ok(command)
 }
 
 /// Many seeds; a fault that never hit a state it can hit is a failure too.
 pub fn night(seeds: u64, salt: u64) -> Command {
-    let mut command = example(&["--profile", "sim"]);
+    let mut command = cargo(["run", "--locked", "--quiet", "-p", "cedos-lab-sim"]);
+    command.args(["--example", EXAMPLE, "--profile", "sim", "--"]);
     command.args(["fuzz", "--seeds", &seeds.to_string()]);
     command.args(["--salt", &salt.to_string(), "--require-coverage"]);
-    command
-}
-
-fn example(profile: &[&str]) -> Command {
-    let mut command = cargo(["run", "--locked", "--quiet", "-p", "cedos-lab-sim"]);
-    command.args(["--example", "sim"]).args(profile).arg("--");
     command
 }

@@ -1,12 +1,13 @@
-//! Test programs that cargo builds, run several at once.
+//! Test programs that cargo builds, run as fast as what they measure allows.
 //!
 //! ```text
-//!  cargo test --no-run ▸ executables ▸ a queue, the largest first ▸ one worker for each of some cores
+//!  cargo test --no-run ▸ executables ▸ a queue, the largest first ▸ workers
 //! ```
 //!
 //! `cargo test` runs one program at a time, and a core is idle while the last test of each goes on.
-//! Unit tests do not measure time, so their programs may run beside each other. What a program says
-//! is shown when it has failed.
+//! Unit tests do not measure time, so their programs run beside each other. Programs that start
+//! processes and networks run one at a time; those that wait nearly all the time run many of their
+//! tests at once. What a program says is shown when it has failed.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -31,9 +32,20 @@ pub struct TestProgram {
     name: String,
     path: PathBuf,
     /// The package's folder, where cargo would run it.
-    folder: PathBuf,
+    pub folder: PathBuf,
     /// Whether it holds the tests beside the code of a library or a program.
     pub is_unit: bool,
+}
+
+/// Programs whose tests wait for links with a rate and for other processes. `cedos get` took 22 s of
+/// a core in 225 s, with a test for each of two cores at a time.
+const WAITING: [&str; 4] = ["cedos get", "cedos agent", "cedos run", "cedos sockets"];
+
+/// Tests of [`WAITING`] at once, for each core.
+const WAITING_PER_CORE: usize = 3;
+
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 impl TestProgram {
@@ -55,9 +67,32 @@ impl TestProgram {
         })
     }
 
+    /// Its tests at once, where that is not the number of cores.
+    fn threads(&self) -> Option<usize> {
+        let waits = WAITING.contains(&self.name.as_str());
+        waits.then(|| WAITING_PER_CORE * cores())
+    }
+
     fn bytes(&self) -> u64 {
         std::fs::metadata(&self.path).map_or(0, |file| file.len())
     }
+}
+
+/// Builds an example, as a build of all tests does; its program.
+pub fn example(name: &str) -> Result<PathBuf> {
+    let output = cargo(["build", "--workspace", "--locked", "--example", name])
+        .args(["--message-format", "json-render-diagnostics"])
+        .stderr(Stdio::inherit())
+        .output()
+        .context("cargo build could not be started")?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let messages = text.lines().map(serde_json::from_str::<Value>);
+    let mut programs = messages
+        .filter_map(std::result::Result::ok)
+        .filter(|message| message["target"]["name"] == name);
+    programs
+        .find_map(|message| message["executable"].as_str().map(PathBuf::from))
+        .with_context(|| format!("the example {name} was not built"))
 }
 
 /// Builds the test programs that these arguments of `cargo test` select; none when that fails.
@@ -75,17 +110,37 @@ pub fn build(arguments: &[&str]) -> Result<Option<Vec<TestProgram>>> {
     Ok(child.wait()?.success().then_some(programs))
 }
 
-/// Runs programs, as many at once as the machine has cores; whether all held.
-pub fn run(
-    programs: &[TestProgram],
+/// Runs programs beside each other, one for each core; whether all held. A program that says nothing
+/// for as long as `patience` is killed.
+pub fn run_beside_each_other<'a>(
+    programs: impl Iterator<Item = &'a TestProgram>,
     arguments: &[&str],
     patience: Duration,
     totals: &mut Totals,
 ) -> Result<bool> {
-    let mut waiting: Vec<&TestProgram> = programs.iter().collect();
+    run(programs.collect(), cores(), arguments, patience, totals)
+}
+
+/// Runs programs one at a time; whether all held. A program that says nothing for as long as
+/// `patience` is killed.
+pub fn run_one_by_one<'a>(
+    programs: impl Iterator<Item = &'a TestProgram>,
+    arguments: &[&str],
+    patience: Duration,
+    totals: &mut Totals,
+) -> Result<bool> {
+    run(programs.collect(), 1, arguments, patience, totals)
+}
+
+fn run(
+    mut waiting: Vec<&TestProgram>,
+    workers: usize,
+    arguments: &[&str],
+    patience: Duration,
+    totals: &mut Totals,
+) -> Result<bool> {
     // Taken from the end. A large program is often a slow one, which had better not be the last.
     waiting.sort_by_key(|program| program.bytes());
-    let workers = std::thread::available_parallelism().map_or(1, usize::from);
     let waiting = Mutex::new(waiting);
     let (tell, told) = mpsc::channel();
     std::thread::scope(|scope| {
@@ -141,7 +196,11 @@ fn run_one(
     // A file and no pipe: what a test left behind may hold its output open.
     let said = std::env::temp_dir().join(format!("xtask-{}-{number}", std::process::id()));
     let file = File::create(&said).with_context(|| said.display().to_string())?;
-    let mut child = Command::new(&program.path)
+    let mut command = Command::new(&program.path);
+    if let Some(threads) = program.threads() {
+        command.env("RUST_TEST_THREADS", threads.to_string());
+    }
+    let mut child = command
         .args(arguments)
         .current_dir(&program.folder)
         .env("CARGO_MANIFEST_DIR", &program.folder)
@@ -151,12 +210,19 @@ fn run_one(
         .spawn()?;
     let id = child.id();
     let (tell, told) = mpsc::channel::<()>();
+    let heard = said.clone();
     let watch = std::thread::spawn(move || {
-        let is_hung = told.recv_timeout(patience) == Err(RecvTimeoutError::Timeout);
-        if is_hung {
-            hung::kill_with_descendants(id);
+        let bytes = || std::fs::metadata(&heard).map_or(0, |file| file.len());
+        let mut known = bytes();
+        while told.recv_timeout(patience) == Err(RecvTimeoutError::Timeout) {
+            let now = bytes();
+            if now == known {
+                hung::kill_with_descendants(id);
+                return true;
+            }
+            known = now;
         }
-        is_hung
+        false
     });
     let status = child.wait()?;
     drop(tell);
@@ -165,7 +231,7 @@ fn run_one(
     std::fs::remove_file(&said)?;
     let mut output = String::from_utf8_lossy(&bytes).into_owned();
     if is_hung {
-        output.push_str("killed: it ran for too long");
+        output.push_str("killed: it said nothing for too long");
     }
     Ok(TestProgramRun {
         held: status.success(),
@@ -206,6 +272,7 @@ mod tests {
         assert!(program.is_unit);
         let other = TestProgram::from_message(&message("test", true)).expect("a program");
         assert!(!other.is_unit);
+        assert_eq!((program.threads(), other.threads()), (None, None));
         assert_eq!(TestProgram::from_message(&message("bin", false)), None);
         assert_eq!(TestProgram::from_message("Compiling d2tp-wire"), None);
     }
@@ -216,7 +283,9 @@ mod tests {
         let mut totals = Totals::default();
         let said = "echo 'test result: ok. 2 passed; 0 failed; 0 ignored'; exit $0";
         let run = |code, totals: &mut Totals| {
-            run(&[shell("a"), shell("b")], &["-c", said, code], long, totals).expect("it runs")
+            let programs = [shell("a"), shell("b")];
+            let arguments = ["-c", said, code];
+            run_beside_each_other(programs.iter(), &arguments, long, totals).expect("it runs")
         };
         assert!(run("0", &mut totals));
         assert_eq!(totals.passed, 4);

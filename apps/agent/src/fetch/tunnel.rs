@@ -200,7 +200,8 @@ mod tests {
         assert_eq!(&rest, b"origin's");
     }
 
-    #[tokio::test]
+    // Refusals without an end are read for ten seconds.
+    #[tokio::test(start_paused = true)]
     async fn a_refusal_is_told_in_the_proxys_words_and_nonsense_as_nonsense() {
         let refused =
             b"HTTP/1.1 403 Forbidden\r\nProxy-Status: d2prox; error=http_request_denied\r\n\
