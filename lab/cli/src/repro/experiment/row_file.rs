@@ -72,10 +72,10 @@ pub struct RowExperiment {
     /// What must hold of our figures.
     #[serde(default)]
     pub marks: Vec<MarkTemplate>,
-    /// If all of it is true of our figures, and the marks hold, we are better than the authors.
+    /// Expressions over our figures: where all are true, and the marks hold, we are better than the authors.
     #[serde(default)]
     pub better: Vec<String>,
-    /// If any of it is true of our figures, they contradict the authors' claim.
+    /// Expressions over our figures: where any is true, they contradict the authors' claim.
     #[serde(default)]
     pub contradicts: Vec<String>,
     /// Conditions and assumptions.
@@ -86,7 +86,7 @@ pub struct RowExperiment {
     pub charts: Vec<ChartTemplate>,
 }
 
-/// One of the things that are run in every case.
+/// A variant: what is run in every case, beside the others.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RowVariant {
