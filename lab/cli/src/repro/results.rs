@@ -82,8 +82,8 @@ docs/results` keeps a run, `cedos repro --table docs/results > docs/results.md` 
 
 *Verdict*: **reproduced** where every mark of the row holds, **better** where we are also beyond what the authors
 report, **not reproduced** where a mark does not hold, **contradicts** where the figures speak against the claim. *Where*:
-`sim` is virtual time around the real protocol code, or a model; `lab` is real sockets between network namespaces. The
-figure shown is the one nearest to its mark.
+`sim` is virtual time around the real protocol code; `model` is a model without it; `lab` is real sockets between network
+namespaces. The figure shown is the one nearest to its mark.
 ";
 
 /// The document of these results.
@@ -148,7 +148,7 @@ fn line(result: &KeptResult) -> String {
         format!("[{id}](results/{id}.{venue}.json)"),
         row.claim.clone(),
         row.paper.clone(),
-        venue.to_owned(),
+        row.source().to_owned(),
         row.verdict.words().to_owned(),
         nearest(row),
         format!("{held} of {}", row.mark.len()),
@@ -235,6 +235,7 @@ mod tests {
             row: Reproduced {
                 id: id.to_owned(),
                 r#where: RowVenue::Sim,
+                model: id == "S4",
                 claim: "a claim".to_owned(),
                 paper: "a | b".to_owned(),
                 ours: json!({"share": share, "far": 3, "less": 0.5}),
@@ -273,7 +274,7 @@ mod tests {
         assert!(
             of("S4")
                 .unwrap()
-                .contains("not reproduced | `share >= 0.95`: 0.9 | 2 of 3")
+                .contains("| model | not reproduced | `share >= 0.95`: 0.9 | 2 of 3")
         );
         assert!(
             text.contains("- S4 (sim): `share >= 0.95`: 0.9\n"),

@@ -203,7 +203,7 @@ fn all(args: &ReproArgs) -> anyhow::Result<ExitCode> {
 fn line_of(row: &Reproduced) -> Value {
     json!({
         "id": row.id,
-        "where": row.r#where,
+        "where": row.source(),
         "claim": row.claim,
         "paper": row.paper,
         "measured": row.ours,

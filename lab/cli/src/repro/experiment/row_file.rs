@@ -33,6 +33,9 @@ pub struct RowExperiment {
     /// A function of this program that measures the row; without it the row is a scenario.
     #[serde(default)]
     pub runner: Option<String>,
+    /// Whether the runner computes a model, without the protocol's code.
+    #[serde(default)]
+    pub model: bool,
     /// Arguments of the bench program, whose JSON is then the report.
     #[serde(default)]
     pub bench: Vec<String>,
@@ -223,6 +226,10 @@ impl RowExperiment {
         ensure!(
             data != self.runner.is_some(),
             "a row has either a `scenario` (or `bench`) or a `runner`"
+        );
+        ensure!(
+            !self.model || self.runner.is_some() && venue == RowVenue::Sim,
+            "`model` is of a `runner` in [sim]"
         );
         if self.runner.is_some() {
             let unused = [
