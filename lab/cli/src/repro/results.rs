@@ -14,7 +14,7 @@ use super::{mark, plot, rows};
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// A larger picture is not kept: the figures are.
 const PICTURE_BYTES_MAX: usize = 40_000;
@@ -26,8 +26,9 @@ pub struct KeptResult {
     run_on: jiff::civil::Date,
     /// Whether its charts are beside it.
     picture: bool,
+    /// The row, run.
     #[serde(flatten)]
-    row: Reproduced,
+    pub row: Reproduced,
 }
 
 /// Keeps what a row came to.
@@ -60,17 +61,18 @@ pub fn keep(folder: &Path, row: &ResultRow, reproduced: &Reproduced) -> anyhow::
 pub fn read(folder: &Path) -> anyhow::Result<Vec<KeptResult>> {
     let entries =
         std::fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;
-    let mut kept = Vec::new();
+    let mut kept: Vec<(PathBuf, KeptResult)> = Vec::new();
     for entry in entries {
         let path = entry?.path();
         if path.extension().is_some_and(|kind| kind == "json") {
             let text = std::fs::read_to_string(&path)?;
             let result = serde_json::from_str(&text)
                 .with_context(|| format!("{} is no kept result", path.display()))?;
-            kept.push(result);
+            kept.push((path, result));
         }
     }
-    Ok(kept)
+    kept.sort_by(|a, b| a.0.cmp(&b.0));
+    Ok(kept.into_iter().map(|(_, result)| result).collect())
 }
 
 const HEAD: &str = "\
