@@ -18,6 +18,9 @@ pub struct Reproduced {
     pub id: String,
     /// Where it was run.
     pub r#where: RowVenue,
+    /// Whether its figures are those of a model, without the protocol's code.
+    #[serde(default)]
+    pub model: bool,
     /// What the authors claim.
     pub claim: String,
     /// What they measured.
@@ -36,6 +39,16 @@ pub struct Reproduced {
     pub seeds: usize,
     /// Conditions and assumptions.
     pub conditions: Vec<String>,
+}
+
+impl Reproduced {
+    /// Where its figures are from: `lab`, `sim` or `model`.
+    pub fn source(&self) -> &'static str {
+        match self.model {
+            true => "model",
+            false => self.r#where.word(),
+        }
+    }
 }
 
 /// How a row is measured there.
@@ -87,6 +100,7 @@ pub fn judge(row: &ResultRow, venue: RowVenue, measured: Measured) -> anyhow::Re
     Ok(Reproduced {
         id: row.id.clone(),
         r#where: venue,
+        model: how.model,
         claim: row.claim.clone(),
         paper: row.paper.clone(),
         verdict: mark::verdict(holds, &how.better, &how.contradicts, &measured.ours)?,

@@ -14,7 +14,7 @@ use super::{mark, plot, rows};
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// A larger picture is not kept: the figures are.
 const PICTURE_BYTES_MAX: usize = 40_000;
@@ -26,8 +26,9 @@ pub struct KeptResult {
     run_on: jiff::civil::Date,
     /// Whether its charts are beside it.
     picture: bool,
+    /// The row, run.
     #[serde(flatten)]
-    row: Reproduced,
+    pub row: Reproduced,
 }
 
 /// Keeps what a row came to.
@@ -60,17 +61,18 @@ pub fn keep(folder: &Path, row: &ResultRow, reproduced: &Reproduced) -> anyhow::
 pub fn read(folder: &Path) -> anyhow::Result<Vec<KeptResult>> {
     let entries =
         std::fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;
-    let mut kept = Vec::new();
+    let mut kept: Vec<(PathBuf, KeptResult)> = Vec::new();
     for entry in entries {
         let path = entry?.path();
         if path.extension().is_some_and(|kind| kind == "json") {
             let text = std::fs::read_to_string(&path)?;
             let result = serde_json::from_str(&text)
                 .with_context(|| format!("{} is no kept result", path.display()))?;
-            kept.push(result);
+            kept.push((path, result));
         }
     }
-    Ok(kept)
+    kept.sort_by(|a, b| a.0.cmp(&b.0));
+    Ok(kept.into_iter().map(|(_, result)| result).collect())
 }
 
 const HEAD: &str = "\
@@ -82,8 +84,8 @@ docs/results` keeps a run, `cedos repro --table docs/results > docs/results.md` 
 
 *Verdict*: **reproduced** where every mark of the row holds, **better** where we are also beyond what the authors
 report, **not reproduced** where a mark does not hold, **contradicts** where the figures speak against the claim. *Where*:
-`sim` is virtual time around the real protocol code, or a model; `lab` is real sockets between network namespaces. The
-figure shown is the one nearest to its mark.
+`sim` is virtual time around the real protocol code; `model` is a model without it; `lab` is real sockets between network
+namespaces. The figure shown is the one nearest to its mark.
 ";
 
 /// The document of these results.
@@ -148,7 +150,7 @@ fn line(result: &KeptResult) -> String {
         format!("[{id}](results/{id}.{venue}.json)"),
         row.claim.clone(),
         row.paper.clone(),
-        venue.to_owned(),
+        row.source().to_owned(),
         row.verdict.words().to_owned(),
         nearest(row),
         format!("{held} of {}", row.mark.len()),
@@ -235,6 +237,7 @@ mod tests {
             row: Reproduced {
                 id: id.to_owned(),
                 r#where: RowVenue::Sim,
+                model: id == "S4",
                 claim: "a claim".to_owned(),
                 paper: "a | b".to_owned(),
                 ours: json!({"share": share, "far": 3, "less": 0.5}),
@@ -273,7 +276,7 @@ mod tests {
         assert!(
             of("S4")
                 .unwrap()
-                .contains("not reproduced | `share >= 0.95`: 0.9 | 2 of 3")
+                .contains("| model | not reproduced | `share >= 0.95`: 0.9 | 2 of 3")
         );
         assert!(
             text.contains("- S4 (sim): `share >= 0.95`: 0.9\n"),

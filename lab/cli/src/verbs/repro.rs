@@ -7,7 +7,7 @@ use crate::repro::applications::{self, Cells};
 use crate::repro::experiment::row_file::ResultRow;
 use crate::repro::experiment::source_files::SourceFiles;
 use crate::repro::reproduced::{self, Reproduced};
-use crate::repro::results;
+use crate::repro::results::{self, KeptResult};
 use crate::repro::{figures, plot, rows, runner::RowVenue, runners, unmodified};
 use anyhow::{Context, anyhow, bail};
 use clap::Args;
@@ -32,7 +32,7 @@ pub struct ReproArgs {
     /// Keep what each row came to in this folder: ID.PLACE.json and, where the row has a chart, .svg.
     #[arg(long, value_name = "FOLDER", conflicts_with = "table")]
     into: Option<PathBuf>,
-    /// Print docs/results.md of what was kept in this folder.
+    /// Print docs/results.md of what was kept in this folder; with --json, the object that --all would print.
     #[arg(long, value_name = "FOLDER")]
     table: Option<PathBuf>,
     /// Where to run it: in virtual time, or on real sockets. The first place the row has, if not given.
@@ -86,7 +86,11 @@ impl ReproArgs {
 /// There is no such row, it could not be run, or its picture not be drawn.
 pub fn run(args: &ReproArgs) -> anyhow::Result<ExitCode> {
     if let Some(folder) = &args.table {
-        print!("{}", results::table(&results::read(folder)?));
+        let kept = results::read(folder)?;
+        match args.json {
+            true => println!("{}", of_kept(&kept)),
+            false => print!("{}", results::table(&kept)),
+        }
         return Ok(ExitCode::SUCCESS);
     }
     if args.all {
@@ -199,11 +203,25 @@ fn all(args: &ReproArgs) -> anyhow::Result<ExitCode> {
     })
 }
 
+/// The object of all rows, of what was kept: each where it was run.
+fn of_kept(kept: &[KeptResult]) -> Value {
+    let mut lines = Vec::new();
+    for row in rows::all() {
+        let of_row = kept.iter().filter(|result| result.row.id == row.id);
+        let before = lines.len();
+        lines.extend(of_row.map(|result| line_of(&result.row)));
+        if lines.len() == before {
+            lines.push(json!({"id": row.id, "paper": row.paper, "not_run": "no run is kept"}));
+        }
+    }
+    json!({ "rows": lines })
+}
+
 /// A row in the object of all rows.
 fn line_of(row: &Reproduced) -> Value {
     json!({
         "id": row.id,
-        "where": row.r#where,
+        "where": row.source(),
         "claim": row.claim,
         "paper": row.paper,
         "measured": row.ours,
@@ -269,5 +287,33 @@ fn print_figures(title: &str, values: &Value) {
     for (n, line) in figures::lines(values).into_iter().enumerate() {
         let title = if n == 0 { title } else { "" };
         println!("  {title:9} {line}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::of_kept;
+    use crate::repro::{results, rows};
+    use std::path::Path;
+
+    #[test]
+    fn the_object_of_all_rows_names_each_with_its_verdict_or_why_it_was_not_run() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/results");
+        let all = of_kept(&results::read(&folder).unwrap());
+        let lines = all["rows"].as_array().unwrap();
+        let of = |id: &str| lines.iter().find(|line| line["id"] == id).unwrap();
+        assert!(
+            rows::all()
+                .iter()
+                .all(|row| !of(&row.id)["paper"].is_null())
+        );
+        let s2 = of("S2");
+        for key in [
+            "where", "claim", "measured", "mark", "holds", "verdict", "seeds",
+        ] {
+            assert!(!s2[key].is_null(), "{key}: {s2}");
+        }
+        assert_eq!(of("C5")["where"], "model");
+        assert_eq!(of("E2")["not_run"], "no run is kept");
     }
 }

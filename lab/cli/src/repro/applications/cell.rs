@@ -7,8 +7,7 @@
 //! ```
 
 use super::client::{Client, ClientCall};
-use super::disturbance::Disturbance;
-use super::{Cells, SEED};
+use super::disturbance::{Disturbance, SEED};
 use crate::repro::emulated::commanded_in_lab;
 use anyhow::{Context, ensure};
 use cedos_lab_emu::web;
@@ -140,7 +139,7 @@ impl ApplicationCell {
     ///
     /// # Errors
     /// There is no lab, or it could not follow the scenario.
-    pub fn run(&self, asked: &Cells, folder: &Path) -> anyhow::Result<CellResult> {
+    pub fn run(&self, patience_s: u32, folder: &Path) -> anyhow::Result<CellResult> {
         let at = folder.join(self.name().replace('/', "-"));
         if at.exists() {
             fs::remove_dir_all(&at)?; // It was run before, and said nothing.
@@ -148,7 +147,7 @@ impl ApplicationCell {
         fs::create_dir(&at)?;
         let file = folder.join("content");
         let back_s = DISTURBED_S + self.delay_s;
-        let bound_s = back_s + asked.patience_s;
+        let bound_s = back_s + patience_s;
         let by_hand_at_s = back_s + BY_HAND_AFTER_S;
         let duration_s = bound_s.max(by_hand_at_s) + BY_HAND_S + SPARE_S;
         // Columns of /proc/net/dev: bytes received, bytes sent.

@@ -2,6 +2,8 @@
 
 use std::fmt::Write as _;
 
+/// Seed of the content of objects, and of all chance.
+pub const SEED: u64 = 10;
 /// Rate of both links, both ways, in Mb/s.
 pub const MBPS: u32 = 2;
 
@@ -81,7 +83,7 @@ impl Disturbance {
 pub fn links(cellular: bool, duration_s: u32) -> String {
     let mut text = format!(
         "seed = {seed}\nduration_s = {duration_s}\norigin = \"builtin\"\n",
-        seed = super::SEED
+        seed = SEED
     );
     let metered = "class = \"metered\"\nrtt_ms = 60\n";
     for (name, more) in [("wlan0", "rtt_ms = 20\n"), ("wwan0", metered)] {

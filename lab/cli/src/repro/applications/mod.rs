@@ -24,8 +24,6 @@ use std::path::Path;
 use std::sync::Mutex;
 use std::time::Duration;
 
-/// Content of the objects, and chance.
-const SEED: u64 = 10;
 /// Labs at once: their programs mostly wait.
 const AT_ONCE: usize = 24;
 /// From one lab's beginning to the next: what moves, moves at different times.
@@ -179,7 +177,7 @@ fn all(
     let work = || -> anyhow::Result<()> {
         while let Some(n) = take() {
             let cell = &cells[n];
-            let came = cell.run(asked, folder);
+            let came = cell.run(asked.patience_s, folder);
             let came = came.with_context(|| format!("cell {}", cell.name()))?;
             let json = serde_json::to_string(&came)?;
             eprintln!("{} {json}", cell.name());

@@ -10,8 +10,7 @@
 //!
 //! `any` pays only where no free link works, so Wi-Fi is off meanwhile.
 
-use super::SEED;
-use super::disturbance::Disturbance;
+use super::disturbance::{Disturbance, SEED};
 use crate::repro::emulated::commanded_in_lab;
 use anyhow::{Context, ensure};
 use cedos_lab_scenario::content;

@@ -33,6 +33,9 @@ pub struct RowExperiment {
     /// A function of this program that measures the row; without it the row is a scenario.
     #[serde(default)]
     pub runner: Option<String>,
+    /// Whether the runner computes a model, without the protocol's code.
+    #[serde(default)]
+    pub model: bool,
     /// Arguments of the bench program, whose JSON is then the report.
     #[serde(default)]
     pub bench: Vec<String>,
@@ -72,10 +75,10 @@ pub struct RowExperiment {
     /// What must hold of our figures.
     #[serde(default)]
     pub marks: Vec<MarkTemplate>,
-    /// If all of it is true of our figures, and the marks hold, we are better than the authors.
+    /// Expressions over our figures: where all are true, and the marks hold, we are better than the authors.
     #[serde(default)]
     pub better: Vec<String>,
-    /// If any of it is true of our figures, they contradict the authors' claim.
+    /// Expressions over our figures: where any is true, they contradict the authors' claim.
     #[serde(default)]
     pub contradicts: Vec<String>,
     /// Conditions and assumptions.
@@ -86,7 +89,7 @@ pub struct RowExperiment {
     pub charts: Vec<ChartTemplate>,
 }
 
-/// One of the things that are run in every case.
+/// A variant: what is run in every case, beside the others.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RowVariant {
@@ -223,6 +226,10 @@ impl RowExperiment {
         ensure!(
             data != self.runner.is_some(),
             "a row has either a `scenario` (or `bench`) or a `runner`"
+        );
+        ensure!(
+            !self.model || self.runner.is_some() && venue == RowVenue::Sim,
+            "`model` is of a `runner` in [sim]"
         );
         if self.runner.is_some() {
             let unused = [

@@ -305,7 +305,7 @@ struct EndsSettings {
 struct EndSettings {
     /// What it sends is under this congestion control.
     congestion: Option<String>,
-    /// As a receiver, it moves its window by what arrives, with this lambda.
+    /// Lambda of DRWA: the end, as a receiver, moves its window by what arrives.
     drwa: Option<f64>,
     /// Bytes of a flow that it lets be on their way to it.
     window_bytes: Option<u64>,

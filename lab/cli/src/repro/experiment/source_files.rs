@@ -68,7 +68,7 @@ impl SourceFiles {
         })
     }
 
-    /// Likewise, as readers of scenarios ask for traces.
+    /// The text of a trace, with the error that readers of scenarios expect.
     ///
     /// # Errors
     /// There is none.

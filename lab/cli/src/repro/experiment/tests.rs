@@ -350,6 +350,28 @@ fn the_example_of_the_document_is_a_row() {
 }
 
 #[test]
+fn the_example_of_the_document_runs_in_the_simulator() {
+    let document = include_str!("../../../../../docs/repro.md");
+    let text = document
+        .split("```toml")
+        .nth(1)
+        .unwrap()
+        .split("```")
+        .next()
+        .unwrap();
+    let text = text.replace("megabytes = 50", "megabytes = 2");
+    let row = ResultRow::parse("docs/repro.md", &text).unwrap();
+    let run = reproduced::run(&row, RowVenue::Sim, &SourceFiles::default()).unwrap();
+    let cases = run.ours["cases"].as_array().unwrap();
+    assert_eq!(cases.len(), 3);
+    // Two alike carry most of twice as much as one, however short the download.
+    assert!(cases[0]["gain"].as_f64() > Some(0.5), "{}", run.ours);
+    assert!(run.ours["share_min"].as_f64() > Some(0.6), "{}", run.ours);
+    let again = reproduced::run(&row, RowVenue::Sim, &SourceFiles::default()).unwrap();
+    assert_eq!(run.ours, again.ours);
+}
+
+#[test]
 fn what_is_misspelt_is_named_with_what_was_probably_meant() {
     let fault = |text: &str| {
         let text = format!("id = 'X'\nclaim = ''\npaper = ''\n{text}");
