@@ -7,45 +7,60 @@ use d2tp_links::CostClass;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::engine_state::{ConnectWait, ServerSessionState};
+use crate::header::{CChar, PATHS_MAX};
 use crate::pump::CarriedFlow;
 
 /// The layout of this library. A later one only adds at the end of what it has.
 pub(crate) const INFO_VERSION: u32 = 1;
-/// Paths that are told at most; a session has no more (PATHS_MAX).
-const PATHS: usize = 8;
 /// Bytes of a link's name with its 0 (IFNAMSIZ).
 const NAME_BYTES: usize = 16;
 
-/// One path, as in the header.
+/// A path of a connection.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct D2tpPathInfo {
+    /// The link, as the system calls it.
     #[serde(serialize_with = "as_text", deserialize_with = "of_text")]
-    dpi_link: [u8; NAME_BYTES],
+    dpi_link: [CChar; 16],
+    /// 0 free, 1 metered, 2 roaming.
     dpi_class: u32,
+    /// 0 opening, 1 works, 2 silent.
     dpi_state: u32,
+    /// Smoothed round trip.
     dpi_rtt_us: u32,
+    /// Least round trip measured.
     dpi_rtt_min_us: u32,
+    /// Payload of the whole session.
     dpi_bytes_received: u64,
+    /// Payload of the whole session, what was sent again included.
     dpi_bytes_sent: u64,
+    /// Bytes a second lately, 0 when not known.
     dpi_rate: u64,
 }
 
-/// A socket, as in the header.
+/// The value of D2TP_SO_INFO: what a socket does.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct D2tpInfo {
+    /// 1.
     di_version: u32,
+    /// Bytes of the whole, as the library knows it.
     di_size: u32,
+    /// 0 no connection, 1 connecting, 2 connected, 3 over.
     di_state: u32,
+    /// Why nothing moves: 0 nothing known, 1 no_path, 2 path_cost.
     di_reason: u32,
+    /// Taken from the program.
     di_bytes_sent: u64,
+    /// Sent bytes that the peer has.
     di_bytes_acked: u64,
     di_bytes_received: u64,
+    /// Until the deadline; -1 without one.
     di_slack_ms: i64,
     di_paths_count: u32,
     di_reserved: u32,
-    di_paths: [D2tpPathInfo; PATHS],
+    di_paths: [D2tpPathInfo; PATHS_MAX],
+    /// Received bytes that the program has not read.
     #[serde(default)]
     di_bytes_ahead: u64,
 }
@@ -126,7 +141,7 @@ impl D2tpInfo {
             info.di_slack_ms = i64::try_from(left.as_millis()).unwrap_or(i64::MAX);
         }
         let paths = held.flow.borrow().connection().paths();
-        info.di_paths_count = paths.len().min(PATHS) as u32;
+        info.di_paths_count = paths.len().min(PATHS_MAX) as u32;
         let ways = held
             .session
             .as_ref()

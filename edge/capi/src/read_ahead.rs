@@ -27,6 +27,7 @@ use serde::{Deserialize, Serialize};
 use tokio::net::TcpStream;
 
 use crate::errno::{CallResult, Errno};
+use crate::header::D2tpRcvbufth;
 use crate::options::SocketOptions;
 use crate::pair;
 use crate::policy::LOOK;
@@ -67,7 +68,7 @@ enum RcvbufUnit {
 const UNITS: [RcvbufUnit; 2] = [RcvbufUnit::Bytes, RcvbufUnit::Ms];
 
 /// Bytes of `struct d2tp_rcvbufth`.
-const LEVELS_BYTES: usize = 24;
+const LEVELS_BYTES: usize = size_of::<D2tpRcvbufth>();
 
 impl RcvbufThresholds {
     /// From C; none: no thresholds.

@@ -25,8 +25,8 @@ use crate::agent_connection::{ANSWER_WITHIN, no_agent, socket};
 use crate::agent_message::{FromAgent, LINE_BYTES_MAX, PASSED_MAX, ToAgent, VERSION};
 use crate::errno::SocketFault;
 
-/// Bytes of a token: as many as of a key, so that nobody guesses one.
-pub(crate) const TOKEN_BYTES: usize = 32;
+// As many as of a key, so that nobody guesses one.
+pub(crate) use crate::header::TOKEN_BYTES;
 
 /// Names a connection that outlives its program; whoever is the same user and knows it may have that.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
