@@ -44,6 +44,7 @@
 //! ```
 
 pub mod asynchronous;
+mod connect_attempt;
 mod connection;
 mod datagrams;
 mod device;
@@ -52,6 +53,7 @@ mod raw;
 mod settings;
 mod stream;
 
+pub use connect_attempt::ConnectAttempt;
 pub use connection::{ConnectionToken, D2tpConnection};
 pub use datagrams::DatagramSocket;
 pub use device::{DLock, network_changed};
