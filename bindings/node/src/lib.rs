@@ -132,7 +132,7 @@ pub fn far(fd: i32) -> String {
     far().map_or(String::new(), |far| far.to_string())
 }
 
-/// The networks changed.
+/// Has every link tried at once, since the networks changed.
 #[napi]
 pub fn network_changed(env: &Env) -> napi::Result<()> {
     d2tp_sockets::network_changed()

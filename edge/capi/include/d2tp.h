@@ -152,7 +152,7 @@ struct sockaddr_d2tp {
 struct d2tp_rcvbufth {
     /* Networks that cost begin when no more than this is ahead. */
     uint64_t dr_low;
-    /* And end here: 64 MiB or a day at most, and no less than dr_low. */
+    /* Networks that cost end at this: 64 MiB or a day at most, and no less than dr_low. */
     uint64_t dr_high;
     /* D2TP_RCVBUFTH_BYTES or D2TP_RCVBUFTH_MS. */
     uint32_t dr_unit;

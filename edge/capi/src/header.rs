@@ -95,7 +95,7 @@ pub const PATHS_MAX: usize = 8;
 pub struct D2tpRcvbufth {
     /// Networks that cost begin when no more than this is ahead.
     pub dr_low: u64,
-    /// And end here: 64 MiB or a day at most, and no less than dr_low.
+    /// Networks that cost end at this: 64 MiB or a day at most, and no less than dr_low.
     pub dr_high: u64,
     /// D2TP_RCVBUFTH_BYTES or D2TP_RCVBUFTH_MS.
     pub dr_unit: u32,
