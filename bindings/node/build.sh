@@ -1,9 +1,8 @@
 #!/bin/sh
-# Builds the binding for this machine's Node: build.sh [FILE]. Needs cc, pkg-config's d2tp and Node's headers.
+# Builds the binding, which serves every version of Node: build.sh [FILE]. Needs cargo.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 to=${1:-$here/build/d2tp.node}
-node=$(dirname "$(dirname "$(readlink -f "$(command -v node)")")")
+cargo build --release --manifest-path "$here/Cargo.toml"
 mkdir -p "$(dirname "$to")"
-flags=$(pkg-config --cflags --libs d2tp)
-exec cc -shared -fPIC -O2 -Wall -Wextra -o "$to" "$here/binding.c" -I"${NODE_INCLUDE:-$node/include/node}" $flags
+install -m 755 "${CARGO_TARGET_DIR:-$here/../../target}/release/libd2tp_node.so" "$to"

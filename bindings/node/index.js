@@ -7,7 +7,7 @@
 //   const server = d2tp.createServer((socket) => …).listen(4433);
 //
 // The descriptor is the kernel's and Node reads and writes it as any other; only making it and its options go
-// through libd2tp (binding.c). Options are those of docs/sockets.md. Errors have the cause in words, the number
+// through libd2tp (src/lib.rs). Options are those of docs/sockets.md. Errors have the cause in words, the number
 // (errno, below zero) and its word (code: 'ECONNREFUSED'), as Node's own.
 
 const { EventEmitter } = require('events');
@@ -19,8 +19,7 @@ function load(file) {
   try {
     return require(file);
   } catch (error) {
-    const build = 'build.sh makes the binding, of which $D2TP_BINDING may name another';
-    error.message += `\n${build}; it needs libd2tp.so.1 where ldconfig or $LD_LIBRARY_PATH finds it`;
+    error.message += '\nbuild.sh makes the binding, of which $D2TP_BINDING may name another';
     throw error;
   }
 }
@@ -67,10 +66,11 @@ class Socket extends net.Socket {
   #fd;
   #attempt = null;
 
-  /** Of a descriptor that is connected, or that `begin` gives with what abandons it. */
+  /** Of a descriptor that is connected, or of the attempt to connect that `begin` gives. */
   constructor(begin) {
     const isConnecting = typeof begin === 'function';
-    const [fd, attempt] = isConnecting ? begin((error) => this.#made(error)) : [begin, null];
+    const attempt = isConnecting ? begin((error) => this.#made(error)) : null;
+    const fd = attempt ? attempt.fd : begin;
     // One that is being made is read once it is.
     super({ fd, readable: true, writable: true, allowHalfOpen: true, manualStart: isConnecting });
     this.#fd = fd;
@@ -80,6 +80,8 @@ class Socket extends net.Socket {
 
   #made(error) {
     this.#attempt = null;
+    // Given up meanwhile.
+    if (this.destroyed) return;
     if (error) {
       this.destroy(error);
       return;
@@ -163,7 +165,7 @@ class Socket extends net.Socket {
     const cause = error ? binding.cause(this.#fd) : '';
     if (error && cause) error.message = cause;
     // It may wait for hours, and nobody wants it any more.
-    if (this.#attempt) binding.abandon(this.#attempt);
+    if (this.#attempt) this.#attempt.abandon();
     this.#attempt = null;
     super._destroy(error, done);
   }
@@ -179,13 +181,14 @@ class Socket extends net.Socket {
  */
 function createConnection(address, options = {}) {
   const { proxy = '', ...others } = options;
-  let [node, service] = [address, ''];
+  let to = address;
   if (!address.startsWith('d2tp://')) {
     const at = address.lastIndexOf(':');
-    [node, service] = [address.slice(0, at).replace(/^\[|\]$/g, ''), address.slice(at + 1)];
+    const host = address.slice(0, at).replace(/^\[|\]$/g, '');
+    to = `${host.includes(':') ? `[${host}]` : host}:${address.slice(at + 1)}`;
   }
   const values = numbers(others);
-  return new Socket((made) => binding.connect(node, service, proxy, values, made));
+  return new Socket((made) => binding.connect(to, proxy, values, made));
 }
 
 /** A promise of the same, once it is connected. */
@@ -215,7 +218,7 @@ async function reopen(token) {
  * Socket; 'close'.
  */
 class Server extends EventEmitter {
-  #stop;
+  #listener;
 
   /** What others connect to: d2tp://host:port/KEY; null while it does not listen. */
   address = null;
@@ -223,7 +226,8 @@ class Server extends EventEmitter {
   /** At a UDP port, 0 for one of the system's choice, of an address in numbers. Throws with code EADDRINUSE where it is taken. */
   listen(port = 0, host = '0.0.0.0', listening) {
     if (this.listening) throw new Error('it listens already');
-    [this.#stop, this.address] = binding.listen(host, port, (fd) => this.#accept(fd));
+    this.#listener = binding.listen(host, port, (fd) => this.#accept(fd));
+    this.address = this.#listener.address;
     if (listening) this.once('listening', listening);
     process.nextTick(() => this.emit('listening'));
     return this;
@@ -238,7 +242,7 @@ class Server extends EventEmitter {
     if (!this.listening) return this;
     this.address = null;
     if (closed) this.once('close', closed);
-    binding.stop(this.#stop);
+    this.#listener.stop();
     return this;
   }
 

@@ -4,8 +4,10 @@
 //! - `quick`: format, rules, lints and unit tests of what changed; between two commits.
 //! - `nightly`: what takes longer than a change can wait.
 //! - `rules`: what a machine can see of the repository's own rules; part of `check`.
+//! - `header`: C's header of libd2tp, from its sources.
 
 mod check;
+mod header;
 mod hung;
 mod kills;
 mod msrv;
@@ -41,6 +43,8 @@ enum XtaskVerb {
     /// files, type names, doc comments, sleeping tests; the MUSTs of docs/protocol.md and the
     /// promises of docs/security.md and their tests
     Rules(rules::RulesOptions),
+    /// Make edge/capi/include/d2tp.h anew from the sources of libd2tp
+    Header,
 }
 
 fn main() -> ExitCode {
@@ -49,6 +53,7 @@ fn main() -> ExitCode {
         XtaskVerb::Quick(options) => quick::run(&options),
         XtaskVerb::Nightly(options) => nightly::run(&options),
         XtaskVerb::Rules(options) => rules::run(&repository::root(), &options),
+        XtaskVerb::Header => header::run(),
     };
     match outcome {
         Ok(true) => ExitCode::SUCCESS,

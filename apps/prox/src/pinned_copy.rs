@@ -62,7 +62,9 @@ impl CopyHead {
         headers.remove(header::CONTENT_LENGTH);
         let origin_validator = strong_validator(&response.headers);
         if response.status == StatusCode::OK && origin_validator.is_none() {
-            let tag = format!("\"d2prox-{:032x}\"", rand::random::<u128>());
+            let mut random = [0; 16];
+            getrandom::fill(&mut random).expect("the system has randomness");
+            let tag = format!("\"d2prox-{:032x}\"", u128::from_ne_bytes(random));
             let tag = HeaderValue::from_str(&tag).expect("hex digits are a header value");
             headers.insert(header::ETAG, tag);
         }

@@ -241,7 +241,7 @@ impl Prox {
                 length.filter(|_| request.head_only),
             ));
         }
-        let name = Some(rand::random());
+        let name = Some(random_name());
         let copy = self.take_over(client, request, head, response, name)?;
         if copy.head.status == StatusCode::OK {
             self.retained.list(client, request.url.as_str(), &copy);
@@ -311,7 +311,7 @@ impl Prox {
         name: Option<u64>,
     ) -> Result<Arc<PinnedCopy>, ProxRefusal> {
         let total = response.body.size();
-        let id = name.unwrap_or_else(rand::random);
+        let id = name.unwrap_or_else(random_name);
         let pin = Arc::new(self.reserve_spool(client, total, name)?);
         let asked = CopyRequest {
             url: request.url.clone(),
@@ -390,4 +390,9 @@ impl Prox {
             }
         }
     }
+}
+
+/// A name for a copy, which nobody guesses.
+fn random_name() -> u64 {
+    getrandom::u64().expect("the system has randomness")
 }

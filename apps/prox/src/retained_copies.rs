@@ -82,7 +82,7 @@ impl RetainedCopies {
         if grace.is_zero() || max == 0 {
             return;
         }
-        let serial = rand::random();
+        let serial = getrandom::u64().expect("the system has randomness");
         let mut dropped = Vec::new();
         {
             let mut clients = self.clients.lock();

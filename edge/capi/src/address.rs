@@ -9,24 +9,29 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
 use d2tp_driver::{PublicKey, ServerAddress};
-use libc::{c_int, c_void, sa_family_t, sockaddr_in, sockaddr_in6, socklen_t};
+use libc::{c_int, c_void, in_port_t, sa_family_t, sockaddr_in, sockaddr_in6, socklen_t};
 
 use crate::errno::{CallResult, Errno};
+use crate::header::CChar;
 use crate::memory;
 
-/// The address family of names with keys. Not one of the kernel's, which end below 64.
-pub(crate) const AF_D2TP: c_int = 210;
-/// Bytes of a name, without the 0 at its end.
+pub(crate) use crate::header::AF_D2TP;
+
+/// Bytes of a name, without the 0 at its end (`SockaddrD2tp::sd_host`).
 pub(crate) const HOST_BYTES_MAX: usize = 91;
 
-/// `struct sockaddr_d2tp` of the header.
+/// The address of AF_D2TP.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct SockaddrD2tp {
+    /// AF_D2TP.
     pub(crate) sd_family: sa_family_t,
-    pub(crate) sd_port: u16,
+    /// In network byte order.
+    pub(crate) sd_port: in_port_t,
+    /// The server's public key; all 0: none.
     pub(crate) sd_key: [u8; 32],
-    pub(crate) sd_host: [u8; HOST_BYTES_MAX + 1],
+    /// The name, which ends with 0.
+    pub(crate) sd_host: [CChar; 92],
 }
 
 /// Where a socket leads.

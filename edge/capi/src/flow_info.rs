@@ -6,9 +6,8 @@ use d2tp_driver::{LinkUse, PathState, PathStats};
 use d2tp_links::CostClass;
 
 use crate::carried_flow::CarriedFlow;
-use crate::info::{
-    D2tpInfo, D2tpPathInfo, NAME_BYTES, NO_PATH, NO_REASON, OPEN, OVER, PATH_COST, PATHS,
-};
+use crate::header::PATHS_MAX;
+use crate::info::{D2tpInfo, D2tpPathInfo, NAME_BYTES, NO_PATH, NO_REASON, OPEN, OVER, PATH_COST};
 use crate::server_session::ServerSessionState;
 
 /// The information of a socket whose flow is over now.
@@ -35,7 +34,7 @@ pub(crate) fn info_of(held: &CarriedFlow) -> D2tpInfo {
         info.di_slack_ms = i64::try_from(left.as_millis()).unwrap_or(i64::MAX);
     }
     let paths = held.flow.borrow().connection().paths();
-    info.di_paths_count = paths.len().min(PATHS) as u32;
+    info.di_paths_count = paths.len().min(PATHS_MAX) as u32;
     let ways = held
         .session
         .as_ref()

@@ -4,44 +4,59 @@
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::connect_wait::ConnectWait;
+use crate::header::{CChar, PATHS_MAX};
 
 /// The layout of this library. A later one only adds at the end of what it has.
 pub(crate) const INFO_VERSION: u32 = 1;
-/// Paths that are told at most; a session has no more (PATHS_MAX).
-pub(crate) const PATHS: usize = 8;
 /// Bytes of a link's name with its 0 (IFNAMSIZ).
 pub(crate) const NAME_BYTES: usize = 16;
 
-/// One path, as in the header.
+/// A path of a connection.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct D2tpPathInfo {
+    /// The link, as the system calls it.
     #[serde(serialize_with = "as_text", deserialize_with = "of_text")]
-    pub(crate) dpi_link: [u8; NAME_BYTES],
+    pub(crate) dpi_link: [CChar; 16],
+    /// 0 free, 1 metered, 2 roaming.
     pub(crate) dpi_class: u32,
+    /// 0 opening, 1 works, 2 silent.
     pub(crate) dpi_state: u32,
+    /// Smoothed round trip.
     pub(crate) dpi_rtt_us: u32,
+    /// Least round trip measured.
     pub(crate) dpi_rtt_min_us: u32,
+    /// Payload of the whole session.
     pub(crate) dpi_bytes_received: u64,
+    /// Payload of the whole session, what was sent again included.
     pub(crate) dpi_bytes_sent: u64,
+    /// Bytes a second lately, 0 when not known.
     pub(crate) dpi_rate: u64,
 }
 
-/// A socket, as in the header.
+/// The value of D2TP_SO_INFO: what a socket does.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct D2tpInfo {
+    /// 1.
     pub(crate) di_version: u32,
+    /// Bytes of the whole, as the library knows it.
     pub(crate) di_size: u32,
+    /// 0 no connection, 1 connecting, 2 connected, 3 over.
     pub(crate) di_state: u32,
+    /// Why nothing moves: 0 nothing known, 1 no_path, 2 path_cost.
     pub(crate) di_reason: u32,
+    /// Taken from the program.
     pub(crate) di_bytes_sent: u64,
+    /// Sent bytes that the peer has.
     pub(crate) di_bytes_acked: u64,
     pub(crate) di_bytes_received: u64,
+    /// Until the deadline; -1 without one.
     pub(crate) di_slack_ms: i64,
     pub(crate) di_paths_count: u32,
     pub(crate) di_reserved: u32,
-    pub(crate) di_paths: [D2tpPathInfo; PATHS],
+    pub(crate) di_paths: [D2tpPathInfo; PATHS_MAX],
+    /// Received bytes that the program has not read.
     #[serde(default)]
     pub(crate) di_bytes_ahead: u64,
 }

@@ -65,6 +65,7 @@ mod errno;
 mod exit_flush;
 mod flow_info;
 mod fork;
+mod header;
 mod identity;
 mod info;
 mod kept_connections;
@@ -91,7 +92,4 @@ mod wake_watch;
 
 pub use calls::*;
 pub use engine::share_descriptors;
-pub use options::{
-    SO_BUDGET, SO_DEADLINE, SO_ERROR, SO_ESIZE, SO_EXPIRY, SO_HOSTKEY, SO_IFLATE, SO_INFO,
-    SO_PEERKEY, SO_PERSIST, SO_POLICY, SO_PRIORITY, SO_PROXY, SO_RCVBUFTH, SO_ROUTE, SOL_D2TP,
-};
+pub use header::*;

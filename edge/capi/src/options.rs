@@ -23,39 +23,10 @@ use crate::clock::{since_boot, time_of_day};
 use crate::errno::{CallResult, Errno, SocketFault};
 use crate::rcvbuf_thresholds::RcvbufThresholds;
 
-/// The level of these options.
-pub const SOL_D2TP: c_int = 0xd2;
-
-/// `D2TP_SO_DEADLINE` of the header.
-pub const SO_DEADLINE: c_int = 1;
-/// `D2TP_SO_ESIZE` of the header.
-pub const SO_ESIZE: c_int = 2;
-/// `D2TP_SO_POLICY` of the header.
-pub const SO_POLICY: c_int = 3;
-/// `D2TP_SO_BUDGET` of the header.
-pub const SO_BUDGET: c_int = 4;
-/// `D2TP_SO_PRIORITY` of the header.
-pub const SO_PRIORITY: c_int = 5;
-/// `D2TP_SO_IFLATE` of the header.
-pub const SO_IFLATE: c_int = 6;
-/// `D2TP_SO_INFO` of the header.
-pub const SO_INFO: c_int = 7;
-/// `D2TP_SO_ERROR` of the header.
-pub const SO_ERROR: c_int = 8;
-/// `D2TP_SO_PEERKEY` of the header.
-pub const SO_PEERKEY: c_int = 9;
-/// `D2TP_SO_PROXY` of the header.
-pub const SO_PROXY: c_int = 10;
-/// `D2TP_SO_HOSTKEY` of the header.
-pub const SO_HOSTKEY: c_int = 11;
-/// `D2TP_SO_RCVBUFTH` of the header.
-pub const SO_RCVBUFTH: c_int = 12;
-/// `D2TP_SO_PERSIST` of the header.
-pub const SO_PERSIST: c_int = 13;
-/// `D2TP_SO_EXPIRY` of the header.
-pub const SO_EXPIRY: c_int = 14;
-/// `D2TP_SO_ROUTE` of the header.
-pub const SO_ROUTE: c_int = 15;
+pub(crate) use crate::header::{
+    SO_BUDGET, SO_DEADLINE, SO_ERROR, SO_ESIZE, SO_EXPIRY, SO_HOSTKEY, SO_IFLATE, SO_INFO,
+    SO_PEERKEY, SO_PERSIST, SO_POLICY, SO_PRIORITY, SO_PROXY, SO_RCVBUFTH, SO_ROUTE, SOL_D2TP,
+};
 
 /// What a datagram is worth sending for, where the program does not say: a second. Longer: after a hole old
 /// ones come first; shorter: a handshake is missed.
@@ -305,60 +276,50 @@ impl SocketOptions {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::header;
 
     #[test]
-    fn the_header_has_the_same_numbers() {
-        let header = include_str!("../include/d2tp.h");
-        let number = |name: &str| {
-            let line = header.lines().find_map(|line| {
-                let rest = line.strip_prefix("#define ")?.strip_prefix(name)?;
-                rest.strip_prefix(' ')
-            });
-            let word = line.expect(name).split_whitespace().next().expect(name);
-            match word.strip_prefix("0x") {
-                Some(hex) => c_int::from_str_radix(hex, 16).expect(name),
-                None => word.parse().expect(name),
+    fn numbers_of_the_header_stand_for_what_they_say() {
+        fn stands_for<T: Copy + PartialEq + std::fmt::Debug>(all: &[T], pairs: &[(c_int, T)]) {
+            assert_eq!(all.len(), pairs.len());
+            for (number, value) in pairs {
+                assert_eq!(one_of(all, &number.to_ne_bytes()).unwrap(), *value);
             }
-        };
-        for (name, value) in [
-            ("SOL_D2TP", SOL_D2TP),
-            ("D2TP_SO_DEADLINE", SO_DEADLINE),
-            ("D2TP_SO_ESIZE", SO_ESIZE),
-            ("D2TP_SO_POLICY", SO_POLICY),
-            ("D2TP_SO_BUDGET", SO_BUDGET),
-            ("D2TP_SO_PRIORITY", SO_PRIORITY),
-            ("D2TP_SO_IFLATE", SO_IFLATE),
-            ("D2TP_SO_INFO", SO_INFO),
-            ("D2TP_SO_ERROR", SO_ERROR),
-            ("D2TP_SO_PEERKEY", SO_PEERKEY),
-            ("D2TP_SO_PROXY", SO_PROXY),
-            ("D2TP_SO_HOSTKEY", SO_HOSTKEY),
-            ("D2TP_SO_RCVBUFTH", SO_RCVBUFTH),
-            ("D2TP_SO_PERSIST", SO_PERSIST),
-            ("D2TP_SO_EXPIRY", SO_EXPIRY),
-            ("D2TP_SO_ROUTE", SO_ROUTE),
-            ("AF_D2TP", crate::address::AF_D2TP),
-        ] {
-            assert_eq!(number(name), value, "{name}");
         }
-        for (at, name) in ["FREE_ONLY", "FREE_FIRST", "BALANCED", "FAST", "ANY"]
-            .iter()
-            .enumerate()
-        {
-            assert_eq!(number(&format!("D2TP_POLICY_{name}")), at as c_int);
-        }
-        for (at, name) in ["ANY", "STEADIEST", "EACH"].iter().enumerate() {
-            assert_eq!(number(&format!("D2TP_ROUTE_{name}")), at as c_int);
-        }
-        for (at, name) in ["NO", "WRITTEN", "OPEN"].iter().enumerate() {
-            assert_eq!(number(&format!("D2TP_PERSIST_{name}")), at as c_int);
-        }
-        for (at, name) in ["BYTES", "MS"].iter().enumerate() {
-            assert_eq!(number(&format!("D2TP_RCVBUFTH_{name}")), at as c_int);
-        }
-        for (at, name) in ["CELL", "WAIT", "FAIL"].iter().enumerate() {
-            assert_eq!(number(&format!("D2TP_IFLATE_{name}")), at as c_int);
-        }
+        stands_for(
+            &CostPolicy::ALL,
+            &[
+                (header::POLICY_FREE_ONLY, CostPolicy::FreeOnly),
+                (header::POLICY_FREE_FIRST, CostPolicy::FreeFirst),
+                (header::POLICY_BALANCED, CostPolicy::Balanced),
+                (header::POLICY_FAST, CostPolicy::Fast),
+                (header::POLICY_ANY, CostPolicy::Any),
+            ],
+        );
+        stands_for(
+            &IF_LATE,
+            &[
+                (header::IFLATE_CELL, DeadlineFallback::Cell),
+                (header::IFLATE_WAIT, DeadlineFallback::Wait),
+                (header::IFLATE_FAIL, DeadlineFallback::Fail),
+            ],
+        );
+        stands_for(
+            &PERSISTS,
+            &[
+                (header::PERSIST_NO, PersistMode::No),
+                (header::PERSIST_WRITTEN, PersistMode::Written),
+                (header::PERSIST_OPEN, PersistMode::Open),
+            ],
+        );
+        stands_for(
+            &ROUTES,
+            &[
+                (header::ROUTE_ANY, PathSelection::Any),
+                (header::ROUTE_STEADIEST, PathSelection::Steadiest),
+                (header::ROUTE_EACH, PathSelection::Each),
+            ],
+        );
     }
 
     /// A `struct d2tp_rcvbufth`.

@@ -4,6 +4,7 @@ use d2tp_sched::RefillThresholds;
 use serde::{Deserialize, Serialize};
 
 use crate::errno::{CallResult, Errno};
+use crate::header::D2tpRcvbufth;
 
 /// Bytes kept ahead for one socket. More bridges longer holes, and takes as much memory: while pieces are short
 /// twice as much.
@@ -34,7 +35,7 @@ pub(crate) enum RcvbufUnit {
 const UNITS: [RcvbufUnit; 2] = [RcvbufUnit::Bytes, RcvbufUnit::Ms];
 
 /// Bytes of `struct d2tp_rcvbufth`.
-const LEVELS_BYTES: usize = 24;
+const LEVELS_BYTES: usize = size_of::<D2tpRcvbufth>();
 
 impl RcvbufThresholds {
     /// From C; none: no thresholds.

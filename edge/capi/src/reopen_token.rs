@@ -6,8 +6,8 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::errno::SocketFault;
 
-/// Bytes of a token: as many as of a key, so that nobody guesses one.
-pub(crate) const TOKEN_BYTES: usize = 32;
+// As many as of a key, so that nobody guesses one.
+pub(crate) use crate::header::TOKEN_BYTES;
 
 /// Names a connection that outlives its program; whoever is the same user and knows it may have that.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]

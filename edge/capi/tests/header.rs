@@ -12,6 +12,72 @@ fn header() -> String {
     std::fs::read_to_string(here().join("include/d2tp.h")).expect("the header")
 }
 
+/// What cbindgen makes of the sources, for readers of C.
+fn generated() -> String {
+    let config = cbindgen::Config::from_file(here().join("cbindgen.toml"));
+    let bindings = cbindgen::Builder::new()
+        .with_config(config.expect("cbindgen.toml"))
+        .with_src(here().join("src/lib.rs"))
+        .generate();
+    let mut text = Vec::new();
+    bindings.expect("the sources parse").write(&mut text);
+    let text = String::from_utf8(text).expect("UTF-8");
+    let mut header = String::new();
+    let mut lines = text.lines();
+    while let Some(line) = lines.next() {
+        let indent = line
+            .strip_suffix("/*")
+            .filter(|rest| rest.trim().is_empty());
+        match indent.filter(|_| !header.is_empty()) {
+            Some(indent) => {
+                let inside = lines.by_ref().take_while(|line| line.trim() != "*/");
+                comment(&mut header, indent, &inside.collect::<Vec<_>>());
+            }
+            // The first comment is the file's own, from cbindgen.toml. C89 has no comment of this kind.
+            None => {
+                let line = line.split("//").next().unwrap_or_default();
+                header.extend([line.trim_end(), "\n"]);
+            }
+        }
+    }
+    // Rust declares no function with any number of arguments.
+    let [stated, any] = ["int command, long argument)", "int command, ...)"];
+    assert!(header.contains(stated), "d2tp_fcntl is not as it was");
+    header.replace(stated, any)
+}
+
+/// A comment of C: on one line where it fits, and without what Rust's callers promise, which the kernel checks for C's.
+fn comment(header: &mut String, indent: &str, inside: &[&str]) {
+    let lines = inside.iter().map(|line| line.trim());
+    let mut lines: Vec<&str> = lines.take_while(|line| *line != "# Safety").collect();
+    while lines.last().is_some_and(|line| line.is_empty()) {
+        lines.pop();
+    }
+    if let [line] = lines[..] {
+        header.extend([indent, "/* ", line, " */\n"]);
+        return;
+    }
+    for (at, line) in lines.iter().enumerate() {
+        let start = if at == 0 { "/* " } else { " * " };
+        header.extend([indent, start, line]);
+        header.push_str(if at + 1 == lines.len() { " */\n" } else { "\n" });
+    }
+}
+
+#[test]
+fn the_header_is_generated_from_the_sources() {
+    let generated = generated();
+    // Set by `cargo xtask header`.
+    if std::env::var_os("D2TP_WRITE_HEADER").is_some() {
+        std::fs::write(here().join("include/d2tp.h"), generated).expect("the header");
+        return;
+    }
+    assert!(
+        header() == generated,
+        "include/d2tp.h is not what the sources say: `cargo xtask header` makes it anew\n{generated}"
+    );
+}
+
 /// Names of functions that the header declares.
 fn declared() -> BTreeSet<String> {
     let text = header();

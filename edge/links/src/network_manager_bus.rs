@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use zbus::{ObjectPath, OwnedObjectPath, OwnedVariant, Variant, proxy};
 
-/// The daemon.
+/// NetworkManager itself.
 #[proxy(
     interface = "org.freedesktop.NetworkManager",
     default_service = "org.freedesktop.NetworkManager",

@@ -44,6 +44,7 @@
 //! ```
 
 pub mod asynchronous;
+mod connect_attempt;
 mod connection;
 mod connection_token;
 mod datagrams;
@@ -53,6 +54,7 @@ mod raw;
 mod settings;
 mod stream;
 
+pub use connect_attempt::ConnectAttempt;
 pub use connection::D2tpConnection;
 pub use connection_token::ConnectionToken;
 pub use datagrams::DatagramSocket;

@@ -45,6 +45,45 @@ pub(crate) fn error(fd: &(impl AsFd + ?Sized), said: io::Error) -> io::Error {
     }
 }
 
+/// What a call said, in these words.
+pub(crate) fn fault(said: io::Error, words: String) -> io::Error {
+    match said.raw_os_error() {
+        Some(errno) => io::Error::new(said.kind(), ConnectionFault { errno, words }),
+        None => said,
+    }
+}
+
+/// How a wait ended.
+pub(crate) enum WaitOutcome {
+    /// The descriptor is ready for what was waited for, or broke.
+    Ready,
+    /// The other descriptor is readable.
+    GivenUp,
+}
+
+/// Waits until `fd` is ready for `events` of poll(2), or `give_up` readable.
+pub(crate) fn wait(
+    fd: BorrowedFd<'_>,
+    events: libc::c_short,
+    give_up: BorrowedFd<'_>,
+) -> io::Result<WaitOutcome> {
+    let entry = |fd: BorrowedFd<'_>, events| libc::pollfd {
+        fd: fd.as_raw_fd(),
+        events,
+        revents: 0,
+    };
+    let mut both = [entry(fd, events), entry(give_up, libc::POLLIN)];
+    loop {
+        // SAFETY: two entries.
+        match check(unsafe { d2tp::d2tp_poll(both.as_mut_ptr(), 2, -1) }) {
+            Err(said) if said.kind() == io::ErrorKind::Interrupted => {}
+            Err(said) => return Err(said),
+            Ok(_) if both[1].revents != 0 => return Ok(WaitOutcome::GivenUp),
+            Ok(_) => return Ok(WaitOutcome::Ready),
+        }
+    }
+}
+
 fn check(result: c_int) -> io::Result<c_int> {
     match result {
         -1 => Err(io::Error::last_os_error()),

@@ -129,7 +129,10 @@ impl ConnectSettings {
             set(raw::SO_BUDGET, &budget.to_ne_bytes())?;
         }
         if let Some(proxy) = &self.proxy {
-            set(raw::SO_PROXY, proxy.as_bytes())?;
+            raw::set(&fd, raw::SO_PROXY, proxy.as_bytes()).map_err(|said| {
+                let words = format!("proxy: {proxy} is not d2tp://host:port/KEY");
+                raw::fault(said, words)
+            })?;
         }
         if self.persist != ConnectionPersist::No {
             let persist = (self.persist as i32).to_ne_bytes();
@@ -147,6 +150,7 @@ impl ConnectSettings {
 
 /// A socket whose connection is not made yet: dropped, it leaves nothing with an agent, which has a copy of one that is
 /// to stay.
+#[derive(Debug)]
 pub(crate) struct PendingSocket(pub(crate) Option<OwnedFd>);
 
 impl PendingSocket {

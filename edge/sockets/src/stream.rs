@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::connection::{D2tpConnection, sealed};
 use crate::connection_token::ConnectionToken;
-use crate::raw;
+use crate::raw::{self, WaitOutcome};
 use crate::settings::{ConnectSettings, PendingSocket};
 
 /// A connection. What only D2TP knows of it is in [`crate::D2tpConnection`].
@@ -195,6 +195,30 @@ impl D2tpListener {
     pub fn accept(&self) -> io::Result<(D2tpStream, SocketAddr)> {
         let (fd, from) = raw::accept(self, false)?;
         Ok((D2tpStream(fd), from))
+    }
+
+    /// The next connection, unless `give_up` becomes readable before it comes. Nobody else may accept meanwhile: this
+    /// would wait for one more.
+    ///
+    /// # Errors
+    /// As for `accept` of the kernel.
+    pub fn accept_until(
+        &self,
+        give_up: BorrowedFd<'_>,
+    ) -> io::Result<Option<(D2tpStream, SocketAddr)>> {
+        match raw::wait(self.as_fd(), libc::POLLIN, give_up)? {
+            WaitOutcome::GivenUp => Ok(None),
+            WaitOutcome::Ready => self.accept().map(Some),
+        }
+    }
+
+    /// Ends listening. The address is free when this returns, or once the last connection that was accepted is over; after
+    /// a drop it is a moment later.
+    ///
+    /// # Errors
+    /// As for `close` of the kernel.
+    pub fn end(self) -> io::Result<()> {
+        raw::close(self.0)
     }
 
     /// Where it listens.

@@ -42,9 +42,9 @@ pub type FileBody = UnsyncBoxBody<Bytes, std::io::Error>;
 /// Whether files are served whose path has a name that begins with a dot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HiddenFiles {
-    /// They are not found.
+    /// Hidden files are not found.
     Refused,
-    /// They are files like others.
+    /// Hidden files are served like others.
     Served,
 }
 

@@ -6,6 +6,7 @@ pub mod get_jobs;
 pub mod get_plan;
 pub mod handover;
 pub mod key;
+pub mod log_levels;
 pub mod net;
 pub mod play;
 pub mod prox;

@@ -21,8 +21,13 @@ use d2tp_links::{ClassRules, Link, LinkKind, LinkMonitor};
 use ipnet::IpNet;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
+use tracing_subscriber::Layer as _;
+use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
 
 use super::key;
+use super::log_levels::log_levels;
 use super::qlog::QlogArgs;
 use super::transport::TransportArgs;
 
@@ -151,16 +156,14 @@ impl ProxArgs {
 
     /// Sends the log to stderr in the form asked for. `RUST_LOG` chooses levels; `info` without.
     pub fn start_log(&self) {
-        let filter = tracing_subscriber::EnvFilter::try_from_default_env()
-            .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
-        let log = tracing_subscriber::fmt()
-            .with_env_filter(filter)
-            .with_writer(std::io::stderr);
-        // A second call (in tests) keeps the first log.
-        let _ = match self.log {
-            LogFormat::Json => log.json().flatten_event(true).try_init(),
-            LogFormat::Text => log.with_ansi(false).try_init(),
+        let log = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+        let log = match self.log {
+            LogFormat::Json => log.json().flatten_event(true).boxed(),
+            LogFormat::Text => log.with_ansi(false).boxed(),
         };
+        let log = log.with_filter(log_levels(LevelFilter::INFO));
+        // A second call (in tests) keeps the first log.
+        let _ = tracing_subscriber::registry().with(log).try_init();
     }
 }
 

@@ -24,8 +24,13 @@ use d2tp_driver::{Admission, PublicKey, ServerAddress};
 use d2tp_links::{ClassRule, ClassRules, LinkMonitor};
 use d2tp_sched::CostPolicy;
 use tokio::sync::mpsc;
+use tracing_subscriber::Layer as _;
+use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
 
 use super::key;
+use super::log_levels::log_levels;
 use super::transfer_args::word_parser;
 use super::transport::TransportArgs;
 use crate::run::{
@@ -194,13 +199,12 @@ fn prepare(args: &RunArgs) -> anyhow::Result<PreparedRun> {
 
 /// Warnings go to standard error, and more with RUST_LOG.
 fn listen_to_log() {
-    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
+    let log = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
         .with_ansi(wants_colours())
-        .without_time()
+        .without_time();
+    tracing_subscriber::registry()
+        .with(log.with_filter(log_levels(LevelFilter::WARN)))
         .init();
 }
 

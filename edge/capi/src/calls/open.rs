@@ -30,7 +30,8 @@ use crate::table::{self, SocketEntry};
 
 const TYPE_FLAGS: c_int = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
 
-/// A socket over D2TP: AF_INET, AF_INET6 or AF_D2TP, which takes the addresses of all, SOCK_STREAM or SOCK_DGRAM.
+/// A socket over D2TP: AF_INET, AF_INET6 or AF_D2TP, which takes the addresses of all; SOCK_STREAM or SOCK_DGRAM,
+/// with SOCK_NONBLOCK and SOCK_CLOEXEC.
 #[unsafe(no_mangle)]
 pub extern "C" fn d2tp_socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     answer(|| {
@@ -320,7 +321,8 @@ pub unsafe extern "C" fn d2tp_accept4(
     })
 }
 
-/// Leads to a D2TP server whose key is known, or to any host through the proxy.
+/// Connects to a D2TP server where its key is known (sockaddr_d2tp, D2TP_SO_PEERKEY), else to any host and port
+/// through the proxy.
 ///
 /// # Safety
 /// As for the kernel's call.
@@ -410,7 +412,8 @@ fn keep(fd: RawFd, cookie: u64, socket: &SocketEntry) -> CallResult<Option<Reope
     }))
 }
 
-/// A connection of another process's that ended, with everything that it has not read.
+/// Opens a connection that is D2TP_PERSIST_OPEN and whose process has ended: reading goes on with the first byte that
+/// it had not read. ENOENT: none of this token; EBUSY: its process is there. flags: SOCK_NONBLOCK, SOCK_CLOEXEC.
 ///
 /// # Safety
 /// As for the kernel's calls.

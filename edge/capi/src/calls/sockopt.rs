@@ -234,11 +234,12 @@ fn info(socket: &SocketEntry) -> CallResult<D2tpInfo> {
     })
 }
 
-/// fcntl(2). In C it takes any number of arguments; on the machines that this library is for, a third one
-/// of integer or pointer type arrives as this one does.
+/// fcntl(2)
 ///
 /// # Safety
 /// As for the kernel's call.
+// In C it takes any number of arguments; on the machines that this library is for, a third one of integer or
+// pointer type arrives as this one does.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn d2tp_fcntl(fd: c_int, command: c_int, argument: c_long) -> c_int {
     // SAFETY: as promised.

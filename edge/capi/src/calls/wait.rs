@@ -33,7 +33,7 @@ pub unsafe extern "C" fn d2tp_poll(fds: *mut pollfd, count: nfds_t, timeout_ms: 
     answer(|| check(unsafe { libc::poll(fds, count, timeout_ms) }))
 }
 
-/// The networks changed in a way that this process may not see: every link is tried at once.
+/// The networks changed and this process may not have seen it: every link is tried at once.
 #[unsafe(no_mangle)]
 pub extern "C" fn d2tp_network_changed() -> c_int {
     answer(|| {
@@ -44,14 +44,14 @@ pub extern "C" fn d2tp_network_changed() -> c_int {
     })
 }
 
-/// Takes a D-Lock: while one is held, the machine is woken and kept awake for what sockets of this process carry. Returns
-/// how many are held.
+/// Takes a D-Lock. While one is held the machine is woken for connections of this process that wait for a network, and
+/// kept awake while they move. Returns how many are held.
 #[unsafe(no_mangle)]
 pub extern "C" fn d2tp_dlock_acquire() -> c_int {
     answer(|| tell(dlock::acquire()?))
 }
 
-/// Gives one back. Returns how many are still held.
+/// Gives a D-Lock back. Returns how many are still held.
 #[unsafe(no_mangle)]
 pub extern "C" fn d2tp_dlock_release() -> c_int {
     answer(|| tell(dlock::release()?))

@@ -21,15 +21,20 @@ pub fn here() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../edge/capi"))
 }
 
-/// The library, where the build put it: beside this test, or above.
+/// The library, where the build put it.
 pub fn library() -> PathBuf {
+    built_library("libd2tp.so")
+}
+
+/// A library that the build put beside this test, or above.
+pub fn built_library(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("a test knows where it is");
     let deps = test.parent().expect("it lies in a folder");
     let found = [deps, deps.parent().expect("as the folder does")]
-        .map(|folder| folder.join("libd2tp.so"))
+        .map(|folder| folder.join(name))
         .into_iter()
         .find(|path| path.is_file());
-    found.expect("libd2tp.so is built with this test")
+    found.unwrap_or_else(|| panic!("{name} is built with this test"))
 }
 
 /// A program that was compiled, and a folder of its own.
