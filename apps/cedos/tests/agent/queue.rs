@@ -760,7 +760,7 @@ async fn a_full_disk_ends_it_with_its_reason_and_retry_goes_on_when_there_is_roo
     let full = full.unwrap_or_else(|| panic!("{:#?}", run.events));
     assert_eq!(full["reason"], "storage_full", "{full}");
     let text = full["last"]["text"].as_str().unwrap_or_default();
-    assert!(text.contains("cedos retry 1 continues"), "{text}");
+    assert!(text.contains("cedos retry 1 resumes"), "{text}");
     use sha2::Digest;
     let digest = hex::encode(sha2::Sha256::digest(object(3_000_000, 15)));
     assert!(run.errors.contains(&digest), "{}", run.errors);

@@ -44,7 +44,7 @@ async fn mistakes_on_the_command_line_are_told_with_what_to_write_instead() {
         (
             &["get", "host.example/a"],
             2,
-            "is https://host.example/a meant?",
+            "do you mean https://host.example/a?",
         ),
         (&["get", "ftp://host/a"], 2, "ftp: is not supported"),
         (&["get", "http://"], 2, "empty host"),
