@@ -26,6 +26,7 @@ mod draw;
 mod ends;
 mod fault;
 pub mod field;
+mod flow_reports;
 pub mod foresight;
 pub mod fuzz;
 mod host;
