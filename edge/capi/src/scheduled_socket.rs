@@ -114,7 +114,7 @@ impl ScheduledSocket {
 }
 
 /// What it needs, `moved` bytes after its beginning and with so much left to spend.
-fn need(options: &SocketOptions, moved: u64, left: Option<u64>) -> FlowDemand {
+pub(crate) fn need(options: &SocketOptions, moved: u64, left: Option<u64>) -> FlowDemand {
     FlowDemand {
         remaining_bytes: options.size.map(|size| size.saturating_sub(moved)),
         left: options.time_left(),
