@@ -7,7 +7,7 @@
 //! ```text
 //!  applications ◀─▶ session ◀─▶ links, NATs ◀─▶ session ◀─▶ applications
 //!    device.rs       (core)      network.rs      (core)       proxy.rs
-//!        ▲ policy.rs, strategy.rs, conductor.rs       run.rs: what comes next
+//!        ▲ flow_clients.rs, strategy.rs, conductor.rs run.rs: what comes next
 //! ```
 //!
 //! After each step it is checked that what was read is what was written, that nothing crossed a
@@ -27,6 +27,7 @@ mod ends;
 mod fault;
 pub mod field;
 mod flow_clients;
+mod flow_reports;
 pub mod foresight;
 pub mod fuzz;
 mod host;
