@@ -16,8 +16,8 @@ const READ_BYTES: usize = 4096;
 /// A request head as bytes, and what came after it.
 #[derive(Debug)]
 pub(crate) struct ProxRequestHead {
-    bytes: Vec<u8>,
-    end: usize,
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) end: usize,
 }
 
 impl ProxRequestHead {
