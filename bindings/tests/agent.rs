@@ -6,11 +6,11 @@ use cedos::ProductVerb;
 use clap::Parser;
 
 #[derive(Debug, Parser)]
-struct TestProgram {
+struct VerbProgram {
     #[command(subcommand)]
     verb: ProductVerb,
 }
 
 fn main() -> ExitCode {
-    TestProgram::parse().verb.run()
+    VerbProgram::parse().verb.run()
 }

@@ -48,7 +48,8 @@ impl ByteRanges {
         match (length, self.0.as_slice()) {
             (Some(length), _) => self.of_length(length),
             (None, [SyntacticallyCorrectRange::Indexed(first, last)]) => {
-                RangeDecision::Parts(vec![*first..last.saturating_add(1)])
+                let part = *first..last.saturating_add(1);
+                RangeDecision::Parts(std::iter::once(part).collect())
             }
             (None, [_]) => RangeDecision::LengthNeeded,
             (None, _) => RangeDecision::Whole,

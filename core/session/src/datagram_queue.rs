@@ -159,7 +159,7 @@ pub(crate) struct DatagramSendQueue {
     /// The number of the next that is copied, once there was one.
     pub(crate) number: Option<u32>,
     seen: Option<Box<DuplicateFilter>>,
-    /// None until a datagram is sent or received.
+    /// What became of the datagrams so far; none until one is sent or received.
     stats: Option<Box<DatagramStats>>,
 }
 
