@@ -259,9 +259,9 @@ impl SimDevice {
             return Ok(());
         };
         let budget = self.specs[number].metered_bytes_max;
-        let stays = match number == 0 && self.viewer.is_some() {
-            true => crate::viewer::READY_FOR,
-            false => READY_FOR,
+        let stays = match &self.viewer {
+            Some(viewer) if number == 0 => viewer.keeps_path_for(),
+            _ => READY_FOR,
         };
         let flow = &mut self.clients.flows[number];
         flow.grant = flow.spending.keep_path(now, decision.grant, stays);

@@ -36,6 +36,7 @@ mod journal;
 mod log;
 mod network;
 pub mod peers;
+mod picked_links;
 pub mod proxy;
 pub mod route;
 mod run;

@@ -11,13 +11,7 @@
 //! the second its omniscient one, damped or not; the third is ours.
 
 use cedos_lab_link::{Span, Time};
-use cedos_lab_scenario::Class;
-use d2tp_device::LinkUse;
 use d2tp_sched::energy_policy::{self, EnergyPolicy, RadioPowerModel};
-use d2tp_session::{PathState, PathStatus, Session};
-
-use crate::device::{SimDevice, link_of};
-use crate::network::SimNetwork;
 
 pub use d2tp_sched::energy_policy::LinkSample;
 
@@ -164,38 +158,6 @@ impl Strategy for Foresight {
         let best = links.max_by(|a, b| worth(*a).total_cmp(&worth(*b)));
         self.pick = best.unwrap_or(self.pick);
         (0..sights.len()).map(|n| n == self.pick).collect()
-    }
-}
-
-impl SimDevice {
-    /// The links that may be used now, and when to ask again.
-    pub(crate) fn picked(&mut self, now: Time, network: &SimNetwork) -> (Vec<bool>, Time) {
-        let links = self.classes.len();
-        let Some(strategy) = &mut self.strategy else {
-            return (vec![true; links], Time::NEVER);
-        };
-        let sights: Vec<LinkSample> = (0..links)
-            .map(|link| LinkSample {
-                up: network.is_up(link),
-                attachment: self.attachments[link],
-                bytes: self.accounts.iter().map(|a| a.of_link(link)).sum(),
-            })
-            .collect();
-        (strategy.pick(now, &sights), now + strategy.again())
-    }
-
-    /// A link that was not picked is left as soon as another carries, so that something always moves.
-    pub(crate) fn leave(&self, link: usize, picked: &[bool], in_use: bool) -> LinkUse {
-        let paths = self.core().map(Session::path_stats).unwrap_or_default();
-        let carries = paths.iter().any(|path| {
-            let open = (path.state, path.status) == (PathState::Active, PathStatus::Available);
-            picked[link_of(path.addresses.link)] && open
-        });
-        match (in_use && !carries, self.classes[link]) {
-            (false, _) => LinkUse::Off,
-            (true, Class::Free) => LinkUse::Free,
-            (true, _) => LinkUse::Paid,
-        }
     }
 }
 

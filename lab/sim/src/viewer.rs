@@ -21,7 +21,7 @@ use crate::device::SimDevice;
 const START: Span = Span::from_secs(1);
 /// The path over a link that costs and is not paid for any more is left when what was under way has
 /// arrived.
-pub(crate) const READY_FOR: Span = Span::from_secs(1); // a guess
+const READY_FOR: Span = Span::from_secs(1); // a guess
 /// How often the level is written down.
 const LEVEL_EVERY: Span = Span::from_secs(1);
 
@@ -74,6 +74,11 @@ pub(crate) struct SimViewer {
 }
 
 impl SimViewer {
+    /// How long the path over a link that costs is kept after it was paid for.
+    pub(crate) fn keeps_path_for(&self) -> Span {
+        READY_FOR
+    }
+
     pub(crate) fn new(watching: Watching, size: u64) -> SimViewer {
         SimViewer {
             buffer: StreamBuffer::new(watching.thresholds, watching.switching),

@@ -34,7 +34,7 @@ use sources::Sources;
 const CEILINGS: [(&str, usize); 6] = [
     ("folder_rule_breaches", 0),
     ("unused_dependencies", 0),
-    ("largest_file_circle", 15),
+    ("largest_file_circle", 3),
     ("duplicate_type_names", 0),
     ("doc_comments_that_do_not_stand_alone", 0),
     ("sleeps_without_reason", 0),
