@@ -7,6 +7,9 @@ use d2tp_time::{Span, Time};
 use super::super::rate_measurement::RateMeasurement;
 use crate::ScheduledFlow;
 
+/// A link that carried for a client no longer ago than this works, whatever another client says of it.
+const CARRIED_WITHIN: Span = Span::from_secs(5); // a guess: several reports
+
 /// What one client last reported, and what it was told.
 #[derive(Debug)]
 pub(super) struct ClientState {
@@ -41,6 +44,12 @@ pub(super) enum ClientPhase {
 }
 
 impl ClientState {
+    /// Whether a link has carried for the client, which carried something lately.
+    pub(super) fn moved_lately(&self, now: Time, link: &str) -> bool {
+        self.carried.get(link).is_some_and(|bytes| *bytes > 0)
+            && now.since(self.moved_at) < CARRIED_WITHIN
+    }
+
     /// A client that has not reported yet.
     pub(super) fn new(now: Time, transfer: u64) -> ClientState {
         ClientState {

@@ -313,8 +313,15 @@ impl LinkTable {
                 return self.around.radios.iter().any(|radio| radio.device == *name);
             }
             // What no transfer lists leads nowhere, whatever the system says.
-            let mut ways = clients.values().flat_map(|client| &client.ways);
-            ways.any(|(way, works)| *works && way == name)
+            let says = |client: &ClientState| {
+                let mut ways = client.ways.iter();
+                ways.find(|(way, _)| way == name).map(|(_, works)| *works)
+            };
+            let is_silent = clients.values().any(|client| says(client) == Some(false));
+            // A client that asks nothing does not notice that a link died: who does is believed, unless the
+            // link carries for another.
+            let mut works = clients.values().filter(|client| says(client) == Some(true));
+            works.any(|client| !is_silent || client.moved_lately(now, name))
         };
         let up: Vec<bool> = self.names.iter().map(works).collect();
         let counted = now.since(*self.counted_at.get_or_insert(now));

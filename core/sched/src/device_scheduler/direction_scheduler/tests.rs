@@ -193,6 +193,28 @@ fn a_link_that_carries_nothing_for_those_on_it_counts_as_away() {
 }
 
 #[test]
+fn a_link_that_is_silent_for_a_client_counts_as_away_though_an_idle_one_did_not_notice() {
+    let mut device = Device::new();
+    let [idle, asking] = [0, 1].map(|number| device.lane.register(device.now, number));
+    let silent = LinkCandidate {
+        stalled: true,
+        ..wifi()
+    };
+    let is_up = |device: &Device| device.lane.links.scheduler.links()[0].is_up();
+    device.ask(idle, &need(1_000, 3_600), &[wifi()]);
+    device.wait(1);
+    device.ask(asking, &need(1_000, 3_600), std::slice::from_ref(&silent));
+    assert!(!is_up(&device));
+    // While it carries for another client, the fault is not the link's.
+    device.carry(idle, "wlan0", 100_000);
+    device.ask(idle, &need(1_000, 3_600), &[wifi()]);
+    assert!(is_up(&device));
+    device.wait(6);
+    device.ask(asking, &need(1_000, 3_600), std::slice::from_ref(&silent));
+    assert!(!is_up(&device));
+}
+
+#[test]
 fn where_time_is_short_the_earliest_deadline_goes_alone_and_else_side_by_side() {
     let mut device = Device::new();
     let seats = [
