@@ -39,7 +39,7 @@ const ASK_SHARE_WAITING: u64 = 512;
 const ASK_PAUSE_WAITING_MIN: Span = Span::from_millis(50);
 const ASK_PAUSE_OF_RTT: u64 = 4;
 /// Probe timeouts shorter than this are backed off from the first: a radio may be away for as long.
-const ASK_PAUSE_EVEN_MIN: Span = Span::from_millis(150); // a guess: a scan of Wi-Fi takes 0.1 to 0.3 s
+const ASK_PAUSE_EVEN_MIN: Span = Span::from_millis(250); // a guess: a scan of Wi-Fi takes 0.1 to 0.3 s
 /// R-PATH-15: a server's packet that has no answer for so many probe timeouts, and this long at least, while
 /// others come from there, shows a path that carries one way only.
 const ONE_WAY_TIMEOUTS: u64 = 4;
