@@ -75,7 +75,7 @@ pub enum PathStatus {
     Standby,
     /// Its link is silent for a while: hold everything, keep the window.
     Frozen,
-    /// The peer does not know the flow any more.
+    /// The path is no more.
     Gone,
 }
 

@@ -120,7 +120,7 @@ pub fn table(kept: &[KeptResult]) -> String {
     }
     text += "\n## Missed\n\nMarks that do not hold in the runs above:\n\n";
     text += &list(&missed, "none");
-    text += "\nWhat else is missed, or was not tried, is in [testing.md](testing.md#missed-or-not-tried-yet).\n\
+    text += "\nWhat else is missed, or was not tried, is in [marks.md](marks.md#missed-or-not-tried-yet).\n\
              \n## Not in the table\n\n";
     text += &list(&not_kept, "every row of every place is");
     if !pictures.is_empty() {
