@@ -234,7 +234,7 @@ fn run_one(
         output.push_str("killed: it said nothing for too long");
     }
     Ok(TestProgramRun {
-        held: status.success(),
+        held: status.success() && !is_hung,
         output,
         took: begun.elapsed(),
     })

@@ -485,7 +485,7 @@ async fn the_desktop_is_told_what_failed_and_its_answer_is_done() {
     let _: () = mock.call("EmitSignal", &said).await.expect("said");
     home.until(&status, "the end", |told| told["standing"] == "done")
         .await;
-    told("the end", &|words| words.contains("episode is there")).await;
+    told("the end", &|words| words.contains("episode has finished")).await;
 }
 
 #[tokio::test]

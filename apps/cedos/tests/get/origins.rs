@@ -153,7 +153,7 @@ async fn a_coding_nobody_asked_for_is_stored_as_it_comes_and_said() {
     let (directory, run) = fetch(&origin, &[]).await;
     assert_whole(directory.path(), &run, &wanted);
     assert_eq!(run.last()["content_encoding"], "gzip");
-    run.ends_with(0, "gzip-coded unasked");
+    run.ends_with(0, "gzip-encoded although not asked");
 }
 
 #[tokio::test]
