@@ -110,17 +110,17 @@ impl Session {
             // The other path may be gone since it was chosen.
             relief.by = None;
             let steady = relief.is_steady(now, every) && now < relief.usual_at + USUAL_WAY_EVERY;
-            if steady && let Some(other) = self.other_way(now, slot, round) {
+            if steady && let Some(other) = self.other_path(now, slot, round) {
                 let id = self.paths[other].id;
                 let path = self.paths.at(slot);
                 path.ack_offload_state.as_mut().expect("it has one").by = Some(id);
-                self.ask_other_way(now, other);
+                self.request_other_path(now, other);
             }
         }
     }
 
     /// The path, not this one, that has room for an ACK now and is not much slower.
-    fn other_way(&mut self, now: Time, slot: usize, round: Span) -> Option<usize> {
+    fn other_path(&mut self, now: Time, slot: usize, round: Span) -> Option<usize> {
         let may_cost = self.acks_pay();
         let limit = round.times(ROUND_TRIPS_MAX);
         let other = (0..self.paths.len())
@@ -149,7 +149,7 @@ impl Session {
         room.then_some(other)
     }
 
-    fn ask_other_way(&mut self, now: Time, other: usize) {
+    fn request_other_path(&mut self, now: Time, other: usize) {
         let path = self.paths.at(other);
         let waits = path.recovery.is_waiting();
         if let Some(share) = &mut path.carried_acks

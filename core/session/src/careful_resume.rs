@@ -37,7 +37,7 @@ impl SessionPath {
         let enough = window / 2 > WINDOW_INITIAL_DATAGRAMS * self.mtu.current() as u64;
         let measured = self.validated && self.recovery.rtt.is_measured();
         (enough && measured && !self.recovery.is_careful()).then_some(CachedPathMetrics {
-            way: self.address_pair(),
+            pair: self.address_pair(),
             window,
             rtt: self.recovery.rtt.min(),
             at: self.last_rx,
@@ -49,7 +49,7 @@ impl Session {
     /// R-CC-3. A round trip of a path was measured: if it is new, and its way is known, it goes on from there.
     pub(crate) fn resume_known_path(&mut self, now: Time, slot: usize) {
         let path = &self.paths[slot];
-        let (id, way, rtt) = (path.id, path.address_pair(), path.recovery.rtt.min());
+        let (id, pair, rtt) = (path.id, path.address_pair(), path.recovery.rtt.min());
         let controller = &path.recovery.controller;
         let window = controller.window();
         if !path.is_new {
@@ -64,7 +64,7 @@ impl Session {
         let others = || {
             self.paths
                 .iter()
-                .filter(|p| p.id != id && p.address_pair() == way)
+                .filter(|p| p.id != id && p.address_pair() == pair)
         };
         if !unharmed || others().any(|p| p.state != PathState::Silent) {
             return;
@@ -73,7 +73,7 @@ impl Session {
         let silent = others().find_map(SessionPath::measured_metrics);
         let known = self
             .path_metrics_cache
-            .take(way)
+            .take(pair)
             .or(silent)
             .filter(|known| {
                 now.since(known.at) <= KNOWN_FOR && known.is_like(rtt) && known.window / 2 > window

@@ -19,7 +19,7 @@ pub(crate) struct AddressPair {
 /// What was measured on a way.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CachedPathMetrics {
-    pub(crate) way: AddressPair,
+    pub(crate) pair: AddressPair,
     pub(crate) window: u64,
     pub(crate) rtt: Span,
     pub(crate) at: Time,
@@ -39,7 +39,7 @@ pub(crate) struct PathMetricsCache(Vec<CachedPathMetrics>);
 impl PathMetricsCache {
     /// Remembers what was measured on a path that goes.
     pub(crate) fn note(&mut self, known: CachedPathMetrics) {
-        self.0.retain(|k| k.way != known.way);
+        self.0.retain(|k| k.pair != known.pair);
         if self.0.len() == PATHS_MAX {
             self.0.remove(0);
         }
@@ -47,8 +47,8 @@ impl PathMetricsCache {
     }
 
     /// What is known of a way serves one path: two at once would take it twice.
-    pub(crate) fn take(&mut self, way: AddressPair) -> Option<CachedPathMetrics> {
-        let at = self.0.iter().position(|known| known.way == way)?;
+    pub(crate) fn take(&mut self, pair: AddressPair) -> Option<CachedPathMetrics> {
+        let at = self.0.iter().position(|known| known.pair == pair)?;
         Some(self.0.remove(at))
     }
 }

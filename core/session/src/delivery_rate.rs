@@ -69,7 +69,7 @@ pub(crate) struct DeliveryRateEstimator {
     delivered_at: Time,
     first_sent_at: Time,
     lost: u64,
-    lost_told: u64,
+    lost_reported: u64,
     /// Until this much is delivered, samples show what the sender had, not what the path can.
     app_limited_until: u64,
     newest: Option<NewestAcked>,
@@ -83,7 +83,7 @@ impl DeliveryRateEstimator {
             delivered_at: Time::ZERO,
             first_sent_at: Time::ZERO,
             lost: 0,
-            lost_told: 0,
+            lost_reported: 0,
             app_limited_until: 0,
             newest: None,
         }
@@ -175,8 +175,8 @@ impl DeliveryRateEstimator {
             let rate = u128::from(delivered) * 1_000_000_000 / u128::from(interval.as_nanos());
             u64::try_from(rate).unwrap_or(u64::MAX)
         });
-        let newly_lost = self.lost - self.lost_told;
-        self.lost_told = self.lost;
+        let newly_lost = self.lost - self.lost_reported;
+        self.lost_reported = self.lost;
         Some(RateSample {
             rate,
             delivered,

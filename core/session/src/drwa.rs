@@ -654,12 +654,12 @@ mod tests {
     }
 
     /// The second flow comes when the first has its queue of two bandwidth-delay products.
-    fn joined_late(told: bool) -> Bottleneck {
+    fn joined_late(known_minimum: bool) -> Bottleneck {
         let mut second = flow(300_000, true);
         second.begins = Time::ZERO + Span::from_secs(8);
         let mut path = Bottleneck::of(vec![flow(600_000, true), second]);
         path.run_for(Span::from_secs(8));
-        if told {
+        if known_minimum {
             let (now, min) = (path.now, path.rtt_min(0));
             let second = path.flows[1].drwa.as_mut().unwrap();
             second.on_rtt_min(now, min);

@@ -165,7 +165,7 @@ pub struct Endpoint {
     /// Half-open handshakes that may have something to say.
     early: VecDeque<usize>,
     /// Who said something in a SYN before (R-EARLY-2).
-    early_heard: RecentMap<InstanceKey, ()>,
+    early_seen: RecentMap<InstanceKey, ()>,
     timers: BTreeSet<(Time, SessionId)>,
     ready: VecDeque<SessionId>,
     /// Sessions whose ACKs are due, of a long transmit queue: they cannot wait for the rest of it.
@@ -215,7 +215,7 @@ impl Endpoint {
             flows_by_key: BTreeMap::new(),
             half_open: HalfOpenTable::new(),
             early: VecDeque::new(),
-            early_heard: RecentMap::new(EARLY_HEARD_MAX),
+            early_seen: RecentMap::new(EARLY_HEARD_MAX),
             timers: BTreeSet::new(),
             ready: VecDeque::new(),
             ack_due_queue: VecDeque::new(),
@@ -453,8 +453,8 @@ impl Endpoint {
         for issued in slot.session.issued.values() {
             self.routes.remove(&issued.cid);
         }
-        if let Some(knock) = &slot.session.handshake {
-            for cid in &knock.cids {
+        if let Some(handshake) = &slot.session.handshake {
+            for cid in &handshake.cids {
                 self.routes.remove(cid);
             }
         }

@@ -69,13 +69,13 @@ impl Session {
     /// R-HOP-1: when a path has been quiet for so long that its first hop is worth asking: something
     /// is outstanding, or payload came until now. At once, if probe timeouts were quicker.
     pub(crate) fn quiet_at(&self, path: &SessionPath) -> Time {
-        let tells = self.role == Role::Initiator
+        let reports = self.role == Role::Initiator
             && self.config.freezing
             && path.state != PathState::Opening
             && !path.driver_frozen
             && path.recovery.rtt.is_measured()
             && path.quiet_after != Some(path.last_rx);
-        if !tells {
+        if !reports {
             return Time::NEVER;
         }
         if path.state == PathState::Silent {

@@ -22,8 +22,8 @@ struct ReceivedGrant {
     max: u64,
     spent: u64,
     /// The peer should hear what was spent.
-    tell: bool,
-    told_blocked_at: Option<u64>,
+    must_send: bool,
+    blocked_reported_at: Option<u64>,
 }
 
 /// The sender's side.
@@ -42,8 +42,8 @@ impl ReceivedGrants {
                     seq: 0,
                     max: 0,
                     spent: 0,
-                    tell: false,
-                    told_blocked_at: None,
+                    must_send: false,
+                    blocked_reported_at: None,
                 });
                 self.list.len() - 1
             }
@@ -76,9 +76,9 @@ impl ReceivedGrants {
         }
         g.seq = seq;
         // R-GRANT-3: a grant below what was spent is a revocation and is answered.
-        g.tell |= max < g.max;
+        g.must_send |= max < g.max;
         g.max = max;
-        g.told_blocked_at = None;
+        g.blocked_reported_at = None;
     }
 
     /// Our own device decides: this many more bytes, no frames involved.
@@ -90,23 +90,23 @@ impl ReceivedGrants {
     /// There is data, and no room: say so once per limit.
     pub(crate) fn on_blocked(&mut self, path: PathId) {
         let g = self.entry(path);
-        if g.max <= g.spent && g.told_blocked_at != Some(g.max) {
-            g.told_blocked_at = Some(g.max);
-            g.tell = true;
+        if g.max <= g.spent && g.blocked_reported_at != Some(g.max) {
+            g.blocked_reported_at = Some(g.max);
+            g.must_send = true;
         }
     }
 
     pub(crate) fn wants(&self) -> bool {
-        self.list.iter().any(|g| g.tell)
+        self.list.iter().any(|g| g.must_send)
     }
     pub(crate) fn take_spent(&mut self) -> Option<(PathId, u64)> {
-        let g = self.list.iter_mut().find(|g| g.tell)?;
-        g.tell = false;
+        let g = self.list.iter_mut().find(|g| g.must_send)?;
+        g.must_send = false;
         Some((g.path, g.spent))
     }
     pub(crate) fn on_lost(&mut self, path: PathId) {
         if let Some(g) = self.list.iter_mut().find(|g| g.path == path) {
-            g.tell = true;
+            g.must_send = true;
         }
     }
     pub(crate) fn forget_path(&mut self, path: PathId) {
@@ -124,7 +124,7 @@ struct IssuedGrant {
     seq: u64,
     max: u64,
     spent: u64,
-    tell: bool,
+    must_send: bool,
 }
 
 /// The device's side.
@@ -143,7 +143,7 @@ impl IssuedGrants {
                     seq: 0,
                     max: 0,
                     spent: 0,
-                    tell: false,
+                    must_send: false,
                 });
                 self.list.len() - 1
             }
@@ -160,7 +160,7 @@ impl IssuedGrants {
         if max != g.max {
             g.max = max;
             g.seq += 1;
-            g.tell = true;
+            g.must_send = true;
         }
     }
     /// What the peer may still send, as far as we know.
@@ -186,16 +186,16 @@ impl IssuedGrants {
             .map_or(0, |g| g.spent)
     }
     pub(crate) fn wants(&self) -> bool {
-        self.list.iter().any(|g| g.tell)
+        self.list.iter().any(|g| g.must_send)
     }
     pub(crate) fn take_grant(&mut self) -> Option<(PathId, u64, u64)> {
-        let g = self.list.iter_mut().find(|g| g.tell)?;
-        g.tell = false;
+        let g = self.list.iter_mut().find(|g| g.must_send)?;
+        g.must_send = false;
         Some((g.path, g.seq, g.max))
     }
     pub(crate) fn on_lost(&mut self, path: PathId) {
         if let Some(g) = self.list.iter_mut().find(|g| g.path == path) {
-            g.tell = true;
+            g.must_send = true;
         }
     }
     pub(crate) fn forget_path(&mut self, path: PathId) {

@@ -65,7 +65,7 @@ pub(crate) struct HalfOpenTable {
     /// When each expires, in order.
     notes: VecDeque<(Time, usize)>,
     /// By the device's id for path 0, which all SYNs of a knock share.
-    by_knock: BTreeMap<Cid, usize>,
+    by_handshake_cid: BTreeMap<Cid, usize>,
     /// Where knocks were that are over, and until when their SYNs may be late.
     let_in: RecentMap<Cid, (Addresses, Time)>,
 }
@@ -76,7 +76,7 @@ impl HalfOpenTable {
             all: Slab::new(),
             by_key: BTreeMap::new(),
             notes: VecDeque::new(),
-            by_knock: BTreeMap::new(),
+            by_handshake_cid: BTreeMap::new(),
             let_in: RecentMap::new(LET_IN_MAX),
         }
     }
@@ -109,10 +109,10 @@ impl HalfOpenTable {
 
     /// Adds a half-open handshake; returns its index.
     pub(crate) fn insert(&mut self, half: HalfOpen) -> usize {
-        let (key, knock) = ((half.peer, half.instance), half.body.cid);
+        let (key, handshake_cid) = ((half.peer, half.instance), half.body.cid);
         let expires = half.expires;
         let index = self.all.insert(half);
-        self.by_knock.insert(knock, index);
+        self.by_handshake_cid.insert(handshake_cid, index);
         self.by_key.entry(key).or_default().push_back(index);
         self.notes.push_back((expires, index));
         if self.notes.len() > NOTES_MAX {
@@ -135,8 +135,8 @@ impl HalfOpenTable {
 
     pub(crate) fn remove(&mut self, index: usize) -> Option<HalfOpen> {
         let half = self.all.try_remove(index)?;
-        if self.by_knock.get(&half.body.cid) == Some(&index) {
-            self.by_knock.remove(&half.body.cid);
+        if self.by_handshake_cid.get(&half.body.cid) == Some(&index) {
+            self.by_handshake_cid.remove(&half.body.cid);
         }
         let key = (half.peer, half.instance);
         if let Some(line) = self.by_key.get_mut(&key) {
@@ -179,10 +179,10 @@ impl HalfOpenTable {
         &mut self,
         now: Time,
         from: Addresses,
-        knock: Cid,
+        handshake_cid: Cid,
     ) -> Option<RepeatedSyn> {
-        let Some(index) = self.by_knock.get(&knock) else {
-            let (at, until) = self.let_in.get(&knock)?;
+        let Some(index) = self.by_handshake_cid.get(&handshake_cid) else {
+            let (at, until) = self.let_in.get(&handshake_cid)?;
             return (*at == from && now < *until).then_some(RepeatedSyn::Late);
         };
         let half = self.all.get_mut(*index)?;

@@ -145,12 +145,12 @@ impl LossClassifier {
 
     /// A packet waited so long; whether that tells of the time since the last response.
     fn note(&mut self, sent_at: Time, wait: Span) -> bool {
-        let tells = !self.is_covered(sent_at);
-        if tells {
+        let is_evidence = !self.is_covered(sent_at);
+        if is_evidence {
             self.near.rotate_right(1);
             self.near[0] = wait;
         }
-        tells
+        is_evidence
     }
 
     /// What stands in the queue.
@@ -261,28 +261,28 @@ mod tests {
     }
 
     /// Has as many packets arrive as make a measurement, each sent at `sent` and `ms` under way.
-    fn wait(judge: &mut LossClassifier, sent: Time, ms: u64) {
+    fn wait(classifier: &mut LossClassifier, sent: Time, ms: u64) {
         for _ in 0..SAMPLES {
-            judge.on_round_trip(sent + BASE, sent, BASE + MS.times(ms), BASE);
+            classifier.on_round_trip(sent + BASE, sent, BASE + MS.times(ms), BASE);
         }
     }
 
     /// A judge that saw packets wait up to 60 ms, and the last ones as long as given.
-    fn judge(last_ms: u64) -> LossClassifier {
-        let mut judge = LossClassifier::new(at(0));
+    fn classifier(last_ms: u64) -> LossClassifier {
+        let mut classifier = LossClassifier::new(at(0));
         for (n, ms) in [0, 20, 40, 60, 40, last_ms].into_iter().enumerate() {
-            wait(&mut judge, at(100 * n as u64 + 1), ms);
-            judge.on_arrived(50);
+            wait(&mut classifier, at(100 * n as u64 + 1), ms);
+            classifier.on_arrived(50);
         }
-        judge
+        classifier
     }
 
     /// Has packets lost, in a row or not; returns how the losses are classified.
-    fn lose(judge: &mut LossClassifier, now: Time, packets: u64, in_a_row: bool) -> LossKind {
-        let first = judge.last.map_or(0, |last| last + 2);
+    fn lose(classifier: &mut LossClassifier, now: Time, packets: u64, in_a_row: bool) -> LossKind {
+        let first = classifier.last.map_or(0, |last| last + 2);
         let step = if in_a_row { 1 } else { 2 };
-        (0..packets).for_each(|n| judge.on_lost(first + n * step, now));
-        judge.classify(now, now, BASE, 100)
+        (0..packets).for_each(|n| classifier.on_lost(first + n * step, now));
+        classifier.classify(now, now, BASE, 100)
     }
 
     #[test]
@@ -294,44 +294,48 @@ mod tests {
             (5, LossKind::Queue),
             (60, LossKind::Queue),
         ] {
-            assert_eq!(lose(&mut judge(wait), at(900), 1, false), kind, "{wait} ms");
+            assert_eq!(
+                lose(&mut classifier(wait), at(900), 1, false),
+                kind,
+                "{wait} ms"
+            );
         }
     }
 
     #[test]
     fn answers_over_another_path_show_a_queue_and_not_how_long_it_gets() {
-        let mut judge = judge(0);
-        let detour = |judge: &mut LossClassifier, ms| {
+        let mut classifier = classifier(0);
+        let detour = |classifier: &mut LossClassifier, ms| {
             for _ in 0..SAMPLES {
-                judge.on_indirect_round_trip(at(850), at(800), BASE.times(2) + MS.times(ms));
+                classifier.on_indirect_round_trip(at(850), at(800), BASE.times(2) + MS.times(ms));
             }
-            lose(judge, at(900), 1, false)
+            lose(classifier, at(900), 1, false)
         };
-        assert_eq!(detour(&mut judge, 0), LossKind::Random);
+        assert_eq!(detour(&mut classifier, 0), LossKind::Random);
         assert_eq!(
-            detour(&mut judge, 200),
+            detour(&mut classifier, 200),
             LossKind::Random,
             "it is the other path's"
         );
         for ms in [870, 871] {
-            judge.on_round_trip(at(ms), at(820), BASE + MS.times(10), BASE);
+            classifier.on_round_trip(at(ms), at(820), BASE + MS.times(10), BASE);
         }
-        assert_eq!(detour(&mut judge, 200), LossKind::Queue);
-        assert_eq!(judge.deepest[0], MS.times(60));
+        assert_eq!(detour(&mut classifier, 200), LossKind::Queue);
+        assert_eq!(classifier.deepest[0], MS.times(60));
     }
 
     #[test]
     fn packets_that_wait_for_their_own_burst_are_no_queue() {
-        let mut judge = judge(0);
+        let mut classifier = classifier(0);
         for ms in [20, 3, 40, 20, 40, 20, 40, 20] {
-            judge.on_round_trip(at(850), at(800), BASE + MS.times(ms), BASE);
+            classifier.on_round_trip(at(850), at(800), BASE + MS.times(ms), BASE);
         }
-        assert_eq!(lose(&mut judge, at(900), 1, false), LossKind::Random);
-        judge.on_lost(100, at(900));
-        let small = judge.classify(at(900), at(900), BASE, 30);
+        assert_eq!(lose(&mut classifier, at(900), 1, false), LossKind::Random);
+        classifier.on_lost(100, at(900));
+        let small = classifier.classify(at(900), at(900), BASE, 30);
         assert_eq!(small, LossKind::Queue, "a small window is all burst");
-        wait(&mut judge, at(800), 20);
-        assert_eq!(lose(&mut judge, at(900), 1, false), LossKind::Queue);
+        wait(&mut classifier, at(800), 20);
+        assert_eq!(lose(&mut classifier, at(900), 1, false), LossKind::Queue);
     }
 
     #[test]
@@ -344,11 +348,11 @@ mod tests {
             (10, 3, None),
             (30, 8, None),
         ] {
-            let mut judge = judge(ms);
-            judge.verdicts = ((1_u16 << random) - 1) as u8;
-            lose(&mut judge, at(900), 1, false);
+            let mut classifier = classifier(ms);
+            classifier.verdicts = ((1_u16 << random) - 1) as u8;
+            lose(&mut classifier, at(900), 1, false);
             assert_eq!(
-                judge.reduced_window(120_000, BASE),
+                classifier.reduced_window(120_000, BASE),
                 left,
                 "{ms} ms, {random} of 8"
             );
@@ -358,10 +362,10 @@ mod tests {
     #[test]
     fn packets_lost_in_a_row_are_the_queues() {
         // R-MIRROR-1
-        assert_eq!(lose(&mut judge(0), at(900), 2, true), LossKind::Random);
-        assert_eq!(lose(&mut judge(0), at(900), 3, true), LossKind::Queue);
+        assert_eq!(lose(&mut classifier(0), at(900), 2, true), LossKind::Random);
+        assert_eq!(lose(&mut classifier(0), at(900), 3, true), LossKind::Queue);
         for (packets, kind) in [(4, LossKind::Random), (5, LossKind::Queue)] {
-            let mut airy = judge(0);
+            let mut airy = classifier(0);
             airy.verdicts = 0b1111;
             assert_eq!(lose(&mut airy, at(900), packets, true), kind);
         }
@@ -370,44 +374,50 @@ mod tests {
     #[test]
     fn more_than_radio_loses_is_the_queues_and_says_how_deep_it_is() {
         // R-MIRROR-1
-        let mut judge = judge(0);
+        let mut classifier = classifier(0);
         let mut lose_one_of_six = || {
-            judge.on_arrived(5);
-            lose(&mut judge, at(900), 1, false)
+            classifier.on_arrived(5);
+            lose(&mut classifier, at(900), 1, false)
         };
         assert_eq!(lose_one_of_six(), LossKind::Random);
         let kinds: Vec<LossKind> = (0..60).map(|_| lose_one_of_six()).collect();
         assert!(kinds.contains(&LossKind::Queue));
-        assert_eq!(judge.deepest, [Span::ZERO; 2], "it overflows here");
+        assert_eq!(classifier.deepest, [Span::ZERO; 2], "it overflows here");
     }
 
     #[test]
     fn where_much_is_lost_and_no_queue_shows_the_delay_is_not_believed_for_a_while() {
-        let mut judge = LossClassifier::new(at(0));
-        judge.on_round_trip(at(50), at(1), BASE, BASE);
-        assert_eq!(lose(&mut judge, at(60), 2, false), LossKind::Random);
-        assert_eq!(lose(&mut judge, at(70), 60, false), LossKind::Queue);
-        judge.on_arrived(256);
-        assert_eq!(lose(&mut judge, at(9_000), 1, false), LossKind::Queue);
-        assert_eq!(lose(&mut judge, at(11_000), 1, false), LossKind::Random);
-        assert_eq!(lose(&mut judge, at(11_000), 60, false), LossKind::Queue);
-        judge.on_arrived(256);
-        assert_eq!(lose(&mut judge, at(30_000), 1, false), LossKind::Queue);
+        let mut classifier = LossClassifier::new(at(0));
+        classifier.on_round_trip(at(50), at(1), BASE, BASE);
+        assert_eq!(lose(&mut classifier, at(60), 2, false), LossKind::Random);
+        assert_eq!(lose(&mut classifier, at(70), 60, false), LossKind::Queue);
+        classifier.on_arrived(256);
+        assert_eq!(lose(&mut classifier, at(9_000), 1, false), LossKind::Queue);
+        assert_eq!(
+            lose(&mut classifier, at(11_000), 1, false),
+            LossKind::Random
+        );
+        assert_eq!(
+            lose(&mut classifier, at(11_000), 60, false),
+            LossKind::Queue
+        );
+        classifier.on_arrived(256);
+        assert_eq!(lose(&mut classifier, at(30_000), 1, false), LossKind::Queue);
     }
 
     #[test]
     fn what_packets_waited_before_a_response_says_nothing_after_it() {
-        let mut judge = judge(60);
-        assert_eq!(lose(&mut judge, at(900), 1, false), LossKind::Queue);
-        judge.on_response(at(900));
+        let mut classifier = classifier(60);
+        assert_eq!(lose(&mut classifier, at(900), 1, false), LossKind::Queue);
+        classifier.on_response(at(900));
         // Measured now, and sent before.
-        judge.on_round_trip(at(940), at(850), BASE + MS.times(60), BASE);
-        assert_eq!(lose(&mut judge, at(940), 1, false), LossKind::Random);
-        judge.on_lost(100, at(899));
-        let covered = judge.classify(at(940), at(899), BASE, 100);
+        classifier.on_round_trip(at(940), at(850), BASE + MS.times(60), BASE);
+        assert_eq!(lose(&mut classifier, at(940), 1, false), LossKind::Random);
+        classifier.on_lost(100, at(899));
+        let covered = classifier.classify(at(940), at(899), BASE, 100);
         assert_eq!(covered, LossKind::Queue, "it is of the same overflow");
-        wait(&mut judge, at(901), 59);
-        assert_eq!(lose(&mut judge, at(1_010), 1, false), LossKind::Queue);
+        wait(&mut classifier, at(901), 59);
+        assert_eq!(lose(&mut classifier, at(1_010), 1, false), LossKind::Queue);
     }
 
     /// R-MIRROR-1: how often it is wrong. 20 Mb/s; drop-tail queues of half, one and four times what the way
@@ -452,12 +462,12 @@ mod tests {
 
     #[test]
     fn a_queue_that_was_deep_long_ago_is_forgotten() {
-        let mut judge = judge(10);
+        let mut classifier = classifier(10);
         let mut lose_at = |s: u64| {
-            wait(&mut judge, at(s * 1_000), 20);
-            judge.verdicts = u8::MAX;
-            lose(&mut judge, at(s * 1_000 + 1), 1, false);
-            judge.reduced_window(120_000, BASE).is_some()
+            wait(&mut classifier, at(s * 1_000), 20);
+            classifier.verdicts = u8::MAX;
+            lose(&mut classifier, at(s * 1_000 + 1), 1, false);
+            classifier.reduced_window(120_000, BASE).is_some()
         };
         assert!(lose_at(1), "60 ms were seen");
         assert!(lose_at(121));

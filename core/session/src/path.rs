@@ -323,7 +323,7 @@ impl SessionPath {
     /// The most bytes our application lets the peer have in flight here.
     pub(crate) fn set_app_limit(&mut self, bytes: u64) {
         self.limit_asked = bytes;
-        self.tell_limit();
+        self.announce_limit();
     }
 
     /// A packet arrived that the peer counts as in flight. R-DRWA-2: where many do, the round trip is
@@ -341,7 +341,7 @@ impl SessionPath {
     pub(crate) fn note_rtt(&mut self, now: Time, rtt: Span) {
         if let Some(drwa) = &mut self.drwa {
             drwa.on_rtt(now, rtt);
-            self.tell_limit();
+            self.announce_limit();
         }
     }
 
@@ -350,16 +350,16 @@ impl SessionPath {
         self.recovery.forget_queue(now);
         if let Some(drwa) = &mut self.drwa {
             drwa.reset();
-            self.tell_limit();
+            self.announce_limit();
         }
     }
 
-    fn tell_limit(&mut self) {
+    fn announce_limit(&mut self) {
         let own = self.drwa.as_ref().and_then(|drwa| drwa.limit());
         let bytes = own.unwrap_or(VARINT_MAX).min(self.limit_asked);
-        let told = self.limit_out.1;
-        let exact = bytes == self.limit_asked || told == self.limit_asked;
-        if bytes.abs_diff(told) > if exact { 0 } else { told / LIMIT_GRAIN } {
+        let announced = self.limit_out.1;
+        let exact = bytes == self.limit_asked || announced == self.limit_asked;
+        if bytes.abs_diff(announced) > if exact { 0 } else { announced / LIMIT_GRAIN } {
             self.limit_out = (self.limit_out.0 + 1, bytes);
             self.wants |= want::LIMIT;
         }

@@ -88,11 +88,12 @@ impl Session {
 
     pub(crate) fn start_handshake(&mut self, now: Time, addresses: Addresses, gated: bool) {
         match &mut self.handshake {
-            Some(knock) => knock.add(now, addresses, gated),
+            Some(handshake) => handshake.add(now, addresses, gated),
             None => {
-                let knock = ClientHandshake::new(now, addresses, gated, &mut self.rng);
-                self.cid_changes.extend(knock.routes(self.generation + 1));
-                self.handshake = Some(Box::new(knock));
+                let handshake = ClientHandshake::new(now, addresses, gated, &mut self.rng);
+                self.cid_changes
+                    .extend(handshake.routes(self.generation + 1));
+                self.handshake = Some(Box::new(handshake));
                 if self.state != SessionState::Established {
                     self.state = SessionState::Handshaking;
                 }
@@ -114,7 +115,7 @@ impl Session {
                 IssuedCid {
                     cid,
                     token,
-                    tell: true,
+                    must_send: true,
                 },
             );
             self.cid_changes.push(CidChange::Add {
@@ -143,8 +144,8 @@ impl Session {
         if let Some(trace) = &mut self.trace {
             trace.at(now);
         }
-        if let Some(knock) = &mut self.handshake
-            && !knock.drop_link(link)
+        if let Some(handshake) = &mut self.handshake
+            && !handshake.drop_link(link)
         {
             self.drop_handshake();
         }
@@ -166,7 +167,7 @@ impl Session {
         self.gone.push(GonePath {
             path: path.id,
             received: path.acks.ranges().collect(),
-            tell: true,
+            must_send: true,
         });
     }
 
@@ -190,8 +191,8 @@ impl Session {
     }
 
     pub(crate) fn drop_handshake(&mut self) {
-        if let Some(knock) = self.handshake.take() {
-            let routes = knock.routes(self.generation + 1);
+        if let Some(handshake) = self.handshake.take() {
+            let routes = handshake.routes(self.generation + 1);
             self.cid_changes
                 .extend(routes.into_iter().filter_map(|r| match r {
                     CidChange::Add { cid, .. } => Some(CidChange::Remove(cid)),
@@ -207,12 +208,12 @@ impl Session {
             issued,
             wants: says,
             gone,
-            path_metrics_cache: known_ways,
+            path_metrics_cache: metrics_cache,
             ..
         } = self;
         let mut path = paths.remove(slot);
         if let Some(known) = path.measured_metrics() {
-            known_ways.note(known);
+            metrics_cache.note(known);
         }
         path.recovery.abandon(|said, arrived| {
             on_frame_fate(said, arrived, flows, None, issued, says, gone);

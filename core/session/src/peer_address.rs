@@ -25,9 +25,9 @@ impl SessionPath {
 impl Session {
     /// Whether the peer is at the other end of this way: a path of the session is there, proved and
     /// answering.
-    pub fn is_validated_at(&self, way: &Addresses) -> bool {
+    pub fn is_validated_at(&self, addresses: &Addresses) -> bool {
         let mut paths = self.paths.iter();
-        paths.any(|p| p.is_sound() && p.leads_from(way))
+        paths.any(|p| p.is_sound() && p.leads_from(addresses))
     }
 
     /// The best way to the peer that costs nobody anything, if one answers.
@@ -49,7 +49,7 @@ impl Session {
 
     /// Gives up the path over one way, whatever else its link carries. The peer hears so on another
     /// (R-PATH-8).
-    pub fn abandon_path_at(&mut self, now: Time, way: &Addresses) {
+    pub fn abandon_path_at(&mut self, now: Time, addresses: &Addresses) {
         if self.role == Role::Responder {
             return;
         }
@@ -57,7 +57,7 @@ impl Session {
             trace.at(now);
         }
         loop {
-            let slot = self.paths.iter().position(|p| p.leads_from(way));
+            let slot = self.paths.iter().position(|p| p.leads_from(addresses));
             let Some(slot) = slot else { break };
             let path = self.remove_path(slot);
             self.announce_gone(path);

@@ -314,9 +314,9 @@ impl Session {
                 delay_us,
                 ranges,
             } => {
-                let usual_way = self.paths[slot].id == path;
+                let on_own_path = self.paths[slot].id == path;
                 let delay = Span::from_micros(delay_us);
-                return self.on_ack(now, path, usual_way, delay, ranges);
+                return self.on_ack(now, path, on_own_path, delay, ranges);
             }
             Frame::Ping => {}
             Frame::AckRate {
@@ -373,7 +373,7 @@ impl Session {
                     self.flows.on_deadline_changed();
                     self.emit(SessionEvent::DeadlineChanged(flow));
                     if deadline != asked {
-                        self.tell_deadline(flow, deadline);
+                        self.announce_deadline(flow, deadline);
                     }
                 }
             }
@@ -512,7 +512,7 @@ impl Session {
                 // R-SUSPEND-3: only devices wake, so only devices put to sleep.
                 if self.role == Role::Responder && self.state == SessionState::Established {
                     self.paused = true;
-                    self.stop_until_heard(now, reason);
+                    self.stop_until_answered(now, reason);
                 }
             }
             Frame::Close { code, text } => {
@@ -577,22 +577,22 @@ impl Session {
             return Ok(0);
         }
         let ended = flow.recv.stopped.is_some();
-        let tell = arrival.readable && !flow.readable_reported;
-        flow.readable_reported |= tell;
+        let notify = arrival.readable && !flow.readable_reported;
+        flow.readable_reported |= notify;
         self.credit.received += arrival.advanced;
         if ended {
             self.credit.consumed += arrival.advanced;
         }
         // R-FLOW-3: what was promised is the limit, for all flows together too.
-        let told = self.credit.advertised;
-        if self.credit.received > told {
+        let advertised = self.credit.advertised;
+        if self.credit.received > advertised {
             return Err(PeerFault::OverCredit {
                 flow: None,
                 end: self.credit.received,
-                credit: told,
+                credit: advertised,
             });
         }
-        if tell {
+        if notify {
             self.emit(SessionEvent::Readable(id));
         }
         Ok(arrival.new)
@@ -617,7 +617,7 @@ impl Session {
             self.flows.refuse(flow, ReasonCode::UnknownFlow);
         }
         if options.deadline != deadline {
-            self.tell_deadline(flow, options.deadline);
+            self.announce_deadline(flow, options.deadline);
         }
         Ok(())
     }
@@ -688,7 +688,7 @@ impl Session {
     }
 
     /// R-QUOTA-3: a deadline that was cut is told, so that both ends go by the same.
-    fn tell_deadline(&mut self, id: FlowId, deadline: Option<Time>) {
+    fn announce_deadline(&mut self, id: FlowId, deadline: Option<Time>) {
         if let Some(flow) = self.flows.get_mut(id)
             && flow.options.deadline == deadline
         {
@@ -745,7 +745,7 @@ impl Session {
         &mut self,
         now: Time,
         id: PathId,
-        usual_way: bool,
+        on_own_path: bool,
         delay: Span,
         ranges: d2tp_wire::AckRanges<'_>,
     ) -> Result<(), PeerFault> {
@@ -780,12 +780,12 @@ impl Session {
         let mut own = path.wants;
         let mut acked_ack = None;
         let mut acked_elsewhere = Vec::new();
-        let mut session_heard = 0;
+        let mut session_acked = 0;
         let outcome = path.recovery.on_ack(
             now,
             id,
             ranges,
-            usual_way,
+            on_own_path,
             delay,
             delay_max,
             &siblings,
@@ -797,7 +797,7 @@ impl Session {
                     (SentFrame::Ack { path, largest }, true) => {
                         acked_elsewhere.push((path, largest))
                     }
-                    (SentFrame::Session { what }, true) => session_heard |= what,
+                    (SentFrame::Session { what }, true) => session_acked |= what,
                     _ => {}
                 }
                 on_frame_fate(
@@ -865,10 +865,10 @@ impl Session {
         for flow in self.flows.take_acked() {
             self.after_send_progress(flow);
         }
-        if session_heard & say::RESUME_END != 0 {
+        if session_acked & say::RESUME_END != 0 {
             self.inherits_instance = false;
         }
-        if session_heard & say::CLOSE != 0 {
+        if session_acked & say::CLOSE != 0 {
             // R-CLOSE-3
             self.end(SessionEnd::Local);
         }
@@ -968,7 +968,7 @@ impl Session {
 
     /// A SYN+ACK for our handshake.
     pub(crate) fn handle_syn_ack(&mut self, now: Time, from: Addresses, message: &[u8]) {
-        let Some(knock) = &mut self.handshake else {
+        let Some(handshake) = &mut self.handshake else {
             return;
         };
         if let Some(trace) = &mut self.trace {
@@ -976,7 +976,7 @@ impl Session {
         }
         let mut payload = [0; 1500];
         // R-HS-14: the answer comes from where the question went.
-        let asked = knock.open.iter_mut().rev();
+        let asked = handshake.open.iter_mut().rev();
         let asked = asked.filter(|o| o.addresses.link == from.link);
         let mut asked = asked.filter(|o| o.addresses.remote == from.remote);
         let answered = asked.find_map(|open| {
@@ -995,16 +995,16 @@ impl Session {
             SynAck::Stale { confirmed } => {
                 // R-HS-4: the server heard a later epoch of ours; go beyond it.
                 self.epochs.start = self.epochs.start.max(confirmed.saturating_add(1));
-                knock.open.clear();
-                knock.retry_now(now, from.link);
+                handshake.open.clear();
+                handshake.retry_now(now, from.link);
             }
             SynAck::Refused(reason) => self.end(SessionEnd::Refused(reason)),
             SynAck::NoSuite => self.end(SessionEnd::NoCommonVersion),
             SynAck::NoTicket if !by_ticket => {}
             SynAck::NoTicket => {
                 self.ticket = None;
-                knock.open.clear();
-                knock.retry_now(now, from.link);
+                handshake.open.clear();
+                handshake.retry_now(now, from.link);
             }
             // R-CLOSE-3: the server knows nothing of what is being closed.
             SynAck::Accepted(body) if self.closing.is_some() && !body.resumed => {
@@ -1017,10 +1017,10 @@ impl Session {
                 if !self.config.suites.contains(&suite) {
                     return;
                 }
-                let knock = self.handshake.take().expect("it is being answered");
+                let handshake = self.handshake.take().expect("it is being answered");
                 let keys = PacketKeys::new(suite, &secrets, true);
-                let waiting: Vec<_> = knock.links().collect();
-                let cids = knock.cids;
+                let waiting: Vec<_> = handshake.links().collect();
+                let cids = handshake.cids;
                 self.begin_generation(now, keys, epoch, &cids, &body);
                 self.ticket = body.ticket.map(ClientTicket::boxed);
                 let mut path =
@@ -1081,7 +1081,7 @@ impl Session {
             let issued = crate::session::IssuedCid {
                 cid: *cid,
                 token,
-                tell: false,
+                must_send: false,
             };
             self.issued.insert(PathId(n), issued);
             self.cid_changes.push(crate::session_state::CidChange::Add {
@@ -1130,19 +1130,19 @@ impl Session {
     /// The server asks for proof of our address.
     pub(crate) fn handle_cookie(&mut self, now: Time, body: &[u8]) {
         let peer = self.peer;
-        let Some(knock) = &mut self.handshake else {
+        let Some(handshake) = &mut self.handshake else {
             return;
         };
         let Some((nonce, sealed)) = body.split_first_chunk::<12>() else {
             return;
         };
-        let mut asked = knock.open.iter().rev();
+        let mut asked = handshake.open.iter().rev();
         let cookie = asked.find_map(|o| {
             let cookie = open_cookie(&peer, o.mac1, *nonce, sealed).ok()?;
             Some((o.addresses.link, cookie))
         });
         if let Some((link, cookie)) = cookie {
-            knock.on_cookie(now, link, cookie);
+            handshake.on_cookie(now, link, cookie);
         }
     }
 

@@ -106,7 +106,7 @@ pub(crate) struct Recovery {
     pub(crate) probes: u32,
     last_eliciting_at: Time,
     /// Since the last hole ended.
-    heard_again_at: Time,
+    answered_again_at: Time,
     /// Numbers of what was asked in it and should have been lost; none once one of them arrived.
     vain: Range<u64>,
     /// How often in a row a silence turned out not to be a hole: what was asked in it arrived, and
@@ -129,7 +129,7 @@ pub(crate) struct Recovery {
     delivery: Option<Box<DeliveryRateEstimator>>,
     /// Why packets are lost, where somebody wants to know, and whether random losses are hidden from the
     /// controller now.
-    judge: Option<Box<LossClassifier>>,
+    classifier: Option<Box<LossClassifier>>,
     hides: bool,
     /// Counters for reports.
     pub(crate) lost_total: u64,
@@ -155,7 +155,7 @@ impl Recovery {
             loss_at: Time::NEVER,
             probes: 0,
             last_eliciting_at: Time::ZERO,
-            heard_again_at: Time::ZERO,
+            answered_again_at: Time::ZERO,
             vain: 0..0,
             late_blackouts: 0,
             was_late: false,
@@ -169,7 +169,7 @@ impl Recovery {
             controller,
             careful: None,
             delivery,
-            judge: None,
+            classifier: None,
             hides: false,
             lost_total: 0,
             spurious_total: 0,
@@ -180,11 +180,11 @@ impl Recovery {
     /// From now on it is judged why packets are lost; `hides`: what is lost at random is hidden from
     /// the controller.
     pub(crate) fn classify_losses(&mut self, now: Time, hides: bool) {
-        let judge = self
-            .judge
+        let classifier = self
+            .classifier
             .get_or_insert_with(|| LossClassifier::new(now).into());
-        if hides && !self.hides && self.lost_total > 0 && !judge.settled {
-            judge.settled = true;
+        if hides && !self.hides && self.lost_total > 0 && !classifier.settled {
+            classifier.settled = true;
             self.controller.on_random_loss_only();
         }
         self.hides = hides;
@@ -192,8 +192,8 @@ impl Recovery {
 
     /// The path leads elsewhere: its queue is another.
     pub(crate) fn forget_queue(&mut self, now: Time) {
-        if let Some(judge) = &mut self.judge {
-            **judge = LossClassifier::new(now);
+        if let Some(classifier) = &mut self.classifier {
+            **classifier = LossClassifier::new(now);
         }
     }
 
@@ -308,9 +308,9 @@ impl Recovery {
     }
 
     /// R-ACK-6: an ACK that came another way says nothing of this path's round trip.
-    fn on_sample(&mut self, usual_way: bool, sample: Span, delay: Span) -> Option<Span> {
-        let own = usual_way.then(|| self.rtt.on_sample(sample, delay));
-        if !usual_way && self.elsewhere.is_none() {
+    fn on_sample(&mut self, on_own_path: bool, sample: Span, delay: Span) -> Option<Span> {
+        let own = on_own_path.then(|| self.rtt.on_sample(sample, delay));
+        if !on_own_path && self.elsewhere.is_none() {
             self.elsewhere = Some(Box::new(self.rtt.clone()));
         }
         if let Some(elsewhere) = &mut self.elsewhere {
@@ -319,13 +319,13 @@ impl Recovery {
         own
     }
 
-    /// Handles an ACK that came on this path itself (`usual_way`) or on another. `each` is told what arrived (`true`) or counts as lost (`false`).
+    /// Handles an ACK that came on this path itself (`on_own_path`) or on another. `each` is told what arrived (`true`) or counts as lost (`false`).
     pub(crate) fn on_ack(
         &mut self,
         now: Time,
         path: PathId,
         ranges: AckRanges<'_>,
-        usual_way: bool,
+        on_own_path: bool,
         delay: Span,
         ack_delay_max: Span,
         siblings: Siblings<'_>,
@@ -430,17 +430,17 @@ impl Recovery {
         }
         if let Some(sent_at) = sample {
             let (sample, delay) = (now.since(sent_at), delay.min(ack_delay_max));
-            outcome.rtt = self.on_sample(usual_way, sample, delay);
-            if let Some(judge) = &mut self.judge {
+            outcome.rtt = self.on_sample(on_own_path, sample, delay);
+            if let Some(classifier) = &mut self.classifier {
                 let own = sample.saturating_sub(delay);
-                match usual_way {
-                    true => judge.on_round_trip(now, sent_at, own, self.rtt.min()),
-                    false => judge.on_indirect_round_trip(now, sent_at, own),
+                match on_own_path {
+                    true => classifier.on_round_trip(now, sent_at, own, self.rtt.min()),
+                    false => classifier.on_indirect_round_trip(now, sent_at, own),
                 }
             }
         }
-        if let Some(judge) = &mut self.judge {
-            judge.on_arrived(acked_packets);
+        if let Some(classifier) = &mut self.classifier {
+            classifier.on_arrived(acked_packets);
         }
         let fresh = outcome.rtt.is_some();
         self.largest_acked = Some(
@@ -573,14 +573,14 @@ impl Recovery {
                 outcome.mtu_lost = true;
                 continue;
             }
-            if sent.at < self.heard_again_at {
+            if sent.at < self.answered_again_at {
                 continue;
             }
             if let Some(delivery) = &mut self.delivery {
                 fates.push(delivery.on_lost((number - self.base) as usize, u64::from(sent.bytes)));
             }
-            if let Some(judge) = &mut self.judge {
-                judge.on_lost(number, sent.at);
+            if let Some(classifier) = &mut self.classifier {
+                classifier.on_lost(number, sent.at);
             }
             outcome.lost_packets += 1;
             outcome.lost_size = outcome.lost_size.max(sent.bytes);
@@ -607,12 +607,12 @@ impl Recovery {
             if self.controller.window() < window {
                 self.episode_lost = 0;
                 self.episode_spurious = 0;
-                if let Some(judge) = &mut self.judge {
-                    let leaves = judge.reduced_window(window, self.rtt.min());
+                if let Some(classifier) = &mut self.classifier {
+                    let leaves = classifier.reduced_window(window, self.rtt.min());
                     if let Some(least) = leaves.filter(|_| self.hides) {
                         self.controller.raise_reduced_window(least);
                     }
-                    judge.on_response(now);
+                    classifier.on_response(now);
                 }
             }
             self.episode_lost += u64::from(outcome.lost_packets);
@@ -630,8 +630,8 @@ impl Recovery {
     fn is_random(&mut self, now: Time, sent_at: Time, datagram: u16) -> bool {
         let rtt_min = self.rtt.min();
         let window = self.controller.window() / u64::from(datagram.max(1));
-        let judge = self.judge.as_mut();
-        let kind = judge.map(|judge| judge.classify(now, sent_at, rtt_min, window));
+        let classifier = self.classifier.as_mut();
+        let kind = classifier.map(|classifier| classifier.classify(now, sent_at, rtt_min, window));
         self.hides && kind == Some(LossKind::Random)
     }
 
@@ -706,7 +706,7 @@ impl Recovery {
 
     /// The path answers after a hole: what was sent into it says nothing of congestion.
     pub(crate) fn on_blackout(&mut self, now: Time, since: Time, comeback: WindowRestore) {
-        self.heard_again_at = now;
+        self.answered_again_at = now;
         if !std::mem::take(&mut self.was_late) {
             self.late_blackouts = self.late_blackouts.saturating_sub(1);
         }
@@ -841,7 +841,7 @@ mod tests {
         /// An ACK that came on the path itself, or on another.
         fn ack_by(
             &mut self,
-            usual_way: bool,
+            on_own_path: bool,
             now: Time,
             ranges: &[(u64, u64)],
         ) -> Result<RecoveryOutcome, PeerFault> {
@@ -866,7 +866,7 @@ mod tests {
                 now,
                 PathId(0),
                 ranges,
-                usual_way,
+                on_own_path,
                 Span::ZERO,
                 MS.times(20),
                 &[],

@@ -28,7 +28,7 @@ pub(crate) struct RecvHalf {
     reached: u64,
     credit: u64,
     window: u64,
-    told_credit: u64,
+    advertised_credit: u64,
     durable: u64,
     pub(crate) reset: Option<u64>,
     pub(crate) stopped: Option<u64>,
@@ -60,7 +60,7 @@ impl RecvHalf {
             reached: 0,
             credit: window,
             window,
-            told_credit: window,
+            advertised_credit: window,
             durable: 0,
             reset: None,
             stopped: None,
@@ -82,7 +82,7 @@ impl RecvHalf {
         half.reached = offset;
         half.durable = offset;
         half.credit = offset + window;
-        half.told_credit = 0;
+        half.advertised_credit = 0;
         half.final_size = final_size;
         half.end_read = end_read;
         half
@@ -278,14 +278,14 @@ impl RecvHalf {
     pub(crate) fn wants_credit(&self) -> bool {
         self.final_size.is_none()
             && self.reset.is_none()
-            && self.credit - self.told_credit >= self.window / 4
+            && self.credit - self.advertised_credit >= self.window / 4
     }
     /// What the peer may be told it may send up to.
     pub(crate) fn credit(&self) -> u64 {
         self.credit
     }
     pub(crate) fn take_credit(&mut self) -> u64 {
-        self.told_credit = self.credit;
+        self.advertised_credit = self.credit;
         self.credit
     }
 
@@ -341,7 +341,7 @@ impl RecvHalf {
     }
     /// Credit must be told again: the peer forgot it.
     pub(crate) fn resend_credit(&mut self) {
-        self.told_credit = 0;
+        self.advertised_credit = 0;
     }
 
     /// Nothing more will come out of it.

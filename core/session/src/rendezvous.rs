@@ -292,7 +292,7 @@ impl Rendezvous {
         if served.is_empty() {
             let has_relay = stats.iter().any(|p| relayed(&p));
             if let (false, Some(relay), Some(link)) = (has_relay, self.relay, self.links.first()) {
-                session.open_path(now, way(link.0, relay.address()), false);
+                session.open_path(now, addresses(link.0, relay.address()), false);
             }
             if self.again_at <= now {
                 self.again_after = self.again_after.times(2).min(AGAIN_MAX);
@@ -319,35 +319,43 @@ impl Rendezvous {
         stats: &[PathStats],
         served: &[LinkId],
     ) {
-        let state = |way: &Addresses| stats.iter().find(|p| p.addresses == *way).map(|p| p.state);
+        let state = |addresses: &Addresses| {
+            stats
+                .iter()
+                .find(|p| p.addresses == *addresses)
+                .map(|p| p.state)
+        };
         let mut lost = Vec::new();
         let knocking = session.state() != SessionState::Established;
-        self.tries.retain(|(way, since)| {
+        self.tries.retain(|(addresses, since)| {
             // One that is knocked at is no path yet.
-            let opening = match state(way) {
+            let opening = match state(addresses) {
                 Some(state) => state == PathState::Opening,
                 None => knocking,
             };
-            let over = now >= *since + TRY_FOR || served.contains(&way.link);
+            let over = now >= *since + TRY_FOR || served.contains(&addresses.link);
             if opening && over {
-                lost.push(*way);
+                lost.push(*addresses);
             }
             opening && !over
         });
         self.silent
-            .retain(|(way, _)| state(way) == Some(PathState::Silent));
+            .retain(|(addresses, _)| state(addresses) == Some(PathState::Silent));
         for path in stats.iter().filter(|p| p.state == PathState::Silent) {
-            let known = self.silent.iter().find(|(way, _)| *way == path.addresses);
+            let known = self
+                .silent
+                .iter()
+                .find(|(addresses, _)| *addresses == path.addresses);
             match known {
                 None => self.silent.push((path.addresses, now)),
-                Some((way, since)) if now >= *since + SILENT_FOR => lost.push(*way),
+                Some((addresses, since)) if now >= *since + SILENT_FOR => lost.push(*addresses),
                 Some(_) => {}
             }
         }
-        for way in lost {
+        for addresses in lost {
             // What only the relay carries is the core's to ask about, however long it is silent.
-            if RelayId::of(&way.remote).is_none() {
-                session.abandon_path_at(now, &way);
+            if RelayId::of(&addresses.remote).is_none() {
+                session.abandon_path_at(now, &addresses);
             }
         }
         self.untried.retain(|(link, _)| !served.contains(link));
@@ -370,17 +378,17 @@ impl Rendezvous {
             && let Some((link, to)) = self.untried.pop_front()
         {
             let known = session.path_stats();
-            let way = way(link, to);
-            if !self.is_on(link) || known.iter().any(|p| p.addresses == way) {
+            let addresses = addresses(link, to);
+            if !self.is_on(link) || known.iter().any(|p| p.addresses == addresses) {
                 continue;
             }
-            session.open_path(now, way, false);
-            self.tries.push((way, now));
+            session.open_path(now, addresses, false);
+            self.tries.push((addresses, now));
         }
     }
 }
 
-fn way(link: LinkId, remote: SocketAddr) -> Addresses {
+fn addresses(link: LinkId, remote: SocketAddr) -> Addresses {
     Addresses {
         link,
         local: None,

@@ -51,7 +51,7 @@ pub(crate) mod say {
 pub(crate) struct IssuedCid {
     pub(crate) cid: Cid,
     pub(crate) token: [u8; TOKEN_BYTES],
-    pub(crate) tell: bool,
+    pub(crate) must_send: bool,
 }
 
 /// The last word on a path that is no more.
@@ -60,7 +60,7 @@ pub(crate) struct GonePath {
     pub(crate) path: PathId,
     /// Packets received on it, largest first.
     pub(crate) received: Vec<(u64, u64)>,
-    pub(crate) tell: bool,
+    pub(crate) must_send: bool,
 }
 
 /// Why a flow call failed.
@@ -463,12 +463,12 @@ pub(crate) fn on_frame_fate(
         SentFrame::Gone(path) => gone
             .iter_mut()
             .filter(|g| g.path == path)
-            .for_each(|g| g.tell = true),
+            .for_each(|g| g.must_send = true),
         SentFrame::Session { what } => *says |= what,
         SentFrame::Path { path, what } => {
             if what == path::want::CID {
                 if let Some(issued) = issued.get_mut(&path) {
-                    issued.tell = true;
+                    issued.must_send = true;
                 }
             } else if let Some((id, wants)) = own_path
                 && id == path

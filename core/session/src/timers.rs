@@ -36,8 +36,8 @@ impl Session {
         if self.closing.is_some() {
             at = at.min(self.closing_until);
         }
-        if let Some(knock) = &self.handshake {
-            at = at.min(knock.next_at());
+        if let Some(handshake) = &self.handshake {
+            at = at.min(handshake.next_at());
         }
         if self.state == SessionState::Suspended {
             return at.min(self.absence_at());
@@ -198,7 +198,7 @@ impl Session {
         }
         self.note_quiet(now);
         let asking = self.probe_frequency();
-        let mut knock = None;
+        let mut handshake = None;
         for slot in 0..self.paths.len() {
             if self.role == Role::Initiator
                 && self
@@ -274,7 +274,7 @@ impl Session {
                 {
                     // The server may be missing what it needs to take this path, an id of ours that
                     // never reached it: then it hears us and may not answer.
-                    knock = Some((path.addresses, path.gated));
+                    handshake = Some((path.addresses, path.gated));
                 }
                 if path.is_in_blackout(now, delay)
                     && (live_besides || path.recovery.ever_answered())
@@ -316,7 +316,7 @@ impl Session {
                 self.emit(SessionEvent::PathSilent { path: id, link });
             }
         }
-        if let Some((addresses, gated)) = knock {
+        if let Some((addresses, gated)) = handshake {
             self.start_handshake(now, addresses, gated);
         }
         if self.role == Role::Responder
@@ -324,12 +324,12 @@ impl Session {
             && self.state == SessionState::Established
         {
             // R-SUSPEND-2: only devices wake; a server that hears nothing says nothing.
-            self.stop_until_heard(now, ReasonCode::NoPath);
+            self.stop_until_answered(now, ReasonCode::NoPath);
         }
     }
 
     /// Says nothing more until the device speaks. What was in flight will be said again.
-    pub(crate) fn stop_until_heard(&mut self, now: Time, reason: ReasonCode) {
+    pub(crate) fn stop_until_answered(&mut self, now: Time, reason: ReasonCode) {
         self.state = SessionState::Suspended;
         self.suspended_at = Some(now);
         for slot in 0..self.paths.len() {

@@ -144,7 +144,7 @@ impl TraceRecord {
 struct TracedPath {
     path: PathId,
     lost: u64,
-    told_at: Option<Time>,
+    reported_at: Option<Time>,
     window: u64,
     rtt: Span,
 }
@@ -190,11 +190,11 @@ impl SessionTrace {
     }
 
     pub(crate) fn event(&mut self, event: &SessionEvent) {
-        let told = !matches!(
+        let reported = !matches!(
             event,
             SessionEvent::Readable(_) | SessionEvent::Writable(_) | SessionEvent::Datagram { .. }
         );
-        if told {
+        if reported {
             self.note(TraceRecord::Event(event.clone()));
         }
     }
@@ -208,12 +208,12 @@ impl SessionTrace {
         bytes: usize,
         plaintext: &[u8],
     ) {
-        let told = match self.level {
+        let reported = match self.level {
             TraceLevel::Events => false,
             TraceLevel::Sampled => number < SAMPLED_FIRST || number.is_multiple_of(SAMPLED_ONE_IN),
             TraceLevel::Packets => true,
         };
-        if told {
+        if reported {
             self.note(TraceRecord::Packet {
                 sent,
                 path,
@@ -223,7 +223,7 @@ impl SessionTrace {
         }
         for frame in FrameIter::new(plaintext).map_while(Result::ok) {
             if let Frame::Datagram { context, bytes } = frame
-                && told
+                && reported
             {
                 let bytes = bytes.len();
                 self.note(TraceRecord::Datagram {
@@ -251,7 +251,7 @@ impl SessionTrace {
                 self.watched.push(TracedPath {
                     path: path.id,
                     lost: 0,
-                    told_at: None,
+                    reported_at: None,
                     window: 0,
                     rtt: Span::ZERO,
                 });
@@ -268,19 +268,19 @@ impl SessionTrace {
         let packets = path.recovery.lost_total.saturating_sub(watched.lost);
         watched.lost = path.recovery.lost_total;
         let due = watched
-            .told_at
+            .reported_at
             .is_none_or(|at| now.since(at) >= METRICS_EVERY);
         let changed = (watched.window, watched.rtt) != (window, rtt);
-        let tell = changed && (due || packets > 0);
-        if tell {
-            watched.told_at = Some(now);
+        let report = changed && (due || packets > 0);
+        if report {
+            watched.reported_at = Some(now);
             (watched.window, watched.rtt) = (window, rtt);
         }
         if packets > 0 {
             let path = path.id;
             self.note(TraceRecord::Lost { path, packets });
         }
-        if tell {
+        if report {
             self.note(TraceRecord::Metrics {
                 path: path.id,
                 rtt,

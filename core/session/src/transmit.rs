@@ -159,11 +159,11 @@ impl Session {
         }
         let claims = self.claims();
         let early_data = self.early_data(now);
-        let knock = self.handshake.as_mut()?;
+        let handshake = self.handshake.as_mut()?;
         // R-HS-2: an epoch is used for one SYN only, and was reserved before.
         if self.epochs.is_empty() {
             // R-HS-16: nobody knocks without one, and nobody keeps silent about it.
-            knock.failed = true;
+            handshake.failed = true;
             if self.epochs.start == u32::MAX {
                 self.end(SessionEnd::EpochsExhausted);
             } else {
@@ -175,7 +175,7 @@ impl Session {
         // R-TICKET-3
         let ticket = self.ticket.as_deref_mut();
         let ticket = ticket.filter(|_| self.paths.is_empty());
-        let knocked = knock.poll_syn(
+        let syn = handshake.poll_syn(
             now,
             buf,
             &self.local,
@@ -188,12 +188,12 @@ impl Session {
             &self.config,
             &mut self.rng,
         )?;
-        if knocked.is_new {
+        if syn.is_new {
             self.epochs.start += 1;
         }
-        let (to, epoch) = (knocked.to, knocked.epoch);
+        let (to, epoch) = (syn.to, syn.epoch);
         // A copy is the same knock, and has the same epoch.
-        if let Some(trace) = self.trace.as_mut().filter(|_| knocked.is_new) {
+        if let Some(trace) = self.trace.as_mut().filter(|_| syn.is_new) {
             let link = to.link;
             trace
                 .at(now)
@@ -203,8 +203,8 @@ impl Session {
             link: to.link,
             local: to.local,
             remote: to.remote,
-            len: knocked.len,
-            segment: knocked.len,
+            len: syn.len,
+            segment: syn.len,
         })
     }
 
@@ -523,8 +523,8 @@ impl Session {
                 || self.ends_claims()
                 || (self.flows.has_dirty() && !self.inherits_instance)
                 || self.flows.has_refusals()
-                || self.gone.iter().any(|g| g.tell)
-                || self.issued.values().any(|i| i.tell));
+                || self.gone.iter().any(|g| g.must_send)
+                || self.issued.values().any(|i| i.must_send));
         let path = self.paths.at(slot);
         let (path_id, gated) = (path.id, path.gated);
         // An unproved address is asked first; what little may be sent there is not for payload.
@@ -804,11 +804,11 @@ impl Session {
         if self.wants & say::FROZEN != 0 {
             self.write_frozen(w, sent);
         }
-        for gone in self.gone.iter_mut().filter(|g| g.tell) {
+        for gone in self.gone.iter_mut().filter(|g| g.must_send) {
             if w.room() < 40 {
                 return;
             }
-            gone.tell = false;
+            gone.must_send = false;
             let (path, status, reason) = (gone.path, PathStatus::Gone, ReasonCode::NoPath);
             let mut ranges = [0; 256];
             let room = (w.room() - 16).min(ranges.len());
@@ -827,11 +827,11 @@ impl Session {
             sent.eliciting = true;
             sent.note(SentFrame::Gone(path));
         }
-        for (path, issued) in self.issued.iter_mut().filter(|(_, i)| i.tell) {
+        for (path, issued) in self.issued.iter_mut().filter(|(_, i)| i.must_send) {
             if w.room() < 40 {
                 return;
             }
-            issued.tell = false;
+            issued.must_send = false;
             Frame::PathCid {
                 path: *path,
                 cid: issued.cid,

@@ -309,10 +309,10 @@ impl Endpoint {
             Some(_) => return None,
             None => {
                 let room = self.sessions.len() < self.config.sessions_max;
-                if !room || self.hibernated.contains(&key) || self.early_heard.get(&key).is_some() {
+                if !room || self.hibernated.contains(&key) || self.early_seen.get(&key).is_some() {
                     return None;
                 }
-                self.early_heard.insert(key, ());
+                self.early_seen.insert(key, ());
                 let mut session =
                     self.new_session(now, Role::Responder, key.0, key.1, epoch..epoch);
                 session.begin_unconfirmed(session_credit, flow_credit);
