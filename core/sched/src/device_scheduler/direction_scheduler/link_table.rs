@@ -299,22 +299,22 @@ impl LinkTable {
     /// what links could have carried that they did.
     pub(super) fn see(&mut self, now: Time, clients: &BTreeMap<u64, ClientState>) -> Option<f64> {
         // One that is on this machine alone says nothing of links.
-        let told = |client: &&ClientState| {
-            let mut ways = client.ways.iter().map(|(way, _)| &**way);
-            client.flow.is_some() && (client.ways.is_empty() || ways.any(|way| !is_here(way)))
+        let last_phase = |client: &&ClientState| {
+            let mut links = client.links.iter().map(|(link, _)| &**link);
+            client.flow.is_some() && (client.links.is_empty() || links.any(|link| !is_here(link)))
         };
-        let is_told = clients.values().any(|client| told(&client));
+        let is_awaited = clients.values().any(|client| last_phase(&client));
         let works = |name: &Option<String>| {
             let Some(name) = name else {
                 return false;
             };
-            if !is_told && !is_here(name) {
+            if !is_awaited && !is_here(name) {
                 // Nobody uses links: as the system has them, where that is known.
                 return self.around.radios.iter().any(|radio| radio.device == *name);
             }
             // What no transfer lists leads nowhere, whatever the system says.
-            let mut ways = clients.values().flat_map(|client| &client.ways);
-            ways.any(|(way, works)| *works && way == name)
+            let mut links = clients.values().flat_map(|client| &client.links);
+            links.any(|(link, works)| *works && link == name)
         };
         let up: Vec<bool> = self.names.iter().map(works).collect();
         let counted = now.since(*self.counted_at.get_or_insert(now));
@@ -322,7 +322,7 @@ impl LinkTable {
         if !is_time && up == self.up {
             return None;
         }
-        let sights: Vec<LinkObservation> = (up.iter().zip(&self.pending))
+        let observations: Vec<LinkObservation> = (up.iter().zip(&self.pending))
             .map(|(up, pending)| match is_time && pending.bytes > 0 {
                 true => LinkObservation {
                     up: *up,
@@ -335,7 +335,7 @@ impl LinkTable {
                 },
             })
             .collect();
-        self.scheduler.observe(now, &sights);
+        self.scheduler.observe(now, &observations);
         self.up = up;
         if !is_time {
             return None;
