@@ -49,19 +49,19 @@ pub struct AgentCarrier {
 }
 
 impl AgentCarrier {
-    /// Over these links, as `judge` decides. Must be called on a runtime, in a set of local tasks.
+    /// Over these links, as `scheduler` decides. Must be called on a runtime, in a set of local tasks.
     ///
     /// # Errors
     /// What the system says.
     pub fn new(
         links: watch::Receiver<Arc<Vec<Link>>>,
-        judge: Rc<dyn SocketScheduler>,
+        scheduler: Rc<dyn SocketScheduler>,
     ) -> std::io::Result<AgentCarrier> {
         Ok(AgentCarrier {
             engine: Rc::new(EngineState::of_agent(
                 PairPort::without_programs()?,
                 links,
-                judge,
+                scheduler,
             )),
             sockets: Cell::new(0),
             kept_connections: KeptConnections::default(),
@@ -190,18 +190,25 @@ impl AgentCarrier {
         end: OwnedFd,
         from: u16,
     ) -> Option<SocketFault> {
-        let fate = ConnectionStatus::new();
+        let conn_status = ConnectionStatus::new();
         let opened = async {
             let options = SocketOptions::try_from(&call.options)?;
             let server = call.server.parse();
-            let way = ConnectTarget {
+            let connect_target = ConnectTarget {
                 server: server.map_err(|error| SocketFault::new(libc::EINVAL, error))?,
                 target: call.target.clone(),
                 key: Some(call.key.clone()),
                 owner: Some(socket.owner.clone()),
             };
             let latest = || socket.options.borrow().clone();
-            connect::open(&self.engine, &way, &options, fate.clone(), latest).await
+            connect::open(
+                &self.engine,
+                &connect_target,
+                &options,
+                conn_status.clone(),
+                latest,
+            )
+            .await
         };
         let opened = tokio::select! {
             opened = opened => opened,
@@ -224,7 +231,7 @@ impl AgentCarrier {
             Ok(stream) => pump::run(self.engine.clone(), held, stream).await,
             Err(_) => self.engine.unregister(&held),
         }
-        fate.fault.get().cloned()
+        conn_status.fault.get().cloned()
     }
 
     /// Makes a datagram socket, which is never connected to anything but its session.
@@ -233,18 +240,18 @@ impl AgentCarrier {
         socket: &Rc<AgentSocket>,
         call: &AgentCall,
     ) -> Option<SocketFault> {
-        let fate = ConnectionStatus::new();
+        let conn_status = ConnectionStatus::new();
         let opened = async {
             let begun = SocketOptions::try_from(&call.options)?;
             let server = call.server.parse();
-            let way = ConnectTarget {
+            let connect_target = ConnectTarget {
                 server: server.map_err(|error| SocketFault::new(libc::EINVAL, error))?,
                 target: None,
                 key: Some(call.key.clone()),
                 owner: Some(socket.owner.clone()),
             };
             let latest = || socket.options.borrow().clone().unwrap_or(begun.clone());
-            datagrams::open(&self.engine, &way, latest, fate.clone()).await
+            datagrams::open(&self.engine, &connect_target, latest, conn_status.clone()).await
         };
         let opened = tokio::select! {
             opened = opened => opened,

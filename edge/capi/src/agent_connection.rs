@@ -67,10 +67,10 @@ pub(crate) struct AgentConnection {
 
 async fn send_all(
     stream: Rc<UnixStream>,
-    mut to_tell: UnboundedReceiver<(ToAgent, Option<OwnedFd>)>,
+    mut outgoing: UnboundedReceiver<(ToAgent, Option<OwnedFd>)>,
     unsaid: Rc<Cell<usize>>,
 ) {
-    while let Some((what, fd)) = to_tell.recv().await {
+    while let Some((what, fd)) = outgoing.recv().await {
         // That it is gone is heard by who listens.
         if send_message(&stream, &what, fd).await.is_err() {
             return unsaid.set(0);
@@ -99,11 +99,11 @@ impl Drop for ReplyWaiter<'_> {
 impl AgentConnection {
     /// A connection over `stream`; what the agent understands beside: changes of networks, D-Locks.
     pub(crate) fn begin(stream: Rc<UnixStream>, (notices, locks): (bool, bool)) -> AgentConnection {
-        let (tell, to_tell) = unbounded_channel();
+        let (sender, outgoing) = unbounded_channel();
         let unsaid = Rc::default();
-        tokio::task::spawn_local(send_all(stream, to_tell, Rc::clone(&unsaid)));
+        tokio::task::spawn_local(send_all(stream, outgoing, Rc::clone(&unsaid)));
         AgentConnection {
-            messages: tell,
+            messages: sender,
             pending: Rc::new(RefCell::new(Some(HashMap::new()))),
             next: Rc::default(),
             released: Rc::default(),
@@ -141,9 +141,9 @@ impl AgentConnection {
     ) {
         if self.unsent.get() < DATAGRAMS_MAX && bytes.len() <= PASSED_BYTES_MAX {
             let message = AgentDatagram::new(bytes, route, expiry);
-            let told = self.messages.send((ToAgent::Message(message), None));
+            let sent = self.messages.send((ToAgent::Message(message), None));
             self.unsent
-                .set(self.unsent.get() + usize::from(told.is_ok()));
+                .set(self.unsent.get() + usize::from(sent.is_ok()));
         }
     }
 
@@ -165,8 +165,8 @@ impl AgentConnection {
 
     /// How it stands; nothing when it is over or the agent is gone.
     pub(crate) async fn info(&self) -> Option<AgentReply> {
-        let told = timeout(ANSWER_WITHIN, self.ask(|ask| ToAgent::Info { ask }));
-        told.await.ok()?
+        let sent = timeout(ANSWER_WITHIN, self.ask(|ask| ToAgent::Info { ask }));
+        sent.await.ok()?
     }
 
     /// Waits until the peer has the first `bytes` of the program's.
@@ -191,9 +191,9 @@ impl AgentConnection {
 
     /// Tells the agent that the connection is not to be opened again.
     pub(crate) async fn release(&self) {
-        let told = self.ask(|ask| ToAgent::Release { ask });
+        let sent = self.ask(|ask| ToAgent::Release { ask });
         // One that does not answer keeps nothing.
-        let _ = timeout(ANSWER_WITHIN, told).await;
+        let _ = timeout(ANSWER_WITHIN, sent).await;
     }
 
     /// Leaves it to others who know its token.
@@ -234,25 +234,25 @@ impl AgentConnection {
     /// Hears what becomes of it, until it is over; returns whether the agent was lost. `far`: of a datagram socket.
     pub(crate) async fn hear_until_over(
         &mut self,
-        fate: &ConnectionStatus,
+        conn_status: &ConnectionStatus,
         far: Option<&AgentDatagramPeer>,
     ) -> bool {
         let mut reader = self.reader.take().expect("of the one that was called with");
         let left = self.released.clone();
         loop {
-            let heard = tokio::select! {
-                heard = reader.next() => heard,
+            let message = tokio::select! {
+                message = reader.next() => message,
                 () = left.notified() => return false,
             };
-            match heard {
+            match message {
                 Ok(Some(FromAgent::Answer { ask, fault, info })) => self.hear(ask, fault, info),
                 Ok(Some(FromAgent::Fault { errno, text })) => {
-                    let _ = fate.fault.set(SocketFault { errno, text });
+                    let _ = conn_status.fault.set(SocketFault { errno, text });
                     let _ = self.messages.send((ToAgent::Heard, None));
                 }
                 Ok(Some(FromAgent::Over { info })) => {
                     if let Some(info) = info {
-                        let _ = fate.last.set(*info);
+                        let _ = conn_status.last.set(*info);
                     }
                     return false;
                 }
@@ -266,7 +266,9 @@ impl AgentConnection {
                 )) => {}
                 Ok(None) | Err(_) => {
                     let text = "the agent that carried this connection is gone";
-                    let _ = fate.fault.set(SocketFault::new(libc::ECONNRESET, text));
+                    let _ = conn_status
+                        .fault
+                        .set(SocketFault::new(libc::ECONNRESET, text));
                     return true;
                 }
             }

@@ -52,7 +52,7 @@ impl CarriedFlow {
     pub(crate) fn new(
         flow: Flow,
         line: Option<SessionUse>,
-        fate: Arc<ConnectionStatus>,
+        conn_status: Arc<ConnectionStatus>,
         options: SocketOptions,
     ) -> CarriedFlow {
         CarriedFlow {
@@ -60,7 +60,7 @@ impl CarriedFlow {
             acked: Cell::new(0),
             flow: RefCell::new(flow),
             session: line,
-            status: fate,
+            status: conn_status,
             owner: None,
             options: RefCell::new(options),
             resting: Cell::new(false),

@@ -24,7 +24,7 @@ pub(crate) struct ConnectCall {
     pub(crate) from: u16,
     pub(crate) to: SocketName,
     pub(crate) options: SocketOptions,
-    pub(crate) fate: Arc<ConnectionStatus>,
+    pub(crate) conn_status: Arc<ConnectionStatus>,
     /// By what it is opened again.
     pub(crate) keep: Option<ReopenOptions>,
 }

@@ -79,11 +79,11 @@ impl EngineState {
     pub(crate) fn of_agent(
         port: PairPort,
         links: watch::Receiver<Arc<Vec<Link>>>,
-        judge: Rc<dyn SocketScheduler>,
+        scheduler: Rc<dyn SocketScheduler>,
     ) -> EngineState {
         EngineState {
             monitor: OnceCell::new_with(Some(links)),
-            scheduler: judge,
+            scheduler,
             is_agent: true,
             ..EngineState::new(port)
         }

@@ -129,13 +129,13 @@ async fn call(
     permit: OwnedSemaphorePermit,
 ) {
     listen_address.flows.set(listen_address.flows.get() + 1);
-    let fate = ConnectionStatus::new();
-    let held = CarriedFlow::new(flow, None, fate.clone(), listener.options.clone());
+    let conn_status = ConnectionStatus::new();
+    let held = CarriedFlow::new(flow, None, conn_status.clone(), listener.options.clone());
     let socket = SocketEntry {
         options: listener.options.clone(),
         peer: flow_info::far_end(&held).map(SocketName::Ip),
         local: Some(SocketName::Ip(listen_address.at)),
-        status: Some(fate),
+        status: Some(conn_status),
         ..SocketEntry::new(listener.domain)
     };
     let held = engine.register(held);

@@ -114,7 +114,7 @@ impl ReadAhead {
         &self,
         now: Time,
         options: &SocketOptions,
-        ways: &[LinkStatus],
+        statuses: &[LinkStatus],
         left: Option<u64>,
         to_program: u64,
     ) -> Option<ReadAheadDemand> {
@@ -127,7 +127,7 @@ impl ReadAhead {
         if reader.as_ref().is_none_or(|reader| reader.levels != levels) {
             // What was read before says nothing of how it is read now.
             let taken = to_program.saturating_sub(unread);
-            *reader = Some(ProgramReader::new(levels, ways, now, taken));
+            *reader = Some(ProgramReader::new(levels, statuses, now, taken));
         }
         let moved = to_program + self.kept.get();
         let to_come = match options.size {
@@ -138,7 +138,7 @@ impl ReadAhead {
         let mut wants = reader.as_mut()?.demand(&ReadAheadInput {
             now,
             options,
-            ways,
+            statuses,
             ahead: self.kept.get() + unread,
             taken: to_program.saturating_sub(unread),
             to_come,
@@ -156,18 +156,23 @@ impl ReadAhead {
 struct ReadAheadInput<'a> {
     now: Time,
     options: &'a SocketOptions,
-    ways: &'a [LinkStatus],
+    statuses: &'a [LinkStatus],
     ahead: u64,
     taken: u64,
     to_come: Option<u64>,
 }
 
 impl ProgramReader {
-    fn new(levels: RcvbufThresholds, ways: &[LinkStatus], now: Time, taken: u64) -> ProgramReader {
+    fn new(
+        levels: RcvbufThresholds,
+        statuses: &[LinkStatus],
+        now: Time,
+        taken: u64,
+    ) -> ProgramReader {
         let pace = PlaybackMeter::new(Some(f64::from(levels.rate)));
         let rate = pace.rate(Duration::ZERO);
         ProgramReader {
-            buffer: StreamBuffer::new(levels.thresholds(rate), switch_delay(ways)),
+            buffer: StreamBuffer::new(levels.thresholds(rate), switch_delay(statuses)),
             levels,
             pace,
             begun: now,
@@ -193,23 +198,30 @@ impl ProgramReader {
         more
     }
 
-    fn demand(&mut self, sight: &ReadAheadInput<'_>) -> ReadAheadDemand {
-        let since: Duration = sight.now.since(self.begun).into();
-        let read = self.bytes_read_since(since, sight.taken);
+    fn demand(&mut self, input: &ReadAheadInput<'_>) -> ReadAheadDemand {
+        let since: Duration = input.now.since(self.begun).into();
+        let read = self.bytes_read_since(since, input.taken);
         let rate = self.pace.rate(since);
         let thresholds = self.levels.thresholds(rate);
         self.buffer
-            .set_thresholds(thresholds, switch_delay(sight.ways));
-        let mut free = sight.ways.iter().filter(|way| is_free(way)).peekable();
+            .set_thresholds(thresholds, switch_delay(input.statuses));
+        let mut free = input
+            .statuses
+            .iter()
+            .filter(|status| is_free(status))
+            .peekable();
         let free_bytes_per_s = free.peek().is_some().then(|| {
-            let rate =
-                |way: &LinkStatus| way.rate.map_or(UNMEASURED_BYTES_PER_S, |rate| rate as f64);
+            let rate = |status: &LinkStatus| {
+                status
+                    .rate
+                    .map_or(UNMEASURED_BYTES_PER_S, |rate| rate as f64)
+            };
             free.map(rate).sum()
         });
         let wanted = self.buffer.need(&BufferedStream {
             bytes_per_s: rate as u64,
-            ahead_bytes: sight.ahead,
-            to_come_bytes: sight.to_come,
+            ahead_bytes: input.ahead,
+            to_come_bytes: input.to_come,
             quota_bytes: AHEAD_BYTES_MAX,
             free_bytes_per_s,
         });
@@ -217,8 +229,8 @@ impl ProgramReader {
         let bytes = bytes.unwrap_or(0);
         // What is read until the next look is no reason to pay for ever.
         let read = read.max((LOOK.as_secs_f64() * rate) as u64);
-        let read = read.min(sight.to_come.unwrap_or(u64::MAX).saturating_sub(bytes));
-        let pays = self.buffer.is_filling() && pays(sight.options, free_bytes_per_s.is_some());
+        let read = read.min(input.to_come.unwrap_or(u64::MAX).saturating_sub(bytes));
+        let pays = self.buffer.is_filling() && pays(input.options, free_bytes_per_s.is_some());
         ReadAheadDemand {
             buy_bytes: (pays && bytes > 0).then_some(bytes + read),
             // Not all that a free link may bring: beside that everything else would be small.
@@ -226,8 +238,8 @@ impl ProgramReader {
             need: FlowDemand {
                 remaining_bytes: Some(bytes),
                 left: wanted.and_then(|need| need.left),
-                policy: sight.options.policy,
-                if_late: sight.options.if_late,
+                policy: input.options.policy,
+                if_late: input.options.if_late,
                 metered_bytes_left: None,
             },
             has_all: false,
@@ -246,14 +258,14 @@ fn pays(options: &SocketOptions, free_works: bool) -> bool {
     }
 }
 
-fn is_free(way: &LinkStatus) -> bool {
-    let path = way.path.as_ref().map(|path| path.state);
-    way.usage == LinkUse::Free && path == Some(PathState::Active)
+fn is_free(status: &LinkStatus) -> bool {
+    let path = status.path.as_ref().map(|path| path.state);
+    status.usage == LinkUse::Free && path == Some(PathState::Active)
 }
 
 /// A challenge takes a round trip, and no link's is longer than the longest.
-fn switch_delay(ways: &[LinkStatus]) -> SwitchDelay {
-    let paths = ways.iter().filter_map(|way| way.path.as_ref());
+fn switch_delay(statuses: &[LinkStatus]) -> SwitchDelay {
+    let paths = statuses.iter().filter_map(|status| status.path.as_ref());
     let works = paths.filter(|path| path.state == PathState::Active);
     SwitchDelay::measured(works.map(|path| path.rtt.into()).max())
 }
@@ -313,7 +325,7 @@ mod tests {
     use d2tp_links::CostClass;
     use d2tp_time::Span;
 
-    fn way(usage: LinkUse) -> LinkStatus {
+    fn status(usage: LinkUse) -> LinkStatus {
         LinkStatus {
             name: "wwan0".into(),
             class: CostClass::Metered,
@@ -351,13 +363,13 @@ mod tests {
     /// how much was ahead at least and at most, and how often it began to pay.
     fn run(options: &SocketOptions, seconds: u64) -> (u64, u64, u32) {
         let ahead = ReadAhead::default();
-        let ways = [way(LinkUse::Paid)];
+        let statuses = [status(LinkUse::Paid)];
         let (mut came, mut taken) = (0_u64, 0_u64);
         let (mut least, mut most, mut begun) = (u64::MAX, 0, 0);
         let mut paid = false;
         for look in 1..seconds * 5 {
             ahead.kept.set(came - taken);
-            let wants = ahead.update(at(look * 200), options, &ways, None, taken);
+            let wants = ahead.update(at(look * 200), options, &statuses, None, taken);
             let fills = wants.expect("it has thresholds").buy_bytes;
             begun += u32::from(fills.is_some() && !paid);
             paid = fills.is_some();
@@ -414,15 +426,15 @@ mod tests {
         // 40 kB a second; and for ten minutes in which nothing costs nobody looks.
         let mut size = 0;
         for second in (1..=30).chain([630]) {
-            let sight = ReadAheadInput {
+            let input = ReadAheadInput {
                 now: at(second * 1_000),
                 options: &options,
-                ways: &[],
+                statuses: &[],
                 ahead: 0,
                 taken: second * 40_000,
                 to_come: None,
             };
-            size = reader.demand(&sight).size;
+            size = reader.demand(&input).size;
         }
         assert!((350_000..=370_000).contains(&size), "{size}: 9 s of it");
     }
@@ -434,10 +446,10 @@ mod tests {
             size: Some(1_000_000),
             ..reading(bytes, CostPolicy::FreeFirst)
         };
-        let ways = [way(LinkUse::Paid)];
+        let statuses = [status(LinkUse::Paid)];
         let ahead = ReadAhead::default();
         let look = |left, to_program| {
-            let wants = ahead.update(at(0), &options, &ways, left, to_program);
+            let wants = ahead.update(at(0), &options, &statuses, left, to_program);
             let wants = wants.expect("it has thresholds");
             (wants.buy_bytes, wants.is_broke)
         };

@@ -50,11 +50,11 @@ impl ScheduledSocket {
         options: &SocketOptions,
         moved: ProgramBytes,
         left: Option<u64>,
-        ways: &[LinkStatus],
+        statuses: &[LinkStatus],
         wants: Option<&ReadAheadDemand>,
         wakes: bool,
     ) -> ClientDecision {
-        self.carried.assign((moved.down, moved.up), ways);
+        self.carried.assign((moved.down, moved.up), statuses);
         let bytes = moved.down + moved.written;
         let report = FlowClientReport {
             demand: match wants {
@@ -64,7 +64,7 @@ impl ScheduledSocket {
             size_bytes: wants.map_or(options.size, |wants| Some(wants.size)),
             buy_bytes: wants.map(|wants| wants.buy_bytes.unwrap_or(0)),
             keeps_awake: wakes,
-            links: ways,
+            links: statuses,
             carried: self.carried.bytes(),
         };
         let scheduler = &self.scheduler;
@@ -78,11 +78,11 @@ impl ScheduledSocket {
     }
 
     /// The flow is over: what was carried since the last report counts too.
-    pub(crate) fn close(mut self, moved: ProgramBytes, ways: &[LinkStatus]) {
-        self.carried.assign((moved.down, moved.up), ways);
+    pub(crate) fn close(mut self, moved: ProgramBytes, statuses: &[LinkStatus]) {
+        self.carried.assign((moved.down, moved.up), statuses);
         let scheduler = &self.scheduler;
         let client = self.client.get_or_insert_with(|| scheduler.join());
-        client.report(ways, self.carried.bytes());
+        client.report(statuses, self.carried.bytes());
     }
 
     /// Whether it wants nothing now: then others have its place. One that is `watched` will.
@@ -140,30 +140,30 @@ mod tests {
         let at = |seconds| Time::ZERO + Span::from_secs(seconds);
         let moved = |down, up, written| ProgramBytes { down, up, written };
         let plain = SocketOptions::default();
-        let mut court = ScheduledSocket::new(Rc::new(Nobody), at(0));
-        assert!(!court.is_idle(at(1), &plain, moved(10, 0, 0), false));
-        assert!(!court.is_idle(at(5), &plain, moved(10, 0, 0), false));
-        assert!(court.is_idle(at(6), &plain, moved(10, 0, 0), false));
+        let mut scheduled = ScheduledSocket::new(Rc::new(Nobody), at(0));
+        assert!(!scheduled.is_idle(at(1), &plain, moved(10, 0, 0), false));
+        assert!(!scheduled.is_idle(at(5), &plain, moved(10, 0, 0), false));
+        assert!(scheduled.is_idle(at(6), &plain, moved(10, 0, 0), false));
         assert!(
-            !court.is_idle(at(60), &plain, moved(10, 0, 1), false),
+            !scheduled.is_idle(at(60), &plain, moved(10, 0, 1), false),
             "the peer lacks a byte"
         );
         let due = SocketOptions {
             deadline: Some(since_boot() + Duration::from_secs(60)),
             ..SocketOptions::default()
         };
-        assert!(!court.is_idle(at(90), &due, moved(10, 1, 1), false));
+        assert!(!scheduled.is_idle(at(90), &due, moved(10, 1, 1), false));
         let sized = SocketOptions {
             size: Some(12),
             ..SocketOptions::default()
         };
-        assert!(!court.is_idle(at(90), &sized, moved(10, 1, 1), false));
+        assert!(!scheduled.is_idle(at(90), &sized, moved(10, 1, 1), false));
         assert!(
-            !court.is_idle(at(90), &sized, moved(11, 1, 1), false),
+            !scheduled.is_idle(at(90), &sized, moved(11, 1, 1), false),
             "it moved"
         );
         assert!(
-            court.is_idle(at(95), &sized, moved(11, 1, 1), false),
+            scheduled.is_idle(at(95), &sized, moved(11, 1, 1), false),
             "it is whole"
         );
     }

@@ -109,8 +109,8 @@ impl ServerSession {
             }
         };
         let events = device.events();
-        let (tell, state) = watch::channel(ServerSessionState::Opening);
-        tokio::task::spawn_local(tell_state(events, tell));
+        let (sender, state) = watch::channel(ServerSessionState::Opening);
+        tokio::task::spawn_local(forward_state(events, sender));
         let links = links.filter(|links| !uses_system_routes(&server.host, &links.borrow()));
         match &links {
             Some(links) => device.follow_links(links.clone(), usage),
@@ -139,15 +139,15 @@ impl ServerSession {
     }
 
     /// Links as they are, with what they carried for streams; what they did for datagrams is taken down.
-    pub(crate) fn account_datagrams(&self, ways: &[LinkStatus]) -> Vec<LinkStatus> {
+    pub(crate) fn account_datagrams(&self, statuses: &[LinkStatus]) -> Vec<LinkStatus> {
         match &mut *self.accounting.borrow_mut() {
             Some(tally) => {
                 if let Some((stats, _)) = self.device.connection().datagram_stats() {
-                    tally.update((stats.bytes_in, stats.bytes_out), ways);
+                    tally.update((stats.bytes_in, stats.bytes_out), statuses);
                 }
-                tally.stream_statuses(ways)
+                tally.stream_statuses(statuses)
             }
-            None => ways.to_vec(),
+            None => statuses.to_vec(),
         }
     }
 
@@ -198,17 +198,17 @@ fn uses_system_routes(host: &str, links: &[Link]) -> bool {
             .is_ok_and(|socket| socket.connect((ip, 9)).is_ok())
 }
 
-async fn tell_state<T: Clone>(
+async fn forward_state<T: Clone>(
     mut events: Receiver<(T, SessionEvent)>,
-    tell: watch::Sender<ServerSessionState>,
+    sender: watch::Sender<ServerSessionState>,
 ) {
     loop {
         match events.recv().await {
             Ok((_, SessionEvent::Established { .. })) => {
-                tell.send_replace(ServerSessionState::Open);
+                sender.send_replace(ServerSessionState::Open);
             }
             Ok((_, SessionEvent::Closed(end))) => {
-                tell.send_replace(ServerSessionState::Over(end));
+                sender.send_replace(ServerSessionState::Over(end));
                 return;
             }
             Ok(_) | Err(RecvError::Lagged(_)) => {}

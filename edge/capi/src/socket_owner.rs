@@ -66,10 +66,10 @@ impl SocketOwner {
 
     /// A process has the socket from now on, and is told of it by `stream`.
     pub(crate) fn attach(&self, stream: Rc<UnixStream>) {
-        let (tell, to_tell) = unbounded_channel();
-        self.messages.replace(Some(tell));
+        let (sender, outgoing) = unbounded_channel();
+        self.messages.replace(Some(sender));
         self.presence.send_replace(OwnerPresence::Here);
-        let sender = tokio::task::spawn_local(send_all(stream, to_tell));
+        let sender = tokio::task::spawn_local(send_all(stream, outgoing));
         self.sender.replace(Some(sender));
     }
 
@@ -176,8 +176,8 @@ impl SocketOwner {
 
     pub(crate) fn enqueue(&self, what: FromAgent) {
         // One that is gone needs no words.
-        if let Some(tell) = &*self.messages.borrow() {
-            let _ = tell.send((what, None));
+        if let Some(sender) = &*self.messages.borrow() {
+            let _ = sender.send((what, None));
         }
     }
 
@@ -190,7 +190,7 @@ impl SocketOwner {
     pub(crate) async fn send(&self, what: FromAgent) {
         let (done, told) = oneshot::channel();
         match &*self.messages.borrow() {
-            Some(tell) => drop(tell.send((what, Some(done)))),
+            Some(sender) => drop(sender.send((what, Some(done)))),
             None => return,
         }
         let _ = told.await;
@@ -223,8 +223,8 @@ impl SocketOwner {
     }
 }
 
-async fn send_all(stream: Rc<UnixStream>, mut to_tell: UnboundedReceiver<QueuedMessage>) {
-    while let Some((what, waits)) = to_tell.recv().await {
+async fn send_all(stream: Rc<UnixStream>, mut outgoing: UnboundedReceiver<QueuedMessage>) {
+    while let Some((what, waits)) = outgoing.recv().await {
         if send_message(&stream, &what, None).await.is_err() {
             return;
         }

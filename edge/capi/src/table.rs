@@ -65,8 +65,8 @@ impl SocketEntry {
 
     /// Whether its connection has been and is no more.
     fn is_over(&self) -> bool {
-        let fate = self.status.as_ref();
-        fate.is_some_and(|fate| fate.over.load(Ordering::Relaxed))
+        let conn_status = self.status.as_ref();
+        conn_status.is_some_and(|conn_status| conn_status.over.load(Ordering::Relaxed))
     }
 
     /// Whether this process's engine has its other end.
@@ -145,9 +145,9 @@ pub(crate) fn arrive(name: Ipv4Addr) -> Option<SocketEntry> {
 
 /// Why the last connection was never made, if the program has not heard so.
 pub(crate) fn take_refusal(socket: &SocketEntry) -> Option<Errno> {
-    let fate = socket.status.as_ref()?;
-    let fault = fate.fault.get()?;
-    let unheard = fate.refused.swap(false, Ordering::AcqRel);
+    let conn_status = socket.status.as_ref()?;
+    let fault = conn_status.fault.get()?;
+    let unheard = conn_status.refused.swap(false, Ordering::AcqRel);
     unheard.then_some(Errno(fault.errno))
 }
 
@@ -156,11 +156,12 @@ pub(crate) fn translate(fd: RawFd, errno: Errno) -> Errno {
     if !matches!(errno.0, 0 | libc::ECONNRESET) {
         return errno;
     }
-    let fate = find(fd).ok().flatten().and_then(|(_, s)| s.status);
-    let Some((fate, fault)) = fate.as_ref().and_then(|f| Some((f, f.fault.get()?))) else {
+    let conn_status = find(fd).ok().flatten().and_then(|(_, s)| s.status);
+    let Some((conn_status, fault)) = conn_status.as_ref().and_then(|f| Some((f, f.fault.get()?)))
+    else {
         return errno;
     };
-    let unheard = fate.refused.swap(false, Ordering::AcqRel);
+    let unheard = conn_status.refused.swap(false, Ordering::AcqRel);
     match unheard || errno.0 != 0 {
         true => Errno(fault.errno),
         false => errno,

@@ -40,8 +40,8 @@ pub(crate) async fn run(engine: Rc<EngineState>) {
             look_for_links(&engine).await;
         }
         waited = standby.waits;
-        let vigil = lock.plan(now(), &standby, |_| 0.0);
-        let _ = timeout(BUS_ANSWERS, keeper.apply(now(), vigil, &why())).await;
+        let plan = lock.plan(now(), &standby, |_| 0.0);
+        let _ = timeout(BUS_ANSWERS, keeper.apply(now(), plan, &why())).await;
         let is_idle = !standby.waits && !standby.runs;
         tokio::select! {
             notice = keeper.next_event() => match notice {

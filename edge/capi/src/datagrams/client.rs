@@ -58,7 +58,7 @@ pub(crate) fn connect(engine: &Rc<EngineState>, call: DatagramCall) -> CallResul
         .borrow_mut()
         .insert(key, VecDeque::new());
     let look = Rc::new(Notify::new());
-    let serial = call.connect.fate.serial;
+    let serial = call.connect.conn_status.serial;
     let before = engine
         .datagrams
         .clients
@@ -79,7 +79,7 @@ async fn call_out(
     socket: UdpSocket,
     look: Rc<Notify>,
 ) {
-    let (serial, port) = (call.connect.fate.serial, call.socket.port);
+    let (serial, port) = (call.connect.conn_status.serial, call.socket.port);
     let is_wanted = || {
         let clients = engine.datagrams.clients.borrow();
         clients.get(&port).is_some_and(|(now, _)| *now == serial) && is_bound(port)
@@ -137,10 +137,10 @@ async fn call_out(
                         std::future::pending::<()>().await;
                     };
                     tokio::select! {
-                        () = agent_delegation::follow(handed, &engine, &call.connect.fate, None, Some(&far)) => {}
+                        () = agent_delegation::follow(handed, &engine, &call.connect.conn_status, None, Some(&far)) => {}
                         () = closed => {}
                     }
-                    (call.connect.fate.fault.get().cloned(), socket)
+                    (call.connect.conn_status.fault.get().cloned(), socket)
                 }
                 Err(error) => (
                     Some(SocketFault::new(libc::EMFILE, error)),
@@ -156,11 +156,11 @@ async fn call_out(
     engine.agent_connections.borrow_mut().remove(&serial);
     call.socket.peers().remove(&name);
     if let Some(fault) = over {
-        let _ = call.connect.fate.fault.set(fault);
+        let _ = call.connect.conn_status.fault.set(fault);
         // Whoever reads looks why.
         let _ = socket.and_then(|socket| socket.send(&[]));
     }
-    call.connect.fate.over.store(true, Ordering::Relaxed);
+    call.connect.conn_status.over.store(true, Ordering::Relaxed);
     let mut clients = engine.datagrams.clients.borrow_mut();
     if clients.get(&port).is_some_and(|(now, _)| *now == serial) {
         clients.remove(&port);
@@ -191,31 +191,42 @@ async fn make(
     if let Some(handed) = agent_delegation::call(engine, call, &server, None, Some(far)).await? {
         return Ok(DatagramCarrier::Agent(handed));
     }
-    let way = ConnectTarget {
+    let connect_target = ConnectTarget {
         server,
         target: None,
         key: None,
         owner: None,
     };
-    let (held, context) = open(engine, &way, || latest(call), call.fate.clone()).await?;
+    let (held, context) = open(
+        engine,
+        &connect_target,
+        || latest(call),
+        call.conn_status.clone(),
+    )
+    .await?;
     Ok(DatagramCarrier::Local(Box::new(held), context))
 }
 
 /// Begins a session, and a flow in it that names the context of the datagrams, which is returned too.
 pub(crate) async fn open(
     engine: &Rc<EngineState>,
-    way: &ConnectTarget,
+    connect_target: &ConnectTarget,
     latest: impl Fn() -> SocketOptions,
-    fate: Arc<ConnectionStatus>,
+    conn_status: Arc<ConnectionStatus>,
 ) -> Result<(CarriedFlow, u64), SocketFault> {
-    let line = engine.session(&way.server, way.key.as_deref()).await?;
+    let line = engine
+        .session(&connect_target.server, connect_target.key.as_deref())
+        .await?;
     let options = latest();
     let flow = line.0.device.open(options.settings()?);
     let mut flow = flow.map_err(|error| SocketFault::new(libc::ENOBUFS, error))?;
     let context = line.0.next_context();
     let announced = announce(&mut flow, context).await;
     announced.map_err(|error| SocketFault::new(libc::ECONNRESET, error))?;
-    Ok((CarriedFlow::new(flow, Some(line), fate, options), context))
+    Ok((
+        CarriedFlow::new(flow, Some(line), conn_status, options),
+        context,
+    ))
 }
 
 /// Why a datagram socket leads nowhere without a server's key.
