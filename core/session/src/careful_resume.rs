@@ -19,7 +19,7 @@ use crate::congestion::WINDOW_INITIAL_DATAGRAMS;
 use crate::path::{PathState, SessionPath};
 use crate::session::Session;
 
-/// How long a way is known: what shares it changes.
+/// How long the metrics of a path are remembered. They depend on who else uses the network.
 const KNOWN_FOR: Span = Span::from_secs(600); // a guess
 
 impl SessionPath {
@@ -31,7 +31,7 @@ impl SessionPath {
         }
     }
 
-    /// What can be told of the path's way, if it was measured to be worth more than a new path begins with.
+    /// The metrics of a path to be remembered, if its window grew beyond that of a new path.
     pub(crate) fn measured_metrics(&self) -> Option<CachedPathMetrics> {
         let window = self.recovery.controller.window();
         let enough = window / 2 > WINDOW_INITIAL_DATAGRAMS * self.mtu.current() as u64;
@@ -46,7 +46,8 @@ impl SessionPath {
 }
 
 impl Session {
-    /// R-CC-3. A round trip of a path was measured: if it is new, and its way is known, it goes on from there.
+    /// R-CC-3: after the first round trip of a new path, resumes with the remembered metrics of its
+    /// pair of addresses, if there are any.
     pub(crate) fn resume_known_path(&mut self, now: Time, slot: usize) {
         let path = &self.paths[slot];
         let (id, pair, rtt) = (path.id, path.address_pair(), path.recovery.rtt.min());

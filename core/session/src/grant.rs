@@ -21,12 +21,12 @@ struct ReceivedGrant {
     seq: u64,
     max: u64,
     spent: u64,
-    /// The peer should hear what was spent.
+    /// Whether SPENT must be sent.
     must_send: bool,
     blocked_reported_at: Option<u64>,
 }
 
-/// The sender's side.
+/// Grants that a sender received.
 #[derive(Debug, Default)]
 pub(crate) struct ReceivedGrants {
     list: Vec<ReceivedGrant>,
@@ -87,7 +87,7 @@ impl ReceivedGrants {
         g.max = g.spent + more;
     }
 
-    /// There is data, and no room: say so once per limit.
+    /// Marks that data waits without a grant; reported once per limit.
     pub(crate) fn on_blocked(&mut self, path: PathId) {
         let g = self.entry(path);
         if g.max <= g.spent && g.blocked_reported_at != Some(g.max) {
@@ -112,7 +112,7 @@ impl ReceivedGrants {
     pub(crate) fn forget_path(&mut self, path: PathId) {
         self.list.retain(|g| g.path != path);
     }
-    /// New keys: path ids mean other paths now, those that were granted before they came too.
+    /// Forgets all grants, those of unopened paths included: under new keys path ids mean other paths.
     pub(crate) fn forget_all(&mut self) {
         self.list.clear();
     }
@@ -127,7 +127,7 @@ struct IssuedGrant {
     must_send: bool,
 }
 
-/// The device's side.
+/// Grants that a device issued.
 #[derive(Debug, Default)]
 pub(crate) struct IssuedGrants {
     list: Vec<IssuedGrant>,
@@ -163,18 +163,18 @@ impl IssuedGrants {
             g.must_send = true;
         }
     }
-    /// What the peer may still send, as far as we know.
+    /// Bytes the peer may still send, according to what we received so far.
     pub(crate) fn left(&self, path: PathId) -> u64 {
         self.list
             .iter()
             .find(|g| g.path == path)
             .map_or(0, |g| g.max.saturating_sub(g.spent))
     }
-    /// Bytes arrived on a gated path.
+    /// Records bytes that arrived on a gated path.
     pub(crate) fn on_received(&mut self, path: PathId, bytes: u64) {
         self.entry(path).spent += bytes;
     }
-    /// The sender says what it spent; lost bytes were paid for too.
+    /// Records what the sender says it spent. Lost bytes count too.
     pub(crate) fn on_spent(&mut self, path: PathId, spent: u64) {
         let g = self.entry(path);
         g.spent = g.spent.max(spent);
@@ -201,7 +201,7 @@ impl IssuedGrants {
     pub(crate) fn forget_path(&mut self, path: PathId) {
         self.list.retain(|g| g.path != path);
     }
-    /// New keys: path ids mean other paths now.
+    /// Forgets all grants: under new keys path ids mean other paths.
     pub(crate) fn forget_all(&mut self) {
         self.list.clear();
     }

@@ -22,71 +22,73 @@
 
 use d2tp_time::{Span, Time};
 
-/// Parts of the deepest queueing delay: from a quarter on a few packets' wait is not their own burst's, from half
-/// of it on a loss is the queue's even where the air loses too.
+/// Parts of the deepest queueing delay. From a quarter on, the delay exceeds that of the path's own
+/// bursts; from half on, a loss counts as congestion even where random losses are common.
 const QUARTER: (u64, u64) = (1, 4);
 const HALF: (u64, u64) = (1, 2);
-/// Queueing delay below this part of the shortest round trip, within these bounds, is none: jitter, bursts.
+/// Queueing delay below this part of the shortest round trip, within bounds, counts as none: jitter and
+/// bursts.
 const FLOOR_PART: u64 = 8; // RFC 9406 §4.3, where slow start ends by it
 const FLOOR_MIN: Span = Span::from_millis(1); // a guess
 /// CoDel lets 5 ms stand (RFC 8289 §4.3). // measured: with 16 ms a session took twice its share of such a queue
 const FLOOR_MAX: Span = Span::from_millis(4);
-/// How long the deepest delay is remembered, at least; at most twice as long.
+/// How long the deepest queueing delay is remembered, at least; at most twice as long.
 const DEEPEST_KEPT: Span = Span::from_secs(120); // a guess: rates of radio links change, queues with them
-/// The queue is what all of so many packets measured waited: a round trip of ACKs.
+/// The queueing delay is the smallest of this many packets: a round trip of ACKs.
 const SAMPLES: usize = 8;
-/// A window of fewer packets is a few bursts: the longest of the last two waits counts, to be on the safe
-/// side.
+/// With a smaller window, in packets, the queue is judged by the longer of the last two delays, to be
+/// conservative.
 const WINDOW_SMALL: u64 = 40; // measured: of a shared queue of 7 packets a session took 1.3 times as much as without
-/// A run of this many lost packets is taken for congestion, or two more where the air is known to
-/// lose: at 3 % random loss one packet in 40,000 begins such a run, and one in 40 millions there.
+/// The number of consecutive losses that counts as congestion, plus two where random losses are common:
+/// at 3 % random loss one packet in 40,000 begins such a run, and one in 40 millions there.
 const RUN: u32 = 3;
-/// The air is known to lose where so many of the last eight losses were random: there twice as much
-/// counts as no queue.
+/// How many of the last eight losses must have been random for random losses to count as common. Then
+/// twice the delay counts as no queue.
 const AIRY: u32 = 4; // a guess
-/// A share of lost packets above which it is not the air, whatever the delay says, in 2^16ths.
+/// The share of lost packets, in 2^16ths, above which losses count as congestion whatever the delay.
 const SHARE_MAX: u32 = 65_536 * 8 / 100; // the paper's random losses end at 3 %
 /// Packets over which that share is averaged.
 const SHARE_PACKETS: u32 = 256; // at 3 % its standard deviation is 0.8 %
-/// For how long the delay is not believed after too much was lost without any; doubled each time.
+/// How long the delay is ignored after excessive loss without delay; doubled each time.
 const BLIND_MIN: Span = Span::from_secs(10); // a guess
 const BLIND_MAX: Span = Span::from_secs(160); // a guess
 
 /// Why packets were lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LossKind {
-    /// By congestion, or nobody can tell.
+    /// Congestion, or unknown.
     Queue,
-    /// At random, on the air.
+    /// A random loss on the radio link.
     Random,
 }
 
-/// What is known of the queue on a path.
+/// What was measured of a path's queue.
 #[derive(Debug)]
 pub(crate) struct LossClassifier {
-    /// The longest queue that packets came through, of this period and the one before.
+    /// The longest queueing delay of this period and of the one before.
     deepest: [Span; 2],
     period_began: Time,
-    /// The waits of the last packets measured that left after the last response.
+    /// The queueing delays of the last packets that were sent after the last congestion response.
     near: [Span; SAMPLES],
-    /// What the last two of them waited that were answered on the path itself.
+    /// The delays of the last two of those packets that were acknowledged on the path itself.
     own: [Span; 2],
-    /// The queue as it was last, whenever that was.
+    /// The most recent queueing delay.
     latest: Span,
-    /// The shortest round trip whose answer came over another path, of this period and the one before.
+    /// The shortest round trip with an ACK on another path, of this period and of the one before.
     detour_min: [Span; 2],
     responded_at: Time,
-    /// Share of the packets lost.
+    /// The share of packets lost.
     share: u32,
-    /// The last eight verdicts, a bit each: it was random.
+    /// The last eight classifications, one bit each: 1 if random.
     verdicts: u8,
-    /// The queue, if the loss judged last is taken for its own only to be on the safe side.
+    /// The queueing delay, if the last loss counted as congestion only to be conservative.
     unsure: Option<Span>,
-    /// The packet lost last, how many before it in a row, and the most since judged.
+    /// The packet lost last, the length of the run of losses that it ends, and the longest run since
+    /// the last classification.
     last: Option<u64>,
     run: u32,
     run_most: u32,
-    /// Some loss was the queue's, or slow start was taken up again because none was.
+    /// Whether a loss was congestion, or slow start was resumed because none was.
     pub(crate) settled: bool,
     blind_until: Time,
     blind_next: Span,
@@ -114,7 +116,7 @@ impl LossClassifier {
         }
     }
 
-    /// A packet that left at `sent_at` took this long there and back, on this path both ways.
+    /// Takes in a round trip of a packet sent at `sent_at`, with its ACK on this path.
     pub(crate) fn on_round_trip(&mut self, now: Time, sent_at: Time, rtt: Span, rtt_min: Span) {
         self.turn(now);
         let wait = rtt.saturating_sub(rtt_min);
@@ -125,8 +127,8 @@ impl LossClassifier {
         }
     }
 
-    /// Takes in a round trip whose answer came over another path: what waited there is counted too,
-    /// so it is a queue here only if the path itself shows one as well, and never the longest.
+    /// Takes in a round trip whose ACK came over another path. Its delay includes that path's queue, so
+    /// it counts only if this path shows a queue as well, and never as the longest.
     pub(crate) fn on_indirect_round_trip(&mut self, now: Time, sent_at: Time, rtt: Span) {
         self.turn(now);
         self.detour_min[0] = self.detour_min[0].min(rtt);
@@ -134,7 +136,7 @@ impl LossClassifier {
         self.note(sent_at, rtt.saturating_sub(least));
     }
 
-    /// Forgets what is too old.
+    /// Forgets old measurements.
     fn turn(&mut self, now: Time) {
         if now >= self.period_began + DEEPEST_KEPT {
             self.deepest = [Span::ZERO, self.deepest[0]];
@@ -143,7 +145,7 @@ impl LossClassifier {
         }
     }
 
-    /// A packet waited so long; whether that tells of the time since the last response.
+    /// Records a packet's queueing delay. Returns whether it is newer than the last response.
     fn note(&mut self, sent_at: Time, wait: Span) -> bool {
         let is_evidence = !self.is_covered(sent_at);
         if is_evidence {
@@ -153,7 +155,7 @@ impl LossClassifier {
         is_evidence
     }
 
-    /// What stands in the queue.
+    /// The current queueing delay.
     fn queue(&self) -> Span {
         self.near
             .into_iter()
@@ -166,7 +168,7 @@ impl LossClassifier {
         self.share -= (u64::from(self.share) * u64::from(part) / u64::from(SHARE_PACKETS)) as u32;
     }
 
-    /// The packet of this number is lost; numbers ascend.
+    /// Records that this packet is lost; numbers ascend.
     pub(crate) fn on_lost(&mut self, number: u64, sent_at: Time) {
         if !self.is_covered(sent_at) {
             self.share += (65_536 - self.share) / SHARE_PACKETS;
@@ -177,8 +179,8 @@ impl LossClassifier {
         self.last = Some(number);
     }
 
-    /// What has been lost since the last question, the newest of it sent at `sent_at`: what comes to light
-    /// together is of one kind. `window`: packets the path may have in flight.
+    /// Classifies all losses since the last call, the newest of them sent at `sent_at`: losses found
+    /// together are of one kind. `window`: packets the path may have in flight.
     pub(crate) fn classify(
         &mut self,
         now: Time,
@@ -225,8 +227,8 @@ impl LossClassifier {
         }
     }
 
-    /// What a response to the loss judged last may leave of a window, if it may as well have been random: what
-    /// fills the way without the queue (Westwood; Mascolo et al. 2001).
+    /// The window that the response to an uncertain loss must leave at least: what fills the path
+    /// without a queue (Westwood; Mascolo et al. 2001).
     pub(crate) fn reduced_window(&self, window: u64, rtt_min: Span) -> Option<u64> {
         let wait = self.unsure?.as_nanos();
         // Answers over another path come later, and the window is larger for it.
@@ -235,12 +237,12 @@ impl LossClassifier {
         Some((u128::from(window) * u128::from(base) / u128::from(base + wait)) as u64)
     }
 
-    /// What left before the last response has been responded to.
+    /// Whether a packet was sent before the last response, so that the response covers it.
     fn is_covered(&self, sent_at: Time) -> bool {
         sent_at <= self.responded_at
     }
 
-    /// The window was reduced: how long packets wait is to be seen anew.
+    /// Records a reduction of the window: queueing delays are measured anew.
     pub(crate) fn on_response(&mut self, now: Time) {
         (self.near, self.own) = ([Span::ZERO; SAMPLES], [Span::ZERO; 2]);
         self.responded_at = now;

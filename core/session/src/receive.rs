@@ -25,15 +25,16 @@ use crate::syn::{SynAck, SynAckBody};
 use crate::ticket::ClientTicket;
 use crate::trace::TraceRecord;
 
-/// Answers to challenges that wait to leave; a flood gets no more than that.
+/// Answers to challenges that wait to be sent; further challenges are dropped.
 const ANSWERS_MAX: usize = 4;
-/// How long packets of the key generation before are still read, in probe timeouts.
+/// How long packets of the previous key generation are still accepted, in probe timeouts.
 const KEY_KEPT_PROBE_TIMEOUTS: u64 = 3;
-/// A writer that waits is woken when there is room for this part of what may be held. Half, and it would
-/// sleep until half of a long path has run empty; the smaller, the more often it is woken.
+/// The part of the send buffer that must be free before a waiting writer is woken. With half, a writer
+/// would sleep until half of a long path has run empty; the smaller the part, the more often it is
+/// woken.
 const WRITABLE_PART: u64 = 8; // a guess
 
-/// Whether a frame is about paths and the session as such, not about flows.
+/// Whether a frame concerns paths and the session, not flows.
 fn is_of_paths(frame: &Frame<'_>) -> bool {
     matches!(
         frame,
@@ -48,7 +49,7 @@ fn is_of_paths(frame: &Frame<'_>) -> bool {
     )
 }
 
-/// What a RESET or STOP with this code means.
+/// The flow end that a RESET or STOP code stands for.
 fn end_of(code: u64) -> FlowEnd {
     match code {
         CODE_DEADLINE => FlowEnd::DeadlinePassed,
@@ -58,8 +59,8 @@ fn end_of(code: u64) -> FlowEnd {
 }
 
 impl Session {
-    /// R-SEAL-1: a DATA packet for path `path` of handshake `generation` arrived. What does not
-    /// authenticate, or was seen before, changes nothing.
+    /// R-SEAL-1: handles a DATA packet for path `path` of handshake `generation`. A packet that does
+    /// not authenticate, or is a replay, changes nothing.
     pub(crate) fn handle_data(
         &mut self,
         now: Time,
@@ -107,9 +108,8 @@ impl Session {
         );
     }
 
-    /// R-SEAL-5: stops opening packets with keys under which too many failed to open. Their
-    /// connection ids go with them, so that a device hears UNKNOWN and comes with new keys; flows
-    /// stay.
+    /// R-SEAL-5: gives up keys under which too many packets failed to open, together with their
+    /// connection ids: the device receives UNKNOWN and makes a new handshake; flows remain.
     fn give_up_keys(&mut self, now: Time) {
         let best = self.paths.iter().min_by_key(|p| p.rank());
         let best = best.map(|p| (p.addresses, p.gated));
@@ -131,7 +131,7 @@ impl Session {
         self.suspend_if_idle(now, ReasonCode::Protocol);
     }
 
-    /// The device opened a path that was promised to it (R-PATH-1).
+    /// Accepts a path that the device opened with an issued id (R-PATH-1).
     pub(crate) fn accept_path(&mut self, now: Time, id: PathId, from: Addresses) -> bool {
         if self.role == Role::Initiator || self.paths.is_full() {
             return false;
@@ -159,7 +159,7 @@ impl Session {
         true
     }
 
-    /// Frames of a packet that authenticated and is new.
+    /// Handles the frames of a packet that authenticated and is new.
     pub(crate) fn handle_opened(
         &mut self,
         now: Time,
@@ -283,7 +283,7 @@ impl Session {
         }
     }
 
-    /// A fresh nonce if this packet shows that the peer moved.
+    /// A fresh nonce, if this packet shows that the peer moved.
     fn rng_if_moved(&mut self, slot: usize, from: Addresses, number: u64) -> Option<[u8; 16]> {
         let path = self.paths.at(slot);
         let moved = self.role == Role::Responder
@@ -546,7 +546,7 @@ impl Session {
         Ok(())
     }
 
-    /// Bytes of a flow, and on which gated path they came; how many of them are new.
+    /// Takes in bytes of a flow, and the gated path on which they came. Returns how many were new.
     #[inline]
     pub(crate) fn take_bytes(
         &mut self,
@@ -598,7 +598,7 @@ impl Session {
         Ok(arrival.new)
     }
 
-    /// The peer opened a flow, or said again that it did.
+    /// Handles OPEN: the peer opened a flow, or repeats that it did.
     pub(crate) fn on_open(&mut self, now: Time, opening: &Frame<'_>) -> Result<(), PeerFault> {
         let Some((flow, mut options)) = FlowOptions::from_open_frame(now, opening) else {
             return Ok(());
@@ -622,12 +622,12 @@ impl Session {
         Ok(())
     }
 
-    /// R-FLOW-1: an id says who may open it.
+    /// R-FLOW-1: whether the peer may open a flow with this id.
     fn may_peer_open(&self, id: FlowId) -> bool {
         id.by_initiator() == (self.role == Role::Responder)
     }
 
-    /// Takes in a flow the peer opened. False if it is over already.
+    /// Accepts a flow that the peer opened. False if the flow is over already.
     fn accept_flow(&mut self, id: FlowId, options: FlowOptions) -> Result<bool, PeerFault> {
         let is_theirs = self.may_peer_open(id);
         if let Some(flow) = self.flows.get_mut(id) {
@@ -679,7 +679,7 @@ impl Session {
         Ok(true)
     }
 
-    /// R-QUOTA-3: how long a device may bind a server to a flow.
+    /// R-QUOTA-3: cuts a deadline to the furthest one that a device may set at a server.
     fn cut_deadline(&self, now: Time, deadline: Option<Time>) -> Option<Time> {
         match self.role {
             Role::Responder => deadline.map(|d| d.min(now + self.config.deadline_max)),
@@ -687,7 +687,7 @@ impl Session {
         }
     }
 
-    /// R-QUOTA-3: a deadline that was cut is told, so that both ends go by the same.
+    /// R-QUOTA-3: informs the peer of a deadline that was cut, so that both ends use the same one.
     fn announce_deadline(&mut self, id: FlowId, deadline: Option<Time>) {
         if let Some(flow) = self.flows.get_mut(id)
             && flow.options.deadline == deadline
@@ -875,7 +875,7 @@ impl Session {
         Ok(())
     }
 
-    /// Bytes of a flow arrived at the peer: there may be room to write, or nothing left to do.
+    /// Handles acknowledged bytes of a flow: there may be room to write, or the flow may be complete.
     fn after_send_progress(&mut self, id: FlowId) {
         let limit = self.config.send_buffer;
         let Some(flow) = self.flows.get_mut(id) else {
@@ -926,8 +926,7 @@ impl Session {
         self.flows.touch_all();
     }
 
-    /// A path was gone before anything of it arrived: what is still on its way must not begin it,
-    /// there is nobody at its other end.
+    /// Retires a path that was closed before anything arrived on it: late packets must not open it.
     fn retire_unopened_path(&mut self, id: PathId) {
         let Some(issued) = self.issued.get(&id).copied() else {
             return;
@@ -966,7 +965,7 @@ impl Session {
 
     // ---- answers to a knock ----
 
-    /// A SYN+ACK for our handshake.
+    /// Handles a SYN+ACK for our handshake.
     pub(crate) fn handle_syn_ack(&mut self, now: Time, from: Addresses, message: &[u8]) {
         let Some(handshake) = &mut self.handshake else {
             return;
@@ -1056,7 +1055,7 @@ impl Session {
         }
     }
 
-    /// Replaces keys, paths and ids by those of a new handshake.
+    /// Replaces keys, paths and ids with those of a new handshake.
     pub(crate) fn begin_generation(
         &mut self,
         now: Time,
@@ -1127,7 +1126,7 @@ impl Session {
         };
     }
 
-    /// The server asks for proof of our address.
+    /// Handles a server's request for proof of our address.
     pub(crate) fn handle_cookie(&mut self, now: Time, body: &[u8]) {
         let peer = self.peer;
         let Some(handshake) = &mut self.handshake else {
@@ -1146,7 +1145,7 @@ impl Session {
         }
     }
 
-    /// The server says it does not know a session we send to.
+    /// Handles a server's UNKNOWN for a session that we send to.
     pub(crate) fn handle_unknown(
         &mut self,
         now: Time,

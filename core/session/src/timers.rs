@@ -19,11 +19,11 @@ use crate::sent_packet::SentFrame;
 use crate::session::{Session, on_frame_fate};
 use crate::session_state::{Role, SessionState};
 
-/// Probe timeouts after which packets are made small. // RFC 8899 §4.3 leaves the number open
+/// Probe timeouts after which probes use small packets. // RFC 8899 §4.3 leaves the number open
 const PROBES_BEFORE_SMALL: u32 = 3;
-/// Without a packet for so long a server takes a session for quiet.
+/// How long a session may have no packet before a server counts it as idle.
 const COOL_AFTER: Span = Span::from_millis(250); // a guess: to warm up costs a few microseconds
-/// Probe timeouts on a path that never answered after which a device asks for a new handshake.
+/// Probe timeouts on a path that never answered after which a device begins a new handshake.
 const PROBES_BEFORE_KNOCK: u32 = 5;
 
 impl Session {
@@ -82,14 +82,14 @@ impl Session {
         at
     }
 
-    /// When a server gives back what only a busy session needs; a device has few sessions, and would
-    /// be woken for it.
+    /// When a server releases what only a busy session needs; a device has few sessions, and would be
+    /// woken for it.
     fn cool_at(&self) -> Time {
         let spoke = self.paths.iter().map(|p| p.last_tx).max();
         self.last_rx.max(spoke.unwrap_or(Time::ZERO)) + COOL_AFTER
     }
 
-    /// R-ALIVE-1, R-ALIVE-2: the one path that is kept open where something must stay reachable.
+    /// R-ALIVE-1, R-ALIVE-2: the path that is kept open where the session must stay reachable.
     fn kept_alive(&self) -> Option<&SessionPath> {
         let wanted = self.role == Role::Initiator
             && self.closing.is_none()
@@ -100,7 +100,7 @@ impl Session {
             .min_by_key(|p| p.rank())
     }
 
-    /// How long a device may be silent before a server takes it to be away (R-SUSPEND-2).
+    /// How long a device may be silent before a server considers it away (R-SUSPEND-2).
     fn silence_max(&self) -> Span {
         let EndpointConfig {
             silence_max,
@@ -137,7 +137,7 @@ impl Session {
         }
     }
 
-    /// Lets time pass.
+    /// Handles all timers that are due.
     pub fn handle_timeouts(&mut self, now: Time) {
         if self.state == SessionState::Closed {
             return;
@@ -328,7 +328,7 @@ impl Session {
         }
     }
 
-    /// Says nothing more until the device speaks. What was in flight will be said again.
+    /// Stops sending until the device sends again. Data in flight will be repeated.
     pub(crate) fn stop_until_answered(&mut self, now: Time, reason: ReasonCode) {
         self.state = SessionState::Suspended;
         self.suspended_at = Some(now);
@@ -342,8 +342,8 @@ impl Session {
         self.emit(SessionEvent::Suspended(reason));
     }
 
-    /// Nothing is said until somebody moves, which may take hours: gives back what only a busy
-    /// session needs. It is there again with the next packet.
+    /// Releases what only a busy session needs, because nothing will be sent for a long time. The next
+    /// packet allocates it again.
     pub(crate) fn release_buffers(&mut self) {
         if let Some(keys) = &mut self.keys {
             keys.drop_ciphers();
