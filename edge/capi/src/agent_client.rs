@@ -24,7 +24,7 @@ use crate::agent_message::{FromAgent, LINE_BYTES_MAX, PASSED_MAX, ReopenClaim, T
 use crate::errno::SocketFault;
 use crate::reopen_token::ReopenToken;
 
-/// A connection to the agent that waits for each answer.
+/// A blocking connection to the agent: each request waits for its answer.
 struct AgentClient {
     stream: UnixStream,
     received: Vec<u8>,
@@ -95,7 +95,7 @@ impl AgentClient {
         }
     }
 
-    /// Asks for something that not every agent does.
+    /// Sends a request that older agents do not support.
     fn ask(&mut self, what: &ToAgent, fd: Option<RawFd>) -> Result<(), SocketFault> {
         let older = |_| no_agent();
         self.say(what, fd).map_err(older)?;

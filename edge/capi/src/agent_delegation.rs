@@ -119,7 +119,7 @@ pub(crate) async fn call(
     Ok(Some(handed))
 }
 
-/// A connection as an agent has it.
+/// A reopened connection.
 pub(crate) struct ReopenedConnection {
     pub(crate) server: String,
     pub(crate) target: Option<String>,
@@ -198,8 +198,8 @@ pub(crate) async fn reopen(
     Ok(reopened)
 }
 
-/// Hears what becomes of a connection, until it is over; `from`: the port of the program's socket, which may not be
-/// joined yet. `far`: of a datagram socket.
+/// Follows the status of a connection until it is over. `from`: the port of the program's socket, which
+/// may not be connected yet. `far`: the peer of a datagram socket.
 pub(crate) async fn follow(
     mut handed: AgentConnection,
     engine: &EngineState,

@@ -28,17 +28,17 @@ use crate::server_session::{ServerSessionState, SessionUse};
 use crate::table;
 use crate::{agent_delegation, pair, policy, tunnel};
 
-/// How often it is looked whether the program still wants the connection.
+/// How often to check whether the program still wants the connection.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Who carries a connection that was made.
+/// Where an established connection is carried.
 enum ConnectionCarrier {
     Local(Box<CarriedFlow>),
-    /// An agent does, and it says what becomes of it.
+    /// In an agent, which reports the connection's status.
     Agent(AgentConnection),
 }
 
-/// Makes the connection, and carries it until it is over.
+/// Opens the connection, and carries it until it is over.
 pub(crate) async fn run(engine: Rc<EngineState>, call: ConnectCall) {
     let made = tokio::select! {
         made = make(&engine, &call) => made,
@@ -116,7 +116,7 @@ async fn given_up(port: u16) {
     }
 }
 
-/// Makes a connection. `latest`: what its options are by the time it is made.
+/// Opens a connection. `latest` returns the options at the time when the flow opens.
 pub(crate) async fn open(
     engine: &Rc<EngineState>,
     connect_target: &ConnectTarget,
@@ -158,7 +158,7 @@ pub(crate) async fn open(
     Ok(CarriedFlow::new(flow, Some(line), conn_status, options))
 }
 
-/// The session's end is the cause, where it has one.
+/// Replaces a fault by the end of the session, if that is its cause.
 fn with_session_end(fault: SocketFault, line: &SessionUse) -> SocketFault {
     match &*line.0.state.borrow() {
         ServerSessionState::Over(end) => SocketFault::of_session(end),

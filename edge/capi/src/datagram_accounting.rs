@@ -7,15 +7,15 @@ use d2tp_driver::{LinkStatus, LinkUse};
 
 use crate::socket_scheduler::SchedulerClient;
 
-/// Bytes to this device, and from it.
+/// Bytes received, and bytes sent.
 type DirectionBytes = (u64, u64);
 
 /// Counts which links carried the datagrams of one session, for all its datagram sockets.
 pub(crate) struct DatagramAccounting {
     client: Box<dyn SchedulerClient>,
-    /// Bytes of the session's datagrams whose links are known.
+    /// Bytes of the session's datagrams that have been assigned to links.
     assigned: DirectionBytes,
-    /// What links had carried of anything.
+    /// All bytes that each link had carried at the last update.
     before: BTreeMap<String, DirectionBytes>,
     /// Bytes of datagrams that each link carried.
     carried: BTreeMap<String, DirectionBytes>,
@@ -31,7 +31,8 @@ impl DatagramAccounting {
         }
     }
 
-    /// Takes down what was carried since the last time; `all`: bytes of the session's datagrams so far.
+    /// Assigns the bytes carried since the last update to links; `all`: bytes of the session's
+    /// datagrams so far.
     pub(crate) fn update(&mut self, all: DirectionBytes, statuses: &[LinkStatus]) {
         let may = |status: &&LinkStatus| status.usage == LinkUse::Free;
         // One that became another kind just now carried the last of them, if no other did.
@@ -61,7 +62,7 @@ impl DatagramAccounting {
         self.client.report(statuses, &self.carried);
     }
 
-    /// What links carried of streams.
+    /// The statuses of the links, reduced to what they carried for streams.
     pub(crate) fn stream_statuses(&self, statuses: &[LinkStatus]) -> Vec<LinkStatus> {
         let other = |status: &LinkStatus| {
             let (down, up) = self.carried.get(&status.name).copied().unwrap_or_default();
@@ -77,7 +78,7 @@ impl DatagramAccounting {
     }
 }
 
-/// Shares out bytes in proportion to what each link carried: none gets more than that.
+/// Divides bytes in proportion to what each link carried; no share exceeds that.
 fn shares(bytes: u64, carried: &[u64]) -> Vec<u64> {
     let all: u64 = carried.iter().sum();
     let bytes = bytes.min(all);

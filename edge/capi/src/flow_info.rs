@@ -99,7 +99,7 @@ fn class(class: CostClass) -> u32 {
     }
 }
 
-/// Where the other end of a flow is now.
+/// The current address of a flow's peer.
 pub(crate) fn far_end(held: &CarriedFlow) -> Option<SocketAddr> {
     let paths = held.flow.borrow().connection().paths();
     let active = paths.iter().find(|path| path.state == PathState::Active);

@@ -21,9 +21,9 @@ use crate::reopen_token::ReopenToken;
 /// Connections that are kept at a time, and descriptors that wait for theirs. More takes descriptors and sockets of an
 /// agent; the one that nobody has had for longest is let go for another.
 pub(crate) const KEPT_MAX: usize = 64; // a guess
-/// How long a descriptor waits for its connection, which is called for next.
+/// How long a descriptor waits for the request for its connection.
 pub(crate) const LEFT_FOR: Duration = Duration::from_secs(10); // a guess
-/// How many connections that ended while nobody had them are remembered, to say why.
+/// Connections that ended without an owner and are remembered, to report why.
 const ENDED_MAX: usize = 64; // a guess
 
 #[derive(Default)]
@@ -50,7 +50,7 @@ impl KeptConnections {
         Ok(())
     }
 
-    /// Its connection is not made.
+    /// Drops the descriptor of a connection that was not made.
     pub(crate) fn forget(&self, token: &ReopenToken) {
         self.deposited.borrow_mut().remove(token);
     }
@@ -100,7 +100,7 @@ impl KeptConnections {
         })
     }
 
-    /// Ends a kept connection; `fault`: why, if it broke and no process has been told.
+    /// Ends a kept connection; `fault`: why, if it broke and no process was informed.
     pub(crate) fn end(&self, token: &ReopenToken, fault: Option<SocketFault>) {
         self.kept.borrow_mut().remove(token);
         if let Some(fault) = fault {
@@ -112,7 +112,7 @@ impl KeptConnections {
         }
     }
 
-    /// Nothing is kept any more.
+    /// Drops all kept connections.
     pub(crate) fn clear(&self) {
         for socket in self.kept.take().values() {
             socket.owner.let_go();

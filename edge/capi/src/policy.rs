@@ -28,14 +28,14 @@ use crate::server_session::ServerSession;
 use crate::socket_owner::SocketOwner;
 use crate::wake_registry::{ASK_EVERY, WakeEntry};
 
-/// Between two decisions where time counts.
+/// The interval between decisions while a metered link is up.
 const EPOCH: Duration = Duration::from_nanos(REPORT_EVERY.as_nanos());
 
-/// A budget that is used up ends a connection when no free link has worked for so long: shorter, and one that is
-/// just being connected by is not waited for.
+/// How long no free link may have worked before an exhausted budget ends a connection. Shorter, and a
+/// link that is just being connected would not be waited for.
 const BROKE_FOR: Span = Span::from_secs(5); // a guess
 
-/// Decides for a flow for as long as it is carried, or until its budget is used up and it would have to pay.
+/// Schedules a flow while it is carried, or until its budget is used up and it would have to pay.
 pub(crate) async fn enforce(home: &EngineState, held: &CarriedFlow) -> SocketFault {
     let Some(line) = held.session.as_ref().map(|line| line.0.clone()) else {
         // Who accepted does not decide.
@@ -66,8 +66,9 @@ pub(crate) async fn enforce(home: &EngineState, held: &CarriedFlow) -> SocketFau
     decide(home, &held.scheduled, &line, &sees, wakes).await
 }
 
-/// While a server's name is looked for there is no session and nothing to be paid for. Until `line` is there the machine may
-/// be woken, but for an agent's sockets: without a session nothing is seen of links.
+/// Schedules while a server's name is resolved: there is no session and nothing to pay for. The machine
+/// may be woken until `line` exists, except for an agent's sockets: without a session links are not
+/// observed.
 pub(crate) async fn enforce_connecting<T>(
     home: &EngineState,
     owner: Option<&SocketOwner>,
@@ -99,7 +100,7 @@ fn is_locked(owner: Option<&SocketOwner>) -> bool {
     owner.map_or_else(dlock::is_held, SocketOwner::is_locked)
 }
 
-/// Until that may be otherwise, or the machine was asleep.
+/// Waits until that changes, or the machine was asleep.
 async fn lock_changed(home: &EngineState, owner: Option<&SocketOwner>, than: bool) {
     match owner {
         Some(owner) => owner.lock_changed(than).await,
@@ -107,14 +108,13 @@ async fn lock_changed(home: &EngineState, owner: Option<&SocketOwner>, than: boo
     }
 }
 
-/// Whether an agent's machine is woken for a socket: its program asks for that, or left it to the agent to be in time, or
-/// to go on without it.
+/// Whether an agent's machine may be woken for a socket: its program asks for it, or left it to the
+/// agent to meet a deadline or to continue alone.
 fn is_woken_for(options: &SocketOptions, locked: bool) -> bool {
     locked || options.deadline.is_some() || options.persist != PersistMode::No
 }
 
-/// Decides for a flow until the session and the proxy's tunnel are made, when there is nothing to
-/// be measured yet.
+/// Schedules a flow until the session and the proxy's tunnel exist, while there is nothing to measure.
 pub(crate) async fn enforce_opening(
     home: &EngineState,
     owner: Option<&SocketOwner>,
@@ -142,22 +142,22 @@ pub(crate) async fn enforce_opening(
     decide(home, &scheduled, line, &sees, wakes).await
 }
 
-/// What a decision is made anew for.
+/// The events that trigger a new decision.
 struct DecisionTriggers<'a> {
     changed: &'a Notify,
     resting: &'a Cell<bool>,
 }
 
-/// Lends the flow, which is borrowed for a moment at a time.
+/// Calls a function with the flow, which is borrowed for that moment.
 type FlowAccess<'a> = dyn Fn(&mut dyn FnMut(&Flow)) + 'a;
 
-/// With so much left to spend; none where there are no thresholds.
+/// Returns the demand for read-ahead, given what is left of the budget; none without thresholds.
 type DemandSource<'a> =
     dyn Fn(&SocketOptions, &[LinkStatus], Option<u64>) -> Option<ReadAheadDemand> + 'a;
 
-/// What is seen of a socket.
+/// The inputs of a socket's scheduling.
 struct PolicyInput<'a> {
-    /// The process that the socket belongs to, where that is another one.
+    /// The process that owns the socket, if it is another one.
     owner: Option<&'a SocketOwner>,
     access: &'a FlowAccess<'a>,
     options: &'a dyn Fn() -> SocketOptions,

@@ -68,10 +68,9 @@ pub(crate) struct ReadAheadDemand {
     pub(crate) size: u64,
     /// Bytes that may be paid for now.
     pub(crate) buy_bytes: Option<u64>,
-    /// No more will come.
+    /// Whether everything has been received.
     pub(crate) has_all: bool,
-    /// Whether the socket would pay, has nothing left to pay with, and nothing for its program to
-    /// read.
+    /// Whether the socket would pay, has no budget left, and holds nothing for its program to read.
     pub(crate) is_broke: bool,
 }
 
@@ -88,28 +87,28 @@ impl ReadAhead {
         self.ended.set(true);
     }
 
-    /// Whether the peer said all it had to say.
+    /// Whether the peer's direction has ended.
     pub(crate) fn has_ended(&self) -> bool {
         self.ended.get()
     }
 
-    /// Bytes kept here.
+    /// Bytes in this buffer.
     pub(crate) fn kept(&self) -> u64 {
         self.kept.get()
     }
 
-    /// Bytes that lie in the pair.
+    /// Bytes in the socket pair.
     fn unread(&self) -> u64 {
         self.pair.get().map_or(0, pair::unread)
     }
 
-    /// Bytes that came and that the program has not read.
+    /// Received bytes that the program has not read.
     pub(crate) fn bytes(&self) -> u64 {
         self.kept.get() + self.unread()
     }
 
-    /// What it wants now, with so much left to spend; none: it has no thresholds. `to_program`: bytes put into the
-    /// pair.
+    /// The current demand, given what is left of the budget; none without thresholds. `to_program`:
+    /// bytes written to the pair.
     pub(crate) fn update(
         &self,
         now: Time,
@@ -152,7 +151,7 @@ impl ReadAhead {
     }
 }
 
-/// What is seen at a time.
+/// The inputs of one update.
 struct ReadAheadInput<'a> {
     now: Time,
     options: &'a SocketOptions,
@@ -181,8 +180,8 @@ impl ProgramReader {
         }
     }
 
-    /// What the program took since the last look, a second's where that was longer ago: nobody looks where
-    /// nothing costs.
+    /// Bytes that the program read since the last update, scaled to one second if that was longer ago:
+    /// there are no updates while no metered link is up.
     fn bytes_read_since(&mut self, since: Duration, taken: u64) -> u64 {
         let seconds = since.saturating_sub(self.updated_at).as_secs().max(1);
         self.updated_at = since;
@@ -248,7 +247,7 @@ impl ProgramReader {
     }
 }
 
-/// Whether policy lets a buffer that runs dry be paid for.
+/// Whether the policy allows paying for a buffer that runs empty.
 fn pays(options: &SocketOptions, free_works: bool) -> bool {
     match options.policy {
         CostPolicy::FreeOnly => false,
@@ -263,18 +262,19 @@ fn is_free(status: &LinkStatus) -> bool {
     status.usage == LinkUse::Free && path == Some(PathState::Active)
 }
 
-/// A challenge takes a round trip, and no link's is longer than the longest.
+/// The delay of a switch to another link: a path challenge takes one round trip, at most the longest of
+/// all links.
 fn switch_delay(statuses: &[LinkStatus]) -> SwitchDelay {
     let paths = statuses.iter().filter_map(|status| status.path.as_ref());
     let works = paths.filter(|path| path.state == PathState::Active);
     SwitchDelay::measured(works.map(|path| path.rtt.into()).max())
 }
 
-/// Bytes that all sockets of an engine keep.
+/// Bytes that all sockets of an engine buffer.
 #[derive(Clone, Default)]
 pub(crate) struct ReadAheadMemory(Rc<Cell<u64>>);
 
-/// The bytes that are kept for one program.
+/// The buffered bytes of one program.
 pub(crate) struct ReadAheadQueue<'a> {
     ahead: &'a ReadAhead,
     all: &'a Cell<u64>,
@@ -290,7 +290,7 @@ impl<'a> ReadAheadQueue<'a> {
         }
     }
 
-    /// Whether another piece may be read, where the socket may keep `wanted` bytes.
+    /// Whether another piece may be read, if the socket may buffer `wanted` bytes.
     pub(crate) fn has_room(&self, wanted: u64) -> bool {
         let mine = self.ahead.kept.get();
         mine == 0 || mine < wanted && self.all.get() < AHEAD_ALL_BYTES_MAX
@@ -301,7 +301,7 @@ impl<'a> ReadAheadQueue<'a> {
         self.all.set(self.all.get() - before + kept);
     }
 
-    /// The first `bytes` of what is kept were given to the program.
+    /// Removes the first `bytes`, which were written to the program.
     pub(crate) fn on_written(&self, bytes: u64) {
         self.count(self.ahead.kept.get() - bytes);
     }

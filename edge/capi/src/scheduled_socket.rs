@@ -11,17 +11,18 @@ use crate::options::SocketOptions;
 use crate::read_ahead::ReadAheadDemand;
 use crate::socket_scheduler::{SchedulerClient, SocketScheduler};
 
-/// A connection without a deadline that moved nothing for so long, and owes nothing, wants nothing of links.
+/// How long a connection without a deadline may move nothing, with everything acknowledged, before it
+/// counts as idle.
 pub(crate) const RESTS_AFTER: Span = Span::from_secs(5); // as of others' transfers
 
-/// Bytes of the program's.
+/// Byte counts of a program's socket.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct ProgramBytes {
-    /// To it, or kept for it.
+    /// Bytes for the program: delivered, or buffered for it.
     pub(crate) down: u64,
-    /// From it, as the peer has acknowledged them.
+    /// Bytes from the program that the peer has acknowledged.
     pub(crate) up: u64,
-    /// From it, as they were taken.
+    /// Bytes taken from the program.
     pub(crate) written: u64,
 }
 
@@ -77,7 +78,7 @@ impl ScheduledSocket {
         self.client.as_ref()?.pays_after()
     }
 
-    /// The flow is over: what was carried since the last report counts too.
+    /// Reports what was carried since the last report, at the end of the flow.
     pub(crate) fn close(mut self, moved: ProgramBytes, statuses: &[LinkStatus]) {
         self.carried.assign((moved.down, moved.up), statuses);
         let scheduler = &self.scheduler;
@@ -85,7 +86,8 @@ impl ScheduledSocket {
         client.report(statuses, self.carried.bytes());
     }
 
-    /// Whether it wants nothing now: then others have its place. One that is `watched` will.
+    /// Whether the socket needs nothing now, so that others get its place. A `watched` socket will need
+    /// something.
     pub(crate) fn is_idle(
         &mut self,
         now: Time,
@@ -113,7 +115,7 @@ impl ScheduledSocket {
     }
 }
 
-/// What it needs, `moved` bytes after its beginning and with so much left to spend.
+/// The demand of a socket after `moved` bytes, given what is left of the budget.
 pub(crate) fn need(options: &SocketOptions, moved: u64, left: Option<u64>) -> FlowDemand {
     FlowDemand {
         remaining_bytes: options.size.map(|size| size.saturating_sub(moved)),

@@ -26,7 +26,7 @@ use crate::errno::{CallResult, SocketFault};
 use crate::options::SocketOptions;
 use crate::table;
 
-/// Keeps what the program says while its session is not begun.
+/// Stores the program's datagrams until the session exists.
 async fn collect(engine: &EngineState, port: u16, name: Ipv4Addr, socket: &UdpSocket) {
     let mark = MessageHead {
         name,
@@ -42,13 +42,13 @@ async fn collect(engine: &EngineState, port: u16, name: Ipv4Addr, socket: &UdpSo
     }
 }
 
-/// Where a datagram socket is to lead.
+/// The arguments of a connect call on a datagram socket.
 pub(crate) struct DatagramCall {
     pub(crate) socket: Arc<ProgramDatagrams>,
     pub(crate) connect: ConnectCall,
 }
 
-/// Begins a session for a program's socket; says by which name the program speaks to its far end.
+/// Opens a session for a program's socket. Returns the loopback address that stands for the peer.
 pub(crate) fn connect(engine: &Rc<EngineState>, call: DatagramCall) -> CallResult<Ipv4Addr> {
     let (name, socket) = take_name(engine, call.socket.port, call.socket.ports.plain)?;
     let key = (call.socket.port, name);
@@ -167,13 +167,13 @@ async fn call_out(
     }
 }
 
-/// What the program asks for now.
+/// The current options of the program's socket.
 fn latest(call: &ConnectCall) -> SocketOptions {
     let known = table::change(call.cookie, |socket| socket.options.clone());
     known.unwrap_or_else(|| call.options.clone())
 }
 
-/// Who carries a socket's datagrams.
+/// Where a socket's datagrams are carried.
 enum DatagramCarrier {
     Local(Box<CarriedFlow>, u64),
     Agent(AgentConnection),
@@ -229,7 +229,7 @@ pub(crate) async fn open(
     ))
 }
 
-/// Why a datagram socket leads nowhere without a server's key.
+/// The error of a datagram socket that is connected without a server's key.
 pub(crate) fn no_proxy() -> SocketFault {
     let why = "datagrams go to D2TP servers alone: give a key; the proxy carries streams";
     SocketFault::new(libc::EPROTONOSUPPORT, why)
