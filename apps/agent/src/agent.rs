@@ -151,12 +151,12 @@ pub async fn run(
     };
     let (listener, _lock) = listen(&path)?;
     let manager = settings::network_manager().await;
-    let judge = CostResolver {
+    let resolver = CostResolver {
         flags: options.flags,
         rules: options.rules.clone(),
     };
-    let (_, monitor) = LinkMonitor::start_with(judge, manager.clone()).await?;
-    let (atlas, kept) = LinkHistoryStore::load();
+    let (_, monitor) = LinkMonitor::start_with(resolver, manager.clone()).await?;
+    let (store, kept) = LinkHistoryStore::load();
     let scheduler = SchedulerHandle::new(options.scheduler);
     let (notices, inbox) = DesktopNotifier::new();
     let agent = Arc::new(Agent {
@@ -167,7 +167,7 @@ pub async fn run(
         meter: Mutex::default(),
         ledger: Mutex::new(BudgetLedger::load()),
         capped_at: Mutex::default(),
-        link_history: Mutex::new(atlas),
+        link_history: Mutex::new(store),
         regret_meter: Mutex::default(),
         wake_status: Mutex::default(),
         notifier: notices,
@@ -181,7 +181,7 @@ pub async fn run(
     };
     let figures = metrics.as_ref().and_then(|m| m.local_addr().ok());
     let local_proxy = match options.local_proxy {
-        Some(local) => Some(open_door(local, agent.link_view.links()).await?),
+        Some(local) => Some(open_local_proxy(local, agent.link_view.links()).await?),
         None => None,
     };
     let programs = local_proxy.as_ref().map(|(_, _, at)| *at);
@@ -217,8 +217,9 @@ pub async fn run(
             tokio::task::spawn_local(hooks::watch(options.hooks, agent.link_view.links()));
             let carrier = sockets::carrier(agent.clone())?;
             tokio::task::spawn_local(api_server::serve(agent.clone(), carrier.clone(), listener));
-            tokio::task::spawn_local(agent.clone().keep_house());
-            let served = local_proxy.map(|(door, line, _)| (tokio::spawn(door.serve()), line));
+            tokio::task::spawn_local(agent.clone().keep_records());
+            let served =
+                local_proxy.map(|(local_proxy, line, _)| (tokio::spawn(local_proxy.serve()), line));
             tokio::task::spawn_local(agent.clone().look_back());
             ready(&path, figures, programs);
             let _ = stop.wait_for(|stop| *stop).await;
@@ -235,7 +236,7 @@ pub async fn run(
 }
 
 /// Opens the local proxy.
-async fn open_door(
+async fn open_local_proxy(
     local: LocalProxy,
     links: watch::Receiver<Arc<Vec<Link>>>,
 ) -> anyhow::Result<(LocalProxyListener, Arc<ProxySession>, SocketAddr)> {
@@ -246,11 +247,11 @@ async fn open_door(
         links,
         |_| {},
     );
-    let door = LocalProxyListener::bind(local.address, line.clone(), local.options).await;
-    let door =
-        door.with_context(|| format!("cannot open the proxy for programs at {}", local.address))?;
-    let at = door.local_addr()?;
-    Ok((door, line, at))
+    let local_proxy = LocalProxyListener::bind(local.address, line.clone(), local.options).await;
+    let local_proxy = local_proxy
+        .with_context(|| format!("cannot open the proxy for programs at {}", local.address))?;
+    let at = local_proxy.local_addr()?;
+    Ok((local_proxy, line, at))
 }
 
 /// Takes the socket, which one agent of a user has.
@@ -314,7 +315,7 @@ impl Agent {
     }
 
     /// Writes down what changes slowly.
-    async fn keep_house(self: Arc<Agent>) {
+    async fn keep_records(self: Arc<Agent>) {
         loop {
             tokio::time::sleep(HOUSEKEEPING).await;
             lock(&self.ledger).save();

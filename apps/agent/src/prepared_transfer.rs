@@ -298,15 +298,15 @@ impl TransferTransport {
         }
     }
 
-    /// Runs the job to its end. `parcel`: what it sends, if it does.
+    /// Runs the job to its end. `upload_body`: what it sends, if it does.
     pub async fn run(
         &self,
         job: &TransferJob,
-        parcel: Option<UploadBody>,
+        upload_body: Option<UploadBody>,
         setting: TransferContext,
         observer: &mut dyn TransferObserver,
     ) -> TransferExit {
-        match (self, parcel) {
+        match (self, upload_body) {
             (TransferTransport::Direct(dial), _) => {
                 transfer::run(job, dial, setting, observer).await
             }
@@ -316,8 +316,8 @@ impl TransferTransport {
             (TransferTransport::Proxied(proxy), None) => {
                 transfer::run_proxied(job, proxy, setting, observer).await
             }
-            (TransferTransport::Proxied(proxy), Some(parcel)) => {
-                transfer::run_upload(job, parcel, proxy, setting, observer).await
+            (TransferTransport::Proxied(proxy), Some(upload_body)) => {
+                transfer::run_upload(job, upload_body, proxy, setting, observer).await
             }
         }
     }

@@ -78,8 +78,8 @@ pub async fn watch(
 ) -> anyhow::Result<(LinkMonitor, Option<NetworkManager>)> {
     let rules = rules(file)?;
     let manager = network_manager().await;
-    let judge = CostResolver { flags, rules };
-    let (_, monitor) = LinkMonitor::start_with(judge, manager.clone()).await?;
+    let resolver = CostResolver { flags, rules };
+    let (_, monitor) = LinkMonitor::start_with(resolver, manager.clone()).await?;
     Ok((monitor, manager))
 }
 

@@ -102,7 +102,7 @@ impl LinkAnswers {
     }
 
     /// When the silence of what was asked becomes a verdict.
-    pub(crate) fn verdict_at(self) -> Option<Time> {
+    pub(crate) fn silent_at(self) -> Option<Time> {
         match self {
             LinkAnswers::Asked { until, .. } => Some(until),
             _ => None,
@@ -241,7 +241,7 @@ mod tests {
                 until
             }
         );
-        assert_eq!(asked.verdict_at(), Some(ms(1_000)));
+        assert_eq!(asked.silent_at(), Some(ms(1_000)));
         assert_eq!(asked.next(ms(999), ms(0), &[LinkId(1)], &[]), asked);
         let silent = asked.next(ms(1_000), ms(0), &[LinkId(1)], &[]);
         assert_eq!(silent, LinkAnswers::Silent { since: ms(0) });

@@ -318,11 +318,11 @@ impl DeviceLinks {
         let used = |link: &&TrackedLink| {
             link.is_wanted(pays) && !link.health.keeps_sockets() && !self.is_over
         };
-        let verdicts = self.links.values().filter_map(|l| l.answers.verdict_at());
+        let silences = self.links.values().filter_map(|l| l.answers.silent_at());
         let tries = self.links.values().filter(used);
         tries
             .filter_map(TrackedLink::next_try)
-            .chain(verdicts)
+            .chain(silences)
             .chain(self.links.values().filter_map(|l| l.health.given_up_at()))
             .chain(self.renewal.next_at())
             .min()

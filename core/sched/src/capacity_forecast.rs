@@ -415,12 +415,12 @@ mod tests {
         for second in 0..3_600 {
             now += Span::from_secs(1);
             let up = second % (on_s + off_s) < on_s;
-            let sight = LinkObservation {
+            let observation = LinkObservation {
                 up,
                 bytes: if up { rate } else { 0 },
                 busy: Span::from_secs(u64::from(up)),
             };
-            link.observe(now, &sight);
+            link.observe(now, &observation);
         }
         (link, now)
     }
@@ -449,12 +449,12 @@ mod tests {
     fn what_was_away_for_half_a_minute_each_time_is_soon_back_and_what_is_away_for_long_is_not() {
         let (mut link, now) = link(LinkClass::Free, 30, 30, 1_000_000);
         let (there, gone) = (now + Span::from_secs(1), now + Span::from_secs(11));
-        let sight = LinkObservation {
+        let observation = LinkObservation {
             up: true,
             bytes: 1,
             busy: Span::from_secs(1),
         };
-        link.observe(there, &sight);
+        link.observe(there, &observation);
         link.observe(gone, &LinkObservation::default());
         let within = |at, seconds| link.returns_within(at, Span::from_secs(seconds));
         assert!(within(gone, 5) < 0.1 && within(gone, 60) > 0.8);
@@ -463,7 +463,7 @@ mod tests {
         for seconds in 1..100 {
             assert!(within(gone, seconds) <= within(gone, seconds + 1));
         }
-        link.observe(hour, &sight);
+        link.observe(hour, &observation);
         assert_eq!(link.returns_within(hour, Span::MAX), 0.0);
     }
 

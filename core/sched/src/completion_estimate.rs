@@ -223,8 +223,13 @@ mod tests {
         never.need.policy = CostPolicy::FreeOnly;
         let mut poor = flow(5_000_000, Some(100));
         poor.need.metered_bytes_left = Some(1_000);
-        let told = |flow: &ScheduledFlow| scheduler.estimates(now, std::slice::from_ref(flow))[0];
-        let (payer, never, poor) = (told(&flow(5_000_000, Some(100))), told(&never), told(&poor));
+        let estimate =
+            |flow: &ScheduledFlow| scheduler.estimates(now, std::slice::from_ref(flow))[0];
+        let (payer, never, poor) = (
+            estimate(&flow(5_000_000, Some(100))),
+            estimate(&never),
+            estimate(&poor),
+        );
         assert!(never.ready < payer.ready, "{never:?} {payer:?}");
         assert_eq!(never.most_metered_bytes, 0);
         assert_eq!(never.worst_metered_bytes, 0);
@@ -232,9 +237,9 @@ mod tests {
         assert!(poor.worst_metered_bytes <= 1_000);
         assert_eq!(payer.most_metered_bytes, 5_000_000);
         let mut timeless = flow(5_000_000, None);
-        assert_eq!(told(&timeless).most_metered_bytes, 0);
+        assert_eq!(estimate(&timeless).most_metered_bytes, 0);
         timeless.need.policy = CostPolicy::Any;
-        assert_eq!(told(&timeless).expected_metered_bytes, 5_000_000);
+        assert_eq!(estimate(&timeless).expected_metered_bytes, 5_000_000);
     }
 
     #[test]

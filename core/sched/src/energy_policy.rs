@@ -118,7 +118,7 @@ pub struct EnergyPolicy {
 #[derive(Debug, Clone)]
 struct LinkEnergyState {
     draw: RadioPowerModel,
-    sight: LinkSample,
+    observation: LinkSample,
     /// Since when it is in use.
     used_since: Option<Time>,
     /// The sample under way began then, at so many bytes.
@@ -168,7 +168,7 @@ impl LinkEnergyState {
     fn new(draw: RadioPowerModel, bits_per_s: f64) -> LinkEnergyState {
         LinkEnergyState {
             draw,
-            sight: LinkSample::default(),
+            observation: LinkSample::default(),
             used_since: None,
             sample: (Time::ZERO, 0),
             rate: bits_per_s,
@@ -185,7 +185,7 @@ impl LinkEnergyState {
     /// Takes it into use. What that costs.
     fn take(&mut self, now: Time) -> f64 {
         self.used_since = Some(now);
-        self.sample = (now + SETTLE, self.sight.bytes);
+        self.sample = (now + SETTLE, self.observation.bytes);
         self.moved_at = now;
         // What it had before may be long ago: the first samples count in full.
         self.samples = 0;
@@ -201,8 +201,8 @@ impl LinkEnergyState {
     }
 
     /// Notes what it is now. What it spent since, over `span`.
-    fn look(&mut self, now: Time, span: Span, sight: LinkSample) -> f64 {
-        let came = sight.bytes - self.sight.bytes;
+    fn look(&mut self, now: Time, span: Span, observation: LinkSample) -> f64 {
+        let came = observation.bytes - self.observation.bytes;
         if came > 0 {
             self.moved_at = now;
         }
@@ -210,16 +210,16 @@ impl LinkEnergyState {
         if self.used_since.is_some() {
             joules += self.draw.work_watts * span.as_secs_f64();
         }
-        let anew = sight.attachment != self.sight.attachment;
-        if !sight.up || (anew && self.sight.up) {
+        let anew = observation.attachment != self.observation.attachment;
+        if !observation.up || (anew && self.observation.up) {
             joules += self.leave();
             self.turn(now, false);
         }
-        if !sight.up || anew {
+        if !observation.up || anew {
             // While it is not there, nobody knows whether it would be wanted.
             self.turned_at = None;
         }
-        self.sight = sight;
+        self.observation = observation;
         joules
     }
 
@@ -227,21 +227,21 @@ impl LinkEnergyState {
     fn measure(&mut self, now: Time, spent: f64) {
         let (began, at_bytes) = self.sample;
         if now < began {
-            self.sample.1 = self.sight.bytes;
+            self.sample.1 = self.observation.bytes;
         }
         if self.used_since.is_none() || now < began + SAMPLE {
             return;
         }
         let span = now.since(began);
-        let bits = (self.sight.bytes - at_bytes) as f64 * 8.0 / span.as_secs_f64();
+        let bits = (self.observation.bytes - at_bytes) as f64 * 8.0 / span.as_secs_f64();
         self.samples += 1;
         // What a turn costs is earned over some time: shorter ups and downs are none of its business.
         let earned_s = (self.draw.turn_joules() / self.draw.work_watts).max(1.0);
         let weight = (span.as_secs_f64() / earned_s).max(1.0 / f64::from(self.samples));
         self.rate += weight.min(1.0) * (bits - self.rate);
         self.best = (self.best - FORGET * (self.best - self.rate)).max(self.rate);
-        self.measured = Some((self.sight.attachment, spent));
-        self.sample = (now, self.sight.bytes);
+        self.measured = Some((self.observation.attachment, spent));
+        self.sample = (now, self.observation.bytes);
     }
 
     /// Whether the radio is in use and was not given its trial time yet.
@@ -300,7 +300,7 @@ impl LinkEnergyState {
     /// since it was known.
     fn is_worth_a_try(&self, now: Time, bar: f64, spent: f64) -> bool {
         let since = match self.measured {
-            Some((attachment, then)) if attachment == self.sight.attachment => spent - then,
+            Some((attachment, then)) if attachment == self.observation.attachment => spent - then,
             _ => f64::INFINITY,
         };
         self.worth(now, self.best) >= bar && since >= self.try_joules() / TRY_SHARE
@@ -329,10 +329,10 @@ impl EnergyPolicy {
         }
     }
 
-    /// Which links to use now, one for each of `sights`. To be asked again after [`SAMPLE`], and when a
+    /// Which links to use now, one for each of `observations`. To be asked again after [`SAMPLE`], and when a
     /// link comes or goes.
-    pub fn pick(&mut self, now: Time, sights: &[LinkSample]) -> Vec<bool> {
-        self.look(now, sights);
+    pub fn pick(&mut self, now: Time, observations: &[LinkSample]) -> Vec<bool> {
+        self.look(now, observations);
         if let Some((best, worth)) = self.best(now) {
             let mean = if self.joules < JOULES_MIN {
                 worth
@@ -347,12 +347,12 @@ impl EnergyPolicy {
         uses.collect()
     }
 
-    fn look(&mut self, now: Time, sights: &[LinkSample]) {
+    fn look(&mut self, now: Time, observations: &[LinkSample]) {
         let span = now.since(self.at);
         self.at = now;
-        for (line, sight) in self.lines.iter_mut().zip(sights) {
-            self.bits += (sight.bytes - line.sight.bytes) as f64 * 8.0;
-            self.joules += line.look(now, span, *sight);
+        for (line, observation) in self.lines.iter_mut().zip(observations) {
+            self.bits += (observation.bytes - line.observation.bytes) as f64 * 8.0;
+            self.joules += line.look(now, span, *observation);
         }
         for line in &mut self.lines {
             line.measure(now, self.joules);
@@ -361,7 +361,11 @@ impl EnergyPolicy {
 
     /// The link with the most bits per joule, and how many.
     fn best(&self, now: Time) -> Option<(usize, f64)> {
-        let there = self.lines.iter().enumerate().filter(|(_, l)| l.sight.up);
+        let there = self
+            .lines
+            .iter()
+            .enumerate()
+            .filter(|(_, l)| l.observation.up);
         let worth = |line: &LinkEnergyState| {
             let turn = if line.used_since.is_some() { 1.0 } else { STAY };
             turn * line.worth(now, line.rate)
@@ -374,7 +378,7 @@ impl EnergyPolicy {
     fn decide(&mut self, now: Time, n: usize, best: bool, price: f64) {
         let line = &mut self.lines[n];
         let stalled = line.is_stalled(now);
-        if !line.sight.up || (line.is_tried() && !stalled) {
+        if !line.observation.up || (line.is_tried() && !stalled) {
             return;
         }
         let used = line.used_since.is_some();
@@ -412,9 +416,9 @@ mod tests {
 
     /// A device whose links carry what they are said to.
     struct Walk {
-        thrift: EnergyPolicy,
+        policy: EnergyPolicy,
         now: Time,
-        sights: [LinkSample; 2],
+        observations: [LinkSample; 2],
         used_s: [f64; 2],
         turns: u32,
         used: Vec<bool>,
@@ -424,9 +428,9 @@ mod tests {
         /// The nimble one first, taken for 10 Mb/s; the heavy one for 2.
         fn new(share: f64) -> Walk {
             Walk {
-                thrift: EnergyPolicy::new(share, [(NIMBLE, 10e6), (HEAVY, 2e6)]),
+                policy: EnergyPolicy::new(share, [(NIMBLE, 10e6), (HEAVY, 2e6)]),
                 now: Time::ZERO,
-                sights: [LinkSample {
+                observations: [LinkSample {
                     up: true,
                     ..LinkSample::default()
                 }; 2],
@@ -439,12 +443,12 @@ mod tests {
         /// For so many seconds, links of so many Mb/s.
         fn on(&mut self, seconds: f64, mbps: [f64; 2]) {
             for _ in 0..(seconds / SAMPLE.as_secs_f64()) as u32 {
-                let used = self.thrift.pick(self.now, &self.sights);
+                let used = self.policy.pick(self.now, &self.observations);
                 self.turns += u32::from(used != self.used);
                 for n in 0..2 {
                     if used[n] {
                         self.used_s[n] += SAMPLE.as_secs_f64();
-                        self.sights[n].bytes += (mbps[n] * 1e6 / 16.0) as u64;
+                        self.observations[n].bytes += (mbps[n] * 1e6 / 16.0) as u64;
                     }
                 }
                 self.used = used;
@@ -453,8 +457,8 @@ mod tests {
         }
 
         fn turn_wifi(&mut self, up: bool) {
-            self.sights[0].up = up;
-            self.sights[0].attachment += u64::from(up);
+            self.observations[0].up = up;
+            self.observations[0].attachment += u64::from(up);
         }
     }
 
@@ -548,16 +552,16 @@ mod tests {
                 1..200,
             ),
         ) {
-            let mut thrift = EnergyPolicy::new(share, [(NIMBLE, 10e6), (HEAVY, 2e6)]);
-            let (mut now, mut sights) = (Time::ZERO, [LinkSample::default(); 2]);
+            let mut policy = EnergyPolicy::new(share, [(NIMBLE, 10e6), (HEAVY, 2e6)]);
+            let (mut now, mut observations) = (Time::ZERO, [LinkSample::default(); 2]);
             for (up, anew, bytes, millis) in steps {
                 now += Span::from_millis(millis);
                 for n in 0..2 {
-                    sights[n].up = up[n];
-                    sights[n].attachment += u64::from(anew[n]);
-                    sights[n].bytes += bytes[n];
+                    observations[n].up = up[n];
+                    observations[n].attachment += u64::from(anew[n]);
+                    observations[n].bytes += bytes[n];
                 }
-                let used = thrift.pick(now, &sights);
+                let used = policy.pick(now, &observations);
                 prop_assert_eq!(used.iter().any(|u| *u), up.iter().any(|u| *u));
                 prop_assert!((0..2).all(|n| up[n] || !used[n]));
             }

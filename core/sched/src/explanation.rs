@@ -33,7 +33,7 @@ impl Scheduler {
         &self,
         now: Time,
         flows: &[ScheduledFlow],
-        roster: &LinkAssignment,
+        assignment: &LinkAssignment,
         flow: usize,
         names: &[&str],
     ) -> FlowExplanation {
@@ -47,16 +47,16 @@ impl Scheduler {
         };
         let free: Vec<&str> = carrying(LinkClass::Free).collect();
         let metered: Vec<&str> = carrying(LinkClass::Metered).collect();
-        let standing = self.odds_of(now, flows, flow);
-        if let (Some(_), false) = (place(&roster.payers), metered.is_empty()) {
+        let deadline_odds = self.odds_of(now, flows, flow);
+        if let (Some(_), false) = (place(&assignment.payers), metered.is_empty()) {
             return FlowExplanation {
                 reason: None,
-                because: odds(standing, &metered),
+                because: odds(deadline_odds, &metered),
                 unblocks: "faster free networks | a later deadline".into(),
             };
         }
         if !free.is_empty() {
-            let first = place(&roster.order) == Some(0);
+            let first = place(&assignment.order) == Some(0);
             let up = format!("{} is free", free.join(" and "));
             return FlowExplanation {
                 reason: (!first).then_some(LinkWaitReason::QueuedBehind),
@@ -91,7 +91,7 @@ impl Scheduler {
                 let costs = format!("only {} (metered) is up", metered.join(" and "));
                 (
                     LinkWaitReason::PathCost,
-                    format!("{costs}; {}", odds(standing, &metered)),
+                    format!("{costs}; {}", odds(deadline_odds, &metered)),
                 )
             }
         };
@@ -150,15 +150,15 @@ fn due_until(flows: &[ScheduledFlow], flow: usize) -> DueBytes {
     due
 }
 
-fn odds(standing: Option<DeadlineOdds>, metered: &[&str]) -> String {
+fn odds(odds: Option<DeadlineOdds>, metered: &[&str]) -> String {
     let percent = |share: f64| (100.0 * share).round() as u64;
-    match standing {
+    match odds {
         None => "there is no deadline".to_owned(),
-        Some(standing) => format!(
+        Some(odds) => format!(
             "free networks alone {} % likely to be on time, with {} {} %",
-            percent(standing.alone),
+            percent(odds.alone),
             metered.join(" and "),
-            percent(1.0 - standing.late)
+            percent(1.0 - odds.late)
         ),
     }
 }
@@ -196,7 +196,7 @@ mod tests {
         let mut now = Time::ZERO;
         for _ in 0..60 {
             now += Span::from_secs(1);
-            let sight = |rate: Option<u64>| LinkObservation {
+            let observation = |rate: Option<u64>| LinkObservation {
                 up: rate.is_some(),
                 bytes: rate.unwrap_or(0),
                 busy: if rate.is_some() {
@@ -205,16 +205,16 @@ mod tests {
                     Span::ZERO
                 },
             };
-            scheduler.observe(now, &rates.map(sight));
+            scheduler.observe(now, &rates.map(observation));
         }
         (scheduler, now)
     }
 
     fn why(rates: [Option<u64>; 2], flows: &[ScheduledFlow], flow: usize) -> FlowExplanation {
         let (scheduler, now) = scheduler(rates);
-        let roster = scheduler.decide(now, flows);
-        assert_eq!(roster.shares.len(), 2);
-        scheduler.explain(now, flows, &roster, flow, &NAMES)
+        let assignment = scheduler.decide(now, flows);
+        assert_eq!(assignment.shares.len(), 2);
+        scheduler.explain(now, flows, &assignment, flow, &NAMES)
     }
 
     #[test]

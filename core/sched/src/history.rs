@@ -190,38 +190,38 @@ impl LinkHistory {
     }
 
     /// Takes down what is seen.
-    pub fn observe(&mut self, now: Time, sight: &LinkObservation) {
-        let busy_s = sight.busy.as_secs_f64();
+    pub fn observe(&mut self, now: Time, observation: &LinkObservation) {
+        let busy_s = observation.busy.as_secs_f64();
         if busy_s > 0.0 {
-            let rate = sight.bytes as f64 / busy_s;
-            if sight.bytes > 0 {
+            let rate = observation.bytes as f64 / busy_s;
+            if observation.bytes > 0 {
                 self.silent_s = 0.0;
             } else {
                 self.silent_s += busy_s;
             }
             self.lately.add(rate, busy_s.max(LOOK_S), LATELY_S);
-            if sight.bytes > 0 || self.on {
+            if observation.bytes > 0 || self.on {
                 self.whole.add(rate, busy_s.max(LOOK_S), WHOLE_S);
             }
             self.measured_at = Some(now);
         }
-        if !self.up || !sight.up {
+        if !self.up || !observation.up {
             self.silent_s = 0.0;
             self.lately = DecayingMean::default();
         }
         let dead = self.silent_s >= DEAD_AFTER_S;
-        let on = sight.up && !dead && (sight.bytes > 0 || self.on || !self.up);
+        let on = observation.up && !dead && (observation.bytes > 0 || self.on || !self.up);
         if self.seen_at.is_none() {
             self.since = now;
         } else if on != self.on {
             self.turn(now);
         }
         if on {
-            self.carried.bytes += sight.bytes as f64;
+            self.carried.bytes += observation.bytes as f64;
             self.carried.busy_s += busy_s;
         }
         self.on = on;
-        self.up = sight.up;
+        self.up = observation.up;
         self.seen_at = Some(now);
     }
 
@@ -323,12 +323,12 @@ mod tests {
 
     fn see(history: &mut LinkHistory, from_s: u64, seconds: u64, up: bool, rate: Option<u64>) {
         for n in 1..=seconds {
-            let sight = LinkObservation {
+            let observation = LinkObservation {
                 up,
                 bytes: rate.unwrap_or(0),
                 busy: Span::from_secs(u64::from(rate.is_some())),
             };
-            history.observe(Time::ZERO + Span::from_secs(from_s + n), &sight);
+            history.observe(Time::ZERO + Span::from_secs(from_s + n), &observation);
         }
     }
 

@@ -228,11 +228,11 @@ impl LinkCandidate {
 /// The best of some ways: working before stalled; then by rate, or by the system's preference.
 /// The one in use is kept unless another is a fifth faster.
 pub fn fastest_working<'a>(
-    ways: impl Iterator<Item = (usize, &'a LinkCandidate)>,
+    candidates: impl Iterator<Item = (usize, &'a LinkCandidate)>,
     by_speed: bool,
 ) -> Option<(usize, &'a LinkCandidate)> {
-    let stay = |way: &LinkCandidate| if way.in_use { 1.2 } else { 1.0 };
-    ways.min_by(|(_, a), (_, b)| {
+    let stay = |candidate: &LinkCandidate| if candidate.in_use { 1.2 } else { 1.0 };
+    candidates.min_by(|(_, a), (_, b)| {
         let speed = || (b.rate() * stay(b)).total_cmp(&(a.rate() * stay(a)));
         let order = || b.in_use.cmp(&a.in_use).then(a.metric.cmp(&b.metric));
         let inner = if by_speed {
@@ -258,7 +258,7 @@ pub fn format_duration(span: Duration) -> String {
 mod tests {
     use super::*;
 
-    fn way(name: &str, rate: f64) -> LinkCandidate {
+    fn candidate(name: &str, rate: f64) -> LinkCandidate {
         LinkCandidate {
             name: name.into(),
             class: LinkClass::Free,
@@ -269,18 +269,18 @@ mod tests {
         }
     }
 
-    fn best(ways: &[LinkCandidate], by_speed: bool) -> &str {
-        let best = fastest_working(ways.iter().enumerate(), by_speed);
-        best.map_or("none", |(_, way)| &way.name)
+    fn best(candidates: &[LinkCandidate], by_speed: bool) -> &str {
+        let best = fastest_working(candidates.iter().enumerate(), by_speed);
+        best.map_or("none", |(_, candidate)| &candidate.name)
     }
 
     #[test]
     fn a_link_that_carries_nothing_goes_last() {
         let dead = LinkCandidate {
             stalled: true,
-            ..way("wlan0", 9e6)
+            ..candidate("wlan0", 9e6)
         };
-        assert_eq!(best(&[dead.clone(), way("eth0", 1.0)], true), "eth0");
+        assert_eq!(best(&[dead.clone(), candidate("eth0", 1.0)], true), "eth0");
         assert_eq!(best(&[dead], true), "wlan0");
         assert_eq!(best(&[], true), "none");
     }
@@ -289,16 +289,22 @@ mod tests {
     fn the_link_in_use_stays_unless_another_is_a_fifth_faster() {
         let used = LinkCandidate {
             in_use: true,
-            ..way("wlan0", 1e6)
+            ..candidate("wlan0", 1e6)
         };
-        assert_eq!(best(&[used.clone(), way("eth0", 1.1e6)], true), "wlan0");
-        assert_eq!(best(&[used.clone(), way("eth0", 1.3e6)], true), "eth0");
-        assert_eq!(best(&[used, way("eth0", 9e6)], false), "wlan0");
+        assert_eq!(
+            best(&[used.clone(), candidate("eth0", 1.1e6)], true),
+            "wlan0"
+        );
+        assert_eq!(
+            best(&[used.clone(), candidate("eth0", 1.3e6)], true),
+            "eth0"
+        );
+        assert_eq!(best(&[used, candidate("eth0", 9e6)], false), "wlan0");
         let preferred = LinkCandidate {
             metric: 50,
-            ..way("eth0", 1.0)
+            ..candidate("eth0", 1.0)
         };
-        assert_eq!(best(&[way("wlan0", 1e6), preferred], false), "eth0");
+        assert_eq!(best(&[candidate("wlan0", 1e6), preferred], false), "eth0");
     }
 
     #[test]

@@ -176,9 +176,9 @@ impl Scheduler {
 
     /// Takes down what is seen of the links, in their order: at each of their changes, and each second
     /// in which they are used.
-    pub fn observe(&mut self, now: Time, sights: &[LinkObservation]) {
-        for (link, sight) in self.links.iter_mut().zip(sights) {
-            link.observe(now, sight);
+    pub fn observe(&mut self, now: Time, observations: &[LinkObservation]) {
+        for (link, observation) in self.links.iter_mut().zip(observations) {
+            link.observe(now, observation);
         }
     }
 
@@ -290,9 +290,9 @@ impl Scheduler {
         left_s: f64,
     ) -> bool {
         let outlook = CapacityForecast::new(now, self.links(), std::iter::once(left_s));
-        let standing = deadline_odds(&outlook, 0, due.until(&outlook, 0));
+        let odds = deadline_odds(&outlook, 0, due.until(&outlook, 0));
         let sizes = due.in_all() / self.large(std::slice::from_ref(flow));
-        left_s <= LAST_LOOKS_S || is_worth(&standing, standing.risk, sizes, false)
+        left_s <= LAST_LOOKS_S || is_worth(&odds, odds.risk, sizes, false)
     }
 
     fn shares(&self, now: Time, paying: bool, probe_after_s: f64) -> Vec<LinkShare> {
@@ -333,14 +333,14 @@ impl Scheduler {
                 continue;
             }
             let left_s = horizons[horizon];
-            let standing = deadline_odds(&outlook, horizon, due_by.until(&outlook, horizon));
-            at_risk += standing.risk * count as f64;
+            let odds = deadline_odds(&outlook, horizon, due_by.until(&outlook, horizon));
+            at_risk += odds.risk * count as f64;
             let is_last = left_s <= LAST_LOOKS_S;
-            if is_last || is_worth(&standing, at_risk, due_by.in_all() / large, balanced) {
+            if is_last || is_worth(&odds, at_risk, due_by.in_all() / large, balanced) {
                 found.paying = found.order.len();
             }
-            if standing.regret < PROBE_REGRET && standing.load > PROBE_SHARE {
-                let slack_s = left_s * (1.0 - standing.load);
+            if odds.regret < PROBE_REGRET && odds.load > PROBE_SHARE {
+                let slack_s = left_s * (1.0 - odds.load);
                 let after_s = PROBE_AFTER_S.max(PROBE_SLACK * slack_s);
                 found.probe_after_s = found.probe_after_s.min(after_s);
             }
@@ -517,12 +517,12 @@ pub(crate) fn deadline_odds(
 
 /// Whether to pay now: `at_risk` is the risk of all flows so far together, `sizes` what they still
 /// need, in large flows.
-fn is_worth(standing: &DeadlineOdds, at_risk: f64, sizes: f64, balanced: bool) -> bool {
+fn is_worth(odds: &DeadlineOdds, at_risk: f64, sizes: f64, balanced: bool) -> bool {
     let price = if balanced { PRICE_BALANCED } else { PRICE };
     // A little is worth less than its share, and a regret that is not sure less than its probability.
-    let regret = sizes * sizes.sqrt().sqrt() * standing.regret * standing.regret;
-    let (just, nearly) = standing.brink;
-    price * at_risk > regret || PRICE_AT_BRINK * just > sizes * nearly || standing.risk > RISK_MAX
+    let regret = sizes * sizes.sqrt().sqrt() * odds.regret * odds.regret;
+    let (just, nearly) = odds.brink;
+    price * at_risk > regret || PRICE_AT_BRINK * just > sizes * nearly || odds.risk > RISK_MAX
 }
 
 #[cfg(test)]
@@ -557,13 +557,13 @@ mod tests {
         let mut now = Time::ZERO;
         for (seconds, rates) in stays {
             for _ in 0..*seconds {
-                let sight = |rate: Option<u64>| LinkObservation {
+                let observation = |rate: Option<u64>| LinkObservation {
                     up: rate.is_some(),
                     bytes: rate.unwrap_or(0),
                     busy: Span::from_secs(u64::from(rate.is_some())),
                 };
                 now += Span::from_secs(1);
-                scheduler.observe(now, &rates.map(sight));
+                scheduler.observe(now, &rates.map(observation));
             }
         }
         (scheduler, now)
@@ -629,10 +629,10 @@ mod tests {
         let urgent = free_first(50_000_000, 30.0);
         let flows = [never, broke, patient, urgent];
         let (scheduler, now) = after(SchedulerMode::Forecast, &stays);
-        let roster = scheduler.decide(now, &flows);
-        assert_eq!(roster.payers, [3]);
-        assert_eq!(roster.carried_by(1).0, [3]);
-        assert_eq!(roster.carried_by(0).0.len(), 4);
+        let assignment = scheduler.decide(now, &flows);
+        assert_eq!(assignment.payers, [3]);
+        assert_eq!(assignment.carried_by(1).0, [3]);
+        assert_eq!(assignment.carried_by(0).0.len(), 4);
     }
 
     #[test]
@@ -648,13 +648,13 @@ mod tests {
     #[test]
     fn a_roaming_link_carries_nothing() {
         let mut scheduler = Scheduler::new(SchedulerMode::Forecast, [LinkClass::Roaming]);
-        let sight = LinkObservation {
+        let observation = LinkObservation {
             up: true,
             ..LinkObservation::default()
         };
-        scheduler.observe(Time::ZERO, &[sight]);
-        let roster = scheduler.decide(Time::ZERO, &[free_first(1_000_000_000, 1.0)]);
-        assert_eq!(roster.carried_by(0), (&[][..], 0));
+        scheduler.observe(Time::ZERO, &[observation]);
+        let assignment = scheduler.decide(Time::ZERO, &[free_first(1_000_000_000, 1.0)]);
+        assert_eq!(assignment.carried_by(0), (&[][..], 0));
     }
 
     #[test]
@@ -666,8 +666,8 @@ mod tests {
         };
         scheduler.observe(Time::ZERO, &[LinkObservation::default(), up]);
         let early = [free_first(100_000_000, 36_000.0)];
-        let roster = scheduler.decide(Time::ZERO, &early);
-        assert_eq!(roster.carried_by(1), (&[0][..], PROBE_BYTES));
+        let assignment = scheduler.decide(Time::ZERO, &early);
+        assert_eq!(assignment.carried_by(1), (&[0][..], PROBE_BYTES));
         let probed = LinkObservation {
             bytes: PROBE_BYTES,
             busy: Span::from_millis(50),
@@ -677,8 +677,8 @@ mod tests {
             Time::from_secs_f64(1.0),
             &[LinkObservation::default(), probed],
         );
-        let roster = scheduler.decide(Time::from_secs_f64(1.0), &early);
-        assert_eq!(roster.carried_by(1).1, 0);
+        let assignment = scheduler.decide(Time::from_secs_f64(1.0), &early);
+        assert_eq!(assignment.carried_by(1).1, 0);
     }
 
     #[test]
@@ -706,8 +706,8 @@ mod tests {
         let urgent = [free_first(50_000_000, 10.0)];
         assert_eq!(scheduler.decide(Time::ZERO, &urgent).payers, [0]);
         scheduler.set_class(link, LinkClass::Free);
-        let roster = scheduler.decide(Time::ZERO, &urgent);
-        assert_eq!(roster.shares, [LinkShare::All]);
+        let assignment = scheduler.decide(Time::ZERO, &urgent);
+        assert_eq!(assignment.shares, [LinkShare::All]);
     }
 
     #[test]
@@ -772,8 +772,8 @@ mod tests {
         let many = [30.0, 31.0, 32.0].map(|left_s| free_first(100_000_000, left_s));
         let less = free_first(9_000_000, 33.0);
         let [a, b, c] = many;
-        let roster = order(&[a, b, c, less]);
-        assert!(roster[..2].contains(&3), "{roster:?}");
+        let assignment = order(&[a, b, c, less]);
+        assert!(assignment[..2].contains(&3), "{assignment:?}");
         // How large it is will show when it has begun.
         let unknown = ScheduledFlow {
             need: FlowDemand {
@@ -856,8 +856,8 @@ mod tests {
         // Never measured, so a few bytes would look safe until it is too late.
         let (scheduler, now) = after(SchedulerMode::Forecast, &[(1, [None, Some(0)])]);
         for bytes in [2_000, 150_000] {
-            let roster = scheduler.decide(now, &[free_first(bytes, 1.5)]);
-            assert_eq!(roster.payers, [0], "{bytes}");
+            let assignment = scheduler.decide(now, &[free_first(bytes, 1.5)]);
+            assert_eq!(assignment.payers, [0], "{bytes}");
         }
     }
 
@@ -881,8 +881,12 @@ mod tests {
         assert_eq!(pays(&stays, &flows), 0);
         flows.push(free_first(70_000_000, 26.0));
         let (scheduler, now) = after(SchedulerMode::Forecast, &stays);
-        let roster = scheduler.decide(now, &flows);
-        assert!(roster.payers.contains(&10_000));
-        assert!(roster.payers.len() < 1_000, "{}", roster.payers.len());
+        let assignment = scheduler.decide(now, &flows);
+        assert!(assignment.payers.contains(&10_000));
+        assert!(
+            assignment.payers.len() < 1_000,
+            "{}",
+            assignment.payers.len()
+        );
     }
 }

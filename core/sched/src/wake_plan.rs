@@ -251,12 +251,12 @@ mod tests {
     fn wakes(hours: u64, dark: bool) -> Vec<u64> {
         let mut link = LinkHistory::new(LinkClass::Free);
         for (second, up) in [(0, true), (60, true), (61, false)] {
-            let sight = LinkObservation {
+            let observation = LinkObservation {
                 up,
                 bytes: u64::from(up),
                 busy: Span::from_secs(u64::from(up)),
             };
-            link.observe(at(second), &sight);
+            link.observe(at(second), &observation);
         }
         let standby = WakeNeeds {
             dark_since: dark.then_some(at(61)),

@@ -28,19 +28,21 @@ use crate::sent_packet::SentPacket;
 use crate::session::Session;
 use crate::session_state::Role;
 
-/// The other round trip, in round trips of the path itself, beyond which answers come too late.
+/// The largest round trip of another path that may carry ACKs, in round trips of the path that they
+/// acknowledge. ACKs over a slower path come too late.
 const ROUND_TRIPS_MAX: u64 = 4; // a guess
-/// One ACK goes the usual way at least so often: it measures the path, and is there if the other
-/// way died. // a guess: a few hundredths of a per cent of the airtime
+/// The longest time for which every ACK of a path leaves on another one. An ACK on the path itself
+/// measures its round trip, and arrives if the other path has failed. // a guess: a few hundredths of a
+/// per cent of the airtime
 const USUAL_WAY_EVERY: Span = Span::from_millis(250);
-/// How often the other path is asked, by PING, for its round trip while it carries ACKs.
+/// How often a path that carries ACKs of others gets a PING to measure its round trip.
 const ASK_EVERY: Span = Span::from_millis(200); // a guess
 /// IP, UDP, header and tag around the ACK of a packet that holds nothing else.
 const AROUND_BYTES: i64 = 28 + 29;
 
 impl Session {
-    /// Says that what travels on the paths over `link` contends with what travels the other way, as
-    /// on Wi-Fi: ACKs of either end may then leave on another path ([`crate::EndpointConfig::ack_offload`]).
+    /// Declares that both directions of the paths over `link` share one medium, as on Wi-Fi. ACKs of
+    /// either end may then leave on another path ([`crate::EndpointConfig::ack_offload`]).
     pub fn set_half_duplex(&mut self, link: LinkId) {
         let off = self.config.ack_offload == AckOffload::Never;
         if off || self.half_duplex.contains(&link) {
@@ -53,7 +55,7 @@ impl Session {
         }
     }
 
-    /// What a device says with the status of a path that is as good as it was.
+    /// The reason that a device gives in PATH_STATUS for a path whose quality has not changed.
     pub(crate) fn reason_of(&self, path: &SessionPath) -> ReasonCode {
         let used = matches!(path.status, PathStatus::Available | PathStatus::Standby);
         if !used || path.reason != ReasonCode::None {
@@ -67,7 +69,7 @@ impl Session {
         }
     }
 
-    /// Whether the user lets ACKs cost something (a device's).
+    /// Whether the user allows ACKs on metered paths (a device's setting).
     fn acks_pay(&self) -> bool {
         self.role == Role::Initiator && matches!(self.config.ack_offload, AckOffload::Paid { .. })
     }
@@ -82,7 +84,7 @@ impl Session {
         }
     }
 
-    /// Packet `number`, with payload, arrived on this path.
+    /// Notes that packet `number`, with payload, arrived on this path.
     pub(crate) fn note_offload_payload(&mut self, now: Time, slot: usize, number: u64) {
         if self.paths.len() < 2 || !self.is_half_duplex(&self.paths[slot]) {
             return;
@@ -98,7 +100,7 @@ impl Session {
         relief.on_payload(now, round, gap);
     }
 
-    /// R-ACK-7: chooses for each half-duplex path with an ACK due which way that goes.
+    /// R-ACK-7: chooses the path for each ACK that is due on a half-duplex path.
     pub(crate) fn route_acks(&mut self, now: Time) {
         for slot in 0..self.paths.len() {
             let path = self.paths.at(slot);
@@ -110,17 +112,17 @@ impl Session {
             // The other path may be gone since it was chosen.
             relief.by = None;
             let steady = relief.is_steady(now, every) && now < relief.usual_at + USUAL_WAY_EVERY;
-            if steady && let Some(other) = self.other_way(now, slot, round) {
+            if steady && let Some(other) = self.other_path(now, slot, round) {
                 let id = self.paths[other].id;
                 let path = self.paths.at(slot);
                 path.ack_offload_state.as_mut().expect("it has one").by = Some(id);
-                self.ask_other_way(now, other);
+                self.request_other_path(now, other);
             }
         }
     }
 
-    /// The path, not this one, that has room for an ACK now and is not much slower.
-    fn other_way(&mut self, now: Time, slot: usize, round: Span) -> Option<usize> {
+    /// The slot of another path that has room for an ACK now and is not much slower.
+    fn other_path(&mut self, now: Time, slot: usize, round: Span) -> Option<usize> {
         let may_cost = self.acks_pay();
         let limit = round.times(ROUND_TRIPS_MAX);
         let other = (0..self.paths.len())
@@ -149,7 +151,7 @@ impl Session {
         room.then_some(other)
     }
 
-    fn ask_other_way(&mut self, now: Time, other: usize) {
+    fn request_other_path(&mut self, now: Time, other: usize) {
         let path = self.paths.at(other);
         let waits = path.recovery.is_waiting();
         if let Some(share) = &mut path.carried_acks
@@ -217,7 +219,7 @@ impl SessionPath {
         self.carried_acks.is_some() && self.payload_out == 0
     }
 
-    /// Its ACK left on the path itself.
+    /// Notes that an ACK of this path left on the path itself.
     pub(crate) fn on_direct_ack_sent(&mut self, now: Time) {
         if let Some(relief) = &mut self.ack_offload_state {
             (relief.usual_at, relief.by) = (now, None);

@@ -3,56 +3,59 @@
 use d2tp_time::{Span, Time};
 use d2tp_wire::PathId;
 
-/// Where ACKs of half-duplex paths may travel besides the path itself.
+/// Which other paths may carry the ACKs of half-duplex paths.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AckOffload {
-    /// Nowhere.
+    /// ACKs always leave on their own path.
     Never,
-    /// On paths that cost nothing.
+    /// ACKs may leave on paths that cost nothing.
     #[default]
     Free,
-    /// On metered ones too, for at most so many bytes a second more than such a path may spend
-    /// unasked (R-GRANT-6).
+    /// ACKs may leave on metered paths too, with a limit in addition to what such a path may spend
+    /// without a grant (R-GRANT-6).
     Paid {
-        /// The user's price of a faster Wi-Fi.
+        /// The most bytes of ACKs per second on a metered path: what the user pays for a faster Wi-Fi.
         bytes_per_second: u64,
     },
 }
 
-/// The window, in packets, below which answers must not be slowed: there it still grows by them.
-/// // Super-aggregation §3.1: the prototype's ssthresh
+/// The window, in packets, below which ACKs must not be delayed: a small window grows with each of
+/// them. // Super-aggregation §3.1: the prototype's ssthresh
 const WINDOW_MIN: u32 = 20;
 
 /// ACKs that a sender asks for in a window (§9.1), from which its window is known.
 const ACKS_PER_WINDOW: u32 = 8;
 
-/// More packets in a round than in the one before by this share of them: the window grows.
+/// The share by which the packets of a round must exceed those of the round before to count as a
+/// growing window.
 const GROWTH: u32 = 4; // a guess: a fourth; slow start doubles, CUBIC hardly moves
 
-/// Rounds after a gap in what arrived, in which all answers go the usual way: a sender that judges a loss
-/// by late answers takes a random one for congestion. // a guess: what it takes to answer and repair it
+/// Rounds after a gap in the received packets during which all ACKs leave on their own path: a sender
+/// that classifies losses by delay takes a random loss for congestion when ACKs are late. // a guess:
+/// what it takes to acknowledge and repair it
 const ROUNDS_AFTER_GAP: u64 = 2;
 
-/// Bytes a second of ACKs given to a path that nothing is known of, and at least. // guesses
+/// The initial and the smallest rate of ACKs on another path, in bytes per second. // guesses
 const SHARE_FIRST: u64 = 4_000;
 
 const SHARE_MIN: u64 = 1_000;
 
-/// What a round trip may be longer by without a queue: an ACK's delay.
+/// How much a round trip may exceed the minimum without a sign of a queue: the delay of one ACK.
 const QUEUE_SLACK: Span = Span::from_millis(20);
 
-/// What the receiver on a half-duplex path knows of its sender's window, and where its ACK goes.
+/// What the receiver on a half-duplex path has measured of its sender's window, and which path its ACKs
+/// take.
 #[derive(Debug)]
 pub(crate) struct AckOffloadState {
     round_began: Time,
     packets: u32,
-    /// Packets of the last whole round, and of the one before.
+    /// Packets received in the last complete round, and in the round before it.
     last: u32,
     before: u32,
     pub(crate) usual_at: Time,
-    /// Until then the sender may be judging a loss.
+    /// The time until which the sender may be classifying a loss.
     gap_until: Time,
-    /// The path that the ACK now due leaves on, instead of its own.
+    /// The path on which the ACK that is due now leaves, if it is not its own.
     pub(crate) by: Option<PathId>,
 }
 
@@ -81,7 +84,7 @@ impl AckOffloadState {
         self.packets += 1;
     }
 
-    /// Whether the sender's window is large and does not grow by answers, and nothing was lost.
+    /// Whether the sender's window is large, does not depend on frequent ACKs, and nothing was lost.
     pub(crate) fn is_steady(&self, now: Time, asked_every: u32) -> bool {
         let window = self.last.max(asked_every.saturating_mul(ACKS_PER_WINDOW));
         let grows = self.last > self.before + self.before / GROWTH;
@@ -89,19 +92,19 @@ impl AckOffloadState {
     }
 }
 
-/// What another path carries of ACKs.
+/// The rate at which a path may carry ACKs of other paths.
 #[derive(Debug)]
 pub(crate) struct CarriedAckBudget {
-    /// Bytes a second.
+    /// The rate in bytes per second.
     rate: u64,
-    /// Bytes left of this round's.
+    /// Bytes left of the current round's budget.
     pub(crate) left: i64,
     round: Span,
     round_began: Time,
     pub(crate) asked_at: Time,
-    /// Whether the window was too small since the last round trip was measured.
+    /// Whether the budget was too small since the last round trip was measured.
     short: bool,
-    /// A queue was seen: from then on it grows slowly.
+    /// Whether a queue was seen. From then on the rate grows slowly.
     found: bool,
 }
 
@@ -118,8 +121,8 @@ impl CarriedAckBudget {
         }
     }
 
-    /// Whether one more may leave now. All of a round's are there at its beginning, so those of the
-    /// beginning of a window go this way and the later ones wait least.
+    /// Whether one more ACK may leave now. The whole budget of a round is available at its start, so
+    /// ACKs of the beginning of a window use this path and the later ones wait least.
     pub(crate) fn has_room(&mut self, now: Time, round: Span) -> bool {
         if now >= self.round_began + round {
             let bytes = u128::from(self.rate) * u128::from(round.as_nanos()) / 1_000_000_000;
@@ -130,7 +133,7 @@ impl CarriedAckBudget {
         self.left > 0
     }
 
-    /// The path's round trip was measured.
+    /// Takes in a round trip of the path that carries the ACKs.
     pub(crate) fn on_round_trip(&mut self, latest: Span, least: Span) {
         // A round's share that leaves at once is a queue of at most a round, if there is room for it.
         if latest > least + self.round.max(least.divided(2)) + QUEUE_SLACK {

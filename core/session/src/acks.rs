@@ -9,7 +9,7 @@ use crate::sent_packet::{SentFrame, SentPacket};
 
 /// Packets received before one ACK must leave, until the sender asks for another rate.
 const EVERY_DEFAULT: u32 = 2;
-/// Numbers below an acknowledged ACK's largest that are still told apart from replays.
+/// Packet numbers below the largest acknowledged one for which replays can still be detected.
 const REORDER_KEPT: u64 = 1024;
 
 /// Received packet numbers of one path.
@@ -47,7 +47,7 @@ impl AckTracker {
         number < self.floor || self.seen.contains(number)
     }
 
-    /// A packet was received and its frames were handled. R-ACK-1.
+    /// R-ACK-1: records a packet that was received and whose frames were handled.
     pub(crate) fn on_packet(&mut self, now: Time, number: u64, eliciting: bool) {
         let expected = self.expected();
         self.seen.insert(number, number + 1);
@@ -75,11 +75,11 @@ impl AckTracker {
     pub(crate) fn due(&self) -> Time {
         self.due
     }
-    /// Whether there is something to acknowledge if a packet leaves anyway.
+    /// Whether an ACK should go along with the next packet that leaves anyway.
     pub(crate) fn is_wanted(&self) -> bool {
         self.unanswered > 0
     }
-    /// The sender asks for another rate.
+    /// Applies the ACK frequency that the sender asks for.
     pub(crate) fn set_rate(&mut self, every: u32, delay: Span, delay_max: Span) {
         self.every = every.max(1);
         self.delay = delay.min(delay_max);
@@ -92,12 +92,12 @@ impl AckTracker {
     pub(crate) fn delay_us(&self, now: Time) -> u64 {
         now.since(self.largest_at).as_micros()
     }
-    /// Packets the sender wants one ACK for.
+    /// How many packets the sender wants acknowledged by one ACK.
     pub(crate) fn every(&self) -> u32 {
         self.every
     }
-    /// Writes what arrived on `path`, whose packets these are, on whatever path it leaves; false if
-    /// there is no room for it.
+    /// Writes an ACK frame for `path`, to which this tracker belongs. The frame may leave on any path.
+    /// False if there is no room for it.
     pub(crate) fn write(
         &self,
         path: PathId,
@@ -111,7 +111,7 @@ impl AckTracker {
         }
         written
     }
-    /// An ACK left.
+    /// Records that an ACK was sent.
     pub(crate) fn on_ack_sent(&mut self) {
         self.unanswered = 0;
         self.due = Time::NEVER;

@@ -26,47 +26,47 @@ use crate::session_state::Role;
 
 /// Probe timeouts without an answer after which a path counts as silent.
 const PROBES_BEFORE_SILENT: u32 = 2;
-/// A device asks again after this part of the silence so far: what the hole costs beyond itself stays
-/// below 1/32 of it.
+/// A device's probes of a silent path use at most this part (1/32) of the length of the silence so far.
 const ASK_SHARE: u64 = 32;
 /// The share of the time that questions may take of a blackout while a flow waits. A stay on a
 /// network may be much shorter than the hole before it, and it loses all of the time to the next
 /// question: 1 % of a stay of 4 s after 32 s. A hole of an hour takes 3,700 questions of 60 bytes,
 /// half of them in its first minutes.
 const ASK_SHARE_WAITING: u64 = 512;
-/// The shortest pause between two questions while a flow waits, beside a quarter of the round trip:
-/// a narrow link is not filled with questions. A guess: 13 kb/s on Wi-Fi.
+/// The shortest interval between two probes while a flow waits, beside a quarter of the round trip, so
+/// that probes do not fill a narrow link. A guess: 13 kb/s on Wi-Fi.
 const ASK_PAUSE_WAITING_MIN: Span = Span::from_millis(50);
 const ASK_PAUSE_OF_RTT: u64 = 4;
-/// Probe timeouts shorter than this are backed off from the first: a radio may be away for as long.
+/// Probe timeouts shorter than this are backed off from the first one on: a radio may be away for as
+/// long.
 const ASK_PAUSE_EVEN_MIN: Span = Span::from_millis(250); // a guess: a scan of Wi-Fi takes 0.1 to 0.3 s
-/// R-PATH-15: a server's packet that has no answer for so many probe timeouts, and this long at least, while
-/// others come from there, shows a path that carries one way only.
+/// R-PATH-15: probe timeouts without an ACK of a server's packet, while the peer's packets still
+/// arrive, after which the path counts as one-way.
 const ONE_WAY_TIMEOUTS: u64 = 4;
 const ONE_WAY_MIN: Span = Span::from_millis(500); // a guess: twice what an ACK may wait for
-/// A pause of packets from a device that is a hole: it asks every 2 s at least.
+/// A pause in the packets of a device that counts as an outage: a device probes every 2 s at least.
 const HOLE_MIN: Span = Span::from_secs(3);
-/// What comes on a path that carried one way only says nothing for so long. More: a device that does not say
-/// that it hears again waits longer; less: more is sent into nowhere.
+/// How long packets that arrive on a path that was one-way prove nothing. Larger: a device that does
+/// not report that it receives again waits longer. Smaller: more is sent and lost.
 const ONE_WAY_MAX: Span = Span::from_secs(10); // a guess
-/// A PATH_STATUS at its longest.
+/// The longest PATH_STATUS frame.
 const STATUS_BYTES_MAX: usize = 1 + 4 + 8 + 3;
-/// An ACK beside it: the newest ranges, which is what the peer misses.
+/// Bytes of the ACK beside a PATH_STATUS: the newest ranges, which are what the peer lacks.
 const ACK_BYTES_MAX: usize = 96;
 
-/// How a silent path is asked whether it lives.
+/// How often a silent path is probed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum ProbeFrequency {
-    /// Ever more rarely: a server, which only devices bring back.
+    /// Probes back off: for a server, since only devices restore a path.
     Rarely,
-    /// Questions are as frequent as a device on a link that costs nothing needs them.
+    /// Probes are as frequent as a device on a free link needs them.
     Often,
-    /// Questions are as frequent as while a flow waits on a link that costs nothing.
+    /// Probes are as frequent as while a flow waits on a free link.
     Waiting,
 }
 
 impl SessionPath {
-    /// When to ask whether the path lives, if nothing is heard until then.
+    /// When the next probe of the path is due, if nothing arrives before.
     pub(crate) fn probe_at(
         &self,
         asking: ProbeFrequency,
@@ -107,14 +107,15 @@ impl SessionPath {
         )
     }
 
-    /// Questions are not answered, and nothing else is heard: a full queue answers late, but speaks.
+    /// Whether probes are not answered and nothing else arrives. A path with a full queue answers late,
+    /// but does answer.
     pub(crate) fn is_in_blackout(&self, now: Time, ack_delay_max: Span) -> bool {
         self.recovery.probes >= PROBES_BEFORE_SILENT
             && now.since(self.last_rx) >= self.recovery.rtt.probe_timeout(ack_delay_max)
     }
 
-    /// R-PATH-15: when the path carries one way only, if nothing that was sent on it is answered until then:
-    /// packets come from there, and the oldest one that left has no answer.
+    /// R-PATH-15: when the path counts as one-way, if nothing that was sent on it is acknowledged
+    /// before: the peer's packets arrive, and the oldest packet sent has no answer.
     fn one_way_at(&self, ack_delay_max: Span) -> Time {
         let timeout = self.recovery.return_rtt().probe_timeout(ack_delay_max);
         let oldest = self.recovery.oldest();
@@ -126,7 +127,7 @@ impl SessionPath {
         }
     }
 
-    /// Whether what comes on it is no sign yet that it carries the other way.
+    /// Whether arriving packets do not prove yet that the path works in both directions.
     pub(crate) fn is_one_way(&self, now: Time) -> bool {
         self.one_way_since
             .is_some_and(|since| now.since(since) < ONE_WAY_MAX)
@@ -142,14 +143,14 @@ impl SessionPath {
         }
     }
 
-    /// R-PATH-15: notes that a packet came, before its time is.
+    /// R-PATH-15: records that a packet arrived, before the path's time of reception is updated.
     pub(crate) fn note_heard(&mut self, now: Time) {
         if now.since(self.last_rx) > HOLE_MIN {
             self.heard_from = now;
         }
     }
 
-    /// Something was heard on it.
+    /// Marks the path as answering again.
     pub(crate) fn unfreeze(&mut self, now: Time) {
         if self.state == PathState::Silent {
             self.heard_from = now;
@@ -164,7 +165,7 @@ impl SessionPath {
 }
 
 impl Session {
-    /// R-PATH-14: how its silent paths are asked.
+    /// R-PATH-14: how often silent paths of this session are probed.
     pub(crate) fn probe_frequency(&self) -> ProbeFrequency {
         if self.role == Role::Responder || !self.config.freezing {
             return ProbeFrequency::Rarely;
@@ -185,7 +186,7 @@ impl Session {
         }
     }
 
-    /// What a path holds is given back to its owners, without a congestion response.
+    /// Returns the data in flight on a path to its owners, without a congestion response.
     pub(crate) fn requeue_in_flight(&mut self, slot: usize) {
         let Session {
             paths,
@@ -211,8 +212,8 @@ impl Session {
         path.wants = own;
     }
 
-    /// R-PATH-6: what a silent path holds travels elsewhere, if there is an elsewhere. Whether it was
-    /// not silent before.
+    /// R-PATH-6: marks a path as silent and sends its data on another path, if there is one. Returns
+    /// whether the path was not silent before.
     pub(crate) fn freeze(&mut self, now: Time, slot: usize, alone: bool) -> bool {
         let path = self.paths.at(slot);
         if path.recovery.in_flight > 0 && path.mtu.on_silence() {
@@ -240,8 +241,8 @@ impl Session {
         news
     }
 
-    /// R-PATH-14: which paths are frozen, said on another, and what arrived on them: the last
-    /// acknowledgements are lost in the hole, and what they were about would be sent again.
+    /// R-PATH-14: reports frozen paths on another path, with the latest ACKs of each: ACKs sent before
+    /// the outage were lost in it, and the peer would send the acknowledged data again.
     pub(crate) fn write_frozen(&mut self, w: &mut WireWriter<'_>, sent: &mut SentPacket) {
         self.wants &= !say::FROZEN;
         let frozen = |p: &&SessionPath| p.status == PathStatus::Frozen;
@@ -273,8 +274,8 @@ impl Session {
         }
     }
 
-    /// R-PATH-15: when a server finds that a path carries one way only, as things are. Where it has no
-    /// other path there is nothing to be done about it.
+    /// R-PATH-15: when a server finds that a path is one-way. A session without another path has no
+    /// remedy for it.
     pub(crate) fn one_way_at(&self, slot: usize) -> Time {
         match self.role == Role::Responder && self.paths.has_other_live(slot) {
             true => self.paths[slot].one_way_at(self.config.ack_delay_max),
@@ -282,14 +283,14 @@ impl Session {
         }
     }
 
-    /// R-PATH-15: the device said that it hears the path again.
+    /// R-PATH-15: the device reported that it receives on the path again.
     pub(crate) fn on_heard_by_peer(&mut self, now: Time, slot: usize) {
         if self.paths.at(slot).one_way_since.is_some() {
             self.unfreeze(now, slot);
         }
     }
 
-    /// A path that was silent, or had not been heard, is heard.
+    /// Restores a path that was silent, or that the peer had not received on.
     pub(crate) fn unfreeze(&mut self, now: Time, slot: usize) {
         let initiator = self.role == Role::Initiator;
         let path = self.paths.at(slot);

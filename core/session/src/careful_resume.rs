@@ -19,7 +19,7 @@ use crate::congestion::WINDOW_INITIAL_DATAGRAMS;
 use crate::path::{PathState, SessionPath};
 use crate::session::Session;
 
-/// How long a way is known: what shares it changes.
+/// How long the metrics of a path are remembered. They depend on who else uses the network.
 const KNOWN_FOR: Span = Span::from_secs(600); // a guess
 
 impl SessionPath {
@@ -31,13 +31,13 @@ impl SessionPath {
         }
     }
 
-    /// What can be told of the path's way, if it was measured to be worth more than a new path begins with.
+    /// The metrics of a path to be remembered, if its window grew beyond that of a new path.
     pub(crate) fn measured_metrics(&self) -> Option<CachedPathMetrics> {
         let window = self.recovery.controller.window();
         let enough = window / 2 > WINDOW_INITIAL_DATAGRAMS * self.mtu.current() as u64;
         let measured = self.validated && self.recovery.rtt.is_measured();
         (enough && measured && !self.recovery.is_careful()).then_some(CachedPathMetrics {
-            way: self.address_pair(),
+            pair: self.address_pair(),
             window,
             rtt: self.recovery.rtt.min(),
             at: self.last_rx,
@@ -46,10 +46,11 @@ impl SessionPath {
 }
 
 impl Session {
-    /// R-CC-3. A round trip of a path was measured: if it is new, and its way is known, it goes on from there.
+    /// R-CC-3: after the first round trip of a new path, resumes with the remembered metrics of its
+    /// pair of addresses, if there are any.
     pub(crate) fn resume_known_path(&mut self, now: Time, slot: usize) {
         let path = &self.paths[slot];
-        let (id, way, rtt) = (path.id, path.address_pair(), path.recovery.rtt.min());
+        let (id, pair, rtt) = (path.id, path.address_pair(), path.recovery.rtt.min());
         let controller = &path.recovery.controller;
         let window = controller.window();
         if !path.is_new {
@@ -64,7 +65,7 @@ impl Session {
         let others = || {
             self.paths
                 .iter()
-                .filter(|p| p.id != id && p.address_pair() == way)
+                .filter(|p| p.id != id && p.address_pair() == pair)
         };
         if !unharmed || others().any(|p| p.state != PathState::Silent) {
             return;
@@ -73,7 +74,7 @@ impl Session {
         let silent = others().find_map(SessionPath::measured_metrics);
         let known = self
             .path_metrics_cache
-            .take(way)
+            .take(pair)
             .or(silent)
             .filter(|known| {
                 now.since(known.at) <= KNOWN_FOR && known.is_like(rtt) && known.window / 2 > window

@@ -7,8 +7,8 @@ use d2tp_time::{Span, Time};
 use crate::config::PATHS_MAX;
 use crate::link::LinkId;
 
-/// Where packets go from and to, whatever the ports. A driver that gives a link another number each time
-/// it is attached knows no way again.
+/// The local and the remote address of a path, without ports. Metrics are not found again if a driver
+/// gives a link another number each time it attaches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AddressPair {
     pub(crate) link: LinkId,
@@ -16,59 +16,63 @@ pub(crate) struct AddressPair {
     pub(crate) remote: IpAddr,
 }
 
-/// What was measured on a way.
+/// Metrics measured on a path between a pair of addresses.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CachedPathMetrics {
-    pub(crate) way: AddressPair,
+    pub(crate) pair: AddressPair,
     pub(crate) window: u64,
     pub(crate) rtt: Span,
     pub(crate) at: Time,
 }
 
 impl CachedPathMetrics {
-    /// RFC 9959 §3.2: a round trip far from the one known is another path.
+    /// RFC 9959 §3.2: whether a round trip is close enough to the remembered one to be of the same
+    /// path.
     pub(crate) fn is_like(&self, rtt: Span) -> bool {
         rtt.times(2) >= self.rtt && rtt <= self.rtt.times(10)
     }
 }
 
-/// Ways of paths that went, the latest last.
+/// Metrics of paths that were closed, the latest last.
 #[derive(Debug, Default)]
 pub(crate) struct PathMetricsCache(Vec<CachedPathMetrics>);
 
 impl PathMetricsCache {
-    /// Remembers what was measured on a path that goes.
+    /// Remembers the metrics of a path that is being closed.
     pub(crate) fn note(&mut self, known: CachedPathMetrics) {
-        self.0.retain(|k| k.way != known.way);
+        self.0.retain(|k| k.pair != known.pair);
         if self.0.len() == PATHS_MAX {
             self.0.remove(0);
         }
         self.0.push(known);
     }
 
-    /// What is known of a way serves one path: two at once would take it twice.
-    pub(crate) fn take(&mut self, way: AddressPair) -> Option<CachedPathMetrics> {
-        let at = self.0.iter().position(|known| known.way == way)?;
+    /// Removes and returns the metrics of a pair of addresses. Only one path may resume with them: two
+    /// would take the capacity twice.
+    pub(crate) fn take(&mut self, pair: AddressPair) -> Option<CachedPathMetrics> {
+        let at = self.0.iter().position(|known| known.pair == pair)?;
         Some(self.0.remove(at))
     }
 }
 
-/// A window that was not measured on this path, while packets that left under it are on their way.
+/// A resumed window that is not validated yet, while packets sent under it are unacknowledged (RFC
+/// 9959).
 #[derive(Debug)]
 pub(crate) struct CarefulResume {
-    /// The first packet that left under it, and the one that ends the doubt once a packet under it was answered.
+    /// The first packet sent under the resumed window, and the packet that ends validation once it is
+    /// acknowledged.
     first: u64,
     until: Option<u64>,
-    /// Bytes that the path is known to take.
+    /// Bytes in flight that the path has proved to carry.
     pipe: u64,
     threshold: u64,
 }
 
-/// What an ACK says of a window that is in doubt.
+/// What an ACK means for a resumed window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ValidationStep {
     Unchanged,
-    /// A packet that left under it was answered: no more than was used of it.
+    /// A packet sent under the resumed window was acknowledged: the window shrinks to what was used.
     Validating {
         threshold: u64,
     },
@@ -102,7 +106,7 @@ impl CarefulResume {
         }
     }
 
-    /// R-CC-3: something was lost: the window with which the path goes on.
+    /// R-CC-3: the window after a loss under a resumed window.
     pub(crate) fn retreat(&self) -> u64 {
         self.pipe / 2
     }

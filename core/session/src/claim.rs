@@ -6,23 +6,23 @@
 
 use d2tp_wire::{FlowId, Frame, VARINT_MAX, WireReader, WireWriter, varint_len};
 
-/// Claims of one SYN: as many as fit its padding when their numbers are large.
+/// The most claims in one SYN: as many as fit into its padding when their numbers are large.
 pub(crate) const CLAIMS_MAX: usize = 64;
 
-/// One flow a waking device goes on with.
+/// A flow that a waking device claims in its SYN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FlowClaim {
     pub(crate) flow: FlowId,
-    /// Where the server's sending goes on.
+    /// The offset from which the server sends on.
     pub(crate) received: u64,
-    /// Bytes from there on that the server may send.
+    /// How many bytes the server may send from that offset.
     pub(crate) credit: u64,
     /// Flags as in a RESUME frame.
     pub(crate) flags: u8,
 }
 
 impl FlowClaim {
-    /// Bytes it takes in a SYN.
+    /// The encoded size of the claim in bytes.
     fn len(&self) -> usize {
         varint_len(self.flow.0) + varint_len(self.received) + varint_len(self.credit) + 1
     }
@@ -31,17 +31,17 @@ impl FlowClaim {
     }
 }
 
-/// What a SYN claims.
+/// The flows that a SYN claims.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SynClaims {
-    /// The link is metered: no payload before a grant.
+    /// Whether the link is metered: no payload before a grant.
     pub(crate) gated: bool,
-    /// The most urgent first.
+    /// The claims, the most urgent first.
     pub(crate) list: Vec<FlowClaim>,
 }
 
 impl SynClaims {
-    /// Writes as many as fit, and returns how many those were.
+    /// Writes as many claims as fit, and returns their number.
     pub(crate) fn encode(&self, w: &mut WireWriter<'_>) -> usize {
         let mut room = w.room().saturating_sub(2);
         let fit = self.list.iter().take(CLAIMS_MAX).take_while(|claim| {

@@ -26,20 +26,21 @@ use crate::session_state::CidChange;
 use crate::syn::EARLY_DATA_MARK;
 use crate::ticket::ClientTicket;
 
-/// Between SYNs: first and at most.
+/// The interval between SYNs at the start, and at most.
 const RETRY_FIRST: Span = Span::from_millis(600);
 const RETRY_MAX: Span = Span::from_secs(2);
-/// SYNs after which a link without an answer is asked less and less often.
+/// SYNs without an answer after which the interval on a link grows.
 const RETRY_EAGER: u32 = 10;
-/// Between SYNs on a link that has been silent for long: an access point may carry nothing for
-/// hours, and every SYN wakes the radio.
+/// The interval between SYNs on a link that has been silent for long: an access point may carry nothing
+/// for hours, and every SYN wakes the radio.
 const RETRY_PATIENT: Span = Span::from_secs(30);
 
-/// SYNs on a link whose answers are still taken: a busy server's may be late, and a new SYN for each would
-/// keep it busy for ever.
+/// The number of SYNs per link whose answers are still accepted: a busy server answers late, and a new
+/// SYN for each retry would keep it busy.
 const OPEN_PER_LINK_MAX: usize = 4;
 
-/// R-HS-2: copies of a SYN that leave after it, where it went, as long as it says what is to be said.
+/// R-HS-2: the number of times that a SYN is repeated unchanged to the same address, while its content
+/// stays valid.
 const COPIES_MAX: u8 = 2;
 
 /// What both ends put into the transcript before anything else: protocol, version, suites.
@@ -50,19 +51,19 @@ pub(crate) struct ClientHandshake {
     candidates: Vec<HandshakeCandidate>,
     /// Ids for path 0 and the spare ones, to be used if this handshake succeeds.
     pub(crate) cids: Vec<Cid>,
-    /// SYNs an answer may still come to, the newest last.
+    /// SYNs that may still be answered, the newest last.
     pub(crate) open: VecDeque<PendingSyn>,
     pub(crate) failed: bool,
 }
 
-/// A link that a handshake is tried on.
+/// A local and remote address over which the handshake is tried.
 struct HandshakeCandidate {
     addresses: Addresses,
     gated: bool,
-    /// SYNs that were sent there.
+    /// SYNs sent to this candidate.
     tries: u32,
     next_at: Time,
-    /// The proof of address that the server asked for there.
+    /// The proof of address that the server asked this candidate for.
     cookie: Option<[u8; 16]>,
 }
 
@@ -77,7 +78,7 @@ impl HandshakeCandidate {
         }
     }
 
-    /// How long the answer to the next SYN is waited for.
+    /// How long to wait for an answer before the next SYN.
     fn retry_after(&self) -> Span {
         if self.tries < RETRY_EAGER {
             RETRY_FIRST.times(1 << self.tries.min(5)).min(RETRY_MAX)
@@ -98,26 +99,25 @@ pub(crate) struct PendingSyn {
     pub(crate) gated: bool,
     pub(crate) by_ticket: bool,
     pub(crate) sent_at: Time,
-    /// Whether the handshake stated how far flows are, which holds only as long as nothing else
-    /// moves them.
+    /// Whether the SYN claimed flows. Claims hold only while nothing else moves those flows.
     claimed: bool,
     datagram: Box<[u8]>,
-    /// Its payload without the epoch and the padding.
+    /// The SYN's payload without epoch and padding.
     says: Box<[u8]>,
     copies: u8,
 }
 
-/// A SYN that leaves.
+/// The SYN that [`ClientHandshake::poll_syn`] wrote.
 pub(crate) struct OutgoingSyn {
     pub(crate) len: usize,
     pub(crate) to: Addresses,
     pub(crate) epoch: u32,
-    /// Whether the packet is none of those that left before.
+    /// Whether the SYN is new, not a copy of an earlier one.
     pub(crate) is_new: bool,
 }
 
 impl PendingSyn {
-    /// When it was sent, if an answer to it says how long the way is.
+    /// When the SYN was sent, if it was sent only once, so that its answer measures the round trip.
     pub(crate) fn sent_once_at(&self) -> Option<Time> {
         (self.copies == 0).then_some(self.sent_at)
     }
@@ -133,7 +133,7 @@ impl ClientHandshake {
         }
     }
 
-    /// Tries another link, or another address of one, at once.
+    /// Adds a candidate and tries it at once.
     pub(crate) fn add(&mut self, now: Time, addresses: Addresses, gated: bool) {
         if self.candidates.iter().any(|c| c.addresses == addresses) {
             return;
@@ -146,7 +146,7 @@ impl ClientHandshake {
         self.candidates.sort_by_key(|c| c.gated);
     }
 
-    /// The link went away; false if no other candidate is left.
+    /// Removes a link that went down. False if no candidate is left.
     pub(crate) fn drop_link(&mut self, link: LinkId) -> bool {
         self.candidates.retain(|c| c.addresses.link != link);
         let newest = self.open.back().map(|o| o.addresses.link);
@@ -165,7 +165,7 @@ impl ClientHandshake {
         self.candidates.iter().map(|c| (c.addresses, c.gated))
     }
 
-    /// An answer may still come to what was claimed.
+    /// Whether a SYN with claims may still be answered.
     pub(crate) fn has_claimed(&self) -> bool {
         self.open.iter().any(|o| o.claimed)
     }
@@ -179,7 +179,7 @@ impl ClientHandshake {
         due.filter(|_| !self.failed).unwrap_or(Time::NEVER)
     }
 
-    /// Sends again at once over `link`: the server asked for something else there.
+    /// Sends again over `link` at once, because the server asked for something else there.
     pub(crate) fn retry_now(&mut self, now: Time, link: LinkId) {
         let on_link = |c: &&mut HandshakeCandidate| c.addresses.link == link;
         if let Some(candidate) = self.candidates.iter_mut().find(on_link) {
@@ -198,7 +198,7 @@ impl ClientHandshake {
         }
     }
 
-    /// Routes for the answer and for what follows it.
+    /// The connection ids that lead to this session while the handshake runs.
     pub(crate) fn routes(&self, generation: u32) -> Vec<CidChange> {
         self.cids
             .iter()

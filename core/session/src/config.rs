@@ -11,26 +11,27 @@ use crate::path_scheduler::PathSchedulerKind;
 
 /// Paths a session may have at once.
 pub const PATHS_MAX: usize = 8;
-/// Path ids issued ahead of use, so that a device can move while it cannot be told new ones.
+/// Path ids issued ahead of use, so that a device that moves needs no new ones first.
 pub const SPARE_PATHS: u32 = 4;
-/// Acknowledgement ranges kept per path.
+/// Ranges of received packets that are kept per path.
 pub const ACK_RANGES_MAX: usize = 64;
-/// Gaps in the bytes received of one flow.
+/// Gaps in the received bytes of one flow that are kept.
 pub const FLOW_GAPS_MAX: usize = 256;
-/// Unreliable datagrams that wait to be sent; the oldest goes first.
+/// Unreliable datagrams that wait to be sent. When there are more, the oldest is dropped.
 pub const DATAGRAMS_MAX: usize = 64;
-/// Events not yet taken by the driver. A session that is not attended stops reading packets.
+/// Events that the driver has not taken yet. A session with that many stops reading packets.
 pub const EVENTS_MAX: usize = 4096;
-/// Bytes a flow of a session takes that was thawed for a handshake nobody confirmed yet: what one
-/// packet may carry by then, and some for the moment after.
+/// Receive buffer of a flow in a tentatively restored session: what one packet may carry, and some room
+/// until the handshake is confirmed.
 pub const THAWED_BUFFER_BYTES: u64 = 16 * 1024;
-/// Answers REFUSED that wait to leave or to be acknowledged. A packet whose claim finds no place is
-/// not acknowledged, so the claim comes again.
+/// REFUSED answers that wait to be sent or acknowledged. A packet whose claim finds no room is not
+/// acknowledged, so that the claim is repeated.
 pub const REFUSALS_MAX: usize = 64;
-/// Ranges of the peer's used flow ids kept for an epoch while the session is awake; the lowest gap
-/// counts as used beyond that. Four times the ids an honest opener may leave unheard at once.
+/// Ranges of the peer's used flow ids that are kept per epoch while the session is awake. Beyond that,
+/// the lowest gap counts as used. Four times the ids that an honest opener may have unacknowledged.
 pub const SEEN_RANGES_AWAKE_MAX: usize = 1024;
-/// Sessions whose early data a server remembers to have heard; of older ones a copy is heard again.
+/// Sessions whose early data a server remembers, to recognize copies. Copies of older ones are accepted
+/// again.
 pub const EARLY_HEARD_MAX: usize = 4096; // a guess: 64 bytes each
 /// Half-open handshakes per client key and instance.
 pub const HALF_OPEN_PER_INSTANCE: usize = 2;
@@ -40,17 +41,17 @@ pub const HALF_OPEN_PER_INSTANCE: usize = 2;
 pub struct EndpointConfig {
     /// AEADs in order of preference.
     pub suites: Vec<CipherSuite>,
-    /// Bytes of a flow that may be on the way or unread. Larger fills longer, faster paths, and
+    /// Bytes of a flow that may be in flight or unread. A larger window fills longer, faster paths, and
     /// costs that much memory per busy flow.
     pub flow_window: u64,
-    /// Bytes of all flows of a session together that may be on the way or unread.
+    /// Bytes of all flows of a session that may be in flight or unread.
     pub session_window: u64,
-    /// Bytes written and not yet acknowledged that a flow holds before writers must wait; as much again
-    /// where they arrived and wait for a lost one before them.
+    /// Bytes written and not acknowledged that a flow holds before writers must wait. Bytes that
+    /// arrived behind a gap may take as much again.
     pub send_buffer: u64,
     /// Flows a peer may have open at once in a session.
     pub flows_max: usize,
-    /// The largest UDP payload to try.
+    /// The largest UDP payload that path MTU discovery tries.
     pub mtu_max: u16,
     /// Congestion control of new paths.
     pub congestion: CongestionKind,
@@ -58,70 +59,72 @@ pub struct EndpointConfig {
     /// grows by queueing, and how far it lets it grow (R-DRWA-1). Lower: shorter queues, and less of
     /// a rate that has just risen is used. None: the peer's congestion control is left alone.
     pub drwa: Option<DrwaLambda>,
-    /// Whether the peer is asked for fewer ACKs as the window grows; else it sends one for every
-    /// second packet, as TCP does. Fewer cost less, and feed the window later.
+    /// Whether the peer is asked for fewer ACKs as the window grows; otherwise it sends one for every
+    /// second packet, as TCP does. Fewer ACKs cost less, and let the window grow later.
     pub thin_acks: bool,
-    /// Where ACKs of half-duplex paths may travel besides ([`crate::Session::set_half_duplex`]).
+    /// Which other paths may carry ACKs of half-duplex paths ([`crate::Session::set_half_duplex`]).
     pub ack_offload: AckOffload,
-    /// How what is sent is spread over several paths.
+    /// How outgoing data is distributed over several paths.
     pub path_scheduler: PathSchedulerKind,
-    /// Whether bytes under way on a slow path are sent again on a faster one that has nothing else to
-    /// send. Costs those bytes twice; without it a slow path's last bytes are waited for.
+    /// Whether data in flight on a slow path is sent again on a faster one that has nothing else to
+    /// send. This costs those bytes twice; without it a transfer waits for the slow path's last bytes.
     pub reinjection: bool,
-    /// Where what was lost at random is fetched, while the path that lost it goes on as fast as before.
-    /// A path that is alone responds to every loss in any case.
+    /// Which paths repair random losses of another one, while that one keeps its window. A path that is
+    /// alone responds to every loss.
     pub mirroring: Mirroring,
-    /// Whether a path that falls silent keeps its window, and a device says so on another one and asks
-    /// it often. Without, it goes on as after persistent congestion.
+    /// Whether a path that falls silent keeps its window, and a device reports the silence on another
+    /// path and probes often. Otherwise the path continues as after persistent congestion.
     pub freezing: bool,
     /// The longest an ACK is held back.
     pub ack_delay_max: Span,
     /// The round trip assumed before the first sample. RFC 9002 says 333 ms; devices hop between
     /// links whose real figure is 15–100 ms, and a handshake lost costs three of these.
     pub rtt_initial: Span,
-    /// How far apart probes of a silent path get at most.
+    /// The longest interval between probes of a silent path.
     pub probe_interval_max: Span,
-    /// Silence on every path after which a server stops sending until the device speaks again.
+    /// How long all paths may be silent before a server stops sending until the device sends again.
     pub silence_max: Span,
-    /// How long flows without a deadline are kept for a device that is away.
+    /// How long flows without a deadline are kept while their device is away.
     pub absence_max: Span,
-    /// How long a server keeps a session asleep whose flows have no deadline: a record costs less
+    /// How long a server keeps a hibernated session whose flows have no deadline: a record costs less
     /// than a session.
     pub hibernated_age_max: Span,
-    /// The longest that keys of one handshake are in use. Shorter: less is lost with a key;
-    /// each handshake costs a round trip and re-sends what is in flight.
+    /// How long the keys of one handshake are in use at most. Shorter: a leaked key exposes less; each
+    /// handshake costs a round trip and repeats what is in flight.
     pub keys_max: Span,
-    /// After how long without a path a device goes on by a handshake that claims its flows: one round
-    /// trip whether the server sleeps by now or not. A public-key handshake for each pause that long.
+    /// How long a device may be without a path before it resumes by a handshake with claims: one round
+    /// trip, whether or not the server hibernated the session. Each such pause costs a public-key
+    /// handshake.
     pub claim_after: Span,
     /// How long a half-open handshake is kept.
     pub half_open_max: Span,
-    /// Handshakes per second above which addresses must be proved first.
+    /// Handshakes per second above which a device must prove its address first.
     pub cookie_above: u32,
-    /// Whether a server hands on flows that a SYN opens before the device has proved that it is
-    /// there: their bytes may be a copy of what was said before (R-EARLY-2).
+    /// Whether a server delivers the data of flows in a SYN before the device has proved that it is
+    /// present: the data may be a replay (R-EARLY-2).
     pub early_data: bool,
-    /// Sessions a server keeps awake at once.
+    /// Awake sessions that a server keeps at once.
     pub sessions_max: usize,
-    /// Sessions a server keeps as records at once.
+    /// Hibernated sessions that a server keeps at once.
     pub hibernated_max: usize,
-    /// Sessions of one client key, awake, asleep and half open: its instances.
+    /// Sessions (instances) of one client key: awake, hibernated and half open.
     pub sessions_per_key_max: usize,
-    /// Flows of one client key in all its sessions, those asleep included.
+    /// Flows of one client key in all its sessions, hibernated ones included.
     pub flows_per_key_max: usize,
-    /// The furthest deadline a server takes from a device; a later one is cut to it, and told.
+    /// The latest deadline that a server accepts from a device. A later one is cut to it, and the
+    /// device is informed.
     pub deadline_max: Span,
-    /// Packets that may fail to open under the keys of one handshake, if less than the suite's own
-    /// limit ([`CipherSuite::integrity_limit`]). Only tests have a reason to lower it.
+    /// Packets that may fail to open under the keys of one handshake, if that is less than the suite's
+    /// own limit ([`CipherSuite::integrity_limit`]). Only tests have a reason to lower it.
     pub failed_openings_max: u64,
-    /// How long a device lets a path rest that must stay reachable (`FlowOptions::reachable`). Just
-    /// below what careless NATs forget UDP after; shorter costs battery.
+    /// How long a device leaves a path idle that must stay reachable (`FlowOptions::reachable`). Just
+    /// below the time after which many NATs forget UDP bindings; shorter costs battery.
     pub keepalive: Span,
     /// [`EndpointConfig::silence_max`] for a device that promised to stay reachable: a few
     /// keepalives.
     pub silence_reachable_max: Span,
-    /// How long a closed session that found no path waits to tell its peer, if no deadline of its
-    /// flows was later.
+    /// How long a closed session without a path is kept to inform its peer, if no deadline of its flows
+    /// was later.
     pub closing_max: Span,
 }
 

@@ -60,7 +60,7 @@ impl Session {
         });
     }
 
-    /// The path in `slot` as one that takes datagrams, if some wait that would leave by it.
+    /// Returns `slot` if datagrams wait that may leave on this path.
     pub(crate) fn datagram_path(&self, now: Time, slot: usize) -> Option<DatagramPath> {
         let path = self.paths.nth(slot);
         if self.datagrams.is_empty() || !path.takes_payload() || path.gated {
@@ -79,7 +79,7 @@ impl Session {
         self.datagrams.has_for(&taker).then_some(taker)
     }
 
-    /// R-COPY-2: a datagram came, perhaps again.
+    /// R-COPY-2: takes in a datagram, which may be a copy of an earlier one.
     pub(crate) fn on_datagram(&mut self, context: u64, bytes: &[u8]) {
         self.datagrams.stats_mut().bytes_in += bytes.len() as u64;
         match self.datagrams.take(context) {
@@ -92,8 +92,8 @@ impl Session {
         }
     }
 
-    /// The largest datagram that every path which may carry one now can carry; where no path may,
-    /// the largest that any path will.
+    /// The size of the largest datagram that fits on every path that may carry one now; without such a
+    /// path, the largest that any path carries.
     pub fn datagram_max(&self) -> usize {
         let now = self
             .paths
@@ -104,7 +104,7 @@ impl Session {
         now.unwrap_or(ROOM_SURE) - HEAD_MAX
     }
 
-    /// What became of the datagrams so far.
+    /// Counts of datagrams that were sent, displaced or expired.
     pub fn datagram_stats(&self) -> DatagramStats {
         self.datagrams.stats()
     }

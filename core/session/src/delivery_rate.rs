@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 
 use d2tp_time::{Span, Time};
 
-/// What was known when a packet left.
+/// The path's delivery state when a packet was sent.
 #[derive(Clone, Copy, Debug)]
 struct DeliverySnapshot {
     delivered: u64,
@@ -27,33 +27,33 @@ struct DeliverySnapshot {
 /// A packet that was acknowledged or lost, as its controller sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PacketFate {
-    /// Its size.
+    /// Size of the packet.
     pub(crate) bytes: u64,
-    /// Bytes in flight once it had left, itself included.
+    /// Bytes in flight after the packet was sent, the packet included.
     pub(crate) in_flight: u64,
-    /// Bytes lost since it left, itself included if it is lost.
+    /// Bytes lost since the packet was sent, the packet included if it was lost.
     pub(crate) lost: u64,
-    /// The sender had nothing more to send then.
+    /// Whether the sender had nothing more to send when the packet left.
     pub(crate) app_limited: bool,
 }
 
-/// What an ACK tells of the path's rate.
+/// A delivery rate sample, taken from an ACK.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RateSample {
-    /// Bytes per second; none if too little time passed to say.
+    /// The rate in bytes per second; none if the interval was too short.
     pub(crate) rate: Option<u64>,
-    /// Bytes delivered since the packet left that this sample is about.
+    /// Bytes delivered since the sampled packet was sent.
     pub(crate) delivered: u64,
-    /// Bytes the path had delivered when that packet left, and has now.
+    /// Bytes the path had delivered when the sampled packet was sent, and has delivered now.
     pub(crate) prior_delivered: u64,
     pub(crate) delivered_total: u64,
-    /// What became of the packet that the sample was taken from.
+    /// The packet that the sample was taken from.
     pub(crate) packet: PacketFate,
-    /// Bytes lost since the last ACK.
+    /// Bytes lost since the previous ACK.
     pub(crate) newly_lost: u64,
 }
 
-/// The packet of this ACK that left last.
+/// The packet, among those of an ACK, that was sent last.
 #[derive(Clone, Copy, Debug)]
 struct NewestAcked {
     snapshot: DeliverySnapshot,
@@ -69,8 +69,9 @@ pub(crate) struct DeliveryRateEstimator {
     delivered_at: Time,
     first_sent_at: Time,
     lost: u64,
-    lost_told: u64,
-    /// Until this much is delivered, samples show what the sender had, not what the path can.
+    lost_reported: u64,
+    /// The number of delivered bytes up to which samples are limited by the application, not by the
+    /// path.
     app_limited_until: u64,
     newest: Option<NewestAcked>,
 }
@@ -83,13 +84,13 @@ impl DeliveryRateEstimator {
             delivered_at: Time::ZERO,
             first_sent_at: Time::ZERO,
             lost: 0,
-            lost_told: 0,
+            lost_reported: 0,
             app_limited_until: 0,
             newest: None,
         }
     }
 
-    /// A packet leaves; `in_flight` counts it.
+    /// Records that a packet is sent; `in_flight` includes it.
     pub(crate) fn on_sent(&mut self, now: Time, bytes: u64, in_flight: u64) {
         if in_flight <= bytes {
             self.first_sent_at = now;
@@ -105,7 +106,7 @@ impl DeliveryRateEstimator {
         });
     }
 
-    /// A number is left out.
+    /// Records that a packet number is skipped.
     pub(crate) fn on_skipped(&mut self) {
         self.snapshots.push_back(DeliverySnapshot {
             delivered: self.delivered,
@@ -117,17 +118,17 @@ impl DeliveryRateEstimator {
         });
     }
 
-    /// The oldest packet's note is dropped.
+    /// Drops the snapshot of the oldest packet.
     pub(crate) fn on_forgotten(&mut self) {
         self.snapshots.pop_front();
     }
 
-    /// There was nothing more to send, with `in_flight` on the way.
+    /// Records that the application had nothing more to send, with `in_flight` bytes unacknowledged.
     pub(crate) fn on_nothing_to_send(&mut self, in_flight: u64) {
         self.app_limited_until = (self.delivered + in_flight).max(1);
     }
 
-    /// The packet at `index` of the notes arrived.
+    /// Records that the packet with this index arrived.
     pub(crate) fn on_arrived(&mut self, now: Time, index: usize, sent_at: Time, bytes: u64) {
         self.delivered += bytes;
         self.delivered_at = now;
@@ -143,7 +144,7 @@ impl DeliveryRateEstimator {
         }
     }
 
-    /// The packet at `index` of the notes counts as lost.
+    /// Records that the packet with this index counts as lost.
     pub(crate) fn on_lost(&mut self, index: usize, bytes: u64) -> PacketFate {
         self.lost += bytes;
         self.fate(self.snapshots[index], bytes)
@@ -175,8 +176,8 @@ impl DeliveryRateEstimator {
             let rate = u128::from(delivered) * 1_000_000_000 / u128::from(interval.as_nanos());
             u64::try_from(rate).unwrap_or(u64::MAX)
         });
-        let newly_lost = self.lost - self.lost_told;
-        self.lost_told = self.lost;
+        let newly_lost = self.lost - self.lost_reported;
+        self.lost_reported = self.lost;
         Some(RateSample {
             rate,
             delivered,

@@ -39,32 +39,33 @@ use std::str::FromStr;
 
 use d2tp_time::{Span, Time};
 
-/// Round trips below this count as this much: three times as long a queue bothers nobody, and
-/// timers and batches of the ends alone make as much. // a guess
+/// The smallest value that RTTmin counts as: a queue three times as long bothers nobody, and timers and
+/// batches of the hosts alone cause that much delay. // a guess
 const RTT_MIN_FLOOR: Span = Span::from_millis(10);
-/// RTTmin is looked for when no sample came near it for so long. // as BBR's, draft-ietf-ccwg-bbr §5.3.4
+/// How long RTTmin is trusted without a sample near it. // as BBR's, draft-ietf-ccwg-bbr §5.3.4
 const SEEN_WITHIN: Span = Span::from_secs(10);
-/// The minimum round trip is trusted for so many round trips, however long they are, if that is
-/// longer than the shortest time: looking costs up to three of them, at three quarters of the rate.
+/// How long RTTmin is trusted in round trips, if that is longer than [`SEEN_WITHIN`]: a search for it
+/// takes up to three of them, at three quarters of the rate.
 const SEEN_WITHIN_RTTS: u64 = 40; // a guess: one or two in a hundred at worst
-/// Sooner, when it was found to be much less than it had been taken for. // a guess
+/// The time until the next search for RTTmin, after a search found much less than was assumed. // a
+/// guess
 const LOOK_AGAIN: Span = Span::from_secs(1);
-/// The minimum round trip is forgotten after so many times as long, drained for in vain: the route
-/// is another one.
+/// How many times that long RTTmin may remain without a sample near it, despite searches, before it is
+/// dropped: the route has changed.
 const LOOKS_IN_VAIN: u64 = 6;
-/// How long a queue of others is left alone, and how long when that is so again and again: doubled
-/// each time. // a guess: a web page's worth of competition, a song's
+/// How long a queue that others cause is left alone: the first time, and at most when it is doubled at
+/// each repetition. // a guess: a web page's worth of competition, a song's
 const YIELD_FOR: Span = Span::from_secs(10);
 const YIELD_FOR_MAX: Span = Span::from_secs(160);
-/// Rounds at half as much again as aimed for before the queue may be others': a rate that fell shows
-/// so in one or two.
+/// Rounds at one and a half times the target before the queue may be caused by others: the effect of a
+/// lower rate shows in one or two.
 const OVER_ROUNDS: u32 = 4;
-/// Rounds near RTTmin until the limit is lifted.
+/// Rounds near RTTmin after which the limit is lifted.
 const CALM_ROUNDS: u32 = 4;
-/// Round trips a drain may take, as long as they were before: one until what is in the queue is gone,
-/// half of one until that shows, the rest to spare.
+/// Round trips that draining the queue may take, in terms of those before: one until the queue is
+/// empty, half of one until that is measured, the rest as a margin.
 const DRAIN_RTTS: u64 = 3;
-/// A round in which no more arrived than a sender may send unasked (RFC 9002 §7.2) says nothing.
+/// A round in which fewer bytes than an initial window (RFC 9002 §7.2) arrived is ignored.
 const ROUND_BYTES_MIN: u64 = 12_000;
 
 /// How many times RTTmin the round trip may grow: λ, in hundredths.
@@ -72,9 +73,9 @@ const ROUND_BYTES_MIN: u64 = 12_000;
 pub struct DrwaLambda(u64);
 
 impl DrwaLambda {
-    /// At least this, or the pipe would run empty between two rounds. // a guess
+    /// The smallest λ: below this the path would run empty between two rounds. // a guess
     pub const MIN: DrwaLambda = DrwaLambda(125);
-    /// Beyond this it limits nothing worth limiting. // a guess
+    /// The largest λ: beyond this the limit has no effect. // a guess
     pub const MAX: DrwaLambda = DrwaLambda(10_000);
 
     fn of(self, n: u64) -> u64 {
@@ -122,15 +123,15 @@ enum DrwaState {
         calm: u32,
     },
     Draining {
-        /// What one round trip without a queue carries.
+        /// Bytes that one round trip carries without a queue.
         full: u64,
         until: Time,
-        /// There was no limit before.
+        /// Whether there was no limit before.
         open: bool,
-        /// RTTmin as it was, and the shortest seen since.
+        /// RTTmin before the search, and the shortest sample since it began.
         min: Span,
         best: Span,
-        /// The round trip did not give way to the limit before.
+        /// Whether the round trip did not react to the limit before.
         doubted: bool,
     },
     Yielding {
@@ -161,26 +162,26 @@ pub struct Drwa {
     lambda: DrwaLambda,
     floor: u64,
     state: DrwaState,
-    /// When the round under way began, what arrived in it, and its samples: their sum and number.
+    /// When the current round began, bytes received in it, and the sum and number of its samples.
     round_at: Option<Time>,
     bytes: u64,
     samples: (Span, u64),
-    /// What is in flight, averaged.
+    /// Bytes in flight, averaged.
     window: u64,
     min: Span,
-    /// When a sample was last near it, and the smallest since then.
+    /// When a sample was last near RTTmin, and the smallest sample since then.
     min_near_at: Time,
     min_since: Span,
-    /// When it was last looked for, by us or somebody else in the queue.
+    /// When RTTmin was last searched for, by this receiver or another one in the same queue.
     looked_at: Time,
-    /// How long the next queue of others is left alone.
+    /// How long the next queue that others cause is left alone.
     yield_for: Span,
     limit: Option<u64>,
 }
 
 impl Drwa {
-    /// The control of a path of which nothing is known. No limit is below `floor` bytes: a sender
-    /// must be able to notice its losses.
+    /// The control of a new path. No limit is below `floor` bytes: a sender must be able to detect
+    /// losses.
     pub fn new(lambda: DrwaLambda, floor: u64) -> Self {
         Drwa {
             lambda,
@@ -199,27 +200,27 @@ impl Drwa {
         }
     }
 
-    /// The path leads elsewhere now.
+    /// Forgets all measurements, because the path leads elsewhere now.
     pub fn reset(&mut self) {
         *self = Drwa::new(self.lambda, self.floor);
     }
 
-    /// The most bytes that may be in flight; none: as many as the sender sees fit.
+    /// The most bytes that the sender may have in flight; none: no limit.
     pub fn limit(&self) -> Option<u64> {
         self.limit
     }
 
-    /// The smallest round trip believed in, if any was measured.
+    /// The current estimate of RTTmin, if there is one.
     pub fn rtt_min(&self) -> Option<Span> {
         (self.min != NEVER_MEASURED).then_some(self.min)
     }
 
-    /// Whether so much has arrived since the last sample that another one is worth a packet.
+    /// Whether enough has arrived since the last sample to spend a packet on another one.
     pub fn wants_sample(&self) -> bool {
         self.bytes >= self.round_bytes_min()
     }
 
-    /// Who is held sends little, and is to be measured all the same.
+    /// The bytes that make a round count. A sender under a limit sends few, and must be measured too.
     fn round_bytes_min(&self) -> u64 {
         match self.state {
             DrwaState::Open => ROUND_BYTES_MIN,
@@ -227,12 +228,12 @@ impl Drwa {
         }
     }
 
-    /// Bytes arrived, in the measure in which the sender counts what is in flight.
+    /// Records received bytes, in the unit in which the sender counts bytes in flight.
     pub fn on_bytes(&mut self, bytes: u64) {
         self.bytes += bytes;
     }
 
-    /// Somebody on the same link knows of a shorter round trip.
+    /// Takes in a shorter minimum round trip that another path over the same link measured.
     pub fn on_rtt_min(&mut self, now: Time, rtt: Span) {
         if rtt < self.min {
             if near(rtt) < self.min {
@@ -245,7 +246,7 @@ impl Drwa {
         }
     }
 
-    /// A sample of the round trip, what the peer held back taken off.
+    /// Takes in a round trip sample, with the peer's ACK delay subtracted.
     pub fn on_rtt(&mut self, now: Time, rtt: Span) {
         let rtt = rtt.max(Span::from_nanos(1));
         self.on_rtt_min(now, rtt);
@@ -282,7 +283,7 @@ impl Drwa {
         self.samples = (Span::ZERO, 0);
     }
 
-    /// A round ended: its mean round trip, and what arrived in one of these.
+    /// Handles the end of a round: its mean round trip, and the bytes received in it.
     fn on_round(&mut self, now: Time, rtt: Span, received: u64) {
         self.window = match self.window {
             0 => received,
@@ -321,7 +322,7 @@ impl Drwa {
         };
     }
 
-    /// A round in which the limit held.
+    /// Handles a round in which the limit was in force.
     fn hold(&mut self, now: Time, rtt: Span, (over, calm): (u32, u32)) {
         let counted = |counts: bool, rounds: u32| if counts { rounds + 1 } else { 0 };
         let over = counted(rtt > self.aim().scaled(3, 2), over);
@@ -337,7 +338,7 @@ impl Drwa {
         }
     }
 
-    /// Whether RTTmin is to be looked for; and if so, whether because the queue may be others'.
+    /// Whether RTTmin should be searched for; if so, whether because others may cause the queue.
     fn is_doubtful(&self, now: Time) -> Option<bool> {
         let over = matches!(self.state, DrwaState::Holding { over, .. } if over >= OVER_ROUNDS);
         let unseen = now.since(self.min_near_at.max(self.looked_at)) > self.seen_within();
@@ -390,22 +391,22 @@ impl Drwa {
         }
     }
 
-    /// For how long RTTmin may go unseen.
+    /// How long RTTmin may remain without a sample near it.
     fn seen_within(&self) -> Span {
         SEEN_WITHIN.max(self.aim().times(SEEN_WITHIN_RTTS))
     }
 
-    /// RTTmin as it is reckoned with.
+    /// RTTmin as used in calculations.
     fn base(&self) -> Span {
         self.min.max(RTT_MIN_FLOOR)
     }
 
-    /// What the round trip may come to.
+    /// The target round trip.
     fn aim(&self) -> Span {
         Span::from_nanos(self.lambda.of(self.base().as_nanos()))
     }
 
-    /// From where on a path counts as bloated: half way there.
+    /// The round trip from which a path counts as bloated: half way to the target.
     fn engage_at(&self) -> Span {
         (self.base() + self.aim()).divided(2)
     }
@@ -413,7 +414,7 @@ impl Drwa {
 
 const NEVER_MEASURED: Span = Span::from_nanos(u64::MAX);
 
-/// What counts as having seen RTTmin again.
+/// The largest round trip that counts as near RTTmin.
 fn near(min: Span) -> Span {
     min.max(RTT_MIN_FLOOR).scaled(9, 8)
 }
@@ -654,12 +655,12 @@ mod tests {
     }
 
     /// The second flow comes when the first has its queue of two bandwidth-delay products.
-    fn joined_late(told: bool) -> Bottleneck {
+    fn joined_late(known_minimum: bool) -> Bottleneck {
         let mut second = flow(300_000, true);
         second.begins = Time::ZERO + Span::from_secs(8);
         let mut path = Bottleneck::of(vec![flow(600_000, true), second]);
         path.run_for(Span::from_secs(8));
-        if told {
+        if known_minimum {
             let (now, min) = (path.now, path.rtt_min(0));
             let second = path.flows[1].drwa.as_mut().unwrap();
             second.on_rtt_min(now, min);

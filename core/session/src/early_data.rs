@@ -22,14 +22,14 @@ use crate::flow::SessionFlow;
 use crate::session::{Session, SessionCredit};
 use crate::syn::EARLY_DATA_BYTES_MAX;
 
-/// An OPEN at its longest.
+/// Bytes of the longest OPEN frame.
 const OPEN_BYTES_MAX: usize = 1 + 8 + 1 + 1 + 8 + 8;
 /// A piece of data smaller than this is not worth its header.
 const DATA_MIN: usize = 16;
 
 impl Session {
-    /// R-EARLY-1: the opening and first bytes of flows that may be heard twice, for a SYN. Nothing
-    /// counts as sent by that.
+    /// R-EARLY-1: OPEN frames and first bytes, for a SYN, of flows that allow replays. The bytes do not
+    /// count as sent.
     pub(crate) fn early_data(&mut self, now: Time) -> Vec<u8> {
         let early = |f: &SessionFlow| {
             f.options.early && !f.announced && !f.restored && f.send.reset.is_none()
@@ -65,7 +65,7 @@ impl Session {
         buf
     }
 
-    /// A server's session that lives by early data alone: what it may be sent, and may send.
+    /// Sets up a server's session for early data: the credit in both directions.
     pub(crate) fn begin_unconfirmed(&mut self, session_credit: u64, flow_credit: u64) {
         self.credit = SessionCredit {
             peer_max: session_credit,
@@ -75,7 +75,7 @@ impl Session {
         self.initial_flow_credit = flow_credit;
     }
 
-    /// R-EARLY-2: takes in what a SYN holds; the flows that it opened or added to.
+    /// R-EARLY-2: takes in the early data of a SYN. Returns the flows that it opened or extended.
     pub(crate) fn take_early_data(
         &mut self,
         now: Time,
@@ -116,13 +116,12 @@ impl Session {
         Ok(flows)
     }
 
-    /// Whether the peer has yet to prove that it is there now: what its flows say may be a copy of
-    /// what was said before.
+    /// Whether the peer has not proved yet that it is present: its data may be a replay.
     pub fn is_unconfirmed(&self) -> bool {
         self.is_tentative() && !self.known_to_peer
     }
 
-    /// Nobody confirmed the handshake its early data came with.
+    /// Ends a session whose handshake was not confirmed.
     pub(crate) fn end_unconfirmed(&mut self) {
         self.end(SessionEnd::Unconfirmed);
     }

@@ -30,16 +30,16 @@ use crate::recovery::Recovery;
 use crate::sent_packet::{SentData, SentFrame, SentPacket};
 use crate::session::Session;
 
-/// RESUMED and FLOW_CREDIT of one flow.
+/// Bytes of a RESUMED and a FLOW_CREDIT frame of one flow.
 const ANSWER_BYTES_MAX: usize = 2 * (1 + 8 + 8);
 /// A piece of data smaller than this is not worth its header.
 const DATA_MIN: usize = 32;
 
-/// How far one claim was served.
+/// How far a claimed flow was served before the handshake was confirmed.
 #[derive(Debug)]
 struct ServedClaim {
     claim: FlowClaim,
-    /// No claim: the SYN opened it.
+    /// Whether the SYN opened the flow, so that there is no claim.
     opened: bool,
     answered: bool,
     /// Offset of the next byte.
@@ -54,16 +54,16 @@ pub(crate) struct EarlyPackets {
     cid: Cid,
     served: Vec<ServedClaim>,
     pieces: Vec<SentData>,
-    /// Bytes that may still go to an address that is not proved (R-PATH-2).
+    /// Bytes that may still be sent to an address that is not validated (R-PATH-2).
     room: u64,
     session_credit: u64,
     pub(crate) recovery: Recovery,
-    /// Whether the session is in the endpoint's queue.
+    /// Whether the handshake is in the endpoint's transmit queue.
     pub(crate) queued: bool,
 }
 
 impl EarlyPackets {
-    /// `room`: bytes of the SYN less those of its answer.
+    /// Creates the state; `room` is the SYN's size less that of its answer.
     pub(crate) fn new(
         session: SessionId,
         cid: Cid,
@@ -101,18 +101,18 @@ impl EarlyPackets {
         self.served.iter().filter(|s| !s.opened).map(|s| s.claim)
     }
 
-    /// Whether any packet left: its number is used up, whatever becomes of it (R-SEAL-2).
+    /// Whether any packet was sent: its number counts as used even if the handshake fails (R-SEAL-2).
     pub(crate) fn has_sent(&self) -> bool {
         self.recovery.next_number() > 0
     }
 
-    /// Another handshake was confirmed: nobody waits for this one any more.
+    /// Stops sending, because another handshake of the device was confirmed.
     pub(crate) fn stop_sending(&mut self) {
         self.room = 0;
     }
 
-    /// R-RESUME-7: writes and seals the next packet; its length, or zero if there is nothing to
-    /// say or no room to say it in.
+    /// R-RESUME-7: writes and seals the next packet. Returns its length, or zero if there is nothing to
+    /// send or no room.
     pub(crate) fn write(
         &mut self,
         now: Time,
@@ -234,8 +234,8 @@ impl EarlyPackets {
 }
 
 impl Session {
-    /// The device confirmed the handshake: what it claimed in its SYN is claimed, and what was
-    /// said before counts as sent.
+    /// Applies a confirmed handshake: flows that its SYN claimed are claimed, and early packets count
+    /// as sent.
     pub(crate) fn adopt_early(&mut self, early: EarlyPackets) {
         if early.has_sent()
             && let Some(path) = self.paths.get_mut(PathId(0))

@@ -32,14 +32,15 @@ use crate::session_state::{CidChange, Role, SessionState};
 use crate::trace::{SessionTrace, TRACE_RECORDS_MAX, TraceLevel, TraceRecord};
 use crate::transmit::Transmit;
 
-/// Stateless answers that wait to leave; more are dropped, their senders try again.
+/// Stateless answers that wait to be sent. Further ones are dropped, and their senders try again.
 const ANSWERS_MAX: usize = 256;
 /// "Unknown session" answers per second.
 const UNKNOWN_PER_SECOND: u32 = 200;
-/// Sessions in line so few that each has its turn at once: at 1,000 Mb/s and 64 kB each it takes 30 ms.
+/// The length up to which the transmit queue serves every session at once: at 1,000 Mb/s and 64 kB each
+/// it takes 30 ms.
 const LINE_SHORT: usize = 64; // a guess
 
-/// A session of an endpoint. Never refers to another one, even after the first is gone.
+/// The id of a session of an endpoint. An id is never used again for another session.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct SessionId {
     index: u32,
@@ -57,18 +58,18 @@ pub enum HibernateError {
     /// There is no such session (any more).
     #[error(transparent)]
     Unknown(#[from] UnknownSession),
-    /// The flow holds bytes that nobody could give again (R-SUSPEND-4).
+    /// The flow holds bytes that cannot be read again from their source (R-SUSPEND-4).
     #[error("flow {0:?} holds bytes that only this process has: read or flush it first")]
     FlowNotReplayable(FlowId),
-    /// Nobody confirmed the handshake its early data came with.
+    /// The handshake that the session's early data came with is not confirmed.
     #[error("the device has not confirmed its handshake yet")]
     Unconfirmed,
 }
 
-/// Who may open sessions.
+/// Which hosts may open sessions.
 #[derive(Clone, Debug, Default)]
 pub enum Admission {
-    /// Nobody: this host only calls others.
+    /// No host: this endpoint only opens sessions itself.
     #[default]
     Nobody,
     /// Any host may connect.
@@ -90,7 +91,7 @@ impl Admission {
 /// A datagram as the driver received it. It is opened in place.
 #[derive(Debug)]
 pub struct IncomingDatagram<'a> {
-    /// Where it came in and from.
+    /// The link and the addresses that the datagram came over.
     pub addresses: Addresses,
     /// The bytes of the UDP datagram.
     pub bytes: &'a mut [u8],
@@ -109,7 +110,7 @@ enum CidRoute {
     },
 }
 
-/// Connection ids are random and ours: eight of their bytes are hash enough.
+/// A hasher for connection ids: they are random and ours, so eight of their bytes suffice.
 #[derive(Default)]
 struct CidHasher(u64);
 impl Hasher for CidHasher {
@@ -132,9 +133,9 @@ struct SessionSlot {
     serial: u32,
     timer: Time,
     ready: bool,
-    /// In line with an ACK that is due.
+    /// Whether the session is in the queue of due ACKs.
     in_ack_due_queue: bool,
-    /// Flows booked for its client key.
+    /// Flows that are charged to the session's client key.
     flows: usize,
 }
 
@@ -151,30 +152,30 @@ pub struct Endpoint {
     sessions: Slab<SessionSlot>,
     next_serial: u32,
     routes: HashMap<Cid, CidRoute, BuildHasherDefault<CidHasher>>,
-    /// A server's sessions by who they are with.
+    /// A server's sessions by client key and instance.
     by_key: BTreeMap<InstanceKey, SessionId>,
     hibernated: HibernatedSessions,
-    /// There are more than those: whoever comes and is not known is sought first.
+    /// Whether the owner has more records: sessions of unknown devices are looked up there first.
     records_elsewhere: bool,
     pending_lookups: LookupQueue,
-    /// Sessions awake only for a handshake that is not confirmed; their records stand.
+    /// Sessions that were restored for a handshake that is not confirmed. Their records remain.
     tentative: BTreeSet<SessionId>,
-    /// Flows, awake and asleep, of each client key that has a session awake (R-QUOTA-2).
+    /// Flows, awake and hibernated, of each client key with an awake session (R-QUOTA-2).
     flows_by_key: BTreeMap<PublicKey, usize>,
     half_open: HalfOpenTable,
-    /// Half-open handshakes that may have something to say.
+    /// Half-open handshakes that may have packets to send.
     early: VecDeque<usize>,
-    /// Who said something in a SYN before (R-EARLY-2).
-    early_heard: RecentMap<InstanceKey, ()>,
+    /// Sessions whose early data was accepted (R-EARLY-2).
+    early_seen: RecentMap<InstanceKey, ()>,
     timers: BTreeSet<(Time, SessionId)>,
     ready: VecDeque<SessionId>,
-    /// Sessions whose ACKs are due, of a long transmit queue: they cannot wait for the rest of it.
+    /// Sessions with a due ACK in a long transmit queue: ACKs cannot wait for the rest of it.
     ack_due_queue: VecDeque<SessionId>,
     answers: VecDeque<(Addresses, Vec<u8>)>,
     events: VecDeque<(SessionId, SessionEvent)>,
     syn_window: (Time, u32),
     unknown_window: (Time, u32),
-    /// The session whose changes are not booked yet.
+    /// The session whose changes are not registered yet.
     touched: Option<SessionId>,
     trace_level: Option<TraceLevel>,
     traces: VecDeque<(SessionId, Time, TraceRecord)>,
@@ -215,7 +216,7 @@ impl Endpoint {
             flows_by_key: BTreeMap::new(),
             half_open: HalfOpenTable::new(),
             early: VecDeque::new(),
-            early_heard: RecentMap::new(EARLY_HEARD_MAX),
+            early_seen: RecentMap::new(EARLY_HEARD_MAX),
             timers: BTreeSet::new(),
             ready: VecDeque::new(),
             ack_due_queue: VecDeque::new(),
@@ -233,16 +234,16 @@ impl Endpoint {
     pub fn public_key(&self) -> PublicKey {
         self.local.public()
     }
-    /// Changes who may come in; sessions that exist stand.
+    /// Changes which hosts may connect. Existing sessions remain.
     pub fn set_admission(&mut self, admission: Admission) {
         self.admission = admission;
     }
-    /// What tickets are made of: to survive restarts where sessions do. Without it they follow from
-    /// the tokens' seed.
+    /// Sets the key material of tickets, which must survive restarts if sessions do. Without it, it is
+    /// derived from the seed of the tokens.
     pub fn set_ticket_seed(&mut self, seed: [u8; 32]) {
         self.ticket_issuer = TicketIssuer::new(seed);
     }
-    /// Sessions awake, asleep, and half open.
+    /// The numbers of awake, hibernated and half-open sessions.
     pub fn counts(&self) -> (usize, usize, usize) {
         (
             self.sessions.len(),
@@ -289,7 +290,7 @@ impl Endpoint {
         self.with(id, |s| s.set_path_limit(link, bytes))
     }
 
-    /// Sessions of a client: awake, asleep, and about to be.
+    /// The number of a client's sessions: awake, hibernated and half open.
     fn instances_of(&self, peer: PublicKey) -> usize {
         let new = self.half_open.sessions_of(peer);
         let new = new.filter(|k| !self.by_key.contains_key(k) && !self.hibernated.contains(k));
@@ -344,7 +345,7 @@ impl Endpoint {
             .filter(|s| s.serial == id.serial)
     }
 
-    /// Looks at a session.
+    /// A session, for reading.
     pub fn session(&self, id: SessionId) -> Option<&Session> {
         self.sessions
             .get(id.index as usize)
@@ -352,7 +353,7 @@ impl Endpoint {
             .map(|s| &s.session)
     }
 
-    /// Does something with a session; afterwards it is asked what it wants to send.
+    /// Calls `f` with a session. Afterwards the session is asked for packets to send.
     ///
     /// # Errors
     /// There is no such session.
@@ -367,7 +368,7 @@ impl Endpoint {
         Ok(r)
     }
 
-    /// Books what a session changed: its ids, its timer, its events, its place in line.
+    /// Registers a session's changes: its ids, its timer, its events and its place in the queue.
     fn book_changes(&mut self, id: SessionId) {
         let Some(slot) = self.sessions.get_mut(id.index as usize) else {
             return;
@@ -453,8 +454,8 @@ impl Endpoint {
         for issued in slot.session.issued.values() {
             self.routes.remove(&issued.cid);
         }
-        if let Some(knock) = &slot.session.handshake {
-            for cid in &knock.cids {
+        if let Some(handshake) = &slot.session.handshake {
+            for cid in &handshake.cids {
                 self.routes.remove(cid);
             }
         }
@@ -469,7 +470,7 @@ impl Endpoint {
         }
     }
 
-    /// A session of a client is awake, or about to be.
+    /// Registers a client's session that is awake, or will be.
     fn enlist(&mut self, key: InstanceKey, id: SessionId) {
         let Endpoint {
             flows_by_key,
@@ -510,8 +511,8 @@ impl Endpoint {
         Some((id, event))
     }
 
-    /// Has sessions tell everything they do, or no longer. They are told apart by their ids; take
-    /// what they tell with [`Endpoint::poll_trace`].
+    /// Starts or stops tracing of all sessions. Records carry the session's id; take them with
+    /// [`Endpoint::poll_trace`].
     pub fn set_trace(&mut self, now: Time, level: Option<TraceLevel>) {
         self.trace_level = level;
         for (_, slot) in &mut self.sessions {
@@ -519,26 +520,26 @@ impl Endpoint {
         }
     }
 
-    /// The next thing a session told, and when it happened.
+    /// The next trace record, with its session and time.
     pub fn poll_trace(&mut self) -> Option<(SessionId, Time, TraceRecord)> {
         self.traces.pop_front()
     }
 
-    /// Whether [`Endpoint::poll_event`] has something.
+    /// Whether [`Endpoint::poll_event`] has an event.
     pub fn has_events(&self) -> bool {
         !self.events.is_empty()
     }
 
     // ---- datagrams in ----
 
-    /// Takes in one datagram.
+    /// Handles one received datagram.
     pub fn handle_datagram(&mut self, now: Time, incoming: IncomingDatagram<'_>) {
         let stride = incoming.bytes.len().max(1);
         self.handle_datagrams(now, incoming, stride);
     }
 
-    /// Takes in datagrams of one sender that lie back to back, `stride` bytes each (the last may
-    /// be shorter). Sessions are asked what they want to send once, at the end.
+    /// Handles datagrams of one sender that lie back to back, `stride` bytes each (the last may be
+    /// shorter). Sessions are asked for packets to send once, at the end.
     pub fn handle_datagrams(&mut self, now: Time, incoming: IncomingDatagram<'_>, stride: usize) {
         let IncomingDatagram { addresses, bytes } = incoming;
         for datagram in bytes.chunks_mut(stride.max(1)) {
@@ -549,7 +550,7 @@ impl Endpoint {
         }
     }
 
-    /// Books a session's changes later, but before any other session's.
+    /// Defers registering a session's changes until another session is handled.
     fn touch(&mut self, id: SessionId) {
         if let Some(before) = self.touched.replace(id)
             && before != id
@@ -596,7 +597,8 @@ impl Endpoint {
         }
     }
 
-    /// UNKNOWN names the id it was sent to, which is the peer's, not one of ours: find the path.
+    /// Handles an UNKNOWN that names the peer's connection id, to which it was sent, and not one of
+    /// ours: finds the path.
     fn on_stray_unknown(&mut self, now: Time, kind: PacketKind, cid: Cid, bytes: &[u8]) {
         // A host with servers' sessions only knows all of them by key: nothing to look for, so a
         // flood of strays costs nothing (R-UNKNOWN-3).
@@ -648,7 +650,7 @@ impl Endpoint {
         }
     }
 
-    /// R-UNKNOWN-2: smaller than what asked for it, and not too often.
+    /// R-UNKNOWN-2: answers an unknown connection id with a packet that is smaller, at a limited rate.
     fn answer_unknown(&mut self, now: Time, from: Addresses, cid: Cid, trigger: usize) {
         const ANSWER: usize = 1 + CID_BYTES + 16;
         if matches!(self.admission, Admission::Nobody) || trigger <= ANSWER {
@@ -676,7 +678,7 @@ impl Endpoint {
 
     // ---- datagrams out, time ----
 
-    /// Fills `buf` with the next batch of any session. `None`: nothing to send now.
+    /// Writes the next batch of any session into `buf`; `None` if there is nothing to send now.
     pub fn poll_transmit(&mut self, now: Time, buf: &mut [u8]) -> Option<Transmit> {
         if let Some((to, bytes)) = self.answers.pop_front() {
             buf[..bytes.len()].copy_from_slice(&bytes);
@@ -718,7 +720,7 @@ impl Endpoint {
         None
     }
 
-    /// What half-open handshakes have to say.
+    /// Writes the next packet of a half-open handshake.
     fn poll_early(&mut self, now: Time, buf: &mut [u8]) -> Option<Transmit> {
         while let Some(index) = self.early.front().copied() {
             let half = self.half_open.get_mut(index);
@@ -755,7 +757,7 @@ impl Endpoint {
         }
     }
 
-    /// Lets time pass.
+    /// Handles all timers that are due.
     pub fn handle_timeouts(&mut self, now: Time) {
         let due: Vec<SessionId> = self
             .timers
@@ -787,7 +789,7 @@ impl Endpoint {
         }
     }
 
-    /// The socket of a link refused a datagram of `size` bytes.
+    /// Handles the error of a link's socket that refused a datagram of `size` bytes.
     pub fn on_too_big(&mut self, now: Time, link: crate::link::LinkId, size: usize) {
         let ids: Vec<SessionId> = self.ids();
         for id in ids {
@@ -797,7 +799,7 @@ impl Endpoint {
         }
     }
 
-    /// All sessions awake.
+    /// The ids of all awake sessions.
     pub fn ids(&self) -> Vec<SessionId> {
         self.sessions
             .iter()

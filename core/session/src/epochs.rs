@@ -27,10 +27,10 @@ impl Session {
             // R-HS-16
             return self.end(SessionEnd::EpochsExhausted);
         }
-        if let Some(knock) = &mut self.handshake
+        if let Some(handshake) = &mut self.handshake
             && !self.epochs.is_empty()
         {
-            knock.failed = false;
+            handshake.failed = false;
         }
     }
 }
@@ -48,7 +48,7 @@ mod tests {
     use crate::link::{Addresses, LinkId};
 
     #[test]
-    fn a_device_knocks_with_reserved_epochs_only_and_goes_on_when_there_are_more() {
+    fn a_device_sends_syns_with_reserved_epochs_only_and_continues_when_there_are_more() {
         // R-HS-2
         let key = SecretKey::from_bytes([1; 32]);
         let server: PublicKey = SecretKey::from_bytes([2; 32]).public();
@@ -65,7 +65,7 @@ mod tests {
         // Copies of a SYN are that SYN.
         let mut syns = BTreeSet::new();
         let mut buf = vec![0; 65_536];
-        let mut knock = |device: &mut Endpoint, now: &mut Time| {
+        let mut handshake = |device: &mut Endpoint, now: &mut Time| {
             for _ in 0..60 {
                 *now += Span::from_secs(1);
                 device.handle_timeouts(*now);
@@ -77,14 +77,14 @@ mod tests {
             }
             syns.len()
         };
-        assert_eq!(knock(&mut device, &mut now), 2);
+        assert_eq!(handshake(&mut device, &mut now), 2);
         assert!(device.session(id).unwrap().epochs_left().is_empty());
         let _ = device.with(id, |s| s.add_epochs(8));
-        assert_eq!(knock(&mut device, &mut now), 3);
+        assert_eq!(handshake(&mut device, &mut now), 3);
     }
 
     #[test]
-    fn a_device_without_another_epoch_in_the_world_is_told_that_its_session_ends() {
+    fn a_session_ends_when_no_epoch_is_left() {
         // R-HS-16
         let (key, last) = (SecretKey::from_bytes([1; 32]), u32::MAX - 1);
         let config = EndpointConfig::default();
@@ -92,8 +92,8 @@ mod tests {
         let id = device.connect(Time::ZERO, key.public(), 7, last..u32::MAX);
         let _ = device.with(id, |s| s.epochs.start = u32::MAX);
         let _ = device.with(id, |s| s.add_epochs(u32::MAX));
-        let told: Vec<_> = std::iter::from_fn(|| device.poll_event()).collect();
+        let events: Vec<_> = std::iter::from_fn(|| device.poll_event()).collect();
         let end = SessionEvent::Closed(SessionEnd::EpochsExhausted);
-        assert!(told.contains(&(id, end)), "{told:?}");
+        assert!(events.contains(&(id, end)), "{events:?}");
     }
 }

@@ -13,10 +13,10 @@ pub enum SessionEnd {
     /// Our own side closed it.
     #[error("closed here")]
     Local,
-    /// Our own side closed it, and the peer may not have heard so: it was never there to hear.
+    /// Our own side closed the session; the peer may never have received the CLOSE.
     #[error("closed here; the other end may not know")]
     LocalUnheard,
-    /// The instance has used up every epoch there is; a new instance begins anew.
+    /// The instance has used up every epoch. Connect with a new instance.
     #[error("this instance has no epoch left: begin a new one")]
     EpochsExhausted,
     /// The peer closed it.
@@ -47,7 +47,7 @@ pub enum PeerFault {
     /// Frames that do not decode.
     #[error("bad frame: {0}")]
     BadFrame(#[from] d2tp_wire::DecodeError),
-    /// An ACK of a packet that was never sent (R-ACK-2).
+    /// The peer acknowledged a packet that was never sent (R-ACK-2).
     #[error("ACK of packet {acked} on path {path:?}, of which only {sent} were sent")]
     BadAck {
         /// The path that the event is about.
@@ -57,7 +57,8 @@ pub enum PeerFault {
         /// How many were sent.
         sent: u64,
     },
-    /// An ACK of a number that was left out: it acknowledges what it did not receive (R-ACK-4).
+    /// The peer acknowledged a number that was skipped, so it acknowledges packets that it did not
+    /// receive (R-ACK-4).
     #[error("ACK of packet {number} on path {path:?}, which was left out on purpose")]
     SkippedAck {
         /// The path that the event is about.
@@ -65,14 +66,14 @@ pub enum PeerFault {
         /// The number of the packet.
         number: u64,
     },
-    /// More bytes than it was given credit for (R-FLOW-3).
+    /// The peer sent more bytes than its credit allows (R-FLOW-3).
     #[error("flow {flow:?} reached {end}, credit was {credit}")]
     OverCredit {
         /// The flow, or none for the session's credit.
         flow: Option<FlowId>,
-        /// Where it ended.
+        /// The end of the bytes that the peer sent.
         end: u64,
-        /// What was allowed.
+        /// The credit that the peer had.
         credit: u64,
     },
     /// A flow's length changed (R-FLOW-4).
@@ -80,7 +81,7 @@ pub enum PeerFault {
     FinalSize {
         /// The flow that the peer contradicts itself about.
         flow: FlowId,
-        /// First said.
+        /// The length that the peer stated first.
         was: u64,
         /// What the peer states now.
         now: u64,
@@ -91,12 +92,12 @@ pub enum PeerFault {
     /// The peer states that it claimed more flows than it did (R-RESUME-10).
     #[error("RESUME_END counts {said} claims, {heard} were heard")]
     Claims {
-        /// What it said.
+        /// The number that the peer stated.
         said: u64,
-        /// What arrived.
+        /// The number that arrived.
         heard: u64,
     },
-    /// More flows than the limit (R-FLOW-2).
+    /// The peer opened more flows than the limit (R-FLOW-2).
     #[error("more than {0} flows")]
     TooManyFlows(usize),
 }
@@ -116,7 +117,7 @@ pub enum FlowEnd {
     /// The flow's deadline passed.
     #[error("the deadline passed")]
     DeadlinePassed,
-    /// The peer no longer knows it, or not at this offset.
+    /// The peer no longer knows the flow, or not at this offset.
     #[error("{}", why_refused(*.0))]
     Refused(ReasonCode),
     /// The flow's session ended.
@@ -140,14 +141,14 @@ fn why_refused(reason: ReasonCode) -> String {
 pub enum PathSwitchKind {
     /// The new path was there before the old one went.
     MakeBeforeBreak,
-    /// There was nothing in between.
+    /// The old path went before the new one carried payload.
     BreakBeforeMake,
 }
 
-/// Something happened.
+/// An event of a session, for the driver.
 #[derive(Clone, Debug, PartialEq)]
 pub enum SessionEvent {
-    /// The handshake is complete (again: `resumed`).
+    /// The handshake is complete; `resumed` if the session existed before.
     Established {
         /// Who the peer is.
         peer: PublicKey,
@@ -160,18 +161,18 @@ pub enum SessionEvent {
         path: PathId,
         /// The link that the path is on.
         link: LinkId,
-        /// From its first packet to the answer.
+        /// The time from the path's first packet to the first answer.
         took: Span,
     },
-    /// Nothing came on a path of a device for a while where something should: its first hop is worth asking
-    /// ([`crate::Session::on_link_silent`]).
+    /// A path of a device was quiet while something should have arrived: ask the link's first hop, then
+    /// call [`crate::Session::on_link_silent`].
     PathQuiet {
         /// The path that the event is about.
         path: PathId,
         /// The link that the path is on.
         link: LinkId,
     },
-    /// A path does not answer; its data goes elsewhere.
+    /// A path does not answer; its data is sent on other paths.
     PathSilent {
         /// The path that the event is about.
         path: PathId,
@@ -185,15 +186,15 @@ pub enum SessionEvent {
         /// The link that the path is on.
         link: LinkId,
     },
-    /// Payload arrives on another path than before, and no more on the one before.
+    /// Payload arrives on another path than before, and no longer on the previous one.
     Switched {
-        /// The path before, if it still has a name.
+        /// The link of the previous path, if it still exists.
         from: Option<LinkId>,
-        /// The path now.
+        /// The link of the new path.
         to: LinkId,
-        /// How.
+        /// Whether the two paths overlapped.
         kind: PathSwitchKind,
-        /// From the last payload before to the first one on the new path.
+        /// The time between the last payload on the previous path and the first on the new one.
         silence: Span,
     },
     /// The peer opened a flow.
@@ -202,55 +203,56 @@ pub enum SessionEvent {
     Readable(FlowId),
     /// A flow takes more bytes.
     Writable(FlowId),
-    /// The flow's bytes must be given again from `offset` on (it slept as a record).
+    /// The application must give the flow's bytes again from `offset` on, because the session
+    /// hibernated.
     SendFrom {
         /// The flow that the event is about.
         flow: FlowId,
-        /// Where to begin.
+        /// The offset of the first byte to give again.
         offset: u64,
     },
     /// The peer keeps everything below `offset` safe across a crash.
     PeerDurable {
         /// The flow that the event is about.
         flow: FlowId,
-        /// Up to here.
+        /// The offset below which everything is durable.
         offset: u64,
     },
     /// The peer changed a flow's deadline.
     DeadlineChanged(FlowId),
-    /// The peer ended the session, and had sent all of this flow before: what was not read yet, and then
-    /// its end (R-CLOSE-1). Comes before the flow's [`SessionEvent::Ended`].
+    /// The peer ended the session after it had sent all of this flow: the unread bytes, and then the
+    /// end (R-CLOSE-1). Comes before the flow's [`SessionEvent::Ended`].
     Remains {
         /// The flow that the event is about.
         flow: FlowId,
-        /// Its bytes, in order.
+        /// The unread bytes, in order.
         pieces: Vec<Bytes>,
     },
     /// A flow is over.
     Ended {
         /// The flow that the event is about.
         flow: FlowId,
-        /// How.
+        /// How the flow ended.
         end: FlowEnd,
     },
     /// An unreliable datagram.
     Datagram {
-        /// The context the peer gave.
+        /// The context number that the peer gave.
         context: u64,
         /// Payload of the datagram.
         bytes: Bytes,
     },
     /// No path is left: nothing is sent until there is one.
     Suspended(ReasonCode),
-    /// The session was thawed for a handshake that nobody confirmed, and is its record again, as
-    /// it was. Its id is no more; the next handshake thaws it under another.
+    /// The session was restored for a handshake that was not confirmed, and is hibernated again
+    /// unchanged. Its id is no longer valid; the next handshake restores it under another.
     Asleep,
-    /// The device used all epochs it reserved and cannot knock again: reserve more, then
+    /// The device used all the epochs it reserved and cannot send another SYN: reserve more, then call
     /// [`crate::Session::add_epochs`].
     EpochsUsedUp,
-    /// Paths are back.
+    /// The session has a path again.
     Woken {
-        /// How long there was none.
+        /// How long the session had no path.
         after: Span,
     },
     /// The session is over.

@@ -23,25 +23,26 @@ use crate::recovery::WindowRestore;
 use crate::session::{Session, say};
 use crate::session_state::Role;
 
-/// How long nothing comes before the first hop is asked, if a probe timeout is not longer.
-/// // Super-aggregation §3.2
+/// How long a path must be quiet before its first hop is asked, if a probe timeout is not longer. //
+/// Super-aggregation §3.2
 const QUIET: Span = Span::from_millis(200);
-/// A path counts as silent from so many probe timeouts on; what froze it otherwise counts as these.
+/// Probe timeouts after which a path counts as silent. A path frozen by another sign counts as having
+/// had as many.
 const PROBES_OF_A_SIGN: u32 = 2;
 
-/// What came of asking a link's first hop.
+/// The result of asking a link's first hop.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FirstHopStatus {
     /// The first hop answered: the link works.
     Answers,
     /// The first hop did not answer, and has done so before.
     Silent,
-    /// The first hop cannot be asked, or never answered anybody.
+    /// The first hop cannot be asked, or never answered.
     Unknown,
 }
 
 impl SessionPath {
-    /// How it goes on after a silence; `alone`: there was no other path.
+    /// How the window is restored after a silence; `alone`: there was no other path.
     pub(crate) fn window_restore_if(&self, alone: bool) -> WindowRestore {
         if alone || self.is_fault_beyond_hop() {
             WindowRestore::Half
@@ -50,12 +51,12 @@ impl SessionPath {
         }
     }
 
-    /// The fault lies further on than its first hop.
+    /// Whether the fault lies beyond the link's first hop.
     pub(crate) fn is_fault_beyond_hop(&self) -> bool {
         self.hop_answered == Some(self.last_rx)
     }
 
-    /// Has the first hop asked at once, and then as often as any that fell silent.
+    /// Probes the path at once, and then at the usual pace of silent paths.
     fn ask_now(&mut self) {
         self.recovery.probes = self.recovery.probes.max(PROBES_OF_A_SIGN);
         self.probe_now = true;
@@ -66,16 +67,16 @@ impl SessionPath {
 }
 
 impl Session {
-    /// R-HOP-1: when a path has been quiet for so long that its first hop is worth asking: something
-    /// is outstanding, or payload came until now. At once, if probe timeouts were quicker.
+    /// R-HOP-1: when a path has been quiet for so long that its first hop should be asked: data is
+    /// unacknowledged, or payload arrived until now. Immediately, if probe timeouts were quicker.
     pub(crate) fn quiet_at(&self, path: &SessionPath) -> Time {
-        let tells = self.role == Role::Initiator
+        let reports = self.role == Role::Initiator
             && self.config.freezing
             && path.state != PathState::Opening
             && !path.driver_frozen
             && path.recovery.rtt.is_measured()
             && path.quiet_after != Some(path.last_rx);
-        if !tells {
+        if !reports {
             return Time::NEVER;
         }
         if path.state == PathState::Silent {
@@ -92,7 +93,7 @@ impl Session {
         since + timeout.max(QUIET)
     }
 
-    /// Tells the driver of paths that have become quiet, of each silence once.
+    /// Informs the driver once of each path that became quiet.
     pub(crate) fn note_quiet(&mut self, now: Time) {
         for slot in 0..self.paths.len() {
             if self.quiet_at(&self.paths[slot]) > now {
@@ -105,8 +106,9 @@ impl Session {
         }
     }
 
-    /// A device's driver has asked the first hop of a link, from `since` on, because a path was quiet
-    /// ([`SessionEvent::PathQuiet`]) or by a sign of the link itself. What was heard since then counts for more.
+    /// Handles a device's result of asking the first hop of a link, from `since` on, because a path was
+    /// quiet ([`SessionEvent::PathQuiet`]) or by another sign of the link. Packets that arrived since
+    /// then outweigh it.
     pub fn on_link_silent(&mut self, now: Time, link: LinkId, since: Time, hop: FirstHopStatus) {
         if self.role == Role::Responder || !self.config.freezing || self.closing.is_some() {
             return;
@@ -128,7 +130,7 @@ impl Session {
         }
     }
 
-    /// R-HOP-1: nothing comes through the air.
+    /// R-HOP-1: freezes a path because its link reports an outage.
     fn freeze_by_link_sign(&mut self, now: Time, slot: usize) {
         let alone = !self.paths.has_other_live(slot);
         self.paths.at(slot).hop_answered = None;
@@ -141,7 +143,8 @@ impl Session {
         self.emit(SessionEvent::PathSilent { path, link });
     }
 
-    /// R-HOP-2: where the fault lies, of a path that is quiet or was found silent already.
+    /// R-HOP-2: records whether the fault lies beyond the first hop, for a path that is quiet or
+    /// silent.
     fn locate(&mut self, slot: usize, beyond: bool) {
         let path = self.paths.at(slot);
         if path.is_fault_beyond_hop() == beyond
@@ -159,7 +162,8 @@ impl Session {
         }
     }
 
-    /// R-HOP-2: how a path goes on that its device called frozen; it knows whether that was the air.
+    /// R-HOP-2: how the window of a path that its device called frozen is restored: the device knows
+    /// whether the link was the cause.
     pub(crate) fn on_peer_frozen(&mut self, slot: usize, reason: ReasonCode) {
         let freezing = self.config.freezing;
         let path = self.paths.at(slot);
@@ -198,7 +202,7 @@ impl Session {
         self.flows.touch_all();
     }
 
-    /// What leads over `link` may be used again: it is asked at once, and goes on when it answers.
+    /// Allows paths over `link` again: each is probed at once, and carries data when it answers.
     pub fn unfreeze_path(&mut self, link: LinkId) {
         for path in self.paths.iter_mut() {
             if path.addresses.link == link && std::mem::take(&mut path.driver_frozen) {
@@ -207,8 +211,8 @@ impl Session {
         }
     }
 
-    /// R-HOP-3: the peer goes on where it was told not to: a packet from before overtook the word, which
-    /// is said again, once in a probe timeout.
+    /// R-HOP-3: handles a packet on a path that we reported as frozen: the peer missed the report, or
+    /// sent before it. The report is repeated, once per probe timeout.
     pub(crate) fn on_heard_while_frozen(&mut self, now: Time, slot: usize) {
         let pause = self.paths[slot]
             .recovery

@@ -15,9 +15,9 @@ use crate::record::{SEEN_EPOCHS_MAX, SEEN_RANGES_MAX, UsedFlowIds};
 use crate::recv_half::RecvHalf;
 use crate::send_half::SendHalf;
 
-/// Packets one flow may fill before the next one has its turn.
+/// Packets that one flow may fill before the next flow has its turn.
 const TURN_PACKETS: u32 = 32;
-/// Flows in line that are looked at for lost bytes: those whose turn is far away wait for it.
+/// How many flows of the queue are searched for lost bytes beside the one whose turn it is.
 const LOST_LOOKED_AT: usize = 32;
 
 /// What a flow still has to say, one bit each. Set by whoever changed it, cleared when it left.
@@ -49,49 +49,50 @@ pub(crate) struct SessionFlow {
     pub(crate) lost_on: Option<PathId>,
     pub(crate) committed: u64,
     pub(crate) peer_durable: u64,
-    /// We asked the peer to hold back.
+    /// The last FLOW_PAUSE that we sent: sequence number, whether paused, and why.
     pub(crate) pause_out: (u64, bool, ReasonCode),
-    /// The peer asked us to hold back.
+    /// The last FLOW_PAUSE that the peer sent: sequence number, whether paused, and why.
     pub(crate) pause_in: (u64, bool, ReasonCode),
-    /// Waits to be claimed or confirmed after a wake; sends nothing until then (R-RESUME-3).
+    /// Whether the flow waits to be claimed or confirmed after a wake. Until then it sends nothing
+    /// (R-RESUME-3).
     pub(crate) unclaimed: bool,
-    /// The application of a thawed session was asked for bytes from here on.
+    /// The offset from which the application of a tentatively restored session was asked for bytes.
     pub(crate) requested_from: Option<u64>,
     pub(crate) end: Option<FlowEnd>,
-    /// The peer knows of it.
+    /// Whether the peer knows of the flow.
     pub(crate) announced: bool,
-    /// The peer has our OPEN, not only bytes of it.
+    /// Whether the peer received our OPEN, not only data of the flow.
     pub(crate) opened: bool,
-    /// Its RESUME is on its way.
+    /// Whether the flow's RESUME is in flight.
     pub(crate) claiming: bool,
-    /// The peer has our RESET.
+    /// Whether the peer received our RESET.
     pub(crate) reset_acked: bool,
-    /// The application was told the end.
+    /// Whether the application was informed of the end.
     pub(crate) end_reported: bool,
     queued: bool,
     dirty: bool,
     turn: u32,
     pub(crate) readable_reported: bool,
     pub(crate) wants_writable: bool,
-    /// SendFrom is on its way to the application: what it gives before it took that, it gives from
-    /// where it was, and will give again.
+    /// Whether a SendFrom event waits for the application. Bytes written before it takes the event
+    /// belong to the old offset and will be written again.
     pub(crate) rewinding: bool,
-    /// Whether the flow came out of a record and its application was not told yet from where to
-    /// give its bytes.
+    /// Whether the flow comes from a record and its application does not know yet from which offset to
+    /// write.
     pub(crate) restored: bool,
-    /// A SYN opened it, and the device has not said so again yet.
+    /// Whether a SYN opened the flow and the device has not repeated the OPEN yet.
     pub(crate) opened_by_syn: bool,
-    /// Its peer opened it again and may not know how much of it arrived.
+    /// Whether the peer opened the flow again and may not know how much of it arrived.
     pub(crate) reopened: bool,
-    /// At a server: a GRANT is all that came of it yet.
+    /// Whether a server received only a GRANT of the flow so far.
     pub(crate) only_granted: bool,
-    /// Which paths its bytes are wanted on.
+    /// The paths that the application wants for the flow.
     pub(crate) path_selection: PathSelection,
 }
 
 impl SessionFlow {
-    /// Nothing is known of it that an OPEN would say, but that DURABLE may have said one thing before. Then
-    /// what OPEN says counts.
+    /// Whether the flow's OPEN has not arrived. DURABLE may have set one option before; then OPEN
+    /// decides.
     pub(crate) fn awaits_open(&self) -> bool {
         let durable = self.options.durable;
         self.options
@@ -101,7 +102,7 @@ impl SessionFlow {
             }
     }
 
-    /// What is sent is kept until the peer has made it durable.
+    /// Keeps sent bytes until the peer has made them durable.
     pub(crate) fn make_durable(&mut self) {
         self.options.durable = true;
         self.send.make_durable();
@@ -144,18 +145,18 @@ impl SessionFlow {
         }
     }
 
-    /// Both directions are over as far as the application is concerned.
+    /// Whether both directions are over for the application.
     pub(crate) fn is_over(&self) -> bool {
         self.send.is_complete() && self.recv.is_complete()
     }
 
-    /// R-FLOW-7: nothing is owed to the peer either: it has our RESET, and we know how many bytes
-    /// it sent, so that both ends agree on the session's credit.
+    /// R-FLOW-7: whether nothing is owed to the peer either: it has our RESET, and we know how many
+    /// bytes it sent, so that both ends agree on the session's credit.
     pub(crate) fn is_settled(&self) -> bool {
         self.is_over() && (self.send.reset.is_none() || self.reset_acked) && self.recv.is_counted()
     }
 
-    /// Whether somebody waits: its application for bytes, or we for an answer to ours.
+    /// Whether the application waits for bytes, or we wait for an acknowledgement.
     pub(crate) fn awaits_data(&self) -> bool {
         (!self.recv.is_complete() && !self.pause_out.1)
             || (!self.send.is_complete() && self.send.buffered() > 0)
@@ -175,47 +176,47 @@ impl SessionFlow {
 #[derive(Debug, Default)]
 pub(crate) struct FlowTable {
     table: BTreeMap<FlowId, SessionFlow>,
-    /// Flows that may have data to send, whose turn it is first.
+    /// Flows that may have data to send, in the order of their turns.
     ready: VecDeque<FlowId>,
-    /// Flows with something to say.
+    /// Flows with control frames to send.
     dirty: VecDeque<FlowId>,
-    /// Ids the peer used up in each epoch.
+    /// Flow ids that the peer used in each epoch.
     seen: BTreeMap<u32, RangeSet>,
     seen_floor: u32,
     next_deadline: Option<Time>,
-    /// Whether one of the flows must stay reachable; looked at together with deadlines.
+    /// Whether a flow must stay reachable; updated together with the deadlines.
     any_reachable: bool,
     deadline_stale: bool,
-    /// Flows of which bytes were acknowledged since this was last taken.
+    /// Flows with newly acknowledged bytes, until they are taken.
     acked: Vec<FlowId>,
     /// Claims to be answered with a refusal, until the peer has the answer.
     refused: VecDeque<RefusedClaim>,
-    /// Claims of this wake that the peer has, counted where they are made and where they are heard.
+    /// Claims of this wake that the peer received; both ends count them.
     pub(crate) claims_delivered: u64,
     pub(crate) claims_received: u64,
-    /// Some flow is wanted on particular paths, and which of them is the steadiest.
+    /// Whether a flow has a path selection, so that the steadiest path must be known.
     pub(crate) routed: bool,
     pub(crate) steadiest: Option<PathId>,
 }
 
-/// A claim that could not be met.
+/// A claim that was refused.
 #[derive(Debug)]
 struct RefusedClaim {
     flow: FlowId,
     reason: ReasonCode,
-    /// Whether the frame is to be sent (again); otherwise it is on its way.
+    /// Whether the REFUSED frame waits to be sent; otherwise it is in flight.
     waits: bool,
 }
 
 impl FlowTable {
-    /// Bytes of this flow arrived at the peer.
+    /// Records that bytes of this flow were acknowledged.
     #[inline]
     pub(crate) fn note_acked(&mut self, id: FlowId) {
         if self.acked.last() != Some(&id) {
             self.acked.push(id);
         }
     }
-    /// Gives back room that nothing is in.
+    /// Releases unused memory.
     pub(crate) fn shrink(&mut self) {
         self.ready.shrink_to_fit();
         self.dirty.shrink_to_fit();
@@ -229,7 +230,7 @@ impl FlowTable {
     pub(crate) fn may_refuse(&self, id: FlowId) -> bool {
         self.refused.len() < REFUSALS_MAX || self.refused.iter().any(|r| r.flow == id)
     }
-    /// A claim that cannot be met. One that is repeated hears the first reason (R-RESUME-9).
+    /// Refuses a claim. A repeated claim gets the first reason again (R-RESUME-9).
     pub(crate) fn refuse(&mut self, id: FlowId, reason: ReasonCode) {
         if let Some(refusal) = self.refused.iter_mut().find(|r| r.flow == id) {
             refusal.waits = true;
@@ -249,7 +250,8 @@ impl FlowTable {
     pub(crate) fn has_refusals(&self) -> bool {
         self.refused.iter().any(|r| r.waits)
     }
-    /// A refusal arrived, or was lost and is said again as it was (R-RESUME-9).
+    /// Handles a REFUSED frame that was acknowledged, or that was lost and is sent again unchanged
+    /// (R-RESUME-9).
     pub(crate) fn on_refusal(&mut self, id: FlowId, arrived: bool) {
         if arrived {
             self.refused.retain(|r| r.flow != id);
@@ -257,7 +259,7 @@ impl FlowTable {
             refusal.waits = true;
         }
     }
-    /// Keys changed: what was claimed and refused before them is claimed anew, or never again.
+    /// Forgets claims and refusals, because the keys changed: flows are claimed anew, or never again.
     pub(crate) fn forget_claims(&mut self) {
         self.refused.clear();
         self.claims_delivered = 0;
@@ -324,11 +326,11 @@ impl FlowTable {
                 .get(&id.epoch())
                 .is_some_and(|s| s.contains(u64::from(id.counter())))
     }
-    /// Whether the id is so old that it can only be taken for used.
+    /// Whether the id is so old that it must count as used.
     pub(crate) fn is_too_old(&self, id: FlowId) -> bool {
         id.epoch() < self.seen_floor
     }
-    /// What a record remembers of used ids. Where there are too many gaps, the lowest close.
+    /// The used ids for a record. Where there are too many gaps, the lowest are closed.
     pub(crate) fn seen_record(&self) -> (u32, UsedFlowIds) {
         let seen = self.seen.iter().map(|(epoch, set)| {
             let mut ranges: Vec<(u64, u64)> = set.iter().collect();
@@ -340,7 +342,7 @@ impl FlowTable {
         });
         (self.seen_floor, seen.collect())
     }
-    /// Takes over what a record remembers.
+    /// Restores the used ids of a record.
     pub(crate) fn restore_seen(&mut self, floor: u32, seen: &UsedFlowIds) {
         self.seen_floor = floor;
         for (epoch, ranges) in seen {
@@ -351,7 +353,7 @@ impl FlowTable {
         }
     }
 
-    /// Something about the flow's output changed: looks whether it is to be sent.
+    /// Updates whether the flow has something to send.
     pub(crate) fn touch(&mut self, id: FlowId) {
         let Some(flow) = self.table.get_mut(&id) else {
             return;
@@ -366,7 +368,7 @@ impl FlowTable {
         }
     }
 
-    /// Marks something to be said.
+    /// Marks a control frame of the flow to be sent.
     pub(crate) fn want(&mut self, id: FlowId, what: u16) {
         if let Some(flow) = self.table.get_mut(&id) {
             flow.wants |= what;
@@ -380,7 +382,7 @@ impl FlowTable {
         }
     }
 
-    /// Whether the peer has every claim and every opening.
+    /// Whether the peer received every claim and every OPEN.
     pub(crate) fn are_claimed(&self) -> bool {
         self.table.values().all(|f| f.announced && !f.claiming)
     }
@@ -391,7 +393,7 @@ impl FlowTable {
     pub(crate) fn front_dirty(&self) -> Option<FlowId> {
         self.dirty.front().copied()
     }
-    /// The front dirty flow has said all it wanted.
+    /// Removes the first dirty flow, whose frames have all been written.
     pub(crate) fn pop_dirty(&mut self) {
         if let Some(id) = self.dirty.pop_front()
             && let Some(flow) = self.table.get_mut(&id)
@@ -400,7 +402,7 @@ impl FlowTable {
         }
     }
 
-    /// The flow whose turn it is on a path; drops those with nothing to send from the line.
+    /// The flow whose turn it is on a path; removes flows with nothing to send from the queue.
     #[inline]
     pub(crate) fn next_for(
         &mut self,
@@ -444,8 +446,8 @@ impl FlowTable {
         best.map(|(_, _, id)| id)
     }
 
-    /// A flow that has bytes to send that were lost, and not on this path; `granted`: so many bytes must
-    /// be left of its grant there.
+    /// A flow with lost bytes that were not lost on this path; at least `granted` bytes must be left of
+    /// its grant there.
     pub(crate) fn next_lost(&self, path: PathId, granted: Option<u64>) -> Option<FlowId> {
         let mut lost = self.ready.iter().take(LOST_LOOKED_AT).filter(|id| {
             self.table.get(id).is_some_and(|flow| {
@@ -458,7 +460,7 @@ impl FlowTable {
         lost.next().copied()
     }
 
-    /// Bytes that wait to be sent, of all flows, as far as `most`.
+    /// Bytes of all flows that wait to be sent, counted up to `most`.
     pub(crate) fn unsent(&self, most: u64) -> u64 {
         let mut sum = 0;
         for flow in self.ready.iter().filter_map(|id| self.table.get(id)) {
@@ -470,7 +472,7 @@ impl FlowTable {
         sum
     }
 
-    /// The flow filled a packet; after enough of them the next one has its turn.
+    /// Records that the flow filled a packet; after several of them the next flow has its turn.
     #[inline]
     pub(crate) fn on_packet_filled(&mut self, id: FlowId) {
         if self.ready.len() < 2 {
@@ -487,7 +489,7 @@ impl FlowTable {
         }
     }
 
-    /// Notes that a flow's deadline changed.
+    /// Records that a flow's deadline changed.
     pub(crate) fn on_deadline_changed(&mut self) {
         self.deadline_stale = true;
     }

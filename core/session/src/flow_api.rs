@@ -94,7 +94,7 @@ impl Session {
         Ok(())
     }
 
-    /// The application knows from where to give the flow's bytes.
+    /// Records that the application knows from which offset to write.
     pub(crate) fn on_send_from_taken(&mut self, id: FlowId) {
         if let Some(flow) = self.flows.get_mut(id) {
             flow.rewinding = false;
@@ -169,7 +169,7 @@ impl Session {
         Ok(if n == 0 && at_end { None } else { Some(n) })
     }
 
-    /// R-FLOW-9: whatever frees session credit, a reader or an end, tells the peer in time.
+    /// R-FLOW-9: offers session credit as soon as a reader or the end of a flow frees it.
     pub(crate) fn offer_credit(&mut self) {
         let window = self.config.session_window;
         if self.credit.consumed + window - self.credit.advertised >= window / 4 {
@@ -255,12 +255,12 @@ impl Session {
     pub fn deadline(&self, id: FlowId) -> Option<Time> {
         self.flows.get(id).and_then(|f| f.options.deadline)
     }
-    /// What a flow was opened with.
+    /// The options that a flow was opened with.
     pub fn options(&self, id: FlowId) -> Option<FlowOptions> {
         self.flows.get(id).map(|f| f.options)
     }
 
-    /// The application made everything read below `offset` safe on disk.
+    /// Records that the application made everything below `offset` safe on disk.
     pub fn set_durable(&mut self, id: FlowId, offset: u64) {
         let Some(flow) = self.flows.get_mut(id) else {
             return;
@@ -269,7 +269,7 @@ impl Session {
             self.flows.want(id, want::DURABLE);
         }
     }
-    /// The application is done with everything below `offset`: it is never delivered again.
+    /// Records that the application needs nothing below `offset` again: it is never delivered again.
     pub fn set_committed(&mut self, id: FlowId, offset: u64) {
         let Some(flow) = self.flows.get_mut(id) else {
             return;
@@ -280,7 +280,7 @@ impl Session {
         }
     }
 
-    /// Asks the peer to hold back this flow, or to go on.
+    /// Asks the peer to pause this flow, or to continue.
     pub fn pause(&mut self, id: FlowId, paused: bool, reason: ReasonCode) {
         let Some(flow) = self.flows.get_mut(id) else {
             return;
@@ -315,7 +315,7 @@ impl Session {
         }
     }
 
-    /// Ends a flow here and now, without a word to the peer.
+    /// Ends a flow locally, without informing the peer.
     pub(crate) fn end_flow(&mut self, id: FlowId, end: FlowEnd) {
         let Some(flow) = self.flows.get(id) else {
             return;
@@ -327,8 +327,9 @@ impl Session {
     }
 
     // R-CLOSE-1
-    /// Hands out what a flow received whole, its end included: the peer was done with it. If all that we sent
-    /// arrived too, the flow is complete, though nobody here has read its end yet.
+    /// Delivers the complete rest of a flow, its end included, because the peer closed the session
+    /// after sending it. If the peer also received everything, the flow is complete even though its end
+    /// is still unread here.
     pub(crate) fn deliver_remaining(&mut self, id: FlowId) {
         let Some(flow) = self.flows.get_mut(id) else {
             return;
@@ -349,8 +350,8 @@ impl Session {
     }
 
     // R-DEADLINE-1
-    /// Ends a flow here and now; the peer, which does the same by itself, is told how many bytes
-    /// were sent as soon as there is a path, so that both agree on the session's credit.
+    /// Ends a flow locally, as the peer does by itself. The peer learns how many bytes were sent as
+    /// soon as there is a path, so that both agree on the session's credit.
     pub(crate) fn expire_flow(&mut self, id: FlowId) {
         let Some(flow) = self.flows.get_mut(id) else {
             return;

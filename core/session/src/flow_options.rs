@@ -3,18 +3,18 @@
 use d2tp_time::{Span, Time};
 use d2tp_wire::{FlowId, Frame};
 
-/// What a flow is opened with.
+/// Options with which a flow is opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FlowOptions {
-    /// 0 goes first, 7 last.
+    /// Priority: 0 is sent first, 7 last.
     pub priority: u8,
     /// Bytes expected, for the scheduler.
     pub size: Option<u64>,
-    /// Finish by; both ends drop the flow when it passes.
+    /// The time by which the flow must finish; both ends drop it when the deadline passes.
     pub deadline: Option<Time>,
-    /// The sender frees bytes only when the receiver made them durable.
+    /// Whether the sender keeps bytes until the receiver has made them durable.
     pub durable: bool,
-    /// The bytes sent here can be read again from their source, so the flow may sleep as a record.
+    /// Whether the bytes sent here can be read again from their source, so that the flow may hibernate.
     pub hibernates: bool,
     /// The peer may want to speak at any time: while the device is awake it keeps one permitted
     /// path open for it ([`crate::EndpointConfig::keepalive`]). Others cost nothing while they are idle.
@@ -26,7 +26,7 @@ pub struct FlowOptions {
 }
 
 impl FlowOptions {
-    /// Bits of OPEN's `flags`, and the option of each.
+    /// The bits of OPEN's `flags`, and the option that each stands for.
     fn flags(&mut self) -> [(u8, &mut bool); 3] {
         [
             (Frame::OPEN_DURABLE, &mut self.durable),
@@ -48,7 +48,7 @@ impl FlowOptions {
         }
     }
 
-    /// What an OPEN asks for; `None` for any other frame.
+    /// The options of an OPEN frame; `None` for any other frame.
     pub(crate) fn from_open_frame(now: Time, frame: &Frame<'_>) -> Option<(FlowId, FlowOptions)> {
         let &Frame::Open {
             flow,

@@ -21,12 +21,12 @@ struct ReceivedGrant {
     seq: u64,
     max: u64,
     spent: u64,
-    /// The peer should hear what was spent.
-    tell: bool,
-    told_blocked_at: Option<u64>,
+    /// Whether SPENT must be sent.
+    must_send: bool,
+    blocked_reported_at: Option<u64>,
 }
 
-/// The sender's side.
+/// Grants that a sender received.
 #[derive(Debug, Default)]
 pub(crate) struct ReceivedGrants {
     list: Vec<ReceivedGrant>,
@@ -42,8 +42,8 @@ impl ReceivedGrants {
                     seq: 0,
                     max: 0,
                     spent: 0,
-                    tell: false,
-                    told_blocked_at: None,
+                    must_send: false,
+                    blocked_reported_at: None,
                 });
                 self.list.len() - 1
             }
@@ -76,9 +76,9 @@ impl ReceivedGrants {
         }
         g.seq = seq;
         // R-GRANT-3: a grant below what was spent is a revocation and is answered.
-        g.tell |= max < g.max;
+        g.must_send |= max < g.max;
         g.max = max;
-        g.told_blocked_at = None;
+        g.blocked_reported_at = None;
     }
 
     /// Our own device decides: this many more bytes, no frames involved.
@@ -87,32 +87,32 @@ impl ReceivedGrants {
         g.max = g.spent + more;
     }
 
-    /// There is data, and no room: say so once per limit.
+    /// Marks that data waits without a grant; reported once per limit.
     pub(crate) fn on_blocked(&mut self, path: PathId) {
         let g = self.entry(path);
-        if g.max <= g.spent && g.told_blocked_at != Some(g.max) {
-            g.told_blocked_at = Some(g.max);
-            g.tell = true;
+        if g.max <= g.spent && g.blocked_reported_at != Some(g.max) {
+            g.blocked_reported_at = Some(g.max);
+            g.must_send = true;
         }
     }
 
     pub(crate) fn wants(&self) -> bool {
-        self.list.iter().any(|g| g.tell)
+        self.list.iter().any(|g| g.must_send)
     }
     pub(crate) fn take_spent(&mut self) -> Option<(PathId, u64)> {
-        let g = self.list.iter_mut().find(|g| g.tell)?;
-        g.tell = false;
+        let g = self.list.iter_mut().find(|g| g.must_send)?;
+        g.must_send = false;
         Some((g.path, g.spent))
     }
     pub(crate) fn on_lost(&mut self, path: PathId) {
         if let Some(g) = self.list.iter_mut().find(|g| g.path == path) {
-            g.tell = true;
+            g.must_send = true;
         }
     }
     pub(crate) fn forget_path(&mut self, path: PathId) {
         self.list.retain(|g| g.path != path);
     }
-    /// New keys: path ids mean other paths now, those that were granted before they came too.
+    /// Forgets all grants, those of unopened paths included: under new keys path ids mean other paths.
     pub(crate) fn forget_all(&mut self) {
         self.list.clear();
     }
@@ -124,10 +124,10 @@ struct IssuedGrant {
     seq: u64,
     max: u64,
     spent: u64,
-    tell: bool,
+    must_send: bool,
 }
 
-/// The device's side.
+/// Grants that a device issued.
 #[derive(Debug, Default)]
 pub(crate) struct IssuedGrants {
     list: Vec<IssuedGrant>,
@@ -143,7 +143,7 @@ impl IssuedGrants {
                     seq: 0,
                     max: 0,
                     spent: 0,
-                    tell: false,
+                    must_send: false,
                 });
                 self.list.len() - 1
             }
@@ -160,21 +160,21 @@ impl IssuedGrants {
         if max != g.max {
             g.max = max;
             g.seq += 1;
-            g.tell = true;
+            g.must_send = true;
         }
     }
-    /// What the peer may still send, as far as we know.
+    /// Bytes the peer may still send, according to what we received so far.
     pub(crate) fn left(&self, path: PathId) -> u64 {
         self.list
             .iter()
             .find(|g| g.path == path)
             .map_or(0, |g| g.max.saturating_sub(g.spent))
     }
-    /// Bytes arrived on a gated path.
+    /// Records bytes that arrived on a gated path.
     pub(crate) fn on_received(&mut self, path: PathId, bytes: u64) {
         self.entry(path).spent += bytes;
     }
-    /// The sender says what it spent; lost bytes were paid for too.
+    /// Records what the sender says it spent. Lost bytes count too.
     pub(crate) fn on_spent(&mut self, path: PathId, spent: u64) {
         let g = self.entry(path);
         g.spent = g.spent.max(spent);
@@ -186,22 +186,22 @@ impl IssuedGrants {
             .map_or(0, |g| g.spent)
     }
     pub(crate) fn wants(&self) -> bool {
-        self.list.iter().any(|g| g.tell)
+        self.list.iter().any(|g| g.must_send)
     }
     pub(crate) fn take_grant(&mut self) -> Option<(PathId, u64, u64)> {
-        let g = self.list.iter_mut().find(|g| g.tell)?;
-        g.tell = false;
+        let g = self.list.iter_mut().find(|g| g.must_send)?;
+        g.must_send = false;
         Some((g.path, g.seq, g.max))
     }
     pub(crate) fn on_lost(&mut self, path: PathId) {
         if let Some(g) = self.list.iter_mut().find(|g| g.path == path) {
-            g.tell = true;
+            g.must_send = true;
         }
     }
     pub(crate) fn forget_path(&mut self, path: PathId) {
         self.list.retain(|g| g.path != path);
     }
-    /// New keys: path ids mean other paths now.
+    /// Forgets all grants: under new keys path ids mean other paths.
     pub(crate) fn forget_all(&mut self) {
         self.list.clear();
     }

@@ -22,16 +22,16 @@ use crate::link::Addresses;
 use crate::recent_map::RecentMap;
 use crate::syn::SynAckBody;
 
-/// Half-open handshakes a server keeps in all.
+/// The most half-open handshakes of a server.
 pub(crate) const HALF_OPEN_MAX: usize = 4096;
-/// Notes of when half-open handshakes expire; those of handshakes that are no more are then dropped.
+/// The most entries of expiry times. Entries of handshakes that ended are then dropped.
 const NOTES_MAX: usize = 2 * HALF_OPEN_MAX;
-/// Knocks that were let in and are remembered, so that their late SYNs cost nothing.
+/// Confirmed handshakes that are remembered, so that their late SYNs cost nothing.
 const LET_IN_MAX: usize = 4096;
-/// How often an answer is given again to later SYNs of its knock.
+/// How many later SYNs of the same handshake get the same answer.
 const REPEATED_MAX: u8 = 2;
 
-/// A handshake answered, not yet confirmed.
+/// A handshake that was answered and is not confirmed.
 pub(crate) struct HalfOpen {
     pub(crate) peer: PublicKey,
     pub(crate) instance: u64,
@@ -40,33 +40,33 @@ pub(crate) struct HalfOpen {
     pub(crate) own_cids: Vec<Cid>,
     pub(crate) body: SynAckBody,
     pub(crate) addresses: Addresses,
-    /// What was answered: a copy of the same SYN gets the same.
+    /// The answer, which a copy of the same SYN gets again.
     pub(crate) answer: Vec<u8>,
     pub(crate) expires: Time,
-    /// How often it was given to later SYNs of the same knock.
+    /// How many later SYNs of the same handshake got this answer.
     pub(crate) repeated: u8,
-    /// What is said before the device confirmed, if it claims flows of a session we know.
+    /// Packets that are sent before the device confirms, if it claims flows of a known session.
     pub(crate) early: Option<Box<EarlyPackets>>,
 }
 
-/// What a SYN of a knock that is known gets.
+/// The answer to a later SYN of a known handshake.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum RepeatedSyn {
-    /// The answer of the SYN before.
+    /// The answer to the earlier SYN.
     Answer(Vec<u8>),
-    /// Nothing: it was under way too long.
+    /// No answer: the SYN arrived too late.
     Late,
 }
 
-/// All of a server's.
+/// All half-open handshakes of a server.
 pub(crate) struct HalfOpenTable {
     all: Slab<HalfOpen>,
     by_key: BTreeMap<InstanceKey, VecDeque<usize>>,
-    /// When each expires, in order.
+    /// Expiry times, in order, with the index of the handshake.
     notes: VecDeque<(Time, usize)>,
-    /// By the device's id for path 0, which all SYNs of a knock share.
-    by_knock: BTreeMap<Cid, usize>,
-    /// Where knocks were that are over, and until when their SYNs may be late.
+    /// Handshakes by the device's connection id for path 0, which all SYNs of a handshake share.
+    by_handshake_cid: BTreeMap<Cid, usize>,
+    /// Addresses of confirmed handshakes, and until when their SYNs may still arrive.
     let_in: RecentMap<Cid, (Addresses, Time)>,
 }
 
@@ -76,7 +76,7 @@ impl HalfOpenTable {
             all: Slab::new(),
             by_key: BTreeMap::new(),
             notes: VecDeque::new(),
-            by_knock: BTreeMap::new(),
+            by_handshake_cid: BTreeMap::new(),
             let_in: RecentMap::new(LET_IN_MAX),
         }
     }
@@ -95,13 +95,13 @@ impl HalfOpenTable {
         line.unwrap_or_default().into_iter()
     }
 
-    /// A client's sessions that have one.
+    /// The sessions of a client that have half-open handshakes.
     pub(crate) fn sessions_of(&self, peer: PublicKey) -> impl Iterator<Item = &InstanceKey> {
         let all = self.by_key.range((peer, 0)..=(peer, u64::MAX));
         all.map(|(key, _)| key)
     }
 
-    /// The one that a copy of its SYN is for.
+    /// The handshake of which this SYN is a copy.
     pub(crate) fn original(&self, key: &InstanceKey, epoch: u32) -> Option<&HalfOpen> {
         let mut line = self.by_key.get(key)?.iter();
         line.find_map(|i| self.all.get(*i).filter(|h| h.epoch == epoch))
@@ -109,10 +109,10 @@ impl HalfOpenTable {
 
     /// Adds a half-open handshake; returns its index.
     pub(crate) fn insert(&mut self, half: HalfOpen) -> usize {
-        let (key, knock) = ((half.peer, half.instance), half.body.cid);
+        let (key, handshake_cid) = ((half.peer, half.instance), half.body.cid);
         let expires = half.expires;
         let index = self.all.insert(half);
-        self.by_knock.insert(knock, index);
+        self.by_handshake_cid.insert(handshake_cid, index);
         self.by_key.entry(key).or_default().push_back(index);
         self.notes.push_back((expires, index));
         if self.notes.len() > NOTES_MAX {
@@ -125,7 +125,7 @@ impl HalfOpenTable {
         index
     }
 
-    /// R-HS-8: a flood of SYNs of one instance costs a few half-open states; the oldest beyond those.
+    /// R-HS-8: the oldest half-open handshake of an instance if it has too many.
     pub(crate) fn excess(&self, key: &InstanceKey) -> Option<usize> {
         let line = self.by_key.get(key)?;
         line.front()
@@ -135,8 +135,8 @@ impl HalfOpenTable {
 
     pub(crate) fn remove(&mut self, index: usize) -> Option<HalfOpen> {
         let half = self.all.try_remove(index)?;
-        if self.by_knock.get(&half.body.cid) == Some(&index) {
-            self.by_knock.remove(&half.body.cid);
+        if self.by_handshake_cid.get(&half.body.cid) == Some(&index) {
+            self.by_handshake_cid.remove(&half.body.cid);
         }
         let key = (half.peer, half.instance);
         if let Some(line) = self.by_key.get_mut(&key) {
@@ -148,7 +148,7 @@ impl HalfOpenTable {
         Some(half)
     }
 
-    /// The next whose time is up.
+    /// The next handshake that has expired.
     pub(crate) fn next_expired(&mut self, now: Time) -> Option<usize> {
         while let Some((expires, index)) = self.notes.front().copied() {
             if expires > now {
@@ -162,12 +162,12 @@ impl HalfOpenTable {
         None
     }
 
-    /// When the first expires.
+    /// When the first handshake expires.
     pub(crate) fn next_expiry(&self) -> Time {
         self.notes.front().map_or(Time::NEVER, |(at, _)| *at)
     }
 
-    /// This one was confirmed and removed; its knock's SYNs may be late until then.
+    /// Remembers a confirmed handshake, whose SYNs may arrive until then.
     pub(crate) fn remember(&mut self, half: &HalfOpen, until: Time) {
         self.let_in.insert(half.body.cid, (half.addresses, until));
     }
@@ -179,10 +179,10 @@ impl HalfOpenTable {
         &mut self,
         now: Time,
         from: Addresses,
-        knock: Cid,
+        handshake_cid: Cid,
     ) -> Option<RepeatedSyn> {
-        let Some(index) = self.by_knock.get(&knock) else {
-            let (at, until) = self.let_in.get(&knock)?;
+        let Some(index) = self.by_handshake_cid.get(&handshake_cid) else {
+            let (at, until) = self.let_in.get(&handshake_cid)?;
             return (*at == from && now < *until).then_some(RepeatedSyn::Late);
         };
         let half = self.all.get_mut(*index)?;

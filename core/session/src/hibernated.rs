@@ -21,19 +21,19 @@ use slab::Slab;
 
 use crate::record::{FlowRecord, SessionRecord};
 
-/// Sleepers looked at in one call: the rest have their turn in the next one.
+/// Hibernated sessions handled in one call; the others are handled in the next one.
 const DUE_PER_CALL: usize = 1_000;
 
 pub(crate) type InstanceKey = (PublicKey, u64);
 
-/// Something of a session at rest is over.
+/// A hibernated session or one of its flows expired.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HibernatedExpiry {
-    /// The host it is with.
+    /// The peer of the session.
     pub peer: PublicKey,
     /// The host's instance.
     pub instance: u64,
-    /// The flow whose deadline passed; none if the session itself is let go of.
+    /// The flow whose deadline passed; none if the session itself was removed.
     pub flow: Option<FlowId>,
 }
 
@@ -47,13 +47,12 @@ impl HibernatedExpiry {
     }
 }
 
-/// A session at rest.
+/// A hibernated session.
 pub(crate) struct HibernatedSession {
     record: Box<[u8]>,
-    /// When the record was made; never for one that nobody said it of.
+    /// When the record was made; [`Time::NEVER`] if that is not known.
     since: Time,
-    /// When the first deadline of the session passes, in seconds; none while nobody knows, or it is
-    /// held.
+    /// When the session's first deadline passes, in seconds; none if unknown or suspended.
     due_s: Option<NonZeroU32>,
     flows: u32,
 }
@@ -64,12 +63,12 @@ impl HibernatedSession {
         self.flows as usize
     }
 
-    /// The record as it was made.
+    /// Decodes the record as it was made.
     pub(crate) fn decode(&self) -> Option<SessionRecord> {
         SessionRecord::decode(&self.record).ok()
     }
 
-    /// The record as of now.
+    /// Decodes the record with deadlines as of now.
     pub(crate) fn record_at(&self, now: Time) -> Option<SessionRecord> {
         let mut record = self.decode()?;
         // R-DEADLINE-3: deadlines go on while their session sleeps.
@@ -82,23 +81,23 @@ impl HibernatedSession {
     }
 }
 
-/// All sessions at rest.
+/// All hibernated sessions.
 #[derive(Default)]
 pub(crate) struct HibernatedSessions {
     slots: Slab<HibernatedSession>,
     by_peer: HashTable<u32>,
-    /// Stirred into every hash, so that nobody can choose keys that collide.
+    /// A salt for the hash, so that peers cannot choose keys that collide.
     salt: [u64; 2],
     due: BTreeSet<(NonZeroU32, u32)>,
     lapsed: VecDeque<HibernatedExpiry>,
 }
 
-/// Where the key lies in a record: after format and role.
+/// The key in an encoded record: it follows format and role.
 fn key_of(record: &[u8]) -> Option<&[u8]> {
     record.get(2..42)
 }
 
-/// The first part of the key: who it is with.
+/// The first part of the key: the peer.
 fn peer_of(record: &[u8]) -> Option<&[u8]> {
     record.get(2..34)
 }
@@ -166,8 +165,8 @@ impl HibernatedSessions {
         self.of(peer).map(HibernatedSession::flows).sum()
     }
 
-    /// Takes a session in, whose record is `bytes`. `absence`: how long one without deadlines is
-    /// kept. Returns what was there of it before.
+    /// Adds a session with the encoded record `bytes`. `absence`: how long a session without deadlines
+    /// is kept. Returns the previous record.
     pub(crate) fn insert(
         &mut self,
         key: InstanceKey,
@@ -198,8 +197,8 @@ impl HibernatedSessions {
         before
     }
 
-    /// The session is awake for a while and its record only stands for it: nothing of it is over
-    /// before it is put in again.
+    /// Suspends the expiry of a session that was tentatively restored, until its record is inserted
+    /// again.
     pub(crate) fn suspend_expiry(&mut self, key: &InstanceKey) {
         if let Some(place) = self.place(key)
             && let Some(due_s) = self.slots[place as usize].due_s.take()
@@ -227,7 +226,8 @@ impl HibernatedSessions {
     }
 
     // R-DEADLINE-3
-    /// Lets go of what is over. Returns whose flows became fewer: from how many to how many.
+    /// Removes what has expired. Returns the sessions whose number of flows fell, with the numbers
+    /// before and after.
     pub(crate) fn expire(&mut self, now: Time, absence: Span) -> Vec<(PublicKey, usize, usize)> {
         let mut fewer = Vec::new();
         for _ in 0..DUE_PER_CALL {
@@ -265,7 +265,7 @@ impl HibernatedSessions {
         fewer
     }
 
-    /// Flows of the record are over, those that `ends` says.
+    /// Ends those flows of the record for which `ends` returns true.
     pub(crate) fn expire_flows(
         &mut self,
         key: &InstanceKey,
@@ -277,7 +277,7 @@ impl HibernatedSessions {
             .extend(over.map(|id| HibernatedExpiry::of(key, Some(id))));
     }
 
-    /// All flows of the record are over, and the session is.
+    /// Ends all flows of the record, and the session.
     pub(crate) fn expire_all_flows(&mut self, key: &InstanceKey, record: &SessionRecord) {
         self.expire_flows(key, record, |_| true);
         self.lapsed.push_back(HibernatedExpiry::of(key, None));
@@ -288,8 +288,8 @@ impl HibernatedSessions {
     }
 }
 
-/// When something of a session at rest is over: its first deadline, or without any its absence. One
-/// that is closed only waits to tell so (R-CLOSE-4).
+/// When the record expires: at its first deadline, or without one after its absence. A closed session
+/// only waits to send CLOSE (R-CLOSE-4).
 fn ends_at(record: &SessionRecord, since: Time, absence: Span) -> Time {
     if let Some((_, left)) = record.closing {
         return since + left;
@@ -298,7 +298,7 @@ fn ends_at(record: &SessionRecord, since: Time, absence: Span) -> Time {
     since + first.unwrap_or(absence)
 }
 
-/// The second in which a time has passed.
+/// The first full second after a time.
 fn second(at: Time) -> NonZeroU32 {
     let s = u32::try_from(at.as_nanos() / 1_000_000_000).unwrap_or(u32::MAX);
     NonZeroU32::MIN.saturating_add(s)

@@ -14,22 +14,22 @@ use crate::path::PathState;
 use crate::session::Session;
 use crate::session_state::SessionState;
 
-/// Where a flow is between its opening and its end.
+/// The state of a flow.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum FlowState {
-    /// Not yet claimed or answered after a wake.
+    /// The flow is not claimed or answered yet after a wake.
     Unclaimed,
     /// Both directions may carry bytes.
     Open,
-    /// Our end is written, the peer's is not known.
+    /// Our end is written; the peer's is not known.
     HalfClosedHere,
-    /// The peer's end is known, ours is not written.
+    /// The peer's end is known; ours is not written.
     HalfClosedThere,
     /// Both ends are known; something is still to be read, acknowledged or made durable.
     Draining,
 }
 
-/// How much of everything that must stay within a bound a session holds.
+/// The amounts of everything with a limit that a session holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SessionUsage {
     /// Live paths.
@@ -40,13 +40,13 @@ pub struct SessionUsage {
     pub flow_gaps: usize,
     /// Events the driver has not taken.
     pub events: usize,
-    /// Unreliable datagrams that wait to leave.
+    /// Unreliable datagrams that wait to be sent.
     pub datagrams: usize,
-    /// Paths that are gone and of which the peer is still to be told.
+    /// Closed paths of which the peer does not know yet.
     pub gone: usize,
     /// Connection ids issued.
     pub issued: usize,
-    /// The most bytes one flow holds to be sent or acknowledged.
+    /// The most bytes that one flow holds for sending or until they are acknowledged.
     pub send_buffered: u64,
     /// Bytes received and not read, of all flows.
     pub unread: u64,
@@ -55,35 +55,36 @@ pub struct SessionUsage {
 }
 
 impl Session {
-    /// Takes what the datagram handled last carried, of which flows: for exact accounts per flow
-    /// and link. Ask after each datagram: the next one makes them forgotten.
+    /// Takes the bytes per flow of the datagram handled last, for exact accounts per flow and link.
+    /// Call it after each datagram: the next one replaces them.
     pub fn take_arrivals(&mut self) -> Vec<FlowArrival> {
         std::mem::take(&mut self.arrivals)
     }
 
-    /// Where a flow is; none if it is over.
+    /// The state of a flow; none if it is over.
     pub fn flow_state(&self, id: FlowId) -> Option<FlowState> {
         self.flows.get(id).map(state_of)
     }
 
-    /// Where each path is.
+    /// The state of each path.
     pub fn path_states(&self) -> impl Iterator<Item = PathState> {
         self.paths.iter().map(|p| p.state)
     }
 
-    /// Where each flow is that is not over.
+    /// The state of each flow.
     pub fn flow_states(&self) -> impl Iterator<Item = FlowState> {
         self.flows.iter().map(state_of)
     }
 
-    /// Whether it has been established before and waits for a handshake or for claims to be met.
+    /// Whether the session was established before and waits for a handshake or for answers to its
+    /// claims.
     pub fn is_waking(&self) -> bool {
         let had = self.generation > 0 || self.flows.iter().any(|f| f.announced);
         had && (self.state == SessionState::Handshaking || self.flows.iter().any(|f| f.unclaimed))
             && self.state != SessionState::Suspended
     }
 
-    /// What keeps each flow from sending, for whoever has to find out why nothing moves.
+    /// Describes what keeps each flow from sending, for debugging.
     pub fn explain(&self) -> String {
         let flow = |f: &SessionFlow| {
             let (send, window) = (&f.send, (f.send.next(), f.send.end(), f.send.acked_to()));
@@ -106,7 +107,7 @@ impl Session {
         format!("{:?}; {}", self.credit, flows.join("; "))
     }
 
-    /// What it holds now.
+    /// The session's current usage of its limits.
     pub fn usage(&self) -> SessionUsage {
         let ranges = self.paths.iter().map(|p| p.acks.ranges().count());
         let flows = || self.flows.iter();

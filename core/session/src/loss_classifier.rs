@@ -22,71 +22,73 @@
 
 use d2tp_time::{Span, Time};
 
-/// Parts of the deepest queueing delay: from a quarter on a few packets' wait is not their own burst's, from half
-/// of it on a loss is the queue's even where the air loses too.
+/// Parts of the deepest queueing delay. From a quarter on, the delay exceeds that of the path's own
+/// bursts; from half on, a loss counts as congestion even where random losses are common.
 const QUARTER: (u64, u64) = (1, 4);
 const HALF: (u64, u64) = (1, 2);
-/// Queueing delay below this part of the shortest round trip, within these bounds, is none: jitter, bursts.
+/// Queueing delay below this part of the shortest round trip, within bounds, counts as none: jitter and
+/// bursts.
 const FLOOR_PART: u64 = 8; // RFC 9406 §4.3, where slow start ends by it
 const FLOOR_MIN: Span = Span::from_millis(1); // a guess
 /// CoDel lets 5 ms stand (RFC 8289 §4.3). // measured: with 16 ms a session took twice its share of such a queue
 const FLOOR_MAX: Span = Span::from_millis(4);
-/// How long the deepest delay is remembered, at least; at most twice as long.
+/// How long the deepest queueing delay is remembered, at least; at most twice as long.
 const DEEPEST_KEPT: Span = Span::from_secs(120); // a guess: rates of radio links change, queues with them
-/// The queue is what all of so many packets measured waited: a round trip of ACKs.
+/// The queueing delay is the smallest of this many packets: a round trip of ACKs.
 const SAMPLES: usize = 8;
-/// A window of fewer packets is a few bursts: the longest of the last two waits counts, to be on the safe
-/// side.
+/// With a smaller window, in packets, the queue is judged by the longer of the last two delays, to be
+/// conservative.
 const WINDOW_SMALL: u64 = 40; // measured: of a shared queue of 7 packets a session took 1.3 times as much as without
-/// A run of this many lost packets is taken for congestion, or two more where the air is known to
-/// lose: at 3 % random loss one packet in 40,000 begins such a run, and one in 40 millions there.
+/// The number of consecutive losses that counts as congestion, plus two where random losses are common:
+/// at 3 % random loss one packet in 40,000 begins such a run, and one in 40 millions there.
 const RUN: u32 = 3;
-/// The air is known to lose where so many of the last eight losses were random: there twice as much
-/// counts as no queue.
+/// How many of the last eight losses must have been random for random losses to count as common. Then
+/// twice the delay counts as no queue.
 const AIRY: u32 = 4; // a guess
-/// A share of lost packets above which it is not the air, whatever the delay says, in 2^16ths.
+/// The share of lost packets, in 2^16ths, above which losses count as congestion whatever the delay.
 const SHARE_MAX: u32 = 65_536 * 8 / 100; // the paper's random losses end at 3 %
 /// Packets over which that share is averaged.
 const SHARE_PACKETS: u32 = 256; // at 3 % its standard deviation is 0.8 %
-/// For how long the delay is not believed after too much was lost without any; doubled each time.
+/// How long the delay is ignored after excessive loss without delay; doubled each time.
 const BLIND_MIN: Span = Span::from_secs(10); // a guess
 const BLIND_MAX: Span = Span::from_secs(160); // a guess
 
 /// Why packets were lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LossKind {
-    /// By congestion, or nobody can tell.
+    /// Congestion, or unknown.
     Queue,
-    /// At random, on the air.
+    /// A random loss on the radio link.
     Random,
 }
 
-/// What is known of the queue on a path.
+/// What was measured of a path's queue.
 #[derive(Debug)]
 pub(crate) struct LossClassifier {
-    /// The longest queue that packets came through, of this period and the one before.
+    /// The longest queueing delay of this period and of the one before.
     deepest: [Span; 2],
     period_began: Time,
-    /// The waits of the last packets measured that left after the last response.
+    /// The queueing delays of the last packets that were sent after the last congestion response.
     near: [Span; SAMPLES],
-    /// What the last two of them waited that were answered on the path itself.
+    /// The delays of the last two of those packets that were acknowledged on the path itself.
     own: [Span; 2],
-    /// The queue as it was last, whenever that was.
+    /// The most recent queueing delay.
     latest: Span,
-    /// The shortest round trip whose answer came over another path, of this period and the one before.
+    /// The shortest round trip with an ACK on another path, of this period and of the one before.
     detour_min: [Span; 2],
     responded_at: Time,
-    /// Share of the packets lost.
+    /// The share of packets lost.
     share: u32,
-    /// The last eight verdicts, a bit each: it was random.
+    /// The last eight classifications, one bit each: 1 if random.
     verdicts: u8,
-    /// The queue, if the loss judged last is taken for its own only to be on the safe side.
+    /// The queueing delay, if the last loss counted as congestion only to be conservative.
     unsure: Option<Span>,
-    /// The packet lost last, how many before it in a row, and the most since judged.
+    /// The packet lost last, the length of the run of losses that it ends, and the longest run since
+    /// the last classification.
     last: Option<u64>,
     run: u32,
     run_most: u32,
-    /// Some loss was the queue's, or slow start was taken up again because none was.
+    /// Whether a loss was congestion, or slow start was resumed because none was.
     pub(crate) settled: bool,
     blind_until: Time,
     blind_next: Span,
@@ -114,7 +116,7 @@ impl LossClassifier {
         }
     }
 
-    /// A packet that left at `sent_at` took this long there and back, on this path both ways.
+    /// Takes in a round trip of a packet sent at `sent_at`, with its ACK on this path.
     pub(crate) fn on_round_trip(&mut self, now: Time, sent_at: Time, rtt: Span, rtt_min: Span) {
         self.turn(now);
         let wait = rtt.saturating_sub(rtt_min);
@@ -125,8 +127,8 @@ impl LossClassifier {
         }
     }
 
-    /// Takes in a round trip whose answer came over another path: what waited there is counted too,
-    /// so it is a queue here only if the path itself shows one as well, and never the longest.
+    /// Takes in a round trip whose ACK came over another path. Its delay includes that path's queue, so
+    /// it counts only if this path shows a queue as well, and never as the longest.
     pub(crate) fn on_indirect_round_trip(&mut self, now: Time, sent_at: Time, rtt: Span) {
         self.turn(now);
         self.detour_min[0] = self.detour_min[0].min(rtt);
@@ -134,7 +136,7 @@ impl LossClassifier {
         self.note(sent_at, rtt.saturating_sub(least));
     }
 
-    /// Forgets what is too old.
+    /// Forgets old measurements.
     fn turn(&mut self, now: Time) {
         if now >= self.period_began + DEEPEST_KEPT {
             self.deepest = [Span::ZERO, self.deepest[0]];
@@ -143,17 +145,17 @@ impl LossClassifier {
         }
     }
 
-    /// A packet waited so long; whether that tells of the time since the last response.
+    /// Records a packet's queueing delay. Returns whether it is newer than the last response.
     fn note(&mut self, sent_at: Time, wait: Span) -> bool {
-        let tells = !self.is_covered(sent_at);
-        if tells {
+        let is_evidence = !self.is_covered(sent_at);
+        if is_evidence {
             self.near.rotate_right(1);
             self.near[0] = wait;
         }
-        tells
+        is_evidence
     }
 
-    /// What stands in the queue.
+    /// The current queueing delay.
     fn queue(&self) -> Span {
         self.near
             .into_iter()
@@ -166,7 +168,7 @@ impl LossClassifier {
         self.share -= (u64::from(self.share) * u64::from(part) / u64::from(SHARE_PACKETS)) as u32;
     }
 
-    /// The packet of this number is lost; numbers ascend.
+    /// Records that this packet is lost; numbers ascend.
     pub(crate) fn on_lost(&mut self, number: u64, sent_at: Time) {
         if !self.is_covered(sent_at) {
             self.share += (65_536 - self.share) / SHARE_PACKETS;
@@ -177,8 +179,8 @@ impl LossClassifier {
         self.last = Some(number);
     }
 
-    /// What has been lost since the last question, the newest of it sent at `sent_at`: what comes to light
-    /// together is of one kind. `window`: packets the path may have in flight.
+    /// Classifies all losses since the last call, the newest of them sent at `sent_at`: losses found
+    /// together are of one kind. `window`: packets the path may have in flight.
     pub(crate) fn classify(
         &mut self,
         now: Time,
@@ -225,8 +227,8 @@ impl LossClassifier {
         }
     }
 
-    /// What a response to the loss judged last may leave of a window, if it may as well have been random: what
-    /// fills the way without the queue (Westwood; Mascolo et al. 2001).
+    /// The window that the response to an uncertain loss must leave at least: what fills the path
+    /// without a queue (Westwood; Mascolo et al. 2001).
     pub(crate) fn reduced_window(&self, window: u64, rtt_min: Span) -> Option<u64> {
         let wait = self.unsure?.as_nanos();
         // Answers over another path come later, and the window is larger for it.
@@ -235,12 +237,12 @@ impl LossClassifier {
         Some((u128::from(window) * u128::from(base) / u128::from(base + wait)) as u64)
     }
 
-    /// What left before the last response has been responded to.
+    /// Whether a packet was sent before the last response, so that the response covers it.
     fn is_covered(&self, sent_at: Time) -> bool {
         sent_at <= self.responded_at
     }
 
-    /// The window was reduced: how long packets wait is to be seen anew.
+    /// Records a reduction of the window: queueing delays are measured anew.
     pub(crate) fn on_response(&mut self, now: Time) {
         (self.near, self.own) = ([Span::ZERO; SAMPLES], [Span::ZERO; 2]);
         self.responded_at = now;
@@ -261,28 +263,28 @@ mod tests {
     }
 
     /// Has as many packets arrive as make a measurement, each sent at `sent` and `ms` under way.
-    fn wait(judge: &mut LossClassifier, sent: Time, ms: u64) {
+    fn wait(classifier: &mut LossClassifier, sent: Time, ms: u64) {
         for _ in 0..SAMPLES {
-            judge.on_round_trip(sent + BASE, sent, BASE + MS.times(ms), BASE);
+            classifier.on_round_trip(sent + BASE, sent, BASE + MS.times(ms), BASE);
         }
     }
 
     /// A judge that saw packets wait up to 60 ms, and the last ones as long as given.
-    fn judge(last_ms: u64) -> LossClassifier {
-        let mut judge = LossClassifier::new(at(0));
+    fn classifier(last_ms: u64) -> LossClassifier {
+        let mut classifier = LossClassifier::new(at(0));
         for (n, ms) in [0, 20, 40, 60, 40, last_ms].into_iter().enumerate() {
-            wait(&mut judge, at(100 * n as u64 + 1), ms);
-            judge.on_arrived(50);
+            wait(&mut classifier, at(100 * n as u64 + 1), ms);
+            classifier.on_arrived(50);
         }
-        judge
+        classifier
     }
 
     /// Has packets lost, in a row or not; returns how the losses are classified.
-    fn lose(judge: &mut LossClassifier, now: Time, packets: u64, in_a_row: bool) -> LossKind {
-        let first = judge.last.map_or(0, |last| last + 2);
+    fn lose(classifier: &mut LossClassifier, now: Time, packets: u64, in_a_row: bool) -> LossKind {
+        let first = classifier.last.map_or(0, |last| last + 2);
         let step = if in_a_row { 1 } else { 2 };
-        (0..packets).for_each(|n| judge.on_lost(first + n * step, now));
-        judge.classify(now, now, BASE, 100)
+        (0..packets).for_each(|n| classifier.on_lost(first + n * step, now));
+        classifier.classify(now, now, BASE, 100)
     }
 
     #[test]
@@ -294,44 +296,48 @@ mod tests {
             (5, LossKind::Queue),
             (60, LossKind::Queue),
         ] {
-            assert_eq!(lose(&mut judge(wait), at(900), 1, false), kind, "{wait} ms");
+            assert_eq!(
+                lose(&mut classifier(wait), at(900), 1, false),
+                kind,
+                "{wait} ms"
+            );
         }
     }
 
     #[test]
     fn answers_over_another_path_show_a_queue_and_not_how_long_it_gets() {
-        let mut judge = judge(0);
-        let detour = |judge: &mut LossClassifier, ms| {
+        let mut classifier = classifier(0);
+        let detour = |classifier: &mut LossClassifier, ms| {
             for _ in 0..SAMPLES {
-                judge.on_indirect_round_trip(at(850), at(800), BASE.times(2) + MS.times(ms));
+                classifier.on_indirect_round_trip(at(850), at(800), BASE.times(2) + MS.times(ms));
             }
-            lose(judge, at(900), 1, false)
+            lose(classifier, at(900), 1, false)
         };
-        assert_eq!(detour(&mut judge, 0), LossKind::Random);
+        assert_eq!(detour(&mut classifier, 0), LossKind::Random);
         assert_eq!(
-            detour(&mut judge, 200),
+            detour(&mut classifier, 200),
             LossKind::Random,
             "it is the other path's"
         );
         for ms in [870, 871] {
-            judge.on_round_trip(at(ms), at(820), BASE + MS.times(10), BASE);
+            classifier.on_round_trip(at(ms), at(820), BASE + MS.times(10), BASE);
         }
-        assert_eq!(detour(&mut judge, 200), LossKind::Queue);
-        assert_eq!(judge.deepest[0], MS.times(60));
+        assert_eq!(detour(&mut classifier, 200), LossKind::Queue);
+        assert_eq!(classifier.deepest[0], MS.times(60));
     }
 
     #[test]
     fn packets_that_wait_for_their_own_burst_are_no_queue() {
-        let mut judge = judge(0);
+        let mut classifier = classifier(0);
         for ms in [20, 3, 40, 20, 40, 20, 40, 20] {
-            judge.on_round_trip(at(850), at(800), BASE + MS.times(ms), BASE);
+            classifier.on_round_trip(at(850), at(800), BASE + MS.times(ms), BASE);
         }
-        assert_eq!(lose(&mut judge, at(900), 1, false), LossKind::Random);
-        judge.on_lost(100, at(900));
-        let small = judge.classify(at(900), at(900), BASE, 30);
+        assert_eq!(lose(&mut classifier, at(900), 1, false), LossKind::Random);
+        classifier.on_lost(100, at(900));
+        let small = classifier.classify(at(900), at(900), BASE, 30);
         assert_eq!(small, LossKind::Queue, "a small window is all burst");
-        wait(&mut judge, at(800), 20);
-        assert_eq!(lose(&mut judge, at(900), 1, false), LossKind::Queue);
+        wait(&mut classifier, at(800), 20);
+        assert_eq!(lose(&mut classifier, at(900), 1, false), LossKind::Queue);
     }
 
     #[test]
@@ -344,11 +350,11 @@ mod tests {
             (10, 3, None),
             (30, 8, None),
         ] {
-            let mut judge = judge(ms);
-            judge.verdicts = ((1_u16 << random) - 1) as u8;
-            lose(&mut judge, at(900), 1, false);
+            let mut classifier = classifier(ms);
+            classifier.verdicts = ((1_u16 << random) - 1) as u8;
+            lose(&mut classifier, at(900), 1, false);
             assert_eq!(
-                judge.reduced_window(120_000, BASE),
+                classifier.reduced_window(120_000, BASE),
                 left,
                 "{ms} ms, {random} of 8"
             );
@@ -358,10 +364,10 @@ mod tests {
     #[test]
     fn packets_lost_in_a_row_are_the_queues() {
         // R-MIRROR-1
-        assert_eq!(lose(&mut judge(0), at(900), 2, true), LossKind::Random);
-        assert_eq!(lose(&mut judge(0), at(900), 3, true), LossKind::Queue);
+        assert_eq!(lose(&mut classifier(0), at(900), 2, true), LossKind::Random);
+        assert_eq!(lose(&mut classifier(0), at(900), 3, true), LossKind::Queue);
         for (packets, kind) in [(4, LossKind::Random), (5, LossKind::Queue)] {
-            let mut airy = judge(0);
+            let mut airy = classifier(0);
             airy.verdicts = 0b1111;
             assert_eq!(lose(&mut airy, at(900), packets, true), kind);
         }
@@ -370,44 +376,50 @@ mod tests {
     #[test]
     fn more_than_radio_loses_is_the_queues_and_says_how_deep_it_is() {
         // R-MIRROR-1
-        let mut judge = judge(0);
+        let mut classifier = classifier(0);
         let mut lose_one_of_six = || {
-            judge.on_arrived(5);
-            lose(&mut judge, at(900), 1, false)
+            classifier.on_arrived(5);
+            lose(&mut classifier, at(900), 1, false)
         };
         assert_eq!(lose_one_of_six(), LossKind::Random);
         let kinds: Vec<LossKind> = (0..60).map(|_| lose_one_of_six()).collect();
         assert!(kinds.contains(&LossKind::Queue));
-        assert_eq!(judge.deepest, [Span::ZERO; 2], "it overflows here");
+        assert_eq!(classifier.deepest, [Span::ZERO; 2], "it overflows here");
     }
 
     #[test]
     fn where_much_is_lost_and_no_queue_shows_the_delay_is_not_believed_for_a_while() {
-        let mut judge = LossClassifier::new(at(0));
-        judge.on_round_trip(at(50), at(1), BASE, BASE);
-        assert_eq!(lose(&mut judge, at(60), 2, false), LossKind::Random);
-        assert_eq!(lose(&mut judge, at(70), 60, false), LossKind::Queue);
-        judge.on_arrived(256);
-        assert_eq!(lose(&mut judge, at(9_000), 1, false), LossKind::Queue);
-        assert_eq!(lose(&mut judge, at(11_000), 1, false), LossKind::Random);
-        assert_eq!(lose(&mut judge, at(11_000), 60, false), LossKind::Queue);
-        judge.on_arrived(256);
-        assert_eq!(lose(&mut judge, at(30_000), 1, false), LossKind::Queue);
+        let mut classifier = LossClassifier::new(at(0));
+        classifier.on_round_trip(at(50), at(1), BASE, BASE);
+        assert_eq!(lose(&mut classifier, at(60), 2, false), LossKind::Random);
+        assert_eq!(lose(&mut classifier, at(70), 60, false), LossKind::Queue);
+        classifier.on_arrived(256);
+        assert_eq!(lose(&mut classifier, at(9_000), 1, false), LossKind::Queue);
+        assert_eq!(
+            lose(&mut classifier, at(11_000), 1, false),
+            LossKind::Random
+        );
+        assert_eq!(
+            lose(&mut classifier, at(11_000), 60, false),
+            LossKind::Queue
+        );
+        classifier.on_arrived(256);
+        assert_eq!(lose(&mut classifier, at(30_000), 1, false), LossKind::Queue);
     }
 
     #[test]
     fn what_packets_waited_before_a_response_says_nothing_after_it() {
-        let mut judge = judge(60);
-        assert_eq!(lose(&mut judge, at(900), 1, false), LossKind::Queue);
-        judge.on_response(at(900));
+        let mut classifier = classifier(60);
+        assert_eq!(lose(&mut classifier, at(900), 1, false), LossKind::Queue);
+        classifier.on_response(at(900));
         // Measured now, and sent before.
-        judge.on_round_trip(at(940), at(850), BASE + MS.times(60), BASE);
-        assert_eq!(lose(&mut judge, at(940), 1, false), LossKind::Random);
-        judge.on_lost(100, at(899));
-        let covered = judge.classify(at(940), at(899), BASE, 100);
+        classifier.on_round_trip(at(940), at(850), BASE + MS.times(60), BASE);
+        assert_eq!(lose(&mut classifier, at(940), 1, false), LossKind::Random);
+        classifier.on_lost(100, at(899));
+        let covered = classifier.classify(at(940), at(899), BASE, 100);
         assert_eq!(covered, LossKind::Queue, "it is of the same overflow");
-        wait(&mut judge, at(901), 59);
-        assert_eq!(lose(&mut judge, at(1_010), 1, false), LossKind::Queue);
+        wait(&mut classifier, at(901), 59);
+        assert_eq!(lose(&mut classifier, at(1_010), 1, false), LossKind::Queue);
     }
 
     /// R-MIRROR-1: how often it is wrong. 20 Mb/s; drop-tail queues of half, one and four times what the way
@@ -452,12 +464,12 @@ mod tests {
 
     #[test]
     fn a_queue_that_was_deep_long_ago_is_forgotten() {
-        let mut judge = judge(10);
+        let mut classifier = classifier(10);
         let mut lose_at = |s: u64| {
-            wait(&mut judge, at(s * 1_000), 20);
-            judge.verdicts = u8::MAX;
-            lose(&mut judge, at(s * 1_000 + 1), 1, false);
-            judge.reduced_window(120_000, BASE).is_some()
+            wait(&mut classifier, at(s * 1_000), 20);
+            classifier.verdicts = u8::MAX;
+            lose(&mut classifier, at(s * 1_000 + 1), 1, false);
+            classifier.reduced_window(120_000, BASE).is_some()
         };
         assert!(lose_at(1), "60 ms were seen");
         assert!(lose_at(121));

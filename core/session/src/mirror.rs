@@ -23,15 +23,15 @@ use crate::path::{self, PathState, SessionPath};
 use crate::sent_packet::{SentData, SentFrame, SentPacket};
 use crate::session::Session;
 
-/// What comes over the other path comes too late if its round trip is so many of the path that lost it, and so
-/// much longer.
+/// A path repairs losses of another only if its round trip is at most this many times the other's,
+/// plus [`LATE`].
 const ROUND_TRIPS_MAX: u64 = 4; // a guess, as offload.rs has it
 const LATE: Span = Span::from_millis(100); // a guess: hardly anybody waits for it
 /// A piece of data smaller than this is not squeezed into the end of a packet.
 const DATA_MIN: usize = 32;
 
 impl SessionPath {
-    /// R-MIRROR-2: whether what was lost on other paths may be sent here.
+    /// R-MIRROR-2: whether this path may repair losses of other paths.
     fn fetches(&self) -> bool {
         let said = match self.status {
             PathStatus::Available => !self.gated,
@@ -42,7 +42,7 @@ impl SessionPath {
         said && self.state == PathState::Active && self.validated
     }
 
-    /// R-MIRROR-2: whether what a path with this round trip lost may be.
+    /// R-MIRROR-2: whether this path may repair losses of a path with this round trip.
     fn fetches_for(&self, own: Span) -> bool {
         // What waits there is the guard's business, and was measured who knows when.
         let rtt = &self.recovery.rtt;
@@ -57,9 +57,9 @@ impl SessionPath {
 }
 
 impl Session {
-    /// Lends the path over a metered `link` to what other paths lose, for at most so many bytes a second:
-    /// it is in standby then, and flows get grants there as they use them up. For a device to call every
-    /// 100 ms or so while it lends.
+    /// Lends the path over a metered `link` to repair losses of other paths, at a limited rate. The
+    /// path is then in standby, and flows get grants there as they use them up. A device calls this
+    /// every 100 ms or so while it lends.
     pub fn lend_path(&mut self, now: Time, link: LinkId, bytes_per_second: u64) {
         let of_link = |path: &&mut SessionPath| {
             path.addresses.link == link && path.gated && path.recovery.rtt.is_measured()
@@ -105,7 +105,7 @@ impl Session {
         }
     }
 
-    /// The path over `link`, if it was lent, carries flows of its own again, as they are granted.
+    /// Ends lending of the path over `link`: it carries flows of its own again, as they are granted.
     pub fn end_lending(&mut self, link: LinkId) {
         let lent = |p: &SessionPath| p.addresses.link == link && p.status == PathStatus::Standby;
         let gated = self.paths.iter().find(|p| lent(p)).map(|p| p.gated);
@@ -117,8 +117,8 @@ impl Session {
         }
     }
 
-    /// R-MIRROR-1: random losses of a path are hidden from its congestion control while another path
-    /// could fetch them.
+    /// R-MIRROR-1: hides random losses of a path from its congestion control while another path could
+    /// repair them.
     pub(crate) fn classify_losses(&mut self, now: Time, slot: usize) {
         if self.config.mirroring == Mirroring::Never {
             return;
@@ -133,7 +133,7 @@ impl Session {
         self.paths.at(slot).recovery.classify_losses(now, hides);
     }
 
-    /// Whether a flow's lost bytes are left to another path than this one, which lost them.
+    /// Whether a flow's bytes that were lost on this path are left for another path to send.
     pub(crate) fn leaves_lost_to_other(&mut self, now: Time, slot: usize, id: FlowId) -> bool {
         if self.paths.len() < 2 || self.config.mirroring == Mirroring::Never {
             return false;
@@ -163,7 +163,7 @@ impl Session {
         false
     }
 
-    /// A flow whose bytes were lost on another path and are to be fetched on this one.
+    /// A flow whose bytes were lost on another path and should be repaired on this one.
     pub(crate) fn next_lost(&mut self, now: Time, slot: usize) -> Option<FlowId> {
         let path = self.paths.nth(slot);
         if self.config.mirroring == Mirroring::Never || !path.fetches() {
@@ -189,7 +189,7 @@ impl Session {
         None
     }
 
-    /// Writes what fits of a flow's lost bytes.
+    /// Writes as many of a flow's lost bytes as fit.
     pub(crate) fn write_lost(
         &mut self,
         slot: usize,

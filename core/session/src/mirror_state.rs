@@ -2,18 +2,19 @@
 
 use d2tp_time::{Span, Time};
 
-/// Where what was lost at random may be fetched, without a congestion response on the path that lost it.
+/// Which paths may repair the random losses of another path without a congestion response there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mirroring {
-    /// Nowhere: a loss is a loss.
+    /// No path: every loss causes a congestion response.
     Never,
-    /// On paths that cost nothing, or that the device lends for this.
+    /// Free paths, and those that the device lends for this.
     #[default]
     Free,
-    /// At a device, on metered ones too, for at most so many bytes a second: its driver lends them
-    /// by [`crate::Session::lend_path`].
+    /// At a device also metered paths, at a limited rate: its driver lends them by
+    /// [`crate::Session::lend_path`].
     Paid {
-        /// The user's price of a faster Wi-Fi.
+        /// The most bytes per second of repairs on a metered path: what the user pays for a faster
+        /// Wi-Fi.
         bytes_per_second: u64,
     },
 }
@@ -21,25 +22,26 @@ pub enum Mirroring {
 /// R-MIRROR-3: a segment's guard time before anything is known of the path. // Super-aggregation §3.3
 const GUARD: Span = Span::from_millis(256);
 
-/// Bytes a second of lost ones given to a path at first, and at least: a small datagram each.
+/// The initial and the smallest rate of repairs on a path, in bytes per second: a small datagram per
+/// guard time.
 const RATE_MIN: u64 = 1_200 * 1_000 / 256;
 
-/// What a round trip may be longer by without a queue: an ACK's delay.
+/// How much a round trip may exceed the minimum without a sign of a queue: the delay of one ACK.
 const QUEUE_SLACK: Span = Span::from_millis(20);
 
-/// What a path takes of others' losses.
+/// The rate at which a path repairs losses of others.
 #[derive(Debug)]
 pub(crate) struct MirrorGuard {
-    /// Bytes a second.
+    /// The rate in bytes per second.
     rate: u64,
-    /// Bytes that may leave now.
+    /// Bytes that may be sent now.
     pub(crate) left: u64,
     filled_at: Time,
-    /// Whether the window was too small since the last round trip was measured.
+    /// Whether the rate was too small since the last round trip was measured.
     short: bool,
-    /// A queue was seen: from then on it grows slowly.
+    /// Whether a queue was seen. From then on the rate grows slowly.
     found: bool,
-    /// What left before tells nothing of the rate as it is.
+    /// When the rate last changed. Packets sent before prove nothing about the new rate.
     changed_at: Time,
 }
 
@@ -74,7 +76,7 @@ impl MirrorGuard {
         self.filled_at + Span::from_nanos(nanos as u64)
     }
 
-    /// The path's round trip was measured.
+    /// Takes in a round trip of the path.
     pub(crate) fn on_round_trip(&mut self, now: Time, latest: Span, least: Span) {
         if now < self.changed_at + latest {
             return;
@@ -89,16 +91,17 @@ impl MirrorGuard {
     }
 }
 
-/// What a device lends of a metered path: bytes that may be granted now.
+/// A device's loan of a metered path: bytes that may be granted now.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LentPath {
     pub(crate) left: u64,
     pub(crate) filled_at: Time,
-    /// No grant before the peer has heard what the path is for: it would take it for new bytes.
+    /// When grants may begin: before that the peer does not know the purpose of the path and would send
+    /// new bytes on it.
     pub(crate) from: Time,
 }
 
-/// Bytes of a rate in a span.
+/// The bytes that a rate carries in a span of time.
 pub(crate) fn bytes(rate: u64, span: Span) -> u64 {
     (u128::from(rate) * u128::from(span.as_nanos()) / 1_000_000_000) as u64
 }

@@ -6,7 +6,7 @@
 use d2tp_time::{Span, Time};
 use d2tp_wire::{DATAGRAM_FIRST_BYTES, DATAGRAM_MAX_BYTES};
 
-/// UDP payloads worth asking for: IPv6 and IPv4 over Ethernet, tunnels, PPPoE, LTE; then jumbo.
+/// UDP payload sizes to probe: IPv6 and IPv4 over Ethernet, tunnels, PPPoE, LTE; then jumbo frames.
 const LADDER: [u16; 7] = [
     1252,
     1332,
@@ -18,9 +18,9 @@ const LADDER: [u16; 7] = [
 ];
 /// Probes of one size before it counts as too large. RFC 8899 §5.1.2 allows three.
 const PROBES_MAX: u8 = 2;
-/// Full-size packets lost in a row, nothing between, before the path is taken for a black hole.
+/// Consecutive losses of full-size packets after which the path counts as a black hole for that size.
 const BLACK_HOLE_LOSSES: u8 = 6;
-/// How long a size that failed is left alone (RFC 8899 PMTU_RAISE_TIMER).
+/// How long a size that failed is not probed again (RFC 8899 PMTU_RAISE_TIMER).
 const RAISE_AFTER: Span = Span::from_secs(600);
 
 /// Search for the largest datagram a path carries.
@@ -50,7 +50,7 @@ impl MtuDiscovery {
         mtu
     }
 
-    /// The largest step of the ladder below `limit` that would be a gain.
+    /// The index of the largest size of the ladder below `limit` that would be an improvement.
     fn below(&self, limit: u16) -> Option<usize> {
         LADDER
             .iter()
@@ -90,7 +90,7 @@ impl MtuDiscovery {
             }
         }
     }
-    /// The socket itself refused this size.
+    /// Handles the error of a socket that refused this size.
     pub(crate) fn on_too_big(&mut self, now: Time, size: u16) {
         if size > self.current {
             self.failures = PROBES_MAX;
@@ -100,8 +100,8 @@ impl MtuDiscovery {
             self.next = self.below(size);
         }
     }
-    /// An ordinary packet of `size` bytes was lost; true if the path turned out to be a black hole
-    /// for its size.
+    /// Records the loss of an ordinary packet of `size` bytes. Returns true if the path is a black hole
+    /// for that size.
     pub(crate) fn on_loss(&mut self, size: u16) -> bool {
         if size <= DATAGRAM_FIRST_BYTES as u16 {
             return false;

@@ -7,7 +7,7 @@ const BURST_DATAGRAMS: u64 = 10;
 /// How much of its rate a path may send at once: the grain of timers and of GSO batches.
 const BURST_SPAN: Span = Span::from_millis(1);
 
-/// The bucket of one path.
+/// The token bucket of one path.
 #[derive(Clone, Debug)]
 pub(crate) struct Pacer {
     rate: u64, // bytes per second
@@ -32,7 +32,7 @@ impl Pacer {
         (BURST_DATAGRAMS * self.datagram).max(span)
     }
 
-    /// The path's rate in bytes per second and its datagram size, before the next question.
+    /// Sets the path's rate in bytes per second and its datagram size.
     pub(crate) fn set_rate(&mut self, now: Time, rate: u64, datagram: u64) {
         self.fill(now);
         self.rate = rate;

@@ -26,10 +26,10 @@ use crate::path_scheduler::{CopyProgress, PathCandidate, PathScheduler};
 use crate::recovery::Recovery;
 use crate::recovery::WindowRestore;
 
-/// How far a path got.
+/// The state of a path.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PathState {
-    /// Nothing was heard on it yet.
+    /// Nothing has arrived on the path yet.
     Opening,
     /// The path works.
     Active,
@@ -37,7 +37,7 @@ pub enum PathState {
     Silent,
 }
 
-/// What a path still has to say, one bit each.
+/// Control frames of a path to be sent, one bit each.
 pub(crate) mod want {
     pub(crate) const CHG: u16 = 1;
     pub(crate) const AUTH: u16 = 1 << 1;
@@ -49,74 +49,75 @@ pub(crate) mod want {
     pub(crate) const RSP: u16 = 1 << 7;
 }
 
-/// R-PATH-12: no limit holds a path below so many datagrams: it could not even find losses.
+/// R-PATH-12: the lowest limit of a path in datagrams: below it a sender could not detect losses.
 const LIMIT_DATAGRAMS_MIN: u64 = 4;
-/// A limit of our own making is told again when it changed by this part: each costs a frame.
+/// The part by which a receive limit must change to be announced again: each announcement costs a
+/// frame.
 const LIMIT_GRAIN: u64 = 16;
 
-/// Challenges outstanding per path (the newest counts, older ones are forgotten).
+/// Outstanding challenges per path; when there are more, the oldest is forgotten.
 const CHALLENGE_NONCES_MAX: usize = 4;
 
-/// ACKs the peer is asked for per window of data. Fewer cost less and feed slow start later.
+/// ACKs that the peer is asked for per window of data. Fewer cost less and feed slow start later.
 const ACKS_PER_WINDOW: u64 = 8;
 /// The most packets one ACK may wait for.
 const ACK_EVERY_MAX: u64 = 64;
 
-/// How soon and how rarely a waiting device asks whether a silent path still lives. The first is
-/// a guess between a hole too short to matter and a stall one would notice.
+/// The shortest and longest interval at which a waiting device probes a path without packets. The first
+/// is a guess between an outage too short to matter and a stall that users notice.
 const ASK_AFTER_MIN: Span = Span::from_millis(250);
 const ASK_AFTER_MAX: Span = Span::from_secs(30);
-/// R-PATH-9: probe timeouts of silence before the question; two more without an answer make the path
-/// silent.
+/// R-PATH-9: probe timeouts of silence before a probe; two more without an answer make the path silent.
 const ASK_AFTER_TIMEOUTS: u64 = 2;
 
-/// What control may be later on a free path than on one that costs money.
+/// How much later control frames may arrive on a free path than on a metered one.
 const CONTROL_WAIT_MAX: Span = Span::from_secs(1); // a guess: a grant is for about a second
 
-/// The smallest packet worth sending to an unproved address.
+/// The smallest packet worth sending to an address that is not validated.
 pub(crate) const SPEAK_MIN: u64 = 46;
 
-/// A question asked at one address.
+/// A challenge sent to one address.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Challenge {
     pub(crate) nonce: [u8; 16],
     pub(crate) remote: SocketAddr,
 }
 
-/// Where a moved path was before: wins if it answers.
+/// The address of a moved path before the move: the path returns to it if it answers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PreviousAddress {
     pub(crate) addresses: Addresses,
     pub(crate) ask: bool,
 }
 
-/// One path.
+/// A path of a session.
 #[derive(Debug)]
 pub(crate) struct SessionPath {
     pub(crate) id: PathId,
     pub(crate) addresses: Addresses,
     pub(crate) state: PathState,
-    /// Since when it is silent, and how it goes on after that.
+    /// When the path fell silent, and how its window is restored afterwards.
     pub(crate) silent_since: Time,
     pub(crate) window_restore: WindowRestore,
-    /// How often it fell silent.
+    /// How often the path fell silent.
     pub(crate) blackouts: u32,
-    /// What was last heard when its first hop answered in the silence after it: the fault lies further on
-    /// (a device's).
+    /// When the last packet before a silence arrived, if the first hop then answered: the fault lies
+    /// beyond it (a device's).
     pub(crate) hop_answered: Option<Time>,
-    /// Its driver froze it and will thaw it: until then not a packet (a device's).
+    /// Whether the driver froze the path: nothing is sent until it unfreezes it (a device's).
     pub(crate) driver_frozen: bool,
-    /// What was last heard when the driver was told of the silence after it.
+    /// When the last packet before a silence arrived, if the driver was informed of that silence.
     pub(crate) quiet_after: Option<Time>,
-    /// Since when what leaves on it is known not to arrive, although packets come (R-PATH-15).
+    /// Since when packets sent on the path are known not to arrive, although packets are received
+    /// (R-PATH-15).
     pub(crate) one_way_since: Option<Time>,
-    /// Since when packets come on it again, after it was silent.
+    /// Since when packets arrive again after a silence.
     pub(crate) heard_from: Time,
-    /// Nothing was measured on it, or too little.
+    /// Whether nothing, or too little, was measured on the path.
     pub(crate) is_new: bool,
-    /// After a hole no faster than the window over the round trip, until then.
+    /// The time until which the pacer does not exceed one window per round trip.
     pub(crate) paced_evenly_until: Time,
-    /// Said by the device: may payload travel here, and does it need grants.
+    /// The device's status for the path: whether payload may use it.
     pub(crate) status: PathStatus,
     pub(crate) status_seq: u64,
     pub(crate) gated: bool,
@@ -128,16 +129,16 @@ pub(crate) struct SessionPath {
     pub(crate) challenges: Vec<Challenge>,
     pub(crate) answers: Vec<([u8; 16], Option<Addresses>)>,
     pub(crate) previous: Option<Box<PreviousAddress>>,
-    /// The answer to be repeated if it is lost, until AUTH (a device's).
+    /// The answer to the last challenge, repeated if lost, until AUTH (a device's).
     pub(crate) answered: Option<[u8; 16]>,
-    /// Bytes in flight that the peer allows us, and the seq that said so.
+    /// The bytes in flight that the peer allows, and the sequence number of that limit.
     pub(crate) limit_in: (u64, u64),
-    /// The receive limit of the path as we told it to the peer.
+    /// The receive limit that we announced to the peer, and its sequence number.
     pub(crate) limit_out: (u64, u64),
-    /// What our application allows, and what we think a short queue takes.
+    /// The limit that our application set, and the one that DRWA computed.
     pub(crate) limit_asked: u64,
     pub(crate) drwa: Option<Box<Drwa>>,
-    /// Bytes while the address is unproved.
+    /// Bytes received from and sent to the address while it is not validated.
     pub(crate) rx_bytes: u64,
     pub(crate) tx_bytes: u64,
     pub(crate) recovery: Recovery,
@@ -146,37 +147,39 @@ pub(crate) struct SessionPath {
     pub(crate) mtu: MtuDiscovery,
     pub(crate) opened_at: Time,
     pub(crate) last_rx: Time,
-    /// When something last left, for its NAT binding.
+    /// When a packet was last sent, for the path's NAT binding.
     pub(crate) last_tx: Time,
     pub(crate) control: ControlBudget,
     pub(crate) probe_now: bool,
     pub(crate) ack_every: u32,
-    /// Another path was alive when this one was opened.
+    /// Whether another path was alive when this one was opened.
     pub(crate) beside_another: bool,
-    /// The server said that it knows nothing of it.
+    /// Whether the server answered UNKNOWN on the path.
     pub(crate) unknown: bool,
     /// When a DATAGRAM last came on it.
     pub(crate) datagram_at: Option<Time>,
     /// Payload bytes each way, for reports and the scheduler.
     pub(crate) payload_in: u64,
     pub(crate) payload_out: u64,
-    /// Payload bytes sent here that are copies of what another path carried.
+    /// Payload bytes sent here that repeat data of another path.
     pub(crate) copied_out: u64,
-    /// How far this path repeated what each other one carries.
+    /// How far this path has repeated the packets of each other path.
     pub(crate) copy_progress: PathMap<CopyProgress>,
     pub(crate) first_packet_padded: bool,
-    /// Times in a row that the device asked "still there?" and got an answer without payload.
+    /// Consecutive liveness probes that were answered without payload.
     pub(crate) idle_probes: u32,
-    /// The next packet is padded: it may come from an address the peer has not seen yet.
+    /// Whether the next packet is padded, because it may come from an address that the peer has not
+    /// seen.
     pub(crate) pad_next: bool,
-    /// The pacer held something back until then.
+    /// When the pacer allows the next packet.
     pub(crate) paced_until: Time,
-    /// Where ACKs of this path leave, if it is half duplex, and what it carries of others'.
+    /// ACK offload in both roles: which path carries this path's ACKs, and what this path carries of
+    /// others'.
     pub(crate) ack_offload_state: Option<Box<AckOffloadState>>,
     pub(crate) carried_acks: Option<Box<CarriedAckBudget>>,
-    /// What a device lends of it to others' losses.
+    /// The device's loan of the path for repairs of others' losses.
     pub(crate) lent: Option<Box<LentPath>>,
-    /// What it takes of others' losses, and took so far.
+    /// The rate of repairs of others' losses on the path.
     pub(crate) mirror_guard: Option<Box<MirrorGuard>>,
     pub(crate) fetched_out: u64,
 }
@@ -264,7 +267,7 @@ impl SessionPath {
         self.wants |= want::CHG;
     }
 
-    /// Notes a question asked at an address; the oldest beyond the limit is forgotten.
+    /// Records a challenge sent to an address; the oldest beyond the limit is forgotten.
     pub(crate) fn add_challenge(&mut self, nonce: [u8; 16], remote: SocketAddr) {
         if self.challenges.len() >= CHALLENGE_NONCES_MAX {
             self.challenges.remove(0);
@@ -272,7 +275,7 @@ impl SessionPath {
         self.challenges.push(Challenge { nonce, remote });
     }
 
-    /// The question to ask at the address the path is at now.
+    /// The challenge to send to the path's current address.
     pub(crate) fn challenge_here(&self) -> Option<Challenge> {
         self.challenges
             .iter()
@@ -281,7 +284,7 @@ impl SessionPath {
             .copied()
     }
 
-    /// Bytes that may go to an address that has not proved itself.
+    /// Bytes that may be sent to an address that is not validated.
     pub(crate) fn unproved_room(&self) -> u64 {
         if self.validated {
             u64::MAX
@@ -302,32 +305,32 @@ impl SessionPath {
             .min(self.allowed().saturating_sub(self.recovery.in_flight))
     }
 
-    /// Bytes in flight that the peer said it allows, if it bounds them.
+    /// The limit on bytes in flight that the peer announced.
     pub(crate) fn limit(&self) -> Option<u64> {
         (self.limit_in.1 < VARINT_MAX).then_some(self.limit_in.1)
     }
 
-    /// Bytes in flight that the peer allows, and we take it to.
+    /// Bytes in flight that the peer's limit allows, and never less than its floor (R-PATH-12).
     fn allowed(&self) -> u64 {
         let floor = LIMIT_DATAGRAMS_MIN * self.mtu.current() as u64;
         self.limit_in.1.max(floor)
     }
 
-    /// R-CC-2: whether what will be in flight proves nothing about the window by arriving: less than
-    /// half of it, or the peer's limit keeps the rest empty.
+    /// R-CC-2: whether an ACK of what is in flight proves nothing about the window: less than half of
+    /// it is used, or the peer's limit keeps the rest empty.
     pub(crate) fn is_window_underused(&self, in_flight: u64) -> bool {
         let window = self.recovery.controller.window();
         in_flight * 2 < window || self.allowed() < window
     }
 
-    /// The most bytes our application lets the peer have in flight here.
+    /// Sets the application's limit on the bytes that the peer may have in flight here.
     pub(crate) fn set_app_limit(&mut self, bytes: u64) {
         self.limit_asked = bytes;
-        self.tell_limit();
+        self.announce_limit();
     }
 
-    /// A packet arrived that the peer counts as in flight. R-DRWA-2: where many do, the round trip is
-    /// measured once in each.
+    /// Records a received packet that the peer counts as in flight. R-DRWA-2: where many arrive, the
+    /// round trip is measured once per round.
     pub(crate) fn note_received(&mut self, bytes: u64) {
         if let Some(drwa) = &mut self.drwa {
             drwa.on_bytes(bytes);
@@ -337,29 +340,29 @@ impl SessionPath {
         }
     }
 
-    /// A round trip of this path was measured, the peer's delay taken off.
+    /// Takes in a round trip of the path, with the peer's ACK delay subtracted.
     pub(crate) fn note_rtt(&mut self, now: Time, rtt: Span) {
         if let Some(drwa) = &mut self.drwa {
             drwa.on_rtt(now, rtt);
-            self.tell_limit();
+            self.announce_limit();
         }
     }
 
-    /// The path leads elsewhere: what was measured is of another way. R-DRWA-3.
+    /// Forgets RTTmin, because the path leads elsewhere. R-DRWA-3.
     pub(crate) fn forget_rtt_min(&mut self, now: Time) {
         self.recovery.forget_queue(now);
         if let Some(drwa) = &mut self.drwa {
             drwa.reset();
-            self.tell_limit();
+            self.announce_limit();
         }
     }
 
-    fn tell_limit(&mut self) {
+    fn announce_limit(&mut self) {
         let own = self.drwa.as_ref().and_then(|drwa| drwa.limit());
         let bytes = own.unwrap_or(VARINT_MAX).min(self.limit_asked);
-        let told = self.limit_out.1;
-        let exact = bytes == self.limit_asked || told == self.limit_asked;
-        if bytes.abs_diff(told) > if exact { 0 } else { told / LIMIT_GRAIN } {
+        let announced = self.limit_out.1;
+        let exact = bytes == self.limit_asked || announced == self.limit_asked;
+        if bytes.abs_diff(announced) > if exact { 0 } else { announced / LIMIT_GRAIN } {
             self.limit_out = (self.limit_out.0 + 1, bytes);
             self.wants |= want::LIMIT;
         }
@@ -379,8 +382,8 @@ impl SessionPath {
         self.status == PathStatus::Available && self.state != PathState::Silent
     }
 
-    /// Bytes per second the pacer is set to: the window over the round trip, a little faster so
-    /// that the pacer is never the bottleneck (RFC 9002 §7.7), twice as fast while searching.
+    /// The pacer's rate in bytes per second: the window over the round trip, a little faster so that
+    /// the pacer is never the bottleneck (RFC 9002 §7.7), twice as fast in slow start.
     pub(crate) fn pacing_rate(&self, now: Time) -> u64 {
         if let Some(rate) = self.recovery.controller.pacing_rate() {
             return rate.min(u64::MAX >> 8);
@@ -404,8 +407,8 @@ impl SessionPath {
         (bytes * 1_000_000_000 / u128::from(rtt.as_nanos())).min(u128::from(u64::MAX >> 8)) as u64
     }
 
-    /// When a device that waits for payload asks whether the path still lives: it sends nothing
-    /// itself that would be missed. R-PATH-9.
+    /// R-PATH-9: when a device that waits for payload probes the path: it sends nothing else whose loss
+    /// would show a failure.
     pub(crate) fn liveness_probe_at(&self, ack_delay_max: Span) -> Time {
         if self.recovery.is_waiting() || self.state == PathState::Opening {
             return Time::NEVER;
@@ -437,7 +440,7 @@ impl SessionPath {
         (silent, unproved, unavailable, self.gated, rtt)
     }
 
-    /// What makes a path the last choice, whoever chooses.
+    /// The criteria by which every scheduler uses a path only as a last resort.
     fn last_resort_flags(&self) -> (bool, bool, bool) {
         (
             self.state == PathState::Silent,
@@ -446,7 +449,7 @@ impl SessionPath {
         )
     }
 
-    /// The path as path schedulers see it.
+    /// The path as a candidate for path schedulers.
     pub(crate) fn candidate(&self) -> PathCandidate {
         PathCandidate {
             rtt: self.recovery.rtt.smoothed(),
@@ -488,7 +491,7 @@ impl Paths {
     pub(crate) fn get(&self, id: PathId) -> Option<&SessionPath> {
         self.list.iter().find(|p| p.id == id)
     }
-    /// The path in this slot, to change it; `paths[slot]` to look at it.
+    /// The path in this slot, mutable; use `paths[slot]` to read it.
     pub(crate) fn at(&mut self, slot: usize) -> &mut SessionPath {
         &mut self.list[slot]
     }
@@ -531,9 +534,8 @@ impl Paths {
     pub(crate) fn nth(&self, slot: usize) -> &SessionPath {
         &self.list[slot]
     }
-    /// The path that control frames of session and flows take, of paths in order: the first that
-    /// can carry them, unless another is so much quicker that grants and credit would keep payload
-    /// waiting.
+    /// The path for control frames of session and flows, from paths in order: the first that can carry
+    /// them, unless another is so much faster that grants and credit would delay payload.
     pub(crate) fn for_control(&self, order: &[usize]) -> Option<usize> {
         let able = |slot: &&usize| {
             let path = &self.list[**slot];
@@ -545,7 +547,7 @@ impl Paths {
         let mut quick = order.iter().filter(able).filter(quicker);
         Some(*quick.next().unwrap_or(first))
     }
-    /// Whether some other path could take this one's data.
+    /// Whether another path could take this one's data.
     pub(crate) fn has_other_live(&self, slot: usize) -> bool {
         self.list.iter().enumerate().any(|(i, p)| {
             i != slot

@@ -17,11 +17,12 @@ use crate::session::{ActivePath, GonePath, IssuedCid, Session, on_frame_fate, sa
 use crate::session_state::{CidChange, Role, SessionState};
 use crate::trace::TraceRecord;
 
-/// Ids that may be issued and unused, beside those of live paths.
+/// The most issued and unused ids, beside those of live paths.
 const ISSUED_MAX: u32 = 16;
 
-/// Two paths may carry side by side; one that is there and brought no payload for so long is in
-/// use no more. A guess: longer than a burst of the other takes, shorter than anybody's patience.
+/// How long a path may bring no payload, while another does, before it counts as no longer in use: two
+/// paths may carry side by side. A guess: longer than a burst of the other takes, shorter than users'
+/// patience.
 const SWITCHED_AFTER: Span = Span::from_secs(1);
 
 impl Session {
@@ -80,7 +81,7 @@ impl Session {
         self.flows.touch_all();
     }
 
-    /// True if this path id was never used under these keys; now it is.
+    /// Registers a path id. False if it was used under these keys before.
     pub(crate) fn use_path_id(&mut self, id: PathId) -> bool {
         let n = u64::from(id.0);
         self.used_paths.insert(n, n + 1) == 1
@@ -88,11 +89,12 @@ impl Session {
 
     pub(crate) fn start_handshake(&mut self, now: Time, addresses: Addresses, gated: bool) {
         match &mut self.handshake {
-            Some(knock) => knock.add(now, addresses, gated),
+            Some(handshake) => handshake.add(now, addresses, gated),
             None => {
-                let knock = ClientHandshake::new(now, addresses, gated, &mut self.rng);
-                self.cid_changes.extend(knock.routes(self.generation + 1));
-                self.handshake = Some(Box::new(knock));
+                let handshake = ClientHandshake::new(now, addresses, gated, &mut self.rng);
+                self.cid_changes
+                    .extend(handshake.routes(self.generation + 1));
+                self.handshake = Some(Box::new(handshake));
                 if self.state != SessionState::Established {
                     self.state = SessionState::Handshaking;
                 }
@@ -114,7 +116,7 @@ impl Session {
                 IssuedCid {
                     cid,
                     token,
-                    tell: true,
+                    must_send: true,
                 },
             );
             self.cid_changes.push(CidChange::Add {
@@ -138,13 +140,13 @@ impl Session {
         }
     }
 
-    /// The link is gone: everything in flight on it travels elsewhere, or waits.
+    /// Handles the loss of a link: data in flight on it is sent on other paths, or waits.
     pub fn on_link_down(&mut self, now: Time, link: LinkId) {
         if let Some(trace) = &mut self.trace {
             trace.at(now);
         }
-        if let Some(knock) = &mut self.handshake
-            && !knock.drop_link(link)
+        if let Some(handshake) = &mut self.handshake
+            && !handshake.drop_link(link)
         {
             self.drop_handshake();
         }
@@ -157,8 +159,7 @@ impl Session {
         self.suspend_if_idle(now, ReasonCode::NoPath);
     }
 
-    /// R-PATH-8: the peer learns on whatever path comes next that this one is no more, and what
-    /// arrived on it to the last.
+    /// R-PATH-8: informs the peer on another path that this one is closed, and what arrived on it.
     pub(crate) fn announce_gone(&mut self, path: SessionPath) {
         if self.gone.len() == PATHS_MAX {
             self.gone.remove(0);
@@ -166,11 +167,12 @@ impl Session {
         self.gone.push(GonePath {
             path: path.id,
             received: path.acks.ranges().collect(),
-            tell: true,
+            must_send: true,
         });
     }
 
-    /// Stops using a link that is still up: the peer is told on the very path, which then goes.
+    /// Stops using a link that is still up: the peer is informed on the path itself, which is then
+    /// closed.
     pub fn close_path(&mut self, now: Time, link: LinkId, reason: ReasonCode) {
         if self.keys.is_none() || self.paths.iter().all(|p| p.addresses.link != link) {
             return self.on_link_down(now, link);
@@ -184,14 +186,14 @@ impl Session {
         }
     }
 
-    /// Whether there is something to say that no ACK or timer brings up.
+    /// Whether there is a frame to send that no ACK or timer triggers.
     pub fn has_pending_frames(&self) -> bool {
         self.wants != 0 || self.flows.has_dirty()
     }
 
     pub(crate) fn drop_handshake(&mut self) {
-        if let Some(knock) = self.handshake.take() {
-            let routes = knock.routes(self.generation + 1);
+        if let Some(handshake) = self.handshake.take() {
+            let routes = handshake.routes(self.generation + 1);
             self.cid_changes
                 .extend(routes.into_iter().filter_map(|r| match r {
                     CidChange::Add { cid, .. } => Some(CidChange::Remove(cid)),
@@ -207,12 +209,12 @@ impl Session {
             issued,
             wants: says,
             gone,
-            path_metrics_cache: known_ways,
+            path_metrics_cache: metrics_cache,
             ..
         } = self;
         let mut path = paths.remove(slot);
         if let Some(known) = path.measured_metrics() {
-            known_ways.note(known);
+            metrics_cache.note(known);
         }
         path.recovery.abandon(|said, arrived| {
             on_frame_fate(said, arrived, flows, None, issued, says, gone);
@@ -257,7 +259,7 @@ impl Session {
         }
     }
 
-    /// Says what the path over `link` may be used for.
+    /// Sets what the path over `link` may be used for.
     pub fn set_path_status(
         &mut self,
         link: LinkId,
@@ -294,14 +296,14 @@ impl Session {
         self.flows.touch(id);
     }
 
-    /// What the peer may still send of a flow over `link`, and what it spent there.
+    /// Bytes of a flow that the peer may still send over `link`, and those it has spent there.
     pub fn grant_left(&self, id: FlowId, link: LinkId) -> Option<(u64, u64)> {
         let path = self.paths.iter().find(|p| p.addresses.link == link)?.id;
         let flow = self.flows.get(id)?;
         Some((flow.grants_out.left(path), flow.grants_out.spent(path)))
     }
 
-    /// What we ourselves may still send of a flow over `link`, and what we spent there.
+    /// Bytes of a flow that we may still send over `link`, and those we have spent there.
     pub fn own_grant_left(&self, id: FlowId, link: LinkId) -> Option<(u64, u64)> {
         let path = self.paths.iter().find(|p| p.addresses.link == link)?.id;
         let flow = self.flows.get(id)?;
@@ -314,7 +316,7 @@ impl Session {
             || self.handshake.as_ref().is_some_and(|k| k.has_link(link))
     }
 
-    /// The socket refused a datagram of this size.
+    /// Handles the error of a socket that refused a datagram of this size.
     pub fn on_too_big(&mut self, now: Time, link: LinkId, size: usize) {
         for path in self.paths.iter_mut().filter(|p| p.addresses.link == link) {
             path.mtu
@@ -353,13 +355,13 @@ impl Session {
         }
     }
 
-    /// Whether it is closed and only waits for the peer to hear so.
+    /// Whether the session is closed and only waits for the peer to receive CLOSE.
     pub fn is_closing(&self) -> bool {
         self.closing.is_some()
     }
 
-    /// The device pauses: the server is told on each path, once, and stops at once; then there are
-    /// no paths. [`Session::open_path`] goes on (R-SUSPEND-3).
+    /// Suspends the session: the server is informed once on each path and stops at once; then all paths
+    /// are closed. [`Session::open_path`] resumes (R-SUSPEND-3).
     pub fn suspend(&mut self, now: Time, reason: ReasonCode) {
         if self.state == SessionState::Closed
             || self.role == Role::Responder
@@ -375,8 +377,8 @@ impl Session {
         }
     }
 
-    /// The most bytes the peer may have in flight on the path over `link`; none: as many as its
-    /// congestion control allows. Less than four datagrams count as four. It holds new sends only,
+    /// Limits the bytes that the peer may have in flight on the path over `link`; none: no limit beside
+    /// its congestion control. Less than four datagrams count as four. The limit holds new sends only,
     /// and as long as the path lives (R-PATH-12).
     pub fn set_path_limit(&mut self, link: LinkId, bytes: Option<u64>) {
         let bytes = bytes.unwrap_or(VARINT_MAX).min(VARINT_MAX);
@@ -385,8 +387,8 @@ impl Session {
         }
     }
 
-    /// Keeps one path open for the server while there is one, flows or not; flows opened from now
-    /// on are opened as reachable (R-ALIVE-1).
+    /// Keeps one path open for the server, with or without flows; flows opened from now on are opened
+    /// as reachable (R-ALIVE-1).
     pub fn set_reachable(&mut self, reachable: bool) {
         self.reachable = reachable;
     }
@@ -411,7 +413,7 @@ impl Session {
         self.emit(SessionEvent::Closed(end));
     }
 
-    /// The peer broke the protocol: tell it, end the session.
+    /// Ends the session because the peer broke the protocol, and informs the peer.
     pub(crate) fn fault(&mut self, fault: PeerFault) {
         // R-CLOSE-2: the first fault is the one that is told.
         if self.closing.is_some() {
@@ -423,7 +425,7 @@ impl Session {
         self.peer_fault = Some(Box::new(fault));
     }
 
-    /// Payload arrived on a path: is it another one than before?
+    /// Records payload on a path, and reports if it is another path than before.
     pub(crate) fn note_payload(&mut self, now: Time, slot: usize) {
         let path = self.paths.at(slot);
         let (id, link, beside) = (path.id, path.addresses.link, path.beside_another);

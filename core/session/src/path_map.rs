@@ -37,7 +37,7 @@ impl<T> PathMap<T> {
             }
         }
     }
-    /// What is kept for this id; its default from now on if there was nothing.
+    /// The entry of this path id, which is created with its default if it is missing.
     pub(crate) fn entry(&mut self, path: PathId) -> &mut T
     where
         T: Default,

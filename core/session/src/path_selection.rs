@@ -10,14 +10,14 @@
 //! and must come in time leaves by the link that is there, what must not be lost by all of them. Each end
 //! decides for what it sends; no path carries more than it may.
 
-/// Which paths.
+/// Which paths carry a flow's data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PathSelection {
-    /// Whichever the path scheduler chooses.
+    /// The path scheduler chooses.
     #[default]
     Any,
-    /// The one that is least likely to fail: no hole in the last minute, not half duplex, few losses, then
-    /// the shortest round trip.
+    /// The path that is least likely to fail: no outage in the last minute, not half duplex, few
+    /// losses, then the shortest round trip.
     Steadiest,
     /// A copy on every path.
     Each,

@@ -16,27 +16,27 @@ impl SessionPath {
         (self.addresses.link, self.addresses.remote) == (at.link, at.remote)
     }
 
-    /// Its place was proved, and it answers.
+    /// Whether the path's address is validated and the path answers.
     fn is_sound(&self) -> bool {
         self.validated && self.state == PathState::Active
     }
 }
 
 impl Session {
-    /// Whether the peer is at the other end of this way: a path of the session is there, proved and
-    /// answering.
-    pub fn is_validated_at(&self, way: &Addresses) -> bool {
+    /// Whether the peer is reachable by these addresses: the session has a validated path there that
+    /// answers.
+    pub fn is_validated_at(&self, addresses: &Addresses) -> bool {
         let mut paths = self.paths.iter();
-        paths.any(|p| p.is_sound() && p.leads_from(way))
+        paths.any(|p| p.is_sound() && p.leads_from(addresses))
     }
 
-    /// The best way to the peer that costs nobody anything, if one answers.
+    /// The addresses of the best path to the peer that costs nothing, if one answers.
     pub fn best_peer_address(&self) -> Option<Addresses> {
         let free = self.paths.iter().filter(|p| p.is_sound() && !p.gated);
         free.min_by_key(|p| p.rank()).map(|p| p.addresses)
     }
 
-    /// The way to the peer over one link, if it answers and costs nothing.
+    /// The addresses of the path over one link, if it answers and costs nothing.
     pub fn peer_address_over(&self, link: LinkId) -> Option<Addresses> {
         let mut free = self.paths.iter().filter(|p| p.is_sound() && !p.gated);
         free.find(|p| p.addresses.link == link).map(|p| p.addresses)
@@ -47,9 +47,9 @@ impl Session {
         self.spare.len()
     }
 
-    /// Gives up the path over one way, whatever else its link carries. The peer hears so on another
-    /// (R-PATH-8).
-    pub fn abandon_path_at(&mut self, now: Time, way: &Addresses) {
+    /// Closes the path with these addresses, whatever else its link carries. The peer is informed on
+    /// another path (R-PATH-8).
+    pub fn abandon_path_at(&mut self, now: Time, addresses: &Addresses) {
         if self.role == Role::Responder {
             return;
         }
@@ -57,7 +57,7 @@ impl Session {
             trace.at(now);
         }
         loop {
-            let slot = self.paths.iter().position(|p| p.leads_from(way));
+            let slot = self.paths.iter().position(|p| p.leads_from(addresses));
             let Some(slot) = slot else { break };
             let path = self.remove_path(slot);
             self.announce_gone(path);

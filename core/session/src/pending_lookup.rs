@@ -17,7 +17,7 @@ use crate::hibernated::InstanceKey;
 use crate::link::Addresses;
 use crate::syn::Syn;
 
-/// Devices that wait at once; more are not answered and knock again.
+/// Devices that wait for a lookup at once. Others get no answer and try again.
 pub const SOUGHT_MAX: usize = 256;
 
 /// A device whose record may be elsewhere, and its SYN.
@@ -25,14 +25,14 @@ pub struct PendingLookup {
     pub(crate) key: InstanceKey,
     pub(crate) from: Addresses,
     pub(crate) cid: Cid,
-    /// Bytes of its SYN.
+    /// Size of the SYN in bytes.
     pub(crate) len: usize,
     pub(crate) syn: Syn,
     pub(crate) responder: Responder,
 }
 
 impl PendingLookup {
-    /// Who it is.
+    /// The public key of the device.
     pub fn peer(&self) -> PublicKey {
         self.key.0
     }
@@ -52,8 +52,8 @@ impl std::fmt::Debug for PendingLookup {
 pub(crate) struct LookupQueue(VecDeque<PendingLookup>);
 
 impl LookupQueue {
-    /// Adds a lookup. Of one instance only the newest SYN waits: the device accepts its answer
-    /// longest, and a replay is no newer.
+    /// Adds a lookup. Of each instance only the newest SYN waits: the device accepts its answer
+    /// longest, and a replay is never newer.
     pub(crate) fn push(&mut self, sought: PendingLookup) {
         if let Some(waiting) = self.0.iter_mut().find(|s| s.key == sought.key) {
             if waiting.syn.epoch < sought.syn.epoch {

@@ -45,7 +45,7 @@ impl RangeSet {
         merged.1 - merged.0 - before
     }
 
-    /// Takes `start..end` out.
+    /// Removes `start..end`.
     pub(crate) fn remove(&mut self, start: u64, end: u64) {
         if start >= end {
             return;
@@ -75,7 +75,7 @@ impl RangeSet {
         }
     }
 
-    /// Takes everything below `n` out.
+    /// Removes everything below `n`.
     pub(crate) fn remove_below(&mut self, n: u64) {
         match self.ranges.first_mut() {
             Some(first) if first.0 < n => {
@@ -122,22 +122,22 @@ impl RangeSet {
     pub(crate) fn pop_first(&mut self) -> Option<(u64, u64)> {
         (!self.ranges.is_empty()).then(|| self.ranges.remove(0))
     }
-    /// Takes in what lies between the two lowest ranges.
+    /// Closes the gap between the two lowest ranges.
     pub(crate) fn close_first_gap(&mut self) {
         if self.ranges.len() > 1 {
             self.ranges[1].0 = self.ranges[0].0;
             self.ranges.remove(0);
         }
     }
-    /// Ranges there are.
+    /// The number of ranges.
     pub(crate) fn len(&self) -> usize {
         self.ranges.len()
     }
-    /// Whether it holds nothing.
+    /// Whether the set is empty.
     pub(crate) fn is_empty(&self) -> bool {
         self.ranges.is_empty()
     }
-    /// Takes everything out.
+    /// Removes all ranges.
     pub(crate) fn clear(&mut self) {
         self.ranges.clear();
     }

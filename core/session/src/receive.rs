@@ -25,15 +25,16 @@ use crate::syn::{SynAck, SynAckBody};
 use crate::ticket::ClientTicket;
 use crate::trace::TraceRecord;
 
-/// Answers to challenges that wait to leave; a flood gets no more than that.
+/// Answers to challenges that wait to be sent; further challenges are dropped.
 const ANSWERS_MAX: usize = 4;
-/// How long packets of the key generation before are still read, in probe timeouts.
+/// How long packets of the previous key generation are still accepted, in probe timeouts.
 const KEY_KEPT_PROBE_TIMEOUTS: u64 = 3;
-/// A writer that waits is woken when there is room for this part of what may be held. Half, and it would
-/// sleep until half of a long path has run empty; the smaller, the more often it is woken.
+/// The part of the send buffer that must be free before a waiting writer is woken. With half, a writer
+/// would sleep until half of a long path has run empty; the smaller the part, the more often it is
+/// woken.
 const WRITABLE_PART: u64 = 8; // a guess
 
-/// Whether a frame is about paths and the session as such, not about flows.
+/// Whether a frame concerns paths and the session, not flows.
 fn is_of_paths(frame: &Frame<'_>) -> bool {
     matches!(
         frame,
@@ -48,7 +49,7 @@ fn is_of_paths(frame: &Frame<'_>) -> bool {
     )
 }
 
-/// What a RESET or STOP with this code means.
+/// The flow end that a RESET or STOP code stands for.
 fn end_of(code: u64) -> FlowEnd {
     match code {
         CODE_DEADLINE => FlowEnd::DeadlinePassed,
@@ -58,8 +59,8 @@ fn end_of(code: u64) -> FlowEnd {
 }
 
 impl Session {
-    /// R-SEAL-1: a DATA packet for path `path` of handshake `generation` arrived. What does not
-    /// authenticate, or was seen before, changes nothing.
+    /// R-SEAL-1: handles a DATA packet for path `path` of handshake `generation`. A packet that does
+    /// not authenticate, or is a replay, changes nothing.
     pub(crate) fn handle_data(
         &mut self,
         now: Time,
@@ -107,9 +108,8 @@ impl Session {
         );
     }
 
-    /// R-SEAL-5: stops opening packets with keys under which too many failed to open. Their
-    /// connection ids go with them, so that a device hears UNKNOWN and comes with new keys; flows
-    /// stay.
+    /// R-SEAL-5: gives up keys under which too many packets failed to open, together with their
+    /// connection ids: the device receives UNKNOWN and makes a new handshake; flows remain.
     fn give_up_keys(&mut self, now: Time) {
         let best = self.paths.iter().min_by_key(|p| p.rank());
         let best = best.map(|p| (p.addresses, p.gated));
@@ -131,7 +131,7 @@ impl Session {
         self.suspend_if_idle(now, ReasonCode::Protocol);
     }
 
-    /// The device opened a path that was promised to it (R-PATH-1).
+    /// Accepts a path that the device opened with an issued id (R-PATH-1).
     pub(crate) fn accept_path(&mut self, now: Time, id: PathId, from: Addresses) -> bool {
         if self.role == Role::Initiator || self.paths.is_full() {
             return false;
@@ -159,7 +159,7 @@ impl Session {
         true
     }
 
-    /// Frames of a packet that authenticated and is new.
+    /// Handles the frames of a packet that authenticated and is new.
     pub(crate) fn handle_opened(
         &mut self,
         now: Time,
@@ -283,7 +283,7 @@ impl Session {
         }
     }
 
-    /// A fresh nonce if this packet shows that the peer moved.
+    /// A fresh nonce, if this packet shows that the peer moved.
     fn rng_if_moved(&mut self, slot: usize, from: Addresses, number: u64) -> Option<[u8; 16]> {
         let path = self.paths.at(slot);
         let moved = self.role == Role::Responder
@@ -314,9 +314,9 @@ impl Session {
                 delay_us,
                 ranges,
             } => {
-                let usual_way = self.paths[slot].id == path;
+                let on_own_path = self.paths[slot].id == path;
                 let delay = Span::from_micros(delay_us);
-                return self.on_ack(now, path, usual_way, delay, ranges);
+                return self.on_ack(now, path, on_own_path, delay, ranges);
             }
             Frame::Ping => {}
             Frame::AckRate {
@@ -373,7 +373,7 @@ impl Session {
                     self.flows.on_deadline_changed();
                     self.emit(SessionEvent::DeadlineChanged(flow));
                     if deadline != asked {
-                        self.tell_deadline(flow, deadline);
+                        self.announce_deadline(flow, deadline);
                     }
                 }
             }
@@ -512,7 +512,7 @@ impl Session {
                 // R-SUSPEND-3: only devices wake, so only devices put to sleep.
                 if self.role == Role::Responder && self.state == SessionState::Established {
                     self.paused = true;
-                    self.stop_until_heard(now, reason);
+                    self.stop_until_answered(now, reason);
                 }
             }
             Frame::Close { code, text } => {
@@ -546,7 +546,7 @@ impl Session {
         Ok(())
     }
 
-    /// Bytes of a flow, and on which gated path they came; how many of them are new.
+    /// Takes in bytes of a flow, and the gated path on which they came. Returns how many were new.
     #[inline]
     pub(crate) fn take_bytes(
         &mut self,
@@ -577,28 +577,28 @@ impl Session {
             return Ok(0);
         }
         let ended = flow.recv.stopped.is_some();
-        let tell = arrival.readable && !flow.readable_reported;
-        flow.readable_reported |= tell;
+        let notify = arrival.readable && !flow.readable_reported;
+        flow.readable_reported |= notify;
         self.credit.received += arrival.advanced;
         if ended {
             self.credit.consumed += arrival.advanced;
         }
         // R-FLOW-3: what was promised is the limit, for all flows together too.
-        let told = self.credit.advertised;
-        if self.credit.received > told {
+        let advertised = self.credit.advertised;
+        if self.credit.received > advertised {
             return Err(PeerFault::OverCredit {
                 flow: None,
                 end: self.credit.received,
-                credit: told,
+                credit: advertised,
             });
         }
-        if tell {
+        if notify {
             self.emit(SessionEvent::Readable(id));
         }
         Ok(arrival.new)
     }
 
-    /// The peer opened a flow, or said again that it did.
+    /// Handles OPEN: the peer opened a flow, or repeats that it did.
     pub(crate) fn on_open(&mut self, now: Time, opening: &Frame<'_>) -> Result<(), PeerFault> {
         let Some((flow, mut options)) = FlowOptions::from_open_frame(now, opening) else {
             return Ok(());
@@ -617,17 +617,17 @@ impl Session {
             self.flows.refuse(flow, ReasonCode::UnknownFlow);
         }
         if options.deadline != deadline {
-            self.tell_deadline(flow, options.deadline);
+            self.announce_deadline(flow, options.deadline);
         }
         Ok(())
     }
 
-    /// R-FLOW-1: an id says who may open it.
+    /// R-FLOW-1: whether the peer may open a flow with this id.
     fn may_peer_open(&self, id: FlowId) -> bool {
         id.by_initiator() == (self.role == Role::Responder)
     }
 
-    /// Takes in a flow the peer opened. False if it is over already.
+    /// Accepts a flow that the peer opened. False if the flow is over already.
     fn accept_flow(&mut self, id: FlowId, options: FlowOptions) -> Result<bool, PeerFault> {
         let is_theirs = self.may_peer_open(id);
         if let Some(flow) = self.flows.get_mut(id) {
@@ -679,7 +679,7 @@ impl Session {
         Ok(true)
     }
 
-    /// R-QUOTA-3: how long a device may bind a server to a flow.
+    /// R-QUOTA-3: cuts a deadline to the furthest one that a device may set at a server.
     fn cut_deadline(&self, now: Time, deadline: Option<Time>) -> Option<Time> {
         match self.role {
             Role::Responder => deadline.map(|d| d.min(now + self.config.deadline_max)),
@@ -687,8 +687,8 @@ impl Session {
         }
     }
 
-    /// R-QUOTA-3: a deadline that was cut is told, so that both ends go by the same.
-    fn tell_deadline(&mut self, id: FlowId, deadline: Option<Time>) {
+    /// R-QUOTA-3: informs the peer of a deadline that was cut, so that both ends use the same one.
+    fn announce_deadline(&mut self, id: FlowId, deadline: Option<Time>) {
         if let Some(flow) = self.flows.get_mut(id)
             && flow.options.deadline == deadline
         {
@@ -745,7 +745,7 @@ impl Session {
         &mut self,
         now: Time,
         id: PathId,
-        usual_way: bool,
+        on_own_path: bool,
         delay: Span,
         ranges: d2tp_wire::AckRanges<'_>,
     ) -> Result<(), PeerFault> {
@@ -780,12 +780,12 @@ impl Session {
         let mut own = path.wants;
         let mut acked_ack = None;
         let mut acked_elsewhere = Vec::new();
-        let mut session_heard = 0;
+        let mut session_acked = 0;
         let outcome = path.recovery.on_ack(
             now,
             id,
             ranges,
-            usual_way,
+            on_own_path,
             delay,
             delay_max,
             &siblings,
@@ -797,7 +797,7 @@ impl Session {
                     (SentFrame::Ack { path, largest }, true) => {
                         acked_elsewhere.push((path, largest))
                     }
-                    (SentFrame::Session { what }, true) => session_heard |= what,
+                    (SentFrame::Session { what }, true) => session_acked |= what,
                     _ => {}
                 }
                 on_frame_fate(
@@ -865,17 +865,17 @@ impl Session {
         for flow in self.flows.take_acked() {
             self.after_send_progress(flow);
         }
-        if session_heard & say::RESUME_END != 0 {
+        if session_acked & say::RESUME_END != 0 {
             self.inherits_instance = false;
         }
-        if session_heard & say::CLOSE != 0 {
+        if session_acked & say::CLOSE != 0 {
             // R-CLOSE-3
             self.end(SessionEnd::Local);
         }
         Ok(())
     }
 
-    /// Bytes of a flow arrived at the peer: there may be room to write, or nothing left to do.
+    /// Handles acknowledged bytes of a flow: there may be room to write, or the flow may be complete.
     fn after_send_progress(&mut self, id: FlowId) {
         let limit = self.config.send_buffer;
         let Some(flow) = self.flows.get_mut(id) else {
@@ -926,8 +926,7 @@ impl Session {
         self.flows.touch_all();
     }
 
-    /// A path was gone before anything of it arrived: what is still on its way must not begin it,
-    /// there is nobody at its other end.
+    /// Retires a path that was closed before anything arrived on it: late packets must not open it.
     fn retire_unopened_path(&mut self, id: PathId) {
         let Some(issued) = self.issued.get(&id).copied() else {
             return;
@@ -966,9 +965,9 @@ impl Session {
 
     // ---- answers to a knock ----
 
-    /// A SYN+ACK for our handshake.
+    /// Handles a SYN+ACK for our handshake.
     pub(crate) fn handle_syn_ack(&mut self, now: Time, from: Addresses, message: &[u8]) {
-        let Some(knock) = &mut self.handshake else {
+        let Some(handshake) = &mut self.handshake else {
             return;
         };
         if let Some(trace) = &mut self.trace {
@@ -976,7 +975,7 @@ impl Session {
         }
         let mut payload = [0; 1500];
         // R-HS-14: the answer comes from where the question went.
-        let asked = knock.open.iter_mut().rev();
+        let asked = handshake.open.iter_mut().rev();
         let asked = asked.filter(|o| o.addresses.link == from.link);
         let mut asked = asked.filter(|o| o.addresses.remote == from.remote);
         let answered = asked.find_map(|open| {
@@ -995,16 +994,16 @@ impl Session {
             SynAck::Stale { confirmed } => {
                 // R-HS-4: the server heard a later epoch of ours; go beyond it.
                 self.epochs.start = self.epochs.start.max(confirmed.saturating_add(1));
-                knock.open.clear();
-                knock.retry_now(now, from.link);
+                handshake.open.clear();
+                handshake.retry_now(now, from.link);
             }
             SynAck::Refused(reason) => self.end(SessionEnd::Refused(reason)),
             SynAck::NoSuite => self.end(SessionEnd::NoCommonVersion),
             SynAck::NoTicket if !by_ticket => {}
             SynAck::NoTicket => {
                 self.ticket = None;
-                knock.open.clear();
-                knock.retry_now(now, from.link);
+                handshake.open.clear();
+                handshake.retry_now(now, from.link);
             }
             // R-CLOSE-3: the server knows nothing of what is being closed.
             SynAck::Accepted(body) if self.closing.is_some() && !body.resumed => {
@@ -1017,10 +1016,10 @@ impl Session {
                 if !self.config.suites.contains(&suite) {
                     return;
                 }
-                let knock = self.handshake.take().expect("it is being answered");
+                let handshake = self.handshake.take().expect("it is being answered");
                 let keys = PacketKeys::new(suite, &secrets, true);
-                let waiting: Vec<_> = knock.links().collect();
-                let cids = knock.cids;
+                let waiting: Vec<_> = handshake.links().collect();
+                let cids = handshake.cids;
                 self.begin_generation(now, keys, epoch, &cids, &body);
                 self.ticket = body.ticket.map(ClientTicket::boxed);
                 let mut path =
@@ -1056,7 +1055,7 @@ impl Session {
         }
     }
 
-    /// Replaces keys, paths and ids by those of a new handshake.
+    /// Replaces keys, paths and ids with those of a new handshake.
     pub(crate) fn begin_generation(
         &mut self,
         now: Time,
@@ -1081,7 +1080,7 @@ impl Session {
             let issued = crate::session::IssuedCid {
                 cid: *cid,
                 token,
-                tell: false,
+                must_send: false,
             };
             self.issued.insert(PathId(n), issued);
             self.cid_changes.push(crate::session_state::CidChange::Add {
@@ -1127,26 +1126,26 @@ impl Session {
         };
     }
 
-    /// The server asks for proof of our address.
+    /// Handles a server's request for proof of our address.
     pub(crate) fn handle_cookie(&mut self, now: Time, body: &[u8]) {
         let peer = self.peer;
-        let Some(knock) = &mut self.handshake else {
+        let Some(handshake) = &mut self.handshake else {
             return;
         };
         let Some((nonce, sealed)) = body.split_first_chunk::<12>() else {
             return;
         };
-        let mut asked = knock.open.iter().rev();
+        let mut asked = handshake.open.iter().rev();
         let cookie = asked.find_map(|o| {
             let cookie = open_cookie(&peer, o.mac1, *nonce, sealed).ok()?;
             Some((o.addresses.link, cookie))
         });
         if let Some((link, cookie)) = cookie {
-            knock.on_cookie(now, link, cookie);
+            handshake.on_cookie(now, link, cookie);
         }
     }
 
-    /// The server says it does not know a session we send to.
+    /// Handles a server's UNKNOWN for a session that we send to.
     pub(crate) fn handle_unknown(
         &mut self,
         now: Time,

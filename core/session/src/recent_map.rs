@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 pub(crate) struct RecentMap<K, V> {
     max: usize,
     map: BTreeMap<K, V>,
-    /// The oldest first.
+    /// Keys in the order of insertion, the oldest first.
     order: VecDeque<K>,
 }
 

@@ -13,21 +13,21 @@ use crate::flow_options::FlowOptions;
 use crate::session_state::Role;
 
 const FORMAT: u8 = 3;
-/// Memory a hibernated flow may take.
+/// The most memory that a hibernated flow takes.
 pub const FLOW_RECORD_BYTES_MAX: usize = 96;
 const HEAD_BYTES_MAX: usize = 80 + TICKET_BYTES + 32;
-/// Epochs whose used flow ids are remembered one by one, and ranges of them each.
+/// Epochs whose used flow ids are recorded individually, and ranges of ids per epoch.
 pub(crate) const SEEN_EPOCHS_MAX: usize = 8;
 pub(crate) const SEEN_RANGES_MAX: usize = 16;
 const SEEN_BYTES_MAX: usize = SEEN_EPOCHS_MAX * (5 + SEEN_RANGES_MAX * 8);
-/// Flows of one record; more than a session may have open is not a record of ours.
+/// The most flows of one record. A record with more is damaged.
 const FLOWS_MAX: u64 = 65_536;
 
 /// The longest time left that a clock of 64-bit nanoseconds holds, in whole milliseconds: 584 years.
-/// Longer ones count as this, so that a record says the same when it is written again.
+/// Longer times are cut to it, so that a record does not change when it is written again.
 const MILLIS_MAX: u64 = u64::MAX / 1_000_000;
 
-/// Why bytes are not a record.
+/// Why bytes cannot be decoded as a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
     /// The record ends too early or holds impossible values.
@@ -38,59 +38,59 @@ pub enum RecordError {
     Format(u8),
 }
 
-/// Used flow ids: per epoch, half-open ranges of counters.
+/// Used flow ids: half-open ranges of counters per epoch.
 pub type UsedFlowIds = Vec<(u32, Vec<(u64, u64)>)>;
 
-/// One flow at rest.
+/// A flow of a hibernated session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FlowRecord {
     /// The flow's id.
     pub id: FlowId,
-    /// What it was opened with; the deadline is in [`FlowRecord::deadline_left`].
+    /// The options the flow was opened with; the deadline is in [`FlowRecord::deadline_left`].
     pub options: FlowOptions,
-    /// Time left when the record was made.
+    /// Time left until the deadline when the record was made.
     pub deadline_left: Option<Span>,
-    /// Numbers the changes of the deadline.
+    /// The sequence number of the last change of the deadline.
     pub deadline_seq: u64,
-    /// Where sending goes on: everything below is safe at the peer.
+    /// The offset from which sending resumes: the peer safely has everything below.
     pub sent_to: u64,
-    /// The end of our direction, once it is known, and whether the peer has it.
+    /// The end of our direction, once it is known.
     pub send_end: Option<u64>,
-    /// The peer acknowledged our end.
+    /// Whether the peer acknowledged our end.
     pub send_complete: bool,
-    /// Where receiving goes on: the application has everything below.
+    /// The offset from which receiving resumes: the application has everything below.
     pub received_to: u64,
     /// The length of the peer's direction, once it is known.
     pub receive_end: Option<u64>,
-    /// The application read the end.
+    /// Whether the application read the end.
     pub receive_complete: bool,
-    /// Our direction was reset with this code, and the peer has not heard it.
+    /// The code with which our direction was reset, if the peer has not acknowledged it.
     pub reset: Option<u64>,
-    /// We stopped the peer's direction with this code.
+    /// The code with which we stopped the peer's direction.
     pub stopped: Option<u64>,
 }
 
-/// One session at rest.
+/// A hibernated session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SessionRecord {
-    /// Who began it.
+    /// Our role in the session.
     pub role: Role,
-    /// The other end.
+    /// The public key of the peer.
     pub peer: PublicKey,
     /// The device's instance.
     pub instance: u64,
-    /// The highest epoch confirmed.
+    /// The highest confirmed epoch.
     pub epoch: u32,
-    /// Ids of the peer's flows of epochs below this one count as used.
+    /// The epoch below which all flow ids of the peer count as used.
     pub seen_floor: u32,
-    /// Ids the peer used in later epochs: counters, half-open ranges.
+    /// Ids that the peer used in later epochs: half-open ranges of counters.
     pub seen: UsedFlowIds,
-    /// The session is closed and the peer does not know: the code of its CLOSE, and how long it is
-    /// worth telling.
+    /// The code of a CLOSE that the peer has not received, and how long to keep trying; none if the
+    /// session is not closed.
     pub closing: Option<(u64, Span)>,
-    /// For a device's next handshake.
+    /// The ticket for a device's next handshake.
     pub ticket: Option<SessionTicket>,
-    /// Flows that were open.
+    /// Flows that are open.
     pub flows: Vec<FlowRecord>,
 }
 
@@ -99,7 +99,7 @@ fn opt(v: Option<u64>) -> u64 {
 }
 
 impl SessionRecord {
-    /// The record as bytes.
+    /// Encodes the record.
     pub fn encode(&self) -> Vec<u8> {
         let mut buf =
             vec![0; HEAD_BYTES_MAX + SEEN_BYTES_MAX + self.flows.len() * FLOW_RECORD_BYTES_MAX];
@@ -154,7 +154,7 @@ impl SessionRecord {
         buf
     }
 
-    /// Has the flows go on sending where `before` says, unless they ended since.
+    /// Resumes sending of flows where `before` says, unless they have ended since.
     pub(crate) fn keep_sending_of(&mut self, before: &SessionRecord) {
         let before: BTreeMap<FlowId, &FlowRecord> =
             before.flows.iter().map(|f| (f.id, f)).collect();

@@ -29,53 +29,53 @@ use crate::loss_classifier::{LossClassifier, LossKind};
 use crate::rtt::{GRANULARITY, RttEstimator};
 use crate::sent_packet::{PacketState, SentFrame, SentPacket};
 
-/// A path is asked this often however long its answers took: one that came minutes late says little of the
-/// next.
+/// The longest interval between probes, however long answers took: one that came after minutes says
+/// little about the next.
 pub(crate) const PROBE_INTERVAL_SLOW_MAX: Span = Span::from_secs(20); // a guess
-/// An answer that took so many times the shortest round trip is late; a question in a hole has none at all.
-/// What reaches the peer late needs no repeating: it is there once the way is.
+/// An answer that took this many times the shortest round trip is late, while probes sent during an
+/// outage get no answer at all. Packets that reach the peer late need no repetition.
 const LATE: u64 = 4; // a guess
-/// The pause between questions doubles with each silence that was none, up to 6 s.
+/// The interval between probes doubles with each silence that was no outage, up to 6 s.
 const LATE_HOLES_MAX: u8 = 7;
-/// RFC 9002 §6.1.1.
+/// RFC 9002 §6.1.1: packets by which an acknowledged one must be newer for a packet to count as lost.
 const PACKET_THRESHOLD: u64 = 3;
 /// A path that reorders gets at most this much tolerance before loss is presumed.
 const PACKET_THRESHOLD_MAX: u64 = 256;
-/// RFC 9002 §7.6.1.
+/// RFC 9002 §7.6.1: probe timeouts without an ACK that count as persistent congestion.
 const PERSISTENT_CONGESTION_PTOS: u64 = 3;
-/// Lost packets are remembered this many round trips, to notice that they were not.
+/// How long lost packets are remembered, in round trips, to detect spurious losses.
 const LOST_KEPT_RTTS: u64 = 2;
 
-/// Packets whose fate is unknown, per path: several windows of the largest path we serve.
+/// The most unacknowledged packets per path: several windows of the largest path we serve.
 const SENT_MAX: usize = 64 * 1024;
 
-/// R-ACK-4: packets between two numbers left out, at least and beyond that at random. A guess: rare
-/// enough that the gaps cost a receiver one early ACK and one range in hundreds of packets.
+/// R-ACK-4: packets between two skipped numbers, as a minimum and as the random range beyond it. A
+/// guess: rare enough that the gaps cost a receiver one early ACK and one range in hundreds of packets.
 const SKIP_AFTER_MIN: u64 = 16;
 const SKIP_AFTER_SPREAD: u64 = 480;
-/// Numbers left out that are remembered; more than that in flight makes the oldest forgotten.
+/// Skipped numbers that are remembered; when more are in flight the oldest are forgotten.
 const SKIPPED_MAX: usize = 512;
-/// Entries of `lost` that arrived after all, before the list is tidied.
+/// Entries of `lost` that arrived after all, before the list is cleaned up.
 const LOST_STALE_MAX: usize = 32;
 
-/// How a path goes on when it answers again.
+/// How a path's window is restored when the path answers again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum WindowRestore {
-    /// With its whole window: only its link was away.
+    /// The whole window: only the link was away.
     Full,
-    /// The window begins with half of what it was: perhaps the network was choked.
+    /// Half of the window: congestion may have caused the silence.
     Half,
-    /// The window begins as after persistent congestion (RFC 9002 §7.6): holes are not told apart
-    /// here.
+    /// The minimum window, as after persistent congestion (RFC 9002 §7.6): outages are not
+    /// distinguished from congestion.
     Reset,
 }
 
-/// What an ACK or a timeout brought about.
+/// The effects of an ACK or a timeout.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct RecoveryOutcome {
-    /// Something was acknowledged for the first time.
+    /// Whether anything was newly acknowledged.
     pub(crate) progress: bool,
-    /// The round trip it measured, what the peer held back taken off.
+    /// The round trip that the ACK measured, with the peer's ACK delay subtracted.
     pub(crate) rtt: Option<Span>,
     /// An MTU probe of this size arrived.
     pub(crate) mtu_acked: Option<u16>,
@@ -92,12 +92,13 @@ pub(crate) struct RecoveryOutcome {
 pub(crate) struct Recovery {
     sent: VecDeque<SentPacket>,
     base: u64,
-    /// No number below this one is outstanding.
+    /// The number below which no packet is outstanding.
     first_open: u64,
-    /// Numbers that were given up and are still known, ascending. `lost_stale` of them arrived since.
+    /// Numbers of lost packets that are still remembered, ascending. `lost_stale` of them arrived
+    /// since.
     lost: VecDeque<u64>,
     lost_stale: usize,
-    /// Numbers left out on purpose, ascending, and the next one; none before the first packet.
+    /// Skipped numbers, ascending, and the next one; none before the first packet.
     skipped: VecDeque<u64>,
     skip_at: Option<u64>,
     largest_acked: Option<u64>,
@@ -105,12 +106,13 @@ pub(crate) struct Recovery {
     loss_at: Time,
     pub(crate) probes: u32,
     last_eliciting_at: Time,
-    /// Since the last hole ended.
-    heard_again_at: Time,
-    /// Numbers of what was asked in it and should have been lost; none once one of them arrived.
+    /// When the last outage ended.
+    answered_again_at: Time,
+    /// Numbers of the probes sent in the last outage, which should have been lost; empty once one of
+    /// them arrived.
     vain: Range<u64>,
-    /// How often in a row a silence turned out not to be a hole: what was asked in it arrived, and
-    /// was answered late.
+    /// Consecutive silences that were no outages: the probes sent in them arrived and were answered
+    /// late.
     pub(crate) late_blackouts: u8,
     was_late: bool,
     outstanding_eliciting: u64,
@@ -118,18 +120,18 @@ pub(crate) struct Recovery {
     reorder_eighths: u64,
     episode_lost: u64,
     episode_spurious: u64,
-    /// There and back on this path.
+    /// The round trip with both directions on this path.
     pub(crate) rtt: RttEstimator,
-    /// There on this path, and back by whatever way answers come; as `rtt` until one came another way.
+    /// The round trip with ACKs on any path; none while all ACKs came on this path.
     elsewhere: Option<Box<RttEstimator>>,
     pub(crate) controller: Box<dyn Controller>,
-    /// The window is another path's, and in doubt.
+    /// The resumed window of an earlier path, while it is not validated.
     careful: Option<Box<CarefulResume>>,
-    /// In step with `sent`; only for a controller that wants it.
+    /// Delivery snapshots in step with `sent`, for a controller that wants rate samples.
     delivery: Option<Box<DeliveryRateEstimator>>,
-    /// Why packets are lost, where somebody wants to know, and whether random losses are hidden from the
+    /// The classification of losses, if it is enabled, and whether random losses are hidden from the
     /// controller now.
-    judge: Option<Box<LossClassifier>>,
+    classifier: Option<Box<LossClassifier>>,
     hides: bool,
     /// Counters for reports.
     pub(crate) lost_total: u64,
@@ -155,7 +157,7 @@ impl Recovery {
             loss_at: Time::NEVER,
             probes: 0,
             last_eliciting_at: Time::ZERO,
-            heard_again_at: Time::ZERO,
+            answered_again_at: Time::ZERO,
             vain: 0..0,
             late_blackouts: 0,
             was_late: false,
@@ -169,7 +171,7 @@ impl Recovery {
             controller,
             careful: None,
             delivery,
-            judge: None,
+            classifier: None,
             hides: false,
             lost_total: 0,
             spurious_total: 0,
@@ -177,23 +179,22 @@ impl Recovery {
         }
     }
 
-    /// From now on it is judged why packets are lost; `hides`: what is lost at random is hidden from
-    /// the controller.
+    /// Enables the classification of losses; `hides`: random losses are hidden from the controller.
     pub(crate) fn classify_losses(&mut self, now: Time, hides: bool) {
-        let judge = self
-            .judge
+        let classifier = self
+            .classifier
             .get_or_insert_with(|| LossClassifier::new(now).into());
-        if hides && !self.hides && self.lost_total > 0 && !judge.settled {
-            judge.settled = true;
+        if hides && !self.hides && self.lost_total > 0 && !classifier.settled {
+            classifier.settled = true;
             self.controller.on_random_loss_only();
         }
         self.hides = hides;
     }
 
-    /// The path leads elsewhere: its queue is another.
+    /// Forgets the queue's measurements, because the path leads elsewhere.
     pub(crate) fn forget_queue(&mut self, now: Time) {
-        if let Some(judge) = &mut self.judge {
-            **judge = LossClassifier::new(now);
+        if let Some(classifier) = &mut self.classifier {
+            **classifier = LossClassifier::new(now);
         }
     }
 
@@ -202,7 +203,7 @@ impl Recovery {
         self.base + self.sent.len() as u64
     }
 
-    /// There is nothing more to send although the path would take it.
+    /// Records that there is nothing more to send although the path has room.
     pub(crate) fn on_nothing_to_send(&mut self) {
         if let Some(delivery) = &mut self.delivery {
             delivery.on_nothing_to_send(self.in_flight);
@@ -215,8 +216,8 @@ impl Recovery {
         self.skip_at.is_none_or(|at| at <= self.next_number())
     }
 
-    /// R-ACK-4: leaves the next number out, if it is its turn, and chooses the one after it by
-    /// `draw`, which no peer can guess.
+    /// R-ACK-4: skips the next number if that is due, and chooses the one after it by `draw`, which no
+    /// peer can guess.
     pub(crate) fn skip(&mut self, draw: u64) {
         if self.skip_at.is_some() {
             if self.skipped.len() == SKIPPED_MAX {
@@ -249,8 +250,8 @@ impl Recovery {
         Some(oldest)
     }
 
-    /// R-ACK-3: notes of packets that a peer never answers are bounded. The oldest is given up as
-    /// lost when there are too many; `each` is told what it said.
+    /// R-ACK-3: bounds the unacknowledged packets of a peer that never answers. The oldest is declared
+    /// lost when there are too many; `each` gets the frames it carried.
     pub(crate) fn give_up_oldest(&mut self, mut each: impl FnMut(SentFrame, bool)) {
         while self.sent.len() > SENT_MAX
             && let Some(oldest) = self.pop_oldest()
@@ -297,20 +298,21 @@ impl Recovery {
         self.controller.window().saturating_sub(self.in_flight)
     }
 
-    /// Whether anything sent still needs an answer.
+    /// Whether any sent packet awaits an ACK.
     pub(crate) fn is_waiting(&self) -> bool {
         self.outstanding_eliciting > 0
     }
 
-    /// How long answers take, by whatever way they come: what timers and the pacer go by.
+    /// The round trip with ACKs on any path, which timers and the pacer use.
     pub(crate) fn return_rtt(&self) -> &RttEstimator {
         self.elsewhere.as_deref().unwrap_or(&self.rtt)
     }
 
-    /// R-ACK-6: an ACK that came another way says nothing of this path's round trip.
-    fn on_sample(&mut self, usual_way: bool, sample: Span, delay: Span) -> Option<Span> {
-        let own = usual_way.then(|| self.rtt.on_sample(sample, delay));
-        if !usual_way && self.elsewhere.is_none() {
+    /// R-ACK-6: takes in a round trip sample. One whose ACK came on another path does not count as this
+    /// path's round trip.
+    fn on_sample(&mut self, on_own_path: bool, sample: Span, delay: Span) -> Option<Span> {
+        let own = on_own_path.then(|| self.rtt.on_sample(sample, delay));
+        if !on_own_path && self.elsewhere.is_none() {
             self.elsewhere = Some(Box::new(self.rtt.clone()));
         }
         if let Some(elsewhere) = &mut self.elsewhere {
@@ -319,13 +321,14 @@ impl Recovery {
         own
     }
 
-    /// Handles an ACK that came on this path itself (`usual_way`) or on another. `each` is told what arrived (`true`) or counts as lost (`false`).
+    /// Handles an ACK that came on this path itself (`on_own_path`) or on another. Calls `each` with
+    /// what arrived (`true`) or counts as lost (`false`).
     pub(crate) fn on_ack(
         &mut self,
         now: Time,
         path: PathId,
         ranges: AckRanges<'_>,
-        usual_way: bool,
+        on_own_path: bool,
         delay: Span,
         ack_delay_max: Span,
         siblings: Siblings<'_>,
@@ -430,17 +433,17 @@ impl Recovery {
         }
         if let Some(sent_at) = sample {
             let (sample, delay) = (now.since(sent_at), delay.min(ack_delay_max));
-            outcome.rtt = self.on_sample(usual_way, sample, delay);
-            if let Some(judge) = &mut self.judge {
+            outcome.rtt = self.on_sample(on_own_path, sample, delay);
+            if let Some(classifier) = &mut self.classifier {
                 let own = sample.saturating_sub(delay);
-                match usual_way {
-                    true => judge.on_round_trip(now, sent_at, own, self.rtt.min()),
-                    false => judge.on_indirect_round_trip(now, sent_at, own),
+                match on_own_path {
+                    true => classifier.on_round_trip(now, sent_at, own, self.rtt.min()),
+                    false => classifier.on_indirect_round_trip(now, sent_at, own),
                 }
             }
         }
-        if let Some(judge) = &mut self.judge {
-            judge.on_arrived(acked_packets);
+        if let Some(classifier) = &mut self.classifier {
+            classifier.on_arrived(acked_packets);
         }
         let fresh = outcome.rtt.is_some();
         self.largest_acked = Some(
@@ -573,14 +576,14 @@ impl Recovery {
                 outcome.mtu_lost = true;
                 continue;
             }
-            if sent.at < self.heard_again_at {
+            if sent.at < self.answered_again_at {
                 continue;
             }
             if let Some(delivery) = &mut self.delivery {
                 fates.push(delivery.on_lost((number - self.base) as usize, u64::from(sent.bytes)));
             }
-            if let Some(judge) = &mut self.judge {
-                judge.on_lost(number, sent.at);
+            if let Some(classifier) = &mut self.classifier {
+                classifier.on_lost(number, sent.at);
             }
             outcome.lost_packets += 1;
             outcome.lost_size = outcome.lost_size.max(sent.bytes);
@@ -607,12 +610,12 @@ impl Recovery {
             if self.controller.window() < window {
                 self.episode_lost = 0;
                 self.episode_spurious = 0;
-                if let Some(judge) = &mut self.judge {
-                    let leaves = judge.reduced_window(window, self.rtt.min());
+                if let Some(classifier) = &mut self.classifier {
+                    let leaves = classifier.reduced_window(window, self.rtt.min());
                     if let Some(least) = leaves.filter(|_| self.hides) {
                         self.controller.raise_reduced_window(least);
                     }
-                    judge.on_response(now);
+                    classifier.on_response(now);
                 }
             }
             self.episode_lost += u64::from(outcome.lost_packets);
@@ -630,8 +633,8 @@ impl Recovery {
     fn is_random(&mut self, now: Time, sent_at: Time, datagram: u16) -> bool {
         let rtt_min = self.rtt.min();
         let window = self.controller.window() / u64::from(datagram.max(1));
-        let judge = self.judge.as_mut();
-        let kind = judge.map(|judge| judge.classify(now, sent_at, rtt_min, window));
+        let classifier = self.classifier.as_mut();
+        let kind = classifier.map(|classifier| classifier.classify(now, sent_at, rtt_min, window));
         self.hides && kind == Some(LossKind::Random)
     }
 
@@ -704,9 +707,9 @@ impl Recovery {
         self.last_eliciting_at + pause
     }
 
-    /// The path answers after a hole: what was sent into it says nothing of congestion.
+    /// Handles the end of an outage: packets sent during it say nothing about congestion.
     pub(crate) fn on_blackout(&mut self, now: Time, since: Time, comeback: WindowRestore) {
-        self.heard_again_at = now;
+        self.answered_again_at = now;
         if !std::mem::take(&mut self.was_late) {
             self.late_blackouts = self.late_blackouts.saturating_sub(1);
         }
@@ -722,19 +725,19 @@ impl Recovery {
         }
     }
 
-    /// When something that needs an answer last left.
+    /// When an ack-eliciting packet was last sent.
     pub(crate) fn last_eliciting_at(&self) -> Time {
         self.last_eliciting_at
     }
 
-    /// The oldest packet without an answer: what a probe should repeat.
+    /// The oldest unacknowledged packet, which a probe should repeat.
     pub(crate) fn oldest(&self) -> Option<&SentPacket> {
         self.sent
             .range((self.first_open - self.base) as usize..)
             .find(|s| s.state == PacketState::Outstanding && s.eliciting)
     }
 
-    /// The first packet from `number` on that carries bytes of its own, has no answer and is `wanted`.
+    /// The first unacknowledged packet from `number` on that carries data of its own and is `wanted`.
     pub(crate) fn next_original(
         &self,
         number: u64,
@@ -762,15 +765,15 @@ impl Recovery {
         }
     }
 
-    /// Gives back room that nothing is in.
+    /// Releases unused memory.
     pub(crate) fn shrink(&mut self) {
         self.sent.shrink_to_fit();
         self.lost.shrink_to_fit();
         self.skipped.shrink_to_fit();
     }
 
-    /// Gives up on everything outstanding without a congestion response: the path went silent or
-    /// away, its data must travel elsewhere. Packets stay known, so a late ACK still counts.
+    /// Gives up on everything outstanding without a congestion response: the path fell silent or was
+    /// closed, and its data must travel elsewhere. Packets stay known, so that a late ACK still counts.
     pub(crate) fn abandon(&mut self, mut each: impl FnMut(SentFrame, bool)) {
         let first = (self.first_open - self.base) as usize;
         for (sent, number) in self.sent.range_mut(first..).zip(self.first_open..) {
@@ -841,7 +844,7 @@ mod tests {
         /// An ACK that came on the path itself, or on another.
         fn ack_by(
             &mut self,
-            usual_way: bool,
+            on_own_path: bool,
             now: Time,
             ranges: &[(u64, u64)],
         ) -> Result<RecoveryOutcome, PeerFault> {
@@ -866,7 +869,7 @@ mod tests {
                 now,
                 PathId(0),
                 ranges,
-                usual_way,
+                on_own_path,
                 Span::ZERO,
                 MS.times(20),
                 &[],

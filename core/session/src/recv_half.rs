@@ -13,10 +13,10 @@ use crate::config::FLOW_GAPS_MAX;
 use crate::event::PeerFault;
 use crate::ranges::RangeSet;
 
-/// Bytes of a block.
+/// Bytes of a receive block.
 pub(crate) const BLOCK_BYTES: u64 = 16 * 1024;
 
-/// Bytes on their way in.
+/// The receiving direction of a flow.
 #[derive(Debug)]
 pub(crate) struct RecvHalf {
     blocks: VecDeque<Option<Vec<u8>>>,
@@ -24,11 +24,11 @@ pub(crate) struct RecvHalf {
     read_to: u64,
     received: RangeSet,
     final_size: Option<u64>,
-    /// Highest end seen.
+    /// The highest offset received.
     reached: u64,
     credit: u64,
     window: u64,
-    told_credit: u64,
+    advertised_credit: u64,
     durable: u64,
     pub(crate) reset: Option<u64>,
     pub(crate) stopped: Option<u64>,
@@ -36,16 +36,16 @@ pub(crate) struct RecvHalf {
     duplicate: u64,
 }
 
-/// What arriving bytes changed.
+/// The effects of received bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ReceivedChange {
-    /// How far the flow's highest byte moved on: counts against the session's credit.
+    /// How far the flow's highest offset advanced, which counts against the session's credit.
     pub(crate) advanced: u64,
-    /// Bytes not seen before.
+    /// Bytes that had not been received before.
     pub(crate) new: u64,
-    /// There is now something to read that was not there before.
+    /// Whether bytes became readable.
     pub(crate) readable: bool,
-    /// Whether data could not be kept: their packet must not be acknowledged.
+    /// Whether data could not be stored: their packet must not be acknowledged.
     pub(crate) unkept: bool,
 }
 
@@ -60,7 +60,7 @@ impl RecvHalf {
             reached: 0,
             credit: window,
             window,
-            told_credit: window,
+            advertised_credit: window,
             durable: 0,
             reset: None,
             stopped: None,
@@ -69,7 +69,7 @@ impl RecvHalf {
         }
     }
 
-    /// A half restored from a record: the application has everything below `offset`.
+    /// The receiving direction of a flow from a record: the application has everything below `offset`.
     pub(crate) fn restored(
         window: u64,
         offset: u64,
@@ -82,29 +82,28 @@ impl RecvHalf {
         half.reached = offset;
         half.durable = offset;
         half.credit = offset + window;
-        half.told_credit = 0;
+        half.advertised_credit = 0;
         half.final_size = final_size;
         half.end_read = end_read;
         half
     }
 
-    /// Gaps that are kept: what one full-size packet in two missing over the window would make, and
-    /// at least [`FLOW_GAPS_MAX`]. Their bytes lie in blocks of the window, so memory is bounded by
-    /// the window whatever their number.
+    /// The most gaps to keep: as many as a window of full-size packets has when every second one is
+    /// missing, and at least [`FLOW_GAPS_MAX`]. The window bounds their memory whatever their number.
     fn gaps_max(&self) -> usize {
         FLOW_GAPS_MAX.max((self.window / 2048) as usize)
     }
 
-    /// Gaps in what was received.
+    /// The number of gaps in the received bytes.
     pub(crate) fn gaps(&self) -> usize {
         self.received.len()
     }
 
-    /// Where the contiguous bytes end.
+    /// The end of the contiguous bytes.
     pub(crate) fn contiguous(&self) -> u64 {
         self.received.end_from(self.read_to).max(self.read_to)
     }
-    /// Bytes are missing before others that are here.
+    /// Whether bytes are missing before others that were received.
     pub(crate) fn has_gap(&self) -> bool {
         self.reached > self.contiguous()
     }
@@ -119,12 +118,12 @@ impl RecvHalf {
     pub(crate) fn duplicate(&self) -> u64 {
         self.duplicate
     }
-    /// Highest end seen.
+    /// The highest offset received.
     pub(crate) fn reached(&self) -> u64 {
         self.reached
     }
 
-    /// Takes bytes in.
+    /// Takes in received bytes.
     #[inline]
     pub(crate) fn on_data(
         &mut self,
@@ -216,7 +215,7 @@ impl RecvHalf {
     pub(crate) fn readable(&self) -> u64 {
         self.contiguous() - self.read_to
     }
-    /// Whether the end was reached by the reader (or is right here).
+    /// Whether the reader reached the end, or the end follows immediately.
     pub(crate) fn is_at_end(&self) -> bool {
         self.final_size == Some(self.read_to)
     }
@@ -274,22 +273,22 @@ impl RecvHalf {
         self.credit = self.credit.max(self.read_to + self.window);
     }
 
-    /// Credit to tell the peer, once it is worth a frame.
+    /// Whether the credit has grown enough to be announced.
     pub(crate) fn wants_credit(&self) -> bool {
         self.final_size.is_none()
             && self.reset.is_none()
-            && self.credit - self.told_credit >= self.window / 4
+            && self.credit - self.advertised_credit >= self.window / 4
     }
-    /// What the peer may be told it may send up to.
+    /// The credit to announce to the peer.
     pub(crate) fn credit(&self) -> u64 {
         self.credit
     }
     pub(crate) fn take_credit(&mut self) -> u64 {
-        self.told_credit = self.credit;
+        self.advertised_credit = self.credit;
         self.credit
     }
 
-    /// The application made everything below `offset` safe; true if that is news.
+    /// Records that the application made everything below `offset` safe. True if that is new.
     pub(crate) fn set_durable(&mut self, offset: u64) -> bool {
         let offset = offset.min(self.read_to);
         let news = offset > self.durable;
@@ -300,20 +299,20 @@ impl RecvHalf {
         self.durable
     }
 
-    /// Drops what was received and not read: nobody wants it any more. What was counted stays so.
+    /// Drops unread bytes that no reader wants. The counts remain.
     pub(crate) fn discard(&mut self) {
         self.blocks.clear();
         self.received.clear();
         self.first_block = self.read_to / BLOCK_BYTES;
     }
-    /// How many bytes the peer sent is known to the last, as far as anybody will ever read them.
+    /// Whether the total number of bytes the peer sent is known, so that the session's credit is exact.
     pub(crate) fn is_counted(&self) -> bool {
         self.stopped.is_none()
             || self.reset.is_some()
             || self.final_size.is_some_and(|size| self.reached >= size)
     }
 
-    /// Gives up what was received and not read: it will be sent again. For a flow that sleeps.
+    /// Drops unread bytes of a hibernating flow: they will be sent again.
     pub(crate) fn forget_unread(&mut self) {
         self.blocks.clear();
         self.received.clear();
@@ -324,7 +323,7 @@ impl RecvHalf {
         }
     }
 
-    /// Gives up what lies beyond a gap: after a wake both ends count from the contiguous end.
+    /// Drops bytes beyond a gap: after a wake both ends continue from the contiguous end.
     pub(crate) fn forget_gaps(&mut self) {
         let end = self.contiguous();
         if end == self.read_to {
@@ -339,16 +338,16 @@ impl RecvHalf {
             self.final_size = None;
         }
     }
-    /// Credit must be told again: the peer forgot it.
+    /// Marks the credit to be announced again, because the peer forgot it.
     pub(crate) fn resend_credit(&mut self) {
-        self.told_credit = 0;
+        self.advertised_credit = 0;
     }
 
-    /// Nothing more will come out of it.
+    /// Whether nothing remains to be read.
     pub(crate) fn is_complete(&self) -> bool {
         self.end_read || self.reset.is_some() || self.stopped.is_some()
     }
-    /// Everything the peer sends has arrived.
+    /// Whether everything the peer sends has arrived.
     pub(crate) fn is_all_received(&self) -> bool {
         self.final_size
             .is_some_and(|size| self.contiguous() >= size)

@@ -24,21 +24,21 @@ use d2tp_wire::{CID_BYTES, PacketKind};
 use crate::endpoint::{Admission, Endpoint, SessionId};
 use crate::link::Addresses;
 
-/// Bytes before a packet that is relayed: a first byte and the relay's id.
+/// Bytes before a relayed packet: a first byte and the relay's id.
 pub const RELAY_HEADER_BYTES: usize = 1 + CID_BYTES;
-/// R-RELAY-3: packets passed on to an address from which nothing came back yet. Ten SYNs are what a
-/// device sends before it becomes patient.
+/// R-RELAY-3: packets forwarded to an address from which nothing came back yet. A device sends ten SYNs
+/// before its interval grows.
 pub const UNANSWERED_MAX: u32 = 16;
-/// The smallest packet there is, UNKNOWN.
+/// The size of the smallest packet, UNKNOWN.
 const PACKET_BYTES_MIN: usize = 25;
 
-/// A relay's name on the wire: random, issued by the relay.
+/// The id of a relay on the wire: random, issued by the relaying host.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RelayId(pub [u8; CID_BYTES]);
 
 impl RelayId {
-    /// The address that stands for the relay in paths. Nobody else can have it: the block discards
-    /// what is sent to it. // RFC 6666
+    /// The address that stands for the relay in paths. No host has it: packets to this block are
+    /// discarded. // RFC 6666
     pub fn address(self) -> SocketAddr {
         let [a, b, c, d, e, f, g, h] = self.0;
         let low = [[a, b], [c, d], [e, f], [g, h]].map(u16::from_be_bytes);
@@ -76,7 +76,8 @@ impl FromStr for RelayId {
     }
 }
 
-/// The id in the place of a connection id, if a datagram could be relayed or is a DATA packet.
+/// The relay id in a datagram, in the place of a connection id, if the datagram could be a relayed
+/// packet or a DATA packet.
 pub fn relayed_id(datagram: &[u8]) -> Option<[u8; CID_BYTES]> {
     match PacketKind::split(datagram)? {
         (PacketKind::Data, _, cid, _) => Some(cid.0),
@@ -94,7 +95,7 @@ fn is_packet(bytes: &[u8]) -> bool {
     bytes.len() >= PACKET_BYTES_MIN && PacketKind::split(bytes).is_some()
 }
 
-/// Appends a packet as it is relayed. Its low bits stand in for random ones.
+/// Appends a packet in its relayed form. Its low bits stand in for random ones.
 pub fn wrap_relayed(id: RelayId, packet: &[u8], out: &mut Vec<u8>) {
     let low = packet.first().map_or(0, |first| first & 0x1f);
     out.push(PacketKind::Data.first_byte() | low);
@@ -102,17 +103,17 @@ pub fn wrap_relayed(id: RelayId, packet: &[u8], out: &mut Vec<u8>) {
     out.extend(packet);
 }
 
-/// Why there is no relay.
+/// Why a relay was refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum RelayRefusal {
     /// The device has as many clients as it may.
     #[error("this client has {0} relays, which is its limit")]
     ClientFull(usize),
-    /// There are as many as there may be.
+    /// The host has as many relays as it allows.
     #[error("there are {0} relays, which is the limit")]
     Full(usize),
-    /// Nobody of that name listens, or not to this caller: the same answer, so that callers cannot
-    /// find out who is there.
+    /// No device with that key listens, or not to this caller. Both get the same answer, so that
+    /// callers cannot find out which devices are there.
     #[error("nobody of that name listens here to this client")]
     NobodyListens,
     /// The session is over.
@@ -120,29 +121,29 @@ pub enum RelayRefusal {
     NoSession,
 }
 
-/// How many relays there may be (R-RELAY-4).
+/// The most relays of a host (R-RELAY-4).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RelayLimits {
-    /// For one client key.
+    /// Relays of one client key.
     pub client: usize,
-    /// In all.
+    /// Relays of all clients.
     pub all: usize,
 }
 
-/// Where a packet goes on to.
+/// The destination of a relayed packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ForwardTarget {
     /// The packet goes out unchanged, to the address that its relay leads to.
     Outside(RelayId),
-    /// Under another id, to a device.
+    /// The packet goes to a device, under another relay id.
     Device(RelayId, Addresses),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum RelayDestination {
-    /// An address of the owner's knowledge, and how many packets nobody answered there.
+    /// An address that the owner of the table knows, and packets to it without an answer.
     Outside { unanswered: Option<u32> },
-    /// The other half of a call.
+    /// The other half of a call between two devices.
     Device(RelayId),
 }
 
@@ -155,7 +156,7 @@ struct OpenRelay {
     at: Option<Addresses>,
 }
 
-/// What relays a host has open, and who listens.
+/// The open relays of a host, and the devices that listen.
 pub struct RelayTable {
     limits: RelayLimits,
     rng: Rng,
@@ -176,17 +177,17 @@ impl RelayTable {
         }
     }
 
-    /// How many there are; a call has two.
+    /// The number of relays; a call has two.
     pub fn len(&self) -> usize {
         self.open.len()
     }
 
-    /// Whether there is none.
+    /// Whether there are no relays.
     pub fn is_empty(&self) -> bool {
         self.open.is_empty()
     }
 
-    /// Whether it is one of these.
+    /// Whether the id is one of these relays.
     pub fn contains(&self, id: RelayId) -> bool {
         self.open.contains_key(&id)
     }
@@ -219,7 +220,7 @@ impl RelayTable {
         Ok(())
     }
 
-    /// Ends a device's registration as a listener. Relayed connections go on.
+    /// Ends a device's registration as a listener. Relayed connections continue.
     pub fn stop_listening(&mut self, device: SessionId) {
         self.listeners.retain(|_, (session, _)| *session != device);
     }
@@ -254,7 +255,7 @@ impl RelayTable {
         Ok((own, theirs, listener))
     }
 
-    /// R-RELAY-4: whether a device may have that many more.
+    /// R-RELAY-4: checks whether a device may open that many more relays.
     fn admit(
         &self,
         core: &Endpoint,
@@ -289,7 +290,7 @@ impl RelayTable {
         id
     }
 
-    /// A relay is over, and the other half of its call: that one's id, and whose it was.
+    /// Closes a relay, and the other half of its call. Returns the id of that half and its session.
     pub fn close(&mut self, id: RelayId) -> Option<(RelayId, SessionId)> {
         let RelayDestination::Device(other) = self.open.remove(&id)?.toward else {
             return None;
@@ -297,12 +298,13 @@ impl RelayTable {
         Some((other, self.open.remove(&other)?.device))
     }
 
-    /// Whether some device's packets came from elsewhere than before since this was last asked.
+    /// Whether a device's packets came from a new address since the last call.
     pub fn take_moved(&mut self) -> bool {
         std::mem::take(&mut self.moved)
     }
 
-    /// Where a device's packet goes on to, or nowhere. `datagram` as it came, `from` there.
+    /// The destination of a packet from a device, if there is one. `datagram` is the relayed form,
+    /// `from` its source.
     pub fn forward_from_device(
         &mut self,
         core: &Endpoint,
@@ -340,7 +342,7 @@ impl RelayTable {
         }
     }
 
-    /// Where a packet goes that came back from outside.
+    /// The destination of a packet that came back from outside.
     pub fn forward_to_device(
         &mut self,
         core: &Endpoint,
@@ -363,8 +365,8 @@ impl RelayTable {
         self.place_of(core, id)
     }
 
-    /// R-RELAY-1: where the device is that a relay belongs to: from where it last used it, if it is
-    /// still there, else where it is best reached for nothing.
+    /// R-RELAY-1: the address of the device that owns a relay: where it last used the relay from, if
+    /// the device is still there, else the best free path.
     fn place_of(&self, core: &Endpoint, id: RelayId) -> Option<Addresses> {
         let relay = self.open.get(&id)?;
         let session = core.session(relay.device)?;

@@ -14,29 +14,29 @@ use crate::endpoint::{Endpoint, SessionId};
 use crate::link::{Addresses, LinkId};
 use crate::relay::{RELAY_HEADER_BYTES, RelayId, relayed_id};
 
-/// R-RELAY-5: calls a listening device takes at once.
+/// R-RELAY-5: calls that a listening device accepts at once.
 pub const CALLS_MAX: usize = 64; // a guess: far more than people make
 
-/// What a datagram is that is not the core's.
+/// A datagram that is not for the core as it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum InterceptedDatagram {
-    /// The packet was relayed: the one within came from there, as far as the core is concerned.
+    /// A relayed packet: for the core, the packet within came from these addresses.
     Relayed(Addresses),
     /// A punch for the rendezvous of this session.
     Punch(SessionId),
-    /// Nobody's.
+    /// A datagram to be dropped.
     Nothing,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct UsedRelay {
-    /// Our session with the relay.
+    /// Our session with the relaying host.
     by: SessionId,
-    /// The link that stands for it, if it moves with us.
+    /// The link number that stands for the relay, if the relay moves with us.
     floats: Option<LinkId>,
 }
 
-/// What relays a device uses.
+/// The relays that a device uses.
 #[derive(Debug, Default)]
 pub struct RelayClient {
     used: BTreeMap<RelayId, UsedRelay>,
@@ -44,17 +44,17 @@ pub struct RelayClient {
 }
 
 impl RelayClient {
-    /// Whether there is nothing to look for in datagrams.
+    /// Whether datagrams need not be classified: there is no relay and no punch to expect.
     pub fn is_idle(&self) -> bool {
         self.used.is_empty() && self.punches.is_empty()
     }
 
-    /// A relay that was given to us in our session `by`.
+    /// Adds a relay that was given to us in our session `by`.
     pub fn use_relay(&mut self, id: RelayId, by: SessionId) {
         self.used.insert(id, UsedRelay { by, floats: None });
     }
 
-    /// A relay by which somebody calls us; `link` stands for it. False if there are too many.
+    /// Adds a relay by which a peer calls us; `link` stands for it. False if there are too many.
     pub fn take_call(&mut self, id: RelayId, by: SessionId, link: LinkId) -> bool {
         let calls = self.used.values().filter(|u| u.floats.is_some()).count();
         let takes = calls < CALLS_MAX && !self.used.contains_key(&id);
@@ -65,12 +65,12 @@ impl RelayClient {
         takes
     }
 
-    /// A relay is used no more.
+    /// Stops using a relay.
     pub fn leave_relay(&mut self, id: RelayId) {
         self.used.remove(&id);
     }
 
-    /// Punches with this id are for the rendezvous of a session.
+    /// Registers the punch id of a session's rendezvous.
     pub fn await_punch(&mut self, punch: [u8; 8], session: SessionId) {
         self.punches.insert(punch, session);
     }
@@ -80,7 +80,7 @@ impl RelayClient {
         self.punches.retain(|_, of| *of != session);
     }
 
-    /// What a datagram is; none: the core's.
+    /// Classifies a datagram; none if it is for the core.
     pub fn classify_datagram(
         &self,
         core: &Endpoint,
@@ -105,7 +105,8 @@ impl RelayClient {
         }))
     }
 
-    /// How a packet to the address that stands for a relay really leaves; none: not at all, for now.
+    /// The real addresses of a packet to the address that stands for the relay; none if it cannot be
+    /// sent now.
     pub fn relay_addresses(&self, core: &Endpoint, link: LinkId, id: RelayId) -> Option<Addresses> {
         let used = self.used.get(&id)?;
         let session = core.session(used.by)?;

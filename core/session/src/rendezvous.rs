@@ -30,43 +30,44 @@ use crate::relay::RelayId;
 use crate::session::{PathStats, Session};
 use crate::session_state::SessionState;
 
-/// Addresses told and tried at most: a few links, each with the address the relay sees and its own.
+/// The most addresses exchanged and tried: a few links, each with the address the relay sees and its
+/// own.
 pub const ADDRESSES_MAX: usize = 8;
 /// R-PUNCH-3: paths that wait for their first answer at once.
 const TRIES_MAX: usize = 3;
-/// How long one of them may. // a guess: three of the core's probes
+/// How long a path may wait for its first answer. // a guess: three of the core's probes
 const TRY_FOR: Span = Span::from_secs(3);
-/// Addresses learnt from punches, for each line heard: a NAT gives one for each link of ours.
+/// Addresses learnt from punches, per received line: a NAT gives one for each link of ours.
 const REFLEXIVE_MAX: usize = 2;
-/// Times a listener punches each address, and how long after the line it heard.
+/// When a listener punches each address, after the line that it received.
 const PUNCH_AT_MS: [u64; 5] = [0, 100, 300, 700, 1500]; // a guess: over the caller's first probes
-/// Lines are acted on this often at most, whatever a peer says.
+/// The shortest interval at which lines of a peer are acted on.
 const HEAR_INTERVAL: Span = Span::from_millis(500);
-/// A direct path that is silent for so long is given up.
+/// How long a direct path may be silent before it is given up.
 const SILENT_FOR: Span = Span::from_secs(10);
-/// After how long without a direct path it is tried anew: first, and at most.
+/// The interval between attempts for a direct path: first, and at most.
 const AGAIN_FIRST: Span = Span::from_secs(15); // guesses: NATs change when networks do
 const AGAIN_MAX: Span = Span::from_secs(480);
-/// A punch: as long as the shortest DATA packet, which it looks like.
+/// Bytes of a punch: as long as the shortest DATA packet, which it resembles.
 pub const PUNCH_BYTES: usize = 29;
 /// The longest line of a rendezvous message on the wire, in bytes.
 pub const LINE_BYTES_MAX: usize = 512;
 
-/// How a session with a peer gets from the relay to a path of its own.
+/// Moves a session with a peer from the relay to a direct path.
 #[derive(Debug)]
 pub struct Rendezvous {
     is_caller: bool,
-    /// What the peer's punches to us carry.
+    /// The id that the peer's punches to us carry.
     punch: [u8; 8],
     relay: Option<RelayId>,
-    /// Links that may be used, the best first, and whether IPv6 is what they carry.
+    /// Links that may be used, the best first, and whether each carries IPv6.
     links: Vec<(LinkId, bool)>,
-    /// Where we may be reached, as told to the peer.
+    /// Our addresses, as sent to the peer.
     ours: Vec<SocketAddr>,
     theirs: Vec<SocketAddr>,
     their_punch: Option<[u8; 8]>,
     unsaid: bool,
-    /// A line that came too soon after the one before.
+    /// A line that arrived too soon after the one before.
     waiting: Option<String>,
     heard_at: Option<Time>,
     untried: VecDeque<(LinkId, SocketAddr)>,
@@ -82,7 +83,7 @@ pub struct Rendezvous {
 }
 
 impl Rendezvous {
-    /// The rendezvous of a session that we began with a device that listens. `punch` must be fresh.
+    /// The rendezvous of a session that we opened with a listening device. `punch` must be fresh.
     pub fn caller(punch: [u8; 8]) -> Rendezvous {
         Rendezvous {
             is_caller: true,
@@ -107,7 +108,7 @@ impl Rendezvous {
         }
     }
 
-    /// The rendezvous of a session that a caller began with us.
+    /// The rendezvous of a session that a caller opened with us.
     pub fn listener() -> Rendezvous {
         Rendezvous {
             is_caller: false,
@@ -128,18 +129,18 @@ impl Rendezvous {
         self.punch
     }
 
-    /// The relay, while there is one.
+    /// Sets the relay, or removes it.
     pub fn set_relay(&mut self, relay: Option<RelayId>) {
         self.relay = relay;
     }
 
-    /// Whether a direct path answered when it was last tended.
+    /// Whether a direct path answered at the last update.
     pub fn is_direct(&self) -> bool {
         self.direct
     }
 
-    /// Where we are now: links that may be used, the best first, and whether IPv6 is what they carry;
-    /// and addresses under which we may be reached, those that the relay sees first.
+    /// Sets our current links, the best first, and whether each carries IPv6; and our addresses, those
+    /// that the relay sees first.
     pub fn set_local_addresses(
         &mut self,
         now: Time,
@@ -159,7 +160,7 @@ impl Rendezvous {
         }
     }
 
-    /// The next line for the peer.
+    /// The next line to send to the peer.
     pub fn poll_line(&mut self) -> Option<String> {
         if !std::mem::take(&mut self.unsaid) || self.ours.is_empty() {
             return None;
@@ -175,7 +176,8 @@ impl Rendezvous {
         Some(line + "\n")
     }
 
-    /// A line of the peer's, without its end. What is not understood changes nothing.
+    /// Handles a line of the peer's, without its line end. A line that is not understood changes
+    /// nothing.
     pub fn handle_line(&mut self, now: Time, line: &str) {
         // R-PUNCH-2: a peer that talks much has us do no more.
         let early = self.heard_at.is_some_and(|at| now < at + HEAR_INTERVAL);
@@ -207,8 +209,8 @@ impl Rendezvous {
         }
     }
 
-    /// R-PUNCH-1: whether a peer may be there: nobody is, at a group's address or at one that stands for
-    /// a relay; and on this machine only if we are on no other network either.
+    /// R-PUNCH-1: whether an address may be a peer's: not a multicast address or one that stands for a
+    /// relay, and a loopback address only if we have no other network.
     fn may_be(&self, address: &SocketAddr) -> bool {
         let ip = address.ip().to_canonical();
         let broadcast = matches!(ip, std::net::IpAddr::V4(v4) if v4.is_broadcast());
@@ -217,7 +219,7 @@ impl Rendezvous {
         address.port() != 0 && !odd && !here && RelayId::of(address).is_none()
     }
 
-    /// All that may lead to the peer, over each link.
+    /// All pairs of a link and an address that may lead to the peer.
     fn pairs(&self) -> VecDeque<(LinkId, SocketAddr)> {
         let over = |to: SocketAddr| {
             let fitting = self.links.iter().filter(move |(_, v6)| *v6 == to.is_ipv6());
@@ -226,13 +228,13 @@ impl Rendezvous {
         self.theirs.iter().flat_map(|to| over(*to)).collect()
     }
 
-    /// Has the address wait for its turn to be tried.
+    /// Queues the pairs to be tried.
     fn line_up(&mut self, now: Time) {
         self.untried = self.pairs();
         self.again_at = now + self.again_after;
     }
 
-    /// A punch of the peer's came in, from an address that we may not have heard of.
+    /// Handles a punch of the peer's from an address that we may not know yet.
     pub fn on_punch(&mut self, link: LinkId, from: SocketAddr) {
         // R-PUNCH-2: whoever repeats one elsewhere has us ask there, but not often.
         if self.theirs.contains(&from) || self.reflexive >= REFLEXIVE_MAX {
@@ -243,7 +245,7 @@ impl Rendezvous {
         self.untried.push_front((link, from));
     }
 
-    /// The next punch that is due: over which link, where to, and the id it carries.
+    /// The next punch that is due: the link, the destination, and the id it carries.
     pub fn poll_punch(&mut self, now: Time) -> Option<(LinkId, SocketAddr, [u8; 8])> {
         while self.rounds.front().is_some_and(|at| *at <= now) {
             self.rounds.pop_front();
@@ -254,7 +256,7 @@ impl Rendezvous {
         Some((link, to, punch))
     }
 
-    /// When something is to be done by itself.
+    /// When the next timer is due.
     pub fn next_at(&self) -> Time {
         let rounds = self.rounds.front().copied();
         let tries = self.tries.iter().map(|(_, since)| *since + TRY_FOR).min();
@@ -269,7 +271,7 @@ impl Rendezvous {
         due.into_iter().flatten().fold(self.again_at, Time::min)
     }
 
-    /// Brings the session's paths in line with where we and the peer are.
+    /// Updates the session's paths from our addresses and the peer's.
     pub fn update_paths(&mut self, now: Time, session: &mut Session) {
         if let Some(line) = self.waiting.take() {
             self.handle_line(now, &line);
@@ -292,7 +294,7 @@ impl Rendezvous {
         if served.is_empty() {
             let has_relay = stats.iter().any(|p| relayed(&p));
             if let (false, Some(relay), Some(link)) = (has_relay, self.relay, self.links.first()) {
-                session.open_path(now, way(link.0, relay.address()), false);
+                session.open_path(now, addresses(link.0, relay.address()), false);
             }
             if self.again_at <= now {
                 self.again_after = self.again_after.times(2).min(AGAIN_MAX);
@@ -311,7 +313,7 @@ impl Rendezvous {
         self.try_on(now, session);
     }
 
-    /// Ways that did not answer in time, or no longer, or are of a link that found a better one.
+    /// Gives up paths that did not answer in time, no longer answer, or whose link has a better one.
     fn give_up(
         &mut self,
         now: Time,
@@ -319,35 +321,43 @@ impl Rendezvous {
         stats: &[PathStats],
         served: &[LinkId],
     ) {
-        let state = |way: &Addresses| stats.iter().find(|p| p.addresses == *way).map(|p| p.state);
+        let state = |addresses: &Addresses| {
+            stats
+                .iter()
+                .find(|p| p.addresses == *addresses)
+                .map(|p| p.state)
+        };
         let mut lost = Vec::new();
         let knocking = session.state() != SessionState::Established;
-        self.tries.retain(|(way, since)| {
+        self.tries.retain(|(addresses, since)| {
             // One that is knocked at is no path yet.
-            let opening = match state(way) {
+            let opening = match state(addresses) {
                 Some(state) => state == PathState::Opening,
                 None => knocking,
             };
-            let over = now >= *since + TRY_FOR || served.contains(&way.link);
+            let over = now >= *since + TRY_FOR || served.contains(&addresses.link);
             if opening && over {
-                lost.push(*way);
+                lost.push(*addresses);
             }
             opening && !over
         });
         self.silent
-            .retain(|(way, _)| state(way) == Some(PathState::Silent));
+            .retain(|(addresses, _)| state(addresses) == Some(PathState::Silent));
         for path in stats.iter().filter(|p| p.state == PathState::Silent) {
-            let known = self.silent.iter().find(|(way, _)| *way == path.addresses);
+            let known = self
+                .silent
+                .iter()
+                .find(|(addresses, _)| *addresses == path.addresses);
             match known {
                 None => self.silent.push((path.addresses, now)),
-                Some((way, since)) if now >= *since + SILENT_FOR => lost.push(*way),
+                Some((addresses, since)) if now >= *since + SILENT_FOR => lost.push(*addresses),
                 Some(_) => {}
             }
         }
-        for way in lost {
+        for addresses in lost {
             // What only the relay carries is the core's to ask about, however long it is silent.
-            if RelayId::of(&way.remote).is_none() {
-                session.abandon_path_at(now, &way);
+            if RelayId::of(&addresses.remote).is_none() {
+                session.abandon_path_at(now, &addresses);
             }
         }
         self.untried.retain(|(link, _)| !served.contains(link));
@@ -370,17 +380,17 @@ impl Rendezvous {
             && let Some((link, to)) = self.untried.pop_front()
         {
             let known = session.path_stats();
-            let way = way(link, to);
-            if !self.is_on(link) || known.iter().any(|p| p.addresses == way) {
+            let addresses = addresses(link, to);
+            if !self.is_on(link) || known.iter().any(|p| p.addresses == addresses) {
                 continue;
             }
-            session.open_path(now, way, false);
-            self.tries.push((way, now));
+            session.open_path(now, addresses, false);
+            self.tries.push((addresses, now));
         }
     }
 }
 
-fn way(link: LinkId, remote: SocketAddr) -> Addresses {
+fn addresses(link: LinkId, remote: SocketAddr) -> Addresses {
     Addresses {
         link,
         local: None,

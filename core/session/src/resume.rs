@@ -23,7 +23,7 @@ use crate::session::{Session, say};
 use crate::session_state::Role;
 use crate::ticket::ClientTicket;
 
-/// RESET and STOP code of a flow of which the peer lost what it had called durable.
+/// RESET and STOP code of a flow whose peer lost data that it had called durable.
 pub(crate) const CODE_ROLLED_BACK: u64 = 0xd002;
 
 impl Session {
@@ -109,7 +109,7 @@ impl Session {
             .is_some_and(|f| f.recv.stopped.is_none() && f.recv.reached() > f.recv.read_to())
     }
 
-    /// How long the session has been without a network or an answer, if it is.
+    /// How long the session has been without a network or an answer, if it is suspended.
     pub fn suspended_for(&self, now: Time) -> Option<d2tp_time::Span> {
         self.suspended_at.map(|at| now.since(at))
     }
@@ -161,9 +161,9 @@ impl Session {
         self.suspended_at = Some(now);
     }
 
-    /// R-RESUME-6: what a device's SYN claims, the most urgent first. Where there is a path that the
-    /// server may know the session goes on meanwhile, and what was true when the SYN left is not when
-    /// it is answered.
+    /// R-RESUME-6: the claims of a device's SYN, the most urgent first. None while the server may know
+    /// one of the paths: the session then continues, and the claims would be outdated when the SYN is
+    /// answered.
     pub(crate) fn claims(&mut self) -> Vec<FlowClaim> {
         if self.paths.iter().any(|path| !path.unknown) {
             return Vec::new();
@@ -195,7 +195,7 @@ impl Session {
         order.into_iter().filter_map(claim).collect()
     }
 
-    /// The flow of a claim, if the claim will be met once the handshake is confirmed.
+    /// The flow of a claim, if the claim will be accepted once the handshake is confirmed.
     pub(crate) fn flow_to_resume(&self, claim: &FlowClaim) -> Option<&SessionFlow> {
         let flow = self.flows.get(claim.flow)?;
         if flow.send.reset.is_some() {
@@ -209,8 +209,8 @@ impl Session {
         (held || claim.is_complete()).then_some(flow)
     }
 
-    /// R-RESUME-8: a session just thawed has no bytes. The application is asked for those from
-    /// where the device will go on; no flow is taken up by that.
+    /// R-RESUME-8: asks the application of a tentatively restored session for bytes from the claimed
+    /// offset on. No flow is resumed by that.
     pub(crate) fn prepare_claimed(&mut self, claim: &FlowClaim) {
         let meets = self
             .flow_to_resume(claim)
@@ -235,12 +235,13 @@ impl Session {
         }
     }
 
-    /// Whether it is a server's record and nothing more: no handshake since.
+    /// Whether the session is a server's restored record without a confirmed handshake.
     pub fn is_tentative(&self) -> bool {
         self.role == Role::Responder && self.generation == 0
     }
 
-    /// A handshake is complete: flows from before are claimed (device) or wait for it (server).
+    /// Handles a completed handshake: a device claims the flows from before; a server waits for the
+    /// claims.
     pub(crate) fn after_handshake(&mut self, now: Time, resumed: bool) {
         let claims = self.role == Role::Initiator;
         let credit = self.initial_flow_credit;
@@ -301,7 +302,7 @@ impl Session {
         }
     }
 
-    /// R-RESUME-1: takes up sending at `offset`; false if that cannot be.
+    /// R-RESUME-1: resumes sending at `offset`. False if that is impossible.
     fn take_up(&mut self, id: FlowId, offset: u64) -> bool {
         let Some(flow) = self.flows.get_mut(id) else {
             return false;
@@ -391,8 +392,8 @@ impl Session {
         }
     }
 
-    /// R-RESUME-5: a flow the device does not know to be known is opened again after a wake. It
-    /// has heard nothing of it, so both directions begin anew, for the session's credit too.
+    /// R-RESUME-5: opens a flow again after a wake, because the device has no sign that the server
+    /// knows it. Both directions begin anew, for the session's credit too.
     pub(crate) fn reopen_claimed(&mut self, id: FlowId) {
         let Some(flow) = self.flows.get(id).filter(|f| f.unclaimed) else {
             return;
@@ -432,7 +433,7 @@ impl Session {
         }
     }
 
-    /// Ends a flow that the peer still knows, and tells the peer.
+    /// Ends a flow that the peer still knows, and informs the peer.
     fn refuse_here(&mut self, id: FlowId, reason: ReasonCode) {
         let Some(flow) = self.flows.get_mut(id) else {
             return;

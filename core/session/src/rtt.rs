@@ -2,7 +2,7 @@
 
 use d2tp_time::Span;
 
-/// What is known of a path's round trip.
+/// The round trip estimate of a path.
 #[derive(Clone, Debug)]
 pub(crate) struct RttEstimator {
     latest: Span,
@@ -26,7 +26,8 @@ impl RttEstimator {
         }
     }
 
-    /// A sample, and how long the peer says it held the ACK back; the sample without that.
+    /// Takes in a sample and the ACK delay that the peer reports. Returns the sample without that
+    /// delay.
     pub(crate) fn on_sample(&mut self, sample: Span, ack_delay: Span) -> Span {
         let sample = sample.max(Span::from_nanos(1));
         self.latest = sample;
@@ -48,7 +49,7 @@ impl RttEstimator {
         adjusted
     }
 
-    /// Smoothed, or the assumed one before the first sample.
+    /// The smoothed round trip, or the assumed one before the first sample.
     pub(crate) fn smoothed(&self) -> Span {
         self.smoothed.unwrap_or(self.initial)
     }

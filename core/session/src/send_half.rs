@@ -15,7 +15,7 @@ use bytes::Bytes;
 
 use crate::ranges::RangeSet;
 
-/// Bytes on their way out.
+/// The sending direction of a flow.
 #[derive(Debug)]
 pub(crate) struct SendHalf {
     chunks: VecDeque<Bytes>,
@@ -31,7 +31,7 @@ pub(crate) struct SendHalf {
     fin_acked: bool,
     credit: u64,
     durable: Option<u64>,
-    /// Index into `chunks` and offset of that chunk: where reading last was.
+    /// The chunk of the last read: its index and the offset of its first byte.
     hint: (usize, u64),
     pub(crate) reset: Option<u64>,
     said_early: u64,
@@ -58,7 +58,7 @@ impl SendHalf {
         }
     }
 
-    /// A half restored from a record: everything below `offset` arrived.
+    /// The sending direction of a flow from a record: everything below `offset` arrived.
     pub(crate) fn restored(
         offset: u64,
         fin_at: Option<u64>,
@@ -102,9 +102,9 @@ impl SendHalf {
     pub(crate) fn buffered(&self) -> u64 {
         self.end - self.released
     }
-    /// What may be written where `limit` bytes may be held. Bytes that arrived beyond a hole do not
-    /// count, up to as many again: a packet lost in a deep queue is seconds away, and who must wait for
-    /// it leaves the path idle.
+    /// Bytes that may be written when `limit` bytes may be held. Bytes that arrived beyond a gap do not
+    /// count, up to as many again: a packet lost in a deep queue takes seconds to repeat, and a waiting
+    /// writer would leave the path idle.
     pub(crate) fn room(&self, limit: u64) -> u64 {
         let beyond: u64 = self.acked.iter().map(|(start, end)| end - start).sum();
         (limit + beyond.min(limit)).saturating_sub(self.buffered())
@@ -116,7 +116,8 @@ impl SendHalf {
     pub(crate) fn acked_to(&self) -> u64 {
         self.acked_to
     }
-    /// Below this the peer will never ask again: arrived, and for a durable flow safe there too.
+    /// The offset below which the peer never asks again: the bytes arrived, and for a durable flow are
+    /// safe there too.
     pub(crate) fn safe_to(&self) -> u64 {
         self.durable.map_or(self.acked_to, |d| d.min(self.acked_to))
     }
@@ -124,23 +125,23 @@ impl SendHalf {
     pub(crate) fn next(&self) -> u64 {
         self.next
     }
-    /// Offset below which the peer may have heard everything: what is said in a SYN, or before the
-    /// handshake is confirmed, does not count as sent.
+    /// The offset below which the peer may have received everything. Bytes in a SYN or in early packets
+    /// do not count as sent.
     pub(crate) fn maybe_received_to(&self) -> u64 {
         self.next.max(self.said_early)
     }
-    /// The bytes below `to` were said so.
+    /// Records that the bytes below `to` were sent early.
     pub(crate) fn note_early(&mut self, to: u64) {
         self.said_early = self.said_early.max(to);
     }
-    /// How far the peer lets us send.
+    /// The offset up to which the peer lets us send.
     pub(crate) fn credit(&self) -> u64 {
         self.credit
     }
     pub(crate) fn set_credit(&mut self, max: u64) {
         self.credit = self.credit.max(max);
     }
-    /// Whether there is something to send. `session_room`: new bytes the session's credit allows.
+    /// Whether there are bytes to send. `session_room`: new bytes that the session's credit allows.
     #[inline]
     pub(crate) fn has_data(&self, session_room: u64) -> bool {
         if self.reset.is_some() {
@@ -151,27 +152,27 @@ impl SendHalf {
             || (self.fin && !self.fin_sent && self.next == self.end)
     }
 
-    /// Whether bytes were lost and not sent again.
+    /// Whether lost bytes wait to be sent again.
     pub(crate) fn has_lost(&self) -> bool {
         !self.lost.is_empty() && self.reset.is_none()
     }
-    /// Whether there are bytes that were never sent and may be.
+    /// Whether there are bytes that may be sent and never were.
     pub(crate) fn has_unsent(&self) -> bool {
         self.next < self.end.min(self.credit)
     }
 
-    /// Bytes that may be on their way or unread at once.
+    /// Bytes that may be in flight or unread at once.
     pub(crate) fn window(&self) -> u64 {
         self.credit.saturating_sub(self.acked_to)
     }
 
-    /// Bytes that may be sent and never were, or were lost.
+    /// Bytes that may be sent and never were, or that were lost.
     pub(crate) fn unsent(&self) -> u64 {
         let lost: u64 = self.lost.iter().map(|(start, end)| end - start).sum();
         lost + self.end.min(self.credit).saturating_sub(self.next)
     }
 
-    /// Whether some of these bytes, which were sent, are not known to have arrived.
+    /// Whether some of these sent bytes are not known to have arrived.
     pub(crate) fn is_unacked(&self, offset: u64, len: u64) -> bool {
         let end = offset + len;
         self.reset.is_none()
@@ -256,7 +257,7 @@ impl SendHalf {
         }
     }
 
-    /// The peer has these bytes. True if room for writing became free.
+    /// Records acknowledged bytes. True if that made room for writing.
     pub(crate) fn on_acked(&mut self, offset: u64, len: u64, fin: bool) -> bool {
         if fin {
             self.fin_acked = true;
@@ -282,7 +283,7 @@ impl SendHalf {
         self.release()
     }
 
-    /// The peer keeps everything below `offset` safe.
+    /// Records that the peer has made everything below `offset` durable.
     pub(crate) fn on_durable(&mut self, offset: u64) -> bool {
         match &mut self.durable {
             Some(durable) if offset > *durable => *durable = offset.min(self.end),
@@ -326,8 +327,8 @@ impl SendHalf {
         }
     }
 
-    /// The peer says it has everything below `offset` and nothing else counts: send the rest as if
-    /// for the first time. Returns false if bytes from `offset` on are not held here.
+    /// Rewinds to `offset`: the peer has everything below it and nothing else, so that the rest is sent
+    /// as if for the first time. False if bytes from `offset` on are not held here.
     pub(crate) fn rewind(&mut self, offset: u64) -> bool {
         if offset < self.released || offset > self.end {
             return false;
@@ -343,13 +344,13 @@ impl SendHalf {
         true
     }
 
-    /// Whether sending can go on at `offset` with what is held here.
+    /// Whether sending can resume at `offset` with the bytes held here.
     pub(crate) fn holds(&self, offset: u64) -> bool {
         (self.released..=self.end).contains(&offset)
     }
 
-    /// Notes bytes that left before sending was taken up here: they count as sent. Returns how many
-    /// are new to the session's credit.
+    /// Records bytes that were sent before sending was resumed here. Returns how many are new to the
+    /// session's credit.
     pub(crate) fn on_sent_early(&mut self, offset: u64, len: u64, fin: bool) -> u64 {
         let end = offset + len;
         if offset > self.next || end > self.end {
@@ -361,7 +362,7 @@ impl SendHalf {
         new
     }
 
-    /// Drops every byte: nothing of it will be sent again.
+    /// Drops all bytes: nothing of them will be sent again.
     pub(crate) fn drop_bytes(&mut self) {
         self.chunks.clear();
         self.lost.clear();
@@ -384,7 +385,7 @@ impl SendHalf {
         self.fin_acked = false;
     }
 
-    /// The peer has everything up to `offset`, which is the end.
+    /// Records that the peer has everything up to `offset`, which is the end.
     pub(crate) fn complete_at(&mut self, offset: u64) {
         if self.fin && self.end != offset {
             return;
@@ -398,12 +399,12 @@ impl SendHalf {
         }
     }
 
-    /// From now on bytes are freed only when the peer made them durable.
+    /// Keeps bytes from now on until the peer has made them durable.
     pub(crate) fn make_durable(&mut self) {
         self.durable.get_or_insert(self.released);
     }
 
-    /// Everything was sent and arrived.
+    /// Whether everything was sent and acknowledged.
     pub(crate) fn is_complete(&self) -> bool {
         self.reset.is_some()
             || (self.fin

@@ -13,7 +13,7 @@ pub(crate) struct SentData {
     pub(crate) fin: bool,
 }
 
-/// Something a packet said, other than its first piece of data.
+/// A frame of a packet, other than its first piece of data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SentFrame {
     Data(SentData),
@@ -46,7 +46,7 @@ pub(crate) enum SentFrame {
     },
 }
 
-/// What became of a packet.
+/// The state of a sent packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PacketState {
     Outstanding,
@@ -54,7 +54,7 @@ pub(crate) enum PacketState {
     Done,
 }
 
-/// One packet on its way.
+/// A packet in flight.
 #[derive(Debug)]
 pub(crate) struct SentPacket {
     pub(crate) at: Time,
@@ -62,7 +62,7 @@ pub(crate) struct SentPacket {
     pub(crate) eliciting: bool,
     pub(crate) mtu_probe: bool,
     pub(crate) app_limited: bool,
-    /// Bytes of its data that another path repeated.
+    /// Bytes of the packet's data that were repeated on another path.
     pub(crate) copied: u16,
     /// Whether the packet was lost at random: congestion control does not know of the loss.
     pub(crate) hidden: bool,
@@ -86,14 +86,14 @@ impl SentPacket {
             state: PacketState::Outstanding,
         }
     }
-    /// Everything it said.
+    /// All frames of the packet.
     pub(crate) fn frames(&self) -> impl Iterator<Item = SentFrame> + '_ {
         self.data
             .map(SentFrame::Data)
             .into_iter()
             .chain(self.more.iter().copied())
     }
-    /// Bytes of its data.
+    /// Bytes of the packet's data.
     pub(crate) fn payload(&self) -> u64 {
         let len = |said| match said {
             SentFrame::Data(data) => u64::from(data.len),

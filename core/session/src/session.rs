@@ -37,12 +37,12 @@ use crate::session_state::{CidChange, Role, SessionState};
 use crate::ticket::ClientTicket;
 use crate::trace::SessionTrace;
 
-/// What the session as a whole still has to say.
+/// Control frames of the session as a whole to be sent, one bit each.
 pub(crate) mod say {
     pub(crate) const CREDIT: u16 = 1;
     pub(crate) const RESUME_END: u16 = 1 << 1;
     pub(crate) const CLOSE: u16 = 1 << 2;
-    /// The status of paths that are frozen, which cannot say it themselves.
+    /// The status of frozen paths, which they cannot carry themselves.
     pub(crate) const FROZEN: u16 = 1 << 3;
 }
 
@@ -51,16 +51,16 @@ pub(crate) mod say {
 pub(crate) struct IssuedCid {
     pub(crate) cid: Cid,
     pub(crate) token: [u8; TOKEN_BYTES],
-    pub(crate) tell: bool,
+    pub(crate) must_send: bool,
 }
 
-/// The last word on a path that is no more.
+/// The final report on a path that was closed.
 #[derive(Clone, Debug)]
 pub(crate) struct GonePath {
     pub(crate) path: PathId,
-    /// Packets received on it, largest first.
+    /// Packets received on the path, largest first.
     pub(crate) received: Vec<(u64, u64)>,
-    pub(crate) tell: bool,
+    pub(crate) must_send: bool,
 }
 
 /// Why a flow call failed.
@@ -86,27 +86,27 @@ pub enum FlowError {
     SessionOver,
 }
 
-/// Outcome of reading.
+/// The result of a read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReadOutcome {
     /// Bytes, in order.
     Chunk(Bytes),
     /// The end: everything the peer sent was read.
     End,
-    /// Nothing now.
+    /// Nothing is available now.
     Pending,
 }
 
 /// Figures about one path.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PathStats {
-    /// Its number.
+    /// The path's number.
     pub id: PathId,
     /// Local and remote address of the path.
     pub addresses: Addresses,
-    /// How far it got.
+    /// The path's state.
     pub state: PathState,
-    /// What the device says of it.
+    /// The status that the device gave the path.
     pub status: PathStatus,
     /// Whether payload needs grants.
     pub gated: bool,
@@ -118,7 +118,7 @@ pub struct PathStats {
     pub window: u64,
     /// Bytes in flight.
     pub in_flight: u64,
-    /// How many the peer allows, if it said so (PATH_LIMIT).
+    /// The limit on bytes in flight that the peer announced (PATH_LIMIT).
     pub limit: Option<u64>,
     /// Datagram size in use.
     pub mtu: usize,
@@ -128,25 +128,25 @@ pub struct PathStats {
     pub payload_out: u64,
     /// Payload bytes sent that are copies of what another path carried.
     pub copied_out: u64,
-    /// Payload bytes sent that another path had lost (mirroring).
+    /// Payload bytes sent here to repair losses of another path (mirroring).
     pub fetched_out: u64,
-    /// Bytes sent and received that were not payload: headers, ACKs, frames about flows and paths.
+    /// Bytes sent that were not payload: headers, ACKs, frames about flows and paths.
     pub control_out: u64,
     /// Bytes of control packets received.
     pub control_in: u64,
-    /// The peer proved that it is at the address.
+    /// Whether the peer's address is validated.
     pub proved: bool,
-    /// When a packet last came on it.
+    /// When a packet last arrived on the path.
     pub heard_at: Time,
     /// Packets that counted as lost.
     pub lost: u64,
     /// Packets counted as lost that arrived after all.
     pub spurious: u64,
-    /// Lost packets that were taken for random and met no congestion response.
+    /// Lost packets that were classified as random and met no congestion response.
     pub random: u64,
 }
 
-/// Credit of the session as a whole.
+/// Flow control credit of the session as a whole.
 #[derive(Debug, Default)]
 pub(crate) struct SessionCredit {
     pub(crate) sent: u64,
@@ -156,14 +156,14 @@ pub(crate) struct SessionCredit {
     pub(crate) advertised: u64,
 }
 
-/// The path payload arrives on.
+/// The path on which payload arrives.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ActivePath {
     pub(crate) path: PathId,
     pub(crate) link: LinkId,
-    /// When payload last arrived on it.
+    /// When payload last arrived on this path.
     pub(crate) at: Time,
-    /// From then to the first payload on another path, if there was any.
+    /// The time between that and the first payload on another path, if any arrived.
     pub(crate) gap: Option<Span>,
 }
 
@@ -174,35 +174,36 @@ pub struct Session {
     pub(crate) local: SecretKey,
     pub(crate) peer: PublicKey,
     pub(crate) instance: u64,
-    /// The epoch of the handshake in force.
+    /// The epoch of the current handshake.
     pub(crate) epoch: u32,
-    /// Epochs the initiator may still use: reserved in its journal before.
+    /// Epochs that the initiator reserved in its journal and has not used.
     pub(crate) epochs: std::ops::Range<u32>,
     pub(crate) state: SessionState,
     pub(crate) rng: Rng,
     pub(crate) keys: Option<PacketKeys>,
-    /// Handshakes done so far: tells packets of an older one apart.
+    /// The number of completed handshakes, to recognize packets of an older one.
     pub(crate) generation: u32,
-    /// Boxed, as other state that a quiet session lacks: a server holds many of those.
+    /// The running handshake. Boxed, as other state that an idle session lacks: a server holds many of
+    /// those.
     pub(crate) handshake: Option<Box<ClientHandshake>>,
-    /// For the next handshake without a path (a device's).
+    /// The ticket for the next handshake without a path (a device's).
     pub(crate) ticket: Option<Box<ClientTicket>>,
     pub(crate) paths: Paths,
     pub(crate) path_scheduler: Box<dyn PathScheduler>,
     pub(crate) flows: FlowTable,
     pub(crate) credit: SessionCredit,
     pub(crate) wants: u16,
-    /// Paths that are no more and of which the peer does not know it yet.
+    /// Closed paths of which the peer does not know yet.
     pub(crate) gone: Vec<GonePath>,
     pub(crate) path_metrics_cache: PathMetricsCache,
     pub(crate) issued: PathMap<IssuedCid>,
     pub(crate) spare: PathMap<(Cid, [u8; TOKEN_BYTES])>,
-    /// Path ids ever in use under these keys: none comes back (R-SEAL-2).
+    /// Path ids ever used under these keys: none is used again (R-SEAL-2).
     pub(crate) used_paths: RangeSet,
-    /// Ids issued so far, the next one.
+    /// The next connection id to issue.
     pub(crate) issued_to: u32,
-    /// Flows opened here get ids of this epoch, never below that of the handshake in force
-    /// when the id was used before (R-FLOW-8).
+    /// The epoch of ids of flows opened here, never below that of the handshake in force when the id
+    /// was used before (R-FLOW-8).
     pub(crate) flow_epoch: u32,
     pub(crate) next_flow: u32,
     pub(crate) cid_changes: Vec<CidChange>,
@@ -210,48 +211,48 @@ pub struct Session {
     /// Events of this session that wait in the endpoint's queue.
     pub(crate) events_out: usize,
     pub(crate) datagrams: DatagramSendQueue,
-    /// Code and words of the CLOSE that is still to be heard (R-CLOSE-3), how often it was said, and
-    /// when that is given up.
+    /// Code and text of the CLOSE that the peer has not acknowledged (R-CLOSE-3).
     pub(crate) closing: Option<Box<(u64, String)>>,
     pub(crate) close_sent: u32,
     pub(crate) closing_until: Time,
-    /// The peer may know of this session.
+    /// Whether the peer may know of this session.
     pub(crate) known_to_peer: bool,
-    /// The instance was another process's: until the peer, if it knows the instance, has dropped that one's flows ours wait.
+    /// Whether another process used the instance before. If the peer knows it, our flows wait until the
+    /// peer has dropped the flows of that process.
     pub(crate) inherits_instance: bool,
     /// A CLOSE arrived in the packet being handled.
     pub(crate) received_close: Option<Box<SessionEnd>>,
-    /// The answer to a CLOSE, for the endpoint to send: the session is no more.
+    /// The answer to a CLOSE, for the endpoint to send after the session ended.
     pub(crate) close_ack: Option<Box<(Addresses, Vec<u8>)>>,
-    /// SUSPEND is being said (a device's).
+    /// The reason of the SUSPEND that is being sent (a device's).
     pub(crate) suspending: Option<ReasonCode>,
-    /// SUSPEND was heard (a server's).
+    /// Whether SUSPEND was received (a server's).
     pub(crate) paused: bool,
-    /// Links on which both directions contend (a device's).
+    /// Links whose directions share one medium (a device's).
     pub(crate) half_duplex: Vec<LinkId>,
-    /// A path is kept open for the server, flows or not.
+    /// Whether a path is kept open for the server, with or without flows.
     pub(crate) reachable: bool,
     /// Flows of the same client key in other sessions of this server.
     pub(crate) flows_elsewhere: usize,
-    /// Why it is closing, if the peer broke a rule.
+    /// The rule that the peer broke, if that is why the session closes.
     pub(crate) peer_fault: Option<Box<PeerFault>>,
     pub(crate) suspended_at: Option<Time>,
     pub(crate) last_rx: Time,
     pub(crate) active_path: Option<ActivePath>,
     pub(crate) rx_key_drop_at: Time,
     pub(crate) sealed_packets: u64,
-    /// The packet being handled held something that could not be kept.
+    /// Whether the packet being handled held something that could not be stored.
     pub(crate) unretained: bool,
     /// When the keys in force were agreed.
     pub(crate) keys_at: Time,
     /// Tokens for the ids we issue (a server's).
     pub(crate) cookie_secrets: Option<Arc<CookieSecrets>>,
     pub(crate) initial_flow_credit: u64,
-    /// Highest absolute number of bytes delivered twice, for reports.
+    /// Bytes that were received more than once, for reports.
     pub(crate) duplicate_bytes: u64,
-    /// Where everything is told, if somebody wants to know.
+    /// Trace records of the session, if tracing is on.
     pub(crate) trace: Option<Box<SessionTrace>>,
-    /// Payload of the datagram handled last.
+    /// Payload per flow of the datagram handled last.
     pub(crate) arrivals: Vec<FlowArrival>,
 }
 
@@ -329,7 +330,7 @@ impl Session {
 
     // ---- what it is ----
 
-    /// Who the peer is (for the initiator: who it must be).
+    /// The public key of the peer (for the initiator: the expected one).
     pub fn peer(&self) -> PublicKey {
         self.peer
     }
@@ -337,19 +338,19 @@ impl Session {
     pub fn instance(&self) -> u64 {
         self.instance
     }
-    /// The epoch of the handshake in force.
+    /// The epoch of the current handshake.
     pub fn epoch(&self) -> u32 {
         self.epoch
     }
-    /// Where the session is in its life.
+    /// The state of the session.
     pub fn state(&self) -> SessionState {
         self.state
     }
-    /// Who began it.
+    /// Our role in the session.
     pub fn role(&self) -> Role {
         self.role
     }
-    /// Figures of every path.
+    /// Statistics of every path.
     pub fn path_stats(&self) -> Vec<PathStats> {
         self.paths
             .iter()
@@ -400,13 +401,13 @@ impl Session {
             self.events.push_back(event);
         }
     }
-    /// The next thing the driver should know.
+    /// The next event for the driver.
     pub fn poll_event(&mut self) -> Option<SessionEvent> {
         self.events.pop_front()
     }
 }
 
-/// Something said on a path arrived or was lost: tells its owner.
+/// Tells the owner of a frame whether the frame arrived or was lost.
 #[inline]
 pub(crate) fn on_frame_fate(
     said: SentFrame,
@@ -463,12 +464,12 @@ pub(crate) fn on_frame_fate(
         SentFrame::Gone(path) => gone
             .iter_mut()
             .filter(|g| g.path == path)
-            .for_each(|g| g.tell = true),
+            .for_each(|g| g.must_send = true),
         SentFrame::Session { what } => *says |= what,
         SentFrame::Path { path, what } => {
             if what == path::want::CID {
                 if let Some(issued) = issued.get_mut(&path) {
-                    issued.tell = true;
+                    issued.must_send = true;
                 }
             } else if let Some((id, wants)) = own_path
                 && id == path

@@ -11,10 +11,10 @@ pub enum Role {
     Responder,
 }
 
-/// Where a session is in its life.
+/// The state of a session.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SessionState {
-    /// The session has no path, or nothing answers: it sends nothing.
+    /// The session has no path, or none answers: it sends nothing.
     Suspended,
     /// A handshake is under way.
     Handshaking,

@@ -7,21 +7,22 @@ use crate::path::{PathState, SessionPath};
 use crate::path_selection::PathSelection;
 use crate::session::{FlowError, Session};
 
-/// A path that had a hole so lately is less steady than one that had none.
+/// How recent an outage makes a path less steady than one without.
 const SHAKEN: Span = Span::from_secs(60); // a guess: a walk past a few access points
-/// A path that loses more than one packet in so many is less steady than one that does not.
+/// A path that loses more than one packet in this many is less steady than others.
 const LOSSY: u64 = 128; // a guess: below what makes a difference to a frame of ten packets
 
-/// Between DATAGRAMs of a stream there is no more than this. // a guess: two pictures a second
+/// The longest pause between DATAGRAMs of one stream. // a guess: two pictures a second
 const STREAM: Span = Span::from_millis(500);
 
 impl SessionPath {
-    /// Whether messages may travel here: those that nothing is granted to.
+    /// Whether DATAGRAMs may use this path: gated paths carry none.
     pub(crate) fn takes_datagrams(&self) -> bool {
         self.takes_payload() && !self.gated && self.validated && !self.driver_frozen
     }
 
-    /// DATAGRAMs came until it fell silent, if it did: more would come if it were not.
+    /// Whether DATAGRAMs were arriving when the path was last heard, so that their absence is a sign of
+    /// an outage.
     pub(crate) fn receives_datagrams(&self) -> bool {
         self.datagram_at
             .is_some_and(|at| at + STREAM >= self.last_rx)
@@ -39,7 +40,7 @@ impl SessionPath {
 }
 
 impl Session {
-    /// The steadiest of the paths that answer and take messages.
+    /// The steadiest of the paths that answer and carry DATAGRAMs.
     pub(crate) fn steadiest(&self, now: Time) -> Option<PathId> {
         let able = |p: &&SessionPath| p.takes_datagrams() && p.state == PathState::Active;
         let shaky = |p: &&SessionPath| {
@@ -50,8 +51,8 @@ impl Session {
         steadiest.map(|p| p.id)
     }
 
-    /// Says which paths carry what is sent here of a flow; its peer decides for what it sends. With
-    /// [`PathSelection::Each`] a path that costs money carries copies only as far as it is granted.
+    /// Sets which paths carry what is sent of a flow here; the peer decides for its own direction. With
+    /// [`PathSelection::Each`] a metered path carries copies only as far as it is granted.
     ///
     /// # Errors
     /// There is no such flow.
@@ -67,7 +68,7 @@ impl Session {
         Ok(())
     }
 
-    /// Looks up the steadiest path, if some flow wants to know.
+    /// Updates the steadiest path, if a flow depends on it.
     pub(crate) fn update_steadiest(&mut self, now: Time) {
         if self.flows.routed {
             self.flows.steadiest = self.steadiest(now);

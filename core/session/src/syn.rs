@@ -6,7 +6,7 @@ use d2tp_wire::{Cid, FlowId, Frame, FrameIter, ReasonCode, TOKEN_BYTES, WireRead
 use crate::claim::SynClaims;
 use crate::config::SPARE_PATHS;
 
-/// What a SYN's payload says.
+/// The decoded payload of a SYN.
 #[derive(Debug)]
 pub(crate) struct Syn {
     pub(crate) instance: u64,
@@ -16,9 +16,9 @@ pub(crate) struct Syn {
     pub(crate) flow_credit: u64,
     pub(crate) spare: Vec<Cid>,
     pub(crate) claims: SynClaims,
-    /// Frames: flows it opens, and their bytes.
+    /// Frames that open flows, and their data.
     pub(crate) early_data: Option<Vec<u8>>,
-    /// The epoch of the handshake that its ticket is from, if it came with one.
+    /// The epoch of the handshake that issued the ticket, if the SYN has one.
     pub(crate) ticket_of: Option<u32>,
 }
 
@@ -57,7 +57,7 @@ impl Syn {
     }
 }
 
-/// A server's answer when it takes the device in.
+/// The payload of a SYN+ACK that accepts the device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SynAckBody {
     pub(crate) cid: Cid,
@@ -67,11 +67,11 @@ pub(crate) struct SynAckBody {
     pub(crate) session_credit: u64,
     pub(crate) flow_credit: u64,
     pub(crate) spare: Vec<(Cid, [u8; TOKEN_BYTES])>,
-    /// For the device's next handshake.
+    /// The ticket for the device's next handshake.
     pub(crate) ticket: Option<SessionTicket>,
 }
 
-/// What a SYN+ACK's payload says.
+/// The decoded payload of a SYN+ACK.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum SynAck {
     Accepted(SynAckBody),
@@ -80,7 +80,7 @@ pub(crate) enum SynAck {
     },
     Refused(ReasonCode),
     NoSuite,
-    /// The ticket does not count any more; the device's key does.
+    /// The ticket is no longer valid; the device must use its key.
     NoTicket,
 }
 
@@ -165,14 +165,15 @@ impl SynAck {
     }
 }
 
-/// Where a SYN would count its claims: early data follows instead.
+/// The number of claims that marks early data instead.
 pub(crate) const EARLY_DATA_MARK: u8 = 255;
 
-/// Bytes of frames in a SYN: what its padding holds beside all other fields at their longest.
+/// The most bytes of early data in a SYN: what its padding holds beside all other fields at their
+/// longest.
 pub(crate) const EARLY_DATA_BYTES_MAX: usize = 960;
 
-/// R-HS-15: reads the early data of a SYN of this epoch, if it has any instead of claims: flows of the
-/// device's that open and their bytes, nothing else. None: it is malformed.
+/// R-HS-15: reads the early data of a SYN of this epoch, if it has any instead of claims: flows that
+/// the device opens and their data, nothing else. None if it is malformed.
 #[expect(clippy::option_option, reason = "malformed, and not there")]
 pub(crate) fn read_early_data(r: &mut WireReader<'_>, epoch: u32) -> Option<Option<Vec<u8>>> {
     let mut ahead = *r;

@@ -2,7 +2,7 @@
 
 use d2tp_seal::SessionTicket;
 
-/// A ticket that a device holds.
+/// A ticket that a device received.
 #[derive(Debug)]
 pub(crate) struct ClientTicket {
     ticket: SessionTicket,
@@ -15,13 +15,13 @@ impl ClientTicket {
         Box::new(ClientTicket { ticket, shown })
     }
 
-    /// To be written down.
+    /// The ticket, to be saved.
     pub(crate) fn ticket(&self) -> &SessionTicket {
         &self.ticket
     }
 
-    /// R-TICKET-2: to be shown, if it still may be. It is in clear: shown at two places it would tell who
-    /// listens there that the same device was at both.
+    /// R-TICKET-2: the ticket for a SYN, if it may still be used. It is sent in clear: used from two
+    /// places it would show an observer of both that the same device was there.
     pub(crate) fn show(&mut self) -> Option<&SessionTicket> {
         (!std::mem::replace(&mut self.shown, true)).then_some(&self.ticket)
     }

@@ -19,11 +19,11 @@ use crate::sent_packet::SentFrame;
 use crate::session::{Session, on_frame_fate};
 use crate::session_state::{Role, SessionState};
 
-/// Probe timeouts after which packets are made small. // RFC 8899 §4.3 leaves the number open
+/// Probe timeouts after which probes use small packets. // RFC 8899 §4.3 leaves the number open
 const PROBES_BEFORE_SMALL: u32 = 3;
-/// Without a packet for so long a server takes a session for quiet.
+/// How long a session may have no packet before a server counts it as idle.
 const COOL_AFTER: Span = Span::from_millis(250); // a guess: to warm up costs a few microseconds
-/// Probe timeouts on a path that never answered after which a device asks for a new handshake.
+/// Probe timeouts on a path that never answered after which a device begins a new handshake.
 const PROBES_BEFORE_KNOCK: u32 = 5;
 
 impl Session {
@@ -36,8 +36,8 @@ impl Session {
         if self.closing.is_some() {
             at = at.min(self.closing_until);
         }
-        if let Some(knock) = &self.handshake {
-            at = at.min(knock.next_at());
+        if let Some(handshake) = &self.handshake {
+            at = at.min(handshake.next_at());
         }
         if self.state == SessionState::Suspended {
             return at.min(self.absence_at());
@@ -82,14 +82,14 @@ impl Session {
         at
     }
 
-    /// When a server gives back what only a busy session needs; a device has few sessions, and would
-    /// be woken for it.
+    /// When a server releases what only a busy session needs; a device has few sessions, and would be
+    /// woken for it.
     fn cool_at(&self) -> Time {
         let spoke = self.paths.iter().map(|p| p.last_tx).max();
         self.last_rx.max(spoke.unwrap_or(Time::ZERO)) + COOL_AFTER
     }
 
-    /// R-ALIVE-1, R-ALIVE-2: the one path that is kept open where something must stay reachable.
+    /// R-ALIVE-1, R-ALIVE-2: the path that is kept open where the session must stay reachable.
     fn kept_alive(&self) -> Option<&SessionPath> {
         let wanted = self.role == Role::Initiator
             && self.closing.is_none()
@@ -100,7 +100,7 @@ impl Session {
             .min_by_key(|p| p.rank())
     }
 
-    /// How long a device may be silent before a server takes it to be away (R-SUSPEND-2).
+    /// How long a device may be silent before a server considers it away (R-SUSPEND-2).
     fn silence_max(&self) -> Span {
         let EndpointConfig {
             silence_max,
@@ -137,7 +137,7 @@ impl Session {
         }
     }
 
-    /// Lets time pass.
+    /// Handles all timers that are due.
     pub fn handle_timeouts(&mut self, now: Time) {
         if self.state == SessionState::Closed {
             return;
@@ -198,7 +198,7 @@ impl Session {
         }
         self.note_quiet(now);
         let asking = self.probe_frequency();
-        let mut knock = None;
+        let mut handshake = None;
         for slot in 0..self.paths.len() {
             if self.role == Role::Initiator
                 && self
@@ -274,7 +274,7 @@ impl Session {
                 {
                     // The server may be missing what it needs to take this path, an id of ours that
                     // never reached it: then it hears us and may not answer.
-                    knock = Some((path.addresses, path.gated));
+                    handshake = Some((path.addresses, path.gated));
                 }
                 if path.is_in_blackout(now, delay)
                     && (live_besides || path.recovery.ever_answered())
@@ -316,7 +316,7 @@ impl Session {
                 self.emit(SessionEvent::PathSilent { path: id, link });
             }
         }
-        if let Some((addresses, gated)) = knock {
+        if let Some((addresses, gated)) = handshake {
             self.start_handshake(now, addresses, gated);
         }
         if self.role == Role::Responder
@@ -324,12 +324,12 @@ impl Session {
             && self.state == SessionState::Established
         {
             // R-SUSPEND-2: only devices wake; a server that hears nothing says nothing.
-            self.stop_until_heard(now, ReasonCode::NoPath);
+            self.stop_until_answered(now, ReasonCode::NoPath);
         }
     }
 
-    /// Says nothing more until the device speaks. What was in flight will be said again.
-    pub(crate) fn stop_until_heard(&mut self, now: Time, reason: ReasonCode) {
+    /// Stops sending until the device sends again. Data in flight will be repeated.
+    pub(crate) fn stop_until_answered(&mut self, now: Time, reason: ReasonCode) {
         self.state = SessionState::Suspended;
         self.suspended_at = Some(now);
         for slot in 0..self.paths.len() {
@@ -342,8 +342,8 @@ impl Session {
         self.emit(SessionEvent::Suspended(reason));
     }
 
-    /// Nothing is said until somebody moves, which may take hours: gives back what only a busy
-    /// session needs. It is there again with the next packet.
+    /// Releases what only a busy session needs, because nothing will be sent for a long time. The next
+    /// packet allocates it again.
     pub(crate) fn release_buffers(&mut self) {
         if let Some(keys) = &mut self.keys {
             keys.drop_ciphers();

@@ -14,40 +14,41 @@ use crate::event::SessionEvent;
 use crate::link::{Addresses, LinkId};
 use crate::path::SessionPath;
 
-/// Records of a session, or of all of an endpoint, that nobody took yet; newer ones are counted.
+/// The most trace records that wait to be taken, per session and per endpoint; newer ones are dropped
+/// and counted.
 pub const TRACE_RECORDS_MAX: usize = 16_384;
 
-/// Figures of a path are told at most this often.
+/// The shortest interval between two records of a path's metrics.
 const METRICS_EVERY: Span = Span::from_millis(20); // a guess: below most round trips, above ACKs
-/// Packets of each path that are told before sampling begins: its handshake and challenges.
+/// The first packets of each path, which are always traced: its handshake and challenges.
 const SAMPLED_FIRST: u64 = 16;
 /// The sampling interval of later packets: one in this many is traced.
 const SAMPLED_ONE_IN: u64 = 64;
 
-/// Which packets are told. Events, frames that change something, and figures always are.
+/// Which packets are traced. Events, frames that change state, and metrics always are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TraceLevel {
     /// No packets are traced, only events.
     Events,
-    /// The first of each path, then a few.
+    /// The first packets of each path are traced, then one in 64.
     Sampled,
-    /// Each. Costs more than the transfer itself.
+    /// Every packet is traced. This costs more than the transfer itself.
     Packets,
 }
 
-/// Something a session did or saw.
+/// A trace record: something that a session did or observed.
 #[derive(Clone, Debug, PartialEq)]
 pub enum TraceRecord {
     /// A handshake message left.
     HandshakeSent {
-        /// Over this link.
+        /// The link that the message left on.
         link: LinkId,
-        /// With this epoch.
+        /// The epoch of the handshake.
         epoch: u32,
     },
     /// A path was opened, by either end; it is not known to work yet.
     PathOpened {
-        /// Its number.
+        /// The path's number.
         path: PathId,
         /// Local and remote address of the path.
         addresses: Addresses,
@@ -56,47 +57,47 @@ pub enum TraceRecord {
     },
     /// We opened a flow.
     FlowOpened(FlowId),
-    /// What the driver hears too, without what comes with every batch of packets.
+    /// An event for the driver, except those that come with every batch of packets.
     Event(SessionEvent),
     /// A packet was sealed or opened.
     Packet {
-        /// Whether the packet is ours.
+        /// Whether we sent the packet.
         sent: bool,
         /// The path of the packet.
         path: PathId,
-        /// Its number there.
+        /// The packet's number on its path.
         number: u64,
-        /// Its size.
+        /// The packet's size.
         bytes: usize,
     },
     /// A frame that changes the state of a path or a flow, or asks for it.
     Frame {
-        /// Whether the frame is ours.
+        /// Whether we sent the frame.
         sent: bool,
         /// The path it travelled on.
         path: PathId,
-        /// What it says. Secrets are left out.
+        /// The frame, without secrets.
         frame: Frame<'static>,
     },
-    /// An unreliable datagram was in a packet that was told.
+    /// An unreliable datagram was in a packet that was traced.
     Datagram {
-        /// Whether the datagram is ours.
+        /// Whether we sent the datagram.
         sent: bool,
         /// The path it travelled on.
         path: PathId,
         /// The datagram's context number.
         context: u64,
-        /// How many bytes it has.
+        /// The datagram's size.
         bytes: usize,
     },
     /// Packets counted as lost.
     Lost {
-        /// Their path.
+        /// The path of the lost packets.
         path: PathId,
-        /// How many.
+        /// The number of lost packets.
         packets: u64,
     },
-    /// Figures of a path.
+    /// Metrics of a path.
     Metrics {
         /// The path that changed.
         path: PathId,
@@ -123,7 +124,7 @@ pub enum TraceRecord {
 }
 
 impl TraceRecord {
-    /// How many records are lost when this one is.
+    /// How many records are lost when this one is dropped.
     pub(crate) fn record_count(&self) -> u64 {
         match self {
             TraceRecord::Dropped(count) => *count,
@@ -144,12 +145,12 @@ impl TraceRecord {
 struct TracedPath {
     path: PathId,
     lost: u64,
-    told_at: Option<Time>,
+    reported_at: Option<Time>,
     window: u64,
     rtt: Span,
 }
 
-/// The line of one session.
+/// The trace of one session.
 #[derive(Debug)]
 pub(crate) struct SessionTrace {
     level: TraceLevel,
@@ -190,16 +191,16 @@ impl SessionTrace {
     }
 
     pub(crate) fn event(&mut self, event: &SessionEvent) {
-        let told = !matches!(
+        let reported = !matches!(
             event,
             SessionEvent::Readable(_) | SessionEvent::Writable(_) | SessionEvent::Datagram { .. }
         );
-        if told {
+        if reported {
             self.note(TraceRecord::Event(event.clone()));
         }
     }
 
-    /// A packet and what is in it.
+    /// Records a packet and its frames.
     pub(crate) fn packet(
         &mut self,
         sent: bool,
@@ -208,12 +209,12 @@ impl SessionTrace {
         bytes: usize,
         plaintext: &[u8],
     ) {
-        let told = match self.level {
+        let reported = match self.level {
             TraceLevel::Events => false,
             TraceLevel::Sampled => number < SAMPLED_FIRST || number.is_multiple_of(SAMPLED_ONE_IN),
             TraceLevel::Packets => true,
         };
-        if told {
+        if reported {
             self.note(TraceRecord::Packet {
                 sent,
                 path,
@@ -223,7 +224,7 @@ impl SessionTrace {
         }
         for frame in FrameIter::new(plaintext).map_while(Result::ok) {
             if let Frame::Datagram { context, bytes } = frame
-                && told
+                && reported
             {
                 let bytes = bytes.len();
                 self.note(TraceRecord::Datagram {
@@ -239,7 +240,7 @@ impl SessionTrace {
         }
     }
 
-    /// What changed about a path since the last look.
+    /// Records what changed about a path since the last call.
     pub(crate) fn note_path_changes(&mut self, path: &SessionPath) {
         let index = match self.watched.iter().position(|w| w.path == path.id) {
             Some(index) => index,
@@ -251,7 +252,7 @@ impl SessionTrace {
                 self.watched.push(TracedPath {
                     path: path.id,
                     lost: 0,
-                    told_at: None,
+                    reported_at: None,
                     window: 0,
                     rtt: Span::ZERO,
                 });
@@ -268,19 +269,19 @@ impl SessionTrace {
         let packets = path.recovery.lost_total.saturating_sub(watched.lost);
         watched.lost = path.recovery.lost_total;
         let due = watched
-            .told_at
+            .reported_at
             .is_none_or(|at| now.since(at) >= METRICS_EVERY);
         let changed = (watched.window, watched.rtt) != (window, rtt);
-        let tell = changed && (due || packets > 0);
-        if tell {
-            watched.told_at = Some(now);
+        let report = changed && (due || packets > 0);
+        if report {
+            watched.reported_at = Some(now);
             (watched.window, watched.rtt) = (window, rtt);
         }
         if packets > 0 {
             let path = path.id;
             self.note(TraceRecord::Lost { path, packets });
         }
-        if tell {
+        if report {
             self.note(TraceRecord::Metrics {
                 path: path.id,
                 rtt,
@@ -298,7 +299,7 @@ impl SessionTrace {
     }
 }
 
-/// The frames that are told, without secrets and without bytes.
+/// The frame in the form in which it is traced, without secrets and data; none if it is not traced.
 fn of_interest(frame: Frame<'_>) -> Option<Frame<'static>> {
     Some(match frame {
         // A nonce would let a reader of the log answer for the peer.

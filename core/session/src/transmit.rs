@@ -28,9 +28,9 @@ use d2tp_seal::KEY_UPDATE_PACKETS;
 const BATCH_MAX: usize = 64;
 /// Bytes of one batch.
 const BATCH_BYTES_MAX: usize = 65_000;
-/// A packet with less room than this is not worth starting.
+/// The smallest room for which a packet is begun.
 const ROOM_MIN: usize = 17;
-/// A piece of data smaller than this is not squeezed into the end of a packet.
+/// The smallest piece of data to put at the end of a packet.
 const DATA_MIN: usize = 32;
 
 /// A batch to send: `len` bytes of the buffer, in datagrams of `segment` bytes (the last may be
@@ -39,9 +39,9 @@ const DATA_MIN: usize = 32;
 pub struct Transmit {
     /// The link to send on.
     pub link: LinkId,
-    /// The source address, where it matters.
+    /// The source address, if the link has several.
     pub local: Option<IpAddr>,
-    /// Where to.
+    /// The destination address.
     pub remote: SocketAddr,
     /// Bytes used of the buffer.
     pub len: usize,
@@ -49,31 +49,31 @@ pub struct Transmit {
     pub segment: usize,
 }
 
-/// What a call to fill one packet may do.
+/// What one packet may contain.
 struct PacketPermissions {
     now: Time,
-    /// May hold frames that must be acknowledged (the window has room, or it is a probe).
+    /// Whether the packet may hold ack-eliciting frames: the window has room, or the packet is a probe.
     eliciting: bool,
-    /// Whether the packet probes if the path works.
+    /// Whether the packet is a probe of its path.
     probing: bool,
-    /// May hold control frames of session and flows.
+    /// Whether the packet may hold control frames of session and flows.
     control: bool,
-    /// The path asked for payload before all others, if it is another.
+    /// The slot of the first path in the scheduler's order, if it is another path.
     first: Option<usize>,
 }
 
 /// The payload of one packet.
 enum PacketPayload {
-    /// Bytes of this flow, never sent or lost, and of others after it.
+    /// New or lost bytes of this flow, and then of others.
     Own(FlowId),
-    /// What a packet of another path carries.
+    /// Data of a packet that another path carries.
     Repeated(PacketCopy),
     /// Bytes of this flow that another path lost.
     Lost(FlowId),
 }
 
 impl Session {
-    /// Fills `buf` with the next batch, if there is something to say.
+    /// Writes the next batch into `buf`, if there is something to send.
     pub fn poll_transmit(&mut self, now: Time, buf: &mut [u8]) -> Option<Transmit> {
         if self.state == SessionState::Closed {
             return None;
@@ -122,7 +122,7 @@ impl Session {
         None
     }
 
-    /// An ACK that is due, and nothing else: the rest waits for the session's turn.
+    /// Writes an ACK that is due and nothing else: the rest waits for the session's turn.
     pub(crate) fn poll_due_ack(&mut self, now: Time, buf: &mut [u8]) -> Option<Transmit> {
         let speaks = self.state == SessionState::Established && self.keys.is_some();
         if !speaks || self.closing.is_some() || self.suspending.is_some() {
@@ -159,11 +159,11 @@ impl Session {
         }
         let claims = self.claims();
         let early_data = self.early_data(now);
-        let knock = self.handshake.as_mut()?;
+        let handshake = self.handshake.as_mut()?;
         // R-HS-2: an epoch is used for one SYN only, and was reserved before.
         if self.epochs.is_empty() {
             // R-HS-16: nobody knocks without one, and nobody keeps silent about it.
-            knock.failed = true;
+            handshake.failed = true;
             if self.epochs.start == u32::MAX {
                 self.end(SessionEnd::EpochsExhausted);
             } else {
@@ -175,7 +175,7 @@ impl Session {
         // R-TICKET-3
         let ticket = self.ticket.as_deref_mut();
         let ticket = ticket.filter(|_| self.paths.is_empty());
-        let knocked = knock.poll_syn(
+        let syn = handshake.poll_syn(
             now,
             buf,
             &self.local,
@@ -188,12 +188,12 @@ impl Session {
             &self.config,
             &mut self.rng,
         )?;
-        if knocked.is_new {
+        if syn.is_new {
             self.epochs.start += 1;
         }
-        let (to, epoch) = (knocked.to, knocked.epoch);
+        let (to, epoch) = (syn.to, syn.epoch);
         // A copy is the same knock, and has the same epoch.
-        if let Some(trace) = self.trace.as_mut().filter(|_| knocked.is_new) {
+        if let Some(trace) = self.trace.as_mut().filter(|_| syn.is_new) {
             let link = to.link;
             trace
                 .at(now)
@@ -203,8 +203,8 @@ impl Session {
             link: to.link,
             local: to.local,
             remote: to.remote,
-            len: knocked.len,
-            segment: knocked.len,
+            len: syn.len,
+            segment: syn.len,
         })
     }
 
@@ -261,7 +261,8 @@ impl Session {
         transmit
     }
 
-    /// R-CLOSE-1: the one thing a session still says when it was closed: that it heard so.
+    /// R-CLOSE-1: writes the only packet of a session that the peer closed: the acknowledgement of
+    /// CLOSE.
     pub(crate) fn answer_close(&mut self, now: Time, slot: usize, number: u64) {
         let path = self.paths.at(slot);
         let (id, at) = (path.id, path.addresses);
@@ -282,7 +283,7 @@ impl Session {
         self.close_ack = Some(Box::new((at, packet)));
     }
 
-    /// R-SUSPEND-3: says SUSPEND on one path after the other; each is given up with it.
+    /// R-SUSPEND-3: sends SUSPEND on one path after the other; each path is closed with it.
     fn transmit_suspend(
         &mut self,
         now: Time,
@@ -305,7 +306,7 @@ impl Session {
         transmit
     }
 
-    /// One frame in a packet of its own, sent to `at` instead of the path's own address.
+    /// Writes a packet with a single frame, sent to `at` instead of the path's own address.
     fn fill_alone(
         &mut self,
         now: Time,
@@ -336,7 +337,7 @@ impl Session {
         }
     }
 
-    /// Answers a challenge from where it was asked (it may have come from a path's old address).
+    /// Answers a challenge at the address where it came from, which may be a path's old address.
     fn fill_answer(&mut self, now: Time, slot: usize, buf: &mut [u8]) -> Option<Transmit> {
         let path = self.paths.at(slot);
         let foreign = path.answers.iter().position(|(_, at)| at.is_some())?;
@@ -344,7 +345,7 @@ impl Session {
         Some(self.fill_alone(now, slot, at?, Frame::Rsp { nonce }, buf))
     }
 
-    /// Asks the address a path was at before whether it is still there.
+    /// Sends a challenge to a path's previous address.
     fn fill_before(&mut self, now: Time, slot: usize, buf: &mut [u8]) -> Option<Transmit> {
         let path = self.paths.at(slot);
         let before = path.previous.as_mut().filter(|b| b.ask)?;
@@ -514,7 +515,7 @@ impl Session {
         Some(size)
     }
 
-    /// Writes and seals one packet into `buf`; returns its length, zero if there is nothing to say.
+    /// Writes and seals one packet into `buf`. Returns its length, zero if there is nothing to send.
     fn write_packet(&mut self, slot: usize, terms: &PacketPermissions, buf: &mut [u8]) -> usize {
         let now = terms.now;
         let session_room = self.credit.peer_max.saturating_sub(self.credit.sent);
@@ -523,8 +524,8 @@ impl Session {
                 || self.ends_claims()
                 || (self.flows.has_dirty() && !self.inherits_instance)
                 || self.flows.has_refusals()
-                || self.gone.iter().any(|g| g.tell)
-                || self.issued.values().any(|i| i.tell));
+                || self.gone.iter().any(|g| g.must_send)
+                || self.issued.values().any(|i| i.must_send));
         let path = self.paths.at(slot);
         let (path_id, gated) = (path.id, path.gated);
         // An unproved address is asked first; what little may be sent there is not for payload.
@@ -615,7 +616,7 @@ impl Session {
         total
     }
 
-    /// What a packet on this path is to carry.
+    /// Chooses the payload of a packet on this path.
     #[inline]
     fn next_payload(
         &mut self,
@@ -665,7 +666,7 @@ impl Session {
             .map(PacketPayload::Repeated)
     }
 
-    /// Whether a path takes a flow's bytes now, or leaves them to the first in line.
+    /// Whether a path takes a flow's bytes now, or leaves them to the first path in order.
     fn takes(&mut self, slot: usize, flow: FlowId, first: Option<usize>) -> bool {
         let Some(first) = first else { return true };
         let (own, first) = (self.paths.nth(slot), self.paths.nth(first));
@@ -684,7 +685,8 @@ impl Session {
         self.path_scheduler.takes(&own, &first, &waiting)
     }
 
-    /// Returns whether the packet must be padded to its full first size.
+    /// Writes the control frames of a path. Returns whether the packet must be padded to its full
+    /// initial size.
     fn write_path_frames(
         &mut self,
         slot: usize,
@@ -804,11 +806,11 @@ impl Session {
         if self.wants & say::FROZEN != 0 {
             self.write_frozen(w, sent);
         }
-        for gone in self.gone.iter_mut().filter(|g| g.tell) {
+        for gone in self.gone.iter_mut().filter(|g| g.must_send) {
             if w.room() < 40 {
                 return;
             }
-            gone.tell = false;
+            gone.must_send = false;
             let (path, status, reason) = (gone.path, PathStatus::Gone, ReasonCode::NoPath);
             let mut ranges = [0; 256];
             let room = (w.room() - 16).min(ranges.len());
@@ -827,11 +829,11 @@ impl Session {
             sent.eliciting = true;
             sent.note(SentFrame::Gone(path));
         }
-        for (path, issued) in self.issued.iter_mut().filter(|(_, i)| i.tell) {
+        for (path, issued) in self.issued.iter_mut().filter(|(_, i)| i.must_send) {
             if w.room() < 40 {
                 return;
             }
-            issued.tell = false;
+            issued.must_send = false;
             Frame::PathCid {
                 path: *path,
                 cid: issued.cid,
@@ -846,7 +848,7 @@ impl Session {
         }
     }
 
-    /// Whether the last word on claims may leave: when the peer has all of them, not before (R-RESUME-5).
+    /// Whether RESUME_END may be sent: the peer received all claims (R-RESUME-5).
     fn ends_claims(&self) -> bool {
         self.wants & say::RESUME_END != 0 && (self.inherits_instance || self.flows.are_claimed())
     }
@@ -1078,18 +1080,18 @@ impl Session {
     }
 }
 
-/// R-CLOSE-3: how often CLOSE is said at most. With probe timeouts doubling up to two seconds this
-/// is about ten seconds on a path that swallows everything.
+/// R-CLOSE-3: how often CLOSE is sent at most. With probe timeouts doubling up to two seconds this is
+/// about ten seconds on a path that loses everything.
 const CLOSE_SAID_MAX: u32 = 8;
-/// A packet with CLOSE is no smaller, so that an address that is not proved may answer it.
+/// The smallest packet with CLOSE, so that its answer to an address that is not validated is no larger.
 const CLOSE_BYTES_MIN: usize = 64;
-/// The answer to it: a header, one ACK frame of one range, a tag.
+/// The size of the answer to CLOSE: a header, one ACK frame of one range, a tag.
 const LEAVE_BYTES_MAX: usize = 64;
-/// The smallest packet that may carry payload to an address that has not proved itself.
+/// The smallest packet that may carry payload to an address that is not validated.
 const DATA_UNPROVED_MIN: usize = 600;
 
-/// No path outlives being gone: this is the last word on it.
+/// The sequence number of the PATH_STATUS of a closed path: the last one.
 const PATH_GONE_SEQ: u64 = u32::MAX as u64;
 
-/// Payload a path carries before its MTU is searched: short exchanges do not need it.
+/// Payload bytes that a path carries before its MTU is probed: short exchanges do not need it.
 const MTU_PROBE_AFTER: u64 = 8 * 1024;

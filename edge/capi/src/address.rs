@@ -34,7 +34,7 @@ pub struct SockaddrD2tp {
     pub(crate) sd_host: [CChar; 92],
 }
 
-/// Where a socket leads.
+/// The destination of a socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum SocketName {
     /// An address.
@@ -98,7 +98,7 @@ impl SocketName {
         })
     }
 
-    /// Where an agent called: through the proxy to `target`, or to a server.
+    /// The destination that a call to an agent names: the proxy's `target`, or a server.
     pub(crate) fn from_agent_call(server: &str, target: Option<&str>) -> Option<SocketName> {
         let Some(target) = target else {
             let server: ServerAddress = server.parse().ok()?;
@@ -166,7 +166,7 @@ impl SocketName {
         }
     }
 
-    /// The D2TP server of this key there.
+    /// The D2TP server with this key at this address.
     pub(crate) fn server(&self, key: PublicKey) -> ServerAddress {
         let (host, port) = match self {
             SocketName::Ip(address) => (unmapped(*address).ip().to_string(), address.port()),
@@ -176,8 +176,8 @@ impl SocketName {
     }
 }
 
-/// An IPv4 address that was written as an IPv6 one is an IPv4 address; any address of this host is
-/// itself, to who connects (as for the kernel's sockets).
+/// Turns an IPv4-mapped IPv6 address into an IPv4 address, and an unspecified address into loopback, as
+/// the kernel's sockets do on connect.
 fn unmapped(address: SocketAddr) -> SocketAddr {
     let ip = address.ip().to_canonical();
     let ip = match ip {

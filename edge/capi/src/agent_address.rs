@@ -9,13 +9,13 @@ use tokio::time::timeout;
 
 use crate::errno::SocketFault;
 
-/// Names the agent's socket where it is elsewhere; `none`: there is to be no agent.
+/// The environment variable with the path of the agent's socket; `none` disables the agent.
 const SOCKET_VARIABLE: &str = "CEDOS_AGENT";
 
-/// How long an agent may take to answer: it is on this machine, and does nothing for long.
+/// How long an agent may take to answer: it is on this machine and never blocks for long.
 pub(crate) const ANSWER_WITHIN: Duration = Duration::from_secs(2); // a guess
 
-/// Where an agent's socket is, if there is to be one: as `cedos` finds it.
+/// The path of the agent's socket, as `cedos` finds it; none if the agent is disabled.
 pub(crate) fn socket_path() -> Option<PathBuf> {
     match std::env::var_os(SOCKET_VARIABLE) {
         Some(none) if none == "none" => return None,
@@ -32,14 +32,14 @@ pub(crate) fn socket_path() -> Option<PathBuf> {
     Some(place.join("cedos").join("agent.sock"))
 }
 
-/// What a persistent socket hears where there is nobody who would carry it on.
+/// The error of a persistent socket without an agent that would keep it.
 pub(crate) fn no_agent() -> SocketFault {
     let text = "a connection that outlives its program needs an agent that carries it, and none answers: \
                 start `cedos agent`";
     SocketFault::new(libc::EOPNOTSUPP, text)
 }
 
-/// The agent of this user, if it answers and knows of sockets.
+/// Connects to this user's agent, if it answers and supports sockets.
 pub(crate) async fn connect(at: &Path) -> Option<Rc<UnixStream>> {
     let stream = timeout(ANSWER_WITHIN, UnixStream::connect(at)).await;
     let stream = stream.ok()?.ok()?;
@@ -50,7 +50,7 @@ pub(crate) async fn connect(at: &Path) -> Option<Rc<UnixStream>> {
     is_ours.then(|| Rc::new(stream))
 }
 
-/// Whether an agent is there.
+/// Whether an agent is running.
 pub(crate) async fn is_agent_running() -> bool {
     match socket_path() {
         Some(at) => connect(&at).await.is_some(),

@@ -31,17 +31,17 @@ use crate::pair::{self, PairPort};
 use crate::pump;
 pub use crate::socket_scheduler::{SchedulerClient, SocketScheduler};
 
-/// Sockets that are carried at a time; further ones are their own processes' to carry. Each takes two
-/// descriptors, of which a process has a thousand unless it is given more.
+/// Sockets that an agent carries at once; the processes carry further ones themselves. Each takes two
+/// descriptors, of which a process has a thousand by default.
 pub const SOCKETS_MAX: usize = 384;
 
-/// How long what programs wrote before they ended is waited for when the agent ends.
+/// How long an ending agent waits to send what programs wrote before they ended.
 const LAST_WORDS: Duration = Duration::from_secs(5); // as `exit` of a program
 
-/// For the last packets.
+/// Time for the last packets to be sent.
 const GRACE: Duration = Duration::from_millis(20); // as the driver's own
 
-/// What an agent carries for programs.
+/// Carries the sockets of other programs in an agent.
 pub struct AgentCarrier {
     engine: Rc<EngineState>,
     sockets: Cell<usize>,
@@ -49,26 +49,26 @@ pub struct AgentCarrier {
 }
 
 impl AgentCarrier {
-    /// Over these links, as `judge` decides. Must be called on a runtime, in a set of local tasks.
+    /// Over these links, as `scheduler` decides. Must be called on a runtime, in a set of local tasks.
     ///
     /// # Errors
     /// What the system says.
     pub fn new(
         links: watch::Receiver<Arc<Vec<Link>>>,
-        judge: Rc<dyn SocketScheduler>,
+        scheduler: Rc<dyn SocketScheduler>,
     ) -> std::io::Result<AgentCarrier> {
         Ok(AgentCarrier {
             engine: Rc::new(EngineState::of_agent(
                 PairPort::without_programs()?,
                 links,
-                judge,
+                scheduler,
             )),
             sockets: Cell::new(0),
             kept_connections: KeptConnections::default(),
         })
     }
 
-    /// Why this is not carried, if it is not.
+    /// Why this call is refused, if it is.
     pub fn refusal(&self, call: &AgentCall) -> Option<String> {
         if let Some(why) = version_mismatch(call.version) {
             return Some(why);
@@ -79,7 +79,7 @@ impl AgentCarrier {
         None
     }
 
-    /// Carries what was asked for on `stream`, and tells there what becomes of it.
+    /// Carries the requested socket, and reports its status on `stream`.
     pub async fn carry(&self, stream: UnixStream, call: AgentCall) {
         self.sockets.set(self.sockets.get() + 1);
         let _place = SocketSlot(&self.sockets);
@@ -120,7 +120,7 @@ impl AgentCarrier {
         socket.end().await;
     }
 
-    /// Takes a program's descriptor, whose connection is called for next.
+    /// Takes the descriptor of a program whose connection is requested next.
     pub async fn keep(&self, stream: UnixStream, claim: ReopenClaim) {
         let stream = Rc::new(stream);
         if send_message(&stream, &TAKEN, None).await.is_err() {
@@ -144,7 +144,7 @@ impl AgentCarrier {
         self.kept_connections.forget(&claim.token);
     }
 
-    /// Gives a connection to another process than had it.
+    /// Hands a kept connection to another process.
     pub async fn reopen(&self, stream: UnixStream, claim: ReopenClaim) {
         let stream = Rc::new(stream);
         if send_message(&stream, &TAKEN, None).await.is_err() {
@@ -166,7 +166,7 @@ impl AgentCarrier {
         }
     }
 
-    /// Gives the process that opened a connection again its descriptor.
+    /// Returns its descriptor to the process that reopened a connection.
     pub async fn descriptor(&self, stream: UnixStream, claim: ReopenClaim) {
         if send_message(&stream, &TAKEN, None).await.is_err() {
             return;
@@ -182,7 +182,7 @@ impl AgentCarrier {
         };
     }
 
-    /// Makes one and carries it; says why it broke.
+    /// Opens a connection and carries it; returns why it broke.
     async fn make(
         &self,
         socket: &Rc<AgentSocket>,
@@ -190,18 +190,25 @@ impl AgentCarrier {
         end: OwnedFd,
         from: u16,
     ) -> Option<SocketFault> {
-        let fate = ConnectionStatus::new();
+        let conn_status = ConnectionStatus::new();
         let opened = async {
             let options = SocketOptions::try_from(&call.options)?;
             let server = call.server.parse();
-            let way = ConnectTarget {
+            let connect_target = ConnectTarget {
                 server: server.map_err(|error| SocketFault::new(libc::EINVAL, error))?,
                 target: call.target.clone(),
                 key: Some(call.key.clone()),
                 owner: Some(socket.owner.clone()),
             };
             let latest = || socket.options.borrow().clone();
-            connect::open(&self.engine, &way, &options, fate.clone(), latest).await
+            connect::open(
+                &self.engine,
+                &connect_target,
+                &options,
+                conn_status.clone(),
+                latest,
+            )
+            .await
         };
         let opened = tokio::select! {
             opened = opened => opened,
@@ -224,27 +231,27 @@ impl AgentCarrier {
             Ok(stream) => pump::run(self.engine.clone(), held, stream).await,
             Err(_) => self.engine.unregister(&held),
         }
-        fate.fault.get().cloned()
+        conn_status.fault.get().cloned()
     }
 
-    /// Makes a datagram socket, which is never connected to anything but its session.
+    /// Creates a datagram socket, which has a session and is not connected to a peer.
     async fn make_datagrams(
         &self,
         socket: &Rc<AgentSocket>,
         call: &AgentCall,
     ) -> Option<SocketFault> {
-        let fate = ConnectionStatus::new();
+        let conn_status = ConnectionStatus::new();
         let opened = async {
             let begun = SocketOptions::try_from(&call.options)?;
             let server = call.server.parse();
-            let way = ConnectTarget {
+            let connect_target = ConnectTarget {
                 server: server.map_err(|error| SocketFault::new(libc::EINVAL, error))?,
                 target: None,
                 key: Some(call.key.clone()),
                 owner: Some(socket.owner.clone()),
             };
             let latest = || socket.options.borrow().clone().unwrap_or(begun.clone());
-            datagrams::open(&self.engine, &way, latest, fate.clone()).await
+            datagrams::open(&self.engine, &connect_target, latest, conn_status.clone()).await
         };
         let opened = tokio::select! {
             opened = opened => opened,
@@ -261,7 +268,7 @@ impl AgentCarrier {
         over
     }
 
-    /// Ends: what programs wrote before they ended is sent, and servers hear that this device goes.
+    /// Closes all sockets: sends what programs wrote before they ended, and informs the servers.
     pub async fn close(&self) {
         self.kept_connections.clear();
         let is_left = |held: &Rc<CarriedFlow>| held.is_orphan() && !held.is_delivered();
@@ -285,7 +292,7 @@ impl Drop for SocketSlot<'_> {
     }
 }
 
-/// The answer that a call is carried.
+/// The answer that a call is accepted.
 const TAKEN: FromAgent = FromAgent::Taken {
     ok: true,
     version: VERSION,
@@ -293,7 +300,7 @@ const TAKEN: FromAgent = FromAgent::Taken {
     locks: true,
 };
 
-/// Why messages of this version are not understood, if they are not.
+/// Why messages of this version are not supported, if they are not.
 pub fn version_mismatch(version: u32) -> Option<String> {
     let ours = format!("this agent carries sockets by version {VERSION} of these messages");
     (version != VERSION).then(|| format!("{ours}, not {version}"))

@@ -24,10 +24,10 @@ use crate::agent_message::{FromAgent, LINE_BYTES_MAX, PASSED_MAX, ReopenClaim, T
 use crate::errno::SocketFault;
 use crate::reopen_token::ReopenToken;
 
-/// A connection to the agent that waits for each answer.
+/// A blocking connection to the agent: each request waits for its answer.
 struct AgentClient {
     stream: UnixStream,
-    heard: Vec<u8>,
+    received: Vec<u8>,
     passed: Option<OwnedFd>,
 }
 
@@ -45,7 +45,7 @@ impl AgentClient {
         };
         Ok(AgentClient {
             stream: begun().ok_or_else(no_agent)?,
-            heard: Vec::new(),
+            received: Vec::new(),
             passed: None,
         })
     }
@@ -69,8 +69,8 @@ impl AgentClient {
 
     fn hear(&mut self) -> io::Result<FromAgent> {
         loop {
-            if let Some(end) = self.heard.iter().position(|byte| *byte == b'\n') {
-                let line: Vec<u8> = self.heard.drain(..=end).collect();
+            if let Some(end) = self.received.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = self.received.drain(..=end).collect();
                 return Ok(serde_json::from_slice(&line)?);
             }
             let mut bytes = [0; 4096];
@@ -88,14 +88,14 @@ impl AgentClient {
                 }
             }
             let len = message.bytes;
-            if len == 0 || self.heard.len() > LINE_BYTES_MAX {
+            if len == 0 || self.received.len() > LINE_BYTES_MAX {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
-            self.heard.extend(&bytes[..len]);
+            self.received.extend(&bytes[..len]);
         }
     }
 
-    /// Asks for something that not every agent does.
+    /// Sends a request that older agents do not support.
     fn ask(&mut self, what: &ToAgent, fd: Option<RawFd>) -> Result<(), SocketFault> {
         let older = |_| no_agent();
         self.say(what, fd).map_err(older)?;

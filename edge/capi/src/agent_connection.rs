@@ -36,41 +36,42 @@ use crate::errno::SocketFault;
 use crate::info::D2tpInfo;
 use crate::options::SocketOptions;
 
-/// The largest message that is passed on: in base64, and with what is around it, it is to be a line.
+/// The largest datagram passed to an agent: encoded as base64 with its other fields, it must fit in one
+/// line.
 const PASSED_BYTES_MAX: usize = LINE_BYTES_MAX / 2;
 
-/// What was asked of an agent.
+/// The agent's answer to a request.
 pub(crate) struct AgentReply {
     pub(crate) fault: Option<SocketFault>,
     pub(crate) info: Option<Box<D2tpInfo>>,
 }
 
-/// Replies that are waited for, by number; none once the connection is over.
+/// Replies that are awaited, by number; none once the connection is over.
 type PendingReplies = RefCell<Option<HashMap<u64, oneshot::Sender<AgentReply>>>>;
 
-/// A connection that an agent carries.
+/// A connection that an agent carries for this process.
 pub(crate) struct AgentConnection {
     messages: UnboundedSender<(ToAgent, Option<OwnedFd>)>,
     pending: Rc<PendingReplies>,
     next: Rc<Cell<u64>>,
-    /// This process does not have it after all.
+    /// Notified when this process gives the connection up.
     released: Rc<Notify>,
-    /// The agent hears of networks.
+    /// Whether the agent understands notices of changed networks.
     notices: bool,
     /// Whether the agent understands notices of D-Locks.
     locks: bool,
-    /// Messages of a datagram socket that the agent does not have yet.
+    /// The number of datagrams that are queued for the agent.
     unsent: Rc<Cell<usize>>,
-    /// Only of the one that follows it.
+    /// The reader of the agent's messages, until the task that follows the connection takes it.
     pub(crate) reader: Option<MessageReader>,
 }
 
 async fn send_all(
     stream: Rc<UnixStream>,
-    mut to_tell: UnboundedReceiver<(ToAgent, Option<OwnedFd>)>,
+    mut outgoing: UnboundedReceiver<(ToAgent, Option<OwnedFd>)>,
     unsaid: Rc<Cell<usize>>,
 ) {
-    while let Some((what, fd)) = to_tell.recv().await {
+    while let Some((what, fd)) = outgoing.recv().await {
         // That it is gone is heard by who listens.
         if send_message(&stream, &what, fd).await.is_err() {
             return unsaid.set(0);
@@ -81,7 +82,7 @@ async fn send_all(
     }
 }
 
-/// Somebody waits for an answer.
+/// A pending reply, removed again when its waiter is dropped.
 struct ReplyWaiter<'a> {
     connection: &'a AgentConnection,
     ask: u64,
@@ -97,13 +98,14 @@ impl Drop for ReplyWaiter<'_> {
 }
 
 impl AgentConnection {
-    /// A connection over `stream`; what the agent understands beside: changes of networks, D-Locks.
+    /// Creates a connection over `stream`; the flags say whether the agent understands notices of
+    /// networks and of D-Locks.
     pub(crate) fn begin(stream: Rc<UnixStream>, (notices, locks): (bool, bool)) -> AgentConnection {
-        let (tell, to_tell) = unbounded_channel();
+        let (sender, outgoing) = unbounded_channel();
         let unsaid = Rc::default();
-        tokio::task::spawn_local(send_all(stream, to_tell, Rc::clone(&unsaid)));
+        tokio::task::spawn_local(send_all(stream, outgoing, Rc::clone(&unsaid)));
         AgentConnection {
-            messages: tell,
+            messages: sender,
             pending: Rc::new(RefCell::new(Some(HashMap::new()))),
             next: Rc::default(),
             released: Rc::default(),
@@ -127,12 +129,12 @@ impl AgentConnection {
         }
     }
 
-    /// The agent is to carry by this, whose other end is at port `from`.
+    /// Asks the agent to carry the connection over `fd`, whose other end is at port `from`.
     pub(crate) fn carry(&self, from: u16, fd: OwnedFd) {
         let _ = self.messages.send((ToAgent::Carry { from }, Some(fd)));
     }
 
-    /// Passes a message on. One too many for an agent that does not take them is lost, as what no packet carries is.
+    /// Passes a datagram to the agent. It is dropped if too many wait, as a network would.
     pub(crate) fn send_datagram(
         &self,
         bytes: &[u8],
@@ -141,47 +143,47 @@ impl AgentConnection {
     ) {
         if self.unsent.get() < DATAGRAMS_MAX && bytes.len() <= PASSED_BYTES_MAX {
             let message = AgentDatagram::new(bytes, route, expiry);
-            let told = self.messages.send((ToAgent::Message(message), None));
+            let sent = self.messages.send((ToAgent::Message(message), None));
             self.unsent
-                .set(self.unsent.get() + usize::from(told.is_ok()));
+                .set(self.unsent.get() + usize::from(sent.is_ok()));
         }
     }
 
-    /// Whether it is still to be told of messages.
+    /// Whether datagrams wait to be passed to the agent.
     pub(crate) fn has_unsent(&self) -> bool {
         self.unsent.get() > 0
     }
 
-    /// The program has closed its datagram socket.
+    /// Informs the agent that the program has closed its datagram socket.
     pub(crate) fn closed(&self) {
         let _ = self.messages.send((ToAgent::Closed, None));
     }
 
-    /// The program thought again.
+    /// Informs the agent of changed options.
     pub(crate) fn change(&self, options: &SocketOptions) {
         let options = options.into();
         let _ = self.messages.send((ToAgent::Options { options }, None));
     }
 
-    /// How it stands; nothing when it is over or the agent is gone.
+    /// The socket's status from the agent; none when the socket is over or the agent is gone.
     pub(crate) async fn info(&self) -> Option<AgentReply> {
-        let told = timeout(ANSWER_WITHIN, self.ask(|ask| ToAgent::Info { ask }));
-        told.await.ok()?
+        let sent = timeout(ANSWER_WITHIN, self.ask(|ask| ToAgent::Info { ask }));
+        sent.await.ok()?
     }
 
-    /// Waits until the peer has the first `bytes` of the program's.
+    /// Waits until the peer has the first `bytes` that the program wrote.
     pub(crate) async fn flush(&self, bytes: u64) -> Option<AgentReply> {
         self.ask(|ask| ToAgent::Flush { ask, bytes }).await
     }
 
-    /// The networks changed in a way that the agent may not have seen.
+    /// Informs the agent that the networks changed.
     pub(crate) fn network_changed(&self) {
         if self.notices {
             let _ = self.messages.send((ToAgent::NetworkChanged, None));
         }
     }
 
-    /// The process holds a D-Lock, or none any more.
+    /// Informs the agent whether this process holds a D-Lock.
     pub(crate) fn send_dlock(&self) {
         if self.locks {
             let held = dlock::is_held();
@@ -191,12 +193,12 @@ impl AgentConnection {
 
     /// Tells the agent that the connection is not to be opened again.
     pub(crate) async fn release(&self) {
-        let told = self.ask(|ask| ToAgent::Release { ask });
+        let sent = self.ask(|ask| ToAgent::Release { ask });
         // One that does not answer keeps nothing.
-        let _ = timeout(ANSWER_WITHIN, told).await;
+        let _ = timeout(ANSWER_WITHIN, sent).await;
     }
 
-    /// Leaves it to others who know its token.
+    /// Gives up the connection, which stays available to holders of its token.
     pub(crate) fn abandon(&self) {
         self.released.notify_one();
     }
@@ -218,7 +220,7 @@ impl AgentConnection {
         self.pending.borrow_mut().as_mut()?.remove(&ask)
     }
 
-    /// An answer came.
+    /// Handles the answer to a request.
     pub(crate) fn hear(
         &self,
         ask: u64,
@@ -231,28 +233,29 @@ impl AgentConnection {
         }
     }
 
-    /// Hears what becomes of it, until it is over; returns whether the agent was lost. `far`: of a datagram socket.
+    /// Follows the connection's status until it is over. Returns whether the agent was lost. `far`: the
+    /// peer of a datagram socket.
     pub(crate) async fn hear_until_over(
         &mut self,
-        fate: &ConnectionStatus,
+        conn_status: &ConnectionStatus,
         far: Option<&AgentDatagramPeer>,
     ) -> bool {
         let mut reader = self.reader.take().expect("of the one that was called with");
         let left = self.released.clone();
         loop {
-            let heard = tokio::select! {
-                heard = reader.next() => heard,
+            let message = tokio::select! {
+                message = reader.next() => message,
                 () = left.notified() => return false,
             };
-            match heard {
+            match message {
                 Ok(Some(FromAgent::Answer { ask, fault, info })) => self.hear(ask, fault, info),
                 Ok(Some(FromAgent::Fault { errno, text })) => {
-                    let _ = fate.fault.set(SocketFault { errno, text });
+                    let _ = conn_status.fault.set(SocketFault { errno, text });
                     let _ = self.messages.send((ToAgent::Heard, None));
                 }
                 Ok(Some(FromAgent::Over { info })) => {
                     if let Some(info) = info {
-                        let _ = fate.last.set(*info);
+                        let _ = conn_status.last.set(*info);
                     }
                     return false;
                 }
@@ -266,14 +269,16 @@ impl AgentConnection {
                 )) => {}
                 Ok(None) | Err(_) => {
                     let text = "the agent that carried this connection is gone";
-                    let _ = fate.fault.set(SocketFault::new(libc::ECONNRESET, text));
+                    let _ = conn_status
+                        .fault
+                        .set(SocketFault::new(libc::ECONNRESET, text));
                     return true;
                 }
             }
         }
     }
 
-    /// Nothing is answered any more: whoever still waits for an answer looks at the connection's status.
+    /// Drops all pending replies: the waiters then look at the connection's status.
     pub(crate) fn drop_pending(&self) {
         self.pending.borrow_mut().take();
     }

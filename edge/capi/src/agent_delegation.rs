@@ -82,7 +82,7 @@ pub(crate) async fn call(
     engine
         .agent_connections
         .borrow_mut()
-        .insert(call.fate.serial, known.clone());
+        .insert(call.conn_status.serial, known.clone());
     // Those before it are not.
     let latest = table::change(call.cookie, |socket| socket.options.clone());
     if let Some(options) = latest.filter(|options| *options != call.options) {
@@ -95,7 +95,7 @@ pub(crate) async fn call(
                 engine
                     .agent_connections
                     .borrow_mut()
-                    .remove(&call.fate.serial);
+                    .remove(&call.conn_status.serial);
                 return Err(SocketFault { errno, text });
             }
             Ok(Some(FromAgent::Answer { ask, fault, info })) => known.hear(ask, fault, info),
@@ -110,7 +110,7 @@ pub(crate) async fn call(
                 engine
                     .agent_connections
                     .borrow_mut()
-                    .remove(&call.fate.serial);
+                    .remove(&call.conn_status.serial);
                 return Ok(None);
             }
         }
@@ -119,7 +119,7 @@ pub(crate) async fn call(
     Ok(Some(handed))
 }
 
-/// A connection as an agent has it.
+/// A reopened connection.
 pub(crate) struct ReopenedConnection {
     pub(crate) server: String,
     pub(crate) target: Option<String>,
@@ -134,7 +134,7 @@ pub(crate) struct ReopenedConnection {
 pub(crate) async fn reopen(
     engine: &Rc<EngineState>,
     token: ReopenToken,
-    fate: &Arc<ConnectionStatus>,
+    conn_status: &Arc<ConnectionStatus>,
 ) -> Result<ReopenedConnection, SocketFault> {
     let stream = match socket_path() {
         Some(at) => agent_address::connect(&at).await,
@@ -190,24 +190,29 @@ pub(crate) async fn reopen(
     engine
         .agent_connections
         .borrow_mut()
-        .insert(fate.serial, known);
-    let (engine, fate) = (engine.clone(), fate.clone());
-    tokio::task::spawn_local(async move { follow(handed, &engine, &fate, None, None).await });
+        .insert(conn_status.serial, known);
+    let (engine, conn_status) = (engine.clone(), conn_status.clone());
+    tokio::task::spawn_local(
+        async move { follow(handed, &engine, &conn_status, None, None).await },
+    );
     Ok(reopened)
 }
 
-/// Hears what becomes of a connection, until it is over; `from`: the port of the program's socket, which may not be
-/// joined yet. `far`: of a datagram socket.
+/// Follows the status of a connection until it is over. `from`: the port of the program's socket, which
+/// may not be connected yet. `far`: the peer of a datagram socket.
 pub(crate) async fn follow(
     mut handed: AgentConnection,
     engine: &EngineState,
-    fate: &Arc<ConnectionStatus>,
+    conn_status: &Arc<ConnectionStatus>,
     from: Option<u16>,
     far: Option<&AgentDatagramPeer>,
 ) {
-    let is_lost = handed.hear_until_over(fate, far).await;
-    fate.over.store(true, Ordering::Relaxed);
-    engine.agent_connections.borrow_mut().remove(&fate.serial);
+    let is_lost = handed.hear_until_over(conn_status, far).await;
+    conn_status.over.store(true, Ordering::Relaxed);
+    engine
+        .agent_connections
+        .borrow_mut()
+        .remove(&conn_status.serial);
     handed.drop_pending();
     // The kernel reset what was joined. What was not waits yet.
     if is_lost

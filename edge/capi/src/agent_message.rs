@@ -53,17 +53,17 @@ use crate::options::{EXPIRY, PersistMode, SocketOptions, expiry_of};
 use crate::rcvbuf_thresholds::RcvbufThresholds;
 use crate::reopen_token::ReopenToken;
 
-/// Version of these messages. An agent of another version does not understand them, and whoever
-/// asked carries by itself.
+/// The version of these messages. An agent of another version does not understand them, and the process
+/// then carries its socket itself.
 pub const VERSION: u32 = 1;
-/// Bytes of a line at most.
+/// The most bytes of a line.
 pub(crate) const LINE_BYTES_MAX: usize = 64 * 1024;
-/// Bytes that are read at once.
+/// The size of a read.
 const READ_BYTES: usize = 4 * 1024;
-/// Descriptors in one message.
+/// The most descriptors in one message.
 pub(crate) const PASSED_MAX: usize = 1;
 
-/// A connection that is to be carried.
+/// A request to carry a connection.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AgentCall {
@@ -71,31 +71,31 @@ pub struct AgentCall {
     pub version: u32,
     /// The D2TP server: `d2tp://host:port/KEY`.
     pub(crate) server: String,
-    /// Where that is a proxy: the host and port that it is asked for.
+    /// The host and port to request from the server, if it is a proxy.
     #[serde(default)]
     pub(crate) target: Option<String>,
-    /// The file of the device's key.
+    /// The path of the device's key file.
     pub(crate) key: PathBuf,
     pub(crate) options: SocketTerms,
-    /// The token by which the connection is opened again. An agent that does not know of it carries
-    /// no such connection.
+    /// Options of a persistent connection. An agent that does not know this field cannot carry one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) keep: Option<ReopenOptions>,
-    /// Whether the socket is a datagram socket. An agent that does not know of it carries none.
+    /// Whether the socket is a datagram socket. An agent that does not know this field cannot carry
+    /// one.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) datagrams: bool,
 }
 
-/// Options of a connection that is opened again.
+/// Options of a connection that may be opened again.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ReopenOptions {
     pub(crate) token: ReopenToken,
-    /// Its program asked for a socket of IPv6.
+    /// Whether the program asked for an IPv6 socket.
     pub(crate) ipv6: bool,
 }
 
-/// What a program asks of a connection, as it is now.
+/// The current options of a connection.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct SocketTerms {
@@ -107,10 +107,11 @@ pub(crate) struct SocketTerms {
     if_late: String,
     route: String,
     persist: bool,
-    /// An agent that does not know of it leaves such sockets to their programs.
+    /// Receive buffer thresholds. An agent that does not know this field leaves such sockets to their
+    /// programs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     levels: Option<RcvbufThresholds>,
-    /// How long a datagram is worth sending, where it is not as long as usual.
+    /// How long a datagram is worth sending, if not the default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     expiry_ms: Option<u64>,
 }
@@ -131,12 +132,12 @@ fn route_from_name(word: &str) -> Option<PathSelection> {
     known.map(|(route, _)| *route)
 }
 
-/// A message of a datagram socket that does not go by its descriptor.
+/// A datagram that does not use the socket's descriptor.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct AgentDatagram {
-    /// In base64.
+    /// The datagram in base64.
     bytes: String,
-    /// Where it asks for other than its socket does.
+    /// The path selection, if it differs from the socket's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     route: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -221,13 +222,13 @@ impl TryFrom<&SocketTerms> for SocketOptions {
     }
 }
 
-/// To the agent.
+/// A message to the agent.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "kebab-case")]
 pub(crate) enum ToAgent {
     Socket(Box<AgentCall>),
-    /// The other end of the program's socket comes beside this, not connected yet, unless it is a datagram
-    /// socket's; that waits at this port.
+    /// Asks the agent to carry. The other end of the program's stream socket comes with this message,
+    /// not connected yet; a datagram socket waits at this port.
     Carry {
         from: u16,
     },
@@ -239,7 +240,7 @@ pub(crate) enum ToAgent {
         /// Bytes that the program has written since the connection began.
         bytes: u64,
     },
-    /// Nobody waits for that flush any more.
+    /// Cancels a flush request.
     Forget {
         ask: u64,
     },
@@ -248,52 +249,53 @@ pub(crate) enum ToAgent {
     },
     /// A message of a datagram socket.
     Message(AgentDatagram),
-    /// The program has closed its datagram socket. Others say so by their descriptors.
+    /// The program has closed its datagram socket. Stream sockets show this by their descriptors.
     Closed,
-    /// The fault is known: the descriptor may break.
+    /// The program knows the fault, so the agent may break the socket.
     Heard,
-    /// The networks changed, in a way that the agent may not have seen.
+    /// The networks changed.
     NetworkChanged,
-    /// The program holds a D-Lock, or none any more; before this is said it holds none.
+    /// Whether the program holds a D-Lock; at the start it holds none.
     DLock {
         held: bool,
     },
-    /// Its descriptor is closed, and it is not to be opened again.
+    /// The descriptor is closed, and the connection will not be opened again.
     Release {
         ask: u64,
     },
-    /// Instead of `Socket`: a program's descriptor comes next, whose connection is to be opened again by this.
+    /// Sent instead of `Socket`: the descriptor comes next of a program whose connection may be opened
+    /// again with this claim.
     Keep(ReopenClaim),
-    /// The program's descriptor comes beside this message.
+    /// The program's descriptor comes with this message.
     Left,
-    /// Instead of `Socket`: a connection is opened again.
+    /// Sent instead of `Socket`: opens a connection again.
     Reopen(ReopenClaim),
-    /// The descriptor of one that was, for its process.
+    /// Requests the descriptor of a connection that was opened again.
     Descriptor(ReopenClaim),
 }
 
-/// From the agent.
+/// A message from the agent.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "kebab-case")]
 pub(crate) enum FromAgent {
-    /// The socket is carried, or is going to be. An agent that does not know of sockets says `ok:
-    /// false`, and no `event`.
+    /// The agent accepts the socket. An agent that does not support sockets answers `ok: false`,
+    /// without an `event`.
     Taken {
         ok: bool,
         version: u32,
-        /// Whether the agent understands `network-changed`; one that does not would take it for
-        /// nonsense, and leave.
+        /// Whether the agent understands `network-changed`. One that does not would close the
+        /// connection.
         #[serde(default)]
         notices: bool,
         /// Whether the agent understands `d-lock`.
         #[serde(default)]
         locks: bool,
     },
-    /// The connection is made; the descriptor is joined next.
+    /// The connection is established; the descriptor is connected next.
     Open,
-    /// Messages of so many bytes fit a packet now.
+    /// Datagrams of this many bytes fit in a packet now.
     Room { bytes: usize },
-    /// The connection was never made, or it breaks now.
+    /// The connection failed, or breaks now.
     Fault { errno: c_int, text: String },
     Answer {
         ask: u64,
@@ -302,14 +304,14 @@ pub(crate) enum FromAgent {
         #[serde(default)]
         info: Option<Box<D2tpInfo>>,
     },
-    /// The connection is this process's from now on, and as it was.
+    /// The connection belongs to this process from now on, unchanged.
     Reopened {
         server: String,
         target: Option<String>,
         ipv6: bool,
         options: SocketTerms,
     },
-    /// Nothing is carried any more.
+    /// The connection is over.
     Over {
         #[serde(default)]
         info: Option<Box<D2tpInfo>>,
@@ -325,7 +327,7 @@ impl FromAgent {
     }
 }
 
-/// Reads one side's messages: whole lines, and the descriptors that came with them.
+/// Reads the messages of one side: whole lines, and the descriptors that came with them.
 pub(crate) struct MessageReader {
     stream: Rc<UnixStream>,
     buffer: Vec<u8>,
@@ -366,7 +368,7 @@ impl MessageReader {
         }
     }
 
-    /// A descriptor that came with what was heard last.
+    /// Takes the descriptor that came with the last message.
     pub(crate) fn take_descriptor(&mut self) -> Option<OwnedFd> {
         self.descriptors.pop_front()
     }
@@ -423,11 +425,11 @@ pub(crate) async fn send_message<T: Serialize>(
     Ok(())
 }
 
-/// What is asked of an agent about a connection that outlives its program.
+/// A claim on a connection that outlives its program.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReopenClaim {
-    /// Version of the messages.
+    /// The version of the messages.
     pub version: u32,
     pub(crate) token: ReopenToken,
 }

@@ -20,27 +20,27 @@ use crate::info::D2tpInfo;
 use crate::options::SocketOptions;
 use crate::socket_owner::{HEARD_WITHIN, SocketOwner};
 
-/// Flushes of one socket that are waited for at a time; others are answered "not yet".
+/// Pending flush requests of one socket; further ones are answered "not yet".
 const ASKS_MAX: usize = 64;
 
-/// A socket of another process that an agent carries.
+/// A socket of another process that this agent carries.
 pub(crate) struct AgentSocket {
-    /// The process that has it.
+    /// The process that owns the socket.
     pub(crate) owner: Rc<SocketOwner>,
-    /// The task that hears what the process says.
+    /// The task that reads the process's messages.
     receiver: RefCell<Option<AbortHandle>>,
     /// The call that the socket was opened with.
     call: AgentCall,
-    /// Other options than those it began with.
+    /// The options, if they changed since the call.
     pub(crate) options: RefCell<Option<SocketOptions>>,
     pub(crate) held: RefCell<Option<Rc<CarriedFlow>>>,
-    /// Flushes that are waited for.
+    /// Pending flush requests.
     pending_flushes: RefCell<HashMap<u64, AbortHandle>>,
-    /// Where messages go of a datagram socket whose session is there.
+    /// The receiver of the program's datagrams, once the session of a datagram socket exists.
     inlet: RefCell<Option<DatagramInlet>>,
 }
 
-/// Where messages of a program go, and its descriptor when it comes.
+/// The receiver of a program's datagrams and of its descriptor.
 struct DatagramInlet {
     end: Rc<DatagramPeer>,
     descriptor: Option<oneshot::Sender<OwnedFd>>,
@@ -73,7 +73,7 @@ impl AgentSocket {
         })
     }
 
-    /// A process has it from now on, which is spoken with by `stream`.
+    /// Makes the process at the other end of `stream` the owner of the socket.
     pub(crate) fn attach(self: &Rc<AgentSocket>, stream: Rc<UnixStream>, reader: MessageReader) {
         self.detach();
         self.owner.attach(stream);
@@ -81,7 +81,7 @@ impl AgentSocket {
         self.receiver.replace(Some(listening.abort_handle()));
     }
 
-    /// Says that nothing is carried any more.
+    /// Informs the process that the socket is over.
     pub(crate) async fn end(self: Rc<AgentSocket>) {
         let info = self.held.borrow().as_deref().map(last_info);
         self.owner.enqueue(FromAgent::Over {
@@ -98,7 +98,7 @@ impl AgentSocket {
         }
     }
 
-    /// Nobody is spoken with any more.
+    /// Disconnects from the owning process.
     fn detach(&self) -> Option<JoinHandle<()>> {
         let sender = self.owner.detach();
         for (_, flushing) in self.pending_flushes.take() {
@@ -110,14 +110,14 @@ impl AgentSocket {
         sender
     }
 
-    /// Its process has ended, or let go of the connection.
+    /// Handles the end of the owning process, or its release of the connection.
     fn on_process_left(&self) {
         // A descriptor that is not connected yet is no other process's to have.
         let may_return = self.held.borrow().is_some();
         self.owner.on_process_left(may_return);
     }
 
-    /// The message to a process that has the connection from now on, and does not know it.
+    /// The message to a process that reopened the connection.
     pub(crate) fn reopened_message(&self) -> FromAgent {
         let held = self.held.borrow();
         let options = match (&*held, &*self.options.borrow()) {
@@ -133,7 +133,7 @@ impl AgentSocket {
         }
     }
 
-    /// A datagram socket's session is there; its descriptor comes later.
+    /// Records that the session of a datagram socket exists; its descriptor comes later.
     pub(crate) fn opened(&self, end: Rc<DatagramPeer>) -> oneshot::Receiver<OwnedFd> {
         let (give, given) = oneshot::channel();
         let descriptor = Some(give);

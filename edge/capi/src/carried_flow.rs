@@ -52,7 +52,7 @@ impl CarriedFlow {
     pub(crate) fn new(
         flow: Flow,
         line: Option<SessionUse>,
-        fate: Arc<ConnectionStatus>,
+        conn_status: Arc<ConnectionStatus>,
         options: SocketOptions,
     ) -> CarriedFlow {
         CarriedFlow {
@@ -60,7 +60,7 @@ impl CarriedFlow {
             acked: Cell::new(0),
             flow: RefCell::new(flow),
             session: line,
-            status: fate,
+            status: conn_status,
             owner: None,
             options: RefCell::new(options),
             resting: Cell::new(false),
@@ -156,7 +156,7 @@ impl CarriedFlow {
         }
     }
 
-    /// Bytes of the program's that the peer has acknowledged.
+    /// Bytes written by the program that the peer has acknowledged.
     pub(crate) fn acknowledged(&self) -> u64 {
         match self.flow.borrow().end() {
             Some(FlowEnd::Complete) => self.sent.get(),
@@ -169,17 +169,17 @@ impl CarriedFlow {
         }
     }
 
-    /// Whether the peer has all that the program ever wrote, its end included.
+    /// Whether the peer has everything that the program wrote, its end included.
     pub(crate) fn is_delivered(&self) -> bool {
         self.drained.get() && self.flow.borrow().is_flushed()
     }
 
-    /// All that the program ever wrote is in the flow.
+    /// Records that everything the program wrote is in the flow.
     pub(crate) fn finished(&self) {
         self.drained.set(true);
     }
 
-    /// Why the flow failed with this error.
+    /// The fault that explains this error of the flow.
     pub(crate) fn fault(&self, error: &io::Error) -> SocketFault {
         let line = self
             .session

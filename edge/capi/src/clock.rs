@@ -9,7 +9,7 @@ pub(crate) fn since_boot() -> Duration {
     read(libc::CLOCK_BOOTTIME)
 }
 
-/// The time by which links and flows are decided: since the machine started, its sleep included.
+/// The time used for links and flows: since boot, including sleep.
 pub(crate) fn now() -> Time {
     Time::from_nanos(u64::try_from(since_boot().as_nanos()).unwrap_or(u64::MAX))
 }

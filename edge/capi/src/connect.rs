@@ -28,28 +28,29 @@ use crate::server_session::{ServerSessionState, SessionUse};
 use crate::table;
 use crate::{agent_delegation, pair, policy, tunnel};
 
-/// How often it is looked whether the program still wants the connection.
+/// How often to check whether the program still wants the connection.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Who carries a connection that was made.
+/// Where an established connection is carried.
 enum ConnectionCarrier {
     Local(Box<CarriedFlow>),
-    /// An agent does, and it says what becomes of it.
+    /// In an agent, which reports the connection's status.
     Agent(AgentConnection),
 }
 
-/// Makes the connection, and carries it until it is over.
+/// Opens the connection, and carries it until it is over.
 pub(crate) async fn run(engine: Rc<EngineState>, call: ConnectCall) {
     let made = tokio::select! {
         made = make(&engine, &call) => made,
         () = given_up(call.from) => {
-            engine.agent_connections.borrow_mut().remove(&call.fate.serial);
-            return call.fate.over.store(true, Ordering::Relaxed);
+            engine.agent_connections.borrow_mut().remove(&call.conn_status.serial);
+            return call.conn_status.over.store(true, Ordering::Relaxed);
         }
     };
     match made {
         Ok(ConnectionCarrier::Agent(handed)) => {
-            agent_delegation::follow(handed, &engine, &call.fate, Some(call.from), None).await
+            agent_delegation::follow(handed, &engine, &call.conn_status, Some(call.from), None)
+                .await
         }
         Ok(ConnectionCarrier::Local(held)) => {
             let held = engine.register(*held);
@@ -60,15 +61,15 @@ pub(crate) async fn run(engine: Rc<EngineState>, call: ConnectCall) {
             }
         }
         Err(fault) => {
-            let _ = call.fate.fault.set(fault.while_connecting());
-            call.fate.refused.store(true, Ordering::Release);
+            let _ = call.conn_status.fault.set(fault.while_connecting());
+            call.conn_status.refused.store(true, Ordering::Release);
             // Elsewhere it is connected for a moment, and reset.
             if pair::refuse(call.fd, call.cookie).is_err()
                 && let Ok(stream) = engine.port.connect_waiting(call.from).await
             {
                 break_off(stream);
             }
-            call.fate.over.store(true, Ordering::Relaxed);
+            call.conn_status.over.store(true, Ordering::Relaxed);
         }
     }
 }
@@ -87,7 +88,7 @@ async fn make(
     if call.options.persist != PersistMode::No {
         return Err(no_agent());
     }
-    let way = ConnectTarget {
+    let connect_target = ConnectTarget {
         server,
         target,
         key: None,
@@ -95,7 +96,14 @@ async fn make(
     };
     // That may take hours, in which the program thinks again.
     let latest = || table::change(call.cookie, |socket| socket.options.clone());
-    let held = open(engine, &way, &call.options, call.fate.clone(), latest).await?;
+    let held = open(
+        engine,
+        &connect_target,
+        &call.options,
+        call.conn_status.clone(),
+        latest,
+    )
+    .await?;
     Ok(ConnectionCarrier::Local(Box::new(held)))
 }
 
@@ -108,25 +116,25 @@ async fn given_up(port: u16) {
     }
 }
 
-/// Makes a connection. `latest`: what its options are by the time it is made.
+/// Opens a connection. `latest` returns the options at the time when the flow opens.
 pub(crate) async fn open(
     engine: &Rc<EngineState>,
-    way: &ConnectTarget,
+    connect_target: &ConnectTarget,
     begun: &SocketOptions,
-    fate: Arc<ConnectionStatus>,
+    conn_status: Arc<ConnectionStatus>,
     latest: impl Fn() -> Option<SocketOptions>,
 ) -> Result<CarriedFlow, SocketFault> {
-    let owner = way.owner.as_deref();
-    let line = engine.session(&way.server, way.key.as_deref());
+    let owner = connect_target.owner.as_deref();
+    let line = engine.session(&connect_target.server, connect_target.key.as_deref());
     let line = policy::enforce_connecting(engine, owner, line).await?;
     let settings = begun.settings()?;
     let flow = line.0.device.open(settings);
     let flow = RefCell::new(flow.map_err(|error| SocketFault::new(libc::ENOBUFS, error))?);
     let opened = async {
         until_open(&line, &flow).await?;
-        if let Some(target) = &way.target {
-            let told = tunnel::connect_through(&flow, target).await;
-            told.map_err(|fault| with_session_end(fault, &line))?;
+        if let Some(target) = &connect_target.target {
+            let connected = tunnel::connect_through(&flow, target).await;
+            connected.map_err(|fault| with_session_end(fault, &line))?;
         }
         Ok(())
     };
@@ -147,10 +155,10 @@ pub(crate) async fn open(
     if options.route != begun.route {
         flow.set_route(options.route);
     }
-    Ok(CarriedFlow::new(flow, Some(line), fate, options))
+    Ok(CarriedFlow::new(flow, Some(line), conn_status, options))
 }
 
-/// The session's end is the cause, where it has one.
+/// Replaces a fault by the end of the session, if that is its cause.
 fn with_session_end(fault: SocketFault, line: &SessionUse) -> SocketFault {
     match &*line.0.state.borrow() {
         ServerSessionState::Over(end) => SocketFault::of_session(end),

@@ -14,22 +14,22 @@ use crate::errno::SocketFault;
 use crate::options::SocketOptions;
 use crate::socket_owner::SocketOwner;
 
-/// Where a socket is to lead, and by what.
+/// The arguments of a connect call.
 pub(crate) struct ConnectCall {
-    /// The program's socket in the table.
+    /// The cookie of the program's socket in the table.
     pub(crate) cookie: u64,
-    /// Its descriptor, when it was called with.
+    /// The descriptor at the time of the call.
     pub(crate) fd: RawFd,
     /// The loopback port of the program's socket.
     pub(crate) from: u16,
     pub(crate) to: SocketName,
     pub(crate) options: SocketOptions,
-    pub(crate) fate: Arc<ConnectionStatus>,
-    /// By what it is opened again.
+    pub(crate) conn_status: Arc<ConnectionStatus>,
+    /// The token for opening the connection again.
     pub(crate) keep: Option<ReopenOptions>,
 }
 
-/// The server to speak to, and whether it is a proxy on the way to `to`.
+/// The server to connect to, and whether it is a proxy for `to`.
 pub(crate) fn server_of(
     to: &SocketName,
     options: &SocketOptions,
@@ -54,13 +54,13 @@ pub(crate) fn server_of(
     Ok((server, true))
 }
 
-/// By what server a connection is made.
+/// The server of a connection.
 pub(crate) struct ConnectTarget {
     pub(crate) server: ServerAddress,
-    /// Where that is a proxy: what it is asked for.
+    /// The host and port to request from the server, if it is a proxy.
     pub(crate) target: Option<String>,
-    /// The file of the key to call with; none is this process's.
+    /// The path of the key file; none for this process's own key.
     pub(crate) key: Option<PathBuf>,
-    /// The process that the socket belongs to, where that is another one.
+    /// The process that owns the socket, if it is another one.
     pub(crate) owner: Option<Rc<SocketOwner>>,
 }

@@ -5,17 +5,17 @@ use d2tp_sched::CostPolicy;
 
 use crate::options::SocketOptions;
 
-/// What a connection that is being made waits for.
+/// What a connection attempt waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ConnectWait {
     Network,
-    /// A network that costs is up, and it may not be paid for.
+    /// A metered network is up, and the socket may not use it.
     FreeNetwork,
     Answer,
 }
 
 impl ConnectWait {
-    /// In words, for people.
+    /// The reason in words, for users.
     pub(crate) fn why(self) -> &'static str {
         match self {
             ConnectWait::Network => "not connected yet: no network is up; it connects when one is",
@@ -31,7 +31,7 @@ impl ConnectWait {
         }
     }
 
-    /// What a connection with these options waits for, as links are.
+    /// What a connection attempt with these options waits for, given the current links.
     pub(crate) fn of(links: &[Link], options: &SocketOptions) -> ConnectWait {
         let leads_away = |link: &&Link| link.kind != LinkKind::Loopback;
         if links.iter().all(|link| !leads_away(&link)) {

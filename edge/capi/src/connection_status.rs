@@ -6,19 +6,19 @@ use std::sync::{Arc, OnceLock};
 use crate::errno::SocketFault;
 use crate::info::D2tpInfo;
 
-/// What becomes of a connection, told by the engine and asked by the program.
+/// The status of a connection, set by the engine and read by the program's calls.
 #[derive(Debug, Default)]
 pub(crate) struct ConnectionStatus {
-    /// Its number in the engine.
+    /// The connection's number in the engine.
     pub(crate) serial: u64,
-    /// Why it broke. Set before the kernel's socket hears of it.
+    /// Why the connection broke. Set before the kernel's socket is closed.
     pub(crate) fault: OnceLock<SocketFault>,
-    /// The connection was never made, and the program has not heard so. For a moment the kernel's socket
-    /// looks connected then: what resets it comes after what answers it.
+    /// Whether the connection failed and the program does not know it yet. For a moment the kernel's
+    /// socket looks connected then: the handshake is answered before it is reset.
     pub(crate) refused: AtomicBool,
-    /// Nothing is carried any more.
+    /// Whether the connection is over.
     pub(crate) over: AtomicBool,
-    /// What it came to, once it is over.
+    /// The final information, once the connection is over.
     pub(crate) last: OnceLock<D2tpInfo>,
 }
 
@@ -27,7 +27,7 @@ impl ConnectionStatus {
         self.over.load(Ordering::Relaxed)
     }
 
-    /// The status of a connection that is about to be made.
+    /// The status of a new connection.
     pub(crate) fn new() -> Arc<ConnectionStatus> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         Arc::new(ConnectionStatus {

@@ -7,77 +7,78 @@ use d2tp_driver::{LinkStatus, LinkUse};
 
 use crate::socket_scheduler::SchedulerClient;
 
-/// Bytes to this device, and from it.
+/// Bytes received, and bytes sent.
 type DirectionBytes = (u64, u64);
 
 /// Counts which links carried the datagrams of one session, for all its datagram sockets.
 pub(crate) struct DatagramAccounting {
     client: Box<dyn SchedulerClient>,
-    /// Bytes of the session's datagrams whose links are known.
+    /// Bytes of the session's datagrams that have been assigned to links.
     assigned: DirectionBytes,
-    /// What links had carried of anything.
+    /// All bytes that each link had carried at the last update.
     before: BTreeMap<String, DirectionBytes>,
     /// Bytes of datagrams that each link carried.
     carried: BTreeMap<String, DirectionBytes>,
 }
 
 impl DatagramAccounting {
-    pub(crate) fn new(seat: Box<dyn SchedulerClient>) -> DatagramAccounting {
+    pub(crate) fn new(client: Box<dyn SchedulerClient>) -> DatagramAccounting {
         DatagramAccounting {
-            client: seat,
+            client,
             assigned: (0, 0),
             before: BTreeMap::new(),
             carried: BTreeMap::new(),
         }
     }
 
-    /// Takes down what was carried since the last time; `all`: bytes of the session's datagrams so far.
-    pub(crate) fn update(&mut self, all: DirectionBytes, ways: &[LinkStatus]) {
-        let may = |way: &&LinkStatus| way.usage == LinkUse::Free;
+    /// Assigns the bytes carried since the last update to links; `all`: bytes of the session's
+    /// datagrams so far.
+    pub(crate) fn update(&mut self, all: DirectionBytes, statuses: &[LinkStatus]) {
+        let may = |status: &&LinkStatus| status.usage == LinkUse::Free;
         // One that became another kind just now carried the last of them, if no other did.
-        let mut takers: Vec<&LinkStatus> = ways.iter().filter(may).collect();
+        let mut takers: Vec<&LinkStatus> = statuses.iter().filter(may).collect();
         if takers.is_empty() {
-            takers = ways.iter().collect();
+            takers = statuses.iter().collect();
         }
-        let since = |way: &LinkStatus| {
-            let (down, up) = self.before.get(&way.name).copied().unwrap_or_default();
-            let (all_down, all_up) = way.payload;
+        let since = |status: &LinkStatus| {
+            let (down, up) = self.before.get(&status.name).copied().unwrap_or_default();
+            let (all_down, all_up) = status.payload;
             (all_down.saturating_sub(down), all_up.saturating_sub(up))
         };
-        let since: Vec<DirectionBytes> = takers.iter().map(|way| since(way)).collect();
+        let since: Vec<DirectionBytes> = takers.iter().map(|status| since(status)).collect();
         let (down, up): (Vec<u64>, Vec<u64>) = since.into_iter().unzip();
         let down = shares(all.0.saturating_sub(self.assigned.0), &down);
         let up = shares(all.1.saturating_sub(self.assigned.1), &up);
-        for (way, (down, up)) in takers.iter().zip(down.into_iter().zip(up)) {
-            let carried = self.carried.entry(way.name.clone()).or_default();
+        for (status, (down, up)) in takers.iter().zip(down.into_iter().zip(up)) {
+            let carried = self.carried.entry(status.name.clone()).or_default();
             carried.0 += down;
             carried.1 += up;
             self.assigned.0 += down;
             self.assigned.1 += up;
         }
-        for way in ways {
-            self.before.insert(way.name.clone(), way.payload);
+        for status in statuses {
+            self.before.insert(status.name.clone(), status.payload);
         }
-        self.client.report(ways, &self.carried);
+        self.client.report(statuses, &self.carried);
     }
 
-    /// What links carried of streams.
-    pub(crate) fn stream_statuses(&self, ways: &[LinkStatus]) -> Vec<LinkStatus> {
-        let other = |way: &LinkStatus| {
-            let (down, up) = self.carried.get(&way.name).copied().unwrap_or_default();
+    /// The statuses of the links, reduced to what they carried for streams.
+    pub(crate) fn stream_statuses(&self, statuses: &[LinkStatus]) -> Vec<LinkStatus> {
+        let other = |status: &LinkStatus| {
+            let (down, up) = self.carried.get(&status.name).copied().unwrap_or_default();
             LinkStatus {
                 payload: (
-                    way.payload.0.saturating_sub(down),
-                    way.payload.1.saturating_sub(up),
+                    status.payload.0.saturating_sub(down),
+                    status.payload.1.saturating_sub(up),
                 ),
-                ..way.clone()
+                ..status.clone()
             }
         };
-        ways.iter().map(other).collect()
+        statuses.iter().map(other).collect()
     }
 }
 
-/// Shares out bytes in proportion to what each link carried: none gets more than that.
+/// Divides bytes in proportion to what each link carried; no share exceeds that.
 fn shares(bytes: u64, carried: &[u64]) -> Vec<u64> {
     let all: u64 = carried.iter().sum();
     let bytes = bytes.min(all);
@@ -120,7 +121,7 @@ mod tests {
         }
     }
 
-    fn way(name: &str, usage: LinkUse, payload: DirectionBytes) -> LinkStatus {
+    fn status(name: &str, usage: LinkUse, payload: DirectionBytes) -> LinkStatus {
         LinkStatus {
             name: name.into(),
             class: CostClass::Free,
@@ -137,21 +138,21 @@ mod tests {
     fn datagrams_are_on_links_that_cost_nothing_and_the_rest_is_of_streams() {
         let told = Told::default();
         let mut tally = DatagramAccounting::new(Box::new(Listens(told.clone())));
-        let cell = |payload| way("wwan0", LinkUse::Paid, payload);
-        let wifi = |payload| way("wlan0", LinkUse::Free, payload);
-        let ways = [cell((70_000, 9_000)), wifi((5_000, 2_000))];
-        tally.update((4_000, 1_500), &ways);
+        let cell = |payload| status("wwan0", LinkUse::Paid, payload);
+        let wifi = |payload| status("wlan0", LinkUse::Free, payload);
+        let statuses = [cell((70_000, 9_000)), wifi((5_000, 2_000))];
+        tally.update((4_000, 1_500), &statuses);
         assert_eq!(told.borrow()["wlan0"], (4_000, 1_500));
         assert!(!told.borrow().contains_key("wwan0"));
-        let others = tally.stream_statuses(&ways);
+        let others = tally.stream_statuses(&statuses);
         assert_eq!(others[0].payload, (70_000, 9_000));
         assert_eq!(others[1].payload, (1_000, 500));
         // What no link was seen to carry yet is on the next one.
-        let ways = [cell((80_000, 9_000)), wifi((5_100, 2_000))];
-        tally.update((4_600, 1_500), &ways);
+        let statuses = [cell((80_000, 9_000)), wifi((5_100, 2_000))];
+        tally.update((4_600, 1_500), &statuses);
         assert_eq!(told.borrow()["wlan0"], (4_100, 1_500));
-        let ways = [cell((80_000, 9_000)), wifi((5_600, 2_000))];
-        tally.update((4_600, 1_500), &ways);
+        let statuses = [cell((80_000, 9_000)), wifi((5_600, 2_000))];
+        tally.update((4_600, 1_500), &statuses);
         assert_eq!(told.borrow()["wlan0"], (4_600, 1_500));
     }
 

@@ -14,15 +14,15 @@ use libc::c_int;
 
 use crate::errno::{CallResult, Errno};
 
-/// How many D-Locks the process holds after one was taken or given back.
+/// The number of D-Locks of the process after one was acquired or released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DlockChange {
     pub(crate) held: c_int,
-    /// The first one was taken, or the last one given back.
+    /// Whether this was the first acquired or the last released one.
     pub(crate) begins_or_ends: bool,
 }
 
-/// The process, and below it how many it holds.
+/// The process id, and below it the number of its D-Locks.
 static HELD: AtomicU64 = AtomicU64::new(0);
 
 const COUNT_BITS: u32 = 32;
@@ -35,7 +35,7 @@ fn count(held: u64) -> u32 {
     }
 }
 
-/// Whether this process holds one.
+/// Whether this process holds a D-Lock.
 pub(crate) fn is_held() -> bool {
     count(HELD.load(Ordering::Relaxed)) > 0
 }

@@ -27,13 +27,14 @@ use crate::{exit_flush, fork, wake_watch};
 static WATCHES: Once = Once::new();
 static SHARES: AtomicBool = AtomicBool::new(false);
 
-/// Has the engine keep its descriptors in the program's table; before the first socket. For programs in Rust: their
-/// tokio is the engine's too, and all runtimes of it share one pair of sockets, which both must find.
+/// Keeps the engine's descriptors in the program's descriptor table. Must be called before the first
+/// socket. For programs in Rust: their tokio is also the engine's, and all its runtimes share one pair
+/// of sockets, which both must find.
 pub fn share_descriptors() {
     SHARES.store(true, Ordering::Relaxed);
 }
 
-/// This process's engine, started if need be.
+/// The engine of this process, which is started if necessary.
 pub(crate) fn get() -> CallResult<Arc<SocketEngine>> {
     WATCHES.call_once(|| {
         fork::watch();
@@ -109,7 +110,7 @@ fn run(jobs: mpsc::Receiver<EngineJob>, ready: &mpsc::Sender<CallResult<u16>>) {
     });
 }
 
-/// Has this thread open and close descriptors without the others.
+/// Gives this thread a descriptor table of its own.
 fn leave_descriptors() -> std::io::Result<()> {
     // SAFETY: this thread has opened nothing; what others have stays open for them.
     let left = unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, CLOSE_RANGE_UNSHARE) };
@@ -125,7 +126,7 @@ fn leave_descriptors() -> std::io::Result<()> {
     Ok(())
 }
 
-/// linux/close_range.h
+/// The flag of close_range(2) for a table of its own (linux/close_range.h).
 const CLOSE_RANGE_UNSHARE: u32 = 1 << 1;
 
 fn block_signals() -> libc::sigset_t {

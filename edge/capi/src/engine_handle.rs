@@ -6,21 +6,21 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use crate::engine_state::EngineState;
 use crate::errno::{CallResult, Errno};
 
-/// Something that the engine's thread is to do.
+/// A job for the engine's thread.
 pub(crate) type EngineJob = Box<dyn FnOnce(&Rc<EngineState>) + Send>;
 
 /// The engine of this process.
 pub(crate) struct SocketEngine {
     pub(crate) jobs: mpsc::Sender<EngineJob>,
-    /// The port that its ends of pairs have.
+    /// The port of the engine's ends of socket pairs.
     pub(crate) port: u16,
-    /// The process that it runs in.
+    /// The process that the engine runs in.
     pub(crate) pid: u32,
 }
 
 static ENGINE: Mutex<Option<Arc<SocketEngine>>> = Mutex::new(None);
 
-/// The lock itself, for who forks.
+/// Locks the engine, for fork handlers.
 pub(crate) fn lock() -> MutexGuard<'static, Option<Arc<SocketEngine>>> {
     ENGINE.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -35,7 +35,7 @@ pub(crate) fn running() -> Option<Arc<SocketEngine>> {
 }
 
 impl SocketEngine {
-    /// Has `job` done.
+    /// Queues `job` for the engine's thread.
     pub(crate) fn post(&self, job: impl FnOnce(&Rc<EngineState>) + Send + 'static) {
         // A thread that is gone took its sockets along: whoever holds the other ends hears of it.
         let _ = self.jobs.send(Box::new(job));

@@ -30,28 +30,28 @@ use crate::server_session::{ServerSession, SessionUse};
 use crate::socket_scheduler::{OwnScheduler, SocketScheduler};
 use crate::wake_registry::WakeRegistry;
 
-/// Everything.
+/// The state of an engine, on its own thread.
 pub(crate) struct EngineState {
     pub(crate) port: PairPort,
     key: RefCell<Option<SecretKey>>,
-    /// By the servers' addresses.
+    /// Sessions by server address and key file.
     sessions: RefCell<HashMap<String, Rc<OnceCell<Rc<ServerSession>>>>>,
     monitor: OnceCell<watch::Receiver<Arc<Vec<Link>>>>,
     pub(crate) listeners: ListenAddresses,
     pub(crate) datagrams: DatagramRegistry,
     pub(crate) flows: RefCell<HashMap<u64, Rc<CarriedFlow>>>,
-    /// Sockets that an agent carries.
+    /// Connections that an agent carries for this process.
     pub(crate) agent_connections: RefCell<HashMap<u64, Rc<AgentConnection>>>,
-    /// Decides for all sockets together.
+    /// The scheduler of all sockets.
     pub(crate) scheduler: Rc<dyn SocketScheduler>,
     /// Whether this is an agent's engine, whose sockets are other programs'.
     pub(crate) is_agent: bool,
-    /// What sockets keep ahead of their programs.
+    /// Memory of what sockets read ahead of their programs.
     pub(crate) read_ahead: ReadAheadMemory,
-    /// How they stand towards the machine's sleep.
+    /// What sockets need of the machine's sleep and wake-ups.
     pub(crate) wake_registry: Rc<WakeRegistry>,
     next_name: Cell<u16>,
-    /// The process ends: what sockets still hold is sent, and no more is waited for.
+    /// Set when the process ends: what sockets hold is sent, and nothing else is waited for.
     pub(crate) leaving: watch::Sender<bool>,
 }
 
@@ -75,21 +75,21 @@ impl EngineState {
         }
     }
 
-    /// The engine of an agent, over the agent's links, which decides.
+    /// The engine of an agent, over the agent's links and its scheduler.
     pub(crate) fn of_agent(
         port: PairPort,
         links: watch::Receiver<Arc<Vec<Link>>>,
-        judge: Rc<dyn SocketScheduler>,
+        scheduler: Rc<dyn SocketScheduler>,
     ) -> EngineState {
         EngineState {
             monitor: OnceCell::new_with(Some(links)),
-            scheduler: judge,
+            scheduler,
             is_agent: true,
             ..EngineState::new(port)
         }
     }
 
-    /// Who this process is.
+    /// The key of this process.
     pub(crate) fn key(&self) -> Result<SecretKey, SocketFault> {
         if let Some(key) = &*self.key.borrow() {
             return Ok(key.clone());
@@ -107,7 +107,7 @@ impl EngineState {
         Ipv4Addr::new(127, 1, c, d)
     }
 
-    /// The session with a server, as whoever's key is in this file; none is this process's.
+    /// The session with a server, under the key in this file; none for this process's own key.
     pub(crate) async fn session(
         self: &Rc<EngineState>,
         server: &ServerAddress,
@@ -148,14 +148,14 @@ impl EngineState {
         self.monitor.get_or_try_init(start).await.ok().cloned()
     }
 
-    /// What a connection with these options may wait for while it is being made.
+    /// What a connection attempt with these options waits for now.
     pub(crate) async fn waits_for(&self, options: &SocketOptions) -> ConnectWait {
         let links = self.links().await;
         let links = links.map(|links| links.borrow().clone());
         ConnectWait::of(&links.unwrap_or_default(), options)
     }
 
-    /// Makes a flow known, before its program's socket is connected: what that asks then is answered.
+    /// Registers a flow before its program's socket is connected, so that calls on the socket find it.
     pub(crate) fn register(&self, held: CarriedFlow) -> Rc<CarriedFlow> {
         let held = Rc::new(held);
         let serial = held.status.serial;
@@ -170,8 +170,8 @@ impl EngineState {
         self.flows.borrow_mut().remove(&held.status.serial);
     }
 
-    /// The process holds a D-Lock now, or none any more. As it is by then: who takes and gives back at once
-    /// is told the same twice.
+    /// Handles a change of whether the process holds a D-Lock. It reads the current state, so two quick
+    /// changes may report the same state twice.
     pub(crate) fn on_dlock_changed(&self) {
         for handed in self.agent_connections.borrow().values() {
             handed.send_dlock();
@@ -180,7 +180,7 @@ impl EngineState {
         self.wake_registry.changed.notify_one();
     }
 
-    /// The networks changed in a way that we may not have seen.
+    /// Handles a notice that the networks changed.
     pub(crate) fn network_changed(&self) {
         self.try_links();
         for handed in self.agent_connections.borrow().values() {
@@ -188,7 +188,7 @@ impl EngineState {
         }
     }
 
-    /// Every session tries all links at once.
+    /// Makes every session try all links at once.
     pub(crate) fn try_links(&self) {
         for line in self
             .sessions
@@ -200,7 +200,7 @@ impl EngineState {
         }
     }
 
-    /// Tells everybody that this process leaves; says whether there was anybody.
+    /// Informs all peers that this process ends. Returns whether there were any.
     pub(crate) fn say_goodbye(&self) -> bool {
         let lines = self.sessions.borrow();
         let lines: Vec<_> = lines.values().filter_map(|cell| cell.get()).collect();
@@ -212,7 +212,7 @@ impl EngineState {
     }
 }
 
-/// Ends a session that nobody has used for a while.
+/// Ends a session that has been unused for a while.
 async fn keep(home: Weak<EngineState>, place: String, line: Rc<ServerSession>) {
     line.until_unused().await;
     let Some(home) = home.upgrade() else { return };

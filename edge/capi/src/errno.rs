@@ -10,17 +10,17 @@ use libc::c_int;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Errno(pub(crate) c_int);
 
-/// What a call says.
+/// The result of a call.
 pub(crate) type CallResult<T> = Result<T, Errno>;
 
 impl Errno {
-    /// What the last system call of this thread left.
+    /// The error of this thread's last system call.
     pub(crate) fn last() -> Errno {
         // SAFETY: it is this thread's own place.
         Errno(unsafe { *libc::__errno_location() })
     }
 
-    /// Leaves it for the caller.
+    /// Sets `errno` for the caller.
     pub(crate) fn set(self) {
         // SAFETY: as above.
         unsafe { *libc::__errno_location() = self.0 }
@@ -33,7 +33,7 @@ impl From<io::Error> for Errno {
     }
 }
 
-/// What a system call returned.
+/// Turns the return value of a system call into a result.
 pub(crate) fn check(result: c_int) -> CallResult<c_int> {
     if result < 0 {
         return Err(Errno::last());
@@ -56,7 +56,7 @@ impl SocketFault {
         }
     }
 
-    /// A flow that ended before both its directions did.
+    /// The fault of a flow that ended before both its directions did.
     pub(crate) fn of_flow(end: FlowEnd) -> SocketFault {
         let errno = match end {
             FlowEnd::DeadlinePassed => libc::ETIME,
@@ -66,7 +66,7 @@ impl SocketFault {
         SocketFault::new(errno, end)
     }
 
-    /// A session that is over.
+    /// The fault of a session that is over.
     pub(crate) fn of_session(end: &SessionEnd) -> SocketFault {
         let text = match end {
             SessionEnd::Refused(ReasonCode::NotAllowed) => {
@@ -79,7 +79,7 @@ impl SocketFault {
         SocketFault::new(libc::ECONNRESET, text)
     }
 
-    /// The fault as it is while the connection is only being made: nobody was there to reset it.
+    /// The fault as a connection attempt reports it: a reset becomes a refusal.
     pub(crate) fn while_connecting(self) -> SocketFault {
         match self.errno {
             libc::ECONNRESET => SocketFault {

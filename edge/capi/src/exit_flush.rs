@@ -9,15 +9,15 @@ use std::time::Duration;
 use crate::engine_handle;
 use crate::engine_state::EngineState;
 
-/// How long `exit` waits at most for peers to have what was written. Longer: a program without a network
-/// takes that long to end; shorter: more is lost. `d2tp_flush` waits without limit.
+/// The longest time that `exit` waits for peers to receive what was written. Longer: a program without
+/// a network takes that long to end; shorter: more is lost. `d2tp_flush` waits without limit.
 const EXIT_WAIT: Duration = Duration::from_secs(5); // a guess
-/// Between two looks.
+/// The interval between two checks.
 const LOOK: Duration = Duration::from_millis(2);
-/// For the last packets.
+/// Time for the last packets to be sent.
 const GRACE: Duration = Duration::from_millis(20); // as the driver's own
 
-/// Has `exit` wait.
+/// Registers the handler that makes `exit` wait.
 pub(crate) fn watch() {
     // SAFETY: a function of this library, which is never unloaded (build.rs).
     let failed = unsafe { libc::atexit(at_exit) };

@@ -35,7 +35,7 @@ pub(crate) fn info_of(held: &CarriedFlow) -> D2tpInfo {
     }
     let paths = held.flow.borrow().connection().paths();
     info.di_paths_count = paths.len().min(PATHS_MAX) as u32;
-    let ways = held
+    let statuses = held
         .session
         .as_ref()
         .map(|line| line.0.device.link_statuses());
@@ -43,13 +43,16 @@ pub(crate) fn info_of(held: &CarriedFlow) -> D2tpInfo {
         let link = path.addresses.link;
         let device = held.session.as_ref().map(|line| &line.0.device);
         let name = device.and_then(|device| device.link_name(link));
-        let way = name
-            .as_ref()
-            .and_then(|name| ways.iter().flatten().find(|way| way.name == *name));
+        let status = name.as_ref().and_then(|name| {
+            statuses
+                .iter()
+                .flatten()
+                .find(|status| status.name == *name)
+        });
         set_path(to, path, name.as_deref());
-        if let Some(way) = way {
-            to.dpi_class = class(way.class);
-            to.dpi_rate = way.rate.unwrap_or(0);
+        if let Some(status) = status {
+            to.dpi_class = class(status.class);
+            to.dpi_rate = status.rate.unwrap_or(0);
         }
     }
     let works = |path: &&PathStats| path.state == PathState::Active;
@@ -58,11 +61,11 @@ pub(crate) fn info_of(held: &CarriedFlow) -> D2tpInfo {
         .as_ref()
         .is_some_and(|line| *line.0.state.borrow() == ServerSessionState::Opening);
     // One that is gone keeps its counts, and is of no use.
-    let costly = ways
+    let costly = statuses
         .iter()
         .flatten()
-        .filter(|way| way.usage != LinkUse::Off);
-    let mut costly = costly.filter(|way| way.class != CostClass::Free);
+        .filter(|status| status.usage != LinkUse::Off);
+    let mut costly = costly.filter(|status| status.class != CostClass::Free);
     info.di_reason = match paths.iter().find(works) {
         Some(_) => NO_REASON,
         None if opening && !paths.is_empty() => NO_REASON,
@@ -96,7 +99,7 @@ fn class(class: CostClass) -> u32 {
     }
 }
 
-/// Where the other end of a flow is now.
+/// The current address of a flow's peer.
 pub(crate) fn far_end(held: &CarriedFlow) -> Option<SocketAddr> {
     let paths = held.flow.borrow().connection().paths();
     let active = paths.iter().find(|path| path.state == PathState::Active);

@@ -25,7 +25,7 @@ thread_local! {
     static HELD: RefCell<Option<ForkLocks>> = const { RefCell::new(None) };
 }
 
-/// Has forks wait for our locks, so that no child is born with one that nobody will open.
+/// Registers fork handlers that hold our locks, so that no child inherits a locked one.
 pub(crate) fn watch() {
     // SAFETY: the handlers are functions of this library, which is never unloaded (build.rs).
     let failed = unsafe { libc::pthread_atfork(Some(before), Some(after), Some(after)) };

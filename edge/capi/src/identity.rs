@@ -12,7 +12,7 @@ use d2tp_driver::SecretKey;
 
 use crate::errno::SocketFault;
 
-/// A key file is one line; more is some other file.
+/// The largest key file: a key is one line, so a larger file is something else.
 const KEY_FILE_BYTES_MAX: u64 = 256;
 
 /// The key of this process.

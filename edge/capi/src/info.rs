@@ -97,7 +97,7 @@ impl D2tpInfo {
         }
     }
 
-    /// What its connection waits for, while that is being made.
+    /// What the connection waits for while it is being opened.
     pub(crate) fn waits_for(&self) -> Option<ConnectWait> {
         (self.di_state == OPENING).then_some(match self.di_reason {
             NO_PATH => ConnectWait::Network,
@@ -106,7 +106,7 @@ impl D2tpInfo {
         })
     }
 
-    /// The information of a socket whose flow is over, and of which nothing better is known.
+    /// The information of a socket whose flow is over, if there is none from its end.
     pub(crate) fn over() -> D2tpInfo {
         D2tpInfo {
             di_state: OVER,

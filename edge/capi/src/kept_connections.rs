@@ -21,9 +21,9 @@ use crate::reopen_token::ReopenToken;
 /// Connections that are kept at a time, and descriptors that wait for theirs. More takes descriptors and sockets of an
 /// agent; the one that nobody has had for longest is let go for another.
 pub(crate) const KEPT_MAX: usize = 64; // a guess
-/// How long a descriptor waits for its connection, which is called for next.
+/// How long a descriptor waits for the request for its connection.
 pub(crate) const LEFT_FOR: Duration = Duration::from_secs(10); // a guess
-/// How many connections that ended while nobody had them are remembered, to say why.
+/// Connections that ended without an owner and are remembered, to report why.
 const ENDED_MAX: usize = 64; // a guess
 
 #[derive(Default)]
@@ -50,7 +50,7 @@ impl KeptConnections {
         Ok(())
     }
 
-    /// Its connection is not made.
+    /// Drops the descriptor of a connection that was not made.
     pub(crate) fn forget(&self, token: &ReopenToken) {
         self.deposited.borrow_mut().remove(token);
     }
@@ -100,7 +100,7 @@ impl KeptConnections {
         })
     }
 
-    /// Ends a kept connection; `fault`: why, if it broke and no process has been told.
+    /// Ends a kept connection; `fault`: why, if it broke and no process was informed.
     pub(crate) fn end(&self, token: &ReopenToken, fault: Option<SocketFault>) {
         self.kept.borrow_mut().remove(token);
         if let Some(fault) = fault {
@@ -112,7 +112,7 @@ impl KeptConnections {
         }
     }
 
-    /// Nothing is kept any more.
+    /// Drops all kept connections.
     pub(crate) fn clear(&self) {
         for socket in self.kept.take().values() {
             socket.owner.let_go();
@@ -137,16 +137,16 @@ mod tests {
 
     #[test]
     fn of_too_many_the_one_is_let_go_that_nobody_had_for_longest() {
-        let shelf = KeptConnections::default();
+        let kept = KeptConnections::default();
         let socket = AgentSocket::of_test();
         assert_eq!(
-            shelf.keep(token(0), &socket).unwrap_err().errno,
+            kept.keep(token(0), &socket).unwrap_err().errno,
             libc::ENOENT
         );
         let keep = |number: usize| {
             let socket = AgentSocket::of_test();
-            shelf.deposit(token(number), fd()).unwrap();
-            shelf.keep(token(number), &socket).map(|()| socket)
+            kept.deposit(token(number), fd()).unwrap();
+            kept.keep(token(number), &socket).map(|()| socket)
         };
         let sockets: Vec<Rc<AgentSocket>> = (0..KEPT_MAX).map(|n| keep(n).unwrap()).collect();
         // All are in use.
@@ -159,7 +159,7 @@ mod tests {
         sockets[7].owner.is_away(now - Duration::from_secs(5));
         keep(101).unwrap();
         assert!(sockets[7].owner.is_gone() && !sockets[7].owner.is_kept());
-        assert!(shelf.find(&token(7)).is_err() && shelf.find(&token(9)).is_ok());
+        assert!(kept.find(&token(7)).is_err() && kept.find(&token(9)).is_ok());
         // One that was closed leaves its place.
         sockets[3].owner.let_go();
         assert!(!sockets[3].owner.is_gone(), "its process is there");
@@ -169,23 +169,23 @@ mod tests {
 
     #[test]
     fn no_more_descriptors_wait_than_may_and_none_is_replaced() {
-        let shelf = KeptConnections::default();
+        let kept = KeptConnections::default();
         for number in 0..KEPT_MAX {
-            shelf.deposit(token(number), fd()).unwrap();
+            kept.deposit(token(number), fd()).unwrap();
         }
-        assert!(shelf.deposit(token(KEPT_MAX), fd()).is_err());
-        shelf.forget(&token(5));
-        assert!(shelf.deposit(token(6), fd()).is_err(), "somebody has it");
-        assert!(shelf.deposit(token(5), fd()).is_ok());
+        assert!(kept.deposit(token(KEPT_MAX), fd()).is_err());
+        kept.forget(&token(5));
+        assert!(kept.deposit(token(6), fd()).is_err(), "somebody has it");
+        assert!(kept.deposit(token(5), fd()).is_ok());
     }
 
     #[test]
     fn why_it_broke_is_remembered_for_some_time() {
-        let shelf = KeptConnections::default();
+        let kept = KeptConnections::default();
         for number in 0..=ENDED_MAX {
-            shelf.end(&token(number), Some(SocketFault::new(libc::ETIME, "late")));
+            kept.end(&token(number), Some(SocketFault::new(libc::ETIME, "late")));
         }
-        let errno = |number| shelf.find(&token(number)).err().map(|fault| fault.errno);
+        let errno = |number| kept.find(&token(number)).err().map(|fault| fault.errno);
         assert_eq!(errno(0), Some(libc::ENOENT));
         assert_eq!(errno(1), Some(libc::ETIME));
     }

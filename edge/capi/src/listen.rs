@@ -25,15 +25,16 @@ use crate::pair;
 use crate::pump;
 use crate::table::{self, SocketEntry};
 
-/// Flows of one address that call their listener at once; the others wait where flows wait. Each costs a
+/// Incoming flows of one address that connect to their listener at once; others wait. Each costs a
 /// kernel socket.
 const CALLS_MAX: usize = 128; // a guess
-/// Addresses to call from that are tried: one may still be in use by a connection that ended.
+/// Loopback addresses to connect from that are tried: one may still be in use by a connection that
+/// ended.
 const NAMES_TRIED: usize = 16;
-/// Reset code of a flow that nobody listens for.
+/// The reset code of a flow without a listener.
 const NOBODY: u64 = 0xd301;
 
-/// Has flows to `address` call the listener `listener`.
+/// Connects flows to `address` to the program's `listener`.
 pub(crate) async fn listen(
     engine: &Rc<EngineState>,
     address: SocketAddr,
@@ -120,7 +121,7 @@ async fn serve(engine: Rc<EngineState>, listen_address: Rc<ListenAddress>, serve
     listen_address.freed.close();
 }
 
-/// Calls the listener with a flow, and carries it until it is over.
+/// Connects a flow to the listener, and carries it until it is over.
 async fn call(
     engine: Rc<EngineState>,
     listen_address: Rc<ListenAddress>,
@@ -129,13 +130,13 @@ async fn call(
     permit: OwnedSemaphorePermit,
 ) {
     listen_address.flows.set(listen_address.flows.get() + 1);
-    let fate = ConnectionStatus::new();
-    let held = CarriedFlow::new(flow, None, fate.clone(), listener.options.clone());
+    let conn_status = ConnectionStatus::new();
+    let held = CarriedFlow::new(flow, None, conn_status.clone(), listener.options.clone());
     let socket = SocketEntry {
         options: listener.options.clone(),
         peer: flow_info::far_end(&held).map(SocketName::Ip),
         local: Some(SocketName::Ip(listen_address.at)),
-        status: Some(fate),
+        status: Some(conn_status),
         ..SocketEntry::new(listener.domain)
     };
     let held = engine.register(held);

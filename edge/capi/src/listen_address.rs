@@ -18,29 +18,29 @@ use crate::pair;
 #[derive(Clone)]
 pub(crate) struct ProgramListener {
     pub(crate) cookie: u64,
-    /// Its loopback port.
+    /// The listener's loopback port.
     pub(crate) port: u16,
     pub(crate) domain: c_int,
     pub(crate) options: SocketOptions,
 }
 
-/// A UDP address where flows come, and the socket that hears of them.
+/// A UDP address that accepts flows, and the program's socket that gets them.
 pub(crate) struct ListenAddress {
     /// The server that accepts; none once the listener is closing.
     pub(crate) server: RefCell<Option<Rc<Server>>>,
     pub(crate) at: SocketAddr,
     pub(crate) listener: RefCell<Option<ProgramListener>>,
     pub(crate) flows: Cell<usize>,
-    /// Notified when the listener or the last flow went.
+    /// Notified when the listener or the last flow is gone.
     pub(crate) unused: Notify,
-    /// Closed when the address is free again.
+    /// Closed when the address can be bound again.
     pub(crate) freed: Semaphore,
 }
 
-/// Addresses that are taken: bound, or listened at.
+/// Addresses in use: bound, or with a listener.
 #[derive(Default)]
 pub(crate) struct ListenAddresses {
-    /// By the cookie of the bound socket, with its loopback port.
+    /// Bound UDP sockets, each with the loopback port of the program's socket, by its cookie.
     pub(crate) bound: RefCell<HashMap<u64, (UdpSocket, u16)>>,
     pub(crate) addresses: RefCell<Vec<Rc<ListenAddress>>>,
 }
@@ -54,7 +54,7 @@ impl ListenAddresses {
             .cloned()
     }
 
-    /// Takes an address for the socket `cookie` at loopback port `port`; says which it is.
+    /// Binds an address for the socket `cookie` at loopback port `port`. Returns the actual address.
     pub(crate) async fn bind(
         &self,
         cookie: u64,
@@ -81,7 +81,7 @@ impl ListenAddresses {
         Ok(address)
     }
 
-    /// The socket was closed, perhaps for the last time.
+    /// Handles a close call on the socket, perhaps for its last descriptor.
     pub(crate) async fn on_close(&self, cookie: u64) {
         self.bound
             .borrow_mut()
@@ -102,7 +102,7 @@ impl ListenAddresses {
         }
     }
 
-    /// Tells every device that this process leaves; says whether there was an address.
+    /// Informs every device that this process ends. Returns whether there was an address.
     pub(crate) fn say_goodbye(&self) -> bool {
         let addresses = self.addresses.borrow();
         for listen_address in addresses.iter() {
@@ -115,7 +115,7 @@ impl ListenAddresses {
 }
 
 impl ListenAddress {
-    /// Whether nobody needs it any more.
+    /// Whether no listener or flow uses the address.
     pub(crate) fn is_unused(&self) -> bool {
         self.listener.borrow().is_none() && self.flows.get() == 0
     }
@@ -126,7 +126,7 @@ impl ListenAddress {
         let _ = self.freed.acquire().await;
     }
 
-    /// Looks whether its listener is still there.
+    /// Checks whether the listener still exists.
     pub(crate) async fn look(&self) {
         let Some(listener) = self.listener.borrow().clone() else {
             return;

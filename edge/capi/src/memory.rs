@@ -73,7 +73,7 @@ fn move_bytes(ours: *mut c_void, theirs: *mut c_void, len: usize, to_us: bool) -
     }
 }
 
-/// Answers in the way of `getsockopt` and `getsockname`: as much as fits, and how much there was.
+/// Answers as `getsockopt` and `getsockname` do: writes as much as fits, and the full length.
 pub(crate) fn answer(
     bytes: &[u8],
     to: *mut c_void,

@@ -28,15 +28,15 @@ pub(crate) use crate::header::{
     SO_PEERKEY, SO_PERSIST, SO_POLICY, SO_PRIORITY, SO_PROXY, SO_RCVBUFTH, SO_ROUTE, SOL_D2TP,
 };
 
-/// What a datagram is worth sending for, where the program does not say: a second. Longer: after a hole old
-/// ones come first; shorter: a handshake is missed.
+/// The default time that a datagram is worth sending: a second. Longer: after an outage old ones come
+/// first; shorter: datagrams expire during a handshake.
 pub(crate) const EXPIRY: Duration = Duration::from_secs(1); // a guess
-/// The longest that may be said: a day.
+/// The accepted range of that time: up to a day.
 const EXPIRY_MS: std::ops::RangeInclusive<i64> = 1..=86_400_000;
 
 /// The longest value of an option.
 pub(crate) const VALUE_BYTES_MAX: usize = 512;
-/// 0 goes first, 7 last; in between what says nothing (`FlowSettings::priority`).
+/// The accepted priorities: 0 is sent first, 7 last.
 const PRIORITIES: std::ops::RangeInclusive<i64> = 0..=7;
 
 /// Values of `D2TP_SO_ROUTE`, by number.
@@ -51,7 +51,7 @@ pub(crate) const ROUTES: [PathSelection; 3] = [
 pub(crate) enum PersistMode {
     #[default]
     No,
-    /// What it wrote.
+    /// What the program wrote is still delivered.
     Written,
     /// The whole connection persists: it is opened again by a token.
     Open,
@@ -60,10 +60,10 @@ pub(crate) enum PersistMode {
 /// By number.
 const PERSISTS: [PersistMode; 3] = [PersistMode::No, PersistMode::Written, PersistMode::Open];
 
-/// Options of one socket; what is accepted has its listener's.
+/// The options of a socket. Accepted sockets inherit those of their listener.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct SocketOptions {
-    /// By the clock that counts sleep too.
+    /// The deadline by the boot clock, which counts sleep.
     pub(crate) deadline: Option<Duration>,
     pub(crate) size: Option<u64>,
     pub(crate) policy: CostPolicy,
@@ -75,7 +75,7 @@ pub(crate) struct SocketOptions {
     pub(crate) expiry: Duration,
     pub(crate) route: PathSelection,
     pub(crate) persist: PersistMode,
-    /// Thresholds of what is kept ahead of the program, where it named any.
+    /// Receive buffer thresholds, if the program set any.
     pub(crate) thresholds: Option<RcvbufThresholds>,
 }
 
@@ -116,7 +116,7 @@ fn one_of<T: Copy>(all: &[T], value: &[u8]) -> CallResult<T> {
     all.get(index).copied().ok_or(Errno(libc::EINVAL))
 }
 
-/// A string as C gives it: with its 0 or without.
+/// A string from C, with or without a terminating 0.
 fn text(value: &[u8]) -> CallResult<&str> {
     let value = value.strip_suffix(&[0]).unwrap_or(value);
     std::str::from_utf8(value).map_err(|_| Errno(libc::EINVAL))
@@ -139,13 +139,13 @@ fn deadline(value: &[u8]) -> CallResult<Option<Duration>> {
     }
 }
 
-/// The nearest that may be said.
+/// The nearest allowed expiry time.
 pub(crate) fn expiry_of(ms: u64) -> Duration {
     let ms = i64::try_from(ms).unwrap_or(i64::MAX);
     Duration::from_millis(ms.clamp(*EXPIRY_MS.start(), *EXPIRY_MS.end()) as u64)
 }
 
-/// How long a datagram is worth sending.
+/// Parses the time that a datagram is worth sending.
 pub(crate) fn expiry(value: &[u8]) -> CallResult<Duration> {
     match integer(value)? {
         ms if EXPIRY_MS.contains(&ms) => Ok(Duration::from_millis(ms as u64)),
@@ -153,7 +153,7 @@ pub(crate) fn expiry(value: &[u8]) -> CallResult<Duration> {
     }
 }
 
-/// Which paths.
+/// Parses a path selection.
 pub(crate) fn route(value: &[u8]) -> CallResult<PathSelection> {
     one_of(&ROUTES, value)
 }
@@ -165,7 +165,7 @@ const IF_LATE: [DeadlineFallback; 3] = [
 ];
 
 impl SocketOptions {
-    /// Sets one; `begun`: the socket is connecting or connected.
+    /// Sets an option; `begun`: the socket is connecting or connected.
     pub(crate) fn set(&mut self, name: c_int, value: &[u8], begun: bool) -> CallResult<()> {
         let not_now = |ok: bool| {
             if ok {
@@ -219,7 +219,7 @@ impl SocketOptions {
         Ok(())
     }
 
-    /// What one is, as bytes for C.
+    /// The value of an option, as bytes for C.
     pub(crate) fn get(&self, name: c_int) -> CallResult<Vec<u8>> {
         let place = |index: Option<usize>| (index.unwrap_or(0) as c_int).to_ne_bytes().to_vec();
         Ok(match name {
@@ -247,7 +247,7 @@ impl SocketOptions {
         Some(self.deadline?.saturating_sub(since_boot()))
     }
 
-    /// Time until both ends drop the flow: never, if it may be late.
+    /// Time until both ends drop the flow; none if it may be late.
     pub(crate) fn within(&self) -> Option<Duration> {
         self.time_left()
             .filter(|_| self.if_late != DeadlineFallback::Wait)

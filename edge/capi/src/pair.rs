@@ -24,20 +24,20 @@ use socket2::{Domain, Protocol, SockAddr, SockRef, Socket, Type};
 use crate::errno::CallResult;
 use crate::kernel::socket_option;
 
-/// Times the kernel repeats a SYN: `connect` may wait for a network as long as that takes, some four
-/// hours. The most there is (tcp(7)).
+/// Times the kernel repeats a SYN: `connect` may wait for a network that long, some four hours. The
+/// maximum (tcp(7)).
 const SYN_REPEATS: u32 = 127;
-/// Bytes of the kernel's buffers at either end where a program does not say: what is on its way within
-/// the machine is neither the peer's nor on disk, so it should be little; less costs speed.
-/// a guess: docs/sockets.md, "Speed"
+/// Kernel buffer size of both ends, unless the program sets it: bytes in transit within the machine are
+/// neither the peer's nor on disk, so they should be few; less costs speed.
+// a guess: docs/sockets.md, "Speed"
 const PAIR_BUFFER_BYTES: usize = 256 * 1024;
 
-/// The port that all pairs of this process have in common, and what keeps others off it.
+/// The common port of all socket pairs of this process, with the sockets that reserve it.
 pub(crate) struct PairPort {
     number: u16,
-    /// On every address, so that no other user binds it on any.
+    /// A socket that binds the port on every address, so that no other user can.
     _reserved: Socket,
-    /// Where programs' SYNs end.
+    /// The listening socket that receives programs' SYNs and never answers them.
     _mute: Option<Socket>,
 }
 
@@ -53,7 +53,7 @@ fn shared_socket(at: &SockAddr) -> io::Result<Socket> {
 }
 
 impl PairPort {
-    /// Takes a port.
+    /// Reserves a port.
     pub(crate) fn take() -> io::Result<PairPort> {
         let port = PairPort::without_programs()?;
         let mute = shared_socket(&loopback(port.number))?;
@@ -65,8 +65,8 @@ impl PairPort {
         })
     }
 
-    /// The port of an agent, which only joins what others made: some systems let few attach a
-    /// filter.
+    /// The port of an agent, which only connects to sockets that other processes made: some systems
+    /// restrict who may attach a filter.
     pub(crate) fn without_programs() -> io::Result<PairPort> {
         let reserved = shared_socket(&SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 0).into())?;
         let number = reserved
@@ -105,7 +105,8 @@ impl PairPort {
         join(self.end(name)?, a).await
     }
 
-    /// Our end of a pair, for another process to join: if that dies, the program's socket is reset.
+    /// Our end of a pair, for another process to connect: if that process dies, the program's socket is
+    /// reset.
     pub(crate) fn detachable_end(&self) -> io::Result<Socket> {
         let socket = self.end(Ipv4Addr::LOCALHOST)?;
         socket.set_linger(Some(Duration::ZERO))?;
@@ -137,7 +138,7 @@ pub(crate) async fn join(socket: Socket, a: u16) -> io::Result<tokio::net::TcpSt
     }
 }
 
-/// The kernel's error that waits for the program; asking takes it away.
+/// Takes the pending error of the kernel's socket.
 pub(crate) fn take_error(fd: RawFd) -> CallResult<libc::c_int> {
     socket_option(fd, libc::SO_ERROR)
 }
@@ -174,7 +175,7 @@ pub(crate) fn refuse(fd: RawFd, cookie: u64) -> io::Result<()> {
     }
 }
 
-/// Whether a listener is still at `a`: it is mute to strangers, a closed port is not.
+/// Whether a listener still exists at `a`: a filtered one does not answer, a closed port does.
 pub(crate) async fn is_listening(a: u16) -> bool {
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, a));
     // Long enough for a loopback answer on a busy machine; a listener costs all of it.
@@ -182,7 +183,7 @@ pub(crate) async fn is_listening(a: u16) -> bool {
     tried.is_err()
 }
 
-/// How long a closed port may take to say so.
+/// How long a closed port may take to answer.
 const PROBE: Duration = Duration::from_millis(100); // a guess
 
 /// Whether a socket that does not listen is still bound to `a`.
@@ -193,18 +194,19 @@ pub(crate) fn is_bound(a: u16) -> bool {
     socket.bind(&loopback(a)).is_err()
 }
 
-/// Every kernel has it, and it paces nothing: the system's own may be BBR (docs/sockets.md, "Speed").
+/// The congestion control of pairs: every kernel has it, and it does not pace. The system's default may
+/// be BBR (docs/sockets.md, "Speed").
 const CONGESTION_CONTROL: &[u8] = b"reno";
 
-/// Sets the options that both ends need. Small writes leave at once: who reads them is a thread of
-/// this process.
+/// Sets the options that both ends need. Small writes are sent at once, since their reader is a thread
+/// of this process.
 fn prepare(socket: &Socket) -> io::Result<()> {
     socket.set_tcp_nodelay(true)?;
     socket.set_tcp_congestion(CONGESTION_CONTROL)?;
     socket.set_send_buffer_size(PAIR_BUFFER_BYTES)
 }
 
-/// A program's socket: `flags` are SOCK_NONBLOCK and SOCK_CLOEXEC.
+/// Creates a program's socket: `flags` are SOCK_NONBLOCK and SOCK_CLOEXEC.
 pub(crate) fn program_socket(flags: libc::c_int) -> io::Result<RawFd> {
     // SAFETY: plain numbers.
     let fd = unsafe { libc::socket(libc::AF_INET, libc::SOCK_STREAM | flags, 0) };
@@ -294,7 +296,7 @@ pub(crate) fn local_port(fd: RawFd) -> io::Result<u16> {
     Ok(u16::from_be(address.sin_port))
 }
 
-/// Lets only the engine's port call a listener.
+/// Filters a listener so that only the engine's port can connect to it.
 pub(crate) fn guard_listener(fd: RawFd, port: u16) -> io::Result<()> {
     let only_port = [
         // The source port is a TCP header's first half word (RFC 9293 §3.1); the filter begins there.
@@ -328,13 +330,13 @@ const DROP: libc::sock_filter = libc::sock_filter {
     k: 0,
 };
 
-/// Lets nobody call a socket.
+/// Filters a socket so that nothing can connect to it.
 pub(crate) fn mute(fd: RawFd) -> io::Result<()> {
     filter(fd, &[DROP])
 }
 
-/// Waits until a UDP address that a server had is free: its sockets go with the driver's task, which has its
-/// own turn. Others may have taken it.
+/// Waits until the UDP address of a former server is free: its sockets are closed by the driver's task.
+/// Another socket may bind it first.
 pub(crate) async fn until_free(at: SocketAddr) {
     for _ in 0..FREE_LOOKS {
         if std::net::UdpSocket::bind(at).is_ok() {
@@ -344,13 +346,13 @@ pub(crate) async fn until_free(at: SocketAddr) {
     }
 }
 
-/// How often, and between what, it is looked.
+/// The number of checks, and the interval between them.
 const FREE_LOOKS: usize = 100;
 const FREE_LOOK: Duration = Duration::from_millis(1);
 
-/// Bytes that were put into the engine's end of a pair and that the program has not read: those in its socket,
-/// and those that are not there yet. Where the kernel does not tell of other sockets (sock_diag(7)), only the
-/// latter.
+/// Bytes that were written to the engine's end of a pair and that the program has not read: those in
+/// its socket, and those in transit. Where the kernel does not report other sockets (sock_diag(7)),
+/// only the latter.
 pub(crate) fn unread(ours: RawFd) -> u64 {
     let mut unsent: libc::c_int = 0;
     // SAFETY: the place is an int, as this request wants it.
@@ -364,14 +366,14 @@ pub(crate) fn unread(ours: RawFd) -> u64 {
 const SIOCOUTQNSD: libc::c_ulong = 0x894b;
 /// Linux, include/uapi/linux/sock_diag.h.
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
-/// Bytes of a message's head (include/uapi/linux/netlink.h), …
+/// Bytes of a netlink message header (include/uapi/linux/netlink.h).
 const NETLINK_HEAD_BYTES: usize = 16;
 /// Bytes of a socket diagnosis request (include/uapi/linux/inet_diag.h, `inet_diag_req_v2`).
 const QUESTION_BYTES: usize = NETLINK_HEAD_BYTES + 56;
 /// Offset of the number of queued bytes in a socket diagnosis answer (`inet_diag_msg`).
 const QUEUED_AT: usize = NETLINK_HEAD_BYTES + 56;
 
-/// Bytes that wait in the program's socket. The kernel answers while it is asked.
+/// Bytes that wait in the program's socket, which the kernel reports synchronously.
 fn queued_at_program(ours: RawFd) -> Option<u32> {
     // SAFETY: open, as whoever asks holds it.
     let ours = unsafe { BorrowedFd::borrow_raw(ours) };
@@ -416,7 +418,7 @@ fn queued_at_program(ours: RawFd) -> Option<u32> {
     (kind == SOCK_DIAG_BY_FAMILY).then_some(queued)
 }
 
-/// What a socket lets in (Linux, Documentation/networking/filter.rst).
+/// Attaches a filter to a socket (Linux, Documentation/networking/filter.rst).
 fn filter(fd: RawFd, program: &[libc::sock_filter]) -> io::Result<()> {
     let whole = libc::sock_fprog {
         len: program.len() as u16,

@@ -28,14 +28,14 @@ use crate::server_session::ServerSession;
 use crate::socket_owner::SocketOwner;
 use crate::wake_registry::{ASK_EVERY, WakeEntry};
 
-/// Between two decisions where time counts.
+/// The interval between decisions while a metered link is up.
 const EPOCH: Duration = Duration::from_nanos(REPORT_EVERY.as_nanos());
 
-/// A budget that is used up ends a connection when no free link has worked for so long: shorter, and one that is
-/// just being connected by is not waited for.
+/// How long no free link may have worked before an exhausted budget ends a connection. Shorter, and a
+/// link that is just being connected would not be waited for.
 const BROKE_FOR: Span = Span::from_secs(5); // a guess
 
-/// Decides for a flow for as long as it is carried, or until its budget is used up and it would have to pay.
+/// Schedules a flow while it is carried, or until its budget is used up and it would have to pay.
 pub(crate) async fn enforce(home: &EngineState, held: &CarriedFlow) -> SocketFault {
     let Some(line) = held.session.as_ref().map(|line| line.0.clone()) else {
         // Who accepted does not decide.
@@ -49,10 +49,10 @@ pub(crate) async fn enforce(home: &EngineState, held: &CarriedFlow) -> SocketFau
         changed: &held.changed,
         resting: &held.resting,
     };
-    let wants = |options: &SocketOptions, ways: &[LinkStatus], left| {
+    let wants = |options: &SocketOptions, statuses: &[LinkStatus], left| {
         let to_program = held.received.get();
         held.read_ahead
-            .update(now(), options, ways, left, to_program)
+            .update(now(), options, statuses, left, to_program)
     };
     held.scheduled
         .replace(Some(ScheduledSocket::new(home.scheduler.clone(), now())));
@@ -66,8 +66,9 @@ pub(crate) async fn enforce(home: &EngineState, held: &CarriedFlow) -> SocketFau
     decide(home, &held.scheduled, &line, &sees, wakes).await
 }
 
-/// While a server's name is looked for there is no session and nothing to be paid for. Until `line` is there the machine may
-/// be woken, but for an agent's sockets: without a session nothing is seen of links.
+/// Schedules while a server's name is resolved: there is no session and nothing to pay for. The machine
+/// may be woken until `line` exists, except for an agent's sockets: without a session links are not
+/// observed.
 pub(crate) async fn enforce_connecting<T>(
     home: &EngineState,
     owner: Option<&SocketOwner>,
@@ -99,7 +100,7 @@ fn is_locked(owner: Option<&SocketOwner>) -> bool {
     owner.map_or_else(dlock::is_held, SocketOwner::is_locked)
 }
 
-/// Until that may be otherwise, or the machine was asleep.
+/// Waits until that changes, or the machine was asleep.
 async fn lock_changed(home: &EngineState, owner: Option<&SocketOwner>, than: bool) {
     match owner {
         Some(owner) => owner.lock_changed(than).await,
@@ -107,14 +108,13 @@ async fn lock_changed(home: &EngineState, owner: Option<&SocketOwner>, than: boo
     }
 }
 
-/// Whether an agent's machine is woken for a socket: its program asks for that, or left it to the agent to be in time, or
-/// to go on without it.
+/// Whether an agent's machine may be woken for a socket: its program asks for it, or left it to the
+/// agent to meet a deadline or to continue alone.
 fn is_woken_for(options: &SocketOptions, locked: bool) -> bool {
     locked || options.deadline.is_some() || options.persist != PersistMode::No
 }
 
-/// Decides for a flow until the session and the proxy's tunnel are made, when there is nothing to
-/// be measured yet.
+/// Schedules a flow until the session and the proxy's tunnel exist, while there is nothing to measure.
 pub(crate) async fn enforce_opening(
     home: &EngineState,
     owner: Option<&SocketOwner>,
@@ -128,34 +128,36 @@ pub(crate) async fn enforce_opening(
     };
     let with = |f: &mut dyn FnMut(&Flow)| f(&flow.borrow());
     let options = || options.clone();
-    let court = RefCell::new(Some(ScheduledSocket::new(home.scheduler.clone(), now())));
+    let scheduled = RefCell::new(Some(ScheduledSocket::new(home.scheduler.clone(), now())));
     let sees = PolicyInput {
         owner,
         access: &with,
         options: &options,
         moved: &ProgramBytes::default,
         // What is ahead of a program that is not connected decides nothing yet: its answer is to come first.
-        wants: &|options, ways, left| ReadAhead::default().update(now(), options, ways, left, 0),
+        wants: &|options, statuses, left| {
+            ReadAhead::default().update(now(), options, statuses, left, 0)
+        },
     };
-    decide(home, &court, line, &sees, wakes).await
+    decide(home, &scheduled, line, &sees, wakes).await
 }
 
-/// What a decision is made anew for.
+/// The events that trigger a new decision.
 struct DecisionTriggers<'a> {
     changed: &'a Notify,
     resting: &'a Cell<bool>,
 }
 
-/// Lends the flow, which is borrowed for a moment at a time.
+/// Calls a function with the flow, which is borrowed for that moment.
 type FlowAccess<'a> = dyn Fn(&mut dyn FnMut(&Flow)) + 'a;
 
-/// With so much left to spend; none where there are no thresholds.
+/// Returns the demand for read-ahead, given what is left of the budget; none without thresholds.
 type DemandSource<'a> =
     dyn Fn(&SocketOptions, &[LinkStatus], Option<u64>) -> Option<ReadAheadDemand> + 'a;
 
-/// What is seen of a socket.
+/// The inputs of a socket's scheduling.
 struct PolicyInput<'a> {
-    /// The process that the socket belongs to, where that is another one.
+    /// The process that owns the socket, if it is another one.
     owner: Option<&'a SocketOwner>,
     access: &'a FlowAccess<'a>,
     options: &'a dyn Fn() -> SocketOptions,
@@ -165,7 +167,7 @@ struct PolicyInput<'a> {
 
 async fn decide(
     home: &EngineState,
-    court: &RefCell<Option<ScheduledSocket>>,
+    scheduled: &RefCell<Option<ScheduledSocket>>,
     line: &ServerSession,
     sees: &PolicyInput<'_>,
     wakes: DecisionTriggers<'_>,
@@ -174,60 +176,60 @@ async fn decide(
         return std::future::pending().await;
     };
     let mut answers = line.device.watch_answers();
-    let mut purse = BudgetMeter::default();
+    let mut budget = BudgetMeter::default();
     let mut watched = WakeEntry::new(&home.wake_registry);
     loop {
         let locked = is_locked(sees.owner);
         let options = (sees.options)();
         let woken = is_woken_for(&options, locked);
         let moved = (sees.moved)();
-        let ways = line.device.link_statuses();
-        let others = line.account_datagrams(&ways);
+        let statuses = line.device.link_statuses();
+        let others = line.account_datagrams(&statuses);
         home.scheduler.observe_links(&links.borrow());
         let (mut stuck, mut watches, mut lacks) = (false, false, false);
         (sees.access)(&mut |flow: &Flow| {
-            purse.update(&line.device, flow);
-            let left = purse.left(&options);
-            let mut court = court.borrow_mut();
-            let Some(court) = court.as_mut() else {
+            budget.update(&line.device, flow);
+            let left = budget.left(&options);
+            let mut scheduled = scheduled.borrow_mut();
+            let Some(scheduled) = scheduled.as_mut() else {
                 return;
             };
-            let wants = (sees.wants)(&options, &ways, left);
-            let decision = court.decide(&options, moved, left, &others, wants.as_ref(), woken);
-            purse.allow(&line.device, flow, decision.grant, options.budget);
+            let wants = (sees.wants)(&options, &statuses, left);
+            let decision = scheduled.decide(&options, moved, left, &others, wants.as_ref(), woken);
+            budget.allow(&line.device, flow, decision.grant, options.budget);
             let is_broke = match &wants {
                 Some(wants) => wants.is_broke,
                 None => is_broke(&options, left, &decision),
             };
-            stuck = is_broke && ways.iter().any(costs);
+            stuck = is_broke && statuses.iter().any(costs);
             watches = wants.is_some_and(|wants| !wants.has_all);
-            lacks = !ways
+            lacks = !statuses
                 .iter()
-                .any(|way| carries(way, purse.spending.is_allowed()));
+                .any(|status| carries(status, budget.spending.is_allowed()));
             watched.update(now(), moved.down + moved.up, lacks, || {
-                if !ways.iter().any(costs) {
+                if !statuses.iter().any(costs) {
                     return None;
                 }
-                let span = court.pays_after()?;
+                let span = scheduled.pays_after()?;
                 // Sooner than it is looked again it needs no alarm.
                 (span >= ASK_EVERY).then(|| now() + Span::from(span))
             });
         });
-        if purse.is_broke(now(), stuck && !ways.iter().any(works_free)) {
+        if budget.is_broke(now(), stuck && !statuses.iter().any(works_free)) {
             return SocketFault::new(libc::EDQUOT, budget_exhausted(&options));
         }
-        let rests = court
+        let rests = scheduled
             .borrow_mut()
             .as_mut()
             .filter(|_| home.is_agent)
-            .map(|court| court.is_idle(now(), &options, moved, watches || woken && lacks));
+            .map(|scheduled| scheduled.is_idle(now(), &options, moved, watches || woken && lacks));
         wakes.resting.set(rests == Some(true));
         let counts = match rests {
             Some(rests) => !rests,
-            None => counts(&options, &ways),
+            None => counts(&options, &statuses),
         };
         // What is ahead of a program gets less while nothing comes.
-        let watches = watches && ways.iter().any(costs);
+        let watches = watches && statuses.iter().any(costs);
         let pause = match (watches, counts) {
             (true, _) => LOOK,
             (false, true) => EPOCH,
@@ -264,11 +266,11 @@ pub(crate) async fn watch_datagrams<T>(
         let rests = now().since(moved_at) >= RESTS_AFTER;
         held.resting.set(rests);
         let changed = async {
-            let is_told = match &mut links {
+            let is_notified = match &mut links {
                 Some(links) => links.changed().await.is_ok(),
                 None => false,
             };
-            if !is_told {
+            if !is_notified {
                 std::future::pending::<()>().await;
             }
         };
@@ -297,9 +299,9 @@ pub(crate) fn stop(held: &CarriedFlow) {
     if let Some(line) = &held.session
         && line.0.links.is_some()
     {
-        if let Some(court) = held.scheduled.take() {
-            let ways = line.0.device.link_statuses();
-            court.close(held.program_bytes(), &line.0.account_datagrams(&ways));
+        if let Some(scheduled) = held.scheduled.take() {
+            let statuses = line.0.device.link_statuses();
+            scheduled.close(held.program_bytes(), &line.0.account_datagrams(&statuses));
         }
         line.0.device.allow_paid(&held.flow.borrow(), false, None);
     }
@@ -310,27 +312,27 @@ fn budget_exhausted(options: &SocketOptions) -> String {
     format!("the budget of {bytes} bytes is used up, and no free network works")
 }
 
-fn costs(way: &LinkStatus) -> bool {
-    way.usage == LinkUse::Paid
+fn costs(status: &LinkStatus) -> bool {
+    status.usage == LinkUse::Paid
 }
 
-fn works(way: &LinkStatus) -> bool {
-    let path = way.path.as_ref().map(|path| path.state);
+fn works(status: &LinkStatus) -> bool {
+    let path = status.path.as_ref().map(|path| path.state);
     path == Some(PathState::Active)
 }
 
-fn works_free(way: &LinkStatus) -> bool {
-    way.usage == LinkUse::Free && works(way)
+fn works_free(status: &LinkStatus) -> bool {
+    status.usage == LinkUse::Free && works(status)
 }
 
 /// Whether a link carries a flow that may pay, or may not.
-fn carries(way: &LinkStatus, pays: bool) -> bool {
-    works_free(way) || pays && costs(way) && works(way)
+fn carries(status: &LinkStatus, pays: bool) -> bool {
+    works_free(status) || pays && costs(status) && works(status)
 }
 
 /// Whether time decides, as links are.
-fn counts(options: &SocketOptions, ways: &[LinkStatus]) -> bool {
-    ways.iter().any(costs) && need(options, 0, options.budget).is_weighed()
+fn counts(options: &SocketOptions, statuses: &[LinkStatus]) -> bool {
+    statuses.iter().any(costs) && need(options, 0, options.budget).is_weighed()
 }
 
 /// What a flow has spent, and since when nothing is left of its budget.
@@ -390,7 +392,7 @@ mod tests {
     use d2tp_links::CostClass;
     use d2tp_sched::CostPolicy;
 
-    fn way(class: CostClass, usage: LinkUse, rate: u64) -> LinkStatus {
+    fn status(class: CostClass, usage: LinkUse, rate: u64) -> LinkStatus {
         LinkStatus {
             name: format!("{class:?}"),
             class,
@@ -405,9 +407,9 @@ mod tests {
 
     #[test]
     fn a_deadline_that_free_links_do_not_make_pays_and_one_that_they_make_does_not() {
-        let ways = [
-            way(CostClass::Free, LinkUse::Free, 100_000),
-            way(CostClass::Metered, LinkUse::Paid, 1_000_000),
+        let statuses = [
+            status(CostClass::Free, LinkUse::Free, 100_000),
+            status(CostClass::Metered, LinkUse::Paid, 1_000_000),
         ];
         let in_a_minute = SocketOptions {
             deadline: Some(crate::clock::since_boot() + Duration::from_secs(60)),
@@ -419,7 +421,7 @@ mod tests {
                 down: moved,
                 ..ProgramBytes::default()
             };
-            socket.decide(options, moved, left, &ways, None, false)
+            socket.decide(options, moved, left, &statuses, None, false)
         };
         let spends = |options: &SocketOptions, moved| {
             let grant = decide(options, moved, None).grant;
@@ -459,11 +461,11 @@ mod tests {
     #[test]
     fn a_free_link_that_comes_soon_enough_saves_a_flow_whose_budget_is_used_up() {
         let at = |seconds| Time::ZERO + Span::from_secs(seconds);
-        let mut purse = BudgetMeter::default();
-        assert!(!purse.is_broke(at(1), true));
-        assert!(!purse.is_broke(at(5), true));
-        assert!(!purse.is_broke(at(6), false), "it works again");
-        assert!(!purse.is_broke(at(7), true));
-        assert!(purse.is_broke(at(12), true));
+        let mut budget = BudgetMeter::default();
+        assert!(!budget.is_broke(at(1), true));
+        assert!(!budget.is_broke(at(5), true));
+        assert!(!budget.is_broke(at(6), false), "it works again");
+        assert!(!budget.is_broke(at(7), true));
+        assert!(budget.is_broke(at(12), true));
     }
 }

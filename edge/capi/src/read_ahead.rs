@@ -68,10 +68,9 @@ pub(crate) struct ReadAheadDemand {
     pub(crate) size: u64,
     /// Bytes that may be paid for now.
     pub(crate) buy_bytes: Option<u64>,
-    /// No more will come.
+    /// Whether everything has been received.
     pub(crate) has_all: bool,
-    /// Whether the socket would pay, has nothing left to pay with, and nothing for its program to
-    /// read.
+    /// Whether the socket would pay, has no budget left, and holds nothing for its program to read.
     pub(crate) is_broke: bool,
 }
 
@@ -88,33 +87,33 @@ impl ReadAhead {
         self.ended.set(true);
     }
 
-    /// Whether the peer said all it had to say.
+    /// Whether the peer's direction has ended.
     pub(crate) fn has_ended(&self) -> bool {
         self.ended.get()
     }
 
-    /// Bytes kept here.
+    /// Bytes in this buffer.
     pub(crate) fn kept(&self) -> u64 {
         self.kept.get()
     }
 
-    /// Bytes that lie in the pair.
+    /// Bytes in the socket pair.
     fn unread(&self) -> u64 {
         self.pair.get().map_or(0, pair::unread)
     }
 
-    /// Bytes that came and that the program has not read.
+    /// Received bytes that the program has not read.
     pub(crate) fn bytes(&self) -> u64 {
         self.kept.get() + self.unread()
     }
 
-    /// What it wants now, with so much left to spend; none: it has no thresholds. `to_program`: bytes put into the
-    /// pair.
+    /// The current demand, given what is left of the budget; none without thresholds. `to_program`:
+    /// bytes written to the pair.
     pub(crate) fn update(
         &self,
         now: Time,
         options: &SocketOptions,
-        ways: &[LinkStatus],
+        statuses: &[LinkStatus],
         left: Option<u64>,
         to_program: u64,
     ) -> Option<ReadAheadDemand> {
@@ -127,7 +126,7 @@ impl ReadAhead {
         if reader.as_ref().is_none_or(|reader| reader.levels != levels) {
             // What was read before says nothing of how it is read now.
             let taken = to_program.saturating_sub(unread);
-            *reader = Some(ProgramReader::new(levels, ways, now, taken));
+            *reader = Some(ProgramReader::new(levels, statuses, now, taken));
         }
         let moved = to_program + self.kept.get();
         let to_come = match options.size {
@@ -138,7 +137,7 @@ impl ReadAhead {
         let mut wants = reader.as_mut()?.demand(&ReadAheadInput {
             now,
             options,
-            ways,
+            statuses,
             ahead: self.kept.get() + unread,
             taken: to_program.saturating_sub(unread),
             to_come,
@@ -152,22 +151,27 @@ impl ReadAhead {
     }
 }
 
-/// What is seen at a time.
+/// The inputs of one update.
 struct ReadAheadInput<'a> {
     now: Time,
     options: &'a SocketOptions,
-    ways: &'a [LinkStatus],
+    statuses: &'a [LinkStatus],
     ahead: u64,
     taken: u64,
     to_come: Option<u64>,
 }
 
 impl ProgramReader {
-    fn new(levels: RcvbufThresholds, ways: &[LinkStatus], now: Time, taken: u64) -> ProgramReader {
+    fn new(
+        levels: RcvbufThresholds,
+        statuses: &[LinkStatus],
+        now: Time,
+        taken: u64,
+    ) -> ProgramReader {
         let pace = PlaybackMeter::new(Some(f64::from(levels.rate)));
         let rate = pace.rate(Duration::ZERO);
         ProgramReader {
-            buffer: StreamBuffer::new(levels.thresholds(rate), switch_delay(ways)),
+            buffer: StreamBuffer::new(levels.thresholds(rate), switch_delay(statuses)),
             levels,
             pace,
             begun: now,
@@ -176,8 +180,8 @@ impl ProgramReader {
         }
     }
 
-    /// What the program took since the last look, a second's where that was longer ago: nobody looks where
-    /// nothing costs.
+    /// Bytes that the program read since the last update, scaled to one second if that was longer ago:
+    /// there are no updates while no metered link is up.
     fn bytes_read_since(&mut self, since: Duration, taken: u64) -> u64 {
         let seconds = since.saturating_sub(self.updated_at).as_secs().max(1);
         self.updated_at = since;
@@ -193,23 +197,30 @@ impl ProgramReader {
         more
     }
 
-    fn demand(&mut self, sight: &ReadAheadInput<'_>) -> ReadAheadDemand {
-        let since: Duration = sight.now.since(self.begun).into();
-        let read = self.bytes_read_since(since, sight.taken);
+    fn demand(&mut self, input: &ReadAheadInput<'_>) -> ReadAheadDemand {
+        let since: Duration = input.now.since(self.begun).into();
+        let read = self.bytes_read_since(since, input.taken);
         let rate = self.pace.rate(since);
         let thresholds = self.levels.thresholds(rate);
         self.buffer
-            .set_thresholds(thresholds, switch_delay(sight.ways));
-        let mut free = sight.ways.iter().filter(|way| is_free(way)).peekable();
+            .set_thresholds(thresholds, switch_delay(input.statuses));
+        let mut free = input
+            .statuses
+            .iter()
+            .filter(|status| is_free(status))
+            .peekable();
         let free_bytes_per_s = free.peek().is_some().then(|| {
-            let rate =
-                |way: &LinkStatus| way.rate.map_or(UNMEASURED_BYTES_PER_S, |rate| rate as f64);
+            let rate = |status: &LinkStatus| {
+                status
+                    .rate
+                    .map_or(UNMEASURED_BYTES_PER_S, |rate| rate as f64)
+            };
             free.map(rate).sum()
         });
         let wanted = self.buffer.need(&BufferedStream {
             bytes_per_s: rate as u64,
-            ahead_bytes: sight.ahead,
-            to_come_bytes: sight.to_come,
+            ahead_bytes: input.ahead,
+            to_come_bytes: input.to_come,
             quota_bytes: AHEAD_BYTES_MAX,
             free_bytes_per_s,
         });
@@ -217,8 +228,8 @@ impl ProgramReader {
         let bytes = bytes.unwrap_or(0);
         // What is read until the next look is no reason to pay for ever.
         let read = read.max((LOOK.as_secs_f64() * rate) as u64);
-        let read = read.min(sight.to_come.unwrap_or(u64::MAX).saturating_sub(bytes));
-        let pays = self.buffer.is_filling() && pays(sight.options, free_bytes_per_s.is_some());
+        let read = read.min(input.to_come.unwrap_or(u64::MAX).saturating_sub(bytes));
+        let pays = self.buffer.is_filling() && pays(input.options, free_bytes_per_s.is_some());
         ReadAheadDemand {
             buy_bytes: (pays && bytes > 0).then_some(bytes + read),
             // Not all that a free link may bring: beside that everything else would be small.
@@ -226,8 +237,8 @@ impl ProgramReader {
             need: FlowDemand {
                 remaining_bytes: Some(bytes),
                 left: wanted.and_then(|need| need.left),
-                policy: sight.options.policy,
-                if_late: sight.options.if_late,
+                policy: input.options.policy,
+                if_late: input.options.if_late,
                 metered_bytes_left: None,
             },
             has_all: false,
@@ -236,7 +247,7 @@ impl ProgramReader {
     }
 }
 
-/// Whether policy lets a buffer that runs dry be paid for.
+/// Whether the policy allows paying for a buffer that runs empty.
 fn pays(options: &SocketOptions, free_works: bool) -> bool {
     match options.policy {
         CostPolicy::FreeOnly => false,
@@ -246,23 +257,24 @@ fn pays(options: &SocketOptions, free_works: bool) -> bool {
     }
 }
 
-fn is_free(way: &LinkStatus) -> bool {
-    let path = way.path.as_ref().map(|path| path.state);
-    way.usage == LinkUse::Free && path == Some(PathState::Active)
+fn is_free(status: &LinkStatus) -> bool {
+    let path = status.path.as_ref().map(|path| path.state);
+    status.usage == LinkUse::Free && path == Some(PathState::Active)
 }
 
-/// A challenge takes a round trip, and no link's is longer than the longest.
-fn switch_delay(ways: &[LinkStatus]) -> SwitchDelay {
-    let paths = ways.iter().filter_map(|way| way.path.as_ref());
+/// The delay of a switch to another link: a path challenge takes one round trip, at most the longest of
+/// all links.
+fn switch_delay(statuses: &[LinkStatus]) -> SwitchDelay {
+    let paths = statuses.iter().filter_map(|status| status.path.as_ref());
     let works = paths.filter(|path| path.state == PathState::Active);
     SwitchDelay::measured(works.map(|path| path.rtt.into()).max())
 }
 
-/// Bytes that all sockets of an engine keep.
+/// Bytes that all sockets of an engine buffer.
 #[derive(Clone, Default)]
 pub(crate) struct ReadAheadMemory(Rc<Cell<u64>>);
 
-/// The bytes that are kept for one program.
+/// The buffered bytes of one program.
 pub(crate) struct ReadAheadQueue<'a> {
     ahead: &'a ReadAhead,
     all: &'a Cell<u64>,
@@ -278,7 +290,7 @@ impl<'a> ReadAheadQueue<'a> {
         }
     }
 
-    /// Whether another piece may be read, where the socket may keep `wanted` bytes.
+    /// Whether another piece may be read, if the socket may buffer `wanted` bytes.
     pub(crate) fn has_room(&self, wanted: u64) -> bool {
         let mine = self.ahead.kept.get();
         mine == 0 || mine < wanted && self.all.get() < AHEAD_ALL_BYTES_MAX
@@ -289,7 +301,7 @@ impl<'a> ReadAheadQueue<'a> {
         self.all.set(self.all.get() - before + kept);
     }
 
-    /// The first `bytes` of what is kept were given to the program.
+    /// Removes the first `bytes`, which were written to the program.
     pub(crate) fn on_written(&self, bytes: u64) {
         self.count(self.ahead.kept.get() - bytes);
     }
@@ -313,7 +325,7 @@ mod tests {
     use d2tp_links::CostClass;
     use d2tp_time::Span;
 
-    fn way(usage: LinkUse) -> LinkStatus {
+    fn status(usage: LinkUse) -> LinkStatus {
         LinkStatus {
             name: "wwan0".into(),
             class: CostClass::Metered,
@@ -351,13 +363,13 @@ mod tests {
     /// how much was ahead at least and at most, and how often it began to pay.
     fn run(options: &SocketOptions, seconds: u64) -> (u64, u64, u32) {
         let ahead = ReadAhead::default();
-        let ways = [way(LinkUse::Paid)];
+        let statuses = [status(LinkUse::Paid)];
         let (mut came, mut taken) = (0_u64, 0_u64);
         let (mut least, mut most, mut begun) = (u64::MAX, 0, 0);
         let mut paid = false;
         for look in 1..seconds * 5 {
             ahead.kept.set(came - taken);
-            let wants = ahead.update(at(look * 200), options, &ways, None, taken);
+            let wants = ahead.update(at(look * 200), options, &statuses, None, taken);
             let fills = wants.expect("it has thresholds").buy_bytes;
             begun += u32::from(fills.is_some() && !paid);
             paid = fills.is_some();
@@ -414,15 +426,15 @@ mod tests {
         // 40 kB a second; and for ten minutes in which nothing costs nobody looks.
         let mut size = 0;
         for second in (1..=30).chain([630]) {
-            let sight = ReadAheadInput {
+            let input = ReadAheadInput {
                 now: at(second * 1_000),
                 options: &options,
-                ways: &[],
+                statuses: &[],
                 ahead: 0,
                 taken: second * 40_000,
                 to_come: None,
             };
-            size = reader.demand(&sight).size;
+            size = reader.demand(&input).size;
         }
         assert!((350_000..=370_000).contains(&size), "{size}: 9 s of it");
     }
@@ -434,10 +446,10 @@ mod tests {
             size: Some(1_000_000),
             ..reading(bytes, CostPolicy::FreeFirst)
         };
-        let ways = [way(LinkUse::Paid)];
+        let statuses = [status(LinkUse::Paid)];
         let ahead = ReadAhead::default();
         let look = |left, to_program| {
-            let wants = ahead.update(at(0), &options, &ways, left, to_program);
+            let wants = ahead.update(at(0), &options, &statuses, left, to_program);
             let wants = wants.expect("it has thresholds");
             (wants.buy_bytes, wants.is_broke)
         };

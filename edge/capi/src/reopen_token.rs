@@ -9,7 +9,8 @@ use crate::errno::SocketFault;
 // As many as of a key, so that nobody guesses one.
 pub(crate) use crate::header::TOKEN_BYTES;
 
-/// Names a connection that outlives its program; whoever is the same user and knows it may have that.
+/// A token for a connection that outlives its program. Any process of the same user that knows it may
+/// open the connection again.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct ReopenToken(pub(crate) [u8; TOKEN_BYTES]);
 

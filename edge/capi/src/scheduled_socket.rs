@@ -11,17 +11,18 @@ use crate::options::SocketOptions;
 use crate::read_ahead::ReadAheadDemand;
 use crate::socket_scheduler::{SchedulerClient, SocketScheduler};
 
-/// A connection without a deadline that moved nothing for so long, and owes nothing, wants nothing of links.
+/// How long a connection without a deadline may move nothing, with everything acknowledged, before it
+/// counts as idle.
 pub(crate) const RESTS_AFTER: Span = Span::from_secs(5); // as of others' transfers
 
-/// Bytes of the program's.
+/// Byte counts of a program's socket.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct ProgramBytes {
-    /// To it, or kept for it.
+    /// Bytes for the program: delivered, or buffered for it.
     pub(crate) down: u64,
-    /// From it, as the peer has acknowledged them.
+    /// Bytes from the program that the peer has acknowledged.
     pub(crate) up: u64,
-    /// From it, as they were taken.
+    /// Bytes taken from the program.
     pub(crate) written: u64,
 }
 
@@ -50,11 +51,11 @@ impl ScheduledSocket {
         options: &SocketOptions,
         moved: ProgramBytes,
         left: Option<u64>,
-        ways: &[LinkStatus],
+        statuses: &[LinkStatus],
         wants: Option<&ReadAheadDemand>,
         wakes: bool,
     ) -> ClientDecision {
-        self.carried.assign((moved.down, moved.up), ways);
+        self.carried.assign((moved.down, moved.up), statuses);
         let bytes = moved.down + moved.written;
         let report = FlowClientReport {
             demand: match wants {
@@ -64,7 +65,7 @@ impl ScheduledSocket {
             size_bytes: wants.map_or(options.size, |wants| Some(wants.size)),
             buy_bytes: wants.map(|wants| wants.buy_bytes.unwrap_or(0)),
             keeps_awake: wakes,
-            links: ways,
+            links: statuses,
             carried: self.carried.bytes(),
         };
         let scheduler = &self.scheduler;
@@ -77,15 +78,16 @@ impl ScheduledSocket {
         self.client.as_ref()?.pays_after()
     }
 
-    /// The flow is over: what was carried since the last report counts too.
-    pub(crate) fn close(mut self, moved: ProgramBytes, ways: &[LinkStatus]) {
-        self.carried.assign((moved.down, moved.up), ways);
+    /// Reports what was carried since the last report, at the end of the flow.
+    pub(crate) fn close(mut self, moved: ProgramBytes, statuses: &[LinkStatus]) {
+        self.carried.assign((moved.down, moved.up), statuses);
         let scheduler = &self.scheduler;
         let client = self.client.get_or_insert_with(|| scheduler.join());
-        client.report(ways, self.carried.bytes());
+        client.report(statuses, self.carried.bytes());
     }
 
-    /// Whether it wants nothing now: then others have its place. One that is `watched` will.
+    /// Whether the socket needs nothing now, so that others get its place. A `watched` socket will need
+    /// something.
     pub(crate) fn is_idle(
         &mut self,
         now: Time,
@@ -113,7 +115,7 @@ impl ScheduledSocket {
     }
 }
 
-/// What it needs, `moved` bytes after its beginning and with so much left to spend.
+/// The demand of a socket after `moved` bytes, given what is left of the budget.
 pub(crate) fn need(options: &SocketOptions, moved: u64, left: Option<u64>) -> FlowDemand {
     FlowDemand {
         remaining_bytes: options.size.map(|size| size.saturating_sub(moved)),
@@ -140,30 +142,30 @@ mod tests {
         let at = |seconds| Time::ZERO + Span::from_secs(seconds);
         let moved = |down, up, written| ProgramBytes { down, up, written };
         let plain = SocketOptions::default();
-        let mut court = ScheduledSocket::new(Rc::new(Nobody), at(0));
-        assert!(!court.is_idle(at(1), &plain, moved(10, 0, 0), false));
-        assert!(!court.is_idle(at(5), &plain, moved(10, 0, 0), false));
-        assert!(court.is_idle(at(6), &plain, moved(10, 0, 0), false));
+        let mut scheduled = ScheduledSocket::new(Rc::new(Nobody), at(0));
+        assert!(!scheduled.is_idle(at(1), &plain, moved(10, 0, 0), false));
+        assert!(!scheduled.is_idle(at(5), &plain, moved(10, 0, 0), false));
+        assert!(scheduled.is_idle(at(6), &plain, moved(10, 0, 0), false));
         assert!(
-            !court.is_idle(at(60), &plain, moved(10, 0, 1), false),
+            !scheduled.is_idle(at(60), &plain, moved(10, 0, 1), false),
             "the peer lacks a byte"
         );
         let due = SocketOptions {
             deadline: Some(since_boot() + Duration::from_secs(60)),
             ..SocketOptions::default()
         };
-        assert!(!court.is_idle(at(90), &due, moved(10, 1, 1), false));
+        assert!(!scheduled.is_idle(at(90), &due, moved(10, 1, 1), false));
         let sized = SocketOptions {
             size: Some(12),
             ..SocketOptions::default()
         };
-        assert!(!court.is_idle(at(90), &sized, moved(10, 1, 1), false));
+        assert!(!scheduled.is_idle(at(90), &sized, moved(10, 1, 1), false));
         assert!(
-            !court.is_idle(at(90), &sized, moved(11, 1, 1), false),
+            !scheduled.is_idle(at(90), &sized, moved(11, 1, 1), false),
             "it moved"
         );
         assert!(
-            court.is_idle(at(95), &sized, moved(11, 1, 1), false),
+            scheduled.is_idle(at(95), &sized, moved(11, 1, 1), false),
             "it is whole"
         );
     }

@@ -17,17 +17,16 @@ use tokio::sync::{Notify, watch};
 use crate::datagram_accounting::DatagramAccounting;
 use crate::errno::SocketFault;
 
-/// How long a session is kept for the next socket: a handshake costs more than a quiet session.
+/// How long an unused session is kept for the next socket: a handshake costs more than an idle session.
 const IDLE_KEPT: Duration = Duration::from_secs(10); // a guess
 
-/// Between two looks for a server's name while the machine has a network and no answer.
+/// The interval between attempts to resolve a server's name while the machine has a network.
 const RESOLVE_AGAIN: Duration = Duration::from_secs(2); // a guess
 
-/// How often a name is looked for on a network that is up before it counts as unknown.
+/// How often a name is resolved over a network that is up before it counts as unknown.
 const RESOLVE_TRIES: u32 = 2;
 
-/// Contexts of one process, before those of the next one to call as the same instance; as many processes apart they
-/// are the same again.
+/// Context numbers reserved for each process that uses the instance, one after the other.
 const CONTEXTS_EACH: u64 = 1024;
 
 const CONTEXTS_APART: u64 = 8; // so that all take two bytes
@@ -39,20 +38,20 @@ fn first_context(turn: u32) -> u64 {
 /// A session with a server.
 pub(crate) struct ServerSession {
     pub(crate) device: Device,
-    /// Whether the handshake is complete, or why it never will be.
+    /// Whether the handshake is complete, or why it failed.
     pub(crate) state: watch::Receiver<ServerSessionState>,
-    /// The links that are followed; none where the server is on this machine.
+    /// The links in use; none if the server is on this machine.
     pub(crate) links: Option<watch::Receiver<Arc<Vec<Link>>>>,
     /// The context number of the session's latest datagram socket.
     context: Cell<u64>,
-    /// In an agent that has had any: what links carried for them.
+    /// In an agent: what links carried for the session's datagram sockets, if it had any.
     pub(crate) accounting: RefCell<Option<DatagramAccounting>>,
     users: Cell<usize>,
     /// Notified when the last socket leaves the session.
     released: Notify,
 }
 
-/// How far a session got.
+/// The state of a session.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum ServerSessionState {
     Opening,
@@ -60,7 +59,7 @@ pub(crate) enum ServerSessionState {
     Over(SessionEnd),
 }
 
-/// A socket's use of a session, which lives as long as there are any.
+/// A socket's use of a session, which lives while there is any.
 pub(crate) struct SessionUse(pub(crate) Rc<ServerSession>);
 
 impl Drop for SessionUse {
@@ -73,7 +72,7 @@ impl Drop for SessionUse {
 }
 
 impl ServerSession {
-    /// Begins a session over these links; none: by the system's routes.
+    /// Opens a session over these links; none: by the system's routes.
     pub(crate) async fn begin(
         server: &ServerAddress,
         key: SecretKey,
@@ -109,8 +108,8 @@ impl ServerSession {
             }
         };
         let events = device.events();
-        let (tell, state) = watch::channel(ServerSessionState::Opening);
-        tokio::task::spawn_local(tell_state(events, tell));
+        let (sender, state) = watch::channel(ServerSessionState::Opening);
+        tokio::task::spawn_local(forward_state(events, sender));
         let links = links.filter(|links| !uses_system_routes(&server.host, &links.borrow()));
         match &links {
             Some(links) => device.follow_links(links.clone(), usage),
@@ -131,27 +130,28 @@ impl ServerSession {
         })
     }
 
-    /// A context for a datagram socket. What other programs send without one is 0.
+    /// The next context number for a datagram socket. Programs without contexts use 0.
     pub(crate) fn next_context(&self) -> u64 {
         let next = self.context.get() + 1;
         self.context.set(next);
         next
     }
 
-    /// Links as they are, with what they carried for streams; what they did for datagrams is taken down.
-    pub(crate) fn account_datagrams(&self, ways: &[LinkStatus]) -> Vec<LinkStatus> {
+    /// Statuses of the links with what they carried for streams; what they carried for datagrams is
+    /// accounted for separately.
+    pub(crate) fn account_datagrams(&self, statuses: &[LinkStatus]) -> Vec<LinkStatus> {
         match &mut *self.accounting.borrow_mut() {
             Some(tally) => {
                 if let Some((stats, _)) = self.device.connection().datagram_stats() {
-                    tally.update((stats.bytes_in, stats.bytes_out), ways);
+                    tally.update((stats.bytes_in, stats.bytes_out), statuses);
                 }
-                tally.stream_statuses(ways)
+                tally.stream_statuses(statuses)
             }
-            None => ways.to_vec(),
+            None => statuses.to_vec(),
         }
     }
 
-    /// Resolves when a socket has left the session and no other uses it, some time later.
+    /// Resolves some time after the last socket has left the session.
     pub(crate) async fn until_unused(&self) {
         loop {
             self.released.notified().await;
@@ -173,7 +173,7 @@ impl ServerSession {
     }
 }
 
-/// What a link may be used for at all. Whether links that cost are, is said for each flow.
+/// What a link may be used for. Use of metered links is decided for each flow.
 fn usage(link: &Link) -> LinkUse {
     match (link.kind, link.class.class) {
         (LinkKind::Loopback, _) | (_, CostClass::Roaming) => LinkUse::Off,
@@ -182,7 +182,8 @@ fn usage(link: &Link) -> LinkUse {
     }
 }
 
-/// Whether a server is on this machine, or where no link leads: the system's routes are all there is.
+/// Whether a server is on this machine, or where no known link leads, so that the system's routes
+/// apply.
 fn uses_system_routes(host: &str, links: &[Link]) -> bool {
     let Ok(ip) = host.parse::<IpAddr>() else {
         return host == "localhost";
@@ -198,17 +199,17 @@ fn uses_system_routes(host: &str, links: &[Link]) -> bool {
             .is_ok_and(|socket| socket.connect((ip, 9)).is_ok())
 }
 
-async fn tell_state<T: Clone>(
+async fn forward_state<T: Clone>(
     mut events: Receiver<(T, SessionEvent)>,
-    tell: watch::Sender<ServerSessionState>,
+    sender: watch::Sender<ServerSessionState>,
 ) {
     loop {
         match events.recv().await {
             Ok((_, SessionEvent::Established { .. })) => {
-                tell.send_replace(ServerSessionState::Open);
+                sender.send_replace(ServerSessionState::Open);
             }
             Ok((_, SessionEvent::Closed(end))) => {
-                tell.send_replace(ServerSessionState::Over(end));
+                sender.send_replace(ServerSessionState::Over(end));
                 return;
             }
             Ok(_) | Err(RecvError::Lagged(_)) => {}

@@ -15,31 +15,31 @@ use tokio::time::{Instant, timeout};
 use crate::agent_message::{FromAgent, send_message};
 use crate::errno::SocketFault;
 
-/// How long a program may take to hear of a fault before its socket breaks without it.
+/// How long a program may take to confirm a fault before its socket breaks anyway.
 pub(crate) const HEARD_WITHIN: Duration = Duration::from_secs(1); // a guess: it is on this machine
 
-/// How long a process that ended may take to be missed, by another that would have its connection.
+/// How long to wait for the end of a process whose connection another one opens again.
 const MISSED_WITHIN: Duration = Duration::from_secs(1); // a guess: it is on this machine
 
-/// How long one is kept that nobody has.
+/// How long a connection without a process is kept.
 const KEPT_FOR: Duration = Duration::from_secs(24 * 3600); // a guess: a device that is used every day
 
-/// What is to be told, and who waits until it is.
+/// A message for the process, and a channel that reports when it is sent.
 type QueuedMessage = (FromAgent, Option<oneshot::Sender<()>>);
 
-/// Whether the process is there whose connection it is.
+/// Whether the owning process exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum OwnerPresence {
     Here,
-    /// Since then, and it may be opened again.
+    /// The process is gone since then, and the connection may be opened again.
     Away(Instant),
 }
 
-/// The process that a carried socket belongs to, at the other end of its messages.
+/// The process that owns a carried socket.
 pub(crate) struct SocketOwner {
-    /// Where messages to the process go; none while no process has the socket.
+    /// The queue of messages to the process; none while no process has the socket.
     messages: RefCell<Option<UnboundedSender<QueuedMessage>>>,
-    /// The task that sends them.
+    /// The task that sends the messages.
     sender: RefCell<Option<JoinHandle<()>>>,
     fault_acked: Notify,
     /// Whether the socket ended, and no process can have the connection any more.
@@ -47,7 +47,7 @@ pub(crate) struct SocketOwner {
     presence: watch::Sender<OwnerPresence>,
     /// The descriptor of a connection that may be opened again.
     kept: RefCell<Option<OwnedFd>>,
-    /// Its process holds a D-Lock.
+    /// Whether the process holds a D-Lock.
     locked: watch::Sender<bool>,
 }
 
@@ -64,23 +64,23 @@ impl SocketOwner {
         })
     }
 
-    /// A process has the socket from now on, and is told of it by `stream`.
+    /// Attaches a process, which is reached by `stream`.
     pub(crate) fn attach(&self, stream: Rc<UnixStream>) {
-        let (tell, to_tell) = unbounded_channel();
-        self.messages.replace(Some(tell));
+        let (sender, outgoing) = unbounded_channel();
+        self.messages.replace(Some(sender));
         self.presence.send_replace(OwnerPresence::Here);
-        let sender = tokio::task::spawn_local(send_all(stream, to_tell));
+        let sender = tokio::task::spawn_local(send_all(stream, outgoing));
         self.sender.replace(Some(sender));
     }
 
-    /// No process is told of anything any more; returns the task that sends what was queued before.
+    /// Detaches the process. Returns the task that sends what was queued before.
     pub(crate) fn detach(&self) -> Option<JoinHandle<()>> {
         self.messages.take();
         self.sender.take()
     }
 
-    /// Its process has ended, or let go of the connection. `may_return`: another process may have it then, if
-    /// its descriptor is kept.
+    /// Handles the end of the process, or its release of the connection. `may_return`: another process
+    /// may open the connection again, if its descriptor is kept.
     pub(crate) fn on_process_left(self: &Rc<SocketOwner>, may_return: bool) {
         self.set_locked(false);
         if !self.is_kept() || !may_return {
@@ -108,7 +108,7 @@ impl SocketOwner {
         self.ended.send_replace(true);
     }
 
-    /// The process knows of the fault it was told of.
+    /// Records that the process knows the fault.
     pub(crate) fn on_fault_heard(&self) {
         self.fault_acked.notify_one();
     }
@@ -117,12 +117,12 @@ impl SocketOwner {
         self.locked.send_replace(held);
     }
 
-    /// Whether its process holds a D-Lock.
+    /// Whether the process holds a D-Lock.
     pub(crate) fn is_locked(&self) -> bool {
         *self.locked.borrow()
     }
 
-    /// Until that is otherwise.
+    /// Waits until the D-Lock status differs from `than`.
     pub(crate) async fn lock_changed(&self, than: bool) {
         let mut locked = self.locked.subscribe();
         // Whoever says it is here.
@@ -137,7 +137,7 @@ impl SocketOwner {
         self.kept.borrow().is_some()
     }
 
-    /// Since when nobody has it who could.
+    /// Since when the connection has had no process, if one may open it again.
     pub(crate) fn away_since(&self) -> Option<Instant> {
         match *self.presence.borrow() {
             OwnerPresence::Away(since) => Some(since),
@@ -158,7 +158,7 @@ impl SocketOwner {
         }
     }
 
-    /// Whether its process is missed soon, if it is not yet.
+    /// Waits a short time for the end of the process. Returns whether it ended.
     pub(crate) async fn wait_until_away(&self) -> bool {
         let mut presence = self.presence.subscribe();
         let away = presence.wait_for(|presence| matches!(presence, OwnerPresence::Away(_)));
@@ -167,7 +167,7 @@ impl SocketOwner {
         self.away_since().is_some() && self.is_kept()
     }
 
-    /// For the process that has it now.
+    /// A descriptor for the current process.
     pub(crate) fn descriptor(&self) -> Option<OwnedFd> {
         let kept = self.kept.borrow();
         let kept = kept.as_ref().filter(|_| self.away_since().is_none())?;
@@ -176,27 +176,27 @@ impl SocketOwner {
 
     pub(crate) fn enqueue(&self, what: FromAgent) {
         // One that is gone needs no words.
-        if let Some(tell) = &*self.messages.borrow() {
-            let _ = tell.send((what, None));
+        if let Some(sender) = &*self.messages.borrow() {
+            let _ = sender.send((what, None));
         }
     }
 
-    /// Messages of so many bytes fit.
+    /// Sends the process the size of datagrams that fit.
     pub(crate) fn has_room(&self, bytes: usize) {
         self.enqueue(FromAgent::Room { bytes });
     }
 
-    /// Sends a message; returns when the kernel has it.
+    /// Sends a message. Returns when the kernel has it.
     pub(crate) async fn send(&self, what: FromAgent) {
         let (done, told) = oneshot::channel();
         match &*self.messages.borrow() {
-            Some(tell) => drop(tell.send((what, Some(done)))),
+            Some(sender) => drop(sender.send((what, Some(done)))),
             None => return,
         }
         let _ = told.await;
     }
 
-    /// Tells why its socket is about to break, so that it knows when it does.
+    /// Informs the process why its socket is about to break, so that it knows the cause when it does.
     pub(crate) async fn send_fault(&self, fault: &SocketFault) {
         if self.away_since().is_some() {
             return;
@@ -223,8 +223,8 @@ impl SocketOwner {
     }
 }
 
-async fn send_all(stream: Rc<UnixStream>, mut to_tell: UnboundedReceiver<QueuedMessage>) {
-    while let Some((what, waits)) = to_tell.recv().await {
+async fn send_all(stream: Rc<UnixStream>, mut outgoing: UnboundedReceiver<QueuedMessage>) {
+    while let Some((what, waits)) = outgoing.recv().await {
         if send_message(&stream, &what, None).await.is_err() {
             return;
         }

@@ -9,29 +9,30 @@ use d2tp_driver::{FlowClient, FlowClientReport, LinkStatus, SchedulerHandle};
 use d2tp_links::Link;
 use d2tp_sched::{ClientDecision, SchedulerKind};
 
-/// Decides for all sockets of an engine together, and for whatever else its device carries.
+/// Schedules all sockets of an engine together with whatever else the device carries.
 pub trait SocketScheduler {
     /// A client for a socket, for as long as it wants something.
     fn join(&self) -> Box<dyn SchedulerClient>;
 
-    /// Takes in the machine's links, where nobody else tells the scheduler of them.
+    /// Takes in the machine's links, if the scheduler has no other source.
     fn observe_links(&self, _links: &[Link]) {}
 }
 
 /// One socket as a client of a [`SocketScheduler`].
 pub trait SchedulerClient {
-    /// Reports, and returns what the socket may use.
+    /// Reports the socket's state, and returns what it may use.
     fn decide(&mut self, report: &FlowClientReport<'_>) -> ClientDecision;
 
-    /// Reports what links carried and asks for nothing: at a socket's end, and for what never pays.
+    /// Reports what links carried without asking for anything: at a socket's end, or for a socket that
+    /// never pays.
     fn report(&mut self, links: &[LinkStatus], carried: &BTreeMap<String, (u64, u64)>);
 
-    /// The time until links that cost would carry the socket, if links stayed as they are; none if they
+    /// The time until metered links would carry the socket, if links stayed as they are; none if they
     /// never would.
     fn pays_after(&self) -> Option<Duration>;
 }
 
-/// Decides for all sockets of this process, where no agent does.
+/// The scheduler for the sockets of this process, without an agent.
 pub(crate) struct OwnScheduler {
     handle: Arc<SchedulerHandle>,
 }
@@ -61,7 +62,8 @@ impl SchedulerClient for OwnSocketClient {
         self.0.decide(report)
     }
 
-    /// A process on its own has no budget but those of its sockets, which these count themselves.
+    /// Does nothing: a process on its own has only the budgets of its sockets, which these count
+    /// themselves.
     fn report(&mut self, _: &[LinkStatus], _: &BTreeMap<String, (u64, u64)>) {}
 
     fn pays_after(&self) -> Option<Duration> {

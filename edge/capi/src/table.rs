@@ -20,8 +20,8 @@ use crate::kernel::socket_option;
 use crate::options::SocketOptions;
 use crate::reopen_token::ReopenToken;
 
-/// Entries at most before those are let go whose connections are over: programs close sockets by the
-/// kernel's call too, which we do not hear. More than most processes may have descriptors.
+/// The number of entries from which closed connections are removed: programs may also close sockets by
+/// the kernel's call, which we do not see. More descriptors than most processes may have.
 const SOCKETS_MAX: usize = 1 << 15;
 
 /// A D2TP socket.
@@ -29,20 +29,20 @@ const SOCKETS_MAX: usize = 1 << 15;
 pub(crate) struct SocketEntry {
     /// AF_INET or AF_INET6, as the program asked.
     pub(crate) domain: c_int,
-    /// The process whose engine has the other end.
+    /// The process whose engine has the other end of the pair.
     pub(crate) pid: u32,
     pub(crate) options: SocketOptions,
     pub(crate) peer: Option<SocketName>,
     pub(crate) local: Option<SocketName>,
-    /// Its loopback port, once it was bound to an address of D2TP's.
+    /// The loopback port, once the socket was bound to an address of AF_D2TP.
     pub(crate) bound: Option<u16>,
     pub(crate) listens: bool,
     /// The datagrams of a socket that carries any.
     pub(crate) datagrams: Option<Arc<ProgramDatagrams>>,
     pub(crate) status: Option<Arc<ConnectionStatus>>,
-    /// By what its connection is opened again.
+    /// The token for opening the connection again.
     pub(crate) token: Option<ReopenToken>,
-    /// Why nothing was begun, in words.
+    /// Why the connection attempt was not started, in words.
     pub(crate) cause: Option<String>,
 }
 
@@ -63,13 +63,13 @@ impl SocketEntry {
         }
     }
 
-    /// Whether its connection has been and is no more.
+    /// Whether the connection existed and is over.
     fn is_over(&self) -> bool {
-        let fate = self.status.as_ref();
-        fate.is_some_and(|fate| fate.over.load(Ordering::Relaxed))
+        let conn_status = self.status.as_ref();
+        conn_status.is_some_and(|conn_status| conn_status.over.load(Ordering::Relaxed))
     }
 
-    /// Whether this process's engine has its other end.
+    /// Whether this process's engine has the other end of the pair.
     pub(crate) fn is_ours(&self) -> bool {
         self.pid == std::process::id()
     }
@@ -79,23 +79,23 @@ impl SocketEntry {
 #[derive(Default)]
 pub(crate) struct SocketTable {
     sockets: HashMap<u64, SocketEntry>,
-    /// Flows on their way to a listener, by the loopback address they call from.
+    /// Flows that are connecting to a listener, by the loopback address they connect from.
     arrivals: HashMap<Ipv4Addr, SocketEntry>,
 }
 
 static TABLE: Mutex<Option<SocketTable>> = Mutex::new(None);
 
-/// The lock itself, for who forks.
+/// Locks the table, for fork handlers.
 pub(crate) fn lock() -> MutexGuard<'static, Option<SocketTable>> {
     TABLE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A socket's name in the kernel.
+/// The kernel's cookie of a socket.
 pub(crate) fn cookie(fd: RawFd) -> CallResult<u64> {
     socket_option(fd, libc::SO_COOKIE)
 }
 
-/// Makes `socket` known.
+/// Adds `socket` to the table.
 pub(crate) fn insert(cookie: u64, socket: SocketEntry) {
     let mut table = lock();
     let sockets = &mut table.get_or_insert_default().sockets;
@@ -116,13 +116,14 @@ pub(crate) fn find(fd: RawFd) -> CallResult<Option<(u64, SocketEntry)>> {
     Ok(known.map(|socket| (cookie, socket.clone())))
 }
 
-/// Changes a socket that is known.
+/// Changes the entry of a socket.
 pub(crate) fn change<R>(cookie: u64, f: impl FnOnce(&mut SocketEntry) -> R) -> Option<R> {
     let mut table = lock();
     table.as_mut()?.sockets.get_mut(&cookie).map(f)
 }
 
-/// The program closed it. While it is connected a duplicate may go on, so it is remembered until then.
+/// Handles a close call. While the socket is connected a duplicate descriptor may exist, so its entry
+/// remains until the connection is over.
 pub(crate) fn forget(cookie: u64) {
     if let Some(table) = lock().as_mut()
         && let Some(socket) = table.sockets.get(&cookie)
@@ -132,35 +133,37 @@ pub(crate) fn forget(cookie: u64) {
     }
 }
 
-/// A flow is about to call a listener from `name`.
+/// Announces a flow that will connect to a listener from `name`.
 pub(crate) fn announce(name: Ipv4Addr, socket: SocketEntry) {
     let mut table = lock();
     table.get_or_insert_default().arrivals.insert(name, socket);
 }
 
-/// The flow that called from `name`.
+/// Takes the flow that connected from `name`.
 pub(crate) fn arrive(name: Ipv4Addr) -> Option<SocketEntry> {
     lock().as_mut()?.arrivals.remove(&name)
 }
 
-/// Why the last connection was never made, if the program has not heard so.
+/// The error of a failed connection attempt, if the program does not know it yet.
 pub(crate) fn take_refusal(socket: &SocketEntry) -> Option<Errno> {
-    let fate = socket.status.as_ref()?;
-    let fault = fate.fault.get()?;
-    let unheard = fate.refused.swap(false, Ordering::AcqRel);
+    let conn_status = socket.status.as_ref()?;
+    let fault = conn_status.fault.get()?;
+    let unheard = conn_status.refused.swap(false, Ordering::AcqRel);
     unheard.then_some(Errno(fault.errno))
 }
 
-/// What the kernel says of a connection, as it really is: `errno` 0 is that it knows of no error.
+/// Translates an error of the kernel's socket into that of the connection; `errno` 0 means that the
+/// kernel reports no error.
 pub(crate) fn translate(fd: RawFd, errno: Errno) -> Errno {
     if !matches!(errno.0, 0 | libc::ECONNRESET) {
         return errno;
     }
-    let fate = find(fd).ok().flatten().and_then(|(_, s)| s.status);
-    let Some((fate, fault)) = fate.as_ref().and_then(|f| Some((f, f.fault.get()?))) else {
+    let conn_status = find(fd).ok().flatten().and_then(|(_, s)| s.status);
+    let Some((conn_status, fault)) = conn_status.as_ref().and_then(|f| Some((f, f.fault.get()?)))
+    else {
         return errno;
     };
-    let unheard = fate.refused.swap(false, Ordering::AcqRel);
+    let unheard = conn_status.refused.swap(false, Ordering::AcqRel);
     match unheard || errno.0 != 0 {
         true => Errno(fault.errno),
         false => errno,

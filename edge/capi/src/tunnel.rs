@@ -10,14 +10,14 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 
 use crate::errno::SocketFault;
 
-/// Bytes of a proxy's answer to CONNECT; ours take 200.
+/// The most bytes of a proxy's answer to CONNECT; ours take 200.
 const HEAD_BYTES_MAX: usize = 16 * 1024;
-/// Header fields in it.
+/// The most header fields of that answer.
 const FIELDS_MAX: usize = 64;
-/// A refusal in words that is longer is not read.
+/// The most bytes of an explanation that are read.
 const WORDS_BYTES_MAX: u64 = 512;
 
-/// A flow that others look at meanwhile: it is borrowed for a moment at a time.
+/// A flow that others use at the same time: it is borrowed for a moment per operation.
 struct BorrowedFlow<'a>(&'a RefCell<Flow>);
 
 impl AsyncRead for BorrowedFlow<'_> {

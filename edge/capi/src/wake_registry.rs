@@ -11,56 +11,57 @@ use tokio::sync::Notify;
 
 use crate::dlock;
 
-/// How often it is looked how sockets stand while there is one that the machine may be woken for.
+/// How often sockets are checked while there is one for which the machine may be woken.
 pub(crate) const ASK_EVERY: Duration = Duration::from_secs(5); // as of the agent
 
-/// A socket that moved a byte within this keeps the machine awake.
+/// How recently a socket must have moved a byte to keep the machine awake.
 const RUNS_WITHIN: Span = Span::from_secs(30); // as of the agent
 
-/// A socket that has had no link for so long waits for one: a new session finds its first sooner.
+/// How long a socket must have been without a link to count as waiting for one: a new session finds its
+/// first link sooner.
 const LACKS_FOR: Span = Span::from_secs(2); // a guess
 
-/// How a socket of this engine stands towards the machine's sleep.
+/// What a socket needs of the machine while it may sleep.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum SocketWakeState {
-    /// The socket has a link and does not move, or nothing is asked for.
+    /// The socket has a link and is idle, or needs nothing.
     #[default]
     Rests,
-    /// For another link than those it may use, until it must begin on one that costs.
+    /// The socket waits for a better link, until it must begin on a metered one.
     Waits {
         start: Option<Time>,
     },
     Runs,
 }
 
-/// All sockets of an engine that the machine may be woken for.
+/// All sockets of an engine for which the machine may be woken.
 #[derive(Default)]
 pub(crate) struct WakeRegistry {
     all: RefCell<BTreeMap<u64, SocketWakeState>>,
     next: Cell<u64>,
-    /// Notified when a socket stands differently, or a D-Lock is taken or given back.
+    /// Notified when a socket's state changes, or a D-Lock is acquired or released.
     pub(crate) changed: Notify,
     reconsider_notify: Notify,
 }
 
 impl WakeRegistry {
-    /// Has every socket decided anew.
+    /// Triggers a new decision for every socket.
     pub(crate) fn reconsider(&self) {
         self.reconsider_notify.notify_waiters();
     }
 
-    /// Returns when it is to be decided anew: the machine was asleep, or a D-Lock is taken or given
-    /// back.
+    /// Waits for a trigger of new decisions: the machine was asleep, or a D-Lock was acquired or
+    /// released.
     pub(crate) async fn reconsidered(&self) {
         self.reconsider_notify.notified().await;
     }
 
-    /// Whether no socket is in it.
+    /// Whether the registry has no socket.
     pub(crate) fn is_empty(&self) -> bool {
         self.all.borrow().is_empty()
     }
 
-    /// What the machine is needed for.
+    /// What the sockets need of the machine.
     pub(crate) fn wake_needs(&self) -> WakeNeeds {
         let mut sum = WakeNeeds::default();
         for stand in self.all.borrow().values() {
@@ -82,7 +83,7 @@ impl WakeRegistry {
 pub(crate) struct WakeEntry {
     registry: Rc<WakeRegistry>,
     number: u64,
-    /// Bytes, and when it last moved one, since a D-Lock is held.
+    /// Bytes moved so far, and when the last one moved, while a D-Lock is held.
     moved: Option<(u64, Option<Time>)>,
     lacks_since: Option<Time>,
 }
@@ -99,9 +100,9 @@ impl WakeEntry {
         }
     }
 
-    /// Records that the socket has moved `moved` bytes in all, and whether it `lacks` a link that
-    /// it may use; `start`: when it must begin on one that costs. Without `asked`, nothing is asked
-    /// of the machine for it.
+    /// Records that the socket has moved `moved` bytes in all, and whether it `lacks` a link that it
+    /// may use; `start`: when it must begin on a metered one. Without `asked`, the socket needs nothing
+    /// of the machine.
     pub(crate) fn update(
         &mut self,
         now: Time,

@@ -14,13 +14,13 @@ use crate::dlock::is_held;
 use crate::engine_state::EngineState;
 use crate::wake_registry::ASK_EVERY;
 
-/// Between looks: an engine knows nothing of how links come and go, so it is the paper's.
+/// The interval between scans, from the paper: an engine has no forecast of links.
 const LOOK_EVERY: Span = Span::from_secs(120);
 
-/// The system's bus answers within this, or counts as not there.
+/// How long the system's bus may take to answer before it counts as absent.
 const BUS_ANSWERS: Duration = Duration::from_secs(5); // as of the agent
 
-/// Keeps watch for as long as the engine runs. A machine is asked for nothing before the first D-Lock.
+/// Plans wake-ups while the engine runs. Nothing is requested of the machine before the first D-Lock.
 pub(crate) async fn run(engine: Rc<EngineState>) {
     let stands = engine.wake_registry.clone();
     while !is_held() || stands.is_empty() {
@@ -40,8 +40,8 @@ pub(crate) async fn run(engine: Rc<EngineState>) {
             look_for_links(&engine).await;
         }
         waited = standby.waits;
-        let vigil = lock.plan(now(), &standby, |_| 0.0);
-        let _ = timeout(BUS_ANSWERS, keeper.apply(now(), vigil, &why())).await;
+        let plan = lock.plan(now(), &standby, |_| 0.0);
+        let _ = timeout(BUS_ANSWERS, keeper.apply(now(), plan, &why())).await;
         let is_idle = !standby.waits && !standby.runs;
         tokio::select! {
             notice = keeper.next_event() => match notice {
@@ -60,7 +60,7 @@ pub(crate) async fn run(engine: Rc<EngineState>) {
     }
 }
 
-/// Why the machine is kept awake, for people.
+/// Why the machine is kept awake, for users.
 fn why() -> String {
     let program = std::env::current_exe().ok();
     let name = program.as_deref().and_then(|path| path.file_name());
@@ -68,7 +68,7 @@ fn why() -> String {
     format!("{name} has a transfer running")
 }
 
-/// Tries every link at once, and has access points looked for.
+/// Tries every link at once, and has access points scanned for.
 async fn look_for_links(engine: &EngineState) {
     engine.try_links();
     let Some(links) = engine.links().await else {

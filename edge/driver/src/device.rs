@@ -633,7 +633,7 @@ impl DeviceInner {
     fn link_statuses(&self) -> Vec<LinkStatus> {
         let statuses = self.observed(|links, session| links.statuses(session));
         let state = self.state.lock();
-        let way = |status: d2tp_device::TrackedStatus| {
+        let link_status = |status: d2tp_device::TrackedStatus| {
             let described = state.described.get(&*status.name)?;
             Some(LinkStatus {
                 name: status.name.to_string(),
@@ -646,7 +646,7 @@ impl DeviceInner {
                 path: status.path,
             })
         };
-        statuses.into_iter().filter_map(way).collect()
+        statuses.into_iter().filter_map(link_status).collect()
     }
 }
 

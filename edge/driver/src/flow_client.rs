@@ -85,8 +85,8 @@ impl FlowClient {
             (decision, self.client.id())
         });
         let waits = matches!(decision.choice, LinkChoice::Wait { .. });
-        let standing = id.map(|id| (id, waits, report.keeps_awake));
-        if std::mem::replace(&mut self.announced, standing) != standing {
+        let announcement = id.map(|id| (id, waits, report.keeps_awake));
+        if std::mem::replace(&mut self.announced, announcement) != announcement {
             self.scheduler.announce_change();
         }
         decision

@@ -67,9 +67,9 @@ impl InstanceLease {
             let text = format!("other users can access {}", dir.display());
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, text));
         }
-        let whose = whose(device, server);
+        let owner_prefix = owner_prefix(device, server);
         for place in 0..LEASES_MAX {
-            let path = dir.join(format!("{whose}.{place}"));
+            let path = dir.join(format!("{owner_prefix}.{place}"));
             let mut options = OpenOptions::new();
             options.read(true).write(true).create(true).mode(0o600);
             let file = options.open(path)?;
@@ -141,7 +141,7 @@ fn folder(runtime: Option<PathBuf>, root: bool) -> Option<PathBuf> {
 }
 
 /// A name for the two.
-fn whose(device: PublicKey, server: PublicKey) -> String {
+fn owner_prefix(device: PublicKey, server: PublicKey) -> String {
     let both = [device.0, server.0].concat();
     let digest = aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, &both);
     let bytes = digest.as_ref().first_chunk().expect("SHA-256 has 32 bytes");
@@ -178,7 +178,7 @@ mod tests {
     fn what_is_used_up_or_damaged_begins_anew() {
         let dir = tempfile::tempdir().expect("a directory");
         let mut known = vec![take(dir.path()).number];
-        let name = format!("instances/{}.0", whose(WHO.0, WHO.1));
+        let name = format!("instances/{}.0", owner_prefix(WHO.0, WHO.1));
         let path = dir.path().join(name);
         let used_up = [&[7; 8][..], &(u32::MAX - 1).to_be_bytes()].concat();
         for bytes in [&b"torn"[..], &used_up, &[0; 13]] {

@@ -74,8 +74,10 @@ async fn keep(server: ServerHandle, request: String, asked: ServerRequest) {
                 handle_line(&shared, &server, &line, &mut calls);
             }
             if let Some(shared) = server.shared.upgrade() {
-                let guest = &mut shared.inner.lock().relays.relay_client;
-                calls.into_iter().for_each(|relay| guest.leave_relay(relay));
+                let relay_client = &mut shared.inner.lock().relays.relay_client;
+                calls
+                    .into_iter()
+                    .for_each(|relay| relay_client.leave_relay(relay));
             }
         }
         if server.shared.strong_count() == 0 {

@@ -129,19 +129,19 @@ pub(crate) fn send(
     transmit: &Transmit,
     bytes: &[u8],
 ) {
-    let way = inner
+    let route = inner
         .relays
         .relay_client
         .relay_addresses(&inner.core, transmit.link, relay);
-    let Some(way) = way else { return };
+    let Some(route) = route else { return };
     let mut wrapped = std::mem::take(&mut inner.relays.scratch);
     wrapped.clear();
     for packet in bytes.chunks(transmit.segment) {
         wrap_relayed(relay, packet, &mut wrapped);
     }
     let stride = transmit.segment + RELAY_HEADER_BYTES;
-    if let Some(socket) = inner.sockets.get(&way.link)
-        && let Err(error) = put(&socket.io, &way, &wrapped, stride)
+    if let Some(socket) = inner.sockets.get(&route.link)
+        && let Err(error) = put(&socket.io, &route, &wrapped, stride)
         && d2tp_udp::is_too_big(&error)
     {
         inner.core.on_too_big(now, transmit.link, transmit.segment);

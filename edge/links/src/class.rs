@@ -119,8 +119,8 @@ impl ClassRules {
 
     /// The class of a link of this name, kind and gateways.
     pub fn assess(&self, name: &str, kind: LinkKind, gateways: &[IpAddr]) -> CostAssessment {
-        if let Some(told) = self.configured_class(name) {
-            return told;
+        if let Some(configured) = self.configured_class(name) {
+            return configured;
         }
         let says = |class, because: &str| CostAssessment {
             class,

@@ -31,8 +31,8 @@ impl CostResolver {
         gateways: &[IpAddr],
         network: Option<&NetworkInfo>,
     ) -> CostAssessment {
-        if let Some(told) = self.configured_class(device, kind, network) {
-            return told;
+        if let Some(configured) = self.configured_class(device, kind, network) {
+            return configured;
         }
         let says = |class, because: &str| CostAssessment {
             class,
@@ -55,8 +55,8 @@ impl CostResolver {
         kind: LinkKind,
         network: Option<&NetworkInfo>,
     ) -> Option<CostAssessment> {
-        if let Some(told) = self.flags.configured_class(device) {
-            return Some(told);
+        if let Some(configured) = self.flags.configured_class(device) {
+            return Some(configured);
         }
         let rule = self.rules.of(device, kind, network)?;
         Some(CostAssessment {
@@ -118,7 +118,7 @@ mod tests {
         }
     }
 
-    fn judge(flag: Option<&str>, rules: &str) -> CostResolver {
+    fn resolver(flag: Option<&str>, rules: &str) -> CostResolver {
         let flags = ClassRules {
             rules: flag.into_iter().map(|flag| flag.parse().unwrap()).collect(),
         };
@@ -130,17 +130,20 @@ mod tests {
 
     #[test]
     fn a_flag_wins_over_a_rule_and_a_rule_over_the_manager() {
-        let class = |judge: CostResolver, metered| {
+        let class = |resolver: CostResolver, metered| {
             let network = network(metered);
-            judge
+            resolver
                 .resolve("wlan0", LinkKind::Wifi, &[], Some(&network))
                 .class
         };
-        let both = judge(Some("wlan0=free"), RULE);
+        let both = resolver(Some("wlan0=free"), RULE);
         assert_eq!(class(both, Metered::Yes), CostClass::Free);
-        assert_eq!(class(judge(None, RULE), Metered::No), CostClass::Roaming);
+        assert_eq!(class(resolver(None, RULE), Metered::No), CostClass::Roaming);
         let auto = RULE.replace("roaming", "auto");
-        assert_eq!(class(judge(None, &auto), Metered::Yes), CostClass::Metered);
+        assert_eq!(
+            class(resolver(None, &auto), Metered::Yes),
+            CostClass::Metered
+        );
     }
 
     #[test]
@@ -188,13 +191,13 @@ mod tests {
             kind: LinkKind::Vpn,
             ..wifi()
         };
-        let class = |judge: CostResolver, under: &[&str]| {
+        let class = |resolver: CostResolver, under: &[&str]| {
             let mut links = [wifi(), cell.clone(), tunnel.clone()];
             let networks = Networks {
                 under_vpns: under.iter().map(|name| (*name).to_owned()).collect(),
                 ..Networks::default()
             };
-            judge.resolve_tunnels(&mut links, &networks);
+            resolver.resolve_tunnels(&mut links, &networks);
             assert_eq!(links[0], wifi());
             links[2].class.clone()
         };
@@ -203,7 +206,7 @@ mod tests {
         let over_both = class(CostResolver::default(), &["wwan0", "wlan0"]);
         assert_eq!(over_both.class, CostClass::Metered);
         assert!(over_both.because.contains("wwan0"), "{}", over_both.because);
-        let told = judge(Some("tun*=free"), "");
-        assert_eq!(class(told, &["wwan0"]), tunnel.class);
+        let configured = resolver(Some("tun*=free"), "");
+        assert_eq!(class(configured, &["wwan0"]), tunnel.class);
     }
 }

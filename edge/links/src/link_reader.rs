@@ -41,7 +41,7 @@ impl LinkReader {
     /// Opens netlink; the second part yields once per message of the kernel, and is missing where
     /// the system does not let us join its groups.
     pub(crate) fn open(
-        judge: CostResolver,
+        resolver: CostResolver,
         manager: Option<NetworkManager>,
     ) -> Result<(LinkReader, Option<BoxStream<'static, ()>>), LinkError> {
         if let Ok((connection, handle, messages)) = rtnetlink::new_multicast_connection(&GROUPS) {
@@ -49,7 +49,7 @@ impl LinkReader {
             // An overrun (messages lost) arrives as a message too: one more hint.
             let reader = LinkReader {
                 handle,
-                resolver: judge,
+                resolver,
                 manager,
             };
             return Ok((reader, Some(messages.map(drop).boxed())));
@@ -58,7 +58,7 @@ impl LinkReader {
         tokio::spawn(connection);
         let reader = LinkReader {
             handle,
-            resolver: judge,
+            resolver,
             manager,
         };
         Ok((reader, None))

@@ -79,11 +79,11 @@ impl LinkMonitor {
     /// # Errors
     /// [`LinkError`] when not even one reading succeeds.
     pub async fn start(rules: ClassRules) -> Result<(Vec<Link>, LinkMonitor), LinkError> {
-        let judge = CostResolver {
+        let resolver = CostResolver {
             flags: rules,
             ..CostResolver::default()
         };
-        LinkMonitor::start_with(judge, None).await
+        LinkMonitor::start_with(resolver, None).await
     }
 
     /// Starts a monitor that resolves costs by the user's settings and the network manager as well,
@@ -92,11 +92,11 @@ impl LinkMonitor {
     /// # Errors
     /// As [`LinkMonitor::start`].
     pub async fn start_with(
-        judge: CostResolver,
+        resolver: CostResolver,
         manager: Option<NetworkManager>,
     ) -> Result<(Vec<Link>, LinkMonitor), LinkError> {
         // Hints are heard from before the first reading, so nothing falls between.
-        let (mut reader, hints) = LinkReader::open(judge, manager)?;
+        let (mut reader, hints) = LinkReader::open(resolver, manager)?;
         let hears_kernel = hints.is_some();
         let first = Arc::new(reader.read().await?);
         let (publish, latest) = watch::channel(first.clone());

@@ -169,10 +169,10 @@ struct SignalListener {
 impl SignalListener {
     fn of(mut signals: BoxStream<'static, ()>) -> SignalListener {
         let hint = Arc::new(Notify::new());
-        let heard = hint.clone();
+        let changed_hint = hint.clone();
         let task = tokio::spawn(async move {
             while signals.next().await.is_some() {
-                heard.notify_one();
+                changed_hint.notify_one();
             }
         });
         SignalListener { hint, task }

@@ -40,12 +40,12 @@ impl StationStats {
 
     fn of(attributes: &[Nl80211Attr]) -> Option<StationStats> {
         let mut station = StationStats::default();
-        let mut told = false;
+        let mut found = false;
         for attribute in attributes {
             match attribute {
                 Nl80211Attr::Mac(bssid) => station.bssid = *bssid,
                 Nl80211Attr::StationInfo(infos) => {
-                    told = true;
+                    found = true;
                     for info in infos {
                         match info {
                             Nl80211StationInfo::RxPackets(n) => station.received = *n,
@@ -58,7 +58,7 @@ impl StationStats {
                 _ => {}
             }
         }
-        told.then_some(station)
+        found.then_some(station)
     }
 }
 

@@ -24,18 +24,18 @@ impl<M: SleepingMachine> WakeController<M> {
     }
 
     /// Asks for this from now on; why the machine is held awake, for people.
-    pub async fn apply(&mut self, now: Time, vigil: WakePlan, why: &str) {
-        let known = std::mem::replace(&mut self.plan, vigil);
+    pub async fn apply(&mut self, now: Time, plan: WakePlan, why: &str) {
+        let known = std::mem::replace(&mut self.plan, plan);
         let bells = [
-            (WakeReason::ScanLinks, known.scan_at, vigil.scan_at),
-            (WakeReason::StartFlow, known.start_at, vigil.start_at),
+            (WakeReason::ScanLinks, known.scan_at, plan.scan_at),
+            (WakeReason::StartFlow, known.start_at, plan.start_at),
         ];
         for (bell, known, at) in bells {
             if known != at {
                 self.machine.set_alarm(bell, at.map(|at| at.since(now)));
             }
         }
-        match (known.hold, vigil.hold) {
+        match (known.hold, plan.hold) {
             (false, true) => self.machine.inhibit_sleep(why).await,
             (true, false) => self.machine.allow_sleep(),
             _ => {}
@@ -117,10 +117,8 @@ mod tests {
         let mut looks = Vec::new();
         loop {
             let now = keeper.machine().now;
-            let vigil = lock.plan(now, &standby, |_| 0.0);
-            keeper
-                .apply(now, vigil, "episode-118.mp3 is on wwan0")
-                .await;
+            let plan = lock.plan(now, &standby, |_| 0.0);
+            keeper.apply(now, plan, "episode-118.mp3 is on wwan0").await;
             if standby.runs {
                 break;
             }

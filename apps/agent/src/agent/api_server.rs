@@ -281,10 +281,10 @@ impl Agent {
             return Err(TransferFailure::usage("name where it goes: file or folder"));
         }
         // What makes no sense is said now, and nothing is taken.
-        let errand = PreparedTransfer::prepare(&order, order.job()?, false)?;
-        errand.job.refuse_existing()?;
+        let prepared = PreparedTransfer::prepare(&order, order.job()?, false)?;
+        prepared.job.refuse_existing()?;
         refuse_past(order.deadline)?;
-        errand.job.check_destination()?;
+        prepared.job.check_destination()?;
         if order.verb == TransferVerb::Put && order.token.is_none() {
             order.token = Some(new_token());
         }

@@ -129,8 +129,8 @@ impl AgentCounters {
         self.avoidable = bytes;
     }
 
-    /// Renders every counter as Prometheus text; `standings`: how many transfers are in each state.
-    pub fn render(&self, standings: &BTreeMap<&'static str, u64>) -> String {
+    /// Renders every counter as Prometheus text; `statuses`: how many transfers are in each state.
+    pub fn render(&self, statuses: &BTreeMap<&'static str, u64>) -> String {
         let mut out = String::new();
         let head = |name: &str, kind: &str, help: &str| {
             format!("# HELP {name} {help}\n# TYPE {name} {kind}\n")
@@ -172,7 +172,7 @@ impl AgentCounters {
             let _ = writeln!(out, "cedos_transfers_ended_total{{how=\"{how}\"}} {count}");
         }
         out += &head("cedos_transfers", "gauge", "Transfers, by state.");
-        for (standing, count) in standings {
+        for (standing, count) in statuses {
             let _ = writeln!(out, "cedos_transfers{{standing=\"{standing}\"}} {count}");
         }
         out += &head(

@@ -37,19 +37,19 @@ impl DesktopNotifier {
         (DesktopNotifier { news }, NotificationQueue(inbox))
     }
 
-    fn tell(&self, news: DesktopNotification) {
+    fn show(&self, news: DesktopNotification) {
         // Full, or nobody is there to be told.
         let _ = self.news.try_send(news);
     }
 
     /// A cap is reached.
     pub fn cap_reached(&self, text: &str) {
-        self.tell(DesktopNotification::Cap(text.to_owned()));
+        self.show(DesktopNotification::Cap(text.to_owned()));
     }
 
     /// A transfer ended; `fault`: it is not whole, for this reason.
     pub fn ended(&self, id: u64, name: &str, fault: Option<&str>) {
-        self.tell(DesktopNotification::Ended {
+        self.show(DesktopNotification::Ended {
             id,
             name: name.to_owned(),
             fault: fault.map(str::to_owned),
@@ -58,7 +58,7 @@ impl DesktopNotifier {
 
     /// A transfer will hardly be in time.
     pub fn likely_late(&self, id: u64, name: &str, text: &str) {
-        self.tell(DesktopNotification::Hardly {
+        self.show(DesktopNotification::Hardly {
             id,
             name: name.to_owned(),
             text: text.to_owned(),

@@ -57,11 +57,11 @@ impl Agent {
 
     /// How many stand how.
     pub(super) fn state_counts(&self) -> BTreeMap<&'static str, u64> {
-        let mut standings = BTreeMap::new();
+        let mut statuses = BTreeMap::new();
         for task in lock(&self.tasks).values() {
-            *standings.entry(task.state_name()).or_default() += 1;
+            *statuses.entry(task.state_name()).or_default() += 1;
         }
-        standings
+        statuses
     }
 
     /// The links.

@@ -89,7 +89,7 @@ impl LinkHistoryStore {
         let file = jobs::state_directory()
             .ok()
             .map(|state| state.join("learnt"));
-        let mut atlas = LinkHistoryStore {
+        let mut store = LinkHistoryStore {
             forecasts: BTreeMap::new(),
             place: NOWHERE.to_owned(),
             seen_at: None,
@@ -97,13 +97,13 @@ impl LinkHistoryStore {
             file: file.clone(),
         };
         let Some(path) = file else {
-            return (atlas, None);
+            return (store, None);
         };
         match read(&path, Timestamp::now().as_second()) {
-            Ok(None) => (atlas, None),
+            Ok(None) => (store, None),
             Ok(Some((forecasts, place, lanes))) => {
-                (atlas.forecasts, atlas.place) = (forecasts, place);
-                (atlas, Some(lanes))
+                (store.forecasts, store.place) = (forecasts, place);
+                (store, Some(lanes))
             }
             Err(error) => {
                 let aside = path.with_extension("damaged");
@@ -112,7 +112,7 @@ impl LinkHistoryStore {
                 if let Err(error) = std::fs::rename(&path, &aside) {
                     tracing::warn!(%error, "and cannot be renamed");
                 }
-                (atlas, None)
+                (store, None)
             }
         }
     }
@@ -351,7 +351,7 @@ mod tests {
     }
 
     /// Five mornings: a hole of 40 s behind home, one of 200 s behind the office.
-    fn mornings(atlas: &mut LinkHistoryStore, scheduler: &Arc<SchedulerHandle>) {
+    fn mornings(store: &mut LinkHistoryStore, scheduler: &Arc<SchedulerHandle>) {
         for day in 0..5 {
             let begun = day * 86_400;
             for (from, until, ssid) in [
@@ -364,22 +364,22 @@ mod tests {
                 scheduler.observe(&around(ssid));
                 for second in (from..until).step_by(5) {
                     let (now, wall) = at(begun + second);
-                    atlas.see_at(now, &wall, scheduler, ssid);
+                    store.see_at(now, &wall, scheduler, ssid);
                 }
             }
         }
     }
 
-    fn hole_after(atlas: &mut LinkHistoryStore, ssid: &str) -> f64 {
+    fn hole_after(store: &mut LinkHistoryStore, ssid: &str) -> f64 {
         let scheduler = SchedulerHandle::new(SchedulerKind::D2Sched);
         let begun = 6 * 86_400;
         for (second, on) in [(0, Some(ssid)), (5, None)] {
             scheduler.observe(&around(on));
             let (now, wall) = at(begun + second);
-            atlas.see_at(now, &wall, &scheduler, on);
+            store.see_at(now, &wall, &scheduler, on);
         }
         let now = Time::ZERO + Span::from(at(begun + 5).0.since_boot());
-        let hole = atlas.forecasts["Wi-Fi"]
+        let hole = store.forecasts["Wi-Fi"]
             .ongoing_outage(now)
             .expect("it was lost here before");
         hole.quantile(0.5).expect("a median")
@@ -390,9 +390,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("state").join("learnt");
         let scheduler = SchedulerHandle::new(SchedulerKind::D2Sched);
-        let mut atlas = empty(&file);
-        mornings(&mut atlas, &scheduler);
-        atlas.write(&file, &scheduler, 1_000).unwrap();
+        let mut store = empty(&file);
+        mornings(&mut store, &scheduler);
+        store.write(&file, &scheduler, 1_000).unwrap();
         let (forecasts, place, _) = read(&file, 1_000).unwrap().expect("it is there");
         assert_eq!(place, "home");
         let mut again = LinkHistoryStore {
@@ -411,7 +411,7 @@ mod tests {
         let file = folder.path().join("learnt");
         let scheduler = SchedulerHandle::new(SchedulerKind::D2Sched);
         scheduler.observe(&around(Some("home")));
-        let seat = scheduler.join(TransferDirection::Down, 1);
+        let client = scheduler.join(TransferDirection::Down, 1);
         let way = LinkCandidate {
             name: "wlan0".into(),
             class: LinkClass::Free,
@@ -428,7 +428,7 @@ mod tests {
             // sleep: a rate is over real time, of which two looks are needed
             std::thread::sleep(Duration::from_millis(300));
             *carried.get_mut("wlan0").unwrap() += 1_000_000;
-            seat.decide(&ClientReport {
+            client.decide(&ClientReport {
                 demand: FlowDemand {
                     remaining_bytes: Some(1 << 30),
                     left: None,
@@ -482,11 +482,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("learnt");
         let scheduler = SchedulerHandle::new(SchedulerKind::D2Sched);
-        let mut atlas = empty(&file);
+        let mut store = empty(&file);
         let (now, wall) = at(0);
         scheduler.observe(&around(Some("home")));
-        atlas.see_at(now, &wall, &scheduler, Some("home"));
-        atlas.write(&file, &scheduler, 1_000).unwrap();
+        store.see_at(now, &wall, &scheduler, Some("home"));
+        store.write(&file, &scheduler, 1_000).unwrap();
         let whole = std::fs::read(&file).unwrap();
         assert!(read(&file, 1_000).unwrap().is_some());
         for cut in 0..whole.len() {

@@ -142,8 +142,8 @@ impl LinkView {
         let first = NearbyNetworks::of(&system.borrow(), networks(&manager));
         let judged = apply(&system.borrow(), &first, &known, &ExhaustedCaps::default());
         let (publish, links) = watch::channel(judged);
-        let (tell, around) = watch::channel(Arc::new(first));
-        let (said, mut heard) = watch::channel(known);
+        let (sender, around) = watch::channel(Arc::new(first));
+        let (said, mut flags_receiver) = watch::channel(known);
         let (spent, mut out) = watch::channel(ExhaustedCaps::default());
         let mut asked = manager.clone();
         tokio::spawn(async move {
@@ -156,7 +156,7 @@ impl LinkView {
                 };
                 let going = tokio::select! {
                     changed = system.changed() => changed.is_ok(),
-                    changed = heard.changed() => changed.is_ok(),
+                    changed = flags_receiver.changed() => changed.is_ok(),
                     changed = out.changed() => changed.is_ok(),
                     () = manager_changed => true,
                 };
@@ -165,11 +165,12 @@ impl LinkView {
                 }
                 let now = NearbyNetworks::of(&system.borrow_and_update(), networks(&asked));
                 let judged = {
-                    let (said, spent) = (heard.borrow_and_update(), out.borrow_and_update());
+                    let (said, spent) =
+                        (flags_receiver.borrow_and_update(), out.borrow_and_update());
                     apply(&system.borrow(), &now, &said, &spent)
                 };
                 // Who hears of a link asks which network it is.
-                tell.send_if_modified(|around| {
+                sender.send_if_modified(|around| {
                     let changed = **around != now;
                     *around = Arc::new(now);
                     changed
@@ -273,13 +274,13 @@ impl LinkView {
         if let Some(named) = around.names.get(name) {
             return Ok(named.clone());
         }
-        let sight = around.networks.networks.iter().flat_map(|n| &n.in_sight);
+        let in_reach = around.networks.networks.iter().flat_map(|n| &n.in_sight);
         let ssid = format!("wifi:{name}");
         let said = self.said.borrow();
         let known = |wanted: &str| {
             said.0.contains_key(wanted) || around.names.values().any(|known| known == wanted)
         };
-        if known(&ssid) || sight.clone().any(|point| point.ssid == name) {
+        if known(&ssid) || in_reach.clone().any(|point| point.ssid == name) {
             return Ok(ssid);
         }
         if known(name) || name.starts_with("wifi:") || name.starts_with("carrier:") {

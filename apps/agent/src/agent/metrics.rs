@@ -50,7 +50,7 @@ async fn answer(agent: &Agent, mut stream: TcpStream) -> std::io::Result<()> {
         }
         head.extend_from_slice(&piece[..read]);
     }
-    let (status, body) = match judge(&String::from_utf8_lossy(&head)) {
+    let (status, body) = match check_request(&String::from_utf8_lossy(&head)) {
         Ok(()) => ("200 OK", lock(&agent.meter).render(&agent.state_counts())),
         Err(status) => (status, String::new()),
     };
@@ -65,7 +65,7 @@ async fn answer(agent: &Agent, mut stream: TcpStream) -> std::io::Result<()> {
 
 /// Whether a request is for the figures, and from no web page: one whose name was bent to this machine
 /// (DNS rebinding) still names its own host.
-fn judge(head: &str) -> Result<(), &'static str> {
+fn check_request(head: &str) -> Result<(), &'static str> {
     let mut lines = head.split("\r\n");
     let mut words = lines.next().unwrap_or_default().split(' ');
     if words.next() != Some("GET") {
@@ -94,8 +94,9 @@ mod tests {
 
     #[test]
     fn only_this_machine_by_its_own_name_is_answered() {
-        let ask =
-            |line: &str, host: &str| judge(&format!("{line} HTTP/1.1\r\nHost: {host}\r\n\r\n"));
+        let ask = |line: &str, host: &str| {
+            check_request(&format!("{line} HTTP/1.1\r\nHost: {host}\r\n\r\n"))
+        };
         for host in ["127.0.0.1:9", "localhost", "[::1]:9"] {
             assert_eq!(ask("GET /metrics", host), Ok(()), "{host}");
         }
@@ -105,6 +106,9 @@ mod tests {
             ask("POST /metrics", "localhost"),
             Err("405 Method Not Allowed")
         );
-        assert_eq!(judge("GET /metrics HTTP/1.0\r\n\r\n"), Err("403 Forbidden"));
+        assert_eq!(
+            check_request("GET /metrics HTTP/1.0\r\n\r\n"),
+            Err("403 Forbidden")
+        );
     }
 }

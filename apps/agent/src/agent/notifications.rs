@@ -40,12 +40,12 @@ pub(super) async fn serve(agent: Arc<Agent>, inbox: NotificationQueue) {
             return tracing::warn!("the session bus does not answer; no desktop notifications");
         }
     };
-    if let Err(error) = tell_on(&agent, &bus, inbox).await {
+    if let Err(error) = notify_on(&agent, &bus, inbox).await {
         tracing::warn!(%error, "desktop notifications have stopped");
     }
 }
 
-async fn tell_on(
+async fn notify_on(
     agent: &Arc<Agent>,
     bus: &Connection,
     inbox: NotificationQueue,

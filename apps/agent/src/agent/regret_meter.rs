@@ -131,7 +131,7 @@ impl RegretMeter {
             let carried = std::mem::take(&mut self.carried[n]) as f64;
             self.give(direction, could.max(carried));
         }
-        self.judge(now);
+        self.settle(now);
         self.shown
     }
 
@@ -150,7 +150,7 @@ impl RegretMeter {
         }
     }
 
-    fn judge(&mut self, now: BootInstant) {
+    fn settle(&mut self, now: BootInstant) {
         let is_over = |case: &RegretTransfer| match case.due {
             Some(due) => due <= now,
             None => case.ended,

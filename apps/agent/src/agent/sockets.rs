@@ -110,16 +110,16 @@ impl agent_carrier::SchedulerClient for AgentSocketClient {
     }
 
     /// Takes down what links carried for it since the last time.
-    fn report(&mut self, ways: &[LinkStatus], carried: &BTreeMap<String, (u64, u64)>) {
+    fn report(&mut self, links: &[LinkStatus], carried: &BTreeMap<String, (u64, u64)>) {
         let mut more = Vec::new();
-        for way in ways {
-            let carried = carried.get(&way.name).copied();
+        for link in links {
+            let carried = carried.get(&link.name).copied();
             let (down, up) = carried.unwrap_or_default();
-            let before = self.counted.insert(way.name.clone(), (down, up));
+            let before = self.counted.insert(link.name.clone(), (down, up));
             let before = before.unwrap_or_default();
             let (down, up) = (down - before.0, up - before.1);
             if down + up > 0 {
-                more.push((way.name.clone(), way.class, down, up));
+                more.push((link.name.clone(), link.class, down, up));
             }
         }
         if more.is_empty() {

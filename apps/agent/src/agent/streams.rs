@@ -117,16 +117,16 @@ impl Agent {
         loop {
             every.tick().await;
             let now = Time::ZERO + Span::from(BootInstant::now().since_boot());
-            let ways = serving
+            let links = serving
                 .urls()
                 .first()
                 .map(|url| serving.transport().link_candidates(url));
             for device in wireless(&self.link_view.links().borrow().clone()) {
-                let mut ways = ways.iter().flatten();
-                if let Some(way) = ways.find(|way| way.name == device && !way.stalled) {
+                let mut links = links.iter().flatten();
+                if let Some(link) = links.find(|link| link.name == device && !link.stalled) {
                     // Its path answers; or, without a proxy, nothing was held against it.
                     scout.trials.answered(&device);
-                    if let Some(rate) = way.rate_bytes_per_s {
+                    if let Some(rate) = link.rate_bytes_per_s {
                         scout.record_goodput(now, &device, rate);
                     }
                 } else {

@@ -231,10 +231,12 @@ impl Agent {
             return Ok(self.report_landed(id, &terms, &landed));
         }
         let job = order.job_on(terms)?;
-        let mut errand = PreparedTransfer::prepare(&order, job, false)?;
-        let parcel = errand.open_upload_body(stopped.clone(), |_, _| ()).await?;
+        let mut prepared = PreparedTransfer::prepare(&order, job, false)?;
+        let upload_body = prepared
+            .open_upload_body(stopped.clone(), |_, _| ())
+            .await?;
         let links = self.link_view.links();
-        let way = errand
+        let transport = prepared
             .open_transport(&links, &SessionTuning::default(), TransportPurpose::Carry)
             .await;
         let setting = TransferContext {
@@ -245,11 +247,13 @@ impl Agent {
             id,
             pending_rename: landing,
         };
-        let mut ear = AgentObserver {
+        let mut observer = AgentObserver {
             agent: self.clone(),
             id,
         };
-        way.run(&errand.job, parcel, setting, &mut ear).await;
+        transport
+            .run(&prepared.job, upload_body, setting, &mut observer)
+            .await;
         let mut tasks = lock(&self.tasks);
         let last = tasks.get_mut(&id).and_then(|task| task.last.take());
         last.ok_or_else(|| TransferFailure::error("it ended without a message"))

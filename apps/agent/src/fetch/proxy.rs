@@ -258,14 +258,14 @@ impl ProxyClient {
             device.log_to(log);
         }
         let mut events = device.events();
-        let (tell, told) = mpsc::unbounded_channel();
+        let (sender, receiver) = mpsc::unbounded_channel();
         // Readable comes for every batch of packets; only the rare events are kept.
         tokio::spawn(async move {
             loop {
                 match events.recv().await {
                     Ok((_, SessionEvent::Readable(_) | SessionEvent::Writable(_))) => {}
                     Ok((_, event)) => {
-                        if tell.send(event).is_err() {
+                        if sender.send(event).is_err() {
                             return;
                         }
                     }
@@ -286,7 +286,7 @@ impl ProxyClient {
         state.flow = claimed.map(|flow| Arc::new(Mutex::new(flow)));
         state.device = Some(Arc::new(device));
         drop(state);
-        Ok(Some(told))
+        Ok(Some(receiver))
     }
 
     /// A device that keeps nothing of its flows, and whose instance the next process takes over.

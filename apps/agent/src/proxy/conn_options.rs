@@ -57,12 +57,12 @@ impl ConnOptions {
         policy: Option<CostPolicy>,
         now: &Zoned,
     ) -> Result<ConnOptions, String> {
-        let mut wish = ConnOptions::default();
+        let mut conn_options = ConnOptions::default();
         if let Some(by) = by {
-            wish.set_by(by, now)?;
+            conn_options.set_by(by, now)?;
         }
-        wish.policy = policy.unwrap_or(wish.policy);
-        Ok(wish)
+        conn_options.policy = policy.unwrap_or(conn_options.policy);
+        Ok(conn_options)
     }
 
     fn set_by(&mut self, text: &str, now: &Zoned) -> Result<(), String> {
@@ -109,7 +109,9 @@ impl ConnOptions {
         parts.sort_by_key(|(name, _)| *name != "by");
         parts
             .into_iter()
-            .try_fold(self, |wish, (name, value)| wish.with(name, value, now))
+            .try_fold(self, |conn_options, (name, value)| {
+                conn_options.with(name, value, now)
+            })
     }
 }
 
@@ -124,10 +126,10 @@ mod tests {
 
     #[test]
     fn a_user_name_says_by_when_and_at_what_price() {
-        let wish = ConnOptions::default().with_user_name("policy=fast,by=+45m", &noon());
-        let wish = wish.unwrap();
-        assert_eq!(wish.policy, CostPolicy::Fast);
-        let left = wish.due.unwrap().time_left();
+        let conn_options = ConnOptions::default().with_user_name("policy=fast,by=+45m", &noon());
+        let conn_options = conn_options.unwrap();
+        assert_eq!(conn_options.policy, CostPolicy::Fast);
+        let left = conn_options.due.unwrap().time_left();
         assert!(left <= Duration::from_secs(2_700) && left > Duration::from_secs(2_600));
         let by = ConnOptions::default()
             .with_user_name("by=+45m", &noon())

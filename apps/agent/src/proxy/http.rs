@@ -51,7 +51,7 @@ type ForwardBody = Either<Incoming, Full<Bytes>>;
 /// A connection that a client's last request was answered on.
 struct OriginConn {
     host: HeaderValue,
-    wish: ConnOptions,
+    conn_options: ConnOptions,
     sender: SendRequest<ForwardBody>,
 }
 
@@ -60,28 +60,29 @@ struct OriginConn {
 struct OriginConnCache(Arc<Mutex<Option<OriginConn>>>);
 
 impl OriginConnCache {
-    fn put(&self, way: OriginConn) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(way);
+    fn put(&self, kept_conn: OriginConn) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(kept_conn);
     }
 
     /// The way to `host` on these terms, if that is where the last request went.
-    fn take(&self, host: &HeaderValue, wish: ConnOptions) -> Option<OriginConn> {
-        let way = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
-        way.filter(|way| way.host == host && way.wish == wish)
+    fn take(&self, host: &HeaderValue, conn_options: ConnOptions) -> Option<OriginConn> {
+        let kept_conn = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        kept_conn
+            .filter(|kept_conn| kept_conn.host == host && kept_conn.conn_options == conn_options)
     }
 }
 
 /// Serves the requests of one connection, which keeps its place until the last tunnel is over.
 pub(super) async fn serve(
     program: TcpStream,
-    house: &Arc<ProxyContext>,
+    context: &Arc<ProxyContext>,
     place: &Arc<OwnedSemaphorePermit>,
 ) {
     let kept = OriginConnCache::default();
     let ours = SockRef::from(&program).try_clone();
     let service = service_fn(|request| {
-        let (house, place, kept) = (house.clone(), place.clone(), kept.clone());
-        async move { Ok::<_, Infallible>(answer(request, house, place, kept).await) }
+        let (context, place, kept) = (context.clone(), place.clone(), kept.clone());
+        async move { Ok::<_, Infallible>(answer(request, context, place, kept).await) }
     });
     let served = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
@@ -106,16 +107,16 @@ pub(super) async fn serve(
 
 async fn answer(
     request: Request<Incoming>,
-    house: Arc<ProxyContext>,
+    context: Arc<ProxyContext>,
     place: Arc<OwnedSemaphorePermit>,
     kept: OriginConnCache,
 ) -> Response<ForwardBody> {
-    let answered = match wish_of(request.headers(), house.options) {
+    let answered = match conn_options_of(request.headers(), context.options) {
         Err(refusal) => Err(refusal),
-        Ok(wish) if request.method() == Method::CONNECT => {
-            connect(request, house, wish, place).await
+        Ok(conn_options) if request.method() == Method::CONNECT => {
+            connect(request, context, conn_options, place).await
         }
-        Ok(wish) => forward(request, house, wish, kept).await,
+        Ok(conn_options) => forward(request, context, conn_options, kept).await,
     };
     answered.unwrap_or_else(|refusal| {
         tracing::info!("{}", refusal.text);
@@ -128,24 +129,27 @@ fn nonsense(text: impl Into<String>) -> ConnectRefusal {
 }
 
 /// What the request says about how.
-fn wish_of(fields: &HeaderMap, wish: ConnOptions) -> Result<ConnOptions, ConnectRefusal> {
+fn conn_options_of(
+    fields: &HeaderMap,
+    conn_options: ConnOptions,
+) -> Result<ConnOptions, ConnectRefusal> {
     let now = Zoned::now();
-    let mut wish = match fields.get(PROXY_AUTHORIZATION) {
+    let mut conn_options = match fields.get(PROXY_AUTHORIZATION) {
         Some(field) => {
             let user = user_of(field).ok_or_else(|| {
                 nonsense("Proxy-Authorization: only Basic is supported, for its user name")
             })?;
-            wish.with_user_name(&user, &now).map_err(nonsense)?
+            conn_options.with_user_name(&user, &now).map_err(nonsense)?
         }
-        None => wish,
+        None => conn_options,
     };
     for (name, field) in [("by", BY), ("policy", POLICY)] {
         if let Some(value) = fields.get(field) {
             let value = value.to_str().unwrap_or_default().trim();
-            wish = wish.with(name, value, &now).map_err(nonsense)?;
+            conn_options = conn_options.with(name, value, &now).map_err(nonsense)?;
         }
     }
-    Ok(wish)
+    Ok(conn_options)
 }
 
 fn user_of(field: &HeaderValue) -> Option<String> {
@@ -166,8 +170,8 @@ fn user_of(field: &HeaderValue) -> Option<String> {
 
 async fn connect(
     mut request: Request<Incoming>,
-    house: Arc<ProxyContext>,
-    wish: ConnOptions,
+    context: Arc<ProxyContext>,
+    conn_options: ConnOptions,
     place: Arc<OwnedSemaphorePermit>,
 ) -> Result<Response<ForwardBody>, ConnectRefusal> {
     let host = request.uri().authority().cloned();
@@ -175,7 +179,7 @@ async fn connect(
     let host = host.ok_or_else(|| nonsense("CONNECT needs host:port"))?;
     let port = host.port_u16();
     let port = port.ok_or_else(|| nonsense("CONNECT needs a port: host:443"))?;
-    let open = house.open(host.host(), port, wish).await?;
+    let open = context.open(host.host(), port, conn_options).await?;
     tokio::spawn(async move {
         let _place = place;
         let upgraded = match hyper::upgrade::on(&mut request).await {
@@ -202,8 +206,8 @@ async fn connect(
 
 async fn forward(
     mut request: Request<Incoming>,
-    house: Arc<ProxyContext>,
-    wish: ConnOptions,
+    context: Arc<ProxyContext>,
+    conn_options: ConnOptions,
     kept: OriginConnCache,
 ) -> Result<Response<ForwardBody>, ConnectRefusal> {
     let uri = request.uri().clone();
@@ -231,18 +235,21 @@ async fn forward(
     // RFC 9112 §3.2.2: the URL's host counts, whatever the field says.
     request.headers_mut().insert(HOST, host.clone());
     let (head, body) = request.into_parts();
-    let way = kept.take(&host, wish);
-    if let Some(mut way) = way.filter(|_| is_asked_twice_safely(&head.method, &body)) {
+    let kept_conn = kept.take(&host, conn_options);
+    if let Some(mut kept_conn) = kept_conn.filter(|_| is_asked_twice_safely(&head.method, &body)) {
         let same = Request::from_parts(head.clone(), Either::Right(Full::default()));
-        if way.sender.ready().await.is_ok()
-            && let Ok(response) = way.sender.send_request(same).await
+        if kept_conn.sender.ready().await.is_ok()
+            && let Ok(response) = kept_conn.sender.send_request(same).await
         {
-            return Ok(answered(response, way, &kept));
+            return Ok(answered(response, kept_conn, &kept));
         }
         // The origin closed it meanwhile. RFC 9112 §9.3.1: anew.
     }
-    let target = house.target(place.host(), port)?;
-    let mut open = house.session.open_optimistically(&target, wish).await?;
+    let target = context.target(place.host(), port)?;
+    let mut open = context
+        .session
+        .open_optimistically(&target, conn_options)
+        .await?;
     // D2Prox makes the connection or drops what came for it: a request that is whole need not wait to hear which.
     if !is_asked_twice_safely(&head.method, &body) {
         open = open.connected().await?;
@@ -262,7 +269,15 @@ async fn forward(
     tokio::spawn(connection);
     let request = Request::from_parts(head, Either::Left(body));
     let response = sender.send_request(request).await.map_err(&broken)?;
-    Ok(answered(response, OriginConn { host, wish, sender }, &kept))
+    Ok(answered(
+        response,
+        OriginConn {
+            host,
+            conn_options,
+            sender,
+        },
+        &kept,
+    ))
 }
 
 /// Whether a request can be sent again where nobody knows what became of it.
@@ -272,11 +287,11 @@ fn is_asked_twice_safely(method: &Method, body: &Incoming) -> bool {
 
 fn answered(
     mut response: Response<Incoming>,
-    way: OriginConn,
+    kept_conn: OriginConn,
     kept: &OriginConnCache,
 ) -> Response<ForwardBody> {
     hop_ends(response.headers_mut());
-    kept.put(way);
+    kept.put(kept_conn);
     response.map(Either::Left)
 }
 
@@ -348,11 +363,11 @@ mod tests {
             ("proxy-authorization", &format!("Basic {user}")),
             ("cedos-policy", "free-only"),
         ]);
-        let wish = wish_of(&both, ConnOptions::default()).unwrap();
-        assert_eq!(wish.policy, CostPolicy::FreeOnly);
-        assert!(wish.due.is_some());
+        let conn_options = conn_options_of(&both, ConnOptions::default()).unwrap();
+        assert_eq!(conn_options.policy, CostPolicy::FreeOnly);
+        assert!(conn_options.due.is_some());
         let bad = fields(&[("cedos-by", "soon")]);
-        let refusal = wish_of(&bad, ConnOptions::default()).unwrap_err();
+        let refusal = conn_options_of(&bad, ConnOptions::default()).unwrap_err();
         assert_eq!(refusal.status().0, StatusCode::BAD_REQUEST);
         assert!(refusal.text.contains("07:30"), "{}", refusal.text);
     }

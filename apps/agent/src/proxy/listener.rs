@@ -50,9 +50,11 @@ impl ProxyContext {
         &self,
         host: &str,
         port: u16,
-        wish: ConnOptions,
+        conn_options: ConnOptions,
     ) -> Result<ProxyConnection, ConnectRefusal> {
-        self.session.open(&self.target(host, port)?, wish).await
+        self.session
+            .open(&self.target(host, port)?, conn_options)
+            .await
     }
 
     /// What a client means.
@@ -72,7 +74,7 @@ impl ProxyContext {
 /// The listening socket of the local proxy, and what its connections share.
 pub struct LocalProxyListener {
     listener: TcpListener,
-    house: Arc<ProxyContext>,
+    context: Arc<ProxyContext>,
     client_policy: ClientPolicy,
     places: Arc<Semaphore>,
 }
@@ -85,7 +87,7 @@ impl LocalProxyListener {
     pub async fn bind(
         at: SocketAddr,
         line: Arc<ProxySession>,
-        wish: ConnOptions,
+        conn_options: ConnOptions,
     ) -> io::Result<LocalProxyListener> {
         if !at.ip().is_loopback() {
             let text = format!("others can reach {at}; give a loopback address");
@@ -95,7 +97,7 @@ impl LocalProxyListener {
         Ok(LocalProxyListener::from_listener(
             listener,
             line,
-            wish,
+            conn_options,
             ClientPolicy::OwnUserOnly,
         ))
     }
@@ -104,14 +106,14 @@ impl LocalProxyListener {
     pub fn from_listener(
         listener: TcpListener,
         line: Arc<ProxySession>,
-        wish: ConnOptions,
+        conn_options: ConnOptions,
         strangers: ClientPolicy,
     ) -> LocalProxyListener {
         LocalProxyListener {
             listener,
-            house: Arc::new(ProxyContext {
+            context: Arc::new(ProxyContext {
                 session: line,
-                options: wish,
+                options: conn_options,
                 names: None,
             }),
             client_policy: strangers,
@@ -121,8 +123,8 @@ impl LocalProxyListener {
 
     /// Knows made-up addresses by the names they were made up for.
     pub fn with_names(mut self, names: Arc<dyn NameLookup>) -> LocalProxyListener {
-        if let Some(house) = Arc::get_mut(&mut self.house) {
-            house.names = Some(names);
+        if let Some(context) = Arc::get_mut(&mut self.context) {
+            context.names = Some(names);
         }
         self
     }
@@ -150,9 +152,9 @@ impl LocalProxyListener {
                 }
             };
             if let Some(program) = program {
-                let house = self.house.clone();
+                let context = self.context.clone();
                 tokio::spawn(async move {
-                    listen(program, &house, Arc::new(place)).await;
+                    listen(program, &context, Arc::new(place)).await;
                 });
             }
         }
@@ -183,15 +185,15 @@ impl LocalProxyListener {
     }
 }
 
-async fn listen(program: TcpStream, house: &Arc<ProxyContext>, place: Arc<OwnedSemaphorePermit>) {
+async fn listen(program: TcpStream, context: &Arc<ProxyContext>, place: Arc<OwnedSemaphorePermit>) {
     // An answer's head and its body are written as they come, and a program that has the head says nothing
     // until it has the body: the second would wait for the first to be acknowledged, 40 ms later.
     let _ = program.set_nodelay(true);
     let mut first = [0];
     match timeout(HELLO_WITHIN, program.peek(&mut first)).await {
-        Ok(Ok(1)) if first[0] == SOCKS5 => socks::serve(program, house).await,
+        Ok(Ok(1)) if first[0] == SOCKS5 => socks::serve(program, context).await,
         Ok(Ok(1)) if first[0] == SOCKS4 => socks::reject_socks4(program),
-        Ok(Ok(1)) => http::serve(program, house, &place).await,
+        Ok(Ok(1)) => http::serve(program, context, &place).await,
         // It came to say nothing.
         _ => {}
     }

@@ -103,7 +103,7 @@ struct ConnTraffic {
 /// what is decided for one holds for all of them.
 struct ConnGroup {
     id: u64,
-    wish: ConnOptions,
+    conn_options: ConnOptions,
     moved: Arc<ConnTraffic>,
     client: Option<FlowClient>,
     carried: CarriedByLink,
@@ -113,7 +113,7 @@ struct ConnGroup {
 
 struct SteeredFlow {
     flow: Arc<Mutex<Flow>>,
-    wish: ConnOptions,
+    conn_options: ConnOptions,
     /// How many bytes in all, if that is limited; nothing if it pays none.
     pays: Option<Option<u64>>,
 }
@@ -130,7 +130,10 @@ impl SessionFlows {
     /// links carried for them.
     fn current_groups(&mut self, links: &[LinkStatus]) -> &mut [ConnGroup] {
         let all = &self.all;
-        (self.groups).retain(|group| all.values().any(|flow| flow.wish == group.wish));
+        (self.groups).retain(|group| {
+            all.values()
+                .any(|flow| flow.conn_options == group.conn_options)
+        });
         for group in &mut self.groups {
             let moved = &group.moved;
             let moved = (moved.down.load(Relaxed), moved.up.load(Relaxed));
@@ -155,7 +158,7 @@ impl SessionFlows {
             let decision = client.decide(&FlowClientReport {
                 demand: FlowDemand {
                     metered_bytes_left: left,
-                    ..group.wish.demand()
+                    ..group.conn_options.demand()
                 },
                 size_bytes: None,
                 buy_bytes: None,
@@ -182,7 +185,7 @@ impl SessionFlows {
         let flow = |group: &mut ConnGroup| {
             // The agent's scheduler knows it now, and this process's no longer.
             group.client = None;
-            let demand = group.wish.demand();
+            let demand = group.conn_options.demand();
             ReportedFlow {
                 id: group.id,
                 policy: demand.policy.as_str().to_owned(),
@@ -224,7 +227,10 @@ impl SessionFlows {
     /// Has the device go by what was decided.
     fn apply(&mut self, device: &Device) {
         for group in &self.groups {
-            let flows = self.all.values().filter(|flow| flow.wish == group.wish);
+            let flows = self
+                .all
+                .values()
+                .filter(|flow| flow.conn_options == group.conn_options);
             let count = flows.count().max(1) as u64;
             let (may, share) = match group.grant {
                 Grant::Spend { up_to } => (true, up_to.map(|bytes| bytes / count)),
@@ -233,7 +239,7 @@ impl SessionFlows {
                 Grant::None | Grant::Path => (false, None),
             };
             let flows = self.all.values_mut();
-            for steered in flows.filter(|flow| flow.wish == group.wish) {
+            for steered in flows.filter(|flow| flow.conn_options == group.conn_options) {
                 let flow = lock(&steered.flow);
                 let pays = may.then(|| share.map(|share| device.paid_bytes(&flow) + share));
                 if pays != steered.pays {
@@ -264,8 +270,8 @@ pub struct ProxySession {
     /// Since when.
     wanted: watch::Sender<Option<Instant>>,
     /// Whether the proxy has answered at least once.
-    heard: watch::Sender<bool>,
-    standing: watch::Sender<ProxySessionState>,
+    answered: watch::Sender<bool>,
+    state: watch::Sender<ProxySessionState>,
     flows: Mutex<SessionFlows>,
     /// A flow began or ended, or a path did.
     stirred: Notify,
@@ -297,8 +303,8 @@ impl ProxySession {
             proxy,
             links,
             wanted: watch::Sender::default(),
-            heard: watch::Sender::default(),
-            standing: watch::Sender::default(),
+            answered: watch::Sender::default(),
+            state: watch::Sender::default(),
             flows: Mutex::default(),
             stirred: Notify::new(),
             left: Notify::new(),
@@ -316,8 +322,8 @@ impl ProxySession {
     }
 
     /// What connections spend on links that cost comes from here.
-    pub fn set_budget(&self, purse: Arc<dyn SpendingBudget>) {
-        *lock(&self.budget) = Some(purse);
+    pub fn set_budget(&self, budget: Arc<dyn SpendingBudget>) {
+        *lock(&self.budget) = Some(budget);
     }
 
     /// Has the agent decide, whose socket is there, whenever it runs: its budget is the device's.
@@ -341,12 +347,12 @@ impl ProxySession {
     pub async fn open(
         self: &Arc<ProxySession>,
         target: &TargetAddress,
-        wish: ConnOptions,
+        conn_options: ConnOptions,
     ) -> Result<ProxyConnection, ConnectRefusal> {
-        let mut open = self.begin(target, wish).await?;
+        let mut open = self.begin(target, conn_options).await?;
         if self.far == ProxySessionPeer::Prox {
-            let heard = tunnel::read_response(&mut open.io).await;
-            self.judge(heard, &open.flow)?;
+            let answered = tunnel::read_response(&mut open.io).await;
+            self.check_answer(answered, &open.flow)?;
         }
         Ok(open)
     }
@@ -359,15 +365,15 @@ impl ProxySession {
     pub async fn open_optimistically(
         self: &Arc<ProxySession>,
         target: &TargetAddress,
-        wish: ConnOptions,
+        conn_options: ConnOptions,
     ) -> Result<OptimisticConnect, ConnectRefusal> {
-        let open = self.begin(target, wish).await?;
+        let open = self.begin(target, conn_options).await?;
         let (line, flow) = (self.clone(), open.flow.clone());
         Ok(OptimisticConnect::new(open, |mut read| {
             Box::pin(async move {
                 if line.far == ProxySessionPeer::Prox {
-                    let heard = tunnel::read_response(&mut read).await;
-                    line.judge(heard, &flow)?;
+                    let answered = tunnel::read_response(&mut read).await;
+                    line.check_answer(answered, &flow)?;
                 }
                 Ok(read)
             })
@@ -378,9 +384,9 @@ impl ProxySession {
     async fn begin(
         self: &Arc<ProxySession>,
         target: &TargetAddress,
-        wish: ConnOptions,
+        conn_options: ConnOptions,
     ) -> Result<ProxyConnection, ConnectRefusal> {
-        let within = wish.due.map(|due| due.time_left());
+        let within = conn_options.due.map(|due| due.time_left());
         if within == Some(Duration::ZERO) {
             return Err(late());
         }
@@ -389,17 +395,17 @@ impl ProxySession {
                 set CEDOS_PROX";
             return Err(ConnectRefusal::new(RefusalCause::NoProxy, text));
         }
-        self.check_purse()?;
+        self.check_budget()?;
         self.session().await?;
         let settings = FlowSettings {
             // It may have waited.
-            within: wish.due.map(|due| due.time_left()),
+            within: conn_options.due.map(|due| due.time_left()),
             reachable: true,
             ..FlowSettings::default()
         };
         let mut begun = None;
         let io = self.proxy.open_parallel_with(settings, |_, flow| {
-            let (number, moved) = self.enter(flow.clone(), wish);
+            let (number, moved) = self.enter(flow.clone(), conn_options);
             begun = Some((number, flow.clone(), moved));
         });
         let io = io.map_err(|fault| ConnectRefusal::new(RefusalCause::NoProxy, words(fault)))?;
@@ -415,18 +421,18 @@ impl ProxySession {
         self.stirred.notify_one();
         if self.far == ProxySessionPeer::Prox {
             let said = tunnel::write_connect(&mut open.io, &target.authority()).await;
-            self.judge(said.map(|()| None), &open.flow)?;
+            self.check_answer(said.map(|()| None), &open.flow)?;
         }
         Ok(open)
     }
 
     /// What became of a question.
-    fn judge(
+    fn check_answer(
         &self,
-        heard: Result<Option<tunnel::TunnelRefusal>, FetchFault>,
+        answered: Result<Option<tunnel::TunnelRefusal>, FetchFault>,
         flow: &Mutex<Flow>,
     ) -> Result<(), ConnectRefusal> {
-        match heard {
+        match answered {
             Ok(None) => Ok(()),
             Ok(Some(refused)) => Err(ConnectRefusal::from_proxy(&refused)),
             Err(_) if lock(flow).end() == Some(FlowEnd::DeadlinePassed) => Err(late()),
@@ -443,9 +449,9 @@ impl ProxySession {
     /// Waits until there is a session.
     async fn session(&self) -> Result<(), ConnectRefusal> {
         self.connect();
-        let mut standing = self.standing.subscribe();
-        let failures = standing.borrow().failures;
-        let there = standing.wait_for(|s| s.up || s.failures > failures).await;
+        let mut state = self.state.subscribe();
+        let failures = state.borrow().failures;
+        let there = state.wait_for(|s| s.up || s.failures > failures).await;
         match there.map(|s| s.clone()) {
             Ok(ProxySessionState { up: true, .. }) => Ok(()),
             Ok(ProxySessionState { text, .. }) => {
@@ -465,7 +471,7 @@ impl ProxySession {
         loop {
             match self.proxy.connect().await {
                 Ok(Some(mut events)) => {
-                    self.standing.send_modify(|standing| standing.up = true);
+                    self.state.send_modify(|state| state.up = true);
                     let (mut answered, mut patience) = (false, UNANSWERED_AFTER);
                     while self.proxy.device().is_some_and(|d| d.ended().is_none()) {
                         match timeout(patience, events.recv()).await {
@@ -473,7 +479,7 @@ impl ProxySession {
                             Ok(Some(event)) => {
                                 if matches!(event, SessionEvent::PathUp { .. }) {
                                     (answered, patience) = (true, ENDED_EVERY);
-                                    self.heard.send_replace(true);
+                                    self.answered.send_replace(true);
                                 }
                                 if matches!(
                                     event,
@@ -519,9 +525,9 @@ impl ProxySession {
             .collect();
         let only = |is: fn(&CostClass) -> bool| !usable.is_empty() && usable.iter().all(is);
         let flows = lock(&self.flows);
-        let never_pays = |steered: &SteeredFlow| match steered.wish.policy {
+        let never_pays = |steered: &SteeredFlow| match steered.conn_options.policy {
             CostPolicy::FreeOnly => true,
-            CostPolicy::FreeFirst | CostPolicy::Balanced => steered.wish.due.is_none(),
+            CostPolicy::FreeFirst | CostPolicy::Balanced => steered.conn_options.due.is_none(),
             CostPolicy::Fast | CostPolicy::Any => false,
         };
         let only_costly = only(|class| *class != CostClass::Free);
@@ -538,22 +544,22 @@ impl ProxySession {
     }
 
     fn fell(&self, failed: Option<String>) {
-        self.standing.send_modify(|standing| {
-            standing.up = false;
+        self.state.send_modify(|state| {
+            state.up = false;
             if let Some(text) = failed {
                 tracing::warn!("{text}");
-                standing.failures += 1;
-                standing.text = text;
+                state.failures += 1;
+                state.text = text;
             }
         });
     }
 
     /// A program is told at once that only links are there that may not be paid for any more.
-    fn check_purse(&self) -> Result<(), ConnectRefusal> {
+    fn check_budget(&self) -> Result<(), ConnectRefusal> {
         let left = lock(&self.budget)
             .as_ref()
-            .map_or(*lock(&self.agent_left), |purse| {
-                *purse.watch_left().borrow()
+            .map_or(*lock(&self.agent_left), |budget| {
+                *budget.watch_left().borrow()
             });
         let links = self.links.borrow();
         let mut usable = links.iter().filter(|link| link.is_usable()).peekable();
@@ -578,7 +584,7 @@ impl ProxySession {
         let mut answered = false;
         loop {
             let (mut costs, mut again) = (false, None);
-            let (mut moves, mut answers_change, mut purse_left) = (None, None, None);
+            let (mut moves, mut answers_change, mut budget_left) = (None, None, None);
             let socket = lock(&self.agent_socket).clone();
             let any = self.connections() > 0;
             let agent = match any {
@@ -589,20 +595,20 @@ impl ProxySession {
                 // What was carried until now is in what is looked at.
                 moves = Some(device.watch_traffic());
                 answers_change = Some(device.watch_answers());
-                let ways = device.link_statuses();
-                let purse = lock(&self.budget).clone();
-                purse_left = purse.as_ref().map(|purse| purse.watch_left());
+                let statuses = device.link_statuses();
+                let budget = lock(&self.budget).clone();
+                budget_left = budget.as_ref().map(|budget| budget.watch_left());
                 let mut flows = lock(&self.flows);
-                match (&purse, agent) {
-                    (Some(purse), _) => {
-                        purse.record_spent(&carried_since(&mut counted, &ways));
-                        let left = purse_left.as_ref().and_then(|left| *left.borrow());
-                        again = flows.decide(&ways, purse.scheduler(), left);
+                match (&budget, agent) {
+                    (Some(budget), _) => {
+                        budget.record_spent(&carried_since(&mut counted, &statuses));
+                        let left = budget_left.as_ref().and_then(|left| *left.borrow());
+                        again = flows.decide(&statuses, budget.scheduler(), left);
                     }
                     (None, Some(agent)) => {
                         if !answered {
-                            let spent = carried_since(&mut counted, &ways);
-                            flows.report(&ways, &spent, agent);
+                            let spent = carried_since(&mut counted, &statuses);
+                            flows.report(&statuses, &spent, agent);
                         }
                         if let Some(answer) = agent.answer() {
                             again = flows.take_answer(&answer);
@@ -612,17 +618,17 @@ impl ProxySession {
                     (None, None) => {
                         own.observe_links(&links.borrow());
                         *lock(&self.agent_left) = None;
-                        again = flows.decide(&ways, &own, None);
+                        again = flows.decide(&statuses, &own, None);
                     }
                 }
                 flows.apply(&device);
-                costs = !flows.all.is_empty() && ways.iter().any(|w| w.usage == LinkUse::Paid);
+                costs = !flows.all.is_empty() && statuses.iter().any(|w| w.usage == LinkUse::Paid);
             }
             let look_again = async {
                 if settled {
                     tokio::select! {
                         () = changed(&mut moves) => {}
-                        () = changed(&mut purse_left) => {}
+                        () = changed(&mut budget_left) => {}
                         () = sleep(again.unwrap_or_default()), if again.is_some() => return,
                     }
                 }
@@ -652,24 +658,27 @@ impl ProxySession {
         }
     }
 
-    fn enter(&self, flow: Arc<Mutex<Flow>>, wish: ConnOptions) -> (u64, Arc<ConnTraffic>) {
+    fn enter(&self, flow: Arc<Mutex<Flow>>, conn_options: ConnOptions) -> (u64, Arc<ConnTraffic>) {
         let mut flows = lock(&self.flows);
         flows.next += 1;
         let number = flows.next;
         let steered = SteeredFlow {
             flow,
-            wish,
+            conn_options,
             pays: None,
         };
         flows.all.insert(number, steered);
-        let known = flows.groups.iter().find(|group| group.wish == wish);
+        let known = flows
+            .groups
+            .iter()
+            .find(|group| group.conn_options == conn_options);
         let moved = match known {
             Some(group) => group.moved.clone(),
             None => {
                 let moved = Arc::<ConnTraffic>::default();
                 flows.groups.push(ConnGroup {
                     id: number,
-                    wish,
+                    conn_options,
                     moved: moved.clone(),
                     client: None,
                     carried: CarriedByLink::default(),
@@ -688,13 +697,14 @@ impl ProxySession {
 
     /// Payload that each link carried for it, both ways.
     pub fn carried(&self) -> BTreeMap<String, u64> {
-        let ways = self
+        let statuses = self
             .proxy
             .device()
             .map(|d| d.link_statuses())
             .unwrap_or_default();
-        let both = |way: d2tp_driver::LinkStatus| (way.name, way.payload.0 + way.payload.1);
-        ways.into_iter().map(both).collect()
+        let both =
+            |status: d2tp_driver::LinkStatus| (status.name, status.payload.0 + status.payload.1);
+        statuses.into_iter().map(both).collect()
     }
 
     /// Ends it: what connections still have to say is sent, and D2Prox hears that this device goes.
@@ -704,21 +714,21 @@ impl ProxySession {
                 self.left.notified().await;
             }
         };
-        let heard = *self.heard.borrow();
+        let answered = *self.answered.borrow();
         let since = self.wanted.borrow().unwrap_or_else(Instant::now);
         let nobody_hears = async {
             if !self.is_online() {
                 return;
             }
             sleep_until(since + FIRST_WORD).await;
-            if !*self.heard.borrow() {
+            if !*self.answered.borrow() {
                 return;
             }
             std::future::pending().await
         };
         tokio::select! {
             _ = timeout(LAST_WORDS, none_left) => {}
-            () = nobody_hears, if !heard => {}
+            () = nobody_hears, if !answered => {}
         }
         let tasks = std::mem::take(&mut *lock(&self.tasks));
         for task in &tasks {
@@ -727,7 +737,7 @@ impl ProxySession {
         for task in tasks {
             let _ = task.await;
         }
-        if *self.heard.borrow() {
+        if *self.answered.borrow() {
             self.proxy.close().await;
         } else {
             // Nobody is there to take leave of.
@@ -749,19 +759,19 @@ async fn changed<T>(what: &mut Option<watch::Receiver<T>>) {
 /// What links carried since that was counted last; a session that began anew counts from nothing.
 fn carried_since(
     counted: &mut BTreeMap<String, (u64, u64)>,
-    ways: &[LinkStatus],
+    statuses: &[LinkStatus],
 ) -> Vec<LinkPayload> {
     let mut more = Vec::new();
-    for way in ways {
-        let before = counted.insert(way.name.clone(), way.payload);
+    for status in statuses {
+        let before = counted.insert(status.name.clone(), status.payload);
         let before = before
-            .filter(|before| before.0 <= way.payload.0 && before.1 <= way.payload.1)
+            .filter(|before| before.0 <= status.payload.0 && before.1 <= status.payload.1)
             .unwrap_or_default();
-        let (down, up) = (way.payload.0 - before.0, way.payload.1 - before.1);
+        let (down, up) = (status.payload.0 - before.0, status.payload.1 - before.1);
         if down + up > 0 {
             more.push(LinkPayload {
-                link: way.name.clone(),
-                class: way.class,
+                link: status.name.clone(),
+                class: status.class,
                 down,
                 up,
             });

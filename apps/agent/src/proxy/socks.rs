@@ -72,26 +72,26 @@ async fn user_name(client: &mut (impl AsyncRead + Unpin)) -> io::Result<String> 
 type SocksError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Serves one connection.
-pub(super) async fn serve(program: TcpStream, house: &ProxyContext) {
-    if let Err(error) = speak(program, house).await {
+pub(super) async fn serve(program: TcpStream, context: &ProxyContext) {
+    if let Err(error) = speak(program, context).await {
         tracing::debug!(%error, "a SOCKS client disconnected");
     }
 }
 
-async fn speak(program: TcpStream, house: &ProxyContext) -> Result<(), SocksError> {
+async fn speak(program: TcpStream, context: &ProxyContext) -> Result<(), SocksError> {
     let hello = async {
         let begun = Socks5ServerProtocol::start(program)
             .negotiate_auth(&[SocksMethod::UserName, SocksMethod::Nothing])
             .await?;
-        let (program, wish) = match begun.0 {
-            SocksMethod::Nothing => (begun.1, Ok(house.options)),
+        let (program, conn_options) = match begun.0 {
+            SocksMethod::Nothing => (begun.1, Ok(context.options)),
             SocksMethod::UserName => {
                 let mut program = begun.1;
                 let user = user_name(&mut program).await?;
-                match house.options.with_user_name(&user, &Zoned::now()) {
-                    Ok(wish) => {
+                match context.options.with_user_name(&user, &Zoned::now()) {
+                    Ok(conn_options) => {
                         program.write_all(&[USER_VERSION, WELCOME]).await?;
-                        (program, Ok(wish))
+                        (program, Ok(conn_options))
                     }
                     Err(text) => {
                         tracing::warn!("SOCKS user name {user:?}: {text}");
@@ -104,12 +104,12 @@ async fn speak(program: TcpStream, house: &ProxyContext) -> Result<(), SocksErro
         let authenticated =
             Socks5ServerProtocol::finish_auth(SocksAccepted(SocksMethod::Nothing, program));
         let (command, what, target) = authenticated.read_command().await?;
-        Ok::<_, SocksError>(Some((command, what, target, wish)))
+        Ok::<_, SocksError>(Some((command, what, target, conn_options)))
     };
     let Ok(hello) = timeout(HELLO_WITHIN, hello).await else {
         return Ok(());
     };
-    let Some((command, what, target, wish)) = hello? else {
+    let Some((command, what, target, conn_options)) = hello? else {
         return Ok(());
     };
     if what != Socks5Command::TCPConnect {
@@ -121,10 +121,10 @@ async fn speak(program: TcpStream, house: &ProxyContext) -> Result<(), SocksErro
         TargetAddr::Ip(at) => (at.ip().to_canonical().to_string(), at.port()),
         TargetAddr::Domain(name, port) => (name, port),
     };
-    let wish =
-        wish.map_err(|text: String| super::ConnectRefusal::new(RefusalCause::BadRequest, text));
-    let opened = match wish {
-        Ok(wish) => house.open(&host, port, wish).await,
+    let conn_options = conn_options
+        .map_err(|text: String| super::ConnectRefusal::new(RefusalCause::BadRequest, text));
+    let opened = match conn_options {
+        Ok(conn_options) => context.open(&host, port, conn_options).await,
         Err(refusal) => Err(refusal),
     };
     match opened {

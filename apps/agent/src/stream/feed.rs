@@ -185,17 +185,17 @@ impl StreamFeed {
     /// For this title; all its times count from `begun`.
     pub fn new(
         title: Arc<StreamTitle>,
-        roads: Arc<StreamTransport>,
+        transport: Arc<StreamTransport>,
         rules: StreamRules,
         begun: BootInstant,
     ) -> StreamFeed {
-        let switching = roads.switching();
+        let switching = transport.switching();
         let rate = title.pace(|pace| pace.rate(Duration::ZERO));
         let thresholds = rules.thresholds.thresholds(rate, &switching);
         StreamFeed {
             buffer: StreamBuffer::new(thresholds, switching),
             title,
-            transport: roads,
+            transport,
             rules,
             begun,
             is_full: false,
@@ -207,8 +207,11 @@ impl StreamFeed {
     }
 
     /// Returns the feed as a client of a scheduler that decides for others too.
-    pub fn with_slot(self, seat: Option<SpendHandle>) -> StreamFeed {
-        StreamFeed { slot: seat, ..self }
+    pub fn with_slot(self, client: Option<SpendHandle>) -> StreamFeed {
+        StreamFeed {
+            slot: client,
+            ..self
+        }
     }
 
     /// Tells the scheduler what it needs. Returns why it is held back, if others go first or nothing may be spent, and
@@ -216,11 +219,11 @@ impl StreamFeed {
     fn ask(
         &mut self,
         need: &FlowDemand,
-        ways: &[LinkCandidate],
+        candidates: &[LinkCandidate],
         high_bytes: u64,
         pays: bool,
     ) -> (Option<(LinkWaitReason, String)>, Option<u64>) {
-        let Some(seat) = &self.slot else {
+        let Some(client) = &self.slot else {
             return (None, self.metered_bytes_left());
         };
         // Before it is asked what it may: a grant is of what is left.
@@ -228,10 +231,10 @@ impl StreamFeed {
         for (link, bytes) in self.transport.take_traffic() {
             *self.carried.entry(link).or_default() += bytes;
         }
-        for (link, trip) in self.transport.round_trips() {
-            seat.record_round_trip(&link, trip);
+        for (link, round_trip) in self.transport.round_trips() {
+            client.record_round_trip(&link, round_trip);
         }
-        let standing = ClientReport {
+        let report = ClientReport {
             demand: FlowDemand {
                 policy: self.rules.policy,
                 metered_bytes_left: self.metered_bytes_left(),
@@ -240,19 +243,19 @@ impl StreamFeed {
             // Not the whole quota: beside that every transfer would be small.
             size_bytes: need.remaining_bytes.map(|bytes| bytes.min(high_bytes)),
             priority: 0,
-            candidates: ways,
+            candidates,
             carried: &self.carried,
             uses_several_links: !self.transport.is_direct(),
             always_pays: pays,
             is_interactive: false,
             keeps_awake: true,
         };
-        let verdict = seat.decide(&standing);
-        let held = match verdict.choice {
+        let decision = client.decide(&report);
+        let held = match decision.choice {
             LinkChoice::Wait { reason, why, .. } => Some((reason, why)),
             LinkChoice::Use { .. } => None,
         };
-        let grant = verdict.limit.or(self.metered_bytes_left());
+        let grant = decision.limit.or(self.metered_bytes_left());
         (held, grant)
     }
 
@@ -286,12 +289,12 @@ impl StreamFeed {
                 self.wait(&drive.why, LOOK_EVERY).await;
                 continue;
             }
-            let lane = match self.transport.is_direct() {
+            let conn = match self.transport.is_direct() {
                 true => self.transport.request_conn(drive.link.clone(), true),
                 false => self.transport.request_conn(None, false),
             };
             let before = object.held_bytes();
-            let fetched = self.fetch(&object, missing, &lane).await;
+            let fetched = self.fetch(&object, missing, &conn).await;
             if object.held_bytes() > before {
                 self.tries = 0;
             } else {
@@ -300,7 +303,7 @@ impl StreamFeed {
             }
             match fetched {
                 Ok(FetchEnd::Done | FetchEnd::Elsewhere) => {}
-                Err(fault) => self.recover(fault, &object, &lane).await,
+                Err(fault) => self.recover(fault, &object, &conn).await,
             }
         }
     }
@@ -329,14 +332,14 @@ impl StreamFeed {
         self.buffer.set_thresholds(thresholds, switching);
         let piece = view.missing.map_or(view.at.0, |missing| missing.piece);
         let pieces = self.title.pieces();
-        let ways = self.transport.link_candidates(&pieces[piece].object.url);
-        let mut free = ways
+        let candidates = self.transport.link_candidates(&pieces[piece].object.url);
+        let mut free = candidates
             .iter()
-            .filter(|way| way.class == LinkClass::Free && !way.stalled)
+            .filter(|candidate| candidate.class == LinkClass::Free && !candidate.stalled)
             .peekable();
         let free_rate = free.peek().is_some().then(|| {
             // A link nobody measured gets its chance: the disk bridges it.
-            free.map(|way| way.rate_bytes_per_s.unwrap_or(f64::MAX / 16.0))
+            free.map(|candidate| candidate.rate_bytes_per_s.unwrap_or(f64::MAX / 16.0))
                 .sum::<f64>()
         });
         let stream = BufferedStream {
@@ -358,8 +361,8 @@ impl StreamFeed {
             };
             return (view, FetchPlan::nothing(why.into()));
         };
-        let would_pay = self.would_pay(&view, &ways);
-        let (held, grant) = self.ask(&need, &ways, thresholds.high_bytes, would_pay);
+        let would_pay = self.would_pay(&view, &candidates);
+        let (held, grant) = self.ask(&need, &candidates, thresholds.high_bytes, would_pay);
         let budget = match held {
             Some((LinkWaitReason::OverBudget, _)) => Some(0),
             _ => grant,
@@ -369,7 +372,7 @@ impl StreamFeed {
             Some((LinkWaitReason::QueuedBehind, why)) if !self.buffer.is_filling() => {
                 FetchPlan::nothing(why)
             }
-            _ => self.drive(&view, &ways, &stream, &thresholds, budget),
+            _ => self.drive(&view, &candidates, &stream, &thresholds, budget),
         };
         (view, drive)
     }
@@ -377,7 +380,7 @@ impl StreamFeed {
     fn drive(
         &self,
         view: &TitleView,
-        ways: &[LinkCandidate],
+        candidates: &[LinkCandidate],
         stream: &BufferedStream,
         levels: &RefillThresholds,
         budget: Option<u64>,
@@ -385,50 +388,50 @@ impl StreamFeed {
         let ahead = stream.ahead_bytes as f64 / stream.bytes_per_s.max(1) as f64;
         let ahead = format!("{ahead:.0} s ahead");
         let best = |class: LinkClass| {
-            let ways = ways
+            let candidates = candidates
                 .iter()
-                .filter(move |way| way.class == class && !way.stalled);
-            let rate = |way: &LinkCandidate| way.rate_bytes_per_s.unwrap_or(f64::MAX);
-            ways.max_by(|a, b| rate(a).total_cmp(&rate(b)).then(b.metric.cmp(&a.metric)))
+                .filter(move |candidate| candidate.class == class && !candidate.stalled);
+            let rate = |candidate: &LinkCandidate| candidate.rate_bytes_per_s.unwrap_or(f64::MAX);
+            candidates.max_by(|a, b| rate(a).total_cmp(&rate(b)).then(b.metric.cmp(&a.metric)))
         };
         let free = best(LinkClass::Free);
         let may_pay = self.rules.policy != CostPolicy::FreeOnly && budget != Some(0);
-        let pays = may_pay && self.would_pay(view, ways);
-        let keeps_up = |way: &LinkCandidate| {
-            let rate = way.rate_bytes_per_s;
+        let pays = may_pay && self.would_pay(view, candidates);
+        let keeps_up = |candidate: &LinkCandidate| {
+            let rate = candidate.rate_bytes_per_s;
             rate.is_none_or(|rate| rate >= stream.bytes_per_s as f64)
         };
         if self.transport.is_direct() {
             // One link at a time: the one that costs only where a free one does not keep up.
             let link = match (free, pays) {
-                (Some(way), false) => Some(way),
-                (Some(way), true) if keeps_up(way) => Some(way),
+                (Some(candidate), false) => Some(candidate),
+                (Some(candidate), true) if keeps_up(candidate) => Some(candidate),
                 (_, true) => best(LinkClass::Metered).or(free),
                 (None, false) => None,
             };
             let why = match link {
-                Some(way) if way.class == LinkClass::Free => {
-                    format!("{} is free; {ahead}", way.name)
+                Some(candidate) if candidate.class == LinkClass::Free => {
+                    format!("{} is free; {ahead}", candidate.name)
                 }
-                Some(way) => format!("{ahead}; using {} (metered)", way.name),
-                None => self.why_not(view, ways, may_pay, &ahead, levels),
+                Some(candidate) => format!("{ahead}; using {} (metered)", candidate.name),
+                None => self.why_not(view, candidates, may_pay, &ahead, levels),
             };
             return FetchPlan {
                 reads: true,
                 pays,
                 budget,
-                link: link.map(|way| way.name.clone()),
+                link: link.map(|candidate| candidate.name.clone()),
                 why,
             };
         }
         let why = match (free, pays) {
-            (Some(way), false) => format!("{} is free; {ahead}", way.name),
-            (Some(way), true) => format!(
+            (Some(candidate), false) => format!("{} is free; {ahead}", candidate.name),
+            (Some(candidate), true) => format!(
                 "{ahead} and {} is too slow; using metered networks too",
-                way.name
+                candidate.name
             ),
             (None, true) => format!("{ahead}; using metered networks"),
-            (None, false) => self.why_not(view, ways, may_pay, &ahead, levels),
+            (None, false) => self.why_not(view, candidates, may_pay, &ahead, levels),
         };
         let carried = free.is_some() || pays;
         FetchPlan {
@@ -441,8 +444,10 @@ impl StreamFeed {
     }
 
     /// Whether it needs links that cost, and there are some.
-    fn would_pay(&self, view: &TitleView, ways: &[LinkCandidate]) -> bool {
-        let paid = ways.iter().any(|way| way.class == LinkClass::Metered);
+    fn would_pay(&self, view: &TitleView, candidates: &[LinkCandidate]) -> bool {
+        let paid = candidates
+            .iter()
+            .any(|candidate| candidate.class == LinkClass::Metered);
         let may = self.rules.policy != CostPolicy::FreeOnly;
         may && paid && self.buffer.is_filling() && view.is_watched
     }
@@ -450,7 +455,7 @@ impl StreamFeed {
     fn why_not(
         &self,
         view: &TitleView,
-        ways: &[LinkCandidate],
+        candidates: &[LinkCandidate],
         may_pay: bool,
         ahead: &str,
         levels: &RefillThresholds,
@@ -458,21 +463,26 @@ impl StreamFeed {
         if let Some(trouble) = self.transport.session_error() {
             return trouble;
         }
-        let metered = ways.iter().find(|way| way.class == LinkClass::Metered);
-        match (ways.first(), metered) {
+        let metered = candidates
+            .iter()
+            .find(|candidate| candidate.class == LinkClass::Metered);
+        match (candidates.first(), metered) {
             (None, _) => format!("no network is up; {ahead}"),
-            (Some(way), None) => format!("{} carries no data; {ahead}", way.name),
+            (Some(candidate), None) => format!("{} carries no data; {ahead}", candidate.name),
             (_, Some(_)) if !may_pay => {
                 format!("only metered networks are up, and they may not be used; {ahead}")
             }
-            (_, Some(way)) if !view.is_watched => {
-                format!("only {} (metered) is up, and nobody is watching", way.name)
+            (_, Some(candidate)) if !view.is_watched => {
+                format!(
+                    "only {} (metered) is up, and nobody is watching",
+                    candidate.name
+                )
             }
-            (_, Some(way)) => {
+            (_, Some(candidate)) => {
                 let (low, high) = (levels.low_bytes / 1000, levels.high_bytes / 1000);
                 format!(
                     "only {} (metered) is up; {ahead}; it is used below {low} kB, up to {high} kB",
-                    way.name
+                    candidate.name
                 )
             }
         }
@@ -504,9 +514,9 @@ impl StreamFeed {
         &mut self,
         object: &Arc<StreamObject>,
         missing: MissingRange,
-        lane: &RequestConn,
+        conn: &RequestConn,
     ) -> Result<FetchEnd, FetchFault> {
-        let Some(via) = self.transport.egress_link(lane.link.as_deref()) else {
+        let Some(via) = self.transport.egress_link(conn.link.as_deref()) else {
             return Ok(FetchEnd::Elsewhere);
         };
         let note = object.note();
@@ -524,7 +534,7 @@ impl StreamFeed {
         let mut news = self.title.changes();
         let mut at = missing.from;
         let mut answer = {
-            let mut asked = pin!(exchange(lane, &ask, &via));
+            let mut asked = pin!(exchange(conn, &ask, &via));
             loop {
                 tokio::select! {
                     biased;
@@ -532,7 +542,7 @@ impl StreamFeed {
                     _ = look.tick() => {}
                     Ok(()) = news.changed() => {}
                 }
-                let drive = self.look(object, at, lane, true).await;
+                let drive = self.look(object, at, conn, true).await;
                 if drive.is_none() {
                     return Ok(FetchEnd::Elsewhere);
                 }
@@ -551,14 +561,14 @@ impl StreamFeed {
             AnswerPosition::At(at) => at,
             AnswerPosition::OutOfRange | AnswerPosition::Changed => return Ok(FetchEnd::Done),
         };
-        self.receive(object, missing, lane, &mut answer, at).await
+        self.receive(object, missing, conn, &mut answer, at).await
     }
 
     async fn receive(
         &mut self,
         object: &Arc<StreamObject>,
         missing: MissingRange,
-        lane: &RequestConn,
+        conn: &RequestConn,
         answer: &mut FetchResponse,
         mut at: u64,
     ) -> Result<FetchEnd, FetchFault> {
@@ -584,7 +594,7 @@ impl StreamFeed {
                         return Ok(FetchEnd::Done);
                     }
                     at += data.len() as u64;
-                    self.transport.count(lane.link.as_deref(), data.len() as u64);
+                    self.transport.count(conn.link.as_deref(), data.len() as u64);
                     last = BootInstant::now();
                     let whole = object.length().is_some_and(|length| at >= length);
                     if whole || missing.to.is_some_and(|to| at >= to) {
@@ -593,7 +603,7 @@ impl StreamFeed {
                     continue;
                 }
             }
-            let Some(drive) = self.look(object, at, lane, takes_ranges).await else {
+            let Some(drive) = self.look(object, at, conn, takes_ranges).await else {
                 return Ok(FetchEnd::Elsewhere);
             };
             if !reads || !drive.reads || drive.link.is_none() {
@@ -619,7 +629,7 @@ impl StreamFeed {
         &mut self,
         object: &Arc<StreamObject>,
         at: u64,
-        lane: &RequestConn,
+        conn: &RequestConn,
         may_seek: bool,
     ) -> Option<FetchPlan> {
         let (view, drive) = self.decide();
@@ -635,9 +645,9 @@ impl StreamFeed {
             }
         }
         if self.transport.is_direct() {
-            return (drive.link == lane.link).then_some(drive);
+            return (drive.link == conn.link).then_some(drive);
         }
-        lane.set_paying(drive.pays, drive.budget);
+        conn.set_paying(drive.pays, drive.budget);
         Some(drive)
     }
 
@@ -670,10 +680,10 @@ impl StreamFeed {
     }
 
     /// After a fault: says what it is, and waits before the next try.
-    async fn recover(&mut self, fault: FetchFault, object: &Arc<StreamObject>, lane: &RequestConn) {
+    async fn recover(&mut self, fault: FetchFault, object: &Arc<StreamObject>, conn: &RequestConn) {
         self.tries += 1;
-        let heard = lane.status().filter(|status| status.as_u16() >= 400);
-        let link = lane.link.as_deref();
+        let heard = conn.status().filter(|status| status.as_u16() >= 400);
+        let link = conn.link.as_deref();
         let (text, wait, passes) = match fault {
             FetchFault::Final(failure) => (failure.text, None, false),
             FetchFault::Origin { text, retry_after } => (text, retry_after, true),

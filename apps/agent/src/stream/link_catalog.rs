@@ -130,7 +130,7 @@ impl LinkCatalog {
     /// where the user said it.
     pub fn new(
         root: PathBuf,
-        roads: Arc<StreamTransport>,
+        transport: Arc<StreamTransport>,
         rules: StreamRules,
         rate: Option<f64>,
         token: String,
@@ -138,7 +138,7 @@ impl LinkCatalog {
     ) -> LinkCatalog {
         LinkCatalog {
             root,
-            transport: roads,
+            transport,
             rules,
             rate,
             token,
@@ -202,11 +202,11 @@ impl LinkCatalog {
             self.rules.clone(),
             self.begun,
         );
-        let seat = self
+        let client = self
             .scheduler
             .as_ref()
             .map(|d| d.join(TransferDirection::Down, STREAM));
-        let feed = feed.with_slot(seat);
+        let feed = feed.with_slot(client);
         held(&self.feeds).spawn(feed.run(self.stop.clone()));
     }
 
@@ -253,21 +253,21 @@ impl LinkCatalog {
             text,
             is_temporary: false,
         };
-        let ways = self.transport.link_candidates(url);
+        let candidates = self.transport.link_candidates(url);
         let working = |class: LinkClass| {
-            let mut ways = ways
+            let mut candidates = candidates
                 .iter()
-                .filter(move |way| way.class == class && !way.stalled);
-            ways.next().map(|way| way.name.clone())
+                .filter(move |candidate| candidate.class == class && !candidate.stalled);
+            candidates.next().map(|candidate| candidate.name.clone())
         };
         let free = working(LinkClass::Free);
         // Somebody asked for it, and it is short.
         let pays = free.is_none() && self.rules.policy != CostPolicy::FreeOnly;
         let link = free.or_else(|| working(LinkClass::Metered).filter(|_| pays));
-        let lane = self
+        let conn = self
             .transport
             .request_conn(link.clone().filter(|_| self.transport.is_direct()), pays);
-        let via = self.transport.egress_link(lane.link.as_deref());
+        let via = self.transport.egress_link(conn.link.as_deref());
         let ask = GetRequest {
             url: url.clone(),
             from: 0,
@@ -279,7 +279,7 @@ impl LinkCatalog {
         };
         let text = async {
             let via = via.ok_or_else(|| FetchFault::Path("no network is up".into()))?;
-            let mut answer = exchange(&lane, &ask, &via).await?;
+            let mut answer = exchange(&conn, &ask, &via).await?;
             let mut bytes = Vec::new();
             while let Some(piece) = answer.next().await {
                 bytes.extend_from_slice(&piece?);
@@ -294,7 +294,7 @@ impl LinkCatalog {
         let text = match timeout(PLAYLIST_WITHIN, text).await {
             Ok(Ok(text)) => text,
             Ok(Err(fault)) => {
-                let status = lane.status().filter(|status| status.as_u16() >= 400);
+                let status = conn.status().filter(|status| status.as_u16() >= 400);
                 return Err(refuse(
                     status.unwrap_or(StatusCode::BAD_GATEWAY),
                     words(fault),

@@ -114,7 +114,7 @@ impl StreamListener {
     }
 
     /// Answers whoever comes, until this is dropped.
-    pub async fn serve(self, house: Arc<impl LinkResolver>) {
+    pub async fn serve(self, context: Arc<impl LinkResolver>) {
         let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
         let gate = Arc::new(RequestGuard {
             token: self.token,
@@ -131,21 +131,21 @@ impl StreamListener {
                     continue;
                 }
             };
-            let (gate, house) = (gate.clone(), house.clone());
+            let (gate, context) = (gate.clone(), context.clone());
             tokio::spawn(async move {
                 let _place = place;
-                speak(stream, gate, house).await;
+                speak(stream, gate, context).await;
             });
         }
     }
 }
 
-async fn speak(stream: TcpStream, gate: Arc<RequestGuard>, house: Arc<impl LinkResolver>) {
+async fn speak(stream: TcpStream, gate: Arc<RequestGuard>, context: Arc<impl LinkResolver>) {
     let _ = stream.set_nodelay(true);
     let _ = setsockopt(&stream, sockopt::SndBuf, &SEND_BUFFER_BYTES);
     let answer = service_fn(|request: Request<Incoming>| {
-        let (gate, house) = (gate.clone(), house.clone());
-        async move { Ok::<_, std::convert::Infallible>(gate.answer(&request, &house).await) }
+        let (gate, context) = (gate.clone(), context.clone());
+        async move { Ok::<_, std::convert::Infallible>(gate.answer(&request, &context).await) }
     });
     let spoken = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
@@ -166,7 +166,7 @@ impl RequestGuard {
     async fn answer<B>(
         &self,
         request: &Request<B>,
-        house: &Arc<impl LinkResolver>,
+        context: &Arc<impl LinkResolver>,
     ) -> Response<StreamAnswerBody> {
         if !self.is_ours(request.headers()) {
             let text = "this link works only on this machine, by its address 127.0.0.1 or \
@@ -186,8 +186,8 @@ impl RequestGuard {
         let Some(path) = self.behind_token(path) else {
             return words(StatusCode::NOT_FOUND, "there is no such link here");
         };
-        match house.find(path).await {
-            LinkTarget::Stream(object, title) => stream_of(request, house, object, title).await,
+        match context.find(path).await {
+            LinkTarget::Stream(object, title) => stream_of(request, context, object, title).await,
             LinkTarget::Text(text, media_type) => text_of(request, text, media_type),
             LinkTarget::Refused(status, text) => words(status, &text),
         }
@@ -214,12 +214,12 @@ impl RequestGuard {
 
 async fn stream_of<B>(
     request: &Request<B>,
-    house: &Arc<impl LinkResolver>,
+    context: &Arc<impl LinkResolver>,
     object: Arc<StreamObject>,
     title: Arc<StreamTitle>,
 ) -> Response<StreamAnswerBody> {
     let is_head = *request.method() == Method::HEAD;
-    let now = || BootInstant::now().since(house.opened_at());
+    let now = || BootInstant::now().since(context.opened_at());
     let asked = request.headers().get(RANGE).and_then(|v| v.to_str().ok());
     // Range is defined for GET alone (RFC 9110 §14.2).
     let asked = asked.filter(|_| !is_head);
@@ -297,7 +297,7 @@ async fn stream_of<B>(
     let body = if is_head {
         empty()
     } else {
-        bytes_of(ResponseBody::new(reading, title, out, house.opened_at()))
+        bytes_of(ResponseBody::new(reading, title, out, context.opened_at()))
     };
     let refused = |_| words(StatusCode::BAD_GATEWAY, "the origin's words make no header");
     answer.body(body).unwrap_or_else(refused)

@@ -116,7 +116,7 @@ impl StreamObject {
         self.news.subscribe()
     }
 
-    fn tell(&self) {
+    fn notify_readers(&self) {
         self.news.send_replace(());
     }
 
@@ -162,14 +162,14 @@ impl StreamObject {
     /// Its origin has nothing, or does not answer.
     pub fn refuse(&self, refusal: OriginRefusal) {
         self.state().refusal = Some(refusal);
-        self.tell();
+        self.notify_readers();
     }
 
     /// Somebody asks again.
     pub fn clear_refusal(&self) {
         let was = self.state().refusal.take();
         if was.is_some() {
-            self.tell();
+            self.notify_readers();
         }
     }
 
@@ -214,7 +214,7 @@ impl StreamObject {
                     state.store.clear()?;
                 }
                 drop(state);
-                self.tell();
+                self.notify_readers();
                 return Ok(AnswerPosition::OutOfRange);
             }
         };
@@ -241,7 +241,7 @@ impl StreamObject {
             note.media_type = note.media_type.take().or_else(|| answer.media_type.clone());
         });
         drop(state);
-        self.tell();
+        self.notify_readers();
         // What follows `at` of the new bytes is theirs: only a part further on is of no use alone.
         Ok(if changed && at > 0 {
             AnswerPosition::Changed
@@ -264,13 +264,13 @@ impl StreamObject {
                 state.overlap = None;
                 state.store.clear()?;
                 drop(state);
-                self.tell();
+                self.notify_readers();
                 return Ok(false);
             }
         }
         state.store.write(at, bytes)?;
         drop(state);
-        self.tell();
+        self.notify_readers();
         Ok(true)
     }
 
@@ -281,7 +281,7 @@ impl StreamObject {
             state.store.update_note(|note| note.length = Some(at));
         }
         drop(state);
-        self.tell();
+        self.notify_readers();
     }
 
     /// What makes the bytes held so far certain.
@@ -378,14 +378,14 @@ impl ObjectReader {
     pub fn seek(&mut self, at: u64) {
         self.at = at;
         self.object.state().readers.insert(self.number, at);
-        self.object.tell();
+        self.object.notify_readers();
     }
 }
 
 impl Drop for ObjectReader {
     fn drop(&mut self) {
         self.object.state().readers.remove(&self.number);
-        self.object.tell();
+        self.object.notify_readers();
     }
 }
 

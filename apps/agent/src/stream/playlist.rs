@@ -83,8 +83,8 @@ pub fn read(text: &str, base: &Url, link: impl Fn(&Url) -> String) -> Option<Hls
                 true => PlaylistLinkKind::Playlist,
                 false => PlaylistLinkKind::Segment,
             };
-            let told = playlist.lead(line, base, &link, kind, plays.take());
-            playlist.text += &told;
+            let text_of = playlist.lead(line, base, &link, kind, plays.take());
+            playlist.text += &text_of;
             next_is_playlist = false;
         } else {
             let (tag, value) = line.split_once(':').unwrap_or((line, ""));
@@ -107,9 +107,9 @@ pub fn read(text: &str, base: &Url, link: impl Fn(&Url) -> String) -> Option<Hls
             };
             match uri_of(line) {
                 Some((from, to)) => {
-                    let told = playlist.lead(&line[from..to], base, &link, kind, None);
+                    let text_of = playlist.lead(&line[from..to], base, &link, kind, None);
                     playlist.text += &line[..from];
-                    playlist.text += &told;
+                    playlist.text += &text_of;
                     playlist.text += &line[to..];
                 }
                 None => playlist.text += line,
@@ -124,16 +124,16 @@ impl HlsPlaylist {
     /// Notes a link of the playlist; as players get it.
     fn lead(
         &mut self,
-        told: &str,
+        text_of: &str,
         base: &Url,
         link: &impl Fn(&Url) -> String,
         kind: PlaylistLinkKind,
         plays: Option<Duration>,
     ) -> String {
-        let url = base.join(told.trim()).ok();
+        let url = base.join(text_of.trim()).ok();
         let Some(url) = url.filter(|url| matches!(url.scheme(), "http" | "https")) else {
             // Data in the playlist itself, or nothing that could be fetched.
-            return told.to_owned();
+            return text_of.to_owned();
         };
         let here = link(&url);
         if kind == PlaylistLinkKind::Segment && !self.segments.iter().rev().any(|s| s.url == url) {

@@ -116,7 +116,7 @@ impl StreamService {
     ) -> Result<StreamService, TransferFailure> {
         let urls = ordered.urls()?;
         let rules = ordered.rules()?;
-        let roads = ordered.roads(&urls, links, configure)?;
+        let transport = ordered.transport(&urls, links, configure)?;
         let root = ordered.root()?;
         let storage = |error: &std::io::Error| match error.kind() {
             std::io::ErrorKind::WouldBlock => TransferFailure::error(
@@ -129,32 +129,32 @@ impl StreamService {
         let rate = ordered.bitrate.map(|bits| bits as f64 / 8.0);
         let mut note = SavedLink::of(&root, &urls);
         let token = note.token.clone();
-        let shelf = LinkCatalog::new(root.clone(), roads.clone(), rules, rate, token, told);
-        let shelf = match scheduler {
-            Some(scheduler) => shelf.with_scheduler(scheduler),
-            None => shelf,
+        let catalog = LinkCatalog::new(root.clone(), transport.clone(), rules, rate, token, told);
+        let catalog = match scheduler {
+            Some(scheduler) => catalog.with_scheduler(scheduler),
+            None => catalog,
         };
-        let shelf = Arc::new(shelf);
-        let names: Result<Vec<String>, _> = urls.iter().map(|url| shelf.publish(url)).collect();
+        let catalog = Arc::new(catalog);
+        let names: Result<Vec<String>, _> = urls.iter().map(|url| catalog.publish(url)).collect();
         let names = names.map_err(|error| storage(&error))?;
-        let door = StreamListener::bind(note.token.clone(), note.port)
+        let listener = StreamListener::bind(note.token.clone(), note.port)
             .await
             .map_err(|error| {
                 TransferFailure::error(format!("cannot open a port on this machine: {error}"))
             })?;
-        note.port = Some(door.port());
+        note.port = Some(listener.port());
         note.save(&root, &urls).map_err(|error| storage(&error))?;
-        let base = door.base();
+        let base = listener.base();
         let links = names.iter().map(|name| format!("{base}/{name}")).collect();
         let tasks = vec![
-            tokio::spawn(roads.clone().keep_session()),
-            tokio::spawn(door.serve(shelf.clone())),
+            tokio::spawn(transport.clone().keep_session()),
+            tokio::spawn(listener.serve(catalog.clone())),
         ];
         Ok(StreamService {
             links,
             urls,
-            catalog: shelf,
-            transport: roads,
+            catalog,
+            transport,
             stop,
             tasks,
             begun: BootInstant::now(),
@@ -311,7 +311,7 @@ impl StreamOrder {
         Ok(cache.join("cedos").join("stream"))
     }
 
-    fn roads(
+    fn transport(
         &self,
         urls: &[Url],
         links: watch::Receiver<Arc<Vec<Link>>>,

@@ -64,7 +64,7 @@ struct TransportStats {
     challenge: Option<Duration>,
     trouble: Option<String>,
     /// What was told of `carried` to the scheduler.
-    told: BTreeMap<String, u64>,
+    counted: BTreeMap<String, u64>,
 }
 
 /// Links, and how they lead to origins.
@@ -209,7 +209,7 @@ impl StreamTransport {
             StreamRoute::Proxy(proxy) => {
                 let carried = proxy.carried();
                 let mut measured = self.measured();
-                let way = |link: &Link| {
+                let candidate = |link: &Link| {
                     let carrying = carried.get(&link.name);
                     let answers = carrying.is_some_and(|c| c.is_answering == Some(true));
                     let since = match answers {
@@ -224,18 +224,18 @@ impl StreamTransport {
                     };
                     let rate = carrying.and_then(|c| c.rate);
                     let rate = rate.filter(|_| now.since(since) >= RATE_AFTER);
-                    way_of(link, rate.map(|rate| rate as f64), !answers)
+                    candidate_of(link, rate.map(|rate| rate as f64), !answers)
                 };
-                links.iter().filter(usable).map(way).collect()
+                links.iter().filter(usable).map(candidate).collect()
             }
             StreamRoute::Origin(_) => {
                 let measured = self.measured();
-                let way = |link: &Link| {
+                let candidate = |link: &Link| {
                     let avoided = measured.avoided_until.get(&link.name);
                     let avoided = avoided.is_some_and(|until| *until > now);
-                    way_of(link, measured.rates.get(&link.name).copied(), avoided)
+                    candidate_of(link, measured.rates.get(&link.name).copied(), avoided)
                 };
-                links.iter().filter(usable).map(way).collect()
+                links.iter().filter(usable).map(candidate).collect()
             }
         }
     }
@@ -306,9 +306,9 @@ impl StreamTransport {
     pub fn take_traffic(&self) -> BTreeMap<String, u64> {
         let carried = self.carried();
         let mut measured = self.measured();
-        let told = std::mem::replace(&mut measured.told, carried.clone());
+        let counted = std::mem::replace(&mut measured.counted, carried.clone());
         let more = carried.into_iter().map(|(name, bytes)| {
-            let before = told.get(&name).copied().unwrap_or(0);
+            let before = counted.get(&name).copied().unwrap_or(0);
             (name, bytes.saturating_sub(before))
         });
         more.filter(|(_, bytes)| *bytes > 0).collect()
@@ -364,7 +364,7 @@ impl StreamTransport {
     }
 }
 
-fn way_of(link: &Link, rate: Option<f64>, stalled: bool) -> LinkCandidate {
+fn candidate_of(link: &Link, rate: Option<f64>, stalled: bool) -> LinkCandidate {
     LinkCandidate {
         name: link.name.clone(),
         class: link.class.class.into(),
@@ -520,7 +520,7 @@ mod tests {
         for step in [1, 5, 64] {
             let (ours, mut theirs) = tokio::io::duplex(1 << 10);
             let status = Arc::new(AtomicU16::new(0));
-            let mut heard = StatusReader {
+            let mut reader = StatusReader {
                 stream: Box::new(ours),
                 head: Vec::new(),
                 status: status.clone(),
@@ -533,7 +533,7 @@ mod tests {
             let mut got = Vec::new();
             let mut piece = vec![0; step];
             loop {
-                let n = heard.read(&mut piece).await.unwrap();
+                let n = reader.read(&mut piece).await.unwrap();
                 if n == 0 {
                     break;
                 }

@@ -52,25 +52,25 @@ pub struct ClientDecision {
 /// Fits what the scheduler decided to the links that a transfer has.
 pub(super) fn fit_to_links(
     need: &FlowDemand,
-    standing: &ClientReport,
+    report: &ClientReport,
     pays: bool,
     probe: Option<u64>,
     why: FlowExplanation,
     behind: bool,
     capped: &dyn Fn(&str) -> bool,
 ) -> ClientDecision {
-    let ways = standing.candidates;
+    let candidates = report.candidates;
     let of = |class: LinkClass| {
-        let all = ways.iter().enumerate();
-        all.filter(move |(_, way)| way.class == class)
+        let all = candidates.iter().enumerate();
+        all.filter(move |(_, candidate)| candidate.class == class)
     };
     let broke = need.metered_bytes_left == Some(0);
     let costs = of(LinkClass::Metered).next().is_some() && !broke;
     let free = fastest_working(of(LinkClass::Free), need.policy == CostPolicy::Fast);
-    let free_works = free.is_some_and(|(_, way)| !way.stalled);
+    let free_works = free.is_some_and(|(_, candidate)| !candidate.stalled);
     let pays = pays && costs && !(need.policy == CostPolicy::Any && free_works);
     // Where only one link at a time carries, measuring another would cost the one that does.
-    let probe = probe.filter(|_| standing.uses_several_links && costs && !pays);
+    let probe = probe.filter(|_| report.uses_several_links && costs && !pays);
     let ready = costs && need.policy == CostPolicy::Any && !pays;
     if behind {
         return ClientDecision {
@@ -87,8 +87,8 @@ pub(super) fn fit_to_links(
         };
     }
     let choice = match free {
-        Some((index, way)) if free_works && (standing.uses_several_links || !pays) => {
-            used(index, format!("{} is free", way.name))
+        Some((index, candidate)) if free_works && (report.uses_several_links || !pays) => {
+            used(index, format!("{} is free", candidate.name))
         }
         _ if pays => {
             // Whatever is fastest; what was not measured is tried.
@@ -96,19 +96,19 @@ pub(super) fn fit_to_links(
             let best = fastest_working(pool, true).expect("a link that costs is there");
             let because = match best.1.class {
                 LinkClass::Free => format!("{} is free", best.1.name),
-                _ => for_money(need, ways, &why),
+                _ => for_money(need, candidates, &why),
             };
             used(best.0, because)
         }
-        Some((index, way)) => used(index, format!("{} is free", way.name)),
+        Some((index, candidate)) => used(index, format!("{} is free", candidate.name)),
         None if probe.is_some() => {
-            let (index, way) = of(LinkClass::Metered).next().expect("it is there");
+            let (index, candidate) = of(LinkClass::Metered).next().expect("it is there");
             used(
                 index,
-                format!("measuring {}, in case it is needed", way.name),
+                format!("measuring {}, in case it is needed", candidate.name),
             )
         }
-        None => wait(need, ways, &why, capped),
+        None => wait(need, candidates, &why, capped),
     };
     ClientDecision {
         grant: match (pays, probe) {
@@ -117,7 +117,7 @@ pub(super) fn fit_to_links(
             (false, None) if ready => Grant::Path,
             (false, None) => Grant::None,
         },
-        pays_because: pays.then(|| for_money(need, ways, &why)),
+        pays_because: pays.then(|| for_money(need, candidates, &why)),
         limit: None,
         lacks_budget: false,
         recheck_after: None,
@@ -129,19 +129,21 @@ fn used(index: usize, why: String) -> LinkChoice {
     LinkChoice::Use { index, why }
 }
 
-fn named(ways: &[LinkCandidate], class: LinkClass) -> String {
-    let of_class = ways.iter().filter(|way| way.class == class);
-    let names: Vec<&str> = of_class.map(|way| way.name.as_str()).collect();
+fn named(candidates: &[LinkCandidate], class: LinkClass) -> String {
+    let of_class = candidates
+        .iter()
+        .filter(|candidate| candidate.class == class);
+    let names: Vec<&str> = of_class.map(|candidate| candidate.name.as_str()).collect();
     names.join(" and ")
 }
 
 /// Why links that cost carry it.
-fn for_money(need: &FlowDemand, ways: &[LinkCandidate], why: &FlowExplanation) -> String {
+fn for_money(need: &FlowDemand, candidates: &[LinkCandidate], why: &FlowExplanation) -> String {
     match need.policy {
         CostPolicy::Fast | CostPolicy::Any => {
             format!(
                 "the policy allows {}, which is metered",
-                named(ways, LinkClass::Metered)
+                named(candidates, LinkClass::Metered)
             )
         }
         CostPolicy::FreeOnly | CostPolicy::FreeFirst | CostPolicy::Balanced => why.because.clone(),
@@ -151,25 +153,27 @@ fn for_money(need: &FlowDemand, ways: &[LinkCandidate], why: &FlowExplanation) -
 /// Why none carries it.
 fn wait(
     need: &FlowDemand,
-    ways: &[LinkCandidate],
+    candidates: &[LinkCandidate],
     why: &FlowExplanation,
     capped: &dyn Fn(&str) -> bool,
 ) -> LinkChoice {
     let (metered, roaming) = (
-        named(ways, LinkClass::Metered),
-        named(ways, LinkClass::Roaming),
+        named(candidates, LinkClass::Metered),
+        named(candidates, LinkClass::Roaming),
     );
     let would_pay = match need.policy {
         CostPolicy::FreeOnly => false,
         CostPolicy::FreeFirst | CostPolicy::Balanced => need.if_late == DeadlineFallback::Cell,
         CostPolicy::Fast | CostPolicy::Any => true,
     };
-    let (reason, because, unblocks) = if ways.is_empty() {
+    let (reason, because, unblocks) = if candidates.is_empty() {
         let text = "no network is up".to_owned();
         (LinkWaitReason::NoPath, text, "any network".to_owned())
-    } else if metered.is_empty() && ways.iter().any(|way| capped(&way.name)) {
-        let capped = ways.iter().filter(|way| capped(&way.name));
-        let names: Vec<&str> = capped.map(|way| way.name.as_str()).collect();
+    } else if metered.is_empty() && candidates.iter().any(|candidate| capped(&candidate.name)) {
+        let capped = candidates
+            .iter()
+            .filter(|candidate| capped(&candidate.name));
+        let names: Vec<&str> = capped.map(|candidate| candidate.name.as_str()).collect();
         let text = format!("the monthly cap of {} is used up", names.join(" and "));
         let unblocks = "another network | the reset day | a larger cap in the settings".to_owned();
         (LinkWaitReason::OverBudget, text, unblocks)
@@ -207,7 +211,7 @@ mod tests {
     use super::*;
     use std::collections::BTreeMap;
 
-    fn way(name: &str, class: LinkClass) -> LinkCandidate {
+    fn candidate(name: &str, class: LinkClass) -> LinkCandidate {
         LinkCandidate {
             name: name.into(),
             class,
@@ -228,19 +232,19 @@ mod tests {
         }
     }
 
-    fn told(
+    fn decide_as(
         policy: CostPolicy,
-        ways: &[LinkCandidate],
+        candidates: &[LinkCandidate],
         pays: bool,
         probe: bool,
         together: bool,
     ) -> ClientDecision {
         let (need, carried) = (need(policy), BTreeMap::new());
-        let standing = ClientReport {
+        let report = ClientReport {
             demand: need.clone(),
             size_bytes: None,
             priority: 0,
-            candidates: ways,
+            candidates,
             carried: &carried,
             uses_several_links: together,
             always_pays: false,
@@ -253,7 +257,7 @@ mod tests {
             unblocks: "wwan0 in 5 s".into(),
         };
         let probe = probe.then_some(100);
-        fit_to_links(&need, &standing, pays, probe, why, false, &|_| false)
+        fit_to_links(&need, &report, pays, probe, why, false, &|_| false)
     }
 
     fn probed(decision: &ClientDecision) -> Option<u64> {
@@ -263,9 +267,9 @@ mod tests {
         }
     }
 
-    fn on(verdict: &ClientDecision, ways: &[LinkCandidate]) -> String {
-        match &verdict.choice {
-            LinkChoice::Use { index, .. } => ways[*index].name.clone(),
+    fn on(decision: &ClientDecision, candidates: &[LinkCandidate]) -> String {
+        match &decision.choice {
+            LinkChoice::Use { index, .. } => candidates[*index].name.clone(),
             LinkChoice::Wait { reason, .. } => format!("{reason:?}"),
         }
     }
@@ -273,8 +277,8 @@ mod tests {
     #[test]
     fn a_transfer_is_on_the_link_that_the_decision_allows() {
         let (wifi, cell) = (
-            way("wlan0", LinkClass::Free),
-            way("wwan0", LinkClass::Metered),
+            candidate("wlan0", LinkClass::Free),
+            candidate("wwan0", LinkClass::Metered),
         );
         let silent = LinkCandidate {
             stalled: true,
@@ -286,7 +290,7 @@ mod tests {
         };
         let first = CostPolicy::FreeFirst;
         // One link at a time: the fastest, if it may cost; together, the free one carries anyway.
-        for (ways, pays, together, expected) in [
+        for (candidates, pays, together, expected) in [
             (vec![wifi.clone(), faster.clone()], true, false, "wwan0"),
             (vec![wifi.clone(), faster.clone()], true, true, "wlan0"),
             (vec![wifi.clone(), faster.clone()], false, false, "wlan0"),
@@ -296,63 +300,89 @@ mod tests {
             (vec![silent.clone(), cell.clone()], false, false, "wlan0"),
             (vec![], true, true, "NoPath"),
             (
-                vec![way("r0", LinkClass::Roaming)],
+                vec![candidate("r0", LinkClass::Roaming)],
                 true,
                 true,
                 "RoamingBlocked",
             ),
         ] {
-            let verdict = told(first, &ways, pays, false, together);
-            assert_eq!(on(&verdict, &ways), expected, "{ways:?}");
-            let has_metered = ways.iter().any(|way| way.class == LinkClass::Metered);
+            let decision = decide_as(first, &candidates, pays, false, together);
+            assert_eq!(on(&decision, &candidates), expected, "{candidates:?}");
+            let has_metered = candidates
+                .iter()
+                .any(|candidate| candidate.class == LinkClass::Metered);
             assert_eq!(
-                verdict.pays_because.is_some(),
+                decision.pays_because.is_some(),
                 pays && has_metered,
-                "{ways:?}"
+                "{candidates:?}"
             );
         }
     }
 
     #[test]
     fn any_keeps_a_path_ready_beside_a_free_link_and_pays_without_one() {
-        let ways = [
-            way("wlan0", LinkClass::Free),
-            way("wwan0", LinkClass::Metered),
+        let candidates = [
+            candidate("wlan0", LinkClass::Free),
+            candidate("wwan0", LinkClass::Metered),
         ];
-        let beside = told(CostPolicy::Any, &ways, true, false, true);
+        let beside = decide_as(CostPolicy::Any, &candidates, true, false, true);
         assert!(beside.grant == Grant::Path, "{beside:?}");
-        let alone = told(CostPolicy::Any, &ways[1..], true, false, true);
+        let alone = decide_as(CostPolicy::Any, &candidates[1..], true, false, true);
         assert!(alone.grant == Grant::Spend { up_to: None }, "{alone:?}");
     }
 
     #[test]
     fn a_link_is_measured_only_where_others_go_on_meanwhile() {
-        let ways = [
-            way("wlan0", LinkClass::Free),
-            way("wwan0", LinkClass::Metered),
+        let candidates = [
+            candidate("wlan0", LinkClass::Free),
+            candidate("wwan0", LinkClass::Metered),
         ];
         assert_eq!(
-            probed(&told(CostPolicy::FreeFirst, &ways, false, true, true)),
+            probed(&decide_as(
+                CostPolicy::FreeFirst,
+                &candidates,
+                false,
+                true,
+                true
+            )),
             Some(100)
         );
         assert_eq!(
-            probed(&told(CostPolicy::FreeFirst, &ways, false, true, false)),
+            probed(&decide_as(
+                CostPolicy::FreeFirst,
+                &candidates,
+                false,
+                true,
+                false
+            )),
             None
         );
         // What pays needs no probe, and what has no such link can have none.
         assert_eq!(
-            probed(&told(CostPolicy::FreeFirst, &ways, true, true, true)),
+            probed(&decide_as(
+                CostPolicy::FreeFirst,
+                &candidates,
+                true,
+                true,
+                true
+            )),
             None
         );
         assert_eq!(
-            probed(&told(CostPolicy::FreeFirst, &ways[..1], false, true, true)),
+            probed(&decide_as(
+                CostPolicy::FreeFirst,
+                &candidates[..1],
+                false,
+                true,
+                true
+            )),
             None
         );
     }
 
     #[test]
     fn a_budget_that_is_used_up_is_a_reason_only_for_those_who_would_pay() {
-        let ways = [way("wwan0", LinkClass::Metered)];
+        let candidates = [candidate("wwan0", LinkClass::Metered)];
         let why = FlowExplanation {
             reason: None,
             because: String::new(),
@@ -367,7 +397,8 @@ mod tests {
                 metered_bytes_left: Some(0),
                 ..need(policy)
             };
-            let LinkChoice::Wait { reason: found, .. } = wait(&broke, &ways, &why, &|_| false)
+            let LinkChoice::Wait { reason: found, .. } =
+                wait(&broke, &candidates, &why, &|_| false)
             else {
                 panic!("it waits");
             };
@@ -377,16 +408,17 @@ mod tests {
 
     #[test]
     fn a_cap_that_is_used_up_is_the_reason_and_not_that_a_link_roams() {
-        let ways = [way("wwan0", LinkClass::Roaming)];
+        let candidates = [candidate("wwan0", LinkClass::Roaming)];
         let why = FlowExplanation {
             reason: None,
             because: String::new(),
             unblocks: String::new(),
         };
-        let reason = |capped: bool| match wait(&need(CostPolicy::Any), &ways, &why, &|_| capped) {
-            LinkChoice::Wait { reason, .. } => reason,
-            LinkChoice::Use { .. } => panic!("it waits"),
-        };
+        let reason =
+            |capped: bool| match wait(&need(CostPolicy::Any), &candidates, &why, &|_| capped) {
+                LinkChoice::Wait { reason, .. } => reason,
+                LinkChoice::Use { .. } => panic!("it waits"),
+            };
         assert_eq!(
             (reason(true), reason(false)),
             (LinkWaitReason::OverBudget, LinkWaitReason::RoamingBlocked)

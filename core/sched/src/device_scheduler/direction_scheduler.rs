@@ -21,7 +21,7 @@ use d2tp_time::{Span, Time};
 use super::client_decision::{ClientDecision, Grant, fit_to_links};
 use super::rate_measurement::RateMeasurement;
 use super::{ClientReport, LinkSurroundings, RadioStatus, SavedLinkHistory, WakingClients};
-use client_state::{ClientPhase, ClientState, told};
+use client_state::{ClientPhase, ClientState, last_phase};
 use link_table::{COUNTED_AFTER, LinkTable};
 use transfer_queue::TransferQueue;
 
@@ -73,50 +73,50 @@ impl DirectionScheduler {
         &mut self,
         now: Time,
         number: u64,
-        standing: &ClientReport,
+        report: &ClientReport,
     ) -> ClientDecision {
-        self.take_down(now, number, standing);
+        self.take_down(now, number, report);
         let (flows, me) = self.flows(number);
-        let roster = self.links.scheduler.decide(now, &flows);
-        let is_payer = roster.payers.contains(&me);
-        let pays = is_payer && roster.shares.contains(&LinkShare::Paid);
+        let assignment = self.links.scheduler.decide(now, &flows);
+        let is_payer = assignment.payers.contains(&me);
+        let pays = is_payer && assignment.shares.contains(&LinkShare::Paid);
         let mine = |n: usize| {
             let name = self.links.names[n].as_deref();
-            standing
+            report
                 .candidates
                 .iter()
-                .any(|way| Some(&*way.name) == name)
+                .any(|link| Some(&*link.name) == name)
         };
-        let probe = roster
+        let probe = assignment
             .shares
             .iter()
             .enumerate()
             .find_map(|(n, share)| match share {
-                LinkShare::Probe(bytes) if roster.probed == Some(me) && mine(n) => Some(*bytes),
+                LinkShare::Probe(bytes) if assignment.probed == Some(me) && mine(n) => Some(*bytes),
                 _ => None,
             });
         let scheduler = &self.links.scheduler;
-        let why = scheduler.explain(now, &flows, &roster, me, &self.links.shown());
+        let why = scheduler.explain(now, &flows, &assignment, me, &self.links.shown());
         let load = || scheduler.load(now, &flows);
-        let order = (&*roster.order, &flows[..]);
+        let order = (&*assignment.order, &flows[..]);
         let behind = (self.queue).is_behind(now, number, &mut self.clients, order, load);
         let need = &flows[me].need;
         let capped = |device: &str| self.links.is_capped(device);
-        let mut verdict = fit_to_links(need, standing, pays, probe, why, behind, &capped);
-        let costs = |way: &LinkCandidate| way.class == LinkClass::Metered;
-        if standing.is_interactive
+        let mut decision = fit_to_links(need, report, pays, probe, why, behind, &capped);
+        let costs = |link: &LinkCandidate| link.class == LinkClass::Metered;
+        if report.is_interactive
             && is_payer
-            && verdict.grant == Grant::None
-            && !standing.candidates.iter().any(costs)
+            && decision.grant == Grant::None
+            && !report.candidates.iter().any(costs)
         {
             // A program's first byte is not to wait for a decision when such a link comes up.
-            verdict.grant = Grant::Spend { up_to: None };
+            decision.grant = Grant::Spend { up_to: None };
         }
-        verdict.recheck_after = need.left.map(|_| roster.valid_for.into());
-        verdict.lacks_budget = !pays && self.would_pay(now, flows, me);
+        decision.recheck_after = need.left.map(|_| assignment.valid_for.into());
+        decision.lacks_budget = !pays && self.would_pay(now, flows, me);
         if let Some(client) = self.clients.get_mut(&number) {
-            client.wakes = standing.keeps_awake;
-            client.told = Some(match &verdict.choice {
+            client.wakes = report.keeps_awake;
+            client.last_phase = Some(match &decision.choice {
                 LinkChoice::Use { .. } => ClientPhase::Runs,
                 LinkChoice::Wait {
                     reason: LinkWaitReason::QueuedBehind,
@@ -125,7 +125,7 @@ impl DirectionScheduler {
                 LinkChoice::Wait { .. } => ClientPhase::Waits,
             });
         }
-        verdict
+        decision
     }
 
     /// Whether links that cost would carry a flow, had it any budget.
@@ -183,7 +183,7 @@ impl DirectionScheduler {
         let mut waits = WakingClients::default();
         for client in self.clients.values().filter(|client| client.wakes) {
             let moves = now.since(client.moved_at) < RUNS_WITHIN;
-            match client.told {
+            match client.last_phase {
                 Some(ClientPhase::Runs) if moves => waits.running.push(client.transfer),
                 Some(ClientPhase::Runs | ClientPhase::Waits) => waits.waiting.push(client.transfer),
                 Some(ClientPhase::Behind) | None => {}
@@ -199,11 +199,11 @@ impl DirectionScheduler {
             .values()
             .filter_map(|g| g.flow.clone())
             .collect();
-        let waiting = told(&self.clients).enumerate();
+        let waiting = last_phase(&self.clients).enumerate();
         let mut waiting: Vec<usize> = waiting
             .filter(|(n, number)| {
                 let client = &self.clients[number];
-                (client.wakes && client.told == Some(ClientPhase::Waits))
+                (client.wakes && client.last_phase == Some(ClientPhase::Waits))
                     && flows[*n].need.left.is_some_and(|left| !left.is_zero())
             })
             .map(|(n, _)| n)
@@ -226,7 +226,7 @@ impl DirectionScheduler {
         if !self.promised.as_ref().is_some_and(|(at, _)| fresh(at)) {
             let (flows, _) = self.flows(number);
             let promises = self.links.scheduler.estimates(now, &flows);
-            let promised = told(&self.clients).zip(promises).collect();
+            let promised = last_phase(&self.clients).zip(promises).collect();
             self.promised = Some((now, promised));
         }
         let (_, promised) = self.promised.as_ref()?;
@@ -252,7 +252,7 @@ impl DirectionScheduler {
             .clients
             .values()
             .filter_map(|client| client.flow.clone());
-        let me = told(&self.clients)
+        let me = last_phase(&self.clients)
             .take_while(|other| *other != number)
             .count();
         (flows.collect(), me)
@@ -266,42 +266,42 @@ impl DirectionScheduler {
     }
 
     /// Takes down what a transfer tells of itself and of links.
-    fn take_down(&mut self, now: Time, number: u64, standing: &ClientReport) {
-        for way in standing.candidates {
-            self.links.know(now, &way.name, way.class);
-            if standing.is_interactive {
-                self.links.assume_rate(now, way);
+    fn take_down(&mut self, now: Time, number: u64, report: &ClientReport) {
+        for link in report.candidates {
+            self.links.know(now, &link.name, link.class);
+            if report.is_interactive {
+                self.links.assume_rate(now, link);
             }
         }
         let allowed = self.allowed;
         let Some(client) = self.clients.get_mut(&number) else {
             return;
         };
-        let mut need = standing.demand.clone();
+        let mut need = report.demand.clone();
         if let Some(allowed) = allowed {
             let own = need.metered_bytes_left.unwrap_or(u64::MAX);
             need.metered_bytes_left = Some(own.min(allowed));
         }
-        let size = standing.size_bytes.or(need.remaining_bytes);
+        let size = report.size_bytes.or(need.remaining_bytes);
         let known = |flow: &ScheduledFlow| flow.need.remaining_bytes.is_some();
         if let Some(size) = size.filter(|_| !client.flow.as_ref().is_some_and(known)) {
             self.links.scheduler.note_size(size);
         }
-        let works = |way: &LinkCandidate| (way.name.clone(), !way.stalled);
-        client.ways = standing.candidates.iter().map(works).collect();
+        let works = |link: &LinkCandidate| (link.name.clone(), !link.stalled);
+        client.links = report.candidates.iter().map(works).collect();
         client.flow = Some(ScheduledFlow {
-            size_bytes: size.unwrap_or_else(|| standing.carried.values().sum()),
-            priority: standing.priority,
+            size_bytes: size.unwrap_or_else(|| report.carried.values().sum()),
+            priority: report.priority,
             need,
         });
-        client.is_interactive = standing.is_interactive;
-        for (name, bytes) in standing.carried {
+        client.is_interactive = report.is_interactive;
+        for (name, bytes) in report.carried {
             let before = client.carried.insert(name.clone(), *bytes).unwrap_or(0);
             let more = bytes.saturating_sub(before);
             if more > 0 {
                 client.moved_at = now;
             }
-            if standing.is_interactive {
+            if report.is_interactive {
                 let measurement = (client.measurements.entry(name.clone()))
                     .or_insert_with(|| RateMeasurement::new(now));
                 if let Some((bytes, took)) = measurement.record(now, more) {

@@ -25,24 +25,24 @@ const DOWN_PACING_GAIN: u64 = 90;
 const UP_PACING_GAIN: u64 = 125;
 /// The pacer stays this much below the estimate, so that queues drain.
 const PACING_MARGIN: u64 = 1;
-/// More than this share lost in a round is too much.
+/// The share of lost packets in a round above which the loss is excessive.
 const LOSS_THRESHOLD: (u64, u64) = (2, 100);
-/// What is left of a bound after too much loss.
+/// The factor by which a bound is reduced after excessive loss.
 const BETA: (u64, u64) = (70, 100);
-/// What is left free for others while cruising.
+/// The share of the inflight bound that is left free for other flows while cruising.
 const HEADROOM: (u64, u64) = (15, 100);
-/// Datagrams that keep a path's pipe moving.
+/// The smallest window in datagrams, so that ACKs keep coming.
 const PIPE_MIN_DATAGRAMS: u64 = 4;
-/// Startup ends when the rate grew by less than a quarter for so many rounds,
+/// Rounds without a quarter's growth of the rate after which Startup ends.
 const FULL_RATE_ROUNDS: u8 = 3;
-/// Startup also ends when a round lost too much in this many pieces.
+/// Loss events in one round after which Startup ends, if the round's loss was excessive.
 const STARTUP_LOSSES: u32 = 6;
 const RTT_MIN_KEPT: Span = Span::from_secs(10);
 const PROBE_RTT_EVERY: Span = Span::from_secs(5);
 const PROBE_RTT_FOR: Span = Span::from_millis(200);
-/// Rounds over which late bunches of ACKs are allowed for.
+/// Rounds over which the aggregation of ACKs is measured.
 const EXTRA_ACKED_ROUNDS: u64 = 10;
-/// Before anything is measured, the initial window leaves in about this.
+/// The round trip that is assumed to pace the initial window.
 const RTT_ASSUMED: Span = Span::from_millis(1);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,7 +106,7 @@ pub(super) struct Bbr {
 
     // Bounds learnt from loss: long term, and until the next probe.
     inflight_long: Option<u64>,
-    /// The bound before losses lowered it, for when they were none.
+    /// The bound before losses lowered it, to be restored if those losses were spurious.
     undo: Option<Option<u64>>,
     inflight_short: Option<u64>,
     rate_short: Option<u64>,
@@ -199,7 +199,8 @@ impl Bbr {
 
     // --- What the path can carry.
 
-    /// The rate to send at: the largest measured, within what loss taught since the last probe.
+    /// The rate to send at: the largest one measured, within the bound that losses set since the last
+    /// probe.
     fn path_rate(&self) -> u64 {
         let best = self.max_rate.best();
         self.rate_short.map_or(best, |short| best.min(short))

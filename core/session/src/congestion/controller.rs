@@ -30,22 +30,22 @@ pub(crate) struct AckEvent {
     pub(crate) next_number: u64,
     /// Bytes still in flight.
     pub(crate) in_flight: u64,
-    /// What the ACK tells of the path's rate, for a controller that wants to know.
+    /// The delivery rate sample of the ACK, for a controller that uses them.
     pub(crate) sample: Option<RateSample>,
 }
 
-/// A path of the session, as coupled methods see it.
+/// A path of the session, as coupled controllers see it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sibling {
-    /// Bytes it may have in flight.
+    /// The congestion window of the path in bytes.
     pub(crate) window: u64,
-    /// Its smoothed round trip.
+    /// Smoothed round trip of the path.
     pub(crate) rtt: Span,
-    /// Bytes it delivers between losses ([`Controller::interval`]).
+    /// Bytes the path delivers between losses ([`Controller::interval`]).
     pub(crate) interval: u64,
 }
 
-/// All paths of the session, this one included; empty if there is no other.
+/// All paths of the session, the controller's own included; empty if there is no other.
 pub(crate) type Siblings<'a> = &'a [Sibling];
 
 /// A congestion controller of one path.
@@ -55,35 +55,36 @@ pub(crate) trait Controller: Send + std::fmt::Debug {
     fn on_loss(&mut self, now: Time, sent_at: Time);
     /// Nothing came back for so long that the path must start over (RFC 9002 §7.6).
     fn on_persistent_congestion(&mut self);
-    /// The path was silent for so long, and answers again. `careful`: perhaps because it was choked.
+    /// Handles the end of an outage of length `hole`. `careful`: congestion may have caused it.
     fn on_blackout(&mut self, hole: Span, careful: bool);
-    /// A new path leads where another did: its window, no less than any new path's, and where slow start
-    /// ends. BBR measures anew.
+    /// Resumes with the window and the slow start threshold of an earlier path; the window is no less
+    /// than a new path's. BBR measures anew.
     fn resume(&mut self, _window: u64, _threshold: u64) {}
-    /// Reduces the window to what the path is known to take, after more turned out to be too much.
+    /// Reduces the window to what the path has proved to carry, after a resumed window was too large.
     fn retreat(&mut self, _window: u64) {}
-    /// The last response was a mistake: what was taken for lost had arrived.
+    /// Undoes the last response: the packets that counted as lost had arrived.
     fn on_spurious(&mut self);
-    /// The last response need not leave less than this.
+    /// Raises the window that the last response left to at least this.
     fn raise_reduced_window(&mut self, _window: u64) {}
-    /// All that was lost so far was lost at random: the path's rate is yet to be found.
+    /// All losses so far were random: the path's rate is not known yet.
     fn on_random_loss_only(&mut self) {}
     /// The path's datagram size changed.
     fn set_datagram(&mut self, bytes: u64);
     /// Bytes that may be in flight.
     fn window(&self) -> u64;
     fn in_slow_start(&self) -> bool;
-    /// What slow start leads back to where the path was measured before: no need to be faster than that.
+    /// The window up to which slow start resumes on a path measured before. Pacing need not be faster
+    /// than that.
     fn resumed_window(&self) -> u64 {
         u64::MAX
     }
-    /// Each packet that counts as lost, if the controller wants samples.
+    /// Takes in a packet that counts as lost, if the controller wants samples.
     fn on_packet_lost(&mut self, _packet: PacketFate) {}
-    /// Bytes per second the pacer is to keep to; none if the window says it.
+    /// The rate in bytes per second for the pacer; none if the pacer derives it from the window.
     fn pacing_rate(&self) -> Option<u64> {
         None
     }
-    /// Bytes delivered since the last loss, or between the two before if that was more.
+    /// Bytes delivered since the last loss, or between the two losses before if that was more.
     fn interval(&self) -> u64 {
         0
     }
@@ -93,8 +94,8 @@ pub(crate) trait Controller: Send + std::fmt::Debug {
     }
 }
 
-/// Window and threshold with which a path goes on after a hole, from those before (RFC 9959 §4: half of
-/// what was measured, and no more than slow start beyond it).
+/// Window and threshold after an outage, from those before (RFC 9959 §4: half of what was measured, and
+/// no more than slow start beyond it).
 pub(super) fn resumed(window: u64, threshold: u64, datagram: u64) -> (u64, u64) {
     let half = (window / 2).max(WINDOW_MIN_DATAGRAMS * datagram);
     (half, threshold.max(window))

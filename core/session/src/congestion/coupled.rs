@@ -18,10 +18,10 @@ use super::{
     resumed,
 };
 
-/// Windows that differ by less than this share count as equally large (OLIA).
+/// The ratio from which two windows count as equally large (OLIA).
 const ALIKE: f64 = 0.99;
 
-/// Which of the three.
+/// The coupled method: LIA, OLIA or BALIA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CouplingMethod {
     Lia,
@@ -35,12 +35,12 @@ pub(super) struct Coupled {
     datagram: u64,
     window: u64,
     threshold: u64,
-    /// Growth that is not a whole byte yet.
+    /// Growth of less than a byte, carried over to the next ACK.
     fraction: f64,
     hystart: HyStart,
     recovery_start: Option<Time>,
     before: Option<(u64, u64)>,
-    /// OLIA: bytes acknowledged since the last loss, and between the two before it.
+    /// OLIA: bytes acknowledged since the last loss, and between the two losses before it.
     since_loss: u64,
     between_losses: u64,
     /// BALIA: how much faster the best path is, as of the last ACK.

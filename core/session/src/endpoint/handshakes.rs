@@ -25,7 +25,7 @@ use crate::session::Session;
 use crate::session_state::Role;
 use crate::syn::{Syn, SynAck, SynAckBody};
 
-/// How long a cookie secret is the newest.
+/// How long a cookie secret is used for new cookies.
 const COOKIE_PERIOD: Span = Span::from_secs(120);
 
 impl Endpoint {
@@ -129,7 +129,7 @@ impl Endpoint {
         Some((responder, syn))
     }
 
-    /// R-TICKET-1: who comes by ticket is who holds it.
+    /// R-TICKET-1: reads a SYN with a ticket. The ticket identifies its holder.
     fn read_wake(&mut self, body: &[u8], payload: &mut [u8]) -> Option<(Responder, Syn)> {
         let (ticket, message) = body.split_first_chunk::<TICKET_BYTES>()?;
         let (holder, ticket) = self.ticket_issuer.open(ticket).ok()?;
@@ -149,7 +149,7 @@ impl Endpoint {
         (syn.instance == holder.instance).then_some((responder, syn))
     }
 
-    /// Answers a SYN that was read.
+    /// Answers a decoded SYN.
     pub(super) fn answer_syn(
         &mut self,
         now: Time,
@@ -234,8 +234,7 @@ impl Endpoint {
         }
     }
 
-    /// Has a half-open handshake answer its claims before it is confirmed, if they are of a session
-    /// we know.
+    /// Prepares early packets for a half-open handshake, if it claims flows of a known session.
     fn prepare_early_packets(
         &mut self,
         now: Time,
@@ -271,7 +270,7 @@ impl Endpoint {
         self.book_changes(id);
     }
 
-    /// The session of this device, out of its record if need be; the record stands until a
+    /// The session of this device, restored from its record if necessary. The record remains until a
     /// handshake is confirmed (R-HS-12).
     fn restore_tentative(&mut self, now: Time, key: InstanceKey, epoch: u32) -> Option<SessionId> {
         if let Some(id) = self.by_key.get(&key).copied()
@@ -293,8 +292,8 @@ impl Endpoint {
         Some(id)
     }
 
-    /// R-EARLY-2: takes in the early data of a device that is not known, in a session that lives as
-    /// long as its handshakes may be confirmed. `opened`: its flows, and what they may be sent.
+    /// R-EARLY-2: takes in the early data of an unknown device, in a session that lasts as long as its
+    /// handshakes may be confirmed. `opened`: its flows, and how many bytes may be sent on each.
     fn handle_early_data(
         &mut self,
         now: Time,
@@ -309,10 +308,10 @@ impl Endpoint {
             Some(_) => return None,
             None => {
                 let room = self.sessions.len() < self.config.sessions_max;
-                if !room || self.hibernated.contains(&key) || self.early_heard.get(&key).is_some() {
+                if !room || self.hibernated.contains(&key) || self.early_seen.get(&key).is_some() {
                     return None;
                 }
-                self.early_heard.insert(key, ());
+                self.early_seen.insert(key, ());
                 let mut session =
                     self.new_session(now, Role::Responder, key.0, key.1, epoch..epoch);
                 session.begin_unconfirmed(session_credit, flow_credit);
@@ -341,7 +340,7 @@ impl Endpoint {
         Some(id)
     }
 
-    /// May this device come in, and with what? None: not now.
+    /// Whether this device may connect, and the answer; `None`: not now.
     fn admit(&mut self, syn: &Syn, key: InstanceKey) -> Option<SynAck> {
         // R-HS-11
         if !self.admission.admits(&key.0) {
@@ -428,7 +427,7 @@ impl Endpoint {
         }
     }
 
-    /// R-RESUME-8: the last handshake a session was thawed for is gone: it is its record again.
+    /// R-RESUME-8: hibernates a tentatively restored session again, because its last handshake expired.
     fn revert_to_record(&mut self, now: Time, key: InstanceKey) {
         let Some(id) = self.by_key.get(&key).copied() else {
             return;
@@ -446,7 +445,8 @@ impl Endpoint {
         }
     }
 
-    /// A thawed session is awake for good: its record is no more, and its flows count as awake.
+    /// Makes a tentatively restored session permanent: its record is dropped, and its flows count as
+    /// awake.
     fn commit_tentative(&mut self, id: SessionId, key: InstanceKey) {
         if let Some(asleep) = self.hibernated.get(&key)
             && let Some(session) = self.session(id)
@@ -464,7 +464,8 @@ impl Endpoint {
         }
     }
 
-    /// R-HS-12: the device's first packet under the new keys: now, and only now, the session is theirs.
+    /// R-HS-12: confirms a handshake by the device's first packet under the new keys. Only now does the
+    /// session use them.
     pub(super) fn confirm(
         &mut self,
         now: Time,

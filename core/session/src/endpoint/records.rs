@@ -38,7 +38,7 @@ impl Endpoint {
         Ok(id)
     }
 
-    /// A server takes in the record of a session asleep, of which nobody knows for how long.
+    /// Adds the record of a hibernated session to a server, if its age is not known.
     ///
     /// # Errors
     /// The record is damaged, or not a server's.
@@ -68,19 +68,19 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Whether the owner has records of sleepers that it has not given to [`Endpoint::adopt_at`]
-    /// yet. Until it says no, a SYN of an unknown session waits for [`Endpoint::poll_lookup`].
+    /// Sets whether the owner has records that it has not given to [`Endpoint::adopt_at`] yet. While it
+    /// has, a SYN of an unknown session waits for [`Endpoint::poll_lookup`].
     pub fn set_records_elsewhere(&mut self, elsewhere: bool) {
         self.records_elsewhere = elsewhere;
     }
 
-    /// The next device at the door whose session may sleep in a record that is elsewhere. Give the
-    /// record to [`Endpoint::adopt_at`] if there is one, then go on with [`Endpoint::finish_lookup`].
+    /// The next device whose session may be in a record elsewhere. Give the record to
+    /// [`Endpoint::adopt_at`] if there is one, then call [`Endpoint::finish_lookup`].
     pub fn poll_lookup(&mut self) -> Option<PendingLookup> {
         self.pending_lookups.pop()
     }
 
-    /// Whoever was sought was found and adopted, or is new: the SYN is answered.
+    /// Ends a lookup and answers the SYN: the record was adopted, or the session is new.
     pub fn finish_lookup(&mut self, now: Time, sought: PendingLookup) {
         let PendingLookup {
             from,
@@ -93,18 +93,18 @@ impl Endpoint {
         self.answer_syn(now, from, cid, len, syn, responder);
     }
 
-    /// Whether this session is here, awake or asleep.
+    /// Whether the endpoint has this session, awake or hibernated.
     pub fn has_session(&self, peer: PublicKey, instance: u64) -> bool {
         let key = (peer, instance);
         self.by_key.contains_key(&key) || self.hibernated.contains(&key)
     }
 
-    /// Whether there is room for one more session asleep.
+    /// Whether there is room for one more hibernated session.
     pub fn has_room_hibernated(&self) -> bool {
         self.hibernated.len() < self.config.hibernated_max
     }
 
-    /// What of the sessions asleep is over since this was last asked.
+    /// The next hibernated session or flow that expired.
     pub fn poll_expired(&mut self) -> Option<HibernatedExpiry> {
         self.hibernated.poll_expired()
     }
@@ -154,14 +154,15 @@ impl Endpoint {
         self.book_flows(key.0, was.map_or(0, |a| a.flows()), record.flows.len());
     }
 
-    /// A session asleep is no more, and neither are its flows.
+    /// Removes a hibernated session and its flows.
     pub(super) fn drop_hibernated(&mut self, key: InstanceKey) {
         if let Some(asleep) = self.hibernated.remove(&key) {
             self.book_flows(key.0, asleep.flows(), 0);
         }
     }
 
-    /// R-QUOTA-2: a session of this client has `is` flows, it had `was`. Its others are told.
+    /// R-QUOTA-2: records that a session of this client has `is` flows instead of `was`, and informs
+    /// the client's other sessions.
     pub(super) fn book_flows(&mut self, peer: PublicKey, was: usize, is: usize) {
         if was == is {
             return;

@@ -14,7 +14,7 @@ use d2tp_time::Span;
 
 use super::{PathCandidate, PathScheduler, SendBacklog};
 
-/// While waiting, the slow path must be better by this share to be used. // the paper's β
+/// The hysteresis of waiting: the slow path must be better by this share to be used. // the paper's β
 const STAY_SHARE: (u64, u64) = (1, 4);
 
 #[derive(Debug, Default)]
@@ -47,7 +47,7 @@ impl PathScheduler for Ecf {
     }
 }
 
-/// How long a path takes over `bytes`, a window each round trip.
+/// How long a path takes to send `bytes`, at one window per round trip.
 fn rounds(path: &PathCandidate, bytes: u64) -> Span {
     path.rtt.scaled(bytes, path.window.max(1))
 }

@@ -28,18 +28,18 @@ use d2tp_time::Span;
 
 pub(crate) use reinjection::PacketCopy;
 
-/// How a session with several paths spreads what it sends. Each end decides for what it sends.
+/// How a session with several paths distributes what it sends. Each end decides for its own direction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum PathSchedulerKind {
     /// Free paths before metered ones, then by round trip.
     #[default]
     FreeFirst,
-    /// By round trip alone.
+    /// By round trip alone, whether metered or not.
     LowestRtt,
     /// Earliest completion first: a slow path is left alone where waiting for a fast one is quicker.
     /// Best for short transfers; one that lasts has bytes for every path anyway.
     Ecf,
-    /// Every byte on every path: loses nothing to a path that fails, and gains nothing else.
+    /// Every byte on every path: survives the failure of a path at once, without any gain in rate.
     Redundant,
 }
 
@@ -63,19 +63,19 @@ impl PathSchedulerKind {
     }
 }
 
-/// Which bytes that are on their way elsewhere a path repeats.
+/// Which unacknowledged data of other paths a path repeats.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum CopyMode {
-    /// Copies of what would arrive here sooner, while there is nothing else to send.
+    /// Copies of data that would arrive sooner here, while there is nothing else to send.
     Sooner,
-    /// All, before anything else.
+    /// All data, before anything else.
     All,
-    /// Data of flows whose application wants them on each path, before anything else.
+    /// Data of flows that want it on each path, before anything else.
     Chosen,
 }
 
-/// How far a path that repeats everything has come with another one's packets: all below `number`,
-/// and of that one the first `bytes` of payload.
+/// How far a path that repeats everything has come with the packets of another path: all below
+/// `number`, and the first `bytes` of payload of that one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CopyProgress {
     pub(crate) number: u64,
@@ -85,17 +85,17 @@ pub(crate) struct CopyProgress {
 /// A path that may carry payload, as schedulers see it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct PathCandidate {
-    /// Smoothed round trip, and how much it varies.
+    /// Smoothed round trip of the path, and its variation.
     pub(crate) rtt: Span,
     pub(crate) variance: Span,
-    /// Bytes it may have in flight.
+    /// The congestion window in bytes.
     pub(crate) window: u64,
-    /// Bytes that are.
+    /// Bytes in flight.
     pub(crate) in_flight: u64,
 }
 
 impl PathCandidate {
-    /// Whether the first in line would use up the window before bytes sent here now arrive.
+    /// Whether the first path would use up the window before bytes sent here now arrive.
     pub(crate) fn would_block(&self, first: &PathCandidate, window: u64) -> bool {
         let nanos = |span: Span| u128::from(span.as_nanos().max(1));
         let meanwhile = u128::from(first.window) * nanos(self.rtt) / nanos(first.rtt);
@@ -103,26 +103,26 @@ impl PathCandidate {
     }
 }
 
-/// What waits to be sent.
+/// Data that waits to be sent.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct SendBacklog {
     /// Bytes that were never sent, or were lost, up to [`UNSENT_MAX`].
     pub(crate) unsent: u64,
-    /// Bytes of the next flow that may be on their way or unread at once.
+    /// Bytes of the next flow that may be in flight or unread at once.
     pub(crate) window: u64,
 }
 
 /// More than this waiting to be sent makes no difference to any scheduler.
 pub(crate) const UNSENT_MAX: u64 = 64 << 20;
 
-/// Spreads what a session sends over its paths.
+/// Distributes what a session sends over its paths.
 pub(crate) trait PathScheduler: Send + std::fmt::Debug {
     /// Where a path stands in line: lower is asked first.
     fn rank(&self, gated: bool, rtt: Span) -> (bool, Span) {
         (gated, rtt)
     }
-    /// Whether `own` takes the next bytes, or leaves them to `first`, the first in line, which has no
-    /// room now and soon will.
+    /// Whether `own` takes the next bytes, or leaves them to `first`, the first path in order, which
+    /// has no room now and soon will.
     fn takes(&mut self, own: &PathCandidate, first: &PathCandidate, waiting: &SendBacklog) -> bool {
         !own.would_block(first, waiting.window)
     }

@@ -25,7 +25,7 @@ use crate::session::Session;
 /// A piece smaller than this is not worth its head.
 const PIECE_MIN: usize = 32;
 
-/// A packet to be repeated: which, and what of it may still be missing at the peer.
+/// A packet to be repeated on another path, and the part of it that the peer may still lack.
 #[derive(Debug)]
 pub(crate) struct PacketCopy {
     from: PathId,
@@ -109,7 +109,7 @@ impl Session {
         })
     }
 
-    /// Writes what fits of a packet to be repeated.
+    /// Writes as much of a packet to be repeated as fits.
     pub(crate) fn write_copy(
         &mut self,
         slot: usize,
@@ -175,7 +175,7 @@ impl Session {
     }
 }
 
-/// Whether a packet would arrive sooner if it left on `to` now, or is overdue.
+/// Whether a packet would arrive sooner if it were sent on `to` now, or is overdue.
 fn is_sooner(
     now: Time,
     to: &SessionPath,

@@ -15,9 +15,9 @@ use crate::memory;
 use crate::options::{self, SO_EXPIRY, SO_ROUTE, SOL_D2TP};
 use crate::table::{self, SocketEntry};
 
-/// Control bytes that are looked at; a message has use for two of ours.
+/// Bytes of control messages that are read; a message needs at most two of ours.
 const CONTROL_BYTES_MAX: usize = 4096;
-/// Pieces that a message may have, as for the kernel (UIO_MAXIOV).
+/// The most buffers of a message, as in the kernel (UIO_MAXIOV).
 const PIECES_MAX: usize = 1024;
 
 /// A datagram socket of ours.
@@ -58,13 +58,13 @@ fn place(name: Ipv4Addr, port: u16) -> libc::sockaddr_in {
 }
 
 impl DatagramCalls {
-    /// Why its session is over, if it is.
+    /// The error of the socket's session, if it is over.
     fn fault(&self) -> Option<Errno> {
         let fault = self.socket.status.as_ref()?.fault.get()?;
         Some(Errno(fault.errno))
     }
 
-    /// The far end that a message is for.
+    /// The peer that a message is addressed to.
     fn target(&self, to: *const sockaddr, to_len: socklen_t) -> CallResult<Ipv4Addr> {
         match (self.grams.to(), to.is_null()) {
             (Some(name), true) => Ok(name),
@@ -89,7 +89,7 @@ impl DatagramCalls {
         }
     }
 
-    /// Whether a message may leave now.
+    /// Checks whether a message may be sent now.
     fn admit(&self, name: Ipv4Addr, len: usize) -> CallResult<()> {
         if !self.socket.is_ours() {
             return Ok(());
@@ -178,7 +178,7 @@ impl DatagramCalls {
         }
     }
 
-    /// What a message asks for itself.
+    /// The options that a message's control messages set for it alone.
     fn mark(&self, message: &msghdr) -> CallResult<Option<MessageHead>> {
         // Other C libraries have four bytes for it.
         #[allow(clippy::unnecessary_cast)]

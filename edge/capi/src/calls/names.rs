@@ -33,7 +33,7 @@ pub unsafe extern "C" fn d2tp_getsockname(
             libc::AF_INET6 => SocketName::Ip((std::net::Ipv6Addr::UNSPECIFIED, 0).into()),
             _ => SocketName::Ip((std::net::Ipv4Addr::UNSPECIFIED, 0).into()),
         };
-        tell(
+        write_address(
             &socket.local.unwrap_or(unbound),
             socket.domain,
             address,
@@ -61,12 +61,12 @@ pub unsafe extern "C" fn d2tp_getpeername(
         let mut peer = socket.peer.clone().ok_or(Errno(libc::EOPNOTSUPP))?;
         if socket.bound.is_none()
             && socket.is_ours()
-            && let Some(fate) = &socket.status
-            && let Some(moved) = now_at(fate.serial)?
+            && let Some(conn_status) = &socket.status
+            && let Some(moved) = now_at(conn_status.serial)?
         {
             peer = moved;
         }
-        tell(&peer, socket.domain, address, len)
+        write_address(&peer, socket.domain, address, len)
     })
 }
 
@@ -92,7 +92,7 @@ fn now_at(serial: u64) -> CallResult<Option<SocketName>> {
     })
 }
 
-fn tell(
+fn write_address(
     name: &SocketName,
     domain: c_int,
     address: *mut sockaddr,

@@ -140,7 +140,7 @@ fn connect_datagrams(
             });
         })?;
     }
-    let fate = ConnectionStatus::new();
+    let conn_status = ConnectionStatus::new();
     let call = datagrams::DatagramCall {
         socket: grams.clone(),
         connect: ConnectCall {
@@ -149,7 +149,7 @@ fn connect_datagrams(
             from: port,
             to: to.clone(),
             options: socket.options,
-            fate: fate.clone(),
+            conn_status: conn_status.clone(),
             keep: None,
         },
     };
@@ -174,7 +174,7 @@ fn connect_datagrams(
     })?;
     grams.set_to(name);
     table::change(cookie, |socket| {
-        socket.status = Some(fate);
+        socket.status = Some(conn_status);
         socket.peer = Some(to);
         socket.bound = None;
         socket.cause = None;
@@ -236,7 +236,7 @@ pub extern "C" fn d2tp_listen(fd: c_int, backlog: c_int) -> c_int {
         let socket = table::change(cookie, |socket| socket.clone()).ok_or(Errno(libc::EBADF))?;
         let address = socket.local.as_ref().and_then(local_address);
         let address = address.ok_or(Errno(libc::EINVAL))?;
-        let ear = ProgramListener {
+        let listener = ProgramListener {
             cookie,
             port: pair::local_port(fd)?,
             domain: socket.domain,
@@ -245,7 +245,7 @@ pub extern "C" fn d2tp_listen(fd: c_int, backlog: c_int) -> c_int {
         engine.request(move |home, reply| {
             let home = home.clone();
             tokio::task::spawn_local(async move {
-                let _ = reply.send(listen::listen(&home, address, ear).await);
+                let _ = reply.send(listen::listen(&home, address, listener).await);
             });
         })??;
         table::change(cookie, |socket| socket.listens = true);
@@ -304,7 +304,7 @@ pub unsafe extern "C" fn d2tp_accept4(
             ..SocketEntry::new(listener.domain)
         });
         let peer = socket.peer.clone();
-        let told = table::cookie(new).and_then(|cookie| {
+        let reported = table::cookie(new).and_then(|cookie| {
             table::insert(cookie, socket);
             if address.is_null() {
                 return Ok(());
@@ -313,7 +313,7 @@ pub unsafe extern "C" fn d2tp_accept4(
             let bytes = peer.unwrap_or(unknown).to_bytes(listener.domain);
             memory::answer(&bytes, address.cast(), len, bytes.len())
         });
-        told.inspect_err(|_| {
+        reported.inspect_err(|_| {
             // SAFETY: just made, and nobody knows it.
             unsafe { libc::close(new) };
         })?;
@@ -367,10 +367,10 @@ pub unsafe extern "C" fn d2tp_connect(
             Err(Errno(libc::EALREADY)) if blocks => return until_made(fd, engine.port, blocks),
             other => return other,
         }
-        let fate = ConnectionStatus::new();
+        let conn_status = ConnectionStatus::new();
         let from = pair::local_port(fd)?;
         let options = table::change(cookie, |socket| {
-            socket.status = Some(fate.clone());
+            socket.status = Some(conn_status.clone());
             socket.peer = Some(to.clone());
             socket.token = keep.as_ref().map(|keep| keep.token);
             let any = SocketAddr::from((Ipv4Addr::UNSPECIFIED, from));
@@ -383,7 +383,7 @@ pub unsafe extern "C" fn d2tp_connect(
             from,
             to,
             options: options.ok_or(Errno(libc::EBADF))?,
-            fate,
+            conn_status,
             keep,
         };
         engine.post(|home| {
@@ -398,7 +398,10 @@ pub unsafe extern "C" fn d2tp_connect(
 
 /// Leaves the descriptor with the agent if its connection is to be opened again.
 fn keep(fd: RawFd, cookie: u64, socket: &SocketEntry) -> CallResult<Option<ReopenOptions>> {
-    let begins = socket.status.as_ref().is_none_or(|fate| fate.is_over());
+    let begins = socket
+        .status
+        .as_ref()
+        .is_none_or(|conn_status| conn_status.is_over());
     if socket.options.persist != PersistMode::Open || !begins {
         return Ok(None);
     }
@@ -426,8 +429,8 @@ pub unsafe extern "C" fn d2tp_reopen(token: *const c_void, len: socklen_t, flags
         let bytes = memory::read(token, TOKEN_BYTES)?;
         let token = ReopenToken(bytes.try_into().map_err(|_| Errno(libc::EFAULT))?);
         let engine = engine::get()?;
-        let fate = ConnectionStatus::new();
-        let its = fate.clone();
+        let conn_status = ConnectionStatus::new();
+        let its = conn_status.clone();
         let reopened = engine.request(move |home, reply| {
             let home = home.clone();
             tokio::task::spawn_local(async move {
@@ -435,8 +438,8 @@ pub unsafe extern "C" fn d2tp_reopen(token: *const c_void, len: socklen_t, flags
             });
         })?;
         let reopened = reopened.map_err(|fault| Errno(fault.errno))?;
-        let serial = fate.serial;
-        let known = take_up(token, reopened, fate, flags);
+        let serial = conn_status.serial;
+        let known = take_up(token, reopened, conn_status, flags);
         if known.is_err() {
             engine.post(move |home| {
                 if let Some(handed) = home.agent_connections.borrow().get(&serial) {
@@ -451,7 +454,7 @@ pub unsafe extern "C" fn d2tp_reopen(token: *const c_void, len: socklen_t, flags
 fn take_up(
     token: ReopenToken,
     reopened: ReopenedConnection,
-    fate: Arc<ConnectionStatus>,
+    conn_status: Arc<ConnectionStatus>,
     flags: c_int,
 ) -> CallResult<c_int> {
     let fd = agent_client::fetch_descriptor(token).map_err(|fault| Errno(fault.errno))?;
@@ -476,7 +479,7 @@ fn take_up(
         options: reopened.options,
         peer: SocketName::from_agent_call(&reopened.server, reopened.target.as_deref()),
         local: Some(SocketName::Ip(any)),
-        status: Some(fate),
+        status: Some(conn_status),
         token: Some(token),
         ..SocketEntry::new(domain)
     };
@@ -576,7 +579,7 @@ pub extern "C" fn d2tp_shutdown(fd: c_int, how: c_int) -> c_int {
 
 /// Its agent is not to keep it open.
 fn release(socket: &SocketEntry) -> CallResult<()> {
-    let Some(serial) = socket.status.as_ref().map(|fate| fate.serial) else {
+    let Some(serial) = socket.status.as_ref().map(|conn_status| conn_status.serial) else {
         return Ok(());
     };
     engine::get()?.request(move |home, reply| {
@@ -598,11 +601,11 @@ pub extern "C" fn d2tp_close(fd: c_int) -> c_int {
         if let Some((_, socket)) = &known
             && socket.is_ours()
             && socket.datagrams.is_none()
-            && let Some(fate) = &socket.status
+            && let Some(conn_status) = &socket.status
             && let Some(linger) = linger(fd)
         {
             // Its time is over or the peer has it all: closed it is either way, as by the kernel.
-            let _ = super::transfer::flush(fd, fate, Some(linger));
+            let _ = super::transfer::flush(fd, conn_status, Some(linger));
         }
         if let Some((_, socket)) = &known
             && socket.is_ours()

@@ -77,7 +77,7 @@ fn set(
         socket.options.set(name, &value, begun)?;
         Ok((socket.options.clone(), socket.status.clone()))
     });
-    let (options, fate) = changed.ok_or(Errno(libc::EBADF))??;
+    let (options, conn_status) = changed.ok_or(Errno(libc::EBADF))??;
     if let Some(grams) = &socket.datagrams {
         let (port, deadline_too) = (grams.port, is_deadline(name));
         // Before the next message is on its way.
@@ -91,11 +91,11 @@ fn set(
                 let _ = reply.send(());
             });
         })?;
-    } else if let Some(fate) = fate {
+    } else if let Some(conn_status) = conn_status {
         engine::get()?.post(move |home| {
-            if let Some(held) = home.flows.borrow().get(&fate.serial) {
+            if let Some(held) = home.flows.borrow().get(&conn_status.serial) {
                 held.change(options);
-            } else if let Some(handed) = home.agent_connections.borrow().get(&fate.serial) {
+            } else if let Some(handed) = home.agent_connections.borrow().get(&conn_status.serial) {
                 handed.change(&options);
             }
         });
@@ -179,7 +179,10 @@ fn get(socket: &SocketEntry, name: c_int) -> CallResult<Vec<u8>> {
         SO_ERROR => {
             // An agent that died may not have been missed yet.
             let waits_for = info(socket)?.waits_for();
-            let fault = socket.status.as_ref().and_then(|fate| fate.fault.get());
+            let fault = socket
+                .status
+                .as_ref()
+                .and_then(|conn_status| conn_status.fault.get());
             let fault = fault.map(|fault| fault.text.as_str());
             let why = fault.or(socket.cause.as_deref());
             Ok(text(
@@ -204,23 +207,33 @@ fn text(words: &str) -> Vec<u8> {
 }
 
 fn info(socket: &SocketEntry) -> CallResult<D2tpInfo> {
-    let last = |fate: &ConnectionStatus| fate.last.get().copied().unwrap_or_else(D2tpInfo::over);
-    let Some(fate) = socket.status.clone().filter(|_| socket.is_ours()) else {
+    let last = |conn_status: &ConnectionStatus| {
+        conn_status
+            .last
+            .get()
+            .copied()
+            .unwrap_or_else(D2tpInfo::over)
+    };
+    let Some(conn_status) = socket.status.clone().filter(|_| socket.is_ours()) else {
         return Ok(D2tpInfo::idle());
     };
     let options = socket.options.clone();
     engine::get()?.request(move |home, reply| {
         let home = home.clone();
         tokio::task::spawn_local(async move {
-            let handed = home.agent_connections.borrow().get(&fate.serial).cloned();
+            let handed = home
+                .agent_connections
+                .borrow()
+                .get(&conn_status.serial)
+                .cloned();
             let info = match handed {
                 Some(handed) => match handed.info().await.and_then(|reply| reply.info) {
                     Some(info) => *info,
-                    None => last(&fate),
+                    None => last(&conn_status),
                 },
-                None => match home.flows.borrow().get(&fate.serial) {
+                None => match home.flows.borrow().get(&conn_status.serial) {
                     Some(held) => info_of(held),
-                    None if fate.is_over() => last(&fate),
+                    None if conn_status.is_over() => last(&conn_status),
                     None => D2tpInfo::opening(ConnectWait::Answer),
                 },
             };

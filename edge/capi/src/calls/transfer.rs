@@ -16,7 +16,7 @@ use crate::table;
 /// What a loopback pair would say to itself and not to the peer.
 const NOT_CARRIED: c_int = libc::MSG_OOB | libc::MSG_FASTOPEN;
 
-fn told(fd: RawFd, moved: ssize_t) -> CallResult<ssize_t> {
+fn with_conn_error(fd: RawFd, moved: ssize_t) -> CallResult<ssize_t> {
     if moved < 0 {
         return Err(table::translate(fd, Errno::last()));
     }
@@ -47,7 +47,7 @@ pub unsafe extern "C" fn d2tp_send(
             return messages.send_to(buffer, len, flags, ptr::null(), 0);
         }
         // SAFETY: the kernel checks the memory.
-        told(fd, unsafe {
+        with_conn_error(fd, unsafe {
             libc::send(fd, buffer, len, flags | libc::MSG_NOSIGNAL)
         })
     })
@@ -70,7 +70,7 @@ pub unsafe extern "C" fn d2tp_recv(
             return messages.receive_from(buffer, len, flags, ptr::null_mut(), ptr::null_mut());
         }
         // SAFETY: the kernel checks the memory.
-        told(fd, unsafe { libc::recv(fd, buffer, len, flags) })
+        with_conn_error(fd, unsafe { libc::recv(fd, buffer, len, flags) })
     })
 }
 
@@ -94,7 +94,7 @@ pub unsafe extern "C" fn d2tp_sendto(
         }
         let flags = flags | libc::MSG_NOSIGNAL;
         // SAFETY: the kernel checks the memory.
-        told(fd, unsafe {
+        with_conn_error(fd, unsafe {
             libc::sendto(fd, buffer, len, flags, to, to_len)
         })
     })
@@ -119,7 +119,7 @@ pub unsafe extern "C" fn d2tp_recvfrom(
             return messages.receive_from(buffer, len, flags, from, from_len);
         }
         // SAFETY: the kernel checks the memory.
-        told(fd, unsafe {
+        with_conn_error(fd, unsafe {
             libc::recvfrom(fd, buffer, len, flags, from, from_len)
         })
     })
@@ -137,7 +137,7 @@ pub unsafe extern "C" fn d2tp_sendmsg(fd: c_int, message: *const msghdr, flags: 
             return messages.send_message(message, flags);
         }
         // SAFETY: the kernel checks the memory.
-        told(fd, unsafe {
+        with_conn_error(fd, unsafe {
             libc::sendmsg(fd, message, flags | libc::MSG_NOSIGNAL)
         })
     })
@@ -155,7 +155,7 @@ pub unsafe extern "C" fn d2tp_recvmsg(fd: c_int, message: *mut msghdr, flags: c_
             return messages.receive_message(message, flags);
         }
         // SAFETY: the kernel checks the memory.
-        told(fd, unsafe { libc::recvmsg(fd, message, flags) })
+        with_conn_error(fd, unsafe { libc::recvmsg(fd, message, flags) })
     })
 }
 
@@ -170,7 +170,7 @@ pub unsafe extern "C" fn d2tp_read(fd: c_int, buffer: *mut c_void, len: size_t) 
             return messages.receive_from(buffer, len, 0, ptr::null_mut(), ptr::null_mut());
         }
         // SAFETY: the kernel checks the memory.
-        told(fd, unsafe { libc::read(fd, buffer, len) })
+        with_conn_error(fd, unsafe { libc::read(fd, buffer, len) })
     })
 }
 
@@ -185,12 +185,14 @@ pub unsafe extern "C" fn d2tp_write(fd: c_int, buffer: *const c_void, len: size_
             return messages.send_to(buffer, len, 0, ptr::null(), 0);
         }
         // SAFETY: the kernel checks the memory.
-        let sent = told(fd, unsafe {
+        let sent = with_conn_error(fd, unsafe {
             libc::send(fd, buffer, len, libc::MSG_NOSIGNAL)
         });
         match sent {
             // SAFETY: as above.
-            Err(Errno(libc::ENOTSOCK)) => told(fd, unsafe { libc::write(fd, buffer, len) }),
+            Err(Errno(libc::ENOTSOCK)) => {
+                with_conn_error(fd, unsafe { libc::write(fd, buffer, len) })
+            }
             sent => sent,
         }
     })
@@ -208,7 +210,7 @@ pub unsafe extern "C" fn d2tp_readv(fd: c_int, pieces: *const iovec, count: c_in
             return messages.receive_message(&mut message, 0);
         }
         // SAFETY: the kernel checks the memory.
-        told(fd, unsafe { libc::readv(fd, pieces, count) })
+        with_conn_error(fd, unsafe { libc::readv(fd, pieces, count) })
     })
 }
 
@@ -224,12 +226,14 @@ pub unsafe extern "C" fn d2tp_writev(fd: c_int, pieces: *const iovec, count: c_i
             return messages.send_message(&message, 0);
         }
         // SAFETY: the kernel checks the memory.
-        let sent = told(fd, unsafe {
+        let sent = with_conn_error(fd, unsafe {
             libc::sendmsg(fd, &message, libc::MSG_NOSIGNAL)
         });
         match sent {
             // SAFETY: as above.
-            Err(Errno(libc::ENOTSOCK)) => told(fd, unsafe { libc::writev(fd, pieces, count) }),
+            Err(Errno(libc::ENOTSOCK)) => {
+                with_conn_error(fd, unsafe { libc::writev(fd, pieces, count) })
+            }
             sent => sent,
         }
     })
@@ -253,9 +257,9 @@ pub extern "C" fn d2tp_flush(fd: c_int, timeout_ms: c_int) -> c_int {
         if !socket.is_ours() || socket.datagrams.is_some() {
             return Err(Errno(libc::EOPNOTSUPP));
         }
-        let fate = socket.status.ok_or(Errno(libc::ENOTCONN))?;
+        let conn_status = socket.status.ok_or(Errno(libc::ENOTCONN))?;
         let timeout = u64::try_from(timeout_ms).ok().map(Duration::from_millis);
-        flush(fd, &fate, timeout)?;
+        flush(fd, &conn_status, timeout)?;
         Ok(0)
     })
 }
@@ -263,11 +267,11 @@ pub extern "C" fn d2tp_flush(fd: c_int, timeout_ms: c_int) -> c_int {
 /// Waits until the peer has everything, or the time is over.
 pub(super) fn flush(
     fd: RawFd,
-    fate: &Arc<ConnectionStatus>,
+    conn_status: &Arc<ConnectionStatus>,
     timeout: Option<Duration>,
 ) -> CallResult<()> {
     let bytes = written(fd)?;
-    let serial = fate.serial;
+    let serial = conn_status.serial;
     let flushed = engine::get()?.request(move |home, reply| {
         let held = home.flows.borrow().get(&serial).cloned();
         let handed = home.agent_connections.borrow().get(&serial).cloned();
@@ -297,10 +301,10 @@ pub(super) fn flush(
     match flushed {
         Some(flushed) => flushed.map_err(|fault| Errno(fault.errno)),
         // It is over: well, unless something is known of it.
-        None => match (fate.fault.get(), bytes) {
+        None => match (conn_status.fault.get(), bytes) {
             (Some(fault), _) => Err(Errno(fault.errno)),
             (None, 0) => Ok(()),
-            (None, _) if fate.over.load(std::sync::atomic::Ordering::Relaxed) => Ok(()),
+            (None, _) if conn_status.over.load(std::sync::atomic::Ordering::Relaxed) => Ok(()),
             (None, _) => Err(Errno(libc::ENOTCONN)),
         },
     }

@@ -48,17 +48,17 @@ pub extern "C" fn d2tp_network_changed() -> c_int {
 /// kept awake while they move. Returns how many are held.
 #[unsafe(no_mangle)]
 pub extern "C" fn d2tp_dlock_acquire() -> c_int {
-    answer(|| tell(dlock::acquire()?))
+    answer(|| change_status(dlock::acquire()?))
 }
 
 /// Gives a D-Lock back. Returns how many are still held.
 #[unsafe(no_mangle)]
 pub extern "C" fn d2tp_dlock_release() -> c_int {
-    answer(|| tell(dlock::release()?))
+    answer(|| change_status(dlock::release()?))
 }
 
 /// Tells the engine whether the process holds a D-Lock, if that changed.
-fn tell(change: DlockChange) -> CallResult<c_int> {
+fn change_status(change: DlockChange) -> CallResult<c_int> {
     if change.begins_or_ends
         && let Some(engine) = engine_handle::running()
     {

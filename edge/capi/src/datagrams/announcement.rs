@@ -3,13 +3,13 @@
 use d2tp_driver::Flow;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-/// The word before the context.
+/// The first word of the line.
 const LINE_WORD: &str = "DATAGRAMS";
 
-/// Bytes of the line at most.
+/// The most bytes of the line.
 const LINE_BYTES_MAX: usize = 32;
 
-/// What a flow of a datagram socket says first.
+/// Reads the first line of a datagram socket's flow: the context number.
 pub(super) async fn context_of(flow: &mut Flow) -> Option<u64> {
     let mut line = Vec::new();
     while line.last() != Some(&b'\n') {

@@ -26,7 +26,7 @@ use crate::errno::{CallResult, SocketFault};
 use crate::options::SocketOptions;
 use crate::table;
 
-/// Keeps what the program says while its session is not begun.
+/// Stores the program's datagrams until the session exists.
 async fn collect(engine: &EngineState, port: u16, name: Ipv4Addr, socket: &UdpSocket) {
     let mark = MessageHead {
         name,
@@ -42,13 +42,13 @@ async fn collect(engine: &EngineState, port: u16, name: Ipv4Addr, socket: &UdpSo
     }
 }
 
-/// Where a datagram socket is to lead.
+/// The arguments of a connect call on a datagram socket.
 pub(crate) struct DatagramCall {
     pub(crate) socket: Arc<ProgramDatagrams>,
     pub(crate) connect: ConnectCall,
 }
 
-/// Begins a session for a program's socket; says by which name the program speaks to its far end.
+/// Opens a session for a program's socket. Returns the loopback address that stands for the peer.
 pub(crate) fn connect(engine: &Rc<EngineState>, call: DatagramCall) -> CallResult<Ipv4Addr> {
     let (name, socket) = take_name(engine, call.socket.port, call.socket.ports.plain)?;
     let key = (call.socket.port, name);
@@ -58,7 +58,7 @@ pub(crate) fn connect(engine: &Rc<EngineState>, call: DatagramCall) -> CallResul
         .borrow_mut()
         .insert(key, VecDeque::new());
     let look = Rc::new(Notify::new());
-    let serial = call.connect.fate.serial;
+    let serial = call.connect.conn_status.serial;
     let before = engine
         .datagrams
         .clients
@@ -79,7 +79,7 @@ async fn call_out(
     socket: UdpSocket,
     look: Rc<Notify>,
 ) {
-    let (serial, port) = (call.connect.fate.serial, call.socket.port);
+    let (serial, port) = (call.connect.conn_status.serial, call.socket.port);
     let is_wanted = || {
         let clients = engine.datagrams.clients.borrow();
         clients.get(&port).is_some_and(|(now, _)| *now == serial) && is_bound(port)
@@ -137,10 +137,10 @@ async fn call_out(
                         std::future::pending::<()>().await;
                     };
                     tokio::select! {
-                        () = agent_delegation::follow(handed, &engine, &call.connect.fate, None, Some(&far)) => {}
+                        () = agent_delegation::follow(handed, &engine, &call.connect.conn_status, None, Some(&far)) => {}
                         () = closed => {}
                     }
-                    (call.connect.fate.fault.get().cloned(), socket)
+                    (call.connect.conn_status.fault.get().cloned(), socket)
                 }
                 Err(error) => (
                     Some(SocketFault::new(libc::EMFILE, error)),
@@ -156,24 +156,24 @@ async fn call_out(
     engine.agent_connections.borrow_mut().remove(&serial);
     call.socket.peers().remove(&name);
     if let Some(fault) = over {
-        let _ = call.connect.fate.fault.set(fault);
+        let _ = call.connect.conn_status.fault.set(fault);
         // Whoever reads looks why.
         let _ = socket.and_then(|socket| socket.send(&[]));
     }
-    call.connect.fate.over.store(true, Ordering::Relaxed);
+    call.connect.conn_status.over.store(true, Ordering::Relaxed);
     let mut clients = engine.datagrams.clients.borrow_mut();
     if clients.get(&port).is_some_and(|(now, _)| *now == serial) {
         clients.remove(&port);
     }
 }
 
-/// What the program asks for now.
+/// The current options of the program's socket.
 fn latest(call: &ConnectCall) -> SocketOptions {
     let known = table::change(call.cookie, |socket| socket.options.clone());
     known.unwrap_or_else(|| call.options.clone())
 }
 
-/// Who carries a socket's datagrams.
+/// Where a socket's datagrams are carried.
 enum DatagramCarrier {
     Local(Box<CarriedFlow>, u64),
     Agent(AgentConnection),
@@ -191,34 +191,45 @@ async fn make(
     if let Some(handed) = agent_delegation::call(engine, call, &server, None, Some(far)).await? {
         return Ok(DatagramCarrier::Agent(handed));
     }
-    let way = ConnectTarget {
+    let connect_target = ConnectTarget {
         server,
         target: None,
         key: None,
         owner: None,
     };
-    let (held, context) = open(engine, &way, || latest(call), call.fate.clone()).await?;
+    let (held, context) = open(
+        engine,
+        &connect_target,
+        || latest(call),
+        call.conn_status.clone(),
+    )
+    .await?;
     Ok(DatagramCarrier::Local(Box::new(held), context))
 }
 
 /// Begins a session, and a flow in it that names the context of the datagrams, which is returned too.
 pub(crate) async fn open(
     engine: &Rc<EngineState>,
-    way: &ConnectTarget,
+    connect_target: &ConnectTarget,
     latest: impl Fn() -> SocketOptions,
-    fate: Arc<ConnectionStatus>,
+    conn_status: Arc<ConnectionStatus>,
 ) -> Result<(CarriedFlow, u64), SocketFault> {
-    let line = engine.session(&way.server, way.key.as_deref()).await?;
+    let line = engine
+        .session(&connect_target.server, connect_target.key.as_deref())
+        .await?;
     let options = latest();
     let flow = line.0.device.open(options.settings()?);
     let mut flow = flow.map_err(|error| SocketFault::new(libc::ENOBUFS, error))?;
     let context = line.0.next_context();
     let announced = announce(&mut flow, context).await;
     announced.map_err(|error| SocketFault::new(libc::ECONNRESET, error))?;
-    Ok((CarriedFlow::new(flow, Some(line), fate, options), context))
+    Ok((
+        CarriedFlow::new(flow, Some(line), conn_status, options),
+        context,
+    ))
 }
 
-/// Why a datagram socket leads nowhere without a server's key.
+/// The error of a datagram socket that is connected without a server's key.
 pub(crate) fn no_proxy() -> SocketFault {
     let why = "datagrams go to D2TP servers alone: give a key; the proxy carries streams";
     SocketFault::new(libc::EPROTONOSUPPORT, why)

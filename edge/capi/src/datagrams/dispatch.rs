@@ -27,7 +27,7 @@ fn shared_socket(at: SocketAddrV4) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// The engine's ports, taken at the first datagram socket.
+/// The engine's ports, which are opened for the first datagram socket.
 pub(crate) fn ports(engine: &Rc<EngineState>) -> CallResult<DatagramPorts> {
     if let Some((ports, _)) = engine.datagrams.ports.get() {
         return Ok(*ports);
@@ -54,7 +54,7 @@ pub(crate) fn ports(engine: &Rc<EngineState>) -> CallResult<DatagramPorts> {
     Ok(ports)
 }
 
-/// Hands messages with a head to their ends.
+/// Delivers datagrams with a head to their peers.
 async fn dispatch_with_head(engine: Rc<EngineState>, marked: UdpSocket) {
     let mut buffer = vec![0; MESSAGE_BYTES_MAX];
     loop {
@@ -78,7 +78,7 @@ async fn dispatch_with_head(engine: Rc<EngineState>, marked: UdpSocket) {
     }
 }
 
-/// Takes a name for a far end of the program's socket at `port`, and its socket.
+/// Assigns a loopback address to a peer of the program's socket at `port`. Returns it and its socket.
 pub(super) fn take_name(
     engine: &EngineState,
     port: u16,
@@ -97,7 +97,8 @@ pub(super) fn take_name(
     Err(io::ErrorKind::AddrNotAvailable.into())
 }
 
-/// The program changed an option of its socket; the agent that is told, if there is one.
+/// Handles a changed option of the program's socket. Returns the agent connection that must be
+/// informed, if there is one.
 pub(crate) fn on_options(
     engine: &EngineState,
     port: u16,
@@ -134,7 +135,7 @@ pub(crate) fn on_options(
     Some(handed)
 }
 
-/// The program closed a socket, perhaps for the last time.
+/// Handles a close call on one of the program's descriptors, perhaps the last one of the socket.
 pub(crate) async fn on_close(engine: &Rc<EngineState>, port: u16) {
     if let Some((_, look)) = engine.datagrams.clients.borrow().get(&port) {
         look.notify_one();

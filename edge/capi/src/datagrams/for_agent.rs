@@ -13,7 +13,8 @@ use crate::engine_state::EngineState;
 use crate::errno::SocketFault;
 use crate::policy;
 
-/// Carries a socket of another process until its flow is over; why it is, if the program did not close it.
+/// Carries a socket of another process until its flow is over. Returns the fault, unless the program
+/// closed the socket.
 pub(crate) async fn carry_for_agent(
     engine: &EngineState,
     agent_socket: &AgentSocket,

@@ -7,7 +7,7 @@ use d2tp_driver::PathSelection;
 
 use crate::options::ROUTES;
 
-/// The first bytes of a datagram between a program and the engine: whom it is from or for.
+/// The head of a datagram between a program and the engine: its peer and its options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MessageHead {
     pub(crate) name: Ipv4Addr,
@@ -15,7 +15,7 @@ pub(crate) struct MessageHead {
     pub(crate) expiry: Option<Duration>,
 }
 
-/// Length of the head in bytes: name, route, expiry in milliseconds.
+/// The size of the head in bytes: name, route, expiry in milliseconds.
 pub(crate) const MARK_BYTES: usize = 4 + 4 + 4;
 
 impl MessageHead {

@@ -20,7 +20,7 @@ use crate::errno::SocketFault;
 /// The largest message that loopback carries.
 pub(super) const MESSAGE_BYTES_MAX: usize = 65_536;
 
-/// One session's datagrams of one program's socket.
+/// The datagrams between one program's socket and one session.
 pub(crate) struct DatagramPeer {
     pub(super) held: Rc<CarriedFlow>,
     pub(super) connection: Connection,
@@ -51,7 +51,7 @@ impl DatagramPeer {
     }
 }
 
-/// An end whose flow is there, and its datagrams.
+/// Creates a peer whose flow exists, and its receiver of datagrams.
 pub(super) fn open_peer(
     held: &Rc<CarriedFlow>,
     context: u64,
@@ -69,7 +69,7 @@ pub(super) fn open_peer(
     Ok((end, inbox))
 }
 
-/// Carries until the flow is over; why it is. `leaving`: whether the process ends.
+/// Carries datagrams until the flow is over. Returns why it is. `leaving`: whether the process ends.
 pub(super) async fn carry(
     mut leaving: watch::Receiver<bool>,
     end: &DatagramPeer,
@@ -89,7 +89,7 @@ pub(super) async fn carry(
     }
 }
 
-/// What is there without waiting.
+/// The result of a future, if it is ready at once.
 fn at_once<T>(future: impl std::future::Future<Output = T>) -> Option<T> {
     let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
     match pin!(future).poll(&mut cx) {
@@ -98,7 +98,7 @@ fn at_once<T>(future: impl std::future::Future<Output = T>) -> Option<T> {
     }
 }
 
-/// The flow says nothing more; its end is the end.
+/// Waits for the end of the flow, which carries nothing more. Returns its fault.
 pub(super) async fn until_over(held: &CarriedFlow) -> SocketFault {
     let ended = poll_fn(|cx| {
         let mut flow = held.flow.borrow_mut();
@@ -117,7 +117,7 @@ pub(super) async fn until_over(held: &CarriedFlow) -> SocketFault {
     }
 }
 
-/// From the far end to the program, until the flow is over; why it is.
+/// Carries datagrams from the peer to the program until the flow is over. Returns why it is.
 async fn deliver(held: &CarriedFlow, inbox: &ContextInbox, socket: &UdpSocket) -> SocketFault {
     // Not given up between a message and its socket, which may take its time when it is new.
     let pass = async |message: Bytes| {
@@ -141,7 +141,7 @@ async fn deliver(held: &CarriedFlow, inbox: &ContextInbox, socket: &UdpSocket) -
     over
 }
 
-/// From the program to the far end, for ever.
+/// Carries datagrams from the program to the peer.
 async fn forward(end: &DatagramPeer, socket: &UdpSocket) -> SocketFault {
     loop {
         // An error that waits here is taken by the reads.
@@ -152,7 +152,7 @@ async fn forward(end: &DatagramPeer, socket: &UdpSocket) -> SocketFault {
     }
 }
 
-/// All that the program said so far.
+/// Sends all datagrams that the program's socket holds.
 fn drain(end: &DatagramPeer, socket: &UdpSocket) {
     read_all(
         |buffer| socket.try_recv(buffer),
@@ -160,8 +160,8 @@ fn drain(end: &DatagramPeer, socket: &UdpSocket) {
     );
 }
 
-/// Reads what is left at the end, when nothing waits for the socket any more: a new one may hold
-/// what its waker has not reported.
+/// Sends the rest at the end, with a new registration of the socket: it may hold datagrams that the old
+/// one did not report.
 fn drain_last(end: &DatagramPeer, socket: &UdpSocket) {
     let socket = SockRef::from(socket);
     read_all(
@@ -188,7 +188,7 @@ pub(super) fn read_all(
     });
 }
 
-/// The program closed its socket: what it said before leaves, as long as it is worth it.
+/// Sends what the program sent before it closed its socket, until the datagrams expire.
 pub(super) async fn send_remaining(end: &DatagramPeer, socket: Option<&UdpSocket>) {
     if let Some(socket) = socket {
         drain_last(end, socket);
@@ -200,7 +200,7 @@ pub(super) async fn send_remaining(end: &DatagramPeer, socket: Option<&UdpSocket
     let _ = tokio::time::timeout(expiry, gone).await;
 }
 
-/// Says that no more will come.
+/// Ends our direction of the flow.
 pub(super) fn finish(held: &CarriedFlow) {
     let _ = at_once(held.flow.borrow_mut().shutdown());
     held.finished();

@@ -20,11 +20,11 @@ use crate::carried_flow::CarriedFlow;
 use crate::errno::SocketFault;
 use crate::options::{EXPIRY, SocketOptions};
 
-/// Where a far end is.
+/// Where a peer is carried.
 #[derive(Clone)]
 pub(super) enum PeerCarrier {
     Local(Rc<DatagramPeer>),
-    /// At the agent.
+    /// In the agent.
     Agent(Rc<AgentConnection>),
 }
 
@@ -42,27 +42,28 @@ impl PeerCarrier {
     }
 }
 
-/// A message that waits for its end.
+/// A datagram that waits for its peer's session.
 pub(super) struct EarlyDatagram {
     received_at: Instant,
     head: MessageHead,
     message: Bytes,
 }
 
-/// All datagram sockets' ends.
+/// The peers of all datagram sockets.
 #[derive(Default)]
 pub(crate) struct DatagramRegistry {
     pub(super) ports: OnceLock<(DatagramPorts, Socket)>,
     pub(super) peers: RefCell<HashMap<(u16, Ipv4Addr), PeerCarrier>>,
-    /// What was said before there was an end, where there will be one; the oldest first.
+    /// Datagrams sent before the session existed, the oldest first.
     pub(super) early: RefCell<HashMap<(u16, Ipv4Addr), VecDeque<EarlyDatagram>>>,
-    /// Sockets that connect or are connected, by port: told when it is to be looked for them.
+    /// Sockets that connect or are connected, by port, each with a notification to check whether the
+    /// program still has it.
     pub(super) clients: RefCell<HashMap<u16, (u64, Rc<Notify>)>>,
     pub(super) servers: RefCell<Vec<Rc<DatagramServer>>>,
 }
 
 impl DatagramRegistry {
-    /// Keeps a message for an end that there will be.
+    /// Stores a datagram for a peer whose session does not exist yet.
     pub(super) fn put_early(&self, key: (u16, Ipv4Addr), mark: MessageHead, message: &[u8]) {
         if let Some(early) = self.early.borrow_mut().get_mut(&key) {
             if early.len() == DATAGRAMS_MAX {
@@ -76,7 +77,8 @@ impl DatagramRegistry {
         }
     }
 
-    /// The end is there, of a socket whose messages are worth so much.
+    /// Begins to send for a peer, with the datagrams that waited; they expire as the socket's options
+    /// say.
     pub(super) fn begin(&self, key: (u16, Ipv4Addr), end: &PeerCarrier, expiry: Duration) {
         self.peers.borrow_mut().insert(key, end.clone());
         let early = self.early.borrow_mut().remove(&key);
@@ -107,13 +109,13 @@ impl DatagramRegistry {
         Ok((end, inbox))
     }
 
-    /// The server that a program's socket at `port` is.
+    /// The server socket at the program's port.
     pub(super) fn server_at(&self, port: u16) -> Option<Rc<DatagramServer>> {
         let servers = self.servers.borrow();
         servers.iter().find(|server| server.port == port).cloned()
     }
 
-    /// Tells every device that this process leaves; says whether there was a server.
+    /// Informs every device that this process ends. Returns whether there was a server.
     pub(crate) fn say_goodbye(&self) -> bool {
         let servers = self.servers.borrow();
         for bound in servers.iter() {
@@ -124,12 +126,12 @@ impl DatagramRegistry {
         !servers.is_empty()
     }
 
-    /// Whether a socket calls, or has called: its program may have said what is not read yet.
+    /// Whether a socket is or was connected: datagrams of its program may still be unread.
     pub(crate) fn has_clients(&self) -> bool {
         !self.clients.borrow().is_empty()
     }
 
-    /// Whether something waits for a session that is still worth saying.
+    /// Whether datagrams that have not expired wait for a session.
     pub(crate) fn has_unsent(&self) -> bool {
         let is_worth =
             |one: &EarlyDatagram| one.head.expiry.unwrap_or(EXPIRY) > one.received_at.elapsed();
@@ -143,9 +145,9 @@ pub(super) struct DatagramServer {
     pub(super) at: SocketAddr,
     pub(super) options: RefCell<SocketOptions>,
     pub(super) peer_count: Cell<usize>,
-    /// Wakes the check whether the program still has the socket.
+    /// Triggers the check whether the program still has the socket.
     pub(super) recheck: Notify,
     pub(super) server: RefCell<Option<Rc<Server>>>,
-    /// Closed when the address is free again.
+    /// Closed when the address can be bound again.
     pub(super) freed: Semaphore,
 }

@@ -24,14 +24,14 @@ use crate::errno::{CallResult, Errno};
 use crate::options::SocketOptions;
 use crate::pair;
 
-/// Far ends of one bound socket; each has a kernel socket. Further devices are refused.
+/// The most peers of one bound socket, each of which has a kernel socket. Further devices are refused.
 const ENDS_MAX: usize = 4096; // a guess: a quarter of the descriptors that the system gives a process
-/// A flow that has not named its context after so long is nobody's.
+/// How long a flow may take to name its context before it is reset.
 const LINE_WAIT: Duration = Duration::from_secs(10); // a guess
-/// Reset code of a flow that is not of a datagram socket, or one too many.
+/// The reset code of a flow that is not for a datagram socket, or exceeds the limit.
 const NOT_HERE: u64 = 0xd302;
 
-/// Makes a program's socket a server at `address`; says which that is.
+/// Makes a program's socket a server at `address`. Returns the actual address.
 pub(crate) async fn bind(
     engine: &Rc<EngineState>,
     grams: &Arc<ProgramDatagrams>,
@@ -102,7 +102,7 @@ async fn serve(
     bound.freed.close();
 }
 
-/// A device's end.
+/// Accepts the flow of a device.
 async fn accept_peer(
     engine: Rc<EngineState>,
     bound: Rc<DatagramServer>,
@@ -149,7 +149,7 @@ async fn accept_peer(
     bound.peer_count.set(bound.peer_count.get() - 1);
 }
 
-/// A bound socket is to be connected: it is no server any more.
+/// Stops serving at a bound socket, because the program connects it.
 pub(crate) async fn unbind(engine: &Rc<EngineState>, port: u16) {
     if let Some(bound) = engine.datagrams.server_at(port) {
         let server = bound.server.take();

@@ -14,17 +14,19 @@ use libc::c_int;
 use crate::kernel::socket_option;
 use crate::pair;
 
-/// What every session takes in one message, before its paths are known: of the least datagram that D2TP needs.
+/// The datagram size that every session supports before its paths are known, from the smallest packet
+/// that D2TP requires.
 pub(crate) const SURE_BYTES: usize = 1100;
-/// The names of far ends begin so ([`crate::engine_state::EngineState::name`]).
+/// The first bytes of the loopback addresses that stand for peers
+/// ([`crate::engine_state::EngineState::name`]).
 pub(crate) const NAMES: [u8; 2] = [127, 1];
-/// How often it is looked whether a program still has its socket, if nothing else tells.
+/// How often to check whether a program still has its socket, without another sign.
 pub(super) const LOOK: Duration = Duration::from_secs(5);
 
-/// Some socket of this process is one for datagrams: until then nobody is asked.
+/// Whether any socket of this process is a datagram socket. Until then calls need no look-up.
 static ANY: AtomicBool = AtomicBool::new(false);
 
-/// Whether a descriptor is a datagram socket, perhaps of ours.
+/// Whether a descriptor may be a datagram socket of ours.
 pub(crate) fn may_be_datagram_socket(fd: RawFd) -> bool {
     if !ANY.load(Ordering::Relaxed) {
         return false;
@@ -35,38 +37,38 @@ pub(crate) fn may_be_datagram_socket(fd: RawFd) -> bool {
 /// The engine's ports for datagrams.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DatagramPorts {
-    /// Bytes of a message without a head, whatever the name of its far end.
+    /// The port for datagrams without a head.
     pub(crate) plain: u16,
-    /// Bytes of a message with a head.
+    /// The port for datagrams with a head.
     pub(crate) with_head: u16,
 }
 
-/// What the program's side knows of a datagram socket.
+/// A datagram socket as the program's calls know it.
 pub(crate) struct ProgramDatagrams {
     pub(crate) ports: DatagramPorts,
-    /// Its loopback port.
+    /// The socket's loopback port.
     pub(crate) port: u16,
-    /// Its far ends, by their names.
+    /// The socket's peers, by the loopback addresses that stand for them.
     peers: Mutex<HashMap<Ipv4Addr, DatagramSession>>,
-    /// The far end that it is connected to.
+    /// The peer that the socket is connected to.
     to: Mutex<Option<Ipv4Addr>>,
 }
 
 /// The owner of the session with a far end: this process or an agent.
 pub(super) enum DatagramSession {
     Local(Connection),
-    /// An agent's: messages of so many bytes fit.
+    /// An agent's session: datagrams of this many bytes fit.
     Agent(usize),
 }
 
-/// A far end of a program's socket that an agent carries.
+/// A peer of a program's socket that an agent carries.
 pub(crate) struct AgentDatagramPeer {
     pub(super) socket: Arc<ProgramDatagrams>,
     pub(super) name: Ipv4Addr,
 }
 
 impl AgentDatagramPeer {
-    /// Messages of so many bytes fit.
+    /// Records the size of datagrams that fit now.
     pub(crate) fn has_room(&self, bytes: usize) {
         let session = DatagramSession::Agent(bytes);
         self.socket.peers().insert(self.name, session);
@@ -80,7 +82,7 @@ impl fmt::Debug for ProgramDatagrams {
 }
 
 impl ProgramDatagrams {
-    /// The far end that it is connected to.
+    /// The peer that the socket is connected to.
     pub(crate) fn to(&self) -> Option<Ipv4Addr> {
         *self.to.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -93,7 +95,7 @@ impl ProgramDatagrams {
         self.peers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The largest message that is taken for a far end now, if there is a session with it.
+    /// The largest datagram to a peer now, if there is a session with it.
     pub(crate) fn max(&self, name: Ipv4Addr) -> Option<usize> {
         let connection = match self.peers().get(&name)? {
             DatagramSession::Local(connection) => connection.clone(),
@@ -103,7 +105,7 @@ impl ProgramDatagrams {
     }
 }
 
-/// Makes a program's socket, and what is known of it.
+/// Creates a program's socket and its state.
 pub(crate) fn program_socket(
     flags: c_int,
     ports: DatagramPorts,

@@ -22,7 +22,7 @@ pub struct BackgroundProcess {
 /// which links it came.
 #[derive(Debug, Default)]
 pub struct LastProgress {
-    told: serde_json::Map<String, Value>,
+    latest_fields: serde_json::Map<String, Value>,
 }
 
 impl LastProgress {
@@ -47,10 +47,10 @@ impl LastProgress {
         for name in LastProgress::FIELDS {
             match fields.get(name) {
                 Some(value) if !value.is_null() => {
-                    self.told.insert(name.to_owned(), value.clone());
+                    self.latest_fields.insert(name.to_owned(), value.clone());
                 }
                 _ => {
-                    if let Some(value) = self.told.get(name) {
+                    if let Some(value) = self.latest_fields.get(name) {
                         fields.insert(name.to_owned(), value.clone());
                     }
                 }

@@ -283,15 +283,15 @@ impl<'a> TransferContent<'a, ProxySource<'a>> for Upload {
         let answer = UploadResponse::read(&body.kept, body.total)
             .map_err(|what| self.lost(FetchFault::Proxy(what.into())))?;
         let host = control.job.url.host_str().unwrap_or_default();
-        let verdict = match answer::judge(&answer, host, self.body.post) {
+        let decision = match answer::check_answer(&answer, host, self.body.post) {
             Err(answer::Refusal::Open(fault)) => Err(self.once_only(fault)),
             Err(answer::Refusal::Told(fault)) => Err(fault),
             Ok(()) => self.body.check_unchanged().map_err(FetchFault::Final),
         };
-        if matches!(verdict, Ok(()) | Err(FetchFault::Final(_))) {
+        if matches!(decision, Ok(()) | Err(FetchFault::Final(_))) {
             self.body.set_answered();
         }
-        verdict?;
+        decision?;
         self.set_acknowledged(self.body.length);
         self.answer = Some(answer);
         Ok(AnswerEnd::Whole)

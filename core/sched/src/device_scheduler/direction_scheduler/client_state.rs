@@ -17,7 +17,7 @@ pub(super) struct ClientState {
     pub(super) transfer: u64,
     pub(super) flow: Option<ScheduledFlow>,
     /// The links it could use, and whether they carry as far as it knows.
-    pub(super) ways: Vec<(String, bool)>,
+    pub(super) links: Vec<(String, bool)>,
     pub(super) carried: BTreeMap<String, u64>,
     /// For how long links have carried it, as far as it says; and as far as that is taken down.
     pub(super) busy: BTreeMap<String, (Span, Span)>,
@@ -28,7 +28,7 @@ pub(super) struct ClientState {
     /// Nobody is before it since then.
     pub(super) goes_since: Option<Time>,
     /// What it was told last.
-    pub(super) told: Option<ClientPhase>,
+    pub(super) last_phase: Option<ClientPhase>,
     /// The machine is woken and kept awake for it.
     pub(super) wakes: bool,
 }
@@ -55,14 +55,14 @@ impl ClientState {
         ClientState {
             transfer,
             flow: None,
-            ways: Vec::new(),
+            links: Vec::new(),
             carried: BTreeMap::new(),
             busy: BTreeMap::new(),
             measurements: BTreeMap::new(),
             is_interactive: false,
             moved_at: now,
             goes_since: None,
-            told: None,
+            last_phase: None,
             wakes: false,
         }
     }
@@ -82,7 +82,7 @@ impl ClientState {
 }
 
 /// The numbers of the clients that have reported a need, in the order of the scheduler's list.
-pub(super) fn told(clients: &BTreeMap<u64, ClientState>) -> impl Iterator<Item = u64> {
-    let told = clients.iter().filter(|(_, client)| client.flow.is_some());
-    told.map(|(number, _)| *number)
+pub(super) fn last_phase(clients: &BTreeMap<u64, ClientState>) -> impl Iterator<Item = u64> {
+    let last_phase = clients.iter().filter(|(_, client)| client.flow.is_some());
+    last_phase.map(|(number, _)| *number)
 }

@@ -299,28 +299,34 @@ impl LinkTable {
     /// what links could have carried that they did.
     pub(super) fn see(&mut self, now: Time, clients: &BTreeMap<u64, ClientState>) -> Option<f64> {
         // One that is on this machine alone says nothing of links.
-        let told = |client: &&ClientState| {
-            let mut ways = client.ways.iter().map(|(way, _)| &**way);
-            client.flow.is_some() && (client.ways.is_empty() || ways.any(|way| !is_here(way)))
+        let last_phase = |client: &&ClientState| {
+            let mut links = client.links.iter().map(|(link, _)| &**link);
+            client.flow.is_some() && (client.links.is_empty() || links.any(|link| !is_here(link)))
         };
-        let is_told = clients.values().any(|client| told(&client));
+        let is_awaited = clients.values().any(|client| last_phase(&client));
         let works = |name: &Option<String>| {
             let Some(name) = name else {
                 return false;
             };
-            if !is_told && !is_here(name) {
+            if !is_awaited && !is_here(name) {
                 // Nobody uses links: as the system has them, where that is known.
                 return self.around.radios.iter().any(|radio| radio.device == *name);
             }
             // What no transfer lists leads nowhere, whatever the system says.
-            let says = |client: &ClientState| {
-                let mut ways = client.ways.iter();
-                ways.find(|(way, _)| way == name).map(|(_, works)| *works)
+            let works_for = |client: &ClientState| {
+                let mut links = client.links.iter();
+                links
+                    .find(|(link, _)| link == name)
+                    .map(|(_, works)| *works)
             };
-            let is_silent = clients.values().any(|client| says(client) == Some(false));
-            // A client that asks nothing does not notice that a link died: who does is believed, unless the
-            // link carries for another.
-            let mut works = clients.values().filter(|client| says(client) == Some(true));
+            let is_silent = clients
+                .values()
+                .any(|client| works_for(client) == Some(false));
+            // A client that asks nothing does not notice that a link died. The report of one that noticed
+            // counts, unless the link carries for another.
+            let mut works = clients
+                .values()
+                .filter(|client| works_for(client) == Some(true));
             works.any(|client| !is_silent || client.moved_lately(now, name))
         };
         let up: Vec<bool> = self.names.iter().map(works).collect();
@@ -329,7 +335,7 @@ impl LinkTable {
         if !is_time && up == self.up {
             return None;
         }
-        let sights: Vec<LinkObservation> = (up.iter().zip(&self.pending))
+        let observations: Vec<LinkObservation> = (up.iter().zip(&self.pending))
             .map(|(up, pending)| match is_time && pending.bytes > 0 {
                 true => LinkObservation {
                     up: *up,
@@ -342,7 +348,7 @@ impl LinkTable {
                 },
             })
             .collect();
-        self.scheduler.observe(now, &sights);
+        self.scheduler.observe(now, &observations);
         self.up = up;
         if !is_time {
             return None;

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use d2tp_time::{Span, Time};
 
-use super::client_state::{ClientPhase, ClientState, told};
+use super::client_state::{ClientPhase, ClientState, last_phase};
 use crate::ScheduledFlow;
 
 /// From this load on there is no time to lose: the earliest deadline goes alone.
@@ -80,7 +80,7 @@ impl TransferQueue {
             true => 1,
             false => ABREAST,
         };
-        let numbers: Vec<u64> = told(clients).collect();
+        let numbers: Vec<u64> = last_phase(clients).collect();
         let (mut going, mut asking) = (0, 0);
         for n in order {
             let Some(client) = clients.get_mut(&numbers[*n]) else {
@@ -99,7 +99,7 @@ impl TransferQueue {
             };
             let lately = |moment: &Time| now.since(*moment) < MOVES_WITHIN;
             let begins = client.goes_since.as_ref().is_some_and(lately);
-            let begins = begins && client.told != Some(ClientPhase::Waits);
+            let begins = begins && client.last_phase != Some(ClientPhase::Waits);
             going += usize::from(begins || lately(&client.moved_at));
             if numbers[*n] == number {
                 return !goes;

@@ -23,7 +23,7 @@ pub(super) enum Refusal {
 
 /// Says whether `host` took the upload. `post`: sending the body again may do twice what was meant
 /// once.
-pub(super) fn judge(answer: &UploadResponse, host: &str, post: bool) -> Result<(), Refusal> {
+pub(super) fn check_answer(answer: &UploadResponse, host: &str, post: bool) -> Result<(), Refusal> {
     if let Some(fault) = proxy_status::refusal(answer.status, &answer.headers, &answer.body_text) {
         // The proxy's words say whether it reached the origin; only these two leave it open.
         let told = answer.headers.get("proxy-status");
@@ -87,7 +87,7 @@ mod tests {
 
     /// "done", "later", "never" or "open".
     fn judged(status: u16, proxy_status: Option<&str>, post: bool) -> &'static str {
-        match judge(&answer(status, proxy_status), "host", post) {
+        match check_answer(&answer(status, proxy_status), "host", post) {
             Ok(()) => "done",
             Err(Refusal::Open(_)) => "open",
             Err(Refusal::Told(FetchFault::Origin { .. })) => "later",
