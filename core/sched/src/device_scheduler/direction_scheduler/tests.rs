@@ -200,12 +200,12 @@ fn a_link_that_carries_nothing_for_those_on_it_counts_as_away() {
 #[test]
 fn a_link_that_is_silent_for_a_client_counts_as_away_though_an_idle_one_did_not_notice() {
     let mut device = Device::new();
-    let [idle, asking] = [0, 1].map(|number| device.lane.register(device.now, number));
+    let [idle, asking] = [0, 1].map(|number| device.scheduler.register(device.now, number));
     let silent = LinkCandidate {
         stalled: true,
         ..wifi()
     };
-    let is_up = |device: &Device| device.lane.links.scheduler.links()[0].is_up();
+    let is_up = |device: &Device| device.scheduler.links.scheduler.links()[0].is_up();
     device.ask(idle, &need(1_000, 3_600), &[wifi()]);
     device.wait(1);
     device.ask(asking, &need(1_000, 3_600), std::slice::from_ref(&silent));
