@@ -47,7 +47,7 @@ impl HibernatedExpiry {
     }
 }
 
-/// A hibernated session.
+/// A session at rest on a server: its record, and when its first deadline passes.
 pub(crate) struct HibernatedSession {
     record: Box<[u8]>,
     /// When the record was made; [`Time::NEVER`] if that is not known.

@@ -119,7 +119,7 @@ pub(crate) async fn call(
     Ok(Some(handed))
 }
 
-/// A reopened connection.
+/// What the agent says of a connection that is opened again.
 pub(crate) struct ReopenedConnection {
     pub(crate) server: String,
     pub(crate) target: Option<String>,

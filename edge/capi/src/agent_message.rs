@@ -253,7 +253,7 @@ pub(crate) enum ToAgent {
     Closed,
     /// The program knows the fault, so the agent may break the socket.
     Heard,
-    /// The networks changed.
+    /// Networks of the machine came or went, as the program knows; the agent tries its links again.
     NetworkChanged,
     /// Whether the program holds a D-Lock; at the start it holds none.
     DLock {

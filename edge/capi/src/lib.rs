@@ -34,7 +34,7 @@
 //!              address · identity · clock · pair · kernel · memory · errno
 //! ```
 //!
-//! A task takes [`EngineState`](engine_state::EngineState) and changes what is in it; nothing in it knows of the
+//! A task takes `EngineState` and changes what is in it; nothing in it knows of the
 //! engine. Only `engine_handle` and the files above it may be called from the program's threads, besides the facts and
 //! `table`.
 //!
