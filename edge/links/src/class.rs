@@ -71,15 +71,15 @@ pub struct ClassRule {
 /// A rule that cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{text}` is not NAME=free|metered|roaming, for example wwan0=metered")]
-pub struct ClassRuleError {
+pub struct LinkClassRuleError {
     text: String,
 }
 
 impl FromStr for ClassRule {
-    type Err = ClassRuleError;
+    type Err = LinkClassRuleError;
 
-    fn from_str(text: &str) -> Result<ClassRule, ClassRuleError> {
-        let refuse = || ClassRuleError { text: text.into() };
+    fn from_str(text: &str) -> Result<ClassRule, LinkClassRuleError> {
+        let refuse = || LinkClassRuleError { text: text.into() };
         let (name, class) = text.split_once('=').ok_or_else(refuse)?;
         let class = match class {
             "free" => CostClass::Free,
