@@ -164,7 +164,7 @@ impl TermsChange {
         *self == TermsChange::default()
     }
 
-    /// Applies the change to an order. A deadline is set in the queue instead: see `queue::Kept`.
+    /// Applies the change to an order. A deadline is set in the queue instead: see `queue::SavedTransfer`.
     pub fn apply(&self, order: &mut TransferOrder) {
         if let Some(policy) = &self.policy {
             order.policy.clone_from(policy);
