@@ -140,7 +140,7 @@ struct LinkEnergyState {
     spells: [MeanDuration; 2],
 }
 
-/// A mean duration.
+/// A mean of durations, updated one by one.
 #[derive(Debug, Clone, Copy)]
 struct MeanDuration {
     sum_s: f64,

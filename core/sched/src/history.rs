@@ -46,7 +46,7 @@ pub struct LinkObservation {
 /// A period in which a link carried.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct UpPeriod {
-    /// Its length.
+    /// Length of the period in seconds.
     pub length_s: f64,
     /// Its rate in bytes per second.
     pub rate: f64,

@@ -47,7 +47,7 @@ impl HibernatedExpiry {
     }
 }
 
-/// A hibernated session.
+/// A hibernated session: its record and its times.
 pub(crate) struct HibernatedSession {
     record: Box<[u8]>,
     /// When the record was made; [`Time::NEVER`] if that is not known.

@@ -119,7 +119,7 @@ pub(crate) async fn call(
     Ok(Some(handed))
 }
 
-/// A reopened connection.
+/// A connection that was opened again at an agent.
 pub(crate) struct ReopenedConnection {
     pub(crate) server: String,
     pub(crate) target: Option<String>,

@@ -253,7 +253,7 @@ pub(crate) enum MessageToAgent {
     Closed,
     /// The program knows the fault, so the agent may break the socket.
     Heard,
-    /// The networks changed.
+    /// The networks changed in a way that the agent may not have seen.
     NetworkChanged,
     /// Whether the program holds a D-Lock; at the start it holds none.
     DLock {
