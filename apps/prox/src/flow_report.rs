@@ -18,7 +18,7 @@ pub enum ServedFrom {
     Proxy,
     /// The request opens a tunnel.
     Tunnel,
-    /// None: packets are relayed beside the flow.
+    /// The flow carries no response: packets are relayed beside it.
     Relay,
 }
 

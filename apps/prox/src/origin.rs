@@ -77,7 +77,7 @@ impl OriginRequestBody {
     }
 }
 
-/// An origin's response.
+/// An origin's response, with its body still to be read.
 pub(crate) struct OriginResponse {
     pub(crate) status: StatusCode,
     pub(crate) version: Version,

@@ -40,7 +40,7 @@ const RETRY_AFTER_MAX: Duration = Duration::from_secs(600);
 
 const AGENT: &str = concat!("cedos/", env!("CARGO_PKG_VERSION"));
 
-/// A GET request.
+/// A GET request for an object or a range of it.
 #[derive(Debug, Clone)]
 pub struct GetRequest {
     /// The URL of the object.

@@ -29,7 +29,7 @@ pub enum RefusalCause {
 /// A refused connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConnectRefusal {
-    /// The cause.
+    /// Why the connection is refused.
     pub cause: RefusalCause,
     /// The explanation, for users.
     pub text: String,

@@ -30,7 +30,7 @@ pub enum PlaylistLinkKind {
     Other,
 }
 
-/// A media segment.
+/// A media segment of a playlist.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MediaSegment {
     /// The URL of the segment.

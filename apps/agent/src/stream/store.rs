@@ -40,7 +40,7 @@ pub struct ObjectNote {
     pub length: Option<u64>,
     /// The origin's validator of these bytes.
     pub validator: Option<Validator>,
-    /// The media type.
+    /// The media type of the object.
     pub media_type: Option<String>,
     /// Ranges of the object's bytes that are held.
     pub held: Spans,

@@ -33,7 +33,7 @@ const OPTIONS: [&str; 4] = [
 /// `EXT4_IOC_SHUTDOWN` // include/uapi/linux/ext4.h
 const SHUTDOWN: libc::Ioctl = libc::_IOR::<u32>(b'X' as u32, 125);
 
-/// A mounted disk.
+/// A disk image that is mounted for a kill point.
 #[derive(Debug)]
 pub struct MountedDisk {
     place: PathBuf,

@@ -15,7 +15,7 @@ const TEXT_CHARS_MAX: usize = 200;
 
 /// An answer that does not accept the upload.
 pub(super) enum Refusal {
-    /// It is unknown whether the origin has the body.
+    /// The answer leaves open whether the origin has the body.
     Open(FetchFault),
     /// The answer says what happened to the body.
     Told(FetchFault),
