@@ -48,7 +48,7 @@ pub enum LinkAction {
     Grant {
         /// The flow that may spend.
         flow: FlowId,
-        /// The socket of the link that costs.
+        /// The socket of the metered link.
         socket: LinkId,
         /// Bytes in each direction.
         bytes: u64,

@@ -1,4 +1,4 @@
-//! Flows that may pay: what each has had on links that cost, and what more it may be granted on each.
+//! Flows that may pay: what each has had on metered links, and what more it may be granted on each.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -14,7 +14,7 @@ pub(crate) const GRANT_MIN_BYTES: u64 = 64 * 1024;
 /// What a flow spent and was granted on one metered link, in both directions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkSpend {
-    /// The socket of the link that costs.
+    /// The socket of the metered link.
     pub socket: LinkId,
     /// Payload bytes the flow has carried on the path in total.
     pub spent: u64,

@@ -15,7 +15,7 @@
 //!
 //! A device that has seen no free link yet expects one: a free link that is down stands in the
 //! scheduler's list from the start, and the first free link that comes up takes its entry. Without it
-//! the list would hold only links that cost, and everything would be paid for at once.
+//! the list would hold only metered links, and everything would be paid for at once.
 
 mod budget_shares;
 mod carried_by_link;

@@ -8,7 +8,7 @@
 //!
 //! A link carries the first of its flows that is not complete; several links may carry the same one.
 //! Serving the earliest deadline first meets all deadlines if anything does, and leaves no more to
-//! links that cost than another order (Liu and Layland, 1973, show the first for one processor; a
+//! metered links than another order (Liu and Layland, 1973, show the first for one processor; a
 //! fluid that may be split is the same case).
 
 use crate::link_choice::{CostPolicy, DeadlineFallback, FlowDemand, SIZE_UNKNOWN_BYTES};

@@ -784,7 +784,7 @@ mod tests {
     }
 
     /// Seconds before its deadline from which on a flow pays: after five seconds of Wi-Fi that goes with 45 s left,
-    /// beside a link that costs and was never used.
+    /// beside a metered link and was never used.
     fn begins_to_pay(remaining_bytes: Option<u64>, size_bytes: u64) -> u64 {
         let (mut scheduler, now) = after(SchedulerMode::Forecast, &[(5, [WIFI, None])]);
         let mut flow = free_first(size_bytes, 0.0);

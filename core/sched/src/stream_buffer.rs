@@ -3,7 +3,7 @@
 //! ```text
 //!  quota ┬ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ a free link fills up to here
 //!        │
-//!  high  ┼ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ a link that costs stops here ──┐ saving: nothing is paid for
+//!  high  ┼ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ a metered link stops here ─────┐ saving: nothing is paid for
 //!        │     ▲ filling: up to high, before it runs dry      │
 //!  low   ┼ ────┴──────────────────────────────────────────────┘ and begins again here
 //!  empty ┴

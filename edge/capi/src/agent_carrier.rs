@@ -2,7 +2,7 @@
 //! links, sessions and scheduler for all of them (`docs/agent.md`, "Sockets of programs").
 //!
 //! The same tasks carry as in a program's own engine (`connect`, `pump`, `policy`); only who decides about
-//! links that cost is another, and whoever the socket belongs to is told by messages.
+//! metered links is another, and whoever the socket belongs to is told by messages.
 
 use std::cell::Cell;
 use std::os::fd::OwnedFd;

@@ -19,7 +19,7 @@ use crate::device::SimDevice;
 
 /// A player shows nothing before it has this much. // a guess: what players buffer at the least
 const START: Span = Span::from_secs(1);
-/// The path over a link that costs and is not paid for any more is left when what was under way has
+/// The path over a metered link that is no longer paid for is left when what was under way has
 /// arrived.
 const READY_FOR: Span = Span::from_secs(1); // a guess
 /// How often the level is written down.
@@ -74,7 +74,7 @@ pub(crate) struct SimViewer {
 }
 
 impl SimViewer {
-    /// How long the path over a link that costs is kept after it was paid for.
+    /// How long the path over a metered link is kept after it was paid for.
     pub(crate) fn keeps_path_for(&self) -> Span {
         READY_FOR
     }

@@ -1,8 +1,8 @@
-//! What links that cost carried for this device since the day the allowance began, and how much of
+//! What metered links carried for this device since the day the allowance began, and how much of
 //! the allowance is left; and the same for each network that the settings give a cap.
 //!
 //! ```text
-//!  budget (cedos budget set)   all links that cost    hard: no transfer pays any more
+//!  budget (cedos budget set)   all metered links      hard: no transfer pays any more
 //!  cap ([[network]])           one network            hard: nothing goes over it any more
 //!                                                     cautious: likewise, a tenth before
 //!                                                     soft: it is told, and goes on

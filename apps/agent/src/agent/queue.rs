@@ -116,7 +116,7 @@ impl SavedTransfer {
         })
     }
 
-    /// The terms as they are now, of which links that cost carried so much already.
+    /// The terms as they are now, of which metered links carried so much already.
     ///
     /// # Errors
     /// It makes no sense.

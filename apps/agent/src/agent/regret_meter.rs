@@ -10,7 +10,7 @@
 //! of its network where that is more; one that was never used, nothing. Giving each second to the
 //! unfinished transfer with the earliest deadline leaves the fewest bytes undone at deadlines, whatever
 //! comes later: for bytes that may be split it is the same least as a linear program finds, and it needs
-//! no look ahead. What is left on paper is what had to be paid for; a link that costs is taken to be able
+//! no look ahead. What is left on paper is what had to be paid for; a metered link is taken to be able
 //! to carry it. A transfer that was complete early is on paper until its deadline, for waiting would have
 //! been right. Only those count whose policy leaves it to the agent to pay or wait (`free-first`,
 //! `balanced`); a second in which the machine slept counts as one in which nothing could be carried.

@@ -1,4 +1,4 @@
-//! What a transfer is told: the link it is on, or why it waits, and whether links that cost carry it.
+//! What a transfer is told: the link it is on, or why it waits, and whether metered links carry it.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What a flow spent on links that cost, and what its device is told when it is granted something else.
+//! What a flow spent on metered links, and what its device is told when it is granted something else.
 //!
 //! ```text
 //!  Grant ─▶ FlowSpending ─▶ SpendingChange ─▶ the device: which counts from when the flow was allowed

@@ -114,11 +114,11 @@ pub struct ScoreRow {
     pub met: usize,
     /// Bytes of all jobs.
     pub bytes: u64,
-    /// Carried by links that cost.
+    /// Carried by metered links.
     pub metered_bytes: u64,
     /// Missing at deadlines.
     pub late_bytes: u64,
-    /// The least that links that cost must carry; nothing if not all deadlines can be met.
+    /// The least that metered links must carry; nothing if not all deadlines can be met.
     pub optimum_metered_bytes: Option<u64>,
     /// What could have been saved.
     pub avoidable_share: Option<f64>,

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  every second, and at every change of a link:
-//!     links, bytes, what is left ─▶ scheduler ─▶ may this flow spend on links that cost?
+//!     links, bytes, what is left ─▶ scheduler ─▶ may this flow spend on metered links?
 //!                                        ├─ others go first: the sender holds it back
 //!                                        └─ nothing may be used: say why, the flow sleeps
 //!  the flow is forgotten, reset, or its session over ─▶ a new one, with Range from what we hold

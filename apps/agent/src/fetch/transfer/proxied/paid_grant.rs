@@ -1,4 +1,4 @@
-//! What the links that cost may carry for a flow: what the driver was told of it, and what was paid.
+//! What the metered links may carry for a flow: what the driver was told of it, and what was paid.
 
 use std::time::Duration;
 

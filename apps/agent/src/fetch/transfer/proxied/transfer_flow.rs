@@ -1,4 +1,4 @@
-//! What the flow at hand goes by: its grant for links that cost, its deadline, and whether its sender
+//! What the flow at hand goes by: its grant for metered links, its deadline, and whether its sender
 //! holds it back because others go first.
 
 use std::sync::Arc;
