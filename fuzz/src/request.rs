@@ -6,7 +6,7 @@ pub fn request(bytes: &[u8]) {
         .enable_time()
         .build()
         .expect("a runtime of one thread");
-    match runtime.block_on(cedos_prox::judge_head(bytes)) {
+    match runtime.block_on(cedos_prox::check_head(bytes)) {
         None => assert!(bytes.is_empty(), "somebody waits for an answer"),
         Some(Err(status)) => assert!((400..=505).contains(&status), "{status}"),
         Some(Ok(asked)) => {

@@ -20,13 +20,13 @@ use anyhow::{Context, Result};
 
 use crate::repository::root;
 use crate::step::{StepOutcome, Steps, cargo, has_subcommand, run as run_command};
-use crate::totals::Totals;
+use crate::totals::TestTotals;
 use crate::{hung, msrv, rules, seeds, test_programs};
 
 /// Runs every step; whether all held.
 pub fn run() -> Result<bool> {
     let mut steps = Steps::default();
-    let mut totals = Totals::default();
+    let mut totals = TestTotals::default();
     steps.command("format", &mut cargo(["fmt", "--all", "--check"]));
     steps.command(
         "lints",
@@ -71,7 +71,7 @@ pub const SILENCE: Duration = Duration::from_secs(360);
 
 /// Runs the tests of the workspace, adding up their results; `more` are arguments of cargo, and
 /// after `--` of the tests.
-pub fn tests(totals: &mut Totals, more: &[&str]) -> Result<StepOutcome> {
+pub fn tests(totals: &mut TestTotals, more: &[&str]) -> Result<StepOutcome> {
     let split = more.iter().position(|word| *word == "--");
     let (of_cargo, of_tests) = match split {
         Some(at) => (&more[..at], &more[at + 1..]),
@@ -99,7 +99,7 @@ pub fn tests(totals: &mut Totals, more: &[&str]) -> Result<StepOutcome> {
 
 /// Runs a command of cargo's that runs tests, showing what it says; whether it held. What says
 /// nothing for too long is killed.
-fn heard(command: &mut Command, totals: &mut Totals) -> Result<bool> {
+fn heard(command: &mut Command, totals: &mut TestTotals) -> Result<bool> {
     let mut child = command
         .stdout(Stdio::piped())
         .spawn()

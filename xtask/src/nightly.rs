@@ -10,7 +10,7 @@ use anyhow::Result;
 
 use crate::repository::root;
 use crate::step::{StepOutcome, Steps, cargo, has_subcommand, run as run_command};
-use crate::totals::Totals;
+use crate::totals::TestTotals;
 
 /// NightlyOptions of the verb.
 #[derive(clap::Args)]
@@ -32,7 +32,7 @@ pub struct NightlyOptions {
 /// Runs every long step; whether none failed.
 pub fn run(options: &NightlyOptions) -> Result<bool> {
     let mut steps = Steps::default();
-    let mut totals = Totals::default();
+    let mut totals = TestTotals::default();
     steps.command(
         "every feature",
         &mut cargo([

@@ -19,7 +19,7 @@ use serde_json::Value;
 
 use crate::repository::root;
 use crate::step::{StepOutcome, Steps, cargo, has_subcommand, run as run_command};
-use crate::totals::Totals;
+use crate::totals::TestTotals;
 use crate::{check, rules, seeds, test_programs};
 
 /// The test program of the core in which two endpoints exchange packets.
@@ -104,7 +104,7 @@ fn unit_tests(packages: &Packages, affected: &BTreeSet<String>) -> Result<StepOu
     let programs = programs
         .iter()
         .filter(|program| folders.contains(&program.folder));
-    let mut totals = Totals::default();
+    let mut totals = TestTotals::default();
     let held =
         test_programs::run_beside_each_other(programs, &["--quiet"], check::SILENCE, &mut totals)?;
     println!("{} passed, {} failed", totals.passed, totals.failed);

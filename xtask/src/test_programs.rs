@@ -23,7 +23,7 @@ use serde_json::Value;
 
 use crate::hung;
 use crate::step::cargo;
-use crate::totals::Totals;
+use crate::totals::TestTotals;
 
 /// A program of tests.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -116,7 +116,7 @@ pub fn run_beside_each_other<'a>(
     programs: impl Iterator<Item = &'a TestProgram>,
     arguments: &[&str],
     patience: Duration,
-    totals: &mut Totals,
+    totals: &mut TestTotals,
 ) -> Result<bool> {
     run(programs.collect(), cores(), arguments, patience, totals)
 }
@@ -127,7 +127,7 @@ pub fn run_one_by_one<'a>(
     programs: impl Iterator<Item = &'a TestProgram>,
     arguments: &[&str],
     patience: Duration,
-    totals: &mut Totals,
+    totals: &mut TestTotals,
 ) -> Result<bool> {
     run(programs.collect(), 1, arguments, patience, totals)
 }
@@ -137,7 +137,7 @@ fn run(
     workers: usize,
     arguments: &[&str],
     patience: Duration,
-    totals: &mut Totals,
+    totals: &mut TestTotals,
 ) -> Result<bool> {
     // Taken from the end. A large program is often a slow one, which had better not be the last.
     waiting.sort_by_key(|program| program.bytes());
@@ -280,9 +280,9 @@ mod tests {
     #[test]
     fn results_add_up_and_a_failure_is_one() {
         let long = Duration::from_secs(60);
-        let mut totals = Totals::default();
+        let mut totals = TestTotals::default();
         let said = "echo 'test result: ok. 2 passed; 0 failed; 0 ignored'; exit $0";
-        let run = |code, totals: &mut Totals| {
+        let run = |code, totals: &mut TestTotals| {
             let programs = [shell("a"), shell("b")];
             let arguments = ["-c", said, code];
             run_beside_each_other(programs.iter(), &arguments, long, totals).expect("it runs")

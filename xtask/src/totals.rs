@@ -2,7 +2,7 @@
 
 /// Tests over all binaries.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Totals {
+pub struct TestTotals {
     /// Tests that held.
     pub passed: u64,
     /// Tests that did not.
@@ -11,7 +11,7 @@ pub struct Totals {
     pub ignored: u64,
 }
 
-impl Totals {
+impl TestTotals {
     /// Takes one line of output; counts it if it is a binary's closing line.
     pub fn hear(&mut self, line: &str) {
         let Some(counts) = line.trim_start().strip_prefix("test result: ") else {
@@ -41,7 +41,7 @@ mod tests {
 
     #[test]
     fn closing_lines_add_up_and_others_do_not() {
-        let mut totals = Totals::default();
+        let mut totals = TestTotals::default();
         for line in [
             "running 3 tests",
             "test a ... ok",
@@ -50,7 +50,7 @@ mod tests {
         ] {
             totals.hear(line);
         }
-        let expected = Totals {
+        let expected = TestTotals {
             passed: 11,
             failed: 3,
             ignored: 1,

@@ -68,55 +68,55 @@ use queue::TransferIntent;
 use state::{Agent, lock};
 use transfer_task::TransferTask;
 
-/// Events that a slow listener may be behind before it misses some.
+/// Events that are kept for a slow subscriber before it misses some.
 const NEWS_MAX: usize = 1_024;
 
-/// How often what changes slowly is written down and looked at.
+/// The interval at which slowly changing state is checked and saved.
 const HOUSEKEEPING: Duration = Duration::from_secs(5);
 
-/// How often it is looked back on what free links carried and could have.
+/// The interval at which avoidable cost is computed.
 const LOOK_BACK: Duration = Duration::from_secs(1);
 
-/// Time for transfers to put down what they hold when the agent ends.
+/// Time for transfers to save their state when the agent ends.
 const FAREWELL: Duration = Duration::from_secs(20); // a guess: a sync on a slow disk
 
-/// How an agent runs.
+/// Options of an agent.
 #[derive(Debug, Clone, Default)]
 pub struct AgentOptions {
-    /// Where its socket is; none is the usual place.
+    /// The path of the agent's socket; none is the default.
     pub socket: Option<PathBuf>,
-    /// What links cost, said with the command.
+    /// Cost classes of links from the command line.
     pub flags: ClassRules,
     /// What the user's settings say of networks.
     pub rules: NetworkRules,
-    /// Nobody is told anything on the desktop.
+    /// Whether desktop notifications are disabled.
     pub no_notifications: bool,
-    /// While a transfer waits, how often links are looked for; none: when it is worth it.
+    /// The interval of scans for links while a transfer waits; none: decided by the agent.
     pub scan_interval: Option<Duration>,
-    /// How it is decided.
+    /// The scheduling algorithm.
     pub scheduler: SchedulerKind,
-    /// Where Prometheus finds its figures, if anywhere.
+    /// The address that serves metrics for Prometheus, if any.
     pub metrics: Option<SocketAddr>,
-    /// What is started when free links come and go.
+    /// Commands that run when free links come and go.
     pub hooks: Hooks,
-    /// The proxy for programs, if there is to be one.
+    /// The local proxy, if there is one.
     pub local_proxy: Option<LocalProxy>,
 }
 
-/// A proxy on this machine, for programs that know nothing of D2TP.
+/// Options of the proxy on this machine for programs without D2TP.
 #[derive(Debug, Clone)]
 pub struct LocalProxy {
-    /// Where it listens: an address of loopback.
+    /// The loopback address that the local proxy listens at.
     pub address: SocketAddr,
-    /// The D2Prox that it goes by.
+    /// The D2Prox that it uses.
     pub server: ServerAddress,
-    /// This device's key.
+    /// The key of this device.
     pub key: SecretKey,
-    /// On what terms, where a program does not say.
+    /// The options of connections for which the program gives none.
     pub options: proxy::ConnOptions,
 }
 
-/// Names the socket where it is elsewhere; `none`: there is to be no agent.
+/// The environment variable with the path of the agent's socket; `none` disables the agent.
 pub const SOCKET_VARIABLE: &str = "CEDOS_AGENT";
 
 /// Where the socket is: `$CEDOS_AGENT`, else `$XDG_RUNTIME_DIR/cedos/agent.sock`, else beside the state.
@@ -254,7 +254,7 @@ async fn open_local_proxy(
     Ok((local_proxy, line, at))
 }
 
-/// Takes the socket, which one agent of a user has.
+/// Binds the agent's socket, which only one agent of a user may have.
 fn listen(path: &Path) -> anyhow::Result<(UnixListener, File)> {
     let folder = path.parent().context("the socket needs a folder")?;
     DirBuilder::new()
@@ -281,7 +281,7 @@ fn listen(path: &Path) -> anyhow::Result<(UnixListener, File)> {
 }
 
 impl Agent {
-    /// Takes up the queue as an earlier agent left it; the lock that says so.
+    /// Loads the queue that an earlier agent left. Returns the lock that marks it as in use.
     fn take_up(self: &Arc<Agent>) -> anyhow::Result<Option<File>> {
         let has_them = jobs::claim_all().inspect_err(|error| {
             tracing::warn!(%error, "other commands may show the agent's transfers as queued");
@@ -298,7 +298,7 @@ impl Agent {
         Ok(has_them.ok())
     }
 
-    /// Follows the links, whether a transfer runs or not: what they do is worth knowing later.
+    /// Follows the links even while no transfer runs, to learn their history.
     async fn watch_links(self: Arc<Agent>) {
         let (mut links, mut around) = (self.link_view.links(), self.link_view.nearby());
         loop {
@@ -314,7 +314,7 @@ impl Agent {
         }
     }
 
-    /// Writes down what changes slowly.
+    /// Saves slowly changing state at intervals.
     async fn keep_records(self: Arc<Agent>) {
         loop {
             tokio::time::sleep(HOUSEKEEPING).await;
@@ -326,7 +326,7 @@ impl Agent {
         }
     }
 
-    /// Counts what was paid for in vain.
+    /// Counts metered bytes that were avoidable.
     async fn look_back(self: Arc<Agent>) {
         loop {
             tokio::time::sleep(LOOK_BACK).await;
@@ -339,7 +339,7 @@ impl Agent {
         }
     }
 
-    /// Has all transfers put down what they hold.
+    /// Makes all transfers save their state and stop.
     async fn end(&self) {
         self.is_ending.store(true, Ordering::Relaxed);
         for task in lock(&self.tasks).values() {

@@ -14,11 +14,11 @@ use d2tp_session::SecretKey;
 
 /// Permissions of a key file: read and write for its owner.
 const KEY_FILE_MODE: u32 = 0o600;
-/// A key file is one line; more is some other file.
+/// The largest key file: a key is one line, so a larger file is something else.
 const KEY_FILE_BYTES_MAX: u64 = 256;
 /// Permissions of the folder of the default key file.
 const KEY_FOLDER_MODE: u32 = 0o700;
-/// Names a device's key file, where `--key` does not.
+/// The environment variable with the path of the device's key file, if `--key` is not given.
 pub const KEY_FILE_VARIABLE: &str = "CEDOS_KEY_FILE";
 
 /// A new random key.

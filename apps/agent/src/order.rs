@@ -21,16 +21,16 @@ use crate::terms::{DueTime, TransferTerms};
 
 /// Tries without a new byte before giving up on an origin.
 pub const TRIES: u32 = 8;
-/// How long a connection may be silent.
+/// How many seconds a connection may carry nothing.
 pub const STALL_S: f64 = 10.0;
 
-/// Which way.
+/// The direction of a transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TransferVerb {
-    /// To this device.
+    /// A download to this device.
     Get,
-    /// From it.
+    /// An upload from this device.
     Put,
 }
 
@@ -44,18 +44,18 @@ impl TransferVerb {
     }
 }
 
-/// By when.
+/// The deadline of an order.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Deadline {
-    /// At this time of day.
+    /// At this point in time.
     At(Timestamp),
-    /// In so many seconds, counted from when it is asked for.
+    /// This many seconds after the request.
     WithinS(f64),
 }
 
 impl Deadline {
-    /// Counted from now.
+    /// The deadline, if the request is made now.
     pub fn due(self) -> DueTime {
         match self {
             Deadline::At(at) => DueTime::At(at),
@@ -65,7 +65,7 @@ impl Deadline {
         }
     }
 
-    /// Whether the deadline is over before anything can begin.
+    /// Whether the deadline has passed before the transfer begins.
     pub fn has_passed(self) -> bool {
         match self {
             Deadline::At(at) => at <= Timestamp::now(),
@@ -74,73 +74,73 @@ impl Deadline {
     }
 }
 
-/// What was asked for.
+/// A request for a transfer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TransferOrder {
-    /// Which way.
+    /// The direction.
     pub verb: TransferVerb,
-    /// From where, or to where.
+    /// The URL of the object: source of a download, destination of an upload.
     pub url: String,
-    /// Where a download goes, replacing what is there; what an upload sends.
+    /// The destination of a download, replaced when it is complete; or the file to upload.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file: Option<PathBuf>,
-    /// The folder a download goes into, under a name of its own.
+    /// The folder of a download that gets its own file name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub folder: Option<PathBuf>,
-    /// By when; none is no deadline.
+    /// The deadline; none is no deadline.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline: Option<Deadline>,
-    /// `free-only`, `free-first`, `balanced`, `fast` or `any`.
+    /// The cost policy: `free-only`, `free-first`, `balanced`, `fast` or `any`.
     #[serde(default = "free_first")]
     pub policy: String,
-    /// `cell`, `wait` or `fail`.
+    /// What to do when free links are too slow for the deadline: `cell`, `wait` or `fail`.
     #[serde(default = "cell")]
     pub if_late: String,
-    /// Start at once or fail.
+    /// Whether the transfer must start at once or fail.
     #[serde(default)]
     pub now: bool,
-    /// Bytes that metered links may carry.
+    /// The most bytes that metered links may carry.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_cell: Option<u64>,
-    /// 0 to 7, higher is more: who goes first when not all can be in time.
+    /// The priority when not all transfers can be in time: 0 to 7, higher goes first.
     #[serde(default)]
     pub priority: u8,
     /// The digest the object must have, `sha256:HEX`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub integrity: Option<String>,
-    /// Tries without a new byte before giving up on the origin.
+    /// Tries without a new byte before the origin is given up.
     #[serde(default = "tries")]
     pub tries: u32,
-    /// Seconds a connection may be silent.
+    /// How many seconds a connection may carry nothing.
     #[serde(default = "stall_s")]
     pub stall_s: f64,
-    /// Follow redirects from https to http.
+    /// Whether redirects from https to http are followed.
     #[serde(default)]
     pub allow_downgrade: bool,
-    /// Fields for the request, `Name: value`.
+    /// Header fields for the request, `Name: value`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub headers: Vec<String>,
-    /// The proxy opens a tunnel only.
+    /// Whether the proxy only opens a tunnel.
     #[serde(default)]
     pub sealed: bool,
-    /// Authorities to trust besides the system's, in PEM.
+    /// A file of trusted authorities in PEM, in addition to the system's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ca: Option<PathBuf>,
     /// The proxy to go through, `d2tp://host:port/KEY`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prox: Option<String>,
-    /// This device's key file, where it is not the usual one.
+    /// The path of this device's key file, if not the default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<PathBuf>,
-    /// An upload is a POST, sent to the origin once at most.
+    /// Whether an upload is a POST, sent to the origin once at most.
     #[serde(default)]
     pub post: bool,
-    /// What the proxy knows an upload by: with the same word it is the same one, and a POST delivered
-    /// once. The agent makes one where none is given.
+    /// The token by which the proxy recognises an upload: two orders with the same token are the same
+    /// upload, and a POST is delivered once. The agent creates one if none is given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub token: Option<String>,
-    /// What an uploaded file is.
+    /// The media type of an uploaded file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub content_type: Option<String>,
 }
@@ -162,7 +162,7 @@ fn stall_s() -> f64 {
 }
 
 impl TransferOrder {
-    /// With everything as it is if nobody says otherwise.
+    /// Creates an order with all defaults.
     pub fn new(verb: TransferVerb, url: &str) -> TransferOrder {
         TransferOrder {
             verb,
@@ -252,7 +252,7 @@ impl TransferOrder {
         })
     }
 
-    /// The order with every path beginning at the root, as one that leaves this process must be.
+    /// The order with absolute paths, as one that leaves this process must have.
     ///
     /// # Errors
     /// The working directory is gone.

@@ -32,31 +32,31 @@ use crate::fetch::upload_body::UploadBody;
 use crate::key;
 use crate::order::{TransferOrder, TransferVerb};
 
-/// How sessions are to send, beside what the order says.
+/// Options of sessions beside what the order contains.
 #[derive(Default)]
 pub struct SessionTuning {
     /// The configuration of sessions.
     pub config: EndpointConfig,
-    /// Acknowledgements of Wi-Fi on other links.
+    /// ACK offload of Wi-Fi to other links.
     pub offload_acks: AckOffload,
-    /// Keep queues short.
+    /// The factor of DRWA, which keeps queues short.
     pub drwa: Option<DrwaLambda>,
-    /// What sessions do is written here.
+    /// The log of sessions.
     pub log: Option<Arc<Qlog>>,
 }
 
-/// What a way is wanted for.
+/// The purpose of a transport.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TransportPurpose {
-    /// To carry the order out.
+    /// To carry out the order.
     Carry,
-    /// To look what carrying it out would be.
+    /// To plan what carrying out the order would do.
     DryRun,
-    /// To give up what was begun.
+    /// To abandon a partial transfer.
     Forget,
 }
 
-/// What an upload sends, and how.
+/// The file of an upload, and how it is sent.
 #[derive(Clone)]
 struct UploadSpec {
     file: PathBuf,
@@ -65,7 +65,7 @@ struct UploadSpec {
     token: Option<String>,
 }
 
-/// An order that makes sense.
+/// A validated order.
 pub struct PreparedTransfer {
     /// The job that was prepared.
     pub job: TransferJob,
@@ -75,9 +75,9 @@ pub struct PreparedTransfer {
     tls: Option<OriginTls>,
     key: Option<SecretKey>,
     proxy: Option<ServerAddress>,
-    /// What an upload sends.
+    /// The upload's file, if the order is an upload.
     upload: Option<UploadSpec>,
-    /// Whether it may go to the same origin by D2TP, if the origin speaks it.
+    /// Whether D2TP to the same origin may be used if the origin supports it.
     may_go_end_to_end: bool,
 }
 
@@ -169,17 +169,17 @@ impl PreparedTransfer {
         })
     }
 
-    /// Who speaks to the origin.
+    /// Which host talks to the origin.
     pub fn mode(&self) -> FetchMode {
         self.mode
     }
 
-    /// Whether it can be carried out by somebody else than this process.
+    /// Whether another process can carry out the order.
     pub fn is_web_origin(&self) -> bool {
         self.target.is_none()
     }
 
-    /// Makes what moves its requests.
+    /// Creates the transport of the transfer's requests.
     pub async fn open_transport(
         &mut self,
         links: &watch::Receiver<Arc<Vec<Link>>>,
@@ -232,7 +232,7 @@ impl PreparedTransfer {
         }
     }
 
-    /// The origin by D2TP, if it said before that it speaks it and is there now.
+    /// The transport by D2TP to the origin, if the origin announced D2TP before and answers now.
     async fn alternative(
         &self,
         links: &watch::Receiver<Arc<Vec<Link>>>,
@@ -279,11 +279,11 @@ impl PreparedTransfer {
     }
 }
 
-/// What moves the requests of an errand.
+/// The transport of a transfer's requests.
 pub enum TransferTransport {
-    /// TCP and TLS, over one link at a time.
+    /// TCP and TLS to the origin, over one link at a time.
     Direct(DirectConnector),
-    /// A session with the origin itself.
+    /// A D2TP session with the origin itself.
     EndToEnd(Box<D2tpOrigin>),
     /// A session with a proxy.
     Proxied(Box<ProxyClient>),
@@ -298,7 +298,7 @@ impl TransferTransport {
         }
     }
 
-    /// Runs the job to its end. `upload_body`: what it sends, if it does.
+    /// Runs the job. `upload_body`: the file of an upload.
     pub async fn run(
         &self,
         job: &TransferJob,
@@ -332,12 +332,12 @@ fn has_password(url: &Url) -> bool {
     !url.username().is_empty() || url.password().is_some()
 }
 
-/// Whether the request carries what proves who the user is.
+/// Whether the request carries credentials of the user.
 pub fn carries_credentials(job: &TransferJob) -> bool {
     has_password(&job.url) || job.fields.iter().any(HeaderField::is_credential)
 }
 
-/// Whom a `d2tp:` URL names. The job then asks them, and spends nothing: these sessions use free links.
+/// The host that a `d2tp:` URL names, and the job for it. These sessions use free links only.
 fn end_to_end(
     order: &TransferOrder,
     job: &mut TransferJob,
@@ -363,13 +363,13 @@ fn end_to_end(
     Ok(Some(whom))
 }
 
-/// Whether a web download may go to the same origin by D2TP, if that speaks it: over free links only,
-/// with nothing that is to be seen by whom it was meant for alone.
+/// Whether a web download may use D2TP to the same origin: over free links only, and only if nothing in
+/// it is meant for the web server alone.
 fn may_go_end_to_end(order: &TransferOrder, job: &TransferJob) -> bool {
     job.terms.policy == CostPolicy::FreeOnly && !carries_credentials(job) && !order.sealed
 }
 
-/// Who speaks to the origin. What proves who the user is, no proxy gets to see unasked.
+/// Which host talks to the origin. No proxy sees the user's credentials unless the user asks for it.
 fn mode(
     order: &TransferOrder,
     job: &TransferJob,

@@ -16,10 +16,10 @@ use d2tp_links::CostClass;
 use d2tp_sched::{Grant, LinkCandidate};
 use serde::{Deserialize, Serialize};
 
-/// Flows in one report at most.
+/// The most flows in one report.
 pub const FLOWS_MAX: usize = 256;
 
-/// Links in one report at most.
+/// The most links in one report.
 pub const LINKS_MAX: usize = 64;
 
 /// A report: the links of the program's session, its flows, and what was spent since the last report.
@@ -49,7 +49,7 @@ pub struct ReportedLink {
     pub in_use: bool,
 }
 
-/// What a byte on a link costs.
+/// The cost class of a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ReportedClass {
@@ -57,23 +57,23 @@ pub enum ReportedClass {
     Free,
     /// Money, within a plan.
     Metered,
-    /// More money, abroad.
+    /// More money, while roaming.
     Roaming,
 }
 
-/// One flow, or several with the same needs.
+/// A flow, or several with the same needs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ReportedFlow {
-    /// The program's number for it.
+    /// The program's number for the flow.
     pub id: u64,
-    /// `free-only`, `free-first`, `balanced`, `fast` or `any`.
+    /// The cost policy: `free-only`, `free-first`, `balanced`, `fast` or `any`.
     pub policy: String,
-    /// `cell`, `wait` or `fail`.
+    /// What to do when free links are too slow for the deadline: `cell`, `wait` or `fail`.
     pub if_late: String,
-    /// Milliseconds until its deadline.
+    /// Milliseconds until the deadline.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub left_ms: Option<u64>,
-    /// Payload bytes that each link has carried for it, towards this device and from it.
+    /// Payload bytes that each link has carried for the flow, towards this device and from it.
     pub carried: BTreeMap<String, (u64, u64)>,
 }
 
@@ -95,21 +95,21 @@ pub struct ReportedTraffic {
 pub struct ScheduleAnswer {
     /// Always true.
     pub ok: bool,
-    /// Bytes that links that cost may still carry for the device; none is no limit.
+    /// Bytes that metered links may still carry for the device; none is no limit.
     #[serde(default)]
     pub left: Option<u64>,
     /// A decision for each flow of the report.
     pub decisions: Vec<ReportedDecision>,
 }
 
-/// What is decided for a flow.
+/// The decision for a flow.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ReportedDecision {
     /// The program's number for the flow.
     pub id: u64,
-    /// What links that cost may carry for it until the next report.
+    /// What metered links may carry for the flow until the next report.
     pub grant: ReportedGrant,
-    /// Milliseconds after which the decision may be another one though nothing changes.
+    /// Milliseconds after which the decision may change although nothing else does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recheck_ms: Option<u64>,
 }
@@ -118,18 +118,18 @@ pub struct ReportedDecision {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ReportedGrant {
-    /// Not a packet.
+    /// No packet.
     None,
     /// A path that carries no payload.
     Path,
     /// Payload up to this many bytes, to measure the link.
     Probe(u64),
-    /// Payload as needed, up to so many bytes where that is limited.
+    /// Payload as needed, up to this many bytes if there is a limit.
     Spend(Option<u64>),
 }
 
 impl ReportedDecision {
-    /// The time after which the decision may be another one though nothing changes.
+    /// The time after which the decision may change although nothing else does.
     pub fn recheck_after(&self) -> Option<Duration> {
         self.recheck_ms.map(Duration::from_millis)
     }

@@ -13,13 +13,13 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use d2tp_links::{ClassRules, CostResolver, LinkMonitor, NetworkManager, NetworkRules};
 
-/// The system's bus answers within this, or counts as not there.
+/// How long the system's bus may take to answer before it counts as absent.
 const BUS_ANSWERS: Duration = Duration::from_secs(5); // a guess: a machine that starts
 
-/// Names the file, where it is elsewhere.
+/// The environment variable with the path of the settings file.
 pub const FILE_VARIABLE: &str = "CEDOS_CONFIG";
 
-/// Where the file is, unless somebody says otherwise.
+/// The default path of the settings file.
 fn usual() -> Option<PathBuf> {
     let absolute = |name: &str| {
         let path = std::env::var_os(name).map(PathBuf::from);

@@ -7,23 +7,22 @@ use jiff::{SignedDuration, Timestamp};
 
 use crate::fetch::boot_clock::BootInstant;
 
-/// When something is to be ready.
+/// The time of a deadline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DueTime {
-    /// At a time of day: where the clock is set, what is left of it changes too.
+    /// At a point in time: the time left changes when the clock is set.
     At(Timestamp),
-    /// At the end of a length of time, which passes while the machine sleeps and whatever its clock
-    /// is set to.
+    /// After a length of time, which includes sleep and does not depend on the wall clock.
     In(BootInstant),
 }
 
 impl DueTime {
-    /// A deadline so long from now.
+    /// A deadline this long from now.
     pub fn within(span: Duration) -> DueTime {
         DueTime::In(BootInstant::now().after(span))
     }
 
-    /// What is left until then; nothing once it has passed.
+    /// The time left; zero once the deadline has passed.
     pub fn time_left(self) -> Duration {
         match self {
             DueTime::In(moment) => moment.since(BootInstant::now()),
@@ -34,7 +33,7 @@ impl DueTime {
         }
     }
 
-    /// How long after `start`, which has passed, that is.
+    /// The time from `start`, which is in the past, to the deadline.
     pub fn after(self, start: BootInstant) -> Duration {
         let now = BootInstant::now();
         match self {
@@ -47,7 +46,7 @@ impl DueTime {
         }
     }
 
-    /// The time of day, if no clock is set until then.
+    /// The wall clock time of the deadline, unless the clock is set.
     pub fn at(self) -> Timestamp {
         match self {
             DueTime::At(at) => at,
@@ -65,15 +64,15 @@ impl DueTime {
 /// The terms of a transfer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TransferTerms {
-    /// Finish by then; none is no deadline.
+    /// The deadline; none is no deadline.
     pub due: Option<DueTime>,
-    /// Money against time.
+    /// The cost policy.
     pub policy: CostPolicy,
-    /// What to do when free links are not enough.
+    /// What to do when free links are too slow for the deadline.
     pub if_late: DeadlineFallback,
-    /// Bytes that metered links may carry.
+    /// The most bytes that metered links may carry.
     pub metered_bytes_max: Option<u64>,
-    /// 0 to 7, higher is more: who goes first when not all can be in time.
+    /// The priority when not all transfers can be in time: 0 to 7, higher goes first.
     pub priority: u8,
 }
 

@@ -4,8 +4,8 @@ use std::net::{IpAddr, Ipv6Addr};
 
 use d2tp_driver::HostKey;
 
-/// What follows the address in a key that stands for one. Nobody has the private key that would belong
-/// to it: that is as hard as finding anybody else's.
+/// The second half of a key that stands for an address. No host has the private key that would belong
+/// to it: finding it is as hard as finding any other.
 const ADDRESS_MARK: &[u8; 16] = b"an address only\0";
 
 /// The key that stands for an address.
@@ -20,7 +20,7 @@ pub(crate) fn key_of(address: IpAddr) -> HostKey {
     key
 }
 
-/// The address that a key stands for, if it does.
+/// The address that a key stands for, if any.
 pub(crate) fn address_of(key: &HostKey) -> Option<IpAddr> {
     let (address, mark) = key.split_at(16);
     let octets: [u8; 16] = address.try_into().ok()?;

@@ -18,11 +18,11 @@ use crate::range::RangeAnswer;
 use crate::refusal::ProxRefusal;
 use crate::spooled_body::SpoolReadError;
 
-/// A whole answer as one source: offset 0 is the first byte of the status line.
+/// A complete response as a source: offset 0 is the first byte of the status line.
 pub(crate) struct AnswerSource {
     head: Bytes,
     body: Option<CopyPart>,
-    /// The furthest byte handed out, for the log.
+    /// The highest offset that was read, for the log.
     sent: AtomicU64,
 }
 
@@ -31,12 +31,12 @@ struct CopyPart {
     copy: Arc<PinnedCopy>,
     start: u64,
     end: Option<u64>,
-    /// Alive while the proxy stands by to reset the flow with the cause of a failure.
+    /// Held while the proxy watches the flow, to reset it with the cause of a failure.
     reset_guard: Weak<()>,
 }
 
 impl AnswerSource {
-    /// An answer without a body, or whose body is in `head`.
+    /// A response without a body, or whose body is in `head`.
     pub(crate) fn head_only(head: Vec<u8>) -> AnswerSource {
         AnswerSource {
             head: head.into(),
@@ -45,7 +45,7 @@ impl AnswerSource {
         }
     }
 
-    /// A head and a part of a copy.
+    /// A response with a head and a part of a copy.
     pub(crate) fn of_copy(
         head: Vec<u8>,
         copy: Arc<PinnedCopy>,
@@ -66,7 +66,7 @@ impl AnswerSource {
         }
     }
 
-    /// The head, as it is sent.
+    /// The head in the form in which it is sent.
     pub(crate) fn head(&self) -> &[u8] {
         &self.head
     }
@@ -76,7 +76,7 @@ impl AnswerSource {
         self.body.as_ref().map_or(0, |body| body.start)
     }
 
-    /// Bytes handed to the flow so far, the head included.
+    /// Bytes read by the flow so far, the head included.
     pub(crate) fn sent(&self) -> u64 {
         self.sent.load(Ordering::Relaxed)
     }
@@ -201,7 +201,7 @@ pub(crate) fn copy_head(
     bytes(status, &headers)
 }
 
-/// The head of an answer whose body is not pinned: to HEAD, or 204 and 304.
+/// The head of a response without a pinned body: to HEAD, or 204 and 304.
 pub(crate) fn bare_head(copy: &CopyHead, length: Option<&HeaderValue>) -> Vec<u8> {
     let mut headers = copy.headers.clone();
     if let Some(length) = length {
@@ -216,7 +216,7 @@ pub(crate) fn bare_head(copy: &CopyHead, length: Option<&HeaderValue>) -> Vec<u8
     bytes(copy.status, &headers)
 }
 
-/// The head of an answer to an upload.
+/// The head of a response to an upload.
 pub(crate) fn relayed_head(copy: &CopyHead, length: Option<u64>) -> Vec<u8> {
     let mut headers = copy.headers.clone();
     if let Some(length) = length {
@@ -226,19 +226,19 @@ pub(crate) fn relayed_head(copy: &CopyHead, length: Option<u64>) -> Vec<u8> {
     bytes(copy.status, &headers)
 }
 
-/// The head that lets a device send its body (RFC 9110 §15.2.1).
+/// The interim response that lets a device send its body (RFC 9110 §15.2.1).
 pub(crate) fn continue_head() -> &'static [u8] {
     b"HTTP/1.1 100 Continue\r\n\r\n"
 }
 
-/// The head of a response to an upload of whose body this many bytes are here already. The status
-/// and the field are those of draft-ietf-httpbis-resumable-upload; how the upload is named is ours.
+/// The interim response to an upload of which this many body bytes are stored already. Status and field
+/// are those of draft-ietf-httpbis-resumable-upload; the way uploads are named is ours.
 pub(crate) fn resume_upload_head(offset: u64) -> Vec<u8> {
     format!("HTTP/1.1 104 Upload Resumption Supported\r\nUpload-Offset: {offset}\r\n\r\n")
         .into_bytes()
 }
 
-/// An error answer with its reason as text.
+/// An error response with its reason as text.
 pub(crate) fn refusal(refusal: &ProxRefusal, to_head: bool) -> Vec<u8> {
     let reason = format!("{refusal}\n");
     let mut headers = HeaderMap::new();
@@ -266,12 +266,12 @@ pub(crate) fn refusal(refusal: &ProxRefusal, to_head: bool) -> Vec<u8> {
     answer
 }
 
-/// The head that opens a tunnel (RFC 9110 §9.3.6: neither length nor coding).
+/// The response that opens a tunnel (RFC 9110 §9.3.6: neither length nor coding).
 pub(crate) fn tunnel_open() -> &'static [u8] {
     b"HTTP/1.1 200 Connection established\r\nvia: 1.1 d2prox\r\n\r\n"
 }
 
-/// Adds what every relayed answer carries.
+/// Adds the fields of every forwarded response.
 fn mark(headers: &mut HeaderMap, version: Version) {
     let version = match version {
         Version::HTTP_2 => "2",
@@ -282,7 +282,7 @@ fn mark(headers: &mut HeaderMap, version: Version) {
     headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
 }
 
-/// Replaces a header with text known to be valid in one.
+/// Replaces a field with text that is known to be valid.
 fn insert(headers: &mut HeaderMap, name: header::HeaderName, value: String) {
     if let Ok(value) = HeaderValue::from_str(&value) {
         headers.insert(name, value);
@@ -311,7 +311,7 @@ fn quoted(text: &str) -> String {
     out
 }
 
-/// Writes a head.
+/// Encodes a head.
 fn bytes(status: StatusCode, headers: &HeaderMap) -> Vec<u8> {
     let mut line = String::new();
     let reason = status.canonical_reason().unwrap_or("");

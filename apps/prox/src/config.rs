@@ -25,13 +25,13 @@ const HOUR: Duration = Duration::from_secs(3600);
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ProxConfig {
-    /// Client keys that may use this proxy. Empty and `allow_any_client` off: nobody.
+    /// Client keys that may use this proxy. Empty, with `allow_any_client` off: none.
     #[serde(with = "crate::key_text::list")]
     pub allow_clients: Vec<HostKey>,
-    /// Serve any client key. Off by default: an open proxy is somebody else's tool.
+    /// Whether any client key may use this proxy. Off by default: an open proxy gets abused.
     pub allow_any_client: bool,
-    /// Networks whose hosts may use this proxy over TCP, without a key, where it listens for them.
-    /// Empty: nobody.
+    /// Networks whose hosts may use this proxy over TCP without a key, if it listens there. Empty:
+    /// none.
     pub allow_addresses: Vec<IpNet>,
 
     /// Let requests reach private, loopback, unique-local, shared (CGNAT) and test networks.
@@ -84,7 +84,7 @@ pub struct ProxConfig {
     /// Name lookup. Default 10 s.
     #[serde(rename = "dns_timeout_s", with = "seconds")]
     pub dns_timeout: Duration,
-    /// Connecting to one origin, all its addresses and TLS included. Default 20 s.
+    /// Connecting to an origin, with all its addresses and TLS. Default 20 s.
     #[serde(rename = "connect_timeout_s", with = "seconds")]
     pub connect_timeout: Duration,
     /// From the request to the origin's response head. Default 60 s.

@@ -30,10 +30,10 @@ use crate::retained_copies::RetainedCopies;
 use crate::spooled_body::{SpoolError, SpooledBody};
 use d2tp_driver::ResetCause;
 
-/// The longest wait between two tries.
+/// The longest wait between two attempts.
 const RETRY_WAIT_MAX: Duration = Duration::from_secs(60);
-/// New bytes that make the next wait short again. Less, and an origin that breaks off after every
-/// byte would be asked without pause.
+/// New bytes after which the wait is short again. With less, an origin that breaks off after every byte
+/// would be asked without pause.
 const PROGRESS_BYTES: u64 = 64 * 1024;
 
 /// The fetch of one object.
@@ -42,11 +42,11 @@ pub(crate) struct CopyFetcher {
     pub(crate) retained: Weak<RetainedCopies>,
     pub(crate) client: HostKey,
     pub(crate) spool: Arc<SpooledBody>,
-    /// What the device asked for.
+    /// The URL that the device asked for.
     pub(crate) asked_url: Url,
-    /// Where the bytes come from.
+    /// The URL that the bytes come from, after redirects.
     pub(crate) url: Url,
-    /// The device's headers.
+    /// The header fields of the device's request.
     pub(crate) headers: HeaderMap,
     pub(crate) validator: Option<HeaderValue>,
     pub(crate) total: Option<u64>,
@@ -54,24 +54,24 @@ pub(crate) struct CopyFetcher {
     pub(crate) patience: Duration,
 }
 
-/// How a body ended.
+/// How an origin's body ended.
 enum BodyEnd {
     Whole,
     Interrupted(String),
 }
 
-/// What a try to continue led to.
+/// The result of an attempt to continue.
 enum FetchContinuation {
-    /// A body; its first `skip` bytes are here already.
+    /// A body whose first `skip` bytes are stored already.
     Body { body: OriginBody, skip: u64 },
     /// There was nothing left to fetch.
     Whole,
-    /// Not now.
+    /// The origin could not be asked now.
     RetryLater(String),
 }
 
 impl CopyFetcher {
-    /// Fetches until the copy is whole or has failed.
+    /// Fetches until the copy is complete or has failed.
     pub(crate) async fn run(mut self, body: Option<OriginBody>) {
         match self.fetch(body).await {
             Ok(()) => self.spool.finish(),
@@ -134,7 +134,7 @@ impl CopyFetcher {
         }
     }
 
-    /// Appends a body to the copy, but for its first `skip` bytes.
+    /// Appends a body to the copy, without its first `skip` bytes.
     async fn drain(&self, mut body: OriginBody, mut skip: u64) -> Result<BodyEnd, ResetCause> {
         loop {
             let mut bytes = match body.next().await {
@@ -162,17 +162,17 @@ impl CopyFetcher {
         }
     }
 
-    /// Stores bytes, letting go of kept copies if there is no room.
+    /// Stores bytes, and drops kept copies if there is no room.
     async fn store(&self, bytes: bytes::Bytes) -> Result<(), ResetCause> {
         loop {
             match self.spool.append(bytes.clone()).await {
                 Ok(()) => return Ok(()),
                 Err(SpoolError::Full(full)) => {
-                    let whose = (full == QuotaExceeded::Client).then_some(self.client);
+                    let only_of = (full == QuotaExceeded::Client).then_some(self.client);
                     let room = self
                         .retained
                         .upgrade()
-                        .is_some_and(|retained| retained.make_room(whose));
+                        .is_some_and(|retained| retained.make_room(only_of));
                     if !room {
                         return Err(ResetCause::StoreFull);
                     }
@@ -187,7 +187,7 @@ impl CopyFetcher {
         }
     }
 
-    /// Asks for the rest.
+    /// Requests the rest.
     async fn carry_on(&mut self, validator: &HeaderValue) -> Result<FetchContinuation, ResetCause> {
         let have = self.spool.extent().have;
         let mut headers = self.headers.clone();
@@ -257,7 +257,7 @@ impl CopyFetcher {
     }
 }
 
-/// Whether an answer carries the validator; `None` if it carries none of that kind.
+/// Whether a response has this validator; `None` if it has none of that kind.
 fn names_the_same(response: &OriginResponse, validator: &HeaderValue) -> Option<bool> {
     let name = match validator.as_bytes().starts_with(b"\"") {
         true => header::ETAG,

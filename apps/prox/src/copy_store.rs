@@ -24,21 +24,21 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{Notify, oneshot};
 
-/// Bytes of a growing copy that a crash of the machine may cost to fetch again.
+/// Bytes of a growing copy between two syncs, which a crash of the machine may cost to fetch again.
 pub(crate) const SYNC_EVERY_BYTES: u64 = 64 << 20; // a guess
-/// How long notes gather before they are written together.
+/// How long records are collected before they are written together.
 const GATHER: Duration = Duration::from_millis(10); // a guess
-/// How long a journal that could not be written is left alone.
+/// How long to wait after a failed write of the journal.
 const AGAIN_AFTER: Duration = Duration::from_secs(5); // a guess
 
 /// Headers as text: one character for each byte.
 pub(crate) type HeaderFields = Vec<(String, String)>;
 
-/// What is noted of a copy once.
+/// The constant part of a copy's record.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct CopyRecord {
     pub(crate) client: HostKey,
-    /// What the device asked for, and with which headers.
+    /// The URL and the header fields of the device's request.
     pub(crate) asked_url: String,
     pub(crate) asked_headers: HeaderFields,
     pub(crate) status: u16,
@@ -49,11 +49,11 @@ pub(crate) struct CopyRecord {
     pub(crate) origin_validator: Option<String>,
     pub(crate) selected_by: Vec<(String, Vec<String>)>,
     pub(crate) total: Option<u64>,
-    /// The boot of the machine in which its file was begun.
+    /// The boot of the machine in which the copy's file was created.
     pub(crate) boot: u32,
 }
 
-/// How far a copy has come.
+/// The progress part of a copy's record.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct StoredProgress {
     pub(crate) synced: u64,
@@ -62,14 +62,14 @@ pub(crate) struct StoredProgress {
     pub(crate) boot: u32,
 }
 
-/// The place of all copies.
+/// The named files of copies, with their records in the journal.
 #[derive(Debug)]
 pub(crate) struct CopyStore {
     journal: Arc<Journal>,
     copies: PathBuf,
     queue: Mutex<CopyStoreQueue>,
     news: Notify,
-    /// Copies are let go of with their last handle; not while the process ends.
+    /// Whether a copy is removed with its last handle, which it is not while the process ends.
     open: AtomicBool,
 }
 
@@ -86,7 +86,7 @@ fn name(kind: u8, id: u64) -> Vec<u8> {
 }
 
 impl CopyStore {
-    /// Opens the place; its keeper runs as long as the handle lives. Must be called on a runtime.
+    /// Opens the store; its writer task runs as long as the handle lives. Must be called on a runtime.
     pub(crate) fn open(dir: &Path, journal: Arc<Journal>) -> io::Result<Arc<CopyStore>> {
         let copies = dir.join("copies");
         std::fs::create_dir_all(&copies)?;
@@ -105,7 +105,7 @@ impl CopyStore {
         self.copies.join(format!("{id:016x}"))
     }
 
-    /// An empty file for a copy. Its owner's alone: bodies may be private.
+    /// Creates the file of a copy, which only its owner can read: bodies may be private.
     pub(crate) fn create(&self, id: u64) -> io::Result<File> {
         let mut options = File::options();
         options.read(true).write(true).create_new(true).mode(0o600);
@@ -116,32 +116,32 @@ impl CopyStore {
         File::options().read(true).write(true).open(self.path(id))
     }
 
-    fn note(&self, name: Vec<u8>, value: Option<Bytes>, tell: Option<oneshot::Sender<()>>) {
+    fn note(&self, name: Vec<u8>, value: Option<Bytes>, written: Option<oneshot::Sender<()>>) {
         let mut queue = self.queue.lock();
         queue.batch.notes.insert(name, value);
-        queue.waiting.extend(tell);
+        queue.waiting.extend(written);
         drop(queue);
         self.news.notify_one();
     }
 
-    /// Notes what a copy is; ready when that is safe.
+    /// Records a new copy; ready when the record is durable.
     pub(crate) fn record_copy(&self, id: u64, entry: &CopyRecord) -> oneshot::Receiver<()> {
-        let (tell, told) = oneshot::channel();
+        let (written, on_written) = oneshot::channel();
         let json = serde_json::to_vec(entry).expect("text and numbers");
-        self.note(name(b'c', id), Some(json.into()), Some(tell));
-        told
+        self.note(name(b'c', id), Some(json.into()), Some(written));
+        on_written
     }
 
-    /// Notes how far a copy's file is synced; ready when that is safe.
+    /// Records how far a copy's file is synced; ready when that is durable.
     pub(crate) fn record_progress(
         &self,
         id: u64,
         progress: StoredProgress,
     ) -> oneshot::Receiver<()> {
-        let (tell, told) = oneshot::channel();
+        let (written, on_written) = oneshot::channel();
         let json = serde_json::to_vec(&progress).expect("numbers");
-        self.note(name(b'p', id), Some(json.into()), Some(tell));
-        told
+        self.note(name(b'p', id), Some(json.into()), Some(written));
+        on_written
     }
 
     fn put_back(&self, batch: JournalBatch, waiting: Vec<oneshot::Sender<()>>) {
@@ -150,7 +150,7 @@ impl CopyStore {
         queue.waiting.extend(waiting);
     }
 
-    /// A copy is over.
+    /// Removes a copy.
     pub(crate) fn remove(&self, id: u64) {
         if !self.is_open() {
             return;
@@ -162,12 +162,12 @@ impl CopyStore {
         self.note(name(b'p', id), None, None);
     }
 
-    /// From now on everything stays as it is: the next process goes on with it.
+    /// Keeps everything as it is from now on, for the next process.
     pub(crate) fn close(&self) {
         self.open.store(false, Ordering::Release);
     }
 
-    /// Writes down what waits.
+    /// Writes all pending records.
     pub(crate) async fn flush(&self) -> Result<(), JournalError> {
         let CopyStoreQueue { batch, .. } = std::mem::take(&mut *self.queue.lock());
         let journal = self.journal.clone();
@@ -179,7 +179,7 @@ impl CopyStore {
         self.open.load(Ordering::Acquire)
     }
 
-    /// What is noted of a copy.
+    /// The record of a copy.
     pub(crate) fn record(&self, id: u64) -> Option<(CopyRecord, StoredProgress)> {
         let read = |kind| {
             let note = self.journal.note(&name(kind, id));
@@ -191,7 +191,7 @@ impl CopyStore {
         Some((entry, progress.unwrap_or_default()))
     }
 
-    /// Bytes of a whole copy that lies here, `max` at most.
+    /// Bytes of a complete copy in the store, at most `max`.
     pub(crate) fn peek(&self, id: u64, at: u64, max: usize) -> Option<Bytes> {
         let (_, progress) = self.record(id)?;
         let len = progress.synced.checked_sub(at)?.min(max as u64) as usize;
@@ -201,7 +201,7 @@ impl CopyStore {
         Some(bytes.into())
     }
 
-    /// Lets go of every copy that is not in `wanted`.
+    /// Removes every copy that is not `wanted`.
     pub(crate) fn retain_only(&self, wanted: impl Fn(u64) -> bool) -> Result<(), JournalError> {
         let mut over = Vec::new();
         for kind in [b'c', b'p'] {
@@ -230,7 +230,7 @@ impl CopyStore {
     }
 }
 
-/// Writes notes down.
+/// Writes records to the journal.
 async fn keep(copy_store: std::sync::Weak<CopyStore>) {
     loop {
         let Some(strong) = copy_store.upgrade() else {
@@ -251,8 +251,8 @@ async fn keep(copy_store: std::sync::Weak<CopyStore>) {
         };
         match tokio::task::spawn_blocking(work).await {
             Ok((_, Ok(()))) => {
-                for tell in waiting {
-                    let _ = tell.send(());
+                for written in waiting {
+                    let _ = written.send(());
                 }
             }
             Ok((batch, Err(error))) => {

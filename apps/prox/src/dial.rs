@@ -18,18 +18,18 @@ use url::{Host, Url};
 use crate::egress::EgressFilter;
 use crate::refusal::ProxRefusal;
 
-/// Addresses tried for one name.
+/// The most addresses tried for one name.
 const ADDRESSES_MAX: usize = 8;
 /// Head start of one address before the next is tried too. RFC 8305 §5.
 const HEAD_START: Duration = Duration::from_millis(250);
 
-/// Turns names into addresses. The system's resolver unless a test or an embedder says otherwise.
+/// Resolves names to addresses: the system's resolver unless a test or an embedder provides another.
 pub trait Resolve: Send + Sync + 'static {
     /// The addresses of `name`, best first.
     fn resolve<'a>(&'a self, name: &'a str) -> BoxFuture<'a, io::Result<Vec<IpAddr>>>;
 }
 
-/// `getaddrinfo`, with whatever the machine's configuration says.
+/// The system's resolver (`getaddrinfo`).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SystemResolver;
 
@@ -42,7 +42,7 @@ impl Resolve for SystemResolver {
     }
 }
 
-/// A host and a port to connect to.
+/// The host and port of an origin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct OriginTarget {
     host: Host<String>,
@@ -56,7 +56,7 @@ impl fmt::Display for OriginTarget {
 }
 
 impl OriginTarget {
-    /// Reads `host:port`, the only form CONNECT takes.
+    /// Parses `host:port`, the only form CONNECT allows.
     pub(crate) fn parse_authority(text: &str) -> Option<OriginTarget> {
         let (host, port) = text.rsplit_once(':')?;
         if host.contains('%') || !port.bytes().all(|b| b.is_ascii_digit()) {
@@ -88,7 +88,7 @@ impl OriginTarget {
     }
 }
 
-/// The addresses of a target that may be connected to; at least one.
+/// The addresses of a target that the egress rules allow; at least one.
 pub(crate) async fn allowed_addresses(
     target: &OriginTarget,
     filter: &EgressFilter,
@@ -139,7 +139,7 @@ pub(crate) async fn allowed_addresses(
     Ok(allowed)
 }
 
-/// Connects; `until` bounds it all.
+/// Connects; `until` limits the total time.
 pub(crate) async fn dial(
     target: &OriginTarget,
     filter: &EgressFilter,
@@ -193,7 +193,7 @@ fn alternate(addresses: Vec<IpAddr>) -> Vec<IpAddr> {
     }
 }
 
-/// Connects to each in turn, the next when one fails or after a head start; the first to connect
+/// Connects to the addresses in turn, to the next when one fails or after a delay. The first connection
 /// wins and the others are dropped.
 async fn race(addresses: Vec<IpAddr>, port: u16) -> io::Result<TcpStream> {
     let mut left = addresses.into_iter();

@@ -41,9 +41,9 @@ impl fmt::Display for SpecialAddress {
 /// The rule for origin addresses and ports.
 #[derive(Clone, Debug, Default)]
 pub struct EgressFilter {
-    /// Lets [`SpecialAddress::Private`] through.
+    /// Whether [`SpecialAddress::Private`] is allowed.
     pub allow_private: bool,
-    /// Networks let through whatever they are.
+    /// Networks that are always allowed.
     pub allow_nets: Vec<IpNet>,
     /// Ports refused at any address.
     pub refused_ports: Vec<u16>,

@@ -78,7 +78,7 @@ async fn conduct<F: FlowIo>(
     }
 }
 
-/// Serves a flow from its request on.
+/// Serves a new flow, beginning with its request.
 async fn serve_new<F: FlowIo>(
     flow: &mut F,
     prox: &Arc<Prox>,

@@ -13,18 +13,18 @@ use crate::prox::Prox;
 use crate::refusal::ProxRefusal;
 use crate::spooled_body::SpooledBody;
 
-/// Whether the flow has a memo already.
+/// Whether the flow has a memo.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MemoState {
     /// The flow gets a record now.
     New,
     /// The flow has a record: it was hibernated.
     Existing,
-    /// The flow gets no record, and its session is not hibernated: nothing could go on with it.
+    /// The flow gets no record, and its session is not hibernated: nothing could be resumed.
     Never,
 }
 
-/// Hands an answer to the flow and stays until the flow is over or its copy fails.
+/// Sends a response on the flow, and watches until the flow is over or its copy fails.
 pub(crate) async fn send<F: FlowIo>(
     flow: &mut F,
     prox: &Prox,
@@ -83,7 +83,7 @@ pub(crate) async fn send<F: FlowIo>(
     outcome
 }
 
-/// Sends an error answer.
+/// Sends an error response.
 pub(crate) async fn refuse<F: FlowIo>(
     flow: &mut F,
     prox: &Prox,
@@ -99,8 +99,8 @@ pub(crate) async fn refuse<F: FlowIo>(
     send(flow, prox, watch, record, source, None, MemoState::New).await
 }
 
-/// Somebody stands by to reset the flow with a cause. Once dropped, the source tells failures
-/// itself.
+/// Held while a task watches the flow to reset it with a cause. After it is dropped, the source reports
+/// failures itself.
 pub(crate) struct ResetGuard {
     here: Option<Arc<()>>,
     pin: Arc<SpooledBody>,

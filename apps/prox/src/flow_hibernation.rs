@@ -81,7 +81,7 @@ impl Prox {
         Ok(here)
     }
 
-    /// Brings a copy from the copy store to memory; `have` bytes of it, or all.
+    /// Loads a copy from the copy store; `have` bytes of it, or all.
     fn load(&self, id: u64, counted: u64, have: Option<u64>) -> Option<Arc<PinnedCopy>> {
         let copy_store = self.copy_store.clone()?;
         let (entry, progress) = copy_store.record(id)?;
@@ -106,7 +106,7 @@ impl Prox {
         Some(copy)
     }
 
-    /// The copy of a flow that woke.
+    /// The copy of a flow that was restored.
     fn rouse(&self, id: u64) -> Option<Arc<PinnedCopy>> {
         let (resting, last) = self.hibernated.remove_flow(id)?;
         if let Some(copy) = resting.copy {
@@ -123,7 +123,7 @@ impl Prox {
         copy
     }
 
-    /// Bytes of a flow at rest, from `offset` on; takes nothing up.
+    /// Bytes of a hibernated flow, from `offset` on, without restoring the flow.
     pub fn peek(&self, memo: &[u8], offset: u64, max: usize) -> Option<Bytes> {
         let memo = FlowMemo::decode(memo)?;
         let head = memo.head_bytes()?;
@@ -149,7 +149,7 @@ impl Prox {
         }
     }
 
-    /// A flow fell asleep on this copy.
+    /// Records that a flow which reads this copy hibernated.
     pub(crate) fn hibernate_copy(&self, client: HostKey, copy: Arc<PinnedCopy>) {
         let id = copy.id;
         self.hibernated.add_flow(client, copy);
@@ -158,7 +158,7 @@ impl Prox {
         }
     }
 
-    /// A flow was over while it slept.
+    /// Handles a flow that expired while it was hibernated.
     pub(crate) fn on_flow_expired(&self, client: HostKey, memo: &[u8]) {
         drop(self.ledger.readmit_hibernated(client));
         let Some(id) = FlowMemo::decode(memo).and_then(|memo| memo.copy) else {
@@ -177,7 +177,7 @@ impl Prox {
         }
     }
 
-    /// Frees what flows held that are over while they sleep, until the server stops.
+    /// Frees what expired hibernated flows held, until the server stops.
     pub async fn watch_expired_flows(self: Arc<Prox>, server: Arc<Server>) {
         while let Some((client, memo)) = server.next_expired().await {
             self.on_flow_expired(client, &memo);
@@ -199,7 +199,7 @@ impl Prox {
     }
 }
 
-/// Serves a flow that slept, from where its device says.
+/// Serves a restored flow, from the offset that its device states.
 pub(crate) async fn serve_resumed<F: FlowIo>(
     flow: &mut F,
     prox: &Arc<Prox>,
@@ -256,7 +256,7 @@ pub(crate) async fn serve_resumed<F: FlowIo>(
     outcome
 }
 
-/// What becomes of a copy when a flow needs it no more.
+/// Decides what happens to a copy when its flow no longer needs it.
 pub(crate) fn retain_copy<F: FlowIo>(
     flow: &F,
     prox: &Prox,

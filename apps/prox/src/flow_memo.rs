@@ -8,10 +8,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::flow_report::ServedFrom;
 
-/// What a flow needs to be served on.
+/// What is needed to resume serving a flow.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct FlowMemo {
-    /// The copy it reads; none if all of the answer is in `head`.
+    /// The copy that the flow reads; none if the whole response is in `head`.
     pub(crate) copy: Option<u64>,
     pub(crate) head: String,
     pub(crate) start: u64,
@@ -30,7 +30,7 @@ impl FlowMemo {
         serde_json::from_slice(bytes).ok()
     }
 
-    /// Where its bytes came from.
+    /// The source of the flow's bytes.
     pub(crate) fn served(&self) -> ServedFrom {
         match (self.copy, self.pinned) {
             (None, _) => ServedFrom::Proxy,
@@ -39,7 +39,7 @@ impl FlowMemo {
         }
     }
 
-    /// Bytes of the response's head.
+    /// The response's head.
     pub(crate) fn head_bytes(&self) -> Option<Vec<u8>> {
         self.head.chars().map(|c| u8::try_from(c).ok()).collect()
     }

@@ -7,10 +7,10 @@ use tokio::time::Instant;
 
 use crate::key_text::show_key;
 
-/// Where the bytes of an answer came from.
+/// The source of a response's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ServedFrom {
-    /// Fetched for this flow.
+    /// An origin, for this flow.
     Origin,
     /// A copy pinned by an earlier flow of the same client.
     PinnedCopy,
@@ -18,14 +18,14 @@ pub enum ServedFrom {
     Proxy,
     /// The request opens a tunnel.
     Tunnel,
-    /// Nothing: packets passed on, beside the flow.
+    /// The flow carries no response: packets are relayed beside it.
     Relay,
 }
 
-/// How a flow ended.
+/// The outcome of a flow.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProxFlowOutcome {
-    /// The device has the whole answer (an error answer counts).
+    /// The device has the whole response (an error response counts).
     Delivered,
     /// The device reset the flow or its session is lost; the text is the transport's.
     Broken(String),
@@ -33,30 +33,30 @@ pub enum ProxFlowOutcome {
     Reset(ResetCause),
     /// The flow is hibernated, and will be served again when its device comes back.
     Hibernated,
-    /// The device said that it does not want it any more.
+    /// The device gave the flow up.
     Forgotten,
 }
 
-/// One line about a flow that ended.
+/// The log entry of a flow that ended.
 #[derive(Clone, Debug)]
 pub struct ProxFlowReport {
-    /// The status that was answered; none if the flow broke before.
+    /// The status of the response; none if the flow broke before.
     pub status: Option<u16>,
-    /// Where the bytes came from.
+    /// The source of the bytes.
     pub served: ServedFrom,
-    /// Bytes handed to the flow, heads included.
+    /// Bytes written to the flow, heads included.
     pub bytes_down: u64,
-    /// Bytes taken from the flow, for tunnels and uploads.
+    /// Bytes read from the flow, for tunnels and uploads.
     pub bytes_up: u64,
-    /// From its acceptance to its end.
+    /// The time from acceptance to end.
     pub lasted: Duration,
-    /// How it ended.
+    /// The outcome of the flow.
     pub outcome: ProxFlowOutcome,
-    /// What was asked for: method and URL without its query, or host and port.
+    /// The request: method and URL without its query, or host and port.
     pub asked: String,
 }
 
-/// What is known of a flow so far.
+/// The log entry of a running flow.
 pub(crate) struct FlowLogRecord {
     pub(crate) began: Instant,
     pub(crate) status: Option<u16>,
@@ -67,7 +67,7 @@ pub(crate) struct FlowLogRecord {
 }
 
 impl ProxFlowReport {
-    /// Writes the line.
+    /// Writes the log entry.
     pub(crate) fn log<F: FlowIo>(&self, flow: &F) {
         let (outcome, cause) = match &self.outcome {
             ProxFlowOutcome::Delivered => ("delivered", String::new()),

@@ -13,23 +13,23 @@ use tokio::time::{Instant, Sleep, sleep_until};
 use crate::flow_report::ProxFlowOutcome;
 use crate::prox::Prox;
 
-/// Bytes after a request that are read and thrown away; more stay unread, which stops the sender.
+/// Bytes after a request that are read and discarded; more stay unread, which stops the sender.
 const DISCARD_BYTES_MAX: usize = 64 * 1024;
 
-/// Why a flow needs no more serving.
+/// Why a flow needs no further serving.
 #[derive(Debug)]
 pub(crate) enum FlowGone {
     /// Both directions ended and the device has everything.
     Delivered,
-    /// The device reset it or its session is lost.
+    /// The device reset the flow, or its session is lost.
     Broken(io::Error),
-    /// Its deadline passed, or it had none and was held for as long as that is done.
+    /// The deadline passed, or the longest time for flows without one.
     Deadline,
-    /// The proxy stops.
+    /// The proxy is stopping.
     Stopped,
-    /// The flow is hibernated: another handle will come for it.
+    /// The flow hibernated: it will come back with another handle.
     Hibernated,
-    /// The device does not want it any more.
+    /// The device gave the flow up.
     Forgotten,
 }
 
@@ -42,7 +42,7 @@ fn is_forgotten(error: &io::Error) -> bool {
     end == Some(&FlowEnd::Reset(FORGOTTEN))
 }
 
-/// The watch over one flow.
+/// Watches one flow.
 pub(crate) struct FlowWatch {
     alarm: Pin<Box<Sleep>>,
     hold_until: Instant,
@@ -61,7 +61,7 @@ impl FlowWatch {
         }
     }
 
-    /// Ready when the flow needs no more serving. May be dropped and called again.
+    /// Ready when the flow needs no further serving. May be dropped and called again.
     pub(crate) async fn gone<F: FlowIo>(&mut self, flow: &mut F, prox: &Prox) -> FlowGone {
         let mut stopped = pin!(prox.stop.cancelled());
         std::future::poll_fn(|cx| {
@@ -73,7 +73,7 @@ impl FlowWatch {
         .await
     }
 
-    /// The next bytes of the device, into `buf`; 0 is the clean end of its direction.
+    /// Reads the device's next bytes into `buf`; 0 is the clean end of its direction.
     pub(crate) async fn read<F: FlowIo>(
         &mut self,
         flow: &mut F,
@@ -110,7 +110,7 @@ impl FlowWatch {
         self.poll_overdue(cx, flow).map(|()| FlowGone::Deadline)
     }
 
-    /// Ready when the deadline has passed, or the time a flow without one is held.
+    /// Ready when the deadline has passed, or the longest time for a flow without one.
     fn poll_overdue<F: FlowIo>(&mut self, cx: &mut Context<'_>, flow: &F) -> Poll<()> {
         loop {
             ready!(self.alarm.as_mut().poll(cx));
@@ -143,7 +143,7 @@ impl FlowWatch {
     }
 }
 
-/// What an error of a flow means.
+/// The meaning of a flow's error.
 fn broken<F: FlowIo>(flow: &F, error: io::Error) -> FlowGone {
     if is_asleep(&error) {
         return FlowGone::Hibernated;
@@ -159,7 +159,7 @@ fn broken<F: FlowIo>(flow: &F, error: io::Error) -> FlowGone {
 }
 
 impl FlowGone {
-    /// The outcome of a flow that went by itself.
+    /// The outcome of a flow that ended by itself.
     pub(crate) fn outcome(self) -> ProxFlowOutcome {
         match self {
             FlowGone::Delivered => ProxFlowOutcome::Delivered,

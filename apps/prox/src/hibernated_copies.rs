@@ -8,24 +8,24 @@ use parking_lot::Mutex;
 
 use crate::pinned_copy::PinnedCopy;
 
-/// Copies of which flows sleep.
+/// Copies that hibernated flows read.
 #[derive(Debug, Default)]
 pub(crate) struct HibernatedCopies {
     copies: Mutex<HashMap<u64, HibernatedCopy>>,
 }
 
-/// A copy at rest.
+/// A copy that hibernated flows read.
 #[derive(Debug)]
 pub(crate) struct HibernatedCopy {
     flows: u32,
     pub(crate) client: HostKey,
-    /// The copy in memory; none where it lies on disk only. Its bytes stay counted.
+    /// The copy in memory; none if it is on disk only. Its bytes stay counted.
     pub(crate) copy: Option<Arc<PinnedCopy>>,
     pub(crate) counted: u64,
 }
 
 impl HibernatedCopies {
-    /// A flow that reads this copy fell asleep.
+    /// Records that a flow which reads this copy hibernated.
     pub(crate) fn add_flow(&self, client: HostKey, copy: Arc<PinnedCopy>) {
         let mut copies = self.copies.lock();
         let resting = copies.entry(copy.id).or_insert(HibernatedCopy {
@@ -38,7 +38,7 @@ impl HibernatedCopies {
         resting.copy = Some(copy);
     }
 
-    /// A copy that the journal holds, and how many flows sleep on it.
+    /// Adds a copy from the journal, and the number of hibernated flows that read it.
     pub(crate) fn restore(&self, id: u64, flows: u32, client: HostKey, counted: u64) {
         let resting = HibernatedCopy {
             flows,
@@ -49,14 +49,14 @@ impl HibernatedCopies {
         self.copies.lock().insert(id, resting);
     }
 
-    /// The copy is in memory, for all flows that sleep on it.
+    /// Records that the copy is in memory, for all flows that read it.
     pub(crate) fn set_loaded(&self, copy: &Arc<PinnedCopy>) {
         if let Some(resting) = self.copies.lock().get_mut(&copy.id) {
             resting.copy = Some(copy.clone());
         }
     }
 
-    /// Takes a copy that lies whole in the copy store out of memory, if nobody else uses it.
+    /// Removes a complete copy from memory, if nothing else uses it; the copy store has it.
     pub(crate) fn unload(&self, id: u64) {
         let mut copies = self.copies.lock();
         let Some(resting) = copies.get_mut(&id) else {
@@ -72,8 +72,8 @@ impl HibernatedCopies {
         drop(copy);
     }
 
-    /// A flow on this copy woke or is over: the copy as it rests, and whether nobody else sleeps
-    /// on it.
+    /// Records that a flow on this copy was restored or is over. Returns the copy, and whether no other
+    /// hibernated flow reads it.
     pub(crate) fn remove_flow(&self, id: u64) -> Option<(HibernatedCopy, bool)> {
         let mut copies = self.copies.lock();
         let resting = copies.get_mut(&id)?;
@@ -93,12 +93,12 @@ impl HibernatedCopies {
         Some((roused, last))
     }
 
-    /// The copy some flow sleeps on: in memory, or in the copy store if the inner one is none.
+    /// The copy of hibernated flows: in memory, or in the copy store if the inner option is none.
     pub(crate) fn get(&self, id: u64) -> Option<Option<Arc<PinnedCopy>>> {
         self.copies.lock().get(&id).map(|r| r.copy.clone())
     }
 
-    /// Copies on which flows sleep.
+    /// The number of copies.
     pub(crate) fn len(&self) -> usize {
         self.copies.lock().len()
     }

@@ -81,7 +81,7 @@ pub use prox::{Prox, ProxHoldings, ProxStartError};
 pub use refusal::ProxRefusal;
 pub use request::HEADERS_MAX;
 #[doc(hidden)]
-pub use request::judge_head;
+pub use request::check_head;
 pub use request_head::HEAD_BYTES_MAX;
 pub use serve::{FlowListener, run, serve};
 pub use stream_flow::StreamFlow;

@@ -22,10 +22,10 @@ use crate::prox::Prox;
 use crate::serve::FlowListener;
 use crate::stream_flow::StreamFlow;
 
-/// How long to wait when the system gives no more connections: some may end meanwhile.
+/// How long to wait when the system is out of descriptors: some connections may end meanwhile.
 const PATIENCE: Duration = Duration::from_millis(50);
 
-/// A TCP port where flows come in.
+/// A TCP port that accepts flows.
 pub struct TcpFlowListener {
     listener: TcpListener,
     prox: Arc<Prox>,

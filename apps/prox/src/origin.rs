@@ -40,16 +40,16 @@ use crate::egress::EgressFilter;
 use crate::refusal::ProxRefusal;
 use crate::tls;
 
-/// Bytes of an origin's response head.
+/// The most bytes of an origin's response head.
 const RESPONSE_HEAD_BYTES_MAX: usize = 64 * 1024;
-/// Header fields in an origin's response head.
+/// The most header fields of an origin's response head.
 const RESPONSE_HEADERS_MAX: usize = 128;
-/// HTTP/2 receive windows: what one origin may have under way. A guess: 1 Gb/s at 8 ms.
+/// HTTP/2 receive windows: bytes that one origin may have in flight. A guess: 1 Gb/s at 8 ms.
 const H2_WINDOW_BYTES: u32 = 1 << 20;
 /// The name in `Via`, `Cache-Status` and `Proxy-Status`.
 pub(crate) const PSEUDONYM: &str = "d2prox";
 
-/// How origins are reached.
+/// The connector to origins.
 pub(crate) struct Upstream {
     pub(crate) filter: EgressFilter,
     pub(crate) resolver: Arc<dyn Resolve>,
@@ -61,10 +61,10 @@ pub(crate) struct Upstream {
     pub(crate) redirects_max: u32,
 }
 
-/// What a request carries besides its head.
+/// The body of a request to an origin.
 pub(crate) struct OriginRequestBody {
     pub(crate) body: UnsyncBoxBody<Bytes, io::Error>,
-    /// Bytes of the body that were handed to the connection.
+    /// Bytes of the body that were written to the connection.
     pub(crate) sent: Arc<AtomicU64>,
 }
 
@@ -77,12 +77,12 @@ impl OriginRequestBody {
     }
 }
 
-/// An origin's answer.
+/// An origin's response, with its body still to be read.
 pub(crate) struct OriginResponse {
     pub(crate) status: StatusCode,
     pub(crate) version: Version,
     pub(crate) headers: HeaderMap,
-    /// Where it finally came from.
+    /// The URL of the response, after redirects.
     pub(crate) url: Url,
     /// Redirects followed on the way.
     pub(crate) redirects: u32,
@@ -96,12 +96,12 @@ pub(crate) struct OriginBody {
     _connection: AbortOnDropHandle<()>,
 }
 
-/// Why a body broke off.
+/// Why a body was cut short.
 #[derive(Debug)]
 pub(crate) struct OriginBodyError(pub(crate) String);
 
 impl OriginBody {
-    /// The size, where the origin declared it.
+    /// The size, if the origin declared it.
     pub(crate) fn size(&self) -> Option<u64> {
         self.body.size_hint().exact()
     }
@@ -141,7 +141,7 @@ impl Upstream {
         .await
     }
 
-    /// Asks for a URL and follows redirects.
+    /// Requests a URL and follows redirects.
     pub(crate) async fn fetch(
         &self,
         method: &Method,
@@ -179,7 +179,7 @@ impl Upstream {
         }
     }
 
-    /// Whether `url`'s host may be connected to at all, as far as its name tells.
+    /// Checks whether `url`'s host may be connected to, as far as its name shows.
     pub(crate) async fn check_allowed(&self, url: &Url) -> Result<(), ProxRefusal> {
         let target = OriginTarget::of(url).ok_or(ProxRefusal::BadRequest("the URL has no host"))?;
         allowed_addresses(&target, &self.filter, &*self.resolver, self.dns_timeout)
@@ -187,7 +187,7 @@ impl Upstream {
             .map(|_| ())
     }
 
-    /// Sends a request with a body and takes the first answer for the last.
+    /// Sends a request with a body; redirects are not followed.
     pub(crate) async fn send(
         &self,
         method: &Method,
@@ -204,7 +204,7 @@ impl Upstream {
         self.ask(method, url, &headers, outgoing).await
     }
 
-    /// One request, one answer.
+    /// Sends one request and returns its response.
     async fn ask(
         &self,
         method: &Method,
@@ -385,7 +385,7 @@ fn redirect_location(status: StatusCode, headers: &HeaderMap) -> Option<&HeaderV
     }
 }
 
-/// Where a redirect leads, if it may be followed.
+/// The target of a redirect, if it may be followed.
 fn follow(from: &Url, location: &HeaderValue) -> Result<Url, ProxRefusal> {
     let text = String::from_utf8_lossy(location.as_bytes());
     let unusable = || ProxRefusal::RedirectUnusable(text.chars().take(200).collect());
@@ -400,7 +400,7 @@ fn follow(from: &Url, location: &HeaderValue) -> Result<Url, ProxRefusal> {
     }
 }
 
-/// A URL as logs and error answers show it: queries often carry secrets.
+/// A URL for logs and error responses, without its query, which may contain secrets.
 pub(crate) fn without_query(url: &Url) -> String {
     let mut text = url[..url::Position::AfterPath].to_owned();
     if url.query().is_some() {
@@ -409,7 +409,7 @@ pub(crate) fn without_query(url: &Url) -> String {
     text
 }
 
-/// Sorts an error of an exchange by whose fault it is.
+/// The refusal for an error of an exchange, by its cause.
 fn refusal_of(error: &hyper::Error, target: &OriginTarget) -> ProxRefusal {
     let host = target.host();
     let cause = chain(error);
@@ -422,7 +422,7 @@ fn refusal_of(error: &hyper::Error, target: &OriginTarget) -> ProxRefusal {
     }
 }
 
-/// An error with its causes, in one line.
+/// An error and its causes, in one line.
 fn chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut next = error.source();

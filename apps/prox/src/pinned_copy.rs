@@ -18,23 +18,23 @@ use crate::spooled_body::SpooledBody;
 /// asks for one second; a minute leaves room for clocks that disagree.
 const DATE_STRONG_AFTER: Duration = Duration::from_secs(60);
 
-/// What an answer's head says, ready to be sent on.
+/// The head of an origin's response, ready to be forwarded.
 #[derive(Debug)]
 pub(crate) struct CopyHead {
     pub(crate) status: StatusCode,
     pub(crate) version: Version,
     /// End-to-end headers, without `Content-Length`.
     pub(crate) headers: HeaderMap,
-    /// Where the bytes finally came from.
+    /// The URL that the bytes came from, after redirects.
     pub(crate) url: Url,
     pub(crate) redirected: bool,
-    /// What the origin is asked with when the body breaks off.
+    /// The validator with which the origin is asked for the rest of a body.
     pub(crate) origin_validator: Option<HeaderValue>,
-    /// Request headers the representation may depend on, with the values they had.
+    /// Request fields on which the representation may depend, with their values.
     selected_by: Vec<(HeaderName, Vec<HeaderValue>)>,
 }
 
-/// What a device asked for.
+/// A device's request for a copy.
 #[derive(Clone, Debug)]
 pub(crate) struct CopyRequest {
     pub(crate) url: Url,
@@ -44,17 +44,17 @@ pub(crate) struct CopyRequest {
 /// A pinned copy. Dropping the last handle stops the fetch and frees the bytes.
 #[derive(Debug)]
 pub(crate) struct PinnedCopy {
-    /// Its name, in memos and in the copy store.
+    /// The copy's id, in memos and in the copy store.
     pub(crate) id: u64,
     pub(crate) head: CopyHead,
     pub(crate) body: Arc<SpooledBody>,
-    /// What was asked for, in case it must be asked for again by another process.
+    /// The request, in case another process must repeat it.
     pub(crate) request: CopyRequest,
     pub(crate) _fetch: AbortOnDropHandle<()>,
 }
 
 impl CopyHead {
-    /// Takes over an origin's head. A complete answer (200) without a strong validator gets an
+    /// Creates the head from an origin's. A complete response (200) without a strong validator gets an
     /// entity tag of our own, so that a device can continue with *this* copy and no other.
     pub(crate) fn new(response: &OriginResponse, request: &FetchRequest) -> CopyHead {
         let mut headers = response.headers.clone();
@@ -79,7 +79,7 @@ impl CopyHead {
         }
     }
 
-    /// The head of an answer that is passed on once and never served again.
+    /// The head of a response that is forwarded once and never served again.
     pub(crate) fn relayed(response: &OriginResponse) -> CopyHead {
         let mut headers = response.headers.clone();
         strip_hop_by_hop(&mut headers);
@@ -95,7 +95,7 @@ impl CopyHead {
         }
     }
 
-    /// What the copy store keeps of it.
+    /// The record for the copy store.
     pub(crate) fn entry(
         &self,
         client: HostKey,
@@ -127,7 +127,7 @@ impl CopyHead {
         }
     }
 
-    /// What [`CopyHead::entry`] was made from.
+    /// Restores head and request from a record made by [`CopyHead::entry`].
     pub(crate) fn from_entry(entry: &CopyRecord) -> Option<(CopyHead, CopyRequest)> {
         let selected_by = entry.selected_by.iter().map(|(name, had)| {
             let values: Option<Vec<_>> = had.iter().map(|text| copy_store::value(text)).collect();
@@ -172,8 +172,8 @@ impl CopyHead {
     }
 }
 
-/// Request headers that decide what is served: those `Vary` names, and credentials and codings
-/// even where an origin forgets to name them.
+/// The request fields that select a representation: those `Vary` names, and credentials and codings
+/// even if an origin does not name them.
 fn selecting(response: &HeaderMap, request: &FetchRequest) -> Vec<(HeaderName, Vec<HeaderValue>)> {
     let varied = response
         .get_all(header::VARY)
@@ -195,15 +195,15 @@ fn selecting(response: &HeaderMap, request: &FetchRequest) -> Vec<(HeaderName, V
     .collect()
 }
 
-/// The validator that promises the same bytes: a strong entity tag, else a date that is old
-/// enough; never a weak tag.
+/// The validator that guarantees the same bytes: a strong entity tag, else an old enough date; never a
+/// weak tag.
 pub(crate) fn strong_validator(headers: &HeaderMap) -> Option<HeaderValue> {
     strong_tag(headers)
         .or_else(|| strong_date(headers))
         .cloned()
 }
 
-/// A strong entity tag. Two of them promise nothing.
+/// The strong entity tag, if there is exactly one.
 pub(crate) fn strong_tag(headers: &HeaderMap) -> Option<&HeaderValue> {
     let mut tags = headers.get_all(header::ETAG).iter();
     let tag = tags.next().filter(|_| tags.next().is_none())?;
@@ -212,7 +212,7 @@ pub(crate) fn strong_tag(headers: &HeaderMap) -> Option<&HeaderValue> {
     quoted.then_some(tag)
 }
 
-/// A `Last-Modified` that lies well before `Date`.
+/// The `Last-Modified` date, if it is well before `Date`.
 fn strong_date(headers: &HeaderMap) -> Option<&HeaderValue> {
     let read = |name| -> Option<SystemTime> {
         httpdate::parse_http_date(headers.get(name)?.to_str().ok()?).ok()

@@ -27,10 +27,10 @@ use crate::spooled_body::{SpoolError, SpoolFile, SpoolStatus, SpooledBody};
 use crate::tls::{ProxTlsError, client_config};
 use crate::upload_table::UploadTable;
 
-/// A flow that is one too many waits so long for another to end: one that is over may not be counted out yet.
+/// How long a flow above the limit waits for another to end: one that is over may still be counted.
 const PLACE_WITHIN: Duration = Duration::from_secs(1); // a guess
 
-/// Why a proxy cannot start.
+/// Why a proxy cannot be started.
 #[derive(Debug, thiserror::Error)]
 pub enum ProxStartError {
     /// Nobody could use it.
@@ -39,20 +39,20 @@ pub enum ProxStartError {
          or --tcp-listen with --allow-address"
     )]
     NoClients,
-    /// Origins could not be verified.
+    /// TLS certificates of origins could not be verified.
     #[error(transparent)]
     Tls(#[from] ProxTlsError),
-    /// Copies could not be spilled.
+    /// The directory for spilled copies is not usable.
     #[error("cannot write in the state directory {path}: {cause}; choose another with --state-dir")]
     StateDir {
         /// The directory.
         path: String,
-        /// What the system said.
+        /// The system's error.
         cause: std::io::Error,
     },
 }
 
-/// What a proxy holds now, for logs and tests.
+/// What a proxy holds, for logs and tests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ProxHoldings {
     /// Flows being served.
@@ -61,11 +61,11 @@ pub struct ProxHoldings {
     pub memory_bytes: u64,
     /// Bytes pinned on disk.
     pub disk_bytes: u64,
-    /// Copies kept for devices that may come back.
+    /// Copies kept for devices that may return.
     pub retained_copies: usize,
-    /// Uploads kept for devices that may come back.
+    /// Uploads kept for devices that may return.
     pub retained_uploads: usize,
-    /// Copies on which flows sleep.
+    /// Copies that hibernated flows read.
     pub hibernated_copies: usize,
 }
 
@@ -77,17 +77,17 @@ pub struct Prox {
     pub(crate) retained: Arc<RetainedCopies>,
     pub(crate) uploads: Arc<UploadTable>,
     pub(crate) hibernated: HibernatedCopies,
-    /// Where copies have names, if they are to outlive the process.
+    /// The named files of copies, if copies outlive the process.
     pub(crate) copy_store: Option<Arc<CopyStore>>,
     /// Ends every flow.
     pub(crate) stop: CancellationToken,
 }
 
-/// An origin's answer, taken over.
+/// An origin's response.
 pub(crate) enum FetchedAnswer {
-    /// With a body, which is being fetched.
+    /// A response with a body, which is being fetched.
     Copy(Arc<PinnedCopy>),
-    /// Without one.
+    /// A response without a body.
     HeadOnly(Box<CopyHead>, Option<http::HeaderValue>),
 }
 
@@ -161,7 +161,7 @@ impl Prox {
         }))
     }
 
-    /// What it holds now.
+    /// What the proxy holds now.
     pub fn holdings(&self) -> ProxHoldings {
         let (memory_bytes, disk_bytes) = self.ledger.pinned();
         ProxHoldings {
@@ -174,8 +174,8 @@ impl Prox {
         }
     }
 
-    /// Whether this client may have one more flow, with this much time until its deadline. A place is waited for for a
-    /// moment.
+    /// Admits a flow of this client, with this much time until its deadline. Waits a moment if a limit
+    /// is reached.
     pub(crate) async fn admit(
         &self,
         client: HostKey,
@@ -214,7 +214,7 @@ impl Prox {
         self.ledger.admit(client)
     }
 
-    /// Asks the origin and takes its answer over; a body is fetched from then on.
+    /// Requests from the origin. A body is fetched from then on.
     pub(crate) async fn open(
         &self,
         client: HostKey,
@@ -249,7 +249,7 @@ impl Prox {
         Ok(FetchedAnswer::Copy(copy))
     }
 
-    /// Pins the body of an answer to an upload, which nothing can continue.
+    /// Pins the body of a response to an upload, which cannot be continued.
     pub(crate) fn pin_upload_answer(
         &self,
         client: HostKey,
@@ -267,7 +267,7 @@ impl Prox {
         self.take_over(client, &asked, head, response, None)
     }
 
-    /// Adds bytes of an upload, kept copies going first where room is short.
+    /// Appends bytes to an upload, and drops kept copies if there is no room.
     pub(crate) async fn append_upload(
         &self,
         client: HostKey,
@@ -282,7 +282,7 @@ impl Prox {
         }
     }
 
-    /// Makes room where that mends the fault.
+    /// Makes room if the error is a limit that this can resolve.
     fn after(&self, client: HostKey, fault: SpoolError) -> Result<(), ProxRefusal> {
         let full = match fault {
             SpoolError::Full(full) => full,
@@ -291,8 +291,8 @@ impl Prox {
                 return Err(ProxRefusal::StoreFailed);
             }
         };
-        let whose = (full == QuotaExceeded::Client).then_some(client);
-        if self.retained.make_room(whose) || self.uploads.make_room(whose) {
+        let only_of = (full == QuotaExceeded::Client).then_some(client);
+        if self.retained.make_room(only_of) || self.uploads.make_room(only_of) {
             return Ok(());
         }
         Err(match full {
@@ -301,7 +301,7 @@ impl Prox {
         })
     }
 
-    /// Pins a body, by this name in the copy store if it has one, and starts fetching it.
+    /// Pins a body, under this id in the copy store if it has one, and starts fetching it.
     fn take_over(
         &self,
         client: HostKey,
@@ -320,7 +320,7 @@ impl Prox {
         Ok(self.start_fetch(client, id, head, pin, asked, Some(response.body)))
     }
 
-    /// A copy that is being fetched, or fetched on if there is no body yet.
+    /// A copy that is being fetched, or continued if there is no body yet.
     pub(crate) fn start_fetch(
         &self,
         client: HostKey,
@@ -362,7 +362,8 @@ impl Prox {
         })
     }
 
-    /// Room for an object, kept copies going first; by this name in the copy store, if it has one.
+    /// Reserves room for an object, and drops kept copies if necessary; under this id in the copy
+    /// store, if it has one.
     pub(crate) fn reserve_spool(
         &self,
         client: HostKey,
@@ -392,7 +393,7 @@ impl Prox {
     }
 }
 
-/// A name for a copy, which nobody guesses.
+/// A random id for a copy.
 fn random_name() -> u64 {
     getrandom::u64().expect("the system has randomness")
 }

@@ -14,14 +14,14 @@ use crate::config::ProxConfig;
 use crate::flow_report::ProxFlowOutcome;
 use crate::refusal::ProxRefusal;
 
-/// Where pinned bytes lie.
+/// Where pinned bytes are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StorageTier {
     Memory,
     Disk,
 }
 
-/// Which limit stopped a taking.
+/// The limit that was reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum QuotaExceeded {
     Memory,
@@ -29,7 +29,7 @@ pub(crate) enum QuotaExceeded {
     Client,
 }
 
-/// The counts and their limits.
+/// Counts of flows and bytes, and their limits.
 #[derive(Debug)]
 pub(crate) struct QuotaLedger {
     memory_max: u64,
@@ -68,7 +68,7 @@ impl QuotaLedger {
         }
     }
 
-    /// The most bytes one object can ever have here.
+    /// The most bytes that one object can have.
     pub(crate) fn object_max(&self) -> u64 {
         self.client_pinned_max
             .min(self.disk_max.max(self.memory_max))
@@ -100,19 +100,19 @@ impl QuotaLedger {
         })
     }
 
-    /// Until a flow counts no more, from now on.
+    /// Notified when a flow is no longer counted.
     pub(crate) fn flow_released(&self) -> Notified<'_> {
         self.left.notified()
     }
 
-    /// Counts a flow that sleeps and was admitted by another process.
+    /// Counts a hibernated flow that another process admitted.
     pub(crate) fn count_hibernated(&self, client: HostKey) {
         let mut used = self.used.lock();
         used.flows += 1;
         used.clients.entry(client).or_default().flows += 1;
     }
 
-    /// The permit of a flow that slept, and counted meanwhile.
+    /// The permit of a restored flow, which was counted while it was hibernated.
     pub(crate) fn readmit_hibernated(self: &Arc<QuotaLedger>, client: HostKey) -> FlowPermit {
         FlowPermit {
             ledger: self.clone(),
@@ -120,7 +120,7 @@ impl QuotaLedger {
         }
     }
 
-    /// Takes `bytes` for a client.
+    /// Reserves `bytes` for a client.
     pub(crate) fn reserve(
         &self,
         client: HostKey,
@@ -137,7 +137,7 @@ impl QuotaLedger {
         Ok(())
     }
 
-    /// Moves bytes that are already counted from memory to disk.
+    /// Moves counted bytes from memory to disk.
     pub(crate) fn spill(&self, bytes: u64) -> Result<(), QuotaExceeded> {
         let mut used = self.used.lock();
         used.occupy(self, StorageTier::Disk, bytes)?;
@@ -145,14 +145,14 @@ impl QuotaLedger {
         Ok(())
     }
 
-    /// Takes back a [`QuotaLedger::spill`] that could not be carried out. The memory never left.
+    /// Reverts a [`QuotaLedger::spill`] that failed.
     pub(crate) fn unspill(&self, bytes: u64) {
         let mut used = self.used.lock();
         used.disk -= bytes;
         used.memory += bytes;
     }
 
-    /// Gives back what [`QuotaLedger::reserve`] took.
+    /// Releases what [`QuotaLedger::reserve`] reserved.
     pub(crate) fn release(&self, client: HostKey, place: StorageTier, bytes: u64) {
         let mut used = self.used.lock();
         match place {
@@ -171,7 +171,7 @@ impl QuotaLedger {
         (used.memory, used.disk)
     }
 
-    /// Flows now.
+    /// The number of flows.
     pub(crate) fn flows(&self) -> u32 {
         self.used.lock().flows
     }
@@ -196,7 +196,7 @@ impl QuotaUsage {
         Ok(())
     }
 
-    /// Strangers must not leave entries behind.
+    /// Removes the entry of a client without flows and bytes.
     fn forget_idle(&mut self, client: HostKey) {
         if self
             .clients
@@ -208,7 +208,7 @@ impl QuotaUsage {
     }
 }
 
-/// A counted flow.
+/// A permit of a counted flow.
 #[derive(Debug)]
 pub(crate) struct FlowPermit {
     ledger: Arc<QuotaLedger>,
@@ -216,7 +216,7 @@ pub(crate) struct FlowPermit {
 }
 
 impl FlowPermit {
-    /// A flow that fell asleep counts on; any other does not.
+    /// Keeps counting a flow that hibernated, and stops counting any other.
     pub(crate) fn settle(self, outcome: &ProxFlowOutcome) {
         if *outcome == ProxFlowOutcome::Hibernated {
             std::mem::forget(self);

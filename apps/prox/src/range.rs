@@ -5,7 +5,7 @@
 
 use cedos_http::{ByteRanges, RangeDecision};
 
-/// What to send of an object.
+/// Which part of an object to send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RangeAnswer {
     /// The whole object, as 200.
@@ -19,17 +19,17 @@ pub enum RangeAnswer {
         /// Size of the whole object.
         total: Option<u64>,
     },
-    /// Nothing fits: 416 with the size.
+    /// No range fits: 416 with the size.
     Unsatisfiable {
         /// Size of the whole object.
         total: u64,
     },
-    /// Not to be said before the object has more than this many bytes or has ended.
+    /// The answer is open until the object has more than this many bytes or has ended.
     WaitForMoreThan(u64),
 }
 
 impl RangeAnswer {
-    /// What to answer when `have` bytes are here and the whole is `total` bytes, if known.
+    /// The answer when `have` bytes are stored and the size is `total`, if known.
     pub fn to(ranges: &ByteRanges, have: u64, total: Option<u64>) -> RangeAnswer {
         match (ranges.decide(total), total) {
             (RangeDecision::Unsatisfiable, Some(total)) => RangeAnswer::Unsatisfiable { total },

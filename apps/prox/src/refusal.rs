@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use crate::egress::SpecialAddress;
 
-/// How long a client that met a limit should wait, when nothing better is known.
+/// The default wait for a client that met a limit.
 const RETRY_AFTER: Duration = Duration::from_secs(30);
 
-/// Why the proxy answered with an error of its own.
+/// Why the proxy answered with its own error.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs)] // Each variant's message is its documentation.
 pub enum ProxRefusal {
@@ -115,7 +115,7 @@ pub enum ProxRefusal {
     BodyLost(String),
 }
 
-/// An address, unless it is what the URL itself says.
+/// The address in words, unless the URL itself states it.
 fn unless_said(host: &str, address: &IpAddr) -> String {
     match host.trim_matches(['[', ']']).parse::<IpAddr>() {
         Ok(said) if said == *address => String::new(),
@@ -123,7 +123,7 @@ fn unless_said(host: &str, address: &IpAddr) -> String {
     }
 }
 
-/// What lets such addresses through.
+/// The setting that allows such addresses.
 fn what_opens(kind: SpecialAddress) -> &'static str {
     match kind {
         SpecialAddress::Private => "--allow-net or --allow-private",

@@ -32,7 +32,7 @@ use crate::request::RelayTarget;
 use d2tp_driver::ResetCause;
 
 impl ProxConfig {
-    /// How many relays there may be; none where there are to be none.
+    /// The limits on relays; none if relays are disabled.
     pub fn relay_limits(&self) -> Option<RelayLimits> {
         self.relay.then_some(RelayLimits {
             client: self.client_relays_max,
@@ -52,7 +52,7 @@ impl From<RelayError> for ProxRefusal {
     }
 }
 
-/// Serves RELAY.
+/// Serves a RELAY request.
 pub(crate) async fn serve<F: FlowIo>(
     flow: &mut F,
     prox: &Arc<Prox>,
@@ -76,7 +76,7 @@ pub(crate) async fn serve<F: FlowIo>(
     }
 }
 
-/// Serves LISTEN.
+/// Serves a LISTEN request.
 pub(crate) async fn listen<F: FlowIo>(
     flow: &mut F,
     prox: &Arc<Prox>,
@@ -127,7 +127,7 @@ async fn open(
     Ok((hosting, relay))
 }
 
-/// Tells the device what there is to tell, for as long as it wants to know.
+/// Sends events to the device while its flow lasts.
 async fn attend<F: FlowIo>(
     flow: &mut F,
     prox: &Arc<Prox>,
@@ -139,18 +139,18 @@ async fn attend<F: FlowIo>(
 ) -> ProxFlowOutcome {
     record.status = Some(200);
     record.served = ServedFrom::Relay;
-    let mut told: BTreeMap<u32, SocketAddr> = BTreeMap::new();
+    let mut reported: BTreeMap<u32, SocketAddr> = BTreeMap::new();
     let mut lines = head;
     let mut unheard = BytesMut::new();
     loop {
         let places = hosting.observed_addresses();
         for (path, at) in places
             .iter()
-            .filter(|(path, at)| told.get(path) != Some(at))
+            .filter(|(path, at)| reported.get(path) != Some(at))
         {
             lines += &format!("seen {path} {at}\n");
         }
-        told = places;
+        reported = places;
         record.bytes_down += lines.len() as u64;
         if let Err(error) = flow.write_all(lines.as_bytes()).await {
             return ProxFlowOutcome::Broken(error.to_string());
@@ -163,7 +163,7 @@ async fn attend<F: FlowIo>(
             }
         };
         tokio::select! {
-            heard = watch.read(flow, prox, &mut unheard) => match heard {
+            read_result = watch.read(flow, prox, &mut unheard) => match read_result {
                 Ok(0) => break,
                 // There is nothing to say here.
                 Ok(_) => unheard.clear(),

@@ -22,10 +22,10 @@ use crate::key_text::{parse_key, show_key};
 use crate::refusal::ProxRefusal;
 use crate::request_head::{ProxRequestHead, RequestHeadError, read_head};
 
-/// Header fields in a request head. A guess: browsers send about 20.
+/// The most header fields of a request. A guess: browsers send about 20.
 pub const HEADERS_MAX: usize = 128;
 
-/// What a device asked for.
+/// A device's request.
 #[derive(Debug)]
 pub(crate) enum ProxRequest {
     /// GET or HEAD of a URL.
@@ -40,7 +40,7 @@ pub(crate) enum ProxRequest {
     Listen(Vec<HostKey>),
 }
 
-/// Whom a relay leads to.
+/// The destination of a relay.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum RelayTarget {
     /// An origin that speaks D2TP.
@@ -49,7 +49,7 @@ pub(crate) enum RelayTarget {
     Device(HostKey),
 }
 
-/// A PUT or POST. Its body is what the flow carries after the head.
+/// A PUT or POST request. Its body follows the head in the flow.
 #[derive(Clone, Debug)]
 pub(crate) struct UploadRequest {
     /// PUT or POST.
@@ -58,20 +58,20 @@ pub(crate) struct UploadRequest {
     pub(crate) url: Url,
     /// End-to-end headers to forward.
     pub(crate) headers: HeaderMap,
-    /// Bytes of the body, where declared; else it goes to the flow's end.
+    /// Size of the body if declared; else it extends to the flow's end.
     pub(crate) length: Option<u64>,
-    /// The device waits for 100 before it sends the body, or for 104 if there is a token.
+    /// Whether the device waits for 100 before it sends the body, or for 104 if there is a token.
     pub(crate) expects_continue: bool,
-    /// By which the device finds it again if its flow is lost.
+    /// The token by which the device finds the upload again if its flow is lost.
     pub(crate) token: Option<UploadToken>,
 }
 
-/// What a device calls an upload.
+/// The token of an upload.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct UploadToken(Box<str>);
 
 impl UploadToken {
-    /// The field it comes in.
+    /// The header field with the token.
     const FIELD: &str = "cedos-upload";
 
     fn parse(value: &HeaderValue) -> Option<UploadToken> {
@@ -82,10 +82,10 @@ impl UploadToken {
     }
 }
 
-/// A GET or HEAD.
+/// A GET or HEAD request.
 #[derive(Clone, Debug)]
 pub(crate) struct FetchRequest {
-    /// HEAD rather than GET.
+    /// Whether the request is HEAD.
     pub(crate) head_only: bool,
     /// The absolute URL, without a fragment.
     pub(crate) url: Url,
@@ -93,14 +93,14 @@ pub(crate) struct FetchRequest {
     pub(crate) headers: HeaderMap,
     /// The `Range` header, which the proxy answers itself.
     pub(crate) range: Option<HeaderValue>,
-    /// The `If-Range` header, likewise.
+    /// The `If-Range` header, which the proxy evaluates itself.
     pub(crate) if_range: Option<HeaderValue>,
 }
 
-/// What would be asked for by a flow that begins with `bytes`: the URL or authority, or the status
-/// of the refusal. `None`: nobody is there to answer. For the fuzzer, which knows only what is public.
+/// The target of a flow that begins with `bytes`: the URL or authority, or the status of the refusal.
+/// `None`: the flow ended before. For the fuzzer, which uses public functions only.
 #[doc(hidden)]
-pub async fn judge_head(mut bytes: &[u8]) -> Option<Result<String, u16>> {
+pub async fn check_head(mut bytes: &[u8]) -> Option<Result<String, u16>> {
     let head = match read_head(&mut bytes, Duration::MAX).await {
         Ok(head) => head,
         Err(RequestHeadError::Refused(refusal)) => return Some(Err(refusal.status())),
@@ -223,7 +223,7 @@ pub(crate) fn parse(head: &ProxRequestHead) -> Result<ProxRequest, ProxRefusal> 
     }
 }
 
-/// Reads whom a relay is to lead to: `host:port`, or a key.
+/// Parses the destination of a relay: `host:port`, or a key.
 fn relayed(target: &str) -> Result<RelayTarget, ProxRefusal> {
     if let Ok(key) = parse_key(target) {
         return Ok(RelayTarget::Device(key));
@@ -234,7 +234,7 @@ fn relayed(target: &str) -> Result<RelayTarget, ProxRefusal> {
     ))
 }
 
-/// Reads who may call a device that listens.
+/// Parses which clients may call a listening device.
 fn listening(target: &str, headers: &HeaderMap) -> Result<Vec<HostKey>, ProxRefusal> {
     if target != "*" {
         return Err(ProxRefusal::BadRequest("LISTEN takes only *"));
@@ -246,7 +246,7 @@ fn listening(target: &str, headers: &HeaderMap) -> Result<Vec<HostKey>, ProxRefu
         .ok_or(ProxRefusal::BadRequest("a Caller is not a client key"))
 }
 
-/// Turns parsed fields into a map. httparse has checked them; `http` checks again.
+/// Converts parsed fields to a map. httparse has checked them; `http` checks again.
 fn header_map(fields: &[httparse::Header<'_>]) -> Result<HeaderMap, ProxRefusal> {
     let mut map = HeaderMap::with_capacity(fields.len());
     for field in fields {
@@ -261,7 +261,7 @@ fn header_map(fields: &[httparse::Header<'_>]) -> Result<HeaderMap, ProxRefusal>
     Ok(map)
 }
 
-/// The declared length of the body. Refuses heads whose end or target two readers could see
+/// The declared length of the body. Refuses heads whose end or target two parsers could interpret
 /// differently.
 fn body_length(headers: &HeaderMap) -> Result<Option<u64>, ProxRefusal> {
     let count = |name| headers.get_all(name).iter().count();
@@ -295,7 +295,7 @@ fn body_length(headers: &HeaderMap) -> Result<Option<u64>, ProxRefusal> {
     }
 }
 
-/// Reads an absolute-form target.
+/// Parses an absolute-form target.
 fn absolute_url(target: &str) -> Result<Url, ProxRefusal> {
     if target.starts_with('/') || target == "*" {
         return Err(ProxRefusal::BadRequest(
@@ -333,8 +333,8 @@ fn absolute_url(target: &str) -> Result<Url, ProxRefusal> {
     Ok(url)
 }
 
-/// Removes what is meant for the next hop only (RFC 9110 §7.6.1), whatever `Connection` names,
-/// and credentials for proxies.
+/// Removes hop-by-hop fields (RFC 9110 §7.6.1), the fields that `Connection` names, and credentials for
+/// proxies.
 pub(crate) fn strip_hop_by_hop(headers: &mut HeaderMap) {
     let named: Vec<HeaderName> = headers
         .get_all(header::CONNECTION)

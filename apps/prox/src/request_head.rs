@@ -7,13 +7,13 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 
 use crate::refusal::ProxRefusal;
 
-/// Bytes of a request head, the final empty line included. RELIABILITY: header block ≤ 32 kB.
+/// The most bytes of a request head, the final empty line included. RELIABILITY: header block ≤ 32 kB.
 pub const HEAD_BYTES_MAX: usize = 32 * 1024;
 
 /// Bytes read from the flow at once while looking for the end of the head.
 const READ_BYTES: usize = 4096;
 
-/// A request head as bytes, and what came after it.
+/// A request head, and the bytes that came after it.
 #[derive(Debug)]
 pub(crate) struct ProxRequestHead {
     pub(crate) bytes: Vec<u8>,
@@ -26,22 +26,22 @@ impl ProxRequestHead {
         &self.bytes[..self.end]
     }
 
-    /// What arrived after the head: the first bytes of a tunnel.
+    /// Bytes that arrived after the head: the first of a tunnel.
     pub(crate) fn rest(&self) -> &[u8] {
         &self.bytes[self.end..]
     }
 }
 
-/// Why there is no head.
+/// Why no head could be read.
 #[derive(Debug)]
 pub(crate) enum RequestHeadError {
-    /// To be answered.
+    /// The request is refused with an answer.
     Refused(ProxRefusal),
-    /// The flow ended or broke before a whole head came; nobody is there to answer.
+    /// The flow ended or broke before the head was complete, so that no answer is possible.
     Gone(io::Error),
 }
 
-/// Reads up to the empty line.
+/// Reads a head up to its empty line.
 pub(crate) async fn read_head<R>(
     flow: &mut R,
     limit: Duration,
@@ -89,8 +89,8 @@ where
     }
 }
 
-/// Finds the end of the head; bytes before `seen` were looked at already. Refuses line ends that
-/// two readers could see differently.
+/// Finds the end of the head; bytes before `seen` were searched already. Refuses line ends that two
+/// parsers could interpret differently.
 pub(crate) fn head_end(bytes: &[u8], seen: usize) -> Result<Option<usize>, &'static str> {
     for at in seen..bytes.len() {
         let before = at.checked_sub(1).map(|i| bytes[i]);

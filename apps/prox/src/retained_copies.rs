@@ -17,10 +17,10 @@ use crate::pinned_copy::PinnedCopy;
 use crate::request::FetchRequest;
 use crate::spooled_body::SpoolStatus;
 
-/// Copies listed for one URL of one client; the oldest is forgotten first.
+/// The most copies listed for one URL of one client; the oldest is dropped first.
 const LISTED_PER_URL_MAX: usize = 8;
 
-/// The copies of all clients.
+/// The listed and the kept copies of all clients.
 #[derive(Debug, Default)]
 pub(crate) struct RetainedCopies {
     clients: Mutex<HashMap<HostKey, ClientCopies>>,
@@ -29,7 +29,7 @@ pub(crate) struct RetainedCopies {
 #[derive(Debug, Default)]
 struct ClientCopies {
     listed: HashMap<String, Vec<Weak<PinnedCopy>>>,
-    /// Oldest first.
+    /// Kept copies, the oldest first.
     kept: Vec<RetainedCopy>,
 }
 
@@ -40,7 +40,7 @@ struct RetainedCopy {
 }
 
 impl RetainedCopies {
-    /// Lists a copy under the URL that was asked for.
+    /// Lists a copy under the requested URL.
     pub(crate) fn list(&self, client: HostKey, url: &str, copy: &Arc<PinnedCopy>) {
         let mut clients = self.clients.lock();
         let copies = clients.entry(client).or_default();
@@ -52,7 +52,7 @@ impl RetainedCopies {
         listed.push(Arc::downgrade(copy));
     }
 
-    /// The copy that `if_range` names, if this client has it here.
+    /// The copy with the validator in `if_range`, if this client has one.
     pub(crate) fn find(
         &self,
         client: HostKey,
@@ -71,7 +71,7 @@ impl RetainedCopies {
             .find(|copy| copy.head.matches_if_range(if_range) && copy.head.matches_request(request))
     }
 
-    /// Keeps a copy for `grace`; the client's oldest goes if it has more than `max`.
+    /// Keeps a copy for `grace`; drops the client's oldest if it has more than `max`.
     pub(crate) fn retain(
         self: &Arc<RetainedCopies>,
         client: HostKey,
@@ -104,7 +104,7 @@ impl RetainedCopies {
         });
     }
 
-    /// Drops one kept copy, of `client` if given, so that there is room; false if there is none.
+    /// Drops one kept copy, of `client` if given, to make room. False if there is none.
     pub(crate) fn make_room(&self, client: Option<HostKey>) -> bool {
         let mut clients = self.clients.lock();
         let dropped = match client {
@@ -115,7 +115,7 @@ impl RetainedCopies {
         dropped.is_some()
     }
 
-    /// Copies kept now.
+    /// The number of kept copies.
     pub(crate) fn retained_count(&self) -> usize {
         self.clients
             .lock()
@@ -135,7 +135,7 @@ impl RetainedCopies {
         self.remove_if_empty(client);
     }
 
-    /// Forgets a client that has nothing here.
+    /// Removes the entry of a client without copies.
     pub(crate) fn remove_if_empty(&self, client: HostKey) {
         let mut clients = self.clients.lock();
         if let Some(copies) = clients.get_mut(&client) {

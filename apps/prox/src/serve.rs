@@ -11,9 +11,9 @@ use crate::config::ProxConfig;
 use crate::flow::serve_flow;
 use crate::prox::{Prox, ProxStartError};
 
-/// Where flows come from: the D2TP driver, or a channel in tests.
+/// A source of flows: the D2TP driver, or a channel in tests.
 pub trait FlowListener: Send {
-    /// What it gives.
+    /// The type of its flows.
     type Flow: FlowIo;
 
     /// The next flow; `None` when there will be no more. May be dropped and called again without

@@ -35,19 +35,19 @@ pub(crate) use spool_file::{RestoredBody, SpoolFile};
 const BLOCK_BYTES: usize = 64 * 1024;
 /// Most bytes one read returns.
 const READ_BYTES_MAX: usize = 64 * 1024;
-/// Readers that can wait at once; one more wakes the oldest early, which is harmless.
+/// The most readers that can wait at once; one more wakes the oldest early, which is harmless.
 const WAITING_MAX: usize = 64;
 
 /// Why bytes could not be stored.
 #[derive(Debug)]
 pub(crate) enum SpoolError {
-    /// A limit of the ledger.
+    /// A limit of the ledger is reached.
     Full(QuotaExceeded),
     /// The disk failed.
     Disk(io::Error),
 }
 
-/// How far an object has come.
+/// The state of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SpoolStatus {
     Growing,
@@ -55,25 +55,25 @@ pub(crate) enum SpoolStatus {
     Failed(ResetCause),
 }
 
-/// A look at an object.
+/// The extent of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SpoolExtent {
-    /// Bytes that are here.
+    /// Bytes that are stored.
     pub(crate) have: u64,
-    /// Bytes of the whole, once known.
+    /// The size of the object, once known.
     pub(crate) total: Option<u64>,
     /// Whether more will come.
     pub(crate) status: SpoolStatus,
 }
 
-/// One object's bytes.
+/// The bytes of one object.
 #[derive(Debug)]
 pub(crate) struct SpooledBody {
     ledger: Arc<QuotaLedger>,
     client: HostKey,
     state_dir: PathBuf,
     memory_max: u64,
-    /// Where its file has a name, if it has one.
+    /// The object's named file, if it has one.
     named_file: Option<SpoolFile>,
     state: Mutex<SpoolState>,
 }
@@ -82,16 +82,16 @@ pub(crate) struct SpooledBody {
 struct SpoolState {
     store: SpoolStorage,
     len: u64,
-    /// Bytes counted in the ledger for `store`'s place; never less than `len`.
+    /// Bytes counted in the ledger for the storage tier of `store`; never less than `len`.
     counted: u64,
     total: Option<u64>,
     status: SpoolStatus,
     waiting: Vec<Waker>,
-    /// Bytes of a named file for which a sync was asked.
+    /// Bytes of a named file for which a sync was requested.
     synced: u64,
-    /// The copy store knows that it is whole.
+    /// Whether the copy store knows that the object is complete.
     noted: bool,
-    /// File and count stay when the object goes from memory.
+    /// Whether file and count remain when the object is removed from memory.
     stays: bool,
 }
 
@@ -171,7 +171,7 @@ impl SpooledBody {
         })
     }
 
-    /// Adds bytes at the end. There is one writer.
+    /// Appends bytes. There is one writer.
     pub(crate) async fn append(self: &Arc<SpooledBody>, bytes: Bytes) -> Result<(), SpoolError> {
         if bytes.is_empty() {
             return Ok(());
@@ -191,7 +191,7 @@ impl SpooledBody {
         Ok(())
     }
 
-    /// The object is whole.
+    /// Marks the object as complete.
     pub(crate) fn finish(self: &Arc<SpooledBody>) {
         let mut state = self.state.lock();
         state.status = SpoolStatus::Complete;
@@ -201,13 +201,13 @@ impl SpooledBody {
         self.sync();
     }
 
-    /// The object will never be whole.
+    /// Marks the object as failed.
     pub(crate) fn fail(&self, cause: ResetCause) {
         self.state.lock().status = SpoolStatus::Failed(cause);
         self.wake();
     }
 
-    /// How far it has come.
+    /// The extent of the object.
     pub(crate) fn extent(&self) -> SpoolExtent {
         let state = self.state.lock();
         SpoolExtent {
@@ -217,7 +217,7 @@ impl SpooledBody {
         }
     }
 
-    /// Ready when more than `bytes` are here or nothing more will come.
+    /// Ready when more than `bytes` are stored or no more will come.
     pub(crate) async fn wait_beyond(&self, bytes: u64) -> SpoolExtent {
         std::future::poll_fn(|cx| {
             let mut state = self.state.lock();
@@ -235,7 +235,7 @@ impl SpooledBody {
         .await
     }
 
-    /// Ready with the cause if the object fails before it has `end` bytes; else never.
+    /// Ready with the cause if the object fails before it has `end` bytes; else never ready.
     pub(crate) async fn failed_before(&self, end: Option<u64>) -> ResetCause {
         let last = end.map_or(u64::MAX, |end| end.saturating_sub(1));
         loop {
@@ -290,7 +290,7 @@ impl SpooledBody {
         }
     }
 
-    /// Counts `more` bytes, in memory if they may lie there, and says where they go.
+    /// Counts `more` bytes, in memory if possible, and returns their tier.
     fn count(&self, more: u64) -> Result<StorageTier, SpoolError> {
         let mut state = self.state.lock();
         let need = state.len + more;
@@ -309,7 +309,7 @@ impl SpooledBody {
         }
     }
 
-    /// Moves an object to disk, together with the count.
+    /// Moves an object and its count to disk.
     fn count_on_disk(
         &self,
         state: &mut SpoolState,
@@ -411,13 +411,13 @@ impl Drop for SpooledBody {
 /// Why a read failed.
 #[derive(Debug)]
 pub(crate) enum SpoolReadError {
-    /// The object will never have these bytes.
+    /// The object failed before these bytes arrived.
     Failed(ResetCause),
     /// The disk failed.
     Disk(io::Error),
 }
 
-/// A slice of a full block, or a copy of the growing one.
+/// A slice of a full block, or a copy from the growing one.
 fn from_memory(blocks: &[Bytes], tail: &[u8], offset: u64, want: usize) -> Bytes {
     let (block, from) = (offset as usize / BLOCK_BYTES, offset as usize % BLOCK_BYTES);
     match blocks.get(block) {
@@ -426,7 +426,7 @@ fn from_memory(blocks: &[Bytes], tail: &[u8], offset: u64, want: usize) -> Bytes
     }
 }
 
-/// A file without a name.
+/// Creates a file without a name.
 fn nameless(dir: &std::path::Path) -> io::Result<File> {
     tempfile::tempfile_in(dir)
 }

@@ -23,9 +23,9 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Sleep, sleep};
 
-/// Bytes read from a source at once.
+/// The size of reads from a source.
 const PIECE_BYTES: usize = 64 * 1024;
-/// How long a client that has the whole answer may keep its direction open.
+/// How long a client that has the whole response may keep its direction open.
 const FAREWELL: Duration = Duration::from_secs(30); // a guess
 
 /// See the module.
@@ -35,14 +35,14 @@ pub struct StreamFlow {
     peer: HostKey,
     source: Option<Arc<dyn SendSource>>,
     offset: u64,
-    /// Read from the source, not written yet.
+    /// Bytes that were read from the source and not written yet.
     piece: Bytes,
-    /// The source has ended, the FIN has not left yet.
+    /// Whether the source has ended and FIN is not sent yet.
     ending: bool,
-    /// Our FIN has left.
+    /// Whether our FIN was sent.
     sent_end: bool,
-    /// The client's has come.
-    heard_end: bool,
+    /// Whether the client's FIN was received.
+    has_ended: bool,
     broken: Option<io::ErrorKind>,
     farewell: Option<Pin<Box<Sleep>>>,
 }
@@ -58,13 +58,13 @@ impl StreamFlow {
             piece: Bytes::new(),
             ending: false,
             sent_end: false,
-            heard_end: false,
+            has_ended: false,
             broken: None,
             farewell: None,
         }
     }
 
-    /// Notes what breaks.
+    /// Records an error.
     fn note<T>(&mut self, result: io::Result<T>) -> io::Result<T> {
         if let Err(error) = &result {
             self.broken = Some(error.kind());
@@ -72,7 +72,7 @@ impl StreamFlow {
         result
     }
 
-    /// Ready when the source's end has left.
+    /// Ready when the end of the source was sent.
     fn poll_send(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         loop {
             if self.piece.has_remaining() {
@@ -102,7 +102,7 @@ impl AsyncRead for StreamFlow {
     ) -> Poll<io::Result<()>> {
         let (before, room) = (buf.filled().len(), buf.remaining());
         let read = ready!(Pin::new(&mut self.stream).poll_read(cx, buf));
-        self.heard_end |= read.is_ok() && room > 0 && buf.filled().len() == before;
+        self.has_ended |= read.is_ok() && room > 0 && buf.filled().len() == before;
         Poll::Ready(self.note(read))
     }
 }
@@ -161,7 +161,7 @@ impl FlowIo for StreamFlow {
         if !self.sent_end {
             ready!(self.poll_send(cx))?;
         }
-        if self.heard_end {
+        if self.has_ended {
             return Poll::Ready(Ok(()));
         }
         let farewell = self

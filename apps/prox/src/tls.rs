@@ -11,7 +11,7 @@ use rustls_pki_types::pem::PemObject;
 /// Why the proxy cannot verify origins.
 #[derive(Debug, thiserror::Error)]
 pub enum ProxTlsError {
-    /// The file given with `--ca`.
+    /// The file given with `--ca` is not usable.
     #[error("cannot use the CA file {path}: {cause}; it must hold PEM certificates")]
     CaFile {
         /// The file.
@@ -19,17 +19,17 @@ pub enum ProxTlsError {
         /// What was wrong with it.
         cause: String,
     },
-    /// No authority at all.
+    /// There is no certificate authority.
     #[error(
         "no certificate authorities found on this machine; install ca-certificates or give --ca FILE"
     )]
     NoRoots,
-    /// The library refused our parameters.
+    /// The TLS library refused our parameters.
     #[error("TLS cannot be set up: {0}")]
     Setup(#[from] rustls::Error),
 }
 
-/// A client configuration that verifies, and offers HTTP/2 before HTTP/1.1.
+/// A client configuration that verifies certificates, and offers HTTP/2 before HTTP/1.1.
 pub(crate) fn client_config(
     ca_file: Option<&Path>,
     native_roots: bool,
@@ -71,7 +71,7 @@ pub(crate) fn client_config(
     Ok(Arc::new(config))
 }
 
-/// The certificate problem inside an I/O error of a handshake, if that is what it is.
+/// The certificate problem inside an I/O error of a handshake, if there is one.
 pub(crate) fn certificate_error(error: &io::Error) -> Option<String> {
     match error.get_ref()?.downcast_ref::<rustls::Error>()? {
         rustls::Error::InvalidCertificate(cause) => Some(cause.to_string()),

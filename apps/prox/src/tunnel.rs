@@ -26,7 +26,7 @@ use d2tp_driver::ResetCause;
 /// Buffer for each direction of a tunnel.
 pub const TUNNEL_BUFFER_BYTES: usize = 64 * 1024;
 
-/// How often it is looked whether a device that has said all still reads.
+/// The interval of checks whether a device that has finished sending still reads.
 const LEFT_EVERY: Duration = Duration::from_secs(1); // a guess
 
 /// Copies until both directions have ended.
@@ -83,13 +83,13 @@ pub(crate) async fn serve<F: FlowIo>(
     }
 }
 
-/// What went through a tunnel.
+/// The traffic of a tunnel.
 #[derive(Debug, Default)]
 struct TunnelTraffic {
     up: AtomicU64,
     down: AtomicU64,
     origin_failed: AtomicBool,
-    /// Told when the origin has heard the device's end.
+    /// Notified when the device's end has been passed to the origin.
     up_ended: Notify,
 }
 
@@ -116,7 +116,7 @@ impl TunnelTraffic {
         }
     }
 
-    /// Ready when the device has said all it had to say and reads no more: whether the origin ever ends is nothing to it.
+    /// Ready when the device has finished sending and no longer reads, whether or not the origin ends.
     async fn until_left(&self, unwanted: impl Fn() -> bool) {
         self.up_ended.notified().await;
         while !unwanted() {
@@ -132,7 +132,7 @@ impl TunnelTraffic {
     }
 }
 
-/// The origin's stream, counted.
+/// The origin's stream, with byte counts.
 struct CountedStream {
     stream: TcpStream,
     traffic: Arc<TunnelTraffic>,

@@ -39,10 +39,10 @@ use crate::upload_delivery::{UploadAnswer, UploadDelivery, UploadFailure};
 use crate::upload_sender;
 use crate::upload_table::UploadHold;
 
-/// Bytes taken from the flow at once.
+/// The size of reads from the flow.
 const READ_BYTES: usize = 64 * 1024;
 
-/// Why an upload went no further.
+/// Why an upload stopped.
 enum UploadStop {
     Gone(FlowGone),
     Refused(ProxRefusal),
@@ -60,7 +60,7 @@ impl From<ProxRefusal> for UploadStop {
     }
 }
 
-/// Serves an upload to its end. `first`: what of the body came with the head.
+/// Serves an upload. `first`: bytes of the body that came with the head.
 pub(crate) async fn serve<F: FlowIo>(
     flow: &mut F,
     first: &[u8],
@@ -103,12 +103,13 @@ pub(crate) async fn serve<F: FlowIo>(
     outcome
 }
 
-/// Another try may have another answer, and is not to cost the body again.
+/// Whether another attempt may get another answer, so that the body must be kept.
 fn may_change(status: u16) -> bool {
     status >= 500 || matches!(status, 408 | 425 | 429)
 }
 
-/// What becomes of an upload that its flow needs no more. `done`: its device has the last word on it.
+/// Decides what happens to an upload that its flow no longer needs. `done`: its device has the final
+/// answer.
 fn settle<F: FlowIo>(
     flow: &F,
     prox: &Prox,
@@ -149,7 +150,7 @@ fn settle<F: FlowIo>(
     prox.uploads.retain(client, token, hold, keeping);
 }
 
-/// Checks what can be checked before a body costs anybody anything, and finds or makes its spool.
+/// Checks the request before a body is transferred, and finds or creates its spool.
 async fn room(
     client: HostKey,
     prox: &Arc<Prox>,
@@ -170,7 +171,7 @@ async fn room(
     }
 }
 
-/// Takes a body in, from where its spool is.
+/// Receives a body, from the end of its spool on.
 async fn take<F: FlowIo>(
     flow: &mut F,
     first: &[u8],
@@ -239,7 +240,7 @@ async fn take<F: FlowIo>(
     Ok(())
 }
 
-/// Whether another byte is there already.
+/// Whether another byte is available already.
 async fn poll_more<F: FlowIo>(flow: &mut F) -> bool {
     let mut byte = [0; 1];
     std::future::poll_fn(|cx| {
@@ -250,7 +251,7 @@ async fn poll_more<F: FlowIo>(flow: &mut F) -> bool {
     .await
 }
 
-/// Has the spool delivered, if it is not yet, and waits for what the origin says.
+/// Delivers the spool, unless that was begun before, and waits for the origin's answer.
 async fn delivered<F: FlowIo>(
     flow: &mut F,
     prox: &Arc<Prox>,
@@ -274,7 +275,7 @@ async fn delivered<F: FlowIo>(
     }
 }
 
-/// The origin's own answer, to the device.
+/// Forwards the origin's own answer to the device.
 async fn pass_on<F: FlowIo>(
     flow: &mut F,
     prox: &Arc<Prox>,

@@ -13,28 +13,28 @@ use tokio_util::task::AbortOnDropHandle;
 use crate::pinned_copy::{CopyHead, PinnedCopy};
 use crate::refusal::ProxRefusal;
 
-/// What the origin said.
+/// The origin's answer to an upload.
 #[derive(Clone, Debug)]
 pub(crate) enum UploadAnswer {
-    /// Without a body.
+    /// An answer without a body.
     HeadOnly(Arc<CopyHead>),
-    /// With one, which is being taken over.
+    /// An answer with a body, which is being received.
     Copy(Arc<PinnedCopy>),
 }
 
-/// Why there is no answer to pass on.
+/// Why there is no answer to forward.
 #[derive(Clone, Debug)]
 pub(crate) enum UploadFailure {
     Refused(ProxRefusal),
-    /// The origin has the upload, and an answer that there is no room for: neither a refusal of ours
-    /// nor silence would be true.
+    /// The origin has the upload, but there is no room for its answer: neither a refusal of ours nor
+    /// silence would be correct.
     Reset(ResetCause),
 }
 
-/// What became of an upload; none: nothing yet.
+/// The result of an upload; none while there is none.
 pub(crate) type UploadResult = Option<Result<UploadAnswer, UploadFailure>>;
 
-/// A delivery. Dropped, it is broken off.
+/// A running delivery. It is aborted when this is dropped.
 #[derive(Debug)]
 pub(crate) struct UploadDelivery {
     result: watch::Receiver<UploadResult>,
@@ -51,28 +51,28 @@ impl UploadAnswer {
 }
 
 impl UploadDelivery {
-    /// A delivery whose answer `work` finds; none: it was broken off.
+    /// Starts a delivery by `work`, which returns the result; none: it was aborted.
     pub(crate) fn of(work: impl Future<Output = UploadResult> + Send + 'static) -> UploadDelivery {
-        let (tell, told) = watch::channel(None);
+        let (sender, result) = watch::channel(None);
         let work = async move {
             if let Some(answer) = work.await {
-                let _ = tell.send(Some(answer)); // Nobody may be left who would hear it.
+                let _ = sender.send(Some(answer)); // Nobody may be left who would hear it.
             }
         };
         UploadDelivery {
-            result: told,
+            result,
             _work: AbortOnDropHandle::new(tokio::spawn(work)),
         }
     }
 
-    /// The answer, when it is there; it may be asked for by several.
+    /// The answer, when it is available; several tasks may wait for it.
     pub(crate) fn answer(
         &self,
     ) -> impl Future<Output = Result<UploadAnswer, UploadFailure>> + use<> {
-        let mut told = self.result.clone();
+        let mut result = self.result.clone();
         async move {
-            match told.wait_for(Option::is_some).await {
-                Ok(told) => told.clone().expect("it was waited for"),
+            match result.wait_for(Option::is_some).await {
+                Ok(result) => result.clone().expect("it was waited for"),
                 // It was broken off, because the proxy stops.
                 Err(_) => Err(UploadFailure::Reset(ResetCause::Stopping)),
             }
@@ -83,13 +83,12 @@ impl UploadDelivery {
         self.result.borrow().is_some()
     }
 
-    /// The origin said something.
+    /// Whether the origin has answered.
     pub(crate) fn is_answered(&self) -> bool {
         matches!(&*self.result.borrow(), Some(Ok(_)))
     }
 
-    /// Whether the delivery failed in a way that asking the origin again may mend, and can do no
-    /// harm.
+    /// Whether the delivery failed in a way that a new request to the origin may resolve without harm.
     pub(crate) fn may_restart(&self, method: &Method) -> bool {
         match &*self.result.borrow() {
             Some(Err(UploadFailure::Refused(refusal))) => {
@@ -100,7 +99,7 @@ impl UploadDelivery {
     }
 }
 
-/// The origin may have seen the request.
+/// Whether the origin may have received the request.
 pub(crate) fn may_have_arrived(refusal: &ProxRefusal) -> bool {
     matches!(
         refusal,

@@ -23,7 +23,7 @@ use crate::request::UploadRequest;
 use crate::spooled_body::{SpoolReadError, SpooledBody};
 use crate::upload_delivery::{UploadAnswer, UploadDelivery, UploadFailure, may_have_arrived};
 
-/// Begins to send a whole spool.
+/// Begins to send a complete spool.
 pub(crate) fn start(
     prox: &Arc<Prox>,
     client: HostKey,
@@ -40,13 +40,13 @@ pub(crate) fn start(
     })
 }
 
-/// Bytes given to the origin's connection at once.
+/// Bytes given to the origin's connection at a time.
 const READ_BYTES: usize = 64 * 1024;
 
-/// The longest wait between two tries to reach the origin.
+/// The longest wait between two attempts to reach the origin.
 const RETRY_WAIT_MAX: Duration = Duration::from_secs(60);
 
-/// What the origin said, with room for its words.
+/// Receives the origin's answer, and reserves room for its body.
 fn take_over(
     prox: &Arc<Prox>,
     client: HostKey,
@@ -94,7 +94,7 @@ async fn deliver(
     }
 }
 
-/// Whether it may help, and does no harm, to send the request again.
+/// Whether sending the request again may help, and does no harm.
 fn may_repeat(method: &Method, refusal: &ProxRefusal) -> bool {
     match refusal {
         // The origin has seen nothing.
@@ -108,7 +108,7 @@ fn may_repeat(method: &Method, refusal: &ProxRefusal) -> bool {
     }
 }
 
-/// A whole spool as the body of a request.
+/// A complete spool as the body of a request.
 struct SpoolHttpBody {
     spool: Arc<SpooledBody>,
     at: u64,

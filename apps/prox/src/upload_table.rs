@@ -35,11 +35,11 @@ pub(crate) struct UploadTable {
 #[derive(Debug)]
 struct UploadEntry {
     upload: Arc<SpooledUpload>,
-    /// Nobody is here for it since then, counted over all uploads.
+    /// The order in which devices left, counted over all uploads; none while a flow uses the upload.
     left: Option<u64>,
 }
 
-/// A body on its way.
+/// The body of an upload, and its delivery.
 #[derive(Debug)]
 pub(crate) struct SpooledUpload {
     method: Method,
@@ -47,16 +47,16 @@ pub(crate) struct SpooledUpload {
     length: Option<u64>,
     pub(crate) spool: Arc<SpooledBody>,
     pub(crate) delivery: Mutex<Option<UploadDelivery>>,
-    /// Held by the flow that fills the spool.
+    /// Locked by the flow that fills the spool.
     filling: Arc<tokio::sync::Mutex<()>>,
-    /// How many flows came for it.
+    /// The number of flows that came for the upload.
     arrivals: watch::Sender<u64>,
 }
 
 /// A flow's hold on an upload.
 pub(crate) struct UploadHold {
     pub(crate) upload: Arc<SpooledUpload>,
-    /// How many flows came for it before, this one included.
+    /// The number of the flow among those that came for the upload.
     number: u64,
     arrivals: watch::Receiver<u64>,
     turn: Option<OwnedMutexGuard<()>>,
@@ -79,7 +79,7 @@ impl SpooledUpload {
         (&self.method, &self.url, self.length) == (&request.method, &request.url, request.length)
     }
 
-    /// Takes it up, and ends the flow that had it.
+    /// Attaches a flow, and supersedes the previous one.
     async fn taken_up(self: Arc<SpooledUpload>) -> UploadHold {
         let mut number = 0;
         self.arrivals.send_modify(|arrivals| {
@@ -111,7 +111,7 @@ impl UploadHold {
         }
     }
 
-    /// The spool is whole: who comes now need not wait.
+    /// Records that the spool is complete: later flows need not wait.
     pub(crate) fn set_filled(&mut self) {
         self.turn = None;
     }
@@ -120,14 +120,14 @@ impl UploadHold {
         *self.arrivals.borrow() > self.number
     }
 
-    /// Whether the entry is what this flow serves, and nobody came for it since.
+    /// Whether the entry is what this flow serves, and no other flow came for it since.
     fn owns(&self, entry: &UploadEntry) -> bool {
         Arc::ptr_eq(&entry.upload, &self.upload) && !self.is_superseded()
     }
 }
 
 impl UploadTable {
-    /// The upload of this token, as far as it is here, or a new one in what `room` gives.
+    /// The upload with this token, as far as it is stored, or a new one in what `room` returns.
     pub(crate) async fn attach(
         &self,
         client: HostKey,
@@ -163,7 +163,7 @@ impl UploadTable {
         Ok(upload.taken_up().await)
     }
 
-    /// Its device has what it wanted, or wants it no more.
+    /// Removes an upload whose device has its answer, or gave it up.
     pub(crate) fn forget(&self, client: HostKey, token: &UploadToken, hold: &UploadHold) {
         let key = (client, token.clone());
         let mut entries = self.entries.lock();
@@ -173,7 +173,8 @@ impl UploadTable {
         drop(entry); // Outside the lock: this frees bytes.
     }
 
-    /// Its device went: it is kept for `grace`, the client's oldest going if there are more than `max`.
+    /// Keeps an upload without a flow for `grace`; drops the client's oldest if there are more than
+    /// `max`.
     pub(crate) fn retain(
         self: &Arc<UploadTable>,
         client: HostKey,
@@ -222,8 +223,8 @@ impl UploadTable {
         });
     }
 
-    /// Drops the upload, of `client` if given, that was left first, so that there is room; false if
-    /// there is none.
+    /// Drops the upload, of `client` if given, that was left first, to make room. False if there is
+    /// none.
     pub(crate) fn make_room(&self, client: Option<HostKey>) -> bool {
         let mut entries = self.entries.lock();
         let of = |key: &(HostKey, UploadToken)| client.is_none_or(|client| key.0 == client);
@@ -236,7 +237,7 @@ impl UploadTable {
         dropped.is_some()
     }
 
-    /// Uploads kept for devices that went.
+    /// The number of uploads kept without a flow.
     pub(crate) fn retained_count(&self) -> usize {
         let entries = self.entries.lock();
         entries

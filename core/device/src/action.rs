@@ -5,15 +5,15 @@ use std::sync::Arc;
 
 use d2tp_session::{Addresses, FirstHopStatus, FlowId, LinkId, ReasonCode, Session, Time};
 
-/// Something to be carried out, in the order in which the actions are handed out.
+/// An action that the driver must carry out, in the given order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LinkAction {
-    /// Make sockets on this link, at most one for each address family, and answer with
-    /// [`crate::DeviceLinks::on_socket`], also when there are none.
+    /// Create sockets on this link, at most one for each address family, and answer with
+    /// [`crate::DeviceLinks::on_socket`], even if there are none.
     Attach {
         /// The link's name.
         link: Arc<str>,
-        /// To be given back with the answer.
+        /// The number to return with the answer.
         ticket: u64,
     },
     /// Begin to use a socket: open a path over it.
@@ -22,45 +22,45 @@ pub enum LinkAction {
         socket: LinkId,
         /// The server's address.
         remote: SocketAddr,
-        /// Payload on the path needs grants.
+        /// Whether payload on the path needs grants.
         gated: bool,
-        /// Both directions of the link contend for one medium.
+        /// Whether both directions of the link share one medium.
         half_duplex: bool,
     },
-    /// Tell the peer that the path is no more; the socket goes as soon as that is said.
+    /// Inform the peer that the path is closed; the socket is closed after that.
     ClosePath {
         /// The socket whose path is closed.
         socket: LinkId,
     },
-    /// The socket is of no use any more: its paths are lost in every session, and it is closed.
+    /// Close the socket: its paths are lost in every session.
     DropSocket {
         /// The socket to drop.
         socket: LinkId,
     },
-    /// The link of a path that stays open costs now, or costs no more.
+    /// Change whether the path of a link is metered.
     SetGated {
         /// The socket whose path changes its price.
         socket: LinkId,
-        /// Payload on the path needs grants.
+        /// Whether payload on the path needs grants.
         gated: bool,
     },
-    /// Lets a flow spend so many payload bytes from now on; zero revokes.
+    /// Allow a flow to spend this many payload bytes from now on; zero revokes.
     Grant {
         /// The flow that may spend.
         flow: FlowId,
-        /// The socket of the link that costs.
+        /// The socket of the metered link.
         socket: LinkId,
-        /// Bytes each way.
+        /// Bytes in each direction.
         bytes: u64,
     },
-    /// Lend a path that costs to what other paths lose.
+    /// Lend a metered path to repair losses of other paths.
     Lend {
         /// The socket of the path that is lent.
         socket: LinkId,
-        /// At most so many bytes a second.
+        /// The most bytes per second.
         bytes_per_second: u64,
     },
-    /// A path that was lent carries flows of its own.
+    /// End the loan of a path, which then carries flows of its own.
     EndLending {
         /// The socket of the path that was lent.
         socket: LinkId,
@@ -70,7 +70,7 @@ pub enum LinkAction {
         /// The socket to send nothing over.
         socket: LinkId,
     },
-    /// Go on with the paths of a socket that was frozen.
+    /// Resume the paths of a frozen socket.
     Unfreeze {
         /// The socket that may be sent over again.
         socket: LinkId,
@@ -79,10 +79,10 @@ pub enum LinkAction {
     AskFirstHop {
         /// The link's name.
         link: Arc<str>,
-        /// To be given back with the answer.
+        /// The number to return with the answer.
         ticket: u64,
     },
-    /// Tell every session what came of asking a first hop.
+    /// Inform every session of the result of asking a first hop.
     FirstHopSaid {
         /// The socket whose link's first hop was asked.
         socket: LinkId,
@@ -91,19 +91,19 @@ pub enum LinkAction {
         /// Whether the first hop answered.
         hop: FirstHopStatus,
     },
-    /// Read what the link's radio counted; the answer goes to [`crate::DeviceLinks::on_radio`].
+    /// Read the statistics of the link's radio; the result goes to [`crate::DeviceLinks::on_radio`].
     ReadRadio {
         /// The link's name.
         link: Arc<str>,
-        /// The first reading of this attachment: what was read before is of another.
+        /// Whether this is the first reading of this attachment: earlier values belong to another one.
         first: bool,
     },
 }
 
-/// Who carries an action out.
+/// Which component carries an action out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ActionScope {
-    /// Whoever holds the sockets.
+    /// The owner of the sockets.
     Sockets,
     /// The session with the server, by [`LinkAction::apply`].
     Session,
@@ -113,7 +113,7 @@ pub enum ActionScope {
 }
 
 impl LinkAction {
-    /// Who carries the action out.
+    /// Which component carries the action out.
     pub fn scope(&self) -> ActionScope {
         match self {
             LinkAction::Attach { .. }
@@ -132,7 +132,7 @@ impl LinkAction {
         }
     }
 
-    /// Does to a session what the action says of it; nothing, if it says nothing of sessions.
+    /// Applies the action to a session; does nothing if the action does not concern sessions.
     pub fn apply(&self, now: Time, session: &mut Session) {
         match *self {
             LinkAction::Attach { .. }

@@ -5,8 +5,8 @@ use d2tp_sched::{CarryingLink, LinkCandidate, LinkClass};
 use crate::health::LinkAnswers;
 use crate::links::TrackedStatus;
 
-/// Describes a link for the scheduler: what it costs, its rate in bytes per second, and whether what is
-/// asked over it is answered.
+/// Describes a link for the scheduler: its cost class, its rate in bytes per second, and whether
+/// packets sent over it are answered.
 pub fn link_candidate(
     name: &str,
     class: LinkClass,
@@ -25,7 +25,7 @@ pub fn link_candidate(
 }
 
 impl TrackedStatus {
-    /// Describes the link for the scheduler; `class` is what it costs.
+    /// Describes the link for the scheduler, with this cost class.
     pub fn candidate(&self, class: LinkClass) -> LinkCandidate {
         link_candidate(&self.name, class, self.rate, self.answers)
     }

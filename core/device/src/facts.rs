@@ -8,7 +8,7 @@ use d2tp_session::{FlowId, LinkId, PathStats, Session};
 /// What a link may be used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkUse {
-    /// Not a packet.
+    /// The link may not be used: not a packet.
     Off,
     /// All payload, as much as the link carries.
     Free,
@@ -23,17 +23,17 @@ pub struct LinkFacts {
     pub name: Arc<str>,
     /// The platform's number of the interface. Another number is another attachment.
     pub index: u32,
-    /// Switched on by the system.
+    /// Whether the interface is enabled.
     pub up: bool,
-    /// Has a carrier: associated, plugged in, attached.
+    /// Whether the link has a carrier: associated, plugged in, attached.
     pub carrier: bool,
     /// Addresses a program may send from.
     pub addresses: Vec<IpAddr>,
-    /// There is a default route for IPv4.
+    /// Whether there is a default route for IPv4.
     pub routes_v4: bool,
-    /// There is a default route for IPv6.
+    /// Whether there is a default route for IPv6.
     pub routes_v6: bool,
-    /// Both directions contend for one medium, as on Wi-Fi, and a radio can be asked.
+    /// Whether both directions share one medium, as on Wi-Fi, and the radio has statistics.
     pub half_duplex: bool,
 }
 
@@ -57,7 +57,7 @@ impl LinkFacts {
 pub struct AttachedSocket {
     /// The socket's number, which no other socket of the device ever has.
     pub socket: LinkId,
-    /// Where its datagrams for the server go.
+    /// The server's address over this socket.
     pub remote: SocketAddr,
 }
 
@@ -65,11 +65,11 @@ pub struct AttachedSocket {
 pub trait SessionPaths {
     /// The session is over: there is nothing to open paths for.
     fn is_over(&self) -> bool;
-    /// Figures of every path.
+    /// Statistics of every path.
     fn path_stats(&self) -> Vec<PathStats>;
     /// Whether a path over this socket exists, or a handshake tries it.
     fn has_path(&self, socket: LinkId) -> bool;
-    /// How a flow stands on a socket of a link that costs; none if it has no path there.
+    /// What a flow spent and was granted on a metered link; none if it has no path there.
     fn spend(&self, flow: FlowId, socket: LinkId) -> Option<crate::LinkSpend>;
     /// Payload bytes received and sent by the last path over a socket that failed.
     fn failed_payload(&self, _socket: LinkId) -> Option<(u64, u64)> {

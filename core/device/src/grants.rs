@@ -1,4 +1,4 @@
-//! Flows that may pay: what each has had on links that cost, and what more it may be granted on each.
+//! Flows that may pay: what each has had on metered links, and what more it may be granted on each.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -8,20 +8,19 @@ use d2tp_time::Span;
 
 use crate::meter::TICK;
 
-/// The least that is granted at once: less would stop and go.
+/// The smallest grant: smaller ones would make a flow stop and start.
 pub(crate) const GRANT_MIN_BYTES: u64 = 64 * 1024;
 
-/// How a flow stands on one socket of a link that costs, both directions together.
+/// What a flow spent and was granted on one metered link, in both directions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkSpend {
-    /// The socket of the link that costs.
+    /// The socket of the metered link.
     pub socket: LinkId,
-    /// Payload bytes the flow ever had on the path.
+    /// Payload bytes the flow has carried on the path in total.
     pub spent: u64,
-    /// What it was granted there and has not used: the greater of the two directions, since one grant is
-    /// for both.
+    /// The larger unused grant of the two directions.
     pub granted_max: u64,
-    /// What it was granted there and has not used: the lesser of the two directions.
+    /// The smaller unused grant of the two directions.
     pub granted_min: u64,
 }
 
@@ -45,18 +44,18 @@ impl PaidLinks {
     }
 }
 
-/// What a flow has had since it was allowed to pay.
+/// What a flow has spent since it was allowed to pay.
 #[derive(Debug)]
 pub(crate) struct PayingFlow {
     pub(crate) budget: Option<u64>,
     pub(crate) links: PaidLinks,
     spent: u64,
-    /// What it had had on each socket when that was last looked at.
+    /// What the flow had spent on each socket at the last update.
     seen: BTreeMap<LinkId, u64>,
 }
 
 impl PayingFlow {
-    /// Counts from now on: what the flow had before does not count.
+    /// Begins to count: earlier bytes do not count.
     pub(crate) fn new(before: &[LinkSpend]) -> PayingFlow {
         PayingFlow {
             budget: None,
@@ -66,12 +65,12 @@ impl PayingFlow {
         }
     }
 
-    /// Payload bytes it has had.
+    /// Payload bytes spent.
     pub(crate) fn spent(&self) -> u64 {
         self.spent
     }
 
-    /// Counts what it has had meanwhile.
+    /// Counts what was spent since the last update.
     pub(crate) fn update(&mut self, links: &[LinkSpend]) {
         for on in links {
             let before = self.seen.insert(on.socket, on.spent).unwrap_or(0);
@@ -80,7 +79,7 @@ impl PayingFlow {
         }
     }
 
-    /// The most it may be granted on a socket beside what it was granted on others.
+    /// The most that may be granted on a socket, beside grants on others.
     fn grantable(&self, socket: LinkId, links: &[LinkSpend]) -> u64 {
         let Some(budget) = self.budget else {
             return u64::MAX;
@@ -90,8 +89,7 @@ impl PayingFlow {
         budget.saturating_sub(self.spent).saturating_sub(elsewhere)
     }
 
-    /// What to grant now: for each of `links`, of which `ahead` says how much is used until the next
-    /// grant can be there.
+    /// The grants to make now; `ahead` is how much of each is used until the next grant can arrive.
     pub(crate) fn grants(
         &self,
         mut links: Vec<LinkSpend>,

@@ -32,24 +32,24 @@ pub(crate) const FIRST_ANSWER_MAX: Span = Span::from_secs(1); // a guess: a SYN,
 /// costs is used for it. More: a flow stands still for longer.
 pub(crate) const SILENCE_MIN: Span = Span::from_millis(500); // a guess: a scan of Wi-Fi takes 0.1 to 0.3 s
 
-/// Whether what is asked over a link is answered. An address says nothing of it: an access point may give
-/// one and carry nothing.
+/// Whether packets sent over a link are answered. Having an address proves nothing: an access point may
+/// assign one and carry nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkAnswers {
-    /// Nothing is asked over the link: it has no path, or it is frozen.
+    /// Nothing is sent over the link: it has no path, or it is frozen.
     Unasked,
     /// An answer is awaited, the first one or after a silence.
     Asked {
-        /// When the oldest question without an answer left, or when the link was heard last.
+        /// When the oldest unanswered packet was sent, or a packet last arrived.
         since: Time,
-        /// When the link counts as silent if nothing is heard before.
+        /// When the link counts as silent if nothing arrives before.
         until: Time,
     },
-    /// The last question was answered: the link is up.
+    /// The last packet was answered: the link is up.
     Answering,
-    /// What was asked was not answered: the link is down, whatever addresses it has.
+    /// Packets were not answered: the link is down, whatever addresses it has.
     Silent {
-        /// Since when nothing was heard.
+        /// Since when nothing has arrived.
         since: Time,
     },
 }
@@ -60,12 +60,12 @@ impl LinkAnswers {
         self == LinkAnswers::Answering
     }
 
-    /// Whether the link counts as down although it has an address: what was asked was not answered.
+    /// Whether the link counts as down although it has an address: packets sent were not answered.
     pub fn is_silent(self) -> bool {
         matches!(self, LinkAnswers::Silent { .. })
     }
 
-    /// What follows from the link's paths. `opened`: when its first socket was opened.
+    /// The next state, from the link's paths. `opened`: when its first socket was opened.
     pub(crate) fn next(
         self,
         now: Time,
@@ -101,7 +101,7 @@ impl LinkAnswers {
         }
     }
 
-    /// When the silence of what was asked becomes a verdict.
+    /// When the link counts as silent, if nothing arrives before.
     pub(crate) fn silent_at(self) -> Option<Time> {
         match self {
             LinkAnswers::Asked { until, .. } => Some(until),
@@ -110,48 +110,48 @@ impl LinkAnswers {
     }
 }
 
-/// A question to a link's first hop that is not answered yet.
+/// An unanswered probe of a link's first hop.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HopQuestion {
     pub(crate) ticket: u64,
     pub(crate) since: Time,
-    /// The path is quiet: the session wants to know.
+    /// Whether a quiet path caused the probe, so that the session needs the result.
     pub(crate) quiet: bool,
-    /// The first hop had answered before.
+    /// Whether the first hop had answered before.
     answered_before: bool,
 }
 
-/// What is known of a link's attachment beside its facts.
+/// The state of a link's attachment beside its facts.
 #[derive(Debug, Default)]
 pub(crate) struct LinkHealth {
-    /// Its first hop answered, on this attachment.
+    /// Whether the first hop answered on this attachment.
     hop_answered: bool,
     question: Option<HopQuestion>,
-    /// The radio was read on this attachment.
+    /// Whether the radio was read on this attachment.
     pub(crate) radio_read: bool,
-    /// A reading of the radio is under way.
+    /// Whether the radio is being read.
     pub(crate) reading_radio: bool,
     pub(crate) radio_unsupported: bool,
-    /// Since when it has no carrier.
+    /// Since when the link has no carrier.
     pub(crate) carrier_lost_at: Option<Time>,
-    /// The program wants it left alone.
+    /// Whether the program froze the link.
     pub(crate) frozen_by_program: bool,
-    /// The session knows that it is to be left alone.
+    /// Whether the session knows that the link is frozen.
     pub(crate) frozen: bool,
 }
 
 impl LinkHealth {
-    /// Its sockets are kept, and not used.
+    /// Whether the link's sockets are kept without being used.
     pub(crate) fn keeps_sockets(&self) -> bool {
         self.carrier_lost_at.is_some() || self.frozen_by_program
     }
 
-    /// When it is taken for lost.
+    /// When the link counts as lost.
     pub(crate) fn given_up_at(&self) -> Option<Time> {
         self.carrier_lost_at.map(|at| at + CARRIER_LOST_MAX)
     }
 
-    /// Its sockets go: what comes next is another attachment.
+    /// Forgets the attachment: the next one is a new one.
     pub(crate) fn forget(&mut self) {
         *self = LinkHealth {
             frozen_by_program: self.frozen_by_program,
@@ -159,7 +159,7 @@ impl LinkHealth {
         };
     }
 
-    /// Begins to ask the first hop; false where it is being asked.
+    /// Begins to probe the first hop. False if a probe is running.
     pub(crate) fn begin_question(&mut self, now: Time, ticket: u64, quiet: bool) -> bool {
         if self.question.is_some() || self.keeps_sockets() {
             return false;
@@ -173,7 +173,7 @@ impl LinkHealth {
         true
     }
 
-    /// What a first hop's answer means, if it is to this question.
+    /// The meaning of a first hop's answer, if it belongs to this probe.
     pub(crate) fn end_question(
         &mut self,
         ticket: u64,

@@ -1,5 +1,5 @@
 //! What a device does with its links: which sockets it makes, which paths it opens, holds, renews and
-//! closes, and how much flows may spend on links that cost. Sans-IO, like the session: inputs change
+//! closes, and how much flows may spend on metered links. Sans-IO, like the session: inputs change
 //! state and queue actions, the caller carries the actions out.
 //!
 //! ```text

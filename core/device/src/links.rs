@@ -14,24 +14,25 @@ use crate::meter::TICK;
 use crate::renewal::{SLEEP_MIN, SocketRenewal};
 use crate::tracked::{RACE_AFTER, TrackedLink};
 
-/// Sockets whose link can still be named: events about sockets that went may be on their way.
+/// The most sockets whose link can still be named: events about closed sockets may still arrive.
 const NAMES_MAX: usize = 4_096; // a guess: more than an hour of one renewal a second
 
-/// How a device was set up.
+/// Settings of a device's links.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceLinkSettings {
-    /// ACKs of a half-duplex link may travel on links that cost, whatever flows may.
+    /// Whether ACKs of a half-duplex link may use metered links, whatever flows may use.
     pub acks_pay: bool,
-    /// What flows that do not pay lend of links that cost to losses on free ones, in bytes a second.
+    /// The rate in bytes per second that metered links lend to losses of free ones, for flows that do
+    /// not pay.
     pub lend_rate: Option<u64>,
 }
 
-/// What happened to the links since somebody last asked.
+/// Changes since they were last taken.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LinkNews {
-    /// Payload moved.
+    /// Whether payload moved.
     pub traffic: bool,
-    /// A link began to answer, or to be asked, or fell silent.
+    /// Whether a link began to answer, to be asked, or to be silent.
     pub answers: bool,
 }
 
@@ -44,32 +45,32 @@ pub struct TrackedStatus {
     pub usage: LinkUse,
     /// Payload bytes received and sent over it since the device started.
     pub payload: (u64, u64),
-    /// For how long payload came in, in steps of 0.1 s.
+    /// How long payload was arriving, in steps of 0.1 s.
     pub busy: Span,
-    /// Bytes per second received and sent lately, once something was.
+    /// Recent bytes per second, received and sent together; none before any were.
     pub rate: Option<u64>,
-    /// Whether what is asked over the link is answered.
+    /// Whether packets sent over the link are answered.
     pub answers: LinkAnswers,
     /// The first of its paths.
     pub path: Option<PathStats>,
 }
 
-/// The links of a device that calls one server. See the crate's documentation.
+/// The links of a device with one server. See the crate's documentation.
 #[derive(Debug, Default)]
 pub struct DeviceLinks {
     settings: DeviceLinkSettings,
     links: BTreeMap<Arc<str>, TrackedLink>,
-    /// Names of the links of all sockets, also of sockets that went.
+    /// The names of the links of all sockets, closed ones included.
     names: BTreeMap<LinkId, Arc<str>>,
     /// Flows that may pay.
     payers: BTreeMap<FlowId, PayingFlow>,
     renewal: SocketRenewal,
-    /// Payload moved when it was last looked.
+    /// Whether payload moved at the last update.
     is_moving: bool,
     looked_at: Time,
-    /// The session was over when it was last looked at.
+    /// Whether the session was over at the last update.
     is_over: bool,
-    /// What happened since [`DeviceLinks::take_news`].
+    /// Changes since [`DeviceLinks::take_news`].
     news: LinkNews,
     actions: VecDeque<LinkAction>,
     last_ticket: u64,
@@ -84,14 +85,14 @@ impl DeviceLinks {
         }
     }
 
-    /// The next action to carry out. Actions are to be carried out in this order, before the next input.
+    /// The next action. Carry out all actions in this order before the next input.
     pub fn poll_action(&mut self) -> Option<LinkAction> {
         self.actions.pop_front()
     }
 
     // ---- inputs ----
 
-    /// The machine's links are these now, each with what it may be used for.
+    /// Sets the machine's current links, each with what it may be used for.
     pub fn on_links(
         &mut self,
         now: Time,
@@ -131,7 +132,7 @@ impl DeviceLinks {
         self.update_paths(now);
     }
 
-    /// A link may be used for this from now on.
+    /// Sets what a link may be used for.
     pub fn on_use(&mut self, now: Time, session: &dyn SessionPaths, name: &str, usage: LinkUse) {
         if let Some(link) = self.links.get_mut(name) {
             link.usage = usage;
@@ -165,7 +166,8 @@ impl DeviceLinks {
         drop_all(&mut self.actions, old);
     }
 
-    /// Another session took the place of the one before: its paths are opened anew over the sockets there are.
+    /// Handles a new session in place of the previous one: its paths are opened over the existing
+    /// sockets.
     pub fn on_session_began(&mut self, now: Time) {
         self.is_over = false;
         for link in self.links.values_mut() {
@@ -179,20 +181,20 @@ impl DeviceLinks {
         }
     }
 
-    /// The machine slept this long.
+    /// Handles the machine's sleep of this length.
     pub fn on_slept(&mut self, now: Time, session: &dyn SessionPaths, slept: Span) {
         if slept >= SLEEP_MIN {
             self.renew(now, session);
         }
     }
 
-    /// Every link gets another socket, now or as soon as it may: something about the networks changed.
+    /// Replaces the sockets of all links, now or as soon as allowed, because the networks changed.
     pub fn renew(&mut self, now: Time, session: &dyn SessionPaths) {
         self.renewal.request();
         self.renew_if_due(now, session);
     }
 
-    /// Leaves a link alone until [`DeviceLinks::unfreeze`], and keeps its place.
+    /// Stops using a link until [`DeviceLinks::unfreeze`], and keeps its sockets.
     pub fn freeze(&mut self, now: Time, name: &str) {
         if let Some(link) = self.links.get_mut(name) {
             link.health.frozen_by_program = true;
@@ -200,7 +202,7 @@ impl DeviceLinks {
         self.apply_freezes(now);
     }
 
-    /// Goes on with a link that was frozen by [`DeviceLinks::freeze`].
+    /// Resumes a link that was frozen by [`DeviceLinks::freeze`].
     pub fn unfreeze(&mut self, now: Time, session: &dyn SessionPaths, name: &str) {
         if let Some(link) = self.links.get_mut(name) {
             link.health.frozen_by_program = false;
@@ -210,20 +212,20 @@ impl DeviceLinks {
         self.update_paths(now);
     }
 
-    /// A path came up: flows that may pay are granted what they may spend there, and the first hop of its
-    /// link is asked once, so that its silence can mean something.
+    /// Handles a path that came up: paying flows get grants on it, and the first hop of its link is
+    /// probed once, so that its later silence is significant.
     pub fn on_path_up(&mut self, now: Time, session: &dyn SessionPaths, socket: LinkId) {
         self.observe(now, session);
         self.update_grants(session);
         self.ask_hop_of(now, socket, false);
     }
 
-    /// A path fell silent: what it says of its link is seen now, and judged in its time.
+    /// Handles a path that fell silent: the link is updated now, and counts as silent after its time.
     pub fn on_path_silent(&mut self, now: Time, session: &dyn SessionPaths) {
         self.observe(now, session);
     }
 
-    /// Nothing came on a path for a while where something should.
+    /// Handles a path that has been quiet while something should have arrived.
     pub fn on_path_quiet(&mut self, now: Time, socket: LinkId) {
         self.ask_hop_of(now, socket, true);
     }
@@ -246,8 +248,8 @@ impl DeviceLinks {
         }
     }
 
-    /// Answers [`LinkAction::ReadRadio`]: whether the air failed since the reading before; none if the radio
-    /// tells nothing.
+    /// Answers [`LinkAction::ReadRadio`]: whether transmissions failed since the previous reading; none
+    /// if the radio does not report it.
     pub fn on_radio(&mut self, now: Time, name: &str, fails: Option<bool>) {
         let Some(link) = self.links.get_mut(name) else {
             return;
@@ -260,8 +262,8 @@ impl DeviceLinks {
         }
     }
 
-    /// A flow may spend on `links`, up to `budget` payload bytes in all from when it was first allowed to.
-    /// Takes effect at once.
+    /// Allows a flow to spend on `links`, up to `budget` payload bytes in total since it was first
+    /// allowed to. Takes effect at once.
     pub fn allow_paid(
         &mut self,
         now: Time,
@@ -287,7 +289,7 @@ impl DeviceLinks {
         self.update_grants(session);
     }
 
-    /// A flow may spend nothing any more. Takes effect at once.
+    /// Forbids a flow to spend. Takes effect at once.
     pub fn forbid_paid(&mut self, now: Time, session: &dyn SessionPaths, flow: FlowId) {
         self.payers.remove(&flow);
         let paid: Vec<LinkId> = self.paid_sockets(&PaidLinks::All).collect();
@@ -297,8 +299,8 @@ impl DeviceLinks {
         self.update_grants(session);
     }
 
-    /// Lets time pass, and looks what the session's paths did: renewals, other sockets where none answers, the
-    /// other address family, grants.
+    /// Handles timers and the current state of the session's paths: renewals, new sockets for links
+    /// that do not answer, the other address family, grants.
     pub fn on_time(&mut self, now: Time, session: &dyn SessionPaths) {
         self.renew_if_due(now, session);
         self.drop_lost_carriers(now);
@@ -309,7 +311,7 @@ impl DeviceLinks {
         self.update_grants(session);
     }
 
-    /// When [`DeviceLinks::on_time`] is to be called if nothing happens before.
+    /// When to call [`DeviceLinks::on_time`] if nothing happens before.
     pub fn next_timeout(&self) -> Option<Time> {
         if self.is_moving {
             return Some(self.looked_at + TICK);
@@ -328,7 +330,7 @@ impl DeviceLinks {
             .min()
     }
 
-    /// Brings byte counts, rates, spending and answers up to date. Queues no action.
+    /// Updates byte counts, rates, spending and answers. Queues no action.
     pub fn observe(&mut self, now: Time, session: &dyn SessionPaths) {
         self.is_over = session.is_over();
         let paths = session.path_stats();
@@ -369,17 +371,17 @@ impl DeviceLinks {
 
     // ---- questions ----
 
-    /// Whether payload moved when it was last looked.
+    /// Whether payload moved at the last update.
     pub fn is_moving(&self) -> bool {
         self.is_moving
     }
 
-    /// What happened since this was last asked.
+    /// Takes the changes since the last call.
     pub fn take_news(&mut self) -> LinkNews {
         std::mem::take(&mut self.news)
     }
 
-    /// Payload bytes that a flow has had on links that cost since it was allowed to pay.
+    /// Payload bytes of a flow on metered links since it was allowed to pay.
     pub fn paid_bytes(&self, flow: FlowId) -> u64 {
         self.payers.get(&flow).map_or(0, PayingFlow::spent)
     }
@@ -394,7 +396,7 @@ impl DeviceLinks {
         self.names.iter().map(|(socket, name)| (*socket, name))
     }
 
-    /// Gives a socket that the caller made by itself a name.
+    /// Names a socket that the caller created itself.
     pub fn name_socket(&mut self, socket: LinkId, name: &str) {
         self.names.insert(socket, name.into());
         while self.names.len() > NAMES_MAX {
@@ -402,7 +404,7 @@ impl DeviceLinks {
         }
     }
 
-    /// Whether what is asked over a link is answered; none if there is no such link.
+    /// Whether packets sent over a link are answered; none if there is no such link.
     pub fn answers(&self, name: &str) -> Option<LinkAnswers> {
         self.links.get(name).map(|link| link.answers)
     }
@@ -413,7 +415,7 @@ impl DeviceLinks {
         link.is_some_and(|link| !link.sockets.is_empty() || link.attaching.is_some())
     }
 
-    /// Every link that is usable or carried something, as of the last look.
+    /// Every link that is usable or has carried something, as of the last update.
     pub fn statuses(&self, session: &dyn SessionPaths) -> Vec<TrackedStatus> {
         let paths = session.path_stats();
         let told = |link: &&TrackedLink| link.facts.is_usable() || link.meter.payload != (0, 0);
@@ -438,8 +440,8 @@ impl DeviceLinks {
 
     // ---- decisions ----
 
-    /// Whether something may spend on links that cost: flows, ACKs of a half-duplex link that is free, or what
-    /// a free link loses.
+    /// Whether anything may use metered links: flows, ACKs of a free half-duplex link, or repairs of a
+    /// free link's losses.
     fn pays(&self) -> bool {
         // Not whether it has sockets: while they are renewed it has none.
         let carries = |link: &TrackedLink| link.usage == LinkUse::Free && link.facts.is_usable();
@@ -490,7 +492,7 @@ impl DeviceLinks {
         }
     }
 
-    /// Every link gets another socket, if that was asked for and may be done now.
+    /// Replaces the sockets of all links, if that was requested and is allowed now.
     fn renew_if_due(&mut self, now: Time, session: &dyn SessionPaths) {
         if !self.renewal.take_due(now) {
             return;
@@ -510,8 +512,8 @@ impl DeviceLinks {
         self.update_paths(now);
     }
 
-    /// A wanted link without a path (its socket failed, nobody answered) gets another socket: after a second at
-    /// first, and ever more rarely while that does not help.
+    /// Replaces the socket of a wanted link without a path (it failed, or was not answered): after a
+    /// second at first, and ever more rarely while that does not help.
     fn heal(&mut self, now: Time, session: &dyn SessionPaths) {
         if session.is_over() {
             return;
@@ -542,7 +544,7 @@ impl DeviceLinks {
         }
     }
 
-    /// Tries a link's other address family when the first one does not answer, and settles for the one that
+    /// Tries the other address family of a link when the first does not answer, and keeps the one that
     /// did.
     fn try_other_family(&mut self, now: Time, session: &dyn SessionPaths) {
         if session.is_over() {
@@ -568,7 +570,7 @@ impl DeviceLinks {
         }
     }
 
-    /// Freezes links that are to be left alone, and goes on with those that are not any more.
+    /// Applies requests to freeze and unfreeze links.
     fn apply_freezes(&mut self, now: Time) {
         for link in self.links.values_mut() {
             let freeze = link.health.keeps_sockets() && !link.sockets.is_empty();
@@ -588,7 +590,7 @@ impl DeviceLinks {
         }
     }
 
-    /// Links whose carrier has been away for too long are lost.
+    /// Drops links whose carrier has been lost for too long.
     fn drop_lost_carriers(&mut self, now: Time) {
         for link in self.links.values_mut() {
             if link.health.given_up_at().is_some_and(|at| at <= now) {
@@ -617,7 +619,7 @@ impl DeviceLinks {
         }
     }
 
-    /// While payload moves, radios are read: their failures are a sign sooner than silence is.
+    /// Reads radios while payload moves: their failures show an outage before silence does.
     fn read_radios(&mut self) {
         if !self.is_moving {
             return;
@@ -639,14 +641,14 @@ impl DeviceLinks {
 
     // ---- spending ----
 
-    /// Sockets of links that cost, of those that `allowed` names.
+    /// Sockets of those metered links that `allowed` names.
     fn paid_sockets<'a>(&'a self, allowed: &'a PaidLinks) -> impl Iterator<Item = LinkId> + 'a {
         let paid = self.links.values().filter(|link| link.is_gated());
         let allowed = paid.filter(|link| allowed.contain(&link.facts.name));
         allowed.flat_map(TrackedLink::socket_ids)
     }
 
-    /// How a flow stands on links that cost.
+    /// What a flow spent and was granted on metered links.
     fn spends(
         &self,
         session: &dyn SessionPaths,
@@ -674,7 +676,8 @@ impl DeviceLinks {
         self.payers = payers;
     }
 
-    /// Keeps the grants of paying flows a second ahead, within their budgets; where none pays, lends.
+    /// Extends the grants of paying flows to one second ahead, within their budgets; without such
+    /// flows, lends.
     fn update_grants(&mut self, session: &dyn SessionPaths) {
         let paid: Vec<LinkId> = self.paid_sockets(&PaidLinks::All).collect();
         if paid.is_empty() || session.is_over() {

@@ -5,26 +5,26 @@ use std::collections::BTreeMap;
 use d2tp_session::LinkId;
 use d2tp_time::{Span, Time};
 
-/// How often grants, rates and paths are looked at while something moves.
+/// The interval at which grants, rates and paths are updated while data moves.
 pub const TICK: Span = Span::from_millis(100);
 
-/// A rate is taken over at least this long.
+/// The shortest time over which a rate is measured.
 const RATE_OVER: Span = Span::from_millis(250);
-/// A round trip that is long beside the time in which grants are renewed.
+/// A round trip that is long compared with the interval of grants.
 const LONG_ROUND_TRIP: Span = Span::from_millis(500);
 /// Weight of a new rate sample, in tenths.
 const RATE_WEIGHT_TENTHS: u64 = 3;
 
-/// Payload of one link over all of its sockets, past ones included.
+/// The traffic of one link over all of its sockets, past ones included.
 #[derive(Debug)]
 pub(crate) struct LinkMeter {
-    /// Received and sent by each socket that is in use, when it was last looked at.
+    /// Bytes received and sent by each current socket at the last update.
     last: BTreeMap<LinkId, (u64, u64)>,
-    /// Received and sent in all.
+    /// Bytes received and sent in total.
     pub(crate) payload: (u64, u64),
-    /// For how long payload came in, in steps of [`TICK`].
+    /// How long payload was arriving, in steps of [`TICK`].
     pub(crate) busy: Span,
-    /// Bytes per second received and sent lately, once something was.
+    /// Recent bytes per second, received and sent together; none before any were.
     pub(crate) rate: Option<u64>,
     looked_at: Time,
     rate_since: (Time, u64),
@@ -42,7 +42,7 @@ impl LinkMeter {
         }
     }
 
-    /// Adds what a socket's path has carried since the last look; true if it carried something.
+    /// Counts what a socket's path has carried since the last update. True if it carried anything.
     pub(crate) fn count(&mut self, socket: LinkId, carried: (u64, u64)) -> bool {
         let before = self.last.insert(socket, carried).unwrap_or((0, 0));
         // Another path over the same socket counts from zero.
@@ -53,13 +53,13 @@ impl LinkMeter {
         more != (0, 0)
     }
 
-    /// The link's sockets are others from now on.
+    /// Forgets the sockets, which are replaced.
     pub(crate) fn forget_sockets(&mut self) {
         self.last.clear();
     }
 
-    /// Ends one look at the link. `received` had come in before it; `was_moving`: payload moved on some
-    /// link when it was last looked at; `lent`: what the link carries says nothing of its rate.
+    /// Completes an update. `received`: bytes that had arrived before it; `was_moving`: payload moved
+    /// on some link at the previous update; `lent`: the link's traffic proves nothing about its rate.
     pub(crate) fn end_look(
         &mut self,
         now: Time,

@@ -8,13 +8,13 @@
 
 use d2tp_time::{Span, Time};
 
-/// A machine that was away for less kept its networks.
+/// The length of sleep below which a machine kept its networks.
 pub(crate) const SLEEP_MIN: Span = Span::from_secs(5); // a guess: below every NAT's and lease's patience
-/// Every link gets new sockets at most this often, however often it is asked for.
+/// The shortest interval between two renewals of all sockets.
 const RENEW_INTERVAL_MIN: Span = Span::from_secs(1);
 
-/// Notices that the machine slept: the boot-time clock went on, the monotonic one did not. It is asked
-/// whenever something else woke the device, so it costs no wake-up of its own.
+/// Detects that the machine slept: the boot-time clock advanced, the monotonic one did not. It is
+/// called whenever something else woke the device, so it costs no wake-up of its own.
 #[derive(Debug, Default)]
 pub struct SleepMeter {
     ahead: Option<Span>,
@@ -29,7 +29,7 @@ impl SleepMeter {
     }
 }
 
-/// When the sockets of all links were last renewed, and whether it was asked for again since.
+/// When all sockets were last renewed, and whether another renewal is requested.
 #[derive(Debug, Default)]
 pub(crate) struct SocketRenewal {
     last: Option<Time>,
@@ -41,7 +41,7 @@ impl SocketRenewal {
         self.due = true;
     }
 
-    /// When it may be done, if it is asked for.
+    /// When a requested renewal is allowed.
     pub(crate) fn next_at(&self) -> Option<Time> {
         let at = self
             .last
@@ -49,7 +49,7 @@ impl SocketRenewal {
         self.due.then_some(at)
     }
 
-    /// Whether it is to be done now; it is taken to be done then.
+    /// Whether a renewal is due now; it then counts as done.
     pub(crate) fn take_due(&mut self, now: Time) -> bool {
         let due = self.next_at().is_some_and(|at| at <= now);
         if due {

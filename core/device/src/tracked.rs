@@ -7,12 +7,12 @@ use crate::facts::{AttachedSocket, LinkFacts, LinkUse};
 use crate::health::{LinkAnswers, LinkHealth};
 use crate::meter::LinkMeter;
 
-/// How long a link stays without a path before it gets another socket, the first time.
+/// How long a link stays without a path before its socket is replaced, the first time.
 pub(crate) const HEAL_AFTER: Span = Span::from_secs(1);
-/// Doublings of [`HEAL_AFTER`] while no socket of the link is answered: half a minute at most.
+/// The most doublings of [`HEAL_AFTER`] while no socket of the link is answered: half a minute.
 pub(crate) const HEAL_DOUBLINGS_MAX: u32 = 5;
-/// How long a link's first address family has to answer before the other is tried beside it
-/// (RFC 8305 §5).
+/// How long a link's first address family may take to answer before the other is tried in parallel (RFC
+/// 8305 §5).
 pub(crate) const RACE_AFTER: Span = Span::from_millis(250);
 
 /// A link that the device knows.
@@ -20,26 +20,26 @@ pub(crate) const RACE_AFTER: Span = Span::from_millis(250);
 pub(crate) struct TrackedLink {
     pub(crate) facts: LinkFacts,
     pub(crate) usage: LinkUse,
-    /// Its sockets that are in use.
+    /// The link's sockets in use.
     pub(crate) sockets: Vec<AttachedSocket>,
     /// Sockets of its other address family, to be tried if the first does not answer.
     pub(crate) other_family: Vec<AttachedSocket>,
-    /// Old sockets that go when the new ones are there.
+    /// Old sockets, which are closed when the new ones exist.
     pub(crate) retiring: Vec<LinkId>,
-    /// Sockets whose paths are being closed: they go when the peer was told.
+    /// Sockets whose paths are being closed, which are closed after the peer was informed.
     pub(crate) closing: Vec<LinkId>,
-    /// Sockets were asked for, under this ticket.
+    /// The ticket of a pending request for sockets.
     pub(crate) attaching: Option<u64>,
-    /// When the last of its sockets was taken into use.
+    /// When the latest of the sockets was opened.
     pub(crate) opened_at: Time,
-    /// Its paths were opened as such that need grants.
+    /// Whether the paths were opened as metered.
     pub(crate) opened_gated: bool,
     pub(crate) meter: LinkMeter,
-    /// When it lost its path, or was given another try since.
+    /// When the link lost its path, or was last given a new socket.
     pub(crate) last_heal_at: Time,
-    /// The link had no path when it was last looked at.
+    /// Whether the link had no path at the last update.
     pub(crate) pathless: bool,
-    /// Tries since anybody answered.
+    /// Attempts since the last answer.
     pub(crate) tries: u32,
     pub(crate) health: LinkHealth,
     pub(crate) answers: LinkAnswers,
@@ -66,7 +66,7 @@ impl TrackedLink {
         }
     }
 
-    /// Whether it should have a path now; `pays`: something may spend on links that cost.
+    /// Whether the link should have a path now; `pays`: something may use metered links.
     pub(crate) fn is_wanted(&self, pays: bool) -> bool {
         let there = self.facts.is_usable() || self.health.keeps_sockets();
         match self.usage {
@@ -80,7 +80,7 @@ impl TrackedLink {
         self.usage == LinkUse::Paid
     }
 
-    /// Its sockets that are in use.
+    /// The link's sockets in use.
     pub(crate) fn socket_ids(&self) -> impl Iterator<Item = LinkId> + '_ {
         self.sockets.iter().map(|s| s.socket)
     }
@@ -89,7 +89,7 @@ impl TrackedLink {
         self.socket_ids().any(|id| id == socket)
     }
 
-    /// Takes away all of its sockets; sockets that are being made are not wanted any more.
+    /// Removes all sockets, and cancels requested ones.
     pub(crate) fn take_sockets(&mut self) -> Vec<LinkId> {
         self.health.forget();
         self.meter.forget_sockets();
@@ -100,7 +100,7 @@ impl TrackedLink {
         ids
     }
 
-    /// How long it is left without a path before it gets another socket.
+    /// How long the link stays without a path before its socket is replaced.
     pub(crate) fn heal_delay(&self) -> Span {
         HEAL_AFTER.times(1 << self.tries.min(HEAL_DOUBLINGS_MAX))
     }

@@ -12,10 +12,11 @@ use crate::link_assignment::{LinkAssignment, LinkShare, ScheduledFlow};
 use crate::link_choice::LinkClass;
 use d2tp_time::Span;
 
-/// The paper decides every second.
+/// The interval between decisions in the paper.
 const EPOCH: Span = Span::from_secs(1);
 
-/// What each link carries. `margin` is kept of the time needed; 0 as published.
+/// The share of each link. `margin`: a share of the time needed that is kept in reserve; 0 as
+/// published.
 pub(crate) fn assign(
     links: &[LinkHistory],
     flows: &[ScheduledFlow],

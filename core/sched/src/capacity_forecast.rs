@@ -16,19 +16,19 @@ use crate::history::LinkHistory;
 use crate::link_choice::LinkClass;
 use d2tp_time::{Span, Time};
 
-/// Scenes. Higher: finer probabilities, slower.
+/// The number of simulated scenarios of the links' future. Higher: finer probabilities, slower.
 pub const SCENES: usize = 128;
 
-/// What is assumed of links of a class before they were watched.
+/// Assumptions about links of a class of which nothing was observed.
 #[derive(Debug, Clone, Copy)]
 struct LinkPrior {
-    /// Half of the times it carries are shorter, seconds.
+    /// Median length of an up period, in seconds.
     on_s: f64,
-    /// Half of the times it does not are.
+    /// Median length of a down period, in seconds.
     off_s: f64,
-    /// Counts as so many spells of this device's own.
+    /// The weight of the assumption, in observed periods.
     weight: f64,
-    /// How much its rates vary, beside those of cellular links.
+    /// The variation of rates, relative to cellular links.
     spread: f64,
 }
 
@@ -58,32 +58,33 @@ const SOON: [f64; 17] = [
 const LATER: [f64; 17] = [
     0.1, 0.40, 0.52, 0.61, 0.69, 0.77, 0.84, 0.91, 0.97, 1.04, 1.11, 1.18, 1.27, 1.4, 1.6, 1.9, 2.6,
 ];
-/// For so long the rate lately says more than the rate on the whole. // a guess
+/// How long the recent rate predicts more than the long-term rate, in seconds. // a guess
 const SOON_S: f64 = 30.0;
 
-/// How much more the rate of a network varies that was never measured (standard deviation of its
+/// The variation of the rate of a network that was never measured (standard deviation of its
 /// logarithm).
 const UNKNOWN_SPREAD: f64 = 0.8; // fits the promises of docs/repro/score.md
 
-/// A scene follows a link so often from carrying to not, and back. Higher: truer a long way off, slower.
+/// The most changes between up and down per scenario. Higher: more exact for the distant future,
+/// slower.
 const TURNS_MAX: u32 = 24; // so many average out
 
-/// Weight, in days, of the possibility that today is like none of the days known.
+/// The weight, in days, of the possibility that today resembles no known day.
 const DAYS_WEIGHT: f64 = 1.0;
 
-/// No rate is expected to fall below this share.
+/// The lowest factor by which a rate may be scaled. // a guess
 const TIMES_MIN: f64 = 0.02; // a guess
 
 /// What the links will carry until each horizon.
 #[derive(Debug, Clone)]
 pub struct CapacityForecast {
-    /// What free links carry until each horizon: one value for each scene, in ascending order.
+    /// Bytes that free links carry until each horizon: one value per scenario, ascending.
     free: Vec<[f64; SCENES]>,
     all: Vec<[f64; SCENES]>,
 }
 
 impl CapacityForecast {
-    /// From what is known of the links, until these horizons: seconds from now, ascending.
+    /// Simulates the links from their histories, up to these horizons: seconds from now, ascending.
     pub fn new(
         now: Time,
         links: &[LinkHistory],
@@ -117,28 +118,28 @@ impl CapacityForecast {
         CapacityForecast { free, all }
     }
 
-    /// How likely free links alone carry `bytes` until a horizon.
+    /// The probability that free links alone carry `bytes` until a horizon.
     pub fn free_reach(&self, horizon: usize, bytes: f64) -> f64 {
         1.0 - below(&self.free[horizon], bytes)
     }
 
-    /// How likely all links together carry less than `bytes`.
+    /// The probability that all links together carry less than `bytes`.
     pub fn all_short_of(&self, horizon: usize, bytes: f64) -> f64 {
         below(&self.all[horizon], bytes)
     }
 
-    /// What all links carry in half of the scenes.
+    /// The median of the bytes that all links carry.
     pub fn all_median(&self, horizon: usize) -> f64 {
         self.all[horizon][SCENES / 2]
     }
 
-    /// What free links leave over of `bytes`, on average.
+    /// The mean of the bytes that free links leave of `bytes`.
     pub fn left_over(&self, horizon: usize, bytes: f64) -> f64 {
         let over = |free: &f64| (bytes - free).max(0.0);
         self.free[horizon].iter().map(over).sum::<f64>() / SCENES as f64
     }
 
-    /// Bytes that are left over until a horizon at most in this share of the scenes.
+    /// The quantile, for this share of the scenarios, of the bytes that are left.
     pub fn left_over_at_most(&self, horizon: usize, bytes: f64, share: f64) -> f64 {
         let n = ((1.0 - share) * SCENES as f64) as usize;
         (bytes - self.free[horizon][n.min(SCENES - 1)]).max(0.0)
@@ -146,7 +147,7 @@ impl CapacityForecast {
 }
 
 impl LinkHistory {
-    /// How likely it comes back within a span; 0 while it carries, for then it is there.
+    /// The probability that the link comes back within a span; 0 while it is up.
     pub fn returns_within(&self, now: Time, span: Span) -> f64 {
         if self.carries() {
             return 0.0;
@@ -181,7 +182,7 @@ fn below(ascending: &[f64; SCENES], bytes: f64) -> f64 {
     ascending.partition_point(|b| *b < bytes) as f64 / SCENES as f64
 }
 
-/// How long it was away each time it was lost here; where nobody knows, anywhere.
+/// Lengths of past down periods that began at this location; of all of them if none is known here.
 fn away_from_here(link: &LinkHistory) -> Vec<f64> {
     match &link.hint().away_s {
         here if here.is_empty() => link.down_periods().iter().copied().collect(),
@@ -189,7 +190,7 @@ fn away_from_here(link: &LinkHistory) -> Vec<f64> {
     }
 }
 
-/// One way on for one link: tells the bytes carried until each horizon.
+/// Simulates one link in one scenario: passes on the bytes carried until each horizon.
 fn play(
     now: Time,
     link: &LinkHistory,
@@ -271,8 +272,8 @@ fn play(
     }
 }
 
-/// A past day that this scene goes on like, once the link is not as it is now any more. Without a diary
-/// none; with days in it, more often the more there are.
+/// The past day that this scenario follows once the link's state changes; none without a record of
+/// days. The more days there are, the more likely one is chosen.
 fn day_to_follow<'a>(link: &'a LinkHistory, chance: &mut QuasiRandom) -> Option<&'a [Option<f32>]> {
     let days = &link.hint().days;
     if days.is_empty() {
@@ -282,8 +283,8 @@ fn day_to_follow<'a>(link: &'a LinkHistory, chance: &mut QuasiRandom) -> Option<
     days.get(which as usize).map(Vec::as_slice)
 }
 
-/// What is carried from a second until another on a day like this; slots that nobody knows are as the
-/// others on average.
+/// Bytes carried between two seconds of a day like this; unknown slots count as the average of the
+/// others.
 fn carried_on(day: &[Option<f32>], into_slot_s: f64, from_s: f64, until_s: f64) -> f64 {
     let known = day.iter().flatten();
     let mean = known.clone().sum::<f32>() / known.count().max(1) as f32;
@@ -299,7 +300,7 @@ fn carried_on(day: &[Option<f32>], into_slot_s: f64, from_s: f64, until_s: f64) 
     bytes
 }
 
-/// A whole time of carrying: how long, and at what rate if it is one of the past.
+/// Draws a whole up period: its length, and its rate if it repeats a past one.
 fn stay_of(link: &LinkHistory, law: LinkPrior, chance: &mut QuasiRandom) -> (f64, Option<f64>) {
     let ons = link.up_periods();
     let u = chance.next() * (ons.len() as f64 + law.weight);
@@ -309,7 +310,7 @@ fn stay_of(link: &LinkHistory, law: LinkPrior, chance: &mut QuasiRandom) -> (f64
     }
 }
 
-/// A whole time of not carrying.
+/// Draws a whole down period.
 fn away_of(link: &LinkHistory, law: LinkPrior, chance: &mut QuasiRandom) -> f64 {
     let offs = link.down_periods();
     let u = chance.next() * (offs.len() as f64 + law.weight);
@@ -319,7 +320,7 @@ fn away_of(link: &LinkHistory, law: LinkPrior, chance: &mut QuasiRandom) -> f64 
     }
 }
 
-/// What is left of a time that lasted `age` already.
+/// Draws the remaining length of a period that has lasted for `age`.
 fn residual(
     u: f64,
     age: f64,
@@ -348,19 +349,19 @@ fn lomax(u: f64, median: f64) -> f64 {
     median * u / (1.0 - u).max(1e-4)
 }
 
-/// Between the quantiles of a table.
+/// Interpolates between the quantiles of a table.
 fn quantile(table: &[f64; 17], u: f64) -> f64 {
     let at = u * 16.0;
     let k = (at as usize).min(15);
     table[k] + (at - k as f64) * (table[k + 1] - table[k])
 }
 
-/// Further from one, or nearer.
+/// Scales a factor's distance from one.
 fn spread_by(times: f64, spread: f64) -> f64 {
     (1.0 + spread * (times - 1.0)).max(TIMES_MIN)
 }
 
-/// Numbers in [0, 1) that are spread evenly over the scenes.
+/// Numbers in [0, 1) that are spread evenly over the scenarios.
 struct QuasiRandom {
     link: usize,
     scene: usize,
@@ -391,7 +392,7 @@ impl QuasiRandom {
         self.spread(0.569_840_290_998_053)
     }
 
-    /// SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
+    /// The next number of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
     fn next(&mut self) -> f64 {
         self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.state;

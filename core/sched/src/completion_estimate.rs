@@ -13,10 +13,11 @@ use crate::link_choice::{CostPolicy, LinkClass};
 use crate::scheduler::Scheduler;
 use d2tp_time::{Span, Time};
 
-/// Below this probability a deadline is called infeasible. // a guess: nobody would wait for it
+/// The probability of success below which a deadline counts as infeasible. // a guess: nobody would
+/// wait for it
 pub const INFEASIBLE_BELOW: f64 = 0.05;
 
-/// The share of scenes that cost no more than what is called the worst.
+/// The quantile of cost that is reported as the worst case.
 pub const WORST: f64 = 0.95;
 
 /// Who waits for free links misses more than all links together would: by so much more where it is
@@ -24,36 +25,38 @@ pub const WORST: f64 = 0.95;
 // measured: of flows that need the time promised, docs/repro/score.md
 const WAITING: f64 = 0.5;
 
-/// How likely a flow is ready that all links together carry in time in this share of scenes.
+/// The probability that a flow is ready, given the share of scenarios in which all links together carry
+/// it in time.
 fn waiting(carried: f64) -> f64 {
     1.0 - (1.0 - carried) * (1.0 + WAITING * carried)
 }
 
-/// The longest time promised, seconds: a week.
+/// The longest predicted time in seconds: a week.
 const PROMISED_MAX_S: f64 = 604_800.0;
 
-/// What can be promised.
+/// An estimate of when a flow completes and what it costs.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CompletionEstimate {
-    /// How likely it is complete at its deadline; 1 for a flow without one.
+    /// The probability that the flow is complete at its deadline; 1 without one.
     pub ready: f64,
-    /// Metered bytes, on average.
+    /// Expected metered bytes.
     pub expected_metered_bytes: u64,
-    /// Bytes on links that cost that are exceeded in one case of twenty.
+    /// The 95th percentile of metered bytes.
     pub worst_metered_bytes: u64,
-    /// More it never is: all that is left, within the budget, or nothing if it must not pay.
+    /// The maximum of metered bytes: all that is left, within the budget, or zero if the flow must not
+    /// pay.
     pub most_metered_bytes: u64,
 }
 
 impl CompletionEstimate {
-    /// Whether there is no point in waiting for it.
+    /// Whether waiting for the deadline is pointless.
     pub fn is_infeasible(&self) -> bool {
         self.ready < INFEASIBLE_BELOW
     }
 }
 
 impl Scheduler {
-    /// What can be promised of each flow.
+    /// The estimate of each flow.
     pub fn estimates(&self, now: Time, flows: &[ScheduledFlow]) -> Vec<CompletionEstimate> {
         let (order, late) = self.in_order(now, flows);
         let mut promises: Vec<CompletionEstimate> =
@@ -87,7 +90,7 @@ impl Scheduler {
         promises
     }
 
-    /// The estimate for a flow that has no deadline: it pays only where its policy says so at once.
+    /// The estimate of a flow without a deadline: it pays only if its policy says so at once.
     fn without_end(&self, flow: &ScheduledFlow) -> CompletionEstimate {
         let carries = |class| {
             let mut links = self.links().iter();
@@ -117,8 +120,8 @@ impl Scheduler {
         }
     }
 
-    /// By when `bytes` beside nothing else are ready with this probability, if free links are waited
-    /// for; none within a week.
+    /// The time until `bytes` are ready with this probability, if nothing else is carried and free
+    /// links are waited for; none if that exceeds a week.
     pub fn ready_by(&self, now: Time, bytes: u64, chance: f64) -> Option<Span> {
         let (mut low, mut high) = (0.0, PROMISED_MAX_S);
         let likely = |left_s: f64| {

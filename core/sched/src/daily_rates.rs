@@ -8,27 +8,27 @@
 
 use std::collections::VecDeque;
 
-/// Days remembered: two weeks have each day of the week twice.
+/// The most days remembered: two weeks have each day of the week twice.
 pub const DAYS_MAX: usize = 14;
 
-/// A slot, seconds.
+/// The length of a slot in seconds.
 pub const SLOT_S: u32 = 600;
 
-/// Slots of a day.
+/// The number of slots in a day.
 pub const SLOTS: usize = 86_400 / SLOT_S as usize;
 
-/// Nobody knows.
+/// The code of an unknown rate.
 const UNKNOWN: u8 = u8::MAX;
 
-/// Codes of rates double every so many: a step of 7 %.
+/// The number of codes per doubling of the rate: a step of 7 %.
 const CODES_PER_DOUBLING: u32 = 10;
-/// The lowest rate that is not nothing, bytes a second.
+/// The lowest rate above zero, in bytes per second.
 const RATE_MIN: f32 = 128.0;
 
 /// Rates by day and slot.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DailyRates {
-    /// In order of days.
+    /// Days in ascending order, each with the codes of its slots.
     pub(crate) days: VecDeque<(u32, [u8; SLOTS])>,
 }
 
@@ -60,8 +60,8 @@ impl DailyRates {
         }
     }
 
-    /// Past days as they went on from this second of a day, a day long each: those of the same day of the
-    /// week, or else all.
+    /// The rates of past days from this second of the day on, a day long each: of the same day of the
+    /// week if there are any, else of all days.
     pub(crate) fn days_from(&self, day: u32, second: u32) -> Vec<Vec<Option<f32>>> {
         let first = (second / SLOT_S) as usize;
         let days_like = |week: u32| -> Vec<Vec<Option<f32>>> {

@@ -15,7 +15,7 @@
 //!
 //! A device that has seen no free link yet expects one: a free link that is down stands in the
 //! scheduler's list from the start, and the first free link that comes up takes its entry. Without it
-//! the list would hold only links that cost, and everything would be paid for at once.
+//! the list would hold only metered links, and everything would be paid for at once.
 
 mod budget_shares;
 mod carried_by_link;
@@ -46,10 +46,10 @@ pub use duplex_client::{DuplexClient, DuplexReport};
 pub use flow_spending::{FlowSpending, SpendingChange};
 pub use link_surroundings::{LinkSurroundings, RadioStatus, WakingClients};
 
-/// The algorithm that decides when links that cost are used, as people choose it.
+/// The algorithm that decides when metered links are used, as users choose it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum SchedulerKind {
-    /// By what the outlook on the links says.
+    /// A forecast of the links.
     #[default]
     D2Sched,
     /// By Algorithm 1 of the Cedos paper, as published.
@@ -60,7 +60,7 @@ impl SchedulerKind {
     /// Every algorithm.
     pub const ALL: [SchedulerKind; 2] = [SchedulerKind::D2Sched, SchedulerKind::AlgorithmOne];
 
-    /// The name that people write: `d2sched` or `algorithm-1`.
+    /// The name of the algorithm on a command line: `d2sched` or `algorithm-1`.
     pub fn as_str(self) -> &'static str {
         match self {
             SchedulerKind::D2Sched => "d2sched",
@@ -93,8 +93,8 @@ impl FromStr for SchedulerKind {
     }
 }
 
-/// A client reports so often while a link that costs is up and its decision may become another one, or
-/// while payload moves.
+/// How often a client reports while a metered link is up and its decision may change, or while payload
+/// moves.
 pub const REPORT_EVERY: Span = Span::from_secs(1);
 
 /// The saved history of the links in one direction: by link key, and rates by network.
@@ -107,14 +107,14 @@ pub type SavedLinkHistory = (
 #[derive(Debug)]
 pub struct DeviceScheduler {
     directions: [DirectionScheduler; 2],
-    /// What is left of the device's budget for all clients.
+    /// The shares of clients in what is left of the device's budget.
     shares: BudgetShares,
-    /// Round trips by device, as sessions measured them last.
+    /// The latest round trip of each link, as sessions measured it.
     round_trips: BTreeMap<String, Duration>,
 }
 
 impl DeviceScheduler {
-    /// A scheduler for a device whose links are not known yet.
+    /// Creates a scheduler for a device whose links are not known yet.
     pub fn new(kind: SchedulerKind) -> DeviceScheduler {
         DeviceScheduler {
             directions: [0, 1].map(|_| DirectionScheduler::new(kind.mode())),
@@ -123,7 +123,7 @@ impl DeviceScheduler {
         }
     }
 
-    /// Adds a client. `number` is what others know it by, as in [`WakingClients`].
+    /// Adds a client. `number` identifies it to others, as in [`WakingClients`].
     pub fn join(&mut self, now: Time, direction: TransferDirection, number: u64) -> ClientId {
         ClientId {
             direction,
@@ -131,14 +131,14 @@ impl DeviceScheduler {
         }
     }
 
-    /// Removes a client; what it was granted is others' again.
+    /// Removes a client and returns its grant to the budget.
     pub fn leave(&mut self, client: ClientId) {
         self.shares.stop_paying(client);
         self.of(client).unregister(client.number);
     }
 
-    /// Takes in a client's report and decides what it may use until it reports again, which it does
-    /// once a second and at every change of its links or needs.
+    /// Takes in a client's report and decides what it may use until the next one. Clients report once a
+    /// second and at every change of their links or needs.
     pub fn decide(&mut self, now: Time, client: ClientId, report: &ClientReport) -> ClientDecision {
         let carried = report.carried.values().sum();
         let offer = self.shares.offer(now, client, carried);
@@ -166,7 +166,8 @@ impl DeviceScheduler {
         decision
     }
 
-    /// Takes in what is around the device: links have a history without a client too.
+    /// Takes in the links and networks around the device, so that links have a history even without a
+    /// client.
     pub fn observe(&mut self, now: Time, around: &LinkSurroundings) {
         for direction in &mut self.directions {
             direction.observe(now, around);
@@ -229,8 +230,7 @@ impl DeviceScheduler {
         all
     }
 
-    /// The time until the first of the waiting clients must begin on a link that costs; none if none
-    /// will.
+    /// The time until the first of the waiting clients must begin on a metered link; none if none will.
     pub fn latest_start(&self, now: Time) -> Option<Duration> {
         let directions = self.directions.iter();
         directions.filter_map(|d| d.latest_start(now)).min()
@@ -246,14 +246,15 @@ impl DeviceScheduler {
         self.round_trips.get(device).copied()
     }
 
-    /// Takes in for how long in all a session has carried a client's data on a link. A link that was
-    /// never reported so is taken to have carried all the time.
+    /// Takes in how long in total a session has carried a client's data on a link. A link without such
+    /// reports counts as having carried all the time.
     pub fn record_busy_time(&mut self, client: ClientId, device: &str, busy: Span) {
         self.of(client)
             .record_busy_time(client.number, device, busy);
     }
 
-    /// Sets what links that cost may carry for all clients together from now on; none is no limit.
+    /// Sets how many bytes metered links may carry for all clients together from now on; none is no
+    /// limit.
     pub fn set_metered_limit(&mut self, metered_bytes: Option<u64>) {
         for direction in &mut self.directions {
             direction.set_metered_limit(metered_bytes);
@@ -266,14 +267,14 @@ impl DeviceScheduler {
         self.of(client).promise(now, client.number)
     }
 
-    /// The time until links that cost would carry a client, if links stayed as they are; none if they
+    /// The time until metered links would carry a client, if links stayed as they are; none if they
     /// never would, or before its first report.
     pub fn pays_after(&self, now: Time, client: ClientId) -> Option<Duration> {
         self.directions[client.direction as usize].pays_after(now, client.number)
     }
 
-    /// When the client that others know by `number` will be done, and the time until its deadline;
-    /// none without a deadline, with an unknown size, or before its first report.
+    /// The estimate for the client with this number, and the time until its deadline; none without a
+    /// deadline, with an unknown size, or before its first report.
     pub fn promise_of(&mut self, now: Time, number: u64) -> Option<(CompletionEstimate, Duration)> {
         let mut directions = self.directions.iter_mut();
         directions.find_map(|direction| direction.promise_of(now, number))

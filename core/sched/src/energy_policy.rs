@@ -19,7 +19,7 @@
 
 use d2tp_time::{Span, Time};
 
-/// How often rates are measured, and it is decided. // a guess: several round trips
+/// The interval of measurements and decisions. // a guess: several round trips
 pub const SAMPLE: Span = Span::from_millis(500);
 
 /// Not measured for so long after a link was taken: its path opens, slow start. Higher: rates are
@@ -27,63 +27,62 @@ pub const SAMPLE: Span = Span::from_millis(500);
 // Tried beside 1 s, on other walks than those of `cedos repro M2`.
 const SETTLE: Span = Span::from_millis(500);
 
-/// Samples that a link is given before it is judged. // tried beside two, likewise
+/// Measurements of a link before it is judged. // tried beside two, likewise
 const SAMPLES_MIN: u32 = 1;
 
-/// Bytes that do not come for so long are taken to come no more. // a guess: a long round trip
+/// How long no bytes may arrive before a link counts as stalled. // a guess: a long round trip
 const STALL: Span = Span::from_millis(1_500);
 
-/// Trying links that are not in use may cost this share of what is spent. Higher: a link that got
-/// better is found sooner; lower: less is lost to those that did not.
+/// The share of all energy that may be spent on trying unused links. Higher: an improved link is found
+/// sooner; lower: less is wasted on others.
 const TRY_SHARE: f64 = 0.2; // tried beside 0.1 and 0.3, likewise
 
-/// How long a link is taken to stay wanted, or unwanted, before anything is known; counts as one of
-/// the times measured. // a guess
+/// The assumed time for which a link stays wanted, or unwanted; counts as one observation. // a guess
 const SPELL_FIRST: Span = Span::from_secs(30);
 
-/// Before so much is spent, the mean says nothing: the best link is the measure. // a guess: seconds
+/// The energy in joules before which its mean is ignored, and the best link is the reference. // a
+/// guess: seconds
 const JOULES_MIN: f64 = 3.0;
 
-/// How much of what a link may have is forgotten with each sample that has less. // a guess
+/// The share by which the remembered best rate of a link decays with each lower measurement. // a guess
 const FORGET: f64 = 0.01;
 
-/// A link in use is left when it is this share of what would have it taken: against turning back and
-/// forth. // a guess
+/// The hysteresis of leaving a link, relative to the threshold of taking it. // a guess
 const STAY: f64 = 0.85;
 
-/// What a link's radio draws.
+/// The energy consumption of a link's radio.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RadioPowerModel {
-    /// Until it carries, from sleep.
+    /// Energy to wake the radio from sleep.
     pub wake_joules: f64,
-    /// While it carries.
+    /// Power while it carries.
     pub work_watts: f64,
-    /// For each byte beyond that.
+    /// Additional energy per byte.
     pub byte_joules: f64,
-    /// After the last byte.
+    /// Energy after the last byte.
     pub tail_joules: f64,
 }
 
 impl RadioPowerModel {
-    /// Bits per joule at a rate, waking and tail left out.
+    /// Bits per joule at a rate, without waking and tail.
     pub fn bits_per_joule(&self, bits_per_s: f64) -> f64 {
         bits_per_s / (self.work_watts + self.byte_joules * bits_per_s / 8.0)
     }
 
-    /// What taking and leaving it costs, however short.
+    /// The energy of taking and leaving the link, however short.
     fn turn_joules(&self) -> f64 {
         self.wake_joules + self.tail_joules
     }
 }
 
-/// A link as it is now.
+/// The current state of a link.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LinkSample {
-    /// Attached.
+    /// Whether the link is attached.
     pub up: bool,
-    /// Counts its attachments: another one may be another access point.
+    /// The number of the attachment: another one may be another access point.
     pub attachment: u64,
-    /// Payload that arrived over it so far.
+    /// Payload bytes received over the link so far.
     pub bytes: u64,
 }
 
@@ -114,34 +113,34 @@ pub struct EnergyPolicy {
     joules: f64,
 }
 
-/// What is known of a link.
+/// The policy's state of a link.
 #[derive(Debug, Clone)]
 struct LinkEnergyState {
     draw: RadioPowerModel,
     observation: LinkSample,
     /// Since when it is in use.
     used_since: Option<Time>,
-    /// The sample under way began then, at so many bytes.
+    /// When the current measurement began, and the bytes until then.
     sample: (Time, u64),
-    /// In bits per second, as measured last, or assumed.
+    /// The rate in bits per second, measured or assumed.
     rate: f64,
-    /// Samples since it was taken.
+    /// The number of measurements since the link was taken.
     samples: u32,
-    /// What it may have, in bits per second: assumed first, then the most it had.
+    /// The rate in bits per second that the link may reach: assumed first, then the best measured.
     best: f64,
-    /// When bytes came last.
+    /// When bytes last arrived.
     moved_at: Time,
-    /// The attachment it was measured on last, and what all links had spent by then.
+    /// The attachment of the last measurement, and the energy of all links until then.
     measured: Option<(u64, f64)>,
-    /// Whether it is worth using.
+    /// Whether the link is worth using.
     wanted: bool,
-    /// Since when; none before anything is known.
+    /// Since when that is so; none before anything is known.
     turned_at: Option<Time>,
-    /// How long it stays unwanted, and wanted.
+    /// The mean time for which the link stays unwanted, and wanted.
     spells: [MeanDuration; 2],
 }
 
-/// A mean length of time.
+/// A mean of durations, updated one by one.
 #[derive(Debug, Clone, Copy)]
 struct MeanDuration {
     sum_s: f64,
@@ -182,7 +181,7 @@ impl LinkEnergyState {
         }
     }
 
-    /// Takes it into use. What that costs.
+    /// Begins to use the link. Returns the energy that this costs.
     fn take(&mut self, now: Time) -> f64 {
         self.used_since = Some(now);
         self.sample = (now + SETTLE, self.observation.bytes);
@@ -192,7 +191,7 @@ impl LinkEnergyState {
         self.draw.wake_joules
     }
 
-    /// Leaves it, if it is in use. What that costs.
+    /// Stops using the link, if it is in use. Returns the energy that this costs.
     fn leave(&mut self) -> f64 {
         match self.used_since.take() {
             Some(_) => self.draw.tail_joules,
@@ -200,7 +199,7 @@ impl LinkEnergyState {
         }
     }
 
-    /// Notes what it is now. What it spent since, over `span`.
+    /// Takes in the link's current state. Returns the energy spent over `span`.
     fn look(&mut self, now: Time, span: Span, observation: LinkSample) -> f64 {
         let came = observation.bytes - self.observation.bytes;
         if came > 0 {
@@ -223,7 +222,7 @@ impl LinkEnergyState {
         joules
     }
 
-    /// Ends a sample when it is long enough. `spent`: what all links spent so far.
+    /// Completes a measurement that is long enough. `spent`: the energy of all links so far.
     fn measure(&mut self, now: Time, spent: f64) {
         let (began, at_bytes) = self.sample;
         if now < began {
@@ -253,7 +252,7 @@ impl LinkEnergyState {
         self.used_since.is_some() && now.since(self.moved_at) >= STALL
     }
 
-    /// Bits per joule in use, or if it were taken at this rate for as long as it is usually wanted.
+    /// Bits per joule in use, or if the link were used at this rate for its usual time.
     fn worth(&self, now: Time, rate: f64) -> f64 {
         if self.is_stalled(now) {
             return 0.0;
@@ -266,13 +265,13 @@ impl LinkEnergyState {
         bits / (bits / worth + self.draw.turn_joules())
     }
 
-    /// What a try costs.
+    /// The energy of a trial.
     fn try_joules(&self) -> f64 {
         let span = SETTLE + SAMPLE.times(u64::from(SAMPLES_MIN));
         self.draw.turn_joules() + self.draw.work_watts * span.as_secs_f64()
     }
 
-    /// Notes whether it is worth using.
+    /// Records whether the link is worth using.
     fn turn(&mut self, now: Time, wanted: bool) {
         if wanted == self.wanted && self.turned_at.is_some() {
             return;
@@ -283,8 +282,8 @@ impl LinkEnergyState {
         (self.wanted, self.turned_at) = (wanted, Some(now));
     }
 
-    /// Whether leaving it saves more than its bits are worth at `price` bits per joule. The longer it is
-    /// left the more it saves, but its tail is drawn all the same, and waking it later.
+    /// Whether stopping saves more than the link's bits are worth at `price` bits per joule. The saving
+    /// grows with time, less the tail and the later wake-up.
     fn is_worth_leaving(&self, now: Time, price: f64) -> bool {
         let saved = 1.0 - self.draw.bits_per_joule(self.rate) / price;
         if saved <= 0.0 {
@@ -296,8 +295,8 @@ impl LinkEnergyState {
         self.spells[0].mean_s() > even_s || already.as_secs_f64() >= even_s
     }
 
-    /// Whether it may be worth `bar` bits per joule, and finding out costs little beside what was spent
-    /// since it was known.
+    /// Whether the link may reach `bar` bits per joule, and a trial costs little beside the energy
+    /// spent since the last one.
     fn is_worth_a_try(&self, now: Time, bar: f64, spent: f64) -> bool {
         let since = match self.measured {
             Some((attachment, then)) if attachment == self.observation.attachment => spent - then,
@@ -329,8 +328,8 @@ impl EnergyPolicy {
         }
     }
 
-    /// Which links to use now, one for each of `observations`. To be asked again after [`SAMPLE`], and when a
-    /// link comes or goes.
+    /// The links to use now, one entry per observation. Call it again after [`SAMPLE`], and when a link
+    /// comes or goes.
     pub fn pick(&mut self, now: Time, observations: &[LinkSample]) -> Vec<bool> {
         self.look(now, observations);
         if let Some((best, worth)) = self.best(now) {
@@ -359,7 +358,7 @@ impl EnergyPolicy {
         }
     }
 
-    /// The link with the most bits per joule, and how many.
+    /// The link with the most bits per joule, and that value.
     fn best(&self, now: Time) -> Option<(usize, f64)> {
         let there = self
             .lines

@@ -10,25 +10,24 @@ use crate::scheduler::{DeadlineOdds, DueBytes, Scheduler, deadline_odds};
 use d2tp_time::Time;
 use std::time::Duration;
 
-/// How finely the latest start is looked for: after each step, so much of the time is left.
+/// The step of the search for the latest start: the share of the time that is left after each.
 const START_STEP: f64 = 0.85;
-/// The precision of a predicted start: whatever takes less than this begins in time whenever it is
-/// looked at again.
+/// The precision of a predicted start.
 const START_LEAST: Duration = Duration::from_secs(1);
 
-/// Why.
+/// The explanation of a decision.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FlowExplanation {
     /// The reason code, if the flow waits.
     pub reason: Option<LinkWaitReason>,
-    /// In words.
+    /// The reason in words.
     pub because: String,
     /// What would change it.
     pub unblocks: String,
 }
 
 impl Scheduler {
-    /// Why the roster does with a flow what it does. `names` are those of the links.
+    /// Explains the assignment of a flow. `names` are those of the links.
     pub fn explain(
         &self,
         now: Time,
@@ -126,7 +125,8 @@ impl Scheduler {
         Some(deadline_odds(&outlook, 0, due))
     }
 
-    /// When it would begin to pay if the links stayed as they are: its latest start. None if it may not.
+    /// The time until the flow would begin to pay if the links stayed as they are. None if it may not
+    /// pay.
     pub fn pays_in(&self, now: Time, flows: &[ScheduledFlow], flow: usize) -> Option<Duration> {
         let left = flows[flow].need.left.filter(|_| flows[flow].may_pay())?;
         let due = due_until(flows, flow);
@@ -141,7 +141,7 @@ impl Scheduler {
     }
 }
 
-/// What is to be carried until a flow's deadline.
+/// The bytes that are due until a flow's deadline.
 fn due_until(flows: &[ScheduledFlow], flow: usize) -> DueBytes {
     let order = by_deadline(flows);
     let until = order.iter().take_while(|n| **n != flow);

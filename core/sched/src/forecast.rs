@@ -18,40 +18,40 @@ use d2tp_time::{Span, Time};
 
 pub use crate::daily_rates::{DailyRates, SLOT_S};
 
-/// The side of a square.
+/// The side of a grid cell in metres.
 pub const GRID_M: f64 = 100.0; // Epsilon, section 8
 
-/// Places remembered; the one not visited for longest is forgotten for another.
+/// The most places remembered; when there are more, the one visited longest ago is dropped.
 pub const PLACES_MAX: usize = 1_024;
 
-/// Holes remembered of each.
+/// The most outages remembered per place.
 pub const HOLES_MAX: usize = 12;
 
-/// Each hole counts so much less than the one after it.
+/// The factor by which an outage counts less than the following one.
 const FADE: f64 = 0.85; // tried beside 1, on other routes than those of `cedos repro E3`
 
-/// A hole that began so far from here counts a third.
+/// The distance at which an outage that began there counts one third.
 const NEAR_M: f64 = 25.0; // tried beside 12 and 40, likewise
 
-/// Samples that together weigh less than this say nothing: the hole is another one.
+/// The least total weight of samples: with less, the current outage counts as a new one.
 const WEIGHT_MIN: f64 = 0.2; // a guess
 
-/// How far today's speed shortens a hole: 0 not at all, 1 in proportion. The speed when it begins says only
-/// half of what it will be.
+/// How much the current speed shortens an outage: 0 not at all, 1 in proportion. The speed at its start
+/// predicts only half of the later speed.
 const SPEED_SHARE: f64 = 0.5; // tried beside 0.3, 0.8 and 1, likewise
 
-/// Speed is measured over so long.
+/// The time over which speed is measured.
 const SPEED_OVER_S: f64 = 15.0; // tried beside 40, likewise
 
-/// Slower is standing, metres a second.
+/// The speed below which the device counts as standing, in metres per second.
 const SPEED_MIN: f64 = 0.3;
 
-/// A place, as far as the caller can tell.
+/// A grid cell or a named place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LocationCell(u64);
 
 impl LocationCell {
-    /// The cell of a place that has a name: an SSID, or the cell towers around.
+    /// The cell of a named place: an SSID, or the cell towers in reach.
     pub fn named(name: &str) -> LocationCell {
         // FNV-1a; that two names share a place by chance costs a wrong guess.
         let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
@@ -60,7 +60,7 @@ impl LocationCell {
         LocationCell(hash | 1)
     }
 
-    /// The square around a point, metres east and north of anywhere.
+    /// The grid cell of a point, in metres east and north of any origin.
     pub fn at(east_m: f64, north_m: f64) -> LocationCell {
         LocationCell::of_square(
             (east_m / GRID_M).floor() as i32,
@@ -82,13 +82,13 @@ impl LocationCell {
         LocationCell(number)
     }
 
-    /// How far east and north, in squares; none for one with a name.
+    /// The cell's column and row; none for a named place.
     pub(crate) fn square(self) -> Option<(i32, i32)> {
         let sign_back = |east: i32| east << 1 >> 1;
         (self.0 & 1 == 0).then_some((sign_back((self.0 >> 33) as i32), (self.0 >> 1) as i32))
     }
 
-    /// The cell and the squares around it; a named place has none around.
+    /// The cell and its neighbours; a named place has none.
     fn around(self) -> impl Iterator<Item = LocationCell> {
         let others = self.square().into_iter().flat_map(|(east, north)| {
             let near = move |e: i32, n: i32| (east.wrapping_add(e), north.wrapping_add(n));
@@ -106,12 +106,12 @@ impl LocationCell {
 pub struct Location {
     /// The cell of the grid, or the named place.
     pub place: LocationCell,
-    /// The point, metres east and north of anywhere, where it is known.
+    /// The point, in metres east and north of any origin, if known.
     pub point: Option<(f64, f64)>,
 }
 
 impl Location {
-    /// A place without a point.
+    /// A named place without a point.
     pub fn named(name: &str) -> Location {
         Location {
             place: LocationCell::named(name),
@@ -119,7 +119,7 @@ impl Location {
         }
     }
 
-    /// A point.
+    /// A point, with its grid cell.
     pub fn at(east_m: f64, north_m: f64) -> Location {
         Location {
             place: LocationCell::at(east_m, north_m),
@@ -128,38 +128,38 @@ impl Location {
     }
 }
 
-/// A hole that ended.
+/// An outage that ended.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct LinkOutage {
     pub(crate) seconds: f32,
-    /// From where it was lost to where it was back, along the way; none where no points were known.
+    /// The distance between its start and its end along the path; none without points.
     pub(crate) metres: Option<f32>,
-    /// Where it began.
+    /// The point where the outage began.
     pub(crate) began: Option<(f32, f32)>,
 }
 
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct LocationHistory {
-    /// The latest last.
+    /// Outages, the latest last.
     pub(crate) holes: VecDeque<LinkOutage>,
-    /// When it was visited, counting visits.
+    /// The number of the last visit.
     pub(crate) visit: u32,
 }
 
-/// What is under way.
+/// The current outage.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct OngoingOutage {
     since: Time,
     spot: Location,
     metres: f64,
-    /// Metres a second as it began.
+    /// The speed at its start in metres per second.
     speed: Option<f64>,
 }
 
-/// How long something will last, as a distribution.
+/// A distribution of durations.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct DurationDistribution {
-    /// Seconds, ascending, and how much each counts.
+    /// Durations in seconds, ascending, each with its weight.
     weighed: Vec<(f64, f64)>,
 }
 
@@ -169,7 +169,7 @@ impl DurationDistribution {
         DurationDistribution { weighed }
     }
 
-    /// Seconds that this share of them is shorter than.
+    /// The quantile for this share, in seconds.
     pub fn quantile(&self, share: f64) -> Option<f64> {
         let all: f64 = self.weighed.iter().map(|(_, weight)| weight).sum();
         let mut below = 0.0;
@@ -180,31 +180,31 @@ impl DurationDistribution {
         found.or(self.weighed.last()).map(|(seconds, _)| *seconds)
     }
 
-    /// How likely it lasts longer.
+    /// The probability of a longer duration.
     pub fn longer_than(&self, seconds: f64) -> f64 {
         let all: f64 = self.weighed.iter().map(|(_, weight)| weight).sum();
         let longer = self.weighed.iter().filter(|(length, _)| *length > seconds);
         longer.map(|(_, weight)| weight).sum::<f64>() / all
     }
 
-    /// The durations that were observed, in seconds, as they are.
+    /// The observed durations in seconds.
     pub fn seconds(&self) -> impl Iterator<Item = f64> {
         self.weighed.iter().map(|(seconds, _)| *seconds)
     }
 }
 
-/// What a link's forecast tells its [`LinkHistory`](crate::LinkHistory).
+/// The forecast of a link for the current place and time.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ForecastHint {
-    /// How long holes that begin here last.
+    /// Lengths in seconds of outages that began here.
     pub away_s: Vec<f64>,
-    /// Bytes a second in each slot from now on, as on past days; none where nobody knows.
+    /// Bytes per second in each slot from now on, from past days; none if unknown.
     pub days: Vec<Vec<Option<f32>>>,
-    /// Seconds of the slot under way that are over.
+    /// Seconds since the current slot began.
     pub into_slot_s: f64,
 }
 
-/// What is learnt of one link.
+/// The history of one link by place and by hour.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct LinkForecast {
     pub(crate) cells: BTreeMap<LocationCell, LocationHistory>,
@@ -212,20 +212,20 @@ pub struct LinkForecast {
     pub(crate) diary: DailyRates,
     carries: bool,
     open: Option<OngoingOutage>,
-    /// Points of the last seconds: when, and how far along.
+    /// Points of the last seconds: the time, and the distance along the path.
     trail: VecDeque<(Time, f64)>,
     point: Option<(f64, f64)>,
     along_m: f64,
 }
 
 impl LinkForecast {
-    /// The forecast of a link that nothing is known of.
+    /// An empty forecast.
     pub fn new() -> LinkForecast {
         LinkForecast::default()
     }
 
-    /// Takes down where the device is and whether the link carries there: at each change of either, and
-    /// every few seconds on the move.
+    /// Records the device's location and whether the link carries there: at each change of either, and
+    /// every few seconds while moving.
     pub fn observe(&mut self, now: Time, spot: &Location, carries: bool) {
         self.walk(now, spot);
         match (self.open, carries) {
@@ -251,8 +251,8 @@ impl LinkForecast {
         &mut self.diary
     }
 
-    /// How long the hole under way will have lasted in all; none where nothing is known of this place, or
-    /// the link carries.
+    /// The distribution of the total length of the current outage; none if nothing is known of this
+    /// place, or the link carries.
     pub fn ongoing_outage(&self, now: Time) -> Option<DurationDistribution> {
         let open = self.open?;
         let age = now.since(open.since).as_secs_f64();
@@ -263,8 +263,8 @@ impl LinkForecast {
         (weight >= WEIGHT_MIN).then(|| DurationDistribution::of(weighed))
     }
 
-    /// Whether to go over to a link with this round trip because of the hole under way: not for one that
-    /// will probably be over before the first byte over there is back.
+    /// Whether to switch to a link with this round trip because of the current outage: not if the
+    /// outage will probably end before the first byte arrives there.
     pub fn is_worth_bridging(&self, now: Time, round_trip: Span) -> bool {
         let round_trip_s = round_trip.as_secs_f64();
         self.ongoing_outage(now).is_none_or(|hole| {
@@ -273,7 +273,7 @@ impl LinkForecast {
         })
     }
 
-    /// For the link's history, at this day and second of it.
+    /// The hint for the link's history, at this day and second of the day.
     pub fn hint(&self, now: Time, day: u32, second: u32) -> ForecastHint {
         ForecastHint {
             away_s: self
@@ -284,7 +284,7 @@ impl LinkForecast {
         }
     }
 
-    /// Lengths of holes that began near here, in seconds, weighed.
+    /// Lengths of outages that began near here, in seconds, with weights.
     fn lengths_here(&self, spot: &Location, speed: Option<f64>) -> Vec<(f64, f64)> {
         let cells = spot
             .place
@@ -367,7 +367,7 @@ fn distance(a: (f64, f64), b: (f64, f64)) -> f64 {
     (east * east + north * north).sqrt()
 }
 
-/// A third at one, a ninth at two: without the platform's exponential function.
+/// A weight of a third at distance one, a ninth at two, without the platform's exponential function.
 fn nearness(x: f64) -> f64 {
     let whole = x.min(30.0) as i32;
     let mut power = 1.0;

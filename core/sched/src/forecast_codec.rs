@@ -15,10 +15,10 @@ use crate::forecast::{
 const VERSION: u8 = 1;
 const HAS_METRES: u8 = 1;
 const HAS_BEGAN: u8 = 2;
-/// Longer holes, and ways, are so long.
+/// The largest length and distance that is stored.
 const MOST: f32 = 1e7;
 
-/// The bytes are no forecast of ours, or not a whole one.
+/// The bytes are not a complete forecast.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ForecastDecodeError;
 
@@ -31,7 +31,7 @@ impl std::fmt::Display for ForecastDecodeError {
 impl std::error::Error for ForecastDecodeError {}
 
 impl LinkForecast {
-    /// What is learnt, without what is under way: a few kilobytes, at most 100.
+    /// Encodes what was learnt, without the current outage: a few kilobytes, at most 100.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = vec![VERSION];
         put(&mut out, u64::from(self.visits));
@@ -105,7 +105,7 @@ impl LinkForecast {
 }
 
 impl LocationCell {
-    /// Where a point is in this square, in parts of 256; none in a place with a name.
+    /// A point's position in this cell, in parts of 256; none for a named place.
     fn within(self, (east, north): (f32, f32)) -> Option<[u8; 2]> {
         let (e, n) = self.square()?;
         let part = |metres: f32, square: i32| {
@@ -132,7 +132,7 @@ fn put(out: &mut Vec<u8>, mut number: u64) {
     out.push(number as u8);
 }
 
-/// What is not read yet.
+/// The bytes that are not read yet.
 struct ForecastReader<'a> {
     bytes: &'a [u8],
 }

@@ -14,45 +14,45 @@ use crate::link_choice::{FREE_RATE_FIRST_BYTES_PER_S, LinkClass, METERED_RATE_FI
 use d2tp_time::{Span, Time};
 use std::collections::VecDeque;
 
-/// Up, in use, and not a byte for so long: it is taken to carry nothing. // a guess: a long round trip
+/// How long a link in use may carry no byte before it counts as stalled. // a guess: a long round trip
 const DEAD_AFTER_S: f64 = 2.0;
 
-/// Spells remembered, the latest ones. Higher: the past counts longer.
+/// The most up and down periods remembered. Higher: the past counts longer.
 pub const SPELLS_MAX: usize = 32;
 
-/// Over how much use the rate *lately* is a mean. // tuned: docs/repro/score.md
+/// The seconds of use over which the recent rate is averaged. // tuned: docs/repro/score.md
 const LATELY_S: f64 = 8.0;
 
-/// Over how much use the rate *on the whole* is one.
+/// The seconds of use over which the long-term rate is averaged.
 const WHOLE_S: f64 = 100.0; // tuned, likewise
 
-/// After so much use its rates are half known.
+/// The seconds of use after which confidence in the rates is one half. // a guess
 const KNOWN_S: f64 = 5.0; // a guess
 
-/// A look at a link that lasts less time counts for this much: a probe is short. // a guess
+/// The least weight of an observation in seconds: a probe is short. // a guess
 const LOOK_S: f64 = 1.0;
 
-/// A link as seen now, and what it carried since it was seen last.
+/// A link's state, and what it carried since the last observation.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct LinkObservation {
-    /// Attached, as the system says.
+    /// Whether the link is attached according to the system.
     pub up: bool,
     /// Payload carried.
     pub bytes: u64,
-    /// For how long there was payload for it.
+    /// How long there was payload for the link.
     pub busy: Span,
 }
 
-/// A time in which a link carried.
+/// A period in which a link carried.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct UpPeriod {
-    /// How long.
+    /// Length of the period in seconds.
     pub length_s: f64,
-    /// At what rate, bytes per second.
+    /// Its rate in bytes per second.
     pub rate: f64,
 }
 
-/// What is known of one link.
+/// The history of one link.
 #[derive(Debug, Clone)]
 pub struct LinkHistory {
     class: LinkClass,
@@ -60,11 +60,11 @@ pub struct LinkHistory {
     up: bool,
     /// Whether the link carries data, as far as is known.
     on: bool,
-    /// Since when it does, or does not.
+    /// Since when the link is up, or down.
     since: Time,
-    /// In use without a byte for so long.
+    /// How long the link has been in use without a byte.
     silent_s: f64,
-    /// In this spell.
+    /// Bytes in this period.
     carried: BytesCarried,
     ons: VecDeque<UpPeriod>,
     offs: VecDeque<f64>,
@@ -72,27 +72,27 @@ pub struct LinkHistory {
     whole: DecayingMean,
     measured_at: Option<Time>,
     hint: ForecastHint,
-    /// How long before `since` it was away already, when it was recalled.
+    /// How long before `since` the link was down already, if the history was restored.
     away_before_s: f64,
 }
 
-/// How fast a network was, as far as it was used: what is kept of it while a link is on another.
+/// The rate of a network that no link is on at present.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct NetworkRates {
-    /// The mean, bytes per second.
+    /// The mean rate in bytes per second.
     pub whole: f64,
-    /// Seconds of use that it is the mean of, weighed towards the last.
+    /// The seconds of use that it covers, weighted towards the latest.
     pub known_s: f64,
 }
 
-/// What is kept of a link when nobody watches it.
+/// The saved form of a link's history.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct SavedHistory {
-    /// Times it carried.
+    /// Past up periods.
     pub ons: Vec<UpPeriod>,
-    /// Lengths of the times it did not, in seconds.
+    /// Lengths of past down periods in seconds.
     pub offs: Vec<f64>,
-    /// For how long it did not carry when that was asked; none if it did.
+    /// How long the link had been down when the history was saved; none if it was up.
     pub away_s: Option<f64>,
 }
 
@@ -102,7 +102,7 @@ struct BytesCarried {
     busy_s: f64,
 }
 
-/// A mean that forgets.
+/// An exponentially decaying mean.
 #[derive(Debug, Clone, Copy, Default)]
 struct DecayingMean {
     sum: f64,
@@ -123,7 +123,7 @@ impl DecayingMean {
 }
 
 impl LinkHistory {
-    /// The history of a link that nothing is known of.
+    /// An empty history.
     pub fn new(class: LinkClass) -> LinkHistory {
         LinkHistory {
             class,
@@ -143,7 +143,7 @@ impl LinkHistory {
         }
     }
 
-    /// The history of a link that was watched before, and is taken to be down until it is seen.
+    /// A history restored from its saved form, of a link that counts as down until it is seen.
     pub fn recall(now: Time, class: LinkClass, past: &SavedHistory) -> LinkHistory {
         let mut history = LinkHistory::new(class);
         let is_length = |length: &f64| length.is_finite() && *length >= 0.0;
@@ -159,7 +159,7 @@ impl LinkHistory {
         history
     }
 
-    /// What is to be kept of it.
+    /// The history in its saved form.
     pub fn saved(&self, now: Time) -> SavedHistory {
         SavedHistory {
             ons: self.ons.iter().copied().collect(),
@@ -168,7 +168,7 @@ impl LinkHistory {
         }
     }
 
-    /// How fast the network it is on was.
+    /// The rate of the link's network.
     pub fn rates(&self) -> NetworkRates {
         NetworkRates {
             whole: self.whole.value().unwrap_or(0.0),
@@ -176,7 +176,7 @@ impl LinkHistory {
         }
     }
 
-    /// Another network is behind it from now on, which was so fast, if it was used before.
+    /// Records that the link is on another network, with the rate it had before.
     pub fn switch_network(&mut self, rates: NetworkRates) {
         let is_known = rates.known_s.is_finite() && rates.whole.is_finite() && rates.whole >= 0.0;
         self.whole = match is_known && rates.known_s > 0.0 {
@@ -189,7 +189,7 @@ impl LinkHistory {
         (self.lately, self.measured_at, self.silent_s) = (DecayingMean::default(), None, 0.0);
     }
 
-    /// Takes down what is seen.
+    /// Takes in an observation.
     pub fn observe(&mut self, now: Time, observation: &LinkObservation) {
         let busy_s = observation.busy.as_secs_f64();
         if busy_s > 0.0 {
@@ -225,7 +225,7 @@ impl LinkHistory {
         self.seen_at = Some(now);
     }
 
-    /// What a forecast says of here and now, until it says something else.
+    /// Sets the forecast, which applies until the next one.
     pub fn set_hint(&mut self, hint: ForecastHint) {
         self.hint = hint;
     }
@@ -250,37 +250,37 @@ impl LinkHistory {
         self.away_before_s = 0.0;
     }
 
-    /// Says what a byte on it costs from now on.
+    /// Sets the link's cost class.
     pub fn set_class(&mut self, class: LinkClass) {
         self.class = class;
     }
 
-    /// What a byte on it costs.
+    /// The link's cost class.
     pub fn class(&self) -> LinkClass {
         self.class
     }
 
-    /// Attached.
+    /// Whether the link is attached.
     pub fn is_up(&self) -> bool {
         self.up
     }
 
-    /// Attached, and carrying as far as is known.
+    /// Whether the link is attached and carries, as far as is known.
     pub fn carries(&self) -> bool {
         self.on
     }
 
-    /// For how long it does, or does not.
+    /// How long the link has been up, or down.
     pub fn age_s(&self, now: Time) -> f64 {
         now.since(self.since).as_secs_f64() + self.away_before_s
     }
 
-    /// The rate of the last seconds of use of this stay, if there were any.
+    /// The rate of the last seconds of use in this period, if any.
     pub fn recent_rate(&self) -> Option<f64> {
         self.lately.value()
     }
 
-    /// The rate over all use, weighed towards the last minutes; assumed if there was none.
+    /// The rate over all use, weighted towards the last minutes; assumed if there was none.
     pub fn long_term_rate(&self) -> f64 {
         self.whole.value().unwrap_or(match self.class {
             LinkClass::Free => FREE_RATE_FIRST_BYTES_PER_S,
@@ -288,23 +288,23 @@ impl LinkHistory {
         })
     }
 
-    /// How well the rates are known, from 0, never used, to nearly 1.
+    /// The confidence in the rates, from 0 (never used) to nearly 1.
     pub fn confidence(&self) -> f64 {
         self.whole.weight / (self.whole.weight + KNOWN_S)
     }
 
-    /// How long ago it was used.
+    /// The time since the link was last used.
     pub fn unused_s(&self, now: Time) -> f64 {
         self.measured_at
             .map_or(f64::INFINITY, |at| now.since(at).as_secs_f64())
     }
 
-    /// Times it carried, those that ended.
+    /// Completed up periods.
     pub fn up_periods(&self) -> &VecDeque<UpPeriod> {
         &self.ons
     }
 
-    /// Lengths of the times it did not, those that ended, in seconds.
+    /// Lengths of completed down periods in seconds.
     pub fn down_periods(&self) -> &VecDeque<f64> {
         &self.offs
     }

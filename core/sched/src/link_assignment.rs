@@ -8,31 +8,31 @@
 //!
 //! A link carries the first of its flows that is not complete; several links may carry the same one.
 //! Serving the earliest deadline first meets all deadlines if anything does, and leaves no more to
-//! links that cost than another order (Liu and Layland, 1973, show the first for one processor; a
+//! metered links than another order (Liu and Layland, 1973, show the first for one processor; a
 //! fluid that may be split is the same case).
 
 use crate::link_choice::{CostPolicy, DeadlineFallback, FlowDemand, SIZE_UNKNOWN_BYTES};
 use d2tp_time::Span;
 use std::time::Duration;
 
-/// A flow, to a scheduler that sees all of them.
+/// A flow in the scheduler's list.
 #[derive(Debug, Clone)]
 pub struct ScheduledFlow {
-    /// What it wants.
+    /// The flow's demand.
     pub need: FlowDemand,
-    /// Bytes of the whole of it; where `need` does not know how many are to come, those that came so far.
+    /// Total size in bytes; if the remaining bytes are unknown, those that came so far.
     pub size_bytes: u64,
-    /// 0 to 7, higher is more. Decides only who goes first when not all can be in time.
+    /// Priority: 0 to 7, higher is more. Decides only the order when not all flows can be in time.
     pub priority: u8,
 }
 
 impl ScheduledFlow {
-    /// Whether it is known how much is to come.
+    /// Whether the remaining bytes are known.
     pub(crate) fn is_sized(&self) -> bool {
         self.need.remaining_bytes.is_some()
     }
 
-    /// Bytes of the whole of it, or a guess.
+    /// The total size in bytes, or a guess.
     pub(crate) fn size(&self) -> u64 {
         match self.is_sized() {
             true => self.size_bytes,
@@ -40,17 +40,17 @@ impl ScheduledFlow {
         }
     }
 
-    /// Bytes still to come, or a guess: what brought much brings as much again, as heavy tails have it.
+    /// The remaining bytes, or a guess: as many as came so far, since sizes have a heavy tail.
     pub(crate) fn bytes(&self) -> f64 {
         self.need.remaining_bytes.unwrap_or(self.size()) as f64
     }
 
-    /// Seconds until its deadline.
+    /// Seconds until the deadline.
     pub(crate) fn left_s(&self) -> Option<f64> {
         self.need.left.map(|left| left.as_secs_f64())
     }
 
-    /// Whether its deadline may make it use links that cost.
+    /// Whether the deadline may make the flow use metered links.
     pub(crate) fn may_pay(&self) -> bool {
         self.need.metered_bytes_left != Some(0)
             && match self.need.policy {
@@ -76,23 +76,23 @@ pub enum LinkShare {
     Probe(u64),
 }
 
-/// The decision.
+/// The scheduler's decision for all flows and links.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LinkAssignment {
-    /// The flows, by their place in the list given, in the order in which links carry them.
+    /// The indices of the flows, in the order in which links carry them.
     pub order: Vec<usize>,
     /// The flows that pay, in the order of `order`.
     pub payers: Vec<usize>,
-    /// The first that may pay, whether it does or not.
+    /// The first flow that may pay, whether it does or not.
     pub probed: Option<usize>,
     /// What each link carries, in the order of the links.
     pub shares: Vec<LinkShare>,
-    /// Until when it holds if nothing happens before.
+    /// How long the assignment is valid if nothing changes.
     pub valid_for: Span,
 }
 
 impl LinkAssignment {
-    /// The flows that a link carries, in their order, and how many bytes at most.
+    /// The flows that a link carries, in order, and the most bytes.
     pub fn carried_by(&self, link: usize) -> (&[usize], u64) {
         match self.shares[link] {
             LinkShare::Nothing => (&[], 0),
@@ -103,13 +103,13 @@ impl LinkAssignment {
     }
 }
 
-/// Bits of a place in the list of flows, in the key they are sorted by; a priority has three.
+/// Bits of an index in the sort key; a priority has three.
 const PLACE_BITS: u32 = 27;
-/// Deadlines further off than this are none, milliseconds: half a year.
+/// The deadline in milliseconds from which a flow counts as having none: half a year.
 const LEFT_MAX_MS: u64 = (1 << (64 - PLACE_BITS - 3)) - 1;
 
-/// The earliest deadline first, to the millisecond; flows without one last; then by priority, then as
-/// they came.
+/// Orders flows by deadline, to the millisecond, those without one last; then by priority, then by
+/// arrival.
 pub(crate) fn by_deadline(flows: &[ScheduledFlow]) -> Vec<usize> {
     assert!(flows.len() < 1 << PLACE_BITS);
     // One number each: ten thousand are sorted in a fifth of a millisecond.

@@ -11,17 +11,17 @@ pub const METERED_RATE_FIRST_BYTES_PER_S: f64 = 250_000.0; // 2 Mb/s, a guess
 /// Rate assumed of a free link never measured, used only to compare when urgent.
 pub const FREE_RATE_FIRST_BYTES_PER_S: f64 = 1_250_000.0; // 10 Mb/s, a guess
 
-/// Size assumed while the origin has not told one.
+/// Size assumed while the origin has not reported one.
 pub const SIZE_UNKNOWN_BYTES: u64 = 100_000_000; // a guess: a podcast episode
 
-/// What a byte on a link costs.
+/// The cost class of a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum LinkClass {
-    /// Nothing.
+    /// Free: a byte costs nothing.
     Free,
-    /// Money, or a monthly allowance.
+    /// Metered: money, or a monthly allowance.
     Metered,
-    /// More money: never used unasked.
+    /// Roaming: more money; never used unless allowed.
     Roaming,
 }
 
@@ -30,24 +30,24 @@ pub enum LinkClass {
 pub enum LinkWaitReason {
     /// No link is up.
     NoPath,
-    /// Only links that cost are up, and there is time.
+    /// Only metered links are up, and there is time.
     PathCost,
-    /// Metered links carried what they may.
+    /// Metered links carried all they may.
     OverBudget,
     /// Only a roaming link is up.
     RoamingBlocked,
     /// Flows with earlier deadlines go first.
     QueuedBehind,
-    /// What is up carries nothing.
+    /// The links that are up carry nothing.
     PathTooSlow,
 }
 
 /// How to weigh money against time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CostPolicy {
-    /// Never a byte on a link that costs.
+    /// Never a byte on a metered link.
     FreeOnly,
-    /// Free links until the deadline needs another.
+    /// Free links until the deadline requires a metered one.
     FreeFirst,
     /// Like free-first, but a missed deadline counts twice: it pays earlier and misses less.
     Balanced,
@@ -57,10 +57,10 @@ pub enum CostPolicy {
     Any,
 }
 
-/// What to do when free links alone will not make the deadline.
+/// What to do when free links alone would miss the deadline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeadlineFallback {
-    /// Use cellular, within its budget.
+    /// Use metered links, within the budget.
     Cell,
     /// Stay on free links and be late.
     Wait,
@@ -78,7 +78,7 @@ impl CostPolicy {
         CostPolicy::Any,
     ];
 
-    /// The name that people write, such as `free-first`.
+    /// The name of the policy on a command line, such as `free-first`.
     pub fn as_str(self) -> &'static str {
         match self {
             CostPolicy::FreeOnly => "free-only",
@@ -98,7 +98,7 @@ impl DeadlineFallback {
         DeadlineFallback::Fail,
     ];
 
-    /// The name that people write, such as `wait`.
+    /// The name of the fallback on a command line, such as `wait`.
     pub fn as_str(self) -> &'static str {
         match self {
             DeadlineFallback::Cell => "cell",
@@ -108,7 +108,7 @@ impl DeadlineFallback {
     }
 }
 
-/// A word that is none of those there are.
+/// The word is not a known policy or fallback.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParsePolicyError {
     word: String,
@@ -151,7 +151,7 @@ impl FromStr for DeadlineFallback {
     }
 }
 
-/// What a flow wants.
+/// The demand of a flow.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FlowDemand {
     /// Bytes still to come, when known.
@@ -162,13 +162,13 @@ pub struct FlowDemand {
     pub policy: CostPolicy,
     /// What to do when free links are not enough.
     pub if_late: DeadlineFallback,
-    /// Bytes metered links may still carry; none is no limit.
+    /// Bytes that metered links may still carry; none is no limit.
     pub metered_bytes_left: Option<u64>,
 }
 
 impl FlowDemand {
-    /// Whether what the flow may use depends on time or on what it carried, and not on links alone: then
-    /// it is decided again each second while a link that costs is up.
+    /// Whether the decision depends on time or on bytes carried, not on links alone: then it is
+    /// repeated each second while a metered link is up.
     pub fn is_weighed(&self) -> bool {
         let weighs = matches!(self.policy, CostPolicy::FreeFirst | CostPolicy::Balanced)
             && self.if_late == DeadlineFallback::Cell;
@@ -179,17 +179,17 @@ impl FlowDemand {
 /// One usable link.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LinkCandidate {
-    /// The device's name.
+    /// The name of the link's device.
     pub name: String,
-    /// What it costs.
+    /// The cost class of the link.
     pub class: LinkClass,
-    /// Measured rate, when it has been used.
+    /// The measured rate, if the link has been used.
     pub rate_bytes_per_s: Option<f64>,
-    /// How much the system prefers it; lower is more.
+    /// The system's route metric; lower is preferred.
     pub metric: u32,
     /// Whether the link carried nothing lately although it is up.
     pub stalled: bool,
-    /// The transfer is on it now.
+    /// Whether the transfer uses the link now.
     pub in_use: bool,
 }
 
@@ -198,7 +198,7 @@ pub struct LinkCandidate {
 pub enum LinkChoice {
     /// Use this link.
     Use {
-        /// Its place in the list given.
+        /// The index in the list of candidates.
         index: usize,
         /// Why the link is used, for people.
         why: String,
@@ -225,7 +225,7 @@ impl LinkCandidate {
     }
 }
 
-/// The best of some ways: working before stalled; then by rate, or by the system's preference.
+/// The best of some candidates: working before stalled; then by rate, or by the system's preference.
 /// The one in use is kept unless another is a fifth faster.
 pub fn fastest_working<'a>(
     candidates: impl Iterator<Item = (usize, &'a LinkCandidate)>,
@@ -244,7 +244,7 @@ pub fn fastest_working<'a>(
     })
 }
 
-/// A length of time for people: `5 h 12 m`, `3 m 20 s`, `4 s`.
+/// A length of time for users: `5 h 12 m`, `3 m 20 s`, `4 s`.
 pub fn format_duration(span: Duration) -> String {
     let s = span.as_secs();
     match (s / 3600, s / 60 % 60, s % 60) {

@@ -15,27 +15,27 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// Rate assumed of a stream until it is measured, in bytes a second.
+/// The rate assumed until a stream is measured, in bytes per second.
 pub const RATE_FIRST: f64 = 250_000.0; // 2 Mb/s, a guess: video on a small screen
 
-/// A player fills its own buffer first: no rate before this.
+/// How long a player fills its own buffer before its rate is measured.
 const MEASURED_AFTER: Duration = Duration::from_secs(20); // a guess
 
-/// After the first seconds the pace is the mean over this window.
+/// The window over which the rate is averaged.
 const WINDOW: Duration = Duration::from_secs(60); // a guess: several of a player's own refills
 
-/// How long the mean is summed up at a time.
+/// The slots in which the window is summed up.
 const SLOT: Duration = Duration::from_secs(1);
 
 /// Measures how fast the player of one stream reads.
 #[derive(Debug, Clone)]
 pub struct PlaybackMeter {
-    /// Bytes a second, where they are known and need no measuring.
+    /// The rate in bytes per second, if it is known and need not be measured.
     known: Option<f64>,
-    /// When the watching began, and when it was looked at last.
+    /// When playback began, and the last update.
     begun: Option<(Duration, Duration)>,
     in_player: f64,
-    /// When a slot began, and the bytes taken in it.
+    /// The start of each slot, and the bytes read in it.
     slots: VecDeque<(Duration, u64)>,
     dry: Option<Duration>,
     dry_for: Duration,
@@ -43,7 +43,7 @@ pub struct PlaybackMeter {
 }
 
 impl PlaybackMeter {
-    /// A meter for a stream of this many bytes per second, if that is known.
+    /// Creates a meter for a stream of this many bytes per second, if that is known.
     pub fn new(known: Option<f64>) -> PlaybackMeter {
         PlaybackMeter {
             known: known.filter(|rate| *rate > 0.0),
@@ -56,7 +56,7 @@ impl PlaybackMeter {
         }
     }
 
-    /// The rate became known.
+    /// Sets a rate that became known.
     pub fn set_rate(&mut self, rate: f64) {
         if rate > 0.0 {
             self.known = Some(rate);
@@ -68,7 +68,7 @@ impl PlaybackMeter {
         self.known.is_some()
     }
 
-    /// The player took `bytes` at `now`.
+    /// Records that the player read `bytes` at `now`.
     pub fn on_read(&mut self, now: Duration, bytes: u64) {
         self.advance(now);
         self.begun.get_or_insert((now, now));
@@ -82,14 +82,14 @@ impl PlaybackMeter {
         }
     }
 
-    /// The player went elsewhere: what it has is of no use to it.
+    /// Records a seek: what the player has buffered is of no use any more.
     pub fn on_seek(&mut self, now: Duration) {
         self.advance(now);
         self.in_player = 0.0;
         self.dry = None;
     }
 
-    /// Time passes: what is played is not ahead any more.
+    /// Advances the time: played bytes are no longer ahead.
     pub fn advance(&mut self, now: Duration) {
         let Some((_, last)) = &mut self.begun else {
             return;
@@ -100,7 +100,7 @@ impl PlaybackMeter {
         self.in_player = (self.in_player - played).max(0.0);
     }
 
-    /// Bytes a second, said or measured or assumed.
+    /// The rate in bytes per second: known, measured or assumed.
     pub fn rate(&self, now: Duration) -> f64 {
         if let Some(known) = self.known {
             return known;
@@ -117,7 +117,7 @@ impl PlaybackMeter {
         (taken as f64 / watched.min(WINDOW).as_secs_f64()).max(1.0)
     }
 
-    /// Bytes that the player has and cannot have shown yet.
+    /// Bytes that the player has read and not played yet.
     pub fn in_player(&self) -> u64 {
         match self.known {
             Some(_) => self.in_player as u64,
@@ -125,7 +125,7 @@ impl PlaybackMeter {
         }
     }
 
-    /// Notes whether the player has nothing left to show while it waits for more.
+    /// Records whether the player has run out of data while it waits for more.
     pub fn note_starvation(&mut self, now: Duration, waits: bool) {
         let is_dry = waits && self.known.is_some() && self.begun.is_some() && self.in_player < 1.0;
         match (self.dry, is_dry) {
@@ -141,8 +141,7 @@ impl PlaybackMeter {
         }
     }
 
-    /// How often a player that shows what it takes at the stream's rate had nothing to show, and for how
-    /// long in all.
+    /// How often playback stalled, and for how long in total, if the player plays at the stream's rate.
     pub fn stalls(&self) -> (u32, Duration) {
         (self.dry_times, self.dry_for)
     }

@@ -24,126 +24,125 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::ops::Range;
 
-/// How it is decided who pays.
+/// The rule by which the scheduler decides which flows pay.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum SchedulerMode {
-    /// Nobody.
+    /// No flow pays.
     FreeOnly,
-    /// All, whenever no free link carries.
+    /// All flows pay whenever no free link carries.
     FreeFirst,
-    /// All, always.
+    /// All flows always pay.
     Always,
     /// Algorithm 1 of the Cedos paper, with this share of the time needed as a margin.
     AlgorithmOne {
-        /// 0 as published.
+        /// The margin, 0 as published.
         margin: f64,
     },
-    /// What the outlook on the links says.
+    /// The forecast of the links decides.
     Forecast,
 }
 
-/// What a missed deadline is worth, in large flows paid for in vain. Higher: fewer are missed, more is
-/// paid.
+/// The cost of a missed deadline, in large flows paid for in vain. Higher: fewer misses, more paid
+/// bytes.
 pub const PRICE: f64 = 0.4; // tuned, as all the numbers below: docs/repro/score.md says on what
 
-/// A large flow is as the largest of those at hand and of so many that came lately.
+/// A large flow is as large as the largest of the current ones and of this many recent ones.
 const LATELY: usize = 8; // a guess: what a person does changes
 
-/// What a missed deadline is worth at the brink, and how near what all links carry is to what is needed
-/// there, as for [`HOPELESS`] and [`JUST`].
+/// The cost of a missed deadline at the limit of the links' capacity, and the bounds of that limit, as
+/// for [`HOPELESS`] and [`JUST`].
 const PRICE_AT_BRINK: f64 = 1.2;
 const BRINK: f64 = 1.2;
-/// Free links alone will do when they carry this share of what is needed: the rest is little to pay.
+/// The share of the needed bytes from which free links count as sufficient: the rest costs little.
 const NEARLY: f64 = 0.83;
 
-/// A flow this many seconds before its deadline pays whatever the odds: there is no later look to
-/// find that it should have, and little is left, or it is lost anyway.
+/// A flow this many seconds before its deadline pays whatever the odds: there is no later decision, and
+/// little is left, or the deadline is missed anyway.
 const LAST_LOOKS_S: f64 = 2.0; // two epochs
 
 /// The price of a byte for flows whose policy is `balanced`.
 const PRICE_BALANCED: f64 = 2.0 * PRICE;
 
-/// Links *just* do not do when they carry less than this many times what is needed …
+/// The multiple of the needed bytes below which the links' capacity counts as only just sufficient.
 const JUST: f64 = 2.0;
-/// Where links are less likely in time than this even when paid for, paying now does not help.
+/// The probability of success below which paying now does not help.
 const HOPELESS: f64 = 0.95;
 
-/// What flows of unknown size are taken to need at most, beside the others: this share of what all links are expected to
-/// carry. Above [`HOPELESS`] they are given up.
+/// The share of the links' expected capacity that flows of unknown size are assumed to need at most,
+/// beside others. Above [`HOPELESS`] they would be given up.
 const REACH: f64 = 0.7; // tuned: docs/repro/score.md
 
-/// What no history shows: the risk, beside that of the outlook, of a flow that needs all the links
-/// are expected to carry. Less for one that needs less.
+/// The risk that no history shows, beside that of the forecast, for a flow that needs the whole
+/// expected capacity. Proportionally less for others.
 const RISK_UNSEEN: f64 = 0.05;
 
-/// Having paid is regretted when free links alone carry this share of what is needed: what was paid
-/// for by then has replaced some of it.
+/// Paying counts as regretted when free links alone carry this share of what was needed: paid bytes
+/// have replaced some of it.
 const ALONE: f64 = 0.45;
 
-/// Not all of some flows will be in time when all links fail them with this probability.
+/// The probability of missing a deadline over all links from which some flows count as late.
 const CROWDED: f64 = 0.95; // a guess
 
-/// From this risk on a flow pays whatever the regret.
+/// The risk from which a flow pays whatever the regret.
 const RISK_MAX: f64 = 0.9;
 
-/// What a probe of a metered link carries: what slow start sends in four round trips. Higher: truer
-/// rates, more bytes that cost.
+/// The bytes of a probe of a metered link: what slow start sends in four round trips. Higher: more
+/// accurate rates, more metered bytes.
 pub const PROBE_BYTES: u64 = 100_000; // a guess
 
-/// A metered link not used for so long is probed before it is relied upon, seconds …
+/// How long a metered link may be unused before it is probed, in seconds.
 const PROBE_AFTER_S: f64 = 10.0; // half of the recorded cellular links: rates hold about so long
-/// A link is probed again after this share of the time that flows can still lose, if that is longer
-/// than the shortest interval. Higher: fewer bytes go into probes, and a rate that fell is seen
-/// later.
+/// The share of the remaining slack after which a link is probed again, if that is longer than the
+/// shortest interval. Higher: fewer bytes for probes, and a lower rate is noticed later.
 const PROBE_SLACK: f64 = 0.03; // tuned: docs/repro/score.md
 
-/// A link that was never used is probed as soon as flows need so much that a probe is little beside
-/// it.
+/// The demand from which a link that was never used is probed, so that the probe is small beside it.
 const PROBE_FIRST_BYTES: f64 = 20.0 * PROBE_BYTES as f64; // a guess
 
-/// No other probe for flows that need less than this share of what the links are expected to carry, …
+/// The share of the links' expected capacity that flows must need before a link is probed again.
 const PROBE_SHARE: f64 = 0.1; // a guess
-/// No probe for flows that free links will complete with at least this probability.
+/// The probability of success on free links from which no probe is made.
 const PROBE_REGRET: f64 = 0.98; // a guess
 
-/// Flows are decided again after this share of the time to the earliest deadline, at least each
+/// The share of the time to the earliest deadline after which the decision is repeated, at least each
 /// second and at most every ten.
 const EPOCH_SHARE: f64 = 1.0 / 400.0;
 const EPOCH_S: (f64, f64) = (1.0, 10.0);
 
-/// Up to this many deadlines are looked at one by one.
+/// Up to this many deadlines are evaluated one by one.
 const DEADLINES_EACH: usize = 24;
-/// Where there are more, those within this ratio are looked at as one. Higher: faster, coarser.
+/// With more deadlines, those within this ratio are evaluated as one. Higher: faster, coarser.
 const ABOUT: f64 = 1.6;
 
-/// Links, and what is known of them.
+/// Schedules flows over links, from the links' histories.
 #[derive(Debug, Clone)]
 pub struct Scheduler {
     mode: SchedulerMode,
     links: Vec<LinkHistory>,
-    /// Sizes in bytes of the flows that came lately.
+    /// Sizes in bytes of recent flows.
     sizes: VecDeque<u64>,
 }
 
-/// How things stand for the flows up to a deadline.
+/// The odds of the flows up to a deadline.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct DeadlineOdds {
-    /// How likely free links alone are in time.
+    /// The probability that free links alone are in time.
     pub(crate) alone: f64,
-    /// How likely all links together are not.
+    /// The probability that all links together are late.
     pub(crate) late: f64,
-    /// How likely what is paid for now was not needed.
+    /// The probability that what is paid for now was not needed.
     pub(crate) regret: f64,
-    /// How likely all links together just will not do.
+    /// The probability that all links together are only just too slow.
     pub(crate) risk: f64,
-    /// How likely what they carry is all but what is needed, and that free links nearly do alone.
+    /// The probabilities that all links carry nearly what is needed, and that free links nearly suffice
+    /// alone.
     brink: (f64, f64),
-    /// The share of what all links are expected to carry that is needed.
+    /// The needed bytes as a share of the links' expected capacity.
     pub(crate) load: f64,
 }
 
 impl Scheduler {
-    /// For links of these classes.
+    /// Creates a scheduler for links of these classes.
     pub fn new(mode: SchedulerMode, classes: impl IntoIterator<Item = LinkClass>) -> Scheduler {
         Scheduler {
             mode,
@@ -152,50 +151,50 @@ impl Scheduler {
         }
     }
 
-    /// Takes up a link that was not known before; returns its place.
+    /// Adds a link. Returns its index.
     pub fn add_link(&mut self, class: LinkClass) -> usize {
         self.links.push(LinkHistory::new(class));
         self.links.len() - 1
     }
 
-    /// Takes down that a flow of this size came.
+    /// Records the size of a new flow.
     pub fn note_size(&mut self, bytes: u64) {
         self.sizes.truncate(LATELY - 1);
         self.sizes.push_front(bytes);
     }
 
-    /// Says what a byte on a link costs from now on.
+    /// Sets a link's cost class.
     pub fn set_class(&mut self, link: usize, class: LinkClass) {
         self.links[link].set_class(class);
     }
 
-    /// What is known of the links.
+    /// The histories of the links.
     pub fn links(&self) -> &[LinkHistory] {
         &self.links
     }
 
-    /// Takes down what is seen of the links, in their order: at each of their changes, and each second
-    /// in which they are used.
+    /// Takes in observations of the links, in their order: at each of their changes, and each second
+    /// while they are used.
     pub fn observe(&mut self, now: Time, observations: &[LinkObservation]) {
         for (link, observation) in self.links.iter_mut().zip(observations) {
             link.observe(now, observation);
         }
     }
 
-    /// Puts what is recalled of a link in the place of what is known of it.
+    /// Replaces a link's history by a restored one.
     pub fn restore_history(&mut self, link: usize, history: LinkHistory) {
         self.links[link] = history;
     }
 
-    /// Another network is behind a link from now on; how fast the one before was, and how fast this one
-    /// was before.
+    /// Records that a link is on another network, with that network's rate. Returns the rate of the
+    /// previous one.
     pub fn switch_network(&mut self, link: usize, rates: NetworkRates) -> NetworkRates {
         let before = self.links[link].rates();
         self.links[link].switch_network(rates);
         before
     }
 
-    /// What a forecast says of a link, here and now.
+    /// Sets the forecast of a link.
     pub fn set_hint(&mut self, link: usize, hint: ForecastHint) {
         self.links[link].set_hint(hint);
     }
@@ -242,8 +241,8 @@ impl Scheduler {
         }
     }
 
-    /// The share of what all links are expected to carry that is needed, up to the deadline for which
-    /// it is largest. Near one there is no time to lose; without deadlines it is nothing.
+    /// The largest ratio of needed bytes to the links' expected capacity, over all deadlines. Near one
+    /// there is no time to lose; zero without deadlines.
     pub fn load(&self, now: Time, flows: &[ScheduledFlow]) -> f64 {
         let order = by_deadline(flows);
         let due = order.iter().map_while(|n| flows[*n].left_s()).count();
@@ -261,8 +260,7 @@ impl Scheduler {
         load
     }
 
-    /// The flows with a deadline, earliest first, and which of them will not be in time with the
-    /// others.
+    /// The flows with a deadline, earliest first, and those that would be late.
     pub(crate) fn in_order(&self, now: Time, flows: &[ScheduledFlow]) -> (Vec<usize>, LateFlows) {
         let mut order = by_deadline(flows);
         order.truncate(order.iter().map_while(|n| flows[*n].left_s()).count());
@@ -274,14 +272,14 @@ impl Scheduler {
         (order, late)
     }
 
-    /// What a large flow is.
+    /// The size of a large flow.
     fn large(&self, flows: &[ScheduledFlow]) -> f64 {
         let sizes = flows.iter().map(ScheduledFlow::size);
         let largest = sizes.chain(self.sizes.iter().copied()).max();
         largest.unwrap_or(1).max(1) as f64
     }
 
-    /// Whether a flow with so much due until it, beside no other, would pay with so much time left.
+    /// Whether a single flow with these bytes due would pay with this much time left.
     pub(crate) fn pays_alone(
         &self,
         now: Time,
@@ -358,11 +356,11 @@ impl Scheduler {
     }
 }
 
-/// What is to be carried by a deadline.
+/// Bytes that are due by a deadline.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct DueBytes {
     sized: f64,
-    /// Bytes of flows of unknown size: guesses.
+    /// Bytes of flows of unknown size, which are guesses.
     guessed: f64,
 }
 
@@ -380,18 +378,18 @@ impl DueBytes {
         self.sized + self.guessed
     }
 
-    /// Due bytes as far as they are taken to be needed until a horizon: what may be less than is
-    /// guessed is not given up because all of that is beyond reach.
+    /// The bytes that count as needed until a horizon: guessed bytes are limited, so that a flow is not
+    /// given up because of a guess.
     pub(crate) fn until(self, outlook: &CapacityForecast, horizon: usize) -> f64 {
         let reach = REACH * outlook.all_median(horizon) - self.sized;
         self.sized + self.guessed.min(reach.max(PROBE_BYTES as f64))
     }
 }
 
-/// Flows that will not be in time with the others.
+/// Flows that would be late beside the others.
 #[derive(Debug, Default)]
 pub(crate) struct LateFlows {
-    /// By their place in the list; empty if there are none.
+    /// One entry per flow of the list; empty if there are none.
     flows: Vec<bool>,
 }
 
@@ -401,16 +399,16 @@ impl LateFlows {
     }
 }
 
-/// What is decided of all flows.
+/// The decision which flows pay.
 #[derive(Debug, Clone)]
 struct PayDecision {
     /// The flows in the order in which links carry them.
     order: Vec<usize>,
-    /// How many of the flows, from the first, pay for their deadlines' sake.
+    /// How many of the flows, from the first, pay because of their deadlines.
     paying: usize,
-    /// The indices of the flows that will not be in time, or are late already: they pay too.
+    /// The indices of flows that would be late, or are late already: they pay too.
     late: Range<usize>,
-    /// Links that cost and were not used for so long have to be measured.
+    /// How long a metered link may be unused before it must be probed.
     probe_after_s: f64,
 }
 
@@ -476,8 +474,8 @@ fn late_flows(
     late
 }
 
-/// Which of the first `due` places of the order are looked at: each where they are few, else the last
-/// of those whose deadlines are about the same.
+/// The indices of the first `due` flows that are evaluated: all if they are few, else the last of those
+/// with similar deadlines.
 fn looked_at(due: usize, left_s: impl Fn(usize) -> f64) -> Vec<usize> {
     if due <= DEADLINES_EACH {
         return (0..due).collect();
@@ -494,7 +492,7 @@ fn looked_at(due: usize, left_s: impl Fn(usize) -> f64) -> Vec<usize> {
     places
 }
 
-/// How it stands for `bytes` until a horizon of the outlook.
+/// The odds of carrying `bytes` until a horizon of the forecast.
 pub(crate) fn deadline_odds(
     outlook: &CapacityForecast,
     horizon: usize,
@@ -515,8 +513,8 @@ pub(crate) fn deadline_odds(
     }
 }
 
-/// Whether to pay now: `at_risk` is the risk of all flows so far together, `sizes` what they still
-/// need, in large flows.
+/// Whether to pay now: `at_risk` is the total risk of the flows so far, `sizes` what they still need,
+/// in large flows.
 fn is_worth(odds: &DeadlineOdds, at_risk: f64, sizes: f64, balanced: bool) -> bool {
     let price = if balanced { PRICE_BALANCED } else { PRICE };
     // A little is worth less than its share, and a regret that is not sure less than its probability.
@@ -786,7 +784,7 @@ mod tests {
     }
 
     /// Seconds before its deadline from which on a flow pays: after five seconds of Wi-Fi that goes with 45 s left,
-    /// beside a link that costs and was never used.
+    /// beside a metered link and was never used.
     fn begins_to_pay(remaining_bytes: Option<u64>, size_bytes: u64) -> u64 {
         let (mut scheduler, now) = after(SchedulerMode::Forecast, &[(5, [WIFI, None])]);
         let mut flow = free_first(size_bytes, 0.0);

@@ -3,7 +3,7 @@
 //! ```text
 //!  quota ┬ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ a free link fills up to here
 //!        │
-//!  high  ┼ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ a link that costs stops here ──┐ saving: nothing is paid for
+//!  high  ┼ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ a metered link stops here ─────┐ saving: nothing is paid for
 //!        │     ▲ filling: up to high, before it runs dry      │
 //!  low   ┼ ────┴──────────────────────────────────────────────┘ and begins again here
 //!  empty ┴
@@ -15,32 +15,32 @@
 use crate::link_choice::{CostPolicy, DeadlineFallback, FlowDemand};
 use std::time::Duration;
 
-/// The low threshold, where the application names none, is this many times what a switch takes.
+/// The default low threshold as a multiple of the switching delay.
 const LOW_SWITCHES: u32 = 3; // a guess: one, one that fails, and the one after it
 
-/// The high threshold lies this much of the stream above the low one. Higher: more is paid for that
-/// a free link might have brought; lower: more switches.
+/// The playing time between the low and the high threshold. Higher: more is paid for that a free link
+/// might have carried; lower: more switches.
 const HIGH_ABOVE: Duration = Duration::from_secs(10); // a guess
 
 /// How long an interface takes until it has an address.
 const INTERFACE_UP: Duration = Duration::from_millis(1_500); // measured: association and DHCP of a phone
 
-/// A server's answer on a new path, until it was measured.
+/// The assumed round trip of a challenge on a new path, until one was measured.
 const CHALLENGE_FIRST: Duration = Duration::from_millis(300); // a guess: three round trips of cellular
 
-/// How long a link takes until its first byte is there.
+/// The delay until a link's first byte arrives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SwitchDelay {
-    /// The interface comes up.
+    /// Time until the interface is up.
     pub interface: Duration,
-    /// Challenge and response.
+    /// Time of the path challenge.
     pub challenge: Duration,
-    /// The first packet after that.
+    /// Time of the first packet after that.
     pub first_packet: Duration,
 }
 
 impl SwitchDelay {
-    /// With what a challenge took where one was sent, a guess where none was.
+    /// The delay with a measured challenge, or an assumed one.
     pub fn measured(challenge: Option<Duration>) -> SwitchDelay {
         let challenge = challenge.unwrap_or(CHALLENGE_FIRST);
         SwitchDelay {
@@ -56,17 +56,17 @@ impl SwitchDelay {
     }
 }
 
-/// When to begin and to stop on links that cost, in bytes ahead of the reader.
+/// The buffer levels at which use of metered links begins and ends, in bytes ahead of the reader.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RefillThresholds {
-    /// Begin.
+    /// The level at which it begins.
     pub low_bytes: u64,
-    /// Stop.
+    /// The level at which it ends.
     pub high_bytes: u64,
 }
 
 impl RefillThresholds {
-    /// For a stream of this rate, where the application names none.
+    /// The default levels for a stream of this rate.
     pub fn derived(bytes_per_s: u64, switching: &SwitchDelay) -> RefillThresholds {
         let low = switching.total() * LOW_SWITCHES;
         let bytes = |span: Duration| (span.as_secs_f64() * bytes_per_s as f64).ceil() as u64;
@@ -77,22 +77,22 @@ impl RefillThresholds {
     }
 }
 
-/// A stream as it is now.
+/// The current state of a stream.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct BufferedStream {
-    /// What the reader takes.
+    /// The rate of the reader in bytes per second.
     pub bytes_per_s: u64,
-    /// Ahead of the reader.
+    /// Bytes buffered ahead of the reader.
     pub ahead_bytes: u64,
-    /// Not fetched yet, where it is known.
+    /// Bytes that are not fetched yet, if known.
     pub to_come_bytes: Option<u64>,
-    /// The most that may be kept ahead.
+    /// The most bytes that may be buffered.
     pub quota_bytes: u64,
-    /// What free links carry together, if any does.
+    /// The total rate of the free links, if any works.
     pub free_bytes_per_s: Option<f64>,
 }
 
-/// Whether links that cost are in use for it.
+/// Decides whether a stream uses metered links.
 #[derive(Debug, Clone)]
 pub struct StreamBuffer {
     thresholds: RefillThresholds,
@@ -101,7 +101,7 @@ pub struct StreamBuffer {
 }
 
 impl StreamBuffer {
-    /// With these thresholds, over links that take so long.
+    /// Creates the buffer control with these levels and this switching delay.
     pub fn new(thresholds: RefillThresholds, switching: SwitchDelay) -> StreamBuffer {
         StreamBuffer {
             thresholds,
@@ -110,13 +110,13 @@ impl StreamBuffer {
         }
     }
 
-    /// Other thresholds, or other links, from now on.
+    /// Changes the levels.
     pub fn set_thresholds(&mut self, thresholds: RefillThresholds, switching: SwitchDelay) {
         self.thresholds = thresholds;
         self.switching = switching;
     }
 
-    /// What the stream wants now; nothing if it has all it may have.
+    /// The stream's current demand; none if it has all it may have.
     pub fn need(&mut self, stream: &BufferedStream) -> Option<FlowDemand> {
         let low = self.thresholds.low_bytes;
         let high = self.thresholds.high_bytes.max(low);
@@ -150,7 +150,7 @@ impl StreamBuffer {
         })
     }
 
-    /// Whether links that cost may carry it now.
+    /// Whether metered links may carry the stream now.
     pub fn is_filling(&self) -> bool {
         self.filling
     }
@@ -160,7 +160,7 @@ impl StreamBuffer {
     }
 }
 
-/// How long the reader takes for so many bytes.
+/// How long the reader takes to read this many bytes.
 fn reading(bytes: u64, stream: &BufferedStream) -> Duration {
     Duration::from_secs_f64(bytes as f64 / stream.bytes_per_s.max(1) as f64)
 }

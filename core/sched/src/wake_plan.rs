@@ -15,40 +15,39 @@
 
 use d2tp_time::{Span, Time};
 
-/// A look is worth waking for when it finds a link with this chance. Higher: fewer wake-ups, links
+/// The probability of finding a link that makes a scan worth a wake-up. Higher: fewer wake-ups, links
 /// are found later.
 pub const WORTH: f64 = 0.3; // a guess; `cedos repro C5` shows what both cost
 
-/// For so long nothing at all was up, not even a link that costs: a cellar, a flight.
+/// How long no link at all may have been up before scans become rarer: a cellar, a flight.
 pub const DARK_AFTER: Span = Span::from_secs(30 * 60); // a guess
 
-/// The longest time between two wake-ups in the dark: six hours without a network wake the machine
-/// less than three times an hour.
+/// The longest interval between wake-ups without any link: less than three times an hour in six hours.
 pub const DARK_MOST: Span = Span::from_secs(45 * 60);
 
-/// A start so soon after a look is joined with it: one wake-up instead of two.
+/// A start this soon after a scan is joined with it: one wake-up instead of two.
 const JOINED: Span = Span::from_secs(10); // a guess
 
-/// Between periods that are tried.
+/// The ratio between the scan intervals that are tried.
 const STEP: (u64, u64) = (5, 4);
 
-/// How far apart looks are.
+/// Bounds of the interval between scans.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ScanPeriods {
-    /// Never more often.
+    /// The shortest interval.
     pub least: Span,
-    /// Never more seldom, but in the dark.
+    /// The longest interval while any link is up.
     pub most: Span,
 }
 
 impl ScanPeriods {
-    /// From one to ten minutes.
+    /// The default: from one to ten minutes.
     pub const DEFAULT: ScanPeriods = ScanPeriods {
         least: Span::from_secs(60),
         most: Span::from_secs(600),
     };
 
-    /// Always this one, as in the paper.
+    /// A fixed interval, as in the paper.
     pub fn fixed(period: Span) -> ScanPeriods {
         ScanPeriods {
             least: period,
@@ -57,27 +56,27 @@ impl ScanPeriods {
     }
 }
 
-/// How it stands for the flows of a device.
+/// What the flows of a device need of the machine.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct WakeNeeds {
-    /// A flow waits for another link than those that are up.
+    /// Whether a flow waits for a link that is not up.
     pub waits: bool,
-    /// A flow is on a link it was given.
+    /// Whether a flow runs on a link.
     pub runs: bool,
-    /// When the first of those that wait must begin on a link that costs.
+    /// When the first waiting flow must begin on a metered link.
     pub latest_start: Option<Time>,
-    /// Since when nothing at all is up.
+    /// Since when no link at all has been up.
     pub dark_since: Option<Time>,
 }
 
-/// What is to be asked of the machine.
+/// The requests to the machine.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct WakePlan {
-    /// Keep it awake.
+    /// Whether to keep it awake.
     pub hold: bool,
-    /// Wake it then, to look for links.
+    /// When to wake it for a scan.
     pub scan_at: Option<Time>,
-    /// Wake it then, for a flow must begin.
+    /// When to wake it to begin a flow.
     pub start_at: Option<Time>,
 }
 
@@ -101,7 +100,7 @@ pub struct WakePlanner {
 }
 
 impl WakePlanner {
-    /// With looks so far apart.
+    /// Creates a planner with these intervals.
     pub fn new(periods: ScanPeriods) -> WakePlanner {
         WakePlanner {
             periods,
@@ -109,13 +108,13 @@ impl WakePlanner {
         }
     }
 
-    /// Links were looked for, on our alarm or on somebody else's.
+    /// Records a scan, on our own wake-up or another one.
     pub fn on_scan(&mut self, now: Time) {
         self.looked_at = Some(now);
     }
 
-    /// What to ask of the machine now; to be asked again at every change and after every look.
-    /// `comes` is the chance that a link worth having comes within a span from now.
+    /// The current plan, to be updated at every change and after every scan. `comes`: the probability
+    /// that a useful link comes within a span from now.
     pub fn plan(&self, now: Time, standby: &WakeNeeds, comes: impl Fn(Span) -> f64) -> WakePlan {
         let start = standby.latest_start.filter(|_| standby.waits);
         let look = standby.waits.then(|| {
@@ -136,7 +135,7 @@ impl WakePlanner {
         }
     }
 
-    /// The shortest period after which a look is worth it.
+    /// The shortest interval after which a scan is worthwhile.
     fn period(&self, dark: bool, comes: impl Fn(Span) -> f64) -> Span {
         let ScanPeriods { least, mut most } = self.periods;
         if dark {

@@ -8,7 +8,7 @@ use d2tp_wire::PathId;
 pub enum AckOffload {
     /// ACKs always leave on their own path.
     Never,
-    /// ACKs may leave on paths that cost nothing.
+    /// ACKs may leave on free paths.
     #[default]
     Free,
     /// ACKs may leave on metered paths too, with a limit in addition to what such a path may spend

@@ -1,4 +1,4 @@
-//! What is not payload, on a path that costs money: counted on every path, capped on gated ones.
+//! What is not payload, on a metered path: counted on every path, capped on gated ones.
 //!
 //! ```text
 //!  a little each second, a share of the payload ──▶ bucket ──▶ headers, ACKs, frames about flows

@@ -47,7 +47,7 @@ impl HibernatedExpiry {
     }
 }
 
-/// A session at rest on a server: its record, and when its first deadline passes.
+/// A hibernated session: its record and its times.
 pub(crate) struct HibernatedSession {
     record: Box<[u8]>,
     /// When the record was made; [`Time::NEVER`] if that is not known.

@@ -12,7 +12,7 @@
 //! The other path is slow and has work of its own, so it takes no more than comes through it without a
 //! queue: a segment in each *guard* time, which begins at 256 ms, and is halved and doubled as round trips
 //! there show no queue, or one. What finds no room is sent again where it was lost, at once. A path in
-//! *standby* takes nothing else, so that a link that costs money can serve this alone.
+//! *standby* takes nothing else, so that a metered link can serve this alone.
 
 use d2tp_time::{Span, Time};
 use d2tp_wire::{FlowId, Frame, PathId, PathStatus, ReasonCode, WireWriter};

@@ -551,7 +551,7 @@ impl Session {
         if !other && !ack_due {
             return 0;
         }
-        // R-GRANT-6: what is not payload waits its turn on a path that costs money; probes, what
+        // R-GRANT-6: what is not payload waits its turn on a metered path; probes, what
         // travels with granted payload, and ACKs that were given their turn do not.
         let held = gated && !terms.probing && !carries && !path.control.may_send(now);
         let flush_control = flush_control && !held;

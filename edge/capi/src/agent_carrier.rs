@@ -2,7 +2,7 @@
 //! links, sessions and scheduler for all of them (`docs/agent.md`, "Sockets of programs").
 //!
 //! The same tasks carry as in a program's own engine (`connect`, `pump`, `policy`); only who decides about
-//! links that cost is another, and whoever the socket belongs to is told by messages.
+//! metered links is another, and whoever the socket belongs to is told by messages.
 
 use std::cell::Cell;
 use std::os::fd::OwnedFd;
@@ -16,7 +16,7 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 
 pub use crate::agent_message::{AgentCall, ReopenClaim, VERSION};
-use crate::agent_message::{FromAgent, MessageReader, ToAgent, send_message};
+use crate::agent_message::{MessageFromAgent, MessageReader, MessageToAgent, send_message};
 use crate::agent_socket::AgentSocket;
 use crate::carried_flow::CarriedFlow;
 use crate::connect;
@@ -92,11 +92,11 @@ impl AgentCarrier {
         if call.datagrams {
             socket.attach(stream, reader);
             if let Some(fault) = self.make_datagrams(&socket, &call).await {
-                socket.owner.enqueue(FromAgent::fault(&fault));
+                socket.owner.enqueue(MessageFromAgent::fault(&fault));
             }
             return socket.end().await;
         }
-        let Ok(Some(ToAgent::Carry { from })) = reader.next().await else {
+        let Ok(Some(MessageToAgent::Carry { from })) = reader.next().await else {
             return;
         };
         let Some(end) = reader.take_descriptor() else {
@@ -108,7 +108,7 @@ impl AgentCarrier {
         let fault = match kept {
             Ok(()) => self.make(&socket, &call, end, from).await,
             Err(fault) => {
-                socket.owner.enqueue(FromAgent::fault(&fault));
+                socket.owner.enqueue(MessageFromAgent::fault(&fault));
                 None
             }
         };
@@ -128,14 +128,15 @@ impl AgentCarrier {
         }
         let mut reader = MessageReader::new(stream.clone());
         let left = timeout(LEFT_FOR, reader.next()).await;
-        let (Ok(Ok(Some(ToAgent::Left))), Some(fd)) = (left, reader.take_descriptor()) else {
+        let (Ok(Ok(Some(MessageToAgent::Left))), Some(fd)) = (left, reader.take_descriptor())
+        else {
             return;
         };
         let said = match self.kept_connections.deposit(claim.token, fd) {
-            Ok(()) => FromAgent::Open,
-            Err(fault) => FromAgent::fault(&fault),
+            Ok(()) => MessageFromAgent::Open,
+            Err(fault) => MessageFromAgent::fault(&fault),
         };
-        let is_left = matches!(said, FromAgent::Open);
+        let is_left = matches!(said, MessageFromAgent::Open);
         let _ = send_message(&stream, &said, None).await;
         if !is_left {
             return;
@@ -158,10 +159,10 @@ impl AgentCarrier {
             }
             Ok(_) => {
                 let fault = SocketFault::new(libc::EBUSY, "another process has this connection");
-                let _ = send_message(&stream, &FromAgent::fault(&fault), None).await;
+                let _ = send_message(&stream, &MessageFromAgent::fault(&fault), None).await;
             }
             Err(fault) => {
-                let _ = send_message(&stream, &FromAgent::fault(&fault), None).await;
+                let _ = send_message(&stream, &MessageFromAgent::fault(&fault), None).await;
             }
         }
     }
@@ -177,8 +178,8 @@ impl AgentCarrier {
             socket.owner.descriptor().ok_or_else(none)
         });
         let _ = match fd {
-            Ok(fd) => send_message(&stream, &FromAgent::Open, Some(fd)).await,
-            Err(fault) => send_message(&stream, &FromAgent::fault(&fault), None).await,
+            Ok(fd) => send_message(&stream, &MessageFromAgent::Open, Some(fd)).await,
+            Err(fault) => send_message(&stream, &MessageFromAgent::fault(&fault), None).await,
         };
     }
 
@@ -218,14 +219,14 @@ impl AgentCarrier {
         let held = match opened {
             Ok(held) => self.engine.register(held.owned_by(socket.owner.clone())),
             Err(fault) => {
-                socket.owner.enqueue(FromAgent::fault(&fault));
+                socket.owner.enqueue(MessageFromAgent::fault(&fault));
                 return Some(fault);
             }
         };
         // From now on the program's second thoughts are for the flow.
         socket.held.borrow_mut().replace(held.clone());
         // First, so that its library never takes a connection that was made for one to be made again.
-        socket.owner.send(FromAgent::Open).await;
+        socket.owner.send(MessageFromAgent::Open).await;
         // Otherwise the program closed its socket: so does the flow.
         match pair::join(end.into(), from).await {
             Ok(stream) => pump::run(self.engine.clone(), held, stream).await,
@@ -293,7 +294,7 @@ impl Drop for SocketSlot<'_> {
 }
 
 /// The answer that a call is accepted.
-const TAKEN: FromAgent = FromAgent::Taken {
+const TAKEN: MessageFromAgent = MessageFromAgent::Taken {
     ok: true,
     version: VERSION,
     notices: true,

@@ -20,7 +20,9 @@ use nix::sys::socket::{
 };
 
 use crate::agent_address::{ANSWER_WITHIN, no_agent, socket_path};
-use crate::agent_message::{FromAgent, LINE_BYTES_MAX, PASSED_MAX, ReopenClaim, ToAgent, VERSION};
+use crate::agent_message::{
+    LINE_BYTES_MAX, MessageFromAgent, MessageToAgent, PASSED_MAX, ReopenClaim, VERSION,
+};
 use crate::errno::SocketFault;
 use crate::reopen_token::ReopenToken;
 
@@ -50,7 +52,7 @@ impl AgentClient {
         })
     }
 
-    fn say(&self, what: &ToAgent, fd: Option<RawFd>) -> io::Result<()> {
+    fn say(&self, what: &MessageToAgent, fd: Option<RawFd>) -> io::Result<()> {
         let mut line = serde_json::to_vec(what)?;
         line.push(b'\n');
         let mut rest = &line[..];
@@ -67,7 +69,7 @@ impl AgentClient {
         Ok(())
     }
 
-    fn hear(&mut self) -> io::Result<FromAgent> {
+    fn hear(&mut self) -> io::Result<MessageFromAgent> {
         loop {
             if let Some(end) = self.received.iter().position(|byte| *byte == b'\n') {
                 let line: Vec<u8> = self.received.drain(..=end).collect();
@@ -96,17 +98,17 @@ impl AgentClient {
     }
 
     /// Sends a request that older agents do not support.
-    fn ask(&mut self, what: &ToAgent, fd: Option<RawFd>) -> Result<(), SocketFault> {
+    fn ask(&mut self, what: &MessageToAgent, fd: Option<RawFd>) -> Result<(), SocketFault> {
         let older = |_| no_agent();
         self.say(what, fd).map_err(older)?;
         match self.hear().map_err(older)? {
-            FromAgent::Taken {
+            MessageFromAgent::Taken {
                 ok: true,
                 version: VERSION,
                 ..
             } => Ok(()),
-            FromAgent::Open => Ok(()),
-            FromAgent::Fault { errno, text } => Err(SocketFault { errno, text }),
+            MessageFromAgent::Open => Ok(()),
+            MessageFromAgent::Fault { errno, text } => Err(SocketFault { errno, text }),
             _ => Err(no_agent()),
         }
     }
@@ -119,8 +121,8 @@ impl AgentClient {
 pub(crate) fn deposit_descriptor(fd: RawFd) -> Result<ReopenToken, SocketFault> {
     let token = ReopenToken::new()?;
     let mut talk = AgentClient::begin()?;
-    talk.ask(&ToAgent::Keep(ReopenClaim::to(token)), None)?;
-    talk.ask(&ToAgent::Left, Some(fd))?;
+    talk.ask(&MessageToAgent::Keep(ReopenClaim::to(token)), None)?;
+    talk.ask(&MessageToAgent::Left, Some(fd))?;
     Ok(token)
 }
 
@@ -130,11 +132,11 @@ pub(crate) fn deposit_descriptor(fd: RawFd) -> Result<ReopenToken, SocketFault> 
 /// The agent is gone, or the process has no room for it.
 pub(crate) fn fetch_descriptor(token: ReopenToken) -> Result<OwnedFd, SocketFault> {
     let mut talk = AgentClient::begin()?;
-    talk.ask(&ToAgent::Descriptor(ReopenClaim::to(token)), None)?;
+    talk.ask(&MessageToAgent::Descriptor(ReopenClaim::to(token)), None)?;
     // It is taken, and comes next.
     if talk.passed.is_none() {
         let said = talk.hear();
-        if let Ok(FromAgent::Fault { errno, text }) = said {
+        if let Ok(MessageFromAgent::Fault { errno, text }) = said {
             return Err(SocketFault { errno, text });
         }
     }

@@ -27,7 +27,7 @@ use tokio::time::timeout;
 
 use crate::agent_address::ANSWER_WITHIN;
 use crate::agent_message::{
-    AgentDatagram, FromAgent, LINE_BYTES_MAX, MessageReader, ToAgent, send_message,
+    AgentDatagram, LINE_BYTES_MAX, MessageFromAgent, MessageReader, MessageToAgent, send_message,
 };
 use crate::connection_status::ConnectionStatus;
 use crate::datagrams::AgentDatagramPeer;
@@ -51,7 +51,7 @@ type PendingReplies = RefCell<Option<HashMap<u64, oneshot::Sender<AgentReply>>>>
 
 /// A connection that an agent carries for this process.
 pub(crate) struct AgentConnection {
-    messages: UnboundedSender<(ToAgent, Option<OwnedFd>)>,
+    messages: UnboundedSender<(MessageToAgent, Option<OwnedFd>)>,
     pending: Rc<PendingReplies>,
     next: Rc<Cell<u64>>,
     /// Notified when this process gives the connection up.
@@ -68,7 +68,7 @@ pub(crate) struct AgentConnection {
 
 async fn send_all(
     stream: Rc<UnixStream>,
-    mut outgoing: UnboundedReceiver<(ToAgent, Option<OwnedFd>)>,
+    mut outgoing: UnboundedReceiver<(MessageToAgent, Option<OwnedFd>)>,
     unsaid: Rc<Cell<usize>>,
 ) {
     while let Some((what, fd)) = outgoing.recv().await {
@@ -76,7 +76,7 @@ async fn send_all(
         if send_message(&stream, &what, fd).await.is_err() {
             return unsaid.set(0);
         }
-        if matches!(what, ToAgent::Message(_)) {
+        if matches!(what, MessageToAgent::Message(_)) {
             unsaid.set(unsaid.get() - 1);
         }
     }
@@ -91,7 +91,7 @@ struct ReplyWaiter<'a> {
 impl Drop for ReplyWaiter<'_> {
     fn drop(&mut self) {
         if self.connection.taken_out(self.ask).is_some() {
-            let forget = ToAgent::Forget { ask: self.ask };
+            let forget = MessageToAgent::Forget { ask: self.ask };
             let _ = self.connection.messages.send((forget, None));
         }
     }
@@ -131,7 +131,9 @@ impl AgentConnection {
 
     /// Asks the agent to carry the connection over `fd`, whose other end is at port `from`.
     pub(crate) fn carry(&self, from: u16, fd: OwnedFd) {
-        let _ = self.messages.send((ToAgent::Carry { from }, Some(fd)));
+        let _ = self
+            .messages
+            .send((MessageToAgent::Carry { from }, Some(fd)));
     }
 
     /// Passes a datagram to the agent. It is dropped if too many wait, as a network would.
@@ -143,7 +145,7 @@ impl AgentConnection {
     ) {
         if self.unsent.get() < DATAGRAMS_MAX && bytes.len() <= PASSED_BYTES_MAX {
             let message = AgentDatagram::new(bytes, route, expiry);
-            let sent = self.messages.send((ToAgent::Message(message), None));
+            let sent = self.messages.send((MessageToAgent::Message(message), None));
             self.unsent
                 .set(self.unsent.get() + usize::from(sent.is_ok()));
         }
@@ -156,30 +158,32 @@ impl AgentConnection {
 
     /// Informs the agent that the program has closed its datagram socket.
     pub(crate) fn closed(&self) {
-        let _ = self.messages.send((ToAgent::Closed, None));
+        let _ = self.messages.send((MessageToAgent::Closed, None));
     }
 
     /// Informs the agent of changed options.
     pub(crate) fn change(&self, options: &SocketOptions) {
         let options = options.into();
-        let _ = self.messages.send((ToAgent::Options { options }, None));
+        let _ = self
+            .messages
+            .send((MessageToAgent::Options { options }, None));
     }
 
     /// The socket's status from the agent; none when the socket is over or the agent is gone.
     pub(crate) async fn info(&self) -> Option<AgentReply> {
-        let sent = timeout(ANSWER_WITHIN, self.ask(|ask| ToAgent::Info { ask }));
+        let sent = timeout(ANSWER_WITHIN, self.ask(|ask| MessageToAgent::Info { ask }));
         sent.await.ok()?
     }
 
     /// Waits until the peer has the first `bytes` that the program wrote.
     pub(crate) async fn flush(&self, bytes: u64) -> Option<AgentReply> {
-        self.ask(|ask| ToAgent::Flush { ask, bytes }).await
+        self.ask(|ask| MessageToAgent::Flush { ask, bytes }).await
     }
 
     /// Informs the agent that the networks changed.
     pub(crate) fn network_changed(&self) {
         if self.notices {
-            let _ = self.messages.send((ToAgent::NetworkChanged, None));
+            let _ = self.messages.send((MessageToAgent::NetworkChanged, None));
         }
     }
 
@@ -187,13 +191,13 @@ impl AgentConnection {
     pub(crate) fn send_dlock(&self) {
         if self.locks {
             let held = dlock::is_held();
-            let _ = self.messages.send((ToAgent::DLock { held }, None));
+            let _ = self.messages.send((MessageToAgent::DLock { held }, None));
         }
     }
 
     /// Tells the agent that the connection is not to be opened again.
     pub(crate) async fn release(&self) {
-        let sent = self.ask(|ask| ToAgent::Release { ask });
+        let sent = self.ask(|ask| MessageToAgent::Release { ask });
         // One that does not answer keeps nothing.
         let _ = timeout(ANSWER_WITHIN, sent).await;
     }
@@ -203,7 +207,7 @@ impl AgentConnection {
         self.released.notify_one();
     }
 
-    async fn ask(&self, what: impl FnOnce(u64) -> ToAgent) -> Option<AgentReply> {
+    async fn ask(&self, what: impl FnOnce(u64) -> MessageToAgent) -> Option<AgentReply> {
         let ask = self.next.get();
         self.next.set(ask + 1);
         let (reply, answer) = oneshot::channel();
@@ -248,24 +252,28 @@ impl AgentConnection {
                 () = left.notified() => return false,
             };
             match message {
-                Ok(Some(FromAgent::Answer { ask, fault, info })) => self.hear(ask, fault, info),
-                Ok(Some(FromAgent::Fault { errno, text })) => {
-                    let _ = conn_status.fault.set(SocketFault { errno, text });
-                    let _ = self.messages.send((ToAgent::Heard, None));
+                Ok(Some(MessageFromAgent::Answer { ask, fault, info })) => {
+                    self.hear(ask, fault, info)
                 }
-                Ok(Some(FromAgent::Over { info })) => {
+                Ok(Some(MessageFromAgent::Fault { errno, text })) => {
+                    let _ = conn_status.fault.set(SocketFault { errno, text });
+                    let _ = self.messages.send((MessageToAgent::Heard, None));
+                }
+                Ok(Some(MessageFromAgent::Over { info })) => {
                     if let Some(info) = info {
                         let _ = conn_status.last.set(*info);
                     }
                     return false;
                 }
-                Ok(Some(FromAgent::Room { bytes })) => {
+                Ok(Some(MessageFromAgent::Room { bytes })) => {
                     if let Some(far) = far {
                         far.has_room(bytes);
                     }
                 }
                 Ok(Some(
-                    FromAgent::Open | FromAgent::Taken { .. } | FromAgent::Reopened { .. },
+                    MessageFromAgent::Open
+                    | MessageFromAgent::Taken { .. }
+                    | MessageFromAgent::Reopened { .. },
                 )) => {}
                 Ok(None) | Err(_) => {
                     let text = "the agent that carried this connection is gone";
@@ -307,7 +315,7 @@ mod tests {
             handed.closed();
             let mut reader = MessageReader::new(Rc::new(there));
             let mut messages = 0;
-            while let Ok(Some(ToAgent::Message(message))) = reader.next().await {
+            while let Ok(Some(MessageToAgent::Message(message))) = reader.next().await {
                 assert_eq!(message.bytes().map(|b| b.len()), Some(PASSED_BYTES_MAX));
                 messages += 1;
             }

@@ -10,7 +10,7 @@ use tokio::time::timeout;
 use crate::agent_address::{self, ANSWER_WITHIN, no_agent, socket_path};
 use crate::agent_connection::AgentConnection;
 use crate::agent_message::{
-    AgentCall, FromAgent, MessageReader, ReopenClaim, ToAgent, VERSION, send_message,
+    AgentCall, MessageFromAgent, MessageReader, MessageToAgent, ReopenClaim, VERSION, send_message,
 };
 use crate::connect_call::ConnectCall;
 use crate::connection_status::ConnectionStatus;
@@ -53,13 +53,13 @@ pub(crate) async fn call(
     };
     let mut reader = MessageReader::new(stream.clone());
     let taken = async {
-        let socket = ToAgent::Socket(Box::new(asked));
+        let socket = MessageToAgent::Socket(Box::new(asked));
         send_message(&stream, &socket, None).await?;
-        reader.next::<FromAgent>().await
+        reader.next::<MessageFromAgent>().await
     };
     let taken = timeout(ANSWER_WITHIN, taken).await;
     let hears = match taken {
-        Ok(Ok(Some(FromAgent::Taken {
+        Ok(Ok(Some(MessageFromAgent::Taken {
             ok: true,
             version: VERSION,
             notices,
@@ -90,23 +90,23 @@ pub(crate) async fn call(
     }
     loop {
         match reader.next().await {
-            Ok(Some(FromAgent::Open)) => break,
-            Ok(Some(FromAgent::Fault { errno, text })) => {
+            Ok(Some(MessageFromAgent::Open)) => break,
+            Ok(Some(MessageFromAgent::Fault { errno, text })) => {
                 engine
                     .agent_connections
                     .borrow_mut()
                     .remove(&call.conn_status.serial);
                 return Err(SocketFault { errno, text });
             }
-            Ok(Some(FromAgent::Answer { ask, fault, info })) => known.hear(ask, fault, info),
-            Ok(Some(FromAgent::Room { bytes })) => {
+            Ok(Some(MessageFromAgent::Answer { ask, fault, info })) => known.hear(ask, fault, info),
+            Ok(Some(MessageFromAgent::Room { bytes })) => {
                 if let Some(far) = far {
                     far.has_room(bytes);
                 }
             }
-            Ok(Some(FromAgent::Taken { .. } | FromAgent::Reopened { .. })) => {}
+            Ok(Some(MessageFromAgent::Taken { .. } | MessageFromAgent::Reopened { .. })) => {}
             // It went before there was anything to lose.
-            Ok(Some(FromAgent::Over { .. }) | None) | Err(_) => {
+            Ok(Some(MessageFromAgent::Over { .. }) | None) | Err(_) => {
                 engine
                     .agent_connections
                     .borrow_mut()
@@ -119,7 +119,7 @@ pub(crate) async fn call(
     Ok(Some(handed))
 }
 
-/// What the agent says of a connection that is opened again.
+/// A connection that was opened again at an agent.
 pub(crate) struct ReopenedConnection {
     pub(crate) server: String,
     pub(crate) target: Option<String>,
@@ -143,9 +143,14 @@ pub(crate) async fn reopen(
     let stream = stream.ok_or_else(no_agent)?;
     let mut reader = MessageReader::new(stream.clone());
     let asked = async {
-        send_message(&stream, &ToAgent::Reopen(ReopenClaim::to(token)), None).await?;
+        send_message(
+            &stream,
+            &MessageToAgent::Reopen(ReopenClaim::to(token)),
+            None,
+        )
+        .await?;
         match reader.next().await? {
-            Some(FromAgent::Taken {
+            Some(MessageFromAgent::Taken {
                 ok: true,
                 version: VERSION,
                 notices,
@@ -156,7 +161,7 @@ pub(crate) async fn reopen(
     };
     let (reopened, hears) = match timeout(ANSWER_WITHIN, asked).await {
         Ok(Ok((
-            Some(FromAgent::Reopened {
+            Some(MessageFromAgent::Reopened {
                 server,
                 target,
                 ipv6,
@@ -176,7 +181,7 @@ pub(crate) async fn reopen(
             };
             (reopened, hears)
         }
-        Ok(Ok((Some(FromAgent::Fault { errno, text }), _))) => {
+        Ok(Ok((Some(MessageFromAgent::Fault { errno, text }), _))) => {
             return Err(SocketFault { errno, text });
         }
         _ => return Err(no_agent()),

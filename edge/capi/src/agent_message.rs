@@ -225,7 +225,7 @@ impl TryFrom<&SocketTerms> for SocketOptions {
 /// A message to the agent.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "kebab-case")]
-pub(crate) enum ToAgent {
+pub(crate) enum MessageToAgent {
     Socket(Box<AgentCall>),
     /// Asks the agent to carry. The other end of the program's stream socket comes with this message,
     /// not connected yet; a datagram socket waits at this port.
@@ -253,7 +253,7 @@ pub(crate) enum ToAgent {
     Closed,
     /// The program knows the fault, so the agent may break the socket.
     Heard,
-    /// Networks of the machine came or went, as the program knows; the agent tries its links again.
+    /// The networks changed in a way that the agent may not have seen.
     NetworkChanged,
     /// Whether the program holds a D-Lock; at the start it holds none.
     DLock {
@@ -277,7 +277,7 @@ pub(crate) enum ToAgent {
 /// A message from the agent.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "kebab-case")]
-pub(crate) enum FromAgent {
+pub(crate) enum MessageFromAgent {
     /// The agent accepts the socket. An agent that does not support sockets answers `ok: false`,
     /// without an `event`.
     Taken {
@@ -318,9 +318,9 @@ pub(crate) enum FromAgent {
     },
 }
 
-impl FromAgent {
-    pub(crate) fn fault(fault: &SocketFault) -> FromAgent {
-        FromAgent::Fault {
+impl MessageFromAgent {
+    pub(crate) fn fault(fault: &SocketFault) -> MessageFromAgent {
+        MessageFromAgent::Fault {
             errno: fault.errno,
             text: fault.text.clone(),
         }
@@ -502,9 +502,9 @@ mod tests {
             (None, None),
             (Some(PathSelection::Each), Some(Duration::from_millis(7))),
         ] {
-            let said = ToAgent::Message(AgentDatagram::new(&bytes, route, expiry));
+            let said = MessageToAgent::Message(AgentDatagram::new(&bytes, route, expiry));
             let text = serde_json::to_string(&said).unwrap();
-            let Ok(ToAgent::Message(there)) = serde_json::from_str(&text) else {
+            let Ok(MessageToAgent::Message(there)) = serde_json::from_str(&text) else {
                 panic!("{text}");
             };
             let asked = (there.bytes(), there.route(), there.expiry());
@@ -541,10 +541,10 @@ mod tests {
         assert!(text.contains(r#""datagrams":true"#), "{text}");
         assert_eq!(serde_json::from_str::<AgentCall>(&text).unwrap(), call);
         // As one of before hears it.
-        let asked = serde_json::to_string(&ToAgent::Socket(Box::new(call))).unwrap();
+        let asked = serde_json::to_string(&MessageToAgent::Socket(Box::new(call))).unwrap();
         let unknown = asked.replace("\"datagrams\"", "\"smoke-signals\"");
-        assert!(serde_json::from_str::<ToAgent>(&asked).is_ok());
-        assert!(serde_json::from_str::<ToAgent>(&unknown).is_err());
+        assert!(serde_json::from_str::<MessageToAgent>(&asked).is_ok());
+        assert!(serde_json::from_str::<MessageToAgent>(&unknown).is_err());
     }
 
     #[test]
@@ -557,8 +557,10 @@ mod tests {
             let (here, there) = UnixStream::pair().unwrap();
             let mut reader = MessageReader::new(Rc::new(there));
             let (mut read, write) = nix::unistd::pipe().unwrap();
-            send_message(&here, &ToAgent::Heard, None).await.unwrap();
-            let carry = ToAgent::Carry { from: 7 };
+            send_message(&here, &MessageToAgent::Heard, None)
+                .await
+                .unwrap();
+            let carry = MessageToAgent::Carry { from: 7 };
             send_message(
                 &here,
                 &carry,
@@ -567,14 +569,17 @@ mod tests {
             .await
             .unwrap();
             drop(here);
-            assert!(matches!(reader.next().await, Ok(Some(ToAgent::Heard))));
+            assert!(matches!(
+                reader.next().await,
+                Ok(Some(MessageToAgent::Heard))
+            ));
             let second = reader.next().await.unwrap();
-            assert!(matches!(second, Some(ToAgent::Carry { from: 7 })));
+            assert!(matches!(second, Some(MessageToAgent::Carry { from: 7 })));
             read = reader.take_descriptor().expect("it came along");
             nix::unistd::write(&write, b"x").unwrap();
             let mut byte = [0];
             assert_eq!(nix::unistd::read(&read, &mut byte).unwrap(), 1);
-            assert!(matches!(reader.next::<ToAgent>().await, Ok(None)));
+            assert!(matches!(reader.next::<MessageToAgent>().await, Ok(None)));
         });
     }
 }

@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 use tokio::task::{AbortHandle, JoinHandle};
 use tokio::time::timeout;
 
-use crate::agent_message::{AgentCall, FromAgent, MessageReader, ToAgent};
+use crate::agent_message::{AgentCall, MessageFromAgent, MessageReader, MessageToAgent};
 use crate::carried_flow::CarriedFlow;
 use crate::connect_wait::ConnectWait;
 use crate::datagrams::DatagramPeer;
@@ -84,7 +84,7 @@ impl AgentSocket {
     /// Informs the process that the socket is over.
     pub(crate) async fn end(self: Rc<AgentSocket>) {
         let info = self.held.borrow().as_deref().map(last_info);
-        self.owner.enqueue(FromAgent::Over {
+        self.owner.enqueue(MessageFromAgent::Over {
             info: info.map(Box::new),
         });
         // Whatever waits for an answer holds the socket.
@@ -118,14 +118,14 @@ impl AgentSocket {
     }
 
     /// The message to a process that reopened the connection.
-    pub(crate) fn reopened_message(&self) -> FromAgent {
+    pub(crate) fn reopened_message(&self) -> MessageFromAgent {
         let held = self.held.borrow();
         let options = match (&*held, &*self.options.borrow()) {
             (Some(held), _) => (&*held.options.borrow()).into(),
             (None, Some(options)) => options.into(),
             (None, None) => self.call.options.clone(),
         };
-        FromAgent::Reopened {
+        MessageFromAgent::Reopened {
             server: self.call.server.clone(),
             target: self.call.target.clone(),
             ipv6: self.call.keep.as_ref().is_some_and(|keep| keep.ipv6),
@@ -138,7 +138,7 @@ impl AgentSocket {
         let (give, given) = oneshot::channel();
         let descriptor = Some(give);
         self.inlet.replace(Some(DatagramInlet { end, descriptor }));
-        self.owner.enqueue(FromAgent::Open);
+        self.owner.enqueue(MessageFromAgent::Open);
         given
     }
 
@@ -150,7 +150,7 @@ impl AgentSocket {
     }
 
     fn answer(&self, ask: u64, fault: Option<SocketFault>, info: Option<D2tpInfo>) {
-        self.owner.enqueue(FromAgent::Answer {
+        self.owner.enqueue(MessageFromAgent::Answer {
             ask,
             fault: fault.map(|fault| (fault.errno, fault.text)),
             info: info.map(Box::new),
@@ -161,13 +161,13 @@ impl AgentSocket {
 async fn listen(mut reader: MessageReader, socket: Rc<AgentSocket>) {
     loop {
         match reader.next().await {
-            Ok(Some(ToAgent::Options { options })) => {
+            Ok(Some(MessageToAgent::Options { options })) => {
                 // What its library took is no nonsense.
                 if let Ok(options) = SocketOptions::try_from(&options) {
                     socket.change(options);
                 }
             }
-            Ok(Some(ToAgent::Info { ask })) => {
+            Ok(Some(MessageToAgent::Info { ask })) => {
                 let held = socket.held.borrow().clone();
                 let info = held.map_or_else(
                     // The program's library knows what for.
@@ -176,7 +176,7 @@ async fn listen(mut reader: MessageReader, socket: Rc<AgentSocket>) {
                 );
                 socket.answer(ask, None, Some(info));
             }
-            Ok(Some(ToAgent::Flush { ask, bytes })) => {
+            Ok(Some(MessageToAgent::Flush { ask, bytes })) => {
                 if socket.pending_flushes.borrow().len() >= ASKS_MAX {
                     let fault = SocketFault::new(libc::EAGAIN, "too many wait for it");
                     socket.answer(ask, Some(fault), None);
@@ -203,19 +203,19 @@ async fn listen(mut reader: MessageReader, socket: Rc<AgentSocket>) {
                 let asks = &socket.pending_flushes;
                 asks.borrow_mut().insert(ask, flushing.abort_handle());
             }
-            Ok(Some(ToAgent::Forget { ask })) => {
+            Ok(Some(MessageToAgent::Forget { ask })) => {
                 if let Some(flushing) = socket.pending_flushes.borrow_mut().remove(&ask) {
                     flushing.abort();
                 }
             }
-            Ok(Some(ToAgent::Message(message))) => {
+            Ok(Some(MessageToAgent::Message(message))) => {
                 if let Some(inlet) = &*socket.inlet.borrow()
                     && let Some(bytes) = message.bytes()
                 {
                     inlet.end.send(message.route(), message.expiry(), &bytes);
                 }
             }
-            Ok(Some(ToAgent::Carry { .. })) => {
+            Ok(Some(MessageToAgent::Carry { .. })) => {
                 if let Some(inlet) = &mut *socket.inlet.borrow_mut()
                     && let (Some(give), Some(fd)) =
                         (inlet.descriptor.take(), reader.take_descriptor())
@@ -224,28 +224,28 @@ async fn listen(mut reader: MessageReader, socket: Rc<AgentSocket>) {
                     let _ = give.send(fd);
                 }
             }
-            Ok(Some(ToAgent::Closed)) => {
+            Ok(Some(MessageToAgent::Closed)) => {
                 socket.owner.end();
             }
-            Ok(Some(ToAgent::DLock { held })) => socket.owner.set_locked(held),
-            Ok(Some(ToAgent::Heard)) => socket.owner.on_fault_heard(),
-            Ok(Some(ToAgent::NetworkChanged)) => {
+            Ok(Some(MessageToAgent::DLock { held })) => socket.owner.set_locked(held),
+            Ok(Some(MessageToAgent::Heard)) => socket.owner.on_fault_heard(),
+            Ok(Some(MessageToAgent::NetworkChanged)) => {
                 if let Some(held) = &*socket.held.borrow()
                     && let Some(line) = &held.session
                 {
                     line.0.device.network_changed();
                 }
             }
-            Ok(Some(ToAgent::Release { ask })) => {
+            Ok(Some(MessageToAgent::Release { ask })) => {
                 socket.owner.let_go();
                 socket.answer(ask, None, None);
             }
             Ok(Some(
-                ToAgent::Socket(_)
-                | ToAgent::Keep(_)
-                | ToAgent::Left
-                | ToAgent::Reopen(_)
-                | ToAgent::Descriptor(_),
+                MessageToAgent::Socket(_)
+                | MessageToAgent::Keep(_)
+                | MessageToAgent::Left
+                | MessageToAgent::Reopen(_)
+                | MessageToAgent::Descriptor(_),
             )) => {}
             Ok(None) | Err(_) => return socket.on_process_left(),
         }

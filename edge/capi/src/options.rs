@@ -5,7 +5,7 @@
 //! | DEADLINE | int, int64_t: seconds from now, 0 for none; struct timespec: a time of day | both ways, at any time |
 //! | ESIZE | uint64_t | bytes that will be sent and received together; 0 when not known |
 //! | POLICY, IFLATE, PRIORITY | int | words of the header |
-//! | BUDGET | uint64_t | bytes on links that cost |
+//! | BUDGET | uint64_t | bytes on metered links |
 //! | PEERKEY | 32 bytes, or 43 characters | before `connect` |
 //! | PROXY | text | before `connect` |
 //! | EXPIRY | int: milliseconds | how long a datagram is worth sending |

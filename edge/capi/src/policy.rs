@@ -1,7 +1,7 @@
 //! Whether a socket's flow pays for links, from its options: D2Sched's decision for one flow, or in an agent
 //! that of its scheduler for all.
 //!
-//! Only a deadline or a budget makes this look again every second, and only while a link that costs is up: other
+//! Only a deadline or a budget makes this look again every second, and only while a metered link is up: other
 //! policies are decided once. Where the program named thresholds, what is ahead of it decides ([`crate::read_ahead`]),
 //! five times a second.
 
@@ -378,7 +378,7 @@ impl BudgetMeter {
     }
 }
 
-/// Whether links that cost should carry a flow that has nothing left to spend on them.
+/// Whether metered links should carry a flow that has nothing left to spend on them.
 fn is_broke(options: &SocketOptions, left: Option<u64>, decision: &ClientDecision) -> bool {
     left == Some(0) && options.if_late != DeadlineFallback::Wait && decision.lacks_budget
 }

@@ -359,7 +359,7 @@ mod tests {
         }
     }
 
-    /// A program that reads 100 kB a second over a link that costs and carries ten times as much, for `seconds`:
+    /// A program that reads 100 kB a second over a metered link and carries ten times as much, for `seconds`:
     /// how much was ahead at least and at most, and how often it began to pay.
     fn run(options: &SocketOptions, seconds: u64) -> (u64, u64, u32) {
         let ahead = ReadAhead::default();

@@ -12,7 +12,7 @@ use tokio::sync::{Notify, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 
-use crate::agent_message::{FromAgent, send_message};
+use crate::agent_message::{MessageFromAgent, send_message};
 use crate::errno::SocketFault;
 
 /// How long a program may take to confirm a fault before its socket breaks anyway.
@@ -25,7 +25,7 @@ const MISSED_WITHIN: Duration = Duration::from_secs(1); // a guess: it is on thi
 const KEPT_FOR: Duration = Duration::from_secs(24 * 3600); // a guess: a device that is used every day
 
 /// A message for the process, and a channel that reports when it is sent.
-type QueuedMessage = (FromAgent, Option<oneshot::Sender<()>>);
+type QueuedMessage = (MessageFromAgent, Option<oneshot::Sender<()>>);
 
 /// Whether the owning process exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -174,7 +174,7 @@ impl SocketOwner {
         kept.try_clone().ok()
     }
 
-    pub(crate) fn enqueue(&self, what: FromAgent) {
+    pub(crate) fn enqueue(&self, what: MessageFromAgent) {
         // One that is gone needs no words.
         if let Some(sender) = &*self.messages.borrow() {
             let _ = sender.send((what, None));
@@ -183,11 +183,11 @@ impl SocketOwner {
 
     /// Sends the process the size of datagrams that fit.
     pub(crate) fn has_room(&self, bytes: usize) {
-        self.enqueue(FromAgent::Room { bytes });
+        self.enqueue(MessageFromAgent::Room { bytes });
     }
 
     /// Sends a message. Returns when the kernel has it.
-    pub(crate) async fn send(&self, what: FromAgent) {
+    pub(crate) async fn send(&self, what: MessageFromAgent) {
         let (done, told) = oneshot::channel();
         match &*self.messages.borrow() {
             Some(sender) => drop(sender.send((what, Some(done)))),
@@ -201,7 +201,7 @@ impl SocketOwner {
         if self.away_since().is_some() {
             return;
         }
-        self.enqueue(FromAgent::fault(fault));
+        self.enqueue(MessageFromAgent::fault(fault));
         let heard = async {
             tokio::select! {
                 () = self.fault_acked.notified() => {}

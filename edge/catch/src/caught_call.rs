@@ -8,46 +8,46 @@ use std::sync::Arc;
 use crate::notify::SeccompSupervisor;
 use crate::{notify, preload};
 
-/// A call of a program that waits for its answer.
+/// A program's system call that waits for an answer.
 #[derive(Debug)]
 pub enum CaughtCall {
     /// The program wants this socket connected.
     Connect {
-        /// The program's own socket: what is done with it is done for the program.
+        /// The program's own socket: operations on it take effect in the program.
         socket: OwnedFd,
-        /// Where to.
+        /// The destination.
         to: SocketAddr,
-        /// How it goes on.
+        /// The handle to answer the call.
         answer: CallAnswer,
     },
     /// The program wants to send a datagram on a socket that is not connected.
     Send {
-        /// Where to.
+        /// The destination.
         to: SocketAddr,
-        /// How it goes on.
+        /// The handle to answer the call.
         answer: CallAnswer,
     },
     /// The program listens with this socket, or is about to.
     Listen {
         /// The program's own socket.
         socket: OwnedFd,
-        /// How it goes on.
+        /// The handle to answer the call.
         answer: CallAnswer,
     },
-    /// The process becomes a program whose calls the kernel holds.
+    /// The process executes a program whose calls the kernel holds.
     Supervised {
-        /// Hears them.
+        /// The supervisor of its calls.
         supervisor: SeccompSupervisor,
-        /// How it goes on.
+        /// The handle to answer the call.
         answer: CallAnswer,
     },
-    /// The process becomes a program whose calls nobody catches.
+    /// The process executes a program whose calls are not caught.
     Unsupervised {
-        /// The file's path, as it was called.
+        /// The path in the call.
         program: String,
-        /// Why not.
+        /// The reason.
         because: UncaughtReason,
-        /// How it goes on.
+        /// The handle to answer the call.
         answer: CallAnswer,
     },
 }
@@ -57,18 +57,18 @@ pub enum CaughtCall {
 pub enum UncaughtReason {
     /// Its calls cannot be held.
     System(io::Error),
-    /// The calls are held, and `cedos run` does not get them: they fail.
+    /// The calls are held, but `cedos run` does not receive them: they fail.
     Unheard(io::Error),
-    /// Held, it would not have the rights that its file gives it.
+    /// With a filter, the program would lose the privileges that its file gives it.
     Privileged,
     /// The program is of another architecture.
     Foreign,
 }
 
-/// What the program hears.
+/// The answer to a caught call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CallVerdict {
-    /// The call goes on by itself.
+    /// The kernel carries the call out.
     Continue,
     /// The call was carried out.
     Done,
@@ -89,7 +89,7 @@ enum AnswerChannel {
     Asked(OwnedFd),
 }
 
-/// The answer to a call. Not given, the call fails with ENETUNREACH.
+/// A handle to answer a call. If it is dropped, the call fails with ENETUNREACH.
 #[derive(Debug)]
 pub struct CallAnswer(Option<AnswerChannel>);
 
@@ -102,7 +102,7 @@ impl CallAnswer {
         CallAnswer(Some(AnswerChannel::Asked(question)))
     }
 
-    /// Gives it. Whether the program still waited is its own business.
+    /// Sends the answer. The program may have ended before.
     pub fn give(mut self, verdict: CallVerdict) {
         self.say(verdict);
     }

@@ -9,22 +9,22 @@ use std::path::{Path, PathBuf};
 
 use object::{Object, ObjectKind, ObjectSection, ReadCache};
 
-/// Interpreters of interpreters at most (execve(2) goes as far).
+/// The most nested interpreters (execve(2) has the same limit).
 const INTERPRETERS_MAX: usize = 5;
 
-/// First line of a script (execve(2)).
+/// The most bytes of a script's first line (execve(2)).
 const FIRST_LINE_BYTES_MAX: u64 = 256;
 
-/// How a program calls the kernel.
+/// How a program makes system calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ExecutableKind {
-    /// By a C library that is loaded at start: what is in front of that is called first.
+    /// By a C library that is loaded at start: a preloaded library is called first.
     Dynamic,
-    /// By itself, and it has its own way of looking names up.
+    /// Directly, with its own resolver of names.
     Go,
-    /// By itself.
+    /// Directly.
     Static,
-    /// The program runs with more rights than its user's, so nothing may be put in front of it.
+    /// The program runs with more privileges than its user's, so that no library may be preloaded.
     Privileged,
 }
 
@@ -33,9 +33,9 @@ pub enum ExecutableKind {
 pub struct Executable {
     /// The file that was found.
     pub path: PathBuf,
-    /// The file that runs: an interpreter's, for a script.
+    /// The file that is executed: the interpreter of a script.
     pub runs: PathBuf,
-    /// What that is.
+    /// The kind of that file.
     pub kind: ExecutableKind,
 }
 
@@ -60,7 +60,7 @@ impl Executable {
         Err(io::Error::new(io::ErrorKind::InvalidInput, text))
     }
 
-    /// The name of what runs, without its folder.
+    /// The name of the executed file, without its folder.
     pub fn name(&self) -> String {
         let name = self.runs.file_name().unwrap_or_default();
         name.to_string_lossy().into_owned()
@@ -169,7 +169,7 @@ fn kind_of(path: &Path) -> io::Result<ExecutableKind> {
     })
 }
 
-/// Whether the file gives capabilities to who runs it (capabilities(7)).
+/// Whether the file has capabilities (capabilities(7)).
 fn has_capabilities(path: &Path) -> bool {
     let Ok(path) = CString::new(path.as_os_str().as_bytes()) else {
         return false;

@@ -51,40 +51,40 @@ const TUN_MTU: u16 = 9_000; // a guess
 /// The network namespace of a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProgramNamespace {
-    /// This process's.
+    /// This process's namespace.
     Shared,
-    /// Its own: nothing leaves it.
+    /// A namespace of its own, without any network.
     Own,
-    /// Its own, with a TUN that takes what would leave.
+    /// A namespace of its own, with a TUN that takes what would leave.
     Tun,
 }
 
-/// How to start.
+/// How to start a program.
 #[derive(Debug)]
 pub struct LaunchPlan {
-    /// What.
+    /// The program to start.
     pub program: Executable,
-    /// Its words, the first being its name.
+    /// The arguments, the first being its name.
     pub words: Vec<OsString>,
-    /// Where.
+    /// The network namespace.
     pub namespace: ProgramNamespace,
-    /// Its connections are held by the kernel until they are answered.
+    /// Whether the kernel holds its connect calls until they are answered.
     pub notify: bool,
 }
 
-/// What the child made.
+/// Sockets and devices that the child created.
 pub struct LaunchResources {
-    /// Where the local proxy listens.
+    /// The listening socket of the local proxy.
     pub proxy: TcpListener,
-    /// Where preload.c asks.
+    /// The socket that preload.c sends requests to.
     pub preload_socket: OwnedFd,
-    /// The name of that place.
+    /// The name of that socket.
     pub preload_name: OsString,
-    /// Where names are looked up.
+    /// The socket of the name server.
     pub dns: std::net::UdpSocket,
     /// The program's TUN device.
     pub tun: Option<OwnedFd>,
-    /// Bytes of a packet there.
+    /// The MTU of that device.
     pub tun_mtu: u16,
     reserved: ReservedPort,
     socket_server: Option<OwnedFd>,
@@ -134,7 +134,7 @@ impl LaunchResources {
     }
 }
 
-/// A program that waits for its word to go.
+/// A program that is ready to be started.
 pub struct PreparedProgram {
     pid: Pid,
     channel: OwnedFd,
@@ -144,11 +144,11 @@ pub struct PreparedProgram {
     pub resources: LaunchResources,
 }
 
-/// A program that runs.
+/// A program that was started, and its helper process.
 pub struct RunningProgram {
-    /// Its process.
+    /// The process id.
     pub pid: Pid,
-    /// The porter's, which ends with this process.
+    /// The process that creates sockets in the program's namespace, which ends with this process.
     pub socket_server: Option<Pid>,
     listener: Option<OwnedFd>,
 }
@@ -303,7 +303,7 @@ impl PreparedProgram {
     }
 }
 
-/// In the child: all up to the program. Returns why it could not.
+/// Sets up the child, up to the start of the program. Returns why that failed.
 fn begin(plan: &LaunchPlan, channel: &OwnedFd, path: &CString, words: &[CString]) -> io::Error {
     let prepared = prepare(plan, channel).and_then(|()| await_go(channel));
     let environment = match prepared {
@@ -325,7 +325,7 @@ fn begin(plan: &LaunchPlan, channel: &OwnedFd, path: &CString, words: &[CString]
     io::Error::new(error.kind(), format!("{shown} cannot be run: {error}"))
 }
 
-/// Rust ignores SIGPIPE, and ignored signals outlive execve.
+/// Restores the default of SIGPIPE, which Rust ignores: ignored signals survive execve.
 fn restore_signals() {
     // SAFETY: no handler of ours is left.
     unsafe {
@@ -397,7 +397,7 @@ const NO_NAMESPACE: &str = "this system gives no network namespace (user namespa
 const NO_FILTER: &str = "no port for connections: on this system only root may filter a socket's \
     packets. With --strict the program has its own network, where it may";
 
-/// New namespaces: of users too, where that is what it takes.
+/// Enters new namespaces, with one of users if that is necessary.
 fn enter() -> io::Result<()> {
     let Err(error) = unshare(CloneFlags::CLONE_NEWNET) else {
         return Ok(());
@@ -470,7 +470,7 @@ fn configure_namespace(namespace: ProgramNamespace) -> io::Result<Option<OwnedFd
     Ok(tun)
 }
 
-/// A process that stays in the namespace, as our parent's child.
+/// Starts a process that stays in the namespace, as a child of our parent.
 fn start_socket_server() -> io::Result<(i32, OwnedFd)> {
     let (ours, theirs) = socketpair(
         AddressFamily::Unix,

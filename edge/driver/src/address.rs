@@ -5,14 +5,14 @@ use std::str::FromStr;
 
 use d2tp_session::PublicKey;
 
-/// Where a server is and who it must be.
+/// The address and the public key of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerAddress {
     /// Name or literal address (IPv6 without brackets).
     pub host: String,
     /// UDP port.
     pub port: u16,
-    /// Its public key: nobody else is spoken to.
+    /// The server's public key. The device talks to no other host.
     pub key: PublicKey,
 }
 

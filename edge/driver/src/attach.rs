@@ -14,9 +14,9 @@ use d2tp_udp::{BindError, BindOptions, LinkSocket};
 /// A socket on a link, and the server's address as it is reached there.
 #[derive(Debug)]
 pub struct Attachment {
-    /// Bound to the link.
+    /// The socket, bound to the link.
     pub socket: LinkSocket,
-    /// Where its datagrams for the server go.
+    /// The server's address over this link.
     pub remote: SocketAddr,
 }
 
@@ -33,7 +33,7 @@ pub trait Attach: Send + Sync + 'static {
     /// A socket that should be possible could not be had. The link is asked for again later.
     fn attach(&self, link: &Link, servers: &[SocketAddr]) -> Result<Vec<Attachment>, BindError>;
 
-    /// What else can be learnt of its links; nothing, if it does not say.
+    /// The probe of this provider's links; by default one that measures nothing.
     fn link_probe(&self) -> Arc<dyn LinkProbe> {
         Arc::new(NoLinkProbe)
     }
@@ -68,8 +68,8 @@ impl Attach for KernelLinks {
     }
 }
 
-/// The addresses at which a server is reached over a link: the first of each family that the link
-/// has, in the resolver's order; through NAT64 where a link has IPv6 only and the server IPv4 only.
+/// The addresses of a server over a link: the first of each family that the link has, in the resolver's
+/// order; through NAT64 if a link has IPv6 only and the server IPv4 only.
 fn server_addresses(link: &Link, servers: &[SocketAddr]) -> Vec<SocketAddr> {
     let mut found: Vec<SocketAddr> = Vec::new();
     for server in servers {
@@ -85,7 +85,7 @@ fn server_addresses(link: &Link, servers: &[SocketAddr]) -> Vec<SocketAddr> {
     found
 }
 
-/// An IPv4 address as it is reached through NAT64 with the well-known prefix (RFC 6052 §2.1).
+/// The NAT64 address of an IPv4 address under the well-known prefix (RFC 6052 §2.1).
 fn nat64(remote: SocketAddr) -> Option<SocketAddr> {
     let SocketAddr::V4(v4) = remote else {
         return None;

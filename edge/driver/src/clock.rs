@@ -23,7 +23,7 @@ fn read(clock: libc::clockid_t) -> Time {
     Time::from_nanos(ts.tv_sec as u64 * 1_000_000_000 + ts.tv_nsec as u64)
 }
 
-/// Tells one boot of the machine from another; zero where the system does not say.
+/// A number that identifies this boot of the machine; zero if the system has none.
 pub fn boot() -> u32 {
     static BOOT: std::sync::OnceLock<u32> = std::sync::OnceLock::new();
     *BOOT.get_or_init(|| {

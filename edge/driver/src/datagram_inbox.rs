@@ -5,14 +5,14 @@ use std::task::Waker;
 
 use bytes::Bytes;
 
-/// Datagrams of a session that arrived and were not read yet; the oldest is dropped and counted.
-/// With a reader that keeps up two or three are enough; more only delays what is read.
+/// Received datagrams of a session that wait to be read. When there are more, the oldest is dropped and
+/// counted. Two or three suffice for a reader that keeps up; more only delays what is read.
 pub const DATAGRAMS_UNREAD_MAX: usize = 256;
 
 /// A datagram from the peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Datagram {
-    /// What it belongs to, as the peer says; 0 unless the two agreed on something.
+    /// The context number that the peer gave; 0 unless the two agreed on contexts.
     pub context: u64,
     /// The payload.
     pub bytes: Bytes,
@@ -24,7 +24,7 @@ pub(crate) struct DatagramInbox {
     pub(crate) unread: VecDeque<Datagram>,
     pub(crate) unread_dropped: u64,
     pub(crate) reader: Option<Waker>,
-    /// Inboxes of the contexts that have a reader of their own.
+    /// Inboxes of the contexts that have their own reader.
     pub(crate) context_inboxes: BTreeMap<u64, DatagramInbox>,
 }
 
@@ -41,7 +41,7 @@ impl DatagramInbox {
         self.wake();
     }
 
-    /// Gives a context an inbox of its own, with what has come of it; false if it has one.
+    /// Gives a context its own inbox, with its datagrams that have arrived. False if it has one.
     pub(crate) fn separate_context(&mut self, context: u64) -> bool {
         if self.context_inboxes.contains_key(&context) {
             return false;

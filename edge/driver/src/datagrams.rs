@@ -24,15 +24,15 @@ use crate::clock;
 use crate::datagram_inbox::Datagram;
 use crate::driver_core::DriverShared;
 
-/// Why a datagram was not taken.
+/// Why a datagram was not sent.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DatagramError {
-    /// No packet can carry it whole, and it is never cut.
+    /// The datagram does not fit in one packet, and datagrams are never split.
     #[error("a datagram of {bytes} bytes is too large: {max} fit a packet now")]
     TooBig {
-        /// Its size.
+        /// Size of the datagram in bytes.
         bytes: usize,
-        /// The largest that is taken now.
+        /// The largest size that can be sent now.
         max: usize,
     },
     /// The session is over.
@@ -48,7 +48,7 @@ pub struct ContextInbox {
 
 impl ContextInbox {
     /// The next datagram of the context; `None` when the session is over.
-    /// [`crate::DATAGRAMS_UNREAD_MAX`] wait to be read; beyond that the oldest goes.
+    /// [`crate::DATAGRAMS_UNREAD_MAX`] wait to be read; beyond that the oldest is dropped.
     pub async fn recv(&self) -> Option<Bytes> {
         std::future::poll_fn(|cx| {
             let Connection {
@@ -128,20 +128,20 @@ impl Connection {
         }
     }
 
-    /// Who is at the other end.
+    /// The public key of the peer.
     pub fn peer(&self) -> PublicKey {
         self.peer
     }
 
-    /// Figures of its paths.
+    /// Statistics of the session's paths.
     pub fn paths(&self) -> Vec<PathStats> {
         let inner = self.shared.inner.lock();
         let session = inner.core.session(self.session);
         session.map(|s| s.path_stats()).unwrap_or_default()
     }
 
-    /// The largest datagram that is taken now. It grows and shrinks with the paths in use, so ask
-    /// again after [`DatagramError::TooBig`]; some 1,100 bytes always fit.
+    /// The largest datagram that can be sent now. The size changes with the paths in use, so ask again
+    /// after [`DatagramError::TooBig`]; some 1,100 bytes always fit.
     pub fn datagram_max(&self) -> Option<usize> {
         let inner = self.shared.inner.lock();
         inner.core.session(self.session).map(|s| s.datagram_max())
@@ -211,8 +211,8 @@ impl Connection {
         .await
     }
 
-    /// From now on datagrams of this context are read from what is returned, those that came already among
-    /// them; `None` if somebody reads them or the session is over.
+    /// Separates the datagrams of this context, which are then read from the returned inbox, those that
+    /// arrived before included. `None` if the context has a reader or the session is over.
     pub fn context(&self, context: u64) -> Option<ContextInbox> {
         let mut inner = self.shared.inner.lock();
         inner.core.session(self.session)?;
@@ -223,7 +223,7 @@ impl Connection {
         })
     }
 
-    /// What became of the datagrams so far, and how many arrived that nobody read in time.
+    /// Counts of sent datagrams, and the number of received ones that were dropped unread.
     pub fn datagram_stats(&self) -> Option<(DatagramStats, u64)> {
         let inner = self.shared.inner.lock();
         let stats = inner.core.session(self.session)?.datagram_stats();

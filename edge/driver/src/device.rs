@@ -45,54 +45,54 @@ use crate::relay_dispatch;
 use crate::server::{CLOSE_GRACE, seed};
 use crate::wake_detector::WakeDetector;
 
-/// Epochs reserved for one process: an instance is new for each, so none was used before.
+/// Epochs of a process with a fresh instance, of which none was used before.
 pub(crate) const EPOCHS: std::ops::Range<u32> = 1..u32::MAX;
-/// How often grants, rates and paths are looked at while something moves.
+/// The interval at which grants, rates and paths are updated while data moves.
 const TICK: Duration = Duration::from_nanos(d2tp_device::TICK.as_nanos());
-/// The runtime's timers are set anew after a sleep of this length: less is within their own error.
+/// The length of sleep after which timers are set anew: less is within their own error.
 const REARM_MIN: Span = Span::from_millis(100);
 
-/// How a device calls.
+/// How a device connects to its server.
 #[derive(Clone, Debug)]
 pub struct DeviceOptions {
     /// Address and key of the server.
     pub server: ServerAddress,
-    /// Who the device is.
+    /// The key pair of the device.
     pub key: SecretKey,
     /// Protocol settings.
     pub config: EndpointConfig,
 }
 
-/// A link as the device uses it now.
+/// The status of a link in this device's session.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LinkStatus {
     /// The device's name of the link.
     pub name: String,
-    /// What it costs.
+    /// The cost class of the link.
     pub class: CostClass,
     /// What it may be used for.
     pub usage: LinkUse,
     /// Payload bytes received and sent over it since the device started.
     pub payload: (u64, u64),
-    /// For how long payload came in, in steps of 0.1 s: what came in that time says how fast the link is, also
-    /// where little came.
+    /// How long payload was arriving, in steps of 0.1 s. With the bytes of that time this gives the
+    /// link's rate even where little arrived.
     pub busy: Span,
-    /// Bytes per second received and sent lately, once something was.
+    /// Recent bytes per second, received and sent together; none before any were.
     pub rate: Option<u64>,
-    /// Whether what is asked over it is answered. A link that is [`LinkAnswers::Silent`] is down, whatever
-    /// addresses it has.
+    /// Whether packets sent over the link are answered. A link that is [`LinkAnswers::Silent`] counts
+    /// as down, even with an address.
     pub answers: LinkAnswers,
-    /// Its path, if it has one that works.
+    /// The link's path, if it has one that works.
     pub path: Option<PathStats>,
 }
 
-/// What the device keeps of its links beside what it decides about them.
+/// What the device stores of its links beside the state of their decisions.
 #[derive(Default)]
 pub(crate) struct DeviceState {
     pub(crate) links: DeviceLinks,
-    /// Every link as it was last described.
+    /// The latest description of every link.
     pub(crate) described: BTreeMap<String, Link>,
-    /// What radios had counted when they were last read.
+    /// Radio statistics of each link when they were last read.
     pub(crate) stations: BTreeMap<String, StationStats>,
     sleep: SleepMeter,
 }
@@ -103,14 +103,14 @@ pub(crate) struct DeviceInner {
     remotes: Vec<SocketAddr>,
     attach: Arc<dyn Attach>,
     pub(crate) link_probe: Arc<dyn LinkProbe>,
-    /// Held from an input until its actions are carried out, so that they are in their order. Taken before
-    /// the core's lock.
+    /// Held from an input until its actions are carried out, so that they keep their order. Locked
+    /// before the core.
     carrying: Mutex<()>,
-    /// Taken after the core's lock where both are needed.
+    /// Locked after the core, where both are needed.
     pub(crate) state: Mutex<DeviceState>,
-    /// Announced whenever payload was seen to move, and when a link begins or ceases to answer.
+    /// Notified when payload was seen to move, and when a link begins or ceases to answer.
     moved: watch::Sender<()>,
-    /// Announced when a link begins or ceases to answer.
+    /// Notified when a link begins or ceases to answer.
     answers: watch::Sender<()>,
     runtime: Handle,
 }
@@ -148,12 +148,12 @@ pub struct Device {
     body: Arc<DeviceInner>,
     peer: [u8; 32],
     ticker: JoinHandle<()>,
-    /// Asks first hops.
+    /// The task that probes first hops.
     hop_prober: JoinHandle<()>,
     watcher: Option<JoinHandle<()>>,
-    /// Its instance's journal, if it has one.
+    /// The journal of the device's instance, if it has one.
     pub(crate) instance_upkeep: Option<crate::instance::InstanceUpkeep>,
-    /// Its instance, where that is the next process's when it ends.
+    /// The lease of the device's instance, if the next process uses the instance again.
     pub(crate) lease: Option<Arc<crate::instance_lease::InstanceLease>>,
 }
 
@@ -182,7 +182,7 @@ impl Device {
         Device::begin(options, attach, connect).await
     }
 
-    /// A device whose session `make` puts into the core.
+    /// Creates a device whose session `make` adds to the core.
     pub(crate) async fn begin(
         options: DeviceOptions,
         attach: Arc<dyn Attach>,
@@ -241,12 +241,12 @@ impl Device {
         })
     }
 
-    /// What [`crate::instance`] needs of it.
+    /// The core and the session, for [`crate::instance`].
     pub(crate) fn parts(&self) -> (&Arc<DriverShared>, SessionId, [u8; 32]) {
         (&self.body.shared, self.body.session, self.peer)
     }
 
-    /// What tasks need to speak with the server.
+    /// The handle by which tasks make requests to the server.
     pub(crate) fn to_server(&self) -> ServerHandle {
         ServerHandle {
             shared: Arc::downgrade(&self.body.shared),
@@ -255,7 +255,7 @@ impl Device {
         }
     }
 
-    /// Follows the machine's links: what `usage` says of each is done now and at every change.
+    /// Follows the machine's links: sets each to what `usage` returns, now and at every change.
     pub fn follow_links(
         &mut self,
         mut links: watch::Receiver<Arc<Vec<Link>>>,
@@ -311,8 +311,8 @@ impl Device {
             .open(self.body.session, self.peer, settings)
     }
 
-    /// Whether a flow may spend on paid links, and how many bytes in all. Takes effect at once,
-    /// both ways.
+    /// Sets whether a flow may spend on paid links, and how many bytes in all. Takes effect at once, in
+    /// both directions.
     pub fn allow_paid(&self, flow: &Flow, allowed: bool, budget: Option<u64>) {
         let id = flow.flow_id();
         self.body.input(|links, now, session| match allowed {
@@ -321,13 +321,13 @@ impl Device {
         });
     }
 
-    /// Bytes that the flow has had on links that cost since it was last allowed to pay.
+    /// Bytes carried for the flow on metered links since it was last allowed to pay.
     pub fn paid_bytes(&self, flow: &Flow) -> u64 {
         self.body
             .observed(|links, _| links.paid_bytes(flow.flow_id()))
     }
 
-    /// Says what one link may be used for from now on.
+    /// Sets what one link may be used for.
     pub fn set_use(&self, name: &str, usage: LinkUse) {
         self.body
             .input(|links, now, session| links.on_use(now, session, name, usage));
@@ -340,7 +340,7 @@ impl Device {
         self.body.input(|links, now, _| links.freeze(now, name));
     }
 
-    /// Goes on with a link that was frozen by [`Device::freeze`].
+    /// Resumes a link that was frozen by [`Device::freeze`].
     pub fn unfreeze(&self, name: &str) {
         self.body
             .input(|links, now, session| links.unfreeze(now, session, name));
@@ -355,7 +355,7 @@ impl Device {
             .input(|links, now, session| links.renew(now, session));
     }
 
-    /// Writes what the session does from now on to `log`.
+    /// Logs the session's events to `log` from now on.
     pub fn log_to(&self, log: &Arc<Qlog>) {
         self.body.shared.log_to(log);
         let inner = self.body.shared.inner.lock();
@@ -367,8 +367,8 @@ impl Device {
         }
     }
 
-    /// Adds a line of the program's own to the session's log, if there is one: why it chose a link,
-    /// say. `name` is `schema:event`.
+    /// Adds an event of the program's own to the session's log, if there is one: for example, why it
+    /// chose a link. `name` is `schema:event`.
     pub fn note(&self, name: &str, data: impl FnOnce() -> serde_json::Value) {
         let mut inner = self.body.shared.inner.lock();
         inner.drain_trace();
@@ -383,29 +383,30 @@ impl Device {
         inner.qlog = Some(feed);
     }
 
-    /// The session as a whole: its datagrams.
+    /// A handle on the session, which sends and receives datagrams.
     pub fn connection(&self) -> Connection {
         let peer = PublicKey(self.peer);
         Connection::new(self.body.shared.clone(), self.body.session, peer)
     }
 
-    /// Links as they are used now.
+    /// The current status of each link.
     pub fn link_statuses(&self) -> Vec<LinkStatus> {
         self.body.link_statuses()
     }
 
-    /// Tells, at most ten times a second, that links carried payload, and when a link begins or ceases to answer: for
-    /// a client that looks at [`Device::link_statuses`] only then.
+    /// Notifies, at most ten times a second, that links carried payload, and that a link begins or
+    /// ceases to answer: for a client that reads [`Device::link_statuses`] only then.
     pub fn watch_traffic(&self) -> watch::Receiver<()> {
         self.body.moved.subscribe()
     }
 
-    /// Tells when a link begins to answer, or counts as silent: what may be used is to be decided anew.
+    /// Notifies when a link begins to answer, or counts as silent, so that its use must be decided
+    /// anew.
     pub fn watch_answers(&self) -> watch::Receiver<()> {
         self.body.answers.subscribe()
     }
 
-    /// Figures of every path, whatever its link.
+    /// Statistics of every path, whatever its link.
     pub fn paths(&self) -> Vec<PathStats> {
         self.body.paths()
     }
@@ -425,7 +426,7 @@ impl Device {
             .map_or(0, |s| s.duplicate_bytes())
     }
 
-    /// What happens in the session, from now on, with the time of each.
+    /// The session's events from now on, each with its time.
     pub fn events(&self) -> broadcast::Receiver<(Time, SessionEvent)> {
         self.body.shared.events.subscribe()
     }
@@ -441,14 +442,14 @@ impl Device {
             .cloned()
     }
 
-    /// Tells the server that the device leaves: for who cannot wait for [`Device::close`].
+    /// Informs the server that the device leaves, without waiting as [`Device::close`] does.
     pub fn say_goodbye(&self) {
         self.body
             .shared
             .with(self.body.session, |s| s.close(0, "done"));
     }
 
-    /// Tells the server that the device leaves, and ends.
+    /// Informs the server that the device leaves, and ends the session.
     pub async fn close(self) {
         self.say_goodbye();
         tokio::time::sleep(CLOSE_GRACE).await;
@@ -467,7 +468,7 @@ impl Drop for Device {
 }
 
 impl DeviceInner {
-    /// Gives the links an input, and carries out what follows from it.
+    /// Passes an input to the links' state machine, and carries out its actions.
     pub(crate) fn input<R>(
         self: &Arc<Self>,
         input: impl FnOnce(&mut DeviceLinks, Time, &dyn SessionPaths) -> R,
@@ -487,7 +488,7 @@ impl DeviceInner {
         r
     }
 
-    /// Asks the links something, brought up to date.
+    /// Reads from the links' state machine after an update.
     fn observed<R>(&self, ask: impl FnOnce(&DeviceLinks, &dyn SessionPaths) -> R) -> R {
         self.with_links(|links, now, session| {
             links.observe(now, session);
@@ -514,7 +515,7 @@ impl DeviceInner {
         r
     }
 
-    /// Carries one action out. Whether the links are to be looked at soon because of it.
+    /// Carries out one action. Returns whether the links must be checked again soon.
     fn carry_out(self: &Arc<Self>, action: &LinkAction) -> bool {
         let now = clock::now();
         match action.scope() {
@@ -561,7 +562,7 @@ impl DeviceInner {
         true
     }
 
-    /// Makes a link's sockets. No lock of links or core is held meanwhile.
+    /// Creates a link's sockets. Neither the links nor the core are locked meanwhile.
     fn attach(&self, name: &str, ticket: u64) {
         let link = self.state.lock().described.get(name).cloned();
         let found = link.map_or(Ok(Vec::new()), |link| {
@@ -600,7 +601,7 @@ impl DeviceInner {
         self.look_for_sleep();
     }
 
-    /// Looks whether the machine slept since the last time.
+    /// Checks whether the machine was asleep since the last check.
     fn look_for_sleep(self: &Arc<Self>) {
         let slept = {
             // The lock first: both clocks are read in one breath.
@@ -623,7 +624,7 @@ impl DeviceInner {
         session.map(|s| s.path_stats()).unwrap_or_default()
     }
 
-    /// When the links are to be looked at again if nothing stirs before.
+    /// When the links must be checked again without an event.
     fn next_check_at(&self) -> Option<Time> {
         let beside = self.shared.inner.lock().relays.next_at();
         let links = self.state.lock().links.next_timeout();
@@ -650,7 +651,7 @@ impl DeviceInner {
     }
 }
 
-/// What the links' decisions need of a link's description.
+/// The facts about a link that its decisions need.
 fn facts_of(link: &Link) -> LinkFacts {
     let routes = |ipv6| link.routes.iter().any(|route| route.ipv6 == ipv6);
     LinkFacts {
@@ -665,8 +666,7 @@ fn facts_of(link: &Link) -> LinkFacts {
     }
 }
 
-/// Looks after links for as long as something moves, and then not until something does: an idle
-/// device wakes for nothing.
+/// Updates the links while data moves, and otherwise only at events: an idle device has no timer.
 async fn tick(body: Arc<DeviceInner>) {
     let standby = WakeDetector::watch()
         .inspect_err(|error| tracing::warn!(%error, "a sleep of the machine was noticed late"))

@@ -21,24 +21,24 @@ use crate::qlog::{Qlog, QlogFeed};
 use crate::relay_state::RelayState;
 use crate::source::{HostKey, SendSource};
 
-/// Why the driver could not do what it was asked.
+/// Why a call of the driver failed.
 #[derive(Debug, thiserror::Error)]
 pub enum DriverError {
     /// The server's name has no address.
     #[error("cannot find the proxy {host}: {cause}. Check the name, or give its address")]
     Resolve {
-        /// The name.
+        /// The server's host name.
         host: String,
-        /// What the resolver said.
+        /// The resolver's error.
         cause: io::Error,
     },
-    /// A socket could not be had.
+    /// No socket could be opened.
     #[error(transparent)]
     Bind(#[from] d2tp_udp::BindError),
     /// The links of this machine could not be read.
     #[error("cannot read the machine's network links: {0}")]
     Links(String),
-    /// What must survive the process cannot be read or written.
+    /// The journal cannot be read or written.
     #[error(transparent)]
     Journal(#[from] crate::journal::JournalError),
     /// The session is over.
@@ -49,7 +49,7 @@ pub enum DriverError {
     Flow(d2tp_session::FlowError),
 }
 
-/// What the driver keeps of one flow beside the core.
+/// The driver's state of a flow, beside the core's.
 #[derive(Default)]
 pub(crate) struct FlowEntry {
     pub(crate) reader: Option<Waker>,
@@ -57,27 +57,27 @@ pub(crate) struct FlowEntry {
     pub(crate) finisher: Option<Waker>,
     pub(crate) end: Option<FlowEnd>,
     pub(crate) source: Option<SourceCursor>,
-    /// Why the source failed, if it did.
+    /// Why the flow's source failed, if it did.
     pub(crate) source_error: Option<String>,
     pub(crate) detached: bool,
-    /// What the application needs to take the flow up again, if it may sleep.
+    /// What the application needs to resume the flow, if the flow may hibernate.
     pub(crate) memo: Option<Bytes>,
-    /// The flow sleeps: this handle is over.
+    /// Whether the flow hibernated, so that this handle is over.
     pub(crate) hibernated: bool,
-    /// Whether the flow waits to be accepted: nobody has a handle yet.
+    /// Whether the flow waits to be accepted and has no handle yet.
     pub(crate) unclaimed: bool,
-    /// Who opened it, if the peer did.
+    /// The host that opened the flow, if the peer did.
     pub(crate) opener: Option<HostKey>,
-    /// What is left to be read of a session that is over.
+    /// Unread bytes of a flow whose session is over.
     pub(crate) remains: Option<VecDeque<Bytes>>,
 }
 
-/// A source a flow sends from.
+/// The source that a flow sends from, and the position in it.
 pub(crate) struct SourceCursor {
     pub(crate) source: Arc<dyn SendSource>,
-    /// Flow offset of the source's first byte.
+    /// The flow offset of the source's first byte.
     pub(crate) base: u64,
-    /// Flow offset of the next byte to draw.
+    /// The flow offset of the next byte to read.
     pub(crate) next: u64,
     pub(crate) done: bool,
 }
@@ -92,18 +92,18 @@ impl FlowEntry {
     }
 }
 
-/// A link the driver has a socket on.
+/// A socket of the driver, which is a link for the core.
 pub(crate) struct DriverSocket {
     pub(crate) io: Arc<LinkSocket>,
-    /// Tell the core at which of our addresses datagrams arrive (servers on a wildcard address).
+    /// Whether the core needs the local address of received datagrams (servers on a wildcard address).
     pub(crate) reports_local: bool,
-    /// A batch the socket would not take yet.
+    /// A batch that the socket has no room for yet.
     pub(crate) unsent: Option<(Transmit, Vec<u8>)>,
-    /// Sends in a row that failed in a way that is the socket's own fault.
+    /// Consecutive failed sends whose error lies with the socket.
     pub(crate) faults: u32,
 }
 
-/// Why sessions ended: the last ones, for whoever still has a handle.
+/// The ends of the latest ended sessions, for remaining handles.
 #[derive(Default)]
 pub(crate) struct SessionEnds(VecDeque<(SessionId, SessionEnd)>);
 
@@ -118,10 +118,10 @@ impl SessionEnds {
     }
 }
 
-/// Ended sessions whose end can still be asked for.
+/// The number of ended sessions whose end is remembered.
 const ENDED_KEPT: usize = 1024; // a guess: a handle that asks does so at once
 
-/// Core and bookkeeping, behind the one lock.
+/// The core and the driver's state, under one lock.
 pub(crate) struct DriverCore {
     pub(crate) core: Endpoint,
     pub(crate) flows: BTreeMap<(SessionId, FlowId), FlowEntry>,
@@ -133,35 +133,35 @@ pub(crate) struct DriverCore {
     pub(crate) accepts: bool,
     pub(crate) stopped: bool,
     pub(crate) gone: Vec<LinkId>,
-    /// What paths had carried when their sockets failed: payload received and sent.
+    /// Payload received and sent by paths whose sockets failed.
     pub(crate) final_payload: BTreeMap<LinkId, (u64, u64)>,
-    /// Links whose sockets go as soon as their paths have said their last word.
+    /// Links whose sockets are closed as soon as their paths have sent their last packets.
     pub(crate) closing: Vec<LinkId>,
     pub(crate) inboxes: BTreeMap<SessionId, DatagramInbox>,
     pub(crate) qlog: Option<QlogFeed>,
-    /// Sessions at rest.
+    /// Hibernated sessions.
     pub(crate) hibernation: HibernationState,
-    /// What of its datagrams is not the core's.
+    /// Relays, and peers reached by them.
     pub(crate) relays: RelayState,
-    /// Flows whose sources are to be asked for bytes.
+    /// Flows whose sources must be read.
     pub(crate) drawing: BTreeSet<(SessionId, FlowId)>,
 }
 
 impl DriverCore {
-    /// The flow's source is asked for bytes in the next turn: it is new, there is room for more, or
-    /// the place changed. So a turn costs what has something to give, not what there is.
+    /// Schedules a read of the flow's source in the next turn: the source is new, there is room, or the
+    /// offset changed. A turn thus visits only sources that have work.
     pub(crate) fn schedule_source(&mut self, session: SessionId, flow: FlowId) {
         self.drawing.insert((session, flow));
     }
 
-    /// Hands on to the log what the core told since the last time.
+    /// Passes new trace records of the core to the log.
     pub(crate) fn drain_trace(&mut self) {
         if let Some(feed) = &mut self.qlog {
             feed.drain(&mut self.core);
         }
     }
 
-    /// A session is its record from now on: what was kept for it awake goes.
+    /// Removes the state of a session that hibernated.
     pub(crate) fn on_hibernated(&mut self, id: SessionId) {
         if let Some(mut inbox) = self.inboxes.remove(&id) {
             inbox.wake();
@@ -172,15 +172,15 @@ impl DriverCore {
     }
 }
 
-/// What the task and all handles share.
+/// The state shared by the engine's task and all handles.
 pub(crate) struct DriverShared {
     pub(crate) inner: Mutex<DriverCore>,
     pub(crate) task: Mutex<Option<Waker>>,
-    /// Flows whose sources said that they have bytes again.
+    /// Flows whose sources have new bytes.
     pub(crate) ready_sources: Mutex<BTreeSet<(SessionId, FlowId)>>,
     pub(crate) woken: AtomicBool,
     pub(crate) rearm: AtomicBool,
-    /// Something moved: for who looks after a device's links.
+    /// Notified when data moves: for the task that watches a device's links.
     pub(crate) activity: Notify,
     pub(crate) events: broadcast::Sender<(Time, SessionEvent)>,
 }
@@ -216,7 +216,7 @@ impl DriverShared {
         })
     }
 
-    /// The task has something to do.
+    /// Wakes the engine's task.
     pub(crate) fn wake(&self) {
         if !self.woken.swap(true, Ordering::AcqRel)
             && let Some(waker) = self.task.lock().as_ref()
@@ -225,18 +225,18 @@ impl DriverShared {
         }
     }
 
-    /// The links or what goes over them changed.
+    /// Notifies that the links or their traffic changed.
     pub(crate) fn notify_activity(&self) {
         self.activity.notify_one();
     }
 
-    /// The runtime's clock stood still: the task must set its timer anew.
+    /// Makes the task set its timer anew, because the runtime's clock was stopped.
     pub(crate) fn rearm(&self) {
         self.rearm.store(true, Ordering::Release);
         self.wake();
     }
 
-    /// Adds a socket as a link of its own.
+    /// Adds a socket as a link.
     pub(crate) fn add_socket(&self, io: LinkSocket, tells_local: bool) -> LinkId {
         let mut inner = self.inner.lock();
         let id = LinkId(inner.next_link);
@@ -255,21 +255,21 @@ impl DriverShared {
         id
     }
 
-    /// Tells `log` what sessions do from now on.
+    /// Logs what sessions do to `log` from now on.
     pub(crate) fn log_to(&self, log: &Arc<Qlog>) {
         let mut inner = self.inner.lock();
         inner.core.set_trace(clock::now(), Some(log.level()));
         inner.qlog = Some(log.feed());
     }
 
-    /// Does something with a session and has the result sent.
+    /// Calls `f` with a session, and has packets sent.
     pub(crate) fn with<R>(&self, id: SessionId, f: impl FnOnce(&mut Session) -> R) -> Option<R> {
         let r = self.inner.lock().core.with(id, f).ok();
         self.wake();
         r
     }
 
-    /// Ends the task; sessions are closed first by whoever calls.
+    /// Ends the task. The caller closes sessions first.
     pub(crate) fn stop(&self) {
         let mut inner = self.inner.lock();
         inner.stopped = true;

@@ -24,21 +24,21 @@ use crate::driver_core::{DriverCore, DriverShared, FlowEntry, SOURCE_FAILED};
 use crate::hibernation;
 use crate::relay_dispatch;
 
-/// Receive calls in one turn before sending has its chance.
+/// Receive calls per turn before sending has its chance.
 const RECEIVES_PER_TURN: usize = 8;
-/// Batches sent in one turn before receiving has its chance.
+/// Batches sent per turn before receiving has its chance.
 const SENDS_PER_TURN: usize = 16;
-/// Bytes drawn from a source at once.
+/// Bytes read from a source at once.
 const SOURCE_PIECE_BYTES: usize = 256 * 1024;
-/// Failed sends in a row after which a device's socket is given up for another one.
+/// Consecutive failed sends after which a device's socket is replaced.
 const SOCKET_FAULTS_MAX: u32 = 3; // a guess: one may be a firewall rule being replaced
-/// Runs of datagrams taken from a socket at once.
+/// Runs of datagrams read from a socket at once.
 const RECEIVE_RUNS: usize = 8;
 
-/// From here on a wait's timer is a new one: one that is put off wakes at its old time first.
+/// The wait from which a new timer is made: a timer that is postponed wakes at its old time first.
 const REST_MIN: Span = Span::from_millis(100);
 
-/// Starts the engine's task around a core; `accepts`: flows that peers open are taken.
+/// Starts the engine's task for a core; `accepts`: flows that peers open are accepted.
 pub(crate) fn start(core: Endpoint, accepts: bool) -> Arc<DriverShared> {
     let shared = DriverShared::new(core, accepts);
     tokio::spawn(DriverEngine {
@@ -58,7 +58,7 @@ struct DriverEngine {
     buffer: Vec<u8>,
     timer: Pin<Box<tokio::time::Sleep>>,
     armed: Time,
-    /// Something was sent in this turn.
+    /// Whether something was sent in this turn.
     sent: bool,
 }
 
@@ -110,7 +110,7 @@ impl DriverEngine {
         any
     }
 
-    /// Sends one batch; false if the socket is full.
+    /// Sends one batch. False if the socket is full.
     fn send(
         inner: &mut DriverCore,
         cx: &mut Context<'_>,
@@ -311,7 +311,7 @@ impl DriverEngine {
         }
     }
 
-    /// Fills send buffers from sources.
+    /// Fills send buffers from the sources of flows.
     fn draw(&mut self) {
         for (session, flow) in std::mem::take(&mut *self.shared.ready_sources.lock()) {
             self.shared.inner.lock().schedule_source(session, flow);
@@ -374,7 +374,7 @@ impl DriverEngine {
     }
 }
 
-/// Wakes the task for a source that has bytes again.
+/// Wakes the task when a source has new bytes.
 struct SourceWaker {
     shared: Weak<DriverShared>,
     key: (SessionId, FlowId),

@@ -21,25 +21,25 @@ use crate::hibernation;
 use crate::relay_host::DeviceRelays;
 use crate::source::{HostKey, SendSource};
 
-/// What a flow is opened with.
+/// Options with which a flow is opened.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct FlowSettings {
-    /// 0 goes first, 7 last.
+    /// Priority: 0 is sent first, 7 last.
     pub priority: u8,
-    /// Bytes expected.
+    /// Expected size in bytes.
     pub size: Option<u64>,
-    /// Finish within; both ends drop the flow afterwards.
+    /// Time until the flow must finish; both ends drop it afterwards.
     pub within: Option<Duration>,
-    /// Bytes are kept by their sender until the receiver made them safe on disk.
+    /// Whether the sender keeps bytes until the receiver has them safe on disk.
     pub durable: bool,
-    /// The server may want to speak at any time: while the device is awake one path that costs
-    /// nothing is kept open for it, by a packet every 25 s. Others send nothing while they are idle.
+    /// Whether the server must be able to send at any time: while the device is awake one free path is
+    /// kept open for it, with a packet every 25 s. Other flows send nothing while they are idle.
     pub reachable: bool,
     /// Opening and first bytes may travel in the first handshake's SYN: write them, then give the
     /// device its link. A server that allows it ([`d2tp_session::EndpointConfig::early_data`]) has them a round
     /// trip sooner. They may be heard twice, so only what does no harm when repeated should go.
     pub early: bool,
-    /// Which paths carry what is written here; the other end decides for what it writes.
+    /// Which paths carry what is written here; the peer decides for its own direction.
     pub route: PathSelection,
 }
 
@@ -57,8 +57,8 @@ impl FlowSettings {
     }
 }
 
-/// One flow: reads, writes, and a name that outlives addresses. Dropping it before its end resets
-/// what is not over yet.
+/// A flow: a byte stream each way that survives changes of address. Dropping it before its end resets
+/// the directions that are not over.
 pub struct Flow {
     shared: Arc<DriverShared>,
     session: SessionId,
@@ -115,12 +115,12 @@ impl Flow {
         self.session
     }
 
-    /// The session it belongs to.
+    /// The session of the flow.
     pub fn connection(&self) -> Connection {
         Connection::new(self.shared.clone(), self.session, PublicKey(self.peer))
     }
 
-    /// Where the next byte of our direction goes.
+    /// The offset of the next byte of our direction.
     fn send_end(&self) -> u64 {
         let inner = self.shared.inner.lock();
         let session = inner.core.session(self.session);
@@ -146,7 +146,7 @@ impl Flow {
         self.shared.wake();
     }
 
-    /// Leaves the flow as it is when the handle is dropped: the process ends, the flow does not.
+    /// Keeps the flow open when the handle is dropped: the process ends, the flow does not.
     pub fn leave_open(&self) {
         let mut inner = self.shared.inner.lock();
         if let Some(entry) = inner.flows.get_mut(&self.key()) {
@@ -154,7 +154,7 @@ impl Flow {
         }
     }
 
-    /// Says which paths carry what is written here from now on.
+    /// Sets which paths carry what is written here from now on.
     pub fn set_route(&self, route: PathSelection) {
         let id = self.id;
         // A flow that is over travels nowhere.
@@ -162,7 +162,7 @@ impl Flow {
             .with(self.session, |s| s.set_path_selection(id, route).is_ok());
     }
 
-    /// Changes the deadline, or takes it away; the other end learns it.
+    /// Changes the deadline, or removes it, at both ends.
     pub fn set_deadline(&self, within: Option<Duration>) {
         let deadline = within.map(|d| clock::now() + Span::from(d));
         let id = self.id;
@@ -170,12 +170,12 @@ impl Flow {
             .with(self.session, |s| s.set_deadline(id, deadline));
     }
 
-    /// Bytes that were written so far.
+    /// Bytes written so far.
     pub fn written(&self) -> u64 {
         self.send_end()
     }
 
-    /// Asks the other end to hold back what it sends, because others go first, or to go on.
+    /// Asks the peer to pause sending because other flows go first, or to resume.
     pub fn hold_back(&self, held: bool) {
         let id = self.id;
         self.shared.with(self.session, |s| {
@@ -183,7 +183,7 @@ impl Flow {
         });
     }
 
-    /// Bytes that the other end has acknowledged without a gap.
+    /// Bytes that the peer has acknowledged without a gap.
     pub fn acknowledged(&self) -> u64 {
         let inner = self.shared.inner.lock();
         let session = inner.core.session(self.session);
@@ -191,29 +191,29 @@ impl Flow {
         offsets.map_or(0, |(_, acknowledged)| acknowledged)
     }
 
-    /// Whether the other end has all that was written, the end included if there is one.
+    /// Whether the peer has everything that was written, and the end if there is one.
     pub fn is_flushed(&self) -> bool {
         let inner = self.shared.inner.lock();
         let session = inner.core.session(self.session);
         session.is_some_and(|s| s.is_flushed(self.id))
     }
 
-    /// Everything read below `offset` is safe on disk: the sender need not keep it.
+    /// Records that everything read below `offset` is safe on disk: the sender need not keep it.
     pub fn set_durable(&self, offset: u64) {
         let id = self.id;
         self.shared
             .with(self.session, |s| s.set_durable(id, offset));
     }
 
-    /// On a server: whether the device has proved that it is there now. Until it has, what the flow
-    /// says may be a copy of what was said before, and must not be acted on where that does harm.
+    /// On a server: whether the device has proved that it is present. Until then, data may be a replay,
+    /// and must not be acted on where that does harm.
     pub fn is_confirmed(&self) -> bool {
         let inner = self.shared.inner.lock();
         let session = inner.core.session(self.session);
         session.is_some_and(|s| !s.is_unconfirmed())
     }
 
-    /// How the flow ended, once it has.
+    /// How the flow ended, if it has.
     pub fn end(&self) -> Option<FlowEnd> {
         self.shared
             .inner
@@ -276,7 +276,7 @@ impl Flow {
         out
     }
 
-    /// Hands bytes over without copying them, waiting for room first.
+    /// Writes bytes without copying them, after waiting for room.
     ///
     /// # Errors
     /// As for [`AsyncWrite`].
@@ -402,7 +402,7 @@ impl AsyncWrite for Flow {
         })
     }
 
-    /// Bytes written are on their way already; this waits until the peer has them all.
+    /// Waits until the peer has all written bytes, which are sent without a flush.
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
     }
@@ -521,7 +521,7 @@ impl std::fmt::Debug for Flow {
 }
 
 impl DriverShared {
-    /// The next flow that a peer opens; none when there will be no more.
+    /// The next flow that a peer opens; none once the driver has stopped.
     pub(crate) async fn accept(self: &Arc<DriverShared>) -> Option<Flow> {
         std::future::poll_fn(|cx| {
             let mut inner = self.inner.lock();

@@ -13,15 +13,15 @@ use d2tp_sched::{
 
 use crate::{LinkStatus, LinkUse, SchedulerHandle};
 
-/// What a flow needs, and what links carried for it.
+/// The demand of a flow, and what links carried for it.
 #[derive(Debug)]
 pub struct FlowClientReport<'a> {
     /// Bytes still to be carried, time left, policy, and the flow's own budget.
     pub demand: FlowDemand,
-    /// Bytes both ways, when known.
+    /// Total bytes in both directions, if known.
     pub size_bytes: Option<u64>,
-    /// For a flow that reads ahead: bytes that may be paid for now, however soon a free link may
-    /// come. `demand` is then that of what is ahead of its program.
+    /// For a flow that reads ahead: bytes that may be paid for now, however soon a free link may come.
+    /// `demand` is then that of the read-ahead.
     pub buy_bytes: Option<u64>,
     /// Whether the machine is woken and kept awake for the flow.
     pub keeps_awake: bool,
@@ -31,18 +31,18 @@ pub struct FlowClientReport<'a> {
     pub carried: &'a BTreeMap<String, (u64, u64)>,
 }
 
-/// A flow that carries both ways. It leaves the scheduler when this is dropped.
+/// A client of the scheduler for a flow in both directions. It leaves the scheduler when it is dropped.
 #[derive(Debug)]
 pub struct FlowClient {
     scheduler: Arc<SchedulerHandle>,
     client: DuplexClient,
-    /// Where the flow is in the scheduler, whether it waits, and whether the machine is woken for it, as
-    /// others were told last.
+    /// The client's number, whether it waits, and whether the machine is woken for it, as last
+    /// announced.
     announced: Option<(ClientId, bool, bool)>,
 }
 
 impl FlowClient {
-    /// A client that joins with its first report.
+    /// Creates a client, which joins with its first report.
     pub fn new(scheduler: &Arc<SchedulerHandle>) -> FlowClient {
         FlowClient {
             scheduler: scheduler.clone(),
@@ -51,7 +51,7 @@ impl FlowClient {
         }
     }
 
-    /// Reports, and returns what the flow may use until it reports again.
+    /// Reports, and returns what the flow may use until the next report.
     pub fn decide(&mut self, report: &FlowClientReport<'_>) -> ClientDecision {
         let used = report.links.iter();
         let used = used.filter(|link| link.usage != LinkUse::Off);
@@ -92,7 +92,7 @@ impl FlowClient {
         decision
     }
 
-    /// The time until links that cost would carry the flow, if links stayed as they are; none if they
+    /// The time until metered links would carry the flow, if links stayed as they are; none if they
     /// never would.
     pub fn pays_after(&self) -> Option<Duration> {
         let client = &self.client;

@@ -11,7 +11,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use crate::relay_host::DeviceRelays;
 use crate::source::{HostKey, SendSource};
 
-/// The flow sleeps: this handle is over, the flow is not.
+/// The flow hibernated, so that this handle is over; the flow is not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the flow sleeps")]
 pub struct FlowHibernated;
@@ -24,8 +24,8 @@ pub trait FlowIo: AsyncRead + AsyncWrite + Send + Unpin + 'static {
     fn peer(&self) -> HostKey;
     /// Time left until the deadline, if there is one.
     fn deadline_left(&self) -> Option<Duration>;
-    /// From here on, everything this end sends is what `source` holds from its offset 0 (after
-    /// what was written before), then the end. Returns at once; the flow keeps the source.
+    /// Sends the content of `source` from its offset 0, after what was written before, and then the
+    /// end. Returns at once; the flow keeps the source.
     fn send_source(&mut self, source: Arc<dyn SendSource>);
     /// Resumes sending after hibernation, whatever was sent before: offset 0 of `source` is the
     /// first byte that this end ever sent.
@@ -37,20 +37,20 @@ pub trait FlowIo: AsyncRead + AsyncWrite + Send + Unpin + 'static {
     /// with [`FlowHibernated`], and is to be dropped: the flow is not given again, nor its memo, while the
     /// handle lives.
     fn allow_hibernation(&mut self, _memo: Bytes) {}
-    /// What was kept of this flow, if it slept before.
+    /// The memo that was stored with this flow, if it hibernated before.
     fn memo(&self) -> Option<Bytes> {
         None
     }
-    /// What the host of this flow relays, if it does and the flow is a device's.
+    /// The relays of this flow's server, if it has them and the flow is a device's.
     fn relays(&self) -> Option<DeviceRelays> {
         None
     }
-    /// Says whether the peer takes no more of what this end sends: it stopped reading, or the flow is over. For who has
-    /// lent the flow to somebody else meanwhile.
+    /// Returns a check whether the peer takes no more of what this end sends: it stopped reading, or
+    /// the flow is over. For an owner that has lent the flow to another task.
     fn peer_stopped_check(&self) -> Box<dyn Fn() -> bool + Send> {
         Box::new(|| false)
     }
-    /// Ends both directions at once with an error code the peer sees.
+    /// Ends both directions at once with an error code for the peer.
     fn reset(&mut self, code: u64);
     /// Ready when the flow is over: `Ok` when both directions ended and the peer has everything,
     /// an error naming the cause otherwise.

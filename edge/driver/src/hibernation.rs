@@ -29,13 +29,13 @@ use crate::journal::{
     JournalSessionKey, StoredRecord,
 };
 
-/// How long changes gather before they are written together.
+/// How long changes are collected before they are written together.
 const GATHER: Duration = Duration::from_millis(50); // a guess: a sync costs some milliseconds
-/// Sessions taken in before anybody is served: some 20 ms.
+/// Sessions loaded before the server accepts any: some 20 ms.
 const FIRST_PART: usize = 10_000;
-/// Sessions taken in at once while the server serves: a millisecond in which nothing is received.
+/// Sessions loaded at once while the server runs: a millisecond without receiving.
 const PART: usize = 500;
-/// How long a journal that could not be written is left alone.
+/// How long to wait after a failed write of the journal.
 const AGAIN_AFTER: Duration = Duration::from_secs(5); // a guess
 
 fn key_of(inner: &DriverCore, id: SessionId) -> Option<JournalSessionKey> {
@@ -46,7 +46,7 @@ fn key_of(inner: &DriverCore, id: SessionId) -> Option<JournalSessionKey> {
     })
 }
 
-/// From now on the flow may sleep, and `memo` is what its application needs afterwards.
+/// Allows a flow to hibernate; `memo` is what its application needs afterwards.
 pub(crate) fn keep(inner: &mut DriverCore, id: SessionId, flow: FlowId, memo: Bytes) {
     let Some(key) = key_of(inner, id) else { return };
     let Some(entry) = inner.flows.get_mut(&(id, flow)) else {
@@ -64,7 +64,7 @@ pub(crate) fn keep(inner: &mut DriverCore, id: SessionId, flow: FlowId, memo: By
     }
 }
 
-/// What kept a suspended session awake may be over.
+/// Checks again whether a suspended session may hibernate.
 fn recheck_suspended(inner: &mut DriverCore, id: SessionId) {
     let suspended = inner.core.session(id).map(|s| s.state()) == Some(SessionState::Suspended);
     if let Some(after) = inner
@@ -79,7 +79,7 @@ fn recheck_suspended(inner: &mut DriverCore, id: SessionId) {
     }
 }
 
-/// Something happened in a session.
+/// Handles an event of a session.
 pub(crate) fn on_event(inner: &mut DriverCore, id: SessionId, event: &SessionEvent) {
     match event {
         SessionEvent::Suspended(_) => recheck_suspended(inner, id),
@@ -124,8 +124,8 @@ pub(crate) fn on_event(inner: &mut DriverCore, id: SessionId, event: &SessionEve
 }
 
 // R-RESUME-7
-/// A device knocked for a flow at rest: what can be read of it at once goes out behind the answer.
-/// Nobody takes the flow up before the device confirmed.
+/// Sends early data of a hibernated flow that a SYN claims, if it can be read at once. No application
+/// gets the flow before the device has confirmed.
 fn send_early(inner: &mut DriverCore, id: SessionId, flow: FlowId, offset: u64) {
     if inner.flows.contains_key(&(id, flow)) {
         return;
@@ -145,7 +145,8 @@ fn send_early(inner: &mut DriverCore, id: SessionId, flow: FlowId, offset: u64) 
     });
 }
 
-/// A session has new keys: flows that nobody holds slept until now.
+/// Takes up the flows of a session that got new keys: those without a handle were hibernated, and are
+/// offered to the application.
 fn on_awake(inner: &mut DriverCore, id: SessionId) {
     let Some(key) = key_of(inner, id) else { return };
     let flows = inner.core.session(id).map(|s| s.flow_ids());
@@ -187,7 +188,7 @@ fn on_awake(inner: &mut DriverCore, id: SessionId) {
     }
 }
 
-/// Time passed.
+/// Handles timers that are due.
 pub(crate) fn on_time(inner: &mut DriverCore, now: Time) {
     for (id, flow) in std::mem::take(&mut inner.hibernation.orphans) {
         if !inner.flows.contains_key(&(id, flow)) {
@@ -228,7 +229,7 @@ pub(crate) fn on_time(inner: &mut DriverCore, now: Time) {
     }
 }
 
-/// Puts a session to sleep if nothing of it would be lost. Whether it did.
+/// Hibernates a session if nothing of it would be lost. Returns whether it did.
 fn hibernate(inner: &mut DriverCore, id: SessionId, now: Time) -> bool {
     let Some(session) = inner.core.session(id) else {
         return false;
@@ -287,7 +288,8 @@ fn hibernate(inner: &mut DriverCore, id: SessionId, now: Time) -> bool {
     true
 }
 
-/// A handle from before a flow's sleep was dropped: what the application kept is put by now.
+/// Handles the drop of a flow's handle from before its hibernation: the application has stored what it
+/// held.
 pub(crate) fn release_handle(inner: &mut DriverCore, id: SessionId, flow: FlowId) {
     let Some(session) = inner.hibernation.open_handles.remove(&(id, flow)) else {
         return;
@@ -305,7 +307,7 @@ pub(crate) fn release_handle(inner: &mut DriverCore, id: SessionId, flow: FlowId
     }
 }
 
-/// Everything that changed since this was last asked, as it is now.
+/// All changes since the last call, in their current state.
 fn take_batch(inner: &mut DriverCore) -> JournalBatch {
     let now = clock::now();
     for key in std::mem::take(&mut inner.hibernation.stale) {
@@ -330,7 +332,7 @@ fn take_batch(inner: &mut DriverCore) -> JournalBatch {
     std::mem::take(&mut inner.hibernation.batch)
 }
 
-/// Writes changes down for as long as the server lives.
+/// Writes changes to the journal while the server lives.
 pub(crate) async fn journal_writer(shared: Arc<DriverShared>) {
     let (journal, news) = {
         let inner = shared.inner.lock();
@@ -353,7 +355,7 @@ pub(crate) async fn journal_writer(shared: Arc<DriverShared>) {
     }
 }
 
-/// Writes down what changed.
+/// Writes all changes to the journal.
 pub(crate) async fn write_batch(
     shared: &Arc<DriverShared>,
     journal: &Arc<Journal>,
@@ -377,7 +379,7 @@ pub(crate) async fn write_batch(
     }
 }
 
-/// Takes in a session the journal holds: it sleeps, its flows wait.
+/// Loads a session from the journal, as a hibernated one.
 fn load_session(inner: &mut DriverCore, now: Time, kept: JournalSession) {
     let JournalSession { key, stored, flows } = kept;
     let Ok(mut record) = SessionRecord::decode(&stored.record) else {
@@ -403,15 +405,15 @@ fn load_session(inner: &mut DriverCore, now: Time, kept: JournalSession) {
     expire_all(inner, key, over);
 }
 
-/// Their session is not there: whoever kept them frees what they held.
+/// Expires flows whose session is gone, so that the application frees what it stored.
 fn expire_all(inner: &mut DriverCore, session: JournalSessionKey, flows: Vec<FlowId>) {
     for flow in flows {
         inner.hibernation.expire(session, flow);
     }
 }
 
-/// Takes in what the journal holds, from where the last call stopped. Sessions that were met at the
-/// door meanwhile are further than their records. Whether that was all.
+/// Loads a page of the journal. Sessions that were looked up meanwhile are newer than their records.
+/// Returns whether it was the last page.
 fn load_page(inner: &mut DriverCore, part: JournalPage) -> bool {
     let now = clock::now();
     let is_met = |inner: &DriverCore, key: &JournalSessionKey| {
@@ -441,8 +443,8 @@ fn load_page(inner: &mut DriverCore, part: JournalPage) -> bool {
     part.is_last
 }
 
-/// Begins to take in what the journal holds: the first of it now, so that a small journal is known
-/// before anybody is served. Where to go on, if there is more.
+/// Loads the first part of the journal, so that a small one is complete before the server accepts
+/// sessions. Returns where to continue, if there is more.
 pub(crate) fn load(
     inner: &mut DriverCore,
     journal: &Journal,
@@ -457,8 +459,8 @@ pub(crate) fn load(
     Ok(last)
 }
 
-/// Takes in the rest while the server serves. Who comes before its record was read is looked for in
-/// [`answer_lookups`], so nobody waits for this but deadlines.
+/// Loads the rest while the server runs. Devices that connect before their record was loaded are looked
+/// up in [`answer_lookups`], so only deadlines wait for this.
 pub(crate) async fn journal_loader(
     shared: Arc<DriverShared>,
     journal: Arc<Journal>,
@@ -496,7 +498,7 @@ pub(crate) async fn journal_loader(
     }
 }
 
-/// Looks in the journal for devices at the door whose sessions were not taken in yet.
+/// Looks up the sessions of connecting devices in the part of the journal that is not loaded.
 pub(crate) fn answer_lookups(inner: &mut DriverCore) {
     while let Some(sought) = inner.core.poll_lookup() {
         let now = clock::now();
@@ -536,7 +538,8 @@ pub(crate) fn answer_lookups(inner: &mut DriverCore) {
     }
 }
 
-/// Stops without a word: what may sleep does, and is written down; what may not is reset with `code`.
+/// Stops without informing devices: hibernates what may hibernate and writes it to the journal; resets
+/// other flows with `code`.
 pub(crate) fn hibernate_all(inner: &mut DriverCore, code: u64) {
     let now = clock::now();
     for id in inner.core.ids() {
@@ -563,7 +566,7 @@ pub(crate) fn hibernate_all(inner: &mut DriverCore, code: u64) {
     }
 }
 
-/// The next memo of a flow that was over while it slept.
+/// The next memo of a flow that expired while it was hibernated.
 pub(crate) async fn next_expired(shared: &DriverShared) -> Option<(JournalSessionKey, Bytes)> {
     std::future::poll_fn(|cx| {
         let mut inner = shared.inner.lock();

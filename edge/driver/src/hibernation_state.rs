@@ -11,43 +11,44 @@ use tokio::sync::Notify;
 
 use crate::journal::{Journal, JournalBatch, JournalFlowKey, JournalSessionKey};
 
-/// Reads bytes of a flow at rest: what was kept of it, an offset of the flow, how many at most.
-/// Changes nothing and does not wait; none where nothing can be had at once.
+/// Reads bytes of a hibernated flow, given its memo, an offset and the most bytes to read. Does not
+/// block; none if nothing is available at once.
 pub type HibernatedReader = dyn Fn(&[u8], u64, usize) -> Option<Bytes> + Send + Sync;
 
-/// What a server knows of sessions at rest, and of those that may come to it.
+/// A server's state of hibernated sessions, and of those that may hibernate.
 #[derive(Default)]
 pub(crate) struct HibernationState {
     pub(crate) hibernate_after: Option<Span>,
     pub(crate) journal: Option<Arc<Journal>>,
-    /// Suspended sessions, by when they may sleep.
+    /// Suspended sessions, by the time at which they may hibernate.
     pub(crate) hibernate_at: BTreeSet<(Time, SessionId)>,
-    /// Memos of flows asleep, where there is no journal to hold them.
+    /// Memos of hibernated flows, if there is no journal to hold them.
     pub(crate) memos: HashMap<JournalSessionKey, BTreeMap<FlowId, Bytes>>,
-    /// Sessions whose record in the journal is old.
+    /// Sessions whose record in the journal is outdated.
     pub(crate) stale: BTreeSet<JournalSessionKey>,
-    /// Sessions awake that have flows to be kept, both ways round.
+    /// Awake sessions with flows to be kept, in both directions of the mapping.
     pub(crate) awake: HashMap<JournalSessionKey, SessionId>,
     pub(crate) keys: HashMap<SessionId, JournalSessionKey>,
-    /// Flows that woke and of which nothing was kept.
+    /// Flows of a restored session for which there is no memo.
     pub(crate) orphans: Vec<(SessionId, FlowId)>,
     pub(crate) batch: JournalBatch,
     pub(crate) changed: Arc<Notify>,
-    /// Flows asleep whose last handle is not dropped yet: what they held is not put by.
+    /// Hibernated flows whose last handle is not dropped yet, so that their application has not stored
+    /// its state.
     pub(crate) open_handles: HashMap<(SessionId, FlowId), JournalSessionKey>,
-    /// What became of those flows meanwhile.
+    /// Changes to those flows that wait for the drop.
     pub(crate) deferred: HashMap<JournalFlowKey, DeferredChange>,
     pub(crate) expired: VecDeque<(JournalSessionKey, Bytes)>,
     pub(crate) expired_waker: Option<Waker>,
-    /// Who can read a flow at rest, if anybody can.
+    /// The reader of hibernated flows, if there is one.
     pub(crate) peek: Option<Arc<HibernatedReader>>,
-    /// Sessions taken in from the journal.
+    /// The number of sessions loaded from the journal.
     pub(crate) loaded: u64,
-    /// While not all of the journal was read: who came to the door.
+    /// Sessions that connected while the journal is being loaded.
     pub(crate) seen_while_loading: Option<HashSet<JournalSessionKey>>,
 }
 
-/// What waits until a flow's handle from before its sleep is dropped.
+/// A change to a hibernated flow that waits for the drop of its old handle.
 pub(crate) enum DeferredChange {
     /// The session stays hibernated: nothing happened.
     Nothing,
@@ -66,7 +67,7 @@ impl HibernationState {
         }
     }
 
-    /// Whoever waits learns that nothing more comes.
+    /// Wakes all waiting tasks, because the server stops.
     pub(crate) fn on_stop(&mut self) {
         self.changed.notify_one();
         if let Some(waker) = self.expired_waker.take() {
@@ -74,17 +75,17 @@ impl HibernationState {
         }
     }
 
-    /// Whether all of the journal was read.
+    /// Whether the journal is loaded completely.
     pub(crate) fn knows_all(&self) -> bool {
         self.seen_while_loading.is_none()
     }
 
-    /// When a session may sleep.
+    /// When the next session may hibernate.
     pub(crate) fn next_timeout(&self) -> Time {
         self.hibernate_at.first().map_or(Time::NEVER, |(at, _)| *at)
     }
 
-    /// Notes something of the application's.
+    /// Stages a note of the application.
     pub(crate) fn note(&mut self, name: Vec<u8>, value: Option<Bytes>) {
         if self.journal.is_some() {
             self.batch.notes.insert(name, value);
@@ -92,7 +93,7 @@ impl HibernationState {
         }
     }
 
-    /// Notes what the application needs to take a flow up again; none: nothing any more.
+    /// Stores what the application needs to resume a flow; none removes it.
     pub(crate) fn write_memo(
         &mut self,
         session: JournalSessionKey,
@@ -108,7 +109,7 @@ impl HibernationState {
         }
     }
 
-    /// What the application noted of a flow that sleeps.
+    /// The memo of a hibernated flow.
     pub(crate) fn memo(&self, session: JournalSessionKey, flow: FlowId) -> Option<Bytes> {
         let key = JournalFlowKey { session, flow };
         if let Some(memo) = self.batch.memos.get(&key) {
@@ -126,7 +127,7 @@ impl HibernationState {
         self.memos.get(&session)?.get(&flow).cloned()
     }
 
-    /// Takes the memo of a flow out; without a journal only the caller has it from now on.
+    /// Takes the memo of a flow. Without a journal only the caller has it then.
     pub(crate) fn take_memo(&mut self, session: JournalSessionKey, flow: FlowId) -> Option<Bytes> {
         let memo = self.memo(session, flow);
         if let Some(memos) = self.memos.get_mut(&session) {
@@ -138,7 +139,7 @@ impl HibernationState {
         memo
     }
 
-    /// A flow that slept is over: its memo is the application's again.
+    /// Returns the memo of an expired hibernated flow to the application.
     pub(crate) fn expire(&mut self, session: JournalSessionKey, flow: FlowId) {
         if let Some(memo) = self.take_memo(session, flow) {
             self.return_memo(JournalFlowKey { session, flow }, memo);
@@ -151,7 +152,7 @@ impl HibernationState {
         }
     }
 
-    /// Hands a memo to the application, after the handle from before the sleep.
+    /// Queues a memo for the application, once the handle from before the hibernation is dropped.
     pub(crate) fn return_memo(&mut self, key: JournalFlowKey, memo: Bytes) {
         if let Some(next) = self.deferred.get_mut(&key) {
             *next = DeferredChange::Expired(memo);
@@ -163,13 +164,13 @@ impl HibernationState {
         }
     }
 
-    /// A session with flows to be kept is awake.
+    /// Records that a session with flows to be kept is awake.
     pub(crate) fn is_awake(&mut self, key: JournalSessionKey, id: SessionId) {
         self.awake.insert(key, id);
         self.keys.insert(id, key);
     }
 
-    /// A session awake is over; returns its key in the journal, if it had one.
+    /// Records the end of an awake session. Returns its key in the journal, if it had one.
     pub(crate) fn is_over(&mut self, id: SessionId) -> Option<JournalSessionKey> {
         let key = self.keys.remove(&id)?;
         self.awake.remove(&key);

@@ -25,25 +25,24 @@ use crate::journal::{
 };
 use crate::server::seed;
 
-/// Epochs reserved at once: a sync for each thousand SYNs, which on a dead network is one in eight
-/// hours.
+/// Epochs reserved at once: one sync for each thousand SYNs, which on a dead network take eight hours.
 const EPOCH_STEP: u32 = 1024;
-/// Instances looked at before another one is made.
+/// The most existing instances that are tried before a new one is created.
 const LOOKED_AT_MAX: usize = 256;
-/// A journal is made in milliseconds: one that has no name after so long will not get one.
+/// How long a journal may remain without a name before it is removed: creating one takes milliseconds.
 const UNNAMED_FOR_MAX: Duration = Duration::from_secs(3600);
-/// Reset code of a flow that nobody wants any more.
+/// The reset code of a flow that no process wants any more.
 pub const FORGOTTEN: u64 = 0xd102;
 
 const OWNERS: &[u8] = b"owners";
 const EPOCHS: &[u8] = b"epochs";
 
-/// A flow to be claimed: all bytes below `received` are safe here.
+/// A flow to claim: all bytes below `received` are safe here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InstanceClaim {
-    /// Its id.
+    /// The flow's id.
     pub flow: u64,
-    /// Where the server's sending goes on.
+    /// The offset from which the server sends on.
     pub received: u64,
 }
 
@@ -54,11 +53,11 @@ pub struct Instance {
     key: JournalSessionKey,
 }
 
-/// What a device writes down of itself.
+/// The device's journal of its own session.
 pub(crate) struct InstanceUpkeep {
     pub(crate) instance: Arc<Instance>,
     pub(crate) upkeep: JoinHandle<()>,
-    /// Flows that are wanted beyond this process, with what is noted of each.
+    /// Flows that are kept beyond this process, with the memo of each.
     pub(crate) kept_flows: Mutex<Vec<(FlowId, Bytes)>>,
 }
 
@@ -149,7 +148,7 @@ impl Instance {
     }
 
     // R-HS-2
-    /// Reserves epochs that no process has used, from `from` on at least.
+    /// Reserves epochs that no process has used, beginning at `from` or later.
     pub(crate) fn reserve(&self, from: u32) -> Result<std::ops::Range<u32>, JournalError> {
         let next = Instance::first_free_epoch(&self.journal)?;
         let start = next.unwrap_or(1).max(from);
@@ -161,7 +160,7 @@ impl Instance {
         Ok(start..end)
     }
 
-    /// The session as the last process left it, if it left any.
+    /// The session as the last process left it, if there is one.
     pub(crate) fn record(&self) -> Result<Option<(SessionRecord, StoredRecord)>, JournalError> {
         let mut found = None;
         self.journal.sessions(|key, stored| {
@@ -174,8 +173,8 @@ impl Instance {
         Ok(found)
     }
 
-    /// Writes down what is left of the session: flows that are kept, and those whose end the
-    /// server does not know yet.
+    /// Writes the rest of the session to the journal: flows that are kept, and flows whose end the
+    /// server does not know.
     pub(crate) fn write(
         &self,
         record: Option<SessionRecord>,
@@ -206,7 +205,7 @@ fn file_of(dir: &Path, number: u64) -> PathBuf {
     dir.join(format!("{number:016x}.journal"))
 }
 
-/// Notes whose an instance is: before anything else, so that no epoch of it was used without.
+/// Records the owner of an instance before anything else, so that no epoch is used without it.
 fn own(journal: &Journal, owners: &[u8]) -> Result<(), JournalError> {
     let mut batch = JournalBatch::default();
     let owners = Bytes::copy_from_slice(owners);
@@ -214,7 +213,7 @@ fn own(journal: &Journal, owners: &[u8]) -> Result<(), JournalError> {
     journal.commit(&batch)
 }
 
-/// Removes journals whose makers were ended before they had a name.
+/// Removes journals whose creation was interrupted before they had a name.
 fn remove_unnamed(dir: &Path) {
     for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
         let path = entry.path();

@@ -24,12 +24,12 @@ use crate::server::seed;
 
 /// Epochs for one process: SYNs for three months, at one in two seconds.
 const EPOCHS_TAKEN: u32 = 1 << 22;
-/// The most processes of a device that call one server under instance numbers that are used again.
+/// The most processes of a device that use leased instances towards one server at once.
 const LEASES_MAX: u32 = 256;
-/// In a file: number, first epoch that nobody used.
+/// Size of a lease file: the instance number, and the first unused epoch.
 const FILE_BYTES: usize = 8 + 4;
 
-/// An instance that is this process's while this lives.
+/// An instance that belongs to this process while the lease lives.
 #[derive(Debug)]
 pub struct InstanceLease {
     pub(crate) number: u64,
@@ -38,9 +38,8 @@ pub struct InstanceLease {
 }
 
 impl InstanceLease {
-    /// Takes an instance number towards this server, as this device; none where there is no folder
-    /// for it. Then a process that is killed leaves its flows with the server until that gives it
-    /// up for lost.
+    /// Leases an instance number towards this server for this device; none if there is no folder for
+    /// leases. Then a killed process leaves its flows at the server until that gives them up.
     pub fn take(device: PublicKey, server: PublicKey) -> Option<InstanceLease> {
         let dir = folder(
             env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from),
@@ -106,7 +105,7 @@ impl InstanceLease {
         })
     }
 
-    /// How often it was taken before.
+    /// How often the instance was leased before.
     pub fn turn(&self) -> u32 {
         self.epochs.start / EPOCHS_TAKEN
     }
@@ -133,14 +132,14 @@ fn read(bytes: &[u8]) -> Option<(u64, u32)> {
     Some((u64::from_be_bytes(*number), u32::from_be_bytes(start)))
 }
 
-/// Where a user's things are that need not outlive the machine's run.
+/// The user's folder for files that last until the machine is switched off.
 fn folder(runtime: Option<PathBuf>, root: bool) -> Option<PathBuf> {
     let runtime = runtime.filter(|path| path.is_absolute());
     let runtime = runtime.or_else(|| root.then(|| "/run".into()))?;
     Some(runtime.join("cedos"))
 }
 
-/// A name for the two.
+/// The file name prefix for this device and this server.
 fn owner_prefix(device: PublicKey, server: PublicKey) -> String {
     let both = [device.0, server.0].concat();
     let digest = aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, &both);

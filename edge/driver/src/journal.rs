@@ -35,7 +35,7 @@ pub use error::JournalError;
 use format::{seal, unseal};
 use staged_file::StagedFile;
 
-/// Memory the store may use to hold pages. The file's pages are in the system's cache anyway.
+/// Memory the store may use to cache pages, beside the system's page cache.
 const CACHE_BYTES: usize = 4 << 20;
 
 type JournalTable = TableDefinition<'static, &'static [u8], &'static [u8]>;
@@ -69,7 +69,7 @@ impl Journal {
         })
     }
 
-    /// Where it is.
+    /// The path of the journal's file.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -89,7 +89,7 @@ impl Journal {
         })
     }
 
-    /// The store; after a fault, a copy of what the old one held.
+    /// The store; after a fault, a new one with the content of the old.
     fn usable_store<'a>(
         &self,
         store: &'a mut Option<Database>,
@@ -254,25 +254,25 @@ impl Journal {
     }
 }
 
-/// A session as the journal has it, with those of its flows that have a note.
+/// A session in the journal, and those of its flows that have a memo.
 #[derive(Clone, Debug)]
 pub struct JournalSession {
     /// The key of the session that the record is of.
     pub key: JournalSessionKey,
-    /// Its record.
+    /// The session's record.
     pub stored: StoredRecord,
-    /// The session's flows.
+    /// The session's flows that have a memo.
     pub flows: Vec<FlowId>,
 }
 
-/// Sessions that follow each other.
+/// A page of sessions.
 #[derive(Clone, Debug, Default)]
 pub struct JournalPage {
-    /// In ascending order.
+    /// The sessions, in ascending order of their keys.
     pub sessions: Vec<JournalSession>,
     /// Flows that have a note and no session.
     pub orphan_memos: Vec<JournalFlowKey>,
-    /// Nothing follows.
+    /// Whether this is the last page.
     pub is_last: bool,
 }
 
@@ -286,7 +286,7 @@ fn stored(bytes: &[u8]) -> Result<StoredRecord, error::JournalErrorKind> {
 
 type JournalContents = BTreeMap<(usize, Vec<u8>), Vec<u8>>;
 
-/// Opens a file that was whole once, and sees whether it still is.
+/// Opens a file that was complete once, and verifies it.
 fn open_whole(path: &Path) -> Result<Database, error::JournalErrorKind> {
     if fs::metadata(path)?.len() == 0 {
         return Err(error::JournalErrorKind::Damaged(
@@ -314,7 +314,7 @@ fn open_whole(path: &Path) -> Result<Database, error::JournalErrorKind> {
     opened.unwrap_or(Err(error::JournalErrorKind::Damaged("its structure")))
 }
 
-/// Writes a new file with these values and gives it its name.
+/// Creates a new file with this content, and renames it into place.
 fn create(path: &Path, held: &JournalContents) -> Result<(), error::JournalErrorKind> {
     let new = path.with_extension("new");
     let _ = fs::remove_file(&new);
@@ -331,7 +331,7 @@ fn create(path: &Path, held: &JournalContents) -> Result<(), error::JournalError
     Ok(())
 }
 
-/// A file that has no name of its own yet, with these values.
+/// Creates a file under a temporary name, with this content.
 fn write_new(new: &Path, held: &JournalContents) -> Result<(), error::JournalErrorKind> {
     let file = StagedFile::new(FileBackend::new(private(new)?)?)?;
     // There is nothing in it to be doubted.
@@ -353,7 +353,7 @@ fn write_new(new: &Path, held: &JournalContents) -> Result<(), error::JournalErr
     Ok(file.failed()?)
 }
 
-/// Requests may hold credentials: a journal is its owner's alone.
+/// Creates a file that only its owner can read: requests may contain credentials.
 fn private(path: &Path) -> std::io::Result<File> {
     use std::os::unix::fs::OpenOptionsExt;
     File::options()
@@ -383,7 +383,7 @@ fn write(db: &Database, batch: &JournalBatch) -> Result<(), error::JournalErrorK
     Ok(transaction.commit()?)
 }
 
-/// Hands each key and value of a table to `f`, checked.
+/// Calls `f` with each verified key and value of a table.
 fn each(
     db: &Database,
     table: usize,
@@ -393,7 +393,7 @@ fn each(
     read_range(db, table, all, |key, value| f(key, value).map(|()| true))
 }
 
-/// Reads the records whose keys lie within bounds, as long as `f` says to go on.
+/// Reads the records whose keys lie within bounds, while `f` returns true.
 fn read_range(
     db: &Database,
     table: usize,
@@ -431,7 +431,7 @@ fn one(
     }
 }
 
-/// All there is, as it lies there.
+/// The whole content, without verification.
 fn everything(db: &Database) -> Result<JournalContents, error::JournalErrorKind> {
     let mut held = JournalContents::new();
     for (number, (tag, definition)) in TABLES.iter().enumerate() {

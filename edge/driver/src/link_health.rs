@@ -9,7 +9,7 @@ use tokio::task::JoinHandle;
 
 use crate::device::DeviceInner;
 
-/// Tells the links when paths come up, when they become quiet, and when they fall silent.
+/// Reports to the links when paths come up, become quiet or fall silent.
 pub(crate) fn watch_first_hops(body: Arc<DeviceInner>) -> JoinHandle<()> {
     let mut events = body.shared.events.subscribe();
     tokio::spawn(async move {
@@ -33,7 +33,7 @@ pub(crate) fn watch_first_hops(body: Arc<DeviceInner>) -> JoinHandle<()> {
     })
 }
 
-/// Asks a link's first hop.
+/// Probes a link's first hop.
 pub(crate) async fn ask(body: Arc<DeviceInner>, name: String, ticket: u64) {
     let link = body.state.lock().described.get(&name).cloned();
     let answer = match link {
@@ -44,7 +44,7 @@ pub(crate) async fn ask(body: Arc<DeviceInner>, name: String, ticket: u64) {
     body.input(|links, _, _| links.on_hop_answer(&name, ticket, answer));
 }
 
-/// Reads what a link's radio counted. `first`: what was read before is of another attachment.
+/// Reads the statistics of a link's radio. `first`: earlier values belong to another attachment.
 pub(crate) async fn read_radio(body: Arc<DeviceInner>, name: String, first: bool) {
     let link = body.state.lock().described.get(&name).cloned();
     let station = match link {

@@ -30,26 +30,26 @@ use crate::relay_dispatch::update_rendezvous;
 use crate::relay_state::{AbortOnDrop, PeerSession};
 use crate::server::{CLOSE_GRACE, seed};
 
-/// Bytes of the server's answer before its lines.
+/// The most bytes of the head of a server's answer.
 const ANSWER_BYTES_MAX: usize = 16 * 1024;
-/// How long an origin is spoken to directly before its relay is let go.
+/// How long a direct path to an origin must work before the relay is released.
 const RELAY_KEPT: Duration = Duration::from_secs(10); // a guess: longer than a path that comes and goes
-/// Between two attempts to get a relay back, at first and at most.
+/// The interval between attempts to get a relay again, at first and at most.
 const AGAIN_FIRST: Duration = Duration::from_millis(500);
 const AGAIN_MAX: Duration = Duration::from_secs(30);
 
-/// Why somebody cannot be called.
+/// Why a call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CallError {
-    /// The server refuses: with this HTTP status and these words.
+    /// The server refused, with an HTTP status and an explanation.
     #[error("the proxy refuses ({status}): {text}")]
     Refused {
         /// Status code, as in HTTP.
         status: u16,
-        /// For people.
+        /// The explanation, for users.
         text: String,
     },
-    /// The session with the server is of no use.
+    /// The session with the server failed.
     #[error("cannot ask the proxy: {0}")]
     ServerUnavailable(#[from] std::io::Error),
     /// Nothing may be opened.
@@ -57,7 +57,7 @@ pub enum CallError {
     Driver(#[from] DriverError),
 }
 
-/// What a device's tasks need of it.
+/// The handle by which a device's tasks make requests to its server.
 #[derive(Clone)]
 pub(crate) struct ServerHandle {
     pub(crate) shared: Weak<DriverShared>,
@@ -65,16 +65,16 @@ pub(crate) struct ServerHandle {
     pub(crate) peer: [u8; 32],
 }
 
-/// A flow to the server in which it answers by lines.
+/// A flow to the server whose answer is a sequence of lines.
 pub(crate) struct ServerRequest {
     flow: Flow,
     text: Vec<u8>,
-    /// The fields of its answer.
+    /// The header of the answer.
     head: String,
 }
 
 impl ServerHandle {
-    /// Asks, and waits for the answer's head.
+    /// Sends a request, and waits for the head of the answer.
     pub(crate) async fn request(&self, request: &str) -> Result<ServerRequest, CallError> {
         let gone = || std::io::Error::from(std::io::ErrorKind::NotConnected);
         let shared = self.shared.upgrade().ok_or_else(gone)?;
@@ -116,7 +116,7 @@ impl ServerHandle {
 }
 
 impl ServerRequest {
-    /// The relay that the answer names.
+    /// The relay that the answer grants.
     pub(crate) fn relay(&self) -> Option<RelayId> {
         let mut fields = self.head.split("\r\n").filter_map(|f| f.split_once(": "));
         fields
@@ -126,7 +126,7 @@ impl ServerRequest {
             .ok()
     }
 
-    /// The next line; none when the server ended the flow, or says what is no line.
+    /// The next line; none when the server ended the flow or sent something else.
     pub(crate) async fn line(&mut self) -> Option<String> {
         loop {
             if let Some(end) = self.text.iter().position(|b| *b == b'\n') {
@@ -142,7 +142,7 @@ impl ServerRequest {
     }
 }
 
-/// Hears one of the lines that any of these flows may have: where the server sees a path of ours.
+/// Handles a line that any of these flows may carry: the address at which the server sees a path.
 pub(crate) fn handle_seen_line(shared: &Arc<DriverShared>, line: &str) {
     let mut words = line.split(' ');
     if let (Some("seen"), Some(path), Some(at)) = (words.next(), words.next(), words.next())
@@ -258,12 +258,12 @@ impl Device {
     }
 }
 
-/// Keeps a session's relay.
+/// Keeps a session's relay alive.
 struct RelayKeepalive {
     server: ServerHandle,
     session: SessionId,
     request: String,
-    /// While a direct path works there need be none.
+    /// Whether the relay may be released while a direct path works.
     releases_when_direct: bool,
     direct: watch::Receiver<bool>,
 }
@@ -307,7 +307,7 @@ impl RelayKeepalive {
         }
     }
 
-    /// From now on the session's relay is this one; false if there is no session any more.
+    /// Sets the session's relay. False if the session is over.
     fn set(&self, relay: Option<RelayId>) -> bool {
         let Some(shared) = self.server.shared.upgrade() else {
             return false;
@@ -329,7 +329,7 @@ impl RelayKeepalive {
         true
     }
 
-    /// Hears what the server says until the relay is gone or not needed any more.
+    /// Handles the server's lines until the relay is gone or no longer needed.
     async fn follow_answer(&mut self, mut answer: ServerRequest) {
         loop {
             let mut direct = self.direct.clone();
@@ -370,7 +370,7 @@ impl Peer {
         self.shared.open(self.session, self.key, settings)
     }
 
-    /// Who it is with.
+    /// The public key of the peer.
     pub fn key(&self) -> PublicKey {
         PublicKey(self.key)
     }
@@ -385,14 +385,15 @@ impl Peer {
         self.events.subscribe()
     }
 
-    /// Figures of its paths. Those whose address [`RelayId::of`] knows go by way of the server.
+    /// Statistics of the session's paths. Those whose address [`RelayId::of`] knows are relayed by the
+    /// server.
     pub fn paths(&self) -> Vec<PathStats> {
         let inner = self.shared.inner.lock();
         let session = inner.core.session(self.session);
         session.map(|s| s.path_stats()).unwrap_or_default()
     }
 
-    /// Whether it is spoken to directly.
+    /// Whether a direct path answers.
     pub fn is_direct(&self) -> bool {
         *self.direct.borrow()
     }
@@ -402,7 +403,7 @@ impl Peer {
         self.shared.inner.lock().ended.get(&self.session).cloned()
     }
 
-    /// Tells the other end that this is the end.
+    /// Closes the session and informs the peer.
     pub async fn close(self) {
         self.shared.with(self.session, |s| s.close(0, "done"));
         tokio::time::sleep(CLOSE_GRACE).await;

@@ -12,11 +12,11 @@ use crate::flow::Flow;
 use crate::peer::{CallError, ServerHandle, ServerRequest, handle_seen_line};
 use crate::relay_state::AbortOnDrop;
 
-/// Between two attempts to be listened for again, at first and at most.
+/// The interval between attempts to register again, at first and at most.
 const AGAIN_FIRST: Duration = Duration::from_millis(500);
 const AGAIN_MAX: Duration = Duration::from_secs(30);
 
-/// Calls to a device, for as long as this lives.
+/// Incoming calls to a device, while this lives.
 pub struct PeerListener {
     shared: Arc<DriverShared>,
     _renewal_task: AbortOnDrop,
@@ -60,7 +60,7 @@ impl Device {
     }
 }
 
-/// Stays asked for, through restarts of the server too.
+/// Keeps the registration, through restarts of the server too.
 async fn keep(server: ServerHandle, request: String, asked: ServerRequest) {
     let mut asked = Some(asked);
     let mut wait = AGAIN_FIRST;
@@ -89,7 +89,7 @@ async fn keep(server: ServerHandle, request: String, asked: ServerRequest) {
     }
 }
 
-/// `call ID KEY`: somebody calls by this relay. `hung-up ID`: no more.
+/// Handles a line of the server: `call ID KEY` (a call by this relay) or `hung-up ID` (its end).
 fn handle_line(
     shared: &Arc<DriverShared>,
     server: &ServerHandle,
@@ -125,8 +125,8 @@ fn handle_line(
 }
 
 impl PeerListener {
-    /// The next flow a caller opens: [`crate::FlowIo::peer`] says whose it is. None when the device is
-    /// gone.
+    /// The next flow that a caller opens: [`crate::FlowIo::peer`] is the caller. None when the device
+    /// is gone.
     pub async fn accept(&self) -> Option<Flow> {
         self.shared.accept().await
     }

@@ -15,18 +15,18 @@ use crate::attach::{Attach, Attachment};
 /// A link as the program describes it.
 #[derive(Debug)]
 pub struct ProvidedLink {
-    /// What it is called in events and reports.
+    /// The name of the link in events and reports.
     pub name: String,
-    /// What it is made of.
+    /// The kind of network.
     pub kind: LinkKind,
-    /// What a byte on it costs.
+    /// The cost class of the link.
     pub class: CostClass,
-    /// Our address on it.
+    /// Our address on the link.
     pub local: IpAddr,
-    /// Where the server is reached over it, if not at its own address.
+    /// The server's address over this link, if it has another one here.
     pub remote: Option<SocketAddr>,
-    /// A socket to use instead of one bound to `local`: a protected one, say, or one made by a
-    /// more privileged process. It is used again for as long as the link is given.
+    /// A socket to use instead of one bound to `local`: for example one that is excluded from a VPN, or
+    /// one made by a more privileged process. It is used again as long as the link is provided.
     pub socket: Option<UdpSocket>,
 }
 
@@ -43,12 +43,12 @@ impl ProvidedLink {
         }
     }
 
-    /// Returns the link with another cost of a byte.
+    /// Returns the link with another cost class.
     pub fn with_class(self, class: CostClass) -> ProvidedLink {
         ProvidedLink { class, ..self }
     }
 
-    /// Returns the link with the server at another address than its own.
+    /// Returns the link with another address of the server.
     pub fn with_remote(self, remote: SocketAddr) -> ProvidedLink {
         ProvidedLink {
             remote: Some(remote),
@@ -88,7 +88,7 @@ pub struct ProvidedLinks {
 }
 
 impl ProvidedLinks {
-    /// No links yet.
+    /// Creates a provider without links.
     pub fn new() -> Arc<ProvidedLinks> {
         Arc::new(ProvidedLinks {
             publish: watch::channel(Arc::default()).0,
@@ -101,7 +101,7 @@ impl ProvidedLinks {
         self.publish.subscribe()
     }
 
-    /// A link is there from now on; one of the same name is replaced.
+    /// Adds a link; one of the same name is replaced.
     pub fn add(&self, given: ProvidedLink) {
         let mut held = self.sockets.lock();
         let (sockets, index) = &mut *held;
@@ -137,7 +137,8 @@ impl ProvidedLinks {
         });
     }
 
-    /// A link lost its carrier, or has it back: for a while it is the same link.
+    /// Records that a link lost its carrier, or has it again. For a short time it remains the same
+    /// link.
     pub fn set_carrier(&self, name: &str, carrier: bool) {
         self.publish.send_modify(|links| {
             let mut now: Vec<Link> = links.to_vec();
@@ -148,7 +149,7 @@ impl ProvidedLinks {
         });
     }
 
-    /// A link is gone.
+    /// Removes a link.
     pub fn remove(&self, name: &str) {
         self.sockets.lock().0.remove(name);
         self.publish.send_modify(|links| {

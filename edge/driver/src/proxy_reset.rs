@@ -3,24 +3,24 @@
 //! After the head has gone out there is no status left to change, so the cause travels as the
 //! reset code; the device turns it into words. A reset is never mistaken for the end of the body.
 
-/// Why a flow was reset.
+/// Why the proxy reset a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
 pub enum ResetCause {
-    /// The origin stopped in the middle, offers no strong validator, and so cannot be continued.
-    /// Asking again starts over.
+    /// The origin stopped in the middle and has no strong validator, so the transfer cannot be resumed.
+    /// A new request starts over.
     OriginGone = 0xd201,
-    /// The origin now serves other bytes under this URL. Asking again starts over.
+    /// The origin now serves other content under this URL. A new request starts over.
     OriginChanged = 0xd202,
-    /// The origin stopped in the middle and did not come back in time. Asking again may help.
+    /// The origin stopped in the middle and did not return in time. A new request may help.
     OriginTimeout = 0xd203,
-    /// The object outgrew what the proxy holds for this client or in all.
+    /// The object exceeds the proxy's store for this client, or in all.
     StoreFull = 0xd204,
     /// The proxy's own disk failed.
     StoreFailed = 0xd205,
     /// The deadline passed.
     Deadline = 0xd206,
-    /// The proxy is stopping. Asking again, with `Range`, continues where validators allow.
+    /// The proxy is stopping. A new request with `Range` continues where validators allow.
     Stopping = 0xd207,
     /// The origin end of a CONNECT tunnel was reset.
     TunnelReset = 0xd208,

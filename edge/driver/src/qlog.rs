@@ -21,14 +21,14 @@ use serde_json::{Value, json};
 
 use crate::qlog_events::qlog_event;
 
-/// Records that wait to be written, of all sessions; newer ones are counted and dropped.
+/// Records of all sessions that wait to be written; newer ones are dropped and counted.
 pub const QLOG_QUEUE_MAX: usize = 16_384;
 /// How long a line may wait in memory.
 const FLUSH_EVERY: Duration = Duration::from_millis(500);
-/// How long the end of a program waits for its log.
+/// How long a program waits at its end for the log to be written.
 const FINISH_MAX: Duration = Duration::from_secs(2);
 
-/// Makes the place one session's log goes to, by the name its file would have.
+/// Opens the writer of one session's log, given the file name it would have.
 pub type OpenQlogFile = Box<dyn FnMut(&str) -> io::Result<Box<dyn Write + Send>> + Send>;
 
 /// Logs of sessions.
@@ -102,7 +102,7 @@ impl Qlog {
         Qlog::with_writers(open, level)
     }
 
-    /// Logs to wherever `open` says.
+    /// Creates a log whose writers `open` provides.
     ///
     /// # Errors
     /// No thread can be started.
@@ -118,7 +118,7 @@ impl Qlog {
         }))
     }
 
-    /// Waits, not for long, until everything so far is written.
+    /// Waits a short time until everything so far is written.
     pub fn finish(&self) {
         let (done, wait) = sync_channel(1);
         if self.queue.send(QlogMessage::Finish { done }).is_ok() {
@@ -140,7 +140,7 @@ impl Qlog {
     }
 }
 
-/// What one endpoint tells the log.
+/// The source of log records of one endpoint.
 #[derive(Debug)]
 pub(crate) struct QlogFeed {
     log: Arc<Qlog>,
@@ -154,7 +154,7 @@ impl QlogFeed {
         self.log.queue.try_send(message).is_ok()
     }
 
-    /// A session does something for the first time.
+    /// Begins the log of a session.
     pub(crate) fn begin(&mut self, id: SessionId, role: Role, peer: String) {
         if !self.begun.contains(&id) {
             let key = (self.number, id);
@@ -207,7 +207,7 @@ impl QlogFeed {
         }
     }
 
-    /// Hands on what the core told since the last time.
+    /// Queues the core's new trace records.
     pub(crate) fn drain(&mut self, core: &mut Endpoint) {
         while let Some((id, at, record)) = core.poll_trace() {
             if let Some(session) = core.session(id) {
@@ -361,7 +361,7 @@ impl QlogWriter {
         self.put(key, &json!({ "time": time, "name": name, "data": data }));
     }
 
-    /// One record of a JSON text sequence (RFC 7464 §2.2).
+    /// Writes one record of a JSON text sequence (RFC 7464 §2.2).
     fn put(&mut self, key: QlogSessionKey, record: &Value) {
         let Some(log) = self.logs.get_mut(&key) else {
             return;
@@ -387,7 +387,7 @@ impl QlogWriter {
         }
     }
 
-    /// A file that cannot be written is left as it is.
+    /// Stops writing to a file that cannot be written.
     fn give_up(&mut self, key: QlogSessionKey, error: &io::Error) {
         if let Some(log) = self.logs.remove(&key) {
             // Without its buffer: writing that is what failed.

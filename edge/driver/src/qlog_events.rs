@@ -7,7 +7,7 @@ use d2tp_session::{
 use d2tp_wire::Frame;
 use serde_json::{Value, json};
 
-/// Name and data of a record. `name_of` knows what the device calls its links.
+/// The name and data of the qlog event for a record. `name_of` returns the device's names of links.
 pub(crate) fn qlog_event(
     record: &TraceRecord,
     name_of: &impl Fn(LinkId) -> Option<String>,
@@ -241,12 +241,12 @@ fn frame_words(frame: &Frame<'_>) -> (&'static str, Value) {
     }
 }
 
-/// Which end said it.
+/// The qlog name of the end that sent something.
 fn sender(sent: bool) -> &'static str {
     if sent { "local" } else { "remote" }
 }
 
-/// Flow ids are 57 bits long: more than a number in JavaScript holds.
+/// A flow id as text: its 57 bits do not fit in a number of JavaScript.
 fn id(flow: FlowId) -> String {
     format!("{:x}", flow.0)
 }
@@ -262,7 +262,7 @@ fn end_word(end: &FlowEnd) -> &'static str {
     }
 }
 
-/// `NoPath` as `no_path`: the reason codes of commands and logs.
+/// A reason code in the form of commands and logs: `NoPath` as `no_path`.
 fn reason(reason: ReasonCode) -> String {
     let mut word = String::new();
     for letter in format!("{reason:?}").chars() {

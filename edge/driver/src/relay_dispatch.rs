@@ -26,8 +26,8 @@ use crate::flow::Flow;
 use crate::relay_host;
 use crate::relay_state::{AbortOnDrop, PeerSession, put};
 
-/// Whether an error of a send to this address says something about the link: an address that is only
-/// tried may have no route.
+/// Whether an error of a send to this address concerns the link: an address that is only tried may have
+/// no route.
 pub(crate) fn is_link_fault(inner: &DriverCore, transmit: &Transmit) -> bool {
     let relaying = &inner.relays;
     let Some(main) = relaying
@@ -41,7 +41,7 @@ pub(crate) fn is_link_fault(inner: &DriverCore, transmit: &Transmit) -> bool {
     paths.any(|p| p.addresses.remote == transmit.remote)
 }
 
-/// Takes in datagrams of one sender that lie back to back.
+/// Handles datagrams of one sender that lie back to back.
 pub(crate) fn receive_run(
     inner: &mut DriverCore,
     now: Time,
@@ -78,7 +78,7 @@ fn to_core(
     inner.core.handle_datagrams(now, incoming, stride);
 }
 
-/// Datagrams that have one id.
+/// Handles datagrams that have the same id.
 fn take_group(
     inner: &mut DriverCore,
     now: Time,
@@ -120,8 +120,8 @@ fn take_group(
     }
 }
 
-/// Sends a batch of the core's to the address that stands for a relay. What the socket does not take
-/// is lost, as on any way.
+/// Sends a batch of the core's to the address that stands for a relay. What the socket has no room for
+/// is dropped, as on any path.
 pub(crate) fn send(
     inner: &mut DriverCore,
     now: Time,
@@ -149,7 +149,7 @@ pub(crate) fn send(
     inner.relays.scratch = wrapped;
 }
 
-/// A peer begins a session with us: `flow` is for what the two tell each other about where they are.
+/// Starts the rendezvous with a peer that opened a session: `flow` carries both sides' addresses.
 pub(crate) fn start_rendezvous(
     shared: &Arc<DriverShared>,
     inner: &mut DriverCore,
@@ -166,7 +166,7 @@ pub(crate) fn start_rendezvous(
     shared.notify_activity();
 }
 
-/// Hears what a peer says of where it is.
+/// Handles the lines in which a peer states its addresses.
 async fn read_lines(shared: Weak<DriverShared>, mut flow: Flow) {
     let session = flow.session_id();
     let mut text: Vec<u8> = Vec::new();
@@ -193,8 +193,8 @@ async fn read_lines(shared: Weak<DriverShared>, mut flow: Flow) {
     }
 }
 
-/// Brings the ways of all sessions beside the main one in line with where this device is. Whether
-/// there are any.
+/// Updates the paths of all peer sessions from this device's current addresses. Returns whether there
+/// are any.
 pub(crate) fn update_rendezvous(inner: &mut DriverCore, now: Time) -> bool {
     let Some(main) = inner.relays.server_session else {
         return false;
@@ -258,7 +258,7 @@ pub(crate) fn update_rendezvous(inner: &mut DriverCore, now: Time) -> bool {
     true
 }
 
-/// A punch looks like the shortest DATA packet there is.
+/// A punch packet, which has the form of the shortest DATA packet.
 fn punch_packet(id: [u8; 8]) -> Vec<u8> {
     let mut bytes = vec![0; PUNCH_BYTES];
     aws_lc_rs::rand::fill(&mut bytes).expect("the system has randomness");
@@ -268,7 +268,7 @@ fn punch_packet(id: [u8; 8]) -> Vec<u8> {
 }
 
 impl PeerSession {
-    /// With a flow for the rendezvous' lines.
+    /// Adds the flow for the rendezvous' lines.
     pub(crate) fn with_lines(mut self, shared: &Arc<DriverShared>, flow: Flow) -> PeerSession {
         self.lines = Some(flow.flow_id());
         let shared = Arc::downgrade(shared);

@@ -23,23 +23,23 @@ use crate::driver_core::{DriverCore, DriverShared};
 use crate::relay_state::{AbortOnDrop, CallEvent, ExternalRelay, RelayHost, put};
 use crate::source::HostKey;
 
-/// Bytes asked of the kernel for each direction of a relay's socket: a burst, not a queue.
+/// Kernel buffer size in each direction of a relay's socket: enough for a burst, not for a queue.
 const SOCKET_BYTES: usize = 256 * 1024; // a guess
-/// Runs of datagrams taken from a relay's socket at once.
+/// Runs of datagrams read from a relay's socket at once.
 const RUNS: usize = 4;
 
-/// Why there is no relay.
+/// Why a relay was not opened.
 #[derive(Debug, thiserror::Error)]
 pub enum RelayError {
-    /// The relay refused.
+    /// The limits or the listener do not allow it.
     #[error(transparent)]
     Refused(#[from] RelayRefusal),
-    /// No socket could be had.
+    /// No socket could be opened.
     #[error("no socket for a relay: {0}")]
     Socket(#[from] d2tp_udp::BindError),
 }
 
-/// What one device may have relayed.
+/// The relays of one device.
 pub struct DeviceRelays {
     shared: Arc<DriverShared>,
     session: SessionId,
@@ -57,7 +57,7 @@ impl DeviceRelays {
         })
     }
 
-    /// Does something with the relays; none if the server stopped meanwhile.
+    /// Calls a function with the relays; none if the server has stopped.
     fn with<R>(
         &self,
         f: impl FnOnce(&mut RelayHost, &d2tp_session::Endpoint) -> Result<R, RelayRefusal>,
@@ -146,7 +146,7 @@ impl DeviceRelays {
         }
     }
 
-    /// Where the device's paths come from, by their numbers.
+    /// The addresses that the device's paths come from, by path id.
     pub fn observed_addresses(&self) -> BTreeMap<u32, SocketAddr> {
         let inner = self.shared.inner.lock();
         let stats = inner.core.session(self.session).map(|s| s.path_stats());
@@ -154,7 +154,7 @@ impl DeviceRelays {
         paths.map(|p| (p.id.0, p.addresses.remote)).collect()
     }
 
-    /// Ready when the device's places may be others than when this was last called.
+    /// Ready when the device's addresses may have changed since the last call.
     pub async fn addresses_changed(&mut self) {
         if self.moved.changed().await.is_err() {
             // The server stopped; its flows end by themselves.
@@ -163,14 +163,14 @@ impl DeviceRelays {
     }
 }
 
-/// A relay that is there until this is dropped.
+/// An open relay, which is closed when this is dropped.
 pub struct RelayHandle {
     shared: Weak<DriverShared>,
     id: RelayId,
 }
 
 impl RelayHandle {
-    /// Its name on the wire, for the device.
+    /// The relay's id on the wire.
     pub fn id(&self) -> RelayId {
         self.id
     }
@@ -193,7 +193,7 @@ impl Drop for RelayHandle {
     }
 }
 
-/// A device that may be called until this is dropped.
+/// Incoming calls to a listening device, until this is dropped.
 pub struct IncomingCalls {
     shared: Weak<DriverShared>,
     session: SessionId,
@@ -201,8 +201,8 @@ pub struct IncomingCalls {
 }
 
 impl IncomingCalls {
-    /// What happens next. None when the same session listens anew. May be dropped and called again
-    /// without losing a call.
+    /// The next event. None when the same session registers anew. May be dropped and called again
+    /// without losing an event.
     pub async fn next(&mut self) -> Option<CallEvent> {
         self.calls.recv().await
     }
@@ -221,7 +221,7 @@ impl Drop for IncomingCalls {
     }
 }
 
-/// Passes on what a device sent: datagrams of one relay, of `stride` bytes.
+/// Forwards a device's datagrams of one relay, of `stride` bytes each.
 pub(crate) fn forward(
     inner: &mut DriverCore,
     id: RelayId,
@@ -276,7 +276,7 @@ pub(crate) fn forward(
     }
 }
 
-/// Passes on what comes back from outside.
+/// Forwards datagrams from outside to the device.
 async fn return_replies(
     shared: Weak<DriverShared>,
     io: Arc<LinkSocket>,

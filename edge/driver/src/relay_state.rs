@@ -16,10 +16,10 @@ use tokio::task::JoinHandle;
 
 use crate::source::HostKey;
 
-/// Events of a session that its owner has not read.
+/// Events of a session that its owner has not read yet.
 const EVENTS_MAX: usize = 256;
 
-/// A task that ends with whoever it is for.
+/// A task that ends when this is dropped.
 pub(crate) struct AbortOnDrop(pub(crate) JoinHandle<()>);
 
 impl Drop for AbortOnDrop {
@@ -28,7 +28,7 @@ impl Drop for AbortOnDrop {
     }
 }
 
-/// A session beside the one with the server.
+/// A session with a peer, beside the one with the server.
 pub(crate) struct PeerSession {
     pub(crate) rendezvous: Rendezvous,
     /// The flow for the rendezvous' lines, if there is one.
@@ -37,50 +37,50 @@ pub(crate) struct PeerSession {
     /// Whether a direct path answers.
     pub(crate) direct: watch::Sender<bool>,
     pub(crate) events: broadcast::Sender<(Time, SessionEvent)>,
-    /// Reads those lines; ends with this.
+    /// The task that reads those lines.
     pub(crate) reader_task: Option<AbortOnDrop>,
 }
 
-/// What this host relays, and what is relayed for it.
+/// Relays in both roles: those this host provides, and those it uses.
 #[derive(Default)]
 pub(crate) struct RelayState {
-    /// This device's part as a relay.
+    /// The relays that this host provides.
     pub(crate) host: Option<RelayHost>,
-    /// This device's part as a client of relays.
+    /// The relays that this device uses.
     pub(crate) relay_client: RelayClient,
-    /// A device's session with its server, which is the relay.
+    /// A device's session with its server, which is its relay.
     pub(crate) server_session: Option<SessionId>,
     pub(crate) peer_sessions: BTreeMap<SessionId, PeerSession>,
-    /// Peers may open sessions and flows.
+    /// Whether peers may open sessions and flows.
     pub(crate) accepts_peers: bool,
-    /// Where the relay sees our paths.
+    /// The addresses at which the relay sees our paths.
     pub(crate) observed_addresses: BTreeMap<PathId, SocketAddr>,
     pub(crate) scratch: Vec<u8>,
 }
 
 impl RelayState {
-    /// Whether nothing is relayed, by this host or for it.
+    /// Whether this host neither provides nor uses relays.
     pub(crate) fn is_idle(&self) -> bool {
         let hosts_none = self.host.as_ref().is_none_or(|h| h.relays.is_empty());
         hosts_none && self.relay_client.is_idle()
     }
 
-    /// Whether a peer begins a session with us by this flow: its first.
+    /// Whether this is the first flow of a peer's session, which carries the rendezvous.
     pub(crate) fn is_rendezvous_flow(&self, session: SessionId, flow: FlowId) -> bool {
         self.accepts_flows(session) && flow.by_initiator() && flow.counter() == 0
     }
 
-    /// Whether flows that are opened to us in this session are taken.
+    /// Whether flows that the peer opens in this session are accepted.
     pub(crate) fn accepts_flows(&self, session: SessionId) -> bool {
         self.accepts_peers && self.is_peer_session(session)
     }
 
-    /// Whether it is not the session that this host's device is for.
+    /// Whether the session is not the one with the device's server.
     pub(crate) fn is_peer_session(&self, session: SessionId) -> bool {
         self.server_session.is_some_and(|main| main != session)
     }
 
-    /// Who is told of a session's events; none if nobody wants to know.
+    /// The channel for a session's events; none if no one receives them.
     pub(crate) fn event_sender<'a>(
         &'a self,
         session: SessionId,
@@ -92,7 +92,7 @@ impl RelayState {
         self.peer_sessions.get(&session).map(|b| &b.events)
     }
 
-    /// Something happened in a session.
+    /// Handles an event of a session.
     pub(crate) fn note(&self, event: &SessionEvent) {
         if let (Some(hosted), SessionEvent::PathUp { .. } | SessionEvent::PathDown { .. }) =
             (&self.host, event)
@@ -101,7 +101,7 @@ impl RelayState {
         }
     }
 
-    /// A session is over.
+    /// Removes a session that is over.
     pub(crate) fn forget(&mut self, session: SessionId) {
         self.relay_client.forget_punches(session);
         if let Some(relay) = self.peer_sessions.remove(&session).and_then(|b| b.relay) {
@@ -109,13 +109,13 @@ impl RelayState {
         }
     }
 
-    /// The host stops: tasks that hold on to it end.
+    /// Ends all tasks, because the host stops.
     pub(crate) fn stop(&mut self) {
         self.peer_sessions.clear();
         self.host = None;
     }
 
-    /// The relay sees a path of ours there.
+    /// Records the address at which the relay sees one of our paths.
     pub(crate) fn set_observed_address(&mut self, path: PathId, at: SocketAddr) {
         self.observed_addresses.insert(path, at);
         // Path ids grow: of the oldest there is none any more.
@@ -124,7 +124,7 @@ impl RelayState {
         }
     }
 
-    /// When something is to be done by itself.
+    /// When the next timer is due.
     pub(crate) fn next_at(&self) -> Option<Time> {
         let all = self.peer_sessions.values().map(|b| b.rendezvous.next_at());
         all.min().filter(|at| *at != Time::NEVER)
@@ -144,16 +144,16 @@ impl PeerSession {
     }
 }
 
-/// The relays of a server.
+/// The relays that a server provides.
 pub(crate) struct RelayHost {
     pub(crate) relays: RelayTable,
     pub(crate) external: BTreeMap<RelayId, ExternalRelay>,
     pub(crate) listeners: BTreeMap<SessionId, mpsc::UnboundedSender<CallEvent>>,
-    /// Counts what may have changed where some device is.
+    /// Counts possible changes of devices' addresses.
     pub(crate) addresses_changed: watch::Sender<u64>,
 }
 
-/// A relay to an address outside, with a socket of its own.
+/// A relay to an address outside, with its own socket.
 pub(crate) struct ExternalRelay {
     pub(crate) io: Arc<LinkSocket>,
     pub(crate) to: SocketAddr,
@@ -171,16 +171,16 @@ impl RelayHost {
     }
 }
 
-/// What a listener hears from its relay.
+/// An event of a listening device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallEvent {
-    /// The relay's id for the listener, and who calls.
+    /// A call: the relay's id for the listener, and the caller.
     Call(RelayId, HostKey),
     /// The relayed connection is over.
     HungUp(RelayId),
 }
 
-/// Puts datagrams of one size on a socket, as far as it takes them.
+/// Sends datagrams of one size, as many as the socket has room for.
 pub(crate) fn put(io: &LinkSocket, to: &Addresses, bytes: &[u8], stride: usize) -> io::Result<()> {
     let segments = io.max_gso_segments().min(BATCH_BYTES_MAX / stride).max(1);
     for piece in bytes.chunks(segments * stride) {
@@ -195,5 +195,5 @@ pub(crate) fn put(io: &LinkSocket, to: &Addresses, bytes: &[u8], stride: usize) 
     Ok(())
 }
 
-/// What one system call takes at most.
+/// The most bytes of one system call.
 const BATCH_BYTES_MAX: usize = 65_000;

@@ -145,7 +145,7 @@ impl Device {
         Ok(true)
     }
 
-    /// Whether it has an instance that outlives it.
+    /// Whether the device has an instance that outlives it.
     pub fn has_instance(&self) -> bool {
         self.instance_upkeep.is_some()
     }
@@ -209,7 +209,8 @@ impl Device {
     }
 }
 
-/// Changes of a deadline that another process may have told and not written down.
+/// How far the sequence number of a deadline is advanced, for changes that another process made and did
+/// not record.
 const DEADLINES_SKIPPED: u64 = 1 << 20;
 
 fn take_claim(flow: &mut FlowRecord, claim: InstanceClaim) {
@@ -231,7 +232,7 @@ async fn blocking<R: Send + 'static>(
     }
 }
 
-/// Reserves more epochs when the session has used up those it had: until then nothing wakes.
+/// Reserves more epochs when the session has used up its own: until then it cannot wake.
 async fn upkeep(
     shared: Arc<DriverShared>,
     session: SessionId,
@@ -271,5 +272,5 @@ async fn upkeep(
     }
 }
 
-/// How long a journal that could not reserve epochs is left alone.
+/// How long to wait after a failed reservation of epochs.
 const AGAIN_AFTER: Duration = Duration::from_secs(5); // a guess

@@ -28,12 +28,12 @@ pub struct SchedulerHandle {
     scheduler: Mutex<DeviceScheduler>,
     /// The number of the next flow, counted down: transfers count up from 1.
     next_flow: AtomicU64,
-    /// Counts clients that came and went, and those that begin or cease to wait.
+    /// Counts arrivals and departures of clients, and changes of whether they wait.
     changed: watch::Sender<u64>,
 }
 
 impl SchedulerHandle {
-    /// A scheduler for a device whose links are not known yet.
+    /// Creates a scheduler for a device whose links are not known yet.
     pub fn new(kind: SchedulerKind) -> Arc<SchedulerHandle> {
         Arc::new(SchedulerHandle {
             kind,
@@ -43,7 +43,7 @@ impl SchedulerHandle {
         })
     }
 
-    /// The algorithm that decides.
+    /// The scheduling algorithm.
     pub fn kind(&self) -> SchedulerKind {
         self.kind
     }
@@ -64,17 +64,17 @@ impl SchedulerHandle {
         }
     }
 
-    /// Gives the scheduler an input, with the time.
+    /// Passes an input to the scheduler, with the time.
     pub(crate) fn with<R>(&self, input: impl FnOnce(Time, &mut DeviceScheduler) -> R) -> R {
         input(now(), &mut self.scheduler.lock())
     }
 
-    /// A number for a flow, which no transfer has.
+    /// A number for a flow that no transfer has.
     pub(crate) fn next_flow_number(&self) -> u64 {
         self.next_flow.fetch_sub(1, Ordering::Relaxed)
     }
 
-    /// Takes in the links of a machine whose networks are not told apart: those that can be used are up.
+    /// Takes in the links of a machine whose networks are not distinguished: usable ones count as up.
     pub fn observe_links(&self, links: &[Link]) {
         let away = links.iter().filter(|link| link.kind != LinkKind::Loopback);
         let radios = away
@@ -162,7 +162,7 @@ impl SchedulerHandle {
         self.scheduler.lock().link_rate(link)
     }
 
-    /// Changes whenever a client comes, goes, begins to wait or ceases to.
+    /// Changes whenever a client joins or leaves, or begins or ceases to wait.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.changed.subscribe()
     }
@@ -172,14 +172,14 @@ impl SchedulerHandle {
     }
 }
 
-/// One client of a device's scheduler; it leaves when this is dropped.
+/// A client of a device's scheduler. It leaves the scheduler when it is dropped.
 #[derive(Debug)]
 pub struct SpendHandle {
     scheduler: Arc<SchedulerHandle>,
     client: ClientId,
     /// Whether the last decision was to wait.
     waited: AtomicBool,
-    /// Whether the machine is woken for it, as it last reported.
+    /// Whether the machine is woken for the client, as it last reported.
     wakes: AtomicBool,
 }
 

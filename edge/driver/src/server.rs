@@ -20,30 +20,30 @@ use crate::relay_state::RelayHost;
 use crate::source::HostKey;
 use crate::ticket_seed;
 
-/// How a server listens.
+/// Options of a server.
 #[derive(Clone, Debug)]
 pub struct ServerOptions {
-    /// Where. `[::]:port` takes both families where the system allows.
+    /// The address to listen at. `[::]:port` takes both families where the system allows.
     pub listen: SocketAddr,
-    /// Who it is.
+    /// The key pair of the server.
     pub key: SecretKey,
-    /// Who may come in.
+    /// Which devices may connect.
     pub admission: Admission,
     /// Protocol settings.
     pub config: EndpointConfig,
 }
 
-/// What becomes of sessions whose devices are away.
+/// How sessions of absent devices are kept.
 #[derive(Clone, Debug, Default)]
 pub struct HibernationOptions {
-    /// How long a device may be silent before its session becomes a record; never if none. Keys
-    /// and buffers go then, and waking costs a handshake.
+    /// How long a device may be silent before its session hibernates; never if none. Keys and buffers
+    /// are freed then, and waking costs a handshake.
     pub hibernate_after: Option<Duration>,
-    /// Where sessions are written down, so that they survive this process.
+    /// The journal, which keeps sessions across restarts of this process.
     pub journal: Option<Arc<Journal>>,
 }
 
-/// A listening host.
+/// A listening server.
 pub struct Server {
     shared: Arc<DriverShared>,
     local: SocketAddr,
@@ -101,11 +101,11 @@ impl Server {
         })
     }
 
-    /// Where it listens.
+    /// The address that the server listens at.
     pub fn local_addr(&self) -> SocketAddr {
         self.local
     }
-    /// Who it is.
+    /// The server's public key.
     pub fn public_key(&self) -> PublicKey {
         self.public
     }
@@ -115,7 +115,7 @@ impl Server {
         self.shared.accept().await
     }
 
-    /// Writes what sessions do from now on to `log`, each into a file of its own.
+    /// Logs what sessions do from now on to `log`, each session into its own file.
     pub fn log_to(&self, log: &Arc<Qlog>) {
         self.shared.log_to(log);
     }
@@ -131,36 +131,36 @@ impl Server {
         .collect()
     }
 
-    /// Whether everything that sleeps in the journal is known. Until then each is looked for when
-    /// its device comes; only deadlines of those not known yet have to wait.
+    /// Whether the journal is loaded completely. Until then a session is looked up when its device
+    /// connects; only deadlines of sessions that are not loaded have to wait.
     pub fn knows_all(&self) -> bool {
         self.shared.inner.lock().hibernation.knows_all()
     }
 
-    /// Sessions awake, asleep and half open.
+    /// The numbers of awake, hibernated and half-open sessions.
     pub fn counts(&self) -> (usize, usize, usize) {
         self.shared.inner.lock().core.counts()
     }
 
-    /// The next memo of a flow that was over while it slept, and whose it was. `None` when the
+    /// The next memo of a flow that expired while it was hibernated, and its device. `None` when the
     /// server has stopped.
     pub async fn next_expired(&self) -> Option<(HostKey, Bytes)> {
         let (key, memo) = hibernation::next_expired(&self.shared).await?;
         Some((key.peer.0, memo))
     }
 
-    /// From now on `peek` reads flows at rest, so that their first bytes leave with the answer to
-    /// the device's knock and arrive a round trip sooner. It is called under the server's lock.
+    /// Sets the reader of hibernated flows, so that their first bytes are sent with the answer to a SYN
+    /// and arrive one round trip sooner. It is called under the server's lock.
     pub fn set_hibernated_reader(&self, peek: Arc<HibernatedReader>) {
         self.shared.inner.lock().hibernation.peek = Some(peek);
     }
 
-    /// Has the application's own note written down with the next changes; none takes it away.
+    /// Stages a note of the application, which is written with the next changes; none removes it.
     pub fn note(&self, name: Vec<u8>, value: Option<Bytes>) {
         self.shared.inner.lock().hibernation.note(name, value);
     }
 
-    /// From now on flows of this server may ask for relays, through [`crate::FlowIo::relays`].
+    /// Allows flows of this server to open relays, through [`crate::FlowIo::relays`].
     pub fn relay_for_devices(&self, limits: RelayLimits) {
         self.shared.inner.lock().relays.host = Some(RelayHost::new(limits, seed()));
     }
@@ -184,7 +184,7 @@ impl Server {
         written
     }
 
-    /// Tells every device that this host stops: for who cannot wait for [`Server::close`].
+    /// Informs every device that this host stops, without waiting as [`Server::close`] does.
     pub fn say_goodbye(&self) {
         let mut inner = self.shared.inner.lock();
         for id in inner.core.ids() {
@@ -194,7 +194,7 @@ impl Server {
         self.shared.wake();
     }
 
-    /// Tells every device that this host stops, and stops.
+    /// Informs every device that this host stops, and stops.
     pub async fn close(&self) {
         self.say_goodbye();
         // The closes leave in the task's next turn.
@@ -209,8 +209,8 @@ impl Drop for Server {
     }
 }
 
-/// One socket, or one of each family for `[::]`: a host without IPv6, or without IPv4, still
-/// serves what it has.
+/// Binds one socket, or one of each family for `[::]`: a host without IPv6, or without IPv4, still
+/// serves the other.
 fn bind_all(listen: SocketAddr) -> Result<Vec<LinkSocket>, DriverError> {
     let first = LinkSocket::bind(&BindOptions::at(listen));
     if !(listen.is_ipv6() && listen.ip().is_unspecified()) {
@@ -230,7 +230,7 @@ fn bind_all(listen: SocketAddr) -> Result<Vec<LinkSocket>, DriverError> {
     }
 }
 
-/// Time for the last packets to leave.
+/// Time for the last packets to be sent.
 pub(crate) const CLOSE_GRACE: Duration = Duration::from_millis(20);
 
 pub(crate) fn seed() -> [u8; 32] {

@@ -5,7 +5,7 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 
-/// A host's static public key (X25519). Its owner is who it says.
+/// A host's static public key (X25519), which identifies the host.
 pub type HostKey = [u8; 32];
 
 /// Bytes that can be read again at any offset: a file, a cached object, even one that still grows.

@@ -7,10 +7,10 @@ use bytes::Bytes;
 use crate::journal::{Journal, JournalBatch, JournalError};
 use crate::server::seed;
 
-/// The note that holds it, in a server's journal.
+/// The journal's note with the seed of a server's tickets.
 pub const TICKET_SEED_NOTE: &[u8] = b"d2tp ticket seed";
 
-/// The journal's, made now if it has none.
+/// The seed from the journal, which is created if it is missing.
 pub(crate) fn load_or_create(journal: Option<&Journal>) -> Result<[u8; 32], JournalError> {
     let Some(journal) = journal else {
         // Sessions do not survive the process, and neither need tickets.

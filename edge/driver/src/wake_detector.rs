@@ -10,8 +10,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// Seconds since 1970 at which the timer would fire: later than anybody waits, and within what the
-/// kernel takes.
+/// The time of the timer in seconds since 1970: later than any wait, and within the kernel's range.
 const NEVER_S: libc::time_t = 1 << 33;
 
 pub(crate) struct WakeDetector {
@@ -19,7 +18,7 @@ pub(crate) struct WakeDetector {
 }
 
 impl WakeDetector {
-    /// Must be called on a tokio runtime.
+    /// Starts to watch for changes of the clock. Must be called on a tokio runtime.
     pub(crate) fn watch() -> io::Result<WakeDetector> {
         // SAFETY: plain system calls; the descriptor is ours alone from here on, and `spec` is whole.
         let timer = unsafe {
@@ -44,7 +43,7 @@ impl WakeDetector {
         })
     }
 
-    /// Ready when the clock was set since the last call: the machine may have slept.
+    /// Ready when the clock was set since the last call: the machine may have been asleep.
     pub(crate) async fn woken(&self) {
         loop {
             let Ok(mut ready) = self.timer.readable().await else {

@@ -6,24 +6,24 @@ use d2tp_time::Time;
 
 use crate::network::{AccessPoint, NetworkInfo};
 
-/// What one never used is taken to carry at full signal, bytes a second; it falls with the signal's
-/// square. Lower: what proved itself is left less readily.
+/// The rate assumed of an access point at full signal that was never used, in bytes per second; it
+/// falls with the square of the signal. Lower: a proven access point is left less readily.
 const FULL_SIGNAL_BYTES_PER_S: f64 = 2_500_000.0; // a guess: 20 Mb/s
 
-/// Weaker ones are not there.
+/// The weakest signal at which an access point counts as in reach.
 const SIGNAL_MIN_PERCENT: u8 = 15; // a guess: about -88 dBm, where frames begin to be lost
 
 /// How many times faster another access point must be to be chosen: a change takes seconds in which
 /// nothing moves.
 const BETTER: f64 = 1.5; // a guess
 
-/// How much a new measurement counts.
+/// The weight of a new measurement.
 const WEIGHT: f64 = 0.3; // a guess
 
-/// Access points remembered; the one not used for longest is forgotten for another.
+/// Access points remembered; when there are more, the one used longest ago is dropped.
 pub const POINTS_MAX: usize = 512;
 
-/// What access points carried.
+/// Measured rates of access points.
 #[derive(Debug, Clone, Default)]
 pub struct AccessPointRates {
     measured: BTreeMap<String, AccessPointRate>,
@@ -37,7 +37,7 @@ struct AccessPointRate {
 }
 
 impl AccessPointRates {
-    /// A device measured this goodput on this access point.
+    /// Records a device's goodput on this access point.
     pub fn record_goodput(&mut self, now: Time, point: &AccessPoint, bytes_per_s: f64) {
         let before = self
             .measured
@@ -58,7 +58,7 @@ impl AccessPointRates {
         self.measured.insert(point.bssid.clone(), proven);
     }
 
-    /// What one is taken to carry now, bytes a second.
+    /// The rate to expect of an access point, in bytes per second.
     pub fn expected_rate(&self, point: &AccessPoint) -> f64 {
         let signal = f64::from(point.signal_percent);
         match self.measured.get(&point.bssid) {

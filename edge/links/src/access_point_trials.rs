@@ -17,15 +17,15 @@ use d2tp_time::{Span, Time};
 /// lower: a slow one counts as dead.
 pub const ANSWER_WITHIN: Span = Span::from_secs(4); // a guess: three knocks at a round trip of a second
 
-/// How long one is left alone the first time; it doubles …
+/// How long an access point is avoided the first time; it doubles.
 pub const SHUN_FIRST: Span = Span::from_secs(60); // a guess: somebody signs in
 /// The longest time for which an access point is avoided.
 pub const SHUN_MAX: Span = Span::from_secs(3_600); // a guess
 
-/// Access points remembered; the one whose time ends first is forgotten for another.
+/// Access points remembered; when there are more, the one whose time ends first is dropped.
 pub const SHUNNED_MAX: usize = 256;
 
-/// Which access points are on trial, and which are shunned.
+/// Access points on trial, and those that are avoided.
 #[derive(Debug, Clone, Default)]
 pub struct AccessPointTrials {
     current: BTreeMap<String, AccessPointTrial>,
@@ -36,7 +36,7 @@ pub struct AccessPointTrials {
 #[derive(Debug, Clone)]
 struct AccessPointTrial {
     bssid: String,
-    /// Not judged before.
+    /// When the trial ends; none once the access point has answered.
     until: Option<Time>,
 }
 
@@ -47,7 +47,7 @@ struct BlockedAccessPoint {
 }
 
 impl AccessPointTrials {
-    /// A device is on this access point. Once more is as once.
+    /// Records that a device is on this access point. Repeated calls have no effect.
     pub fn joined(&mut self, now: Time, device: &str, bssid: &str) {
         if self
             .current
@@ -62,12 +62,12 @@ impl AccessPointTrials {
             .insert(device.to_owned(), AccessPointTrial { bssid, until });
     }
 
-    /// A device is on none.
+    /// Records that a device is on no access point.
     pub fn left(&mut self, device: &str) {
         self.current.remove(device);
     }
 
-    /// An authenticated packet came by this device.
+    /// Records that an authenticated packet arrived by this device.
     pub fn answered(&mut self, device: &str) {
         if let Some(trial) = self.current.get_mut(device) {
             trial.until = None;
@@ -84,7 +84,8 @@ impl AccessPointTrials {
         }
     }
 
-    /// Judges: the devices whose access points did not answer in time, which are shunned from now on.
+    /// Ends trials that are due: returns the devices whose access points did not answer in time, which
+    /// are avoided from now on.
     pub fn block_unresponsive(&mut self, now: Time) -> Vec<(String, String)> {
         let mut guilty = Vec::new();
         for (device, trial) in &mut self.current {
@@ -104,21 +105,20 @@ impl AccessPointTrials {
         guilty
     }
 
-    /// Whether an access point is left alone now.
+    /// Whether an access point is avoided now.
     pub fn is_blocked(&self, now: Time, bssid: &str) -> bool {
         self.blocked
             .get(bssid)
             .is_some_and(|shunned| shunned.until > now)
     }
 
-    /// When to judge again.
+    /// When the next trial ends.
     pub fn next_check_at(&self) -> Option<Time> {
         self.current.values().filter_map(|trial| trial.until).min()
     }
 }
 
-/// What one was shunned for is remembered beyond its time, so that the next is longer, as long as there is
-/// room.
+/// Drops expired entries only when there is no room: an entry lengthens the next time of avoidance.
 fn make_room(shunned: &mut BTreeMap<String, BlockedAccessPoint>, bssid: &str) {
     if shunned.len() < SHUNNED_MAX || shunned.contains_key(bssid) {
         return;

@@ -12,15 +12,15 @@ use serde::Serialize;
 use crate::link_kind::LinkKind;
 use crate::rules::matches_pattern;
 
-/// What a byte on a link costs.
+/// The cost class of a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CostClass {
-    /// Nothing.
+    /// Free: a byte costs nothing.
     Free,
-    /// Money, or a monthly allowance.
+    /// Metered: money, or a monthly allowance.
     Metered,
-    /// More money; used only where asked for by name.
+    /// Roaming: more money; used only where allowed by name.
     Roaming,
 }
 
@@ -44,12 +44,12 @@ impl std::fmt::Display for CostClass {
     }
 }
 
-/// A class and the evidence for it, in words.
+/// A cost class and its reason in words.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct CostAssessment {
-    /// What a byte on the link costs.
+    /// The cost class of the link.
     pub class: CostClass,
-    /// Why, for people: `mobile networks are metered by default`.
+    /// The reason, for users: `mobile networks are metered by default`.
     pub because: String,
 }
 
@@ -62,24 +62,24 @@ pub struct CostAssessment {
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClassRule {
-    /// The device's name; a `*` at the end stands for any rest.
+    /// The device's name; a `*` at the end matches any rest.
     pub name: String,
     /// The class it has.
     pub class: CostClass,
 }
 
-/// A rule that cannot be read.
+/// A class rule that cannot be parsed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{text}` is not NAME=free|metered|roaming, for example wwan0=metered")]
-pub struct ClassRuleError {
+pub struct LinkClassRuleError {
     text: String,
 }
 
 impl FromStr for ClassRule {
-    type Err = ClassRuleError;
+    type Err = LinkClassRuleError;
 
-    fn from_str(text: &str) -> Result<ClassRule, ClassRuleError> {
-        let refuse = || ClassRuleError { text: text.into() };
+    fn from_str(text: &str) -> Result<ClassRule, LinkClassRuleError> {
+        let refuse = || LinkClassRuleError { text: text.into() };
         let (name, class) = text.split_once('=').ok_or_else(refuse)?;
         let class = match class {
             "free" => CostClass::Free,
@@ -97,7 +97,7 @@ impl FromStr for ClassRule {
     }
 }
 
-/// The user's rules; the first that covers a link decides.
+/// The user's class rules; the first that matches a link decides.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ClassRules {
     /// In order of precedence.
@@ -105,7 +105,7 @@ pub struct ClassRules {
 }
 
 impl ClassRules {
-    /// The class the user says, if they do.
+    /// The class that the user configured, if any.
     pub(crate) fn configured_class(&self, name: &str) -> Option<CostAssessment> {
         let rule = self
             .rules
@@ -142,7 +142,7 @@ impl ClassRules {
     }
 }
 
-/// Phones give their hotspot clients well-known gateways.
+/// The phone system whose hotspot uses this gateway, if it is a well-known one.
 fn hotspot_of(gateway: IpAddr) -> Option<&'static str> {
     match gateway.to_string().as_str() {
         // Apple's Personal Hotspot: always 172.20.10.0/28.

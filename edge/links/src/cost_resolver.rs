@@ -13,12 +13,12 @@ use crate::link_kind::LinkKind;
 use crate::network::{Metered, NetworkInfo, Networks};
 use crate::rules::NetworkRules;
 
-/// The user's words: flags win over rules.
+/// The user's configuration: flags take precedence over rules.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct CostResolver {
-    /// Given with the command.
+    /// Class rules from the command line.
     pub flags: ClassRules,
-    /// From the settings.
+    /// Network rules from the settings.
     pub rules: NetworkRules,
 }
 
@@ -48,7 +48,7 @@ impl CostResolver {
         }
     }
 
-    /// What the user says.
+    /// The class that the user configured, if any.
     fn configured_class(
         &self,
         device: &str,
@@ -65,8 +65,8 @@ impl CostResolver {
         })
     }
 
-    /// Gives tunnels the class of what they run over: the links that the manager names, else the one the
-    /// system prefers.
+    /// Gives tunnels the class of the links below them: those that the network manager names, else the
+    /// one that the system prefers.
     pub(crate) fn resolve_tunnels(&self, links: &mut [Link], networks: &Networks) {
         let below: Vec<Link> = (links.iter())
             .filter(|link| {

@@ -10,12 +10,12 @@ use crate::link::Link;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum LinkEvent {
-    /// A device that was not there.
+    /// A new device.
     Appeared {
         /// The link that appeared.
         link: Link,
     },
-    /// A device we knew, with different facts.
+    /// A known device whose facts changed.
     Changed {
         /// The link before the change.
         before: Box<Link>,
@@ -30,7 +30,7 @@ pub enum LinkEvent {
 }
 
 impl LinkEvent {
-    /// The link it is about: as it is now, or as it last was.
+    /// The link of the event, as it is now or was last.
     pub fn link(&self) -> &Link {
         match self {
             LinkEvent::Appeared { link }
@@ -39,7 +39,7 @@ impl LinkEvent {
         }
     }
 
-    /// True when a link can be used that could not before.
+    /// Whether a link became usable.
     pub fn gained_use(&self) -> bool {
         match self {
             LinkEvent::Appeared { link } => link.is_usable(),
@@ -48,7 +48,7 @@ impl LinkEvent {
         }
     }
 
-    /// True when a link cannot be used any more that could before.
+    /// Whether a link ceased to be usable.
     pub fn lost_use(&self) -> bool {
         match self {
             LinkEvent::Appeared { .. } => false,
@@ -57,7 +57,7 @@ impl LinkEvent {
         }
     }
 
-    /// Addresses that sockets may still be bound to and that are no use any more.
+    /// Addresses that are gone and that sockets may still be bound to.
     pub fn addresses_lost(&self) -> Vec<IpAddr> {
         match self {
             LinkEvent::Appeared { .. } => Vec::new(),

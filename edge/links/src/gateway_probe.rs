@@ -17,14 +17,14 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::link::Link;
 
-/// RFC 863.
+/// The discard port (RFC 863).
 const DISCARD: u16 = 9;
 /// Header of an ICMP echo: type, code, checksum, identifier, number.
 const ECHO_BYTES: usize = 8;
 const ECHO_V4: (u8, u8) = (8, 0); // RFC 792: request, reply
 const ECHO_V6: (u8, u8) = (128, 129); // RFC 4443 §4
 
-/// The gateway of a link, and from where it is asked.
+/// The gateway of a link, and the source address for probes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct GatewayTarget {
     device: String,
@@ -33,17 +33,18 @@ pub(crate) struct GatewayTarget {
     gateway: IpAddr,
 }
 
-/// How it is asked.
+/// The method of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum GatewayProbeMethod {
     Echo,
-    /// An echo by a raw socket, which brings IPv4 headers, and the answers to others.
+    /// An echo by a raw socket, which receives IPv4 headers, and other programs' answers.
     RawEcho,
     Discard,
 }
 
 impl GatewayTarget {
-    /// The best way out has a gateway, and we an address of its family.
+    /// The target on the preferred route of a link, if it has a gateway and we have an address of its
+    /// family.
     pub(crate) fn of(link: &Link) -> Option<GatewayTarget> {
         let asked = |gateway: IpAddr| {
             let local = link.source_for(gateway)?;
@@ -120,7 +121,7 @@ impl GatewayTarget {
         }
     }
 
-    /// Whether what came is an answer to us.
+    /// Whether a received packet answers this probe.
     fn is_answer(&self, question: GatewayProbeMethod, came: &[u8]) -> bool {
         let echo = match (question, self.gateway) {
             (GatewayProbeMethod::Discard, _) => return true,
@@ -137,12 +138,12 @@ impl GatewayTarget {
     }
 }
 
-/// Tells our raw echoes from those of other programs.
+/// The identifier of our raw echoes.
 fn identifier() -> u16 {
     std::process::id() as u16
 }
 
-/// RFC 1071.
+/// The Internet checksum (RFC 1071).
 fn checksum(bytes: &[u8]) -> u16 {
     let words = bytes
         .chunks(2)
@@ -154,7 +155,7 @@ fn checksum(bytes: &[u8]) -> u16 {
     !(sum as u16)
 }
 
-/// Whether the hop answers; none if it cannot be asked. Takes `patience` if it does not.
+/// Whether the gateway answers; none if it cannot be probed. Takes `patience` if it does not answer.
 pub(crate) fn probe_gateway(hop: &GatewayTarget, patience: Duration) -> Option<bool> {
     for question in [
         GatewayProbeMethod::Echo,
@@ -230,7 +231,7 @@ fn await_answer(
     }
 }
 
-/// The system knows that nothing gets there.
+/// Whether the error shows that the destination is unreachable.
 fn is_unreachable(error: &io::Error) -> bool {
     matches!(
         error.kind(),

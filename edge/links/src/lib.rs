@@ -44,7 +44,7 @@ pub use access_point_rates::{AccessPointRates, POINTS_MAX};
 pub use access_point_trials::{
     ANSWER_WITHIN, AccessPointTrials, SHUN_FIRST, SHUN_MAX, SHUNNED_MAX,
 };
-pub use class::{ClassRule, ClassRuleError, ClassRules, CostAssessment, CostClass};
+pub use class::{ClassRule, ClassRules, CostAssessment, CostClass, LinkClassRuleError};
 pub use cost_resolver::CostResolver;
 pub use event::{LinkEvent, difference};
 pub use link::{DefaultRoute, Link};

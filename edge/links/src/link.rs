@@ -12,25 +12,25 @@ use crate::link_kind::LinkKind;
 pub struct Link {
     /// The device's name, for example `wlan0`.
     pub name: String,
-    /// The kernel's number for it; a device that leaves and returns gets a new one.
+    /// The kernel's interface index; a device that leaves and returns gets a new one.
     pub index: u32,
-    /// What it is made of.
+    /// The kind of network.
     pub kind: LinkKind,
-    /// What a byte on it costs, and who says so.
+    /// The cost class, with its reason.
     pub class: CostAssessment,
-    /// Switched on by the system.
+    /// Whether the interface is enabled.
     pub up: bool,
-    /// Has a carrier: associated, plugged in, attached.
+    /// Whether the link has a carrier: associated, plugged in, attached.
     pub carrier: bool,
-    /// Largest packet it takes, in bytes; 0 where unknown.
+    /// Size of the largest packet in bytes; 0 if unknown.
     pub mtu_bytes: u32,
     /// Addresses a program may send from: not tentative, deprecated, link-local or loopback.
     pub addresses: Vec<IpAddr>,
-    /// Ways out to everywhere, best (lowest metric) first.
+    /// Default routes, best (lowest metric) first.
     pub routes: Vec<DefaultRoute>,
 }
 
-/// A route to everywhere, over one link.
+/// A default route over one link.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct DefaultRoute {
     /// Preference among routes of one table; lower wins.
@@ -39,18 +39,18 @@ pub struct DefaultRoute {
     pub ipv6: bool,
     /// The next hop; none on point-to-point links.
     pub gateway: Option<IpAddr>,
-    /// The routing table it stands in (254 is the main one). Phones keep one table per link.
+    /// The routing table of the route (254 is the main one). Phones keep one table per link.
     pub table: u32,
 }
 
 impl Link {
-    /// True when bytes can leave by it: up, with carrier, an address and a route of one family.
-    /// Says nothing of whether the network behind it works.
+    /// Whether packets can leave by the link: up, with carrier, an address and a route of one family.
+    /// The network behind it may still not work.
     pub fn is_usable(&self) -> bool {
         self.source_addresses().next().is_some()
     }
 
-    /// The addresses to send from, each of a family that has a route here. Empty unless up.
+    /// The source addresses, each of a family that has a route here. Empty unless up.
     pub fn source_addresses(&self) -> impl Iterator<Item = IpAddr> {
         let on = self.up && self.carrier;
         self.addresses.iter().copied().filter(move |address| {
@@ -61,18 +61,18 @@ impl Link {
         })
     }
 
-    /// The address to reach `destination` from: same family, and usable.
+    /// The source address for `destination`: of the same family, and usable.
     pub fn source_for(&self, destination: IpAddr) -> Option<IpAddr> {
         self.source_addresses()
             .find(|address| address.is_ipv6() == destination.is_ipv6())
     }
 
-    /// True when nothing is to be paid for bytes on it, as far as anybody knows.
+    /// Whether the link is free, as far as is known.
     pub fn is_free(&self) -> bool {
         self.class.class == CostClass::Free
     }
 
-    /// The lowest metric of its routes: how much the system prefers it.
+    /// The lowest metric of the routes: how much the system prefers the link.
     pub fn metric(&self) -> Option<u32> {
         self.routes.iter().map(|route| route.metric).min()
     }

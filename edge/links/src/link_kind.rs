@@ -7,7 +7,7 @@ use std::path::Path;
 
 use serde::Serialize;
 
-/// What a link is made of.
+/// The kind of a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LinkKind {
@@ -38,12 +38,12 @@ impl std::fmt::Display for LinkKind {
     }
 }
 
-/// Everything known about a device that tells its kind.
+/// The evidence for a device's kind.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct LinkKindEvidence {
     pub(crate) name: String,
     pub(crate) loopback: bool,
-    /// The kernel says it has wireless extensions or an 802.11 phy.
+    /// Whether the kernel reports wireless extensions or an 802.11 phy.
     pub(crate) wireless: bool,
     /// `DEVTYPE` of its uevent: `wlan`, `wwan`, `wireguard`, `bridge`, …
     pub(crate) devtype: Option<String>,
@@ -51,9 +51,9 @@ pub(crate) struct LinkKindEvidence {
     pub(crate) created_as: Option<String>,
     /// Its USB or PCI driver, for example `cdc_mbim` or `rndis_host`.
     pub(crate) driver: Option<String>,
-    /// Link type is Ethernet, as opposed to point-to-point or raw IP.
+    /// Whether the link type is Ethernet, as opposed to point-to-point or raw IP.
     pub(crate) ethernet: bool,
-    /// There is hardware behind it.
+    /// Whether there is hardware behind the device.
     pub(crate) hardware: bool,
 }
 

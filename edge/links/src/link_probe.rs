@@ -11,22 +11,22 @@ use crate::gateway_probe::{self, GatewayTarget};
 use crate::link::Link;
 use crate::station::{StationReader, StationStats};
 
-/// An answer that takes a moment.
+/// The future result of a probe.
 pub type ProbeFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// How long a first hop may take to answer. // a guess: ten round trips of a crowded access point
 pub const HOP_PATIENCE: Duration = Duration::from_millis(100);
 
-/// Signs of links: the kernel's ([`KernelLinkProbe`]), or a test's.
+/// Probes links beyond their packets: the kernel's ([`KernelLinkProbe`]), or a test's.
 pub trait LinkProbe: Send + Sync + 'static {
     /// Whether the first hop of the link answers within [`HOP_PATIENCE`]; none if there is no way to ask.
     fn probe_first_hop<'a>(&'a self, link: &'a Link) -> ProbeFuture<'a, Option<bool>>;
 
-    /// What the link's radio has counted, if it is Wi-Fi and tells.
+    /// The statistics of the link's radio, if it is Wi-Fi and has them.
     fn station_stats<'a>(&'a self, link: &'a Link) -> ProbeFuture<'a, Option<StationStats>>;
 }
 
-/// Signs of links that nothing is known of but their packets.
+/// A probe that measures nothing.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoLinkProbe;
 
@@ -40,10 +40,10 @@ impl LinkProbe for NoLinkProbe {
     }
 }
 
-/// Signs of this machine's links: echoes to the gateway, nl80211.
+/// Probes this machine's links: echoes to the gateway, nl80211.
 #[derive(Debug, Default)]
 pub struct KernelLinkProbe {
-    /// Opened by the first question.
+    /// Opened at the first use.
     stations: Mutex<Option<StationReader>>,
 }
 

@@ -19,7 +19,7 @@ use crate::monitor::LinkError;
 use crate::network::Networks;
 use crate::network_manager::NetworkManager;
 
-/// The kernel's table of its own addresses; its entries are not ways out.
+/// The kernel's table of its own addresses, which has no default routes.
 const TABLE_LOCAL: u32 = 255; // RT_TABLE_LOCAL, linux/rtnetlink.h
 
 const GROUPS: [MulticastGroup; 5] = [
@@ -30,7 +30,7 @@ const GROUPS: [MulticastGroup; 5] = [
     MulticastGroup::Ipv6Route,
 ];
 
-/// An open netlink connection, and what links are judged by.
+/// An open netlink connection, with what classifies links.
 pub(crate) struct LinkReader {
     handle: Handle,
     resolver: CostResolver,
@@ -64,7 +64,7 @@ impl LinkReader {
         Ok((reader, None))
     }
 
-    /// Waits until the network manager knows something else.
+    /// Waits until the network manager reports a change.
     pub(crate) async fn networks_changed(&mut self) {
         match &mut self.manager {
             Some(manager) => manager.changed().await,
@@ -72,7 +72,7 @@ impl LinkReader {
         }
     }
 
-    /// The links of this moment, in order of their index.
+    /// The current links, in the order of their index.
     pub(crate) async fn read(&mut self) -> Result<Vec<Link>, LinkError> {
         let refused = |what| {
             move |error: rtnetlink::Error| LinkError::Read {

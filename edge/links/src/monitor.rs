@@ -19,14 +19,14 @@ use crate::link::Link;
 use crate::link_reader::LinkReader;
 use crate::network_manager::NetworkManager;
 
-/// How long a burst of hints is gathered before reading: the kernel takes down a link's
-/// addresses and routes one by one within a millisecond. Longer delays every handover by as much.
+/// How long a burst of changes is collected before reading: the kernel removes a link's addresses and
+/// routes one by one within a millisecond. Longer delays every handover by as much.
 pub const GATHER: Duration = Duration::from_millis(3); // a guess
 
-/// Shortest time between two readings, so that a flapping link costs at most 20 per second.
+/// The shortest interval between two readings, so that a flapping link costs at most 20 per second.
 pub const READ_INTERVAL_MIN: Duration = Duration::from_millis(50); // a guess
 
-/// Wait before trying again after the kernel refused a reading.
+/// The delay before another reading after the kernel refused one.
 const READ_RETRY: Duration = Duration::from_secs(1);
 
 /// Why the links cannot be watched.
@@ -45,21 +45,21 @@ pub enum LinkError {
     },
 }
 
-/// Says that something may have changed, from any thread: for systems without netlink, and for
-/// programs that know better (a wake from sleep, a callback of the platform).
+/// Signals a possible change, from any thread: for systems without netlink, and for programs that know
+/// more (a wake from sleep, a callback of the platform).
 #[derive(Debug, Clone)]
 pub struct ChangeHandle {
     hint: Arc<Notify>,
 }
 
 impl ChangeHandle {
-    /// Reads the links again soon. Calling it often costs nothing more.
+    /// Triggers a reading soon. Calling it often costs nothing more.
     pub fn network_changed(&self) {
         self.hint.notify_one();
     }
 }
 
-/// The links as they come and go. Watching ends when it is dropped.
+/// Watches the links as they come and go, until it is dropped.
 #[derive(Debug)]
 pub struct LinkMonitor {
     latest: watch::Receiver<Arc<Vec<Link>>>,
@@ -133,20 +133,21 @@ impl LinkMonitor {
         self.latest.borrow().clone()
     }
 
-    /// The latest snapshot and a wait for the next one, for consumers that judge whole states
-    /// instead of events. Watching goes on as long as a monitor or one of these lives.
+    /// The latest snapshot and its changes, for users of whole states instead of events. Watching
+    /// continues as long as a monitor or one of these lives.
     pub fn subscribe(&self) -> watch::Receiver<Arc<Vec<Link>>> {
         self.latest.clone()
     }
 
-    /// The hint for callers who know that something changed.
+    /// A handle to signal changes.
     pub fn handle(&self) -> ChangeHandle {
         ChangeHandle {
             hint: self.hint.clone(),
         }
     }
 
-    /// False where changes are seen only after [`ChangeHandle::network_changed`].
+    /// Whether the kernel reports changes; otherwise they are seen only after
+    /// [`ChangeHandle::network_changed`].
     pub fn has_kernel_events(&self) -> bool {
         self.has_kernel_events
     }
@@ -160,7 +161,7 @@ impl LinkMonitor {
     }
 }
 
-/// Publishes a snapshot after each burst of hints, until nobody listens.
+/// Publishes a snapshot after each burst of changes, until nobody listens.
 async fn watch_links(
     mut reader: LinkReader,
     mut kernel: stream::BoxStream<'static, ()>,

@@ -10,67 +10,67 @@
 
 use serde::Serialize;
 
-/// Whether a network counts its bytes, as the manager has it.
+/// Whether a network is metered, according to the network manager.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Metered {
-    /// Nobody said.
+    /// The manager does not know.
     #[default]
     Unknown,
-    /// A user did.
+    /// Yes, set by the user.
     Yes,
-    /// A user did.
+    /// No, set by the user.
     No,
-    /// A phone's hotspot says so in DHCP, or it is a modem.
+    /// Probably: a phone's hotspot reports it by DHCP, or the device is a modem.
     GuessYes,
-    /// Nothing spoke for it.
+    /// Probably not.
     GuessNo,
 }
 
-/// How far the manager's own question got.
+/// The result of the network manager's connectivity check.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Connectivity {
     /// The network manager did not ask the network.
     #[default]
     Unknown,
-    /// No route.
+    /// There is no route.
     None,
-    /// Somebody else answered: a page to sign in.
+    /// There is a captive portal.
     Portal,
-    /// A network without the Internet.
+    /// The network has no Internet access.
     Limited,
-    /// The right answer came. A page that answers everything with success may fake it.
+    /// The check succeeded. A portal that answers everything with success can fake it.
     Full,
 }
 
-/// A Wi-Fi access point in sight.
+/// A Wi-Fi access point in reach.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct AccessPoint {
     /// The network's name; what is not UTF-8 in it is replaced.
     pub ssid: String,
     /// The access point's own address.
     pub bssid: String,
-    /// 0 to 100.
+    /// The signal strength, 0 to 100.
     pub signal_percent: u8,
     /// Its channel.
     pub frequency_mhz: u32,
-    /// Its credentials are there, or it needs none that are not: the manager can join it.
+    /// Whether the network manager can join it: credentials are saved, or none are needed.
     pub known: bool,
 }
 
-/// What is known of the network behind a device.
+/// The network behind a device.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct NetworkInfo {
-    /// The device's name, as the kernel has it.
+    /// The kernel's name of the device.
     pub device: String,
-    /// Whether its bytes are counted.
+    /// Whether the network is metered.
     pub metered: Metered,
-    /// How far the manager got.
+    /// The result of the connectivity check.
     pub connectivity: Connectivity,
-    /// The access point it is on.
+    /// The current access point.
     pub access_point: Option<AccessPoint>,
-    /// All it hears, that one included.
+    /// All access points in reach, the current one included.
     pub in_sight: Vec<AccessPoint>,
     /// A mobile network's code: country and operator, `26201`.
     pub operator: Option<String>,
@@ -81,7 +81,7 @@ pub struct NetworkInfo {
 pub struct Networks {
     /// The network behind each device that the manager knows.
     pub networks: Vec<NetworkInfo>,
-    /// Devices that VPNs run over.
+    /// The devices below VPNs.
     pub under_vpns: Vec<String>,
 }
 

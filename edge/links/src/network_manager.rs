@@ -34,19 +34,19 @@ const MODEM: &str = "org.freedesktop.NetworkManager.Device.Modem";
 const WIRELESS: &str = "org.freedesktop.NetworkManager.Device.Wireless";
 const SETTINGS: &str = "org.freedesktop.NetworkManager.Settings.Connection";
 
-/// Signals come in bursts: an attachment is a dozen.
+/// How long a burst of signals is collected: an attachment causes a dozen.
 const GATHER: Duration = Duration::from_millis(50); // a guess
 
-/// Signal strengths change all the time: it is read no more often than this.
+/// The shortest interval between two readings: signal strengths change all the time.
 const READ_INTERVAL_MIN: Duration = Duration::from_secs(1); // a guess
 
-/// Why NetworkManager does not do what it is asked for.
+/// Why a request to NetworkManager failed.
 #[derive(Debug, thiserror::Error)]
 pub enum NetworkManagerError {
     /// NetworkManager does not run, or there is no bus.
     #[error("NetworkManager is not reached: {0}")]
     Absent(#[source] zbus::Error),
-    /// NetworkManager refuses the call.
+    /// NetworkManager refused the call.
     #[error("NetworkManager refuses to {what}: {cause}")]
     Refused {
         /// What it was asked for.
@@ -54,26 +54,26 @@ pub enum NetworkManagerError {
         /// What it said.
         cause: zbus::Error,
     },
-    /// There is no such device or access point any more.
+    /// The device or access point no longer exists.
     #[error("NetworkManager has no {0}")]
     Gone(String),
 }
 
 type DbusProperties = HashMap<String, OwnedVariant>;
 
-/// NetworkManager. A clone is the same one; watching ends with the last.
+/// A connection to NetworkManager. Clones share it; watching ends with the last one.
 #[derive(Debug, Clone)]
 pub struct NetworkManager {
     bus: Connection,
     latest: watch::Receiver<Arc<NetworkManagerState>>,
 }
 
-/// What was read, and under which names it is there.
+/// The state that was read, with the object paths.
 #[derive(Debug, Default, PartialEq)]
 struct NetworkManagerState {
     networks: Networks,
     devices: HashMap<String, OwnedObjectPath>,
-    /// By device and BSSID: its path, and that of the settings to join it with.
+    /// By device and BSSID: the path of the access point, and of the settings to join it with.
     access_points: HashMap<(String, String), (OwnedObjectPath, Option<OwnedObjectPath>)>,
 }
 
@@ -103,12 +103,12 @@ impl NetworkManager {
         Ok(NetworkManager { bus, latest })
     }
 
-    /// What it knows, as of the last reading.
+    /// The networks, as of the last reading.
     pub fn networks(&self) -> Networks {
         self.latest.borrow().networks.clone()
     }
 
-    /// Waits until it knows something else. Never ends when watching has stopped: then nothing changes.
+    /// Waits until the networks change. Never returns when watching has stopped.
     pub async fn changed(&mut self) {
         if self.latest.changed().await.is_err() {
             std::future::pending().await
@@ -159,8 +159,8 @@ fn refused(what: &'static str) -> impl FnOnce(zbus::Error) -> NetworkManagerErro
     move |cause| NetworkManagerError::Refused { what, cause }
 }
 
-/// Hears signals from the first on, by a task of its own: while a queue of them is full, the connection hands
-/// over no answers either.
+/// Receives signals in its own task: while a queue of signals is full, the connection delivers no
+/// answers either.
 struct SignalListener {
     hint: Arc<Notify>,
     task: JoinHandle<()>,
@@ -212,8 +212,8 @@ async fn watch_networks(
 
 struct NetworkManagerReader {
     bus: Connection,
-    /// The SSID that each of the saved settings is for, if they are for Wi-Fi. An SSID that is edited
-    /// later is read when NetworkManager starts anew.
+    /// The SSID of each saved Wi-Fi connection. A change of an SSID is read only when NetworkManager
+    /// restarts.
     saved: HashMap<OwnedObjectPath, Option<Vec<u8>>>,
 }
 
@@ -225,7 +225,7 @@ impl NetworkManagerReader {
         }
     }
 
-    /// Its signals, and that it comes or goes.
+    /// Its signals, and its appearance and disappearance on the bus.
     async fn hints(&self) -> zbus::Result<BoxStream<'static, ()>> {
         let own = MatchRule::builder().msg_type(Type::Signal).sender(NAME);
         let owner = MatchRule::builder().msg_type(Type::Signal).sender(BUS);
@@ -360,7 +360,7 @@ fn metered(word: Option<u32>) -> Metered {
     }
 }
 
-/// The better of both families': one that works is enough.
+/// The better connectivity of both address families: one that works is enough.
 fn connectivity(device: &DbusProperties) -> Connectivity {
     let of = |family| match number(device, family) {
         Some(1) => Connectivity::None,

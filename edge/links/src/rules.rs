@@ -17,46 +17,47 @@ use crate::class::CostClass;
 use crate::link_kind::LinkKind;
 use crate::network::NetworkInfo;
 
-/// A cautious user stops here: the operator's count runs ahead of ours, which has no headers.
+/// The share of a cap at which a cautious rule stops: the operator also counts headers, which we do
+/// not.
 const CAUTIOUS_SHARE: f64 = 0.9; // a guess
 
-/// A key with more mistakes than this is another one.
+/// The most mistakes in a key for which a similar key is suggested.
 const MISTAKES_MAX: usize = 3;
 
-/// Rules that cannot be read: what is wrong with them, and where.
+/// Network rules that cannot be parsed: what is wrong, and where.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct NetworkRuleError(String);
 
-/// The user's rules.
+/// The user's network rules.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NetworkRules {
-    /// In order of precedence.
+    /// The rules, in order of precedence.
     #[serde(default)]
     pub network: Vec<NetworkRule>,
 }
 
-/// What is said of some networks.
+/// A rule for some networks.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NetworkRule {
-    /// Wi-Fi of this name.
+    /// The SSID of a Wi-Fi network.
     pub ssid: Option<String>,
-    /// `wifi`, `cellular`, `ethernet`, `vpn`.
+    /// The kind: `wifi`, `cellular`, `ethernet`, `vpn`.
     #[serde(rename = "type")]
     pub kind: Option<LinkKindSetting>,
-    /// A mobile network's code: `26201`; `262*`: all of a country's.
+    /// The code of a mobile network: `26201`; `262*` matches all of a country's.
     pub carrier: Option<String>,
-    /// A device's name, or its beginning and `*`.
+    /// The device's name, or its beginning and `*`.
     pub device: Option<String>,
-    /// What its bytes cost; not said, or `auto`: as it seems.
+    /// The cost class; absent or `auto`: as detected.
     #[serde(default)]
     pub class: CostClassSetting,
-    /// Bytes a month: `500M`, `2G`, or a number.
+    /// The cap in bytes per month: `500M`, `2G`, or a number.
     #[serde(default, deserialize_with = "bytes")]
     pub cap: Option<u64>,
-    /// The day of the month on which they begin anew.
+    /// The day of the month on which the count restarts.
     #[serde(default)]
     pub reset_day: ResetDay,
     /// What happens at the cap.
@@ -91,12 +92,12 @@ pub enum CostClassSetting {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CapCutoff {
-    /// Not a byte more.
+    /// Data stops at the cap.
     #[default]
     Hard,
-    /// The user is told when the cap is reached, and data goes on.
+    /// The user is notified at the cap, and data continues.
     Soft,
-    /// Not a byte more, a tenth before.
+    /// Data stops at nine tenths of the cap.
     Cautious,
 }
 
@@ -122,8 +123,7 @@ impl TryFrom<u8> for ResetDay {
 }
 
 impl ResetDay {
-    /// The day on which the month that a day is in began: the latest reset day up to it. Days are year,
-    /// month and day.
+    /// The first day of the counting month that contains a day. Days are year, month and day.
     pub fn began(self, (year, month, day): (i16, u8, u8)) -> (i16, u8, u8) {
         let here = self.0.min(days_in(year, month));
         if day >= here {
@@ -179,7 +179,7 @@ impl NetworkRules {
 }
 
 impl CapCutoff {
-    /// What may still be used of a cap after so many bytes; none is no limit.
+    /// What is left of a cap after so many bytes; none is no limit.
     pub fn left(self, cap: u64, used: u64) -> Option<u64> {
         let cap = match self {
             CapCutoff::Soft => return None,
@@ -200,7 +200,7 @@ impl CapCutoff {
 }
 
 impl NetworkRule {
-    /// The class it says, if it does.
+    /// The configured class, if any.
     pub fn class(&self) -> Option<CostClass> {
         match self.class {
             CostClassSetting::Auto => None,
@@ -210,12 +210,12 @@ impl NetworkRule {
         }
     }
 
-    /// Bytes that may still be used of the cap after so many this month; none is no limit.
+    /// Bytes left of the cap after so many this month; none is no limit.
     pub fn left(&self, used: u64) -> Option<u64> {
         self.cutoff.left(self.cap?, used)
     }
 
-    /// What it is about, for people.
+    /// What the rule applies to, for users.
     pub fn describe(&self) -> String {
         let kind = self.kind.map(|kind| format!("{kind:?}").to_lowercase());
         let words = [
@@ -263,7 +263,7 @@ impl NetworkRule {
     }
 }
 
-/// A `*` at the end stands for any rest.
+/// Matches a pattern, in which a `*` at the end stands for any rest.
 pub(crate) fn matches_pattern(wanted: &str, there: &str) -> bool {
     match wanted.strip_suffix('*') {
         Some(beginning) => there.starts_with(beginning),
@@ -298,7 +298,7 @@ fn bytes<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Er
     }
 }
 
-/// The parser's message, and which key was meant where one is unknown.
+/// The parser's message, with a suggestion for an unknown key.
 fn explain(error: &toml::de::Error) -> String {
     let text = error.to_string();
     let text = text.trim_end();

@@ -9,26 +9,26 @@
 use futures_util::TryStreamExt;
 use wl_nl80211::{Nl80211Attr, Nl80211Handle, Nl80211StationInfo};
 
-/// Frames that must have been given up with nothing received meanwhile. One may meet a burst of
-/// interference; three are 21 tries.
+/// Frames that must have failed, with none received, for an outage. A single one may meet a burst of
+/// interference; three are 21 attempts.
 const FAILED_MIN: u32 = 3; // a guess
 
-/// Counters of the access point a device is joined to.
+/// Statistics of a device's current access point.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StationStats {
-    /// The access point.
+    /// The BSSID of the access point.
     pub bssid: [u8; 6],
-    /// Frames from it.
+    /// Frames received from it.
     pub received: u32,
-    /// Frames to it that were given up after all tries.
+    /// Frames to it that failed after all attempts.
     pub failed: u32,
-    /// How often its beacons stayed away.
+    /// How often its beacons were lost.
     pub beacon_losses: u32,
 }
 
 impl StationStats {
-    /// Whether the air failed since `before`: beacons stayed away, or frames were given up while nothing was
-    /// received. After a change of access point nothing can be said.
+    /// Whether there was an outage since `before`: beacons were lost, or frames failed while none were
+    /// received. Not known after a change of access point.
     pub fn fails_since(&self, before: &StationStats) -> bool {
         if self.bssid != before.bssid {
             return false;
@@ -62,14 +62,14 @@ impl StationStats {
     }
 }
 
-/// The kernel's stations, where it has any.
+/// Reads the kernel's station statistics.
 #[derive(Clone, Debug)]
 pub(crate) struct StationReader {
     handle: Option<Nl80211Handle>,
 }
 
 impl StationReader {
-    /// Must be called on a tokio runtime.
+    /// Opens the reader. Must be called on a tokio runtime.
     pub(crate) fn open() -> StationReader {
         let handle = match wl_nl80211::new_connection() {
             Ok((connection, handle, _)) => {

@@ -16,22 +16,22 @@ use crate::network_manager::{NetworkManager, NetworkManagerError};
 /// them 48.7. // Cedos, section V.C
 pub const LOOK_STREAMING: Span = Span::from_secs(5);
 
-/// What came of roving.
+/// The result of [`WifiRoamer::roam`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RoamOutcome {
-    /// Access points that did not answer, with the devices on them: shunned from now on.
+    /// Access points that did not answer, with their devices: they are avoided from now on.
     pub blocked: Vec<(String, String)>,
     /// The access point that is being joined now.
     pub joining: Option<AccessPoint>,
 }
 
-/// The one who looks.
+/// Chooses the access points of devices.
 #[derive(Debug)]
 pub struct WifiRoamer {
     manager: NetworkManager,
-    /// Which access points answer.
+    /// The trials of access points.
     pub trials: AccessPointTrials,
-    /// What they carried.
+    /// The rates of access points.
     pub rates: AccessPointRates,
 }
 
@@ -53,7 +53,7 @@ impl WifiRoamer {
         self.manager.scan(device).await
     }
 
-    /// Notes a device's goodput on the access point it is on.
+    /// Records a device's goodput on its access point.
     pub fn record_goodput(&mut self, now: Time, device: &str, bytes_per_s: f64) {
         if let Some(point) = self
             .network(device)

@@ -20,11 +20,11 @@ use tokio::io::unix::AsyncFd;
 pub enum WakeSupport {
     /// The alarm wakes the machine.
     Yes,
-    /// The alarm rings late, when something else has woken the machine; why, for people.
+    /// The alarm fires late, when something else has woken the machine; the reason, for users.
     No(&'static str),
 }
 
-/// A timer of the kernel.
+/// A timer of the kernel that can wake the machine.
 #[derive(Debug)]
 pub struct Alarm {
     timer: AsyncFd<BootTimer>,
@@ -68,7 +68,7 @@ impl Alarm {
         })
     }
 
-    /// Whether it wakes the machine.
+    /// Whether the alarm wakes the machine.
     pub fn wake_support(&self) -> &WakeSupport {
         &self.wake_support
     }
@@ -88,7 +88,7 @@ impl Alarm {
         Ok(timer.set(Expiration::OneShot(span), TimerSetTimeFlags::empty())?)
     }
 
-    /// Returns when it rings; never where it is not set.
+    /// Returns when the alarm fires; never if it is not set.
     pub async fn fired(&self) {
         let ring = self.timer.async_io(Interest::READABLE, |timer| {
             timer.0.wait().map_err(io::Error::from)

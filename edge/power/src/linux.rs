@@ -8,7 +8,7 @@ use crate::alarm::{Alarm, WakeSupport};
 use crate::logind::{Inhibitor, Logind, LogindError};
 use crate::machine::{PowerEvent, SleepingMachine, WakeReason};
 
-/// This machine.
+/// The sleep control of a Linux machine.
 #[derive(Debug)]
 pub struct LinuxMachine {
     scan_alarm: Alarm,
@@ -39,7 +39,7 @@ impl LinuxMachine {
         })
     }
 
-    /// What it cannot do, for people; nothing, where all is well.
+    /// What the machine cannot do, for users; empty if nothing is missing.
     pub fn limitations(&self) -> Vec<String> {
         let mut lacks = Vec::new();
         if let WakeSupport::No(why) = self.scan_alarm.wake_support() {

@@ -22,11 +22,10 @@ trait LogindManager {
     fn preparing_for_sleep(&self) -> zbus::Result<bool>;
 }
 
-/// What is held off: suspending, and what logind does when nobody is there. Not the lid: who closes
-/// it means it.
+/// What is inhibited: suspend, and logind's idle action. Not the lid: users close it on purpose.
 const WHAT: &str = "sleep:idle";
 
-/// logind does not do what it is asked for.
+/// Why a request to logind failed.
 #[derive(Debug, thiserror::Error)]
 #[error("logind {doing}: {cause}")]
 pub struct LogindError {
@@ -34,14 +33,14 @@ pub struct LogindError {
     cause: zbus::Error,
 }
 
-/// A connection to logind, which says when the machine sleeps and keeps it awake.
+/// A connection to logind, which reports and inhibits sleep.
 #[derive(Debug)]
 pub struct Logind {
     manager: LogindManagerProxy<'static>,
     sleep_signals: PrepareForSleepStream,
 }
 
-/// Keeps the machine awake until it is dropped.
+/// Keeps the machine awake until this is dropped.
 #[derive(Debug)]
 pub struct Inhibitor {
     /// logind waits for its end.
@@ -86,7 +85,8 @@ impl Logind {
         Ok(Inhibitor { _fd: fd })
     }
 
-    /// The next time it is about to sleep (true), or is awake again. None when the bus is gone.
+    /// The next change: the machine is about to sleep (true), or is awake again. None when the bus is
+    /// gone.
     pub async fn next_sleep_change(&mut self) -> Option<bool> {
         loop {
             let said = self.sleep_signals.next().await?;

@@ -7,13 +7,13 @@ use d2tp_time::Span;
 /// Why the machine is woken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum WakeReason {
-    /// To look for links.
+    /// To scan for links.
     ScanLinks,
-    /// For a flow must begin.
+    /// To begin a flow.
     StartFlow,
 }
 
-/// What a machine says.
+/// An event of a machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PowerEvent {
     /// An alarm is due.
@@ -47,9 +47,9 @@ pub trait SleepingMachine: Send {
     /// as once.
     fn inhibit_sleep(&mut self, why: &str) -> impl Future<Output = ()> + Send;
 
-    /// Lets the machine sleep.
+    /// Allows the machine to sleep.
     fn allow_sleep(&mut self);
 
-    /// What happens next. May be dropped half-way; nothing is lost.
+    /// The next event. May be dropped without losing one.
     fn next_event(&mut self) -> impl Future<Output = PowerEvent> + Send;
 }

@@ -5,7 +5,7 @@ use d2tp_time::Time;
 
 use crate::machine::{PowerEvent, SleepingMachine, WakeReason};
 
-/// D-Lock, on a machine.
+/// Carries out wake plans (D-Lock) on a machine.
 #[derive(Debug)]
 pub struct WakeController<M> {
     machine: M,
@@ -14,7 +14,7 @@ pub struct WakeController<M> {
 }
 
 impl<M: SleepingMachine> WakeController<M> {
-    /// A controller that asks the machine for nothing yet.
+    /// A controller without requests to the machine.
     pub fn new(machine: M) -> WakeController<M> {
         WakeController {
             machine,
@@ -23,7 +23,7 @@ impl<M: SleepingMachine> WakeController<M> {
         }
     }
 
-    /// Asks for this from now on; why the machine is held awake, for people.
+    /// Applies a plan; `why`: why the machine is kept awake, for users.
     pub async fn apply(&mut self, now: Time, plan: WakePlan, why: &str) {
         let known = std::mem::replace(&mut self.plan, plan);
         let bells = [
@@ -42,7 +42,7 @@ impl<M: SleepingMachine> WakeController<M> {
         }
     }
 
-    /// What happens next; after each of them [`WakeController::apply`] is due.
+    /// The next event; call [`WakeController::apply`] after each.
     pub async fn next_event(&mut self) -> PowerEvent {
         let notice = self.machine.next_event().await;
         if let PowerEvent::AlarmFired(bell) = notice {
@@ -56,7 +56,7 @@ impl<M: SleepingMachine> WakeController<M> {
         notice
     }
 
-    /// How often an alarm rang: wake-ups, at most.
+    /// How often an alarm fired: the most wake-ups it caused.
     pub fn alarm_count(&self) -> u64 {
         self.alarm_count
     }

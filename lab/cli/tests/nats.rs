@@ -8,7 +8,7 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use cedos_lab_emu::{Crossing, enter};
+use cedos_lab_emu::{HostNetwork, enter};
 use cedos_lab_link::Behaviour;
 
 /// Bytes of the file. It takes longer than a rendezvous, so what is left of it then shows which
@@ -65,7 +65,7 @@ impl Drop for Started {
     }
 }
 
-fn start(crossing: &Crossing, host: usize, home: &Path, arguments: &[&str]) -> Started {
+fn start(crossing: &HostNetwork, host: usize, home: &Path, arguments: &[&str]) -> Started {
     let mut command = cedos(home, arguments);
     command.stderr(Stdio::null());
     let mut child = crossing.host(host).spawn(command).unwrap();
@@ -79,7 +79,7 @@ fn start(crossing: &Crossing, host: usize, home: &Path, arguments: &[&str]) -> S
 fn two_behind_nats_meet(caller: Behaviour, listener: Behaviour) {
     use Behaviour::{PortRestricted, Symmetric};
     let what = format!("{} × {}", caller.word(), listener.word());
-    let crossing = Crossing::build(&[Some(caller), Some(listener), None]).unwrap();
+    let crossing = HostNetwork::build(&[Some(caller), Some(listener), None]).unwrap();
     let place = tempfile::tempdir().unwrap();
     let at = |name: &str| place.path().join(name);
     std::fs::create_dir_all(at("files")).unwrap();
@@ -89,7 +89,7 @@ fn two_behind_nats_meet(caller: Behaviour, listener: Behaviour) {
     std::fs::write(at("files/a.bin"), &bytes).unwrap();
     let files = at("files").display().to_string();
 
-    let listen = format!("{}:4433", Crossing::address(2, false));
+    let listen = format!("{}:4433", HostNetwork::address(2, false));
     let proxy = ["prox", "--listen", &listen, "--allow-any-client"];
     let proxy = start(&crossing, 2, &at("proxy"), &proxy);
     let serve = ["serve", &files, "--prox", &proxy.1, "--allow-any-client"];

@@ -45,7 +45,7 @@ struct Exit {
 type CrossedBytes = BTreeMap<(usize, usize), u64>;
 
 /// Hosts and their crossing; gone when it is dropped.
-pub struct Crossing {
+pub struct HostNetwork {
     hosts: Vec<Namespace>,
     carried: Arc<Mutex<CrossedBytes>>,
     stop: Arc<AtomicBool>,
@@ -54,16 +54,16 @@ pub struct Crossing {
     _relay: Namespace,
 }
 
-impl Crossing {
+impl HostNetwork {
     /// A host for each: behind a NAT of that kind, or none. [`crate::enter`] comes first.
     ///
     /// # Errors
     /// What the system refused.
-    pub fn build(kinds: &[Option<Behaviour>]) -> anyhow::Result<Crossing> {
+    pub fn build(kinds: &[Option<Behaviour>]) -> anyhow::Result<HostNetwork> {
         let relay = Arc::new(Namespace::new("crossing")?);
         let (mut hosts, mut exits) = (Vec::new(), Vec::new());
         for (kind, number) in kinds.iter().zip(0..) {
-            let inside = Crossing::address(number, kind.is_some());
+            let inside = HostNetwork::address(number, kind.is_some());
             let host = Namespace::new(&format!("host{number}"))?;
             let far = relay.clone();
             let port = host.run(move |network| {
@@ -91,7 +91,7 @@ impl Crossing {
         let thread = std::thread::Builder::new()
             .name("crossing".into())
             .spawn(move || cross(&mut exits, &told, &counts))?;
-        Ok(Crossing {
+        Ok(HostNetwork {
             hosts,
             carried,
             stop,
@@ -121,7 +121,7 @@ impl Crossing {
     }
 }
 
-impl Drop for Crossing {
+impl Drop for HostNetwork {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {

@@ -24,17 +24,17 @@ struct Inside {
 }
 
 /// The network's side of one link.
-pub(crate) struct Gate {
+pub(crate) struct LinkGateway {
     family: Family,
     translates_v4: bool,
     addresses: Option<LinkAddresses>,
     nat: Nat<Inside>,
 }
 
-impl Gate {
+impl LinkGateway {
     /// `idle`: how long a mapping lasts that nothing leaves by; for ever if absent.
-    pub(crate) fn new(family: Family, nat: NatKind, idle: Option<Span>) -> Gate {
-        Gate {
+    pub(crate) fn new(family: Family, nat: NatKind, idle: Option<Span>) -> LinkGateway {
+        LinkGateway {
             family,
             translates_v4: nat != NatKind::None,
             addresses: None,
@@ -219,8 +219,8 @@ mod tests {
     use crate::packet::{TCP, UDP, head};
     use crate::plan::{ORIGIN_V4, link_addresses};
 
-    fn gate(family: Family, nat: NatKind) -> Gate {
-        let mut gate = Gate::new(family, nat, None);
+    fn gate(family: Family, nat: NatKind) -> LinkGateway {
+        let mut gate = LinkGateway::new(family, nat, None);
         gate.readdress(link_addresses(0, 0));
         gate
     }

@@ -43,11 +43,11 @@ mod world;
 
 pub use cedos_lab_scenario::content;
 pub use clock::EmuClock;
-pub use crossing::Crossing;
+pub use crossing::HostNetwork;
 pub use loopback::{Loopback, LoopbackHappening};
 pub use namespace::Namespace;
 pub use network::NamespaceNetwork;
 pub use relay::{DATA_PACKET_BYTES_MIN, QUANTUM, RelayedBytes};
 pub use rootless::{Forbidden, enter};
 pub use tcp_relay::TcpRelays;
-pub use world::{Happening, ORIGIN_PORT, Seen, World};
+pub use world::{ORIGIN_PORT, World, WorldEvent, WorldObservations};

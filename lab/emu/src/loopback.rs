@@ -17,7 +17,7 @@
 use crate::clock::EmuClock;
 use crate::plan::LinkAddresses;
 use crate::relay::{DATA_PACKET_BYTES_MIN, QUANTUM, RelayedBytes};
-use crate::world::{Happening, Seen};
+use crate::world::{WorldEvent, WorldObservations};
 use anyhow::Context;
 use cedos_lab_link::{LinkDirection, LinkModel, Packet, PushOutcome, Span, Time};
 use cedos_lab_scenario::{
@@ -49,14 +49,14 @@ const HEADER_BYTES: u32 = 28;
 #[derive(Clone, Debug)]
 pub struct LoopbackHappening {
     /// What happened.
-    pub happening: Happening,
+    pub happening: WorldEvent,
     /// Where the device reaches the proxy over this link after it; `None` if it does not.
     pub proxy_at: Option<SocketAddr>,
 }
 
 enum Order {
     Idle,
-    Report(Sender<Seen>),
+    Report(Sender<WorldObservations>),
     Stop,
 }
 
@@ -132,7 +132,7 @@ impl Loopback {
     }
 
     /// What was seen so far.
-    pub fn seen(&self) -> Option<Seen> {
+    pub fn seen(&self) -> Option<WorldObservations> {
         let (to, from) = channel();
         let _ = self.orders.send(Order::Report(to));
         from.recv().ok()
@@ -164,19 +164,19 @@ pub fn link_addresses(link: usize, number: u32) -> LinkAddresses {
 
 /// A datagram on its way, and which of the device's sockets it belongs to.
 #[derive(Clone)]
-struct Parcel {
+struct LoopbackPacket {
     bytes: Vec<u8>,
     device: SocketAddr,
 }
 
-impl Packet for Parcel {
+impl Packet for LoopbackPacket {
     fn corrupt(&mut self, entropy: u64) {
         self.bytes.corrupt(entropy);
     }
 }
 
 struct Attached {
-    model: LinkModel<Parcel>,
+    model: LinkModel<LoopbackPacket>,
     near: Option<UdpSocket>,
     mappings: Vec<(SocketAddr, UdpSocket)>,
     addresses: Option<LinkAddresses>,
@@ -236,7 +236,7 @@ impl Worker {
         match event.kind {
             EventKind::Down => {
                 self.links[number].addresses = None;
-                self.tell(&event, None);
+                self.report(&event, None);
                 self.lose(number, now);
                 self.links[number].model.apply(now, &event.condition);
             }
@@ -252,16 +252,16 @@ impl Worker {
                 link.mappings.clear();
                 link.addresses = Some(addresses);
                 link.model.apply(now, &event.condition);
-                self.tell(&event, Some(proxy_at));
+                self.report(&event, Some(proxy_at));
                 self.meter.on_up(self.clock.now(), number);
             }
             EventKind::Rebind => {
                 self.links[number].mappings.clear();
-                self.tell_unmoved(&event);
+                self.report_unmoved(&event);
             }
             EventKind::Attaching | EventKind::Changed => {
                 self.links[number].model.apply(now, &event.condition);
-                self.tell_unmoved(&event);
+                self.report_unmoved(&event);
             }
         }
         Ok(())
@@ -273,19 +273,19 @@ impl Worker {
         self.meter.on_down(now, number);
     }
 
-    fn tell_unmoved(&mut self, event: &ScenarioLinkEvent) {
+    fn report_unmoved(&mut self, event: &ScenarioLinkEvent) {
         let link = &self.links[event.link];
         let at = link
             .near
             .as_ref()
             .filter(|_| link.addresses.is_some())
             .and_then(|near| near.local_addr().ok());
-        self.tell(event, at);
+        self.report(event, at);
     }
 
-    fn tell(&mut self, event: &ScenarioLinkEvent, proxy_at: Option<SocketAddr>) {
+    fn report(&mut self, event: &ScenarioLinkEvent, proxy_at: Option<SocketAddr>) {
         (self.on_event)(&LoopbackHappening {
-            happening: Happening {
+            happening: WorldEvent {
                 at: self.clock.now(),
                 link: self.scenario.links[event.link].name.clone(),
                 addresses: self.links[event.link].addresses,
@@ -310,11 +310,11 @@ impl Worker {
                     continue;
                 }
                 let size = bytes as u32 + HEADER_BYTES;
-                let parcel = Parcel {
+                let packet = LoopbackPacket {
                     bytes: landing[..bytes].to_vec(),
                     device,
                 };
-                if link.model.push(LinkDirection::Up, now, size, parcel) != PushOutcome::Down {
+                if link.model.push(LinkDirection::Up, now, size, packet) != PushOutcome::Down {
                     link.bytes_up += u64::from(size);
                 }
             }
@@ -324,13 +324,13 @@ impl Worker {
                         break;
                     };
                     moved = true;
-                    let parcel = Parcel {
+                    let packet = LoopbackPacket {
                         bytes: landing[..bytes].to_vec(),
                         device: *device,
                     };
                     let size = bytes as u32 + HEADER_BYTES;
                     if !link.model.is_cut() {
-                        link.model.push(LinkDirection::Down, now, size, parcel);
+                        link.model.push(LinkDirection::Down, now, size, packet);
                     }
                 }
             }
@@ -343,23 +343,23 @@ impl Worker {
         let now = self.clock.now();
         let mut moved = false;
         for (number, link) in self.links.iter_mut().enumerate() {
-            while let Some(parcel) = link.model.pop(LinkDirection::Up, now) {
+            while let Some(packet) = link.model.pop(LinkDirection::Up, now) {
                 moved = true;
                 let Some(own) = link.addresses.filter(|_| !link.model.is_cut()) else {
                     continue;
                 };
-                match mapping(&mut link.mappings, own.public, parcel.device) {
-                    Ok(far) => drop(far.send_to(&parcel.bytes, self.proxy)),
+                match mapping(&mut link.mappings, own.public, packet.device) {
+                    Ok(far) => drop(far.send_to(&packet.bytes, self.proxy)),
                     Err(error) => tracing::warn!(%error, "no mapping for a packet"),
                 }
             }
-            while let Some(parcel) = link.model.pop(LinkDirection::Down, now) {
+            while let Some(packet) = link.model.pop(LinkDirection::Down, now) {
                 moved = true;
-                if parcel.bytes.len() >= DATA_PACKET_BYTES_MIN {
+                if packet.bytes.len() >= DATA_PACKET_BYTES_MIN {
                     self.meter.on_data(now, number);
                 }
                 if let Some(near) = &link.near {
-                    let _ = near.send_to(&parcel.bytes, parcel.device);
+                    let _ = near.send_to(&packet.bytes, packet.device);
                 }
             }
         }
@@ -381,7 +381,7 @@ impl Worker {
         let _ = ppoll(&mut fds, Some(TimeSpec::from(timeout)), None);
     }
 
-    fn seen(&self) -> Seen {
+    fn seen(&self) -> WorldObservations {
         let carried: Vec<RelayedBytes> = self
             .links
             .iter()
@@ -407,7 +407,7 @@ impl Worker {
                 wait_up_ms: carried.upward.waited_mean_ms(),
                 wait_down_max_ms: carried.down.waited_max.as_millis_f64(),
             });
-        Seen {
+        WorldObservations {
             links: links.collect(),
             switches: self.meter.clone().into_switches(),
             carried,

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  link i has an address ──▶ endpoint 2i+1 (IPv4), 2i+2 (IPv6): a subflow from here, too
-//!                            of a link that costs: a backup, for when no other is left
+//!                            of a metered link: a backup, for when no other is left
 //! ```
 //!
 //! `ip mptcp` does it: its netlink family is in none of the libraries that are here.

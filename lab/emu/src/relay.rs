@@ -16,12 +16,12 @@
 //! answers while an acknowledgement is handed over, a program a moment later.
 
 use crate::clock::EmuClock;
-use crate::gate::Gate;
+use crate::gate::LinkGateway;
 use crate::packet;
 use crate::plan::{self, LinkAddresses};
 use crate::port::Port;
 use anyhow::Context;
-use cedos_lab_link::{Condition, Counters, LinkDirection, LinkModel, PushOutcome, Span, Time};
+use cedos_lab_link::{Counters, LinkCondition, LinkDirection, LinkModel, PushOutcome, Span, Time};
 use cedos_lab_scenario::{Family, Scenario, Switch, SwitchMeter};
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -62,7 +62,7 @@ pub struct RelayedBytes {
 enum Order {
     Apply {
         link: usize,
-        condition: Box<Condition>,
+        condition: Box<LinkCondition>,
         done: Sender<()>,
     },
     Readdress {
@@ -120,7 +120,7 @@ impl Relay {
                 Attached {
                     device,
                     model: LinkModel::new(&condition, scenario.seed, number as u64),
-                    gate: Gate::new(
+                    gate: LinkGateway::new(
                         link.family,
                         link.nat,
                         link.nat_idle_s.map(Span::from_secs_f64),
@@ -166,7 +166,7 @@ impl Relay {
     }
 
     /// Put a link into this condition; done when it returns.
-    pub(crate) fn apply(&self, link: usize, condition: &Condition) {
+    pub(crate) fn apply(&self, link: usize, condition: &LinkCondition) {
         let condition = Box::new(condition.clone());
         self.order_and_wait(|done| Order::Apply {
             link,
@@ -226,7 +226,7 @@ impl Drop for Relay {
 struct Attached {
     device: Port,
     model: LinkModel<Vec<u8>>,
-    gate: Gate,
+    gate: LinkGateway,
     nat64: bool,
     bytes_up: u64,
     misaddressed: u64,

@@ -10,9 +10,9 @@
 //! address, where a real one would hang until somebody's patience ends. All three favour TCP.
 
 use crate::clock::EmuClock;
-use crate::world::Happening;
+use crate::world::WorldEvent;
 use anyhow::Context;
-use cedos_lab_link::{Condition, LinkDirection, LinkModel, Loss, Profile, Queue, Time};
+use cedos_lab_link::{LinkCondition, LinkDirection, LinkModel, Loss, Profile, Queue, Time};
 use cedos_lab_scenario::{EventKind, Scenario};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::mpsc::channel;
@@ -32,7 +32,7 @@ const WINDOW_BYTES: usize = 256 * 1024; // a guess: 60 Mb/s times 34 ms
 
 #[derive(Clone)]
 struct TcpRelayState {
-    condition: Condition,
+    condition: LinkCondition,
     /// Grows when connections must not survive.
     attachment: u64,
 }
@@ -92,7 +92,7 @@ impl TcpRelays {
     }
 
     /// Something happened to a link.
-    pub fn happened(&self, happening: &Happening) {
+    pub fn happened(&self, happening: &WorldEvent) {
         let event = &happening.event;
         let moved = matches!(event.kind, EventKind::NewAddress { .. } | EventKind::Down);
         self.states[event.link].send_modify(|state| {
@@ -219,7 +219,7 @@ fn push(link: &mut LinkModel<Vec<u8>>, way: LinkDirection, now: Time, bytes: &[u
 }
 
 /// The link as TCP's user sees it: rate and delay, repaired.
-fn lossless(condition: &Condition) -> Condition {
+fn lossless(condition: &LinkCondition) -> LinkCondition {
     let repaired = |profile: &Profile| Profile {
         loss: Loss::default(),
         queue: Queue::Bytes(u64::MAX),
@@ -228,7 +228,7 @@ fn lossless(condition: &Condition) -> Condition {
         corrupt: 0.0,
         ..profile.clone()
     };
-    Condition {
+    LinkCondition {
         // What goes no further is sent again until it does.
         stalled: condition.stalled || condition.cut,
         down: repaired(&condition.down),

@@ -41,7 +41,7 @@ const INTERNET_MTU_NAT64: u32 = 1480;
 
 /// Something that happened in the world.
 #[derive(Clone, Debug)]
-pub struct Happening {
+pub struct WorldEvent {
     /// When it was done, in the run's time.
     pub at: Time,
     /// The link's name.
@@ -54,7 +54,7 @@ pub struct Happening {
 
 /// What the world saw of a run.
 #[derive(Clone, Debug)]
-pub struct Seen {
+pub struct WorldObservations {
     /// The links for the report.
     pub links: Vec<LinkReport>,
     /// The switches found.
@@ -267,7 +267,7 @@ impl World {
     /// When what happens at 0 cannot be done, or time runs already.
     pub fn start(
         &mut self,
-        on_event: impl FnMut(&Happening) + Send + 'static,
+        on_event: impl FnMut(&WorldEvent) + Send + 'static,
     ) -> anyhow::Result<()> {
         let (devices, places) = self
             .waiting
@@ -340,7 +340,7 @@ impl World {
     }
 
     /// What was seen so far.
-    pub fn seen(&self) -> Seen {
+    pub fn seen(&self) -> WorldObservations {
         let (carried, switches) = self
             .time
             .as_ref()
@@ -364,7 +364,7 @@ impl World {
                     wait_down_max_ms: carried.down.waited_max.as_millis_f64(),
                 }
             });
-        Seen {
+        WorldObservations {
             links: links.collect(),
             switches,
             carried,
@@ -388,7 +388,7 @@ struct Actor {
     scenario: Scenario,
     clock: EmuClock,
     addresses: Vec<Option<plan::LinkAddresses>>,
-    on_event: Box<dyn FnMut(&Happening) + Send>,
+    on_event: Box<dyn FnMut(&WorldEvent) + Send>,
 }
 
 impl Actor {
@@ -433,7 +433,7 @@ impl Actor {
             EventKind::Attaching | EventKind::Changed => self.relay.apply(link, &event.condition),
         }
         let at = self.clock.now();
-        (self.on_event)(&Happening {
+        (self.on_event)(&WorldEvent {
             at,
             link: name,
             addresses: self.addresses[link],

@@ -21,7 +21,7 @@ const TRIES_MAX: u32 = 7;
 
 /// The next thing on the air.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Exchange {
+pub(crate) struct AirExchange {
     begins: Time,
     /// When the frame, or the longer of two, ends: a packet that arrives does so now.
     pub(crate) ends: Time,
@@ -76,7 +76,7 @@ impl Air {
     }
 
     /// What happens next, with these packets at the heads of the two queues.
-    pub(crate) fn next(&self, heads: [Option<QueueHead>; 2]) -> Option<Exchange> {
+    pub(crate) fn next(&self, heads: [Option<QueueHead>; 2]) -> Option<AirExchange> {
         let starts = [0, 1].map(|n| {
             let counted = self.slots_begin() + self.slots(self.stations[n].backoff);
             heads[n].map(|head| head.arrived.max(counted))
@@ -90,7 +90,7 @@ impl Air {
             sends[n].then(|| start + self.medium.frame(head.bytes))
         };
         let ends = [end(0), end(1)].into_iter().flatten().max()?;
-        Some(Exchange {
+        Some(AirExchange {
             begins,
             ends,
             sends,
@@ -99,7 +99,7 @@ impl Air {
 
     /// Takes in an exchange that happened. Returns which packets are done with: delivered, or after
     /// a collision given up.
-    pub(crate) fn take(&mut self, exchange: &Exchange) -> [bool; 2] {
+    pub(crate) fn take(&mut self, exchange: &AirExchange) -> [bool; 2] {
         let idle = exchange.begins.since(self.slots_begin());
         let counted = idle.as_nanos() / self.medium.slot().as_nanos();
         // Who collided waits as long for the answer that does not come (Bianchi 2000, T_c).

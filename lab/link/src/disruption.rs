@@ -111,7 +111,7 @@ impl Disruption {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::holes::Lasting;
+    use crate::holes::DurationModel;
 
     const S: Span = Span::from_secs(1);
     const MS: Span = Span::from_millis(1);
@@ -208,8 +208,13 @@ mod tests {
         let tcp = published(MS.times(300));
         let mut before = 1.0;
         for gap in [5, 10, 20] {
-            let evenly = Lasting::Evenly(S.times(30));
-            let holes = Holes::drawn(1, evenly, Lasting::Always(S.times(gap)), S.times(86_400));
+            let evenly = DurationModel::Evenly(S.times(30));
+            let holes = Holes::drawn(
+                1,
+                evenly,
+                DurationModel::Always(S.times(gap)),
+                S.times(86_400),
+            );
             let share = tcp.carries(&holes) / tcp.rate / holes.there().as_secs_f64();
             assert!(share < before, "{gap} s: {share}");
             before = share;

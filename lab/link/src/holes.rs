@@ -22,7 +22,7 @@ const TENTH: f64 = 1.2816;
 
 /// How long stays or holes last.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Lasting {
+pub enum DurationModel {
     /// Always so long.
     Always(Span),
     /// Up to this, all lengths alike.
@@ -36,13 +36,13 @@ pub enum Lasting {
     },
 }
 
-impl Lasting {
+impl DurationModel {
     /// In whole milliseconds.
     fn draw(self, rng: &mut Pcg32) -> Span {
         let ms = match self {
-            Lasting::Always(span) => return span,
-            Lasting::Evenly(most) => most.as_millis_f64() * rng.random::<f64>(),
-            Lasting::LogNormal { median, tenth } => {
+            DurationModel::Always(span) => return span,
+            DurationModel::Evenly(most) => most.as_millis_f64() * rng.random::<f64>(),
+            DurationModel::LogNormal { median, tenth } => {
                 let deviation = (tenth.as_secs_f64() / median.as_secs_f64()).ln() / TENTH;
                 // Twelve even draws make a normal one, near enough.
                 let normal = (0..12).map(|_| rng.random::<f64>()).sum::<f64>() - 6.0;
@@ -75,9 +75,9 @@ impl Holes {
     }
 
     /// Draws a course of things, and a beginning in it. A stay that lasts nothing is one of a millisecond.
-    pub fn drawn(seed: u64, stays: Lasting, gaps: Lasting, length: Span) -> Holes {
+    pub fn drawn(seed: u64, stays: DurationModel, gaps: DurationModel, length: Span) -> Holes {
         let mut rng = seeded(seed, STREAM);
-        let begin = Lasting::Evenly(length).draw(&mut rng);
+        let begin = DurationModel::Evenly(length).draw(&mut rng);
         let end = Time::ZERO + begin + length;
         let (mut at, mut holes) = (Time::ZERO, Vec::new());
         while at < end {
@@ -186,20 +186,20 @@ mod tests {
 
     #[test]
     fn the_same_seed_draws_the_same_and_shares_come_out_as_asked() {
-        let evenly = Lasting::Evenly(S.times(30));
+        let evenly = DurationModel::Evenly(S.times(30));
         let day = S.times(86_400);
-        let holes = Holes::drawn(1, evenly, Lasting::Always(S.times(15)), day);
+        let holes = Holes::drawn(1, evenly, DurationModel::Always(S.times(15)), day);
         assert_eq!(
             holes,
-            Holes::drawn(1, evenly, Lasting::Always(S.times(15)), day)
+            Holes::drawn(1, evenly, DurationModel::Always(S.times(15)), day)
         );
         assert_ne!(
             holes,
-            Holes::drawn(2, evenly, Lasting::Always(S.times(15)), day)
+            Holes::drawn(2, evenly, DurationModel::Always(S.times(15)), day)
         );
         let share = holes.there().as_secs_f64() / 86_400.0;
         assert!((0.48..0.52).contains(&share), "{share}");
-        let none = Holes::drawn(1, evenly, Lasting::Always(Span::ZERO), day);
+        let none = Holes::drawn(1, evenly, DurationModel::Always(Span::ZERO), day);
         assert_eq!(none, Holes::none(day));
     }
 
@@ -208,7 +208,7 @@ mod tests {
         let (median, tenth) = (S.times(10), S.times(150));
         let mut rng = seeded(1, STREAM);
         let drawn: Vec<Span> = (0..10_000)
-            .map(|_| Lasting::LogNormal { median, tenth }.draw(&mut rng))
+            .map(|_| DurationModel::LogNormal { median, tenth }.draw(&mut rng))
             .collect();
         let longer = |than: Span| drawn.iter().filter(|span| **span > than).count();
         assert!(

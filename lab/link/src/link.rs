@@ -11,7 +11,7 @@ const AIR_STREAM: u64 = 1 << 34;
 
 /// The whole condition of a link at an instant.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Condition {
+pub struct LinkCondition {
     /// Attached, with an address.
     pub up: bool,
     /// Attached but carrying nothing: every packet is lost after its airtime.
@@ -48,7 +48,7 @@ pub struct LinkModel<P> {
 impl<P: Packet> LinkModel<P> {
     /// A link in this condition at the beginning. `seed` and the link's `number` in its scenario
     /// decide all its chance, so links do not disturb each other's draws.
-    pub fn new(condition: &Condition, seed: u64, number: u64) -> LinkModel<P> {
+    pub fn new(condition: &LinkCondition, seed: u64, number: u64) -> LinkModel<P> {
         let mut link = LinkModel {
             down: Pipe::new(condition.down.clone(), seeded(seed, 2 * number)),
             upward: Pipe::new(condition.upward.clone(), seeded(seed, 2 * number + 1)),
@@ -93,7 +93,7 @@ impl<P: Packet> LinkModel<P> {
     }
 
     /// Put the link into this condition at `now`.
-    pub fn apply(&mut self, now: Time, condition: &Condition) {
+    pub fn apply(&mut self, now: Time, condition: &LinkCondition) {
         self.contend(now);
         self.cut = condition.cut;
         for (pipe, profile) in [

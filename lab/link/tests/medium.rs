@@ -1,7 +1,7 @@
 //! A medium that both directions share gives what the standard's arithmetic says.
 
 use cedos_lab_link::{
-    Condition, LinkDirection, LinkModel, Medium, Profile, Queue, Rate, Span, Time,
+    LinkCondition, LinkDirection, LinkModel, Medium, Profile, Queue, Rate, Span, Time,
 };
 
 const DATA_BYTES: u32 = 1500;
@@ -15,7 +15,7 @@ fn link(medium: Medium) -> LinkModel<u64> {
         queue: Queue::Bytes(1_000_000),
         ..Profile::default()
     };
-    let condition = Condition {
+    let condition = LinkCondition {
         up: true,
         dead: false,
         stalled: false,
@@ -180,7 +180,7 @@ fn a_late_look_changes_nothing() {
 #[test]
 fn a_stall_holds_the_medium_and_its_end_frees_it() {
     let mut link = link(Medium::Dot11g);
-    let up = Condition {
+    let up = LinkCondition {
         up: true,
         dead: false,
         stalled: false,
@@ -188,7 +188,7 @@ fn a_stall_holds_the_medium_and_its_end_frees_it() {
         down: link.down().profile().clone(),
         upward: link.upward().profile().clone(),
     };
-    let stalled = Condition {
+    let stalled = LinkCondition {
         stalled: true,
         ..up.clone()
     };

@@ -115,7 +115,7 @@ impl Link {
                 "not a name for an interface: 1 to {LINK_NAME_BYTES_MAX} letters, digits, - _ or ."
             ));
         }
-        let fault = |p: crate::properties::Properties| p.fault().map_or(Ok(()), Err);
+        let fault = |p: crate::properties::LinkProperties| p.fault().map_or(Ok(()), Err);
         fault(self.properties())?;
         let mtus = (self.at.iter().map(|at| at.mtu))
             .chain(self.repeat.iter().map(|repeat| repeat.mtu))

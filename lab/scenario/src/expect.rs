@@ -1,6 +1,6 @@
 //! Expectations: expressions over the report of a run that must be true.
 
-use crate::expression::{Expression, Outcome};
+use crate::expression::{Expression, ExpressionResult};
 use crate::file::Scenario;
 use crate::report::{Expectation, RunReport};
 use serde_json::{Value, json};
@@ -15,7 +15,7 @@ impl Scenario {
             .map(|expect| {
                 let verdict = Expression::parse(&expect.text).and_then(|text| text.outcome(&facts));
                 let (holds, why) = match verdict {
-                    Ok(Outcome {
+                    Ok(ExpressionResult {
                         value: Value::Bool(holds),
                         seen,
                     }) => (holds, seen),

@@ -31,7 +31,7 @@ const DEPTH_MAX: usize = 64;
 pub struct Expression(Expr);
 
 /// What came of a comparison or another expression.
-pub(crate) struct Outcome {
+pub(crate) struct ExpressionResult {
     pub(crate) value: Value,
     /// The two sides of the last comparison, for the reader of a failure.
     pub(crate) seen: String,
@@ -73,10 +73,10 @@ impl Expression {
         names
     }
 
-    pub(crate) fn outcome(&self, facts: &Value) -> Result<Outcome, String> {
+    pub(crate) fn outcome(&self, facts: &Value) -> Result<ExpressionResult, String> {
         let mut seen = String::new();
         let value = self.0.value(facts, &mut seen)?;
-        Ok(Outcome { value, seen })
+        Ok(ExpressionResult { value, seen })
     }
 }
 

@@ -88,8 +88,8 @@ macro_rules! table_with_properties {
 
         impl $name {
             /// The link properties among the keys.
-            pub(crate) fn properties(&self) -> $crate::properties::Properties {
-                $crate::properties::Properties {
+            pub(crate) fn properties(&self) -> $crate::properties::LinkProperties {
+                $crate::properties::LinkProperties {
                     medium: self.medium,
                     down_mbps: self.down_mbps,
                     up_mbps: self.up_mbps,
@@ -117,7 +117,7 @@ pub(crate) use table_with_properties;
 
 /// Link properties as a table gave them; `None` leaves a property as it is.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Properties {
+pub(crate) struct LinkProperties {
     pub medium: Option<Medium>,
     pub down_mbps: Option<f64>,
     pub up_mbps: Option<f64>,
@@ -138,7 +138,7 @@ pub(crate) struct Properties {
     pub corrupt: Option<f64>,
 }
 
-impl Properties {
+impl LinkProperties {
     /// What is wrong with a value, in words, if anything is.
     pub(crate) fn fault(&self) -> Option<String> {
         let range = |key: &str, value: Option<f64>, max: f64| match value {
@@ -223,7 +223,7 @@ impl Default for Settings {
 impl Settings {
     /// Take over what `p` gives. A round-trip time or a loss without direction goes first, so that
     /// the directed keys beside it win.
-    pub(crate) fn apply(&mut self, p: &Properties) {
+    pub(crate) fn apply(&mut self, p: &LinkProperties) {
         fn set<T>(slot: &mut T, value: Option<T>) {
             if let Some(value) = value {
                 *slot = value;
@@ -265,7 +265,7 @@ impl Settings {
     }
 
     /// Give the properties that `p` names back the values they have in `other`.
-    pub(crate) fn restore(&mut self, p: &Properties, other: &Settings) {
+    pub(crate) fn restore(&mut self, p: &LinkProperties, other: &Settings) {
         let mut both = |named: bool, copy: fn(&mut Settings, &Settings)| {
             if named {
                 copy(self, other);

@@ -13,9 +13,9 @@
 //! Links that are up at the beginning have had their `attach_s` before it.
 
 use crate::file::{Class, Link, Scenario};
-use crate::properties::{Properties, Settings};
+use crate::properties::{LinkProperties, Settings};
 use cedos_lab_link::trace::{self, TraceRow};
-use cedos_lab_link::{Condition, Rate, Span, Time, seeded};
+use cedos_lab_link::{LinkCondition, Rate, Span, Time, seeded};
 use rand::Rng;
 
 /// The stream of chance that handovers are drawn from; links use those from 0 on.
@@ -31,7 +31,7 @@ pub struct ScenarioLinkEvent {
     /// What.
     pub kind: EventKind,
     /// The link's condition from now on.
-    pub condition: Condition,
+    pub condition: LinkCondition,
     /// The access point it is joined to or joining.
     pub access_point: Option<String>,
 }
@@ -113,7 +113,7 @@ impl Scenario {
     ///
     /// # Panics
     /// If there is no such link.
-    pub fn condition_at_start(&self, number: usize) -> Condition {
+    pub fn condition_at_start(&self, number: usize) -> LinkCondition {
         let first = self.timeline().find(|event| event.link == number);
         first
             .expect("a timeline begins with an event for each link")
@@ -172,9 +172,9 @@ impl Scenario {
 /// One thing the scenario says of a link.
 #[derive(Clone, Debug)]
 enum Step {
-    Set(Properties),
+    Set(LinkProperties),
     /// What these properties were before any `Set`.
-    Restore(Properties),
+    Restore(LinkProperties),
     Up(bool),
     Dead(bool),
     Stall(bool),
@@ -282,7 +282,7 @@ fn every(first_s: f64, every_s: f64, until: Time) -> impl Iterator<Item = Time> 
 }
 
 struct Change {
-    properties: Properties,
+    properties: LinkProperties,
     up: Option<bool>,
     dead: Option<bool>,
     stall: Option<bool>,
@@ -293,7 +293,7 @@ struct Change {
 
 impl Change {
     fn begin(&self, t: Time, steps: &mut Vec<(Time, Step)>) {
-        if self.properties != Properties::default() {
+        if self.properties != LinkProperties::default() {
             steps.push((t, Step::Set(self.properties.clone())));
         }
         steps.extend(self.dead.map(|dead| (t, Step::Dead(dead))));
@@ -305,7 +305,7 @@ impl Change {
     }
 
     fn end(&self, t: Time, steps: &mut Vec<(Time, Step)>) {
-        if self.properties != Properties::default() {
+        if self.properties != LinkProperties::default() {
             steps.push((t, Step::Restore(self.properties.clone())));
         }
         steps.extend(self.dead.map(|dead| (t, Step::Dead(!dead))));
@@ -441,9 +441,9 @@ impl<'a> History<'a> {
         self.addresses - 1
     }
 
-    fn condition(&self) -> Condition {
+    fn condition(&self) -> LinkCondition {
         let (down, upward) = self.settings.profiles();
-        Condition {
+        LinkCondition {
             up: self.up,
             dead: self.dead,
             stalled: self.stalled,

@@ -63,7 +63,7 @@ impl SimDevice {
             .filter(|n| self.transfers[*n].progress == Progress::Active)
             .collect();
         self.show(now);
-        let again = self.tell_links(now, network, &active);
+        let again = self.report_links(now, network, &active);
         self.carry_out(now, network, log)?;
         let statuses = self.with_links(now, |links, now, session| {
             links.observe(now, session);
@@ -86,7 +86,7 @@ impl SimDevice {
             LinkUse::Free => self.is_good(network, facts),
             LinkUse::Paid => spends && self.is_good(network, facts),
         };
-        Ok(!active.is_empty() && self.told.iter().any(permitted))
+        Ok(!active.is_empty() && self.last_links.iter().any(permitted))
     }
 
     fn is_good(&self, network: &SimNetwork, facts: &LinkFacts) -> bool {
@@ -106,7 +106,7 @@ impl SimDevice {
 
     /// Tells the links as they are, and what each may be used for: nothing before the first flow.
     /// Returns when the strategy, if there is one, is to be asked again.
-    fn tell_links(&mut self, now: Time, network: &SimNetwork, active: &[usize]) -> Time {
+    fn report_links(&mut self, now: Time, network: &SimNetwork, active: &[usize]) -> Time {
         let (picked, again) = match active.is_empty() {
             true => (vec![true; self.classes.len()], Time::NEVER),
             false => self.picked(now, network),
@@ -128,11 +128,11 @@ impl SimDevice {
             .filter(|link| network.is_up(*link))
             .map(|link| (self.facts(link, network), usage(link)))
             .collect();
-        if present != self.told {
+        if present != self.last_links {
             self.with_links(now, |links, now, session| {
                 links.on_links(now, session, &present);
             });
-            self.told = present;
+            self.last_links = present;
         }
         again
     }

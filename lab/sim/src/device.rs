@@ -24,7 +24,7 @@ use d2tp_session::{
 use crate::account::Account;
 use crate::fault::SimFault;
 use crate::flow_clients::FlowClients;
-use crate::host::{Back, SimHost};
+use crate::host::{SimHost, StoppedProcess};
 use crate::identity::Identity;
 use crate::journal::{Commit, aged};
 use crate::log::{self, Log};
@@ -77,7 +77,7 @@ pub(crate) struct SimDevice {
     /// What is done with its links.
     pub(crate) links: DeviceLinks,
     /// The links as they were last told of.
-    pub(crate) told: Vec<(LinkFacts, LinkUse)>,
+    pub(crate) last_links: Vec<(LinkFacts, LinkUse)>,
     /// The newest socket of each link, while it is open.
     pub(crate) sockets: Vec<Option<LinkId>>,
     sockets_made: u32,
@@ -130,7 +130,7 @@ impl SimDevice {
             attachments: vec![0; links],
             asked: vec![None; links],
             links: DeviceLinks::default(),
-            told: Vec::new(),
+            last_links: Vec::new(),
             sockets: vec![None; links],
             sockets_made: 0,
             clients: FlowClients::new(std::iter::empty()),
@@ -165,7 +165,7 @@ impl SimDevice {
             acks_pay: self.acks_pay,
             lend_rate: self.lends,
         });
-        self.told.clear();
+        self.last_links.clear();
         self.sockets.fill(None);
         let paid = |account: &Account| {
             let links = self.classes.iter().enumerate();
@@ -312,16 +312,16 @@ impl SimDevice {
         log: &mut Log,
     ) -> Result<ProcessReturn, SimFault> {
         let came = match self.host.come_back(now, log) {
-            Back::Away => return Ok(ProcessReturn::Not),
-            Back::Ran => ProcessReturn::Not,
-            Back::FromFreeze => ProcessReturn::Thawed,
-            Back::FromCrash(found) => {
+            StoppedProcess::Away => return Ok(ProcessReturn::Not),
+            StoppedProcess::Ran => ProcessReturn::Not,
+            StoppedProcess::FromFreeze => ProcessReturn::Thawed,
+            StoppedProcess::FromCrash(found) => {
                 self.restart(now, found, known);
                 ProcessReturn::Anew
             }
         };
         if let Some(safe) = self.host.synced(now) {
-            self.tell_durable(&safe);
+            self.report_durable(&safe);
         }
         if self.is_asleep() && self.next_deadline() <= now {
             // What the application hears of it comes from the session.
@@ -729,7 +729,7 @@ impl SimDevice {
     }
 
     /// The applications' bytes of a commit are safe.
-    fn tell_durable(&mut self, safe: &[SimTransfer]) {
+    fn report_durable(&mut self, safe: &[SimTransfer]) {
         let Some(session) = self.session else { return };
         let _ = self.host.endpoint.with(session, |s| {
             for transfer in safe {

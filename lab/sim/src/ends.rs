@@ -5,16 +5,16 @@ use d2tp_session::{AckOffload, CongestionKind, EndpointConfig, Mirroring, PathSc
 
 /// How both ends are set.
 #[derive(Clone, Debug)]
-pub struct Ends {
+pub struct EndpointConfigs {
     /// Configuration of the device.
     pub device: EndpointConfig,
     /// The proxy: what it sends is under its congestion control.
     pub proxy: EndpointConfig,
 }
 
-impl Ends {
+impl EndpointConfigs {
     /// Both as the scenario says.
-    pub fn of(scenario: &Scenario) -> Ends {
+    pub fn of(scenario: &Scenario) -> EndpointConfigs {
         let Transport {
             congestion,
             paths,
@@ -51,11 +51,11 @@ impl Ends {
             },
             ..usual
         };
-        Ends::both(config)
+        EndpointConfigs::both(config)
     }
 
-    fn both(config: EndpointConfig) -> Ends {
-        Ends {
+    fn both(config: EndpointConfig) -> EndpointConfigs {
+        EndpointConfigs {
             device: config.clone(),
             proxy: config,
         }
@@ -63,9 +63,9 @@ impl Ends {
 }
 
 /// Both as they are where a scenario says nothing of it.
-impl Default for Ends {
-    fn default() -> Ends {
-        Ends::both(EndpointConfig {
+impl Default for EndpointConfigs {
+    fn default() -> EndpointConfigs {
+        EndpointConfigs::both(EndpointConfig {
             early_data: true,
             ..EndpointConfig::default()
         })
@@ -88,7 +88,7 @@ mod tests {
                 );
                 let scenario =
                     Scenario::parse("test", &text, &mut |_| unreachable!()).expect("it is right");
-                let config = Ends::of(&scenario).proxy;
+                let config = EndpointConfigs::of(&scenario).proxy;
                 assert_eq!(
                     (config.congestion, config.path_scheduler, config.reinjection),
                     (congestion, paths, false)

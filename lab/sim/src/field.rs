@@ -11,7 +11,7 @@
 //! there. What is decided is decided by the device's own code, a scheduler for each person, which learns
 //! from the first download to the last.
 
-use crate::score::course::{Course, CourseSegment};
+use crate::score::course::{CourseSegment, LinkCourse};
 use crate::score::jobs::ScoreJob;
 use crate::score::player::{OfJob, play_wishing};
 use cedos_lab_link::seeded;
@@ -55,7 +55,7 @@ impl LogNormal {
 
 /// Downloads that allow delays between these; so many of a hundred do.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Delays {
+pub struct DelayClass {
     /// How many of a hundred downloads are of this kind.
     pub share: f64,
     /// At least, hours.
@@ -66,7 +66,7 @@ pub struct Delays {
 
 /// Who takes part, what they ask for, and what networks they are near.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Study {
+pub struct FieldStudy {
     /// How many people.
     pub people: u64,
     /// For how long.
@@ -76,7 +76,7 @@ pub struct Study {
     /// Bytes of one.
     pub size: LogNormal,
     /// How long they wait for them, by class, all shares together 100.
-    pub delays: Vec<Delays>,
+    pub delays: Vec<DelayClass>,
     /// How many of a hundred downloads that may not be delayed are asked for on Wi-Fi.
     pub at_once_on_wifi: f64,
     /// How long Wi-Fi stays, seconds.
@@ -94,16 +94,16 @@ pub struct Study {
 }
 
 /// One person.
-pub struct Person {
+pub struct StudyParticipant {
     /// Wi-Fi, then cellular.
-    pub courses: Vec<Course>,
+    pub courses: Vec<LinkCourse>,
     /// What is asked for.
     pub jobs: Vec<ScoreJob>,
     /// Each job's class of delays.
     pub classes: Vec<usize>,
 }
 
-impl Person {
+impl StudyParticipant {
     /// The share of a study's length in which there is Wi-Fi.
     pub fn wifi_share(&self, length: Span) -> f64 {
         let near = up_between(&self.courses[0], Time::ZERO, Time::ZERO + length);
@@ -125,9 +125,9 @@ pub struct FieldDownload {
     pub near_wifi: Span,
 }
 
-impl Study {
+impl FieldStudy {
     /// Draws a person.
-    pub fn person(&self, seed: u64, number: u64) -> Person {
+    pub fn person(&self, seed: u64, number: u64) -> StudyParticipant {
         let mut rng = seeded(seed, STREAM + number);
         let end = Time::ZERO + self.length + AT_ONCE_MAX;
         let courses = vec![self.wifi(&mut rng, end), self.cell(&mut rng, end)];
@@ -138,7 +138,7 @@ impl Study {
             .collect();
         drawn.sort_by_key(|(job, _)| job.arrival);
         let (jobs, classes) = drawn.into_iter().unzip();
-        Person {
+        StudyParticipant {
             courses,
             jobs,
             classes,
@@ -150,7 +150,7 @@ impl Study {
         if long { self.long_gaps.1 } else { self.gaps }.draw(rng)
     }
 
-    fn wifi(&self, rng: &mut Pcg32, end: Time) -> Course {
+    fn wifi(&self, rng: &mut Pcg32, end: Time) -> LinkCourse {
         let mut stretches = vec![CourseSegment {
             at: Time::ZERO,
             up: false,
@@ -176,7 +176,7 @@ impl Study {
         course("wifi", LinkClass::Free, stretches, end)
     }
 
-    fn cell(&self, rng: &mut Pcg32, end: Time) -> Course {
+    fn cell(&self, rng: &mut Pcg32, end: Time) -> LinkCourse {
         let mut stretches = Vec::new();
         let mut at = Time::ZERO;
         while at < end {
@@ -187,7 +187,7 @@ impl Study {
         course("cell", LinkClass::Metered, stretches, end)
     }
 
-    fn download(&self, wifi: &Course, rng: &mut Pcg32) -> (ScoreJob, usize) {
+    fn download(&self, wifi: &LinkCourse, rng: &mut Pcg32) -> (ScoreJob, usize) {
         let bytes = self.size.draw(rng).max(1.0) as u64;
         let mut of_hundred = rng.random::<f64>() * 100.0;
         let class = self.delays.iter().position(|delays| {
@@ -195,7 +195,7 @@ impl Study {
             of_hundred < 0.0
         });
         let class = class.unwrap_or(self.delays.len() - 1);
-        let Delays {
+        let DelayClass {
             from_h, until_h, ..
         } = self.delays[class];
         let delay_s = 3_600.0 * (from_h + (until_h - from_h) * rng.random::<f64>());
@@ -226,7 +226,7 @@ impl Study {
     }
 
     /// Fetches what a person asked for, as a scheduler of this mode decides.
-    pub fn fetch(&self, person: &Person, mode: SchedulerMode) -> Vec<FieldDownload> {
+    pub fn fetch(&self, person: &StudyParticipant, mode: SchedulerMode) -> Vec<FieldDownload> {
         let classes = person.courses.iter().map(|course| course.class);
         let mut scheduler = Scheduler::new(mode, classes);
         let wish = |n: usize, need: FlowDemand| match mode {
@@ -263,13 +263,18 @@ fn seconds(s: f64) -> Span {
     Span::from_secs_f64(s.max(1.0))
 }
 
-fn course(name: &str, class: LinkClass, mut stretches: Vec<CourseSegment>, end: Time) -> Course {
+fn course(
+    name: &str,
+    class: LinkClass,
+    mut stretches: Vec<CourseSegment>,
+    end: Time,
+) -> LinkCourse {
     stretches.push(CourseSegment {
         at: stretches.last().map_or(end, |last| last.at.max(end)),
         up: false,
         rate: 0.0,
     });
-    Course {
+    LinkCourse {
         name: name.to_owned(),
         class,
         stretches,
@@ -277,12 +282,12 @@ fn course(name: &str, class: LinkClass, mut stretches: Vec<CourseSegment>, end: 
     }
 }
 
-fn is_up(course: &Course, at: Time) -> bool {
+fn is_up(course: &LinkCourse, at: Time) -> bool {
     let n = course.stretches.partition_point(|s| s.at <= at);
     n.checked_sub(1).is_some_and(|n| course.stretches[n].up)
 }
 
-fn up_between(course: &Course, from: Time, until: Time) -> Span {
+fn up_between(course: &LinkCourse, from: Time, until: Time) -> Span {
     let first = course.stretches.partition_point(|s| s.at <= from);
     let pairs = course.stretches[first.saturating_sub(1)..].windows(2);
     pairs
@@ -297,13 +302,13 @@ mod tests {
     use super::*;
 
     /// Three people, a week.
-    fn study() -> Study {
-        let class = |share, from_h, until_h| Delays {
+    fn study() -> FieldStudy {
+        let class = |share, from_h, until_h| DelayClass {
             share,
             from_h,
             until_h,
         };
-        Study {
+        FieldStudy {
             people: 3,
             length: Span::from_secs(7 * 86_400),
             downloads: 61,

@@ -24,7 +24,7 @@ use crate::device::SimDevice;
 use crate::fault::SimFault;
 use crate::network::SimNetwork;
 
-/// How long the path over links that cost is kept after a flow paid for them, as downloads do.
+/// How long the path over metered links is kept after a flow paid for them, as downloads do.
 const READY_FOR: Span = Span::from_secs(10);
 /// Between two decisions where somebody watches what comes, as sockets that read ahead do.
 const LOOK_EVERY: Span = Span::from_millis(200);
@@ -58,7 +58,7 @@ pub(crate) struct FlowClients {
 }
 
 impl FlowClients {
-    /// The clients of a new process. `spent`: what each flow spent on links that cost before.
+    /// The clients of a new process. `spent`: what each flow spent on metered links before.
     pub(crate) fn new(spent: impl Iterator<Item = u64>) -> FlowClients {
         let flow = |(number, spent)| SimFlowClient {
             client: DuplexClient::new(number as u64),
@@ -90,7 +90,7 @@ impl FlowClients {
         self.report_at
     }
 
-    /// Whether some flow may have payload on links that cost.
+    /// Whether some flow may have payload on metered links.
     pub(crate) fn any_spends(&self) -> bool {
         let spends = |flow: &SimFlowClient| matches!(flow.grant, Grant::Spend { .. });
         self.flows.iter().any(spends)
@@ -229,7 +229,7 @@ impl SimDevice {
     }
 
     /// When a flow reports again if nothing changes. `weighed`: after this time its decision may be
-    /// another one beside a link that costs.
+    /// another one beside a metered link.
     fn next_report(
         &self,
         now: Time,

@@ -19,7 +19,7 @@ const EWMA: f64 = 0.5;
 
 /// A hole, as foreseen and as it was.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Foreseen {
+pub struct HoleForecast {
     /// On which trip, from 0.
     pub trip: usize,
     /// How long it was, seconds.
@@ -35,11 +35,11 @@ pub struct Foreseen {
 }
 
 /// Plays trips, one after another. Without `pos_m` a place is the stay before the hole, by its number.
-pub fn play(trips: &[Vec<TraceRow>], round_trips: [Span; 2]) -> Vec<Foreseen> {
+pub fn play(trips: &[Vec<TraceRow>], round_trips: [Span; 2]) -> Vec<HoleForecast> {
     let mut forecast = LinkForecast::new();
     let mut all: Vec<f64> = Vec::new();
     let mut squares: BTreeMap<i64, f64> = BTreeMap::new();
-    let mut seen: Vec<Foreseen> = Vec::new();
+    let mut seen: Vec<HoleForecast> = Vec::new();
     let mut began = Time::ZERO;
     for (trip, rows) in trips.iter().enumerate() {
         let (mut carried, mut open) = (false, None);
@@ -55,7 +55,7 @@ pub fn play(trips: &[Vec<TraceRow>], round_trips: [Span; 2]) -> Vec<Foreseen> {
                     .and_then(|hole| hole.quantile(0.5));
                 let square = (metres / d2tp_sched::GRID_M).floor() as i64;
                 let ewma = squares.get(&square).or(squares.get(&i64::MIN));
-                let foreseen = Foreseen {
+                let foreseen = HoleForecast {
                     trip,
                     real_s: 0.0,
                     ours_s: here.or(median(&all)),
@@ -73,7 +73,7 @@ pub fn play(trips: &[Vec<TraceRow>], round_trips: [Span; 2]) -> Vec<Foreseen> {
                     let mean = squares.entry(key).or_insert(real_s);
                     *mean += EWMA * (real_s - *mean);
                 }
-                seen.push(Foreseen { real_s, ..foreseen });
+                seen.push(HoleForecast { real_s, ..foreseen });
             }
             carried = carries;
         }

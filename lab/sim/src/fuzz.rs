@@ -21,7 +21,7 @@ const STACK_BYTES: usize = 8 << 20;
 
 /// A seed that broke something.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Failing {
+pub struct FailingSeed {
     /// Seed of the scenario.
     pub seed: u64,
     /// Salt of the run, which makes other random choices of the same scenario.
@@ -30,28 +30,28 @@ pub struct Failing {
     pub what: String,
 }
 
-impl Failing {
+impl FailingSeed {
     /// The one line that repeats it.
     pub fn replay(&self) -> String {
-        let Failing { seed, salt, .. } = self;
+        let FailingSeed { seed, salt, .. } = self;
         format!("cedos sim fuzz --first {seed} --seeds 1 --salt {salt} --keep .")
     }
 }
 
 /// What came of many seeds.
 #[derive(Clone, Debug, Default)]
-pub struct Tried {
+pub struct FuzzResult {
     /// Runs that broke an invariant, in the order of their seeds.
-    pub failing: Vec<Failing>,
+    pub failing: Vec<FailingSeed>,
     /// Situations that the runs tried, all together.
     pub coverage: Coverage,
 }
 
 /// Tries all seeds of a range; `found` hears of each that fails as soon as it does.
-pub fn try_seeds(seeds: Range<u64>, salt: u64, found: impl Fn(&Failing) + Sync) -> Tried {
+pub fn try_seeds(seeds: Range<u64>, salt: u64, found: impl Fn(&FailingSeed) + Sync) -> FuzzResult {
     let next = AtomicU64::new(seeds.start);
     let worker = || {
-        let mut tried = Tried::default();
+        let mut tried = FuzzResult::default();
         loop {
             let seed = next.fetch_add(1, Ordering::Relaxed);
             if seed >= seeds.end {
@@ -60,7 +60,7 @@ pub fn try_seeds(seeds: Range<u64>, salt: u64, found: impl Fn(&Failing) + Sync) 
             match try_seed(seed, salt) {
                 Ok(coverage) => tried.coverage.add(&coverage),
                 Err(what) => {
-                    let failing = Failing { seed, salt, what };
+                    let failing = FailingSeed { seed, salt, what };
                     found(&failing);
                     tried.failing.push(failing);
                 }
@@ -68,7 +68,7 @@ pub fn try_seeds(seeds: Range<u64>, salt: u64, found: impl Fn(&Failing) + Sync) 
         }
     };
     let threads = thread::available_parallelism().map_or(1, NonZero::get);
-    let mut all = Tried::default();
+    let mut all = FuzzResult::default();
     thread::scope(|scope| {
         let spawned = |_| {
             let thread = thread::Builder::new().stack_size(STACK_BYTES);

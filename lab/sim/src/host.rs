@@ -27,7 +27,7 @@ const BURST_MAX: usize = 20_000;
 const SOCKET_DATAGRAMS_MAX: usize = 64;
 
 /// What a stopped process is when it is back.
-pub(crate) enum Back<S> {
+pub(crate) enum StoppedProcess<S> {
     /// The process runs, and did before.
     Ran,
     /// The process is still away.
@@ -104,10 +104,10 @@ impl<S: Clone> SimHost<S> {
     }
 
     /// Whether the process is back by now, and how.
-    pub(crate) fn come_back(&mut self, now: Time, log: &mut Log) -> Back<S> {
+    pub(crate) fn come_back(&mut self, now: Time, log: &mut Log) -> StoppedProcess<S> {
         match &self.stopped {
-            None => return Back::Ran,
-            Some(stopped) if now < stopped.until => return Back::Away,
+            None => return StoppedProcess::Ran,
+            Some(stopped) if now < stopped.until => return StoppedProcess::Away,
             Some(_) => {}
         }
         let found = self.stopped.take().and_then(|stopped| stopped.found);
@@ -122,9 +122,9 @@ impl<S: Clone> SimHost<S> {
                 self.idle_since = None;
                 self.clock = SimClock::boot(now);
                 self.peer_durable.clear();
-                Back::FromCrash(found)
+                StoppedProcess::FromCrash(found)
             }
-            None => Back::FromFreeze,
+            None => StoppedProcess::FromFreeze,
         }
     }
 

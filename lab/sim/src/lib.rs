@@ -49,8 +49,8 @@ mod viewer;
 pub mod waiting;
 
 pub use coverage::Coverage;
-pub use ends::Ends;
+pub use ends::EndpointConfigs;
 pub use fault::SimFault;
-pub use network::Passage;
+pub use network::PassedPacket;
 pub use run::{RunOutcome, STUCK_AFTER, run, run_between, run_by, run_viewed, run_watched};
-pub use viewer::{ViewingReport, Watching};
+pub use viewer::{ViewerConfig, ViewingReport};

@@ -55,7 +55,7 @@ impl Packet for SimDatagram {
 
 /// A packet that passed the device's end of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Passage {
+pub struct PassedPacket {
     /// When.
     pub at: Time,
     /// The link, by its number in the scenario.
@@ -115,7 +115,7 @@ pub(crate) struct SimNetwork {
     /// What was sent to the device and to the proxy, if it may be sent again.
     archives: Option<[Archive; 2]>,
     /// What passed the device, if somebody wants to know.
-    pub(crate) passages: Option<Vec<Passage>>,
+    pub(crate) passages: Option<Vec<PassedPacket>>,
 }
 
 impl SimNetwork {
@@ -245,7 +245,7 @@ impl SimNetwork {
         if matches!(verdict, PushOutcome::Queued | PushOutcome::QueueFull) {
             link.bytes_up += u64::from(size);
             self.passages.iter_mut().for_each(|passages| {
-                passages.push(Passage {
+                passages.push(PassedPacket {
                     at: now,
                     link: number,
                     way: LinkDirection::Up,
@@ -313,7 +313,7 @@ impl SimNetwork {
                 if datagram.to == link.local {
                     let SimDatagram { from, bytes, .. } = datagram;
                     self.passages.iter_mut().for_each(|passages| {
-                        passages.push(Passage {
+                        passages.push(PassedPacket {
                             at: now,
                             link: number,
                             way: LinkDirection::Down,

@@ -56,7 +56,7 @@ struct SimPeerHost {
     outer: SessionId,
     /// Its session with the other device.
     inner: Option<SessionId>,
-    guest: RelayClient,
+    relay_client: RelayClient,
     places: BTreeMap<LinkId, SimAttachment>,
     attached: u32,
     rendezvous: Rendezvous,
@@ -74,7 +74,7 @@ struct Flight {
 }
 
 /// Two devices that talk to each other.
-pub struct Meeting {
+pub struct PeerSimulation {
     now: Time,
     hosts: [SimPeerHost; 2],
     relay: Endpoint,
@@ -133,7 +133,7 @@ impl SimPeerHost {
             core,
             outer,
             inner: None,
-            guest: RelayClient::default(),
+            relay_client: RelayClient::default(),
             places: BTreeMap::new(),
             attached: 0,
             rendezvous,
@@ -148,9 +148,9 @@ impl SimPeerHost {
     }
 }
 
-impl Meeting {
+impl PeerSimulation {
     /// A caller and a listener behind NATs of these kinds; the call is made, and nothing was sent.
-    pub fn new(caller: Behaviour, listener: Behaviour) -> Meeting {
+    pub fn new(caller: Behaviour, listener: Behaviour) -> PeerSimulation {
         let now = Time::ZERO + Span::from_secs(1);
         let hosts = [
             SimPeerHost::new(now, 1, Rendezvous::caller([7; 8])),
@@ -167,7 +167,7 @@ impl Meeting {
             [9; 32],
             [9; 32],
         );
-        let mut meeting = Meeting {
+        let mut meeting = PeerSimulation {
             now,
             hosts,
             relay,
@@ -187,14 +187,14 @@ impl Meeting {
         };
         meeting.attach(SimPeer::Caller);
         meeting.attach(SimPeer::Listener);
-        let both = |m: &Meeting| m.relay.ids().len() == 2;
+        let both = |m: &PeerSimulation| m.relay.ids().len() == 2;
         assert!(meeting.run_until(Span::from_secs(5), both), "no sessions");
         meeting.place_call();
         meeting
     }
 
     fn place_call(&mut self) {
-        let of = |m: &Meeting, n: u8| {
+        let of = |m: &PeerSimulation, n: u8| {
             let mut ids = m.relay.ids().into_iter();
             ids.find(|id| {
                 m.relay
@@ -211,12 +211,13 @@ impl Meeting {
         let (own, theirs, _) = call.expect("it may call");
         self.call = (own, theirs);
         let [near, far] = &mut self.hosts;
-        near.guest.use_relay(own, near.outer);
-        far.guest.take_call(theirs, far.outer, FLOATING);
+        near.relay_client.use_relay(own, near.outer);
+        far.relay_client.take_call(theirs, far.outer, FLOATING);
         near.rendezvous.set_relay(Some(own));
         let inner = near.core.connect(self.now, key(2).public(), 77, 1..1000);
         near.inner = Some(inner);
-        near.guest.await_punch(near.rendezvous.punch(), inner);
+        near.relay_client
+            .await_punch(near.rendezvous.punch(), inner);
         let reachable = FlowOptions {
             reachable: true,
             ..FlowOptions::default()
@@ -327,7 +328,7 @@ impl Meeting {
     }
 
     /// Runs until `done` or for `span`; whether it is done.
-    pub fn run_until(&mut self, span: Span, mut done: impl FnMut(&Meeting) -> bool) -> bool {
+    pub fn run_until(&mut self, span: Span, mut done: impl FnMut(&PeerSimulation) -> bool) -> bool {
         let until = self.now + span;
         while !done(self) {
             let at = self.next_at();
@@ -467,7 +468,7 @@ impl Meeting {
             }
             let mut at = way(link, from);
             let mut packet = &mut bytes[..];
-            match host.guest.classify_datagram(&host.core, &at, packet) {
+            match host.relay_client.classify_datagram(&host.core, &at, packet) {
                 None => {}
                 Some(InterceptedDatagram::Punch(_)) => return host.rendezvous.on_punch(link, from),
                 Some(InterceptedDatagram::Nothing) => return,
@@ -557,7 +558,7 @@ impl Meeting {
             return;
         };
         let host = &self.hosts[peer as usize];
-        let Some(out) = host.guest.relay_addresses(&host.core, t.link, id) else {
+        let Some(out) = host.relay_client.relay_addresses(&host.core, t.link, id) else {
             return;
         };
         for packet in bytes.chunks(t.segment) {

@@ -16,14 +16,14 @@ impl SimDevice {
         let Some(strategy) = &mut self.strategy else {
             return (vec![true; links], Time::NEVER);
         };
-        let sights: Vec<LinkSample> = (0..links)
+        let samples: Vec<LinkSample> = (0..links)
             .map(|link| LinkSample {
                 up: network.is_up(link),
                 attachment: self.attachments[link],
                 bytes: self.accounts.iter().map(|a| a.of_link(link)).sum(),
             })
             .collect();
-        (strategy.pick(now, &sights), now + strategy.again())
+        (strategy.pick(now, &samples), now + strategy.again())
     }
 
     /// A link that was not picked is left as soon as another carries, so that something always moves.

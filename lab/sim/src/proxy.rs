@@ -13,26 +13,26 @@ use d2tp_session::{
 };
 
 use crate::fault::SimFault;
-use crate::host::{Back, SimHost};
+use crate::host::{SimHost, StoppedProcess};
 use crate::identity::Identity;
 use crate::journal::{Commit, aged};
 use crate::log::{self, Log};
 use crate::network::{Delivery, SimNetwork};
-use crate::stream::{REQUEST_BYTES, Request, Sink, Source};
+use crate::stream::{REQUEST_BYTES, SimRequest, SimSink, SimSource};
 
 /// What the proxy's application knows of a flow.
 #[derive(Clone, Debug)]
-pub(crate) struct Served {
-    sink: Sink,
-    source: Option<Source>,
+pub(crate) struct ServedFlow {
+    sink: SimSink,
+    source: Option<SimSource>,
 }
 
 /// The proxy of a simulation.
 pub(crate) struct Proxy {
-    pub(crate) host: SimHost<BTreeMap<FlowId, Served>>,
+    pub(crate) host: SimHost<BTreeMap<FlowId, ServedFlow>>,
     identity: Identity,
     config: EndpointConfig,
-    flows: BTreeMap<FlowId, Served>,
+    flows: BTreeMap<FlowId, ServedFlow>,
     /// Bytes of each flow that crashes undid; no crash undoes this.
     undone: BTreeMap<FlowId, u64>,
     /// Flows that must be refused: this end lost what the peer knows to be durable.
@@ -107,16 +107,16 @@ impl Proxy {
         log: &mut Log,
     ) -> Result<bool, SimFault> {
         let thawed = match self.host.come_back(now, log) {
-            Back::Away => return Ok(false),
-            Back::Ran => false,
-            Back::FromFreeze => true,
-            Back::FromCrash(found) => {
+            StoppedProcess::Away => return Ok(false),
+            StoppedProcess::Ran => false,
+            StoppedProcess::FromFreeze => true,
+            StoppedProcess::FromCrash(found) => {
                 self.restart(now, found, known)?;
                 false
             }
         };
         if let Some(safe) = self.host.synced(now) {
-            self.tell_durable(&safe);
+            self.report_durable(&safe);
         }
         let core_now = self.host.clock.core(now);
         self.host.endpoint.handle_timeouts(core_now);
@@ -129,7 +129,7 @@ impl Proxy {
     fn restart(
         &mut self,
         now: Time,
-        found: Option<Commit<BTreeMap<FlowId, Served>>>,
+        found: Option<Commit<BTreeMap<FlowId, ServedFlow>>>,
         known: &BTreeMap<FlowId, u64>,
     ) -> Result<(), SimFault> {
         self.identity.lives += 1;
@@ -141,7 +141,7 @@ impl Proxy {
             *self.undone.entry(*id).or_default() += flow.sink.offset.saturating_sub(offset);
         }
         self.flows = kept;
-        self.flows.values_mut().for_each(Served::wait);
+        self.flows.values_mut().for_each(ServedFlow::wait);
         self.forbidden.clear();
         for (id, flow) in &self.flows {
             if known.get(id).is_some_and(|known| *known > flow.sink.offset) {
@@ -181,12 +181,12 @@ impl Proxy {
             return;
         };
         log.note(now, "proxy", || format!("hibernates in {} B", record.len()));
-        self.flows.values_mut().for_each(Served::wait);
+        self.flows.values_mut().for_each(ServedFlow::wait);
         self.host.commit(now, Some(record), self.flows.clone());
     }
 
     /// The applications' bytes of a commit are safe.
-    fn tell_durable(&mut self, safe: &BTreeMap<FlowId, Served>) {
+    fn report_durable(&mut self, safe: &BTreeMap<FlowId, ServedFlow>) {
         let Some(session) = self.session_id() else {
             return;
         };
@@ -220,8 +220,8 @@ impl Proxy {
             match event {
                 SessionEvent::Established { resumed: false, .. } => self.met = true,
                 SessionEvent::Opened(id) => {
-                    let sink = Sink::new(REQUEST_BYTES, 0);
-                    self.flows.insert(id, Served { sink, source: None });
+                    let sink = SimSink::new(REQUEST_BYTES, 0);
+                    self.flows.insert(id, ServedFlow { sink, source: None });
                     self.host.dirty = true;
                     self.serve(session, id)?;
                 }
@@ -235,7 +235,7 @@ impl Proxy {
                     }
                     self.serve(session, flow)?;
                 }
-                SessionEvent::Asleep => self.flows.values_mut().for_each(Served::wait),
+                SessionEvent::Asleep => self.flows.values_mut().for_each(ServedFlow::wait),
                 SessionEvent::PeerDurable { flow, offset } => {
                     let known = self.host.peer_durable.entry(flow).or_default();
                     *known = offset.max(*known);
@@ -324,7 +324,7 @@ impl Proxy {
     }
 }
 
-impl Served {
+impl ServedFlow {
     fn wait(&mut self) {
         if let Some(source) = &mut self.source {
             source.wait();
@@ -333,10 +333,10 @@ impl Served {
 }
 
 /// What the application answers to what it has read so far, once it can.
-fn answer(sink: &Sink) -> Option<Source> {
-    let request = Request::decode(sink.whole_head()?)?;
+fn answer(sink: &SimSink) -> Option<SimSource> {
+    let request = SimRequest::decode(sink.whole_head()?)?;
     if !request.upload {
-        return Some(Source::new(
+        return Some(SimSource::new(
             Vec::new(),
             request.seed,
             request.from,
@@ -344,7 +344,7 @@ fn answer(sink: &Sink) -> Option<Source> {
         ));
     }
     // The device may keep its direction open until it has the answer.
-    (sink.content_bytes() == request.size).then(|| Source::new(sink.receipt().to_vec(), 0, 0, 0))
+    (sink.content_bytes() == request.size).then(|| SimSource::new(sink.receipt().to_vec(), 0, 0, 0))
 }
 
 fn endpoint(config: &EndpointConfig, identity: &Identity, life: u64) -> Endpoint {

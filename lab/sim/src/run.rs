@@ -17,15 +17,15 @@ use cedos_lab_scenario::{
 
 use crate::coverage::{Coverage, FaultKind};
 use crate::device::{ProcessReturn, SimDevice};
-use crate::ends::Ends;
+use crate::ends::EndpointConfigs;
 use crate::fault::SimFault;
 use crate::host::journals;
 use crate::identity::Identity;
 use crate::log::Log;
-use crate::network::{Delivery, Passage, SimNetwork};
+use crate::network::{Delivery, PassedPacket, SimNetwork};
 use crate::proxy::Proxy;
 use crate::strategy::Strategy;
-use crate::viewer::{ViewingReport, Watching};
+use crate::viewer::{ViewerConfig, ViewingReport};
 
 /// No progress for so long over a permitted link that carries packets is a fault of the core.
 pub const STUCK_AFTER: Span = Span::from_millis(180_000);
@@ -74,7 +74,7 @@ pub struct RunOutcome {
 /// # Errors
 /// The scenario needs real sockets, the core broke an invariant, or the log cannot be written.
 pub fn run(scenario: &Scenario, log: Option<&mut dyn Write>) -> Result<RunOutcome, SimFault> {
-    run_between(scenario, &Ends::of(scenario), log)
+    run_between(scenario, &EndpointConfigs::of(scenario), log)
 }
 
 /// Runs a scenario between ends that are configured otherwise.
@@ -83,7 +83,7 @@ pub fn run(scenario: &Scenario, log: Option<&mut dyn Write>) -> Result<RunOutcom
 /// As [`run`].
 pub fn run_between(
     scenario: &Scenario,
-    ends: &Ends,
+    ends: &EndpointConfigs,
     log: Option<&mut dyn Write>,
 ) -> Result<RunOutcome, SimFault> {
     let run = SimRun::new(scenario, ends, Log::new(log));
@@ -95,8 +95,8 @@ pub fn run_between(
 ///
 /// # Errors
 /// As [`run`].
-pub fn run_watched(scenario: &Scenario) -> Result<(RunOutcome, Vec<Passage>), SimFault> {
-    let mut run = SimRun::new(scenario, &Ends::of(scenario), Log::new(None));
+pub fn run_watched(scenario: &Scenario) -> Result<(RunOutcome, Vec<PassedPacket>), SimFault> {
+    let mut run = SimRun::new(scenario, &EndpointConfigs::of(scenario), Log::new(None));
     run.network.passages = Some(Vec::new());
     finish(scenario, run)
 }
@@ -109,8 +109,8 @@ pub fn run_watched(scenario: &Scenario) -> Result<(RunOutcome, Vec<Passage>), Si
 pub fn run_by(
     scenario: &Scenario,
     strategy: Box<dyn Strategy>,
-) -> Result<(RunOutcome, Vec<Passage>), SimFault> {
-    let mut run = SimRun::new(scenario, &Ends::of(scenario), Log::new(None));
+) -> Result<(RunOutcome, Vec<PassedPacket>), SimFault> {
+    let mut run = SimRun::new(scenario, &EndpointConfigs::of(scenario), Log::new(None));
     run.network.passages = Some(Vec::new());
     run.device.strategy = Some(strategy);
     finish(scenario, run)
@@ -122,9 +122,9 @@ pub fn run_by(
 /// As [`run`].
 pub fn run_viewed(
     scenario: &Scenario,
-    watching: Watching,
+    watching: ViewerConfig,
 ) -> Result<(RunOutcome, ViewingReport), SimFault> {
-    let mut run = SimRun::new(scenario, &Ends::of(scenario), Log::new(None));
+    let mut run = SimRun::new(scenario, &EndpointConfigs::of(scenario), Log::new(None));
     run.device.watch(watching);
     while run.step()? {}
     let mut watched = ViewingReport::default();
@@ -137,7 +137,10 @@ pub fn run_viewed(
     Ok((outcome, watched))
 }
 
-fn finish(scenario: &Scenario, mut run: SimRun) -> Result<(RunOutcome, Vec<Passage>), SimFault> {
+fn finish(
+    scenario: &Scenario,
+    mut run: SimRun,
+) -> Result<(RunOutcome, Vec<PassedPacket>), SimFault> {
     if let Some(flow) = scenario.flows.iter().find(|flow| flow.url.is_some()) {
         return Err(SimFault::Url {
             flow: flow.id.clone(),
@@ -208,7 +211,7 @@ struct SimRun<'a> {
 }
 
 impl<'a> SimRun<'a> {
-    fn new(scenario: &Scenario, ends: &Ends, log: Log<'a>) -> SimRun<'a> {
+    fn new(scenario: &Scenario, ends: &EndpointConfigs, log: Log<'a>) -> SimRun<'a> {
         let identity = Identity::new(scenario.seed);
         let all = scenario.crashes.iter().cloned();
         let (ambushes, mut crashes): (Vec<_>, Vec<_>) = all.partition(|c| c.when.is_some());

@@ -17,8 +17,8 @@ pub use d2tp_sched::energy_policy::LinkSample;
 
 /// Picks links.
 pub trait Strategy {
-    /// Which links to use now, one for each of `sights`.
-    fn pick(&mut self, now: Time, sights: &[LinkSample]) -> Vec<bool>;
+    /// Which links to use now, one for each of `samples`.
+    fn pick(&mut self, now: Time, samples: &[LinkSample]) -> Vec<bool>;
 
     /// To be asked again after this long; it is also asked at everything that happens to a link.
     fn again(&self) -> Span {
@@ -27,8 +27,8 @@ pub trait Strategy {
 }
 
 impl Strategy for EnergyPolicy {
-    fn pick(&mut self, now: Time, sights: &[LinkSample]) -> Vec<bool> {
-        EnergyPolicy::pick(self, now, sights)
+    fn pick(&mut self, now: Time, samples: &[LinkSample]) -> Vec<bool> {
+        EnergyPolicy::pick(self, now, samples)
     }
 
     fn again(&self) -> Span {
@@ -38,9 +38,9 @@ impl Strategy for EnergyPolicy {
 
 /// A strategy that picks the same links always.
 #[derive(Clone, Debug)]
-pub struct Always(pub Vec<bool>);
+pub struct FixedStrategy(pub Vec<bool>);
 
-impl Strategy for Always {
+impl Strategy for FixedStrategy {
     fn pick(&mut self, _: Time, _: &[LinkSample]) -> Vec<bool> {
         self.0.clone()
     }
@@ -76,34 +76,34 @@ impl ProbeThenPick {
     }
 
     /// The link with the most bits per joule since the probe began.
-    fn best(&self, began: Time, now: Time, before: &[u64], sights: &[LinkSample]) -> usize {
+    fn best(&self, began: Time, now: Time, before: &[u64], samples: &[LinkSample]) -> usize {
         let seconds = now.since(began).as_secs_f64();
         let worth = |n: usize| {
-            let bits = (sights[n].bytes - before[n]) as f64 * 8.0;
+            let bits = (samples[n].bytes - before[n]) as f64 * 8.0;
             self.draws[n].bits_per_joule(bits / seconds)
         };
-        let links = (0..sights.len()).filter(|n| sights[*n].up);
+        let links = (0..samples.len()).filter(|n| samples[*n].up);
         let best = links.max_by(|a, b| worth(*a).total_cmp(&worth(*b)));
         best.unwrap_or(self.pick)
     }
 }
 
 impl Strategy for ProbeThenPick {
-    fn pick(&mut self, now: Time, sights: &[LinkSample]) -> Vec<bool> {
+    fn pick(&mut self, now: Time, samples: &[LinkSample]) -> Vec<bool> {
         match &self.probe {
             Some((began, before)) if now >= *began + PROBE => {
-                self.pick = self.best(*began, now, before, sights);
+                self.pick = self.best(*began, now, before, samples);
                 self.until = now + STAY;
                 self.probe = None;
             }
             None if now >= self.until => {
-                let bytes = sights.iter().map(|sight| sight.bytes).collect();
+                let bytes = samples.iter().map(|sample| sample.bytes).collect();
                 self.probe = Some((now, bytes));
             }
             _ => {}
         }
-        let all = self.probe.is_some() || !sights[self.pick].up;
-        (0..sights.len()).map(|n| all || n == self.pick).collect()
+        let all = self.probe.is_some() || !samples[self.pick].up;
+        (0..samples.len()).map(|n| all || n == self.pick).collect()
     }
 }
 
@@ -118,7 +118,7 @@ pub struct Forecast {
 
 /// The one link with the most bits per joule, from knowing what all of them will carry.
 #[derive(Clone, Debug)]
-pub struct Foresight {
+pub struct ForesightStrategy {
     draws: Vec<RadioPowerModel>,
     forecasts: Vec<Forecast>,
     /// The strategy looks at the mean over this long; zero is the moment.
@@ -126,10 +126,14 @@ pub struct Foresight {
     pick: usize,
 }
 
-impl Foresight {
+impl ForesightStrategy {
     /// Over links that draw so much and will carry so much.
-    pub fn new(draws: Vec<RadioPowerModel>, forecasts: Vec<Forecast>, damping: Span) -> Foresight {
-        Foresight {
+    pub fn new(
+        draws: Vec<RadioPowerModel>,
+        forecasts: Vec<Forecast>,
+        damping: Span,
+    ) -> ForesightStrategy {
+        ForesightStrategy {
             draws,
             forecasts,
             damping,
@@ -150,14 +154,14 @@ impl Foresight {
     }
 }
 
-impl Strategy for Foresight {
-    fn pick(&mut self, now: Time, sights: &[LinkSample]) -> Vec<bool> {
+impl Strategy for ForesightStrategy {
+    fn pick(&mut self, now: Time, samples: &[LinkSample]) -> Vec<bool> {
         let span = self.damping.max(self.again());
         let worth = |n: usize| self.worth(n, now, span);
-        let links = (0..sights.len()).filter(|n| sights[*n].up);
+        let links = (0..samples.len()).filter(|n| samples[*n].up);
         let best = links.max_by(|a, b| worth(*a).total_cmp(&worth(*b)));
         self.pick = best.unwrap_or(self.pick);
-        (0..sights.len()).map(|n| n == self.pick).collect()
+        (0..samples.len()).map(|n| n == self.pick).collect()
     }
 }
 
@@ -180,7 +184,7 @@ mod tests {
         Time::from_secs_f64(seconds)
     }
 
-    fn sights(bytes: [u64; 2], up: [bool; 2]) -> Vec<LinkSample> {
+    fn samples(bytes: [u64; 2], up: [bool; 2]) -> Vec<LinkSample> {
         std::iter::zip(bytes, up)
             .map(|(bytes, up)| LinkSample {
                 up,
@@ -194,26 +198,26 @@ mod tests {
     fn what_the_probe_found_best_is_kept_for_its_time() {
         let mut strategy = ProbeThenPick::new(draws());
         let up = [true; 2];
-        assert_eq!(strategy.pick(at(0.0), &sights([0; 2], up)), [true, true]);
-        let found = sights([1_000, 2_000], up);
+        assert_eq!(strategy.pick(at(0.0), &samples([0; 2], up)), [true, true]);
+        let found = samples([1_000, 2_000], up);
         assert_eq!(strategy.pick(at(9.9), &found), [true, true]);
         assert_eq!(strategy.pick(at(10.0), &found), [false, true]);
-        let later = sights([1_000, 2_100], up);
+        let later = samples([1_000, 2_100], up);
         assert_eq!(strategy.pick(at(109.9), &later), [false, true]);
         assert_eq!(strategy.pick(at(110.0), &later), [true, true]);
         // Only what came in the probe counts.
-        let again = sights([1_200, 2_150], up);
+        let again = samples([1_200, 2_150], up);
         assert_eq!(strategy.pick(at(120.0), &again), [true, false]);
     }
 
     #[test]
     fn a_pick_that_goes_is_replaced_until_its_time_is_over() {
         let mut strategy = ProbeThenPick::new(draws());
-        strategy.pick(at(0.0), &sights([0; 2], [true; 2]));
-        let gone = sights([9, 0], [false, true]);
-        strategy.pick(at(10.0), &sights([9, 0], [true; 2]));
+        strategy.pick(at(0.0), &samples([0; 2], [true; 2]));
+        let gone = samples([9, 0], [false, true]);
+        strategy.pick(at(10.0), &samples([9, 0], [true; 2]));
         assert_eq!(strategy.pick(at(20.0), &gone), [true, true]);
-        let back = sights([9, 0], [true; 2]);
+        let back = samples([9, 0], [true; 2]);
         assert_eq!(strategy.pick(at(30.0), &back), [true, false]);
     }
 
@@ -228,14 +232,14 @@ mod tests {
             forecast(10.0, [0.5e6, 1e6]),
             forecast(15.0, [4e6, 1e6]),
         ];
-        let there = sights([0; 2], [true; 2]);
-        let mut omniscient = Foresight::new(draws(), course.clone(), Span::ZERO);
+        let there = samples([0; 2], [true; 2]);
+        let mut omniscient = ForesightStrategy::new(draws(), course.clone(), Span::ZERO);
         assert_eq!(omniscient.pick(at(9.0), &there), [true, false]);
         assert_eq!(omniscient.pick(at(12.0), &there), [false, true]);
         assert_eq!(omniscient.pick(at(15.0), &there), [true, false]);
-        let mut damped = Foresight::new(draws(), course, Span::from_secs(20));
+        let mut damped = ForesightStrategy::new(draws(), course, Span::from_secs(20));
         assert_eq!(damped.pick(at(12.0), &there), [true, false]);
-        let gone = sights([0; 2], [false, true]);
+        let gone = samples([0; 2], [false, true]);
         assert_eq!(damped.pick(at(12.0), &gone), [false, true]);
     }
 }

@@ -22,7 +22,7 @@ pub(crate) const CHUNK_BYTES: u64 = 64 * 1024;
 
 /// What the device asks for at the beginning of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Request {
+pub(crate) struct SimRequest {
     pub upload: bool,
     pub size: u64,
     /// The first byte wanted: the application has those before it.
@@ -30,7 +30,7 @@ pub(crate) struct Request {
     pub seed: u64,
 }
 
-impl Request {
+impl SimRequest {
     pub(crate) fn encode(self) -> Vec<u8> {
         let mut out = vec![u8::from(self.upload)];
         out.extend(self.size.to_be_bytes());
@@ -39,11 +39,11 @@ impl Request {
         out
     }
 
-    pub(crate) fn decode(bytes: &[u8]) -> Option<Request> {
+    pub(crate) fn decode(bytes: &[u8]) -> Option<SimRequest> {
         let (upload, rest) = bytes.split_first()?;
         let (size, rest) = rest.split_first_chunk::<8>()?;
         let (from, seed) = rest.split_first_chunk::<8>()?;
-        Some(Request {
+        Some(SimRequest {
             upload: *upload == 1,
             size: u64::from_be_bytes(*size),
             from: u64::from_be_bytes(*from),
@@ -54,7 +54,7 @@ impl Request {
 
 /// Bytes to be sent that can be made again from any offset: a head, then content.
 #[derive(Clone, Debug)]
-pub(crate) struct Source {
+pub(crate) struct SimSource {
     pub head: Vec<u8>,
     pub seed: u64,
     /// The first byte of the content to be sent.
@@ -70,9 +70,9 @@ pub(crate) struct Source {
     finished: bool,
 }
 
-impl Source {
-    pub(crate) fn new(head: Vec<u8>, seed: u64, from: u64, size: u64) -> Source {
-        Source {
+impl SimSource {
+    pub(crate) fn new(head: Vec<u8>, seed: u64, from: u64, size: u64) -> SimSource {
+        SimSource {
             head,
             seed,
             from: from.min(size),
@@ -135,7 +135,7 @@ impl Source {
 
 /// Where arriving bytes go: a head that is kept, then content that is compared and digested.
 #[derive(Clone, Debug)]
-pub(crate) struct Sink {
+pub(crate) struct SimSink {
     head_bytes: usize,
     pub head: Vec<u8>,
     /// Seed of the content; known once the head is.
@@ -147,9 +147,9 @@ pub(crate) struct Sink {
     pub ended: bool,
 }
 
-impl Sink {
-    pub(crate) fn new(head_bytes: usize, seed: u64) -> Sink {
-        Sink {
+impl SimSink {
+    pub(crate) fn new(head_bytes: usize, seed: u64) -> SimSink {
+        SimSink {
             head_bytes,
             head: Vec::new(),
             seed,
@@ -218,7 +218,7 @@ impl Sink {
         self.offset += of_head as u64;
         if of_head > 0
             && self.head_bytes == REQUEST_BYTES
-            && let Some(request) = self.whole_head().and_then(Request::decode)
+            && let Some(request) = self.whole_head().and_then(SimRequest::decode)
         {
             self.seed = request.seed;
         }
@@ -257,20 +257,20 @@ mod tests {
 
     #[test]
     fn a_request_is_read_as_it_was_written() {
-        let request = Request {
+        let request = SimRequest {
             upload: true,
             size: 1 << 40,
             from: 1 << 39,
             seed: 77,
         };
         assert_eq!(request.encode().len(), REQUEST_BYTES);
-        assert_eq!(Request::decode(&request.encode()), Some(request));
-        assert_eq!(Request::decode(&[1, 2, 3]), None);
+        assert_eq!(SimRequest::decode(&request.encode()), Some(request));
+        assert_eq!(SimRequest::decode(&[1, 2, 3]), None);
     }
 
     #[test]
     fn a_source_gives_the_same_bytes_from_any_offset() {
-        let source = Source::new(vec![1, 2, 3], 9, 0, 100);
+        let source = SimSource::new(vec![1, 2, 3], 9, 0, 100);
         let whole = source.bytes(0, 103);
         assert_eq!(whole[..3], [1, 2, 3]);
         for at in [0, 2, 3, 50] {
@@ -280,11 +280,11 @@ mod tests {
 
     #[test]
     fn a_new_flow_goes_on_where_the_one_before_stopped() {
-        let mut sink = Sink::new(0, 9);
-        let first = Source::new(vec![], 9, 0, 100).bytes(0, 40);
+        let mut sink = SimSink::new(0, 9);
+        let first = SimSource::new(vec![], 9, 0, 100).bytes(0, 40);
         sink.accept(FlowId(0), &first).unwrap();
         sink.go_on();
-        let source = Source::new(vec![], 9, 40, 100);
+        let source = SimSource::new(vec![], 9, 40, 100);
         assert_eq!(source.total(), 60);
         sink.accept(FlowId(2), &source.bytes(0, 60)).unwrap();
         assert_eq!(sink.content_bytes(), 100);
@@ -293,8 +293,8 @@ mod tests {
 
     #[test]
     fn a_wrong_byte_is_found_and_named() {
-        let mut sink = Sink::new(0, 9);
-        let mut bytes = Source::new(vec![], 9, 0, 100).bytes(0, 100).to_vec();
+        let mut sink = SimSink::new(0, 9);
+        let mut bytes = SimSource::new(vec![], 9, 0, 100).bytes(0, 100).to_vec();
         sink.accept(FlowId(0), &bytes[..40]).unwrap();
         bytes[70] ^= 1;
         let fault = sink.accept(FlowId(0), &bytes[40..]).unwrap_err();

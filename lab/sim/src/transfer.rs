@@ -10,7 +10,7 @@ use cedos_lab_link::Time;
 use cedos_lab_scenario::{Direction, ScenarioFlow};
 use d2tp_session::FlowId;
 
-use crate::stream::{DIGEST_BYTES, Request, Sink, Source};
+use crate::stream::{DIGEST_BYTES, SimRequest, SimSink, SimSource};
 
 /// Flows that one transfer may take; more is a live-lock.
 const FLOWS_MAX: u32 = 200;
@@ -35,8 +35,8 @@ pub(crate) enum Progress {
 pub(crate) struct SimTransfer {
     pub id: Option<FlowId>,
     pub progress: Progress,
-    pub source: Source,
-    pub sink: Sink,
+    pub source: SimSource,
+    pub sink: SimSink,
     /// Bytes the proxy has of what is sent.
     pub acked: u64,
     /// Seed of the transfer's content.
@@ -54,8 +54,8 @@ impl SimTransfer {
         let mut transfer = SimTransfer {
             id: None,
             progress: Progress::Waiting,
-            source: Source::new(Vec::new(), seed, 0, 0),
-            sink: Sink::new(answer, seed),
+            source: SimSource::new(Vec::new(), seed, 0, 0),
+            sink: SimSink::new(answer, seed),
             acked: 0,
             seed,
             flows: 0,
@@ -67,14 +67,14 @@ impl SimTransfer {
     fn ask(&mut self, spec: &ScenarioFlow) {
         let size = spec.bytes.unwrap_or(0);
         let upload = spec.direction == Direction::Up;
-        let request = Request {
+        let request = SimRequest {
             upload,
             size,
             from: self.sink.content_bytes(),
             seed: self.seed,
         };
         let sent = if upload { size } else { 0 };
-        self.source = Source::new(request.encode(), self.seed, 0, sent);
+        self.source = SimSource::new(request.encode(), self.seed, 0, sent);
         self.source.open_ended = spec.late_end;
     }
 
@@ -87,7 +87,7 @@ impl SimTransfer {
         self.progress = Progress::Waiting;
         match spec.direction {
             Direction::Down => self.sink.go_on(),
-            Direction::Up => self.sink = Sink::new(DIGEST_BYTES, self.seed),
+            Direction::Up => self.sink = SimSink::new(DIGEST_BYTES, self.seed),
         }
         self.ask(spec);
         self.flows < FLOWS_MAX

@@ -44,7 +44,7 @@ const HOP_PATIENCE: Span = Span::from_millis(100);
 
 /// How the links are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Manner {
+pub struct VideoLinkUse {
     /// How many of the scenario's links.
     pub links: usize,
     /// Where reports travel.
@@ -55,10 +55,10 @@ pub struct Manner {
     pub base: PathSelection,
 }
 
-impl Manner {
+impl VideoLinkUse {
     /// A device with so many links, nothing special.
-    pub const fn plain(links: usize) -> Manner {
-        Manner {
+    pub const fn plain(links: usize) -> VideoLinkUse {
+        VideoLinkUse {
             links,
             reports: PathSelection::Any,
             commands: PathSelection::Any,
@@ -67,7 +67,7 @@ impl Manner {
     }
 
     /// Reports by the steadier link, commands and base layers on both.
-    pub const THREE: Manner = Manner {
+    pub const THREE: VideoLinkUse = VideoLinkUse {
         links: 2,
         reports: PathSelection::Steadiest,
         commands: PathSelection::Each,
@@ -241,7 +241,7 @@ struct VideoViewer {
     report_at: Time,
     /// Messages of pictures since the last report, and the highest before and now.
     came: u16,
-    highest_told: u32,
+    highest_reported: u32,
     highest: u32,
     command: u32,
     given_at: Time,
@@ -277,10 +277,10 @@ impl VideoViewer {
         self.report_at = now + REPORT;
         let head = VideoMessageHead {
             came: self.came,
-            due: (self.highest - self.highest_told).min(u32::from(u16::MAX)) as u16,
+            due: (self.highest - self.highest_reported).min(u32::from(u16::MAX)) as u16,
             ..VideoMessageHead::new(REPORTED, self.report, now)
         };
-        (self.came, self.highest_told) = (0, self.highest);
+        (self.came, self.highest_reported) = (0, self.highest);
         session.send_datagram_on(route, 0, head.message(40), now + LATE);
     }
 
@@ -293,7 +293,7 @@ impl VideoViewer {
 
 struct Show {
     now: Time,
-    manner: Manner,
+    manner: VideoLinkUse,
     network: SimNetwork,
     device: Endpoint,
     server: Endpoint,
@@ -305,13 +305,13 @@ struct Show {
     half_duplex: Vec<bool>,
     last_report_at: Time,
     command_at: Time,
-    commands_heard: u32,
+    commands_received: u32,
     watched: VideoQuality,
     buffer: Vec<u8>,
 }
 
 /// Watches the scenario's video, used in this manner, to its end.
-pub fn watch(scenario: &Scenario, manner: Manner) -> VideoQuality {
+pub fn watch(scenario: &Scenario, manner: VideoLinkUse) -> VideoQuality {
     let key = SecretKey::from_bytes([9; 32]);
     let (own, config) = (SecretKey::from_bytes([1; 32]), EndpointConfig::default());
     let seed = |n: u8| [n ^ scenario.seed as u8; 32];
@@ -345,7 +345,7 @@ pub fn watch(scenario: &Scenario, manner: Manner) -> VideoQuality {
             .collect(),
         last_report_at: begin,
         command_at: begin,
-        commands_heard: 0,
+        commands_received: 0,
         watched: VideoQuality::default(),
         buffer: vec![0; 65_536],
     };
@@ -469,8 +469,8 @@ impl Show {
                     self.last_report_at = now;
                     self.sender.on_report(now, &head);
                 }
-                Some(head) if head.kind == COMMANDED && head.number > self.commands_heard => {
-                    self.commands_heard = head.number;
+                Some(head) if head.kind == COMMANDED && head.number > self.commands_received => {
+                    self.commands_received = head.number;
                     self.sender.command = head.number;
                     self.watched.commands.push(now.since(head.at));
                 }
@@ -493,7 +493,7 @@ impl Show {
             self.sender.slowed_at = now;
             return;
         };
-        let Manner {
+        let VideoLinkUse {
             reports,
             commands,
             base,

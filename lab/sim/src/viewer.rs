@@ -19,7 +19,7 @@ use crate::device::SimDevice;
 
 /// A player shows nothing before it has this much. // a guess: what players buffer at the least
 const START: Span = Span::from_secs(1);
-/// The path over a link that costs and is not paid for any more is left when what was under way has
+/// The path over a metered link that is no longer paid for is left when what was under way has
 /// arrived.
 const READY_FOR: Span = Span::from_secs(1); // a guess
 /// How often the level is written down.
@@ -27,7 +27,7 @@ const LEVEL_EVERY: Span = Span::from_secs(1);
 
 /// What is watched, and how it may be bought.
 #[derive(Clone, Copy, Debug)]
-pub struct Watching {
+pub struct ViewerConfig {
     /// The bytes of one second.
     pub bytes_per_s: u64,
     /// When paid links begin, and stop.
@@ -62,7 +62,7 @@ enum Shows {
 /// Watches the first flow.
 #[derive(Clone, Debug)]
 pub(crate) struct SimViewer {
-    watching: Watching,
+    watching: ViewerConfig,
     buffer: StreamBuffer,
     size: u64,
     received: u64,
@@ -74,12 +74,12 @@ pub(crate) struct SimViewer {
 }
 
 impl SimViewer {
-    /// How long the path over a link that costs is kept after it was paid for.
+    /// How long the path over a metered link is kept after it was paid for.
     pub(crate) fn keeps_path_for(&self) -> Span {
         READY_FOR
     }
 
-    pub(crate) fn new(watching: Watching, size: u64) -> SimViewer {
+    pub(crate) fn new(watching: ViewerConfig, size: u64) -> SimViewer {
         SimViewer {
             buffer: StreamBuffer::new(watching.thresholds, watching.switching),
             watching,
@@ -184,7 +184,7 @@ fn free_rate(links: &[LinkCandidate]) -> Option<f64> {
 
 impl SimDevice {
     /// Has this watched from now on.
-    pub(crate) fn watch(&mut self, watching: Watching) {
+    pub(crate) fn watch(&mut self, watching: ViewerConfig) {
         let size = self.specs[0].bytes.unwrap_or(0);
         self.viewer = Some(SimViewer::new(watching, size));
     }
@@ -204,7 +204,7 @@ mod tests {
     use std::time::Duration;
 
     fn viewer() -> SimViewer {
-        let watching = Watching {
+        let watching = ViewerConfig {
             bytes_per_s: 1_000,
             thresholds: RefillThresholds {
                 low_bytes: 2_000,

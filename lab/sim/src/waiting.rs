@@ -21,7 +21,7 @@ const CARRIED_BYTES: u64 = 1_000_000;
 
 /// Wi-Fi from a time until another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Stay {
+pub struct WifiPeriod {
     /// When Wi-Fi comes.
     pub from: Time,
     /// When Wi-Fi goes.
@@ -30,7 +30,7 @@ pub struct Stay {
 
 /// What came of waiting for Wi-Fi.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Waited {
+pub struct WifiWaitResult {
     /// Looks out of sleep.
     pub looks: Vec<Time>,
     /// Held awake, on Wi-Fi that was found.
@@ -44,10 +44,10 @@ pub struct Waited {
 }
 
 /// Waits until `end`. The stays are in order, and apart.
-pub fn wait(stays: &[Stay], end: Time, periods: ScanPeriods) -> Waited {
+pub fn wait(stays: &[WifiPeriod], end: Time, periods: ScanPeriods) -> WifiWaitResult {
     let mut lock = WakePlanner::new(periods);
     let mut wifi = LinkHistory::new(LinkClass::Free);
-    let mut waited = Waited::default();
+    let mut waited = WifiWaitResult::default();
     let mut now = Time::ZERO;
     wifi.observe(now, &LinkObservation::default());
     lock.on_scan(now);
@@ -57,8 +57,8 @@ pub fn wait(stays: &[Stay], end: Time, periods: ScanPeriods) -> Waited {
     };
     let mut stays = stays.iter().peekable();
     loop {
-        let vigil = lock.plan(now, &waits, |span| wifi.returns_within(now, span));
-        now = vigil.scan_at.unwrap_or(Time::NEVER);
+        let plan = lock.plan(now, &waits, |span| wifi.returns_within(now, span));
+        now = plan.scan_at.unwrap_or(Time::NEVER);
         while let Some(gone) = stays.next_if(|stay| stay.until <= now) {
             waited.unseen += 1;
             waited.missed = waited.missed + gone.until.min(end).since(gone.from);
@@ -93,14 +93,14 @@ pub fn wait(stays: &[Stay], end: Time, periods: ScanPeriods) -> Waited {
 }
 
 /// Stays until `end`, of these mean lengths, heavy-tailed: most are short, a few are most of the time.
-pub fn draw(seed: u64, stay: Span, gap: Span, longest: Span, end: Time) -> Vec<Stay> {
+pub fn draw(seed: u64, stay: Span, gap: Span, longest: Span, end: Time) -> Vec<WifiPeriod> {
     let mut rng = seeded(seed, STAYS_STREAM);
     let mut stays = Vec::new();
     let mut now = Time::ZERO;
     while now < end {
         let from = now + lomax(&mut rng, gap, longest);
         now = from + lomax(&mut rng, stay, longest);
-        stays.push(Stay { from, until: now });
+        stays.push(WifiPeriod { from, until: now });
     }
     stays
 }
@@ -121,8 +121,8 @@ mod tests {
         Time::ZERO + Span::from_secs(seconds)
     }
 
-    fn stay(from: u64, until: u64) -> Stay {
-        Stay {
+    fn stay(from: u64, until: u64) -> WifiPeriod {
+        WifiPeriod {
             from: at(from),
             until: at(until),
         }

@@ -17,8 +17,8 @@ use crate::fetch::report::human_bytes;
 use crate::proxy::{LinkPayload, SpendingBudget};
 
 impl Agent {
-    /// Takes down what devices carried. Those of them whose network's cap was reached so lately that what
-    /// was granted before may still come.
+    /// Records what devices carried. Returns those whose network reached its cap so recently that bytes
+    /// granted before may still arrive.
     pub(super) fn record_spending(&self, more: &[(String, CostClass, u64)]) -> BTreeSet<String> {
         let links = self.link_view.links().borrow().clone();
         let around = self.link_view.nearby().borrow().clone();
@@ -60,7 +60,7 @@ impl Agent {
         devices.filter(lately).cloned().collect()
     }
 
-    /// Has transfers know what may still be spent, and links carry nothing whose network's cap is used up.
+    /// Informs transfers of what may still be spent, and blocks links whose network's cap is used up.
     pub(super) fn update_allowance(&self) {
         let links = self.link_view.links().borrow().clone();
         let around = self.link_view.nearby().borrow().clone();
@@ -102,7 +102,7 @@ impl Agent {
     }
 }
 
-/// Programs behind the local proxy spend what transfers do.
+/// The device's budget, which programs behind the local proxy share with transfers.
 impl SpendingBudget for Agent {
     fn scheduler(&self) -> &Arc<SchedulerHandle> {
         &self.scheduler

@@ -17,105 +17,105 @@ use crate::fetch::outcome::{TransferExit, TransferFailure};
 use crate::order::{Deadline, TransferOrder};
 use crate::stream::stream_service::StreamOrder;
 
-/// Bytes of a line at most.
+/// The most bytes of a line.
 pub const LINE_BYTES_MAX: usize = 1 << 20;
 
-/// What a program asks for.
+/// A request of a program to the agent.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "kebab-case")]
 pub enum AgentRequest {
-    /// Who answers here.
+    /// Asks the agent to identify itself.
     Hello,
-    /// Take an order.
+    /// Adds a transfer.
     Add {
-        /// The order; its paths begin at the root.
+        /// The order; its paths are absolute.
         order: Box<TransferOrder>,
-        /// Try what may pass again until the deadline.
+        /// Whether transient failures are retried until the deadline.
         #[serde(default = "yes")]
         patient: bool,
-        /// Tell what happens to it on this connection until it ends.
+        /// Whether the transfer's events are sent on this connection until it ends.
         #[serde(default)]
         follow: bool,
     },
-    /// All transfers.
+    /// Lists all transfers.
     List,
-    /// One transfer.
+    /// Returns one transfer.
     Status {
-        /// Its number.
+        /// The transfer's number.
         id: u64,
     },
-    /// Why it is where it is.
+    /// Explains the state of a transfer.
     Why {
-        /// Its number.
+        /// The transfer's number.
         id: u64,
     },
-    /// Stop it for now.
+    /// Pauses a transfer.
     Pause {
-        /// Its number.
+        /// The transfer's number.
         id: u64,
     },
-    /// Go on with it.
+    /// Resumes a transfer.
     Resume {
-        /// Its number.
+        /// The transfer's number.
         id: u64,
     },
-    /// Stop it; what is there stays.
+    /// Cancels a transfer; the bytes received stay.
     Cancel {
-        /// Its number.
+        /// The transfer's number.
         id: u64,
     },
-    /// Begin again with one that failed or was cancelled.
+    /// Restarts a transfer that failed or was cancelled.
     Retry {
-        /// Its number.
+        /// The transfer's number.
         id: u64,
     },
-    /// Other terms for it.
+    /// Changes the terms of a transfer.
     Edit {
-        /// Its number.
+        /// The transfer's number.
         id: u64,
-        /// What is to be different.
+        /// The terms that change.
         terms: TermsChange,
     },
-    /// Tell what happens to one, or to all, from now on.
+    /// Sends the events of one transfer, or of all, from now on.
     Watch {
-        /// Its number; none is all of them.
+        /// The transfer's number; none is all of them.
         #[serde(default)]
         id: Option<u64>,
     },
-    /// Serve links for players, as long as this connection lasts; how that stands is told each second.
+    /// Serves links for players while this connection lasts; the state is sent each second.
     Stream {
-        /// What, and how; paths begin at the root.
+        /// The stream order; its paths are absolute.
         ordered: Box<StreamOrder>,
     },
-    /// Carry a program's socket; from the answer on this connection is that socket's
+    /// Carries a program's socket; after the answer the connection belongs to it
     /// (`edge/capi/src/agent_message.rs`).
     Socket(Box<AgentCall>),
-    /// Take a program's descriptor whose connection is to be opened again by another process.
+    /// Takes the descriptor of a program whose connection another process may open again.
     Keep(ReopenClaim),
-    /// Give a connection that was kept to this process.
+    /// Hands a kept connection to this process.
     Reopen(ReopenClaim),
-    /// Give the descriptor of a connection that was kept to this process.
+    /// Returns the descriptor of a connection that was handed to this process.
     Descriptor(ReopenClaim),
-    /// Decide for connections that this program carries itself, beside everything else: from the answer on
-    /// each line is a report (`schedule_message`), and each answer a decision.
+    /// Schedules connections that this program carries itself, together with everything else: after the
+    /// answer each line is a report (`schedule_message`), and each answer a decision.
     Schedule,
-    /// The links, and what they carried.
+    /// Returns the links, and what they carried.
     Net,
-    /// Say what a link costs.
+    /// Sets the cost class of a link.
     NetSet {
-        /// The device's name, or the network's: an SSID, `wifi:SSID`, `carrier:CODE`.
+        /// The name of the device or of the network: an SSID, `wifi:SSID`, `carrier:CODE`.
         link: String,
         /// `free`, `metered`, `roaming` or `auto`.
         class: String,
     },
-    /// The device's allowance on links that cost.
+    /// Returns the device's allowance on metered links.
     Budget,
-    /// Another allowance.
+    /// Changes the allowance.
     BudgetSet {
-        /// Bytes in a period.
+        /// The allowance in bytes per period.
         #[serde(default)]
         cap: Option<u64>,
-        /// No limit.
+        /// Whether the limit is removed.
         #[serde(default)]
         no_cap: bool,
         /// The day of the month on which a period begins.
@@ -131,40 +131,40 @@ fn yes() -> bool {
     true
 }
 
-/// What is to be different; what is left out stays.
+/// Terms to change; absent ones stay.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TermsChange {
-    /// By when.
+    /// The new deadline.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline: Option<Deadline>,
-    /// No deadline any more.
+    /// Whether the deadline is removed.
     #[serde(default)]
     pub no_deadline: bool,
-    /// Money against time.
+    /// The new cost policy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<String>,
-    /// What to do when free links are not enough.
+    /// What to do when free links are too slow for the deadline.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub if_late: Option<String>,
-    /// Bytes that metered links may carry, in all.
+    /// The most bytes that metered links may carry, in all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_cell: Option<u64>,
-    /// No limit for those any more.
+    /// Whether that limit is removed.
     #[serde(default)]
     pub no_max_cell: bool,
-    /// 0 to 7, higher is more.
+    /// The new priority: 0 to 7, higher is more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub priority: Option<u8>,
 }
 
 impl TermsChange {
-    /// True when nothing is to be different.
+    /// Whether nothing changes.
     pub fn is_empty(&self) -> bool {
         *self == TermsChange::default()
     }
 
-    /// Makes it so. The deadline is not the order's any more once it is taken: see `queue::Kept`.
+    /// Applies the change to an order. A deadline is set in the queue instead: see `queue::SavedTransfer`.
     pub fn apply(&self, order: &mut TransferOrder) {
         if let Some(policy) = &self.policy {
             order.policy.clone_from(policy);
@@ -180,7 +180,7 @@ impl TermsChange {
     }
 }
 
-/// An answer that says yes.
+/// A response to a successful request.
 pub fn ok_response(more: Value) -> Value {
     let mut answer = json!({"ok": true});
     if let (Some(into), Value::Object(more)) = (answer.as_object_mut(), more) {
@@ -189,7 +189,7 @@ pub fn ok_response(more: Value) -> Value {
     answer
 }
 
-/// An answer that says no.
+/// A response that reports a failure.
 pub fn error_response(failure: &TransferFailure) -> Value {
     json!({
         "ok": false,
@@ -199,7 +199,7 @@ pub fn error_response(failure: &TransferFailure) -> Value {
     })
 }
 
-/// What an answer that says no meant.
+/// The failure that a response reports.
 pub fn failure_from(answer: &Value) -> TransferFailure {
     let exit = answer["exit"].as_u64().and_then(TransferExit::of);
     let text = answer["text"].as_str().unwrap_or("the agent refused");

@@ -23,17 +23,16 @@ use crate::fetch::upload_body::new_token;
 use crate::order::{Deadline, TransferOrder, TransferVerb};
 use crate::prepared_transfer::PreparedTransfer;
 
-/// Programs that are answered at the same time; more wait.
+/// Programs that are served at the same time; more wait.
 const VISITORS_MAX: usize = 64; // a guess
 
-/// Programs that carry their own connections and are decided for at the same time; further ones decide
-/// alone.
+/// Programs whose own connections the agent schedules at the same time; further ones schedule alone.
 const PROGRAMS_MAX: usize = 256; // a guess: descriptors are a thousand
 
 type ApiResult = Result<Value, TransferFailure>;
 type AgentEventReceiver = broadcast::Receiver<(u64, Value)>;
 
-/// Lets in the user whose agent this is, and nobody else.
+/// Serves requests of the agent's own user only.
 pub(super) async fn serve(agent: Arc<Agent>, carrier: Rc<AgentCarrier>, listener: UnixListener) {
     let visitors = Arc::new(Semaphore::new(VISITORS_MAX));
     let programs = Rc::new(Semaphore::new(PROGRAMS_MAX));
@@ -162,7 +161,7 @@ async fn visit(
     Ok(())
 }
 
-/// Tells what happens, of one transfer until it ends, or of all until the listener goes.
+/// Sends the events of one transfer until it ends, or of all until the subscriber disconnects.
 async fn listen(
     write: &mut OwnedWriteHalf,
     lines: &mut BufReader<OwnedReadHalf>,
@@ -323,7 +322,7 @@ impl Agent {
         Ok(job.to_json())
     }
 
-    /// What the user wants of one that goes on.
+    /// Sets what the user wants of a transfer that has not ended.
     pub(super) fn set_intent(self: &Arc<Agent>, id: u64, wish: TransferIntent) -> ApiResult {
         let stands = {
             let mut tasks = lock(&self.tasks);
@@ -351,7 +350,7 @@ impl Agent {
         self.show(id).map(ok_response)
     }
 
-    /// Goes on with one that was paused, or begins again with one that ended.
+    /// Resumes a paused transfer, or restarts one that ended.
     pub(super) fn resume(self: &Arc<Agent>, id: u64, again: bool) -> ApiResult {
         {
             let mut tasks = lock(&self.tasks);
@@ -377,7 +376,7 @@ impl Agent {
         self.show(id).map(ok_response)
     }
 
-    /// Other terms, which hold from the next epoch on.
+    /// Changes terms, which apply from the next epoch on.
     pub(super) fn edit(self: &Arc<Agent>, id: u64, change: &TermsChange) -> ApiResult {
         {
             let mut tasks = lock(&self.tasks);
@@ -404,7 +403,7 @@ impl Agent {
     }
 }
 
-/// A deadline lies in the future.
+/// Refuses a deadline that has passed.
 fn refuse_past(deadline: Option<Deadline>) -> Result<(), TransferFailure> {
     match deadline.is_some_and(Deadline::has_passed) {
         true => Err(TransferFailure::usage(
@@ -419,7 +418,7 @@ fn keep(id: u64, kept: &SavedTransfer) -> Result<(), TransferFailure> {
         .map_err(|error| TransferFailure::error(format!("cannot write the queue: {error:#}")))
 }
 
-/// Why nothing can be done with one that is not in the queue.
+/// The failure for a transfer that is not in the agent's queue.
 fn not_ours(id: u64) -> TransferFailure {
     let Ok(job) = jobs::find(id) else {
         return unknown(id);

@@ -1,8 +1,8 @@
-//! What links that cost carried for this device since the day the allowance began, and how much of
+//! What metered links carried for this device since the day the allowance began, and how much of
 //! the allowance is left; and the same for each network that the settings give a cap.
 //!
 //! ```text
-//!  budget (cedos budget set)   all links that cost    hard: no transfer pays any more
+//!  budget (cedos budget set)   all metered links      hard: no transfer pays any more
 //!  cap ([[network]])           one network            hard: nothing goes over it any more
 //!                                                     cautious: likewise, a tenth before
 //!                                                     soft: it is told, and goes on
@@ -19,47 +19,47 @@ use serde::{Deserialize, Serialize};
 
 use crate::fetch::jobs;
 
-/// The day of the month on which an allowance begins, if nobody says.
+/// The default day of the month on which an allowance begins.
 const RESET_DAY: i8 = 1;
 
-/// The allowance and what was used of it.
+/// The allowance on metered links, and what was used of it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BudgetLedger {
-    /// Bytes that links that cost may carry in a period; none is no limit.
+    /// Bytes that metered links may carry in a period; none is no limit.
     pub cap: Option<u64>,
     /// The day of the month on which a period begins; in a shorter month, its last.
     pub reset_day: i8,
-    /// The day this one began.
+    /// The day on which this period began.
     pub since: Date,
-    /// What they carried since.
+    /// Bytes carried since then.
     pub used: u64,
     /// What happens at the cap.
     #[serde(default)]
     pub cutoff: CapCutoff,
-    /// By network: what it carried in its own month. Only of those with a cap.
+    /// Usage in the month of each network with a cap.
     #[serde(default)]
     pub networks: BTreeMap<String, NetworkMonth>,
     #[serde(skip)]
     changed: bool,
 }
 
-/// What a network carried since a day.
+/// Bytes that a network carried in its current month.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NetworkMonth {
-    /// The day its month began.
+    /// The day on which the month began.
     pub since: Date,
-    /// Payload since then.
+    /// Payload bytes since then.
     pub used: u64,
 }
 
-/// The day on which the month of a rule began that `today` lies in.
+/// The first day of the month of a rule that contains `today`.
 fn month_began(rule: &NetworkRule, today: Date) -> Date {
     let parts = |day: Date| (day.year(), day.month() as u8, day.day() as u8);
     let (year, month, day) = rule.reset_day.began(parts(today));
     Date::new(year, month as i8, day as i8).unwrap_or(today)
 }
 
-/// The day on which the period began that `today` lies in.
+/// The first day of the period that contains `today`.
 fn began(today: Date, reset_day: i8) -> Date {
     let in_month = |day: Date| {
         let last = day.days_in_month();
@@ -76,7 +76,7 @@ fn began(today: Date, reset_day: i8) -> Date {
 }
 
 impl BudgetLedger {
-    /// What was written down, or a new one.
+    /// Loads the saved ledger, or creates a new one.
     pub fn load() -> BudgetLedger {
         let text = jobs::state_directory()
             .ok()
@@ -95,8 +95,8 @@ impl BudgetLedger {
         ledger
     }
 
-    /// Begins a new period if the day has come. A clock that is set back begins none: what was used
-    /// stays used.
+    /// Begins a new period if its day has come. Setting the clock back does not begin one: used bytes
+    /// stay used.
     fn turn(&mut self, today: Date) {
         let began = began(today, self.reset_day);
         if began > self.since {
@@ -104,24 +104,24 @@ impl BudgetLedger {
         }
     }
 
-    /// Adds what links that cost carried.
+    /// Adds bytes that metered links carried.
     pub fn record(&mut self, bytes: u64) {
         self.turn(Zoned::now().date());
         self.used += bytes;
         self.changed |= bytes > 0;
     }
 
-    /// What may still be carried.
+    /// Bytes that may still be carried; none is no limit.
     pub fn left(&self) -> Option<u64> {
         self.cutoff.left(self.cap?, self.used)
     }
 
-    /// More was carried than the cap says, and it goes on.
+    /// Whether more was carried than the cap, which is a soft one.
     pub fn is_over(&self) -> bool {
         self.cap.is_some_and(|cap| self.used > cap)
     }
 
-    /// Adds what a network with a cap carried. True if that is the byte that reaches the cap.
+    /// Adds bytes that a network with a cap carried. True if they reach the cap.
     pub fn record_on_network(&mut self, network: &str, rule: &NetworkRule, bytes: u64) -> bool {
         self.spend_on_day(network, rule, bytes, Zoned::now().date())
     }
@@ -149,13 +149,13 @@ impl BudgetLedger {
         month.map_or(0, |month| month.used)
     }
 
-    /// What a network carried this month, and what may still be carried by its rule; none is no limit.
+    /// Bytes that a network carried this month, and those left by its rule; none is no limit.
     pub fn network_usage(&self, network: &str, rule: &NetworkRule) -> (u64, Option<u64>) {
         let used = self.used_on(network, rule, Zoned::now().date());
         (used, rule.left(used))
     }
 
-    /// Another allowance.
+    /// Changes the allowance.
     pub fn set(
         &mut self,
         cap: Option<Option<u64>>,
@@ -171,7 +171,7 @@ impl BudgetLedger {
         self.changed = true;
     }
 
-    /// Writes it down if there is news.
+    /// Saves the ledger if it changed.
     pub fn save(&mut self) {
         if !std::mem::take(&mut self.changed) {
             return;

@@ -17,13 +17,13 @@ pub struct AgentApiClient {
 }
 
 impl AgentApiClient {
-    /// To the agent of this user; none if none runs.
+    /// Connects to this user's agent; none if none runs.
     pub async fn connect() -> Option<AgentApiClient> {
         let path = super::socket_path().ok()?;
         AgentApiClient::connect_to(&path).await
     }
 
-    /// To the agent whose socket this is.
+    /// Connects to the agent with this socket.
     pub async fn connect_to(path: &Path) -> Option<AgentApiClient> {
         let stream = UnixStream::connect(path).await.ok()?;
         let (read, write) = stream.into_split();
@@ -52,13 +52,13 @@ impl AgentApiClient {
         }
     }
 
-    /// The next thing told; none when there is no more.
+    /// The next message of the agent; none when there are no more.
     pub async fn next(&mut self) -> Option<Value> {
         let line = self.lines.next_line().await.ok()??;
         serde_json::from_str(&line).ok()
     }
 
-    /// Says that nothing more will be asked; what is still told can be heard.
+    /// Closes the sending side; further messages of the agent can still be read.
     pub async fn close(&mut self) {
         let _ = self.write.shutdown().await;
     }

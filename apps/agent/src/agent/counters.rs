@@ -5,12 +5,12 @@ use std::fmt::Write;
 
 use d2tp_links::CostClass;
 
-/// Slack at the end of a transfer, in seconds before its deadline: upper edges.
+/// Bucket bounds of the slack at the end of a transfer, in seconds before its deadline.
 const SLACK_S: [f64; 6] = [0.0, 60.0, 600.0, 3_600.0, 21_600.0, 86_400.0];
-/// Silence of a switch between links, in seconds: upper edges.
+/// Bucket bounds of the silence at a switch between links, in seconds.
 const SILENCE_S: [f64; 6] = [0.05, 0.1, 0.5, 1.0, 5.0, 60.0];
 
-/// Counts of values by upper edges.
+/// A histogram with upper bucket bounds.
 #[derive(Debug)]
 struct MetricHistogram {
     edges: [f64; 6],
@@ -45,7 +45,7 @@ impl MetricHistogram {
     }
 }
 
-/// The counts.
+/// The agent's metrics.
 #[derive(Debug)]
 pub struct AgentCounters {
     bytes: BTreeMap<(&'static str, &'static str), u64>,
@@ -84,23 +84,23 @@ fn word(class: CostClass) -> &'static str {
 }
 
 impl AgentCounters {
-    /// Links of a class carried payload; `down`: to this device.
+    /// Counts payload that links of a class carried; `down`: to this device.
     pub fn carried(&mut self, class: CostClass, down: bool, bytes: u64) {
         let kind = if down { "download" } else { "upload" };
         *self.bytes.entry((word(class), kind)).or_default() += bytes;
     }
 
-    /// Payload came twice.
+    /// Counts payload that was received more than once.
     pub fn repeated(&mut self, bytes: u64) {
         *self.bytes.entry(("any", "duplicate")).or_default() += bytes;
     }
 
-    /// Payload was carried where the policy forbids it.
+    /// Counts payload that was carried against the policy.
     pub fn leaked(&mut self, bytes: u64) {
         self.leaked += bytes;
     }
 
-    /// A transfer ended; `slack_s` before its deadline, less than nothing after it.
+    /// Counts the end of a transfer; `slack_s`: seconds before its deadline, negative after it.
     pub fn ended(&mut self, how: &'static str, met: Option<bool>, slack_s: Option<f64>) {
         *self.ended.entry(how).or_default() += 1;
         match met {
@@ -113,18 +113,18 @@ impl AgentCounters {
         }
     }
 
-    /// A transfer went on over another link after this silence.
+    /// Counts a switch to another link after this silence.
     pub fn switched(&mut self, silence_s: f64) {
         self.silence.add(silence_s);
     }
 
-    /// The agent woke up though no byte moved: to `look` for links, to `start` on one that costs, to
+    /// Counts a wake-up while no byte moved: to `look` for links, to `start` on a metered one, to
     /// `retry`.
     pub fn woke(&mut self, what: &'static str) {
         *self.wakeups.entry(what).or_default() += 1;
     }
 
-    /// Sets the bytes that were paid for in vain so far, by downloads and by uploads.
+    /// Sets the avoidable metered bytes so far, by downloads and by uploads.
     pub fn avoidable(&mut self, bytes: [u64; 2]) {
         self.avoidable = bytes;
     }

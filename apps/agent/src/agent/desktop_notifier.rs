@@ -2,10 +2,10 @@
 
 use tokio::sync::mpsc;
 
-/// Notices that are not told yet; more are dropped.
+/// Notifications that wait to be shown; more are dropped.
 const QUEUE_MAX: usize = 64;
 
-/// Something to tell.
+/// A notification for the user.
 #[derive(Debug)]
 pub(super) enum DesktopNotification {
     Cap(String),
@@ -21,13 +21,13 @@ pub(super) enum DesktopNotification {
     },
 }
 
-/// Who tells.
+/// Sends notifications to the queue.
 #[derive(Debug, Clone)]
 pub struct DesktopNotifier {
     news: mpsc::Sender<DesktopNotification>,
 }
 
-/// What is to be told, for [`super::notifications::serve`].
+/// The queue of notifications, for [`super::notifications::serve`].
 pub struct NotificationQueue(pub(super) mpsc::Receiver<DesktopNotification>);
 
 impl DesktopNotifier {
@@ -42,12 +42,12 @@ impl DesktopNotifier {
         let _ = self.news.try_send(news);
     }
 
-    /// A cap is reached.
+    /// Notifies that a cap is reached.
     pub fn cap_reached(&self, text: &str) {
         self.show(DesktopNotification::Cap(text.to_owned()));
     }
 
-    /// A transfer ended; `fault`: it is not whole, for this reason.
+    /// Notifies that a transfer ended; `fault`: why it is incomplete.
     pub fn ended(&self, id: u64, name: &str, fault: Option<&str>) {
         self.show(DesktopNotification::Ended {
             id,
@@ -56,7 +56,7 @@ impl DesktopNotifier {
         });
     }
 
-    /// A transfer will hardly be in time.
+    /// Notifies that a transfer will probably be late.
     pub fn likely_late(&self, id: u64, name: &str, text: &str) {
         self.show(DesktopNotification::Hardly {
             id,

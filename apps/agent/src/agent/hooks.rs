@@ -7,16 +7,16 @@ use d2tp_links::{Link, LinkKind};
 use tokio::process::Command;
 use tokio::sync::watch;
 
-/// Commands for the shell.
+/// Shell commands that run when free networks come and go.
 #[derive(Debug, Clone, Default)]
 pub struct Hooks {
-    /// When the first free network comes.
+    /// The command for when the first free network comes.
     pub when_free: Option<String>,
-    /// When the last one goes.
+    /// The command for when the last free network goes.
     pub when_not_free: Option<String>,
 }
 
-/// Starts them as free networks come and go: the one that fits at the beginning too.
+/// Runs the hooks as free networks come and go, and once at the start.
 pub(super) async fn watch(hooks: Hooks, mut links: watch::Receiver<Arc<Vec<Link>>>) {
     let mut was_free = None;
     loop {

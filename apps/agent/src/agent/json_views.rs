@@ -55,7 +55,7 @@ impl Agent {
         })
     }
 
-    /// How many stand how.
+    /// The number of transfers in each state.
     pub(super) fn state_counts(&self) -> BTreeMap<&'static str, u64> {
         let mut statuses = BTreeMap::new();
         for task in lock(&self.tasks).values() {
@@ -64,7 +64,7 @@ impl Agent {
         statuses
     }
 
-    /// The links.
+    /// The links as JSON.
     pub(super) fn net(&self) -> Vec<Value> {
         let links = self.link_view.links().borrow().clone();
         let around = self.link_view.nearby().borrow().clone();
@@ -98,7 +98,7 @@ impl Agent {
         links.iter().map(show).collect()
     }
 
-    /// The allowance.
+    /// The allowance as JSON.
     pub(super) fn budget(&self) -> Value {
         let ledger = lock(&self.ledger);
         json!({
@@ -123,7 +123,7 @@ fn is_on(event: &Value, link: &Link) -> bool {
     told.split('+').any(|name| name == link.name)
 }
 
-/// A link as anybody sees it, and the network behind it, where that is known.
+/// A link as JSON, with the network behind it if that is known.
 pub fn link_json(link: &Link, network: Option<&NetworkInfo>) -> Value {
     let point = network.and_then(|network| network.access_point.as_ref());
     json!({

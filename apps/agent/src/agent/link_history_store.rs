@@ -31,25 +31,26 @@ use d2tp_sched::SavedLinkHistory;
 
 const VERSION: u32 = 1;
 
-/// Radios with a forecast of their own.
+/// The most radios with a forecast of their own.
 const SLOTS_MAX: usize = 16;
 
-/// A longer time between two looks was one asleep: nobody knows what links did.
+/// The interval between updates from which the device counts as having been asleep, so that the links'
+/// history has a gap.
 const AWAKE: Duration = Duration::from_secs(60);
 
-/// How often it is written down.
+/// The interval at which the history is saved.
 const KEEP_EVERY: Duration = Duration::from_secs(60); // a guess: what an SD card bears
 
-/// Larger files are none of ours.
+/// The largest file that is read.
 const FILE_BYTES_MAX: u64 = 8 << 20;
 
-/// Where a device is that no network told.
+/// The location of a device that is on no known network.
 const NOWHERE: &str = "";
 
-/// What is learnt.
+/// The saved history of links and networks.
 pub struct LinkHistoryStore {
     forecasts: BTreeMap<String, LinkForecast>,
-    /// The network the device was on last.
+    /// The network that the device was on last.
     place: String,
     seen_at: Option<BootInstant>,
     kept_at: BootInstant,
@@ -59,32 +60,33 @@ pub struct LinkHistoryStore {
 #[derive(Serialize, Deserialize)]
 struct LinkHistoryFile {
     version: u32,
-    /// When, in seconds since 1970.
+    /// When the file was written, in seconds since 1970.
     at: i64,
     place: String,
-    /// By radio, as `Forecast::encode` has it.
+    /// Encoded forecasts (`Forecast::encode`) by radio.
     forecasts: BTreeMap<String, String>,
-    /// To this device, and from it.
+    /// History towards this device, and from it.
     lanes: [DirectionRecord; 2],
 }
 
 #[derive(Default, Serialize, Deserialize)]
 struct DirectionRecord {
     radios: BTreeMap<String, RadioRecord>,
-    /// Bytes a second, and of how many seconds that is the mean.
+    /// Bytes per second of each network, and over how many seconds that is the mean.
     networks: BTreeMap<String, (f64, f64)>,
 }
 
 #[derive(Serialize, Deserialize)]
 struct RadioRecord {
-    /// Seconds, and bytes a second.
+    /// Lengths of up periods in seconds, and their bytes per second.
     ons: Vec<(f64, f64)>,
     offs: Vec<f64>,
     away_s: Option<f64>,
 }
 
 impl LinkHistoryStore {
-    /// What was kept, with what goes to the scheduler; nothing, if nothing was or it was damaged.
+    /// Loads the saved history, with the part for the scheduler; nothing if none was saved or it is
+    /// damaged.
     pub fn load() -> (LinkHistoryStore, Option<[SavedLinkHistory; 2]>) {
         let file = jobs::state_directory()
             .ok()
@@ -117,8 +119,8 @@ impl LinkHistoryStore {
         }
     }
 
-    /// Looks at the links, learns, and tells the scheduler what to expect. `place`: the network the device
-    /// is on, if it is on one.
+    /// Learns from the current links, and updates the scheduler's forecasts. `place`: the network the
+    /// device is on, if any.
     pub fn observe(&mut self, scheduler: &SchedulerHandle, place: Option<&str>) {
         let (now, wall) = (BootInstant::now(), Zoned::now());
         self.see_at(now, &wall, scheduler, place);
@@ -166,7 +168,7 @@ impl LinkHistoryStore {
         }
     }
 
-    /// Writes it down, if it is time or it has to be now.
+    /// Saves the history, if it is time or `must` is set.
     pub fn save(&mut self, scheduler: &SchedulerHandle, must: bool) {
         let now = BootInstant::now();
         if !must && now.since(self.kept_at) < KEEP_EVERY {
@@ -268,7 +270,7 @@ impl DirectionRecord {
         }
     }
 
-    /// After so many seconds in which nobody looked: they count as away.
+    /// The history after so many seconds without observation: links count as down during that time.
     fn back(self, passed_s: f64) -> SavedLinkHistory {
         let spell = |(length_s, rate)| UpPeriod { length_s, rate };
         let past = |radio: RadioRecord| SavedHistory {
@@ -290,7 +292,7 @@ impl DirectionRecord {
     }
 }
 
-/// The day, counted from 1970, and the second of it, by the clock on the wall.
+/// The local day, counted from 1970, and the second of that day.
 fn day_and_second(wall: &Zoned) -> (u32, u32) {
     let first = Date::constant(1970, 1, 1);
     let day = wall.date().duration_since(first).as_secs() / 86_400;

@@ -25,19 +25,19 @@ use tokio::sync::watch;
 
 use crate::fetch::jobs;
 
-/// What the user said of networks, by name.
+/// Cost classes that the user set for networks, by name.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 struct CostOverrides(BTreeMap<String, String>);
 
-/// Networks whose caps are used up, and why that matters, in words.
+/// Networks whose caps are used up, each with the reason in words.
 pub type ExhaustedCaps = BTreeMap<String, String>;
 
-/// What is around: the networks, and which is behind which device.
+/// The networks in reach, and which of them is behind which device.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct NearbyNetworks {
-    /// The networks as NetworkManager has them; none where it does not run.
+    /// The networks according to NetworkManager; none if it does not run.
     pub networks: Networks,
-    /// By device: the name of the network behind it.
+    /// The name of the network behind each device.
     pub names: BTreeMap<String, String>,
 }
 
@@ -51,13 +51,13 @@ impl NearbyNetworks {
         NearbyNetworks { networks, names }
     }
 
-    /// The name of the network behind a device; the device's own where nobody tells.
+    /// The name of the network behind a device; the device's own name if that is unknown.
     pub fn name(&self, device: &str) -> String {
         let known = self.names.get(device).cloned();
         known.unwrap_or_else(|| device.to_owned())
     }
 
-    /// Where the device is, as far as networks tell: the SSID it is on.
+    /// The device's location: the SSID of its network, if it is on Wi-Fi.
     pub fn location(&self) -> Option<&str> {
         let on = self.networks.networks.iter();
         let on = on.filter_map(|network| network.access_point.as_ref());
@@ -66,7 +66,7 @@ impl NearbyNetworks {
     }
 }
 
-/// What a link is known by: `wifi:SSID`, `carrier:CODE`, else the device.
+/// The name of a link's network: `wifi:SSID`, `carrier:CODE`, else the device.
 pub fn network_name(link: &Link, network: Option<&NetworkInfo>) -> String {
     let point = network.and_then(|network| network.access_point.as_ref());
     let operator = network.and_then(|network| network.operator.as_ref());
@@ -77,7 +77,7 @@ pub fn network_name(link: &Link, network: Option<&NetworkInfo>) -> String {
     }
 }
 
-/// The links, and what is known of the networks behind them.
+/// The links, and the networks behind them.
 pub struct LinkView {
     said: watch::Sender<CostOverrides>,
     spent: watch::Sender<ExhaustedCaps>,
@@ -119,7 +119,7 @@ fn apply(
 }
 
 impl LinkView {
-    /// Over what the system says. Must be called on a runtime.
+    /// Creates a view over the system's links. Must be called on a runtime.
     pub fn new(
         monitor: &LinkMonitor,
         manager: Option<NetworkManager>,
@@ -199,7 +199,7 @@ impl LinkView {
         self.links.clone()
     }
 
-    /// What is around, now and as it changes.
+    /// The networks in reach, now and as they change.
     pub fn nearby(&self) -> watch::Receiver<Arc<NearbyNetworks>> {
         self.around.clone()
     }
@@ -209,7 +209,7 @@ impl LinkView {
         self.manager.clone()
     }
 
-    /// Has the links read again.
+    /// Triggers a new read of the links.
     pub fn refresh(&self) {
         self.hint.network_changed();
     }
@@ -221,7 +221,7 @@ impl LinkView {
         self.rules.of(&link.name, link.kind, network)
     }
 
-    /// Says which networks' caps are used up.
+    /// Sets the networks whose caps are used up.
     pub fn set_exhausted(&self, spent: ExhaustedCaps) {
         self.spent.send_if_modified(|known| {
             let changed = *known != spent;
@@ -293,7 +293,7 @@ impl LinkView {
     }
 }
 
-/// What a kind of radio is known by where there is one of it, so that its past is not lost with a
+/// A name for each kind of radio of which there is one, so that its history survives a change of the
 /// device's name.
 pub fn radio_slots(links: &[Link]) -> BTreeMap<String, String> {
     let alike = |kind: LinkKind| links.iter().filter(|link| link.kind == kind).count();

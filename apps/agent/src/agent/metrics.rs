@@ -11,9 +11,9 @@ use tokio::time::timeout;
 
 use super::state::{Agent, lock};
 
-/// Bytes of a request's head at most.
+/// The most bytes of a request's header.
 const HEAD_BYTES_MAX: usize = 8 * 1024;
-/// Time for a request.
+/// How long a request may take to arrive.
 const ASK_MAX: Duration = Duration::from_secs(5);
 
 /// Takes the port.
@@ -28,7 +28,7 @@ pub(super) async fn listen(at: SocketAddr) -> anyhow::Result<TcpListener> {
     listener.with_context(|| format!("cannot listen for Prometheus at {at}"))
 }
 
-/// Answers whoever asks, one after the other.
+/// Answers requests, one after the other.
 pub(super) async fn serve(agent: Arc<Agent>, listener: TcpListener) {
     loop {
         match listener.accept().await {
@@ -63,8 +63,8 @@ async fn answer(agent: &Agent, mut stream: TcpStream) -> std::io::Result<()> {
     stream.shutdown().await
 }
 
-/// Whether a request is for the figures, and from no web page: one whose name was bent to this machine
-/// (DNS rebinding) still names its own host.
+/// Checks that a request asks for the metrics, and does not come from a web page: after DNS rebinding a
+/// page still sends its own host name.
 fn check_request(head: &str) -> Result<(), &'static str> {
     let mut lines = head.split("\r\n");
     let mut words = lines.next().unwrap_or_default().split(' ');

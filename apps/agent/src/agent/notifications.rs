@@ -24,13 +24,13 @@ const NAME: &str = "org.freedesktop.Notifications";
 const PATH: &str = "/org/freedesktop/Notifications";
 const APP: &str = "Cedos";
 
-/// The bus answers within this, or counts as not there.
+/// How long the bus may take to answer before it counts as absent.
 const BUS_ANSWERS: Duration = Duration::from_secs(5); // a guess: a session that starts
 
-/// Notices whose answer is still waited for; the oldest is forgotten for another.
+/// Notifications whose action is awaited; when there are more, the oldest is forgotten.
 const ASKED_MAX: usize = 64;
 
-/// Tells the user, and does what they answer, as long as the agent runs.
+/// Shows notifications and performs the chosen actions while the agent runs.
 pub(super) async fn serve(agent: Arc<Agent>, inbox: NotificationQueue) {
     let bus = tokio::time::timeout(BUS_ANSWERS, Connection::session()).await;
     let bus = match bus {
@@ -95,7 +95,8 @@ async fn notify_on(
     }
 }
 
-/// Desktop Notifications Specification, NotificationClosed: by the user.
+/// The reason code of NotificationClosed for a dismissal by the user (Desktop Notifications
+/// Specification).
 const DISMISSED: u32 = 2;
 
 async fn notify(desktop: &Proxy<'_>, news: &DesktopNotification) -> zbus::Result<u32> {
@@ -133,7 +134,7 @@ async fn notify(desktop: &Proxy<'_>, news: &DesktopNotification) -> zbus::Result
     desktop.call("Notify", &note).await
 }
 
-/// What is no markup, in a body that may be read as some.
+/// Escapes text for a body that may be interpreted as markup.
 fn plain(text: &str) -> String {
     text.replace('&', "&amp;")
         .replace('<', "&lt;")

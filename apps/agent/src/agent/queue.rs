@@ -28,7 +28,7 @@ use crate::fetch::transfer::redact_url;
 use crate::order::{TransferOrder, TransferVerb};
 use crate::terms::{DueTime, TransferTerms};
 
-/// Transfers that have not ended; more are refused.
+/// The most transfers that have not ended; more are refused.
 pub const QUEUED_MAX: usize = 1_000; // a guess: nobody looks through more
 
 /// What the user wants of a transfer.
@@ -43,15 +43,14 @@ pub enum TransferIntent {
     Cancel,
 }
 
-/// A deadline as it outlives the process.
+/// A deadline in its saved form.
 ///
-/// A length of time passes on the clock of this start of the machine; after another start only the
-/// time of day is left of it.
+/// A length of time counts on the clock of this boot; after a reboot only the time of day is left of it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedDeadline {
-    /// The time of day it was when it was written down.
+    /// The time of day of the deadline when it was saved.
     pub at: Timestamp,
-    /// The start of the machine, and the moment since then.
+    /// The boot, and the deadline as time since that boot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub since_boot: Option<(String, Duration)>,
 }
@@ -69,7 +68,7 @@ impl SavedDeadline {
         }
     }
 
-    /// The deadline it stands for.
+    /// The deadline in its usual form.
     pub fn due(&self) -> DueTime {
         match &self.since_boot {
             Some((boot, moment)) if self::boot().as_ref() == Some(boot) => {
@@ -80,22 +79,22 @@ impl SavedDeadline {
     }
 }
 
-/// What names this start of the machine.
+/// The id of this boot.
 fn boot() -> Option<String> {
     let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
     Some(text.trim().to_owned())
 }
 
-/// What is kept of a transfer.
+/// The saved state of a transfer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SavedTransfer {
-    /// What was asked for, with the terms as they are now.
+    /// The order, with the current terms.
     pub order: TransferOrder,
-    /// By when, whatever the order says.
+    /// The deadline, which takes precedence over the order's.
     pub due: Option<SavedDeadline>,
-    /// What the user wants of it.
+    /// What the user wants of the transfer.
     pub wish: TransferIntent,
-    /// What may pass is tried again until the deadline.
+    /// Whether transient failures are retried until the deadline.
     pub patient: bool,
 }
 
@@ -117,7 +116,7 @@ impl SavedTransfer {
         })
     }
 
-    /// The terms as they are now, of which links that cost carried so much already.
+    /// The terms as they are now, of which metered links carried so much already.
     ///
     /// # Errors
     /// It makes no sense.
@@ -140,11 +139,11 @@ impl SavedTransfer {
 pub struct QueuedTransfer {
     /// Its number.
     pub id: u64,
-    /// What `ls` shows.
+    /// The request as `ls` shows it.
     pub request: JobRequest,
-    /// What is kept of it.
+    /// The saved state.
     pub saved: SavedTransfer,
-    /// Its last event; null before the first.
+    /// The last event; null before the first.
     pub event: Value,
 }
 
@@ -199,7 +198,7 @@ fn asked(kept: &SavedTransfer) -> JobRequest {
     }
 }
 
-/// A time as it is written down for people.
+/// A time in the form in which it is shown to users.
 pub fn whole_seconds(at: Timestamp) -> String {
     at.round(jiff::Unit::Second).unwrap_or(at).to_string()
 }
@@ -254,7 +253,7 @@ pub fn save_event(id: u64, event: &Value) -> io::Result<()> {
     jobs::replace(&root.join(id.to_string()).join("state.json"), event)
 }
 
-/// Where it is written down that the object of one is about to get its name.
+/// The path of the record that a transfer's object is about to be renamed into place.
 pub fn pending_rename_path(id: u64) -> Option<PathBuf> {
     Some(
         jobs::jobs_directory()
@@ -264,7 +263,7 @@ pub fn pending_rename_path(id: u64) -> Option<PathBuf> {
     )
 }
 
-/// Forgets the order of one that is whole, and the credentials in it.
+/// Deletes the order of a completed transfer, and the credentials in it.
 pub fn remove_order(id: u64) {
     if let Ok(root) = jobs::jobs_directory() {
         let folder = root.join(id.to_string());

@@ -10,7 +10,7 @@
 //! of its network where that is more; one that was never used, nothing. Giving each second to the
 //! unfinished transfer with the earliest deadline leaves the fewest bytes undone at deadlines, whatever
 //! comes later: for bytes that may be split it is the same least as a linear program finds, and it needs
-//! no look ahead. What is left on paper is what had to be paid for; a link that costs is taken to be able
+//! no look ahead. What is left on paper is what had to be paid for; a metered link is taken to be able
 //! to carry it. A transfer that was complete early is on paper until its deadline, for waiting would have
 //! been right. Only those count whose policy leaves it to the agent to pay or wait (`free-first`,
 //! `balanced`); a second in which the machine slept counts as one in which nothing could be carried.
@@ -21,21 +21,21 @@ use std::time::Duration;
 use crate::fetch::boot_clock::BootInstant;
 use d2tp_sched::TransferDirection;
 
-/// A longer time between two looks was one asleep.
+/// The interval between updates from which the device counts as having been asleep.
 const AWAKE: Duration = Duration::from_secs(30); // a guess: a machine under load
 
-/// Transfers on paper at the same time; more are not judged.
+/// The most transfers that are simulated at the same time; more are not counted.
 const CASES_MAX: usize = 1_000;
 
-/// A transfer as it would have gone on free links alone.
+/// A simulated transfer on free links alone.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct RegretTransfer {
     direction: TransferDirection,
-    /// When it is judged; one without a deadline is when it ends.
+    /// When the simulation is compared: at the deadline; none: at the transfer's end.
     due: Option<BootInstant>,
     /// Bytes of the whole object, as far as is known.
     bytes: u64,
-    /// What free links carried of it on paper.
+    /// Bytes that free links carried in the simulation.
     given: f64,
     paid: u64,
     ended: bool,
@@ -47,22 +47,21 @@ impl RegretTransfer {
     }
 }
 
-/// Counts bytes on links that cost that free links would have carried in time.
+/// Counts metered bytes that free links would have carried in time.
 #[derive(Debug, Default)]
 pub struct RegretMeter {
     cases: BTreeMap<u64, RegretTransfer>,
-    /// By direction: the sum so far, which may be below nothing for a while.
+    /// The sums by direction, which may be negative for a while.
     sums: [f64; 2],
-    /// The largest count shown so far, for downloads and for uploads: a counter does not fall.
+    /// The largest counts reported so far, for downloads and uploads: a counter must not fall.
     shown: [u64; 2],
     seen_at: Option<BootInstant>,
-    /// What free links carried since, by direction.
+    /// Bytes that free links carried since the last update, by direction.
     carried: [u64; 2],
 }
 
 impl RegretMeter {
-    /// A transfer is under way, or has other terms, or more is known of it: so many bytes in all have to
-    /// be carried for it in this run.
+    /// Adds or updates a transfer, with the bytes that must be carried for it in this run.
     pub fn track(
         &mut self,
         id: u64,
@@ -112,13 +111,13 @@ impl RegretMeter {
         }
     }
 
-    /// Nothing is on paper.
+    /// Whether no transfer is simulated.
     pub fn is_idle(&self) -> bool {
         self.cases.is_empty()
     }
 
-    /// Time went on; free links that are up are worth so many bytes a second each way. What is avoidable
-    /// so far.
+    /// Advances the simulation; `rates`: bytes per second of the free links, by direction. Returns the
+    /// avoidable bytes so far.
     pub fn advance(&mut self, now: BootInstant, rates: [f64; 2]) -> [u64; 2] {
         let passed = self
             .seen_at

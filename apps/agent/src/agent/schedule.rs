@@ -22,7 +22,7 @@ use crate::schedule_message::{
 };
 
 impl Agent {
-    /// Answers reports of a program until it goes; its flows leave the scheduler with it.
+    /// Answers a program's reports until it disconnects; its flows then leave the scheduler.
     pub(super) async fn schedule(
         self: &Arc<Agent>,
         write: &mut OwnedWriteHalf,

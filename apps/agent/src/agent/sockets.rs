@@ -25,14 +25,14 @@ use super::api_lines::write_line;
 use super::state::{Agent, lock};
 use crate::fetch::outcome::TransferFailure;
 
-/// What carries them.
+/// Creates the carrier of sockets.
 pub(super) fn carrier(agent: Arc<Agent>) -> std::io::Result<Rc<AgentCarrier>> {
     let links = agent.link_view.links();
     let scheduler = AgentSocketScheduler { agent };
     Ok(Rc::new(AgentCarrier::new(links, Rc::new(scheduler))?))
 }
 
-/// Carries one, or says why not: then its library does.
+/// Carries a socket, or reports why not: then the program's library carries it.
 pub(super) async fn carry_socket(
     carrier: &AgentCarrier,
     call: AgentCall,
@@ -50,7 +50,7 @@ pub(super) async fn carry_socket(
     Ok(())
 }
 
-/// The connection of who asks about one that outlives its program; none where it is told why not.
+/// The connection of a process that opens a socket again; none if the request was refused.
 pub(super) async fn reopened_connection(
     claim: &ReopenClaim,
     mut write: OwnedWriteHalf,
@@ -95,7 +95,7 @@ impl agent_carrier::SocketScheduler for AgentSocketScheduler {
 struct AgentSocketClient {
     agent: Arc<Agent>,
     flow: FlowClient,
-    /// What links carried for it, as far as the budget was charged for it.
+    /// Bytes that links carried for the socket and that were charged to the budget.
     counted: BTreeMap<String, (u64, u64)>,
 }
 
@@ -109,7 +109,7 @@ impl agent_carrier::SchedulerClient for AgentSocketClient {
         self.flow.pays_after()
     }
 
-    /// Takes down what links carried for it since the last time.
+    /// Charges what links carried for the socket since the last report.
     fn report(&mut self, links: &[LinkStatus], carried: &BTreeMap<String, (u64, u64)>) {
         let mut more = Vec::new();
         for link in links {

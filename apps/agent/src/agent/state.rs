@@ -20,7 +20,7 @@ use super::transfer_task::TransferTask;
 use super::wake_status::WakeStatus;
 use crate::fetch::boot_clock::BootInstant;
 
-/// Tells who listens: a transfer's id, and the event.
+/// Sends events to subscribers: a transfer's id, and the event.
 pub(super) type AgentEventSender = broadcast::Sender<(u64, Value)>;
 
 /// The state of the agent, which its tasks share.
@@ -31,31 +31,31 @@ pub(super) struct Agent {
     pub(super) events: AgentEventSender,
     pub(super) meter: Mutex<AgentCounters>,
     pub(super) ledger: Mutex<BudgetLedger>,
-    /// Networks whose caps are used up, since when.
+    /// Networks whose caps are used up, and when that happened.
     pub(super) capped_at: Mutex<BTreeMap<String, BootInstant>>,
     pub(super) link_history: Mutex<LinkHistoryStore>,
     pub(super) regret_meter: Mutex<RegretMeter>,
     pub(super) wake_status: Mutex<WakeStatus>,
     pub(super) notifier: DesktopNotifier,
-    /// One stream looks for access points for all.
+    /// Held by the stream that scans for access points, on behalf of all.
     pub(super) scan_lock: tokio::sync::Mutex<()>,
-    /// What links that cost may still carry.
+    /// Bytes that metered links may still carry.
     pub(super) left: watch::Sender<Option<u64>>,
     pub(super) is_ending: AtomicBool,
 }
 
-/// Locks what a task may have left half changed when it panicked: others go on.
+/// Locks a mutex even if a task panicked while holding it, so that others can continue.
 pub(super) fn lock<T>(what: &Mutex<T>) -> MutexGuard<'_, T> {
     what.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Agent {
-    /// Whether transfers are to put down what they hold.
+    /// Whether transfers must save their state because the agent ends.
     pub(super) fn is_ending(&self) -> bool {
         self.is_ending.load(Ordering::Relaxed)
     }
 
-    /// What is around the device; `seen`: with the links that can be used.
+    /// The device's surroundings; `seen`: including the usable links.
     pub(super) fn surroundings(&self, seen: bool) -> LinkSurroundings {
         let links = self.link_view.links().borrow().clone();
         let around = self.link_view.nearby().borrow().clone();
@@ -81,7 +81,7 @@ impl Agent {
         }
     }
 
-    /// Has the scheduler know what is around, and learns from it.
+    /// Passes the surroundings to the scheduler, and learns from them.
     pub(super) fn look(&self) {
         let around = self.surroundings(true);
         self.scheduler.observe(&around);

@@ -20,11 +20,11 @@ use crate::fetch::boot_clock::BootInstant;
 use crate::fetch::outcome::TransferFailure;
 use crate::stream::stream_service::{StreamOrder, StreamService};
 
-/// How often it is told how a stream stands.
+/// The interval at which a stream's state is reported.
 const TELL_EVERY: Duration = Duration::from_secs(1);
 
 impl Agent {
-    /// Serves what was asked for.
+    /// Serves a stream order.
     pub(super) async fn stream(
         &self,
         ordered: &StreamOrder,
@@ -42,7 +42,7 @@ impl Agent {
         StreamService::start(ordered, self.link_view.links(), scheduler, |_| ()).await
     }
 
-    /// Tells how it stands until whoever asked for it goes.
+    /// Reports the stream's state until the program disconnects.
     pub(super) async fn show_stream(
         self: &Arc<Agent>,
         serving: StreamService,
@@ -83,7 +83,7 @@ impl Agent {
         outcome
     }
 
-    /// Takes down what links carried for it since the last time.
+    /// Charges what links carried for the stream since the last call.
     fn count_stream(&self, carried: &BTreeMap<String, u64>, counted: &mut BTreeMap<String, u64>) {
         let links = self.link_view.links().borrow().clone();
         let mut more = Vec::new();
@@ -104,8 +104,8 @@ impl Agent {
         }
     }
 
-    /// Looks for access points every few seconds, leaves those that carry nothing and joins better ones.
-    /// Never ends.
+    /// Scans for access points every few seconds, leaves those that carry nothing and joins better
+    /// ones. Never returns.
     async fn scout(&self, serving: &StreamService) {
         let Some(manager) = self.link_view.manager() else {
             return std::future::pending().await;

@@ -34,12 +34,12 @@ use crate::terms::TransferTerms;
 use d2tp_sched::CostPolicy;
 use d2tp_sched::TransferDirection;
 
-/// The first wait before what may pass is tried again; it doubles.
+/// The first delay before a transient failure is retried; it doubles.
 const AGAIN_FIRST: Duration = Duration::from_secs(30); // a guess
-/// The longest.
+/// The longest delay before a retry.
 const AGAIN_MAX: Duration = Duration::from_secs(600); // a guess
 
-/// Whether what ended a run may be otherwise later.
+/// Whether the cause of a failure is transient.
 fn may_pass(report: &TransferReport) -> bool {
     matches!(
         report.reason,
@@ -51,7 +51,7 @@ fn may_pass(report: &TransferReport) -> bool {
     )
 }
 
-/// Hears a transfer for the agent.
+/// The agent's observer of a transfer.
 struct AgentObserver {
     agent: Arc<Agent>,
     id: u64,
@@ -64,7 +64,7 @@ impl TransferObserver for AgentObserver {
 }
 
 impl Agent {
-    /// Takes in what a transfer tells.
+    /// Handles an event of a transfer.
     fn hear(&self, id: u64, event: &TransferEvent) {
         let links = self.link_view.links().borrow().clone();
         let mut tasks = lock(&self.tasks);
@@ -131,7 +131,7 @@ impl Agent {
         Agent::note(&self.events, id, task, value);
     }
 
-    /// Writes an event down and tells it.
+    /// Saves an event and sends it to subscribers.
     fn note(news: &super::state::AgentEventSender, id: u64, task: &mut TransferTask, event: Value) {
         let passing = event["event"] == "note";
         let mut event = match passing {
@@ -152,14 +152,14 @@ impl Agent {
         let _ = news.send((id, event));
     }
 
-    /// Tells an event of the agent's own.
+    /// Sends an event of the agent's own.
     pub(super) fn send_event(&self, id: u64, event: Value) {
         if let Some(task) = lock(&self.tasks).get_mut(&id) {
             Agent::note(&self.events, id, task, event);
         }
     }
 
-    /// Begins with a transfer, or goes on with it.
+    /// Starts a transfer, or resumes it.
     pub(super) fn start(self: &Arc<Agent>, id: u64) {
         {
             let mut tasks = lock(&self.tasks);
@@ -203,7 +203,7 @@ impl Agent {
         }
     }
 
-    /// One run of a transfer; what it ended with.
+    /// Runs a transfer once. Returns how the run ended.
     async fn attempt(self: &Arc<Agent>, id: u64) -> Result<TransferReport, TransferFailure> {
         let (order, terms, orders, stopped) = {
             let mut tasks = lock(&self.tasks);
@@ -279,7 +279,7 @@ impl Agent {
         )
     }
 
-    /// The report of one that became whole as an earlier agent ended without a word.
+    /// The report of a transfer that was completed just as an earlier agent was killed.
     fn report_landed(
         &self,
         id: u64,
@@ -300,7 +300,7 @@ impl Agent {
         report
     }
 
-    /// Whether a run that failed is followed by another.
+    /// Whether a failed run is retried.
     fn is_tried_again(&self, id: u64, report: &TransferReport) -> bool {
         let tasks = lock(&self.tasks);
         let Some(task) = tasks.get(&id) else {
@@ -319,7 +319,7 @@ impl Agent {
             && !*task.stop.borrow()
     }
 
-    /// What was tried until the deadline has missed it.
+    /// The report of a transfer that was retried until its deadline.
     fn at_the_deadline(&self, id: u64, mut report: TransferReport) -> TransferReport {
         let tasks = lock(&self.tasks);
         let is_over = |task: &TransferTask| {
@@ -335,7 +335,7 @@ impl Agent {
         report
     }
 
-    /// Waits before the next run; true if it was stopped meanwhile.
+    /// Waits before the next run. True if the transfer was stopped meanwhile.
     async fn wait_until_again(&self, id: u64, report: &TransferReport, pause: Duration) -> bool {
         let (mut stop, left) = {
             let tasks = lock(&self.tasks);
@@ -366,7 +366,7 @@ impl Agent {
         }
     }
 
-    /// Says what became of a transfer that let go of everything.
+    /// Reports the end of a transfer that has released everything.
     fn conclude(self: &Arc<Agent>, id: u64, mut report: TransferReport) {
         // What goes on here is not begun by another command.
         let again = format!("cedos retry {id} resumes");

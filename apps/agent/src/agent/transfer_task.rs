@@ -16,25 +16,25 @@ use crate::fetch::outcome::{TransferExit, TransferFailure};
 use crate::fetch::report::{TransferEvent, TransferReport};
 use crate::terms::TransferTerms;
 
-/// A transfer as the agent holds it.
+/// The state of a transfer in the agent.
 pub(super) struct TransferTask {
     pub(super) request: JobRequest,
     pub(super) saved: SavedTransfer,
-    /// The last event, completed.
+    /// The last event, completed with what earlier ones reported.
     pub(super) event: Value,
-    /// What the last attempt ended with.
+    /// The report of the last run.
     pub(super) last: Option<TransferReport>,
     pub(super) memory: LastProgress,
-    /// Links that cost carried so much, in earlier runs and in this one.
+    /// Bytes that metered links carried, in earlier runs and in this one.
     pub(super) metered_before: u64,
     pub(super) metered: u64,
-    /// What links carried in this run, as far as it was counted.
+    /// Bytes by link in this run, as far as they were counted.
     pub(super) counted: BTreeMap<String, u64>,
     pub(super) terms: watch::Sender<TransferTerms>,
     pub(super) changed_at: BootInstant,
     pub(super) stop: watch::Sender<bool>,
     pub(super) running: bool,
-    /// Whether the user was told that the transfer will hardly be in time.
+    /// Whether the user was notified that the transfer will probably be late.
     pub(super) is_hardly: bool,
 }
 
@@ -58,7 +58,7 @@ impl TransferTask {
         }
     }
 
-    /// How it stands, in a word.
+    /// The state in a word.
     pub(super) fn state_name(&self) -> &'static str {
         match self.event["event"].as_str() {
             Some("done") => "done",
@@ -71,7 +71,7 @@ impl TransferTask {
         }
     }
 
-    /// What people call it.
+    /// The name for users.
     pub(super) fn name(&self) -> String {
         let file = self.request.file.file_name();
         file.map_or_else(
@@ -80,17 +80,17 @@ impl TransferTask {
         )
     }
 
-    /// Whether the transfer will not go on by itself.
+    /// Whether the transfer will not continue by itself.
     pub(super) fn has_ended(&self) -> bool {
         matches!(self.state_name(), "done" | "failed" | "cancelled")
     }
 
-    /// Has it stop; what becomes of it says its wish.
+    /// Requests a stop; the user's intent decides what happens then.
     pub(super) fn request_stop(&self) {
         self.stop.send_replace(true);
     }
 
-    /// Goes by what is kept of it now.
+    /// Applies the saved terms.
     pub(super) fn apply_saved(&mut self) -> Result<(), TransferFailure> {
         let terms = self.saved.terms(self.metered_before)?;
         self.changed_at = BootInstant::now();
@@ -98,7 +98,7 @@ impl TransferTask {
         Ok(())
     }
 
-    /// Has it judged in hindsight, as far as it is known what there is to carry.
+    /// Adds the transfer to the regret meter, once its size is known.
     pub(super) fn put_on_paper(
         &self,
         id: u64,
@@ -130,7 +130,7 @@ impl TransferTask {
         }
     }
 
-    /// Adds up what links carried since the last time: by which device, at what cost.
+    /// Counts what links carried since the last call, by device and cost.
     pub(super) fn count(
         &mut self,
         links: &[Link],
@@ -154,5 +154,5 @@ impl TransferTask {
     }
 }
 
-/// Payload that was granted before the policy was changed may still come for so long.
+/// How long payload that was granted before a change of policy may still arrive.
 pub(super) const GRANTED_BEFORE: Duration = Duration::from_secs(3); // a second of grants, an epoch, a round trip

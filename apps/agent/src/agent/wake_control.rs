@@ -17,15 +17,15 @@ use d2tp_time::Span;
 use super::state::{Agent, lock};
 use super::wake_status::time;
 
-/// How often it is asked anew while there are transfers: latest starts move with what links do.
+/// The interval between updates while there are transfers: latest starts change with the links.
 const ASK_EVERY: Duration = Duration::from_secs(5); // a guess
 
-/// How far apart looks are: always so far, or as it seems worth it.
+/// The intervals of scans: fixed, or adapted to the forecast.
 pub(super) fn scan_periods(fixed: Option<Duration>) -> ScanPeriods {
     fixed.map_or(ScanPeriods::DEFAULT, |span| ScanPeriods::fixed(span.into()))
 }
 
-/// Keeps watch as long as the agent runs.
+/// Plans wake-ups while the agent runs.
 pub(super) async fn run(agent: Arc<Agent>, machine: LinuxMachine, periods: ScanPeriods) {
     lock(&agent.wake_status).lacks = machine.limitations();
     let mut keeper = WakeController::new(machine);
@@ -95,7 +95,7 @@ pub(super) async fn run(agent: Arc<Agent>, machine: LinuxMachine, periods: ScanP
 }
 
 impl Agent {
-    /// Has the kernel's links read again, and access points looked for.
+    /// Reads the kernel's links again, and scans for access points.
     async fn look_for_links(&self) {
         self.link_view.refresh();
         let Some(manager) = self.link_view.manager() else {
@@ -115,7 +115,7 @@ impl Agent {
         }
     }
 
-    /// Why the machine is kept awake, for people.
+    /// Why the machine is kept awake, for users.
     fn who_runs(&self, ids: &[u64]) -> String {
         let tasks = lock(&self.tasks);
         let names = ids.iter().filter_map(|id| {

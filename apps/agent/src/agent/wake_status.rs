@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::fetch::boot_clock::BootInstant;
 
-/// What is asked of the machine now.
+/// The current requests to the machine.
 #[derive(Debug, Default)]
 pub struct WakeStatus {
     pub(super) vigil: WakePlan,
@@ -34,7 +34,7 @@ impl WakeStatus {
     }
 }
 
-/// The time by which the machine is woken: since it started, its sleep included.
+/// The time of wake-ups: since boot, including sleep.
 pub(super) fn time() -> Time {
     Time::ZERO + Span::from(BootInstant::now().since_boot())
 }

@@ -21,26 +21,25 @@ use url::Url;
 
 use super::state_directory::state_directory;
 
-/// How long an alternative is good for that does not say. // RFC 7838 §3.1
+/// The default lifetime of an alternative service. // RFC 7838 §3.1
 const MAX_AGE: Duration = Duration::from_secs(24 * 3600);
-/// Longer than that nobody is believed.
+/// The longest lifetime that is accepted.
 const MAX_AGE_MAX: Duration = Duration::from_secs(30 * 24 * 3600);
-/// Origins remembered; beyond that those that run out first are forgotten.
+/// The most origins that are remembered; beyond that those that expire first are dropped.
 const REMEMBERED_MAX: usize = 256;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct AltSvcEntry {
     address: String,
-    /// Seconds since 1970.
+    /// The expiry in seconds since 1970.
     until_s: i64,
 }
 
-/// Origins by scheme, host and port, and the proxy that said so if it was not they.
+/// Entries by scheme, host and port of the origin, and by the proxy that reported them.
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct AltSvcCache(BTreeMap<String, AltSvcEntry>);
 
-/// What a field says: where, and for how long. `clear`, other protocols and what cannot be read are
-/// nothing.
+/// Parses a field: the server and the lifetime. `clear`, other protocols and invalid values yield none.
 fn read(field: &str, own_host: &str) -> Option<(ServerAddress, Duration)> {
     let entries = field.split(',').map(str::trim);
     let rest = entries
@@ -74,7 +73,7 @@ fn remembered() -> AltSvcCache {
         .unwrap_or_default()
 }
 
-/// Changes what is remembered. Two at once may lose one's word, and hear it again.
+/// Changes the saved cache. Of two concurrent changes one may be lost, and is learnt again later.
 fn remember(change: impl FnOnce(&mut AltSvcCache)) {
     let (mut all, now) = (remembered(), Timestamp::now().as_second());
     change(&mut all);
@@ -98,13 +97,13 @@ fn remember(change: impl FnOnce(&mut AltSvcCache)) {
     }
 }
 
-/// What an origin is remembered by.
+/// The key of an origin in the cache.
 fn name(url: &Url, told_by: Option<&str>) -> String {
     let origin = url.origin().ascii_serialization();
     told_by.map_or_else(|| origin.clone(), |proxy| format!("{origin} by {proxy}"))
 }
 
-/// Notes what an answer for `url` says in its `Alt-Svc`; `told_by`: the proxy that asked, if it did.
+/// Records the `Alt-Svc` field of an answer for `url`; `told_by`: the proxy that forwarded it, if any.
 pub fn record_alt_svc(url: &Url, told_by: Option<&str>, field: &str) {
     let Some(host) = url.host_str().filter(|_| url.scheme() == "https") else {
         return;
@@ -122,8 +121,8 @@ pub fn record_alt_svc(url: &Url, told_by: Option<&str>, field: &str) {
     }
 }
 
-/// Where the origin of `url` speaks D2TP, if it said so itself, or through this proxy, and that still
-/// counts.
+/// The D2TP server of `url`'s origin, if the origin announced one itself or through this proxy, and the
+/// entry has not expired.
 pub fn known_server(url: &Url, proxy: Option<&str>) -> Option<ServerAddress> {
     let mut all = remembered().0;
     let itself = all.remove(&name(url, None));
@@ -132,7 +131,7 @@ pub fn known_server(url: &Url, proxy: Option<&str>) -> Option<ServerAddress> {
     counts.then(|| noted.address.parse().ok())?
 }
 
-/// Forgets where the origin of `url` spoke D2TP, whoever said so.
+/// Forgets the D2TP server of `url`'s origin, whoever reported it.
 pub fn forget_server(url: &Url) {
     let origin = name(url, None);
     let also = format!("{origin} by ");

@@ -21,17 +21,17 @@ impl BootInstant {
         self.0
     }
 
-    /// The moment so long after the start of the machine.
+    /// The moment this long after boot.
     pub fn from_boot(span: Duration) -> BootInstant {
         BootInstant(span)
     }
 
-    /// This much later; the end of time at most.
+    /// The moment this much later, at most the end of time.
     pub fn after(self, span: Duration) -> BootInstant {
         BootInstant(self.0.saturating_add(span))
     }
 
-    /// The time from `earlier` to here; nothing if it is not earlier.
+    /// The time from `earlier` to this moment; zero if it is not earlier.
     pub fn since(self, earlier: BootInstant) -> Duration {
         self.0.saturating_sub(earlier.0)
     }

@@ -18,29 +18,29 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin + 'static> ByteStream for T {}
 /// The link a request leaves by.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EgressLink {
-    /// The device's name; none leaves it to routing.
+    /// The device's name; none leaves the choice to routing.
     pub device: Option<String>,
-    /// Addresses to send from, one family each at least; none leaves it to routing.
+    /// Source addresses, one of each family at least; none leaves the choice to routing.
     pub sources: Vec<IpAddr>,
 }
 
-/// Why no answer came, and what that means for the next try.
+/// Why there is no answer, and what that means for the next attempt.
 #[derive(Debug, Clone)]
 pub enum FetchFault {
-    /// The network between us and the origin failed; another link may do better.
+    /// The network between this device and the origin failed; another link may work.
     Path(String),
-    /// The origin failed or asks for patience.
+    /// The origin failed, or asks to wait.
     Origin {
         /// What happened.
         text: String,
-        /// The wait it asked for.
+        /// The wait that the origin asked for.
         retry_after: Option<Duration>,
     },
     /// The flow at the proxy is lost; a new one may continue.
     Proxy(String),
-    /// Somebody answers who cannot prove to be the origin: another link may lead to it.
+    /// The server that answered could not prove to be the origin: another link may lead to it.
     UntrustedPeer(String),
-    /// The link leads to a page that asks to sign in, whatever is asked for.
+    /// The link leads to a captive portal.
     CaptivePortal(String),
     /// The resolver says that there is no such name.
     NameNotFound(String),
@@ -60,25 +60,25 @@ pub trait Dial: Send {
         via: &EgressLink,
     ) -> impl Future<Output = Result<Box<dyn ByteStream>, FetchFault>> + Send;
 
-    /// Who speaks to the origin.
+    /// Which host talks to the origin.
     fn mode(&self) -> FetchMode;
 
-    /// True when requests carry the whole URL, as a proxy wants it.
+    /// Whether requests carry the whole URL, as a proxy expects.
     fn absolute_form(&self) -> bool {
         self.mode() == FetchMode::ProxyFetch
     }
 
-    /// Who asks the origin in our place, so that what it said is that one's word.
+    /// The proxy that asks the origin, so that its answers count as that proxy's.
     fn answering_proxy(&self) -> Option<String> {
         None
     }
 
-    /// True when it leads to this machine, however the URL is written.
+    /// Whether the origin is on this machine, however the URL is written.
     fn needs_no_link(&self) -> bool {
         false
     }
 
-    /// True when a stream outlives its link, so that a lost link is no reason to drop it.
+    /// Whether a stream survives the loss of its link.
     fn survives_link_loss(&self) -> bool {
         self.mode() != FetchMode::Direct
     }

@@ -19,13 +19,13 @@ use super::mode::FetchMode;
 use super::outcome::TransferFailure;
 use super::tls::OriginTls;
 
-/// Time for one address to answer a TCP SYN before the next is tried.
+/// How long one address may take to answer a TCP SYN before the next is tried.
 const CONNECT_MAX: Duration = Duration::from_secs(10); // a guess: cellular start-up takes up to 3 s
 
-/// Time for a TLS handshake.
+/// How long a TLS handshake may take.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(15); // a guess
 
-/// Time for a name to be looked up.
+/// How long a name may take to resolve.
 const LOOKUP_MAX: Duration = Duration::from_secs(10); // two tries of glibc's resolver
 
 /// Opens TCP connections, with TLS for `https`.
@@ -35,12 +35,12 @@ pub struct DirectConnector {
 }
 
 impl DirectConnector {
-    /// With this trust in origins.
+    /// Creates a connector that trusts origins by `tls`.
     pub fn new(tls: OriginTls) -> DirectConnector {
         DirectConnector { tls, drwa: None }
     }
 
-    /// Bounding what origins have in flight where queues grow, if a factor is given.
+    /// Limits what origins have in flight by DRWA, if a factor is given.
     pub fn with_drwa(mut self, drwa: Option<DrwaLambda>) -> DirectConnector {
         self.drwa = drwa;
         self
@@ -128,7 +128,7 @@ async fn connect(addresses: &[SocketAddr], via: &EgressLink) -> Result<TcpStream
     Err(last.unwrap_or_else(|| FetchFault::Path("the host has no address".into())))
 }
 
-/// The address to send from; none for this machine itself, or when routing decides.
+/// The source address; none for loopback, or when routing decides.
 fn source_for(destination: SocketAddr, via: &EgressLink) -> Result<Option<IpAddr>, String> {
     if destination.ip().is_loopback() || via.sources.is_empty() {
         return Ok(None);

@@ -11,11 +11,10 @@ use d2tp_tcp::WindowClamp;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
-/// When a socket that cannot be asked is asked again: not in this download.
+/// The delay of the next query of a socket that does not support it: longer than any download.
 const NEVER: Duration = Duration::from_secs(86_400);
 
-/// The stream, and the clamp on its window: looked at only while something is read, for nothing
-/// arrives otherwise.
+/// A stream with a clamp on its receive window, which is updated only while the stream is read.
 pub struct DrwaStream {
     stream: TcpStream,
     clamp: WindowClamp,
@@ -24,7 +23,7 @@ pub struct DrwaStream {
 }
 
 impl DrwaStream {
-    /// Holds `stream` as far as it is read through this.
+    /// Clamps the window of `stream` while it is read through this.
     pub fn new(stream: TcpStream, lambda: DrwaLambda) -> DrwaStream {
         let now = Instant::now();
         DrwaStream {

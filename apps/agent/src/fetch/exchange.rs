@@ -26,45 +26,45 @@ use super::outcome::{TransferExit, TransferFailure, TransferReason};
 use super::proxy_status;
 use super::validator::Validator;
 
-/// Redirects followed before we take it for a loop (as browsers and curl's documentation do).
+/// The number of redirects after which a loop is assumed (as browsers and curl's documentation do).
 pub const REDIRECTS_MAX: usize = 20;
 
-/// Time for the head of an answer to come.
+/// How long the head of an answer may take.
 pub const HEAD_MAX: Duration = Duration::from_secs(30); // a guess
 
-/// A refusal in words that is longer is not read.
+/// The most bytes of an explanation that are read.
 const WORDS_BYTES_MAX: usize = 4096;
 
-/// Longest wait an origin may ask for by `Retry-After`.
+/// The longest wait that an origin may ask for by `Retry-After`.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(600);
 
 const AGENT: &str = concat!("cedos/", env!("CARGO_PKG_VERSION"));
 
-/// What is asked for.
+/// A GET request for an object or a range of it.
 #[derive(Debug, Clone)]
 pub struct GetRequest {
-    /// The object.
+    /// The URL of the object.
     pub url: Url,
-    /// First byte wanted.
+    /// The first byte to request.
     pub from: u64,
-    /// Last byte wanted; none is the end.
+    /// The last byte to request; none is the end.
     pub to: Option<u64>,
-    /// Send the range only if the object is still this one.
+    /// Requests the range only if the object still has this validator.
     pub if_range: Option<Validator>,
-    /// Follow a redirect from `https` to `http`.
+    /// Whether a redirect from `https` to `http` is followed.
     pub allow_downgrade: bool,
-    /// Fields of the user's own.
+    /// Header fields that the user added.
     pub fields: Arc<[HeaderField]>,
-    /// Ask for the head alone.
+    /// Whether only the head is requested.
     pub head_only: bool,
 }
 
-/// What the bytes that follow are.
+/// The part of the object that an answer carries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ContentPart {
-    /// The object from its first byte, with its length where told.
+    /// The object from its first byte, with its length if known.
     Whole(Option<u64>),
-    /// The object from `from` to `to`, and its length where told.
+    /// A range of the object, with the object's length if known.
     Range {
         /// First byte.
         from: u64,
@@ -73,31 +73,31 @@ pub enum ContentPart {
         /// Length of the whole object.
         total: Option<u64>,
     },
-    /// The range asked for does not exist; the object's length where told.
+    /// The requested range does not exist; with the object's length if known.
     Unsatisfiable(Option<u64>),
 }
 
-/// The head of an answer and its body to come.
+/// The head of an answer, with the body still to be read.
 pub struct FetchResponse {
-    /// What the bytes are.
+    /// The part of the object that the body carries.
     pub part: ContentPart,
-    /// Identifies the object's bytes.
+    /// The validator of the object.
     pub validator: Option<Validator>,
-    /// A coding of the bytes we did not ask for, kept as it is.
+    /// A content coding that was not requested; the bytes are kept encoded.
     pub encoding: Option<String>,
-    /// The name the origin gives the file.
+    /// The file name that the origin suggests.
     pub name: Option<String>,
-    /// What the origin says the bytes are.
+    /// The media type according to the origin.
     pub media_type: Option<String>,
-    /// The bytes are a web page.
+    /// Whether the body is a web page.
     pub is_page: bool,
     body: FetchBody,
 }
 
 enum FetchBody {
-    /// Behind a head that was read here.
+    /// The body after a head that was read here.
     Http(Incoming, AbortHandle),
-    /// The rest of one whose head an earlier process read.
+    /// The rest of an answer whose head an earlier process read.
     Rest(Box<dyn ByteStream>),
 }
 
@@ -110,7 +110,7 @@ impl Drop for FetchResponse {
     }
 }
 
-/// Bytes read at once of the rest of an answer.
+/// The size of reads from the rest of an answer.
 const REST_READ_BYTES: usize = 64 * 1024;
 
 impl FetchResponse {
@@ -133,7 +133,7 @@ impl FetchResponse {
         }
     }
 
-    /// The next bytes; `None` at the clean end, a fault when the origin stopped short of it.
+    /// The next bytes; `None` at a clean end, a fault if the answer was cut short.
     pub async fn next(&mut self) -> Option<Result<Bytes, FetchFault>> {
         let body = match &mut self.body {
             FetchBody::Http(body, _) => body,
@@ -158,7 +158,8 @@ impl FetchResponse {
     }
 }
 
-/// Asks, follows redirects, and returns an answer that carries the object or says it has changed.
+/// Sends a request, follows redirects, and returns an answer that carries the object or shows that it
+/// has changed.
 pub async fn exchange(
     dial: &impl Dial,
     ask: &GetRequest,
@@ -237,7 +238,7 @@ pub async fn exchange(
     Err(FetchFault::Final(TransferFailure::error(text)))
 }
 
-/// Whether a media type is that of pages for people.
+/// Whether a media type is that of a web page.
 fn is_page(media_type: &str) -> bool {
     let essence = media_type.split(';').next().unwrap_or_default().trim();
     ["text/html", "application/xhtml+xml"]
@@ -245,7 +246,7 @@ fn is_page(media_type: &str) -> bool {
         .any(|page| essence.eq_ignore_ascii_case(page))
 }
 
-/// The first words of a body that is text for people.
+/// The beginning of a body, if it is text for people.
 async fn words(body: Incoming) -> String {
     let body = http_body_util::Limited::new(body, WORDS_BYTES_MAX);
     match timeout(HEAD_MAX, body.collect()).await {
@@ -308,7 +309,7 @@ fn request<'a>(
     Ok(request)
 }
 
-/// `host` or `host:port`, as the Host header wants it.
+/// The value of the Host header: `host` or `host:port`.
 fn host(url: &Url) -> String {
     let host = url.host_str().unwrap_or_default();
     url.port()
@@ -360,7 +361,7 @@ fn redirected(from: &Url, headers: &HeaderMap, allow_downgrade: bool) -> Result<
     Ok(to)
 }
 
-/// What the answer's status and header say of the bytes, or why there are none.
+/// The part of the object that status and header describe, or why there is none.
 fn part(
     status: StatusCode,
     headers: &HeaderMap,
@@ -435,7 +436,7 @@ fn part(
     }
 }
 
-/// Whether whoever answered from `url` was told who the user is.
+/// Whether the request to `url` carried the user's credentials.
 fn were_given(ask: &GetRequest, url: &Url) -> bool {
     let given =
         credentials(&ask.url).is_some() || ask.fields.iter().any(HeaderField::is_credential);
@@ -469,8 +470,8 @@ fn parse_content_range(text: &str) -> Option<ContentPart> {
         .then_some(ContentPart::Range { from, to, total })
 }
 
-/// The fault behind a broken exchange: an end or a reset was sent by somebody, most likely the
-/// origin; anything else (no route, no answer) is the network's.
+/// The fault behind a broken exchange: an end or a reset was most likely sent by the origin; any other
+/// error (no route, no answer) is the network's.
 fn broken(error: &hyper::Error) -> FetchFault {
     use std::io::ErrorKind;
     let origin = |text: String| FetchFault::Origin {

@@ -4,7 +4,7 @@ use http::HeaderMap;
 use http::header::CONTENT_DISPOSITION;
 use url::Url;
 
-/// Longest name taken from an origin, in bytes (most file systems take 255; `.part.json` is ours).
+/// The longest name taken from an origin, in bytes (most file systems allow 255; `.part.json` is ours).
 const NAME_BYTES_MAX: usize = 200;
 
 /// The last segment of the URL's path, or `download`.
@@ -18,7 +18,7 @@ pub fn from_url(url: &Url) -> String {
         .unwrap_or_else(|| "download".into())
 }
 
-/// The name the origin asks for in `Content-Disposition` (RFC 6266), if it is fit to use.
+/// The file name in `Content-Disposition` (RFC 6266), if it is usable.
 pub fn from_headers(headers: &HeaderMap) -> Option<String> {
     let text = headers.get(CONTENT_DISPOSITION)?.to_str().ok()?;
     let mut plain = None;
@@ -43,7 +43,7 @@ pub fn from_headers(headers: &HeaderMap) -> Option<String> {
     harmless(&plain?)
 }
 
-/// Parts between semicolons that stand outside quotes.
+/// The parts between semicolons outside of quotes.
 fn split_unquoted(text: &str) -> impl Iterator<Item = &str> {
     let mut quoted = false;
     let mut escaped = false;
@@ -87,7 +87,7 @@ fn percent_decoded(text: &str) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// The last component, without control characters or leading dots; nothing if nothing is left.
+/// The last path component, without control characters and leading dots; none if that leaves nothing.
 fn harmless(name: &str) -> Option<String> {
     let last = name.rsplit(['/', '\\']).next().unwrap_or("");
     let clean: String = last.chars().filter(|c| !c.is_control()).collect();

@@ -7,7 +7,7 @@ use super::outcome::TransferFailure;
 use super::partial::PartialFile;
 use super::proxy::ProxyClient;
 
-/// How long the proxy is tried to be told. Without a network the next download tells it.
+/// How long to try to inform the proxy. Without a network the next download informs it.
 const TELL_MAX: Duration = Duration::from_secs(5); // a guess
 
 /// Removes the part for `destination`; returns what to say about it.

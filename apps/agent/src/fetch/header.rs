@@ -11,11 +11,11 @@ use http::{HeaderName, HeaderValue};
 pub struct HeaderField {
     /// Name of the header field.
     pub name: HeaderName,
-    /// Its value; marked sensitive, so that it is in no log.
+    /// Value of the field; marked sensitive, so that it is never logged.
     pub value: HeaderValue,
 }
 
-/// Parts of names by which fields that prove who we are usually go.
+/// Substrings of field names that suggest credentials.
 const CREDENTIAL_WORDS: [&str; 8] = [
     "auth",
     "cookie",
@@ -28,7 +28,7 @@ const CREDENTIAL_WORDS: [&str; 8] = [
 ];
 
 impl HeaderField {
-    /// True when the field may prove who we are: it goes to no other origin, and no proxy reads it.
+    /// Whether the field may carry credentials: it is sent to no other origin, and no proxy sees it.
     pub fn is_credential(&self) -> bool {
         let name = self.name.as_str();
         CREDENTIAL_WORDS.iter().any(|word| name.contains(word))

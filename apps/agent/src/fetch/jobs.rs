@@ -36,89 +36,89 @@ use crate::order::TransferVerb;
 
 pub use background_process::{BackgroundProcess, LastProgress};
 
-/// Tells a process that it is this download, by its folder.
+/// The environment variable that makes a process a background download: the path of its folder.
 const FOLDER_VARIABLE: &str = "CEDOS_JOB";
 
-/// In the folder of a transfer of the agent's.
+/// The file with a transfer's order, in its folder.
 pub(crate) const ORDER: &str = "order.json";
 
-/// Downloads that ended and are still listed; older ones are forgotten.
+/// Ended downloads that are still listed; older ones are removed.
 const ENDED_KEPT_MAX: usize = 100; // a guess
 
-/// Bytes of a command line that are handed over.
+/// The most bytes of a command line for a background process.
 const ARGUMENTS_BYTES_MAX: u64 = 1 << 20;
 
-/// Time for a background process to say that it has begun.
+/// How long a background process may take to start.
 const BEGIN_MAX: Duration = Duration::from_secs(30); // a guess: a machine under load
 
-/// Time for a download to leave a partial after it was cancelled.
+/// How long a cancelled download may take to save its part.
 const CANCEL_MAX: Duration = Duration::from_secs(30); // a guess: a sync on a slow disk
 
-/// Time for those who look at a lock to let go of it.
+/// How long to wait for a lock that others hold while they check it.
 const LOCK_MAX: Duration = Duration::from_secs(2); // a guess: a machine under load
 
-/// Between two looks at a file of another process.
+/// The interval between reads of another process's file.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// What was asked for.
+/// The request of a background job.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct JobRequest {
-    /// Which way.
+    /// The direction of the transfer.
     #[serde(default = "get")]
     pub verb: TransferVerb,
     /// The URL, without credentials.
     pub url: String,
     /// The file, as an absolute path.
     pub file: PathBuf,
-    /// When it was asked for.
+    /// When the job was requested.
     pub since: String,
-    /// The moment of the deadline.
+    /// The time of the deadline.
     pub deadline: Option<String>,
 }
 
-/// What was meant where nothing was said.
+/// The direction if the request names none.
 fn get() -> TransferVerb {
     TransferVerb::Get
 }
 
-/// One download in the background, as its folder tells it.
+/// A background job, as described by its folder.
 #[derive(Debug)]
 pub struct BackgroundJob {
-    /// Its number.
+    /// The job's number.
     pub id: u64,
-    /// What was asked for.
+    /// The request of the job.
     pub request: JobRequest,
-    /// Its last event; null before the first.
+    /// The last event; null before the first.
     pub event: Value,
-    /// The process it is in, while that runs: one of its own, or the agent.
+    /// The process that runs the job: its own, or the agent.
     pub pid: Option<i32>,
     folder: PathBuf,
 }
 
-/// How a download in the background stands.
+/// The state of a background job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum JobState {
-    /// Bytes are coming, or about to.
+    /// Bytes are arriving, or will soon.
     Running,
-    /// Nothing moves; the reason is told.
+    /// Nothing moves; the event has the reason.
     Waiting,
-    /// The object is whole.
+    /// The object is complete.
     Done,
     /// The transfer failed.
     Failed,
-    /// The user stopped it; it can be continued.
+    /// The user cancelled the job; it can be continued.
     Cancelled,
-    /// The user stopped it for now.
+    /// The user paused the job.
     Paused,
-    /// The transfer goes on when the agent runs.
+    /// The job continues when the agent runs.
     Queued,
-    /// Its process is gone without a last word: killed, or the machine was restarted.
+    /// The process is gone without a final event: it was killed, or the machine restarted.
     Gone,
 }
 
 impl BackgroundJob {
-    /// How it stands.
+    /// The state of the job.
     pub fn state(&self) -> JobState {
         match (self.event["event"].as_str(), self.pid) {
             (Some("done"), _) => JobState::Done,
@@ -167,7 +167,7 @@ impl BackgroundJob {
         self.folder.join(ORDER).exists()
     }
 
-    /// What it said, for people.
+    /// The path of the job's log for users.
     pub fn log_path(&self) -> PathBuf {
         self.folder.join("log")
     }
@@ -202,7 +202,7 @@ impl BackgroundJob {
     }
 }
 
-/// Where the folders are.
+/// The directory with the folders of jobs.
 pub(crate) fn jobs_directory() -> anyhow::Result<PathBuf> {
     state_directory().map(|state| state.join("get"))
 }
@@ -359,7 +359,7 @@ fn until_begun(child: &mut Child, folder: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Makes the folder of the next number.
+/// Creates the folder of the next number.
 pub(crate) fn claim(root: &Path) -> anyhow::Result<u64> {
     loop {
         let last = list()?.last().map_or(0, |job| job.id);
@@ -403,7 +403,7 @@ pub(crate) fn replace(path: &Path, what: &impl Serialize) -> io::Result<()> {
     std::fs::rename(&fresh, path)
 }
 
-/// The command line handed over to this process, if it is a download in the background.
+/// The command line that was handed over to this process, if it is a background download.
 pub fn handed_over_arguments() -> Option<Vec<OsString>> {
     std::env::var_os(FOLDER_VARIABLE)?;
     let mut bytes = Vec::new();
@@ -416,12 +416,12 @@ pub fn handed_over_arguments() -> Option<Vec<OsString>> {
     Some(arguments.map(|a| OsString::from_vec(a.to_vec())).collect())
 }
 
-/// True when this process is a download in the background.
+/// Whether this process is a background download.
 pub fn is_in_background() -> bool {
     std::env::var_os(FOLDER_VARIABLE).is_some()
 }
 
-/// True when whoever started us said that the end of the terminal is not ours: nohup.
+/// Whether SIGHUP is ignored, as under nohup.
 pub fn hangup_is_ignored() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status

@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr, UdpSocket};
 use d2tp_links::Link;
 use url::{Host, Url};
 
-/// An origin that no default route is needed for.
+/// An origin that is reachable without a default route.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum LocalOrigin {
     /// The origin is on this machine.

@@ -4,16 +4,17 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// How the bytes come.
+/// Which host talks to the origin, and how.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FetchMode {
-    /// This device asks the origin itself, over one link at a time.
+    /// This device requests from the origin itself, over one link at a time.
     Direct,
-    /// A proxy asks the origin and keeps the bytes until the device has them; it sees everything.
+    /// A proxy requests from the origin and keeps the bytes until the device has them; it sees
+    /// everything.
     ProxyFetch,
-    /// This device asks the origin itself, through a tunnel that a proxy opens: the proxy sees host
-    /// and port, and what is inside only if the URL is `http`.
+    /// This device requests from the origin itself, through a tunnel that a proxy opens: the proxy sees
+    /// host and port, and the content only if the URL is `http`.
     Sealed,
 }
 

@@ -26,10 +26,10 @@ use super::exchange::{GetRequest, exchange};
 use super::mode::FetchMode;
 use super::outcome::TransferFailure;
 
-/// How long an origin has to show that it is there.
+/// How long an origin may take to answer a handshake.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(3); // a guess: a handshake and an answer
 
-/// Who is asked.
+/// The host that a `d2tp:` URL names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum D2tpTarget {
     /// An origin, at its address.
@@ -65,11 +65,11 @@ impl D2tpTarget {
     }
 }
 
-/// The session, once begun.
+/// The session with an origin.
 enum OriginSession {
-    /// With an origin, over our own links.
+    /// A session with the origin, over our own links.
     Direct(Device),
-    /// By way of a proxy, which is the device's server.
+    /// A session through a proxy, which is the device's server.
     ThroughProxy(Device, Peer),
 }
 
@@ -92,7 +92,7 @@ impl OriginSession {
     }
 }
 
-/// What moves requests to such an origin.
+/// Carries requests to an origin that speaks D2TP.
 pub struct D2tpOrigin {
     whom: D2tpTarget,
     proxy: Option<ServerAddress>,
@@ -104,7 +104,7 @@ pub struct D2tpOrigin {
 }
 
 impl D2tpOrigin {
-    /// Nothing is sent before the first request.
+    /// Creates the client. Nothing is sent before the first request.
     pub fn new(
         whom: D2tpTarget,
         proxy: Option<ServerAddress>,
@@ -124,7 +124,7 @@ impl D2tpOrigin {
         }
     }
 
-    /// Whether the origin is there and has what `url` names.
+    /// Whether the origin answers and has what `url` names.
     pub async fn is_available(&self, url: &Url) -> bool {
         let ask = GetRequest {
             url: url.clone(),
@@ -143,7 +143,7 @@ impl D2tpOrigin {
         matches!(answered, Ok(Ok(_)))
     }
 
-    /// Whom the device's own session is with.
+    /// The server of the device's own session.
     fn server(&self) -> Option<&ServerAddress> {
         match (&self.proxy, &self.whom) {
             (Some(proxy), _) => Some(proxy),

@@ -4,26 +4,26 @@ use std::process::ExitCode;
 
 use serde::{Deserialize, Serialize};
 
-/// How a command ended, for scripts. The numbers are part of the interface.
+/// The exit code of a command, for scripts. The numbers are part of the interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TransferExit {
-    /// The object is whole, and in time.
+    /// The object is complete, and in time.
     Done = 0,
     /// The transfer failed; the message says whose fault.
     Error = 1,
-    /// The command line makes no sense.
+    /// The command line is invalid.
     Usage = 2,
-    /// Stopped by the user; the partial can be continued.
+    /// The user stopped the transfer; it can be continued.
     Cancelled = 3,
-    /// The deadline passed. The object may be whole all the same, only late.
+    /// The deadline passed. The object may be complete, but late.
     DeadlineMissed = 10,
-    /// Links that cost carried all they may, and no other was there in time.
+    /// Metered links carried all they may, and no free one was up in time.
     BudgetExhausted = 11,
-    /// The bytes are not those `--integrity` names.
+    /// The bytes do not have the digest that `--integrity` names.
     IntegrityMismatch = 12,
-    /// The origin sent different bytes too often.
+    /// The origin's object changed too often.
     OriginChanged = 13,
-    /// No link may be used, and waiting was not wanted.
+    /// No link may be used, and waiting was not allowed.
     NoPermittedPath = 14,
 }
 
@@ -41,7 +41,7 @@ impl TransferExit {
         TransferExit::NoPermittedPath,
     ];
 
-    /// The one with this number.
+    /// The exit code with this number.
     pub fn of(number: u64) -> Option<TransferExit> {
         TransferExit::ALL
             .into_iter()
@@ -55,38 +55,38 @@ impl From<TransferExit> for ExitCode {
     }
 }
 
-/// Why something waits or failed, for scripts and logs: the product's one list, of which these
-/// are the ones a download can meet.
+/// Why a transfer waits or failed, for scripts and logs: the product's common list, of which these are
+/// the ones that a transfer can meet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TransferReason {
     /// No link is up.
     NoPath,
-    /// Only links that cost are up, and there is time.
+    /// Only metered links are up, and there is time.
     PathCost,
-    /// Metered links carried what they may.
+    /// Metered links carried all they may.
     OverBudget,
     /// Only a roaming link is up.
     RoamingBlocked,
-    /// The origin does not answer, or asks us to come back.
+    /// The origin does not answer, or asks to wait.
     OriginWait,
-    /// The origin's bytes are not those we began with.
+    /// The origin's object changed.
     OriginChanged,
-    /// The address worked before and does not any more.
+    /// The URL worked before and no longer does.
     UrlExpired,
-    /// The origin wants credentials.
+    /// The origin asks for credentials.
     AuthRequired,
     /// The disk is full.
     StorageFull,
-    /// The user stopped it.
+    /// The user paused the transfer.
     UserPaused,
-    /// Flows with earlier deadlines go first.
+    /// Transfers with earlier deadlines go first.
     QueuedBehind,
     /// A link is up and carries nothing.
     PathTooSlow,
-    /// A link asks to sign in before it carries anything.
+    /// A link has a captive portal.
     Portal,
-    /// The proxy does not answer, or is not who its address says.
+    /// The proxy does not answer, or has another key than its address says.
     ProxyUnreachable,
 }
 
@@ -114,17 +114,17 @@ impl TransferReason {
     }
 }
 
-/// How one goes on that stopped, without an agent.
+/// How to continue a stopped transfer without an agent.
 pub(crate) const AGAIN_ALONE: &str = "run the same command to resume";
 
-/// The end of a download that did not succeed.
+/// How a transfer failed.
 #[derive(Debug, Clone)]
 pub struct TransferFailure {
     /// The exit code.
     pub exit: TransferExit,
-    /// The reason code, where one fits.
+    /// The reason code, if one applies.
     pub reason: Option<TransferReason>,
-    /// For people: whose fault it was, where, and what to do next.
+    /// A text for users: what failed, why, and what to do next.
     pub text: String,
 }
 
@@ -151,7 +151,7 @@ impl TransferFailure {
         }
     }
 
-    /// A command line that makes no sense.
+    /// The failure of an invalid command line.
     pub fn usage(text: impl Into<String>) -> TransferFailure {
         TransferFailure {
             exit: TransferExit::Usage,
@@ -159,7 +159,7 @@ impl TransferFailure {
         }
     }
 
-    /// A disk that refused, in words that say what to do.
+    /// The failure of a disk operation, with what to do about it.
     pub fn storage(what: &str, error: &std::io::Error) -> TransferFailure {
         use std::io::ErrorKind::{QuotaExceeded, StorageFull};
         if matches!(error.kind(), StorageFull | QuotaExceeded) {

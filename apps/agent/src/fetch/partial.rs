@@ -19,26 +19,26 @@ use sha2::{Digest, Sha256};
 
 use super::validator::Validator;
 
-/// Version of the note's form; a note of another version is not believed.
+/// The version of the note's format; other versions are ignored.
 const NOTE_VERSION: u32 = 2;
 
-/// What the note beside a part says.
+/// The note beside a partial file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PartialNote {
-    /// Version of this form.
+    /// The version of the format.
     pub version: u32,
     /// The URL asked for, without credentials.
     pub url: String,
-    /// What identifies the object's bytes, when the origin tells.
+    /// The validator of the object, if the origin sent one.
     pub validator: Option<Validator>,
-    /// Its size, when known.
+    /// Size of the object, if known.
     pub length: Option<u64>,
-    /// Bytes of the part that are synced to the disk.
+    /// Bytes of the part that are synced to disk.
     pub durable_bytes: u64,
-    /// Their digest in hex, where it was known when the note was written.
+    /// The digest of those bytes in hex, if it was known when the note was written.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sha256: Option<String>,
-    /// The flow at the proxy that the rest comes in.
+    /// The flow at the proxy that carries the rest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub flow: Option<FlowNote>,
 }
@@ -46,24 +46,24 @@ pub struct PartialNote {
 /// A flow that outlives the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FlowNote {
-    /// The instance it belongs to.
+    /// The instance of the flow.
     pub instance: u64,
-    /// Its id there.
+    /// The flow's id.
     pub flow: u64,
-    /// What is added to a byte's place in the file for its place in the flow: the answer's head
-    /// comes before it, and what was not asked for is missing.
+    /// The difference between a byte's offset in the flow and in the file: the head of the answer
+    /// precedes the body, and bytes that were not requested are missing.
     pub lead: i64,
 }
 
 impl FlowNote {
-    /// Where in the flow the byte at `offset` of the file is.
+    /// The offset in the flow of the file's byte at `offset`.
     pub fn flow_offset(&self, offset: u64) -> Option<u64> {
         offset.checked_add_signed(self.lead)
     }
 }
 
 impl PartialNote {
-    /// A note for an object nothing is known of.
+    /// A note for an object of which nothing is known.
     pub fn new(url: &str) -> PartialNote {
         PartialNote {
             version: NOTE_VERSION,
@@ -76,27 +76,27 @@ impl PartialNote {
         }
     }
 
-    /// Whether the note at this path goes on with this flow.
+    /// Whether the note at this path belongs to this flow.
     pub fn continues_flow(path: &Path, instance: u64, flow: u64) -> bool {
         let named = read_note(path).note().and_then(|note| note.flow);
         named.is_some_and(|f| (f.instance, f.flow) == (instance, flow))
     }
 }
 
-/// An open part, locked against a second `cedos get`.
+/// A partial file, locked against a second `cedos get`.
 #[derive(Debug)]
 pub struct PartialFile {
     file: File,
     part: PathBuf,
     note_path: PathBuf,
     destination: PathBuf,
-    /// A sync of the part failed.
+    /// Whether a sync of the part failed.
     lost: Arc<AtomicBool>,
-    /// Why what lay there is not continued, where something is wrong with it.
+    /// Why an existing part is not continued, if it is damaged.
     distrust: Option<&'static str>,
 }
 
-/// A note as it lies on the disk: with the digest of the rest, so that no damage goes unseen.
+/// A note as stored on disk, with a checksum of its other content.
 #[derive(Serialize, Deserialize)]
 struct ChecksummedNote {
     #[serde(flatten)]
@@ -112,10 +112,10 @@ impl ChecksummedNote {
     }
 }
 
-/// Enough of a digest to notice damage.
+/// Size of the checksum: enough to detect damage.
 const SUM_BYTES: usize = 8;
 
-/// What lies where a note may be.
+/// What was found in the place of a note.
 enum StoredNote {
     Nothing,
     Damaged,
@@ -131,7 +131,7 @@ impl StoredNote {
     }
 }
 
-/// Why a part is not synced any more.
+/// The error after a failed sync of the part.
 fn lost() -> io::Error {
     io::Error::other("an earlier sync of it failed")
 }
@@ -183,12 +183,12 @@ impl PartialFile {
         Ok((partial, note))
     }
 
-    /// Adds bytes at the end.
+    /// Appends bytes.
     pub fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.file.write_all(bytes)
     }
 
-    /// Throws away everything after `length` bytes (a write that failed half-way).
+    /// Truncates the part to `length` bytes, after a write that failed half-way.
     pub fn truncate(&mut self, length: u64) -> io::Result<()> {
         self.file.set_len(length)?;
         self.file.seek(SeekFrom::Start(length)).map(drop)
@@ -246,12 +246,12 @@ impl PartialFile {
         self.lost.load(Ordering::Acquire)
     }
 
-    /// Why what lay there is not continued, where something is wrong with it.
+    /// Why an existing part is not continued, if it is damaged.
     pub fn discard_reason(&self) -> Option<&'static str> {
         self.distrust
     }
 
-    /// Forgets the note, so that the part is not continued.
+    /// Removes the note, so that the part is not continued.
     pub fn remove_note(&self) -> io::Result<()> {
         match std::fs::remove_file(&self.note_path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -259,7 +259,8 @@ impl PartialFile {
         }
     }
 
-    /// Makes the part the destination: sync, rename, sync the directory, drop the note.
+    /// Renames the part to its destination: syncs it, renames it, syncs the directory, removes the
+    /// note.
     pub fn commit(&self, destination: &Path) -> io::Result<()> {
         if self.has_failed_sync() {
             return Err(lost());
@@ -273,7 +274,7 @@ impl PartialFile {
         self.remove_note()
     }
 
-    /// Puts the part aside as `FILE.bad`, never to be continued; returns that path.
+    /// Renames the part to `FILE.bad`, so that it is never continued. Returns that path.
     pub fn set_aside(self) -> io::Result<PathBuf> {
         let bad = beside(&self.destination, ".bad");
         std::fs::rename(&self.part, &bad)?;
@@ -281,24 +282,24 @@ impl PartialFile {
         Ok(bad)
     }
 
-    /// Removes an empty part and its note: nothing was received, nothing is left lying about.
+    /// Removes an empty part and its note.
     pub fn discard(self) -> io::Result<()> {
         std::fs::remove_file(&self.part)?;
         self.remove_note()
     }
 
-    /// Where the note is.
+    /// The path of the note.
     pub fn note_path(&self) -> &Path {
         &self.note_path
     }
 
-    /// Where the bytes are until they are whole.
+    /// The path of the part.
     pub fn path(&self) -> &Path {
         &self.part
     }
 }
 
-/// What an earlier run left for `destination` of `url`, without opening or changing it.
+/// The note that an earlier run left for `destination` of `url`; nothing is opened or changed.
 pub fn find_note(destination: &Path, url: &str) -> Option<PartialNote> {
     let note = read_note(&beside(destination, ".part.json")).note()?;
     let part = std::fs::metadata(beside(destination, ".part")).ok()?;

@@ -14,20 +14,20 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-/// A whole object that is about to get its final name.
+/// A complete object that is about to be renamed into place.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PendingRename {
-    /// The name it gets.
+    /// The final path.
     pub file: PathBuf,
     /// Length of the object in bytes.
     pub bytes: u64,
     /// SHA-256 digest of the object's bytes, in hex.
     pub sha256: String,
-    /// Whether the deadline had passed when the object became whole.
+    /// Whether the deadline had passed when the object was complete.
     pub late: bool,
-    /// How long it took.
+    /// How long the transfer took.
     pub duration_s: f64,
-    /// The note beside the part, which is of no use any more.
+    /// The note of the part, which is no longer needed.
     pub note: Option<PathBuf>,
     device: u64,
     inode: u64,
@@ -77,7 +77,7 @@ impl PendingRename {
         File::open(path.parent().unwrap_or(Path::new(".")))?.sync_all()
     }
 
-    /// What was written down, if it came to pass.
+    /// The record, if the rename was completed.
     pub fn read_completed(path: &Path) -> Option<PendingRename> {
         let text = std::fs::read(path).ok()?;
         let landing: PendingRename = serde_json::from_slice(&text).ok()?;

@@ -43,23 +43,23 @@ use shared_flow::SharedFlow;
 pub use flow_loss::FlowLoss;
 pub use link_traffic::LinkTraffic;
 
-/// Time for the last words to a proxy: the end of a flow, the end of the session.
+/// Time to end the flow and the session with a proxy.
 const FAREWELL: Duration = Duration::from_millis(500); // a guess: one slow round trip
 
-/// What moves requests to a proxy.
+/// Carries requests to a proxy.
 pub struct ProxyClient {
     address: ServerAddress,
     key: SecretKey,
     links: watch::Receiver<Arc<Vec<Link>>>,
     config: EndpointConfig,
-    /// What counts is what we send.
+    /// Whether sent bytes are counted, not received ones.
     sends: bool,
-    /// The device speaks to origins itself, through this.
+    /// The connector by which the device talks to origins itself.
     tunnel: Option<OriginTunnel>,
-    /// Links that are not the kernel's, where the program brought its own.
+    /// Links that the program provides instead of the kernel's.
     given: Option<Arc<ProvidedLinks>>,
     log: Option<Arc<Qlog>>,
-    /// Where instances are kept, if they are.
+    /// The directory of instances, if they are kept.
     instances: Option<PathBuf>,
     state: Mutex<ProxyClientState>,
 }
@@ -69,25 +69,25 @@ struct ProxyClientState {
     device: Option<Arc<Device>>,
     flow: Option<Arc<Mutex<Flow>>>,
     within: Option<Duration>,
-    /// Payload bytes and repeated bytes of sessions that ended.
+    /// Payload bytes by link, and repeated bytes, of earlier sessions.
     carried_before: BTreeMap<String, u64>,
     duplicate_before: u64,
     instance: Option<Arc<Instance>>,
-    /// The instance and the flow that an earlier process began.
+    /// The instance and the flow of an earlier process.
     claim: Option<(u64, Option<InstanceClaim>)>,
-    /// The flow at hand was claimed, and nobody reads it yet.
+    /// Whether the current flow was claimed and is not read yet.
     claimed: bool,
-    /// The head of the answer in the flow at hand.
+    /// The scanner for the head of the current flow's answer.
     head: Option<Arc<Mutex<HeadScanner>>>,
-    /// The code the flow at hand was reset with. Its other direction may still be open then, so it has
-    /// no end yet.
+    /// The code with which the current flow was reset. Its other direction may still be open then, so
+    /// that the flow has no end yet.
     broken: Arc<OnceLock<u64>>,
-    /// Why no instance could be had.
+    /// Why no instance could be opened.
     trouble: Option<String>,
 }
 
 impl ProxyClient {
-    /// Nothing is sent before [`ProxyClient::connect`].
+    /// Creates the client. Nothing is sent before [`ProxyClient::connect`].
     pub fn new(
         address: ServerAddress,
         key: SecretKey,
@@ -108,13 +108,13 @@ impl ProxyClient {
         }
     }
 
-    /// With these settings of the session.
+    /// Sets the configuration of sessions.
     pub fn with_config(mut self, set: impl FnOnce(&mut EndpointConfig)) -> ProxyClient {
         set(&mut self.config);
         self
     }
 
-    /// For uploads: links are counted by what is sent over them.
+    /// Counts sent bytes of links, for uploads.
     pub fn for_uploads(mut self) -> ProxyClient {
         self.sends = true;
         self
@@ -127,7 +127,8 @@ impl ProxyClient {
         Ok(Box::new(stream))
     }
 
-    /// `head`: finds the end of the answer's head, for a flow that a later process may claim.
+    /// Opens a flow. `head`: the scanner for the head of the answer, for a flow that a later process
+    /// may claim.
     fn open(
         &self,
         size: Option<u64>,
@@ -155,8 +156,7 @@ impl ProxyClient {
         Ok(SharedFlow { flow, head, broken })
     }
 
-    /// Opens a flow beside the one at hand, for a caller that steers several; `steer` has it before
-    /// anything is sent.
+    /// Opens another flow, for a caller that manages several; `steer` gets it before anything is sent.
     pub fn open_parallel(
         &self,
         steer: impl FnOnce(&Device, &Arc<Mutex<Flow>>),
@@ -164,7 +164,7 @@ impl ProxyClient {
         self.open_parallel_with(FlowSettings::default(), steer)
     }
 
-    /// Opens a flow beside others, with these settings.
+    /// Opens another flow, with these settings.
     pub fn open_parallel_with(
         &self,
         settings: FlowSettings,
@@ -185,7 +185,7 @@ impl ProxyClient {
         }))
     }
 
-    /// What the device speaks to origins through, where it does so itself.
+    /// The connector by which the device talks to origins itself, if it does.
     pub fn tunnel(&self) -> Option<&OriginTunnel> {
         self.tunnel.as_ref()
     }
@@ -202,12 +202,12 @@ impl ProxyClient {
         }
     }
 
-    /// Has sessions write what they do to `log`.
+    /// Logs sessions to `log`.
     pub fn log_to(&mut self, log: Arc<Qlog>) {
         self.log = Some(log);
     }
 
-    /// Where the proxy is, for people.
+    /// The proxy's address, for users.
     pub fn address_text(&self) -> String {
         let host = &self.address.host;
         if host.contains(':') {
@@ -217,7 +217,7 @@ impl ProxyClient {
         }
     }
 
-    /// This device's public key, as the proxy's operator needs it.
+    /// This device's public key, in the form that the proxy's operator needs.
     pub fn public_key(&self) -> String {
         self.key.public().to_string()
     }
@@ -226,7 +226,7 @@ impl ProxyClient {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The session's device, once called.
+    /// The session's device, if there is a session.
     pub fn device(&self) -> Option<Arc<Device>> {
         self.state().device.clone()
     }
@@ -289,7 +289,7 @@ impl ProxyClient {
         Ok(Some(receiver))
     }
 
-    /// A device that keeps nothing of its flows, and whose instance the next process takes over.
+    /// A device without stored flows, whose instance the next process uses again.
     async fn device_on_lease(&self, options: DeviceOptions) -> Result<Device, DriverError> {
         let (ours, theirs) = (self.key.public(), self.address.key);
         let lease = tokio::task::spawn_blocking(move || InstanceLease::take(ours, theirs)).await;
@@ -299,7 +299,7 @@ impl ProxyClient {
         }
     }
 
-    /// Whether the proxy is on this machine, or reached by a route that is no way to everywhere.
+    /// Whether the proxy is on this machine, or reached by a specific route.
     pub fn needs_no_link(&self) -> bool {
         if self.given.is_some() {
             return false;
@@ -317,7 +317,7 @@ impl ProxyClient {
                 && LocalOrigin::of_address(ip, &links).is_some())
     }
 
-    /// Forgets the session, which has ended, keeping its counts.
+    /// Drops the session, which has ended, and keeps its counts.
     pub fn drop_session(&self) {
         let carried = self.carried();
         let duplicate = self.duplicate_bytes();
@@ -328,12 +328,12 @@ impl ProxyClient {
         state.duplicate_before = duplicate;
     }
 
-    /// The time that the next flows have.
+    /// Sets the time until the deadline of further flows.
     pub fn set_time_left(&self, within: Option<Duration>) {
         self.state().within = within;
     }
 
-    /// Does something with the flow of the request at hand.
+    /// Calls `f` with the flow of the current request.
     pub fn with_flow<R>(&self, f: impl FnOnce(&Device, &mut Flow) -> R) -> Option<R> {
         let (device, flow) = {
             let state = self.state();
@@ -343,7 +343,7 @@ impl ProxyClient {
         Some(f(&device, &mut flow))
     }
 
-    /// What each link carried and how it is.
+    /// What each link carried, and its state.
     pub fn carried(&self) -> BTreeMap<String, LinkTraffic> {
         let (device, before) = {
             let state = self.state();
@@ -353,7 +353,8 @@ impl ProxyClient {
         LinkTraffic::of_links(before, statuses.unwrap_or_default(), self.sends)
     }
 
-    /// Tells when a link of the session begins to answer, or counts as silent; none without a session.
+    /// Notifies when a link of the session begins to answer, or counts as silent; none without a
+    /// session.
     pub fn watch_answers(&self) -> Option<watch::Receiver<()>> {
         self.device().map(|device| device.watch_answers())
     }
@@ -368,7 +369,7 @@ impl ProxyClient {
         })
     }
 
-    /// Payload bytes that came more than once.
+    /// Payload bytes that were received more than once.
     pub fn duplicate_bytes(&self) -> u64 {
         let (device, before) = {
             let state = self.state();
@@ -377,7 +378,7 @@ impl ProxyClient {
         before + device.map_or(0, |device| device.duplicate_bytes())
     }
 
-    /// Ends the flow at hand in order: the proxy learns that everything arrived.
+    /// Ends the current flow cleanly: the proxy learns that everything arrived.
     pub async fn finish(&self) {
         let Some(flow) = self.state().flow.take() else {
             return;
@@ -395,14 +396,14 @@ impl ProxyClient {
         .await;
     }
 
-    /// Drops the flow at hand: what it still carries is thrown away.
+    /// Drops the current flow, with whatever it still carries.
     pub fn drop_flow(&self) {
         let mut state = self.state();
         state.flow = None;
         state.broken = Arc::default();
     }
 
-    /// Says good-bye to the proxy.
+    /// Closes the session and informs the proxy.
     pub async fn close(&self) {
         let device = {
             let mut state = self.state();
@@ -430,7 +431,7 @@ impl ProxyClient {
     }
 }
 
-/// What a link may be used for at all. Whether links that cost are, is said per flow.
+/// What a link may be used for. Use of metered links is decided per flow.
 fn usage(link: &Link) -> LinkUse {
     match (link.kind, link.class.class) {
         (LinkKind::Loopback, _) | (_, CostClass::Roaming) => LinkUse::Off,

@@ -7,7 +7,7 @@ use http::{HeaderMap, StatusCode};
 use super::dial::FetchFault;
 use super::outcome::TransferFailure;
 
-/// The proxy's own refusal; its words are in the body. None if the answer is the origin's.
+/// The failure if the proxy itself refused; the body explains it. None if the answer is the origin's.
 pub fn refusal(status: StatusCode, headers: &HeaderMap, body: &str) -> Option<FetchFault> {
     let told = headers.get("proxy-status")?.to_str().ok()?;
     let (_, rest) = told.split_once("error=")?;

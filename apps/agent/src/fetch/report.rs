@@ -18,28 +18,28 @@ use crate::terms::TransferTerms;
 pub use digest_progress::DigestProgress;
 pub use observers::{BarObserver, JsonObserver, LineObserver, ObserverPair};
 
-/// What happens while a download runs.
+/// An event of a running transfer.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum TransferEvent {
-    /// The first: the place for the bytes is open.
+    /// The first event: the destination is open.
     Begun {
         /// The URL asked for, without credentials.
         url: String,
-        /// Where the object goes; `-` for standard output.
+        /// The destination of the object; `-` for standard output.
         file: String,
-        /// Who speaks to the origin.
+        /// Which host talks to the origin.
         mode: FetchMode,
         /// Bytes of the object that an earlier run left.
         held_bytes: u64,
     },
-    /// Once a second while bytes come.
+    /// The progress, once a second while bytes arrive.
     Progress {
         /// Seconds since the start.
         t_s: f64,
-        /// Bytes held.
+        /// Bytes received so far.
         bytes: u64,
-        /// Bytes of the object, when known.
+        /// Size of the object, if known.
         length: Option<u64>,
         /// Rate over the last second, bytes per second.
         rate_bytes_per_s: f64,
@@ -47,15 +47,15 @@ pub enum TransferEvent {
         link: String,
         /// Payload bytes by link so far.
         bytes_by_link: BTreeMap<String, u64>,
-        /// Why this link, in words.
+        /// Why this link is used, in words.
         why: String,
-        /// Who speaks to the origin.
+        /// Which host talks to the origin.
         mode: FetchMode,
-        /// What can be promised; none without a deadline.
+        /// The estimate for the deadline; none without one.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         promise: Option<DeadlinePromise>,
     },
-    /// The transfer goes on over another link.
+    /// The transfer continues over another link.
     Switch {
         /// Seconds since the start.
         t_s: f64,
@@ -63,11 +63,11 @@ pub enum TransferEvent {
         from: Option<String>,
         /// The link taken.
         to: String,
-        /// Why, in words.
+        /// The reason in words.
         why: String,
-        /// `make-before-break` or `break-before-make`, where the transport tells.
+        /// `make-before-break` or `break-before-make`, if the transport reports it.
         kind: Option<Cow<'static, str>>,
-        /// From the last byte before to the first one after, in milliseconds, where it tells.
+        /// Milliseconds between the last byte before the switch and the first after it, if known.
         silence_ms: Option<f64>,
     },
     /// Nothing moves, and why.
@@ -81,44 +81,45 @@ pub enum TransferEvent {
         /// What would end the wait.
         unblocks: String,
     },
-    /// Something worth knowing that stops nothing.
+    /// Information that does not affect the transfer.
     Note {
         /// Seconds since the start.
         t_s: f64,
-        /// A reason code, where one fits.
+        /// The reason code, if one applies.
         reason: Option<TransferReason>,
-        /// In words.
+        /// The text of the information.
         text: String,
     },
-    /// The end: the object is whole.
+    /// The end: the object is complete.
     Done(TransferReport),
-    /// The end: it is not.
+    /// The end: the object is not complete.
     Error(TransferReport),
 }
 
-/// From this chance on a transfer is called on track.
+/// The probability from which a transfer counts as on track.
 pub const ON_TRACK: f64 = 0.8; // a guess
 
-/// What was promised of a transfer.
+/// The estimate of a transfer that has a deadline.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct DeadlinePromise {
-    /// How likely it is ready in time.
+    /// The probability that the transfer is ready in time.
     pub p: f64,
-    /// Whether success is so unlikely that there is no point in waiting for it.
+    /// Whether success is so unlikely that waiting is pointless.
     pub infeasible: bool,
-    /// Bytes on metered links that are still to come, on average.
+    /// Expected bytes still to come on metered links.
     pub metered_bytes_expected: u64,
-    /// Bytes on links that cost that are exceeded in one case of twenty.
+    /// The 95th percentile of the bytes still to come on metered links.
     pub metered_bytes_95: u64,
-    /// More it never is.
+    /// The maximum of the bytes still to come on metered links.
     pub metered_bytes_worst: u64,
     /// Seconds until the deadline.
     pub left_s: f64,
 }
 
 impl DeadlinePromise {
-    /// The promise that the scheduler's estimate makes with so much time left. The scheduler hopes
-    /// for links that are not there: where none may cost, nothing of that is promised.
+    /// The estimate that follows from the scheduler's, with this much time left. The scheduler also
+    /// counts on links that are not up: where metered links are not allowed, none of their bytes are
+    /// included.
     pub fn of(promise: &CompletionEstimate, left: Duration, may_cost: bool) -> DeadlinePromise {
         let paid = |bytes: u64| if may_cost { bytes } else { 0 };
         DeadlinePromise {
@@ -131,7 +132,7 @@ impl DeadlinePromise {
         }
     }
 
-    /// For people.
+    /// The estimate in words.
     pub fn describe(&self) -> String {
         let chance = self.chance();
         if self.metered_bytes_worst == 0 {
@@ -146,7 +147,7 @@ impl DeadlinePromise {
 }
 
 impl DeadlinePromise {
-    /// How likely it is, for people.
+    /// The probability in words.
     pub fn chance(&self) -> String {
         match self.p {
             p if self.infeasible => format!("not feasible, {} likely to be on time", percent(p)),
@@ -156,64 +157,64 @@ impl DeadlinePromise {
     }
 }
 
-/// The last object of a run.
+/// The report of a finished transfer.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct TransferReport {
     /// `get` or `put`.
     pub verb: Cow<'static, str>,
     /// The URL asked for, without credentials.
     pub url: String,
-    /// Who spoke to the origin.
+    /// Which host talked to the origin.
     pub mode: FetchMode,
-    /// Where the object is, or would have been; `-` for standard output.
+    /// The destination of the object; `-` for standard output.
     pub file: String,
-    /// Bytes of the object held, from now or earlier runs.
+    /// Bytes of the object received, in this run or earlier ones.
     pub bytes: u64,
-    /// Digest of those bytes, in hex.
+    /// The digest of those bytes, in hex.
     pub sha256: String,
     /// Payload bytes received in this run, by link; their sum is what the networks carried.
     pub bytes_by_link: BTreeMap<String, u64>,
     /// Length of this run, in seconds.
     pub duration_s: f64,
-    /// When the first byte that was not held came, in seconds from the start; none if none did.
+    /// Seconds from the start to the first new byte; none if there was none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub first_byte_s: Option<f64>,
-    /// When the last did.
+    /// Seconds from the start to the last new byte.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_byte_s: Option<f64>,
     /// The deadline, in seconds from the start; none if there was none.
     pub deadline_s: Option<f64>,
-    /// The object was whole by then.
+    /// Whether the object was complete by the deadline.
     pub deadline_met: Option<bool>,
-    /// What was promised first; none without a deadline.
+    /// The first estimate; none without a deadline.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub promise: Option<DeadlinePromise>,
     /// Times the transfer moved from one link to another.
     pub switches: u32,
-    /// Payload bytes received that were held already, or thrown away.
+    /// Payload bytes that were received more than once, or discarded.
     pub duplicate_bytes: u64,
-    /// A coding of the bytes the origin applied unasked; they are stored as they came.
+    /// A content coding that the origin applied without request; the bytes are stored encoded.
     pub content_encoding: Option<String>,
     /// The exit code.
     pub exit: u8,
-    /// The reason code of a failure, where one fits.
+    /// The reason code of a failure, if one applies.
     pub reason: Option<TransferReason>,
-    /// What went wrong and what to do, in words.
+    /// What failed and what to do, in words.
     pub text: Option<String>,
-    /// Bytes a later run can continue from.
+    /// Bytes from which a later run can continue.
     pub resumable_bytes: u64,
-    /// What a proxy would have added to this run.
+    /// What a proxy would have improved in this run.
     pub proxy_would_add: Option<String>,
-    /// The status the origin answered an upload with.
+    /// The status of the origin's answer to an upload.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status: Option<u16>,
-    /// What the origin said to an upload.
+    /// The text of the origin's answer to an upload.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub answer: Option<String>,
 }
 
 impl TransferReport {
-    /// The report of a transfer that ended before anything could be moved.
+    /// The report of a transfer that failed before it started.
     pub fn failed(
         verb: &'static str,
         (url, file): (String, String),
@@ -249,29 +250,29 @@ impl TransferReport {
     }
 }
 
-/// Hears what happens.
+/// An observer of a transfer's events.
 pub trait TransferObserver: Send {
-    /// Called in order, from the transfer itself: must not block for long.
+    /// Handles an event. Called in order, from the transfer itself, so it must not block for long.
     fn on_event(&mut self, event: &TransferEvent);
 }
 
-/// A line on standard error. Nobody may be listening any more (`2>&1 | head`, a terminal that is
-/// gone): that must not stop a download, as the panic of `eprintln!` would.
+/// Prints a line on standard error, and ignores errors: a closed pipe or terminal must not stop a
+/// download, as the panic of `eprintln!` would.
 pub fn print_stderr(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
-/// A line on standard output, with the same patience.
+/// Prints a line on standard output, and ignores errors.
 pub fn print_stdout(line: &str) {
     let _ = writeln!(std::io::stdout(), "{line}");
 }
 
-/// What stands for a link where the system's routes decide: a proxy on this machine, or in its network.
+/// The link name where the system's routes decide: for a proxy on this machine, or in its network.
 pub const NO_LINK: &str = "any";
-/// Why it is used.
+/// The reason that is shown for [`NO_LINK`].
 pub const NO_LINK_WHY: &str = "the proxy is on this machine or a local network";
 
-/// A link's name for people.
+/// A link's name for users.
 pub fn link_label(link: &str) -> &str {
     match link {
         NO_LINK => "the system's routes",
@@ -279,12 +280,12 @@ pub fn link_label(link: &str) -> &str {
     }
 }
 
-/// A count of bytes as people read it.
+/// A number of bytes for users.
 pub fn human_bytes(bytes: u64) -> String {
     indicatif::DecimalBytes(bytes).to_string()
 }
 
-/// A chance for people.
+/// A probability for users.
 pub fn percent(p: f64) -> String {
     match (100.0 * p).round() {
         _ if p >= 1.0 => "100 %".to_owned(),

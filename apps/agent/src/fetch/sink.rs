@@ -12,14 +12,14 @@ use super::boot_clock::BootInstant;
 use super::outcome::TransferFailure;
 use super::partial::{PartialFile, PartialNote};
 
-/// Bytes asked for again when continuing, and compared. More costs that much at every switch;
-/// fewer can miss an origin whose versions differ elsewhere.
+/// Bytes that are requested again when a transfer is continued, and compared. More costs that much at
+/// every switch; fewer may not reveal an object that changed elsewhere.
 pub const OVERLAP_BYTES_MAX: usize = 16 * 1024; // a guess
 
-/// Time between checkpoints of a part: what a power cut may cost to fetch again.
+/// The interval between checkpoints of a part: what a power failure may cost to fetch again.
 const CHECKPOINT_EVERY: Duration = Duration::from_secs(2); // a guess
 
-/// Bytes given up at the end of a part to make room for its note on a full disk.
+/// Bytes that are cut off a part to make room for its note on a full disk.
 const NOTE_ROOM_BYTES: u64 = 64 * 1024; // a file system block and then some
 
 enum SinkTarget {
@@ -37,9 +37,9 @@ pub struct DownloadSink {
     digest: Sha256,
     tail: Vec<u8>,
     length: u64,
-    /// What is known of the object; written beside a part.
+    /// The note of the object, stored beside the part.
     pub note: PartialNote,
-    /// Why an earlier run's part is not continued, where something is wrong with it.
+    /// Why the part of an earlier run is not continued, if it is damaged.
     pub discard_reason: Option<&'static str>,
 }
 
@@ -55,7 +55,7 @@ pub fn check_writable(destination: &Path, url: &str) -> Result<(), TransferFailu
 }
 
 impl DownloadSink {
-    /// Opens the part for `destination`, continuing what is there if it can be.
+    /// Opens the part for `destination`, and continues an existing one if possible.
     pub fn file(destination: &Path, url: &str) -> Result<DownloadSink, TransferFailure> {
         let opened =
             PartialFile::open(destination, url).map_err(|error| unwritable(destination, &error));
@@ -89,7 +89,7 @@ impl DownloadSink {
         })
     }
 
-    /// Writes to `output` as bytes come; what is out cannot be taken back.
+    /// Writes to `output` as bytes arrive; written bytes cannot be taken back.
     pub fn output(output: Box<dyn Write + Send>, url: &str) -> DownloadSink {
         DownloadSink {
             place: SinkTarget::Output(output),
@@ -101,7 +101,7 @@ impl DownloadSink {
         }
     }
 
-    /// Bytes that the sink holds.
+    /// The number of bytes held.
     pub fn held_bytes(&self) -> u64 {
         self.length
     }
@@ -111,7 +111,7 @@ impl DownloadSink {
         &self.tail
     }
 
-    /// Adds bytes at the end.
+    /// Appends bytes.
     pub fn append(&mut self, bytes: &[u8]) -> Result<(), TransferFailure> {
         let written = match &mut self.place {
             SinkTarget::File { partial, .. } => partial.append(bytes),
@@ -133,7 +133,8 @@ impl DownloadSink {
         Ok(())
     }
 
-    /// Starts from zero. False when that is impossible: bytes are on standard output already.
+    /// Starts again from zero. False if that is impossible, because bytes were written to standard
+    /// output.
     pub fn restart(&mut self) -> Result<bool, TransferFailure> {
         if let SinkTarget::File { partial, .. } = &mut self.place {
             // The note goes first: it must not speak of bytes that are about to change.
@@ -151,7 +152,7 @@ impl DownloadSink {
         Ok(true)
     }
 
-    /// The note that speaks of everything held.
+    /// A note that covers everything held.
     fn note_of_all(&self) -> PartialNote {
         PartialNote {
             durable_bytes: self.length,
@@ -195,7 +196,7 @@ impl DownloadSink {
         Ok(())
     }
 
-    /// Leaves a part that can be continued; returns how many bytes it keeps and where.
+    /// Closes the part so that it can be continued. Returns how many bytes it keeps, and its path.
     pub async fn suspend(mut self) -> Option<(u64, PathBuf)> {
         let digest = self.sha256_hex();
         if let SinkTarget::Output(output) = &mut self.place {
@@ -244,7 +245,7 @@ impl DownloadSink {
         Some((self.note.durable_bytes, path)) // the previous note still holds
     }
 
-    /// Bytes that a later run can continue from, whatever happens now.
+    /// Bytes from which a later run can continue, even after a crash now.
     pub fn durable_bytes(&self) -> u64 {
         match &self.place {
             SinkTarget::File { .. } => self.note.durable_bytes,
@@ -281,7 +282,7 @@ impl DownloadSink {
         Ok(())
     }
 
-    /// Where the note of a part is; none on standard output.
+    /// The path of the part's note; none on standard output.
     pub fn note_path(&self) -> Option<&Path> {
         match &self.place {
             SinkTarget::File { partial, .. } => Some(partial.note_path()),
@@ -289,7 +290,7 @@ impl DownloadSink {
         }
     }
 
-    /// Where the bytes are until they are whole; none on standard output.
+    /// The path of the part; none on standard output.
     pub fn part_path(&self) -> Option<&Path> {
         match &self.place {
             SinkTarget::File { partial, .. } => Some(partial.path()),
@@ -302,7 +303,7 @@ impl DownloadSink {
         hex::encode(self.digest.clone().finalize())
     }
 
-    /// Ends with a whole object under `destination`.
+    /// Renames the complete object to `destination`.
     pub async fn commit(self, destination: &Path) -> Result<(), TransferFailure> {
         match self.place {
             SinkTarget::File {
@@ -324,7 +325,7 @@ impl DownloadSink {
         }
     }
 
-    /// Puts bytes aside that are whole and wrong; returns where they are, if anywhere.
+    /// Renames a complete object with wrong content. Returns its new path, if it is in a file.
     pub async fn set_aside(self) -> Option<PathBuf> {
         let SinkTarget::File {
             partial,
@@ -341,7 +342,7 @@ impl DownloadSink {
     }
 }
 
-/// Why no part can be beside this file, and what to do.
+/// The failure of creating a part beside this file, with what to do about it.
 fn unwritable(destination: &Path, error: &io::Error) -> TransferFailure {
     let what = format!("cannot write {}.part", destination.display());
     let directory = destination

@@ -14,7 +14,7 @@ use url::{Host, Url};
 use super::dial::{ByteStream, FetchFault};
 use super::outcome::TransferFailure;
 
-/// Speaks TLS where a URL says so.
+/// Wraps connections in TLS for `https` URLs.
 pub struct OriginTls(TlsConnector);
 
 impl OriginTls {

@@ -48,7 +48,7 @@ pub(crate) use control::may_cost;
 pub use dry_run::{DryRunForecast, DryRunLink, DryRunPlan, plan_direct, plan_proxied};
 pub use job::{Destination, TransferContext, TransferJob, redact_url};
 
-/// Runs a download straight from its origin to its end and reports it.
+/// Runs a download directly from its origin, and reports it.
 pub async fn run<D: Dial>(
     job: &TransferJob,
     dial: &D,
@@ -98,7 +98,7 @@ pub async fn run_proxied(
     content.finish(control, outcome, duplicates, None).await
 }
 
-/// Runs an upload through a proxy to its end and reports it.
+/// Runs an upload through a proxy, and reports it.
 pub async fn run_upload(
     job: &TransferJob,
     body: UploadBody,
@@ -118,7 +118,7 @@ pub async fn run_upload(
     content.finish(control, outcome)
 }
 
-/// Opens the place where a download goes, and says so.
+/// Opens the destination of a download, and reports that.
 fn begin_download<'a>(
     job: &'a TransferJob,
     mode: FetchMode,

@@ -14,25 +14,25 @@ use super::outcome::TransferFailure;
 use super::proxy_status;
 use super::tls::OriginTls;
 
-/// Bytes of a proxy's answer to CONNECT; ours take 200.
+/// The most bytes of a proxy's answer to CONNECT; ours take 200.
 const HEAD_BYTES_MAX: usize = 16 * 1024;
 
-/// Header fields in it.
+/// The most header fields of that answer.
 const FIELDS_MAX: usize = 64;
 
-/// A refusal in words that is longer is not read.
+/// The most bytes of an explanation that are read.
 const WORDS_BYTES_MAX: u64 = 4096;
 
-/// Time for the words of a refusal whose head is here.
+/// How long the explanation of a refusal may take to arrive.
 const WORDS_WITHIN: Duration = Duration::from_secs(10); // a guess
 
-/// Makes a flow to a proxy a stream to an origin.
+/// Turns a flow to a proxy into a stream to an origin.
 pub struct OriginTunnel {
     tls: OriginTls,
 }
 
 impl OriginTunnel {
-    /// With this trust in origins.
+    /// Creates a tunnel client that trusts origins by `tls`.
     pub fn new(tls: OriginTls) -> OriginTunnel {
         OriginTunnel { tls }
     }
@@ -80,9 +80,9 @@ async fn connect(flow: &mut impl ByteStream, url: &Url) -> Result<(), FetchFault
 pub struct TunnelRefusal {
     /// Status of the response.
     pub status: StatusCode,
-    /// Its fields; the reason is in `Proxy-Status`.
+    /// The header fields; the reason is in `Proxy-Status`.
     pub headers: HeaderMap,
-    /// What it says to people.
+    /// The text of the answer's body.
     pub body_text: String,
 }
 

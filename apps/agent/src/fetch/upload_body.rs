@@ -28,36 +28,36 @@ use super::state_directory::state_directory;
 use super::upload_ticket::UploadTicket;
 pub use super::upload_ticket::new_token;
 
-/// Header fields of an answer.
+/// The most header fields of an answer.
 const HEADERS_MAX: usize = 128;
-/// Bytes digested at once.
+/// The size of reads for the digest.
 const DIGEST_BYTES: usize = 1024 * 1024;
-/// Bytes of an answer that are kept: its head and what a person would read of its body.
+/// Bytes of an answer that are kept: its head, and as much of its body as a person would read.
 pub const ANSWER_BYTES_MAX: usize = 128 * 1024;
 
-/// From this size on the proxy is asked what it has before anything is sent: a round trip, which is
-/// little beside what a whole body costs.
+/// The size from which the proxy is asked what it has before anything is sent: a round trip, which is
+/// short beside a whole body.
 const ASKED_FROM_BYTES: u64 = 64 * 1024;
 
-/// A file on its way to an origin.
+/// A file that is uploaded to an origin.
 pub struct UploadBody {
-    /// Its name, for people.
+    /// The path of the file, for users.
     pub path: PathBuf,
-    /// Its bytes.
+    /// Size of the file.
     pub length: u64,
-    /// Their digest when the upload began, in hex.
+    /// The digest of the file when the upload began, in hex.
     pub sha256: String,
-    /// POST instead of PUT: never sent twice once the origin may have it.
+    /// Whether the request is a POST: it is never sent twice once the origin may have it.
     pub post: bool,
     file: File,
     modified: Option<SystemTime>,
-    /// Without its last line.
+    /// The head of the request without its last line.
     head: String,
     ticket: UploadTicket,
     gate: Mutex<UploadGate>,
 }
 
-/// Whether the flow may draw.
+/// Whether the flow may read from the file.
 #[derive(Default)]
 struct UploadGate {
     shut: bool,
@@ -139,7 +139,7 @@ impl UploadBody {
         })
     }
 
-    /// Lets nothing more be drawn, because others go first, or lets it go on.
+    /// Pauses reading, because other transfers go first, or resumes it.
     pub fn set_held(&self, held: bool) {
         let mut gate = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
         gate.shut = held;
@@ -148,12 +148,12 @@ impl UploadBody {
         }
     }
 
-    /// The origin has answered, and is not asked again.
+    /// Records that the origin has answered, so that the request is not sent again.
     pub fn set_answered(&self) {
         self.ticket.remove();
     }
 
-    /// The file is not what was digested, so what was sent is neither.
+    /// Fails if the file has changed since its digest was computed.
     pub fn check_unchanged(&self) -> Result<(), TransferFailure> {
         let now = self.file.metadata().ok();
         let same =
@@ -168,14 +168,14 @@ impl UploadBody {
     }
 }
 
-/// An upload body as a flow draws from it.
+/// An upload body as the source of a flow.
 pub struct UploadSource {
     body: Arc<UploadBody>,
     head: Vec<u8>,
     begun: Mutex<UploadStart>,
 }
 
-/// Where the flow's body begins in the file; none until the proxy has said it.
+/// The offset in the file at which the flow's body begins; none until the proxy has said it.
 #[derive(Default)]
 struct UploadStart {
     from: Option<u64>,
@@ -183,7 +183,7 @@ struct UploadStart {
 }
 
 impl UploadSource {
-    /// For a flow of its own. `again`: the proxy may have something of it.
+    /// Creates the source of one flow. `again`: the proxy may have some of the file.
     pub fn new(body: Arc<UploadBody>, again: bool) -> UploadSource {
         let asks = again || body.post || body.length >= ASKED_FROM_BYTES;
         let head = match asks {
@@ -203,7 +203,7 @@ impl UploadSource {
         }
     }
 
-    /// Bytes before the body's first.
+    /// Bytes before the first byte of the body.
     pub fn head_bytes(&self) -> u64 {
         self.head.len() as u64
     }
@@ -213,12 +213,12 @@ impl UploadSource {
         self.head_bytes() + self.body.length
     }
 
-    /// Which byte of the file was the first that is sent.
+    /// The offset in the file of the first byte that is sent.
     pub fn from(&self) -> Option<u64> {
         self.begun().from
     }
 
-    /// The body begins with this byte of the file.
+    /// Sets the offset in the file at which the body begins.
     pub fn start_at(&self, from: u64) {
         let mut begun = self.begun();
         begun.from = Some(from);
@@ -272,17 +272,17 @@ impl SendSource for UploadSource {
     }
 }
 
-/// What a proxy says before its answer.
+/// An interim response of the proxy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum InterimResponse {
-    /// The body is to come from its beginning: it keeps none.
+    /// The body is requested from its beginning; the proxy keeps nothing.
     FromStart,
-    /// From this byte on. It keeps what it gets.
+    /// The body is requested from this offset; the proxy keeps what it receives.
     FromOffset(u64),
 }
 
 impl InterimResponse {
-    /// The first there is in what a flow brought so far.
+    /// The first interim response in the bytes received so far.
     pub fn read(kept: &[u8]) -> Option<InterimResponse> {
         let mut at = 0;
         loop {
@@ -311,20 +311,20 @@ impl InterimResponse {
     }
 }
 
-/// An answer, as far as it was kept.
+/// The response to an upload, as far as it was kept.
 #[derive(Debug)]
 pub struct UploadResponse {
     /// Status of the response.
     pub status: StatusCode,
     /// Header fields of the response.
     pub headers: HeaderMap,
-    /// Its body, or the beginning of it.
+    /// The body of the response, or its beginning.
     pub body_text: String,
 }
 
 impl UploadResponse {
-    /// Reads what a flow brought, which has ended cleanly after `total` bytes; interim answers are
-    /// passed over.
+    /// Parses what a flow received, which ended cleanly after `total` bytes; interim responses are
+    /// skipped.
     pub fn read(kept: &[u8], total: u64) -> Result<UploadResponse, &'static str> {
         let mut at = 0;
         loop {

@@ -15,17 +15,17 @@ use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 
-/// A ticket this old is of no use: no proxy keeps an upload so long.
+/// The age after which a ticket is useless: no proxy keeps an upload that long.
 const AGE_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// What the proxy is to know an upload by, that nobody else uses.
+/// A new token by which the proxy recognises an upload.
 pub fn new_token() -> String {
     let mut bytes = [0; 16];
     aws_lc_rs::rand::fill(&mut bytes).expect("the system has random numbers");
     hex::encode(bytes)
 }
 
-/// A token, and the file that keeps it, if there is one.
+/// A token, and the file that stores it, if there is one.
 pub(super) struct UploadTicket {
     pub(super) token: String,
     kept: Option<TicketFile>,
@@ -33,18 +33,18 @@ pub(super) struct UploadTicket {
 
 struct TicketFile {
     path: PathBuf,
-    /// Locked: nobody else sends the same.
+    /// The lock of the file, so that no other process sends the same upload.
     _file: File,
 }
 
 impl UploadTicket {
-    /// Somebody else keeps this one.
+    /// A ticket with a token that the caller stores.
     pub(super) fn from_token(token: String) -> UploadTicket {
         UploadTicket { token, kept: None }
     }
 
-    /// The ticket of what `identity` says, as it was left or a new one. Where it cannot be kept, or
-    /// another process is sending the same, it is one for this process alone.
+    /// Loads the ticket of `identity`, or creates one. If it cannot be stored, or another process is
+    /// sending the same upload, the ticket is for this process alone.
     pub(super) fn load_or_create(folder: Option<&Path>, identity: &str) -> UploadTicket {
         let taken = folder.and_then(|folder| UploadTicket::taken_up(folder, identity).ok());
         taken.unwrap_or_else(|| UploadTicket::from_token(new_token()))
@@ -79,7 +79,7 @@ impl UploadTicket {
         Ok(UploadTicket { token, kept })
     }
 
-    /// The upload is over: the next one that is the same is another.
+    /// Removes the ticket of a finished upload: the next one with the same identity gets a new one.
     pub(super) fn remove(&self) {
         if let Some(kept) = &self.kept {
             let _ = fs::remove_file(&kept.path);
@@ -94,7 +94,7 @@ fn is_there(path: &Path, file: &File) -> bool {
     there.is_some() && there == file.metadata().map(identity).ok()
 }
 
-/// Removes what nobody came back for.
+/// Removes old tickets.
 fn sweep(folder: &Path) {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     for entry in entries {

@@ -13,13 +13,13 @@ use tokio::time::{Duration, Instant, timeout};
 
 use crate::schedule_message::{ScheduleAnswer, ScheduleReport};
 
-/// An agent that does not answer for so long is not asked again on this connection.
+/// How long an agent may take to answer before this connection to it is given up.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(2); // a guess: it is on this machine
 
-/// How often an agent that does not run is looked for.
+/// How often to try to connect to an agent that does not run.
 const LOOK_EVERY: Duration = Duration::from_secs(10); // a guess
 
-/// A connection to the agent, over which it decides.
+/// A connection to the agent that schedules this process's connections.
 pub(super) struct AgentScheduler {
     reports: mpsc::UnboundedSender<ScheduleReport>,
     answers: watch::Receiver<Option<ScheduleAnswer>>,
@@ -45,7 +45,7 @@ impl AgentScheduler {
         self.task.is_finished()
     }
 
-    /// Sends a report; its answer comes soon after.
+    /// Sends a report, whose answer arrives later.
     pub(super) fn report(&self, report: ScheduleReport) {
         // An agent that is gone is noticed when it is looked for next.
         let _ = self.reports.send(report);
@@ -56,7 +56,7 @@ impl AgentScheduler {
         self.answers.borrow_and_update().clone()
     }
 
-    /// Until there is another answer, or the agent is gone.
+    /// Waits until there is another answer, or the agent is gone.
     pub(super) async fn changed(&mut self) {
         let _ = self.answers.changed().await;
     }
@@ -68,7 +68,7 @@ impl Drop for AgentScheduler {
     }
 }
 
-/// Where the agent is, and the connection to it while there is one.
+/// The path of the agent's socket, and the connection while there is one.
 #[derive(Default)]
 pub(super) struct AgentSchedulerFinder {
     current: Option<AgentScheduler>,
@@ -76,7 +76,7 @@ pub(super) struct AgentSchedulerFinder {
 }
 
 impl AgentSchedulerFinder {
-    /// The connection to the agent whose socket is at `path`; none while it does not run.
+    /// Connects to the agent whose socket is at `path`; none while it does not run.
     pub(super) async fn find(&mut self, path: Option<&PathBuf>) -> Option<&mut AgentScheduler> {
         if self.current.as_ref().is_some_and(AgentScheduler::is_over) {
             self.current = None;
@@ -92,7 +92,7 @@ impl AgentSchedulerFinder {
         self.current.as_mut()
     }
 
-    /// The connection as it was found last.
+    /// The current connection.
     pub(super) fn current(&mut self) -> Option<&mut AgentScheduler> {
         self.current.as_mut()
     }

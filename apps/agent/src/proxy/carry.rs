@@ -3,11 +3,11 @@
 use tokio::io::{AsyncRead, AsyncWrite, copy_bidirectional_with_sizes};
 use tokio::net::TcpStream;
 
-/// Bytes on their way in each direction.
+/// Bytes in transit in each direction.
 const COPY_BYTES: usize = 64 * 1024; // a guess
 
-/// Carries until both directions are over, and says whether all arrived. Ends stay ends; a far end that
-/// breaks resets the program's connection, so that nobody takes a part for the whole.
+/// Carries both directions to their ends, and returns whether everything arrived. If the peer breaks,
+/// the program's connection is reset, so that no program mistakes a part for the whole.
 pub async fn carry(
     mut program: TcpStream,
     far: &mut (impl AsyncRead + AsyncWrite + Unpin),

@@ -14,19 +14,19 @@ use crate::fetch::option_parsers::parse_due;
 use crate::order::Deadline;
 use crate::terms::DueTime;
 
-/// What a program asks for its connections.
+/// Options of a program's connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConnOptions {
-    /// Both ends drop the connection then.
+    /// The deadline, at which both ends drop the connection.
     pub due: Option<DueTime>,
-    /// Money against time.
+    /// The cost policy.
     pub policy: CostPolicy,
     /// What to do when free links are too slow for the deadline.
     pub if_late: DeadlineFallback,
 }
 
 impl Default for ConnOptions {
-    /// Any link at once, free ones preferred: what a program without us would have had.
+    /// Any link at once, preferably a free one: what a program has without the proxy.
     fn default() -> ConnOptions {
         ConnOptions {
             due: None,
@@ -37,7 +37,7 @@ impl Default for ConnOptions {
 }
 
 impl ConnOptions {
-    /// The connection's demand, for the scheduler: nobody says how much is to be carried.
+    /// The connection's demand, for the scheduler; its size is unknown.
     pub(super) fn demand(&self) -> FlowDemand {
         FlowDemand {
             remaining_bytes: None,

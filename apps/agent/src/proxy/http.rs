@@ -36,10 +36,10 @@ use super::conn_options::ConnOptions;
 use super::listener::{HELLO_WITHIN, ProxyContext};
 use super::refusal::{ConnectRefusal, RefusalCause};
 
-/// Bytes of a request's head.
+/// The most bytes of a request's header.
 const HEAD_BYTES_MAX: usize = 32 * 1024; // docs/proxy.md: as D2Prox
 
-/// Fields that say how, and go no further.
+/// The header field with connection options, which is not forwarded.
 const BY: HeaderName = HeaderName::from_static("cedos-by");
 const POLICY: HeaderName = HeaderName::from_static("cedos-policy");
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
@@ -48,14 +48,14 @@ const PROXY_STATUS: HeaderName = HeaderName::from_static("proxy-status");
 
 type ForwardBody = Either<Incoming, Full<Bytes>>;
 
-/// A connection that a client's last request was answered on.
+/// A connection to an origin on which a client's last request was answered.
 struct OriginConn {
     host: HeaderValue,
     conn_options: ConnOptions,
     sender: SendRequest<ForwardBody>,
 }
 
-/// What a client's next request may go by.
+/// The connection that a client's next request may use.
 #[derive(Clone, Default)]
 struct OriginConnCache(Arc<Mutex<Option<OriginConn>>>);
 
@@ -64,7 +64,7 @@ impl OriginConnCache {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(kept_conn);
     }
 
-    /// The way to `host` on these terms, if that is where the last request went.
+    /// Takes the connection to `host` with these options, if the last request used it.
     fn take(&self, host: &HeaderValue, conn_options: ConnOptions) -> Option<OriginConn> {
         let kept_conn = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
         kept_conn
@@ -72,7 +72,8 @@ impl OriginConnCache {
     }
 }
 
-/// Serves the requests of one connection, which keeps its place until the last tunnel is over.
+/// Serves the requests of one connection, which counts towards the limit until its last tunnel is
+/// closed.
 pub(super) async fn serve(
     program: TcpStream,
     context: &Arc<ProxyContext>,
@@ -128,7 +129,7 @@ fn nonsense(text: impl Into<String>) -> ConnectRefusal {
     ConnectRefusal::new(RefusalCause::BadRequest, text)
 }
 
-/// What the request says about how.
+/// The connection options of a request.
 fn conn_options_of(
     fields: &HeaderMap,
     conn_options: ConnOptions,
@@ -280,7 +281,7 @@ async fn forward(
     ))
 }
 
-/// Whether a request can be sent again where nobody knows what became of it.
+/// Whether a request can be repeated safely if its outcome is unknown.
 fn is_asked_twice_safely(method: &Method, body: &Incoming) -> bool {
     matches!(*method, Method::GET | Method::HEAD) && body.is_end_stream()
 }
@@ -295,7 +296,7 @@ fn answered(
     response.map(Either::Left)
 }
 
-/// Takes away what concerns one connection only (RFC 9110 §7.6.1), and us.
+/// Removes hop-by-hop fields (RFC 9110 §7.6.1), and those for this proxy.
 fn hop_ends(fields: &mut HeaderMap) {
     let named: Vec<HeaderName> = (fields.get_all(CONNECTION).iter())
         .filter_map(|value| value.to_str().ok())

@@ -16,29 +16,29 @@ use super::refusal::{ConnectRefusal, RefusalCause};
 use super::target::{NameLookup, TargetAddress};
 use super::{http, socket_owner, socks};
 
-/// Programs' connections at a time; more wait in the kernel.
+/// Connections of programs at once; more wait in the kernel.
 pub const CONNECTIONS_MAX: usize = 1024; // a guess: a browser has a few hundred
 
-/// Time for what a client says before it gets a connection.
+/// How long a client may take to send its request.
 pub(super) const HELLO_WITHIN: Duration = Duration::from_secs(30); // a guess
 
-/// How long to wait when the system gives no more connections: some may end meanwhile.
+/// How long to wait when the system is out of descriptors: some connections may end meanwhile.
 const PATIENCE: Duration = Duration::from_millis(50);
 
 /// The first byte of SOCKS5 (RFC 1928 §3) and of SOCKS4. No method of HTTP begins with one of them.
 const SOCKS5: u8 = 5;
 const SOCKS4: u8 = 4;
 
-/// Who may use the port.
+/// Which processes may use the port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ClientPolicy {
-    /// Connections of this user alone; where it cannot be told whose one is, it is refused.
+    /// Processes of this user only; a connection whose owner cannot be found is refused.
     OwnUserOnly,
-    /// Whoever reaches it: it is in a network namespace that is the program's alone.
+    /// Any process that can reach it: the port is in a network namespace of the program's own.
     Anyone,
 }
 
-/// What connections of the port have in common.
+/// What the connections of the port share.
 pub(super) struct ProxyContext {
     pub(super) session: Arc<ProxySession>,
     pub(super) options: ConnOptions,
@@ -57,7 +57,7 @@ impl ProxyContext {
             .await
     }
 
-    /// What a client means.
+    /// The target that a client asks for.
     pub(super) fn target(&self, host: &str, port: u16) -> Result<TargetAddress, ConnectRefusal> {
         let nonsense = |text| ConnectRefusal::new(RefusalCause::BadRequest, text);
         let mut target = TargetAddress::new(host, port).map_err(nonsense)?;
@@ -102,7 +102,7 @@ impl LocalProxyListener {
         ))
     }
 
-    /// On a listener that is there.
+    /// Creates the proxy on an existing listener.
     pub fn from_listener(
         listener: TcpListener,
         line: Arc<ProxySession>,
@@ -121,7 +121,7 @@ impl LocalProxyListener {
         }
     }
 
-    /// Knows made-up addresses by the names they were made up for.
+    /// Sets the names behind addresses that were made up for them.
     pub fn with_names(mut self, names: Arc<dyn NameLookup>) -> LocalProxyListener {
         if let Some(context) = Arc::get_mut(&mut self.context) {
             context.names = Some(names);
@@ -137,7 +137,7 @@ impl LocalProxyListener {
         self.listener.local_addr()
     }
 
-    /// Serves until it is dropped.
+    /// Accepts connections until it is dropped.
     pub async fn serve(self) {
         loop {
             let Ok(place) = self.places.clone().acquire_owned().await else {
@@ -160,7 +160,7 @@ impl LocalProxyListener {
         }
     }
 
-    /// The connection, if it is one of this user's. Anybody else's is reset unread.
+    /// Returns the connection if it belongs to this user, and resets it otherwise.
     fn admitted(&self, program: TcpStream, from: SocketAddr) -> Option<TcpStream> {
         if self.client_policy == ClientPolicy::Anyone {
             return Some(program);

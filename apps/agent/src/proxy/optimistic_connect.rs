@@ -11,16 +11,16 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf, ReadHalf, WriteHalf};
 use super::proxy_session::ProxyConnection;
 use super::refusal::ConnectRefusal;
 
-/// Reads D2Prox's answer, and then leaves the reading to others.
+/// Reads D2Prox's answer, and returns the reading half.
 pub(super) type ConnectAnswer =
     Pin<Box<dyn Future<Output = Result<ReadHalf<ProxyConnection>, ConnectRefusal>> + Send>>;
 
-/// Why a connection was not made, once that is known.
+/// Why a connection failed, once that is known.
 #[derive(Clone, Default)]
 pub struct ConnectFailure(Arc<Mutex<Option<ConnectRefusal>>>);
 
 impl ConnectFailure {
-    /// Takes it.
+    /// Takes the reason.
     pub fn take(&self) -> Option<ConnectRefusal> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
@@ -32,7 +32,7 @@ enum ConnectReader {
     Refused,
 }
 
-/// The connection.
+/// A connection that can be written to before D2Prox has answered.
 pub struct OptimisticConnect {
     write: WriteHalf<ProxyConnection>,
     read: ConnectReader,
@@ -63,7 +63,7 @@ impl OptimisticConnect {
         Ok(self)
     }
 
-    /// Where it is said why it was not made.
+    /// A handle that gets the reason if the connection fails.
     pub fn failure(&self) -> ConnectFailure {
         self.why.clone()
     }

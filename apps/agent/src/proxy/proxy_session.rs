@@ -40,51 +40,51 @@ use crate::schedule_message::{
     FLOWS_MAX, ReportedFlow, ReportedLink, ReportedTraffic, ScheduleAnswer, ScheduleReport,
 };
 
-/// Before a session that ended is begun again.
+/// The delay before a session that ended is opened again.
 const CALL_AGAIN: Duration = Duration::from_secs(1); // a guess
 
-/// While links that cost are up and anything moves, how often it is looked whether they are needed and what they carried.
+/// The interval of decisions while metered links are up and data moves.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// How often it is looked whether a session has ended, should its last word be lost among others.
+/// The interval of checks whether a session has ended, in case its last event is lost.
 const ENDED_EVERY: Duration = Duration::from_secs(60); // a guess
 
-/// A proxy that was never heard of for so long, though there is a network, is said not to answer.
+/// How long a proxy may be silent, while there is a network, before it is reported as not answering.
 const UNANSWERED_AFTER: Duration = Duration::from_secs(4); // five handshake tries on a fast link
 
-/// What connections still say is waited for so long when the line is closed.
+/// How long closing waits for connections to send their rest.
 const LAST_WORDS: Duration = Duration::from_secs(5); // as `exit` in docs/sockets.md
 
-/// A proxy that was never heard of since it was first called, for so long, is not waited for.
+/// How long to wait for the first answer of a proxy before connections are refused.
 const FIRST_WORD: Duration = Duration::from_millis(2_500); // three handshake tries: at 0, 0.6 and 1.8 s
 
-/// How the session stands.
+/// The state of the session.
 #[derive(Debug, Clone, Default)]
 struct ProxySessionState {
     up: bool,
-    /// Attempts that failed for good, and why the last did.
+    /// The number of failed attempts; `text` has the reason of the last one.
     failures: u64,
     text: String,
 }
 
-/// What connections may spend on links that cost, together with whatever else the device carries.
+/// The budget that connections share with whatever else the device carries.
 pub trait SpendingBudget: Send + Sync {
-    /// The device's scheduler, which decides for connections too.
+    /// The device's scheduler, which schedules connections too.
     fn scheduler(&self) -> &Arc<SchedulerHandle>;
 
-    /// Takes down what links carried since the last time.
+    /// Charges what links carried since the last call.
     fn record_spent(&self, more: &[LinkPayload]);
 
-    /// Bytes that links that cost may still carry, as they change; none is no limit.
+    /// Bytes that metered links may still carry, and changes of that; none is no limit.
     fn watch_left(&self) -> watch::Receiver<Option<u64>>;
 }
 
 /// Payload of a link.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LinkPayload {
-    /// Its name.
+    /// The link's name.
     pub link: String,
-    /// What it costs.
+    /// The link's cost class.
     pub class: CostClass,
     /// Bytes to this device.
     pub down: u64,
@@ -92,7 +92,7 @@ pub struct LinkPayload {
     pub up: u64,
 }
 
-/// Bytes of connections, read and written.
+/// Bytes read and written by a connection.
 #[derive(Default)]
 struct ConnTraffic {
     down: AtomicU64,
@@ -100,21 +100,21 @@ struct ConnTraffic {
 }
 
 /// Connections with the same options, which are one client of the scheduler: a program opens many, and
-/// what is decided for one holds for all of them.
+/// a decision applies to all of them.
 struct ConnGroup {
     id: u64,
     conn_options: ConnOptions,
     moved: Arc<ConnTraffic>,
     client: Option<FlowClient>,
     carried: CarriedByLink,
-    /// What links that cost may carry for all its connections, as decided last.
+    /// The last decided grant of metered links for all its connections.
     grant: Grant,
 }
 
 struct SteeredFlow {
     flow: Arc<Mutex<Flow>>,
     conn_options: ConnOptions,
-    /// How many bytes in all, if that is limited; nothing if it pays none.
+    /// The applied permission to pay: the most bytes if limited, or none.
     pays: Option<Option<u64>>,
 }
 
@@ -126,8 +126,8 @@ struct SessionFlows {
 }
 
 impl SessionFlows {
-    /// Groups that have no connection any more leave the scheduler; returns the others, which know what
-    /// links carried for them.
+    /// Removes groups without connections from the scheduler. Returns the others, with what links
+    /// carried for them.
     fn current_groups(&mut self, links: &[LinkStatus]) -> &mut [ConnGroup] {
         let all = &self.all;
         (self.groups).retain(|group| {
@@ -142,8 +142,8 @@ impl SessionFlows {
         &mut self.groups
     }
 
-    /// Decides with a scheduler of this process. Returns after what time the decision may be another one
-    /// though nothing changes.
+    /// Decides with a scheduler of this process. Returns the time after which the decision may change
+    /// although nothing else does.
     fn decide(
         &mut self,
         links: &[LinkStatus],
@@ -172,7 +172,7 @@ impl SessionFlows {
         again
     }
 
-    /// Has the agent decide: its answer comes a moment later.
+    /// Reports to the agent, whose answer arrives later.
     fn report(&mut self, links: &[LinkStatus], spent: &[LinkPayload], agent: &AgentScheduler) {
         let used = links.iter().filter(|link| link.usage != LinkUse::Off);
         let reported = |link: &LinkStatus| ReportedLink {
@@ -210,8 +210,8 @@ impl SessionFlows {
         });
     }
 
-    /// Takes in what the agent decided. Returns after what time that may be otherwise though nothing
-    /// changes.
+    /// Applies the agent's decisions. Returns the time after which they may change although nothing
+    /// else does.
     fn take_answer(&mut self, answer: &ScheduleAnswer) -> Option<Duration> {
         let mut again: Option<Duration> = None;
         for decision in &answer.decisions {
@@ -224,7 +224,7 @@ impl SessionFlows {
         again
     }
 
-    /// Has the device go by what was decided.
+    /// Applies the decisions to the device.
     fn apply(&mut self, device: &Device) {
         for group in &self.groups {
             let flows = self
@@ -251,35 +251,35 @@ impl SessionFlows {
     }
 }
 
-/// Who is at the far end of a line.
+/// The peer of a proxy session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProxySessionPeer {
     /// D2Prox, which connects to each target.
     Prox,
-    /// A server whose flows are connections to it, whatever the target.
+    /// A server for which every flow is a connection to itself, whatever the target.
     Server,
-    /// Nobody was named: connections are refused.
+    /// No peer was configured: connections are refused.
     Unconfigured,
 }
 
-/// The way to D2Prox.
+/// The session with D2Prox, and the connections in it.
 pub struct ProxySession {
     far: ProxySessionPeer,
     proxy: ProxyClient,
     links: watch::Receiver<Arc<Vec<Link>>>,
-    /// Since when.
+    /// Since when a session is wanted.
     wanted: watch::Sender<Option<Instant>>,
     /// Whether the proxy has answered at least once.
     answered: watch::Sender<bool>,
     state: watch::Sender<ProxySessionState>,
     flows: Mutex<SessionFlows>,
-    /// A flow began or ended, or a path did.
+    /// Notified when a flow or a path begins or ends.
     stirred: Notify,
     left: Notify,
     budget: Mutex<Option<Arc<dyn SpendingBudget>>>,
-    /// Where the agent's socket is, if it may decide.
+    /// The path of the agent's socket, if the agent may decide.
     agent_socket: Mutex<Option<PathBuf>>,
-    /// Bytes that the agent leaves its device on links that cost, as it said last.
+    /// Bytes that metered links may still carry, as the agent reported last.
     agent_left: Mutex<Option<u64>>,
     tasks: Mutex<Vec<JoinHandle<()>>>,
 }
@@ -321,17 +321,17 @@ impl ProxySession {
         line
     }
 
-    /// What connections spend on links that cost comes from here.
+    /// Sets the budget of metered bytes.
     pub fn set_budget(&self, budget: Arc<dyn SpendingBudget>) {
         *lock(&self.budget) = Some(budget);
     }
 
-    /// Has the agent decide, whose socket is there, whenever it runs: its budget is the device's.
+    /// Lets the agent with this socket decide whenever it runs: its budget is the device's.
     pub fn set_agent(&self, socket: PathBuf) {
         *lock(&self.agent_socket) = Some(socket);
     }
 
-    /// Begins the session before there is a connection.
+    /// Opens the session before there is a connection.
     pub fn connect(&self) {
         self.wanted.send_if_modified(|since| {
             let is_new = since.is_none();
@@ -380,7 +380,7 @@ impl ProxySession {
         }))
     }
 
-    /// A flow in which D2Prox is asked for `target`.
+    /// Opens a flow that asks D2Prox for `target`.
     async fn begin(
         self: &Arc<ProxySession>,
         target: &TargetAddress,
@@ -426,7 +426,7 @@ impl ProxySession {
         Ok(open)
     }
 
-    /// What became of a question.
+    /// Handles the answer to a request.
     fn check_answer(
         &self,
         answered: Result<Option<tunnel::TunnelRefusal>, FetchFault>,
@@ -464,7 +464,7 @@ impl ProxySession {
         }
     }
 
-    /// Keeps a session up from the first wish for one.
+    /// Keeps a session open from the first request for one.
     async fn keep(self: Arc<ProxySession>) {
         let mut wanted = self.wanted.subscribe();
         let _ = wanted.wait_for(Option::is_some).await;
@@ -515,7 +515,7 @@ impl ProxySession {
         self.proxy.needs_no_link() || self.links.borrow().iter().any(Link::is_usable)
     }
 
-    /// What is to be done about a proxy that was never heard of.
+    /// What the user can do about a proxy that has never answered.
     fn why_unanswered(&self) -> &'static str {
         let links = self.links.borrow();
         let usable: Vec<CostClass> = links
@@ -554,7 +554,7 @@ impl ProxySession {
         });
     }
 
-    /// A program is told at once that only links are there that may not be paid for any more.
+    /// Fails at once if all links that are up are metered and the budget is used up.
     fn check_budget(&self) -> Result<(), ConnectRefusal> {
         let left = lock(&self.budget)
             .as_ref()
@@ -572,7 +572,7 @@ impl ProxySession {
         Ok(())
     }
 
-    /// Says of each flow whether it may use links that cost.
+    /// Decides for each flow whether it may use metered links.
     async fn steer(self: Arc<Self>) {
         let mut links = self.links.clone();
         let own = SchedulerHandle::new(SchedulerKind::D2Sched);
@@ -690,12 +690,12 @@ impl ProxySession {
         (number, moved)
     }
 
-    /// Connections there are.
+    /// The number of connections.
     pub fn connections(&self) -> usize {
         lock(&self.flows).all.len()
     }
 
-    /// Payload that each link carried for it, both ways.
+    /// Payload that each link carried for the session, in both directions.
     pub fn carried(&self) -> BTreeMap<String, u64> {
         let statuses = self
             .proxy
@@ -707,7 +707,7 @@ impl ProxySession {
         statuses.into_iter().map(both).collect()
     }
 
-    /// Ends it: what connections still have to say is sent, and D2Prox hears that this device goes.
+    /// Closes the session: sends the rest of all connections, and informs D2Prox.
     pub async fn close(&self) {
         let none_left = async {
             while self.connections() > 0 {
@@ -746,7 +746,7 @@ impl ProxySession {
     }
 }
 
-/// Waits for news, where there are any to come.
+/// Waits for a change, if there is a channel; otherwise for ever.
 async fn changed<T>(what: &mut Option<watch::Receiver<T>>) {
     if let Some(what) = what
         && what.changed().await.is_ok()
@@ -756,7 +756,7 @@ async fn changed<T>(what: &mut Option<watch::Receiver<T>>) {
     std::future::pending().await
 }
 
-/// What links carried since that was counted last; a session that began anew counts from nothing.
+/// What links carried since the last count; a new session counts from zero.
 fn carried_since(
     counted: &mut BTreeMap<String, (u64, u64)>,
     statuses: &[LinkStatus],
@@ -796,8 +796,8 @@ fn words(fault: FetchFault) -> String {
     }
 }
 
-/// A connection that D2Prox made: what is read and written is the target's. Dropped before both ends have
-/// ended, it is reset.
+/// A connection that D2Prox opened: its stream is the target's. It is reset if it is dropped before
+/// both ends have ended.
 pub struct ProxyConnection {
     io: Box<dyn ByteStream>,
     flow: Arc<Mutex<Flow>>,
@@ -808,7 +808,7 @@ pub struct ProxyConnection {
 }
 
 impl ProxyConnection {
-    /// Where it leads.
+    /// The target of the connection.
     pub fn target(&self) -> &TargetAddress {
         &self.target
     }
@@ -820,7 +820,7 @@ impl ProxyConnection {
         }
     }
 
-    /// Waits until the far end has everything, both directions having ended.
+    /// Waits until the peer has everything, after both directions have ended.
     pub async fn wait_delivered(self) {
         let _ = poll_fn(|cx| lock(&self.flow).poll_finished(cx)).await;
     }

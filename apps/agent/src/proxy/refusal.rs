@@ -5,33 +5,33 @@ use http::StatusCode;
 
 use crate::fetch::tunnel::TunnelRefusal;
 
-/// The kind of cause for which a connection is refused.
+/// Why a connection is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RefusalCause {
-    /// The host refuses.
+    /// The host refused the connection.
     Refused,
     /// The host does not answer.
     TimedOut,
-    /// The name has no address, or no way leads there.
+    /// The name has no address, or there is no route.
     Unreachable,
-    /// D2Prox does not go there.
+    /// D2Prox does not allow the destination.
     Forbidden,
-    /// D2Prox has no room for this client now.
+    /// D2Prox has reached a limit for this client.
     Full,
-    /// D2Prox does not let this device in, or the session ended.
+    /// D2Prox does not admit this device, or the session ended.
     NoProxy,
     /// The deadline passed.
     Late,
-    /// What was asked makes no sense.
+    /// The request is invalid.
     BadRequest,
 }
 
-/// A connection that is not made.
+/// A refused connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConnectRefusal {
-    /// Why.
+    /// Why the connection is refused.
     pub cause: RefusalCause,
-    /// For people.
+    /// The explanation, for users.
     pub text: String,
 }
 

@@ -41,7 +41,7 @@ fn find(table: &str, theirs: SocketAddr, ours: SocketAddr) -> Option<u32> {
     })
 }
 
-/// `0100007F:1F90`: words of 32 bits as this machine has them in memory.
+/// Parses `0100007F:1F90`: words of 32 bits in this machine's byte order.
 fn address(text: &str) -> Option<SocketAddr> {
     let (ip, port) = text.split_once(':')?;
     let port = u16::from_str_radix(port, 16).ok()?;

@@ -18,17 +18,17 @@ use super::carry::reset;
 use super::listener::{HELLO_WITHIN, ProxyContext};
 use super::refusal::RefusalCause;
 
-/// What a client is told to be bound to: the flow has no address (RFC 1928 §6 lets a server say so).
+/// The bound address in replies: a flow has no address (RFC 1928 §6 allows this).
 const BOUND: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
 
-/// Ways of saying who one is, by their numbers (RFC 1928 §3).
+/// Authentication methods, by their numbers (RFC 1928 §3).
 #[derive(Clone, Copy)]
 enum SocksMethod {
     Nothing = 0x00,
     UserName = 0x02,
 }
 
-/// A client that was told which.
+/// A client to which the method was sent.
 struct SocksAccepted<T>(SocksMethod, T);
 
 impl<T> AuthMethod<T> for SocksMethod {
@@ -47,12 +47,12 @@ impl<T> AuthMethodSuccessState<T> for SocksAccepted<T> {
     }
 }
 
-/// RFC 1929 §2.
+/// The version number of the user name sub-negotiation (RFC 1929 §2).
 const USER_VERSION: u8 = 1;
 const WELCOME: u8 = 0;
 const UNWELCOME: u8 = 1;
 
-/// The name that a client gives. Its password may be empty, which the crate's own method takes for an error.
+/// Reads the user name. The password may be empty, which the crate's own method takes for an error.
 async fn user_name(client: &mut (impl AsyncRead + Unpin)) -> io::Result<String> {
     let version = client.read_u8().await?;
     if version != USER_VERSION {
@@ -68,10 +68,10 @@ async fn user_name(client: &mut (impl AsyncRead + Unpin)) -> io::Result<String> 
     Ok(String::from_utf8_lossy(&user).into_owned())
 }
 
-/// What a client or the crate did wrong.
+/// An error of the client or of the SOCKS crate.
 type SocksError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Serves one connection.
+/// Serves one SOCKS connection.
 pub(super) async fn serve(program: TcpStream, context: &ProxyContext) {
     if let Err(error) = speak(program, context).await {
         tracing::debug!(%error, "a SOCKS client disconnected");
@@ -140,7 +140,7 @@ async fn speak(program: TcpStream, context: &ProxyContext) -> Result<(), SocksEr
     Ok(())
 }
 
-/// Refuses SOCKS4, which cannot say what we would answer: its clients see a connection that breaks.
+/// Refuses SOCKS4, which cannot carry our answers: its clients see a broken connection.
 pub(super) fn reject_socks4(program: TcpStream) {
     tracing::info!("SOCKS4 is not supported: use socks5h://");
     reset(program);

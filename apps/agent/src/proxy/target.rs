@@ -12,7 +12,7 @@ pub struct TargetAddress {
     pub port: u16,
 }
 
-/// Letters of a name at most (RFC 1035 §2.3.4).
+/// The longest name (RFC 1035 §2.3.4).
 const NAME_BYTES_MAX: usize = 253;
 
 impl TargetAddress {
@@ -69,7 +69,7 @@ impl fmt::Display for TargetAddress {
     }
 }
 
-/// Who knows which names stand behind addresses that were made up for them.
+/// Finds the names behind addresses that were made up for them.
 pub trait NameLookup: Send + Sync {
     /// The name behind an address: none if it is a real one.
     ///

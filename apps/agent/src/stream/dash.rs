@@ -21,28 +21,28 @@ use super::playlist::{MediaSegment, PlaylistLinkKind};
 /// The media type of manifests.
 pub const MEDIA_TYPE: &str = "application/dash+xml";
 
-/// Segments of one manifest that are written out; with more it is the origin's.
+/// The most segments of one manifest that are listed; a manifest with more is passed through.
 const SEGMENTS_MAX: usize = 200_000; // a guess: a day of seconds, seen and heard
 
-/// A manifest that was read.
+/// A parsed manifest.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DashManifest {
-    /// The manifest as players get it.
+    /// The manifest as it is sent to players.
     pub text: String,
-    /// Its links that are no segments.
+    /// The manifest's links other than segments.
     pub links: Vec<(Url, PlaylistLinkKind)>,
-    /// For each representation in segments: a name of its own, and those in their order.
+    /// The segments of each representation in order, under a URL that names the representation.
     pub media: Vec<(Url, Vec<MediaSegment>)>,
-    /// Nothing will be added.
+    /// Whether the manifest is complete, so that no segments will be added.
     pub is_complete: bool,
 }
 
-/// Whether a URL is that of a manifest, by its name.
+/// Whether a URL names a manifest, by its extension.
 pub fn is_manifest_url(url: &Url) -> bool {
     url.path().to_ascii_lowercase().ends_with(".mpd")
 }
 
-/// Reads a manifest from `base`; `link` makes of an origin's URL one that leads here.
+/// Parses a manifest from `base`; `link` turns an origin's URL into one of this server.
 pub fn read(text: &str, base: &Url, link: impl Fn(&Url) -> String) -> Option<DashManifest> {
     let (manifest, is_known) = read_with(text, base, &link)?;
     if is_known {
@@ -56,7 +56,7 @@ pub fn read(text: &str, base: &Url, link: impl Fn(&Url) -> String) -> Option<Das
     })
 }
 
-/// Reads a manifest; returns it, and whether all of its segments are known.
+/// Parses a manifest. Also returns whether all of its segments are known.
 fn read_with(
     text: &str,
     base: &Url,
@@ -107,7 +107,7 @@ fn read_with(
 struct DashReader<'a> {
     url: &'a Url,
     link: &'a dyn Fn(&Url) -> String,
-    /// From, to, and what is there instead.
+    /// Replacements in the text: start, end, new text.
     edits: Vec<(usize, usize, String)>,
     links: Vec<(Url, PlaylistLinkKind)>,
     media: Vec<(Url, Vec<MediaSegment>)>,
@@ -116,7 +116,7 @@ struct DashReader<'a> {
     is_over: bool,
 }
 
-/// Attributes that are links, if they are not relative.
+/// Attributes that contain links, if these are not relative.
 const LINKS: [&str; 4] = ["media", "initialization", "sourceURL", "index"];
 
 fn children<'a>(node: Node<'a, 'a>, name: &str) -> impl Iterator<Item = Node<'a, 'a>> {
@@ -191,7 +191,7 @@ impl DashReader<'_> {
         }
     }
 
-    /// Takes in the base URLs of an element; what its links are relative to.
+    /// Takes in the base URLs of an element. Returns the base of its links.
     fn base(&mut self, node: Node<'_, '_>, base: &Url) -> Url {
         let mut first = None;
         for element in children(node, "BaseURL") {
@@ -201,7 +201,7 @@ impl DashReader<'_> {
         first.unwrap_or_else(|| base.clone())
     }
 
-    /// Lets the text of an element lead here; where it led.
+    /// Replaces a link in the text of an element. Returns the original URL.
     fn replace(&mut self, element: Node<'_, '_>, base: &Url) -> Option<Url> {
         let text = element.children().find(Node::is_text)?;
         let url = base.join(text.text()?.trim()).ok()?;
@@ -211,7 +211,7 @@ impl DashReader<'_> {
         Some(url)
     }
 
-    /// Lets links of what says where segments are lead here, where the base does not.
+    /// Replaces absolute links of segment information, which the base URL does not cover.
     fn attributes(&mut self, node: Node<'_, '_>, base: &Url) {
         let names = ["SegmentTemplate", "SegmentList", "SegmentBase"];
         let says = node
@@ -233,7 +233,7 @@ impl DashReader<'_> {
         }
     }
 
-    /// The segments of a representation; none if it is one file.
+    /// The segments of a representation; none if it is a single file.
     fn segments(
         &mut self,
         levels: &[Node<'_, '_>; 3],
@@ -279,7 +279,7 @@ fn number(node: Node<'_, '_>, attribute: &str) -> Option<f64> {
     node.attribute(attribute)?.parse().ok()
 }
 
-/// What says where segments are: of the representation, else of what it is in.
+/// The segment information of a representation, or inherited from its parents.
 struct SegmentTemplate<'a> {
     levels: Vec<Node<'a, 'a>>,
     id: &'a str,
@@ -303,7 +303,7 @@ impl<'a> SegmentTemplate<'a> {
         self.attribute(name)?.parse().ok()
     }
 
-    /// Adds all segments; false if it cannot be known which there are, or they are more than `left`.
+    /// Adds all segments. False if they cannot be determined, or exceed `left`.
     fn write_out(
         &self,
         base: &Url,
@@ -383,7 +383,7 @@ impl<'a> SegmentTemplate<'a> {
         true
     }
 
-    /// A template with its identifiers filled in (§5.3.9.4.4).
+    /// Fills in the identifiers of a template (§5.3.9.4.4).
     fn filled(&self, template: &str, number: u64, time: u64) -> String {
         let mut told = String::with_capacity(template.len());
         for (n, part) in template.split('$').enumerate() {

@@ -38,56 +38,56 @@ use crate::fetch::mode::FetchMode;
 use d2tp_driver::SpendHandle;
 use d2tp_sched::ClientReport;
 
-/// How often it is looked again at levels and links.
+/// The interval of decisions about levels and links.
 const LOOK_EVERY: Duration = Duration::from_millis(200); // a guess: 16 kB of a stream at 640 kb/s
 
-/// How often what is held is made certain.
+/// The interval at which received bytes are synced to disk.
 const SETTLE_EVERY: Duration = Duration::from_secs(2); // a guess: what an SD card bears
 
-/// A connection that was silent so long is left.
+/// How long a connection may carry nothing before it is dropped.
 const STALL: Duration = Duration::from_secs(10);
 
-/// A link is left alone for so long after its network failed, or stopped moving.
+/// How long a link is avoided after it failed or stalled.
 const AVOID: Duration = Duration::from_secs(20); // a guess
 
-/// A link that leads to a page that asks to sign in is left alone for so long.
+/// How long a link with a captive portal is avoided.
 const AVOID_PORTAL: Duration = Duration::from_secs(60); // a guess
 
-/// The shortest time between two requests of which the first brought nothing.
+/// The shortest interval between a request without result and the next one.
 const TURN: Duration = Duration::from_millis(20); // a guess
 
-/// Waits between tries begin with this and double.
+/// The first delay between tries; it doubles.
 const BACKOFF_FIRST: Duration = Duration::from_millis(500); // a guess
 
-/// Pauses between tries grow no longer than this: somebody waits.
+/// The longest delay between tries, since a player is waiting.
 const BACKOFF_MAX: Duration = Duration::from_secs(10); // a guess
 
-/// A gap that is smaller is not worth a request of its own.
+/// The smallest gap that is worth its own request.
 const SKIP_BYTES: u64 = 256 * 1024; // a guess: a round trip at 20 Mb/s
 
-/// A full quota is filled again only when it has this much room.
+/// The share of a full quota that must be free before it is filled again.
 const ROOM_SHARE: u64 = 16;
 
-/// How a stream is to be fed.
+/// Options of how a stream is fetched.
 #[derive(Debug, Clone)]
 pub struct StreamRules {
-    /// Money against pauses: free-only pays for nothing.
+    /// The cost policy: free-only never pays.
     pub policy: CostPolicy,
-    /// When to begin and to stop on links that cost; measured where not given.
+    /// The buffer levels at which use of metered links begins and ends; measured if not given.
     pub thresholds: StreamThresholds,
     /// The most that is kept on the disk.
     pub quota_bytes: u64,
-    /// Bytes that links that cost may carry in all.
+    /// The most bytes that metered links may carry.
     pub metered_bytes_max: Option<u64>,
-    /// How long it plays, if the user said so.
+    /// The playing time, if the user gave it.
     pub duration: Option<Duration>,
-    /// Fields of the user's own.
+    /// Header fields that the user added.
     pub fields: Arc<[HeaderField]>,
-    /// Follow redirects from https to http.
+    /// Whether redirects from https to http are followed.
     pub allow_downgrade: bool,
 }
 
-/// A threshold: of bytes, or of what is watched in a time.
+/// A buffer level in bytes, or in playing time.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StreamThreshold {
@@ -106,17 +106,17 @@ impl StreamThreshold {
     }
 }
 
-/// Both thresholds, as far as the user gave them.
+/// The buffer levels that the user gave.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct StreamThresholds {
-    /// Begin to pay.
+    /// The level at which paying begins.
     pub low: Option<StreamThreshold>,
-    /// Stop.
+    /// The level at which paying ends.
     pub high: Option<StreamThreshold>,
 }
 
 impl StreamThresholds {
-    /// In bytes, for a stream of this rate over links that take so long.
+    /// The levels in bytes, for a stream of this rate over links with this switching delay.
     pub fn thresholds(&self, rate: f64, switching: &d2tp_sched::SwitchDelay) -> RefillThresholds {
         let derived = RefillThresholds::derived(rate as u64, switching);
         let of = |amount: Option<StreamThreshold>, else_bytes| {
@@ -130,22 +130,22 @@ impl StreamThresholds {
     }
 }
 
-/// What is to be done now.
+/// What to fetch now, and over which links.
 #[derive(Debug, Clone, PartialEq)]
 struct FetchPlan {
-    /// Bytes are taken in.
+    /// Whether bytes are read.
     reads: bool,
-    /// Links that cost may carry them, …
+    /// Whether metered links may carry them.
     pays: bool,
-    /// Bytes that may be paid for, if that is limited.
+    /// The most bytes to pay for, if limited.
     budget: Option<u64>,
-    /// Over this link, where one is to be chosen; none where nothing may carry anything.
+    /// The link to use, if one must be chosen; none if no link may carry anything.
     link: Option<String>,
     why: String,
 }
 
 impl FetchPlan {
-    /// Nothing is fetched, for this reason.
+    /// The plan to fetch nothing, with the reason.
     fn nothing(why: String) -> FetchPlan {
         FetchPlan {
             reads: false,
@@ -157,32 +157,32 @@ impl FetchPlan {
     }
 }
 
-/// Why a request was left.
+/// Why a request ended.
 enum FetchEnd {
-    /// All that was asked for is here.
+    /// Everything that was requested has arrived.
     Done,
-    /// Something else is more urgent, or the link is.
+    /// Other bytes, or another link, are more urgent.
     Elsewhere,
 }
 
-/// What feeds one title.
+/// Fetches one title.
 pub struct StreamFeed {
     title: Arc<StreamTitle>,
     transport: Arc<StreamTransport>,
     rules: StreamRules,
     buffer: StreamBuffer,
     begun: BootInstant,
-    /// The quota is full and not worth going on for yet.
+    /// Whether the quota is full, without enough room to continue.
     is_full: bool,
     tries: u32,
     settle_at: BootInstant,
     slot: Option<SpendHandle>,
-    /// What links carried, as the scheduler is told it.
+    /// Bytes that links carried, in the form reported to the scheduler.
     carried: BTreeMap<String, u64>,
 }
 
 impl StreamFeed {
-    /// For this title; all its times count from `begun`.
+    /// Creates the feed of this title; its times count from `begun`.
     pub fn new(
         title: Arc<StreamTitle>,
         transport: Arc<StreamTransport>,
@@ -214,8 +214,8 @@ impl StreamFeed {
         }
     }
 
-    /// Tells the scheduler what it needs. Returns why it is held back, if others go first or nothing may be spent, and
-    /// how many bytes it may pay for beside them.
+    /// Reports the title's needs to the scheduler. Returns why it must wait, if others go first or
+    /// nothing may be spent, and how many metered bytes it may use.
     fn ask(
         &mut self,
         need: &FlowDemand,
@@ -263,7 +263,7 @@ impl StreamFeed {
         BootInstant::now().since(self.begun)
     }
 
-    /// Feeds it until `stop` turns true; what is held by then is certain.
+    /// Fetches until `stop` becomes true, and then syncs what is held.
     pub async fn run(mut self, mut stop: watch::Receiver<bool>) {
         tokio::select! {
             _ = stop.wait_for(|stop| *stop) => {}
@@ -321,7 +321,7 @@ impl StreamFeed {
         .await;
     }
 
-    /// What the levels and the links say now.
+    /// The plan that follows from the levels and the links.
     fn decide(&mut self) -> (TitleView, FetchPlan) {
         let now = self.now();
         self.learn_rate();
@@ -443,7 +443,7 @@ impl StreamFeed {
         }
     }
 
-    /// Whether it needs links that cost, and there are some.
+    /// Whether the stream needs metered links, and one is up.
     fn would_pay(&self, view: &TitleView, candidates: &[LinkCandidate]) -> bool {
         let paid = candidates
             .iter()
@@ -493,7 +493,7 @@ impl StreamFeed {
         Some(max.saturating_sub(self.transport.paid_bytes()))
     }
 
-    /// A length by a duration is a rate.
+    /// Derives the rate from the length and the duration.
     fn learn_rate(&self) {
         let pieces = self.title.pieces();
         let known = pieces.iter().filter_map(|piece| {
@@ -509,7 +509,7 @@ impl StreamFeed {
         }
     }
 
-    /// One request, until its bytes end or there is reason to leave it.
+    /// Runs one request, until its bytes end or there is a reason to leave it.
     async fn fetch(
         &mut self,
         object: &Arc<StreamObject>,
@@ -624,7 +624,8 @@ impl StreamFeed {
         }
     }
 
-    /// Looks at the levels again and has the lane pay or not. None if the request is to be left.
+    /// Decides again and applies the permission to pay to the connection. None if the request must be
+    /// left.
     async fn look(
         &mut self,
         object: &Arc<StreamObject>,
@@ -651,7 +652,7 @@ impl StreamFeed {
         Some(drive)
     }
 
-    /// Makes room, and what is held certain.
+    /// Frees space, and syncs what is held.
     async fn keep(&mut self) {
         if BootInstant::now() < self.settle_at {
             return;
@@ -679,7 +680,7 @@ impl StreamFeed {
         }
     }
 
-    /// After a fault: says what it is, and waits before the next try.
+    /// Handles a fault: reports it, and waits before the next try.
     async fn recover(&mut self, fault: FetchFault, object: &Arc<StreamObject>, conn: &RequestConn) {
         self.tries += 1;
         let heard = conn.status().filter(|status| status.as_u16() >= 400);

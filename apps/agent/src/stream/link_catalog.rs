@@ -32,12 +32,12 @@ use crate::fetch::outcome::TransferFailure;
 use d2tp_driver::SchedulerHandle;
 use d2tp_sched::TransferDirection;
 
-/// What makes a link the same after a restart.
+/// What keeps a link the same after a restart.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct SavedLink {
-    /// What nobody can guess.
+    /// The secret part of the links' paths.
     pub token: String,
-    /// Where the door was.
+    /// The port of the server.
     pub port: Option<u16>,
 }
 
@@ -47,7 +47,7 @@ impl SavedLink {
         store::folder_of(root, &urls.join("\n")).with_extension("link")
     }
 
-    /// The saved link of these URLs; a fresh one where there was none.
+    /// The saved link of these URLs, or a new one.
     pub fn of(root: &Path, urls: &[Url]) -> SavedLink {
         let lying = std::fs::read(SavedLink::path(root, urls)).ok();
         let lying = lying.and_then(|bytes| serde_json::from_slice::<SavedLink>(&bytes).ok());
@@ -69,40 +69,40 @@ impl SavedLink {
     }
 }
 
-/// Segments of a playlist that are fetched ahead of the one that was asked for.
+/// Segments of a playlist that are fetched ahead of the requested one.
 const AHEAD: usize = 256; // a guess: a quarter of an hour; each is an open file
 
-/// How long a playlist may take to come: less than players wait.
+/// How long a playlist may take to arrive: less than players wait.
 const PLAYLIST_WITHIN: Duration = Duration::from_secs(7); // Media3 gives up after 8 s
 
-/// What one link leads to.
+/// The content of one link.
 #[derive(Clone)]
 enum CatalogEntry {
     Stream(Arc<StreamObject>, Arc<StreamTitle>),
     Playlist(Url),
 }
 
-/// The segments of a playlist, as far as they are of interest now.
+/// The segments of a playlist that are near the playing position.
 struct MediaSegments {
     segments: Vec<MediaSegment>,
     open: BTreeMap<Url, Arc<StreamObject>>,
     title: Option<Arc<StreamTitle>>,
-    /// The one that was asked for last.
+    /// The segment that was requested last.
     at: Option<Url>,
 }
 
-/// What playlists said.
+/// The content of playlists.
 #[derive(Default)]
 struct PlaylistIndex {
-    /// What a link of a playlist is, and whose link it is.
+    /// The kind of each link of a playlist, and the playlist it belongs to.
     named: BTreeMap<Url, (PlaylistLinkKind, Url)>,
     media: BTreeMap<Url, MediaSegments>,
-    /// Playlists as players get them, and whether each is all there will be.
+    /// Playlists as they are sent to players, and whether each is complete.
     texts: BTreeMap<Url, (String, bool)>,
     others: BTreeMap<Url, CatalogEntry>,
 }
 
-/// All links of a door.
+/// All links of a server.
 pub struct LinkCatalog {
     root: PathBuf,
     transport: Arc<StreamTransport>,
@@ -111,14 +111,14 @@ pub struct LinkCatalog {
     token: String,
     begun: BootInstant,
     stop: watch::Receiver<bool>,
-    /// Who decides for other streams and transfers too.
+    /// The scheduler shared with other streams and transfers.
     scheduler: Option<Arc<SchedulerHandle>>,
     entries: Mutex<BTreeMap<String, CatalogEntry>>,
     lists: Mutex<PlaylistIndex>,
     feeds: Mutex<JoinSet<()>>,
 }
 
-/// The number that streams have to the scheduler: no transfer has it.
+/// The number of streams in the scheduler, which no transfer has.
 const STREAM: u64 = 0;
 
 fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -126,8 +126,8 @@ fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl LinkCatalog {
-    /// Over these roads, keeping what it holds below `root`. `rate`: bytes a second of what is watched,
-    /// where the user said it.
+    /// Creates a catalog over this transport that stores objects below `root`. `rate`: bytes per second
+    /// of the media, if the user gave it.
     pub fn new(
         root: PathBuf,
         transport: Arc<StreamTransport>,
@@ -210,7 +210,7 @@ impl LinkCatalog {
         held(&self.feeds).spawn(feed.run(self.stop.clone()));
     }
 
-    /// What is watched.
+    /// The titles of the catalog.
     pub fn titles(&self) -> Vec<Arc<StreamTitle>> {
         let places: Vec<CatalogEntry> = held(&self.entries).values().cloned().collect();
         let of_place = |place| match place {
@@ -226,7 +226,7 @@ impl LinkCatalog {
             .collect()
     }
 
-    /// Waits until all feeds have ended, after they were told to stop.
+    /// Waits until all feeds have ended, after they were asked to stop.
     pub async fn until_feeds_ended(&self) {
         let mut feeds = std::mem::take(&mut *held(&self.feeds));
         while feeds.join_next().await.is_some() {}
@@ -437,7 +437,7 @@ fn words(fault: FetchFault) -> String {
     }
 }
 
-/// A playlist or a manifest, for players.
+/// The answer with a playlist or a manifest.
 fn told(text: String) -> LinkTarget {
     let kind = match text.starts_with("#EXTM3U") {
         true => playlist::MEDIA_TYPE,
@@ -451,7 +451,7 @@ fn nothing() -> LinkTarget {
     LinkTarget::Refused(StatusCode::NOT_FOUND, text.to_owned())
 }
 
-/// A name as a path can have it.
+/// Encodes a name for use in a path.
 fn as_path(name: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-._~".contains(c);
     name.chars()

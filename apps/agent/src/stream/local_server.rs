@@ -43,38 +43,38 @@ use crate::fetch::boot_clock::BootInstant;
 /// Connections at once; more wait.
 const CONNECTIONS_MAX: usize = 64; // a guess: a player has a handful
 
-/// How long a request waits for the origin's first word: less than the least patient player waits.
+/// How long a request waits for the origin's answer: less than the least patient player waits.
 const HEAD_WITHIN: Duration = Duration::from_secs(7); // Media3 gives up after 8 s
 
-/// Bytes the kernel may hold for a player: beyond that we do not know what it took.
+/// The kernel's send buffer for a player: beyond it, the position of the player is unknown.
 const SEND_BUFFER_BYTES: usize = 128 * 1024; // a guess
 
-/// When a player that was told to wait should come again.
+/// The Retry-After value for players, in seconds.
 const AGAIN_S: u32 = 2; // a guess
 
 /// The body of an answer.
 pub type StreamAnswerBody = UnsyncBoxBody<Bytes, io::Error>;
 
-/// What a path leads to.
+/// The content behind a path.
 pub enum LinkTarget {
-    /// Bytes, and what they are part of.
+    /// Bytes of an object, and the title it is part of.
     Stream(Arc<StreamObject>, Arc<StreamTitle>),
-    /// A text of ours, of this type.
+    /// A text of this media type.
     Text(String, &'static str),
-    /// Nothing, and why.
+    /// No content, with the reason.
     Refused(StatusCode, String),
 }
 
-/// What is behind the door.
+/// Finds what the server's paths lead to.
 pub trait LinkResolver: Send + Sync + 'static {
-    /// What `path`, behind the token, leads to.
+    /// The content of `path`, without the token.
     fn find(&self, path: &str) -> impl Future<Output = LinkTarget> + Send;
 
-    /// When it was opened: all times of a stream count from then.
+    /// When the catalog was created: all times of a stream count from then.
     fn opened_at(&self) -> BootInstant;
 }
 
-/// An open door.
+/// A listening server.
 pub struct StreamListener {
     listener: TcpListener,
     token: String,
@@ -103,17 +103,17 @@ impl StreamListener {
         })
     }
 
-    /// Where it is.
+    /// The port of the server.
     pub fn port(&self) -> u16 {
         self.address.port()
     }
 
-    /// What links begin with.
+    /// The beginning of all links of this server.
     pub fn base(&self) -> String {
         format!("http://{}/{}", self.address, self.token)
     }
 
-    /// Answers whoever comes, until this is dropped.
+    /// Answers requests until this is dropped.
     pub async fn serve(self, context: Arc<impl LinkResolver>) {
         let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
         let gate = Arc::new(RequestGuard {
@@ -156,7 +156,7 @@ async fn speak(stream: TcpStream, gate: Arc<RequestGuard>, context: Arc<impl Lin
     }
 }
 
-/// Who may come in.
+/// Checks which requests are allowed.
 struct RequestGuard {
     token: String,
     port: u16,
@@ -193,7 +193,7 @@ impl RequestGuard {
         }
     }
 
-    /// Whether it was addressed to this machine by a name that leads nowhere else.
+    /// Whether the Host header names this machine.
     fn is_ours(&self, headers: &HeaderMap) -> bool {
         let mut hosts = headers.get_all(HOST).iter();
         let (Some(host), None) = (hosts.next(), hosts.next()) else {
@@ -204,7 +204,7 @@ impl RequestGuard {
         ours.iter().any(|ours| ours.as_bytes() == host.as_bytes())
     }
 
-    /// What follows the token, if that is right.
+    /// The path after the token, if the token is right.
     fn behind_token<'a>(&self, path: &'a str) -> Option<&'a str> {
         let (token, rest) = path.strip_prefix('/')?.split_once('/')?;
         verify_slices_are_equal(token.as_bytes(), self.token.as_bytes()).ok()?;
@@ -303,7 +303,7 @@ async fn stream_of<B>(
     answer.body(body).unwrap_or_else(refused)
 }
 
-/// What the origin says of the object, or an answer that says why it does not.
+/// The head of the object from the origin, or an answer that says why there is none.
 async fn first_word(
     object: &Arc<StreamObject>,
     title: &StreamTitle,
@@ -357,7 +357,7 @@ async fn is_here(
     timeout(HEAD_WITHIN, here).await.unwrap_or(false)
 }
 
-/// `multipart/byteranges` (RFC 9110 §14.6); its length.
+/// The parts of a `multipart/byteranges` body (RFC 9110 §14.6), and its length.
 fn in_parts(
     out: &mut VecDeque<ResponsePart>,
     parts: &[Range<u64>],

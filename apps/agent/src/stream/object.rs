@@ -19,59 +19,59 @@ use url::Url;
 use super::store::{ObjectNote, ObjectStore, PendingSync};
 use crate::fetch::exchange::{ContentPart, FetchResponse};
 
-/// Bytes of a held end that come again and are compared, where the origin names no version.
+/// Held bytes that are requested again and compared, if the origin sends no validator.
 pub const OVERLAP_BYTES: u64 = 4096;
 
-/// Why there is nothing.
+/// Why an object is not available.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OriginRefusal {
-    /// Status as the origin said it, or as a gateway says that the origin said nothing.
+    /// The status of the origin's answer, or a gateway status if there was none.
     pub status: StatusCode,
-    /// For people.
+    /// The explanation, for users.
     pub text: String,
-    /// Asking again may help.
+    /// Whether a later request may succeed.
     pub is_temporary: bool,
 }
 
-/// What is known of an object.
+/// The metadata of an object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ObjectHead {
-    /// Which bytes these are.
+    /// The version of the object's content.
     pub edition: String,
-    /// How long it is.
+    /// The length of the object.
     pub length: Option<u64>,
-    /// What it is.
+    /// The media type of the object.
     pub media_type: Option<String>,
 }
 
-/// Where a fetched answer's first byte belongs.
+/// The position of a fetched answer in the object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AnswerPosition {
-    /// There.
+    /// The answer begins at this byte.
     At(u64),
-    /// What was asked for does not exist.
+    /// The requested range does not exist.
     OutOfRange,
-    /// The origin sends other bytes than those held; nothing is held now, and the object begins
-    /// with the first.
+    /// The origin sends another version: nothing is held now, and the answer begins with the first
+    /// byte.
     Changed,
 }
 
-/// What a reader gets.
+/// The result of a read.
 #[derive(Debug, PartialEq, Eq)]
 pub enum ObjectRead {
     /// Bytes of the object.
     Bytes(Bytes),
-    /// Nothing yet.
+    /// The bytes have not arrived yet.
     NotYet,
-    /// Nothing: that was the end.
+    /// The end of the object.
     End,
-    /// Never: these bytes are gone.
+    /// The bytes will never be available.
     Broken,
 }
 
-/// A URL and what is held of it.
+/// An object of an origin, and the bytes of it that are held.
 pub struct StreamObject {
-    /// Where it is from.
+    /// The URL of the object.
     pub url: Url,
     state: Mutex<ObjectState>,
     news: watch::Sender<()>,
@@ -80,10 +80,10 @@ pub struct StreamObject {
 struct ObjectState {
     store: ObjectStore,
     refusal: Option<OriginRefusal>,
-    /// Where each reader's next byte is.
+    /// The position of each reader.
     readers: BTreeMap<u64, u64>,
     readers_ever: u64,
-    /// Held bytes that are to come again and be compared first.
+    /// Held bytes that must arrive again and be compared first.
     overlap: Option<(u64, Vec<u8>)>,
 }
 
@@ -111,7 +111,7 @@ impl StreamObject {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Told whenever something here changes.
+    /// Notified whenever the object changes.
     pub fn changes(&self) -> watch::Receiver<()> {
         self.news.subscribe()
     }
@@ -120,7 +120,7 @@ impl StreamObject {
         self.news.send_replace(());
     }
 
-    /// What is known of it, once the origin has answered.
+    /// The metadata of the object, once the origin has answered.
     pub fn head(&self) -> Option<ObjectHead> {
         let state = self.state();
         let note = &state.store.note;
@@ -131,17 +131,17 @@ impl StreamObject {
         })
     }
 
-    /// All that is known of it.
+    /// The stored note of the object.
     pub fn note(&self) -> ObjectNote {
         self.state().store.note.clone()
     }
 
-    /// How long it is, where that is known.
+    /// The length of the object, if known.
     pub fn length(&self) -> Option<u64> {
         self.state().store.note.length
     }
 
-    /// How far bytes are held from `at` on, and where held ones begin again.
+    /// The end of the held bytes from `at` on, and the start of the next held ones.
     pub fn held_from(&self, at: u64) -> (u64, Option<u64>) {
         let state = self.state();
         let held = &state.store.note.held;
@@ -154,18 +154,18 @@ impl StreamObject {
         self.state().store.note.held.bytes()
     }
 
-    /// Why it has nothing, if so.
+    /// Why the object is not available, if so.
     pub fn refusal(&self) -> Option<OriginRefusal> {
         self.state().refusal.clone()
     }
 
-    /// Its origin has nothing, or does not answer.
+    /// Records why the object is not available.
     pub fn refuse(&self, refusal: OriginRefusal) {
         self.state().refusal = Some(refusal);
         self.notify_readers();
     }
 
-    /// Somebody asks again.
+    /// Clears the refusal, so that the origin is asked again.
     pub fn clear_refusal(&self) {
         let was = self.state().refusal.take();
         if was.is_some() {
@@ -175,8 +175,8 @@ impl StreamObject {
 
     // ---- fetching ----
 
-    /// From where to ask for the bytes at `at`: a little before it, where nothing but the bytes can
-    /// tell that they are still the same.
+    /// The first byte to request for the bytes at `at`: a little before it, if only the bytes can show
+    /// that the object is unchanged.
     pub fn ask_from(&self, at: u64) -> u64 {
         let mut state = self.state();
         state.overlap = None;
@@ -274,7 +274,7 @@ impl StreamObject {
         Ok(true)
     }
 
-    /// The answer ended in order at `at`: if nobody knew the length, this is it.
+    /// Records the clean end of an answer at `at`, which is the length if that was unknown.
     pub fn set_end(&self, at: u64) {
         let mut state = self.state();
         if state.store.note.length.is_none() {
@@ -284,12 +284,12 @@ impl StreamObject {
         self.notify_readers();
     }
 
-    /// What makes the bytes held so far certain.
+    /// The work that makes the bytes held so far durable.
     pub fn prepare_sync(&self) -> Option<PendingSync> {
         self.state().store.prepare_sync()
     }
 
-    /// Gives back the room of up to `bytes` bytes before `before`. How many it was.
+    /// Frees up to `bytes` bytes before `before`. Returns how many it was.
     pub fn release_below(&self, before: u64, bytes: u64) -> u64 {
         let mut state = self.state();
         let held = state.store.note.held.bytes();
@@ -304,7 +304,7 @@ impl StreamObject {
 
     // ---- reading ----
 
-    /// A reader whose next byte is at `at`.
+    /// Creates a reader at `at`.
     pub fn read_from(self: &Arc<StreamObject>, at: u64) -> ObjectReader {
         let mut state = self.state();
         state.readers_ever += 1;
@@ -318,13 +318,13 @@ impl StreamObject {
         }
     }
 
-    /// Where the readers are.
+    /// The positions of all readers.
     pub fn readers(&self) -> Vec<u64> {
         self.state().readers.values().copied().collect()
     }
 }
 
-/// Somebody who reads, from one byte to the next.
+/// A reader of an object, from one byte to the next.
 pub struct ObjectReader {
     object: Arc<StreamObject>,
     number: u64,
@@ -339,7 +339,7 @@ impl ObjectReader {
         &self.object
     }
 
-    /// How far it could read now, below `to`, and whether that is all it wants.
+    /// How far the reader could read now, below `to`, and whether that is all it wants.
     pub fn readable_until(&self, to: u64) -> (u64, bool) {
         let state = self.object.state();
         let note = &state.store.note;
@@ -348,7 +348,7 @@ impl ObjectReader {
         (end, end >= to)
     }
 
-    /// Up to `most` bytes that are held, and are read by that.
+    /// Reads up to `most` held bytes.
     pub fn take(&mut self, most: u64) -> ObjectRead {
         let mut state = self.object.state();
         let note = &state.store.note;
@@ -374,7 +374,7 @@ impl ObjectReader {
         ObjectRead::Bytes(bytes.into())
     }
 
-    /// Goes to another place.
+    /// Moves to another position.
     pub fn seek(&mut self, at: u64) {
         self.at = at;
         self.object.state().readers.insert(self.number, at);

@@ -16,49 +16,49 @@ use url::Url;
 /// A media type of playlists (RFC 8216 §4).
 pub const MEDIA_TYPE: &str = "application/vnd.apple.mpegurl";
 
-/// Playlists are not longer than this.
+/// The largest playlist.
 pub const BYTES_MAX: usize = 8 << 20; // a guess: a day of segments of 2 s
 
-/// What a playlist's link leads to.
+/// The kind of a playlist's link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PlaylistLinkKind {
     /// Another playlist.
     Playlist,
-    /// A part of what is watched, in its order.
+    /// A media segment, in playing order.
     Segment,
-    /// Something beside it: a key.
+    /// Another resource, such as a key.
     Other,
 }
 
-/// A part of what is watched.
+/// A media segment of a playlist.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MediaSegment {
-    /// Where it is.
+    /// The URL of the segment.
     pub url: Url,
-    /// How long it plays, where it does.
+    /// The playing time of the segment, if it has one.
     pub duration: Option<Duration>,
 }
 
-/// A playlist that was read.
+/// A parsed playlist.
 #[derive(Debug, Clone, PartialEq)]
 pub struct HlsPlaylist {
-    /// The playlist as players get it.
+    /// The playlist as it is sent to players.
     pub text: String,
-    /// All its links.
+    /// All links of the playlist.
     pub links: Vec<(Url, PlaylistLinkKind)>,
-    /// Parts of what is watched, each URL once.
+    /// The media segments, each URL once.
     pub segments: Vec<MediaSegment>,
-    /// Nothing will be added.
+    /// Whether the playlist is complete, so that no segments will be added.
     pub is_complete: bool,
 }
 
-/// Whether a URL is that of a playlist, by its name.
+/// Whether a URL names a playlist, by its extension.
 pub fn is_playlist_url(url: &Url) -> bool {
     let path = url.path().to_ascii_lowercase();
     path.ends_with(".m3u8") || path.ends_with(".m3u")
 }
 
-/// Reads a playlist from `base`; `link` makes of an origin's URL one that leads here.
+/// Parses a playlist from `base`; `link` turns an origin's URL into one of this server.
 pub fn read(text: &str, base: &Url, link: impl Fn(&Url) -> String) -> Option<HlsPlaylist> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     // RFC 8216 §4.3.1.1: it must be the first line.
@@ -121,7 +121,7 @@ pub fn read(text: &str, base: &Url, link: impl Fn(&Url) -> String) -> Option<Hls
 }
 
 impl HlsPlaylist {
-    /// Notes a link of the playlist; as players get it.
+    /// Adds a link of the playlist. Returns the URL for players.
     fn lead(
         &mut self,
         text_of: &str,
@@ -148,7 +148,7 @@ impl HlsPlaylist {
     }
 }
 
-/// Where the value of the attribute `URI` is.
+/// The position of the value of the attribute `URI`.
 fn uri_of(line: &str) -> Option<(usize, usize)> {
     let mut from = 0;
     loop {
@@ -163,7 +163,7 @@ fn uri_of(line: &str) -> Option<(usize, usize)> {
     }
 }
 
-/// The path of an origin's URL behind a token.
+/// The path that stands for an origin's URL, after a token.
 pub fn path_of(url: &Url) -> String {
     let host = &url[url::Position::BeforeHost..url::Position::AfterPort];
     let rest = &url[url::Position::BeforePath..url::Position::AfterQuery];

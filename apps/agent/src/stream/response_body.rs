@@ -24,35 +24,35 @@ use super::object::{ObjectRead, ObjectReader};
 use super::title::StreamTitle;
 use crate::fetch::boot_clock::BootInstant;
 
-/// Held back before a gap. Higher: the first bytes after a seek come later; lower: players bear shorter
-/// gaps.
+/// Bytes held back before a gap. Higher: the first bytes after a seek come later; lower: players
+/// survive shorter gaps.
 pub const RESERVE_BYTES: u64 = 64 * 1024; // a guess: a tenth of a second at 6 Mb/s
 
-/// Bytes of the reserve that are given at a time.
+/// Bytes of the reserve that are sent at a time.
 pub const DRIP_BYTES: u64 = 16; // a guess
 
-/// How often. Half of what the least patient player bears.
+/// The interval at which the reserve is sent: half of what the least patient player waits.
 pub const DRIP_EVERY: Duration = Duration::from_secs(4); // Media3's DEFAULT_READ_TIMEOUT_MILLIS is 8000
 
-/// Bytes handed over at a time.
+/// Bytes that are sent at a time.
 const PIECE_BYTES: u64 = 64 * 1024;
 
-/// What an answer consists of.
+/// A part of a response body.
 #[derive(Debug)]
 pub enum ResponsePart {
     /// Text that is no part of an object.
     Text(Bytes),
-    /// The object's, from the first up to, not including, the second.
+    /// Bytes of the object, from the first up to, not including, the second.
     Range(u64, u64),
 }
 
-/// The body of one answer, as it is handed over.
+/// The body of a response while it is sent.
 pub struct ResponseBody {
     reading: ObjectReader,
     title: Arc<StreamTitle>,
     news: watch::Receiver<()>,
     out: VecDeque<ResponsePart>,
-    /// When the last byte was handed over.
+    /// When the last byte was sent.
     last: Instant,
     begun: BootInstant,
 }

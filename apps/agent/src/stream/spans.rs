@@ -2,13 +2,13 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Spans of bytes, each from its first byte up to, not including, its end.
+/// Half-open spans of bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Vec<(u64, u64)>", into = "Vec<(u64, u64)>")]
 pub struct Spans(Vec<(u64, u64)>);
 
 impl Spans {
-    /// Adds `from..to`, joining what it meets.
+    /// Adds `from..to`, and merges adjacent spans.
     pub fn add(&mut self, mut from: u64, mut to: u64) {
         if from >= to {
             return;
@@ -24,7 +24,7 @@ impl Spans {
         self.0.splice(first..last, [(from, to)]);
     }
 
-    /// Takes `from..to` away.
+    /// Removes `from..to`.
     pub fn remove(&mut self, from: u64, to: u64) {
         let mut left = Vec::with_capacity(self.0.len() + 1);
         for (start, end) in self.0.drain(..) {
@@ -36,14 +36,14 @@ impl Spans {
         self.0 = left;
     }
 
-    /// How far bytes are held without a gap from `at` on; `at` itself if it is not held.
+    /// The end of the held bytes from `at` on; `at` itself if it is not held.
     pub fn end_from(&self, at: u64) -> u64 {
         let after = self.0.partition_point(|(start, _)| *start <= at);
         let (_, end) = after.checked_sub(1).map_or((0, 0), |n| self.0[n]);
         end.max(at)
     }
 
-    /// Where the next span behind `at` begins.
+    /// The start of the next span after `at`.
     pub fn next_from(&self, at: u64) -> Option<u64> {
         let after = self.0.partition_point(|(start, _)| *start <= at);
         self.0.get(after).map(|(start, _)| *start)
@@ -54,7 +54,7 @@ impl Spans {
         self.0.iter().map(|(start, end)| end - start).sum()
     }
 
-    /// The first span below `before` that is cut off there.
+    /// The part below `before` of the first span.
     pub fn first_below(&self, before: u64) -> Option<(u64, u64)> {
         let (start, end) = *self.0.first()?;
         (start < before).then(|| (start, end.min(before)))

@@ -22,25 +22,25 @@ use sha2::{Digest, Sha256};
 use super::spans::Spans;
 use crate::fetch::validator::Validator;
 
-/// Version of the note's form; one of another version is not believed.
+/// The version of the note's format; other versions are ignored.
 const NOTE_VERSION: u32 = 1;
 
-/// Objects nobody has asked for in so long are forgotten.
+/// How long an object is kept after its last use.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(7 * 86_400); // a guess
 
-/// What is known of an object.
+/// The stored note of an object.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ObjectNote {
     version: u32,
-    /// Which bytes these are: another one whenever the origin has other bytes.
+    /// The version of the content, which changes whenever the origin has other bytes.
     pub edition: String,
-    /// The origin has answered at least once.
+    /// Whether the origin has answered at least once.
     pub is_known: bool,
-    /// How long it is.
+    /// The length of the object.
     pub length: Option<u64>,
-    /// What the origin calls these bytes.
+    /// The origin's validator of these bytes.
     pub validator: Option<Validator>,
-    /// What they are.
+    /// The media type of the object.
     pub media_type: Option<String>,
     /// Ranges of the object's bytes that are held.
     pub held: Spans,
@@ -60,7 +60,7 @@ impl ObjectNote {
     }
 }
 
-/// Sixteen random bytes, as a path can have them.
+/// A random name of sixteen bytes, in the form of a path component.
 pub fn random_name() -> String {
     let mut bytes = [0; 16];
     aws_lc_rs::rand::fill(&mut bytes).expect("the system has randomness");
@@ -72,17 +72,17 @@ pub fn folder_of(root: &Path, url: &str) -> PathBuf {
     root.join(hex::encode(&Sha256::digest(url)[..16]))
 }
 
-/// An object on the disk, locked against other programs.
+/// An object on disk, locked against other programs.
 #[derive(Debug)]
 pub struct ObjectStore {
     folder: PathBuf,
     data: File,
-    /// What is known of it.
+    /// The note of the object.
     pub note: ObjectNote,
     is_dirty: bool,
 }
 
-/// What makes the bytes held so far certain; run where blocking is no harm.
+/// The work that makes the bytes held so far durable. It may block.
 pub struct PendingSync {
     folder: PathBuf,
     data: File,
@@ -162,13 +162,13 @@ impl ObjectStore {
         self.data.read_exact_at(into, at)
     }
 
-    /// Changes what is known.
+    /// Changes the note.
     pub fn update_note(&mut self, change: impl FnOnce(&mut ObjectNote)) {
         change(&mut self.note);
         self.is_dirty = true;
     }
 
-    /// Gives back the room of bytes that nobody needs again.
+    /// Frees the space of bytes that are no longer needed.
     pub fn release(&mut self, from: u64, to: u64) {
         let (at, length) = (from as i64, (to - from) as i64);
         let mode = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
@@ -179,7 +179,7 @@ impl ObjectStore {
         }
     }
 
-    /// What is to be done for the bytes held now to survive a crash; nothing if nothing changed.
+    /// The work that makes the bytes held now durable; none if nothing changed.
     pub fn prepare_sync(&mut self) -> Option<PendingSync> {
         if !self.is_dirty {
             return None;
@@ -222,7 +222,7 @@ pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     std::fs::rename(fresh, path)
 }
 
-/// Forgets objects that nobody asked for lately.
+/// Removes objects that were not used lately.
 pub fn remove_old(root: &Path) {
     let Ok(entries) = std::fs::read_dir(root) else {
         return;

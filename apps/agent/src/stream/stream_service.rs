@@ -32,52 +32,52 @@ use crate::fetch::tunnel::OriginTunnel;
 use crate::key;
 use d2tp_driver::SchedulerHandle;
 
-/// What is to be served, as a command line or a program says it.
+/// A request to serve streams.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StreamOrder {
-    /// What is watched: http:// or https://.
+    /// The URLs of the media: http:// or https://.
     pub urls: Vec<String>,
-    /// Bits a second of it, if the user said so.
+    /// The bit rate of the media, if the user gave it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bitrate: Option<u64>,
-    /// Seconds it plays.
+    /// The playing time in seconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub duration_s: Option<f64>,
-    /// Begin to pay.
+    /// The buffer level at which paying begins.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub low: Option<StreamThreshold>,
-    /// Stop paying.
+    /// The buffer level at which paying ends.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub high: Option<StreamThreshold>,
-    /// Bytes kept on the disk at most.
+    /// The most bytes kept on disk.
     #[serde(default = "keep")]
     pub keep: u64,
-    /// Where; none is the usual place.
+    /// The folder of the stored objects; none is the default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub store: Option<PathBuf>,
-    /// `free-only` or `free-first`.
+    /// The cost policy: `free-only` or `free-first`.
     #[serde(default = "free_first")]
     pub policy: String,
-    /// Bytes that links that cost may carry.
+    /// The most bytes that metered links may carry.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_cell: Option<u64>,
     /// The proxy to go through.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prox: Option<String>,
-    /// The proxy opens a tunnel only.
+    /// Whether the proxy only opens a tunnel.
     #[serde(default)]
     pub sealed: bool,
-    /// This device's key file, where it is not the usual one.
+    /// The path of this device's key file, if not the default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<PathBuf>,
-    /// Fields for the requests, `Name: value`.
+    /// Header fields for the requests, `Name: value`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub headers: Vec<String>,
-    /// Authorities to trust besides the system's, in PEM.
+    /// A file of trusted authorities in PEM, in addition to the system's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ca: Option<PathBuf>,
-    /// Follow redirects from https to http.
+    /// Whether redirects from https to http are followed.
     #[serde(default)]
     pub allow_downgrade: bool,
 }
@@ -90,7 +90,7 @@ fn free_first() -> String {
     CostPolicy::FreeFirst.as_str().to_owned()
 }
 
-/// Links that are served, until [`StreamService::stop`].
+/// A running service of streams, until [`StreamService::stop`].
 pub struct StreamService {
     /// A link for players, for each URL.
     pub links: Vec<String>,
@@ -161,7 +161,7 @@ impl StreamService {
         })
     }
 
-    /// Each link and what it is of.
+    /// Each link, and its URL at the origin.
     pub fn links_json(&self) -> Vec<Value> {
         let pairs = self.urls.iter().zip(&self.links);
         let told = |(url, link)| {
@@ -171,17 +171,17 @@ impl StreamService {
         pairs.map(told).collect()
     }
 
-    /// The ways its bytes come.
+    /// The transport of the streams' requests.
     pub fn transport(&self) -> &Arc<StreamTransport> {
         &self.transport
     }
 
-    /// What is watched.
+    /// The URLs of the media.
     pub fn urls(&self) -> &[Url] {
         &self.urls
     }
 
-    /// How it stands.
+    /// The state of the service as JSON.
     pub fn state(&self, event: &str) -> Value {
         let now = BootInstant::now().since(self.begun);
         let titles = self.catalog.titles();
@@ -201,7 +201,7 @@ impl StreamService {
         })
     }
 
-    /// Ends it: what is held is certain, and the proxy knows that we go. How it stood.
+    /// Stops the service: syncs what is held, and informs the proxy. Returns the final state.
     pub async fn stop(self) -> Value {
         self.stop.send_replace(true);
         self.catalog.until_feeds_ended().await;

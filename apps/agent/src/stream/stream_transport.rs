@@ -32,19 +32,19 @@ use crate::fetch::mode::FetchMode;
 use crate::fetch::origin::is_this_machine;
 use crate::fetch::proxy::ProxyClient;
 
-/// A link must have carried for so long before its rate says something.
+/// How long a link must have carried before its rate is measured.
 const RATE_AFTER: Duration = Duration::from_millis(1_500); // a guess: a new path still speeds up
 
-/// Rates of links without a session are means over this.
+/// The interval over which rates of links without a session are averaged.
 const RATE_OVER: Duration = Duration::from_secs(1);
 
-/// Before a session that ended is begun again.
+/// The delay before a session that ended is opened again.
 const CALL_AGAIN: Duration = Duration::from_secs(1); // a guess
 
-/// How often it is looked whether a session has ended.
+/// The interval of checks whether a session has ended.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// The name of the way that needs no link.
+/// The name of the link if the system's routes decide.
 pub const ANYWHERE: &str = "any";
 
 enum StreamRoute {
@@ -54,20 +54,20 @@ enum StreamRoute {
 
 #[derive(Default)]
 struct TransportStats {
-    /// Payload bytes by link, of what has no session to count it.
+    /// Payload bytes by link, of requests without a session.
     bytes: BTreeMap<String, u64>,
     rates: BTreeMap<String, f64>,
-    /// Since when, and how many bytes.
+    /// The last rate sample of each link: its time, and the bytes until then.
     sampled: BTreeMap<String, (BootInstant, u64)>,
     avoided_until: BTreeMap<String, BootInstant>,
     answering_since: BTreeMap<String, BootInstant>,
     challenge: Option<Duration>,
     trouble: Option<String>,
-    /// What was told of `carried` to the scheduler.
+    /// The part of `carried` that was reported to the scheduler.
     counted: BTreeMap<String, u64>,
 }
 
-/// Links, and how they lead to origins.
+/// Carries requests to origins, directly or through a proxy.
 pub struct StreamTransport {
     to: StreamRoute,
     links: watch::Receiver<Arc<Vec<Link>>>,
@@ -75,11 +75,11 @@ pub struct StreamTransport {
     ledger: OnceLock<TrafficCallback>,
 }
 
-/// Hears what links have carried in all, by name.
+/// Receives the total bytes of each link, by name.
 type TrafficCallback = Box<dyn Fn(&BTreeMap<String, u64>) + Send + Sync>;
 
 impl StreamTransport {
-    /// Straight to origins.
+    /// Creates a transport directly to origins.
     pub fn direct(
         direct: DirectConnector,
         links: watch::Receiver<Arc<Vec<Link>>>,
@@ -87,7 +87,7 @@ impl StreamTransport {
         StreamTransport::new(StreamRoute::Origin(Box::new(direct)), links)
     }
 
-    /// Through a proxy. Its session is kept up by [`StreamTransport::keep_session`].
+    /// Creates a transport through a proxy. [`StreamTransport::keep_session`] keeps its session open.
     pub fn proxied(
         proxy: ProxyClient,
         links: watch::Receiver<Arc<Vec<Link>>>,
@@ -104,7 +104,7 @@ impl StreamTransport {
         })
     }
 
-    /// Has what links carry counted, at each [`StreamTransport::report_traffic`]; once.
+    /// Sets the callback that gets the links' traffic at each [`StreamTransport::report_traffic`].
     pub fn with_traffic_callback(
         &self,
         ledger: impl Fn(&BTreeMap<String, u64>) + Send + Sync + 'static,
@@ -112,7 +112,7 @@ impl StreamTransport {
         let _ = self.ledger.set(Box::new(ledger));
     }
 
-    /// Tells what links have carried.
+    /// Reports the links' traffic to the callback.
     pub fn report_traffic(&self) {
         if let Some(ledger) = self.ledger.get() {
             ledger(&self.carried());
@@ -123,12 +123,12 @@ impl StreamTransport {
         self.measured.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Told when links change.
+    /// Notified when links change.
     pub fn links(&self) -> watch::Receiver<Arc<Vec<Link>>> {
         self.links.clone()
     }
 
-    /// Who speaks to origins.
+    /// Which host talks to origins.
     pub fn mode(&self) -> FetchMode {
         match &self.to {
             StreamRoute::Origin(direct) => direct.mode(),
@@ -136,12 +136,12 @@ impl StreamTransport {
         }
     }
 
-    /// Whether requests are on one link each, chosen by who makes them.
+    /// Whether each request uses one link, chosen by its caller.
     pub fn is_direct(&self) -> bool {
         matches!(self.to, StreamRoute::Origin(_))
     }
 
-    /// Keeps the session up, if there is one to keep.
+    /// Keeps the session open, if there is one.
     pub async fn keep_session(self: Arc<StreamTransport>) {
         let StreamRoute::Proxy(proxy) = &self.to else {
             return std::future::pending().await;
@@ -174,19 +174,19 @@ impl StreamTransport {
         }
     }
 
-    /// Why there is no session, if that is so.
+    /// Why there is no session, if so.
     pub fn session_error(&self) -> Option<String> {
         self.measured().trouble.clone()
     }
 
-    /// Says good-bye to the proxy.
+    /// Closes the session and informs the proxy.
     pub async fn close(&self) {
         if let StreamRoute::Proxy(proxy) = &self.to {
             proxy.close().await;
         }
     }
 
-    /// The links as they are now. One that would carry nothing is stalled.
+    /// The current links as candidates. A link that would carry nothing is stalled.
     pub fn link_candidates(&self, origin: &Url) -> Vec<LinkCandidate> {
         let anywhere = || {
             vec![LinkCandidate {
@@ -240,7 +240,7 @@ impl StreamTransport {
         }
     }
 
-    /// How to leave by this link, while it can be used.
+    /// The source addresses of this link, while it is usable.
     pub fn egress_link(&self, link: Option<&str>) -> Option<EgressLink> {
         let routed = EgressLink {
             device: None,
@@ -257,13 +257,13 @@ impl StreamTransport {
         })
     }
 
-    /// A link that led nowhere is left alone for a while.
+    /// Avoids a link for a while.
     pub fn avoid(&self, link: &str, span: Duration) {
         let until = BootInstant::now().after(span);
         self.measured().avoided_until.insert(link.into(), until);
     }
 
-    /// Bytes came, over this link where it is known.
+    /// Counts received bytes, by link if it is known.
     pub fn count(&self, link: Option<&str>, bytes: u64) {
         let counts_itself = matches!(&self.to, StreamRoute::Proxy(proxy) if !proxy.needs_no_link());
         let Some(link) = link.or(Some(ANYWHERE)).filter(|_| !counts_itself) else {
@@ -302,7 +302,7 @@ impl StreamTransport {
         carried
     }
 
-    /// What came since this was asked last, whoever asked.
+    /// Bytes by link since the last call, whoever made it.
     pub fn take_traffic(&self) -> BTreeMap<String, u64> {
         let carried = self.carried();
         let mut measured = self.measured();
@@ -314,7 +314,7 @@ impl StreamTransport {
         more.filter(|(_, bytes)| *bytes > 0).collect()
     }
 
-    /// Round trips of links, as the session measured them.
+    /// The round trips of links, as the session measured them.
     pub fn round_trips(&self) -> BTreeMap<String, Duration> {
         let StreamRoute::Proxy(proxy) = &self.to else {
             return BTreeMap::new();
@@ -325,7 +325,7 @@ impl StreamTransport {
             .collect()
     }
 
-    /// Bytes that links that cost carried.
+    /// Bytes that metered links carried.
     pub fn paid_bytes(&self) -> u64 {
         let links = self.links.borrow().clone();
         let costs = |name: &str| {
@@ -340,12 +340,12 @@ impl StreamTransport {
             .sum()
     }
 
-    /// How long it takes until another link's first byte is there.
+    /// The delay until another link's first byte arrives.
     pub fn switching(&self) -> SwitchDelay {
         SwitchDelay::measured(self.measured().challenge)
     }
 
-    /// A lane for one request.
+    /// Opens a connection for one request.
     pub fn request_conn(
         self: &Arc<StreamTransport>,
         link: Option<String>,
@@ -381,10 +381,10 @@ struct RequestConnState {
     flow: Option<Arc<Mutex<Flow>>>,
 }
 
-/// One request's way to its origin.
+/// The connection of one request.
 pub struct RequestConn {
     transport: Arc<StreamTransport>,
-    /// The link it is bound to, where it is bound to one.
+    /// The link that the connection is bound to, if any.
     pub link: Option<String>,
     state: Mutex<RequestConnState>,
     status: Arc<AtomicU16>,
@@ -395,7 +395,7 @@ impl RequestConn {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether links that cost may carry it from now on, and how many bytes more.
+    /// Sets whether metered links may carry the request from now on, and the most bytes.
     pub fn set_paying(&self, pays: bool, budget: Option<u64>) {
         let mut state = self.state();
         let limited = pays && budget.is_some();
@@ -415,7 +415,7 @@ impl RequestConn {
         }
     }
 
-    /// What the origin, or the proxy in its place, answered, if it was an answer.
+    /// The status of the answer by the origin, or the proxy on its behalf.
     pub fn status(&self) -> Option<StatusCode> {
         StatusCode::from_u16(self.status.load(Ordering::Relaxed)).ok()
     }
@@ -462,7 +462,7 @@ impl Dial for RequestConn {
 /// Bytes of a status line up to the end of the status.
 const STATUS_BYTES: usize = "HTTP/1.1 200".len();
 
-/// A stream whose status line is heard as it is read.
+/// A stream whose status line is parsed while it is read.
 struct StatusReader {
     stream: Box<dyn ByteStream>,
     head: Vec<u8>,

@@ -14,63 +14,64 @@ use tokio::sync::watch;
 
 use super::object::StreamObject;
 
-/// Nobody has read for so long: nobody watches, and nothing is paid for.
+/// How long no reader may read before the title counts as not watched, so that nothing is paid for.
 const WATCHED_FOR: Duration = Duration::from_secs(30); // a guess: a player's pause between two requests
 
-/// A part of what is watched.
+/// A piece of a title.
 #[derive(Clone)]
 pub struct TitlePiece {
-    /// Its bytes.
+    /// The object with the piece's bytes.
     pub object: Arc<StreamObject>,
-    /// How long it plays, where that is known.
+    /// The playing time of the piece, if known.
     pub duration: Option<Duration>,
 }
 
-/// A byte: of which piece, and where in it.
+/// A position in a title: the piece, and the byte in it.
 pub type TitlePosition = (usize, u64);
 
-/// What is to be fetched next: of a piece, from a byte up to, not including, another.
+/// The range to fetch next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MissingRange {
-    /// Which.
+    /// The index of the piece.
     pub piece: usize,
-    /// The first byte.
+    /// The first missing byte.
     pub from: u64,
-    /// Where held bytes begin again, if they do.
+    /// The start of the next held bytes, if any.
     pub to: Option<u64>,
 }
 
-/// The stream at one moment, for whoever feeds it.
+/// A snapshot of a title, for the feed.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TitleView {
-    /// Where its watcher is.
+    /// The position of the reader.
     pub at: TitlePosition,
-    /// Held behind that without a gap.
+    /// Bytes held from there on without a gap.
     pub held_bytes: u64,
-    /// What comes next; none when all is held.
+    /// The next missing range; none if all is held.
     pub missing: Option<MissingRange>,
-    /// Not held yet, where that is known.
+    /// Bytes that are not held yet, if known.
     pub to_come: Option<u64>,
-    /// Somebody watches.
+    /// Whether a reader is active.
     pub is_watched: bool,
-    /// Somebody waits for what is missing.
+    /// Whether a reader waits for missing bytes.
     pub is_starved: bool,
 }
 
 struct TitleState {
     pieces: Vec<TitlePiece>,
-    /// Where the last reader was.
+    /// The position of the last reader.
     rest: TitlePosition,
     read_at: Option<Duration>,
     pace: PlaybackMeter,
     why: String,
 }
 
-/// What is watched.
+/// A title: pieces that are played in order.
 pub struct StreamTitle {
-    /// For people.
+    /// The name for users.
     pub name: String,
-    /// Nothing is fetched ahead while nobody watches: it is one of several of which one is watched.
+    /// Whether the title is fetched ahead only while it is watched, because it is one of several
+    /// alternatives.
     pub only_watched: bool,
     state: Mutex<TitleState>,
     news: watch::Sender<()>,
@@ -82,7 +83,7 @@ impl StreamTitle {
         StreamTitle::with(name, pieces, pace, false)
     }
 
-    /// A title of these pieces, one of several, of which perhaps another is watched.
+    /// Creates one of several alternative titles of these pieces.
     pub fn while_watched(
         name: String,
         pieces: Vec<TitlePiece>,
@@ -116,7 +117,7 @@ impl StreamTitle {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Told whenever a reader begins somewhere.
+    /// Notified whenever a reader begins.
     pub fn changes(&self) -> watch::Receiver<()> {
         self.news.subscribe()
     }
@@ -126,7 +127,7 @@ impl StreamTitle {
         self.state().pieces.clone()
     }
 
-    /// Its pieces are these now, in this order: those known before keep their places.
+    /// Replaces the pieces; known ones keep their positions.
     pub fn set_pieces(&self, pieces: Vec<TitlePiece>) {
         let mut state = self.state();
         let here = state.pieces.get(state.rest.0).map(|p| p.object.url.clone());
@@ -137,17 +138,17 @@ impl StreamTitle {
         self.news.send_replace(());
     }
 
-    /// Does something with its pace.
+    /// Calls `f` with the playback meter.
     pub fn pace<R>(&self, f: impl FnOnce(&mut PlaybackMeter) -> R) -> R {
         f(&mut self.state().pace)
     }
 
-    /// Why it comes as it does, in words.
+    /// Why the title is fetched as it is, in words.
     pub fn reason(&self) -> String {
         self.state().why.clone()
     }
 
-    /// Says why. True if it is another reason than before.
+    /// Sets the reason. True if it changed.
     pub fn set_reason(&self, why: &str) -> bool {
         let mut state = self.state();
         let other = state.why != why;
@@ -157,7 +158,7 @@ impl StreamTitle {
         other
     }
 
-    /// A reader begins at `at` of this object.
+    /// Handles a new reader at `at` of this object.
     pub fn on_reader(&self, now: Duration, object: &Arc<StreamObject>, at: u64) {
         let mut state = self.state();
         let Some(piece) = state.place_of(object) else {
@@ -174,7 +175,7 @@ impl StreamTitle {
         self.news.send_replace(());
     }
 
-    /// A reader took `bytes` and is at `at` now.
+    /// Handles a read of `bytes` by a reader that is now at `at`.
     pub fn on_taken(&self, now: Duration, object: &Arc<StreamObject>, at: u64, bytes: u64) {
         let mut state = self.state();
         state.pace.on_read(now, bytes);
@@ -184,7 +185,7 @@ impl StreamTitle {
         }
     }
 
-    /// The stream as it is now.
+    /// A snapshot of the title.
     pub fn view(&self, now: Duration) -> TitleView {
         let mut state = self.state();
         state.pace.advance(now);
@@ -213,13 +214,13 @@ impl StreamTitle {
         }
     }
 
-    /// Bytes held of all of it.
+    /// Bytes held of the whole title.
     pub fn held_bytes(&self) -> u64 {
         let pieces = self.pieces();
         pieces.iter().map(|piece| piece.object.held_bytes()).sum()
     }
 
-    /// Gives back the room of `bytes` that were watched.
+    /// Frees `bytes` of watched data.
     pub fn release(&self, bytes: u64) {
         let (pieces, readers) = {
             let state = self.state();
@@ -250,7 +251,7 @@ impl TitleState {
         piece.is_some_and(|piece| piece.object.length() == Some(self.rest.1))
     }
 
-    /// How much is held without a gap from `at` on, and what is missing behind that.
+    /// The bytes held from `at` on without a gap, and the missing range after them.
     fn walk(&self, (first, from): TitlePosition) -> (u64, Option<MissingRange>) {
         let (mut held, mut from) = (0, from);
         for (n, piece) in self.pieces.iter().enumerate().skip(first) {
@@ -270,7 +271,7 @@ impl TitleState {
         (held, None)
     }
 
-    /// Everything behind `at`, where all lengths are known.
+    /// Bytes after `at`, if all lengths are known.
     fn to_come(&self, (first, from): TitlePosition) -> Option<u64> {
         let rest = self.pieces.iter().skip(first);
         let lengths: Option<u64> = rest.map(|piece| piece.object.length()).sum();

@@ -57,7 +57,7 @@ impl FromStr for CaptureMode {
     fn from_str(text: &str) -> Result<CaptureMode, String> {
         let found = CaptureMode::ALL
             .into_iter()
-            .find(|rung| rung.as_str() == text);
+            .find(|mode| mode.as_str() == text);
         found.ok_or_else(|| format!("`{text}` is not one of env, preload, notify, tun"))
     }
 }
@@ -103,8 +103,8 @@ const HEEDS: [(&str, &[&str]); 3] = [
 /// The rung for a program with these words. `listens`: it is to be a server.
 pub fn choose(program: &Executable, words: &[OsString], listens: bool) -> CaptureChoice {
     let name = program.name();
-    let chosen = |rung, because: String| CaptureChoice {
-        mode: rung,
+    let chosen = |mode, because: String| CaptureChoice {
+        mode,
         reason: because,
     };
     match program.kind {
@@ -173,14 +173,14 @@ mod tests {
         }
     }
 
-    fn rung(text: &str, kind: ExecutableKind) -> CaptureMode {
+    fn mode(text: &str, kind: ExecutableKind) -> CaptureMode {
         let words: Vec<OsString> = text.split(' ').map(OsString::from).collect();
         let name = words[0].to_str().unwrap();
         choose(&program(name, kind), &words, false).mode
     }
 
     #[test]
-    fn the_lowest_rung_that_catches_the_program_is_taken() {
+    fn the_first_mode_that_catches_the_program_is_taken() {
         let cases = [
             (
                 "curl -sO https://o.example/a",
@@ -236,7 +236,7 @@ mod tests {
             ),
         ];
         for (text, kind, wanted) in cases {
-            assert_eq!(rung(text, kind), wanted, "{text}");
+            assert_eq!(mode(text, kind), wanted, "{text}");
         }
     }
 
@@ -245,8 +245,8 @@ mod tests {
         let words = ["curl".into(), "https://o.example".into()];
         let chosen = choose(&program("curl", ExecutableKind::Dynamic), &words, true);
         assert_eq!(chosen.mode, CaptureMode::Preload);
-        for rung in CaptureMode::ALL {
-            assert_eq!(rung.as_str().parse(), Ok(rung));
+        for mode in CaptureMode::ALL {
+            assert_eq!(mode.as_str().parse(), Ok(mode));
         }
     }
 }

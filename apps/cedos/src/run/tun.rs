@@ -33,7 +33,7 @@ pub async fn take_packets(
     tun: OwnedFd,
     mtu: u16,
     line: Arc<ProxySession>,
-    wish: ConnOptions,
+    conn_options: ConnOptions,
     names: Arc<NameStandIns>,
 ) -> io::Result<()> {
     let mut tcp = TcpConfig::default();
@@ -54,7 +54,7 @@ pub async fn take_packets(
         match stack.accept().await.map_err(io::Error::other)? {
             IpStackStream::Tcp(program) => {
                 let program = TunProgramStream::new(program, streams.clone());
-                tokio::spawn(stream(program, line.clone(), wish, names.clone()));
+                tokio::spawn(stream(program, line.clone(), conn_options, names.clone()));
             }
             IpStackStream::Udp(mut asker) if asker.peer_addr().port() == DNS_PORT => {
                 let names = names.clone();
@@ -81,12 +81,12 @@ pub async fn take_packets(
 async fn stream(
     mut program: TunProgramStream,
     line: Arc<ProxySession>,
-    wish: ConnOptions,
+    conn_options: ConnOptions,
     names: Arc<NameStandIns>,
 ) {
     let given_up = program.streams.over(program.ends);
     tokio::select! {
-        () = carried(&mut program, &line, wish, &names) => {}
+        () = carried(&mut program, &line, conn_options, &names) => {}
         // The kernel took it back, as it does for a program that was killed.
         () = given_up.notified() => {}
     }
@@ -96,7 +96,7 @@ async fn stream(
 async fn carried(
     program: &mut TunProgramStream,
     line: &Arc<ProxySession>,
-    wish: ConnOptions,
+    conn_options: ConnOptions,
     names: &NameStandIns,
 ) {
     let (_, to) = program.ends;
@@ -108,7 +108,7 @@ async fn carried(
         },
         Err(text) => return tracing::warn!("{text}"),
     };
-    let mut open = match line.open(&target, wish).await {
+    let mut open = match line.open(&target, conn_options).await {
         Ok(open) => open,
         Err(refusal) => return tracing::warn!(%target, "{}", refusal.text),
     };
@@ -222,13 +222,13 @@ fn reset(from: SocketAddr, to: SocketAddr, seq: u32, answer: Option<u32>) -> Vec
 }
 
 impl TunStreams {
-    fn told(&self) -> MutexGuard<'_, TunStreamTable> {
+    fn table(&self) -> MutexGuard<'_, TunStreamTable> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn over(&self, ends: StreamEndpoints) -> Arc<Notify> {
-        let told = self.told();
-        let passed = told.passed.get(&ends);
+        let table = self.table();
+        let passed = table.passed.get(&ends);
         passed.map(|passed| passed.over.clone()).unwrap_or_default()
     }
 
@@ -238,24 +238,25 @@ impl TunStreams {
             return true;
         };
         let ends = (segment.from, segment.to);
-        let mut told = self.told();
-        let told = &mut *told;
-        if segment.syn && told.passed.get(&ends).is_none_or(|passed| passed.reset) {
+        let mut table = self.table();
+        let table = &mut *table;
+        if segment.syn && table.passed.get(&ends).is_none_or(|passed| passed.reset) {
             let begun = TunStream {
                 awaited: None,
                 answer: segment.after(),
                 over: Arc::default(),
                 reset: false,
             };
-            told.passed.insert(ends, begun);
+            table.passed.insert(ends, begun);
             return true;
         }
-        match told.passed.get_mut(&ends) {
+        match table.passed.get_mut(&ends) {
             Some(passed) if passed.reset => {
                 if segment.rst {
-                    told.passed.remove(&ends);
+                    table.passed.remove(&ends);
                 } else if let Some(seq) = segment.ack {
-                    told.to_program
+                    table
+                        .to_program
                         .push_back(reset(segment.to, segment.from, seq, None));
                 }
                 false
@@ -269,7 +270,8 @@ impl TunStreams {
             // It ended a while ago; the stack's own answer has a number that is not heeded.
             None => match segment.ack {
                 Some(seq) if !segment.rst && !segment.fin => {
-                    told.to_program
+                    table
+                        .to_program
                         .push_back(reset(segment.to, segment.from, seq, None));
                     false
                 }
@@ -283,7 +285,7 @@ impl TunStreams {
         let Some(segment) = TcpSegment::of(packet) else {
             return true;
         };
-        match self.told().passed.get_mut(&(segment.to, segment.from)) {
+        match self.table().passed.get_mut(&(segment.to, segment.from)) {
             Some(passed) if passed.reset => false,
             Some(passed) => {
                 let after = segment.after();
@@ -299,38 +301,39 @@ impl TunStreams {
 
     /// Resets it, for the program and the stack.
     fn reset(&self, ends: StreamEndpoints) {
-        let mut told = self.told();
-        let told = &mut *told;
+        let mut table = self.table();
+        let table = &mut *table;
         let (from, to) = ends;
-        if let Some(passed) = told.passed.get_mut(&ends) {
+        if let Some(passed) = table.passed.get_mut(&ends) {
             passed.reset = true;
             let packet = match passed.awaited {
                 Some(seq) => reset(to, from, seq, None),
                 None => reset(to, from, 0, Some(passed.answer)),
             };
-            told.to_program.push_back(packet);
+            table.to_program.push_back(packet);
         }
         // The stack's task ends with the first packet after a reset.
-        told.to_stack
+        table
+            .to_stack
             .extend([0, 0].map(|seq| reset(from, to, seq, None)));
-        if let Some(stack) = told.stack.take() {
+        if let Some(stack) = table.stack.take() {
             stack.wake();
         }
     }
 
     fn forget(&self, ends: StreamEndpoints) {
-        let mut told = self.told();
-        if told.passed.get(&ends).is_some_and(|passed| !passed.reset) {
-            told.passed.remove(&ends);
+        let mut table = self.table();
+        if table.passed.get(&ends).is_some_and(|passed| !passed.reset) {
+            table.passed.remove(&ends);
         }
     }
 
     /// Forgets a connection that was reset, unless the program has begun another since.
     fn forget_reset(&self, ends: StreamEndpoints, over: &Arc<Notify>) {
-        let mut told = self.told();
+        let mut table = self.table();
         let is_it = |passed: &TunStream| passed.reset && Arc::ptr_eq(&passed.over, over);
-        if told.passed.get(&ends).is_some_and(is_it) {
-            told.passed.remove(&ends);
+        if table.passed.get(&ends).is_some_and(is_it) {
+            table.passed.remove(&ends);
         }
     }
 }
@@ -448,7 +451,7 @@ impl TunLink {
 
     /// Sends what is ours. A link that is full loses it, and what the program sends next is answered again.
     fn send_ours(&self) {
-        let ours = std::mem::take(&mut self.streams.told().to_program);
+        let ours = std::mem::take(&mut self.streams.table().to_program);
         for packet in ours {
             // SAFETY: the packet is as long as is said.
             let _ =
@@ -466,12 +469,12 @@ impl AsyncRead for TunLink {
         loop {
             self.send_ours();
             {
-                let mut told = self.streams.told();
-                if let Some(packet) = told.to_stack.pop_front() {
+                let mut table = self.streams.table();
+                if let Some(packet) = table.to_stack.pop_front() {
                     into.put_slice(&packet);
                     return Poll::Ready(Ok(()));
                 }
-                told.stack = Some(cx.waker().clone());
+                table.stack = Some(cx.waker().clone());
             }
             let mut readable = ready!(self.link.poll_read_ready(cx))?;
             let room = into.initialize_unfilled();

@@ -139,12 +139,12 @@ pub async fn run(args: GetArgs) -> ExitCode {
 async fn start(args: GetArgs) -> handover::FollowResult {
     let order = args.order().map_err(TransferFailure::usage)?;
     // Everything that can be wrong with the command line is said before anything is started.
-    let mut errand =
+    let mut prepared =
         PreparedTransfer::prepare(&order, order.job()?, args.how.asks_for_paid_links())?;
     if !args.dry_run && !args.forget {
-        let to_output = matches!(errand.job.destination, Destination::Stdout);
+        let to_output = matches!(prepared.job.destination, Destination::Stdout);
         if let Some(agent) = args.how.agent(args.only_here(to_output)).await {
-            errand.job.refuse_existing()?;
+            prepared.job.refuse_existing()?;
             let json = args.how.json;
             if args.detach {
                 return handover::submit(agent, order, json).await.map(Some);
@@ -154,7 +154,7 @@ async fn start(args: GetArgs) -> handover::FollowResult {
         }
     }
     if args.detach {
-        return detach(&errand.job, args.how.json).map(Some);
+        return detach(&prepared.job, args.how.json).map(Some);
     }
     let own = jobs::BackgroundProcess::claim()
         .map_err(|e| TransferFailure::storage("cannot keep the state", &e))?;
@@ -179,16 +179,16 @@ async fn start(args: GetArgs) -> handover::FollowResult {
         (_, true) => TransportPurpose::DryRun,
         _ => TransportPurpose::Carry,
     };
-    let way = errand.open_transport(&links, &tuning, purpose).await;
-    let job = &errand.job;
+    let transport = prepared.open_transport(&links, &tuning, purpose).await;
+    let job = &prepared.job;
     if args.forget {
-        return give_up(job, way.proxy()).await.map(Some);
+        return give_up(job, transport.proxy()).await.map(Some);
     }
     let (stop, stopped) = watch::channel(false);
     let setting = TransferContext::standalone(links, stopped, args.how.scheduler());
     if args.dry_run {
         job.refuse_existing()?;
-        let plan = match &way {
+        let plan = match &transport {
             TransferTransport::Direct(dial) => {
                 transfer::plan_direct(job, dial, setting, args.offline).await
             }
@@ -213,7 +213,7 @@ async fn start(args: GetArgs) -> handover::FollowResult {
             .how
             .observer(matches!(job.destination, Destination::Stdout)),
     };
-    let exit = way.run(job, None, setting, observer.as_mut()).await;
+    let exit = transport.run(job, None, setting, observer.as_mut()).await;
     if let Some(log) = log {
         log.finish();
     }
@@ -270,10 +270,10 @@ fn detach(job: &TransferJob, json: bool) -> Result<TransferExit, TransferFailure
     let due = asked.deadline.is_some();
     if json {
         let promise = due.then(|| first_promise(begun.id)).flatten();
-        let told = serde_json::json!({"event": "detached", "id": begun.id, "pid": begun.pid,
+        let event = serde_json::json!({"event": "detached", "id": begun.id, "pid": begun.pid,
                                       "file": asked.file, "log": begun.log_path(),
                                       "promise": promise});
-        print_stdout(&told.to_string());
+        print_stdout(&event.to_string());
     } else {
         print_stdout(&begun.id.to_string());
         let (id, log) = (begun.id, begun.log_path());

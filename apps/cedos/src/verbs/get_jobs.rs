@@ -151,7 +151,7 @@ pub async fn cancel(args: JobArgs) -> anyhow::Result<ExitCode> {
     }
     // What it holds is put down first.
     while let Ok(transfer) = agent.ask(&AgentRequest::Status { id }).await {
-        if matches!(standing(&transfer), "cancelled" | "done" | "failed") {
+        if matches!(state_of(&transfer), "cancelled" | "done" | "failed") {
             show_line(&transfer, args.json);
             break;
         }
@@ -290,12 +290,12 @@ async fn one(args: &JobArgs, request: impl Fn(u64) -> AgentRequest) -> anyhow::R
     }
 }
 
-fn standing(transfer: &Value) -> &str {
+fn state_of(transfer: &Value) -> &str {
     transfer["standing"].as_str().unwrap_or("?")
 }
 
 fn code_of(transfer: &Value) -> u8 {
-    match standing(transfer) {
+    match state_of(transfer) {
         "done" | "failed" | "cancelled" => {
             let exit = transfer["last"]["exit"].as_u64();
             exit.unwrap_or(TransferExit::Error as u64) as u8
@@ -342,9 +342,9 @@ fn headline(transfer: &Value) -> String {
         (Some(bytes), None) => format!("   {}", human_bytes(bytes)),
         _ => String::new(),
     };
-    let standing = standing(transfer);
+    let state_of = state_of(transfer);
     let reason = transfer["reason"].as_str();
-    let reason = reason.filter(|_| standing != "cancelled" && standing != "paused");
+    let reason = reason.filter(|_| state_of != "cancelled" && state_of != "paused");
     let reason = reason.map(|r| format!(" ({r})")).unwrap_or_default();
     let up = if transfer["verb"] == "put" {
         " ↑"
@@ -354,7 +354,7 @@ fn headline(transfer: &Value) -> String {
     format!(
         "#{}{up} {name}{size}   {}{reason}",
         transfer["id"],
-        standing.to_uppercase()
+        state_of.to_uppercase()
     )
 }
 
@@ -368,7 +368,7 @@ fn listed(transfer: &Value, now: &Zoned) -> String {
         if let Some(promised) = promise_of(transfer).filter(|promised| promised.p < ON_TRACK) {
             line += &format!("   {}", promised.chance());
         }
-    } else if transfer["last"]["deadline_met"] == false && standing(transfer) != "cancelled" {
+    } else if transfer["last"]["deadline_met"] == false && state_of(transfer) != "cancelled" {
         line += "   late";
     }
     line
@@ -404,8 +404,8 @@ fn details(transfer: &Value, all: bool) -> Vec<(&'static str, String)> {
     });
     lines.extend(unblocks.map(|what| ("Unblocks", what)));
     lines.extend(text("text").map(|text| ("Because", text)));
-    lines.extend(vigil(&transfer["vigil"]).map(|text| ("Asleep", text)));
-    match standing(transfer) {
+    lines.extend(wake_plan_text(&transfer["vigil"]).map(|text| ("Asleep", text)));
+    match state_of(transfer) {
         "gone" => {
             let text = "its process was killed, or the machine restarted. Run the same command to \
                 resume";
@@ -451,11 +451,16 @@ fn details(transfer: &Value, all: bool) -> Vec<(&'static str, String)> {
 }
 
 /// What the machine is asked for meanwhile.
-fn vigil(vigil: &Value) -> Option<String> {
-    let at = |field: &str| Some(clock(vigil[field].as_str()?.parse().ok()?, &Zoned::now()));
+fn wake_plan_text(wake_plan_text: &Value) -> Option<String> {
+    let at = |field: &str| {
+        Some(clock(
+            wake_plan_text[field].as_str()?.parse().ok()?,
+            &Zoned::now(),
+        ))
+    };
     // What is missing for it is in --json.
     let lacks = |what: &str| {
-        let mut lacks = vigil["lacks"].as_array().into_iter().flatten();
+        let mut lacks = wake_plan_text["lacks"].as_array().into_iter().flatten();
         lacks.any(|lack| lack.as_str().is_some_and(|lack| lack.starts_with(what)))
     };
     let unless_asleep = match lacks("it is not woken") {
@@ -464,7 +469,7 @@ fn vigil(vigil: &Value) -> Option<String> {
     };
     let look = at("look").map(|at| format!("looks for networks again at {at}{unless_asleep}"));
     let start = at("start").map(|at| format!("begins at {at} at the latest"));
-    let awake = (vigil["awake"] == true).then(|| match lacks("it may sleep") {
+    let awake = (wake_plan_text["awake"] == true).then(|| match lacks("it may sleep") {
         true => "it may sleep while data flows".to_owned(),
         false => "the machine is kept awake".to_owned(),
     });
@@ -527,18 +532,18 @@ mod tests {
     #[test]
     fn a_deadline_is_told_in_local_time_without_fractions() {
         let noon = Zoned::now().with().hour(12).build().expect("a noon");
-        let told = |minutes| {
+        let clock_text = |minutes| {
             let after = jiff::SignedDuration::from_mins(minutes);
             clock(noon.timestamp() + after, &noon)
         };
-        assert_eq!(told(120).len(), "07:30".len());
-        assert_eq!(told(-1).len(), "07:30".len());
+        assert_eq!(clock_text(120).len(), "07:30".len());
+        assert_eq!(clock_text(-1).len(), "07:30".len());
         assert_eq!(
-            told(5).len(),
+            clock_text(5).len(),
             "07:30:00".len(),
             "near, it is counted in seconds"
         );
-        assert!(told(72 * 60).len() > "07:30:00".len());
+        assert!(clock_text(72 * 60).len() > "07:30:00".len());
     }
 
     #[test]
@@ -558,8 +563,8 @@ mod tests {
             format!("{by}   at risk, 30 % likely to be on time")
         );
         transfer["promise"]["infeasible"] = json!(true);
-        let told = format!("{by}   not feasible, 30 % likely to be on time");
-        assert_eq!(listed(&transfer, &now), told);
+        let clock_text = format!("{by}   not feasible, 30 % likely to be on time");
+        assert_eq!(listed(&transfer, &now), clock_text);
         transfer["standing"] = json!("done");
         transfer["last"] = json!({"deadline_met": false, "exit": 10});
         assert_eq!(listed(&transfer, &now), "#1 a   DONE   late");
@@ -567,7 +572,7 @@ mod tests {
 
     #[test]
     fn what_a_machine_cannot_do_asleep_is_said_without_the_systems_words() {
-        let text = vigil(&json!({
+        let text = wake_plan_text(&json!({
             "look": "2030-01-31T07:30:00Z", "awake": true,
             "lacks": [
                 "it is not woken to look for links: the machine has no clock that could wake it",

@@ -11,11 +11,11 @@ use cedos_agent::fetch::transfer::DryRunPlan;
 pub fn render(plan: &DryRunPlan) -> String {
     let mut lines = vec![format!("{} → {} ({})", plan.url, plan.file, plan.mode)];
     let mut say = |label: &str, text: String| lines.push(format!("  {label:9} {text}"));
-    let told = &plan.forecast;
-    let guess = if told.size_is_a_guess {
-        format!("unknown, {} assumed", human_bytes(told.remaining_bytes))
+    let forecast = &plan.forecast;
+    let guess = if forecast.size_is_a_guess {
+        format!("unknown, {} assumed", human_bytes(forecast.remaining_bytes))
     } else {
-        human_bytes(plan.length.unwrap_or(told.remaining_bytes))
+        human_bytes(plan.length.unwrap_or(forecast.remaining_bytes))
     };
     say("Size", format!("{guess} ({})", plan.length_from));
     if plan.held_bytes > 0 {
@@ -44,11 +44,11 @@ pub fn render(plan: &DryRunPlan) -> String {
         }
         _ => say("Now", format!("starts: {}", plan.why)),
     }
-    let needed = match told.free_needed_s {
+    let needed = match forecast.free_needed_s {
         Some(needed_s) => format!(
             "about {} on free networks at {}/s",
             format_duration(Duration::from_secs_f64(needed_s.min(1e9))),
-            human_bytes(told.free_rate_bytes_per_s as u64)
+            human_bytes(forecast.free_rate_bytes_per_s as u64)
         ),
         None => "no free network is up".into(),
     };
@@ -56,25 +56,25 @@ pub fn render(plan: &DryRunPlan) -> String {
         Some(deadline_s) => {
             let left = format_duration(Duration::from_secs_f64(deadline_s));
             // Whether that is in time is what is promised.
-            let verdict = match (plan.promise, told.feasible) {
+            let chance = match (plan.promise, forecast.feasible) {
                 (Some(_), _) => "",
                 (None, Some(true)) => "feasible; ",
                 (None, Some(false)) => "not feasible with the networks that are up now; ",
                 (None, None) => "not known: no network is up; ",
             };
-            say("Deadline", format!("in {left}; {verdict}{needed}"));
+            say("Deadline", format!("in {left}; {chance}{needed}"));
         }
         None => say("Deadline", format!("none; {needed}")),
     }
     match plan.promise {
         Some(promise) => say("Promise", promise.describe()),
-        None if told.metered_bytes_worst == 0 => say("Metered", "nothing".into()),
+        None if forecast.metered_bytes_worst == 0 => say("Metered", "nothing".into()),
         None => say(
             "Metered",
             format!(
                 "{} expected, {} at worst",
-                human_bytes(told.metered_bytes_expected),
-                human_bytes(told.metered_bytes_worst)
+                human_bytes(forecast.metered_bytes_expected),
+                human_bytes(forecast.metered_bytes_worst)
             ),
         ),
     }

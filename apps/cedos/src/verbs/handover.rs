@@ -42,9 +42,9 @@ pub async fn submit(
             true => first_promise(&mut agent).await,
             false => None,
         };
-        let told = serde_json::json!({"event": "detached", "id": id, "file": answer["file"],
+        let event = serde_json::json!({"event": "detached", "id": id, "file": answer["file"],
                                       "agent": true, "promise": promise});
-        print_stdout(&told.to_string());
+        print_stdout(&event.to_string());
     } else {
         print_stdout(&id.to_string());
         print_stderr(&format!(
@@ -61,7 +61,7 @@ pub async fn submit(
 
 /// What is promised of one that was just begun, if that is known soon.
 async fn first_promise(agent: &mut AgentApiClient) -> Option<DeadlinePromise> {
-    let heard = async {
+    let size_known = async {
         loop {
             let event = agent.next().await?;
             if matches!(
@@ -72,7 +72,9 @@ async fn first_promise(agent: &mut AgentApiClient) -> Option<DeadlinePromise> {
             }
         }
     };
-    tokio::time::timeout(SIZE_KNOWN_WITHIN, heard).await.ok()?
+    tokio::time::timeout(SIZE_KNOWN_WITHIN, size_known)
+        .await
+        .ok()?
 }
 
 /// Says so if it may not be in time.

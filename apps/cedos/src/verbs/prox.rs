@@ -180,13 +180,13 @@ pub async fn run(args: ProxArgs) -> anyhow::Result<()> {
     }
     let mut terminate = signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?;
     let stopping = CancellationToken::new();
-    let told = stopping.clone();
+    let stopped = stopping.clone();
     tokio::spawn(async move {
         tokio::select! {
             _ = terminate.recv() => {}
             _ = tokio::signal::ctrl_c() => {}
         }
-        told.cancel();
+        stopped.cancel();
     });
     let stop = stopping.clone().cancelled_owned();
     let admission = if args.allow_any_client {
@@ -251,13 +251,17 @@ pub async fn run(args: ProxArgs) -> anyhow::Result<()> {
             "listening on every address; devices elsewhere may need another host in d2tp://host:port/KEY"
         );
     }
-    let door = match args.tcp_listen {
+    let tcp_listener = match args.tcp_listen {
         Some(at) => {
-            let door = TcpFlowListener::bind(at, prox.clone())
+            let tcp_listener = TcpFlowListener::bind(at, prox.clone())
                 .with_context(|| format!("cannot listen on TCP {at}"))?;
-            tracing::info!(listening = %door.local_addr()?, "listening for TCP and MPTCP");
+            tracing::info!(listening = %tcp_listener.local_addr()?, "listening for TCP and MPTCP");
             let stop = stopping.cancelled_owned();
-            Some(tokio::spawn(cedos_prox::serve(door, prox.clone(), stop)))
+            Some(tokio::spawn(cedos_prox::serve(
+                tcp_listener,
+                prox.clone(),
+                stop,
+            )))
         }
         None => None,
     };
@@ -281,8 +285,8 @@ pub async fn run(args: ProxArgs) -> anyhow::Result<()> {
         };
         cedos_prox::serve(server, prox, left).await;
     }
-    if let Some(door) = door {
-        door.await?;
+    if let Some(tcp_listener) = tcp_listener {
+        tcp_listener.await?;
     }
     if let Some(log) = log {
         log.finish();
@@ -384,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn a_door_for_tcp_is_for_named_networks_and_they_for_a_door() {
+    fn a_tcp_listener_needs_named_networks_and_they_need_it() {
         let args = parse("prox --tcp-listen [::]:3128 --allow-address 192.0.2.0/24").unwrap();
         assert_eq!(args.tcp_listen, Some("[::]:3128".parse().unwrap()));
         assert!(args.config().is_for_anybody());

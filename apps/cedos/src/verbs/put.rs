@@ -67,7 +67,7 @@ pub async fn run(args: PutArgs) -> ExitCode {
 
 async fn start(args: PutArgs) -> handover::FollowResult {
     let order = args.order().map_err(TransferFailure::usage)?;
-    let mut errand =
+    let mut prepared =
         PreparedTransfer::prepare(&order, order.job()?, args.how.asks_for_paid_links())?;
     if let Some(agent) = args.how.agent(None).await {
         let json = args.how.json;
@@ -84,8 +84,8 @@ async fn start(args: PutArgs) -> handover::FollowResult {
     let (stop, stopped) = watch::channel(false);
     stop_on_signal(stop).map_err(|error| TransferFailure::error(format!("signals: {error}")))?;
     let mut reading = args.how.digest_progress();
-    let told = move |bytes, of| reading.update(bytes, of);
-    let parcel = errand.open_upload_body(stopped.clone(), told).await?;
+    let event = move |bytes, of| reading.update(bytes, of);
+    let upload_body = prepared.open_upload_body(stopped.clone(), event).await?;
     let rules = ClassRules {
         rules: args.how.link.clone(),
     };
@@ -94,12 +94,12 @@ async fn start(args: PutArgs) -> handover::FollowResult {
         .map_err(|error| TransferFailure::error(format!("{error:#}")))?;
     let mut observer = args.how.observer(false);
     let links = monitor.subscribe();
-    let way = errand
+    let transport = prepared
         .open_transport(&links, &args.how.tuning(), TransportPurpose::Carry)
         .await;
     let setting = TransferContext::standalone(links, stopped, args.how.scheduler());
-    let exit = way
-        .run(&errand.job, parcel, setting, observer.as_mut())
+    let exit = transport
+        .run(&prepared.job, upload_body, setting, observer.as_mut())
         .await;
     Ok(Some(exit))
 }

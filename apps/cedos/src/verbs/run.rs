@@ -137,17 +137,17 @@ pub fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
 struct PreparedRun {
     plan: LaunchPlan,
     chosen: CaptureChoice,
-    wish: ConnOptions,
+    conn_options: ConnOptions,
     server: Option<ServerAddress>,
     admission: Option<Admission>,
 }
 
 fn prepare(args: &RunArgs) -> anyhow::Result<PreparedRun> {
     let program = Executable::find(&args.command[0])?;
-    let wish = ConnOptions::of(args.by.as_deref(), args.policy, &jiff::Zoned::now());
-    let wish = wish.map_err(|text| anyhow!("{text}"))?;
-    let way = args.to.as_deref().or(args.prox.as_deref());
-    let server = match way.filter(|text| !text.is_empty()) {
+    let conn_options = ConnOptions::of(args.by.as_deref(), args.policy, &jiff::Zoned::now());
+    let conn_options = conn_options.map_err(|text| anyhow!("{text}"))?;
+    let server_text = args.to.as_deref().or(args.prox.as_deref());
+    let server = match server_text.filter(|text| !text.is_empty()) {
         Some(text) => Some(text.parse::<ServerAddress>()?),
         // A server may answer and never call.
         None if args.listen => None,
@@ -191,7 +191,7 @@ fn prepare(args: &RunArgs) -> anyhow::Result<PreparedRun> {
             notify: chosen.mode == CaptureMode::Notify,
         },
         chosen,
-        wish,
+        conn_options,
         server,
         admission,
     })
@@ -222,7 +222,7 @@ async fn carry(
     let PreparedRun {
         plan,
         chosen,
-        wish,
+        conn_options,
         server,
         admission,
     } = prepared;
@@ -265,14 +265,25 @@ async fn carry(
     }
     let (mut running, given) = launched.go(&variables)?;
     let listener = tokio::net::TcpListener::from_std(given.proxy)?;
-    let door = LocalProxyListener::from_listener(listener, line.clone(), wish, strangers);
-    tokio::spawn(door.with_names(Arc::new(KnownNames(names.clone()))).serve());
+    let local_proxy =
+        LocalProxyListener::from_listener(listener, line.clone(), conn_options, strangers);
+    tokio::spawn(
+        local_proxy
+            .with_names(Arc::new(KnownNames(names.clone())))
+            .serve(),
+    );
     tokio::spawn(d2tp_catch::serve(
         tokio::net::UdpSocket::from_std(given.dns)?,
         names.clone(),
     ));
     if let Some(tun) = given.tun {
-        let packets = take_packets(tun, given.tun_mtu, line.clone(), wish, names.clone());
+        let packets = take_packets(
+            tun,
+            given.tun_mtu,
+            line.clone(),
+            conn_options,
+            names.clone(),
+        );
         tokio::spawn(async move {
             if let Err(error) = packets.await {
                 tracing::error!(%error, "the program's network interface is gone");
@@ -282,7 +293,7 @@ async fn carry(
     let (listeners, mut heard) = mpsc::unbounded_channel();
     let calls = Arc::new(CallHandler {
         session: line.clone(),
-        options: wish,
+        options: conn_options,
         stand_ins: names.clone(),
         catch_port: port.clone(),
         namespace: plan.namespace,

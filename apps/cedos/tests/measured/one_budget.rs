@@ -1,5 +1,5 @@
 //! One budget for a whole device: a download, a stream, a socket of a program that uses libd2tp and a program under
-//! `cedos run` at once, judged by what the kernel counted on the link that costs.
+//! `cedos run` at once, judged by what the kernel counted on the metered link.
 
 use std::path::Path;
 use std::time::Duration;

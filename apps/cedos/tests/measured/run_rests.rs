@@ -1,4 +1,4 @@
-//! `cedos run` beside a link that costs: a connection at rest wakes it for nothing, and what happens after a rest is
+//! `cedos run` beside a metered link: a connection at rest wakes it for nothing, and what happens after a rest is
 //! heeded as if there had been none.
 
 use std::collections::BTreeMap;

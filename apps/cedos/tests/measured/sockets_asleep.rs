@@ -134,7 +134,7 @@ async fn what_is_asked_of_the_machine(
     when_it_must_begin(begin("policy=1"), watcher).await;
 }
 
-/// A link that costs is there for who must be in time.
+/// A metered link is there for who must be in time.
 async fn when_it_must_begin(mut program: Program, watcher: impl Fn(&Program) -> Pid) {
     assert_eq!(program.hear().await, "policy 0");
     assert_eq!(program.hear().await, "connect 0");

@@ -12,14 +12,14 @@ use crate::copy_store::{CopyStore, SYNC_EVERY_BYTES, StoredProgress};
 use crate::quota_ledger::QuotaLedger;
 use d2tp_driver::ResetCause;
 
-/// A named place on disk.
+/// A named file of an object.
 #[derive(Clone, Debug)]
 pub(crate) struct SpoolFile {
     pub(crate) copy_store: Arc<CopyStore>,
     pub(crate) id: u64,
 }
 
-/// What is known of an object whose file is there.
+/// The state of an object whose file exists.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RestoredBody {
     pub(crate) have: u64,
@@ -29,7 +29,7 @@ pub(crate) struct RestoredBody {
 }
 
 impl SpooledBody {
-    /// An object whose file is there and whose bytes, `counted` of them, are counted already.
+    /// Restores an object from its file; `counted` of its bytes are in the ledger already.
     pub(crate) fn restore(
         ledger: Arc<QuotaLedger>,
         client: HostKey,
@@ -64,8 +64,8 @@ impl SpooledBody {
         })
     }
 
-    /// The object goes from memory, its file and its count stay. Returns that count; none if it
-    /// has no name, or is not whole.
+    /// Removes the object from memory; file and count remain. Returns that count; none if the object
+    /// has no named file, or is not complete.
     pub(crate) fn release_memory(&self) -> Option<u64> {
         let mut state = self.state.lock();
         if self.named_file.is_none() || state.status != SpoolStatus::Complete || !state.noted {
@@ -80,7 +80,7 @@ impl SpooledBody {
         self.client
     }
 
-    /// Has a named file synced and noted, if it is time.
+    /// Syncs a named file and records it, if it is time.
     pub(super) fn sync(self: &Arc<SpooledBody>) {
         let Some(home) = self.named_file.clone() else {
             return;

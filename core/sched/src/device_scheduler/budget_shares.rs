@@ -14,14 +14,15 @@ use d2tp_time::{Span, Time};
 
 use super::ClientId;
 
-/// Granted to whoever pays as long as anything is left: nobody is told that the budget is used up when others only have
-/// not used their grants. Higher: more is carried beyond the budget; lower: its last bytes take longer.
+/// The smallest grant of a paying client while anything is left, so that no client counts the budget as
+/// used up only because others hold unused grants. Higher: the budget may be exceeded by more; lower:
+/// its last bytes take longer.
 pub(super) const GRANT_MIN_BYTES: u64 = 16 * 1024; // a guess: a round trip's worth of a slow link
 
-/// Who moved nothing for so long has no more than that.
+/// How long a client may move nothing before it gets no more than the smallest grant.
 const MOVES_WITHIN: Span = Span::from_secs(5); // a guess, as of those who go first
 
-/// All grants.
+/// The grants of all paying clients.
 #[derive(Debug, Default)]
 pub(super) struct BudgetShares {
     /// Bytes left of the device's budget; none is no limit.
@@ -32,7 +33,7 @@ pub(super) struct BudgetShares {
 #[derive(Debug, Clone, Copy)]
 struct BudgetGrant {
     bytes: u64,
-    /// What links had carried for it, and when that was last more than before.
+    /// Bytes that links had carried for the client, and when that last grew.
     carried: u64,
     moved_at: Time,
 }
@@ -42,7 +43,7 @@ impl BudgetShares {
         self.left = left;
     }
 
-    /// What may be granted to one that links carried so much for; none is no limit.
+    /// The bytes that may be granted to a client for which links carried so much; none is no limit.
     pub(super) fn offer(&mut self, now: Time, payer: ClientId, carried: u64) -> Option<u64> {
         let left = self.left?;
         let known = self.grants.get_mut(&payer);
@@ -76,7 +77,7 @@ impl BudgetShares {
         grant.bytes = bytes;
     }
 
-    /// Takes a client's grant back.
+    /// Withdraws a client's grant.
     pub(super) fn stop_paying(&mut self, payer: ClientId) {
         self.grants.remove(&payer);
     }

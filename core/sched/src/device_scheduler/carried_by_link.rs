@@ -2,19 +2,19 @@
 
 use std::collections::BTreeMap;
 
-/// A link of a session, as far as the session counts what the link carried.
+/// A link of a session, with the session's byte counts.
 pub trait CarryingLink {
-    /// The device's name of the link.
+    /// The name of the link's device.
     fn name(&self) -> &str;
     /// Payload bytes that the link carried for the session, towards this device and from it.
     fn payload(&self) -> (u64, u64);
 }
 
-/// Assigns a flow's bytes to the links of its session: a session counts what each link carried, not for
-/// whom, so a flow's bytes are taken to have come over the links in the shares that all bytes did.
+/// Assigns a flow's bytes to the links of its session. A session counts bytes per link, not per flow,
+/// so a flow's bytes are distributed in proportion to all bytes.
 #[derive(Debug, Default)]
 pub struct CarriedByLink {
-    /// What links of the session had carried at the last look, towards this device and from it.
+    /// Bytes that links had carried for the session at the last call, towards this device and from it.
     before: BTreeMap<String, (u64, u64)>,
     /// How many of the flow's bytes are assigned to links, towards this device and from it.
     assigned: (u64, u64),
@@ -62,7 +62,7 @@ impl CarriedByLink {
         &self.carried
     }
 
-    /// Begins to count the flow's bytes from nothing; the links' counts stay known.
+    /// Restarts the flow's counts from zero; the links' counts are kept.
     pub fn restart(&mut self) {
         self.carried.clear();
     }

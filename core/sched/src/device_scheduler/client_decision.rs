@@ -1,4 +1,4 @@
-//! What a transfer is told: the link it is on, or why it waits, and whether links that cost carry it.
+//! What a transfer is told: the link it is on, or why it waits, and whether metered links carry it.
 
 use std::time::Duration;
 
@@ -9,13 +9,13 @@ use crate::{
 
 use super::ClientReport;
 
-/// What links that cost may carry for a client until it reports again.
+/// What metered links may carry for a client until its next report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Grant {
-    /// Not a packet.
+    /// No packet.
     #[default]
     None,
-    /// A path is kept open and carries no payload: the next moment may need it.
+    /// A path is kept open without payload, since it may be needed soon.
     Path,
     /// Payload up to a limit, to measure the link.
     Probe {
@@ -24,32 +24,32 @@ pub enum Grant {
     },
     /// Payload as needed.
     Spend {
-        /// The most payload that the device's budget allows; none where it has no limit. The client's
-        /// own budget is the client's to keep.
+        /// The most payload that the device's budget allows; none is no limit. The client enforces its
+        /// own budget itself.
         up_to: Option<u64>,
     },
 }
 
-/// What is decided for one client.
+/// The decision for one client.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ClientDecision {
-    /// What links that cost may carry for it.
+    /// What metered links may carry for the client.
     pub grant: Grant,
-    /// Why links that cost carry it, where the scheduler decided that they do.
+    /// Why metered links carry the client, if the scheduler decided so.
     pub pays_because: Option<String>,
-    /// What the device's budget leaves the client until it reports again, whether it pays or not;
-    /// none where there is no limit.
+    /// What the device's budget allows the client until its next report, whether it pays or not; none
+    /// is no limit.
     pub limit: Option<u64>,
-    /// Whether links that cost would carry it now, had it or the device any budget left.
+    /// Whether metered links would carry the client now if the budget were not used up.
     pub lacks_budget: bool,
-    /// The time after which the decision may be another one though nothing changes; none where only
-    /// links and needs decide.
+    /// The time after which the decision may change although nothing else does; none if only links and
+    /// needs decide.
     pub recheck_after: Option<Duration>,
     /// The link to use, for a client that is on one link at a time; a wait holds for every client.
     pub choice: LinkChoice,
 }
 
-/// Fits what the scheduler decided to the links that a transfer has.
+/// Adapts the scheduler's decision to the links that a client has.
 pub(super) fn fit_to_links(
     need: &FlowDemand,
     report: &ClientReport,
@@ -137,7 +137,7 @@ fn named(candidates: &[LinkCandidate], class: LinkClass) -> String {
     names.join(" and ")
 }
 
-/// Why links that cost carry it.
+/// The choice of a metered link, with the reason.
 fn for_money(need: &FlowDemand, candidates: &[LinkCandidate], why: &FlowExplanation) -> String {
     match need.policy {
         CostPolicy::Fast | CostPolicy::Any => {
@@ -150,7 +150,7 @@ fn for_money(need: &FlowDemand, candidates: &[LinkCandidate], why: &FlowExplanat
     }
 }
 
-/// Why none carries it.
+/// The choice to wait, with the reason.
 fn wait(
     need: &FlowDemand,
     candidates: &[LinkCandidate],

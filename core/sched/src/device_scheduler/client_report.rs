@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::{FlowDemand, LinkCandidate};
 
-/// Which way bytes go.
+/// The direction of a transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum TransferDirection {
     /// Towards this device.
@@ -28,10 +28,10 @@ pub struct ClientReport<'a> {
     pub carried: &'a BTreeMap<String, u64>,
     /// Whether the client can be on several links at once.
     pub uses_several_links: bool,
-    /// Whether the client pays now, whatever is decided about others; its own rule demands it.
+    /// Whether the client pays whatever is decided for others, because its own rule demands it.
     pub always_pays: bool,
-    /// Whether a program speaks over the client as it likes, as over a socket: its pauses say nothing
-    /// of links, and it is not held back for others.
+    /// Whether a program controls the traffic of the client, as over a socket: its pauses prove nothing
+    /// about links, and it never waits for others.
     pub is_interactive: bool,
     /// Whether the machine is woken and kept awake for the client.
     pub keeps_awake: bool,

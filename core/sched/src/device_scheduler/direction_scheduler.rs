@@ -25,17 +25,17 @@ use client_state::{ClientPhase, ClientState, last_phase};
 use link_table::{COUNTED_AFTER, LinkTable};
 use transfer_queue::TransferQueue;
 
-/// A transfer that carried nothing for so long does not keep the machine awake.
+/// How long a transfer may carry nothing before it no longer keeps the machine awake.
 const RUNS_WITHIN: Span = Span::from_secs(30); // a guess: an origin that thinks
 
-/// One direction of all links.
+/// The scheduler for one direction of all links.
 #[derive(Debug)]
 pub(super) struct DirectionScheduler {
     links: LinkTable,
     queue: TransferQueue,
     clients: BTreeMap<u64, ClientState>,
     next_client: u64,
-    /// What links that cost may carry for all together.
+    /// Bytes that metered links may carry for all clients together.
     allowed: Option<u64>,
     promised: Option<(Time, BTreeMap<u64, CompletionEstimate>)>,
 }
@@ -128,7 +128,7 @@ impl DirectionScheduler {
         decision
     }
 
-    /// Whether links that cost would carry a flow, had it any budget.
+    /// Whether metered links would carry a flow if it had any budget.
     fn would_pay(&self, now: Time, mut flows: Vec<ScheduledFlow>, me: usize) -> bool {
         let left = &mut flows[me].need.metered_bytes_left;
         if *left != Some(0) {
@@ -142,34 +142,33 @@ impl DirectionScheduler {
             .contains(&me)
     }
 
-    /// Takes in what is around: devices that are there whether a transfer asks or not, and the networks
-    /// behind them.
+    /// Takes in the links and networks around the device.
     pub(super) fn observe(&mut self, now: Time, around: &LinkSurroundings) {
         self.links.set_surroundings(now, around);
         self.see(now);
     }
 
-    /// What is known of radios from before.
+    /// Restores the history of links and networks.
     pub(super) fn restore(&mut self, now: Time, (pasts, rates): SavedLinkHistory) {
         self.links.restore(now, pasts, rates);
     }
 
-    /// What is to be kept of radios and networks.
+    /// The history of links and networks to be saved.
     pub(super) fn saved(&self, now: Time) -> SavedLinkHistory {
         self.links.saved(now)
     }
 
-    /// What a forecast says of a radio, here and now.
+    /// Sets the forecast for a link at the current place and time.
     pub(super) fn set_hint(&mut self, slot: &str, hint: &ForecastHint) {
         self.links.set_hint(slot, hint);
     }
 
-    /// What is known of radios now.
+    /// The status of all links.
     pub(super) fn radios(&self) -> Vec<RadioStatus> {
         self.links.radios()
     }
 
-    /// The chance that a free link comes back within a span.
+    /// The probability that a free link comes back within a span.
     pub(super) fn free_link_chance(&self, now: Time, span: Span) -> f64 {
         self.links.free_link_chance(now, span)
     }
@@ -178,7 +177,7 @@ impl DirectionScheduler {
         self.links.link_rate(name)
     }
 
-    /// How transfers stand towards the machine's sleep.
+    /// The clients for which the machine is woken or kept awake.
     pub(super) fn waking_clients(&self, now: Time) -> WakingClients {
         let mut waits = WakingClients::default();
         for client in self.clients.values().filter(|client| client.wakes) {
@@ -192,7 +191,7 @@ impl DirectionScheduler {
         waits
     }
 
-    /// In how long the first of those that wait must begin on a link that costs.
+    /// The time until the first waiting client must begin on a metered link.
     pub(super) fn latest_start(&self, now: Time) -> Option<Duration> {
         let flows: Vec<ScheduledFlow> = self
             .clients
@@ -246,7 +245,7 @@ impl DirectionScheduler {
         Some((self.promise(now, number)?, left))
     }
 
-    /// What all clients need, and the index of one of them.
+    /// The demands of all clients, and the index of one of them.
     fn flows(&self, number: u64) -> (Vec<ScheduledFlow>, usize) {
         let flows = self
             .clients
@@ -258,14 +257,14 @@ impl DirectionScheduler {
         (flows.collect(), me)
     }
 
-    /// For how long a link has carried a transfer.
+    /// Records how long a link has carried a transfer.
     pub(super) fn record_busy_time(&mut self, number: u64, device: &str, busy: Span) {
         if let Some(client) = self.clients.get_mut(&number) {
             client.busy.entry(device.to_owned()).or_default().0 = busy;
         }
     }
 
-    /// Takes down what a transfer tells of itself and of links.
+    /// Takes in a client's report.
     fn take_down(&mut self, now: Time, number: u64, report: &ClientReport) {
         for link in report.candidates {
             self.links.know(now, &link.name, link.class);
@@ -315,7 +314,7 @@ impl DirectionScheduler {
         self.see(now);
     }
 
-    /// Tells the scheduler of the links, and the queue how much of them was used.
+    /// Updates the scheduler's links, and the queue's measure of how much of them was used.
     fn see(&mut self, now: Time) {
         if let Some(used) = self.links.see(now, &self.clients) {
             self.queue.on_use(used, self.clients.len());

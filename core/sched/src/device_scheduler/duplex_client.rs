@@ -13,17 +13,17 @@ use d2tp_time::Time;
 use super::{ClientDecision, ClientId, ClientReport, DeviceScheduler, Grant, TransferDirection};
 use crate::{FlowDemand, LinkCandidate};
 
-/// What a flow that carries both ways needs, and what links carried for it.
+/// The demand of a flow in both directions, and what links carried for it.
 #[derive(Debug, Clone)]
 pub struct DuplexReport<'a> {
     /// Bytes still to be carried, time left, policy, and the flow's own budget.
     pub demand: FlowDemand,
     /// Bytes of the whole flow, when known.
     pub size_bytes: Option<u64>,
-    /// For a flow that reads ahead: bytes that may be paid for now, however soon a free link may
-    /// come. `demand` is then that of what is ahead of its reader.
+    /// For a flow that reads ahead: bytes that may be paid for now, however soon a free link may come.
+    /// `demand` is then that of the read-ahead.
     pub buy_bytes: Option<u64>,
-    /// Whether a program speaks over the flow as it likes. See [`ClientReport::is_interactive`].
+    /// Whether a program controls the flow's traffic. See [`ClientReport::is_interactive`].
     pub is_interactive: bool,
     /// Whether the machine is woken and kept awake for the flow.
     pub keeps_awake: bool,
@@ -33,18 +33,18 @@ pub struct DuplexReport<'a> {
     pub carried: &'a BTreeMap<String, (u64, u64)>,
 }
 
-/// A flow that carries both ways. Links are not as fast both ways, and most flows carry most one way:
-/// the scheduler has it in the direction that carried more.
+/// A client for a flow in both directions. Links have different rates in each direction, and most flows
+/// carry mostly one way, so the client joins the scheduler of the direction that carried more.
 #[derive(Debug)]
 pub struct DuplexClient {
     number: u64,
     client: Option<ClientId>,
-    /// What links had carried for it that way when it joined in that direction.
+    /// Bytes that each link had carried for the flow in that direction when it joined.
     before: BTreeMap<String, u64>,
 }
 
 impl DuplexClient {
-    /// A client that joins with its first report. `number` is what others know it by.
+    /// Creates a client that joins with its first report. `number` identifies it to others.
     pub fn new(number: u64) -> DuplexClient {
         DuplexClient {
             number,
@@ -53,12 +53,12 @@ impl DuplexClient {
         }
     }
 
-    /// Its place in the scheduler; none before the first report.
+    /// The client's id in the scheduler; none before the first report.
     pub fn id(&self) -> Option<ClientId> {
         self.client
     }
 
-    /// Reports, and returns what the flow may use until it reports again.
+    /// Reports, and returns what the flow may use until the next report.
     pub fn decide(
         &mut self,
         now: Time,

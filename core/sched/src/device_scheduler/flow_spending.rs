@@ -1,4 +1,4 @@
-//! What a flow spent on links that cost, and what its device is told when it is granted something else.
+//! What a flow spent on metered links, and what its device is told when it is granted something else.
 //!
 //! ```text
 //!  Grant ─▶ FlowSpending ─▶ SpendingChange ─▶ the device: which counts from when the flow was allowed
@@ -13,26 +13,26 @@ use d2tp_time::{Span, Time};
 
 use super::Grant;
 
-/// What the device is to do with a flow that pays, or ceases to.
+/// A change to what the device allows a flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SpendingChange {
     /// The flow may pay.
     Allow {
-        /// Bytes that it may spend since it was first allowed to; none is no limit.
+        /// The most bytes, counted since the flow was first allowed to pay; none is no limit.
         budget: Option<u64>,
     },
-    /// The flow may not pay any more.
+    /// The flow may no longer pay.
     Forbid,
 }
 
-/// What one flow spent, and what its device was told last.
+/// What a flow has spent, and what its device allows it.
 #[derive(Debug, Clone, Default)]
 pub struct FlowSpending {
-    /// Spent in times before this one in which it was allowed to pay.
+    /// Bytes spent in earlier periods in which the flow could pay.
     before: u64,
-    /// Spent since it was allowed to pay.
+    /// Bytes spent in the current one.
     since_allowed: u64,
-    /// The budget that the device was told; none while the flow may not pay.
+    /// The budget set at the device; none while the flow may not pay.
     allowed: Option<Option<u64>>,
     /// When it was last granted payload.
     granted_at: Option<Time>,
@@ -47,7 +47,7 @@ impl FlowSpending {
         }
     }
 
-    /// Takes in what links that cost have carried since the flow was allowed to pay.
+    /// Sets the bytes that metered links have carried since the flow was allowed to pay.
     pub fn count(&mut self, paid_bytes: u64) {
         if self.allowed.is_some() {
             self.since_allowed = paid_bytes;
@@ -64,13 +64,13 @@ impl FlowSpending {
         budget.map(|budget| budget.saturating_sub(self.spent()))
     }
 
-    /// Whether the device was told that the flow may pay.
+    /// Whether the device currently allows the flow to pay.
     pub fn is_allowed(&self) -> bool {
         self.allowed.is_some()
     }
 
-    /// The grant, or an open path in its place where nothing is granted and payload was for less than
-    /// `span` ago: the next moment may need it again.
+    /// Returns the grant, or an open path instead of nothing if payload was granted less than `span`
+    /// ago: it may be needed again soon.
     pub fn keep_path(&mut self, now: Time, grant: Grant, span: Span) -> Grant {
         match grant {
             Grant::Spend { .. } => self.granted_at = Some(now),
@@ -82,8 +82,8 @@ impl FlowSpending {
         grant
     }
 
-    /// Takes in a grant, and the flow's own budget for all of its life. Returns what the device is to be
-    /// told, unless it was told so before. What it carried is to be counted before.
+    /// Applies a grant, and the flow's total budget. Returns the change to make at the device, if any.
+    /// Call [`FlowSpending::count`] before.
     pub fn apply(&mut self, grant: Grant, budget: Option<u64>) -> Option<SpendingChange> {
         let within = |bytes: u64| {
             let most = self.spent().saturating_add(bytes);

@@ -5,14 +5,14 @@
 
 use d2tp_time::{Span, Time};
 
-/// A client reports each second while data moves, and at once when the first byte after a pause moves:
-/// bytes of one report moved in no more time than this.
+/// The longest time in which the bytes of one report moved: a client reports each second while data
+/// moves, and at once when the first byte after a pause moves.
 const REPORTED_WITHIN: Span = Span::from_millis(1_500);
 
-/// A shorter time, or bytes after a pause of this length, say nothing of a link.
+/// The shortest time that measures a rate, and the pause after which bytes measure none.
 const MEASURED_OVER: Span = Span::from_millis(500); // a guess
 
-/// Fewer bytes than this say nothing of a link.
+/// The fewest bytes that measure a rate.
 pub(super) const MEASURED_BYTES_MIN: u64 = 14_600; // an initial window, RFC 6928
 
 /// Bytes that one link carried for one client and that are not part of a measured rate yet.

@@ -17,7 +17,7 @@ fn under_way(second: bool) -> (Pair, FlowId) {
     p.open_path(0, false);
     p.run_for(MS.times(500));
     if second {
-        // A link that costs: it carries no payload without grants.
+        // A metered link: it carries no payload without grants.
         p.open_path(1, true);
     }
     p.run_for(MS.times(2500));

@@ -7,10 +7,10 @@ use d2tp_session::{FlowId, PublicKey, Span, Time};
 
 use crate::clock;
 
-/// Who a session is with: what names it across sleep, restarts and new keys.
+/// The key of a session across hibernation, restarts and new keys: peer and instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct JournalSessionKey {
-    /// The other host.
+    /// The public key of the peer.
     pub peer: PublicKey,
     /// The device's instance.
     pub instance: u64,
@@ -38,7 +38,7 @@ impl JournalSessionKey {
 pub struct JournalFlowKey {
     /// The key of the session that the change is of.
     pub session: JournalSessionKey,
-    /// Its id there.
+    /// The flow's id in its session.
     pub flow: FlowId,
 }
 
@@ -47,7 +47,7 @@ impl JournalFlowKey {
         [&self.session.bytes()[..], &self.flow.0.to_be_bytes()].concat()
     }
 
-    /// Where the flows of a session begin and end among all flows.
+    /// The lower bound of the keys of a session's flows.
     pub(super) fn first_of(session: JournalSessionKey) -> Vec<u8> {
         session.bytes().to_vec()
     }
@@ -86,8 +86,8 @@ impl StoredRecord {
         }
     }
 
-    /// How long ago it was made: by the clock that does not jump if the machine still runs, else by
-    /// the wall clock, which is a hint.
+    /// The age of the record: by the boot clock if the machine still runs, else by the wall clock,
+    /// which is less reliable.
     pub fn age(&self) -> Span {
         if self.boot == clock::boot() {
             clock::now().since(self.since_boot)
@@ -119,24 +119,24 @@ impl StoredRecord {
     }
 }
 
-/// Changes that belong together. `None` takes a key away.
+/// Changes that are committed together. `None` removes a key.
 #[derive(Clone, Debug, Default)]
 pub struct JournalBatch {
     /// Staged records of sessions by key; none is a removal.
     pub sessions: BTreeMap<JournalSessionKey, Option<StoredRecord>>,
-    /// What applications need to take their flows up again.
+    /// Memos that applications need to resume their flows.
     pub memos: BTreeMap<JournalFlowKey, Option<Bytes>>,
-    /// What applications note beside them, by name.
+    /// Notes of applications, by name.
     pub notes: BTreeMap<Vec<u8>, Option<Bytes>>,
 }
 
 impl JournalBatch {
-    /// Whether there is nothing in it.
+    /// Whether the batch is empty.
     pub fn is_empty(&self) -> bool {
         self.sessions.is_empty() && self.memos.is_empty() && self.notes.is_empty()
     }
 
-    /// Puts an older batch, which was not written, under this one.
+    /// Merges an older batch that was not written; this one takes precedence.
     pub fn merge_older(&mut self, older: JournalBatch) {
         fn under<K: Ord, V>(newer: &mut BTreeMap<K, V>, older: BTreeMap<K, V>) {
             for (key, value) in older {

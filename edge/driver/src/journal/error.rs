@@ -3,16 +3,16 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// What went wrong, without the file's name.
+/// The kind of a journal error, without the path.
 #[derive(Debug)]
 pub(super) enum JournalErrorKind {
-    /// Another process has it.
+    /// Another process has the journal open.
     Taken,
-    /// The file is not what was written.
+    /// The content of the file is damaged.
     Damaged(&'static str),
-    /// The system refused.
+    /// The system reported an error.
     Io(io::Error),
-    /// The store refused for a reason of its own.
+    /// The store reported an error of its own.
     Store(String),
 }
 
@@ -64,24 +64,24 @@ from_redb!(
     CommitError
 );
 
-/// A journal cannot be used.
+/// Why a journal cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum JournalError {
     /// Another process has it open.
     #[error("the journal {} is in use by another process; end that one, or name another directory", .path.display())]
     Taken {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
     },
-    /// The file holds something else than was written to it.
+    /// The file is damaged.
     #[error(
         "the journal {} is damaged ({what}), and cannot be used. Move it away to start without \
          it; downloads then request again what they lack", .path.display()
     )]
     Damaged {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What of the file is damaged.
+        /// The damaged part of the file.
         what: &'static str,
     },
     /// The disk is full.
@@ -90,18 +90,18 @@ pub enum JournalError {
          before is kept", .path.display()
     )]
     Full {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
     },
-    /// The system refused.
+    /// The system reported an error.
     #[error(
         "the journal {} cannot be used: {cause}; check the disk and the directory's permissions. \
          What was written before is kept", .path.display()
     )]
     Refused {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's message.
         cause: String,
     },
 }

@@ -2,7 +2,7 @@
 
 use super::error::JournalErrorKind;
 
-/// Enough to notice damage; nobody is kept from writing here by it.
+/// Size of a checksum: enough to detect damage, no protection against attackers.
 const SUM_BYTES: usize = 8;
 
 fn sum(table: u8, key: &[u8], value: &[u8]) -> [u8; SUM_BYTES] {

@@ -40,15 +40,15 @@ struct StagedFileInner {
     file: FileBackend,
     /// Writes that wait until the file is verified; none once it is.
     staged: Mutex<Option<StagedWrites>>,
-    /// What the first failed sync or write was told.
+    /// The error of the first failed sync or write.
     failed: Mutex<Option<(io::ErrorKind, String)>>,
 }
 
-/// What was written and is not in the file.
+/// Writes that are not in the file yet.
 #[derive(Debug)]
 struct StagedWrites {
     len: u64,
-    /// Bytes of the file from here on do not count: it was shorter for a while.
+    /// The length to which the file was truncated meanwhile: its old bytes from there on do not count.
     floor: u64,
     pages: BTreeMap<u64, Vec<u8>>,
     operations: Vec<StagedOperation>,
@@ -77,7 +77,7 @@ impl StagedFile {
         })))
     }
 
-    /// Why the file cannot be believed any more, if so.
+    /// Returns the error after which the file cannot be trusted, if there was one.
     pub(super) fn failed(&self) -> io::Result<()> {
         match &*self.0.failed.lock() {
             Some((kind, words)) => Err(io::Error::new(*kind, words.clone())),
@@ -85,7 +85,7 @@ impl StagedFile {
         }
     }
 
-    /// Does it unless something failed before; remembers if it does now.
+    /// Runs an operation unless one failed before, and remembers its error.
     fn attempt(&self, f: impl FnOnce(&FileBackend) -> io::Result<()>) -> io::Result<()> {
         self.failed()?;
         f(&self.0.file).inspect_err(|error| {
@@ -93,7 +93,7 @@ impl StagedFile {
         })
     }
 
-    /// Does to the file what was done in memory, and from now on at once.
+    /// Applies the staged writes to the file; later writes go to the file directly.
     pub(super) fn apply_staged(&self) -> io::Result<()> {
         let mut held = self.0.staged.lock();
         for done in held.take().into_iter().flat_map(|held| held.operations) {
@@ -108,7 +108,7 @@ impl StagedFile {
 }
 
 impl StagedWrites {
-    /// A page as it is, from memory or the file.
+    /// The current content of a page, from the staged writes or the file.
     fn page(&self, file: &FileBackend, number: u64) -> io::Result<Vec<u8>> {
         if let Some(page) = self.pages.get(&number) {
             return Ok(page.clone());
@@ -147,7 +147,7 @@ impl StagedWrites {
     }
 }
 
-/// Where the slot that does not count is the newer one, has the store judge it by its sums.
+/// If the inactive slot is the newer one, makes the store decide by their checksums.
 fn prefer_the_newer_slot(header: &mut [u8]) {
     let id = |slot: usize| {
         let at = SLOT_IDS_AT[slot];

@@ -1,4 +1,4 @@
-//! What a flow may have on links that cost, and what it had.
+//! What a flow may have on metered links, and what it had.
 
 use crate::support::{active, at, device, server};
 use cedos_lab_rig::wait::{until, within};

@@ -15,7 +15,9 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::Context;
-use cedos_lab_emu::{Happening, Loopback, LoopbackHappening, Seen, TcpRelays, origin};
+use cedos_lab_emu::{
+    Loopback, LoopbackHappening, TcpRelays, WorldEvent, WorldObservations, origin,
+};
 use cedos_lab_link::Time;
 use cedos_lab_scenario::Class as ScenarioClass;
 use cedos_prox::{Prox, ProxConfig};
@@ -26,10 +28,10 @@ use d2tp_driver::{
 use d2tp_links::{CostClass, LinkKind};
 use tokio::sync::{oneshot, watch};
 
-use super::plain::Plain;
-use super::run::{DemoProgress, DemoSetting, Matter, lock, summarise, watch as look_on};
-use super::summary::Summary;
-use super::view::View;
+use super::plain::PlainDownload;
+use super::run::{DemoProgress, DemoSetting, DemoSetup, lock, summarise, watch as look_on};
+use super::summary::DemoSummary;
+use super::view::DemoView;
 use cedos_agent::fetch::proxy::ProxyClient;
 use cedos_agent::fetch::report::{TransferEvent, TransferObserver};
 use cedos_agent::fetch::transfer::{self, Destination, TransferContext, TransferJob};
@@ -160,7 +162,7 @@ impl DemoSetting for OnLoopback {
     fn fault(&self) -> Option<String> {
         self.relay.fault()
     }
-    fn seen(&self) -> Option<Seen> {
+    fn seen(&self) -> Option<WorldObservations> {
         self.relay.seen()
     }
     fn ended(&mut self) -> anyhow::Result<Option<bool>> {
@@ -200,7 +202,7 @@ fn give(links: &ProvidedLinks, classes: &[(String, ScenarioClass)], told: &Loopb
 }
 
 /// Runs the demonstration on loopback.
-pub(super) fn run(matter: Matter) -> anyhow::Result<Summary> {
+pub(super) fn run(matter: DemoSetup) -> anyhow::Result<DemoSummary> {
     let scenario = &matter.scenario;
     let (origin, _origin) = start_origin(scenario.seed)?;
     let device = key::generate()?;
@@ -209,8 +211,8 @@ pub(super) fn run(matter: Matter) -> anyhow::Result<Summary> {
     let relays = Arc::new(TcpRelays::start(scenario, origin)?);
     let links = ProvidedLinks::new();
 
-    let view = Arc::new(View::new(matter.bytes, matter.deadline_s));
-    let happenings: Arc<Mutex<Vec<Happening>>> = Arc::default();
+    let view = Arc::new(DemoView::new(matter.bytes, matter.deadline_s));
+    let happenings: Arc<Mutex<Vec<WorldEvent>>> = Arc::default();
     let relay = {
         let (seen, shown) = (happenings.clone(), view.clone());
         let (links, relays) = (links.clone(), relays.clone());
@@ -269,7 +271,7 @@ pub(super) fn run(matter: Matter) -> anyhow::Result<Summary> {
         })?;
     let plain = {
         let relays = relays.clone();
-        Plain::start_by(move || relays.way(), matter.bytes)?
+        PlainDownload::start_by(move || relays.way(), matter.bytes)?
     };
     let mut stage = OnLoopback {
         relay,

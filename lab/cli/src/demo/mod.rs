@@ -23,17 +23,17 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 
 use anyhow::Context;
-use cedos_lab_emu::{Forbidden, Happening, Seen, World, enter};
+use cedos_lab_emu::{Forbidden, World, WorldEvent, WorldObservations, enter};
 use cedos_lab_link::Time;
 use cedos_lab_scenario::{Scenario, ScenarioFault};
 use serde_json::Value;
 
 use crate::verbs::lab;
-use plain::Plain;
-use run::{DemoProgress, DemoSetting, Matter, lock, no_run, summarise, watch};
+use plain::PlainDownload;
+use run::{DemoProgress, DemoSetting, DemoSetup, lock, no_run, summarise, watch};
+pub use summary::DemoSummary;
 use summary::NAMESPACES;
-pub use summary::Summary;
-use view::View;
+use view::DemoView;
 
 /// What happens to the links, and what is downloaded.
 const SCENARIO: &str = include_str!("../../../scenarios/demo.toml");
@@ -42,14 +42,14 @@ const SCENARIO: &str = include_str!("../../../scenarios/demo.toml");
 ///
 /// # Errors
 /// What kept it from being one.
-pub fn run(without_namespaces: bool, file: Option<&Path>) -> anyhow::Result<Summary> {
+pub fn run(without_namespaces: bool, file: Option<&Path>) -> anyhow::Result<DemoSummary> {
     let scenario = match file {
         Some(file) => Scenario::load(file)?,
         None => scenario()?,
     };
     if without_namespaces {
         lab::heed_interrupts()?;
-        return loopback::run(Matter::new(scenario)?);
+        return loopback::run(DemoSetup::new(scenario)?);
     }
     match enter() {
         Ok(()) => {}
@@ -61,11 +61,11 @@ pub fn run(without_namespaces: bool, file: Option<&Path>) -> anyhow::Result<Summ
                  ({refused})"
             );
             lab::heed_interrupts()?;
-            return loopback::run(Matter::new(scenario)?);
+            return loopback::run(DemoSetup::new(scenario)?);
         }
     }
     lab::heed_interrupts()?;
-    run_in_namespaces(Matter::new(scenario)?)
+    run_in_namespaces(DemoSetup::new(scenario)?)
 }
 
 /// A world of namespaces with a download in it.
@@ -84,7 +84,7 @@ impl DemoSetting for Namespaces {
     fn fault(&self) -> Option<String> {
         self.world.fault()
     }
-    fn seen(&self) -> Option<Seen> {
+    fn seen(&self) -> Option<WorldObservations> {
         Some(self.world.seen())
     }
     fn ended(&mut self) -> anyhow::Result<Option<bool>> {
@@ -92,7 +92,7 @@ impl DemoSetting for Namespaces {
     }
 }
 
-fn run_in_namespaces(matter: Matter) -> anyhow::Result<Summary> {
+fn run_in_namespaces(matter: DemoSetup) -> anyhow::Result<DemoSummary> {
     let scenario = &matter.scenario;
     let program = std::env::current_exe().context("cannot find this program's own path")?;
     let mut ours = World::build(scenario.clone())?;
@@ -101,8 +101,8 @@ fn run_in_namespaces(matter: Matter) -> anyhow::Result<Summary> {
     theirs.start_origin()?;
     let prox = lab::start_prox(&ours, &program, matter.folder.path())?;
 
-    let view = Arc::new(View::new(matter.bytes, matter.deadline_s));
-    let happenings: Arc<Mutex<Vec<Happening>>> = Arc::default();
+    let view = Arc::new(DemoView::new(matter.bytes, matter.deadline_s));
+    let happenings: Arc<Mutex<Vec<WorldEvent>>> = Arc::default();
     let (seen, shown) = (happenings.clone(), view.clone());
     theirs.start(|_| {})?;
     ours.start(move |happening| {
@@ -113,7 +113,7 @@ fn run_in_namespaces(matter: Matter) -> anyhow::Result<Summary> {
     let folder = matter.folder.path();
     let mut child = download(&ours, &program, &prox, scenario, &matter.file, folder)?;
     let told = follow(&mut child)?;
-    let plain = Plain::start_in(&theirs, matter.bytes)?;
+    let plain = PlainDownload::start_in(&theirs, matter.bytes)?;
     let mut stage = Namespaces { world: ours, child };
     let run = watch(&matter, &mut stage, &view, &told, &plain)?;
     if let Some(fault) = theirs.fault() {
@@ -124,7 +124,7 @@ fn run_in_namespaces(matter: Matter) -> anyhow::Result<Summary> {
     }
     let summary = summarise(&matter, &stage, run, &told, &plain, &lock(&happenings));
     lab::stop_prox(prox);
-    summary.map(|summary| Summary {
+    summary.map(|summary| DemoSummary {
         mode: NAMESPACES,
         ..summary
     })

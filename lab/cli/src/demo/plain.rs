@@ -27,13 +27,13 @@ struct Counts {
 }
 
 /// A running plain download.
-pub(super) struct Plain(Arc<Counts>);
+pub(super) struct PlainDownload(Arc<Counts>);
 
-impl Plain {
+impl PlainDownload {
     /// Begins on the device of `world`.
-    pub(super) fn start_in(world: &World, bytes: u64) -> anyhow::Result<Plain> {
+    pub(super) fn start_in(world: &World, bytes: u64) -> anyhow::Result<PlainDownload> {
         let origin = SocketAddr::new(IpAddr::V4(plan::ORIGIN_V4), ORIGIN_PORT);
-        let (plain, download) = Plain::prepare(bytes, move || Some(origin));
+        let (plain, download) = PlainDownload::prepare(bytes, move || Some(origin));
         world.device().thread("plain", download)?;
         Ok(plain)
     }
@@ -42,8 +42,8 @@ impl Plain {
     pub(super) fn start_by(
         way: impl Fn() -> Option<SocketAddr> + Send + 'static,
         bytes: u64,
-    ) -> anyhow::Result<Plain> {
-        let (plain, download) = Plain::prepare(bytes, way);
+    ) -> anyhow::Result<PlainDownload> {
+        let (plain, download) = PlainDownload::prepare(bytes, way);
         std::thread::Builder::new()
             .name("plain".to_owned())
             .spawn(download)?;
@@ -54,7 +54,7 @@ impl Plain {
     fn prepare(
         bytes: u64,
         way: impl Fn() -> Option<SocketAddr> + Send + 'static,
-    ) -> (Plain, impl FnOnce() + Send + 'static) {
+    ) -> (PlainDownload, impl FnOnce() + Send + 'static) {
         let counts: Arc<Counts> = Arc::default();
         let mine = counts.clone();
         let download = move || {
@@ -73,7 +73,7 @@ impl Plain {
                 std::thread::sleep(RETRY);
             }
         };
-        (Plain(counts), download)
+        (PlainDownload(counts), download)
     }
 
     /// Bytes held now.

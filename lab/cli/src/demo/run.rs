@@ -5,14 +5,14 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, anyhow};
-use cedos_lab_emu::{Happening, Seen, content};
+use cedos_lab_emu::{WorldEvent, WorldObservations, content};
 use cedos_lab_link::Time;
 use cedos_lab_scenario::{EventKind, Scenario};
 use serde_json::Value;
 
-use super::plain::Plain;
-use super::summary::{Baseline, DemoSpread, LOOPBACK, Summary};
-use super::view::{self, View};
+use super::plain::PlainDownload;
+use super::summary::{Baseline, DemoSpread, DemoSummary, LOOPBACK};
+use super::view::{self, DemoView};
 use crate::verbs::lab;
 
 /// How often the view is brought up to date.
@@ -44,7 +44,7 @@ impl DemoProgress {
 }
 
 /// What a demonstration is about.
-pub(super) struct Matter {
+pub(super) struct DemoSetup {
     pub(super) scenario: Scenario,
     pub(super) bytes: u64,
     pub(super) deadline_s: f64,
@@ -53,15 +53,15 @@ pub(super) struct Matter {
     pub(super) file: PathBuf,
 }
 
-impl Matter {
-    pub(super) fn new(scenario: Scenario) -> anyhow::Result<Matter> {
+impl DemoSetup {
+    pub(super) fn new(scenario: Scenario) -> anyhow::Result<DemoSetup> {
         let flow = scenario.flows.first().context("the scenario has no flow")?;
         let (bytes, deadline_s) = (
             flow.bytes.context("the flow has no size")?,
             flow.deadline_s.context("the flow has no deadline")?,
         );
         let folder = tempfile::tempdir().context("no temporary folder")?;
-        Ok(Matter {
+        Ok(DemoSetup {
             bytes,
             deadline_s,
             // Making the object's digest takes as long as a handover: before time begins.
@@ -78,7 +78,7 @@ pub(super) trait DemoSetting {
     fn now(&self) -> Time;
     fn idle(&self);
     fn fault(&self) -> Option<String>;
-    fn seen(&self) -> Option<Seen>;
+    fn seen(&self) -> Option<WorldObservations>;
     /// Whether the download is over, and whether it succeeded.
     fn ended(&mut self) -> anyhow::Result<Option<bool>>;
 }
@@ -91,11 +91,11 @@ pub(super) struct DemoRun {
 
 /// Looks on until both downloads are over or nobody waits for them any longer.
 pub(super) fn watch(
-    matter: &Matter,
+    matter: &DemoSetup,
     ours: &mut impl DemoSetting,
-    view: &View,
+    view: &DemoView,
     told: &Mutex<DemoProgress>,
-    plain: &Plain,
+    plain: &PlainDownload,
 ) -> anyhow::Result<DemoRun> {
     let end_at = Time::from_secs_f64(matter.deadline_s + GRACE_S);
     let mut run = DemoRun {
@@ -138,13 +138,13 @@ pub(super) fn no_run(fault: &str) -> anyhow::Error {
 }
 
 pub(super) fn summarise(
-    matter: &Matter,
+    matter: &DemoSetup,
     ours: &impl DemoSetting,
     run: DemoRun,
     told: &Mutex<DemoProgress>,
-    plain: &Plain,
-    happened: &[Happening],
-) -> anyhow::Result<Summary> {
+    plain: &PlainDownload,
+    happened: &[WorldEvent],
+) -> anyhow::Result<DemoSummary> {
     let seen = ours.seen().context("the emulated links are gone")?;
     let last = lock(told).last.clone();
     let links = &matter.scenario.links;
@@ -161,7 +161,7 @@ pub(super) fn summarise(
     let sha256_ok = lab::file_sha256(&matter.file) == Some(matter.wanted);
     let finished_s = run.finished.filter(|(_, ok)| *ok).map(|(at, _)| at);
     let deadline_s = matter.deadline_s;
-    Ok(Summary {
+    Ok(DemoSummary {
         mode: LOOPBACK,
         sha256_ok,
         bytes: std::fs::metadata(&matter.file).map_or(0, |file| file.len()),
@@ -187,7 +187,7 @@ pub(super) fn summarise(
 }
 
 /// Times a link came up with another address than it, or any other, had before.
-fn address_changes(happenings: &[Happening]) -> usize {
+fn address_changes(happenings: &[WorldEvent]) -> usize {
     let given = happenings.iter().filter(|happening| {
         matches!(
             happening.event.kind,
@@ -198,7 +198,7 @@ fn address_changes(happenings: &[Happening]) -> usize {
 }
 
 /// Seconds until `end_s` without any address.
-fn outage_s(happenings: &[Happening], scenario: &Scenario, end_s: f64) -> f64 {
+fn outage_s(happenings: &[WorldEvent], scenario: &Scenario, end_s: f64) -> f64 {
     let mut up = vec![false; scenario.links.len()];
     let (mut dark_since, mut dark) = (None, 0.0);
     let mut begun = false;

@@ -15,7 +15,7 @@ const WASTE_PERCENT_MAX: u64 = 1;
 
 /// The object that `cedos demo --json` prints.
 #[derive(Debug, Clone, Serialize)]
-pub struct Summary {
+pub struct DemoSummary {
     /// `namespaces`, or `loopback` where the system forbids those.
     pub mode: &'static str,
     /// The file has the digest of the origin's object.
@@ -89,7 +89,7 @@ impl DemoSpread {
     }
 }
 
-impl Summary {
+impl DemoSummary {
     /// Whole, in time, nothing to speak of carried twice, and silent where there is no network.
     pub fn holds(&self) -> bool {
         self.sha256_ok
@@ -99,7 +99,7 @@ impl Summary {
     }
 }
 
-impl fmt::Display for Summary {
+impl fmt::Display for DemoSummary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mb = |bytes: u64| format!("{:.1} MB", bytes as f64 / 1e6);
         let at = |finished: Option<f64>| {

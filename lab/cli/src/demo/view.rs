@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::io::IsTerminal;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use cedos_lab_emu::Happening;
+use cedos_lab_emu::WorldEvent;
 use cedos_lab_scenario::EventKind;
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use serde_json::Value;
 
 /// The view of one run.
-pub(super) struct View {
+pub(super) struct DemoView {
     bars: Option<Bars>,
     states: Mutex<BTreeMap<String, String>>,
     deadline_s: f64,
@@ -23,8 +23,8 @@ struct Bars {
     theirs: ProgressBar,
 }
 
-impl View {
-    pub(super) fn new(bytes: u64, deadline_s: f64) -> View {
+impl DemoView {
+    pub(super) fn new(bytes: u64, deadline_s: f64) -> DemoView {
         eprintln!(
             "Downloading {} MB within {deadline_s:.0} s, with a plain TCP download beside it. Wi-Fi \
              (wlan0, free)\nand mobile data (wwan0, metered) come and go.",
@@ -45,7 +45,7 @@ impl View {
                 all,
             }
         });
-        View {
+        DemoView {
             bars,
             states: Mutex::default(),
             deadline_s,
@@ -57,7 +57,7 @@ impl View {
     }
 
     /// A link changed.
-    pub(super) fn happened(&self, happening: &Happening) {
+    pub(super) fn happened(&self, happening: &WorldEvent) {
         let state = match (happening.event.kind, happening.addresses) {
             (EventKind::Changed | EventKind::Rebind, _) => return,
             (EventKind::Attaching, _) => "joining".to_owned(),

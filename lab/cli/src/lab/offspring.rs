@@ -17,19 +17,19 @@ use nix::unistd::Pid;
 use super::{FAREWELL, LOOK};
 
 /// The children that this process had before.
-pub struct Offspring {
+pub struct ChildTracker {
     before: BTreeSet<i32>,
 }
 
-impl Offspring {
+impl ChildTracker {
     /// From now on children of a child that is gone are ours.
     ///
     /// # Errors
     /// The system refused.
-    pub fn watch() -> io::Result<Offspring> {
+    pub fn watch() -> io::Result<ChildTracker> {
         prctl::set_child_subreaper(true)?;
         let before = children();
-        Ok(Offspring { before })
+        Ok(ChildTracker { before })
     }
 
     /// Ends what came since, and what that began.
@@ -55,7 +55,7 @@ impl Offspring {
     }
 }
 
-impl Drop for Offspring {
+impl Drop for ChildTracker {
     fn drop(&mut self) {
         let _ = prctl::set_child_subreaper(false);
     }

@@ -31,7 +31,7 @@ use super::{heed_interrupts, is_interrupted};
 
 /// Who carries the flows.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Over {
+pub enum KernelTransport {
     /// Kernel TCP, over the link of this name.
     Tcp(String),
     /// Kernel TCP over the first of these links that has an address: as that changes, another connection
@@ -43,17 +43,17 @@ pub enum Over {
     MptcpProx,
 }
 
-impl FromStr for Over {
+impl FromStr for KernelTransport {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Over, String> {
+    fn from_str(text: &str) -> Result<KernelTransport, String> {
         match text.split_once(':') {
-            None if text == "mptcp" => Ok(Over::Mptcp),
-            None if text == "mptcp-prox" => Ok(Over::MptcpProx),
-            Some(("tcp", link)) if !link.is_empty() => Ok(Over::Tcp(link.to_owned())),
-            Some(("tcp-first", links)) if links.split(',').all(|link| !link.is_empty()) => {
-                Ok(Over::First(links.split(',').map(str::to_owned).collect()))
-            }
+            None if text == "mptcp" => Ok(KernelTransport::Mptcp),
+            None if text == "mptcp-prox" => Ok(KernelTransport::MptcpProx),
+            Some(("tcp", link)) if !link.is_empty() => Ok(KernelTransport::Tcp(link.to_owned())),
+            Some(("tcp-first", links)) if links.split(',').all(|link| !link.is_empty()) => Ok(
+                KernelTransport::First(links.split(',').map(str::to_owned).collect()),
+            ),
             _ => Err(format!(
                 "`{text}` is not one of mptcp, mptcp-prox, tcp:LINK, tcp-first:LINK,LINK"
             )),
@@ -61,20 +61,20 @@ impl FromStr for Over {
     }
 }
 
-impl Over {
+impl KernelTransport {
     /// The name on the command line.
     pub fn word(&self) -> String {
         match self {
-            Over::Tcp(link) => format!("tcp:{link}"),
-            Over::First(links) => format!("tcp-first:{}", links.join(",")),
-            Over::Mptcp => "mptcp".to_owned(),
-            Over::MptcpProx => "mptcp-prox".to_owned(),
+            KernelTransport::Tcp(link) => format!("tcp:{link}"),
+            KernelTransport::First(links) => format!("tcp-first:{}", links.join(",")),
+            KernelTransport::Mptcp => "mptcp".to_owned(),
+            KernelTransport::MptcpProx => "mptcp-prox".to_owned(),
         }
     }
 
     /// Whether all links are used.
     pub fn is_multipath(&self) -> bool {
-        matches!(self, Over::Mptcp | Over::MptcpProx)
+        matches!(self, KernelTransport::Mptcp | KernelTransport::MptcpProx)
     }
 }
 
@@ -82,7 +82,7 @@ impl Over {
 #[derive(Debug, Args)]
 pub struct FetchArgs {
     #[arg(long)]
-    over: Over,
+    over: KernelTransport,
     /// Host and port of an HTTP proxy.
     #[arg(long)]
     through: Option<String>,
@@ -123,7 +123,7 @@ pub fn fetch(args: &FetchArgs) -> anyhow::Result<ExitCode> {
     heed_interrupts()?;
     let begun = Instant::now();
     let stream = match &args.over {
-        Over::First(_) => None,
+        KernelTransport::First(_) => None,
         _ => Some(connect(args, &args.over)?),
     };
     let mut fetch = Fetch {
@@ -139,7 +139,7 @@ pub fn fetch(args: &FetchArgs) -> anyhow::Result<ExitCode> {
         by_link: BTreeMap::new(),
     };
     let ended = match &args.over {
-        Over::First(links) => fetch.run_first(links),
+        KernelTransport::First(links) => fetch.run_first(links),
         _ => fetch.run(),
     };
     let carried: u64 = fetch.carried.values().map(|(_, bytes)| bytes).sum();
@@ -162,7 +162,7 @@ pub fn fetch(args: &FetchArgs) -> anyhow::Result<ExitCode> {
 }
 
 /// The first address of the origin that answers.
-fn connect(args: &FetchArgs, over: &Over) -> anyhow::Result<TcpStream> {
+fn connect(args: &FetchArgs, over: &KernelTransport) -> anyhow::Result<TcpStream> {
     let origin = || -> anyhow::Result<String> {
         let host = args.url.host_str().context("the URL names no host")?;
         let port = args.url.port_or_known_default().context("no port")?;
@@ -171,14 +171,14 @@ fn connect(args: &FetchArgs, over: &Over) -> anyhow::Result<TcpStream> {
     let there = args.through.clone().map_or_else(origin, Ok)?;
     let connect = |to: SocketAddr| -> io::Result<TcpStream> {
         match over {
-            Over::Mptcp | Over::MptcpProx => multipath::connect(to),
-            Over::First(_) => Err(ErrorKind::InvalidInput.into()),
-            Over::Tcp(link) => {
+            KernelTransport::Mptcp | KernelTransport::MptcpProx => multipath::connect(to),
+            KernelTransport::First(_) => Err(ErrorKind::InvalidInput.into()),
+            KernelTransport::Tcp(link) => {
                 let domain = Domain::for_address(to);
                 let socket = Socket::new(domain, Type::STREAM, Some(Protocol::TCP))?;
                 socket.bind_device(Some(link.as_bytes()))?;
                 let patience = match args.over {
-                    Over::First(_) => FIRST_PATIENCE,
+                    KernelTransport::First(_) => FIRST_PATIENCE,
                     _ => CONNECT_PATIENCE,
                 };
                 socket.connect_timeout(&to.into(), patience)?;
@@ -241,7 +241,7 @@ impl Fetch<'_> {
                 std::thread::sleep(LOOK);
                 continue;
             };
-            match connect(self.args, &Over::Tcp(link)) {
+            match connect(self.args, &KernelTransport::Tcp(link)) {
                 Ok(stream) => self.stream = Some(stream),
                 // It may have gone again.
                 Err(_) => {
@@ -353,7 +353,7 @@ impl Fetch<'_> {
     /// Takes down what each subflow carried so far.
     fn look(&mut self) -> anyhow::Result<()> {
         self.looked = Instant::now();
-        if let Over::First(links) = &self.args.over
+        if let KernelTransport::First(links) = &self.args.over
             && first_of(links) != self.first
         {
             self.stream = None;
@@ -378,10 +378,10 @@ impl Fetch<'_> {
     }
 
     fn bytes_by_link(&self) -> BTreeMap<String, u64> {
-        if let Over::Tcp(link) = &self.args.over {
+        if let KernelTransport::Tcp(link) = &self.args.over {
             return BTreeMap::from([(link.clone(), self.bytes)]);
         }
-        if let Over::First(_) = &self.args.over {
+        if let KernelTransport::First(_) = &self.args.over {
             return self.by_link.clone();
         }
         let mut by_link = BTreeMap::new();
@@ -419,17 +419,22 @@ fn link_of(address: IpAddr) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::Over;
+    use super::KernelTransport;
 
     #[test]
     fn who_carries_is_named_as_it_is_printed() {
-        let first = Over::First(["wlan0", "wwan0"].map(str::to_owned).to_vec());
-        let tcp = Over::Tcp("wlan0".to_owned());
-        for over in [Over::Mptcp, Over::MptcpProx, tcp, first] {
+        let first = KernelTransport::First(["wlan0", "wwan0"].map(str::to_owned).to_vec());
+        let tcp = KernelTransport::Tcp("wlan0".to_owned());
+        for over in [
+            KernelTransport::Mptcp,
+            KernelTransport::MptcpProx,
+            tcp,
+            first,
+        ] {
             assert_eq!(over.word().parse(), Ok(over));
         }
         for wrong in ["tcp", "tcp:", "mptcp:wlan0", "udp:wlan0", "tcp-first:"] {
-            assert!(wrong.parse::<Over>().is_err(), "{wrong}");
+            assert!(wrong.parse::<KernelTransport>().is_err(), "{wrong}");
         }
     }
 }

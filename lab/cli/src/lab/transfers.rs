@@ -14,7 +14,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use super::over::Over;
+use super::over::KernelTransport;
 use super::prox::{LabProx, tcp_port, through};
 use super::{LOOK, classes, end, file_sha256, is_interrupted, origin_named, origin_url};
 
@@ -59,7 +59,7 @@ pub enum FlowCarrier<'a> {
     /// Whatever `cedos get` does without one.
     Direct,
     /// The kernel, and perhaps the proxy's TCP port.
-    Kernel(&'a Over, Option<&'a mut LabProx>),
+    Kernel(&'a KernelTransport, Option<&'a mut LabProx>),
 }
 
 /// Runs all flows until they end or the scenario does.

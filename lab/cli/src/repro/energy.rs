@@ -8,7 +8,7 @@ use super::runner::Measured;
 use anyhow::ensure;
 use cedos_lab_energy::{Radio, RadioDirection, RadioEnergyMeter, Span, Time, radios};
 use cedos_lab_scenario::{Scenario, ScenarioFault};
-use cedos_lab_sim::Passage;
+use cedos_lab_sim::PassedPacket;
 use serde_json::{Map, Value, json};
 
 const BYTES: u64 = 10_000_000;
@@ -68,7 +68,7 @@ fn download(
     thin: bool,
     offload: &str,
     policy: &str,
-) -> anyhow::Result<(Span, Vec<Passage>)> {
+) -> anyhow::Result<(Span, Vec<PassedPacket>)> {
     let links = links(standard);
     let text = format!(
         "seed = 1\nduration_s = 120\n[acks]\nthin = {thin}\noffload = {offload}\n{links}\n\
@@ -88,7 +88,7 @@ fn download(
 }
 
 /// What a radio consumed above idle, in joules: in all, and for bytes alone.
-fn consumed(radio: Radio, link: usize, passages: &[Passage], took: Span) -> (f64, f64) {
+fn consumed(radio: Radio, link: usize, passages: &[PassedPacket], took: Span) -> (f64, f64) {
     let end = Time::ZERO + took;
     let mut meter = RadioEnergyMeter::new(radio, Time::ZERO);
     for passage in passages.iter().filter(|p| p.link == link && p.at <= end) {

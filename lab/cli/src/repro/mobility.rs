@@ -68,9 +68,9 @@ pub(super) struct MobilitySegment {
 }
 
 /// Chance that repeats: the same seed, the same walk.
-pub(super) struct Dice(pub(super) u64);
+pub(super) struct WalkRng(pub(super) u64);
 
-impl Dice {
+impl WalkRng {
     /// Evenly from 0 to 1, never 0.
     pub(super) fn even(&mut self) -> f64 {
         self.0 ^= self.0 << 13;
@@ -92,7 +92,7 @@ impl Movement {
     pub(super) fn course(&self, coverage: u32, seed: u64) -> Vec<MobilitySegment> {
         let share = f64::from(coverage) / 100.0;
         let salt = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        let mut dice = Dice(0x5deece66d ^ u64::from(coverage + 1) << 20 ^ salt);
+        let mut dice = WalkRng(0x5deece66d ^ u64::from(coverage + 1) << 20 ^ salt);
         let stays = (self.seconds * share / self.contact_s).round().max(1.0) as usize;
         let mut draw = |n: usize, sum: f64| {
             let spans: Vec<f64> = (0..n).map(|_| dice.span(1.0)).collect();
@@ -101,7 +101,7 @@ impl Movement {
         };
         let stays = draw(stays, self.seconds * share);
         let gaps = draw(stays.len() + 1, self.seconds * (1.0 - share));
-        let mut dice = Dice((0x1234_5678 + u64::from(coverage)) ^ salt);
+        let mut dice = WalkRng((0x1234_5678 + u64::from(coverage)) ^ salt);
         let mut cell = Vec::new();
         let steps = (self.seconds / self.step_s) as usize;
         for _ in 0..steps {

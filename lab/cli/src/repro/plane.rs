@@ -21,8 +21,10 @@ use anyhow::Context;
 use cedos_lab_energy::{Radio, RadioDirection, RadioEnergyMeter, Span, Time, radios};
 use cedos_lab_scenario::SampleSummary;
 use cedos_lab_scenario::{Scenario, ScenarioFault};
-use cedos_lab_sim::Passage;
-use cedos_lab_sim::strategy::{Always, Forecast, Foresight, ProbeThenPick, Strategy};
+use cedos_lab_sim::PassedPacket;
+use cedos_lab_sim::strategy::{
+    FixedStrategy, Forecast, ForesightStrategy, ProbeThenPick, Strategy,
+};
 use d2tp_sched::energy_policy::{EnergyPolicy, RadioPowerModel};
 use d2tp_sched::{FREE_RATE_FIRST_BYTES_PER_S, METERED_RATE_FIRST_BYTES_PER_S};
 use serde_json::{Map, Value, json};
@@ -99,20 +101,21 @@ impl PlaneClient {
         draws: [RadioPowerModel; 2],
         course: &[MobilitySegment],
     ) -> Box<dyn Strategy> {
-        let foresight = |damping| Foresight::new(draws.to_vec(), forecasts(course), damping);
-        let thrift = |share| {
+        let foresight =
+            |damping| ForesightStrategy::new(draws.to_vec(), forecasts(course), damping);
+        let policy = |share| {
             let rates = [FREE_RATE_FIRST_BYTES_PER_S, METERED_RATE_FIRST_BYTES_PER_S];
             EnergyPolicy::new(share, std::iter::zip(draws, rates.map(|rate| 8.0 * rate)))
         };
         match self {
-            PlaneClient::Cell => Box::new(Always(vec![false, true])),
-            PlaneClient::Wifi => Box::new(Always(vec![true, false])),
-            PlaneClient::Both => Box::new(Always(vec![true, true])),
+            PlaneClient::Cell => Box::new(FixedStrategy(vec![false, true])),
+            PlaneClient::Wifi => Box::new(FixedStrategy(vec![true, false])),
+            PlaneClient::Both => Box::new(FixedStrategy(vec![true, true])),
             PlaneClient::ProbeThenPick => Box::new(ProbeThenPick::new(draws.to_vec())),
             PlaneClient::Omniscient => Box::new(foresight(Span::ZERO)),
             PlaneClient::Damped => Box::new(foresight(DAMPING)),
-            PlaneClient::Ours => Box::new(thrift(SHARE)),
-            PlaneClient::OnVehiclePower => Box::new(thrift(0.0)),
+            PlaneClient::Ours => Box::new(policy(SHARE)),
+            PlaneClient::OnVehiclePower => Box::new(policy(0.0)),
         }
     }
 }
@@ -294,7 +297,7 @@ fn run(job: PlaneRun) -> anyhow::Result<Vec<PlanePoint>> {
 }
 
 /// What a radio consumed above idle, its last tail included.
-fn joules(radio: Radio, link: usize, passages: &[Passage]) -> f64 {
+fn joules(radio: Radio, link: usize, passages: &[PassedPacket]) -> f64 {
     let end = Time::from_secs_f64(SECONDS);
     let mut meter = RadioEnergyMeter::new(radio, Time::ZERO);
     for passage in passages.iter().filter(|p| p.link == link && p.at <= end) {

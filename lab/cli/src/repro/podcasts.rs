@@ -6,7 +6,7 @@
 
 use super::runner::Measured;
 use cedos_lab_link::Span;
-use cedos_lab_sim::field::{Delays, FieldDownload, LogNormal, Study};
+use cedos_lab_sim::field::{DelayClass, FieldDownload, FieldStudy, LogNormal};
 use d2tp_sched::SchedulerMode;
 use serde_json::{Map, Value, json};
 
@@ -36,13 +36,13 @@ const POLICIES: [(&str, SchedulerMode); 3] = [
 ];
 
 /// The paper's study, as far as it says.
-fn study() -> Study {
-    let delays = |(_, from_h, until_h, share): (&str, f64, f64, f64)| Delays {
+fn study() -> FieldStudy {
+    let delays = |(_, from_h, until_h, share): (&str, f64, f64, f64)| DelayClass {
         share,
         from_h,
         until_h,
     };
-    Study {
+    FieldStudy {
         people: 50,
         length: Span::from_secs(56 * 86_400),
         downloads: 2_834,

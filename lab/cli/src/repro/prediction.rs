@@ -3,7 +3,7 @@
 use super::runner::Measured;
 use crate::verbs::foresee::{ROUND_TRIPS, figures};
 use cedos_lab_link::trace::Trace;
-use cedos_lab_sim::foresight::{Foreseen, play};
+use cedos_lab_sim::foresight::{HoleForecast, play};
 use cedos_lab_sim::route::{Route, TERRAINS, Terrain, to_csv};
 use serde_json::{Map, Value, json};
 
@@ -34,7 +34,7 @@ pub fn simulate() -> anyhow::Result<Measured> {
 }
 
 /// All holes of a terrain but those of first trips.
-fn travel(terrain: Terrain) -> anyhow::Result<Vec<Foreseen>> {
+fn travel(terrain: Terrain) -> anyhow::Result<Vec<HoleForecast>> {
     let mut seen = Vec::new();
     for seed in 0..ROUTES {
         let route = Route::draw(terrain, HOLES, seed);

@@ -13,7 +13,7 @@ use super::runner::Measured;
 use anyhow::{Context, anyhow, ensure};
 use cedos_lab_link::trace::CSV_HEADER;
 use cedos_lab_scenario::{Scenario, ScenarioFault};
-use cedos_lab_sim::{ViewingReport, Watching};
+use cedos_lab_sim::{ViewerConfig, ViewingReport};
 use d2tp_sched::{RefillThresholds, SwitchDelay};
 use serde_json::{Map, Value, json};
 use std::fmt::Write as _;
@@ -194,7 +194,7 @@ bytes = {bytes}
             fault: "this scenario reads one trace".to_owned(),
         }),
     })?;
-    let watching = Watching {
+    let watching = ViewerConfig {
         bytes_per_s: rate,
         thresholds: RefillThresholds {
             low_bytes: LOW_BYTES,

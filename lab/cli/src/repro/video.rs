@@ -9,39 +9,39 @@
 
 use super::runner::Measured;
 use cedos_lab_scenario::{Scenario, ScenarioFault};
-use cedos_lab_sim::video::{Manner, VideoQuality, watch};
+use cedos_lab_sim::video::{VideoLinkUse, VideoQuality, watch};
 use d2tp_driver::PathSelection;
 use serde_json::{Map, Value, json};
 
 const SECONDS: u32 = 100;
 const SEEDS: [u64; 3] = [1, 2, 3];
 
-const PLAIN: Manner = Manner::plain(2);
-const MANNERS: [(&str, Manner); 6] = [
-    ("wifi_alone", Manner::plain(1)),
+const PLAIN: VideoLinkUse = VideoLinkUse::plain(2);
+const MANNERS: [(&str, VideoLinkUse); 6] = [
+    ("wifi_alone", VideoLinkUse::plain(1)),
     ("both_plain", PLAIN),
     (
         "reports_routed",
-        Manner {
+        VideoLinkUse {
             reports: PathSelection::Steadiest,
             ..PLAIN
         },
     ),
     (
         "commands_on_both",
-        Manner {
+        VideoLinkUse {
             commands: PathSelection::Each,
             ..PLAIN
         },
     ),
     (
         "base_on_both",
-        Manner {
+        VideoLinkUse {
             base: PathSelection::Each,
             ..PLAIN
         },
     ),
-    ("all_three", Manner::THREE),
+    ("all_three", VideoLinkUse::THREE),
 ];
 
 /// In virtual time.

@@ -7,7 +7,7 @@
 use super::runner::Measured;
 use cedos_lab_energy::{Phone, Span, Time, phones};
 use cedos_lab_scenario::SampleSummary;
-use cedos_lab_sim::waiting::{Stay, Waited, draw, wait};
+use cedos_lab_sim::waiting::{WifiPeriod, WifiWaitResult, draw, wait};
 use d2tp_sched::ScanPeriods;
 use serde_json::{Map, Value, json};
 
@@ -54,7 +54,7 @@ pub fn simulate() -> anyhow::Result<Measured> {
         );
         ours.insert(name.into(), Value::Object(figures));
     }
-    let days: Vec<Vec<Stay>> = (0..SEEDS)
+    let days: Vec<Vec<WifiPeriod>> = (0..SEEDS)
         .map(|seed| draw(seed, STAY, GAP, LONGEST, end))
         .collect();
     let mut on_days = Map::new();
@@ -76,9 +76,9 @@ pub fn simulate() -> anyhow::Result<Measured> {
 }
 
 /// What days with Wi-Fi come to on the phone of the marks.
-fn on_days_of(days: &[Vec<Stay>], end: Time, periods: ScanPeriods) -> Value {
-    let waited: Vec<Waited> = days.iter().map(|stays| wait(stays, end, periods)).collect();
-    let sum = |of: &dyn Fn(&Waited) -> f64| waited.iter().map(of).sum::<f64>();
+fn on_days_of(days: &[Vec<WifiPeriod>], end: Time, periods: ScanPeriods) -> Value {
+    let waited: Vec<WifiWaitResult> = days.iter().map(|stays| wait(stays, end, periods)).collect();
+    let sum = |of: &dyn Fn(&WifiWaitResult) -> f64| waited.iter().map(of).sum::<f64>();
     let held = sum(&|w| w.held.as_secs_f64());
     let missed = sum(&|w| w.missed.as_secs_f64());
     let looks = sum(&|w| w.looks.len() as f64);

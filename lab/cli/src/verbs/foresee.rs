@@ -2,7 +2,7 @@
 
 use anyhow::{Context, bail};
 use cedos_lab_link::trace::{Trace, TraceRow};
-use cedos_lab_sim::foresight::{Foreseen, best_constant_error, median, play};
+use cedos_lab_sim::foresight::{HoleForecast, best_constant_error, median, play};
 use cedos_lab_sim::route::{Route, TERRAINS, to_csv};
 use clap::Args;
 use d2tp_session::Span;
@@ -91,9 +91,9 @@ pub fn run(args: &ForeseeArgs) -> anyhow::Result<ExitCode> {
 }
 
 /// What came of the holes.
-pub fn figures(seen: &[Foreseen]) -> Value {
+pub fn figures(seen: &[HoleForecast]) -> Value {
     let real: Vec<f64> = seen.iter().map(|hole| hole.real_s).collect();
-    let error = |of: &dyn Fn(&Foreseen) -> Option<f64>| {
+    let error = |of: &dyn Fn(&HoleForecast) -> Option<f64>| {
         let errors = seen
             .iter()
             .filter_map(|hole| Some((of(hole)? - hole.real_s).abs()));

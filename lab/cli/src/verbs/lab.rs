@@ -6,7 +6,7 @@
 //! then may an ordinary user build the lab.
 
 use anyhow::{Context, bail};
-use cedos_lab_emu::{Happening, World, enter};
+use cedos_lab_emu::{World, WorldEvent, enter};
 use cedos_lab_link::Time;
 use cedos_lab_scenario::{EventKind, OriginKind, RunReport, Scenario};
 use clap::{Args, Subcommand};
@@ -15,8 +15,8 @@ use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode, Stdio};
 
 use crate::lab::kill::{self, KillArgs};
-use crate::lab::offspring::Offspring;
-use crate::lab::over::{self, FetchArgs, Over};
+use crate::lab::offspring::ChildTracker;
+use crate::lab::over::{self, FetchArgs, KernelTransport};
 use crate::lab::prox::tcp_port;
 pub use crate::lab::prox::{LabProx, start_prox, stop_prox, through};
 use crate::lab::transfers::{self, FlowCarrier};
@@ -61,7 +61,7 @@ struct LabRunArgs {
     /// Use the kernel's TCP instead of D2TP: tcp:LINK over one link, tcp-first:LINK,LINK over the first one
     /// that is up, mptcp over all, all three directly from the origin; mptcp-prox over all to the proxy
     #[arg(long, value_name = "WHO", conflicts_with_all = ["direct", "command"])]
-    over: Option<Over>,
+    over: Option<KernelTransport>,
     /// Run this shell command at the origin, from before the scenario until its end, for example a server
     #[arg(long, value_name = "CMD")]
     at_origin: Option<String>,
@@ -89,7 +89,7 @@ pub fn run(args: LabArgs) -> anyhow::Result<ExitCode> {
     let folder = tempfile::tempdir().context("no temporary folder")?;
     let program = std::env::current_exe().context("cannot find this program's own path")?;
     // With a command the proxy is a courtesy: the command may need none.
-    let needs_proxy = !args.direct && matches!(args.over, None | Some(Over::MptcpProx));
+    let needs_proxy = !args.direct && matches!(args.over, None | Some(KernelTransport::MptcpProx));
     let proxy = needs_proxy.then(|| start_prox(&world, &program, folder.path()));
     let mut prox = match proxy.transpose() {
         Ok(prox) => prox,
@@ -150,7 +150,7 @@ fn build(args: &LabRunArgs) -> anyhow::Result<World> {
     let mut scenario = Scenario::load(&args.file)?;
     match &args.over {
         Some(over) if over.is_multipath() => {
-            if *over == Over::Mptcp {
+            if *over == KernelTransport::Mptcp {
                 if scenario.origin == OriginKind::Nginx {
                     bail!("nginx takes TCP alone; for --over mptcp say origin = \"builtin\"");
                 }
@@ -160,10 +160,10 @@ fn build(args: &LabRunArgs) -> anyhow::Result<World> {
             world.use_multipath()?;
             Ok(world)
         }
-        Some(Over::Tcp(link)) if !has_link(&scenario, link) => {
+        Some(KernelTransport::Tcp(link)) if !has_link(&scenario, link) => {
             bail!("the scenario has no link {link}");
         }
-        Some(Over::First(links))
+        Some(KernelTransport::First(links))
             if let Some(link) = links.iter().find(|l| !has_link(&scenario, l)) =>
         {
             bail!("the scenario has no link {link}");
@@ -188,7 +188,7 @@ fn strike(args: &KillArgs) -> anyhow::Result<ExitCode> {
     })
 }
 
-fn tell(happening: &Happening) {
+fn tell(happening: &WorldEvent) {
     let what = match (happening.event.kind, happening.addresses) {
         (EventKind::Changed, _) => return, // A trace has too many of these.
         (EventKind::Up { .. }, Some(at)) => format!("up, {} {}", at.v4, at.v6),
@@ -236,7 +236,7 @@ fn run_command(world: &World, command: &[String], prox: Option<&LabProx>) -> any
     let mut command = Command::new(program);
     command.args(arguments);
     environment(&mut command, world, prox);
-    let offspring = Offspring::watch().context("what the command begins cannot be watched")?;
+    let offspring = ChildTracker::watch().context("what the command begins cannot be watched")?;
     let mut child = world.device().spawn(command)?;
     let end_at = Time::from_secs_f64(world.scenario().duration_s);
     let succeeded = loop {

@@ -3,7 +3,7 @@
 //! `cedos repro --all [--json] [--into FOLDER]`: every row; `cedos repro --table FOLDER`: what was kept, as docs/results.md.
 //! `cedos repro C10 [--delays S,…] [--patience S] [--only CELL]`: some of its cells; `cedos repro C11 --only PART`.
 
-use crate::repro::applications::{self, Cells};
+use crate::repro::applications::{self, CellSelection};
 use crate::repro::experiment::row_file::ResultRow;
 use crate::repro::experiment::source_files::SourceFiles;
 use crate::repro::reproduced::{self, Reproduced};
@@ -61,14 +61,14 @@ const DELAY_S_MAX: i64 = 86_400;
 
 impl ReproArgs {
     /// Some cells of C10, if they are asked for.
-    fn cells(&self) -> Option<Cells> {
-        let Cells {
+    fn cells(&self) -> Option<CellSelection> {
+        let CellSelection {
             delays_s,
             patience_s,
             ..
-        } = Cells::default();
+        } = CellSelection::default();
         let asks = !self.delays.is_empty() || self.patience.is_some() || !self.only.is_empty();
-        asks.then(|| Cells {
+        asks.then(|| CellSelection {
             delays_s: if self.delays.is_empty() {
                 delays_s
             } else {

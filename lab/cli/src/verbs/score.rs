@@ -5,8 +5,8 @@ use crate::repro::plot::{self, Chart, Series};
 use anyhow::{Context, anyhow, bail};
 use cedos_lab_link::trace::Trace;
 use cedos_lab_sim::score::altered;
-use cedos_lab_sim::score::course::{self, Course, JobDirection};
-use cedos_lab_sim::score::jobs::{self, MIXES, Mix, ScoreJob};
+use cedos_lab_sim::score::course::{self, JobDirection, LinkCourse};
+use cedos_lab_sim::score::jobs::{self, JobMix, MIXES, ScoreJob};
 use cedos_lab_sim::score::pledge;
 use cedos_lab_sim::score::sheet::{self, ScoreCase, ScoreFigures, ScoreRow};
 use clap::{Args, ValueEnum};
@@ -51,7 +51,7 @@ pub struct ScoreArgs {
     sets: u64,
     /// How jobs are drawn: mixed, large or short; see docs/repro/score.md.
     #[arg(long, default_value = MIXES[0].name, value_parser = mix)]
-    mix: Mix,
+    mix: JobMix,
     /// Make each set a single job.
     #[arg(long)]
     alone: bool,
@@ -108,7 +108,7 @@ fn policy(name: &str) -> Result<(String, SchedulerMode), String> {
     Ok((name.to_owned(), mode))
 }
 
-fn mix(name: &str) -> Result<Mix, String> {
+fn mix(name: &str) -> Result<JobMix, String> {
     let names: Vec<&str> = MIXES.iter().map(|mix| mix.name).collect();
     let found = MIXES.into_iter().find(|mix| mix.name == name);
     found.ok_or_else(|| format!("one of {}", names.join(", ")))
@@ -161,7 +161,7 @@ fn write(file: &Path, text: &str) -> anyhow::Result<()> {
 }
 
 /// The traces by name, altered if that is asked for.
-fn recorded(args: &ScoreArgs) -> anyhow::Result<Vec<(String, Vec<Course>)>> {
+fn recorded(args: &ScoreArgs) -> anyhow::Result<Vec<(String, Vec<LinkCourse>)>> {
     let way = if args.uploads {
         JobDirection::Up
     } else {
@@ -204,7 +204,10 @@ fn sends(trace: &Trace) -> bool {
     rows.any(|row| row.up_bps.is_some_and(|rate| rate > 0))
 }
 
-fn cases(args: &ScoreArgs, recorded: &[(String, Vec<Course>)]) -> anyhow::Result<Vec<ScoreCase>> {
+fn cases(
+    args: &ScoreArgs,
+    recorded: &[(String, Vec<LinkCourse>)],
+) -> anyhow::Result<Vec<ScoreCase>> {
     let given = match &args.jobs {
         Some(file) => {
             let text = std::fs::read_to_string(file);
@@ -246,8 +249,8 @@ fn mixed(sum: u64, byte: u8) -> u64 {
     (sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
 }
 
-fn promises(args: &ScoreArgs, recorded: &[(String, Vec<Course>)]) -> anyhow::Result<ExitCode> {
-    let mut kept = pledge::Kept::default();
+fn promises(args: &ScoreArgs, recorded: &[(String, Vec<LinkCourse>)]) -> anyhow::Result<ExitCode> {
+    let mut kept = pledge::PromiseOutcome::default();
     for (name, courses) in recorded {
         let own = args.seed ^ name.bytes().fold(0, mixed);
         kept += pledge::keep(courses, args.sets, own);
@@ -293,7 +296,7 @@ fn solution(case: &ScoreCase) -> Value {
         }
     }
     let parts = case.optimum.iter().flat_map(|optimum| &optimum.parts);
-    let part = |part: &cedos_lab_sim::score::optimum::Part| {
+    let part = |part: &cedos_lab_sim::score::optimum::JobShare| {
         json!({
             "job": part.job, "link": case.courses[part.link].name,
             "from_s": part.from.as_secs_f64(), "to_s": part.to.as_secs_f64(),

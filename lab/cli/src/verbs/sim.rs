@@ -173,7 +173,7 @@ fn run_many(args: &FuzzArgs) -> anyhow::Result<ExitCode> {
 }
 
 /// What came of many seeds, for machines.
-fn fuzz_json(args: &FuzzArgs, tried: &fuzz::Tried) -> serde_json::Value {
+fn fuzz_json(args: &FuzzArgs, tried: &fuzz::FuzzResult) -> serde_json::Value {
     let failing = tried.failing.iter().map(|f| {
         serde_json::json!({
             "seed": f.seed, "salt": f.salt, "what": f.what, "replay": f.replay(),

@@ -1,12 +1,12 @@
 //! Traces made of others, to see whether a policy knows more than it was told: reversed in time, one
 //! link's time shifted against the other's, or free links of one trace with metered ones of the next.
 
-use super::course::{self, Course, CourseSegment};
+use super::course::{self, CourseSegment, LinkCourse};
 use d2tp_sched::LinkClass;
 use d2tp_time::{Span, Time};
 
 /// The course from its end to its beginning.
-pub fn reversed(course: &Course) -> Course {
+pub fn reversed(course: &LinkCourse) -> LinkCourse {
     let mut ends: Vec<Time> = course.stretches.iter().map(|s| s.at).collect();
     ends.remove(0);
     let mut stretches: Vec<CourseSegment> = course
@@ -20,14 +20,14 @@ pub fn reversed(course: &Course) -> Course {
         .collect();
     stretches.reverse();
     stretches.push(ended(course.end));
-    Course {
+    LinkCourse {
         stretches,
         ..course.clone()
     }
 }
 
 /// What comes `by` later comes now, and what comes now comes at the end.
-pub fn shifted(course: &Course, by: Span) -> Course {
+pub fn shifted(course: &LinkCourse, by: Span) -> LinkCourse {
     let at = Time::ZERO + by;
     let stretches = &course.stretches[..course.stretches.len() - 1];
     let cut = stretches.partition_point(|s| s.at <= at).max(1);
@@ -45,16 +45,16 @@ pub fn shifted(course: &Course, by: Span) -> Course {
         ..*s
     });
     let all = std::iter::once(first).chain(later).chain(earlier);
-    Course {
+    LinkCourse {
         stretches: all.chain([ended(course.end)]).collect(),
         ..course.clone()
     }
 }
 
 /// The free links of one with the metered ones of another.
-pub fn recombined(free: &[Course], metered: &[Course]) -> Vec<Course> {
-    let of = |courses: &[Course], is_free: bool| -> Vec<Course> {
-        let wanted = |course: &&Course| (course.class == LinkClass::Free) == is_free;
+pub fn recombined(free: &[LinkCourse], metered: &[LinkCourse]) -> Vec<LinkCourse> {
+    let of = |courses: &[LinkCourse], is_free: bool| -> Vec<LinkCourse> {
+        let wanted = |course: &&LinkCourse| (course.class == LinkClass::Free) == is_free;
         courses.iter().filter(wanted).cloned().collect()
     };
     let mut all = of(free, true);
@@ -63,7 +63,7 @@ pub fn recombined(free: &[Course], metered: &[Course]) -> Vec<Course> {
 }
 
 /// Free links half of their length later than the others.
-pub fn apart(courses: &[Course]) -> Vec<Course> {
+pub fn apart(courses: &[LinkCourse]) -> Vec<LinkCourse> {
     let half = course::end(courses).since(Time::ZERO).divided(2);
     courses
         .iter()
@@ -87,13 +87,13 @@ mod tests {
     use super::*;
 
     /// 2 B/s for 3 s, nothing for 1 s, 5 B/s for 6 s.
-    fn course() -> Course {
+    fn course() -> LinkCourse {
         let stretch = |s, up, rate| CourseSegment {
             at: Time::from_secs_f64(s),
             up,
             rate,
         };
-        Course {
+        LinkCourse {
             name: "wifi".to_owned(),
             class: LinkClass::Free,
             stretches: vec![
@@ -106,7 +106,7 @@ mod tests {
         }
     }
 
-    fn carries(course: &Course, from_s: f64, to_s: f64) -> f64 {
+    fn carries(course: &LinkCourse, from_s: f64, to_s: f64) -> f64 {
         course.bytes_between(Time::from_secs_f64(from_s), Time::from_secs_f64(to_s))
     }
 

@@ -22,7 +22,7 @@ pub struct CourseSegment {
 
 /// A link's whole course.
 #[derive(Debug, Clone)]
-pub struct Course {
+pub struct LinkCourse {
     /// Name of the link, as in the trace.
     pub name: String,
     /// What its bytes cost.
@@ -43,14 +43,14 @@ pub enum JobDirection {
 }
 
 /// The courses of a trace's links. Those whose name begins with `wifi`, `wlan` or `eth` are free.
-pub fn courses(trace: &Trace, way: JobDirection) -> Vec<Course> {
+pub fn courses(trace: &Trace, way: JobDirection) -> Vec<LinkCourse> {
     trace
         .ifaces()
         .map(|name| course(name, trace.rows(name).unwrap_or_default(), way))
         .collect()
 }
 
-fn course(name: &str, rows: &[TraceRow], way: JobDirection) -> Course {
+fn course(name: &str, rows: &[TraceRow], way: JobDirection) -> LinkCourse {
     let free = ["wifi", "wlan", "eth"].iter().any(|p| name.starts_with(p));
     let (mut up, mut known) = (false, 0.0);
     let mut stretches: Vec<CourseSegment> = Vec::new();
@@ -80,7 +80,7 @@ fn course(name: &str, rows: &[TraceRow], way: JobDirection) -> Course {
         up: false,
         rate: 0.0,
     });
-    Course {
+    LinkCourse {
         name: name.to_owned(),
         class: if free {
             LinkClass::Free
@@ -92,7 +92,7 @@ fn course(name: &str, rows: &[TraceRow], way: JobDirection) -> Course {
     }
 }
 
-impl Course {
+impl LinkCourse {
     /// What it can carry between two moments.
     pub fn bytes_between(&self, from: Time, to: Time) -> f64 {
         let mut bytes = 0.0;
@@ -109,7 +109,7 @@ impl Course {
     }
 
     /// The course at this share of its rates.
-    pub fn scaled(&self, share: f64) -> Course {
+    pub fn scaled(&self, share: f64) -> LinkCourse {
         let mut course = self.clone();
         for stretch in &mut course.stretches {
             stretch.rate *= share;
@@ -119,7 +119,7 @@ impl Course {
 }
 
 /// When the first of the records ends.
-pub fn end(courses: &[Course]) -> Time {
+pub fn end(courses: &[LinkCourse]) -> Time {
     courses
         .iter()
         .map(|course| course.end)
@@ -132,12 +132,12 @@ mod tests {
     use super::*;
     use cedos_lab_link::trace::CSV_HEADER;
 
-    fn read(rows: &str, way: JobDirection) -> Vec<Course> {
+    fn read(rows: &str, way: JobDirection) -> Vec<LinkCourse> {
         let trace = Trace::from_csv(&format!("{CSV_HEADER}\n{rows}"));
         courses(&trace.expect("a trace"), way)
     }
 
-    fn carries(course: &Course, from_s: f64, to_s: f64) -> f64 {
+    fn carries(course: &LinkCourse, from_s: f64, to_s: f64) -> f64 {
         course.bytes_between(Time::from_secs_f64(from_s), Time::from_secs_f64(to_s))
     }
 

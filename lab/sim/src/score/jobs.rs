@@ -1,6 +1,6 @@
 //! Jobs: from a file, or drawn.
 
-use super::course::{self, Course};
+use super::course::{self, LinkCourse};
 use super::optimum;
 use d2tp_time::{Span, Time};
 use rand::{Rng, SeedableRng};
@@ -28,14 +28,14 @@ impl ScoreJob {
 pub const JUDGED_SHARE: f64 = 0.7;
 
 /// Whether all jobs can be met, with every link at the share of its rate that is assumed.
-pub fn feasible(courses: &[Course], jobs: &[ScoreJob]) -> bool {
-    let scaled: Vec<Course> = courses.iter().map(|c| c.scaled(JUDGED_SHARE)).collect();
+pub fn feasible(courses: &[LinkCourse], jobs: &[ScoreJob]) -> bool {
+    let scaled: Vec<LinkCourse> = courses.iter().map(|c| c.scaled(JUDGED_SHARE)).collect();
     optimum::solve(&scaled, jobs).is_some()
 }
 
 /// How jobs are drawn. All of them arrive in the first seven tenths of a trace, evenly.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Mix {
+pub struct JobMix {
     /// The name that the user writes.
     pub name: &'static str,
     /// A deadline takes this much of what is left of the trace, drawn evenly.
@@ -45,18 +45,18 @@ pub struct Mix {
 }
 
 /// Every mix; the first is meant where none is said.
-pub const MIXES: [Mix; 3] = [
-    Mix {
+pub const MIXES: [JobMix; 3] = [
+    JobMix {
         name: "mixed",
         deadline: (0.1, 1.0),
         size: (0.04, 0.5),
     },
-    Mix {
+    JobMix {
         name: "large",
         deadline: (0.2, 1.0),
         size: (0.1, 0.6),
     },
-    Mix {
+    JobMix {
         name: "short",
         deadline: (0.05, 0.3),
         size: (0.05, 0.7),
@@ -64,7 +64,7 @@ pub const MIXES: [Mix; 3] = [
 ];
 
 /// Draws a set of `count` that is judged; nothing if none is among a thousand.
-pub fn draw(courses: &[Course], mix: Mix, count: usize, seed: u64) -> Option<Vec<ScoreJob>> {
+pub fn draw(courses: &[LinkCourse], mix: JobMix, count: usize, seed: u64) -> Option<Vec<ScoreJob>> {
     let mut rng = Pcg64Mcg::seed_from_u64(seed);
     let end_s = course::end(courses).as_secs_f64();
     (0..1000)
@@ -76,7 +76,7 @@ pub fn draw(courses: &[Course], mix: Mix, count: usize, seed: u64) -> Option<Vec
         .find(|jobs: &Vec<ScoreJob>| feasible(courses, jobs))
 }
 
-fn one(courses: &[Course], end_s: f64, mix: Mix, rng: &mut Pcg64Mcg) -> ScoreJob {
+fn one(courses: &[LinkCourse], end_s: f64, mix: JobMix, rng: &mut Pcg64Mcg) -> ScoreJob {
     let arrival_s = rng.random_range(0.0..0.7) * end_s;
     let deadline_s = rng.random_range(mix.deadline.0..mix.deadline.1) * (end_s - arrival_s);
     let arrival = Time::from_secs_f64(arrival_s);
@@ -138,7 +138,7 @@ mod tests {
     use crate::score::course::JobDirection;
     use cedos_lab_link::trace::{CSV_HEADER as TRACE_HEADER, Trace};
 
-    fn courses() -> Vec<Course> {
+    fn courses() -> Vec<LinkCourse> {
         let rows: String = (0..300)
             .map(|s| format!("{s},wifi,{},8,,,\n{s},cell,1,4,,,\n", u8::from(s % 60 < 30)))
             .collect();

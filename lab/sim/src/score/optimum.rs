@@ -8,7 +8,7 @@
 //!    least Σ over metered links
 //! ```
 
-use super::course::Course;
+use super::course::LinkCourse;
 use super::jobs::ScoreJob;
 use d2tp_sched::LinkClass;
 use d2tp_time::Time;
@@ -19,7 +19,7 @@ const UNIT: f64 = 1e6;
 
 /// A share of a job carried in an interval over a link.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Part {
+pub struct JobShare {
     /// Which job.
     pub job: usize,
     /// Which link.
@@ -38,11 +38,11 @@ pub struct Optimum {
     /// The least metered bytes.
     pub metered_bytes: f64,
     /// One way to do it.
-    pub parts: Vec<Part>,
+    pub parts: Vec<JobShare>,
 }
 
 /// Solves it; nothing if not all deadlines can be met.
-pub fn solve(courses: &[Course], jobs: &[ScoreJob]) -> Option<Optimum> {
+pub fn solve(courses: &[LinkCourse], jobs: &[ScoreJob]) -> Option<Optimum> {
     let mut moments: Vec<Time> = jobs.iter().flat_map(|j| [j.arrival, j.due()]).collect();
     moments.sort_unstable();
     moments.dedup();
@@ -63,7 +63,7 @@ pub fn solve(courses: &[Course], jobs: &[ScoreJob]) -> Option<Optimum> {
                     continue;
                 }
                 let variable = problem.add_var(cost, (0.0, f64::INFINITY));
-                let part = Part {
+                let part = JobShare {
                     job,
                     link,
                     from,
@@ -92,7 +92,7 @@ pub fn solve(courses: &[Course], jobs: &[ScoreJob]) -> Option<Optimum> {
     };
     let parts = parts
         .into_iter()
-        .map(|(variable, part)| Part {
+        .map(|(variable, part)| JobShare {
             bytes: solution.var_value(variable) * UNIT,
             ..part
         })
@@ -111,8 +111,8 @@ mod tests {
     use d2tp_time::Span;
 
     /// 1 MB/s over Wi-Fi from 10 to 20 s, 2 MB/s over a cellular link until 40 s.
-    fn courses() -> Vec<Course> {
-        let course = |class, steps: &[(u64, f64)]| Course {
+    fn courses() -> Vec<LinkCourse> {
+        let course = |class, steps: &[(u64, f64)]| LinkCourse {
             name: format!("{class:?}"),
             class,
             stretches: steps
@@ -171,7 +171,7 @@ mod tests {
             assert!(of_job.clone().all(|part| part.to <= job.due()));
         }
         for part in &optimum.parts {
-            let same = |other: &&Part| other.link == part.link && other.from == part.from;
+            let same = |other: &&JobShare| other.link == part.link && other.from == part.from;
             let carried: f64 = optimum
                 .parts
                 .iter()

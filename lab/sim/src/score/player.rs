@@ -7,7 +7,7 @@
 //!
 //! Rates change unseen between looks.
 
-use super::course::Course;
+use super::course::LinkCourse;
 use super::jobs::ScoreJob;
 use d2tp_sched::{
     CostPolicy, DeadlineFallback, FlowDemand, LinkAssignment, LinkObservation, ScheduledFlow,
@@ -82,11 +82,11 @@ struct Open {
 }
 
 /// What a watcher is told after each stretch between two looks.
-pub struct Moment<'a> {
+pub struct PlayerStep<'a> {
     /// When it began.
     pub at: Time,
     /// What was decided.
-    pub roster: &'a LinkAssignment,
+    pub assignment: &'a LinkAssignment,
     /// The jobs under way then, and the bytes they lacked.
     pub open: Vec<(usize, f64)>,
     /// What each link had carried by then.
@@ -94,39 +94,47 @@ pub struct Moment<'a> {
 }
 
 /// Plays `jobs` over `courses` as `scheduler` decides.
-pub fn play(courses: &[Course], jobs: &[ScoreJob], scheduler: &mut Scheduler) -> PlaybackResult {
+pub fn play(
+    courses: &[LinkCourse],
+    jobs: &[ScoreJob],
+    scheduler: &mut Scheduler,
+) -> PlaybackResult {
     play_watched(courses, jobs, scheduler, &mut |_, _| {})
 }
 
 /// Plays a course and reports each step to a watcher.
 pub fn play_watched(
-    courses: &[Course],
+    courses: &[LinkCourse],
     jobs: &[ScoreJob],
     scheduler: &mut Scheduler,
-    watch: &mut dyn FnMut(&Scheduler, Moment<'_>),
+    watch: &mut dyn FnMut(&Scheduler, PlayerStep<'_>),
 ) -> PlaybackResult {
     play_wishing(courses, jobs, scheduler, &|_, need| need, watch)
 }
 
-/// Plays a course with what each job wants: `wish` is given a job's index and what is wanted where
+/// Plays a course with what each job wants: `demand_of` is given a job's index and what is wanted where
 /// nothing else is said, free links first until the deadline.
 pub fn play_wishing(
-    courses: &[Course],
+    courses: &[LinkCourse],
     jobs: &[ScoreJob],
     scheduler: &mut Scheduler,
-    wish: &dyn Fn(usize, FlowDemand) -> FlowDemand,
-    watch: &mut dyn FnMut(&Scheduler, Moment<'_>),
+    demand_of: &dyn Fn(usize, FlowDemand) -> FlowDemand,
+    watch: &mut dyn FnMut(&Scheduler, PlayerStep<'_>),
 ) -> PlaybackResult {
     let mut table = PlaybackTable::new(courses, jobs);
     let last = jobs.iter().map(ScoreJob::due).max().unwrap_or_default();
-    let mut roster: Option<(LinkAssignment, Time)> = None;
+    let mut assignment: Option<(LinkAssignment, Time)> = None;
     while table.now < last {
         let changed = table.turn_over();
-        scheduler.observe(table.now, &table.sights());
+        scheduler.observe(table.now, &table.samples());
         if table.open.is_empty() {
-            roster = None;
-        } else if changed || roster.as_ref().is_none_or(|(_, until)| *until <= table.now) {
-            let flows = table.flows(wish);
+            assignment = None;
+        } else if changed
+            || assignment
+                .as_ref()
+                .is_none_or(|(_, until)| *until <= table.now)
+        {
+            let flows = table.flows(demand_of);
             let fresh = flows.iter().rev().take(std::mem::take(&mut table.arrived));
             for flow in fresh.rev() {
                 if flow.need.remaining_bytes.is_some() {
@@ -136,10 +144,10 @@ pub fn play_wishing(
             let decided = scheduler.decide(table.now, &flows);
             table.played.decisions += 1;
             let until = table.now + decided.valid_for;
-            roster = Some((decided, until));
+            assignment = Some((decided, until));
         }
         let mut until = table.next_event();
-        if let Some((roster, again)) = &roster {
+        if let Some((assignment, again)) = &assignment {
             until = until.min(*again).min(table.now + LOOK);
             let open = table
                 .open
@@ -148,14 +156,14 @@ pub fn play_wishing(
                 .collect();
             watch(
                 scheduler,
-                Moment {
+                PlayerStep {
                     at: table.now,
-                    roster,
+                    assignment,
                     open,
                     carried: &table.played.carried,
                 },
             );
-            table.carry(roster, until);
+            table.carry(assignment, until);
         }
         table.now = until;
     }
@@ -164,7 +172,7 @@ pub fn play_wishing(
 }
 
 struct PlaybackTable<'a> {
-    courses: &'a [Course],
+    courses: &'a [LinkCourse],
     jobs: &'a [ScoreJob],
     now: Time,
     /// In the order in which they came.
@@ -183,7 +191,7 @@ struct PlaybackTable<'a> {
 }
 
 impl<'a> PlaybackTable<'a> {
-    fn new(courses: &'a [Course], jobs: &'a [ScoreJob]) -> PlaybackTable<'a> {
+    fn new(courses: &'a [LinkCourse], jobs: &'a [ScoreJob]) -> PlaybackTable<'a> {
         let mut coming: Vec<usize> = (0..jobs.len()).collect();
         coming.sort_by_key(|n| std::cmp::Reverse(jobs[*n].arrival));
         PlaybackTable {
@@ -255,17 +263,17 @@ impl<'a> PlaybackTable<'a> {
         changed
     }
 
-    fn sights(&mut self) -> Vec<LinkObservation> {
+    fn samples(&mut self) -> Vec<LinkObservation> {
         let seen = self.seen.iter_mut().map(std::mem::take);
-        let sight = |((bytes, busy), up): ((f64, Span), &bool)| LinkObservation {
+        let sample = |((bytes, busy), up): ((f64, Span), &bool)| LinkObservation {
             up: *up,
             bytes: bytes as u64,
             busy,
         };
-        seen.zip(&self.up).map(sight).collect()
+        seen.zip(&self.up).map(sample).collect()
     }
 
-    fn flows(&self, wish: &dyn Fn(usize, FlowDemand) -> FlowDemand) -> Vec<ScheduledFlow> {
+    fn flows(&self, demand_of: &dyn Fn(usize, FlowDemand) -> FlowDemand) -> Vec<ScheduledFlow> {
         let need = |open: &Open| FlowDemand {
             remaining_bytes: Some(open.left.ceil() as u64),
             left: Some(self.jobs[open.job].due().since(self.now).into()),
@@ -274,7 +282,7 @@ impl<'a> PlaybackTable<'a> {
             metered_bytes_left: None,
         };
         let flow = |open: &Open| {
-            let (need, whole) = (wish(open.job, need(open)), self.jobs[open.job].bytes);
+            let (need, whole) = (demand_of(open.job, need(open)), self.jobs[open.job].bytes);
             let came = whole - (open.left.ceil() as u64).min(whole);
             ScheduledFlow {
                 size_bytes: need.remaining_bytes.map_or(came, |_| whole),
@@ -304,16 +312,16 @@ impl<'a> PlaybackTable<'a> {
     }
 
     /// Lets links carry until then, or until a job is complete.
-    fn carry(&mut self, roster: &LinkAssignment, until: Time) {
+    fn carry(&mut self, assignment: &LinkAssignment, until: Time) {
         // The order is of places in `open` as it was when it was decided: nothing left since.
         let links = 0..self.courses.len();
-        let bounds = links.map(|link| roster.carried_by(link).1 as f64);
+        let bounds = links.map(|link| assignment.carried_by(link).1 as f64);
         let mut budgets: Vec<f64> = bounds.collect();
         while self.now < until {
             let mut lines: Vec<(usize, usize, f64)> = Vec::new();
             for (link, budget) in budgets.iter().enumerate() {
                 let (up, rate) = self.stretch(link);
-                let flows = roster.carried_by(link).0;
+                let flows = assignment.carried_by(link).0;
                 let target = flows.iter().copied().find(|n| self.open[*n].left > 0.0);
                 if let (true, Some(target)) = (up && *budget > 0.0, target) {
                     lines.push((link, target, rate));
@@ -391,7 +399,7 @@ mod tests {
     ];
 
     /// Wi-Fi that comes and goes, dead in every third stay, and a cellular link that swings.
-    fn links() -> Vec<Course> {
+    fn links() -> Vec<LinkCourse> {
         let mut rows = String::new();
         for s in 0..900 {
             let (stay, on) = (s / 75, s % 75 < 40);
@@ -406,7 +414,7 @@ mod tests {
         courses(&trace.expect("a trace"), JobDirection::Down)
     }
 
-    fn scheduler(mode: SchedulerMode, courses: &[Course]) -> Scheduler {
+    fn scheduler(mode: SchedulerMode, courses: &[LinkCourse]) -> Scheduler {
         Scheduler::new(mode, courses.iter().map(|course| course.class))
     }
 
@@ -461,7 +469,7 @@ mod tests {
 
     #[test]
     fn a_job_is_complete_at_the_moment_its_bytes_are_there_and_not_before() {
-        let courses = [Course {
+        let courses = [LinkCourse {
             name: "wifi".to_owned(),
             class: LinkClass::Free,
             stretches: vec![CourseSegment {
@@ -491,7 +499,7 @@ mod tests {
         let drawn = jobs::draw(&courses, jobs::MIXES[0], 3, 3).expect("a set");
         let arrival = drawn.iter().map(|job| job.arrival).min().expect("jobs");
         let mut first = true;
-        let mut watch = |scheduler: &Scheduler, moment: Moment<'_>| {
+        let mut watch = |scheduler: &Scheduler, moment: PlayerStep<'_>| {
             if std::mem::take(&mut first) {
                 assert_eq!(moment.at, arrival);
                 // Nothing was used yet, so nothing was measured, though an hour may have passed.

@@ -4,7 +4,7 @@
 //! The promise is the one given [`AFTER`] the job came, for links that were never used are measured
 //! first. A time beyond the end of the record cannot be checked and is not counted as promised.
 
-use super::course::{self, Course};
+use super::course::{self, LinkCourse};
 use super::jobs::ScoreJob;
 use super::player;
 use d2tp_sched::{Scheduler, SchedulerMode};
@@ -22,7 +22,7 @@ pub const AFTER: Span = Span::from_secs(3);
 
 /// What came of promises.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-pub struct Kept {
+pub struct PromiseOutcome {
     /// Given, and within the record.
     pub promised: u64,
     /// Promises that were kept: the job was ready in time.
@@ -31,15 +31,15 @@ pub struct Kept {
     pub beyond: u64,
 }
 
-impl Kept {
+impl PromiseOutcome {
     /// The share that was ready in time.
     pub fn share(&self) -> f64 {
         self.kept as f64 / self.promised.max(1) as f64
     }
 }
 
-impl AddAssign for Kept {
-    fn add_assign(&mut self, other: Kept) {
+impl AddAssign for PromiseOutcome {
+    fn add_assign(&mut self, other: PromiseOutcome) {
         self.promised += other.promised;
         self.kept += other.kept;
         self.beyond += other.beyond;
@@ -47,10 +47,10 @@ impl AddAssign for Kept {
 }
 
 /// Gives `count` promises, one at a time.
-pub fn keep(courses: &[Course], count: u64, seed: u64) -> Kept {
+pub fn keep(courses: &[LinkCourse], count: u64, seed: u64) -> PromiseOutcome {
     let mut rng = Pcg64Mcg::seed_from_u64(seed);
     let end = course::end(courses);
-    let mut kept = Kept::default();
+    let mut kept = PromiseOutcome::default();
     for _ in 0..count {
         let arrival = Time::from_secs_f64(end.as_secs_f64() * rng.random_range(0.0..0.6));
         let room: f64 = courses.iter().map(|c| c.bytes_between(arrival, end)).sum();
@@ -75,7 +75,7 @@ pub fn keep(courses: &[Course], count: u64, seed: u64) -> Kept {
     kept
 }
 
-fn scheduler(courses: &[Course]) -> Scheduler {
+fn scheduler(courses: &[LinkCourse]) -> Scheduler {
     Scheduler::new(
         SchedulerMode::Forecast,
         courses.iter().map(|course| course.class),
@@ -83,7 +83,7 @@ fn scheduler(courses: &[Course]) -> Scheduler {
 }
 
 /// The time promised; nothing if the job is complete before it is, or nothing can be promised.
-fn promised(courses: &[Course], arrival: Time, bytes: u64, end: Time) -> Option<Span> {
+fn promised(courses: &[LinkCourse], arrival: Time, bytes: u64, end: Time) -> Option<Span> {
     let deadline = end.since(arrival);
     let job = ScoreJob {
         arrival,
@@ -91,7 +91,7 @@ fn promised(courses: &[Course], arrival: Time, bytes: u64, end: Time) -> Option<
         deadline,
     };
     let mut promised = None;
-    let mut watch = |scheduler: &Scheduler, moment: player::Moment<'_>| {
+    let mut watch = |scheduler: &Scheduler, moment: player::PlayerStep<'_>| {
         if promised.is_none() && moment.at >= arrival + AFTER {
             let left = moment.open[0].1.ceil() as u64;
             let span = scheduler.ready_by(moment.at, left, AT);

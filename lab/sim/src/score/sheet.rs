@@ -4,10 +4,10 @@
 //! row is (metered bytes + bytes missing at deadlines − optimum) ÷ bytes of all its jobs. Only sets
 //! that stay feasible at [`JUDGED_SHARE`](super::jobs::JUDGED_SHARE) of the rates count.
 
-use super::course::Course;
+use super::course::LinkCourse;
 use super::jobs::{self, ScoreJob};
 use super::optimum::{self, Optimum};
-use super::player::{self, Moment, PlaybackResult};
+use super::player::{self, PlaybackResult, PlayerStep};
 use d2tp_sched::{FlowDemand, LinkClass, Scheduler, SchedulerMode};
 use d2tp_time::Time;
 use serde::Serialize;
@@ -20,7 +20,7 @@ pub struct ScoreCase {
     /// The seed of its jobs.
     pub seed: u64,
     /// Its links.
-    pub courses: Vec<Course>,
+    pub courses: Vec<LinkCourse>,
     /// What is to be carried.
     pub jobs: Vec<ScoreJob>,
     /// Whether policies are told how large jobs are.
@@ -33,7 +33,7 @@ pub struct ScoreCase {
 
 impl ScoreCase {
     /// With its optimum.
-    pub fn new(trace: &str, seed: u64, courses: Vec<Course>, jobs: Vec<ScoreJob>) -> ScoreCase {
+    pub fn new(trace: &str, seed: u64, courses: Vec<LinkCourse>, jobs: Vec<ScoreJob>) -> ScoreCase {
         ScoreCase {
             trace: trace.to_owned(),
             seed,
@@ -48,15 +48,15 @@ impl ScoreCase {
     fn play(
         &self,
         mode: SchedulerMode,
-        watch: &mut dyn FnMut(&Scheduler, Moment<'_>),
+        watch: &mut dyn FnMut(&Scheduler, PlayerStep<'_>),
     ) -> PlaybackResult {
         let classes = self.courses.iter().map(|course| course.class);
         let mut scheduler = Scheduler::new(mode, classes);
-        let wish = |_, need: FlowDemand| FlowDemand {
+        let demand_of = |_, need: FlowDemand| FlowDemand {
             remaining_bytes: need.remaining_bytes.filter(|_| self.told),
             ..need
         };
-        player::play_wishing(&self.courses, &self.jobs, &mut scheduler, &wish, watch)
+        player::play_wishing(&self.courses, &self.jobs, &mut scheduler, &demand_of, watch)
     }
 
     /// How it goes under a policy: what each link has carried, at each look.
@@ -114,11 +114,11 @@ pub struct ScoreRow {
     pub met: usize,
     /// Bytes of all jobs.
     pub bytes: u64,
-    /// Carried by links that cost.
+    /// Carried by metered links.
     pub metered_bytes: u64,
     /// Missing at deadlines.
     pub late_bytes: u64,
-    /// The least that links that cost must carry; nothing if not all deadlines can be met.
+    /// The least that metered links must carry; nothing if not all deadlines can be met.
     pub optimum_metered_bytes: Option<u64>,
     /// What could have been saved.
     pub avoidable_share: Option<f64>,

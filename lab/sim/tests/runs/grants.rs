@@ -1,4 +1,4 @@
-//! Grants of the device's scheduler in the simulator: what they let through on a link that costs.
+//! Grants of the device's scheduler in the simulator: what they let through on a metered link.
 
 use cedos_lab_scenario::{RunReport, Scenario};
 use cedos_lab_sim::run;

@@ -1,7 +1,7 @@
 //! Two devices, a relay between them, and every pair of NATs.
 
 use cedos_lab_link::Behaviour::{self, AddressRestricted, PortRestricted, Symmetric};
-use cedos_lab_sim::peers::{Meeting, SimPeer};
+use cedos_lab_sim::peers::{PeerSimulation, SimPeer};
 use d2tp_session::Span;
 
 const S: Span = Span::from_secs(1);
@@ -18,12 +18,12 @@ fn must_stay_relayed(pair: (Behaviour, Behaviour)) -> bool {
 fn every_pair_of_nats_talks_at_once_and_directly_where_that_can_be() {
     for caller in Behaviour::ALL {
         for listener in Behaviour::ALL {
-            let mut m = Meeting::new(caller, listener);
+            let mut m = PeerSimulation::new(caller, listener);
             let first = m.ask(1_000);
             let begun = m.now();
             let what = format!("{} × {}", caller.word(), listener.word());
             assert!(m.run_until(S, |m| m.is_whole(first)), "{what}: not at once");
-            let direct = m.run_until(S.times(10), Meeting::is_direct);
+            let direct = m.run_until(S.times(10), PeerSimulation::is_direct);
             assert_eq!(direct, !must_stay_relayed((caller, listener)), "{what}");
             eprintln!("{what}: {} after {:?}", direct, m.now().since(begun));
             let flow = m.ask(3_000_000);
@@ -45,10 +45,10 @@ fn when_both_move_at_the_same_moment_the_relay_keeps_the_session() {
         (PortRestricted, PortRestricted),
         (Symmetric, Symmetric),
     ] {
-        let mut m = Meeting::new(caller, listener);
+        let mut m = PeerSimulation::new(caller, listener);
         let flow = m.ask(20_000_000);
         let direct = !must_stay_relayed((caller, listener));
-        assert_eq!(m.run_until(S.times(5), Meeting::is_direct), direct);
+        assert_eq!(m.run_until(S.times(5), PeerSimulation::is_direct), direct);
         m.run_for(S.times(1));
         let before = m.got(flow);
         assert!(
@@ -63,7 +63,7 @@ fn when_both_move_at_the_same_moment_the_relay_keeps_the_session() {
         let moved = m.now();
         assert!(m.run_until(S.times(5), |m| m.got(flow) > before + 100_000));
         eprintln!("goes on after {:?}", m.now().since(moved));
-        assert_eq!(m.run_until(S.times(20), Meeting::is_direct), direct);
+        assert_eq!(m.run_until(S.times(20), PeerSimulation::is_direct), direct);
         assert!(m.run_until(S.times(200), |m| m.is_whole(flow)));
         assert!(m.stands());
     }

@@ -1,12 +1,12 @@
 //! The device uses the links that its strategy picks, and no other.
 
 use cedos_lab_scenario::Scenario;
-use cedos_lab_sim::Passage;
-use cedos_lab_sim::strategy::{Always, Forecast, Foresight, Strategy};
+use cedos_lab_sim::PassedPacket;
+use cedos_lab_sim::strategy::{FixedStrategy, Forecast, ForesightStrategy, Strategy};
 use d2tp_sched::energy_policy::RadioPowerModel;
 use d2tp_session::Time;
 
-fn run(strategy: Box<dyn Strategy>) -> (u64, Vec<Passage>) {
+fn run(strategy: Box<dyn Strategy>) -> (u64, Vec<PassedPacket>) {
     let text = r#"
         duration_s = 20
         [[link]]
@@ -27,7 +27,7 @@ fn run(strategy: Box<dyn Strategy>) -> (u64, Vec<Passage>) {
 
 #[test]
 fn nothing_passes_a_link_that_was_not_picked() {
-    let (bytes, passages) = run(Box::new(Always(vec![false, true])));
+    let (bytes, passages) = run(Box::new(FixedStrategy(vec![false, true])));
     // 2 Mb/s for 20 s, less than 4.
     assert!((4_000_000..5_000_000).contains(&bytes), "{bytes}");
     assert!(passages.iter().all(|passage| passage.link == 1));
@@ -52,9 +52,13 @@ fn a_link_that_is_left_is_silent_a_moment_later_and_taken_again() {
         from(15.0, [4e6, 2e6]),
     ];
     let damping = d2tp_session::Span::ZERO;
-    let (bytes, passages) = run(Box::new(Foresight::new(vec![watt; 2], told, damping)));
+    let (bytes, passages) = run(Box::new(ForesightStrategy::new(
+        vec![watt; 2],
+        told,
+        damping,
+    )));
     let between = |link: usize, from: f64, until: f64| {
-        let here = |p: &&Passage| {
+        let here = |p: &&PassedPacket| {
             let at = p.at.as_secs_f64();
             p.link == link && at >= from && at < until
         };

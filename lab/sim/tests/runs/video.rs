@@ -1,7 +1,7 @@
 //! A video in two layers beside a hole every 20 s and 1 % loss, over the links in several manners.
 
 use cedos_lab_scenario::Scenario;
-use cedos_lab_sim::video::{Manner, VideoQuality, watch};
+use cedos_lab_sim::video::{VideoLinkUse, VideoQuality, watch};
 
 /// Wi-Fi that a phone walks away from for 2 s every 20 s, and a slow link that stays.
 const LINKS: &str = r#"
@@ -23,7 +23,7 @@ up_mbps = 0.15
 rtt_ms = 150
 "#;
 
-fn seen(manner: Manner) -> VideoQuality {
+fn seen(manner: VideoLinkUse) -> VideoQuality {
     let scenario = Scenario::parse("video", LINKS, &mut |_| unreachable!()).unwrap();
     let watched = watch(&scenario, manner);
     println!("{manner:?}\n{watched:?}");
@@ -36,9 +36,9 @@ fn share(part: u64, all: u64) -> f64 {
 
 #[test]
 fn base_layers_reports_and_commands_come_in_time_by_their_routes_and_not_without() {
-    let three = seen(Manner::THREE);
-    let plain = seen(Manner::plain(2));
-    let alone = seen(Manner::plain(1));
+    let three = seen(VideoLinkUse::THREE);
+    let plain = seen(VideoLinkUse::plain(2));
+    let alone = seen(VideoLinkUse::plain(1));
     let base = |w: &VideoQuality| share(w.base, w.pictures);
     assert!(base(&three) > 0.99, "{}", base(&three));
     assert!(base(&plain) < 0.985 && base(&alone) < 0.92);
@@ -53,5 +53,5 @@ fn base_layers_reports_and_commands_come_in_time_by_their_routes_and_not_without
 
 #[test]
 fn the_same_seed_shows_the_same() {
-    assert_eq!(seen(Manner::THREE), seen(Manner::THREE));
+    assert_eq!(seen(VideoLinkUse::THREE), seen(VideoLinkUse::THREE));
 }

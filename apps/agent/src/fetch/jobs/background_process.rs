@@ -11,32 +11,31 @@ use serde_json::Value;
 use super::{FOLDER_VARIABLE, replace};
 use crate::fetch::report::{TransferEvent, TransferObserver, print_stderr};
 
-/// This process as a download in the background: holds its lock and writes down what happens.
+/// This process as a background download: holds the job's lock and saves events.
 pub struct BackgroundProcess {
     folder: PathBuf,
     _lock: File,
     memory: LastProgress,
 }
 
-/// What earlier events told, for those that do not tell it: how much there is of how much, and by
-/// which links it came.
+/// Fields of earlier events that later ones lack: bytes, length, and bytes by link.
 #[derive(Debug, Default)]
 pub struct LastProgress {
     latest_fields: serde_json::Map<String, Value>,
 }
 
 impl LastProgress {
-    /// What is kept from one event to the next.
+    /// The fields that are carried over from one event to the next.
     const FIELDS: [&str; 5] = ["bytes", "length", "bytes_by_link", "promise", "mode"];
 
-    /// What an earlier process wrote down.
+    /// The fields of an event that an earlier process saved.
     pub fn of(event: &Value) -> LastProgress {
         let mut memory = LastProgress::default();
         memory.complete(event.clone());
         memory
     }
 
-    /// The event with what is known besides.
+    /// Adds the missing fields to an event.
     pub fn complete(&mut self, mut event: Value) -> Value {
         let Some(fields) = event.as_object_mut() else {
             return event;

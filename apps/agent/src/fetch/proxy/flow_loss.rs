@@ -5,10 +5,10 @@ use d2tp_driver::{FlowEnd, ResetCause, SessionEnd};
 use super::ProxyClient;
 use crate::fetch::outcome::{TransferExit, TransferFailure, TransferReason};
 
-/// Why the flow at the proxy must be opened anew.
+/// Why a new flow must be opened at the proxy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FlowLoss {
-    /// The proxy does not know it any more: it was restarted.
+    /// The proxy no longer knows the flow: it was restarted.
     Forgotten,
     /// The whole session ended.
     Session(String),
@@ -19,7 +19,7 @@ pub enum FlowLoss {
 }
 
 impl ProxyClient {
-    /// Why the flow at hand is over, if it is and that is not what it was for.
+    /// Why the current flow is over, if it ended before its purpose was fulfilled.
     pub fn flow_loss(&self) -> Result<Option<FlowLoss>, TransferFailure> {
         if let Some(end) = self.device().and_then(|device| device.ended()) {
             return self.session_end(&end).map(Some);

@@ -1,6 +1,6 @@
 //! The end of an answer's head in a stream of bytes.
 
-/// Finds where an answer's head ends, as its bytes go by.
+/// Finds the end of an answer's head while its bytes are read.
 #[derive(Debug, Default)]
 pub(super) struct HeadScanner {
     bytes: u64,

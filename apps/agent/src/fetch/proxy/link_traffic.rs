@@ -5,26 +5,26 @@ use std::time::Duration;
 
 use d2tp_driver::{LinkStatus, PathState, PathStats};
 
-/// A link as the session uses it.
+/// Traffic and state of a link in the session.
 #[derive(Debug, Clone)]
 pub struct LinkTraffic {
-    /// Payload bytes received over it (sent, for uploads), in all sessions.
+    /// Payload bytes received over the link (sent, for uploads), in all sessions.
     pub bytes: u64,
-    /// For how long they came in; none where they are sent, or nothing came in this session.
+    /// How long payload was arriving; none for uploads, or if none arrived in this session.
     pub active_time: Option<Duration>,
-    /// Bytes per second lately.
+    /// The recent rate in bytes per second.
     pub rate: Option<u64>,
-    /// What was asked over it was not answered: it is down, even if it has an address.
+    /// Whether packets sent over the link are not answered: it counts as down, even with an address.
     pub is_silent: bool,
-    /// Its path answers; none if it has no path.
+    /// Whether the link's path answers; none if it has no path.
     pub is_answering: Option<bool>,
-    /// There and back, as its path measured it.
+    /// The round trip that the path measured.
     pub round_trip: Option<Duration>,
 }
 
 impl LinkTraffic {
-    /// The links of a session. `before`: payload bytes of sessions that ended; `sends`: what counts is
-    /// what was sent.
+    /// The links of a session. `before`: payload bytes of earlier sessions; `sends`: whether sent bytes
+    /// are counted.
     pub(super) fn of_links(
         before: BTreeMap<String, u64>,
         statuses: Vec<LinkStatus>,

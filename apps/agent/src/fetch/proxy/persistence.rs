@@ -16,7 +16,7 @@ use super::shared_flow::SharedFlow;
 use crate::fetch::dial::ByteStream;
 use crate::fetch::partial::{FlowNote, PartialNote};
 
-/// Ready when the proxy knows of every flow that is over.
+/// Ready when the proxy knows the end of every flow that is over.
 pub(super) async fn until_flows_settled(device: &Device) {
     while !device.is_settled() {
         tokio::time::sleep(Duration::from_millis(10)).await;
@@ -24,13 +24,13 @@ pub(super) async fn until_flows_settled(device: &Device) {
 }
 
 impl ProxyClient {
-    /// Keeps what must outlive this process in `directory`.
+    /// Stores in `directory` what must outlive this process.
     pub fn with_state_directory(mut self, directory: PathBuf) -> ProxyClient {
         self.instances = Some(directory);
         self
     }
 
-    /// The next session goes on with this flow, of which `durable_bytes` of the file are safe.
+    /// Continues this flow in the next session; `durable_bytes` of the file are safe.
     pub fn claim(&self, flow: &FlowNote, durable_bytes: u64) {
         let claim = flow
             .flow_offset(durable_bytes)
@@ -41,7 +41,7 @@ impl ProxyClient {
         self.state().claim = Some((flow.instance, claim));
     }
 
-    /// The flow that was claimed, to be read from where it was claimed; once.
+    /// Takes the claimed flow, to be read from where it was claimed.
     pub fn take_claimed(&self) -> Option<Box<dyn ByteStream>> {
         let mut state = self.state();
         if !std::mem::take(&mut state.claimed) {
@@ -54,8 +54,8 @@ impl ProxyClient {
         Some(Box::new(SharedFlow { flow, head, broken }))
     }
 
-    /// What a later process needs to go on with the flow at hand, of whose answer the object's
-    /// byte `from` is the first.
+    /// The note by which a later process can continue the current flow, whose answer begins with byte
+    /// `from` of the object.
     pub fn flow_note(&self, from: u64) -> Option<FlowNote> {
         let state = self.state();
         let instance = state.instance.as_ref()?.number();
@@ -71,8 +71,7 @@ impl ProxyClient {
         })
     }
 
-    /// Has it written down that the part whose note this is goes on with the flow at hand. False
-    /// if it is too early.
+    /// Records that the part with this note belongs to the current flow. False if that is too early.
     pub async fn persist_flow(&self, flow: u64, note: &Path) -> Result<bool, DriverError> {
         let Some(device) = self.device() else {
             return Ok(false);
@@ -82,7 +81,7 @@ impl ProxyClient {
         device.persist_flow(flow, memo).await
     }
 
-    /// Why nothing can be written down, said once.
+    /// Why nothing can be recorded; returned once.
     pub fn take_persist_error(&self) -> Option<String> {
         self.state().trouble.take()
     }
@@ -120,7 +119,7 @@ impl ProxyClient {
         }
     }
 
-    /// Tells the proxy that the flows of an instance are not wanted any more. True if it knows.
+    /// Informs the proxy that the flows of an instance are no longer needed. True if it confirmed.
     pub async fn release_instance(&self, instance: u64, patience: Duration) -> bool {
         self.state().claim = Some((instance, None));
         if self.connect().await.is_err() {
@@ -140,7 +139,7 @@ impl ProxyClient {
         told
     }
 
-    /// Goes without ending the flow at hand: the next process may claim it.
+    /// Leaves without ending the current flow: the next process may claim it.
     pub async fn detach(&self) {
         let device = {
             let mut state = self.state();

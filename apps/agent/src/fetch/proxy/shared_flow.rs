@@ -10,12 +10,12 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::head_scanner::HeadScanner;
 
-/// The flow, shared by the exchange that reads it and the transfer that steers it.
+/// A flow that is shared by the exchange that reads it and the transfer that manages it.
 pub(super) struct SharedFlow {
     pub(super) flow: Arc<Mutex<Flow>>,
-    /// Finds the end of the answer's head, for a flow that a later process may claim.
+    /// The scanner for the head of the answer, for a flow that a later process may claim.
     pub(super) head: Option<Arc<Mutex<HeadScanner>>>,
-    /// The code that the flow was reset with.
+    /// The code with which the flow was reset.
     pub(super) broken: Arc<OnceLock<u64>>,
 }
 

@@ -7,8 +7,8 @@ use indicatif::{ProgressBar, ProgressStyle};
 use super::{human_bytes, print_stderr, print_stdout};
 use crate::fetch::boot_clock::BootInstant;
 
-/// Says how far the reading of a file is, before anything of it is sent: on a terminal and for
-/// programs, and only once it takes a while.
+/// Shows the progress of reading a file before an upload, on a terminal or for programs, if that takes
+/// a while.
 pub struct DigestProgress {
     begun: BootInstant,
     said: Option<BootInstant>,
@@ -16,9 +16,9 @@ pub struct DigestProgress {
     json: bool,
 }
 
-/// A file that is read within so long is not spoken of.
+/// How long reading a file may take without being reported.
 const READING_SAID_AFTER: Duration = Duration::from_millis(500);
-/// How often it is said.
+/// The interval of reports.
 const READING_SAID_EVERY: Duration = Duration::from_secs(1);
 
 impl DigestProgress {

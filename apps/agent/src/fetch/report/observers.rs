@@ -12,7 +12,7 @@ use super::{
 };
 use crate::fetch::mode::FetchMode;
 
-/// One JSON object per line.
+/// Prints each event as a JSON object on a line.
 pub struct JsonObserver<W>(pub W);
 
 impl<W: Write + Send> TransferObserver for JsonObserver<W> {
@@ -24,7 +24,7 @@ impl<W: Write + Send> TransferObserver for JsonObserver<W> {
     }
 }
 
-/// A line per change on standard error, for logs and pipes.
+/// Prints a line per change on standard error, for logs and pipes.
 #[derive(Default)]
 pub struct LineObserver;
 
@@ -36,13 +36,13 @@ impl TransferObserver for LineObserver {
     }
 }
 
-/// A bar on a terminal, with the lines of [`LineObserver`] above it.
+/// Shows a bar on a terminal, with the lines of [`LineObserver`] above it.
 pub struct BarObserver {
     bar: ProgressBar,
 }
 
 impl BarObserver {
-    /// A new one.
+    /// Creates a bar on standard error.
     pub fn on_stderr() -> BarObserver {
         let bar = ProgressBar::new_spinner();
         bar.enable_steady_tick(Duration::from_millis(200));
@@ -107,7 +107,7 @@ impl TransferObserver for BarObserver {
     }
 }
 
-/// Tells two observers.
+/// Passes events to two observers.
 pub struct ObserverPair(pub Box<dyn TransferObserver>, pub Box<dyn TransferObserver>);
 
 impl TransferObserver for ObserverPair {

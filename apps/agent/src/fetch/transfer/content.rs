@@ -8,51 +8,51 @@ use super::source::TransferSource;
 use crate::fetch::dial::{EgressLink, FetchFault};
 use crate::fetch::outcome::TransferFailure;
 
-/// What became of bytes that an answer brought.
+/// The result of taking in bytes of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Taken {
     /// More of the answer may follow.
     More,
     /// The answer has nothing more that is needed.
     Last,
-    /// The answer does not continue what is there: another request is needed.
+    /// The answer does not continue the object: another request is needed.
     Unusable,
 }
 
 /// How an answer ended without a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum AnswerEnd {
-    /// The object is whole.
+    /// The object is complete.
     Whole,
     /// Something is still missing.
     Incomplete,
 }
 
-/// A download or an upload over a source of kind `S`.
+/// A download or an upload over a source of type `S`.
 pub(super) trait TransferContent<'a, S: TransferSource<'a>> {
-    /// What is asked.
+    /// The type of a request.
     type Request;
-    /// An answer whose head has come.
+    /// An answer whose head was received.
     type Answer;
-    /// An answer that continues what is there, and what is known of that.
+    /// An answer that continues the object.
     type Body;
 
-    /// How far it is.
+    /// The progress of the content.
     fn progress(&self) -> ContentProgress;
 
     /// Payload bytes moved in this run, for rates.
     fn moved_bytes(&self) -> u64;
 
-    /// Whether there is nothing to move.
+    /// Whether there is nothing left to move.
     fn is_whole(&self) -> bool;
 
-    /// Whether an answer tells how much there is to move.
+    /// Whether an answer shows how much there is to move.
     fn learns_size(&self) -> bool;
 
-    /// The request for what is missing.
+    /// The request for the missing bytes.
     fn request(&mut self, source: &S, control: &TransferControl<'_>) -> Self::Request;
 
-    /// The rest of an answer that an earlier process began to read, where there is one.
+    /// The rest of an answer that an earlier process began to read, if there is one.
     fn continued(&mut self, source: &mut S, control: &TransferControl<'_>) -> Option<Self::Answer>;
 
     /// Sends a request and waits for the head of the answer.
@@ -62,7 +62,7 @@ pub(super) trait TransferContent<'a, S: TransferSource<'a>> {
         via: &EgressLink,
     ) -> Result<Self::Answer, FetchFault>;
 
-    /// Decides whether an answer continues what is there; none where another request is needed.
+    /// Checks whether an answer continues the object; none if another request is needed.
     fn accept(
         &mut self,
         answer: Self::Answer,
@@ -83,13 +83,13 @@ pub(super) trait TransferContent<'a, S: TransferSource<'a>> {
         control: &mut TransferControl<'_>,
     ) -> Result<Taken, FetchFault>;
 
-    /// Brings the progress up to date where no answer tells it.
+    /// Updates the progress if answers do not show it.
     fn measure(&mut self, source: &mut S, control: &mut TransferControl<'_>);
 
-    /// What a fault means for what is moved.
+    /// The meaning of a fault for this content.
     fn explain(&self, fault: FetchFault) -> FetchFault;
 
-    /// The end of an answer. `cut_short`: its rest was not wanted.
+    /// Handles the end of an answer. `cut_short`: its rest was not wanted.
     fn conclude(
         &mut self,
         body: Self::Body,
@@ -98,16 +98,16 @@ pub(super) trait TransferContent<'a, S: TransferSource<'a>> {
         control: &mut TransferControl<'_>,
     ) -> Result<AnswerEnd, FetchFault>;
 
-    /// Keeps what must not be lost, when it is time for that.
+    /// Saves progress when it is time.
     async fn checkpoint(
         &mut self,
         source: &mut S,
         control: &mut TransferControl<'_>,
     ) -> Result<(), TransferFailure>;
 
-    /// Makes the whole object safe before the source hears that it has arrived.
+    /// Makes the complete object durable before the source is informed of its arrival.
     async fn settle(&mut self, source: &S) -> Result<(), TransferFailure>;
 
-    /// Whether a later process could go on with the flow at hand.
+    /// Whether a later process could continue the current flow.
     fn is_claimable(&self) -> bool;
 }

@@ -26,12 +26,12 @@ use crate::terms::TransferTerms;
 /// The scheduling epoch of the Cedos paper (§III.D): rates are averages over it.
 pub(super) const EPOCH: Duration = Duration::from_secs(1);
 
-/// The job, the terms and the links of a transfer, and what was decided about them.
+/// The job, the terms and the links of a transfer, and the decisions about them.
 pub(super) struct TransferControl<'a> {
     pub(super) job: &'a TransferJob,
-    /// The terms in force.
+    /// The current terms.
     pub(super) terms: TransferTerms,
-    /// Other terms, where somebody may change them.
+    /// Updates of the terms, if they can change.
     terms_updates: Option<watch::Receiver<TransferTerms>>,
     pub(super) links: watch::Receiver<Arc<Vec<Link>>>,
     pub(super) stop: watch::Receiver<bool>,
@@ -39,7 +39,7 @@ pub(super) struct TransferControl<'a> {
     pub(super) usage: LinkUsage,
     pub(super) reporter: TransferReporter<'a>,
     pub(super) retries: Retries,
-    /// Why no link may be used, while that is so.
+    /// Why no link may be used at present.
     blocked: Option<(TransferReason, String)>,
 }
 
@@ -54,17 +54,17 @@ pub(super) struct LinkWait {
     pub(super) unblocks: String,
 }
 
-/// When a transfer ended.
+/// How and when a transfer ended.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct EndMoment {
-    /// The deadline had passed.
+    /// Whether the deadline had passed.
     pub(super) is_late: bool,
     /// Seconds from the start.
     pub(super) duration_s: f64,
 }
 
 impl<'a> TransferControl<'a> {
-    /// For a transfer that began at `start`: it becomes a client of the scheduler.
+    /// Creates the control of a transfer that began at `start`, as a client of the scheduler.
     pub(super) fn new(
         job: &'a TransferJob,
         mode: FetchMode,
@@ -93,12 +93,12 @@ impl<'a> TransferControl<'a> {
         self.terms.time_left()
     }
 
-    /// The time until a deadline that has not passed.
+    /// The time until the deadline, if it has not passed.
     pub(super) fn time_ahead(&self) -> Option<Duration> {
         self.time_left().filter(|left| !left.is_zero())
     }
 
-    /// Goes by other terms from now on, if they came. True if they did.
+    /// Applies new terms, if there are any. True if there were.
     pub(super) fn take_new_terms(&mut self) -> bool {
         let Some(updates) = &mut self.terms_updates else {
             return false;
@@ -117,7 +117,7 @@ impl<'a> TransferControl<'a> {
         changed
     }
 
-    /// Asks the scheduler what may be used now. `together`: it can be on several links at once.
+    /// Asks the scheduler which links may be used now. `together`: several links can be used at once.
     pub(super) fn decide(
         &self,
         progress: ContentProgress,
@@ -144,24 +144,24 @@ impl<'a> TransferControl<'a> {
         })
     }
 
-    /// Notes why no link may be used.
+    /// Records why no link may be used.
     pub(super) fn block(&mut self, reason: TransferReason, why: String) {
         self.blocked = Some((reason, why));
     }
 
-    /// Notes that a link may be used.
+    /// Records that a link may be used.
     pub(super) fn unblock(&mut self) {
         self.blocked = None;
     }
 
-    /// What metered links may still carry.
+    /// Bytes that metered links may still carry.
     pub(super) fn metered_bytes_left(&self) -> Option<u64> {
         let max = self.terms.metered_bytes_max?;
         Some(max.saturating_sub(self.usage.metered_bytes()))
     }
 
-    /// What it is worth using metered links for: what they may still carry, less what they were paid
-    /// for besides the object; nothing where a new request would spend it on overlap alone.
+    /// Bytes for which using metered links is worthwhile: what they may still carry, less what was paid
+    /// beside the object; zero if a new request would spend it on overlap alone.
     pub(super) fn metered_bytes_to_spend(&self, progress: ContentProgress) -> Option<u64> {
         let left = self.metered_bytes_left()?;
         if left <= progress.repeated_by_request {
@@ -170,7 +170,7 @@ impl<'a> TransferControl<'a> {
         Some(left.saturating_sub(self.usage.paid_besides))
     }
 
-    /// What can be promised now.
+    /// The current estimate for the deadline.
     pub(super) fn promise(&self, progress: ContentProgress) -> Option<DeadlinePromise> {
         let left = self.time_left().filter(|_| progress.length.is_some())?;
         let promise = self.spending.promise()?;
@@ -181,7 +181,7 @@ impl<'a> TransferControl<'a> {
         ))
     }
 
-    /// Says what is promised as soon as the size is known.
+    /// Reports the estimate as soon as the size is known.
     pub(super) fn report_size(&mut self, progress: ContentProgress, link: &str) {
         let promise = self.promise(progress);
         let now = CarriedNow {
@@ -192,7 +192,7 @@ impl<'a> TransferControl<'a> {
         self.reporter.size_known(progress, now, promise);
     }
 
-    /// Says how far it is.
+    /// Reports the progress.
     pub(super) fn report_progress(&mut self, progress: ContentProgress, link: &str, rate: f64) {
         let promise = self.promise(progress);
         let now = CarriedNow {
@@ -203,7 +203,7 @@ impl<'a> TransferControl<'a> {
         self.reporter.progress(progress, now, promise);
     }
 
-    /// Ends a transfer that was stopped.
+    /// Returns an error if the transfer was stopped.
     pub(super) fn check_stop(&self) -> Result<(), TransferFailure> {
         if *self.stop.borrow() {
             return Err(TransferFailure::of(
@@ -215,7 +215,7 @@ impl<'a> TransferControl<'a> {
         Ok(())
     }
 
-    /// Ends a transfer at its deadline, if it is not wanted later.
+    /// Returns an error at the deadline, if the object is not wanted later.
     pub(super) fn check_deadline(&self, progress: ContentProgress) -> Result<(), TransferFailure> {
         if self.time_left() != Some(Duration::ZERO) || self.terms.if_late != DeadlineFallback::Fail
         {
@@ -224,7 +224,7 @@ impl<'a> TransferControl<'a> {
         Err(self.late_failure(progress))
     }
 
-    /// Why it is not whole at its deadline, for who did not want it later.
+    /// The failure of a transfer that is incomplete at its deadline.
     pub(super) fn late_failure(&self, progress: ContentProgress) -> TransferFailure {
         let late = "the deadline passed, and --if-late is fail";
         let (exit, reason, text) = match &self.blocked {
@@ -256,7 +256,7 @@ impl<'a> TransferControl<'a> {
         TransferFailure { exit, reason, text }
     }
 
-    /// Ends a transfer whose wait would never end, or that does not wait.
+    /// Returns an error if a wait would never end, or waiting is not allowed.
     pub(super) fn refuse_to_wait(
         &self,
         progress: ContentProgress,
@@ -286,7 +286,7 @@ impl<'a> TransferControl<'a> {
         Ok(())
     }
 
-    /// Takes the moment for the transfer's end.
+    /// The current moment as the transfer's end.
     pub(super) fn end_moment(&self) -> EndMoment {
         EndMoment {
             is_late: self.time_left() == Some(Duration::ZERO),
@@ -294,7 +294,7 @@ impl<'a> TransferControl<'a> {
         }
     }
 
-    /// Reports the end of a transfer of `verb`; `fill` adds what is known of its object.
+    /// Reports the end of a transfer; `fill` adds what is known of its object.
     pub(super) fn finish(
         mut self,
         verb: &'static str,
@@ -342,7 +342,7 @@ impl<'a> TransferControl<'a> {
 }
 
 impl LinkWait {
-    /// The index of the link that the scheduler chose and why, or the wait that it chose.
+    /// The index of the link that the scheduler chose, and why; or the wait that it chose.
     pub(super) fn or_use(choice: LinkChoice) -> Result<(usize, String), LinkWait> {
         match choice {
             LinkChoice::Use { index, why } => Ok((index, why)),
@@ -359,7 +359,7 @@ impl LinkWait {
     }
 }
 
-/// Whether any of the links there are costs, up or not: where none does, no byte on such is to be expected.
+/// Whether any existing link is metered, up or not: otherwise no metered bytes are expected.
 pub(crate) fn may_cost(links: &[Link]) -> bool {
     links
         .iter()

@@ -22,34 +22,34 @@ use crate::fetch::outcome::{TransferExit, TransferFailure, TransferReason};
 use portal::PortalDetector;
 use suspect_links::SuspectLinks;
 
-/// Longest wait between tries.
+/// The longest delay between tries.
 const BACKOFF_MAX: Duration = Duration::from_secs(30); // a guess
 
-/// How long a link that carried nothing is taken as the worst choice.
+/// How long a link that carried nothing counts as the worst choice.
 const STALL_MEMORY: Duration = Duration::from_secs(30); // a guess
 
-/// A shorter time than that says nothing of a link's rate.
+/// The shortest time over which a link's rate is measured.
 const RATE_OVER: Duration = Duration::from_millis(50); // a guess
 
 /// Connections to the origin itself.
 pub(super) struct DirectSource<'a, D> {
     dial: &'a D,
-    /// Bytes per second that links carried.
+    /// The measured rate of each link in bytes per second.
     rates: HashMap<String, f64>,
-    /// Links that carried nothing, until when they are the worst choice.
+    /// Links that carried nothing, and until when they count as the worst choice.
     stalled_until: HashMap<String, BootInstant>,
     suspects: SuspectLinks,
     portals: PortalDetector,
     /// The link that was chosen last; none while the transfer waits for one.
     current: Option<String>,
-    /// How the request at hand left.
+    /// The link and source addresses of the current request.
     egress: EgressLink,
-    /// When bytes came last; none before an answer.
+    /// When bytes last arrived; none before an answer.
     last_byte: Option<BootInstant>,
 }
 
 impl<'a, D: Dial> DirectSource<'a, D> {
-    /// A source of which nothing has been asked yet.
+    /// Creates a source without a request.
     pub(super) fn new(dial: &'a D) -> DirectSource<'a, D> {
         DirectSource {
             dial,
@@ -66,7 +66,7 @@ impl<'a, D: Dial> DirectSource<'a, D> {
         }
     }
 
-    /// The link of the request at hand.
+    /// The link of the current request.
     fn link(&self) -> &str {
         self.current.as_deref().unwrap_or_default()
     }
@@ -78,7 +78,7 @@ impl<'a, D: Dial> DirectSource<'a, D> {
         }
     }
 
-    /// How to leave by a link, while it can be used.
+    /// The source addresses of a link, while it is usable.
     pub(super) fn egress_link(
         &self,
         control: &TransferControl<'_>,
@@ -109,7 +109,7 @@ impl<'a, D: Dial> DirectSource<'a, D> {
         })
     }
 
-    /// Takes `link` for the request to come, and says so if it is another one.
+    /// Selects `link` for the next request, and reports a change.
     fn take_link(&mut self, control: &mut TransferControl<'_>, link: &str, why: String) {
         if self.current.as_deref() != Some(link) {
             let from = control.usage.set_last_link(link);
@@ -123,7 +123,7 @@ impl<'a, D: Dial> DirectSource<'a, D> {
         control.reporter.why = why;
     }
 
-    /// Waits as the scheduler says, or for somebody to sign in on a link that is passed over.
+    /// Waits as the scheduler says, or for a sign-in on a link with a captive portal.
     fn wait_for_link(
         &mut self,
         wait: LinkWait,
@@ -145,7 +145,7 @@ impl<'a, D: Dial> DirectSource<'a, D> {
         }))
     }
 
-    /// What the scheduler chose. New terms count from here on.
+    /// The scheduler's choice. New terms apply from here on.
     fn choose(
         &mut self,
         control: &mut TransferControl<'_>,
@@ -156,7 +156,7 @@ impl<'a, D: Dial> DirectSource<'a, D> {
         control.decide(progress, candidates, false).choice
     }
 
-    /// Passes over a link that leads to somebody else, waits, or gives up.
+    /// Avoids a link that leads to another host, waits, or gives up.
     fn suspect(
         &mut self,
         text: String,

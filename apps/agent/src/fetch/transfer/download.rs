@@ -22,41 +22,41 @@ use crate::fetch::exchange::{ContentPart, FetchResponse, GetRequest, exchange};
 use crate::fetch::outcome::TransferFailure;
 use crate::fetch::sink::{DownloadSink, OVERLAP_BYTES_MAX};
 
-/// The object as far as it has come.
+/// A download in progress.
 pub(super) struct Download {
     sink: DownloadSink,
-    /// Where the object goes, by the name known before the origin is asked.
+    /// The destination, by the name known before the origin is asked.
     named: PathBuf,
-    /// Where it is written down that the object is about to get its name.
+    /// The path of the record that the object is about to be renamed into place.
     pending_rename: Option<PathBuf>,
     /// The most bytes that were ever held.
     most_held: u64,
     /// Bytes received in this run, for rates.
     received: u64,
     duplicate_bytes: u64,
-    /// Starts from zero.
+    /// The number of restarts from zero.
     restarts: u32,
-    /// Why what is held cannot be continued, if so.
+    /// Why the bytes held cannot be continued, if so.
     distrust: Option<String>,
-    /// The origin sends no ranges.
+    /// Whether the origin refuses ranges.
     ranges_refused: bool,
-    /// When new bytes of the object came first, and last.
+    /// When new bytes arrived first, and last.
     came: Option<(BootInstant, BootInstant)>,
-    /// A coding that the origin applied unasked.
+    /// A content coding that the origin applied without request.
     encoding: Option<String>,
     said_encoding: bool,
-    /// The name that the origin gives the object.
+    /// The file name that the origin suggests.
     offered_name: Option<String>,
 }
 
-/// An answer that continues what is held.
+/// An answer that continues the bytes held.
 pub(super) struct JoinedAnswer {
     answer: FetchResponse,
-    /// Bytes that are held and must come again first.
+    /// Bytes that are held and must arrive again first.
     overlap: Vec<u8>,
-    /// Bytes held before its first.
+    /// Bytes held before its first one.
     held_before: u64,
-    /// All that is missing was asked for.
+    /// Whether the request was for everything that is missing.
     is_open_ended: bool,
 }
 
@@ -97,7 +97,7 @@ impl Download {
         })
     }
 
-    /// Says where the bytes go, and what an earlier run left.
+    /// Reports the destination, and what an earlier run left.
     pub(super) fn announce(&mut self, control: &mut TransferControl<'_>) {
         let file = control.job.destination.describe(&self.named);
         let held = self.sink.held_bytes();
@@ -114,15 +114,15 @@ impl Download {
         }
     }
 
-    /// Has the source go on with the answer that an earlier process began to read, if it can.
+    /// Makes the source continue the answer that an earlier process began to read, if it can.
     pub(super) fn claim_flow(&self, claim: impl FnOnce(&crate::fetch::partial::FlowNote, u64)) {
         if let Some(flow) = &self.sink.note.flow {
             claim(flow, self.sink.note.durable_bytes);
         }
     }
 
-    /// What to ask for: all of it, or the rest of what is held with some overlap. `limit`: the most
-    /// bytes of the object that may be asked for; the origin is not even asked for more.
+    /// The next request: for the whole object, or for the rest with some overlap. `limit`: the most
+    /// bytes that may be requested.
     fn next_request(&self, job: &TransferJob, limit: Option<u64>) -> GetRequest {
         let held = self.sink.held_bytes();
         let continues = held > 0 && self.distrust.is_none() && self.sink.note.validator.is_some();
@@ -144,7 +144,7 @@ impl Download {
         }
     }
 
-    /// Adds bytes to those held, after those that must come again. False if they differ.
+    /// Appends bytes after the overlap. False if the overlap differs.
     fn append(
         &mut self,
         bytes: &[u8],
@@ -172,7 +172,8 @@ impl Download {
         Ok(true)
     }
 
-    /// Whole when the length says so, or when the origin never told one and ended cleanly.
+    /// The object is complete if its length says so, or if the length is unknown and the answer ended
+    /// cleanly.
     fn end_of_answer(&self, ended_cleanly: bool) -> AnswerEnd {
         match self.sink.note.length {
             Some(length) if self.sink.held_bytes() >= length => AnswerEnd::Whole,
@@ -182,7 +183,7 @@ impl Download {
     }
 }
 
-/// A request for all of the job's object.
+/// A request for the whole object of the job.
 pub(super) fn whole_object(job: &TransferJob) -> GetRequest {
     GetRequest {
         url: job.url.clone(),

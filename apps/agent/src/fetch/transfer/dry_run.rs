@@ -29,29 +29,29 @@ use crate::fetch::report::{
     DeadlinePromise, NO_LINK, NO_LINK_WHY, TransferEvent, TransferObserver,
 };
 
-/// Time for the origin to answer a question that is asked out of curiosity.
+/// How long the origin may take to answer a dry run's request.
 const LOOK_MAX: Duration = Duration::from_secs(15); // a guess
 
-/// What would be done, and why.
+/// What a transfer would do, and why.
 #[derive(Debug, Clone, Serialize)]
 pub struct DryRunPlan {
     /// The URL asked for, without credentials.
     pub url: String,
-    /// Where the object would go.
+    /// The destination of the object.
     pub file: String,
-    /// Who would speak to the origin.
+    /// Which host would talk to the origin.
     pub mode: FetchMode,
     /// Every link the system has.
     pub links: Vec<DryRunLink>,
     /// Bytes an earlier run left to continue from.
     pub held_bytes: u64,
-    /// The size of the object, when known.
+    /// Size of the object, if known.
     pub length: Option<u64>,
-    /// Who told the size, or why nobody was asked.
+    /// The source of the size, or why the origin was not asked.
     pub length_from: String,
-    /// Whether a broken download can be continued, when known.
+    /// Whether an interrupted download can be continued, if known.
     pub resumable: Option<bool>,
-    /// The link that would be used now; none is a wait.
+    /// The link that would be used now; none if the transfer would wait.
     pub link: Option<String>,
     /// The reason code of a wait.
     pub reason: Option<TransferReason>,
@@ -61,58 +61,58 @@ pub struct DryRunPlan {
     pub unblocks: Option<String>,
     /// Seconds until the deadline.
     pub deadline_s: Option<f64>,
-    /// What can be promised.
+    /// The estimate for the deadline.
     pub promise: Option<DeadlinePromise>,
-    /// What that rests upon.
+    /// The assumptions of the estimate.
     pub forecast: DryRunForecast,
 }
 
-/// What the links are taken to carry.
+/// The assumed capacity of links.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct DryRunForecast {
     /// Bytes still to come.
     pub remaining_bytes: u64,
-    /// The origin has not told a size: `remaining_bytes` is a guess.
+    /// Whether the origin did not report a size, so that `remaining_bytes` is a guess.
     pub size_is_a_guess: bool,
-    /// What the free links that are up carry together, bytes per second; assumed of those that were
+    /// The total rate of the free links that are up, in bytes per second; assumed for links that were
     /// never used.
     pub free_rate_bytes_per_s: f64,
-    /// Seconds that takes on them; none if there is none.
+    /// Seconds that the transfer needs on free links; none if there are none.
     pub free_needed_s: Option<f64>,
-    /// Whether the deadline is worth waiting for; none without a deadline, or without links.
+    /// Whether waiting for the deadline is worthwhile; none without a deadline, or without links.
     pub feasible: Option<bool>,
-    /// Bytes on metered links, on average.
+    /// Expected bytes on metered links.
     pub metered_bytes_expected: u64,
-    /// More than this it never is.
+    /// The maximum of bytes on metered links.
     pub metered_bytes_worst: u64,
 }
 
-/// A link, as it was seen.
+/// A link as a dry run sees it.
 #[derive(Debug, Clone, Serialize)]
 pub struct DryRunLink {
     /// Name of the network device.
     pub name: String,
-    /// What it is made of.
+    /// The kind of network.
     pub kind: d2tp_links::LinkKind,
-    /// What a byte on it costs.
+    /// The cost class.
     pub class: d2tp_links::CostClass,
-    /// Who says so.
+    /// The source of the cost class.
     pub class_because: String,
     /// Whether the link has an address and a route.
     pub usable: bool,
 }
 
-/// Hears nothing.
+/// An observer that ignores events.
 struct NullObserver;
 
 impl TransferObserver for NullObserver {
     fn on_event(&mut self, _event: &TransferEvent) {}
 }
 
-/// What the head of the origin's answer told, and who told it or why nobody was asked.
+/// The origin's answer to a request for the head, and its source or why there was none.
 type HeadAnswer = (Option<Result<FetchResponse, TransferFailure>>, String);
 
-/// Thinks a download without a proxy through.
+/// Plans a download without a proxy.
 pub async fn plan_direct<D: Dial>(
     job: &TransferJob,
     dial: &D,
@@ -133,7 +133,7 @@ pub async fn plan_direct<D: Dial>(
     run.conclude(told, &candidates)
 }
 
-/// Thinks a download through a proxy through.
+/// Plans a download through a proxy.
 pub async fn plan_proxied(
     job: &TransferJob,
     proxy: &ProxyClient,
@@ -170,11 +170,11 @@ pub async fn plan_proxied(
     run.conclude((told, from), &candidates)
 }
 
-/// A download whose bytes would go nowhere, and that knows what an earlier run left.
+/// A download that is only planned, with what an earlier run left.
 struct DryRun<'a> {
     control: TransferControl<'a>,
     progress: ContentProgress,
-    /// Whether the download would be on several links at once.
+    /// Whether the download would use several links at once.
     together: bool,
 }
 
@@ -205,7 +205,7 @@ impl<'a> DryRun<'a> {
         }
     }
 
-    /// Asks the scheduler as the download would at its beginning.
+    /// Asks the scheduler, as the download would at its start.
     fn choose(&self, candidates: &[LinkCandidate]) -> LinkChoice {
         let decision = self
             .control
@@ -213,7 +213,7 @@ impl<'a> DryRun<'a> {
         decision.choice
     }
 
-    /// The free link to ask over, or why the origin is not asked.
+    /// The free link over which the origin may be asked, or why it is not asked.
     fn may_ask(&self, candidates: &[LinkCandidate], offline: bool) -> Result<String, String> {
         if self.progress.length.is_some() {
             return Err("an earlier run".into());
@@ -314,7 +314,7 @@ fn head_of(job: &TransferJob) -> GetRequest {
     }
 }
 
-/// Asks for the head; `way` says in words by which way.
+/// Requests the head; `way` describes the route in words.
 async fn ask_head<D: Dial>(
     dial: &D,
     request: &GetRequest,

@@ -15,17 +15,17 @@ use crate::fetch::outcome::TransferFailure;
 use crate::fetch::sink;
 use crate::terms::TransferTerms;
 
-/// Where the object goes.
+/// The destination of an object.
 #[derive(Debug, Clone)]
 pub enum Destination {
-    /// This file, replaced when the object is whole.
+    /// This file, which is replaced when the object is complete.
     File(PathBuf),
     /// A file in this directory (empty: the working directory), named by the URL or the origin;
     /// must not exist.
     InDirectory(PathBuf),
     /// Standard output.
     Stdout,
-    /// Nothing comes: an upload.
+    /// No destination: an upload.
     Nowhere,
 }
 
@@ -40,26 +40,26 @@ impl Destination {
     }
 }
 
-/// A download, as the user asked for it.
+/// A transfer, as the user requested it.
 #[derive(Debug, Clone)]
 pub struct TransferJob {
-    /// The object.
+    /// The URL of the object.
     pub url: Url,
-    /// Where it goes.
+    /// The destination of the object.
     pub destination: Destination,
-    /// By when, and at what cost.
+    /// Deadline, cost policy and limits.
     pub terms: TransferTerms,
-    /// Start at once or not at all.
+    /// Whether the transfer must start at once or fail.
     pub now: bool,
     /// The digest the object must have.
     pub integrity: Option<[u8; 32]>,
-    /// Tries without a new byte before giving up on the origin.
+    /// Tries without a new byte before the origin is given up.
     pub tries_max: u32,
-    /// Time without a byte after which a connection is dropped.
+    /// How long a connection may carry nothing before it is dropped.
     pub stall: Duration,
-    /// Follow redirects from https to http.
+    /// Whether redirects from https to http are followed.
     pub allow_downgrade: bool,
-    /// Fields of the user's own for the request.
+    /// Header fields that the user added.
     pub fields: Arc<[HeaderField]>,
 }
 
@@ -92,7 +92,7 @@ impl TransferJob {
         }
     }
 
-    /// Where the bytes would go, by the name known before the origin is asked.
+    /// The destination by the name known before the origin is asked.
     pub fn expected_path(&self) -> PathBuf {
         let name = || filename::from_url(&self.url);
         match &self.destination {
@@ -103,25 +103,25 @@ impl TransferJob {
     }
 }
 
-/// What a transfer runs in.
+/// The environment of a transfer.
 #[derive(Debug, Clone)]
 pub struct TransferContext {
     /// The links of this device.
     pub links: watch::Receiver<Arc<Vec<Link>>>,
-    /// Turning true leaves a partial.
+    /// Stops the transfer when it becomes true; the part stays.
     pub stop: watch::Receiver<bool>,
-    /// Who says which links it may use.
+    /// The scheduler that decides about links.
     pub scheduler: Arc<SchedulerHandle>,
-    /// Other terms than it began with, where they can come.
+    /// Updates of the terms, if they can change.
     pub terms: Option<watch::Receiver<TransferTerms>>,
-    /// The number it is known by to the scheduler.
+    /// The number by which the scheduler knows the transfer.
     pub id: u64,
-    /// Where it is written down that the object is about to get its name.
+    /// The path of the record that the object is about to be renamed into place.
     pub pending_rename: Option<PathBuf>,
 }
 
 impl TransferContext {
-    /// For a transfer beside which there is no other.
+    /// The context of a transfer that is the only one.
     pub fn standalone(
         links: watch::Receiver<Arc<Vec<Link>>>,
         stop: watch::Receiver<bool>,
@@ -138,7 +138,7 @@ impl TransferContext {
     }
 }
 
-/// The URL without credentials or fragment: what may be written down.
+/// The URL without credentials or fragment, which may be logged.
 pub fn redact_url(url: &Url) -> String {
     let mut url = url.clone();
     let _ = url.set_username("");

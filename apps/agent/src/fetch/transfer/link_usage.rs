@@ -11,8 +11,7 @@ pub(super) struct LinkUsage {
     classes: HashMap<String, CostClass>,
     last_link: Option<String>,
     switches: u32,
-    /// Bytes that links that cost were paid for and that are none of the object's: asked with, or lost
-    /// on the way.
+    /// Metered bytes that did not become part of the object: requests, and bytes lost on the way.
     pub(super) paid_besides: u64,
 }
 
@@ -27,29 +26,29 @@ impl LinkUsage {
         self.bytes_by_link.values().sum()
     }
 
-    /// Adds bytes that `link` has just carried.
+    /// Adds bytes that `link` has carried.
     pub(super) fn add(&mut self, link: &str, bytes: u64) {
         *self.bytes_by_link.entry(link.to_owned()).or_default() += bytes;
     }
 
-    /// Sets what `link` has carried since the beginning.
+    /// Sets the bytes that `link` has carried since the beginning.
     pub(super) fn set(&mut self, link: String, bytes: u64) {
         self.bytes_by_link.insert(link, bytes);
     }
 
-    /// Notes what a byte on `link` costs.
+    /// Sets the cost class of `link`.
     pub(super) fn set_class(&mut self, link: &str, class: CostClass) {
         self.classes.insert(link.to_owned(), class);
     }
 
-    /// Whether a byte on `link` costs.
+    /// Whether `link` is metered.
     pub(super) fn is_metered(&self, link: &str) -> bool {
         self.classes
             .get(link)
             .is_some_and(|class| *class != CostClass::Free)
     }
 
-    /// What metered links carried.
+    /// Bytes that metered links carried.
     pub(super) fn metered_bytes(&self) -> u64 {
         let links = self.bytes_by_link.iter();
         let metered = links.filter(|(link, _)| self.is_metered(link));
@@ -61,17 +60,17 @@ impl LinkUsage {
         self.last_link.as_deref()
     }
 
-    /// Takes `link` for the one that carries; returns the one before.
+    /// Sets the link that carries now; returns the previous one.
     pub(super) fn set_last_link(&mut self, link: &str) -> Option<String> {
         self.last_link.replace(link.to_owned())
     }
 
-    /// Counts a move from one link to another.
+    /// Counts a switch from one link to another.
     pub(super) fn count_switch(&mut self) {
         self.switches += 1;
     }
 
-    /// Moves from one link to another.
+    /// The number of switches between links.
     pub(super) fn switches(&self) -> u32 {
         self.switches
     }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  every second, and at every change of a link:
-//!     links, bytes, what is left ─▶ scheduler ─▶ may this flow spend on links that cost?
+//!     links, bytes, what is left ─▶ scheduler ─▶ may this flow spend on metered links?
 //!                                        ├─ others go first: the sender holds it back
 //!                                        └─ nothing may be used: say why, the flow sleeps
 //!  the flow is forgotten, reset, or its session over ─▶ a new one, with Range from what we hold
@@ -40,31 +40,31 @@ use transfer_flow::TransferFlow;
 
 pub(super) use transfer_flow::FlowSender;
 
-/// Longest wait before another flow is tried at a proxy that ended the last one.
+/// The longest delay before another flow is tried at a proxy that ended the last one.
 const AGAIN_MAX: Duration = Duration::from_secs(5); // a guess
 
-/// Flows of a session with a proxy.
+/// Flows of a session with a proxy, as a source.
 pub(super) struct ProxySource<'a> {
     client: &'a ProxyClient,
     flow: TransferFlow<'a>,
     session: ProxyTransferState,
 }
 
-/// What is known of a session.
+/// The state of a session.
 #[derive(Default)]
 struct ProxyTransferState {
-    /// What happens in the session; none without one.
+    /// Events of the session; none without one.
     events: Option<mpsc::UnboundedReceiver<SessionEvent>>,
     links: SessionLinks,
     answers: ProxyAnswers,
-    /// Since when a tunnel brings nothing although it could.
+    /// Since when a tunnel has carried nothing although it could.
     tunnel_quiet_since: Option<BootInstant>,
-    /// The flow at hand is written down for a later process.
+    /// Whether the current flow is recorded for a later process.
     is_persisted: bool,
 }
 
 impl<'a> ProxySource<'a> {
-    /// A source whose session has not begun.
+    /// Creates a source without a session.
     pub(super) fn new(client: &'a ProxyClient, sender: FlowSender) -> ProxySource<'a> {
         ProxySource {
             client,
@@ -73,7 +73,7 @@ impl<'a> ProxySource<'a> {
         }
     }
 
-    /// Begins a session if there is none; the reason for a wait if it cannot.
+    /// Opens a session if there is none. Returns the reason for a wait if that fails.
     async fn connect(
         &mut self,
         control: &mut TransferControl<'_>,
@@ -112,7 +112,7 @@ impl<'a> ProxySource<'a> {
         }))
     }
 
-    /// Why the link that was chosen is used, for people.
+    /// Why the chosen link is used, for users.
     fn why(&self, pays_because: Option<String>, chosen: &LinkCandidate, why: String) -> String {
         match pays_because.filter(|_| self.flow.spends()) {
             Some(why) => why,
@@ -129,7 +129,7 @@ impl<'a> ProxySource<'a> {
         self.client.device()?.link_name(link)
     }
 
-    /// Says on which link the first byte came, once.
+    /// Reports once on which link the first byte came.
     pub(super) fn report_first_byte(&self, control: &mut TransferControl<'_>) {
         if control.usage.last_link().is_none() {
             let traffic = self.client.carried();
@@ -137,12 +137,12 @@ impl<'a> ProxySource<'a> {
         }
     }
 
-    /// Bytes of the flow at hand that the proxy has.
+    /// Bytes of the current flow that the proxy acknowledged.
     pub(super) fn acknowledged_bytes(&self) -> u64 {
         self.flow.acknowledged_bytes()
     }
 
-    /// Takes in that bytes of the object have come, or were acknowledged.
+    /// Records that bytes of the object arrived, or were acknowledged.
     pub(super) fn on_arrival(&mut self, control: &mut TransferControl<'_>) {
         self.session.answers.on_byte(BootInstant::now());
         self.session.tunnel_quiet_since = None;
@@ -150,7 +150,7 @@ impl<'a> ProxySource<'a> {
         self.report_first_byte(control);
     }
 
-    /// Brings the shares of the links up to date; returns those that carried since the last time.
+    /// Updates the bytes by link. Returns the links that carried since the last update.
     fn count_links(&mut self, control: &mut TransferControl<'_>) -> String {
         let mut used = self.session.links.count(self.client.carried(), control);
         if self.client.needs_no_link() {
@@ -337,8 +337,8 @@ impl<'a> TransferSource<'a> for ProxySource<'a> {
         self.count_links(control)
     }
 
-    /// Behind a tunnel is one connection of the proxy to the origin, which can hang while the proxy
-    /// is well: it is given up after `limit` in which bytes could have come.
+    /// Checks a tunnel for silence: the proxy's connection to the origin can hang while the proxy
+    /// answers. It is given up after `limit` in which bytes could have arrived.
     fn check_silence(&mut self, limit: Duration) -> Result<(), FetchFault> {
         if self.client.mode() != FetchMode::Sealed || !self.session.answers.is_asked() {
             self.session.tunnel_quiet_since = None;
@@ -357,7 +357,7 @@ impl<'a> TransferSource<'a> for ProxySource<'a> {
         })
     }
 
-    /// The flow knows better than HTTP why it broke.
+    /// The cause of a broken stream according to its flow, which knows more than HTTP.
     fn cause(
         &self,
         fault: FetchFault,

@@ -12,26 +12,26 @@ use crate::fetch::report::{
     DeadlinePromise, TransferEvent, TransferObserver, TransferReport, percent,
 };
 
-/// After so long an agent says again what is waited for: the time that is left is another.
+/// The interval at which an agent repeats the reason for a wait, since the time left changes.
 const SAID_AGAIN: Duration = Duration::from_secs(10); // a guess
 
-/// Tells an observer what happens, and each thing once.
+/// Reports events to an observer, each once.
 pub(super) struct TransferReporter<'a> {
     observer: &'a mut dyn TransferObserver,
     mode: FetchMode,
     start: BootInstant,
-    /// Whether people come to look while it waits, so that a wait is said now and then.
+    /// Whether a wait is reported repeatedly, for users who look at it later.
     repeats_waits: bool,
-    /// The wait that was said last, and when; none while bytes move.
+    /// The wait that was reported last, and when; none while bytes move.
     waiting: Option<(TransferReason, BootInstant)>,
     said_infeasible: bool,
-    /// What was promised when the links had carried something.
+    /// The estimate when links had carried something for the first time.
     first_promise: Option<DeadlinePromise>,
-    /// Why the current link, in words.
+    /// Why the current link is used, in words.
     pub(super) why: String,
 }
 
-/// Where the bytes of a moment came or went.
+/// What links carried in a moment.
 pub(super) struct CarriedNow<'a> {
     /// The links that carried them.
     pub(super) link: &'a str,
@@ -42,7 +42,7 @@ pub(super) struct CarriedNow<'a> {
 }
 
 impl<'a> TransferReporter<'a> {
-    /// For a transfer that began at `start`.
+    /// Creates the reporter of a transfer that began at `start`.
     pub(super) fn new(
         observer: &'a mut dyn TransferObserver,
         mode: FetchMode,
@@ -66,12 +66,12 @@ impl<'a> TransferReporter<'a> {
         self.start
     }
 
-    /// Who speaks to the origin.
+    /// Which host talks to the origin.
     pub(super) fn mode(&self) -> FetchMode {
         self.mode
     }
 
-    /// What was promised first.
+    /// The first estimate.
     pub(super) fn first_promise(&self) -> Option<DeadlinePromise> {
         self.first_promise
     }
@@ -81,7 +81,7 @@ impl<'a> TransferReporter<'a> {
         BootInstant::now().since(self.start).as_secs_f64()
     }
 
-    /// Says that the place for the bytes is open.
+    /// Reports that the destination is open.
     pub(super) fn begun(&mut self, url: String, file: String, held_bytes: u64) {
         self.observer.on_event(&TransferEvent::Begun {
             url,
@@ -91,14 +91,14 @@ impl<'a> TransferReporter<'a> {
         });
     }
 
-    /// Says something worth knowing that stops nothing.
+    /// Reports information that does not affect the transfer.
     pub(super) fn note(&mut self, reason: Option<TransferReason>, text: String) {
         let t_s = self.elapsed_s();
         self.observer
             .on_event(&TransferEvent::Note { t_s, reason, text });
     }
 
-    /// Says that another link carries from now on.
+    /// Reports that another link carries from now on.
     pub(super) fn switched(&mut self, from: Option<String>, to: String, why: String) {
         let t_s = self.elapsed_s();
         self.observer.on_event(&TransferEvent::Switch {
@@ -111,7 +111,7 @@ impl<'a> TransferReporter<'a> {
         });
     }
 
-    /// Says that a session moved to another link: how, and how long nothing came.
+    /// Reports that a session moved to another link: how, and how long nothing arrived.
     pub(super) fn session_switched(
         &mut self,
         from: Option<String>,
@@ -130,7 +130,7 @@ impl<'a> TransferReporter<'a> {
         });
     }
 
-    /// Says why nothing moves: once, and in an agent every now and then, for those who come to look.
+    /// Reports why nothing moves: once, and in an agent repeatedly.
     pub(super) fn waits(&mut self, reason: TransferReason, why: String, unblocks: String) {
         let now = BootInstant::now();
         if let Some((said, at)) = self.waiting
@@ -149,12 +149,12 @@ impl<'a> TransferReporter<'a> {
         });
     }
 
-    /// Forgets that a wait was said: the next one is said again.
+    /// Ends a wait, so that the next one is reported again.
     pub(super) fn wait_is_over(&mut self) {
         self.waiting = None;
     }
 
-    /// Says what is promised as soon as the size is known. How fast links are, nobody knows yet.
+    /// Reports the estimate as soon as the size is known, when rates of links are not measured yet.
     pub(super) fn size_known(
         &mut self,
         progress: ContentProgress,
@@ -165,7 +165,7 @@ impl<'a> TransferReporter<'a> {
         self.bytes(progress, now, promise);
     }
 
-    /// Says how far it is, and what is promised by what links carried.
+    /// Reports the progress, and the estimate by the rates so far.
     pub(super) fn progress(
         &mut self,
         progress: ContentProgress,
@@ -177,7 +177,7 @@ impl<'a> TransferReporter<'a> {
         self.bytes(progress, now, promise);
     }
 
-    /// Says once if it will hardly be in time.
+    /// Reports once that the transfer will probably be late.
     fn note_infeasible(&mut self, promise: Option<DeadlinePromise>) {
         let Some(promise) = promise.filter(|promise| promise.infeasible && !self.said_infeasible)
         else {
@@ -217,7 +217,7 @@ impl<'a> TransferReporter<'a> {
         self.observer.on_event(&event);
     }
 
-    /// Says how it ended.
+    /// Reports the end.
     pub(super) fn ended(&mut self, report: TransferReport) {
         self.observer.on_event(&match report.text {
             None => TransferEvent::Done(report),

@@ -4,54 +4,54 @@ use std::time::Duration;
 
 use crate::fetch::outcome::{TransferExit, TransferFailure, TransferReason};
 
-/// First wait after a fault; it doubles up to the limit of its [`Backoff`].
+/// The first delay after a fault; it doubles up to the limit of its [`Backoff`].
 const BACKOFF_FIRST: Duration = Duration::from_millis(250); // a guess
 
-/// A wait before the next try.
+/// A delay before the next try.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Backoff {
-    /// What happened, for people.
+    /// What happened, for users.
     pub(super) text: String,
-    /// The reason code of the wait.
+    /// The reason code of the delay.
     pub(super) reason: TransferReason,
-    /// The wait that the origin asked for.
+    /// The delay that the origin asked for.
     pub(super) retry_after: Option<Duration>,
-    /// Whether the try counts towards the number after which the origin is given up.
+    /// Whether the try counts towards the limit after which the origin is given up.
     pub(super) counts: bool,
-    /// Longest wait, if the origin asked for none.
+    /// The longest delay, if the origin asked for none.
     pub(super) at_most: Duration,
-    /// Whether a change of links ends a wait that the origin did not ask for.
+    /// Whether a change of links ends a delay that the origin did not ask for.
     pub(super) ends_with_links: bool,
-    /// Whether the first try after it is due at once.
+    /// Whether the first retry is immediate.
     pub(super) first_at_once: bool,
 }
 
-/// What follows a fault that does not end the transfer.
+/// How to continue after a fault that does not end the transfer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Retry {
-    /// Another choice, as if nothing had been tried.
+    /// Choose again, without counting a try.
     Now,
-    /// Another try after a wait.
+    /// Try again after a delay.
     After(Backoff),
 }
 
 /// When the next try is due.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum NextTry {
-    /// There is no wait.
+    /// The next try is due immediately.
     AtOnce,
     /// The next try is due after this time.
     In(Duration),
 }
 
-/// Tries since the object last grew.
+/// Counts tries since the last new byte.
 #[derive(Debug, Default)]
 pub(super) struct Retries {
     tries: u32,
 }
 
 impl Retries {
-    /// The object grew.
+    /// Records that the object grew.
     pub(super) fn reset(&mut self) {
         self.tries = 0;
     }

@@ -24,24 +24,24 @@ pub(super) enum Readiness {
     Wait(LinkWait),
 }
 
-/// What the links are worth to a request under way.
+/// The result of a new decision about links for a running request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Review {
-    /// The request goes on.
+    /// The request continues.
     Stay,
     /// Another request over another link, or none for now, is better.
     Leave,
 }
 
-/// What carries a transfer.
+/// Carries a transfer: directly from the origin, or through a proxy.
 pub(super) trait TransferSource<'a> {
-    /// What opens streams to the origin.
+    /// The type that opens streams to the origin.
     type Client: Dial + 'a;
 
-    /// What opens streams to the origin.
+    /// The client that opens streams to the origin.
     fn client(&self) -> &'a Self::Client;
 
-    /// The links it could use now, as the scheduler sees them.
+    /// The candidate links, for the scheduler.
     fn candidates(&mut self, control: &mut TransferControl<'_>) -> Vec<LinkCandidate>;
 
     /// Finds a link, or opens a session, for the next request.
@@ -51,24 +51,25 @@ pub(super) trait TransferSource<'a> {
         progress: ContentProgress,
     ) -> Result<Readiness, TransferFailure>;
 
-    /// Decides again about links, after a change of them and once in each epoch.
+    /// Decides again about links, after a change of them and once per epoch.
     fn review(
         &mut self,
         control: &mut TransferControl<'_>,
         progress: ContentProgress,
     ) -> Result<Review, TransferFailure>;
 
-    /// Tells when a link of its session begins to answer, or counts as silent; none without a session.
+    /// Notifies when a link of the session begins to answer, or counts as silent; none without a
+    /// session.
     fn watch_answers(&self) -> Option<watch::Receiver<()>> {
         None
     }
 
-    /// The next event of its session; never, where it has none.
+    /// The next event of the session; never returns without one.
     async fn next_event(&mut self) -> SessionEvent {
         std::future::pending().await
     }
 
-    /// Takes in an event of its session.
+    /// Handles an event of the session.
     fn on_event(
         &mut self,
         _event: SessionEvent,
@@ -94,18 +95,18 @@ pub(super) trait TransferSource<'a> {
         progress: ContentProgress,
     ) -> Result<(), FetchFault>;
 
-    /// Says which link carries, before the first byte has come.
+    /// Reports which link carries before the first byte arrives.
     fn announce_link(&mut self, _control: &mut TransferControl<'_>) {}
 
-    /// Takes in that an answer brought bytes.
+    /// Records that an answer brought bytes.
     fn on_bytes(&mut self, bytes: u64, control: &mut TransferControl<'_>);
 
-    /// Whether nothing more may be asked of the answer, however much of it is to come.
+    /// Whether nothing more may be requested, so that the answer is cut short.
     fn is_cut_short(&self, _control: &TransferControl<'_>) -> bool {
         false
     }
 
-    /// Ends an epoch, in which `bytes` were moved: returns the links that carried them.
+    /// Ends an epoch in which `bytes` were moved. Returns the links that carried them.
     fn on_epoch(
         &mut self,
         bytes: u64,
@@ -113,10 +114,10 @@ pub(super) trait TransferSource<'a> {
         control: &mut TransferControl<'_>,
     ) -> String;
 
-    /// Finds out whether the answer has been silent for too long; `limit` is what is too long.
+    /// Checks whether the answer has been silent for longer than `limit`.
     fn check_silence(&mut self, limit: Duration) -> Result<(), FetchFault>;
 
-    /// What a broken stream is really about.
+    /// The underlying cause of a broken stream.
     fn cause(
         &self,
         fault: FetchFault,
@@ -126,10 +127,10 @@ pub(super) trait TransferSource<'a> {
         fault
     }
 
-    /// Counts what the links carried for a request that is over.
+    /// Counts what the links carried for a finished request.
     fn on_request_end(&mut self, _control: &mut TransferControl<'_>) {}
 
-    /// Gives the request at hand up, for another one.
+    /// Gives up the current request.
     fn leave(&mut self) {}
 
     /// Says how to go on after a fault.
@@ -143,8 +144,8 @@ pub(super) trait TransferSource<'a> {
         progress: ContentProgress,
     ) -> Result<Retry, TransferFailure>;
 
-    /// The rest of an answer that an earlier process began to read, where `note` names one and it can
-    /// still be had. Without one, `note` names none any more.
+    /// The rest of an answer that an earlier process began to read, if `note` names one that can still
+    /// be continued. Otherwise the name is removed from `note`.
     fn take_claimed(
         &mut self,
         _note: &mut PartialNote,
@@ -154,10 +155,11 @@ pub(super) trait TransferSource<'a> {
         None
     }
 
-    /// Notes how a later process can go on with an answer that begins with byte `from` of the object.
+    /// Records in the note how a later process can continue an answer that begins with byte `from` of
+    /// the object.
     fn note_flow(&mut self, _note: &mut PartialNote, _from: u64) {}
 
-    /// Keeps, once that is possible, what a later process needs for it.
+    /// Records in the instance, once that is possible, what a later process needs.
     async fn persist_flow(
         &mut self,
         _note: &PartialNote,
@@ -166,26 +168,26 @@ pub(super) trait TransferSource<'a> {
     ) {
     }
 
-    /// Whether what has arrived is freed elsewhere as soon as that is told, so that it must be safe
-    /// here before.
+    /// Whether the sender frees bytes as soon as their arrival is reported, so that they must be
+    /// durable here before.
     fn frees_what_arrived(&self) -> bool {
         false
     }
 
-    /// Who answers, for people.
+    /// The host that answers, for users.
     fn answerer(&self) -> &'static str;
 
-    /// Payload bytes that were carried more than once below the object.
+    /// Payload bytes that were carried more than once below HTTP.
     fn duplicate_bytes(&self) -> u64 {
         0
     }
 
-    /// Ends what it has open. `whole`: the object has arrived; `claimable`: a later process could go
-    /// on with the flow at hand.
+    /// Closes what is open. `whole`: the object is complete; `claimable`: a later process could
+    /// continue the current flow.
     async fn close(&mut self, _whole: bool, _claimable: bool) {}
 }
 
-/// Waits until a link of the session begins to answer, or counts as silent; without a session, for ever.
+/// Waits until a link of the session begins to answer, or counts as silent; for ever without a session.
 pub(super) async fn answers_changed(answers: &mut Option<watch::Receiver<()>>) {
     if let Some(answers) = answers
         && answers.changed().await.is_ok()

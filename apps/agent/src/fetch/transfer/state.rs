@@ -12,26 +12,26 @@
 //! A flow through a proxy that is held back or has no network stays in `Moving`: it sleeps in its
 //! session and goes on from there.
 
-/// Where a transfer stands.
+/// The state of a transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum TransferState {
-    /// The transfer looks for a link, or a session, to ask over.
+    /// The transfer chooses a link, or opens a session.
     Choosing,
     /// No link may be used now.
     Waiting,
-    /// A request is out; the head of the answer has not come.
+    /// A request was sent; the head of the answer has not arrived.
     Asking,
-    /// Bytes of the object come or go.
+    /// Bytes of the object are moving.
     Moving,
     /// A try failed, and the next one is not due yet.
     BackingOff,
-    /// Every byte is where it belongs.
+    /// Every byte is at its destination.
     Whole,
-    /// The transfer ended before every byte was where it belongs.
+    /// The transfer ended before it was complete.
     Failed,
 }
 
-/// What moves a transfer to another state.
+/// An event that changes the state of a transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum TransferTrigger {
     /// A link, or a session, may be used.
@@ -48,7 +48,7 @@ pub(super) enum TransferTrigger {
     WaitOver,
     /// There is no byte left to move.
     Completed,
-    /// Trying again is of no use, or nobody wants it.
+    /// Another try is pointless or not wanted.
     GaveUp,
 }
 
@@ -79,7 +79,7 @@ const TRANSITIONS: [(TransferState, TransferTrigger, TransferState); 16] = {
 };
 
 impl TransferState {
-    /// The state after `trigger`; none where that cannot happen.
+    /// The state after `trigger`; none if that cannot happen.
     pub(super) fn after(self, trigger: TransferTrigger) -> Option<TransferState> {
         let row = TRANSITIONS
             .iter()

@@ -20,7 +20,7 @@ use crate::fetch::dial::{EgressLink, FetchFault};
 use crate::fetch::exchange::HEAD_MAX;
 use crate::fetch::outcome::TransferFailure;
 
-/// A transfer that runs.
+/// A running transfer.
 pub(super) struct TransferLoop<'a, S, C> {
     pub(super) control: TransferControl<'a>,
     pub(super) source: S,
@@ -28,7 +28,7 @@ pub(super) struct TransferLoop<'a, S, C> {
     state: TransferState,
 }
 
-/// How a step of the loop ended, and what the next one needs of it.
+/// How a step of the loop ended, with what the next one needs.
 enum StepEnd<B> {
     LinkGranted(EgressLink),
     LinkDenied(LinkWait),
@@ -70,14 +70,14 @@ impl<B> From<TransferFailure> for StepEnd<B> {
     }
 }
 
-/// Bytes since the last tick.
+/// Bytes since the last epoch.
 struct Epoch {
     start: BootInstant,
     moved_before: u64,
 }
 
 impl<'a, S: TransferSource<'a>, C: TransferContent<'a, S>> TransferLoop<'a, S, C> {
-    /// A transfer of which nothing has been asked yet.
+    /// Creates a transfer without a request.
     pub(super) fn new(
         control: TransferControl<'a>,
         source: S,
@@ -91,8 +91,8 @@ impl<'a, S: TransferSource<'a>, C: TransferContent<'a, S>> TransferLoop<'a, S, C
         }
     }
 
-    /// Moves bytes until the object is whole, or a failure ends it; then ends what the source has
-    /// open. Returns the payload bytes that the source carried more than once, too.
+    /// Moves bytes until the object is complete or a failure ends it; then closes the source. Also
+    /// returns the payload bytes that the source carried more than once.
     pub(super) async fn run(&mut self) -> (Result<(), TransferFailure>, u64) {
         let mut outcome = self.move_object().await;
         if outcome.is_ok() {
@@ -133,8 +133,8 @@ impl<'a, S: TransferSource<'a>, C: TransferContent<'a, S>> TransferLoop<'a, S, C
         }
     }
 
-    /// How far the content is. Bytes that a new request would bring once more do not matter while
-    /// there is an answer.
+    /// The progress of the content. Bytes that a new request would repeat do not count while there is
+    /// an answer.
     fn progress(&self) -> ContentProgress {
         let progress = self.content.progress();
         match self.state {
@@ -150,7 +150,7 @@ impl<'a, S: TransferSource<'a>, C: TransferContent<'a, S>> TransferLoop<'a, S, C
         *self.control.stop.borrow()
     }
 
-    /// Finds a link to ask over.
+    /// Chooses a link for the next request.
     async fn choose(&mut self) -> StepEnd<C::Body> {
         let progress = self.progress();
         let checked = self.control.check_deadline(progress);
@@ -164,7 +164,7 @@ impl<'a, S: TransferSource<'a>, C: TransferContent<'a, S>> TransferLoop<'a, S, C
         }
     }
 
-    /// Sleeps until something changes.
+    /// Waits until something changes.
     async fn wait(&mut self, wait: LinkWait) -> StepEnd<C::Body> {
         match self.sleep(wait, EPOCH).await {
             Ok(()) => StepEnd::WaitOver,
@@ -172,7 +172,7 @@ impl<'a, S: TransferSource<'a>, C: TransferContent<'a, S>> TransferLoop<'a, S, C
         }
     }
 
-    /// Says why nothing moves, and sleeps until something changes.
+    /// Reports why nothing moves, and waits until something changes.
     async fn sleep(&mut self, wait: LinkWait, at_most: Duration) -> Result<(), TransferFailure> {
         let control = &mut self.control;
         control.reporter.waits(wait.reason, wait.why, wait.unblocks);
@@ -187,7 +187,7 @@ impl<'a, S: TransferSource<'a>, C: TransferContent<'a, S>> TransferLoop<'a, S, C
         control.check_stop()
     }
 
-    /// Asks, and waits for the head of an answer that continues what is there.
+    /// Sends a request, and waits for the head of an answer that continues the object.
     async fn ask(&mut self, via: &EgressLink) -> Result<StepEnd<C::Body>, FetchFault> {
         let control = &mut self.control;
         let request = self.content.request(&self.source, control);
@@ -237,7 +237,7 @@ impl<'a, S: TransferSource<'a>, C: TransferContent<'a, S>> TransferLoop<'a, S, C
         })
     }
 
-    /// Moves the bytes of one answer, until they end or there is reason to leave.
+    /// Moves the bytes of one answer, until it ends or there is a reason to leave it.
     async fn move_bytes(
         &mut self,
         mut body: C::Body,
@@ -329,7 +329,7 @@ impl<'a, S: TransferSource<'a>, C: TransferContent<'a, S>> TransferLoop<'a, S, C
         review.map_err(FetchFault::Final)
     }
 
-    /// Says what is promised once an answer has told the size, if nothing was promised before.
+    /// Reports the estimate once an answer has shown the size, if none was reported before.
     fn promise_by_size(&mut self) -> Result<(), FetchFault> {
         let progress = self.progress();
         let control = &self.control;
@@ -346,7 +346,7 @@ impl<'a, S: TransferSource<'a>, C: TransferContent<'a, S>> TransferLoop<'a, S, C
         Ok(())
     }
 
-    /// Ends a request that goes no further; a stop leaves it as it is.
+    /// Ends a request that is not continued; after a stop its flow is left as it is.
     fn end_request(&mut self, end: StepEnd<C::Body>) -> StepEnd<C::Body> {
         if matches!(end, StepEnd::Answered(..)) {
             return end;

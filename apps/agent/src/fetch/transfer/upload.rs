@@ -28,38 +28,38 @@ use crate::fetch::upload_body::{
     ANSWER_BYTES_MAX, InterimResponse, UploadBody, UploadResponse, UploadSource,
 };
 
-/// Bytes of an answer that are read at once.
+/// The size of reads from an answer.
 const ANSWER_READ_BYTES: usize = 8192;
 
-/// An upload under way.
+/// An upload in progress.
 pub(super) struct Upload {
     body: Arc<UploadBody>,
     /// Bytes of the file that the proxy has.
     acknowledged: u64,
-    /// Bytes of the file that the proxy got in this run, for rates.
+    /// Bytes of the file that the proxy received in this run, for rates.
     sent: u64,
-    /// A flow was opened before: the proxy may have something of the file.
+    /// Whether a flow was opened before, so that the proxy may have some of the file.
     is_begun: bool,
-    /// The proxy keeps what it has if the flow is lost.
+    /// Whether the proxy keeps what it has if the flow is lost.
     is_kept: bool,
-    /// All of the body was sent once, so that the origin may have it.
+    /// Whether all of the body was sent once, so that the origin may have it.
     was_whole_once: bool,
     answer: Option<UploadResponse>,
-    /// The file as the flow at hand draws from it.
+    /// The file as the source of the current flow.
     drawn: Arc<UploadSource>,
 }
 
-/// A flow that carries an upload, and what it brought of the answer.
+/// A flow that carries an upload, with what it received of the answer.
 pub(super) struct UploadFlow {
     stream: Box<dyn ByteStream>,
-    /// The beginning of what came.
+    /// The beginning of the received bytes.
     kept: Vec<u8>,
-    /// Bytes that came.
+    /// The number of received bytes.
     total: u64,
 }
 
 impl Upload {
-    /// An upload of which nothing has been sent.
+    /// Creates an upload of which nothing has been sent.
     pub(super) fn new(body: Arc<UploadBody>) -> Upload {
         Upload {
             drawn: Arc::new(UploadSource::new(body.clone(), false)),
@@ -73,7 +73,7 @@ impl Upload {
         }
     }
 
-    /// The proxy has said from which byte on it wants the file.
+    /// Handles the proxy's request for the file from some byte on.
     fn begin_body(&mut self, leave: InterimResponse) -> Result<(), FetchFault> {
         let length = self.body.length;
         let from = match leave {
@@ -101,7 +101,7 @@ impl Upload {
         self.was_whole_once |= bytes == self.body.length;
     }
 
-    /// A flow that broke off: where the proxy keeps what it has, asking again sends nothing twice.
+    /// The fault of a flow that broke: if the proxy keeps what it has, a retry sends nothing twice.
     fn lost(&self, fault: FetchFault) -> FetchFault {
         match self.is_kept {
             true => fault,
@@ -109,7 +109,7 @@ impl Upload {
         }
     }
 
-    /// A POST that the origin may have seen is not sent again.
+    /// Makes a fault final for a POST that the origin may have seen: it is not sent again.
     fn once_only(&self, fault: FetchFault) -> FetchFault {
         let text = match &fault {
             FetchFault::Final(_) => return fault,
@@ -128,7 +128,7 @@ impl Upload {
         )))
     }
 
-    /// Reports.
+    /// Reports the end of the upload.
     pub(super) fn finish(
         self,
         control: TransferControl<'_>,

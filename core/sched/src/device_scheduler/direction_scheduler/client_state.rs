@@ -10,36 +10,37 @@ use crate::ScheduledFlow;
 /// A link that carried for a client no longer ago than this works, whatever another client says of it.
 const CARRIED_WITHIN: Span = Span::from_secs(5); // a guess: several reports
 
-/// What one client last reported, and what it was told.
+/// The last report of a client, and the last decision for it.
 #[derive(Debug)]
 pub(super) struct ClientState {
-    /// The number that others know the client by.
+    /// The number that identifies the client to others.
     pub(super) transfer: u64,
     pub(super) flow: Option<ScheduledFlow>,
-    /// The links it could use, and whether they carry as far as it knows.
+    /// The links of the client, each with whether it works as far as the client knows.
     pub(super) links: Vec<(String, bool)>,
     pub(super) carried: BTreeMap<String, u64>,
-    /// For how long links have carried it, as far as it says; and as far as that is taken down.
+    /// How long links have carried the client according to its reports, and how much of that was
+    /// counted.
     pub(super) busy: BTreeMap<String, (Span, Span)>,
-    /// What links carried of it that no rate was measured by yet; of an interactive client.
+    /// Bytes that links carried for an interactive client and that are not part of a measured rate yet.
     pub(super) measurements: BTreeMap<String, RateMeasurement>,
     pub(super) is_interactive: bool,
     pub(super) moved_at: Time,
-    /// Nobody is before it since then.
+    /// Since when no other client goes first.
     pub(super) goes_since: Option<Time>,
-    /// What it was told last.
+    /// The phase that followed from the last decision.
     pub(super) last_phase: Option<ClientPhase>,
-    /// The machine is woken and kept awake for it.
+    /// Whether the machine is woken and kept awake for the client.
     pub(super) wakes: bool,
 }
 
-/// What a client does by what it was told.
+/// The phase of a client after a decision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ClientPhase {
     Runs,
     /// The client waits for a link.
     Waits,
-    /// The client waits for another one.
+    /// The client waits for another client.
     Behind,
 }
 
@@ -50,7 +51,7 @@ impl ClientState {
             && now.since(self.moved_at) < CARRIED_WITHIN
     }
 
-    /// A client that has not reported yet.
+    /// Creates the state of a client that has not reported yet.
     pub(super) fn new(now: Time, transfer: u64) -> ClientState {
         ClientState {
             transfer,
@@ -67,7 +68,7 @@ impl ClientState {
         }
     }
 
-    /// For how long a link carried the client since that was last taken down; none if nobody says.
+    /// How long a link carried the client since the last call; none if the client does not report it.
     pub(super) fn take_busy(&mut self, link: &str) -> Option<Span> {
         let (said, taken) = self.busy.get_mut(link)?;
         // Another session counts anew.

@@ -18,49 +18,50 @@ use crate::{
     SavedHistory, Scheduler, SchedulerMode,
 };
 
-/// What links carried is taken down after so long: a shorter time says little of a rate.
+/// The shortest time over which carried bytes are turned into a rate.
 pub(super) const COUNTED_AFTER: Span = Span::from_millis(900); // a little less than an epoch
 
-/// What came in less time came in this: the time is told in steps of it.
+/// The shortest busy time that is counted: sessions report it in steps of this.
 const BUSY_MIN: Span = Span::from_millis(100); // the driver's tick
 
-/// Networks whose rates are remembered; the one met longest ago is forgotten for another.
+/// Networks whose rates are remembered; when there are more, the one used longest ago is dropped.
 const NETWORKS_MAX: usize = 256;
 
-/// Where the past of a radio is that no device of this start has shown yet.
+/// The name under which the history is kept of a radio that has no device yet.
 const HOPED_FOR: &str = "Wi-Fi";
 
-/// What a link carried, and for how long; longer than all of the time where several shared it.
+/// Bytes that a link carried, and for how long; that may exceed the elapsed time if several clients
+/// shared the link.
 #[derive(Debug, Clone, Copy, Default)]
 struct PendingTraffic {
     bytes: u64,
     busy: Span,
-    /// The longest of the measurements that are part of it.
+    /// The longest single measurement among them.
     longest: Span,
 }
 
-/// The links of one direction.
+/// The links in one direction.
 #[derive(Debug)]
 pub(super) struct LinkTable {
     pub(super) scheduler: Scheduler,
-    /// The names of the scheduler's links; one that is hoped for has none.
+    /// The devices of the scheduler's links; none for a link that is only expected.
     pub(super) names: Vec<Option<String>>,
-    /// The network behind each, where that was told.
+    /// The network behind each link, if known.
     networks: Vec<Option<String>>,
     around: LinkSurroundings,
-    /// What is known of radios that no device has shown yet.
+    /// Saved histories of radios that have no device yet.
     pasts: BTreeMap<String, SavedHistory>,
-    /// How fast networks were that no link is on now, and which was met when.
+    /// Rates of networks without a link at present, with a counter of their last use.
     rates: BTreeMap<String, (u64, NetworkRates)>,
     met: u64,
-    /// Carried since that was last taken down.
+    /// Traffic that is not counted yet.
     pending: Vec<PendingTraffic>,
     up: Vec<bool>,
     counted_at: Option<Time>,
 }
 
 impl LinkTable {
-    /// The links of a device that has shown none yet: a free one is hoped for.
+    /// The links of a device that has none yet: a free one is expected.
     pub(super) fn new(mode: SchedulerMode) -> LinkTable {
         LinkTable {
             scheduler: Scheduler::new(mode, [LinkClass::Free]),
@@ -76,8 +77,7 @@ impl LinkTable {
         }
     }
 
-    /// Takes in what is around: devices that are there whether a transfer asks or not, and the networks
-    /// behind them.
+    /// Takes in the links and networks around the device.
     pub(super) fn set_surroundings(&mut self, now: Time, around: &LinkSurroundings) {
         self.around = around.clone();
         for radio in &around.radios {
@@ -85,7 +85,7 @@ impl LinkTable {
         }
     }
 
-    /// What is known of radios from before.
+    /// Restores the history of links and networks.
     pub(super) fn restore(
         &mut self,
         now: Time,
@@ -103,7 +103,7 @@ impl LinkTable {
         }
     }
 
-    /// What is to be kept of radios and networks.
+    /// The history of links and networks to be saved.
     pub(super) fn saved(
         &self,
         now: Time,
@@ -130,7 +130,7 @@ impl LinkTable {
         (pasts, rates)
     }
 
-    /// What a forecast says of a radio, here and now.
+    /// Sets the forecast for a link at the current place and time.
     pub(super) fn set_hint(&mut self, slot: &str, hint: &ForecastHint) {
         for link in 0..self.names.len() {
             let known = match &self.names[link] {
@@ -143,7 +143,7 @@ impl LinkTable {
         }
     }
 
-    /// What is known of radios now.
+    /// The status of all links.
     pub(super) fn radios(&self) -> Vec<RadioStatus> {
         let links = self.names.iter().zip(self.scheduler.links());
         let radio = |(name, link): (&Option<String>, &LinkHistory)| {
@@ -159,7 +159,7 @@ impl LinkTable {
         links.filter_map(radio).collect()
     }
 
-    /// The chance that a free link comes back within a span.
+    /// The probability that a free link comes back within a span.
     pub(super) fn free_link_chance(&self, now: Time, span: Span) -> f64 {
         let away = self.scheduler.links().iter();
         let away = away.filter(|link| link.class() == LinkClass::Free && !link.carries());
@@ -173,14 +173,14 @@ impl LinkTable {
         (link.confidence() > 0.0).then(|| (link.long_term_rate(), link.carries()))
     }
 
-    /// The links by the names that people are shown.
+    /// The names of the links for users.
     pub(super) fn shown(&self) -> Vec<&str> {
         let hoped_for = "a free network";
         let names = self.names.iter().map(Option::as_deref);
         names.map(|name| name.unwrap_or(hoped_for)).collect()
     }
 
-    /// Whether the network of a device carried what its cap allows.
+    /// Whether the cap of a device's network is used up.
     pub(super) fn is_capped(&self, device: &str) -> bool {
         self.around.capped.contains(device)
     }
@@ -206,7 +206,7 @@ impl LinkTable {
         self.pending.get_mut(link)
     }
 
-    /// Takes a session's word for the rate of a link that was never measured.
+    /// Uses a session's rate for a link that was never measured.
     pub(super) fn assume_rate(&mut self, now: Time, candidate: &LinkCandidate) {
         let is_it = |name: &Option<String>| name.as_ref() == Some(&candidate.name);
         let Some(link) = self.names.iter().position(is_it) else {
@@ -229,7 +229,7 @@ impl LinkTable {
         self.scheduler.switch_network(link, measured.rates());
     }
 
-    /// Takes a link up that was not known, or costs something else now, or is on another network.
+    /// Adds a link, or updates its cost class and its network.
     pub(super) fn know(&mut self, now: Time, device: &str, class: LinkClass) {
         let is_it = |name: &Option<String>| name.as_deref() == Some(device);
         let link = match self.names.iter().position(is_it) {
@@ -268,7 +268,7 @@ impl LinkTable {
         link
     }
 
-    /// A link is on another network now, which has a rate of its own.
+    /// Records that a link is on another network, which has its own rate.
     fn meet(&mut self, link: usize, network: Option<String>) {
         let known = network
             .as_ref()
@@ -295,8 +295,8 @@ impl LinkTable {
         self.networks[link] = network;
     }
 
-    /// Tells the scheduler, when a link came or went and once an epoch. Returns, once an epoch, the share of
-    /// what links could have carried that they did.
+    /// Updates the scheduler when a link came or went, and once per epoch. Returns, once per epoch, the
+    /// share of the links' capacity that was used.
     pub(super) fn see(&mut self, now: Time, clients: &BTreeMap<u64, ClientState>) -> Option<f64> {
         // One that is on this machine alone says nothing of links.
         let last_phase = |client: &&ClientState| {
@@ -359,7 +359,7 @@ impl LinkTable {
         Some(used)
     }
 
-    /// The share of what the links in use could have carried that they did.
+    /// The share of the capacity of links in use that was used.
     fn used_share(&self, counted: Span) -> f64 {
         let used: u64 = self.pending.iter().map(|pending| pending.bytes).sum();
         let links = self.scheduler.links().iter().zip(&self.pending);
@@ -371,7 +371,7 @@ impl LinkTable {
     }
 }
 
-/// What is no link: this machine itself, and wherever its own routes lead.
+/// Whether a name stands for this machine or for the system's routes, not for a link.
 fn is_here(name: &str) -> bool {
     matches!(name, "lo" | "any")
 }

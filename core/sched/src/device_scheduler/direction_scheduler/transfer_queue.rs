@@ -12,42 +12,40 @@ use d2tp_time::{Span, Time};
 use super::client_state::{ClientPhase, ClientState, last_phase};
 use crate::ScheduledFlow;
 
-/// From this load on there is no time to lose: the earliest deadline goes alone.
+/// The load from which the transfer with the earliest deadline goes alone.
 const PRESSED: f64 = 0.35; // a guess: rates fall to a third
 
-/// How many transfers go side by side while there is time.
+/// How many transfers run at once while there is time.
 const ABREAST: usize = 4; // a guess: what download managers do
 
-/// Another transfer starts beside the others while links carry less than this share of what they
-/// could.
+/// The used share of the links' capacity below which another transfer starts.
 const IDLE_BELOW: f64 = 0.5; // a guess
-/// One transfer less goes beside the others when links carry more than this share of what they
-/// could.
+/// The used share of the links' capacity above which one transfer less runs.
 const FULL_ABOVE: f64 = 0.8; // a guess
 
-/// Another transfer starts only after this many looks in a row found links idle: a transfer that
-/// begins is slow at first.
+/// How many consecutive updates must find unused capacity before another transfer starts: a transfer is
+/// slow at its start.
 const IDLE_LOOKS: u32 = 3; // a guess
 
-/// A transfer that carried nothing for so long does not keep those behind it waiting.
+/// How long a transfer may carry nothing before others no longer wait for it.
 const MOVES_WITHIN: Span = Span::from_secs(5); // a guess: a slow start over a long way
 
-/// How many transfers go beside those that would fill the links.
+/// Decides how many transfers run at once.
 #[derive(Debug, Default)]
 pub(super) struct TransferQueue {
-    /// Transfers that go beside those that would fill the links.
+    /// Transfers that run in addition to [`ABREAST`].
     pub(super) extra: usize,
-    /// Looks in a row that found room.
+    /// Consecutive updates that found unused capacity.
     idle_looks: u32,
 }
 
 impl TransferQueue {
-    /// Another client came: room that others left is first for whoever is first now.
+    /// Handles a new client: unused capacity goes to the first client in order.
     pub(super) fn on_join(&mut self) {
         *self = TransferQueue::default();
     }
 
-    /// Lets one more go beside the others, or one less, by the share of the links that was used.
+    /// Allows one transfer more or less, by the used share of the links' capacity.
     pub(super) fn on_use(&mut self, share: f64, clients: usize) {
         self.idle_looks = match share < IDLE_BELOW {
             true => self.idle_looks + 1,
@@ -61,8 +59,8 @@ impl TransferQueue {
         }
     }
 
-    /// Whether others go first: as many as go side by side move, or have just been let go.
-    /// `order`: the order in which links carry `flows`; `load`: see
+    /// Whether a client must wait for others: as many as may run at once are moving, or have just been
+    /// allowed to. `order`: the order in which links carry `flows`; `load`: see
     /// [`Scheduler::load`](crate::Scheduler::load).
     pub(super) fn is_behind(
         &self,

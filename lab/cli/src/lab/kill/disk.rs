@@ -33,9 +33,9 @@ const OPTIONS: [&str; 4] = [
 /// `EXT4_IOC_SHUTDOWN` // include/uapi/linux/ext4.h
 const SHUTDOWN: libc::Ioctl = libc::_IOR::<u32>(b'X' as u32, 125);
 
-/// A mounted disk.
+/// A disk image that is mounted for a kill point.
 #[derive(Debug)]
-pub struct Disk {
+pub struct MountedDisk {
     place: PathBuf,
     image: PathBuf,
     options: &'static str,
@@ -66,7 +66,7 @@ pub fn enter() -> anyhow::Result<()> {
 /// Mounts one, and cuts its power.
 fn probe() -> anyhow::Result<()> {
     let folder = tempfile::tempdir()?;
-    let disk = Disk::new(&folder.path().join("disk"), 0)?;
+    let disk = MountedDisk::new(&folder.path().join("disk"), 0)?;
     let file = disk.place.join("file");
     std::fs::write(&file, "not safe yet")?;
     disk.cut()?;
@@ -74,19 +74,19 @@ fn probe() -> anyhow::Result<()> {
     Ok(())
 }
 
-impl Disk {
+impl MountedDisk {
     /// A new one at the folder `place`, which is made. `which` chooses among mount options.
     ///
     /// # Errors
     /// It cannot be made or mounted.
-    pub fn new(place: &Path, which: u64) -> anyhow::Result<Disk> {
+    pub fn new(place: &Path, which: u64) -> anyhow::Result<MountedDisk> {
         let image = place.with_extension("ext4");
         File::create_new(&image)
             .and_then(|file| file.set_len(BYTES))
             .with_context(|| format!("{}", image.display()))?;
         succeed(Command::new("mkfs.ext4").args(["-q", "-F"]).arg(&image))?;
         std::fs::create_dir_all(place).with_context(|| format!("{}", place.display()))?;
-        let disk = Disk {
+        let disk = MountedDisk {
             place: place.to_owned(),
             image,
             options: OPTIONS[(which % OPTIONS.len() as u64) as usize],
@@ -130,7 +130,7 @@ impl Disk {
     }
 }
 
-impl Drop for Disk {
+impl Drop for MountedDisk {
     fn drop(&mut self) {
         let _ = self.unmount();
     }

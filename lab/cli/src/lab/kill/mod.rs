@@ -26,7 +26,7 @@ use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
 use origin::Origin;
-use point::{Blows, Fault, KillFaultKind, KillPoint};
+use point::{Fault, KillFaultKind, KillFaults, KillPoint};
 use stage::KillSetting;
 use verdict::ContractViolations;
 
@@ -50,7 +50,7 @@ pub struct KillArgs {
     /// One point alone, such as device:fsync:2 or proxy:write:9+device:openat:30; --seed is then its
     /// transfer's
     #[arg(long, value_name = "WHO:CALL:N")]
-    at: Option<Blows>,
+    at: Option<KillFaults>,
     /// Transfers at once
     #[arg(long, value_name = "N", default_value_t = AT_ONCE)]
     jobs: usize,
@@ -78,7 +78,8 @@ struct Tally {
 /// What kept the run from being one: no strace, no port, no folder.
 pub async fn run(args: &KillArgs) -> anyhow::Result<bool> {
     strace::is_there().await.map_err(anyhow::Error::msg)?;
-    let asked = |Blows(blows): &Blows| blows.iter().any(|blow| blow.fault == Fault::Power);
+    let asked =
+        |KillFaults(blows): &KillFaults| blows.iter().any(|blow| blow.fault == Fault::Power);
     if args
         .at
         .as_ref()
@@ -96,7 +97,7 @@ pub async fn run(args: &KillArgs) -> anyhow::Result<bool> {
         keep: args.keep.clone(),
     });
     let next: Box<dyn FnMut() -> Option<KillPoint>> = match &args.at {
-        Some(Blows(blows)) => {
+        Some(KillFaults(blows)) => {
             let mut point = Some(KillPoint {
                 blows: blows.clone(),
                 seed: args.seed,

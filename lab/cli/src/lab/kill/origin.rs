@@ -26,14 +26,14 @@ const PIECE_BYTES: u64 = 16 * 1024;
 
 /// One request: where it asked to begin, and how many bytes were handed to the network for it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Asked {
+pub struct KillOriginRequest {
     /// First byte of the range that was requested; none without a range.
     pub from: Option<u64>,
     /// Bytes sent, also those that were lost with a connection.
     pub sent: u64,
 }
 
-type Book = Arc<Mutex<HashMap<String, Vec<Asked>>>>;
+type Book = Arc<Mutex<HashMap<String, Vec<KillOriginRequest>>>>;
 
 /// A running origin; it ends with its runtime.
 #[derive(Clone, Debug)]
@@ -79,7 +79,7 @@ impl Origin {
     }
 
     /// What a path was asked for, in order.
-    pub fn asked(&self, path: &str) -> Vec<Asked> {
+    pub fn asked(&self, path: &str) -> Vec<KillOriginRequest> {
         let book = self.book.lock().unwrap_or_else(PoisonError::into_inner);
         book.get(path).cloned().unwrap_or_default()
     }
@@ -125,7 +125,7 @@ fn answer(request: &Request<Incoming>, book: &Book) -> Response<Body> {
     let number = {
         let mut book = book.lock().unwrap_or_else(PoisonError::into_inner);
         let asked = book.entry(path.clone()).or_default();
-        asked.push(Asked {
+        asked.push(KillOriginRequest {
             from: range.map(|(from, _)| from),
             sent: 0,
         });

@@ -232,16 +232,16 @@ impl fmt::Display for KillPoint {
 
 /// The blows of a point, as they are written in a replay line.
 #[derive(Clone, Debug)]
-pub struct Blows(pub Vec<KillFault>);
+pub struct KillFaults(pub Vec<KillFault>);
 
-impl FromStr for Blows {
+impl FromStr for KillFaults {
     type Err = anyhow::Error;
 
-    fn from_str(text: &str) -> anyhow::Result<Blows> {
+    fn from_str(text: &str) -> anyhow::Result<KillFaults> {
         let blows: Vec<KillFault> = text.split('+').map(blow).collect::<anyhow::Result<_>>()?;
         let both = matches!(&blows[..], [one, two] if one.who == two.who);
         ensure!(blows.len() <= 2 && !both, "one blow for each program");
-        Ok(Blows(blows))
+        Ok(KillFaults(blows))
     }
 }
 
@@ -284,7 +284,7 @@ mod tests {
         ] {
             for index in 0..200 {
                 let point = KillPoint::draw(5, index, kind);
-                let Blows(blows) = point.to_string().parse().unwrap();
+                let KillFaults(blows) = point.to_string().parse().unwrap();
                 assert_eq!(blows, point.blows);
                 assert_eq!(point, KillPoint::draw(5, index, kind));
             }
@@ -298,7 +298,7 @@ mod tests {
             "device:write:1:late",
             "device:write:1+device:fsync:1",
         ] {
-            assert!(wrong.parse::<Blows>().is_err(), "{wrong}");
+            assert!(wrong.parse::<KillFaults>().is_err(), "{wrong}");
         }
     }
 

@@ -16,8 +16,8 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
-use super::disk::Disk;
-use super::origin::{Asked, Origin};
+use super::disk::MountedDisk;
+use super::origin::{KillOriginRequest, Origin};
 use super::point::{Draws, Fault, KillFault, KillPoint, Victim};
 use super::remains::{DeviceRemains, ProxyRemains};
 use super::strace;
@@ -50,7 +50,7 @@ pub(super) struct KillCase<'a> {
     stage: &'a KillSetting,
     pub(super) point: &'a KillPoint,
     /// Disks of programs that can lose power; before the folder, so that they are unmounted first.
-    disks: Vec<(Victim, Disk)>,
+    disks: Vec<(Victim, MountedDisk)>,
     folder: TempDir,
     /// The object at the origin.
     path: String,
@@ -69,7 +69,7 @@ pub(super) struct KillCase<'a> {
 }
 
 /// The transfer cannot be judged any further.
-pub(super) struct Hopeless;
+pub(super) struct CaseAborted;
 
 impl KillSetting {
     /// Tries one point.
@@ -131,7 +131,10 @@ impl<'a> KillCase<'a> {
                 Victim::Device => DEVICE,
                 Victim::Proxy => PROXY,
             };
-            disks.push((blow.who, Disk::new(&folder.path().join(place), which)?));
+            disks.push((
+                blow.who,
+                MountedDisk::new(&folder.path().join(place), which)?,
+            ));
         }
         Ok(KillCase {
             stage,
@@ -162,7 +165,7 @@ impl<'a> KillCase<'a> {
     }
 
     /// Cuts the power of this one's disk, if it can be.
-    fn cut_power(&mut self, who: Victim) -> Result<(), Hopeless> {
+    fn cut_power(&mut self, who: Victim) -> Result<(), CaseAborted> {
         let disk = self.disks.iter().find(|(whose, _)| *whose == who);
         match disk.map(|(_, disk)| disk.cut()) {
             Some(Err(error)) => self.lose(format!("the disk does not come back: {error:#}")),
@@ -174,7 +177,7 @@ impl<'a> KillCase<'a> {
         self.folder().join("scratch")
     }
 
-    pub(super) fn asked(&self) -> Vec<Asked> {
+    pub(super) fn asked(&self) -> Vec<KillOriginRequest> {
         self.stage.origin.asked(&self.path)
     }
 
@@ -227,7 +230,7 @@ impl<'a> KillCase<'a> {
     }
 
     /// A proxy that answers; struck on its way there it is begun again.
-    async fn start_proxy(&mut self, mut blow: Option<&KillFault>) -> Result<Child, Hopeless> {
+    async fn start_proxy(&mut self, mut blow: Option<&KillFault>) -> Result<Child, CaseAborted> {
         loop {
             self.proxies += 1;
             if self.proxies > STARTS_MAX {
@@ -267,7 +270,7 @@ impl<'a> KillCase<'a> {
         }
     }
 
-    fn proxy_ended(&mut self, ended: Result<ExitStatus, String>) -> Result<(), Hopeless> {
+    fn proxy_ended(&mut self, ended: Result<ExitStatus, String>) -> Result<(), CaseAborted> {
         let status = match ended {
             Ok(status) => status,
             Err(error) => return self.lose(error),
@@ -302,7 +305,7 @@ impl<'a> KillCase<'a> {
         &mut self,
         blow: Option<&KillFault>,
         more: Option<&str>,
-    ) -> Result<Child, Hopeless> {
+    ) -> Result<Child, CaseAborted> {
         let n = self.devices;
         self.devices += 1;
         if n > STARTS_MAX {
@@ -332,7 +335,7 @@ impl<'a> KillCase<'a> {
     }
 
     /// Whether the transfer is over.
-    fn device_ended(&mut self, ended: std::io::Result<ExitStatus>) -> Result<bool, Hopeless> {
+    fn device_ended(&mut self, ended: std::io::Result<ExitStatus>) -> Result<bool, CaseAborted> {
         let status = match ended {
             Ok(status) => status,
             Err(error) => return self.lose(error.to_string()),
@@ -368,12 +371,12 @@ impl<'a> KillCase<'a> {
         self.lose(format!("the device ended with {status}: {text}"))
     }
 
-    pub(super) fn lose<T>(&mut self, text: String) -> Result<T, Hopeless> {
+    pub(super) fn lose<T>(&mut self, text: String) -> Result<T, CaseAborted> {
         self.verdict.lost.push(text);
-        Err(Hopeless)
+        Err(CaseAborted)
     }
 
-    async fn play(&mut self) -> Result<(), Hopeless> {
+    async fn play(&mut self) -> Result<(), CaseAborted> {
         let point = self.point;
         let mut proxy = self.start_proxy(point.on(Victim::Proxy)).await?;
         let mut device = self.start_device(point.on(Victim::Device), None)?;
@@ -406,7 +409,7 @@ impl<'a> KillCase<'a> {
     }
 
     /// The proxy lets go of a copy that has arrived: at once, or when it hears of it next.
-    async fn see_it_freed(&mut self, proxy: &mut Child) -> Result<(), Hopeless> {
+    async fn see_it_freed(&mut self, proxy: &mut Child) -> Result<(), CaseAborted> {
         if self.device_remains.is_some() {
             return Ok(()); // What the proxy keeps for a device that died it keeps for an hour.
         }
@@ -428,7 +431,7 @@ impl<'a> KillCase<'a> {
         Ok(())
     }
 
-    async fn is_freed(&mut self, proxy: &mut Child) -> Result<bool, Hopeless> {
+    async fn is_freed(&mut self, proxy: &mut Child) -> Result<bool, CaseAborted> {
         let until = Instant::now() + FREED_WITHIN;
         let copies = self.folder().join(PROXY).join("copies");
         let copies = || std::fs::read_dir(&copies).map_or(0, Iterator::count);

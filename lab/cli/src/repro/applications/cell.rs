@@ -90,7 +90,7 @@ pub struct CellResult {
     pub in_the_middle: bool,
     /// What the links carried this way, all calls, in times of the object.
     pub carried: f64,
-    /// Bytes of packets on the link that costs, this way; none where there is no such link.
+    /// Bytes of packets on the metered link, this way; none where there is no such link.
     pub metered_bytes: Option<u64>,
 }
 

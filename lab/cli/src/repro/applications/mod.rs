@@ -41,7 +41,7 @@ const CHANGE_S: f64 = 1.0;
 
 /// Which cells are to be run.
 #[derive(Clone, Debug)]
-pub struct Cells {
+pub struct CellSelection {
     /// How long the network is away.
     pub delays_s: Vec<u32>,
     /// How long a program may say nothing once it is back.
@@ -50,9 +50,9 @@ pub struct Cells {
     pub only: Vec<String>,
 }
 
-impl Default for Cells {
-    fn default() -> Cells {
-        Cells {
+impl Default for CellSelection {
+    fn default() -> CellSelection {
+        CellSelection {
             delays_s: vec![10, 60],
             // A sender's kernel waits 120 s at most before it tries again. // Linux, TCP_RTO_MAX
             patience_s: 150,
@@ -61,7 +61,7 @@ impl Default for Cells {
     }
 }
 
-impl Cells {
+impl CellSelection {
     fn include(&self, name: &str) -> bool {
         let begins = |only: &String| {
             let rest = name.strip_prefix(only.as_str());
@@ -107,14 +107,14 @@ impl Cells {
 /// # Errors
 /// There is no lab, or it could not follow a scenario.
 pub fn emulate() -> anyhow::Result<Measured> {
-    run(&Cells::default())
+    run(&CellSelection::default())
 }
 
 /// Some cells, on real sockets.
 ///
 /// # Errors
 /// There are none of these names; there is no lab, or it could not follow a scenario.
-pub fn run(asked: &Cells) -> anyhow::Result<Measured> {
+pub fn run(asked: &CellSelection) -> anyhow::Result<Measured> {
     let folder = tempfile::tempdir().context("no temporary folder")?;
     cell::furnish(folder.path())?;
     let (mut cells, mut missing) = (Vec::new(), Vec::new());
@@ -162,7 +162,7 @@ pub fn run(asked: &Cells) -> anyhow::Result<Measured> {
 fn all(
     cells: &[ApplicationCell],
     at_once: usize,
-    asked: &Cells,
+    asked: &CellSelection,
     folder: &Path,
 ) -> anyhow::Result<Vec<CellResult>> {
     let next = Mutex::new(0..cells.len());
@@ -257,7 +257,7 @@ fn not_in_the_middle(cells: &[ApplicationCell], told: &[CellResult]) -> Vec<Stri
     .collect()
 }
 
-fn conditions(asked: &Cells, cells: &[ApplicationCell]) -> Vec<String> {
+fn conditions(asked: &CellSelection, cells: &[ApplicationCell]) -> Vec<String> {
     let delays: Vec<_> = asked.delays_s.iter().map(u32::to_string).collect();
     let mut all = vec![
         format!(
@@ -416,9 +416,9 @@ mod tests {
     }
 
     fn cells(only: &[&str]) -> Vec<ApplicationCell> {
-        let asked = Cells {
+        let asked = CellSelection {
             only: only.iter().map(|&name| name.to_owned()).collect(),
-            ..Cells::default()
+            ..CellSelection::default()
         };
         CLIENTS.iter().flat_map(|client| asked.of(client)).collect()
     }

@@ -1,5 +1,5 @@
 //! A policy that changes while bytes flow: `cedos edit` of a download at an agent, from `free-only` to
-//! `any` and back, and what the link that costs carried, counted at the interface.
+//! `any` and back, and what the metered link carried, counted at the interface.
 //!
 //! ```text
 //!        0        14                               45
@@ -87,7 +87,7 @@ pub fn run(folder: &Path) -> anyhow::Result<Value> {
     figures(&read("asked"), &read("counted"), right)
 }
 
-/// From when each policy was asked for, and what the link that costs had carried at each look.
+/// From when each policy was asked for, and what the metered link had carried at each look.
 fn figures(asked: &str, counted: &str, right: bool) -> anyhow::Result<Value> {
     let asked: Vec<f64> = asked
         .lines()

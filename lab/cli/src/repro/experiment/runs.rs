@@ -12,7 +12,7 @@ use crate::repro::measured::by_bench;
 use crate::repro::runner::RowVenue;
 use anyhow::{Context, anyhow, ensure};
 use cedos_lab_scenario::Scenario;
-use cedos_lab_sim::{Ends, run_between};
+use cedos_lab_sim::{EndpointConfigs, run_between};
 use d2tp_session::{CongestionKind, EndpointConfig};
 use serde::Deserialize;
 use serde_json::Value;
@@ -311,8 +311,8 @@ struct EndSettings {
     window_bytes: Option<u64>,
 }
 
-fn ends(scenario: &Scenario, settings: &Table) -> anyhow::Result<Ends> {
-    let mut ends = Ends::of(scenario);
+fn ends(scenario: &Scenario, settings: &Table) -> anyhow::Result<EndpointConfigs> {
+    let mut ends = EndpointConfigs::of(scenario);
     let EndsSettings { device, proxy } = EndsSettings::deserialize(settings.clone())
         .map_err(|fault| anyhow!("ends: {}", cedos_lab_scenario::explain(&fault)))?;
     device.apply(&mut ends.device).context("ends.device")?;

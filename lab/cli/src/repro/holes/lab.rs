@@ -10,7 +10,7 @@ use cedos_lab_scenario::RunReport;
 use serde::Deserialize;
 use serde_json::json;
 
-use super::model::Model;
+use super::model::TcpHoleModel;
 use super::{
     CABERNET, HoleCase, HoleSessionBytes, Rates, SESSION, Sums, bridge_properties, carried,
     evenly_30, least, scenario, wifi_link, wifi_properties,
@@ -75,7 +75,7 @@ pub fn emulate() -> anyhow::Result<Measured> {
         wifi: per_s(wifi?),
         bridge: per_s(bridge?),
     };
-    let model = Model::of(tcp.rows[0].bytes_per_s());
+    let model = TcpHoleModel::of(tcp.rows[0].bytes_per_s());
     let mut d2tp = vec![(holes.clone(), first)];
     let mut more = vec![Beside::default(); CASES_LAB.len()];
     for n in 1..COURSES {
@@ -140,7 +140,13 @@ struct Beside {
 }
 
 impl Beside {
-    fn add(&mut self, model: &Model, holes: &Holes, cubic: &HoleLabLink, reno: &HoleLabLink) {
+    fn add(
+        &mut self,
+        model: &TcpHoleModel,
+        holes: &Holes,
+        cubic: &HoleLabLink,
+        reno: &HoleLabLink,
+    ) {
         let said =
             |lane: &HoleLabLink| model.carries(holes, lane.from_s) * 8e-3 / SESSION.as_secs_f64();
         self.courses += 1;
@@ -179,7 +185,11 @@ fn both_and_alone(holes: &[Holes]) -> anyhow::Result<Vec<(HoleSessionBytes, Hole
 }
 
 /// Further sessions of kernel TCP, per case.
-fn more_of_tcp(model: &Model, courses: Range<u64>, more: &mut [Beside]) -> anyhow::Result<()> {
+fn more_of_tcp(
+    model: &TcpHoleModel,
+    courses: Range<u64>,
+    more: &mut [Beside],
+) -> anyhow::Result<()> {
     let dead = ("dead = true".to_owned(), "dead = false".to_owned());
     let drawn: Vec<Vec<Holes>> = courses.map(course).collect();
     let courses: Vec<Vec<Holes>> = (0..CASES_LAB.len())

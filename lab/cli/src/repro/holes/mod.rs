@@ -13,12 +13,12 @@ mod model;
 
 use super::runner::Measured;
 use anyhow::Context;
-use cedos_lab_link::{Holes, Lasting, Span, Time};
+use cedos_lab_link::{DurationModel, Holes, Span, Time};
 use cedos_lab_scenario::{RunReport, Scenario, ScenarioFault};
 use serde_json::{Value, json};
 
 pub use lab::emulate;
-use model::Model;
+use model::TcpHoleModel;
 
 /// The authors' sessions.
 const SESSION: Span = Span::from_secs(240);
@@ -42,39 +42,39 @@ const BRIDGE: &str = "bridge0";
 /// Stays and holes.
 #[derive(Clone, Copy)]
 struct HoleCase {
-    stays: Lasting,
-    holes: Lasting,
+    stays: DurationModel,
+    holes: DurationModel,
 }
 
 const fn evenly_30(hole_s: u64) -> HoleCase {
     HoleCase {
-        stays: Lasting::Evenly(Span::from_secs(30)),
-        holes: Lasting::Always(Span::from_secs(hole_s)),
+        stays: DurationModel::Evenly(Span::from_secs(30)),
+        holes: DurationModel::Always(Span::from_secs(hole_s)),
     }
 }
 
 const CABERNET: HoleCase = HoleCase {
-    stays: Lasting::Always(Span::from_secs(4)),
-    holes: Lasting::Always(Span::from_secs(32)),
+    stays: DurationModel::Always(Span::from_secs(4)),
+    holes: DurationModel::Always(Span::from_secs(32)),
 };
 /// The authors' traces by their medians and 90th percentiles: a month of transit cars, where stays'
 /// 90th percentile is assumed, and a route through town with dense coverage.
 const CARS: HoleCase = HoleCase {
-    stays: Lasting::LogNormal {
+    stays: DurationModel::LogNormal {
         median: Span::from_secs(20),
         tenth: Span::from_secs(72),
     },
-    holes: Lasting::LogNormal {
+    holes: DurationModel::LogNormal {
         median: Span::from_secs(50),
         tenth: Span::from_secs(500),
     },
 };
 const TOWN: HoleCase = HoleCase {
-    stays: Lasting::LogNormal {
+    stays: DurationModel::LogNormal {
         median: Span::from_secs(20),
         tenth: Span::from_secs(72),
     },
-    holes: Lasting::LogNormal {
+    holes: DurationModel::LogNormal {
         median: Span::from_secs(10),
         tenth: Span::from_secs(150),
     },
@@ -179,7 +179,7 @@ pub fn simulate() -> anyhow::Result<Measured> {
         wifi: per_s(in_virtual_time(1, &scenario(1, Some(&whole), false))?),
         bridge: per_s(in_virtual_time(1, &scenario(1, None, true))?),
     };
-    let model = Model::of(rates.wifi);
+    let model = TcpHoleModel::of(rates.wifi);
     let run = &|(name, case): (&'static str, HoleCase)| {
         let (mut sums, mut tcp) = (Sums::default(), 0.0);
         for seed in 1..=SESSIONS {

@@ -14,10 +14,10 @@ const SEGMENT: u64 = 1_448;
 const ROUND_TRIPS: u64 = 11;
 
 /// TCP in the face of these holes, over the round trips it may have had when one began.
-pub(super) struct Model(Vec<Disruption>);
+pub(super) struct TcpHoleModel(Vec<Disruption>);
 
-impl Model {
-    pub(super) fn of(rate: f64) -> Model {
+impl TcpHoleModel {
+    pub(super) fn of(rate: f64) -> TcpHoleModel {
         let of = |n: u64| {
             let queued = Span::from_millis(WIFI_QUEUE_MS).scaled(n, ROUND_TRIPS - 1);
             Disruption {
@@ -29,7 +29,7 @@ impl Model {
                 probe: RTO_VARIANCE_MIN,
             }
         };
-        Model((0..ROUND_TRIPS).map(of).collect())
+        TcpHoleModel((0..ROUND_TRIPS).map(of).collect())
     }
 
     pub(super) fn carries(&self, holes: &Holes, from_s: f64) -> f64 {

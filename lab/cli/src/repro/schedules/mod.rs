@@ -8,7 +8,7 @@ pub mod lab;
 
 use super::runner::Measured;
 use cedos_lab_link::{Span, Time};
-use cedos_lab_sim::score::course::{Course, CourseSegment};
+use cedos_lab_sim::score::course::{CourseSegment, LinkCourse};
 use cedos_lab_sim::score::jobs::ScoreJob;
 use cedos_lab_sim::score::player::play;
 use d2tp_sched::{
@@ -111,7 +111,7 @@ fn together(lines: &[Line], due: &[Span]) -> ScheduleRunEnd {
     let course = |line: &Line| {
         let at = |at, up, rate| CourseSegment { at, up, rate };
         let rate = line.mbps * 1e6 / 8.0;
-        Course {
+        LinkCourse {
             name: line.name.to_owned(),
             class: line.class,
             stretches: vec![
@@ -121,7 +121,7 @@ fn together(lines: &[Line], due: &[Span]) -> ScheduleRunEnd {
             end: Time::ZERO + last,
         }
     };
-    let courses: Vec<Course> = lines.iter().map(course).collect();
+    let courses: Vec<LinkCourse> = lines.iter().map(course).collect();
     let job = |due: &Span| ScoreJob {
         arrival: Time::ZERO,
         bytes: BYTES,
@@ -143,14 +143,14 @@ fn together(lines: &[Line], due: &[Span]) -> ScheduleRunEnd {
 /// A scheduler that used them before, for so long: their rates are known, nothing of how they come and go.
 fn who_used(lines: &[Line], mode: SchedulerMode) -> Scheduler {
     let mut scheduler = Scheduler::new(mode, lines.iter().map(|line| line.class));
-    let sight = |line: &Line| LinkObservation {
+    let sample = |line: &Line| LinkObservation {
         up: true,
         bytes: (line.mbps * 1e6 / 8.0) as u64,
         busy: Span::from_secs(1),
     };
-    let sights: Vec<LinkObservation> = lines.iter().map(sight).collect();
+    let samples: Vec<LinkObservation> = lines.iter().map(sample).collect();
     for _ in 0..USED_BEFORE_S {
-        scheduler.observe(Time::ZERO, &sights);
+        scheduler.observe(Time::ZERO, &samples);
     }
     scheduler
 }

@@ -29,7 +29,7 @@ rtt_ms = 20
 "#;
 
 /// What was timed, in seconds, by what it is: directly, and by us.
-pub type Times = Map<String, Value>;
+pub type TimedResults = Map<String, Value>;
 
 /// A thing to time: what it takes, and the script that appends its seconds to `$AT/NAME.direct` and `.through`.
 struct Timed {
@@ -123,7 +123,11 @@ pub fn run(site: &Site) -> anyhow::Result<(Value, Value, Vec<String>)> {
     site.lab(QUIET, &script)?;
     let reports = site.text("reports");
     let reports: Vec<&str> = reports.lines().skip(before).collect();
-    let (mut through, mut direct, mut slower) = (Times::new(), Times::new(), Times::new());
+    let (mut through, mut direct, mut slower) = (
+        TimedResults::new(),
+        TimedResults::new(),
+        TimedResults::new(),
+    );
     for timed in &ready {
         let times = |way: &str| match timed.name {
             "page" => loads(&reports, way),

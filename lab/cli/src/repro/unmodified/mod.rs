@@ -17,15 +17,15 @@ use super::runner::Measured;
 use anyhow::ensure;
 use serde_json::{Value, json};
 use site::{SSH_MAKE, Site};
-use wave::{Wave, WaveResult};
+use wave::{ProgramBatch, WaveResult};
 
 /// The parts, as `--only` names them.
 pub const PARTS: [&str; 5] = ["caught", "served", "shown", "keys", "beside"];
 
-const WAVES: [(&str, Wave); 3] = [
+const WAVES: [(&str, ProgramBatch); 3] = [
     (
         "caught",
-        Wave {
+        ProgramBatch {
             programs: program::CAUGHT,
             wifi_s: 3,
             away_s: 7,
@@ -33,7 +33,7 @@ const WAVES: [(&str, Wave); 3] = [
     ),
     (
         "served",
-        Wave {
+        ProgramBatch {
             programs: program::SERVED,
             wifi_s: 6,
             away_s: 12,
@@ -41,7 +41,7 @@ const WAVES: [(&str, Wave); 3] = [
     ),
     (
         "shown",
-        Wave {
+        ProgramBatch {
             programs: program::SHOWN,
             // Browsers take seconds to begin.
             wifi_s: 15,

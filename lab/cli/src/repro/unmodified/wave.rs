@@ -22,7 +22,7 @@ const CELLULAR_UP_MBPS: f64 = 4.0;
 const PATIENCE_S: u32 = 240;
 
 /// Programs that run at once.
-pub struct Wave {
+pub struct ProgramBatch {
     pub programs: &'static [Program],
     /// When Wi-Fi is lost, and when cellular is.
     pub wifi_s: u32,
@@ -39,7 +39,7 @@ pub struct WaveResult {
     pub missing: Vec<String>,
 }
 
-impl Wave {
+impl ProgramBatch {
     /// Makes what can be made and runs it.
     ///
     /// # Errors

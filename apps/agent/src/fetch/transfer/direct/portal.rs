@@ -7,8 +7,8 @@ use url::Url;
 
 use crate::fetch::exchange::FetchResponse;
 
-/// Endings of names that no web page has. An answer of HTML to one of them is a sign-in page, or
-/// an error that the origin took for an answer.
+/// File name extensions that no web page has. An answer of HTML for one of them is a captive portal, or
+/// an error page with a wrong status.
 const NOT_A_PAGE: &[&str] = &[
     "mp3",
     "m4a",
@@ -63,18 +63,18 @@ const NOT_A_PAGE: &[&str] = &[
     "gguf",
 ];
 
-/// Tells the page of a portal from the object.
+/// Distinguishes a captive portal's page from the object.
 #[derive(Debug, Default)]
 pub(super) struct PortalDetector {
-    /// An answer came that was no web page.
+    /// Whether an answer that was no web page has arrived.
     had_other_answer: bool,
-    /// Links on which a page came that was not due, before anything was known of the origin.
+    /// Links on which an unexpected page arrived before anything was known of the origin.
     paged: BTreeSet<String>,
 }
 
 impl PortalDetector {
-    /// Whether an answer that came over `link` is a web page that is not the object: what a portal
-    /// sends for everything. `is_recognisable`: the origin gave something to recognise the object by.
+    /// Whether an answer over `link` is a web page instead of the object, as a captive portal sends for
+    /// every request. `is_recognisable`: the origin sent something by which to recognise the object.
     pub(super) fn is_portal(
         &mut self,
         answer: &FetchResponse,

@@ -20,34 +20,34 @@ use d2tp_links::Link;
 
 use crate::fetch::boot_clock::BootInstant;
 
-/// How long a link is passed over the first time; it doubles.
+/// How long a link is avoided the first time; it doubles.
 const SUSPECT_FIRST: Duration = Duration::from_secs(30); // a guess: somebody types a password
 
-/// How long at most.
+/// How long a link is avoided at most.
 const SUSPECT_MAX: Duration = Duration::from_secs(600); // a guess
 
-/// Why a link is passed over, and for how long.
+/// Why a link is avoided, and for how long.
 #[derive(Debug)]
 struct SuspectLink {
     until: BootInstant,
     length: Duration,
-    /// Another address is another network.
+    /// The link's addresses: another address means another network.
     addresses: Vec<IpAddr>,
 }
 
-/// What is known of links that led to somebody else.
+/// Links that led to another host than the origin.
 #[derive(Debug, Default)]
 pub(super) struct SuspectLinks(BTreeMap<String, SuspectLink>);
 
 impl SuspectLinks {
-    /// Whether `link` is passed over now.
+    /// Whether `link` is avoided now.
     pub(super) fn contains(&self, link: &Link, now: BootInstant) -> bool {
         self.0
             .get(&link.name)
             .is_some_and(|suspect| suspect.until > now && suspect.addresses == link.addresses)
     }
 
-    /// The links passed over now, for people.
+    /// The links avoided now, for users.
     pub(super) fn names(&self, links: &[Link], now: BootInstant) -> Option<String> {
         let names: Vec<&str> = links
             .iter()
@@ -57,7 +57,7 @@ impl SuspectLinks {
         (!names.is_empty()).then(|| names.join(", "))
     }
 
-    /// Passes `link`, which has `addresses`, over from now on; returns for how long.
+    /// Avoids `link`, which has `addresses`, from now on. Returns for how long.
     pub(super) fn insert(
         &mut self,
         link: &str,

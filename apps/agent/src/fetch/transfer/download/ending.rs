@@ -10,8 +10,8 @@ use crate::fetch::transfer::control::{EndMoment, TransferControl};
 use crate::fetch::transfer::job::Destination;
 
 impl Download {
-    /// Checks the digest, gives the object its name, and reports. `duplicates`: bytes that the source
-    /// carried more than once; `proxy_would_add`: what a proxy would have been good for.
+    /// Checks the digest, renames the object into place, and reports. `duplicates`: bytes that the
+    /// source carried more than once; `proxy_would_add`: what a proxy would have improved.
     pub(in crate::fetch::transfer) async fn finish(
         mut self,
         control: TransferControl<'_>,
@@ -51,7 +51,8 @@ impl Download {
         })
     }
 
-    /// Where the object goes: by the origin's name, unless that would replace a file nobody mentioned.
+    /// The final path: by the origin's name, unless that would replace a file that the user did not
+    /// name.
     fn final_path(&self, destination: &Destination, whole: bool) -> PathBuf {
         match (destination, &self.offered_name) {
             (Destination::File(path), _) => path.clone(),
@@ -64,7 +65,7 @@ impl Download {
         }
     }
 
-    /// Puts bytes aside that are whole and not those that were wanted.
+    /// Renames a complete object whose digest is wrong.
     async fn refuse_digest(self, sha256: &str, wanted: [u8; 32]) -> TransferFailure {
         let kept = self.sink.set_aside().await;
         let kept = kept
@@ -78,7 +79,7 @@ impl Download {
         }
     }
 
-    /// Gives the object its name. Where that fails, returns how many bytes a later run can continue
+    /// Renames the object into place. If that fails, returns how many bytes a later run can continue
     /// from.
     async fn commit(
         self,

@@ -9,12 +9,12 @@ use crate::fetch::exchange::{ContentPart, FetchResponse, GetRequest};
 use crate::fetch::outcome::{TransferExit, TransferFailure, TransferReason};
 use crate::fetch::transfer::control::TransferControl;
 
-/// Starts from zero before the origin is called unusable: each costs a whole object at worst.
+/// Restarts from zero before the origin counts as unusable: each costs a whole object at worst.
 const RESTARTS_MAX: u32 = 5; // a guess
 
 impl Download {
-    /// Decides whether the answer's bytes may be joined to those held. Returns the bytes that must
-    /// come again first, or nothing when another request is needed.
+    /// Checks whether the answer's bytes may be joined to those held. Returns the overlap that must
+    /// arrive first, or nothing if another request is needed.
     pub(super) fn join(
         &mut self,
         answer: &FetchResponse,
@@ -69,8 +69,8 @@ impl Download {
         }
     }
 
-    /// Joins an object that comes from its first byte. What is held is kept only if it is so little
-    /// that all of it can be compared, and the validator is the same.
+    /// Joins an answer with the whole object. The bytes held are kept only if they are so few that all
+    /// can be compared, and the validator is the same.
     fn join_whole(
         &mut self,
         answer: &FetchResponse,

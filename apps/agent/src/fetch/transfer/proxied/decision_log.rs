@@ -6,15 +6,15 @@ use d2tp_sched::{ClientDecision, Grant, LinkCandidate, LinkChoice};
 use super::paid_grant;
 use crate::fetch::outcome::TransferReason;
 
-/// Adds a decision to the session's log when it is another one than before.
+/// Logs a decision in the session's log when it differs from the previous one.
 #[derive(Debug, Default)]
 pub(super) struct DecisionLog {
-    /// The decision that was logged last, without its figures.
+    /// The last logged decision, without its numbers.
     last: Option<(String, &'static str)>,
 }
 
 impl DecisionLog {
-    /// Takes in a decision, and the grant that the flow goes by.
+    /// Records a decision, and the grant that the flow uses.
     pub(super) fn record(
         &mut self,
         decision: &ClientDecision,

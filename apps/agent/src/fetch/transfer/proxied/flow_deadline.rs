@@ -7,34 +7,34 @@ use d2tp_sched::DeadlineFallback;
 
 use crate::fetch::boot_clock::BootInstant;
 
-/// When a flow that may be late loses its deadline, so that neither end drops it.
+/// How long before the deadline a flow that may be late loses it, so that neither end drops the flow.
 const LIFT_DEADLINE: Duration = Duration::from_secs(3); // a guess: more than a slow link's delay
 
-/// A deadline that moves by more was moved by somebody who set the clock.
+/// The smallest shift of a deadline that is attributed to a change of the clock.
 const CLOCK_SET: Duration = Duration::from_secs(2); // a guess: more than a clock is slewed in an hour
 
-/// What the flow at hand was told of the transfer's deadline.
+/// The deadline of the current flow, as it was set last.
 #[derive(Debug, Default)]
 pub(super) struct FlowDeadline {
-    /// When the deadline was last told to be.
+    /// The deadline that the flow has.
     due: Option<BootInstant>,
     is_lifted: bool,
 }
 
 impl FlowDeadline {
-    /// A flow begins, with so much time left.
+    /// Records a new flow, with this much time left.
     pub(super) fn on_new_flow(&mut self, left: Option<Duration>) {
         self.is_lifted = left.is_none_or(|left| left.is_zero());
         self.due = None;
     }
 
-    /// Other terms count.
+    /// Records new terms.
     pub(super) fn on_new_terms(&mut self) {
         *self = FlowDeadline::default();
     }
 
-    /// The time to tell the flow again: its deadline passes as time does, and one at a time of day
-    /// moves where the clock is set.
+    /// The time left to set on the flow if its deadline must be corrected: one at a time of day moves
+    /// when the clock is set.
     pub(super) fn correction(
         &mut self,
         left: Option<Duration>,
@@ -50,7 +50,7 @@ impl FlowDeadline {
         Some(left)
     }
 
-    /// Whether the flow loses its deadline now. True once.
+    /// Whether the flow loses its deadline now. Returns true once.
     pub(super) fn lift(&mut self, left: Option<Duration>, if_late: DeadlineFallback) -> bool {
         let lifts = !self.is_lifted && is_here(left) && if_late != DeadlineFallback::Fail;
         self.is_lifted |= lifts;
@@ -58,7 +58,7 @@ impl FlowDeadline {
     }
 }
 
-/// Whether the deadline is here: either end may have found so a moment before.
+/// Whether the deadline has been reached: either end may have noticed a moment earlier.
 pub(super) fn is_here(left: Option<Duration>) -> bool {
     left.is_some_and(|left| left <= LIFT_DEADLINE)
 }

@@ -1,4 +1,4 @@
-//! What the links that cost may carry for a flow: what the driver was told of it, and what was paid.
+//! What the metered links may carry for a flow: what the driver was told of it, and what was paid.
 
 use std::time::Duration;
 
@@ -6,44 +6,43 @@ use d2tp_sched::Grant;
 
 use crate::fetch::boot_clock::BootInstant;
 
-/// How long the path over links that cost is kept after they were paid for: the next moment may need
-/// it again.
+/// How long the path over a metered link is kept after it was last used: it may be needed again soon.
 const READY_FOR: Duration = Duration::from_secs(10); // a guess: as long as a radio stays awake
 
-/// What the driver is to be told of links that cost.
+/// The driver's permission to use metered links for a flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct PaidLimit {
-    /// Whether the flow may be on them.
+    /// Whether the flow may use them.
     pub(super) may_pay: bool,
-    /// The most payload that they may carry for it; none is no limit.
+    /// The most payload that they may carry for the flow; none is no limit.
     pub(super) at_most: Option<u64>,
 }
 
-/// The grant that a flow goes by.
+/// The grant of a flow.
 #[derive(Debug, Default)]
 pub(super) struct PaidGrant {
-    /// What the driver was told in this flow.
+    /// The grant that the driver applied in this flow.
     applied: Option<Grant>,
-    /// There are other terms: the driver must be told again.
+    /// Whether new terms require applying the grant again.
     is_outdated: bool,
-    /// When links that cost were paid for last.
+    /// When metered links were last paid for.
     spent_at: Option<BootInstant>,
-    /// What they had carried when the driver began to count.
+    /// Metered bytes at the time when the driver began to count.
     counted_from: u64,
 }
 
 impl PaidGrant {
-    /// Another flow begins, of which the driver was told nothing.
+    /// Records a new flow, for which the driver has no grant.
     pub(super) fn on_new_flow(&mut self) {
         self.applied = None;
     }
 
-    /// Other terms count.
+    /// Records new terms.
     pub(super) fn on_new_terms(&mut self) {
         self.is_outdated = true;
     }
 
-    /// Whether payload is paid for.
+    /// Whether the grant pays for payload.
     pub(super) fn spends(&self) -> bool {
         matches!(
             self.applied,
@@ -51,19 +50,19 @@ impl PaidGrant {
         )
     }
 
-    /// Whether the driver counts what links that cost carry.
+    /// Whether the driver counts bytes on metered links.
     pub(super) fn is_counted(&self) -> bool {
         !matches!(self.applied, None | Some(Grant::None))
     }
 
-    /// What the object does not show of what the driver counted: requests, and what was lost.
-    /// `metered_bytes`: payload that came over links that cost.
+    /// Metered bytes that the driver counted and that are not part of the object: requests, and lost
+    /// bytes. `metered_bytes`: payload that came over metered links.
     pub(super) fn paid_besides(&self, counted: u64, metered_bytes: u64) -> u64 {
         (self.counted_from + counted).saturating_sub(metered_bytes)
     }
 
-    /// The grant to go by where the scheduler gave `granted`: a path that was paid for lately is kept
-    /// if it `may_pay_again`.
+    /// The grant to apply when the scheduler gave `granted`: a recently used path is kept if it
+    /// `may_pay_again`.
     pub(super) fn extend(
         &mut self,
         granted: Grant,
@@ -80,8 +79,8 @@ impl PaidGrant {
         }
     }
 
-    /// What the driver is to be told of `grant`, if it does not go by it already. `carried`: what links
-    /// that cost were paid for until now; `at_most`: what the transfer may spend at all.
+    /// The permission to give to the driver for `grant`, unless it is already applied. `carried`:
+    /// metered bytes so far; `at_most`: what the transfer may spend in all.
     pub(super) fn limit(
         &mut self,
         grant: Grant,
@@ -110,8 +109,8 @@ impl PaidGrant {
         Some(PaidLimit { may_pay, at_most })
     }
 
-    /// Notes that the driver goes by `grant`. True if that is of another kind than before, or the
-    /// terms are others.
+    /// Records that the driver applied `grant`. True if that is of another kind than before, or the
+    /// terms changed.
     pub(super) fn set_applied(&mut self, grant: Grant) -> bool {
         let again = std::mem::take(&mut self.is_outdated);
         let before = self.applied.replace(grant);
@@ -119,7 +118,7 @@ impl PaidGrant {
     }
 }
 
-/// A grant as the session's log has it.
+/// The word for a grant in the session's log.
 pub(super) fn word(grant: Grant) -> &'static str {
     match grant {
         Grant::None => "no",

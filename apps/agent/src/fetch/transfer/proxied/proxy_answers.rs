@@ -8,63 +8,63 @@ use crate::fetch::boot_clock::BootInstant;
 use crate::fetch::outcome::{TransferExit, TransferFailure, TransferReason};
 use crate::fetch::transfer::control::TransferControl;
 
-/// How long the proxy may be silent before people are told.
+/// How long the proxy may be silent before the user is informed.
 const UNREACHABLE_AFTER: Duration = Duration::from_secs(4); // five handshake tries on a fast link
 
-/// What is silent, and for how long.
+/// Which host is silent, and for how long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ProxySilence {
-    /// Nothing, or not for long.
+    /// Nothing is silent, or not for long.
     No,
-    /// The proxy answers, but only on links on which nothing may be spent.
+    /// The proxy answers, but not on the links that may be used.
     OnPermittedLinks,
-    /// The proxy answers, and nothing comes from the origin.
+    /// The proxy answers, but nothing comes from the origin.
     OfOrigin(Duration),
     /// The proxy does not answer at all.
     OfProxy(Duration),
 }
 
-/// The answers of a proxy.
+/// Tracks whether a proxy answers.
 #[derive(Debug, Default)]
 pub(super) struct ProxyAnswers {
-    /// The proxy answered at least once.
+    /// Whether the proxy answered at least once.
     is_known: bool,
     /// Since when no path answers although one should.
     unanswered_since: Option<BootInstant>,
-    /// When the last byte came, while one could have.
+    /// When the last byte arrived, while one could have.
     last_byte: Option<BootInstant>,
-    /// Since when something that answers may carry the object.
+    /// Since when a path that answers may carry the object.
     asked_since: Option<BootInstant>,
 }
 
 impl ProxyAnswers {
-    /// The proxy answered.
+    /// Records that the proxy answered.
     pub(super) fn on_answer(&mut self) {
         self.is_known = true;
     }
 
-    /// Bytes of the object came, or were acknowledged.
+    /// Records that bytes of the object arrived, or were acknowledged.
     pub(super) fn on_byte(&mut self, now: BootInstant) {
         self.last_byte = Some(now);
     }
 
-    /// Takes in whether something that answers may carry the object.
+    /// Sets whether a path that answers may carry the object.
     pub(super) fn set_asked(&mut self, asked: bool, now: BootInstant) {
         self.asked_since = asked.then(|| self.asked_since.unwrap_or(now));
     }
 
-    /// Whether something that answers may carry the object.
+    /// Whether a path that answers may carry the object.
     pub(super) fn is_asked(&self) -> bool {
         self.asked_since.is_some()
     }
 
-    /// No link may be used: no answer is due.
+    /// Records that no link may be used, so that no answer is due.
     pub(super) fn on_wait(&mut self) {
         self.unanswered_since = None;
     }
 
-    /// Says so if a proxy that could be reached does not answer, or gives up. `answers`: a path does;
-    /// `address`: where the proxy is, for people.
+    /// Reports a proxy that could be reached and does not answer, or gives up. `answers`: a path does;
+    /// `address`: the proxy's, for users.
     pub(super) fn watch(
         &mut self,
         answers: bool,
@@ -113,7 +113,7 @@ impl ProxyAnswers {
         }
     }
 
-    /// At the deadline, a proxy that never was heard of is not waited for any longer.
+    /// Gives up at the deadline if the proxy has never answered.
     pub(super) fn give_up_at_deadline(
         &self,
         control: &TransferControl<'_>,
@@ -130,7 +130,7 @@ impl ProxyAnswers {
         ))
     }
 
-    /// What is silent. `answers`: a path does; `stall`: how long the origin may be silent.
+    /// Which host is silent. `answers`: a path does; `stall`: how long the origin may be silent.
     fn silence(&mut self, answers: bool, stall: Duration, now: BootInstant) -> ProxySilence {
         self.is_known |= answers;
         if answers && self.is_asked() {
@@ -148,7 +148,7 @@ impl ProxyAnswers {
         }
     }
 
-    /// How long nothing came although it could have.
+    /// How long nothing arrived although it could have.
     fn quiet(&self, now: BootInstant) -> Option<Duration> {
         Some(now.since(self.last_byte?).min(now.since(self.asked_since?)))
     }

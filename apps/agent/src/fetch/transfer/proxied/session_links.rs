@@ -12,7 +12,7 @@ use crate::fetch::boot_clock::BootInstant;
 use crate::fetch::proxy::LinkTraffic;
 use crate::fetch::transfer::control::TransferControl;
 
-/// How long a link must answer before its rate says something: a new path is still speeding up.
+/// How long a link must answer before its rate is measured: a new path is still in slow start.
 const RATE_AFTER: Duration = Duration::from_millis(1500); // a guess
 
 /// A move of a session's data to another link.
@@ -21,29 +21,29 @@ pub(super) struct LinkSwitch {
     pub(super) from: Option<String>,
     /// The link that carries now.
     pub(super) to: String,
-    /// How it moved.
+    /// Whether the paths overlapped.
     pub(super) kind: PathSwitchKind,
-    /// How long nothing came.
+    /// How long nothing arrived.
     pub(super) silence: Duration,
 }
 
 /// The links of a session.
 #[derive(Debug, Default)]
 pub(super) struct SessionLinks {
-    /// Since when a link answers.
+    /// Since when each link answers.
     answering_since: BTreeMap<String, BootInstant>,
-    /// What metered links carried when they were last paid for: without payload nothing is measured.
+    /// Rates of metered links when they were last paid for: without payload there is no measurement.
     paid_rates: BTreeMap<String, f64>,
-    /// What each link had carried when it was last counted.
+    /// Bytes that each link had carried at the last count.
     counted: BTreeMap<String, u64>,
-    /// The first link on which the proxy answered, and how soon in milliseconds.
+    /// The first link on which the proxy answered, and after how many milliseconds.
     first_answer: Option<(String, u64)>,
     /// Metered links that work and were left because nothing may be spent there.
     left: BTreeSet<String>,
 }
 
 impl SessionLinks {
-    /// The links as the scheduler sees them. `spends`: the flow is paid for on links that cost.
+    /// The links as candidates for the scheduler. `spends`: the flow pays for metered links.
     pub(super) fn candidates(
         &mut self,
         links: &[Link],
@@ -95,7 +95,7 @@ impl SessionLinks {
         rate.map(|rate| rate as f64)
     }
 
-    /// The rate of a metered link, from now or from when it was last paid for.
+    /// The rate of a metered link, measured now or when it was last paid for.
     fn paid_rate(&mut self, link: &str, measured: Option<f64>) -> Option<f64> {
         if let Some(rate) = measured {
             self.paid_rates.insert(link.to_owned(), rate);
@@ -103,7 +103,7 @@ impl SessionLinks {
         self.paid_rates.get(link).copied()
     }
 
-    /// Takes in what the links have carried; returns those that carried since the last time.
+    /// Counts what the links have carried. Returns those that carried since the last count.
     pub(super) fn count(
         &mut self,
         traffic: BTreeMap<String, LinkTraffic>,
@@ -128,12 +128,12 @@ impl SessionLinks {
         used
     }
 
-    /// Takes in that the proxy answered on `link` after `took` milliseconds.
+    /// Records that the proxy answered on `link` after `took` milliseconds.
     pub(super) fn on_path_up(&mut self, link: String, took: u64) {
         self.first_answer.get_or_insert((link, took));
     }
 
-    /// Says on which link the first byte came.
+    /// Reports on which link the first byte came.
     pub(super) fn report_first_byte(
         &self,
         traffic: &BTreeMap<String, LinkTraffic>,
@@ -149,8 +149,8 @@ impl SessionLinks {
         control.reporter.switched(None, to, why);
     }
 
-    /// Takes in that data moved to another link, and says so if it has. `spends`: payload on metered
-    /// links is paid for.
+    /// Records that data moved to another link, and reports it. `spends`: payload on metered links is
+    /// paid for.
     pub(super) fn on_switched(
         &mut self,
         switch: LinkSwitch,
@@ -191,7 +191,7 @@ impl SessionLinks {
         !carries && self.left.insert(from.to_owned())
     }
 
-    /// Other links may be paid for than before.
+    /// Records that the permission to pay for links changed.
     pub(super) fn on_grant_changed(&mut self) {
         self.left.clear();
     }

@@ -1,4 +1,4 @@
-//! What the flow at hand goes by: its grant for links that cost, its deadline, and whether its sender
+//! What the flow at hand goes by: its grant for metered links, its deadline, and whether its sender
 //! holds it back because others go first.
 
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::fetch::transfer::control::TransferControl;
 use crate::fetch::transfer::progress::ContentProgress;
 use crate::fetch::upload_body::UploadBody;
 
-/// Who sends the object, and so holds it back while others go first.
+/// The sender of the object, which pauses it while other transfers go first.
 pub(in crate::fetch::transfer) enum FlowSender {
     /// The proxy: a download.
     Proxy,
@@ -25,7 +25,7 @@ pub(in crate::fetch::transfer) enum FlowSender {
     Device(Arc<UploadBody>),
 }
 
-/// The flow of the request at hand.
+/// The flow of the current request.
 pub(super) struct TransferFlow<'a> {
     client: &'a ProxyClient,
     sender: FlowSender,
@@ -36,7 +36,7 @@ pub(super) struct TransferFlow<'a> {
 }
 
 impl<'a> TransferFlow<'a> {
-    /// Flows of this client, of which there is none yet.
+    /// Creates the state before a flow is opened.
     pub(super) fn new(client: &'a ProxyClient, sender: FlowSender) -> TransferFlow<'a> {
         TransferFlow {
             client,
@@ -48,14 +48,14 @@ impl<'a> TransferFlow<'a> {
         }
     }
 
-    /// Another session begins, of which the driver was told nothing.
+    /// Records a new session, for which the driver has no grant.
     pub(super) fn on_new_session(&mut self) {
         self.grant = PaidGrant::default();
         self.deadline = FlowDeadline::default();
         self.log = DecisionLog::default();
     }
 
-    /// A flow is about to be opened.
+    /// Prepares for a new flow.
     pub(super) fn on_new_flow(&mut self, control: &TransferControl<'_>) {
         self.client.set_time_left(control.time_ahead());
         self.hold_back(false);
@@ -64,23 +64,23 @@ impl<'a> TransferFlow<'a> {
         self.grant.on_new_flow();
     }
 
-    /// Whether links that cost may carry payload for it.
+    /// Whether metered links may carry payload of the flow.
     pub(super) fn spends(&self) -> bool {
         self.grant.spends()
     }
 
-    /// Bytes of the flow that the proxy has.
+    /// Bytes of the flow that the proxy acknowledged.
     pub(super) fn acknowledged_bytes(&self) -> u64 {
         let acknowledged = self.client.with_flow(|_, flow| flow.acknowledged());
         acknowledged.unwrap_or(0)
     }
 
-    /// Has the flow's deadline be what is left of the transfer's.
+    /// Sets the flow's deadline to what is left of the transfer's.
     pub(super) fn set_deadline(&self, left: Option<Duration>) {
         self.client.with_flow(|_, flow| flow.set_deadline(left));
     }
 
-    /// Has the flow go by the transfer's deadline, as that is now.
+    /// Keeps the flow's deadline equal to the transfer's.
     pub(super) fn follow_deadline(&mut self, control: &mut TransferControl<'_>) {
         if control.take_new_terms() {
             // The driver and the proxy go by them too.
@@ -98,7 +98,7 @@ impl<'a> TransferFlow<'a> {
         }
     }
 
-    /// Takes down what the driver counts that the object does not show.
+    /// Counts metered bytes that the driver reports beside the object.
     pub(super) fn count_paid(&self, control: &mut TransferControl<'_>) {
         if !self.grant.is_counted() {
             return;
@@ -112,15 +112,15 @@ impl<'a> TransferFlow<'a> {
         }
     }
 
-    /// What metered links carried, to this moment.
+    /// Bytes that metered links carried so far.
     fn metered_bytes(&self, control: &TransferControl<'_>) -> u64 {
         let carried = self.client.carried().into_iter();
         let metered = carried.filter(|(link, _)| control.usage.is_metered(link));
         metered.map(|(_, traffic)| traffic.bytes).sum()
     }
 
-    /// Has the driver and the sender go by a decision. True if other links may be paid for than
-    /// before.
+    /// Applies a decision to the driver and the sender. True if the permission to pay for links
+    /// changed.
     pub(super) fn go_by(
         &mut self,
         decision: &ClientDecision,
@@ -147,7 +147,7 @@ impl<'a> TransferFlow<'a> {
         changed
     }
 
-    /// Has the driver go by a grant. True if that is of another kind than before.
+    /// Applies a grant to the driver. True if it is of another kind than before.
     fn apply(&mut self, grant: Grant, control: &TransferControl<'_>) -> bool {
         let carried = self.metered_bytes(control) + control.usage.paid_besides;
         let own = control.terms.metered_bytes_max;
@@ -160,7 +160,7 @@ impl<'a> TransferFlow<'a> {
         told.is_some() && self.grant.set_applied(grant)
     }
 
-    /// Has whoever sends hold the flow back, or go on.
+    /// Pauses or resumes the flow at its sender.
     fn hold_back(&mut self, behind: bool) {
         if self.is_held_back == behind {
             return;

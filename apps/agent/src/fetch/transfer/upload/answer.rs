@@ -10,19 +10,18 @@ use crate::fetch::outcome::{TransferExit, TransferFailure, TransferReason};
 use crate::fetch::proxy_status;
 use crate::fetch::upload_body::UploadResponse;
 
-/// Characters of an answer's text that people are shown.
+/// The most characters of an answer's text that are shown to users.
 const TEXT_CHARS_MAX: usize = 200;
 
-/// An answer that does not take the upload.
+/// An answer that does not accept the upload.
 pub(super) enum Refusal {
-    /// Whether the origin has the body is not known.
+    /// The answer leaves open whether the origin has the body.
     Open(FetchFault),
-    /// The answer says what became of it.
+    /// The answer says what happened to the body.
     Told(FetchFault),
 }
 
-/// Says whether `host` took the upload. `post`: sending the body again may do twice what was meant
-/// once.
+/// Checks whether `host` accepted the upload. `post`: sending the body again may have an effect twice.
 pub(super) fn check_answer(answer: &UploadResponse, host: &str, post: bool) -> Result<(), Refusal> {
     if let Some(fault) = proxy_status::refusal(answer.status, &answer.headers, &answer.body_text) {
         // The proxy's words say whether it reached the origin; only these two leave it open.
