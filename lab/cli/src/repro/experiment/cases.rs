@@ -76,7 +76,7 @@ pub fn json_of(table: &toml::Table) -> anyhow::Result<NamedValues> {
 
 /// Evaluates expressions that may need each other, and adds them to `facts`.
 ///
-/// Those that cannot be evaluated are left out if `some_suffice`.
+/// Expressions that cannot be evaluated are left out if `some_suffice`.
 pub fn resolve(
     expressions: &BTreeMap<String, String>,
     facts: &mut NamedValues,
