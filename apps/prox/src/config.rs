@@ -37,7 +37,8 @@ pub struct ProxConfig {
     /// Let requests reach private, loopback, unique-local, shared (CGNAT) and test networks.
     /// Link-local, metadata and multicast addresses stay refused; `allow_nets` opens those.
     pub allow_private: bool,
-    /// Networks that are always allowed, whatever else is refused.
+    /// Networks that are allowed, whatever else is refused. A metadata service is opened only by its
+    /// own address, not by a range that contains it.
     pub allow_nets: Vec<IpNet>,
     /// Origin ports that are refused. Default 25: a proxy must not become a mail relay.
     pub refused_ports: Vec<u16>,

@@ -4,12 +4,15 @@
 //! reach what the operator's firewall hides. The filter looks at the very address that is about
 //! to be dialled, after name resolution and again for every redirect, so a name that changes its
 //! answer between check and use gains nothing. IPv6 forms that carry an IPv4 address inside
-//! (mapped, compatible, NAT64, 6to4, ISATAP) are judged by both.
+//! (mapped, compatible, NAT64, 6to4, ISATAP) are judged by that address. Metadata services
+//! (`metadata_services.rs`) are refused whatever is allowed, unless a setting names the very address.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
+
+use crate::metadata_services::{metadata_service, translated_v4};
 
 /// Why an address is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,7 +46,8 @@ impl fmt::Display for SpecialAddress {
 pub struct EgressFilter {
     /// Whether [`SpecialAddress::Private`] is allowed.
     pub allow_private: bool,
-    /// Networks that are always allowed.
+    /// Networks that are allowed, whatever they are. A metadata service is allowed only by a network
+    /// that is no larger than the service's own entry: its address, not a range around it.
     pub allow_nets: Vec<IpNet>,
     /// Ports refused at any address.
     pub refused_ports: Vec<u16>,
@@ -59,6 +63,17 @@ impl EgressFilter {
             IpAddr::V6(v6) => embedded(v6),
             IpAddr::V4(_) => None,
         };
+        if let Some(service) = metadata_service(address) {
+            // A network inside the entry that has the address, or leads to what a translator dials.
+            let names_it = |net: &IpNet| {
+                let within = service.contains(net) || *net == IpNet::from(address);
+                within && (service.addr().is_ipv4() || net.contains(&address))
+            };
+            return match self.allow_nets.iter().any(names_it) {
+                true => Ok(()),
+                false => Err(SpecialAddress::Metadata),
+            };
+        }
         let named = |ip: IpAddr| self.allow_nets.iter().any(|net| net.contains(&ip));
         if named(address) || inner.is_some_and(|v4| named(IpAddr::V4(v4))) {
             return Ok(());
@@ -104,11 +119,6 @@ fn embedded(v6: Ipv6Addr) -> Option<Ipv4Addr> {
 fn special_v4(v4: Ipv4Addr) -> Option<SpecialAddress> {
     let o = v4.octets();
     match o {
-        // Azure's wire server has a public address; it answers with the machine's secrets.
-        [168, 63, 129, 16] => Some(SpecialAddress::Metadata),
-        [169, 254, 169, 254] | [169, 254, 170, 2] | [100, 100, 100, 200] | [192, 0, 0, 192] => {
-            Some(SpecialAddress::Metadata)
-        }
         [10 | 127, ..] => Some(SpecialAddress::Private),
         [172, b, ..] if b & 0xf0 == 16 => Some(SpecialAddress::Private),
         [192, 168, ..] => Some(SpecialAddress::Private),
@@ -129,15 +139,17 @@ fn special_v4(v4: Ipv4Addr) -> Option<SpecialAddress> {
 fn special_v6(v6: Ipv6Addr) -> Option<SpecialAddress> {
     let s = v6.segments();
     match s {
-        // The metadata service of EC2 over IPv6 lies in unique-local space.
-        [0xfd00, 0x0ec2, ..] => Some(SpecialAddress::Metadata),
         [0, 0, 0, 0, 0, 0, 0, 1] => Some(SpecialAddress::Private),
         [a, ..] if a & 0xfe00 == 0xfc00 => Some(SpecialAddress::Private),
         [a, ..] if a & 0xffc0 == 0xfe80 => Some(SpecialAddress::LinkLocal),
         // fec0::/10, site-local: deprecated, still routed in places.
         [a, ..] if a & 0xffc0 == 0xfec0 => Some(SpecialAddress::Private),
         [a, ..] if a & 0xff00 == 0xff00 => Some(SpecialAddress::Multicast),
-        // 64:ff9b:1::/48, a network's own NAT64: leads into that network.
+        // 64:ff9b:1::/48, a network's own NAT64 (RFC 8215): leads into that network, and to the
+        // translator's own neighbours where the IPv4 address is link-local.
+        [0x64, 0xff9b, 1, ..] if translated_v4(v6, 48).any(|v4| v4.is_link_local()) => {
+            Some(SpecialAddress::LinkLocal)
+        }
         [0x64, 0xff9b, 1, ..] => Some(SpecialAddress::Private),
         // 2001::/23 protocol assignments (Teredo, ORCHID, benchmarks); 2001:db8::/32 and
         // 3fff::/20 documentation.
@@ -152,6 +164,7 @@ fn special_v6(v6: Ipv6Addr) -> Option<SpecialAddress> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::metadata_services::tests::every_metadata_address;
 
     fn check(filter: &EgressFilter, text: &str) -> Result<(), SpecialAddress> {
         filter.check(text.parse().unwrap())
@@ -247,6 +260,66 @@ mod tests {
             "100.100.100.200",
         ] {
             assert!(check(&filter, text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn metadata_services_stay_refused_whatever_range_is_allowed() {
+        let filter = EgressFilter {
+            allow_private: true,
+            allow_nets: ["0.0.0.0/0", "::/0", "169.254.0.0/16", "fd00::/8"]
+                .map(|net| net.parse().unwrap())
+                .to_vec(),
+            ..Default::default()
+        };
+        for address in every_metadata_address() {
+            let refused = Err(SpecialAddress::Metadata);
+            assert_eq!(filter.check(address), refused, "{address}");
+        }
+    }
+
+    #[test]
+    fn link_local_addresses_stay_refused_through_a_local_nat64() {
+        let filter = EgressFilter {
+            allow_private: true,
+            ..Default::default()
+        };
+        for text in [
+            "64:ff9b:1::169.254.1.1",
+            "64:ff9b:1:a9fe:1:100::",
+            "64:ff9b:1:a9:fe:101::",
+            "64:ff9b:1::a9:fe01:100:0",
+            "64:ff9b::169.254.1.1",
+        ] {
+            let refused = Err(SpecialAddress::LinkLocal);
+            assert_eq!(check(&filter, text), refused, "{text}");
+        }
+        assert_eq!(check(&filter, "64:ff9b:1::192.168.1.1"), Ok(()));
+    }
+
+    #[test]
+    fn a_metadata_service_is_opened_by_its_own_address() {
+        let filter = EgressFilter {
+            allow_nets: [
+                "169.254.169.254/32",
+                "fd00:ec2::254/128",
+                "64:ff9b:1::6464:64c8/128",
+            ]
+            .map(|net| net.parse().unwrap())
+            .to_vec(),
+            ..Default::default()
+        };
+        for text in [
+            "169.254.169.254",
+            "::ffff:169.254.169.254",
+            "fd00:ec2::254",
+            "64:ff9b:1::100.100.100.200",
+        ] {
+            assert_eq!(check(&filter, text), Ok(()), "{text}");
+        }
+        for text in ["100.100.100.200", "fd00:ec2::23", "169.254.170.2"] {
+            let refused = Err(SpecialAddress::Metadata);
+            assert_eq!(check(&filter, text), refused, "{text}");
         }
     }
 

@@ -49,6 +49,7 @@ mod flow_watch;
 mod hibernated_copies;
 mod key_text;
 mod listener;
+mod metadata_services;
 mod origin;
 mod pinned_copy;
 mod prox;

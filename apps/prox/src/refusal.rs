@@ -70,7 +70,7 @@ pub enum ProxRefusal {
     PortRefused(u16),
     #[error(
         "{host} is {}{kind}; the operator can allow it with {}",
-        unless_said(host, address), what_opens(*kind)
+        unless_said(host, address), what_opens(*kind, *address)
     )]
     AddressRefused {
         host: String,
@@ -124,13 +124,13 @@ fn unless_said(host: &str, address: &IpAddr) -> String {
 }
 
 /// The setting that allows such addresses.
-fn what_opens(kind: SpecialAddress) -> &'static str {
+fn what_opens(kind: SpecialAddress, address: IpAddr) -> String {
     match kind {
-        SpecialAddress::Private => "--allow-net or --allow-private",
-        SpecialAddress::LinkLocal
-        | SpecialAddress::Metadata
-        | SpecialAddress::Multicast
-        | SpecialAddress::Reserved => "--allow-net",
+        SpecialAddress::Private => "--allow-net or --allow-private".to_owned(),
+        SpecialAddress::Metadata => format!("--allow-net {address}"),
+        SpecialAddress::LinkLocal | SpecialAddress::Multicast | SpecialAddress::Reserved => {
+            "--allow-net".to_owned()
+        }
     }
 }
 
@@ -219,6 +219,9 @@ mod tests {
             "{private}"
         );
         let metadata = refused("169.254.169.254", SpecialAddress::Metadata);
-        assert!(metadata.ends_with("with --allow-net"), "{metadata}");
+        assert!(
+            metadata.ends_with("with --allow-net 169.254.169.254"),
+            "{metadata}"
+        );
     }
 }

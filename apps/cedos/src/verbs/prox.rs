@@ -64,13 +64,13 @@ pub struct ProxArgs {
     #[arg(long, value_name = "ADDR", requires = "allow_addresses")]
     pub tcp_listen: Option<SocketAddr>,
     /// Network whose hosts may use --tcp-listen; they have no key (repeatable)
-    #[arg(long = "allow-address", value_name = "CIDR", requires = "tcp_listen")]
+    #[arg(long = "allow-address", value_name = "CIDR", requires = "tcp_listen", value_parser = parse_net)]
     pub allow_addresses: Vec<IpNet>,
     /// Let clients reach private and loopback networks (metadata services stay refused)
     #[arg(long)]
     pub allow_private: bool,
-    /// Let clients reach this network, whatever it is (repeatable)
-    #[arg(long = "allow-net", value_name = "CIDR")]
+    /// Let clients reach this network or address; a metadata service only by its own address (repeatable)
+    #[arg(long = "allow-net", value_name = "CIDR", value_parser = parse_net)]
     pub allow_nets: Vec<IpNet>,
     /// Do not relay packets between clients, or between clients and servers that speak D2TP
     #[arg(long)]
@@ -350,6 +350,13 @@ fn best_address(links: &[Link], only_v4: bool) -> IpAddr {
         } else {
             Ipv6Addr::LOCALHOST.into()
         })
+}
+
+/// Parses a network, or an address, which is the network of that address alone.
+fn parse_net(text: &str) -> Result<IpNet, String> {
+    text.parse()
+        .or_else(|_| text.parse::<IpAddr>().map(IpNet::from))
+        .map_err(|_| format!("{text} is neither a network, like 10.0.0.0/8, nor an address"))
 }
 
 #[cfg(test)]

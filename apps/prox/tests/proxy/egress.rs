@@ -51,6 +51,31 @@ async fn private_addresses_are_refused_in_every_spelling() {
 }
 
 #[tokio::test]
+async fn metadata_services_are_refused_where_private_networks_are_allowed() {
+    let rebound = ("rebound.example", "fd20:ce::254".parse().unwrap());
+    let prox = Prox::with_resolver(config(), Arc::new(Names(vec![rebound]))).unwrap();
+    for host in [
+        "169.254.169.254",
+        "100.100.100.200",
+        "[fd20:ce::254]",
+        "[fd00:c1::a9fe:a9fe]",
+        "[fd00:42::42]",
+        "[64:ff9b:1::a9fe:a9fe]",
+        "[64:ff9b:1:a9fe:a9:fe00::]",
+        "[fd12:3456::a9fe:a9fe]",
+        "[2002:a9fe:a9fe::1]",
+        "[2001:0:4136:e378:8000:63bf:5601:5601]",
+        "rebound.example",
+    ] {
+        let request = get(&format!("http://{host}/"), "");
+        let answer = ask(&prox, request).await.whole();
+        assert_eq!(answer.status, 403, "{host}");
+        let request = format!("CONNECT {host}:80 HTTP/1.1\r\nHost: h\r\n\r\n");
+        assert_eq!(ask(&prox, request).await.status, 403, "CONNECT {host}");
+    }
+}
+
+#[tokio::test]
 async fn a_name_that_leads_to_a_private_address_is_refused() {
     let prox = closed(Names(vec![(
         "inside.example",
