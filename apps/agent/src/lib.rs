@@ -11,3 +11,4 @@ pub mod schedule_message;
 pub mod settings;
 pub mod stream;
 pub mod terms;
+pub mod unproven_connections;

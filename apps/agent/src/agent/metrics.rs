@@ -1,19 +1,22 @@
 //! The figures for Prometheus, over HTTP on a loopback port.
 
 use std::net::SocketAddr;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::time::timeout;
 
 use super::state::{Agent, lock};
+use crate::unproven_connections::UnprovenConnections;
 
 /// The most bytes of a request's header.
 const HEAD_BYTES_MAX: usize = 8 * 1024;
-/// How long a request may take to arrive.
+/// Connections at once.
+const CONNECTIONS_MAX: usize = 16; // a guess: a scraper has one
+/// How long a request and its answer may take.
 const ASK_MAX: Duration = Duration::from_secs(5);
 
 /// Takes the port.
@@ -28,19 +31,36 @@ pub(super) async fn listen(at: SocketAddr) -> anyhow::Result<TcpListener> {
     listener.with_context(|| format!("cannot listen for Prometheus at {at}"))
 }
 
-/// Answers requests, one after the other.
+/// Answers requests. Nobody proves anything here, so a connection that says nothing gives way to others.
 pub(super) async fn serve(agent: Arc<Agent>, listener: TcpListener) {
+    serve_with(listener, move || {
+        lock(&agent.meter).render(&agent.state_counts())
+    })
+    .await;
+}
+
+async fn serve_with(listener: TcpListener, render: impl Fn() -> String + 'static) {
+    let (render, unproven) = (
+        Rc::new(render),
+        UnprovenConnections::new(CONNECTIONS_MAX, ASK_MAX),
+    );
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
-                let _ = timeout(ASK_MAX, answer(&agent, stream)).await;
+                let (render, connection) = (render.clone(), unproven.admit());
+                tokio::task::spawn_local(async move {
+                    tokio::select! {
+                        _ = answer(&*render, stream) => {}
+                        () = connection.closed() => {}
+                    }
+                });
             }
             Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
         }
     }
 }
 
-async fn answer(agent: &Agent, mut stream: TcpStream) -> std::io::Result<()> {
+async fn answer(render: &impl Fn() -> String, mut stream: TcpStream) -> std::io::Result<()> {
     let mut head = Vec::new();
     let mut piece = [0; 1024];
     while !head.windows(4).any(|end| end == b"\r\n\r\n") {
@@ -51,7 +71,7 @@ async fn answer(agent: &Agent, mut stream: TcpStream) -> std::io::Result<()> {
         head.extend_from_slice(&piece[..read]);
     }
     let (status, body) = match check_request(&String::from_utf8_lossy(&head)) {
-        Ok(()) => ("200 OK", lock(&agent.meter).render(&agent.state_counts())),
+        Ok(()) => ("200 OK", render()),
         Err(status) => (status, String::new()),
     };
     let answer = format!(
@@ -110,5 +130,32 @@ mod tests {
             check_request("GET /metrics HTTP/1.0\r\n\r\n"),
             Err("403 Forbidden")
         );
+    }
+
+    #[tokio::test]
+    async fn idle_connections_keep_nobody_out() {
+        let listener = listen(([127, 0, 0, 1], 0).into()).await.unwrap();
+        let at = listener.local_addr().unwrap();
+        let ask = async {
+            let mut idle = Vec::new();
+            for _ in 0..5 * CONNECTIONS_MAX {
+                idle.push(TcpStream::connect(at).await.unwrap());
+            }
+            let mut stream = TcpStream::connect(at).await.unwrap();
+            let request = format!("GET /metrics HTTP/1.1\r\nHost: {at}\r\n\r\n");
+            stream.write_all(request.as_bytes()).await.unwrap();
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).await.unwrap();
+            answer
+        };
+        let served = tokio::task::LocalSet::new();
+        let answer = served.run_until(async {
+            tokio::select! {
+                () = serve_with(listener, || "figures".to_owned()) => unreachable!(),
+                answer = tokio::time::timeout(ASK_MAX / 2, ask) => answer,
+            }
+        });
+        let answer = answer.await.expect("long before the idle ones end");
+        assert!(answer.ends_with("figures"), "{answer}");
     }
 }

@@ -7,7 +7,8 @@
 //!
 //! The token is 128 random bits, so that no page of a browser on this machine can guess it; the `Host`
 //! must name this machine, so that no page can come here under its own name; and no answer says that
-//! pages of other origins may read it.
+//! pages of other origins may read it. A connection that has not shown the token has a short time and
+//! one of few places, so that no number of them keeps a player out.
 
 use std::collections::VecDeque;
 use std::io;
@@ -32,16 +33,23 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use nix::sys::socket::{setsockopt, sockopt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
+use tokio::sync::{OnceCell, OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
 use super::object::{ObjectHead, StreamObject};
 use super::response_body::{ResponseBody, ResponsePart};
 use super::title::StreamTitle;
 use crate::fetch::boot_clock::BootInstant;
+use crate::unproven_connections::{UnprovenConnection, UnprovenConnections};
 
-/// Connections at once; more wait.
+/// Connections at once that have shown the token; their requests wait if there are more.
 const CONNECTIONS_MAX: usize = 64; // a guess: a player has a handful
+
+/// Connections at once that have not shown the token; the oldest gives way.
+const UNPROVEN_MAX: usize = 64; // a guess: a player asks at once
+
+/// How long a connection may take to show the token.
+const TOKEN_WITHIN: Duration = Duration::from_secs(5); // a guess
 
 /// How long a request waits for the origin's answer: less than the least patient player waits.
 const HEAD_WITHIN: Duration = Duration::from_secs(7); // Media3 gives up after 8 s
@@ -116,12 +124,12 @@ impl StreamListener {
     /// Answers requests until this is dropped.
     pub async fn serve(self, context: Arc<impl LinkResolver>) {
         let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+        let unproven = UnprovenConnections::new(UNPROVEN_MAX, TOKEN_WITHIN);
         let gate = Arc::new(RequestGuard {
             token: self.token,
             port: self.address.port(),
         });
         loop {
-            let place = room.clone().acquire_owned().await;
             let stream = match self.listener.accept().await {
                 Ok((stream, _)) => stream,
                 Err(error) => {
@@ -132,20 +140,55 @@ impl StreamListener {
                 }
             };
             let (gate, context) = (gate.clone(), context.clone());
+            let place = Arc::new(ConnectionPlace {
+                unproven: unproven.admit(),
+                room: room.clone(),
+                permit: OnceCell::new(),
+            });
             tokio::spawn(async move {
-                let _place = place;
-                speak(stream, gate, context).await;
+                tokio::select! {
+                    () = speak(stream, gate, context, place.clone()) => {}
+                    () = place.unproven.closed() => {
+                        tracing::debug!("closed a connection that did not show the token");
+                    }
+                }
             });
         }
     }
 }
 
-async fn speak(stream: TcpStream, gate: Arc<RequestGuard>, context: Arc<impl LinkResolver>) {
+/// The place of a connection: among strangers until it has shown the token, then among players.
+struct ConnectionPlace {
+    unproven: Arc<UnprovenConnection>,
+    room: Arc<Semaphore>,
+    permit: OnceCell<Option<OwnedSemaphorePermit>>,
+}
+
+impl ConnectionPlace {
+    /// Records that the connection has shown the token; ready when there is room for it.
+    async fn prove(&self) {
+        self.unproven.prove();
+        let room = || async { self.room.clone().acquire_owned().await.ok() };
+        self.permit.get_or_init(room).await;
+    }
+}
+
+async fn speak(
+    stream: TcpStream,
+    gate: Arc<RequestGuard>,
+    context: Arc<impl LinkResolver>,
+    place: Arc<ConnectionPlace>,
+) {
     let _ = stream.set_nodelay(true);
     let _ = setsockopt(&stream, sockopt::SndBuf, &SEND_BUFFER_BYTES);
     let answer = service_fn(|request: Request<Incoming>| {
-        let (gate, context) = (gate.clone(), context.clone());
-        async move { Ok::<_, std::convert::Infallible>(gate.answer(&request, &context).await) }
+        let (gate, context, place) = (gate.clone(), context.clone(), place.clone());
+        async move {
+            if gate.shows_token(&request) {
+                place.prove().await;
+            }
+            Ok::<_, std::convert::Infallible>(gate.answer(&request, &context).await)
+        }
     });
     let spoken = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
@@ -191,6 +234,12 @@ impl RequestGuard {
             LinkTarget::Text(text, media_type) => text_of(request, text, media_type),
             LinkTarget::Refused(status, text) => words(status, &text),
         }
+    }
+
+    /// Whether a request has the token, and comes from no page of another name.
+    fn shows_token<B>(&self, request: &Request<B>) -> bool {
+        let path = request.uri().path_and_query().map_or("", |p| p.as_str());
+        self.is_ours(request.headers()) && self.behind_token(path).is_some()
     }
 
     /// Whether the Host header names this machine.
@@ -433,4 +482,57 @@ fn later(text: &str) -> Response<StreamAnswerBody> {
     let mut answer = words(StatusCode::SERVICE_UNAVAILABLE, text);
     answer.headers_mut().insert(RETRY_AFTER, AGAIN_S.into());
     answer
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    struct OneText(BootInstant);
+
+    impl LinkResolver for OneText {
+        async fn find(&self, path: &str) -> LinkTarget {
+            LinkTarget::Text(path.to_owned(), "text/plain")
+        }
+
+        fn opened_at(&self) -> BootInstant {
+            self.0
+        }
+    }
+
+    async fn ask(at: SocketAddr, token: &str) -> (TcpStream, String) {
+        let mut stream = TcpStream::connect(at).await.unwrap();
+        let request = format!("GET /{token}/name HTTP/1.1\r\nHost: {at}\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = [0; 12];
+        stream.read_exact(&mut answer).await.unwrap();
+        (stream, String::from_utf8_lossy(&answer).into_owned())
+    }
+
+    #[tokio::test]
+    async fn idle_strangers_keep_no_player_out_and_no_player_gives_way_to_them() {
+        let listener = StreamListener::bind("token".into(), None).await.unwrap();
+        let at = listener.address;
+        let serving = tokio::spawn(listener.serve(Arc::new(OneText(BootInstant::now()))));
+        let asked = async {
+            let (mut player, answer) = ask(at, "token").await;
+            assert_eq!(answer, "HTTP/1.1 200");
+            let mut strangers = Vec::new();
+            for _ in 0..2 * (UNPROVEN_MAX + CONNECTIONS_MAX) {
+                strangers.push(TcpStream::connect(at).await.unwrap());
+            }
+            assert_eq!(ask(at, "wrong").await.1, "HTTP/1.1 404");
+            assert_eq!(ask(at, "token").await.1, "HTTP/1.1 200");
+            // The oldest strangers gave way.
+            assert_eq!(strangers[0].read(&mut [0]).await.unwrap_or(0), 0);
+            // The player's connection is still served.
+            let again = format!("GET /token/name HTTP/1.1\r\nHost: {at}\r\n\r\n");
+            player.write_all(again.as_bytes()).await.unwrap();
+            let mut rest = [0; 256];
+            assert!(player.read(&mut rest).await.unwrap() > 0);
+        };
+        timeout(TOKEN_WITHIN, asked).await.expect("at once");
+        serving.abort();
+    }
 }
