@@ -34,6 +34,7 @@ pub mod mode;
 pub mod option_parsers;
 pub mod origin;
 pub mod outcome;
+mod own_file;
 pub mod partial;
 pub mod pending_rename;
 pub mod proxy;

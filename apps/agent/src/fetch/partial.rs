@@ -8,8 +8,9 @@
 //! file and then its directory are synced around the rename, so FILE is either absent (or the
 //! old one) or whole.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,6 +18,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use super::own_file;
 use super::validator::Validator;
 
 /// The version of the note's format; other versions are ignored.
@@ -141,18 +143,14 @@ impl PartialFile {
     /// disk belongs to `url` and has the bytes the note promises; the file is then cut to them.
     ///
     /// # Errors
-    /// From the disk; `WouldBlock` when another program is writing the same part.
+    /// From the disk; `WouldBlock` when another program is writing the same part; `InvalidInput` when a
+    /// link or somebody else's file lies there.
     pub fn open(destination: &Path, url: &str) -> io::Result<(PartialFile, Option<PartialNote>)> {
         let (part, note_path) = (
             beside(destination, ".part"),
             beside(destination, ".part.json"),
         );
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(&part)?;
+        let file = own_file::open_or_create(&part)?;
         file.try_lock()?;
         let lying = read_note(&note_path);
         let mut distrust = match lying {
@@ -268,6 +266,16 @@ impl PartialFile {
         self.file
             .sync_all()
             .inspect_err(|_| self.lost.store(true, Ordering::Release))?;
+        let (held, named) = (
+            self.file.metadata()?,
+            std::fs::symlink_metadata(&self.part)?,
+        );
+        if (held.dev(), held.ino()) != (named.dev(), named.ino()) {
+            // The name leads to other bytes than those that were checked.
+            return Err(io::Error::other(
+                "another program replaced the partial file",
+            ));
+        }
         std::fs::rename(&self.part, destination)?;
         let directory = destination.parent().filter(|p| !p.as_os_str().is_empty());
         File::open(directory.unwrap_or(Path::new(".")))?.sync_all()?;
@@ -302,7 +310,7 @@ impl PartialFile {
 /// The note that an earlier run left for `destination` of `url`; nothing is opened or changed.
 pub fn find_note(destination: &Path, url: &str) -> Option<PartialNote> {
     let note = read_note(&beside(destination, ".part.json")).note()?;
-    let part = std::fs::metadata(beside(destination, ".part")).ok()?;
+    let part = std::fs::symlink_metadata(beside(destination, ".part")).ok()?;
     let fits = note.version == NOTE_VERSION && note.url == url && part.len() >= note.durable_bytes;
     fits.then_some(note)
 }
@@ -314,7 +322,7 @@ fn beside(path: &Path, suffix: &str) -> PathBuf {
 }
 
 fn read_note(path: &Path) -> StoredNote {
-    let Ok(bytes) = std::fs::read(path) else {
+    let Ok(bytes) = own_file::read(path) else {
         return StoredNote::Nothing;
     };
     let read = serde_json::from_slice::<ChecksummedNote>(&bytes).ok();
@@ -334,7 +342,7 @@ fn read_note(path: &Path) -> StoredNote {
 fn write_note(path: &Path, note: &PartialNote) -> io::Result<()> {
     let fresh = beside(path, ".new");
     let written = (|| {
-        let mut file = File::create(&fresh)?;
+        let mut file = own_file::create_fresh(&fresh)?;
         file.write_all(&serde_json::to_vec(&ChecksummedNote::of(note.clone())?)?)?;
         file.sync_data()?;
         std::fs::rename(&fresh, path)
@@ -418,6 +426,34 @@ mod tests {
             bytes[bit / 8] ^= 1 << (bit % 8);
             try_out(&bytes, format!("bit {bit}"));
         }
+    }
+
+    #[test]
+    fn a_link_laid_in_a_parts_place_is_not_followed() {
+        let directory = tempfile::tempdir().expect("directory");
+        let path = |name: &str| directory.path().join(name);
+        std::fs::write(path("precious"), "precious").expect("write");
+        std::os::unix::fs::symlink(path("precious"), path("a.part")).expect("link");
+        let refused = PartialFile::open(&path("a"), URL).expect_err("a link");
+        assert_eq!(refused.kind(), io::ErrorKind::InvalidInput);
+        std::fs::remove_file(path("a.part")).expect("remove");
+        for note in ["a.part.json", "a.part.json.new"] {
+            std::os::unix::fs::symlink(path("precious"), path(note)).expect("link");
+        }
+        let destination = written(directory.path(), b"0123", note(4));
+        assert_eq!(std::fs::read(path("precious")).expect("read"), b"precious");
+        assert_eq!(find_note(&destination, URL), Some(note(4)));
+    }
+
+    #[test]
+    fn a_part_that_was_replaced_is_not_renamed() {
+        let directory = tempfile::tempdir().expect("directory");
+        let destination = directory.path().join("a");
+        let (partial, _) = PartialFile::open(&destination, URL).expect("open");
+        std::fs::remove_file(partial.path()).expect("remove");
+        std::fs::write(partial.path(), "other bytes").expect("replace");
+        partial.commit(&destination).expect_err("replaced");
+        assert!(!destination.exists());
     }
 
     #[test]

@@ -375,6 +375,9 @@ fn unwritable(destination: &Path, error: &io::Error) -> TransferFailure {
         io::ErrorKind::IsADirectory => TransferFailure::error(format!(
             "{what}: that is a directory; move it away or name another file with -o"
         )),
+        io::ErrorKind::InvalidInput => TransferFailure::error(format!(
+            "{what}: {error}; remove it, or name another file with -o"
+        )),
         io::ErrorKind::InvalidFilename => TransferFailure::error(format!(
             "{what}: the name is too long; give a shorter one with -o"
         )),

@@ -10,6 +10,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -59,6 +60,7 @@ impl UploadTicket {
             .write(true)
             .create(true)
             .truncate(false)
+            .mode(0o600)
             .open(&path)?;
         file.try_lock()?;
         if !is_there(&path, &file) {
