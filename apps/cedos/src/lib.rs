@@ -4,16 +4,21 @@
 //! Threads are started per verb: `run` and the laboratory must enter their namespaces before there
 //! are any.
 
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
+
 pub mod companion_program;
 mod run;
 mod serve;
 mod verbs;
 
+use std::ffi::OsString;
 use std::future::Future;
+use std::io::ErrorKind;
 use std::process::ExitCode;
 
 use anyhow::Context;
-use clap::Subcommand;
+use cedos_agent::terminal::{print_stderr, stdout_result};
+use clap::{Parser, Subcommand};
 
 /// What the exit codes of all verbs mean, but `run`'s and `play`'s: those are the program's.
 pub const EXIT_CODES: &str = "\
@@ -135,12 +140,44 @@ impl ProductVerb {
     }
 }
 
-/// What a program ends with: an error is printed after the words it was called by.
+/// What a program ends with: an error is printed after the words it was called by, and so is output that
+/// could not be written. A closed pipe is no error.
 pub fn exit_code(program: &str, result: anyhow::Result<ExitCode>) -> ExitCode {
-    result.unwrap_or_else(|error| {
-        eprintln!("{program}: {error:#}");
+    let code = result.unwrap_or_else(|error| {
+        print_stderr(&format!("{program}: {error:#}"));
         ExitCode::FAILURE
-    })
+    });
+    match stdout_result() {
+        Err(error) => {
+            print_stderr(&format!("{program}: {error}"));
+            match code == ExitCode::SUCCESS {
+                true => ExitCode::FAILURE,
+                false => code,
+            }
+        }
+        Ok(()) => code,
+    }
+}
+
+/// Reads the command line. Help, version and mistakes are printed here.
+///
+/// # Errors
+/// The exit code with which the program is to end.
+pub fn parse_arguments<C: Parser>(
+    arguments: impl IntoIterator<Item = OsString>,
+) -> Result<C, ExitCode> {
+    C::try_parse_from(arguments).map_err(|error| usage_exit(&error))
+}
+
+/// Prints help, version or a mistake in the command line, and returns the exit code for it.
+pub fn usage_exit(error: &clap::Error) -> ExitCode {
+    match error.print() {
+        Err(output) if output.kind() != ErrorKind::BrokenPipe && !error.use_stderr() => {
+            print_stderr(&format!("cedos: cannot write to standard output: {output}"));
+            ExitCode::FAILURE
+        }
+        _ => ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2)),
+    }
 }
 
 /// Threads of a proxy at most: the transport is one task, origins and disks are the others.

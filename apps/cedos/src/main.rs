@@ -1,12 +1,14 @@
 //! The `cedos` command: the verbs of the product, and those of the laboratory where `cedos-lab` lies
 //! beside this program.
 
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
 
 use anyhow::anyhow;
-use cedos::{EXIT_CODES, ProductVerb, companion_program, exit_code};
+use cedos::{EXIT_CODES, ProductVerb, companion_program, exit_code, parse_arguments};
 use clap::{Args, Parser, Subcommand};
 
 /// Transfers that move between networks, sleep through outages and finish by the deadline.
@@ -43,9 +45,11 @@ struct LaboratoryArgs {
 }
 
 fn main() -> ExitCode {
-    let cli = match cedos_agent::fetch::jobs::handed_over_arguments() {
-        Some(arguments) => CedosCommand::parse_from(arguments),
-        None => CedosCommand::parse(),
+    let arguments = cedos_agent::fetch::jobs::handed_over_arguments();
+    let arguments = arguments.unwrap_or_else(|| std::env::args_os().collect());
+    let cli = match parse_arguments::<CedosCommand>(arguments) {
+        Ok(cli) => cli,
+        Err(code) => return code,
     };
     match cli.verb {
         CedosVerb::Product(verb) => verb.run(),

@@ -516,7 +516,9 @@ impl Session {
                 }
             }
             Frame::Close { code, text } => {
-                let text = String::from_utf8_lossy(text).into_owned();
+                // The text is shown inside a line of ours, so it must not begin lines of its own.
+                let text = String::from_utf8_lossy(text);
+                let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
                 self.received_close = Some(Box::new(SessionEnd::Peer { code, text }));
             }
         }

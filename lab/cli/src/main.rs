@@ -1,6 +1,8 @@
 //! The `cedos-lab` command: networks of its own making, in real and in virtual time, and what the
 //! papers claim about them. It has the verbs of `cedos`, too, since it runs them on those networks.
 
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
+
 mod demo;
 mod lab;
 mod repro;
@@ -8,7 +10,7 @@ mod verbs;
 
 use std::process::ExitCode;
 
-use cedos::{ProductVerb, exit_code};
+use cedos::{ProductVerb, exit_code, parse_arguments, usage_exit};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 /// The laboratory of Cedos: emulated and simulated networks, and the results of the papers.
@@ -33,8 +35,12 @@ enum LaboratoryVerb {
 
 fn main() -> ExitCode {
     let cli = match cedos_agent::fetch::jobs::handed_over_arguments() {
-        Some(arguments) => LabCli::parse_from(arguments),
+        Some(arguments) => parse_arguments(arguments),
         None => parse(),
+    };
+    let cli = match cli {
+        Ok(cli) => cli,
+        Err(code) => return code,
     };
     let (verb, result) = match cli.verb {
         LaboratoryVerb::Lab(args) => ("lab", verbs::lab::run(args)),
@@ -48,12 +54,14 @@ fn main() -> ExitCode {
 }
 
 /// Reads the command line. The help lists the laboratory's verbs alone: `cedos --help` has the others.
-fn parse() -> LabCli {
+fn parse() -> Result<LabCli, ExitCode> {
     let mut command = LabCli::command();
     let product = ProductVerb::augment_subcommands(clap::Command::new("cedos"));
     for verb in product.get_subcommands() {
         command = command.mut_subcommand(verb.get_name(), |verb| verb.hide(true));
     }
-    let matches = command.clone().get_matches();
-    LabCli::from_arg_matches(&matches).unwrap_or_else(|error| error.format(&mut command).exit())
+    let matches = command.clone().try_get_matches();
+    matches
+        .and_then(|matches| LabCli::from_arg_matches(&matches))
+        .map_err(|error| usage_exit(&error.format(&mut command)))
 }

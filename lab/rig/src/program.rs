@@ -193,7 +193,7 @@ pub struct AgentProcess {
     pub child: Child,
     /// Its socket, for `CEDOS_AGENT`.
     pub socket: PathBuf,
-    /// The agent's standard error: an agent that cannot write to it dies of that.
+    /// The agent's standard error, kept open.
     _errors: Lines<BufReader<ChildStderr>>,
 }
 

@@ -1,5 +1,6 @@
-//! The name to save under, when the user gave none: never a path, never hidden.
+//! The name to save under, when the user gave none: never a path, never hidden, never an option.
 
+use cedos_text::is_control;
 use http::HeaderMap;
 use http::header::CONTENT_DISPOSITION;
 use url::Url;
@@ -87,19 +88,21 @@ fn percent_decoded(text: &str) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// The last path component, without control characters and leading dots; none if that leaves nothing.
+/// The last path component, without control characters (bidirectional ones hide an extension), and
+/// without leading dots (hidden files) and hyphens (options of whatever command it is given to); none if
+/// that leaves nothing.
 fn harmless(name: &str) -> Option<String> {
     let last = name.rsplit(['/', '\\']).next().unwrap_or("");
-    let clean: String = last.chars().filter(|c| !c.is_control()).collect();
+    let clean: String = last.chars().filter(|c| !is_control(*c)).collect();
     let clean = clean
-        .trim()
-        .trim_start_matches('.')
-        .trim_end_matches([' ', '.']);
+        .trim_start_matches(|c: char| c.is_whitespace() || matches!(c, '.' | '-'))
+        .trim_end_matches(|c: char| c.is_whitespace() || c == '.');
     let mut end = clean.len().min(NAME_BYTES_MAX);
     while !clean.is_char_boundary(end) {
         end -= 1;
     }
-    (!clean.is_empty()).then(|| clean[..end].to_owned())
+    let name = clean[..end].trim_end_matches(|c: char| c.is_whitespace() || c == '.');
+    (!name.is_empty()).then(|| name.to_owned())
 }
 
 #[cfg(test)]
@@ -144,5 +147,35 @@ mod tests {
             Some("naïve.txt")
         );
         assert_eq!(named("inline"), None);
+    }
+
+    #[test]
+    fn no_name_is_an_option_or_shows_itself_as_another() {
+        assert_eq!(
+            named("attachment; filename=-rf").as_deref(),
+            Some("rf"),
+            "an option"
+        );
+        assert_eq!(
+            named("attachment; filename*=UTF-8''%E2%80%AE3pm.exe").as_deref(),
+            Some("3pm.exe"),
+            "a bidirectional control"
+        );
+        assert_eq!(named("attachment; filename*=UTF-8''.-.%1B%07-."), None);
+        // The first plane has all controls but the tags.
+        for c in ('\0'..='\u{ffff}').chain('\u{e0000}'..='\u{e007f}') {
+            for name in [
+                format!("{c}"),
+                format!("{c}a"),
+                format!("a{c}"),
+                format!("-.{c}."),
+            ] {
+                if let Some(name) = harmless(&name) {
+                    assert!(!name.contains(is_control) && !name.contains('/'), "{c:?}");
+                    assert!(!name.starts_with(['-', '.', ' ']), "{c:?}: {name}");
+                    assert!(!name.is_empty() && name.trim() == name, "{c:?}: {name}");
+                }
+            }
+        }
     }
 }

@@ -12,6 +12,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use cedos_text::RemoteText;
 use d2tp_driver::{
     CallError, Device, DeviceOptions, DriverError, EndpointConfig, Flow, FlowSettings, LinkUse,
     Peer, PublicKey, Qlog, SecretKey, ServerAddress,
@@ -182,7 +183,7 @@ impl D2tpOrigin {
         match peer {
             Ok(peer) => Ok(OriginSession::ThroughProxy(device, peer)),
             Err(CallError::Refused { text, .. }) => Err(FetchFault::Origin {
-                text,
+                text: RemoteText::new(&text).into(),
                 retry_after: None,
             }),
             Err(error) => Err(FetchFault::Path(error.to_string())),

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use cedos_text::RemoteText;
 use http::{HeaderMap, StatusCode};
 
 use super::dial::FetchFault;
@@ -12,8 +13,10 @@ pub fn refusal(status: StatusCode, headers: &HeaderMap, body: &str) -> Option<Fe
     let told = headers.get("proxy-status")?.to_str().ok()?;
     let (_, rest) = told.split_once("error=")?;
     let token = rest.split([';', ',', ' ']).next().unwrap_or_default();
-    let words = body.trim();
-    let words = if words.is_empty() { token } else { words };
+    let words = match RemoteText::new(body) {
+        empty if empty.is_empty() => RemoteText::new(token),
+        words => words,
+    };
     let text = format!("the proxy says: {words}");
     let retry_after = headers
         .get(http::header::RETRY_AFTER)

@@ -5,7 +5,6 @@ mod observers;
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::io::Write;
 use std::time::Duration;
 
 use d2tp_sched::CompletionEstimate;
@@ -17,6 +16,8 @@ use crate::terms::TransferTerms;
 
 pub use digest_progress::DigestProgress;
 pub use observers::{BarObserver, JsonObserver, LineObserver, ObserverPair};
+
+pub use crate::terminal::{print_stderr, print_stdout};
 
 /// An event of a running transfer.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -254,17 +255,6 @@ impl TransferReport {
 pub trait TransferObserver: Send {
     /// Handles an event. Called in order, from the transfer itself, so it must not block for long.
     fn on_event(&mut self, event: &TransferEvent);
-}
-
-/// Prints a line on standard error, and ignores errors: a closed pipe or terminal must not stop a
-/// download, as the panic of `eprintln!` would.
-pub fn print_stderr(line: &str) {
-    let _ = writeln!(std::io::stderr(), "{line}");
-}
-
-/// Prints a line on standard output, and ignores errors.
-pub fn print_stdout(line: &str) {
-    let _ = writeln!(std::io::stdout(), "{line}");
 }
 
 /// The link name where the system's routes decide: for a proxy on this machine, or in its network.

@@ -67,7 +67,10 @@ impl ConnectRefusal {
         };
         ConnectRefusal::new(
             cause,
-            format!("the proxy says: {}", refused.body_text.trim()),
+            format!(
+                "the proxy says: {}",
+                cedos_text::RemoteText::new(&refused.body_text)
+            ),
         )
     }
 

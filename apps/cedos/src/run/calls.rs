@@ -6,6 +6,7 @@
 //!  non-blocking  EINPROGRESS ── the flow opens ── the sockets meet: writable, or ECONNREFUSED
 //! ```
 
+use cedos_agent::terminal::print_stderr;
 use std::collections::BTreeSet;
 use std::io;
 use std::net::SocketAddr;
@@ -169,10 +170,10 @@ impl CallHandler {
             true => "its connections fail",
             false => "its connections bypass the proxy",
         };
-        eprintln!(
+        print_stderr(&format!(
             "cedos run: {program} is not caught: it {because}, so {so}. To carry them: cedos run \
              --rung tun -- …"
-        );
+        ));
     }
 
     /// What an errno does not say is said here, once for each reason.

@@ -1,5 +1,6 @@
 //! The end of a program, and signals for it.
 
+use cedos_agent::terminal::print_stderr;
 use std::io;
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::{ExitCode, ExitStatus};
@@ -125,10 +126,10 @@ pub async fn wait_for_program(program: Pid, porter: Option<Pid>) -> io::Result<P
             }
             if !said {
                 said = true;
-                eprintln!(
+                print_stderr(&format!(
                     "cedos run: the program has ended; waiting for {} that it started",
                     left.len()
-                );
+                ));
             }
         }
         let _ = child.recv().await;

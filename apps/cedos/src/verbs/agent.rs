@@ -1,5 +1,6 @@
 //! `cedos agent`: the device's own.
 
+use cedos_agent::terminal::print_stderr;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -115,12 +116,12 @@ pub async fn run(args: AgentArgs) -> anyhow::Result<ExitCode> {
         local_proxy: local,
     };
     agent::run(options, stopped, |socket, figures, programs| {
-        eprintln!("cedos agent: ready at {}", socket.display());
+        print_stderr(&format!("cedos agent: ready at {}", socket.display()));
         if let Some(at) = figures {
-            eprintln!("cedos agent: metrics at http://{at}/metrics");
+            print_stderr(&format!("cedos agent: metrics at http://{at}/metrics"));
         }
         if let Some(at) = programs {
-            eprintln!("cedos agent: proxy for programs at {at}");
+            print_stderr(&format!("cedos agent: proxy for programs at {at}"));
         }
     })
     .await?;

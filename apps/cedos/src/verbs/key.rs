@@ -1,5 +1,6 @@
 //! `cedos key`: the keys hosts are known by.
 
+use cedos_agent::terminal::{print_stderr, print_stdout};
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
@@ -48,19 +49,18 @@ pub fn run(args: &KeyArgs) -> anyhow::Result<()> {
             let public_key = key.public().to_string();
             match (out, json) {
                 (Some(path), true) => {
-                    println!(
-                        "{}",
-                        serde_json::json!({"public_key": public_key, "file": path})
+                    print_stdout(
+                        &serde_json::json!({"public_key": public_key, "file": path}).to_string(),
                     );
                 }
-                (Some(_), false) => println!("{public_key}"),
-                (None, true) => println!(
-                    "{}",
-                    serde_json::json!({"public_key": public_key, "secret_key": key.to_text()})
+                (Some(_), false) => print_stdout(&public_key),
+                (None, true) => print_stdout(
+                    &serde_json::json!({"public_key": public_key, "secret_key": key.to_text()})
+                        .to_string(),
                 ),
                 (None, false) => {
-                    println!("{}", key.to_text());
-                    eprintln!("public key: {public_key}");
+                    print_stdout(&key.to_text());
+                    print_stderr(&format!("public key: {public_key}"));
                 }
             }
         }
@@ -71,12 +71,11 @@ pub fn run(args: &KeyArgs) -> anyhow::Result<()> {
             };
             let public_key = key.public().to_string();
             if *json {
-                println!(
-                    "{}",
-                    serde_json::json!({"public_key": public_key, "file": file})
+                print_stdout(
+                    &serde_json::json!({"public_key": public_key, "file": file}).to_string(),
                 );
             } else {
-                println!("{public_key}");
+                print_stdout(&public_key);
             }
         }
     }

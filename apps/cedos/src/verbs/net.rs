@@ -1,5 +1,6 @@
 //! `cedos net`, `cedos budget`: the networks and what they may cost.
 
+use cedos_agent::terminal::is_stdout_closed;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -115,6 +116,9 @@ pub async fn net(args: NetArgs) -> anyhow::Result<ExitCode> {
                     }
                 }
                 before = now;
+                if is_stdout_closed() {
+                    break;
+                }
                 tokio::time::sleep(LOOK_EVERY).await;
             }
         }

@@ -3,8 +3,11 @@
 //! This file turns options into a [`ProxConfig`] and a D2TP server, says where it is reached, and
 //! waits for SIGTERM or Ctrl-C. Clients that may not come in are refused in the handshake.
 
+use cedos_agent::terminal::{LogWriter, print_stdout, stdout_result};
 use std::collections::BTreeSet;
+use std::fs::DirBuilder;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -141,7 +144,7 @@ impl ProxArgs {
             (None, Some(dir)) => {
                 let path = dir.join("key");
                 if !path.exists() {
-                    std::fs::create_dir_all(dir)
+                    create_private_dir(dir)
                         .with_context(|| format!("cannot make {}", dir.display()))?;
                     key::write_new(&key::generate()?, &path)?;
                 }
@@ -156,7 +159,7 @@ impl ProxArgs {
 
     /// Sends the log to stderr in the form asked for. `RUST_LOG` chooses levels; `info` without.
     pub fn start_log(&self) {
-        let log = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+        let log = tracing_subscriber::fmt::layer().with_writer(LogWriter::default);
         let log = match self.log {
             LogFormat::Json => log.json().flatten_event(true).boxed(),
             LogFormat::Text => log.with_ansi(false).boxed(),
@@ -266,7 +269,8 @@ pub async fn run(args: ProxArgs) -> anyhow::Result<()> {
         None => None,
     };
     tracing::info!(%address, "ready");
-    println!("{address}");
+    print_stdout(&address.to_string());
+    stdout_result()?;
     if journal.is_none() {
         cedos_prox::serve(server.clone(), prox, stop).await;
         server.close().await;
@@ -294,9 +298,16 @@ pub async fn run(args: ProxArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Creates a directory that only this user can use: requests in it may contain credentials. One that exists
+/// is left as it is.
+fn create_private_dir(dir: &Path) -> std::io::Result<()> {
+    let mut builder = DirBuilder::new();
+    builder.recursive(true).mode(0o700).create(dir)
+}
+
 /// The journal in a state directory, which belongs to one key.
 fn open_journal(dir: &Path, key: &SecretKey) -> anyhow::Result<Journal> {
-    std::fs::create_dir_all(dir)
+    create_private_dir(dir)
         .with_context(|| format!("cannot make the state directory {}", dir.display()))?;
     let journal = Journal::open(&dir.join("journal"))?;
     let ours = key.public().0.to_vec();

@@ -1,5 +1,6 @@
 //! `cedos put FILE URL`: the command line of an upload.
 
+use cedos_agent::terminal::print_stderr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -59,7 +60,7 @@ pub async fn run(args: PutArgs) -> ExitCode {
         Ok(Some(exit)) => exit.into(),
         Ok(None) => ExitCode::from(handover::STILL_WAITING),
         Err(failure) => {
-            eprintln!("cedos put: {}", failure.text);
+            print_stderr(&format!("cedos put: {}", failure.text));
             failure.exit.into()
         }
     }

@@ -2,9 +2,9 @@
 //!
 //! Everything up to the program's start happens before this process has threads.
 
+use cedos_agent::terminal::{LogWriter, print_stderr};
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
-use std::io::IsTerminal as _;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -117,7 +117,7 @@ pub fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
     let prepared = match prepare(&args) {
         Ok(prepared) => prepared,
         Err(error) => {
-            eprintln!("cedos run: {error:#}");
+            print_stderr(&format!("cedos run: {error:#}"));
             return Ok(ExitCode::from(USAGE));
         }
     };
@@ -200,18 +200,13 @@ fn prepare(args: &RunArgs) -> anyhow::Result<PreparedRun> {
 /// Warnings go to standard error, and more with RUST_LOG.
 fn listen_to_log() {
     let log = tracing_subscriber::fmt::layer()
-        .with_writer(std::io::stderr)
-        .with_ansi(wants_colours())
+        .with_writer(LogWriter::default)
+        // What is printed has no escape sequence, not even one of ours.
+        .with_ansi(false)
         .without_time();
     tracing_subscriber::registry()
         .with(log.with_filter(log_levels(LevelFilter::WARN)))
         .init();
-}
-
-/// Whether standard error is somebody's who sees colours (no-color.org).
-fn wants_colours() -> bool {
-    let against = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-    !against && std::io::stderr().is_terminal()
 }
 
 async fn carry(
@@ -333,9 +328,9 @@ async fn carry(
             ended = &mut ended => break ended?,
             Some(at) = heard.recv() => if let Some(fronts) = &mut fronts {
                 match fronts.open(at).await {
-                    Ok(Some(address)) => eprintln!("cedos run: {at} is {address}"),
+                    Ok(Some(address)) => print_stderr(&format!("cedos run: {at} is {address}")),
                     Ok(None) => {}
-                    Err(error) => eprintln!("cedos run: {error:#}"),
+                    Err(error) => print_stderr(&format!("cedos run: {error:#}")),
                 }
             },
         }
@@ -362,7 +357,10 @@ fn say(chosen: &CaptureChoice, namespace: ProgramNamespace) {
         ProgramNamespace::Shared => "",
         ProgramNamespace::Own | ProgramNamespace::Tun => ", in a network namespace of its own",
     };
-    eprintln!("cedos run: {}{walls}: {}", chosen.mode, chosen.reason);
+    print_stderr(&format!(
+        "cedos run: {}{walls}: {}",
+        chosen.mode, chosen.reason
+    ));
 }
 
 struct KnownNames(Arc<d2tp_catch::NameStandIns>);

@@ -1,6 +1,7 @@
 //! `cedos serve`: this file turns options into a server, or a device that listens, and says how it is
 //! reached.
 
+use cedos_agent::terminal::{print_stdout, stdout_result};
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -97,7 +98,8 @@ pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
             port: local.port(),
             key: server.public_key(),
         };
-        println!("{address}/");
+        print_stdout(&format!("{address}/"));
+        stdout_result()?;
         loop {
             tokio::select! {
                 flow = server.accept() => match flow {
@@ -129,7 +131,8 @@ pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
         });
     }
     let listener = device.listen(admission).await?;
-    println!("d2tp://{public}/");
+    print_stdout(&format!("d2tp://{public}/"));
+    stdout_result()?;
     loop {
         tokio::select! {
             flow = listener.accept() => match flow {

@@ -21,6 +21,7 @@ use cedos_agent::fetch::option_parsers;
 use cedos_agent::fetch::outcome::TransferExit;
 use cedos_agent::fetch::report::{
     BarObserver, DigestProgress, JsonObserver, LineObserver, TransferObserver, print_stderr,
+    print_stdout,
 };
 use cedos_agent::order::{Deadline, TransferOrder};
 use cedos_agent::prepared_transfer::SessionTuning;
@@ -214,9 +215,9 @@ impl TransferArgs {
     /// Who hears what happens; `output_taken`: standard output carries the object.
     pub fn observer(&self, output_taken: bool) -> Box<dyn TransferObserver> {
         if self.json && output_taken {
-            Box::new(JsonObserver(std::io::stderr()))
+            Box::new(JsonObserver(print_stderr))
         } else if self.json {
-            Box::new(JsonObserver(std::io::stdout()))
+            Box::new(JsonObserver(print_stdout))
         } else if std::io::stderr().is_terminal() {
             Box::new(BarObserver::on_stderr())
         } else {

@@ -9,6 +9,7 @@ mod mistakes;
 mod modes;
 mod nginx;
 mod origins;
+mod output;
 mod plan;
 mod portal;
 mod prox;

@@ -16,6 +16,7 @@ mod run;
 mod summary;
 mod view;
 
+use cedos_agent::terminal::print_stderr;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -55,11 +56,11 @@ pub fn run(without_namespaces: bool, file: Option<&Path>) -> anyhow::Result<Demo
         Ok(()) => {}
         Err(error @ Forbidden::Threads { .. }) => return Err(error.into()),
         Err(refused) => {
-            eprintln!(
+            print_stderr(&format!(
                 "No network namespaces here, so the links are emulated between loopback sockets of \
                  this program: the same models and events, without interfaces and routes.\n\
                  ({refused})"
-            );
+            ));
             lab::heed_interrupts()?;
             return loopback::run(DemoSetup::new(scenario)?);
         }

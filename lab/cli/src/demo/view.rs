@@ -1,5 +1,6 @@
 //! What people see while it runs: on a terminal two bars and the links, elsewhere a line per change.
 
+use cedos_agent::terminal::print_stderr;
 use std::collections::BTreeMap;
 use std::io::IsTerminal;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -25,11 +26,11 @@ struct Bars {
 
 impl DemoView {
     pub(super) fn new(bytes: u64, deadline_s: f64) -> DemoView {
-        eprintln!(
+        print_stderr(&format!(
             "Downloading {} MB within {deadline_s:.0} s, with a plain TCP download beside it. Wi-Fi \
              (wlan0, free)\nand mobile data (wwan0, metered) come and go.",
             bytes / 1_000_000
-        );
+        ));
         let bars = std::io::stderr().is_terminal().then(|| {
             let all = MultiProgress::new();
             let line = |bar: ProgressBar, template: &str| {
@@ -77,8 +78,8 @@ impl DemoView {
     pub(super) fn say(&self, t_s: f64, what: &str) {
         let line = format!("{t_s:6.2} s  {what}");
         match &self.bars {
-            Some(bars) => bars.all.suspend(|| eprintln!("{line}")),
-            None => eprintln!("{line}"),
+            Some(bars) => bars.all.suspend(|| print_stderr(&line)),
+            None => print_stderr(&line),
         }
     }
 

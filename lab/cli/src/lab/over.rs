@@ -11,6 +11,7 @@
 //! them, written to a file.
 
 use anyhow::{Context, bail, ensure};
+use cedos_agent::terminal::print_stdout;
 use clap::Args;
 use d2tp_tcp::multipath::{self, Subflow};
 use nix::ifaddrs::InterfaceAddress;
@@ -154,7 +155,7 @@ pub fn fetch(args: &FetchArgs) -> anyhow::Result<ExitCode> {
         duplicate_bytes: carried.saturating_sub(fetch.head_bytes + fetch.bytes),
         text: ended.as_ref().err().map(|error| format!("{error:#}")),
     };
-    println!("{}", serde_json::to_string(&fetched)?);
+    print_stdout(&serde_json::to_string(&fetched)?);
     Ok(match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(_) => ExitCode::FAILURE,

@@ -5,6 +5,7 @@
 //! continue what they can. A crash of the proxy is SIGKILL for it, and the same command later.
 
 use anyhow::{Context, bail};
+use cedos_agent::terminal::print_stderr;
 use cedos_lab_emu::{World, content, web};
 use cedos_lab_link::Time;
 use cedos_lab_scenario::{CrashedEnd, Direction, FlowReport, ScenarioFlow};
@@ -90,7 +91,11 @@ pub fn run(
     let mut transfers: Vec<LabTransfer> = Vec::new();
     while world.now() < end_at && world.fault().is_none() && !is_interrupted() {
         while let Some((_, blow)) = blows.pop_if(|(at, _)| *at <= world.now()) {
-            eprintln!("{:9.3} s  {}", world.now().as_secs_f64(), told(blow));
+            print_stderr(&format!(
+                "{:9.3} s  {}",
+                world.now().as_secs_f64(),
+                told(blow)
+            ));
             match (blow, &mut by) {
                 (
                     ProcessFault::Crash(CrashedEnd::Proxy),
@@ -300,10 +305,10 @@ impl<'a> LabTransfer<'a> {
             .filter(|(_, success)| *success && sha256_ok)
             .map(|(at, _)| at.as_secs_f64());
         if finished.is_none() {
-            eprintln!(
+            print_stderr(&format!(
                 "lab: flow {} ({}) did not finish: {last}",
                 self.flow.id, self.url
-            );
+            ));
         }
         let mut bytes_by_link = BTreeMap::new();
         for links in told

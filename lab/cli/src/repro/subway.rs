@@ -11,6 +11,7 @@
 
 use super::runner::Measured;
 use anyhow::{Context, anyhow, ensure};
+use cedos_agent::terminal::print_stderr;
 use cedos_lab_link::trace::CSV_HEADER;
 use cedos_lab_scenario::{Scenario, ScenarioFault};
 use cedos_lab_sim::{ViewerConfig, ViewingReport};
@@ -355,7 +356,7 @@ fn play(scenario: &str, bytes: u64, high: u64) -> anyhow::Result<SubwayPlayback>
             {
                 Some(us) => shows.push((Instant::now(), us * 1e-6)),
                 None if line.contains('=') => {}
-                None => eprintln!("{line}"),
+                None => print_stderr(&line),
             }
         }
         shows

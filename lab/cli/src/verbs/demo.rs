@@ -1,5 +1,6 @@
 //! `cedos demo`: the main job on networks of this program's own making, in under a minute.
 
+use cedos_agent::terminal::{print_stderr, print_stdout};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -32,9 +33,9 @@ pub struct DemoArgs {
 pub fn run(args: &DemoArgs) -> anyhow::Result<ExitCode> {
     let summary = demo::run(args.without_namespaces, args.scenario.as_deref())?;
     if args.json {
-        println!("{}", serde_json::to_string(&summary)?);
+        print_stdout(&serde_json::to_string(&summary)?);
     }
-    eprintln!("{summary}");
+    print_stderr(&format!("{summary}"));
     Ok(if summary.holds() {
         ExitCode::SUCCESS
     } else {

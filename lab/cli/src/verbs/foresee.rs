@@ -1,6 +1,7 @@
 //! `cedos sim foresee TRIP…`: how well the holes of a way are foreseen that is travelled again and again.
 
 use anyhow::{Context, bail};
+use cedos_agent::terminal::print_stdout;
 use cedos_lab_link::trace::{Trace, TraceRow};
 use cedos_lab_sim::foresight::{HoleForecast, best_constant_error, median, play};
 use cedos_lab_sim::route::{Route, TERRAINS, to_csv};
@@ -86,7 +87,7 @@ pub fn run(args: &ForeseeArgs) -> anyhow::Result<ExitCode> {
             "no hole to predict: give several trips of one route, or one trip with several holes"
         );
     }
-    println!("{}", figures(&seen));
+    print_stdout(&figures(&seen).to_string());
     Ok(ExitCode::SUCCESS)
 }
 

@@ -6,6 +6,7 @@
 //! then may an ordinary user build the lab.
 
 use anyhow::{Context, bail};
+use cedos_agent::terminal::{print_stderr, print_stdout};
 use cedos_lab_emu::{World, WorldEvent, enter};
 use cedos_lab_link::Time;
 use cedos_lab_scenario::{EventKind, OriginKind, RunReport, Scenario};
@@ -85,7 +86,7 @@ pub fn run(args: LabArgs) -> anyhow::Result<ExitCode> {
     heed_interrupts()?;
     let mut world = build(&args)?;
     let web = world.start_web().context("the origin cannot start")?;
-    eprintln!("lab: the origin is {}", web.what);
+    print_stderr(&format!("lab: the origin is {}", web.what));
     let folder = tempfile::tempdir().context("no temporary folder")?;
     let program = std::env::current_exe().context("cannot find this program's own path")?;
     // With a command the proxy is a courtesy: the command may need none.
@@ -94,7 +95,7 @@ pub fn run(args: LabArgs) -> anyhow::Result<ExitCode> {
     let mut prox = match proxy.transpose() {
         Ok(prox) => prox,
         Err(error) if !args.command.is_empty() => {
-            eprintln!("lab: no proxy: {error:#}");
+            print_stderr(&format!("lab: no proxy: {error:#}"));
             None
         }
         Err(error) => return Err(error.context("the proxy cannot start (--direct does without)")),
@@ -117,7 +118,7 @@ pub fn run(args: LabArgs) -> anyhow::Result<ExitCode> {
     };
     drop(servers);
     if is_interrupted() {
-        eprintln!("lab: interrupted");
+        print_stderr("lab: interrupted");
         prox.into_iter().for_each(stop_prox);
         return Ok(ExitCode::from(CANCELLED));
     }
@@ -133,7 +134,7 @@ pub fn run(args: LabArgs) -> anyhow::Result<ExitCode> {
     };
     world.scenario().judge(&mut report);
     if args.json {
-        println!("{}", serde_json::to_string(&report)?);
+        print_stdout(&serde_json::to_string(&report)?);
     }
     summarise(&report, !args.command.is_empty());
     prox.into_iter().for_each(stop_prox);
@@ -197,11 +198,11 @@ fn tell(happening: &WorldEvent) {
         (EventKind::Rebind, _) => "NAT rebinds".to_owned(),
         _ => "down".to_owned(),
     };
-    eprintln!(
+    print_stderr(&format!(
         "{:9.3} s  {:8} {what}",
         happening.at.as_secs_f64(),
         happening.link
-    );
+    ));
 }
 
 /// What a command on the device is told: where the origin is, over HTTP and HTTPS, whom to trust
@@ -244,7 +245,9 @@ fn run_command(world: &World, command: &[String], prox: Option<&LabProx>) -> any
             break status.success();
         }
         if world.now() >= end_at || is_interrupted() {
-            eprintln!("lab: duration_s is over, or the run was interrupted; stopping the command");
+            print_stderr(
+                "lab: duration_s is over, or the run was interrupted; stopping the command",
+            );
             end(&mut child);
             break false;
         }
@@ -280,22 +283,25 @@ impl Drop for Servers {
 /// `by_command`: a command ran, and none of the flows.
 fn summarise(report: &RunReport, by_command: bool) {
     for link in &report.links {
-        eprintln!(
+        print_stderr(&format!(
             "link {:8} {:8} {:>12} bytes down {:>12} up   {} packets while down",
             link.name, link.class, link.bytes_down, link.bytes_up, link.packets_while_down
-        );
+        ));
     }
     for switch in &report.switches {
-        eprintln!(
+        print_stderr(&format!(
             "switch at {:.3} s  {} to {}  silent for {:.1} ms",
             switch.at_s, switch.from, switch.to, switch.silence_ms
-        );
+        ));
     }
     for flow in &report.flows {
         let when = flow
             .finished_s
             .map_or("not finished".to_owned(), |at| format!("done at {at:.3} s"));
-        eprintln!("flow {:8} {:>12} bytes  {when}", flow.id, flow.bytes);
+        print_stderr(&format!(
+            "flow {:8} {:>12} bytes  {when}",
+            flow.id, flow.bytes
+        ));
     }
     for expectation in &report.expectations {
         let (mark, why) = if by_command && expectation.text.contains("flows") {
@@ -305,6 +311,6 @@ fn summarise(report: &RunReport, by_command: bool) {
         } else {
             ("FAILS", &*expectation.why)
         };
-        eprintln!("{mark}  {}  {why}", expectation.text);
+        print_stderr(&format!("{mark}  {}  {why}", expectation.text));
     }
 }

@@ -10,6 +10,7 @@ use crate::repro::reproduced::{self, Reproduced};
 use crate::repro::results::{self, KeptResult};
 use crate::repro::{figures, plot, rows, runner::RowVenue, runners, unmodified};
 use anyhow::{Context, anyhow, bail};
+use cedos_agent::terminal::{is_stdout_closed, print_stderr, print_stdout};
 use clap::Args;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -88,8 +89,8 @@ pub fn run(args: &ReproArgs) -> anyhow::Result<ExitCode> {
     if let Some(folder) = &args.table {
         let kept = results::read(folder)?;
         match args.json {
-            true => println!("{}", of_kept(&kept)),
-            false => print!("{}", results::table(&kept)),
+            true => print_stdout(&of_kept(&kept).to_string()),
+            false => print_stdout(results::table(&kept).trim_end()),
         }
         return Ok(ExitCode::SUCCESS);
     }
@@ -137,7 +138,7 @@ pub fn run(args: &ReproArgs) -> anyhow::Result<ExitCode> {
         results::keep(folder, row, &reproduced)?;
     }
     if args.json {
-        println!("{}", serde_json::to_string(&reproduced)?);
+        print_stdout(&serde_json::to_string(&reproduced)?);
     } else {
         print(row, &reproduced)?;
     }
@@ -172,7 +173,7 @@ fn all(args: &ReproArgs) -> anyhow::Result<ExitCode> {
             lines.push(json!({"id": row.id, "paper": row.paper, "not_run": why}));
             continue;
         }
-        eprintln!("{} ({}) …", row.id, place.word());
+        print_stderr(&format!("{} ({}) …", row.id, place.word()));
         let line = match reproduced::run(row, place, &SourceFiles::default()) {
             Ok(reproduced) => {
                 if let Some(folder) = &args.into {
@@ -181,20 +182,28 @@ fn all(args: &ReproArgs) -> anyhow::Result<ExitCode> {
                 all_hold &= reproduced.holds;
                 if !args.json {
                     let verdict = reproduced.verdict.words();
-                    println!("{:9} {:4} {verdict:14} {}", row.id, place.word(), row.claim);
+                    print_stdout(&format!(
+                        "{:9} {:4} {verdict:14} {}",
+                        row.id,
+                        place.word(),
+                        row.claim
+                    ));
                 }
                 line_of(&reproduced)
             }
             Err(fault) => {
                 all_hold = false;
-                eprintln!("{}: {fault:#}", row.id);
+                print_stderr(&format!("{}: {fault:#}", row.id));
                 json!({"id": row.id, "where": place, "paper": row.paper, "not_run": format!("{fault:#}")})
             }
         };
         lines.push(line);
+        if is_stdout_closed() && args.into.is_none() {
+            break;
+        }
     }
     if args.json {
-        println!("{}", json!({"rows": lines}));
+        print_stdout(&json!({"rows": lines}).to_string());
     }
     Ok(if all_hold {
         ExitCode::SUCCESS
@@ -239,14 +248,14 @@ fn list(json: bool) {
             let object = json!({
                 "id": row.id, "claim": row.claim, "paper": row.paper, "where": places,
             });
-            println!("{object}");
+            print_stdout(&object.to_string());
         } else {
             let places = if places.is_empty() {
                 "not yet".to_owned()
             } else {
                 places.join(", ")
             };
-            println!("{:9} {places:9} {}", row.id, row.claim);
+            print_stdout(&format!("{:9} {places:9} {}", row.id, row.claim));
         }
     }
 }
@@ -257,8 +266,13 @@ fn print(of: &ResultRow, row: &Reproduced) -> anyhow::Result<()> {
         Some(name) => runners::find(name)?.table,
         None => None,
     };
-    println!("{} ({}): {}", row.id, row.r#where.word(), row.claim);
-    println!("  paper     {}", row.paper);
+    print_stdout(&format!(
+        "{} ({}): {}",
+        row.id,
+        row.r#where.word(),
+        row.claim
+    ));
+    print_stdout(&format!("  paper     {}", row.paper));
     for (title, figures) in [("ours", &row.ours), ("baseline", &row.baseline)] {
         let mut figures = figures.clone();
         if let (Some(_), Some(groups)) = (table, figures.as_object_mut()) {
@@ -267,15 +281,18 @@ fn print(of: &ResultRow, row: &Reproduced) -> anyhow::Result<()> {
         print_figures(title, &figures);
     }
     for mark in &row.mark {
-        println!("  mark      {mark}");
+        print_stdout(&format!("  mark      {mark}"));
     }
-    println!("  holds     {}", if row.holds { "yes" } else { "NO" });
-    println!("  verdict   {}", row.verdict.words());
+    print_stdout(&format!(
+        "  holds     {}",
+        if row.holds { "yes" } else { "NO" }
+    ));
+    print_stdout(&format!("  verdict   {}", row.verdict.words()));
     for condition in &row.conditions {
-        println!("  with      {condition}");
+        print_stdout(&format!("  with      {condition}"));
     }
     if let Some(table) = table {
-        println!("\n{}", table(&row.ours, &row.baseline));
+        print_stdout(&format!("\n{}", table(&row.ours, &row.baseline)));
     }
     Ok(())
 }
@@ -286,7 +303,7 @@ const TABLE: &str = "table";
 fn print_figures(title: &str, values: &Value) {
     for (n, line) in figures::lines(values).into_iter().enumerate() {
         let title = if n == 0 { title } else { "" };
-        println!("  {title:9} {line}");
+        print_stdout(&format!("  {title:9} {line}"));
     }
 }
 

@@ -3,6 +3,7 @@
 
 use crate::repro::plot::{self, Chart, Series};
 use anyhow::{Context, anyhow, bail};
+use cedos_agent::terminal::{print_stderr, print_stdout};
 use cedos_lab_link::trace::Trace;
 use cedos_lab_sim::score::altered;
 use cedos_lab_sim::score::course::{self, JobDirection, LinkCourse};
@@ -148,7 +149,7 @@ pub fn run(args: &ScoreArgs) -> anyhow::Result<ExitCode> {
         write(file, &plot::picture(&charts))?;
     }
     if args.json {
-        println!("{}", json!({ "rows": rows, "figures": figures }));
+        print_stdout(&json!({ "rows": rows, "figures": figures }).to_string());
     } else {
         print_rows(&rows);
         print_figures(&figures);
@@ -173,7 +174,9 @@ fn recorded(args: &ScoreArgs) -> anyhow::Result<Vec<(String, Vec<LinkCourse>)>> 
         let text = std::fs::read_to_string(file).with_context(|| format!("{shown}"))?;
         let trace = Trace::from_csv(&text).with_context(|| format!("{shown}"))?;
         if args.uploads && !sends(&trace) {
-            eprintln!("{shown}: it has no uplink rates (up_mbps); skipped");
+            print_stderr(&format!(
+                "{shown}: it has no uplink rates (up_mbps); skipped"
+            ));
             continue;
         }
         let name = file.file_stem().unwrap_or_default().to_string_lossy();
@@ -234,7 +237,7 @@ fn cases(
             let count = if args.alone { 1 } else { JOBS };
             match jobs::draw(courses, args.mix, count, own) {
                 Some(jobs) => cases.push(ScoreCase::new(name, seed, courses.clone(), jobs)),
-                None => eprintln!("{name}: no set of jobs is feasible; skipped"),
+                None => print_stderr(&format!("{name}: no set of jobs is feasible; skipped")),
             }
         }
     }
@@ -256,15 +259,15 @@ fn promises(args: &ScoreArgs, recorded: &[(String, Vec<LinkCourse>)]) -> anyhow:
         kept += pledge::keep(courses, args.sets, own);
     }
     if args.json {
-        println!("{}", serde_json::to_string(&kept)?);
+        print_stdout(&serde_json::to_string(&kept)?);
     } else {
-        println!(
+        print_stdout(&format!(
             "{} promises at {:.0} %: {} kept, {:.1} %",
             kept.promised,
             pledge::AT * 100.0,
             kept.kept,
             100.0 * kept.share()
-        );
+        ));
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -313,16 +316,16 @@ fn solution(case: &ScoreCase) -> Value {
 }
 
 fn print_rows(rows: &[ScoreRow]) {
-    println!(
+    print_stdout(&format!(
         "{:36} {:>4} {:18} {:>7} {:>14} {:>14} {:>14} {:>14} {:>9}",
         "trace", "seed", "policy", "met", "bytes", "metered", "late", "optimum", "avoidable"
-    );
+    ));
     for row in rows {
         let optimum = row
             .optimum_metered_bytes
             .map_or("none".to_owned(), |n| n.to_string());
         let avoidable = row.avoidable_share.map_or(String::new(), percent);
-        println!(
+        print_stdout(&format!(
             "{:36} {:>4} {:18} {:>2} of {:<2} {:>13} {:>14} {:>14} {:>14} {:>9}{}",
             row.trace,
             row.seed,
@@ -339,17 +342,17 @@ fn print_rows(rows: &[ScoreRow]) {
             } else {
                 ""
             }
-        );
+        ));
     }
 }
 
 fn print_figures(figures: &[ScoreFigures]) {
-    println!(
+    print_stdout(&format!(
         "\n{:18} {:>5} {:>5} {:>8} {:>10} {:>8} {:>10}",
         "policy", "sets", "jobs", "missed", "avoidable", "95th", "offloaded"
-    );
+    ));
     for row in figures {
-        println!(
+        print_stdout(&format!(
             "{:18} {:>5} {:>5} {:>8} {:>10} {:>8} {:>10}",
             row.policy,
             row.sets,
@@ -358,7 +361,7 @@ fn print_figures(figures: &[ScoreFigures]) {
             percent(row.avoidable_mean),
             percent(row.avoidable_p95),
             percent(row.offloaded)
-        );
+        ));
     }
 }
 

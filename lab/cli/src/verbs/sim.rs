@@ -7,6 +7,7 @@
 use super::foresee::{self, ForeseeArgs};
 use super::score::{self, ScoreArgs};
 use anyhow::Context;
+use cedos_agent::terminal::{print_stderr, print_stdout};
 use cedos_lab_scenario::{RunReport, Scenario};
 use cedos_lab_sim::coverage::CoveragePair;
 use cedos_lab_sim::fuzz;
@@ -109,13 +110,13 @@ fn run_one(args: &SimRunArgs) -> anyhow::Result<ExitCode> {
         log.flush().context("the log cannot be written")?;
     }
     if args.json {
-        println!("{}", serde_json::to_string(&outcome.report)?);
+        print_stdout(&serde_json::to_string(&outcome.report)?);
     } else {
         print_table(&outcome.report);
-        println!(
+        print_stdout(&format!(
             "ended at {:.3} s after {} steps",
             outcome.ended_s, outcome.steps
-        );
+        ));
     }
     Ok(if outcome.report.holds() {
         ExitCode::SUCCESS
@@ -130,7 +131,7 @@ fn run_many(args: &FuzzArgs) -> anyhow::Result<ExitCode> {
     }
     let seeds = args.first..args.first.saturating_add(args.seeds);
     let tried = fuzz::try_seeds(seeds, args.salt, |failing| {
-        eprintln!("seed {}: {}", failing.seed, failing.what);
+        print_stderr(&format!("seed {}: {}", failing.seed, failing.what));
     });
     if let Some(folder) = &args.keep {
         for failing in &tried.failing {
@@ -141,26 +142,30 @@ fn run_many(args: &FuzzArgs) -> anyhow::Result<ExitCode> {
     }
     let missed = tried.coverage.missed();
     if args.json {
-        println!("{}", fuzz_json(args, &tried));
+        print_stdout(&fuzz_json(args, &tried).to_string());
     } else {
         for failing in &tried.failing {
-            println!("{}\n  {}", failing.replay(), failing.what);
+            print_stdout(&format!("{}\n  {}", failing.replay(), failing.what));
         }
-        println!(
+        print_stdout(&format!(
             "{} of {} seeds failed; {} pairs of fault and state never hit",
             tried.failing.len(),
             args.seeds,
             missed.len()
-        );
+        ));
     }
     let mut good = tried.failing.is_empty();
     if args.require_coverage {
         for pair in &missed {
-            eprintln!("never tried: {} × {}", pair.fault.word(), pair.state_word());
+            print_stderr(&format!(
+                "never tried: {} × {}",
+                pair.fault.word(),
+                pair.state_word()
+            ));
         }
         for pair in tried.coverage.surprising() {
             let (fault, state) = (pair.fault.word(), pair.state_word());
-            eprintln!("listed as impossible but hit: {fault} × {state}");
+            print_stderr(&format!("listed as impossible but hit: {fault} × {state}"));
             good = false;
         }
         good &= missed.is_empty();
@@ -214,25 +219,25 @@ fn print_table(report: &RunReport) {
             .iter()
             .map(|(link, n)| format!("{link} {n}"))
             .collect();
-        println!(
+        print_stdout(&format!(
             "flow {:8} {:>12} bytes  {when}  {}  {} twice",
             flow.id,
             flow.bytes,
             by_link.join(" "),
             flow.duplicate_bytes
-        );
+        ));
     }
     for link in &report.links {
-        println!(
+        print_stdout(&format!(
             "link {:8} {:8} {:>12} bytes down {:>12} up   {} packets while down",
             link.name, link.class, link.bytes_down, link.bytes_up, link.packets_while_down
-        );
+        ));
     }
     for switch in &report.switches {
-        println!(
+        print_stdout(&format!(
             "switch at {:.3} s  {} to {}  silent for {:.1} ms",
             switch.at_s, switch.from, switch.to, switch.silence_ms
-        );
+        ));
     }
     for expectation in &report.expectations {
         let (mark, why) = if expectation.holds {
@@ -240,6 +245,6 @@ fn print_table(report: &RunReport) {
         } else {
             ("FAILS", &*expectation.why)
         };
-        println!("{mark}  {}  {why}", expectation.text);
+        print_stdout(&format!("{mark}  {}  {why}", expectation.text));
     }
 }

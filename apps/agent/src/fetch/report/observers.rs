@@ -1,9 +1,9 @@
 //! Observers that tell people and scripts: JSON lines, plain lines, a bar, or two of them.
 
 use std::collections::BTreeMap;
-use std::io::Write;
 use std::time::Duration;
 
+use cedos_text::escape_controls;
 use d2tp_sched::format_duration;
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -12,14 +12,14 @@ use super::{
 };
 use crate::fetch::mode::FetchMode;
 
-/// Prints each event as a JSON object on a line.
-pub struct JsonObserver<W>(pub W);
+/// Prints each event as a JSON object on a line, by [`print_stdout`](super::print_stdout) or
+/// [`print_stderr`].
+pub struct JsonObserver(pub fn(&str));
 
-impl<W: Write + Send> TransferObserver for JsonObserver<W> {
+impl TransferObserver for JsonObserver {
     fn on_event(&mut self, event: &TransferEvent) {
         if let Ok(line) = serde_json::to_string(event) {
-            // A reader that went away must not stop the download.
-            let _ = writeln!(self.0, "{line}").and_then(|()| self.0.flush());
+            self.0(&line);
         }
     }
 }
@@ -47,6 +47,12 @@ impl BarObserver {
         let bar = ProgressBar::new_spinner();
         bar.enable_steady_tick(Duration::from_millis(200));
         BarObserver { bar }
+    }
+
+    /// Shows a message beside the bar, on its line.
+    fn show(&self, message: &str) {
+        let message = escape_controls(message).replace('\n', " ");
+        self.bar.set_message(message);
     }
 }
 
@@ -81,8 +87,7 @@ impl TransferObserver for BarObserver {
                     FetchMode::Sealed => " · sealed",
                     FetchMode::Direct | FetchMode::ProxyFetch => "",
                 };
-                self.bar
-                    .set_message(format!("{rate}/s on {link} · {shares} · {why}{sealed}"));
+                self.show(&format!("{rate}/s on {link} · {shares} · {why}{sealed}"));
             }
             TransferEvent::Waiting {
                 reason,
@@ -90,7 +95,7 @@ impl TransferObserver for BarObserver {
                 unblocks,
                 ..
             } => {
-                self.bar.set_message(waiting_line(*reason, why, unblocks));
+                self.show(&waiting_line(*reason, why, unblocks));
             }
             TransferEvent::Done(_) | TransferEvent::Error(_) => {
                 self.bar.finish_and_clear();

@@ -17,6 +17,7 @@ mod stage;
 mod strace;
 mod verdict;
 
+use cedos_agent::terminal::{print_stderr, print_stdout};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -148,7 +149,7 @@ async fn try_points(
         tally.points += u64::from(verdict.struck);
         tally.missed += u64::from(!verdict.struck);
         if !verdict.holds() {
-            eprintln!("{}\n  {}", point.replay(), verdict.words());
+            print_stderr(&format!("{}\n  {}", point.replay(), verdict.words()));
             tally.failing.push((point, verdict));
         }
     }
@@ -169,14 +170,14 @@ fn tell(args: &KillArgs, tally: &Tally) {
             "points": tally.points, "missed": tally.missed, "seed": args.seed,
             "lost": lost, "repeated": repeated, "failing": failing,
         });
-        println!("{told}");
+        print_stdout(&told.to_string());
     } else {
-        println!(
+        print_stdout(&format!(
             "{} points, {} ended before theirs; {lost} lost data, {repeated} repeated data, {} \
              failed",
             tally.points,
             tally.missed,
             tally.failing.len()
-        );
+        ));
     }
 }

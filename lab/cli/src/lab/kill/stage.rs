@@ -1,6 +1,7 @@
 //! One point, from an empty folder to a verdict: an origin, a proxy with a state folder, a device that
 //! downloads, blows that fall, and programs that are begun again.
 
+use cedos_agent::terminal::print_stderr;
 use std::fs::{File, OpenOptions};
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::os::unix::process::ExitStatusExt;
@@ -88,8 +89,8 @@ impl KillSetting {
             // Another file system would want a copy; then it stays where it is.
             let to = keep.join(name);
             match std::fs::rename(&from, &to) {
-                Ok(()) => eprintln!("  kept in {}", to.display()),
-                Err(_) => eprintln!("  kept in {}", from.display()),
+                Ok(()) => print_stderr(&format!("  kept in {}", to.display())),
+                Err(_) => print_stderr(&format!("  kept in {}", from.display())),
             }
         }
         Ok(verdict)

@@ -14,6 +14,7 @@ mod policy;
 
 use super::runner::Measured;
 use anyhow::{Context, ensure};
+use cedos_agent::terminal::print_stderr;
 use cell::{ApplicationCell, CellDirection, CellResult, UnaidedTransferEnd};
 use client::{CLIENTS, Client};
 use disturbance::Disturbance;
@@ -180,7 +181,7 @@ fn all(
             let came = cell.run(asked.patience_s, folder);
             let came = came.with_context(|| format!("cell {}", cell.name()))?;
             let json = serde_json::to_string(&came)?;
-            eprintln!("{} {json}", cell.name());
+            print_stderr(&format!("{} {json}", cell.name()));
             told.lock().expect("nobody panics here").insert(n, came);
         }
         Ok(())

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use cedos_text::RemoteText;
 use http::StatusCode;
 use http::header::{LOCATION, RETRY_AFTER};
 
@@ -9,9 +10,6 @@ use crate::fetch::dial::FetchFault;
 use crate::fetch::outcome::{TransferExit, TransferFailure, TransferReason};
 use crate::fetch::proxy_status;
 use crate::fetch::upload_body::UploadResponse;
-
-/// The most characters of an answer's text that are shown to users.
-const TEXT_CHARS_MAX: usize = 200;
 
 /// An answer that does not accept the upload.
 pub(super) enum Refusal {
@@ -48,12 +46,7 @@ pub(super) fn check_answer(answer: &UploadResponse, host: &str, post: bool) -> R
             format!("{host} requires credentials ({})", answer.status),
         )),
         status => {
-            let words: String = answer
-                .body_text
-                .trim()
-                .chars()
-                .take(TEXT_CHARS_MAX)
-                .collect();
+            let words = RemoteText::new(&answer.body_text);
             let said = format!("{host} answers {status}: {words}");
             let not_now = matches!(status.as_u16(), 408 | 425 | 429 | 503);
             // These do not change by waiting, and each try costs the whole body.
@@ -91,6 +84,19 @@ mod tests {
             Err(Refusal::Open(_)) => "open",
             Err(Refusal::Told(FetchFault::Origin { .. })) => "later",
             Err(Refusal::Told(_)) => "never",
+        }
+    }
+
+    #[test]
+    fn a_page_that_explains_a_refusal_is_one_line_without_controls() {
+        let page = "<html><head><title>No\x1b[31m</title></head>\n<body>\n</body></html>";
+        let text = format!("HTTP/1.1 409 Conflict\r\n\r\n{page}");
+        let answer = UploadResponse::read(text.as_bytes(), text.len() as u64).unwrap();
+        match check_answer(&answer, "host", false) {
+            Err(Refusal::Told(FetchFault::Final(failure))) => {
+                assert_eq!(failure.text, "host answers 409 Conflict: No\\u001b[31m");
+            }
+            _ => panic!("a refusal for good"),
         }
     }
 

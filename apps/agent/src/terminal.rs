@@ -1,0 +1,128 @@
+//! The one place where text leaves for standard output, standard error and the log.
+//!
+//! What is printed may hold words of a proxy, a peer, an origin or a file's name, so every control
+//! character is escaped on the way out ([`cedos_text`]); in JSON that is the same string.
+//!
+//! ```text
+//!  print_stdout ─ written ──▶ reader
+//!               ─ closed pipe ──▶ nothing more is printed; the verb's exit code stays
+//!               ─ full disk ────▶ nothing more is printed; the verb ends with an error
+//! ```
+//!
+//! Rust programs ignore SIGPIPE, and `println!` panics instead. A transfer must not die because nobody reads
+//! its progress, so a closed pipe is no error here: what only prints checks [`is_stdout_closed`].
+
+use std::io::{self, Write};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use cedos_text::escape_controls;
+
+/// Why nothing more goes to standard output.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct StdoutFailure {
+    kind: io::ErrorKind,
+    text: String,
+}
+
+static STDOUT_FAILURE: Mutex<Option<StdoutFailure>> = Mutex::new(None);
+
+fn stdout_failure() -> MutexGuard<'static, Option<StdoutFailure>> {
+    STDOUT_FAILURE
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Prints text and a line break on standard output. The first error ends all output;
+/// [`stdout_result`] has it.
+pub fn print_stdout(text: &str) {
+    let mut failure = stdout_failure();
+    if failure.is_none()
+        && let Err(error) = print(&mut io::stdout(), text)
+    {
+        *failure = Some(StdoutFailure {
+            kind: error.kind(),
+            text: error.to_string(),
+        });
+    }
+}
+
+/// Prints text and a line break on standard error, and ignores errors: there is nowhere to tell them.
+pub fn print_stderr(text: &str) {
+    let _ = print(&mut io::stderr(), text);
+}
+
+fn print(to: &mut impl Write, text: &str) -> io::Result<()> {
+    // In one piece, so that lines of two processes do not mix.
+    let line = format!("{}\n", escape_controls(text));
+    to.write_all(line.as_bytes())?;
+    to.flush()
+}
+
+/// Whether nobody gets what is printed: the reader is gone, or the disk is full.
+pub fn is_stdout_closed() -> bool {
+    stdout_failure().is_some()
+}
+
+/// Whether everything printed was written. A reader that went away wanted no more, so that is no error.
+///
+/// # Errors
+/// The first error of standard output.
+pub fn stdout_result() -> io::Result<()> {
+    match &*stdout_failure() {
+        Some(failure) if failure.kind != io::ErrorKind::BrokenPipe => {
+            let text = format!("cannot write to standard output: {}", failure.text);
+            Err(io::Error::new(failure.kind, text))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Standard error for a log: each write is one entry, and becomes one line.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct LogWriter;
+
+impl Write for LogWriter {
+    fn write(&mut self, entry: &[u8]) -> io::Result<usize> {
+        print_stderr(&log_line(entry));
+        Ok(entry.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// An entry of a log on one line, so that no text in it can look like the next entry.
+fn log_line(entry: &[u8]) -> String {
+    let entry = String::from_utf8_lossy(entry);
+    entry.trim_end_matches('\n').replace('\n', "\\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_is_printed_without_the_controls_of_its_words() {
+        let mut out = Vec::new();
+        print(&mut out, "he said \x1b[31m\u{202e}red\r").unwrap();
+        assert_eq!(out, b"he said \\u001b[31m\\u202ered\\u000d\n");
+    }
+
+    #[test]
+    fn json_that_is_printed_has_the_same_meaning() {
+        let value = serde_json::json!({"text": "\u{9b}31m \x1b \u{202e} \u{e0041} \u{7f}"});
+        let mut out = Vec::new();
+        print(&mut out, &value.to_string()).unwrap();
+        let line = std::str::from_utf8(&out).unwrap();
+        assert!(line.trim_end().chars().all(|c| !cedos_text::is_control(c)));
+        let read: serde_json::Value = serde_json::from_str(line).unwrap();
+        assert_eq!(read, value);
+    }
+
+    #[test]
+    fn an_entry_of_a_log_is_one_line() {
+        let entry = b"INFO closed text=one\nINFO forged\n";
+        assert_eq!(log_line(entry), "INFO closed text=one\\nINFO forged");
+    }
+}
