@@ -84,7 +84,9 @@ pub(super) fn fit_to_links(
     let is_free_enough = need.policy == CostPolicy::Any && free_works && slow_free.is_none();
     let pays = metered.pays && costs && !is_free_enough;
     // Where only one link at a time carries, measuring another would cost the one that does.
-    let probe = metered.probe.filter(|_| report.uses_several_links && costs && !pays);
+    let probe = metered
+        .probe
+        .filter(|_| report.uses_several_links && costs && !pays);
     let ready = costs && need.policy == CostPolicy::Any && !pays;
     if behind {
         return ClientDecision {
