@@ -209,6 +209,14 @@ mod tests {
         }
         let trace = Trace::from_csv(&format!("{CSV_HEADER}\n{rows}")).expect("a trace");
         let courses = courses(&trace, JobDirection::Down);
+        // What was forecast a few seconds after a job came happens about as often.
+        let bins = calibrate(&courses, 200, 2, AFTER);
+        let off: f64 = (bins.iter())
+            .map(|bin| bin.forecasts as f64 * (bin.forecast() - bin.share()).abs())
+            .sum();
+        let count: u64 = bins.iter().map(|bin| bin.forecasts).sum();
+        assert!(count > 100, "{bins:?}");
+        assert!(off / count as f64 <= 0.15, "{bins:?}");
         let kept = keep(&courses, 20, 1);
         assert!(kept.promised > 10, "{kept:?}");
         assert!((0.7..=1.0).contains(&kept.share()), "{kept:?}");
