@@ -68,7 +68,7 @@ pub(crate) struct SocketOptions {
     pub(crate) size: Option<u64>,
     pub(crate) policy: CostPolicy,
     pub(crate) budget: Option<u64>,
-    /// As programs give it: 0 to 7, higher goes first, as for `SO_PRIORITY` of socket(7).
+    /// Priority as programs give it: 0 to 7, higher goes first, as for `SO_PRIORITY` of socket(7).
     pub(crate) priority: u8,
     pub(crate) if_late: DeadlineFallback,
     pub(crate) peer_key: Option<PublicKey>,

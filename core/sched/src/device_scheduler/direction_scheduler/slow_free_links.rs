@@ -17,7 +17,7 @@ use d2tp_time::{Span, Time};
 
 /// The share of the metered links' rate below which free links count as too slow.
 const SLOW_SHARE: f64 = 0.25; // a guess: four times the waiting is what people pay to avoid
-/// The share of it from which they suffice again.
+/// The share of the metered links' rate from which free links suffice again.
 const ENOUGH_SHARE: f64 = 0.5; // a guess: twice SLOW_SHARE, so that it does not flap
 /// The rate in bytes per second from which free links are never too slow.
 const FAST_ENOUGH_BYTES_PER_S: f64 = 625_000.0; // a guess: 5 Mb/s, a video in HD
