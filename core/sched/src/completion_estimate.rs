@@ -299,7 +299,7 @@ mod tests {
     fn the_exponential_is_near_enough() {
         for (x, value) in [
             (0.0, 1.0),
-            (1.0, 2.718_28),
+            (1.0, std::f64::consts::E),
             (-2.0, 0.135_335),
             (4.0, 54.598_2),
         ] {
