@@ -102,7 +102,7 @@ type Dialer struct {
 	Size     uint64        // bytes expected both ways, 0 when not known
 	Policy   Policy
 	Budget   uint64 // bytes that networks which cost may carry, 0 for no limit
-	Priority int32  // 0 goes first, 7 last
+	Priority int32  // 0 to 7; higher goes first
 	IfLate   IfLate
 	Proxy    string // d2tp://host:port/KEY, else $CEDOS_PROX
 	Persist  Persist

@@ -174,8 +174,8 @@ class Socket extends net.Socket {
 /**
  * A Socket that is being connected to a D2TP server ("d2tp://host:port/KEY"), or to any "host:port" through the proxy; 'connect'
  * says that it is, 'error' why not, and `destroy` gives up. Options: deadline (seconds), size (bytes), policy ('free-only',
- * 'free-first', 'balanced', 'fast', 'any'), budget (bytes), priority (0 goes first, 7 last), ifLate ('cell', 'wait', 'fail'),
- * proxy ("d2tp://host:port/KEY", else $CEDOS_PROX), persist ('no', 'written', 'open': what goes on when this process has
+ * 'free-first', 'balanced', 'fast', 'any'), budget (bytes), priority (0 to 7; higher goes first),
+ * ifLate ('cell', 'wait', 'fail'), proxy ("d2tp://host:port/KEY", else $CEDOS_PROX), persist ('no', 'written', 'open': what goes on when this process has
  * ended, by the user's agent; EOPNOTSUPP where none answers), buffer: { low, high, unit: 'bytes' or 'ms', rate }. Another one
  * is a TypeError. Without a network it waits for one.
  */

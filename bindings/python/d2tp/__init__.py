@@ -377,7 +377,7 @@ def connect(address, timeout=None, **options):
     """To a D2TP server ("d2tp://host:port/KEY"), or to any (host, port) through the proxy.
 
     Without a timeout (seconds) it waits for a network, four hours at most; after it, TimeoutError. Options: deadline (seconds,
-    rounded up, or a timedelta), size (bytes), policy (one of POLICIES), budget (bytes), priority (0 goes first, 7 last),
+    rounded up, or a timedelta), size (bytes), policy (one of POLICIES), budget (bytes), priority (0 to 7; higher goes first),
     if_late (one of IF_LATE), proxy, persist (one of PERSIST; else than "no" it needs an agent: EOPNOTSUPP), buffer:
     (low, high), bytes or timedeltas, and the rate of reading in bytes a second where it is known. OSError says why not, with
     the cause in words; ValueError what is no value of an option.

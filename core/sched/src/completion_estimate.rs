@@ -8,6 +8,7 @@
 //! A promise is what the outlook says now; it changes as the links do.
 
 use crate::capacity_forecast::CapacityForecast;
+use crate::history::LinkHistory;
 use crate::link_assignment::ScheduledFlow;
 use crate::link_choice::{CostPolicy, LinkClass};
 use crate::scheduler::Scheduler;
@@ -29,6 +30,63 @@ const WAITING: f64 = 0.5;
 /// it in time.
 fn waiting(carried: f64) -> f64 {
     1.0 - (1.0 - carried) * (1.0 + WAITING * carried)
+}
+
+/// The uncertainty of all rates together, however long links were used: the standard deviation of the
+/// logarithm of what they carry. Higher: forecasts are less sure, both ways.
+// measured: docs/repro/score.md, forecasts compared with what happened
+const RATE_DOUBT: f64 = 0.35;
+/// The further uncertainty while no link was ever used.
+const RATE_DOUBT_UNKNOWN: f64 = 1.0; // measured likewise
+/// By how much links that were never used carry more than is assumed of them, as a logarithm.
+const RATE_BIAS_UNKNOWN: f64 = 1.7; // measured likewise
+
+/// Quantiles of the normal distribution at the middle of nine parts of equal probability.
+const NORMAL_NINTHS: [f64; 9] = [
+    -1.593, -0.967, -0.589, -0.282, 0.0, 0.282, 0.589, 0.967, 1.593,
+];
+
+/// By how much links may carry more or less than their forecast says: it assumes a rate of a link that was
+/// never used, and of others it knows the last minutes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct RateDoubt {
+    /// The logarithm of the median.
+    bias: f64,
+    /// The standard deviation of the logarithm.
+    spread: f64,
+}
+
+impl RateDoubt {
+    /// The doubt about these links, each weighed by its rate.
+    fn about<'a>(links: impl Iterator<Item = &'a LinkHistory>) -> RateDoubt {
+        let (mut known, mut all) = (0.0, 0.0);
+        for link in links.filter(|link| link.is_up() || link.confidence() > 0.0) {
+            known += link.long_term_rate() * link.confidence();
+            all += link.long_term_rate();
+        }
+        let known = if all > 0.0 { known / all } else { 0.0 };
+        let unknown = 1.0 - known;
+        let cube = unknown * unknown * unknown;
+        RateDoubt {
+            // The powers are measured likewise: how fast both fall while links are used.
+            bias: RATE_BIAS_UNKNOWN * unknown * cube,
+            spread: RATE_DOUBT + RATE_DOUBT_UNKNOWN * cube,
+        }
+    }
+
+    /// The probability of carrying `bytes`, where `reach` is that without the doubt.
+    fn reach(self, bytes: f64, reach: impl Fn(f64) -> f64) -> f64 {
+        let scaled = NORMAL_NINTHS.map(|z| reach(bytes / exponential(self.bias + self.spread * z)));
+        scaled.iter().sum::<f64>() / NORMAL_NINTHS.len() as f64
+    }
+}
+
+/// e to the power of a small number, by arithmetic that is the same on every platform.
+fn exponential(x: f64) -> f64 {
+    const SQUARINGS: u32 = 10;
+    let part = x / f64::from(1 << SQUARINGS);
+    let root = 1.0 + part + 0.5 * part * part;
+    (0..SQUARINGS).fold(root, |power, _| power * power)
 }
 
 /// The longest predicted time in seconds: a week.
@@ -61,21 +119,28 @@ impl Scheduler {
         let (order, late) = self.in_order(now, flows);
         let mut promises: Vec<CompletionEstimate> =
             flows.iter().map(|flow| self.without_end(flow)).collect();
+        let links = || {
+            self.links()
+                .iter()
+                .filter(|link| link.class() != LinkClass::Roaming)
+        };
+        let of_all = RateDoubt::about(links());
+        let of_free = RateDoubt::about(links().filter(|link| link.class() == LinkClass::Free));
         let mut before = 0.0;
         for n in order {
             let flow = &flows[n];
             let left_s = flow.left_s().unwrap_or(0.0);
             let outlook = CapacityForecast::new(now, self.links(), std::iter::once(left_s));
             let until = before + flow.bytes();
+            let by_free = |bytes| of_free.reach(bytes, |bytes| outlook.free_reach(0, bytes));
+            let by_all = |bytes| of_all.reach(bytes, |bytes| 1.0 - outlook.all_short_of(0, bytes));
             let own = |of: &dyn Fn(f64) -> f64| (of(until) - of(before)).max(0.0) as u64;
             let most = promises[n].most_metered_bytes;
             promises[n] = CompletionEstimate {
                 ready: match (flow.may_pay(), flow.need.policy) {
-                    (false, _) => outlook.free_reach(0, until),
-                    (true, CostPolicy::Any | CostPolicy::Fast) => {
-                        1.0 - outlook.all_short_of(0, until)
-                    }
-                    (true, _) => waiting(1.0 - outlook.all_short_of(0, until)),
+                    (false, _) => by_free(until),
+                    (true, CostPolicy::Any | CostPolicy::Fast) => by_all(until),
+                    (true, _) => waiting(by_all(until)),
                 },
                 expected_metered_bytes: own(&|bytes| outlook.left_over(0, bytes)).min(most),
                 worst_metered_bytes: own(&|bytes| outlook.left_over_at_most(0, bytes, WORST))
@@ -209,6 +274,37 @@ mod tests {
         assert!(alone[0].ready > 0.95, "{alone:?}");
         assert!(alone[0].expected_metered_bytes <= alone[0].worst_metered_bytes);
         assert!(alone[0].worst_metered_bytes <= 5_000_000);
+    }
+
+    #[test]
+    fn a_forecast_of_links_that_were_never_used_is_not_sure() {
+        let classes = [LinkClass::Free, LinkClass::Metered];
+        let mut scheduler = Scheduler::new(SchedulerMode::Forecast, classes);
+        let up = LinkObservation {
+            up: true,
+            ..LinkObservation::default()
+        };
+        scheduler.observe(Time::ZERO, &[up, up]);
+        let ready =
+            |bytes, left_s| scheduler.estimates(Time::ZERO, &[flow(bytes, Some(left_s))])[0].ready;
+        // Four times what is assumed of both links: Wi-Fi of 50 Mb/s is nothing special.
+        let in_doubt = ready(60_000_000, 10);
+        assert!((0.25..0.75).contains(&in_doubt), "{in_doubt}");
+        assert!(ready(1_000_000, 3_600) > 0.95);
+        // A hundred times as much is out of reach of any link.
+        assert!(ready(6_000_000_000, 10) < INFEASIBLE_BELOW);
+    }
+
+    #[test]
+    fn the_exponential_is_near_enough() {
+        for (x, value) in [
+            (0.0, 1.0),
+            (1.0, std::f64::consts::E),
+            (-2.0, 0.135_335),
+            (4.0, 54.598_2),
+        ] {
+            assert!((exponential(x) / value - 1.0).abs() < 1e-4, "{x}");
+        }
     }
 
     #[test]

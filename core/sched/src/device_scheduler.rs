@@ -147,15 +147,17 @@ impl DeviceScheduler {
         let mut decision = self.of(client).decide(now, client.number, report);
         decision.limit = limit;
         decision.grant = match decision.grant {
-            Grant::Spend { .. } => Grant::Spend { up_to: limit },
             _ if report.always_pays => Grant::Spend { up_to: limit },
+            Grant::Spend { up_to } => Grant::Spend {
+                up_to: up_to.into_iter().chain(limit).min(),
+            },
             Grant::Probe { bytes } => Grant::Probe {
                 bytes: bytes.min(limit.unwrap_or(u64::MAX)),
             },
             without_payload @ (Grant::None | Grant::Path) => without_payload,
         };
         let granted = match decision.grant {
-            Grant::Spend { up_to } => up_to,
+            Grant::Spend { up_to } => up_to.filter(|_| limit.is_some()),
             Grant::Probe { bytes } => limit.map(|_| bytes),
             Grant::None | Grant::Path => None,
         };

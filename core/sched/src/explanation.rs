@@ -142,7 +142,7 @@ impl Scheduler {
 }
 
 /// The bytes that are due until a flow's deadline.
-fn due_until(flows: &[ScheduledFlow], flow: usize) -> DueBytes {
+pub(crate) fn due_until(flows: &[ScheduledFlow], flow: usize) -> DueBytes {
     let order = by_deadline(flows);
     let until = order.iter().take_while(|n| **n != flow);
     let mut due = DueBytes::default();

@@ -293,10 +293,15 @@ impl LinkHistory {
         self.whole.weight / (self.whole.weight + KNOWN_S)
     }
 
-    /// The time since the link was last used.
+    /// The time since the link was last used: infinite if it never was, and very long if only an earlier
+    /// time on its network is known.
     pub fn unused_s(&self, now: Time) -> f64 {
+        let never = match self.whole.weight > 0.0 {
+            true => f64::MAX,
+            false => f64::INFINITY,
+        };
         self.measured_at
-            .map_or(f64::INFINITY, |at| now.since(at).as_secs_f64())
+            .map_or(never, |at| now.since(at).as_secs_f64())
     }
 
     /// Completed up periods.

@@ -1,9 +1,10 @@
 //! D2Sched: which flow goes over which link now, or waits, and why.
 //!
 //! ```text
-//!  Flow (bytes, time left, policy) ──────┐
-//!  History (a link: class, rates, spells) ┴─▶ Scheduler ─▶ Roster: who is on which link, and who pays
-//!                                                └──▶ Why, Promise
+//!  ScheduledFlow (bytes, time left, policy) ─┐
+//!  LinkHistory (class, rates, up periods) ────┴─▶ Scheduler ─▶ LinkAssignment: who is on which link,
+//!                                                    │          and who pays
+//!                                                    └──▶ FlowExplanation, CompletionEstimate
 //! ```
 //!
 //! [`DeviceScheduler`] is what a device uses: it decides for all clients (downloads, streams, sockets,
@@ -25,6 +26,7 @@ mod forecast_codec;
 mod history;
 mod link_assignment;
 mod link_choice;
+mod paid_share;
 mod playback;
 mod scheduler;
 mod stream_buffer;

@@ -103,6 +103,9 @@ const PROBE_FIRST_BYTES: f64 = 20.0 * PROBE_BYTES as f64; // a guess
 const PROBE_SHARE: f64 = 0.1; // a guess
 /// The probability of success on free links from which no probe is made.
 const PROBE_REGRET: f64 = 0.98; // a guess
+/// How long a free link that carries must have been used before its odds are reason enough for a
+/// probe, in seconds. Higher: fewer probes beside a good free link, and the metered link is known later.
+const PROBE_FREE_KNOWN_S: f64 = 2.0; // a guess: slow start over a long way takes less
 
 /// The share of the time to the earliest deadline after which the decision is repeated, at least each
 /// second and at most every ten.
@@ -313,6 +316,12 @@ impl Scheduler {
         let outlook = CapacityForecast::new(now, &self.links, horizons.iter().copied());
         let late = late_flows(flows, &order, &places, &outlook);
         let large = self.large(flows);
+        let unknown = |link: &LinkHistory| {
+            link.class() == LinkClass::Free
+                && link.carries()
+                && link.rates().known_s < PROBE_FREE_KNOWN_S
+        };
+        let is_free_unknown = self.links.iter().any(unknown);
         let mut found = PayDecision::none(Vec::with_capacity(order.len()));
         let (mut due_by, mut at_risk, mut next) = (DueBytes::default(), 0.0, 0);
         for (horizon, place) in places.into_iter().enumerate() {
@@ -337,7 +346,15 @@ impl Scheduler {
             if is_last || is_worth(&odds, at_risk, due_by.in_all() / large, balanced) {
                 found.paying = found.order.len();
             }
-            if odds.regret < PROBE_REGRET && odds.load > PROBE_SHARE {
+            let is_in_doubt = odds.regret < PROBE_REGRET;
+            if !is_in_doubt || (is_free_unknown && left_s > PROBE_AFTER_S) {
+                continue;
+            }
+            if due_by.in_all() > PROBE_FIRST_BYTES {
+                // Any time at all is less than that since a link was never used.
+                found.probe_after_s = found.probe_after_s.min(f64::MAX);
+            }
+            if odds.load > PROBE_SHARE {
                 let slack_s = left_s * (1.0 - odds.load);
                 let after_s = PROBE_AFTER_S.max(PROBE_SLACK * slack_s);
                 found.probe_after_s = found.probe_after_s.min(after_s);
@@ -348,10 +365,6 @@ impl Scheduler {
         found.order.extend(those_late);
         found.late = in_time..found.order.len();
         found.order.extend(&order[due..]);
-        if due_by.in_all() > PROBE_FIRST_BYTES {
-            // Any time at all is less than that since a link was never used.
-            found.probe_after_s = found.probe_after_s.min(f64::MAX);
-        }
         found
     }
 }
@@ -663,7 +676,7 @@ mod tests {
             ..LinkObservation::default()
         };
         scheduler.observe(Time::ZERO, &[LinkObservation::default(), up]);
-        let early = [free_first(100_000_000, 36_000.0)];
+        let early = [free_first(100_000_000, 900.0)];
         let assignment = scheduler.decide(Time::ZERO, &early);
         assert_eq!(assignment.carried_by(1), (&[0][..], PROBE_BYTES));
         let probed = LinkObservation {
@@ -677,6 +690,39 @@ mod tests {
         );
         let assignment = scheduler.decide(Time::from_secs_f64(1.0), &early);
         assert_eq!(assignment.carried_by(1).1, 0);
+    }
+
+    #[test]
+    fn no_metered_link_is_probed_while_free_links_meet_the_deadline() {
+        let up = LinkObservation {
+            up: true,
+            ..LinkObservation::default()
+        };
+        let wifi = |bytes: u64| LinkObservation {
+            bytes,
+            busy: Span::from_secs(u64::from(bytes > 0)),
+            ..up
+        };
+        let probes = |rate: u64, bytes: u64, left_s: f64| {
+            let mut scheduler = Scheduler::new(SchedulerMode::Forecast, CLASSES);
+            let mut probes = 0;
+            for second in 0..30_u64 {
+                let now = Time::from_secs_f64(second as f64);
+                let carried = if second == 0 { 0 } else { rate };
+                scheduler.observe(now, &[wifi(carried), up]);
+                let left = free_first(bytes - (rate * second).min(bytes - 1), left_s);
+                let assignment = scheduler.decide(now, &[left]);
+                probes += usize::from(matches!(assignment.shares[1], LinkShare::Probe(_)));
+            }
+            probes
+        };
+        // A good Wi-Fi, from its first second on, and one that is slow but has hours.
+        assert_eq!(probes(5_000_000, 200_000_000, 6.0 * 3_600.0), 0);
+        assert_eq!(probes(2_000_000, 60_000_000, 30.0 * 3_600.0), 0);
+        assert_eq!(probes(5_000_000, 150_000_000, 300.0), 0);
+        assert_eq!(probes(50_000, 5_000_000, 6.0 * 3_600.0), 0);
+        // One that may be too slow for the deadline: the probe is worth its bytes.
+        assert!(probes(300_000, 60_000_000, 240.0) > 0);
     }
 
     #[test]

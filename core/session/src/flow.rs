@@ -7,7 +7,7 @@ use d2tp_wire::{FlowId, PathId, ReasonCode};
 
 use crate::config::{REFUSALS_MAX, SEEN_RANGES_AWAKE_MAX};
 use crate::event::FlowEnd;
-use crate::flow_options::FlowOptions;
+use crate::flow_options::{FlowOptions, PRIORITY_LAST};
 use crate::grant::{IssuedGrants, ReceivedGrants};
 use crate::path_selection::PathSelection;
 use crate::ranges::RangeSet;
@@ -178,6 +178,8 @@ pub(crate) struct FlowTable {
     table: BTreeMap<FlowId, SessionFlow>,
     /// Flows that may have data to send, in the order of their turns.
     ready: VecDeque<FlowId>,
+    /// No flow in `ready` goes before one with this priority.
+    first_priority: u8,
     /// Flows with control frames to send.
     dirty: VecDeque<FlowId>,
     /// Flow ids that the peer used in each epoch.
@@ -360,6 +362,7 @@ impl FlowTable {
         };
         if !flow.queued && flow.may_send(u64::MAX) {
             flow.queued = true;
+            self.first_priority = self.first_priority.min(flow.options.priority);
             self.ready.push_back(id);
         }
         if !flow.dirty && (flow.wants != 0 || flow.grants_in.wants() || flow.grants_out.wants()) {
@@ -412,6 +415,7 @@ impl FlowTable {
     ) -> Option<FlowId> {
         let mut i = 0;
         let mut best: Option<(u8, usize, FlowId)> = None;
+        let mut first_priority = PRIORITY_LAST;
         while i < self.ready.len() {
             let id = self.ready[i];
             let flow = self
@@ -423,6 +427,7 @@ impl FlowTable {
                 self.ready.remove(i);
                 continue;
             }
+            first_priority = first_priority.min(flow.options.priority);
             let elsewhere = flow.path_selection == PathSelection::Steadiest
                 && self.steadiest.is_some_and(|steadiest| steadiest != path);
             let allowed = flow.may_send(session_room)
@@ -437,12 +442,14 @@ impl FlowTable {
             }
             if allowed && best.is_none_or(|(p, ..)| flow.options.priority < p) {
                 best = Some((flow.options.priority, i, id));
-                if self.ready.len() == 1 || flow.options.priority == 0 {
-                    break;
+                if self.ready.len() == 1 || flow.options.priority <= self.first_priority {
+                    return Some(id);
                 }
             }
             i += 1;
         }
+        // All of them were looked at.
+        self.first_priority = first_priority;
         best.map(|(_, _, id)| id)
     }
 

@@ -9,7 +9,7 @@ use d2tp_wire::{FlowId, ReasonCode, VARINT_MAX};
 use crate::config::THAWED_BUFFER_BYTES;
 use crate::event::{FlowEnd, SessionEvent};
 use crate::flow::{SessionFlow, want};
-use crate::flow_options::FlowOptions;
+use crate::flow_options::{FlowOptions, PRIORITY_LAST};
 use crate::recv_half::RecvHalf;
 use crate::send_half::SendHalf;
 use crate::session::{FlowError, ReadOutcome, Session, say};
@@ -26,7 +26,7 @@ impl Session {
     /// The session is over, or `flows_max` flows are open.
     pub fn open(&mut self, mut options: FlowOptions) -> Result<FlowId, FlowError> {
         // What OPEN and a record can say: three bits, and a number plus one in 62.
-        options.priority = options.priority.min(7);
+        options.priority = options.priority.min(PRIORITY_LAST);
         options.size = options.size.map(|size| size.min(VARINT_MAX - 1));
         if self.state == SessionState::Closed || self.closing.is_some() {
             return Err(FlowError::SessionOver);

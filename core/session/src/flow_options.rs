@@ -3,6 +3,9 @@
 use d2tp_time::{Span, Time};
 use d2tp_wire::{FlowId, Frame};
 
+/// The priority that goes last.
+pub(crate) const PRIORITY_LAST: u8 = 7;
+
 /// Options with which a flow is opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FlowOptions {
@@ -61,7 +64,7 @@ impl FlowOptions {
             return None;
         };
         let mut options = FlowOptions {
-            priority: priority.min(7),
+            priority: priority.min(PRIORITY_LAST),
             size,
             deadline: deadline_ms.map(|ms| now + Span::from_millis(ms)),
             ..FlowOptions::default()

@@ -563,7 +563,7 @@ impl Session {
         let end = buf.len() - TAG_BYTES;
         let mut sent = SentPacket::new(now);
         let mut w = WireWriter::new(&mut buf[DATA_HEADER_BYTES..end]);
-        let mut pad = false;
+        let mut least = 0;
 
         // 1. What arrived on this path.
         if (path.acks.is_wanted() || ack_due) && path.acks.write(path_id, now, &mut w, &mut sent) {
@@ -575,7 +575,9 @@ impl Session {
         }
         if terms.eliciting {
             // 2. What the path wants.
-            pad = !held && self.write_path_frames(slot, &mut w, &mut sent);
+            if !held {
+                least = self.write_path_frames(slot, &mut w, &mut sent);
+            }
             // 3. and 4. What session and flows want.
             if flush_control {
                 self.write_session_frames(&mut w, &mut sent);
@@ -601,9 +603,9 @@ impl Session {
             return 0;
         }
         let mut total = DATA_HEADER_BYTES + written + TAG_BYTES;
-        if pad && total < DATAGRAM_FIRST_BYTES && buf.len() >= DATAGRAM_FIRST_BYTES {
-            buf[DATA_HEADER_BYTES + written..DATAGRAM_FIRST_BYTES - TAG_BYTES].fill(0);
-            total = DATAGRAM_FIRST_BYTES;
+        if total < least && buf.len() >= least {
+            buf[DATA_HEADER_BYTES + written..least - TAG_BYTES].fill(0);
+            total = least;
         }
         sent.bytes = total as u16;
         let path = self.paths.at(slot);
@@ -685,22 +687,21 @@ impl Session {
         self.path_scheduler.takes(&own, &first, &waiting)
     }
 
-    /// Writes the control frames of a path. Returns whether the packet must be padded to its full
-    /// initial size.
+    /// Writes the control frames of a path. Returns the size to which the packet must be padded.
     fn write_path_frames(
         &mut self,
         slot: usize,
         w: &mut WireWriter<'_>,
         sent: &mut SentPacket,
-    ) -> bool {
+    ) -> usize {
         let initiator = self.role == Role::Initiator;
         let reason = self.reason_of(&self.paths[slot]);
         let path = self.paths.at(slot);
         let id = path.id;
-        let mut pad = false;
+        let mut least = 0;
         while let Some((nonce, _)) = path.answers.first().copied() {
             if w.room() < 17 {
-                return pad;
+                return least;
             }
             path.answers.remove(0);
             Frame::Rsp { nonce }.encode(w);
@@ -714,7 +715,7 @@ impl Session {
             }
         }
         if path.wants == 0 {
-            return pad;
+            return least;
         }
         let mut put = |frame: Frame<'_>, bit: u16, wants: &mut u16, w: &mut WireWriter<'_>| {
             if w.room() < if bit == path::want::CHG { 17 } else { 40 } {
@@ -738,7 +739,7 @@ impl Session {
             };
             if put(frame, path::want::CHG, &mut wants, w) && !path.first_packet_padded {
                 path.first_packet_padded = true;
-                pad = initiator;
+                least = if initiator { DATAGRAM_FIRST_BYTES } else { 0 };
             }
         }
         if wants & path::want::STATUS != 0 {
@@ -785,10 +786,16 @@ impl Session {
             wants &= !path::want::PING;
             Frame::Ping.encode(w);
             sent.eliciting = true;
-            pad |= std::mem::take(&mut path.pad_next);
+            if std::mem::take(&mut path.pad_next) {
+                // R-PATH-9
+                least = least.max(match path.gated {
+                    true => PROBE_GATED_BYTES,
+                    false => DATAGRAM_FIRST_BYTES,
+                });
+            }
         }
         path.wants = wants & !path::want::CID;
-        pad
+        least
     }
 
     fn write_session_frames(&mut self, w: &mut WireWriter<'_>, sent: &mut SentPacket) {
@@ -1095,3 +1102,6 @@ const PATH_GONE_SEQ: u64 = u32::MAX as u64;
 
 /// Payload bytes that a path carries before its MTU is probed: short exchanges do not need it.
 const MTU_PROBE_AFTER: u64 = 8 * 1024;
+/// R-PATH-9: the size of a probe of a gated path that is quiet. Higher: costs money each time; lower than
+/// an ACK with a challenge: at an address that is not proved, a server can answer only to a second probe.
+const PROBE_GATED_BYTES: usize = 128;

@@ -61,7 +61,7 @@ struct addrinfo;
  * no free network works the connection ends (EDQUOT), unless it is D2TP_IFLATE_WAIT. */
 #define D2TP_SO_BUDGET 4
 
-/* int: 0 goes first (the default), 7 last. Before connect. */
+/* int: 0 (the default) to 7; higher goes first. Before connect. */
 #define D2TP_SO_PRIORITY 5
 
 /* int: what to do when free networks will not make the deadline. Any time. */

@@ -36,7 +36,7 @@ pub const POLICY_ANY: c_int = 4;
 /// uint64_t: bytes that networks which cost may carry, UINT64_MAX for no limit. Any time. When it is used up and
 /// no free network works the connection ends (EDQUOT), unless it is D2TP_IFLATE_WAIT.
 pub const SO_BUDGET: c_int = 4;
-/// int: 0 goes first (the default), 7 last. Before connect.
+/// int: 0 (the default) to 7; higher goes first. Before connect.
 pub const SO_PRIORITY: c_int = 5;
 /// int: what to do when free networks will not make the deadline. Any time.
 pub const SO_IFLATE: c_int = 6;

@@ -36,7 +36,7 @@ const EXPIRY_MS: std::ops::RangeInclusive<i64> = 1..=86_400_000;
 
 /// The longest value of an option.
 pub(crate) const VALUE_BYTES_MAX: usize = 512;
-/// The accepted priorities: 0 is sent first, 7 last.
+/// The accepted priorities.
 const PRIORITIES: std::ops::RangeInclusive<i64> = 0..=7;
 
 /// Values of `D2TP_SO_ROUTE`, by number.
@@ -68,6 +68,7 @@ pub(crate) struct SocketOptions {
     pub(crate) size: Option<u64>,
     pub(crate) policy: CostPolicy,
     pub(crate) budget: Option<u64>,
+    /// Priority as programs give it: 0 to 7, higher goes first, as for `SO_PRIORITY` of socket(7).
     pub(crate) priority: u8,
     pub(crate) if_late: DeadlineFallback,
     pub(crate) peer_key: Option<PublicKey>,
@@ -263,7 +264,8 @@ impl SocketOptions {
             return Err(SocketFault::new(libc::ETIME, "the deadline passed"));
         }
         Ok(FlowSettings {
-            priority: self.priority,
+            // In OPEN, 0 goes first.
+            priority: (*PRIORITIES.end() as u8).saturating_sub(self.priority),
             size: self.size,
             within,
             reachable: true,
@@ -377,6 +379,22 @@ mod tests {
         assert_eq!(options.set(99, &[], false), Err(Errno(libc::ENOPROTOOPT)));
         let late = options.set(SO_PRIORITY, &1i32.to_ne_bytes(), true);
         assert_eq!(late, Err(Errno(libc::EISCONN)));
+    }
+
+    #[test]
+    fn the_highest_priority_is_that_of_the_flow_that_goes_first() {
+        let flow_priority = |value: Option<i32>| {
+            let mut options = SocketOptions::default();
+            if let Some(value) = value {
+                (options.set(SO_PRIORITY, &value.to_ne_bytes(), false)).unwrap();
+            }
+            options.settings().unwrap().priority
+        };
+        // docs/protocol.md: priority 0 goes first, 7 last.
+        assert_eq!(flow_priority(Some(7)), 0);
+        assert_eq!(flow_priority(Some(3)), 4);
+        assert_eq!(flow_priority(Some(0)), 7);
+        assert_eq!(flow_priority(None), flow_priority(Some(0)));
     }
 
     #[test]

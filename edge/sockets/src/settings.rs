@@ -101,7 +101,7 @@ pub struct ConnectSettings {
     pub policy: PayPolicy,
     /// Bytes that networks which cost may carry in all.
     pub budget: Option<u64>,
-    /// 0 goes first, 7 last.
+    /// 0 to 7; higher goes first.
     pub priority: u8,
     /// What to do when free networks will not make the deadline.
     pub if_late: LatePolicy,

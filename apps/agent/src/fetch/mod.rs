@@ -30,6 +30,7 @@ pub mod forget;
 pub mod header;
 pub mod jobs;
 mod local_origin;
+pub mod measured_rates;
 pub mod mode;
 pub mod option_parsers;
 pub mod origin;

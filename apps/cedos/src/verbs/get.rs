@@ -16,6 +16,7 @@ use super::{get_plan, handover};
 use cedos_agent::fetch::forget::forget;
 use cedos_agent::fetch::header;
 use cedos_agent::fetch::jobs::{self, JobState};
+use cedos_agent::fetch::measured_rates::MeasuredRates;
 use cedos_agent::fetch::outcome::{TransferExit, TransferFailure};
 use cedos_agent::fetch::proxy::ProxyClient;
 use cedos_agent::fetch::report::{
@@ -185,7 +186,9 @@ async fn start(args: GetArgs) -> handover::FollowResult {
         return give_up(job, transport.proxy()).await.map(Some);
     }
     let (stop, stopped) = watch::channel(false);
-    let setting = TransferContext::standalone(links, stopped, args.how.scheduler());
+    let scheduler = args.how.scheduler();
+    let rates = MeasuredRates::restore(&scheduler, &links.borrow());
+    let setting = TransferContext::standalone(links, stopped, scheduler.clone());
     if args.dry_run {
         job.refuse_existing()?;
         let plan = match &transport {
@@ -214,6 +217,7 @@ async fn start(args: GetArgs) -> handover::FollowResult {
             .observer(matches!(job.destination, Destination::Stdout)),
     };
     let exit = transport.run(job, None, setting, observer.as_mut()).await;
+    rates.save(&scheduler);
     if let Some(log) = log {
         log.finish();
     }

@@ -11,6 +11,7 @@ use url::Url;
 
 use super::handover;
 use super::transfer_args::{TransferArgs, stop_on_signal};
+use cedos_agent::fetch::measured_rates::MeasuredRates;
 use cedos_agent::fetch::outcome::TransferFailure;
 use cedos_agent::fetch::transfer::TransferContext;
 use cedos_agent::order::{TransferOrder, TransferVerb};
@@ -98,10 +99,13 @@ async fn start(args: PutArgs) -> handover::FollowResult {
     let transport = prepared
         .open_transport(&links, &args.how.tuning(), TransportPurpose::Carry)
         .await;
-    let setting = TransferContext::standalone(links, stopped, args.how.scheduler());
+    let scheduler = args.how.scheduler();
+    let rates = MeasuredRates::restore(&scheduler, &links.borrow());
+    let setting = TransferContext::standalone(links, stopped, scheduler.clone());
     let exit = transport
         .run(&prepared.job, upload_body, setting, observer.as_mut())
         .await;
+    rates.save(&scheduler);
     Ok(Some(exit))
 }
 

@@ -283,8 +283,9 @@ fn a_rehearsal_asks_over_free_networks_only() {
         assert_eq!(plan["forecast"]["feasible"], true, "{plan}");
         assert_eq!(plan["forecast"]["metered_bytes_expected"], 0, "{plan}");
         assert_eq!(plan["forecast"]["metered_bytes_worst"], OBJECT_BYTES as u64);
+        // Nothing is known of the link's rate: it is unlikely to be that fast, and not impossible.
         let plan = rehearsed(&url, &["--within", "1s", "--max-cell", "0"]).await;
-        assert_eq!(plan["forecast"]["feasible"], false, "{plan}");
+        assert!(plan["promise"]["p"].as_f64() < Some(0.75), "{plan}");
     });
 }
 

@@ -68,7 +68,7 @@ async fn offline_asks_nobody_and_says_that_the_size_is_a_guess() {
     let origin = ScriptedOrigin::start(|_| OriginReply(Vec::new(), ReplyEnd::Close)).await;
     let directory = tempfile::tempdir().expect("a directory");
     let url = origin.url("/show.mp3");
-    let arguments = ["get", "--dry-run", "--offline", &url, "--by", "+5s"];
+    let arguments = ["get", "--dry-run", "--offline", &url, "--by", "+1s"];
     let shown = run(directory.path(), &arguments).await;
     shown.ends_with(0, "unknown, 100.00 MB assumed (not asked");
     shown.ends_with(0, "not feasible");

@@ -24,8 +24,8 @@ pub enum Grant {
     },
     /// Payload as needed.
     Spend {
-        /// The most payload that the device's budget allows; none is no limit. The client enforces its
-        /// own budget itself.
+        /// The most payload to carry: what free links leave over, within the device's budget; none is no
+        /// limit. The client enforces its own budget itself.
         up_to: Option<u64>,
     },
 }
@@ -49,12 +49,24 @@ pub struct ClientDecision {
     pub choice: LinkChoice,
 }
 
+/// What the scheduler allows a client on metered links.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct MeteredUse {
+    /// Metered links carry the client's payload.
+    pub(super) pays: bool,
+    /// The most payload that metered links should carry until the next decision; none is all of it.
+    pub(super) share: Option<u64>,
+    /// Free links that are up are too slow for the policy `any`: their rate in bytes per second.
+    pub(super) slow_free_rate: Option<f64>,
+    /// Bytes of payload by which a metered link is to be measured.
+    pub(super) probe: Option<u64>,
+}
+
 /// Adapts the scheduler's decision to the links that a client has.
 pub(super) fn fit_to_links(
     need: &FlowDemand,
     report: &ClientReport,
-    pays: bool,
-    probe: Option<u64>,
+    metered: MeteredUse,
     why: FlowExplanation,
     behind: bool,
     capped: &dyn Fn(&str) -> bool,
@@ -68,9 +80,13 @@ pub(super) fn fit_to_links(
     let costs = of(LinkClass::Metered).next().is_some() && !broke;
     let free = fastest_working(of(LinkClass::Free), need.policy == CostPolicy::Fast);
     let free_works = free.is_some_and(|(_, candidate)| !candidate.stalled);
-    let pays = pays && costs && !(need.policy == CostPolicy::Any && free_works);
+    let slow_free = metered.slow_free_rate.filter(|_| free_works);
+    let is_free_enough = need.policy == CostPolicy::Any && free_works && slow_free.is_none();
+    let pays = metered.pays && costs && !is_free_enough;
     // Where only one link at a time carries, measuring another would cost the one that does.
-    let probe = probe.filter(|_| report.uses_several_links && costs && !pays);
+    let probe = metered
+        .probe
+        .filter(|_| report.uses_several_links && costs && !pays);
     let ready = costs && need.policy == CostPolicy::Any && !pays;
     if behind {
         return ClientDecision {
@@ -96,7 +112,7 @@ pub(super) fn fit_to_links(
             let best = fastest_working(pool, true).expect("a link that costs is there");
             let because = match best.1.class {
                 LinkClass::Free => format!("{} is free", best.1.name),
-                _ => for_money(need, candidates, &why),
+                _ => for_money(need, candidates, slow_free, &why),
             };
             used(best.0, because)
         }
@@ -112,12 +128,14 @@ pub(super) fn fit_to_links(
     };
     ClientDecision {
         grant: match (pays, probe) {
-            (true, _) => Grant::Spend { up_to: None },
+            (true, _) => Grant::Spend {
+                up_to: metered.share,
+            },
             (false, Some(bytes)) => Grant::Probe { bytes },
             (false, None) if ready => Grant::Path,
             (false, None) => Grant::None,
         },
-        pays_because: pays.then(|| for_money(need, candidates, &why)),
+        pays_because: pays.then(|| for_money(need, candidates, slow_free, &why)),
         limit: None,
         lacks_budget: false,
         recheck_after: None,
@@ -138,15 +156,30 @@ fn named(candidates: &[LinkCandidate], class: LinkClass) -> String {
 }
 
 /// The choice of a metered link, with the reason.
-fn for_money(need: &FlowDemand, candidates: &[LinkCandidate], why: &FlowExplanation) -> String {
-    match need.policy {
-        CostPolicy::Fast | CostPolicy::Any => {
+fn for_money(
+    need: &FlowDemand,
+    candidates: &[LinkCandidate],
+    slow_free: Option<f64>,
+    why: &FlowExplanation,
+) -> String {
+    match (need.policy, slow_free) {
+        (CostPolicy::Any, Some(rate)) => {
+            let free = named(candidates, LinkClass::Free);
+            let megabits = 8e-6 * rate;
+            format!(
+                "{free} is slow ({megabits:.1} Mb/s), and the policy allows {}, which is metered",
+                named(candidates, LinkClass::Metered)
+            )
+        }
+        (CostPolicy::Fast | CostPolicy::Any, _) => {
             format!(
                 "the policy allows {}, which is metered",
                 named(candidates, LinkClass::Metered)
             )
         }
-        CostPolicy::FreeOnly | CostPolicy::FreeFirst | CostPolicy::Balanced => why.because.clone(),
+        (CostPolicy::FreeOnly | CostPolicy::FreeFirst | CostPolicy::Balanced, _) => {
+            why.because.clone()
+        }
     }
 }
 
@@ -256,8 +289,12 @@ mod tests {
             because: "because".into(),
             unblocks: "wwan0 in 5 s".into(),
         };
-        let probe = probe.then_some(100);
-        fit_to_links(&need, &report, pays, probe, why, false, &|_| false)
+        let metered = MeteredUse {
+            pays,
+            probe: probe.then_some(100),
+            ..MeteredUse::default()
+        };
+        fit_to_links(&need, &report, metered, why, false, &|_| false)
     }
 
     fn probed(decision: &ClientDecision) -> Option<u64> {

@@ -7,18 +7,19 @@
 
 mod client_state;
 mod link_table;
+mod slow_free_links;
 mod transfer_queue;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::{
-    CompletionEstimate, ForecastHint, LinkCandidate, LinkChoice, LinkClass, LinkShare,
+    CompletionEstimate, CostPolicy, ForecastHint, LinkCandidate, LinkChoice, LinkClass, LinkShare,
     LinkWaitReason, ScheduledFlow, SchedulerMode,
 };
 use d2tp_time::{Span, Time};
 
-use super::client_decision::{ClientDecision, Grant, fit_to_links};
+use super::client_decision::{ClientDecision, Grant, MeteredUse, fit_to_links};
 use super::rate_measurement::RateMeasurement;
 use super::{ClientReport, LinkSurroundings, RadioStatus, SavedLinkHistory, WakingClients};
 use client_state::{ClientPhase, ClientState, last_phase};
@@ -79,7 +80,9 @@ impl DirectionScheduler {
         let (flows, me) = self.flows(number);
         let assignment = self.links.scheduler.decide(now, &flows);
         let is_payer = assignment.payers.contains(&me);
-        let pays = is_payer && assignment.shares.contains(&LinkShare::Paid);
+        let slow_free_rate = self.links.slow_free_rate();
+        let is_slow = flows[me].need.policy == CostPolicy::Any && slow_free_rate.is_some();
+        let pays = is_payer && assignment.shares.contains(&LinkShare::Paid) || is_slow;
         let mine = |n: usize| {
             let name = self.links.names[n].as_deref();
             report
@@ -96,13 +99,21 @@ impl DirectionScheduler {
                 _ => None,
             });
         let scheduler = &self.links.scheduler;
+        let metered = MeteredUse {
+            pays,
+            share: (pays && !report.is_interactive)
+                .then(|| scheduler.paid_share(now, &flows, me))
+                .flatten(),
+            slow_free_rate,
+            probe,
+        };
         let why = scheduler.explain(now, &flows, &assignment, me, &self.links.shown());
         let load = || scheduler.load(now, &flows);
         let order = (&*assignment.order, &flows[..]);
         let behind = (self.queue).is_behind(now, number, &mut self.clients, order, load);
         let need = &flows[me].need;
         let capped = |device: &str| self.links.is_capped(device);
-        let mut decision = fit_to_links(need, report, pays, probe, why, behind, &capped);
+        let mut decision = fit_to_links(need, report, metered, why, behind, &capped);
         let costs = |link: &LinkCandidate| link.class == LinkClass::Metered;
         if report.is_interactive
             && is_payer
@@ -316,10 +327,17 @@ impl DirectionScheduler {
 
     /// Updates the scheduler's links, and the queue's measure of how much of them was used.
     fn see(&mut self, now: Time) {
+        let any = |client: &ClientState| client.flow.as_ref().is_some_and(pays_if_free_is_slow);
+        self.links.pays_if_free_is_slow = self.clients.values().any(any);
         if let Some(used) = self.links.see(now, &self.clients) {
             self.queue.on_use(used, self.clients.len());
         }
     }
+}
+
+/// Whether a flow uses metered links beside free ones that are too slow.
+fn pays_if_free_is_slow(flow: &ScheduledFlow) -> bool {
+    flow.need.policy == CostPolicy::Any && flow.may_pay()
 }
 
 #[cfg(test)]

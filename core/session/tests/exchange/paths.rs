@@ -276,3 +276,45 @@ fn two_paths_bring_nine_tenths_of_their_sum_whatever_their_rates_and_round_trips
         assert!(rate * 105 / 100 >= 90, "{rates:?}, {delays_ms:?}: {rate} %");
     }
 }
+
+/// A session whose only link is `gated`, with a flow on which nothing moves.
+fn idle_session(gated: bool) -> Pair {
+    let mut p = Pair::new();
+    p.open_path(0, gated);
+    p.run_for(Span::from_secs(1));
+    let flow = (p.device)
+        .with(p.session, |s| s.open(FlowOptions::default()).unwrap())
+        .unwrap();
+    p.device
+        .with(p.session, |s| s.grant(flow, LinkId(0), 1_000_000))
+        .unwrap();
+    p.pump();
+    p.run_for(Span::from_millis(100));
+    p
+}
+
+#[test]
+fn probes_of_an_idle_metered_path_cost_little() {
+    // R-PATH-9: on a free link each probe is a full datagram.
+    let probed = |gated: bool| {
+        let mut p = idle_session(gated);
+        let before = p.wires[&0].bytes_up;
+        p.run_for(Span::from_secs(60));
+        p.wires[&0].bytes_up - before
+    };
+    let (free, metered) = (probed(false), probed(true));
+    assert!(free >= 7 * 1_200, "{free}");
+    assert!((5 * 128..=1_500).contains(&metered), "{metered}");
+}
+
+#[test]
+fn a_small_probe_from_another_address_proves_it() {
+    // R-PATH-2, R-PATH-9: 128 bytes are enough for a challenge.
+    let mut p = idle_session(true);
+    let moved = "198.51.100.77:40000".parse().unwrap();
+    p.wires.get_mut(&0).unwrap().address = moved;
+    p.run_for(Span::from_secs(60));
+    let id = p.server_session().unwrap();
+    let path = p.server.session(id).unwrap().path_stats()[0].clone();
+    assert_eq!((path.addresses.remote, path.proved), (moved, true));
+}

@@ -4,6 +4,7 @@
 use crate::repro::plot::{self, Chart, Series};
 use anyhow::{Context, anyhow, bail};
 use cedos_agent::terminal::{print_stderr, print_stdout};
+use cedos_lab_link::Span;
 use cedos_lab_link::trace::Trace;
 use cedos_lab_sim::score::altered;
 use cedos_lab_sim::score::course::{self, JobDirection, LinkCourse};
@@ -68,6 +69,10 @@ pub struct ScoreArgs {
     /// Draw sizes, promise each a time at 90 %, and count how many finish by then.
     #[arg(long, conflicts_with_all = ["jobs", "policies", "dump_optimum", "plot"])]
     promises: bool,
+    /// Forecast each of drawn jobs this many seconds after it came, and compare how likely it was said to be
+    /// on time with how often it was.
+    #[arg(long, value_name = "SECONDS", conflicts_with_all = ["jobs", "policies", "dump_optimum", "plot", "promises"])]
+    calibration: Option<f64>,
     /// Print one JSON object instead of a table.
     #[arg(long)]
     json: bool,
@@ -123,6 +128,9 @@ pub fn run(args: &ScoreArgs) -> anyhow::Result<ExitCode> {
     let recorded = recorded(args)?;
     if args.promises {
         return promises(args, &recorded);
+    }
+    if let Some(after_s) = args.calibration {
+        return calibration(args, &recorded, Span::from_secs_f64(after_s));
     }
     let mut cases = cases(args, &recorded)?;
     cases.iter_mut().for_each(|case| case.told = !args.untold);
@@ -268,6 +276,35 @@ fn promises(args: &ScoreArgs, recorded: &[(String, Vec<LinkCourse>)]) -> anyhow:
             kept.kept,
             100.0 * kept.share()
         ));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn calibration(
+    args: &ScoreArgs,
+    recorded: &[(String, Vec<LinkCourse>)],
+    after: Span,
+) -> anyhow::Result<ExitCode> {
+    let mut bins = [pledge::CalibrationBin::default(); 10];
+    for (name, courses) in recorded {
+        let own = args.seed ^ name.bytes().fold(0, mixed);
+        let more = pledge::calibrate(courses, args.sets, own, after);
+        bins.iter_mut()
+            .zip(more)
+            .for_each(|(bin, more)| *bin += more);
+    }
+    if args.json {
+        println!("{}", serde_json::to_string(&bins)?);
+        return Ok(ExitCode::SUCCESS);
+    }
+    println!("forecast   jobs   on time");
+    for bin in bins.iter().filter(|bin| bin.forecasts > 0) {
+        println!(
+            "{:6.1} %  {:5}  {:6.1} %",
+            100.0 * bin.forecast(),
+            bin.forecasts,
+            100.0 * bin.share()
+        );
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -7,7 +7,9 @@
 use super::course::{self, LinkCourse};
 use super::jobs::ScoreJob;
 use super::player;
-use d2tp_sched::{Scheduler, SchedulerMode};
+use d2tp_sched::{
+    CostPolicy, DeadlineFallback, FlowDemand, ScheduledFlow, Scheduler, SchedulerMode,
+};
 use d2tp_time::{Span, Time};
 use rand::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
@@ -75,6 +77,93 @@ pub fn keep(courses: &[LinkCourse], count: u64, seed: u64) -> PromiseOutcome {
     kept
 }
 
+/// Forecasts whose probability was within a tenth, and how many of their jobs were ready in time.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct CalibrationBin {
+    /// How many forecasts there were.
+    pub forecasts: u64,
+    /// The sum of their probabilities.
+    pub probability_sum: f64,
+    /// How many jobs were ready in time.
+    pub ready: u64,
+}
+
+impl AddAssign for CalibrationBin {
+    fn add_assign(&mut self, other: CalibrationBin) {
+        self.forecasts += other.forecasts;
+        self.probability_sum += other.probability_sum;
+        self.ready += other.ready;
+    }
+}
+
+impl CalibrationBin {
+    /// The mean of the forecast probabilities.
+    pub fn forecast(&self) -> f64 {
+        self.probability_sum / self.forecasts.max(1) as f64
+    }
+
+    /// The share of jobs that were ready in time.
+    pub fn share(&self) -> f64 {
+        self.ready as f64 / self.forecasts.max(1) as f64
+    }
+}
+
+/// Forecasts `count` jobs, one at a time, `after` they came, and plays them: one bin for each tenth of
+/// probability.
+pub fn calibrate(
+    courses: &[LinkCourse],
+    count: u64,
+    seed: u64,
+    after: Span,
+) -> [CalibrationBin; 10] {
+    let mut rng = Pcg64Mcg::seed_from_u64(seed);
+    let end = course::end(courses);
+    let mut bins = [CalibrationBin::default(); 10];
+    for _ in 0..count {
+        let arrival = Time::from_secs_f64(end.as_secs_f64() * rng.random_range(0.0..0.6));
+        let deadline =
+            Span::from_secs_f64(end.since(arrival).as_secs_f64() * rng.random_range(0.1..1.0_f64));
+        let due = arrival + deadline;
+        let room: f64 = courses.iter().map(|c| c.bytes_between(arrival, due)).sum();
+        // From what is easy to half more than all links carry.
+        let share = 1.5 * 30.0_f64.powf(-rng.random_range(0.0..1.0_f64));
+        let job = ScoreJob {
+            arrival,
+            bytes: (room * share).max(1.0) as u64,
+            deadline,
+        };
+        let mut forecast = None;
+        let mut watch = |scheduler: &Scheduler, moment: player::PlayerStep<'_>| {
+            if forecast.is_none() && moment.at >= arrival + after && moment.at < due {
+                let Some((_, left)) = moment.open.first() else {
+                    return;
+                };
+                let flow = ScheduledFlow {
+                    need: FlowDemand {
+                        remaining_bytes: Some(left.ceil() as u64),
+                        left: Some(due.since(moment.at).into()),
+                        policy: CostPolicy::FreeFirst,
+                        if_late: DeadlineFallback::Cell,
+                        metered_bytes_left: None,
+                    },
+                    size_bytes: job.bytes,
+                    priority: 0,
+                };
+                forecast = Some(scheduler.estimates(moment.at, &[flow])[0].ready);
+            }
+        };
+        let played = player::play_watched(courses, &[job], &mut scheduler(courses), &mut watch);
+        if let Some(ready) = forecast {
+            bins[((ready * 10.0) as usize).min(9)] += CalibrationBin {
+                forecasts: 1,
+                probability_sum: ready,
+                ready: u64::from(played.met[0]),
+            };
+        }
+    }
+    bins
+}
+
 fn scheduler(courses: &[LinkCourse]) -> Scheduler {
     Scheduler::new(
         SchedulerMode::Forecast,
@@ -120,6 +209,14 @@ mod tests {
         }
         let trace = Trace::from_csv(&format!("{CSV_HEADER}\n{rows}")).expect("a trace");
         let courses = courses(&trace, JobDirection::Down);
+        // What was forecast a few seconds after a job came happens about as often.
+        let bins = calibrate(&courses, 200, 2, AFTER);
+        let off: f64 = (bins.iter())
+            .map(|bin| bin.forecasts as f64 * (bin.forecast() - bin.share()).abs())
+            .sum();
+        let count: u64 = bins.iter().map(|bin| bin.forecasts).sum();
+        assert!(count > 100, "{bins:?}");
+        assert!(off / count as f64 <= 0.15, "{bins:?}");
         let kept = keep(&courses, 20, 1);
         assert!(kept.promised > 10, "{kept:?}");
         assert!((0.7..=1.0).contains(&kept.share()), "{kept:?}");

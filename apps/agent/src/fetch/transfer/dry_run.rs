@@ -5,8 +5,8 @@
 use std::time::Duration;
 
 use d2tp_sched::{
-    FREE_RATE_FIRST_BYTES_PER_S, LinkCandidate, LinkChoice, LinkClass, SIZE_UNKNOWN_BYTES,
-    TransferDirection,
+    ClientDecision, FREE_RATE_FIRST_BYTES_PER_S, Grant, LinkCandidate, LinkChoice, LinkClass,
+    SIZE_UNKNOWN_BYTES, TransferDirection,
 };
 use serde::Serialize;
 use tokio::time::timeout;
@@ -206,11 +206,9 @@ impl<'a> DryRun<'a> {
     }
 
     /// Asks the scheduler, as the download would at its start.
-    fn choose(&self, candidates: &[LinkCandidate]) -> LinkChoice {
-        let decision = self
-            .control
-            .decide(self.progress, candidates, self.together);
-        decision.choice
+    fn choose(&self, candidates: &[LinkCandidate]) -> ClientDecision {
+        self.control
+            .decide(self.progress, candidates, self.together)
     }
 
     /// The free link over which the origin may be asked, or why it is not asked.
@@ -221,7 +219,7 @@ impl<'a> DryRun<'a> {
         if offline {
             return Err("not asked: --offline".into());
         }
-        match self.choose(candidates) {
+        match self.choose(candidates).choice {
             LinkChoice::Use { index, .. } if candidates[index].class == LinkClass::Free => {
                 Ok(candidates[index].name.clone())
             }
@@ -229,7 +227,7 @@ impl<'a> DryRun<'a> {
         }
     }
 
-    fn forecast(&self, candidates: &[LinkCandidate]) -> DryRunForecast {
+    fn forecast(&self, candidates: &[LinkCandidate], probe_bytes: u64) -> DryRunForecast {
         let left = self.progress.remaining();
         let free = candidates
             .iter()
@@ -250,7 +248,9 @@ impl<'a> DryRun<'a> {
             feasible: (self.control.time_left())
                 .filter(|_| !candidates.is_empty())
                 .and_then(|_| Some(!promise?.is_infeasible())),
-            metered_bytes_expected: paid.map_or(0, |p| p.expected_metered_bytes),
+            metered_bytes_expected: paid
+                .map_or(0, |p| p.expected_metered_bytes)
+                .max(probe_bytes),
             metered_bytes_worst: paid.map_or(0, |p| p.most_metered_bytes),
         }
     }
@@ -269,7 +269,12 @@ impl<'a> DryRun<'a> {
                 self.progress.length = length;
             }
         }
-        let (link, reason, why, unblocks) = match LinkWait::or_use(self.choose(candidates)) {
+        let decision = self.choose(candidates);
+        let probe_bytes = match decision.grant {
+            Grant::Probe { bytes } => bytes,
+            Grant::None | Grant::Path | Grant::Spend { .. } => 0,
+        };
+        let (link, reason, why, unblocks) = match LinkWait::or_use(decision.choice) {
             Ok((index, _)) if candidates[index].name == NO_LINK => {
                 (Some(NO_LINK.to_owned()), None, NO_LINK_WHY.to_owned(), None)
             }
@@ -301,7 +306,7 @@ impl<'a> DryRun<'a> {
             unblocks,
             deadline_s: control.time_left().map(|left| left.as_secs_f64()),
             promise: control.promise(self.progress),
-            forecast: self.forecast(candidates),
+            forecast: self.forecast(candidates, probe_bytes),
         })
     }
 }

@@ -19,7 +19,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use d2tp_driver::SessionEvent;
-use d2tp_sched::{DeadlineFallback, LinkCandidate, LinkChoice, LinkClass, format_duration};
+use d2tp_sched::{DeadlineFallback, Grant, LinkCandidate, LinkChoice, LinkClass, format_duration};
 use tokio::sync::{mpsc, watch};
 
 use super::control::{LinkWait, TransferControl};
@@ -216,6 +216,11 @@ impl<'a> TransferSource<'a> for ProxySource<'a> {
         let waits = matches!(decision.choice, LinkChoice::Wait { .. });
         if !waits {
             control.unblock();
+        }
+        if let Grant::Probe { bytes } = decision.grant {
+            let metered = (candidates.iter()).find(|link| link.class == LinkClass::Metered);
+            let name = metered.map_or("a metered network", |link| &link.name);
+            control.reporter.note_probe(name, bytes);
         }
         if self.flow.go_by(&decision, &candidates, control, progress) {
             self.session.links.on_grant_changed();

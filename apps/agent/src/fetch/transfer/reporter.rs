@@ -25,6 +25,7 @@ pub(super) struct TransferReporter<'a> {
     /// The wait that was reported last, and when; none while bytes move.
     waiting: Option<(TransferReason, BootInstant)>,
     said_infeasible: bool,
+    said_probe: bool,
     /// The estimate when links had carried something for the first time.
     first_promise: Option<DeadlinePromise>,
     /// Why the current link is used, in words.
@@ -56,6 +57,7 @@ impl<'a> TransferReporter<'a> {
             repeats_waits,
             waiting: None,
             said_infeasible: false,
+            said_probe: false,
             first_promise: None,
             why: String::new(),
         }
@@ -178,6 +180,21 @@ impl<'a> TransferReporter<'a> {
     }
 
     /// Reports once that the transfer will probably be late.
+    /// Reports, once, that a metered link carries some bytes to be measured.
+    pub(super) fn note_probe(&mut self, link: &str, bytes: u64) {
+        if std::mem::replace(&mut self.said_probe, true) {
+            return;
+        }
+        let kilobytes = bytes.div_ceil(1_000);
+        self.note(
+            None,
+            format!(
+                "measuring {link} with up to {kilobytes} kB of mobile data: free networks alone may miss the \
+                 deadline"
+            ),
+        );
+    }
+
     fn note_infeasible(&mut self, promise: Option<DeadlinePromise>) {
         let Some(promise) = promise.filter(|promise| promise.infeasible && !self.said_infeasible)
         else {

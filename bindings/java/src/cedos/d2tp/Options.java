@@ -63,7 +63,7 @@ public final class Options implements Cloneable {
     public Policy policy;
     /** Bytes that networks which cost may carry. */
     public Long budget;
-    /** 0 goes first, 7 last. */
+    /** 0 to 7; higher goes first. */
     public Integer priority;
     public IfLate ifLate;
     /** d2tp://host:port/KEY; else $CEDOS_PROX. */

@@ -13,6 +13,7 @@ use d2tp_time::{Span, Time};
 use super::super::rate_measurement::MEASURED_BYTES_MIN;
 use super::super::{LinkSurroundings, RadioStatus};
 use super::client_state::ClientState;
+use super::slow_free_links::{EpochTraffic, SlowFreeLinks};
 use crate::{
     ForecastHint, LinkCandidate, LinkClass, LinkHistory, LinkObservation, NetworkRates,
     SavedHistory, Scheduler, SchedulerMode,
@@ -58,6 +59,9 @@ pub(super) struct LinkTable {
     pending: Vec<PendingTraffic>,
     up: Vec<bool>,
     counted_at: Option<Time>,
+    slow_free: SlowFreeLinks,
+    /// Whether some client uses metered links beside free ones that are too slow.
+    pub(super) pays_if_free_is_slow: bool,
 }
 
 impl LinkTable {
@@ -74,7 +78,14 @@ impl LinkTable {
             pending: vec![PendingTraffic::default()],
             up: vec![false],
             counted_at: None,
+            slow_free: SlowFreeLinks::default(),
+            pays_if_free_is_slow: false,
         }
+    }
+
+    /// The rate of the free links, in bytes per second, while they are too slow for the policy `any`.
+    pub(super) fn slow_free_rate(&self) -> Option<f64> {
+        self.slow_free.rate()
     }
 
     /// Takes in the links and networks around the device.
@@ -354,9 +365,33 @@ impl LinkTable {
             return None;
         }
         let used = self.used_share(counted);
+        match self.pays_if_free_is_slow {
+            true => self.slow_free.observe(now, &self.epoch_traffic(counted)),
+            false => self.slow_free = SlowFreeLinks::default(),
+        }
         self.counted_at = Some(now);
         self.pending.fill(PendingTraffic::default());
         Some(used)
+    }
+
+    /// What the links carried in the epoch that ends now, and how fast they are.
+    fn epoch_traffic(&self, counted: Span) -> EpochTraffic {
+        let of = |class: LinkClass| {
+            let links = self.scheduler.links().iter();
+            links.filter(move |link| link.class() == class && link.carries())
+        };
+        let free: Vec<f64> = of(LinkClass::Free)
+            .filter_map(LinkHistory::recent_rate)
+            .collect();
+        let metered: Vec<f64> = of(LinkClass::Metered)
+            .map(LinkHistory::long_term_rate)
+            .collect();
+        EpochTraffic {
+            length: counted,
+            bytes: self.pending.iter().map(|pending| pending.bytes).sum(),
+            free_rate: (!free.is_empty()).then(|| free.iter().sum()),
+            metered_rate: (!metered.is_empty()).then(|| metered.iter().sum()),
+        }
     }
 
     /// The share of the capacity of links in use that was used.

@@ -22,7 +22,7 @@ public typealias Thresholds = Options.Thresholds
  *   at least one. None: it waits as long as it takes.
  * @property size bytes expected both ways. A guess that is too high costs money, one too low the deadline.
  * @property budget bytes that networks which cost may carry. None: no limit.
- * @property priority 0 goes first, 7 last.
+ * @property priority 0 to 7; higher goes first.
  * @property proxy d2tp://host:port/KEY of the proxy that leads to servers without a key; else `$CEDOS_PROX`.
  * @property persist what goes on when this process has ended. Where no agent answers that would carry it, opening is a
  *   [D2tpException] with [Why.NO_AGENT].
@@ -44,7 +44,7 @@ public data class D2tpOptions(
         require(deadline == null || (deadline.isFinite() && deadline.isPositive())) { "a deadline of $deadline" }
         require(size == null || size >= 0) { "a size of $size bytes" }
         require(budget == null || budget >= 0) { "a budget of $budget bytes" }
-        require(priority in 0..PRIORITY_LAST) { "priority $priority is not within 0 and $PRIORITY_LAST" }
+        require(priority in 0..PRIORITY_MAX) { "priority $priority is not within 0 and $PRIORITY_MAX" }
     }
 
     /** Whether they speak of one transfer, which a second by the same connection would take from. */
@@ -67,6 +67,6 @@ public data class D2tpOptions(
     }
 
     private companion object {
-        const val PRIORITY_LAST = 7
+        const val PRIORITY_MAX = 7
     }
 }
