@@ -28,6 +28,7 @@ pub use handshake::{
     WAKE_OVERHEAD_BYTES,
 };
 pub use host_key::{KeyTextError, PublicKey, SecretKey};
+pub use noise::x25519_operations;
 pub use packet_keys::{CipherSuite, KEY_UPDATE_PACKETS, OpenedPacket, PacketKeys};
 pub use rng::Rng;
 pub use ticket::{SessionTicket, TICKET_BYTES, TicketHolder, TicketIssuer};

@@ -106,6 +106,11 @@ impl EarlyPackets {
         self.recovery.next_number() > 0
     }
 
+    /// Bytes that may still be sent to the address of the SYN while it is not validated.
+    pub(crate) fn room(&self) -> u64 {
+        self.room
+    }
+
     /// Stops sending, because another handshake of the device was confirmed.
     pub(crate) fn stop_sending(&mut self) {
         self.room = 0;
@@ -240,9 +245,6 @@ impl Session {
         if early.has_sent()
             && let Some(path) = self.paths.get_mut(PathId(0))
         {
-            if !path.validated {
-                path.rx_bytes += early.room;
-            }
             path.recovery = early.recovery;
         }
         for served in &early.served {

@@ -175,6 +175,8 @@ pub struct Endpoint {
     events: VecDeque<(SessionId, SessionEvent)>,
     syn_window: (Time, u32),
     unknown_window: (Time, u32),
+    /// WAKEs of this second that may be replays (R-TICKET-4).
+    wake_window: (Time, u32),
     /// The session whose changes are not registered yet.
     touched: Option<SessionId>,
     trace_level: Option<TraceLevel>,
@@ -224,6 +226,7 @@ impl Endpoint {
             events: VecDeque::new(),
             syn_window: (Time::ZERO, 0),
             unknown_window: (Time::ZERO, 0),
+            wake_window: (Time::ZERO, 0),
             touched: None,
             trace_level: None,
             traces: VecDeque::new(),

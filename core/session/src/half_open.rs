@@ -42,6 +42,11 @@ pub(crate) struct HalfOpen {
     pub(crate) addresses: Addresses,
     /// The answer, which a copy of the same SYN gets again.
     pub(crate) answer: Vec<u8>,
+    /// Whether a copy of the SYN had the answer sent to another address: whoever received it there has
+    /// the keys, so that a packet under them proves no address (R-PATH-16).
+    pub(crate) answered_elsewhere: bool,
+    /// Bytes of the SYN that its answer left (R-PATH-2). Early packets count down their own copy.
+    pub(crate) room: u64,
     pub(crate) expires: Time,
     /// How many later SYNs of the same handshake got this answer.
     pub(crate) repeated: u8,
@@ -102,9 +107,10 @@ impl HalfOpenTable {
     }
 
     /// The handshake of which this SYN is a copy.
-    pub(crate) fn original(&self, key: &InstanceKey, epoch: u32) -> Option<&HalfOpen> {
+    pub(crate) fn original(&mut self, key: &InstanceKey, epoch: u32) -> Option<&mut HalfOpen> {
         let mut line = self.by_key.get(key)?.iter();
-        line.find_map(|i| self.all.get(*i).filter(|h| h.epoch == epoch))
+        let index = line.find(|i| self.all.get(**i).is_some_and(|h| h.epoch == epoch))?;
+        self.all.get_mut(*index)
     }
 
     /// Adds a half-open handshake; returns its index.

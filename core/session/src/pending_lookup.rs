@@ -11,11 +11,9 @@
 use std::collections::VecDeque;
 
 use d2tp_seal::{PublicKey, Responder};
-use d2tp_wire::Cid;
 
 use crate::hibernated::InstanceKey;
-use crate::link::Addresses;
-use crate::syn::Syn;
+use crate::syn::{Syn, SynOrigin};
 
 /// Devices that wait for a lookup at once. Others get no answer and try again.
 pub const SOUGHT_MAX: usize = 256;
@@ -23,10 +21,7 @@ pub const SOUGHT_MAX: usize = 256;
 /// A device whose record may be elsewhere, and its SYN.
 pub struct PendingLookup {
     pub(crate) key: InstanceKey,
-    pub(crate) from: Addresses,
-    pub(crate) cid: Cid,
-    /// Size of the SYN in bytes.
-    pub(crate) len: usize,
+    pub(crate) origin: SynOrigin,
     pub(crate) syn: Syn,
     pub(crate) responder: Responder,
 }

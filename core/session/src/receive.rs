@@ -189,7 +189,8 @@ impl Session {
         let path = self.paths.at(slot);
         path.note_heard(now);
         path.last_rx = now;
-        if !path.validated {
+        // R-PATH-2: a late packet from elsewhere does not pay for the address in use.
+        if !path.validated && path.addresses.remote == from.remote {
             path.rx_bytes += datagram_bytes as u64;
         }
         if let Some(nonce) = challenge {

@@ -5,6 +5,7 @@ use d2tp_wire::{Cid, FlowId, Frame, FrameIter, ReasonCode, TOKEN_BYTES, WireRead
 
 use crate::claim::SynClaims;
 use crate::config::SPARE_PATHS;
+use crate::link::Addresses;
 
 /// The decoded payload of a SYN.
 #[derive(Debug)]
@@ -20,6 +21,19 @@ pub(crate) struct Syn {
     pub(crate) early_data: Option<Vec<u8>>,
     /// The epoch of the handshake that issued the ticket, if the SYN has one.
     pub(crate) ticket_of: Option<u32>,
+}
+
+/// Where a SYN came from, and what its answer needs of its datagram.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SynOrigin {
+    pub(crate) from: Addresses,
+    /// The device's connection id for path 0.
+    pub(crate) cid: Cid,
+    /// Size of the datagram in bytes.
+    pub(crate) len: usize,
+    pub(crate) mac1: [u8; 16],
+    /// Whether mac2 proves the address.
+    pub(crate) proved: bool,
 }
 
 impl Syn {

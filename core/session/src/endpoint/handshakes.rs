@@ -20,11 +20,15 @@ use crate::event::SessionEvent;
 use crate::half_open::{HALF_OPEN_MAX, HalfOpen, RepeatedSyn};
 use crate::hibernated::InstanceKey;
 use crate::link::Addresses;
+use crate::path::SessionPath;
 use crate::pending_lookup::PendingLookup;
 use crate::session::Session;
 use crate::session_state::Role;
-use crate::syn::{Syn, SynAck, SynAckBody};
+use crate::syn::{Syn, SynAck, SynAckBody, SynOrigin};
 
+/// R-TICKET-4: WAKEs that may be replays and are answered without a cookie, per second. Two X25519
+/// operations each: about 1 ms of a second.
+const DOUBTFUL_WAKES_PER_SECOND: u32 = 20; // a guess
 /// How long a cookie secret is used for new cookies.
 const COOKIE_PERIOD: Span = Span::from_secs(120);
 
@@ -65,6 +69,9 @@ impl Endpoint {
             self.syn_window = (now, 0);
         }
         self.syn_window.1 += 1;
+        let Some(mac1) = SynMacs::mac1(bytes) else {
+            return;
+        };
         match self.half_open.answer_repeated(now, from, cid) {
             Some(RepeatedSyn::Answer(answer)) => return self.answer(from, answer),
             Some(RepeatedSyn::Late) => return,
@@ -73,19 +80,10 @@ impl Endpoint {
         let loaded = self.syn_window.1 > self.config.cookie_above
             || self.half_open.len() >= HALF_OPEN_MAX / 2;
         // A ticket is dearer to have than an address: who shows a true one costs nothing before that.
-        let suspect =
-            kind == PacketKind::Syn && !self.cookie_secrets.verify_mac2(bytes, from.remote);
-        if loaded && suspect {
+        let proved = self.cookie_secrets.verify_mac2(bytes, from.remote);
+        if loaded && kind == PacketKind::Syn && !proved {
             // R-HS-7: under load the address is proved first: no state, no public-key work.
-            let Some(mac1) = SynMacs::mac1(bytes) else {
-                return;
-            };
-            let nonce: [u8; 12] = self.rng.array();
-            let mut out = vec![PacketKind::Cookie.first_byte()];
-            out.extend(cid.0);
-            out.extend(nonce);
-            out.extend(self.cookie_secrets.seal_cookie(mac1, from.remote, nonce));
-            return self.answer(from, out);
+            return self.answer_cookie(from, cid, mac1);
         }
         self.expire_half_open(now);
         if self.half_open.len() >= HALF_OPEN_MAX {
@@ -104,22 +102,45 @@ impl Endpoint {
             return;
         };
         let key = (responder.peer(), syn.instance);
+        let origin = SynOrigin {
+            from,
+            cid,
+            len: bytes.len(),
+            mac1,
+            proved,
+        };
         // Whoever is not admitted is refused, whatever lies elsewhere.
         if self.records_elsewhere
             && self.admission.admits(&key.0)
             && !self.has_session(key.0, key.1)
         {
-            let len = bytes.len();
             return self.pending_lookups.push(PendingLookup {
                 key,
-                from,
-                cid,
-                len,
+                origin,
                 syn,
                 responder,
             });
         }
-        self.answer_syn(now, from, cid, bytes.len(), syn, responder);
+        self.answer_syn(now, origin, syn, responder);
+    }
+
+    /// R-TICKET-4: counts an unproved WAKE that may be a replay; whether too many came in this second.
+    fn is_wake_budget_spent(&mut self, now: Time) -> bool {
+        if now.since(self.wake_window.0) >= Span::from_secs(1) {
+            self.wake_window = (now, 0);
+        }
+        self.wake_window.1 = self.wake_window.1.saturating_add(1);
+        self.wake_window.1 > DOUBTFUL_WAKES_PER_SECOND
+    }
+
+    /// Asks for proof of an address. Costs no public-key operation and keeps no state.
+    fn answer_cookie(&mut self, from: Addresses, cid: Cid, mac1: [u8; 16]) {
+        let nonce: [u8; 12] = self.rng.array();
+        let mut out = vec![PacketKind::Cookie.first_byte()];
+        out.extend(cid.0);
+        out.extend(nonce);
+        out.extend(self.cookie_secrets.seal_cookie(mac1, from.remote, nonce));
+        self.answer(from, out);
     }
 
     fn read_syn(&mut self, message: &[u8], payload: &mut [u8]) -> Option<(Responder, Syn)> {
@@ -153,23 +174,31 @@ impl Endpoint {
     pub(super) fn answer_syn(
         &mut self,
         now: Time,
-        from: Addresses,
-        cid: Cid,
-        len: usize,
+        origin: SynOrigin,
         syn: Syn,
         responder: Responder,
     ) {
+        let SynOrigin { from, cid, len, .. } = origin;
         let key = (responder.peer(), syn.instance);
         let peer = key.0;
         // R-HS-8: a copy of a SYN gets the answer of its original and no state of its own, so that
         // copies do not push the original out.
         if let Some(half) = self.half_open.original(&key, syn.epoch) {
+            // R-PATH-16
+            half.answered_elsewhere |= half.addresses.remote != from.remote;
             let answer = half.answer.clone();
             return self.answer(from, answer);
         }
         let Some(answer) = self.admit(&syn, key) else {
             return;
         };
+        // R-TICKET-4: a WAKE that cannot be accepted, or a second one, may be a replay, and an answer
+        // would take two X25519 operations.
+        let accepted = matches!(answer, SynAck::Accepted(_)) && self.half_open.of(&key).len() == 0;
+        if syn.ticket_of.is_some() && !origin.proved && !accepted && self.is_wake_budget_spent(now)
+        {
+            return self.answer_cookie(from, cid, origin.mac1);
+        }
         let mut out = vec![0; 1 + CID_BYTES + SYN_ACK_OVERHEAD_BYTES + 400];
         out[0] = PacketKind::SynAck.first_byte();
         out[1..1 + CID_BYTES].copy_from_slice(&cid.0);
@@ -210,6 +239,8 @@ impl Endpoint {
                 body: theirs,
                 addresses: from,
                 answer: out,
+                answered_elsewhere: false,
+                room,
                 expires,
                 repeated: 0,
                 early: None,
@@ -528,14 +559,22 @@ impl Endpoint {
             session.accept_path(now, PathId(0), half.addresses);
         }
         if from.remote == half.addresses.remote
+            && !half.answered_elsewhere
             && let Some(path) = session.paths.get_mut(path)
         {
-            // The device's keys depend on our answer, so it received it where we sent it.
+            // R-PATH-16: the device's keys depend on our answer, so it received it where we sent it.
             path.validated = true;
             path.challenges.clear();
             path.wants = 0;
         }
         session.after_handshake(now, half.body.resumed);
+        // R-PATH-2: what the SYN brought and its answers left counts for the address that it came from.
+        let room = half.early.as_ref().map_or(half.room, |e| e.room());
+        let came_from = half.addresses.remote;
+        let unproved = |p: &&mut SessionPath| !p.validated && p.addresses.remote == came_from;
+        if let Some(path) = session.paths.iter_mut().find(unproved) {
+            path.rx_bytes += room;
+        }
         if let Some(early) = half.early {
             session.adopt_early(*early);
         }

@@ -83,14 +83,12 @@ impl Endpoint {
     /// Ends a lookup and answers the SYN: the record was adopted, or the session is new.
     pub fn finish_lookup(&mut self, now: Time, sought: PendingLookup) {
         let PendingLookup {
-            from,
-            cid,
-            len,
+            origin,
             syn,
             responder,
             ..
         } = sought;
-        self.answer_syn(now, from, cid, len, syn, responder);
+        self.answer_syn(now, origin, syn, responder);
     }
 
     /// Whether the endpoint has this session, awake or hibernated.

@@ -185,6 +185,49 @@ fn a_wake_that_somebody_repeats_later_brings_him_nothing() {
 }
 
 #[test]
+fn a_flood_of_stale_wakes_costs_little_public_key_work_and_an_honest_one_gets_in() {
+    // R-TICKET-4
+    let mut p = Pair::new();
+    let (_, record) = asleep(&mut p);
+    comes_back(&mut p, &record, 500, "192.0.2.200:4000");
+    p.run_for(MS.times(200));
+    p.cut(0);
+    p.run_for(Span::from_secs(60));
+    let server = p.server_session().unwrap();
+    p.server.hibernate(p.now, server).unwrap();
+    let session = p.session;
+    let record = p.device.hibernate(p.now, session).unwrap();
+    let stale = p.log.iter().find(|(_, _, bytes)| bytes[0] == WAKE);
+    let stale = stale.expect("it came by ticket").2.clone();
+    let before = d2tp_seal::x25519_operations();
+    let mut out = vec![0; 65_536];
+    for n in 0..1000u16 {
+        let mut bytes = stale.clone();
+        let addresses = Addresses {
+            link: LinkId(0),
+            local: None,
+            remote: ([198, 51, 100, 66], 1000 + n).into(),
+        };
+        let bytes = &mut bytes[..];
+        p.server
+            .handle_datagram(p.now, IncomingDatagram { addresses, bytes });
+        let answer = p.server.poll_transmit(p.now, &mut out).unwrap();
+        assert!(answer.len < 100);
+        if n >= 20 {
+            assert_eq!((answer.len, out[0]), (53, 0xc1), "a cookie");
+        }
+    }
+    let spent = d2tp_seal::x25519_operations() - before;
+    assert!(spent <= 2 * 20, "{spent} X25519 operations");
+    p.log.clear();
+    comes_back(&mut p, &record, 700, "192.0.2.201:4000");
+    p.run_for(MS.times(100));
+    assert_eq!(knocks(&p), [WAKE]);
+    let state = p.device.session(p.session).map(Session::state);
+    assert_eq!(state, Some(SessionState::Established));
+}
+
+#[test]
 fn under_load_who_shows_a_ticket_is_let_in_at_once_and_a_stranger_proves_his_address() {
     // R-HS-7
     let mut p = Pair::with(EndpointConfig {

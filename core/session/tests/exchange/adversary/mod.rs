@@ -6,6 +6,7 @@
 
 mod rogue;
 
+mod amplification;
 mod claims;
 mod farewell;
 mod lessons;
