@@ -592,6 +592,31 @@ mod tests {
     }
 
     #[test]
+    fn what_passes_the_first_hop_is_the_least_that_any_change_leaves() {
+        let scenario = scenario(
+            "[[link]]\nname = \"w\"\n[[link.at]]\nt_s = 1\nudp_blocked = true\n[[link.at]]\nt_s = 9\n\
+             udp_blocked = false\n[[link.repeat]]\nevery_s = 100\nfirst_s = 2\nfor_s = 4\nportal = true\n\
+             [[link.at]]\nt_s = 3\ncut = true\n[[link.at]]\nt_s = 4\ncut = false\n",
+        );
+        let reach = scenario
+            .timeline()
+            .map(|e| (e.at.as_secs_f64(), e.condition.reach));
+        let reach: Vec<_> = reach.take_while(|(at, _)| *at < 50.0).collect();
+        assert_eq!(
+            reach,
+            [
+                (0.0, LinkReach::All),
+                (1.0, LinkReach::NoUdp),
+                (2.0, LinkReach::Portal),
+                (3.0, LinkReach::FirstHop),
+                (4.0, LinkReach::Portal),
+                (6.0, LinkReach::NoUdp),
+                (9.0, LinkReach::All),
+            ]
+        );
+    }
+
+    #[test]
     fn a_rebinding_nat_rebinds_in_its_rhythm() {
         let told = story("[[link]]\nname = \"w\"\nnat = \"rebinding\"\nnat_rebind_s = 25\n");
         assert_eq!(told[1..], [(25.0, 0, Rebind), (50.0, 0, Rebind)]);

@@ -15,9 +15,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::Context;
-use cedos_lab_emu::{
-    Loopback, LoopbackHappening, TcpRelays, WorldEvent, WorldObservations,
-};
+use cedos_lab_emu::{Loopback, LoopbackHappening, TcpRelays, WorldEvent, WorldObservations};
 use cedos_lab_link::Time;
 use cedos_lab_scenario::Class as ScenarioClass;
 use cedos_prox::{Prox, ProxConfig};

@@ -146,7 +146,7 @@ pub fn run(
         }
         let mut active = !device_is_there;
         for transfer in transfers.iter_mut().filter(|t| t.finished.is_none()) {
-            transfer.look(world);
+            transfer.look(world, &by);
             match transfer
                 .child
                 .as_mut()
@@ -249,7 +249,7 @@ impl<'a> LabTransfer<'a> {
 
     /// Takes down how much of the content has arrived: in the file of a download, whatever its name is until it
     /// is whole, and of an upload at the origin.
-    fn look(&mut self, world: &World) {
+    fn look(&mut self, world: &World, by: &FlowCarrier) {
         let bytes = match self.flow.direction {
             Direction::Down => {
                 let size = |file: &Path| std::fs::metadata(file).map_or(0, |file| file.len());
@@ -257,6 +257,8 @@ impl<'a> LabTransfer<'a> {
                 part.push(".part");
                 Some(size(&self.file).max(size(Path::new(&part))))
             }
+            // The proxy has a `cedos put` whole before it tells the origin.
+            Direction::Up if by.reports() => None,
             Direction::Up => world
                 .web()
                 .and_then(|web| web.upload_arrived(&upload_name(self.flow))),
