@@ -457,3 +457,104 @@ fn what_cannot_be_scored_says_why() {
     assert!(output.status.success(), "{output:?}");
     assert_eq!(std::fs::read_dir(into).expect("the folder").count(), 1);
 }
+
+/// Wi-Fi that dies silently while both flows are under way.
+const DIES: &str = r#"
+duration_s = 30
+origin = "builtin"
+[[link]]
+name = "wlan0"
+down_mbps = 8
+up_mbps = 8
+[[link.at]]
+t_s = 1
+dead = true
+[[link]]
+name = "wwan0"
+class = "metered"
+down_mbps = 8
+up_mbps = 8
+[[flow]]
+id = "down"
+bytes = 2_000_000
+policy = "any"
+[[flow]]
+id = "up"
+direction = "up"
+bytes = 2_000_000
+policy = "any"
+[[expect]]
+text = "count(flows[sha256_ok=true]) == 2"
+"#;
+
+#[test]
+fn every_client_carries_flows_both_ways_and_their_silence_is_measured() {
+    if !installed("curl") {
+        eprintln!("skipped: there is no curl");
+        return;
+    }
+    let file = scenario(DIES);
+    for client in ["run", "proxy", "socket"] {
+        let Some(output) = lab(&file, &["--client", client, "--json"]) else {
+            return;
+        };
+        let report = report(&output);
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{client}: {report}\n{told}");
+        for flow in report["flows"].as_array().expect("flows") {
+            let seconds = |key: &str| flow[key].as_f64().expect("it was seen");
+            let (first, last) = (seconds("first_byte_s"), seconds("last_byte_s"));
+            let silence = seconds("silence_max_s");
+            assert!(first < 1.0 && last > 1.0, "{client}: {flow}");
+            // The dead Wi-Fi is noticed later than after 0.1 s, and before the flow would have ended.
+            assert!(silence > 0.1 && silence < last - first, "{client}: {flow}");
+        }
+        let cellular = &report["links"][1];
+        assert!(
+            cellular["bytes_down"].as_u64() > Some(100_000),
+            "{cellular}"
+        );
+    }
+}
+
+/// A network that wants a sign-in for a second, and blocks UDP for the next.
+const SIGN_IN: &str = r#"
+duration_s = 20
+[[link]]
+name = "wlan0"
+[[link.at]]
+t_s = 0
+portal = true
+[[link.at]]
+t_s = 2
+portal = false
+udp_blocked = true
+"#;
+
+#[test]
+fn a_portal_answers_for_the_origin_and_tcp_passes_where_udp_is_blocked() {
+    if !installed("curl") {
+        eprintln!("skipped: there is no curl");
+        return;
+    }
+    let script = r#"
+        ask() { curl -s -o answer -w '%{http_code} %{redirect_url}\n' "$CEDOS_LAB_ORIGIN/bytes/1000"; }
+        cd "$(mktemp -d)"
+        ask
+        until test "$(ask)" = '200 '; do sleep 0.1; done
+        wc -c <answer
+        "#;
+    let file = scenario(SIGN_IN);
+    let Some(output) = lab(&file, &["--", "sh", "-c", script]) else {
+        return;
+    };
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{told}");
+    let said = String::from_utf8_lossy(&output.stdout);
+    let lines: Vec<&str> = said.lines().map(str::trim).collect();
+    assert_eq!(
+        lines,
+        ["302 http://portal.example/sign-in", "1000"],
+        "{told}"
+    );
+}

@@ -27,6 +27,7 @@ mod clock;
 mod crossing;
 mod gate;
 mod icmp;
+mod link_filter;
 pub mod loopback;
 mod multipath;
 mod namespace;

@@ -329,7 +329,7 @@ impl Worker {
                         device: *device,
                     };
                     let size = bytes as u32 + HEADER_BYTES;
-                    if !link.model.is_cut() {
+                    if link.model.reach().passes_udp() {
                         link.model.push(LinkDirection::Down, now, size, packet);
                     }
                 }
@@ -345,7 +345,7 @@ impl Worker {
         for (number, link) in self.links.iter_mut().enumerate() {
             while let Some(packet) = link.model.pop(LinkDirection::Up, now) {
                 moved = true;
-                let Some(own) = link.addresses.filter(|_| !link.model.is_cut()) else {
+                let Some(own) = link.addresses.filter(|_| link.model.reach().passes_udp()) else {
                     continue;
                 };
                 match mapping(&mut link.mappings, own.public, packet.device) {

@@ -6,15 +6,17 @@
 //! PUT, POST /upload[/NAME]      takes a body; answers {"bytes": N, "sha256": "…"}
 //! ```
 //!
+//! At another port it answers every request as a captive portal: "302 Found", to a page for signing in.
+//!
 //! It takes kernel MPTCP as well as TCP.
 
 use bytes::Bytes;
 use cedos_lab_scenario::content;
 use d2tp_tcp::multipath;
 use http::header::{
-    ACCEPT_RANGES, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, ETAG, IF_RANGE, RANGE,
+    ACCEPT_RANGES, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, ETAG, IF_RANGE, LOCATION, RANGE,
 };
-use http::{Method, Request, Response, StatusCode};
+use http::{HeaderValue, Method, Request, Response, StatusCode};
 use http_body_util::BodyExt;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use hyper::service::service_fn;
@@ -23,11 +25,12 @@ use hyper_util::server::conn::auto;
 use nix::sys::socket::setsockopt;
 use nix::sys::socket::sockopt::TcpCongestion;
 use rustls_pki_types::PrivateKeyDer;
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::error::Error;
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
@@ -40,9 +43,12 @@ const CONGESTION: &str = "cubic";
 /// Bytes per piece of a body.
 const PIECE_BYTES: u64 = 64 * 1024;
 
-/// Serve on `listener` until the returned future is dropped. `seed` makes the content where a
-/// request names none.
-pub async fn serve(listener: TcpListener, seed: u64, tls: Option<TlsAcceptor>) {
+/// Serves on `listener` until the returned future is dropped.
+async fn serve_with<A, F>(listener: TcpListener, tls: Option<TlsAcceptor>, answer: A)
+where
+    A: Fn(Request<Incoming>) -> F + Clone + Send + 'static,
+    F: Future<Output = Response<Content>> + Send + 'static,
+{
     loop {
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
@@ -54,12 +60,12 @@ pub async fn serve(listener: TcpListener, seed: u64, tls: Option<TlsAcceptor>) {
             }
         };
         let _ = stream.set_nodelay(true);
-        let tls = tls.clone();
+        let (tls, answer) = (tls.clone(), answer.clone());
         tokio::spawn(async move {
             let served = match tls {
-                None => converse(stream, seed).await,
+                None => converse(stream, answer).await,
                 Some(tls) => match tls.accept(stream).await {
-                    Ok(stream) => converse(stream, seed).await,
+                    Ok(stream) => converse(stream, answer).await,
                     Err(error) => Err(error.into()),
                 },
             };
@@ -70,12 +76,16 @@ pub async fn serve(listener: TcpListener, seed: u64, tls: Option<TlsAcceptor>) {
     }
 }
 
-async fn converse<S>(stream: S, seed: u64) -> Result<(), Box<dyn Error + Send + Sync>>
+async fn converse<S, A, F>(stream: S, answer: A) -> Result<(), Box<dyn Error + Send + Sync>>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    A: Fn(Request<Incoming>) -> F,
+    F: Future<Output = Response<Content>> + Send + 'static,
 {
-    let service =
-        service_fn(move |request| async move { Ok::<_, Infallible>(answer(request, seed).await) });
+    let service = service_fn(move |request| {
+        let answer = answer(request);
+        async move { Ok::<_, Infallible>(answer.await) }
+    });
     auto::Builder::new(TokioExecutor::new())
         .serve_connection(TokioIo::new(stream), service)
         .await
@@ -105,40 +115,83 @@ impl Tls {
     }
 }
 
-/// Bind to `addresses` and serve on each, on the calling thread, until `stopped` is resolved.
-///
-/// # Errors
-/// When an address cannot be had.
-pub fn run(
-    addresses: &[SocketAddr],
-    tls: Option<Tls>,
-    seed: u64,
-    ready: impl FnOnce(Vec<SocketAddr>),
-    stopped: impl Future,
-) -> anyhow::Result<()> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()?;
-    runtime.block_on(async {
-        let mut bound = Vec::new();
-        let mut servers = tokio::task::JoinSet::new();
-        for address in addresses {
-            let listener = listen(*address)?;
-            bound.push(listener.local_addr()?);
-            servers.spawn(serve(listener, seed, None));
-        }
-        if let Some(tls) = tls {
-            let addresses = tls.addresses.clone();
-            let acceptor = tls.acceptor()?;
-            for address in addresses {
+/// How many bytes of each upload have arrived, by its name, while it is under way and after.
+#[derive(Clone, Debug, Default)]
+pub struct UploadCounts(Arc<Mutex<BTreeMap<String, u64>>>);
+
+impl UploadCounts {
+    /// Bytes that arrived of the upload to `/upload/NAME`. A second request counts from where it gets further
+    /// than the first.
+    pub fn arrived(&self, name: &str) -> u64 {
+        let counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        counts.get(name).copied().unwrap_or(0)
+    }
+
+    fn record(&self, name: &str, bytes: u64) {
+        let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = counts.entry(name.to_owned()).or_default();
+        *known = bytes.max(*known);
+    }
+}
+
+/// A built-in origin that is to run.
+#[derive(Debug, Default)]
+pub struct OriginServer {
+    /// Where it serves HTTP.
+    pub plain: Vec<SocketAddr>,
+    /// Where and how it serves HTTPS.
+    pub tls: Option<Tls>,
+    /// Where it answers as a captive portal.
+    pub portal: Option<SocketAddr>,
+    /// What makes the content where a request names no seed.
+    pub seed: u64,
+    /// Bytes of uploads, for whoever watches them.
+    pub received: UploadCounts,
+}
+
+impl OriginServer {
+    /// Serves on the calling thread until `stopped` is resolved.
+    ///
+    /// # Errors
+    /// When an address cannot be had.
+    pub fn run(
+        self,
+        ready: impl FnOnce(Vec<SocketAddr>),
+        stopped: impl Future,
+    ) -> anyhow::Result<()> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
+        runtime.block_on(async {
+            let (seed, received) = (self.seed, self.received);
+            let respond = move |request| answer(request, seed, received.clone());
+            let mut bound = Vec::new();
+            let mut servers = tokio::task::JoinSet::new();
+            for address in self.plain {
                 let listener = listen(address)?;
-                servers.spawn(serve(listener, seed, Some(acceptor.clone())));
+                bound.push(listener.local_addr()?);
+                servers.spawn(serve_with(listener, None, respond.clone()));
             }
-        }
-        ready(bound);
-        stopped.await;
-        Ok(())
-    })
+            if let Some(tls) = self.tls {
+                let addresses = tls.addresses.clone();
+                let acceptor = tls.acceptor()?;
+                for address in addresses {
+                    let listener = listen(address)?;
+                    servers.spawn(serve_with(
+                        listener,
+                        Some(acceptor.clone()),
+                        respond.clone(),
+                    ));
+                }
+            }
+            if let Some(portal) = self.portal {
+                servers.spawn(serve_with(listen(portal)?, None, sign_in));
+            }
+            ready(bound);
+            stopped.await;
+            Ok(())
+        })
+    }
 }
 
 fn listen(at: SocketAddr) -> std::io::Result<TcpListener> {
@@ -151,17 +204,29 @@ fn listen(at: SocketAddr) -> std::io::Result<TcpListener> {
     TcpListener::from_std(listener)
 }
 
-async fn answer(request: Request<Incoming>, seed: u64) -> Response<Content> {
+async fn answer(
+    request: Request<Incoming>,
+    seed: u64,
+    received: UploadCounts,
+) -> Response<Content> {
     match (request.method(), request.uri().path()) {
         (&Method::GET | &Method::HEAD, path) if path.starts_with("/bytes/") => {
             object(&request, seed)
         }
-        (&Method::PUT | &Method::POST, path) if is_upload(path) => upload(request).await,
+        (&Method::PUT | &Method::POST, path) if is_upload(path) => upload(request, &received).await,
         (_, path) if is_upload(path) => {
             text(StatusCode::METHOD_NOT_ALLOWED, "PUT or POST to /upload\n")
         }
         _ => text(StatusCode::NOT_FOUND, "there is /bytes/N and /upload\n"),
     }
+}
+
+/// What a captive portal answers, whatever is asked of whatever host.
+async fn sign_in(_: Request<Incoming>) -> Response<Content> {
+    let mut answer = text(StatusCode::FOUND, "sign in first\n");
+    let page = HeaderValue::from_static("http://portal.example/sign-in");
+    answer.headers_mut().insert(LOCATION, page);
+    answer
 }
 
 fn is_upload(path: &str) -> bool {
@@ -193,7 +258,7 @@ fn object(request: &Request<Incoming>, seed: u64) -> Response<Content> {
         request
             .headers()
             .get(name)
-            .and_then(|v: &http::HeaderValue| v.to_str().ok())
+            .and_then(|v: &HeaderValue| v.to_str().ok())
     };
     let same = header(IF_RANGE).is_none_or(|condition| condition == etag);
     let range = header(RANGE).filter(|_| same && request.method() == Method::GET);
@@ -260,8 +325,10 @@ fn wanted(range: &str, total: u64) -> Wanted {
     }
 }
 
-async fn upload(request: Request<Incoming>) -> Response<Content> {
+async fn upload(request: Request<Incoming>, received: &UploadCounts) -> Response<Content> {
     use sha2::{Digest, Sha256};
+    let name = request.uri().path().trim_start_matches("/upload");
+    let name = name.trim_start_matches('/').to_owned();
     let mut body = request.into_body();
     let mut digest = Sha256::new();
     let mut bytes = 0u64;
@@ -271,6 +338,7 @@ async fn upload(request: Request<Incoming>) -> Response<Content> {
                 if let Ok(data) = frame.into_data() {
                     bytes += data.len() as u64;
                     digest.update(&data);
+                    received.record(&name, bytes);
                 }
             }
             Err(error) => {

@@ -23,6 +23,8 @@ pub const PROXY_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0xffff, 0, 0, 0, 0, 
 pub const ORIGIN_V4: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 20);
 /// The origin's IPv6 address.
 pub const ORIGIN_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0xffff, 0, 0, 0, 0, 0x20);
+/// The port at the origin's address where the captive portal of every link answers.
+pub(crate) const PORTAL_PORT: u16 = 8081;
 /// What programs in the lab see as `/etc/hosts`: names for both families of both hosts, and the machine's `own`, which
 /// some programs look up as they begin and wait for (Firefox, to lock its profile).
 pub(crate) fn hosts(own: &str) -> String {

@@ -17,6 +17,7 @@
 
 use crate::clock::EmuClock;
 use crate::gate::LinkGateway;
+use crate::link_filter::LinkFilter;
 use crate::packet;
 use crate::plan::{self, LinkAddresses};
 use crate::port::Port;
@@ -125,6 +126,7 @@ impl Relay {
                         link.nat,
                         link.nat_idle_s.map(Span::from_secs_f64),
                     ),
+                    filter: LinkFilter::default(),
                     nat64: link.family == Family::Nat64,
                     bytes_up: 0,
                     misaddressed: 0,
@@ -227,6 +229,7 @@ struct Attached {
     device: Port,
     model: LinkModel<Vec<u8>>,
     gate: LinkGateway,
+    filter: LinkFilter,
     nat64: bool,
     bytes_up: u64,
     misaddressed: u64,
@@ -423,9 +426,9 @@ impl Worker {
                 }
                 continue;
             }
-            if link.model.is_cut() {
+            let Some(packet) = link.filter.inward(link.model.reach(), packet) else {
                 continue;
-            }
+            };
             match link.gate.inward(at, packet) {
                 Some(packet) => {
                     let bytes = packet.len() as u32;
@@ -446,11 +449,11 @@ impl Worker {
         for (number, link) in self.links.iter_mut().enumerate() {
             while let Some(packet) = link.model.pop(LinkDirection::Up, now) {
                 moved = true;
-                if link.model.is_cut() {
-                    continue;
-                }
                 let Some(packet) = link.gate.outward(now, packet) else {
                     link.misaddressed += 1;
+                    continue;
+                };
+                let Some(packet) = link.filter.outward(link.model.reach(), packet) else {
                     continue;
                 };
                 let to = packet::head(&packet).map(|head| head.destination);

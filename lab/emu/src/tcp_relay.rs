@@ -230,7 +230,7 @@ fn lossless(condition: &LinkCondition) -> LinkCondition {
     };
     LinkCondition {
         // What goes no further is sent again until it does.
-        stalled: condition.stalled || condition.cut,
+        stalled: condition.stalled || !condition.reach.passes_tcp(),
         down: repaired(&condition.down),
         upward: repaired(&condition.upward),
         ..condition.clone()

@@ -10,7 +10,7 @@
 
 use crate::content;
 use crate::namespace::Namespace;
-use crate::origin::Tls;
+use crate::origin::{OriginServer, Tls, UploadCounts};
 use crate::plan;
 pub use crate::plan::ORIGIN_NAME;
 use anyhow::{Context, bail};
@@ -43,6 +43,7 @@ pub struct Web {
     pub ca: PathBuf,
     /// Where uploads are files, if they are.
     uploads: Option<PathBuf>,
+    received: UploadCounts,
     nginx: Option<Child>,
 }
 
@@ -50,6 +51,12 @@ impl Web {
     /// The file an upload to `/upload/NAME` became; none where the server keeps none.
     pub fn upload(&self, name: &str) -> Option<PathBuf> {
         self.uploads.as_ref().map(|folder| folder.join(name))
+    }
+
+    /// Bytes that arrived so far of the upload to `/upload/NAME`; none behind nginx, which takes an upload whole
+    /// before anybody else sees it.
+    pub fn upload_arrived(&self, name: &str) -> Option<u64> {
+        self.nginx.is_none().then(|| self.received.arrived(name))
     }
 }
 
@@ -62,15 +69,9 @@ impl Drop for Web {
     }
 }
 
-/// What the built-in server has to do.
-pub(crate) struct Builtin {
-    pub(crate) plain: Vec<SocketAddr>,
-    pub(crate) tls: Option<Tls>,
-}
-
 /// Makes an authority and a certificate, and decides who serves. The built-in server is started by
 /// the caller, then nginx by [`Web::listen`].
-pub(crate) fn prepare(scenario: &Scenario, folder: &Path) -> anyhow::Result<(Web, Builtin)> {
+pub(crate) fn prepare(scenario: &Scenario, folder: &Path) -> anyhow::Result<(Web, OriginServer)> {
     let tls = certify(folder)?;
     let ca = folder.join("ca.pem");
     let nginx = match scenario.origin {
@@ -81,11 +82,17 @@ pub(crate) fn prepare(scenario: &Scenario, folder: &Path) -> anyhow::Result<(Web
              say origin = \"auto\"",
         )?),
     };
+    let server = OriginServer {
+        portal: Some(SocketAddr::new(plan::ORIGIN_V4.into(), plan::PORTAL_PORT)),
+        seed: scenario.seed,
+        ..OriginServer::default()
+    };
     let Some(nginx) = nginx else {
         let web = Web {
             what: "the built-in server".to_owned(),
             ca,
             uploads: None,
+            received: UploadCounts::default(),
             nginx: None,
         };
         let at = |port| {
@@ -94,12 +101,14 @@ pub(crate) fn prepare(scenario: &Scenario, folder: &Path) -> anyhow::Result<(Web
                 SocketAddr::new(plan::ORIGIN_V6.into(), port),
             ]
         };
-        let builtin = Builtin {
+        let builtin = OriginServer {
             plain: at(80),
             tls: Some(Tls {
                 addresses: at(443),
                 ..tls
             }),
+            received: web.received.clone(),
+            ..server
         };
         return Ok((web, builtin));
     };
@@ -113,12 +122,13 @@ pub(crate) fn prepare(scenario: &Scenario, folder: &Path) -> anyhow::Result<(Web
         what: format!("{} ({kept})", nginx.version),
         ca,
         uploads,
+        received: UploadCounts::default(),
         nginx: None,
     };
     let behind = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), BEHIND_PORT);
-    let builtin = Builtin {
+    let builtin = OriginServer {
         plain: vec![behind],
-        tls: None,
+        ..server
     };
     Ok((web, builtin))
 }

@@ -14,7 +14,7 @@
 use crate::clock::EmuClock;
 use crate::namespace::Namespace;
 use crate::network::{self, RouteHop};
-use crate::origin::Tls;
+use crate::origin::OriginServer;
 use crate::plan;
 use crate::port::Port;
 use crate::relay::{Relay, RelayInterface, RelayedBytes};
@@ -207,7 +207,7 @@ impl World {
     /// When nginx is asked for and not there, or a port cannot be had.
     pub fn start_web(&mut self) -> anyhow::Result<&Web> {
         let (mut web, builtin) = web::prepare(&self.scenario, self.folder.path())?;
-        self.serve(builtin.plain, builtin.tls)?;
+        self.serve(builtin)?;
         web.listen(&self.origin, self.folder.path())?;
         Ok(self.web.insert(web))
     }
@@ -221,22 +221,21 @@ impl World {
             SocketAddr::new(plan::ORIGIN_V4.into(), ORIGIN_PORT),
             SocketAddr::new(plan::ORIGIN_V6.into(), ORIGIN_PORT),
         ];
-        self.serve(addresses, None)
+        self.serve(OriginServer {
+            plain: addresses,
+            seed: self.scenario.seed,
+            ..OriginServer::default()
+        })
     }
 
-    fn serve(
-        &mut self,
-        addresses: Vec<SocketAddr>,
-        tls: Option<Tls>,
-    ) -> anyhow::Result<Vec<SocketAddr>> {
+    fn serve(&mut self, server: OriginServer) -> anyhow::Result<Vec<SocketAddr>> {
         anyhow::ensure!(self.origin_server.is_none(), "the origin runs already");
-        let seed = self.scenario.seed;
         let (stop, stopped) = oneshot::channel();
         let (ready, wait) = channel();
         let thread = self.origin.thread("server", move || {
             let told = ready.clone();
             let on_ready = move |bound| drop(told.send(Ok(bound)));
-            if let Err(error) = crate::origin::run(&addresses, tls, seed, on_ready, stopped) {
+            if let Err(error) = server.run(on_ready, stopped) {
                 let _ = ready.send(Err(error));
             }
         })?;

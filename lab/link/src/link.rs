@@ -9,6 +9,32 @@ use rand_pcg::Pcg32;
 /// Where the draws of a shared medium come from, away from those of the pipes.
 const AIR_STREAM: u64 = 1 << 34;
 
+/// What passes between a link's first hop, which answers, and the network behind it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LinkReach {
+    /// Every packet.
+    #[default]
+    All,
+    /// Every packet but UDP.
+    NoUdp,
+    /// HTTP, to a captive portal which answers for every host; nothing else.
+    Portal,
+    /// No packet.
+    FirstHop,
+}
+
+impl LinkReach {
+    /// Whether datagrams of UDP pass.
+    pub fn passes_udp(self) -> bool {
+        self == LinkReach::All
+    }
+
+    /// Whether TCP passes to the host that it is meant for.
+    pub fn passes_tcp(self) -> bool {
+        matches!(self, LinkReach::All | LinkReach::NoUdp)
+    }
+}
+
 /// The whole condition of a link at an instant.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LinkCondition {
@@ -18,8 +44,8 @@ pub struct LinkCondition {
     pub dead: bool,
     /// Serving nothing for now; the queues are kept.
     pub stalled: bool,
-    /// Nothing passes between its first hop, which answers, and the network.
-    pub cut: bool,
+    /// What passes beyond its first hop.
+    pub reach: LinkReach,
     /// From the network to the device.
     pub down: Profile,
     /// From the device to the network.
@@ -40,7 +66,7 @@ pub struct LinkModel<P> {
     down: Pipe<P>,
     upward: Pipe<P>,
     air: Option<Air>,
-    cut: bool,
+    reach: LinkReach,
     /// Random numbers of the air: a medium that the link joins later draws anew.
     rng: Pcg32,
 }
@@ -53,7 +79,7 @@ impl<P: Packet> LinkModel<P> {
             down: Pipe::new(condition.down.clone(), seeded(seed, 2 * number)),
             upward: Pipe::new(condition.upward.clone(), seeded(seed, 2 * number + 1)),
             air: None,
-            cut: false,
+            reach: LinkReach::All,
             rng: seeded(seed, AIR_STREAM + number),
         };
         link.apply(Time::ZERO, condition);
@@ -70,10 +96,10 @@ impl<P: Packet> LinkModel<P> {
         &self.upward
     }
 
-    /// Whether what crosses the link goes no further than its first hop, and nothing comes from beyond it.
-    /// Who owns the link's far end heeds that: the link itself knows no hops.
-    pub fn is_cut(&self) -> bool {
-        self.cut
+    /// What passes beyond the link's first hop, both ways. The owner of the link's far end drops the rest: the
+    /// link itself knows neither hops nor protocols.
+    pub fn reach(&self) -> LinkReach {
+        self.reach
     }
 
     /// Offer a packet of `bytes` to a direction at `now`.
@@ -95,7 +121,7 @@ impl<P: Packet> LinkModel<P> {
     /// Put the link into this condition at `now`.
     pub fn apply(&mut self, now: Time, condition: &LinkCondition) {
         self.contend(now);
-        self.cut = condition.cut;
+        self.reach = condition.reach;
         for (pipe, profile) in [
             (&mut self.down, &condition.down),
             (&mut self.upward, &condition.upward),

@@ -1,7 +1,7 @@
 //! A medium that both directions share gives what the standard's arithmetic says.
 
 use cedos_lab_link::{
-    LinkCondition, LinkDirection, LinkModel, Medium, Profile, Queue, Rate, Span, Time,
+    LinkCondition, LinkDirection, LinkModel, LinkReach, Medium, Profile, Queue, Rate, Span, Time,
 };
 
 const DATA_BYTES: u32 = 1500;
@@ -19,7 +19,7 @@ fn link(medium: Medium) -> LinkModel<u64> {
         up: true,
         dead: false,
         stalled: false,
-        cut: false,
+        reach: LinkReach::All,
         down: profile.clone(),
         upward: profile,
     };
@@ -184,7 +184,7 @@ fn a_stall_holds_the_medium_and_its_end_frees_it() {
         up: true,
         dead: false,
         stalled: false,
-        cut: false,
+        reach: LinkReach::All,
         down: link.down().profile().clone(),
         upward: link.upward().profile().clone(),
     };

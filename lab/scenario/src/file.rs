@@ -165,6 +165,10 @@ table_with_properties! {
         stall: Option<bool>,
         /// Let nothing pass beyond the first hop, or let it pass again.
         cut: Option<bool>,
+        /// Let no UDP pass beyond the first hop, or let it pass again.
+        udp_blocked: Option<bool>,
+        /// Answer HTTP as a captive portal and let nothing else pass, or let everything pass again.
+        portal: Option<bool>,
         /// Get another address without losing the link.
         #[serde(default)]
         new_address: bool,
@@ -195,6 +199,10 @@ table_with_properties! {
         stall: Option<bool>,
         /// Let nothing pass beyond the first hop, or let it pass again.
         cut: Option<bool>,
+        /// Let no UDP pass beyond the first hop, or let it pass again.
+        udp_blocked: Option<bool>,
+        /// Answer HTTP as a captive portal and let nothing else pass, or let everything pass again.
+        portal: Option<bool>,
         /// Get another address without losing the link.
         #[serde(default)]
         new_address: bool,

@@ -15,7 +15,7 @@
 use crate::file::{Class, Link, Scenario};
 use crate::properties::{LinkProperties, Settings};
 use cedos_lab_link::trace::{self, TraceRow};
-use cedos_lab_link::{LinkCondition, Rate, Span, Time, seeded};
+use cedos_lab_link::{LinkCondition, LinkReach, Rate, Span, Time, seeded};
 use rand::Rng;
 
 /// The stream of chance that handovers are drawn from; links use those from 0 on.
@@ -179,6 +179,8 @@ enum Step {
     Dead(bool),
     Stall(bool),
     Cut(bool),
+    BlockUdp(bool),
+    Portal(bool),
     NewAddress,
     Rebind,
     Join(String),
@@ -197,6 +199,8 @@ impl Link {
                 dead: at.dead,
                 stall: at.stall,
                 cut: at.cut,
+                udp_blocked: at.udp_blocked,
+                portal: at.portal,
                 new_address: at.new_address,
                 rebind: at.rebind,
             };
@@ -212,6 +216,8 @@ impl Link {
                 dead: repeat.dead,
                 stall: repeat.stall,
                 cut: repeat.cut,
+                udp_blocked: repeat.udp_blocked,
+                portal: repeat.portal,
                 new_address: repeat.new_address,
                 rebind: repeat.rebind,
             };
@@ -287,6 +293,8 @@ struct Change {
     dead: Option<bool>,
     stall: Option<bool>,
     cut: Option<bool>,
+    udp_blocked: Option<bool>,
+    portal: Option<bool>,
     new_address: bool,
     rebind: bool,
 }
@@ -299,6 +307,8 @@ impl Change {
         steps.extend(self.dead.map(|dead| (t, Step::Dead(dead))));
         steps.extend(self.stall.map(|stall| (t, Step::Stall(stall))));
         steps.extend(self.cut.map(|cut| (t, Step::Cut(cut))));
+        steps.extend(self.udp_blocked.map(|blocked| (t, Step::BlockUdp(blocked))));
+        steps.extend(self.portal.map(|portal| (t, Step::Portal(portal))));
         steps.extend(self.up.map(|up| (t, Step::Up(up))));
         steps.extend(self.new_address.then_some((t, Step::NewAddress)));
         steps.extend(self.rebind.then_some((t, Step::Rebind)));
@@ -311,6 +321,11 @@ impl Change {
         steps.extend(self.dead.map(|dead| (t, Step::Dead(!dead))));
         steps.extend(self.stall.map(|stall| (t, Step::Stall(!stall))));
         steps.extend(self.cut.map(|cut| (t, Step::Cut(!cut))));
+        steps.extend(
+            self.udp_blocked
+                .map(|blocked| (t, Step::BlockUdp(!blocked))),
+        );
+        steps.extend(self.portal.map(|portal| (t, Step::Portal(!portal))));
         steps.extend(self.up.map(|up| (t, Step::Up(!up))));
     }
 }
@@ -323,6 +338,8 @@ struct History<'a> {
     dead: bool,
     stalled: bool,
     cut: bool,
+    udp_blocked: bool,
+    portal: bool,
     up: bool,
     attached_at: Option<Time>,
     addresses: u32,
@@ -342,6 +359,8 @@ impl<'a> History<'a> {
                     .is_some_and(|ap| ap.dead),
             stalled: false,
             cut: false,
+            udp_blocked: false,
+            portal: false,
             up,
             attached_at: None,
             addresses: u32::from(up),
@@ -369,6 +388,8 @@ impl<'a> History<'a> {
             Step::Dead(dead) => self.dead = dead,
             Step::Stall(stalled) => self.stalled = stalled,
             Step::Cut(cut) => self.cut = cut,
+            Step::BlockUdp(blocked) => self.udp_blocked = blocked,
+            Step::Portal(portal) => self.portal = portal,
             Step::Recorded(row) => {
                 self.record(&row);
                 if let Some(up) = row.up {
@@ -447,7 +468,12 @@ impl<'a> History<'a> {
             up: self.up,
             dead: self.dead,
             stalled: self.stalled,
-            cut: self.cut,
+            reach: match (self.cut, self.portal, self.udp_blocked) {
+                (true, ..) => LinkReach::FirstHop,
+                (_, true, _) => LinkReach::Portal,
+                (_, _, true) => LinkReach::NoUdp,
+                _ => LinkReach::All,
+            },
             down,
             upward,
         }
@@ -561,6 +587,31 @@ mod tests {
                 (40.0, 0, Down),
                 (42.0, 0, Attaching),
                 (42.0, 0, Up { address: 2 }),
+            ]
+        );
+    }
+
+    #[test]
+    fn what_passes_the_first_hop_is_the_least_that_any_change_leaves() {
+        let scenario = scenario(
+            "[[link]]\nname = \"w\"\n[[link.at]]\nt_s = 1\nudp_blocked = true\n[[link.at]]\nt_s = 9\n\
+             udp_blocked = false\n[[link.repeat]]\nevery_s = 100\nfirst_s = 2\nfor_s = 4\nportal = true\n\
+             [[link.at]]\nt_s = 3\ncut = true\n[[link.at]]\nt_s = 4\ncut = false\n",
+        );
+        let reach = scenario
+            .timeline()
+            .map(|e| (e.at.as_secs_f64(), e.condition.reach));
+        let reach: Vec<_> = reach.take_while(|(at, _)| *at < 50.0).collect();
+        assert_eq!(
+            reach,
+            [
+                (0.0, LinkReach::All),
+                (1.0, LinkReach::NoUdp),
+                (2.0, LinkReach::Portal),
+                (3.0, LinkReach::FirstHop),
+                (4.0, LinkReach::Portal),
+                (6.0, LinkReach::NoUdp),
+                (9.0, LinkReach::All),
             ]
         );
     }

@@ -216,7 +216,7 @@ impl Coverage {
                 let (down, up) = (condition.down.loss.random, condition.upward.loss.random);
                 self.on_fault(if condition.dead {
                     FaultKind::Dead
-                } else if condition.stalled || condition.cut {
+                } else if condition.stalled || !condition.reach.passes_udp() {
                     FaultKind::Stall
                 } else if (down >= 1.0) != (up >= 1.0) {
                     FaultKind::OneWay

@@ -268,7 +268,7 @@ impl SimNetwork {
             let inner = link.inner(now, to)?;
             Some((number, proxy, inner))
         })?;
-        if self.links[number].pipes.is_cut() {
+        if !self.links[number].pipes.reach().passes_udp() {
             return None;
         }
         let size = (bytes.len() + headers_bytes(inner)) as u32;
@@ -291,7 +291,7 @@ impl SimNetwork {
         for (number, link) in self.links.iter_mut().enumerate() {
             while let Some(datagram) = link.pipes.pop(LinkDirection::Up, now) {
                 assert!(link.up, "a packet crossed {}, which is down", link.name);
-                let passes = !link.pipes.is_cut() && reaches_proxy(datagram.to);
+                let passes = link.pipes.reach().passes_udp() && reaches_proxy(datagram.to);
                 if datagram.from != link.local || !passes {
                     continue;
                 }
@@ -406,7 +406,7 @@ impl SimNetwork {
         link.up
             && !link.dead
             && !link.stalled
-            && !link.pipes.is_cut()
+            && link.pipes.reach().passes_udp()
             && carries(link.pipes.down().profile())
             && carries(link.pipes.upward().profile())
     }

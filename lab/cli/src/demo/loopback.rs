@@ -15,9 +15,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::Context;
-use cedos_lab_emu::{
-    Loopback, LoopbackHappening, TcpRelays, WorldEvent, WorldObservations, origin,
-};
+use cedos_lab_emu::{Loopback, LoopbackHappening, TcpRelays, WorldEvent, WorldObservations};
 use cedos_lab_link::Time;
 use cedos_lab_scenario::Class as ScenarioClass;
 use cedos_prox::{Prox, ProxConfig};
@@ -37,6 +35,7 @@ use cedos_agent::fetch::report::{TransferEvent, TransferObserver};
 use cedos_agent::fetch::transfer::{self, Destination, TransferContext, TransferJob};
 use cedos_agent::key;
 use cedos_agent::terms::{DueTime, TransferTerms};
+use cedos_lab_emu::origin::OriginServer;
 use d2tp_driver::SchedulerHandle;
 use d2tp_sched::SchedulerKind;
 
@@ -82,9 +81,13 @@ impl LoopbackService {
 
 fn start_origin(seed: u64) -> anyhow::Result<(SocketAddr, LoopbackService)> {
     LoopbackService::start("origin", move |ready, stopped| {
-        let at = [SocketAddr::from((Ipv4Addr::LOCALHOST, 0))];
+        let server = OriginServer {
+            plain: vec![SocketAddr::from((Ipv4Addr::LOCALHOST, 0))],
+            seed,
+            ..OriginServer::default()
+        };
         let told = ready.clone();
-        let served = origin::run(&at, None, seed, |at| drop(told.send(Ok(at[0]))), stopped);
+        let served = server.run(|at| drop(told.send(Ok(at[0]))), stopped);
         if let Err(error) = served {
             let _ = ready.send(Err(error));
         }

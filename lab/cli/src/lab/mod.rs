@@ -6,12 +6,15 @@
 //!                                      └──────────────────────────────┘
 //! ```
 //!
-//! Or, as a measure, the kernel carries them: `cedos lab fetch` (over.rs), without a proxy.
+//! The flows may have another client (client.rs). Or, as a measure, the kernel carries them: `cedos lab fetch` (over.rs), without a proxy.
 
+pub mod arrival_meter;
+pub mod client;
 pub mod kill;
 pub mod offspring;
 pub mod over;
 pub mod prox;
+pub mod socket_transfer;
 pub mod transfers;
 
 use anyhow::Context;

@@ -1,4 +1,4 @@
-//! The scenario's flows in the lab: a `cedos get` or `cedos put` each, from its start to its end,
+//! The scenario's flows in the lab: a process of a client each (client.rs), from its start to its end,
 //! through the crashes that the scenario asks for. Or a `cedos lab fetch`, which has the kernel carry it.
 //!
 //! A crash of the device is SIGKILL for all of them; `for_s` later the same commands run again and
@@ -15,9 +15,11 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
+use super::arrival_meter::ArrivalMeter;
+use super::client::{self, DeviceClient};
 use super::over::KernelTransport;
-use super::prox::{LabProx, tcp_port, through};
-use super::{LOOK, classes, end, file_sha256, is_interrupted, origin_named, origin_url};
+use super::prox::{LabProx, tcp_port};
+use super::{LOOK, end, file_sha256, is_interrupted, origin_named, origin_url};
 
 /// A flow's process, and what is known of those before it.
 struct LabTransfer<'a> {
@@ -32,6 +34,7 @@ struct LabTransfer<'a> {
     /// The flow's process; none while it is crashed, and at the end.
     child: Option<Child>,
     finished: Option<(Time, bool)>,
+    arrivals: ArrivalMeter,
 }
 
 /// Something that happens to a process.
@@ -55,12 +58,22 @@ fn blows(world: &World) -> Vec<(Time, ProcessFault)> {
 
 /// Who carries the flows.
 pub enum FlowCarrier<'a> {
-    /// D2TP, through the lab's proxy.
-    Prox(&'a mut LabProx),
+    /// A client of D2TP, through the lab's proxy.
+    Prox(&'a mut LabProx, &'a DeviceClient),
     /// Whatever `cedos get` does without one.
     Direct,
     /// The kernel, and perhaps the proxy's TCP port.
     Kernel(&'a KernelTransport, Option<&'a mut LabProx>),
+}
+
+impl FlowCarrier<'_> {
+    /// Whether the processes say in JSON what they carried, and what the origin answered.
+    fn reports(&self) -> bool {
+        match self {
+            FlowCarrier::Prox(_, client) => client.reports(),
+            FlowCarrier::Direct | FlowCarrier::Kernel(..) => true,
+        }
+    }
 }
 
 /// Runs all flows until they end or the scenario does.
@@ -79,7 +92,7 @@ pub fn run(
         .flows
         .iter()
         .find(uploads)
-        .filter(|_| !matches!(by, FlowCarrier::Prox(_)))
+        .filter(|_| !matches!(by, FlowCarrier::Prox(..)))
     {
         bail!("flow {}: uploads go through a proxy", flow.id);
     }
@@ -99,13 +112,13 @@ pub fn run(
             match (blow, &mut by) {
                 (
                     ProcessFault::Crash(CrashedEnd::Proxy),
-                    FlowCarrier::Prox(prox) | FlowCarrier::Kernel(_, Some(prox)),
+                    FlowCarrier::Prox(prox, _) | FlowCarrier::Kernel(_, Some(prox)),
                 ) => {
                     prox.crash();
                 }
                 (
                     ProcessFault::Return(CrashedEnd::Proxy),
-                    FlowCarrier::Prox(prox) | FlowCarrier::Kernel(_, Some(prox)),
+                    FlowCarrier::Prox(prox, _) | FlowCarrier::Kernel(_, Some(prox)),
                 ) => {
                     prox.begin(world)?;
                 }
@@ -138,6 +151,7 @@ pub fn run(
         }
         let mut active = !device_is_there;
         for transfer in transfers.iter_mut().filter(|t| t.finished.is_none()) {
+            transfer.look(world, &by);
             match transfer
                 .child
                 .as_mut()
@@ -164,7 +178,7 @@ pub fn run(
     }
     let report = |flow: &ScenarioFlow| {
         let transfer = transfers.iter().find(|t| t.flow.id == flow.id);
-        transfer.map_or_else(|| never_started(flow), |t| t.report(world))
+        transfer.map_or_else(|| never_started(flow), |t| t.report(world, &by))
     };
     Ok(scenario.flows.iter().map(report).collect())
 }
@@ -204,6 +218,7 @@ impl<'a> LabTransfer<'a> {
             begun: Time::ZERO,
             child: None,
             finished: None,
+            arrivals: ArrivalMeter::default(),
         })
     }
 
@@ -221,11 +236,12 @@ impl<'a> LabTransfer<'a> {
                     command.args(["--through", &tcp_port(world)]);
                 }
             }
-            FlowCarrier::Prox(prox) => {
-                self.ask(&mut command, world);
-                through(&mut command, prox, world);
+            FlowCarrier::Prox(prox, by) => {
+                command = by.command(program, world, prox, self.flow, &self.url, &self.file)?;
             }
-            FlowCarrier::Direct => self.ask(&mut command, world),
+            FlowCarrier::Direct => {
+                client::ask(&mut command, world, self.flow, &self.url, &self.file);
+            }
         }
         command
             .stdout(Stdio::from(File::create(&log)?))
@@ -236,30 +252,29 @@ impl<'a> LabTransfer<'a> {
         Ok(())
     }
 
-    /// The words of a `cedos get` or `cedos put`.
-    fn ask(&self, command: &mut Command, world: &World) {
-        let flow = self.flow;
-        match flow.direction {
-            Direction::Down => command.arg("get").arg(&self.url).arg("-o").arg(&self.file),
-            Direction::Up => command.arg("put").arg(&self.file).arg(&self.url),
+    /// Takes down how much of the content has arrived: in the file of a download, whatever its name is until it
+    /// is whole, and of an upload at the origin.
+    fn look(&mut self, world: &World, by: &FlowCarrier) {
+        let bytes = match self.flow.direction {
+            Direction::Down => {
+                let size = |file: &Path| std::fs::metadata(file).map_or(0, |file| file.len());
+                let mut part = self.file.clone().into_os_string();
+                part.push(".part");
+                Some(size(&self.file).max(size(Path::new(&part))))
+            }
+            // The proxy has a `cedos put` whole before it tells the origin.
+            Direction::Up if by.reports() => None,
+            Direction::Up => world
+                .web()
+                .and_then(|web| web.upload_arrived(&upload_name(self.flow))),
         };
-        command.args(["--json", "--policy", flow.policy.word()]);
-        let offload = world.scenario().acks.offload;
-        command.args(["--offload-acks", &offload.word()]);
-        command.args(world.scenario().transport.options());
-        if let Some(deadline_s) = flow.deadline_s {
-            // What is left of it by now.
-            let left_s = (deadline_s - world.now().as_secs_f64()).max(0.0);
-            command.args(["--within", &format!("{}s", left_s.floor().max(1.0))]);
+        if let Some(bytes) = bytes {
+            self.arrivals.on_bytes(world.now(), bytes);
         }
-        if let Some(bytes) = flow.metered_bytes_max {
-            command.args(["--max-cell", &bytes.to_string()]);
-        }
-        classes(command, world.scenario());
     }
 
     /// Whether the content is where it belongs, and how much of it.
-    fn judge(&self, world: &World, last: &Value) -> (u64, bool) {
+    fn judge(&self, world: &World, by: &FlowCarrier, last: &Value) -> (u64, bool) {
         let seed = world.scenario().seed;
         let named = || {
             let (_, bytes) = self.flow.url.as_ref()?.split_once("://origin/bytes/")?;
@@ -278,10 +293,15 @@ impl<'a> LabTransfer<'a> {
             };
         }
         // What the origin has: a file of nginx's, or the digest the built-in server answered with.
-        let bytes = last["bytes"].as_u64().unwrap_or(0);
         let wanted = expected.map(digest);
-        let answer = last["answer"].as_str().unwrap_or_default();
-        let said: Value = serde_json::from_str(answer).unwrap_or(Value::Null);
+        let said: Value = if by.reports() {
+            serde_json::from_str(last["answer"].as_str().unwrap_or_default())
+        } else {
+            serde_json::from_str(&self.logs.last().map(read).unwrap_or_default())
+        }
+        .unwrap_or(Value::Null);
+        let bytes = last["bytes"].as_u64().or(said["bytes"].as_u64());
+        let bytes = bytes.unwrap_or(0);
         let has = match said["sha256"].as_str() {
             Some(said) => hex::decode(said).ok(),
             None => {
@@ -295,11 +315,11 @@ impl<'a> LabTransfer<'a> {
         (bytes, ok)
     }
 
-    fn report(&self, world: &World) -> FlowReport {
+    fn report(&self, world: &World, by: &FlowCarrier) -> FlowReport {
         let told: Vec<Value> = self.logs.iter().map(|log| last_carried(log)).collect();
         let null = Value::Null;
         let last = told.last().unwrap_or(&null);
-        let (bytes, sha256_ok) = self.judge(world, last);
+        let (bytes, sha256_ok) = self.judge(world, by, last);
         let finished = self
             .finished
             .filter(|(_, success)| *success && sha256_ok)
@@ -324,6 +344,10 @@ impl<'a> LabTransfer<'a> {
             let at = last[which].as_f64().filter(|_| self.logs.len() == 1)?;
             Some(self.begun.as_secs_f64() + at)
         };
+        let (until, whole) = match self.finished {
+            Some((at, _)) => (at, finished.is_some()),
+            None => (world.now(), false),
+        };
         let duplicate = last["duplicate_bytes"].as_u64().unwrap_or(0);
         let carried: u64 = bytes_by_link.values().sum();
         FlowReport {
@@ -331,10 +355,9 @@ impl<'a> LabTransfer<'a> {
             bytes,
             sha256_ok,
             finished_s: finished,
-            first_byte_s: came("first_byte_s"),
-            last_byte_s: came("last_byte_s"),
-            // A transfer tells of switches, not of every pause.
-            silence_max_s: None,
+            first_byte_s: came("first_byte_s").or(self.arrivals.first_byte_s()),
+            last_byte_s: came("last_byte_s").or(self.arrivals.last_byte_s()),
+            silence_max_s: self.arrivals.silence_max_s(until, whole),
             deadline_s: self.flow.deadline_s,
             deadline_met: finished.is_some_and(|at| self.flow.deadline_s.is_none_or(|by| at <= by)),
             bytes_by_link,
@@ -362,9 +385,13 @@ fn never_started(flow: &ScenarioFlow) -> FlowReport {
     }
 }
 
+fn read(log: impl AsRef<Path>) -> String {
+    std::fs::read_to_string(log).unwrap_or_default()
+}
+
 /// The last JSON object of a program that says what its links carried, `null` if it printed none.
 fn last_carried(log: &Path) -> Value {
-    let text = std::fs::read_to_string(log).unwrap_or_default();
+    let text = read(log);
     let mut objects = text
         .lines()
         .rev()

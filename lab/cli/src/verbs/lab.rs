@@ -1,7 +1,7 @@
-//! `cedos lab run FILE [--json] [--over WHO] [--at-origin CMD] [-- CMD…]`: a scenario in real time, between namespaces.
+//! `cedos lab run FILE [--json] [--client CLIENT | --over WHO] [--at-origin CMD] [-- CMD…]`: a scenario in real time, between namespaces.
 //!
-//! Without CMD each `[[flow]]` is a `cedos get` or `cedos put` started at its `start_s`, or with
-//! `--over` a `cedos lab fetch`, which has the kernel carry it. With CMD that runs on the device
+//! Without CMD each `[[flow]]` is a process of the client, by default a `cedos get` or `cedos put`, started at
+//! its `start_s`, or with `--over` a `cedos lab fetch`, which has the kernel carry it. With CMD that runs on the device
 //! instead; [`environment`] is what it is told. Call [`run`] before the program starts any thread: only
 //! then may an ordinary user build the lab.
 
@@ -15,11 +15,13 @@ use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode, Stdio};
 
+use crate::lab::client::{DeviceClient, LabClient};
 use crate::lab::kill::{self, KillArgs};
 use crate::lab::offspring::ChildTracker;
 use crate::lab::over::{self, FetchArgs, KernelTransport};
 use crate::lab::prox::tcp_port;
 pub use crate::lab::prox::{LabProx, start_prox, stop_prox, through};
+use crate::lab::socket_transfer::{self, SocketTransferArgs};
 use crate::lab::transfers::{self, FlowCarrier};
 use crate::lab::{LOOK, link_classes, origin_named};
 pub use crate::lab::{classes, end, file_sha256, heed_interrupts, is_interrupted, origin_url};
@@ -47,6 +49,9 @@ enum LabVerb {
     /// What `--over` runs on the device
     #[command(hide = true)]
     Fetch(FetchArgs),
+    /// What `--client socket` runs on the device
+    #[command(hide = true)]
+    Socket(SocketTransferArgs),
 }
 
 #[derive(Debug, Args)]
@@ -59,6 +64,10 @@ struct LabRunArgs {
     /// Fetch straight from the origin, without a proxy.
     #[arg(long)]
     direct: bool,
+    /// Have another client of D2TP carry the flows: cedos run with curl, curl through an agent's local proxy,
+    /// or sockets of libd2tp
+    #[arg(long, value_enum, default_value_t, conflicts_with_all = ["direct", "over", "command"])]
+    client: LabClient,
     /// Use the kernel's TCP instead of D2TP: tcp:LINK over one link, tcp-first:LINK,LINK over the first one
     /// that is up, mptcp over all, all three directly from the origin; mptcp-prox over all to the proxy
     #[arg(long, value_name = "WHO", conflicts_with_all = ["direct", "command"])]
@@ -81,6 +90,7 @@ pub fn run(args: LabArgs) -> anyhow::Result<ExitCode> {
         LabVerb::Run(args) => args,
         LabVerb::Kill(args) => return strike(&args),
         LabVerb::Fetch(args) => return over::fetch(&args),
+        LabVerb::Socket(args) => return socket_transfer::transfer(&args),
     };
     enter()?;
     heed_interrupts()?;
@@ -103,12 +113,19 @@ pub fn run(args: LabArgs) -> anyhow::Result<ExitCode> {
     let servers = args.at_origin.as_deref();
     let servers = servers.map(|script| Servers::begin(&world, script));
     let servers = servers.transpose()?;
+    let client =
+        match &prox {
+            Some(prox) if args.command.is_empty() && args.over.is_none() => Some(
+                DeviceClient::start(args.client, &world, &program, folder.path(), prox)?,
+            ),
+            _ => None,
+        };
     world.start(tell)?;
     let (flows, succeeded) = if args.command.is_empty() {
-        let by = match (&args.over, prox.as_mut()) {
-            (Some(over), prox) => FlowCarrier::Kernel(over, prox),
-            (None, Some(prox)) => FlowCarrier::Prox(prox),
-            (None, None) => FlowCarrier::Direct,
+        let by = match (&args.over, prox.as_mut(), &client) {
+            (Some(over), prox, _) => FlowCarrier::Kernel(over, prox),
+            (None, Some(prox), Some(client)) => FlowCarrier::Prox(prox, client),
+            (None, ..) => FlowCarrier::Direct,
         };
         let flows = transfers::run(&world, &program, folder.path(), by)?;
         (flows, true)
@@ -116,7 +133,7 @@ pub fn run(args: LabArgs) -> anyhow::Result<ExitCode> {
         let succeeded = run_command(&world, &args.command, prox.as_ref())?;
         (Vec::new(), succeeded)
     };
-    drop(servers);
+    drop((servers, client));
     if is_interrupted() {
         print_stderr("lab: interrupted");
         prox.into_iter().for_each(stop_prox);
@@ -298,9 +315,13 @@ fn summarise(report: &RunReport, by_command: bool) {
         let when = flow
             .finished_s
             .map_or("not finished".to_owned(), |at| format!("done at {at:.3} s"));
+        let seconds = |at: Option<f64>| at.map_or("not seen".to_owned(), |s| format!("{s:.3} s"));
         print_stderr(&format!(
-            "flow {:8} {:>12} bytes  {when}",
-            flow.id, flow.bytes
+            "flow {:8} {:>12} bytes  {when}, first byte {}, longest silence {}",
+            flow.id,
+            flow.bytes,
+            seconds(flow.first_byte_s),
+            seconds(flow.silence_max_s),
         ));
     }
     for expectation in &report.expectations {

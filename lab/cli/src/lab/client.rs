@@ -1,0 +1,255 @@
+//! Which client of D2TP carries the flows of a lab run.
+//!
+//! | `--client` | a flow is |
+//! |---|---|
+//! | `get` | `cedos get`, or `cedos put` |
+//! | `run` | `cedos run -- curl` |
+//! | `proxy` | `curl` through the local proxy of one `cedos agent` |
+//! | `socket` | a socket of libd2tp, in a process of its own (socket_transfer.rs) |
+
+use anyhow::{Context, bail};
+use cedos_lab_emu::World;
+use cedos_lab_scenario::{Direction, Policy, Scenario, ScenarioFlow};
+use clap::ValueEnum;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use super::prox::{LabProx, through};
+use super::{LOOK, classes, end};
+
+/// A client of D2TP.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum LabClient {
+    /// `cedos get` and `cedos put`.
+    #[default]
+    Get,
+    /// Programs under `cedos run`.
+    Run,
+    /// Programs that use the local proxy of an agent.
+    Proxy,
+    /// Sockets of libd2tp.
+    Socket,
+}
+
+/// Where the agent's local proxy listens on the device, whose network is its own.
+const LOCAL_PROXY: &str = "127.0.0.1:1080";
+/// How long the agent may take to start.
+const AGENT_START: Duration = Duration::from_secs(10);
+
+/// What the flows of one client share on the device.
+pub struct DeviceClient {
+    client: LabClient,
+    /// What the links cost, for a client that takes it from the user's settings.
+    config: PathBuf,
+    agent: Option<Child>,
+}
+
+impl DeviceClient {
+    /// Prepares the device for a client, before the scenario's time begins.
+    ///
+    /// # Errors
+    /// The client cannot do what the scenario asks, or its agent did not start.
+    pub fn start(
+        client: LabClient,
+        world: &World,
+        program: &Path,
+        folder: &Path,
+        prox: &LabProx,
+    ) -> anyhow::Result<DeviceClient> {
+        let scenario = world.scenario();
+        let budget = |flow: &&ScenarioFlow| flow.metered_bytes_max.is_some();
+        if client != LabClient::Get
+            && let Some(flow) = scenario.flows.iter().find(budget)
+        {
+            bail!(
+                "flow {}: only --client get takes metered_bytes_max",
+                flow.id
+            );
+        }
+        let config = folder.join("config.toml");
+        fs::write(&config, network_rules(scenario))?;
+        let mut started = DeviceClient {
+            client,
+            config,
+            agent: None,
+        };
+        if client == LabClient::Proxy {
+            started.agent = Some(started.start_agent(world, program, folder, prox)?);
+        }
+        Ok(started)
+    }
+
+    fn start_agent(
+        &self,
+        world: &World,
+        program: &Path,
+        folder: &Path,
+        prox: &LabProx,
+    ) -> anyhow::Result<Child> {
+        let log = folder.join("agent.log");
+        let mut command = Command::new(program);
+        command
+            .args(["agent", "--proxy", LOCAL_PROXY, "--config"])
+            .arg(&self.config)
+            .env("CEDOS_AGENT", folder.join("agent.sock"))
+            .env("XDG_RUNTIME_DIR", folder)
+            .stdout(Stdio::null())
+            .stderr(File::create(&log)?);
+        through(&mut command, prox, world);
+        let mut agent = world.device().spawn(command)?;
+        let mut left = AGENT_START;
+        loop {
+            let said = fs::read_to_string(&log).unwrap_or_default();
+            if said.contains("proxy for programs at") {
+                return Ok(agent);
+            }
+            if left.is_zero() || agent.try_wait()?.is_some() {
+                end(&mut agent);
+                bail!("`cedos agent` does not start: {}", said.trim());
+            }
+            std::thread::sleep(LOOK);
+            left = left.saturating_sub(LOOK);
+        }
+    }
+
+    /// Whether the client says in JSON what it carried.
+    pub fn reports(&self) -> bool {
+        self.client == LabClient::Get
+    }
+
+    /// The command that carries a flow between `url` and `file`.
+    ///
+    /// # Errors
+    /// The client takes no such URL.
+    pub fn command(
+        &self,
+        program: &Path,
+        world: &World,
+        prox: &LabProx,
+        flow: &ScenarioFlow,
+        url: &str,
+        file: &Path,
+    ) -> anyhow::Result<Command> {
+        let left_s = flow
+            .deadline_s
+            .map(|at| (at - world.now().as_secs_f64()).floor().max(1.0));
+        let mut command = Command::new(program);
+        match self.client {
+            LabClient::Get => {
+                ask(&mut command, world, flow, url, file);
+                through(&mut command, prox, world);
+                return Ok(command);
+            }
+            LabClient::Run => {
+                command.args(["run", "--policy", flow.policy.word()]);
+                let by = left_s.map(|left_s| format!("+{left_s}s"));
+                command.args(by.iter().flat_map(|by| ["--by", by]));
+                for link in &world.scenario().links {
+                    command.args(["--link", &format!("{}={}", link.name, link.class.word())]);
+                }
+                command.args(world.scenario().transport.options());
+                through(&mut command, prox, world);
+                command.args(["--", "curl"]);
+                transfer_by_curl(&mut command, flow.direction, url, file);
+            }
+            LabClient::Proxy => {
+                command = Command::new("curl");
+                let mut terms = format!("policy={}", flow.policy.word());
+                if let Some(left_s) = left_s {
+                    terms = format!("by=+{left_s}s,{terms}");
+                }
+                command.args(["--proxy", LOCAL_PROXY, "--proxy-user"]);
+                command.arg(format!("{terms}:none"));
+                transfer_by_curl(&mut command, flow.direction, url, file);
+            }
+            LabClient::Socket => {
+                let rest = url.strip_prefix("http://");
+                let (host, path) = rest
+                    .and_then(|rest| rest.split_once('/'))
+                    .with_context(|| format!("a socket carries http:// alone, not {url}"))?;
+                command.args(["lab", "socket", host, &format!("/{path}")]);
+                match flow.direction {
+                    Direction::Down => command.arg("--output").arg(file),
+                    Direction::Up => command.arg("--upload").arg(file),
+                };
+                command.args(["--policy", &(policy_number(flow.policy)).to_string()]);
+                let within = left_s.map(|left_s| left_s.to_string());
+                command.args(within.iter().flat_map(|within| ["--within-s", within]));
+                command.env("CEDOS_PROX", prox.reached_by(world));
+                command.env("CEDOS_KEY_FILE", prox.key());
+                command.env("XDG_STATE_HOME", prox.key().with_extension("state"));
+            }
+        }
+        // Not the agent of whoever runs the lab: that one has other links.
+        command
+            .env("CEDOS_AGENT", "none")
+            .env("CEDOS_CONFIG", &self.config);
+        Ok(command)
+    }
+}
+
+impl Drop for DeviceClient {
+    fn drop(&mut self) {
+        if let Some(agent) = &mut self.agent {
+            end(agent);
+        }
+    }
+}
+
+/// Makes a command a `cedos get` or `cedos put`.
+pub fn ask(command: &mut Command, world: &World, flow: &ScenarioFlow, url: &str, file: &Path) {
+    match flow.direction {
+        Direction::Down => command.arg("get").arg(url).arg("-o").arg(file),
+        Direction::Up => command.arg("put").arg(file).arg(url),
+    };
+    command.args(["--json", "--policy", flow.policy.word()]);
+    let offload = world.scenario().acks.offload;
+    command.args(["--offload-acks", &offload.word()]);
+    command.args(world.scenario().transport.options());
+    if let Some(deadline_s) = flow.deadline_s {
+        // What is left of it by now.
+        let left_s = (deadline_s - world.now().as_secs_f64()).max(0.0);
+        command.args(["--within", &format!("{}s", left_s.floor().max(1.0))]);
+    }
+    if let Some(bytes) = flow.metered_bytes_max {
+        command.args(["--max-cell", &bytes.to_string()]);
+    }
+    classes(command, world.scenario());
+}
+
+/// Without a buffer: what arrived is in the file at once, where the lab looks for it.
+fn transfer_by_curl(command: &mut Command, direction: Direction, url: &str, file: &Path) {
+    command.args(["--silent", "--show-error", "--fail", "--no-buffer"]);
+    match direction {
+        Direction::Down => command.arg("--output").arg(file),
+        Direction::Up => command.arg("--upload-file").arg(file),
+    };
+    command.arg(url);
+}
+
+/// What the lab's links cost, as a user would say it in the settings.
+fn network_rules(scenario: &Scenario) -> String {
+    let rule = |link: &cedos_lab_scenario::Link| {
+        format!(
+            "[[network]]\ndevice = \"{}\"\nclass = \"{}\"\n",
+            link.name,
+            link.class.word()
+        )
+    };
+    scenario.links.iter().map(rule).collect()
+}
+
+/// A policy as `D2TP_SO_POLICY` has it.
+fn policy_number(policy: Policy) -> i32 {
+    use d2tp_sockets::PayPolicy;
+    let policy = match policy {
+        Policy::FreeOnly => PayPolicy::FreeOnly,
+        Policy::FreeFirst => PayPolicy::FreeFirst,
+        Policy::Balanced => PayPolicy::Balanced,
+        Policy::Fast => PayPolicy::Fast,
+        Policy::Any => PayPolicy::Any,
+    };
+    policy as i32
+}
