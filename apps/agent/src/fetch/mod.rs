@@ -31,6 +31,7 @@ pub mod header;
 pub mod jobs;
 mod local_origin;
 pub mod mode;
+pub mod deadline_text;
 pub mod option_parsers;
 pub mod origin;
 pub mod outcome;

@@ -11,6 +11,7 @@ use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
 
 use anyhow::{Context, anyhow, bail};
+use cedos_agent::fetch::deadline_text::describe_deadline;
 use cedos_agent::proxy::{
     ClientPolicy, ConnOptions, LocalProxyListener, NameLookup, ProxySession, ProxySessionPeer,
 };
@@ -56,7 +57,8 @@ pub struct RunArgs {
     #[arg(long, value_name = "RUNG", value_parser = PossibleValuesParser::new(CaptureMode::ALL.map(CaptureMode::as_str)).try_map(|word| word.parse::<CaptureMode>()))]
     rung: Option<CaptureMode>,
 
-    /// End connections at TIME: 07:30 (the next one), RFC 3339, or +45m
+    /// End connections at TIME: 07:30 (the next one), 7pm, tomorrow 07:30, friday 16:00, 2030-01-31 07:30,
+    /// +45m
     #[arg(long, value_name = "TIME")]
     by: Option<String>,
 
@@ -258,6 +260,10 @@ async fn carry(
     let port = Arc::new(LaunchResources::port(reserved, porter)?);
     let dns = launched.resources.dns.local_addr()?;
     say(&chosen, plan.namespace);
+    if let Some(due) = conn_options.due {
+        let at = describe_deadline(due.at(), &jiff::Zoned::now());
+        eprintln!("cedos run: connections end at {at}");
+    }
     let signals = SignalForwarder::listen()?;
     if is_called {
         // Its round trip, while the program begins.
