@@ -39,7 +39,9 @@ pub fn parse_deadline(text: &str, now: &Zoned) -> Result<Deadline, String> {
     let at = moment(words, &lower, now)?;
     if at <= now.timestamp() {
         let at = describe_time(at, now);
-        return Err(format!("`{text}` has passed ({at}); give a time in the future"));
+        return Err(format!(
+            "`{text}` has passed ({at}); give a time in the future"
+        ));
     }
     Ok(Deadline::At(at))
 }
@@ -92,7 +94,8 @@ fn time_of_day(text: &str) -> Option<Time> {
     let parts: Option<Vec<i8>> = digits
         .split(':')
         .map(|part| {
-            let is_number = (1..=2).contains(&part.len()) && part.bytes().all(|b| b.is_ascii_digit());
+            let is_number =
+                (1..=2).contains(&part.len()) && part.bytes().all(|b| b.is_ascii_digit());
             is_number.then(|| part.parse().ok())?
         })
         .collect();
@@ -149,10 +152,7 @@ fn next_occurrence(time: Time, now: &Zoned) -> Result<Timestamp, String> {
     if today > now.timestamp() {
         return Ok(today);
     }
-    local(
-        now.date().saturating_add(1.day()).to_datetime(time),
-        now,
-    )
+    local(now.date().saturating_add(1.day()).to_datetime(time), now)
 }
 
 /// The moment of a local time. One that the clock skips is taken as the system's tools take it: as much
@@ -205,12 +205,12 @@ fn describe_span(span: Duration) -> String {
     };
     match (days, hours, minutes) {
         (0, 0, 0) => plural(s, "second"),
-        (0, 0, _) if s < 600 && s % 60 > 0 => format!("{minutes} min {} s", s % 60),
+        (0, 0, _) if s < 600 && !s.is_multiple_of(60) => format!("{minutes} min {} s", s % 60),
         (0, 0, minutes) => plural(minutes, "minute"),
-        (0, hours, _) if minutes % 60 > 0 => format!("{hours} h {} min", minutes % 60),
+        (0, hours, _) if !minutes.is_multiple_of(60) => format!("{hours} h {} min", minutes % 60),
         (0, hours, _) => plural(hours, "hour"),
         // Hours count for tomorrow, not for next week.
-        (1, ..) if hours % 24 > 0 => format!("1 day {} h", hours % 24),
+        (1, ..) if !hours.is_multiple_of(24) => format!("1 day {} h", hours % 24),
         (days, ..) => plural(days, "day"),
     }
 }
@@ -318,9 +318,25 @@ mod tests {
     #[test]
     fn what_is_no_time_is_refused_with_examples() {
         for bad in [
-            "soon", "", "7", "25:00", "13pm", "0am", "07:3O", "friday", "2031-01-01", "tomorrow",
-            "next friday 16:00", "2031-13-01 07:30", "+soon", "in", "+", "7:30:15:2", "+5",
-            "2031-01-01 07:30 x", "07:30 tomorrow x",
+            "soon",
+            "",
+            "7",
+            "25:00",
+            "13pm",
+            "0am",
+            "07:3O",
+            "friday",
+            "2031-01-01",
+            "tomorrow",
+            "next friday 16:00",
+            "2031-13-01 07:30",
+            "+soon",
+            "in",
+            "+",
+            "7:30:15:2",
+            "+5",
+            "2031-01-01 07:30 x",
+            "07:30 tomorrow x",
         ] {
             let error = read(bad).expect_err(bad);
             assert!(error.contains("write"), "{error}");
@@ -340,9 +356,15 @@ mod tests {
         assert_eq!(told("2030-06-01T03:00:40Z"), "12:00:40 (in 40 seconds)");
         assert_eq!(told("2030-06-01T03:45:00Z"), "12:45:00 (in 45 minutes)");
         assert_eq!(told("2030-06-01T05:30:00Z"), "14:30 (in 2 h 30 min)");
-        assert_eq!(told("2030-06-01T22:30:00Z"), "Sun 2 Jun 07:30 (in 19 h 30 min)");
+        assert_eq!(
+            told("2030-06-01T22:30:00Z"),
+            "Sun 2 Jun 07:30 (in 19 h 30 min)"
+        );
         assert_eq!(told("2030-06-07T07:00:00Z"), "Fri 7 Jun 16:00 (in 6 days)");
-        assert_eq!(told("2031-01-01T03:00:00Z"), "Wed 1 Jan 2031 12:00 (in 214 days)");
+        assert_eq!(
+            told("2031-01-01T03:00:00Z"),
+            "Wed 1 Jan 2031 12:00 (in 214 days)"
+        );
         assert_eq!(told("2030-06-01T02:00:00Z"), "11:00 (passed)");
     }
 }

@@ -140,12 +140,22 @@ impl TransferArgs {
 
     /// Tells people the deadline as it was understood, once the transfer is known to make sense.
     pub fn announce_deadline(&self, order: &TransferOrder) {
-        let Some(deadline) = order.deadline.filter(|_| !self.json && !jobs::is_in_background()) else {
+        let Some(deadline) = order
+            .deadline
+            .filter(|_| !self.json && !jobs::is_in_background())
+        else {
             return;
         };
         let is_default = self.by.is_none() && self.within.is_none();
-        let to_change = if is_default { "; --by TIME sets another" } else { "" };
-        print_stderr(&format!("Deadline: {}{to_change}", describe_order_deadline(deadline)));
+        let to_change = if is_default {
+            "; --by TIME sets another"
+        } else {
+            ""
+        };
+        print_stderr(&format!(
+            "Deadline: {}{to_change}",
+            describe_order_deadline(deadline)
+        ));
     }
 
     /// What these options say of an order.
