@@ -1,6 +1,11 @@
 //! Which messages a verb logs.
 
+use std::io::IsTerminal as _;
+
+use tracing_subscriber::Layer as _;
 use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
 
 /// The levels that `RUST_LOG` chooses: one for all, or `target=level` for some, with commas between them; `default` where
 /// it chooses none.
@@ -9,4 +14,22 @@ pub fn log_levels(default: LevelFilter) -> Targets {
     chosen
         .and_then(|levels| levels.parse().ok())
         .unwrap_or_else(|| Targets::new().with_default(default))
+}
+
+/// Logs warnings on standard error from now on, and more with RUST_LOG.
+pub fn log_warnings() {
+    let log = tracing_subscriber::fmt::layer()
+        .with_writer(std::io::stderr)
+        .with_ansi(wants_colours())
+        .without_time();
+    // A program around this one may have a log already.
+    let _ = tracing_subscriber::registry()
+        .with(log.with_filter(log_levels(LevelFilter::WARN)))
+        .try_init();
+}
+
+/// Whether standard error is somebody's who sees colours (no-color.org).
+fn wants_colours() -> bool {
+    let against = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    !against && std::io::stderr().is_terminal()
 }

@@ -4,7 +4,6 @@
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
-use std::io::IsTerminal as _;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -25,13 +24,9 @@ use d2tp_driver::{Admission, PublicKey, ServerAddress};
 use d2tp_links::{ClassRule, ClassRules, LinkMonitor};
 use d2tp_sched::CostPolicy;
 use tokio::sync::mpsc;
-use tracing_subscriber::Layer as _;
-use tracing_subscriber::filter::LevelFilter;
-use tracing_subscriber::layer::SubscriberExt as _;
-use tracing_subscriber::util::SubscriberInitExt as _;
 
 use super::key;
-use super::log_levels::log_levels;
+use super::log_levels::log_warnings;
 use super::transfer_args::word_parser;
 use super::transport::TransportArgs;
 use crate::run::{
@@ -123,7 +118,7 @@ pub fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
             return Ok(ExitCode::from(USAGE));
         }
     };
-    listen_to_log();
+    log_warnings();
     nix::sys::prctl::set_child_subreaper(true).context("programs in the background")?;
     let launched = launch(&prepared.plan)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -197,23 +192,6 @@ fn prepare(args: &RunArgs) -> anyhow::Result<PreparedRun> {
         server,
         admission,
     })
-}
-
-/// Warnings go to standard error, and more with RUST_LOG.
-fn listen_to_log() {
-    let log = tracing_subscriber::fmt::layer()
-        .with_writer(std::io::stderr)
-        .with_ansi(wants_colours())
-        .without_time();
-    tracing_subscriber::registry()
-        .with(log.with_filter(log_levels(LevelFilter::WARN)))
-        .init();
-}
-
-/// Whether standard error is somebody's who sees colours (no-color.org).
-fn wants_colours() -> bool {
-    let against = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-    !against && std::io::stderr().is_terminal()
 }
 
 async fn carry(
