@@ -177,6 +177,8 @@ pub struct Endpoint {
     unknown_window: (Time, u32),
     /// WAKEs of this second that may be replays (R-TICKET-4).
     wake_window: (Time, u32),
+    /// The client that was refused last, until the owner has taken it.
+    pub(super) refused_client: Option<PublicKey>,
     /// The session whose changes are not registered yet.
     touched: Option<SessionId>,
     trace_level: Option<TraceLevel>,
@@ -227,6 +229,7 @@ impl Endpoint {
             syn_window: (Time::ZERO, 0),
             unknown_window: (Time::ZERO, 0),
             wake_window: (Time::ZERO, 0),
+            refused_client: None,
             touched: None,
             trace_level: None,
             traces: VecDeque::new(),
@@ -240,6 +243,10 @@ impl Endpoint {
     /// Changes which hosts may connect. Existing sessions remain.
     pub fn set_admission(&mut self, admission: Admission) {
         self.admission = admission;
+    }
+    /// The client that was refused last because it is not admitted, once: for the operator's log.
+    pub fn take_refused_client(&mut self) -> Option<PublicKey> {
+        self.refused_client.take()
     }
     /// Sets the key material of tickets, which must survive restarts if sessions do. Without it, it is
     /// derived from the seed of the tokens.

@@ -18,6 +18,7 @@ use crate::clock;
 use crate::datagram_inbox::DatagramInbox;
 use crate::hibernation_state::HibernationState;
 use crate::qlog::{Qlog, QlogFeed};
+use crate::refused_clients::RefusedClientLog;
 use crate::relay_state::RelayState;
 use crate::source::{HostKey, SendSource};
 
@@ -145,6 +146,8 @@ pub(crate) struct DriverCore {
     pub(crate) relays: RelayState,
     /// Flows whose sources must be read.
     pub(crate) drawing: BTreeSet<(SessionId, FlowId)>,
+    /// What the log says of clients that were refused.
+    pub(crate) refused_clients: RefusedClientLog,
 }
 
 impl DriverCore {
@@ -206,6 +209,7 @@ impl DriverShared {
                 hibernation: HibernationState::default(),
                 relays: RelayState::default(),
                 drawing: BTreeSet::new(),
+                refused_clients: RefusedClientLog::default(),
             }),
             task: Mutex::new(None),
             ready_sources: Mutex::default(),

@@ -102,6 +102,9 @@ impl DriverEngine {
                             relay_dispatch::receive_run(
                                 &mut inner, now, addresses, run.data, run.stride,
                             );
+                            if let Some(client) = inner.core.take_refused_client() {
+                                inner.refused_clients.on_refused(now, client, run.from);
+                            }
                         }
                     }
                 }

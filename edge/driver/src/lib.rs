@@ -37,6 +37,7 @@ mod provided_links;
 mod proxy_reset;
 mod qlog;
 mod qlog_events;
+mod refused_clients;
 mod relay_dispatch;
 mod relay_host;
 mod relay_state;

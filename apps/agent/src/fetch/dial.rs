@@ -73,6 +73,11 @@ pub trait Dial: Send {
         None
     }
 
+    /// The failure of the session that carries the streams, if no other session would do better.
+    fn session_failure(&self) -> Option<TransferFailure> {
+        None
+    }
+
     /// Whether the origin is on this machine, however the URL is written.
     fn needs_no_link(&self) -> bool {
         false

@@ -496,8 +496,9 @@ fn broken(error: &hyper::Error) -> FetchFault {
         return origin("the origin reset the connection".into());
     }
     if error.is_parse() || error.is_parse_status() {
-        return origin(format!(
-            "the origin does not speak HTTP/1.1: {error}{cause}"
+        // Asked again it would say the same; another link may lead to another host.
+        return FetchFault::UntrustedPeer(format!(
+            "what answers does not speak HTTP/1.1: {error}{cause}"
         ));
     }
     FetchFault::Path(format!("the connection broke: {error}{cause}"))

@@ -26,6 +26,12 @@ pub async fn forget(
         }
         _ => TransferFailure::storage(&what, &error),
     };
+    if !PartialFile::exists(destination) {
+        return Ok(format!(
+            "there is no {}.part: nothing to remove",
+            destination.display()
+        ));
+    }
     let (partial, note) = PartialFile::open(destination, url).map_err(failed)?;
     partial.discard().map_err(failed)?;
     let file = destination.display();

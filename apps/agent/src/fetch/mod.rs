@@ -21,6 +21,7 @@
 
 pub mod alt_svc;
 pub mod boot_clock;
+pub mod deadline_text;
 pub mod dial;
 pub mod direct;
 mod drwa_stream;
@@ -41,6 +42,7 @@ pub mod pending_rename;
 pub mod proxy;
 mod proxy_status;
 pub mod report;
+pub mod session_refusal;
 pub mod sink;
 pub mod state_directory;
 pub mod tls;

@@ -15,7 +15,7 @@ use std::time::Duration;
 use cedos_text::RemoteText;
 use d2tp_driver::{
     CallError, Device, DeviceOptions, DriverError, EndpointConfig, Flow, FlowSettings, LinkUse,
-    Peer, PublicKey, Qlog, SecretKey, ServerAddress,
+    PathState, Peer, PublicKey, Qlog, SecretKey, ServerAddress, SessionEnd,
 };
 use d2tp_links::{CostClass, Link};
 use tokio::sync::{Mutex, watch};
@@ -26,6 +26,7 @@ use super::dial::{ByteStream, Dial, EgressLink, FetchFault};
 use super::exchange::{GetRequest, exchange};
 use super::mode::FetchMode;
 use super::outcome::TransferFailure;
+use super::session_refusal::{host_and_port, session_refusal};
 
 /// How long an origin may take to answer a handshake.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(3); // a guess: a handshake and an answer
@@ -80,6 +81,17 @@ impl OriginSession {
         match self {
             OriginSession::Direct(device) => device.open(settings),
             OriginSession::ThroughProxy(_, peer) => peer.open(settings),
+        }
+    }
+
+    /// The host that ended a session for this device, for users, and how it ended.
+    fn refused_by(&self, origin: &D2tpOrigin) -> Option<(String, SessionEnd)> {
+        match self {
+            OriginSession::Direct(device) => Some((origin.server_text(), device.ended()?)),
+            OriginSession::ThroughProxy(device, peer) => match device.ended() {
+                Some(end) => Some((origin.server_text(), end)),
+                None => Some(("the device that serves it".into(), peer.ended()?)),
+            },
         }
     }
 
@@ -175,18 +187,56 @@ impl D2tpOrigin {
                 _ => LinkUse::Off,
             });
         }
+        let mut proxy_events = device.events();
         let peer = match (&self.proxy, &self.whom) {
             (None, _) => return Ok(OriginSession::Direct(device)),
             (Some(_), D2tpTarget::Address(origin)) => device.connect_origin(origin).await,
             (Some(_), D2tpTarget::Device(key)) => device.call(*key).await,
         };
         match peer {
-            Ok(peer) => Ok(OriginSession::ThroughProxy(device, peer)),
+            Ok(peer) => {
+                let mut peer_events = peer.events();
+                // A relay that the proxy refuses would be asked for again and again.
+                loop {
+                    if let Some(refused) = self.proxy_refusal(&device) {
+                        return Err(FetchFault::Final(refused));
+                    }
+                    let mut paths = device.paths().into_iter();
+                    let answers = paths.any(|path| path.state == PathState::Active);
+                    if answers || peer.is_direct() {
+                        return Ok(OriginSession::ThroughProxy(device, peer));
+                    }
+                    tokio::select! {
+                        _ = proxy_events.recv() => {}
+                        _ = peer_events.recv() => {}
+                    }
+                }
+            }
             Err(CallError::Refused { text, .. }) => Err(FetchFault::Origin {
                 text: RemoteText::new(&text).into(),
                 retry_after: None,
             }),
-            Err(error) => Err(FetchFault::Path(error.to_string())),
+            Err(error) => Err(self
+                .proxy_refusal(&device)
+                .map_or_else(|| FetchFault::Path(error.to_string()), FetchFault::Final)),
+        }
+    }
+
+    /// Why the server of the device's own session will never accept it, if so.
+    fn proxy_refusal(&self, device: &Device) -> Option<TransferFailure> {
+        session_refusal(&device.ended()?, &self.server_text(), &self.key.public())
+    }
+
+    /// The server of the device's own session, for users.
+    fn server_text(&self) -> String {
+        let kind = if self.proxy.is_some() {
+            "proxy"
+        } else {
+            "server"
+        };
+        match self.server() {
+            Some(server) => format!("the {kind} {}", host_and_port(server)),
+            None => format!("the {kind}"),
         }
     }
 }
@@ -213,6 +263,13 @@ impl Dial for D2tpOrigin {
 
     fn mode(&self) -> FetchMode {
         FetchMode::Direct
+    }
+
+    fn session_failure(&self) -> Option<TransferFailure> {
+        // While it is locked, a session is being begun, which says itself how that fails.
+        let session = self.session.try_lock().ok()?;
+        let (server, end) = session.as_ref()?.refused_by(self)?;
+        session_refusal(&end, &server, &self.key.public())
     }
 
     fn answering_proxy(&self) -> Option<String> {

@@ -139,6 +139,12 @@ fn lost() -> io::Error {
 }
 
 impl PartialFile {
+    /// Whether an earlier run left something beside `destination`.
+    pub fn exists(destination: &Path) -> bool {
+        let left = |suffix| beside(destination, suffix).symlink_metadata().is_ok();
+        left(".part") || left(".part.json")
+    }
+
     /// Opens or makes the part for `destination`. The note comes back only if the part on the
     /// disk belongs to `url` and has the bytes the note promises; the file is then cut to them.
     ///

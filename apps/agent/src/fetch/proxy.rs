@@ -35,6 +35,8 @@ use url::Url;
 use super::dial::{ByteStream, Dial, EgressLink, FetchFault};
 use super::local_origin::LocalOrigin;
 use super::mode::FetchMode;
+use super::outcome::TransferFailure;
+use super::session_refusal::host_and_port;
 use super::tunnel::OriginTunnel;
 use super::upload_body::UploadSource;
 use head_scanner::HeadScanner;
@@ -209,12 +211,7 @@ impl ProxyClient {
 
     /// The proxy's address, for users.
     pub fn address_text(&self) -> String {
-        let host = &self.address.host;
-        if host.contains(':') {
-            format!("[{host}]:{}", self.address.port)
-        } else {
-            format!("{host}:{}", self.address.port)
-        }
+        host_and_port(&self.address)
     }
 
     /// This device's public key, in the form that the proxy's operator needs.
@@ -454,6 +451,10 @@ impl Dial for ProxyClient {
             Some(_) => FetchMode::Sealed,
             None => FetchMode::ProxyFetch,
         }
+    }
+
+    fn session_failure(&self) -> Option<TransferFailure> {
+        self.flow_loss().err()
     }
 
     fn answering_proxy(&self) -> Option<String> {

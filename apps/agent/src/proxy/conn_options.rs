@@ -10,8 +10,7 @@
 use d2tp_sched::{CostPolicy, DeadlineFallback, FlowDemand};
 use jiff::Zoned;
 
-use crate::fetch::option_parsers::parse_due;
-use crate::order::Deadline;
+use crate::fetch::deadline_text::parse_deadline;
 use crate::terms::DueTime;
 
 /// Options of a program's connections.
@@ -66,10 +65,7 @@ impl ConnOptions {
     }
 
     fn set_by(&mut self, text: &str, now: &Zoned) -> Result<(), String> {
-        self.due = Some(match parse_due(text, now)? {
-            Deadline::At(at) => DueTime::At(at),
-            Deadline::WithinS(s) => DueTime::within(std::time::Duration::from_secs_f64(s)),
-        });
+        self.due = Some(parse_deadline(text, now)?.due());
         if self.policy == CostPolicy::Any {
             self.policy = CostPolicy::FreeFirst;
         }

@@ -374,7 +374,9 @@ impl StreamFeed {
             }
             _ => self.drive(&view, &candidates, &stream, &thresholds, budget),
         };
-        (view, drive)
+        // Whatever a link could carry, nothing comes without a session.
+        let why = self.transport.session_error().unwrap_or(drive.why);
+        (view, FetchPlan { why, ..drive })
     }
 
     fn drive(
@@ -460,9 +462,6 @@ impl StreamFeed {
         ahead: &str,
         levels: &RefillThresholds,
     ) -> String {
-        if let Some(trouble) = self.transport.session_error() {
-            return trouble;
-        }
         let metered = candidates
             .iter()
             .find(|candidate| candidate.class == LinkClass::Metered);

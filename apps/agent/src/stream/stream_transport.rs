@@ -149,11 +149,12 @@ impl StreamTransport {
         loop {
             match proxy.connect().await {
                 Ok(Some(mut events)) => {
-                    self.measured().trouble = None;
                     loop {
                         match timeout(LOOK_EVERY, events.recv()).await {
                             Ok(Some(SessionEvent::PathUp { took, .. })) => {
-                                self.measured().challenge = Some(took.into());
+                                let mut measured = self.measured();
+                                measured.challenge = Some(took.into());
+                                measured.trouble = None;
                             }
                             Ok(Some(_)) | Err(_) => {}
                             Ok(None) => break,
@@ -426,6 +427,11 @@ impl Dial for RequestConn {
         let stream: Box<dyn ByteStream> = match &self.transport.to {
             StreamRoute::Origin(direct) => direct.dial(url, via).await?,
             StreamRoute::Proxy(proxy) => {
+                if proxy.device().is_none()
+                    && let Some(error) = self.transport.session_error()
+                {
+                    return Err(FetchFault::Proxy(error));
+                }
                 let flow = proxy.open_parallel(|device, flow| {
                     let mut state = self.state();
                     state.flow = Some(flow.clone());

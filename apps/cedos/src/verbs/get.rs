@@ -146,6 +146,7 @@ async fn start(args: GetArgs) -> handover::FollowResult {
         let to_output = matches!(prepared.job.destination, Destination::Stdout);
         if let Some(agent) = args.how.agent(args.only_here(to_output)).await {
             prepared.job.refuse_existing()?;
+            args.how.announce_deadline(&order);
             let json = args.how.json;
             if args.detach {
                 return handover::submit(agent, order, json).await.map(Some);
@@ -155,6 +156,7 @@ async fn start(args: GetArgs) -> handover::FollowResult {
         }
     }
     if args.detach {
+        args.how.announce_deadline(&order);
         return detach(&prepared.job, args.how.json).map(Some);
     }
     let own = jobs::BackgroundProcess::claim()
@@ -216,6 +218,7 @@ async fn start(args: GetArgs) -> handover::FollowResult {
             .how
             .observer(matches!(job.destination, Destination::Stdout)),
     };
+    args.how.announce_deadline(&order);
     let exit = transport.run(job, None, setting, observer.as_mut()).await;
     rates.save(&scheduler);
     if let Some(log) = log {

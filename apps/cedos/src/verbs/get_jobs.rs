@@ -10,6 +10,7 @@ use std::time::Duration;
 use anyhow::anyhow;
 use cedos_agent::agent::api::{AgentRequest, TermsChange};
 use cedos_agent::agent::client::AgentApiClient;
+use cedos_agent::fetch::deadline_text::{describe_deadline, describe_time, parse_deadline};
 use cedos_agent::fetch::jobs;
 use cedos_agent::fetch::option_parsers;
 use cedos_agent::fetch::outcome::{TransferExit, TransferFailure};
@@ -21,7 +22,7 @@ use cedos_agent::order::Deadline;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{ArgAction, Args};
 use d2tp_sched::{CostPolicy, DeadlineFallback};
-use jiff::{Timestamp, Zoned, tz::TimeZone};
+use jiff::{Timestamp, Zoned};
 use serde_json::Value;
 
 use super::handover::{STILL_WAITING, follow_existing};
@@ -54,7 +55,7 @@ pub struct EditArgs {
     #[command(flatten)]
     one: JobArgs,
 
-    /// Finish by TIME: 07:30 (the next one), RFC 3339, or +45m
+    /// Finish by TIME: 07:30 (the next one), 7pm, tomorrow 07:30, friday 16:00, 2030-01-31 07:30, +45m
     #[arg(long, value_name = "TIME", group = "when")]
     by: Option<String>,
 
@@ -187,7 +188,7 @@ pub async fn retry(args: JobArgs) -> anyhow::Result<ExitCode> {
 /// Changes its terms.
 pub async fn edit(args: EditArgs) -> anyhow::Result<ExitCode> {
     let deadline = match (&args.by, args.within) {
-        (Some(by), _) => match option_parsers::parse_due(by, &Zoned::now()) {
+        (Some(by), _) => match parse_deadline(by, &Zoned::now()) {
             Ok(deadline) => Some(deadline),
             Err(why) => {
                 print_stderr(&format!("cedos edit: {why}"));
@@ -243,7 +244,7 @@ fn terms_of(transfer: &Value, now: &Zoned) -> Vec<(&'static str, String)> {
     let mut lines = vec![
         (
             "Deadline",
-            deadline_of(transfer).map_or("none".to_owned(), |at| clock(at, now)),
+            deadline_of(transfer).map_or("none".to_owned(), |at| describe_deadline(at, now)),
         ),
         (
             "Policy",
@@ -363,7 +364,7 @@ fn listed(transfer: &Value, now: &Zoned) -> String {
     let mut line = headline(transfer);
     if code_of(transfer) == STILL_WAITING {
         if let Some(at) = deadline_of(transfer) {
-            line += &format!("   by {}", clock(at, now));
+            line += &format!("   by {}", describe_time(at, now));
         }
         if let Some(promised) = promise_of(transfer).filter(|promised| promised.p < ON_TRACK) {
             line += &format!("   {}", promised.chance());
@@ -389,7 +390,7 @@ fn details(transfer: &Value, all: bool) -> Vec<(&'static str, String)> {
     let deadline = deadline_of(transfer);
     let mut lines = Vec::new();
     if let Some(promised) = promise_of(transfer).filter(|_| code_of(transfer) == STILL_WAITING) {
-        let by = deadline.map(|at| format!("ready by {}, ", clock(at, &Zoned::now())));
+        let by = deadline.map(|at| format!("ready by {}, ", describe_time(at, &Zoned::now())));
         let words = promised.describe();
         lines.push(("Promise", by.unwrap_or_default() + &words));
     }
@@ -443,7 +444,7 @@ fn details(transfer: &Value, all: bool) -> Vec<(&'static str, String)> {
     lines.extend(from.map(|from| ("From", from)));
     lines.extend(to.map(|to| ("To", to)));
     if let Some(at) = deadline {
-        lines.push(("Deadline", clock(at, &Zoned::now())));
+        lines.push(("Deadline", describe_deadline(at, &Zoned::now())));
     }
     lines.extend(shown("policy").map(|policy| ("Policy", policy)));
     lines.extend(shown("log").map(|log| ("Log", log)));
@@ -453,7 +454,7 @@ fn details(transfer: &Value, all: bool) -> Vec<(&'static str, String)> {
 /// What the machine is asked for meanwhile.
 fn wake_plan_text(wake_plan_text: &Value) -> Option<String> {
     let at = |field: &str| {
-        Some(clock(
+        Some(describe_time(
             wake_plan_text[field].as_str()?.parse().ok()?,
             &Zoned::now(),
         ))
@@ -478,18 +479,6 @@ fn wake_plan_text(wake_plan_text: &Value) -> Option<String> {
         return None;
     }
     Some(words.join("; "))
-}
-
-/// A time of day as people here say it: without a date if it is today's, to the second if it is near.
-fn clock(at: Timestamp, now: &Zoned) -> String {
-    let at = at.to_zoned(TimeZone::system());
-    let ahead = at.timestamp().duration_since(now.timestamp()).as_secs();
-    let form = match at.date() == now.date() {
-        _ if (0..3_600).contains(&ahead) => "%H:%M:%S",
-        true => "%H:%M",
-        false => "%a %d %b %H:%M",
-    };
-    at.strftime(form).to_string()
 }
 
 #[cfg(test)]
@@ -530,23 +519,6 @@ mod tests {
     }
 
     #[test]
-    fn a_deadline_is_told_in_local_time_without_fractions() {
-        let noon = Zoned::now().with().hour(12).build().expect("a noon");
-        let clock_text = |minutes| {
-            let after = jiff::SignedDuration::from_mins(minutes);
-            clock(noon.timestamp() + after, &noon)
-        };
-        assert_eq!(clock_text(120).len(), "07:30".len());
-        assert_eq!(clock_text(-1).len(), "07:30".len());
-        assert_eq!(
-            clock_text(5).len(),
-            "07:30:00".len(),
-            "near, it is counted in seconds"
-        );
-        assert!(clock_text(72 * 60).len() > "07:30:00".len());
-    }
-
-    #[test]
     fn a_list_says_by_when_and_what_is_at_risk_or_late() {
         let now = Zoned::now().with().hour(12).build().expect("a noon");
         let at = now.timestamp() + jiff::SignedDuration::from_hours(2);
@@ -555,7 +527,7 @@ mod tests {
             "promise": {"p": 0.9, "infeasible": false, "metered_bytes_expected": 0,
                         "metered_bytes_95": 0, "metered_bytes_worst": 0, "left_s": 60.0},
         });
-        let by = format!("#1 a   RUNNING   by {}", clock(at, &now));
+        let by = format!("#1 a   RUNNING   by {}", describe_time(at, &now));
         assert_eq!(listed(&transfer, &now), by);
         transfer["promise"]["p"] = json!(0.3);
         assert_eq!(

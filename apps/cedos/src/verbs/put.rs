@@ -72,6 +72,7 @@ async fn start(args: PutArgs) -> handover::FollowResult {
     let mut prepared =
         PreparedTransfer::prepare(&order, order.job()?, args.how.asks_for_paid_links())?;
     if let Some(agent) = args.how.agent(None).await {
+        args.how.announce_deadline(&order);
         let json = args.how.json;
         if args.detach {
             return handover::submit(agent, order, json).await.map(Some);
@@ -94,6 +95,7 @@ async fn start(args: PutArgs) -> handover::FollowResult {
     let (monitor, _) = settings::watch(rules, None)
         .await
         .map_err(|error| TransferFailure::error(format!("{error:#}")))?;
+    args.how.announce_deadline(&order);
     let mut observer = args.how.observer(false);
     let links = monitor.subscribe();
     let transport = prepared

@@ -2,7 +2,7 @@
 //!
 //! Everything up to the program's start happens before this process has threads.
 
-use cedos_agent::terminal::{LogWriter, print_stderr};
+use cedos_agent::terminal::print_stderr;
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::net::SocketAddr;
@@ -11,6 +11,7 @@ use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
 
 use anyhow::{Context, anyhow, bail};
+use cedos_agent::fetch::deadline_text::describe_deadline;
 use cedos_agent::proxy::{
     ClientPolicy, ConnOptions, LocalProxyListener, NameLookup, ProxySession, ProxySessionPeer,
 };
@@ -24,13 +25,9 @@ use d2tp_driver::{Admission, PublicKey, ServerAddress};
 use d2tp_links::{ClassRule, ClassRules, LinkMonitor};
 use d2tp_sched::CostPolicy;
 use tokio::sync::mpsc;
-use tracing_subscriber::Layer as _;
-use tracing_subscriber::filter::LevelFilter;
-use tracing_subscriber::layer::SubscriberExt as _;
-use tracing_subscriber::util::SubscriberInitExt as _;
 
 use super::key;
-use super::log_levels::log_levels;
+use super::log_levels::log_warnings;
 use super::transfer_args::word_parser;
 use super::transport::TransportArgs;
 use crate::run::{
@@ -56,7 +53,8 @@ pub struct RunArgs {
     #[arg(long, value_name = "RUNG", value_parser = PossibleValuesParser::new(CaptureMode::ALL.map(CaptureMode::as_str)).try_map(|word| word.parse::<CaptureMode>()))]
     rung: Option<CaptureMode>,
 
-    /// End connections at TIME: 07:30 (the next one), RFC 3339, or +45m
+    /// End connections at TIME: 07:30 (the next one), 7pm, tomorrow 07:30, friday 16:00, 2030-01-31 07:30,
+    /// +45m
     #[arg(long, value_name = "TIME")]
     by: Option<String>,
 
@@ -121,7 +119,7 @@ pub fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
             return Ok(ExitCode::from(USAGE));
         }
     };
-    listen_to_log();
+    log_warnings();
     nix::sys::prctl::set_child_subreaper(true).context("programs in the background")?;
     let launched = launch(&prepared.plan)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -197,18 +195,6 @@ fn prepare(args: &RunArgs) -> anyhow::Result<PreparedRun> {
     })
 }
 
-/// Warnings go to standard error, and more with RUST_LOG.
-fn listen_to_log() {
-    let log = tracing_subscriber::fmt::layer()
-        .with_writer(LogWriter::default)
-        // What is printed has no escape sequence, not even one of ours.
-        .with_ansi(false)
-        .without_time();
-    tracing_subscriber::registry()
-        .with(log.with_filter(log_levels(LevelFilter::WARN)))
-        .init();
-}
-
 async fn carry(
     args: RunArgs,
     prepared: PreparedRun,
@@ -253,6 +239,10 @@ async fn carry(
     let port = Arc::new(LaunchResources::port(reserved, porter)?);
     let dns = launched.resources.dns.local_addr()?;
     say(&chosen, plan.namespace);
+    if let Some(due) = conn_options.due {
+        let at = describe_deadline(due.at(), &jiff::Zoned::now());
+        print_stderr(&format!("cedos run: connections end at {at}"));
+    }
     let signals = SignalForwarder::listen()?;
     if is_called {
         // Its round trip, while the program begins.

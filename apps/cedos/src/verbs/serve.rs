@@ -7,7 +7,8 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
+use cedos_agent::fetch::session_refusal::{host_and_port, session_refusal};
 use cedos_prox::parse_key;
 use clap::Args;
 use d2tp_driver::{
@@ -18,6 +19,7 @@ use d2tp_links::{ClassRules, CostClass, LinkMonitor};
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::key;
+use super::log_levels::log_warnings;
 use super::prox::host_for_devices;
 use super::transport::TransportArgs;
 use crate::serve::{FileService, HiddenFiles, answer};
@@ -81,6 +83,7 @@ pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
     let key = key::load_device_key(args.key.as_deref())?;
     let mut config = EndpointConfig::default();
     args.transport.apply(&mut config);
+    log_warnings();
     let mut terminate = signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?;
     let serve = |flow: Flow| tokio::spawn(answer(flow, files.clone()));
     let Some(server) = args.prox else {
@@ -114,6 +117,7 @@ pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
         return Ok(());
     };
     let public = key.public();
+    let proxy = format!("the proxy {}", host_and_port(&server));
     let here = cedos_agent::fetch::origin::is_this_machine(&server.host);
     let mut device = Device::new(DeviceOptions {
         server,
@@ -130,7 +134,14 @@ pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
             _ => LinkUse::Off,
         });
     }
-    let listener = device.listen(admission).await?;
+    let listener = match device.listen(admission).await {
+        Ok(listener) => listener,
+        Err(error) => {
+            let refused = device.ended();
+            let refused = refused.and_then(|end| session_refusal(&end, &proxy, &public));
+            return Err(refused.map_or_else(|| error.into(), |failure| anyhow!(failure.text)));
+        }
+    };
     print_stdout(&format!("d2tp://{public}/"));
     stdout_result()?;
     loop {

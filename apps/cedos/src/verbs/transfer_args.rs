@@ -16,6 +16,7 @@ use tokio::sync::watch;
 
 use super::transport::TransportArgs;
 use cedos_agent::agent::client::AgentApiClient;
+use cedos_agent::fetch::deadline_text::{describe_order_deadline, parse_deadline};
 use cedos_agent::fetch::jobs;
 use cedos_agent::fetch::option_parsers;
 use cedos_agent::fetch::outcome::TransferExit;
@@ -44,11 +45,11 @@ fn parse_offload(text: &str) -> Result<AckOffload, String> {
 /// How a transfer is to go.
 #[derive(Debug, Args)]
 pub struct TransferArgs {
-    /// Finish by TIME: 07:30 (the next one), RFC 3339, or +45m
+    /// Finish by TIME: 07:30 (the next one), 7pm, tomorrow 07:30, friday 16:00, 2030-01-31 07:30, +45m
     #[arg(long, value_name = "TIME", group = "when")]
     by: Option<String>,
 
-    /// Finish within this time: 2h, 45m, 1h30m [default: 6h]
+    /// Finish within SPAN from now: 2h, 45m, 1h30m [default: 6h]
     #[arg(long, value_name = "SPAN", group = "when", value_parser = option_parsers::parse_span, allow_hyphen_values = true)]
     within: Option<Duration>,
 
@@ -131,11 +132,31 @@ impl TransferArgs {
     pub fn deadline(&self) -> Result<Option<Deadline>, String> {
         let within = |span: Duration| Deadline::WithinS(span.as_secs_f64());
         Ok(match (&self.by, self.within) {
-            (Some(by), _) => Some(option_parsers::parse_due(by, &jiff::Zoned::now())?),
+            (Some(by), _) => Some(parse_deadline(by, &jiff::Zoned::now())?),
             (None, Some(span)) => Some(within(span)),
             (None, None) if self.when_free || self.now => None,
             (None, None) => Some(within(WITHIN_DEFAULT)),
         })
+    }
+
+    /// Tells people the deadline as it was understood, once the transfer is known to make sense.
+    pub fn announce_deadline(&self, order: &TransferOrder) {
+        let Some(deadline) = order
+            .deadline
+            .filter(|_| !self.json && !jobs::is_in_background())
+        else {
+            return;
+        };
+        let is_default = self.by.is_none() && self.within.is_none();
+        let to_change = if is_default {
+            "; --by TIME sets another"
+        } else {
+            ""
+        };
+        print_stderr(&format!(
+            "Deadline: {}{to_change}",
+            describe_order_deadline(deadline)
+        ));
     }
 
     /// What these options say of an order.

@@ -50,6 +50,13 @@ async fn mistakes_on_the_command_line_are_told_with_what_to_write_instead() {
         (&["get", "http://"], 2, "empty host"),
         (&["get", "http://host:99999/"], 2, "invalid port number"),
         (&["get", url, "--by", "25:99"], 2, "write 07:30"),
+        (&["get", url, "--by", "2020-01-01 07:30"], 2, "has passed"),
+        (&["get", url, "--by", "friday"], 2, "write friday 07:30"),
+        (
+            &["get", url, "--by", "2099-01-31 07:30", "--now"],
+            2,
+            "cannot be used with",
+        ),
         (
             &["get", url, "--by", "2020-01-01T00:00:00Z"],
             2,
@@ -125,6 +132,7 @@ async fn mistakes_on_the_command_line_are_told_with_what_to_write_instead() {
             "text exists; -o text replaces it",
         ),
         (&["get", url, "--detach", "-o", "-"], 2, "name a file"),
+        (&["get", url, "--forget"], 0, "nothing to remove"),
         (&["status", "x"], 2, "cedos ls"),
         (&["cancel", "3"], 1, "cedos ls"),
     ];
@@ -143,6 +151,10 @@ async fn servers_that_are_not_what_was_meant_are_told_with_what_to_try() {
     let home = directory.path();
     let plain = ScriptedOrigin::start(|asked| match asked.path.as_str() {
         "/secret" => OriginReply(reply("401 Unauthorized", &[], b""), ReplyEnd::Close),
+        "/malformed" => OriginReply(
+            b"HTTP/1.1 200 OK\r\nno colon\r\n\r\n".to_vec(),
+            ReplyEnd::Close,
+        ),
         _ => OriginReply(reply("404 Not Found", &[], b""), ReplyEnd::Close),
     })
     .await;
@@ -181,6 +193,16 @@ async fn servers_that_are_not_what_was_meant_are_told_with_what_to_try() {
             "",
         ),
     ];
+    run(home, &["get", &plain.url("/malformed")])
+        .await
+        .ends_with(1, "does not speak HTTP/1.1");
+    let malformed = |path: &String| path == "/malformed";
+    let asked = plain.requests().into_iter().map(|asked| asked.path);
+    assert_eq!(
+        asked.filter(malformed).count(),
+        1,
+        "it would say the same again"
+    );
     let (last, sure) = table.split_last().expect("rows");
     assert_told(home, sure).await;
     let run = run(home, last.0).await;

@@ -142,16 +142,64 @@ async fn who_wants_nothing_late_hears_of_the_deadline_and_of_no_proxy() {
 }
 
 #[tokio::test]
-async fn a_device_that_is_not_admitted_is_told_whom_to_ask() {
+async fn a_device_that_is_not_admitted_is_told_whom_to_ask_by_every_verb() {
     let directory = tempfile::tempdir().unwrap();
-    let other = told(directory.path(), &["key", "gen", "-o", "other.key"]).await;
-    let proxy = ProxyProcess::start_for(&other, directory.path(), "127.0.0.1:0", &[]).await;
-    let url = "http://127.0.0.1:9/never";
-    let run = get(directory.path(), &[url, "--prox", &proxy.address]).await;
-    assert_eq!(run.code, 1, "{:#?}", run.events);
-    let ours = told(directory.path(), &["key", "show"]).await;
-    let text = run.last()["text"].as_str().unwrap();
-    assert!(text.contains(&format!("--allow-client {ours}")), "{text}");
+    let home = directory.path();
+    let other = told(home, &["key", "gen", "-o", "other.key"]).await;
+    told(home, &["key", "gen", "-o", "prox.key"]).await;
+    let log = std::fs::File::create(home.join("prox.log")).unwrap();
+    let listen = ["prox", "--listen", "127.0.0.1:0", "--key", "prox.key"];
+    let admits = ["--allow-private", "--allow-client", &other];
+    let mut proxy = cedos(home, &[&listen[..], &admits].concat());
+    let proxy = ProxyProcess::spawned(proxy.stderr(log)).await.unwrap();
+    let refuses = ["serve", ".", "--listen", "127.0.0.1:0", "--allow-client"];
+    let mut server = cedos(home, &[&refuses[..], &[&other]].concat());
+    let server = ProxyProcess::spawned(&mut server).await.unwrap();
+
+    let ours = told(home, &["key", "show"]).await;
+    let advice = format!("--allow-client {ours}");
+    let (prox, url) = (proxy.address.as_str(), "http://127.0.0.1:9/never");
+    let file = format!("{}a.bin", server.address);
+    for arguments in [
+        &["get", url, "--prox", prox][..],
+        &["get", url, "--prox", prox, "--sealed"],
+        &["get", url, "--prox", prox, "--dry-run"],
+        &["get", url, "--prox", prox, "--sealed", "--dry-run"],
+        &["get", &file],
+        &["get", &file, "--dry-run"],
+        &["get", &file, "--prox", prox],
+        &["put", "prox.key", url, "--prox", prox],
+        &["serve", ".", "--allow-any-client", "--prox", prox],
+    ] {
+        let refused = run(home, arguments).await;
+        assert!(
+            refused.errors.contains("does not let this device in"),
+            "{arguments:?}: {}",
+            refused.errors
+        );
+        refused.ends_with(1, &advice);
+    }
+    // Those that serve a program go on, for the day on which they are let in, and say why nothing comes.
+    for arguments in [
+        &["play", url, "--prox", prox, "--", "curl", "-s", "{}"][..],
+        &["url", url, "--prox", prox],
+    ] {
+        let mut child = cedos(home, arguments).spawn().unwrap();
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        let explained = async {
+            while let Some(line) = lines.next_line().await.unwrap() {
+                if line.contains(&advice) {
+                    return;
+                }
+            }
+            panic!("{arguments:?} ended without a reason");
+        };
+        within(explained).await;
+    }
+    let log = std::fs::read_to_string(home.join("prox.log")).unwrap();
+    let lines: Vec<&str> = log.lines().filter(|line| line.contains(&advice)).collect();
+    assert!(!lines.is_empty(), "{log}");
+    assert!(lines.len() <= 3, "one in ten seconds: {log}");
 }
 
 #[tokio::test]

@@ -375,6 +375,7 @@ impl Endpoint {
     fn admit(&mut self, syn: &Syn, key: InstanceKey) -> Option<SynAck> {
         // R-HS-11
         if !self.admission.admits(&key.0) {
+            self.refused_client = Some(key.0);
             return Some(SynAck::Refused(ReasonCode::NotAllowed));
         }
         let existing = self.by_key.get(&key).and_then(|id| self.session(*id));

@@ -87,6 +87,8 @@ pub(super) trait DemoSetting {
 pub(super) struct DemoRun {
     pub(super) finished: Option<(f64, bool)>,
     pub(super) plain_finished: Option<f64>,
+    /// Whether the user ended the demonstration before both downloads had ended.
+    pub(super) interrupted: bool,
 }
 
 /// Looks on until both downloads are over or nobody waits for them any longer.
@@ -101,6 +103,7 @@ pub(super) fn watch(
     let mut run = DemoRun {
         finished: None,
         plain_finished: None,
+        interrupted: false,
     };
     while ours.now() < end_at && !lab::is_interrupted() {
         let now_s = ours.now().as_secs_f64();
@@ -125,6 +128,7 @@ pub(super) fn watch(
         }
         std::thread::sleep(LOOK);
     }
+    run.interrupted = lab::is_interrupted();
     plain.stop();
     view.end();
     match ours.fault() {
@@ -157,7 +161,7 @@ pub(super) fn summarise(
     };
     let (wifi_bytes, cell_bytes) = (of_class(true), of_class(false));
     let carried = wifi_bytes + cell_bytes;
-    let again = last["duplicate_bytes"].as_u64().unwrap_or(u64::MAX);
+    let held = lock(told).bytes.min(matter.bytes);
     let sha256_ok = lab::file_sha256(&matter.file) == Some(matter.wanted);
     let finished_s = run.finished.filter(|(_, ok)| *ok).map(|(at, _)| at);
     let deadline_s = matter.deadline_s;
@@ -167,8 +171,8 @@ pub(super) fn summarise(
         bytes: std::fs::metadata(&matter.file).map_or(0, |file| file.len()),
         wifi_bytes,
         cell_bytes,
-        // Two counts of the same thing; the larger one cannot flatter.
-        wasted_bytes: carried.saturating_sub(matter.bytes).max(again),
+        interrupted: run.interrupted,
+        wasted_bytes: wasted_bytes(carried, held, last["duplicate_bytes"].as_u64()),
         handovers: seen.switches.len(),
         address_changes: address_changes(happened),
         outage_s: outage_s(happened, &matter.scenario, finished_s.unwrap_or(deadline_s)),
@@ -184,6 +188,12 @@ pub(super) fn summarise(
             starts: plain.starts(),
         },
     })
+}
+
+/// Payload beyond one copy of what is held: by what the links carried, and by the download's own count,
+/// which it tells at its end only. The larger one cannot flatter.
+fn wasted_bytes(carried: u64, held: u64, counted: Option<u64>) -> u64 {
+    carried.saturating_sub(held).max(counted.unwrap_or(0))
 }
 
 /// Times a link came up with another address than it, or any other, had before.
@@ -225,4 +235,16 @@ fn outage_s(happenings: &[WorldEvent], scenario: &Scenario, end_s: f64) -> f64 {
 
 pub(super) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_download_that_was_interrupted_wasted_no_more_than_was_carried() {
+        assert_eq!(wasted_bytes(40_000_000, 39_900_000, None), 100_000);
+        assert_eq!(wasted_bytes(0, 0, None), 0);
+        assert_eq!(wasted_bytes(1_000, 2_000, Some(30)), 30);
+    }
 }

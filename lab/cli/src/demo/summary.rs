@@ -38,6 +38,8 @@ pub struct DemoSummary {
     pub deadline_s: f64,
     /// When the file was whole, if it was.
     pub finished_s: Option<f64>,
+    /// The user ended it before both downloads had ended.
+    pub interrupted: bool,
     /// Whole in time.
     pub deadline_met: bool,
     /// Silence at the handovers.
@@ -107,7 +109,16 @@ impl fmt::Display for DemoSummary {
                 format!("complete at {at:.1} s")
             })
         };
-        let promise = |met: bool| if met { "on time" } else { "MISSED" };
+        let interrupted = |finished: Option<f64>| self.interrupted && finished.is_none();
+        let at = |finished: Option<f64>| match interrupted(finished) {
+            true => "interrupted".to_owned(),
+            false => at(finished),
+        };
+        let promise = |finished: Option<f64>, met: bool| match met {
+            true => "on time",
+            false if interrupted(finished) => "interrupted",
+            false => "MISSED",
+        };
         writeln!(f)?;
         writeln!(
             f,
@@ -128,8 +139,8 @@ impl fmt::Display for DemoSummary {
         )?;
         row(
             &format!("deadline {:.0} s", self.deadline_s),
-            promise(self.deadline_met).into(),
-            promise(self.tcp_baseline.completed).into(),
+            promise(self.finished_s, self.deadline_met).into(),
+            promise(self.tcp_baseline.finished_s, self.tcp_baseline.completed).into(),
         )?;
         row(
             "fetched again",
@@ -145,7 +156,11 @@ impl fmt::Display for DemoSummary {
         row("over mobile data", mb(self.cell_bytes), "-".into())?;
         row(
             "sha256",
-            if self.sha256_ok { "equal" } else { "WRONG" }.into(),
+            match self.sha256_ok {
+                true => "equal".into(),
+                false if interrupted(self.finished_s) => "-".into(),
+                false => "WRONG".into(),
+            },
             "-".into(),
         )?;
         write!(
@@ -170,5 +185,39 @@ mod tests {
         let spread = DemoSpread::of([5.0, 1.0, 3.0].into_iter());
         assert_eq!((spread.p50, spread.p95, spread.max), (3.0, 5.0, 5.0));
         assert_eq!(DemoSpread::of(std::iter::empty()).max, 0.0);
+    }
+
+    #[test]
+    fn what_was_interrupted_is_called_that_and_not_wrong() {
+        let summary = DemoSummary {
+            mode: NAMESPACES,
+            sha256_ok: false,
+            bytes: 0,
+            wifi_bytes: 5_000_000,
+            cell_bytes: 0,
+            wasted_bytes: 0,
+            handovers: 0,
+            address_changes: 0,
+            outage_s: 0.0,
+            deadline_s: 45.0,
+            finished_s: None,
+            interrupted: true,
+            deadline_met: false,
+            switch_ms: DemoSpread::default(),
+            packets_while_down: 0,
+            tcp_baseline: Baseline {
+                completed: false,
+                finished_s: None,
+                bytes_refetched: 0,
+                starts: 1,
+            },
+        };
+        let text = summary.to_string();
+        assert_eq!(text.matches("interrupted").count(), 4, "{text}");
+        assert!(
+            !text.contains("WRONG") && !text.contains("MISSED"),
+            "{text}"
+        );
+        assert!(!summary.holds());
     }
 }

@@ -10,6 +10,9 @@ use cedos_lab_scenario::EventKind;
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use serde_json::Value;
 
+/// How the state of a link that has an address begins.
+const UP: &str = "up";
+
 /// The view of one run.
 pub(super) struct DemoView {
     bars: Option<Bars>,
@@ -62,7 +65,7 @@ impl DemoView {
         let state = match (happening.event.kind, happening.addresses) {
             (EventKind::Changed | EventKind::Rebind, _) => return,
             (EventKind::Attaching, _) => "joining".to_owned(),
-            (_, Some(at)) => format!("up as {}", at.v4),
+            (_, Some(at)) => format!("{UP} as {}", at.v4),
             (_, None) => "LOST".to_owned(),
         };
         let before = self.states().insert(happening.link.clone(), state.clone());
@@ -100,7 +103,12 @@ impl DemoView {
             states.join(" · ")
         ));
         bars.ours.set_position(ours);
-        let why = last["why"].as_str().unwrap_or_default().to_owned();
+        let is_up = self.states().values().any(|state| state.starts_with(UP));
+        // What was true of the link that is lost now is no news.
+        let why = match is_up {
+            true => last["why"].as_str().unwrap_or_default().to_owned(),
+            false => "waiting for a network".to_owned(),
+        };
         bars.ours.set_message(why);
         bars.theirs.set_position(theirs);
     }

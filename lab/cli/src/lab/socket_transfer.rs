@@ -4,6 +4,7 @@
 //! The socket is carried by this process, through the proxy of `$CEDOS_PROX`.
 
 use anyhow::{Context, ensure};
+use cedos_agent::terminal::{print_stderr, print_stdout};
 use clap::Args;
 use d2tp_sockets::{ConnectSettings, D2tpStream, PayPolicy};
 use serde_json::json;
@@ -67,7 +68,7 @@ pub fn transfer(args: &SocketTransferArgs) -> anyhow::Result<ExitCode> {
         Some(file) => upload(&mut stream, path, host, file)?,
     };
     stream.end()?;
-    eprintln!("{}", json!({ "event": "done", "bytes": bytes }));
+    print_stderr(&json!({ "event": "done", "bytes": bytes }).to_string());
     Ok(ExitCode::SUCCESS)
 }
 
@@ -87,7 +88,7 @@ fn upload(stream: &mut D2tpStream, path: &str, host: &str, file: &Path) -> anyho
     }
     let mut answer = Vec::new();
     receive(stream, &mut answer)?;
-    println!("{}", String::from_utf8_lossy(&answer).trim());
+    print_stdout(String::from_utf8_lossy(&answer).trim());
     Ok(bytes)
 }
 

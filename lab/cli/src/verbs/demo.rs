@@ -6,13 +6,14 @@ use std::process::ExitCode;
 
 use clap::Args;
 
+use super::lab::CANCELLED;
 use crate::demo;
 
 /// Watch a download survive lost Wi-Fi, a new address and an outage, beside plain TCP
 ///
 /// Needs no root and no network: origin, proxy and device run in network namespaces joined by emulated
 /// links; where the system forbids namespaces, in this process, with the same links between loopback
-/// sockets. Exit codes: 0 complete, on time, and at most 1 % sent twice; 1 not.
+/// sockets. Exit codes: 0 complete, on time, and at most 1 % sent twice; 1 not; 3 interrupted.
 #[derive(Debug, Args)]
 pub struct DemoArgs {
     /// Print one JSON object at the end
@@ -36,9 +37,9 @@ pub fn run(args: &DemoArgs) -> anyhow::Result<ExitCode> {
         print_stdout(&serde_json::to_string(&summary)?);
     }
     print_stderr(&format!("{summary}"));
-    Ok(if summary.holds() {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
+    Ok(match summary.holds() {
+        true => ExitCode::SUCCESS,
+        false if summary.interrupted => ExitCode::from(CANCELLED),
+        false => ExitCode::FAILURE,
     })
 }

@@ -27,7 +27,7 @@ use crate::lab::{LOOK, link_classes, origin_named};
 pub use crate::lab::{classes, end, file_sha256, heed_interrupts, is_interrupted, origin_url};
 
 /// Exit code of a run that was interrupted.
-const CANCELLED: u8 = 3;
+pub const CANCELLED: u8 = 3;
 
 /// Emulate networks on this machine, in real time.
 #[derive(Debug, Args)]

@@ -294,17 +294,17 @@ fn calibration(
             .for_each(|(bin, more)| *bin += more);
     }
     if args.json {
-        println!("{}", serde_json::to_string(&bins)?);
+        print_stdout(&serde_json::to_string(&bins)?);
         return Ok(ExitCode::SUCCESS);
     }
-    println!("forecast   jobs   on time");
+    print_stdout("forecast   jobs   on time");
     for bin in bins.iter().filter(|bin| bin.forecasts > 0) {
-        println!(
+        print_stdout(&format!(
             "{:6.1} %  {:5}  {:6.1} %",
             100.0 * bin.forecast(),
             bin.forecasts,
             100.0 * bin.share()
-        );
+        ));
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -3,7 +3,8 @@
 use d2tp_driver::{FlowEnd, ResetCause, SessionEnd};
 
 use super::ProxyClient;
-use crate::fetch::outcome::{TransferExit, TransferFailure, TransferReason};
+use crate::fetch::outcome::TransferFailure;
+use crate::fetch::session_refusal::session_refusal;
 
 /// Why a new flow must be opened at the proxy.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,26 +50,10 @@ impl ProxyClient {
     }
 
     fn session_end(&self, end: &SessionEnd) -> Result<FlowLoss, TransferFailure> {
-        match end {
-            SessionEnd::Refused(d2tp_session::ReasonCode::NotAllowed) => Err(TransferFailure::of(
-                TransferExit::Error,
-                TransferReason::ProxyUnreachable,
-                format!(
-                    "the proxy {} does not let this device in; its operator adds it with \
-                     --allow-client {}",
-                    self.address_text(),
-                    self.public_key()
-                ),
-            )),
-            SessionEnd::NoCommonVersion => Err(TransferFailure::of(
-                TransferExit::Error,
-                TransferReason::ProxyUnreachable,
-                format!(
-                    "the proxy {}: {end}; update the older one",
-                    self.address_text()
-                ),
-            )),
-            end => Ok(FlowLoss::Session(end.to_string())),
+        let server = format!("the proxy {}", self.address_text());
+        match session_refusal(end, &server, &self.key.public()) {
+            Some(failure) => Err(failure),
+            None => Ok(FlowLoss::Session(end.to_string())),
         }
     }
 }

@@ -364,6 +364,15 @@ impl<'a, D: Dial> TransferSource<'a> for DirectSource<'a, D> {
         Err(FetchFault::Path(format!("no data for {silence} s")))
     }
 
+    fn cause(
+        &self,
+        fault: FetchFault,
+        _control: &TransferControl<'_>,
+        _progress: ContentProgress,
+    ) -> FetchFault {
+        (self.dial.session_failure()).map_or(fault, FetchFault::Final)
+    }
+
     fn recover(
         &mut self,
         fault: FetchFault,

@@ -326,7 +326,13 @@ async fn ask_head<D: Dial>(
     via: &EgressLink,
     way: &str,
 ) -> HeadAnswer {
-    match timeout(LOOK_MAX, exchange(dial, request, via)).await {
+    let answered = timeout(LOOK_MAX, exchange(dial, request, via)).await;
+    if !matches!(answered, Ok(Ok(_)))
+        && let Some(failure) = dial.session_failure()
+    {
+        return (Some(Err(failure)), String::new());
+    }
+    match answered {
         Ok(Ok(answer)) => (Some(Ok(answer)), format!("the origin, asked {way}")),
         Ok(Err(FetchFault::Final(failure))) => (Some(Err(failure)), String::new()),
         Ok(Err(

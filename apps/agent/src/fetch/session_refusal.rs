@@ -1,0 +1,53 @@
+//! A server that will never accept this device's session, in the words that every verb uses.
+
+use d2tp_driver::{PublicKey, ReasonCode, ServerAddress, SessionEnd};
+
+use super::outcome::{TransferExit, TransferFailure, TransferReason};
+
+/// A server's address for users: its key would only be in the way.
+pub fn host_and_port(address: &ServerAddress) -> String {
+    match address.host.contains(':') {
+        true => format!("[{}]:{}", address.host, address.port),
+        false => format!("{}:{}", address.host, address.port),
+    }
+}
+
+/// The failure that the end of a session means, if another session would end the same way. `server` names
+/// the server, as in "the proxy HOST:PORT"; `device` is this device's key, which its operator must know.
+pub fn session_refusal(
+    end: &SessionEnd,
+    server: &str,
+    device: &PublicKey,
+) -> Option<TransferFailure> {
+    let text = match end {
+        SessionEnd::Refused(ReasonCode::NotAllowed) => format!(
+            "{server} does not let this device in; its operator adds it with --allow-client {device}"
+        ),
+        SessionEnd::NoCommonVersion => format!("{server}: {end}; update the older one"),
+        _ => return None,
+    };
+    let (exit, reason) = (TransferExit::Error, TransferReason::ProxyUnreachable);
+    Some(TransferFailure::of(exit, reason, text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_names_the_key_that_the_operator_needs() {
+        let key = PublicKey([7; 32]);
+        let refused = SessionEnd::Refused(ReasonCode::NotAllowed);
+        let failure = session_refusal(&refused, "the proxy p:4433", &key).expect("final");
+        assert!(
+            failure
+                .text
+                .contains("the proxy p:4433 does not let this device in")
+        );
+        assert!(failure.text.ends_with(&format!("--allow-client {key}")));
+        let lost = SessionEnd::Refused(ReasonCode::LimitReached);
+        for end in [SessionEnd::Local, lost] {
+            assert!(session_refusal(&end, "the proxy", &key).is_none(), "{end}");
+        }
+    }
+}
