@@ -12,6 +12,5 @@ pub mod proxy;
 pub mod schedule_message;
 pub mod settings;
 pub mod stream;
-pub mod terminal;
 pub mod terms;
 pub mod unproven_connections;

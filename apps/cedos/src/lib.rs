@@ -17,7 +17,7 @@ use std::io::ErrorKind;
 use std::process::ExitCode;
 
 use anyhow::Context;
-use cedos_agent::terminal::{print_stderr, stdout_result};
+use cedos_terminal::{print_stderr, stdout_result};
 use clap::{Parser, Subcommand};
 
 /// What the exit codes of all verbs mean, but `run`'s and `play`'s: those are the program's.

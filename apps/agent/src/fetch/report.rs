@@ -17,7 +17,7 @@ use crate::terms::TransferTerms;
 pub use digest_progress::DigestProgress;
 pub use observers::{BarObserver, JsonObserver, LineObserver, ObserverPair};
 
-pub use crate::terminal::{print_stderr, print_stdout};
+pub use cedos_terminal::{print_stderr, print_stdout};
 
 /// An event of a running transfer.
 #[derive(Debug, Clone, Serialize, Deserialize)]

@@ -6,7 +6,7 @@
 //!  non-blocking  EINPROGRESS ── the flow opens ── the sockets meet: writable, or ECONNREFUSED
 //! ```
 
-use cedos_agent::terminal::print_stderr;
+use cedos_terminal::print_stderr;
 use std::collections::BTreeSet;
 use std::io;
 use std::net::SocketAddr;

@@ -1,6 +1,6 @@
 //! The end of a program, and signals for it.
 
-use cedos_agent::terminal::print_stderr;
+use cedos_terminal::print_stderr;
 use std::io;
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::{ExitCode, ExitStatus};

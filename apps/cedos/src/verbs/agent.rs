@@ -1,6 +1,6 @@
 //! `cedos agent`: the device's own.
 
-use cedos_agent::terminal::print_stderr;
+use cedos_terminal::print_stderr;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -1,6 +1,6 @@
 //! `cedos key`: the keys hosts are known by.
 
-use cedos_agent::terminal::{print_stderr, print_stdout};
+use cedos_terminal::{print_stderr, print_stdout};
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};

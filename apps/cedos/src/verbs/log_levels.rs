@@ -1,6 +1,6 @@
 //! Which messages a verb logs.
 
-use cedos_agent::terminal::LogWriter;
+use cedos_terminal::LogWriter;
 use tracing_subscriber::Layer as _;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt as _;

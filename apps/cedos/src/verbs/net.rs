@@ -1,6 +1,6 @@
 //! `cedos net`, `cedos budget`: the networks and what they may cost.
 
-use cedos_agent::terminal::is_stdout_closed;
+use cedos_terminal::is_stdout_closed;
 use std::process::ExitCode;
 use std::time::Duration;
 

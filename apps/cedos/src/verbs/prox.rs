@@ -3,7 +3,7 @@
 //! This file turns options into a [`ProxConfig`] and a D2TP server, says where it is reached, and
 //! waits for SIGTERM or Ctrl-C. Clients that may not come in are refused in the handshake.
 
-use cedos_agent::terminal::{LogWriter, print_stdout, stdout_result};
+use cedos_terminal::{LogWriter, print_stdout, stdout_result};
 use std::collections::BTreeSet;
 use std::fs::DirBuilder;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};

@@ -1,6 +1,6 @@
 //! `cedos put FILE URL`: the command line of an upload.
 
-use cedos_agent::terminal::print_stderr;
+use cedos_terminal::print_stderr;
 use std::path::PathBuf;
 use std::process::ExitCode;
 

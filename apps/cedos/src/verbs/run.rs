@@ -2,7 +2,7 @@
 //!
 //! Everything up to the program's start happens before this process has threads.
 
-use cedos_agent::terminal::print_stderr;
+use cedos_terminal::print_stderr;
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::net::SocketAddr;

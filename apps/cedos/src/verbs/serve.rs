@@ -1,7 +1,7 @@
 //! `cedos serve`: this file turns options into a server, or a device that listens, and says how it is
 //! reached.
 
-use cedos_agent::terminal::{print_stdout, stdout_result};
+use cedos_terminal::{print_stdout, stdout_result};
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::PathBuf;

@@ -16,7 +16,7 @@ mod run;
 mod summary;
 mod view;
 
-use cedos_agent::terminal::print_stderr;
+use cedos_terminal::print_stderr;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};

@@ -1,6 +1,6 @@
 //! What people see while it runs: on a terminal two bars and the links, elsewhere a line per change.
 
-use cedos_agent::terminal::print_stderr;
+use cedos_terminal::print_stderr;
 use std::collections::BTreeMap;
 use std::io::IsTerminal;
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -11,7 +11,7 @@
 //! them, written to a file.
 
 use anyhow::{Context, bail, ensure};
-use cedos_agent::terminal::print_stdout;
+use cedos_terminal::print_stdout;
 use clap::Args;
 use d2tp_tcp::multipath::{self, Subflow};
 use nix::ifaddrs::InterfaceAddress;

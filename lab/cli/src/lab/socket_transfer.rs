@@ -4,7 +4,7 @@
 //! The socket is carried by this process, through the proxy of `$CEDOS_PROX`.
 
 use anyhow::{Context, ensure};
-use cedos_agent::terminal::{print_stderr, print_stdout};
+use cedos_terminal::{print_stderr, print_stdout};
 use clap::Args;
 use d2tp_sockets::{ConnectSettings, D2tpStream, PayPolicy};
 use serde_json::json;

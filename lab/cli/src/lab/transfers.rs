@@ -5,10 +5,10 @@
 //! continue what they can. A crash of the proxy is SIGKILL for it, and the same command later.
 
 use anyhow::{Context, bail};
-use cedos_agent::terminal::print_stderr;
 use cedos_lab_emu::{World, content, web};
 use cedos_lab_link::Time;
 use cedos_lab_scenario::{CrashedEnd, Direction, FlowReport, ScenarioFlow};
+use cedos_terminal::print_stderr;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs::File;

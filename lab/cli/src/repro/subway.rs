@@ -11,10 +11,10 @@
 
 use super::runner::Measured;
 use anyhow::{Context, anyhow, ensure};
-use cedos_agent::terminal::print_stderr;
 use cedos_lab_link::trace::CSV_HEADER;
 use cedos_lab_scenario::{Scenario, ScenarioFault};
 use cedos_lab_sim::{ViewerConfig, ViewingReport};
+use cedos_terminal::print_stderr;
 use d2tp_sched::{RefillThresholds, SwitchDelay};
 use serde_json::{Map, Value, json};
 use std::fmt::Write as _;

@@ -1,6 +1,6 @@
 //! `cedos demo`: the main job on networks of this program's own making, in under a minute.
 
-use cedos_agent::terminal::{print_stderr, print_stdout};
+use cedos_terminal::{print_stderr, print_stdout};
 use std::path::PathBuf;
 use std::process::ExitCode;
 

@@ -1,10 +1,10 @@
 //! `cedos sim foresee TRIP…`: how well the holes of a way are foreseen that is travelled again and again.
 
 use anyhow::{Context, bail};
-use cedos_agent::terminal::print_stdout;
 use cedos_lab_link::trace::{Trace, TraceRow};
 use cedos_lab_sim::foresight::{HoleForecast, best_constant_error, median, play};
 use cedos_lab_sim::route::{Route, TERRAINS, to_csv};
+use cedos_terminal::print_stdout;
 use clap::Args;
 use d2tp_session::Span;
 use serde_json::{Value, json};

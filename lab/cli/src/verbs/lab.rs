@@ -6,10 +6,10 @@
 //! then may an ordinary user build the lab.
 
 use anyhow::{Context, bail};
-use cedos_agent::terminal::{print_stderr, print_stdout};
 use cedos_lab_emu::{World, WorldEvent, enter};
 use cedos_lab_link::Time;
 use cedos_lab_scenario::{EventKind, OriginKind, RunReport, Scenario};
+use cedos_terminal::{print_stderr, print_stdout};
 use clap::{Args, Subcommand};
 use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;

@@ -10,7 +10,7 @@ use crate::repro::reproduced::{self, Reproduced};
 use crate::repro::results::{self, KeptResult};
 use crate::repro::{figures, plot, rows, runner::RowVenue, runners, unmodified};
 use anyhow::{Context, anyhow, bail};
-use cedos_agent::terminal::{is_stdout_closed, print_stderr, print_stdout};
+use cedos_terminal::{is_stdout_closed, print_stderr, print_stdout};
 use clap::Args;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};

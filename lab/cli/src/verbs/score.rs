@@ -3,7 +3,6 @@
 
 use crate::repro::plot::{self, Chart, Series};
 use anyhow::{Context, anyhow, bail};
-use cedos_agent::terminal::{print_stderr, print_stdout};
 use cedos_lab_link::Span;
 use cedos_lab_link::trace::Trace;
 use cedos_lab_sim::score::altered;
@@ -11,6 +10,7 @@ use cedos_lab_sim::score::course::{self, JobDirection, LinkCourse};
 use cedos_lab_sim::score::jobs::{self, JobMix, MIXES, ScoreJob};
 use cedos_lab_sim::score::pledge;
 use cedos_lab_sim::score::sheet::{self, ScoreCase, ScoreFigures, ScoreRow};
+use cedos_terminal::{print_stderr, print_stdout};
 use clap::{Args, ValueEnum};
 use d2tp_sched::SchedulerMode;
 use serde_json::{Value, json};

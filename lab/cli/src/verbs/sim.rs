@@ -7,10 +7,10 @@
 use super::foresee::{self, ForeseeArgs};
 use super::score::{self, ScoreArgs};
 use anyhow::Context;
-use cedos_agent::terminal::{print_stderr, print_stdout};
 use cedos_lab_scenario::{RunReport, Scenario};
 use cedos_lab_sim::coverage::CoveragePair;
 use cedos_lab_sim::fuzz;
+use cedos_terminal::{print_stderr, print_stdout};
 use clap::{Args, Subcommand};
 use std::collections::BTreeMap;
 use std::fs::File;

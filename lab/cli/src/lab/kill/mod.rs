@@ -17,7 +17,7 @@ mod stage;
 mod strace;
 mod verdict;
 
-use cedos_agent::terminal::{print_stderr, print_stdout};
+use cedos_terminal::{print_stderr, print_stdout};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

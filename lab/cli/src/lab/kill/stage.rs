@@ -1,7 +1,7 @@
 //! One point, from an empty folder to a verdict: an origin, a proxy with a state folder, a device that
 //! downloads, blows that fall, and programs that are begun again.
 
-use cedos_agent::terminal::print_stderr;
+use cedos_terminal::print_stderr;
 use std::fs::{File, OpenOptions};
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::os::unix::process::ExitStatusExt;

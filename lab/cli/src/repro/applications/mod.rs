@@ -14,7 +14,7 @@ mod policy;
 
 use super::runner::Measured;
 use anyhow::{Context, ensure};
-use cedos_agent::terminal::print_stderr;
+use cedos_terminal::print_stderr;
 use cell::{ApplicationCell, CellDirection, CellResult, UnaidedTransferEnd};
 use client::{CLIENTS, Client};
 use disturbance::Disturbance;
