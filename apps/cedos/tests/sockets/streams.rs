@@ -620,11 +620,13 @@ async fn what_a_program_left_is_closed_at_an_origin_that_says_nothing() {
     let device = Device::new().await;
     let held = |there: &TcpStream| {
         let port = there.peer_addr().expect("an address").port();
+        let origin = there.local_addr().expect("an address").port();
         let known = std::fs::read_to_string("/proc/net/tcp").expect("the kernel says");
-        let here = format!(":{port:04X} ");
+        // Another connection may have the same port of its own, to another server.
+        let ends = [format!(":{port:04X}"), format!(":{origin:04X}")];
         let line = known.lines().find(|line| {
-            let local = line.split_whitespace().nth(1).unwrap_or_default();
-            format!("{local} ").ends_with(&here)
+            let addresses = line.split_whitespace().skip(1).take(2);
+            addresses.zip(&ends).all(|(address, end)| address.ends_with(end))
         });
         // The number of its file, while a process has it.
         line.is_some_and(|line| line.split_whitespace().nth(9) != Some("0"))
