@@ -626,7 +626,9 @@ async fn what_a_program_left_is_closed_at_an_origin_that_says_nothing() {
         let ends = [format!(":{port:04X}"), format!(":{origin:04X}")];
         let line = known.lines().find(|line| {
             let addresses = line.split_whitespace().skip(1).take(2);
-            addresses.zip(&ends).all(|(address, end)| address.ends_with(end))
+            addresses
+                .zip(&ends)
+                .all(|(address, end)| address.ends_with(end))
         });
         // The number of its file, while a process has it.
         line.is_some_and(|line| line.split_whitespace().nth(9) != Some("0"))
