@@ -7,6 +7,7 @@
 //! ```
 
 mod handshakes;
+pub(crate) mod memory;
 mod records;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -25,12 +26,14 @@ use crate::event::SessionEvent;
 use crate::half_open::HalfOpenTable;
 use crate::hibernated::{HibernatedSessions, InstanceKey};
 use crate::link::Addresses;
+use crate::memory_pool::MemoryCharge;
 use crate::pending_lookup::LookupQueue;
 use crate::recent_map::RecentMap;
 use crate::session::Session;
 use crate::session_state::{CidChange, Role, SessionState};
 use crate::trace::{SessionTrace, TRACE_RECORDS_MAX, TraceLevel, TraceRecord};
 use crate::transmit::Transmit;
+use memory::MemoryWaiters;
 
 /// Stateless answers that wait to be sent. Further ones are dropped, and their senders try again.
 const ANSWERS_MAX: usize = 256;
@@ -177,6 +180,9 @@ pub struct Endpoint {
     unknown_window: (Time, u32),
     /// The session whose changes are not registered yet.
     touched: Option<SessionId>,
+    /// What all sessions cost without their flows.
+    sessions_charge: MemoryCharge,
+    memory_waiters: MemoryWaiters,
     trace_level: Option<TraceLevel>,
     traces: VecDeque<(SessionId, Time, TraceRecord)>,
 }
@@ -197,6 +203,8 @@ impl Endpoint {
         let jar_arc = Arc::new(CookieSecrets::new(&public, [0; 32], token_seed));
         let salt = rng.fork().array();
         Endpoint {
+            sessions_charge: Endpoint::sessions_charge(&config, public),
+            memory_waiters: MemoryWaiters::default(),
             config: config.into(),
             local,
             admission,
@@ -416,6 +424,9 @@ impl Endpoint {
                 self.timers.insert((timer, id));
             }
         }
+        if std::mem::take(&mut slot.session.awaits_memory) {
+            self.memory_waiters.push(id);
+        }
         if !slot.ready {
             slot.ready = true;
             self.ready.push_back(id);
@@ -451,6 +462,7 @@ impl Endpoint {
         let slot = self.sessions.remove(id.index as usize);
         self.timers.remove(&(slot.timer, id));
         self.tentative.remove(&id);
+        self.memory_waiters.remove(id);
         for issued in slot.session.issued.values() {
             self.routes.remove(&issued.cid);
         }
@@ -548,6 +560,7 @@ impl Endpoint {
         if let Some(id) = self.touched.take() {
             self.book_changes(id);
         }
+        self.charge_sessions();
     }
 
     /// Defers registering a session's changes until another session is handled.
@@ -750,6 +763,7 @@ impl Endpoint {
     pub fn next_timeout(&self) -> Time {
         let timer = self.timers.first().map_or(Time::NEVER, |(at, _)| *at);
         let timer = timer.min(self.hibernated.next_timeout());
+        let timer = timer.min(self.memory_waiters.next_timeout());
         if self.tentative.is_empty() {
             timer
         } else {
@@ -783,7 +797,9 @@ impl Endpoint {
                 }
             }
         }
+        self.check_memory_waiters(now);
         self.expire_half_open(now);
+        self.charge_sessions();
         for (peer, was, is) in self.hibernated.expire(now, self.config.hibernated_age_max) {
             self.book_flows(peer, was, is);
         }

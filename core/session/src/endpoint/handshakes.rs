@@ -11,6 +11,7 @@ use d2tp_wire::{
     ReasonCode, TAG_BYTES, VERSION, WireReader, WireWriter,
 };
 
+use super::memory::SESSION_BYTES;
 use super::{Admission, CidRoute, Endpoint, SessionId};
 use crate::claim::{FlowClaim, SynClaims};
 use crate::client_handshake::PROLOGUE;
@@ -365,7 +366,8 @@ impl Endpoint {
             return Some(SynAck::NoTicket);
         }
         let own = self.half_open.of(&key).len();
-        let full = self.sessions.len() + self.half_open.len() - own >= self.config.sessions_max;
+        let full = self.sessions.len() + self.half_open.len() - own >= self.config.sessions_max
+            || !self.config.memory.has_room(SESSION_BYTES);
         if confirmed.is_none() {
             // R-QUOTA-1, R-QUOTA-4
             let crowd = self.hibernated.len() >= self.config.hibernated_max;
