@@ -7,7 +7,7 @@
 //! ```
 
 mod handshakes;
-pub(crate) mod memory;
+mod memory;
 mod records;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -27,13 +27,13 @@ use crate::half_open::HalfOpenTable;
 use crate::hibernated::{HibernatedSessions, InstanceKey};
 use crate::link::Addresses;
 use crate::memory_pool::MemoryCharge;
+use crate::memory_waiters::MemoryWaiters;
 use crate::pending_lookup::LookupQueue;
 use crate::recent_map::RecentMap;
 use crate::session::Session;
 use crate::session_state::{CidChange, Role, SessionState};
 use crate::trace::{SessionTrace, TRACE_RECORDS_MAX, TraceLevel, TraceRecord};
 use crate::transmit::Transmit;
-use memory::MemoryWaiters;
 
 /// Stateless answers that wait to be sent. Further ones are dropped, and their senders try again.
 const ANSWERS_MAX: usize = 256;
@@ -182,7 +182,7 @@ pub struct Endpoint {
     touched: Option<SessionId>,
     /// What all sessions cost without their flows.
     sessions_charge: MemoryCharge,
-    memory_waiters: MemoryWaiters,
+    memory_waiters: MemoryWaiters<SessionId>,
     trace_level: Option<TraceLevel>,
     traces: VecDeque<(SessionId, Time, TraceRecord)>,
 }
@@ -203,8 +203,8 @@ impl Endpoint {
         let jar_arc = Arc::new(CookieSecrets::new(&public, [0; 32], token_seed));
         let salt = rng.fork().array();
         Endpoint {
-            sessions_charge: Endpoint::sessions_charge(&config, public),
-            memory_waiters: MemoryWaiters::default(),
+            sessions_charge: config.memory.account(public).charge(),
+            memory_waiters: MemoryWaiters::new(),
             config: config.into(),
             local,
             admission,

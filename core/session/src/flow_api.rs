@@ -23,6 +23,8 @@ pub(crate) const CODE_DEADLINE: u64 = 0xd001;
 
 /// The least growth of session credit that is announced.
 const CREDIT_STEP_BYTES: u64 = 16 * 1024; // a guess
+/// Session credit that a peer gets without room in memory.
+const CREDIT_BYTES_MIN: u64 = 64 * 1024; // a guess: some packets of each round trip
 
 impl Session {
     /// A flow without bytes, whose buffers are charged to the peer.
@@ -195,6 +197,36 @@ impl Session {
             .saturating_sub(self.credit.advertised);
         if more >= (window / 4).min(CREDIT_STEP_BYTES) {
             self.wants |= say::CREDIT;
+        }
+    }
+
+    /// R-FLOW-9: the session credit to announce. Beyond what has arrived it promises only what the
+    /// peer's key finds room for in memory, and [`CREDIT_BYTES_MIN`], so that a reader makes progress.
+    pub(crate) fn session_credit_max(&self) -> u64 {
+        let full = self.credit.consumed + self.config.session_window;
+        if self.config.memory.max().is_none() {
+            return full;
+        }
+        let room = self.config.memory.account(self.peer).room();
+        let least = self.credit.consumed + CREDIT_BYTES_MIN.min(self.config.session_window);
+        full.min(self.credit.received.saturating_add(room))
+            .max(least)
+    }
+
+    /// Tells writers that wait for memory that there is some.
+    pub(crate) fn offer_memory(&mut self) {
+        let limit = self.config.send_buffer;
+        let mut writable = Vec::new();
+        for flow in self.flows.iter_mut().filter(|f| f.wants_writable) {
+            if flow.is_writable(limit) {
+                flow.wants_writable = false;
+                writable.push(flow.id);
+            } else {
+                self.awaits_memory |= flow.send.memory_room() == 0;
+            }
+        }
+        for id in writable {
+            self.emit(SessionEvent::Writable(id));
         }
     }
 

@@ -43,6 +43,7 @@ mod introspect;
 mod link;
 mod loss_classifier;
 mod memory_pool;
+mod memory_waiters;
 mod mirror;
 mod mirror_state;
 mod mtu;

@@ -8,7 +8,6 @@ use d2tp_wire::{
 
 use crate::config::SPARE_PATHS;
 use crate::congestion::Sibling;
-use crate::endpoint::memory::is_writable;
 use crate::event::FlowArrival;
 use crate::event::{FlowEnd, PeerFault, SessionEnd, SessionEvent};
 use crate::flow::{SessionFlow, want};
@@ -29,10 +28,6 @@ use crate::trace::TraceRecord;
 const ANSWERS_MAX: usize = 4;
 /// How long packets of the previous key generation are still accepted, in probe timeouts.
 const KEY_KEPT_PROBE_TIMEOUTS: u64 = 3;
-/// The part of the send buffer that must be free before a waiting writer is woken. With half, a writer
-/// would sleep until half of a long path has run empty; the smaller the part, the more often it is
-/// woken.
-pub(crate) const WRITABLE_PART: u64 = 8; // a guess
 
 /// Whether a frame concerns paths and the session, not flows.
 fn is_of_paths(frame: &Frame<'_>) -> bool {
@@ -882,7 +877,7 @@ impl Session {
             return;
         };
         if flow.wants_writable {
-            if is_writable(flow, limit) {
+            if flow.is_writable(limit) {
                 flow.wants_writable = false;
                 self.emit(SessionEvent::Writable(id));
             } else {

@@ -11,6 +11,7 @@ mod farewell;
 mod lessons;
 mod limits;
 mod member;
+mod memory;
 mod network;
 mod relay;
 mod stranger;
