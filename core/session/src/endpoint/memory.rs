@@ -12,7 +12,7 @@ use crate::memory_pool::MemoryPool;
 
 /// What an awake session costs without flows.
 // measured: 3.9 kB when idle (docs/benchmarks.md); a busy one has ciphers and records of packets too
-pub(crate) const SESSION_BYTES: u64 = 8 * 1024;
+const SESSION_BYTES: u64 = 8 * 1024;
 /// What a half-open handshake costs.
 const HALF_OPEN_BYTES: u64 = 4 * 1024; // a guess: keys of a generation, and a first flight
 /// What a hibernated session costs. // measured: 248 B (docs/benchmarks.md)
@@ -22,6 +22,20 @@ impl Endpoint {
     /// The memory that peers' bytes are charged to.
     pub fn memory(&self) -> &MemoryPool {
         &self.config.memory
+    }
+
+    /// Whether there is room for one more hibernated session. Hibernated sessions fill half of the memory
+    /// at most: those that wake need room too.
+    pub fn has_room_hibernated(&self) -> bool {
+        let count = self.hibernated.len();
+        let memory = self.config.memory.max().unwrap_or(u64::MAX);
+        count < self.config.hibernated_max && count as u64 * HIBERNATED_BYTES < memory / 2
+    }
+
+    /// Whether there is room for one more awake session, where `others` wait to be one.
+    pub(super) fn has_room_awake(&self, others: usize) -> bool {
+        self.sessions.len() + others < self.config.sessions_max
+            && self.config.memory.has_room(SESSION_BYTES)
     }
 
     /// Charges sessions as many as there are.

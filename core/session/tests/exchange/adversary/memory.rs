@@ -99,3 +99,62 @@ fn bytes_that_a_peer_never_acknowledges_stay_within_its_share_and_the_writer_goe
     let writable = SessionEvent::Writable(flow(15));
     assert!(r.events.contains(&writable), "{} used", memory.used());
 }
+
+#[test]
+fn without_memory_a_new_session_is_refused_and_a_sleeping_one_waits() {
+    // R-QUOTA-4
+    let (mut r, memory) = limited();
+    let id = r.session().unwrap();
+    r.server.hibernate(r.now, id).unwrap();
+    let first = r.instance;
+    let mut held = memory.account(PublicKey([99; 32])).charge();
+    held.resize(LIMIT - 4096);
+    r.inbox.clear();
+    let syn = r.syn(2, None);
+    r.throw(r.home, syn);
+    assert!(r.inbox.is_empty(), "no refusal: that would end what sleeps");
+    r.instance = first + 1;
+    let syn = r.syn(1, None);
+    r.throw(r.home, syn);
+    assert_eq!(r.inbox.len(), 1, "refused, and told");
+    assert_eq!(r.server.counts(), (0, 1, 0));
+    drop(held);
+    r.instance = first;
+    r.inbox.clear();
+    r.enter(2);
+}
+
+#[test]
+fn hibernated_sessions_fill_half_of_the_memory_and_each_still_wakes() {
+    // R-QUOTA-4
+    let memory = MemoryPool::new(64 * 1024);
+    let mut r = Rogue::inside(EndpointConfig {
+        memory: memory.clone(),
+        ..EndpointConfig::default()
+    });
+    let first = r.instance;
+    let mut count = 1;
+    loop {
+        let id = r.session().unwrap();
+        r.server.hibernate(r.now, id).unwrap();
+        if !r.server.has_room_hibernated() {
+            break;
+        }
+        r.instance += 1;
+        r.inbox.clear();
+        r.enter(1);
+        count += 1;
+    }
+    assert_eq!(count, 64 * 1024 / 2 / 256);
+    r.wait(MS);
+    assert!((32 * 1024..40 * 1024).contains(&memory.used()));
+    r.instance += 1;
+    r.inbox.clear();
+    let syn = r.syn(1, None);
+    r.throw(r.home, syn);
+    assert_eq!(r.inbox.len(), 1, "refused, and told");
+    assert_eq!(r.server.counts(), (0, count, 0));
+    r.instance = first;
+    r.inbox.clear();
+    r.enter(2);
+}
