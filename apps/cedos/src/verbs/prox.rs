@@ -85,7 +85,7 @@ pub struct ProxArgs {
     /// Memory for pinned copies, such as 500M or 2GiB [default: 256MiB]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     pub memory_quota: Option<u64>,
-    /// Memory for devices' sessions: unread and unacknowledged bytes, and the state of sessions and flows.
+    /// Memory for devices' sessions: unread and unacknowledged bytes, state, and buffers of tunnels.
     /// One device gets a fifth of what the others leave [default: 512MiB]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     pub session_memory: Option<u64>,
@@ -142,7 +142,6 @@ impl ProxArgs {
     fn endpoint_config(&self, config: &ProxConfig) -> EndpointConfig {
         let mut protocol = EndpointConfig {
             drwa: self.drwa,
-            memory: MemoryPool::new(config.session_memory_bytes_max),
             ..EndpointConfig::default()
         };
         self.transport.apply(&mut protocol);
@@ -221,11 +220,12 @@ pub async fn run(args: ProxArgs) -> anyhow::Result<()> {
         None => None,
     };
     let sleep_after = Some(config.sleep_after);
-    let protocol = args.endpoint_config(&config);
-    tokio::spawn(warn_of_full_memory(protocol.memory.clone()));
+    let mut protocol = args.endpoint_config(&config);
     let resolver = Arc::new(cedos_prox::SystemResolver);
     let relay_limits = config.relay_limits();
     let prox = cedos_prox::Prox::with_journal(config, resolver, journal.clone())?;
+    protocol.memory = prox.session_memory().clone();
+    tokio::spawn(warn_of_full_memory(protocol.memory.clone()));
     if let Some(journal) = &journal {
         let copies = prox.restore_from_journal(journal)?;
         tracing::info!(copies, journal = %journal.path().display(), "copies restored");
@@ -417,8 +417,7 @@ mod tests {
         let config = args.config();
         assert_eq!(config.allow_clients, [[5; 32]]);
         assert_eq!(config.memory_quota_bytes, 64_000_000);
-        let protocol = args.endpoint_config(&config);
-        assert_eq!(protocol.memory.max(), Some(100 << 20));
+        assert_eq!(config.session_memory_bytes_max, 100 << 20);
         assert_eq!(config.disk_quota_bytes, 2_000_000_000);
         assert_eq!(config.state_dir, PathBuf::from("/var/tmp"));
         assert_eq!(config.allow_nets, ["10.0.0.0/8".parse().unwrap()]);
