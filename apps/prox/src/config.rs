@@ -56,6 +56,10 @@ pub struct ProxConfig {
     pub object_memory_bytes_max: u64,
     /// Bytes of memory for all copies. Default 256 MiB. When it is full, copies go to disk.
     pub memory_quota_bytes: u64,
+    /// Bytes of memory for the sessions of all devices: bytes that nobody has read or acknowledged yet,
+    /// and the state of sessions and flows. Default 512 MiB. One client key gets a fifth of what the
+    /// others leave. Higher serves more devices at once; lower slows down who fills it.
+    pub session_memory_bytes_max: u64,
     /// Bytes of disk for all spilled copies. Default 16 GiB. When it is full, new objects are
     /// refused with 503.
     pub disk_quota_bytes: u64,
@@ -139,6 +143,7 @@ impl Default for ProxConfig {
             state_dir: std::env::temp_dir(),
             object_memory_bytes_max: 4 * MIB,
             memory_quota_bytes: 256 * MIB,
+            session_memory_bytes_max: 512 * MIB,
             disk_quota_bytes: 16 * 1024 * MIB,
             client_pinned_bytes_max: 4 * 1024 * MIB,
             client_flows_max: 256,

@@ -12,7 +12,7 @@
 use std::sync::Arc;
 
 use cedos_http::ByteRanges;
-use d2tp_driver::{FlowIo, ResetCause};
+use d2tp_driver::{FlowIo, PublicKey, ResetCause};
 use tokio::time::Instant;
 
 use crate::answer::{self, AnswerSource};
@@ -100,6 +100,12 @@ async fn serve_new<F: FlowIo>(
         Err(refusal) => refuse(flow, prox, &mut watch, record, &refusal, false).await,
         Ok(ProxRequest::Tunnel(target)) => {
             record.asked = format!("CONNECT {target}");
+            let account = prox.session_memory.account(PublicKey(flow.peer()));
+            let mut buffers = account.charge();
+            if !buffers.try_resize(tunnel::TUNNEL_BYTES) {
+                let refusal = ProxRefusal::ClientMemoryFull;
+                return refuse(flow, prox, &mut watch, record, &refusal, false).await;
+            }
             let connecting = prox.upstream.connect(&target);
             let connected = tokio::select! {
                 // A tunnel's bytes must not be thrown away: only our own stop is watched here.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use d2tp_driver::{HostKey, Journal};
+use d2tp_driver::{HostKey, Journal, MemoryPool};
 use http::{Method, StatusCode};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
@@ -79,6 +79,8 @@ pub struct Prox {
     pub(crate) hibernated: HibernatedCopies,
     /// The named files of copies, if copies outlive the process.
     pub(crate) copy_store: Option<Arc<CopyStore>>,
+    /// What sessions and tunnels of clients occupy.
+    pub(crate) session_memory: MemoryPool,
     /// Ends every flow.
     pub(crate) stop: CancellationToken,
 }
@@ -155,10 +157,17 @@ impl Prox {
             uploads: Arc::default(),
             hibernated: HibernatedCopies::default(),
             copy_store,
+            session_memory: MemoryPool::new(config.session_memory_bytes_max),
             stop: CancellationToken::new(),
             upstream,
             config,
         }))
+    }
+
+    /// The memory for sessions, for the [`EndpointConfig`](d2tp_driver::EndpointConfig) of the server whose
+    /// flows are served here. Tunnels charge their buffers to it.
+    pub fn session_memory(&self) -> &MemoryPool {
+        &self.session_memory
     }
 
     /// What the proxy holds now.

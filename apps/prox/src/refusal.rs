@@ -37,6 +37,8 @@ pub enum ProxRefusal {
     ClientUnknown(String),
     #[error("this client has {0} flows open, which is its limit; wait for one to end")]
     ClientFlowsFull(u32),
+    #[error("this client's flows fill its part of the proxy's memory; wait for one to end")]
+    ClientMemoryFull,
     #[error("the proxy serves {0} flows, which is its limit; try again later")]
     FlowsFull(u32),
     #[error("the deadline is further away than this proxy keeps a flow ({0:?}); set a nearer one")]
@@ -162,7 +164,7 @@ impl ProxRefusal {
             MethodUnsupported(_) => (501, "http_request_error"),
             SchemeUnsupported(_) => (501, "http_request_error"),
             ClientUnknown(_) => (403, "http_request_denied"),
-            ClientFlowsFull(_) => (503, "connection_limit_reached"),
+            ClientFlowsFull(_) | ClientMemoryFull => (503, "connection_limit_reached"),
             FlowsFull(_) => (503, "connection_limit_reached"),
             DeadlineTooFar(_) => (403, "http_request_denied"),
             ClientPinnedFull(_) => (503, "http_request_denied"),

@@ -26,6 +26,9 @@ use d2tp_driver::ResetCause;
 /// Buffer for each direction of a tunnel.
 pub const TUNNEL_BUFFER_BYTES: usize = 64 * 1024;
 
+/// What the buffers of a tunnel occupy.
+pub(crate) const TUNNEL_BYTES: u64 = 2 * TUNNEL_BUFFER_BYTES as u64;
+
 /// The interval of checks whether a device that has finished sending still reads.
 const LEFT_EVERY: Duration = Duration::from_secs(1); // a guess
 

@@ -6,6 +6,7 @@ use d2tp_time::Span;
 use crate::ack_offload_state::AckOffload;
 use crate::congestion::CongestionKind;
 use crate::drwa::DrwaLambda;
+use crate::memory_pool::MemoryPool;
 use crate::mirror_state::Mirroring;
 use crate::path_scheduler::PathSchedulerKind;
 
@@ -49,6 +50,10 @@ pub struct EndpointConfig {
     /// Bytes written and not acknowledged that a flow holds before writers must wait. Bytes that
     /// arrived behind a gap may take as much again.
     pub send_buffer: u64,
+    /// Counts the memory that peers make this host hold, and bounds it for each key and in all. Without
+    /// a limit, as by default, only the windows above bound it: that suits a device, which chooses its
+    /// peers.
+    pub memory: MemoryPool,
     /// Flows a peer may have open at once in a session.
     pub flows_max: usize,
     /// The largest UDP payload that path MTU discovery tries.
@@ -135,6 +140,7 @@ impl Default for EndpointConfig {
             flow_window: 8 << 20,
             session_window: 16 << 20,
             send_buffer: 4 << 20,
+            memory: MemoryPool::default(),
             flows_max: 256,
             mtu_max: 1472,
             congestion: CongestionKind::default(),

@@ -7,6 +7,7 @@
 //! ```
 
 mod handshakes;
+mod memory;
 mod records;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -25,6 +26,8 @@ use crate::event::SessionEvent;
 use crate::half_open::HalfOpenTable;
 use crate::hibernated::{HibernatedSessions, InstanceKey};
 use crate::link::Addresses;
+use crate::memory_pool::MemoryCharge;
+use crate::memory_waiters::MemoryWaiters;
 use crate::pending_lookup::LookupQueue;
 use crate::recent_map::RecentMap;
 use crate::session::Session;
@@ -181,6 +184,9 @@ pub struct Endpoint {
     pub(super) refused_client: Option<PublicKey>,
     /// The session whose changes are not registered yet.
     touched: Option<SessionId>,
+    /// What all sessions cost without their flows.
+    sessions_charge: MemoryCharge,
+    memory_waiters: MemoryWaiters<SessionId>,
     trace_level: Option<TraceLevel>,
     traces: VecDeque<(SessionId, Time, TraceRecord)>,
 }
@@ -201,6 +207,8 @@ impl Endpoint {
         let jar_arc = Arc::new(CookieSecrets::new(&public, [0; 32], token_seed));
         let salt = rng.fork().array();
         Endpoint {
+            sessions_charge: config.memory.account(public).charge(),
+            memory_waiters: MemoryWaiters::new(),
             config: config.into(),
             local,
             admission,
@@ -426,6 +434,9 @@ impl Endpoint {
                 self.timers.insert((timer, id));
             }
         }
+        if std::mem::take(&mut slot.session.awaits_memory) {
+            self.memory_waiters.push(id);
+        }
         if !slot.ready {
             slot.ready = true;
             self.ready.push_back(id);
@@ -461,6 +472,7 @@ impl Endpoint {
         let slot = self.sessions.remove(id.index as usize);
         self.timers.remove(&(slot.timer, id));
         self.tentative.remove(&id);
+        self.memory_waiters.remove(id);
         for issued in slot.session.issued.values() {
             self.routes.remove(&issued.cid);
         }
@@ -558,6 +570,7 @@ impl Endpoint {
         if let Some(id) = self.touched.take() {
             self.book_changes(id);
         }
+        self.charge_sessions();
     }
 
     /// Defers registering a session's changes until another session is handled.
@@ -760,6 +773,7 @@ impl Endpoint {
     pub fn next_timeout(&self) -> Time {
         let timer = self.timers.first().map_or(Time::NEVER, |(at, _)| *at);
         let timer = timer.min(self.hibernated.next_timeout());
+        let timer = timer.min(self.memory_waiters.next_timeout());
         if self.tentative.is_empty() {
             timer
         } else {
@@ -793,7 +807,9 @@ impl Endpoint {
                 }
             }
         }
+        self.check_memory_waiters(now);
         self.expire_half_open(now);
+        self.charge_sessions();
         for (peer, was, is) in self.hibernated.expire(now, self.config.hibernated_age_max) {
             self.book_flows(peer, was, is);
         }

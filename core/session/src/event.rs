@@ -1,11 +1,14 @@
 //! What a session tells its driver, and why things end.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use d2tp_seal::PublicKey;
 use d2tp_time::Span;
 use d2tp_wire::{FlowId, PathId, ReasonCode};
 
 use crate::link::LinkId;
+use crate::memory_pool::MemoryCharge;
 
 /// Why a session ended.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -227,6 +230,8 @@ pub enum SessionEvent {
         flow: FlowId,
         /// The unread bytes, in order.
         pieces: Vec<Bytes>,
+        /// The memory of those bytes, to be kept with them.
+        charge: Arc<MemoryCharge>,
     },
     /// A flow is over.
     Ended {

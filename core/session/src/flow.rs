@@ -15,6 +15,10 @@ use crate::record::{SEEN_EPOCHS_MAX, SEEN_RANGES_MAX, UsedFlowIds};
 use crate::recv_half::RecvHalf;
 use crate::send_half::SendHalf;
 
+/// The part of the send buffer that must be free before a waiting writer is woken. With half, a writer
+/// would sleep until half of a long path has run empty; the smaller the part, the more often it is
+/// woken.
+const WRITABLE_PART: u64 = 8; // a guess
 /// Packets that one flow may fill before the next flow has its turn.
 const TURN_PACKETS: u32 = 32;
 /// How many flows of the queue are searched for lost bytes beside the one whose turn it is.
@@ -165,6 +169,11 @@ impl SessionFlow {
     /// Whether these bytes, which were sent, may be sent again on another path.
     pub(crate) fn may_copy(&self, offset: u64, len: u64) -> bool {
         !self.unclaimed && !self.pause_in.1 && self.send.is_unacked(offset, len)
+    }
+
+    /// Whether a writer of this flow is worth waking.
+    pub(crate) fn is_writable(&self, send_buffer: u64) -> bool {
+        self.send.room(send_buffer) >= send_buffer / WRITABLE_PART && self.send.memory_room() > 0
     }
 
     fn may_send(&self, session_room: u64) -> bool {

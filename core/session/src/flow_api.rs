@@ -2,6 +2,8 @@
 //!
 //! Calls only change a flow's state and mark what is to be said about it; nothing is sent here.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use d2tp_time::Time;
 use d2tp_wire::{FlowId, ReasonCode, VARINT_MAX};
@@ -19,7 +21,20 @@ use crate::trace::TraceRecord;
 /// RESET and STOP code of a flow whose deadline passed; the codes 0xd000 to 0xd0ff are D2TP's own.
 pub(crate) const CODE_DEADLINE: u64 = 0xd001;
 
+/// The least growth of session credit that is announced.
+const CREDIT_STEP_BYTES: u64 = 16 * 1024; // a guess
+/// Session credit that a peer gets without room in memory.
+const CREDIT_BYTES_MIN: u64 = 64 * 1024; // a guess: some packets of each round trip
+
 impl Session {
+    /// A flow without bytes, whose buffers are charged to the peer.
+    pub(crate) fn new_flow(&self, id: FlowId, options: FlowOptions) -> SessionFlow {
+        let account = self.config.memory.account(self.peer);
+        let (credit, window) = (self.initial_flow_credit, self.config.flow_window);
+        let send = SendHalf::new(credit, options.durable, account.charge());
+        SessionFlow::new(id, options, send, RecvHalf::new(window, account.charge()))
+    }
+
     /// Opens a flow. It may be written to at once; its bytes leave when there is a path.
     ///
     /// # Errors
@@ -44,8 +59,7 @@ impl Session {
             reachable: options.reachable || self.reachable,
             ..options
         };
-        let send = SendHalf::new(self.initial_flow_credit, options.durable);
-        let mut flow = SessionFlow::new(id, options, send, RecvHalf::new(self.config.flow_window));
+        let mut flow = self.new_flow(id, options);
         flow.wants = want::OPEN;
         self.flows.insert(flow);
         if let Some(trace) = &mut self.trace {
@@ -68,9 +82,11 @@ impl Session {
         if let Some(code) = flow.send.reset {
             return Err(FlowError::Stopped(code));
         }
-        let room = flow.send.room(limit);
+        let memory = flow.send.memory_room();
+        let room = flow.send.room(limit).min(memory);
         if room == 0 {
             flow.wants_writable = true;
+            self.awaits_memory |= memory == 0;
         }
         Ok(room)
     }
@@ -172,8 +188,45 @@ impl Session {
     /// R-FLOW-9: offers session credit as soon as a reader or the end of a flow frees it.
     pub(crate) fn offer_credit(&mut self) {
         let window = self.config.session_window;
-        if self.credit.consumed + window - self.credit.advertised >= window / 4 {
+        if self.credit.consumed + window - self.credit.advertised < window / 4 {
+            return;
+        }
+        // Where memory allows less than the window, it grows in smaller steps.
+        let more = self
+            .session_credit_max()
+            .saturating_sub(self.credit.advertised);
+        if more >= (window / 4).min(CREDIT_STEP_BYTES) {
             self.wants |= say::CREDIT;
+        }
+    }
+
+    /// R-FLOW-9: the session credit to announce. Beyond what has arrived it promises only what the
+    /// peer's key finds room for in memory, and [`CREDIT_BYTES_MIN`], so that a reader makes progress.
+    pub(crate) fn session_credit_max(&self) -> u64 {
+        let full = self.credit.consumed + self.config.session_window;
+        if self.config.memory.max().is_none() {
+            return full;
+        }
+        let room = self.config.memory.account(self.peer).room();
+        let least = self.credit.consumed + CREDIT_BYTES_MIN.min(self.config.session_window);
+        full.min(self.credit.received.saturating_add(room))
+            .max(least)
+    }
+
+    /// Tells writers that wait for memory that there is some.
+    pub(crate) fn offer_memory(&mut self) {
+        let limit = self.config.send_buffer;
+        let mut writable = Vec::new();
+        for flow in self.flows.iter_mut().filter(|f| f.wants_writable) {
+            if flow.is_writable(limit) {
+                flow.wants_writable = false;
+                writable.push(flow.id);
+            } else {
+                self.awaits_memory |= flow.send.memory_room() == 0;
+            }
+        }
+        for id in writable {
+            self.emit(SessionEvent::Writable(id));
         }
     }
 
@@ -339,10 +392,16 @@ impl Session {
         if broken || recv.final_size() != Some(recv.contiguous()) {
             return;
         }
-        let pieces = std::iter::from_fn(|| recv.read_chunk(usize::MAX)).collect();
+        let pieces: Vec<Bytes> = std::iter::from_fn(|| recv.read_chunk(usize::MAX)).collect();
+        let bytes = pieces.iter().map(|piece| piece.len() as u64).sum();
+        let charge = Arc::new(recv.take_charge(bytes));
         let complete = flow.send.is_complete() && !flow.end_reported;
         flow.end_reported |= complete;
-        self.emit(SessionEvent::Remains { flow: id, pieces });
+        self.emit(SessionEvent::Remains {
+            flow: id,
+            pieces,
+            charge,
+        });
         if complete {
             let end = FlowEnd::Complete;
             self.emit(SessionEvent::Ended { flow: id, end });

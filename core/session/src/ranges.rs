@@ -133,6 +133,10 @@ impl RangeSet {
     pub(crate) fn len(&self) -> usize {
         self.ranges.len()
     }
+    /// Bytes allocated.
+    pub(crate) fn footprint(&self) -> u64 {
+        (self.ranges.capacity() * size_of::<(u64, u64)>()) as u64
+    }
     /// Whether the set is empty.
     pub(crate) fn is_empty(&self) -> bool {
         self.ranges.is_empty()

@@ -15,9 +15,8 @@ use crate::flow_api::CODE_DEADLINE;
 use crate::flow_options::FlowOptions;
 use crate::link::Addresses;
 use crate::path::{self, PathState, PreviousAddress, SessionPath};
-use crate::recv_half::RecvHalf;
+use crate::recv_half::FLOW_BYTES;
 use crate::resume::CODE_ROLLED_BACK;
-use crate::send_half::SendHalf;
 use crate::sent_packet::SentFrame;
 use crate::session::{Session, on_frame_fate, say};
 use crate::session_state::{Role, SessionState};
@@ -29,10 +28,6 @@ use crate::trace::TraceRecord;
 const ANSWERS_MAX: usize = 4;
 /// How long packets of the previous key generation are still accepted, in probe timeouts.
 const KEY_KEPT_PROBE_TIMEOUTS: u64 = 3;
-/// The part of the send buffer that must be free before a waiting writer is woken. With half, a writer
-/// would sleep until half of a long path has run empty; the smaller the part, the more often it is
-/// woken.
-const WRITABLE_PART: u64 = 8; // a guess
 
 /// Whether a frame concerns paths and the session, not flows.
 fn is_of_paths(frame: &Frame<'_>) -> bool {
@@ -663,7 +658,8 @@ impl Session {
         }
         // R-QUOTA-2: a device cannot know what its other programs opened: refused, no fault.
         if self.role == Role::Responder
-            && self.flows.len() + self.flows_elsewhere >= self.config.flows_per_key_max
+            && (self.flows.len() + self.flows_elsewhere >= self.config.flows_per_key_max
+                || self.config.memory.account(self.peer).room() < FLOW_BYTES)
         {
             if self.flows.may_refuse(id) {
                 self.flows.use_id(id);
@@ -674,8 +670,7 @@ impl Session {
             return Ok(false);
         }
         self.flows.use_id(id);
-        let send = SendHalf::new(self.initial_flow_credit, options.durable);
-        let mut flow = SessionFlow::new(id, options, send, RecvHalf::new(self.config.flow_window));
+        let mut flow = self.new_flow(id, options);
         flow.announced = true;
         self.flows.insert(flow);
         self.emit(SessionEvent::Opened(id));
@@ -884,9 +879,13 @@ impl Session {
         let Some(flow) = self.flows.get_mut(id) else {
             return;
         };
-        if flow.wants_writable && flow.send.room(limit) >= limit / WRITABLE_PART {
-            flow.wants_writable = false;
-            self.emit(SessionEvent::Writable(id));
+        if flow.wants_writable {
+            if flow.is_writable(limit) {
+                flow.wants_writable = false;
+                self.emit(SessionEvent::Writable(id));
+            } else {
+                self.awaits_memory |= flow.send.memory_room() == 0;
+            }
         }
         self.retire_if_complete(id);
     }

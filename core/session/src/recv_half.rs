@@ -1,8 +1,12 @@
 //! The receiving half of a flow: bytes that arrived, put in order, until they are read.
 //!
-//! Bytes lie in blocks of [`BLOCK_BYTES`], allocated when the first of their bytes arrives, so a
-//! gappy sender costs at most one block per gap and a quiet flow nothing. A block that was
-//! received whole is handed to the reader without a copy.
+//! Bytes lie in blocks of [`BLOCK_BYTES`]. A block holds its bytes as pieces that do not touch each
+//! other, each allocated by its size: a piece in the middle of nothing costs what it is long, and
+//! [`PIECE_OVERHEAD_BYTES`]. Only where bytes stream in, one block after another, is a block allocated
+//! whole. A block that was received whole is handed to the reader without a copy.
+//!
+//! What is allocated is charged to the peer's key. Bytes that find no room there are not kept, nor
+//! acknowledged (R-FLOW-6).
 
 use std::collections::VecDeque;
 
@@ -11,15 +15,52 @@ use d2tp_wire::FlowId;
 
 use crate::config::FLOW_GAPS_MAX;
 use crate::event::PeerFault;
+use crate::memory_pool::MemoryCharge;
 use crate::ranges::RangeSet;
 
 /// Bytes of a receive block.
 pub(crate) const BLOCK_BYTES: u64 = 16 * 1024;
+/// What a piece costs beside its bytes: its place in the block's list, which doubles as it grows, and
+/// the allocator's own bookkeeping.
+const PIECE_OVERHEAD_BYTES: u64 = 96;
+/// Pieces of a block: as many as gaps in it. A further one is not kept (R-FLOW-6), because each costs a
+/// move of those behind it. Packets of 32 bytes of which every second one is lost make so many.
+const PIECES_MAX: usize = 256;
+/// What a flow costs a host before any byte arrives: its state here, in the driver and in an application.
+pub(crate) const FLOW_BYTES: u64 = 4 * 1024; // a guess: the state here is a quarter of it
+
+/// Consecutive received bytes of a block.
+#[derive(Debug)]
+struct ReceivedPiece {
+    /// Where the piece begins in its block.
+    start: usize,
+    bytes: Vec<u8>,
+}
+
+impl ReceivedPiece {
+    fn end(&self) -> usize {
+        self.start + self.bytes.len()
+    }
+
+    /// What the piece occupies.
+    fn footprint(&self) -> u64 {
+        // No allocation is smaller than 24 bytes.
+        PIECE_OVERHEAD_BYTES + self.bytes.capacity().max(24) as u64
+    }
+
+    fn is_whole_block(&self) -> bool {
+        self.bytes.len() as u64 == BLOCK_BYTES
+    }
+}
 
 /// The receiving direction of a flow.
 #[derive(Debug)]
 pub(crate) struct RecvHalf {
-    blocks: VecDeque<Option<Vec<u8>>>,
+    /// The pieces of each block, in order.
+    blocks: VecDeque<Vec<ReceivedPiece>>,
+    /// What all pieces occupy.
+    held: u64,
+    charge: MemoryCharge,
     first_block: u64,
     read_to: u64,
     received: RangeSet,
@@ -50,9 +91,11 @@ pub(crate) struct ReceivedChange {
 }
 
 impl RecvHalf {
-    pub(crate) fn new(window: u64) -> Self {
-        RecvHalf {
+    pub(crate) fn new(window: u64, charge: MemoryCharge) -> Self {
+        let mut half = RecvHalf {
             blocks: VecDeque::new(),
+            held: 0,
+            charge,
             first_block: 0,
             read_to: 0,
             received: RangeSet::default(),
@@ -66,17 +109,20 @@ impl RecvHalf {
             stopped: None,
             end_read: false,
             duplicate: 0,
-        }
+        };
+        half.recharge();
+        half
     }
 
     /// The receiving direction of a flow from a record: the application has everything below `offset`.
     pub(crate) fn restored(
         window: u64,
+        charge: MemoryCharge,
         offset: u64,
         final_size: Option<u64>,
         end_read: bool,
     ) -> Self {
-        let mut half = RecvHalf::new(window);
+        let mut half = RecvHalf::new(window, charge);
         half.first_block = offset / BLOCK_BYTES;
         half.read_to = offset;
         half.reached = offset;
@@ -92,6 +138,13 @@ impl RecvHalf {
     /// missing, and at least [`FLOW_GAPS_MAX`]. The window bounds their memory whatever their number.
     fn gaps_max(&self) -> usize {
         FLOW_GAPS_MAX.max((self.window / 2048) as usize)
+    }
+
+    fn is_block_full_of_gaps(&self, offset: u64) -> bool {
+        let index = (offset / BLOCK_BYTES - self.first_block) as usize;
+        self.blocks
+            .get(index)
+            .is_some_and(|block| block.len() >= PIECES_MAX)
     }
 
     /// The number of gaps in the received bytes.
@@ -153,7 +206,11 @@ impl RecvHalf {
         let start = offset.max(self.read_to);
         let wanted = start < end && self.reset.is_none() && self.stopped.is_none();
         let gap = start > self.read_to && !self.received.touches(start, end);
-        if wanted && gap && self.received.len() >= self.gaps_max() {
+        let crowded = gap
+            && (self.received.len() >= self.gaps_max()
+                || self.is_block_full_of_gaps(start)
+                || self.is_block_full_of_gaps(end));
+        if wanted && (crowded || !self.charge.has_room(self.growth(start, end))) {
             return Ok(ReceivedChange {
                 unkept: true,
                 ..ReceivedChange::default()
@@ -177,6 +234,7 @@ impl RecvHalf {
         if wanted {
             new = self.received.insert(start, end);
             self.store(start, &data[(start - offset) as usize..]);
+            self.recharge();
         }
         self.duplicate += data.len() as u64 - new.min(data.len() as u64);
         let readable = self.contiguous() > before || had_end;
@@ -188,27 +246,122 @@ impl RecvHalf {
         })
     }
 
+    /// What the flow occupies here.
+    fn footprint(&self) -> u64 {
+        let lists = self.blocks.capacity() * size_of::<Vec<ReceivedPiece>>();
+        FLOW_BYTES + self.held + lists as u64 + self.received.footprint()
+    }
+
+    #[inline]
+    fn recharge(&mut self) {
+        if self.charge.is_counted() {
+            self.charge.resize(self.footprint());
+        }
+    }
+
+    /// The least that `start..end` would add to what is occupied; none where it fits into what is
+    /// allocated.
+    #[inline]
+    fn growth(&self, start: u64, end: u64) -> u64 {
+        if !self.charge.is_counted() {
+            return 0;
+        }
+        let index = (start / BLOCK_BYTES - self.first_block) as usize;
+        let at = (start % BLOCK_BYTES) as usize;
+        let len = (end - start) as usize;
+        if let Some(last) = self.blocks.get(index).and_then(|block| block.last())
+            && last.end() == at
+            && last.bytes.len() + len <= last.bytes.capacity()
+        {
+            return 0;
+        }
+        let lists = (index + 2).saturating_sub(self.blocks.capacity());
+        let lists = (2 * lists * size_of::<Vec<ReceivedPiece>>()) as u64;
+        len as u64 + 2 * PIECE_OVERHEAD_BYTES + lists
+    }
+
     #[inline]
     fn store(&mut self, mut offset: u64, mut data: &[u8]) {
         while !data.is_empty() {
             let index = (offset / BLOCK_BYTES - self.first_block) as usize;
             let at = (offset % BLOCK_BYTES) as usize;
             let n = data.len().min(BLOCK_BYTES as usize - at);
-            while self.blocks.len() <= index {
-                self.blocks.push_back(None);
+            if self.blocks.len() <= index {
+                self.blocks.resize_with(index + 1, Vec::new);
             }
-            let room = || Vec::with_capacity(BLOCK_BYTES as usize);
-            let block = self.blocks[index].get_or_insert_with(room);
-            if block.len() == at {
-                // In order, as nearly always: nothing is written twice.
-                block.extend_from_slice(&data[..n]);
-            } else {
-                block.resize(block.len().max(at + n), 0);
-                block[at..at + n].copy_from_slice(&data[..n]);
+            match &mut self.blocks[index][..] {
+                // In order, as nearly always: nothing is allocated or written twice.
+                [piece] if piece.end() == at && piece.bytes.capacity() - piece.bytes.len() >= n => {
+                    piece.bytes.extend_from_slice(&data[..n]);
+                }
+                _ => self.store_in_block(index, at, &data[..n]),
             }
             offset += n as u64;
             data = &data[n..];
         }
+    }
+
+    /// Adds bytes to a block where no allocation has room for them yet.
+    fn store_in_block(&mut self, index: usize, at: usize, data: &[u8]) {
+        // Bytes that follow a whole block are a stream: their block will be filled too.
+        let streams = at == 0
+            && match index.checked_sub(1) {
+                None => self.first_block > 0,
+                Some(before) => self.blocks[before]
+                    .first()
+                    .is_some_and(ReceivedPiece::is_whole_block),
+            };
+        let most = BLOCK_BYTES as usize;
+        let room = self.charge.room();
+        let reserve = |bytes: &mut Vec<u8>, needed: usize| {
+            let wish = if streams { most } else { 2 * bytes.capacity() };
+            let wish = wish.clamp(needed, most);
+            let capacity = if wish as u64 <= room { wish } else { needed };
+            if bytes.capacity() < needed {
+                bytes.reserve_exact(capacity - bytes.len());
+            }
+        };
+        let block = &mut self.blocks[index];
+        let i = block.partition_point(|piece| piece.end() < at);
+        if block.get(i).is_none_or(|piece| piece.start > at) {
+            let mut bytes = Vec::new();
+            reserve(&mut bytes, data.len());
+            bytes.extend_from_slice(data);
+            if block.is_empty() {
+                block.reserve_exact(1);
+            }
+            block.insert(i, ReceivedPiece { start: at, bytes });
+        } else {
+            let piece = &mut block[i];
+            self.held -= piece.footprint();
+            let (from, len) = (at - piece.start, piece.bytes.len());
+            let known = data.len().min(len - from);
+            piece.bytes[from..from + known].copy_from_slice(&data[..known]);
+            reserve(&mut piece.bytes, len + data.len() - known);
+            piece.bytes.extend_from_slice(&data[known..]);
+        }
+        // The piece may now reach the next ones.
+        while block
+            .get(i + 1)
+            .is_some_and(|next| next.start <= block[i].end())
+        {
+            let next = block.remove(i + 1);
+            self.held -= next.footprint();
+            let piece = &mut block[i];
+            let known = piece.end() - next.start;
+            if let Some(rest) = next.bytes.get(known..) {
+                let needed = piece.bytes.len() + rest.len();
+                reserve(&mut piece.bytes, needed);
+                piece.bytes.extend_from_slice(rest);
+            }
+        }
+        self.held += block[i].footprint();
+    }
+
+    /// The piece with the next bytes to be read, and where in it they begin.
+    fn front_piece(&self) -> (&ReceivedPiece, usize) {
+        let piece = self.blocks[0].first().expect("received bytes have a piece");
+        (piece, (self.read_to % BLOCK_BYTES) as usize - piece.start)
     }
 
     /// Bytes ready to be read.
@@ -227,13 +380,12 @@ impl RecvHalf {
         while filled < total {
             let at = (self.read_to % BLOCK_BYTES) as usize;
             let n = (total - filled).min(BLOCK_BYTES as usize - at);
-            let block = self.blocks[0]
-                .as_ref()
-                .expect("received bytes have a block");
-            out[filled..filled + n].copy_from_slice(&block[at..at + n]);
+            let (piece, from) = self.front_piece();
+            out[filled..filled + n].copy_from_slice(&piece.bytes[from..from + n]);
             filled += n;
             self.advance(n as u64);
         }
+        self.recharge();
         self.end_read |= self.is_at_end();
         total
     }
@@ -249,16 +401,17 @@ impl RecvHalf {
             return None;
         }
         let chunk = if at + n == BLOCK_BYTES as usize {
-            let block = self.blocks[0].take().expect("received bytes have a block");
-            let mut whole = Bytes::from(block);
-            whole.split_off(at)
+            let (_, from) = self.front_piece();
+            let piece = self.blocks[0].remove(0);
+            self.held -= piece.footprint();
+            let mut whole = Bytes::from(piece.bytes);
+            whole.split_off(from)
         } else {
-            let block = self.blocks[0]
-                .as_ref()
-                .expect("received bytes have a block");
-            Bytes::copy_from_slice(&block[at..at + n])
+            let (piece, from) = self.front_piece();
+            Bytes::copy_from_slice(&piece.bytes[from..from + n])
         };
         self.advance(n as u64);
+        self.recharge();
         self.end_read |= self.is_at_end();
         Some(chunk)
     }
@@ -266,7 +419,8 @@ impl RecvHalf {
     fn advance(&mut self, n: u64) {
         self.read_to += n;
         while self.first_block < self.read_to / BLOCK_BYTES {
-            self.blocks.pop_front();
+            let read = self.blocks.pop_front().unwrap_or_default();
+            self.held -= read.iter().map(ReceivedPiece::footprint).sum::<u64>();
             self.first_block += 1;
         }
         self.received.remove_below(self.read_to);
@@ -301,9 +455,18 @@ impl RecvHalf {
 
     /// Drops unread bytes that no reader wants. The counts remain.
     pub(crate) fn discard(&mut self) {
-        self.blocks.clear();
-        self.received.clear();
+        self.blocks = VecDeque::new();
+        self.held = 0;
+        self.received = RangeSet::default();
         self.first_block = self.read_to / BLOCK_BYTES;
+        self.recharge();
+    }
+
+    /// Hands over the charge of bytes that were read and are not delivered yet.
+    pub(crate) fn take_charge(&mut self, delivered: u64) -> MemoryCharge {
+        let mut charge = std::mem::take(&mut self.charge);
+        charge.resize(delivered);
+        charge
     }
     /// Whether the total number of bytes the peer sent is known, so that the session's credit is exact.
     pub(crate) fn is_counted(&self) -> bool {
@@ -314,10 +477,8 @@ impl RecvHalf {
 
     /// Drops unread bytes of a hibernating flow: they will be sent again.
     pub(crate) fn forget_unread(&mut self) {
-        self.blocks.clear();
-        self.received.clear();
+        self.discard();
         self.reached = self.read_to;
-        self.first_block = self.read_to / BLOCK_BYTES;
         if self.final_size != Some(self.read_to) {
             self.final_size = None;
         }
@@ -334,6 +495,13 @@ impl RecvHalf {
         self.reached = end;
         let blocks = (end.div_ceil(BLOCK_BYTES) - self.first_block) as usize;
         self.blocks.truncate(blocks);
+        let end_block = (end / BLOCK_BYTES - self.first_block) as usize;
+        if let Some(last) = self.blocks.get_mut(end_block) {
+            last.retain(|piece| piece.start < (end % BLOCK_BYTES) as usize);
+        }
+        let pieces = self.blocks.iter().flatten();
+        self.held = pieces.map(ReceivedPiece::footprint).sum();
+        self.recharge();
         if self.final_size != Some(end) {
             self.final_size = None;
         }
@@ -352,19 +520,33 @@ impl RecvHalf {
         self.final_size
             .is_some_and(|size| self.contiguous() >= size)
     }
-    /// Memory held, in bytes.
+    /// Bytes allocated for what was received and not read, as a test counts them.
     #[cfg(test)]
-    fn memory(&self) -> usize {
-        self.blocks.iter().flatten().map(Vec::len).sum()
+    fn allocated(&self) -> u64 {
+        let list = size_of::<ReceivedPiece>();
+        let lists: usize = self
+            .blocks
+            .iter()
+            .map(|block| block.capacity() * list)
+            .sum();
+        let pieces = self.blocks.iter().flatten();
+        let bytes: usize = pieces.map(|piece| piece.bytes.capacity()).sum();
+        (lists + bytes + self.blocks.capacity() * size_of::<Vec<ReceivedPiece>>()) as u64
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::memory_pool::MemoryPool;
+    use d2tp_seal::PublicKey;
     use proptest::prelude::*;
 
     const FLOW: FlowId = FlowId(0);
+
+    fn half(window: u64) -> RecvHalf {
+        RecvHalf::new(window, MemoryCharge::default())
+    }
 
     proptest! {
         #[test]
@@ -373,7 +555,7 @@ mod tests {
             pieces in proptest::collection::vec((0usize..60_000, 1usize..3_000), 1..80),
             reads in proptest::collection::vec(1usize..40_000, 1..80)) {
             let content: Vec<u8> = (0..total).map(|i| (i % 253) as u8).collect();
-            let mut half = RecvHalf::new(1 << 20);
+            let mut half = half(1 << 20);
             let mut got = Vec::new();
             let mut pieces = pieces.into_iter();
             let mut reads = reads.into_iter().cycle();
@@ -404,7 +586,7 @@ mod tests {
 
     #[test]
     fn more_than_the_credit_and_a_changing_length_are_faults() {
-        let mut half = RecvHalf::new(100);
+        let mut half = half(100);
         assert!(matches!(
             half.on_data(FLOW, 90, &[0; 11], false),
             Err(PeerFault::OverCredit { .. })
@@ -422,7 +604,7 @@ mod tests {
 
     #[test]
     fn gaps_are_bounded_and_memory_by_the_window() {
-        let mut half = RecvHalf::new(1 << 19);
+        let mut half = half(1 << 19);
         let mut unkept = 0;
         for i in 0..10_000u64 {
             let arrival = half.on_data(FLOW, 1 + i * 50, &[7], false).unwrap();
@@ -430,7 +612,62 @@ mod tests {
         }
         assert_eq!(half.received.len(), half.gaps_max());
         assert_eq!(unkept, 10_000 - half.gaps_max() as u64);
-        assert!(half.memory() <= 1 << 19);
+        assert!(half.allocated() <= 1 << 19);
         assert_eq!(half.reached(), 1 + 50 * (half.gaps_max() as u64 - 1) + 1);
+    }
+
+    proptest! {
+        /// Pieces anywhere, overlapping or not: what is charged covers what is allocated, always.
+        #[test]
+        fn what_is_charged_is_at_least_what_is_allocated(
+            pieces in proptest::collection::vec((0usize..200_000, 1usize..3_000), 1..300),
+            read in 0usize..100) {
+            let pool = MemoryPool::new(1 << 30);
+            let charge = pool.account(PublicKey([1; 32])).charge();
+            let mut half = RecvHalf::new(1 << 20, charge);
+            for (i, (start, len)) in pieces.into_iter().enumerate() {
+                half.on_data(FLOW, start as u64, &vec![1; len], false).unwrap();
+                if i % 100 == read {
+                    while half.read_chunk(usize::MAX).is_some() {}
+                }
+                prop_assert!(pool.used() >= half.allocated());
+                prop_assert_eq!(half.charge.bytes(), half.footprint());
+                let sum: u64 = half.blocks.iter().flatten().map(ReceivedPiece::footprint).sum();
+                prop_assert_eq!(half.held, sum);
+            }
+            half.forget_gaps();
+            prop_assert!(half.charge.bytes() >= half.allocated());
+            drop(half);
+            prop_assert_eq!(pool.used(), 0);
+        }
+    }
+
+    #[test]
+    fn a_byte_at_the_end_of_each_block_costs_no_block() {
+        let pool = MemoryPool::new(1 << 30);
+        let charge = pool.account(PublicKey([1; 32])).charge();
+        let mut half = RecvHalf::new(8 << 20, charge);
+        for block in 0..512 {
+            let at = (block + 1) * BLOCK_BYTES - 1;
+            assert!(!half.on_data(FLOW, at, &[7], false).unwrap().unkept);
+        }
+        // 512 blocks of 16 KiB were 8 MiB.
+        assert!(pool.used() < 128 * 1024, "{} bytes", pool.used());
+        assert!(pool.used() >= half.allocated());
+    }
+
+    #[test]
+    fn bytes_without_room_in_memory_are_not_kept_and_come_again() {
+        let pool = MemoryPool::new(200_000);
+        let charge = pool.account(PublicKey([1; 32])).charge();
+        let mut half = RecvHalf::new(8 << 20, charge);
+        let mut end = 0;
+        while !half.on_data(FLOW, end, &[7; 1_000], false).unwrap().unkept {
+            end += 1_000;
+        }
+        assert!(pool.used() <= 40_000 && end >= 30_000, "{end} bytes kept");
+        assert_eq!(half.reached(), end);
+        while half.read_chunk(usize::MAX).is_some() {}
+        assert!(!half.on_data(FLOW, end, &[7; 1_000], false).unwrap().unkept);
     }
 }

@@ -118,11 +118,18 @@ impl Session {
     pub(crate) fn restore(&mut self, now: Time, record: &SessionRecord) {
         self.epoch = record.epoch;
         self.ticket = record.ticket.clone().map(ClientTicket::boxed);
+        let account = self.config.memory.account(self.peer);
         for r in &record.flows {
-            let send =
-                SendHalf::restored(r.sent_to, r.send_end, r.send_complete, r.options.durable);
+            let send = SendHalf::restored(
+                r.sent_to,
+                r.send_end,
+                r.send_complete,
+                r.options.durable,
+                account.charge(),
+            );
             let recv = RecvHalf::restored(
                 self.config.flow_window,
+                account.charge(),
                 r.received_to,
                 r.receive_end,
                 r.receive_complete,

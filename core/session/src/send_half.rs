@@ -13,12 +13,23 @@ use std::collections::VecDeque;
 
 use bytes::Bytes;
 
+use crate::memory_pool::MemoryCharge;
 use crate::ranges::RangeSet;
+
+/// What a written chunk costs beside its bytes: its place in the list, which doubles as it grows, and
+/// its allocation.
+const CHUNK_OVERHEAD_BYTES: u64 = 128;
+/// Records of sent packets are charged as this part of the bytes in flight: about 100 bytes for each
+/// packet of 1,200.
+const SENT_RECORDS_PART: u64 = 8;
+/// Room in memory below which a writer waits, so that memory is not filled in chunks of a few bytes.
+const WRITE_BYTES_MIN: u64 = 1_024; // a guess
 
 /// The sending direction of a flow.
 #[derive(Debug)]
 pub(crate) struct SendHalf {
     chunks: VecDeque<Bytes>,
+    charge: MemoryCharge,
     /// Offset of the first byte in `chunks`.
     released: u64,
     acked_to: u64,
@@ -38,9 +49,10 @@ pub(crate) struct SendHalf {
 }
 
 impl SendHalf {
-    pub(crate) fn new(credit: u64, durable: bool) -> Self {
+    pub(crate) fn new(credit: u64, durable: bool, charge: MemoryCharge) -> Self {
         SendHalf {
             chunks: VecDeque::new(),
+            charge,
             released: 0,
             acked_to: 0,
             acked: RangeSet::default(),
@@ -64,8 +76,9 @@ impl SendHalf {
         fin_at: Option<u64>,
         complete: bool,
         durable: bool,
+        charge: MemoryCharge,
     ) -> Self {
-        let mut half = SendHalf::new(0, durable);
+        let mut half = SendHalf::new(0, durable, charge);
         half.released = offset;
         half.acked_to = offset;
         half.next = offset;
@@ -90,6 +103,26 @@ impl SendHalf {
         }
         self.end += bytes.len() as u64;
         self.chunks.push_back(bytes);
+        self.recharge();
+    }
+
+    #[inline]
+    fn recharge(&mut self) {
+        if self.charge.is_counted() {
+            let chunks = self.chunks.len() as u64 * CHUNK_OVERHEAD_BYTES;
+            let ranges = self.acked.footprint() + self.lost.footprint();
+            let records = self.next.saturating_sub(self.released) / SENT_RECORDS_PART;
+            let bytes = self.buffered() + chunks + ranges + records;
+            self.charge.resize(bytes);
+        }
+    }
+
+    /// Bytes that memory has room for; none where it is too little to write.
+    pub(crate) fn memory_room(&self) -> u64 {
+        let room = self.charge.room();
+        // Once sent, the bytes have records.
+        let room = (room - room / SENT_RECORDS_PART).saturating_sub(CHUNK_OVERHEAD_BYTES);
+        if room < WRITE_BYTES_MIN { 0 } else { room }
     }
 
     pub(crate) fn finish(&mut self) {
@@ -308,6 +341,7 @@ impl SendHalf {
                 (i, at) => (i - 1, at),
             };
         }
+        self.recharge();
         self.released != before
     }
 
@@ -364,22 +398,24 @@ impl SendHalf {
 
     /// Drops all bytes: nothing of them will be sent again.
     pub(crate) fn drop_bytes(&mut self) {
-        self.chunks.clear();
-        self.lost.clear();
+        self.chunks = VecDeque::new();
+        self.lost = RangeSet::default();
         self.released = self.end;
         self.hint = (0, self.end);
+        self.recharge();
     }
 
     /// Drops every byte; the application gives them again from `offset` on.
     pub(crate) fn forget(&mut self, offset: u64) {
-        self.chunks.clear();
-        self.acked.clear();
-        self.lost.clear();
+        self.chunks = VecDeque::new();
+        self.acked = RangeSet::default();
+        self.lost = RangeSet::default();
         self.released = offset;
         self.acked_to = offset;
         self.next = offset;
         self.end = offset;
         self.hint = (0, offset);
+        self.recharge();
         self.fin = false;
         self.fin_sent = false;
         self.fin_acked = false;
@@ -420,7 +456,13 @@ impl SendHalf {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::memory_pool::MemoryPool;
+    use d2tp_seal::PublicKey;
     use proptest::prelude::*;
+
+    fn half(credit: u64, durable: bool) -> SendHalf {
+        SendHalf::new(credit, durable, MemoryCharge::default())
+    }
 
     proptest! {
         /// Random sends, losses and ACKs over random chunks: what the peer assembles is what was
@@ -431,7 +473,7 @@ mod tests {
             fates in proptest::collection::vec(0u8..4, 1..400)) {
             let total: usize = chunks.iter().sum();
             let content: Vec<u8> = (0..total).map(|i| (i * 7 % 251) as u8).collect();
-            let mut half = SendHalf::new(u64::MAX >> 2, false);
+            let mut half = half(u64::MAX >> 2, false);
             let mut at = 0;
             for n in chunks {
                 half.write(Bytes::copy_from_slice(&content[at..at + n]));
@@ -465,7 +507,7 @@ mod tests {
 
     #[test]
     fn what_arrived_beyond_a_hole_makes_room_up_to_as_much_again() {
-        let mut half = SendHalf::new(1_000, false);
+        let mut half = half(1_000, false);
         half.write(Bytes::from(vec![1; 100]));
         half.take(10, 1_000);
         half.take(90, 1_000);
@@ -487,7 +529,7 @@ mod tests {
     #[test]
     fn a_durable_flow_keeps_bytes_until_they_are_safe() {
         // R-DURABLE-1
-        let mut half = SendHalf::new(1_000, true);
+        let mut half = half(1_000, true);
         half.write(Bytes::from_static(&[1; 100]));
         half.take(100, 1_000);
         half.on_acked(0, 100, false);
@@ -499,7 +541,7 @@ mod tests {
     #[test]
     fn after_a_rewind_the_end_is_sent_until_it_is_acknowledged_again() {
         // Its packet had arrived before an earlier one, and the peer forgot both.
-        let mut half = SendHalf::new(1_000, false);
+        let mut half = half(1_000, false);
         half.write(Bytes::from_static(&[1; 100]));
         half.finish();
         assert_eq!(half.take(50, 1_000), Some((0, 50, false, 50)));
@@ -520,7 +562,7 @@ mod tests {
     #[test]
     fn a_durable_flow_goes_back_only_to_what_is_safe() {
         // R-CRASH-1: a record of it promises no more.
-        let mut half = SendHalf::new(1_000, true);
+        let mut half = half(1_000, true);
         half.write(Bytes::from_static(&[1; 100]));
         half.take(100, 1_000);
         half.on_acked(0, 100, false);
@@ -530,7 +572,7 @@ mod tests {
 
     #[test]
     fn an_end_alone_needs_no_bytes() {
-        let mut half = SendHalf::new(1_000, false);
+        let mut half = half(1_000, false);
         half.write(Bytes::from_static(b"x"));
         half.take(10, 10);
         half.on_acked(0, 1, false);
@@ -542,7 +584,7 @@ mod tests {
     #[test]
     fn a_peer_that_lost_what_it_had_gets_the_end_again() {
         for forgets in [false, true] {
-            let mut half = SendHalf::new(1_000, true);
+            let mut half = half(1_000, true);
             half.write(Bytes::from_static(&[1; 10]));
             half.finish();
             half.take(10, 10);
@@ -563,11 +605,29 @@ mod tests {
 
     #[test]
     fn credit_bounds_new_bytes_only() {
-        let mut half = SendHalf::new(10, false);
+        let mut half = half(10, false);
         half.write(Bytes::from_static(&[1; 100]));
         assert_eq!(half.take(100, 1_000), Some((0, 10, false, 10)));
         assert_eq!(half.take(100, 1_000), None);
         half.on_lost(0, 10, false);
         assert_eq!(half.take(4, 0), Some((0, 4, false, 0)));
+    }
+
+    #[test]
+    fn what_is_charged_covers_many_small_chunks_and_goes_when_they_arrived() {
+        let pool = MemoryPool::new(1_000_000);
+        let charge = pool.account(PublicKey([1; 32])).charge();
+        let mut half = SendHalf::new(1 << 20, false, charge);
+        let mut written = 0;
+        while half.memory_room() > 0 {
+            half.write(Bytes::from_static(b"x"));
+            written += 1;
+        }
+        assert!(written < 200_000 / 64, "{written} chunks of a byte");
+        assert!((190_000..=200_000).contains(&pool.used()));
+        half.take(written, 1 << 20);
+        half.on_acked(0, written as u64, false);
+        assert_eq!(pool.used(), 0);
+        assert!(half.memory_room() > 100_000);
     }
 }

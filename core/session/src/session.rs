@@ -243,6 +243,8 @@ pub struct Session {
     pub(crate) sealed_packets: u64,
     /// Whether the packet being handled held something that could not be stored.
     pub(crate) unretained: bool,
+    /// Whether a writer found no room in memory, until the endpoint takes note.
+    pub(crate) awaits_memory: bool,
     /// When the keys in force were agreed.
     pub(crate) keys_at: Time,
     /// Tokens for the ids we issue (a server's).
@@ -319,6 +321,7 @@ impl Session {
             rx_key_drop_at: Time::NEVER,
             sealed_packets: 0,
             unretained: false,
+            awaits_memory: false,
             keys_at: now,
             cookie_secrets: None,
             initial_flow_credit: 0,

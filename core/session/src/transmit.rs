@@ -801,7 +801,7 @@ impl Session {
     fn write_session_frames(&mut self, w: &mut WireWriter<'_>, sent: &mut SentPacket) {
         if self.wants & say::CREDIT != 0 && w.room() >= 9 {
             self.wants &= !say::CREDIT;
-            let max = self.credit.consumed + self.config.session_window;
+            let max = self.session_credit_max();
             self.credit.advertised = self.credit.advertised.max(max);
             Frame::SessionCredit {
                 max: self.credit.advertised,

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::task::Waker;
 
 use bytes::Bytes;
+use d2tp_session::{MemoryAccount, MemoryCharge};
 
 /// Received datagrams of a session that wait to be read. When there are more, the oldest is dropped and
 /// counted. Two or three suffice for a reader that keeps up; more only delays what is read.
@@ -26,16 +27,48 @@ pub(crate) struct DatagramInbox {
     pub(crate) reader: Option<Waker>,
     /// Inboxes of the contexts that have their own reader.
     pub(crate) context_inboxes: BTreeMap<u64, DatagramInbox>,
+    account: MemoryAccount,
+    charge: MemoryCharge,
 }
 
+/// What a datagram costs beside its payload: its place in the list, which doubles as it grows, and its
+/// allocation.
+const DATAGRAM_OVERHEAD_BYTES: u64 = 128;
+
 impl DatagramInbox {
+    /// An empty inbox whose datagrams are charged to `account`.
+    pub(crate) fn new(account: MemoryAccount) -> DatagramInbox {
+        DatagramInbox {
+            charge: account.charge(),
+            account,
+            ..DatagramInbox::default()
+        }
+    }
+
+    /// The oldest unread datagram.
+    pub(crate) fn pop(&mut self) -> Option<Datagram> {
+        let datagram = self.unread.pop_front()?;
+        self.release(&datagram);
+        Some(datagram)
+    }
+
+    fn release(&mut self, datagram: &Datagram) {
+        let cost = datagram.bytes.len() as u64 + DATAGRAM_OVERHEAD_BYTES;
+        self.charge.resize(self.charge.bytes().saturating_sub(cost));
+    }
+
     pub(crate) fn push(&mut self, context: u64, bytes: Bytes) {
         if let Some(own) = self.context_inboxes.get_mut(&context) {
             return own.push(context, bytes);
         }
         if self.unread.len() == DATAGRAMS_UNREAD_MAX {
-            self.unread.pop_front();
+            self.pop();
             self.unread_dropped += 1;
+        }
+        let cost = bytes.len() as u64 + DATAGRAM_OVERHEAD_BYTES;
+        if !self.charge.try_resize(self.charge.bytes() + cost) {
+            self.unread_dropped += 1;
+            return;
         }
         self.unread.push_back(Datagram { context, bytes });
         self.wake();
@@ -47,12 +80,13 @@ impl DatagramInbox {
             return false;
         }
         let all = std::mem::take(&mut self.unread);
-        let (theirs, rest) = all.into_iter().partition(|d| d.context == context);
+        let (theirs, rest): (VecDeque<_>, _) = all.into_iter().partition(|d| d.context == context);
         self.unread = rest;
-        let own = DatagramInbox {
-            unread: theirs,
-            ..DatagramInbox::default()
-        };
+        let mut own = DatagramInbox::new(self.account.clone());
+        for datagram in theirs {
+            self.release(&datagram);
+            own.push(context, datagram.bytes);
+        }
         self.context_inboxes.insert(context, own);
         true
     }

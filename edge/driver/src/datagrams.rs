@@ -59,7 +59,7 @@ impl ContextInbox {
             let inbox = inner.inboxes.get_mut(session);
             let own = inbox.and_then(|inbox| inbox.context_inboxes.get_mut(&self.context));
             match own {
-                Some(own) => match own.unread.pop_front() {
+                Some(own) => match own.pop() {
                     Some(datagram) => Poll::Ready(Some(datagram.bytes)),
                     None if over => Poll::Ready(None),
                     None => {
@@ -194,12 +194,11 @@ impl Connection {
         std::future::poll_fn(|cx| {
             let mut inner = self.shared.inner.lock();
             let over = inner.core.session(self.session).is_none() || inner.stopped;
-            let inbox = match inner.inboxes.get_mut(&self.session) {
-                Some(inbox) => inbox,
-                None if over => return Poll::Ready(None),
-                None => inner.inboxes.entry(self.session).or_default(),
-            };
-            if let Some(datagram) = inbox.unread.pop_front() {
+            if over && !inner.inboxes.contains_key(&self.session) {
+                return Poll::Ready(None);
+            }
+            let inbox = inner.inbox(self.session);
+            if let Some(datagram) = inbox.pop() {
                 return Poll::Ready(Some(datagram));
             }
             if over {
@@ -216,7 +215,7 @@ impl Connection {
     pub fn context(&self, context: u64) -> Option<ContextInbox> {
         let mut inner = self.shared.inner.lock();
         inner.core.session(self.session)?;
-        let inbox = inner.inboxes.entry(self.session).or_default();
+        let inbox = inner.inbox(self.session);
         inbox.separate_context(context).then(|| ContextInbox {
             connection: self.clone(),
             context,
@@ -245,6 +244,7 @@ impl Connection {
 mod tests {
     use super::*;
     use crate::datagram_inbox::{DATAGRAMS_UNREAD_MAX, DatagramInbox};
+    use d2tp_session::{MemoryPool, PublicKey};
 
     #[test]
     fn an_unread_inbox_keeps_the_newest_and_counts_the_rest() {
@@ -255,6 +255,23 @@ mod tests {
         assert_eq!(inbox.unread.len(), DATAGRAMS_UNREAD_MAX);
         assert_eq!(inbox.unread.front().map(|d| d.context), Some(3));
         assert_eq!(inbox.unread_dropped, 3);
+    }
+
+    #[test]
+    fn datagrams_without_room_in_memory_are_dropped_and_what_is_read_makes_room() {
+        let pool = MemoryPool::new(50_000);
+        let mut inbox = DatagramInbox::new(pool.account(PublicKey([1; 32])));
+        for _ in 0..100 {
+            inbox.push(0, Bytes::from(vec![0; 1_000]));
+        }
+        assert!(pool.used() <= 10_000 && inbox.unread_dropped > 0);
+        assert!(!inbox.separate_context(7) || pool.used() <= 10_000);
+        while inbox.pop().is_some() {}
+        assert_eq!(pool.used(), 0);
+        inbox.push(7, Bytes::from(vec![0; 1_000]));
+        assert!(pool.used() >= 1_000);
+        drop(inbox);
+        assert_eq!(pool.used(), 0);
     }
 
     #[test]

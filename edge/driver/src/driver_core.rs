@@ -8,7 +8,8 @@ use std::task::Waker;
 
 use bytes::Bytes;
 use d2tp_session::{
-    Endpoint, FlowEnd, FlowId, LinkId, Session, SessionEnd, SessionEvent, SessionId, Time, Transmit,
+    Endpoint, FlowEnd, FlowId, LinkId, MemoryCharge, Session, SessionEnd, SessionEvent, SessionId,
+    Time, Transmit,
 };
 use d2tp_udp::LinkSocket;
 use parking_lot::Mutex;
@@ -71,6 +72,8 @@ pub(crate) struct FlowEntry {
     pub(crate) opener: Option<HostKey>,
     /// Unread bytes of a flow whose session is over.
     pub(crate) remains: Option<VecDeque<Bytes>>,
+    /// The memory of those bytes.
+    pub(crate) remains_charge: Option<Arc<MemoryCharge>>,
 }
 
 /// The source that a flow sends from, and the position in it.
@@ -162,6 +165,16 @@ impl DriverCore {
         if let Some(feed) = &mut self.qlog {
             feed.drain(&mut self.core);
         }
+    }
+
+    /// The inbox of a session's datagrams, whose memory is charged to its peer.
+    pub(crate) fn inbox(&mut self, id: SessionId) -> &mut DatagramInbox {
+        let core = &self.core;
+        self.inboxes.entry(id).or_insert_with(|| {
+            let peer = core.session(id).map(Session::peer);
+            let account = peer.map(|peer| core.memory().account(peer));
+            DatagramInbox::new(account.unwrap_or_default())
+        })
     }
 
     /// Removes the state of a session that hibernated.

@@ -267,9 +267,14 @@ impl DriverEngine {
                         inner.schedule_source(session, *flow);
                     }
                 }
-                SessionEvent::Remains { flow, pieces } => {
+                SessionEvent::Remains {
+                    flow,
+                    pieces,
+                    charge,
+                } => {
                     if let Some(entry) = inner.flows.get_mut(&(session, *flow)) {
                         entry.remains = Some(pieces.iter().cloned().collect());
+                        entry.remains_charge = Some(charge.clone());
                     }
                     continue;
                 }
@@ -284,8 +289,7 @@ impl DriverEngine {
                     }
                 }
                 SessionEvent::Datagram { context, bytes } => {
-                    let inbox = inner.inboxes.entry(session).or_default();
-                    inbox.push(*context, bytes.clone());
+                    inner.inbox(session).push(*context, bytes.clone());
                     continue;
                 }
                 SessionEvent::Asleep => inner.on_hibernated(session),

@@ -55,9 +55,9 @@ pub use d2tp_sched::CarriedByLink;
 pub use d2tp_session::{
     AckOffload, Admission, CONTEXTS, CONTEXTS_OF_COPIES, CipherSuite, CongestionKind,
     DATAGRAMS_MAX, DatagramStats, DrwaLambda, EndpointConfig, FirstHopStatus, FlowEnd, LinkId,
-    Mirroring, PathSchedulerKind, PathSelection, PathState, PathStats, PathSwitchKind, PublicKey,
-    ReasonCode, RelayId, RelayLimits, RelayRefusal, SecretKey, SessionEnd, SessionEvent,
-    TraceLevel,
+    MemoryAccount, MemoryCharge, MemoryPool, Mirroring, PathSchedulerKind, PathSelection,
+    PathState, PathStats, PathSwitchKind, PublicKey, ReasonCode, RelayId, RelayLimits,
+    RelayRefusal, SecretKey, SessionEnd, SessionEvent, TraceLevel,
 };
 pub use datagram_inbox::{DATAGRAMS_UNREAD_MAX, Datagram};
 pub use datagrams::{Connection, ContextInbox, DatagramError};

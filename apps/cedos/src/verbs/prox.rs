@@ -17,8 +17,8 @@ use cedos_agent::fetch::option_parsers::parse_bytes;
 use cedos_prox::{ProxConfig, ProxStartError, TcpFlowListener, parse_key};
 use clap::{Args, ValueEnum};
 use d2tp_driver::{
-    Admission, DrwaLambda, EndpointConfig, HibernationOptions, Journal, JournalBatch, PublicKey,
-    SecretKey, Server, ServerAddress, ServerOptions,
+    Admission, DrwaLambda, EndpointConfig, HibernationOptions, Journal, JournalBatch, MemoryPool,
+    PublicKey, SecretKey, Server, ServerAddress, ServerOptions,
 };
 use d2tp_links::{ClassRules, Link, LinkKind, LinkMonitor};
 use ipnet::IpNet;
@@ -88,6 +88,10 @@ pub struct ProxArgs {
     /// Memory for pinned copies, such as 500M or 2GiB [default: 256MiB]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     pub memory_quota: Option<u64>,
+    /// Memory for devices' sessions: unread and unacknowledged bytes, state, and buffers of tunnels.
+    /// One device gets a fifth of what the others leave [default: 512MiB]
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
+    pub session_memory: Option<u64>,
     /// Disk for pinned copies, such as 500M or 2GiB [default: 16GiB]
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     pub disk_quota: Option<u64>,
@@ -128,10 +132,25 @@ impl ProxArgs {
         if let Some(bytes) = self.memory_quota {
             config.memory_quota_bytes = bytes;
         }
+        if let Some(bytes) = self.session_memory {
+            config.session_memory_bytes_max = bytes;
+        }
         if let Some(bytes) = self.disk_quota {
             config.disk_quota_bytes = bytes;
         }
         config
+    }
+
+    /// The protocol settings these options ask for.
+    fn endpoint_config(&self, config: &ProxConfig) -> EndpointConfig {
+        let mut protocol = EndpointConfig {
+            drwa: self.drwa,
+            ..EndpointConfig::default()
+        };
+        self.transport.apply(&mut protocol);
+        // A session that may sleep sooner counts as silent sooner.
+        protocol.silence_max = protocol.silence_max.min(config.sleep_after.into());
+        protocol
     }
 
     /// The host's private key: from its file, or a new one for this run.
@@ -204,16 +223,12 @@ pub async fn run(args: ProxArgs) -> anyhow::Result<()> {
         None => None,
     };
     let sleep_after = Some(config.sleep_after);
-    let mut protocol = EndpointConfig {
-        drwa: args.drwa,
-        ..EndpointConfig::default()
-    };
-    args.transport.apply(&mut protocol);
-    // A session that may sleep sooner counts as silent sooner.
-    protocol.silence_max = protocol.silence_max.min(config.sleep_after.into());
+    let mut protocol = args.endpoint_config(&config);
     let resolver = Arc::new(cedos_prox::SystemResolver);
     let relay_limits = config.relay_limits();
     let prox = cedos_prox::Prox::with_journal(config, resolver, journal.clone())?;
+    protocol.memory = prox.session_memory().clone();
+    tokio::spawn(warn_of_full_memory(protocol.memory.clone()));
     if let Some(journal) = &journal {
         let copies = prox.restore_from_journal(journal)?;
         tracing::info!(copies, journal = %journal.path().display(), "copies restored");
@@ -305,6 +320,29 @@ fn create_private_dir(dir: &Path) -> std::io::Result<()> {
     builder.recursive(true).mode(0o700).create(dir)
 }
 
+/// How often the log says that memory was refused.
+const MEMORY_WARNING_EVERY: Duration = Duration::from_secs(60);
+
+/// Says in the log that devices were refused memory, while they are.
+async fn warn_of_full_memory(memory: MemoryPool) {
+    let mut reported = 0;
+    loop {
+        tokio::time::sleep(MEMORY_WARNING_EVERY).await;
+        let refusals = memory.refusals();
+        if refusals > reported {
+            let (used, max) = (memory.used(), memory.max());
+            tracing::warn!(
+                refusals = refusals - reported,
+                used,
+                max,
+                "a device filled its share of the memory for sessions and is slowed down; \
+                 --session-memory gives more"
+            );
+        }
+        reported = refusals;
+    }
+}
+
 /// The journal in a state directory, which belongs to one key.
 fn open_journal(dir: &Path, key: &SecretKey) -> anyhow::Result<Journal> {
     create_private_dir(dir)
@@ -390,13 +428,14 @@ mod tests {
     fn options_reach_the_configuration() {
         let key = PublicKey([5; 32]).to_string();
         let args = parse(&format!(
-            "prox --allow-client {key} --allow-net 10.0.0.0/8 --memory-quota 64M --disk-quota 2G \
+            "prox --allow-client {key} --allow-net 10.0.0.0/8 --memory-quota 64M --session-memory 100MiB --disk-quota 2G \
              --state-dir /var/tmp --ca /tmp/ca.pem --log json"
         ))
         .unwrap();
         let config = args.config();
         assert_eq!(config.allow_clients, [[5; 32]]);
         assert_eq!(config.memory_quota_bytes, 64_000_000);
+        assert_eq!(config.session_memory_bytes_max, 100 << 20);
         assert_eq!(config.disk_quota_bytes, 2_000_000_000);
         assert_eq!(config.state_dir, PathBuf::from("/var/tmp"));
         assert_eq!(config.allow_nets, ["10.0.0.0/8".parse().unwrap()]);

@@ -12,7 +12,7 @@ use cedos_agent::fetch::session_refusal::{host_and_port, session_refusal};
 use cedos_prox::parse_key;
 use clap::Args;
 use d2tp_driver::{
-    Admission, Device, DeviceOptions, EndpointConfig, Flow, LinkUse, PublicKey, Server,
+    Admission, Device, DeviceOptions, EndpointConfig, Flow, LinkUse, MemoryPool, PublicKey, Server,
     ServerAddress, ServerOptions,
 };
 use d2tp_links::{ClassRules, CostClass, LinkMonitor};
@@ -55,6 +55,8 @@ pub struct ServeArgs {
 
 /// Where an origin listens unless told otherwise: beside a proxy on the same host.
 const LISTEN_DEFAULT: &str = "[::]:4434";
+/// Memory for the sessions of all clients. One key gets a fifth of what the others leave.
+const SESSION_MEMORY_BYTES_MAX: u64 = 256 << 20; // a guess
 
 /// Runs `cedos serve` until SIGTERM or Ctrl-C.
 ///
@@ -89,6 +91,7 @@ pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
     let Some(server) = args.prox else {
         let default = || LISTEN_DEFAULT.parse().expect("an address");
         let listen = args.listen.unwrap_or_else(default);
+        config.memory = MemoryPool::new(SESSION_MEMORY_BYTES_MAX);
         let server = Server::bind(ServerOptions {
             listen,
             key,

@@ -184,3 +184,29 @@ async fn a_tunnel_that_cannot_be_made_is_an_error_answer() {
     );
     assert_eq!(ask(&prox(), connect("host.example")).await.status, 400);
 }
+
+#[tokio::test]
+async fn tunnels_without_room_in_memory_are_refused_and_one_that_ends_makes_room() {
+    let (address, _task) = server(|mut stream| async move {
+        let _ = stream.read_u8().await;
+    })
+    .await;
+    // A key's fifth has room for one tunnel.
+    let prox = Prox::new(ProxConfig {
+        session_memory_bytes_max: 5 * 200 * 1024,
+        ..config()
+    })
+    .unwrap();
+    let (serving, mut device) = start(&prox, CLIENT);
+    device.send(connect(&address)).await;
+    assert_eq!(device.read_head().await.status, 200);
+    let used = prox.session_memory().used();
+    assert!(used >= 128 * 1024, "{used} bytes");
+    let answer = ask(&prox, connect(&address)).await.whole();
+    assert_eq!(answer.status, 503);
+    device.finish_sending().await;
+    assert!(device.read_rest().await.is_empty());
+    device.finished();
+    ended(serving).await;
+    assert_eq!(prox.session_memory().used(), 0);
+}

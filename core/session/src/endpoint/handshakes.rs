@@ -309,7 +309,7 @@ impl Endpoint {
         {
             return Some(id);
         }
-        if self.sessions.len() >= self.config.sessions_max {
+        if !self.has_room_awake(0) {
             return None;
         }
         let record = self.hibernated.get(&key)?.record_at(now)?;
@@ -338,8 +338,10 @@ impl Endpoint {
             Some(id) if self.session(id)?.is_unconfirmed() => id,
             Some(_) => return None,
             None => {
-                let room = self.sessions.len() < self.config.sessions_max;
-                if !room || self.hibernated.contains(&key) || self.early_seen.get(&key).is_some() {
+                if !self.has_room_awake(0)
+                    || self.hibernated.contains(&key)
+                    || self.early_seen.get(&key).is_some()
+                {
                     return None;
                 }
                 self.early_seen.insert(key, ());
@@ -397,10 +399,10 @@ impl Endpoint {
             return Some(SynAck::NoTicket);
         }
         let own = self.half_open.of(&key).len();
-        let full = self.sessions.len() + self.half_open.len() - own >= self.config.sessions_max;
+        let full = !self.has_room_awake(self.half_open.len() - own);
         if confirmed.is_none() {
             // R-QUOTA-1, R-QUOTA-4
-            let crowd = self.hibernated.len() >= self.config.hibernated_max;
+            let crowd = !self.has_room_hibernated();
             let own_crowd = self.instances_of(key.0) >= self.config.sessions_per_key_max;
             let again = own > 0;
             if full || crowd || (own_crowd && !again) {

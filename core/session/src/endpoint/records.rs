@@ -97,11 +97,6 @@ impl Endpoint {
         self.by_key.contains_key(&key) || self.hibernated.contains(&key)
     }
 
-    /// Whether there is room for one more hibernated session.
-    pub fn has_room_hibernated(&self) -> bool {
-        self.hibernated.len() < self.config.hibernated_max
-    }
-
     /// The next hibernated session or flow that expired.
     pub fn poll_expired(&mut self) -> Option<HibernatedExpiry> {
         self.hibernated.poll_expired()

@@ -12,6 +12,7 @@ mod farewell;
 mod lessons;
 mod limits;
 mod member;
+mod memory;
 mod network;
 mod relay;
 mod stranger;

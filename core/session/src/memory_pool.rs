@@ -1,0 +1,292 @@
+//! The memory that peers make a host hold: one bound for all of them, and a share for each key.
+//!
+//! ```text
+//!  MemoryPool ── max, used
+//!      ├── MemoryAccount of a key ── used ≤ (max − what the others use) / KEY_SHARE
+//!      │       ├── MemoryCharge: unread bytes of a flow
+//!      │       ├── MemoryCharge: unacknowledged bytes of a flow
+//!      │       └── MemoryCharge: whatever else the driver or an application holds for the key
+//!      └── …
+//! ```
+//!
+//! What is charged is what was allocated, with the overhead of its bookkeeping, not what arrived. A
+//! charge is given back when it is dropped, so that no path out of a flow can forget it. Because a key
+//! has a part of what the others leave, a key that takes all it can always leaves room for the next one.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use d2tp_seal::PublicKey;
+
+/// The part of the memory left by other keys that one key may hold: one in this many.
+pub const KEY_SHARE: u64 = 5; // a guess: the first ten greedy keys leave a sixth of the pool
+
+/// Counts what peers make this host hold, and refuses what would exceed the limit. The default has no
+/// limit and counts nothing. Clones share the counts.
+///
+/// ```
+/// use d2tp_session::{MemoryPool, PublicKey};
+/// let pool = MemoryPool::new(1_000_000);
+/// let account = pool.account(PublicKey([1; 32]));
+/// assert_eq!(account.room(), 200_000);
+/// let mut charge = account.charge();
+/// assert!(charge.try_resize(150_000) && !charge.try_resize(250_000));
+/// assert_eq!((pool.used(), account.room()), (150_000, 50_000));
+/// drop(charge);
+/// assert_eq!(pool.used(), 0);
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct MemoryPool(Option<Arc<PoolState>>);
+
+#[derive(Debug)]
+struct PoolState {
+    max: u64,
+    used: AtomicU64,
+    refusals: AtomicU64,
+    accounts: Mutex<BTreeMap<PublicKey, Weak<AccountState>>>,
+}
+
+#[derive(Debug)]
+struct AccountState {
+    key: PublicKey,
+    used: AtomicU64,
+    pool: Arc<PoolState>,
+}
+
+impl MemoryPool {
+    /// A pool of `max` bytes.
+    pub fn new(max: u64) -> MemoryPool {
+        MemoryPool(Some(Arc::new(PoolState {
+            max,
+            used: AtomicU64::new(0),
+            refusals: AtomicU64::new(0),
+            accounts: Mutex::default(),
+        })))
+    }
+
+    /// The most bytes that may be charged; none without a limit.
+    pub fn max(&self) -> Option<u64> {
+        self.0.as_ref().map(|pool| pool.max)
+    }
+
+    /// Bytes charged now.
+    pub fn used(&self) -> u64 {
+        self.0
+            .as_ref()
+            .map_or(0, |pool| pool.used.load(Ordering::Relaxed))
+    }
+
+    /// How often memory was refused.
+    pub fn refusals(&self) -> u64 {
+        self.0
+            .as_ref()
+            .map_or(0, |pool| pool.refusals.load(Ordering::Relaxed))
+    }
+
+    /// Whether `bytes` more fit, whoever asks.
+    pub fn has_room(&self, bytes: u64) -> bool {
+        self.0.as_ref().is_none_or(|pool| {
+            let fits = pool.used.load(Ordering::Relaxed).saturating_add(bytes) <= pool.max;
+            pool.refusals.fetch_add(u64::from(!fits), Ordering::Relaxed);
+            fits
+        })
+    }
+
+    /// The account of a key. It exists for as long as something refers to it.
+    pub fn account(&self, key: PublicKey) -> MemoryAccount {
+        let Some(pool) = &self.0 else {
+            return MemoryAccount(None);
+        };
+        let mut accounts = pool.accounts.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(account) = accounts.get(&key).and_then(Weak::upgrade) {
+            return MemoryAccount(Some(account));
+        }
+        let account = Arc::new(AccountState {
+            key,
+            used: AtomicU64::new(0),
+            pool: pool.clone(),
+        });
+        accounts.insert(key, Arc::downgrade(&account));
+        MemoryAccount(Some(account))
+    }
+}
+
+impl AccountState {
+    fn room(&self) -> u64 {
+        let mine = self.used.load(Ordering::Relaxed);
+        let others = self.pool.used.load(Ordering::Relaxed).saturating_sub(mine);
+        (self.pool.max.saturating_sub(others) / KEY_SHARE).saturating_sub(mine)
+    }
+
+    fn add(&self, bytes: u64) {
+        self.used.fetch_add(bytes, Ordering::Relaxed);
+        self.pool.used.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    fn release(&self, bytes: u64) {
+        self.used.fetch_sub(bytes, Ordering::Relaxed);
+        self.pool.used.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
+impl Drop for AccountState {
+    fn drop(&mut self) {
+        let accounts = &self.pool.accounts;
+        let mut accounts = accounts.lock().unwrap_or_else(PoisonError::into_inner);
+        // Another account of this key may have been made meanwhile.
+        if accounts
+            .get(&self.key)
+            .is_some_and(|entry| entry.strong_count() == 0)
+        {
+            accounts.remove(&self.key);
+        }
+    }
+}
+
+/// What one key makes this host hold.
+#[derive(Clone, Debug, Default)]
+pub struct MemoryAccount(Option<Arc<AccountState>>);
+
+impl MemoryAccount {
+    /// Bytes that this key may still charge.
+    pub fn room(&self) -> u64 {
+        self.0.as_ref().map_or(u64::MAX, |account| account.room())
+    }
+
+    /// Bytes charged to this key.
+    pub fn used(&self) -> u64 {
+        self.0
+            .as_ref()
+            .map_or(0, |account| account.used.load(Ordering::Relaxed))
+    }
+
+    /// A charge of nothing yet.
+    pub fn charge(&self) -> MemoryCharge {
+        MemoryCharge {
+            account: self.0.clone(),
+            bytes: 0,
+        }
+    }
+}
+
+/// Bytes charged to a key until this is dropped.
+#[derive(Debug, Default)]
+pub struct MemoryCharge {
+    account: Option<Arc<AccountState>>,
+    bytes: u64,
+}
+
+impl MemoryCharge {
+    /// Bytes that this charge could grow by.
+    #[inline]
+    pub fn room(&self) -> u64 {
+        self.account
+            .as_ref()
+            .map_or(u64::MAX, |account| account.room())
+    }
+
+    /// Whether the charge could grow by `bytes`. A refusal is counted.
+    #[inline]
+    pub fn has_room(&self, bytes: u64) -> bool {
+        let Some(account) = &self.account else {
+            return true;
+        };
+        let fits = account.room() >= bytes;
+        if !fits {
+            account.pool.refusals.fetch_add(1, Ordering::Relaxed);
+        }
+        fits
+    }
+
+    /// Bytes charged.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Whether anything counts what is charged here.
+    #[inline]
+    pub fn is_counted(&self) -> bool {
+        self.account.is_some()
+    }
+
+    /// Charges `bytes` in all. False, and nothing changes, if that is more than before and too much.
+    pub fn try_resize(&mut self, bytes: u64) -> bool {
+        if bytes > self.bytes && !self.has_room(bytes - self.bytes) {
+            return false;
+        }
+        self.resize(bytes);
+        true
+    }
+
+    /// Charges `bytes` in all, whether or not they fit: the memory is allocated already.
+    #[inline]
+    pub fn resize(&mut self, bytes: u64) {
+        if let Some(account) = &self.account
+            && bytes != self.bytes
+        {
+            if bytes > self.bytes {
+                account.add(bytes - self.bytes);
+            } else {
+                account.release(self.bytes - bytes);
+            }
+            self.bytes = bytes;
+        }
+    }
+}
+
+impl PartialEq for MemoryCharge {
+    fn eq(&self, other: &MemoryCharge) -> bool {
+        self.bytes == other.bytes
+    }
+}
+
+impl Drop for MemoryCharge {
+    fn drop(&mut self) {
+        self.resize(0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_that_takes_all_it_can_leaves_most_to_the_next() {
+        let pool = MemoryPool::new(1_000_000);
+        let mut charges = Vec::new();
+        for key in 0..10 {
+            let account = pool.account(PublicKey([key; 32]));
+            let room = account.room();
+            assert!(room > 20_000, "key {key} finds {room} bytes");
+            let mut charge = account.charge();
+            assert!(charge.try_resize(room) && !charge.try_resize(room + 1));
+            charges.push(charge);
+        }
+        assert!(pool.used() < 900_000);
+        assert_eq!(pool.refusals(), 10);
+        charges.clear();
+        assert_eq!(pool.used(), 0);
+    }
+
+    #[test]
+    fn all_charges_of_a_key_share_its_account_and_an_idle_key_costs_nothing() {
+        let pool = MemoryPool::new(1_000);
+        let key = PublicKey([7; 32]);
+        let mut first = pool.account(key).charge();
+        let mut second = pool.account(key).charge();
+        assert!(first.try_resize(120) && second.try_resize(80) && !second.try_resize(81));
+        assert_eq!(pool.account(key).used(), 200);
+        drop((first, second));
+        let state = pool.0.as_ref().unwrap();
+        assert!(state.accounts.lock().unwrap().is_empty());
+    }
+
+    #[test]
+    fn without_a_limit_nothing_is_counted() {
+        let pool = MemoryPool::default();
+        let mut charge = pool.account(PublicKey([1; 32])).charge();
+        assert!(charge.try_resize(u64::MAX) && !charge.is_counted());
+        assert_eq!((pool.used(), pool.max(), charge.bytes()), (0, None, 0));
+    }
+}
