@@ -1,7 +1,7 @@
 //! The questions of preload.c and exec.c: one SOCK_SEQPACKET connection each, to an abstract address.
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd as _, AsRawFd, OwnedFd};
 use std::sync::Arc;
 
 use nix::sys::socket::sockopt::PeerCredentials;
@@ -41,6 +41,8 @@ pub(crate) fn bind_abstract(name: &[u8]) -> io::Result<OwnedFd> {
 pub struct PreloadListener {
     socket: AsyncFd<OwnedFd>,
     names: Arc<NameStandIns>,
+    /// The port of our name server on 127.0.0.1.
+    dns_port: u16,
     /// Only this user's processes may ask, where others can reach it.
     only: Option<u32>,
 }
@@ -49,11 +51,13 @@ impl PreloadListener {
     pub(crate) fn new(
         place: OwnedFd,
         names: Arc<NameStandIns>,
+        dns_port: u16,
         only: Option<u32>,
     ) -> io::Result<PreloadListener> {
         Ok(PreloadListener {
             socket: fd_passing::watch(place)?,
             names,
+            dns_port,
             only,
         })
     }
@@ -136,6 +140,19 @@ impl PreloadListener {
                 let socket = fds.pop()?;
                 Some(CaughtCall::Connect { socket, to, answer })
             }
+            b's' => {
+                let answer = CallAnswer::to_question(question);
+                let Some(to) = address(said) else {
+                    answer.give(CallVerdict::Continue);
+                    return None;
+                };
+                let socket = fds.pop()?;
+                Some(CaughtCall::Send { socket, to, answer })
+            }
+            b'd' => {
+                answer(&question, CallVerdict::Done, &self.dns_port.to_ne_bytes());
+                None
+            }
             b'l' => Some(CaughtCall::Listen {
                 socket: fds.pop()?,
                 answer: CallAnswer::to_question(question),
@@ -191,6 +208,11 @@ pub(crate) fn answer(question: &OwnedFd, verdict: CallVerdict, text: &[u8]) {
     let _ = send(question.as_raw_fd(), &said, MsgFlags::MSG_NOSIGNAL);
 }
 
+/// Answers a question with a socket that takes the place of the program's own.
+pub(crate) fn answer_with_socket(question: &OwnedFd, socket: &OwnedFd) {
+    let _ = fd_passing::give(question, &GO_ON.to_ne_bytes(), &[socket.as_fd()]);
+}
+
 #[cfg(test)]
 mod tests {
     use nix::sys::socket::{connect, recv};
@@ -219,6 +241,7 @@ mod tests {
             let asked = PreloadListener::new(
                 bind_abstract(name.as_bytes()).unwrap(),
                 Arc::default(),
+                0,
                 None,
             )
             .unwrap();

@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::io::IsTerminal as _;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
@@ -18,7 +18,8 @@ use cedos_prox::parse_key;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{ArgAction, Args};
 use d2tp_catch::{
-    Executable, LaunchPlan, LaunchResources, PRELOAD, ProgramNamespace, VARIABLE, launch,
+    Executable, LaunchPlan, LaunchResources, LookupNamespace, PRELOAD, ProgramNamespace, VARIABLE,
+    launch,
 };
 use d2tp_driver::{Admission, PublicKey, ServerAddress};
 use d2tp_links::{ClassRule, ClassRules, LinkMonitor};
@@ -254,9 +255,15 @@ async fn carry(
         }
         CaptureMode::Notify | CaptureMode::Tun => Vec::new(),
     };
-    let (reserved, porter) = launched.resources.take_port()?;
+    let (reserved, channel) = launched.resources.take_port()?;
+    let (porter, lookups) = match plan.namespace {
+        ProgramNamespace::Shared => (None, channel),
+        ProgramNamespace::Own | ProgramNamespace::Tun => (channel, None),
+    };
     let port = Arc::new(LaunchResources::port(reserved, porter)?);
-    let dns = launched.resources.dns.local_addr()?;
+    let lookups = lookups.map(|channel| LookupNamespace::new(channel, names.clone()));
+    let lookups = lookups.transpose()?.map(Arc::new);
+    let dns = SocketAddr::from((Ipv4Addr::LOCALHOST, launched.resources.dns_port));
     say(&chosen, plan.namespace);
     let signals = SignalForwarder::listen()?;
     if is_called {
@@ -272,10 +279,7 @@ async fn carry(
             .with_names(Arc::new(KnownNames(names.clone())))
             .serve(),
     );
-    tokio::spawn(d2tp_catch::serve(
-        tokio::net::UdpSocket::from_std(given.dns)?,
-        names.clone(),
-    ));
+    d2tp_catch::serve(given.dns, &names)?;
     if let Some(tun) = given.tun {
         let packets = take_packets(
             tun,
@@ -298,13 +302,15 @@ async fn carry(
         catch_port: port.clone(),
         namespace: plan.namespace,
         dns,
+        lookups,
         listeners,
         connection_permits: CallHandler::new_connection_permits(),
         filter_permits: CallHandler::new_filter_permits(),
         reported_uncaught: Mutex::default(),
         reported_refusals: Mutex::default(),
     });
-    let asked = LaunchResources::preload_listener(given.preload_socket, names, plan.namespace)?;
+    let asked =
+        LaunchResources::preload_listener(given.preload_socket, names, dns.port(), plan.namespace)?;
     let answering = calls.clone();
     tokio::spawn(async move {
         loop {
