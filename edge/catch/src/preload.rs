@@ -12,6 +12,7 @@ use nix::sys::socket::{
 use tokio::io::unix::AsyncFd;
 
 use crate::caught_call::{CallAnswer, CallVerdict, CaughtCall, UncaughtReason, address};
+use crate::children::descends_from_here;
 use crate::fd_passing;
 use crate::notify::{self, SeccompSupervisor};
 use crate::stand_ins::NameStandIns;
@@ -24,6 +25,9 @@ pub const VARIABLE: &str = "CEDOS_RUN";
 
 /// preload.c says the same.
 const GO_ON: i32 = -1;
+
+/// The delay after a question could not be taken: descriptors become free in that time.
+const ACCEPT_AGAIN: std::time::Duration = std::time::Duration::from_millis(20); // a guess
 
 /// Questions that wait to be taken.
 const BACKLOG: i32 = 128;
@@ -43,7 +47,7 @@ pub struct PreloadListener {
     names: Arc<NameStandIns>,
     /// The port of our name server on 127.0.0.1.
     dns_port: u16,
-    /// Only this user's processes may ask, where others can reach it.
+    /// Only this user's processes, and those that come from this one, may ask, where others can reach it.
     only: Option<u32>,
 }
 
@@ -76,7 +80,13 @@ impl PreloadListener {
                 Ok(unsafe { std::os::fd::FromRawFd::from_raw_fd(fd) })
             });
             let question: OwnedFd = match took {
-                Ok(took) => took?,
+                Ok(Ok(took)) => took,
+                // No descriptor is free: who asks waits in the kernel meanwhile.
+                Ok(Err(error)) if is_passing(&error) => {
+                    tokio::time::sleep(ACCEPT_AGAIN).await;
+                    continue;
+                }
+                Ok(Err(error)) => return Err(error),
                 Err(_) => continue,
             };
             // Who connects has its question ready; one that does not is not waited for.
@@ -89,7 +99,8 @@ impl PreloadListener {
     async fn hear(&self, question: OwnedFd) -> Option<CaughtCall> {
         if let Some(only) = self.only {
             let who = getsockopt(&question, PeerCredentials).ok()?;
-            if who.uid() != only {
+            // A program may have changed its user, as apt's downloads do.
+            if who.uid() != only && !descends_from_here(who.pid()) {
                 tracing::warn!(pid = who.pid(), "refused a process of another user");
                 return None;
             }
@@ -191,6 +202,15 @@ impl PreloadListener {
             _ => None,
         }
     }
+}
+
+/// Whether a question could not be taken now, but can be later.
+fn is_passing(error: &io::Error) -> bool {
+    let errno = error.raw_os_error();
+    matches!(
+        errno,
+        Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOBUFS | libc::EINTR)
+    )
 }
 
 /// For a question to come after its connection.

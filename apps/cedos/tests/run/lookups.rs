@@ -15,7 +15,9 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use cedos_lab_rig::namespace::{in_namespace, sh, wifi_on};
+use cedos_lab_rig::namespace::{
+    SHAPED_LINKS_OF_ROOT, in_namespace, in_namespace_with, sh, wifi_on,
+};
 use cedos_lab_rig::this_test;
 
 use super::programs::{NAME, Net, compiled, installed};
@@ -256,6 +258,60 @@ fn programs_with_a_resolver_of_their_own_get_answers() {
                 has_stand_in(&output, &format!("node by {rung}"));
             }
         }
+    });
+}
+
+/// apt's downloads run as another user than apt.
+#[test]
+fn a_program_that_changes_its_user_is_caught_by_preload() {
+    in_namespace_with(SHAPED_LINKS_OF_ROOT, this_test!(), async || {
+        sh("ip link set lo up");
+        let net = net_with_name_server();
+        if installed("python3") {
+            // All modules are loaded before: the other user may not read them.
+            let script = format!(
+                "import os, sys, socket as s\n\
+                 os.setgroups([]); os.setgid(65534); os.setuid(65534)\n\
+                 a = s.socket(); a.connect((b'{NAME}', {}))\n\
+                 a.sendall(b'GET /a HTTP/1.1\\r\\nHost: a\\r\\nConnection: close\\r\\n\\r\\n')\n\
+                 while more := a.recv(65536): sys.stdout.buffer.write(more)",
+                net.port()
+            );
+            let output = net.run(&[], &["python3", "-c", &script]).await;
+            net.is_whole(&output, "preload", "another user");
+        }
+        if !installed("apt-get") {
+            return;
+        }
+        let home = net.path().display();
+        sh(&format!(
+            "cd {home}; mkdir -p repo state/lists/partial cache/archives/partial
+             printf 'Package: cedos-test\nVersion: 1\nArchitecture: all\nFilename: a.deb\nSize: 1\n\
+                     SHA256: {}\nDescription: test\n' > repo/Packages
+             echo 'deb [trusted=yes] http://{NAME}:{}/files/repo ./' > sources.list",
+            "0".repeat(64),
+            net.port()
+        ));
+        let options = [
+            format!("Dir::Etc::sourcelist={home}/sources.list"),
+            "Dir::Etc::sourceparts=-".into(),
+            format!("Dir::State={home}/state"),
+            format!("Dir::Cache={home}/cache"),
+            "Dir::State::status=/dev/null".into(),
+            "Acquire::Languages=none".into(),
+            "Acquire::Retries=0".into(),
+            "APT::Sandbox::User=_apt".into(),
+        ];
+        let mut words = vec!["apt-get", "update"];
+        for option in &options {
+            words.extend(["-o", option]);
+        }
+        let output = net.run(&[], &words).await;
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "{output:?}");
+        assert!(said.contains("Packages ["), "{output:?}");
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(!errors.contains("another user"), "{errors}");
     });
 }
 
