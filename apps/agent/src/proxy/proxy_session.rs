@@ -3,30 +3,35 @@
 //! It begins with the first connection, or when it is called, and lasts as long as the line: a session at rest costs nothing.
 //! Where there is no network a connection waits for one, for as long as the program does.
 
+mod carrier_notices;
+mod connect_wait;
+
 use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::io;
 use std::path::PathBuf;
 use std::pin::Pin;
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use d2tp_driver::{
-    CarriedByLink, Device, EndpointConfig, Flow, FlowClient, FlowClientReport, FlowEnd,
-    FlowIo as _, FlowSettings, LinkStatus, LinkUse, SchedulerHandle, SecretKey, ServerAddress,
-    SessionEvent,
+    CarriedByLink, Device, DriverError, EndpointConfig, Flow, FlowClient, FlowClientReport,
+    FlowEnd, FlowIo as _, FlowSettings, LinkStatus, LinkUse, ReasonCode, ResetCause,
+    SchedulerHandle, SecretKey, ServerAddress, SessionEvent,
 };
 use d2tp_links::{CostClass, Link};
 use d2tp_sched::{CostPolicy, FlowDemand, Grant, SchedulerKind};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
+use self::carrier_notices::CarrierNotices;
+pub use self::connect_wait::{ANSWER_LIMIT, SESSION_CONNECTIONS_MAX};
 use super::agent_scheduler::{AgentScheduler, AgentSchedulerFinder};
 use super::carry::carry;
 use super::conn_options::ConnOptions;
@@ -34,7 +39,7 @@ use super::optimistic_connect::OptimisticConnect;
 use super::refusal::{ConnectRefusal, RefusalCause};
 use super::target::TargetAddress;
 use crate::fetch::dial::{ByteStream, FetchFault};
-use crate::fetch::proxy::ProxyClient;
+use crate::fetch::proxy::{FlowOpenError, ProxyClient};
 use crate::fetch::tunnel;
 use crate::schedule_message::{
     FLOWS_MAX, ReportedFlow, ReportedLink, ReportedTraffic, ScheduleAnswer, ScheduleReport,
@@ -281,6 +286,16 @@ pub struct ProxySession {
     agent_socket: Mutex<Option<PathBuf>>,
     /// Bytes that metered links may still carry, as the agent reported last.
     agent_left: Mutex<Option<u64>>,
+    /// Places for connections.
+    places: Arc<Semaphore>,
+    /// Whether it was reported that connections wait for a place.
+    reported_full: AtomicBool,
+    /// How long connections wait for a proxy that is silent although there is a network.
+    answer_limit: Mutex<Option<Duration>>,
+    /// Whether changes of the networks that carry connections are reported.
+    reports_carriers: AtomicBool,
+    /// Connections that ended because D2Prox no longer knew them.
+    lost: AtomicU64,
     tasks: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -311,6 +326,11 @@ impl ProxySession {
             budget: Mutex::default(),
             agent_socket: Mutex::default(),
             agent_left: Mutex::default(),
+            places: Arc::new(Semaphore::new(SESSION_CONNECTIONS_MAX)),
+            reported_full: AtomicBool::new(false),
+            answer_limit: Mutex::new(Some(ANSWER_LIMIT)),
+            reports_carriers: AtomicBool::new(false),
+            lost: AtomicU64::new(0),
             tasks: Mutex::default(),
         });
         let tasks = [
@@ -340,11 +360,18 @@ impl ProxySession {
         });
     }
 
-    /// A connection to `target`, once it is made.
-    ///
-    /// # Errors
-    /// Why it is not.
-    pub async fn open(
+    /// Reports in the log which networks carry connections, whenever that changes.
+    pub fn report_carriers(&self) {
+        self.reports_carriers.store(true, Relaxed);
+    }
+
+    /// Connections that ended because the proxy was started again, or forgot them.
+    pub fn lost_connections(&self) -> u64 {
+        self.lost.load(Relaxed)
+    }
+
+    /// Tries to make a connection to `target`.
+    async fn try_open(
         self: &Arc<ProxySession>,
         target: &TargetAddress,
         conn_options: ConnOptions,
@@ -367,13 +394,17 @@ impl ProxySession {
         target: &TargetAddress,
         conn_options: ConnOptions,
     ) -> Result<OptimisticConnect, ConnectRefusal> {
-        let open = self.begin(target, conn_options).await?;
+        let open = self.within_limit(self.begin(target, conn_options));
+        let open = open.await?;
         let (line, flow) = (self.clone(), open.flow.clone());
         Ok(OptimisticConnect::new(open, |mut read| {
             Box::pin(async move {
                 if line.far == ProxySessionPeer::Prox {
-                    let answered = tunnel::read_response(&mut read).await;
-                    line.check_answer(answered, &flow)?;
+                    let answer = async {
+                        let answered = tunnel::read_response(&mut read).await;
+                        line.check_answer(answered, &flow)
+                    };
+                    line.within_limit(answer).await?;
                 }
                 Ok(read)
             })
@@ -396,6 +427,7 @@ impl ProxySession {
             return Err(ConnectRefusal::new(RefusalCause::NoProxy, text));
         }
         self.check_budget()?;
+        let place = self.room().await?;
         self.session().await?;
         let settings = FlowSettings {
             // It may have waited.
@@ -408,7 +440,13 @@ impl ProxySession {
             let (number, moved) = self.enter(flow.clone(), conn_options);
             begun = Some((number, flow.clone(), moved));
         });
-        let io = io.map_err(|fault| ConnectRefusal::new(RefusalCause::NoProxy, words(fault)))?;
+        let io = io.map_err(|error| {
+            let cause = match &error {
+                FlowOpenError::Driver(DriverError::Flow(_)) => RefusalCause::Full,
+                _ => RefusalCause::NoProxy,
+            };
+            ConnectRefusal::new(cause, error.to_string())
+        })?;
         let (number, flow, moved) = begun.expect("steered when it was opened");
         let mut open = ProxyConnection {
             io,
@@ -417,6 +455,7 @@ impl ProxySession {
             moved,
             target: target.clone(),
             line: self.clone(),
+            _place: place,
         };
         self.stirred.notify_one();
         if self.far == ProxySessionPeer::Prox {
@@ -436,6 +475,10 @@ impl ProxySession {
             Ok(None) => Ok(()),
             Ok(Some(refused)) => Err(ConnectRefusal::from_proxy(&refused)),
             Err(_) if lock(flow).end() == Some(FlowEnd::DeadlinePassed) => Err(late()),
+            Err(_) if lock(flow).end() == Some(FlowEnd::Refused(ReasonCode::LimitReached)) => {
+                let text = FlowEnd::Refused(ReasonCode::LimitReached).to_string();
+                Err(ConnectRefusal::new(RefusalCause::Full, text))
+            }
             Err(fault) => {
                 let text = match self.proxy.flow_loss() {
                     Err(failure) => failure.text,
@@ -517,6 +560,15 @@ impl ProxySession {
 
     /// What the user can do about a proxy that has never answered.
     fn why_unanswered(&self) -> &'static str {
+        self.waits_for_permitted_link().unwrap_or(
+            "the proxy does not answer, and connections wait for it. Is it running, and are its \
+             address and key right?",
+        )
+    }
+
+    /// What the user can do about connections that may use none of the networks that are up; none where
+    /// they may.
+    fn waits_for_permitted_link(&self) -> Option<&'static str> {
         let links = self.links.borrow();
         let usable: Vec<CostClass> = links
             .iter()
@@ -532,15 +584,18 @@ impl ProxySession {
         };
         let only_costly = only(|class| *class != CostClass::Free);
         if only_costly && !flows.all.is_empty() && flows.all.values().all(never_pays) {
-            return "only metered networks are up, and --policy does not allow them (free-first \
-                and balanced use them only to meet --by). Connections wait for a free network";
+            return Some(
+                "only metered networks are up, and --policy does not allow them (free-first and \
+                 balanced use them only to meet --by). Connections wait for a free network",
+            );
         }
         if only(|class| *class == CostClass::Roaming) {
-            return "only roaming networks are up, which are not used. Connections wait for \
-                another; --link NAME=metered allows one";
+            return Some(
+                "only roaming networks are up, which are not used. Connections wait for another; \
+                 --link NAME=metered allows one",
+            );
         }
-        "the proxy does not answer, and connections wait for it. Is it running, and are its \
-         address and key right?"
+        None
     }
 
     fn fell(&self, failed: Option<String>) {
@@ -582,6 +637,7 @@ impl ProxySession {
         let mut settled = false;
         // The agent answered, and nothing is to be reported for that.
         let mut answered = false;
+        let mut notices = CarrierNotices::default();
         loop {
             let (mut costs, mut again) = (false, None);
             let (mut moves, mut answers_change, mut budget_left) = (None, None, None);
@@ -596,6 +652,11 @@ impl ProxySession {
                 moves = Some(device.watch_traffic());
                 answers_change = Some(device.watch_answers());
                 let statuses = device.link_statuses();
+                if self.reports_carriers.load(Relaxed)
+                    && let Some(line) = notices.observe(&statuses, Instant::now())
+                {
+                    tracing::warn!("{line}");
+                }
                 let budget = lock(&self.budget).clone();
                 budget_left = budget.as_ref().map(|budget| budget.watch_left());
                 let mut flows = lock(&self.flows);
@@ -784,6 +845,10 @@ fn late() -> ConnectRefusal {
     ConnectRefusal::new(RefusalCause::Late, "the deadline has passed")
 }
 
+/// What became of a connection that D2Prox does not know any more.
+const LOST: &str = "the proxy was started again, and connections through it were reset. Programs that \
+    connect again continue";
+
 fn words(fault: FetchFault) -> String {
     match fault {
         FetchFault::Path(text)
@@ -805,6 +870,7 @@ pub struct ProxyConnection {
     moved: Arc<ConnTraffic>,
     target: TargetAddress,
     line: Arc<ProxySession>,
+    _place: OwnedSemaphorePermit,
 }
 
 impl ProxyConnection {
@@ -817,6 +883,21 @@ impl ProxyConnection {
     pub async fn carry(mut self, program: TcpStream) {
         if carry(program, &mut self).await {
             self.wait_delivered().await;
+        } else if self.is_lost() {
+            let lost = self.line.lost.fetch_add(1, Relaxed) + 1;
+            match lost {
+                1 => tracing::warn!(target = %self.target, "{LOST}"),
+                _ => tracing::info!(target = %self.target, "{LOST}"),
+            }
+        }
+    }
+
+    /// Whether it ended because D2Prox does not know it any more, or is stopping.
+    fn is_lost(&self) -> bool {
+        match lock(&self.flow).end() {
+            Some(FlowEnd::Refused(_) | FlowEnd::SessionEnded) => true,
+            Some(FlowEnd::Reset(code)) => ResetCause::from_code(code) == Some(ResetCause::Stopping),
+            _ => false,
         }
     }
 

@@ -9,10 +9,12 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
 use cedos_agent::proxy::{
-    ClientPolicy, ConnOptions, LocalProxyListener, NameLookup, ProxySession, ProxySessionPeer,
+    ANSWER_LIMIT, ClientPolicy, ConnOptions, LocalProxyListener, NameLookup, ProxySession,
+    ProxySessionPeer,
 };
 use cedos_prox::parse_key;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
@@ -30,6 +32,7 @@ use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
+use super::descriptor_limit::raise_descriptor_limit;
 use super::key;
 use super::log_levels::log_levels;
 use super::transfer_args::word_parser;
@@ -68,6 +71,11 @@ pub struct RunArgs {
     /// Use this proxy: d2tp://host:port/KEY
     #[arg(long, value_name = "ADDR", env = "CEDOS_PROX")]
     prox: Option<String>,
+
+    /// Refuse connections when the proxy has not answered for so many seconds although a network is up;
+    /// 0: they wait as long as the program does
+    #[arg(long, value_name = "SECONDS", default_value_t = ANSWER_LIMIT.as_secs())]
+    proxy_timeout: u64,
 
     /// Connect to this D2TP server instead, whatever host and port the program names: d2tp://host:port/KEY,
     /// as `cedos run --listen` prints it
@@ -227,6 +235,7 @@ async fn carry(
         server,
         admission,
     } = prepared;
+    raise_descriptor_limit();
     let key = key::load_device_key(args.key.as_deref())?;
     let (_, monitor) = LinkMonitor::start(ClassRules { rules: args.link }).await?;
     let is_called = server.is_some();
@@ -239,6 +248,9 @@ async fn carry(
     let line = ProxySession::new(far, server, key.clone(), monitor.subscribe(), |config| {
         args.transport.apply(config);
     });
+    let limit = (args.proxy_timeout > 0).then(|| Duration::from_secs(args.proxy_timeout));
+    line.set_answer_limit(limit);
+    line.report_carriers();
     if let Ok(agent) = cedos_agent::agent::socket_path() {
         line.set_agent(agent);
     }
@@ -350,6 +362,10 @@ async fn carry(
         fronts.close().await;
     }
     line.close().await;
+    if line.lost_connections() > 1 {
+        let lost = line.lost_connections();
+        tracing::warn!("{lost} connections were reset because the proxy was started again");
+    }
     Ok(ended)
 }
 
