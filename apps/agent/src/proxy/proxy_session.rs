@@ -5,45 +5,38 @@
 
 mod carrier_notices;
 mod connect_wait;
+mod proxy_connection;
+mod session_flows;
 
 use std::collections::BTreeMap;
-use std::future::poll_fn;
-use std::io;
 use std::path::PathBuf;
-use std::pin::Pin;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use d2tp_driver::{
-    CarriedByLink, Device, DriverError, EndpointConfig, Flow, FlowClient, FlowClientReport,
-    FlowEnd, FlowIo as _, FlowSettings, LinkStatus, LinkUse, ReasonCode, ResetCause,
-    SchedulerHandle, SecretKey, ServerAddress, SessionEvent,
+    CarriedByLink, DriverError, EndpointConfig, Flow, FlowEnd, FlowSettings, LinkStatus, LinkUse,
+    ReasonCode, SchedulerHandle, SecretKey, ServerAddress, SessionEvent,
 };
 use d2tp_links::{CostClass, Link};
-use d2tp_sched::{CostPolicy, FlowDemand, Grant, SchedulerKind};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
+use d2tp_sched::{CostPolicy, Grant, SchedulerKind};
+use tokio::sync::{Notify, Semaphore, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use self::carrier_notices::CarrierNotices;
 pub use self::connect_wait::{ANSWER_LIMIT, SESSION_CONNECTIONS_MAX};
-use super::agent_scheduler::{AgentScheduler, AgentSchedulerFinder};
-use super::carry::carry;
+pub use self::proxy_connection::ProxyConnection;
+use self::session_flows::{ConnGroup, ConnTraffic, SessionFlows, SteeredFlow};
+use super::agent_scheduler::AgentSchedulerFinder;
 use super::conn_options::ConnOptions;
 use super::optimistic_connect::OptimisticConnect;
 use super::refusal::{ConnectRefusal, RefusalCause};
 use super::target::TargetAddress;
-use crate::fetch::dial::{ByteStream, FetchFault};
+use crate::fetch::dial::FetchFault;
 use crate::fetch::proxy::{FlowOpenError, ProxyClient};
 use crate::fetch::tunnel;
-use crate::schedule_message::{
-    FLOWS_MAX, ReportedFlow, ReportedLink, ReportedTraffic, ScheduleAnswer, ScheduleReport,
-};
 
 /// The delay before a session that ended is opened again.
 const CALL_AGAIN: Duration = Duration::from_secs(1); // a guess
@@ -95,165 +88,6 @@ pub struct LinkPayload {
     pub down: u64,
     /// Bytes from this device.
     pub up: u64,
-}
-
-/// Bytes read and written by a connection.
-#[derive(Default)]
-struct ConnTraffic {
-    down: AtomicU64,
-    up: AtomicU64,
-}
-
-/// Connections with the same options, which are one client of the scheduler: a program opens many, and
-/// a decision applies to all of them.
-struct ConnGroup {
-    id: u64,
-    conn_options: ConnOptions,
-    moved: Arc<ConnTraffic>,
-    client: Option<FlowClient>,
-    carried: CarriedByLink,
-    /// The last decided grant of metered links for all its connections.
-    grant: Grant,
-}
-
-struct SteeredFlow {
-    flow: Arc<Mutex<Flow>>,
-    conn_options: ConnOptions,
-    /// The applied permission to pay: the most bytes if limited, or none.
-    pays: Option<Option<u64>>,
-}
-
-#[derive(Default)]
-struct SessionFlows {
-    next: u64,
-    all: BTreeMap<u64, SteeredFlow>,
-    groups: Vec<ConnGroup>,
-}
-
-impl SessionFlows {
-    /// Removes groups without connections from the scheduler. Returns the others, with what links
-    /// carried for them.
-    fn current_groups(&mut self, links: &[LinkStatus]) -> &mut [ConnGroup] {
-        let all = &self.all;
-        (self.groups).retain(|group| {
-            all.values()
-                .any(|flow| flow.conn_options == group.conn_options)
-        });
-        for group in &mut self.groups {
-            let moved = &group.moved;
-            let moved = (moved.down.load(Relaxed), moved.up.load(Relaxed));
-            group.carried.assign(moved, links);
-        }
-        &mut self.groups
-    }
-
-    /// Decides with a scheduler of this process. Returns the time after which the decision may change
-    /// although nothing else does.
-    fn decide(
-        &mut self,
-        links: &[LinkStatus],
-        scheduler: &Arc<SchedulerHandle>,
-        left: Option<u64>,
-    ) -> Option<Duration> {
-        let mut again: Option<Duration> = None;
-        for group in self.current_groups(links) {
-            let client = group
-                .client
-                .get_or_insert_with(|| FlowClient::new(scheduler));
-            let decision = client.decide(&FlowClientReport {
-                demand: FlowDemand {
-                    metered_bytes_left: left,
-                    ..group.conn_options.demand()
-                },
-                size_bytes: None,
-                buy_bytes: None,
-                keeps_awake: false,
-                links,
-                carried: group.carried.bytes(),
-            });
-            group.grant = decision.grant;
-            again = again.into_iter().chain(decision.recheck_after).min();
-        }
-        again
-    }
-
-    /// Reports to the agent, whose answer arrives later.
-    fn report(&mut self, links: &[LinkStatus], spent: &[LinkPayload], agent: &AgentScheduler) {
-        let used = links.iter().filter(|link| link.usage != LinkUse::Off);
-        let reported = |link: &LinkStatus| ReportedLink {
-            name: link.name.clone(),
-            class: link.class.into(),
-            rate: link.rate.map(|rate| rate as f64),
-            stalled: link.answers.is_silent(),
-            in_use: link.answers.is_up(),
-        };
-        let flow = |group: &mut ConnGroup| {
-            // The agent's scheduler knows it now, and this process's no longer.
-            group.client = None;
-            let demand = group.conn_options.demand();
-            ReportedFlow {
-                id: group.id,
-                policy: demand.policy.as_str().to_owned(),
-                if_late: demand.if_late.as_str().to_owned(),
-                left_ms: demand.left.map(|left| left.as_millis() as u64),
-                carried: group.carried.bytes().clone(),
-            }
-        };
-        let groups = self.current_groups(links);
-        agent.report(ScheduleReport {
-            links: used.map(reported).collect(),
-            flows: groups.iter_mut().take(FLOWS_MAX).map(flow).collect(),
-            spent: spent
-                .iter()
-                .map(|more| ReportedTraffic {
-                    link: more.link.clone(),
-                    class: more.class.into(),
-                    down: more.down,
-                    up: more.up,
-                })
-                .collect(),
-        });
-    }
-
-    /// Applies the agent's decisions. Returns the time after which they may change although nothing
-    /// else does.
-    fn take_answer(&mut self, answer: &ScheduleAnswer) -> Option<Duration> {
-        let mut again: Option<Duration> = None;
-        for decision in &answer.decisions {
-            let mut groups = self.groups.iter_mut();
-            if let Some(group) = groups.find(|group| group.id == decision.id) {
-                group.grant = decision.grant.into();
-                again = again.into_iter().chain(decision.recheck_after()).min();
-            }
-        }
-        again
-    }
-
-    /// Applies the decisions to the device.
-    fn apply(&mut self, device: &Device) {
-        for group in &self.groups {
-            let flows = self
-                .all
-                .values()
-                .filter(|flow| flow.conn_options == group.conn_options);
-            let count = flows.count().max(1) as u64;
-            let (may, share) = match group.grant {
-                Grant::Spend { up_to } => (true, up_to.map(|bytes| bytes / count)),
-                Grant::Probe { bytes } => (true, Some(bytes / count)),
-                // A connection's first byte opens a path when it may be paid for.
-                Grant::None | Grant::Path => (false, None),
-            };
-            let flows = self.all.values_mut();
-            for steered in flows.filter(|flow| flow.conn_options == group.conn_options) {
-                let flow = lock(&steered.flow);
-                let pays = may.then(|| share.map(|share| device.paid_bytes(&flow) + share));
-                if pays != steered.pays {
-                    steered.pays = pays;
-                    device.allow_paid(&flow, may, pays.flatten());
-                }
-            }
-        }
-    }
 }
 
 /// The peer of a proxy session.
@@ -845,10 +679,6 @@ fn late() -> ConnectRefusal {
     ConnectRefusal::new(RefusalCause::Late, "the deadline has passed")
 }
 
-/// What became of a connection that D2Prox does not know any more.
-const LOST: &str = "the proxy was started again, and connections through it were reset. Programs that \
-    connect again continue";
-
 fn words(fault: FetchFault) -> String {
     match fault {
         FetchFault::Path(text)
@@ -858,95 +688,5 @@ fn words(fault: FetchFault) -> String {
         | FetchFault::CaptivePortal(text)
         | FetchFault::NameNotFound(text) => text,
         FetchFault::Final(failure) => failure.text,
-    }
-}
-
-/// A connection that D2Prox opened: its stream is the target's. It is reset if it is dropped before
-/// both ends have ended.
-pub struct ProxyConnection {
-    io: Box<dyn ByteStream>,
-    flow: Arc<Mutex<Flow>>,
-    number: u64,
-    moved: Arc<ConnTraffic>,
-    target: TargetAddress,
-    line: Arc<ProxySession>,
-    _place: OwnedSemaphorePermit,
-}
-
-impl ProxyConnection {
-    /// The target of the connection.
-    pub fn target(&self) -> &TargetAddress {
-        &self.target
-    }
-
-    /// Carries a program's connection until it is over.
-    pub async fn carry(mut self, program: TcpStream) {
-        if carry(program, &mut self).await {
-            self.wait_delivered().await;
-        } else if self.is_lost() {
-            let lost = self.line.lost.fetch_add(1, Relaxed) + 1;
-            match lost {
-                1 => tracing::warn!(target = %self.target, "{LOST}"),
-                _ => tracing::info!(target = %self.target, "{LOST}"),
-            }
-        }
-    }
-
-    /// Whether it ended because D2Prox does not know it any more, or is stopping.
-    fn is_lost(&self) -> bool {
-        match lock(&self.flow).end() {
-            Some(FlowEnd::Refused(_) | FlowEnd::SessionEnded) => true,
-            Some(FlowEnd::Reset(code)) => ResetCause::from_code(code) == Some(ResetCause::Stopping),
-            _ => false,
-        }
-    }
-
-    /// Waits until the peer has everything, after both directions have ended.
-    pub async fn wait_delivered(self) {
-        let _ = poll_fn(|cx| lock(&self.flow).poll_finished(cx)).await;
-    }
-}
-
-impl Drop for ProxyConnection {
-    fn drop(&mut self) {
-        lock(&self.line.flows).all.remove(&self.number);
-        self.line.left.notify_one();
-        self.line.stirred.notify_one();
-    }
-}
-
-impl AsyncRead for ProxyConnection {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        into: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let before = into.filled().len();
-        let polled = Pin::new(&mut self.io).poll_read(cx, into);
-        let more = into.filled().len() - before;
-        self.moved.down.fetch_add(more as u64, Relaxed);
-        polled
-    }
-}
-
-impl AsyncWrite for ProxyConnection {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        let polled = Pin::new(&mut self.io).poll_write(cx, bytes);
-        if let Poll::Ready(Ok(more)) = polled {
-            self.moved.up.fetch_add(more as u64, Relaxed);
-        }
-        polled
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_shutdown(cx)
     }
 }
