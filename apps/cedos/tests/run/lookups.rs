@@ -173,6 +173,9 @@ async fn no_name_leaves(options: &[&str]) {
     }
     net.run(options, &[lookups, "getaddrinfo", OWN_NAME, SERVER])
         .await;
+    // A connection to a name server elsewhere is D2Prox's, which finds nobody there.
+    let output = net.run(options, &[lookups, "tcp", NAME, SERVER]).await;
+    assert!(!output.status.success(), "nobody listens: {output:?}");
     let output = net
         .run(options, &[fetch, "wait", NAME, &net.port(), "/a"])
         .await;
@@ -208,6 +211,23 @@ async fn no_name_leaves(options: &[&str]) {
 #[test]
 fn by_preload_every_lookup_is_answered_and_no_name_leaves() {
     in_namespace(this_test!(), || no_name_leaves(&["--rung", "preload"]));
+}
+
+#[test]
+fn by_env_no_name_leaves() {
+    in_namespace(this_test!(), async || {
+        if !installed("curl") {
+            return;
+        }
+        let net = net_with_name_server();
+        let capture = Capture::start();
+        let output = net.run(&[], &["curl", "-sS", &net.url("/a")]).await;
+        net.is_whole(&output, "env", "curl");
+        let seen = capture.end();
+        assert!(seen.len() > net.bytes.len(), "the object is in the capture");
+        assert!(!contains(&seen, b"origin"), "a name left in clear");
+        assert!(!contains(&seen, &net.bytes[..32]), "payload left in clear");
+    });
 }
 
 #[test]
