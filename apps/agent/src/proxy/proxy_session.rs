@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use d2tp_driver::{
@@ -28,7 +28,8 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use self::carrier_notices::CarrierNotices;
 pub use self::connect_wait::{ANSWER_LIMIT, SESSION_CONNECTIONS_MAX};
 pub use self::proxy_connection::ProxyConnection;
-use self::session_flows::{ConnGroup, ConnTraffic, SessionFlows, SteeredFlow};
+pub use self::session_flows::LinkPayload;
+use self::session_flows::{ConnGroup, ConnTraffic, SessionFlows, SteeredFlow, lock};
 use super::agent_scheduler::AgentSchedulerFinder;
 use super::conn_options::ConnOptions;
 use super::optimistic_connect::OptimisticConnect;
@@ -77,19 +78,6 @@ pub trait SpendingBudget: Send + Sync {
     fn watch_left(&self) -> watch::Receiver<Option<u64>>;
 }
 
-/// Payload of a link.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LinkPayload {
-    /// The link's name.
-    pub link: String,
-    /// The link's cost class.
-    pub class: CostClass,
-    /// Bytes to this device.
-    pub down: u64,
-    /// Bytes from this device.
-    pub up: u64,
-}
-
 /// The peer of a proxy session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProxySessionPeer {
@@ -131,10 +119,6 @@ pub struct ProxySession {
     /// Connections that ended because D2Prox no longer knew them.
     lost: AtomicU64,
     tasks: Mutex<Vec<JoinHandle<()>>>,
-}
-
-fn lock<T>(what: &Mutex<T>) -> MutexGuard<'_, T> {
-    what.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl ProxySession {

@@ -16,7 +16,8 @@ use tokio::time::{Instant, sleep, timeout};
 use super::super::conn_options::ConnOptions;
 use super::super::refusal::{ConnectRefusal, RefusalCause};
 use super::super::target::TargetAddress;
-use super::{ProxyConnection, ProxySession, lock};
+use super::session_flows::lock;
+use super::{ProxyConnection, ProxySession};
 
 /// Connections of a session at once: what D2Prox takes of a device by default.
 pub const SESSION_CONNECTIONS_MAX: usize = 1_024;

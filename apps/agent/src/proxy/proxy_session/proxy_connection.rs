@@ -14,8 +14,8 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use super::super::carry::carry;
 use super::super::target::TargetAddress;
-use super::session_flows::ConnTraffic;
-use super::{ProxySession, lock};
+use super::ProxySession;
+use super::session_flows::{ConnTraffic, lock};
 use crate::fetch::dial::ByteStream;
 
 /// What became of a connection that D2Prox does not know any more.

@@ -4,20 +4,37 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use d2tp_driver::{
     CarriedByLink, Device, Flow, FlowClient, FlowClientReport, LinkStatus, LinkUse, SchedulerHandle,
 };
+use d2tp_links::CostClass;
 use d2tp_sched::{FlowDemand, Grant};
 
 use super::super::agent_scheduler::AgentScheduler;
 use super::super::conn_options::ConnOptions;
-use super::{LinkPayload, lock};
 use crate::schedule_message::{
     FLOWS_MAX, ReportedFlow, ReportedLink, ReportedTraffic, ScheduleAnswer, ScheduleReport,
 };
+
+pub(super) fn lock<T>(what: &Mutex<T>) -> MutexGuard<'_, T> {
+    what.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Payload of a link.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LinkPayload {
+    /// The link's name.
+    pub link: String,
+    /// The link's cost class.
+    pub class: CostClass,
+    /// Bytes to this device.
+    pub down: u64,
+    /// Bytes from this device.
+    pub up: u64,
+}
 
 /// Bytes read and written by a connection.
 #[derive(Default)]
