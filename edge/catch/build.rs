@@ -2,7 +2,12 @@
 
 use std::path::PathBuf;
 
-const SOURCES: [&str; 3] = ["src/preload.c", "src/exec.c", "src/resolver.c"];
+const SOURCES: [&str; 4] = [
+    "src/preload.c",
+    "src/exec.c",
+    "src/replace.c",
+    "src/resolver.c",
+];
 
 fn main() {
     for source in SOURCES.into_iter().chain(["src/preload.h"]) {

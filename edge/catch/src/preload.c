@@ -10,7 +10,7 @@
  *   bind(fd, groups)  ── no question: a socket for notices of links and addresses hears none
  *
  * Programs it starts that do without the C library are exec.c's. What the C library's own resolver
- * sends past these calls is resolver.c's.
+ * sends past these calls is resolver.c's. A socket takes another's place in replace.c.
  *
  * One question is one SOCK_SEQPACKET connection to the abstract address in CEDOS_RUN. What cannot be asked
  * fails: nothing goes past. Datagrams are not carried, and fail too.
@@ -162,9 +162,9 @@ static int ask_about(char what, int fd, const struct sockaddr *to, socklen_t len
         return errno = before, ENETUNREACH;
     int answer = exchange(question, what, to, len, fd, NULL, NULL, &given);
     if (given >= 0) {
-        int flags = fcntl(fd, F_GETFD);
-        if (flags < 0 || dup3(given, fd, flags & FD_CLOEXEC ? O_CLOEXEC : 0) < 0)
-            answer = errno;
+        int failed = put_in_place(given, fd);
+        if (failed)
+            answer = failed;
         close(given);
     }
     errno = before;

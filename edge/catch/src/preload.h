@@ -29,6 +29,9 @@ int ask(char what, const void *said, size_t len, int passed, void *text, size_t 
 /* The port of our name server on 127.0.0.1; 0 where nobody answers. */
 int name_server_port(void);
 
+/* Makes descriptor `fd` the socket `given`, also in the epoll sets that have it. An errno, or 0. */
+int put_in_place(int given, int fd);
+
 /* Has the C library's resolver ask our name server, in this thread. */
 void resolve_here(void);
 

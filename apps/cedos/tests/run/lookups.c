@@ -8,16 +8,20 @@
 #include <arpa/nameser.h>
 #include <fcntl.h>
 #include <netdb.h>
-#include <poll.h>
 #include <resolv.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
 enum { ROOM = 512, PATIENCE_MS = 5000, HEAD = 12 };
+
+/* What is said of the socket in the epoll set. */
+static const uint64_t EVENT_DATA = 0xfedcba9876543210;
 
 static int fail(const char *why)
 {
@@ -63,6 +67,11 @@ static int by_datagram(const char *way, const unsigned char *question, size_t le
     int fd = socket(server->sa_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     if (fd < 0)
         return fail("socket");
+    /* As asynchronous resolvers do: the socket is waited for before it is used. */
+    int set = epoll_create1(EPOLL_CLOEXEC);
+    struct epoll_event event = { .events = EPOLLIN, .data.u64 = EVENT_DATA };
+    if (set < 0 || epoll_ctl(set, EPOLL_CTL_ADD, fd, &event) < 0)
+        return fail("epoll_ctl");
     ssize_t sent = -1;
     struct iovec io = { (void *)question, len };
     struct msghdr message = { .msg_name = (void *)server, .msg_namelen = size, .msg_iov = &io, .msg_iovlen = 1 };
@@ -92,8 +101,8 @@ static int by_datagram(const char *way, const unsigned char *question, size_t le
     unsigned char answer[ROOM];
     struct sockaddr_storage from = { 0 };
     socklen_t room = sizeof from;
-    struct pollfd wait = { .fd = fd, .events = POLLIN };
-    if (poll(&wait, 1, PATIENCE_MS) != 1)
+    struct epoll_event happened = { 0 };
+    if (epoll_wait(set, &happened, 1, PATIENCE_MS) != 1 || happened.data.u64 != EVENT_DATA)
         return fputs("nobody answers\n", stderr), 1;
     ssize_t n = recvfrom(fd, answer, sizeof answer, 0, (struct sockaddr *)&from, &room);
     /* Family, port and an address of IPv4. */
@@ -162,7 +171,9 @@ int main(int count, char **words)
         return 2;
     const struct sockaddr *server = is_four ? (struct sockaddr *)&four : (struct sockaddr *)&six;
     socklen_t size = is_four ? sizeof four : sizeof six;
-    if (strcmp(way, "tcp") == 0)
+    if (strcmp(way, "tcp-853") == 0)
+        four.sin_port = htons(853);
+    if (strncmp(way, "tcp", 3) == 0)
         return by_connection(question, len, server, size);
     return by_datagram(way, question, len, server, size);
 }

@@ -19,6 +19,8 @@ use cedos_lab_rig::{PATIENCE, program, this_test};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{ChildStdout, Command};
 
+use super::lookups::{ORIGIN, serve_lookups_by_connection};
+
 const BYTES: usize = 3_000_000;
 /// The large object is the other, so many times: 9.6 s at 20 Mb/s.
 const BIG_TIMES: usize = 8;
@@ -53,13 +55,14 @@ impl Net {
         let (root, served) = (home.path().to_owned(), bytes.clone());
         let (origin, proxy) = origin_namespace(move || async move {
             let hosts = root.join("hosts");
-            std::fs::write(&hosts, format!("127.0.0.1 localhost\n192.0.2.1 {NAME}\n"))
+            std::fs::write(&hosts, format!("127.0.0.1 localhost\n{ORIGIN} {NAME}\n"))
                 .expect("write");
             nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS).expect("own mounts");
             sh(&format!("mount --bind {} /etc/hosts", hosts.display()));
+            serve_lookups_by_connection();
             let origin = {
                 let root = root.clone();
-                ScriptedOrigin::start_at("192.0.2.1", move |asked| {
+                ScriptedOrigin::start_at(ORIGIN, move |asked| {
                     let answer = match files(&root, &asked.path) {
                         _ if asked.path == "/a" => proper(asked, &served, "\"v1\""),
                         _ if asked.path == "/big" => {
