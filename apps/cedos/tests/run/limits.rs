@@ -109,6 +109,62 @@ fn one_connection_too_many_waits_until_another_ends() {
     });
 }
 
+/// D2Prox counts the connections of a device, whichever process has them.
+#[test]
+fn connections_that_the_proxy_has_no_room_for_wait_too() {
+    in_namespace(this_test!(), async || {
+        if !installed("python3") || !installed("curl") {
+            return;
+        }
+        let net = Net::new();
+        let script = format!(
+            "import resource as r, socket as s\n\
+             r.setrlimit(r.RLIMIT_NOFILE, (4096, r.getrlimit(r.RLIMIT_NOFILE)[1]))\n\
+             all = [s.create_connection(('{NAME}', {})) for _ in range(1024)]\n\
+             print('open', flush=True); input()\n\
+             all.pop().close(); input()",
+            net.port()
+        );
+        let mut holder = net
+            .command(&["--rung", "preload"], &["python3", "-c", &script])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .expect("cedos");
+        let mut lines = BufReader::new(holder.stdout.take().expect("its output")).lines();
+        let line = tokio::time::timeout(PATIENCE, lines.next_line()).await;
+        let line = line.expect("in time").expect("text");
+        assert_eq!(line.as_deref(), Some("open"));
+        let mut waiting = net
+            .command(&["--rung", "env"], &["curl", "-sS", &net.url("/a")])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .expect("cedos");
+        let mut errors = BufReader::new(waiting.stderr.take().expect("its errors")).lines();
+        let told = async {
+            let mut all = String::new();
+            while let Ok(Some(line)) = errors.next_line().await {
+                if line.contains("More connections wait") {
+                    return Ok(());
+                }
+                all.extend([&line, "\n"]);
+            }
+            Err(all)
+        };
+        let told = tokio::time::timeout(PATIENCE, told).await;
+        assert_eq!(told.expect("in time"), Ok(()));
+        let mut input = holder.stdin.take().expect("its input");
+        input.write_all(b"\n").await.expect("it reads");
+        let output = tokio::time::timeout(PATIENCE, waiting.wait_with_output()).await;
+        let output = output.expect("it ends").expect("cedos");
+        assert!(output.status.success(), "{:?}", output.status);
+        assert!(output.stdout == net.bytes, "the object");
+    });
+}
+
 #[test]
 fn a_proxy_that_is_absent_is_given_up_after_the_limit() {
     in_namespace(this_test!(), async || {
