@@ -2,10 +2,15 @@
 
 use std::path::PathBuf;
 
-const SOURCES: [&str; 2] = ["src/preload.c", "src/exec.c"];
+const SOURCES: [&str; 4] = [
+    "src/preload.c",
+    "src/exec.c",
+    "src/replace.c",
+    "src/resolver.c",
+];
 
 fn main() {
-    for source in [SOURCES[0], SOURCES[1], "src/preload.h"] {
+    for source in SOURCES.into_iter().chain(["src/preload.h"]) {
         println!("cargo:rerun-if-changed={source}");
     }
     let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo says where"));

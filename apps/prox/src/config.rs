@@ -65,7 +65,7 @@ pub struct ProxConfig {
     pub disk_quota_bytes: u64,
     /// Bytes pinned for one client key. Default 4 GiB.
     pub client_pinned_bytes_max: u64,
-    /// Flows of one client key at once. Default 256.
+    /// Flows of one client key at once. Default 1,024.
     pub client_flows_max: u32,
     /// Flows of all clients at once. Default 65,536.
     pub flows_max: u32,
@@ -146,7 +146,7 @@ impl Default for ProxConfig {
             session_memory_bytes_max: 512 * MIB,
             disk_quota_bytes: 16 * 1024 * MIB,
             client_pinned_bytes_max: 4 * 1024 * MIB,
-            client_flows_max: 256,
+            client_flows_max: 1_024,
             flows_max: 65_536,
             client_kept_max: 16,
             keep: HOUR,

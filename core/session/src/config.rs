@@ -141,7 +141,7 @@ impl Default for EndpointConfig {
             session_window: 16 << 20,
             send_buffer: 4 << 20,
             memory: MemoryPool::default(),
-            flows_max: 256,
+            flows_max: 1_024,
             mtu_max: 1472,
             congestion: CongestionKind::default(),
             drwa: None,
@@ -166,7 +166,7 @@ impl Default for EndpointConfig {
             hibernated_max: 2_000_000,
             // One in a hundred of the pool.
             sessions_per_key_max: 1_000,
-            flows_per_key_max: 256,
+            flows_per_key_max: 1_024,
             // A guess: no download waits longer than a month.
             deadline_max: Span::from_secs(30 * 24 * 3600),
             failed_openings_max: u64::MAX,

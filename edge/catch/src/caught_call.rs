@@ -20,8 +20,19 @@ pub enum CaughtCall {
         /// The handle to answer the call.
         answer: CallAnswer,
     },
+    /// The program wants a socket for datagrams.
+    Open {
+        /// The address family.
+        domain: socket2::Domain,
+        /// Whether the program does not wait in calls on it.
+        nonblocking: bool,
+        /// The handle to answer the call.
+        answer: CallAnswer,
+    },
     /// The program wants to send a datagram on a socket that is not connected.
     Send {
+        /// The program's own socket.
+        socket: OwnedFd,
         /// The destination.
         to: SocketAddr,
         /// The handle to answer the call.
@@ -85,8 +96,17 @@ impl CallVerdict {
 
 #[derive(Debug)]
 enum AnswerChannel {
-    Notified(Arc<OwnedFd>, u64),
+    Notified(Arc<OwnedFd>, u64, ProgramFd),
     Asked(OwnedFd),
+}
+
+/// The program's descriptor that a held call is about.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct ProgramFd {
+    /// The descriptor's number; none if the call creates one.
+    pub(crate) number: Option<u32>,
+    /// Whether it is closed when the program becomes another.
+    pub(crate) close_on_exec: bool,
 }
 
 /// A handle to answer a call. If it is dropped, the call fails with ENETUNREACH.
@@ -94,8 +114,8 @@ enum AnswerChannel {
 pub struct CallAnswer(Option<AnswerChannel>);
 
 impl CallAnswer {
-    pub(crate) fn to_notice(listener: Arc<OwnedFd>, id: u64) -> CallAnswer {
-        CallAnswer(Some(AnswerChannel::Notified(listener, id)))
+    pub(crate) fn to_notice(listener: Arc<OwnedFd>, id: u64, fd: ProgramFd) -> CallAnswer {
+        CallAnswer(Some(AnswerChannel::Notified(listener, id, fd)))
     }
 
     pub(crate) fn to_question(question: OwnedFd) -> CallAnswer {
@@ -107,9 +127,23 @@ impl CallAnswer {
         self.say(verdict);
     }
 
+    /// Puts `socket` in the place of the program's own, on which the call is then carried out. Where the
+    /// call creates a socket, it returns this one.
+    pub fn give_socket(mut self, socket: &OwnedFd) {
+        match self.0.take() {
+            Some(AnswerChannel::Notified(listener, id, fd)) => {
+                notify::answer_with_socket(&listener, id, fd, socket);
+            }
+            Some(AnswerChannel::Asked(question)) => preload::answer_with_socket(&question, socket),
+            None => {}
+        }
+    }
+
     fn say(&mut self, verdict: CallVerdict) {
         match self.0.take() {
-            Some(AnswerChannel::Notified(listener, id)) => notify::answer(&listener, id, verdict),
+            Some(AnswerChannel::Notified(listener, id, _)) => {
+                notify::answer(&listener, id, verdict);
+            }
             Some(AnswerChannel::Asked(question)) => preload::answer(&question, verdict, b""),
             None => {}
         }

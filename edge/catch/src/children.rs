@@ -15,6 +15,30 @@ pub fn children() -> Vec<i32> {
     ids.filter_map(|id| id.parse().ok()).collect()
 }
 
+/// The most processes between one and this. A chain is that long by mistake.
+const GENERATIONS_MAX: usize = 4_096; // a guess
+
+/// Whether a process comes from this one. Where this process is a subreaper (prctl(2)), those whose parents
+/// have ended do, too.
+pub(crate) fn descends_from_here(pid: i32) -> bool {
+    let here = std::process::id() as i32;
+    let mut next = Some(pid);
+    for _ in 0..GENERATIONS_MAX {
+        match next {
+            Some(pid) if pid == here => return true,
+            Some(pid @ 2..) => next = parent(pid),
+            _ => return false,
+        }
+    }
+    false
+}
+
+fn parent(pid: i32) -> Option<i32> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let parent = status.lines().find_map(|line| line.strip_prefix("PPid:"))?;
+    parent.trim().parse().ok()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -27,6 +51,11 @@ mod tests {
             .unwrap();
         let id = child.id() as i32;
         assert!(children().contains(&id));
+        assert!(descends_from_here(id));
+        assert!(!descends_from_here(
+            std::os::unix::process::parent_id() as i32
+        ));
+        assert!(!descends_from_here(1));
         child.kill().unwrap();
         child.wait().unwrap();
     }

@@ -4,18 +4,23 @@
 //! record, so that programs take the address.
 
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr};
-use std::os::fd::AsRawFd;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Duration;
 
 use nix::cmsg_space;
 use nix::sys::socket::{
-    ControlMessage, ControlMessageOwned, MsgFlags, SockaddrIn, recvmsg, sendmsg,
+    ControlMessage, ControlMessageOwned, MsgFlags, SockaddrStorage, recvmsg, sendmsg, setsockopt,
+    sockopt,
 };
 use simple_dns::rdata::{A, RData};
 use simple_dns::{CLASS, Packet, PacketFlag, QCLASS, QTYPE, RCODE, ResourceRecord, TYPE};
-use tokio::io::Interest;
-use tokio::net::UdpSocket;
+use socket2::{Domain, SockRef, Socket, Type};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
+use tokio::net::{TcpListener, TcpStream, UdpSocket};
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
 
 use crate::stand_ins::NameStandIns;
 
@@ -24,6 +29,18 @@ const TTL_S: u32 = 60; // a guess
 
 /// A question is short (RFC 1035 §4.2.1).
 const QUESTION_BYTES_MAX: usize = 512;
+
+/// The port of name servers.
+pub const DNS_PORT: u16 = 53;
+
+/// Connections at once that ask for names. More wait in the kernel.
+const TCP_CLIENTS_MAX: usize = 64; // a guess
+
+/// How long a connection may ask nothing.
+const TCP_IDLE: Duration = Duration::from_secs(30); // RFC 7766 §6.2.3 asks for seconds
+
+/// The delay after a connection could not be taken: descriptors become free in that time.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(100); // a guess
 
 /// The answer to a question; none to what is none.
 pub fn answer(question: &[u8], names: &NameStandIns) -> Option<Vec<u8>> {
@@ -65,11 +82,30 @@ fn address_of(name: &str, names: &NameStandIns) -> Option<Ipv4Addr> {
     names.stand_in(name)
 }
 
-/// Answers on a socket that may be asked under any address, until it breaks.
+/// Answers on all of these sockets. Must be called on a runtime.
 ///
 /// # Errors
 /// What the system says.
-pub async fn serve(socket: UdpSocket, names: Arc<NameStandIns>) -> io::Result<()> {
+pub fn serve(sockets: Vec<OwnedFd>, names: &Arc<NameStandIns>) -> io::Result<()> {
+    for socket in sockets {
+        let names = names.clone();
+        if SockRef::from(&socket).r#type()? == Type::DGRAM {
+            let socket = UdpSocket::from_std(socket.into())?;
+            tokio::spawn(async move {
+                if let Err(error) = serve_datagrams(socket, names).await {
+                    tracing::error!(%error, "names can no longer be looked up");
+                }
+            });
+        } else {
+            let listener = TcpListener::from_std(socket.into())?;
+            tokio::spawn(serve_connections(listener, names));
+        }
+    }
+    Ok(())
+}
+
+/// Answers on a socket that may be asked under any address, until it breaks.
+async fn serve_datagrams(socket: UdpSocket, names: Arc<NameStandIns>) -> io::Result<()> {
     loop {
         socket.readable().await?;
         let took = socket.try_io(Interest::READABLE, || take(&socket));
@@ -88,20 +124,27 @@ pub async fn serve(socket: UdpSocket, names: Arc<NameStandIns>) -> io::Result<()
     }
 }
 
-type DnsQuestion = (Vec<u8>, SockaddrIn, libc::in_pktinfo);
+/// The address that a question was sent to.
+enum AskedAddress {
+    V4(libc::in_pktinfo),
+    V6(libc::in6_pktinfo),
+}
+
+type DnsQuestion = (Vec<u8>, SockaddrStorage, AskedAddress);
 
 fn take(socket: &UdpSocket) -> io::Result<Option<DnsQuestion>> {
     let mut bytes = [0; QUESTION_BYTES_MAX];
-    let mut space = cmsg_space!(libc::in_pktinfo);
+    let mut space = cmsg_space!(libc::in_pktinfo, libc::in6_pktinfo);
     let mut slices = [io::IoSliceMut::new(&mut bytes)];
-    let message = recvmsg::<SockaddrIn>(
+    let message = recvmsg::<SockaddrStorage>(
         socket.as_raw_fd(),
         &mut slices,
         Some(&mut space),
         MsgFlags::MSG_DONTWAIT,
     )?;
     let under = message.cmsgs()?.find_map(|control| match control {
-        ControlMessageOwned::Ipv4PacketInfo(info) => Some(info),
+        ControlMessageOwned::Ipv4PacketInfo(info) => Some(AskedAddress::V4(info)),
+        ControlMessageOwned::Ipv6PacketInfo(info) => Some(AskedAddress::V6(info)),
         _ => None,
     });
     let (n, from) = (message.bytes, message.address);
@@ -114,29 +157,109 @@ fn take(socket: &UdpSocket) -> io::Result<Option<DnsQuestion>> {
 fn give(
     socket: &UdpSocket,
     answer: &[u8],
-    to: SockaddrIn,
-    under: libc::in_pktinfo,
+    to: SockaddrStorage,
+    under: AskedAddress,
 ) -> nix::Result<usize> {
-    let from = libc::in_pktinfo {
-        ipi_ifindex: 0,
-        ipi_spec_dst: under.ipi_addr,
-        ipi_addr: under.ipi_addr,
+    let send = |from: ControlMessage<'_>| {
+        sendmsg(
+            socket.as_raw_fd(),
+            &[io::IoSlice::new(answer)],
+            &[from],
+            MsgFlags::MSG_DONTWAIT,
+            Some(&to),
+        )
     };
-    sendmsg(
-        socket.as_raw_fd(),
-        &[io::IoSlice::new(answer)],
-        &[ControlMessage::Ipv4PacketInfo(&from)],
-        MsgFlags::MSG_DONTWAIT,
-        Some(&to),
-    )
+    match under {
+        AskedAddress::V4(under) => send(ControlMessage::Ipv4PacketInfo(&libc::in_pktinfo {
+            ipi_ifindex: 0,
+            ipi_spec_dst: under.ipi_addr,
+            ipi_addr: under.ipi_addr,
+        })),
+        AskedAddress::V6(under) => send(ControlMessage::Ipv6PacketInfo(&libc::in6_pktinfo {
+            ipi6_ifindex: 0,
+            ..under
+        })),
+    }
 }
 
 /// A socket for [`serve`].
 pub(crate) fn socket(at: SocketAddr) -> io::Result<std::net::UdpSocket> {
-    let socket = std::net::UdpSocket::bind(at)?;
-    nix::sys::socket::setsockopt(&socket, nix::sys::socket::sockopt::Ipv4PacketInfo, &true)?;
+    let socket = Socket::new(Domain::for_address(at), Type::DGRAM, None)?;
+    match at {
+        SocketAddr::V4(_) => setsockopt(&socket, sockopt::Ipv4PacketInfo, &true)?,
+        SocketAddr::V6(_) => {
+            socket.set_only_v6(true)?;
+            setsockopt(&socket, sockopt::Ipv6RecvPacketInfo, &true)?;
+            // It answers from addresses that the kernel has as a route alone.
+            socket.set_freebind_v6(true)?;
+        }
+    }
+    socket.bind(&at.into())?;
     socket.set_nonblocking(true)?;
-    Ok(socket)
+    Ok(socket.into())
+}
+
+/// A listening socket for [`serve`].
+fn listener(at: SocketAddr) -> io::Result<std::net::TcpListener> {
+    let socket = Socket::new(Domain::for_address(at), Type::STREAM, None)?;
+    if at.is_ipv6() {
+        socket.set_only_v6(true)?;
+    }
+    socket.bind(&at.into())?;
+    socket.listen(TCP_CLIENTS_MAX as i32)?;
+    socket.set_nonblocking(true)?;
+    Ok(socket.into())
+}
+
+/// The sockets of a name server under every address of this network namespace: for datagrams and for
+/// connections, of IPv4 and, where the kernel has it, of IPv6.
+pub(crate) fn sockets() -> io::Result<Vec<OwnedFd>> {
+    let four = SocketAddr::from((Ipv4Addr::UNSPECIFIED, DNS_PORT));
+    let mut all: Vec<OwnedFd> = vec![socket(four)?.into(), listener(four)?.into()];
+    let six = SocketAddr::from((Ipv6Addr::UNSPECIFIED, DNS_PORT));
+    if let (Ok(datagrams), Ok(connections)) = (socket(six), listener(six)) {
+        all.extend([datagrams.into(), connections.into()]);
+    }
+    Ok(all)
+}
+
+/// Answers questions that come over connections (RFC 1035 §4.2.2), until the socket breaks.
+async fn serve_connections(listener: TcpListener, names: Arc<NameStandIns>) {
+    let room = Arc::new(Semaphore::new(TCP_CLIENTS_MAX));
+    loop {
+        let Ok(permit) = room.clone().acquire_owned().await else {
+            return;
+        };
+        match listener.accept().await {
+            Ok((client, _)) => {
+                let names = names.clone();
+                tokio::spawn(async move {
+                    // Who asks gives up by itself.
+                    let _ = answer_client(client, &names).await;
+                    drop(permit);
+                });
+            }
+            Err(error) => {
+                tracing::debug!(%error, "a lookup is not taken");
+                tokio::time::sleep(ACCEPT_AGAIN).await;
+            }
+        }
+    }
+}
+
+async fn answer_client(mut client: TcpStream, names: &NameStandIns) -> io::Result<()> {
+    let mut question = vec![0; QUESTION_BYTES_MAX];
+    loop {
+        let len = timeout(TCP_IDLE, client.read_u16()).await??;
+        let question = question
+            .get_mut(..len.into())
+            .ok_or(io::ErrorKind::InvalidData)?;
+        timeout(TCP_IDLE, client.read_exact(question)).await??;
+        let answer = answer(question, names).ok_or(io::ErrorKind::InvalidData)?;
+        let mut said = (answer.len() as u16).to_be_bytes().to_vec();
+        said.extend(answer);
+        client.write_all(&said).await?;
+    }
 }
 
 #[cfg(test)]

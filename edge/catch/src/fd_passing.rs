@@ -11,7 +11,7 @@ use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, s
 const BYTES_MAX: usize = 64 * 1024;
 
 /// Descriptors in one message.
-const PASSED_MAX: usize = 8;
+const PASSED_MAX: usize = 12;
 
 /// A descriptor whose readiness is waited for.
 pub(crate) fn watch(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {

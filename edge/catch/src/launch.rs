@@ -16,7 +16,7 @@
 
 use std::ffi::{CString, OsString};
 use std::io;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, Ipv6Addr, TcpListener};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::sync::Arc;
@@ -27,6 +27,7 @@ use nix::sys::signal::{SigHandler, SigSet, Signal};
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, send, socketpair};
 use nix::unistd::{ForkResult, Pid, fork};
 use rtnetlink::{LinkUnspec, RouteMessageBuilder};
+use socket2::SockRef;
 
 use crate::executable::Executable;
 use crate::notify::{self, SeccompSupervisor};
@@ -80,8 +81,10 @@ pub struct LaunchResources {
     pub preload_socket: OwnedFd,
     /// The name of that socket.
     pub preload_name: OsString,
-    /// The socket of the name server.
-    pub dns: std::net::UdpSocket,
+    /// The sockets of the name server, for [`crate::serve`].
+    pub dns: Vec<OwnedFd>,
+    /// The UDP port of the name server.
+    pub dns_port: u16,
     /// The program's TUN device.
     pub tun: Option<OwnedFd>,
     /// The MTU of that device.
@@ -91,7 +94,8 @@ pub struct LaunchResources {
 }
 
 impl LaunchResources {
-    /// The other ends of program's sockets. Must be called on a runtime.
+    /// Other ends of the program's sockets. Must be called on a runtime. `porter` creates sockets in the
+    /// program's namespace, if that is not this process's.
     ///
     /// # Errors
     /// What the system says.
@@ -123,12 +127,14 @@ impl LaunchResources {
     pub fn preload_listener(
         ask: OwnedFd,
         names: Arc<NameStandIns>,
+        dns_port: u16,
         namespace: ProgramNamespace,
     ) -> io::Result<PreloadListener> {
         let me = nix::unistd::getuid().as_raw();
         PreloadListener::new(
             ask,
             names,
+            dns_port,
             (namespace == ProgramNamespace::Shared).then_some(me),
         )
     }
@@ -138,7 +144,7 @@ impl LaunchResources {
 pub struct PreparedProgram {
     pid: Pid,
     channel: OwnedFd,
-    socket_server: Option<Pid>,
+    socket_server: Pid,
     notify: bool,
     /// What the child made.
     pub resources: LaunchResources,
@@ -148,8 +154,8 @@ pub struct PreparedProgram {
 pub struct RunningProgram {
     /// The process id.
     pub pid: Pid,
-    /// The process that creates sockets in the program's namespace, which ends with this process.
-    pub socket_server: Option<Pid>,
+    /// The process that creates sockets in another namespace, which ends with this process.
+    pub socket_server: Pid,
     listener: Option<OwnedFd>,
 }
 
@@ -226,34 +232,39 @@ fn receive_resources(pid: Pid, channel: OwnedFd, plan: &LaunchPlan) -> io::Resul
     let ask_name = OsString::from_vec(said[4..].to_vec());
     let mut fds = fds.into_iter();
     let mut next = || fds.next().ok_or(io::ErrorKind::UnexpectedEof);
-    let (proxy, ask, dns, all, mute) = (next()?, next()?, next()?, next()?, next()?);
+    let (proxy, ask, all, mute) = (next()?, next()?, next()?, next()?);
     let tun = match plan.namespace {
         ProgramNamespace::Tun => Some(next()?),
         _ => None,
     };
-    let porter_channel = match plan.namespace {
-        ProgramNamespace::Shared => None,
-        _ => Some(next()?),
-    };
+    let porter_channel = next()?;
+    let dns: Vec<OwnedFd> = fds.collect();
+    let dns_port = dns
+        .first()
+        .ok_or(io::ErrorKind::UnexpectedEof)
+        .and_then(|socket| SockRef::from(socket).local_addr().map_err(|e| e.kind()))?
+        .as_socket()
+        .map_or(0, |at| at.port());
     let proxy = TcpListener::from(proxy);
     proxy.set_nonblocking(true)?;
     Ok(PreparedProgram {
         pid,
         channel,
-        socket_server: porter_channel.is_some().then_some(porter),
+        socket_server: porter,
         notify: plan.notify,
         resources: LaunchResources {
             proxy,
             preload_socket: ask,
             preload_name: ask_name,
-            dns: dns.into(),
+            dns,
+            dns_port,
             tun,
             tun_mtu: TUN_MTU,
             reserved: ReservedPort {
                 all,
                 syn_sink: mute,
             },
-            socket_server: porter_channel,
+            socket_server: Some(porter_channel),
         },
     })
 }
@@ -365,28 +376,25 @@ fn prepare(plan: &LaunchPlan, channel: &OwnedFd) -> io::Result<()> {
     let ask = preload::bind_abstract(&name).map_err(|e| said("no place to ask", e))?;
     let proxy = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     let own = plan.namespace != ProgramNamespace::Shared;
-    let at: SocketAddr = match own {
-        true => (Ipv4Addr::UNSPECIFIED, 53).into(),
-        false => (Ipv4Addr::LOCALHOST, 0).into(),
+    let dns = match own {
+        true => dns::sockets(),
+        false => dns::socket((Ipv4Addr::LOCALHOST, 0).into()).map(|socket| vec![socket.into()]),
     };
-    let dns = dns::socket(at).map_err(|e| said("no name server", e))?;
+    let dns = dns.map_err(|e| said("no name server", e))?;
     let reserved = pair::reserve().map_err(|error| match error.kind() {
         io::ErrorKind::PermissionDenied if !own => said(NO_FILTER, error),
         _ => said("no port for connections", error),
     })?;
-    let (porter, porter_channel) = match own {
-        true => start_socket_server().map(|(pid, channel)| (pid, Some(channel)))?,
-        false => (0, None),
-    };
+    let (porter, porter_channel) = start_socket_server(!own)?;
     let mut fds = vec![
         proxy.as_fd(),
         ask.as_fd(),
-        dns.as_fd(),
         reserved.all.as_fd(),
         reserved.syn_sink.as_fd(),
     ];
     fds.extend(tun.iter().map(AsFd::as_fd));
-    fds.extend(porter_channel.iter().map(AsFd::as_fd));
+    fds.push(porter_channel.as_fd());
+    fds.extend(dns.iter().map(AsFd::as_fd));
     let message = [&b"="[..], &porter.to_ne_bytes(), &name].concat();
     fd_passing::give(channel, &message, &fds)
 }
@@ -470,8 +478,9 @@ fn configure_namespace(namespace: ProgramNamespace) -> io::Result<Option<OwnedFd
     Ok(tun)
 }
 
-/// Starts a process that stays in the namespace, as a child of our parent.
-fn start_socket_server() -> io::Result<(i32, OwnedFd)> {
+/// Starts a process that stays in this namespace, as a child of our parent. `lookups`: it enters one for
+/// [`crate::LookupNamespace`] when it is first asked.
+fn start_socket_server(lookups: bool) -> io::Result<(i32, OwnedFd)> {
     let (ours, theirs) = socketpair(
         AddressFamily::Unix,
         SockType::SeqPacket,
@@ -484,14 +493,14 @@ fn start_socket_server() -> io::Result<(i32, OwnedFd)> {
     match pid {
         0 => {
             drop(ours);
-            run_socket_server(theirs)
+            run_socket_server(theirs, lookups)
         }
         pid if pid > 0 => Ok((pid as i32, ours)),
         _ => Err(io::Error::last_os_error()),
     }
 }
 
-fn run_socket_server(channel: OwnedFd) -> ! {
+fn run_socket_server(channel: OwnedFd, lookups: bool) -> ! {
     let _ = SigSet::all().thread_set_mask();
     let _ = nix::sys::prctl::set_name(c"cedos-porter");
     // It holds nothing of anybody's: not their output, and not the other channel.
@@ -504,7 +513,10 @@ fn run_socket_server(channel: OwnedFd) -> ! {
         libc::dup2(null, 1);
         libc::dup2(null, 2);
         libc::close(null);
-        pair::serve_sockets(&OwnedFd::from_raw_fd(0));
+        pair::serve_sockets(&OwnedFd::from_raw_fd(0), || match lookups {
+            true => enter().and_then(|()| configure_namespace(ProgramNamespace::Own).map(drop)),
+            false => Ok(()),
+        });
         libc::_exit(0)
     }
 }

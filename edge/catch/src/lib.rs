@@ -7,7 +7,7 @@
 //!                         │                                       its other end
 //!                         └─ own namespace, a TUN: launch.rs ───▶ packets
 //!  program ── name? ──────── preload.c, or DNS: dns.rs ─────────▶ stand_ins.rs: an address that stands
-//!                                                                 for the name
+//!                             over lookup_namespace.rs             for the name
 //! ```
 //!
 //! What is caught is handed over; who carries it decides. What nobody decides fails: nothing goes past.
@@ -20,6 +20,7 @@ mod dns;
 mod executable;
 mod fd_passing;
 mod launch;
+mod lookup_namespace;
 mod notify;
 mod pair;
 mod preload;
@@ -27,11 +28,12 @@ mod stand_ins;
 
 pub use caught_call::{CallAnswer, CallVerdict, CaughtCall, UncaughtReason, is_local};
 pub use children::children;
-pub use dns::{answer, serve};
+pub use dns::{DNS_PORT, answer, serve};
 pub use executable::{Executable, ExecutableKind};
 pub use launch::{
     LaunchPlan, LaunchResources, PreparedProgram, ProgramNamespace, RunningProgram, launch,
 };
+pub use lookup_namespace::{LookupNamespace, host_replacement};
 pub use notify::SeccompSupervisor;
 pub use pair::{CatchPort, NamespaceSockets, PendingConnection};
 pub use preload::{PRELOAD, PreloadListener, VARIABLE};

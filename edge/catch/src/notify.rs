@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use tokio::io::unix::AsyncFd;
 
-use crate::caught_call::{CallAnswer, CallVerdict, CaughtCall, address};
+use crate::caught_call::{CallAnswer, CallVerdict, CaughtCall, ProgramFd, address};
 use crate::fd_passing;
 
 // linux/filter.h, linux/bpf_common.h
@@ -26,7 +26,11 @@ const LOAD: u16 = 0x20;
 const JUMP_EQUAL: u16 = 0x15;
 const JUMP_GE: u16 = 0x35;
 const JUMP_SET: u16 = 0x45;
+const AND: u16 = 0x54;
 const RETURN: u16 = 0x06;
+
+/// linux/net.h: the bits of a socket's type that are not flags.
+const SOCK_TYPE_MASK: u32 = 0xf;
 
 // struct seccomp_data: nr, arch, instruction_pointer, args[6]
 const NR: u32 = 0;
@@ -51,6 +55,9 @@ const X32: u32 = 0x4000_0000;
 const NOTIF_RECV: libc::c_ulong = 0xc050_2100;
 const NOTIF_SEND: libc::c_ulong = 0xc018_2101;
 const NOTIF_ID_VALID: libc::c_ulong = 0x4008_2102;
+const NOTIF_ADDFD: libc::c_ulong = 0x4018_2103;
+/// linux/seccomp.h: in the place of a descriptor that the program has.
+const ADDFD_FLAG_SETFD: u32 = 1;
 
 /// Longest address that is looked at: struct sockaddr_in6.
 const ADDRESS_BYTES_MAX: u64 = 28;
@@ -67,27 +74,36 @@ pub(crate) fn filter() -> Vec<libc::sock_filter> {
         /* 0 */ op(LOAD, ARCH, 0, 0),
         // Calls of another architecture have other numbers and are looked at by nobody: they fail.
         /* 1 */
-        op(JUMP_EQUAL, ARCH_OURS, 0, 14),
+        op(JUMP_EQUAL, ARCH_OURS, 0, 21),
         /* 2 */ op(LOAD, NR, 0, 0),
-        /* 3 */ op(JUMP_GE, X32, 12, 0),
-        /* 4 */ op(JUMP_EQUAL, nr(libc::SYS_connect), 9, 0),
-        /* 5 */ op(JUMP_EQUAL, nr(libc::SYS_listen), 8, 0),
+        /* 3 */ op(JUMP_GE, X32, 19, 0),
+        /* 4 */ op(JUMP_EQUAL, nr(libc::SYS_connect), 16, 0),
+        /* 5 */ op(JUMP_EQUAL, nr(libc::SYS_listen), 15, 0),
         // It connects by a ring, past the filter; programs can do without it.
         /* 6 */
-        op(JUMP_EQUAL, nr(libc::SYS_io_uring_setup), 9, 0),
-        /* 7 */ op(JUMP_EQUAL, nr(libc::SYS_sendto), 0, 7),
+        op(JUMP_EQUAL, nr(libc::SYS_io_uring_setup), 16, 0),
+        /* 7 */ op(JUMP_EQUAL, nr(libc::SYS_socket), 7, 0),
+        /* 8 */ op(JUMP_EQUAL, nr(libc::SYS_sendto), 0, 13),
         // The first bytes with the SYN: a connect by another name.
-        /* 8 */
+        /* 9 */
         op(LOAD, arg_low(3), 0, 0),
-        /* 9 */ op(JUMP_SET, libc::MSG_FASTOPEN as u32, 7, 0),
-        /* 10 */ op(LOAD, arg_low(4), 0, 0),
-        /* 11 */ op(JUMP_EQUAL, 0, 0, 2),
-        /* 12 */ op(LOAD, arg_high(4), 0, 0),
-        /* 13 */ op(JUMP_EQUAL, 0, 1, 0),
-        /* 14 */ op(RETURN, libc::SECCOMP_RET_USER_NOTIF, 0, 0),
-        /* 15 */ op(RETURN, libc::SECCOMP_RET_ALLOW, 0, 0),
-        /* 16 */ op(RETURN, errno(libc::ENOSYS), 0, 0),
-        /* 17 */ op(RETURN, errno(libc::EOPNOTSUPP), 0, 0),
+        /* 10 */ op(JUMP_SET, libc::MSG_FASTOPEN as u32, 13, 0),
+        /* 11 */ op(LOAD, arg_low(4), 0, 0),
+        /* 12 */ op(JUMP_EQUAL, 0, 0, 8),
+        /* 13 */ op(LOAD, arg_high(4), 0, 0),
+        /* 14 */ op(JUMP_EQUAL, 0, 7, 6),
+        // A socket for datagrams: they leave by more calls than a filter can see.
+        /* 15 */
+        op(LOAD, arg_low(0), 0, 0),
+        /* 16 */ op(JUMP_EQUAL, libc::AF_INET as u32, 1, 0),
+        /* 17 */ op(JUMP_EQUAL, libc::AF_INET6 as u32, 0, 4),
+        /* 18 */ op(LOAD, arg_low(1), 0, 0),
+        /* 19 */ op(AND, SOCK_TYPE_MASK, 0, 0),
+        /* 20 */ op(JUMP_EQUAL, libc::SOCK_DGRAM as u32, 0, 1),
+        /* 21 */ op(RETURN, libc::SECCOMP_RET_USER_NOTIF, 0, 0),
+        /* 22 */ op(RETURN, libc::SECCOMP_RET_ALLOW, 0, 0),
+        /* 23 */ op(RETURN, errno(libc::ENOSYS), 0, 0),
+        /* 24 */ op(RETURN, errno(libc::EOPNOTSUPP), 0, 0),
     ]
 }
 
@@ -199,13 +215,24 @@ impl SeccompSupervisor {
                     _ => return Err(error),
                 }
             }
-            let answer = CallAnswer::to_notice(self.listener.clone(), notice.id);
+            let fd = program_fd(&notice);
+            let answer = CallAnswer::to_notice(self.listener.clone(), notice.id, fd);
             match self.read(&notice) {
                 Ok(HeldCall::Nothing) => answer.give(CallVerdict::Continue),
+                Ok(HeldCall::Open(domain)) => {
+                    let flags = notice.data.args[1] as libc::c_int;
+                    return Ok(Some(CaughtCall::Open {
+                        domain,
+                        nonblocking: flags & libc::SOCK_NONBLOCK != 0,
+                        answer,
+                    }));
+                }
                 Ok(HeldCall::Connect(socket, to)) => {
                     return Ok(Some(CaughtCall::Connect { socket, to, answer }));
                 }
-                Ok(HeldCall::Send(to)) => return Ok(Some(CaughtCall::Send { to, answer })),
+                Ok(HeldCall::Send(socket, to)) => {
+                    return Ok(Some(CaughtCall::Send { socket, to, answer }));
+                }
                 Ok(HeldCall::Listen(socket)) => {
                     return Ok(Some(CaughtCall::Listen { socket, answer }));
                 }
@@ -228,8 +255,13 @@ impl SeccompSupervisor {
             }
         } else if is(libc::SYS_sendto) {
             match self.address(notice, args[4], args[5])? {
-                Some(to) => HeldCall::Send(to),
+                Some(to) => HeldCall::Send(fetch(notice.pid, args[0])?, to),
                 None => HeldCall::Nothing,
+            }
+        } else if is(libc::SYS_socket) {
+            match args[2] as libc::c_int {
+                0 | libc::IPPROTO_UDP => HeldCall::Open((args[0] as libc::c_int).into()),
+                _ => HeldCall::Nothing,
             }
         } else {
             HeldCall::Listen(fetch(notice.pid, args[0])?)
@@ -268,8 +300,9 @@ fn is_valid(listener: &OwnedFd, id: u64) -> io::Result<()> {
 
 enum HeldCall {
     Nothing,
+    Open(socket2::Domain),
     Connect(OwnedFd, std::net::SocketAddr),
-    Send(std::net::SocketAddr),
+    Send(OwnedFd, std::net::SocketAddr),
     Listen(OwnedFd),
 }
 
@@ -291,6 +324,53 @@ fn fetch(thread: u32, fd: u64) -> io::Result<OwnedFd> {
     made(unsafe { libc::syscall(libc::SYS_pidfd_getfd, process.as_raw_fd(), fd as i32, 0) })
 }
 
+/// The descriptor that a held call is about, and what becomes of it at execve.
+fn program_fd(notice: &libc::seccomp_notif) -> ProgramFd {
+    let args = notice.data.args;
+    if libc::c_long::from(notice.data.nr) == libc::SYS_socket {
+        return ProgramFd {
+            number: None,
+            close_on_exec: args[1] as libc::c_int & libc::SOCK_CLOEXEC != 0,
+        };
+    }
+    let number = args[0] as u32;
+    // proc(5): the flags are octal, close-on-exec among them.
+    let info = std::fs::read_to_string(format!("/proc/{}/fdinfo/{number}", notice.pid));
+    let flags = info.ok().and_then(|info| {
+        let flags = info.lines().find_map(|line| line.strip_prefix("flags:"))?;
+        libc::c_int::from_str_radix(flags.trim(), 8).ok()
+    });
+    ProgramFd {
+        number: Some(number),
+        close_on_exec: flags.is_none_or(|flags| flags & libc::O_CLOEXEC != 0),
+    }
+}
+
+/// Puts a socket into the program: in the place of the one that the held call is about, on which the kernel
+/// then carries the call out, or as what the call returns.
+pub(crate) fn answer_with_socket(listener: &OwnedFd, id: u64, fd: ProgramFd, socket: &OwnedFd) {
+    let added = libc::seccomp_notif_addfd {
+        id,
+        flags: fd.number.map_or(0, |_| ADDFD_FLAG_SETFD),
+        srcfd: socket.as_raw_fd() as u32,
+        newfd: fd.number.unwrap_or_default(),
+        newfd_flags: match fd.close_on_exec {
+            true => libc::O_CLOEXEC as u32,
+            false => 0,
+        },
+    };
+    // SAFETY: a place of the size that is in the number. It fails where the program is gone.
+    let number = unsafe { libc::ioctl(listener.as_raw_fd(), NOTIF_ADDFD as _, &raw const added) };
+    if number < 0 {
+        let error = io::Error::last_os_error();
+        return answer(listener, id, CallVerdict::of(&error));
+    }
+    match fd.number {
+        Some(_) => answer(listener, id, CallVerdict::Continue),
+        None => respond(listener, id, number.into(), 0, 0),
+    }
+}
+
 /// Answers a call that is held.
 pub(crate) fn answer(listener: &OwnedFd, id: u64, verdict: CallVerdict) {
     let (error, flags) = match verdict {
@@ -298,9 +378,13 @@ pub(crate) fn answer(listener: &OwnedFd, id: u64, verdict: CallVerdict) {
         CallVerdict::Done => (0, 0),
         CallVerdict::Failed(errno) => (-errno, 0),
     };
+    respond(listener, id, 0, error, flags);
+}
+
+fn respond(listener: &OwnedFd, id: u64, val: i64, error: i32, flags: u32) {
     let said = libc::seccomp_notif_resp {
         id,
-        val: 0,
+        val,
         error,
         flags,
     };
@@ -329,6 +413,10 @@ mod tests {
         assert_eq!(
             size_of::<libc::seccomp_notif_resp>() as u64,
             NOTIF_SEND >> 16 & 0x3fff
+        );
+        assert_eq!(
+            size_of::<libc::seccomp_notif_addfd>() as u64,
+            NOTIF_ADDFD >> 16 & 0x3fff
         );
     }
 }

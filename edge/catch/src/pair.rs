@@ -22,18 +22,18 @@
 //! A program in a network namespace of its own needs sockets from there: a porter, a process that stayed
 //! in it, hands them out.
 
-use std::io::{self, IoSlice, IoSliceMut};
+use std::io::{self, IoSliceMut};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use nix::sys::socket::{MsgFlags, recvmsg, send, sendmsg};
+use nix::sys::socket::{MsgFlags, recvmsg, send};
 use socket2::{Domain, Protocol, SockAddr, SockFilter, SockRef, Socket, Type};
 use tokio::net::TcpStream;
 use tokio::sync::Mutex;
 
-use crate::fd_passing;
+use crate::{dns, fd_passing};
 
 /// Times the kernel repeats a SYN: a connection may wait for a network for some four hours. The most
 /// there is (tcp(7)).
@@ -79,7 +79,7 @@ fn port_of(socket: &Socket) -> io::Result<u16> {
         .ok_or_else(|| io::ErrorKind::AddrNotAvailable.into())
 }
 
-/// Who makes sockets in a program's network namespace.
+/// A client of the process that creates sockets in another network namespace.
 pub struct NamespaceSockets {
     channel: Mutex<tokio::io::unix::AsyncFd<OwnedFd>>,
 }
@@ -99,34 +99,76 @@ impl NamespaceSockets {
     /// # Errors
     /// It is gone, or has none.
     pub async fn socket(&self) -> io::Result<Socket> {
+        let mut fds = self.request(SocketRequest::Tcp4).await?;
+        let socket = fds.pop().ok_or(io::ErrorKind::BrokenPipe)?;
+        Ok(socket.into())
+    }
+
+    /// The sockets that a request gives; none if it cannot be met.
+    pub(crate) async fn request(&self, what: SocketRequest) -> io::Result<Vec<OwnedFd>> {
         let channel = self.channel.lock().await;
-        send(channel.as_raw_fd(), b"s", MsgFlags::MSG_NOSIGNAL)?;
+        send(channel.as_raw_fd(), &[what as u8], MsgFlags::MSG_NOSIGNAL)?;
         loop {
             let mut ready = channel.readable().await?;
             let took = ready.try_io(|channel| fd_passing::take(channel.get_ref()));
             if let Ok(took) = took {
-                let (_, mut fds) = took?;
-                let socket = fds.pop().ok_or(io::ErrorKind::BrokenPipe)?;
-                return Ok(socket.into());
+                return took.map(|(_, fds)| fds);
             }
         }
     }
 }
 
-/// What the porter does until nobody asks any more.
-pub(crate) fn serve_sockets(channel: &OwnedFd) {
+/// A request to the process in the other namespace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum SocketRequest {
+    /// A TCP socket for IPv4.
+    Tcp4 = b's',
+    /// A TCP socket for IPv6.
+    Tcp6 = b'S',
+    /// A UDP socket for IPv4.
+    Udp4 = b'u',
+    /// A UDP socket for IPv6.
+    Udp6 = b'U',
+    /// The sockets of a name server, in the order of [`dns::sockets`].
+    NameServer = b'd',
+}
+
+impl SocketRequest {
+    fn of(byte: u8) -> Option<SocketRequest> {
+        use SocketRequest::{NameServer, Tcp4, Tcp6, Udp4, Udp6};
+        let all = [Tcp4, Tcp6, Udp4, Udp6, NameServer];
+        all.into_iter().find(|what| *what as u8 == byte)
+    }
+
+    fn create(self) -> io::Result<Vec<OwnedFd>> {
+        let one = |domain, kind| Socket::new(domain, kind, None).map(|s| vec![s.into()]);
+        match self {
+            SocketRequest::Tcp4 => one(Domain::IPV4, Type::STREAM),
+            SocketRequest::Tcp6 => one(Domain::IPV6, Type::STREAM),
+            SocketRequest::Udp4 => one(Domain::IPV4, Type::DGRAM),
+            SocketRequest::Udp6 => one(Domain::IPV6, Type::DGRAM),
+            SocketRequest::NameServer => dns::sockets(),
+        }
+    }
+}
+
+/// Creates sockets for the other end of the channel, until that is closed. `enter` runs before the first.
+pub(crate) fn serve_sockets(channel: &OwnedFd, enter: impl Fn() -> io::Result<()>) {
     let mut byte = [0];
-    let mut slices = [IoSliceMut::new(&mut byte)];
-    while recvmsg::<()>(channel.as_raw_fd(), &mut slices, None, MsgFlags::empty())
-        .is_ok_and(|message| message.bytes > 0)
-    {
-        let socket = fresh().ok();
-        let fds: Vec<_> = socket.iter().map(AsRawFd::as_raw_fd).collect();
-        let rights = [nix::sys::socket::ControlMessage::ScmRights(&fds)];
-        let rights = if fds.is_empty() { &[][..] } else { &rights[..] };
-        let said = [IoSlice::new(b"s")];
-        let flags = MsgFlags::MSG_NOSIGNAL;
-        if sendmsg::<()>(channel.as_raw_fd(), &said, rights, flags, None).is_err() {
+    let mut entered = None;
+    loop {
+        let mut slices = [IoSliceMut::new(&mut byte)];
+        let message = recvmsg::<()>(channel.as_raw_fd(), &mut slices, None, MsgFlags::empty());
+        if !message.is_ok_and(|message| message.bytes > 0) {
+            return;
+        }
+        let entered = *entered.get_or_insert_with(|| enter().is_ok());
+        let asked = SocketRequest::of(byte[0]).filter(|_| entered);
+        let sockets = asked.and_then(|asked| asked.create().ok());
+        let sockets = sockets.unwrap_or_default();
+        let fds: Vec<_> = sockets.iter().map(AsFd::as_fd).collect();
+        if fd_passing::give(channel, b"s", &fds).is_err() {
             return;
         }
     }

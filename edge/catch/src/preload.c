@@ -3,12 +3,14 @@
  * `cedos run`, which connects the program's own socket in its place.
  *
  *   connect(fd, host) ── fd, address ──▶ cedos run ── connects fd ──▶ errno
+ *   sendto(fd, to)    ── fd, address ──▶ cedos run: a socket in its place, for questions to name servers
  *   getaddrinfo(name) ── name ─────────▶ cedos run: an address that stands for the name
  *   getnameinfo(addr) ── address ──────▶ cedos run: the name that it stands for, or none
  *   listen(fd)        ── fd ───────────▶ cedos run: knows what listens
  *   bind(fd, groups)  ── no question: a socket for notices of links and addresses hears none
  *
- * Programs it starts that do without the C library are exec.c's.
+ * Programs it starts that do without the C library are exec.c's. What the C library's own resolver
+ * sends past these calls is resolver.c's. A socket takes another's place in replace.c.
  *
  * One question is one SOCK_SEQPACKET connection to the abstract address in CEDOS_RUN. What cannot be asked
  * fails: nothing goes past. Datagrams are not carried, and fail too.
@@ -17,6 +19,7 @@
 #include <arpa/inet.h>
 #include <dlfcn.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <ifaddrs.h>
 #include <linux/netlink.h>
 #include <net/if.h>
@@ -76,7 +79,9 @@ int ask_socket(void)
     return fd;
 }
 
-int ask_on(int fd, char what, const void *said, size_t len, int passed, void *text, size_t *room)
+/* The answer to a question; `given` becomes the descriptor that came with it, or -1. Closes `fd`. */
+static int exchange(int fd, char what, const void *said, size_t len, int passed, void *text, size_t *room,
+                    int *given)
 {
     int before = errno, answer = ENETUNREACH;
     char question[QUESTION_BYTES_MAX];
@@ -107,14 +112,23 @@ int ask_on(int fd, char what, const void *said, size_t len, int passed, void *te
     if (n < 0)
         goto out;
     char reply[sizeof(int32_t) + REPLY_TEXT_BYTES_MAX];
+    io = (struct iovec){ reply, sizeof reply };
+    message = (struct msghdr){ .msg_iov = &io, .msg_iovlen = 1 };
+    if (given) {
+        message.msg_control = control.bytes;
+        message.msg_controllen = sizeof control.bytes;
+    }
     do
-        n = recv(fd, reply, sizeof reply, 0);
+        n = syscall(SYS_recvmsg, fd, &message, MSG_CMSG_CLOEXEC);
     while (n < 0 && errno == EINTR);
     if (n < (ssize_t)sizeof(int32_t))
         goto out;
     int32_t number;
     memcpy(&number, reply, sizeof number);
     answer = number;
+    struct cmsghdr *head = given ? CMSG_FIRSTHDR(&message) : NULL;
+    if (head && head->cmsg_level == SOL_SOCKET && head->cmsg_type == SCM_RIGHTS)
+        memcpy(given, CMSG_DATA(head), sizeof *given);
     if (room) {
         size_t rest = (size_t)n - sizeof number;
         if (rest < *room)
@@ -127,12 +141,41 @@ out:
     return answer;
 }
 
+int ask_on(int fd, char what, const void *said, size_t len, int passed, void *text, size_t *room)
+{
+    return exchange(fd, what, said, len, passed, text, room, NULL);
+}
+
 int ask(char what, const void *said, size_t len, int passed, void *text, size_t *room)
 {
     int before = errno, fd = ask_socket();
     if (fd < 0)
         return errno = before, ENETUNREACH;
     return ask_on(fd, what, said, len, passed, text, room);
+}
+
+/* Asks what becomes of a call on this socket. Where another socket is to take its place, it does. */
+static int ask_about(char what, int fd, const struct sockaddr *to, socklen_t len)
+{
+    int before = errno, given = -1, question = ask_socket();
+    if (question < 0)
+        return errno = before, ENETUNREACH;
+    int answer = exchange(question, what, to, len, fd, NULL, NULL, &given);
+    if (given >= 0) {
+        int failed = put_in_place(given, fd);
+        if (failed)
+            answer = failed;
+        close(given);
+    }
+    errno = before;
+    return answer;
+}
+
+int name_server_port(void)
+{
+    uint16_t port = 0;
+    size_t room = sizeof port;
+    return ask('d', "", 0, -1, &port, &room) == 0 && room == sizeof port ? port : 0;
 }
 
 /* Whether an address is on this machine, or no business of ours. */
@@ -153,11 +196,26 @@ static int is_near(const struct sockaddr *to, socklen_t len)
     return 1;
 }
 
+#define DNS_PORT 53
+
+/* Whether a name server has this address, also one of this machine: it would ask others. */
+static int is_name_server(const struct sockaddr *to, socklen_t len)
+{
+    if (to == NULL)
+        return 0;
+    /* The port is at the same place in both. */
+    if ((to->sa_family != AF_INET || len < sizeof(struct sockaddr_in)) &&
+        (to->sa_family != AF_INET6 || len < offsetof(struct sockaddr_in6, sin6_scope_id)))
+        return 0;
+    return ntohs(((const struct sockaddr_in *)to)->sin_port) == DNS_PORT;
+}
+
 OURS int connect(int fd, const struct sockaddr *to, socklen_t len)
 {
-    if (is_near(to, len) || len > sizeof(struct sockaddr_storage))
+    int passes = is_near(to, len) && !is_name_server(to, len);
+    if (passes || len > sizeof(struct sockaddr_storage))
         return (int)syscall(SYS_connect, fd, to, len);
-    int answer = ask('c', to, len, fd, NULL, NULL);
+    int answer = ask_about('c', fd, to, len);
     if (answer == GO_ON)
         return (int)syscall(SYS_connect, fd, to, len);
     if (answer == 0)
@@ -223,29 +281,33 @@ OURS int setsockopt(int fd, int level, int name, const void *value, socklen_t le
     return (int)syscall(SYS_setsockopt, fd, level, name, value, len);
 }
 
-/* A datagram, or the first bytes of a connection, for somebody else. */
-static int may_not_leave(const struct sockaddr *to, socklen_t len, int flags)
+/* Whether a datagram, or the first bytes of a connection, must not leave by this socket. */
+static int may_not_leave(int fd, const struct sockaddr *to, socklen_t len, int flags)
 {
     if (flags & MSG_FASTOPEN)
-        errno = EOPNOTSUPP;
-    else if (to != NULL && !is_near(to, len))
-        errno = ENETUNREACH;
-    else
+        return errno = EOPNOTSUPP, 1;
+    int type, asks = is_name_server(to, len), before = errno;
+    socklen_t size = sizeof type;
+    if (asks && (getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &size) < 0 || type != SOCK_DGRAM))
+        asks = 0;
+    errno = before;
+    int answer = asks ? ask_about('s', fd, to, len) : is_near(to, len) ? GO_ON : ENETUNREACH;
+    if (answer == GO_ON)
         return 0;
-    return 1;
+    return errno = answer, 1;
 }
 
 OURS ssize_t sendto(int fd, const void *bytes, size_t n, int flags, const struct sockaddr *to,
                     socklen_t len)
 {
-    if (may_not_leave(to, len, flags))
+    if (may_not_leave(fd, to, len, flags))
         return -1;
     return syscall(SYS_sendto, fd, bytes, n, flags, to, len);
 }
 
 OURS ssize_t sendmsg(int fd, const struct msghdr *message, int flags)
 {
-    if (message != NULL && may_not_leave(message->msg_name, message->msg_namelen, flags))
+    if (message != NULL && may_not_leave(fd, message->msg_name, message->msg_namelen, flags))
         return -1;
     return syscall(SYS_sendmsg, fd, message, flags);
 }
@@ -254,7 +316,7 @@ OURS int sendmmsg(int fd, struct mmsghdr *messages, unsigned n, int flags)
 {
     for (unsigned i = 0; messages != NULL && i < n; i++) {
         const struct msghdr *message = &messages[i].msg_hdr;
-        if (may_not_leave(message->msg_name, message->msg_namelen, flags))
+        if (may_not_leave(fd, message->msg_name, message->msg_namelen, flags))
             return -1;
     }
     return (int)syscall(SYS_sendmmsg, fd, messages, n, flags);
@@ -309,9 +371,13 @@ OURS int getaddrinfo(const char *node, const char *service, const struct addrinf
             RTLD_NEXT, "getaddrinfo");
     if (real == NULL)
         return EAI_FAIL;
-    if (node == NULL || is_address(node) || is_own_name(node) ||
-        (hints && hints->ai_flags & AI_NUMERICHOST))
+    if (node == NULL || is_address(node) || (hints && hints->ai_flags & AI_NUMERICHOST))
         return real(node, service, hints, found);
+    if (is_own_name(node)) {
+        /* The machine's files may not know it. */
+        resolve_here();
+        return real(node, service, hints, found);
+    }
     char text[STAND_IN_BYTES];
     struct addrinfo wanted = { 0 };
     if (hints)
@@ -331,8 +397,12 @@ OURS int getaddrinfo(const char *node, const char *service, const struct addrinf
 /* The old calls, with the stand-in's text for the name. */
 static const char *name_or_stand_in(const char *name, int family, char *text, size_t room)
 {
-    if (name == NULL || is_address(name) || is_own_name(name))
+    if (name == NULL || is_address(name))
         return name;
+    if (is_own_name(name)) {
+        resolve_here();
+        return name;
+    }
     return stand_in(name, family, text, room) == 0 ? text : NULL;
 }
 

@@ -23,7 +23,16 @@ int ask_socket(void);
  * where nobody answers. */
 int ask_on(int fd, char what, const void *said, size_t len, int passed, void *text, size_t *room);
 
-/* The same, over a connection of its own. */
+/* As ask_on, over a connection of its own. */
 int ask(char what, const void *said, size_t len, int passed, void *text, size_t *room);
+
+/* The port of our name server on 127.0.0.1; 0 where nobody answers. */
+int name_server_port(void);
+
+/* Makes descriptor `fd` the socket `given`, also in the epoll sets that have it. An errno, or 0. */
+int put_in_place(int given, int fd);
+
+/* Has the C library's resolver ask our name server, in this thread. */
+void resolve_here(void);
 
 #endif

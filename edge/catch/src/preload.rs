@@ -1,7 +1,7 @@
 //! The questions of preload.c and exec.c: one SOCK_SEQPACKET connection each, to an abstract address.
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd as _, AsRawFd, OwnedFd};
 use std::sync::Arc;
 
 use nix::sys::socket::sockopt::PeerCredentials;
@@ -12,6 +12,7 @@ use nix::sys::socket::{
 use tokio::io::unix::AsyncFd;
 
 use crate::caught_call::{CallAnswer, CallVerdict, CaughtCall, UncaughtReason, address};
+use crate::children::descends_from_here;
 use crate::fd_passing;
 use crate::notify::{self, SeccompSupervisor};
 use crate::stand_ins::NameStandIns;
@@ -24,6 +25,9 @@ pub const VARIABLE: &str = "CEDOS_RUN";
 
 /// preload.c says the same.
 const GO_ON: i32 = -1;
+
+/// The delay after a question could not be taken: descriptors become free in that time.
+const ACCEPT_AGAIN: std::time::Duration = std::time::Duration::from_millis(20); // a guess
 
 /// Questions that wait to be taken.
 const BACKLOG: i32 = 128;
@@ -41,7 +45,9 @@ pub(crate) fn bind_abstract(name: &[u8]) -> io::Result<OwnedFd> {
 pub struct PreloadListener {
     socket: AsyncFd<OwnedFd>,
     names: Arc<NameStandIns>,
-    /// Only this user's processes may ask, where others can reach it.
+    /// The port of our name server on 127.0.0.1.
+    dns_port: u16,
+    /// Only this user's processes, and those that come from this one, may ask, where others can reach it.
     only: Option<u32>,
 }
 
@@ -49,11 +55,13 @@ impl PreloadListener {
     pub(crate) fn new(
         place: OwnedFd,
         names: Arc<NameStandIns>,
+        dns_port: u16,
         only: Option<u32>,
     ) -> io::Result<PreloadListener> {
         Ok(PreloadListener {
             socket: fd_passing::watch(place)?,
             names,
+            dns_port,
             only,
         })
     }
@@ -72,7 +80,13 @@ impl PreloadListener {
                 Ok(unsafe { std::os::fd::FromRawFd::from_raw_fd(fd) })
             });
             let question: OwnedFd = match took {
-                Ok(took) => took?,
+                Ok(Ok(took)) => took,
+                // No descriptor is free: who asks waits in the kernel meanwhile.
+                Ok(Err(error)) if is_passing(&error) => {
+                    tokio::time::sleep(ACCEPT_AGAIN).await;
+                    continue;
+                }
+                Ok(Err(error)) => return Err(error),
                 Err(_) => continue,
             };
             // Who connects has its question ready; one that does not is not waited for.
@@ -85,7 +99,8 @@ impl PreloadListener {
     async fn hear(&self, question: OwnedFd) -> Option<CaughtCall> {
         if let Some(only) = self.only {
             let who = getsockopt(&question, PeerCredentials).ok()?;
-            if who.uid() != only {
+            // A program may have changed its user, as apt's downloads do.
+            if who.uid() != only && !descends_from_here(who.pid()) {
                 tracing::warn!(pid = who.pid(), "refused a process of another user");
                 return None;
             }
@@ -136,6 +151,19 @@ impl PreloadListener {
                 let socket = fds.pop()?;
                 Some(CaughtCall::Connect { socket, to, answer })
             }
+            b's' => {
+                let answer = CallAnswer::to_question(question);
+                let Some(to) = address(said) else {
+                    answer.give(CallVerdict::Continue);
+                    return None;
+                };
+                let socket = fds.pop()?;
+                Some(CaughtCall::Send { socket, to, answer })
+            }
+            b'd' => {
+                answer(&question, CallVerdict::Done, &self.dns_port.to_ne_bytes());
+                None
+            }
             b'l' => Some(CaughtCall::Listen {
                 socket: fds.pop()?,
                 answer: CallAnswer::to_question(question),
@@ -176,6 +204,15 @@ impl PreloadListener {
     }
 }
 
+/// Whether a question could not be taken now, but can be later.
+fn is_passing(error: &io::Error) -> bool {
+    let errno = error.raw_os_error();
+    matches!(
+        errno,
+        Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOBUFS | libc::EINTR)
+    )
+}
+
 /// For a question to come after its connection.
 const PATIENCE: std::time::Duration = std::time::Duration::from_secs(1); // a guess
 
@@ -189,6 +226,11 @@ pub(crate) fn answer(question: &OwnedFd, verdict: CallVerdict, text: &[u8]) {
     let mut said = number.to_ne_bytes().to_vec();
     said.extend(text);
     let _ = send(question.as_raw_fd(), &said, MsgFlags::MSG_NOSIGNAL);
+}
+
+/// Answers a question with a socket that takes the place of the program's own.
+pub(crate) fn answer_with_socket(question: &OwnedFd, socket: &OwnedFd) {
+    let _ = fd_passing::give(question, &GO_ON.to_ne_bytes(), &[socket.as_fd()]);
 }
 
 #[cfg(test)]
@@ -219,6 +261,7 @@ mod tests {
             let asked = PreloadListener::new(
                 bind_abstract(name.as_bytes()).unwrap(),
                 Arc::default(),
+                0,
                 None,
             )
             .unwrap();

@@ -59,6 +59,15 @@ pub const LINKS: NamespaceNeeds = NamespaceNeeds {
     attempt: "ip link add a0 type veth",
 };
 
+/// A network and mounts of its own with veth links that have a rate, where programs can change their user:
+/// for root alone.
+pub const SHAPED_LINKS_OF_ROOT: NamespaceNeeds = NamespaceNeeds {
+    unshare: "-nm",
+    attempt: "ip link add a0 type veth peer name a1
+              tc qdisc add dev a0 root tbf rate 1mbit burst 10k latency 50ms
+              setpriv --reuid 65534 --clear-groups true",
+};
+
 /// A network and mounts of its own.
 pub const LINKS_AND_MOUNTS: NamespaceNeeds = NamespaceNeeds {
     unshare: "-Urnm",

@@ -15,6 +15,7 @@ mod persistence;
 mod shared_flow;
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -47,6 +48,24 @@ pub use link_traffic::LinkTraffic;
 
 /// Time to end the flow and the session with a proxy.
 const FAREWELL: Duration = Duration::from_millis(500); // a guess: one slow round trip
+
+/// Why a flow to a proxy cannot be opened now.
+#[derive(Debug)]
+pub enum FlowOpenError {
+    /// There is no session.
+    NoSession,
+    /// The session takes no more flows, or is over.
+    Driver(DriverError),
+}
+
+impl fmt::Display for FlowOpenError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            FlowOpenError::NoSession => f.write_str("there is no session to the proxy"),
+            FlowOpenError::Driver(error) => error.fmt(f),
+        }
+    }
+}
 
 /// Carries requests to a proxy.
 pub struct ProxyClient {
@@ -163,7 +182,8 @@ impl ProxyClient {
         &self,
         steer: impl FnOnce(&Device, &Arc<Mutex<Flow>>),
     ) -> Result<Box<dyn ByteStream>, FetchFault> {
-        self.open_parallel_with(FlowSettings::default(), steer)
+        let opened = self.open_parallel_with(FlowSettings::default(), steer);
+        opened.map_err(|error| FetchFault::Proxy(error.to_string()))
     }
 
     /// Opens another flow, with these settings.
@@ -171,13 +191,9 @@ impl ProxyClient {
         &self,
         settings: FlowSettings,
         steer: impl FnOnce(&Device, &Arc<Mutex<Flow>>),
-    ) -> Result<Box<dyn ByteStream>, FetchFault> {
-        let Some(device) = self.device() else {
-            return Err(FetchFault::Proxy("there is no session to the proxy".into()));
-        };
-        let flow = device
-            .open(settings)
-            .map_err(|error| FetchFault::Proxy(error.to_string()))?;
+    ) -> Result<Box<dyn ByteStream>, FlowOpenError> {
+        let device = self.device().ok_or(FlowOpenError::NoSession)?;
+        let flow = device.open(settings).map_err(FlowOpenError::Driver)?;
         let flow = Arc::new(Mutex::new(flow));
         steer(&device, &flow);
         Ok(Box::new(SharedFlow {

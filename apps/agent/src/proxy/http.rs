@@ -29,6 +29,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use jiff::Zoned;
 use socket2::SockRef;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::sync::OwnedSemaphorePermit;
 
@@ -247,38 +248,49 @@ async fn forward(
         // The origin closed it meanwhile. RFC 9112 §9.3.1: anew.
     }
     let target = context.target(place.host(), port)?;
-    let mut open = context
-        .session
-        .open_optimistically(&target, conn_options)
-        .await?;
-    // D2Prox makes the connection or drops what came for it: a request that is whole need not wait to hear which.
-    if !is_asked_twice_safely(&head.method, &body) {
-        open = open.connected().await?;
-    }
-    let why = open.failure();
-    let broken = |error: hyper::Error| {
+    let early_end = |error: hyper::Error| {
         let text = format!("{target} ended early: {error}");
-        why.take()
-            .unwrap_or_else(|| ConnectRefusal::new(RefusalCause::Refused, text))
+        ConnectRefusal::new(RefusalCause::Refused, text)
     };
+    let origin_conn = |sender| OriginConn {
+        host: host.clone(),
+        conn_options,
+        sender,
+    };
+    // D2Prox makes the connection or drops what came for it: a request that is whole need not wait to hear which.
+    if is_asked_twice_safely(&head.method, &body) {
+        let open = context.session.open_optimistically(&target, conn_options);
+        let open = open.await?;
+        let why = open.failure();
+        let same = Request::from_parts(head.clone(), Either::Right(Full::default()));
+        match send(open, same).await {
+            Ok((sender, response)) => return Ok(answered(response, origin_conn(sender), &kept)),
+            Err(error) => match why.take() {
+                // It waits for a place below, as any other connection does.
+                Some(refusal) if refusal.cause == RefusalCause::Full => {}
+                refusal => return Err(refusal.unwrap_or_else(|| early_end(error))),
+            },
+        }
+    }
+    let open = context.session.open(&target, conn_options).await?;
+    let request = Request::from_parts(head, Either::Left(body));
+    let (sender, response) = send(open, request).await.map_err(early_end)?;
+    Ok(answered(response, origin_conn(sender), &kept))
+}
+
+/// Sends a request by a new connection; the sender is for the next one.
+async fn send(
+    open: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    request: Request<ForwardBody>,
+) -> hyper::Result<(SendRequest<ForwardBody>, Response<Incoming>)> {
     let (mut sender, connection) = hyper::client::conn::http1::Builder::new()
         .preserve_header_case(true)
         .handshake(TokioIo::new(open))
-        .await
-        .map_err(&broken)?;
+        .await?;
     // Its error reaches the body, or the answer.
     tokio::spawn(connection);
-    let request = Request::from_parts(head, Either::Left(body));
-    let response = sender.send_request(request).await.map_err(&broken)?;
-    Ok(answered(
-        response,
-        OriginConn {
-            host,
-            conn_options,
-            sender,
-        },
-        &kept,
-    ))
+    let response = sender.send_request(request).await?;
+    Ok((sender, response))
 }
 
 /// Whether a request can be repeated safely if its outcome is unknown.

@@ -27,7 +27,8 @@ pub use conn_options::ConnOptions;
 pub use listener::{CONNECTIONS_MAX, ClientPolicy, LocalProxyListener};
 pub use optimistic_connect::{ConnectFailure, OptimisticConnect};
 pub use proxy_session::{
-    LinkPayload, ProxyConnection, ProxySession, ProxySessionPeer, SpendingBudget,
+    ANSWER_LIMIT, LinkPayload, ProxyConnection, ProxySession, ProxySessionPeer,
+    SESSION_CONNECTIONS_MAX, SpendingBudget,
 };
 pub use refusal::{ConnectRefusal, RefusalCause};
 pub use socket_owner::owner_of;

@@ -52,17 +52,6 @@ impl OptimisticConnect {
         }
     }
 
-    /// Waits until the connection is made.
-    ///
-    /// # Errors
-    /// Why it is not.
-    pub async fn connected(mut self) -> Result<OptimisticConnect, ConnectRefusal> {
-        if let ConnectReader::Asked(answer) = self.read {
-            self.read = ConnectReader::Made(answer.await?);
-        }
-        Ok(self)
-    }
-
     /// A handle that gets the reason if the connection fails.
     pub fn failure(&self) -> ConnectFailure {
         self.why.clone()

@@ -3,42 +3,41 @@
 //! It begins with the first connection, or when it is called, and lasts as long as the line: a session at rest costs nothing.
 //! Where there is no network a connection waits for one, for as long as the program does.
 
+mod carrier_notices;
+mod connect_wait;
+mod proxy_connection;
+mod session_flows;
+
 use std::collections::BTreeMap;
-use std::future::poll_fn;
-use std::io;
 use std::path::PathBuf;
-use std::pin::Pin;
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll};
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use d2tp_driver::{
-    CarriedByLink, Device, EndpointConfig, Flow, FlowClient, FlowClientReport, FlowEnd,
-    FlowIo as _, FlowSettings, LinkStatus, LinkUse, SchedulerHandle, SecretKey, ServerAddress,
-    SessionEvent,
+    CarriedByLink, DriverError, EndpointConfig, Flow, FlowEnd, FlowSettings, LinkStatus, LinkUse,
+    ReasonCode, SchedulerHandle, SecretKey, ServerAddress, SessionEvent,
 };
 use d2tp_links::{CostClass, Link};
-use d2tp_sched::{CostPolicy, FlowDemand, Grant, SchedulerKind};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
-use tokio::sync::{Notify, watch};
+use d2tp_sched::{CostPolicy, Grant, SchedulerKind};
+use tokio::sync::{Notify, Semaphore, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use super::agent_scheduler::{AgentScheduler, AgentSchedulerFinder};
-use super::carry::carry;
+use self::carrier_notices::CarrierNotices;
+pub use self::connect_wait::{ANSWER_LIMIT, SESSION_CONNECTIONS_MAX};
+pub use self::proxy_connection::ProxyConnection;
+pub use self::session_flows::LinkPayload;
+use self::session_flows::{ConnGroup, ConnTraffic, SessionFlows, SteeredFlow, lock};
+use super::agent_scheduler::AgentSchedulerFinder;
 use super::conn_options::ConnOptions;
 use super::optimistic_connect::OptimisticConnect;
 use super::refusal::{ConnectRefusal, RefusalCause};
 use super::target::TargetAddress;
-use crate::fetch::dial::{ByteStream, FetchFault};
-use crate::fetch::proxy::ProxyClient;
+use crate::fetch::dial::FetchFault;
+use crate::fetch::proxy::{FlowOpenError, ProxyClient};
 use crate::fetch::tunnel;
-use crate::schedule_message::{
-    FLOWS_MAX, ReportedFlow, ReportedLink, ReportedTraffic, ScheduleAnswer, ScheduleReport,
-};
 
 /// The delay before a session that ended is opened again.
 const CALL_AGAIN: Duration = Duration::from_secs(1); // a guess
@@ -79,178 +78,6 @@ pub trait SpendingBudget: Send + Sync {
     fn watch_left(&self) -> watch::Receiver<Option<u64>>;
 }
 
-/// Payload of a link.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LinkPayload {
-    /// The link's name.
-    pub link: String,
-    /// The link's cost class.
-    pub class: CostClass,
-    /// Bytes to this device.
-    pub down: u64,
-    /// Bytes from this device.
-    pub up: u64,
-}
-
-/// Bytes read and written by a connection.
-#[derive(Default)]
-struct ConnTraffic {
-    down: AtomicU64,
-    up: AtomicU64,
-}
-
-/// Connections with the same options, which are one client of the scheduler: a program opens many, and
-/// a decision applies to all of them.
-struct ConnGroup {
-    id: u64,
-    conn_options: ConnOptions,
-    moved: Arc<ConnTraffic>,
-    client: Option<FlowClient>,
-    carried: CarriedByLink,
-    /// The last decided grant of metered links for all its connections.
-    grant: Grant,
-}
-
-struct SteeredFlow {
-    flow: Arc<Mutex<Flow>>,
-    conn_options: ConnOptions,
-    /// The applied permission to pay: the most bytes if limited, or none.
-    pays: Option<Option<u64>>,
-}
-
-#[derive(Default)]
-struct SessionFlows {
-    next: u64,
-    all: BTreeMap<u64, SteeredFlow>,
-    groups: Vec<ConnGroup>,
-}
-
-impl SessionFlows {
-    /// Removes groups without connections from the scheduler. Returns the others, with what links
-    /// carried for them.
-    fn current_groups(&mut self, links: &[LinkStatus]) -> &mut [ConnGroup] {
-        let all = &self.all;
-        (self.groups).retain(|group| {
-            all.values()
-                .any(|flow| flow.conn_options == group.conn_options)
-        });
-        for group in &mut self.groups {
-            let moved = &group.moved;
-            let moved = (moved.down.load(Relaxed), moved.up.load(Relaxed));
-            group.carried.assign(moved, links);
-        }
-        &mut self.groups
-    }
-
-    /// Decides with a scheduler of this process. Returns the time after which the decision may change
-    /// although nothing else does.
-    fn decide(
-        &mut self,
-        links: &[LinkStatus],
-        scheduler: &Arc<SchedulerHandle>,
-        left: Option<u64>,
-    ) -> Option<Duration> {
-        let mut again: Option<Duration> = None;
-        for group in self.current_groups(links) {
-            let client = group
-                .client
-                .get_or_insert_with(|| FlowClient::new(scheduler));
-            let decision = client.decide(&FlowClientReport {
-                demand: FlowDemand {
-                    metered_bytes_left: left,
-                    ..group.conn_options.demand()
-                },
-                size_bytes: None,
-                buy_bytes: None,
-                keeps_awake: false,
-                links,
-                carried: group.carried.bytes(),
-            });
-            group.grant = decision.grant;
-            again = again.into_iter().chain(decision.recheck_after).min();
-        }
-        again
-    }
-
-    /// Reports to the agent, whose answer arrives later.
-    fn report(&mut self, links: &[LinkStatus], spent: &[LinkPayload], agent: &AgentScheduler) {
-        let used = links.iter().filter(|link| link.usage != LinkUse::Off);
-        let reported = |link: &LinkStatus| ReportedLink {
-            name: link.name.clone(),
-            class: link.class.into(),
-            rate: link.rate.map(|rate| rate as f64),
-            stalled: link.answers.is_silent(),
-            in_use: link.answers.is_up(),
-        };
-        let flow = |group: &mut ConnGroup| {
-            // The agent's scheduler knows it now, and this process's no longer.
-            group.client = None;
-            let demand = group.conn_options.demand();
-            ReportedFlow {
-                id: group.id,
-                policy: demand.policy.as_str().to_owned(),
-                if_late: demand.if_late.as_str().to_owned(),
-                left_ms: demand.left.map(|left| left.as_millis() as u64),
-                carried: group.carried.bytes().clone(),
-            }
-        };
-        let groups = self.current_groups(links);
-        agent.report(ScheduleReport {
-            links: used.map(reported).collect(),
-            flows: groups.iter_mut().take(FLOWS_MAX).map(flow).collect(),
-            spent: spent
-                .iter()
-                .map(|more| ReportedTraffic {
-                    link: more.link.clone(),
-                    class: more.class.into(),
-                    down: more.down,
-                    up: more.up,
-                })
-                .collect(),
-        });
-    }
-
-    /// Applies the agent's decisions. Returns the time after which they may change although nothing
-    /// else does.
-    fn take_answer(&mut self, answer: &ScheduleAnswer) -> Option<Duration> {
-        let mut again: Option<Duration> = None;
-        for decision in &answer.decisions {
-            let mut groups = self.groups.iter_mut();
-            if let Some(group) = groups.find(|group| group.id == decision.id) {
-                group.grant = decision.grant.into();
-                again = again.into_iter().chain(decision.recheck_after()).min();
-            }
-        }
-        again
-    }
-
-    /// Applies the decisions to the device.
-    fn apply(&mut self, device: &Device) {
-        for group in &self.groups {
-            let flows = self
-                .all
-                .values()
-                .filter(|flow| flow.conn_options == group.conn_options);
-            let count = flows.count().max(1) as u64;
-            let (may, share) = match group.grant {
-                Grant::Spend { up_to } => (true, up_to.map(|bytes| bytes / count)),
-                Grant::Probe { bytes } => (true, Some(bytes / count)),
-                // A connection's first byte opens a path when it may be paid for.
-                Grant::None | Grant::Path => (false, None),
-            };
-            let flows = self.all.values_mut();
-            for steered in flows.filter(|flow| flow.conn_options == group.conn_options) {
-                let flow = lock(&steered.flow);
-                let pays = may.then(|| share.map(|share| device.paid_bytes(&flow) + share));
-                if pays != steered.pays {
-                    steered.pays = pays;
-                    device.allow_paid(&flow, may, pays.flatten());
-                }
-            }
-        }
-    }
-}
-
 /// The peer of a proxy session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProxySessionPeer {
@@ -281,11 +108,17 @@ pub struct ProxySession {
     agent_socket: Mutex<Option<PathBuf>>,
     /// Bytes that metered links may still carry, as the agent reported last.
     agent_left: Mutex<Option<u64>>,
+    /// Places for connections.
+    places: Arc<Semaphore>,
+    /// Whether it was reported that connections wait for a place.
+    reported_full: AtomicBool,
+    /// How long connections wait for a proxy that is silent although there is a network.
+    answer_limit: Mutex<Option<Duration>>,
+    /// Whether changes of the networks that carry connections are reported.
+    reports_carriers: AtomicBool,
+    /// Connections that ended because D2Prox no longer knew them.
+    lost: AtomicU64,
     tasks: Mutex<Vec<JoinHandle<()>>>,
-}
-
-fn lock<T>(what: &Mutex<T>) -> MutexGuard<'_, T> {
-    what.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl ProxySession {
@@ -311,6 +144,11 @@ impl ProxySession {
             budget: Mutex::default(),
             agent_socket: Mutex::default(),
             agent_left: Mutex::default(),
+            places: Arc::new(Semaphore::new(SESSION_CONNECTIONS_MAX)),
+            reported_full: AtomicBool::new(false),
+            answer_limit: Mutex::new(Some(ANSWER_LIMIT)),
+            reports_carriers: AtomicBool::new(false),
+            lost: AtomicU64::new(0),
             tasks: Mutex::default(),
         });
         let tasks = [
@@ -340,11 +178,18 @@ impl ProxySession {
         });
     }
 
-    /// A connection to `target`, once it is made.
-    ///
-    /// # Errors
-    /// Why it is not.
-    pub async fn open(
+    /// Reports in the log which networks carry connections, whenever that changes.
+    pub fn report_carriers(&self) {
+        self.reports_carriers.store(true, Relaxed);
+    }
+
+    /// Connections that ended because the proxy was started again, or forgot them.
+    pub fn lost_connections(&self) -> u64 {
+        self.lost.load(Relaxed)
+    }
+
+    /// Tries to make a connection to `target`.
+    async fn try_open(
         self: &Arc<ProxySession>,
         target: &TargetAddress,
         conn_options: ConnOptions,
@@ -367,13 +212,17 @@ impl ProxySession {
         target: &TargetAddress,
         conn_options: ConnOptions,
     ) -> Result<OptimisticConnect, ConnectRefusal> {
-        let open = self.begin(target, conn_options).await?;
+        let open = self.within_limit(self.begin(target, conn_options));
+        let open = open.await?;
         let (line, flow) = (self.clone(), open.flow.clone());
         Ok(OptimisticConnect::new(open, |mut read| {
             Box::pin(async move {
                 if line.far == ProxySessionPeer::Prox {
-                    let answered = tunnel::read_response(&mut read).await;
-                    line.check_answer(answered, &flow)?;
+                    let answer = async {
+                        let answered = tunnel::read_response(&mut read).await;
+                        line.check_answer(answered, &flow)
+                    };
+                    line.within_limit(answer).await?;
                 }
                 Ok(read)
             })
@@ -396,6 +245,7 @@ impl ProxySession {
             return Err(ConnectRefusal::new(RefusalCause::NoProxy, text));
         }
         self.check_budget()?;
+        let place = self.room().await?;
         self.session().await?;
         let settings = FlowSettings {
             // It may have waited.
@@ -408,7 +258,13 @@ impl ProxySession {
             let (number, moved) = self.enter(flow.clone(), conn_options);
             begun = Some((number, flow.clone(), moved));
         });
-        let io = io.map_err(|fault| ConnectRefusal::new(RefusalCause::NoProxy, words(fault)))?;
+        let io = io.map_err(|error| {
+            let cause = match &error {
+                FlowOpenError::Driver(DriverError::Flow(_)) => RefusalCause::Full,
+                _ => RefusalCause::NoProxy,
+            };
+            ConnectRefusal::new(cause, error.to_string())
+        })?;
         let (number, flow, moved) = begun.expect("steered when it was opened");
         let mut open = ProxyConnection {
             io,
@@ -417,6 +273,7 @@ impl ProxySession {
             moved,
             target: target.clone(),
             line: self.clone(),
+            _place: place,
         };
         self.stirred.notify_one();
         if self.far == ProxySessionPeer::Prox {
@@ -436,6 +293,10 @@ impl ProxySession {
             Ok(None) => Ok(()),
             Ok(Some(refused)) => Err(ConnectRefusal::from_proxy(&refused)),
             Err(_) if lock(flow).end() == Some(FlowEnd::DeadlinePassed) => Err(late()),
+            Err(_) if lock(flow).end() == Some(FlowEnd::Refused(ReasonCode::LimitReached)) => {
+                let text = FlowEnd::Refused(ReasonCode::LimitReached).to_string();
+                Err(ConnectRefusal::new(RefusalCause::Full, text))
+            }
             Err(fault) => {
                 let text = match self.proxy.flow_loss() {
                     Err(failure) => failure.text,
@@ -517,6 +378,15 @@ impl ProxySession {
 
     /// What the user can do about a proxy that has never answered.
     fn why_unanswered(&self) -> &'static str {
+        self.waits_for_permitted_link().unwrap_or(
+            "the proxy does not answer, and connections wait for it. Is it running, and are its \
+             address and key right?",
+        )
+    }
+
+    /// What the user can do about connections that may use none of the networks that are up; none where
+    /// they may.
+    fn waits_for_permitted_link(&self) -> Option<&'static str> {
         let links = self.links.borrow();
         let usable: Vec<CostClass> = links
             .iter()
@@ -532,15 +402,18 @@ impl ProxySession {
         };
         let only_costly = only(|class| *class != CostClass::Free);
         if only_costly && !flows.all.is_empty() && flows.all.values().all(never_pays) {
-            return "only metered networks are up, and --policy does not allow them (free-first \
-                and balanced use them only to meet --by). Connections wait for a free network";
+            return Some(
+                "only metered networks are up, and --policy does not allow them (free-first and \
+                 balanced use them only to meet --by). Connections wait for a free network",
+            );
         }
         if only(|class| *class == CostClass::Roaming) {
-            return "only roaming networks are up, which are not used. Connections wait for \
-                another; --link NAME=metered allows one";
+            return Some(
+                "only roaming networks are up, which are not used. Connections wait for another; \
+                 --link NAME=metered allows one",
+            );
         }
-        "the proxy does not answer, and connections wait for it. Is it running, and are its \
-         address and key right?"
+        None
     }
 
     fn fell(&self, failed: Option<String>) {
@@ -582,6 +455,7 @@ impl ProxySession {
         let mut settled = false;
         // The agent answered, and nothing is to be reported for that.
         let mut answered = false;
+        let mut notices = CarrierNotices::default();
         loop {
             let (mut costs, mut again) = (false, None);
             let (mut moves, mut answers_change, mut budget_left) = (None, None, None);
@@ -596,6 +470,11 @@ impl ProxySession {
                 moves = Some(device.watch_traffic());
                 answers_change = Some(device.watch_answers());
                 let statuses = device.link_statuses();
+                if self.reports_carriers.load(Relaxed)
+                    && let Some(line) = notices.observe(&statuses, Instant::now())
+                {
+                    tracing::warn!("{line}");
+                }
                 let budget = lock(&self.budget).clone();
                 budget_left = budget.as_ref().map(|budget| budget.watch_left());
                 let mut flows = lock(&self.flows);
@@ -793,79 +672,5 @@ fn words(fault: FetchFault) -> String {
         | FetchFault::CaptivePortal(text)
         | FetchFault::NameNotFound(text) => text,
         FetchFault::Final(failure) => failure.text,
-    }
-}
-
-/// A connection that D2Prox opened: its stream is the target's. It is reset if it is dropped before
-/// both ends have ended.
-pub struct ProxyConnection {
-    io: Box<dyn ByteStream>,
-    flow: Arc<Mutex<Flow>>,
-    number: u64,
-    moved: Arc<ConnTraffic>,
-    target: TargetAddress,
-    line: Arc<ProxySession>,
-}
-
-impl ProxyConnection {
-    /// The target of the connection.
-    pub fn target(&self) -> &TargetAddress {
-        &self.target
-    }
-
-    /// Carries a program's connection until it is over.
-    pub async fn carry(mut self, program: TcpStream) {
-        if carry(program, &mut self).await {
-            self.wait_delivered().await;
-        }
-    }
-
-    /// Waits until the peer has everything, after both directions have ended.
-    pub async fn wait_delivered(self) {
-        let _ = poll_fn(|cx| lock(&self.flow).poll_finished(cx)).await;
-    }
-}
-
-impl Drop for ProxyConnection {
-    fn drop(&mut self) {
-        lock(&self.line.flows).all.remove(&self.number);
-        self.line.left.notify_one();
-        self.line.stirred.notify_one();
-    }
-}
-
-impl AsyncRead for ProxyConnection {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        into: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let before = into.filled().len();
-        let polled = Pin::new(&mut self.io).poll_read(cx, into);
-        let more = into.filled().len() - before;
-        self.moved.down.fetch_add(more as u64, Relaxed);
-        polled
-    }
-}
-
-impl AsyncWrite for ProxyConnection {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        let polled = Pin::new(&mut self.io).poll_write(cx, bytes);
-        if let Poll::Ready(Ok(more)) = polled {
-            self.moved.up.fetch_add(more as u64, Relaxed);
-        }
-        polled
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.io).poll_shutdown(cx)
     }
 }

@@ -16,10 +16,11 @@ use std::time::Duration;
 
 use cedos_agent::proxy::{ConnOptions, ConnectRefusal, ProxySession, RefusalCause, TargetAddress};
 use d2tp_catch::{
-    CallAnswer, CallVerdict, CatchPort, CaughtCall, NameStandIns, PendingConnection,
-    ProgramNamespace, SeccompSupervisor, UncaughtReason, is_local,
+    CallAnswer, CallVerdict, CatchPort, CaughtCall, DNS_PORT, LookupNamespace, NameStandIns,
+    PendingConnection, ProgramNamespace, SeccompSupervisor, UncaughtReason, host_replacement,
+    is_local,
 };
-use socket2::{SockRef, Type};
+use socket2::{Domain, SockRef, Type};
 use tokio::sync::{Semaphore, mpsc};
 
 /// Connections that are being made or carried; one more is told that there is no room.
@@ -37,9 +38,6 @@ const REFUSED_MAX: usize = 32; // a guess
 /// Between two attempts to meet a socket whose own SYN is on its way.
 const MEET_AGAIN: Duration = Duration::from_millis(1);
 
-/// The port of name servers.
-const DNS_PORT: u16 = 53;
-
 /// Who answers.
 pub struct CallHandler {
     /// The way out.
@@ -52,8 +50,11 @@ pub struct CallHandler {
     pub catch_port: Arc<CatchPort>,
     /// Whether the program shares the host's network namespace, or has one of its own.
     pub namespace: ProgramNamespace,
-    /// Our name server, where programs do not find it by themselves.
+    /// Our name server, for programs that share the host's network namespace.
     pub dns: SocketAddr,
+    /// Sockets for programs that ask name servers themselves; none where the program has a network
+    /// namespace of its own.
+    pub lookups: Option<Arc<LookupNamespace>>,
     /// Hears of listeners.
     pub listeners: mpsc::UnboundedSender<SocketAddr>,
     /// Room for connections.
@@ -103,7 +104,12 @@ impl CallHandler {
                 }
                 answer.give(CallVerdict::Continue);
             }
-            CaughtCall::Send { to, answer } => answer.give(self.datagram(to)),
+            CaughtCall::Open {
+                domain,
+                nonblocking,
+                answer,
+            } => self.open_datagram_socket(domain, nonblocking, answer),
+            CaughtCall::Send { socket, to, answer } => self.datagram(socket, to, answer),
             CaughtCall::Supervised { supervisor, answer } => {
                 let Ok(room) = self.filter_permits.clone().try_acquire_owned() else {
                     return answer.give(CallVerdict::Failed(libc::ENOBUFS));
@@ -126,13 +132,19 @@ impl CallHandler {
             CaughtCall::Connect { socket, to, answer } => {
                 let kind = SockRef::from(&socket).r#type();
                 match kind {
+                    Ok(Type::DGRAM) => self.datagram(socket, to, answer),
                     // A resolver on this machine would ask others.
-                    Ok(Type::DGRAM) if to.port() == DNS_PORT => self.lookup(&socket, answer),
+                    Ok(Type::STREAM) if is_local(to.ip()) && to.port() == DNS_PORT => {
+                        self.lookup(socket, answer);
+                    }
                     _ if is_local(to.ip()) || self.is_under_way(&socket) => {
                         answer.give(CallVerdict::Continue);
                     }
                     Ok(Type::STREAM) => self.stream(socket, to, answer),
-                    Ok(_) => answer.give(self.datagram(to)),
+                    Ok(_) if self.namespace != ProgramNamespace::Shared => {
+                        answer.give(CallVerdict::Continue);
+                    }
+                    Ok(_) => answer.give(CallVerdict::Failed(libc::ENETUNREACH)),
                     Err(error) => answer.give(CallVerdict::of(&error)),
                 }
             }
@@ -213,28 +225,61 @@ impl CallHandler {
         state.is_some_and(|state| state != TCP_CLOSE)
     }
 
-    /// Datagrams are not carried. Where they can go nowhere they may try.
-    fn datagram(&self, to: SocketAddr) -> CallVerdict {
-        if is_local(to.ip()) || self.namespace != ProgramNamespace::Shared {
-            return CallVerdict::Continue;
+    /// Gives the program a socket of the lookup namespace, so that no datagram leaves by any call. Where
+    /// there is none, the kernel creates one, and `connect` and `sendto` are looked at.
+    fn open_datagram_socket(&self, domain: Domain, nonblocking: bool, answer: CallAnswer) {
+        let Some(lookups) = self.lookups.clone() else {
+            return answer.give(CallVerdict::Continue);
+        };
+        tokio::spawn(async move {
+            let made = lookups.socket(domain, Type::DGRAM).await;
+            let made = made.and_then(|made| {
+                SockRef::from(&made).set_nonblocking(nonblocking)?;
+                Ok(made)
+            });
+            match made {
+                Ok(made) => answer.give_socket(&made),
+                Err(error) => {
+                    tracing::debug!(%error, "a socket of this network namespace");
+                    answer.give(CallVerdict::Continue);
+                }
+            }
+        });
+    }
+
+    /// Datagrams are not carried. Questions to a name server are answered here, and what is for this
+    /// machine stays on it. Where the others can go nowhere they may try.
+    fn datagram(&self, socket: OwnedFd, to: SocketAddr, answer: CallAnswer) {
+        let Some(lookups) = &self.lookups else {
+            return answer.give(CallVerdict::Continue);
+        };
+        let is_replaced = lookups.contains(&socket);
+        match (to.port() == DNS_PORT, is_local(to.ip())) {
+            (true, _) if is_replaced => answer.give(CallVerdict::Continue),
+            (true, _) => self.lookup(socket, answer),
+            (false, true) if is_replaced => match host_replacement(&socket) {
+                Ok(socket) => answer.give_socket(&socket),
+                Err(error) => answer.give(CallVerdict::of(&error)),
+            },
+            (false, true) => answer.give(CallVerdict::Continue),
+            (false, false) => answer.give(CallVerdict::Failed(libc::ENETUNREACH)),
         }
-        CallVerdict::Failed(libc::ENETUNREACH)
     }
 
     /// A socket for questions to a name server.
-    fn lookup(&self, socket: &OwnedFd, answer: CallAnswer) {
-        if self.namespace != ProgramNamespace::Shared {
+    fn lookup(&self, socket: OwnedFd, answer: CallAnswer) {
+        let Some(lookups) = self.lookups.clone() else {
             return answer.give(CallVerdict::Continue);
-        }
-        let socket = SockRef::from(socket);
-        let is_six = socket.domain().is_ok_and(|d| d == socket2::Domain::IPV6);
-        let to = match (is_six, self.dns) {
-            (true, SocketAddr::V4(four)) => (four.ip().to_ipv6_mapped(), four.port()).into(),
-            (_, at) => at,
         };
-        answer.give(match socket.connect(&to.into()) {
-            Ok(()) => CallVerdict::Done,
-            Err(error) => CallVerdict::of(&error),
+        let dns = self.dns;
+        tokio::spawn(async move {
+            match lookups.replacement(&socket).await {
+                Ok(made) => answer.give_socket(&made),
+                Err(error) => {
+                    tracing::debug!(%error, "a lookup without a socket of its own");
+                    answer.give(connect_lookup(&SockRef::from(&socket), dns));
+                }
+            }
         });
     }
 
@@ -327,6 +372,23 @@ impl CallHandler {
                 meeting.refuse();
             }
         }
+    }
+}
+
+/// Connects a socket for questions to our name server, whose address is not the one that was asked: a
+/// resolver that looks at it takes no answer.
+fn connect_lookup(socket: &SockRef<'_>, dns: SocketAddr) -> CallVerdict {
+    if !matches!(socket.r#type(), Ok(Type::DGRAM)) {
+        return CallVerdict::Failed(libc::ECONNREFUSED);
+    }
+    let is_six = socket.domain().is_ok_and(|d| d == Domain::IPV6);
+    let to = match (is_six, dns) {
+        (true, SocketAddr::V4(four)) => (four.ip().to_ipv6_mapped(), four.port()).into(),
+        (_, at) => at,
+    };
+    match socket.connect(&to.into()) {
+        Ok(()) => CallVerdict::Done,
+        Err(error) => CallVerdict::of(&error),
     }
 }
 

@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | environment | programs known to heed `http_proxy` and the like | what they do besides |
 //! | preload | programs that load the C library, and what they start: of that, static and Go programs as notify does | the program itself, if it is static or of Go |
-//! | notify | whatever calls `connect`, and name lookups by connected sockets | other name lookups (musl's) |
+//! | notify | whatever calls `connect`, and every socket for datagrams, so every name lookup | what began without the filter |
 //! | tun | everything, in a network namespace of its own | |
 
 use std::ffi::{OsStr, OsString};

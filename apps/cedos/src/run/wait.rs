@@ -97,7 +97,7 @@ impl SignalForwarder {
 ///
 /// # Errors
 /// What the system says.
-pub async fn wait_for_program(program: Pid, porter: Option<Pid>) -> io::Result<ProgramExit> {
+pub async fn wait_for_program(program: Pid, porter: Pid) -> io::Result<ProgramExit> {
     let mut child = signal(SignalKind::child())?;
     let mut ended = None;
     let mut said = false;
@@ -116,10 +116,9 @@ pub async fn wait_for_program(program: Pid, porter: Option<Pid>) -> io::Result<P
             }
         }
         if let Some(ended) = ended {
-            let porter = porter.map_or(0, Pid::as_raw);
             let left: Vec<i32> = children()
                 .into_iter()
-                .filter(|pid| *pid != porter)
+                .filter(|pid| *pid != porter.as_raw())
                 .collect();
             if left.is_empty() {
                 return Ok(ended);

@@ -19,6 +19,7 @@ use d2tp_sched::CostPolicy;
 use d2tp_sched::SchedulerKind;
 use tokio::sync::watch;
 
+use super::descriptor_limit::raise_descriptor_limit;
 use super::key;
 use super::transfer_args::{stop_on_signal, word_parser};
 
@@ -87,6 +88,7 @@ pub struct AgentArgs {
 /// # Errors
 /// It cannot begin.
 pub async fn run(args: AgentArgs) -> anyhow::Result<ExitCode> {
+    raise_descriptor_limit();
     let (stop, stopped) = watch::channel(false);
     stop_on_signal(stop).context("signals")?;
     let local = match (args.proxy, args.prox) {

@@ -29,6 +29,7 @@ use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
+use super::descriptor_limit::raise_descriptor_limit;
 use super::key;
 use super::log_levels::log_levels;
 use super::qlog::QlogArgs;
@@ -194,6 +195,7 @@ impl ProxArgs {
 /// # Errors
 /// When the configuration cannot be run.
 pub async fn run(args: ProxArgs) -> anyhow::Result<()> {
+    raise_descriptor_limit();
     args.start_log();
     let config = args.config();
     if !config.is_for_anybody() {

@@ -5,27 +5,31 @@
 use cedos_terminal::print_stderr;
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
 use cedos_agent::fetch::deadline_text::describe_deadline;
 use cedos_agent::proxy::{
-    ClientPolicy, ConnOptions, LocalProxyListener, NameLookup, ProxySession, ProxySessionPeer,
+    ANSWER_LIMIT, ClientPolicy, ConnOptions, LocalProxyListener, NameLookup, ProxySession,
+    ProxySessionPeer,
 };
 use cedos_prox::parse_key;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{ArgAction, Args};
 use d2tp_catch::{
-    Executable, LaunchPlan, LaunchResources, PRELOAD, ProgramNamespace, VARIABLE, launch,
+    Executable, LaunchPlan, LaunchResources, LookupNamespace, PRELOAD, ProgramNamespace, VARIABLE,
+    launch,
 };
 use d2tp_driver::{Admission, PublicKey, ServerAddress};
 use d2tp_links::{ClassRule, ClassRules, LinkMonitor};
 use d2tp_sched::CostPolicy;
 use tokio::sync::mpsc;
 
+use super::descriptor_limit::raise_descriptor_limit;
 use super::key;
 use super::log_levels::log_warnings;
 use super::transfer_args::word_parser;
@@ -65,6 +69,11 @@ pub struct RunArgs {
     /// Use this proxy: d2tp://host:port/KEY
     #[arg(long, value_name = "ADDR", env = "CEDOS_PROX")]
     prox: Option<String>,
+
+    /// Refuse connections when the proxy has not answered for so many seconds although a network is up;
+    /// 0: they wait as long as the program does
+    #[arg(long, value_name = "SECONDS", default_value_t = ANSWER_LIMIT.as_secs())]
+    proxy_timeout: u64,
 
     /// Connect to this D2TP server instead, whatever host and port the program names: d2tp://host:port/KEY,
     /// as `cedos run --listen` prints it
@@ -207,6 +216,7 @@ async fn carry(
         server,
         admission,
     } = prepared;
+    raise_descriptor_limit();
     let key = key::load_device_key(args.key.as_deref())?;
     let (_, monitor) = LinkMonitor::start(ClassRules { rules: args.link }).await?;
     let is_called = server.is_some();
@@ -219,6 +229,9 @@ async fn carry(
     let line = ProxySession::new(far, server, key.clone(), monitor.subscribe(), |config| {
         args.transport.apply(config);
     });
+    let limit = (args.proxy_timeout > 0).then(|| Duration::from_secs(args.proxy_timeout));
+    line.set_answer_limit(limit);
+    line.report_carriers();
     if let Ok(agent) = cedos_agent::agent::socket_path() {
         line.set_agent(agent);
     }
@@ -235,9 +248,15 @@ async fn carry(
         }
         CaptureMode::Notify | CaptureMode::Tun => Vec::new(),
     };
-    let (reserved, porter) = launched.resources.take_port()?;
+    let (reserved, channel) = launched.resources.take_port()?;
+    let (porter, lookups) = match plan.namespace {
+        ProgramNamespace::Shared => (None, channel),
+        ProgramNamespace::Own | ProgramNamespace::Tun => (channel, None),
+    };
     let port = Arc::new(LaunchResources::port(reserved, porter)?);
-    let dns = launched.resources.dns.local_addr()?;
+    let lookups = lookups.map(|channel| LookupNamespace::new(channel, names.clone()));
+    let lookups = lookups.transpose()?.map(Arc::new);
+    let dns = SocketAddr::from((Ipv4Addr::LOCALHOST, launched.resources.dns_port));
     say(&chosen, plan.namespace);
     if let Some(due) = conn_options.due {
         let at = describe_deadline(due.at(), &jiff::Zoned::now());
@@ -257,10 +276,7 @@ async fn carry(
             .with_names(Arc::new(KnownNames(names.clone())))
             .serve(),
     );
-    tokio::spawn(d2tp_catch::serve(
-        tokio::net::UdpSocket::from_std(given.dns)?,
-        names.clone(),
-    ));
+    d2tp_catch::serve(given.dns, &names)?;
     if let Some(tun) = given.tun {
         let packets = take_packets(
             tun,
@@ -283,13 +299,15 @@ async fn carry(
         catch_port: port.clone(),
         namespace: plan.namespace,
         dns,
+        lookups,
         listeners,
         connection_permits: CallHandler::new_connection_permits(),
         filter_permits: CallHandler::new_filter_permits(),
         reported_uncaught: Mutex::default(),
         reported_refusals: Mutex::default(),
     });
-    let asked = LaunchResources::preload_listener(given.preload_socket, names, plan.namespace)?;
+    let asked =
+        LaunchResources::preload_listener(given.preload_socket, names, dns.port(), plan.namespace)?;
     let answering = calls.clone();
     tokio::spawn(async move {
         loop {
@@ -329,6 +347,10 @@ async fn carry(
         fronts.close().await;
     }
     line.close().await;
+    if line.lost_connections() > 1 {
+        let lost = line.lost_connections();
+        tracing::warn!("{lost} connections were reset because the proxy was started again");
+    }
     Ok(ended)
 }
 

@@ -1,5 +1,7 @@
 //! Programs as they are under `cedos run`, and behind the proxy of `cedos agent`.
 
+mod limits;
 mod local_proxy;
+mod lookups;
 mod programs;
 mod words;

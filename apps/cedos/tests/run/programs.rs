@@ -19,16 +19,18 @@ use cedos_lab_rig::{PATIENCE, program, this_test};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{ChildStdout, Command};
 
+use super::lookups::{ORIGIN, serve_lookups_by_connection};
+
 const BYTES: usize = 3_000_000;
 /// The large object is the other, so many times: 9.6 s at 20 Mb/s.
 const BIG_TIMES: usize = 8;
-const NAME: &str = "origin.test";
+pub(super) const NAME: &str = "origin.test";
 
-struct Net {
+pub(super) struct Net {
     home: tempfile::TempDir,
     proxy: ProxyProcess,
     origin: ScriptedOrigin,
-    bytes: Vec<u8>,
+    pub(super) bytes: Vec<u8>,
 }
 
 /// What an origin serves beside the object: files of a folder.
@@ -39,13 +41,13 @@ fn files(root: &Path, path: &str) -> Option<Vec<u8>> {
 
 impl Net {
     /// A device that reaches D2Prox and nothing else.
-    fn new() -> Net {
+    pub(super) fn new() -> Net {
         Net::with(|| {
             sh("ip link set lo up; ip link set wlan0 up; ip addr add 198.51.100.7/24 dev wlan0");
         })
     }
 
-    fn with(join: impl FnOnce()) -> Net {
+    pub(super) fn with(join: impl FnOnce()) -> Net {
         let home = tempfile::tempdir().expect("a directory");
         // Root's library is to be where all reach it.
         sh(&format!("chmod 755 {}", home.path().display()));
@@ -53,13 +55,14 @@ impl Net {
         let (root, served) = (home.path().to_owned(), bytes.clone());
         let (origin, proxy) = origin_namespace(move || async move {
             let hosts = root.join("hosts");
-            std::fs::write(&hosts, format!("127.0.0.1 localhost\n192.0.2.1 {NAME}\n"))
+            std::fs::write(&hosts, format!("127.0.0.1 localhost\n{ORIGIN} {NAME}\n"))
                 .expect("write");
             nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS).expect("own mounts");
             sh(&format!("mount --bind {} /etc/hosts", hosts.display()));
+            serve_lookups_by_connection();
             let origin = {
                 let root = root.clone();
-                ScriptedOrigin::start_at("192.0.2.1", move |asked| {
+                ScriptedOrigin::start_at(ORIGIN, move |asked| {
                     let answer = match files(&root, &asked.path) {
                         _ if asked.path == "/a" => proper(asked, &served, "\"v1\""),
                         _ if asked.path == "/big" => {
@@ -89,19 +92,19 @@ impl Net {
         }
     }
 
-    fn path(&self) -> &Path {
+    pub(super) fn path(&self) -> &Path {
         self.home.path()
     }
 
-    fn url(&self, path: &str) -> String {
+    pub(super) fn url(&self, path: &str) -> String {
         format!("http://{NAME}:{}{path}", self.port())
     }
 
-    fn port(&self) -> String {
+    pub(super) fn port(&self) -> String {
         self.origin.address.port().to_string()
     }
 
-    fn command(&self, options: &[&str], program: &[&str]) -> Command {
+    pub(super) fn command(&self, options: &[&str], program: &[&str]) -> Command {
         let words = [
             &["run", "--prox", &self.proxy.address],
             options,
@@ -124,7 +127,7 @@ impl Net {
         command
     }
 
-    async fn run(&self, options: &[&str], program: &[&str]) -> Output {
+    pub(super) async fn run(&self, options: &[&str], program: &[&str]) -> Output {
         let output = self.command(options, program).output();
         let output = tokio::time::timeout(PATIENCE, output).await;
         output
@@ -134,7 +137,7 @@ impl Net {
 
     /// Asserts that the program was caught by this rung, and got the object.
     #[track_caller]
-    fn is_whole(&self, output: &Output, rung: &str, what: &str) {
+    pub(super) fn is_whole(&self, output: &Output, rung: &str, what: &str) {
         self.got(&self.bytes, output, rung, what);
     }
 
@@ -155,7 +158,7 @@ impl Net {
     }
 }
 
-fn installed(program: &str) -> bool {
+pub(super) fn installed(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let found = std::env::split_paths(&path).any(|folder| folder.join(program).is_file());
     if !found {
@@ -165,7 +168,7 @@ fn installed(program: &str) -> bool {
 }
 
 /// Compiles one of `lab/cli/src/repro/programs`; none where that cannot be done.
-fn compiled(folder: &Path, options: &[&str]) -> Option<PathBuf> {
+pub(super) fn compiled(folder: &Path, options: &[&str]) -> Option<PathBuf> {
     let source = concat!(
         env!("CARGO_MANIFEST_DIR"),
         "/../../lab/cli/src/repro/programs/fetch.c"
