@@ -143,7 +143,7 @@ async fn start(args: GetArgs) -> handover::FollowResult {
         PreparedTransfer::prepare(&order, order.job()?, args.how.asks_for_paid_links())?;
     if !args.dry_run && !args.forget {
         let to_output = matches!(prepared.job.destination, Destination::Stdout);
-        if let Some(agent) = args.how.agent(args.only_here(to_output)).await {
+        if let Some(agent) = args.how.agent(args.only_here(to_output), args.detach).await {
             prepared.job.refuse_existing()?;
             let json = args.how.json;
             if args.detach {

@@ -1,6 +1,7 @@
 //! One file per verb: its command line, and nothing of its work. `transfer_args.rs` is what two share.
 
 pub mod agent;
+mod agent_start;
 pub mod get;
 pub mod get_jobs;
 pub mod get_plan;

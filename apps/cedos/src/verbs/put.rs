@@ -69,7 +69,7 @@ async fn start(args: PutArgs) -> handover::FollowResult {
     let order = args.order().map_err(TransferFailure::usage)?;
     let mut prepared =
         PreparedTransfer::prepare(&order, order.job()?, args.how.asks_for_paid_links())?;
-    if let Some(agent) = args.how.agent(None).await {
+    if let Some(agent) = args.how.agent(None, args.detach).await {
         let json = args.how.json;
         if args.detach {
             return handover::submit(agent, order, json).await.map(Some);
@@ -78,7 +78,7 @@ async fn start(args: PutArgs) -> handover::FollowResult {
         return handover::submit_and_follow(agent, order, observer.as_mut(), json).await;
     }
     if args.detach {
-        let text = "--detach needs an agent for uploads; start one with `cedos agent`";
+        let text = "--detach needs the agent for uploads, and there is none; without --detach it works";
         return Err(TransferFailure::error(text));
     }
     let (stop, stopped) = watch::channel(false);

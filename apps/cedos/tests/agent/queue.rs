@@ -250,7 +250,7 @@ async fn after_kill_9_of_the_agent_a_download_goes_on_where_it_was() {
     tokio::time::sleep(Duration::from_millis(2_500)).await;
     home.end(Signal::SIGKILL).await;
     home.run(&["ls"]).await.ends_with(0, "QUEUED");
-    home.run(&["pause", &id])
+    run(home.path(), &["pause", &id])
         .await
         .ends_with(1, "the agent is not running");
     open.store(true, Ordering::Relaxed);
