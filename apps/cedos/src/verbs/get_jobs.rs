@@ -211,7 +211,9 @@ async fn cancel_one(id: u64, json: bool) -> anyhow::Result<u8> {
     let runs_alone = |job: &BackgroundJob| !job.belongs_to_agent() && job.pid.is_some();
     let mut agent = match AgentApiClient::connect().await {
         Some(agent) => agent,
-        None if jobs::find(id)?.belongs_to_agent() && agent_start::is_allowed() => connect().await?,
+        None if jobs::find(id)?.belongs_to_agent() && agent_start::is_allowed() => {
+            connect().await?
+        }
         None => return cancel_process(id, json),
     };
     match agent.ask(&AgentRequest::Cancel { id }).await {
@@ -346,22 +348,30 @@ pub async fn wait(args: WaitArgs) -> anyhow::Result<ExitCode> {
     let mut ids = args.ids;
     if ids.is_empty() {
         let goes_on = |transfer: &&Value| {
-            !matches!(state_of(transfer), "done" | "failed" | "cancelled" | "gone" | "paused")
+            !matches!(
+                state_of(transfer),
+                "done" | "failed" | "cancelled" | "gone" | "paused"
+            )
         };
         let known = all().await?;
         let going_on = known.iter().filter(goes_on);
-        ids = going_on.filter_map(|transfer| transfer["id"].as_u64()).collect();
+        ids = going_on
+            .filter_map(|transfer| transfer["id"].as_u64())
+            .collect();
     }
     let follow = async |id| wait_for_one(id, args.json).await;
     Ok(for_each("wait", &ids, follow).await)
 }
 
 async fn wait_for_one(id: u64, json: bool) -> anyhow::Result<u8> {
-    // A process of its own is not the agent's to follow.
-    if jobs::find(id).is_ok_and(|job| !job.belongs_to_agent() && job.pid.is_some()) {
-        return wait_for_process(id, json).await;
-    }
-    let agent = connect().await?;
+    // A process of its own is not the agent's to follow, and what has ended needs none.
+    let by_itself = jobs::find(id).is_ok_and(|job| !job.belongs_to_agent());
+    let runs = by_itself && jobs::find(id).is_ok_and(|job| job.pid.is_some());
+    let agent = match AgentApiClient::connect().await {
+        Some(agent) if !runs => agent,
+        None if !by_itself => connect().await?,
+        _ => return wait_for_process(id, json).await,
+    };
     let mut observer: Box<dyn TransferObserver> = match std::io::stderr().is_terminal() {
         true => Box::new(BarObserver::on_stderr()),
         false => Box::new(LineObserver),

@@ -117,7 +117,11 @@ pub async fn net(args: NetArgs) -> anyhow::Result<ExitCode> {
         }
         NetVerb::Set { link, class } => {
             let request = AgentRequest::NetSet { link, class };
-            let answer = agent_start::connect_or_start().await?.ask(&request).await.map_err(said)?;
+            let answer = agent_start::connect_or_start()
+                .await?
+                .ask(&request)
+                .await
+                .map_err(said)?;
             if args.json {
                 print_stdout(&answer.to_string());
             }

@@ -177,7 +177,8 @@ impl TransferArgs {
         let agent = match AgentApiClient::connect().await {
             None if detach && own.is_none() && agent_start::is_allowed() => {
                 let started = agent_start::connect_or_start().await;
-                let started = started.inspect_err(|error| print_stderr(&format!("note: {error:#}")));
+                let started =
+                    started.inspect_err(|error| print_stderr(&format!("note: {error:#}")));
                 started.ok()
             }
             running => running,

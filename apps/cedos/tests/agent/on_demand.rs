@@ -100,7 +100,9 @@ async fn a_download_that_is_left_starts_the_agent_and_wait_finds_it() {
     let waited = home.run(&["wait"]).await;
     assert_eq!(waited.code, 0, "{}", waited.errors);
     assert!(std::fs::read(home.path().join("out")).expect("the file") == object(BYTES, 1));
-    let mode = std::fs::metadata(home.socket()).expect("a socket").permissions();
+    let mode = std::fs::metadata(home.socket())
+        .expect("a socket")
+        .permissions();
     assert_eq!(mode.mode() & 0o777, 0o600);
     // It leads a session of its own: the end of this terminal does not reach it.
     let pid = home.agent().await.expect("an agent");
@@ -114,12 +116,22 @@ async fn after_kill_9_a_verb_starts_the_next_agent_and_the_queue_goes_on() {
     let open = Arc::new(AtomicBool::new(false));
     let origin = halting(open.clone()).await;
     let home = Home::new();
-    let get = ["get", "--detach", "-o", "out", "--stall", "1s", &origin.url("/a")];
+    let get = [
+        "get",
+        "--detach",
+        "-o",
+        "out",
+        "--stall",
+        "1s",
+        &origin.url("/a"),
+    ];
     home.run(&get).await.ends_with(0, "the agent runs get 1");
     let pid = home.agent().await.expect("an agent");
     kill(pid, Signal::SIGKILL).expect("send");
     home.until_gone(pid).await;
-    home.run(&["why", "1"]).await.ends_with(0, "`cedos wait 1` starts it");
+    home.run(&["why", "1"])
+        .await
+        .ends_with(0, "`cedos wait 1` starts it");
     home.run(&["pause", "1"]).await.ends_with(0, "#1");
     let next = home.agent().await.expect("another agent");
     assert_ne!(next, pid);
@@ -155,13 +167,19 @@ async fn an_agent_that_cannot_start_says_why_and_a_download_goes_on_without_it()
     let refused = home.run(&["budget"]).await;
     refused.ends_with(1, "the agent is not running and cannot be started");
     refused.ends_with(1, "cannot make");
-    let left = home.run(&["get", "--detach", "-o", "out", &origin.url("/a")]).await;
+    let left = home
+        .run(&["get", "--detach", "-o", "out", &origin.url("/a")])
+        .await;
     left.ends_with(0, "note: the agent is not running");
     left.ends_with(0, "download 1 runs in the background");
     home.run(&["wait", "1"]).await.ends_with(0, "DONE");
     std::fs::remove_file(home.path().join("run")).expect("removed");
     std::fs::create_dir_all(home.path().join(".config/cedos")).expect("a folder");
-    std::fs::write(home.path().join(".config/cedos/config.toml"), "nonsense = 1").expect("written");
+    std::fs::write(
+        home.path().join(".config/cedos/config.toml"),
+        "nonsense = 1",
+    )
+    .expect("written");
     home.run(&["budget"]).await.ends_with(1, "nonsense");
 }
 
@@ -176,7 +194,16 @@ async fn an_agent_with_nothing_to_do_exits_and_one_with_a_transfer_does_not() {
         .expect("start the agent");
     let mut lines = BufReader::new(agent.stderr.take().expect("its errors")).lines();
     within(lines.next_line()).await.expect("text");
-    let get = ["get", "--detach", "--json", "-o", "out", "--stall", "1s", &origin.url("/a")];
+    let get = [
+        "get",
+        "--detach",
+        "--json",
+        "-o",
+        "out",
+        "--stall",
+        "1s",
+        &origin.url("/a"),
+    ];
     let left = home.run(&get).await;
     assert_eq!(left.code, 0, "{}", left.errors);
     // sleep: that it stays while a transfer waits is the subject
@@ -201,7 +228,12 @@ async fn an_agent_takes_the_socket_that_systemd_hands_over_and_leaves_it_there()
     command.args(["-c", script, "sh"]).arg(agent);
     let mut command = program::at_home(&mut command, home.path())
         .env_remove("CEDOS_AGENT")
-        .stdin(socket.try_clone().map(std::os::fd::OwnedFd::from).expect("a copy"))
+        .stdin(
+            socket
+                .try_clone()
+                .map(std::os::fd::OwnedFd::from)
+                .expect("a copy"),
+        )
         .spawn()
         .expect("start the agent");
     let waiting = home.run(&["budget", "--json"]).await;
@@ -210,7 +242,10 @@ async fn an_agent_takes_the_socket_that_systemd_hands_over_and_leaves_it_there()
     let status = within(command.wait()).await.expect("a status");
     assert!(status.success(), "{status}");
     assert!(home.socket().exists(), "it is systemd's");
-    assert!(!home.path().join(".state/cedos/agent.log").exists(), "no second one was started");
+    assert!(
+        !home.path().join(".state/cedos/agent.log").exists(),
+        "no second one was started"
+    );
 }
 
 #[tokio::test]
@@ -218,33 +253,69 @@ async fn several_transfers_are_named_at_once_and_each_fault_is_said() {
     let origin = halting(Arc::default()).await;
     let home = Home::new();
     for name in ["a", "b", "c"] {
-        let get = ["get", "--detach", "-o", name, "--stall", "1s", &origin.url("/a")];
+        let get = [
+            "get",
+            "--detach",
+            "-o",
+            name,
+            "--stall",
+            "1s",
+            &origin.url("/a"),
+        ];
         home.run(&get).await.ends_with(0, "the agent runs get");
     }
     let paused = home.run(&["pause", "1", "9", "2", "--json"]).await;
     paused.ends_with(1, "cedos pause: there is no transfer 9");
-    let ids: Vec<_> = paused.events.iter().map(|told| told["id"].as_u64()).collect();
+    let ids: Vec<_> = paused
+        .events
+        .iter()
+        .map(|told| told["id"].as_u64())
+        .collect();
     assert_eq!(ids, [Some(1), Some(2)]);
     home.run(&["resume", "1", "2"]).await.ends_with(0, "#2");
-    home.run(&["cancel", "1", "2", "3"]).await.ends_with(0, "#3 c");
+    home.run(&["cancel", "1", "2", "3"])
+        .await
+        .ends_with(0, "#3 c");
     let waited = home.run(&["wait", "1", "3"]).await;
     assert_eq!(waited.code, 3, "{}", waited.errors);
-    home.run(&["cancel", "1", "2"]).await.ends_with(1, "transfer 2 has ended");
+    home.run(&["cancel", "1", "2"])
+        .await
+        .ends_with(1, "transfer 2 has ended");
     home.run(&["retry", "3"]).await.ends_with(0, "#3");
 
     // What has ended is forgotten, and nothing else; its number is not given again.
-    home.run(&["ls", "--clear"]).await.ends_with(0, "removed from the list: 2");
+    home.run(&["ls", "--clear"])
+        .await
+        .ends_with(0, "removed from the list: 2");
     let listed = home.run(&["ls", "--json"]).await;
-    let ids: Vec<_> = listed.events.iter().map(|told| told["id"].as_u64()).collect();
+    let ids: Vec<_> = listed
+        .events
+        .iter()
+        .map(|told| told["id"].as_u64())
+        .collect();
     assert_eq!(ids, [Some(3)], "{:?}", listed.events);
-    home.run(&["status", "1"]).await.ends_with(1, "there is no transfer 1");
+    home.run(&["status", "1"])
+        .await
+        .ends_with(1, "there is no transfer 1");
     assert!(!home.path().join(".state/cedos/get/1").exists());
     home.run(&["cancel", "3"]).await.ends_with(0, "#3");
     let pid = home.agent().await.expect("an agent");
     kill(pid, Signal::SIGTERM).expect("send");
     home.until_gone(pid).await;
-    home.run(&["ls", "--clear"]).await.ends_with(0, "removed from the list: 1");
-    home.run(&["ls", "--clear"]).await.ends_with(0, "nothing was removed");
-    let get = ["get", "--detach", "-o", "d", "--stall", "1s", &origin.url("/a")];
+    home.run(&["ls", "--clear"])
+        .await
+        .ends_with(0, "removed from the list: 1");
+    home.run(&["ls", "--clear"])
+        .await
+        .ends_with(0, "nothing was removed");
+    let get = [
+        "get",
+        "--detach",
+        "-o",
+        "d",
+        "--stall",
+        "1s",
+        &origin.url("/a"),
+    ];
     home.run(&get).await.ends_with(0, "the agent runs get 4");
 }
