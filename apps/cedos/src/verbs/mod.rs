@@ -2,6 +2,7 @@
 
 pub mod agent;
 mod agent_start;
+mod credentials;
 pub mod get;
 pub mod get_jobs;
 pub mod get_plan;
