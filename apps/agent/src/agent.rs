@@ -21,9 +21,11 @@ pub mod client;
 mod counters;
 mod desktop_notifier;
 mod hooks;
+mod idle;
 mod json_views;
 mod link_history_store;
 mod link_view;
+mod listening_socket;
 mod metrics;
 mod notifications;
 mod queue;
@@ -37,11 +39,10 @@ mod transfer_task;
 mod wake_control;
 mod wake_status;
 
-use std::fs::{DirBuilder, File, OpenOptions};
+use std::fs::File;
 use std::net::SocketAddr;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -49,7 +50,6 @@ use anyhow::{Context, bail};
 use d2tp_driver::{SecretKey, ServerAddress};
 use d2tp_links::{ClassRules, CostResolver, Link, LinkMonitor, NetworkRules};
 use d2tp_power::LinuxMachine;
-use tokio::net::UnixListener;
 use tokio::sync::{broadcast, watch};
 
 use crate::fetch::boot_clock::BootInstant;
@@ -61,9 +61,12 @@ use d2tp_driver::SchedulerHandle;
 use d2tp_sched::SchedulerKind;
 use desktop_notifier::DesktopNotifier;
 pub use hooks::Hooks;
+pub use idle::IDLE_MAX;
 pub use json_views::link_json;
 use link_history_store::LinkHistoryStore;
 use link_view::LinkView;
+use listening_socket::ListeningSocket;
+pub use listening_socket::is_locked;
 use queue::TransferIntent;
 use state::{Agent, lock};
 use transfer_task::TransferTask;
@@ -101,6 +104,8 @@ pub struct AgentOptions {
     pub hooks: Hooks,
     /// The local proxy, if there is one.
     pub local_proxy: Option<LocalProxy>,
+    /// The time without anything to do after which the agent exits; none: it keeps running.
+    pub exit_when_idle: Option<Duration>,
 }
 
 /// Options of the proxy on this machine for programs without D2TP.
@@ -149,7 +154,12 @@ pub async fn run(
         Some(path) => path.clone(),
         None => socket_path()?,
     };
-    let (listener, _lock) = listen(&path)?;
+    let ListeningSocket {
+        listener,
+        path,
+        is_handed_over,
+        _lock,
+    } = ListeningSocket::open(&path)?;
     let manager = settings::network_manager().await;
     let resolver = CostResolver {
         flags: options.flags,
@@ -174,6 +184,7 @@ pub async fn run(
         scan_lock: tokio::sync::Mutex::default(),
         left: watch::Sender::default(),
         is_ending: AtomicBool::new(false),
+        open_connections: AtomicUsize::new(0),
     });
     let metrics = match options.metrics {
         Some(at) => Some(metrics::listen(at).await?),
@@ -216,13 +227,20 @@ pub async fn run(
             }
             tokio::task::spawn_local(hooks::watch(options.hooks, agent.link_view.links()));
             let carrier = sockets::carrier(agent.clone())?;
-            tokio::task::spawn_local(api_server::serve(agent.clone(), carrier.clone(), listener));
+            let served = api_server::serve(agent.clone(), carrier.clone(), listener);
+            let accepting = tokio::task::spawn_local(served);
             tokio::task::spawn_local(agent.clone().keep_records());
             let served =
                 local_proxy.map(|(local_proxy, line, _)| (tokio::spawn(local_proxy.serve()), line));
+            let idle = agent.clone().idle_for(options.exit_when_idle, &path);
             tokio::task::spawn_local(agent.clone().look_back());
             ready(&path, figures, programs);
-            let _ = stop.wait_for(|stop| *stop).await;
+            tokio::select! {
+                _ = stop.wait_for(|stop| *stop) => {}
+                () = idle => tracing::info!("nothing to do; the agent starts again by need"),
+            }
+            // Whoever connects from here on finds no agent, rather than one that does not answer.
+            accepting.abort();
             if let Some((serving, line)) = served {
                 serving.abort();
                 line.close().await;
@@ -231,7 +249,9 @@ pub async fn run(
             anyhow::Ok(())
         })
         .await?;
-    let _ = std::fs::remove_file(&path);
+    if !is_handed_over {
+        let _ = std::fs::remove_file(&path);
+    }
     Ok(())
 }
 
@@ -252,32 +272,6 @@ async fn open_local_proxy(
         .with_context(|| format!("cannot open the proxy for programs at {}", local.address))?;
     let at = local_proxy.local_addr()?;
     Ok((local_proxy, line, at))
-}
-
-/// Binds the agent's socket, which only one agent of a user may have.
-fn listen(path: &Path) -> anyhow::Result<(UnixListener, File)> {
-    let folder = path.parent().context("the socket needs a folder")?;
-    DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(folder)
-        .with_context(|| format!("cannot make {}", folder.display()))?;
-    let lock = OpenOptions::new()
-        .create(true)
-        .truncate(false)
-        .write(true)
-        .mode(0o600)
-        .open(path.with_extension("lock"))
-        .with_context(|| format!("cannot write into {}", folder.display()))?;
-    if lock.try_lock().is_err() {
-        bail!("your agent is already running ({})", path.display());
-    }
-    // Whoever left it is gone: the lock was free.
-    let _ = std::fs::remove_file(path);
-    let listener =
-        UnixListener::bind(path).with_context(|| format!("cannot listen at {}", path.display()))?;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
-    Ok((listener, lock))
 }
 
 impl Agent {

@@ -52,28 +52,28 @@ pub enum ProductVerb {
     ///
     /// Exit codes: 0 done, 1 there is no such transfer, 2 usage.
     Why(verbs::get_jobs::JobArgs),
-    /// Pause a transfer of the agent
+    /// Pause transfers of the agent
     ///
-    /// Exit codes: 0 done, 1 not a transfer of the agent, or it has ended, 2 usage.
-    Pause(verbs::get_jobs::JobArgs),
-    /// Resume a paused transfer
+    /// Exit codes: 0 done, 1 one is not a transfer of the agent, or has ended, 2 usage.
+    Pause(verbs::get_jobs::JobsArgs),
+    /// Resume paused transfers
     ///
     /// Exit codes: as `cedos pause`.
-    Resume(verbs::get_jobs::JobArgs),
-    /// Stop a transfer; `retry`, or the same command, resumes a download later
+    Resume(verbs::get_jobs::JobsArgs),
+    /// Stop transfers; `retry`, or the same command, resumes a download later
     ///
-    /// Exit codes: 0 stopped, 1 there is no such transfer, or it has ended, 2 usage.
-    Cancel(verbs::get_jobs::JobArgs),
-    /// Resume a transfer that failed or was cancelled
+    /// Exit codes: 0 stopped, 1 there is no such transfer, or one has ended, 2 usage.
+    Cancel(verbs::get_jobs::JobsArgs),
+    /// Resume transfers that failed or were cancelled
     ///
-    /// Exit codes: 0 started, 1 not a transfer of the agent, or it did not fail, 2 usage.
-    Retry(verbs::get_jobs::JobArgs),
+    /// Exit codes: 0 started, 1 one is not a transfer of the agent, or did not fail, 2 usage.
+    Retry(verbs::get_jobs::JobsArgs),
     Edit(Box<verbs::get_jobs::EditArgs>),
-    /// Wait until a transfer ends
+    /// Wait until transfers end, all of them or those that are named
     ///
-    /// Exit codes: those of the transfer (see `cedos get --help`); 1 there is no such transfer or agent; 75
-    /// the agent stopped before the transfer ended.
-    Wait(verbs::get_jobs::JobArgs),
+    /// Exit codes: those of the first transfer that fails (see `cedos get --help`); 1 there is no such
+    /// transfer; 75 the agent stopped before a transfer ended.
+    Wait(verbs::get_jobs::WaitArgs),
     Net(verbs::net::NetArgs),
     Budget(verbs::net::BudgetArgs),
     Agent(Box<verbs::agent::AgentArgs>),

@@ -39,6 +39,8 @@ pub enum AgentRequest {
     },
     /// Lists all transfers.
     List,
+    /// Forgets the transfers that have ended, and returns them.
+    Clear,
     /// Returns one transfer.
     Status {
         /// The transfer's number.

@@ -13,6 +13,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, broadcast};
 
 use super::api::{AgentRequest, TermsChange, error_response, ok_response};
 use super::api_lines::{next_line, write_line};
+use super::idle::ConnectionCount;
 use super::queue::{self, QUEUED_MAX, SavedDeadline, SavedTransfer, TransferIntent};
 use super::sockets;
 use super::state::{Agent, lock};
@@ -59,7 +60,9 @@ pub(super) async fn serve(agent: Arc<Agent>, carrier: Rc<AgentCarrier>, listener
             continue;
         }
         let (agent, carrier, programs) = (agent.clone(), carrier.clone(), programs.clone());
+        let counted = ConnectionCount::new(agent.clone());
         tokio::task::spawn_local(async move {
+            let _counted = counted;
             // A visitor that goes away is none of our business.
             let _ = visit(agent, &carrier, &programs, stream, permit).await;
         });
@@ -209,6 +212,7 @@ impl Agent {
                 "scheduler": self.scheduler.kind().as_str(),
             })),
             AgentRequest::List => ok_response(json!({"transfers": self.list()})),
+            AgentRequest::Clear => ok_response(json!({"transfers": self.clear()?})),
             AgentRequest::Status { id } | AgentRequest::Why { id } => ok_response(self.show(id)?),
             AgentRequest::Pause { id } => self.set_intent(id, TransferIntent::Pause)?,
             AgentRequest::Resume { id } => self.resume(id, false)?,
@@ -312,6 +316,22 @@ impl Agent {
             }
             _ => Err(not_ours(id)),
         }
+    }
+
+    /// Forgets the transfers that have ended. Returns them.
+    fn clear(&self) -> Result<Vec<Value>, TransferFailure> {
+        let mut tasks = lock(&self.tasks);
+        let ended: Vec<u64> = (tasks.iter())
+            .filter(|(_, task)| task.has_ended() && !task.running)
+            .map(|(id, _)| *id)
+            .collect();
+        let cleared = jobs::clear_with(&ended);
+        let cleared = cleared.map_err(|error| TransferFailure::error(format!("{error:#}")))?;
+        let show = |job: jobs::BackgroundJob| match tasks.remove(&job.id) {
+            Some(task) => self.transfer_json(job.id, &task),
+            None => job.to_json(),
+        };
+        Ok(cleared.into_iter().map(show).collect())
     }
 
     fn show(&self, id: u64) -> Result<Value, TransferFailure> {

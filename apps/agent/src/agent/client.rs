@@ -23,14 +23,17 @@ impl AgentApiClient {
         AgentApiClient::connect_to(&path).await
     }
 
-    /// Connects to the agent with this socket.
+    /// Connects to the agent with this socket; none unless one answers. An agent that is about to exit
+    /// accepts no more connections, and one that answers does not exit while this one is open.
     pub async fn connect_to(path: &Path) -> Option<AgentApiClient> {
         let stream = UnixStream::connect(path).await.ok()?;
         let (read, write) = stream.into_split();
-        Some(AgentApiClient {
+        let mut client = AgentApiClient {
             lines: BufReader::new(read).lines(),
             write,
-        })
+        };
+        client.ask(&AgentRequest::Hello).await.ok()?;
+        Some(client)
     }
 
     /// Asks, and returns an answer that says yes.

@@ -1,7 +1,7 @@
 //! The state of the agent, which its tasks share. What they do with it is in the files beside this one.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use d2tp_driver::SchedulerHandle;
@@ -42,6 +42,8 @@ pub(super) struct Agent {
     /// Bytes that metered links may still carry.
     pub(super) left: watch::Sender<Option<u64>>,
     pub(super) is_ending: AtomicBool,
+    /// Connections to the agent's socket that are open.
+    pub(super) open_connections: AtomicUsize,
 }
 
 /// Locks a mutex even if a task panicked while holding it, so that others can continue.

@@ -412,8 +412,8 @@ fn part(
                 match were_given(ask, url) {
                     true => format!("{host} refused the credentials ({status})"),
                     false => format!(
-                        "{host} requires credentials ({status}); give them as \
-                         https://user:password@{host}/… or --header 'Authorization: …'"
+                        "{host} requires credentials ({status}); give --user NAME, which asks for \
+                         the password, or --netrc"
                     ),
                 },
             )))

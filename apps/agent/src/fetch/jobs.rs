@@ -7,6 +7,7 @@
 //!                               state.json the last event; replaced as a whole
 //!                               log        what the download would have said on a terminal
 //!                               order.json of the agent's: the whole order (agent/queue.rs)
+//! $XDG_STATE_HOME/cedos/get/cleared  the highest number when `ls --clear` forgot transfers
 //! $XDG_STATE_HOME/cedos/get/lock  held while an agent has them; its process id is in it
 //! ```
 //!
@@ -41,6 +42,9 @@ const FOLDER_VARIABLE: &str = "CEDOS_JOB";
 
 /// The file with a transfer's order, in its folder.
 pub(crate) const ORDER: &str = "order.json";
+
+/// The file with the highest number when downloads were last forgotten.
+const LAST_CLEARED: &str = "cleared";
 
 /// Ended downloads that are still listed; older ones are removed.
 const ENDED_KEPT_MAX: usize = 100; // a guess
@@ -167,6 +171,13 @@ impl BackgroundJob {
         self.folder.join(ORDER).exists()
     }
 
+    /// Whether the job's process may not have taken its lock yet.
+    fn may_be_starting(&self) -> bool {
+        let made = std::fs::metadata(self.folder.join("job.json")).and_then(|m| m.modified());
+        self.event.is_null()
+            && made.is_ok_and(|made| made.elapsed().is_ok_and(|age| age < BEGIN_MAX))
+    }
+
     /// The path of the job's log for users.
     pub fn log_path(&self) -> PathBuf {
         self.folder.join("log")
@@ -179,7 +190,7 @@ impl BackgroundJob {
     pub fn cancel(&self) -> anyhow::Result<()> {
         let pid = match (self.belongs_to_agent(), self.pid) {
             (true, None) => bail!(
-                "transfer {} belongs to the agent, which is not running; start it with `cedos agent`",
+                "transfer {} belongs to the agent, which is not running",
                 self.id
             ),
             (true, Some(pid)) => bail!(
@@ -363,6 +374,7 @@ fn until_begun(child: &mut Child, folder: &Path) -> anyhow::Result<()> {
 pub(crate) fn claim(root: &Path) -> anyhow::Result<u64> {
     loop {
         let last = list()?.last().map_or(0, |job| job.id);
+        let last = last.max(last_cleared(root));
         for id in last + 1..last + 100 {
             match DirBuilder::new()
                 .mode(0o700)
@@ -374,6 +386,47 @@ pub(crate) fn claim(root: &Path) -> anyhow::Result<u64> {
             }
         }
     }
+}
+
+/// Forgets the downloads that have ended or are gone. Returns them. Those of an agent that runs are its own
+/// to forget.
+///
+/// # Errors
+/// The state cannot be read or changed.
+pub fn clear() -> anyhow::Result<Vec<BackgroundJob>> {
+    clear_with(&[])
+}
+
+/// Forgets the downloads that have ended or are gone, and `ended` of the agent that calls this.
+pub(crate) fn clear_with(ended: &[u64]) -> anyhow::Result<Vec<BackgroundJob>> {
+    let root = jobs_directory()?;
+    let all = list()?;
+    let Some(last) = all.last().map(|job| job.id) else {
+        return Ok(all);
+    };
+    // A number that was forgotten is not given again: somebody may still mean the old one.
+    let last = last.max(last_cleared(&root));
+    replace(&root.join(LAST_CLEARED), &last)
+        .with_context(|| format!("cannot write into {}", root.display()))?;
+    let mut cleared = Vec::new();
+    for job in all {
+        let is_over = match (job.belongs_to_agent(), job.state()) {
+            (true, _) if job.pid.is_some() => ended.contains(&job.id),
+            (_, JobState::Gone) => !job.may_be_starting(),
+            _ => job.has_ended(),
+        };
+        if is_over {
+            std::fs::remove_dir_all(&job.folder)
+                .with_context(|| format!("cannot remove {}", job.folder.display()))?;
+            cleared.push(job);
+        }
+    }
+    Ok(cleared)
+}
+
+fn last_cleared(root: &Path) -> u64 {
+    let text = std::fs::read_to_string(root.join(LAST_CLEARED)).unwrap_or_default();
+    text.trim().parse().unwrap_or(0)
 }
 
 pub(crate) fn remove_old(root: &Path) {

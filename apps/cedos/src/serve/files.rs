@@ -5,11 +5,11 @@
 //! in one call (openat2). A link counts where it leads to a file in the directory by a relative path.
 //! tower-http's `ServeDir` and its like open by path and cannot promise that.
 //!
-//! A path with a name that begins with a dot is not found unless hidden files are served.
+//! A path with a name that begins with a dot is neither found nor listed unless hidden files are served.
 
 use std::fs::OpenOptions;
 use std::io::SeekFrom;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Component, Path};
 use std::time::UNIX_EPOCH;
@@ -18,7 +18,8 @@ use bytes::Bytes;
 use cedos_http::{ByteRanges, RangeDecision};
 use futures_util::stream::{self, StreamExt};
 use http::header::{
-    ACCEPT_RANGES, ALLOW, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, ETAG, IF_RANGE, RANGE,
+    ACCEPT, ACCEPT_RANGES, ALLOW, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_SECURITY_POLICY,
+    CONTENT_TYPE, ETAG, IF_RANGE, LAST_MODIFIED, LOCATION, RANGE, VARY, X_CONTENT_TYPE_OPTIONS,
 };
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::combinators::UnsyncBoxBody;
@@ -29,6 +30,8 @@ use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2};
 use percent_encoding::percent_decode_str;
 use tokio::fs::File;
 use tokio::io::{AsyncReadExt, AsyncSeekExt};
+
+use super::listing::{DirectoryList, LISTED_MAX, ListedEntry};
 
 /// Bytes read from a file at once.
 const PIECE_BYTES: u64 = 256 * 1024;
@@ -48,11 +51,21 @@ pub enum HiddenFiles {
     Served,
 }
 
+/// Whether directories are answered with a list of what is in them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DirectoryAccess {
+    /// Directories are not found.
+    Refused,
+    /// Directories are listed.
+    Listed,
+}
+
 /// A directory that is served.
 #[derive(Debug)]
 pub struct FileService {
     root: OwnedFd,
     hidden: HiddenFiles,
+    directories: DirectoryAccess,
 }
 
 impl FileService {
@@ -60,7 +73,11 @@ impl FileService {
     ///
     /// # Errors
     /// There is no such directory, or the kernel is older than Linux 5.6.
-    pub fn new(root: &Path, hidden: HiddenFiles) -> std::io::Result<FileService> {
+    pub fn new(
+        root: &Path,
+        hidden: HiddenFiles,
+        directories: DirectoryAccess,
+    ) -> std::io::Result<FileService> {
         let directory = OpenOptions::new()
             .read(true)
             .custom_flags(libc::O_DIRECTORY | libc::O_PATH)
@@ -68,6 +85,7 @@ impl FileService {
         let service = FileService {
             root: directory.into(),
             hidden,
+            directories,
         };
         // A kernel without openat2 is noticed now rather than by the first client.
         match service.open_beneath(Path::new(".")) {
@@ -99,6 +117,9 @@ impl FileService {
     async fn file<B>(&self, request: &Request<B>) -> std::io::Result<Response<FileBody>> {
         let mut file = File::from_std(self.open(request.uri().path())?);
         let about = file.metadata().await?;
+        if about.is_dir() && self.directories == DirectoryAccess::Listed {
+            return self.directory(request, file.into_std().await).await;
+        }
         if !about.is_file() {
             return Err(std::io::ErrorKind::NotFound.into());
         }
@@ -106,12 +127,14 @@ impl FileService {
         let changed = about.modified()?.duration_since(UNIX_EPOCH);
         let changed = changed.map_or(0, |since| since.as_nanos());
         let validator = format!("\"{length:x}-{changed:x}\"");
+        let modified = httpdate::fmt_http_date(about.modified()?.max(UNIX_EPOCH));
         let text = |name| request.headers().get(name).and_then(|v| v.to_str().ok());
         let same = text(IF_RANGE).is_none_or(|asked| asked == validator);
         let ranges = text(RANGE).filter(|_| same).and_then(ByteRanges::parse);
         let part = ranges.map_or(RangeDecision::Whole, |ranges| ranges.decide(Some(length)));
         let mut answer = Response::builder()
             .header(ETAG, &validator)
+            .header(LAST_MODIFIED, modified)
             .header(ACCEPT_RANGES, "bytes")
             .header(CONTENT_TYPE, "application/octet-stream");
         let (from, to) = match part {
@@ -143,13 +166,103 @@ impl FileService {
         answer.body(body).map_err(std::io::Error::other)
     }
 
+    /// The answer to a request for a directory: its list, or the way to the name with a slash, to which
+    /// the links in the list are relative.
+    async fn directory<B>(
+        &self,
+        request: &Request<B>,
+        directory: std::fs::File,
+    ) -> std::io::Result<Response<FileBody>> {
+        let path = request.uri().path();
+        if !path.ends_with('/') {
+            let last = path.rsplit('/').next().unwrap_or_default();
+            let answer = Response::builder()
+                .status(StatusCode::MOVED_PERMANENTLY)
+                .header(LOCATION, format!("./{last}/"))
+                .header(CONTENT_LENGTH, 0);
+            return answer.body(empty()).map_err(std::io::Error::other);
+        }
+        let accepted = request.headers().get(ACCEPT);
+        let accepted = accepted.and_then(|value| value.to_str().ok());
+        let as_json = accepted.is_some_and(|types| types.contains("application/json"));
+        let (path, service) = (decoded(path)?, self.try_clone()?);
+        // Reading many entries takes the disk's time.
+        let reading = tokio::task::spawn_blocking(move || service.list(&directory, path));
+        let list = reading.await.map_err(std::io::Error::other)??;
+        let (kind, text) = match as_json {
+            true => ("application/json", list.to_json()),
+            false => ("text/html; charset=utf-8", list.to_html()),
+        };
+        let answer = Response::builder()
+            .header(CONTENT_TYPE, kind)
+            .header(CONTENT_LENGTH, text.len())
+            .header(VARY, ACCEPT)
+            .header(X_CONTENT_TYPE_OPTIONS, "nosniff")
+            .header(CONTENT_SECURITY_POLICY, "default-src 'none'");
+        let body = match request.method() == Method::HEAD {
+            true => empty(),
+            false => whole(text.into()),
+        };
+        answer.body(body).map_err(std::io::Error::other)
+    }
+
+    fn try_clone(&self) -> std::io::Result<FileService> {
+        Ok(FileService {
+            root: self.root.try_clone()?,
+            ..*self
+        })
+    }
+
+    /// What is in an open directory: the names that a client may ask for.
+    fn list(&self, directory: &std::fs::File, path: String) -> std::io::Result<DirectoryList> {
+        // The directory that was resolved, although its name may mean another one by now.
+        let names = std::fs::read_dir(format!("/proc/self/fd/{}", directory.as_raw_fd()))?;
+        let beneath = Path::new(path.trim_start_matches('/')).to_owned();
+        let mut entries = Vec::new();
+        let mut is_complete = true;
+        for name in names {
+            // A name in another encoding cannot be asked for.
+            let Ok(name) = name?.file_name().into_string() else {
+                continue;
+            };
+            if self.hidden == HiddenFiles::Refused && name.starts_with('.') {
+                continue;
+            }
+            // A link that leads outside is not served, so it is not listed.
+            let flags = OFlag::O_PATH | OFlag::O_CLOEXEC;
+            let Ok(opened) = self.open_beneath_with(&beneath.join(&name), flags) else {
+                continue;
+            };
+            let about = std::fs::File::from(opened).metadata()?;
+            if !about.is_file() && !about.is_dir() {
+                continue;
+            }
+            if entries.len() == LISTED_MAX {
+                is_complete = false;
+                break;
+            }
+            entries.push(ListedEntry {
+                name,
+                bytes: about.is_file().then_some(about.len()),
+                modified: about.modified().ok(),
+            });
+        }
+        entries.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(DirectoryList {
+            path,
+            entries,
+            is_complete,
+        })
+    }
+
     /// The file that the path of a URL names; not always a regular one.
     fn open(&self, path: &str) -> std::io::Result<std::fs::File> {
         let missing = || std::io::Error::from(std::io::ErrorKind::NotFound);
-        let name = percent_decode_str(path)
-            .decode_utf8()
-            .map_err(|_| missing())?;
-        let name = Path::new(name.trim_start_matches('/'));
+        let name = decoded(path)?;
+        let name = match name.trim_start_matches('/') {
+            "" => Path::new("."),
+            name => Path::new(name),
+        };
         let is_hidden = |part: Component| matches!(part, Component::Normal(name) if name.as_encoded_bytes().starts_with(b"."));
         if self.hidden == HiddenFiles::Refused && name.components().any(is_hidden) {
             return Err(missing());
@@ -160,6 +273,10 @@ impl FileService {
     fn open_beneath(&self, name: &Path) -> nix::Result<OwnedFd> {
         // Without O_NONBLOCK the opening of a pipe waits for who writes to it.
         let flags = OFlag::O_RDONLY | OFlag::O_CLOEXEC | OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
+        self.open_beneath_with(name, flags)
+    }
+
+    fn open_beneath_with(&self, name: &Path, flags: OFlag) -> nix::Result<OwnedFd> {
         let resolve = ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_MAGICLINKS;
         let how = OpenHow::new().flags(flags).resolve(resolve);
         for _ in 0..OPEN_RETRIES_MAX {
@@ -187,6 +304,19 @@ fn bytes_of(file: File, length: u64) -> FileBody {
     StreamBody::new(pieces.map(|piece| piece.map(Frame::data))).boxed_unsync()
 }
 
+/// The path of a URL without its percent-encoding.
+fn decoded(path: &str) -> std::io::Result<String> {
+    let decoded = percent_decode_str(path).decode_utf8();
+    let decoded = decoded.map_err(|_| std::io::Error::from(std::io::ErrorKind::NotFound))?;
+    Ok(decoded.into_owned())
+}
+
+fn whole(text: Bytes) -> FileBody {
+    Full::new(text)
+        .map_err(|never| match never {})
+        .boxed_unsync()
+}
+
 fn empty() -> FileBody {
     Full::default()
         .map_err(|never| match never {})
@@ -205,6 +335,11 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     use super::*;
+
+    /// What serves the files below `root`, and no lists.
+    fn service(root: &Path, hidden: HiddenFiles) -> FileService {
+        FileService::new(root, hidden, DirectoryAccess::Refused).unwrap()
+    }
 
     /// What a GET of this path is answered with.
     async fn get(files: &FileService, path: &str) -> (StatusCode, Bytes) {
@@ -229,7 +364,7 @@ mod tests {
         symlink("below/a b.txt", root.join("inner")).unwrap();
         symlink(place.path(), root.join("up")).unwrap();
         nix::unistd::mkfifo(&root.join("pipe"), nix::sys::stat::Mode::S_IRWXU).unwrap();
-        let files = FileService::new(&root, HiddenFiles::Served).unwrap();
+        let files = service(&root, HiddenFiles::Served);
         for path in ["/below/a%20b.txt", "/inner"] {
             let (status, body) = get(&files, path).await;
             assert_eq!((status, &body[..]), (StatusCode::OK, &b"inside"[..]));
@@ -260,8 +395,8 @@ mod tests {
         std::fs::create_dir(root.path().join(".git")).unwrap();
         std::fs::write(root.path().join(".git/config"), "hidden").unwrap();
         std::fs::write(root.path().join(".env"), "hidden").unwrap();
-        let refused = FileService::new(root.path(), HiddenFiles::Refused).unwrap();
-        let served = FileService::new(root.path(), HiddenFiles::Served).unwrap();
+        let refused = service(root.path(), HiddenFiles::Refused);
+        let served = service(root.path(), HiddenFiles::Served);
         for path in ["/.env", "/%2eenv", "/.git/config", "/./.git/config"] {
             let (status, _) = get(&refused, path).await;
             assert_eq!(status, StatusCode::NOT_FOUND, "{path}");
@@ -276,7 +411,7 @@ mod tests {
         std::fs::create_dir(&root).unwrap();
         std::fs::write(place.path().join("secret"), "outside").unwrap();
         std::fs::write(root.join("plain"), "inside").unwrap();
-        let files = FileService::new(&root, HiddenFiles::Refused).unwrap();
+        let files = service(&root, HiddenFiles::Refused);
         let over = std::sync::atomic::AtomicBool::new(false);
         std::thread::scope(|threads| {
             threads.spawn(|| {
@@ -308,7 +443,7 @@ mod tests {
     async fn parts_and_conditions_are_answered() {
         let root = tempfile::tempdir().unwrap();
         std::fs::write(root.path().join("file"), "0123456789").unwrap();
-        let files = FileService::new(root.path(), HiddenFiles::Refused).unwrap();
+        let files = service(root.path(), HiddenFiles::Refused);
         let ask = async |range: &str, if_range: Option<&str>| {
             let mut request = Request::builder().uri("/file").header(RANGE, range);
             if let Some(validator) = if_range {
@@ -341,5 +476,82 @@ mod tests {
         let (status, range, _, body) = ask("bytes=10-", None).await;
         assert_eq!((status, body.len()), (416, 0));
         assert_eq!(range.as_deref(), Some("bytes */10"));
+    }
+
+    #[tokio::test]
+    async fn a_directory_is_listed_with_what_is_served_and_nothing_else() {
+        let place = tempfile::tempdir().unwrap();
+        let root = place.path().join("served");
+        std::fs::create_dir_all(root.join("below/deep")).unwrap();
+        std::fs::write(place.path().join("secret"), "outside").unwrap();
+        for (name, text) in [
+            ("b c.txt", "12345"),
+            (".env", "hidden"),
+            ("<i>\u{202e}&\"", ""),
+        ] {
+            std::fs::write(root.join("below").join(name), text).unwrap();
+        }
+        symlink("../../secret", root.join("below/outside")).unwrap();
+        symlink("b c.txt", root.join("below/inside")).unwrap();
+        nix::unistd::mkfifo(&root.join("below/pipe"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+        let listed = |hidden| FileService::new(&root, hidden, DirectoryAccess::Listed).unwrap();
+        let files = listed(HiddenFiles::Refused);
+        let ask = async |files: &FileService, path: &str| {
+            let request = Request::builder()
+                .uri(path)
+                .header(ACCEPT, "application/json");
+            let answer = files.answer(&request.body(()).unwrap()).await;
+            assert_eq!(answer.status(), StatusCode::OK, "{path}");
+            let body = answer.into_body().collect().await.unwrap().to_bytes();
+            serde_json::from_slice::<serde_json::Value>(&body).unwrap()
+        };
+        let list = ask(&files, "/below/").await;
+        let names = |list: &serde_json::Value| -> Vec<String> {
+            let entries = list["entries"].as_array().unwrap().iter();
+            entries
+                .map(|entry| entry["name"].as_str().unwrap().to_owned())
+                .collect()
+        };
+        assert_eq!(
+            names(&list),
+            ["<i>\u{202e}&\"", "b c.txt", "deep", "inside"]
+        );
+        let entry = &list["entries"][1];
+        assert_eq!(
+            (&entry["type"], &entry["bytes"]),
+            (&"file".into(), &5.into())
+        );
+        let modified: jiff::Timestamp = entry["modified"].as_str().unwrap().parse().unwrap();
+        assert!(
+            modified
+                .duration_since(jiff::Timestamp::now())
+                .as_secs()
+                .abs()
+                < 60
+        );
+        assert_eq!(list["entries"][2]["type"], "directory");
+        assert_eq!(names(&ask(&files, "/").await), ["below"]);
+        let hidden = ask(&listed(HiddenFiles::Served), "/below/").await;
+        assert!(names(&hidden).contains(&".env".to_owned()), "{hidden}");
+
+        let (status, page) = get(&files, "/below/").await;
+        let page = std::str::from_utf8(&page).unwrap();
+        assert_eq!(status, StatusCode::OK);
+        assert!(
+            page.contains("<a href=\"b%20c%2Etxt\">b c.txt</a>"),
+            "{page}"
+        );
+        assert!(page.contains("&lt;i&gt;\u{fffd}&amp;&quot;</a>"), "{page}");
+        assert!(
+            !page.contains("<i>") && !page.contains('\u{202e}'),
+            "{page}"
+        );
+        let request = Request::builder().uri("/below").body(()).unwrap();
+        let answer = files.answer(&request).await;
+        assert_eq!(answer.status(), StatusCode::MOVED_PERMANENTLY);
+        assert_eq!(answer.headers()[LOCATION], "./below/");
+        for path in ["/../", "/below/outside/", "/no/", "/.git/"] {
+            assert_eq!(get(&files, path).await.0, StatusCode::NOT_FOUND, "{path}");
+        }
     }
 }

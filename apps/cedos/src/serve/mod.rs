@@ -7,6 +7,7 @@
 //! ```
 
 mod files;
+mod listing;
 
 use std::sync::Arc;
 
@@ -15,7 +16,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 
-pub use files::{FileService, HiddenFiles};
+pub use files::{DirectoryAccess, FileService, HiddenFiles};
 
 /// Answers the one request of a flow.
 pub async fn answer(flow: Flow, files: Arc<FileService>) {

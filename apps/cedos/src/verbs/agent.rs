@@ -81,6 +81,16 @@ pub struct AgentArgs {
     /// Run this in a shell when the last free network is lost (also at the start)
     #[arg(long, value_name = "CMD")]
     when_not_free: Option<String>,
+
+    /// Exit after this time without a transfer that goes on and without a program that is connected
+    /// [default without a value: 5min]. Commands start the agent like this if none runs
+    #[arg(long, value_name = "SPAN", num_args = 0..=1, require_equals = true, value_parser = option_parsers::parse_span,
+          conflicts_with_all = ["proxy", "metrics", "when_free", "when_not_free"])]
+    exit_when_idle: Option<Option<Duration>>,
+
+    /// Lead a session of its own, as a command starts it
+    #[arg(long, hide = true)]
+    detached: bool,
 }
 
 /// Runs it until it is stopped.
@@ -116,7 +126,11 @@ pub async fn run(args: AgentArgs) -> anyhow::Result<ExitCode> {
             when_not_free: args.when_not_free,
         },
         local_proxy: local,
+        exit_when_idle: (args.exit_when_idle).map(|span| span.unwrap_or(agent::IDLE_MAX)),
     };
+    if args.detached {
+        nix::unistd::setsid().context("cannot leave the terminal")?;
+    }
     agent::run(options, stopped, |socket, figures, programs| {
         print_stderr(&format!("cedos agent: ready at {}", socket.display()));
         if let Some(at) = figures {

@@ -1,5 +1,6 @@
 //! `cedos get URL`: the command line of a download.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -10,6 +11,7 @@ use d2tp_session::DrwaLambda;
 use tokio::sync::watch;
 use url::Url;
 
+use super::credentials::{CredentialArgs, hide_passwords};
 use super::qlog::QlogArgs;
 use super::transfer_args::{TransferArgs, stop_on_signal};
 use super::{get_plan, handover};
@@ -64,6 +66,9 @@ pub struct GetArgs {
     /// credentials are sent to no other server, and to no proxy (see --sealed)
     #[arg(short = 'H', long, value_name = "FIELD", value_parser = parse_header)]
     header: Vec<String>,
+
+    #[command(flatten)]
+    credentials: CredentialArgs,
 
     /// Trust the certificate authorities in FILE (PEM) besides the system's
     #[arg(long, value_name = "FILE")]
@@ -127,7 +132,10 @@ fn parse_header(text: &str) -> Result<String, String> {
 
 /// Runs `cedos get` to its end.
 pub async fn run(args: GetArgs) -> ExitCode {
-    match start(args).await {
+    // Before they are hidden: a process in the background is handed all of them.
+    let arguments = std::env::args_os().collect();
+    hide_passwords();
+    match start(args, arguments).await {
         Ok(Some(exit)) => exit.into(),
         Ok(None) => ExitCode::from(handover::STILL_WAITING),
         Err(failure) => {
@@ -137,14 +145,17 @@ pub async fn run(args: GetArgs) -> ExitCode {
     }
 }
 
-async fn start(args: GetArgs) -> handover::FollowResult {
+async fn start(mut args: GetArgs, arguments: Vec<OsString>) -> handover::FollowResult {
+    let asked = args.url.clone();
+    let found = args.credentials.apply(std::slice::from_mut(&mut args.url));
+    found.map_err(TransferFailure::usage)?;
     let order = args.order().map_err(TransferFailure::usage)?;
     // Everything that can be wrong with the command line is said before anything is started.
     let mut prepared =
         PreparedTransfer::prepare(&order, order.job()?, args.how.asks_for_paid_links())?;
     if !args.dry_run && !args.forget {
         let to_output = matches!(prepared.job.destination, Destination::Stdout);
-        if let Some(agent) = args.how.agent(args.only_here(to_output)).await {
+        if let Some(agent) = args.how.agent(args.only_here(to_output), args.detach).await {
             prepared.job.refuse_existing()?;
             args.how.announce_deadline(&order);
             let json = args.how.json;
@@ -157,7 +168,8 @@ async fn start(args: GetArgs) -> handover::FollowResult {
     }
     if args.detach {
         args.how.announce_deadline(&order);
-        return detach(&prepared.job, args.how.json).map(Some);
+        let arguments = (args.credentials).resolved(arguments, &asked, &args.url);
+        return detach(&prepared.job, arguments, args.how.json).map(Some);
     }
     let own = jobs::BackgroundProcess::claim()
         .map_err(|e| TransferFailure::storage("cannot keep the state", &e))?;
@@ -245,7 +257,11 @@ fn json_of(what: &impl serde::Serialize) -> String {
 }
 
 /// Hands this command line to a process in the background.
-fn detach(job: &TransferJob, json: bool) -> Result<TransferExit, TransferFailure> {
+fn detach(
+    job: &TransferJob,
+    arguments: Vec<OsString>,
+    json: bool,
+) -> Result<TransferExit, TransferFailure> {
     if matches!(job.destination, Destination::Stdout) {
         return Err(TransferFailure::usage(
             "--detach cannot write to standard output; name a file with -o",
@@ -261,7 +277,7 @@ fn detach(job: &TransferJob, json: bool) -> Result<TransferExit, TransferFailure
         since: now.timestamp().to_string(),
         deadline: job.terms.due.map(|due| due.at().to_string()),
     };
-    let arguments: Vec<_> = std::env::args_os()
+    let arguments: Vec<_> = (arguments.into_iter())
         .filter(|argument| argument != "--detach")
         .collect();
     let begun = jobs::start(&asked, &arguments)

@@ -11,7 +11,7 @@ use anyhow::anyhow;
 use cedos_agent::agent::api::{AgentRequest, TermsChange};
 use cedos_agent::agent::client::AgentApiClient;
 use cedos_agent::fetch::deadline_text::{describe_deadline, describe_time, parse_deadline};
-use cedos_agent::fetch::jobs;
+use cedos_agent::fetch::jobs::{self, BackgroundJob};
 use cedos_agent::fetch::option_parsers;
 use cedos_agent::fetch::outcome::{TransferExit, TransferFailure};
 use cedos_agent::fetch::report::{
@@ -25,12 +25,38 @@ use d2tp_sched::{CostPolicy, DeadlineFallback};
 use jiff::{Timestamp, Zoned};
 use serde_json::Value;
 
+use super::agent_start;
 use super::handover::{STILL_WAITING, follow_existing};
 
 /// List transfers in the background: those that run, and those that ended lately
 #[derive(Debug, Args)]
 pub struct LsArgs {
+    /// Forget those that have ended, after showing them; files and partial files stay
+    #[arg(long)]
+    clear: bool,
     /// Print one JSON object per transfer
+    #[arg(long)]
+    json: bool,
+}
+
+/// Some transfers in the background.
+#[derive(Debug, Args)]
+pub struct JobsArgs {
+    /// Their numbers, from `cedos get --detach` or `cedos ls`
+    #[arg(value_name = "ID", required = true, value_parser = parse_id)]
+    ids: Vec<u64>,
+    /// Print one JSON object per transfer
+    #[arg(long)]
+    json: bool,
+}
+
+/// Transfers to wait for.
+#[derive(Debug, Args)]
+pub struct WaitArgs {
+    /// Their numbers, from `cedos get --detach` or `cedos ls` [default: all that have not ended]
+    #[arg(value_name = "ID", value_parser = parse_id)]
+    ids: Vec<u64>,
+    /// Print one JSON object per line: the events of the transfers
     #[arg(long)]
     json: bool,
 }
@@ -100,15 +126,9 @@ fn said(failure: TransferFailure) -> anyhow::Error {
 
 /// Lists them.
 pub async fn ls(args: LsArgs) -> anyhow::Result<ExitCode> {
-    let transfers: Vec<Value> = match AgentApiClient::connect().await {
-        Some(mut agent) => {
-            let answer = agent.ask(&AgentRequest::List).await.map_err(said)?;
-            answer["transfers"].as_array().cloned().unwrap_or_default()
-        }
-        None => jobs::list()?
-            .iter()
-            .map(jobs::BackgroundJob::to_json)
-            .collect(),
+    let transfers = match args.clear {
+        true => clear().await?,
+        false => all().await?,
     };
     for transfer in &transfers {
         print_stdout(&match args.json {
@@ -116,10 +136,36 @@ pub async fn ls(args: LsArgs) -> anyhow::Result<ExitCode> {
             false => listed(transfer, &Zoned::now()),
         });
     }
-    if transfers.is_empty() && !args.json {
-        print_stderr("no downloads in the background; `cedos get --detach URL` starts one");
+    if !args.json {
+        match (args.clear, transfers.len()) {
+            (true, 0) => print_stderr("no transfer has ended; nothing was removed from the list"),
+            (true, n) => print_stderr(&format!("removed from the list: {n}")),
+            (false, 0) => {
+                print_stderr("no downloads in the background; `cedos get --detach URL` starts one");
+            }
+            (false, _) => {}
+        }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+async fn all() -> anyhow::Result<Vec<Value>> {
+    Ok(match AgentApiClient::connect().await {
+        Some(mut agent) => transfers_in(&agent.ask(&AgentRequest::List).await.map_err(said)?),
+        None => jobs::list()?.iter().map(BackgroundJob::to_json).collect(),
+    })
+}
+
+/// Has those forgotten that have ended; returns them.
+async fn clear() -> anyhow::Result<Vec<Value>> {
+    Ok(match AgentApiClient::connect().await {
+        Some(mut agent) => transfers_in(&agent.ask(&AgentRequest::Clear).await.map_err(said)?),
+        None => jobs::clear()?.iter().map(BackgroundJob::to_json).collect(),
+    })
+}
+
+fn transfers_in(answer: &Value) -> Vec<Value> {
+    answer["transfers"].as_array().cloned().unwrap_or_default()
 }
 
 /// Shows one.
@@ -136,53 +182,92 @@ pub async fn why(args: JobArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Stops one.
-pub async fn cancel(args: JobArgs) -> anyhow::Result<ExitCode> {
-    let Some(mut agent) = AgentApiClient::connect().await else {
-        return cancel_process(&args);
+/// Carries a verb out for each transfer. One that fails does not keep the others from it; the exit code is
+/// that of the first that failed.
+async fn for_each(
+    verb: &str,
+    ids: &[u64],
+    mut act: impl AsyncFnMut(u64) -> anyhow::Result<u8>,
+) -> ExitCode {
+    let mut code = 0;
+    for id in ids {
+        let ended = act(*id).await.unwrap_or_else(|error| {
+            print_stderr(&format!("cedos {verb}: {error:#}"));
+            TransferExit::Error as u8
+        });
+        if code == 0 {
+            code = ended;
+        }
+    }
+    ExitCode::from(code)
+}
+
+/// Stops some.
+pub async fn cancel(args: JobsArgs) -> anyhow::Result<ExitCode> {
+    let stop = async |id| cancel_one(id, args.json).await;
+    Ok(for_each("cancel", &args.ids, stop).await)
+}
+
+async fn cancel_one(id: u64, json: bool) -> anyhow::Result<u8> {
+    let runs_alone = |job: &BackgroundJob| !job.belongs_to_agent() && job.pid.is_some();
+    let mut agent = match AgentApiClient::connect().await {
+        Some(agent) => agent,
+        None if jobs::find(id)?.belongs_to_agent() && agent_start::is_allowed() => {
+            connect().await?
+        }
+        None => return cancel_process(id, json),
     };
-    let id = args.id;
     match agent.ask(&AgentRequest::Cancel { id }).await {
         Ok(_) => {}
-        // It may be a process of its own.
-        Err(_) if jobs::find(id).is_ok_and(|job| !job.belongs_to_agent() && job.pid.is_some()) => {
-            return cancel_process(&args);
+        Err(_) if jobs::find(id).is_ok_and(|job| runs_alone(&job)) => {
+            return cancel_process(id, json);
         }
         Err(failure) => return Err(said(failure)),
     }
     // What it holds is put down first.
     while let Ok(transfer) = agent.ask(&AgentRequest::Status { id }).await {
         if matches!(state_of(&transfer), "cancelled" | "done" | "failed") {
-            show_line(&transfer, args.json);
+            show_line(&transfer, json);
             break;
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(0)
 }
 
-fn cancel_process(args: &JobArgs) -> anyhow::Result<ExitCode> {
-    jobs::find(args.id)?.cancel()?;
-    show_line(&jobs::find(args.id)?.to_json(), args.json);
-    Ok(ExitCode::SUCCESS)
+fn cancel_process(id: u64, json: bool) -> anyhow::Result<u8> {
+    jobs::find(id)?.cancel()?;
+    show_line(&jobs::find(id)?.to_json(), json);
+    Ok(0)
 }
 
-/// Stops one for now.
-pub async fn pause(args: JobArgs) -> anyhow::Result<ExitCode> {
-    let id = args.id;
-    ask(&args, AgentRequest::Pause { id }).await
+/// Stops some for now.
+pub async fn pause(args: JobsArgs) -> anyhow::Result<ExitCode> {
+    ask_for_each("pause", &args, |id| AgentRequest::Pause { id }).await
 }
 
-/// Goes on with one.
-pub async fn resume(args: JobArgs) -> anyhow::Result<ExitCode> {
-    let id = args.id;
-    ask(&args, AgentRequest::Resume { id }).await
+/// Goes on with some.
+pub async fn resume(args: JobsArgs) -> anyhow::Result<ExitCode> {
+    ask_for_each("resume", &args, |id| AgentRequest::Resume { id }).await
 }
 
-/// Begins again with one that failed or was cancelled.
-pub async fn retry(args: JobArgs) -> anyhow::Result<ExitCode> {
-    let id = args.id;
-    ask(&args, AgentRequest::Retry { id }).await
+/// Begins again with some that failed or were cancelled.
+pub async fn retry(args: JobsArgs) -> anyhow::Result<ExitCode> {
+    ask_for_each("retry", &args, |id| AgentRequest::Retry { id }).await
+}
+
+async fn ask_for_each(
+    verb: &str,
+    args: &JobsArgs,
+    request: impl Fn(u64) -> AgentRequest,
+) -> anyhow::Result<ExitCode> {
+    let mut agent = connect().await?;
+    let ask = async |id| {
+        let transfer = agent.ask(&request(id)).await.map_err(said)?;
+        show_line(&transfer, args.json);
+        Ok(0)
+    };
+    Ok(for_each(verb, &args.ids, ask).await)
 }
 
 /// Changes its terms.
@@ -259,29 +344,63 @@ fn terms_of(transfer: &Value, now: &Zoned) -> Vec<(&'static str, String)> {
     lines
 }
 
-/// Follows one to its end; the exit code is its own.
-pub async fn wait(args: JobArgs) -> anyhow::Result<ExitCode> {
-    let agent = connect().await?;
+/// Follows some to their ends; the exit code is that of the first that failed.
+pub async fn wait(args: WaitArgs) -> anyhow::Result<ExitCode> {
+    let mut ids = args.ids;
+    if ids.is_empty() {
+        let goes_on = |transfer: &&Value| {
+            !matches!(
+                state_of(transfer),
+                "done" | "failed" | "cancelled" | "gone" | "paused"
+            )
+        };
+        let known = all().await?;
+        let going_on = known.iter().filter(goes_on);
+        ids = going_on
+            .filter_map(|transfer| transfer["id"].as_u64())
+            .collect();
+    }
+    let follow = async |id| wait_for_one(id, args.json).await;
+    Ok(for_each("wait", &ids, follow).await)
+}
+
+async fn wait_for_one(id: u64, json: bool) -> anyhow::Result<u8> {
+    // A process of its own is not the agent's to follow, and what has ended needs none.
+    let by_itself = jobs::find(id).is_ok_and(|job| !job.belongs_to_agent());
+    let runs = by_itself && jobs::find(id).is_ok_and(|job| job.pid.is_some());
+    let agent = match AgentApiClient::connect().await {
+        Some(agent) if !runs => agent,
+        None if !by_itself => connect().await?,
+        _ => return wait_for_process(id, json).await,
+    };
     let mut observer: Box<dyn TransferObserver> = match std::io::stderr().is_terminal() {
         true => Box::new(BarObserver::on_stderr()),
         false => Box::new(LineObserver),
     };
-    let ended = follow_existing(agent, args.id, observer.as_mut(), args.json).await;
+    let ended = follow_existing(agent, id, observer.as_mut(), json).await;
     Ok(match ended.map_err(said)? {
-        Some(exit) => exit.into(),
-        None => ExitCode::from(STILL_WAITING),
+        Some(exit) => exit as u8,
+        None => STILL_WAITING,
     })
 }
 
-async fn connect() -> anyhow::Result<AgentApiClient> {
-    let agent = AgentApiClient::connect().await;
-    agent.ok_or_else(|| anyhow!("the agent is not running; start it with `cedos agent`"))
+async fn wait_for_process(id: u64, json: bool) -> anyhow::Result<u8> {
+    loop {
+        let job = jobs::find(id)?;
+        if job.has_ended() || job.pid.is_none() {
+            let transfer = job.to_json();
+            show_line(&transfer, json);
+            return Ok(code_of(&transfer));
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
 }
 
-async fn ask(args: &JobArgs, request: AgentRequest) -> anyhow::Result<ExitCode> {
-    let transfer = connect().await?.ask(&request).await.map_err(said)?;
-    show_line(&transfer, args.json);
-    Ok(ExitCode::SUCCESS)
+/// The interval at which a process in the background is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+
+async fn connect() -> anyhow::Result<AgentApiClient> {
+    agent_start::connect_or_start().await
 }
 
 async fn one(args: &JobArgs, request: impl Fn(u64) -> AgentRequest) -> anyhow::Result<Value> {
@@ -414,7 +533,7 @@ fn details(transfer: &Value, all: bool) -> Vec<(&'static str, String)> {
         }
         "queued" => lines.push((
             "Because",
-            "the agent is not running; start it with `cedos agent`".into(),
+            format!("the agent is not running; `cedos wait {id}` starts it"),
         )),
         "paused" => lines.push(("Unblocks", format!("cedos resume {id}"))),
         _ => {}

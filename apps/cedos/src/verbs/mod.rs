@@ -1,6 +1,8 @@
 //! One file per verb: its command line, and nothing of its work. `transfer_args.rs` is what two share.
 
 pub mod agent;
+mod agent_start;
+mod credentials;
 pub mod descriptor_limit;
 pub mod get;
 pub mod get_jobs;

@@ -15,6 +15,8 @@ use clap::{Args, Subcommand};
 use d2tp_links::{CapCutoff, ClassRules, Link};
 use serde_json::{Value, json};
 
+use super::agent_start;
+
 /// How often an agent is asked what links carry, while they are watched.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
@@ -89,11 +91,6 @@ fn parse_cap(text: &str) -> Result<Cap, String> {
     }
 }
 
-async fn agent() -> anyhow::Result<AgentApiClient> {
-    let agent = AgentApiClient::connect().await;
-    agent.ok_or_else(|| anyhow!("the agent is not running; start it with `cedos agent`"))
-}
-
 /// Shows or sets them.
 ///
 /// # Errors
@@ -124,7 +121,11 @@ pub async fn net(args: NetArgs) -> anyhow::Result<ExitCode> {
         }
         NetVerb::Set { link, class } => {
             let request = AgentRequest::NetSet { link, class };
-            let answer = agent().await?.ask(&request).await.map_err(said)?;
+            let answer = agent_start::connect_or_start()
+                .await?
+                .ask(&request)
+                .await
+                .map_err(said)?;
             if args.json {
                 print_stdout(&answer.to_string());
             }
@@ -233,7 +234,7 @@ pub async fn budget(args: BudgetArgs) -> anyhow::Result<ExitCode> {
             cutoff,
         },
     };
-    let answer = agent().await?.ask(&request).await;
+    let answer = agent_start::connect_or_start().await?.ask(&request).await;
     let answer = answer.map_err(|failure| anyhow!(failure.text))?;
     if args.json {
         let told = json!({"cap": answer["cap"], "used": answer["used"], "left": answer["left"],

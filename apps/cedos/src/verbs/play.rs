@@ -9,6 +9,7 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 use url::Url;
 
+use super::credentials::hide_passwords;
 use super::transfer_args::stop_on_signal;
 use super::url::{ServedLinks, StreamArgs, parse_url, report_failure};
 use cedos_agent::fetch::outcome::{TransferExit, TransferFailure};
@@ -39,14 +40,17 @@ pub struct PlayArgs {
 }
 
 /// Runs `cedos play` until the player ends.
-pub async fn run(args: PlayArgs) -> ExitCode {
-    match play(&args).await {
+pub async fn run(mut args: PlayArgs) -> ExitCode {
+    hide_passwords();
+    match play(&mut args).await {
         Ok(code) => code,
         Err(failure) => report_failure("play", &failure),
     }
 }
 
-async fn play(args: &PlayArgs) -> Result<ExitCode, TransferFailure> {
+async fn play(args: &mut PlayArgs) -> Result<ExitCode, TransferFailure> {
+    let found = (args.stream.credentials).apply(std::slice::from_mut(&mut args.url));
+    found.map_err(TransferFailure::usage)?;
     let (stop, stopped) = watch::channel(false);
     stop_on_signal(stop).map_err(|error| TransferFailure::error(format!("signals: {error}")))?;
     let urls = std::slice::from_ref(&args.url);

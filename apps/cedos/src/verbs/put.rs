@@ -9,6 +9,7 @@ use d2tp_links::ClassRules;
 use tokio::sync::watch;
 use url::Url;
 
+use super::credentials::{CredentialArgs, hide_passwords};
 use super::handover;
 use super::transfer_args::{TransferArgs, stop_on_signal};
 use cedos_agent::fetch::measured_rates::MeasuredRates;
@@ -42,6 +43,9 @@ pub struct PutArgs {
     #[arg(long, value_name = "TYPE", value_parser = parse_type)]
     content_type: Option<String>,
 
+    #[command(flatten)]
+    credentials: CredentialArgs,
+
     /// Leave it to the agent and return
     #[arg(long)]
     detach: bool,
@@ -57,6 +61,7 @@ fn parse_type(text: &str) -> Result<String, String> {
 
 /// Runs `cedos put` to its end.
 pub async fn run(args: PutArgs) -> ExitCode {
+    hide_passwords();
     match start(args).await {
         Ok(Some(exit)) => exit.into(),
         Ok(None) => ExitCode::from(handover::STILL_WAITING),
@@ -67,11 +72,13 @@ pub async fn run(args: PutArgs) -> ExitCode {
     }
 }
 
-async fn start(args: PutArgs) -> handover::FollowResult {
+async fn start(mut args: PutArgs) -> handover::FollowResult {
+    let found = args.credentials.apply(std::slice::from_mut(&mut args.url));
+    found.map_err(TransferFailure::usage)?;
     let order = args.order().map_err(TransferFailure::usage)?;
     let mut prepared =
         PreparedTransfer::prepare(&order, order.job()?, args.how.asks_for_paid_links())?;
-    if let Some(agent) = args.how.agent(None).await {
+    if let Some(agent) = args.how.agent(None, args.detach).await {
         args.how.announce_deadline(&order);
         let json = args.how.json;
         if args.detach {
@@ -81,7 +88,8 @@ async fn start(args: PutArgs) -> handover::FollowResult {
         return handover::submit_and_follow(agent, order, observer.as_mut(), json).await;
     }
     if args.detach {
-        let text = "--detach needs an agent for uploads; start one with `cedos agent`";
+        let text =
+            "--detach needs the agent for uploads, and there is none; without --detach it works";
         return Err(TransferFailure::error(text));
     }
     let (stop, stopped) = watch::channel(false);

@@ -22,7 +22,7 @@ use super::key;
 use super::log_levels::log_warnings;
 use super::prox::host_for_devices;
 use super::transport::TransportArgs;
-use crate::serve::{FileService, HiddenFiles, answer};
+use crate::serve::{DirectoryAccess, FileService, HiddenFiles, answer};
 
 /// Serve the files of a directory over D2TP: at an address of this machine, or with --prox as a device
 /// that others reach by its key
@@ -49,6 +49,9 @@ pub struct ServeArgs {
     /// Serve files and directories too whose name begins with a dot
     #[arg(long)]
     hidden: bool,
+    /// Do not list what is in a directory: a client must know the names of the files
+    #[arg(long)]
+    no_listing: bool,
     #[command(flatten)]
     transport: TransportArgs,
 }
@@ -79,7 +82,11 @@ pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
         true => HiddenFiles::Served,
         false => HiddenFiles::Refused,
     };
-    let files = FileService::new(&args.directory, hidden)
+    let directories = match args.no_listing {
+        true => DirectoryAccess::Refused,
+        false => DirectoryAccess::Listed,
+    };
+    let files = FileService::new(&args.directory, hidden, directories)
         .with_context(|| format!("cannot serve {shown}"))?;
     let files = Arc::new(files);
     let key = key::load_device_key(args.key.as_deref())?;

@@ -14,6 +14,7 @@ use d2tp_sched::{CostPolicy, DeadlineFallback};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
+use super::agent_start;
 use super::transport::TransportArgs;
 use cedos_agent::agent::client::AgentApiClient;
 use cedos_agent::fetch::deadline_text::{describe_order_deadline, parse_deadline};
@@ -184,18 +185,26 @@ impl TransferArgs {
         tuning
     }
 
-    /// The agent, if one runs that can carry out what was asked for. What only a process of its own can
-    /// do is said.
-    pub async fn agent(&self, own: Option<&str>) -> Option<AgentApiClient> {
+    /// The agent, if one runs that can carry out what was asked for; `detach`: it is started if none
+    /// runs. What only a process of its own can do is said.
+    pub async fn agent(&self, own: Option<&str>, detach: bool) -> Option<AgentApiClient> {
         if self.alone || jobs::is_in_background() {
             return None;
         }
-        let agent = AgentApiClient::connect().await?;
         let own = own
             .or_else(|| (!self.link.is_empty()).then_some("--link"))
             .or_else(|| self.scheduler.map(|_| "--scheduler"))
             .or_else(|| (self.transport != TransportArgs::default()).then_some("how to send"))
             .or_else(|| (self.offload_acks != AckOffload::Free).then_some("--offload-acks"));
+        let agent = match AgentApiClient::connect().await {
+            None if detach && own.is_none() && agent_start::is_allowed() => {
+                let started = agent_start::connect_or_start().await;
+                let started =
+                    started.inspect_err(|error| print_stderr(&format!("note: {error:#}")));
+                started.ok()
+            }
+            running => running,
+        }?;
         if let Some(own) = own {
             print_stderr(&format!(
                 "note: the agent does not support {own}, so this runs in its own process and \

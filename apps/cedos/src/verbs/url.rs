@@ -13,6 +13,7 @@ use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval};
 use url::Url;
 
+use super::credentials::{CredentialArgs, hide_passwords};
 use super::transfer_args::{stop_on_signal, word_parser};
 use super::transport::TransportArgs;
 use cedos_agent::agent::api::AgentRequest;
@@ -105,6 +106,9 @@ pub struct StreamArgs {
     #[arg(short = 'H', long, value_name = "FIELD", value_parser = parse_field)]
     header: Vec<String>,
 
+    #[command(flatten)]
+    pub credentials: CredentialArgs,
+
     /// Trust the certificate authorities in FILE (PEM) besides the system's
     #[arg(long, value_name = "FILE")]
     ca: Option<PathBuf>,
@@ -150,8 +154,11 @@ fn parse_amount(text: &str) -> Result<StreamThreshold, String> {
 }
 
 /// Runs `cedos url` until it is ended.
-pub async fn run(args: UrlArgs) -> ExitCode {
+pub async fn run(mut args: UrlArgs) -> ExitCode {
+    hide_passwords();
     let served = async {
+        let found = args.stream.credentials.apply(&mut args.urls);
+        found.map_err(TransferFailure::usage)?;
         let (stop, stopped) = watch::channel(false);
         stop_on_signal(stop)
             .map_err(|error| TransferFailure::error(format!("signals: {error}")))?;

@@ -2,4 +2,5 @@
 
 mod links;
 mod networks;
+mod on_demand;
 mod queue;

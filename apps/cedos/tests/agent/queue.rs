@@ -250,7 +250,7 @@ async fn after_kill_9_of_the_agent_a_download_goes_on_where_it_was() {
     tokio::time::sleep(Duration::from_millis(2_500)).await;
     home.end(Signal::SIGKILL).await;
     home.run(&["ls"]).await.ends_with(0, "QUEUED");
-    home.run(&["pause", &id])
+    run(home.path(), &["pause", &id])
         .await
         .ends_with(1, "the agent is not running");
     open.store(true, Ordering::Relaxed);
@@ -356,7 +356,11 @@ async fn who_leaves_what_cannot_be_in_time_is_told_so() {
             let (stream, _) = listener.accept().await.expect("a visitor");
             let (read, mut write) = stream.into_split();
             let mut lines = BufReader::new(read).lines();
-            if lines.next_line().await.expect("readable").is_some() {
+            while let Some(asked) = lines.next_line().await.expect("readable") {
+                if asked.contains("hello") {
+                    write.write_all(b"{\"ok\":true}\n").await.expect("written");
+                    continue;
+                }
                 let promise = json!({"p": 0.0, "infeasible": true, "metered_bytes_expected": 0,
                                      "metered_bytes_95": 0, "metered_bytes_worst": 0, "left_s": 5.0});
                 let text = format!(
@@ -418,12 +422,13 @@ async fn a_transfer_of_another_process_is_not_unknown_and_one_of_the_agents_not_
     let url = origin.url("/a");
     let run = run(home.path(), &[&get[..], &[url.as_str()]].concat()).await;
     let own = run.last()["id"].to_string();
-    for verb in [&["pause"][..], &["wait"], &["edit", "--policy", "any"]] {
+    for verb in [&["pause"][..], &["edit", "--policy", "any"]] {
         home.run(&[verb, &[&own]].concat())
             .await
             .ends_with(1, "in its own process");
     }
     assert_eq!(home.run(&["cancel", &own]).await.code, 0);
+    assert_eq!(home.run(&["wait", &own]).await.code, 3);
     let id = home.leave(&url, &[]).await;
     home.until(&id, "has half", has_half).await;
     // Who does not ask the agent knows by its lock that it runs.

@@ -192,3 +192,41 @@ async fn what_cannot_go_on_in_the_background_is_said_in_front() {
     let listed = String::from_utf8_lossy(&child.stdout);
     assert!(!listed.contains("running"), "{listed}");
 }
+
+#[tokio::test]
+async fn a_password_is_read_from_a_file_or_overwritten_in_the_list_of_processes() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let home = directory.path();
+    let open = Arc::new(AtomicBool::new(false));
+    let origin = halting(open.clone()).await;
+    let url = origin.url("/a");
+    std::fs::write(home.join("password"), "hush\n").expect("written");
+    let from_file = ["--user", "me", "--password-file", "password", &url];
+    let (id, pid) = detached(home, &from_file).await;
+    let line = std::fs::read(format!("/proc/{pid}/cmdline")).expect("its command line");
+    assert!(!String::from_utf8_lossy(&line).contains("hush"));
+    until(home, &id, "waits", |told| told["last"]["bytes"] == 200_000).await;
+    let basic = "Basic bWU6aHVzaA==";
+    assert_eq!(origin.requests()[0].headers["authorization"], basic);
+    assert_eq!(run(home, &["cancel", &id]).await.code, 0);
+
+    let in_url = url.replace("http://", "http://me:hush@");
+    let asked = origin.requests().len();
+    let child = cedos(home, &["get", "-o", "other", "--stall", "1s", &in_url]).spawn();
+    let child = child.expect("start cedos");
+    let pid = program::pid_of(&child);
+    while origin.requests().len() == asked {
+        tokio::task::yield_now().await;
+    }
+    let line = std::fs::read(format!("/proc/{pid}/cmdline")).expect("its command line");
+    let line = String::from_utf8_lossy(&line);
+    assert!(
+        !line.contains("hush") && line.contains("me:xxxx@"),
+        "{line}"
+    );
+    let last = origin.requests().pop().expect("a request");
+    assert_eq!(last.headers["authorization"], basic);
+    open.store(true, Ordering::Relaxed);
+    let got = program::ended(child).await;
+    got.ends_with(0, "note: other users of this machine can read a password");
+}

@@ -173,7 +173,7 @@ async fn servers_that_are_not_what_was_meant_are_told_with_what_to_try() {
     let (missing, secret, untrusted) = (plain.url("/a"), plain.url("/secret"), tls.url("/a"));
     let table: &[(&[&str], i32, &str)] = &[
         (&["get", &missing], 1, "404 Not Found for /a"),
-        (&["get", &secret], 1, "--header 'Authorization: …'"),
+        (&["get", &secret], 1, "give --user NAME"),
         (&["get", &mistaken], 1, "Do you mean http://"),
         (&["get", &untrusted], 1, "give --ca FILE"),
         (

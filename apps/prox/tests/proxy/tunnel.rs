@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::support::*;
-use cedos_prox::{Prox, ProxConfig, ProxFlowOutcome, ResetCause};
+use cedos_prox::{Prox, ProxConfig, ProxFlowOutcome, ResetCause, TUNNEL_BUFFER_BYTES};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -193,7 +193,7 @@ async fn tunnels_without_room_in_memory_are_refused_and_one_that_ends_makes_room
     .await;
     // A key's fifth has room for one tunnel.
     let prox = Prox::new(ProxConfig {
-        session_memory_bytes_max: 5 * 200 * 1024,
+        session_memory_bytes_max: 5 * 100 * 1024,
         ..config()
     })
     .unwrap();
@@ -201,7 +201,7 @@ async fn tunnels_without_room_in_memory_are_refused_and_one_that_ends_makes_room
     device.send(connect(&address)).await;
     assert_eq!(device.read_head().await.status, 200);
     let used = prox.session_memory().used();
-    assert!(used >= 128 * 1024, "{used} bytes");
+    assert!(used >= 2 * TUNNEL_BUFFER_BYTES as u64, "{used} bytes");
     let answer = ask(&prox, connect(&address)).await.whole();
     assert_eq!(answer.status, 503);
     device.finish_sending().await;
