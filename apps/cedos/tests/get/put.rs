@@ -295,5 +295,5 @@ async fn an_upload_is_handed_to_the_agent_followed_or_left() {
     let alone = [&put[..], &["--detach", "--alone"]].concat();
     beside(&agent, folder.path(), &alone)
         .await
-        .ends_with(1, "cedos agent");
+        .ends_with(1, "needs the agent");
 }
