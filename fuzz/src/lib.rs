@@ -1,9 +1,9 @@
-//! What is done with arbitrary bytes. One function for each target, so that the same code runs under
-//! `cargo +nightly fuzz run TARGET` and, over the corpus, in `core/session/tests/exchange/corpus.rs`.
+//! The fuzz targets: one function for each, so that the same code runs under `cargo +nightly fuzz
+//! run TARGET` and, over the corpus, in `core/session/tests/exchange/corpus.rs`.
 //!
 //! ```text
 //!  frames      bytes → frames → bytes → the same frames
-//!  datagram    bytes → a server with a session; what it answers is bounded
+//!  datagram    bytes → a server with a session; its answers are bounded
 //!  record      bytes → a session record → bytes → the same; restored sessions run
 //!  handshake   bytes → payload of an authentic SYN; plaintext of an authentic packet
 //!  operations  bytes → named actions on a pair of sessions and the links between them
@@ -37,7 +37,7 @@ fn at(ms: u64) -> Time {
     Time::ZERO + Span::from_millis(ms)
 }
 
-/// Frames that decode are written as they were read.
+/// Checks that decoded frames are encoded as they were read.
 pub fn frames(bytes: &[u8]) {
     let mut out = vec![0; 2 * bytes.len() + 64];
     for frame in FrameIter::new(bytes) {
@@ -45,13 +45,13 @@ pub fn frames(bytes: &[u8]) {
         if let Frame::Ack { ranges, .. } = frame
             && ranges.iter().count() > 64
         {
-            continue; // Never written: no receiver keeps more.
+            continue; // Never written: receivers keep at most this many.
         }
         let mut w = WireWriter::new(&mut out);
         frame.encode(&mut w);
         let n = w.written();
         let again = FrameIter::new(&out[..n]).next();
-        // Ranges keep their bytes, which may be longer than need be: compare what they say.
+        // Ranges keep their encoding, which may be longer than necessary: compare the values.
         match (frame, again) {
             (
                 Frame::Ack {
@@ -114,7 +114,7 @@ fn throw(endpoint: &mut Endpoint, now: Time, mut bytes: Vec<u8>) -> usize {
     drain(endpoint, now)
 }
 
-/// Lets a minute pass; a timer that fires and fires at one instant is a fault.
+/// Lets a minute pass; a timer that fires repeatedly at one instant is a fault.
 fn pass(endpoint: &mut Endpoint, from: Time) {
     let mut now = from;
     let until = from + Span::from_secs(60);
@@ -130,7 +130,7 @@ fn pass(endpoint: &mut Endpoint, from: Time) {
     panic!("a timer fires and fires");
 }
 
-/// Datagrams, each with its length before it (two bytes), to a server that knows nobody.
+/// Delivers datagrams, each after its length (two bytes), to a server without sessions.
 pub fn datagram(bytes: &[u8]) {
     let _ = PacketKind::split(bytes);
     let mut endpoint = server();
@@ -144,14 +144,14 @@ pub fn datagram(bytes: &[u8]) {
     assert_eq!(endpoint.counts().0, 0, "a session came out of nothing");
 }
 
-/// A record that decodes is written as it was read, and a session restored from it runs.
+/// Checks that a decoded record is encoded as it was read, and that a restored session works.
 pub fn record(bytes: &[u8]) {
     let Ok(record) = SessionRecord::decode(bytes) else {
         return;
     };
     assert_eq!(SessionRecord::decode(&record.encode()), Ok(record.clone()));
     if record.flows.len() > 300 {
-        return; // More than a session may have open: slow, and nothing new.
+        return; // More than a session may have open: slow, and no new behaviour.
     }
     let mut device = Endpoint::new(
         EndpointConfig::default(),
@@ -172,8 +172,8 @@ pub fn record(bytes: &[u8]) {
     let _ = device.hibernate(now, id);
 }
 
-/// The first byte chooses: the payload of an authentic SYN, or the plaintext of authentic packets
-/// (each with its length before it, one byte) under a finished handshake.
+/// The first byte selects the payload of an authentic SYN, or the plaintext of authentic packets
+/// (each after its length, one byte) after a complete handshake.
 pub fn handshake(bytes: &[u8]) {
     let Some((choice, rest)) = bytes.split_first() else {
         return;
@@ -244,8 +244,8 @@ pub fn handshake(bytes: &[u8]) {
     pass(&mut endpoint, at(1000 + 20 * number));
 }
 
-/// A SYN+ACK of arbitrary payload, as a server with the right key might send it, has no place in a
-/// target of its own: [`Responder`] makes it authentic, and `operations` delivers it.
+/// A SYN+ACK with arbitrary payload, as a server with the right key might send it. It has no target
+/// of its own: [`Responder`] makes it authentic, and `operations` delivers it.
 pub(crate) fn syn_ack(server: &SecretKey, syn: &[u8], payload: &[u8]) -> Option<Vec<u8>> {
     let mut out = [0; 2048];
     let message = syn.get(9..syn.len().checked_sub(SynMacs::BYTES)?)?;

@@ -1,6 +1,6 @@
 //! Two endpoints, two links, and bytes read as actions: open, write, read, cut, attach, lose,
-//! replay, sleep, crash, wait. What is read must always be a prefix of what was written, at both ends,
-//! and after each action every bound must hold. A run that fails lists its actions by name.
+//! replay, sleep, crash, wait. The data read must always be a prefix of the data written, at both
+//! ends, and after each action all limits must hold. A failing run lists its actions by name.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use d2tp_session::*;
 
 use super::syn_ack;
 
-/// What a pair of bytes means: the name of an action. The second byte is its argument.
+/// The meaning of a pair of bytes: the name of an action. The second byte is its argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Action {
     OpenPath0,
@@ -71,7 +71,7 @@ impl Action {
     }
 }
 
-/// Says what was done, if that was too much.
+/// The list of actions, which is printed if the run fails.
 struct Story(Vec<(Action, u8)>);
 
 impl Drop for Story {
@@ -84,7 +84,7 @@ impl Drop for Story {
     }
 }
 
-/// The largest chunk an application here hands over at once.
+/// The largest chunk that the application writes at once.
 const CHUNK_MAX: u64 = 255 * 40 + 1;
 
 struct World {
@@ -98,12 +98,12 @@ struct World {
     flying: Vec<(bool, u32, Vec<u8>)>,
     last_syn: Vec<u8>,
     kept: Vec<Vec<u8>>,
-    /// Bytes read of each flow at the server, and whether it may have gone back by a crash.
+    /// Bytes of each flow read at the server, and whether a crash may have reduced them.
     read: BTreeMap<FlowId, u64>,
     written: BTreeMap<FlowId, u64>,
 }
 
-/// What the server writes at once.
+/// The number of bytes that the server writes at once.
 const ANSWER_BYTES: u64 = 500;
 const KEPT_MAX: usize = 64;
 const FLYING_MAX: usize = 512;
@@ -331,7 +331,7 @@ impl World {
         self.pump();
     }
 
-    /// No queue holds more than it may, whatever was done.
+    /// Checks that no queue exceeds its limit, regardless of the actions.
     fn see_bounds(&self) {
         let device = self.device.session(self.session);
         let sessions = self
@@ -437,7 +437,7 @@ impl World {
             Action::WaitMillis => self.wait(Span::from_millis(u64::from(arg))),
             Action::WaitSeconds => self.wait(Span::from_secs(u64::from(arg))),
             Action::DeviceSleepsOrCrashes => {
-                // The device sleeps and wakes, or crashes and starts again.
+                // The device hibernates and wakes, or crashes and restarts.
                 let record = if arg & 1 == 0 {
                     self.device.hibernate(now, self.session).ok()
                 } else {
@@ -510,7 +510,7 @@ impl World {
                 self.pump();
             }
             Action::AnswerTheSynWithAnything => {
-                // An answer to the newest SYN that authenticates and says anything.
+                // An authentic answer to the newest SYN, with arbitrary payload.
                 let payload: Vec<u8> = (0..usize::from(arg)).map(|i| (i * 7 % 5) as u8).collect();
                 let key = SecretKey::from_bytes([22; 32]);
                 if let Some(mut bytes) = syn_ack(&key, &self.last_syn, &payload) {

@@ -1,6 +1,8 @@
-//! Bytes as the first of a flow to the proxy. Not part of `lib.rs`, whose other users know no proxy.
+//! Bytes as the first of a flow to the proxy. This is not part of `lib.rs`, whose other users do
+//! not depend on the proxy.
 
-/// Whatever is acted on has lines that every reader ends at the same place, and asks for something.
+/// Checks that an accepted request has lines that all parsers end at the same place, and that it
+/// requests something.
 pub fn request(bytes: &[u8]) {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()

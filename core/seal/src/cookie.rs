@@ -1,8 +1,10 @@
-//! What keeps strangers cheap: keyed sums on a SYN, cookies under load, tokens for UNKNOWN.
+//! Protection against unauthenticated packets: MACs on a SYN, cookies under load, tokens for
+//! UNKNOWN.
 //!
-//! A SYN ends with two sums. `mac1` shows that the sender knows our public key: scanners never
-//! cost a public-key operation. `mac2` shows that it received a cookie at the address it sends
-//! from; it is asked for only under load. The mechanism is WireGuard's (its paper, §5.3).
+//! A SYN ends with two MACs. `mac1` shows that the sender knows the server's public key, so that a
+//! scanner never causes a public-key operation. `mac2` shows that the sender received a cookie at
+//! the address it sends from; the server requires it only under load. The mechanism is WireGuard's
+//! (its paper, §5.3).
 
 use std::net::SocketAddr;
 
@@ -39,11 +41,11 @@ fn equal(a: &[u8], b: &[u8]) -> bool {
     aws_lc_rs::constant_time::verify_slices_are_equal(a, b).is_ok()
 }
 
-/// The two sums at the end of a SYN.
+/// The two MACs at the end of a SYN.
 pub struct SynMacs;
 
 impl SynMacs {
-    /// Bytes both sums take.
+    /// The number of bytes that both MACs take.
     pub const BYTES: usize = 32;
 
     /// Fills the last [`SynMacs::BYTES`] bytes of `syn`. Without a cookie `mac2` is zero.
@@ -68,8 +70,8 @@ impl SynMacs {
     }
 }
 
-/// A server's secrets for cookies and tokens. Cookies live between one and two periods of the
-/// caller's rotation.
+/// The secrets from which a server makes cookies and tokens. A cookie is valid for one to two
+/// periods of rotation.
 pub struct CookieSecrets {
     mac1: hmac::Key,
     sealing: aead::LessSafeKey,
@@ -94,8 +96,8 @@ fn address_bytes(from: SocketAddr) -> [u8; 18] {
 }
 
 impl CookieSecrets {
-    /// Secrets of the server whose key this is; `seed` fresh at every start, `token_seed` kept
-    /// across restarts so that old sessions can still be told that they are unknown.
+    /// Secrets of the server with this key. `seed` must be fresh at every start. `token_seed` is
+    /// kept across restarts, so that UNKNOWN for old sessions still has the right token.
     pub fn new(server: &PublicKey, seed: [u8; 32], token_seed: [u8; 32]) -> Self {
         let secret = hmac::Key::new(hmac::HMAC_SHA256, &seed);
         CookieSecrets {
@@ -106,13 +108,13 @@ impl CookieSecrets {
         }
     }
 
-    /// Begins a new period.
+    /// Begins a new period with a fresh seed; cookies of the period before the last become invalid.
     pub fn rotate(&mut self, seed: [u8; 32]) {
         self.secrets.swap(0, 1);
         self.secrets[0] = hmac::Key::new(hmac::HMAC_SHA256, &seed);
     }
 
-    /// Whether a SYN's sender knows our public key.
+    /// Whether the sender of a SYN knows the server's public key.
     pub fn verify_mac1(&self, syn: &[u8]) -> bool {
         let Some(at) = syn.len().checked_sub(SynMacs::BYTES) else {
             return false;
@@ -120,7 +122,7 @@ impl CookieSecrets {
         equal(&sum(&self.mac1, &[&syn[..at]]), &syn[at..at + 16])
     }
 
-    /// Whether a SYN's sender proved that it receives at `from`.
+    /// Whether the sender of a SYN has proved that it receives packets at `from`.
     pub fn verify_mac2(&self, syn: &[u8], from: SocketAddr) -> bool {
         let Some(at) = syn.len().checked_sub(16) else {
             return false;
@@ -132,7 +134,7 @@ impl CookieSecrets {
         })
     }
 
-    /// A sealed cookie for the sender of a SYN: only who sent that SYN can open it.
+    /// A sealed cookie for the sender of a SYN. Only the host that sent that SYN can open it.
     pub fn seal_cookie(&self, mac1: [u8; 16], from: SocketAddr, nonce: [u8; 12]) -> [u8; 32] {
         let mut out = [0; 32];
         out[..16].copy_from_slice(&sum(&self.secrets[0], &[&address_bytes(from)]));
@@ -154,7 +156,7 @@ impl CookieSecrets {
     }
 }
 
-/// Opens a COOKIE answer to the SYN whose `mac1` this is.
+/// Opens the COOKIE answer to the SYN with this `mac1`.
 pub fn open_cookie(
     server: &PublicKey,
     mac1: [u8; 16],
@@ -172,7 +174,7 @@ pub fn open_cookie(
     text[..16].try_into().map_err(|_| SealError::BadLength)
 }
 
-/// Whether an UNKNOWN answer's token is the one promised with the connection id.
+/// Whether the token of an UNKNOWN answer is the one that was issued with the connection id.
 pub fn verify_unknown_token(promised: &[u8; TOKEN_BYTES], got: &[u8]) -> bool {
     equal(promised, got)
 }

@@ -1,4 +1,4 @@
-//! The two handshake messages: who both ends are, and keys that die with the session.
+//! The two handshake messages. They authenticate both ends and give the session its own keys.
 //!
 //! ```text
 //!  device                                     server (its key pinned in the address)
@@ -8,29 +8,29 @@
 //!   DATA (the ACK: proves the device has the keys)  ──────▶
 //! ```
 //!
-//! By ticket either end multiplies once instead of four times. Who both are was shown by the handshake
-//! that the ticket came from.
+//! With a ticket each end computes one X25519 product instead of four. The handshake that issued
+//! the ticket authenticated both ends.
 
 use crate::SealError;
 use crate::host_key::{PublicKey, SecretKey};
 use crate::noise::{NoiseResolver, PATTERN, PATTERN_BY_TICKET};
 use crate::ticket::SessionTicket;
 
-/// Bytes a Noise message 1 adds to its payload: ephemeral key, sealed static key, tag.
+/// Bytes that Noise message 1 adds to its payload: ephemeral key, sealed static key, tag.
 pub const SYN_OVERHEAD_BYTES: usize = 32 + 48 + 16;
-/// What a wake-up by ticket adds to its payload: ephemeral key and tag.
+/// Bytes that message 1 of a handshake by ticket adds to its payload: ephemeral key and tag.
 pub const WAKE_OVERHEAD_BYTES: usize = 32 + 16;
-/// Bytes a Noise message 2 adds to its payload: ephemeral key and tag.
+/// Bytes that Noise message 2 adds to its payload: ephemeral key and tag.
 pub const SYN_ACK_OVERHEAD_BYTES: usize = 32 + 16;
 
-/// What a finished handshake leaves: a secret per direction and the transcript's hash.
+/// The result of a finished handshake: a secret for each direction and the hash of the transcript.
 #[derive(Clone)]
 pub struct HandshakeSecrets {
-    /// For packets of the initiator.
+    /// Secret of the packets that the initiator sends.
     pub(crate) initiator: [u8; 32],
-    /// For packets of the responder.
+    /// Secret of the packets that the responder sends.
     pub(crate) responder: [u8; 32],
-    /// Binds the packet keys to everything both ends said.
+    /// Hash of all handshake messages, which binds the packet keys to them.
     pub(crate) transcript: [u8; 32],
 }
 
@@ -38,17 +38,17 @@ impl Drop for HandshakeSecrets {
     fn drop(&mut self) {
         self.initiator.fill(0);
         self.responder.fill(0);
-        // Keeps the compiler from dropping the writes above as dead.
+        // Keeps the compiler from removing the writes above as dead stores.
         std::hint::black_box(&*self);
     }
 }
 
-/// An initiator that sent its message and waits for the answer.
+/// An initiator that has sent message 1 and waits for message 2.
 pub struct Initiator {
     state: Box<snow::HandshakeState>,
 }
 
-/// A responder that read a valid first message and has not answered yet.
+/// A responder that has read a valid message 1 and has not answered yet.
 pub struct Responder {
     state: Box<snow::HandshakeState>,
     peer: PublicKey,
@@ -60,7 +60,8 @@ fn builder(pattern: &str, seed: [u8; 32], local: &SecretKey) -> snow::Builder<'s
     snow::Builder::with_resolver(params, Box::new(NoiseResolver { seed, local }))
 }
 
-/// What both ends of a handshake by ticket agree on: which server, which device, which ticket.
+/// The prologue of a handshake by ticket, equal at both ends: the server, the device and the
+/// ticket.
 fn by_ticket(
     prologue: &[u8],
     server: &PublicKey,
@@ -71,9 +72,9 @@ fn by_ticket(
 }
 
 fn secrets_of(state: &mut snow::HandshakeState) -> HandshakeSecrets {
-    // snow calls taking the split keys risky because it cannot keep nonces from being used twice
-    // outside. Here it is safe: the keys go into HKDF at once, and packet numbers never recur
-    // within a path id, nor path ids within a handshake (R-SEAL-2).
+    // `snow` marks the export of split keys as dangerous, because it then cannot prevent the reuse
+    // of nonces. Here it is safe: the keys only go into HKDF, a packet number never recurs within a
+    // path id, and a path id never recurs within a handshake (R-SEAL-2).
     let (initiator, responder) = state.dangerously_get_raw_split();
     let mut transcript = [0; 32];
     transcript.copy_from_slice(&state.get_handshake_hash()[..32]);
@@ -113,7 +114,7 @@ impl Initiator {
         ))
     }
 
-    /// Starts a handshake without long-term keys, by a ticket of the server.
+    /// Starts a handshake that uses a ticket of the server in place of long-term keys.
     pub fn start_by_ticket(
         local: &SecretKey,
         remote: &PublicKey,
@@ -140,8 +141,9 @@ impl Initiator {
         ))
     }
 
-    /// Reads message 2. Its payload goes into `payload`, whose used length is returned. A message
-    /// that fails leaves the initiator as it was: anybody can send garbage.
+    /// Reads message 2. Its payload goes into `payload`, and the length of the payload is returned.
+    /// A message that fails to authenticate leaves the initiator unchanged, because anybody can
+    /// send one.
     pub fn finish(
         &mut self,
         message: &[u8],
@@ -156,7 +158,7 @@ impl Initiator {
 }
 
 impl Responder {
-    /// Reads message 1. Its payload goes into `payload`, whose used length is returned.
+    /// Reads message 1. Its payload goes into `payload`, and the length of the payload is returned.
     pub fn read(
         local: &SecretKey,
         prologue: &[u8],
@@ -184,7 +186,7 @@ impl Responder {
         ))
     }
 
-    /// Reads message 1 of `peer`, which came with this ticket.
+    /// Reads message 1 of `peer`, which came with this ticket. Its payload goes into `payload`.
     pub fn read_by_ticket(
         local: &SecretKey,
         peer: PublicKey,
@@ -212,7 +214,7 @@ impl Responder {
         ))
     }
 
-    /// Who sent message 1.
+    /// The public key of the host that sent message 1.
     pub fn peer(&self) -> PublicKey {
         self.peer
     }
@@ -313,7 +315,7 @@ mod tests {
         assert_eq!((si.initiator, si.responder), (sr.initiator, sr.responder));
         assert_eq!(si.transcript, sr.transcript);
 
-        // Another device, version, secret or ticket number does not fit.
+        // A ticket with another device, version, secret or number is refused.
         let mut forged = ticket.clone();
         forged.secret[0] ^= 1;
         assert!(read(&server, &ticket, b"p", &mut p).is_err());

@@ -1,4 +1,4 @@
-//! A host's static key pair. Its public half *is* the host id.
+//! A host's static key pair. The public key is the host's identity.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,22 +8,24 @@ use aws_lc_rs::constant_time::verify_slices_are_equal;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 
-/// A host's public key: who it is.
+/// A host's public key, which is its identity.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PublicKey(pub [u8; 32]);
 
-/// A host's private key. Whoever holds it is that host. Copies share one place in memory.
+/// A host's private key. Any process that has it can act as that host. Copies share one place in
+/// memory.
 #[derive(Clone)]
 pub struct SecretKey(Arc<KeyPair>);
 
 struct KeyPair {
     secret: [u8; 32],
     public: PublicKey,
-    /// Ready to be multiplied with: to make it anew is a point multiplication of its own.
+    /// The key in the form that X25519 needs. Computing it costs a point multiplication, so it is
+    /// kept.
     key: agreement::PrivateKey,
 }
 
-/// Why a text is not a key.
+/// A text is not a valid key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a key is 43 letters, digits, '-' or '_' (32 bytes in base64url); this is not")]
 pub struct KeyTextError;
@@ -35,7 +37,7 @@ fn bytes_of(text: &str) -> Result<[u8; 32], KeyTextError> {
 }
 
 impl SecretKey {
-    /// The key whose 32 secret bytes these are.
+    /// The private key with these 32 secret bytes.
     pub fn from_bytes(secret: [u8; 32]) -> Self {
         let key = agreement::PrivateKey::from_private_key(&agreement::X25519, &secret)
             .expect("any 32 bytes are an X25519 private key");
@@ -54,11 +56,11 @@ impl SecretKey {
             key,
         }))
     }
-    /// Its public half.
+    /// The public key that belongs to this private key.
     pub fn public(&self) -> PublicKey {
         self.0.public
     }
-    /// The key as its library wants it.
+    /// The private key as a type of aws-lc-rs.
     pub(crate) fn key(&self) -> &agreement::PrivateKey {
         &self.0.key
     }
@@ -68,15 +70,15 @@ impl SecretKey {
     pub(crate) fn secret_bytes(&self) -> &[u8; 32] {
         &self.0.secret
     }
-    /// Whether these are its secret bytes; takes the same time whatever they are.
+    /// Whether `secret` holds the bytes of this key, compared in constant time.
     pub(crate) fn is(&self, secret: &[u8]) -> bool {
         verify_slices_are_equal(&self.0.secret, secret).is_ok()
     }
-    /// The secret bytes, to be kept in a file nobody else can read.
+    /// The secret bytes, to be stored in a file that only its owner can read.
     pub fn to_bytes(&self) -> [u8; 32] {
         self.0.secret
     }
-    /// The secret as text, as in a key file.
+    /// The secret key as text, as key files contain it.
     pub fn to_text(&self) -> String {
         URL_SAFE_NO_PAD.encode(self.0.secret)
     }
@@ -120,7 +122,7 @@ impl fmt::Debug for SecretKey {
 impl Drop for KeyPair {
     fn drop(&mut self) {
         self.secret.fill(0);
-        // Keeps the compiler from dropping the write above as dead.
+        // Keeps the compiler from removing the write above as a dead store.
         std::hint::black_box(&self.secret);
     }
 }

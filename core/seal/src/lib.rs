@@ -33,10 +33,10 @@ pub use packet_keys::{CipherSuite, KEY_UPDATE_PACKETS, OpenedPacket, PacketKeys}
 pub use rng::Rng;
 pub use ticket::{SessionTicket, TICKET_BYTES, TicketHolder, TicketIssuer};
 
-/// Why a sealed thing was not accepted. Says no more: a peer must not learn from it.
+/// Why sealed data was not accepted. It gives no details, because a peer must not learn from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SealError {
-    /// The message was not made by the expected sender, not for us, or was altered on the way.
+    /// The data was not made by the expected sender, was not meant for this host, or was altered.
     #[error("it does not authenticate")]
     NotAuthentic,
     /// The message is too short or too long to be what it claims.

@@ -1,6 +1,7 @@
-//! The primitives `snow` drives its patterns with, all from `aws-lc-rs`.
+//! The cryptographic primitives that `snow` uses for Noise handshakes, all from `aws-lc-rs`.
 //!
-//! `snow`'s own defaults take 262 µs a side; X25519 here takes 31 µs a product (measured: LAB).
+//! `snow`'s own primitives take 262 µs for each side of a handshake; an X25519 product takes 31 µs
+//! here (measured: LAB).
 
 use std::cell::Cell;
 
@@ -11,19 +12,19 @@ use snow::types::{Cipher, Dh, Hash, Random};
 
 use crate::host_key::SecretKey;
 
-/// Noise pattern of a first handshake: IK, the responder's key known beforehand.
+/// Noise pattern of a first handshake: IK, in which the initiator knows the responder's key.
 pub(crate) const PATTERN: &str = "Noise_IK_25519_ChaChaPoly_SHA256";
-/// Noise pattern of a handshake by ticket: both ends hold its secret.
+/// Noise pattern of a handshake by ticket: both ends know the ticket's secret.
 pub(crate) const PATTERN_BY_TICKET: &str = "Noise_NNpsk0_25519_ChaChaPoly_SHA256";
 
-/// Gives `snow` our primitives and, as its randomness, one seed handed in by the caller. It knows
-/// the host's own key, so that none of its handshakes computes the public half again.
+/// Supplies `snow` with the primitives and with one seed of the caller as its randomness. It has
+/// the host's own key pair, so that no handshake computes the public key again.
 pub(crate) struct NoiseResolver {
     pub(crate) seed: [u8; 32],
     pub(crate) local: SecretKey,
 }
 
-/// Hands out its seed once: a handshake message draws one ephemeral key and nothing else.
+/// A random source that returns its seed once: a handshake message draws only one ephemeral key.
 struct SingleSeedRng(Option<[u8; 32]>);
 
 impl Random for SingleSeedRng {
@@ -41,8 +42,8 @@ thread_local! {
     static X25519_OPERATIONS: Cell<u64> = const { Cell::new(0) };
 }
 
-/// The number of X25519 operations that handshakes of this thread have cost: public keys computed, and
-/// products. It measures what a flood costs without a clock.
+/// The number of X25519 operations that this thread has computed for handshakes: public keys and
+/// products. It shows the cost of a flood without a clock.
 pub fn x25519_operations() -> u64 {
     X25519_OPERATIONS.get()
 }
@@ -58,7 +59,7 @@ pub(crate) struct X25519 {
 
 enum DhKey {
     Nothing,
-    /// The host's own.
+    /// The static key of this host.
     Host,
     Ephemeral(Box<EphemeralKey>),
 }
@@ -72,13 +73,13 @@ struct EphemeralKey {
 impl Drop for EphemeralKey {
     fn drop(&mut self) {
         self.private.fill(0);
-        // Keeps the compiler from dropping the write above as dead.
+        // Keeps the compiler from removing the write above as a dead store.
         std::hint::black_box(&self.private);
     }
 }
 
 impl X25519 {
-    /// For a handshake of this host.
+    /// A resolver for handshakes of this host.
     pub(crate) fn of(host: &SecretKey) -> Self {
         X25519 {
             host: host.clone(),

@@ -1,4 +1,4 @@
-//! Packet protection: AEAD over the frames, a mask over packet number and key bits.
+//! Packet protection: an AEAD for the frames, a mask for packet number and key bits.
 //!
 //! ```text
 //!  nonce = IV xor (path id (32 bit) ‖ packet number (64 bit))
@@ -7,8 +7,9 @@
 //! ```
 //!
 //! Each direction has a chain of key generations; the header carries the generation modulo 4. The
-//! sender moves on, the receiver follows when a packet of the next generation authenticates, and
-//! keeps the one before until the session says that late packets are no longer expected.
+//! sender decides when the next generation begins. The receiver follows when a packet of the next
+//! generation authenticates, and keeps the previous keys until the session expects no more late
+//! packets.
 
 use aws_lc_rs::aead::{self, Aad, LessSafeKey, Nonce, UnboundKey, quic};
 use aws_lc_rs::hkdf;
@@ -17,8 +18,8 @@ use d2tp_wire::{CID_BYTES, DATA_HEADER_BYTES, PN_BYTES, PathId, TAG_BYTES, expan
 use crate::SealError;
 use crate::handshake::HandshakeSecrets;
 
-/// R-SEAL-3: packets sealed with one generation before the next one begins. Far below AES-GCM's limit of
-/// 2^23 full-size packets (RFC 9001 B.1.1).
+/// R-SEAL-3: the number of packets sealed with the keys of one generation. It is far below the
+/// limit of AES-GCM, 2^23 full-size packets (RFC 9001 B.1.1).
 pub const KEY_UPDATE_PACKETS: u64 = 1 << 22;
 
 const FIRST_BYTE_MASK: u8 = 0x1f;
@@ -28,21 +29,21 @@ const GENERATION_SHIFT: u8 = 3;
 /// Which AEAD seals a session's packets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CipherSuite {
-    /// AES-128-GCM: where the processor has instructions for it.
+    /// AES-128-GCM, used where the processor has instructions for it.
     Aes128Gcm,
-    /// ChaCha20-Poly1305: everywhere else.
+    /// ChaCha20-Poly1305, used everywhere else.
     ChaCha20Poly1305,
 }
 
 impl CipherSuite {
-    /// The number that stands for it in a handshake.
+    /// The number of the suite in a handshake.
     pub fn code(self) -> u8 {
         match self {
             CipherSuite::Aes128Gcm => 1,
             CipherSuite::ChaCha20Poly1305 => 2,
         }
     }
-    /// The suite a number stands for.
+    /// The suite with this number in a handshake; `None` if the number is unknown.
     pub fn from_code(code: u8) -> Option<CipherSuite> {
         match code {
             1 => Some(CipherSuite::Aes128Gcm),
@@ -50,8 +51,8 @@ impl CipherSuite {
             _ => None,
         }
     }
-    /// R-SEAL-5: packets that may fail to open under the keys of one handshake before a forgery is no
-    /// longer unlikely enough (RFC 9001 §6.6).
+    /// R-SEAL-5: the number of packets that may fail to authenticate under the keys of one
+    /// handshake. Beyond it a forgery is no longer improbable enough (RFC 9001 §6.6).
     pub fn integrity_limit(self) -> u64 {
         match self {
             CipherSuite::Aes128Gcm => 1 << 52,
@@ -86,8 +87,8 @@ pub(crate) fn expand(secret: &[u8; 32], label: &[u8], out: &mut [u8]) {
         .expect("far below HKDF's limit of 255 blocks");
 }
 
-/// Keys of one generation. What the cipher makes of them is twenty times their size, so a session
-/// that rests does without it.
+/// Keys of one generation. The cipher's state is twenty times their size, so an idle session drops
+/// it.
 struct KeyGeneration {
     secret: [u8; 32],
     warm: Option<CipherContext>,
@@ -126,7 +127,7 @@ impl CipherContext {
         expand(secret, b"d2tp iv", &mut iv);
         let key = UnboundKey::new(suite.aead(), bytes).expect("the length is the algorithm's own");
         bytes.fill(0);
-        // Keeps the compiler from dropping the write above as dead.
+        // Keeps the compiler from removing the write above as a dead store.
         std::hint::black_box(&bytes);
         CipherContext {
             key: LessSafeKey::new(key),
@@ -148,15 +149,15 @@ impl CipherContext {
 
 impl Drop for KeyGeneration {
     fn drop(&mut self) {
-        // The AEAD's own key is the library's to erase; this one leads to all that follow it.
+        // The library erases the AEAD's key. This secret would reveal all later generations.
         self.secret.fill(0);
-        // Keeps the compiler from dropping the write above as dead.
+        // Keeps the compiler from removing the write above as a dead store.
         std::hint::black_box(&self.secret);
     }
 }
 
-/// What hides packet numbers: the same for all generations. Its own bytes are kept and not the root
-/// they came from, which leads to every generation there was.
+/// The key that masks packet numbers, equal for all generations. Only its own bytes are kept,
+/// because the secret it is derived from would reveal the keys of every generation.
 struct HeaderProtection {
     bytes: [u8; 32],
     warm: Option<Box<quic::HeaderProtectionKey>>,
@@ -182,23 +183,23 @@ impl HeaderProtection {
 impl Drop for HeaderProtection {
     fn drop(&mut self) {
         self.bytes.fill(0);
-        // Keeps the compiler from dropping the write above as dead.
+        // Keeps the compiler from removing the write above as a dead store.
         std::hint::black_box(&self.bytes);
     }
 }
 
-/// A packet that authenticated.
+/// A packet that was authenticated and decrypted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpenedPacket {
-    /// Its full packet number.
+    /// The full packet number.
     pub number: u64,
-    /// Where its frames lie in the buffer: from [`DATA_HEADER_BYTES`] to here.
+    /// The end of the frames in the buffer; they begin at [`DATA_HEADER_BYTES`].
     pub end: usize,
     /// Whether the packet was the first of the peer's next key generation.
     pub key_advanced: bool,
 }
 
-/// The keys of one session, both directions.
+/// The packet keys of one session, for both directions.
 pub struct PacketKeys {
     suite: CipherSuite,
     tx: KeyGeneration,
@@ -206,9 +207,9 @@ pub struct PacketKeys {
     tx_mask: HeaderProtection,
     rx: KeyGeneration,
     rx_before: Option<Box<KeyGeneration>>,
-    /// Made when the first packet says it is of that generation, whether it authenticates or not:
-    /// how long that takes tells nothing but that it was the first, and a session that never gets
-    /// there does without.
+    /// The peer's next generation. It is computed when the first packet claims that generation,
+    /// whether that packet authenticates or not: the time this takes reveals only that it was the
+    /// first. Sessions that never reach it need no memory for it.
     rx_next: Option<Box<KeyGeneration>>,
     rx_generation: u64,
     rx_mask: HeaderProtection,
@@ -216,7 +217,7 @@ pub struct PacketKeys {
 }
 
 impl PacketKeys {
-    /// Keys of a finished handshake, for its initiator or its responder.
+    /// The packet keys of a finished handshake, for its initiator or its responder.
     pub fn new(suite: CipherSuite, secrets: &HandshakeSecrets, initiator: bool) -> Self {
         let salt = hkdf::Salt::new(hkdf::HKDF_SHA256, &secrets.transcript);
         let root = |key: &[u8; 32]| {
@@ -246,7 +247,7 @@ impl PacketKeys {
         }
     }
 
-    /// The AEAD in use.
+    /// The AEAD that the session uses.
     pub fn suite(&self) -> CipherSuite {
         self.suite
     }
@@ -271,8 +272,8 @@ impl PacketKeys {
     }
 
     /// Opens a DATA packet in place. `expected` is the number after the largest one received on
-    /// this path. Whatever fails to authenticate is counted ([`PacketKeys::failed`]) and changes
-    /// nothing else here.
+    /// this path. A packet that fails to authenticate is counted ([`PacketKeys::failed`]) and
+    /// changes nothing else.
     #[inline]
     pub fn open(
         &mut self,
@@ -329,30 +330,30 @@ impl PacketKeys {
         })
     }
 
-    /// Begins the next generation of our own packets.
+    /// Begins the next key generation for the packets that this host sends.
     pub fn advance(&mut self) {
         self.tx = self.tx.next();
         self.tx_generation += 1;
     }
 
-    /// Packets that did not open, over all generations.
+    /// The number of packets that failed to authenticate, over all generations.
     pub fn failed(&self) -> u64 {
         self.failed
     }
 
-    /// How often our own keys and the peer's were advanced.
+    /// How often this host's keys and the peer's keys were updated, in this order.
     pub fn generations(&self) -> (u64, u64) {
         (self.tx_generation, self.rx_generation)
     }
 
-    /// Whether the ciphers hold anything that [`PacketKeys::drop_ciphers`] would give back.
+    /// Whether [`PacketKeys::drop_ciphers`] would free memory.
     #[inline]
     pub fn has_ciphers(&self) -> bool {
         self.tx.warm.is_some() || self.rx.warm.is_some()
     }
 
-    /// The session rests: what the ciphers made of the keys goes, and is made again with the next
-    /// packet either way.
+    /// Drops the cipher states while the session is idle. The next packet, sent or received,
+    /// computes them again.
     pub fn drop_ciphers(&mut self) {
         self.tx.warm = None;
         self.tx_mask.warm = None;
@@ -361,7 +362,8 @@ impl PacketKeys {
         self.rx_next = None;
     }
 
-    /// Forgets the peer's previous generation: its late packets are no longer expected.
+    /// Drops the keys of the peer's previous generation, because its late packets are no longer
+    /// expected.
     pub fn forget_previous(&mut self) {
         self.rx_before = None;
     }
@@ -432,7 +434,8 @@ mod tests {
                     "bit {bit} was not noticed"
                 );
             }
-            // R-SEAL-5: those that name a generation which is not there were never tried.
+            // R-SEAL-5: packets that name a generation without keys were never tried and do not
+            // count.
             let failed = rx.failed();
             assert!(failed >= p.len() as u64 && failed <= p.len() as u64 * 8);
             assert!(rx.open(PathId(5), 7, &mut p.clone()).is_err());

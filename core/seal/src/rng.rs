@@ -1,12 +1,12 @@
-//! Randomness from a seed: ChaCha20's key stream. The seed comes from the caller, so a program
-//! draws it from the system and a simulation from its scenario.
+//! Random numbers from a seed: the key stream of ChaCha20. A program draws the seed from the
+//! operating system, a simulation takes it from its scenario.
 
 use aws_lc_rs::aead;
 
-/// A generator of unpredictable bytes; the same seed gives the same bytes on every machine.
+/// A generator of unpredictable bytes. Equal seeds give equal bytes on every machine.
 ///
-/// Every session has one and asks it a dozen times in its life: it keeps its seed, a twentieth of
-/// what the cipher's own state takes.
+/// Every session has one and uses it about a dozen times, so it stores only its seed, which takes a
+/// twentieth of the cipher's state.
 pub struct Rng {
     seed: [u8; 32],
     blocks: u64,
@@ -18,7 +18,7 @@ impl Rng {
         Rng { seed, blocks: 0 }
     }
 
-    /// Fills `out`.
+    /// Fills `out` with random bytes.
     pub fn fill(&mut self, out: &mut [u8]) {
         out.fill(0);
         let mut nonce = [0; 12];
@@ -34,19 +34,19 @@ impl Rng {
             .expect("callers ask for a few bytes");
     }
 
-    /// The next `N` bytes.
+    /// Returns the next `N` bytes.
     pub fn array<const N: usize>(&mut self) -> [u8; N] {
         let mut out = [0; N];
         self.fill(&mut out);
         out
     }
 
-    /// The next 64-bit number.
+    /// Returns the next 64-bit number.
     pub fn u64(&mut self) -> u64 {
         u64::from_be_bytes(self.array())
     }
 
-    /// A generator of its own for somebody else.
+    /// A new generator, seeded by this one.
     pub fn fork(&mut self) -> Rng {
         Rng::new(self.array())
     }
@@ -55,7 +55,7 @@ impl Rng {
 impl Drop for Rng {
     fn drop(&mut self) {
         self.seed.fill(0);
-        // Keeps the compiler from dropping the write above as dead.
+        // Keeps the compiler from removing the write above as a dead store.
         std::hint::black_box(&self.seed);
     }
 }

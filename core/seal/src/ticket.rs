@@ -1,21 +1,21 @@
-//! Tickets: how a host that was here before comes back without the long-term keys.
+//! Tickets: with one, a device repeats a handshake without the long-term keys.
 //!
 //! ```text
 //!  server:  Noise message 2 holds     ticket, secret ───▶  device keeps both
-//!  device:  WAKE: ticket, Noise NNpsk0 with the secret ───▶  server reads who it is from the ticket
+//!  device:  WAKE: ticket, Noise NNpsk0 with the secret ───▶  server reads the device's identity from the ticket
 //! ```
 //!
-//! A ticket is sealed by the server for itself, so it costs the server no memory. The secret is made of
-//! the ticket's number and the server's key again when it comes back.
+//! The server seals a ticket for itself, so tickets need no memory there. When one is presented,
+//! the server derives the secret again from the ticket's number and its own key.
 
 use aws_lc_rs::{aead, hmac};
 
 use crate::SealError;
 use crate::host_key::PublicKey;
 
-/// Bytes of the random number a ticket begins with.
+/// Bytes of the random number at the start of a ticket.
 const NUMBER_BYTES: usize = 16;
-/// Bytes of a [`TicketHolder`].
+/// Bytes of an encoded [`TicketHolder`].
 const HOLDER_BYTES: usize = 32 + 8 + 4;
 /// Bytes of a ticket.
 pub const TICKET_BYTES: usize = NUMBER_BYTES + HOLDER_BYTES + 16;
@@ -23,27 +23,27 @@ pub const TICKET_BYTES: usize = NUMBER_BYTES + HOLDER_BYTES + 16;
 /// The device and the instance that a ticket was issued to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TicketHolder {
-    /// The device's key.
+    /// The device's public key.
     pub peer: PublicKey,
     /// The device's instance number.
     pub instance: u64,
-    /// The epoch of the handshake that the ticket came with.
+    /// The epoch of the handshake that issued the ticket.
     pub epoch: u32,
 }
 
 /// A ticket and its secret.
 #[derive(Clone, PartialEq, Eq)]
 pub struct SessionTicket {
-    /// What the server is shown.
+    /// The ticket itself, which the device sends to the server.
     pub bytes: [u8; TICKET_BYTES],
-    /// What is never shown to anybody.
+    /// The shared secret of the ticket, which is never sent in the clear.
     pub secret: [u8; 32],
 }
 
 impl Drop for SessionTicket {
     fn drop(&mut self) {
         self.secret.fill(0);
-        // Keeps the compiler from dropping the write above as dead.
+        // Keeps the compiler from removing the write above as a dead store.
         std::hint::black_box(&self.secret);
     }
 }
@@ -54,13 +54,13 @@ impl std::fmt::Debug for SessionTicket {
     }
 }
 
-/// What a server makes and opens its tickets with.
+/// The server's keys for issuing and opening tickets.
 pub struct TicketIssuer {
     key: hmac::Key,
 }
 
 impl TicketIssuer {
-    /// Made of a seed that survives restarts, as the tickets do.
+    /// An issuer with the keys of this seed. The seed must survive restarts, because tickets do.
     pub fn new(seed: [u8; 32]) -> Self {
         let seed = hmac::Key::new(hmac::HMAC_SHA256, &seed);
         let key = hmac::sign(&seed, b"d2tp ticket");
@@ -77,15 +77,15 @@ impl TicketIssuer {
         tag.as_ref().try_into().expect("HMAC-SHA-256 has 32 bytes")
     }
 
-    /// Seals one ticket only: its key is of its number.
+    /// The key that seals one ticket, derived from the ticket's number.
     fn sealing(&self, number: &[u8]) -> aead::LessSafeKey {
         let key = self.derived(b'k', number);
         let key = aead::UnboundKey::new(&aead::CHACHA20_POLY1305, &key).expect("32 bytes");
         aead::LessSafeKey::new(key)
     }
 
-    /// A ticket. `number` must be random: whoever sees two tickets must not learn that they are of
-    /// the same device.
+    /// Issues a ticket. `number` must be random, so that an observer cannot tell that two tickets
+    /// belong to the same device.
     pub fn issue(&self, number: [u8; NUMBER_BYTES], holder: &TicketHolder) -> SessionTicket {
         let mut bytes = [0; TICKET_BYTES];
         bytes[..NUMBER_BYTES].copy_from_slice(&number);
@@ -108,10 +108,10 @@ impl TicketIssuer {
         }
     }
 
-    /// Opens a ticket: returns whom it was issued to, and its secret.
+    /// Opens a ticket: returns its holder and its secret.
     ///
     /// # Errors
-    /// It is none of ours.
+    /// This server did not issue the ticket, or it was altered.
     pub fn open(
         &self,
         ticket: &[u8; TICKET_BYTES],

@@ -1,4 +1,4 @@
-//! What `docs/vectors` says of handshake and packet protection.
+//! Tests of handshake and packet protection against the vectors in `docs/vectors`.
 
 use d2tp_wire::{CID_BYTES, DATA_HEADER_BYTES, PacketKind, PathId, TAG_BYTES};
 use serde_json::Value;

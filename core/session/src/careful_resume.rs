@@ -1,16 +1,16 @@
-//! What a session knows of ways it used before, so that a new path over one of them need not begin with
-//! nothing (Careful Resume, RFC 9959).
+//! Careful Resume (RFC 9959): a new path between addresses that the session used before starts from
+//! the remembered metrics.
 //!
 //! ```text
-//!  a path goes ─▶ known: way, window, round trip
-//!  a new one, the same way ─▶ its first window is used up, nothing lost, the round trip alike?
-//!        ─▶ half the window that was, spread over a round trip
-//!              all of that arrives ─▶ slow start on to what was known
+//!  a path is closed ─▶ cached: addresses, window, round trip
+//!  a new one, same addresses ─▶ its first window used up, nothing lost, a similar round trip?
+//!        ─▶ half the cached window, spread over a round trip
+//!              all of that arrives ─▶ slow start up to the cached window
 //!              some of it is lost  ─▶ half of what arrived
 //! ```
 //!
-//! A way is a pair of addresses: a device that comes back to an access point has the address it had, and
-//! its NAT too. Where it does not, the path begins as any other.
+//! Metrics belong to a pair of addresses. A device that returns to an access point usually has the
+//! address that it had, and so does its NAT. Otherwise the path begins like any other.
 
 use d2tp_time::{Span, Time};
 
@@ -33,6 +33,9 @@ impl SessionPath {
 
     /// The metrics of a path to be remembered, if its window grew beyond that of a new path.
     pub(crate) fn measured_metrics(&self) -> Option<CachedPathMetrics> {
+        if self.is_stream() {
+            return None;
+        }
         let window = self.recovery.controller.window();
         let enough = window / 2 > WINDOW_INITIAL_DATAGRAMS * self.mtu.current() as u64;
         let measured = self.validated && self.recovery.rtt.is_measured();
@@ -57,7 +60,7 @@ impl Session {
             return;
         }
         let unharmed = controller.in_slow_start() && path.recovery.lost_total == 0;
-        // Until it grew it was not used up, and nothing is known of what it carries.
+        // A window that never grew was not used up, so nothing is known of the path's capacity.
         if unharmed && window <= WINDOW_INITIAL_DATAGRAMS * path.mtu.current() as u64 {
             return;
         }
@@ -70,7 +73,7 @@ impl Session {
         if !unharmed || others().any(|p| p.state != PathState::Silent) {
             return;
         }
-        // A peer that came back may not have said yet that the path before is no more.
+        // A peer that came back may not have reported yet that the previous path is closed.
         let silent = others().find_map(SessionPath::measured_metrics);
         let known = self
             .path_metrics_cache

@@ -1,4 +1,4 @@
-//! What a session and its paths hold of ways used before ([`crate::careful_resume`]).
+//! State of sessions and paths for Careful Resume ([`crate::careful_resume`]).
 
 use std::net::IpAddr;
 
@@ -7,8 +7,8 @@ use d2tp_time::{Span, Time};
 use crate::config::PATHS_MAX;
 use crate::link::LinkId;
 
-/// The local and the remote address of a path, without ports. Metrics are not found again if a driver
-/// gives a link another number each time it attaches.
+/// The local and the remote address of a path, without ports and without the link. A driver may
+/// give a link another number each time it attaches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AddressPair {
     pub(crate) link: LinkId,
@@ -26,8 +26,8 @@ pub(crate) struct CachedPathMetrics {
 }
 
 impl CachedPathMetrics {
-    /// RFC 9959 §3.2: whether a round trip is close enough to the remembered one to be of the same
-    /// path.
+    /// RFC 9959 §3.2: whether a round trip is close enough to the remembered one to belong to the
+    /// same path.
     pub(crate) fn is_like(&self, rtt: Span) -> bool {
         rtt.times(2) >= self.rtt && rtt <= self.rtt.times(10)
     }
@@ -68,7 +68,7 @@ pub(crate) struct CarefulResume {
     threshold: u64,
 }
 
-/// What an ACK means for a resumed window.
+/// The effect of an ACK on a resumed window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ValidationStep {
     Unchanged,

@@ -1,8 +1,9 @@
-//! Claims inside a SYN: which flows the device wants to go on with, and from where.
+//! Claims inside a SYN: the flows that the device wants to continue, and from which offsets.
 //!
-//! A claim says what RESUME and FLOW_CREDIT would say a round trip later. The SYN is padded
-//! anyway; what does not fit follows as RESUME frames. Only the server's key protects it: whoever
-//! steals that key later reads flow ids and offsets, never a byte of a flow.
+//! A claim has the content of the RESUME and FLOW_CREDIT frames that would follow a round trip
+//! later. It uses the padding of the SYN; claims that do not fit follow as RESUME frames. Only the
+//! server's key protects them: whoever steals that key later can read flow ids and offsets, but no
+//! data of a flow.
 
 use d2tp_wire::{FlowId, Frame, VARINT_MAX, WireReader, WireWriter, varint_len};
 
@@ -13,7 +14,7 @@ pub(crate) const CLAIMS_MAX: usize = 64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FlowClaim {
     pub(crate) flow: FlowId,
-    /// The offset from which the server sends on.
+    /// The offset from which the server is to continue sending.
     pub(crate) received: u64,
     /// How many bytes the server may send from that offset.
     pub(crate) credit: u64,
@@ -67,7 +68,7 @@ impl SynClaims {
 
     /// R-HS-15: reads what [`SynClaims::encode`] wrote; anything else makes the SYN malformed.
     pub(crate) fn decode(r: &mut WireReader<'_>) -> Option<SynClaims> {
-        // A SYN that ends here, or goes on with its padding, claims nothing.
+        // A SYN that ends here, or continues with padding, claims nothing.
         if r.is_empty() {
             return Some(SynClaims::default());
         }

@@ -1,9 +1,9 @@
-//! A handshake under way, on the device's side.
+//! The device's side of a handshake.
 //!
-//! A SYN goes out at once and again until answered, on every candidate link by a timer of its own: a link
-//! that gives no answer delays no other. A SYN is sent a few times byte for byte, which costs neither end a
-//! public-key operation, then with a new epoch and a new ephemeral key. The session and its old paths stand
-//! until the answer is there.
+//! A SYN is sent at once and repeated until it is answered. Each candidate link has its own timer,
+//! so that a link without an answer delays no other. A SYN is first repeated unchanged, which costs
+//! neither end a public-key operation, then replaced by one with a new epoch and a new ephemeral
+//! key. The session and its old paths stay until the answer arrives.
 //!
 //! ```text
 //!  wlan0  SYN ─ 0.6 s ─ SYN ──── 1.2 s ──── SYN ─ …          no answer
@@ -43,7 +43,7 @@ const OPEN_PER_LINK_MAX: usize = 4;
 /// stays valid.
 const COPIES_MAX: u8 = 2;
 
-/// What both ends put into the transcript before anything else: protocol, version, suites.
+/// The protocol, version and suites, with which both ends begin the transcript.
 pub(crate) const PROLOGUE: &[u8] = &[b'D', b'2', b'T', b'P', VERSION];
 
 /// A device's side of a handshake.
@@ -63,7 +63,7 @@ struct HandshakeCandidate {
     /// SYNs sent to this candidate.
     tries: u32,
     next_at: Time,
-    /// The proof of address that the server asked this candidate for.
+    /// The cookie that the server sent to this candidate, which proves its address.
     cookie: Option<[u8; 16]>,
 }
 
@@ -99,7 +99,7 @@ pub(crate) struct PendingSyn {
     pub(crate) gated: bool,
     pub(crate) by_ticket: bool,
     pub(crate) sent_at: Time,
-    /// Whether the SYN claimed flows. Claims hold only while nothing else moves those flows.
+    /// Whether the SYN claimed flows. Claims are valid only while nothing else changes those flows.
     claimed: bool,
     datagram: Box<[u8]>,
     /// The SYN's payload without epoch and padding.
@@ -142,7 +142,7 @@ impl ClientHandshake {
             .retain(|c| c.addresses.link != addresses.link);
         self.candidates
             .push(HandshakeCandidate::new(now, addresses, gated));
-        // Ungated links first where several are due at once.
+        // If several candidates are due at once, those on ungated links come first.
         self.candidates.sort_by_key(|c| c.gated);
     }
 
@@ -150,7 +150,7 @@ impl ClientHandshake {
     pub(crate) fn drop_link(&mut self, link: LinkId) -> bool {
         self.candidates.retain(|c| c.addresses.link != link);
         let newest = self.open.back().map(|o| o.addresses.link);
-        // An answer may still lie in a socket. It would begin a path on a link that is gone.
+        // An answer may still wait in a socket. It would begin a path on a link that is gone.
         self.open.retain(|o| o.addresses.link != link);
         if newest == Some(link) {
             for candidate in &mut self.candidates {
@@ -160,7 +160,7 @@ impl ClientHandshake {
         !self.candidates.is_empty()
     }
 
-    /// The links on which paths are to be opened, each with whether payload there needs grants.
+    /// The links on which paths are to be opened, and whether payload on each needs grants.
     pub(crate) fn links(&self) -> impl Iterator<Item = (Addresses, bool)> + '_ {
         self.candidates.iter().map(|c| (c.addresses, c.gated))
     }
@@ -179,7 +179,8 @@ impl ClientHandshake {
         due.filter(|_| !self.failed).unwrap_or(Time::NEVER)
     }
 
-    /// Sends again over `link` at once, because the server asked for something else there.
+    /// Sends a SYN over `link` again at once, because the server answered with a COOKIE or another
+    /// request.
     pub(crate) fn retry_now(&mut self, now: Time, link: LinkId) {
         let on_link = |c: &&mut HandshakeCandidate| c.addresses.link == link;
         if let Some(candidate) = self.candidates.iter_mut().find(on_link) {
@@ -187,8 +188,8 @@ impl ClientHandshake {
         }
     }
 
-    /// R-HS-13: the server asks for proof of our address on `link`. The first cookie is answered at once,
-    /// later ones at the timer's pace: whoever sees our SYNs can forge them.
+    /// R-HS-13: handles a COOKIE for `link`. The first one is answered at once, later ones when the
+    /// timer is due, because everybody who sees a SYN can forge them.
     pub(crate) fn on_cookie(&mut self, now: Time, link: LinkId, cookie: [u8; 16]) {
         let on_link = |c: &&mut HandshakeCandidate| c.addresses.link == link;
         if let Some(candidate) = self.candidates.iter_mut().find(on_link)
@@ -211,7 +212,7 @@ impl ClientHandshake {
             .collect()
     }
 
-    /// Writes the next SYN into `buf` if it is time. `epoch` is for a new one.
+    /// Writes the next SYN into `buf` if one is due. A new SYN gets `epoch`.
     pub(crate) fn poll_syn(
         &mut self,
         now: Time,
@@ -237,7 +238,7 @@ impl ClientHandshake {
 
         const HEAD: usize = 1 + CID_BYTES;
         const BODY: usize = DATAGRAM_FIRST_BYTES - HEAD - SynMacs::BYTES;
-        // Of the two kinds a WAKE holds less.
+        // A WAKE has less room for its payload than a SYN.
         const PAYLOAD: usize = BODY - TICKET_BYTES - WAKE_OVERHEAD_BYTES;
         let mut payload = [0; BODY];
         let mut w = WireWriter::new(&mut payload[..PAYLOAD]);
@@ -256,7 +257,8 @@ impl ClientHandshake {
         }
         let list = claims;
         let claimed = !list.is_empty();
-        // R-EARLY-1: what a metered link may carry is said when there is a path.
+        // R-EARLY-1: early data is not sent on metered links, because nothing limits it before
+        // there is a path.
         if list.is_empty() && !early_data.is_empty() && !gated {
             w.u8(EARLY_DATA_MARK);
             w.varint(early_data.len() as u64);
@@ -271,7 +273,7 @@ impl ClientHandshake {
         if let Some(open) = before.filter(|o| *o.says == payload[says.clone()]) {
             open.copies += 1;
             buf.copy_from_slice(&open.datagram);
-            // The server may have asked for proof of our address since.
+            // The server may have sent a COOKIE since the SYN was first sent.
             SynMacs::write(buf, server, cookie.as_ref());
             return Some(OutgoingSyn {
                 len: buf.len(),

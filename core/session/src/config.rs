@@ -1,68 +1,76 @@
-//! What a host decides before it speaks: suites, windows, limits.
+//! Settings and limits of a host: cipher suites, windows, sizes, times.
 
 use d2tp_seal::CipherSuite;
 use d2tp_time::Span;
 
 use crate::ack_offload_state::AckOffload;
+use crate::cid_share::CidShare;
 use crate::congestion::CongestionKind;
 use crate::drwa::DrwaLambda;
 use crate::memory_pool::MemoryPool;
 use crate::mirror_state::Mirroring;
 use crate::path_scheduler::PathSchedulerKind;
 
-/// Paths a session may have at once.
+/// The most paths of a session at once.
 pub const PATHS_MAX: usize = 8;
-/// Path ids issued ahead of use, so that a device that moves needs no new ones first.
+/// The number of path ids that are issued in advance, so that a device can open paths without
+/// waiting for new ids.
 pub const SPARE_PATHS: u32 = 4;
-/// Ranges of received packets that are kept per path.
+/// The most ranges of received packet numbers that are kept for a path.
 pub const ACK_RANGES_MAX: usize = 64;
-/// Gaps in the received bytes of one flow that are kept.
+/// The most gaps in the received bytes of one flow that are kept.
 pub const FLOW_GAPS_MAX: usize = 256;
-/// Unreliable datagrams that wait to be sent. When there are more, the oldest is dropped.
+/// The most unreliable datagrams of a session that wait to be sent. When there are more, the oldest
+/// is dropped.
 pub const DATAGRAMS_MAX: usize = 64;
-/// Events that the driver has not taken yet. A session with that many stops reading packets.
+/// The most events of a session that wait for the driver. A session with this many does not read
+/// further packets.
 pub const EVENTS_MAX: usize = 4096;
-/// Receive buffer of a flow in a tentatively restored session: what one packet may carry, and some room
-/// until the handshake is confirmed.
-pub const THAWED_BUFFER_BYTES: u64 = 16 * 1024;
+/// The receive buffer of a flow in a tentatively restored session, in bytes: the payload of one
+/// packet, and some room until the handshake is confirmed.
+pub const RESTORED_BUFFER_BYTES: u64 = 16 * 1024;
 /// REFUSED answers that wait to be sent or acknowledged. A packet whose claim finds no room is not
 /// acknowledged, so that the claim is repeated.
 pub const REFUSALS_MAX: usize = 64;
 /// Ranges of the peer's used flow ids that are kept per epoch while the session is awake. Beyond that,
 /// the lowest gap counts as used. Four times the ids that an honest opener may have unacknowledged.
 pub const SEEN_RANGES_AWAKE_MAX: usize = 1024;
-/// Sessions whose early data a server remembers, to recognize copies. Copies of older ones are accepted
-/// again.
-pub const EARLY_HEARD_MAX: usize = 4096; // a guess: 64 bytes each
-/// Half-open handshakes per client key and instance.
+/// The most sessions whose early data a server remembers to detect copies. Copies of older ones are
+/// accepted again.
+pub const EARLY_SEEN_MAX: usize = 4096; // a guess: 64 bytes each
+/// The most half-open handshakes of a client key and instance.
 pub const HALF_OPEN_PER_INSTANCE: usize = 2;
 
-/// Settings of a host, the same for all its sessions.
+/// Settings of a host, equal for all its sessions.
 #[derive(Clone, Debug)]
 pub struct EndpointConfig {
     /// AEADs in order of preference.
     pub suites: Vec<CipherSuite>,
-    /// Bytes of a flow that may be in flight or unread. A larger window fills longer, faster paths, and
-    /// costs that much memory per busy flow.
+    /// The most bytes of a flow that may be in flight or unread. A larger window suits longer and
+    /// faster paths, and costs this much memory for each busy flow.
     pub flow_window: u64,
-    /// Bytes of all flows of a session that may be in flight or unread.
+    /// The most bytes of all flows of a session together that may be in flight or unread.
     pub session_window: u64,
-    /// Bytes written and not acknowledged that a flow holds before writers must wait. Bytes that
-    /// arrived behind a gap may take as much again.
+    /// The most bytes that a flow holds before writers must wait: written and not yet acknowledged.
+    /// Bytes that arrived beyond a gap may take as much again.
     pub send_buffer: u64,
-    /// Counts the memory that peers make this host hold, and bounds it for each key and in all. Without
-    /// a limit, as by default, only the windows above bound it: that suits a device, which chooses its
-    /// peers.
+    /// Counts the memory that peers cause this host to hold, and limits it for each key and in
+    /// total. Without a limit, which is the default, only the windows above limit it; that suits a
+    /// device, which chooses its peers.
     pub memory: MemoryPool,
-    /// Flows a peer may have open at once in a session.
+    /// Bytes that the application holds for each flow from the moment it is opened, such as a task: charged
+    /// with the flow's own state, and a flow that a peer opens without room for both is refused.
+    pub flow_memory: u64,
+    /// The most flows that a peer may have open at once in a session.
     pub flows_max: usize,
     /// The largest UDP payload that path MTU discovery tries.
     pub mtu_max: u16,
     /// Congestion control of new paths.
     pub congestion: CongestionKind,
-    /// Whether this host, as a receiver, bounds what its peer has in flight where a path's round trip
-    /// grows by queueing, and how far it lets it grow (R-DRWA-1). Lower: shorter queues, and less of
-    /// a rate that has just risen is used. None: the peer's congestion control is left alone.
+    /// Whether this host, as a receiver, limits the bytes that its peer has in flight while
+    /// queueing increases a path's round trip, and how large an increase it allows (R-DRWA-1).
+    /// Lower: shorter queues, and less use of a rate that has just risen. `None`: the peer's
+    /// congestion control is not limited.
     pub drwa: Option<DrwaLambda>,
     /// Whether the peer is asked for fewer ACKs as the window grows; otherwise it sends one for every
     /// second packet, as TCP does. Fewer ACKs cost less, and let the window grow later.
@@ -80,10 +88,11 @@ pub struct EndpointConfig {
     /// Whether a path that falls silent keeps its window, and a device reports the silence on another
     /// path and probes often. Otherwise the path continues as after persistent congestion.
     pub freezing: bool,
-    /// The longest an ACK is held back.
+    /// The longest time for which an ACK is delayed.
     pub ack_delay_max: Span,
-    /// The round trip assumed before the first sample. RFC 9002 says 333 ms; devices hop between
-    /// links whose real figure is 15–100 ms, and a handshake lost costs three of these.
+    /// The round trip that is assumed before the first sample. RFC 9002 says 333 ms; devices move
+    /// between links whose round trip is 15–100 ms, and a lost handshake packet costs three times
+    /// this value.
     pub rtt_initial: Span,
     /// The longest interval between probes of a silent path.
     pub probe_interval_max: Span,
@@ -94,8 +103,8 @@ pub struct EndpointConfig {
     /// How long a server keeps a hibernated session whose flows have no deadline: a record costs less
     /// than a session.
     pub hibernated_age_max: Span,
-    /// How long the keys of one handshake are in use at most. Shorter: a leaked key exposes less; each
-    /// handshake costs a round trip and repeats what is in flight.
+    /// How long the keys of one handshake are used at most. Lower: a leaked key reveals less, but
+    /// each handshake costs a round trip and repeats data in flight.
     pub keys_max: Span,
     /// How long a device may be without a path before it resumes by a handshake with claims: one round
     /// trip, whether or not the server hibernated the session. Each such pause costs a public-key
@@ -103,33 +112,42 @@ pub struct EndpointConfig {
     pub claim_after: Span,
     /// How long a half-open handshake is kept.
     pub half_open_max: Span,
-    /// Handshakes per second above which a device must prove its address first.
+    /// The number of handshakes per second above which devices must prove their addresses first.
     pub cookie_above: u32,
     /// Whether a server delivers the data of flows in a SYN before the device has proved that it is
     /// present: the data may be a replay (R-EARLY-2).
     pub early_data: bool,
-    /// Awake sessions that a server keeps at once.
+    /// The connection ids that a server issues, where several share an address behind a balancer (R-CID-1).
+    /// `None`: any.
+    pub cid_share: Option<CidShare>,
+    /// The worker that this endpoint is, of several on one port: which clients are its own, and which ids it
+    /// issues. `None`: the only one.
+    pub worker: Option<CidShare>,
+    /// The most awake sessions that a server keeps at once, in all its workers.
     pub sessions_max: usize,
-    /// Hibernated sessions that a server keeps at once.
+    /// The most hibernated sessions that a server keeps at once, in all its workers.
     pub hibernated_max: usize,
-    /// Sessions (instances) of one client key: awake, hibernated and half open.
+    /// The most sessions (instances) of one client key: awake, hibernated and half-open ones
+    /// together.
     pub sessions_per_key_max: usize,
-    /// Flows of one client key in all its sessions, hibernated ones included.
+    /// The most flows of one client key in all its sessions, hibernated ones included.
     pub flows_per_key_max: usize,
-    /// The latest deadline that a server accepts from a device. A later one is cut to it, and the
-    /// device is informed.
+    /// The latest deadline that a server accepts from a device. A later one is cut to this time
+    /// from now, and the device is informed.
     pub deadline_max: Span,
-    /// Packets that may fail to open under the keys of one handshake, if that is less than the suite's
-    /// own limit ([`CipherSuite::integrity_limit`]). Only tests have a reason to lower it.
+    /// The number of packets that may fail to authenticate under the keys of one handshake, if it
+    /// is less than the suite's own limit ([`CipherSuite::integrity_limit`]). Only tests have a
+    /// reason to lower it.
     pub failed_openings_max: u64,
-    /// How long a device leaves a path idle that must stay reachable (`FlowOptions::reachable`). Just
-    /// below the time after which many NATs forget UDP bindings; shorter costs battery.
+    /// How long a device leaves a path idle that must stay reachable (`FlowOptions::reachable`).
+    /// The value is just below the time after which many NATs drop UDP bindings; a lower one costs
+    /// battery.
     pub keepalive: Span,
-    /// [`EndpointConfig::silence_max`] for a device that promised to stay reachable: a few
+    /// [`EndpointConfig::silence_max`] for a device that has a reachable flow: the time of several
     /// keepalives.
     pub silence_reachable_max: Span,
-    /// How long a closed session without a path is kept to inform its peer, if no deadline of its flows
-    /// was later.
+    /// How long a closed session without a path is kept to inform its peer, unless a flow had a
+    /// later deadline.
     pub closing_max: Span,
 }
 
@@ -141,6 +159,7 @@ impl Default for EndpointConfig {
             session_window: 16 << 20,
             send_buffer: 4 << 20,
             memory: MemoryPool::default(),
+            flow_memory: 0,
             flows_max: 1_024,
             mtu_max: 1472,
             congestion: CongestionKind::default(),
@@ -162,9 +181,11 @@ impl Default for EndpointConfig {
             half_open_max: Span::from_secs(10),
             cookie_above: 500,
             early_data: false,
+            cid_share: None,
+            worker: None,
             sessions_max: 100_000,
             hibernated_max: 2_000_000,
-            // One in a hundred of the pool.
+            // One hundredth of all sessions.
             sessions_per_key_max: 1_000,
             flows_per_key_max: 1_024,
             // A guess: no download waits longer than a month.

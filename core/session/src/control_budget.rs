@@ -1,31 +1,34 @@
-//! What is not payload, on a metered path: counted on every path, capped on gated ones.
+//! The budget of control bytes, which are all bytes that are not payload: counted on every path,
+//! limited on gated ones.
 //!
 //! ```text
 //!  a little each second, a share of the payload ──▶ bucket ──▶ headers, ACKs, frames about flows
 //! ```
 //!
-//! A granted path earns what its payload needs for ACKs and headers. A path that was granted nothing
-//! can cost no more than the trickle, whatever the other end makes us answer. Probes are not held
-//! back, only counted: they are rare, and a path must be able to live (R-GRANT-6).
+//! A path with a grant gains the bytes that its payload needs for ACKs and headers. A path without
+//! a grant can cost no more than a small rate, whatever answers the peer asks for. Probes are
+//! counted but not limited, because they are rare and a path needs them to stay usable (R-GRANT-6).
 
 use d2tp_time::{Span, Time};
 
-/// Control bytes a gated path may always spend, each second: 3.6 MB an hour at the very most, and
-/// only if somebody keeps asking. A guess.
+/// The control bytes that a gated path may always spend in each second: at most 3.6 MB an hour, and
+/// only if the peer keeps asking for answers. A guess.
 const PER_SECOND: u64 = 1_000;
-/// Control bytes it may spend at once: claims of a few hundred flows, and a handshake's frames.
+/// The control bytes that a gated path may spend at once: claims of some hundred flows, and the
+/// frames of a handshake.
 const BURST: i64 = 32 * 1024;
-/// One control byte for so many of payload: three times what ACKs of every second packet take.
+/// Payload bytes for which one more control byte is allowed: three times what ACKs of every second
+/// packet take.
 const PAYLOAD_PER_BYTE: u64 = 4;
-/// Control bytes allowed for each packet with payload, either way: its header and its
+/// Control bytes allowed for each packet with payload, sent or received: its header and its
 /// acknowledgement.
 const PER_PAYLOAD_PACKET: u64 = 64;
 
-/// Control bytes of one path.
+/// The control bytes of one path.
 #[derive(Debug)]
 pub(crate) struct ControlBudget {
     bucket: i64,
-    /// What it gains each second.
+    /// The bytes that the budget gains in each second.
     per_second: u64,
     filled_at: Time,
     payload_out: u64,
@@ -48,13 +51,13 @@ impl ControlBudget {
         }
     }
 
-    /// The user lets ACKs of other paths cost so much here.
+    /// Raises the rate, because the user allows ACKs of other paths to cost this much here.
     pub(crate) fn raise_rate(&mut self, more_per_second: u64) {
         self.per_second = PER_SECOND + more_per_second;
     }
 
-    /// Whether a packet without payload may leave. One that is larger than what is left may: the
-    /// next ones wait for it.
+    /// Whether a packet without payload may leave. It may exceed the rest of the budget; the next
+    /// ones then wait.
     pub(crate) fn may_send(&mut self, now: Time) -> bool {
         let gained = now
             .since(self.filled_at)
@@ -68,7 +71,7 @@ impl ControlBudget {
         self.bucket > 0
     }
 
-    /// When the next one may leave.
+    /// When the next packet without payload may leave.
     pub(crate) fn next_send_at(&self) -> Time {
         let debt = u64::try_from(1 - self.bucket).unwrap_or(0);
         self.filled_at + Span::from_micros((debt * 1_000_000).div_ceil(self.per_second))
@@ -81,7 +84,7 @@ impl ControlBudget {
         }
     }
 
-    /// A packet left; `payload_out` counts the path's payload so far.
+    /// Records a packet that was sent; `payload_out` counts the path's payload so far.
     #[inline]
     pub(crate) fn on_sent(&mut self, now: Time, bytes: u64, payload_out: u64, gated: bool) {
         let payload = payload_out - self.payload_out;
@@ -95,7 +98,7 @@ impl ControlBudget {
         }
     }
 
-    /// A packet arrived; `payload_in` counts the path's payload so far.
+    /// Records a packet that arrived; `payload_in` counts the path's payload so far.
     #[inline]
     pub(crate) fn on_received(&mut self, bytes: u64, payload_in: u64, gated: bool) {
         let payload = payload_in - self.payload_in;
@@ -138,7 +141,7 @@ mod tests {
             control.on_sent(now, 60, 0, true);
         }
         assert_eq!(control.received, 500_000);
-        // What the user lets ACKs of other paths cost comes on top.
+        // The bytes that the user allows for ACKs of other paths are additional.
         let mut control = ControlBudget::new(Time::ZERO);
         control.on_sent(Time::ZERO, BURST as u64, 0, true);
         control.raise_rate(4_000);

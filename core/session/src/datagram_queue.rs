@@ -1,13 +1,15 @@
-//! Unreliable datagrams that wait to leave: a short queue that forgets rather than delays.
+//! The queue of unreliable datagrams to be sent: short, and it drops datagrams rather than delaying
+//! them.
 //!
 //! ```text
 //!  send_datagram ─▶ [ newest … oldest ] ─▶ a packet of a path that is available, not gated, and on its route
-//!                     │ full: the oldest goes     │ past its time: goes    │ fits no packet: goes
+//!                     │ full: drops the oldest    │ expired: dropped       │ fits no packet: dropped
 //!                     └────────────── each counted ─────────────────────────┘
 //! ```
 //!
-//! What is to travel on each path stays until it left on all that take it. Its copies have the same number,
-//! in the upper half of the context, by which the peer knows the second one ([`DuplicateFilter`]).
+//! A datagram for each path stays in the queue until it left on all paths that take datagrams. Its
+//! copies have the same number in the upper half of the context, by which the peer detects the
+//! second copy ([`DuplicateFilter`]).
 
 use std::collections::VecDeque;
 
@@ -18,16 +20,17 @@ use d2tp_wire::{DATA_HEADER_BYTES, DATAGRAM_FIRST_BYTES, PathId, TAG_BYTES};
 use crate::config::DATAGRAMS_MAX;
 use crate::path_selection::PathSelection;
 
-/// Contexts below this are applications' own.
+/// Contexts below this value belong to the application.
 pub const CONTEXTS: u64 = 1 << 61;
 
-/// R-COPY-1: a context from [`CONTEXTS`] on is a number and the application's context below this.
+/// R-COPY-1: a context from [`CONTEXTS`] on consists of a number and the application's context,
+/// which is below this value.
 pub const CONTEXTS_OF_COPIES: u64 = 1 << 32;
 
-/// Bytes of a DATAGRAM frame beside its payload, at most: type, context, length.
+/// The most bytes of a DATAGRAM frame beside its payload: type, context, length.
 pub(crate) const HEAD_MAX: usize = 1 + 8 + 4;
 
-/// Numbers of copied datagrams; they come around again.
+/// The number of numbers of copied datagrams, after which they start again.
 pub(crate) const NUMBERS: u32 = 1 << 29;
 
 /// R-COPY-2: how many of the latest datagram numbers are remembered as received or not.
@@ -35,24 +38,24 @@ const SEEN: u32 = 1024;
 
 const SEEN_WORDS: usize = SEEN as usize / 64;
 
-/// What became of the datagrams handed over.
+/// Counts of what happened to datagrams.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DatagramStats {
-    /// Left in a packet.
+    /// Datagrams that left in a packet.
     pub sent: u64,
-    /// Pushed out by newer ones while no path took them.
+    /// Datagrams dropped for newer ones, because no path took them.
     pub displaced: u64,
-    /// Still here when their time was over.
+    /// Datagrams dropped because they expired before they could leave.
     pub expired: u64,
     /// Datagrams dropped because they were too large for any packet by the time they could leave.
     pub too_big: u64,
-    /// Arrived from the peer.
+    /// Datagrams that arrived from the peer.
     pub received: u64,
-    /// Left again, on another path.
+    /// Copies that left on another path after the first one.
     pub copies_sent: u64,
-    /// Arrived again, and were dropped.
+    /// Copies that arrived after the first one, and were dropped.
     pub copies_received: u64,
-    /// Bytes of all that left, copies included: as the paths count them.
+    /// Payload bytes of all datagrams that left, copies included, as paths count them.
     pub bytes_out: u64,
     /// Payload bytes of all datagrams that arrived.
     pub bytes_in: u64,
@@ -66,7 +69,7 @@ pub(crate) struct QueuedDatagram {
     pub(crate) bytes: Bytes,
     pub(crate) expires: Time,
     pub(crate) route: PathSelection,
-    /// Paths it left on already.
+    /// Paths on which the datagram has already left.
     pub(crate) left_on: Vec<PathId>,
 }
 
@@ -80,7 +83,7 @@ impl QueuedDatagram {
     }
 }
 
-/// A datagram that is being sent.
+/// A datagram that is taken from the queue to be sent.
 #[derive(Debug)]
 pub(crate) struct OutgoingDatagram {
     pub(crate) context: u64,
@@ -89,7 +92,7 @@ pub(crate) struct OutgoingDatagram {
     pub(crate) is_copy: bool,
 }
 
-/// A path that takes datagrams, among those that do.
+/// A path that can carry datagrams, as the queue sees it.
 #[derive(Debug)]
 pub(crate) struct DatagramPath {
     pub(crate) path: PathId,
@@ -97,7 +100,8 @@ pub(crate) struct DatagramPath {
     pub(crate) all: Vec<PathId>,
 }
 
-/// Which numbers of copied datagrams came: the highest, and a bit for each of those before it.
+/// Remembers which numbers of copied datagrams arrived: the highest one, and a bit for each number
+/// before it.
 #[derive(Clone, Debug, Default)]
 struct DuplicateFilter {
     highest: u32,
@@ -114,7 +118,8 @@ impl DuplicateFilter {
         seen
     }
 
-    /// The one that is `back` below the highest came.
+    /// Marks the number that is `back` below the highest. Returns whether it had not arrived
+    /// before.
     fn mark(&mut self, back: u32) -> bool {
         let (word, bit) = ((back / 64) as usize, 1 << (back % 64));
         let new = self.before[word] & bit == 0;
@@ -122,7 +127,7 @@ impl DuplicateFilter {
         new
     }
 
-    /// R-COPY-2: whether this number is new; now it has come.
+    /// R-COPY-2: records that this number arrived. Returns whether it is new.
     fn take(&mut self, number: u32) -> bool {
         let ahead = number.wrapping_sub(self.highest) % NUMBERS;
         let back = (NUMBERS - ahead) % NUMBERS;
@@ -130,7 +135,7 @@ impl DuplicateFilter {
             return self.mark(back);
         }
         if ahead >= SEEN {
-            // Its sender began anew, or a thousand were lost.
+            // The sender started again, or a thousand datagrams were lost.
             *self = DuplicateFilter::new(number);
             return true;
         }
@@ -150,21 +155,21 @@ impl DuplicateFilter {
     }
 }
 
-/// All that wait.
+/// The datagrams of a session that wait to be sent.
 #[derive(Debug, Default)]
 pub(crate) struct DatagramSendQueue {
     waiting: VecDeque<QueuedDatagram>,
-    /// Some were wanted on particular paths.
+    /// Whether a datagram was ever sent with a path selection.
     pub(crate) routed: bool,
-    /// The number of the next that is copied, once there was one.
+    /// The number of the next copied datagram; `None` before the first one.
     pub(crate) number: Option<u32>,
     seen: Option<Box<DuplicateFilter>>,
-    /// What became of the datagrams so far; none until one is sent or received.
+    /// Counts of what happened to datagrams so far; `None` until one is sent or received.
     stats: Option<Box<DatagramStats>>,
 }
 
 impl DatagramSendQueue {
-    /// What became of the datagrams so far.
+    /// Counts of what happened to datagrams so far.
     pub(crate) fn stats(&self) -> DatagramStats {
         self.stats.as_deref().copied().unwrap_or_default()
     }
@@ -173,7 +178,8 @@ impl DatagramSendQueue {
         self.stats.get_or_insert_default()
     }
 
-    /// What is wanted on particular paths goes before the rest, and is pushed out after it.
+    /// Adds a datagram. Those with a path selection are sent before the others, and dropped after
+    /// them.
     pub(crate) fn push(&mut self, waiting: QueuedDatagram) {
         let routed = |waiting: &QueuedDatagram| waiting.route != PathSelection::Any;
         self.routed |= routed(&waiting);
@@ -194,7 +200,7 @@ impl DatagramSendQueue {
         }
     }
 
-    /// How many wait.
+    /// The number of datagrams that wait.
     pub(crate) fn len(&self) -> usize {
         self.waiting.len()
     }
@@ -204,17 +210,18 @@ impl DatagramSendQueue {
         self.waiting.is_empty()
     }
 
-    /// The session takes no more; those that wait are gone.
+    /// Drops all datagrams that wait, because the session is over.
     pub(crate) fn clear(&mut self) {
         self.waiting.clear();
     }
 
-    /// Whether a waiting datagram would leave by this path.
+    /// Whether a waiting datagram could leave on this path.
     pub(crate) fn has_for(&self, by: &DatagramPath) -> bool {
         self.waiting.iter().any(|waiting| waiting.may_leave(by))
     }
 
-    /// The next to leave in a packet that has `room` bytes left, `fresh` if it holds nothing yet.
+    /// Takes the next datagram for a packet with `room` bytes left; `fresh`: the packet is still
+    /// empty.
     pub(crate) fn next(
         &mut self,
         now: Time,
@@ -248,7 +255,7 @@ impl DatagramSendQueue {
                 self.stats.get_or_insert_default().bytes_out += leaving.bytes.len() as u64;
                 return Some(leaving);
             } else if fresh && need > ROOM_SURE {
-                // What no packet can carry will never leave: drop it rather than block the rest.
+                // A datagram that fits no packet would block the others, so it is dropped.
                 self.stats.get_or_insert_default().too_big += 1;
             } else {
                 return None;
@@ -258,7 +265,7 @@ impl DatagramSendQueue {
         None
     }
 
-    /// The application's context of a datagram that came; none if it is a copy of one that came before.
+    /// The application's context of a datagram that arrived; `None` for a copy of an earlier one.
     pub(crate) fn take(&mut self, context: u64) -> Option<u64> {
         if context < CONTEXTS {
             return Some(context);
@@ -275,10 +282,10 @@ impl DatagramSendQueue {
     }
 }
 
-/// Room for frames that every path has.
+/// The room for frames that every path has, in bytes.
 pub(crate) const ROOM_SURE: usize = room(DATAGRAM_FIRST_BYTES);
 
-/// Room for frames in a datagram of so many bytes.
+/// The room for frames in a datagram of this size, in bytes.
 pub(crate) const fn room(datagram: usize) -> usize {
     datagram - DATA_HEADER_BYTES - TAG_BYTES
 }
@@ -402,7 +409,7 @@ mod tests {
         let mut draw = 1u32;
         for _ in 0..20_000 {
             draw = draw.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            // Forwards past the end of the numbers, and back by less than a thousand.
+            // Forwards beyond the last number, and back by less than a thousand.
             let number = (seen.highest + NUMBERS + draw / 65_536 % 600 - 550) % NUMBERS;
             assert_eq!(seen.take(number), came.insert(number), "{number}");
         }

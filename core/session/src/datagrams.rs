@@ -1,5 +1,5 @@
-//! Unreliable datagrams of a session: handed over, sent, and received. They wait in
-//! [`crate::datagram_queue`].
+//! Unreliable datagrams of a session: sending and receiving. [`crate::datagram_queue`] holds those
+//! that wait.
 
 use bytes::Bytes;
 use d2tp_time::Time;
@@ -16,17 +16,19 @@ use crate::session::Session;
 const NUMBER_STEP: u32 = 0x13c6_ef37;
 
 impl Session {
-    /// Sends an unreliable datagram, unless it is still here at `expires`. It leaves on any path
-    /// that is available and not gated; while there is none it waits, and newer ones push it out.
+    /// Sends an unreliable datagram; drops it if it could not leave by `expires`. It leaves on any
+    /// path that is available and not gated. Without such a path it waits, and newer ones may
+    /// displace it.
     pub fn send_datagram(&mut self, context: u64, bytes: Bytes, expires: Time) {
         self.send_datagram_on(PathSelection::Any, context, bytes, expires);
     }
 
-    /// Sends a datagram on the paths that `route` says. With [`PathSelection::Each`] it is copied:
-    /// the peer's application gets the first that arrives.
+    /// Sends a datagram on the paths that `route` selects. With [`PathSelection::Each`] it is
+    /// copied, and the peer's application gets the first copy that arrives.
     ///
     /// # Panics
-    /// The context is not below [`CONTEXTS`], or with [`PathSelection::Each`] [`CONTEXTS_OF_COPIES`].
+    /// If the context is not below [`CONTEXTS`], or, with [`PathSelection::Each`], not below
+    /// [`CONTEXTS_OF_COPIES`].
     pub fn send_datagram_on(
         &mut self,
         route: PathSelection,
@@ -40,7 +42,8 @@ impl Session {
                     context < CONTEXTS_OF_COPIES,
                     "context {context} of a copied datagram"
                 );
-                // Who begins anew must not begin where it did before: the peer may remember.
+                // A session that starts again must not reuse its first numbers, because the peer
+                // may remember them.
                 let fresh = self.epoch.wrapping_mul(NUMBER_STEP) % NUMBERS;
                 let number = self.datagrams.number.unwrap_or(fresh);
                 self.datagrams.number = Some((number + 1) % NUMBERS);
@@ -60,7 +63,7 @@ impl Session {
         });
     }
 
-    /// Returns `slot` if datagrams wait that may leave on this path.
+    /// Returns the path in `slot` if datagrams wait that may leave on it.
     pub(crate) fn datagram_path(&self, now: Time, slot: usize) -> Option<DatagramPath> {
         let path = self.paths.nth(slot);
         if self.datagrams.is_empty() || !path.takes_payload() || path.gated {
@@ -79,7 +82,7 @@ impl Session {
         self.datagrams.has_for(&taker).then_some(taker)
     }
 
-    /// R-COPY-2: takes in a datagram, which may be a copy of an earlier one.
+    /// R-COPY-2: handles a received datagram, which may be a copy of an earlier one.
     pub(crate) fn on_datagram(&mut self, context: u64, bytes: &[u8]) {
         self.datagrams.stats_mut().bytes_in += bytes.len() as u64;
         match self.datagrams.take(context) {
@@ -92,8 +95,8 @@ impl Session {
         }
     }
 
-    /// The size of the largest datagram that fits on every path that may carry one now; without such a
-    /// path, the largest that any path carries.
+    /// The size of the largest datagram that fits on every path that may carry one now. Without
+    /// such a path, the largest that any path carries.
     pub fn datagram_max(&self) -> usize {
         let now = self
             .paths

@@ -1,13 +1,13 @@
-//! How fast a path delivers: a sample for each ACK (draft-ietf-ccwg-bbr-04 §4.1).
+//! The delivery rate of a path: a sample for each ACK (draft-ietf-ccwg-bbr-04 §4.1).
 //!
 //! ```text
 //!  delivered when packet P left ──┐                   ┌── delivered when P's ACK came
 //!                                 ▼                   ▼
-//!  sample = (delivered now − delivered then) / max(time to send them, time to hear of them)
+//!  sample = (delivered now − delivered then) / max(time to send them, time to acknowledge them)
 //! ```
 //!
-//! Kept only for controllers that ask for it. A snapshot is taken for every packet, in step with
-//! [`Recovery`](crate::recovery::Recovery)'s notes and under the same bound.
+//! It is computed only for controllers that use it. A snapshot is taken for every packet, in step
+//! with [`Recovery`](crate::recovery::Recovery)'s notes and under the same bound.
 
 use std::collections::VecDeque;
 
@@ -40,12 +40,13 @@ pub(crate) struct PacketFate {
 /// A delivery rate sample, taken from an ACK.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RateSample {
-    /// The rate in bytes per second; none if the interval was too short.
+    /// The rate in bytes per second; `None` if the interval was too short.
     pub(crate) rate: Option<u64>,
     /// Bytes delivered since the sampled packet was sent.
     pub(crate) delivered: u64,
-    /// Bytes the path had delivered when the sampled packet was sent, and has delivered now.
+    /// Bytes that the path had delivered when the sampled packet was sent.
     pub(crate) prior_delivered: u64,
+    /// Bytes that the path has delivered by now.
     pub(crate) delivered_total: u64,
     /// The packet that the sample was taken from.
     pub(crate) packet: PacketFate,
@@ -53,7 +54,7 @@ pub(crate) struct RateSample {
     pub(crate) newly_lost: u64,
 }
 
-/// The packet, among those of an ACK, that was sent last.
+/// The packet of an ACK that was sent last.
 #[derive(Clone, Copy, Debug)]
 struct NewestAcked {
     snapshot: DeliverySnapshot,
@@ -159,8 +160,9 @@ impl DeliveryRateEstimator {
         }
     }
 
-    /// The sample of an ACK whose packets were all handed to [`DeliveryRateEstimator::on_arrived`]; none if none
-    /// of them was new. `rtt_min` guards against intervals too short to be true.
+    /// The sample of an ACK whose packets were all passed to [`DeliveryRateEstimator::on_arrived`];
+    /// `None` if none of them was new. An interval below `rtt_min` is not plausible and gives no
+    /// sample.
     pub(crate) fn sample(&mut self, rtt_min: Span) -> Option<RateSample> {
         let NewestAcked {
             snapshot,
@@ -201,7 +203,7 @@ mod tests {
 
     #[test]
     fn a_steady_stream_is_measured_at_its_rate() {
-        // 1,000 bytes every millisecond, heard of 20 ms later.
+        // 1,000 bytes every millisecond, acknowledged 20 ms later.
         let mut delivery = DeliveryRateEstimator::new();
         let mut last = None;
         for ms in 0..100 {

@@ -1,7 +1,9 @@
-//! A receiver that keeps the sender's queue short by moving its own window (DRWA: Jiang, Wang, Lee
-//! and Rhee, "Tackling Bufferbloat in 3G/4G Networks", IMC 2012).
+//! Dynamic receive window adjustment: a receiver keeps the queue on the path short by limiting the
+//! sender's window (DRWA: Jiang, Wang, Lee and Rhee, "Tackling Bufferbloat in 3G/4G Networks", IMC
+//! 2012).
 //!
-//! What arrives in a round trip is what was in flight a round trip ago, queue and all. Once a round:
+//! The bytes that arrive in a round trip were in flight a round trip ago, those in the queue
+//! included. Once a round:
 //!
 //! ```text
 //!   window ← 7/8 window + 1/8 bytes received in the round
@@ -9,38 +11,40 @@
 //! ```
 //!
 //! so a full queue is drawn down to λ − 1 bandwidth-delay products, and a rate that doubles still
-//! finds packets waiting. This module only computes; a D2TP path says the limit as PATH_LIMIT, a
-//! kernel TCP socket as its window clamp.
+//! finds packets waiting. This module only computes the limit. A D2TP path announces it as
+//! PATH_LIMIT, a kernel TCP socket sets it as its window clamp.
 //!
-//! The published rule holds always and keeps RTTmin for ever. Here it has states:
+//! The published rule is always in force and never forgets RTTmin. Here it has states:
 //!
 //! ```text
 //!           RTT > (1 + λ)/2 · RTTmin             RTTmin not seen for 10 s, or
-//!   Open ──────────────────────────▶ Holding ─── the round trip does not give way ──▶ Draining
+//!   Open ──────────────────────────▶ Holding ─── the round trip does not shrink ────▶ Draining
 //!    ▲ ▲      4 rounds at 5/4 RTTmin    │  ▲                                           │   │
-//!    │ └────────────────────────────────┘  └────────── the round trip gave way ────────┘   │
-//!    └── after a while Yielding ◀──────────────── it did not: the queue is others' ────────┘
+//!    │ └────────────────────────────────┘  └────────── the round trip shrank ──────────┘   │
+//!    └── after a while Yielding ◀──── it did not: other traffic causes the queue ─────┘
 //! ```
 //!
-//! - *Open*: no limit. A link that is not bloated never sees one, and slow start is not slowed (the
+//! - *Open*: no limit. A link without a long queue never gets one, and slow start is not slowed
+//!   (the
 //!   average trails a doubling window by so much that 3 times it would be less than the window).
-//! - *Draining*: three quarters of a bandwidth-delay product, for as long as a round trip takes to
-//!   show it: what is left of the round trip then is not our queue. RTTmin that rose is learnt so; and
-//!   by a round trip that only ever stood in somebody's queue, while that is drained.
-//! - *Yielding*: somebody else fills the queue. Who holds back there only gives its share away.
+//! - *Draining*: three quarters of a bandwidth-delay product, for the time that a round trip takes
+//!   to
+//!   show it: the round trip that remains is not caused by this flow. This detects an RTTmin that
+//!   rose, and also one that was only ever measured while other flows filled the queue.
+//! - *Yielding*: other flows fill the queue. A flow that held back there would only lose its share.
 //!
-//! Several flows held in one queue make no longer a queue than one: each gets λ · RTTmin · *its* rate.
-//! Who joins late takes the others' queue for the way, until it is drained or told better
-//! ([`Drwa::on_rtt_min`]); the others see a queue that does not give way, and yield to it: then it is
-//! as if nobody held anything.
+//! Several limited flows in one queue make it no longer than a single one does: each gets λ ·
+//! RTTmin · *its* rate. A flow that joins late takes the others' queue for propagation delay, until
+//! the queue is drained or another path reports a shorter RTTmin ([`Drwa::on_rtt_min`]). The others
+//! see a queue that does not shrink, and yield: then no flow is limited.
 
 use std::fmt;
 use std::str::FromStr;
 
 use d2tp_time::{Span, Time};
 
-/// The smallest value that RTTmin counts as: a queue three times as long bothers nobody, and timers and
-/// batches of the hosts alone cause that much delay. // a guess
+/// The smallest value used for RTTmin: a queue three times as long disturbs no application, and
+/// timers and batches of the hosts alone cause that much delay. // a guess
 const RTT_MIN_FLOOR: Span = Span::from_millis(10);
 /// How long RTTmin is trusted without a sample near it. // as BBR's, draft-ietf-ccwg-bbr §5.3.4
 const SEEN_WITHIN: Span = Span::from_secs(10);
@@ -75,7 +79,7 @@ pub struct DrwaLambda(u64);
 impl DrwaLambda {
     /// The smallest λ: below this the path would run empty between two rounds. // a guess
     pub const MIN: DrwaLambda = DrwaLambda(125);
-    /// The largest λ: beyond this the limit has no effect. // a guess
+    /// The largest λ: from this value on the limit has no effect. // a guess
     pub const MAX: DrwaLambda = DrwaLambda(10_000);
 
     fn of(self, n: u64) -> u64 {
@@ -84,7 +88,8 @@ impl DrwaLambda {
 }
 
 impl Default for DrwaLambda {
-    /// 3, as in the paper: less lost throughput on its varying links, more gained nothing.
+    /// 3, as in the paper: lower values lost throughput on its varying links, higher values gained
+    /// nothing.
     fn default() -> Self {
         DrwaLambda(300)
     }
@@ -123,15 +128,15 @@ enum DrwaState {
         calm: u32,
     },
     Draining {
-        /// Bytes that one round trip carries without a queue.
+        /// Bytes that one round trip carries without a queue: the bandwidth-delay product.
         full: u64,
         until: Time,
-        /// Whether there was no limit before.
+        /// Whether no limit was in force before the search.
         open: bool,
         /// RTTmin before the search, and the shortest sample since it began.
         min: Span,
         best: Span,
-        /// Whether the round trip did not react to the limit before.
+        /// Whether the round trip had not reacted to the limit before the search.
         doubted: bool,
     },
     Yielding {
@@ -162,15 +167,18 @@ pub struct Drwa {
     lambda: DrwaLambda,
     floor: u64,
     state: DrwaState,
-    /// When the current round began, bytes received in it, and the sum and number of its samples.
+    /// When the current round began.
     round_at: Option<Time>,
+    /// Bytes received in the current round.
     bytes: u64,
+    /// The sum and the number of the round trip samples of the current round.
     samples: (Span, u64),
-    /// Bytes in flight, averaged.
+    /// The average of the bytes in flight.
     window: u64,
     min: Span,
-    /// When a sample was last near RTTmin, and the smallest sample since then.
+    /// When a sample was last near RTTmin.
     min_near_at: Time,
+    /// The smallest sample since `min_near_at`.
     min_since: Span,
     /// When RTTmin was last searched for, by this receiver or another one in the same queue.
     looked_at: Time,
@@ -200,12 +208,12 @@ impl Drwa {
         }
     }
 
-    /// Forgets all measurements, because the path leads elsewhere now.
+    /// Forgets all measurements, because the path has another route now.
     pub fn reset(&mut self) {
         *self = Drwa::new(self.lambda, self.floor);
     }
 
-    /// The most bytes that the sender may have in flight; none: no limit.
+    /// The most bytes that the sender may have in flight; `None`: no limit.
     pub fn limit(&self) -> Option<u64> {
         self.limit
     }
@@ -220,7 +228,8 @@ impl Drwa {
         self.bytes >= self.round_bytes_min()
     }
 
-    /// The bytes that make a round count. A sender under a limit sends few, and must be measured too.
+    /// The bytes that make a round count. A sender under a limit sends few, and must be measured as
+    /// well.
     fn round_bytes_min(&self) -> u64 {
         match self.state {
             DrwaState::Open => ROUND_BYTES_MIN,
@@ -233,11 +242,11 @@ impl Drwa {
         self.bytes += bytes;
     }
 
-    /// Takes in a shorter minimum round trip that another path over the same link measured.
+    /// Handles a shorter minimum round trip, which another path over the same link measured.
     pub fn on_rtt_min(&mut self, now: Time, rtt: Span) {
         if rtt < self.min {
             if near(rtt) < self.min {
-                // Who drained the queue looks again at the same time as we then.
+                // The flow that drained the queue searches again at the same time as this one.
                 self.looked_at = now;
             }
             self.min = rtt;
@@ -246,7 +255,7 @@ impl Drwa {
         }
     }
 
-    /// Takes in a round trip sample, with the peer's ACK delay subtracted.
+    /// Handles a round trip sample, with the peer's ACK delay subtracted.
     pub fn on_rtt(&mut self, now: Time, rtt: Span) {
         let rtt = rtt.max(Span::from_nanos(1));
         self.on_rtt_min(now, rtt);
@@ -262,7 +271,7 @@ impl Drwa {
         }
         self.samples = (self.samples.0 + rtt, self.samples.1 + 1);
         let Some(began) = self.round_at else {
-            // What came before the first sample came in no known time.
+            // The time in which earlier bytes arrived is unknown.
             return self.begin_round(now);
         };
         let mean = self.samples.0.divided(self.samples.1);
@@ -292,7 +301,7 @@ impl Drwa {
         match self.state {
             // R-DRWA-1
             DrwaState::Open if rtt > self.engage_at() => {
-                // The average trails a window that has grown so far.
+                // The average lags behind a window that has grown until now.
                 self.window = received;
                 self.state = HOLDING;
             }
@@ -314,7 +323,8 @@ impl Drwa {
             DrwaState::Open | DrwaState::Yielding { .. } => None,
             DrwaState::Draining { full, .. } => Some((full / 4 * 3).max(self.floor)),
             DrwaState::Holding { .. } => {
-                // A round trip that falls faster than the average follows would let λ times too much go.
+                // If the round trip falls faster than the average follows, the limit would be λ
+                // times too high.
                 let window = self.window.min(received / 4 * 5);
                 let limit = self.lambda.of(ratio(window, self.base(), rtt));
                 Some(limit.max(self.floor))
@@ -331,14 +341,15 @@ impl Drwa {
         if calm >= CALM_ROUNDS {
             self.state = DrwaState::Open;
         } else if now.since(self.min_near_at) > self.seen_within().times(LOOKS_IN_VAIN) {
-            // Drains did not find it any more: what they found is the shortest there is.
+            // Searches did not find the old RTTmin any more, so the smallest sample since then
+            // replaces it.
             self.min = self.min_since;
             self.min_near_at = now;
             self.min_since = NEVER_MEASURED;
         }
     }
 
-    /// Whether RTTmin should be searched for; if so, whether because others may cause the queue.
+    /// Whether RTTmin should be searched for; if so, whether other traffic may cause the queue.
     fn is_doubtful(&self, now: Time) -> Option<bool> {
         let over = matches!(self.state, DrwaState::Holding { over, .. } if over >= OVER_ROUNDS);
         let unseen = now.since(self.min_near_at.max(self.looked_at)) > self.seen_within();
@@ -369,7 +380,7 @@ impl Drwa {
         self.begin_round(now);
         self.looked_at = now;
         if near(best) < min {
-            // It was not the way's own: perhaps this is not either.
+            // The old value was not the path's own minimum, and the new one may not be either.
             self.looked_at = (now + LOOK_AGAIN) - self.seen_within();
             self.min_near_at = self.looked_at;
         }
@@ -382,8 +393,8 @@ impl Drwa {
             self.state = DrwaState::Open;
             self.limit = None;
         } else {
-            // On at the same rate, half way to what will be in flight when the queue is there again:
-            // the next round trips are still short ones, and would make the whole of it too much.
+            // Continue at the same rate, half way to the bytes in flight when the queue is there
+            // again. The next round trips are still short, so the full value would be too much.
             let aim = self.lambda.of(full);
             self.window = (full + aim) / 2;
             self.limit = Some(aim.max(self.floor));
@@ -391,12 +402,12 @@ impl Drwa {
         }
     }
 
-    /// How long RTTmin may remain without a sample near it.
+    /// How long RTTmin stays valid without a sample near it.
     fn seen_within(&self) -> Span {
         SEEN_WITHIN.max(self.aim().times(SEEN_WITHIN_RTTS))
     }
 
-    /// RTTmin as used in calculations.
+    /// The value of RTTmin used in calculations.
     fn base(&self) -> Span {
         self.min.max(RTT_MIN_FLOOR)
     }
@@ -406,7 +417,7 @@ impl Drwa {
         Span::from_nanos(self.lambda.of(self.base().as_nanos()))
     }
 
-    /// The round trip from which a path counts as bloated: half way to the target.
+    /// The round trip from which the path's queue counts as too long: half way to the target.
     fn engage_at(&self) -> Span {
         (self.base() + self.aim()).divided(2)
     }
@@ -433,13 +444,13 @@ mod tests {
     const MS: Span = Span::from_millis(1);
     const PACKET: u64 = 1_000;
     const FLOOR: u64 = 4 * PACKET;
-    /// 1 MB/s over 50 ms: 50 kB on the way when the path is just full.
+    /// 1 MB/s over 50 ms: the bandwidth-delay product is 50 kB.
     const PER_PACKET: Span = MS;
     const BASE: Span = Span::from_millis(50);
     const FULL: u64 = 50_000;
 
-    /// A sender that doubles its window each round trip up to `window_max`, whatever the queue does,
-    /// and a receiver that may hold it.
+    /// A sender that doubles its window each round trip up to `window_max`, whatever the queue
+    /// does, and a receiver that may limit it.
     struct Flow {
         window: u64,
         window_max: u64,
@@ -466,7 +477,7 @@ mod tests {
         flows: Vec<Flow>,
         per_packet: Span,
         busy_until: Time,
-        /// When, whose, sent when.
+        /// Packets in flight: when each arrives, its flow, and when it was sent.
         flying: BinaryHeap<Reverse<(Time, usize, Time)>>,
         rtt: Span,
         begun: Vec<bool>,
@@ -492,7 +503,7 @@ mod tests {
             while flow.in_flight + PACKET <= allowed {
                 flow.in_flight += PACKET;
                 self.busy_until = self.busy_until.max(self.now) + self.per_packet;
-                // The whole delay behind the queue; the answer takes no time.
+                // The propagation delay follows the queue; the answer takes no time.
                 let arrives = self.busy_until + BASE;
                 self.flying.push(Reverse((arrives, who, self.now)));
             }
@@ -573,14 +584,14 @@ mod tests {
 
     #[test]
     fn a_link_that_is_not_bloated_never_sees_a_limit() {
-        // R-DRWA-1
-        // A third of a bandwidth-delay product of queue is not enough, nor is a window that doubles.
+        // R-DRWA-1: a queue of a third of the bandwidth-delay product is not enough, nor is a
+        // window that doubles.
         let mut path = Bottleneck::of(vec![flow(FULL * 4 / 3, true)]);
         for _ in 0..900 {
             path.run_for(MS.times(10));
             assert_eq!(path.limit(0), None, "at {:?}", path.now);
         }
-        // Now and then it is measured whether that is a queue.
+        // From time to time the receiver measures whether that is a queue.
         let before = path.flows[0].arrived;
         path.run_for(Span::from_secs(30));
         let arrived = path.flows[0].arrived - before;
@@ -654,7 +665,7 @@ mod tests {
         assert!(arrived >= 20_300_000, "{arrived} of 21,000,000 bytes");
     }
 
-    /// The second flow comes when the first has its queue of two bandwidth-delay products.
+    /// The second flow joins when the first has its queue of two bandwidth-delay products.
     fn joined_late(known_minimum: bool) -> Bottleneck {
         let mut second = flow(300_000, true);
         second.begins = Time::ZERO + Span::from_secs(8);
@@ -672,7 +683,7 @@ mod tests {
     fn a_late_joiner_takes_the_queue_for_the_way_and_nobody_is_held_then_for_its_sake() {
         let mut path = joined_late(false);
         path.run_for(Span::from_secs(2));
-        // The weak side of the rule.
+        // This is the weakness of the rule.
         assert!(path.rtt_min(1) >= BASE.times(2), "{:?}", path.rtt_min(1));
         let before = path.flows[0].arrived;
         path.run_for(Span::from_secs(30));
@@ -699,7 +710,7 @@ mod tests {
         let before = path.flows[0].arrived;
         path.run_for(Span::from_secs(60));
         let held = path.flows[0].arrived - before;
-        // As the published rule does: held for ever, whoever fills the queue.
+        // As in the published rule: always limited, whatever causes the queue.
         let mut alone = Bottleneck::of(vec![flow(100_000, false), flow(600_000, false)]);
         alone.run_for(Span::from_secs(60));
         let before = alone.flows[0].arrived;

@@ -1,4 +1,4 @@
-//! Early data: flows opened inside the SYN, for what does no harm if it is heard twice.
+//! Early data: flows opened inside the SYN, for requests that may safely be received twice.
 //!
 //! ```text
 //!  device                                            server
@@ -9,10 +9,11 @@
 //!   first packet: OPEN, bytes, again   ──────────▶    confirmed: the flow is claimed by it
 //! ```
 //!
-//! A round trip is saved where both ends meet for the first time. What was said in the SYN is said
-//! again in the first packet, so nothing depends on a server that read it; a server that did hears it
-//! as a claim. A copy of the SYN can bring the same bytes to a server that has forgotten the session:
-//! only flows that ask for it go this way, and only to servers that allow it.
+//! This saves a round trip when both ends connect for the first time. The first packet repeats what
+//! the SYN contained, so nothing depends on whether the server read it; a server that did treats
+//! the repetition as a claim. A copy of the SYN can bring the same bytes to a server that has
+//! forgotten the session. Therefore only flows that ask for it use early data, and only with
+//! servers that allow it.
 
 use d2tp_time::Time;
 use d2tp_wire::{FlowId, Frame, FrameIter, WireWriter};
@@ -24,7 +25,7 @@ use crate::syn::EARLY_DATA_BYTES_MAX;
 
 /// Bytes of the longest OPEN frame.
 const OPEN_BYTES_MAX: usize = 1 + 8 + 1 + 1 + 8 + 8;
-/// A piece of data smaller than this is not worth its header.
+/// The smallest piece of data that is worth its header, in bytes.
 const DATA_MIN: usize = 16;
 
 impl Session {
@@ -75,7 +76,7 @@ impl Session {
         self.initial_flow_credit = flow_credit;
     }
 
-    /// R-EARLY-2: takes in the early data of a SYN. Returns the flows that it opened or extended.
+    /// R-EARLY-2: handles the early data of a SYN. Returns the flows that it opened or extended.
     pub(crate) fn take_early_data(
         &mut self,
         now: Time,
@@ -90,7 +91,7 @@ impl Session {
             let full = self.flows.len() + self.flows_elsewhere >= self.config.flows_per_key_max
                 || self.flows.len() >= self.config.flows_max;
             if full && self.flows.get(id).is_none() {
-                // R-QUOTA-2: it hears so when it is opened again.
+                // R-QUOTA-2: the device is informed when it opens the flow again.
                 continue;
             }
             match frame {
@@ -105,13 +106,13 @@ impl Session {
             if let Some(flow) = self.flows.get_mut(id)
                 && !flows.contains(&id)
             {
-                // The application begins at the beginning by itself.
+                // The application starts at offset 0 by itself.
                 flow.requested_from = Some(0);
                 flow.opened_by_syn = true;
                 flows.push(id);
             }
         }
-        // What found no place comes again in the first packet.
+        // Data that found no room arrives again in the first packet.
         self.unretained = false;
         Ok(flows)
     }

@@ -1,17 +1,17 @@
-//! What a server says before the device confirmed: the first bytes of claimed flows, right behind
-//! the SYN+ACK.
+//! Early packets: a server sends the first bytes of claimed flows right behind the SYN+ACK, before
+//! the device has confirmed the handshake.
 //!
 //! ```text
 //!  device                                         server
-//!   SYN, claims: flow, received r  ──────────▶     answers; the session's record is thawed
+//!   SYN, claims: flow, received r  ──────────▶     answers; restores the session from its record
 //!                                  ◀──────────  SYN+ACK
 //!                                  ◀──────────  RESUMED flow; DATA flow from r on   (this file)
 //!   first packet, ACK              ──────────▶     confirmed: those packets count as sent
 //! ```
 //!
-//! Until then nothing of the session changes: bytes are read from its flows by a cursor of this
-//! handshake's own, and what left is noted here. Whoever replays a SYN gets at most as many bytes
-//! as it sent, for each handshake once.
+//! Until the confirmation nothing in the session changes: each handshake reads the flows' bytes
+//! with its own cursor, and this module records what was sent. A replayed SYN is answered with at
+//! most as many bytes as it has, once for each handshake.
 
 use d2tp_seal::PacketKeys;
 use d2tp_time::Time;
@@ -23,16 +23,16 @@ use d2tp_wire::{
 use crate::claim::{FlowClaim, SynClaims};
 use crate::config::EndpointConfig;
 use crate::congestion::controller;
-use crate::endpoint::SessionId;
 use crate::flow::want;
 use crate::path::SPEAK_MIN;
 use crate::recovery::Recovery;
 use crate::sent_packet::{SentData, SentFrame, SentPacket};
 use crate::session::Session;
+use crate::session_id::SessionId;
 
 /// Bytes of a RESUMED and a FLOW_CREDIT frame of one flow.
 const ANSWER_BYTES_MAX: usize = 2 * (1 + 8 + 8);
-/// A piece of data smaller than this is not worth its header.
+/// The smallest piece of data that is worth its header, in bytes.
 const DATA_MIN: usize = 32;
 
 /// How far a claimed flow was served before the handshake was confirmed.
@@ -77,7 +77,7 @@ impl EarlyPackets {
         let serve = |claim: FlowClaim, opened| ServedClaim {
             claim,
             opened,
-            // There is nothing to answer to an opening.
+            // A flow that the SYN opened needs no RESUMED.
             answered: opened,
             next: claim.received,
             fin: false,
@@ -160,7 +160,7 @@ impl EarlyPackets {
             if w.room() < ANSWER_BYTES_MAX {
                 return;
             }
-            // Bad news waits for the confirmation: it ends flows.
+            // Refusals wait for the confirmation, because they end flows.
             let Some(flow) = session.flow_to_resume(&served.claim) else {
                 continue;
             };
@@ -245,7 +245,10 @@ impl Session {
         if early.has_sent()
             && let Some(path) = self.paths.get_mut(PathId(0))
         {
-            path.recovery = early.recovery;
+            let controller = std::mem::replace(&mut path.recovery, early.recovery).controller;
+            if path.is_stream() {
+                path.recovery.controller = controller;
+            }
         }
         for served in &early.served {
             let FlowClaim {

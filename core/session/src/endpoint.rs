@@ -1,14 +1,24 @@
-//! All sessions of a host: whose datagram is it, who may come in, who sleeps as a record.
+//! All sessions of a host: dispatches datagrams to them, admits clients, and keeps hibernated
+//! sessions.
 //!
 //! ```text
-//!  datagram ─▶ kind? ─▶ SYN, WAKE   sums ▸ load? cookie ▸ Noise ▸ admitted? ▸ epoch ▸ half-open
+//!  datagram ─▶ kind? ─▶ SYN, WAKE   MACs ▸ load? cookie ▸ Noise ▸ admitted? ▸ epoch ▸ half-open
 //!                       DATA     cid ▸ session | half-open (first packet: confirm) | UNKNOWN
-//!                       SYN+ACK, COOKIE, UNKNOWN   cid ▸ the knocking session
+//!                       SYN+ACK, COOKIE, UNKNOWN   cid ▸ the session in handshake
 //! ```
 
+mod enrolment;
 mod handshakes;
 mod memory;
+mod ownership;
 mod records;
+mod restart;
+mod workers;
+
+pub use enrolment::UNADMITTED_WINDOW_BYTES;
+pub use ownership::OWNERSHIP_REQUESTS_MAX;
+pub use restart::RESTART_NOTICES_MAX;
+pub use workers::Misdirected;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
@@ -21,7 +31,8 @@ use d2tp_wire::{CID_BYTES, Cid, FlowId, PacketKind, PathId, VERSION};
 use hashbrown::HashMap;
 use slab::Slab;
 
-use crate::config::{EARLY_HEARD_MAX, EndpointConfig};
+use crate::cid_share::CidShare;
+use crate::config::{EARLY_SEEN_MAX, EndpointConfig};
 use crate::event::SessionEvent;
 use crate::half_open::HalfOpenTable;
 use crate::hibernated::{HibernatedSessions, InstanceKey};
@@ -31,40 +42,38 @@ use crate::memory_waiters::MemoryWaiters;
 use crate::pending_lookup::LookupQueue;
 use crate::recent_map::RecentMap;
 use crate::session::Session;
+use crate::session_id::SessionId;
 use crate::session_state::{CidChange, Role, SessionState};
+use crate::stream_path_state::StreamPathId;
 use crate::trace::{SessionTrace, TRACE_RECORDS_MAX, TraceLevel, TraceRecord};
 use crate::transmit::Transmit;
 
-/// Stateless answers that wait to be sent. Further ones are dropped, and their senders try again.
+/// The most stateless answers that wait to be sent. Further ones are dropped, and their senders try
+/// again.
 const ANSWERS_MAX: usize = 256;
-/// "Unknown session" answers per second.
+/// The size of an UNKNOWN.
+const UNKNOWN_BYTES: usize = 1 + CID_BYTES + 16;
+/// The most UNKNOWN answers of a host per second.
 const UNKNOWN_PER_SECOND: u32 = 200;
-/// The length up to which the transmit queue serves every session at once: at 1,000 Mb/s and 64 kB each
-/// it takes 30 ms.
+/// The length up to which the transmit queue serves sessions in order without exceptions for ACKs:
+/// at 1,000 Mb/s and 64 kB each, one turn of this many sessions takes 30 ms.
 const LINE_SHORT: usize = 64; // a guess
 
-/// The id of a session of an endpoint. An id is never used again for another session.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct SessionId {
-    index: u32,
-    serial: u32,
-}
-
-/// There is no such session (any more).
+/// There is no such session, or not any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no such session")]
 pub struct UnknownSession;
 
-/// Why a session cannot sleep as a record.
+/// Why a session cannot hibernate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HibernateError {
-    /// There is no such session (any more).
+    /// There is no such session, or not any more.
     #[error(transparent)]
     Unknown(#[from] UnknownSession),
     /// The flow holds bytes that cannot be read again from their source (R-SUSPEND-4).
     #[error("flow {0:?} holds bytes that only this process has: read or flush it first")]
     FlowNotReplayable(FlowId),
-    /// The handshake that the session's early data came with is not confirmed.
+    /// The handshake of the session's early data is not confirmed.
     #[error("the device has not confirmed its handshake yet")]
     Unconfirmed,
 }
@@ -72,7 +81,7 @@ pub enum HibernateError {
 /// Which hosts may open sessions.
 #[derive(Clone, Debug, Default)]
 pub enum Admission {
-    /// No host: this endpoint only opens sessions itself.
+    /// No host may connect: this endpoint only opens sessions itself.
     #[default]
     Nobody,
     /// Any host may connect.
@@ -91,7 +100,7 @@ impl Admission {
     }
 }
 
-/// A datagram as the driver received it. It is opened in place.
+/// A datagram as the driver received it. It is decrypted in place.
 #[derive(Debug)]
 pub struct IncomingDatagram<'a> {
     /// The link and the addresses that the datagram came over.
@@ -113,7 +122,8 @@ enum CidRoute {
     },
 }
 
-/// A hasher for connection ids: they are random and ours, so eight of their bytes suffice.
+/// A hasher for connection ids. This host chose them at random, so their eight bytes serve as the
+/// hash.
 #[derive(Default)]
 struct CidHasher(u64);
 impl Hasher for CidHasher {
@@ -142,7 +152,7 @@ struct SessionSlot {
     flows: usize,
 }
 
-/// All D2TP sessions of one host and process.
+/// All D2TP sessions of a host in one process.
 pub struct Endpoint {
     config: Arc<EndpointConfig>,
     local: SecretKey,
@@ -158,9 +168,25 @@ pub struct Endpoint {
     /// A server's sessions by client key and instance.
     by_key: BTreeMap<InstanceKey, SessionId>,
     hibernated: HibernatedSessions,
-    /// Whether the owner has more records: sessions of unknown devices are looked up there first.
+    /// Whether the owner has records that are not loaded. Sessions of unknown devices are looked up
+    /// there first.
     records_elsewhere: bool,
     pending_lookups: LookupQueue,
+    /// Whether other servers share the records, so that every handshake needs the ownership of its session.
+    records_shared: bool,
+    ownership_requests: ownership::OwnershipQueue,
+    /// Handshakes that wait for the ownership of their sessions.
+    ownership_asked: usize,
+    /// What arrived here and belongs to other workers of the host.
+    misdirected: VecDeque<(u16, Misdirected)>,
+    /// Handshakes that were passed to other workers, by the device's connection id.
+    passed_handshakes: RecentMap<Cid, workers::PassedHandshake>,
+    /// The seed from which workers of one host derive the same cookie secrets.
+    cookie_seed: Option<[u8; 32]>,
+    /// How many sessions clients that are not admitted may have (R-HS-19).
+    unadmitted_max: usize,
+    /// Sessions of clients that were not admitted when they connected, and since when they exist.
+    unadmitted: BTreeMap<SessionId, Time>,
     /// Sessions that were restored for a handshake that is not confirmed. Their records remain.
     tentative: BTreeSet<SessionId>,
     /// Flows, awake and hibernated, of each client key with an awake session (R-QUOTA-2).
@@ -175,25 +201,29 @@ pub struct Endpoint {
     /// Sessions with a due ACK in a long transmit queue: ACKs cannot wait for the rest of it.
     ack_due_queue: VecDeque<SessionId>,
     answers: VecDeque<(Addresses, Vec<u8>)>,
+    /// The packets that announce a restart; they leave last.
+    restart_notices: VecDeque<(Addresses, Vec<u8>)>,
     events: VecDeque<(SessionId, SessionEvent)>,
     syn_window: (Time, u32),
     unknown_window: (Time, u32),
     /// WAKEs of this second that may be replays (R-TICKET-4).
     wake_window: (Time, u32),
-    /// The client that was refused last, until the owner has taken it.
+    /// The client that was refused last, until the owner takes it.
     pub(super) refused_client: Option<PublicKey>,
-    /// The session whose changes are not registered yet.
+    /// The session whose changes are not yet registered.
     touched: Option<SessionId>,
-    /// What all sessions cost without their flows.
+    /// The memory charged for all sessions, without their flows.
     sessions_charge: MemoryCharge,
     memory_waiters: MemoryWaiters<SessionId>,
+    /// Sessions that have sent by each stream.
+    streams: BTreeMap<StreamPathId, BTreeSet<SessionId>>,
     trace_level: Option<TraceLevel>,
     traces: VecDeque<(SessionId, Time, TraceRecord)>,
 }
 
 impl Endpoint {
-    /// An endpoint of the host `local`. `seed` must be fresh; `token_seed` should survive restarts
-    /// of a server, so that old sessions can be told they are unknown.
+    /// An endpoint of the host with the key `local`. `seed` must be fresh. `token_seed` should
+    /// survive restarts of a server, so that UNKNOWN for old sessions has the right token.
     pub fn new(
         config: EndpointConfig,
         local: SecretKey,
@@ -209,6 +239,7 @@ impl Endpoint {
         Endpoint {
             sessions_charge: config.memory.account(public).charge(),
             memory_waiters: MemoryWaiters::new(),
+            streams: BTreeMap::new(),
             config: config.into(),
             local,
             admission,
@@ -224,15 +255,24 @@ impl Endpoint {
             hibernated: HibernatedSessions::new(salt),
             records_elsewhere: false,
             pending_lookups: LookupQueue::default(),
+            records_shared: false,
+            ownership_requests: ownership::OwnershipQueue::new(),
+            ownership_asked: 0,
+            misdirected: VecDeque::new(),
+            passed_handshakes: RecentMap::new(workers::PASSED_HANDSHAKES_MAX),
+            cookie_seed: None,
+            unadmitted_max: 0,
+            unadmitted: BTreeMap::new(),
             tentative: BTreeSet::new(),
             flows_by_key: BTreeMap::new(),
             half_open: HalfOpenTable::new(),
             early: VecDeque::new(),
-            early_seen: RecentMap::new(EARLY_HEARD_MAX),
+            early_seen: RecentMap::new(EARLY_SEEN_MAX),
             timers: BTreeSet::new(),
             ready: VecDeque::new(),
             ack_due_queue: VecDeque::new(),
             answers: VecDeque::new(),
+            restart_notices: VecDeque::new(),
             events: VecDeque::new(),
             syn_window: (Time::ZERO, 0),
             unknown_window: (Time::ZERO, 0),
@@ -252,7 +292,8 @@ impl Endpoint {
     pub fn set_admission(&mut self, admission: Admission) {
         self.admission = admission;
     }
-    /// The client that was refused last because it is not admitted, once: for the operator's log.
+    /// The client that was refused last because it is not admitted, for the operator's log. Each is
+    /// returned once.
     pub fn take_refused_client(&mut self) -> Option<PublicKey> {
         self.refused_client.take()
     }
@@ -270,9 +311,10 @@ impl Endpoint {
         )
     }
 
-    /// A session with a server. It knocks when [`Session::open_path`] gives it a link. `epochs`
-    /// were reserved in the device's journal before (R-HS-2); where they do not begin at 1 the instance was
-    /// another process's, and the server drops what flows it still has of that one's.
+    /// Creates a session with a server. Its handshake begins when [`Session::open_path`] gives it a
+    /// link. `epochs` were reserved in the device's journal before (R-HS-2). If they do not begin
+    /// at 1, another process used the instance before, and the server drops the flows that it still
+    /// has of that process.
     pub fn connect(
         &mut self,
         now: Time,
@@ -286,8 +328,8 @@ impl Endpoint {
         self.insert(session)
     }
 
-    /// Ends a session, with a network or without: see [`Session::close`]. It is gone when
-    /// [`SessionEvent::Closed`] was taken.
+    /// Closes a session, with or without a network: see [`Session::close`]. The session is removed
+    /// once [`SessionEvent::Closed`] was taken.
     ///
     /// # Errors
     /// There is no such session.
@@ -295,7 +337,8 @@ impl Endpoint {
         self.with(id, |s| s.close(code, text))
     }
 
-    /// What the peer may have in flight on a link: see [`Session::set_path_limit`].
+    /// Limits the bytes that the peer may have in flight on a link: see
+    /// [`Session::set_path_limit`].
     ///
     /// # Errors
     /// There is no such session.
@@ -363,7 +406,7 @@ impl Endpoint {
             .filter(|s| s.serial == id.serial)
     }
 
-    /// A session, for reading.
+    /// A session for reading; `None` if there is no such session.
     pub fn session(&self, id: SessionId) -> Option<&Session> {
         self.sessions
             .get(id.index as usize)
@@ -371,7 +414,7 @@ impl Endpoint {
             .map(|s| &s.session)
     }
 
-    /// Calls `f` with a session. Afterwards the session is asked for packets to send.
+    /// Calls `f` with a session, and then registers what changed, such as new packets to send.
     ///
     /// # Errors
     /// There is no such session.
@@ -412,7 +455,7 @@ impl Endpoint {
                 }
             }
         }
-        // What waits here still counts against the session's own limit.
+        // Events that wait here still count against the session's own limit.
         while let Some(event) = slot.session.poll_event() {
             slot.session.events_out += 1;
             self.events.push_back((id, event));
@@ -422,7 +465,7 @@ impl Endpoint {
             let mut taken = trace.take();
             self.traces
                 .extend(taken.by_ref().take(room).map(|(at, r)| (id, at, r)));
-            // A count that finds no room is part of the next one.
+            // A count of dropped records that finds no room is added to the next one.
             let dropped: u64 = taken.map(|(_, record)| record.record_count()).sum();
             trace.dropped += dropped;
         }
@@ -450,10 +493,11 @@ impl Endpoint {
                 self.early.push_back(index);
             }
         }
-        // R-CLOSE-1: a session that was closed has one word left, and no packets of its own.
+        // R-CLOSE-1: a session that the peer closed has one last packet to send, which it cannot
+        // send itself.
         let leave = slot.session.close_ack.take();
         let (was, is) = (slot.flows, slot.session.flows.len());
-        // Of a thawed session the record counts.
+        // The record counts for a tentatively restored session.
         let record = self.tentative.contains(&id) && !slot.session.is_unconfirmed();
         if was != is && slot.session.role == Role::Responder && !record {
             slot.flows = is;
@@ -492,7 +536,7 @@ impl Endpoint {
         }
     }
 
-    /// Registers a client's session that is awake, or will be.
+    /// Registers a client's session that is awake or about to be.
     fn enlist(&mut self, key: InstanceKey, id: SessionId) {
         let Endpoint {
             flows_by_key,
@@ -505,7 +549,7 @@ impl Endpoint {
         self.by_key.insert(key, id);
     }
 
-    /// The next event of any session. After [`SessionEvent::Closed`] the session is gone.
+    /// The next event of any session. [`SessionEvent::Closed`] is the last one of its session.
     pub fn poll_event(&mut self) -> Option<(SessionId, SessionEvent)> {
         let (id, event) = self.events.pop_front()?;
         if let Some(slot) = self.slot(id) {
@@ -552,7 +596,7 @@ impl Endpoint {
         !self.events.is_empty()
     }
 
-    // ---- datagrams in ----
+    // ---- received datagrams ----
 
     /// Handles one received datagram.
     pub fn handle_datagram(&mut self, now: Time, incoming: IncomingDatagram<'_>) {
@@ -560,8 +604,8 @@ impl Endpoint {
         self.handle_datagrams(now, incoming, stride);
     }
 
-    /// Handles datagrams of one sender that lie back to back, `stride` bytes each (the last may be
-    /// shorter). Sessions are asked for packets to send once, at the end.
+    /// Handles datagrams of one sender that follow each other in a buffer, `stride` bytes each (the
+    /// last may be shorter). The sessions' changes are registered once, at the end.
     pub fn handle_datagrams(&mut self, now: Time, incoming: IncomingDatagram<'_>, stride: usize) {
         let IncomingDatagram { addresses, bytes } = incoming;
         for datagram in bytes.chunks_mut(stride.max(1)) {
@@ -587,7 +631,7 @@ impl Endpoint {
         let Some((kind, version, cid, _)) = PacketKind::split(bytes) else {
             return;
         };
-        // R-WIRE-4: of another version only a SYN has a meaning for us.
+        // R-WIRE-4: of other versions only a SYN is answered.
         if version != VERSION
             && !matches!(kind, PacketKind::Data | PacketKind::Syn | PacketKind::Wake)
         {
@@ -620,11 +664,11 @@ impl Endpoint {
         }
     }
 
-    /// Handles an UNKNOWN that names the peer's connection id, to which it was sent, and not one of
-    /// ours: finds the path.
+    /// Handles an UNKNOWN that carries the peer's connection id, to which the packet was sent,
+    /// instead of this host's: finds the path.
     fn on_stray_unknown(&mut self, now: Time, kind: PacketKind, cid: Cid, bytes: &[u8]) {
-        // A host with servers' sessions only knows all of them by key: nothing to look for, so a
-        // flood of strays costs nothing (R-UNKNOWN-3).
+        // A host that is only a server finds all sessions by key and need not search, so that a
+        // flood of stray packets costs nothing (R-UNKNOWN-3).
         if kind != PacketKind::Unknown || self.by_key.len() == self.sessions.len() {
             return;
         }
@@ -656,7 +700,7 @@ impl Endpoint {
                 path,
                 generation,
             }) => {
-                // What other sessions of the client did before counts for this one (R-QUOTA-2).
+                // Changes of the client's other sessions count for this one (R-QUOTA-2).
                 if let Some(before) = self.touched.take_if(|before| *before != id) {
                     self.book_changes(before);
                 }
@@ -669,28 +713,39 @@ impl Endpoint {
                 }
             }
             Some(CidRoute::HalfOpen { index, path }) => self.confirm(now, from, index, path, bytes),
+            None if self.pass_datagram(from, cid, bytes) => {}
             None => self.answer_unknown(now, from, cid, bytes.len()),
         }
     }
 
-    /// R-UNKNOWN-2: answers an unknown connection id with a packet that is smaller, at a limited rate.
+    /// R-UNKNOWN-2: answers an unknown connection id with a smaller packet, at a limited rate. R-UNKNOWN-5: an id that
+    /// another host issued gets no answer, because that host may have the session.
     fn answer_unknown(&mut self, now: Time, from: Addresses, cid: Cid, trigger: usize) {
-        const ANSWER: usize = 1 + CID_BYTES + 16;
-        if matches!(self.admission, Admission::Nobody) || trigger <= ANSWER {
+        let is_anothers = |share: CidShare| !share.contains(cid.0);
+        if matches!(self.admission, Admission::Nobody)
+            || trigger <= UNKNOWN_BYTES
+            || self.config.cid_share.is_some_and(is_anothers)
+        {
             return;
         }
         if now.since(self.unknown_window.0) >= Span::from_secs(1) {
             self.unknown_window = (now, 0);
         }
         self.unknown_window.1 += 1;
-        if self.unknown_window.1 > UNKNOWN_PER_SECOND {
+        if self.unknown_window.1 as usize > self.part_of_host(UNKNOWN_PER_SECOND as usize) {
             return;
         }
-        let mut out = Vec::with_capacity(ANSWER);
+        let out = self.unknown_packet(cid);
+        self.answer(from, out);
+    }
+
+    /// The UNKNOWN that says that this host has no session for a connection id.
+    fn unknown_packet(&self, cid: Cid) -> Vec<u8> {
+        let mut out = Vec::with_capacity(UNKNOWN_BYTES);
         out.push(PacketKind::Unknown.first_byte());
         out.extend(cid.0);
         out.extend(self.shared_cookie_secrets.token(cid));
-        self.answer(from, out);
+        out
     }
 
     fn answer(&mut self, to: Addresses, bytes: Vec<u8>) {
@@ -699,19 +754,12 @@ impl Endpoint {
         }
     }
 
-    // ---- datagrams out, time ----
+    // ---- transmission and timers ----
 
     /// Writes the next batch of any session into `buf`; `None` if there is nothing to send now.
     pub fn poll_transmit(&mut self, now: Time, buf: &mut [u8]) -> Option<Transmit> {
         if let Some((to, bytes)) = self.answers.pop_front() {
-            buf[..bytes.len()].copy_from_slice(&bytes);
-            return Some(Transmit {
-                link: to.link,
-                local: to.local,
-                remote: to.remote,
-                len: bytes.len(),
-                segment: bytes.len(),
-            });
+            return Some(stateless(to, &bytes, buf));
         }
         if let Some(transmit) = self.poll_early(now, buf) {
             return Some(transmit);
@@ -720,6 +768,7 @@ impl Endpoint {
             let Some(slot) = self.slot(id) else { continue };
             slot.in_ack_due_queue = false;
             if let Some(transmit) = slot.session.poll_due_ack(now, buf) {
+                self.note_stream(id, &transmit);
                 return Some(transmit);
             }
         }
@@ -727,10 +776,12 @@ impl Endpoint {
             let Some(slot) = self.slot(id) else { continue };
             slot.ready = false;
             let transmit = slot.session.poll_transmit(now, buf);
-            if transmit.is_some() {
-                // There may be more: to the end of the line, so that sessions take turns.
+            if let Some(transmit) = &transmit {
+                self.note_stream(id, transmit);
+                // The session may have more to send: it moves to the end of the queue, so that
+                // sessions take turns.
                 self.book_changes(id);
-                return transmit;
+                return Some(*transmit);
             }
             self.book_changes(id);
             if self.ready.back() == Some(&id) {
@@ -740,10 +791,53 @@ impl Endpoint {
                 }
             }
         }
-        None
+        let (to, notice) = self.restart_notices.pop_front()?;
+        Some(stateless(to, &notice, buf))
     }
 
-    /// Writes the next packet of a half-open handshake.
+    /// Records which session sends by a stream.
+    fn note_stream(&mut self, id: SessionId, transmit: &Transmit) {
+        if let Some(stream) = StreamPathId::of(&transmit.remote) {
+            self.streams.entry(stream).or_default().insert(id);
+        }
+    }
+
+    /// Records that the driver accepts `room` more bytes for a stream.
+    pub fn on_stream_room(&mut self, stream: StreamPathId, room: u64) {
+        let sessions = self.streams.get(&stream).cloned().unwrap_or_default();
+        for id in sessions {
+            if self.with(id, |s| s.set_stream_room(stream, room)).is_err()
+                && let Some(sessions) = self.streams.get_mut(&stream)
+            {
+                sessions.remove(&id);
+            }
+        }
+    }
+
+    /// Handles the end of a stream, which makes its paths unusable (R-STREAM-4).
+    pub fn on_stream_closed(&mut self, now: Time, stream: StreamPathId) {
+        for id in self.streams.remove(&stream).unwrap_or_default() {
+            let _ = self.with(id, |s| s.on_stream_closed(now, stream));
+        }
+    }
+
+    /// The admitted client whose session sends by the stream, if there is one.
+    pub fn client_of_stream(&self, stream: StreamPathId) -> Option<PublicKey> {
+        let sessions = self.streams.get(&stream)?.iter();
+        let mut clients = sessions.filter_map(|id| Some(self.session(*id)?.peer()));
+        clients.find(|client| self.is_admitted(client))
+    }
+
+    /// The streams by which sessions of this client send, and sessions of nobody else.
+    pub fn streams_of(&self, client: PublicKey) -> Vec<StreamPathId> {
+        let is_its = |id: &SessionId| self.session(*id).is_some_and(|s| s.peer() == client);
+        let streams = self.streams.iter();
+        let its =
+            streams.filter(|(_, sessions)| !sessions.is_empty() && sessions.iter().all(is_its));
+        its.map(|(stream, _)| *stream).collect()
+    }
+
+    /// Writes the next early packet of a half-open handshake.
     fn poll_early(&mut self, now: Time, buf: &mut [u8]) -> Option<Transmit> {
         while let Some(index) = self.early.front().copied() {
             let half = self.half_open.get_mut(index);
@@ -793,8 +887,9 @@ impl Endpoint {
             let Some(slot) = self.slot(id) else { continue };
             slot.session.handle_timeouts(now);
             self.book_changes(id);
-            // What is due still is something to send, and the session is in line for that. Until it
-            // had its turn time has no news for it: with thousands in line each call would visit all.
+            // A timer that is still due means that there is something to send, and the session is
+            // in the queue for that. Until its turn its timers need no attention; otherwise each
+            // call would visit thousands of sessions.
             if let Some(slot) = self.sessions.get_mut(id.index as usize)
                 && slot.ready
                 && slot.timer <= now
@@ -834,5 +929,17 @@ impl Endpoint {
                 serial: s.serial,
             })
             .collect()
+    }
+}
+
+/// Writes a packet that belongs to no session.
+fn stateless(to: Addresses, bytes: &[u8], buf: &mut [u8]) -> Transmit {
+    buf[..bytes.len()].copy_from_slice(bytes);
+    Transmit {
+        link: to.link,
+        local: to.local,
+        remote: to.remote,
+        len: bytes.len(),
+        segment: bytes.len(),
     }
 }

@@ -1,7 +1,7 @@
-//! Epochs a device may still use: its journal reserved them before (R-HS-2).
+//! Epochs that a device may still use, after its journal reserved them (R-HS-2).
 //!
-//! A journal that is synced for every SYN would be synced every 30 s on a dead network, so epochs
-//! are reserved in steps; what is left of a step when the process dies is never used.
+//! A journal that synced for every SYN would sync every 30 s on a dead network, so epochs are
+//! reserved in steps. The rest of a step is never used if the process dies.
 
 use std::ops::Range;
 
@@ -10,14 +10,14 @@ use crate::session::Session;
 use crate::session_state::SessionState;
 
 impl Session {
-    /// Epochs not used yet.
+    /// The epochs that are reserved and not used yet.
     pub fn epochs_left(&self) -> Range<u32> {
         self.epochs.clone()
     }
 
-    /// More epochs, reserved in the journal before, for a device that used up its own
-    /// ([`crate::SessionEvent::EpochsUsedUp`]): up to `end`, not included. A handshake that waited for them
-    /// goes on; where there are none left to reserve, the session ends.
+    /// Adds epochs up to `end`, exclusive, which the journal has reserved, for a device that used
+    /// up its own ([`crate::SessionEvent::EpochsUsedUp`]). A handshake that waits for them
+    /// continues; if no epochs are left to reserve, the session ends.
     pub fn add_epochs(&mut self, end: u32) {
         if self.state == SessionState::Closed {
             return;
@@ -62,14 +62,14 @@ mod tests {
             remote: "192.0.2.1:4433".parse().unwrap(),
         };
         let _ = device.with(id, |s| s.open_path(now, addresses, false));
-        // Copies of a SYN are that SYN.
+        // Copies of a SYN have its epoch.
         let mut syns = BTreeSet::new();
         let mut buf = vec![0; 65_536];
         let mut handshake = |device: &mut Endpoint, now: &mut Time| {
             for _ in 0..60 {
                 *now += Span::from_secs(1);
                 device.handle_timeouts(*now);
-                // Asked as a driver asks after every turn.
+                // Called like this, as a driver does after every turn.
                 let _ = device.with(id, |_| ());
                 while let Some(t) = device.poll_transmit(*now, &mut buf) {
                     syns.insert(buf[..t.len].to_vec());

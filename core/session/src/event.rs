@@ -1,4 +1,4 @@
-//! What a session tells its driver, and why things end.
+//! Events of a session for its driver, and the reasons why sessions and flows end.
 
 use std::sync::Arc;
 
@@ -13,41 +13,41 @@ use crate::memory_pool::MemoryCharge;
 /// Why a session ended.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SessionEnd {
-    /// Our own side closed it.
+    /// This host closed the session.
     #[error("closed here")]
     Local,
-    /// Our own side closed the session; the peer may never have received the CLOSE.
+    /// This host closed the session, and the peer may never have received the CLOSE.
     #[error("closed here; the other end may not know")]
     LocalUnheard,
     /// The instance has used up every epoch. Connect with a new instance.
     #[error("this instance has no epoch left: begin a new one")]
     EpochsExhausted,
-    /// The peer closed it.
+    /// The peer closed the session.
     #[error("the peer closed the session (code {code:#x}): {text}")]
     Peer {
-        /// The peer's code.
+        /// The code that the peer gave.
         code: u64,
-        /// The peer's words.
+        /// The text that the peer gave.
         text: String,
     },
-    /// The peer broke a rule.
+    /// The peer broke a rule of the protocol.
     #[error("the peer broke the protocol: {0}")]
     Fault(#[from] PeerFault),
-    /// The server does not admit this device.
+    /// The server does not admit this device. The reason code says why.
     #[error("the server does not admit this device: {0:?}")]
     Refused(ReasonCode),
-    /// Early data came with a handshake that nobody confirmed (R-EARLY-2).
+    /// Early data arrived with a handshake that was never confirmed (R-EARLY-2).
     #[error("the device did not confirm its handshake")]
     Unconfirmed,
-    /// No common suite or version.
+    /// The two hosts have no cipher suite or version in common.
     #[error("the server speaks no version or cipher suite that we do")]
     NoCommonVersion,
 }
 
-/// Which rule of the protocol a peer broke. Ends the session.
+/// The rule of the protocol that a peer broke. It ends the session.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PeerFault {
-    /// Frames that do not decode.
+    /// The peer sent frames that cannot be decoded.
     #[error("bad frame: {0}")]
     BadFrame(#[from] d2tp_wire::DecodeError),
     /// The peer acknowledged a packet that was never sent (R-ACK-2).
@@ -55,9 +55,9 @@ pub enum PeerFault {
     BadAck {
         /// The path that the event is about.
         path: PathId,
-        /// The number acknowledged.
+        /// The packet number that the peer acknowledged.
         acked: u64,
-        /// How many were sent.
+        /// The number of packets that were sent on the path.
         sent: u64,
     },
     /// The peer acknowledged a number that was skipped, so it acknowledges packets that it did not
@@ -72,35 +72,35 @@ pub enum PeerFault {
     /// The peer sent more bytes than its credit allows (R-FLOW-3).
     #[error("flow {flow:?} reached {end}, credit was {credit}")]
     OverCredit {
-        /// The flow, or none for the session's credit.
+        /// The flow; `None` for the session's credit.
         flow: Option<FlowId>,
         /// The end of the bytes that the peer sent.
         end: u64,
         /// The credit that the peer had.
         credit: u64,
     },
-    /// A flow's length changed (R-FLOW-4).
+    /// The peer changed the final size of a flow (R-FLOW-4).
     #[error("flow {flow:?} has two lengths: {was} and {now}")]
     FinalSize {
-        /// The flow that the peer contradicts itself about.
+        /// The flow whose final size changed.
         flow: FlowId,
-        /// The length that the peer stated first.
+        /// The final size that the peer stated first.
         was: u64,
-        /// What the peer states now.
+        /// The final size that the peer states now.
         now: u64,
     },
-    /// A flow opened with an id that is not the peer's to use (R-FLOW-1).
+    /// The peer opened a flow with an id that it must not use (R-FLOW-1).
     #[error("flow {0:?} is not the peer's to open")]
     FlowId(FlowId),
-    /// The peer states that it claimed more flows than it did (R-RESUME-10).
+    /// The peer states that it sent more claims than arrived (R-RESUME-10).
     #[error("RESUME_END counts {said} claims, {heard} were heard")]
     Claims {
-        /// The number that the peer stated.
+        /// The number of claims that the peer stated.
         said: u64,
-        /// The number that arrived.
+        /// The number of claims that arrived.
         heard: u64,
     },
-    /// The peer opened more flows than the limit (R-FLOW-2).
+    /// The peer opened more flows than the limit, which is given (R-FLOW-2).
     #[error("more than {0} flows")]
     TooManyFlows(usize),
 }
@@ -111,16 +111,16 @@ pub enum FlowEnd {
     /// Both directions are complete and acknowledged.
     #[error("complete")]
     Complete,
-    /// The peer reset it.
+    /// The peer reset the flow with this code.
     #[error("the peer reset the flow (code {0:#x})")]
     Reset(u64),
-    /// We reset it.
+    /// This host reset the flow with this code.
     #[error("reset here (code {0:#x})")]
     Local(u64),
     /// The flow's deadline passed.
     #[error("the deadline passed")]
     DeadlinePassed,
-    /// The peer no longer knows the flow, or not at this offset.
+    /// The peer does not know the flow any more, or not at this offset.
     #[error("{}", why_refused(*.0))]
     Refused(ReasonCode),
     /// The flow's session ended.
@@ -139,12 +139,12 @@ fn why_refused(reason: ReasonCode) -> String {
     }
 }
 
-/// How a switch between paths came about.
+/// How payload moved from one path to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PathSwitchKind {
-    /// The new path was there before the old one went.
+    /// The new path was in use before the old one was lost.
     MakeBeforeBreak,
-    /// The old path went before the new one carried payload.
+    /// The old path was lost before the new one carried payload.
     BreakBeforeMake,
 }
 
@@ -153,12 +153,12 @@ pub enum PathSwitchKind {
 pub enum SessionEvent {
     /// The handshake is complete; `resumed` if the session existed before.
     Established {
-        /// Who the peer is.
+        /// The public key of the peer.
         peer: PublicKey,
-        /// The session existed before.
+        /// Whether the session existed before.
         resumed: bool,
     },
-    /// A path works.
+    /// A path has received its first answer.
     PathUp {
         /// The path that the event is about.
         path: PathId,
@@ -167,8 +167,8 @@ pub enum SessionEvent {
         /// The time from the path's first packet to the first answer.
         took: Span,
     },
-    /// A path of a device was quiet while something should have arrived: ask the link's first hop, then
-    /// call [`crate::Session::on_link_silent`].
+    /// A device's path was quiet while an answer was due. The driver should ask the link's first
+    /// hop, then call [`crate::Session::on_link_silent`].
     PathQuiet {
         /// The path that the event is about.
         path: PathId,
@@ -182,7 +182,7 @@ pub enum SessionEvent {
         /// The link that the path is on.
         link: LinkId,
     },
-    /// A path is gone.
+    /// A path was closed or lost.
     PathDown {
         /// The path that the event is about.
         path: PathId,
@@ -204,17 +204,17 @@ pub enum SessionEvent {
     Opened(FlowId),
     /// A flow has bytes to read, or its end.
     Readable(FlowId),
-    /// A flow takes more bytes.
+    /// A flow accepts more bytes.
     Writable(FlowId),
-    /// The application must give the flow's bytes again from `offset` on, because the session
+    /// The application must write the flow's bytes again from `offset` on, because the session
     /// hibernated.
     SendFrom {
         /// The flow that the event is about.
         flow: FlowId,
-        /// The offset of the first byte to give again.
+        /// The offset of the first byte to write again.
         offset: u64,
     },
-    /// The peer keeps everything below `offset` safe across a crash.
+    /// The peer has stored everything below `offset` so that it survives a crash.
     PeerDurable {
         /// The flow that the event is about.
         flow: FlowId,
@@ -223,14 +223,14 @@ pub enum SessionEvent {
     },
     /// The peer changed a flow's deadline.
     DeadlineChanged(FlowId),
-    /// The peer ended the session after it had sent all of this flow: the unread bytes, and then the
-    /// end (R-CLOSE-1). Comes before the flow's [`SessionEvent::Ended`].
+    /// The peer ended the session after it had sent all of this flow: the unread bytes, after which
+    /// the flow ends (R-CLOSE-1). It precedes the flow's [`SessionEvent::Ended`].
     Remains {
         /// The flow that the event is about.
         flow: FlowId,
         /// The unread bytes, in order.
         pieces: Vec<Bytes>,
-        /// The memory of those bytes, to be kept with them.
+        /// The memory charge of those bytes, to be kept as long as they are.
         charge: Arc<MemoryCharge>,
     },
     /// A flow is over.
@@ -240,20 +240,20 @@ pub enum SessionEvent {
         /// How the flow ended.
         end: FlowEnd,
     },
-    /// An unreliable datagram.
+    /// An unreliable datagram arrived.
     Datagram {
-        /// The context number that the peer gave.
+        /// The application's context number of the datagram.
         context: u64,
         /// Payload of the datagram.
         bytes: Bytes,
     },
-    /// No path is left: nothing is sent until there is one.
+    /// The session has no path, so it sends nothing until it has one again.
     Suspended(ReasonCode),
     /// The session was restored for a handshake that was not confirmed, and is hibernated again
-    /// unchanged. Its id is no longer valid; the next handshake restores it under another.
+    /// unchanged. Its id is no longer valid; the next handshake restores it with another id.
     Asleep,
-    /// The device used all the epochs it reserved and cannot send another SYN: reserve more, then call
-    /// [`crate::Session::add_epochs`].
+    /// The device used all the epochs that it reserved and cannot send another SYN. The driver must
+    /// reserve more, then call [`crate::Session::add_epochs`].
     EpochsUsedUp,
     /// The session has a path again.
     Woken {
@@ -264,13 +264,13 @@ pub enum SessionEvent {
     Closed(SessionEnd),
 }
 
-/// A piece of a flow that a datagram carried.
+/// Data of a flow that arrived in a datagram.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FlowArrival {
-    /// The flow that the data belong to.
+    /// The flow that the data belongs to.
     pub flow: FlowId,
-    /// Bytes of data.
+    /// The number of bytes.
     pub bytes: u64,
-    /// Bytes that had not arrived before.
+    /// The number of bytes that had not arrived before.
     pub new: u64,
 }

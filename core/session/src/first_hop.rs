@@ -1,17 +1,18 @@
-//! What a device knows of a link besides the packets that come: whether its first hop answers, and
-//! whether it is there at all.
+//! What a device knows of a link besides received packets: whether its first hop answers, and
+//! whether it has a carrier.
 //!
 //! ```text
 //!  200 ms of silence ─▶ PathQuiet ─▶ the driver asks the first hop ─▶ on_link_silent
-//!     no answer: a hole in the air ── frozen at once, thawed when the path answers, its window whole
-//!     an answer: the fault lies further on ── probe timeouts find out, and it goes on with half
-//!     nobody knows: probe timeouts find out
+//!     no answer: an outage of the radio ── frozen at once, unfrozen when the path answers, window kept
+//!     an answer: the fault lies further on ── probe timeouts decide, and it resumes with half the window
+//!     unknown: probe timeouts decide
 //!
-//!  carrier lost, or the application says so ─▶ freeze_path: not a packet until thaw_path
+//!  carrier lost, or the application decides ─▶ freeze_path: no packet until unfreeze_path
 //! ```
 //!
-//! The core asks nobody but its peer, and knows neither gateways nor radios: it says when a path has become
-//! quiet, and is told what came of asking (Super-aggregation §3.2, proxying-blackout-freeze).
+//! The core communicates only with its peer and knows neither gateways nor radios. It reports when
+//! a path has become quiet, and the driver reports the first hop's answer (Super-aggregation §3.2,
+//! proxying-blackout-freeze).
 
 use d2tp_time::{Span, Time};
 use d2tp_wire::{PathStatus, ReasonCode};
@@ -23,11 +24,11 @@ use crate::recovery::WindowRestore;
 use crate::session::{Session, say};
 use crate::session_state::Role;
 
-/// How long a path must be quiet before its first hop is asked, if a probe timeout is not longer. //
-/// Super-aggregation §3.2
+/// How long a path must be quiet before its first hop is asked, unless a probe timeout is longer.
+/// // Super-aggregation §3.2
 const QUIET: Span = Span::from_millis(200);
-/// Probe timeouts after which a path counts as silent. A path frozen by another sign counts as having
-/// had as many.
+/// The number of probe timeouts after which a path counts as silent. A path that was frozen by
+/// another sign counts as having had this many.
 const PROBES_OF_A_SIGN: u32 = 2;
 
 /// The result of asking a link's first hop.
@@ -35,14 +36,14 @@ const PROBES_OF_A_SIGN: u32 = 2;
 pub enum FirstHopStatus {
     /// The first hop answered: the link works.
     Answers,
-    /// The first hop did not answer, and has done so before.
+    /// The first hop did not answer, although it had answered before.
     Silent,
     /// The first hop cannot be asked, or never answered.
     Unknown,
 }
 
 impl SessionPath {
-    /// How the window is restored after a silence; `alone`: there was no other path.
+    /// How the window is restored after a silence. `alone`: there was no other path.
     pub(crate) fn window_restore_if(&self, alone: bool) -> WindowRestore {
         if alone || self.is_fault_beyond_hop() {
             WindowRestore::Half
@@ -56,19 +57,20 @@ impl SessionPath {
         self.hop_answered == Some(self.last_rx)
     }
 
-    /// Probes the path at once, and then at the usual pace of silent paths.
+    /// Probes the path at once, and then at the usual rate for silent paths.
     fn ask_now(&mut self) {
         self.recovery.probes = self.recovery.probes.max(PROBES_OF_A_SIGN);
         self.probe_now = true;
         self.wants |= path::want::PING;
-        // By now its NAT may show another address.
+        // The path's NAT may use another address by now.
         self.pad_next = true;
     }
 }
 
 impl Session {
-    /// R-HOP-1: when a path has been quiet for so long that its first hop should be asked: data is
-    /// unacknowledged, or payload arrived until now. Immediately, if probe timeouts were quicker.
+    /// R-HOP-1: when a path has been quiet long enough that its first hop should be probed. It must
+    /// have unacknowledged data, or have received payload until now. If probe timeouts were
+    /// quicker, it is now.
     pub(crate) fn quiet_at(&self, path: &SessionPath) -> Time {
         let reports = self.role == Role::Initiator
             && self.config.freezing
@@ -93,7 +95,7 @@ impl Session {
         since + timeout.max(QUIET)
     }
 
-    /// Informs the driver once of each path that became quiet.
+    /// Informs the driver, once for each path, that the path became quiet.
     pub(crate) fn note_quiet(&mut self, now: Time) {
         for slot in 0..self.paths.len() {
             if self.quiet_at(&self.paths[slot]) > now {
@@ -106,9 +108,9 @@ impl Session {
         }
     }
 
-    /// Handles a device's result of asking the first hop of a link, from `since` on, because a path was
-    /// quiet ([`SessionEvent::PathQuiet`]) or by another sign of the link. Packets that arrived since
-    /// then outweigh it.
+    /// Handles the answer of a link's first hop, which the device asked at `since`, because a path
+    /// was quiet ([`SessionEvent::PathQuiet`]) or for another sign of the link. Packets that
+    /// arrived since then take precedence.
     pub fn on_link_silent(&mut self, now: Time, link: LinkId, since: Time, hop: FirstHopStatus) {
         if self.role == Role::Responder || !self.config.freezing || self.closing.is_some() {
             return;
@@ -124,6 +126,7 @@ impl Session {
                 (FirstHopStatus::Silent, PathState::Silent) if counts => self.locate(slot, false),
                 (FirstHopStatus::Answers, PathState::Active | PathState::Silent) if counts => {
                     self.locate(slot, true);
+                    self.ask_beyond_hop(slot);
                 }
                 _ => {}
             }
@@ -143,8 +146,7 @@ impl Session {
         self.emit(SessionEvent::PathSilent { path, link });
     }
 
-    /// R-HOP-2: records whether the fault lies beyond the first hop, for a path that is quiet or
-    /// silent.
+    /// R-HOP-2: records for a quiet or silent path whether the fault lies beyond the first hop.
     fn locate(&mut self, slot: usize, beyond: bool) {
         let path = self.paths.at(slot);
         if path.is_fault_beyond_hop() == beyond
@@ -162,8 +164,25 @@ impl Session {
         }
     }
 
-    /// R-HOP-2: how the window of a path that its device called frozen is restored: the device knows
-    /// whether the link was the cause.
+    /// R-HOP-2: probes a path on which payload was due, and whose first hop answers, at once: only
+    /// probe timeouts can find the fault now. Not on a metered link, where each probe costs money.
+    fn ask_beyond_hop(&mut self, slot: usize) {
+        let path = &self.paths[slot];
+        let due = path.state == PathState::Active
+            && path.idle_probes == 0
+            && !path.gated
+            && !path.recovery.is_waiting()
+            && self.expects_payload(path);
+        if due {
+            let path = self.paths.at(slot);
+            path.idle_probes += 1;
+            path.probe_now = true;
+            path.wants |= path::want::PING;
+        }
+    }
+
+    /// R-HOP-2: decides how the window of a path is restored that the device reported as frozen.
+    /// The device knows whether the link was the cause.
     pub(crate) fn on_peer_frozen(&mut self, slot: usize, reason: ReasonCode) {
         let freezing = self.config.freezing;
         let path = self.paths.at(slot);
@@ -174,9 +193,10 @@ impl Session {
         };
     }
 
-    /// Freezes what leads over `link` until [`Session::unfreeze_path`]: its carrier is lost, or the application
-    /// knows that it is about to be. Not a packet leaves there, what is in flight travels elsewhere or waits,
-    /// the peer hears of it on another path if there is one, and the window stays (R-HOP-3). A device's.
+    /// Freezes the paths over `link` until [`Session::unfreeze_path`], because its carrier is lost
+    /// or the application expects that. A device calls it. No packet leaves on them, data in flight
+    /// is sent on other paths or waits, the peer is informed on another path if there is one, and
+    /// the window is kept (R-HOP-3).
     pub fn freeze_path(&mut self, now: Time, link: LinkId) {
         if self.role == Role::Responder || self.closing.is_some() {
             return;
@@ -192,7 +212,7 @@ impl Session {
             self.freeze(now, slot, !self.paths.has_other_live(slot));
             let path = self.paths.at(slot);
             if path.window_restore == WindowRestore::Half {
-                // Whoever freezes it knows why.
+                // The caller that freezes a path knows that the link is the cause.
                 path.window_restore = WindowRestore::Full;
             }
             if known != PathState::Silent {
@@ -202,7 +222,7 @@ impl Session {
         self.flows.touch_all();
     }
 
-    /// Allows paths over `link` again: each is probed at once, and carries data when it answers.
+    /// Unfreezes the paths over `link`: each is probed at once, and carries data when it answers.
     pub fn unfreeze_path(&mut self, link: LinkId) {
         for path in self.paths.iter_mut() {
             if path.addresses.link == link && std::mem::take(&mut path.driver_frozen) {
@@ -211,8 +231,8 @@ impl Session {
         }
     }
 
-    /// R-HOP-3: handles a packet on a path that we reported as frozen: the peer missed the report, or
-    /// sent before it. The report is repeated, once per probe timeout.
+    /// R-HOP-3: handles a packet on a path that we reported as frozen. The peer missed the report,
+    /// or sent the packet before it. The report is repeated once per probe timeout.
     pub(crate) fn on_heard_while_frozen(&mut self, now: Time, slot: usize) {
         let pause = self.paths[slot]
             .recovery

@@ -1,4 +1,5 @@
-//! Flows of a session: the table, what each wants to say, whose turn it is to send.
+//! The flows of a session: their table, the control frames that each has to send, and the order in
+//! which they send data.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -9,22 +10,24 @@ use crate::config::{REFUSALS_MAX, SEEN_RANGES_AWAKE_MAX};
 use crate::event::FlowEnd;
 use crate::flow_options::{FlowOptions, PRIORITY_LAST};
 use crate::grant::{IssuedGrants, ReceivedGrants};
+use crate::memory_pool::MemoryCharge;
 use crate::path_selection::PathSelection;
 use crate::ranges::RangeSet;
 use crate::record::{SEEN_EPOCHS_MAX, SEEN_RANGES_MAX, UsedFlowIds};
 use crate::recv_half::RecvHalf;
 use crate::send_half::SendHalf;
 
-/// The part of the send buffer that must be free before a waiting writer is woken. With half, a writer
-/// would sleep until half of a long path has run empty; the smaller the part, the more often it is
-/// woken.
+/// The part of the send buffer that must be free before a waiting writer is woken. With one half, a
+/// writer would sleep until half of a long path's data has left; a smaller part wakes it more
+/// often.
 const WRITABLE_PART: u64 = 8; // a guess
 /// Packets that one flow may fill before the next flow has its turn.
 const TURN_PACKETS: u32 = 32;
-/// How many flows of the queue are searched for lost bytes beside the one whose turn it is.
+/// How many queued flows are searched for lost bytes beside the next one.
 const LOST_LOOKED_AT: usize = 32;
 
-/// What a flow still has to say, one bit each. Set by whoever changed it, cleared when it left.
+/// Control frames that a flow has to send, one bit each. A bit is set when the state changes, and
+/// cleared when the frame leaves.
 pub(crate) mod want {
     pub(crate) const OPEN: u16 = 1;
     pub(crate) const RESET: u16 = 1 << 1;
@@ -38,7 +41,7 @@ pub(crate) mod want {
     pub(crate) const RESUMED: u16 = 1 << 9;
 }
 
-/// One flow.
+/// A flow of a session.
 #[derive(Debug)]
 pub(crate) struct SessionFlow {
     pub(crate) id: FlowId,
@@ -57,8 +60,8 @@ pub(crate) struct SessionFlow {
     pub(crate) pause_out: (u64, bool, ReasonCode),
     /// The last FLOW_PAUSE that the peer sent: sequence number, whether paused, and why.
     pub(crate) pause_in: (u64, bool, ReasonCode),
-    /// Whether the flow waits to be claimed or confirmed after a wake. Until then it sends nothing
-    /// (R-RESUME-3).
+    /// Whether the flow still has to be claimed or confirmed after a resume. Until then it sends
+    /// nothing (R-RESUME-3).
     pub(crate) unclaimed: bool,
     /// The offset from which the application of a tentatively restored session was asked for bytes.
     pub(crate) requested_from: Option<u64>,
@@ -78,25 +81,29 @@ pub(crate) struct SessionFlow {
     turn: u32,
     pub(crate) readable_reported: bool,
     pub(crate) wants_writable: bool,
-    /// Whether a SendFrom event waits for the application. Bytes written before it takes the event
-    /// belong to the old offset and will be written again.
+    /// Whether the bytes come from a source, which can be read again.
+    pub(crate) has_source: bool,
+    /// Whether a SendFrom event waits for the application. Bytes that it writes before taking the
+    /// event belong to the old offset, and will be written again.
     pub(crate) rewinding: bool,
     /// Whether the flow comes from a record and its application does not know yet from which offset to
     /// write.
     pub(crate) restored: bool,
     /// Whether a SYN opened the flow and the device has not repeated the OPEN yet.
     pub(crate) opened_by_syn: bool,
-    /// Whether the peer opened the flow again and may not know how much of it arrived.
+    /// Whether the peer opened the flow again, and may not know how much of it arrived.
     pub(crate) reopened: bool,
     /// Whether a server received only a GRANT of the flow so far.
     pub(crate) only_granted: bool,
-    /// The paths that the application wants for the flow.
+    /// The paths that the application selected for the flow.
     pub(crate) path_selection: PathSelection,
+    /// What the application holds for the flow ([`crate::EndpointConfig::flow_memory`]), charged to the peer.
+    pub(crate) application: MemoryCharge,
 }
 
 impl SessionFlow {
-    /// Whether the flow's OPEN has not arrived. DURABLE may have set one option before; then OPEN
-    /// decides.
+    /// Whether the flow's OPEN has not arrived. Until it arrives, DURABLE may have set one of the
+    /// flow's options.
     pub(crate) fn awaits_open(&self) -> bool {
         let durable = self.options.durable;
         self.options
@@ -140,12 +147,14 @@ impl SessionFlow {
             turn: 0,
             readable_reported: false,
             wants_writable: false,
+            has_source: false,
             rewinding: false,
             restored: false,
             opened_by_syn: false,
             reopened: false,
             only_granted: false,
             path_selection: PathSelection::Any,
+            application: MemoryCharge::default(),
         }
     }
 
@@ -154,26 +163,31 @@ impl SessionFlow {
         self.send.is_complete() && self.recv.is_complete()
     }
 
-    /// R-FLOW-7: whether nothing is owed to the peer either: it has our RESET, and we know how many
-    /// bytes it sent, so that both ends agree on the session's credit.
+    /// R-FLOW-7: whether the flow needs no more communication: the peer has our RESET, and we know
+    /// how many bytes it sent, so that both ends agree on the session's credit.
     pub(crate) fn is_settled(&self) -> bool {
         self.is_over() && (self.send.reset.is_none() || self.reset_acked) && self.recv.is_counted()
     }
 
-    /// Whether the application waits for bytes, or we wait for an acknowledgement.
+    /// Whether the application waits for bytes, or this end waits for an acknowledgement.
     pub(crate) fn awaits_data(&self) -> bool {
         (!self.recv.is_complete() && !self.pause_out.1)
             || (!self.send.is_complete() && self.send.buffered() > 0)
     }
 
-    /// Whether these bytes, which were sent, may be sent again on another path.
+    /// Whether these sent bytes may be sent again on another path.
     pub(crate) fn may_copy(&self, offset: u64, len: u64) -> bool {
         !self.unclaimed && !self.pause_in.1 && self.send.is_unacked(offset, len)
     }
 
-    /// Whether a writer of this flow is worth waking.
+    /// Whether the flow has enough room to wake its writer.
     pub(crate) fn is_writable(&self, send_buffer: u64) -> bool {
-        self.send.room(send_buffer) >= send_buffer / WRITABLE_PART && self.send.memory_room() > 0
+        let has_room = if self.has_source {
+            self.send.wants_source(send_buffer)
+        } else {
+            self.send.room(send_buffer) >= send_buffer / WRITABLE_PART
+        };
+        has_room && self.send.memory_room() > 0
     }
 
     fn may_send(&self, session_room: u64) -> bool {
@@ -184,14 +198,16 @@ impl SessionFlow {
 /// All flows of a session.
 #[derive(Debug, Default)]
 pub(crate) struct FlowTable {
-    table: BTreeMap<FlowId, SessionFlow>,
+    /// Each flow has memory of its own: a node of the map has room for eleven, and most sessions have one.
+    table: BTreeMap<FlowId, Box<SessionFlow>>,
     /// Flows that may have data to send, in the order of their turns.
     ready: VecDeque<FlowId>,
-    /// No flow in `ready` goes before one with this priority.
+    /// The lowest value of all priorities in `ready`: no flow there is sent before one with this
+    /// priority.
     first_priority: u8,
     /// Flows with control frames to send.
     dirty: VecDeque<FlowId>,
-    /// Flow ids that the peer used in each epoch.
+    /// The flow ids that the peer used, by epoch.
     seen: BTreeMap<u32, RangeSet>,
     seen_floor: u32,
     next_deadline: Option<Time>,
@@ -202,7 +218,7 @@ pub(crate) struct FlowTable {
     acked: Vec<FlowId>,
     /// Claims to be answered with a refusal, until the peer has the answer.
     refused: VecDeque<RefusedClaim>,
-    /// Claims of this wake that the peer received; both ends count them.
+    /// The number of claims of this resume that the peer received. Both ends count them.
     pub(crate) claims_delivered: u64,
     pub(crate) claims_received: u64,
     /// Whether a flow has a path selection, so that the steadiest path must be known.
@@ -215,7 +231,7 @@ pub(crate) struct FlowTable {
 struct RefusedClaim {
     flow: FlowId,
     reason: ReasonCode,
-    /// Whether the REFUSED frame waits to be sent; otherwise it is in flight.
+    /// Whether the REFUSED frame waits to be sent. Otherwise it is in flight.
     waits: bool,
 }
 
@@ -237,7 +253,7 @@ impl FlowTable {
     pub(crate) fn take_acked(&mut self) -> Vec<FlowId> {
         std::mem::take(&mut self.acked)
     }
-    /// Whether another claim can be refused; if not, it must come again later.
+    /// Whether another claim can be refused now. Otherwise it must be repeated later.
     pub(crate) fn may_refuse(&self, id: FlowId) -> bool {
         self.refused.len() < REFUSALS_MAX || self.refused.iter().any(|r| r.flow == id)
     }
@@ -270,7 +286,7 @@ impl FlowTable {
             refusal.waits = true;
         }
     }
-    /// Forgets claims and refusals, because the keys changed: flows are claimed anew, or never again.
+    /// Forgets claims and refusals, because the keys changed: flows must be claimed again.
     pub(crate) fn forget_claims(&mut self) {
         self.refused.clear();
         self.claims_delivered = 0;
@@ -278,19 +294,19 @@ impl FlowTable {
     }
 
     pub(crate) fn get(&self, id: FlowId) -> Option<&SessionFlow> {
-        self.table.get(&id)
+        self.table.get(&id).map(Box::as_ref)
     }
     pub(crate) fn get_mut(&mut self, id: FlowId) -> Option<&mut SessionFlow> {
-        self.table.get_mut(&id)
+        self.table.get_mut(&id).map(Box::as_mut)
     }
     pub(crate) fn len(&self) -> usize {
         self.table.len()
     }
     pub(crate) fn iter(&self) -> impl Iterator<Item = &SessionFlow> {
-        self.table.values()
+        self.table.values().map(Box::as_ref)
     }
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut SessionFlow> {
-        self.table.values_mut()
+        self.table.values_mut().map(Box::as_mut)
     }
     pub(crate) fn ids(&self) -> Vec<FlowId> {
         self.table.keys().copied().collect()
@@ -299,10 +315,10 @@ impl FlowTable {
     pub(crate) fn insert(&mut self, flow: SessionFlow) {
         self.deadline_stale = true;
         let id = flow.id;
-        self.table.insert(id, flow);
+        self.table.insert(id, Box::new(flow));
         self.touch(id);
     }
-    pub(crate) fn remove(&mut self, id: FlowId) -> Option<SessionFlow> {
+    pub(crate) fn remove(&mut self, id: FlowId) -> Option<Box<SessionFlow>> {
         self.deadline_stale = true;
         let flow = self.table.remove(&id)?;
         if flow.queued {
@@ -314,7 +330,7 @@ impl FlowTable {
         Some(flow)
     }
 
-    /// Marks an id of the peer's as used.
+    /// Marks a flow id of the peer as used.
     pub(crate) fn use_id(&mut self, id: FlowId) {
         let n = u64::from(id.counter());
         let set = self.seen.entry(id.epoch()).or_default();
@@ -341,7 +357,7 @@ impl FlowTable {
     pub(crate) fn is_too_old(&self, id: FlowId) -> bool {
         id.epoch() < self.seen_floor
     }
-    /// The used ids for a record. Where there are too many gaps, the lowest are closed.
+    /// The used ids for a record. If there are too many gaps, the lowest ones are closed.
     pub(crate) fn seen_record(&self) -> (u32, UsedFlowIds) {
         let seen = self.seen.iter().map(|(epoch, set)| {
             let mut ranges: Vec<(u64, u64)> = set.iter().collect();
@@ -414,7 +430,7 @@ impl FlowTable {
         }
     }
 
-    /// The flow whose turn it is on a path; removes flows with nothing to send from the queue.
+    /// The next flow to send data on a path. Removes flows without data from the queue.
     #[inline]
     pub(crate) fn next_for(
         &mut self,
@@ -457,13 +473,13 @@ impl FlowTable {
             }
             i += 1;
         }
-        // All of them were looked at.
+        // All flows were searched.
         self.first_priority = first_priority;
         best.map(|(_, _, id)| id)
     }
 
-    /// A flow with lost bytes that were not lost on this path; at least `granted` bytes must be left of
-    /// its grant there.
+    /// A flow with lost bytes that another path lost; at least `granted` bytes of its grant on this
+    /// path must be left.
     pub(crate) fn next_lost(&self, path: PathId, granted: Option<u64>) -> Option<FlowId> {
         let mut lost = self.ready.iter().take(LOST_LOOKED_AT).filter(|id| {
             self.table.get(id).is_some_and(|flow| {

@@ -1,6 +1,6 @@
-//! What an application asks of a session's flows: open, write, read, reset, deadlines.
+//! The application's calls on flows: open, write, read, reset, deadlines.
 //!
-//! Calls only change a flow's state and mark what is to be said about it; nothing is sent here.
+//! Calls only change a flow's state and mark frames to be sent; nothing is sent here.
 
 use std::sync::Arc;
 
@@ -8,10 +8,11 @@ use bytes::Bytes;
 use d2tp_time::Time;
 use d2tp_wire::{FlowId, ReasonCode, VARINT_MAX};
 
-use crate::config::THAWED_BUFFER_BYTES;
+use crate::config::RESTORED_BUFFER_BYTES;
 use crate::event::{FlowEnd, SessionEvent};
 use crate::flow::{SessionFlow, want};
 use crate::flow_options::{FlowOptions, PRIORITY_LAST};
+use crate::memory_pool::{MemoryAccount, MemoryCharge};
 use crate::recv_half::RecvHalf;
 use crate::send_half::SendHalf;
 use crate::session::{FlowError, ReadOutcome, Session, say};
@@ -21,26 +22,37 @@ use crate::trace::TraceRecord;
 /// RESET and STOP code of a flow whose deadline passed; the codes 0xd000 to 0xd0ff are D2TP's own.
 pub(crate) const CODE_DEADLINE: u64 = 0xd001;
 
-/// The least growth of session credit that is announced.
+/// The smallest growth of session credit that is announced, in bytes.
 const CREDIT_STEP_BYTES: u64 = 16 * 1024; // a guess
-/// Session credit that a peer gets without room in memory.
+/// The session credit that a peer gets even without room in memory, in bytes.
 const CREDIT_BYTES_MIN: u64 = 64 * 1024; // a guess: some packets of each round trip
 
 impl Session {
-    /// A flow without bytes, whose buffers are charged to the peer.
+    /// A flow without data, whose buffers are charged to the peer.
     pub(crate) fn new_flow(&self, id: FlowId, options: FlowOptions) -> SessionFlow {
         let account = self.config.memory.account(self.peer);
         let (credit, window) = (self.initial_flow_credit, self.config.flow_window);
         let send = SendHalf::new(credit, options.durable, account.charge());
-        SessionFlow::new(id, options, send, RecvHalf::new(window, account.charge()))
+        let recv = RecvHalf::new(window, account.charge());
+        let mut flow = SessionFlow::new(id, options, send, recv);
+        flow.application = self.charge_application(&account);
+        flow
     }
 
-    /// Opens a flow. It may be written to at once; its bytes leave when there is a path.
+    /// Charges what the application holds for one flow.
+    pub(crate) fn charge_application(&self, account: &MemoryAccount) -> MemoryCharge {
+        let mut charge = account.charge();
+        charge.resize(self.config.flow_memory);
+        charge
+    }
+
+    /// Opens a flow. The application may write at once; the bytes leave when there is a path.
     ///
     /// # Errors
     /// The session is over, or `flows_max` flows are open.
     pub fn open(&mut self, mut options: FlowOptions) -> Result<FlowId, FlowError> {
-        // What OPEN and a record can say: three bits, and a number plus one in 62.
+        // The range of OPEN and of a record: three bits for the priority, and 62 bits for the size
+        // plus one.
         options.priority = options.priority.min(PRIORITY_LAST);
         options.size = options.size.map(|size| size.min(VARINT_MAX - 1));
         if self.state == SessionState::Closed || self.closing.is_some() {
@@ -72,18 +84,41 @@ impl Session {
         self.flows.get_mut(id).ok_or(FlowError::Gone)
     }
 
-    /// Bytes [`Session::write`] would take now.
+    /// The number of bytes that [`Session::write`] accepts now.
+    ///
+    /// # Errors
+    /// The flow is over, or its peer wants no more of it.
     pub fn write_room(&mut self, id: FlowId) -> Result<u64, FlowError> {
+        self.room(id, false)
+    }
+
+    /// The number of bytes that [`Session::write`] should be given now from a source that can be read
+    /// again: what can be sent soon, instead of as much as the send buffer holds.
+    ///
+    /// # Errors
+    /// The flow is over, or its peer wants no more of it.
+    pub fn source_room(&mut self, id: FlowId) -> Result<u64, FlowError> {
+        self.room(id, true)
+    }
+
+    fn room(&mut self, id: FlowId, has_source: bool) -> Result<u64, FlowError> {
         let mut limit = self.config.send_buffer;
-        if self.is_tentative() {
-            limit = limit.min(THAWED_BUFFER_BYTES);
+        let is_tentative = self.is_tentative();
+        if is_tentative {
+            limit = limit.min(RESTORED_BUFFER_BYTES);
         }
         let flow = self.flow(id)?;
         if let Some(code) = flow.send.reset {
             return Err(FlowError::Stopped(code));
         }
+        flow.has_source = has_source;
         let memory = flow.send.memory_room();
-        let room = flow.send.room(limit).min(memory);
+        // What leaves with the answer to a SYN is asked for before the peer's credit is known.
+        let room = match has_source && !is_tentative {
+            true => flow.send.source_room(limit),
+            false => flow.send.room(limit),
+        };
+        let room = room.min(memory);
         if room == 0 {
             flow.wants_writable = true;
             self.awaits_memory |= memory == 0;
@@ -91,9 +126,10 @@ impl Session {
         Ok(room)
     }
 
-    /// Hands bytes over to be sent. More than [`Session::write_room`] is taken too: the limit is
-    /// the caller's to keep. What is written while [`SessionEvent::SendFrom`] waits to be taken is dropped:
-    /// the caller does not know yet that its place changed, and gives it again from there.
+    /// Adds bytes to be sent. The caller must keep to [`Session::write_room`]; more bytes are
+    /// accepted, too. Bytes that are written while [`SessionEvent::SendFrom`] waits to be taken are
+    /// dropped, because the caller does not know the new offset yet, and will write them again from
+    /// there.
     pub fn write(&mut self, id: FlowId, bytes: Bytes) -> Result<(), FlowError> {
         let flow = self.flow(id)?;
         if let Some(code) = flow.send.reset {
@@ -117,7 +153,7 @@ impl Session {
         }
     }
 
-    /// No more bytes will be written: the peer reads an end after the last one.
+    /// Ends the flow's sending direction: the peer reads an end after the last byte.
     pub fn finish(&mut self, id: FlowId) -> Result<(), FlowError> {
         let flow = self.flow(id)?;
         if let Some(code) = flow.send.reset {
@@ -130,18 +166,25 @@ impl Session {
         Ok(())
     }
 
-    /// Offset of the next byte to be written, and of the first the peer has not acknowledged.
+    /// The offset of the next byte to be written, and of the first byte that the peer has not
+    /// acknowledged.
     pub fn send_offsets(&self, id: FlowId) -> Option<(u64, u64)> {
         self.flows
             .get(id)
             .map(|f| (f.send.end(), f.send.acked_to()))
     }
 
-    /// Whether everything written so far, the end included, was acknowledged.
+    /// Whether all that was written so far was acknowledged, the end included.
     pub fn is_flushed(&self, id: FlowId) -> bool {
         self.flows.get(id).is_none_or(|f| {
             f.send.acked_to() == f.send.end() && (!f.send.is_finished() || f.send.is_fin_acked())
         })
+    }
+
+    /// Whether the flow ended because its deadline passed. The event of its end may still be queued.
+    pub fn is_ended_by_deadline(&self, id: FlowId) -> bool {
+        let end = self.flows.get(id).and_then(|flow| flow.end);
+        end == Some(FlowEnd::DeadlinePassed)
     }
 
     /// Reads the next bytes, at most `max` of them.
@@ -167,7 +210,7 @@ impl Session {
         })
     }
 
-    /// Reads into `out`; `Ok(None)` is the end, `Ok(Some(0))` nothing now.
+    /// Reads into `out`. `Ok(None)` means the end, `Ok(Some(0))` that nothing is available now.
     pub fn read_into(&mut self, id: FlowId, out: &mut [u8]) -> Result<Option<usize>, FlowError> {
         let Some(flow) = self.flows.get_mut(id) else {
             return Err(FlowError::Gone);
@@ -185,13 +228,13 @@ impl Session {
         Ok(if n == 0 && at_end { None } else { Some(n) })
     }
 
-    /// R-FLOW-9: offers session credit as soon as a reader or the end of a flow frees it.
+    /// R-FLOW-9: announces session credit as soon as a reader, or the end of a flow, frees it.
     pub(crate) fn offer_credit(&mut self) {
         let window = self.config.session_window;
         if self.credit.consumed + window - self.credit.advertised < window / 4 {
             return;
         }
-        // Where memory allows less than the window, it grows in smaller steps.
+        // If memory allows less than the window, the credit grows in smaller steps.
         let more = self
             .session_credit_max()
             .saturating_sub(self.credit.advertised);
@@ -200,8 +243,9 @@ impl Session {
         }
     }
 
-    /// R-FLOW-9: the session credit to announce. Beyond what has arrived it promises only what the
-    /// peer's key finds room for in memory, and [`CREDIT_BYTES_MIN`], so that a reader makes progress.
+    /// R-FLOW-9: the session credit to announce. Beyond the bytes that arrived it promises only
+    /// what fits into the memory of the peer's key, but at least [`CREDIT_BYTES_MIN`], so that a
+    /// reader makes progress.
     pub(crate) fn session_credit_max(&self) -> u64 {
         let full = self.credit.consumed + self.config.session_window;
         if self.config.memory.max().is_none() {
@@ -213,7 +257,7 @@ impl Session {
             .max(least)
     }
 
-    /// Tells writers that wait for memory that there is some.
+    /// Informs writers that wait for memory when some is free.
     pub(crate) fn offer_memory(&mut self) {
         let limit = self.config.send_buffer;
         let mut writable = Vec::new();
@@ -243,19 +287,19 @@ impl Session {
         self.retire_if_complete(id);
     }
 
-    /// Whether our direction's end was written.
+    /// Whether the application has ended the sending direction of the flow.
     pub fn is_finishing(&self, id: FlowId) -> bool {
         self.flows.get(id).is_none_or(|f| f.send.is_finished())
     }
 
-    /// How many bytes of a flow were read so far, and its length if known.
+    /// The number of bytes of a flow that were read so far, and its length if known.
     pub fn received(&self, id: FlowId) -> Option<(u64, Option<u64>)> {
         self.flows
             .get(id)
             .map(|f| (f.recv.read_to(), f.recv.final_size()))
     }
 
-    /// Abandons our direction; the peer's reader sees `code`.
+    /// Abandons the flow's sending direction. The peer's reader gets `code`.
     pub fn reset(&mut self, id: FlowId, code: u64) {
         let Some(flow) = self.flows.get_mut(id) else {
             return;
@@ -272,7 +316,7 @@ impl Session {
         self.retire_if_complete(id);
     }
 
-    /// Asks the peer to stop its direction; what still arrives is dropped.
+    /// Asks the peer to stop sending on the flow. Bytes that still arrive are dropped.
     pub fn stop(&mut self, id: FlowId, code: u64) {
         let Some(flow) = self.flows.get_mut(id) else {
             return;
@@ -291,12 +335,12 @@ impl Session {
         self.retire_if_complete(id);
     }
 
-    /// Changes a flow's deadline; the peer learns it.
+    /// Changes a flow's deadline, and informs the peer.
     pub fn set_deadline(&mut self, id: FlowId, deadline: Option<Time>) -> Result<(), FlowError> {
         let flow = self.flow(id)?;
         if flow.options.deadline != deadline {
             flow.options.deadline = deadline;
-            // R-DEADLINE-2: a peer may have used the last number there is.
+            // R-DEADLINE-2: the peer may have used the largest sequence number.
             flow.deadline_seq = (flow.deadline_seq + 1).min(d2tp_wire::VARINT_MAX);
             flow.wants |= want::DEADLINE;
             self.flows.on_deadline_changed();
@@ -313,7 +357,7 @@ impl Session {
         self.flows.get(id).map(|f| f.options)
     }
 
-    /// Records that the application made everything below `offset` safe on disk.
+    /// Records that the application has stored everything below `offset` on disk.
     pub fn set_durable(&mut self, id: FlowId, offset: u64) {
         let Some(flow) = self.flows.get_mut(id) else {
             return;
@@ -322,7 +366,8 @@ impl Session {
             self.flows.want(id, want::DURABLE);
         }
     }
-    /// Records that the application needs nothing below `offset` again: it is never delivered again.
+    /// Records that the application needs nothing below `offset` again, so that it is not delivered
+    /// again.
     pub fn set_committed(&mut self, id: FlowId, offset: u64) {
         let Some(flow) = self.flows.get_mut(id) else {
             return;
@@ -333,7 +378,7 @@ impl Session {
         }
     }
 
-    /// Asks the peer to pause this flow, or to continue.
+    /// Asks the peer to pause sending on this flow, or to continue.
     pub fn pause(&mut self, id: FlowId, paused: bool, reason: ReasonCode) {
         let Some(flow) = self.flows.get_mut(id) else {
             return;
@@ -409,8 +454,9 @@ impl Session {
     }
 
     // R-DEADLINE-1
-    /// Ends a flow locally, as the peer does by itself. The peer learns how many bytes were sent as
-    /// soon as there is a path, so that both agree on the session's credit.
+    /// Ends a flow locally because its deadline passed, as the peer does by itself. The peer is
+    /// informed how many bytes were sent as soon as there is a path, so that both ends agree on the
+    /// session's credit.
     pub(crate) fn expire_flow(&mut self, id: FlowId) {
         let Some(flow) = self.flows.get_mut(id) else {
             return;

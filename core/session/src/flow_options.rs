@@ -1,9 +1,9 @@
-//! What a flow is opened with, and its OPEN frame.
+//! Options of flows, and their encoding in OPEN frames.
 
 use d2tp_time::{Span, Time};
 use d2tp_wire::{FlowId, Frame};
 
-/// The priority that goes last.
+/// The lowest priority.
 pub(crate) const PRIORITY_LAST: u8 = 7;
 
 /// Options with which a flow is opened.
@@ -11,20 +11,23 @@ pub(crate) const PRIORITY_LAST: u8 = 7;
 pub struct FlowOptions {
     /// Priority: 0 is sent first, 7 last.
     pub priority: u8,
-    /// Bytes expected, for the scheduler.
+    /// The expected size in bytes, for the scheduler.
     pub size: Option<u64>,
-    /// The time by which the flow must finish; both ends drop it when the deadline passes.
+    /// The time until which the flow is of use. Both ends drop it when the deadline passes.
     pub deadline: Option<Time>,
-    /// Whether the sender keeps bytes until the receiver has made them durable.
+    /// Whether the sender keeps bytes until the receiver has stored them durably.
     pub durable: bool,
-    /// Whether the bytes sent here can be read again from their source, so that the flow may hibernate.
+    /// Whether this end can read the bytes that it sends again from their source, so that the flow
+    /// may hibernate.
     pub hibernates: bool,
-    /// The peer may want to speak at any time: while the device is awake it keeps one permitted
-    /// path open for it ([`crate::EndpointConfig::keepalive`]). Others cost nothing while they are idle.
+    /// Whether the peer may want to send at any time. While the device is awake it then keeps one
+    /// permitted path open for the flow ([`crate::EndpointConfig::keepalive`]). Other flows cost
+    /// nothing while they are idle.
     pub reachable: bool,
-    /// Its opening and first bytes may travel in the SYN of the first handshake, a round trip sooner,
-    /// to a server that allows it. They may then be heard twice, and whoever learns the server's key
-    /// later can read them: for requests that do no harm when repeated.
+    /// Whether the flow's OPEN and first bytes may travel in the SYN of the first handshake, a
+    /// round trip sooner, to a server that allows it. They may then be received twice, and an
+    /// attacker who learns the server's key later can read them: only for requests that may safely
+    /// be repeated.
     pub early: bool,
 }
 
@@ -38,7 +41,7 @@ impl FlowOptions {
         ]
     }
 
-    /// The OPEN of a flow with these options.
+    /// The OPEN frame of a flow with these options.
     pub(crate) fn open_frame(mut self, now: Time, flow: FlowId) -> Frame<'static> {
         let on = self.flags().into_iter().filter(|(_, on)| **on);
         let flags = on.fold(0, |flags, (flag, _)| flags | flag);
@@ -51,7 +54,7 @@ impl FlowOptions {
         }
     }
 
-    /// The options of an OPEN frame; `None` for any other frame.
+    /// The options in an OPEN frame; `None` for any other frame.
     pub(crate) fn from_open_frame(now: Time, frame: &Frame<'_>) -> Option<(FlowId, FlowOptions)> {
         let &Frame::Open {
             flow,

@@ -1,17 +1,17 @@
-//! Grants: what a flow may spend on a gated (metered) path, decided by the device, kept by the
-//! sender.
+//! Grants: how many bytes a flow may send on a gated (metered) path. The device decides, the sender
+//! obeys.
 //!
 //! ```text
 //!  device                                   sender
 //!   GRANT path 2, max_sent 50,000  ──────▶   may put bytes on path 2 until it spent 50,000
-//!                      ◀──────  SPENT 50,000  (and more is waiting)
+//!                      ◀──────  SPENT 50,000  (and has more to send)
 //!   GRANT path 2, max_sent 80,000  ──────▶
 //!   GRANT path 2, max_sent 0       ──────▶   stops at once
 //!                      ◀──────  SPENT 61,000  (all that can still arrive)
 //! ```
 //!
-//! Numbers are cumulative over the path's life and count payload bytes, re-sends included. A path
-//! id never comes back, so neither does a grant.
+//! Numbers are cumulative over the path's lifetime and count payload bytes, retransmissions
+//! included. A path id is never reused, so a grant never applies to another path.
 
 use d2tp_wire::{PathId, VARINT_MAX};
 
@@ -51,14 +51,14 @@ impl ReceivedGrants {
         &mut self.list[i]
     }
 
-    /// Payload bytes that may still go out on `path` (R-GRANT-4).
+    /// The number of payload bytes that may still be sent on `path` (R-GRANT-4).
     pub(crate) fn room(&self, path: PathId) -> u64 {
         self.list
             .iter()
             .find(|g| g.path == path)
             .map_or(0, |g| g.max.saturating_sub(g.spent))
     }
-    /// Payload bytes that went out on `path`.
+    /// The number of payload bytes sent on `path`.
     pub(crate) fn spent(&self, path: PathId) -> u64 {
         self.list
             .iter()
@@ -68,26 +68,26 @@ impl ReceivedGrants {
     pub(crate) fn on_sent(&mut self, path: PathId, bytes: u64) {
         self.entry(path).spent += bytes;
     }
-    /// R-GRANT-2: the newest grant counts, whatever the order of arrival.
+    /// R-GRANT-2: the newest grant is valid, in whatever order grants arrive.
     pub(crate) fn on_grant(&mut self, path: PathId, seq: u64, max: u64) {
         let g = self.entry(path);
         if seq <= g.seq {
             return;
         }
         g.seq = seq;
-        // R-GRANT-3: a grant below what was spent is a revocation and is answered.
+        // R-GRANT-3: a grant below the bytes already sent is a revocation, and is answered.
         g.must_send |= max < g.max;
         g.max = max;
         g.blocked_reported_at = None;
     }
 
-    /// Our own device decides: this many more bytes, no frames involved.
+    /// Grants this many more bytes to this device's own sending, without a frame.
     pub(crate) fn set_local(&mut self, path: PathId, more: u64) {
         let g = self.entry(path);
         g.max = g.spent + more;
     }
 
-    /// Marks that data waits without a grant; reported once per limit.
+    /// Records that data waits for a grant. This is reported once for each limit.
     pub(crate) fn on_blocked(&mut self, path: PathId) {
         let g = self.entry(path);
         if g.max <= g.spent && g.blocked_reported_at != Some(g.max) {
@@ -112,7 +112,8 @@ impl ReceivedGrants {
     pub(crate) fn forget_path(&mut self, path: PathId) {
         self.list.retain(|g| g.path != path);
     }
-    /// Forgets all grants, those of unopened paths included: under new keys path ids mean other paths.
+    /// Forgets all grants, also those of unopened paths, because with new keys path ids stand for
+    /// other paths.
     pub(crate) fn forget_all(&mut self) {
         self.list.clear();
     }
@@ -127,7 +128,7 @@ struct IssuedGrant {
     must_send: bool,
 }
 
-/// Grants that a device issued.
+/// Grants that a device has issued.
 #[derive(Debug, Default)]
 pub(crate) struct IssuedGrants {
     list: Vec<IssuedGrant>,
@@ -151,11 +152,12 @@ impl IssuedGrants {
         &mut self.list[i]
     }
 
-    /// Allows `more` bytes beyond what is known to be spent; zero revokes.
+    /// Allows `more` bytes beyond those known to be spent; zero revokes.
     pub(crate) fn grant(&mut self, path: PathId, more: u64) {
         let g = self.entry(path);
         let max = if more == 0 { 0 } else { g.spent + more };
-        // What the peer says it spent may be any number that fits the wire.
+        // The number of bytes that the peer claims to have spent may be any that the wire format
+        // allows.
         let max = max.min(VARINT_MAX);
         if max != g.max {
             g.max = max;
@@ -163,7 +165,7 @@ impl IssuedGrants {
             g.must_send = true;
         }
     }
-    /// Bytes the peer may still send, according to what we received so far.
+    /// The number of bytes that the peer may still send, judged by what has arrived so far.
     pub(crate) fn left(&self, path: PathId) -> u64 {
         self.list
             .iter()
@@ -174,7 +176,7 @@ impl IssuedGrants {
     pub(crate) fn on_received(&mut self, path: PathId, bytes: u64) {
         self.entry(path).spent += bytes;
     }
-    /// Records what the sender says it spent. Lost bytes count too.
+    /// Records the number of bytes that the sender reports as spent. Lost bytes count as well.
     pub(crate) fn on_spent(&mut self, path: PathId, spent: u64) {
         let g = self.entry(path);
         g.spent = g.spent.max(spent);
@@ -201,7 +203,7 @@ impl IssuedGrants {
     pub(crate) fn forget_path(&mut self, path: PathId) {
         self.list.retain(|g| g.path != path);
     }
-    /// Forgets all grants: under new keys path ids mean other paths.
+    /// Forgets all grants, because with new keys path ids stand for other paths.
     pub(crate) fn forget_all(&mut self) {
         self.list.clear();
     }

@@ -1,11 +1,11 @@
-//! A server's side of a handshake between its answer and the device's first packet. Nothing of an
-//! existing session changes before that.
+//! Half-open handshakes of a server: answered, but not confirmed by the device's first packet.
+//! Until then nothing of an existing session changes.
 //!
 //! ```text
-//!  SYN ─▶ answered ─▶ [ half open … ] ─▶ first packet: let in, its knock remembered
+//!  SYN ─▶ answered ─▶ [ half open … ] ─▶ first packet: confirmed, its handshake remembered
 //!          ▲               │
-//!          └── again ──────┤ a later SYN of the same knock, at most twice
-//!                          └─▶ nobody confirmed: gone
+//!          └── again ──────┤ a later SYN of the same handshake, at most twice
+//!                          └─▶ not confirmed in time: removed
 //! ```
 
 use std::collections::{BTreeMap, VecDeque};
@@ -17,6 +17,7 @@ use slab::Slab;
 
 use crate::config::HALF_OPEN_PER_INSTANCE;
 use crate::early_packets::EarlyPackets;
+use crate::handshake_ownership::HandshakeOwnership;
 use crate::hibernated::InstanceKey;
 use crate::link::Addresses;
 use crate::recent_map::RecentMap;
@@ -27,11 +28,11 @@ pub(crate) const HALF_OPEN_MAX: usize = 4096;
 /// The most entries of expiry times. Entries of handshakes that ended are then dropped.
 const NOTES_MAX: usize = 2 * HALF_OPEN_MAX;
 /// Confirmed handshakes that are remembered, so that their late SYNs cost nothing.
-const LET_IN_MAX: usize = 4096;
+const CONFIRMED_MAX: usize = 4096;
 /// How many later SYNs of the same handshake get the same answer.
 const REPEATED_MAX: u8 = 2;
 
-/// A handshake that was answered and is not confirmed.
+/// A handshake that was answered and is not confirmed yet.
 pub(crate) struct HalfOpen {
     pub(crate) peer: PublicKey,
     pub(crate) instance: u64,
@@ -42,16 +43,19 @@ pub(crate) struct HalfOpen {
     pub(crate) addresses: Addresses,
     /// The answer, which a copy of the same SYN gets again.
     pub(crate) answer: Vec<u8>,
-    /// Whether a copy of the SYN had the answer sent to another address: whoever received it there has
-    /// the keys, so that a packet under them proves no address (R-PATH-16).
+    /// Whether a copy of the SYN caused the answer to be sent to another address as well. A host
+    /// there has the keys, so a packet under them proves no address (R-PATH-16).
     pub(crate) answered_elsewhere: bool,
-    /// Bytes of the SYN that its answer left (R-PATH-2). Early packets count down their own copy.
+    /// The bytes of the SYN that its answer did not use up (R-PATH-2). Early packets count down a
+    /// copy of this.
     pub(crate) room: u64,
     pub(crate) expires: Time,
     /// How many later SYNs of the same handshake got this answer.
     pub(crate) repeated: u8,
     /// Packets that are sent before the device confirms, if it claims flows of a known session.
     pub(crate) early: Option<Box<EarlyPackets>>,
+    /// Whether this server owns the session, where servers share records.
+    pub(crate) ownership: HandshakeOwnership,
 }
 
 /// The answer to a later SYN of a known handshake.
@@ -72,7 +76,7 @@ pub(crate) struct HalfOpenTable {
     /// Handshakes by the device's connection id for path 0, which all SYNs of a handshake share.
     by_handshake_cid: BTreeMap<Cid, usize>,
     /// Addresses of confirmed handshakes, and until when their SYNs may still arrive.
-    let_in: RecentMap<Cid, (Addresses, Time)>,
+    recently_confirmed: RecentMap<Cid, (Addresses, Time)>,
 }
 
 impl HalfOpenTable {
@@ -82,7 +86,7 @@ impl HalfOpenTable {
             by_key: BTreeMap::new(),
             notes: VecDeque::new(),
             by_handshake_cid: BTreeMap::new(),
-            let_in: RecentMap::new(LET_IN_MAX),
+            recently_confirmed: RecentMap::new(CONFIRMED_MAX),
         }
     }
 
@@ -104,6 +108,11 @@ impl HalfOpenTable {
     pub(crate) fn sessions_of(&self, peer: PublicKey) -> impl Iterator<Item = &InstanceKey> {
         let all = self.by_key.range((peer, 0)..=(peer, u64::MAX));
         all.map(|(key, _)| key)
+    }
+
+    /// The peers of all half-open handshakes; one for each of its instances.
+    pub(crate) fn peers(&self) -> impl Iterator<Item = &PublicKey> {
+        self.by_key.keys().map(|(peer, _)| peer)
     }
 
     /// The handshake of which this SYN is a copy.
@@ -175,12 +184,14 @@ impl HalfOpenTable {
 
     /// Remembers a confirmed handshake, whose SYNs may arrive until then.
     pub(crate) fn remember(&mut self, half: &HalfOpen, until: Time) {
-        self.let_in.insert(half.body.cid, (half.addresses, until));
+        self.recently_confirmed
+            .insert(half.body.cid, (half.addresses, until));
     }
 
-    /// R-HS-18: a SYN of a knock that was answered, to the same place, gets the answer again; one of a
-    /// knock that was let in was under way too long. Neither costs a public-key operation. After a few
-    /// the device may have lost what the answer fits, and its SYN is taken for what it is.
+    /// R-HS-18: answers a SYN of a known handshake. If the handshake was answered to the same
+    /// address, the SYN gets the same answer; if it was confirmed, the SYN was under way too long
+    /// and gets none. Neither costs a public-key operation. After several repetitions the device
+    /// may have lost the state that fits the answer, so the SYN is handled like a new one.
     pub(crate) fn answer_repeated(
         &mut self,
         now: Time,
@@ -188,11 +199,11 @@ impl HalfOpenTable {
         handshake_cid: Cid,
     ) -> Option<RepeatedSyn> {
         let Some(index) = self.by_handshake_cid.get(&handshake_cid) else {
-            let (at, until) = self.let_in.get(&handshake_cid)?;
+            let (at, until) = self.recently_confirmed.get(&handshake_cid)?;
             return (*at == from && now < *until).then_some(RepeatedSyn::Late);
         };
         let half = self.all.get_mut(*index)?;
-        // R-HS-17: nobody can confirm one that has expired.
+        // R-HS-17: an expired handshake cannot be confirmed.
         let over = half.expires <= now || half.repeated >= REPEATED_MAX;
         if half.addresses != from || over {
             return None;

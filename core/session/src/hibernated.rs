@@ -1,14 +1,15 @@
-//! Sessions at rest on a server: a record each, found by who they are with, let go of when time is up.
+//! Hibernated sessions of a server: one record each, found by the peer's key, removed when they
+//! expire.
 //!
 //! ```text
 //!  by_peer hash(peer) ─▶ places of its sessions ┐
 //!  due     (second, place), earliest first      ┼─▶ slots[place]: record, since when, until when
 //! ```
 //!
-//! There may be a million of them, so nothing is stored twice: the key is read from the record that
-//! begins with it, what a client has in all is counted when it is asked for, and there is one ordered
-//! set instead of a timer per flow. A client has a thousand sessions at most (R-QUOTA-1), so looking
-//! at all of one client's costs a fraction of its handshake.
+//! There may be a million of them, so nothing is stored twice. The key is read from the start of
+//! the record, the totals of a client are counted on demand, and one ordered set replaces a timer
+//! for each flow. A client has at most a thousand sessions (R-QUOTA-1), so visiting all of them
+//! costs a fraction of a handshake.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::num::NonZeroU32;
@@ -21,7 +22,7 @@ use slab::Slab;
 
 use crate::record::{FlowRecord, SessionRecord};
 
-/// Hibernated sessions handled in one call; the others are handled in the next one.
+/// The most hibernated sessions handled in one call. The others are handled in the next one.
 const DUE_PER_CALL: usize = 1_000;
 
 pub(crate) type InstanceKey = (PublicKey, u64);
@@ -31,9 +32,9 @@ pub(crate) type InstanceKey = (PublicKey, u64);
 pub struct HibernatedExpiry {
     /// The peer of the session.
     pub peer: PublicKey,
-    /// The host's instance.
+    /// The device's instance.
     pub instance: u64,
-    /// The flow whose deadline passed; none if the session itself was removed.
+    /// The flow whose deadline passed; `None` if the whole session was removed.
     pub flow: Option<FlowId>,
 }
 
@@ -52,7 +53,8 @@ pub(crate) struct HibernatedSession {
     record: Box<[u8]>,
     /// When the record was made; [`Time::NEVER`] if that is not known.
     since: Time,
-    /// When the session's first deadline passes, in seconds; none if unknown or suspended.
+    /// When the session's first deadline passes, in seconds; `None` if that is unknown or
+    /// suspended.
     due_s: Option<NonZeroU32>,
     flows: u32,
 }
@@ -71,7 +73,7 @@ impl HibernatedSession {
     /// Decodes the record with deadlines as of now.
     pub(crate) fn record_at(&self, now: Time) -> Option<SessionRecord> {
         let mut record = self.decode()?;
-        // R-DEADLINE-3: deadlines go on while their session sleeps.
+        // R-DEADLINE-3: deadlines approach while their session hibernates.
         let slept = now.since(self.since);
         for flow in &mut record.flows {
             flow.deadline_left = flow.deadline_left.map(|l| l.saturating_sub(slept));
@@ -92,7 +94,7 @@ pub(crate) struct HibernatedSessions {
     lapsed: VecDeque<HibernatedExpiry>,
 }
 
-/// The key in an encoded record: it follows format and role.
+/// The part of an encoded record that holds the key: it follows format and role.
 fn key_of(record: &[u8]) -> Option<&[u8]> {
     record.get(2..42)
 }
@@ -265,6 +267,19 @@ impl HibernatedSessions {
         fewer
     }
 
+    /// Ends all sessions of this client. Returns how many flows each had.
+    pub(crate) fn expire_client(&mut self, client: &PublicKey) -> Vec<usize> {
+        let records: Vec<SessionRecord> = (self.of(client))
+            .filter_map(HibernatedSession::decode)
+            .collect();
+        let ended = records.iter().map(|record| {
+            let key = (record.peer, record.instance);
+            self.expire_all_flows(&key, record);
+            self.remove(&key).map_or(0, |asleep| asleep.flows())
+        });
+        ended.collect()
+    }
+
     /// Ends those flows of the record for which `ends` returns true.
     pub(crate) fn expire_flows(
         &mut self,
@@ -370,7 +385,8 @@ mod tests {
         assert_eq!(first.flow, Some(FlowId::new(1, 0, true)));
         assert_eq!(sleepers.poll_expired(), None);
         assert_eq!(sleepers.len(), 1);
-        // With a deadline still to come, absence does not count; then the last flow goes with it.
+        // If a deadline is still to come, the absence limit does not apply; the session is removed
+        // with its last flow.
         sleepers.expire(at(4_000), ABSENCE);
         assert_eq!(sleepers.len(), 1);
         sleepers.expire(at(5_102), ABSENCE);
@@ -391,7 +407,8 @@ mod tests {
             assert!(sleepers.remove(&key(n)).is_some());
             assert!(sleepers.get(&key(n)).is_none());
         }
-        // Only what is still here lapses, however often somebody slept and woke in between.
+        // Only sessions that are still hibernated expire, however often others slept and woke in
+        // between.
         sleepers.expire(at(2_000), ABSENCE);
         let flows = std::iter::from_fn(|| sleepers.poll_expired());
         assert_eq!(flows.filter(|l| l.flow.is_some()).count(), 500);

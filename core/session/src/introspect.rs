@@ -1,7 +1,7 @@
-//! What a session holds and where its parts are, for those who count: simulators, metrics, tests.
+//! The state and the resource usage of a session, for simulators, metrics and tests.
 //!
-//! Nothing here is needed to run a session. [`Session::usage`] walks its queues, so it costs what
-//! they are long.
+//! Nothing here is needed to run a session. [`Session::usage`] walks the session's queues, so its
+//! cost grows with their lengths.
 
 use d2tp_wire::FlowId;
 
@@ -17,22 +17,22 @@ use crate::session_state::SessionState;
 /// The state of a flow.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum FlowState {
-    /// The flow is not claimed or answered yet after a wake.
+    /// The flow is not yet claimed or answered after a resume.
     Unclaimed,
     /// Both directions may carry bytes.
     Open,
-    /// Our end is written; the peer's is not known.
+    /// This end has ended its direction; the peer has not.
     HalfClosedHere,
-    /// The peer's end is known; ours is not written.
+    /// The peer has ended its direction; this end has not.
     HalfClosedThere,
-    /// Both ends are known; something is still to be read, acknowledged or made durable.
+    /// Both directions have ended; something is still to be read, acknowledged or made durable.
     Draining,
 }
 
-/// The amounts of everything with a limit that a session holds.
+/// The current amounts of everything in a session that has a limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SessionUsage {
-    /// Live paths.
+    /// Live paths of the session.
     pub paths: usize,
     /// The most ranges of received packets kept for one path.
     pub ack_ranges: usize,
@@ -55,13 +55,13 @@ pub struct SessionUsage {
 }
 
 impl Session {
-    /// Takes the bytes per flow of the datagram handled last, for exact accounts per flow and link.
-    /// Call it after each datagram: the next one replaces them.
+    /// Takes the bytes per flow of the datagram that was handled last, for exact accounting by flow
+    /// and link. Call it after each datagram, because the next one replaces them.
     pub fn take_arrivals(&mut self) -> Vec<FlowArrival> {
         std::mem::take(&mut self.arrivals)
     }
 
-    /// The state of a flow; none if it is over.
+    /// The state of a flow; `None` if it is over.
     pub fn flow_state(&self, id: FlowId) -> Option<FlowState> {
         self.flows.get(id).map(state_of)
     }
@@ -76,12 +76,18 @@ impl Session {
         self.flows.iter().map(state_of)
     }
 
-    /// Whether the session was established before and waits for a handshake or for answers to its
-    /// claims.
+    /// Whether the session existed before and waits for a handshake or for answers to its claims.
     pub fn is_waking(&self) -> bool {
         let had = self.generation > 0 || self.flows.iter().any(|f| f.announced);
         had && (self.state == SessionState::Handshaking || self.flows.iter().any(|f| f.unclaimed))
             && self.state != SessionState::Suspended
+    }
+
+    /// Whether no host knows anything of the session: no handshake has completed, and no flow is from an earlier
+    /// process.
+    pub fn is_new(&self) -> bool {
+        let is_known = |f: &SessionFlow| f.announced || f.unclaimed || f.restored;
+        self.generation == 0 && !self.flows.iter().any(is_known)
     }
 
     /// Describes what keeps each flow from sending, for debugging.
@@ -127,10 +133,10 @@ impl Session {
         }
     }
 
-    /// The first bound that is broken, in words.
+    /// Describes the first limit that is exceeded; `None` if all limits hold.
     ///
-    /// `send_buffer`, and as much again beyond a hole, is the caller's to keep (see [`Session::write`]);
-    /// it is checked with the largest chunk a caller may have added, `chunk_max`.
+    /// The caller of [`Session::write`] must keep to `send_buffer` (and as much again beyond a
+    /// gap). It is checked with `chunk_max`, the largest chunk that a caller may have added.
     pub fn violated_limit(&self, chunk_max: u64) -> Option<String> {
         let h = self.usage();
         let issued_max = PATHS_MAX + 2 * (16 + SPARE_PATHS as usize + 1);

@@ -1,16 +1,17 @@
-//! D2TP itself, sans-IO: sessions, paths, flows, recovery, congestion control.
+//! The D2TP protocol, sans-IO: sessions, paths, flows, recovery, congestion control.
 //!
-//! A pure core: datagrams, times and the application's calls go in; datagrams and events come
-//! out. No clock, no socket, no thread, no randomness of its own. The same inputs give the same
-//! outputs, byte for byte, on every machine.
+//! Datagrams, times and the application's calls go in; datagrams and events come out. The crate
+//! uses no clock, socket, thread or randomness of its own. Equal inputs give equal outputs, byte
+//! for byte, on every machine.
 //!
 //! ```text
-//!  datagram ──▶ Endpoint (whose is it?) ──▶ receive.rs opens, decodes, hands each frame to its owner
+//!  datagram ──▶ Endpoint (which session?) ─▶ receive.rs opens, decodes, hands each frame to its owner
 //!                                              flow · path · recovery · grant · resume
 //!  Transmit ◀── transmit.rs asks the owners in a fixed order, seals ◀── owners mark what they want
 //! ```
 //!
-//! The rules it keeps are named in `docs/protocol.md` (R-ACK-2 and the like) and so marked here.
+//! `docs/protocol.md` names the protocol's rules (R-ACK-2 and so on). The code that fulfils a rule
+//! carries its name.
 
 mod ack_offload;
 mod ack_offload_state;
@@ -18,6 +19,7 @@ mod acks;
 mod blackout;
 mod careful_resume;
 mod careful_resume_state;
+mod cid_share;
 mod claim;
 mod client_handshake;
 mod config;
@@ -38,6 +40,7 @@ mod flow_api;
 mod flow_options;
 mod grant;
 mod half_open;
+mod handshake_ownership;
 mod hibernated;
 mod introspect;
 mod link;
@@ -64,13 +67,17 @@ mod recv_half;
 mod relay;
 mod relay_client;
 mod rendezvous;
+mod reserved_address;
 mod resume;
 mod rtt;
 mod send_half;
 mod sent_packet;
 mod session;
+mod session_id;
 mod session_state;
 mod steadiest_path;
+mod stream_path;
+mod stream_path_state;
 mod syn;
 #[cfg(test)]
 mod tests;
@@ -80,10 +87,11 @@ mod trace;
 mod transmit;
 
 pub use ack_offload_state::AckOffload;
+pub use cid_share::{BadCidShare, CID_SHARES_MAX, CidShare};
 pub use config::{
     ACK_RANGES_MAX, DATAGRAMS_MAX, EVENTS_MAX, EndpointConfig, FLOW_GAPS_MAX,
-    HALF_OPEN_PER_INSTANCE, PATHS_MAX, REFUSALS_MAX, SEEN_RANGES_AWAKE_MAX, SPARE_PATHS,
-    THAWED_BUFFER_BYTES,
+    HALF_OPEN_PER_INSTANCE, PATHS_MAX, REFUSALS_MAX, RESTORED_BUFFER_BYTES, SEEN_RANGES_AWAKE_MAX,
+    SPARE_PATHS,
 };
 pub use congestion::CongestionKind;
 pub use d2tp_seal::{
@@ -94,11 +102,13 @@ pub use d2tp_wire::{FlowId, PathId, PathStatus, ReasonCode};
 pub use datagram_queue::{CONTEXTS, CONTEXTS_OF_COPIES, DatagramStats};
 pub use drwa::{Drwa, DrwaLambda};
 pub use endpoint::{
-    Admission, Endpoint, HibernateError, IncomingDatagram, SessionId, UnknownSession,
+    Admission, Endpoint, HibernateError, IncomingDatagram, Misdirected, OWNERSHIP_REQUESTS_MAX,
+    RESTART_NOTICES_MAX, UNADMITTED_WINDOW_BYTES, UnknownSession,
 };
 pub use event::{FlowArrival, FlowEnd, PathSwitchKind, PeerFault, SessionEnd, SessionEvent};
 pub use first_hop::FirstHopStatus;
 pub use flow_options::FlowOptions;
+pub use handshake_ownership::{OwnershipAnswer, OwnershipRequest};
 pub use hibernated::HibernatedExpiry;
 pub use introspect::{FlowState, SessionUsage};
 pub use link::{Addresses, LinkId};
@@ -107,7 +117,7 @@ pub use mirror_state::Mirroring;
 pub use path::PathState;
 pub use path_scheduler::PathSchedulerKind;
 pub use path_selection::PathSelection;
-pub use pending_lookup::{PendingLookup, SOUGHT_MAX};
+pub use pending_lookup::{PENDING_LOOKUPS_MAX, PendingLookup};
 pub use record::{FlowRecord, RecordError, SessionRecord, UsedFlowIds};
 pub use relay::{
     ForwardTarget, RELAY_HEADER_BYTES, RelayId, RelayLimits, RelayRefusal, RelayTable,
@@ -115,7 +125,10 @@ pub use relay::{
 };
 pub use relay_client::{CALLS_MAX, InterceptedDatagram, RelayClient};
 pub use rendezvous::{ADDRESSES_MAX, LINE_BYTES_MAX, PUNCH_BYTES, Rendezvous};
+pub use reserved_address::is_reserved_address;
 pub use session::{FlowError, PathStats, ReadOutcome, Session};
+pub use session_id::SessionId;
 pub use session_state::{Role, SessionState};
+pub use stream_path_state::{STREAM_ROOM_BYTES, StreamPathId};
 pub use trace::{TRACE_RECORDS_MAX, TraceLevel, TraceRecord};
 pub use transmit::Transmit;

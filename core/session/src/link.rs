@@ -6,13 +6,13 @@ use std::net::{IpAddr, SocketAddr};
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct LinkId(pub u32);
 
-/// Where a path's datagrams come from and go to.
+/// The link and the addresses of a path's datagrams.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Addresses {
-    /// The link they leave by.
+    /// The link on which the datagrams leave.
     pub link: LinkId,
-    /// The source address, where a socket has several.
+    /// The local address, if the socket has several.
     pub local: Option<IpAddr>,
-    /// The peer.
+    /// The address of the peer.
     pub remote: SocketAddr,
 }

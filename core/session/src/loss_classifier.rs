@@ -1,71 +1,73 @@
-//! Why packets were lost: a queue was full, or the air ate them.
+//! Classifies lost packets: dropped by a full queue, or lost at random on a radio link.
 //!
 //! ```text
 //!  queueing delay
 //!     deepest ─ ─ ─ ─ ─╮─ ─ ─ ─ ─ ─ ─ ─ ─ ─   a packet came through a queue as long as this
 //!                    ╱  ╲  ✕ queue
 //!      1/2 ─ ─ ─ ─ ╱─ ─ ─ ╲─ ─ ─ ─ ─ ─ ─ ─
-//!                ╱  ✕ queue ╲                 may be either: a soft response where the air is known to lose
+//!                ╱  ✕ queue ╲                 may be either: a soft response if random losses are common
 //!    floor ─ ─ ╱─ ─ ─ ─ ─ ─ ─ ╲─ ─ ─ ─ ─ ─
-//!     ──── ✕ ╱─────────────────╲── ✕ ────▶   random: no queue stands
+//!     ──── ✕ ╱─────────────────╲── ✕ ────▶   random: there is no queue
 //! ```
 //!
-//! A queue drops packets while it stands: drop-tail where it is longest, CoDel once it stood for a while. So a
-//! loss while none stands is none of the queue's. How much packets wait is what Vegas (Brakmo and Peterson
-//! 1995) and Veno (Fu and Liew 2003) go by, that the longest wait tells what is much Spike (Cen, Cosman and
-//! Voelker 2003). Packets wait for others of their own burst too; the queue that stands is the shortest wait of
-//! some (CoDel, RFC 8289 §3).
+//! A queue drops packets while it is long: drop-tail when it is full, CoDel when it has persisted.
+//! So a loss without a queue is random. Vegas (Brakmo and Peterson 1995) and Veno (Fu and Liew
+//! 2003) use the queueing delay; Spike (Cen, Cosman and Voelker 2003) compares it with the longest
+//! one. Packets also wait for others of their own burst, so the persistent queue is the shortest
+//! delay of several packets (CoDel, RFC 8289 §3).
 //!
-//! Who cannot tell takes the loss for the queue's. That is so for packets lost three in a row, for whatever
-//! is lost while more is lost than radio links lose, and for some time after that where no queue shows: a
-//! policer, or a queue too short to be seen.
+//! If the cause is uncertain, the loss counts as the queue's: for three consecutive losses, while
+//! more is lost than radio links lose, and for some time after that if no queue is visible, as with
+//! a policer or a very short queue.
 
 use d2tp_time::{Span, Time};
 
-/// Parts of the deepest queueing delay. From a quarter on, the delay exceeds that of the path's own
-/// bursts; from half on, a loss counts as congestion even where random losses are common.
+/// Parts of the deepest queueing delay. Above one quarter, the delay exceeds that of the path's own
+/// bursts. Above one half, a loss counts as congestion even if random losses are common.
 const QUARTER: (u64, u64) = (1, 4);
 const HALF: (u64, u64) = (1, 2);
-/// Queueing delay below this part of the shortest round trip, within bounds, counts as none: jitter and
-/// bursts.
-const FLOOR_PART: u64 = 8; // RFC 9406 §4.3, where slow start ends by it
+/// A queueing delay below this part of the shortest round trip, within limits, counts as no queue,
+/// but as jitter and bursts.
+const FLOOR_PART: u64 = 8; // RFC 9406 §4.3, which ends slow start by it
 const FLOOR_MIN: Span = Span::from_millis(1); // a guess
-/// CoDel lets 5 ms stand (RFC 8289 §4.3). // measured: with 16 ms a session took twice its share of such a queue
+/// The upper limit of the floor: CoDel lets 5 ms persist (RFC 8289 §4.3). // measured: with 16 ms a
+/// session took twice its share of such a queue
 const FLOOR_MAX: Span = Span::from_millis(4);
 /// How long the deepest queueing delay is remembered, at least; at most twice as long.
-const DEEPEST_KEPT: Span = Span::from_secs(120); // a guess: rates of radio links change, queues with them
-/// The queueing delay is the smallest of this many packets: a round trip of ACKs.
+const DEEPEST_KEPT: Span = Span::from_secs(120); // a guess: rates of radio links change, and their queues with them
+/// The number of packets whose smallest delay is the queueing delay: a round trip of ACKs.
 const SAMPLES: usize = 8;
 /// With a smaller window, in packets, the queue is judged by the longer of the last two delays, to be
 /// conservative.
 const WINDOW_SMALL: u64 = 40; // measured: of a shared queue of 7 packets a session took 1.3 times as much as without
-/// The number of consecutive losses that counts as congestion, plus two where random losses are common:
-/// at 3 % random loss one packet in 40,000 begins such a run, and one in 40 millions there.
+/// The number of consecutive losses that counts as congestion; two more if random losses are
+/// common. At 3 % random loss one packet in 40,000 begins such a run, and one in 40 million with
+/// two more.
 const RUN: u32 = 3;
-/// How many of the last eight losses must have been random for random losses to count as common. Then
-/// twice the delay counts as no queue.
+/// How many of the last eight losses must have been random for random losses to count as common.
+/// Twice the usual delay then counts as no queue.
 const AIRY: u32 = 4; // a guess
 /// The share of lost packets, in 2^16ths, above which losses count as congestion whatever the delay.
 const SHARE_MAX: u32 = 65_536 * 8 / 100; // the paper's random losses end at 3 %
-/// Packets over which that share is averaged.
+/// The number of packets over which that share is averaged.
 const SHARE_PACKETS: u32 = 256; // at 3 % its standard deviation is 0.8 %
 /// How long the delay is ignored after excessive loss without delay; doubled each time.
 const BLIND_MIN: Span = Span::from_secs(10); // a guess
 const BLIND_MAX: Span = Span::from_secs(160); // a guess
 
-/// Why packets were lost.
+/// The cause of a packet loss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LossKind {
-    /// Congestion, or unknown.
+    /// Congestion, or an unknown cause.
     Queue,
     /// A random loss on the radio link.
     Random,
 }
 
-/// What was measured of a path's queue.
+/// Measurements of a path's queue, by which its losses are classified.
 #[derive(Debug)]
 pub(crate) struct LossClassifier {
-    /// The longest queueing delay of this period and of the one before.
+    /// The longest queueing delay of this period and of the previous one.
     deepest: [Span; 2],
     period_began: Time,
     /// The queueing delays of the last packets that were sent after the last congestion response.
@@ -74,7 +76,7 @@ pub(crate) struct LossClassifier {
     own: [Span; 2],
     /// The most recent queueing delay.
     latest: Span,
-    /// The shortest round trip with an ACK on another path, of this period and of the one before.
+    /// The shortest round trip with an ACK on another path, of this period and of the previous one.
     detour_min: [Span; 2],
     responded_at: Time,
     /// The share of packets lost.
@@ -83,12 +85,12 @@ pub(crate) struct LossClassifier {
     verdicts: u8,
     /// The queueing delay, if the last loss counted as congestion only to be conservative.
     unsure: Option<Span>,
-    /// The packet lost last, the length of the run of losses that it ends, and the longest run since
-    /// the last classification.
+    /// The packet lost last.
     last: Option<u64>,
+    /// The length of the run of consecutive losses that ends with `last`.
     run: u32,
     run_most: u32,
-    /// Whether a loss was congestion, or slow start was resumed because none was.
+    /// Whether a loss was congestion, or slow start resumed because no loss was.
     pub(crate) settled: bool,
     blind_until: Time,
     blind_next: Span,
@@ -116,7 +118,7 @@ impl LossClassifier {
         }
     }
 
-    /// Takes in a round trip of a packet sent at `sent_at`, with its ACK on this path.
+    /// Handles a round trip sample of a packet sent at `sent_at`, whose ACK arrived on this path.
     pub(crate) fn on_round_trip(&mut self, now: Time, sent_at: Time, rtt: Span, rtt_min: Span) {
         self.turn(now);
         let wait = rtt.saturating_sub(rtt_min);
@@ -127,8 +129,9 @@ impl LossClassifier {
         }
     }
 
-    /// Takes in a round trip whose ACK came over another path. Its delay includes that path's queue, so
-    /// it counts only if this path shows a queue as well, and never as the longest.
+    /// Handles a round trip sample whose ACK arrived over another path. Its delay includes that
+    /// path's queue, so it counts only if this path shows a queue as well, and never as the
+    /// longest.
     pub(crate) fn on_indirect_round_trip(&mut self, now: Time, sent_at: Time, rtt: Span) {
         self.turn(now);
         self.detour_min[0] = self.detour_min[0].min(rtt);
@@ -179,8 +182,9 @@ impl LossClassifier {
         self.last = Some(number);
     }
 
-    /// Classifies all losses since the last call, the newest of them sent at `sent_at`: losses found
-    /// together are of one kind. `window`: packets the path may have in flight.
+    /// Classifies all losses since the last call, the newest of them sent at `sent_at`; losses that
+    /// are detected together are of one kind. `window`: the number of packets that may be in
+    /// flight.
     pub(crate) fn classify(
         &mut self,
         now: Time,
@@ -199,7 +203,7 @@ impl LossClassifier {
             false => self.queue(),
         };
         if self.share > SHARE_MAX {
-            // Whatever was seen before, this is as deep as it gets.
+            // The current queue is the deepest, whatever was measured before.
             self.deepest = [self.latest, Span::ZERO];
             self.period_began = now;
             self.share = SHARE_MAX / 2;
@@ -231,7 +235,7 @@ impl LossClassifier {
     /// without a queue (Westwood; Mascolo et al. 2001).
     pub(crate) fn reduced_window(&self, window: u64, rtt_min: Span) -> Option<u64> {
         let wait = self.unsure?.as_nanos();
-        // Answers over another path come later, and the window is larger for it.
+        // ACKs over another path arrive later, and the window is larger because of that.
         let detour = self.detour_min.into_iter().filter(|min| *min < Span::MAX);
         let base = detour.fold(rtt_min, Span::max).as_nanos().max(1);
         Some((u128::from(window) * u128::from(base) / u128::from(base + wait)) as u64)
@@ -242,7 +246,7 @@ impl LossClassifier {
         sent_at <= self.responded_at
     }
 
-    /// Records a reduction of the window: queueing delays are measured anew.
+    /// Records a reduction of the window, after which queueing delays are measured again.
     pub(crate) fn on_response(&mut self, now: Time) {
         (self.near, self.own) = ([Span::ZERO; SAMPLES], [Span::ZERO; 2]);
         self.responded_at = now;
@@ -262,14 +266,14 @@ mod tests {
         Time::ZERO + MS.times(ms)
     }
 
-    /// Has as many packets arrive as make a measurement, each sent at `sent` and `ms` under way.
+    /// Lets as many packets arrive as make a measurement, each sent at `sent` and `ms` under way.
     fn wait(classifier: &mut LossClassifier, sent: Time, ms: u64) {
         for _ in 0..SAMPLES {
             classifier.on_round_trip(sent + BASE, sent, BASE + MS.times(ms), BASE);
         }
     }
 
-    /// A judge that saw packets wait up to 60 ms, and the last ones as long as given.
+    /// A classifier that saw queueing delays of up to 60 ms, and of `last_ms` most recently.
     fn classifier(last_ms: u64) -> LossClassifier {
         let mut classifier = LossClassifier::new(at(0));
         for (n, ms) in [0, 20, 40, 60, 40, last_ms].into_iter().enumerate() {
@@ -279,7 +283,7 @@ mod tests {
         classifier
     }
 
-    /// Has packets lost, in a row or not; returns how the losses are classified.
+    /// Lets packets be lost, consecutively or not. Returns how the losses are classified.
     fn lose(classifier: &mut LossClassifier, now: Time, packets: u64, in_a_row: bool) -> LossKind {
         let first = classifier.last.map_or(0, |last| last + 2);
         let step = if in_a_row { 1 } else { 2 };
@@ -412,7 +416,7 @@ mod tests {
         let mut classifier = classifier(60);
         assert_eq!(lose(&mut classifier, at(900), 1, false), LossKind::Queue);
         classifier.on_response(at(900));
-        // Measured now, and sent before.
+        // Measured now, but sent before the response.
         classifier.on_round_trip(at(940), at(850), BASE + MS.times(60), BASE);
         assert_eq!(lose(&mut classifier, at(940), 1, false), LossKind::Random);
         classifier.on_lost(100, at(899));
@@ -422,8 +426,9 @@ mod tests {
         assert_eq!(lose(&mut classifier, at(1_010), 1, false), LossKind::Queue);
     }
 
-    /// R-MIRROR-1: how often it is wrong. 20 Mb/s; drop-tail queues of half, one and four times what the way
-    /// holds; random losses of none to 3 %; alone, and beside NewReno. Run with `--nocapture` for the table.
+    /// R-MIRROR-1: measures how often the classification is wrong. 20 Mb/s; drop-tail queues of
+    /// half, one and four bandwidth-delay products; random loss of none to 3 %; alone, and beside
+    /// NewReno. Run with `--nocapture` for the table.
     #[test]
     fn few_losses_are_taken_for_the_other_kind() {
         println!(

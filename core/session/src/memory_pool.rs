@@ -1,17 +1,17 @@
-//! The memory that peers make a host hold: one bound for all of them, and a share for each key.
+//! The memory that peers cause a host to hold: one limit for all of them, and a share for each key.
 //!
 //! ```text
 //!  MemoryPool ── max, used
 //!      ├── MemoryAccount of a key ── used ≤ (max − what the others use) / KEY_SHARE
 //!      │       ├── MemoryCharge: unread bytes of a flow
 //!      │       ├── MemoryCharge: unacknowledged bytes of a flow
-//!      │       └── MemoryCharge: whatever else the driver or an application holds for the key
+//!      │       └── MemoryCharge: other memory that the driver or an application holds for the key
 //!      └── …
 //! ```
 //!
-//! What is charged is what was allocated, with the overhead of its bookkeeping, not what arrived. A
-//! charge is given back when it is dropped, so that no path out of a flow can forget it. Because a key
-//! has a part of what the others leave, a key that takes all it can always leaves room for the next one.
+//! Charges count allocated memory with its bookkeeping overhead, not received bytes. Dropping a
+//! charge returns its memory, so that no code path can forget it. A key may have a part of what the
+//! others leave, so a key that takes all it can still leaves room for the next one.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,11 +19,11 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use d2tp_seal::PublicKey;
 
-/// The part of the memory left by other keys that one key may hold: one in this many.
+/// The part of the memory left by other keys that one key may hold: the memory is divided by this.
 pub const KEY_SHARE: u64 = 5; // a guess: the first ten greedy keys leave a sixth of the pool
 
-/// Counts what peers make this host hold, and refuses what would exceed the limit. The default has no
-/// limit and counts nothing. Clones share the counts.
+/// Counts the memory that peers cause this host to hold, and refuses what would exceed the limit.
+/// The default has no limit and counts nothing. Clones share the counts.
 ///
 /// ```
 /// use d2tp_session::{MemoryPool, PublicKey};
@@ -65,12 +65,12 @@ impl MemoryPool {
         })))
     }
 
-    /// The most bytes that may be charged; none without a limit.
+    /// The most bytes that may be charged; `None` without a limit.
     pub fn max(&self) -> Option<u64> {
         self.0.as_ref().map(|pool| pool.max)
     }
 
-    /// Bytes charged now.
+    /// The number of bytes charged now.
     pub fn used(&self) -> u64 {
         self.0
             .as_ref()
@@ -84,7 +84,7 @@ impl MemoryPool {
             .map_or(0, |pool| pool.refusals.load(Ordering::Relaxed))
     }
 
-    /// Whether `bytes` more fit, whoever asks.
+    /// Whether the pool has room for `bytes` more, for any key.
     pub fn has_room(&self, bytes: u64) -> bool {
         self.0.as_ref().is_none_or(|pool| {
             let fits = pool.used.load(Ordering::Relaxed).saturating_add(bytes) <= pool.max;
@@ -93,7 +93,7 @@ impl MemoryPool {
         })
     }
 
-    /// The account of a key. It exists for as long as something refers to it.
+    /// The account of a key. It exists as long as something refers to it.
     pub fn account(&self, key: PublicKey) -> MemoryAccount {
         let Some(pool) = &self.0 else {
             return MemoryAccount(None);
@@ -134,7 +134,7 @@ impl Drop for AccountState {
     fn drop(&mut self) {
         let accounts = &self.pool.accounts;
         let mut accounts = accounts.lock().unwrap_or_else(PoisonError::into_inner);
-        // Another account of this key may have been made meanwhile.
+        // Another account of this key may have been created meanwhile.
         if accounts
             .get(&self.key)
             .is_some_and(|entry| entry.strong_count() == 0)
@@ -144,24 +144,24 @@ impl Drop for AccountState {
     }
 }
 
-/// What one key makes this host hold.
+/// The memory that one key causes this host to hold.
 #[derive(Clone, Debug, Default)]
 pub struct MemoryAccount(Option<Arc<AccountState>>);
 
 impl MemoryAccount {
-    /// Bytes that this key may still charge.
+    /// The number of bytes that this key may still charge.
     pub fn room(&self) -> u64 {
         self.0.as_ref().map_or(u64::MAX, |account| account.room())
     }
 
-    /// Bytes charged to this key.
+    /// The number of bytes charged to this key.
     pub fn used(&self) -> u64 {
         self.0
             .as_ref()
             .map_or(0, |account| account.used.load(Ordering::Relaxed))
     }
 
-    /// A charge of nothing yet.
+    /// A new charge of zero bytes.
     pub fn charge(&self) -> MemoryCharge {
         MemoryCharge {
             account: self.0.clone(),
@@ -170,7 +170,7 @@ impl MemoryAccount {
     }
 }
 
-/// Bytes charged to a key until this is dropped.
+/// Bytes that are charged to a key until this value is dropped.
 #[derive(Debug, Default)]
 pub struct MemoryCharge {
     account: Option<Arc<AccountState>>,
@@ -178,7 +178,7 @@ pub struct MemoryCharge {
 }
 
 impl MemoryCharge {
-    /// Bytes that this charge could grow by.
+    /// The number of bytes by which this charge could grow.
     #[inline]
     pub fn room(&self) -> u64 {
         self.account
@@ -199,18 +199,19 @@ impl MemoryCharge {
         fits
     }
 
-    /// Bytes charged.
+    /// The number of bytes charged.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Whether anything counts what is charged here.
+    /// Whether the charge belongs to a pool with a limit, which counts it.
     #[inline]
     pub fn is_counted(&self) -> bool {
         self.account.is_some()
     }
 
-    /// Charges `bytes` in all. False, and nothing changes, if that is more than before and too much.
+    /// Changes the charge to `bytes` in total. Returns false and changes nothing if it would grow
+    /// beyond the limit.
     pub fn try_resize(&mut self, bytes: u64) -> bool {
         if bytes > self.bytes && !self.has_room(bytes - self.bytes) {
             return false;
@@ -219,7 +220,8 @@ impl MemoryCharge {
         true
     }
 
-    /// Charges `bytes` in all, whether or not they fit: the memory is allocated already.
+    /// Changes the charge to `bytes` in total, whether or not they fit, because the memory is
+    /// already allocated.
     #[inline]
     pub fn resize(&mut self, bytes: u64) {
         if let Some(account) = &self.account

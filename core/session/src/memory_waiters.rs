@@ -1,22 +1,23 @@
-//! Sessions whose writers found no room in memory, to be asked again in turn.
+//! Sessions whose writers found no room in memory, and which are checked again in turn.
 //!
-//! Memory becomes free elsewhere, without an event of the session that waits: only time can ask.
+//! Memory becomes free elsewhere, without an event of the session that waits, so it is checked at
+//! intervals.
 
 use std::collections::BTreeSet;
 use std::ops::Bound;
 
 use d2tp_time::{Span, Time};
 
-/// How often sessions whose writers wait for memory are asked again.
+/// The interval at which sessions whose writers wait for memory are checked.
 const MEMORY_CHECK_EVERY: Span = Span::from_millis(25); // a guess
-/// Sessions asked at once.
+/// The most sessions that are checked at once.
 const CHECKED_AT_ONCE: usize = 64; // a guess
 
 /// Sessions whose writers wait for room in memory.
 #[derive(Debug)]
 pub(crate) struct MemoryWaiters<Id> {
     waiting: BTreeSet<Id>,
-    /// The session asked last: all have their turn.
+    /// The session that was checked last, so that all have their turn.
     last: Option<Id>,
     check_at: Time,
 }
@@ -46,7 +47,7 @@ impl<Id: Copy + Ord> MemoryWaiters<Id> {
         }
     }
 
-    /// The sessions to be asked now.
+    /// The sessions to be checked now.
     pub(crate) fn due(&mut self, now: Time) -> Vec<Id> {
         if self.waiting.is_empty() || now < self.check_at {
             return Vec::new();

@@ -1,18 +1,19 @@
-//! What was lost on one path, fetched over another (mirroring).
+//! Mirroring: data that was lost on one path at random is sent again on another path.
 //!
 //! ```text
-//!  device ◀════ 1 ═ 2 ═ ✕ ═ 4 ═ 5 ═════════ sender      the air ate 3: no response, the window stays
-//!         ◀───────────── 3 ───────────────              the other path, as it has room
+//!  device ◀════ 1 ═ 2 ═ ✕ ═ 4 ═ 5 ═════════ sender      3 is lost at random: no response, window kept
+//!         ◀───────────── 3 ───────────────              the other path, while it has room
 //! ```
 //!
-//! Whether a loss was random is judged in `loss_classifier.rs`, by the sender. It hides such losses from the
-//! path's congestion control while another path lives that could fetch them; alone, a path responds to
-//! every loss.
+//! The sender classifies losses in `loss_classifier.rs`. It hides random losses from the path's
+//! congestion control while another path is alive that could repair them. A path that is alone
+//! responds to every loss.
 //!
-//! The other path is slow and has work of its own, so it takes no more than comes through it without a
-//! queue: a segment in each *guard* time, which begins at 256 ms, and is halved and doubled as round trips
-//! there show no queue, or one. What finds no room is sent again where it was lost, at once. A path in
-//! *standby* takes nothing else, so that a metered link can serve this alone.
+//! The other path is slow and carries data of its own, so it repairs only as much as it can carry
+//! without a queue: one segment in each *guard* time. The guard time begins at 256 ms; it is halved
+//! while round trips on that path show no queue, and doubled when they show one. Losses that find
+//! no room there are sent again at once on the path that lost them. A path in *standby* carries
+//! only repairs, so that a metered link can be used for this alone.
 
 use d2tp_time::{Span, Time};
 use d2tp_wire::{FlowId, Frame, PathId, PathStatus, ReasonCode, WireWriter};
@@ -25,9 +26,9 @@ use crate::session::Session;
 
 /// A path repairs losses of another only if its round trip is at most this many times the other's,
 /// plus [`LATE`].
-const ROUND_TRIPS_MAX: u64 = 4; // a guess, as offload.rs has it
-const LATE: Span = Span::from_millis(100); // a guess: hardly anybody waits for it
-/// A piece of data smaller than this is not squeezed into the end of a packet.
+const ROUND_TRIPS_MAX: u64 = 4; // a guess, the same as in ack_offload.rs
+const LATE: Span = Span::from_millis(100); // a guess: an application hardly notices it
+/// The smallest piece of data that is put at the end of a packet, in bytes.
 const DATA_MIN: usize = 32;
 
 impl SessionPath {
@@ -35,7 +36,7 @@ impl SessionPath {
     fn fetches(&self) -> bool {
         let said = match self.status {
             PathStatus::Available => !self.gated,
-            // A server takes a path for one in standby until it hears what it is.
+            // A server treats a path as in standby until it receives the path's status.
             PathStatus::Standby => self.status_seq > 0,
             PathStatus::Frozen | PathStatus::Gone => false,
         };
@@ -44,7 +45,8 @@ impl SessionPath {
 
     /// R-MIRROR-2: whether this path may repair losses of a path with this round trip.
     fn fetches_for(&self, own: Span) -> bool {
-        // What waits there is the guard's business, and was measured who knows when.
+        // Queueing delay on that path is limited by the guard time, and its last measurement may be
+        // old.
         let rtt = &self.recovery.rtt;
         self.fetches() && rtt.is_measured() && rtt.min() <= own.times(ROUND_TRIPS_MAX) + LATE
     }
@@ -58,8 +60,8 @@ impl SessionPath {
 
 impl Session {
     /// Lends the path over a metered `link` to repair losses of other paths, at a limited rate. The
-    /// path is then in standby, and flows get grants there as they use them up. A device calls this
-    /// every 100 ms or so while it lends.
+    /// path is then in standby, and flows get grants on it as they use them up. A device calls this
+    /// about every 100 ms while it lends.
     pub fn lend_path(&mut self, now: Time, link: LinkId, bytes_per_second: u64) {
         let of_link = |path: &&mut SessionPath| {
             path.addresses.link == link && path.gated && path.recovery.rtt.is_measured()
@@ -93,7 +95,7 @@ impl Session {
             let Some(f) = self.flows.get(flow) else {
                 continue;
             };
-            // A grant is for both directions; the one in use runs low.
+            // A grant is for both directions; the one that is used runs low.
             let unused = f.grants_out.left(id).min(f.grants_in.room(id));
             if unused < each / 2 && lent.left >= each - unused {
                 lent.left -= each - unused;
@@ -111,14 +113,14 @@ impl Session {
         let gated = self.paths.iter().find(|p| lent(p)).map(|p| p.gated);
         let Some(gated) = gated else { return };
         self.set_path_status(link, PathStatus::Available, gated, ReasonCode::None);
-        // What was lent was not for new bytes.
+        // The rest of the lent bytes must not be used for new data.
         for flow in self.flow_ids() {
             self.grant(flow, link, 0);
         }
     }
 
-    /// R-MIRROR-1: hides random losses of a path from its congestion control while another path could
-    /// repair them.
+    /// R-MIRROR-1: hides random losses of a path from its congestion control while another path
+    /// could repair them.
     pub(crate) fn classify_losses(&mut self, now: Time, slot: usize) {
         if self.config.mirroring == Mirroring::Never {
             return;
@@ -142,7 +144,7 @@ impl Session {
         let Some(flow) = self.flows.get(id) else {
             return false;
         };
-        // At the end of a transfer nothing hides how much longer the other way takes.
+        // At the end of a transfer no other data hides the longer delay of the other path.
         let may = flow.send.has_lost() && flow.send.has_unsent() && flow.lost_on == Some(own.id);
         if !may {
             return false;
@@ -173,7 +175,7 @@ impl Session {
         let granted = path.gated.then_some(datagram);
         let flow = self.flows.next_lost(id, granted)?;
         let lost_on = self.flows.get(flow).and_then(|flow| flow.lost_on);
-        // What a path lost that answers no more comes from anywhere.
+        // If a path does not answer any more, any other path may repair its losses.
         let own = lost_on.and_then(|id| self.paths.get(id));
         let own = own.filter(|own| own.state == PathState::Active);
         if own.is_some_and(|own| !path.fetches_for(own.recovery.rtt.smoothed())) {

@@ -1,4 +1,4 @@
-//! What paths hold of others' losses ([`crate::mirror`]).
+//! State of paths for mirroring ([`crate::mirror`]).
 
 use d2tp_time::{Span, Time};
 
@@ -10,10 +10,10 @@ pub enum Mirroring {
     /// Free paths, and those that the device lends for this.
     #[default]
     Free,
-    /// At a device also metered paths, at a limited rate: its driver lends them by
+    /// Free paths and, at a device, also metered paths at a limited rate: its driver lends them by
     /// [`crate::Session::lend_path`].
     Paid {
-        /// The most bytes per second of repairs on a metered path: what the user pays for a faster
+        /// The most bytes per second of repairs on a metered path, which the user pays for a faster
         /// Wi-Fi.
         bytes_per_second: u64,
     },
@@ -22,8 +22,8 @@ pub enum Mirroring {
 /// R-MIRROR-3: a segment's guard time before anything is known of the path. // Super-aggregation §3.3
 const GUARD: Span = Span::from_millis(256);
 
-/// The initial and the smallest rate of repairs on a path, in bytes per second: a small datagram per
-/// guard time.
+/// The initial and the smallest rate of repairs on a path, in bytes per second: one small datagram
+/// in each guard time.
 const RATE_MIN: u64 = 1_200 * 1_000 / 256;
 
 /// How much a round trip may exceed the minimum without a sign of a queue: the delay of one ACK.
@@ -34,7 +34,7 @@ const QUEUE_SLACK: Span = Span::from_millis(20);
 pub(crate) struct MirrorGuard {
     /// The rate in bytes per second.
     rate: u64,
-    /// Bytes that may be sent now.
+    /// The number of bytes that may be sent now.
     pub(crate) left: u64,
     filled_at: Time,
     /// Whether the rate was too small since the last round trip was measured.
@@ -69,14 +69,14 @@ impl MirrorGuard {
         self.left >= datagram
     }
 
-    /// When a datagram may leave.
+    /// When a datagram may leave next.
     pub(crate) fn opens_at(&self, datagram: u64) -> Time {
         let missing = u128::from(datagram.saturating_sub(self.left));
         let nanos = (missing * 1_000_000_000).div_ceil(u128::from(self.rate));
         self.filled_at + Span::from_nanos(nanos as u64)
     }
 
-    /// Takes in a round trip of the path.
+    /// Handles a round trip sample of the path.
     pub(crate) fn on_round_trip(&mut self, now: Time, latest: Span, least: Span) {
         if now < self.changed_at + latest {
             return;
@@ -91,13 +91,13 @@ impl MirrorGuard {
     }
 }
 
-/// A device's loan of a metered path: bytes that may be granted now.
+/// A metered path that a device lends, with the bytes that may be granted now.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LentPath {
     pub(crate) left: u64,
     pub(crate) filled_at: Time,
-    /// When grants may begin: before that the peer does not know the purpose of the path and would send
-    /// new bytes on it.
+    /// The time from which grants may be issued. Before, the peer does not know the purpose of the
+    /// path, and would send new data on it.
     pub(crate) from: Time,
 }
 
@@ -116,7 +116,7 @@ mod tests {
         Time::ZERO + Span::from_millis(ms)
     }
 
-    /// Bytes that leave in a second, a datagram at a time.
+    /// The number of bytes that leave within a second, one datagram at a time.
     fn second_from(guard: &mut MirrorGuard, from: u64) -> u64 {
         let leaves = (from..from + 1_000).filter(|at| {
             let room = guard.has_room(ms(*at), 1_200);

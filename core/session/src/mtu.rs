@@ -1,12 +1,13 @@
-//! Path MTU discovery (RFC 8899): a padded probe now and then, its loss is no congestion.
+//! Path MTU discovery (RFC 8899): padded probes, whose loss does not count as congestion.
 //!
-//! The ladder holds the sizes links really have, largest probed first among those not refused:
-//! most paths carry 1,452 or 1,472 bytes and are done after one probe.
+//! The list of candidate sizes contains those of common links. The largest one that was not refused
+//! is probed first: most paths carry 1,452 or 1,472 bytes and need one probe.
 
 use d2tp_time::{Span, Time};
 use d2tp_wire::{DATAGRAM_FIRST_BYTES, DATAGRAM_MAX_BYTES};
 
-/// UDP payload sizes to probe: IPv6 and IPv4 over Ethernet, tunnels, PPPoE, LTE; then jumbo frames.
+/// The UDP payload sizes to probe: IPv6 and IPv4 over Ethernet, tunnels, PPPoE, LTE; then jumbo
+/// frames.
 const LADDER: [u16; 7] = [
     1252,
     1332,
@@ -23,7 +24,7 @@ const BLACK_HOLE_LOSSES: u8 = 6;
 /// How long a size that failed is not probed again (RFC 8899 PMTU_RAISE_TIMER).
 const RAISE_AFTER: Span = Span::from_secs(600);
 
-/// Search for the largest datagram a path carries.
+/// The search for the largest datagram that a path carries.
 #[derive(Clone, Debug)]
 pub(crate) struct MtuDiscovery {
     current: u16,
@@ -33,6 +34,7 @@ pub(crate) struct MtuDiscovery {
     failures: u8,
     large_losses: u8,
     raise_at: Time,
+    fixed: bool,
 }
 
 impl MtuDiscovery {
@@ -45,12 +47,27 @@ impl MtuDiscovery {
             failures: 0,
             large_losses: 0,
             raise_at: Time::NEVER,
+            fixed: false,
         };
         mtu.next = mtu.below(max + 1);
         mtu
     }
 
-    /// The index of the largest size of the ladder below `limit` that would be an improvement.
+    /// A fixed size that the path is known to carry: it is not probed, and no loss lowers it.
+    pub(crate) fn fixed(size: u16) -> Self {
+        MtuDiscovery {
+            current: size,
+            max: size,
+            next: None,
+            in_flight: false,
+            failures: 0,
+            large_losses: 0,
+            raise_at: Time::NEVER,
+            fixed: true,
+        }
+    }
+
+    /// The index of the largest candidate size below `limit` that would be an improvement.
     fn below(&self, limit: u16) -> Option<usize> {
         LADDER
             .iter()
@@ -61,7 +78,7 @@ impl MtuDiscovery {
         usize::from(self.current)
     }
 
-    /// The size to probe now, if any.
+    /// The index of the size to probe now, if there is one.
     pub(crate) fn probe(&self) -> Option<usize> {
         if self.in_flight {
             None
@@ -103,7 +120,7 @@ impl MtuDiscovery {
     /// Records the loss of an ordinary packet of `size` bytes. Returns true if the path is a black hole
     /// for that size.
     pub(crate) fn on_loss(&mut self, size: u16) -> bool {
-        if size <= DATAGRAM_FIRST_BYTES as u16 {
+        if size <= DATAGRAM_FIRST_BYTES as u16 || self.fixed {
             return false;
         }
         self.large_losses += 1;
@@ -115,11 +132,11 @@ impl MtuDiscovery {
         self.current = DATAGRAM_FIRST_BYTES as u16;
         true
     }
-    /// Nothing comes back: what the path carried once it may carry no more, and while every packet
-    /// is too large nothing says so. Small packets go first, the size from before is asked for
-    /// again when the path answers. True if that is a change.
+    /// Handles the silence of a path: it may not carry its previous datagram size any more, and no
+    /// error would report that. Small packets are used first, and the previous size is probed again
+    /// when the path answers. Returns true if the size changed.
     pub(crate) fn on_silence(&mut self) -> bool {
-        if self.current <= DATAGRAM_FIRST_BYTES as u16 {
+        if self.current <= DATAGRAM_FIRST_BYTES as u16 || self.fixed {
             return false;
         }
         let before = self.current;

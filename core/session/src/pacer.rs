@@ -1,10 +1,11 @@
-//! Spreads a window over its round trip: a bucket of bytes that fills at the path's rate.
+//! Pacing: spreads a congestion window over its round trip, with a token bucket that fills at the
+//! path's rate.
 
 use d2tp_time::{Span, Time};
 
-/// A burst of this many datagrams is always allowed (RFC 9002 §7.7).
+/// The number of datagrams that may always be sent in a burst (RFC 9002 §7.7).
 const BURST_DATAGRAMS: u64 = 10;
-/// How much of its rate a path may send at once: the grain of timers and of GSO batches.
+/// The part of its rate that a path may send at once: the granularity of timers and GSO batches.
 const BURST_SPAN: Span = Span::from_millis(1);
 
 /// The token bucket of one path.
@@ -48,18 +49,18 @@ impl Pacer {
         }
     }
 
-    /// Bytes that may leave now.
+    /// The number of bytes that may leave now.
     pub(crate) fn allowance(&mut self, now: Time) -> u64 {
         self.fill(now);
         self.bucket
     }
 
-    /// When one datagram may leave.
+    /// When the next datagram may leave.
     pub(crate) fn next_send(&self) -> Time {
         if self.bucket >= self.datagram || self.rate == 0 {
             return self.filled_at;
         }
-        // Wait for a decent batch rather than for each datagram.
+        // Wait for a batch of reasonable size instead of for each datagram.
         let wanted = (self.capacity() / 2).max(self.datagram) - self.bucket;
         self.filled_at
             + Span::from_nanos((u128::from(wanted) * 1_000_000_000 / u128::from(self.rate)) as u64)

@@ -1,9 +1,9 @@
-//! Paths of a session: addresses, what is known of them, what they want to say.
+//! Paths of a session: their addresses, measurements, state, and control frames to be sent.
 //!
 //! ```text
 //!  Opening ──RSP or any answer──▶ Active ──2 probe timeouts, another path lives──▶ Silent
 //!     │                             ▲                                                │
-//!     └── link down, GONE ──▶ removed └────────────────── anything heard ◀───────────┘
+//!     └── link down, GONE ──▶ removed └────────────── any packet received ◀──────┘
 //! ```
 
 use std::net::SocketAddr;
@@ -25,6 +25,7 @@ use crate::path_map::PathMap;
 use crate::path_scheduler::{CopyProgress, PathCandidate, PathScheduler};
 use crate::recovery::Recovery;
 use crate::recovery::WindowRestore;
+use crate::stream_path_state::{StreamPathState, datagram_max};
 
 /// The state of a path.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -37,7 +38,7 @@ pub enum PathState {
     Silent,
 }
 
-/// Control frames of a path to be sent, one bit each.
+/// Control frames that a path has to send, one bit each.
 pub(crate) mod want {
     pub(crate) const CHG: u16 = 1;
     pub(crate) const AUTH: u16 = 1 << 1;
@@ -49,16 +50,17 @@ pub(crate) mod want {
     pub(crate) const RSP: u16 = 1 << 7;
 }
 
-/// R-PATH-12: the lowest limit of a path in datagrams: below it a sender could not detect losses.
+/// R-PATH-12: the lowest limit of a path, in datagrams. Below it a sender could not detect losses.
 const LIMIT_DATAGRAMS_MIN: u64 = 4;
 /// The part by which a receive limit must change to be announced again: each announcement costs a
 /// frame.
 const LIMIT_GRAIN: u64 = 16;
 
-/// Outstanding challenges per path; when there are more, the oldest is forgotten.
+/// The most outstanding challenges of a path. When there are more, the oldest is forgotten.
 const CHALLENGE_NONCES_MAX: usize = 4;
 
-/// ACKs that the peer is asked for per window of data. Fewer cost less and feed slow start later.
+/// The number of ACKs for which the peer is asked per window of data. Fewer cost less, and let slow
+/// start grow later.
 const ACKS_PER_WINDOW: u64 = 8;
 /// The most packets one ACK may wait for.
 const ACK_EVERY_MAX: u64 = 64;
@@ -67,13 +69,19 @@ const ACK_EVERY_MAX: u64 = 64;
 /// is a guess between an outage too short to matter and a stall that users notice.
 const ASK_AFTER_MIN: Span = Span::from_millis(250);
 const ASK_AFTER_MAX: Span = Span::from_secs(30);
-/// R-PATH-9: probe timeouts of silence before a probe; two more without an answer make the path silent.
+/// The shortest interval on a gated path that carries little: a program that sends a message now and then notices by
+/// that message when nobody answers. Shorter: up to three probes of 250 bytes, with their answers, for each message.
+const ASK_AFTER_GATED_MIN: Span = Span::from_secs(2); // measured: nearly_idle in apps/cedos/tests/measured
+/// Payload since the last probe that makes a gated path one that carries much.
+const ASK_WORTH_BYTES: u64 = 16 << 10; // a guess: a probe and its answer are 2 % of it
+/// R-PATH-9: the number of probe timeouts of silence before a probe. Two more without an answer
+/// make the path silent.
 const ASK_AFTER_TIMEOUTS: u64 = 2;
 
 /// How much later control frames may arrive on a free path than on a metered one.
 const CONTROL_WAIT_MAX: Span = Span::from_secs(1); // a guess: a grant is for about a second
 
-/// The smallest packet worth sending to an address that is not validated.
+/// The smallest packet worth sending to an address that is not validated, in bytes.
 pub(crate) const SPEAK_MIN: u64 = 46;
 
 /// A challenge sent to one address.
@@ -83,7 +91,7 @@ pub(crate) struct Challenge {
     pub(crate) remote: SocketAddr,
 }
 
-/// The address of a moved path before the move: the path returns to it if it answers.
+/// The address of a path before it moved. The path returns to it if that address answers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PreviousAddress {
     pub(crate) addresses: Addresses,
@@ -96,15 +104,17 @@ pub(crate) struct SessionPath {
     pub(crate) id: PathId,
     pub(crate) addresses: Addresses,
     pub(crate) state: PathState,
-    /// When the path fell silent, and how its window is restored afterwards.
+    /// When the path fell silent.
     pub(crate) silent_since: Time,
+    /// How the window is restored after the silence.
     pub(crate) window_restore: WindowRestore,
     /// How often the path fell silent.
     pub(crate) blackouts: u32,
-    /// When the last packet before a silence arrived, if the first hop then answered: the fault lies
-    /// beyond it (a device's).
+    /// When the last packet before a silence arrived, if the first hop answered after that: the
+    /// fault then lies beyond the hop. Only a device sets it.
     pub(crate) hop_answered: Option<Time>,
-    /// Whether the driver froze the path: nothing is sent until it unfreezes it (a device's).
+    /// Whether the driver froze the path: nothing is sent until it unfreezes it. Only a device sets
+    /// it.
     pub(crate) driver_frozen: bool,
     /// When the last packet before a silence arrived, if the driver was informed of that silence.
     pub(crate) quiet_after: Option<Time>,
@@ -113,7 +123,7 @@ pub(crate) struct SessionPath {
     pub(crate) one_way_since: Option<Time>,
     /// Since when packets arrive again after a silence.
     pub(crate) heard_from: Time,
-    /// Whether nothing, or too little, was measured on the path.
+    /// Whether too little was measured on the path so far.
     pub(crate) is_new: bool,
     /// The time until which the pacer does not exceed one window per round trip.
     pub(crate) paced_evenly_until: Time,
@@ -129,17 +139,20 @@ pub(crate) struct SessionPath {
     pub(crate) challenges: Vec<Challenge>,
     pub(crate) answers: Vec<([u8; 16], Option<Addresses>)>,
     pub(crate) previous: Option<Box<PreviousAddress>>,
-    /// The answer to the last challenge, repeated if lost, until AUTH (a device's).
+    /// The answer to the last challenge. It is repeated if it was lost, until AUTH arrives. Only a
+    /// device sets it.
     pub(crate) answered: Option<[u8; 16]>,
-    /// The bytes in flight that the peer allows, and the sequence number of that limit.
+    /// The limit on bytes in flight that the peer announced, and its sequence number.
     pub(crate) limit_in: (u64, u64),
     /// The receive limit that we announced to the peer, and its sequence number.
     pub(crate) limit_out: (u64, u64),
-    /// The limit that our application set, and the one that DRWA computed.
+    /// The limit that this host's application set.
     pub(crate) limit_asked: u64,
+    /// The receiver's control of the queue, which computes another limit.
     pub(crate) drwa: Option<Box<Drwa>>,
-    /// Bytes received from and sent to the address while it is not validated.
+    /// Bytes received from the address while it is not validated.
     pub(crate) rx_bytes: u64,
+    /// Bytes sent to the address while it is not validated.
     pub(crate) tx_bytes: u64,
     pub(crate) recovery: Recovery,
     pub(crate) acks: AckTracker,
@@ -156,32 +169,37 @@ pub(crate) struct SessionPath {
     pub(crate) beside_another: bool,
     /// Whether the server answered UNKNOWN on the path.
     pub(crate) unknown: bool,
-    /// When a DATAGRAM last came on it.
+    /// When a DATAGRAM last arrived on the path.
     pub(crate) datagram_at: Option<Time>,
-    /// Payload bytes each way, for reports and the scheduler.
+    /// Payload bytes received on the path, for reports and the scheduler.
     pub(crate) payload_in: u64,
+    /// Payload bytes sent on the path.
     pub(crate) payload_out: u64,
     /// Payload bytes sent here that repeat data of another path.
     pub(crate) copied_out: u64,
-    /// How far this path has repeated the packets of each other path.
+    /// For each other path, how far this path has repeated its packets.
     pub(crate) copy_progress: PathMap<CopyProgress>,
     pub(crate) first_packet_padded: bool,
     /// Consecutive liveness probes that were answered without payload.
     pub(crate) idle_probes: u32,
+    /// Payload bytes received when such a probe last left.
+    pub(crate) payload_at_probe: u64,
     /// Whether the next packet is padded, because it may come from an address that the peer has not
     /// seen.
     pub(crate) pad_next: bool,
     /// When the pacer allows the next packet.
     pub(crate) paced_until: Time,
-    /// ACK offload in both roles: which path carries this path's ACKs, and what this path carries of
-    /// others'.
+    /// Which path carries this path's ACKs.
     pub(crate) ack_offload_state: Option<Box<AckOffloadState>>,
+    /// The rate at which this path may carry ACKs of others.
     pub(crate) carried_acks: Option<Box<CarriedAckBudget>>,
     /// The device's loan of the path for repairs of others' losses.
     pub(crate) lent: Option<Box<LentPath>>,
     /// The rate of repairs of others' losses on the path.
     pub(crate) mirror_guard: Option<Box<MirrorGuard>>,
     pub(crate) fetched_out: u64,
+    /// The state of a path over a reliable stream; none on datagrams.
+    pub(crate) stream: Option<StreamPathState>,
 }
 
 impl SessionPath {
@@ -192,13 +210,9 @@ impl SessionPath {
         config: &EndpointConfig,
         cid: (Cid, [u8; TOKEN_BYTES]),
     ) -> Self {
-        let mut mtu_max = config.mtu_max;
-        if addresses.remote.is_ipv6() {
-            mtu_max = mtu_max.saturating_sub(20);
-        }
-        let mtu = MtuDiscovery::new(mtu_max);
+        let mtu = MtuDiscovery::new(datagram_max(config, &addresses));
         let datagram = mtu.current() as u64;
-        SessionPath {
+        let mut path = SessionPath {
             id,
             addresses,
             state: PathState::Opening,
@@ -251,6 +265,7 @@ impl SessionPath {
             copy_progress: PathMap::default(),
             first_packet_padded: false,
             idle_probes: 0,
+            payload_at_probe: 0,
             pad_next: false,
             paced_until: Time::NEVER,
             ack_offload_state: None,
@@ -258,10 +273,13 @@ impl SessionPath {
             lent: None,
             mirror_guard: None,
             fetched_out: 0,
-        }
+            stream: None,
+        };
+        path.set_carrier(config);
+        path
     }
 
-    /// Asks the peer at this path's address to prove that it is there.
+    /// Challenges the peer at this path's current address.
     pub(crate) fn challenge(&mut self, nonce: [u8; 16]) {
         self.add_challenge(nonce, self.addresses.remote);
         self.wants |= want::CHG;
@@ -284,7 +302,13 @@ impl SessionPath {
             .copied()
     }
 
-    /// Bytes that may be sent to an address that is not validated.
+    /// Whether a challenge to an address that is not validated waits to be sent: it leaves before anything
+    /// else does, as a probe.
+    pub(crate) fn must_challenge(&self) -> bool {
+        !self.validated && self.wants & want::CHG != 0
+    }
+
+    /// The number of bytes that may still be sent to an address that is not validated.
     pub(crate) fn unproved_room(&self) -> u64 {
         if self.validated {
             u64::MAX
@@ -293,43 +317,48 @@ impl SessionPath {
         }
     }
 
-    /// Whether anything at all may be sent to the address.
+    /// Whether the path's address may receive any packet now.
     pub(crate) fn may_send(&self) -> bool {
-        !self.driver_frozen && self.unproved_room() >= SPEAK_MIN
+        let closed = self.stream.as_ref().is_some_and(|stream| stream.closed);
+        !self.driver_frozen && !closed && self.unproved_room() >= SPEAK_MIN
     }
 
-    /// Bytes that may still be put in flight: the window, and what the peer allows (R-PATH-12).
+    /// The number of bytes that may still be put in flight: by the window, or the bytes that the
+    /// driver accepts for a stream, and by the peer's limit (R-PATH-12).
     pub(crate) fn room(&self) -> u64 {
-        self.recovery
-            .room()
-            .min(self.allowed().saturating_sub(self.recovery.in_flight))
+        let window = match &self.stream {
+            Some(stream) => stream.room,
+            None => self.recovery.room(),
+        };
+        window.min(self.allowed().saturating_sub(self.recovery.in_flight))
     }
 
-    /// The limit on bytes in flight that the peer announced.
+    /// The limit on bytes in flight that the peer announced; `None` without a limit.
     pub(crate) fn limit(&self) -> Option<u64> {
         (self.limit_in.1 < VARINT_MAX).then_some(self.limit_in.1)
     }
 
-    /// Bytes in flight that the peer's limit allows, and never less than its floor (R-PATH-12).
+    /// The number of bytes in flight that the peer's limit allows, at least the lowest limit
+    /// (R-PATH-12).
     fn allowed(&self) -> u64 {
         let floor = LIMIT_DATAGRAMS_MIN * self.mtu.current() as u64;
         self.limit_in.1.max(floor)
     }
 
-    /// R-CC-2: whether an ACK of what is in flight proves nothing about the window: less than half of
-    /// it is used, or the peer's limit keeps the rest empty.
+    /// R-CC-2: whether an ACK of the data in flight proves nothing about the window, because less
+    /// than half of the window is used, or the peer's limit leaves the rest empty.
     pub(crate) fn is_window_underused(&self, in_flight: u64) -> bool {
         let window = self.recovery.controller.window();
         in_flight * 2 < window || self.allowed() < window
     }
 
-    /// Sets the application's limit on the bytes that the peer may have in flight here.
+    /// Sets the application's limit on the bytes that the peer may have in flight on this path.
     pub(crate) fn set_app_limit(&mut self, bytes: u64) {
         self.limit_asked = bytes;
         self.announce_limit();
     }
 
-    /// Records a received packet that the peer counts as in flight. R-DRWA-2: where many arrive, the
+    /// Records a received packet that the peer counts as in flight. R-DRWA-2: if many arrive, the
     /// round trip is measured once per round.
     pub(crate) fn note_received(&mut self, bytes: u64) {
         if let Some(drwa) = &mut self.drwa {
@@ -340,7 +369,7 @@ impl SessionPath {
         }
     }
 
-    /// Takes in a round trip of the path, with the peer's ACK delay subtracted.
+    /// Handles a round trip sample of the path, with the peer's ACK delay subtracted.
     pub(crate) fn note_rtt(&mut self, now: Time, rtt: Span) {
         if let Some(drwa) = &mut self.drwa {
             drwa.on_rtt(now, rtt);
@@ -348,7 +377,7 @@ impl SessionPath {
         }
     }
 
-    /// Forgets RTTmin, because the path leads elsewhere. R-DRWA-3.
+    /// R-DRWA-3: forgets RTTmin, because the path has another route now.
     pub(crate) fn forget_rtt_min(&mut self, now: Time) {
         self.recovery.forget_queue(now);
         if let Some(drwa) = &mut self.drwa {
@@ -377,13 +406,14 @@ impl SessionPath {
         }
     }
 
-    /// Whether payload may travel here at all.
+    /// Whether the path may carry payload.
     pub(crate) fn takes_payload(&self) -> bool {
         self.status == PathStatus::Available && self.state != PathState::Silent
     }
 
-    /// The pacer's rate in bytes per second: the window over the round trip, a little faster so that
-    /// the pacer is never the bottleneck (RFC 9002 §7.7), twice as fast in slow start.
+    /// The pacer's rate in bytes per second: the window divided by the round trip, slightly
+    /// increased so that the pacer is never the bottleneck (RFC 9002 §7.7), and doubled in slow
+    /// start.
     pub(crate) fn pacing_rate(&self, now: Time) -> u64 {
         if let Some(rate) = self.recovery.controller.pacing_rate() {
             return rate.min(u64::MAX >> 8);
@@ -395,7 +425,7 @@ impl SessionPath {
             .max(Span::from_micros(10));
         let controller = &self.recovery.controller;
         let (num, den) = if now < self.paced_evenly_until {
-            // All of a window at once after a hole must not be more than the queue takes.
+            // A whole window at once after an outage could exceed the queue.
             (1, 1)
         } else if controller.in_slow_start() {
             (2, 1)
@@ -407,22 +437,39 @@ impl SessionPath {
         (bytes * 1_000_000_000 / u128::from(rtt.as_nanos())).min(u128::from(u64::MAX >> 8)) as u64
     }
 
-    /// R-PATH-9: when a device that waits for payload probes the path: it sends nothing else whose loss
-    /// would show a failure.
+    /// R-PATH-9: when a device that waits for payload probes the path, because it sends nothing
+    /// else whose loss would show a failure.
     pub(crate) fn liveness_probe_at(&self, ack_delay_max: Span) -> Time {
         if self.recovery.is_waiting() || self.state == PathState::Opening {
             return Time::NEVER;
         }
+        let least = match self.gated && !self.carries_much() {
+            true => ASK_AFTER_GATED_MIN,
+            false => ASK_AFTER_MIN,
+        };
         let base = self
             .recovery
             .rtt
             .probe_timeout(ack_delay_max)
             .times(ASK_AFTER_TIMEOUTS)
-            .max(ASK_AFTER_MIN);
+            .max(least);
         self.last_rx + base.times(1 << self.idle_probes.min(10)).min(ASK_AFTER_MAX)
     }
 
-    /// Asks the peer for sparser ACKs as the window grows: eight per window.
+    /// Whether so much payload arrived since the last liveness probe that another one costs little beside it.
+    fn carries_much(&self) -> bool {
+        self.payload_in.saturating_sub(self.payload_at_probe) >= ASK_WORTH_BYTES
+    }
+
+    /// R-PATH-9: records that payload arrived. On a gated path a little of it does not make probes frequent
+    /// again: each costs money.
+    pub(crate) fn note_payload_arrived(&mut self) {
+        if !self.gated || self.carries_much() {
+            self.idle_probes = 0;
+        }
+    }
+
+    /// Asks the peer for fewer ACKs as the window grows: eight per window.
     pub(crate) fn want_ack_rate(&mut self) {
         let packets = self.recovery.controller.window() / self.mtu.current() as u64;
         let every = (packets / ACKS_PER_WINDOW).clamp(2, ACK_EVERY_MAX) as u32;
@@ -432,15 +479,15 @@ impl SessionPath {
         }
     }
 
-    /// How good this path is for the next packet: lower is better. Free before gated, then by
-    /// round trip.
+    /// The path's rank for the next packet, lower is better: free before gated paths, then by round
+    /// trip.
     pub(crate) fn rank(&self) -> (bool, bool, bool, bool, Span) {
         let (silent, unproved, unavailable) = self.last_resort_flags();
         let rtt = self.recovery.rtt.smoothed();
         (silent, unproved, unavailable, self.gated, rtt)
     }
 
-    /// The criteria by which every scheduler uses a path only as a last resort.
+    /// The conditions under which every scheduler uses a path only as a last resort.
     fn last_resort_flags(&self) -> (bool, bool, bool) {
         (
             self.state == PathState::Silent,
@@ -469,7 +516,8 @@ pub(crate) struct Paths {
 impl Paths {
     pub(crate) fn push(&mut self, path: SessionPath) {
         assert!(self.list.len() < PATHS_MAX);
-        // Most sessions have one: room for four, as a list would take, is most of what they cost.
+        // Most sessions have one path. A list with room for four would be the largest part of their
+        // memory.
         self.list.reserve_exact(1);
         self.list.push(path);
     }
@@ -534,8 +582,9 @@ impl Paths {
     pub(crate) fn nth(&self, slot: usize) -> &SessionPath {
         &self.list[slot]
     }
-    /// The path for control frames of session and flows, from paths in order: the first that can carry
-    /// them, unless another is so much faster that grants and credit would delay payload.
+    /// The path for control frames of session and flows, from paths in order: the first that can
+    /// carry them, unless another one is so much faster that slow grants and credit would delay
+    /// payload.
     pub(crate) fn for_control(&self, order: &[usize]) -> Option<usize> {
         let able = |slot: &&usize| {
             let path = &self.list[**slot];
@@ -547,7 +596,7 @@ impl Paths {
         let mut quick = order.iter().filter(able).filter(quicker);
         Some(*quick.next().unwrap_or(first))
     }
-    /// Whether another path could take this one's data.
+    /// Whether another live path could carry this path's data.
     pub(crate) fn has_other_live(&self, slot: usize) -> bool {
         self.list.iter().enumerate().any(|(i, p)| {
             i != slot

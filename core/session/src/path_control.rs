@@ -1,13 +1,15 @@
-//! What a device does with a session's paths: open, close, lose, grant; and the session's own end.
+//! Control of a session's paths by a device: opening, closing, loss, grants. Also closing the
+//! session.
 //!
 //! ```text
-//!  link up   ──▶ open_path ──▶ keys and a spare id? a new path : a knock at the server's door
-//!  link down ──▶ on_link_down ──▶ data in flight goes elsewhere, the peer hears GONE on the next path
+//!  link up   ──▶ open_path ──▶ keys and a spare id? a new path : a handshake with the server
+//!  link down ──▶ on_link_down ──▶ data in flight moves to other paths, the peer gets GONE on the next path
 //! ```
 
 use d2tp_time::{Span, Time};
-use d2tp_wire::{Cid, FlowId, PathId, PathStatus, ReasonCode, TOKEN_BYTES, VARINT_MAX};
+use d2tp_wire::{FlowId, PathId, PathStatus, ReasonCode, TOKEN_BYTES, VARINT_MAX};
 
+use crate::cid_share;
 use crate::client_handshake::ClientHandshake;
 use crate::config::{PATHS_MAX, SPARE_PATHS};
 use crate::event::{FlowEnd, PathSwitchKind, PeerFault, SessionEnd, SessionEvent};
@@ -17,17 +19,17 @@ use crate::session::{ActivePath, GonePath, IssuedCid, Session, on_frame_fate, sa
 use crate::session_state::{CidChange, Role, SessionState};
 use crate::trace::TraceRecord;
 
-/// The most issued and unused ids, beside those of live paths.
+/// The most connection ids that are issued and unused, beside those of live paths.
 const ISSUED_MAX: u32 = 16;
 
-/// How long a path may bring no payload, while another does, before it counts as no longer in use: two
-/// paths may carry side by side. A guess: longer than a burst of the other takes, shorter than users'
-/// patience.
+/// How long a path may bring no payload while another one does, before it counts as no longer in
+/// use, because two paths may be used in parallel. A guess: longer than a burst on the other path,
+/// shorter than users' patience.
 const SWITCHED_AFTER: Span = Span::from_secs(1);
 
 impl Session {
-    /// Begins to use a link: a new path, or the first packet of a handshake where there are no
-    /// keys. `gated`: payload on it needs grants (a metered link).
+    /// Begins to use a link: opens a path, or begins a handshake if there are no keys. `gated`:
+    /// payload on the path needs grants (a metered link).
     pub fn open_path(&mut self, now: Time, addresses: Addresses, gated: bool) {
         if self.state == SessionState::Closed || self.role == Role::Responder {
             return;
@@ -39,14 +41,15 @@ impl Session {
         {
             return;
         }
-        // R-HS-9: after an hour asleep new keys come first.
+        // R-HS-9: after an hour without a network, new keys are needed first.
         let fresh = now.since(self.keys_at) < self.config.keys_max;
-        // R-RESUME-6: after a long silence the server may sleep. A SYN claims the flows whether it does
-        // or not; a packet under old keys would cost a round trip to find out.
+        // R-RESUME-6: after a long silence the session may be hibernated at the server. A SYN
+        // claims the flows in either case; a packet under old keys would cost a round trip to find
+        // out.
         let away = self.paths.is_empty()
             && (self.suspended_for(now)).is_some_and(|span| span >= self.config.claim_after);
-        // R-RESUME-6: nor is a server that said it does not know these keys asked again; and what was
-        // claimed must not move under the old keys, for it may be answered yet.
+        // R-RESUME-6: do not use these keys again after the server has answered UNKNOWN. Claimed
+        // flows must not move under the old keys either, because the claims may still be answered.
         let lost = self.paths.iter().any(|path| path.unknown)
             || self
                 .handshake
@@ -68,17 +71,44 @@ impl Session {
         path.gated = gated;
         path.status_seq = 1;
         path.wants |= path::want::STATUS;
-        // Our side needs no proof of a server we already know, only that the path works.
+        // The device knows the server already, so the path needs no proof of address, only an
+        // answer.
         path.validated = true;
         path.beside_another = self.paths.iter().any(|p| p.state == PathState::Active);
         path.challenge(self.rng.array());
         if let Some(trace) = &mut self.trace {
             trace.at(now).note(TraceRecord::opened(&path));
         }
+        self.report_silent_paths();
         self.paths.push(path);
         self.issue_ids(id.0 + SPARE_PATHS);
         self.wake(now);
         self.flows.touch_all();
+    }
+
+    /// Resumes the session at another node of the server, which has the server's key and its records but
+    /// not the keys of this session (R-NODE-2): by a handshake, whatever paths there are. They carry data
+    /// until it is answered, and end with it.
+    pub fn wake_at(&mut self, now: Time, addresses: Addresses, gated: bool) {
+        if self.state == SessionState::Closed || self.role == Role::Responder {
+            return;
+        }
+        // A ticket is the node's that issued it. Another may not open it, and cannot say so.
+        self.ticket = None;
+        // A node that does not answer may have lost the session: the flows are claimed at once.
+        for path in self.paths.iter_mut() {
+            path.unknown |= path.state == PathState::Silent;
+        }
+        // What is asked on a link with a path is asked of the node that is to be left.
+        let paths = &self.paths;
+        let former = |link: LinkId| paths.iter().any(|path| path.addresses.link == link);
+        if let Some(handshake) = &mut self.handshake {
+            let asked: Vec<LinkId> = handshake.links().map(|(to, _)| to.link).collect();
+            for link in asked.into_iter().filter(|link| former(*link)) {
+                handshake.drop_link(link);
+            }
+        }
+        self.start_handshake(now, addresses, gated);
     }
 
     /// Registers a path id. False if it was used under these keys before.
@@ -105,7 +135,8 @@ impl Session {
     /// Issues connection ids for all path ids up to `last`.
     pub(crate) fn issue_ids(&mut self, last: u32) {
         for n in self.issued_to..=last {
-            let cid = Cid(self.rng.array());
+            let shares = [self.config.cid_share, self.config.worker];
+            let cid = cid_share::draw(shares, &mut self.rng);
             let token = self
                 .cookie_secrets
                 .as_ref()
@@ -126,7 +157,7 @@ impl Session {
             });
         }
         self.issued_to = self.issued_to.max(last + 1);
-        // R-PATH-11: ids a device skipped are taken back, with some patience for reordering.
+        // R-PATH-11: ids that a device skipped are withdrawn, with some tolerance for reordering.
         let stale: Vec<PathId> = self
             .issued
             .keys()
@@ -159,7 +190,8 @@ impl Session {
         self.suspend_if_idle(now, ReasonCode::NoPath);
     }
 
-    /// R-PATH-8: informs the peer on another path that this one is closed, and what arrived on it.
+    /// R-PATH-8: informs the peer on another path that this one is closed, and which packets
+    /// arrived on it.
     pub(crate) fn announce_gone(&mut self, path: SessionPath) {
         if self.gone.len() == PATHS_MAX {
             self.gone.remove(0);
@@ -186,7 +218,7 @@ impl Session {
         }
     }
 
-    /// Whether there is a frame to send that no ACK or timer triggers.
+    /// Whether there is a frame to send that neither an ACK nor a timer triggers.
     pub fn has_pending_frames(&self) -> bool {
         self.wants != 0 || self.flows.has_dirty()
     }
@@ -277,8 +309,8 @@ impl Session {
         self.flows.touch_all();
     }
 
-    /// Lets a flow spend `more` payload bytes on the gated path over `link` from now on; zero
-    /// revokes. Counts for both directions, each with its own budget.
+    /// Allows a flow to spend `more` payload bytes on the gated path over `link` from now on; zero
+    /// revokes. Each direction has its own budget of this size.
     pub fn grant(&mut self, id: FlowId, link: LinkId, more: u64) {
         let Some(path) = self
             .paths
@@ -296,14 +328,16 @@ impl Session {
         self.flows.touch(id);
     }
 
-    /// Bytes of a flow that the peer may still send over `link`, and those it has spent there.
+    /// The number of bytes of a flow that the peer may still send over `link`, and that it has
+    /// spent there.
     pub fn grant_left(&self, id: FlowId, link: LinkId) -> Option<(u64, u64)> {
         let path = self.paths.iter().find(|p| p.addresses.link == link)?.id;
         let flow = self.flows.get(id)?;
         Some((flow.grants_out.left(path), flow.grants_out.spent(path)))
     }
 
-    /// Bytes of a flow that we may still send over `link`, and those we have spent there.
+    /// The number of bytes of a flow that this host may still send over `link`, and that it has
+    /// spent there.
     pub fn own_grant_left(&self, id: FlowId, link: LinkId) -> Option<(u64, u64)> {
         let path = self.paths.iter().find(|p| p.addresses.link == link)?.id;
         let flow = self.flows.get(id)?;
@@ -326,15 +360,16 @@ impl Session {
         }
     }
 
-    /// Ends the session and all its flows. The session itself stays, without anything in it, until
-    /// the peer has heard so or can be taken to have forgotten it: without a path now, it is told on
-    /// the next one. [`SessionEvent::Closed`] says when that is done, with [`SessionEnd::Local`], or was
-    /// given up, with [`SessionEnd::LocalUnheard`] (R-CLOSE-3).
+    /// Closes the session and all its flows. The session itself remains, without data, until the
+    /// peer has acknowledged that or must have forgotten the session. Without a path now, the peer
+    /// is informed on the next one. [`SessionEvent::Closed`] reports the result:
+    /// [`SessionEnd::Local`] if the peer was informed, [`SessionEnd::LocalUnheard`] if that was
+    /// given up (R-CLOSE-3).
     pub fn close(&mut self, code: u64, text: &str) {
         if self.state == SessionState::Closed || self.closing.is_some() {
             return;
         }
-        // The peer keeps what has a deadline until then, and the rest for a while.
+        // The peer keeps flows with a deadline until then, and others for a limited time.
         let heard = self.suspended_at.unwrap_or(self.last_rx);
         let deadlines = self.flows.iter().filter_map(|f| f.options.deadline);
         let latest = deadlines.max().unwrap_or(heard);
@@ -360,8 +395,8 @@ impl Session {
         self.closing.is_some()
     }
 
-    /// Suspends the session: the server is informed once on each path and stops at once; then all paths
-    /// are closed. [`Session::open_path`] resumes (R-SUSPEND-3).
+    /// Suspends the session: the server is informed once on each path and stops sending at once,
+    /// then all paths are closed. [`Session::open_path`] resumes it (R-SUSPEND-3).
     pub fn suspend(&mut self, now: Time, reason: ReasonCode) {
         if self.state == SessionState::Closed
             || self.role == Role::Responder
@@ -377,9 +412,9 @@ impl Session {
         }
     }
 
-    /// Limits the bytes that the peer may have in flight on the path over `link`; none: no limit beside
-    /// its congestion control. Less than four datagrams count as four. The limit holds new sends only,
-    /// and as long as the path lives (R-PATH-12).
+    /// Limits the bytes that the peer may have in flight on the path over `link`; `None`: only its
+    /// congestion control does. Less than four datagrams count as four. The limit affects new
+    /// packets only, and lasts as long as the path (R-PATH-12).
     pub fn set_path_limit(&mut self, link: LinkId, bytes: Option<u64>) {
         let bytes = bytes.unwrap_or(VARINT_MAX).min(VARINT_MAX);
         for path in self.paths.iter_mut().filter(|p| p.addresses.link == link) {
@@ -387,8 +422,8 @@ impl Session {
         }
     }
 
-    /// Keeps one path open for the server, with or without flows; flows opened from now on are opened
-    /// as reachable (R-ALIVE-1).
+    /// Keeps one path open for the server, with or without flows. Flows that are opened from now on
+    /// are opened as reachable (R-ALIVE-1).
     pub fn set_reachable(&mut self, reachable: bool) {
         self.reachable = reachable;
     }
@@ -415,7 +450,7 @@ impl Session {
 
     /// Ends the session because the peer broke the protocol, and informs the peer.
     pub(crate) fn fault(&mut self, fault: PeerFault) {
-        // R-CLOSE-2: the first fault is the one that is told.
+        // R-CLOSE-2: only the first fault is reported.
         if self.closing.is_some() {
             return;
         }
@@ -444,7 +479,7 @@ impl Session {
                         .get(before.path)
                         .is_some_and(|p| p.status == PathStatus::Available) =>
             {
-                // Perhaps both carry, side by side.
+                // Both paths may be in use, in parallel.
                 let gap = now.since(before.at);
                 before.gap.get_or_insert(gap);
                 return;

@@ -1,5 +1,5 @@
-//! What is kept for a handful of path ids: a sorted list, since a tree's smallest node has room for
-//! eleven and every session would carry two of them.
+//! A map from a few path ids to values: a sorted list. The smallest node of a tree has room for
+//! eleven entries, and every session would have two such nodes.
 
 use d2tp_wire::PathId;
 

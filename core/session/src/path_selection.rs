@@ -1,16 +1,16 @@
-//! Which paths an application wants its messages or a flow's bytes on, where a session has several.
+//! The application's choice of paths for its messages or a flow, if a session has several.
 //!
 //! ```text
-//!  reports   ── steadiest ─▶ the path that has had no hole, though others may be faster
+//!  reports   ── steadiest ─▶ the path without outages, although others may be faster
 //!  commands  ── each ──────▶ every path: the first copy to arrive counts
-//!  the rest  ── any ───────▶ as the path scheduler has it
+//!  the rest  ── any ───────▶ as the path scheduler decides
 //! ```
 //!
-//! These are the generic principles of Super-aggregation (Tsao and Sivakumar, CoNEXT 2009, §5.1): what is small
-//! and must come in time leaves by the link that is there, what must not be lost by all of them. Each end
-//! decides for what it sends; no path carries more than it may.
+//! These are the generic principles of Super-aggregation (Tsao and Sivakumar, CoNEXT 2009, §5.1):
+//! small and urgent data uses the most reliable link, and data that must not be lost uses all of
+//! them. Each end decides for the data that it sends; grants and path status still apply.
 
-/// Which paths carry a flow's data.
+/// The paths that carry a flow's data or a message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PathSelection {
     /// The path scheduler chooses.

@@ -1,7 +1,5 @@
-//! Where the peer of a session is, for what travels beside the session: relayed packets go where its
-//! own would, and are believed from where its own are.
-//!
-//! A *way* is a link and an address: a path without its number.
+//! The address of a session's peer, for packets beside the session: relayed packets are sent to the
+//! address of the session's own packets, and are accepted only from there.
 
 use d2tp_time::Time;
 use d2tp_wire::ReasonCode;
@@ -23,32 +21,32 @@ impl SessionPath {
 }
 
 impl Session {
-    /// Whether the peer is reachable by these addresses: the session has a validated path there that
-    /// answers.
+    /// Whether the peer is proved to be at these addresses: the session has a validated path there
+    /// that answers.
     pub fn is_validated_at(&self, addresses: &Addresses) -> bool {
         let mut paths = self.paths.iter();
         paths.any(|p| p.is_sound() && p.leads_from(addresses))
     }
 
-    /// The addresses of the best path to the peer that costs nothing, if one answers.
+    /// The addresses of the best free path to the peer that answers, if there is one.
     pub fn best_peer_address(&self) -> Option<Addresses> {
         let free = self.paths.iter().filter(|p| p.is_sound() && !p.gated);
         free.min_by_key(|p| p.rank()).map(|p| p.addresses)
     }
 
-    /// The addresses of the path over one link, if it answers and costs nothing.
+    /// The addresses of the path over one link, if it answers and is free.
     pub fn peer_address_over(&self, link: LinkId) -> Option<Addresses> {
         let mut free = self.paths.iter().filter(|p| p.is_sound() && !p.gated);
         free.find(|p| p.addresses.link == link).map(|p| p.addresses)
     }
 
-    /// Paths that may be opened before the peer has issued further ids for them.
+    /// The number of paths that can be opened before the peer has issued further ids.
     pub fn spare_paths(&self) -> usize {
         self.spare.len()
     }
 
-    /// Closes the path with these addresses, whatever else its link carries. The peer is informed on
-    /// another path (R-PATH-8).
+    /// Closes the path with these addresses, whatever other paths its link has. The peer is
+    /// informed on another path (R-PATH-8).
     pub fn abandon_path_at(&mut self, now: Time, addresses: &Addresses) {
         if self.role == Role::Responder {
             return;

@@ -1,12 +1,13 @@
-//! Devices at the door of a server that has not read all its records yet: each waits until its own
-//! was looked for.
+//! Devices whose SYN waits because the server has not read all its records yet: the record of each
+//! device is looked up first.
 //!
 //! ```text
 //!  SYN ─▶ known? ─▶ answered
-//!            └ no, and records are elsewhere ─▶ [ sought … ] ─▶ owner looks ─▶ adopt, go on
+//!            └ no, and records are elsewhere ─▶ [ pending … ] ─▶ owner looks it up ─▶ adopt, answer
 //! ```
 //!
-//! To answer at once would be to take a sleeper for a new device, and so to drop its flows.
+//! An answer at once would treat a device with a hibernated session as a new one, and drop its
+//! flows.
 
 use std::collections::VecDeque;
 
@@ -15,8 +16,8 @@ use d2tp_seal::{PublicKey, Responder};
 use crate::hibernated::InstanceKey;
 use crate::syn::{Syn, SynOrigin};
 
-/// Devices that wait for a lookup at once. Others get no answer and try again.
-pub const SOUGHT_MAX: usize = 256;
+/// The most devices that wait for a lookup at once. Others get no answer and try again.
+pub const PENDING_LOOKUPS_MAX: usize = 256;
 
 /// A device whose record may be elsewhere, and its SYN.
 pub struct PendingLookup {
@@ -47,14 +48,14 @@ impl std::fmt::Debug for PendingLookup {
 pub(crate) struct LookupQueue(VecDeque<PendingLookup>);
 
 impl LookupQueue {
-    /// Adds a lookup. Of each instance only the newest SYN waits: the device accepts its answer
-    /// longest, and a replay is never newer.
+    /// Adds a lookup. Only the newest SYN of each instance waits: the device accepts its answer for
+    /// the longest time, and a replay is never newer.
     pub(crate) fn push(&mut self, sought: PendingLookup) {
         if let Some(waiting) = self.0.iter_mut().find(|s| s.key == sought.key) {
             if waiting.syn.epoch < sought.syn.epoch {
                 *waiting = sought;
             }
-        } else if self.0.len() < SOUGHT_MAX {
+        } else if self.0.len() < PENDING_LOOKUPS_MAX {
             self.0.push_back(sought);
         }
     }

@@ -1,19 +1,19 @@
-//! Sets of numbers kept as ranges: which bytes arrived, which packets were seen.
+//! Sets of numbers, stored as ranges: which bytes arrived, which packets were received.
 
-/// Half-open ranges `start..end`, ascending, never touching each other.
+/// Half-open ranges `start..end`, ascending, which never touch each other.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct RangeSet {
     ranges: Vec<(u64, u64)>,
 }
 
 impl RangeSet {
-    /// Adds `start..end`; returns how many numbers were new.
+    /// Adds `start..end`. Returns how many of these numbers were new.
     #[inline]
     pub(crate) fn insert(&mut self, start: u64, end: u64) -> u64 {
         if start >= end {
             return 0;
         }
-        // In-order arrival: the common case touches only the last range.
+        // The common case is arrival in order, which changes only the last range.
         match self.ranges.last_mut() {
             None => {
                 self.ranges.push((start, end));
@@ -95,13 +95,13 @@ impl RangeSet {
         self.ranges.get(i).is_some_and(|r| r.0 <= n)
     }
 
-    /// Whether `start..end` overlaps or touches a range that is there.
+    /// Whether `start..end` overlaps or touches a range of the set.
     pub(crate) fn touches(&self, start: u64, end: u64) -> bool {
         let i = self.ranges.partition_point(|r| r.1 < start);
         self.ranges.get(i).is_some_and(|r| r.0 <= end)
     }
 
-    /// Where the range that holds `n` ends; `n` itself if none does.
+    /// The end of the range that contains `n`; `n` itself if none does.
     pub(crate) fn end_from(&self, n: u64) -> u64 {
         let i = self.ranges.partition_point(|r| r.1 <= n);
         match self.ranges.get(i) {

@@ -1,4 +1,4 @@
-//! What arrives: opens a packet, decodes its frames, hands each to its owner.
+//! Receiving: decrypts a packet, decodes its frames, and hands each frame to its owner.
 
 use d2tp_seal::{CipherSuite, PacketKeys, open_cookie, verify_unknown_token};
 use d2tp_time::{Span, Time};
@@ -24,7 +24,7 @@ use crate::syn::{SynAck, SynAckBody};
 use crate::ticket::ClientTicket;
 use crate::trace::TraceRecord;
 
-/// Answers to challenges that wait to be sent; further challenges are dropped.
+/// The most answers to challenges that wait to be sent. Further challenges are dropped.
 const ANSWERS_MAX: usize = 4;
 /// How long packets of the previous key generation are still accepted, in probe timeouts.
 const KEY_KEPT_PROBE_TIMEOUTS: u64 = 3;
@@ -103,8 +103,8 @@ impl Session {
         );
     }
 
-    /// R-SEAL-5: gives up keys under which too many packets failed to open, together with their
-    /// connection ids: the device receives UNKNOWN and makes a new handshake; flows remain.
+    /// R-SEAL-5: gives up keys under which too many packets failed to authenticate, with their
+    /// connection ids. The device then receives UNKNOWN and begins a new handshake; flows remain.
     fn give_up_keys(&mut self, now: Time) {
         let best = self.paths.iter().min_by_key(|p| p.rank());
         let best = best.map(|p| (p.addresses, p.gated));
@@ -142,12 +142,12 @@ impl Session {
         }
         let mut path = SessionPath::new(now, id, from, &self.config, (cid, token));
         path.beside_another = self.paths.iter().any(|p| p.state == PathState::Active);
-        // R-PATH-10: what the path may carry, its device says; until then, nothing.
+        // R-PATH-10: the device decides what the path may carry; until it does, nothing.
         path.status = PathStatus::Standby;
         if let Some(trace) = &mut self.trace {
             trace.at(now).note(TraceRecord::opened(&path));
         }
-        // R-PATH-2: nobody is believed to be at an address before it answered from there.
+        // R-PATH-2: no host is assumed to be at an address before it has answered from there.
         path.challenge(self.rng.array());
         self.paths.push(path);
         self.issue_ids(id.0 + SPARE_PATHS);
@@ -174,7 +174,8 @@ impl Session {
                 .at(now)
                 .packet(false, id, number, datagram_bytes, plaintext);
         }
-        // R-SUSPEND-3: what was sent before SUSPEND and arrives after it does not undo it.
+        // R-SUSPEND-3: packets that were sent before SUSPEND and arrive after it do not end the
+        // pause.
         let late = self.paused && number < self.paths.at(slot).acks.expected();
         if self.state == SessionState::Suspended && !late {
             self.wake(now);
@@ -184,13 +185,15 @@ impl Session {
         let path = self.paths.at(slot);
         path.note_heard(now);
         path.last_rx = now;
-        // R-PATH-2: a late packet from elsewhere does not pay for the address in use.
+        // R-PATH-2: a late packet from another address adds no bytes to the current address's
+        // allowance.
         if !path.validated && path.addresses.remote == from.remote {
             path.rx_bytes += datagram_bytes as u64;
         }
         if let Some(nonce) = challenge {
-            // R-PATH-4: the newest packet says where the peer is now; both places are asked.
-            // Only a proved place is asked and may win: else it could be a victim's (R-PATH-2).
+            // R-PATH-4: the newest packet shows where the peer is now; both addresses are
+            // challenged. Only a validated address may win, because another one could be a victim's
+            // (R-PATH-2).
             if path.validated {
                 path.previous = Some(Box::new(PreviousAddress {
                     addresses: path.addresses,
@@ -198,6 +201,7 @@ impl Session {
                 }));
             }
             path.addresses = from;
+            path.set_carrier(&self.config);
             path.forget_rtt_min(now);
             path.one_way_since = None;
             path.validated = false;
@@ -206,7 +210,7 @@ impl Session {
             path.challenge(nonce);
         }
         if !path.validated && path.wants & path::want::CHG == 0 && !path.recovery.is_waiting() {
-            // The question was lost, or forgotten in a long silence.
+            // The challenge was lost, or forgotten in a long silence.
             let nonce = self.rng.array();
             self.paths.at(slot).challenge(nonce);
         }
@@ -235,11 +239,11 @@ impl Session {
             };
             eliciting |= frame.is_ack_eliciting();
             payload |= matches!(frame, Frame::Data { .. } | Frame::Datagram { .. });
-            // A frame may remove paths, this one too: its packet then counts for nothing more.
+            // A frame may remove paths, also this one. The rest of its packet is then ignored.
             let Some(slot) = self.paths.slot(id) else {
                 return;
             };
-            // Of a session that closes nothing but its paths and its end is of interest.
+            // For a session that closes, only frames about paths and its end matter.
             if self.closing.is_some() && !is_of_paths(&frame) {
                 continue;
             }
@@ -264,12 +268,12 @@ impl Session {
         path.control
             .on_received(datagram_bytes as u64, path.payload_in, path.gated);
         if payload {
-            self.paths.at(slot).idle_probes = 0;
+            self.paths.at(slot).note_payload_arrived();
             self.note_payload(now, slot);
             self.note_offload_payload(now, slot, number);
         }
         if std::mem::take(&mut self.unretained) {
-            // As if it had been lost; the rest of it was harmless and will come again.
+            // The packet counts as lost; the rest of it has done no harm and will arrive again.
             return;
         }
         let path = self.paths.at(slot);
@@ -348,7 +352,11 @@ impl Session {
             Frame::FlowCredit { flow, max } => {
                 if let Some(f) = self.flows.get_mut(flow) {
                     f.send.set_credit(max);
+                    let has_source = f.has_source;
                     self.flows.touch(flow);
+                    if has_source {
+                        self.after_send_progress(flow);
+                    }
                 }
             }
             Frame::SessionCredit { max } => {
@@ -378,7 +386,8 @@ impl Session {
                 if let Some(f) = self.flows.get_mut(flow) {
                     // R-DURABLE-2: nothing can be durable that was never sent.
                     let offset = offset.min(f.send.next());
-                    // Whoever opened it knows what it is, though its OPEN may not be here yet.
+                    // The side that opened the flow knows its options, although OPEN may not have
+                    // arrived here yet.
                     if is_theirs && f.awaits_open() {
                         f.make_durable();
                     }
@@ -399,8 +408,8 @@ impl Session {
                 path,
                 max_sent,
             } => {
-                // R-GRANT-1: only the device decides what its links may cost.
-                // R-GRANT-5: it may overtake the flow's opening, and its path's first packet.
+                // R-GRANT-1: only the device decides what its links may cost. R-GRANT-5: a GRANT
+                // may arrive before the flow's OPEN and before the first packet of its path.
                 let is_new = self.flows.get(flow).is_none();
                 if self.role == Role::Responder
                     && self.issued.contains_key(&path)
@@ -452,10 +461,11 @@ impl Session {
             Frame::Chg { nonce } => {
                 let path = self.paths.at(slot);
                 if path.answers.len() < ANSWERS_MAX {
-                    // R-PATH-3: an answer counts only from the address that was asked.
+                    // R-PATH-3: an answer is valid only from the address that was challenged.
                     let foreign =
                         from.remote != path.addresses.remote || from.link != path.addresses.link;
-                    // R-PATH-2: one to a place that is not the path's, no larger than its packet.
+                    // R-PATH-2: one answer to an address that is not the path's, no larger than the
+                    // challenge's packet.
                     if !foreign || path.answers.iter().all(|(_, at)| at.is_none()) {
                         path.answers.push((nonce, foreign.then_some(from)));
                     }
@@ -463,13 +473,14 @@ impl Session {
             }
             Frame::Rsp { nonce } => self.on_rsp(now, slot, from, nonce),
             Frame::Auth { path } => {
-                // R-PATH-13: the server believes us; a lost answer need not be repeated.
+                // R-PATH-13: the server accepts the address, so a lost answer need not be repeated.
                 if let Some(path) = self.paths.get_mut(path) {
                     path.answered = None;
                 }
             }
             Frame::PathCid { path, cid, token } => {
-                // R-PATH-7: ids are kept for a few paths ahead, whatever a peer sends.
+                // R-PATH-7: ids are kept for a limited number of paths ahead, whatever the peer
+                // sends.
                 let ahead =
                     self.used_paths.last().map_or(0, |(_, end)| end) + 2 * u64::from(SPARE_PATHS);
                 let n = u64::from(path.0);
@@ -484,14 +495,15 @@ impl Session {
             } => self.on_resume(flow, received, flags),
             Frame::Resumed { flow, received } => self.on_resumed(flow, received),
             Frame::Refused { flow, reason } => {
-                // A flow of which something came is not refused: this answers an OPEN that came twice.
+                // A flow of which bytes arrived cannot be refused: this answers an OPEN that
+                // arrived twice.
                 let silent =
                     |f: &SessionFlow| f.recv.reached() == 0 && f.recv.final_size().is_none();
                 let asked = |f: &&SessionFlow| !f.end_reported && (f.unclaimed || silent(f));
                 let sent = self.flows.get(flow).filter(asked).map(|f| f.send.next());
                 if let Some(sent) = sent {
                     if reason == ReasonCode::LimitReached {
-                        // R-QUOTA-2: the server never counted what it did not take in.
+                        // R-QUOTA-2: the server did not count bytes that it refused.
                         self.credit.sent = self.credit.sent.saturating_sub(sent);
                     }
                     self.end_flow(flow, FlowEnd::Refused(reason));
@@ -505,14 +517,14 @@ impl Session {
                 self.on_datagram(context, bytes);
             }
             Frame::Suspend { reason } => {
-                // R-SUSPEND-3: only devices wake, so only devices put to sleep.
+                // R-SUSPEND-3: only a device can resume a session, so only a device may suspend it.
                 if self.role == Role::Responder && self.state == SessionState::Established {
                     self.paused = true;
                     self.stop_until_answered(now, reason);
                 }
             }
             Frame::Close { code, text } => {
-                // The text is shown inside a line of ours, so it must not begin lines of its own.
+                // The text is shown within a line of ours, so it must not contain line breaks.
                 let text = String::from_utf8_lossy(text);
                 let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
                 self.received_close = Some(Box::new(SessionEnd::Peer { code, text }));
@@ -544,7 +556,8 @@ impl Session {
         Ok(())
     }
 
-    /// Takes in bytes of a flow, and the gated path on which they came. Returns how many were new.
+    /// Handles received bytes of a flow, and the gated path on which they arrived. Returns how many
+    /// were new.
     #[inline]
     pub(crate) fn take_bytes(
         &mut self,
@@ -555,7 +568,7 @@ impl Session {
         fin: bool,
     ) -> Result<u64, PeerFault> {
         if self.flows.get(id).is_none() {
-            // A flow's first packets may be reordered: DATA opens it with defaults.
+            // The first packets of a flow may be reordered, so DATA opens it with default options.
             if !self.accept_flow(id, FlowOptions::default())? {
                 return Ok(0);
             }
@@ -581,7 +594,7 @@ impl Session {
         if ended {
             self.credit.consumed += arrival.advanced;
         }
-        // R-FLOW-3: what was promised is the limit, for all flows together too.
+        // R-FLOW-3: the credit that was announced is the limit, also for all flows together.
         let advertised = self.credit.advertised;
         if self.credit.received > advertised {
             return Err(PeerFault::OverCredit {
@@ -596,7 +609,7 @@ impl Session {
         Ok(arrival.new)
     }
 
-    /// Handles OPEN: the peer opened a flow, or repeats that it did.
+    /// Handles OPEN: the peer opened a flow, or repeats its OPEN.
     pub(crate) fn on_open(&mut self, now: Time, opening: &Frame<'_>) -> Result<(), PeerFault> {
         let Some((flow, mut options)) = FlowOptions::from_open_frame(now, opening) else {
             return Ok(());
@@ -609,8 +622,9 @@ impl Session {
                 f.only_granted = false;
             }
         } else {
-            // R-FLOW-5: used up, or too old to tell. An opener that came back from a crash may
-            // not know that the flow is over, and must hear it; to others it says nothing new.
+            // R-FLOW-5: the id was used, or is too old to tell. A peer that restarted after a crash
+            // may not know that the flow is over, and must be informed; for others the answer is
+            // redundant.
             self.unretained |= !self.flows.may_refuse(flow);
             self.flows.refuse(flow, ReasonCode::UnknownFlow);
         }
@@ -656,10 +670,12 @@ impl Session {
         if self.flows.len() >= self.config.flows_max {
             return Err(PeerFault::TooManyFlows(self.config.flows_max));
         }
-        // R-QUOTA-2: a device cannot know what its other programs opened: refused, no fault.
+        // R-QUOTA-2: a device cannot know which flows its other programs opened, so the flow is
+        // refused without a fault.
         if self.role == Role::Responder
             && (self.flows.len() + self.flows_elsewhere >= self.config.flows_per_key_max
-                || self.config.memory.account(self.peer).room() < FLOW_BYTES)
+                || self.config.memory.account(self.peer).room()
+                    < FLOW_BYTES + self.config.flow_memory)
         {
             if self.flows.may_refuse(id) {
                 self.flows.use_id(id);
@@ -703,8 +719,8 @@ impl Session {
             return Ok(());
         }
         let reached = flow.recv.reached();
-        // R-CRASH-1: who fell behind what it had said does not know how much that was, and may end the
-        // flow before it said it again.
+        // R-CRASH-1: a peer that lost data which it had called durable does not know how much that
+        // was, and may end the flow before it repeats that data.
         let refused = flow.end == Some(FlowEnd::Refused(ReasonCode::RolledBack));
         let rolled_back = refused || flow.reopened || flow.unclaimed;
         let final_size = final_size.max(if rolled_back { reached } else { 0 });
@@ -715,7 +731,7 @@ impl Session {
                 now: final_size,
             });
         }
-        // What was sent and never arrived has used up session credit all the same.
+        // Bytes that were sent and never arrived have used session credit as well.
         let missing = final_size - reached;
         self.credit.received += missing;
         self.credit.consumed += missing;
@@ -753,8 +769,8 @@ impl Session {
         let siblings: Vec<Sibling> = if self.paths.len() > 1 {
             self.paths
                 .iter()
-                // One that carries nothing competes with nobody.
-                .filter(|p| p.id == id || p.takes_payload())
+                // A path that carries no payload does not compete with others.
+                .filter(|p| p.id == id || (p.takes_payload() && !p.is_stream()))
                 .map(|p| Sibling {
                     window: p.recovery.controller.window(),
                     rtt: p.recovery.rtt.smoothed(),
@@ -899,7 +915,7 @@ impl Session {
         gated: bool,
         reason: ReasonCode,
     ) {
-        // R-PATH-5: the device knows its links.
+        // R-PATH-5: only the device knows the state of its links.
         if self.role == Role::Initiator {
             return;
         }
@@ -957,15 +973,16 @@ impl Session {
         } else if let Some(before) = &path.previous
             && before.addresses.remote == challenge.remote
         {
-            // R-PATH-4: the old place still answers: the move was somebody else's.
+            // R-PATH-4: the previous address still answers, so another host caused the move.
             path.addresses = before.addresses;
+            path.set_carrier(&self.config);
             path.validated = true;
             path.previous = None;
         }
         self.on_heard_by_peer(now, slot);
     }
 
-    // ---- answers to a knock ----
+    // ---- answers to a handshake ----
 
     /// Handles a SYN+ACK for our handshake.
     pub(crate) fn handle_syn_ack(&mut self, now: Time, from: Addresses, message: &[u8]) {
@@ -976,7 +993,7 @@ impl Session {
             trace.at(now);
         }
         let mut payload = [0; 1500];
-        // R-HS-14: the answer comes from where the question went.
+        // R-HS-14: the answer must come from the address to which the SYN was sent.
         let asked = handshake.open.iter_mut().rev();
         let asked = asked.filter(|o| o.addresses.link == from.link);
         let mut asked = asked.filter(|o| o.addresses.remote == from.remote);
@@ -994,20 +1011,24 @@ impl Session {
         let (by_ticket, sent_once_at) = (open.by_ticket, open.sent_once_at());
         match answer {
             SynAck::Stale { confirmed } => {
-                // R-HS-4: the server heard a later epoch of ours; go beyond it.
+                // R-HS-4: the server has confirmed a later epoch of this instance, so continue
+                // above it.
                 self.epochs.start = self.epochs.start.max(confirmed.saturating_add(1));
                 handshake.open.clear();
                 handshake.retry_now(now, from.link);
             }
             SynAck::Refused(reason) => self.end(SessionEnd::Refused(reason)),
             SynAck::NoSuite => self.end(SessionEnd::NoCommonVersion),
+            // R-HS-21: the device tries again at the pace of its timer, with another SYN, since this one has had its
+            // answer.
+            SynAck::Later => handshake.open.retain(|open| open.epoch != epoch),
             SynAck::NoTicket if !by_ticket => {}
             SynAck::NoTicket => {
                 self.ticket = None;
                 handshake.open.clear();
                 handshake.retry_now(now, from.link);
             }
-            // R-CLOSE-3: the server knows nothing of what is being closed.
+            // R-CLOSE-3: the server does not know the session that is being closed.
             SynAck::Accepted(body) if self.closing.is_some() && !body.resumed => {
                 self.end(SessionEnd::Local);
             }
@@ -1047,7 +1068,7 @@ impl Session {
                     link,
                     took: now.since(sent_at),
                 });
-                // Links that waited for the keys open their paths now.
+                // Links that waited for keys open their paths now.
                 for (addresses, gated) in waiting {
                     if addresses.link != link {
                         self.open_path(now, addresses, gated);
@@ -1128,7 +1149,7 @@ impl Session {
         };
     }
 
-    /// Handles a server's request for proof of our address.
+    /// Handles a server's request to prove the device's address.
     pub(crate) fn handle_cookie(&mut self, now: Time, body: &[u8]) {
         let peer = self.peer;
         let Some(handshake) = &mut self.handshake else {
@@ -1147,7 +1168,7 @@ impl Session {
         }
     }
 
-    /// Handles a server's UNKNOWN for a session that we send to.
+    /// Handles a server's UNKNOWN for this session.
     pub(crate) fn handle_unknown(
         &mut self,
         now: Time,
@@ -1161,17 +1182,18 @@ impl Session {
         let Some(p) = self.paths.get_mut(path) else {
             return;
         };
-        // R-UNKNOWN-1: only the host that issued the id can know its token.
+        // R-UNKNOWN-1: only the host that issued the id knows its token.
         if !verify_unknown_token(&p.token, token) {
             return;
         }
         p.unknown = true;
         let (addresses, gated) = (p.addresses, p.gated);
         if self.closing.is_some() {
-            // R-CLOSE-3: who does not know the session need not hear that it is over.
+            // R-CLOSE-3: a server that does not know the session need not be informed of its end.
             return self.end(SessionEnd::Local);
         }
-        // Even while it knocks elsewhere: the door that answered may be the only one that opens.
+        // Also while a handshake runs on other links: the link that answered may be the only one
+        // that works.
         self.start_handshake(now, addresses, gated);
     }
 }

@@ -1,4 +1,4 @@
-//! What was put in last, up to a bound; of what came before nothing is known.
+//! A bounded map of the latest entries; the oldest entries are forgotten.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -18,7 +18,7 @@ impl<K: Ord + Copy, V> RecentMap<K, V> {
         }
     }
 
-    /// Inserts an entry; a key that is there already keeps its age.
+    /// Inserts an entry. A key that exists already keeps its age.
     pub(crate) fn insert(&mut self, key: K, value: V) {
         if self.map.insert(key, value).is_some() {
             return;
@@ -28,6 +28,13 @@ impl<K: Ord + Copy, V> RecentMap<K, V> {
             && let Some(oldest) = self.order.pop_front()
         {
             self.map.remove(&oldest);
+        }
+    }
+
+    /// Removes an entry.
+    pub(crate) fn remove(&mut self, key: &K) {
+        if self.map.remove(key).is_some() {
+            self.order.retain(|held| held != key);
         }
     }
 

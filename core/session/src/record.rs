@@ -1,7 +1,8 @@
-//! A session as a few bytes: what survives hours of sleep and a crash.
+//! A session in encoded form, which survives hibernation and crashes.
 //!
-//! No packet keys, no buffers: who the two ends are, the highest epoch, and per flow how far each
-//! direction came. A flow costs about 30 bytes. Integrity on disk is the journal's business.
+//! A record contains no packet keys and no buffers, but the identities of the two ends, the highest
+//! epoch, and for each flow the progress of each direction. A flow takes about 30 bytes. The
+//! driver's journal protects the integrity of records on disk.
 
 use std::collections::BTreeMap;
 
@@ -13,18 +14,20 @@ use crate::flow_options::FlowOptions;
 use crate::session_state::Role;
 
 const FORMAT: u8 = 3;
-/// The most memory that a hibernated flow takes.
+/// The most memory that a hibernated flow takes, in bytes.
 pub const FLOW_RECORD_BYTES_MAX: usize = 96;
 const HEAD_BYTES_MAX: usize = 80 + TICKET_BYTES + 32;
-/// Epochs whose used flow ids are recorded individually, and ranges of ids per epoch.
+/// The most epochs whose used flow ids are recorded individually.
 pub(crate) const SEEN_EPOCHS_MAX: usize = 8;
+/// The most ranges of used flow ids that are recorded for an epoch.
 pub(crate) const SEEN_RANGES_MAX: usize = 16;
 const SEEN_BYTES_MAX: usize = SEEN_EPOCHS_MAX * (5 + SEEN_RANGES_MAX * 8);
 /// The most flows of one record. A record with more is damaged.
 const FLOWS_MAX: u64 = 65_536;
 
-/// The longest time left that a clock of 64-bit nanoseconds holds, in whole milliseconds: 584 years.
-/// Longer times are cut to it, so that a record does not change when it is written again.
+/// The longest time left that a clock of 64-bit nanoseconds can represent, in whole milliseconds:
+/// 584 years. Longer times are cut to it, so that a record does not change when it is written
+/// again.
 const MILLIS_MAX: u64 = u64::MAX / 1_000_000;
 
 /// Why bytes cannot be decoded as a record.
@@ -33,7 +36,7 @@ pub enum RecordError {
     /// The record ends too early or holds impossible values.
     #[error("the session record is damaged")]
     Damaged,
-    /// The record was written in a format that we do not know.
+    /// The record was written in a format that this version does not know.
     #[error("the session record has format {0}, this program reads format {FORMAT}")]
     Format(u8),
 }
@@ -52,21 +55,21 @@ pub struct FlowRecord {
     pub deadline_left: Option<Span>,
     /// The sequence number of the last change of the deadline.
     pub deadline_seq: u64,
-    /// The offset from which sending resumes: the peer safely has everything below.
+    /// The offset from which sending resumes: the peer has everything below.
     pub sent_to: u64,
-    /// The end of our direction, once it is known.
+    /// The final size of this end's direction, once it is known.
     pub send_end: Option<u64>,
-    /// Whether the peer acknowledged our end.
+    /// Whether the peer acknowledged the end of this end's direction.
     pub send_complete: bool,
     /// The offset from which receiving resumes: the application has everything below.
     pub received_to: u64,
-    /// The length of the peer's direction, once it is known.
+    /// The final size of the peer's direction, once it is known.
     pub receive_end: Option<u64>,
     /// Whether the application read the end.
     pub receive_complete: bool,
-    /// The code with which our direction was reset, if the peer has not acknowledged it.
+    /// The code with which this end reset its direction, if the peer has not acknowledged that.
     pub reset: Option<u64>,
-    /// The code with which we stopped the peer's direction.
+    /// The code with which this end stopped the peer's direction.
     pub stopped: Option<u64>,
 }
 
@@ -85,8 +88,8 @@ pub struct SessionRecord {
     pub seen_floor: u32,
     /// Ids that the peer used in later epochs: half-open ranges of counters.
     pub seen: UsedFlowIds,
-    /// The code of a CLOSE that the peer has not received, and how long to keep trying; none if the
-    /// session is not closed.
+    /// The code of a CLOSE that the peer has not received, and how long to keep trying; `None` if
+    /// the session is not closed.
     pub closing: Option<(u64, Span)>,
     /// The ticket for a device's next handshake.
     pub ticket: Option<SessionTicket>,
@@ -99,6 +102,14 @@ fn opt(v: Option<u64>) -> u64 {
 }
 
 impl SessionRecord {
+    /// Lets `age` pass for a record that was made that long ago: its deadlines approach.
+    pub fn make_older(&mut self, age: Span) {
+        self.closing = self.closing.map(|(c, left)| (c, left.saturating_sub(age)));
+        for flow in &mut self.flows {
+            flow.deadline_left = flow.deadline_left.map(|left| left.saturating_sub(age));
+        }
+    }
+
     /// Encodes the record.
     pub fn encode(&self) -> Vec<u8> {
         let mut buf =
@@ -154,7 +165,8 @@ impl SessionRecord {
         buf
     }
 
-    /// Resumes sending of flows where `before` says, unless they have ended since.
+    /// Sets the offsets from which flows resume sending to those of `before`, unless the flows have
+    /// ended since.
     pub(crate) fn keep_sending_of(&mut self, before: &SessionRecord) {
         let before: BTreeMap<FlowId, &FlowRecord> =
             before.flows.iter().map(|f| (f.id, f)).collect();
@@ -167,7 +179,7 @@ impl SessionRecord {
         }
     }
 
-    /// Reads what [`SessionRecord::encode`] wrote; all of it or nothing (R-REC-1).
+    /// Decodes what [`SessionRecord::encode`] wrote, completely or not at all (R-REC-1).
     ///
     /// # Errors
     /// The bytes are damaged or of another format.

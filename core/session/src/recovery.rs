@@ -1,19 +1,20 @@
-//! What was sent on a path and not yet answered; what counts as lost (RFC 9002, with RACK's
-//! tolerance of reordering, RFC 8985).
+//! Loss recovery of a path: unacknowledged packets, and which of them count as lost (RFC 9002, with
+//! RACK's tolerance of reordering, RFC 8985).
 //!
 //! ```text
 //!  sent ──▶ Outstanding ──ACK──▶ Done
 //!               │ older than the largest acknowledged by the reordering window
 //!               ▼
-//!             Lost ──ACK after all──▶ Done, and the response is undone
+//!             Lost ──late ACK──▶ Done, and the response is undone
 //! ```
 //!
-//! Numbers are left out at random: who acknowledges one of those acknowledges what it did not
-//! receive (R-ACK-4). Whatever a peer acknowledges, and however often, an ACK costs what it newly
-//! says, the reordering it may still speak of, and its ranges: `first_open` and `lost` lead there.
+//! Packet numbers are skipped at random: a peer that acknowledges a skipped one acknowledges
+//! packets that it did not receive (R-ACK-4). The cost of an ACK is bounded, whatever it
+//! acknowledges: by its new information, the reordering that is still possible, and its ranges,
+//! which are found by `first_open` and `lost`.
 //!
-//! Frames are not kept, only notes of what was said ([`SentFrame`]): on loss their owners say it again,
-//! in whatever form is true by then.
+//! Frames are not kept, only their descriptions ([`SentFrame`]): after a loss their owners send
+//! frames with the current state.
 
 use core::ops::Range;
 use std::collections::VecDeque;
@@ -29,33 +30,34 @@ use crate::loss_classifier::{LossClassifier, LossKind};
 use crate::rtt::{GRANULARITY, RttEstimator};
 use crate::sent_packet::{PacketState, SentFrame, SentPacket};
 
-/// The longest interval between probes, however long answers took: one that came after minutes says
-/// little about the next.
+/// The longest interval between probes, even if answers took longer: an answer that arrived after
+/// minutes says little about the next one.
 pub(crate) const PROBE_INTERVAL_SLOW_MAX: Span = Span::from_secs(20); // a guess
-/// An answer that took this many times the shortest round trip is late, while probes sent during an
-/// outage get no answer at all. Packets that reach the peer late need no repetition.
+/// An answer that took this many times the shortest round trip is late; probes that are sent during
+/// an outage get no answer at all. Packets that reach the peer late need not be repeated.
 const LATE: u64 = 4; // a guess
 /// The interval between probes doubles with each silence that was no outage, up to 6 s.
 const LATE_HOLES_MAX: u8 = 7;
 /// RFC 9002 §6.1.1: packets by which an acknowledged one must be newer for a packet to count as lost.
 const PACKET_THRESHOLD: u64 = 3;
-/// A path that reorders gets at most this much tolerance before loss is presumed.
+/// The highest packet threshold on a path with reordering.
 const PACKET_THRESHOLD_MAX: u64 = 256;
 /// RFC 9002 §7.6.1: probe timeouts without an ACK that count as persistent congestion.
 const PERSISTENT_CONGESTION_PTOS: u64 = 3;
-/// How long lost packets are remembered, in round trips, to detect spurious losses.
+/// How long lost packets are remembered to detect spurious losses, in round trips.
 const LOST_KEPT_RTTS: u64 = 2;
 
-/// The most unacknowledged packets per path: several windows of the largest path we serve.
+/// The most unacknowledged packets of a path: several windows of the fastest supported path.
 const SENT_MAX: usize = 64 * 1024;
 
-/// R-ACK-4: packets between two skipped numbers, as a minimum and as the random range beyond it. A
-/// guess: rare enough that the gaps cost a receiver one early ACK and one range in hundreds of packets.
+/// R-ACK-4: the number of packets between two skipped numbers: the minimum, and the random range
+/// beyond it. A guess: rare enough that the gaps cost a receiver one early ACK and one range in
+/// hundreds of packets.
 const SKIP_AFTER_MIN: u64 = 16;
 const SKIP_AFTER_SPREAD: u64 = 480;
-/// Skipped numbers that are remembered; when more are in flight the oldest are forgotten.
+/// The most skipped numbers that are remembered. When more are in flight, the oldest are forgotten.
 const SKIPPED_MAX: usize = 512;
-/// Entries of `lost` that arrived after all, before the list is cleaned up.
+/// The most entries of `lost` that arrived after all, before the list is cleaned up.
 const LOST_STALE_MAX: usize = 32;
 
 /// How a path's window is restored when the path answers again.
@@ -70,19 +72,20 @@ pub(crate) enum WindowRestore {
     Reset,
 }
 
-/// The effects of an ACK or a timeout.
+/// The result of an ACK or a timeout.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct RecoveryOutcome {
     /// Whether anything was newly acknowledged.
     pub(crate) progress: bool,
     /// The round trip that the ACK measured, with the peer's ACK delay subtracted.
     pub(crate) rtt: Option<Span>,
-    /// An MTU probe of this size arrived.
+    /// The size of an MTU probe that arrived.
     pub(crate) mtu_acked: Option<u16>,
-    /// An MTU probe was lost.
+    /// Whether an MTU probe was lost.
     pub(crate) mtu_lost: bool,
-    /// Sizes of the largest ordinary packets acknowledged and lost.
+    /// The size of the largest ordinary packet acknowledged.
     pub(crate) acked_size: u16,
+    /// The size of the largest ordinary packet lost.
     pub(crate) lost_size: u16,
     pub(crate) lost_packets: u32,
 }
@@ -95,11 +98,12 @@ pub(crate) struct Recovery {
     /// The number below which no packet is outstanding.
     first_open: u64,
     /// Numbers of lost packets that are still remembered, ascending. `lost_stale` of them arrived
-    /// since.
+    /// after all.
     lost: VecDeque<u64>,
     lost_stale: usize,
-    /// Skipped numbers, ascending, and the next one; none before the first packet.
+    /// Skipped numbers, ascending.
     skipped: VecDeque<u64>,
+    /// The next number to skip; `None` before the first packet.
     skip_at: Option<u64>,
     largest_acked: Option<u64>,
     pub(crate) in_flight: u64,
@@ -108,8 +112,8 @@ pub(crate) struct Recovery {
     last_eliciting_at: Time,
     /// When the last outage ended.
     answered_again_at: Time,
-    /// Numbers of the probes sent in the last outage, which should have been lost; empty once one of
-    /// them arrived.
+    /// Numbers of the probes sent in the last outage, which should be lost; empty once one of them
+    /// arrived.
     vain: Range<u64>,
     /// Consecutive silences that were no outages: the probes sent in them arrived and were answered
     /// late.
@@ -122,16 +126,16 @@ pub(crate) struct Recovery {
     episode_spurious: u64,
     /// The round trip with both directions on this path.
     pub(crate) rtt: RttEstimator,
-    /// The round trip with ACKs on any path; none while all ACKs came on this path.
+    /// The round trip with ACKs on any path; `None` while all ACKs arrived on this path.
     elsewhere: Option<Box<RttEstimator>>,
     pub(crate) controller: Box<dyn Controller>,
     /// The resumed window of an earlier path, while it is not validated.
     careful: Option<Box<CarefulResume>>,
     /// Delivery snapshots in step with `sent`, for a controller that wants rate samples.
     delivery: Option<Box<DeliveryRateEstimator>>,
-    /// The classification of losses, if it is enabled, and whether random losses are hidden from the
-    /// controller now.
+    /// The classification of losses, if it is enabled.
     classifier: Option<Box<LossClassifier>>,
+    /// Whether random losses are now hidden from the controller.
     hides: bool,
     /// Counters for reports.
     pub(crate) lost_total: u64,
@@ -179,7 +183,7 @@ impl Recovery {
         }
     }
 
-    /// Enables the classification of losses; `hides`: random losses are hidden from the controller.
+    /// Enables the classification of losses. `hides`: random losses are hidden from the controller.
     pub(crate) fn classify_losses(&mut self, now: Time, hides: bool) {
         let classifier = self
             .classifier
@@ -191,14 +195,14 @@ impl Recovery {
         self.hides = hides;
     }
 
-    /// Forgets the queue's measurements, because the path leads elsewhere.
+    /// Forgets the measurements of the queue, because the path has another route now.
     pub(crate) fn forget_queue(&mut self, now: Time) {
         if let Some(classifier) = &mut self.classifier {
             **classifier = LossClassifier::new(now);
         }
     }
 
-    /// The number the next packet gets.
+    /// The number of the next packet.
     pub(crate) fn next_number(&self) -> u64 {
         self.base + self.sent.len() as u64
     }
@@ -216,8 +220,8 @@ impl Recovery {
         self.skip_at.is_none_or(|at| at <= self.next_number())
     }
 
-    /// R-ACK-4: skips the next number if that is due, and chooses the one after it by `draw`, which no
-    /// peer can guess.
+    /// R-ACK-4: skips the next number if that is due, and chooses the following one by `draw`,
+    /// which no peer can guess.
     pub(crate) fn skip(&mut self, draw: u64) {
         if self.skip_at.is_some() {
             if self.skipped.len() == SKIPPED_MAX {
@@ -250,8 +254,8 @@ impl Recovery {
         Some(oldest)
     }
 
-    /// R-ACK-3: bounds the unacknowledged packets of a peer that never answers. The oldest is declared
-    /// lost when there are too many; `each` gets the frames it carried.
+    /// R-ACK-3: limits the unacknowledged packets of a peer that never answers: if there are too
+    /// many, the oldest counts as lost, and `each` gets the frames that it carried.
     pub(crate) fn give_up_oldest(&mut self, mut each: impl FnMut(SentFrame, bool)) {
         while self.sent.len() > SENT_MAX
             && let Some(oldest) = self.pop_oldest()
@@ -271,7 +275,7 @@ impl Recovery {
 
     pub(crate) fn on_sent(&mut self, mut sent: SentPacket) {
         if !sent.eliciting {
-            // Nobody will answer it, and nothing in it is said again.
+            // The peer will not acknowledge it, and none of its frames is repeated.
             sent.state = PacketState::Done;
             sent.more = Vec::new();
             while self
@@ -293,12 +297,12 @@ impl Recovery {
         self.sent.push_back(sent);
     }
 
-    /// Bytes the window still allows.
+    /// The number of bytes that the window still allows.
     pub(crate) fn room(&self) -> u64 {
         self.controller.window().saturating_sub(self.in_flight)
     }
 
-    /// Whether any sent packet awaits an ACK.
+    /// Whether any packet is unacknowledged.
     pub(crate) fn is_waiting(&self) -> bool {
         self.outstanding_eliciting > 0
     }
@@ -308,8 +312,8 @@ impl Recovery {
         self.elsewhere.as_deref().unwrap_or(&self.rtt)
     }
 
-    /// R-ACK-6: takes in a round trip sample. One whose ACK came on another path does not count as this
-    /// path's round trip.
+    /// R-ACK-6: handles a round trip sample. If its ACK arrived on another path, it does not count
+    /// as this path's round trip.
     fn on_sample(&mut self, on_own_path: bool, sample: Span, delay: Span) -> Option<Span> {
         let own = on_own_path.then(|| self.rtt.on_sample(sample, delay));
         if !on_own_path && self.elsewhere.is_none() {
@@ -321,8 +325,8 @@ impl Recovery {
         own
     }
 
-    /// Handles an ACK that came on this path itself (`on_own_path`) or on another. Calls `each` with
-    /// what arrived (`true`) or counts as lost (`false`).
+    /// Handles an ACK that arrived on this path itself (`on_own_path`) or on another one. Calls
+    /// `each` with frames that arrived (`true`) or count as lost (`false`).
     pub(crate) fn on_ack(
         &mut self,
         now: Time,
@@ -335,7 +339,7 @@ impl Recovery {
         mut each: impl FnMut(SentFrame, bool),
     ) -> Result<RecoveryOutcome, PeerFault> {
         let next = self.next_number();
-        // R-ACK-2: nothing that was never sent can have arrived.
+        // R-ACK-2: a packet that was never sent cannot have arrived.
         if ranges.largest >= next {
             return Err(PeerFault::BadAck {
                 path,
@@ -349,7 +353,7 @@ impl Recovery {
         let mut newest: Option<(Time, bool)> = None;
         let mut sample = None;
         for (low, high) in ranges.iter() {
-            // R-ACK-4: what was never sent cannot have arrived.
+            // R-ACK-4: a skipped number cannot have arrived.
             if let Some(number) = self.skipped_within(low, high) {
                 return Err(PeerFault::SkippedAck { path, number });
             }
@@ -361,7 +365,8 @@ impl Recovery {
             if high < self.base {
                 continue;
             }
-            // R-ACK-5: below `first_open` only what was lost is news; it is looked up, not searched.
+            // R-ACK-5: below `first_open` only lost packets are of interest; they are looked up,
+            // not searched.
             let mut at = self.lost.partition_point(|n| *n < low);
             while let Some(number) = self.lost.get(at).copied().filter(|n| *n <= high) {
                 at += 1;
@@ -482,7 +487,7 @@ impl Recovery {
             );
         }
         self.prune(now);
-        // An ACK that reached beyond a number left out has told the truth about it.
+        // An ACK beyond a skipped number has shown that the peer does not acknowledge it.
         while self
             .skipped
             .front()
@@ -493,14 +498,15 @@ impl Recovery {
         Ok(outcome)
     }
 
-    /// The path goes on with a window that was measured before it was, and slow start up to `threshold`.
+    /// Continues with a window that was measured on an earlier path, and slow start up to
+    /// `threshold`.
     pub(crate) fn resume(&mut self, window: u64, threshold: u64) {
         self.controller.resume(window, threshold);
         let careful = CarefulResume::new(self.next_number(), self.in_flight, threshold);
         self.careful = Some(careful.into());
     }
 
-    /// Whether the window is in doubt.
+    /// Whether the window was resumed and is not validated yet.
     pub(crate) fn is_careful(&self) -> bool {
         self.careful.is_some()
     }
@@ -527,7 +533,7 @@ impl Recovery {
         self.skipped.get(at).copied().filter(|n| *n <= high)
     }
 
-    /// Declares lost what is too old, and arms the timer for what soon will be.
+    /// Declares packets lost that are too old, and sets the timer for those that soon will be.
     fn detect(
         &mut self,
         now: Time,
@@ -556,7 +562,7 @@ impl Recovery {
             let late = sent.at + tolerance <= now;
             let overtaken = largest - number >= self.packet_threshold;
             if !late && !overtaken {
-                // Those after it are later and less overtaken.
+                // Later packets were sent later and have been overtaken by fewer.
                 self.loss_at = sent.at + tolerance;
                 break;
             }
@@ -629,7 +635,7 @@ impl Recovery {
         }
     }
 
-    /// Whether what was lost now is hidden from the controller.
+    /// Whether the losses that were just detected are hidden from the controller.
     fn is_random(&mut self, now: Time, sent_at: Time, datagram: u16) -> bool {
         let rtt_min = self.rtt.min();
         let window = self.controller.window() / u64::from(datagram.max(1));
@@ -652,7 +658,7 @@ impl Recovery {
         }
     }
 
-    /// The loss timer fired.
+    /// Handles the loss timer.
     pub(crate) fn on_loss_timeout(
         &mut self,
         now: Time,
@@ -664,31 +670,31 @@ impl Recovery {
         outcome
     }
 
-    /// When the loss timer fires.
+    /// When the loss timer is due.
     pub(crate) fn loss_at(&self) -> Time {
         self.loss_at
     }
 
-    /// The probe timer fired.
+    /// Handles the probe timer.
     pub(crate) fn on_probe_timeout(&mut self, now: Time) {
         self.probes += 1;
-        // Whether or not the probe can leave, the next one is due a full interval from now.
+        // Whether or not the probe can be sent, the next one is due a full interval from now.
         self.last_eliciting_at = now;
     }
 
-    /// Whether anything sent here ever arrived.
+    /// Whether any packet sent on the path was ever acknowledged.
     pub(crate) fn ever_answered(&self) -> bool {
         self.largest_acked.is_some()
     }
 
-    /// When to probe, if nothing is heard until then.
+    /// When to send a probe, if nothing arrives before.
     pub(crate) fn probe_at(&self, ack_delay_max: Span, interval_max: Span) -> Time {
         if !self.is_waiting() {
             return Time::NEVER;
         }
         let base = self.return_rtt().probe_timeout(ack_delay_max);
-        // One answer that came after a long stall must not make the next question wait as long; only
-        // a path whose every answer is slow is asked that slowly.
+        // A single answer after a long stall must not delay the next probe as long. Only a path
+        // whose answers are all slow is probed so slowly.
         let slow = self
             .return_rtt()
             .min()
@@ -699,7 +705,7 @@ impl Recovery {
         self.last_eliciting_at + span
     }
 
-    /// When to probe, if a pause decides and not the number of probes.
+    /// When to send a probe after `pause`, whatever the number of probes before.
     pub(crate) fn probe_after(&self, pause: Span) -> Time {
         if !self.is_waiting() {
             return Time::NEVER;
@@ -730,14 +736,14 @@ impl Recovery {
         self.last_eliciting_at
     }
 
-    /// The oldest unacknowledged packet, which a probe should repeat.
+    /// The oldest unacknowledged packet, whose data a probe should repeat.
     pub(crate) fn oldest(&self) -> Option<&SentPacket> {
         self.sent
             .range((self.first_open - self.base) as usize..)
             .find(|s| s.state == PacketState::Outstanding && s.eliciting)
     }
 
-    /// The first unacknowledged packet from `number` on that carries data of its own and is `wanted`.
+    /// The first unacknowledged packet from `number` on that carries original data and is `wanted`.
     pub(crate) fn next_original(
         &self,
         number: u64,
@@ -772,8 +778,9 @@ impl Recovery {
         self.skipped.shrink_to_fit();
     }
 
-    /// Gives up on everything outstanding without a congestion response: the path fell silent or was
-    /// closed, and its data must travel elsewhere. Packets stay known, so that a late ACK still counts.
+    /// Gives up all unacknowledged packets without a congestion response, because the path fell
+    /// silent or was closed and its data must be sent on other paths. The packets are remembered,
+    /// so that a late ACK still counts.
     pub(crate) fn abandon(&mut self, mut each: impl FnMut(SentFrame, bool)) {
         let first = (self.first_open - self.base) as usize;
         for (sent, number) in self.sent.range_mut(first..).zip(self.first_open..) {
@@ -810,16 +817,16 @@ mod tests {
         Time::ZERO + MS.times(ms)
     }
 
-    struct Bed {
+    struct RecoveryFixture {
         recovery: Recovery,
         arrived: Vec<u64>,
         lost: Vec<u64>,
     }
 
-    impl Bed {
+    impl RecoveryFixture {
         fn new() -> Self {
             let recovery = Recovery::new(MS.times(100), controller(CongestionKind::NewReno, 1_000));
-            Bed {
+            RecoveryFixture {
                 recovery,
                 arrived: vec![],
                 lost: vec![],
@@ -841,7 +848,7 @@ mod tests {
         fn ack(&mut self, now: Time, ranges: &[(u64, u64)]) -> Result<RecoveryOutcome, PeerFault> {
             self.ack_by(true, now, ranges)
         }
-        /// An ACK that came on the path itself, or on another.
+        /// Handles an ACK that arrived on the path itself, or on another one.
         fn ack_by(
             &mut self,
             on_own_path: bool,
@@ -860,7 +867,7 @@ mod tests {
             let Some(Ok(Frame::Ack { ranges, .. })) = FrameIter::new(&buf[..n]).next() else {
                 panic!()
             };
-            let Bed {
+            let RecoveryFixture {
                 recovery,
                 arrived,
                 lost,
@@ -889,7 +896,7 @@ mod tests {
     #[test]
     fn an_ack_that_came_another_way_moves_timers_and_not_the_round_trip() {
         // R-ACK-6
-        let mut bed = Bed::new();
+        let mut bed = RecoveryFixture::new();
         bed.send(at(0));
         bed.ack(at(50), &[(0, 0)]).unwrap();
         for n in 1..50 {
@@ -915,7 +922,7 @@ mod tests {
 
     #[test]
     fn three_later_packets_make_one_lost() {
-        let mut bed = Bed::new();
+        let mut bed = RecoveryFixture::new();
         (0..5).for_each(|i| bed.send(at(i)));
         bed.ack(at(50), &[(1, 3)]).unwrap();
         assert_eq!(
@@ -927,7 +934,7 @@ mod tests {
 
     #[test]
     fn a_late_packet_is_noticed_and_the_response_undone() {
-        let mut bed = Bed::new();
+        let mut bed = RecoveryFixture::new();
         (0..5).for_each(|i| bed.send(at(i)));
         let before = bed.recovery.controller.window();
         bed.ack(at(50), &[(1, 3)]).unwrap();
@@ -939,14 +946,14 @@ mod tests {
 
     #[test]
     fn time_makes_the_last_but_one_lost() {
-        let mut bed = Bed::new();
+        let mut bed = RecoveryFixture::new();
         bed.send(at(0));
         bed.send(at(0));
         bed.ack(at(40), &[(1, 1)]).unwrap();
         assert!(bed.lost.is_empty());
         let fires = bed.recovery.loss_at();
         assert_eq!(fires, at(45));
-        let Bed { recovery, lost, .. } = &mut bed;
+        let RecoveryFixture { recovery, lost, .. } = &mut bed;
         recovery.on_loss_timeout(fires, MS.times(20), |said, _| {
             if let SentFrame::Data(d) = said {
                 lost.push(d.offset);
@@ -957,7 +964,7 @@ mod tests {
 
     #[test]
     fn one_answer_after_a_long_stall_does_not_make_the_next_question_wait() {
-        let mut bed = Bed::new();
+        let mut bed = RecoveryFixture::new();
         bed.send(at(0));
         bed.ack(at(40), &[(0, 0)]).unwrap();
         bed.send(at(100));
@@ -969,7 +976,7 @@ mod tests {
 
     #[test]
     fn an_ack_of_what_was_never_sent_is_a_fault() {
-        let mut bed = Bed::new();
+        let mut bed = RecoveryFixture::new();
         bed.send(at(0));
         assert_eq!(
             bed.ack(at(9), &[(0, 1)]),
@@ -983,7 +990,7 @@ mod tests {
 
     #[test]
     fn an_abandoned_path_gives_back_everything_without_a_response() {
-        let mut bed = Bed::new();
+        let mut bed = RecoveryFixture::new();
         (0..4).for_each(|i| bed.send(at(i)));
         let window = bed.recovery.controller.window();
         let mut back = vec![];
@@ -999,7 +1006,7 @@ mod tests {
     #[test]
     fn a_number_left_out_is_neither_lost_nor_waited_for_and_its_ack_is_a_fault() {
         // R-ACK-4
-        let mut bed = Bed::new();
+        let mut bed = RecoveryFixture::new();
         bed.recovery.skip(0);
         let mut skipped = 0;
         for n in 0..40 {
@@ -1031,13 +1038,14 @@ mod tests {
     #[test]
     fn an_ack_repeated_for_a_whole_window_costs_its_news_and_not_the_window() {
         // R-ACK-5
-        let mut bed = Bed::new();
+        let mut bed = RecoveryFixture::new();
         (0..20_000).for_each(|_| bed.send(at(0)));
-        // The first packet is missing, so all of the window is still known.
+        // The first packet is missing, so all packets of the window are still remembered.
         bed.ack(at(1_000), &[(1, 19_998)]).unwrap();
         assert!(bed.recovery.sent.len() >= 20_000);
         bed.ack(at(1_001), &[(1, 19_998)]).unwrap();
-        // Where the next ACK begins to look, and what it looks up below that.
+        // The number from which the next ACK begins to search, and the lost packets that it looks
+        // up below.
         assert!(19_998 - bed.recovery.first_open <= PACKET_THRESHOLD_MAX);
         assert_eq!(bed.recovery.lost, [0]);
         bed.ack(at(1_002), &[(0, 19_999)]).unwrap();
@@ -1048,7 +1056,7 @@ mod tests {
     #[test]
     fn a_peer_that_never_acknowledges_does_not_fill_our_memory() {
         // R-ACK-3
-        let mut bed = Bed::new();
+        let mut bed = RecoveryFixture::new();
         for n in 0..100_000 {
             bed.recovery.on_sent(SentPacket::new(at(n)));
         }

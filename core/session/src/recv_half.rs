@@ -1,12 +1,13 @@
-//! The receiving half of a flow: bytes that arrived, put in order, until they are read.
+//! The receiving half of a flow: received bytes, which are put in order and kept until they are
+//! read.
 //!
-//! Bytes lie in blocks of [`BLOCK_BYTES`]. A block holds its bytes as pieces that do not touch each
-//! other, each allocated by its size: a piece in the middle of nothing costs what it is long, and
-//! [`PIECE_OVERHEAD_BYTES`]. Only where bytes stream in, one block after another, is a block allocated
-//! whole. A block that was received whole is handed to the reader without a copy.
+//! Bytes are stored in blocks of [`BLOCK_BYTES`]. A block holds pieces that do not touch each
+//! other. Each piece is allocated by its size, so an isolated piece costs its length and
+//! [`PIECE_OVERHEAD_BYTES`]. A block is allocated as a whole only if bytes arrive in sequence, one
+//! block after another. A complete block is passed to the reader without a copy.
 //!
-//! What is allocated is charged to the peer's key. Bytes that find no room there are not kept, nor
-//! acknowledged (R-FLOW-6).
+//! Allocated memory is charged to the peer's key. Bytes that find no room there are neither kept
+//! nor acknowledged (R-FLOW-6).
 
 use std::collections::VecDeque;
 
@@ -20,19 +21,21 @@ use crate::ranges::RangeSet;
 
 /// Bytes of a receive block.
 pub(crate) const BLOCK_BYTES: u64 = 16 * 1024;
-/// What a piece costs beside its bytes: its place in the block's list, which doubles as it grows, and
-/// the allocator's own bookkeeping.
+/// The memory that a piece takes beside its bytes: its entry in the block's list, which doubles as
+/// it grows, and the allocator's own overhead.
 const PIECE_OVERHEAD_BYTES: u64 = 96;
-/// Pieces of a block: as many as gaps in it. A further one is not kept (R-FLOW-6), because each costs a
-/// move of those behind it. Packets of 32 bytes of which every second one is lost make so many.
+/// The most pieces of a block: as many as it has gaps. A further one is not kept (R-FLOW-6),
+/// because each insertion moves the pieces behind it. Packets of 32 bytes, of which every second
+/// one is lost, make this many.
 const PIECES_MAX: usize = 256;
-/// What a flow costs a host before any byte arrives: its state here, in the driver and in an application.
+/// The memory that a flow costs a host before any byte arrives: its state here, in the driver and
+/// in an application.
 pub(crate) const FLOW_BYTES: u64 = 4 * 1024; // a guess: the state here is a quarter of it
 
 /// Consecutive received bytes of a block.
 #[derive(Debug)]
 struct ReceivedPiece {
-    /// Where the piece begins in its block.
+    /// The offset of the piece within its block.
     start: usize,
     bytes: Vec<u8>,
 }
@@ -42,9 +45,9 @@ impl ReceivedPiece {
         self.start + self.bytes.len()
     }
 
-    /// What the piece occupies.
+    /// The memory that the piece takes.
     fn footprint(&self) -> u64 {
-        // No allocation is smaller than 24 bytes.
+        // Allocators do not allocate less than 24 bytes.
         PIECE_OVERHEAD_BYTES + self.bytes.capacity().max(24) as u64
     }
 
@@ -58,7 +61,7 @@ impl ReceivedPiece {
 pub(crate) struct RecvHalf {
     /// The pieces of each block, in order.
     blocks: VecDeque<Vec<ReceivedPiece>>,
-    /// What all pieces occupy.
+    /// The memory that all pieces take.
     held: u64,
     charge: MemoryCharge,
     first_block: u64,
@@ -86,7 +89,7 @@ pub(crate) struct ReceivedChange {
     pub(crate) new: u64,
     /// Whether bytes became readable.
     pub(crate) readable: bool,
-    /// Whether data could not be stored: their packet must not be acknowledged.
+    /// Whether data could not be stored, so that its packet must not be acknowledged.
     pub(crate) unkept: bool,
 }
 
@@ -134,8 +137,9 @@ impl RecvHalf {
         half
     }
 
-    /// The most gaps to keep: as many as a window of full-size packets has when every second one is
-    /// missing, and at least [`FLOW_GAPS_MAX`]. The window bounds their memory whatever their number.
+    /// The most gaps to keep: as many as a window of full-size packets has if every second one is
+    /// missing, and at least [`FLOW_GAPS_MAX`]. The window limits their memory whatever their
+    /// number.
     fn gaps_max(&self) -> usize {
         FLOW_GAPS_MAX.max((self.window / 2048) as usize)
     }
@@ -152,7 +156,7 @@ impl RecvHalf {
         self.received.len()
     }
 
-    /// The end of the contiguous bytes.
+    /// The end of the bytes that arrived without a gap.
     pub(crate) fn contiguous(&self) -> u64 {
         self.received.end_from(self.read_to).max(self.read_to)
     }
@@ -160,14 +164,14 @@ impl RecvHalf {
     pub(crate) fn has_gap(&self) -> bool {
         self.reached > self.contiguous()
     }
-    /// Offset of the next byte to be read.
+    /// The offset of the next byte to be read.
     pub(crate) fn read_to(&self) -> u64 {
         self.read_to
     }
     pub(crate) fn final_size(&self) -> Option<u64> {
         self.final_size
     }
-    /// Bytes that arrived more than once.
+    /// The number of bytes that arrived more than once.
     pub(crate) fn duplicate(&self) -> u64 {
         self.duplicate
     }
@@ -176,7 +180,7 @@ impl RecvHalf {
         self.reached
     }
 
-    /// Takes in received bytes.
+    /// Handles received bytes.
     #[inline]
     pub(crate) fn on_data(
         &mut self,
@@ -202,7 +206,7 @@ impl RecvHalf {
                 credit: self.credit,
             });
         }
-        // R-FLOW-6: a piece that would open one gap too many is not kept, nor acknowledged.
+        // R-FLOW-6: a piece that would open one gap too many is neither kept nor acknowledged.
         let start = offset.max(self.read_to);
         let wanted = start < end && self.reset.is_none() && self.stopped.is_none();
         let gap = start > self.read_to && !self.received.touches(start, end);
@@ -246,7 +250,7 @@ impl RecvHalf {
         })
     }
 
-    /// What the flow occupies here.
+    /// The memory that the flow takes here.
     fn footprint(&self) -> u64 {
         let lists = self.blocks.capacity() * size_of::<Vec<ReceivedPiece>>();
         FLOW_BYTES + self.held + lists as u64 + self.received.footprint()
@@ -259,8 +263,8 @@ impl RecvHalf {
         }
     }
 
-    /// The least that `start..end` would add to what is occupied; none where it fits into what is
-    /// allocated.
+    /// A lower bound of the memory that `start..end` would add; zero if it fits into allocated
+    /// memory.
     #[inline]
     fn growth(&self, start: u64, end: u64) -> u64 {
         if !self.charge.is_counted() {
@@ -290,7 +294,7 @@ impl RecvHalf {
                 self.blocks.resize_with(index + 1, Vec::new);
             }
             match &mut self.blocks[index][..] {
-                // In order, as nearly always: nothing is allocated or written twice.
+                // The common case, arrival in order: nothing is allocated or copied twice.
                 [piece] if piece.end() == at && piece.bytes.capacity() - piece.bytes.len() >= n => {
                     piece.bytes.extend_from_slice(&data[..n]);
                 }
@@ -301,9 +305,9 @@ impl RecvHalf {
         }
     }
 
-    /// Adds bytes to a block where no allocation has room for them yet.
+    /// Adds bytes to a block in which no piece has room for them yet.
     fn store_in_block(&mut self, index: usize, at: usize, data: &[u8]) {
-        // Bytes that follow a whole block are a stream: their block will be filled too.
+        // Bytes that follow a complete block are a stream, so their block will be filled as well.
         let streams = at == 0
             && match index.checked_sub(1) {
                 None => self.first_block > 0,
@@ -340,7 +344,7 @@ impl RecvHalf {
             reserve(&mut piece.bytes, len + data.len() - known);
             piece.bytes.extend_from_slice(&data[known..]);
         }
-        // The piece may now reach the next ones.
+        // The piece may now reach the following ones.
         while block
             .get(i + 1)
             .is_some_and(|next| next.start <= block[i].end())
@@ -358,13 +362,13 @@ impl RecvHalf {
         self.held += block[i].footprint();
     }
 
-    /// The piece with the next bytes to be read, and where in it they begin.
+    /// The piece with the next bytes to be read, and their offset in it.
     fn front_piece(&self) -> (&ReceivedPiece, usize) {
         let piece = self.blocks[0].first().expect("received bytes have a piece");
         (piece, (self.read_to % BLOCK_BYTES) as usize - piece.start)
     }
 
-    /// Bytes ready to be read.
+    /// The number of bytes ready to be read.
     pub(crate) fn readable(&self) -> u64 {
         self.contiguous() - self.read_to
     }
@@ -373,7 +377,8 @@ impl RecvHalf {
         self.final_size == Some(self.read_to)
     }
 
-    /// Reads into `out`; zero means nothing is there (or the end, see [`RecvHalf::is_at_end`]).
+    /// Reads into `out`. Zero means that nothing is available, or the end
+    /// ([`RecvHalf::is_at_end`]).
     pub(crate) fn read(&mut self, out: &mut [u8]) -> usize {
         let total = (self.readable() as usize).min(out.len());
         let mut filled = 0;
@@ -442,7 +447,8 @@ impl RecvHalf {
         self.credit
     }
 
-    /// Records that the application made everything below `offset` safe. True if that is new.
+    /// Records that the application has stored everything below `offset`. Returns true if that is
+    /// new.
     pub(crate) fn set_durable(&mut self, offset: u64) -> bool {
         let offset = offset.min(self.read_to);
         let news = offset > self.durable;
@@ -453,7 +459,7 @@ impl RecvHalf {
         self.durable
     }
 
-    /// Drops unread bytes that no reader wants. The counts remain.
+    /// Drops unread bytes that will not be read. The counts remain.
     pub(crate) fn discard(&mut self) {
         self.blocks = VecDeque::new();
         self.held = 0;
@@ -462,7 +468,7 @@ impl RecvHalf {
         self.recharge();
     }
 
-    /// Hands over the charge of bytes that were read and are not delivered yet.
+    /// Returns the charge of bytes that were read and are not delivered yet.
     pub(crate) fn take_charge(&mut self, delivered: u64) -> MemoryCharge {
         let mut charge = std::mem::take(&mut self.charge);
         charge.resize(delivered);
@@ -484,7 +490,8 @@ impl RecvHalf {
         }
     }
 
-    /// Drops bytes beyond a gap: after a wake both ends continue from the contiguous end.
+    /// Drops bytes beyond a gap: after a resume both ends continue from the end of the contiguous
+    /// bytes.
     pub(crate) fn forget_gaps(&mut self) {
         let end = self.contiguous();
         if end == self.read_to {
@@ -520,7 +527,7 @@ impl RecvHalf {
         self.final_size
             .is_some_and(|size| self.contiguous() >= size)
     }
-    /// Bytes allocated for what was received and not read, as a test counts them.
+    /// The number of bytes allocated for unread data, as a test counts them.
     #[cfg(test)]
     fn allocated(&self) -> u64 {
         let list = size_of::<ReceivedPiece>();
@@ -561,7 +568,7 @@ mod tests {
             let mut reads = reads.into_iter().cycle();
             let mut next = 0;
             while !half.is_complete() {
-                // Random pieces first, then the rest in order.
+                // First random pieces, then the rest in order.
                 let (start, len) = match pieces.next() {
                     Some((s, l)) => (s % total, l),
                     None => { let s = next; next += 2_000; (s, 2_000) }
@@ -617,7 +624,8 @@ mod tests {
     }
 
     proptest! {
-        /// Pieces anywhere, overlapping or not: what is charged covers what is allocated, always.
+        /// Pieces at any offsets, overlapping or not: the charge always covers the allocated
+        /// memory.
         #[test]
         fn what_is_charged_is_at_least_what_is_allocated(
             pieces in proptest::collection::vec((0usize..200_000, 1usize..3_000), 1..300),
@@ -651,7 +659,7 @@ mod tests {
             let at = (block + 1) * BLOCK_BYTES - 1;
             assert!(!half.on_data(FLOW, at, &[7], false).unwrap().unkept);
         }
-        // 512 blocks of 16 KiB were 8 MiB.
+        // 512 blocks of 16 KiB would be 8 MiB.
         assert!(pool.used() < 128 * 1024, "{} bytes", pool.used());
         assert!(pool.used() >= half.allocated());
     }

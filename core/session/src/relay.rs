@@ -1,4 +1,4 @@
-//! Relaying: packets of a session that is not ours, passed on sealed.
+//! Relaying: forwards sealed packets of sessions between other hosts.
 //!
 //! ```text
 //!  device A ══ its session with the relay ══ relay ══ B's session with it ══ device B (listens)
@@ -6,11 +6,12 @@
 //!     └ 010rrrrr │ relay id 8 │ packet of A's session with B ┘
 //! ```
 //!
-//! A relayed packet looks like a DATA packet, with the relay's id where a connection id would be. It
-//! is taken only from where the session that asked for the relay is proved to be, and what comes back
-//! goes to such a place: knowing an id is worth nothing. Nothing is queued, opened or answered here.
+//! A relayed packet looks like a DATA packet, with the relay's id where a connection id would be.
+//! It is accepted only from a validated address of the session that requested the relay, and
+//! answers are sent only to such an address, so that knowing an id is not enough. Packets are not
+//! queued, decrypted or answered here.
 //!
-//! To a session's core a relayed path is one like any other, to the address that stands for the relay
+//! For a session a relayed path is like any other path, with an address that stands for the relay
 //! ([`RelayId::address`]).
 
 use std::collections::BTreeMap;
@@ -21,13 +22,14 @@ use std::str::FromStr;
 use d2tp_seal::{PublicKey, Rng};
 use d2tp_wire::{CID_BYTES, PacketKind};
 
-use crate::endpoint::{Admission, Endpoint, SessionId};
+use crate::endpoint::{Admission, Endpoint};
 use crate::link::Addresses;
+use crate::session_id::SessionId;
 
 /// Bytes before a relayed packet: a first byte and the relay's id.
 pub const RELAY_HEADER_BYTES: usize = 1 + CID_BYTES;
-/// R-RELAY-3: packets forwarded to an address from which nothing came back yet. A device sends ten SYNs
-/// before its interval grows.
+/// R-RELAY-3: the most packets that are forwarded to an address without an answer from there. A
+/// device sends ten SYNs before its interval grows.
 pub const UNANSWERED_MAX: u32 = 16;
 /// The size of the smallest packet, UNKNOWN.
 const PACKET_BYTES_MIN: usize = 25;
@@ -37,8 +39,8 @@ const PACKET_BYTES_MIN: usize = 25;
 pub struct RelayId(pub [u8; CID_BYTES]);
 
 impl RelayId {
-    /// The address that stands for the relay in paths. No host has it: packets to this block are
-    /// discarded. // RFC 6666
+    /// The address that stands for the relay in paths. No host has it, because packets to this
+    /// block are discarded. // RFC 6666
     pub fn address(self) -> SocketAddr {
         let [a, b, c, d, e, f, g, h] = self.0;
         let low = [[a, b], [c, d], [e, f], [g, h]].map(u16::from_be_bytes);
@@ -46,7 +48,7 @@ impl RelayId {
         SocketAddr::from((ip, 0))
     }
 
-    /// The relay that an address stands for, if it does.
+    /// The relay that an address stands for; `None` for other addresses.
     pub fn of(address: &SocketAddr) -> Option<RelayId> {
         let SocketAddr::V6(v6) = address else {
             return None;
@@ -76,8 +78,8 @@ impl FromStr for RelayId {
     }
 }
 
-/// The relay id in a datagram, in the place of a connection id, if the datagram could be a relayed
-/// packet or a DATA packet.
+/// The relay id in a datagram, at the position of a connection id, if the datagram could be a
+/// relayed packet or a DATA packet.
 pub fn relayed_id(datagram: &[u8]) -> Option<[u8; CID_BYTES]> {
     match PacketKind::split(datagram)? {
         (PacketKind::Data, _, cid, _) => Some(cid.0),
@@ -85,7 +87,7 @@ pub fn relayed_id(datagram: &[u8]) -> Option<[u8; CID_BYTES]> {
     }
 }
 
-/// The packet within a relayed one; none if it is no D2TP packet.
+/// The packet within a relayed one; `None` if it is no D2TP packet.
 pub fn unwrap_relayed(datagram: &mut [u8]) -> Option<&mut [u8]> {
     let packet = datagram.get_mut(RELAY_HEADER_BYTES..)?;
     is_packet(packet).then_some(packet)
@@ -95,7 +97,8 @@ fn is_packet(bytes: &[u8]) -> bool {
     bytes.len() >= PACKET_BYTES_MIN && PacketKind::split(bytes).is_some()
 }
 
-/// Appends a packet in its relayed form. Its low bits stand in for random ones.
+/// Appends a packet in its relayed form. The low bits of the packet's first byte serve as random
+/// bits.
 pub fn wrap_relayed(id: RelayId, packet: &[u8], out: &mut Vec<u8>) {
     let low = packet.first().map_or(0, |first| first & 0x1f);
     out.push(PacketKind::Data.first_byte() | low);
@@ -106,14 +109,17 @@ pub fn wrap_relayed(id: RelayId, packet: &[u8], out: &mut Vec<u8>) {
 /// Why a relay was refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum RelayRefusal {
-    /// The device has as many clients as it may.
+    /// The device has as many relays as one client may have; the limit is given.
     #[error("this client has {0} relays, which is its limit")]
     ClientFull(usize),
-    /// The host has as many relays as it allows.
+    /// The host has as many relays as it allows; the limit is given.
     #[error("there are {0} relays, which is the limit")]
     Full(usize),
-    /// No device with that key listens, or not to this caller. Both get the same answer, so that
-    /// callers cannot find out which devices are there.
+    /// The device has no memory left for a relay.
+    #[error("there is no memory for another relay of this client")]
+    NoMemory,
+    /// No device with that key listens, or it does not admit this caller. Both get the same answer,
+    /// so that callers cannot find out which devices are there.
     #[error("nobody of that name listens here to this client")]
     NobodyListens,
     /// The session is over.
@@ -121,27 +127,28 @@ pub enum RelayRefusal {
     NoSession,
 }
 
-/// The most relays of a host (R-RELAY-4).
+/// The most relays that a host allows (R-RELAY-4).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RelayLimits {
-    /// Relays of one client key.
+    /// The most relays of one client key.
     pub client: usize,
-    /// Relays of all clients.
+    /// The most relays of all clients together.
     pub all: usize,
 }
 
 /// The destination of a relayed packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ForwardTarget {
-    /// The packet goes out unchanged, to the address that its relay leads to.
+    /// The packet is sent unchanged to the external address of its relay.
     Outside(RelayId),
-    /// The packet goes to a device, under another relay id.
+    /// The packet is sent to a device, with another relay id.
     Device(RelayId, Addresses),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum RelayDestination {
-    /// An address that the owner of the table knows, and packets to it without an answer.
+    /// An external address, which the owner of the table knows. `unanswered`: packets sent there
+    /// without an answer.
     Outside { unanswered: Option<u32> },
     /// The other half of a call between two devices.
     Device(RelayId),
@@ -152,7 +159,7 @@ struct OpenRelay {
     device: SessionId,
     client: PublicKey,
     toward: RelayDestination,
-    /// Where the device's last packet came from.
+    /// The addresses from which the device's last packet came.
     at: Option<Addresses>,
 }
 
@@ -177,25 +184,25 @@ impl RelayTable {
         }
     }
 
-    /// The number of relays; a call has two.
+    /// The number of relays. A call between two devices has two.
     pub fn len(&self) -> usize {
         self.open.len()
     }
 
-    /// Whether there are no relays.
+    /// Whether the table has no relays.
     pub fn is_empty(&self) -> bool {
         self.open.is_empty()
     }
 
-    /// Whether the id is one of these relays.
+    /// Whether the table has a relay with this id.
     pub fn contains(&self, id: RelayId) -> bool {
         self.open.contains_key(&id)
     }
 
-    /// A relay for a device to an address outside.
+    /// Opens a relay from a device to an external address.
     ///
     /// # Errors
-    /// It has too many, or there are.
+    /// The device or the host has too many relays.
     pub fn open(&mut self, core: &Endpoint, device: SessionId) -> Result<RelayId, RelayRefusal> {
         let client = self.admit(core, device, 1)?;
         let toward = RelayDestination::Outside {
@@ -204,8 +211,8 @@ impl RelayTable {
         Ok(self.insert(device, client, toward))
     }
 
-    /// From now on others may call this device by its key, those whom it admits. An earlier session of
-    /// the same key listens no more.
+    /// Registers this device as a listener: other devices, if it admits them, may call it by its
+    /// key. An earlier session of the same key stops listening.
     ///
     /// # Errors
     /// The session is over.
@@ -225,11 +232,11 @@ impl RelayTable {
         self.listeners.retain(|_, (session, _)| *session != device);
     }
 
-    /// A relay between a device and one that listens: the caller's id and the listener's, and whose
-    /// session that is.
+    /// Opens a relay between a calling device and one that listens. Returns the caller's id, the
+    /// listener's id, and the listener's session.
     ///
     /// # Errors
-    /// Nobody of that key listens to this caller, or there are too many.
+    /// No device with that key listens to this caller, or there are too many relays.
     pub fn call(
         &mut self,
         core: &Endpoint,
@@ -246,7 +253,7 @@ impl RelayTable {
         let own = self.insert(device, caller, RelayDestination::Device(theirs));
         let relay = OpenRelay {
             device: listener,
-            // Both halves are the caller's: whoever listens cannot be filled up by others.
+            // Both halves count for the caller, so that callers cannot use up a listener's relays.
             client: caller,
             toward: RelayDestination::Device(own),
             at: None,
@@ -255,7 +262,7 @@ impl RelayTable {
         Ok((own, theirs, listener))
     }
 
-    /// R-RELAY-4: checks whether a device may open that many more relays.
+    /// R-RELAY-4: checks whether a device may open this many more relays.
     fn admit(
         &self,
         core: &Endpoint,
@@ -290,6 +297,25 @@ impl RelayTable {
         id
     }
 
+    /// The number of open calls in which a device takes part.
+    pub fn calls(&self, device: SessionId) -> usize {
+        let is_call = |relay: &&OpenRelay| {
+            relay.device == device && matches!(relay.toward, RelayDestination::Device(_))
+        };
+        self.open.values().filter(is_call).count()
+    }
+
+    /// Who opened a relay, and whether this half of it is that client's own: the other half of a call belongs to the
+    /// device that was called.
+    pub fn client(&self, core: &Endpoint, id: RelayId) -> Option<(PublicKey, bool)> {
+        let relay = self.open.get(&id)?;
+        let is_own = match relay.toward {
+            RelayDestination::Outside { .. } => true,
+            RelayDestination::Device(_) => core.session(relay.device)?.peer() == relay.client,
+        };
+        Some((relay.client, is_own))
+    }
+
     /// Closes a relay, and the other half of its call. Returns the id of that half and its session.
     pub fn close(&mut self, id: RelayId) -> Option<(RelayId, SessionId)> {
         let RelayDestination::Device(other) = self.open.remove(&id)?.toward else {
@@ -303,7 +329,7 @@ impl RelayTable {
         std::mem::take(&mut self.moved)
     }
 
-    /// The destination of a packet from a device, if there is one. `datagram` is the relayed form,
+    /// Where to forward a packet from a device; `None` drops it. `datagram` is the relayed form,
     /// `from` its source.
     pub fn forward_from_device(
         &mut self,
@@ -313,11 +339,12 @@ impl RelayTable {
         packet: &[u8],
     ) -> Option<ForwardTarget> {
         let relay = self.open.get_mut(&id)?;
-        // R-RELAY-1: ids are no proof; the place is, and only the session it belongs to.
+        // R-RELAY-1: an id proves nothing. Only a validated address of the session that owns the
+        // relay does.
         if !core.session(relay.device)?.is_validated_at(from) {
             return None;
         }
-        // R-RELAY-2: nothing but D2TP goes through.
+        // R-RELAY-2: only D2TP packets are forwarded.
         if !is_packet(packet) {
             return None;
         }
@@ -326,7 +353,7 @@ impl RelayTable {
         match &mut relay.toward {
             RelayDestination::Outside { unanswered } => {
                 if let Some(said) = unanswered {
-                    // R-RELAY-3: who does not answer is not bothered on.
+                    // R-RELAY-3: a host that does not answer gets no further packets.
                     if *said >= UNANSWERED_MAX {
                         return None;
                     }
@@ -342,7 +369,7 @@ impl RelayTable {
         }
     }
 
-    /// The destination of a packet that came back from outside.
+    /// Where to forward a packet that an external host sent back; `None` drops it.
     pub fn forward_to_device(
         &mut self,
         core: &Endpoint,
@@ -357,7 +384,7 @@ impl RelayTable {
         let RelayDestination::Outside { unanswered } = &mut relay.toward else {
             return None;
         };
-        // R-RELAY-3: nobody speaks first to a device that asked for nothing.
+        // R-RELAY-3: a host may not send to a device that has sent it nothing.
         if *unanswered == Some(0) {
             return None;
         }
@@ -365,8 +392,8 @@ impl RelayTable {
         self.place_of(core, id)
     }
 
-    /// R-RELAY-1: the address of the device that owns a relay: where it last used the relay from, if
-    /// the device is still there, else the best free path.
+    /// R-RELAY-1: the address of the device that owns a relay: where it last used the relay, if it
+    /// is still there, else its best free path.
     fn place_of(&self, core: &Endpoint, id: RelayId) -> Option<Addresses> {
         let relay = self.open.get(&id)?;
         let session = core.session(relay.device)?;

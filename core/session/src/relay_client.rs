@@ -1,26 +1,27 @@
-//! A device's side of relaying: which relays it uses, and whose punches it waits for.
+//! A device's side of relaying: the relays that it uses, and the punches that it expects.
 //!
 //! ```text
-//!  core says: to [100::relay id], link 3   ── way_out ──▶ wrapped, over link 3 to the relay
-//!  from the relay, 010rrrrr relay id …     ── take_in ──▶ core hears: from [100::relay id], link 3
+//!  core sends: to [100::relay id], link 3     ── relay_addresses ────▶ wrapped, over link 3 to the relay
+//!  from the relay, 010rrrrr relay id …        ── classify_datagram ──▶ core receives: from [100::relay id], link 3
 //! ```
 //!
-//! Who listens has a link that stands for the relay as well: then its session does not notice that it
-//! moves, and what it says leaves by the best way there is.
+//! A listening device also has a link number that stands for the relay. Its session then does not
+//! notice when the device moves, and its packets leave on the best path to the relay.
 
 use std::collections::BTreeMap;
 
-use crate::endpoint::{Endpoint, SessionId};
+use crate::endpoint::Endpoint;
 use crate::link::{Addresses, LinkId};
 use crate::relay::{RELAY_HEADER_BYTES, RelayId, relayed_id};
+use crate::session_id::SessionId;
 
-/// R-RELAY-5: calls that a listening device accepts at once.
+/// R-RELAY-5: the most calls that a listening device accepts at once.
 pub const CALLS_MAX: usize = 64; // a guess: far more than people make
 
-/// A datagram that is not for the core as it is.
+/// A datagram that is not passed to the core unchanged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum InterceptedDatagram {
-    /// A relayed packet: for the core, the packet within came from these addresses.
+    /// A relayed packet: the core receives the inner packet as from these addresses.
     Relayed(Addresses),
     /// A punch for the rendezvous of this session.
     Punch(SessionId),
@@ -30,9 +31,9 @@ pub enum InterceptedDatagram {
 
 #[derive(Clone, Copy, Debug)]
 struct UsedRelay {
-    /// Our session with the relaying host.
+    /// The device's session with the relaying host.
     by: SessionId,
-    /// The link number that stands for the relay, if the relay moves with us.
+    /// The link number that stands for the relay, if the path to the relay may change.
     floats: Option<LinkId>,
 }
 
@@ -44,17 +45,19 @@ pub struct RelayClient {
 }
 
 impl RelayClient {
-    /// Whether datagrams need not be classified: there is no relay and no punch to expect.
+    /// Whether datagrams need not be classified, because there is no relay and no punch is
+    /// expected.
     pub fn is_idle(&self) -> bool {
         self.used.is_empty() && self.punches.is_empty()
     }
 
-    /// Adds a relay that was given to us in our session `by`.
+    /// Adds a relay that was opened in the device's session `by`.
     pub fn use_relay(&mut self, id: RelayId, by: SessionId) {
         self.used.insert(id, UsedRelay { by, floats: None });
     }
 
-    /// Adds a relay by which a peer calls us; `link` stands for it. False if there are too many.
+    /// Adds a relay on which a peer calls this device; `link` stands for it. Returns false if there
+    /// are too many.
     pub fn take_call(&mut self, id: RelayId, by: SessionId, link: LinkId) -> bool {
         let calls = self.used.values().filter(|u| u.floats.is_some()).count();
         let takes = calls < CALLS_MAX && !self.used.contains_key(&id);
@@ -80,7 +83,7 @@ impl RelayClient {
         self.punches.retain(|_, of| *of != session);
     }
 
-    /// Classifies a datagram; none if it is for the core.
+    /// Classifies a datagram; `None` if it is passed to the core unchanged.
     pub fn classify_datagram(
         &self,
         core: &Endpoint,
@@ -92,7 +95,7 @@ impl RelayClient {
             return Some(InterceptedDatagram::Punch(*session));
         }
         let used = self.used.get(&RelayId(id))?;
-        // R-RELAY-5: from the relay itself, and nobody else.
+        // R-RELAY-5: only from the relay itself.
         let session = core.session(used.by);
         let fits = datagram.len() > RELAY_HEADER_BYTES;
         if !fits || !session.is_some_and(|s| s.is_validated_at(from)) {
@@ -105,8 +108,8 @@ impl RelayClient {
         }))
     }
 
-    /// The real addresses of a packet to the address that stands for the relay; none if it cannot be
-    /// sent now.
+    /// The real addresses for a packet to the address that stands for the relay; `None` if it
+    /// cannot be sent now.
     pub fn relay_addresses(&self, core: &Endpoint, link: LinkId, id: RelayId) -> Option<Addresses> {
         let used = self.used.get(&id)?;
         let session = core.session(used.by)?;

@@ -1,23 +1,24 @@
-//! Two devices that talk through a relay find a way without it.
+//! Rendezvous: two devices that communicate through a relay find a direct path.
 //!
 //! ```text
 //!  caller                              through the relay                          listener
-//!    at PUNCH seen, own addresses  ─────────────────────────────────────────────▶ notes them
+//!    at PUNCH seen, own addresses  ─────────────────────────────────────────────▶ stores them
 //!                                  ◀───────────────────────── at – seen, own addresses
 //!         ◀──────────────── punches, five times, to each address ───────────────────
 //!    opens a path to each address ────────────────────────▶
 //!    a punch came from elsewhere: opens a path there too ──▶
-//!    a direct path answers: the relayed one is given up; it falls silent: opened again
+//!    a direct path answers: the relayed one is closed; it falls silent: opened again
 //! ```
 //!
-//! Only the session's initiator opens paths, so the listener's part is to make its NAT let them in:
-//! by a datagram to where they will come from (RFC 5128 §3.3 calls it hole punching, RFC 8445 checks
-//! pairs of addresses in much the same way). A punch carries an id that only the two of them know. It
-//! proves nothing; that the path is the peer's, its own packets do.
+//! Only the session's initiator opens paths. The listener makes its NAT accept their packets by
+//! sending a datagram to the addresses they will come from (RFC 5128 §3.3 calls it hole punching;
+//! RFC 8445 checks pairs of addresses in a similar way). A punch carries an id that only the two
+//! devices know. It does not prove that a path leads to the peer; the session's own packets do.
 //!
-//! An origin has an address of its own: then the caller needs no word from it, and tries that.
+//! An origin has a known address: the caller needs no message from it, and tries that address.
 //!
-//! The lines travel in a flow of the session ([`Rendezvous::poll_line`], [`Rendezvous::handle_line`]).
+//! The lines travel in a flow of the session ([`Rendezvous::poll_line`],
+//! [`Rendezvous::handle_line`]).
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -27,28 +28,30 @@ use d2tp_time::{Span, Time};
 use crate::link::{Addresses, LinkId};
 use crate::path::PathState;
 use crate::relay::RelayId;
+use crate::reserved_address::is_reserved_address;
 use crate::session::{PathStats, Session};
 use crate::session_state::SessionState;
 
-/// The most addresses exchanged and tried: a few links, each with the address the relay sees and its
-/// own.
+/// The most addresses that are exchanged and tried: a few links, each with its own address and the
+/// one that the relay sees.
 pub const ADDRESSES_MAX: usize = 8;
-/// R-PUNCH-3: paths that wait for their first answer at once.
+/// R-PUNCH-3: the most paths that wait for their first answer at once.
 const TRIES_MAX: usize = 3;
 /// How long a path may wait for its first answer. // a guess: three of the core's probes
 const TRY_FOR: Span = Span::from_secs(3);
-/// Addresses learnt from punches, per received line: a NAT gives one for each link of ours.
+/// The most addresses learnt from punches, for each received line: a NAT gives one for each link.
 const REFLEXIVE_MAX: usize = 2;
-/// When a listener punches each address, after the line that it received.
-const PUNCH_AT_MS: [u64; 5] = [0, 100, 300, 700, 1500]; // a guess: over the caller's first probes
+/// When a listener punches each address, in milliseconds after the line that it received.
+const PUNCH_AT_MS: [u64; 5] = [0, 100, 300, 700, 1500]; // a guess: during the caller's first probes
 /// The shortest interval at which lines of a peer are acted on.
 const HEAR_INTERVAL: Span = Span::from_millis(500);
 /// How long a direct path may be silent before it is given up.
 const SILENT_FOR: Span = Span::from_secs(10);
-/// The interval between attempts for a direct path: first, and at most.
+/// The interval before the second attempt for a direct path.
 const AGAIN_FIRST: Span = Span::from_secs(15); // guesses: NATs change when networks do
+/// The longest interval between attempts for a direct path.
 const AGAIN_MAX: Span = Span::from_secs(480);
-/// Bytes of a punch: as long as the shortest DATA packet, which it resembles.
+/// The size of a punch in bytes, equal to the shortest DATA packet, which it resembles.
 pub const PUNCH_BYTES: usize = 29;
 /// The longest line of a rendezvous message on the wire, in bytes.
 pub const LINE_BYTES_MAX: usize = 512;
@@ -57,24 +60,25 @@ pub const LINE_BYTES_MAX: usize = 512;
 #[derive(Debug)]
 pub struct Rendezvous {
     is_caller: bool,
-    /// The id that the peer's punches to us carry.
+    /// The id that the peer's punches must carry.
     punch: [u8; 8],
     relay: Option<RelayId>,
-    /// Links that may be used, the best first, and whether each carries IPv6.
+    /// Links that may be used, the best first, and whether each has IPv6.
     links: Vec<(LinkId, bool)>,
-    /// Our addresses, as sent to the peer.
+    /// This device's addresses, as sent to the peer.
     ours: Vec<SocketAddr>,
     theirs: Vec<SocketAddr>,
     their_punch: Option<[u8; 8]>,
     unsaid: bool,
-    /// A line that arrived too soon after the one before.
+    /// A line that arrived too soon after the previous one.
     waiting: Option<String>,
     heard_at: Option<Time>,
     untried: VecDeque<(LinkId, SocketAddr)>,
     tries: Vec<(Addresses, Time)>,
     reflexive: usize,
-    /// Punches to be sent now, and the rounds still to come.
+    /// Punches to be sent now.
     punches: VecDeque<(LinkId, SocketAddr)>,
+    /// When the next rounds of punches are due.
     rounds: VecDeque<Time>,
     silent: Vec<(Addresses, Time)>,
     again_at: Time,
@@ -83,7 +87,8 @@ pub struct Rendezvous {
 }
 
 impl Rendezvous {
-    /// The rendezvous of a session that we opened with a listening device. `punch` must be fresh.
+    /// The rendezvous of a session that this device opened with a listening device. `punch` must be
+    /// fresh.
     pub fn caller(punch: [u8; 8]) -> Rendezvous {
         Rendezvous {
             is_caller: true,
@@ -108,7 +113,7 @@ impl Rendezvous {
         }
     }
 
-    /// The rendezvous of a session that a caller opened with us.
+    /// The rendezvous of a session that a caller opened with this device.
     pub fn listener() -> Rendezvous {
         Rendezvous {
             is_caller: false,
@@ -124,7 +129,7 @@ impl Rendezvous {
         }
     }
 
-    /// The id that punches to us carry.
+    /// The id that the peer's punches must carry.
     pub fn punch(&self) -> [u8; 8] {
         self.punch
     }
@@ -139,8 +144,8 @@ impl Rendezvous {
         self.direct
     }
 
-    /// Sets our current links, the best first, and whether each carries IPv6; and our addresses, those
-    /// that the relay sees first.
+    /// Sets the current links, the best first, and whether each has IPv6; and this device's
+    /// addresses, those that the relay sees first.
     pub fn set_local_addresses(
         &mut self,
         now: Time,
@@ -176,10 +181,10 @@ impl Rendezvous {
         Some(line + "\n")
     }
 
-    /// Handles a line of the peer's, without its line end. A line that is not understood changes
+    /// Handles a line from the peer, without its line end. A line that is not understood changes
     /// nothing.
     pub fn handle_line(&mut self, now: Time, line: &str) {
-        // R-PUNCH-2: a peer that talks much has us do no more.
+        // R-PUNCH-2: frequent lines from a peer cause no more work.
         let early = self.heard_at.is_some_and(|at| now < at + HEAR_INTERVAL);
         if early {
             self.waiting = Some(line.to_owned());
@@ -198,7 +203,8 @@ impl Rendezvous {
         let changed = addresses != self.theirs;
         self.theirs = addresses;
         if self.is_caller {
-            // What is new to us may be new because they moved: then their NAT must hear of us again.
+            // A new address may mean that the peer moved. Its NAT must then learn of our addresses
+            // again.
             self.unsaid |= changed;
             self.reflexive = 0;
             self.line_up(now);
@@ -209,14 +215,14 @@ impl Rendezvous {
         }
     }
 
-    /// R-PUNCH-1: whether an address may be a peer's: not a multicast address or one that stands for a
-    /// relay, and a loopback address only if we have no other network.
+    /// R-PUNCH-1: whether an address may be a peer's: not a multicast address or the address of a
+    /// relay or a stream, and a loopback address only if this host has no other network.
     fn may_be(&self, address: &SocketAddr) -> bool {
         let ip = address.ip().to_canonical();
         let broadcast = matches!(ip, std::net::IpAddr::V4(v4) if v4.is_broadcast());
         let odd = ip.is_unspecified() || ip.is_multicast() || broadcast;
         let here = ip.is_loopback() && !self.ours.iter().all(|own| own.ip().is_loopback());
-        address.port() != 0 && !odd && !here && RelayId::of(address).is_none()
+        address.port() != 0 && !odd && !here && !is_reserved_address(address)
     }
 
     /// All pairs of a link and an address that may lead to the peer.
@@ -228,15 +234,15 @@ impl Rendezvous {
         self.theirs.iter().flat_map(|to| over(*to)).collect()
     }
 
-    /// Queues the pairs to be tried.
+    /// Queues all pairs of addresses to be tried.
     fn line_up(&mut self, now: Time) {
         self.untried = self.pairs();
         self.again_at = now + self.again_after;
     }
 
-    /// Handles a punch of the peer's from an address that we may not know yet.
+    /// Handles a punch of the peer, from an address that may be unknown so far.
     pub fn on_punch(&mut self, link: LinkId, from: SocketAddr) {
-        // R-PUNCH-2: whoever repeats one elsewhere has us ask there, but not often.
+        // R-PUNCH-2: a punch that is repeated from elsewhere causes probes there, but not often.
         if self.theirs.contains(&from) || self.reflexive >= REFLEXIVE_MAX {
             return;
         }
@@ -330,7 +336,7 @@ impl Rendezvous {
         let mut lost = Vec::new();
         let knocking = session.state() != SessionState::Established;
         self.tries.retain(|(addresses, since)| {
-            // One that is knocked at is no path yet.
+            // A candidate of a handshake is no path yet.
             let opening = match state(addresses) {
                 Some(state) => state == PathState::Opening,
                 None => knocking,
@@ -355,7 +361,8 @@ impl Rendezvous {
             }
         }
         for addresses in lost {
-            // What only the relay carries is the core's to ask about, however long it is silent.
+            // A path that only the relay carries is left to the session's own probes, however long
+            // it is silent.
             if RelayId::of(&addresses.remote).is_none() {
                 session.abandon_path_at(now, &addresses);
             }
@@ -367,9 +374,9 @@ impl Rendezvous {
         self.links.iter().any(|(on, _)| *on == link)
     }
 
-    /// Opens the next direct paths.
+    /// Opens further direct paths.
     fn try_on(&mut self, now: Time, session: &mut Session) {
-        // A handshake takes one address of a link at a time, and that is the relay's if there is one.
+        // A handshake tries one address of each link at a time; with a relay, that is the relay's.
         let knocking = session.state() != SessionState::Established;
         if knocking && self.relay.is_some() {
             return;
@@ -457,7 +464,7 @@ mod tests {
             }
         }
         assert!(now < NOW + Span::from_secs(1));
-        // Two lines counted, of the second only the rounds that were due.
+        // Two lines counted; of the second one only the rounds that were due.
         assert_eq!(sent, ADDRESSES_MAX * (3 + 3));
 
         let mut caller = Rendezvous::caller([1; 8]);

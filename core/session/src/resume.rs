@@ -1,13 +1,14 @@
-//! Waking: after a new handshake each flow is claimed, and taken up or refused, singly.
+//! Resuming: after a new handshake the device claims each flow, and the server resumes or refuses
+//! it.
 //!
 //! ```text
 //!  device                                   server
-//!   SYN with claims             ──────▶      knows the flows: early_packets.rs speaks behind the SYN+ACK
-//!   first packet                ──────▶      the claims of the SYN are claims
-//!   RESUME flow, received r     ──────▶      knows it: sends from r on
+//!   SYN with claims             ──────▶      knows the flows: early_packets.rs sends behind the SYN+ACK
+//!   first packet                ──────▶      the claims of the SYN are valid
+//!   RESUME flow, received r     ──────▶      flow is known: sends from r on
 //!   …                           ◀──────      RESUMED flow, received s     (device sends from s on)
-//!   RESUME_END                  ──────▶      flows nobody claimed are dropped
-//!                               ◀──────      REFUSED flow, reason         (it does not know it)
+//!   RESUME_END                  ──────▶      flows without a claim are dropped
+//!                               ◀──────      REFUSED flow, reason         (the server does not know the flow)
 //! ```
 
 use d2tp_time::Time;
@@ -27,8 +28,8 @@ use crate::ticket::ClientTicket;
 pub(crate) const CODE_ROLLED_BACK: u64 = 0xd002;
 
 impl Session {
-    /// The session as a record. With `safe` only what both ends made durable counts (for a
-    /// journal that must survive a crash); without it what the application has read.
+    /// The session as a record. With `safe` it contains only data that both ends made durable, for
+    /// a journal that must survive a crash; without it, data that the application has read.
     pub fn record(&self, now: Time, safe: bool) -> SessionRecord {
         let flows = self
             .flows
@@ -39,11 +40,11 @@ impl Session {
                 } else {
                     f.recv.read_to()
                 };
-                // Of a direction that was reset the peer needs no bytes, only how many there were.
-                // R-CRASH-1: what is only acknowledged may be asked for again after a crash.
+                // For a direction that was reset the peer needs only the number of bytes.
+                // R-CRASH-1: bytes that are only acknowledged may be needed again after a crash.
                 let sent_to = match f.send.reset {
                     Some(_) => f.send.next(),
-                    // What was called durable has arrived, though its ACK may not have.
+                    // Data that the peer called durable has arrived, although its ACK may not have.
                     None if f.options.durable => f.send.safe_to().max(f.peer_durable),
                     None => f.send.safe_to(),
                 };
@@ -84,18 +85,18 @@ impl Session {
         }
     }
 
-    /// Whether every flow may sleep as a record: its bytes can be read again.
+    /// Whether every flow may hibernate, because its bytes can be read again.
     pub fn may_hibernate(&self) -> bool {
         self.unhibernatable_flow().is_none()
     }
 
-    /// R-SUSPEND-4: a flow that cannot sleep as a record, if there is one: it holds bytes that
-    /// nobody could give again, because we have the only copy of what we wrote, or have
-    /// acknowledged what the application has not read.
+    /// R-SUSPEND-4: a flow that cannot hibernate, if there is one. It holds bytes that cannot be
+    /// recovered: written here without another copy, or acknowledged to the peer but not yet read
+    /// by the application.
     pub(crate) fn unhibernatable_flow(&self) -> Option<FlowId> {
         let bound = |f: &&SessionFlow| {
             let sends = !f.send.is_complete() && f.send.buffered() > 0;
-            // A durable flow's sender still has what was not called durable.
+            // The sender of a durable flow still has the bytes that were not called durable.
             let reads = !f.options.durable && !f.recv.is_complete() && f.recv.readable() > 0;
             !f.options.hibernates && (sends || reads)
         };
@@ -137,16 +138,18 @@ impl Session {
             let mut options = r.options;
             options.deadline = r.deadline_left.map(|left| now + left);
             let mut flow = SessionFlow::new(r.id, options, send, recv);
+            flow.application = self.charge_application(&account);
             flow.deadline_seq = r.deadline_seq;
             flow.unclaimed = true;
             flow.restored = true;
             flow.opened = true;
-            // R-RESUME-5: of a flow that nothing came of yet, nobody knows whether the server knows it.
+            // R-RESUME-5: if no byte of a flow has arrived yet, it is unknown whether the server
+            // knows the flow.
             let ours = r.id.by_initiator() == (self.role == Role::Initiator);
             let untouched = r.sent_to == 0 && r.received_to == 0 && r.receive_end.is_none();
             flow.announced = self.role == Role::Responder || !(ours && untouched);
             flow.peer_durable = r.sent_to;
-            // R-CLOSE-4: what the peer did not hear before is said on the next path.
+            // R-CLOSE-4: frames that the peer did not receive are sent on the next path.
             if r.reset.is_some() {
                 flow.send.reset = r.reset;
                 flow.wants |= want::RESET;
@@ -168,9 +171,9 @@ impl Session {
         self.suspended_at = Some(now);
     }
 
-    /// R-RESUME-6: the claims of a device's SYN, the most urgent first. None while the server may know
-    /// one of the paths: the session then continues, and the claims would be outdated when the SYN is
-    /// answered.
+    /// R-RESUME-6: the claims for a device's SYN, the most urgent first. There are none while the
+    /// server may know one of the paths: the session then continues, and the claims would be
+    /// outdated when the SYN is answered.
     pub(crate) fn claims(&mut self) -> Vec<FlowClaim> {
         if self.paths.iter().any(|path| !path.unknown) {
             return Vec::new();
@@ -216,8 +219,8 @@ impl Session {
         (held || claim.is_complete()).then_some(flow)
     }
 
-    /// R-RESUME-8: asks the application of a tentatively restored session for bytes from the claimed
-    /// offset on. No flow is resumed by that.
+    /// R-RESUME-8: asks the application of a tentatively restored session for bytes from the
+    /// claimed offset on. The flow is not resumed by that.
     pub(crate) fn prepare_claimed(&mut self, claim: &FlowClaim) {
         let meets = self
             .flow_to_resume(claim)
@@ -247,7 +250,7 @@ impl Session {
         self.role == Role::Responder && self.generation == 0
     }
 
-    /// Handles a completed handshake: a device claims the flows from before; a server waits for the
+    /// Handles a completed handshake: a device claims its existing flows; a server waits for the
     /// claims.
     pub(crate) fn after_handshake(&mut self, now: Time, resumed: bool) {
         let claims = self.role == Role::Initiator;
@@ -257,13 +260,14 @@ impl Session {
         for flow in self.flows.iter_mut() {
             flow.grants_in.forget_all();
             flow.grants_out.forget_all();
-            // Who asked to hold back may have forgotten that, and its last word may be lost: it is asked anew.
+            // The peer may have forgotten that it asked for a pause, and its last frame may be
+            // lost, so a pause must be asked for again.
             flow.pause_in = (0, false, ReasonCode::None);
             if flow.pause_out.1 {
                 flow.wants |= want::PAUSE;
             }
-            // A flow that was never announced is simply opened now: it still has all its bytes, or its
-            // application has.
+            // A flow that was never announced is opened now: it, or its application, still has all
+            // its bytes.
             if !flow.announced && flow.send.reset.is_none() {
                 flow.send.rewind(0);
                 if flow.restored && flow.send.buffered() == 0 && !flow.send.is_finished() {
@@ -281,7 +285,7 @@ impl Session {
             any = true;
             flow.recv.forget_gaps();
             flow.recv.resend_credit();
-            // R-RESUME-3: a RESET waits for the claim, which says how far the peer counts.
+            // R-RESUME-3: a RESET waits for the claim, which contains the peer's byte count.
             flow.wants &= want::STOP | want::DEADLINE | want::DURABLE | want::PAUSE;
             flow.wants |= want::CREDIT;
             if !flow.recv.is_counted() {
@@ -311,12 +315,13 @@ impl Session {
 
     /// R-RESUME-1: resumes sending at `offset`. False if that is impossible.
     fn take_up(&mut self, id: FlowId, offset: u64) -> bool {
+        let limit = self.config.send_buffer;
         let Some(flow) = self.flows.get_mut(id) else {
             return false;
         };
         if flow.send.reset.is_some() {
             // R-FLOW-4: after a crash either end may remember more of the flow than the other. The
-            // length that is told is the one that both count from now on.
+            // length that is announced now is valid for both.
             flow.send.forget(offset);
             flow.unclaimed = false;
             flow.reset_acked = false;
@@ -324,7 +329,7 @@ impl Session {
             return true;
         }
         if flow.options.durable && offset < flow.peer_durable {
-            // R-CRASH-1: a receiver cannot fall behind what it called durable.
+            // R-CRASH-1: a receiver cannot be behind the data that it called durable.
             return false;
         }
         if !flow.send.rewind(offset) {
@@ -348,8 +353,13 @@ impl Session {
             flow.requested_from = None;
             flow.restored = false;
             if ours && !flow.opened {
-                // The peer knows its bytes, not what it was opened with.
+                // The peer knows the flow's bytes, but not its options.
                 flow.wants |= want::OPEN;
+            }
+            // What the peer has may have freed all that was held, and no ACK will come for it.
+            if flow.wants_writable && flow.is_writable(limit) {
+                flow.wants_writable = false;
+                self.emit(SessionEvent::Writable(id));
             }
         }
         self.flows.touch(id);
@@ -361,20 +371,20 @@ impl Session {
             return;
         }
         if !self.flows.may_refuse(id) {
-            // R-RESUME-9: as if it had been lost; it comes again when there is a place.
+            // R-RESUME-9: the packet counts as lost, and arrives again when there is room.
             self.unretained = true;
             return;
         }
         self.flows.claims_received += 1;
         let Some(flow) = self.flows.get_mut(id) else {
-            // R-RESUME-2: nor may a frame that comes after the claim begin it.
+            // R-RESUME-2: a frame that arrives after the claim must not open the flow either.
             if id.by_initiator() && id.epoch() <= self.epoch {
                 self.flows.use_id(id);
             }
             return self.flows.refuse(id, ReasonCode::UnknownFlow);
         };
         if flow.only_granted {
-            // R-RESUME-2: a GRANT that overtook the claim has not made it known.
+            // R-RESUME-2: a GRANT that overtook the claim does not make the flow known.
             self.flows.refuse(id, ReasonCode::UnknownFlow);
             return self.end_flow(id, FlowEnd::Refused(ReasonCode::UnknownFlow));
         }
@@ -388,7 +398,7 @@ impl Session {
         }
         if self.take_up(id, received) {
             if let Some(flow) = self.flows.get_mut(id).filter(|_| complete) {
-                // Taking up doubts every end; this one was just confirmed.
+                // Resuming marks every end as unconfirmed; this one was just confirmed.
                 flow.send.complete_at(received);
             }
             self.flows.want(id, want::RESUMED);
@@ -399,8 +409,8 @@ impl Session {
         }
     }
 
-    /// R-RESUME-5: opens a flow again after a wake, because the device has no sign that the server
-    /// knows it. Both directions begin anew, for the session's credit too.
+    /// R-RESUME-5: opens a flow again after a resume, because the device has no sign that the
+    /// server knows it. Both directions start at zero, also for the session's credit.
     pub(crate) fn reopen_claimed(&mut self, id: FlowId) {
         let Some(flow) = self.flows.get(id).filter(|f| f.unclaimed) else {
             return;
@@ -430,11 +440,11 @@ impl Session {
             return;
         }
         if !self.take_up(id, received) {
-            // The server knows the flow and would keep it: it hears that it is over.
+            // The server knows the flow and would keep it, so it is informed that the flow is over.
             return self.refuse_here(id, ReasonCode::RolledBack);
         }
         if let Some(flow) = self.flows.get_mut(id) {
-            // Answered to the claim in the SYN: there is nothing left to claim.
+            // The claim in the SYN was answered, so nothing is left to claim.
             flow.wants &= !want::RESUME;
             flow.claiming = false;
         }
@@ -455,7 +465,8 @@ impl Session {
         if self.role == Role::Initiator {
             return Ok(());
         }
-        // R-RESUME-10: it may have been heard twice, never less than said: it left after the last.
+        // R-RESUME-10: a claim may have arrived twice, but not less often than stated, because
+        // RESUME_END was sent last.
         let heard = self.flows.claims_received;
         if said > heard {
             return Err(PeerFault::Claims { said, heard });
@@ -463,7 +474,7 @@ impl Session {
         let unclaimed: Vec<FlowId> = self
             .flows
             .iter()
-            // R-EARLY-3: what a SYN opened is not claimed but opened again.
+            // R-EARLY-3: a flow that a SYN opened is not claimed but opened again.
             .filter(|f| f.unclaimed && !f.opened_by_syn)
             .map(|f| f.id)
             .collect();

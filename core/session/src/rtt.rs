@@ -1,4 +1,4 @@
-//! Round-trip time of one path (RFC 9002 §5) and its probe timeout.
+//! The round-trip time of a path (RFC 9002 §5), and its probe timeout.
 
 use d2tp_time::Span;
 
@@ -12,7 +12,7 @@ pub(crate) struct RttEstimator {
     initial: Span,
 }
 
-/// RFC 9002 §6.1.2.
+/// The timer granularity (RFC 9002 §6.1.2).
 pub(crate) const GRANULARITY: Span = Span::from_millis(1);
 
 impl RttEstimator {
@@ -26,7 +26,7 @@ impl RttEstimator {
         }
     }
 
-    /// Takes in a sample and the ACK delay that the peer reports. Returns the sample without that
+    /// Handles a sample and the ACK delay that the peer reports. Returns the sample without that
     /// delay.
     pub(crate) fn on_sample(&mut self, sample: Span, ack_delay: Span) -> Span {
         let sample = sample.max(Span::from_nanos(1));
@@ -49,7 +49,7 @@ impl RttEstimator {
         adjusted
     }
 
-    /// The smoothed round trip, or the assumed one before the first sample.
+    /// The smoothed round trip; the assumed one before the first sample.
     pub(crate) fn smoothed(&self) -> Span {
         self.smoothed.unwrap_or(self.initial)
     }
@@ -65,7 +65,7 @@ impl RttEstimator {
     pub(crate) fn is_measured(&self) -> bool {
         self.smoothed.is_some()
     }
-    /// Probe timeout before backing off (RFC 9002 §6.2.1).
+    /// The probe timeout before backoff (RFC 9002 §6.2.1).
     pub(crate) fn probe_timeout(&self, peer_ack_delay: Span) -> Span {
         self.smoothed() + self.variance.times(4).max(GRANULARITY) + peer_ack_delay
     }

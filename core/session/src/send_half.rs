@@ -1,4 +1,4 @@
-//! The sending half of a flow: bytes written and not yet known to have arrived.
+//! The sending half of a flow: bytes that were written and are not yet acknowledged.
 //!
 //! ```text
 //!   released        acked_to          next             end
@@ -6,8 +6,8 @@
 //!     │ kept for a durable flow │ in flight, or in `lost` │ written, never sent
 //! ```
 //!
-//! A flow that can read its bytes again keeps none while it sleeps ([`SendHalf::forget`]): the
-//! buffer is then only the cursor `acked_to`, and the application is asked for bytes from there.
+//! A flow whose bytes can be read again keeps none while it hibernates ([`SendHalf::forget`]). Only
+//! the offset `acked_to` remains, and the application is asked for bytes from there.
 
 use std::collections::VecDeque;
 
@@ -16,14 +16,21 @@ use bytes::Bytes;
 use crate::memory_pool::MemoryCharge;
 use crate::ranges::RangeSet;
 
-/// What a written chunk costs beside its bytes: its place in the list, which doubles as it grows, and
-/// its allocation.
+/// The memory that a written chunk takes beside its bytes: its entry in the list, which doubles as
+/// it grows, and its allocation.
 const CHUNK_OVERHEAD_BYTES: u64 = 128;
-/// Records of sent packets are charged as this part of the bytes in flight: about 100 bytes for each
-/// packet of 1,200.
+/// The part of the bytes in flight that is charged for records of sent packets: about 100 bytes for
+/// each packet of 1,200.
 const SENT_RECORDS_PART: u64 = 8;
-/// Room in memory below which a writer waits, so that memory is not filled in chunks of a few bytes.
+/// The room in memory below which a writer waits, so that memory is not filled with chunks of a few
+/// bytes.
 const WRITE_BYTES_MIN: u64 = 1_024; // a guess
+
+/// The number of unsent bytes of a source that a flow may hold while little is in flight.
+const AHEAD_BYTES_MIN: u64 = 64 << 10; // a guess: four times the initial window of a path
+/// The number of bytes of a source that are read beyond the peer's credit, so that an end that lies there is
+/// sent with the last byte.
+const BEYOND_CREDIT_BYTES: u64 = 256; // a guess
 
 /// The sending direction of a flow.
 #[derive(Debug)]
@@ -95,7 +102,7 @@ impl SendHalf {
         half
     }
 
-    /// Appends bytes. The caller asked [`SendHalf::buffered`] before.
+    /// Appends bytes. The caller has checked [`SendHalf::buffered`] before.
     pub(crate) fn write(&mut self, bytes: Bytes) {
         assert!(!self.fin, "written after the end");
         if bytes.is_empty() {
@@ -117,10 +124,10 @@ impl SendHalf {
         }
     }
 
-    /// Bytes that memory has room for; none where it is too little to write.
+    /// The number of bytes for which memory has room; zero if it is too little for a write.
     pub(crate) fn memory_room(&self) -> u64 {
         let room = self.charge.room();
-        // Once sent, the bytes have records.
+        // When the bytes are sent, they also need records.
         let room = (room - room / SENT_RECORDS_PART).saturating_sub(CHUNK_OVERHEAD_BYTES);
         if room < WRITE_BYTES_MIN { 0 } else { room }
     }
@@ -131,30 +138,54 @@ impl SendHalf {
     pub(crate) fn is_finished(&self) -> bool {
         self.fin
     }
-    /// Bytes held.
+    /// The number of bytes held.
     pub(crate) fn buffered(&self) -> u64 {
         self.end - self.released
     }
-    /// Bytes that may be written when `limit` bytes may be held. Bytes that arrived beyond a gap do not
-    /// count, up to as many again: a packet lost in a deep queue takes seconds to repeat, and a waiting
-    /// writer would leave the path idle.
+    /// The number of bytes that may be written if `limit` bytes may be held. Bytes that arrived
+    /// beyond a gap do not count, up to as many again: the retransmission of a packet that was lost
+    /// in a deep queue takes seconds, and a waiting writer would leave the path idle.
     pub(crate) fn room(&self, limit: u64) -> u64 {
         let beyond: u64 = self.acked.iter().map(|(start, end)| end - start).sum();
         (limit + beyond.min(limit)).saturating_sub(self.buffered())
     }
-    /// Where the next written byte goes.
+    /// The number of bytes that a source may add if `limit` bytes may be held: what can be sent soon.
+    /// A source can be read again at any time, so bytes that wait here only cost memory.
+    pub(crate) fn source_room(&self, limit: u64) -> u64 {
+        let within_credit = (self.credit + BEYOND_CREDIT_BYTES).saturating_sub(self.end);
+        self.ahead()
+            .saturating_sub(self.end.saturating_sub(self.next))
+            .min(within_credit)
+            .min(self.room(limit))
+    }
+
+    /// The number of bytes of a source that may be held and not yet sent: as many as two rounds of
+    /// acknowledgements let go, since slow start doubles what is in flight.
+    fn ahead(&self) -> u64 {
+        let beyond: u64 = self.acked.iter().map(|(start, end)| end - start).sum();
+        let in_flight = self.next.saturating_sub(self.acked_to);
+        (2 * in_flight.saturating_sub(beyond)).max(AHEAD_BYTES_MIN)
+    }
+
+    /// Whether so much was sent that a source is read again: half of [`SendHalf::ahead`], or as much as
+    /// the peer's credit allows.
+    pub(crate) fn wants_source(&self, limit: u64) -> bool {
+        let few = self.end.saturating_sub(self.next) <= self.ahead() / 2;
+        few && self.source_room(limit) > 0
+    }
+    /// The offset of the next byte to be written.
     pub(crate) fn end(&self) -> u64 {
         self.end
     }
     pub(crate) fn acked_to(&self) -> u64 {
         self.acked_to
     }
-    /// The offset below which the peer never asks again: the bytes arrived, and for a durable flow are
-    /// safe there too.
+    /// The offset below which the peer never asks for bytes again: they arrived, and the peer of a
+    /// durable flow has also stored them.
     pub(crate) fn safe_to(&self) -> u64 {
         self.durable.map_or(self.acked_to, |d| d.min(self.acked_to))
     }
-    /// Offset below which everything was sent at least once.
+    /// The offset below which everything was sent at least once.
     pub(crate) fn next(&self) -> u64 {
         self.next
     }
@@ -167,7 +198,7 @@ impl SendHalf {
     pub(crate) fn note_early(&mut self, to: u64) {
         self.said_early = self.said_early.max(to);
     }
-    /// The offset up to which the peer lets us send.
+    /// The offset up to which the peer allows sending.
     pub(crate) fn credit(&self) -> u64 {
         self.credit
     }
@@ -189,17 +220,17 @@ impl SendHalf {
     pub(crate) fn has_lost(&self) -> bool {
         !self.lost.is_empty() && self.reset.is_none()
     }
-    /// Whether there are bytes that may be sent and never were.
+    /// Whether there are bytes that were never sent and may be sent.
     pub(crate) fn has_unsent(&self) -> bool {
         self.next < self.end.min(self.credit)
     }
 
-    /// Bytes that may be in flight or unread at once.
+    /// The number of bytes that may be in flight or unread at once.
     pub(crate) fn window(&self) -> u64 {
         self.credit.saturating_sub(self.acked_to)
     }
 
-    /// Bytes that may be sent and never were, or that were lost.
+    /// The number of bytes that were never sent and may be sent, or that were lost.
     pub(crate) fn unsent(&self) -> u64 {
         let lost: u64 = self.lost.iter().map(|(start, end)| end - start).sum();
         lost + self.end.min(self.credit).saturating_sub(self.next)
@@ -229,7 +260,7 @@ impl SendHalf {
         self.take_unsent(max, session_room)
     }
 
-    /// Takes the next piece of what was lost, at most `max` bytes: `(offset, length, fin)`.
+    /// Takes the next piece of lost data, at most `max` bytes: `(offset, length, fin)`.
     pub(crate) fn take_lost(&mut self, max: usize) -> Option<(u64, usize, bool)> {
         let (start, end) = self.lost.first()?;
         let len = (end - start).min(max as u64);
@@ -242,7 +273,7 @@ impl SendHalf {
         Some((start, len as usize, fin))
     }
 
-    /// Takes data that were never sent, as [`SendHalf::take`] does.
+    /// Takes data that was never sent, in the same form as [`SendHalf::take`].
     #[inline]
     pub(crate) fn take_unsent(
         &mut self,
@@ -262,7 +293,7 @@ impl SendHalf {
         Some((start, len as usize, fin, len))
     }
 
-    /// Copies `out.len()` bytes at `offset`.
+    /// Copies `out.len()` bytes from `offset` on.
     #[inline]
     pub(crate) fn copy(&mut self, offset: u64, out: &mut [u8]) {
         assert!(offset >= self.released && offset + out.len() as u64 <= self.end);
@@ -290,12 +321,13 @@ impl SendHalf {
         }
     }
 
-    /// Records acknowledged bytes. True if that made room for writing.
+    /// Records acknowledged bytes. Returns true if that made room for writing.
     pub(crate) fn on_acked(&mut self, offset: u64, len: u64, fin: bool) -> bool {
         if fin {
             self.fin_acked = true;
         }
-        // After a rewind, what was sent before it may still be answered: it will be sent again.
+        // After a rewind, packets from before may still be acknowledged; their data will be sent
+        // again.
         let len = len.min(self.next.saturating_sub(offset));
         if offset + len > self.acked_to {
             if offset <= self.acked_to && self.acked.is_empty() {
@@ -316,7 +348,7 @@ impl SendHalf {
         self.release()
     }
 
-    /// Records that the peer has made everything below `offset` durable.
+    /// Records that the peer has stored everything below `offset`.
     pub(crate) fn on_durable(&mut self, offset: u64) -> bool {
         match &mut self.durable {
             Some(durable) if offset > *durable => *durable = offset.min(self.end),
@@ -325,7 +357,8 @@ impl SendHalf {
         self.release()
     }
 
-    /// Frees what will never be sent again: for a durable flow, what is durable (R-DURABLE-1).
+    /// Frees bytes that will never be sent again: for a durable flow, those that are durable
+    /// (R-DURABLE-1).
     fn release(&mut self) -> bool {
         let to = self.safe_to();
         let before = self.released;
@@ -345,7 +378,7 @@ impl SendHalf {
         self.released != before
     }
 
-    /// Notes that bytes did not arrive and must be sent again.
+    /// Records that bytes were lost and must be sent again.
     pub(crate) fn on_lost(&mut self, offset: u64, len: u64, fin: bool) {
         let (start, end) = (offset.max(self.acked_to), (offset + len).min(self.next));
         if start < end {
@@ -357,12 +390,12 @@ impl SendHalf {
         }
         if fin && !self.fin_acked {
             self.fin_sent = false;
-            // A lost end travels with the last byte again, or alone if that arrived.
+            // A lost end is sent again with the last byte, or alone if that arrived.
         }
     }
 
-    /// Rewinds to `offset`: the peer has everything below it and nothing else, so that the rest is sent
-    /// as if for the first time. False if bytes from `offset` on are not held here.
+    /// Rewinds to `offset`: the peer has everything below it and nothing else, so the rest is sent
+    /// as if for the first time. Returns false if bytes from `offset` on are not held here.
     pub(crate) fn rewind(&mut self, offset: u64) -> bool {
         if offset < self.released || offset > self.end {
             return false;
@@ -371,7 +404,7 @@ impl SendHalf {
         self.lost.clear();
         self.acked_to = offset;
         self.next = offset;
-        // A peer that crashed may have forgotten the end it once acknowledged.
+        // A peer that crashed may have forgotten an end that it had acknowledged.
         self.fin_sent = false;
         self.fin_acked = false;
         self.release();
@@ -383,8 +416,8 @@ impl SendHalf {
         (self.released..=self.end).contains(&offset)
     }
 
-    /// Records bytes that were sent before sending was resumed here. Returns how many are new to the
-    /// session's credit.
+    /// Records bytes that were sent in early packets. Returns how many are new for the session's
+    /// credit.
     pub(crate) fn on_sent_early(&mut self, offset: u64, len: u64, fin: bool) -> u64 {
         let end = offset + len;
         if offset > self.next || end > self.end {
@@ -396,7 +429,7 @@ impl SendHalf {
         new
     }
 
-    /// Drops all bytes: nothing of them will be sent again.
+    /// Drops all bytes, because nothing will be sent again.
     pub(crate) fn drop_bytes(&mut self) {
         self.chunks = VecDeque::new();
         self.lost = RangeSet::default();
@@ -405,7 +438,7 @@ impl SendHalf {
         self.recharge();
     }
 
-    /// Drops every byte; the application gives them again from `offset` on.
+    /// Drops all bytes; the application writes them again from `offset` on.
     pub(crate) fn forget(&mut self, offset: u64) {
         self.chunks = VecDeque::new();
         self.acked = RangeSet::default();
@@ -421,7 +454,7 @@ impl SendHalf {
         self.fin_acked = false;
     }
 
-    /// Records that the peer has everything up to `offset`, which is the end.
+    /// Records that the peer has everything up to the end, which is at `offset`.
     pub(crate) fn complete_at(&mut self, offset: u64) {
         if self.fin && self.end != offset {
             return;
@@ -435,7 +468,7 @@ impl SendHalf {
         }
     }
 
-    /// Keeps bytes from now on until the peer has made them durable.
+    /// Keeps bytes from now on until the peer has stored them.
     pub(crate) fn make_durable(&mut self) {
         self.durable.get_or_insert(self.released);
     }
@@ -465,8 +498,8 @@ mod tests {
     }
 
     proptest! {
-        /// Random sends, losses and ACKs over random chunks: what the peer assembles is what was
-        /// written, whatever happens on the way.
+        /// Random sends, losses and ACKs over random chunks: the peer always assembles exactly what
+        /// was written.
         #[test]
         fn the_peer_can_always_assemble_what_was_written(
             chunks in proptest::collection::vec(1usize..300, 1..20),
@@ -503,6 +536,39 @@ mod tests {
             prop_assert_eq!(got.into_iter().collect::<Option<Vec<u8>>>(), Some(content));
             prop_assert_eq!(half.buffered(), 0);
         }
+    }
+
+    #[test]
+    fn a_source_is_read_as_far_as_can_be_sent_soon() {
+        let mut half = half(1 << 20, false);
+        let limit = 4 << 20;
+        assert_eq!(half.source_room(limit), AHEAD_BYTES_MIN);
+        half.write(Bytes::from(vec![1; AHEAD_BYTES_MIN as usize]));
+        assert_eq!(
+            (half.source_room(limit), half.wants_source(limit)),
+            (0, false)
+        );
+        half.take(50_000, 1 << 20);
+        assert!(half.wants_source(limit), "most of it was sent");
+        // Twice of what is in flight may wait.
+        assert_eq!(
+            half.source_room(limit),
+            100_000 - (AHEAD_BYTES_MIN - 50_000)
+        );
+        half.on_acked(0, 50_000, false);
+        assert_eq!(half.source_room(limit), 50_000);
+    }
+
+    #[test]
+    fn a_source_is_not_read_far_beyond_the_credit_of_the_peer() {
+        let mut half = half(4_096, false);
+        assert_eq!(half.source_room(4 << 20), 4_096 + BEYOND_CREDIT_BYTES);
+        half.write(Bytes::from(vec![1; 4_096 + BEYOND_CREDIT_BYTES as usize]));
+        half.take(4_096, 1 << 20);
+        assert!(!half.wants_source(4 << 20));
+        half.set_credit(6_144);
+        assert!(half.wants_source(4 << 20));
+        assert_eq!(half.source_room(4 << 20), 2_048);
     }
 
     #[test]
@@ -561,7 +627,7 @@ mod tests {
 
     #[test]
     fn a_durable_flow_goes_back_only_to_what_is_safe() {
-        // R-CRASH-1: a record of it promises no more.
+        // R-CRASH-1: a record contains only durable data.
         let mut half = half(1_000, true);
         half.write(Bytes::from_static(&[1; 100]));
         half.take(100, 1_000);

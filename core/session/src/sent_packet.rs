@@ -1,5 +1,5 @@
-//! Notes of what a packet said. Frames are not kept: on loss their owners say it again, in whatever form is true by
-//! then.
+//! Descriptions of the frames in sent packets. The frames themselves are not kept: after a loss
+//! their owners send frames with the current state.
 
 use d2tp_time::Time;
 use d2tp_wire::{FlowId, PathId};
@@ -13,11 +13,11 @@ pub(crate) struct SentData {
     pub(crate) fin: bool,
 }
 
-/// A frame of a packet, other than its first piece of data.
+/// A frame in a sent packet, except the first piece of data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SentFrame {
     Data(SentData),
-    /// Data that another path carries as well.
+    /// Data that another path has sent as well.
     Copy(SentData),
     Ack {
         path: PathId,
@@ -64,7 +64,8 @@ pub(crate) struct SentPacket {
     pub(crate) app_limited: bool,
     /// Bytes of the packet's data that were repeated on another path.
     pub(crate) copied: u16,
-    /// Whether the packet was lost at random: congestion control does not know of the loss.
+    /// Whether the packet was lost at random, so that congestion control is not informed of the
+    /// loss.
     pub(crate) hidden: bool,
     pub(crate) data: Option<SentData>,
     pub(crate) more: Vec<SentFrame>,

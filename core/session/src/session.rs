@@ -1,14 +1,14 @@
-//! One session: the order of things.
+//! A session: its state, and the order in which inputs are handled.
 //!
-//! Inputs come in through `handle_*`, the application's wishes through the calls on flows and
-//! paths; both only change state and mark what is to be said. [`Session::poll_transmit`] says it,
-//! [`Session::poll_event`] tells the driver.
+//! Packets and timers arrive through `handle_*`, requests of the application through the calls on
+//! flows and paths. Both only change state and mark frames to be sent. [`Session::poll_transmit`]
+//! sends them, [`Session::poll_event`] informs the driver.
 //!
 //! ```text
 //!             open_path                  SYN+ACK                    all paths gone
 //!  Suspended ───────────▶ Handshaking ───────────▶ Established ───────────────────▶ Suspended
 //!   (no keys)                                        ▲    │                          (keys kept)
-//!                                                    └────┼──── open_path, or anything heard
+//!                                                    └────┼──── open_path, or a packet received
 //!                                                         └──── close ──▶ Closed
 //! ```
 
@@ -37,7 +37,7 @@ use crate::session_state::{CidChange, Role, SessionState};
 use crate::ticket::ClientTicket;
 use crate::trace::SessionTrace;
 
-/// Control frames of the session as a whole to be sent, one bit each.
+/// Control frames that the session as a whole has to send, one bit each.
 pub(crate) mod say {
     pub(crate) const CREDIT: u16 = 1;
     pub(crate) const RESUME_END: u16 = 1 << 1;
@@ -69,10 +69,10 @@ pub enum FlowError {
     /// There is no such flow, or it is over.
     #[error("the flow is over")]
     Gone,
-    /// The peer reset it with this code.
+    /// The peer reset the flow with this code.
     #[error("the peer reset the flow (code {0:#x})")]
     Reset(u64),
-    /// The peer wants no more bytes.
+    /// The peer stopped this end's direction with this code.
     #[error("the peer stopped reading (code {0:#x})")]
     Stopped(u64),
     /// The flow's deadline passed.
@@ -91,13 +91,13 @@ pub enum FlowError {
 pub enum ReadOutcome {
     /// Bytes, in order.
     Chunk(Bytes),
-    /// The end: everything the peer sent was read.
+    /// The end: all that the peer sent was read.
     End,
     /// Nothing is available now.
     Pending,
 }
 
-/// Figures about one path.
+/// Statistics of a path.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PathStats {
     /// The path's number.
@@ -110,27 +110,27 @@ pub struct PathStats {
     pub status: PathStatus,
     /// Whether payload needs grants.
     pub gated: bool,
-    /// Smoothed round trip.
+    /// The smoothed round trip.
     pub rtt: Span,
-    /// Smallest round trip seen.
+    /// The smallest round trip measured.
     pub rtt_min: Span,
-    /// Bytes allowed in flight.
+    /// The number of bytes that may be in flight.
     pub window: u64,
-    /// Bytes in flight.
+    /// The number of bytes in flight.
     pub in_flight: u64,
     /// The limit on bytes in flight that the peer announced (PATH_LIMIT).
     pub limit: Option<u64>,
-    /// Datagram size in use.
+    /// The datagram size in use, in bytes.
     pub mtu: usize,
     /// Payload bytes received.
     pub payload_in: u64,
-    /// Payload bytes sent, re-sends included.
+    /// Payload bytes sent, retransmissions included.
     pub payload_out: u64,
-    /// Payload bytes sent that are copies of what another path carried.
+    /// Payload bytes sent that are copies of data sent on another path.
     pub copied_out: u64,
-    /// Payload bytes sent here to repair losses of another path (mirroring).
+    /// Payload bytes sent to repair losses of another path (mirroring).
     pub fetched_out: u64,
-    /// Bytes sent that were not payload: headers, ACKs, frames about flows and paths.
+    /// Bytes sent that are not payload: headers, ACKs, frames about flows and paths.
     pub control_out: u64,
     /// Bytes of control packets received.
     pub control_in: u64,
@@ -138,11 +138,11 @@ pub struct PathStats {
     pub proved: bool,
     /// When a packet last arrived on the path.
     pub heard_at: Time,
-    /// Packets that counted as lost.
+    /// The number of packets that counted as lost.
     pub lost: u64,
-    /// Packets counted as lost that arrived after all.
+    /// The number of packets that counted as lost but arrived.
     pub spurious: u64,
-    /// Lost packets that were classified as random and met no congestion response.
+    /// The number of lost packets that were classified as random and caused no congestion response.
     pub random: u64,
 }
 
@@ -163,7 +163,7 @@ pub(crate) struct ActivePath {
     pub(crate) link: LinkId,
     /// When payload last arrived on this path.
     pub(crate) at: Time,
-    /// The time between that and the first payload on another path, if any arrived.
+    /// The time from then to the first payload on another path, if any has arrived.
     pub(crate) gap: Option<Span>,
 }
 
@@ -183,10 +183,10 @@ pub struct Session {
     pub(crate) keys: Option<PacketKeys>,
     /// The number of completed handshakes, to recognize packets of an older one.
     pub(crate) generation: u32,
-    /// The running handshake. Boxed, as other state that an idle session lacks: a server holds many of
-    /// those.
+    /// The running handshake. It is boxed, like other state that an idle session lacks, because a
+    /// server has many idle sessions.
     pub(crate) handshake: Option<Box<ClientHandshake>>,
-    /// The ticket for the next handshake without a path (a device's).
+    /// A device's ticket for the next handshake without a path.
     pub(crate) ticket: Option<Box<ClientTicket>>,
     pub(crate) paths: Paths,
     pub(crate) path_scheduler: Box<dyn PathScheduler>,
@@ -198,12 +198,12 @@ pub struct Session {
     pub(crate) path_metrics_cache: PathMetricsCache,
     pub(crate) issued: PathMap<IssuedCid>,
     pub(crate) spare: PathMap<(Cid, [u8; TOKEN_BYTES])>,
-    /// Path ids ever used under these keys: none is used again (R-SEAL-2).
+    /// Path ids that were used under these keys. None is used again (R-SEAL-2).
     pub(crate) used_paths: RangeSet,
     /// The next connection id to issue.
     pub(crate) issued_to: u32,
-    /// The epoch of ids of flows opened here, never below that of the handshake in force when the id
-    /// was used before (R-FLOW-8).
+    /// The epoch of ids of flows opened here, at least that of the handshake that was in force when
+    /// the id was last used (R-FLOW-8).
     pub(crate) flow_epoch: u32,
     pub(crate) next_flow: u32,
     pub(crate) cid_changes: Vec<CidChange>,
@@ -217,37 +217,37 @@ pub struct Session {
     pub(crate) closing_until: Time,
     /// Whether the peer may know of this session.
     pub(crate) known_to_peer: bool,
-    /// Whether another process used the instance before. If the peer knows it, our flows wait until the
-    /// peer has dropped the flows of that process.
+    /// Whether another process used the instance before. If the peer knows it, new flows wait until
+    /// the peer has dropped the flows of that process.
     pub(crate) inherits_instance: bool,
-    /// A CLOSE arrived in the packet being handled.
+    /// The session end by a CLOSE in the packet that is being handled.
     pub(crate) received_close: Option<Box<SessionEnd>>,
     /// The answer to a CLOSE, for the endpoint to send after the session ended.
     pub(crate) close_ack: Option<Box<(Addresses, Vec<u8>)>>,
-    /// The reason of the SUSPEND that is being sent (a device's).
+    /// The reason in the SUSPEND that a device is sending.
     pub(crate) suspending: Option<ReasonCode>,
-    /// Whether SUSPEND was received (a server's).
+    /// Whether a server has received SUSPEND.
     pub(crate) paused: bool,
-    /// Links whose directions share one medium (a device's).
+    /// A device's links whose two directions share one medium.
     pub(crate) half_duplex: Vec<LinkId>,
     /// Whether a path is kept open for the server, with or without flows.
     pub(crate) reachable: bool,
     /// Flows of the same client key in other sessions of this server.
     pub(crate) flows_elsewhere: usize,
-    /// The rule that the peer broke, if that is why the session closes.
+    /// The rule that the peer broke, if the session closes because of that.
     pub(crate) peer_fault: Option<Box<PeerFault>>,
     pub(crate) suspended_at: Option<Time>,
     pub(crate) last_rx: Time,
     pub(crate) active_path: Option<ActivePath>,
     pub(crate) rx_key_drop_at: Time,
     pub(crate) sealed_packets: u64,
-    /// Whether the packet being handled held something that could not be stored.
+    /// Whether the packet that is being handled contained data that could not be stored.
     pub(crate) unretained: bool,
-    /// Whether a writer found no room in memory, until the endpoint takes note.
+    /// Whether a writer found no room in memory, until the endpoint has registered that.
     pub(crate) awaits_memory: bool,
     /// When the keys in force were agreed.
     pub(crate) keys_at: Time,
-    /// Tokens for the ids we issue (a server's).
+    /// A server's secrets, from which it makes tokens for the ids that it issues.
     pub(crate) cookie_secrets: Option<Arc<CookieSecrets>>,
     pub(crate) initial_flow_credit: u64,
     /// Bytes that were received more than once, for reports.
@@ -331,9 +331,9 @@ impl Session {
         }
     }
 
-    // ---- what it is ----
+    // ---- queries ----
 
-    /// The public key of the peer (for the initiator: the expected one).
+    /// The public key of the peer; for the initiator, of the expected peer.
     pub fn peer(&self) -> PublicKey {
         self.peer
     }
@@ -396,8 +396,8 @@ impl Session {
         if let Some(trace) = &mut self.trace {
             trace.event(&event);
         }
-        // A driver that does not take events is our own mistake; dropping the newest keeps order.
-        // The end is never dropped: whoever keeps the session waits for it (R-CLOSE-1).
+        // A driver that does not take events is faulty; dropping the newest ones keeps their order.
+        // The end is never dropped, because the owner of the session waits for it (R-CLOSE-1).
         if self.events.len() + self.events_out < EVENTS_MAX
             || matches!(event, SessionEvent::Closed(_))
         {
@@ -425,7 +425,7 @@ pub(crate) fn on_frame_fate(
         SentFrame::Data(d) => {
             if let Some(flow) = flows.get_mut(d.flow) {
                 if arrived {
-                    // Bytes open a flow as well as an OPEN does.
+                    // DATA opens a flow as well as OPEN does.
                     flow.announced = true;
                     flow.send.on_acked(d.offset, u64::from(d.len), d.fin);
                     flows.note_acked(d.flow);
@@ -459,7 +459,7 @@ pub(crate) fn on_frame_fate(
         SentFrame::Gone(path) if arrived => gone.retain(|g| g.path != path),
         SentFrame::Refused(flow) => flows.on_refusal(flow, arrived),
         _ if arrived => {}
-        // The original of a copy is still under way, or sent again itself.
+        // The original of a copy is still in flight, or is itself sent again.
         SentFrame::Ack { .. } | SentFrame::Copy(_) => {}
         SentFrame::Flow { flow, what } => {
             flows.want(flow, what);

@@ -1,24 +1,24 @@
-//! Who began a session, where it is in its life, and what changes about the connection ids that lead to it.
+//! The role and state of a session, and changes of the connection ids that lead to it.
 
 use d2tp_wire::{Cid, PathId};
 
-/// Who began the session.
+/// Which end began the session.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Role {
-    /// The device.
+    /// The end that began the session: the device.
     Initiator,
-    /// The server.
+    /// The other end: the server.
     Responder,
 }
 
 /// The state of a session.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SessionState {
-    /// The session has no path, or none answers: it sends nothing.
+    /// The session sends nothing, because it has no path or none answers.
     Suspended,
     /// A handshake is under way.
     Handshaking,
-    /// The session works.
+    /// The session has keys and a working path.
     Established,
     /// The session is over.
     Closed,

@@ -1,4 +1,4 @@
-//! The path that is least likely to fail, for what an application wants there ([`PathSelection::Steadiest`]).
+//! Finds the path that is least likely to fail, for [`PathSelection::Steadiest`].
 
 use d2tp_time::{Span, Time};
 use d2tp_wire::{FlowId, PathId};
@@ -7,10 +7,10 @@ use crate::path::{PathState, SessionPath};
 use crate::path_selection::PathSelection;
 use crate::session::{FlowError, Session};
 
-/// How recent an outage makes a path less steady than one without.
+/// An outage within this time makes a path less steady than one without.
 const SHAKEN: Span = Span::from_secs(60); // a guess: a walk past a few access points
 /// A path that loses more than one packet in this many is less steady than others.
-const LOSSY: u64 = 128; // a guess: below what makes a difference to a frame of ten packets
+const LOSSY: u64 = 128; // a guess: below the rate that matters for a video frame of ten packets
 
 /// The longest pause between DATAGRAMs of one stream. // a guess: two pictures a second
 const STREAM: Span = Span::from_millis(500);
@@ -21,8 +21,8 @@ impl SessionPath {
         self.takes_payload() && !self.gated && self.validated && !self.driver_frozen
     }
 
-    /// Whether DATAGRAMs were arriving when the path was last heard, so that their absence is a sign of
-    /// an outage.
+    /// Whether DATAGRAMs were arriving when the path last received a packet, so that their absence
+    /// is a sign of an outage.
     pub(crate) fn receives_datagrams(&self) -> bool {
         self.datagram_at
             .is_some_and(|at| at + STREAM >= self.last_rx)
@@ -51,8 +51,9 @@ impl Session {
         steadiest.map(|p| p.id)
     }
 
-    /// Sets which paths carry what is sent of a flow here; the peer decides for its own direction. With
-    /// [`PathSelection::Each`] a metered path carries copies only as far as it is granted.
+    /// Selects the paths that carry data which this end sends on a flow; the peer decides for its
+    /// own direction. With [`PathSelection::Each`] a metered path carries copies only within its
+    /// grant.
     ///
     /// # Errors
     /// There is no such flow.

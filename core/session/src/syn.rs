@@ -1,4 +1,4 @@
-//! What a SYN says, and what is answered.
+//! The encrypted payloads of SYN and SYN+ACK.
 
 use d2tp_seal::{SessionTicket, TICKET_BYTES};
 use d2tp_wire::{Cid, FlowId, Frame, FrameIter, ReasonCode, TOKEN_BYTES, WireReader, WireWriter};
@@ -23,13 +23,13 @@ pub(crate) struct Syn {
     pub(crate) ticket_of: Option<u32>,
 }
 
-/// Where a SYN came from, and what its answer needs of its datagram.
+/// The source of a SYN, and the properties of its datagram that its answer needs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SynOrigin {
     pub(crate) from: Addresses,
     /// The device's connection id for path 0.
     pub(crate) cid: Cid,
-    /// Size of the datagram in bytes.
+    /// The size of the datagram in bytes.
     pub(crate) len: usize,
     pub(crate) mac1: [u8; 16],
     /// Whether mac2 proves the address.
@@ -96,6 +96,8 @@ pub(crate) enum SynAck {
     NoSuite,
     /// The ticket is no longer valid; the device must use its key.
     NoTicket,
+    /// The server cannot look up the session now; the device tries again.
+    Later,
 }
 
 impl SynAck {
@@ -130,6 +132,7 @@ impl SynAck {
             }
             SynAck::NoSuite => w.u8(3),
             SynAck::NoTicket => w.u8(4),
+            SynAck::Later => w.u8(5),
         }
     }
 
@@ -174,20 +177,20 @@ impl SynAck {
             2 => SynAck::Refused(ReasonCode::from_u8(r.u8().ok()?)),
             3 => SynAck::NoSuite,
             4 => SynAck::NoTicket,
+            5 => SynAck::Later,
             _ => return None,
         })
     }
 }
 
-/// The number of claims that marks early data instead.
+/// The number of claims that announces early data instead.
 pub(crate) const EARLY_DATA_MARK: u8 = 255;
 
-/// The most bytes of early data in a SYN: what its padding holds beside all other fields at their
-/// longest.
+/// The most bytes of early data in a SYN: the size of its padding if all other fields are longest.
 pub(crate) const EARLY_DATA_BYTES_MAX: usize = 960;
 
-/// R-HS-15: reads the early data of a SYN of this epoch, if it has any instead of claims: flows that
-/// the device opens and their data, nothing else. None if it is malformed.
+/// R-HS-15: reads the early data of a SYN of this epoch, if it contains any instead of claims: only
+/// OPEN and DATA frames of flows that the device opens. `None` if it is malformed.
 #[expect(clippy::option_option, reason = "malformed, and not there")]
 pub(crate) fn read_early_data(r: &mut WireReader<'_>, epoch: u32) -> Option<Option<Vec<u8>>> {
     let mut ahead = *r;
@@ -236,6 +239,7 @@ mod tests {
             SynAck::Refused(ReasonCode::NotAllowed),
             SynAck::NoSuite,
             SynAck::NoTicket,
+            SynAck::Later,
         ] {
             let mut buf = [0; 400];
             let mut w = WireWriter::new(&mut buf);
@@ -243,7 +247,7 @@ mod tests {
             let n = w.written();
             let read = SynAck::decode(&mut WireReader::new(&buf[..n]));
             assert_eq!(read.as_ref(), Some(&answer));
-            // A welcome may end before it says that it brings no ticket.
+            // An accepting SYN+ACK may end before the field of the ticket.
             let whole = match &answer {
                 SynAck::Accepted(body) if body.ticket.is_none() => n - 1,
                 SynAck::Accepted(_) => n - TICKET_BYTES - 33,

@@ -1,4 +1,4 @@
-//! A device's ticket for its next handshake, and whether it was shown.
+//! A device's ticket for its next handshake, and whether it was used.
 
 use d2tp_seal::SessionTicket;
 
@@ -20,8 +20,8 @@ impl ClientTicket {
         &self.ticket
     }
 
-    /// R-TICKET-2: the ticket for a SYN, if it may still be used. It is sent in clear: used from two
-    /// places it would show an observer of both that the same device was there.
+    /// R-TICKET-2: the ticket for a SYN, if it may still be used. It is sent in clear, so if it
+    /// were used in two places, an observer of both could see that the same device was there.
     pub(crate) fn show(&mut self) -> Option<&SessionTicket> {
         (!std::mem::replace(&mut self.shown, true)).then_some(&self.ticket)
     }

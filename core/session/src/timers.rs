@@ -1,12 +1,12 @@
-//! Everything a session does because time passed, and when it wants to be called for it.
+//! The timers of a session: what happens when time passes, and the next time something is due.
 //!
-//! Each timer in a sentence: a flow's deadline ends it; a knock is repeated until answered; keys an
-//! hour old are replaced; the peer's old keys are forgotten; an ACK that was held back leaves; packets
-//! overtaken for too long count as lost; a path without answers is probed, then demoted, and where it
-//! never answered and is the only one a new handshake is asked for; a device that waits for payload on
-//! a quiet path asks whether it lives; a path that must stay reachable is used before a NAT forgets it;
-//! a server gives back what a quiet session does not need, and one that hears nothing falls silent; a
-//! CLOSE that nobody hears is given up.
+//! Each timer in one sentence. A flow's deadline ends the flow. An unanswered SYN is repeated. Keys
+//! that are an hour old are replaced. The peer's previous keys are forgotten. A delayed ACK is
+//! sent. Packets that were overtaken long ago count as lost. A path without answers is probed and
+//! then marked silent; if it never answered and is the only one, a new handshake begins. A device
+//! that waits for payload on a quiet path probes it. A path that must stay reachable is used before
+//! a NAT drops its binding. A server frees memory that a quiet session does not need, and stops
+//! sending if it receives nothing. A CLOSE without an answer is given up.
 
 use d2tp_seal::PacketKeys;
 use d2tp_time::{Span, Time};
@@ -19,10 +19,11 @@ use crate::sent_packet::SentFrame;
 use crate::session::{Session, on_frame_fate};
 use crate::session_state::{Role, SessionState};
 
-/// Probe timeouts after which probes use small packets. // RFC 8899 §4.3 leaves the number open
+/// The number of probe timeouts after which probes use small packets. // RFC 8899 §4.3 leaves the
+/// number open
 const PROBES_BEFORE_SMALL: u32 = 3;
 /// How long a session may have no packet before a server counts it as idle.
-const COOL_AFTER: Span = Span::from_millis(250); // a guess: to warm up costs a few microseconds
+const COOL_AFTER: Span = Span::from_millis(250); // a guess: to allocate its memory again costs a few microseconds
 /// Probe timeouts on a path that never answered after which a device begins a new handshake.
 const PROBES_BEFORE_KNOCK: u32 = 5;
 
@@ -55,13 +56,14 @@ impl Session {
             at = at.min(path.recovery.loss_at()).min(self.quiet_at(path));
             at = at.min(self.one_way_at(slot));
             if self.closing.is_some() {
-                // It acknowledges and paces nothing any more.
+                // Such a path neither acknowledges nor paces anything any more.
                 if path.may_send() {
                     at = at.min(path.probe_at(asking, delay, interval));
                 }
                 continue;
             }
-            // What may not be sent to an unproved address waits for bytes from there, not for time.
+            // If nothing may be sent to an address that is not validated, only bytes from there
+            // help, not time.
             if path.may_send() {
                 at = at
                     .min(path.probe_at(asking, delay, interval))
@@ -82,14 +84,14 @@ impl Session {
         at
     }
 
-    /// When a server releases what only a busy session needs; a device has few sessions, and would be
-    /// woken for it.
+    /// When a server frees memory that only a busy session needs. A device has few sessions, and
+    /// would be woken for it.
     fn cool_at(&self) -> Time {
         let spoke = self.paths.iter().map(|p| p.last_tx).max();
         self.last_rx.max(spoke.unwrap_or(Time::ZERO)) + COOL_AFTER
     }
 
-    /// R-ALIVE-1, R-ALIVE-2: the path that is kept open where the session must stay reachable.
+    /// R-ALIVE-1, R-ALIVE-2: the path that is kept open, if the session must stay reachable.
     fn kept_alive(&self) -> Option<&SessionPath> {
         let wanted = self.role == Role::Initiator
             && self.closing.is_none()
@@ -146,7 +148,7 @@ impl Session {
             trace.at(now);
         }
         if self.closing.is_some() && self.closing_until <= now {
-            // R-CLOSE-3: by now the peer has forgotten it by itself.
+            // R-CLOSE-3: the peer has forgotten the session by now.
             return self.end(SessionEnd::LocalUnheard);
         }
         while self.flows.next_deadline() <= now {
@@ -166,7 +168,7 @@ impl Session {
                 keys.forget_previous();
             }
         }
-        // R-HS-9: a session that goes on gets a fresh handshake every hour.
+        // R-HS-9: a long-running session gets new keys by a handshake every hour.
         if self.role == Role::Initiator
             && self.state == SessionState::Established
             && self.handshake.is_none()
@@ -209,6 +211,7 @@ impl Session {
             {
                 let path = self.paths.at(slot);
                 path.idle_probes += 1;
+                path.payload_at_probe = path.payload_in;
                 path.pad_next = true;
                 path.probe_now = true;
                 path.wants |= path::want::PING;
@@ -272,16 +275,19 @@ impl Session {
                     && !path.recovery.ever_answered()
                     && !live_besides
                 {
-                    // The server may be missing what it needs to take this path, an id of ours that
-                    // never reached it: then it hears us and may not answer.
+                    // The server may lack an id of ours that it needs to accept this path. It then
+                    // receives our packets and cannot answer.
                     handshake = Some((path.addresses, path.gated));
                 }
                 if path.is_in_blackout(now, delay)
                     && (live_besides || path.recovery.ever_answered())
                 {
-                    // A server can do nothing about its only path; a device may have another link.
+                    // A server cannot do anything about its only path; a device may have another
+                    // link.
                     silent = self.freeze(now, slot, !live_besides)
                         && (live_besides || self.role == Role::Initiator);
+                } else if path.is_stream() {
+                    // R-STREAM-3
                 } else if let Some(oldest) = path.recovery.oldest() {
                     let again: Vec<SentFrame> = oldest.frames().collect();
                     let mut own = path.wants;
@@ -304,7 +310,8 @@ impl Session {
                 && path.recovery.in_flight > 0
                 && path.probe_at(asking, delay, interval) <= now
             {
-                // Nothing may be asked there, and perhaps nobody is: what it holds travels elsewhere.
+                // The path may not be probed, and its peer may be gone: its data moves to other
+                // paths.
                 self.freeze(now, slot, false);
             }
             let path = self.paths.at(slot);
@@ -323,7 +330,8 @@ impl Session {
             && self.last_rx + self.silence_max() <= now
             && self.state == SessionState::Established
         {
-            // R-SUSPEND-2: only devices wake; a server that hears nothing says nothing.
+            // R-SUSPEND-2: only a device can resume, so a server that receives nothing sends
+            // nothing.
             self.stop_until_answered(now, ReasonCode::NoPath);
         }
     }
@@ -342,8 +350,8 @@ impl Session {
         self.emit(SessionEvent::Suspended(reason));
     }
 
-    /// Releases what only a busy session needs, because nothing will be sent for a long time. The next
-    /// packet allocates it again.
+    /// Frees memory that only a busy session needs, because nothing will be sent for a long time.
+    /// The next packet allocates it again.
     pub(crate) fn release_buffers(&mut self) {
         if let Some(keys) = &mut self.keys {
             keys.drop_ciphers();

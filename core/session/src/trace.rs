@@ -1,9 +1,9 @@
-//! What a session tells somebody who wants to see everything: packets, frames, figures, events.
+//! Traces of a session for debugging: packets, frames, metrics, events.
 //!
-//! Off, a session holds an empty pointer here, and sending or receiving a packet tests it once. On,
-//! records collect in a bounded line that the endpoint takes away whenever it books a session's
-//! changes; what finds the line full is counted and the count becomes a record. Nothing here says
-//! what is done with them: the core writes no files.
+//! While tracing is off, a session holds a null pointer here, which is tested once for each packet.
+//! While it is on, records are collected in a bounded queue, which the endpoint empties when it
+//! registers a session's changes. Records that find the queue full are counted, and the count
+//! becomes a record. The core writes no files; the driver decides what to do with the records.
 
 use std::collections::VecDeque;
 
@@ -20,15 +20,15 @@ pub const TRACE_RECORDS_MAX: usize = 16_384;
 
 /// The shortest interval between two records of a path's metrics.
 const METRICS_EVERY: Span = Span::from_millis(20); // a guess: below most round trips, above ACKs
-/// The first packets of each path, which are always traced: its handshake and challenges.
+/// The number of first packets of each path that are always traced: its handshake and challenges.
 const SAMPLED_FIRST: u64 = 16;
 /// The sampling interval of later packets: one in this many is traced.
 const SAMPLED_ONE_IN: u64 = 64;
 
-/// Which packets are traced. Events, frames that change state, and metrics always are.
+/// Which packets are traced. Events, frames that change state, and metrics are always traced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TraceLevel {
-    /// No packets are traced, only events.
+    /// No packets are traced.
     Events,
     /// The first packets of each path are traced, then one in 64.
     Sampled,
@@ -39,14 +39,14 @@ pub enum TraceLevel {
 /// A trace record: something that a session did or observed.
 #[derive(Clone, Debug, PartialEq)]
 pub enum TraceRecord {
-    /// A handshake message left.
+    /// A handshake message was sent.
     HandshakeSent {
         /// The link that the message left on.
         link: LinkId,
         /// The epoch of the handshake.
         epoch: u32,
     },
-    /// A path was opened, by either end; it is not known to work yet.
+    /// A path was opened, by either end. It is not known yet whether it works.
     PathOpened {
         /// The path's number.
         path: PathId,
@@ -55,13 +55,13 @@ pub enum TraceRecord {
         /// Whether payload needs grants.
         gated: bool,
     },
-    /// We opened a flow.
+    /// This end opened a flow.
     FlowOpened(FlowId),
-    /// An event for the driver, except those that come with every batch of packets.
+    /// An event for the driver, except those that occur with every batch of packets.
     Event(SessionEvent),
     /// A packet was sealed or opened.
     Packet {
-        /// Whether we sent the packet.
+        /// Whether this end sent the packet.
         sent: bool,
         /// The path of the packet.
         path: PathId,
@@ -72,7 +72,7 @@ pub enum TraceRecord {
     },
     /// A frame that changes the state of a path or a flow, or asks for it.
     Frame {
-        /// Whether we sent the frame.
+        /// Whether this end sent the frame.
         sent: bool,
         /// The path it travelled on.
         path: PathId,
@@ -81,7 +81,7 @@ pub enum TraceRecord {
     },
     /// An unreliable datagram was in a packet that was traced.
     Datagram {
-        /// Whether we sent the datagram.
+        /// Whether this end sent the datagram.
         sent: bool,
         /// The path it travelled on.
         path: PathId,
@@ -90,7 +90,7 @@ pub enum TraceRecord {
         /// The datagram's size.
         bytes: usize,
     },
-    /// Packets counted as lost.
+    /// Packets of a path counted as lost.
     Lost {
         /// The path of the lost packets.
         path: PathId,
@@ -101,25 +101,25 @@ pub enum TraceRecord {
     Metrics {
         /// The path that changed.
         path: PathId,
-        /// Smoothed round trip.
+        /// The smoothed round trip.
         rtt: Span,
-        /// Smallest round trip.
+        /// The smallest round trip measured.
         rtt_min: Span,
-        /// Last round trip.
+        /// The last round trip measured.
         rtt_latest: Span,
-        /// Bytes allowed in flight.
+        /// The number of bytes that may be in flight.
         window: u64,
-        /// Bytes in flight.
+        /// The number of bytes in flight.
         in_flight: u64,
-        /// Bytes of a datagram.
+        /// The size of a datagram in bytes.
         mtu: usize,
     },
-    /// The keys of a direction moved on.
+    /// The keys of a direction were updated.
     KeysUpdated {
         /// Whether the keys are those of packets that we send.
         sent: bool,
     },
-    /// This many records found no room.
+    /// This many records were dropped because the queue was full.
     Dropped(u64),
 }
 
@@ -245,7 +245,7 @@ impl SessionTrace {
         let index = match self.watched.iter().position(|w| w.path == path.id) {
             Some(index) => index,
             None => {
-                // Numbers of paths only grow: the oldest here are gone.
+                // Path ids only grow, so the first ones here belong to closed paths.
                 if self.watched.len() > crate::config::PATHS_MAX {
                     self.watched.remove(0);
                 }
@@ -265,7 +265,7 @@ impl SessionTrace {
             path.recovery.rtt.smoothed(),
         );
         let watched = &mut self.watched[index];
-        // Counted anew under new keys, where numbers of paths begin again.
+        // After new keys path ids start again, and so do the counts.
         let packets = path.recovery.lost_total.saturating_sub(watched.lost);
         watched.lost = path.recovery.lost_total;
         let due = watched
@@ -299,10 +299,10 @@ impl SessionTrace {
     }
 }
 
-/// The frame in the form in which it is traced, without secrets and data; none if it is not traced.
+/// The frame as it is traced, without secrets and data; `None` if it is not traced.
 fn of_interest(frame: Frame<'_>) -> Option<Frame<'static>> {
     Some(match frame {
-        // A nonce would let a reader of the log answer for the peer.
+        // With the nonce, a reader of the log could answer in place of the peer.
         Frame::Chg { .. } => Frame::Chg { nonce: [0; 16] },
         Frame::Rsp { .. } => Frame::Rsp { nonce: [0; 16] },
         Frame::Auth { path } => Frame::Auth { path },

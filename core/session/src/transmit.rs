@@ -1,7 +1,8 @@
-//! What leaves: picks the path, asks the owners in a fixed order what they want to say, seals.
+//! Sending: chooses the path, collects frames from their owners in a fixed order, and seals the
+//! packet.
 //!
-//! One call fills one buffer with datagrams of one path, all of one size but the last, ready for
-//! one GSO send. The order within a packet: ACK, path, session, flows, data.
+//! One call fills one buffer with datagrams of one path, all of one size except the last, ready for
+//! one GSO send. The order within a packet: challenge, ACK, path, session, flows, data.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -16,7 +17,7 @@ use crate::datagram_queue::DatagramPath;
 use crate::event::{SessionEnd, SessionEvent};
 use crate::flow::want;
 use crate::link::{Addresses, LinkId};
-use crate::path::{self, PathState};
+use crate::path::{self, PathState, SessionPath};
 use crate::path_scheduler::{CopyMode, PacketCopy, SendBacklog, UNSENT_MAX};
 use crate::sent_packet::{SentData, SentFrame, SentPacket};
 use crate::session::{Session, on_frame_fate, say};
@@ -24,13 +25,13 @@ use crate::session_state::{Role, SessionState};
 use crate::trace::TraceRecord;
 use d2tp_seal::KEY_UPDATE_PACKETS;
 
-/// Datagrams of one batch: what kernels take in one GSO send.
+/// The most datagrams of a batch: the limit of kernels for one GSO send.
 const BATCH_MAX: usize = 64;
-/// Bytes of one batch.
+/// The most bytes of a batch.
 const BATCH_BYTES_MAX: usize = 65_000;
-/// The smallest room for which a packet is begun.
+/// The smallest room in which a packet is begun, in bytes.
 const ROOM_MIN: usize = 17;
-/// The smallest piece of data to put at the end of a packet.
+/// The smallest piece of data at the end of a packet, in bytes.
 const DATA_MIN: usize = 32;
 
 /// A batch to send: `len` bytes of the buffer, in datagrams of `segment` bytes (the last may be
@@ -43,9 +44,9 @@ pub struct Transmit {
     pub local: Option<IpAddr>,
     /// The destination address.
     pub remote: SocketAddr,
-    /// Bytes used of the buffer.
+    /// The number of bytes used in the buffer.
     pub len: usize,
-    /// Bytes of each datagram but the last.
+    /// The size of each datagram except the last, in bytes.
     pub segment: usize,
 }
 
@@ -64,7 +65,7 @@ struct PacketPermissions {
 
 /// The payload of one packet.
 enum PacketPayload {
-    /// New or lost bytes of this flow, and then of others.
+    /// New or lost bytes of this flow, then of others.
     Own(FlowId),
     /// Data of a packet that another path carries.
     Repeated(PacketCopy),
@@ -96,7 +97,7 @@ impl Session {
         self.update_steadiest(now);
         let mut order = [0; PATHS_MAX];
         let n = self.paths.order(&mut order);
-        // Control of session and flows goes out on the best path that can carry it.
+        // Control frames of session and flows leave on the best path that can carry them.
         let control_slot = self.paths.for_control(&order[..n]);
         let n = self
             .paths
@@ -110,7 +111,8 @@ impl Session {
             if let Some(t) = self.fill(now, *slot, control_slot == Some(*slot), first, buf) {
                 let path = self.paths.at(*slot);
                 if path.status == PathStatus::Gone && path.wants & path::want::STATUS == 0 {
-                    // Its last word is on its way; whether it arrives is said elsewhere again.
+                    // The path's last packet is on its way; if it is lost, another path repeats the
+                    // report.
                     let reason = path.reason;
                     let path = self.remove_path(*slot);
                     self.announce_gone(path);
@@ -122,13 +124,15 @@ impl Session {
         None
     }
 
-    /// Writes an ACK that is due and nothing else: the rest waits for the session's turn.
+    /// Writes only an ACK that is due; other frames wait for the session's turn.
     pub(crate) fn poll_due_ack(&mut self, now: Time, buf: &mut [u8]) -> Option<Transmit> {
         let speaks = self.state == SessionState::Established && self.keys.is_some();
         if !speaks || self.closing.is_some() || self.suspending.is_some() {
             return None;
         }
-        let due = self.paths.iter().position(|p| p.acks.due() <= now)?;
+        // R-PATH-3: a challenge that waits needs the little that an unproved address may be sent.
+        let is_due = |p: &SessionPath| p.acks.due() <= now && !p.must_challenge();
+        let due = self.paths.iter().position(is_due)?;
         let path = self.paths.at(due);
         let at = path.addresses;
         let room = usize::try_from(path.unproved_room()).unwrap_or(usize::MAX);
@@ -162,7 +166,7 @@ impl Session {
         let handshake = self.handshake.as_mut()?;
         // R-HS-2: an epoch is used for one SYN only, and was reserved before.
         if self.epochs.is_empty() {
-            // R-HS-16: nobody knocks without one, and nobody keeps silent about it.
+            // R-HS-16: without an epoch no SYN can be sent, and the driver is informed of that.
             handshake.failed = true;
             if self.epochs.start == u32::MAX {
                 self.end(SessionEnd::EpochsExhausted);
@@ -192,7 +196,7 @@ impl Session {
             self.epochs.start += 1;
         }
         let (to, epoch) = (syn.to, syn.epoch);
-        // A copy is the same knock, and has the same epoch.
+        // A copy belongs to the same handshake, and has the same epoch.
         if let Some(trace) = self.trace.as_mut().filter(|_| syn.is_new) {
             let link = to.link;
             trace
@@ -220,20 +224,33 @@ impl Session {
             let path = self.paths.at(slot);
             let at = path.addresses;
             let room = usize::try_from(path.unproved_room()).unwrap_or(usize::MAX);
-            let mut w = WireWriter::new(&mut buf[DATA_HEADER_BYTES..]);
+            let room = room.min(path.mtu.current()).min(buf.len());
+            let mut close = [0; CLOSE_FRAME_BYTES_MAX];
+            let mut w = WireWriter::new(&mut close);
             Frame::Close {
                 code,
                 text: text.as_bytes(),
             }
             .encode(&mut w);
-            // R-PATH-2: its answer must fit what it brings.
-            let written = DATA_HEADER_BYTES + w.written();
-            let end = (written + TAG_BYTES).max(CLOSE_BYTES_MIN);
-            if room < end {
+            let close_bytes = w.written();
+            let close = &close[..close_bytes];
+            // R-PATH-2: the answer must not be larger than the packet.
+            if room < (DATA_HEADER_BYTES + close.len() + TAG_BYTES).max(CLOSE_BYTES_MIN) {
                 return None;
             }
-            buf[written..end - TAG_BYTES].fill(0);
             let mut sent = SentPacket::new(now);
+            // R-CLOSE-5: in front, since nothing after CLOSE is read. They are repeated with CLOSE. An
+            // ACK that was sent may be lost.
+            let acks_end = room - TAG_BYTES - close.len();
+            let mut w = WireWriter::new(&mut buf[DATA_HEADER_BYTES..acks_end]);
+            for path in self.paths.iter() {
+                path.acks.write(path.id, now, &mut w, &mut sent);
+            }
+            let acks_end = DATA_HEADER_BYTES + w.written();
+            let written = acks_end + close.len();
+            buf[acks_end..written].copy_from_slice(close);
+            let end = (written + TAG_BYTES).max(CLOSE_BYTES_MIN);
+            buf[written..end - TAG_BYTES].fill(0);
             sent.bytes = end as u16;
             sent.eliciting = true;
             sent.note(SentFrame::Session { what: say::CLOSE });
@@ -247,10 +264,10 @@ impl Session {
             })
         });
         if let Some(fault) = self.peer_fault.take() {
-            // R-CLOSE-2: said once; nothing is kept of a peer that breaks the rules.
+            // R-CLOSE-2: CLOSE is sent once; nothing is kept for a peer that breaks the rules.
             self.end(SessionEnd::Fault(*fault));
         } else if transmit.is_some() {
-            // R-CLOSE-3: said until it is acknowledged, or often enough.
+            // R-CLOSE-3: CLOSE is repeated until it is acknowledged, or was sent often enough.
             self.wants &= !say::CLOSE;
             self.close_sent += 1;
             if self.close_sent > CLOSE_SAID_MAX {
@@ -261,7 +278,7 @@ impl Session {
         transmit
     }
 
-    /// R-CLOSE-1: writes the only packet of a session that the peer closed: the acknowledgement of
+    /// R-CLOSE-1: writes the last packet of a session that the peer closed: the acknowledgement of
     /// CLOSE.
     pub(crate) fn answer_close(&mut self, now: Time, slot: usize, number: u64) {
         let path = self.paths.at(slot);
@@ -283,7 +300,7 @@ impl Session {
         self.close_ack = Some(Box::new((at, packet)));
     }
 
-    /// R-SUSPEND-3: sends SUSPEND on one path after the other; each path is closed with it.
+    /// R-SUSPEND-3: sends SUSPEND on one path after another; each path is then closed.
     fn transmit_suspend(
         &mut self,
         now: Time,
@@ -325,7 +342,7 @@ impl Session {
         let (elsewhere, told) = (path.addresses != at, path.tx_bytes);
         self.seal_packet(slot, sent, &mut buf[..end]);
         if elsewhere {
-            // R-PATH-2 bounds what the address in use is sent; this goes to another.
+            // R-PATH-2 limits bytes to the current address; this packet goes to another one.
             self.paths.at(slot).tx_bytes = told;
         }
         Transmit {
@@ -337,7 +354,7 @@ impl Session {
         }
     }
 
-    /// Answers a challenge at the address where it came from, which may be a path's old address.
+    /// Answers a challenge at the address from which it came, which may be the path's previous one.
     fn fill_answer(&mut self, now: Time, slot: usize, buf: &mut [u8]) -> Option<Transmit> {
         let path = self.paths.at(slot);
         let foreign = path.answers.iter().position(|(_, at)| at.is_some())?;
@@ -446,7 +463,7 @@ impl Session {
             if size < ROOM_MIN + DATA_HEADER_BYTES + TAG_BYTES || (segment > 0 && size < segment) {
                 break;
             }
-            let probing = path.probe_now;
+            let probing = path.probe_now || path.must_challenge();
             let window = path.room() >= size as u64;
             let paced = path.pacer.allowance(now) >= size as u64;
             if window && !paced && !probing {
@@ -466,7 +483,11 @@ impl Session {
                 }
                 break;
             }
-            self.paths.at(slot).probe_now = false;
+            let path = self.paths.at(slot);
+            path.probe_now = false;
+            if let Some(stream) = &mut path.stream {
+                stream.room = stream.room.saturating_sub(n as u64);
+            }
             at += n;
             if segment == 0 {
                 segment = n;
@@ -515,7 +536,8 @@ impl Session {
         Some(size)
     }
 
-    /// Writes and seals one packet into `buf`. Returns its length, zero if there is nothing to send.
+    /// Writes and seals one packet into `buf`. Returns its length; zero if there is nothing to
+    /// send.
     fn write_packet(&mut self, slot: usize, terms: &PacketPermissions, buf: &mut [u8]) -> usize {
         let now = terms.now;
         let session_room = self.credit.peer_max.saturating_sub(self.credit.sent);
@@ -528,7 +550,8 @@ impl Session {
                 || self.issued.values().any(|i| i.must_send));
         let path = self.paths.at(slot);
         let (path_id, gated) = (path.id, path.gated);
-        // An unproved address is asked first; what little may be sent there is not for payload.
+        // An address that is not validated is challenged first; the few bytes that may be sent
+        // there are not for payload.
         let proves = path.validated || buf.len() >= DATA_UNPROVED_MIN;
         let payload = if terms.eliciting && proves {
             self.next_payload(slot, terms, session_room)
@@ -551,8 +574,8 @@ impl Session {
         if !other && !ack_due {
             return 0;
         }
-        // R-GRANT-6: what is not payload waits its turn on a metered path; probes, what
-        // travels with granted payload, and ACKs that were given their turn do not.
+        // R-GRANT-6: on a metered path control frames wait for their budget. Probes, challenges, frames beside
+        // granted payload, and ACKs within their budget do not.
         let held = gated && !terms.probing && !carries && !path.control.may_send(now);
         let flush_control = flush_control && !held;
         if held && payload.is_none() {
@@ -565,7 +588,12 @@ impl Session {
         let mut w = WireWriter::new(&mut buf[DATA_HEADER_BYTES..end]);
         let mut least = 0;
 
-        // 1. What arrived on this path.
+        // 1. A challenge: ACK ranges take what room there is, and an unproved address is sent little.
+        if terms.eliciting && !held {
+            least = self.write_challenge(slot, &mut w, &mut sent);
+        }
+        // 2. ACKs of packets that arrived on this path.
+        let path = self.paths.at(slot);
         if (path.acks.is_wanted() || ack_due) && path.acks.write(path_id, now, &mut w, &mut sent) {
             path.acks.on_ack_sent();
             path.on_direct_ack_sent(now);
@@ -574,16 +602,17 @@ impl Session {
             self.write_carried_acks(now, slot, &mut w, &mut sent);
         }
         if terms.eliciting {
-            // 2. What the path wants.
+            // 3. Control frames of the path.
             if !held {
-                least = self.write_path_frames(slot, &mut w, &mut sent);
+                let padded = self.write_path_frames(slot, &mut w, &mut sent);
+                least = least.max(padded);
             }
-            // 3. and 4. What session and flows want.
+            // 4. and 5. Control frames of the session and of flows.
             if flush_control {
                 self.write_session_frames(&mut w, &mut sent);
                 self.write_flow_frames(now, &mut w, &mut sent);
             }
-            // 5. Datagrams, then data.
+            // 6. Datagrams, then data.
             if let Some(taker) = &datagrams {
                 self.write_datagrams(now, slot, taker, &mut w, &mut sent);
             }
@@ -672,7 +701,7 @@ impl Session {
     fn takes(&mut self, slot: usize, flow: FlowId, first: Option<usize>) -> bool {
         let Some(first) = first else { return true };
         let (own, first) = (self.paths.nth(slot), self.paths.nth(first));
-        // The first must be able to carry the bytes, and its next ACK or timer bring us here again.
+        // The first path must be able to carry the bytes, and its next ACK or timer continues here.
         let busy = first.recovery.is_waiting() || first.paced_until != Time::NEVER;
         let works = first.takes_payload() && first.recovery.rtt.is_measured();
         if !works || !busy || first.gated {
@@ -687,7 +716,39 @@ impl Session {
         self.path_scheduler.takes(&own, &first, &waiting)
     }
 
-    /// Writes the control frames of a path. Returns the size to which the packet must be padded.
+    /// R-PATH-3: writes the challenge to a path's address. Returns the size to which the packet must be
+    /// padded.
+    fn write_challenge(
+        &mut self,
+        slot: usize,
+        w: &mut WireWriter<'_>,
+        sent: &mut SentPacket,
+    ) -> usize {
+        let initiator = self.role == Role::Initiator;
+        let path = self.paths.at(slot);
+        if path.wants & path::want::CHG == 0 || w.room() < 17 {
+            return 0;
+        }
+        path.wants &= !path::want::CHG;
+        // An answer to a later challenge may have come after this one was lost.
+        let Some(challenge) = path.challenge_here() else {
+            return 0;
+        };
+        let nonce = challenge.nonce;
+        Frame::Chg { nonce }.encode(w);
+        sent.eliciting = true;
+        sent.note(SentFrame::Path {
+            path: path.id,
+            what: path::want::CHG,
+        });
+        let is_first = !std::mem::replace(&mut path.first_packet_padded, true);
+        match is_first && initiator {
+            true => DATAGRAM_FIRST_BYTES,
+            false => 0,
+        }
+    }
+
+    /// Writes the other control frames of a path. Returns the size to which the packet must be padded.
     fn write_path_frames(
         &mut self,
         slot: usize,
@@ -718,8 +779,8 @@ impl Session {
             return least;
         }
         let mut put = |frame: Frame<'_>, bit: u16, wants: &mut u16, w: &mut WireWriter<'_>| {
-            if w.room() < if bit == path::want::CHG { 17 } else { 40 } {
-                return false;
+            if w.room() < 40 {
+                return;
             }
             *wants &= !bit;
             frame.encode(w);
@@ -728,20 +789,8 @@ impl Session {
                 path: id,
                 what: bit,
             });
-            true
         };
         let mut wants = path.wants;
-        if wants & path::want::CHG != 0
-            && let Some(challenge) = path.challenge_here()
-        {
-            let frame = Frame::Chg {
-                nonce: challenge.nonce,
-            };
-            if put(frame, path::want::CHG, &mut wants, w) && !path.first_packet_padded {
-                path.first_packet_padded = true;
-                least = if initiator { DATAGRAM_FIRST_BYTES } else { 0 };
-            }
-        }
         if wants & path::want::STATUS != 0 {
             let frame = Frame::PathStatus {
                 path: id,
@@ -774,7 +823,7 @@ impl Session {
             put(frame, path::want::LIMIT, &mut wants, w);
         }
         if wants & path::want::RSP != 0 {
-            // R-PATH-13: the answer was lost and nobody said that it was not needed.
+            // R-PATH-13: the answer was lost, and the peer has not reported that it is not needed.
             match path.answered {
                 Some(nonce) => {
                     put(Frame::Rsp { nonce }, path::want::RSP, &mut wants, w);
@@ -862,7 +911,7 @@ impl Session {
 
     fn write_flow_frames(&mut self, now: Time, w: &mut WireWriter<'_>, sent: &mut SentPacket) {
         const FRAME_MAX: usize = 40;
-        // R-RESUME-5: a claim that was lost comes again; the end of the claims waits for the last.
+        // R-RESUME-5: a claim that was lost is repeated; RESUME_END waits for the last one.
         if self.ends_claims() && w.room() >= FRAME_MAX {
             self.wants &= !say::RESUME_END;
             Frame::ResumeEnd {
@@ -1059,7 +1108,7 @@ impl Session {
             let Some((offset, len, fin, new)) = taken else {
                 break;
             };
-            // take() chose a length; the head for it is at most as long as assumed.
+            // take() chose a length; the header for it is at most as long as assumed.
             let at = w.written();
             Frame::encode_data_head(w, id, offset, len, fin);
             flow.send.copy(offset, w.reserve(len));
@@ -1087,9 +1136,11 @@ impl Session {
     }
 }
 
-/// R-CLOSE-3: how often CLOSE is sent at most. With probe timeouts doubling up to two seconds this is
-/// about ten seconds on a path that loses everything.
+/// R-CLOSE-3: how often CLOSE is sent at most. With probe timeouts that double up to two seconds
+/// this takes about ten seconds on a path that loses everything.
 const CLOSE_SAID_MAX: u32 = 8;
+/// The most bytes of a CLOSE frame: its type, a code, the length of its text, and that.
+const CLOSE_FRAME_BYTES_MAX: usize = 1 + 8 + 8 + Frame::CLOSE_TEXT_MAX;
 /// The smallest packet with CLOSE, so that its answer to an address that is not validated is no larger.
 const CLOSE_BYTES_MIN: usize = 64;
 /// The size of the answer to CLOSE: a header, one ACK frame of one range, a tag.
@@ -1102,6 +1153,7 @@ const PATH_GONE_SEQ: u64 = u32::MAX as u64;
 
 /// Payload bytes that a path carries before its MTU is probed: short exchanges do not need it.
 const MTU_PROBE_AFTER: u64 = 8 * 1024;
-/// R-PATH-9: the size of a probe of a gated path that is quiet. Higher: costs money each time; lower than
-/// an ACK with a challenge: at an address that is not proved, a server can answer only to a second probe.
+/// R-PATH-9: the size of a probe of a quiet gated path, in bytes. Higher: costs more money. Lower
+/// than a challenge with a short ACK: a server could answer only the second probe from an address that
+/// is not validated.
 const PROBE_GATED_BYTES: usize = 128;

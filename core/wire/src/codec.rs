@@ -3,12 +3,12 @@
 /// The largest number a variable-length integer can hold (62 bits).
 pub const VARINT_MAX: u64 = (1 << 62) - 1;
 
-/// Why bytes were not what they should be.
+/// Why received bytes could not be decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DecodeError {
     /// The bytes end in the middle of a field.
     Truncated,
-    /// No such frame type in this version.
+    /// The frame type does not exist in this version of the protocol.
     UnknownFrame(u64),
     /// A field holds a value its frame does not allow.
     BadValue(&'static str),
@@ -26,7 +26,7 @@ impl std::fmt::Display for DecodeError {
 
 impl std::error::Error for DecodeError {}
 
-/// Bytes a variable-length integer takes.
+/// The number of bytes that the variable-length encoding of `v` takes: 1, 2, 4 or 8.
 pub const fn varint_len(v: u64) -> usize {
     match v {
         0..0x40 => 1,
@@ -43,19 +43,19 @@ pub struct WireReader<'a> {
 }
 
 impl<'a> WireReader<'a> {
-    /// Reads `bytes` from the start.
+    /// A cursor at the start of `bytes`.
     pub fn new(bytes: &'a [u8]) -> Self {
         WireReader { bytes }
     }
-    /// True when everything was read.
+    /// Whether all bytes were read.
     pub fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
-    /// Bytes not yet read.
+    /// The number of bytes not yet read.
     pub fn remaining(&self) -> usize {
         self.bytes.len()
     }
-    /// The next `n` bytes.
+    /// Reads the next `n` bytes.
     pub fn bytes(&mut self, n: usize) -> Result<&'a [u8], DecodeError> {
         let (head, tail) = self
             .bytes
@@ -64,7 +64,7 @@ impl<'a> WireReader<'a> {
         self.bytes = tail;
         Ok(head)
     }
-    /// The next `N` bytes as an array.
+    /// Reads the next `N` bytes as an array.
     pub fn array<const N: usize>(&mut self) -> Result<[u8; N], DecodeError> {
         let (head, tail) = self
             .bytes
@@ -73,23 +73,23 @@ impl<'a> WireReader<'a> {
         self.bytes = tail;
         Ok(*head)
     }
-    /// Everything that is left.
+    /// Reads all bytes that are left.
     pub fn rest(&mut self) -> &'a [u8] {
         std::mem::take(&mut self.bytes)
     }
-    /// One byte.
+    /// Reads one byte.
     pub fn u8(&mut self) -> Result<u8, DecodeError> {
         Ok(self.array::<1>()?[0])
     }
-    /// Four bytes, big-endian.
+    /// Reads four bytes, big-endian.
     pub fn u32(&mut self) -> Result<u32, DecodeError> {
         Ok(u32::from_be_bytes(self.array()?))
     }
-    /// Eight bytes, big-endian.
+    /// Reads eight bytes, big-endian.
     pub fn u64(&mut self) -> Result<u64, DecodeError> {
         Ok(u64::from_be_bytes(self.array()?))
     }
-    /// A variable-length integer.
+    /// Reads a variable-length integer.
     #[inline]
     pub fn varint(&mut self) -> Result<u64, DecodeError> {
         let first = *self.bytes.first().ok_or(DecodeError::Truncated)?;
@@ -103,19 +103,20 @@ impl<'a> WireReader<'a> {
             _ => u64::from_be_bytes(self.array()?) & VARINT_MAX,
         })
     }
-    /// A variable-length integer that must fit 32 bits.
+    /// Reads a variable-length integer that must fit into 32 bits; `what` names the field in the
+    /// error.
     pub fn varint32(&mut self, what: &'static str) -> Result<u32, DecodeError> {
         u32::try_from(self.varint()?).map_err(|_| DecodeError::BadValue(what))
     }
-    /// A byte string with its length before it.
+    /// Reads a byte string that is preceded by its length.
     pub fn string(&mut self) -> Result<&'a [u8], DecodeError> {
         let n = self.varint()?;
         self.bytes(usize::try_from(n).map_err(|_| DecodeError::Truncated)?)
     }
 }
 
-/// A cursor over a buffer to be filled. Writing past the end is our own mistake and panics, so
-/// callers ask [`WireWriter::room`] first.
+/// A cursor over a buffer to be filled. Writing past the end is a programming error and panics, so
+/// callers check [`WireWriter::room`] first.
 #[derive(Debug)]
 pub struct WireWriter<'a> {
     buf: &'a mut [u8],
@@ -123,15 +124,15 @@ pub struct WireWriter<'a> {
 }
 
 impl<'a> WireWriter<'a> {
-    /// Fills `buf` from the start.
+    /// A cursor at the start of `buf`.
     pub fn new(buf: &'a mut [u8]) -> Self {
         WireWriter { buf, at: 0 }
     }
-    /// Bytes written so far.
+    /// The number of bytes written so far.
     pub fn written(&self) -> usize {
         self.at
     }
-    /// Bytes still free.
+    /// The number of bytes still free.
     pub fn room(&self) -> usize {
         self.buf.len() - self.at
     }
@@ -141,7 +142,7 @@ impl<'a> WireWriter<'a> {
         self.buf[self.at..self.at + b.len()].copy_from_slice(b);
         self.at += b.len();
     }
-    /// The next `n` bytes, for the caller to fill.
+    /// Appends `n` bytes, which the caller fills.
     #[inline]
     pub fn reserve(&mut self, n: usize) -> &mut [u8] {
         let at = self.at;
@@ -153,19 +154,19 @@ impl<'a> WireWriter<'a> {
         self.buf[self.at..self.at + n].fill(0);
         self.at += n;
     }
-    /// One byte.
+    /// Appends one byte.
     pub fn u8(&mut self, v: u8) {
         self.bytes(&[v]);
     }
-    /// Four bytes, big-endian.
+    /// Appends four bytes, big-endian.
     pub fn u32(&mut self, v: u32) {
         self.bytes(&v.to_be_bytes());
     }
-    /// Eight bytes, big-endian.
+    /// Appends eight bytes, big-endian.
     pub fn u64(&mut self, v: u64) {
         self.bytes(&v.to_be_bytes());
     }
-    /// A variable-length integer in its shortest form (R-WIRE-3).
+    /// Appends a variable-length integer in its shortest form (R-WIRE-3).
     #[inline]
     pub fn varint(&mut self, v: u64) {
         assert!(v <= VARINT_MAX, "varint out of range");
@@ -176,7 +177,7 @@ impl<'a> WireWriter<'a> {
             _ => self.bytes(&(v | 0xc000_0000_0000_0000).to_be_bytes()),
         }
     }
-    /// A byte string with its length before it.
+    /// Appends a byte string, preceded by its length.
     pub fn string(&mut self, b: &[u8]) {
         self.varint(b.len() as u64);
         self.bytes(b);

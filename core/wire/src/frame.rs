@@ -32,19 +32,21 @@
 //!  3e      CLOSE           code v, text (length v, bytes)
 //! ```
 //!
-//! R-WIRE-2: unknown types end the session: versions are negotiated, not guessed.
+//! R-WIRE-2: a frame of unknown type ends the session. Extensions need a new version, which is
+//! negotiated.
 
 use crate::codec::{DecodeError, VARINT_MAX, WireReader, WireWriter, varint_len};
 use crate::packet::{Cid, PathId, TOKEN_BYTES};
 
-/// A flow's name, never used twice between two instances: `epoch (32) ‖ counter (24) ‖ opener (1)`.
+/// The identifier of a flow, never used twice between two instances: `epoch (32) ‖ counter (24) ‖
+/// opener (1)`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct FlowId(pub u64);
 
 impl FlowId {
-    /// The largest id: what lies above names no epoch (R-FLOW-10).
+    /// The largest flow id: the 57 bits of epoch, counter and opener (R-FLOW-10).
     pub const MAX: u64 = (1 << 57) - 1;
-    /// Flows one side may open in one epoch.
+    /// The number of flows that one side may open in one epoch.
     pub const COUNTER_MAX: u32 = (1 << 24) - 1;
 
     /// The `counter`-th flow of `epoch`, opened by the session's initiator or by its responder.
@@ -56,26 +58,26 @@ impl FlowId {
     pub fn by_initiator(self) -> bool {
         self.0 & 1 == 0
     }
-    /// The epoch in which it was opened.
+    /// The epoch in which the flow was opened.
     pub fn epoch(self) -> u32 {
         (self.0 >> 25) as u32
     }
-    /// Its number among its opener's flows of that epoch.
+    /// The flow's number among the flows that its opener opened in that epoch.
     pub fn counter(self) -> u32 {
         (self.0 >> 1) as u32 & Self::COUNTER_MAX
     }
 }
 
-/// What a path is good for at the moment, as its device says.
+/// The state of a path, as its device reports it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PathStatus {
-    /// Use it.
+    /// The path may carry payload.
     Available,
-    /// Keep it, send no payload on it.
+    /// The path is kept, but must not carry payload.
     Standby,
-    /// Its link is silent for a while: hold everything, keep the window.
+    /// The path's link is silent for a while: nothing is sent, and the congestion window is kept.
     Frozen,
-    /// The path is no more.
+    /// The path no longer exists.
     Gone,
 }
 
@@ -83,11 +85,11 @@ pub enum PathStatus {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum ReasonCode {
-    /// Nothing particular.
+    /// No reason is given.
     None = 0,
     /// No link is up.
     NoPath = 1,
-    /// The only link that is up costs money this flow may not spend yet.
+    /// The only link that is up costs money that this flow may not spend yet.
     PathCost = 2,
     /// The flow's or link's budget is used up.
     OverBudget = 3,
@@ -101,7 +103,7 @@ pub enum ReasonCode {
     DeadlinePassed = 7,
     /// The host does not know this flow.
     UnknownFlow = 8,
-    /// The host knows it, but from a state before the one claimed.
+    /// The host knows the flow, but its state is older than the offset claimed.
     RolledBack = 9,
     /// A limit of this host was reached.
     LimitReached = 10,
@@ -111,18 +113,19 @@ pub enum ReasonCode {
     Stopping = 12,
     /// The peer broke a rule of the protocol.
     Protocol = 13,
-    /// This client is not on the list.
+    /// The server's list of allowed clients does not contain this client.
     NotAllowed = 14,
-    /// A device goes to sleep.
+    /// The device goes to sleep.
     Sleeping = 15,
     /// Both directions of the path's link contend for one medium.
     HalfDuplex = 16,
-    /// The path costs money, and its user lets ACKs of other paths travel there.
+    /// The path costs money, and its user allows it to carry ACKs of other paths.
     TakesAcks = 17,
 }
 
 impl ReasonCode {
-    /// The reason a byte stands for; what a newer peer invents reads as [`ReasonCode::None`].
+    /// The reason that a byte stands for. A value that only newer versions define reads as
+    /// [`ReasonCode::None`].
     pub fn from_u8(b: u8) -> ReasonCode {
         use ReasonCode::*;
         const ALL: [ReasonCode; 18] = [
@@ -169,7 +172,7 @@ impl PathStatus {
     }
 }
 
-/// Type numbers, for encoders that write a frame's head themselves.
+/// Frame types, for encoders that write the start of a frame themselves.
 pub mod frame_type {
     /// Type byte of a PADDING frame.
     pub const PADDING: u8 = 0x00;
@@ -177,9 +180,9 @@ pub mod frame_type {
     pub const PING: u8 = 0x01;
     /// Type byte of an ACK frame.
     pub const ACK: u8 = 0x02;
-    /// ACK_RATE.
+    /// Type byte of an ACK_RATE frame.
     pub const ACK_RATE: u8 = 0x03;
-    /// DATA; with the lowest bit set it is the flow's last.
+    /// Type byte of a DATA frame; the lowest bit is set in the last one of a flow.
     pub const DATA: u8 = 0x08;
     /// Type byte of a DATAGRAM frame.
     pub const DATAGRAM: u8 = 0x30;
@@ -196,7 +199,7 @@ pub struct AckRanges<'a> {
 }
 
 impl<'a> AckRanges<'a> {
-    /// Ranges `(low, high)`, both ends included, from the largest down.
+    /// Iterates over the ranges `(low, high)`, both ends included, from the largest down.
     pub fn iter(&self) -> impl Iterator<Item = (u64, u64)> + Clone + use<'a> {
         let mut reader = WireReader::new(self.encoded);
         let mut high = self.largest;
@@ -212,7 +215,8 @@ impl<'a> AckRanges<'a> {
                 return None;
             }
             left -= 1;
-            // Checked once in `decode`; a second failure here would only end the iteration.
+            // `decode` has checked the ranges, so this cannot fail; if it did, the iteration would
+            // end.
             let gap = reader.varint().ok()?;
             let len = reader.varint().ok()?;
             high = low.checked_sub(gap + 2)?;
@@ -378,15 +382,16 @@ pub enum Frame<'a> {
 }
 
 impl Frame<'_> {
-    /// OPEN: the sender frees bytes only when the receiver made them durable.
+    /// Flag of OPEN: the sender frees bytes only after the receiver has made them durable.
     pub const OPEN_DURABLE: u8 = 1;
-    /// OPEN: the flow may sleep as a record; its bytes can be read again from their source.
+    /// Flag of OPEN: the flow may hibernate, because its bytes can be read again from their source.
     pub const OPEN_HIBERNATES: u8 = 2;
-    /// OPEN: the device keeps a path open for it while it is awake; the server may speak at any time.
+    /// Flag of OPEN: the device keeps a path open for the flow while it is awake, because the
+    /// server may send at any time.
     pub const OPEN_REACHABLE: u8 = 4;
-    /// RESUME: everything the peer sends was received, the end included.
+    /// Flag of RESUME: everything that the peer sends on this flow was received, including its end.
     pub const RESUME_COMPLETE: u8 = 1;
-    /// The longest text a CLOSE may carry.
+    /// The longest text of a CLOSE frame, in bytes.
     pub const CLOSE_TEXT_MAX: usize = 256;
 }
 
@@ -418,7 +423,8 @@ impl<'a> Frame<'a> {
             }
             ty = r.u8()?;
         }
-        // R-FLOW-10: two ids that differ only above their 57 bits would be one flow.
+        // R-FLOW-10: only the low 57 bits identify a flow, so an id with higher bits set is an
+        // error.
         let flow = |r: &mut WireReader<'a>| match r.varint()? {
             id @ ..=FlowId::MAX => Ok(FlowId(id)),
             _ => Err(DecodeError::BadValue("flow id beyond 57 bits")),
@@ -559,7 +565,7 @@ impl<'a> Frame<'a> {
         }))
     }
 
-    /// Writes the frame. ACK frames are written by [`Frame::encode_ack`].
+    /// Writes the frame. ACK frames are written by [`Frame::encode_ack`] instead.
     pub fn encode(&self, w: &mut WireWriter<'_>) {
         fn opt(v: Option<u64>) -> u64 {
             v.map_or(0, |v| v.saturating_add(1).min(VARINT_MAX))
@@ -759,7 +765,7 @@ impl<'a> Frame<'a> {
         }
     }
 
-    /// Bytes before a DATA frame's payload of at most `len` bytes.
+    /// The number of bytes before the payload of a DATA frame that carries at most `len` bytes.
     #[inline]
     pub fn data_head_len(flow: FlowId, offset: u64, len: usize) -> usize {
         1 + varint_len(flow.0) + varint_len(offset) + varint_len(len as u64)
@@ -792,7 +798,7 @@ impl<'a> Frame<'a> {
             return false;
         };
         let delay_us = delay_us.min(VARINT_MAX);
-        // The count takes at most two bytes: no receiver keeps more than 64 ranges.
+        // The count takes at most two bytes, because no receiver keeps more than 64 ranges.
         let head = 1
             + varint_len(u64::from(path.0))
             + varint_len(high)
@@ -838,7 +844,7 @@ pub struct FrameIter<'a> {
 }
 
 impl<'a> FrameIter<'a> {
-    /// Frames of a packet's plaintext.
+    /// Iterates over the frames of a packet's plaintext.
     pub fn new(plaintext: &'a [u8]) -> Self {
         FrameIter {
             reader: WireReader::new(plaintext),
@@ -970,7 +976,8 @@ mod tests {
 
     #[test]
     fn an_ack_range_below_zero_is_refused() {
-        // ACK path 0, largest 3, delay 0, one more range, first 1, gap 5: would reach below zero.
+        // ACK of path 0: largest 3, delay 0, one more range, first 1, gap 5. The range would begin
+        // below zero.
         let bytes = [0x02, 0, 3, 0, 1, 1, 5, 0];
         assert_eq!(
             FrameIter::new(&bytes).next(),

@@ -1,4 +1,4 @@
-//! Kinds of packets and what is in clear: a type byte and a connection id, nothing else.
+//! Kinds of packets, and their unencrypted part: a type byte and a connection id.
 //!
 //! ```text
 //!  first byte      what follows
@@ -8,11 +8,11 @@
 //!  101vvvvv        SYN+ACK  cid(8) Noise message 2
 //!  110vvvvv        COOKIE   cid(8) nonce(12) sealed cookie(32)
 //!  111vvvvv        UNKNOWN  cid(8) token(16)
-//!  001vvvvv        VERSION  cid(8) one byte per version spoken
+//!  001vvvvv        VERSION  cid(8) one byte per supported version
 //! ```
 //!
-//! `g`: key generation, `v`: version. The cid is the receiver's own, except in SYN and WAKE,
-//! where it is the one the sender wants to be answered on.
+//! `g`: key generation, `v`: version. The cid is the receiver's own, except in SYN and WAKE, where
+//! it is the one the sender wants to be answered on.
 
 use crate::codec::{DecodeError, WireReader};
 
@@ -28,10 +28,10 @@ pub const TAG_BYTES: usize = 16;
 pub const TOKEN_BYTES: usize = 16;
 /// Bytes before the ciphertext of a DATA packet.
 pub const DATA_HEADER_BYTES: usize = 1 + CID_BYTES + PN_BYTES;
-/// Size to which a SYN and a mover's first packet are padded, and the smallest datagram a path
-/// must carry.
+/// The size to which a SYN, a WAKE and the first packet on a new path are padded, in bytes. A path
+/// must be able to carry datagrams of this size.
 pub const DATAGRAM_FIRST_BYTES: usize = 1200;
-/// The largest UDP payload we ever send or accept.
+/// The largest UDP payload that this implementation sends or accepts, in bytes.
 pub const DATAGRAM_MAX_BYTES: usize = 9000 - 28;
 
 /// A connection id: chosen at random by the host that receives it.
@@ -42,7 +42,7 @@ pub struct Cid(pub [u8; CID_BYTES]);
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct PathId(pub u32);
 
-/// What a datagram claims to be.
+/// The kind of a packet, as its first byte states it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PacketKind {
     /// Sealed frames.
@@ -53,11 +53,11 @@ pub enum PacketKind {
     Wake,
     /// Second message of a handshake.
     SynAck,
-    /// "Prove your address first": an answer to a SYN under load.
+    /// Answer to a SYN under load: the client has to prove its address first.
     Cookie,
-    /// "I know no such session": a stateless answer to DATA.
+    /// Stateless answer to DATA: the sender does not know the session.
     Unknown,
-    /// "I speak these versions": an answer to a SYN of another version.
+    /// Answer to a SYN of another version: lists the versions that the sender supports.
     Version,
 }
 
@@ -90,7 +90,8 @@ impl PacketKind {
         }
     }
 
-    /// R-WIRE-1: splits a datagram into kind, version, cid and the rest. `None`: not D2TP at all.
+    /// R-WIRE-1: splits a datagram into kind, version, connection id and the rest. `None` if it is
+    /// no D2TP packet.
     pub fn split(datagram: &[u8]) -> Option<(PacketKind, u8, Cid, &[u8])> {
         let mut r = WireReader::new(datagram);
         let (kind, version) = PacketKind::of(r.u8().ok()?)?;

@@ -1,4 +1,4 @@
-//! What `docs/vectors` says of integers and frames, both ways.
+//! The test vectors of `docs/vectors` for integers and frames, encoded and decoded.
 
 mod described;
 

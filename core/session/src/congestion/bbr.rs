@@ -23,7 +23,7 @@ const UP_WINDOW_GAIN: u64 = 225;
 const PROBE_RTT_WINDOW_GAIN: u64 = 50;
 const DOWN_PACING_GAIN: u64 = 90;
 const UP_PACING_GAIN: u64 = 125;
-/// The pacer stays this much below the estimate, so that queues drain.
+/// The pacing rate stays this many percent below the estimate, so that queues drain.
 const PACING_MARGIN: u64 = 1;
 /// The share of lost packets in a round above which the loss is excessive.
 const LOSS_THRESHOLD: (u64, u64) = (2, 100);
@@ -56,7 +56,7 @@ enum BbrState {
     ProbeRtt,
 }
 
-/// What the ACKs of a probe for more rate say.
+/// The phases of a probe for a higher rate, as ACKs show them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum AckPhase {
     Init,
@@ -81,7 +81,7 @@ impl MaxFilter {
         self.now = self.now.max(value);
     }
     fn advance_cycle(&mut self) {
-        // A cycle in which nothing was measured says nothing.
+        // A cycle without measurements does not change the maximum.
         if self.now > 0 {
             self.before = std::mem::take(&mut self.now);
         }
@@ -104,7 +104,7 @@ pub(super) struct Bbr {
     probe_rtt_round_done: bool,
     window_before: u64,
 
-    // Bounds learnt from loss: long term, and until the next probe.
+    // Limits learnt from losses: the long-term one, and one until the next probe.
     inflight_long: Option<u64>,
     /// The bound before losses lowered it, to be restored if those losses were spurious.
     undo: Option<Option<u64>>,
@@ -118,7 +118,7 @@ pub(super) struct Bbr {
     round_start: bool,
     loss_round_end: u64,
     loss_round_start: bool,
-    /// Bytes lost since the round began, and what was delivered by then.
+    /// Bytes lost since the round began, and the bytes delivered until then.
     lost_in_round: u64,
     round_from: u64,
     losses_in_round: u32,
@@ -197,7 +197,7 @@ impl Bbr {
         }
     }
 
-    // --- What the path can carry.
+    // --- The path's capacity.
 
     /// The rate to send at: the largest one measured, within the bound that losses set since the last
     /// probe.
@@ -215,7 +215,7 @@ impl Bbr {
         u64::try_from(bytes / 100_000_000_000).unwrap_or(u64::MAX)
     }
 
-    /// The window for a rate and a gain, with room for batches on both ends.
+    /// The window for a rate and a gain, with allowance for batches at both ends.
     fn quantized(&self, rate: u64, gain: u64) -> u64 {
         let batch = (rate / 1_000).clamp(2 * self.datagram, 64 * 1024);
         let mut bytes = self.pipe(rate, gain).max(3 * batch);
@@ -283,8 +283,9 @@ impl Bbr {
         if !self.loss_round_start {
             return;
         }
-        // The draft lowers its bounds in every round with a loss, which random loss below its own
-        // threshold turns into a slow decline; we hold rounds to that threshold too.
+        // The draft lowers its limits in every round with a loss. Random loss below the draft's own
+        // threshold then reduces the rate slowly, so this code applies the threshold to rounds as
+        // well.
         let delivered = self.delivered - self.round_from;
         let too_much = is_too_much(self.lost_in_round, delivered, self.datagram);
         if too_much && !self.is_probing_rate() {
@@ -297,7 +298,7 @@ impl Bbr {
         self.round_from = self.delivered;
     }
 
-    /// The round's newest signals replace those of the round before.
+    /// Replaces the signals of the previous round by those of this one.
     fn advance_signals(&mut self, sample: &RateSample) {
         if self.loss_round_start {
             self.rate_latest = sample.rate.unwrap_or(0);
@@ -375,13 +376,14 @@ impl Bbr {
         }
     }
 
-    // --- The cycle that probes for more.
+    // --- The cycle that probes for more bandwidth.
 
     fn start_down(&mut self, now: Time) {
         self.forget_signals();
         self.up_per_datagram = u64::MAX;
-        // So that flows sharing a bottleneck do not probe together: 2 to 3 s, and no more often than
-        // a loss-based flow would ask. Drawn from what the path did, which no two flows share.
+        // Flows that share a bottleneck must not probe together: 2 to 3 s, and not more often than
+        // a loss-based flow would. The value is derived from the path's history, which no two flows
+        // share.
         let draw = self
             .delivered
             .wrapping_mul(0x9e37_79b9_7f4a_7c15)
@@ -438,8 +440,9 @@ impl Bbr {
     }
 
     fn is_time_to_probe(&self, now: Time) -> bool {
+        // As often as a NewReno flow would have recovered its window (§5.3.3.5.2).
         let reno_rounds =
-            (self.pipe(self.path_rate(), 100).min(self.window) / self.datagram).min(63); // As often as a NewReno flow would have grown back (§5.3.3.5.2).
+            (self.pipe(self.path_rate(), 100).min(self.window) / self.datagram).min(63);
         now.since(self.cycle_at) > self.probe_wait || self.rounds_since_probe >= reno_rounds
     }
 
@@ -524,7 +527,8 @@ impl Bbr {
             }
             BbrState::Up => {
                 if self.window_limited && self.inflight_long.is_some_and(|l| self.window >= l) {
-                    // Held by the bound: what the rate can be is not to be seen yet.
+                    // The rate is limited by the bound, so it does not show what the path can
+                    // carry.
                     self.forget_full_rate();
                     self.full_rate = sample.rate.unwrap_or(0);
                 } else {
@@ -591,7 +595,7 @@ impl Bbr {
         }
     }
 
-    // --- What follows from it all.
+    // --- Pacing rate and window.
 
     fn gains(&self) -> (u64, u64) {
         match self.state {
@@ -640,12 +644,12 @@ impl Bbr {
     }
 }
 
-/// Whether of `of` bytes more were `lost` than a path should lose: more than the threshold, by more
-/// than chance makes of it. (The draft compares with the threshold itself; two losses in a hundred
-/// packets where one is expected would then already be a sign of congestion.)
+/// Whether `lost` bytes out of `of` further bytes exceed the threshold by more than chance
+/// explains. The draft compares with the threshold itself; then two losses in a hundred packets,
+/// where one is expected, would already indicate congestion.
 fn is_too_much(lost: u64, of: u64, datagram: u64) -> bool {
     let tolerated = share(of, LOSS_THRESHOLD);
-    // Twice the standard deviation of as many rare events, and one more.
+    // Twice the standard deviation of the number of rare events, plus one event.
     let chance = 2 * (tolerated / datagram * 100 + tolerated % datagram * 100 / datagram).isqrt();
     lost > tolerated + chance * datagram / 10 + datagram
 }
@@ -661,7 +665,7 @@ fn per_second(bytes: u64, span: Span) -> u64 {
 impl Controller for Bbr {
     fn on_ack(&mut self, a: AckEvent, _: Siblings<'_>) {
         let Some(sample) = a.sample else { return };
-        // Before this ACK as much was in flight as may be.
+        // Before this ACK as much was in flight as is allowed.
         let before = a.in_flight + a.bytes + sample.newly_lost;
         self.window_limited = before + self.datagram >= self.window;
         self.in_flight = a.in_flight;
@@ -688,13 +692,13 @@ impl Controller for Bbr {
             self.on_inflight_too_high(packet.in_flight, packet.app_limited);
         }
     }
-    /// Losses are judged packet by packet, in their share of what was in flight.
+    /// Losses are evaluated packet by packet, as a share of the bytes in flight.
     fn on_loss(&mut self, _: Time, _: Time) {}
     fn on_persistent_congestion(&mut self) {
         self.window = self.pipe_min();
     }
     fn on_blackout(&mut self, _: Span, _: bool) {
-        // Its rate is a measurement of the path, and holds until a new one does.
+        // The rate is a measurement of the path, and is valid until there is a new one.
         self.undo = None;
     }
     fn on_spurious(&mut self) {
@@ -727,7 +731,7 @@ mod tests {
     use crate::congestion::CongestionKind::{Bbr, Cubic};
     use crate::congestion::path_model::{PathModel, run};
 
-    /// 20 Mb/s, 50 ms, so a pipe of 125 kB.
+    /// 20 Mb/s and 50 ms: a bandwidth-delay product of 125 kB.
     const PATH: PathModel = PathModel {
         bytes_per_s: 2_500_000,
         rtt_ms: 50,

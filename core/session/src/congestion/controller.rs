@@ -1,14 +1,14 @@
-//! What a congestion controller of one path is: told of what arrived and what was lost, asked how much may be in
-//! flight.
+//! The interface of a path's congestion controller: it is informed of acknowledged and lost
+//! packets, and computes how many bytes may be in flight.
 
 use d2tp_time::{Span, Time};
 
 use crate::delivery_rate::{PacketFate, RateSample};
 
-/// Bytes a path may always have in flight: two full datagrams (RFC 9002 §7.2).
+/// The smallest window of a path: two full datagrams (RFC 9002 §7.2).
 pub(crate) const WINDOW_MIN_DATAGRAMS: u64 = 2;
 
-/// Bytes a new path may have in flight: ten datagrams (RFC 9002 §7.2).
+/// The window of a new path: ten datagrams (RFC 9002 §7.2).
 pub(crate) const WINDOW_INITIAL_DATAGRAMS: u64 = 10;
 
 /// Acknowledged bytes, as a controller sees them.
@@ -20,10 +20,10 @@ pub(crate) struct AckEvent {
     pub(crate) sent_at: Time,
     /// The path's smoothed round trip.
     pub(crate) smoothed: Span,
-    /// The path's round trip, measured by this very ACK if `fresh`.
+    /// The path's round trip; this ACK measured it if `fresh`.
     pub(crate) rtt: Span,
     pub(crate) fresh: bool,
-    /// The sender had less to send than it was allowed.
+    /// Whether the sender had less to send than the window allowed.
     pub(crate) app_limited: bool,
     /// Largest packet number acknowledged, and the next one to be sent.
     pub(crate) largest: u64,
@@ -51,51 +51,53 @@ pub(crate) type Siblings<'a> = &'a [Sibling];
 /// A congestion controller of one path.
 pub(crate) trait Controller: Send + std::fmt::Debug {
     fn on_ack(&mut self, acked: AckEvent, siblings: Siblings<'_>);
-    /// Packets were lost, the newest of them sent at `sent_at`. At most one response per round.
+    /// Handles lost packets, the newest of them sent at `sent_at`. There is at most one response
+    /// per round.
     fn on_loss(&mut self, now: Time, sent_at: Time);
-    /// Nothing came back for so long that the path must start over (RFC 9002 §7.6).
+    /// Handles persistent congestion: the path must start over (RFC 9002 §7.6).
     fn on_persistent_congestion(&mut self);
-    /// Handles the end of an outage of length `hole`. `careful`: congestion may have caused it.
+    /// Handles the end of an outage of length `hole`. `careful`: congestion may have caused the
+    /// outage.
     fn on_blackout(&mut self, hole: Span, careful: bool);
-    /// Resumes with the window and the slow start threshold of an earlier path; the window is no less
-    /// than a new path's. BBR measures anew.
+    /// Resumes with the window and the slow start threshold of an earlier path. The window is at
+    /// least that of a new path. BBR ignores this and measures the path.
     fn resume(&mut self, _window: u64, _threshold: u64) {}
     /// Reduces the window to what the path has proved to carry, after a resumed window was too large.
     fn retreat(&mut self, _window: u64) {}
-    /// Undoes the last response: the packets that counted as lost had arrived.
+    /// Undoes the last response, because the packets that counted as lost had arrived.
     fn on_spurious(&mut self);
     /// Raises the window that the last response left to at least this.
     fn raise_reduced_window(&mut self, _window: u64) {}
-    /// All losses so far were random: the path's rate is not known yet.
+    /// Handles that all losses so far were random, so that the path's rate is not known yet.
     fn on_random_loss_only(&mut self) {}
-    /// The path's datagram size changed.
+    /// Handles a change of the path's datagram size.
     fn set_datagram(&mut self, bytes: u64);
-    /// Bytes that may be in flight.
+    /// The number of bytes that may be in flight.
     fn window(&self) -> u64;
     fn in_slow_start(&self) -> bool;
-    /// The window up to which slow start resumes on a path measured before. Pacing need not be faster
-    /// than that.
+    /// The window up to which slow start resumes on a path that was measured before. The pacing
+    /// rate need not exceed what this window implies.
     fn resumed_window(&self) -> u64 {
         u64::MAX
     }
-    /// Takes in a packet that counts as lost, if the controller wants samples.
+    /// Handles a packet that counts as lost, for controllers that use samples.
     fn on_packet_lost(&mut self, _packet: PacketFate) {}
-    /// The rate in bytes per second for the pacer; none if the pacer derives it from the window.
+    /// The rate in bytes per second for the pacer; `None` if the pacer derives it from the window.
     fn pacing_rate(&self) -> Option<u64> {
         None
     }
-    /// Bytes delivered since the last loss, or between the two losses before if that was more.
+    /// Bytes delivered since the last loss, or between the two previous losses if that is more.
     fn interval(&self) -> u64 {
         0
     }
-    /// Whether the path's rate is to be measured.
+    /// Whether the controller uses delivery rate samples.
     fn wants_samples(&self) -> bool {
         false
     }
 }
 
-/// Window and threshold after an outage, from those before (RFC 9959 §4: half of what was measured, and
-/// no more than slow start beyond it).
+/// Window and threshold after an outage, from those before it (RFC 9959 §4: half of the measured
+/// window, and slow start only up to that window).
 pub(super) fn resumed(window: u64, threshold: u64, datagram: u64) -> (u64, u64) {
     let half = (window / 2).max(WINDOW_MIN_DATAGRAMS * datagram);
     (half, threshold.max(window))

@@ -40,8 +40,9 @@ pub(super) struct Coupled {
     hystart: HyStart,
     recovery_start: Option<Time>,
     before: Option<(u64, u64)>,
-    /// OLIA: bytes acknowledged since the last loss, and between the two losses before it.
+    /// OLIA: bytes acknowledged since the last loss.
     since_loss: u64,
+    /// OLIA: bytes acknowledged between the two previous losses.
     between_losses: u64,
     /// BALIA: how much faster the best path is, as of the last ACK.
     lag: f64,
@@ -64,7 +65,7 @@ impl Coupled {
         }
     }
 
-    /// Datagrams to grow by for each datagram acknowledged.
+    /// The number of datagrams by which the window grows for each datagram acknowledged.
     fn growth(&mut self, own: &Sibling, all: Siblings<'_>) -> f64 {
         let d = self.datagram as f64;
         let window = |s: &Sibling| s.window as f64 / d;
@@ -99,7 +100,8 @@ fn largest(all: Siblings<'_>, of: impl Fn(&Sibling) -> f64) -> f64 {
     all.iter().map(of).fold(f64::MIN_POSITIVE, f64::max)
 }
 
-/// Window moves from the paths with the largest window to the best paths that lack it.
+/// OLIA's α: moves window from the paths with the largest window to the best paths that have a
+/// smaller one.
 fn olia_alpha(own: &Sibling, all: Siblings<'_>) -> f64 {
     let quality = |s: &Sibling| (s.interval as f64) * (s.interval as f64) / seconds(s.rtt);
     let window = |s: &Sibling| s.window as f64;
@@ -228,7 +230,7 @@ mod tests {
     use crate::congestion::CongestionKind::{Balia, Lia, NewReno, Olia};
     use crate::congestion::path_model::{PathModel, share};
 
-    /// 20 Mb/s, 40 ms, a queue of one pipe.
+    /// 20 Mb/s, 40 ms, and a queue of one bandwidth-delay product.
     const PATH: PathModel = PathModel {
         bytes_per_s: 2_500_000,
         rtt_ms: 40,
@@ -243,7 +245,7 @@ mod tests {
             let ratio = got[0] as f64 / got[1] as f64;
             assert!((0.5..=1.6).contains(&ratio), "{kind:?}: {got:?}");
         }
-        // What they are spared: two uncoupled ones take about twice as much.
+        // Two uncoupled paths take about twice as much.
         let got = share(&[PATH], &[(NewReno, &[0, 0]), (NewReno, &[0])], 40);
         assert!(got[0] as f64 >= 1.65 * got[1] as f64, "{got:?}");
     }
@@ -261,8 +263,8 @@ mod tests {
 
     #[test]
     fn the_crowded_path_is_left_to_others() {
-        // One path is shared with three other connections: a fair share of everything is 12.5 Mb/s
-        // each; the uncoupled one takes a quarter of the crowded path besides the free one.
+        // One path is shared with three other connections. A fair share of everything is 12.5 Mb/s
+        // each; the uncoupled session takes a quarter of the crowded path besides the free one.
         let others: (_, &[usize]) = (NewReno, &[0]);
         for kind in [Lia, Olia, Balia] {
             let flows = [(kind, &[0usize, 1][..]), others, others, others];

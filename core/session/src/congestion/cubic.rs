@@ -1,4 +1,5 @@
-//! CUBIC (RFC 9438) with HyStart++. Integers only: the same window on every machine.
+//! CUBIC (RFC 9438) with HyStart++. Only integers are used, so that every machine computes the same
+//! window.
 //!
 //! Windows are in bytes, times in microseconds; the cubic W(t) = C·(t − K)³ + W_max is computed
 //! with C = 0.4 datagrams/s³.
@@ -83,7 +84,7 @@ impl Cubic {
     fn w_cubic(&self, t: Span) -> u64 {
         let s = &self.state;
         let d = i128::from(t.as_micros()) - i128::from(s.k_us);
-        // Beyond some hours the cube would not fit; the window is bounded long before.
+        // After some hours the cube would overflow; the window is limited long before.
         let d = d.clamp(-10_000_000_000, 10_000_000_000);
         let grown =
             d * d * d / 1_000_000_000 * C.0 * i128::from(self.datagram) / C.1 / 1_000_000_000;
@@ -97,7 +98,7 @@ impl Controller for Cubic {
             return;
         }
         if a.app_limited {
-            // Growth is earned by use: an idle epoch must not leap (RFC 9438 §5.8).
+            // The window must not jump after an idle period (RFC 9438 §5.8).
             if let Some(start) = &mut self.state.epoch_start {
                 *start += a.rtt.min(a.now.since(*start));
             }
@@ -178,7 +179,7 @@ impl Controller for Cubic {
 
     fn on_blackout(&mut self, hole: Span, careful: bool) {
         let s = &mut self.state;
-        // No time passes in a hole (RFC 9438 §5.8).
+        // The clock of the cubic function stands still during an outage (RFC 9438 §5.8).
         if let Some(start) = &mut s.epoch_start {
             *start += hole;
         }

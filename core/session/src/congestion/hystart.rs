@@ -11,7 +11,7 @@ const SAMPLES: u32 = 8; // RFC 9406 §4.3 N_RTT_SAMPLE
 const CSS_GROWTH_DIVISOR: u64 = 4; // RFC 9406 §4.3
 const CSS_ROUNDS: u32 = 5; // RFC 9406 §4.3
 
-/// Slow start's two phases.
+/// The state of slow start in its two phases.
 #[derive(Clone, Debug)]
 pub(super) struct HyStart {
     round_end: u64,
@@ -34,7 +34,7 @@ impl HyStart {
         }
     }
 
-    /// Bytes to add to the window for this ACK; `true` when slow start is over.
+    /// The bytes to add to the window for this ACK, and whether slow start is over.
     pub(super) fn on_ack(&mut self, acked: &AckEvent) -> (u64, bool) {
         if acked.largest >= self.round_end {
             self.last_min = self.current_min;

@@ -1,7 +1,7 @@
 //! Congestion control: how many bytes a path may have in flight.
 //!
-//! One trait of few methods. A controller sees its own path's events and, through
-//! [`Siblings`], what the session's other paths are doing, which coupled methods need.
+//! A controller is a trait with few methods. It sees the events of its own path and, through
+//! [`Siblings`], the state of the session's other paths, which coupled controllers need.
 
 mod bbr;
 mod controller;
@@ -16,7 +16,7 @@ pub(crate) use controller::{AckEvent, Controller, Sibling, Siblings, WINDOW_INIT
 use controller::{WINDOW_MIN_DATAGRAMS, resumed};
 use coupled::{Coupled, CouplingMethod};
 
-/// Which method a session uses on new paths.
+/// The congestion controller of new paths.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum CongestionKind {
     /// CUBIC (RFC 9438) with HyStart++ (RFC 9406).
@@ -24,13 +24,13 @@ pub enum CongestionKind {
     Cubic,
     /// NewReno as in RFC 9002 §7.
     NewReno,
-    /// BBR version 3 (draft-ietf-ccwg-bbr-04): by the rate delivered, not by loss.
+    /// BBR version 3 (draft-ietf-ccwg-bbr-04), which follows the delivery rate instead of losses.
     Bbr,
-    /// LIA (RFC 6356): paths that share a bottleneck take together what one connection would.
+    /// LIA (RFC 6356): paths that share a bottleneck together take the share of one connection.
     Lia,
-    /// OLIA: as LIA, and leaves crowded paths sooner.
+    /// OLIA: like LIA, but leaves congested paths sooner.
     Olia,
-    /// BALIA: between the two, quicker to follow change.
+    /// BALIA: between LIA and OLIA, and faster to follow changes.
     Balia,
 }
 
@@ -45,7 +45,7 @@ impl CongestionKind {
         CongestionKind::Balia,
     ];
 
-    /// The name that people write, such as `cubic`.
+    /// The name of the controller on a command line, such as `cubic`.
     pub fn as_str(self) -> &'static str {
         match self {
             CongestionKind::Cubic => "cubic",
@@ -79,7 +79,7 @@ mod tests {
         use CongestionKind::{Balia, Cubic, Lia, NewReno, Olia};
         for kind in [Cubic, NewReno, Lia, Olia, Balia] {
             let mut controller = controller(kind, 1_200);
-            // What is answered first may be a PING, and nothing else on its way.
+            // The packet that is acknowledged first may be a PING, with nothing else in flight.
             controller.resume(40, 600_000);
             assert_eq!(controller.window(), 12_000, "{kind:?}");
             controller.resume(300_000, 600_000);

@@ -1,4 +1,4 @@
-//! NewReno, as RFC 9002 §7 has it.
+//! NewReno, as specified in RFC 9002 §7.
 
 use d2tp_time::{Span, Time};
 

@@ -1,5 +1,5 @@
-//! A course the controllers are run over in tests: senders with always something to send,
-//! bottlenecks with a queue and random loss, receivers that acknowledge every packet.
+//! A network model for tests of congestion controllers: senders that always have data, bottlenecks
+//! with a queue and random loss, receivers that acknowledge every packet.
 
 use std::collections::VecDeque;
 
@@ -16,27 +16,27 @@ const DATAGRAM: u64 = 1_200;
 const ACK_DELAY_MAX: Span = Span::from_millis(25);
 const STEP: Span = Span::from_micros(500);
 
-/// What a path is like.
+/// The properties of a modelled path.
 #[derive(Clone, Copy)]
 pub(crate) struct PathModel {
     pub(crate) bytes_per_s: u64,
     pub(crate) rtt_ms: u64,
-    /// Bytes the bottleneck holds back at most.
+    /// The most bytes that the bottleneck queues.
     pub(crate) queue: u64,
-    /// One packet of so many is lost at random; 0: none.
+    /// The random loss rate is one in this many packets; 0: no loss.
     pub(crate) loss_of: u64,
 }
 
-/// The result of a run of a controller, the first half of the run left out.
+/// The result of a controller's run, without the first half of the run.
 #[derive(Debug)]
 pub(super) struct ControllerResult {
-    /// Share of the bottleneck's rate that was delivered, in hundredths.
+    /// The delivered share of the bottleneck's rate, in hundredths.
     pub(super) used: u64,
-    /// Mean wait in the queue.
+    /// The mean queueing delay in milliseconds.
     pub(super) wait_ms: u64,
 }
 
-/// A bottleneck at work.
+/// The state of a bottleneck.
 struct ModelBottleneck {
     course: PathModel,
     free_at: Time,
@@ -56,7 +56,7 @@ impl ModelBottleneck {
         Span::from_millis(self.course.rtt_ms).divided(2)
     }
 
-    /// How long the packet waits and when it is acknowledged, or why it is lost.
+    /// The packet's queueing delay and the time of its acknowledgement, or why it is lost.
     fn pass(&mut self, now: Time) -> Result<(Span, Time), LossKind> {
         let at_queue = now + self.half();
         let wait = self.free_at.since(at_queue);
@@ -69,7 +69,7 @@ impl ModelBottleneck {
         self.dice ^= self.dice << 13;
         self.dice ^= self.dice >> 7;
         self.dice ^= self.dice << 17;
-        // Airtime is spent on what is lost.
+        // A lost packet takes transmission time as well.
         let lost = self.course.loss_of > 0 && self.dice.is_multiple_of(self.course.loss_of);
         match lost {
             true => Err(LossKind::Random),
@@ -86,19 +86,21 @@ struct ModelSender {
     received: Vec<(u64, u64)>,
     delivered: u64,
     waited: Span,
-    /// Packets that were lost and why, by number, until the sender knows.
+    /// Lost packets with the reason, by number, until the sender detects the loss.
     fates: VecDeque<(u64, LossKind)>,
     verdicts: ClassificationCounts,
 }
 
-/// What a sender took its losses for.
+/// How a sender classified its losses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ClassificationCounts {
-    /// Packets the queue dropped, and how many of them were taken for random losses.
+    /// Packets that the queue dropped.
     pub(crate) queue: u64,
+    /// Packets that the queue dropped, and that were classified as random losses.
     pub(crate) queue_called_random: u64,
-    /// Packets lost at random, and how many of them were taken for the queue's.
+    /// Packets lost at random.
     pub(crate) random: u64,
+    /// Packets lost at random, and that were classified as the queue's.
     pub(crate) random_called_queue: u64,
 }
 
@@ -131,7 +133,8 @@ impl ModelSender {
         }
     }
 
-    /// What came to light now was lost, all of it for one reason, says the judge.
+    /// Compares the classification of newly detected losses, which are all of one kind, with their
+    /// true reasons.
     fn compare(&mut self, lost: &[u64], random_before: u64) {
         let called_random = self.recovery.random_total > random_before;
         for number in lost {
@@ -235,7 +238,7 @@ impl ModelSender {
     }
 }
 
-/// The packet that said so.
+/// The number of the packet whose frame this is.
 fn number_of(said: SentFrame) -> Option<u64> {
     match said {
         SentFrame::Data(data) => Some(data.offset),
@@ -243,8 +246,9 @@ fn number_of(said: SentFrame) -> Option<u64> {
     }
 }
 
-/// What a sender that hides random losses takes its losses for, and the share of the bottleneck's rate it
-/// delivered, in hundredths, the first half left out. `beside`: NewReno, which hides nothing, was there first.
+/// How a sender that hides random losses classifies its losses, and the delivered share of the
+/// bottleneck's rate in hundredths, without the first half of the run. `beside`: a NewReno flow,
+/// which hides nothing, started first.
 pub(crate) fn classify_losses(
     kind: CongestionKind,
     course: PathModel,
@@ -289,7 +293,7 @@ fn run_groups(
     let half = Time::ZERO + Span::from_secs(seconds).divided(2);
     while now < end {
         for n in 0..groups.len() {
-            // Nobody is always first at the queue.
+            // The order of the groups changes, so that none is always first at the queue.
             let g = (n + turn) % groups.len();
             let siblings: Vec<Sibling> = senders[g].iter().map(ModelSender::sibling).collect();
             for (sender, path) in senders[g].iter_mut().zip(groups[g].1) {

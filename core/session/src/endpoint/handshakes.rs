@@ -1,9 +1,10 @@
-//! Who comes in: SYNs and WAKEs, what is said early in them, and the packet that confirms.
+//! The server's side of handshakes: SYNs and WAKEs, early data, and the confirming packet.
 
 use std::collections::BTreeSet;
 
 use d2tp_seal::{
-    PacketKeys, Responder, SYN_ACK_OVERHEAD_BYTES, SynMacs, TICKET_BYTES, TicketHolder,
+    HandshakeSecrets, PacketKeys, Responder, Rng, SYN_ACK_OVERHEAD_BYTES, SynMacs, TICKET_BYTES,
+    TicketHolder,
 };
 use d2tp_time::{Span, Time};
 use d2tp_wire::{
@@ -11,26 +12,36 @@ use d2tp_wire::{
     ReasonCode, TAG_BYTES, VERSION, WireReader, WireWriter,
 };
 
-use super::{Admission, CidRoute, Endpoint, SessionId};
+use super::{Admission, CidRoute, Endpoint, UNADMITTED_WINDOW_BYTES};
+use crate::cid_share;
 use crate::claim::{FlowClaim, SynClaims};
 use crate::client_handshake::PROLOGUE;
 use crate::config::SPARE_PATHS;
 use crate::early_packets::EarlyPackets;
 use crate::event::SessionEvent;
 use crate::half_open::{HALF_OPEN_MAX, HalfOpen, RepeatedSyn};
+use crate::handshake_ownership::HandshakeOwnership;
 use crate::hibernated::InstanceKey;
 use crate::link::Addresses;
 use crate::path::SessionPath;
 use crate::pending_lookup::PendingLookup;
 use crate::session::Session;
+use crate::session_id::SessionId;
 use crate::session_state::Role;
+use crate::stream_path_state::StreamPathId;
 use crate::syn::{Syn, SynAck, SynAckBody, SynOrigin};
 
-/// R-TICKET-4: WAKEs that may be replays and are answered without a cookie, per second. Two X25519
-/// operations each: about 1 ms of a second.
+/// R-TICKET-4: the number of WAKEs of a host per second that may be replays and are answered without a
+/// cookie. Each costs two X25519 operations: about 1 ms of a second in total.
 const DOUBTFUL_WAKES_PER_SECOND: u32 = 20; // a guess
 /// How long a cookie secret is used for new cookies.
 const COOKIE_PERIOD: Span = Span::from_secs(120);
+
+/// When the period of the cookie secret ends: at the same time for all workers.
+fn end_of_cookie_period(now: Time) -> Time {
+    let period = COOKIE_PERIOD.as_nanos();
+    Time::from_nanos((now.as_nanos() / period + 1) * period)
+}
 
 impl Endpoint {
     pub(super) fn on_syn(
@@ -56,19 +67,16 @@ impl Endpoint {
             out.push(VERSION);
             return self.answer(from, out);
         }
-        // R-HS-6: who does not know our key costs one hash and hears nothing.
+        // R-HS-6: a sender that does not know this host's key costs one hash and gets no answer.
         if !self.cookie_secrets.verify_mac1(bytes) {
             return;
         }
         if now >= self.cookie_until {
-            self.cookie_until = now + COOKIE_PERIOD;
-            let seed = self.rng.array();
+            self.cookie_until = end_of_cookie_period(now);
+            let seed = self.cookie_seed_at(now);
             self.cookie_secrets.rotate(seed);
         }
-        if now.since(self.syn_window.0) >= Span::from_secs(1) {
-            self.syn_window = (now, 0);
-        }
-        self.syn_window.1 += 1;
+        self.count_syn(now);
         let Some(mac1) = SynMacs::mac1(bytes) else {
             return;
         };
@@ -77,16 +85,19 @@ impl Endpoint {
             Some(RepeatedSyn::Late) => return,
             None => {}
         }
-        let loaded = self.syn_window.1 > self.config.cookie_above
-            || self.half_open.len() >= HALF_OPEN_MAX / 2;
-        // A ticket is dearer to have than an address: who shows a true one costs nothing before that.
-        let proved = self.cookie_secrets.verify_mac2(bytes, from.remote);
-        if loaded && kind == PacketKind::Syn && !proved {
+        if self.pass_copy(now, from, cid, bytes) {
+            return;
+        }
+        // A valid ticket is harder to get than an address, so its sender need not prove the address
+        // before. R-STREAM-5: the address of a connection is proved too.
+        let proved = StreamPathId::of(&from.remote).is_some()
+            || self.cookie_secrets.verify_mac2(bytes, from.remote);
+        if self.is_loaded() && kind == PacketKind::Syn && !proved {
             // R-HS-7: under load the address is proved first: no state, no public-key work.
             return self.answer_cookie(from, cid, mac1);
         }
         self.expire_half_open(now);
-        if self.half_open.len() >= HALF_OPEN_MAX {
+        if self.half_open.len() >= self.part_of_host(HALF_OPEN_MAX) {
             return;
         }
         let message = &bytes[1 + CID_BYTES..bytes.len() - SynMacs::BYTES];
@@ -109,31 +120,87 @@ impl Endpoint {
             mac1,
             proved,
         };
-        // Whoever is not admitted is refused, whatever lies elsewhere.
-        if self.records_elsewhere
-            && self.admission.admits(&key.0)
-            && !self.has_session(key.0, key.1)
-        {
-            return self.pending_lookups.push(PendingLookup {
-                key,
-                origin,
-                syn,
-                responder,
-            });
+        let handshake = PendingLookup {
+            key,
+            origin,
+            syn,
+            responder,
+        };
+        if !self.owns(&key.0) {
+            return self.pass_handshake(now, handshake);
         }
-        self.answer_syn(now, origin, syn, responder);
+        self.look_up_or_answer(now, handshake);
     }
 
-    /// R-TICKET-4: counts an unproved WAKE that may be a replay; whether too many came in this second.
+    /// Counts a handshake of this second.
+    fn count_syn(&mut self, now: Time) {
+        if now.since(self.syn_window.0) >= Span::from_secs(1) {
+            self.syn_window = (now, 0);
+        }
+        self.syn_window.1 += 1;
+    }
+
+    /// Whether devices must prove their addresses first (R-HS-7).
+    fn is_loaded(&self) -> bool {
+        self.syn_window.1 as usize > self.part_of_host(self.config.cookie_above as usize)
+            || self.half_open.len() >= self.part_of_host(HALF_OPEN_MAX) / 2
+    }
+
+    /// Handles a handshake that another worker read, within this worker's bounds.
+    pub(super) fn accept_passed(&mut self, now: Time, handshake: PendingLookup) {
+        self.count_syn(now);
+        let origin = &handshake.origin;
+        if self.is_loaded() && handshake.syn.ticket_of.is_none() && !origin.proved {
+            // R-HS-7: the other worker accepts this cookie.
+            if now >= self.cookie_until {
+                self.cookie_until = end_of_cookie_period(now);
+                let seed = self.cookie_seed_at(now);
+                self.cookie_secrets.rotate(seed);
+            }
+            let (from, cid, mac1) = (origin.from, origin.cid, origin.mac1);
+            return self.answer_cookie(from, cid, mac1);
+        }
+        self.expire_half_open(now);
+        if self.half_open.len() < self.part_of_host(HALF_OPEN_MAX) {
+            self.look_up_or_answer(now, handshake);
+        }
+    }
+
+    /// The seed of the cookie secret of a period. Workers of a host have the same.
+    fn cookie_seed_at(&mut self, now: Time) -> [u8; 32] {
+        let Some(mut seed) = self.cookie_seed else {
+            return self.rng.array();
+        };
+        let period = end_of_cookie_period(now).as_nanos().to_be_bytes();
+        for (byte, of_period) in seed.iter_mut().zip(period) {
+            *byte ^= of_period;
+        }
+        Rng::new(seed).array()
+    }
+
+    /// Answers a handshake, or has its session's record looked up first.
+    pub(super) fn look_up_or_answer(&mut self, now: Time, handshake: PendingLookup) {
+        let key = handshake.key;
+        // A client that is not admitted is refused, even if a record exists elsewhere.
+        let may_be_elsewhere =
+            self.records_shared || (self.records_elsewhere && !self.has_session(key.0, key.1));
+        if may_be_elsewhere && self.admission.admits(&key.0) {
+            return self.pending_lookups.push(handshake);
+        }
+        self.finish_lookup(now, handshake);
+    }
+
+    /// R-TICKET-4: counts a WAKE that may be a replay. Returns whether there were too many in this
+    /// second.
     fn is_wake_budget_spent(&mut self, now: Time) -> bool {
         if now.since(self.wake_window.0) >= Span::from_secs(1) {
             self.wake_window = (now, 0);
         }
         self.wake_window.1 = self.wake_window.1.saturating_add(1);
-        self.wake_window.1 > DOUBTFUL_WAKES_PER_SECOND
+        self.wake_window.1 as usize > self.part_of_host(DOUBTFUL_WAKES_PER_SECOND as usize)
     }
 
-    /// Asks for proof of an address. Costs no public-key operation and keeps no state.
+    /// Asks for a proof of address with a COOKIE, without a public-key operation and without state.
     fn answer_cookie(&mut self, from: Addresses, cid: Cid, mac1: [u8; 16]) {
         let nonce: [u8; 12] = self.rng.array();
         let mut out = vec![PacketKind::Cookie.first_byte()];
@@ -181,8 +248,8 @@ impl Endpoint {
         let SynOrigin { from, cid, len, .. } = origin;
         let key = (responder.peer(), syn.instance);
         let peer = key.0;
-        // R-HS-8: a copy of a SYN gets the answer of its original and no state of its own, so that
-        // copies do not push the original out.
+        // R-HS-8: a copy of a SYN gets the answer to the original and no state of its own, so that
+        // copies do not displace the original.
         if let Some(half) = self.half_open.original(&key, syn.epoch) {
             // R-PATH-16
             half.answered_elsewhere |= half.addresses.remote != from.remote;
@@ -192,30 +259,22 @@ impl Endpoint {
         let Some(answer) = self.admit(&syn, key) else {
             return;
         };
-        // R-TICKET-4: a WAKE that cannot be accepted, or a second one, may be a replay, and an answer
-        // would take two X25519 operations.
+        // R-TICKET-4: a WAKE that cannot be accepted, or a repeated one, may be a replay, and its
+        // answer would cost two X25519 operations.
         let accepted = matches!(answer, SynAck::Accepted(_)) && self.half_open.of(&key).len() == 0;
         if syn.ticket_of.is_some() && !origin.proved && !accepted && self.is_wake_budget_spent(now)
         {
             return self.answer_cookie(from, cid, origin.mac1);
         }
-        let mut out = vec![0; 1 + CID_BYTES + SYN_ACK_OVERHEAD_BYTES + 400];
-        out[0] = PacketKind::SynAck.first_byte();
-        out[1..1 + CID_BYTES].copy_from_slice(&cid.0);
-        let mut body = [0; 400];
-        let mut w = WireWriter::new(&mut body);
-        answer.encode(&mut w);
-        let n = w.written();
-        let Ok((secrets, n)) = responder.answer(&body[..n], &mut out[1 + CID_BYTES..]) else {
+        let Some((secrets, out)) = seal_syn_ack(cid, responder, &answer) else {
             return;
         };
-        out.truncate(1 + CID_BYTES + n);
         let room = (len as u64).saturating_sub(out.len() as u64);
         self.answer(from, out.clone());
         if let SynAck::Accepted(body) = answer {
             let suite = d2tp_seal::CipherSuite::from_code(body.suite).expect("we chose it");
             let keys = PacketKeys::new(suite, &secrets, false);
-            // The body kept is the peer's view turned round: what the *device* told us.
+            // The stored body has the peer's view reversed: the ids that the device gave us.
             let own_cids: Vec<Cid> = std::iter::once(body.cid)
                 .chain(body.spare.iter().map(|s| s.0))
                 .collect();
@@ -244,8 +303,9 @@ impl Endpoint {
                 expires,
                 repeated: 0,
                 early: None,
+                ownership: HandshakeOwnership::default(),
             });
-            // The device's first packet may come on any of its links.
+            // The device's first packet may arrive on any of its links.
             for (cid, n) in own_cids.iter().zip(0..) {
                 self.routes.insert(
                     *cid,
@@ -261,7 +321,17 @@ impl Endpoint {
             let Syn {
                 claims, early_data, ..
             } = syn;
-            self.prepare_early_packets(now, index, claims, early_data, room);
+            // R-HS-19
+            if self.admission.admits(&peer) {
+                self.prepare_early_packets(now, index, claims, early_data, room);
+            }
+        }
+    }
+
+    /// R-HS-21: tells a device that its session cannot be looked up now. A refusal would end it.
+    pub(super) fn answer_later(&mut self, origin: &SynOrigin, responder: Responder) {
+        if let Some((_, out)) = seal_syn_ack(origin.cid, responder, &SynAck::Later) {
+            self.answer(origin.from, out);
         }
     }
 
@@ -301,8 +371,8 @@ impl Endpoint {
         self.book_changes(id);
     }
 
-    /// The session of this device, restored from its record if necessary. The record remains until a
-    /// handshake is confirmed (R-HS-12).
+    /// The session of this device, restored from its record if necessary. The record is kept until
+    /// a handshake is confirmed (R-HS-12).
     fn restore_tentative(&mut self, now: Time, key: InstanceKey, epoch: u32) -> Option<SessionId> {
         if let Some(id) = self.by_key.get(&key).copied()
             && self.session(id).is_some()
@@ -313,7 +383,7 @@ impl Endpoint {
             return None;
         }
         let record = self.hibernated.get(&key)?.record_at(now)?;
-        // From here the session's own timers are the ones that count.
+        // From here on the session's own timers count.
         self.hibernated.suspend_expiry(&key);
         let mut session = self.new_session(now, Role::Responder, key.0, key.1, epoch..epoch);
         session.restore(now, &record);
@@ -323,8 +393,9 @@ impl Endpoint {
         Some(id)
     }
 
-    /// R-EARLY-2: takes in the early data of an unknown device, in a session that lasts as long as its
-    /// handshakes may be confirmed. `opened`: its flows, and how many bytes may be sent on each.
+    /// R-EARLY-2: handles the early data of an unknown device, in a session that exists as long as
+    /// its handshakes can be confirmed. Returns its flows in `opened`, and how many bytes may be
+    /// sent on each.
     fn handle_early_data(
         &mut self,
         now: Time,
@@ -367,18 +438,27 @@ impl Endpoint {
                 };
                 opened.extend(flows.into_iter().map(claim));
             }
-            // What is wrong with it, the device hears when it says it again.
+            // The device is informed of errors in its early data when it repeats the data.
             Err(_) => slot.session.end_unconfirmed(),
         }
         Some(id)
     }
 
-    /// Whether this device may connect, and the answer; `None`: not now.
+    /// Whether this device may connect, and the answer to it; `None`: no answer now.
     fn admit(&mut self, syn: &Syn, key: InstanceKey) -> Option<SynAck> {
         // R-HS-11
-        if !self.admission.admits(&key.0) {
+        let is_admitted = self.admission.admits(&key.0);
+        if !is_admitted && (self.unadmitted_max == 0 || self.has_session(key.0, key.1)) {
             self.refused_client = Some(key.0);
-            return Some(SynAck::Refused(ReasonCode::NotAllowed));
+            // R-HS-11: another server of the same key may know it, and a refusal would end its flows.
+            return Some(match self.records_shared && !syn.claims.list.is_empty() {
+                true => SynAck::Later,
+                false => SynAck::Refused(ReasonCode::NotAllowed),
+            });
+        }
+        // R-HS-19
+        if !is_admitted && !self.has_room_unadmitted() {
+            return Some(SynAck::Refused(ReasonCode::LimitReached));
         }
         let existing = self.by_key.get(&key).and_then(|id| self.session(*id));
         let existing = existing.filter(|s| !s.is_unconfirmed());
@@ -392,7 +472,7 @@ impl Endpoint {
         {
             return Some(SynAck::Stale { confirmed });
         }
-        // R-TICKET-1: what came before the last handshake is over, whoever holds it.
+        // R-TICKET-1: a ticket from before the last handshake is not valid, whoever presents it.
         if let Some(of) = syn.ticket_of
             && confirmed.is_none_or(|confirmed| of < confirmed)
         {
@@ -409,7 +489,8 @@ impl Endpoint {
                 return Some(SynAck::Refused(ReasonCode::LimitReached));
             }
         } else if full && existing.is_none() {
-            // R-QUOTA-4: to refuse would end what only sleeps; the device knocks again.
+            // R-QUOTA-4: a refusal would end a session that is only hibernated; without an answer
+            // the device tries again.
             return None;
         }
         let Some(suite) = self
@@ -426,20 +507,25 @@ impl Endpoint {
             instance: key.1,
             epoch: syn.epoch,
         };
-        let cid = Cid(self.rng.array());
+        let shares = [self.config.cid_share, self.config.worker];
+        let cid = cid_share::draw(shares, &mut self.rng);
         let spare = (0..SPARE_PATHS)
             .map(|_| {
-                let cid = Cid(self.rng.array());
+                let cid = cid_share::draw(shares, &mut self.rng);
                 (cid, self.shared_cookie_secrets.token(cid))
             })
             .collect();
+        let window_max = match is_admitted {
+            true => u64::MAX,
+            false => UNADMITTED_WINDOW_BYTES,
+        };
         Some(SynAck::Accepted(SynAckBody {
             cid,
             token: self.shared_cookie_secrets.token(cid),
             suite,
             resumed: confirmed.is_some(),
-            session_credit: self.config.session_window,
-            flow_credit: self.config.flow_window,
+            session_credit: self.config.session_window.min(window_max),
+            flow_credit: self.config.flow_window.min(window_max),
             spare,
             ticket: Some(self.ticket_issuer.issue(self.rng.array(), &holder)),
         }))
@@ -462,7 +548,7 @@ impl Endpoint {
     }
 
     /// R-RESUME-8: hibernates a tentatively restored session again, because its last handshake expired.
-    fn revert_to_record(&mut self, now: Time, key: InstanceKey) {
+    pub(super) fn revert_to_record(&mut self, now: Time, key: InstanceKey) {
         let Some(id) = self.by_key.get(&key).copied() else {
             return;
         };
@@ -514,11 +600,19 @@ impl Endpoint {
         if bytes.len() < DATA_HEADER_BYTES + TAG_BYTES {
             return;
         }
-        // R-HS-17: a handshake nobody confirmed in time is no more, whether or not a timer fired.
+        // R-HS-17: a handshake that was not confirmed in time is void, whether or not its timer
+        // fired.
         if half.expires <= now {
             self.expire_half_open(now);
             return;
         }
+        // R-HS-20
+        if self.awaits_ownership(index) {
+            return self.hold_for_ownership(from, index, path, bytes);
+        }
+        let Some(half) = self.half_open.get_mut(index) else {
+            return;
+        };
         let Ok(opened) = half.keys.open(path, 0, bytes) else {
             return;
         };
@@ -526,6 +620,10 @@ impl Endpoint {
         self.half_open
             .remember(&half, now + self.config.half_open_max);
         let key = (half.peer, half.instance);
+        // R-HS-11, R-HS-19: what was answered before the client lost its admission.
+        if self.unadmitted_max == 0 && !self.admission.admits(&key.0) {
+            return;
+        }
         for index in self.half_open.of(&key) {
             let other = self.half_open.get_mut(index);
             if let Some(early) = other.and_then(|h| h.early.as_mut()) {
@@ -550,6 +648,7 @@ impl Endpoint {
         if self.tentative.remove(&id) {
             self.commit_tentative(id, key);
         }
+        self.note_unadmitted(now, id, key.0);
         let slot = self.slot(id).expect("it was just found or made");
         let session = &mut slot.session;
         if half.epoch <= session.epoch && session.generation > 0 {
@@ -558,20 +657,21 @@ impl Endpoint {
         session.begin_generation(now, half.keys, half.epoch, &half.own_cids, &half.body);
         session.accept_path(now, path, from);
         if path != PathId(0) && half.early.as_ref().is_some_and(|e| e.has_sent()) {
-            // Numbers of path 0 are used up already, whichever path confirms (R-SEAL-2).
+            // Packet numbers of path 0 are already used, whichever path confirms (R-SEAL-2).
             session.accept_path(now, PathId(0), half.addresses);
         }
         if from.remote == half.addresses.remote
             && !half.answered_elsewhere
             && let Some(path) = session.paths.get_mut(path)
         {
-            // R-PATH-16: the device's keys depend on our answer, so it received it where we sent it.
+            // R-PATH-16: the device's keys depend on our answer, so the device received it at this
+            // address.
             path.validated = true;
             path.challenges.clear();
             path.wants = 0;
         }
         session.after_handshake(now, half.body.resumed);
-        // R-PATH-2: what the SYN brought and its answers left counts for the address that it came from.
+        // R-PATH-2: the bytes that the SYN's address may still receive belong to that address.
         let room = half.early.as_ref().map_or(half.room, |e| e.room());
         let came_from = half.addresses.remote;
         let unproved = |p: &&mut SessionPath| !p.validated && p.addresses.remote == came_from;
@@ -585,4 +685,24 @@ impl Endpoint {
         session.handle_opened(now, path, opened.number, from, bytes.len(), plaintext);
         self.book_changes(id);
     }
+}
+
+/// The datagram of a SYN+ACK, and the secrets of the handshake.
+fn seal_syn_ack(
+    cid: Cid,
+    responder: Responder,
+    answer: &SynAck,
+) -> Option<(HandshakeSecrets, Vec<u8>)> {
+    let mut out = vec![0; 1 + CID_BYTES + SYN_ACK_OVERHEAD_BYTES + 400];
+    out[0] = PacketKind::SynAck.first_byte();
+    out[1..1 + CID_BYTES].copy_from_slice(&cid.0);
+    let mut body = [0; 400];
+    let mut w = WireWriter::new(&mut body);
+    answer.encode(&mut w);
+    let n = w.written();
+    let (secrets, n) = responder
+        .answer(&body[..n], &mut out[1 + CID_BYTES..])
+        .ok()?;
+    out.truncate(1 + CID_BYTES + n);
+    Some((secrets, out))
 }

@@ -1,44 +1,46 @@
-//! What the endpoint as a whole holds in memory, and sessions that wait for room there.
+//! Memory that the endpoint charges as a whole, and sessions whose writers wait for memory.
 //!
-//! Flows charge their own buffers ([`crate::MemoryPool`]). What is left is charged here as one sum:
-//! sessions, half-open handshakes and hibernated sessions, each with a flat figure. A writer that found
-//! no room in memory is told later when there is some: memory becomes free elsewhere, so that only time
-//! can ask.
+//! Flows charge their own buffers ([`crate::MemoryPool`]). Sessions, half-open handshakes and
+//! hibernated sessions are charged here as one sum, each with a fixed size. Memory becomes free
+//! elsewhere, without an event of the session, so a writer that found no room is checked again
+//! after some time.
 
 use d2tp_time::Time;
 
 use super::Endpoint;
 use crate::memory_pool::MemoryPool;
 
-/// What an awake session costs without flows.
-// measured: 3.9 kB when idle (docs/benchmarks.md); a busy one has ciphers and records of packets too
+/// The memory charged for an awake session without flows, in bytes.
+// measured: 3.9 kB when idle (docs/benchmarks.md); a busy session also has ciphers and records of
+// packets
 const SESSION_BYTES: u64 = 8 * 1024;
-/// What a half-open handshake costs.
-const HALF_OPEN_BYTES: u64 = 4 * 1024; // a guess: keys of a generation, and a first flight
-/// What a hibernated session costs. // measured: 248 B (docs/benchmarks.md)
+/// The memory charged for a half-open handshake, in bytes.
+const HALF_OPEN_BYTES: u64 = 4 * 1024; // a guess: keys of one generation, and the first packets
+/// The memory charged for a hibernated session, in bytes. // measured: 248 B (docs/benchmarks.md)
 const HIBERNATED_BYTES: u64 = 256;
 
 impl Endpoint {
-    /// The memory that peers' bytes are charged to.
+    /// The memory pool to which peers' bytes are charged.
     pub fn memory(&self) -> &MemoryPool {
         &self.config.memory
     }
 
-    /// Whether there is room for one more hibernated session. Hibernated sessions fill half of the memory
-    /// at most: those that wake need room too.
+    /// Whether there is room for one more hibernated session. Hibernated sessions of all workers use at most half
+    /// of the memory, because those that wake need room, too.
     pub fn has_room_hibernated(&self) -> bool {
         let count = self.hibernated.len();
         let memory = self.config.memory.max().unwrap_or(u64::MAX);
-        count < self.config.hibernated_max && count as u64 * HIBERNATED_BYTES < memory / 2
+        let used = count as u64 * HIBERNATED_BYTES * u64::from(self.workers());
+        count < self.part_of_host(self.config.hibernated_max) && used < memory / 2
     }
 
-    /// Whether there is room for one more awake session, where `others` wait to be one.
+    /// Whether there is room for one more awake session while `others` wait to become awake.
     pub(super) fn has_room_awake(&self, others: usize) -> bool {
-        self.sessions.len() + others < self.config.sessions_max
+        self.sessions.len() + others < self.part_of_host(self.config.sessions_max)
             && self.config.memory.has_room(SESSION_BYTES)
     }
 
-    /// Charges sessions as many as there are.
+    /// Charges the memory of all current sessions.
     pub(super) fn charge_sessions(&mut self) {
         if self.sessions_charge.is_counted() {
             let (awake, hibernated, half_open) = self.counts();
@@ -50,7 +52,7 @@ impl Endpoint {
         }
     }
 
-    /// Asks sessions whose writers wait for memory whether they find room now.
+    /// Checks whether sessions whose writers wait for memory find room now.
     pub(super) fn check_memory_waiters(&mut self, now: Time) {
         for id in self.memory_waiters.due(now) {
             self.memory_waiters.remove(id);

@@ -1,18 +1,19 @@
-//! Sessions as records: taken in, put to sleep, sought elsewhere, let go.
+//! Sessions as records: restored, hibernated, looked up elsewhere, and removed.
 
 use std::ops::Range;
 
 use d2tp_seal::PublicKey;
 use d2tp_time::Time;
 
-use super::{Endpoint, HibernateError, SessionId, UnknownSession};
+use super::{Endpoint, HibernateError, UnknownSession};
 use crate::hibernated::{HibernatedExpiry, InstanceKey};
 use crate::pending_lookup::PendingLookup;
 use crate::record::{RecordError, SessionRecord};
+use crate::session_id::SessionId;
 use crate::session_state::Role;
 
 impl Endpoint {
-    /// A device's session from its record, with epochs beyond all used before.
+    /// Restores a device's session from its record, with epochs above all that were used before.
     ///
     /// # Errors
     /// The record is damaged.
@@ -33,7 +34,7 @@ impl Endpoint {
         );
         session.restore(now, &record);
         let id = self.insert(session);
-        // Its deadlines are timers, whether there is a link or not.
+        // The session's deadlines are timers, with or without a link.
         self.book_changes(id);
         Ok(id)
     }
@@ -46,11 +47,11 @@ impl Endpoint {
         self.take_in_record(None, &SessionRecord::decode(record)?, record.into())
     }
 
-    /// Adopts a record that its owner has read, as if it had been made now: its deadlines run from
-    /// here.
+    /// Adds a record that its owner has read, as if it had been made now: its deadlines count from
+    /// this time.
     ///
     /// # Errors
-    /// It is not a server's.
+    /// The record is not a server's.
     pub fn adopt_at(&mut self, now: Time, record: &SessionRecord) -> Result<(), RecordError> {
         self.take_in_record(Some(now), record, record.encode().into())
     }
@@ -68,19 +69,20 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Sets whether the owner has records that it has not given to [`Endpoint::adopt_at`] yet. While it
-    /// has, a SYN of an unknown session waits for [`Endpoint::poll_lookup`].
+    /// Sets whether the owner has records that it has not passed to [`Endpoint::adopt_at`] yet.
+    /// While it has, a SYN of an unknown session waits for [`Endpoint::poll_lookup`].
     pub fn set_records_elsewhere(&mut self, elsewhere: bool) {
         self.records_elsewhere = elsewhere;
     }
 
-    /// The next device whose session may be in a record elsewhere. Give the record to
-    /// [`Endpoint::adopt_at`] if there is one, then call [`Endpoint::finish_lookup`].
+    /// The next device whose session may be in a record elsewhere. Pass that record, if there is
+    /// one, to [`Endpoint::adopt_at`], then call [`Endpoint::finish_lookup`].
     pub fn poll_lookup(&mut self) -> Option<PendingLookup> {
         self.pending_lookups.pop()
     }
 
-    /// Ends a lookup and answers the SYN: the record was adopted, or the session is new.
+    /// Ends a lookup and answers the SYN. The record was adopted before; otherwise the session is
+    /// new.
     pub fn finish_lookup(&mut self, now: Time, sought: PendingLookup) {
         let PendingLookup {
             origin,
@@ -89,6 +91,11 @@ impl Endpoint {
             ..
         } = sought;
         self.answer_syn(now, origin, syn, responder);
+    }
+
+    /// Ends a lookup that could not be made: the device is told to try later.
+    pub fn defer_lookup(&mut self, sought: PendingLookup) {
+        self.answer_later(&sought.origin, sought.responder);
     }
 
     /// Whether the endpoint has this session, awake or hibernated.
@@ -102,12 +109,13 @@ impl Endpoint {
         self.hibernated.poll_expired()
     }
 
-    /// Puts a session to sleep: from now on it is its record, which is also returned. A server
-    /// keeps it and wakes it when the device knocks; a device gives it back to
+    /// Hibernates a session: only its record remains, which is also returned. A server keeps the
+    /// record and restores the session when the device connects; a device passes it to
     /// [`Endpoint::restore`].
     ///
     /// # Errors
-    /// There is no such session, or it has a flow that cannot sleep ([`may_hibernate`](crate::session::Session::may_hibernate)).
+    /// There is no such session, or one of its flows cannot hibernate
+    /// ([`may_hibernate`](crate::session::Session::may_hibernate)).
     pub fn hibernate(&mut self, now: Time, id: SessionId) -> Result<Vec<u8>, HibernateError> {
         let session = self.session(id).ok_or(UnknownSession)?;
         if session.is_unconfirmed() {
@@ -122,7 +130,7 @@ impl Endpoint {
         if self.tentative.contains(&id)
             && let Some(before) = self.hibernated.get(&key).and_then(|a| a.record_at(now))
         {
-            // R-RESUME-8: nobody confirmed where sending goes on.
+            // R-RESUME-8: the offset from which sending resumes was not confirmed.
             record.keep_sending_of(&before);
             let ends = |id| !record.flows.iter().any(|f| f.id == id);
             self.hibernated.expire_flows(&key, &before, ends);
@@ -154,13 +162,13 @@ impl Endpoint {
         }
     }
 
-    /// R-QUOTA-2: records that a session of this client has `is` flows instead of `was`, and informs
-    /// the client's other sessions.
+    /// R-QUOTA-2: records that a session of this client has `is` flows instead of `was`, and
+    /// informs the client's other sessions.
     pub(super) fn book_flows(&mut self, peer: PublicKey, was: usize, is: usize) {
         if was == is {
             return;
         }
-        // Of a client that only sleeps nobody asks.
+        // A client without awake sessions needs no count.
         let Some(total) = self.flows_by_key.get_mut(&peer) else {
             return;
         };

@@ -1,14 +1,15 @@
-//! Earliest completion first (Lim et al., CoNEXT 2017): a slow path takes bytes only where the fast
-//! one could not have carried them sooner.
+//! Earliest completion first (Lim et al., CoNEXT 2017): a slow path takes bytes only if the fast
+//! one could not carry them sooner.
 //!
 //! ```text
 //!  fast  ▐███████ full ▐ room ▐██ the rest, n round trips ██▐ done
-//!  slow  ▐ room ▐─────────────── one round trip ────────────────────────▐ done: leave it alone
+//!  slow  ▐ room ▐─────────────── one round trip ────────────────────────▐ done: do not use it
 //! ```
 //!
-//! With `k` bytes unsent the fast path is done after about `1 + k / window` of its round trips. If
-//! that is sooner than one round trip of the slow path, and the slow path would not make up for it by
-//! the part of `k` it carries meanwhile, the bytes wait. Once waiting, it takes more to stop.
+//! With `k` unsent bytes the fast path is done after about `1 + k / window` of its round trips. The
+//! bytes wait for it if that is sooner than one round trip of the slow path, and the part of `k`
+//! that the slow path would carry meanwhile does not compensate for that. Waiting ends only with
+//! hysteresis.
 
 use d2tp_time::Span;
 
@@ -39,7 +40,7 @@ impl PathScheduler for Ecf {
             self.waiting = false;
             return true;
         }
-        // It also must be slow enough that sharing the rest with it is no help.
+        // The path must also be so slow that sharing the rest with it does not help.
         let alone = rounds(own, unsent).max(own.rtt);
         let waits = alone >= first.rtt.times(2) + variance;
         self.waiting |= waits;

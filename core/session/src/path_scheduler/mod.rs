@@ -1,9 +1,9 @@
-//! Which path carries which bytes, where a session has several.
+//! Path schedulers: which path carries which bytes, if a session has several.
 //!
 //! ```text
 //!  a flow's bytes   ── new or lost ──▶ the first path in line with room that takes them
-//!                   ── on their way ─▶ said again on another path (reinjection.rs), if
-//!                                      a faster path has nothing else to say   (reinjection)
+//!                   ── in flight ────▶ sent again on another path (reinjection.rs), if
+//!                                      a faster path has nothing else to send  (reinjection)
 //!                                      or everything goes everywhere           (redundant)
 //! ```
 //!
@@ -14,12 +14,11 @@
 //! | ECF | as free first | unless waiting for the first in line ends sooner ([`ecf`]) |
 //! | redundant | as free first | when it has repeated what the others carry |
 //!
-//! A slow path blocks where the bytes it takes would be missed, and the peer's credit or our buffer
-//! used up, before they arrive: then the fast path stands still (Ferlin et al., BLEST, IFIP Networking
-//! 2016).
+//! A slow path blocks if the peer's credit or this end's buffer would be used up before its bytes
+//! arrive, so that the fast path stands still (Ferlin et al., BLEST, IFIP Networking 2016).
 //!
-//! Whether a path may carry payload at all is not decided here: its device says so, per link by
-//! PATH_STATUS, per flow and metered link by GRANT.
+//! Schedulers do not decide whether a path may carry payload at all. The device does: for a link by
+//! PATH_STATUS, for a flow on a metered link by GRANT.
 
 mod ecf;
 mod reinjection;
@@ -28,18 +27,20 @@ use d2tp_time::Span;
 
 pub(crate) use reinjection::PacketCopy;
 
-/// How a session with several paths distributes what it sends. Each end decides for its own direction.
+/// How a session with several paths distributes the data that it sends. Each end decides for its
+/// own direction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum PathSchedulerKind {
-    /// Free paths before metered ones, then by round trip.
+    /// Free paths before metered ones, then the shortest round trip.
     #[default]
     FreeFirst,
-    /// By round trip alone, whether metered or not.
+    /// The shortest round trip, whether the path is metered or not.
     LowestRtt,
-    /// Earliest completion first: a slow path is left alone where waiting for a fast one is quicker.
-    /// Best for short transfers; one that lasts has bytes for every path anyway.
+    /// Earliest completion first: a slow path is not used if waiting for a fast one is quicker.
+    /// Best for short transfers; long ones have bytes for every path anyway.
     Ecf,
-    /// Every byte on every path: survives the failure of a path at once, without any gain in rate.
+    /// Every byte on every path: the failure of a path causes no delay, but the rate does not
+    /// increase.
     Redundant,
 }
 
@@ -52,7 +53,7 @@ impl PathSchedulerKind {
         PathSchedulerKind::Redundant,
     ];
 
-    /// The name that people write, such as `lowest-rtt`.
+    /// The name of the scheduler on a command line, such as `lowest-rtt`.
     pub fn as_str(self) -> &'static str {
         match self {
             PathSchedulerKind::FreeFirst => "free-first",
@@ -70,12 +71,12 @@ pub(crate) enum CopyMode {
     Sooner,
     /// All data, before anything else.
     All,
-    /// Data of flows that want it on each path, before anything else.
+    /// Data of flows that select each path, before anything else.
     Chosen,
 }
 
-/// How far a path that repeats everything has come with the packets of another path: all below
-/// `number`, and the first `bytes` of payload of that one.
+/// How far a path that repeats everything has repeated the packets of another path: all packets
+/// below `number`, and the first `bytes` of payload of that packet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CopyProgress {
     pub(crate) number: u64,
@@ -103,7 +104,7 @@ impl PathCandidate {
     }
 }
 
-/// Data that waits to be sent.
+/// The amount of data that waits to be sent.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct SendBacklog {
     /// Bytes that were never sent, or were lost, up to [`UNSENT_MAX`].
@@ -112,17 +113,17 @@ pub(crate) struct SendBacklog {
     pub(crate) window: u64,
 }
 
-/// More than this waiting to be sent makes no difference to any scheduler.
+/// A backlog beyond this size makes no difference to any scheduler, in bytes.
 pub(crate) const UNSENT_MAX: u64 = 64 << 20;
 
 /// Distributes what a session sends over its paths.
 pub(crate) trait PathScheduler: Send + std::fmt::Debug {
-    /// Where a path stands in line: lower is asked first.
+    /// The path's rank: a path with a lower rank is used first.
     fn rank(&self, gated: bool, rtt: Span) -> (bool, Span) {
         (gated, rtt)
     }
-    /// Whether `own` takes the next bytes, or leaves them to `first`, the first path in order, which
-    /// has no room now and soon will.
+    /// Whether the path `own` takes the next bytes, or leaves them to `first`, the first path in
+    /// order, which has no room now but will soon.
     fn takes(&mut self, own: &PathCandidate, first: &PathCandidate, waiting: &SendBacklog) -> bool {
         !own.would_block(first, waiting.window)
     }

@@ -1,17 +1,17 @@
-//! Bytes that are on their way on one path, said again on another (reinjection).
+//! Reinjection: data in flight on one path is sent again on another one.
 //!
 //! ```text
 //!  slow path   ▐ 7 ▐ 8 ▐ 9 ▐ ──────────────── in flight ───────▶ 7 arrives at t + 0.5 s
-//!  fast path   nothing new to send: the peer has no room, or all was sent
-//!              ▐ 7'▐ 8'▐ 9'▐ ──▶ arrives at t + 0.02 s, and what waited behind 7 can be read
+//!  fast path   nothing new to send: the peer gives no credit, or all was sent
+//!              ▐ 7'▐ 8'▐ 9'▐ ──▶ arrives at t + 0.02 s, and the data behind 7 can be read
 //! ```
 //!
-//! So a slow path never holds up a fast one: not by a full receive buffer whose first bytes it
-//! carries (Raiciu et al., NSDI 2012, call it opportunistic retransmission), and not at the end of a
-//! transfer. A packet is repeated once (where all bytes go everywhere, once on each other path), no
-//! copy is copied, and a copy that is lost is not missed: the original still is on its way, or was
-//! lost and is sent again itself. A copy costs bytes, so none goes from a free path to a metered one,
-//! but where all bytes go everywhere; those that do need a grant as everything else.
+//! So a slow path does not delay a fast one: neither by a full receive buffer whose first bytes it
+//! carries (Raiciu et al., NSDI 2012, call it opportunistic retransmission), nor at the end of a
+//! transfer. A packet is repeated once; with the redundant scheduler, once on each other path. A
+//! copy is not copied, and a lost copy is not repeated: the original is still in flight, or is
+//! itself sent again. A copy costs bytes, so data of a free path is not copied to a metered one,
+//! except by the redundant scheduler; such copies need a grant like other payload.
 
 use d2tp_time::{Span, Time};
 use d2tp_wire::{Frame, PathId, WireWriter};
@@ -22,7 +22,7 @@ use crate::path_selection::PathSelection;
 use crate::sent_packet::{SentData, SentFrame, SentPacket};
 use crate::session::Session;
 
-/// A piece smaller than this is not worth its head.
+/// The smallest piece that is worth its header, in bytes.
 const PIECE_MIN: usize = 32;
 
 /// A packet to be repeated on another path, and the part of it that the peer may still lack.
@@ -50,7 +50,7 @@ impl Session {
                 if !copy.pieces.is_empty() {
                     return Some(copy);
                 }
-                // Nothing of it is missed any more, or may travel here.
+                // The peer lacks nothing of the packet any more, or it may not be sent here.
                 self.note_copied(slot, &copy, u64::MAX);
             }
         }
@@ -175,7 +175,7 @@ impl Session {
     }
 }
 
-/// Whether a packet would arrive sooner if it were sent on `to` now, or is overdue.
+/// Whether a packet would arrive sooner if it were sent on `to` now, or is already overdue.
 fn is_sooner(
     now: Time,
     to: &SessionPath,
@@ -186,13 +186,13 @@ fn is_sooner(
     if to.state != PathState::Active || !to.recovery.rtt.is_measured() {
         return false;
     }
-    // Overdue by the share that RFC 9002 §6.1.2 allows for reordering: the probe timeout would grow
-    // with every answer that comes ever later.
+    // Overdue by the tolerance that RFC 9002 §6.1.2 has for reordering. The probe timeout would
+    // grow with every late answer.
     let rtt = from.recovery.rtt.smoothed();
     if sent.at + rtt.scaled(9, 8) + ack_delay_max <= now {
         return true;
     }
-    // What a queue adds is on the way there; the way back is as long as it ever was.
+    // Only the forward direction includes queueing; the return path takes as long as always.
     let there = |path: &SessionPath| {
         let rtt = &path.recovery.rtt;
         rtt.smoothed().saturating_sub(rtt.min().divided(2))

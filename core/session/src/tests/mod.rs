@@ -1,3 +1,3 @@
-//! Tests that look at what the crate keeps to itself.
+//! Tests that need access to private items of the crate.
 
 mod agreement;

@@ -12,7 +12,7 @@ fn sleeps(deadline: Option<Time>) -> FlowOptions {
     }
 }
 
-/// A download under way; then both ends are records. The server's one, for whoever wants to keep it.
+/// Hibernates both ends of a download. Returns the server's record.
 fn asleep(p: &mut Pair, deadline: Option<Time>) -> (FlowId, Vec<u8>) {
     p.wires.get_mut(&0).unwrap().rate = 500_000;
     let flow = p.request(600_000, sleeps(deadline));
@@ -29,8 +29,8 @@ fn asleep(p: &mut Pair, deadline: Option<Time>) -> (FlowId, Vec<u8>) {
     (flow, kept)
 }
 
-/// A download under way whose device has no network for that long, and whose server has it as a
-/// record; and how long after the link is back the first new byte is there.
+/// Runs a download whose device has no network for this span, and whose server hibernates it.
+/// Returns the time from the link's return to the first new byte.
 fn wakes_after(away: Span) -> Span {
     let mut p = Pair::new();
     p.wires.get_mut(&0).unwrap().rate = 500_000;
@@ -215,4 +215,199 @@ fn a_session_read_out_of_its_record_that_is_closed_takes_its_record_with_it() {
     let lapsed: Vec<HibernatedExpiry> = std::iter::from_fn(|| p.server.poll_expired()).collect();
     assert!(lapsed.iter().any(|l| l.flow == Some(flow)), "{lapsed:?}");
     assert!(lapsed.iter().any(|l| l.flow.is_none()), "{lapsed:?}");
+}
+
+#[test]
+fn a_client_that_is_ended_loses_what_is_awake_asleep_and_half_open() {
+    // R-HS-11
+    let mut p = Pair::new();
+    let (flow, _) = asleep(&mut p, None);
+    let client = p.device.public_key();
+    p.server.set_admission(Admission::Only(Default::default()));
+    p.server.end_client(p.now, client, 7, "no longer");
+    let lapsed: Vec<_> = std::iter::from_fn(|| p.server.poll_expired()).collect();
+    assert!(
+        lapsed.iter().any(|lapse| lapse.flow == Some(flow)),
+        "{lapsed:?}"
+    );
+    assert_eq!(p.server.counts(), (0, 0, 0));
+    p.open_path(0, false);
+    p.run_for(Span::from_secs(5));
+    let refused = SessionEnd::Refused(ReasonCode::NotAllowed);
+    let heard = |p: &Pair, end: &SessionEnd| {
+        let closed = SessionEvent::Closed(end.clone());
+        p.device_events.iter().any(|(_, _, event)| *event == closed)
+    };
+    assert!(heard(&p, &refused), "{:?}", p.device_events);
+
+    let mut p = Pair::new();
+    p.wires.get_mut(&0).unwrap().rate = 500_000;
+    p.request(6_000_000, sleeps(None));
+    p.open_path(0, false);
+    p.run_for(Span::from_secs(1));
+    let client = p.device.public_key();
+    p.server.set_admission(Admission::Only(Default::default()));
+    p.server.end_client(p.now, client, 7, "no longer");
+    p.pump();
+    p.run_for(Span::from_secs(1));
+    let told = SessionEnd::Peer {
+        code: 7,
+        text: "no longer".into(),
+    };
+    assert!(heard(&p, &told));
+}
+
+/// A server that shares its records, and a device that sleeps with half a download.
+fn sleeping_at_shared_servers() -> (Pair, FlowId, SessionRecord) {
+    let mut p = Pair::new();
+    let (flow, record) = asleep(&mut p, None);
+    p.server = another_server();
+    p.server.set_records_shared(true);
+    let record = SessionRecord::decode(&record).unwrap();
+    (p, flow, record)
+}
+
+/// Runs until a lookup is asked for.
+fn lookup(p: &mut Pair) -> PendingLookup {
+    let steps = (0..6_000).find_map(|_| {
+        let sought = p.server.poll_lookup();
+        if sought.is_none() {
+            p.run_for(MS.times(10));
+        }
+        sought
+    });
+    steps.expect("the device sends a SYN")
+}
+
+/// Runs until an ownership is asked for.
+fn ownership(p: &mut Pair) -> OwnershipRequest {
+    let steps = (0..6_000).find_map(|_| {
+        let asked = p.server.poll_ownership();
+        if asked.is_none() {
+            p.run_for(MS.times(10));
+        }
+        asked
+    });
+    steps.expect("the device sends its first packet")
+}
+
+#[test]
+fn a_session_wakes_only_when_its_server_owns_it() {
+    // R-HS-20
+    let (mut p, flow, record) = sleeping_at_shared_servers();
+    p.open_path(0, false);
+    let sought = lookup(&mut p);
+    p.server.adopt_at(p.now, &record).unwrap();
+    p.server.finish_lookup(p.now, sought);
+    p.pump();
+    let request = ownership(&mut p);
+    assert_eq!(request.peer, device_key().public());
+    assert!(request.epoch > record.epoch);
+    p.run_for(MS.times(200));
+    assert!(
+        p.server.poll_ownership().is_none(),
+        "its packets wait together"
+    );
+    let awake = p.server.awake_session(request.peer, request.instance);
+    assert!(p.server.session(awake.unwrap()).unwrap().is_tentative());
+    p.server
+        .finish_ownership(p.now, request, OwnershipAnswer::Owned);
+    p.pump();
+    let whole = p.run_until(Span::from_secs(60), |p| p.is_whole(flow));
+    assert!(whole, "{:?}", p.ended);
+    p.assert_right(flow);
+}
+
+#[test]
+fn a_device_whose_session_another_server_owns_begins_again() {
+    // R-HS-20
+    let (mut p, flow, record) = sleeping_at_shared_servers();
+    p.open_path(0, false);
+    let sought = lookup(&mut p);
+    p.server.adopt_at(p.now, &record).unwrap();
+    p.server.finish_lookup(p.now, sought);
+    p.pump();
+    let lost = ownership(&mut p);
+    p.server.forget_session(lost.peer, lost.instance);
+    p.server
+        .finish_ownership(p.now, lost, OwnershipAnswer::Lost);
+    assert_eq!(p.server.counts(), (0, 0, 0), "nothing is left of it");
+    p.pump();
+    let sought = lookup(&mut p);
+    p.server.adopt_at(p.now, &record).unwrap();
+    p.server.finish_lookup(p.now, sought);
+    p.pump();
+    let owned = ownership(&mut p);
+    assert!(owned.epoch > lost.epoch);
+    p.server
+        .finish_ownership(p.now, owned, OwnershipAnswer::Owned);
+    p.pump();
+    let whole = p.run_until(Span::from_secs(60), |p| p.is_whole(flow));
+    assert!(whole, "{:?}", p.ended);
+    p.assert_right(flow);
+}
+
+#[test]
+fn a_device_that_is_told_later_waits_and_keeps_its_flows() {
+    // R-HS-21
+    let (mut p, flow, record) = sleeping_at_shared_servers();
+    p.open_path(0, false);
+    for _ in 0..5 {
+        let sought = lookup(&mut p);
+        p.server.defer_lookup(sought);
+        p.pump();
+    }
+    assert!(p.ended.is_empty(), "{:?}", p.ended);
+    let sought = lookup(&mut p);
+    p.server.adopt_at(p.now, &record).unwrap();
+    p.server.finish_lookup(p.now, sought);
+    p.pump();
+    // Nobody knows who owns it: its packets are repeated, and each asks again.
+    for _ in 0..2 {
+        let request = ownership(&mut p);
+        p.server
+            .finish_ownership(p.now, request, OwnershipAnswer::Unknown);
+    }
+    let request = ownership(&mut p);
+    p.server
+        .finish_ownership(p.now, request, OwnershipAnswer::Owned);
+    p.pump();
+    let whole = p.run_until(Span::from_secs(60), |p| p.is_whole(flow));
+    assert!(whole, "{:?}", p.ended);
+    p.assert_right(flow);
+}
+
+#[test]
+fn a_server_that_shares_its_records_ends_no_flows_of_a_device_that_another_one_admits() {
+    // R-HS-11
+    let (mut p, flow, record) = sleeping_at_shared_servers();
+    p.server.set_admission(Admission::Only(Default::default()));
+    p.open_path(0, false);
+    p.run_for(Span::from_secs(20));
+    assert!(p.ended.is_empty(), "{:?}", p.ended);
+    // Its packets reach a server that admits it.
+    p.server.set_admission(Admission::Anybody);
+    let sought = lookup(&mut p);
+    p.server.adopt_at(p.now, &record).unwrap();
+    p.server.finish_lookup(p.now, sought);
+    p.pump();
+    let request = ownership(&mut p);
+    p.server
+        .finish_ownership(p.now, request, OwnershipAnswer::Owned);
+    let whole = p.run_until(Span::from_secs(60), |p| p.is_whole(flow));
+    assert!(whole, "{:?}", p.ended);
+    p.assert_right(flow);
+}
+
+#[test]
+fn a_copied_syn_moves_no_session_to_another_server() {
+    // R-HS-12, R-HS-20
+    let (mut p, _, record) = sleeping_at_shared_servers();
+    p.open_path(0, false);
+    let sought = lookup(&mut p);
+    p.silence(0);
+    p.server.adopt_at(p.now, &record).unwrap();
+    p.server.finish_lookup(p.now, sought);
+    p.run_for(Span::from_secs(5));
+    assert!(p.server.poll_ownership().is_none());
 }

@@ -24,8 +24,8 @@ fn under_way(congestion: CongestionKind) -> (Pair, FlowId) {
     (p, flow)
 }
 
-/// The link is away for so long, and comes back with this address. Bytes in the first half second in
-/// which there are any.
+/// Takes the link down for this span, and up again with this address. Returns the bytes in the
+/// first half second in which there are any.
 fn comes_back(p: &mut Pair, flow: FlowId, away: Span, address: &str) -> usize {
     p.cut(0);
     p.run_for(away);

@@ -34,7 +34,7 @@ fn inputs(target: &str) -> Vec<(String, Vec<u8>)> {
     files
 }
 
-/// Inputs that differ with the seed only: a failure says which one it was.
+/// Inputs that depend only on the seed, which a failure reports.
 fn arbitrary(seed: u8, count: usize, len_max: u64, f: fn(&[u8])) {
     let mut rng = Rng::new([seed; 32]);
     for n in 0..count {

@@ -67,7 +67,7 @@ fn a_download_has_a_short_round_trip_at_the_same_rate() {
     );
 }
 
-/// The device writes for so long, and the server reads.
+/// Lets the device write for this span while the server reads.
 fn upload_for(p: &mut Pair, flow: FlowId, span: Span) {
     let until = p.now + span;
     while p.now < until {

@@ -303,3 +303,16 @@ fn a_flow_whose_syn_was_heard_may_end_before_anything_else_of_it_is_sent() {
     let whole = p.run_until(Span::from_secs(5), |p| p.is_whole(alive));
     assert!(whole, "{:?} {:?}", p.ended, p.device_events.last());
 }
+
+#[test]
+fn early_data_of_a_device_that_is_not_admitted_is_ignored() {
+    // R-HS-19
+    let mut p = allowing();
+    p.server.set_admission(Admission::Only(Default::default()));
+    p.server.set_unadmitted_max(1);
+    let flow = p.request(500, EARLY);
+    let began = p.now;
+    p.open_path(0, false);
+    assert!(p.run_until(Span::from_secs(5), |p| p.got[&flow].len() == 500));
+    assert_eq!(p.now.since(began), MS.times(40), "as without early data");
+}

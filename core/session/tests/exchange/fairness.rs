@@ -20,7 +20,7 @@ use d2tp_session::*;
 /// Bytes per second.
 const RATE: u64 = 500_000;
 const SECONDS: u64 = 60;
-/// Whom a queue strikes is chance: a figure is the mean over these.
+/// Queue sizes over which figures are averaged, because the drops of a queue are random.
 const QUEUES_MS: [u64; 3] = [72, 80, 88];
 
 /// How many times as much as B, which has one path and its own congestion control, A got over two.
@@ -32,7 +32,7 @@ fn ratio(two: CongestionKind, one: CongestionKind, early: bool) -> f64 {
 fn ratio_through(queue_ms: u64, two: CongestionKind, one: CongestionKind, early: bool) -> f64 {
     let mut bottleneck = Bottleneck::new(RATE, RATE * queue_ms / 1000);
     if early {
-        bottleneck.manager = Manager::Early;
+        bottleneck.manager = QueueManagement::Early;
     }
     let shared = Rc::new(RefCell::new(bottleneck));
     let mut pairs = [(two, 2), (one, 1)].map(|(congestion, paths)| {
@@ -81,11 +81,11 @@ struct Queue {
     /// Bytes per second.
     rate: u64,
     ms: u64,
-    manager: Manager,
+    manager: QueueManagement,
 }
 
-/// Bytes a second, in times of B's, that A gets beside B, which has NewReno, through a queue of so much.
-/// A has another path too, lent for what it loses.
+/// The rate of A relative to that of B, which uses NewReno, through a queue of this size. A has
+/// another path too, for retransmissions.
 fn beside_new_reno(mirroring: Mirroring, queue: Queue) -> (f64, PathStats) {
     let rate = queue.rate;
     let mut bottleneck = Bottleneck::new(rate, rate * queue.ms / 1000);
@@ -165,13 +165,13 @@ fn two_uncoupled_paths_take_twice_as_much() {
 fn who_hides_random_losses_takes_no_more_of_a_shared_queue() {
     // R-MIRROR-1: half, once and twice what the way holds; drops that no full queue explains. Who gets
     // how much of one queue falls by phase, so it is the mean that counts.
-    let drop_tail = |ms| (RATE, ms, Manager::Nobody);
-    let codel = Manager::CoDel(CoDel::default());
+    let drop_tail = |ms| (RATE, ms, QueueManagement::DropTail);
+    let codel = QueueManagement::CoDel(CoDel::default());
     let queues = [
         drop_tail(20),
         drop_tail(40),
         drop_tail(80),
-        (RATE, 80, Manager::Early),
+        (RATE, 80, QueueManagement::Early),
         (RATE, 200, codel),
         // Windows above what is too small to judge by.
         (5 * RATE, 200, codel),

@@ -24,8 +24,8 @@ fn under_way(second: bool) -> (Pair, FlowId) {
     (p, flow)
 }
 
-/// Link 0 delivers nothing for so long. How long after its end the next byte comes, and how many bytes
-/// in the second from then.
+/// Lets link 0 deliver nothing for this span. Returns the time from its end to the next byte, and
+/// how many bytes in the second from then.
 fn falls_into_a_hole(p: &mut Pair, flow: FlowId, hole: Span) -> (Span, usize) {
     p.silence(0);
     p.run_for(hole);
@@ -149,6 +149,61 @@ fn what_arrived_before_a_hole_is_not_sent_again_over_a_slow_link() {
     assert!(carried > 70_000, "{carried}");
     // What was queued on the slow link before the news came.
     assert!(again < 20_000, "{again} of {carried}");
+}
+
+/// Falls silent on link 0 with its only path, at a round trip of 100 ms with all ACKs of that time lost.
+fn falls_silent_alone() -> (Pair, FlowId) {
+    let (mut p, flow) = under_way(false);
+    for link in [0, 1] {
+        let wire = p.wires.get_mut(&link).unwrap();
+        (wire.rate, wire.delay) = (RATE, MS.times(50));
+    }
+    p.run_for(Span::from_secs(2));
+    p.silence(0);
+    p.run_for(Span::from_secs(2));
+    (p, flow)
+}
+
+fn twice(p: &Pair) -> u64 {
+    p.device.session(p.session).unwrap().duplicate_bytes()
+}
+
+#[test]
+fn a_path_opened_after_the_only_one_fell_silent_does_not_bring_again_what_arrived() {
+    // R-PATH-14
+    let (mut p, flow) = falls_silent_alone();
+    let (before, held) = (twice(&p), p.got[&flow].len());
+    p.open_path(1, false);
+    let began = p.now;
+    assert!(p.run_until(Span::from_secs(5), |p| p.got[&flow].len() > held));
+    let (late, again) = (p.now.since(began), twice(&p) - before);
+    // The path is validated for a round trip, and the first byte that comes is one that was owed.
+    assert!(late < MS.times(215), "{late:?}");
+    assert_eq!(again, 0);
+    assert_eq!(statuses(&mut p)[0], PathStatus::Frozen);
+    p.wires.get_mut(&0).unwrap().up = true;
+    p.run_for(Span::from_secs(1));
+    assert_eq!(statuses(&mut p)[0], PathStatus::Available);
+    p.run_for(Span::from_secs(1));
+    p.assert_right(flow);
+}
+
+#[test]
+fn the_first_path_to_answer_after_all_were_silent_reports_the_others() {
+    // R-PATH-14
+    let (mut p, flow) = falls_silent_alone();
+    p.open_path(1, false);
+    p.run_for(Span::from_secs(1));
+    p.silence(1);
+    p.run_for(Span::from_secs(3));
+    let held = p.got[&flow].len();
+    p.wires.get_mut(&0).unwrap().up = true;
+    assert!(p.run_until(Span::from_secs(5), |p| p.got[&flow].len() > held));
+    // The report leaves with the first packet that arrived.
+    p.run_for(MS.times(60));
+    assert_eq!(statuses(&mut p)[1], PathStatus::Frozen);
+    p.run_for(Span::from_secs(1));
+    p.assert_right(flow);
 }
 
 #[test]

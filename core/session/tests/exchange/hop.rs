@@ -42,7 +42,7 @@ fn server_paths(p: &Pair) -> Vec<PathStats> {
     p.server.session(server).unwrap().path_stats()
 }
 
-/// When the device was told that its first link is quiet.
+/// The times at which the device reported that its first link is quiet.
 fn quiet(p: &Pair) -> Vec<Time> {
     let told = p.device_events.iter().filter_map(|(at, _, event)| {
         let quiet = matches!(
@@ -57,7 +57,7 @@ fn quiet(p: &Pair) -> Vec<Time> {
     told.collect()
 }
 
-/// The first link falls silent, and after 50 ms its driver says what the first hop did.
+/// Makes the first link silent, and after 50 ms reports the result of the probe of the first hop.
 fn falls_quiet(p: &mut Pair, hop: FirstHopStatus) {
     p.silence(0);
     let known = quiet(p).len();
@@ -150,6 +150,34 @@ fn a_fault_beyond_the_first_hop_is_no_hole() {
     assert!(after <= window / 2 + 3_000, "{after} of {window}");
     assert!(p.run_until(Span::from_secs(60), |p| p.is_whole(flow)));
     p.assert_right(flow);
+}
+
+/// How long the only path of a download, with no outstanding data at the device, is silent before
+/// the device reports it.
+fn silent_after(hop: FirstHopStatus) -> Span {
+    let mut p = Pair::with(EndpointConfig {
+        session_window: 64 << 20,
+        flow_window: 64 << 20,
+        ..config()
+    });
+    let wifi = p.wires.get_mut(&0).unwrap();
+    (wifi.rate, wifi.queue, wifi.delay) = (RATE, 100_000, MS.times(100));
+    p.request(30_000_000, FlowOptions::default());
+    p.open_path(0, false);
+    p.run_for(Span::from_secs(2));
+    let began = p.now;
+    falls_quiet(&mut p, hop);
+    let silent = |p: &Pair| device_paths(p)[0].state == PathState::Silent;
+    assert!(p.run_until(Span::from_secs(5), silent));
+    p.now.since(began)
+}
+
+#[test]
+fn a_path_whose_first_hop_answers_is_probed_at_once() {
+    // R-HOP-2
+    let usual = silent_after(FirstHopStatus::Unknown);
+    let sooner = silent_after(FirstHopStatus::Answers);
+    assert!(sooner + MS.times(100) <= usual, "{sooner:?}, {usual:?}");
 }
 
 #[test]

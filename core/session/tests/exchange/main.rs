@@ -20,5 +20,7 @@ mod pair;
 mod paths;
 mod route;
 mod slice;
+mod source;
+mod stream_path;
 mod ticket;
 mod vectors;

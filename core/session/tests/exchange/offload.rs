@@ -37,7 +37,7 @@ fn pair(ack_offload: AckOffload) -> Pair {
     pair
 }
 
-/// What each link carried from the device, and to it, in so much time of a download.
+/// The bytes that each link carried from the device, and to it, in this span of a download.
 fn downloaded(pair: &mut Pair, time: Span) -> [(u64, u64); 2] {
     let seen =
         |pair: &Pair| [WIFI, CELL].map(|l| (pair.wires[&l].bytes_up, pair.wires[&l].bytes_down));

@@ -461,6 +461,45 @@ fn a_server_restarted_from_its_record_goes_on() {
 }
 
 #[test]
+fn a_device_that_only_receives_wakes_at_once_when_the_server_announces_its_restart() {
+    // R-UNKNOWN-4
+    let restart = |is_announced: bool| {
+        let mut p = Pair::new();
+        let flow = p.request(3_000_000, sleeps());
+        p.open_path(0, false);
+        p.run_for(Span::from_millis(100));
+        // Nothing is under way that the device would acknowledge.
+        p.silence(0);
+        p.attach(0, "192.0.2.1:4000");
+        let announced = match is_announced {
+            true => p.server.announce_restart(),
+            false => 0,
+        };
+        assert_eq!(announced, usize::from(is_announced));
+        let server = p.server_session().unwrap();
+        let record = p.server.hibernate(p.now, server).unwrap();
+        p.pump();
+        p.server = Endpoint::new(config(), server_key(), Admission::Anybody, [9; 32], [4; 32]);
+        p.server.adopt(&record).unwrap();
+        let began = p.now;
+        let established = |p: &Pair| {
+            let all = p.device_events.iter();
+            all.filter(|(_, _, e)| matches!(e, SessionEvent::Established { .. }))
+                .count()
+        };
+        assert!(p.run_until(Span::from_secs(10), |p| established(p) == 2));
+        let silence = p.now.since(began);
+        assert!(p.run_until(Span::from_secs(60), |p| p.is_whole(flow)));
+        p.assert_right(flow);
+        silence
+    };
+    let (announced, silent) = (restart(true), restart(false));
+    // One way for the notice, and a round trip for the handshake, of 20 ms.
+    assert!(announced <= Span::from_millis(40), "{announced:?}");
+    assert!(silent > Span::from_millis(100), "{silent:?}");
+}
+
+#[test]
 fn a_device_restarted_from_its_record_goes_on_and_its_old_packets_count_for_nothing() {
     // R-HS-2
     let mut p = Pair::new();

@@ -35,7 +35,7 @@ fn comes_back(p: &mut Pair, record: &[u8], epoch: u32, address: &str) {
     p.open_path(0, false);
 }
 
-/// How the device knocked since the log is kept: first bytes of its handshake packets.
+/// The first bytes of the device's handshake packets since the start of the log.
 fn knocks(p: &Pair) -> Vec<u8> {
     let first = p.log.iter().map(|(_, _, bytes)| bytes[0]);
     first.filter(|b| matches!(*b, SYN | WAKE)).collect()

@@ -1,4 +1,4 @@
-//! Frames as `docs/vectors` writes them. Also read by the tests of `core/session`.
+//! Frames in the notation of `docs/vectors`, for the tests of this crate and of `core/session`.
 
 use d2tp_wire::*;
 use serde_json::{Value, json};
@@ -12,7 +12,7 @@ fn status(s: PathStatus) -> u8 {
     }
 }
 
-/// A frame's name and fields, as the vectors have them.
+/// The name and fields of a frame in the notation of the test vectors.
 pub fn described(frame: &Frame<'_>) -> (&'static str, Value) {
     match *frame {
         Frame::Ping => ("PING", json!({})),

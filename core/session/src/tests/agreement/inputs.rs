@@ -1,4 +1,4 @@
-//! Inputs from a seed: what the real encoder writes, and that with something wrong.
+//! Inputs from a seed: the output of the real encoder, and damaged versions of it.
 
 use d2tp_seal::{
     CipherSuite, CookieSecrets, HandshakeSecrets, Initiator, PacketKeys, Responder, Rng, SecretKey,
@@ -17,7 +17,7 @@ use crate::{FlowRecord, Role, SessionRecord};
 
 const HEAD: usize = 1 + CID_BYTES;
 
-/// Numbers and bytes of a seed.
+/// Numbers and bytes drawn from a seed.
 struct Draw(Rng);
 
 impl Draw {
@@ -27,7 +27,7 @@ impl Draw {
     fn one_in(&mut self, n: u64) -> bool {
         self.below(n) == 0
     }
-    /// Small, large and largest numbers alike.
+    /// A number of up to `max` bits; all bit lengths are equally likely.
     fn bits(&mut self, max: u32) -> u64 {
         let bits = self.below(u64::from(max) + 1) as u32;
         match bits {
@@ -39,7 +39,7 @@ impl Draw {
     fn v(&mut self) -> u64 {
         self.bits(62)
     }
-    /// Now and then beyond what an id may be.
+    /// A flow id, sometimes beyond the largest valid one.
     fn flow(&mut self) -> FlowId {
         FlowId(if self.one_in(32) {
             self.v()
@@ -66,7 +66,7 @@ impl Draw {
     }
 }
 
-/// All inputs of a seed, by the reader they are for.
+/// All inputs of a seed, by the name of their reader.
 pub(super) fn inputs(seed: u64) -> Vec<(&'static str, Vec<Case>)> {
     let mut bytes = [0; 32];
     bytes[..8].copy_from_slice(&seed.to_be_bytes());
@@ -99,7 +99,7 @@ impl<const N: usize> ConcatCases for [Vec<Case>; N] {
     }
 }
 
-/// Cases of a maker until there are so many of either verdict.
+/// Calls a generator until there are enough cases of either verdict.
 fn gather(
     draw: &mut Draw,
     taken: usize,
@@ -128,7 +128,7 @@ fn gather(
     );
 }
 
-/// Half of the time as it is, else with something wrong.
+/// Returns the input unchanged half of the time, else damages it.
 fn perhaps_damaged(draw: &mut Draw, whole: &str, bytes: Vec<u8>) -> (String, Vec<u8>) {
     if draw.one_in(2) {
         return (whole.to_owned(), bytes);
@@ -156,7 +156,7 @@ fn damaged(draw: &mut Draw, mut bytes: Vec<u8>) -> (&'static str, Vec<u8>) {
             ("a byte replaced", bytes)
         }
         3 => {
-            // A length or number that lies.
+            // A wrong length or number.
             let liar = [0x00, 0x3f, 0x40, 0x7f, 0x80, 0xbf, 0xc0, 0xff];
             bytes[at] = liar[draw.below(8) as usize];
             ("a number that lies", bytes)
@@ -180,7 +180,7 @@ fn damaged(draw: &mut Draw, mut bytes: Vec<u8>) -> (&'static str, Vec<u8>) {
     }
 }
 
-/// The `skip`-th variable-length integer from `at` on, written in a longer form than need be.
+/// Encodes the `skip`-th variable-length integer from `at` on in a longer form than needed.
 fn longer(bytes: &[u8], at: usize, skip: usize) -> Option<Vec<u8>> {
     let mut r = WireReader::new(bytes.get(at..)?);
     for _ in 0..skip {
@@ -354,11 +354,11 @@ fn frames(draw: &mut Draw) -> Case {
     Case::new("frames", why, Value::Null, bytes)
 }
 
-/// Where a field ends and its limits lie, and every type that is none.
+/// Frames at the ends and limits of their fields, and every invalid type.
 fn chosen_frames() -> Vec<Case> {
     let mut cases: Vec<(String, Vec<u8>)> = Vec::new();
     for ty in 0..=255u8 {
-        // Long enough, and zeros, so that only the type can be wrong.
+        // Long enough, and all zeros, so that only the type can be wrong.
         let bytes = [&[ty][..], &[0; 40]].concat();
         cases.push((format!("type {ty:02x}, then zeros"), bytes));
     }
@@ -472,7 +472,7 @@ fn told() -> Value {
         .expect("vector files are JSON")
 }
 
-/// What the handshake of the vectors leaves.
+/// The secrets of the handshake in the vectors.
 pub(super) fn secrets() -> HandshakeSecrets {
     let told = told();
     let server = SecretKey::from_bytes(array(&told["server_secret"]));
@@ -514,14 +514,15 @@ fn packet(draw: &mut Draw) -> Case {
     };
     let mut keys = PacketKeys::new(suite, &secrets(), sender == "initiator");
     let newest = draw.below(4);
-    // The newest generation mostly, the two around it, and those that are not read any more or yet.
+    // Mostly the newest generation, the ones before and after it, and others that are not valid any
+    // more or yet.
     let generation =
         (newest + draw.below(8).saturating_sub(4).min(3)).saturating_sub(draw.below(3));
     for _ in 0..generation {
         keys.advance();
     }
     let (cid, path, number) = (draw.cid(), draw.v32(), draw.v() / 2);
-    // A receiver that heard about everything; one in eight is 2^31 away.
+    // A receiver that received most packets; for one in eight the expected number is 2^31 away.
     let near = draw.bits(30);
     let mut expected = if draw.one_in(2) {
         number + near
@@ -574,7 +575,7 @@ fn write_early_data(draw: &mut Draw, w: &mut WireWriter<'_>) {
     w.u8(255);
     let mut buf = [0; 1_000];
     let mut frames = WireWriter::new(&mut buf);
-    // Mostly ids that are the device's, of an epoch before the SYN's.
+    // Mostly ids of the device, of an epoch before the SYN's.
     for _ in 0..draw.below(4) {
         let flow = match draw.below(8) {
             0 => draw.flow(),
@@ -614,7 +615,7 @@ fn write_claims(draw: &mut Draw, w: &mut WireWriter<'_>) {
     if draw.one_in(4) {
         return;
     }
-    // Mostly what is allowed, now and then not.
+    // Mostly valid values, sometimes not.
     let rarely = |draw: &mut Draw, often, rare| if draw.one_in(16) { rare } else { often };
     let most = rarely(draw, 6, 70);
     let n = draw.below(most);
@@ -681,7 +682,7 @@ fn syn(draw: &mut Draw) -> Case {
         2 => (Some(cookie), None),
         _ => (None, None),
     };
-    // With the right key for mac1 but the wrong one for Noise, and the other way round.
+    // With the right key for mac1 but the wrong one for Noise, or the reverse.
     let mac_key = if draw.one_in(8) {
         device.public()
     } else {
@@ -728,7 +729,7 @@ fn wake(draw: &mut Draw) -> Case {
     let end = size - SynMacs::BYTES;
     let (shown, message) = datagram[HEAD..end].split_at_mut(TICKET_BYTES);
     shown.copy_from_slice(&ticket.bytes);
-    // The ticket's bytes, its secret and both keys are each part of what must fit.
+    // The ticket's bytes, its secret and both keys must all match.
     let mut used = ticket.clone();
     if draw.one_in(8) {
         used.bytes[draw.below(TICKET_BYTES as u64) as usize] ^= 1;

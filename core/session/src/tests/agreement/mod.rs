@@ -1,15 +1,16 @@
-//! A second decoder, `tools/decoder`, written in Python from `docs/protocol.md` alone, must read
-//! every input as we do: the same refused, the same fields in the rest.
+//! A second decoder, `tools/decoder`, was written in Python from `docs/protocol.md` alone. It must
+//! read every input as this crate does: refuse the same ones, and find the same fields in the
+//! others.
 //!
 //! ```text
-//!  inputs.rs   seed → bytes and what a reader is given (keys, expected number)
-//!  verdict.rs  bytes → what they say to the code of core/, or null: refused
-//!  decode.py   bytes → what they say to the second decoder
+//!  inputs.rs   seed → bytes, and the reader's parameters (keys, expected number)
+//!  verdict.rs  bytes → fields as decoded by core/, or null: refused
+//!  decode.py   bytes → fields as decoded by the second decoder
 //! ```
 //!
 //! A part of the inputs is kept in `docs/vectors/agreement` for other implementations. After a
-//! change of the format, `cargo test -p d2tp-session --lib agreement -- --ignored` writes it anew;
-//! it is a fault if that changes lines for a reason the document does not give.
+//! change of the format, `cargo test -p d2tp-session --lib agreement -- --ignored` writes it again.
+//! Every changed line must follow from a change in the document.
 
 #![allow(
     clippy::disallowed_methods,
@@ -26,11 +27,11 @@ use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
 
-/// One input, what its reader is given, and what this crate makes of it (null: refused).
+/// An input, the reader's parameters, and this crate's result (null: refused).
 pub(crate) struct Case {
-    /// Which reader: a name of `CASES` in `tools/decoder/decode.py`.
+    /// The name of the reader: an entry of `CASES` in `tools/decoder/decode.py`.
     pub(crate) case: String,
-    /// Why it is here, for somebody who looks at a difference.
+    /// The purpose of the case, for people who investigate a difference.
     pub(crate) why: String,
     pub(crate) given: Value,
     pub(crate) bytes: Vec<u8>,
@@ -64,7 +65,7 @@ fn kept() -> PathBuf {
     root().join("docs/vectors/agreement")
 }
 
-/// What the second decoder says to each case; `None` where there is no Python.
+/// The second decoder's result for each case; `None` without Python.
 fn second_opinion(cases: &[Case]) -> Option<Vec<Value>> {
     let child = Command::new("python3")
         .arg(root().join("tools/decoder/decode.py"))
@@ -83,7 +84,7 @@ fn second_opinion(cases: &[Case]) -> Option<Vec<Value>> {
     };
     let mut stdin = child.stdin.take().expect("it is piped");
     for case in cases {
-        // The verdict stays here: what it does not see it cannot repeat.
+        // The second decoder does not get this crate's result, so that it cannot repeat it.
         let asked =
             json!({"case": case.case, "given": case.given, "hex": hex::encode(&case.bytes)});
         writeln!(stdin, "{asked}").expect("it reads to the end before it writes");
@@ -124,7 +125,7 @@ fn agree(cases: &[Case]) {
     );
 }
 
-/// Taken, refused.
+/// The numbers of accepted and refused cases.
 fn counts(cases: &[Case]) -> (usize, usize) {
     let refused = cases.iter().filter(|c| c.says.is_null()).count();
     (cases.len() - refused, refused)

@@ -1,4 +1,4 @@
-//! What bytes say to the code of `core/`.
+//! The results of decoding inputs with the code of `core/`.
 
 use d2tp_seal::{CipherSuite, Initiator, PacketKeys, PublicKey, Responder, SecretKey, SynMacs};
 use d2tp_seal::{SessionTicket, TICKET_BYTES, open_cookie, verify_unknown_token};
@@ -21,7 +21,7 @@ mod described;
 
 const HEAD: usize = 1 + CID_BYTES;
 
-/// What `bytes` say to the reader named `case`; null if it refuses them.
+/// The fields that the reader named `case` finds in `bytes`; null if it refuses them.
 pub(super) fn verdict(case: &str, given: &Value, bytes: &[u8]) -> Value {
     let said = match case {
         "datagram" => datagram(bytes),
@@ -68,7 +68,7 @@ fn datagram(bytes: &[u8]) -> Option<Value> {
     )
 }
 
-/// Cid and body of a `kind` of our version.
+/// Connection id and body of a packet of `kind` and of this version.
 fn body(kind: PacketKind, bytes: &[u8]) -> Option<(String, &[u8])> {
     let (is, version, cid, rest) = PacketKind::split(bytes)?;
     (is == kind && version == VERSION).then(|| (hex::encode(cid.0), rest))
@@ -175,13 +175,13 @@ fn read_syn(server: &SecretKey, cookie: &Value, bytes: &[u8]) -> Option<Value> {
     )
 }
 
-/// A ticket and its secret; null if there is none.
+/// The fields of a ticket and its secret; null if there is none.
 pub(super) fn ticket_fields(ticket: Option<&SessionTicket>) -> Value {
     let fields = |t: &SessionTicket| json!([hex::encode(t.bytes), hex::encode(t.secret)]);
     ticket.map_or(Value::Null, fields)
 }
 
-/// A WAKE as a server reads it that knows whose the ticket is, and its secret.
+/// The fields of a WAKE, read by a server that knows the holder of the ticket and its secret.
 fn wake(given: &Value, bytes: &[u8]) -> Option<Value> {
     let (cid, _) = body(PacketKind::Wake, bytes)?;
     if bytes.len() < DATAGRAM_FIRST_BYTES {
@@ -215,7 +215,7 @@ fn wake(given: &Value, bytes: &[u8]) -> Option<Value> {
     Some(json!({"cid": cid, "ticket": hex::encode(shown), "payload": syn_fields(&syn)}))
 }
 
-/// The fields, and the suite if it is a welcome.
+/// The fields of a SYN+ACK payload, and the suite if it accepts the device.
 fn syn_ack_payload(payload: &[u8]) -> Option<(Value, Option<CipherSuite>)> {
     Some(match SynAck::decode(&mut WireReader::new(payload))? {
         SynAck::Accepted(b) => {
@@ -236,6 +236,7 @@ fn syn_ack_payload(payload: &[u8]) -> Option<(Value, Option<CipherSuite>)> {
         SynAck::Refused(reason) => (json!({"kind": "refused", "reason": reason as u8}), None),
         SynAck::NoSuite => (json!({"kind": "no suite"}), None),
         SynAck::NoTicket => (json!({"kind": "no ticket"}), None),
+        SynAck::Later => (json!({"kind": "later"}), None),
     })
 }
 
@@ -262,7 +263,7 @@ fn syn_ack(given: &Value, bytes: &[u8]) -> Option<Value> {
     let (fields, suite) = syn_ack_payload(&out[..n])?;
     let mut said = json!({"cid": cid, "payload": fields});
     if let Some(suite) = suite {
-        // Keys do not leave core/seal: a packet opened with them shows them to be the same.
+        // Keys are private to core/seal, so a packet that they open shows that they are equal.
         let mut packet = bytes_of(&given["first_packet"]);
         let opened = PacketKeys::new(suite, &secrets, true)
             .open(PathId(0), 0, &mut packet)

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
-use d2tp_seal::{PacketKeys, Rng};
+use d2tp_seal::{PacketKeys, Rng, SessionTicket, SynMacs, open_cookie};
 use d2tp_session::*;
 use d2tp_wire::{Cid, Frame, FrameIter, PacketKind, WireReader};
 
@@ -93,7 +93,45 @@ fn packets_from_elsewhere_give_an_unproved_address_no_bytes() {
     assert!(got <= brought, "{got} bytes for {brought}");
 }
 
-/// What the attacker knows, and what went where.
+#[test]
+fn what_a_syn_leaves_of_its_size_is_all_that_answers_to_early_data_get() {
+    // R-EARLY-2, R-PATH-2: the first answer takes a part, the answers to early data the rest, and no time and no
+    // acknowledgement makes it more.
+    let mut r = Rogue::with(EndpointConfig {
+        early_data: true,
+        ..EndpointConfig::default()
+    });
+    r.claims = early(flow(0));
+    let syn = r.syn(1, None);
+    let brought = syn.len();
+    r.throw(victim(), syn.clone());
+    let first = sent_to(&r, victim());
+    let write = |r: &mut Rogue| {
+        let id = r.session().expect("early data makes a session");
+        let write = |s: &mut Session| s.write(flow(0), vec![1; 20_000].into());
+        let _ = r.server.with(id, write);
+        r.pump();
+    };
+    write(&mut r);
+    let with_rest = sent_to(&r, victim());
+    assert!(
+        first < with_rest && with_rest <= brought,
+        "{first}, {with_rest} of {brought}"
+    );
+    for _ in 0..8 {
+        r.wait(Span::from_secs(1));
+        write(&mut r);
+    }
+    let got = sent_to(&r, victim());
+    assert!(got <= brought, "{got} bytes for {brought}");
+    // A copy pays for its own answer, not for more of the early data.
+    r.throw(victim(), syn);
+    write(&mut r);
+    let got = sent_to(&r, victim());
+    assert!(got <= with_rest + first, "{got} bytes after a copy");
+}
+
+/// The attacker's knowledge, and the bytes sent to each address.
 struct Attacker {
     r: Rogue,
     rng: Rng,
@@ -102,6 +140,14 @@ struct Attacker {
     sent: Vec<Vec<u8>>,
     /// Nonces of challenges that reached its own address.
     nonces: Vec<[u8; 16]>,
+    /// Tickets that SYN+ACKs brought.
+    tickets: Vec<SessionTicket>,
+    /// Cookies for its own address.
+    cookies: Vec<[u8; 16]>,
+    /// First part of each SYN and WAKE, by which a cookie for it opens.
+    macs: Vec<[u8; 16]>,
+    /// WAKEs that it sent.
+    wakes: u64,
     /// Bytes from and to each address that never answers.
     counts: BTreeMap<SocketAddr, (usize, usize)>,
     log: Vec<String>,
@@ -113,6 +159,8 @@ impl Attacker {
         bytes[..8].copy_from_slice(&seed.to_be_bytes());
         let config = EndpointConfig {
             early_data: seed.is_multiple_of(2),
+            // Under load at once, or after a few SYNs, or never.
+            cookie_above: [u32::MAX, 0, 2][(seed / 2 % 3) as usize],
             ..EndpointConfig::default()
         };
         Attacker {
@@ -121,6 +169,10 @@ impl Attacker {
             epoch: 0,
             sent: Vec::new(),
             nonces: Vec::new(),
+            tickets: Vec::new(),
+            cookies: Vec::new(),
+            macs: Vec::new(),
+            wakes: 0,
             counts: BTreeMap::new(),
             log: vec![format!("seed {seed}")],
         }
@@ -171,6 +223,7 @@ impl Attacker {
                     self.welcome(&body);
                 }
                 Some((PacketKind::Data, _, cid, _)) => self.open(cid, &mut datagram),
+                Some((PacketKind::Cookie, _, _, body)) => self.open_cookie(body),
                 _ => {}
             }
         }
@@ -199,10 +252,52 @@ impl Attacker {
             self.r.theirs.insert(n, Cid(r.array().unwrap()));
             let _token: [u8; 16] = r.array().unwrap();
         }
+        if r.u8() == Ok(1) {
+            let (bytes, secret) = (r.array().unwrap(), r.array().unwrap());
+            self.tickets.push(SessionTicket { bytes, secret });
+        }
         self.r.keys = Some(PacketKeys::new(suite, &secrets, true));
         self.r.numbers.clear();
         self.r.heard.clear();
         self.log.push("it has keys".to_owned());
+    }
+
+    /// A cookie opens by the SYN that it answers, which is one of those sent.
+    fn open_cookie(&mut self, body: &[u8]) {
+        let Some((nonce, sealed)) = body.split_first_chunk::<12>() else {
+            return;
+        };
+        let mut macs = self.macs.iter().rev();
+        let opened =
+            macs.find_map(|mac1| open_cookie(&self.r.server_key, *mac1, *nonce, sealed).ok());
+        if let Some(cookie) = opened {
+            self.log.push("it has a cookie".to_owned());
+            self.cookies.push(cookie);
+        }
+    }
+
+    /// Any cookie that it has, wherever it was for; mostly the newest.
+    fn cookie(&mut self) -> Option<[u8; 16]> {
+        match self.draw(4) {
+            0 => None,
+            1 => Some(self.rng.array()),
+            _ => self.cookies.last().copied(),
+        }
+    }
+
+    /// The content of a SYN or WAKE: nothing, a claim, or early data.
+    fn draw_claims(&mut self) {
+        self.r.claims = match self.draw(3) {
+            0 => Vec::new(),
+            // A claim of a flow of epoch 1 from its start, with much credit.
+            1 => claim(FlowId::new(1, 0, true)),
+            _ => early(FlowId::new(1, self.rng.u64() as u32 % 3, true)),
+        };
+    }
+
+    fn throw_handshake(&mut self, what: &str, from: SocketAddr, bytes: Vec<u8>) {
+        self.macs.extend(SynMacs::mac1(&bytes));
+        self.throw(what, from, bytes);
     }
 
     fn open(&mut self, cid: Cid, datagram: &mut [u8]) {
@@ -280,16 +375,13 @@ impl Attacker {
 
     fn step(&mut self) {
         let from = self.place();
-        match self.draw(16) {
+        match self.draw(19) {
             0 | 1 => {
                 self.epoch += 1;
-                // A claim of a flow of epoch 1 from its start, with much credit.
-                self.r.claims = match self.draw(2) {
-                    0 => Vec::new(),
-                    _ => claim(FlowId::new(1, 0, true)),
-                };
-                let syn = self.r.syn(self.epoch, None);
-                self.throw("SYN", from, syn);
+                self.draw_claims();
+                let cookie = self.cookie();
+                let syn = self.r.syn(self.epoch, cookie);
+                self.throw_handshake("SYN", from, syn);
             }
             2..=4 => {
                 let n = self.sent.len() as u64;
@@ -324,6 +416,24 @@ impl Attacker {
                     self.read();
                 }
             }
+            15..=17 => {
+                let n = self.tickets.len() as u64;
+                if n > 0 {
+                    // The newest is good, an older one is not; with an epoch that is new or was used.
+                    let n = if self.draw(3) > 0 {
+                        n - 1
+                    } else {
+                        self.draw(n)
+                    };
+                    let ticket = self.tickets[n as usize].clone();
+                    self.epoch += u32::from(self.draw(4) > 0);
+                    self.draw_claims();
+                    let cookie = self.cookie();
+                    let wake = self.r.wake(self.epoch, &ticket, cookie);
+                    self.wakes += 1;
+                    self.throw_handshake("WAKE", from, wake);
+                }
+            }
             _ => {}
         }
         // The application of the server always has more to say.
@@ -353,19 +463,34 @@ fn claim(flow: FlowId) -> Vec<u8> {
     buf[..n].to_vec()
 }
 
+/// Early data in the place of claims: a flow with its first byte.
+fn early(flow: FlowId) -> Vec<u8> {
+    let mut buf = [0; 64];
+    let mut w = d2tp_wire::WireWriter::new(&mut buf);
+    data(flow, 0, b"x").encode(&mut w);
+    let n = w.written();
+    [&[255, n as u8], &buf[..n]].concat()
+}
+
 fn search(seeds: std::ops::Range<u64>) {
-    let mut with_keys = 0;
+    let (mut with_keys, mut with_cookies, mut wakes) = (0, 0, 0);
     for seed in seeds.clone() {
         let mut attacker = Attacker::new(seed);
         for _ in 0..STEPS {
             attacker.step();
         }
         with_keys += u64::from(attacker.r.keys.is_some());
+        with_cookies += u64::from(!attacker.cookies.is_empty());
+        wakes += attacker.wakes;
     }
     let walks = seeds.end - seeds.start;
     assert!(
         with_keys * 4 > walks,
         "too few walks reach the keys: {with_keys} of {walks}"
+    );
+    assert!(
+        with_cookies * 8 > walks && wakes * 4 > walks,
+        "too few walks get cookies ({with_cookies}) or send WAKEs ({wakes}), of {walks}"
     );
 }
 

@@ -244,6 +244,54 @@ fn a_server_that_closes_on_a_device_that_is_away_tells_it_when_it_comes_back() {
 }
 
 #[test]
+fn a_close_right_after_the_last_byte_acknowledges_it() {
+    // R-CLOSE-5
+    let mut p = Pair::new();
+    p.open_path(0, false);
+    let flow = p.request(1_000, FlowOptions::default());
+    assert!(p.run_until(Span::from_secs(1), |p| p.is_whole(flow)));
+    let is_end = |(_, _, event): &(Time, SessionId, SessionEvent)| match event {
+        SessionEvent::Ended { flow: of, end } => (*of == flow).then_some(*end),
+        _ => None,
+    };
+    assert_eq!(
+        p.server_events.iter().find_map(is_end),
+        None,
+        "the last acknowledgement waits for more to acknowledge"
+    );
+    close(&mut p);
+    p.run_for(Span::from_secs(1));
+    let ends: Vec<_> = p.server_events.iter().filter_map(is_end).collect();
+    assert_eq!(ends, [FlowEnd::Complete]);
+    assert!(matches!(
+        closed(&p.server_events).as_slice(),
+        [SessionEnd::Peer { code: 7, .. }]
+    ));
+}
+
+#[test]
+fn a_close_repeats_an_acknowledgement_that_was_lost() {
+    // R-CLOSE-5
+    let mut p = Pair::new();
+    p.open_path(0, false);
+    let flow = p.request(1_000, FlowOptions::default());
+    assert!(p.run_until(Span::from_secs(1), |p| p.is_whole(flow)));
+    let sent = p.wires[&0].count;
+    p.wires.get_mut(&0).unwrap().lose_every = 1;
+    p.run_for(Span::from_millis(30));
+    assert!(p.wires[&0].count > sent, "the acknowledgement was sent");
+    p.wires.get_mut(&0).unwrap().lose_every = 0;
+    close(&mut p);
+    p.run_for(Span::from_secs(1));
+    let is_end = |(_, _, event): &(Time, SessionId, SessionEvent)| match event {
+        SessionEvent::Ended { flow: of, end } => (*of == flow).then_some(*end),
+        _ => None,
+    };
+    let ends: Vec<_> = p.server_events.iter().filter_map(is_end).collect();
+    assert_eq!(ends, [FlowEnd::Complete]);
+}
+
+#[test]
 fn a_closed_session_takes_in_nothing_more() {
     // R-CLOSE-1: flows that arrive between CLOSE and its answer open nothing.
     let mut r = Rogue::inside(EndpointConfig::default());

@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 use d2tp_session::*;
+use d2tp_wire::Frame;
 
 use super::rogue::{MS, Rogue, data, flow};
 
@@ -17,7 +18,7 @@ fn limited() -> (Rogue, MemoryPool) {
     (Rogue::inside(config), memory)
 }
 
-/// What the honest may still hold beside the peer.
+/// The memory that honest clients may still use beside the hostile peer.
 fn room_of_another(memory: &MemoryPool) -> u64 {
     memory.account(PublicKey([99; 32])).room()
 }
@@ -98,6 +99,29 @@ fn bytes_that_a_peer_never_acknowledges_stay_within_its_share_and_the_writer_goe
     }
     let writable = SessionEvent::Writable(flow(15));
     assert!(r.events.contains(&writable), "{} used", memory.used());
+}
+
+#[test]
+fn a_flow_without_room_for_what_its_application_holds_is_refused() {
+    // R-QUOTA-2
+    let memory = MemoryPool::new(LIMIT);
+    let mut r = Rogue::inside(EndpointConfig {
+        memory: memory.clone(),
+        flow_memory: 100_000,
+        ..EndpointConfig::default()
+    });
+    let share = memory.account(PublicKey([99; 32])).room();
+    for n in 0..100 {
+        r.say(&[data(flow(n), 0, b"x")]);
+    }
+    let opened = r.with_session(|s| s.flow_ids().len()) as u64;
+    assert!((6..=share / 100_000).contains(&opened), "{opened} flows");
+    assert!(r.is_alive(), "{:?}", r.verdict());
+    // The session itself counts in all, and in nobody's share.
+    let used = memory.account(r.secret.public()).used();
+    assert!(used <= share, "{used} of {share}");
+    let refused = r.heard_frames(|f| matches!(f, Frame::Refused { .. }).then_some(()));
+    assert!(!refused.is_empty(), "the peer hears it");
 }
 
 #[test]

@@ -18,3 +18,4 @@ mod relay;
 mod stranger;
 mod waker;
 mod witness;
+mod workers;

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
-use d2tp_seal::{Initiator, PacketKeys, SYN_OVERHEAD_BYTES, SynMacs};
+use d2tp_seal::{Initiator, PacketKeys, SYN_OVERHEAD_BYTES, SessionTicket, SynMacs, TICKET_BYTES};
 use d2tp_session::*;
 use d2tp_wire::{
     Cid, DATA_HEADER_BYTES, DATAGRAM_FIRST_BYTES, Frame, FrameIter, PacketKind, TAG_BYTES, VERSION,
@@ -14,6 +14,8 @@ use d2tp_wire::{
 pub const MS: Span = Span::from_millis(1);
 pub const HOME: &str = "192.0.2.7:4000";
 const PROLOGUE: &[u8] = &[b'D', b'2', b'T', b'P', VERSION];
+/// The bytes that Noise adds to the payload of a WAKE: an ephemeral key and a tag.
+const WAKE_OVERHEAD_BYTES: usize = 32 + 16;
 
 pub fn at(address: &str) -> SocketAddr {
     address.parse().unwrap()
@@ -29,7 +31,7 @@ pub struct Rogue {
     pub home: SocketAddr,
     pub keys: Option<PacketKeys>,
     pub initiator: Option<Initiator>,
-    /// What its SYNs claim, as bytes.
+    /// The encoded claims of its SYNs.
     pub claims: Vec<u8>,
     /// Knocks so far.
     pub knocks: u64,
@@ -41,7 +43,7 @@ pub struct Rogue {
     pub heard: BTreeMap<u32, u64>,
     /// Numbers that arrived on path 0.
     pub arrived: BTreeSet<u64>,
-    /// What the server sent since this was last taken.
+    /// The packets that the server sent since this was last taken.
     pub inbox: Vec<(SocketAddr, Vec<u8>)>,
     pub events: Vec<SessionEvent>,
 }
@@ -96,11 +98,64 @@ impl Rogue {
         self.syn_again(epoch, cookie)
     }
 
-    /// The next SYN of the same knock: its cid is that of the one before.
+    /// The next SYN of the same handshake, with the same cid as the previous one.
     pub fn syn_again(&mut self, epoch: u32, cookie: Option<[u8; 16]>) -> Vec<u8> {
         let mut buf = vec![0; DATAGRAM_FIRST_BYTES];
         let mut payload = [0; DATAGRAM_FIRST_BYTES - 9 - SYN_OVERHEAD_BYTES - SynMacs::BYTES];
-        let mut w = WireWriter::new(&mut payload);
+        self.write_syn_payload(epoch, &mut payload);
+        buf[0] = PacketKind::Syn.first_byte();
+        buf[1..9].copy_from_slice(&self.own[&0].0);
+        let end = buf.len() - SynMacs::BYTES;
+        let (initiator, n) = Initiator::start(
+            &self.secret,
+            &self.server_key,
+            PROLOGUE,
+            self.syn_seed(epoch),
+            &payload,
+            &mut buf[9..end],
+        )
+        .unwrap();
+        assert_eq!(9 + n, end);
+        self.initiator = Some(initiator);
+        SynMacs::write(&mut buf, &self.server_key, cookie.as_ref());
+        buf
+    }
+
+    /// A WAKE of full size: a SYN with this ticket instead of our key.
+    pub fn wake(
+        &mut self,
+        epoch: u32,
+        ticket: &SessionTicket,
+        cookie: Option<[u8; 16]>,
+    ) -> Vec<u8> {
+        self.knocks += 1;
+        self.own.insert(0, Cid((self.knocks << 32).to_be_bytes()));
+        let mut buf = vec![0; DATAGRAM_FIRST_BYTES];
+        let end = buf.len() - SynMacs::BYTES;
+        let mut payload = vec![0; end - 9 - TICKET_BYTES - WAKE_OVERHEAD_BYTES];
+        self.write_syn_payload(epoch, &mut payload);
+        buf[0] = PacketKind::Wake.first_byte();
+        buf[1..9].copy_from_slice(&self.own[&0].0);
+        let (shown, message) = buf[9..end].split_at_mut(TICKET_BYTES);
+        shown.copy_from_slice(&ticket.bytes);
+        let (initiator, n) = Initiator::start_by_ticket(
+            &self.secret,
+            &self.server_key,
+            ticket,
+            PROLOGUE,
+            self.syn_seed(epoch),
+            &payload,
+            message,
+        )
+        .unwrap();
+        assert_eq!(n, message.len());
+        self.initiator = Some(initiator);
+        SynMacs::write(&mut buf, &self.server_key, cookie.as_ref());
+        buf
+    }
+
+    fn write_syn_payload(&self, epoch: u32, payload: &mut [u8]) {
+        let mut w = WireWriter::new(payload);
         w.u64(self.instance);
         w.u32(epoch);
         w.u8(1);
@@ -112,24 +167,12 @@ impl Rogue {
             w.bytes(&self.own[&n].0);
         }
         w.bytes(&self.claims);
-        buf[0] = PacketKind::Syn.first_byte();
-        buf[1..9].copy_from_slice(&self.own[&0].0);
-        let end = buf.len() - SynMacs::BYTES;
+    }
+
+    fn syn_seed(&self, epoch: u32) -> [u8; 32] {
         let mut seed = [epoch as u8; 32];
         seed[..8].copy_from_slice(&self.instance.to_be_bytes());
-        let (initiator, n) = Initiator::start(
-            &self.secret,
-            &self.server_key,
-            PROLOGUE,
-            seed,
-            &payload,
-            &mut buf[9..end],
-        )
-        .unwrap();
-        assert_eq!(9 + n, end);
-        self.initiator = Some(initiator);
-        SynMacs::write(&mut buf, &self.server_key, cookie.as_ref());
-        buf
+        seed
     }
 
     /// Takes in a SYN+ACK that welcomes us.
@@ -383,7 +426,7 @@ pub fn small() -> EndpointConfig {
     }
 }
 
-/// What the server ended the session for.
+/// The code with which the server ended the session.
 pub fn fault(rogue: &Rogue) -> PeerFault {
     match rogue.verdict() {
         Some(SessionEnd::Fault(fault)) => fault,

@@ -2,7 +2,7 @@
 
 use d2tp_seal::{CookieSecrets, SynMacs, open_cookie};
 use d2tp_session::*;
-use d2tp_wire::{Cid, PacketKind};
+use d2tp_wire::{Cid, PacketKind, WireReader};
 
 use crate::adversary::rogue::*;
 use crate::pair::Pair;
@@ -356,4 +356,85 @@ fn an_answer_of_another_version_is_not_heard() {
         assert!(!heard(&other), "bit {bit}");
     }
     assert!(heard(&answer), "the true one");
+}
+
+/// The server's answer to the SYN of another unknown client: its credits for session and flow, or
+/// the code of the refusal.
+fn answer_to_stranger(r: &mut Rogue, n: u8) -> Result<(u64, u64), u8> {
+    r.secret = SecretKey::from_bytes([n; 32]);
+    let syn = r.syn(1, None);
+    r.throw(r.home, syn);
+    let (_, answer) = r.inbox.pop().expect("the server answers");
+    let (_, _, _, body) = PacketKind::split(&answer).unwrap();
+    let mut payload = [0; 1500];
+    let (_, len) = r
+        .initiator
+        .as_mut()
+        .unwrap()
+        .finish(body, &mut payload)
+        .unwrap();
+    let mut reader = WireReader::new(&payload[..len]);
+    if reader.u8().unwrap() != 0 {
+        return Err(reader.u8().unwrap());
+    }
+    let _cid: [u8; 8] = reader.array().unwrap();
+    let _token: [u8; 16] = reader.array().unwrap();
+    let (_suite, _resumed) = (reader.u8().unwrap(), reader.u8().unwrap());
+    Ok((reader.varint().unwrap(), reader.varint().unwrap()))
+}
+
+#[test]
+fn strangers_who_may_ask_to_be_admitted_are_few_and_get_little_credit() {
+    // R-HS-19
+    let mut r = Rogue::with(EndpointConfig::default());
+    r.server.set_admission(Admission::Only(Default::default()));
+    r.server.set_unadmitted_max(2);
+    for n in 1..=2 {
+        let (session, flow) = answer_to_stranger(&mut r, n).expect("there is room");
+        assert!(session <= UNADMITTED_WINDOW_BYTES && flow <= UNADMITTED_WINDOW_BYTES);
+    }
+    assert_eq!(r.server.counts(), (0, 0, 2));
+    assert!(
+        answer_to_stranger(&mut r, 3).is_err(),
+        "half-open handshakes count"
+    );
+    // Whoever is on the list is none of them.
+    let listed = SecretKey::from_bytes([4; 32]).public();
+    r.server.set_admission(Admission::Only([listed].into()));
+    let (session, _) = answer_to_stranger(&mut r, 4).expect("it is admitted");
+    assert!(session > UNADMITTED_WINDOW_BYTES);
+    r.server.set_unadmitted_max(0);
+    r.wait(Span::from_secs(11));
+    assert!(
+        answer_to_stranger(&mut r, 5).is_err(),
+        "the door is closed again"
+    );
+}
+
+#[test]
+fn a_stranger_who_is_not_admitted_in_time_loses_its_session_and_one_who_is_keeps_it() {
+    // R-HS-19
+    for is_admitted in [false, true] {
+        let mut p = Pair::new();
+        p.server.set_admission(Admission::Only(Default::default()));
+        p.server.set_unadmitted_max(1);
+        p.open_path(0, false);
+        p.run_for(Span::from_secs(1));
+        let id = p.server_session().expect("it is let in to ask");
+        let device = p.server.session(id).unwrap().peer();
+        assert!(!p.server.is_admitted(&device));
+        assert_eq!(
+            p.server.end_unadmitted(p.now, Span::from_secs(5)),
+            0,
+            "too soon"
+        );
+        if is_admitted {
+            p.server.set_admission(Admission::Only([device].into()));
+        }
+        p.run_for(Span::from_secs(5));
+        let closed = p.server.end_unadmitted(p.now, Span::from_secs(5));
+        assert_eq!(closed, usize::from(!is_admitted));
+        p.run_for(Span::from_secs(10));
+        assert_eq!(p.server.counts().0, usize::from(is_admitted));
+    }
 }

@@ -33,7 +33,7 @@ fn open(id: FlowId, flags: u8) -> Frame<'static> {
 }
 
 /// A server that sent 1,000 bytes of flow 0, of which the device has 600 safe, and more of
-/// flow 1, which is gone with its buffer when the session sleeps.
+/// flow 1, which is lost with its buffer when the session hibernates.
 fn served() -> Rogue {
     let mut r = Rogue::inside(EndpointConfig::default());
     let hibernates = Frame::OPEN_HIBERNATES | Frame::OPEN_DURABLE;
@@ -91,7 +91,7 @@ fn a_syn_nobody_confirms_gets_as_much_as_it_brought_and_the_record_stands() {
     assert_eq!(asked(&r), [(flow(0), 1000)]);
     // The application gives more than can leave.
     let room = r.with_session(|s| s.write_room(flow(0)).unwrap());
-    assert_eq!(room, THAWED_BUFFER_BYTES);
+    assert_eq!(room, RESTORED_BUFFER_BYTES);
     r.with_session(|s| s.write(flow(0), vec![7; 16_384].into()).unwrap());
     r.wait(MS.times(1000));
     sent += r.inbox.iter().map(|(_, b)| b.len()).sum::<usize>();

@@ -1,7 +1,7 @@
 //! A witness sees packets, copies, alters, repeats and overtakes them, and has no key.
 
 use d2tp_session::*;
-use d2tp_wire::{Frame, PacketKind};
+use d2tp_wire::{DATA_HEADER_BYTES, Frame, PacketKind, TAG_BYTES};
 
 use crate::adversary::rogue::*;
 use crate::pair::Pair;
@@ -312,6 +312,64 @@ fn a_true_place_wins_even_after_two_forged_moves() {
     }
     let place = r.with_session(|s| s.path_stats()[0].addresses.remote);
     assert_eq!(place, home);
+}
+
+/// What a server does with a packet of `len` bytes from elsewhere: whether it challenges the place at once.
+fn is_challenged_at_once(r: &mut Rogue, place: &str, len: usize) -> bool {
+    const PING: u8 = 1;
+    r.inbox.clear();
+    let number = r.numbers[&0];
+    r.numbers.insert(0, number + 1);
+    let mut text = vec![0; len - DATA_HEADER_BYTES - TAG_BYTES];
+    text[0] = PING;
+    let packet = r.packet_of(0, number, &text);
+    r.throw(at(place), packet);
+    r.inbox.retain(|(to, _)| *to == at(place));
+    let got: usize = r.inbox.iter().map(|(_, bytes)| bytes.len()).sum();
+    assert!(got <= len, "{got} bytes for {len}");
+    let asked = r.heard_frames(|f| matches!(f, Frame::Chg { .. }).then_some(()));
+    !asked.is_empty()
+}
+
+#[test]
+fn a_place_is_challenged_however_many_ranges_there_are_to_acknowledge() {
+    // R-PATH-3: an ACK of 64 ranges alone takes more than 128 bytes.
+    for len in [46, 60, 128, 1200] {
+        let mut r = Rogue::inside(EndpointConfig::default());
+        for n in 0..100 {
+            let packet = r.packet_numbered(0, 10 + 2 * n, &[Frame::Ping]);
+            r.throw(r.home, packet);
+        }
+        r.numbers.insert(0, 211);
+        assert!(
+            is_challenged_at_once(&mut r, "198.51.100.1:1", len),
+            "by {len} bytes"
+        );
+    }
+}
+
+#[test]
+fn a_place_is_challenged_though_the_window_is_full() {
+    // R-PATH-4: what the old place does not acknowledge does not delay the challenge.
+    let mut r = Rogue::inside(EndpointConfig::default());
+    r.say(&[data(flow(0), 0, b"x")]);
+    r.with_session(|s| s.write(flow(0), vec![1; 500_000].into()).unwrap());
+    assert!(is_challenged_at_once(&mut r, "198.51.100.1:1", 128));
+}
+
+#[test]
+fn a_place_is_challenged_though_a_metered_path_has_spent_its_budget() {
+    // R-GRANT-6
+    let mut r = Rogue::inside(EndpointConfig::default());
+    r.say(&[status(0, 2, true)]);
+    for _ in 0..4_000 {
+        r.say(&[Frame::Ping]);
+    }
+    r.inbox.clear();
+    r.say(&[Frame::Ping]);
+    r.say(&[Frame::Ping]);
+    assert!(r.inbox.is_empty(), "the budget is spent");
+    assert!(is_challenged_at_once(&mut r, "198.51.100.1:1", 128));
 }
 
 #[test]

@@ -27,16 +27,16 @@ pub struct Bottleneck {
     /// Bytes that wait at most.
     pub queue: u64,
     pub busy_until: Time,
-    pub manager: Manager,
+    pub manager: QueueManagement,
     pub dice: u64,
 }
 
-/// What a queue drops before it is full.
+/// How a queue is managed: whether it drops packets before it is full.
 #[derive(Clone, Copy, Debug, Default)]
-pub enum Manager {
-    /// Nothing: drop-tail.
+pub enum QueueManagement {
+    /// Packets are dropped only when the queue is full.
     #[default]
-    Nobody,
+    DropTail,
     /// At random as the queue fills, so that all who pass see the same loss rate.
     Early,
     /// Ever more often while a queue stands.
@@ -56,7 +56,7 @@ impl CoDel {
     const TARGET: Span = Span::from_millis(5);
     const INTERVAL: Span = Span::from_millis(100);
 
-    /// Whether what leaves at that time and waited so long is dropped.
+    /// Whether a packet that leaves the queue at this time after this wait is dropped.
     fn drops(&mut self, at: Time, waited: Span) -> bool {
         if waited < Self::TARGET {
             (self.stands_since, self.dropping) = (None, false);
@@ -93,7 +93,7 @@ impl Bottleneck {
             rate,
             queue,
             busy_until: Time::ZERO,
-            manager: Manager::Nobody,
+            manager: QueueManagement::DropTail,
             dice: 0x1234_5678_9abc_def1,
         }
     }
@@ -107,7 +107,7 @@ impl Bottleneck {
         self.dice % 10_000 < beyond * 400 / (self.queue * 3)
     }
 
-    /// When a datagram of `n` bytes has passed; none if there is no room for it.
+    /// When a datagram of `n` bytes has passed; `None` if there is no room for it.
     fn pass(&mut self, now: Time, n: u64) -> Option<Time> {
         let waits = self.busy_until.since(now);
         let queued = u128::from(waits.as_nanos()) * u128::from(self.rate) / 1_000_000_000;
@@ -116,9 +116,9 @@ impl Bottleneck {
             return None;
         }
         let drops = match &mut self.manager {
-            Manager::Nobody => false,
-            Manager::Early => self.drops_early(queued),
-            Manager::CoDel(codel) => codel.drops(self.busy_until.max(now), waits),
+            QueueManagement::DropTail => false,
+            QueueManagement::Early => self.drops_early(queued),
+            QueueManagement::CoDel(codel) => codel.drops(self.busy_until.max(now), waits),
         };
         if drops {
             return None;
@@ -133,7 +133,7 @@ impl Bottleneck {
 #[derive(Clone)]
 pub struct Wire {
     pub up: bool,
-    /// The device hears nothing on it, and the server everything.
+    /// Whether packets to the device are lost, while packets to the server arrive.
     pub deaf: bool,
     pub delay: Span,
     /// Every n-th datagram is lost, counted over both directions; 0: none.
@@ -142,14 +142,16 @@ pub struct Wire {
     pub rate: u64,
     /// Bytes that wait at most each way; 0: any number.
     pub queue: u64,
-    /// What it leads through towards the device, beside its own rate.
+    /// The shared bottleneck towards the device, in addition to the link's own rate.
     pub behind: Option<Rc<RefCell<Bottleneck>>>,
     pub address: SocketAddr,
+    /// Whether it is a stream: packets stay in order, and each end learns when there is room.
+    pub stream: bool,
     pub count: u64,
     pub bytes_down: u64,
     pub bytes_up: u64,
     pub packets_while_down: u64,
-    /// The server's, of those it was not told about.
+    /// The server's packets into unreported holes.
     pub packets_into_hole: u64,
     busy_until: [Time; 2],
 }
@@ -165,6 +167,7 @@ impl Wire {
             queue: 0,
             behind: None,
             address: address.parse().unwrap(),
+            stream: false,
             count: 0,
             bytes_down: 0,
             bytes_up: 0,
@@ -176,7 +179,7 @@ impl Wire {
 }
 
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
-struct Flying {
+struct InFlight {
     at: std::cmp::Reverse<(Time, u64)>,
     to_server: bool,
     link: u32,
@@ -191,7 +194,7 @@ pub struct Pair {
     pub server: Endpoint,
     pub wires: BTreeMap<u32, Wire>,
     pub server_address: SocketAddr,
-    flying: BinaryHeap<Flying>,
+    flying: BinaryHeap<InFlight>,
     order: u64,
     pub device_events: Vec<(Time, SessionId, SessionEvent)>,
     pub server_events: Vec<(Time, SessionId, SessionEvent)>,
@@ -199,16 +202,24 @@ pub struct Pair {
     /// Everything that ever travelled to the server, for replays.
     pub log: Vec<(u32, SocketAddr, Vec<u8>)>,
     pub keep_log: bool,
-    /// What the server's application sends on each flow: content(offset), total length.
+    /// The data that the server's application sends on each flow: content(offset), total length.
     pub sources: BTreeMap<FlowId, u64>,
     /// How far the server gave the source's bytes.
     pub given: BTreeMap<FlowId, u64>,
+    /// Whether the server's bytes come from a source that is read only when an event asks for it, as the
+    /// driver reads its sources.
+    pub reads_sources: bool,
+    /// The number of the server's events when a source had no room.
+    had_no_room: BTreeMap<FlowId, usize>,
     /// From where the server's application was asked for bytes again.
     pub asked: Vec<(FlowId, u64)>,
     pub got: BTreeMap<FlowId, Vec<u8>>,
     pub ended: BTreeMap<FlowId, FlowEnd>,
     pub reading: bool,
 }
+
+/// How long packets may wait for a stream.
+const STREAM_WAITS: Span = MS.times(20);
 
 pub fn content(offset: u64) -> u8 {
     (offset.wrapping_mul(2_654_435_761) >> 13) as u8
@@ -256,6 +267,8 @@ impl Pair {
             keep_log: false,
             sources: BTreeMap::new(),
             given: BTreeMap::new(),
+            reads_sources: false,
+            had_no_room: BTreeMap::new(),
             asked: vec![],
             got: BTreeMap::new(),
             ended: BTreeMap::new(),
@@ -267,7 +280,56 @@ impl Pair {
         Addresses {
             link: LinkId(link),
             local: None,
-            remote: self.server_address,
+            remote: match &self.wires[&link] {
+                wire if wire.stream => wire.address,
+                _ => self.server_address,
+            },
+        }
+    }
+
+    /// Makes a wire a stream with this rate in bytes per second.
+    pub fn make_stream(&mut self, link: u32, rate: u64) {
+        let wire = self.wires.get_mut(&link).unwrap();
+        wire.address = StreamPathId(u64::from(link)).address();
+        (wire.stream, wire.rate) = (true, rate);
+    }
+
+    /// Ends the stream of a wire, and notifies both ends.
+    pub fn close_stream(&mut self, link: u32) {
+        self.silence(link);
+        let (now, stream) = (self.now, StreamPathId(u64::from(link)));
+        self.device.on_stream_closed(now, stream);
+        self.server.on_stream_closed(now, stream);
+        self.pump();
+    }
+
+    /// Delays all packets that are on a wire or are sent there within this span.
+    pub fn stall(&mut self, link: u32, span: Span) {
+        let delayed = |mut flying: InFlight| {
+            if flying.link == link {
+                flying.at.0.0 += span;
+            }
+            flying
+        };
+        self.flying = self.flying.drain().map(delayed).collect();
+        let wire = self.wires.get_mut(&link).unwrap();
+        for busy in &mut wire.busy_until {
+            *busy = (*busy).max(self.now) + span;
+        }
+    }
+
+    /// Reports room to each end of a stream while few bytes wait.
+    fn give_room(&mut self) {
+        for (link, wire) in self.wires.iter().filter(|(_, w)| w.stream && w.up) {
+            let stream = StreamPathId(u64::from(*link));
+            for (end, busy) in [&mut self.server, &mut self.device]
+                .into_iter()
+                .zip(wire.busy_until)
+            {
+                if busy <= self.now + STREAM_WAITS {
+                    end.on_stream_room(stream, STREAM_ROOM_BYTES);
+                }
+            }
         }
     }
 
@@ -279,7 +341,7 @@ impl Pair {
         self.pump();
     }
 
-    /// Takes the link down: what flies on it is gone, the device is told.
+    /// Takes the link down: packets in flight are lost, and the device is notified.
     pub fn cut(&mut self, link: u32) {
         self.silence(link);
         let now = self.now;
@@ -289,10 +351,10 @@ impl Pair {
         self.pump();
     }
 
-    /// Takes the link down without a word to the device.
+    /// Takes the link down without notifying the device.
     pub fn silence(&mut self, link: u32) {
         self.wires.get_mut(&link).unwrap().up = false;
-        let rest: Vec<Flying> = self.flying.drain().filter(|f| f.link != link).collect();
+        let rest: Vec<InFlight> = self.flying.drain().filter(|f| f.link != link).collect();
         self.flying.extend(rest);
     }
 
@@ -368,7 +430,7 @@ impl Pair {
                 }
                 *busy = leaves;
             }
-            let from = if to_server {
+            let from = if to_server || wire.stream {
                 wire.address
             } else {
                 server_address
@@ -377,7 +439,7 @@ impl Pair {
                 self.log.push((link, from, datagram.to_vec()));
             }
             self.order += 1;
-            self.flying.push(Flying {
+            self.flying.push(InFlight {
                 at: std::cmp::Reverse((leaves + wire.delay, self.order)),
                 to_server,
                 link,
@@ -394,7 +456,18 @@ impl Pair {
             let Some(id) = self.server_session() else {
                 return;
             };
+            if let Some(events) = self.had_no_room.get(&flow) {
+                let asked = self.server_events[*events..].iter().any(|(_, _, event)| {
+                    matches!(event, SessionEvent::Writable(f) if *f == flow)
+                        || matches!(event, SessionEvent::SendFrom { flow: f, .. } if *f == flow)
+                });
+                if !asked {
+                    continue;
+                }
+            }
             let given = self.given.get(&flow).copied().unwrap_or(0);
+            let reads_sources = self.reads_sources;
+            let mut has_room = true;
             let Some(given) = self
                 .server
                 .with(id, |s| {
@@ -409,14 +482,23 @@ impl Pair {
                     if s.received(flow).unwrap().1.is_none() && given == 0 {
                         return Some(given);
                     }
-                    while given < total {
-                        let room = s.write_room(flow).ok()?.min(total - given).min(40_000);
+                    // A source tells its end to who reads there, which needs room.
+                    while given < total || reads_sources {
+                        let room = match reads_sources {
+                            true => s.source_room(flow).ok()?,
+                            false => s.write_room(flow).ok()?,
+                        };
                         if room == 0 {
+                            has_room = false;
                             return Some(given);
                         }
-                        let bytes: Vec<u8> = (given..given + room).map(content).collect();
+                        let piece = room.min(total - given).min(40_000);
+                        if piece == 0 {
+                            break;
+                        }
+                        let bytes: Vec<u8> = (given..given + piece).map(content).collect();
                         s.write(flow, bytes.into()).ok()?;
-                        given += room;
+                        given += piece;
                     }
                     let _ = s.finish(flow);
                     Some(given)
@@ -426,6 +508,11 @@ impl Pair {
                 continue;
             };
             self.given.insert(flow, given);
+            if has_room || !reads_sources {
+                self.had_no_room.remove(&flow);
+            } else {
+                self.had_no_room.insert(flow, self.server_events.len());
+            }
         }
     }
 
@@ -454,6 +541,7 @@ impl Pair {
         for _ in 0..10_000 {
             self.serve();
             self.consume();
+            self.give_room();
             let mut idle = true;
             while let Some(t) = self.device.poll_transmit(self.now, &mut buf) {
                 self.send(true, t, &buf);
