@@ -1,4 +1,5 @@
-//! `Range` (RFC 9110 §14): what a request asks of an object whose length may not be known yet.
+//! The `Range` field of HTTP requests (RFC 9110 §14), for objects whose length may not be known
+//! yet.
 //!
 //! ```text
 //!                        length known               not known yet
@@ -16,34 +17,34 @@ use std::ops::Range;
 
 use http_range_header::{SyntacticallyCorrectRange, parse_range_header_with_max_ranges};
 
-/// Ranges read from one field; a longer list is ignored.
+/// The most ranges read from one field; a longer list is ignored.
 const RANGES_MAX: NonZeroUsize = NonZeroUsize::new(16).unwrap(); // a guess: players ask for one, document readers for a handful
 
-/// The byte ranges that a request asks for: one at least.
+/// The byte ranges that a request asks for; at least one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ByteRanges(Vec<SyntacticallyCorrectRange>);
 
-/// What a response to a request with a `Range` field consists of.
+/// Which part of an object a response to a request with a `Range` field carries.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RangeDecision {
     /// The whole object: 200.
     Whole,
-    /// Parts of the object in ascending order, one at least, none empty: 206.
+    /// Parts of the object in ascending order, at least one, none of them empty: 206.
     Parts(Vec<Range<u64>>),
-    /// No requested byte exists: 416.
+    /// The object contains no requested byte: 416.
     Unsatisfiable,
-    /// The length of the object decides, and it is not known.
+    /// The decision depends on the length of the object, which is not known.
     LengthNeeded,
 }
 
 impl ByteRanges {
-    /// Reads the value of a `Range` field; `None` where the field is to be ignored.
+    /// Reads the value of a `Range` field. `None` if the field is to be ignored.
     pub fn parse(value: &str) -> Option<ByteRanges> {
         let parsed = parse_range_header_with_max_ranges(value, RANGES_MAX).ok()?;
         Some(ByteRanges(parsed.into_ranges()))
     }
 
-    /// What to answer with, of an object of this length.
+    /// Decides how to answer for an object of this length; `None` if the length is unknown.
     pub fn decide(&self, length: Option<u64>) -> RangeDecision {
         match (length, self.0.as_slice()) {
             (Some(length), _) => self.of_length(length),
@@ -64,8 +65,8 @@ impl ByteRanges {
                     first..last.saturating_add(1).min(length)
                 }
                 SyntacticallyCorrectRange::FromStart(first) => first..length,
-                // All of an empty object: satisfiable by RFC 9110 §14.1.2, and Content-Range has no
-                // words for it.
+                // All of an empty object. RFC 9110 §14.1.2 calls that satisfiable, but
+                // Content-Range cannot express it.
                 SyntacticallyCorrectRange::FromLast(1..) if length == 0 => {
                     return RangeDecision::Whole;
                 }

@@ -1,5 +1,5 @@
-//! Algorithm 1 of the Cedos paper for several flows, as published: one link at a time, and the rate
-//! measured last is the rate there will be.
+//! Algorithm 1 of the Cedos paper for several flows, as published. It uses one link at a time and
+//! assumes that each link keeps the rate measured last.
 //!
 //! ```text
 //!  τ of a flow = Σ ⌈bytes ÷ metered rate⌉ of the flows up to it
@@ -15,7 +15,7 @@ use d2tp_time::Span;
 /// The interval between decisions in the paper.
 const EPOCH: Span = Span::from_secs(1);
 
-/// The share of each link. `margin`: a share of the time needed that is kept in reserve; 0 as
+/// The share of each link. `margin`: the reserve of time, as a share of the time needed; 0 as
 /// published.
 pub(crate) fn assign(
     links: &[LinkHistory],
@@ -40,7 +40,7 @@ pub(crate) fn assign(
     let free_rate = free.map_or(0.0, |n| rate(&links[n]));
     let pays = urgent && (free.is_none() || metered_rate > free_rate);
     let used = if pays { metered.or(free) } else { free };
-    // The next flow follows within the second in which the first completes.
+    // The next flow begins within the second in which the first one completes.
     let share = |n| match used {
         Some(used) if used == n && Some(n) == metered => LinkShare::Paid,
         Some(used) if used == n => LinkShare::All,

@@ -1,15 +1,15 @@
-//! What the links will carry until any moment from now on, as a distribution.
+//! Forecast of the bytes that the links will carry until a point in time, as a distribution.
 //!
 //! ```text
-//!  history of each link ─▶ SCENES ways on: ─▶ at each horizon, sorted: bytes over free links
+//!  history of each link ─▶ SCENES futures: ─▶ at each horizon, sorted: bytes over free links
 //!                          stay, go, return;                           bytes over all links
 //!                          a rate for each
 //! ```
 //!
-//! Each scene draws how long every link stays as it is, how long it is away, and at what rate it
-//! carries: from this device's own past of the link, and from a general law while there is little of
-//! it. Lengths are heavy-tailed: what lasted long will probably last as long again. Nothing here is
-//! drawn by chance: the same history has the same outlook.
+//! Each scenario draws how long every link stays up or down, and at which rate it carries: from
+//! this device's history of the link and, while that is short, from an assumed distribution.
+//! Lengths are heavy-tailed: a period that has lasted long will probably last as long again. The
+//! draws are deterministic: equal histories give equal forecasts.
 
 use crate::forecast::SLOT_S;
 use crate::history::LinkHistory;
@@ -19,7 +19,7 @@ use d2tp_time::{Span, Time};
 /// The number of simulated scenarios of the links' future. Higher: finer probabilities, slower.
 pub const SCENES: usize = 128;
 
-/// Assumptions about links of a class of which nothing was observed.
+/// Assumptions about a link class, for links without observations.
 #[derive(Debug, Clone, Copy)]
 struct LinkPrior {
     /// Median length of an up period, in seconds.
@@ -39,7 +39,7 @@ const FREE: LinkPrior = LinkPrior {
     weight: 2.0,
     spread: 0.8,
 };
-// guesses: coverage has few holes, short ones
+// guesses: cellular coverage has few and short gaps
 const METERED: LinkPrior = LinkPrior {
     on_s: 3000.0,
     off_s: 5.0,
@@ -47,14 +47,14 @@ const METERED: LinkPrior = LinkPrior {
     spread: 1.0,
 };
 
-/// How the rate of the next moments compares with the rate lately: a quantile each sixteenth.
-// measured: half of the recorded cellular links, three seconds against the next 5 to 45
+/// The rate of the next seconds, relative to the recent rate: 17 quantiles, one for each sixteenth.
+// measured: half of the recorded cellular links, three seconds compared with the following 5 to 45
 const SOON: [f64; 17] = [
     0.1, 0.54, 0.66, 0.75, 0.81, 0.87, 0.92, 0.96, 1.0, 1.05, 1.11, 1.18, 1.3, 1.45, 1.7, 2.2, 3.0,
 ];
-/// How the rate over longer times compares with the mean of lately and on the whole: a quantile each
-/// sixteenth.
-// measured likewise, against the next 45 to 400 seconds
+/// The rate over longer times, relative to the mean of the recent and the long-term rate: 17
+/// quantiles, one for each sixteenth.
+// measured in the same way, compared with the following 45 to 400 seconds
 const LATER: [f64; 17] = [
     0.1, 0.40, 0.52, 0.61, 0.69, 0.77, 0.84, 0.91, 0.97, 1.04, 1.11, 1.18, 1.27, 1.4, 1.6, 1.9, 2.6,
 ];
@@ -67,7 +67,7 @@ const UNKNOWN_SPREAD: f64 = 0.8; // fits the promises of docs/repro/score.md
 
 /// The most changes between up and down per scenario. Higher: more exact for the distant future,
 /// slower.
-const TURNS_MAX: u32 = 24; // so many average out
+const TURNS_MAX: u32 = 24; // enough for many of them to average out
 
 /// The weight, in days, of the possibility that today resembles no known day.
 const DAYS_WEIGHT: f64 = 1.0;
@@ -123,23 +123,25 @@ impl CapacityForecast {
         1.0 - below(&self.free[horizon], bytes)
     }
 
-    /// The probability that all links together carry less than `bytes`.
+    /// The probability that all links together carry less than `bytes` until a horizon.
     pub fn all_short_of(&self, horizon: usize, bytes: f64) -> f64 {
         below(&self.all[horizon], bytes)
     }
 
-    /// The median of the bytes that all links carry.
+    /// The median of the bytes that all links together carry until a horizon.
     pub fn all_median(&self, horizon: usize) -> f64 {
         self.all[horizon][SCENES / 2]
     }
 
-    /// The mean of the bytes that free links leave of `bytes`.
+    /// The mean of what remains of `bytes` after free links have carried what they can until a
+    /// horizon.
     pub fn left_over(&self, horizon: usize, bytes: f64) -> f64 {
         let over = |free: &f64| (bytes - free).max(0.0);
         self.free[horizon].iter().map(over).sum::<f64>() / SCENES as f64
     }
 
-    /// The quantile, for this share of the scenarios, of the bytes that are left.
+    /// The quantile, for this share of the scenarios, of what remains of `bytes` after free links
+    /// have carried what they can until a horizon.
     pub fn left_over_at_most(&self, horizon: usize, bytes: f64, share: f64) -> f64 {
         let n = ((1.0 - share) * SCENES as f64) as usize;
         (bytes - self.free[horizon][n.min(SCENES - 1)]).max(0.0)
@@ -156,7 +158,7 @@ impl LinkHistory {
         let until = age + span.as_secs_f64();
         let away = away_from_here(self);
         let longer = away.iter().filter(|length| **length > age);
-        // As `residual` draws it: each from half to one and a half times what it was.
+        // As in `residual`: each past length counts as half to one and a half times as long.
         let by_then = |length: &f64| {
             let least = age.max(0.5 * length);
             ((until - least) / (1.5 * length - least)).clamp(0.0, 1.0)
@@ -182,7 +184,8 @@ fn below(ascending: &[f64; SCENES], bytes: f64) -> f64 {
     ascending.partition_point(|b| *b < bytes) as f64 / SCENES as f64
 }
 
-/// Lengths of past down periods that began at this location; of all of them if none is known here.
+/// Lengths in seconds of past down periods that began at this location; those of all locations if
+/// none are known here.
 fn away_from_here(link: &LinkHistory) -> Vec<f64> {
     match &link.hint().away_s {
         here if here.is_empty() => link.down_periods().iter().copied().collect(),
@@ -190,7 +193,7 @@ fn away_from_here(link: &LinkHistory) -> Vec<f64> {
     }
 }
 
-/// Simulates one link in one scenario: passes on the bytes carried until each horizon.
+/// Simulates one link in one scenario, and reports the bytes carried until each horizon.
 fn play(
     now: Time,
     link: &LinkHistory,
@@ -254,7 +257,7 @@ fn play(
             if at >= until {
                 (on, first, turns) = (!on, false, turns + 1);
                 if turns >= TURNS_MAX {
-                    // From here on as it was on average.
+                    // From here on the link carries at its average rate.
                     (on, rate, until) = (true, bytes / at, f64::INFINITY);
                     continue;
                 }
@@ -272,8 +275,8 @@ fn play(
     }
 }
 
-/// The past day that this scenario follows once the link's state changes; none without a record of
-/// days. The more days there are, the more likely one is chosen.
+/// The past day that this scenario follows once the state of the link changes; `None` without a
+/// record of days. More recorded days make it more likely that one is chosen.
 fn day_to_follow<'a>(link: &'a LinkHistory, chance: &mut QuasiRandom) -> Option<&'a [Option<f32>]> {
     let days = &link.hint().days;
     if days.is_empty() {
@@ -283,8 +286,8 @@ fn day_to_follow<'a>(link: &'a LinkHistory, chance: &mut QuasiRandom) -> Option<
     days.get(which as usize).map(Vec::as_slice)
 }
 
-/// Bytes carried between two seconds of a day like this; unknown slots count as the average of the
-/// others.
+/// Bytes carried between two seconds of a day with these rates by slot. Slots with unknown rates
+/// count as the average of the others.
 fn carried_on(day: &[Option<f32>], into_slot_s: f64, from_s: f64, until_s: f64) -> f64 {
     let known = day.iter().flatten();
     let mean = known.clone().sum::<f32>() / known.count().max(1) as f32;
@@ -330,21 +333,20 @@ fn residual(
     chance: &mut QuasiRandom,
 ) -> f64 {
     let longer = past.clone().filter(|length| *length > age).count();
-    // The law's own share of times that last longer than this.
+    // The share of the prior's periods that last longer than this.
     let general = weight * median / (median + age);
     let which = u * (longer as f64 + general);
     if which < longer as f64 {
         let mut longer = past.filter(|length| *length > age);
         let length = longer.nth(which as usize).unwrap_or(age);
-        // Not to the second what it was: half to one and a half times.
+        // Past lengths repeat only roughly: half to one and a half times as long.
         return (length * (0.5 + chance.next()) - age).max((length - age) * chance.next());
     }
     lomax(chance.next(), median + age)
 }
 
-/// A draw from the Lomax distribution with this median: half the values are shorter than `median`,
-/// and whatever has lasted as long as the median lasts as long again with even odds: P(longer than
-/// x) = median ÷ (median + x).
+/// Draws from the Lomax distribution with this median: P(longer than x) = median ÷ (median + x). A
+/// period that has lasted as long as the median lasts as long again with even odds.
 fn lomax(u: f64, median: f64) -> f64 {
     median * u / (1.0 - u).max(1e-4)
 }
@@ -361,7 +363,7 @@ fn spread_by(times: f64, spread: f64) -> f64 {
     (1.0 + spread * (times - 1.0)).max(TIMES_MIN)
 }
 
-/// Numbers in [0, 1) that are spread evenly over the scenarios.
+/// Deterministic numbers in [0, 1) that are spread evenly over the scenarios.
 struct QuasiRandom {
     link: usize,
     scene: usize,
@@ -374,14 +376,14 @@ impl QuasiRandom {
         QuasiRandom { link, scene, state }
     }
 
-    // Fractions of multiples of irrational numbers: no two scenes are close in all of them.
+    // Fractions of multiples of irrational numbers: no two scenarios are close in all of them.
     fn spread(&self, step: f64) -> f64 {
         let at = (self.scene as f64 + 0.5) * step + self.link as f64 * 0.381_966;
         at - at.floor()
     }
 
     fn first(&self) -> f64 {
-        // Each sixteenth of a table is met as often.
+        // Each sixteenth of a table is drawn equally often.
         let at = (self.scene as f64 + 0.5) / SCENES as f64 + self.link as f64 * 0.618_034;
         at - at.floor()
     }
@@ -409,7 +411,7 @@ mod tests {
     use crate::forecast::ForecastHint;
     use crate::history::LinkObservation;
 
-    /// A link that carries and does not by turns, for so long each.
+    /// A link that is alternately up and down, for these lengths.
     fn link(class: LinkClass, on_s: u64, off_s: u64, rate: u64) -> (LinkHistory, Time) {
         let mut link = LinkHistory::new(class);
         let mut now = Time::ZERO;
@@ -488,7 +490,7 @@ mod tests {
         let before = outlook(&wifi);
         wifi.set_hint(ForecastHint::default());
         assert_eq!(outlook(&wifi).free, before.free);
-        // Lost here it is back in five seconds; in ten minutes.
+        // One outage here lasts five seconds, another one ten minutes.
         let here = |away_s: f64| ForecastHint {
             away_s: vec![away_s; 8],
             ..ForecastHint::default()
@@ -507,7 +509,7 @@ mod tests {
 
     #[test]
     fn a_diary_says_what_the_evening_brings() {
-        // Away since noon; every day it is there from six o'clock on.
+        // The link has been down since noon; on every day it comes back at six o'clock.
         let (mut wifi, mut now) = link(LinkClass::Free, 60, 5, 2_000_000);
         now += Span::from_secs(3_600);
         wifi.observe(now, &LinkObservation::default());

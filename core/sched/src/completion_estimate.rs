@@ -1,33 +1,34 @@
-//! What can be promised of a flow: how likely it is ready in time, and what it will cost.
+//! Estimates for a flow: how likely it completes in time, and what it will cost.
 //!
 //! ```text
-//!  all links by its deadline ─▶ ready: the share of scenes in which they carry it and all before it
+//!  all links by its deadline ─▶ ready: the share of scenarios in which they carry it and all before it
 //!  free links by then        ─▶ metered: what they leave over, on average and at worst
 //! ```
 //!
-//! A promise is what the outlook says now; it changes as the links do.
+//! An estimate follows from the current forecast, so it changes when the links change.
 
 use crate::capacity_forecast::CapacityForecast;
 use crate::history::LinkHistory;
 use crate::link_assignment::ScheduledFlow;
 use crate::link_choice::{CostPolicy, LinkClass};
 use crate::scheduler::Scheduler;
+use crate::source_supply::SUPPLY_DOUBT;
 use d2tp_time::{Span, Time};
 
-/// The probability of success below which a deadline counts as infeasible. // a guess: nobody would
-/// wait for it
+/// The probability of success below which a deadline counts as infeasible. // a guess: users would
+/// not wait for it
 pub const INFEASIBLE_BELOW: f64 = 0.05;
 
 /// The quantile of cost that is reported as the worst case.
 pub const WORST: f64 = 0.95;
 
-/// Who waits for free links misses more than all links together would: by so much more where it is
-/// nearly sure.
+/// A flow that waits for free links misses its deadline more often than all links together would
+/// need. This is the factor by which it does so, if all links nearly surely carry it in time.
 // measured: of flows that need the time promised, docs/repro/score.md
 const WAITING: f64 = 0.5;
 
-/// The probability that a flow is ready, given the share of scenarios in which all links together carry
-/// it in time.
+/// The probability that a flow which waits for free links completes in time, given the share of
+/// scenarios in which all links together carry it in time.
 fn waiting(carried: f64) -> f64 {
     1.0 - (1.0 - carried) * (1.0 + WAITING * carried)
 }
@@ -36,28 +37,28 @@ fn waiting(carried: f64) -> f64 {
 /// logarithm of what they carry. Higher: forecasts are less sure, both ways.
 // measured: docs/repro/score.md, forecasts compared with what happened
 const RATE_DOUBT: f64 = 0.35;
-/// The further uncertainty while no link was ever used.
-const RATE_DOUBT_UNKNOWN: f64 = 1.0; // measured likewise
-/// By how much links that were never used carry more than is assumed of them, as a logarithm.
-const RATE_BIAS_UNKNOWN: f64 = 1.7; // measured likewise
+/// The additional uncertainty while no link has been used.
+const RATE_DOUBT_UNKNOWN: f64 = 1.0; // measured in the same way
+/// The logarithm of the factor by which unused links carry more than their assumed rates.
+const RATE_BIAS_UNKNOWN: f64 = 1.7; // measured in the same way
 
 /// Quantiles of the normal distribution at the middle of nine parts of equal probability.
-const NORMAL_NINTHS: [f64; 9] = [
+pub(crate) const NORMAL_NINTHS: [f64; 9] = [
     -1.593, -0.967, -0.589, -0.282, 0.0, 0.282, 0.589, 0.967, 1.593,
 ];
 
-/// By how much links may carry more or less than their forecast says: it assumes a rate of a link that was
-/// never used, and of others it knows the last minutes.
+/// The uncertainty of a forecast: how much more or less links may carry than it says. The rate of
+/// an unused link is assumed, and the rate of others is known only for the last minutes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct RateDoubt {
-    /// The logarithm of the median.
+    /// The logarithm of the median factor.
     bias: f64,
-    /// The standard deviation of the logarithm.
+    /// The standard deviation of the factor's logarithm.
     spread: f64,
 }
 
 impl RateDoubt {
-    /// The doubt about these links, each weighed by its rate.
+    /// The uncertainty about these links, each weighted by its rate.
     fn about<'a>(links: impl Iterator<Item = &'a LinkHistory>) -> RateDoubt {
         let (mut known, mut all) = (0.0, 0.0);
         for link in links.filter(|link| link.is_up() || link.confidence() > 0.0) {
@@ -68,25 +69,36 @@ impl RateDoubt {
         let unknown = 1.0 - known;
         let cube = unknown * unknown * unknown;
         RateDoubt {
-            // The powers are measured likewise: how fast both fall while links are used.
+            // The exponents are measured in the same way: how fast both values fall while links are
+            // used.
             bias: RATE_BIAS_UNKNOWN * unknown * cube,
             spread: RATE_DOUBT + RATE_DOUBT_UNKNOWN * cube,
         }
     }
 
-    /// The probability of carrying `bytes`, where `reach` is that without the doubt.
+    /// The probability of carrying `bytes`, given `reach`, the probability without this
+    /// uncertainty.
     fn reach(self, bytes: f64, reach: impl Fn(f64) -> f64) -> f64 {
         let scaled = NORMAL_NINTHS.map(|z| reach(bytes / exponential(self.bias + self.spread * z)));
         scaled.iter().sum::<f64>() / NORMAL_NINTHS.len() as f64
     }
 }
 
-/// e to the power of a small number, by arithmetic that is the same on every platform.
-fn exponential(x: f64) -> f64 {
+/// The exponential function for small numbers, computed with equal results on every platform.
+pub(crate) fn exponential(x: f64) -> f64 {
     const SQUARINGS: u32 = 10;
     let part = x / f64::from(1 << SQUARINGS);
     let root = 1.0 + part + 0.5 * part * part;
     (0..SQUARINGS).fold(root, |power, _| power * power)
+}
+
+/// The probability that the source supplies the whole flow by its deadline.
+fn supplied_in_time(flow: &ScheduledFlow) -> f64 {
+    let (Some(rate), Some(left_s)) = (flow.source.limit(), flow.left_s()) else {
+        return 1.0;
+    };
+    let supplies = |z: &&f64| rate * left_s * exponential(SUPPLY_DOUBT * **z) >= flow.bytes();
+    NORMAL_NINTHS.iter().filter(supplies).count() as f64 / NORMAL_NINTHS.len() as f64
 }
 
 /// The longest predicted time in seconds: a week.
@@ -95,26 +107,26 @@ const PROMISED_MAX_S: f64 = 604_800.0;
 /// An estimate of when a flow completes and what it costs.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CompletionEstimate {
-    /// The probability that the flow is complete at its deadline; 1 without one.
+    /// The probability that the flow is complete at its deadline; 1 if it has no deadline.
     pub ready: f64,
     /// Expected metered bytes.
     pub expected_metered_bytes: u64,
     /// The 95th percentile of metered bytes.
     pub worst_metered_bytes: u64,
-    /// The maximum of metered bytes: all that is left, within the budget, or zero if the flow must not
-    /// pay.
+    /// The maximum of metered bytes: all remaining bytes within the budget, or zero if the flow
+    /// must not pay.
     pub most_metered_bytes: u64,
 }
 
 impl CompletionEstimate {
-    /// Whether waiting for the deadline is pointless.
+    /// Whether the flow will so probably miss its deadline that it counts as infeasible.
     pub fn is_infeasible(&self) -> bool {
         self.ready < INFEASIBLE_BELOW
     }
 }
 
 impl Scheduler {
-    /// The estimate of each flow.
+    /// Estimates for all flows, in their order.
     pub fn estimates(&self, now: Time, flows: &[ScheduledFlow]) -> Vec<CompletionEstimate> {
         let (order, late) = self.in_order(now, flows);
         let mut promises: Vec<CompletionEstimate> =
@@ -131,23 +143,26 @@ impl Scheduler {
             let flow = &flows[n];
             let left_s = flow.left_s().unwrap_or(0.0);
             let outlook = CapacityForecast::new(now, self.links(), std::iter::once(left_s));
-            let until = before + flow.bytes();
+            let until = before + flow.due_bytes();
+            let supplied = supplied_in_time(flow);
             let by_free = |bytes| of_free.reach(bytes, |bytes| outlook.free_reach(0, bytes));
             let by_all = |bytes| of_all.reach(bytes, |bytes| 1.0 - outlook.all_short_of(0, bytes));
             let own = |of: &dyn Fn(f64) -> f64| (of(until) - of(before)).max(0.0) as u64;
             let most = promises[n].most_metered_bytes;
             promises[n] = CompletionEstimate {
-                ready: match (flow.may_pay(), flow.need.policy) {
-                    (false, _) => by_free(until),
-                    (true, CostPolicy::Any | CostPolicy::Fast) => by_all(until),
-                    (true, _) => waiting(by_all(until)),
-                },
+                ready: supplied
+                    * match (flow.may_pay(), flow.need.policy) {
+                        (false, _) => by_free(until),
+                        (true, CostPolicy::Any | CostPolicy::Fast) => by_all(until),
+                        (true, _) => waiting(by_all(until)),
+                    },
                 expected_metered_bytes: own(&|bytes| outlook.left_over(0, bytes)).min(most),
                 worst_metered_bytes: own(&|bytes| outlook.left_over_at_most(0, bytes, WORST))
                     .min(most),
                 most_metered_bytes: most,
             };
-            // Who will be late goes after the others, and of an unknown size nothing can be said.
+            // A flow that will be late is carried after the others. Without a size there is no
+            // estimate.
             if !late.has(n) && flow.is_sized() {
                 before = until;
             }
@@ -155,7 +170,8 @@ impl Scheduler {
         promises
     }
 
-    /// The estimate of a flow without a deadline: it pays only if its policy says so at once.
+    /// The estimate of a flow without a deadline. It pays only if its policy uses metered links at
+    /// once.
     fn without_end(&self, flow: &ScheduledFlow) -> CompletionEstimate {
         let carries = |class| {
             let mut links = self.links().iter();
@@ -185,8 +201,8 @@ impl Scheduler {
         }
     }
 
-    /// The time until `bytes` are ready with this probability, if nothing else is carried and free
-    /// links are waited for; none if that exceeds a week.
+    /// The time until `bytes` are complete with this probability, if no other flow is carried and
+    /// the flow waits for free links; `None` if it is longer than a week.
     pub fn ready_by(&self, now: Time, bytes: u64, chance: f64) -> Option<Span> {
         let (mut low, mut high) = (0.0, PROMISED_MAX_S);
         let likely = |left_s: f64| {
@@ -196,7 +212,7 @@ impl Scheduler {
         if !likely(high) {
             return None;
         }
-        // To a hundredth of it, or a tenth of a second.
+        // To a precision of one percent, or a tenth of a second.
         while high - low > (0.01 * high).max(0.1) {
             let middle = if low == 0.0 {
                 high / 8.0
@@ -219,9 +235,10 @@ mod tests {
     use crate::history::LinkObservation;
     use crate::link_choice::{DeadlineFallback, FlowDemand};
     use crate::scheduler::SchedulerMode;
+    use crate::source_supply::SourceSupply;
     use std::time::Duration;
 
-    /// A minute of 1 MB/s on a metered link, and no other.
+    /// A scheduler with one metered link that carried 1 MB/s for a minute.
     fn scheduler() -> (Scheduler, Time) {
         let mut scheduler = Scheduler::new(
             SchedulerMode::Forecast,
@@ -251,6 +268,7 @@ mod tests {
             },
             size_bytes: bytes,
             priority: 0,
+            source: SourceSupply::Ample,
         }
     }
 
@@ -264,7 +282,7 @@ mod tests {
         ];
         let promises = scheduler.estimates(now, &flows);
         assert!(promises[0].is_infeasible(), "{promises:?}");
-        // Nobody waits for it.
+        // No other flow waits for it.
         assert!(promises[1].ready > 0.95, "{promises:?}");
         let behind = [flow(90_000_000, Some(99)), flow(5_000_000, Some(100))];
         let behind = scheduler.estimates(now, &behind);
@@ -287,11 +305,11 @@ mod tests {
         scheduler.observe(Time::ZERO, &[up, up]);
         let ready =
             |bytes, left_s| scheduler.estimates(Time::ZERO, &[flow(bytes, Some(left_s))])[0].ready;
-        // Four times what is assumed of both links: Wi-Fi of 50 Mb/s is nothing special.
+        // Four times what is assumed of both links: a Wi-Fi of 50 Mb/s is nothing unusual.
         let in_doubt = ready(60_000_000, 10);
         assert!((0.25..0.75).contains(&in_doubt), "{in_doubt}");
         assert!(ready(1_000_000, 3_600) > 0.95);
-        // A hundred times as much is out of reach of any link.
+        // A hundred times as much is beyond any link.
         assert!(ready(6_000_000_000, 10) < INFEASIBLE_BELOW);
     }
 

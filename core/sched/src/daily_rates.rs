@@ -1,14 +1,14 @@
-//! What a link carried at each hour of the last days.
+//! The rates of a link at each time of day, over the last days.
 //!
 //! ```text
 //!  day 20 413   ▁▁▁▁▁▁▁▁▆▆▁▁▃▃▃▃▁▁▇▇▇▇▇▇     a byte for each ten minutes: a rate, or unknown
 //!  day 20 414   ▁▁▁▁▁▁▁▁▆▅▁▁▃▃·
-//!                              ▲ now: past days go on from here
+//!                              ▲ now: past days continue from here
 //! ```
 
 use std::collections::VecDeque;
 
-/// The most days remembered: two weeks have each day of the week twice.
+/// The most days remembered. Two weeks contain each day of the week twice.
 pub const DAYS_MAX: usize = 14;
 
 /// The length of a slot in seconds.
@@ -33,9 +33,9 @@ pub struct DailyRates {
 }
 
 impl DailyRates {
-    /// Notes what the link carries, or would: bytes a second, 0 where it is not there, from one second of
-    /// a day up to another. Days count from anywhere, by the device's local time, and do not go back; what is
-    /// not noted stays unknown.
+    /// Records the link's rate in bytes per second, 0 while it is down, from one second of a day up
+    /// to another. Days count in the device's local time, from any start, and must not go back.
+    /// Times without a record stay unknown.
     pub fn note(&mut self, day: u32, seconds: std::ops::Range<u32>, rate: f64) {
         let last = self.days.back().map(|(day, _)| *day);
         if last.is_none_or(|last| last < day) {
@@ -52,7 +52,7 @@ impl DailyRates {
         for (n, slot) in slots.iter_mut().enumerate().take(end).skip(first) {
             let from = (n as u32 * SLOT_S).max(seconds.start);
             let until = ((n as u32 + 1) * SLOT_S).min(seconds.end);
-            // Of the part of the slot that is noted by now, this is so much.
+            // The part of the slot that is recorded by now, in seconds.
             let over = f64::from(until - n as u32 * SLOT_S);
             let share = f64::from(until - from) / over;
             let known = rate_of(*slot).map_or(rate, f64::from);
@@ -60,8 +60,8 @@ impl DailyRates {
         }
     }
 
-    /// The rates of past days from this second of the day on, a day long each: of the same day of the
-    /// week if there are any, else of all days.
+    /// The rates of past days from this second of the day on, for 24 hours each. If there are days
+    /// like `day` in the week, only those are used, else all.
     pub(crate) fn days_from(&self, day: u32, second: u32) -> Vec<Vec<Option<f32>>> {
         let first = (second / SLOT_S) as usize;
         let days_like = |week: u32| -> Vec<Vec<Option<f32>>> {
@@ -74,7 +74,7 @@ impl DailyRates {
                 .collect()
         };
         let alike = days_like(7);
-        // One such day may have been an odd one.
+        // A single day may have been an exception.
         if alike.len() > 1 { alike } else { days_like(1) }
     }
 
@@ -96,7 +96,7 @@ fn rate_of(code: u8) -> Option<f32> {
             for _ in 0..steps / CODES_PER_DOUBLING {
                 rate *= 2.0;
             }
-            // Between doublings in equal parts, not powers: any machine has the same.
+            // Linear between doublings, not exponential, so that every machine computes the same.
             let part = (steps % CODES_PER_DOUBLING) as f32 / CODES_PER_DOUBLING as f32;
             Some(rate * (1.0 + part))
         }
@@ -109,7 +109,7 @@ fn code_of(rate: f64) -> u8 {
     }
     let codes = 1..UNKNOWN;
     let off = |code: &u8| (f64::from(rate_of(*code).unwrap_or(0.0)) - rate).abs();
-    // Ascending, so the nearest is where it stops getting nearer.
+    // The codes ascend, so the search ends where the distance begins to grow.
     let mut best = codes.start;
     for code in codes {
         if off(&code) > off(&best) {
@@ -141,7 +141,7 @@ mod tests {
             diary.note(day, 0..86_400, 0.0);
             diary.note(day, 36_000..43_200, rate);
         }
-        // From half past nine on day 17, which is like days 3 and 10.
+        // From half past nine on day 17, which is the same day of the week as days 3 and 10.
         let days = diary.days_from(17, 34_200);
         assert_eq!(days.len(), 2);
         for day in days {

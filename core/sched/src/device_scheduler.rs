@@ -1,5 +1,5 @@
 //! The scheduler of a device: every client reports what it needs and what links carried for it, and
-//! is granted what it may use now.
+//! receives a grant for what it may use now.
 //!
 //! ```text
 //!  download ── report ─┐  demand, links, bytes                    Scheduler
@@ -8,14 +8,14 @@
 //!              (link or wait, Grant)  direction (up): the same; links are not as fast that way
 //! ```
 //!
-//! A client is whatever asks for links on its own behalf: a download, an upload, a stream, a socket,
-//! the connections of a program. All of them share one budget ([`BudgetShares`]) and one view of the
-//! links. The scheduler has no clock, no lock and no socket: each call is given the time, which must
-//! count while the machine sleeps.
+//! A client is anything that needs links on its own behalf: a download, an upload, a stream, a
+//! socket, the connections of a program. All of them share one budget ([`BudgetShares`]) and one
+//! view of the links. The scheduler has no clock, no lock and no socket: each call is given the
+//! time, which must count while the machine sleeps.
 //!
 //! A device that has seen no free link yet expects one: a free link that is down stands in the
-//! scheduler's list from the start, and the first free link that comes up takes its entry. Without it
-//! the list would hold only metered links, and everything would be paid for at once.
+//! scheduler's list from the start, and the first free link that comes up takes its entry. Without
+//! that entry the list would contain only metered links, and all traffic would be paid for at once.
 
 mod budget_shares;
 mod carried_by_link;
@@ -49,10 +49,10 @@ pub use link_surroundings::{LinkSurroundings, RadioStatus, WakingClients};
 /// The algorithm that decides when metered links are used, as users choose it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum SchedulerKind {
-    /// A forecast of the links.
+    /// Decides by a forecast of the links.
     #[default]
     D2Sched,
-    /// By Algorithm 1 of the Cedos paper, as published.
+    /// Decides by Algorithm 1 of the Cedos paper, as published.
     AlgorithmOne,
 }
 
@@ -68,7 +68,7 @@ impl SchedulerKind {
         }
     }
 
-    /// The mode of [`Scheduler`](crate::Scheduler) that this stands for.
+    /// The mode of [`Scheduler`](crate::Scheduler) that implements the algorithm.
     pub fn mode(self) -> SchedulerMode {
         match self {
             SchedulerKind::D2Sched => SchedulerMode::Forecast,
@@ -97,7 +97,7 @@ impl FromStr for SchedulerKind {
 /// moves.
 pub const REPORT_EVERY: Span = Span::from_secs(1);
 
-/// The saved history of the links in one direction: by link key, and rates by network.
+/// The saved history of the links in one direction: histories by link key, and rates by network.
 pub type SavedLinkHistory = (
     BTreeMap<String, SavedHistory>,
     BTreeMap<String, NetworkRates>,
@@ -111,6 +111,31 @@ pub struct DeviceScheduler {
     shares: BudgetShares,
     /// The latest round trip of each link, as sessions measured it.
     round_trips: BTreeMap<String, Duration>,
+    /// Links on which sessions found an obstacle for UDP.
+    udp_obstacles: BTreeMap<String, UdpObstacle>,
+}
+
+/// What keeps packets from travelling over UDP on a link.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum UdpObstacle {
+    /// The network carries no UDP to the server: packets travel in a stream.
+    Blocked,
+    /// UDP is not answered, and another host answers in place of the server: a sign-in page or a
+    /// filter.
+    Intercepted,
+    /// The server answers neither over UDP nor over TCP.
+    Unreachable,
+}
+
+impl UdpObstacle {
+    /// The name in JSON.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            UdpObstacle::Blocked => "blocked",
+            UdpObstacle::Intercepted => "intercepted",
+            UdpObstacle::Unreachable => "unreachable",
+        }
+    }
 }
 
 impl DeviceScheduler {
@@ -120,6 +145,7 @@ impl DeviceScheduler {
             directions: [0, 1].map(|_| DirectionScheduler::new(kind.mode())),
             shares: BudgetShares::default(),
             round_trips: BTreeMap::new(),
+            udp_obstacles: BTreeMap::new(),
         }
     }
 
@@ -137,8 +163,8 @@ impl DeviceScheduler {
         self.of(client).unregister(client.number);
     }
 
-    /// Takes in a client's report and decides what it may use until the next one. Clients report once a
-    /// second and at every change of their links or needs.
+    /// Handles a client's report and decides what it may use until the next one. Clients report
+    /// once a second and at every change of their links or needs.
     pub fn decide(&mut self, now: Time, client: ClientId, report: &ClientReport) -> ClientDecision {
         let carried = report.carried.values().sum();
         let offer = self.shares.offer(now, client, carried);
@@ -168,22 +194,22 @@ impl DeviceScheduler {
         decision
     }
 
-    /// Takes in the links and networks around the device, so that links have a history even without a
-    /// client.
+    /// Handles the links and networks around the device, so that links have a history even without
+    /// a client.
     pub fn observe(&mut self, now: Time, around: &LinkSurroundings) {
         for direction in &mut self.directions {
             direction.observe(now, around);
         }
     }
 
-    /// Restores the saved history of links, towards this device and from it.
+    /// Restores the saved history of links: for the direction towards this device, and from it.
     pub fn restore(&mut self, now: Time, saved: [SavedLinkHistory; 2]) {
         for (direction, saved) in self.directions.iter_mut().zip(saved) {
             direction.restore(now, saved);
         }
     }
 
-    /// The history of links to be saved, towards this device and from it.
+    /// The history of links to be saved: for the direction towards this device, and from it.
     pub fn saved(&self, now: Time) -> [SavedLinkHistory; 2] {
         [0, 1].map(|direction| self.directions[direction].saved(now))
     }
@@ -193,8 +219,8 @@ impl DeviceScheduler {
         self.directions[TransferDirection::Down as usize].radios()
     }
 
-    /// Bytes per second that all free links that are up carry together, towards this device and from
-    /// it, as far as they were used.
+    /// Bytes per second that all free links which are up carry together, towards this device and
+    /// from it. Links that were never used do not count.
     pub fn free_rates(&self) -> [f64; 2] {
         [0, 1].map(|direction| {
             let radios = self.directions[direction].radios();
@@ -205,7 +231,7 @@ impl DeviceScheduler {
         })
     }
 
-    /// Sets what a forecast says of a link, here and now. The rates in it are those towards this
+    /// Sets the forecast of a link for the current place and time. Its rates are those towards this
     /// device.
     pub fn set_hint(&mut self, slot: &str, hint: &ForecastHint) {
         self.directions[TransferDirection::Down as usize].set_hint(slot, hint);
@@ -221,7 +247,7 @@ impl DeviceScheduler {
         self.directions[TransferDirection::Down as usize].free_link_chance(now, span)
     }
 
-    /// The clients that the machine is woken for: those that wait and those that move data.
+    /// The clients for which the machine is woken: those that wait, and those that move data.
     pub fn waking_clients(&self, now: Time) -> WakingClients {
         let mut all = WakingClients::default();
         for direction in &self.directions {
@@ -232,31 +258,50 @@ impl DeviceScheduler {
         all
     }
 
-    /// The time until the first of the waiting clients must begin on a metered link; none if none will.
+    /// The time until the first waiting client must begin on a metered link; `None` if no client
+    /// will.
     pub fn latest_start(&self, now: Time) -> Option<Duration> {
         let directions = self.directions.iter();
         directions.filter_map(|d| d.latest_start(now)).min()
     }
 
-    /// Takes in the round trip that a session measured on a link.
+    /// Records the round trip that a session measured on a link.
     pub fn record_round_trip(&mut self, device: &str, round_trip: Duration) {
         self.round_trips.insert(device.to_owned(), round_trip);
     }
 
-    /// The round trip of a link, as a session measured it last.
+    /// The round trip of a link, as a session last measured it.
     pub fn round_trip(&self, device: &str) -> Option<Duration> {
         self.round_trips.get(device).copied()
     }
 
-    /// Takes in how long in total a session has carried a client's data on a link. A link without such
-    /// reports counts as having carried all the time.
+    /// Takes in whether a session found an obstacle for UDP on a link.
+    pub fn record_udp_obstacle(&mut self, device: &str, obstacle: Option<UdpObstacle>) {
+        match obstacle {
+            Some(obstacle) => self.udp_obstacles.insert(device.to_owned(), obstacle),
+            None => self.udp_obstacles.remove(device),
+        };
+    }
+
+    /// The obstacle for UDP on a link, as a session found it last.
+    pub fn udp_obstacle(&self, device: &str) -> Option<UdpObstacle> {
+        self.udp_obstacles.get(device).copied()
+    }
+
+    /// Records how long in total a session has carried a client's data on a link. Without such
+    /// reports a link counts as having carried data all the time.
     pub fn record_busy_time(&mut self, client: ClientId, device: &str, busy: Span) {
         self.of(client)
             .record_busy_time(client.number, device, busy);
     }
 
-    /// Sets how many bytes metered links may carry for all clients together from now on; none is no
-    /// limit.
+    /// Records whether the server refuses a client at present: then no estimate is given.
+    pub fn set_refused(&mut self, client: ClientId, is_refused: bool) {
+        self.of(client).set_refused(client.number, is_refused);
+    }
+
+    /// Sets how many bytes metered links may carry for all clients together from now on; `None`
+    /// means no limit.
     pub fn set_metered_limit(&mut self, metered_bytes: Option<u64>) {
         for direction in &mut self.directions {
             direction.set_metered_limit(metered_bytes);
@@ -264,26 +309,27 @@ impl DeviceScheduler {
         self.shares.set_limit(metered_bytes);
     }
 
-    /// When a client will be done and what it will cost, by its last report; none before that.
+    /// The estimate of when a client completes and what it costs, by its last report; `None` before
+    /// the first one.
     pub fn promise(&mut self, now: Time, client: ClientId) -> Option<CompletionEstimate> {
         self.of(client).promise(now, client.number)
     }
 
-    /// The time until metered links would carry a client, if links stayed as they are; none if they
-    /// never would, or before its first report.
+    /// The time until metered links would carry a client's payload, if links stayed as they are;
+    /// `None` if they never would, or before its first report.
     pub fn pays_after(&self, now: Time, client: ClientId) -> Option<Duration> {
         self.directions[client.direction as usize].pays_after(now, client.number)
     }
 
-    /// The estimate for the client with this number, and the time until its deadline; none without a
-    /// deadline, with an unknown size, or before its first report.
+    /// The estimate for the client with this number, and the time until its deadline; `None` if it
+    /// has no deadline or an unknown size, if the server refuses it, or before its first report.
     pub fn promise_of(&mut self, now: Time, number: u64) -> Option<(CompletionEstimate, Duration)> {
         let mut directions = self.directions.iter_mut();
         directions.find_map(|direction| direction.promise_of(now, number))
     }
 
-    /// The rate of a link towards this device in bytes per second, once it was used, and whether it
-    /// carries data, as far as is known.
+    /// The rate of a link towards this device in bytes per second, and whether it carries data as
+    /// far as is known; `None` before the link was used.
     pub fn link_rate(&self, link: &str) -> Option<(f64, bool)> {
         self.directions[TransferDirection::Down as usize].link_rate(link)
     }

@@ -1,33 +1,34 @@
-//! Which links a device uses where energy counts: those whose bits are worth their joules.
+//! Chooses links by energy: a device uses those that carry enough bits per joule.
 //!
 //! ```text
-//!                           ┌ the best of them ────────────────▶ use: something always moves
+//!                           ┌ the best of them ────────────────▶ use: data always moves
 //!  bits per joule of a link ┼ at least `share` of the mean ────▶ use: it raises the speed, and the
-//!                           │                                    mean of what was had so far
-//!                           └ less ─▶ leave, if it stays so for longer than a tail is worth;
-//!                                     try again when a try costs little beside what was spent since
+//!                           │                                    mean of the transfer so far
+//!                           └ less ─▶ leave, if that lasts longer than a tail is worth;
+//!                                     try again when a try costs little beside the energy spent since
 //! ```
 //!
-//! Why the mean: a link that gives more bits per joule than the transfer had so far raises what the
-//! whole has in the end, and its speed; one that gives less lowers it (Dinkelbach, *On Nonlinear
-//! Fractional Programming*, 1967, for the ratio of two sums). Raciu et al. (MobiArch 2011) probe all links
-//! for 10 s and stay with the best one for 100 s; here a link is left and taken when what is measured
-//! on it says so, waking and tail of its radio are counted, and a link is only looked at where what it
-//! was at its best would be worth it.
+//! Why the mean: a link that carries more bits per joule than the transfer did so far raises the
+//! result of the whole transfer, and its speed; one that carries less lowers it (Dinkelbach, *On
+//! Nonlinear Fractional Programming*, 1967, for the ratio of two sums). Raciu et al. (MobiArch
+//! 2011) probe all links for 10 s and stay with the best one for 100 s; here a link is taken or
+//! left whenever its measurements say so, the wake-up and the tail of its radio count, and a link
+//! is tried only if its best known rate would be worth it.
 //!
-//! What a radio draws comes in as a model ([`RadioPowerModel`]); nothing here knows Wi-Fi from cellular.
+//! The power of a radio is given as a model ([`RadioPowerModel`]); this module does not distinguish
+//! Wi-Fi and cellular.
 
 use d2tp_time::{Span, Time};
 
 /// The interval of measurements and decisions. // a guess: several round trips
 pub const SAMPLE: Span = Span::from_millis(500);
 
-/// Not measured for so long after a link was taken: its path opens, slow start. Higher: rates are
-/// truer; lower: a try costs less, so there are more of them.
-// Tried beside 1 s, on other walks than those of `cedos repro M2`.
+/// How long a link is not measured after it was taken, because its path opens and slow start runs.
+/// Higher: the rates are more accurate. Lower: a try costs less, so there are more of them.
+// Chosen over 1 s, on other walks than those of `cedos repro M2`.
 const SETTLE: Span = Span::from_millis(500);
 
-/// Measurements of a link before it is judged. // tried beside two, likewise
+/// The number of measurements of a link before it is judged. // chosen over two, on the same walks
 const SAMPLES_MIN: u32 = 1;
 
 /// How long no bytes may arrive before a link counts as stalled. // a guess: a long round trip
@@ -35,13 +36,14 @@ const STALL: Span = Span::from_millis(1_500);
 
 /// The share of all energy that may be spent on trying unused links. Higher: an improved link is found
 /// sooner; lower: less is wasted on others.
-const TRY_SHARE: f64 = 0.2; // tried beside 0.1 and 0.3, likewise
+const TRY_SHARE: f64 = 0.2; // chosen over 0.1 and 0.3, on the same walks
 
-/// The assumed time for which a link stays wanted, or unwanted; counts as one observation. // a guess
+/// The length that is assumed at first for a period in which a link stays wanted or unwanted. It
+/// counts as one observation. // a guess
 const SPELL_FIRST: Span = Span::from_secs(30);
 
-/// The energy in joules before which its mean is ignored, and the best link is the reference. // a
-/// guess: seconds
+/// The energy in joules up to which the mean is ignored, and the best link is the reference
+/// instead. // a guess: seconds
 const JOULES_MIN: f64 = 3.0;
 
 /// The share by which the remembered best rate of a link decays with each lower measurement. // a guess
@@ -59,17 +61,17 @@ pub struct RadioPowerModel {
     pub work_watts: f64,
     /// Additional energy per byte.
     pub byte_joules: f64,
-    /// Energy after the last byte.
+    /// Energy from the last byte until the radio sleeps.
     pub tail_joules: f64,
 }
 
 impl RadioPowerModel {
-    /// Bits per joule at a rate, without waking and tail.
+    /// Bits per joule at a rate, without wake-up and tail.
     pub fn bits_per_joule(&self, bits_per_s: f64) -> f64 {
         bits_per_s / (self.work_watts + self.byte_joules * bits_per_s / 8.0)
     }
 
-    /// The energy of taking and leaving the link, however short.
+    /// The energy of taking and leaving the link once.
     fn turn_joules(&self) -> f64 {
         self.wake_joules + self.tail_joules
     }
@@ -80,7 +82,7 @@ impl RadioPowerModel {
 pub struct LinkSample {
     /// Whether the link is attached.
     pub up: bool,
-    /// The number of the attachment: another one may be another access point.
+    /// The number of the attachment. Another attachment may be to another access point.
     pub attachment: u64,
     /// Payload bytes received over the link so far.
     pub bytes: u64,
@@ -113,12 +115,12 @@ pub struct EnergyPolicy {
     joules: f64,
 }
 
-/// The policy's state of a link.
+/// The policy's state for one link.
 #[derive(Debug, Clone)]
 struct LinkEnergyState {
     draw: RadioPowerModel,
     observation: LinkSample,
-    /// Since when it is in use.
+    /// Since when the link is in use.
     used_since: Option<Time>,
     /// When the current measurement began, and the bytes until then.
     sample: (Time, u64),
@@ -134,9 +136,9 @@ struct LinkEnergyState {
     measured: Option<(u64, f64)>,
     /// Whether the link is worth using.
     wanted: bool,
-    /// Since when that is so; none before anything is known.
+    /// Since when `wanted` has its value; `None` before anything is known.
     turned_at: Option<Time>,
-    /// The mean time for which the link stays unwanted, and wanted.
+    /// The mean lengths of periods in which the link stays unwanted, and wanted.
     spells: [MeanDuration; 2],
 }
 
@@ -186,7 +188,7 @@ impl LinkEnergyState {
         self.used_since = Some(now);
         self.sample = (now + SETTLE, self.observation.bytes);
         self.moved_at = now;
-        // What it had before may be long ago: the first samples count in full.
+        // The previous measurements may be old, so the first new ones count in full.
         self.samples = 0;
         self.draw.wake_joules
     }
@@ -199,7 +201,7 @@ impl LinkEnergyState {
         }
     }
 
-    /// Takes in the link's current state. Returns the energy spent over `span`.
+    /// Handles the link's current state. Returns the energy spent over `span`.
     fn look(&mut self, now: Time, span: Span, observation: LinkSample) -> f64 {
         let came = observation.bytes - self.observation.bytes;
         if came > 0 {
@@ -215,7 +217,7 @@ impl LinkEnergyState {
             self.turn(now, false);
         }
         if !observation.up || anew {
-            // While it is not there, nobody knows whether it would be wanted.
+            // While the link is not attached, it is unknown whether it would be wanted.
             self.turned_at = None;
         }
         self.observation = observation;
@@ -234,7 +236,8 @@ impl LinkEnergyState {
         let span = now.since(began);
         let bits = (self.observation.bytes - at_bytes) as f64 * 8.0 / span.as_secs_f64();
         self.samples += 1;
-        // What a turn costs is earned over some time: shorter ups and downs are none of its business.
+        // The energy of taking and leaving is regained over some time. Shorter ups and downs do not
+        // count.
         let earned_s = (self.draw.turn_joules() / self.draw.work_watts).max(1.0);
         let weight = (span.as_secs_f64() / earned_s).max(1.0 / f64::from(self.samples));
         self.rate += weight.min(1.0) * (bits - self.rate);
@@ -243,7 +246,7 @@ impl LinkEnergyState {
         self.sample = (now, self.observation.bytes);
     }
 
-    /// Whether the radio is in use and was not given its trial time yet.
+    /// Whether the link is in use and its trial time is not over yet.
     fn is_tried(&self) -> bool {
         self.used_since.is_some() && self.samples < SAMPLES_MIN
     }
@@ -252,7 +255,8 @@ impl LinkEnergyState {
         self.used_since.is_some() && now.since(self.moved_at) >= STALL
     }
 
-    /// Bits per joule in use, or if the link were used at this rate for its usual time.
+    /// Bits per joule while in use, or as expected if the link were used at this rate for its usual
+    /// time.
     fn worth(&self, now: Time, rate: f64) -> f64 {
         if self.is_stalled(now) {
             return 0.0;
@@ -291,7 +295,7 @@ impl LinkEnergyState {
         }
         let even_s = self.draw.turn_joules() / (self.draw.work_watts * saved);
         let already = self.turned_at.map_or(Span::ZERO, |at| now.since(at));
-        // Who does not know how long it takes loses at most as much again by waiting until it is even.
+        // If the duration is unknown, waiting until the costs are even loses at most as much again.
         self.spells[0].mean_s() > even_s || already.as_secs_f64() >= even_s
     }
 
@@ -307,11 +311,12 @@ impl LinkEnergyState {
 }
 
 impl EnergyPolicy {
-    /// Over these links, each with the bits per second it is taken to carry until it is measured.
+    /// A policy for these links, each with the rate in bits per second that is assumed until it is
+    /// measured.
     ///
-    /// `share`: a link is used where its bits per joule are at least this share of the mean. 1: the
-    /// most bits per joule that can be had while something always moves; lower: faster; 0, where
-    /// power is no matter: all links, always.
+    /// `share`: a link is used if its bits per joule are at least this share of the mean. 1: the
+    /// most bits per joule that are possible while data always moves. Lower: faster. 0: all links
+    /// at all times.
     pub fn new(
         share: f64,
         links: impl IntoIterator<Item = (RadioPowerModel, f64)>,
@@ -399,21 +404,21 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Wakes and sleeps at once, as Wi-Fi nearly does.
+    /// A radio that wakes and sleeps at once, much like Wi-Fi.
     const NIMBLE: RadioPowerModel = RadioPowerModel {
         wake_joules: 0.0,
         work_watts: 1.0,
         byte_joules: 0.0,
         tail_joules: 0.2,
     };
-    /// With a tail of ten seconds.
+    /// A radio with a tail of ten seconds.
     const HEAVY: RadioPowerModel = RadioPowerModel {
         wake_joules: 1.0,
         tail_joules: 9.0,
         ..NIMBLE
     };
 
-    /// A device whose links carry what they are said to.
+    /// A simulated device whose links carry given rates.
     struct Walk {
         policy: EnergyPolicy,
         now: Time,
@@ -424,7 +429,8 @@ mod tests {
     }
 
     impl Walk {
-        /// The nimble one first, taken for 10 Mb/s; the heavy one for 2.
+        /// A device with a nimble link, assumed to carry 10 Mb/s, and a heavy one, assumed to carry
+        /// 2.
         fn new(share: f64) -> Walk {
             Walk {
                 policy: EnergyPolicy::new(share, [(NIMBLE, 10e6), (HEAVY, 2e6)]),
@@ -439,7 +445,7 @@ mod tests {
             }
         }
 
-        /// For so many seconds, links of so many Mb/s.
+        /// Simulates some seconds in which the links carry these rates in Mb/s.
         fn on(&mut self, seconds: f64, mbps: [f64; 2]) {
             for _ in 0..(seconds / SAMPLE.as_secs_f64()) as u32 {
                 let used = self.policy.pick(self.now, &self.observations);
@@ -492,7 +498,7 @@ mod tests {
         let mut walk = Walk::new(1.0);
         walk.on(200.0, [0.2, 1.0]);
         walk.used_s = [0.0; 2];
-        // Both are now better than the transfer was so far.
+        // Both links are now better than the transfer was so far.
         walk.on(60.0, [3.0, 2.0]);
         assert!(walk.used_s[0] > 30.0, "{:?}", walk.used_s);
         assert_eq!(walk.used_s[1], 60.0);
@@ -501,7 +507,7 @@ mod tests {
     #[test]
     fn a_dear_radio_is_not_put_to_sleep_for_a_moment() {
         let mut walk = Walk::new(1.0);
-        // Wi-Fi for 8 s, none for 22: its tail would outlast the Wi-Fi.
+        // Wi-Fi for 8 s, none for 22 s: the cellular tail would outlast the Wi-Fi.
         for _ in 0..20 {
             walk.turn_wifi(false);
             walk.on(22.0, [0.0, 1.0]);

@@ -1,6 +1,6 @@
-//! Why a flow is where it is: a reason code, a sentence, and what would change it.
+//! Explains a decision for a flow: a reason code, a sentence, and what would change it.
 //!
-//! Said for one flow, when somebody asks: `cedos why`, a log, a metric.
+//! It is computed for one flow on request: for `cedos why`, a log or a metric.
 
 use crate::capacity_forecast::CapacityForecast;
 use crate::history::LinkHistory;
@@ -10,7 +10,7 @@ use crate::scheduler::{DeadlineOdds, DueBytes, Scheduler, deadline_odds};
 use d2tp_time::Time;
 use std::time::Duration;
 
-/// The step of the search for the latest start: the share of the time that is left after each.
+/// The step of the search for the latest start: each step keeps this share of the remaining time.
 const START_STEP: f64 = 0.85;
 /// The precision of a predicted start.
 const START_LEAST: Duration = Duration::from_secs(1);
@@ -18,16 +18,16 @@ const START_LEAST: Duration = Duration::from_secs(1);
 /// The explanation of a decision.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FlowExplanation {
-    /// The reason code, if the flow waits.
+    /// The reason code; `None` unless the flow waits.
     pub reason: Option<LinkWaitReason>,
-    /// The reason in words.
+    /// The reason, as a sentence for people.
     pub because: String,
-    /// What would change it.
+    /// What would change the decision, as a sentence for people.
     pub unblocks: String,
 }
 
 impl Scheduler {
-    /// Explains the assignment of a flow. `names` are those of the links.
+    /// Explains the assignment of a flow. `names` are the names of the links.
     pub fn explain(
         &self,
         now: Time,
@@ -125,8 +125,8 @@ impl Scheduler {
         Some(deadline_odds(&outlook, 0, due))
     }
 
-    /// The time until the flow would begin to pay if the links stayed as they are. None if it may not
-    /// pay.
+    /// The time until the flow would begin to pay if the links stayed as they are; `None` if it may
+    /// not pay.
     pub fn pays_in(&self, now: Time, flows: &[ScheduledFlow], flow: usize) -> Option<Duration> {
         let left = flows[flow].need.left.filter(|_| flows[flow].may_pay())?;
         let due = due_until(flows, flow);
@@ -141,7 +141,7 @@ impl Scheduler {
     }
 }
 
-/// The bytes that are due until a flow's deadline.
+/// The bytes of all flows that are due until a flow's deadline.
 pub(crate) fn due_until(flows: &[ScheduledFlow], flow: usize) -> DueBytes {
     let order = by_deadline(flows);
     let until = order.iter().take_while(|n| **n != flow);
@@ -169,6 +169,7 @@ mod tests {
     use crate::history::LinkObservation;
     use crate::link_choice::{CostPolicy, DeadlineFallback, FlowDemand};
     use crate::scheduler::SchedulerMode;
+    use crate::source_supply::SourceSupply;
     use d2tp_time::Span;
 
     const NAMES: [&str; 2] = ["wlan0", "wwan0"];
@@ -184,10 +185,11 @@ mod tests {
             },
             size_bytes: megabytes * 1_000_000,
             priority: 0,
+            source: SourceSupply::Ample,
         }
     }
 
-    /// A minute of use of links that carried so many bytes a second.
+    /// A scheduler whose links were used for a minute at these rates, in bytes per second.
     fn scheduler(rates: [Option<u64>; 2]) -> (Scheduler, Time) {
         let mut scheduler = Scheduler::new(
             SchedulerMode::Forecast,

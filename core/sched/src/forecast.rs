@@ -1,16 +1,16 @@
-//! Where and when a link carries, learnt from the device's own history of it.
+//! Learns where and when a link carries, from the device's own history of it.
 //!
 //! ```text
-//!  lost at a place, back some metres and seconds later ─▶ holes by place: how long it will be away
-//!  rate in each ten minutes of the last two weeks      ─▶ a diary: what it will carry at that hour
+//!  lost at a place, back some metres and seconds later ─▶ outages by place: how long it will be away
+//!  rate in each ten minutes of the last two weeks      ─▶ daily rates: what it will carry at that hour
 //!                                                             │
-//!  History::hint ◀── Hint: lengths from here, days from now ◀─┘      Outlook draws its scenes from them
+//!  LinkHistory ◀── ForecastHint: lengths from here, days from now ◀─┘   CapacityForecast draws scenarios from it
 //! ```
 //!
-//! A place is whatever the caller can tell: a square of 100 m where there is a position, else the
-//! network or the cells around. Holes are remembered with the metres they span, where those are known: who
-//! is faster today is back sooner. All of it is what happened on this device, bounded, and a
-//! few kilobytes when written down ([`LinkForecast::encode`]).
+//! The caller names the place: a square of 100 m where there is a position, else the network or the
+//! cells in reach. Outages are stored with their length in metres, where that is known, because a
+//! device that moves faster leaves an outage sooner. All data comes from this device, is bounded,
+//! and takes a few kilobytes in encoded form ([`LinkForecast::encode`]).
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -28,20 +28,20 @@ pub const PLACES_MAX: usize = 1_024;
 pub const HOLES_MAX: usize = 12;
 
 /// The factor by which an outage counts less than the following one.
-const FADE: f64 = 0.85; // tried beside 1, on other routes than those of `cedos repro E3`
+const FADE: f64 = 0.85; // chosen over 1, on other routes than those of `cedos repro E3`
 
-/// The distance at which an outage that began there counts one third.
-const NEAR_M: f64 = 25.0; // tried beside 12 and 40, likewise
+/// The distance in metres at which an outage that began there counts one third.
+const NEAR_M: f64 = 25.0; // chosen over 12 and 40, on the same routes
 
-/// The least total weight of samples: with less, the current outage counts as a new one.
+/// The least total weight of samples. With less, there is no forecast of the current outage.
 const WEIGHT_MIN: f64 = 0.2; // a guess
 
 /// How much the current speed shortens an outage: 0 not at all, 1 in proportion. The speed at its start
 /// predicts only half of the later speed.
-const SPEED_SHARE: f64 = 0.5; // tried beside 0.3, 0.8 and 1, likewise
+const SPEED_SHARE: f64 = 0.5; // chosen over 0.3, 0.8 and 1, on the same routes
 
-/// The time over which speed is measured.
-const SPEED_OVER_S: f64 = 15.0; // tried beside 40, likewise
+/// The time over which speed is measured, in seconds.
+const SPEED_OVER_S: f64 = 15.0; // chosen over 40, on the same routes
 
 /// The speed below which the device counts as standing, in metres per second.
 const SPEED_MIN: f64 = 0.3;
@@ -53,7 +53,7 @@ pub struct LocationCell(u64);
 impl LocationCell {
     /// The cell of a named place: an SSID, or the cell towers in reach.
     pub fn named(name: &str) -> LocationCell {
-        // FNV-1a; that two names share a place by chance costs a wrong guess.
+        // FNV-1a. If two names share a cell by chance, a guess is wrong.
         let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
         });
@@ -69,7 +69,7 @@ impl LocationCell {
     }
 
     fn of_square(east: i32, north: i32) -> LocationCell {
-        // 31 bits to the east: as far as the Earth goes round, and more.
+        // 31 bits for the column, more than the circumference of the Earth needs.
         let east = u64::from(east as u32 & 0x7fff_ffff);
         LocationCell((east << 32 | u64::from(north as u32)) << 1)
     }
@@ -82,13 +82,13 @@ impl LocationCell {
         LocationCell(number)
     }
 
-    /// The cell's column and row; none for a named place.
+    /// The cell's column and row; `None` for a named place.
     pub(crate) fn square(self) -> Option<(i32, i32)> {
         let sign_back = |east: i32| east << 1 >> 1;
         (self.0 & 1 == 0).then_some((sign_back((self.0 >> 33) as i32), (self.0 >> 1) as i32))
     }
 
-    /// The cell and its neighbours; a named place has none.
+    /// The cell and its neighbours; a named place has no neighbours.
     fn around(self) -> impl Iterator<Item = LocationCell> {
         let others = self.square().into_iter().flat_map(|(east, north)| {
             let near = move |e: i32, n: i32| (east.wrapping_add(e), north.wrapping_add(n));
@@ -132,7 +132,7 @@ impl Location {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct LinkOutage {
     pub(crate) seconds: f32,
-    /// The distance between its start and its end along the path; none without points.
+    /// The distance between the outage's start and its end along the path; `None` without points.
     pub(crate) metres: Option<f32>,
     /// The point where the outage began.
     pub(crate) began: Option<(f32, f32)>,
@@ -140,9 +140,9 @@ pub(crate) struct LinkOutage {
 
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct LocationHistory {
-    /// Outages, the latest last.
+    /// The outages, the latest last.
     pub(crate) holes: VecDeque<LinkOutage>,
-    /// The number of the last visit.
+    /// The number of the last visit to the place.
     pub(crate) visit: u32,
 }
 
@@ -152,7 +152,7 @@ struct OngoingOutage {
     since: Time,
     spot: Location,
     metres: f64,
-    /// The speed at its start in metres per second.
+    /// The speed at the start of the outage in metres per second.
     speed: Option<f64>,
 }
 
@@ -198,7 +198,7 @@ impl DurationDistribution {
 pub struct ForecastHint {
     /// Lengths in seconds of outages that began here.
     pub away_s: Vec<f64>,
-    /// Bytes per second in each slot from now on, from past days; none if unknown.
+    /// Bytes per second in each slot from now on, from past days; `None` if unknown.
     pub days: Vec<Vec<Option<f32>>>,
     /// Seconds since the current slot began.
     pub into_slot_s: f64,
@@ -219,7 +219,7 @@ pub struct LinkForecast {
 }
 
 impl LinkForecast {
-    /// An empty forecast.
+    /// A forecast without observations.
     pub fn new() -> LinkForecast {
         LinkForecast::default()
     }
@@ -251,13 +251,13 @@ impl LinkForecast {
         &mut self.diary
     }
 
-    /// The distribution of the total length of the current outage; none if nothing is known of this
+    /// The distribution of the total length of the current outage; `None` if nothing is known of this
     /// place, or the link carries.
     pub fn ongoing_outage(&self, now: Time) -> Option<DurationDistribution> {
         let open = self.open?;
         let age = now.since(open.since).as_secs_f64();
         let mut weighed = self.lengths_here(&open.spot, open.speed);
-        // Those that would be over by now say nothing any more.
+        // Outages that were shorter than the current one say nothing any more.
         weighed.retain(|(seconds, _)| *seconds > age);
         let weight: f64 = weighed.iter().map(|(_, weight)| weight).sum();
         (weight >= WEIGHT_MIN).then(|| DurationDistribution::of(weighed))
@@ -273,7 +273,7 @@ impl LinkForecast {
         })
     }
 
-    /// The hint for the link's history, at this day and second of the day.
+    /// The hint for a [`LinkHistory`](crate::LinkHistory), for this day and second of the day.
     pub fn hint(&self, now: Time, day: u32, second: u32) -> ForecastHint {
         ForecastHint {
             away_s: self
@@ -367,7 +367,8 @@ fn distance(a: (f64, f64), b: (f64, f64)) -> f64 {
     (east * east + north * north).sqrt()
 }
 
-/// A weight of a third at distance one, a ninth at two, without the platform's exponential function.
+/// A weight of one third at distance one, one ninth at two, computed without the platform's
+/// exponential function.
 fn nearness(x: f64) -> f64 {
     let whole = x.min(30.0) as i32;
     let mut power = 1.0;
@@ -382,7 +383,8 @@ fn nearness(x: f64) -> f64 {
 mod tests {
     use super::*;
 
-    /// Walks a line of 1 km at a speed, with holes from and until these metres, a look a second.
+    /// Walks 1 km in a straight line at a speed, with outages between these metres and an
+    /// observation each second.
     fn walk(
         forecast: &mut LinkForecast,
         from: Time,

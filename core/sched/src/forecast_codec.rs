@@ -1,11 +1,11 @@
-//! A forecast as bytes, and back.
+//! Encoding and decoding of a [`LinkForecast`].
 //!
 //! ```text
 //!  version ─ visits ─ places: { place, visit, holes: { flags, seconds, metres?, began? } } ─ days: { day, slots }
 //! ```
 //!
-//! Numbers are varints of seven bits each, low ones first: hundredths of a second, tenths of a metre. A point
-//! is its place's square and two bytes within it.
+//! Numbers are varints of seven bits each, low ones first: hundredths of a second, tenths of a
+//! metre. A point is stored as its grid cell and two bytes for the position within the cell.
 
 use crate::daily_rates::{DAYS_MAX, SLOTS};
 use crate::forecast::{
@@ -15,7 +15,7 @@ use crate::forecast::{
 const VERSION: u8 = 1;
 const HAS_METRES: u8 = 1;
 const HAS_BEGAN: u8 = 2;
-/// The largest length and distance that is stored.
+/// The largest length and distance that is stored, in the stored units' base: seconds and metres.
 const MOST: f32 = 1e7;
 
 /// The bytes are not a complete forecast.
@@ -60,10 +60,10 @@ impl LinkForecast {
         out
     }
 
-    /// What was encoded.
+    /// Decodes what [`LinkForecast::encode`] wrote.
     ///
     /// # Errors
-    /// It was not, or was damaged.
+    /// The bytes have another format or are damaged.
     pub fn decode(bytes: &[u8]) -> Result<LinkForecast, ForecastDecodeError> {
         let mut from = ForecastReader { bytes };
         let mut forecast = LinkForecast::new();
@@ -105,7 +105,7 @@ impl LinkForecast {
 }
 
 impl LocationCell {
-    /// A point's position in this cell, in parts of 256; none for a named place.
+    /// A point's position in this cell, in parts of 256; `None` for a named place.
     fn within(self, (east, north): (f32, f32)) -> Option<[u8; 2]> {
         let (e, n) = self.square()?;
         let part = |metres: f32, square: i32| {
@@ -179,7 +179,7 @@ mod tests {
     use crate::forecast::Location;
     use d2tp_time::{Span, Time};
 
-    /// Two weeks of a way to work with five holes.
+    /// A forecast of two weeks on a way to work with five outages.
     fn learnt() -> LinkForecast {
         let mut forecast = LinkForecast::new();
         let mut now = Time::ZERO;

@@ -1,13 +1,13 @@
-//! What a device knows of a link from its own use of it: how long it carries, how long it does not,
-//! and how fast.
+//! The history of a link, from the device's own use of it: how long it carries, how long it does
+//! not, and at which rate.
 //!
 //! ```text
-//!  carries      ▁▂▅▅▃▁          ▁▃▅▅▅     spells that ended: their lengths and mean rates
-//!  does not  ───      ──────────     ─▶   the one under way: its age, the rate lately and on the whole
+//!  carries      ▁▂▅▅▃▁          ▁▃▅▅▅     periods that ended: their lengths and mean rates
+//!  does not  ───      ──────────     ─▶   the current one: its age, the recent and the long-term rate
 //! ```
 //!
-//! A link that is up and carries nothing of what it is given counts as one that is not there. Only
-//! what happened goes in: nothing is known of a link that was never used but whether it is up.
+//! A link that is up but carries nothing of what is sent over it counts as down. The history
+//! contains only observations: of a link that was never used it knows only whether it is up.
 
 use crate::forecast::ForecastHint;
 use crate::link_choice::{FREE_RATE_FIRST_BYTES_PER_S, LinkClass, METERED_RATE_FIRST_BYTES_PER_S};
@@ -24,7 +24,7 @@ pub const SPELLS_MAX: usize = 32;
 const LATELY_S: f64 = 8.0;
 
 /// The seconds of use over which the long-term rate is averaged.
-const WHOLE_S: f64 = 100.0; // tuned, likewise
+const WHOLE_S: f64 = 100.0; // tuned in the same way
 
 /// The seconds of use after which confidence in the rates is one half. // a guess
 const KNOWN_S: f64 = 5.0; // a guess
@@ -43,12 +43,12 @@ pub struct LinkObservation {
     pub busy: Span,
 }
 
-/// A period in which a link carried.
+/// A period in which a link carried data.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct UpPeriod {
     /// Length of the period in seconds.
     pub length_s: f64,
-    /// Its rate in bytes per second.
+    /// The mean rate of the period in bytes per second.
     pub rate: f64,
 }
 
@@ -92,7 +92,7 @@ pub struct SavedHistory {
     pub ons: Vec<UpPeriod>,
     /// Lengths of past down periods in seconds.
     pub offs: Vec<f64>,
-    /// How long the link had been down when the history was saved; none if it was up.
+    /// How long the link had been down when the history was saved; `None` if it was up.
     pub away_s: Option<f64>,
 }
 
@@ -111,7 +111,8 @@ struct DecayingMean {
 
 impl DecayingMean {
     fn add(&mut self, value: f64, weight: f64, span: f64) {
-        // (1 + w/s)^-1 forgets like an exponential for small steps, and needs none.
+        // (1 + w/s)^-1 decays like an exponential for small steps, and needs no exponential
+        // function.
         let keep = 1.0 / (1.0 + weight / span);
         self.sum = self.sum * keep + value * weight;
         self.weight = self.weight * keep + weight;
@@ -143,7 +144,7 @@ impl LinkHistory {
         }
     }
 
-    /// A history restored from its saved form, of a link that counts as down until it is seen.
+    /// A history restored from its saved form. Its link counts as down until it is observed.
     pub fn recall(now: Time, class: LinkClass, past: &SavedHistory) -> LinkHistory {
         let mut history = LinkHistory::new(class);
         let is_length = |length: &f64| length.is_finite() && *length >= 0.0;
@@ -176,7 +177,7 @@ impl LinkHistory {
         }
     }
 
-    /// Records that the link is on another network, with the rate it had before.
+    /// Records that the link is on another network, whose rate is known.
     pub fn switch_network(&mut self, rates: NetworkRates) {
         let is_known = rates.known_s.is_finite() && rates.whole.is_finite() && rates.whole >= 0.0;
         self.whole = match is_known && rates.known_s > 0.0 {
@@ -189,7 +190,7 @@ impl LinkHistory {
         (self.lately, self.measured_at, self.silent_s) = (DecayingMean::default(), None, 0.0);
     }
 
-    /// Takes in an observation.
+    /// Handles an observation.
     pub fn observe(&mut self, now: Time, observation: &LinkObservation) {
         let busy_s = observation.busy.as_secs_f64();
         if busy_s > 0.0 {
@@ -237,7 +238,7 @@ impl LinkHistory {
     fn turn(&mut self, now: Time) {
         let length_s = self.age_s(now);
         if self.on {
-            // One that was never used says nothing of how long it would have carried.
+            // A period without use does not show how long the link would have carried.
             if self.carried.busy_s > 0.0 && self.carried.bytes > 0.0 {
                 let rate = self.carried.bytes / self.carried.busy_s;
                 remember(&mut self.ons, UpPeriod { length_s, rate });
@@ -280,7 +281,13 @@ impl LinkHistory {
         self.lately.value()
     }
 
-    /// The rate over all use, weighted towards the last minutes; assumed if there was none.
+    /// The larger of the recent and the long-term rate.
+    pub(crate) fn best_known_rate(&self) -> f64 {
+        self.long_term_rate().max(self.recent_rate().unwrap_or(0.0))
+    }
+
+    /// The rate over all use, weighted towards the last minutes; an assumed rate if there was no
+    /// use.
     pub fn long_term_rate(&self) -> f64 {
         self.whole.value().unwrap_or(match self.class {
             LinkClass::Free => FREE_RATE_FIRST_BYTES_PER_S,
@@ -293,8 +300,8 @@ impl LinkHistory {
         self.whole.weight / (self.whole.weight + KNOWN_S)
     }
 
-    /// The time since the link was last used: infinite if it never was, and very long if only an earlier
-    /// time on its network is known.
+    /// The seconds since the link was last used: infinite if it never was, and very long if only
+    /// earlier use of its network is known.
     pub fn unused_s(&self, now: Time) -> f64 {
         let never = match self.whole.weight > 0.0 {
             true => f64::MAX,
@@ -349,7 +356,7 @@ mod tests {
         assert_eq!(history.down_periods().len(), 1);
         assert!((history.down_periods()[0] - 20.0).abs() <= 1.0);
         assert!((history.age_s(Time::from_secs_f64(35.0)) - 4.0).abs() <= 1.0);
-        // Of this stay only.
+        // Of this up period only.
         assert_eq!(history.recent_rate(), Some(3_000.0));
         assert!(history.long_term_rate() > 1_000.0 && history.long_term_rate() < 3_000.0);
     }
@@ -386,7 +393,7 @@ mod tests {
         assert!((past.away_s.expect("away") - 100.0).abs() <= 1.0);
         past.away_s = Some(3_600.0);
         past.offs.push(f64::NAN);
-        // After a restart of the machine: its clock began anew.
+        // The clock starts again after a restart of the machine.
         let mut again = LinkHistory::recall(Time::from_secs_f64(5.0), LinkClass::Free, &past);
         assert_eq!(
             (again.up_periods().len(), again.down_periods().len()),

@@ -1,4 +1,4 @@
-//! D2Sched: which flow goes over which link now, or waits, and why.
+//! D2Sched, the scheduler: decides which flow uses which link now, or waits, and why.
 //!
 //! ```text
 //!  ScheduledFlow (bytes, time left, policy) ─┐
@@ -7,12 +7,13 @@
 //!                                                    └──▶ FlowExplanation, CompletionEstimate
 //! ```
 //!
-//! [`DeviceScheduler`] is what a device uses: it decides for all clients (downloads, streams, sockets,
-//! programs) together, by a [`Scheduler`] for each direction, and shares out the device's budget.
+//! [`DeviceScheduler`] is what a device uses: it decides for all clients (downloads, streams,
+//! sockets, programs) together, by a [`Scheduler`] for each direction, and shares out the device's
+//! budget.
 //!
-//! Pure functions of plain facts: no packet, no clock, no socket is seen here. The device asks
-//! again every second and at every change. Where energy counts, [`energy_policy`] says which links are worth
-//! their joules.
+//! Everything here is computed from plain values, without packets, clocks or sockets. The device
+//! calls it every second and at every change. Where energy counts, [`energy_policy`] chooses the
+//! links.
 
 mod algorithm_one;
 mod capacity_forecast;
@@ -29,6 +30,8 @@ mod link_choice;
 mod paid_share;
 mod playback;
 mod scheduler;
+mod source_limit;
+mod source_supply;
 mod stream_buffer;
 mod wake_plan;
 
@@ -37,7 +40,7 @@ pub use completion_estimate::CompletionEstimate;
 pub use device_scheduler::{
     CarriedByLink, CarryingLink, ClientDecision, ClientId, ClientReport, DeviceScheduler,
     DuplexClient, DuplexReport, FlowSpending, Grant, LinkSurroundings, REPORT_EVERY, RadioStatus,
-    SavedLinkHistory, SchedulerKind, SpendingChange, TransferDirection, WakingClients,
+    SavedLinkHistory, SchedulerKind, SpendingChange, TransferDirection, UdpObstacle, WakingClients,
 };
 pub use explanation::FlowExplanation;
 pub use forecast::{
@@ -53,5 +56,6 @@ pub use link_choice::{
 };
 pub use playback::{PlaybackMeter, RATE_FIRST};
 pub use scheduler::{PROBE_BYTES, Scheduler, SchedulerMode};
+pub use source_supply::SourceSupply;
 pub use stream_buffer::{BufferedStream, RefillThresholds, StreamBuffer, SwitchDelay};
 pub use wake_plan::{ScanPeriods, WakeNeeds, WakePlan, WakePlanner};

@@ -1,17 +1,18 @@
-//! Which flows each link carries now: what is decided for all flows of a device at once.
+//! The assignment of flows to links, decided for all flows of a device at once.
 //!
 //! ```text
 //!  flows, earliest deadline first   A B C D E
 //!  wlan0  free                      ─────────▶ all of them, in this order
-//!  wwan0  metered                   ───▶ those that pay; or a few bytes, to be measured; or none
+//!  wwan0  metered                   ───▶ those that pay; or a few bytes, as a probe; or none
 //! ```
 //!
-//! A link carries the first of its flows that is not complete; several links may carry the same one.
-//! Serving the earliest deadline first meets all deadlines if anything does, and leaves no more to
-//! metered links than another order (Liu and Layland, 1973, show the first for one processor; a
-//! fluid that may be split is the same case).
+//! A link carries the first of its flows that is not complete; several links may carry the same
+//! one. Serving the earliest deadline first meets all deadlines if any order does, and leaves no
+//! more to metered links than another order (Liu and Layland, 1973, show the first for one
+//! processor; a fluid that may be split is the same case).
 
 use crate::link_choice::{CostPolicy, DeadlineFallback, FlowDemand, SIZE_UNKNOWN_BYTES};
+use crate::source_supply::SourceSupply;
 use d2tp_time::Span;
 use std::time::Duration;
 
@@ -20,10 +21,13 @@ use std::time::Duration;
 pub struct ScheduledFlow {
     /// The flow's demand.
     pub need: FlowDemand,
-    /// Total size in bytes; if the remaining bytes are unknown, those that came so far.
+    /// Total size in bytes; if the remaining bytes are unknown, the bytes received so far.
     pub size_bytes: u64,
-    /// Priority: 0 to 7, higher is more. Decides only the order when not all flows can be in time.
+    /// Priority, 0 to 7; higher goes first. It decides only the order when not all flows can be in
+    /// time.
     pub priority: u8,
+    /// How the server supplies the flow.
+    pub source: SourceSupply,
 }
 
 impl ScheduledFlow {
@@ -32,7 +36,7 @@ impl ScheduledFlow {
         self.need.remaining_bytes.is_some()
     }
 
-    /// The total size in bytes, or a guess.
+    /// The total size in bytes; an estimate if it is unknown.
     pub(crate) fn size(&self) -> u64 {
         match self.is_sized() {
             true => self.size_bytes,
@@ -40,9 +44,18 @@ impl ScheduledFlow {
         }
     }
 
-    /// The remaining bytes, or a guess: as many as came so far, since sizes have a heavy tail.
+    /// The remaining bytes. If they are unknown, as many as were carried so far, since sizes have a
+    /// heavy tail.
     pub(crate) fn bytes(&self) -> f64 {
         self.need.remaining_bytes.unwrap_or(self.size()) as f64
+    }
+
+    /// The bytes that links have to carry until the deadline: no more than the source supplies by then.
+    pub(crate) fn due_bytes(&self) -> f64 {
+        match (self.source.limit(), self.left_s()) {
+            (Some(rate), Some(left_s)) => self.bytes().min(rate * left_s),
+            _ => self.bytes(),
+        }
     }
 
     /// Seconds until the deadline.
@@ -63,7 +76,7 @@ impl ScheduledFlow {
     }
 }
 
-/// What a link carries until the next decision.
+/// The flows that a link carries until the next decision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LinkShare {
     /// The link carries nothing.
@@ -92,7 +105,7 @@ pub struct LinkAssignment {
 }
 
 impl LinkAssignment {
-    /// The flows that a link carries, in order, and the most bytes.
+    /// The flows that a link carries, in order, and the most bytes that it may carry for them.
     pub fn carried_by(&self, link: usize) -> (&[usize], u64) {
         match self.shares[link] {
             LinkShare::Nothing => (&[], 0),
@@ -103,7 +116,7 @@ impl LinkAssignment {
     }
 }
 
-/// Bits of an index in the sort key; a priority has three.
+/// Bits of an index in the sort key; the priority has three.
 const PLACE_BITS: u32 = 27;
 /// The deadline in milliseconds from which a flow counts as having none: half a year.
 const LEFT_MAX_MS: u64 = (1 << (64 - PLACE_BITS - 3)) - 1;
@@ -112,7 +125,7 @@ const LEFT_MAX_MS: u64 = (1 << (64 - PLACE_BITS - 3)) - 1;
 /// arrival.
 pub(crate) fn by_deadline(flows: &[ScheduledFlow]) -> Vec<usize> {
     assert!(flows.len() < 1 << PLACE_BITS);
-    // One number each: ten thousand are sorted in a fifth of a millisecond.
+    // Each flow's key is one number: ten thousand are sorted in a fifth of a millisecond.
     let key = |(place, flow): (usize, &ScheduledFlow)| {
         let left = flow.need.left.unwrap_or(Duration::MAX).as_millis();
         let left_ms = u64::try_from(left).unwrap_or(u64::MAX).min(LEFT_MAX_MS);
@@ -140,6 +153,7 @@ mod tests {
             },
             size_bytes: 1,
             priority,
+            source: SourceSupply::Ample,
         }
     }
 

@@ -1,17 +1,18 @@
-//! What a flow wants, what links there are, and which of them it is on: the words of the scheduler.
+//! Basic types of the scheduler: link classes, policies, demands of flows, candidates and choices.
 
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-/// Rate assumed of a metered link never measured. Higher: waits longer for a free link and may
-/// be late; lower: pays sooner.
+/// The assumed rate of a metered link that was never measured. Higher: flows wait longer for a free
+/// link and may be late. Lower: they pay sooner.
 pub const METERED_RATE_FIRST_BYTES_PER_S: f64 = 250_000.0; // 2 Mb/s, a guess
 
-/// Rate assumed of a free link never measured, used only to compare when urgent.
+/// The assumed rate of a free link that was never measured, used only to compare links when a flow
+/// is urgent.
 pub const FREE_RATE_FIRST_BYTES_PER_S: f64 = 1_250_000.0; // 10 Mb/s, a guess
 
-/// Size assumed while the origin has not reported one.
+/// The assumed size of an object whose size the origin has not reported yet.
 pub const SIZE_UNKNOWN_BYTES: u64 = 100_000_000; // a guess: a podcast episode
 
 /// The cost class of a link.
@@ -19,9 +20,9 @@ pub const SIZE_UNKNOWN_BYTES: u64 = 100_000_000; // a guess: a podcast episode
 pub enum LinkClass {
     /// Free: a byte costs nothing.
     Free,
-    /// Metered: money, or a monthly allowance.
+    /// Metered: bytes cost money, or count against a monthly allowance.
     Metered,
-    /// Roaming: more money; never used unless allowed.
+    /// Roaming: bytes cost more money; never used unless allowed.
     Roaming,
 }
 
@@ -30,30 +31,30 @@ pub enum LinkClass {
 pub enum LinkWaitReason {
     /// No link is up.
     NoPath,
-    /// Only metered links are up, and there is time.
+    /// Only metered links are up, and the deadline leaves time to wait for a free one.
     PathCost,
-    /// Metered links carried all they may.
+    /// The budget for metered links is used up.
     OverBudget,
     /// Only a roaming link is up.
     RoamingBlocked,
-    /// Flows with earlier deadlines go first.
+    /// Flows with earlier deadlines are served first.
     QueuedBehind,
-    /// The links that are up carry nothing.
+    /// The links that are up carry no data.
     PathTooSlow,
 }
 
-/// How to weigh money against time.
+/// How a flow weighs money against time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CostPolicy {
-    /// Never a byte on a metered link.
+    /// No byte uses a metered link.
     FreeOnly,
     /// Free links until the deadline requires a metered one.
     FreeFirst,
     /// Like free-first, but a missed deadline counts twice: it pays earlier and misses less.
     Balanced,
-    /// The fastest link at any time.
+    /// The fastest link at any time, whatever it costs.
     Fast,
-    /// Any link at once, free ones preferred.
+    /// Any link at once, free ones preferred. The default for flows that cannot wait.
     Any,
 }
 
@@ -154,20 +155,20 @@ impl FromStr for DeadlineFallback {
 /// The demand of a flow.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FlowDemand {
-    /// Bytes still to come, when known.
+    /// Bytes still to be carried, if known.
     pub remaining_bytes: Option<u64>,
-    /// Time until the deadline; zero when it has passed; none when there is none.
+    /// Time until the deadline; zero after it has passed; `None` without a deadline.
     pub left: Option<Duration>,
     /// How to weigh money against time.
     pub policy: CostPolicy,
     /// What to do when free links are not enough.
     pub if_late: DeadlineFallback,
-    /// Bytes that metered links may still carry; none is no limit.
+    /// Bytes that metered links may still carry; `None` means no limit.
     pub metered_bytes_left: Option<u64>,
 }
 
 impl FlowDemand {
-    /// Whether the decision depends on time or on bytes carried, not on links alone: then it is
+    /// Whether the decision depends on time or on carried bytes, not on links alone. It is then
     /// repeated each second while a metered link is up.
     pub fn is_weighed(&self) -> bool {
         let weighs = matches!(self.policy, CostPolicy::FreeFirst | CostPolicy::Balanced)
@@ -200,16 +201,16 @@ pub enum LinkChoice {
     Use {
         /// The index in the list of candidates.
         index: usize,
-        /// Why the link is used, for people.
+        /// Why the link is used, as a sentence for people.
         why: String,
     },
-    /// Use none for now.
+    /// Use no link for now.
     Wait {
         /// The reason code.
         reason: LinkWaitReason,
-        /// Why no link is used, for people.
+        /// Why no link is used, as a sentence for people.
         why: String,
-        /// What would end the wait.
+        /// What would end the wait, as a sentence for people.
         unblocks: String,
     },
 }
@@ -220,13 +221,13 @@ impl LinkCandidate {
             LinkClass::Free => FREE_RATE_FIRST_BYTES_PER_S,
             LinkClass::Metered | LinkClass::Roaming => METERED_RATE_FIRST_BYTES_PER_S,
         };
-        // A rate measured as nothing must not stop the arithmetic.
+        // A measured rate of zero must not divide by zero.
         self.rate_bytes_per_s.unwrap_or(first).max(1.0)
     }
 }
 
-/// The best of some candidates: working before stalled; then by rate, or by the system's preference.
-/// The one in use is kept unless another is a fifth faster.
+/// The best candidate: working links before stalled ones, then by rate or by the system's
+/// preference. The link in use is kept unless another one is a fifth faster.
 pub fn fastest_working<'a>(
     candidates: impl Iterator<Item = (usize, &'a LinkCandidate)>,
     by_speed: bool,
@@ -244,13 +245,13 @@ pub fn fastest_working<'a>(
     })
 }
 
-/// A length of time for users: `5 h 12 m`, `3 m 20 s`, `4 s`.
+/// A length of time for users: `5 h 12 min`, `3 min 20 s`, `4 s`.
 pub fn format_duration(span: Duration) -> String {
     let s = span.as_secs();
     match (s / 3600, s / 60 % 60, s % 60) {
         (0, 0, s) => format!("{s} s"),
-        (0, m, s) => format!("{m} m {s:02} s"),
-        (h, m, _) => format!("{h} h {m:02} m"),
+        (0, m, s) => format!("{m} min {s:02} s"),
+        (h, m, _) => format!("{h} h {m:02} min"),
     }
 }
 

@@ -1,12 +1,13 @@
-//! How much of a flow metered links carry, once it pays to meet its deadline.
+//! The share of a flow that metered links carry once the flow pays to meet its deadline.
 //!
 //! ```text
 //!  due by the deadline  ├──── free links carry this much until then ────┼── metered links: the rest ──┤
 //! ```
 //!
-//! Both kinds of links carry at once. A fast metered link alone would carry all of the flow in its first
-//! seconds, and what free links could have carried until the deadline would be paid for too. The share is
-//! computed again with each decision, so it grows when free links carry less than was expected.
+//! Both kinds of links carry at once. A fast metered link alone would carry all of the flow in its
+//! first seconds, so bytes that free links could have carried until the deadline would be paid for,
+//! too. The share is computed again with each decision, so it grows when free links carry less than
+//! was expected.
 
 use crate::capacity_forecast::CapacityForecast;
 use crate::completion_estimate::WORST;
@@ -16,18 +17,18 @@ use crate::link_choice::CostPolicy;
 use crate::scheduler::{PROBE_BYTES, Scheduler};
 use d2tp_time::Time;
 
-/// The multiple of the bytes due that all links must be able to carry for a share to be corrected later.
-/// Higher: more is paid for early.
+/// The multiple of the bytes due that all links must be able to carry, so that a wrong share can be
+/// corrected later. Higher: more is paid for early.
 const CORRECTABLE: f64 = 2.0; // a guess: then half of the time is left for the correction
-/// The most probability that they cannot.
+/// The highest accepted probability that a wrong share cannot be corrected.
 const CORRECTABLE_RISK: f64 = 0.05; // a guess
-/// The time before a deadline in which metered links carry whatever is left, in seconds.
+/// The time before a deadline in which metered links carry all that is left, in seconds.
 const UNSHARED_S: f64 = 4.0; // a guess: two epochs, and a slow start
 
 impl Scheduler {
     /// The bytes of a flow that metered links should carry until its deadline: what free links are
-    /// expected to leave over, or where that could not be corrected in time, what they leave over at
-    /// worst. None if metered links carry as much as they can.
+    /// expected to leave, or, if an error could not be corrected in time, the worst case of what
+    /// they leave. `None` if metered links should carry as much as they can.
     pub(crate) fn paid_share(
         &self,
         now: Time,
@@ -45,13 +46,13 @@ impl Scheduler {
         }
         let outlook = CapacityForecast::new(now, self.links(), std::iter::once(left_s));
         let until = due_until(flows, flow).until(&outlook, 0);
-        let before = (until - own.bytes()).max(0.0);
+        let before = (until - own.due_bytes()).max(0.0);
         let is_correctable = outlook.all_short_of(0, until * CORRECTABLE) <= CORRECTABLE_RISK;
         let left_over = |bytes: f64| match is_correctable {
             true => outlook.left_over(0, bytes),
             false => outlook.left_over_at_most(0, bytes, WORST),
         };
-        let share = (left_over(until) - left_over(before)).clamp(0.0, own.bytes());
+        let share = (left_over(until) - left_over(before)).clamp(0.0, own.due_bytes());
         Some((share as u64).max(PROBE_BYTES))
     }
 }
@@ -62,11 +63,13 @@ mod tests {
     use crate::history::LinkObservation;
     use crate::link_choice::{DeadlineFallback, FlowDemand, LinkClass};
     use crate::scheduler::SchedulerMode;
+    use crate::source_supply::SourceSupply;
     use d2tp_time::Span;
     use std::time::Duration;
 
-    /// Bytes that each link carries of a flow until it is whole or its deadline passes: free, metered,
-    /// missing. Rates are in bytes per second; the scheduler decides each second.
+    /// Simulates a flow until it is complete or its deadline passes. Returns the bytes carried by
+    /// free links, by metered links, and missing. Rates are in bytes per second; the scheduler
+    /// decides each second.
     fn carried(bytes: u64, left_s: u64, free: u64, metered: u64) -> [u64; 3] {
         let classes = [LinkClass::Free, LinkClass::Metered];
         let mut scheduler = Scheduler::new(SchedulerMode::Forecast, classes);
@@ -96,6 +99,7 @@ mod tests {
                 },
                 size_bytes: bytes,
                 priority: 0,
+                source: SourceSupply::Ample,
             };
             let flows = [flow];
             let pays = !scheduler.decide(now, &flows).payers.is_empty();
@@ -126,7 +130,7 @@ mod tests {
     fn where_both_links_only_just_suffice_the_metered_one_carries_all_it_can() {
         let [_, _, missing] = carried(38_000_000, 40, 50_000, 1_000_000);
         assert_eq!(missing, 0);
-        // Nothing free is up: the whole flow is paid for.
+        // No free link is up: the whole flow is paid for.
         let [_, metered, missing] = carried(20_000_000, 60, 0, 1_000_000);
         assert_eq!((metered, missing), (20_000_000, 0));
     }

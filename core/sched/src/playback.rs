@@ -1,4 +1,5 @@
-//! How fast a stream is watched, and how much of it the player has beyond what it has shown.
+//! Measures at which rate a stream is played, and how much data the player holds beyond the
+//! position it has shown.
 //!
 //! ```text
 //!  shown ────────┬──────────────┬───────────────────┬──────────── to come
@@ -7,10 +8,10 @@
 //!            taken at once, played at its rate
 //! ```
 //!
-//! A player takes what its own buffer holds as fast as it comes. Where the rate is known (said, or a
-//! length by a duration), what it took and cannot have shown yet counts as ahead: a greedy player is no
-//! reason to pay. Where it is not, the rate is what the player takes on average, and only what is on
-//! the disk counts.
+//! A player fills its own buffer as fast as data arrives. If the rate is known (stated, or size
+//! divided by duration), bytes that it took and cannot have shown yet count as ahead, so a player
+//! with a large buffer is no reason to pay. If not, the rate is the player's average rate of
+//! reading, and only data on the disk counts.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -18,13 +19,13 @@ use std::time::Duration;
 /// The rate assumed until a stream is measured, in bytes per second.
 pub const RATE_FIRST: f64 = 250_000.0; // 2 Mb/s, a guess: video on a small screen
 
-/// How long a player fills its own buffer before its rate is measured.
+/// How long a player fills its own buffer before its rate can be measured.
 const MEASURED_AFTER: Duration = Duration::from_secs(20); // a guess
 
 /// The window over which the rate is averaged.
 const WINDOW: Duration = Duration::from_secs(60); // a guess: several of a player's own refills
 
-/// The slots in which the window is summed up.
+/// The length of the slots in which the window is summed up.
 const SLOT: Duration = Duration::from_secs(1);
 
 /// Measures how fast the player of one stream reads.
@@ -82,14 +83,14 @@ impl PlaybackMeter {
         }
     }
 
-    /// Records a seek: what the player has buffered is of no use any more.
+    /// Records a seek, which makes the player's buffer useless.
     pub fn on_seek(&mut self, now: Duration) {
         self.advance(now);
         self.in_player = 0.0;
         self.dry = None;
     }
 
-    /// Advances the time: played bytes are no longer ahead.
+    /// Advances the time: bytes that have been played no longer count as ahead.
     pub fn advance(&mut self, now: Duration) {
         let Some((_, last)) = &mut self.begun else {
             return;

@@ -1,17 +1,18 @@
-//! D2Sched for all flows of a device: which links carry them now, so that they are in time and links
-//! that cost carry as little as can be.
+//! D2Sched for all flows of a device: decides which links carry them now, so that they meet their
+//! deadlines and metered links carry as little as possible.
 //!
 //! ```text
 //!  for the flows up to each deadline, earliest first:
-//!    regret = how likely free links alone will do       what is paid for now was not needed
-//!    risk   = how likely all links will just not do     what is not paid for now is missing
+//!    regret = how likely free links alone suffice       paying now was not needed
+//!    risk   = how likely all links just do not suffice   what is not paid for now is missing
 //!  PRICE × flows × risk > (bytes ÷ size of a large flow)^5/4 × regret² ─▶ they pay, else they wait
-//!  and at the brink, where what all links carry is just what is needed, the same again without the powers
+//!  and at the limit, where all links carry just what is needed, the same again without the powers
 //! ```
 //!
-//! So a flow that free links will hardly ever complete alone pays early, for it will pay anyway; one
-//! that they probably will complete waits as long as the others can still do the rest; and small flows
-//! and the last bytes of large ones are paid for sooner, for they cost little and decide as much.
+//! So a flow that free links will hardly complete alone pays early, because it will pay anyway. One
+//! that they will probably complete waits as long as metered links can still carry the rest. Small
+//! flows and the last bytes of large ones are paid for sooner, because they cost little and decide
+//! as much.
 
 use crate::algorithm_one;
 use crate::capacity_forecast::CapacityForecast;
@@ -42,22 +43,24 @@ pub enum SchedulerMode {
     Forecast,
 }
 
-/// The cost of a missed deadline, in large flows paid for in vain. Higher: fewer misses, more paid
-/// bytes.
-pub const PRICE: f64 = 0.4; // tuned, as all the numbers below: docs/repro/score.md says on what
+/// The cost of a missed deadline, in units of one large flow paid for in vain. Higher: fewer
+/// misses, more paid bytes.
+pub const PRICE: f64 = 0.4; // tuned, as all the numbers below: docs/repro/score.md describes the data
 
-/// A large flow is as large as the largest of the current ones and of this many recent ones.
+/// The number of recent flows that, with the current ones, define the size of a large flow: that of
+/// the largest.
 const LATELY: usize = 8; // a guess: what a person does changes
 
 /// The cost of a missed deadline at the limit of the links' capacity, and the bounds of that limit, as
 /// for [`HOPELESS`] and [`JUST`].
 const PRICE_AT_BRINK: f64 = 1.2;
 const BRINK: f64 = 1.2;
-/// The share of the needed bytes from which free links count as sufficient: the rest costs little.
+/// The share of the needed bytes from which free links count as sufficient, because the rest costs
+/// little.
 const NEARLY: f64 = 0.83;
 
-/// A flow this many seconds before its deadline pays whatever the odds: there is no later decision, and
-/// little is left, or the deadline is missed anyway.
+/// A flow pays at any odds in this many seconds before its deadline: no later decision could
+/// correct a wait, and little is left, or the deadline is missed anyway.
 const LAST_LOOKS_S: f64 = 2.0; // two epochs
 
 /// The price of a byte for flows whose policy is `balanced`.
@@ -68,30 +71,31 @@ const JUST: f64 = 2.0;
 /// The probability of success below which paying now does not help.
 const HOPELESS: f64 = 0.95;
 
-/// The share of the links' expected capacity that flows of unknown size are assumed to need at most,
+/// The largest share of the links' expected capacity that flows of unknown size are assumed to need
 /// beside others. Above [`HOPELESS`] they would be given up.
 const REACH: f64 = 0.7; // tuned: docs/repro/score.md
 
-/// The risk that no history shows, beside that of the forecast, for a flow that needs the whole
-/// expected capacity. Proportionally less for others.
+/// The risk that no history shows, added to that of the forecast, for a flow that needs the whole
+/// expected capacity. It is proportionally less for others.
 const RISK_UNSEEN: f64 = 0.05;
 
-/// Paying counts as regretted when free links alone carry this share of what was needed: paid bytes
-/// have replaced some of it.
+/// Paying counts as regretted if free links alone carry this share of what was needed, because paid
+/// bytes have replaced some of it.
 const ALONE: f64 = 0.45;
 
 /// The probability of missing a deadline over all links from which some flows count as late.
 const CROWDED: f64 = 0.95; // a guess
 
-/// The risk from which a flow pays whatever the regret.
+/// The risk from which a flow pays at any regret.
 const RISK_MAX: f64 = 0.9;
 
 /// The bytes of a probe of a metered link: what slow start sends in four round trips. Higher: more
 /// accurate rates, more metered bytes.
 pub const PROBE_BYTES: u64 = 100_000; // a guess
 
-/// How long a metered link may be unused before it is probed, in seconds.
-const PROBE_AFTER_S: f64 = 10.0; // half of the recorded cellular links: rates hold about so long
+/// How long a metered link may be unused before it is probed, in seconds. Rates hold for about that
+/// time.
+const PROBE_AFTER_S: f64 = 10.0; // measured on half of the recorded cellular links
 /// The share of the remaining slack after which a link is probed again, if that is longer than the
 /// shortest interval. Higher: fewer bytes for probes, and a lower rate is noticed later.
 const PROBE_SLACK: f64 = 0.03; // tuned: docs/repro/score.md
@@ -103,12 +107,13 @@ const PROBE_FIRST_BYTES: f64 = 20.0 * PROBE_BYTES as f64; // a guess
 const PROBE_SHARE: f64 = 0.1; // a guess
 /// The probability of success on free links from which no probe is made.
 const PROBE_REGRET: f64 = 0.98; // a guess
-/// How long a free link that carries must have been used before its odds are reason enough for a
-/// probe, in seconds. Higher: fewer probes beside a good free link, and the metered link is known later.
-const PROBE_FREE_KNOWN_S: f64 = 2.0; // a guess: slow start over a long way takes less
+/// How long a free link must have carried data before its probability of success can justify a
+/// probe of a metered link, in seconds. Higher: fewer probes beside a good free link, and the
+/// metered link is known later.
+const PROBE_FREE_KNOWN_S: f64 = 2.0; // a guess: slow start over a long path takes less
 
-/// The share of the time to the earliest deadline after which the decision is repeated, at least each
-/// second and at most every ten.
+/// The share of the time to the earliest deadline after which the decision is repeated, at least
+/// each second and at most every ten.
 const EPOCH_SHARE: f64 = 1.0 / 400.0;
 const EPOCH_S: (f64, f64) = (1.0, 10.0);
 
@@ -126,19 +131,19 @@ pub struct Scheduler {
     sizes: VecDeque<u64>,
 }
 
-/// The odds of the flows up to a deadline.
+/// The probabilities for the flows up to one deadline.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct DeadlineOdds {
     /// The probability that free links alone are in time.
     pub(crate) alone: f64,
-    /// The probability that all links together are late.
+    /// The probability that all links together are too late.
     pub(crate) late: f64,
-    /// The probability that what is paid for now was not needed.
+    /// The probability that paying now turns out to be unnecessary.
     pub(crate) regret: f64,
     /// The probability that all links together are only just too slow.
     pub(crate) risk: f64,
-    /// The probabilities that all links carry nearly what is needed, and that free links nearly suffice
-    /// alone.
+    /// The probabilities that all links carry nearly the needed bytes, and that free links nearly
+    /// suffice alone.
     brink: (f64, f64),
     /// The needed bytes as a share of the links' expected capacity.
     pub(crate) load: f64,
@@ -176,7 +181,7 @@ impl Scheduler {
         &self.links
     }
 
-    /// Takes in observations of the links, in their order: at each of their changes, and each second
+    /// Handles observations of the links, in their order: at each of their changes, and each second
     /// while they are used.
     pub fn observe(&mut self, now: Time, observations: &[LinkObservation]) {
         for (link, observation) in self.links.iter_mut().zip(observations) {
@@ -189,8 +194,8 @@ impl Scheduler {
         self.links[link] = history;
     }
 
-    /// Records that a link is on another network, with that network's rate. Returns the rate of the
-    /// previous one.
+    /// Records that a link is on another network, and sets that network's rate. Returns the rate of
+    /// the previous network.
     pub fn switch_network(&mut self, link: usize, rates: NetworkRates) -> NetworkRates {
         let before = self.links[link].rates();
         self.links[link].switch_network(rates);
@@ -202,7 +207,7 @@ impl Scheduler {
         self.links[link].set_hint(hint);
     }
 
-    /// Decides for all flows.
+    /// Decides which links carry which flows.
     pub fn decide(&self, now: Time, flows: &[ScheduledFlow]) -> LinkAssignment {
         let order = by_deadline(flows);
         if let SchedulerMode::AlgorithmOne { margin } = self.mode {
@@ -226,7 +231,7 @@ impl Scheduler {
                 CostPolicy::Any => no_free,
                 CostPolicy::FreeOnly | CostPolicy::FreeFirst | CostPolicy::Balanced => false,
             };
-            flow.may_pay() && (by_deadline || at_once)
+            flow.may_pay() && (by_deadline || at_once) && !self.is_held_by_source(flow)
         };
         let payers: Vec<usize> = (order.iter().enumerate())
             .filter(|(place, n)| pays(*place, &flows[**n]))
@@ -236,7 +241,10 @@ impl Scheduler {
         let shortest_s = order.first().and_then(|n| flows[*n].left_s());
         let again_s = shortest_s.map_or(EPOCH_S.1, |left_s| left_s * EPOCH_SHARE);
         LinkAssignment {
-            probed: order.iter().copied().find(|n| flows[*n].may_pay()),
+            probed: order.iter().copied().find(|n| {
+                let flow = &flows[*n];
+                flow.may_pay() && !self.is_held_by_source(flow)
+            }),
             order,
             payers,
             shares,
@@ -244,8 +252,8 @@ impl Scheduler {
         }
     }
 
-    /// The largest ratio of needed bytes to the links' expected capacity, over all deadlines. Near one
-    /// there is no time to lose; zero without deadlines.
+    /// The largest ratio of needed bytes to the links' expected capacity, over all deadlines. Near
+    /// one there is no time to lose; zero without deadlines.
     pub fn load(&self, now: Time, flows: &[ScheduledFlow]) -> f64 {
         let order = by_deadline(flows);
         let due = order.iter().map_while(|n| flows[*n].left_s()).count();
@@ -275,7 +283,7 @@ impl Scheduler {
         (order, late)
     }
 
-    /// The size of a large flow.
+    /// The size of a large flow in bytes, to which other flows are compared.
     fn large(&self, flows: &[ScheduledFlow]) -> f64 {
         let sizes = flows.iter().map(ScheduledFlow::size);
         let largest = sizes.chain(self.sizes.iter().copied()).max();
@@ -331,7 +339,7 @@ impl Scheduler {
             found.order.extend(all.filter(|n| !late.has(*n)));
             let group = found.order[before..].iter().map(|n| &flows[*n]);
             due_by.add(group.clone());
-            let may_pay = group.filter(|flow| flow.may_pay());
+            let may_pay = group.filter(|flow| flow.may_pay() && !self.is_held_by_source(flow));
             let balanced = may_pay
                 .clone()
                 .any(|flow| flow.need.policy == CostPolicy::Balanced);
@@ -351,7 +359,8 @@ impl Scheduler {
                 continue;
             }
             if due_by.in_all() > PROBE_FIRST_BYTES {
-                // Any time at all is less than that since a link was never used.
+                // The time since a link was used is infinite if it never was, so the limit must be
+                // finite.
                 found.probe_after_s = found.probe_after_s.min(f64::MAX);
             }
             if odds.load > PROBE_SHARE {
@@ -381,8 +390,8 @@ impl DueBytes {
     pub(crate) fn add<'a>(&mut self, flows: impl Iterator<Item = &'a ScheduledFlow>) {
         for flow in flows {
             match flow.is_sized() {
-                true => self.sized += flow.bytes(),
-                false => self.guessed += flow.bytes(),
+                true => self.sized += flow.due_bytes(),
+                false => self.guessed += flow.due_bytes(),
             }
         }
     }
@@ -399,10 +408,10 @@ impl DueBytes {
     }
 }
 
-/// Flows that would be late beside the others.
+/// The flows that would be late beside the others.
 #[derive(Debug, Default)]
 pub(crate) struct LateFlows {
-    /// One entry per flow of the list; empty if there are none.
+    /// One entry for each flow of the list; empty if no flow is late.
     flows: Vec<bool>,
 }
 
@@ -443,17 +452,21 @@ impl PayDecision {
     }
 }
 
-/// The flows to be late with so that the others with a deadline can be in time: where all links
-/// surely do not carry what is due until then, first who has least priority, of these who needs most
-/// (Moore, 1968, with Hodgson's rule: it leaves as few late as can be). Nobody else waits for them.
+/// Chooses the flows that are late, so that the others with a deadline can be in time. Where all
+/// links surely do not carry what is due, the flow of the lowest priority is late first, and among
+/// equals the one that needs most (Moore, 1968, with Hodgson's rule: as few flows as possible are
+/// late). No other flow waits for them.
 fn late_flows(
     flows: &[ScheduledFlow],
     order: &[usize],
     places: &[usize],
     outlook: &CapacityForecast,
 ) -> LateFlows {
-    // How much it is of a size that is not known will show when it begins.
-    let own = |n: &usize| flows[*n].need.remaining_bytes.unwrap_or(0);
+    // An unknown size becomes known when the flow begins.
+    let own = |n: &usize| match flows[*n].is_sized() {
+        true => flows[*n].due_bytes() as u64,
+        false => 0,
+    };
     let is_crowded = |horizon, bytes: u64| outlook.all_short_of(horizon, bytes as f64) > CROWDED;
     let (mut bytes, mut next) = (0, 0);
     let is_any = places.iter().enumerate().any(|(horizon, place)| {
@@ -487,8 +500,8 @@ fn late_flows(
     late
 }
 
-/// The indices of the first `due` flows that are evaluated: all if they are few, else the last of those
-/// with similar deadlines.
+/// The indices of those of the first `due` flows that are evaluated: all if they are few, else the
+/// last one of each group with similar deadlines.
 fn looked_at(due: usize, left_s: impl Fn(usize) -> f64) -> Vec<usize> {
     if due <= DEADLINES_EACH {
         return (0..due).collect();
@@ -505,7 +518,7 @@ fn looked_at(due: usize, left_s: impl Fn(usize) -> f64) -> Vec<usize> {
     places
 }
 
-/// The odds of carrying `bytes` until a horizon of the forecast.
+/// The probabilities of carrying `bytes` until a horizon of the forecast.
 pub(crate) fn deadline_odds(
     outlook: &CapacityForecast,
     horizon: usize,
@@ -526,11 +539,11 @@ pub(crate) fn deadline_odds(
     }
 }
 
-/// Whether to pay now: `at_risk` is the total risk of the flows so far, `sizes` what they still need,
-/// in large flows.
+/// Whether to pay now. `at_risk`: the total risk of the flows so far; `sizes`: what they still
+/// need, in units of one large flow.
 fn is_worth(odds: &DeadlineOdds, at_risk: f64, sizes: f64, balanced: bool) -> bool {
     let price = if balanced { PRICE_BALANCED } else { PRICE };
-    // A little is worth less than its share, and a regret that is not sure less than its probability.
+    // A small amount counts less than its share, and an unsure regret less than its probability.
     let regret = sizes * sizes.sqrt().sqrt() * odds.regret * odds.regret;
     let (just, nearly) = odds.brink;
     price * at_risk > regret || PRICE_AT_BRINK * just > sizes * nearly || odds.risk > RISK_MAX
@@ -540,6 +553,7 @@ fn is_worth(odds: &DeadlineOdds, at_risk: f64, sizes: f64, balanced: bool) -> bo
 mod tests {
     use super::*;
     use crate::link_choice::{DeadlineFallback, FlowDemand};
+    use crate::source_supply::SourceSupply;
     use std::time::Duration;
 
     const CLASSES: [LinkClass; 2] = [LinkClass::Free, LinkClass::Metered];
@@ -555,6 +569,7 @@ mod tests {
             },
             size_bytes: bytes,
             priority: 0,
+            source: SourceSupply::Ample,
         }
     }
 
@@ -562,7 +577,8 @@ mod tests {
         flow(bytes, left_s, CostPolicy::FreeFirst)
     }
 
-    /// After links were used for so long at these rates; none: the link is not there.
+    /// A scheduler whose links were used at these rates for these times, in seconds. `None`: the
+    /// link is down.
     fn after(mode: SchedulerMode, stays: &[(u64, [Option<u64>; 2])]) -> (Scheduler, Time) {
         let mut scheduler = Scheduler::new(mode, CLASSES);
         let mut now = Time::ZERO;
@@ -597,10 +613,10 @@ mod tests {
 
     #[test]
     fn what_free_links_can_never_do_alone_is_paid_for_early() {
-        // No Wi-Fi for two hours: the flow will pay anyway, though there is twice the time.
+        // No Wi-Fi for two hours: the flow will pay anyway, although there is twice the time.
         let stays = [(7_200, [None, CELL])];
         assert_eq!(pays(&stays, &[free_first(200_000_000, 400.0)]), 1);
-        // With Wi-Fi that comes back every minute it waits.
+        // With Wi-Fi that comes back every minute the flow waits.
         let mut often = Vec::new();
         for _ in 0..20 {
             often.extend([(40, [WIFI, CELL]), (20, [None, CELL])]);
@@ -716,12 +732,12 @@ mod tests {
             }
             probes
         };
-        // A good Wi-Fi, from its first second on, and one that is slow but has hours.
+        // A good Wi-Fi, from its first second on, and a slow one with hours of time.
         assert_eq!(probes(5_000_000, 200_000_000, 6.0 * 3_600.0), 0);
         assert_eq!(probes(2_000_000, 60_000_000, 30.0 * 3_600.0), 0);
         assert_eq!(probes(5_000_000, 150_000_000, 300.0), 0);
         assert_eq!(probes(50_000, 5_000_000, 6.0 * 3_600.0), 0);
-        // One that may be too slow for the deadline: the probe is worth its bytes.
+        // A Wi-Fi that may be too slow for the deadline: the probe is worth its bytes.
         assert!(probes(300_000, 60_000_000, 240.0) > 0);
     }
 
@@ -734,7 +750,7 @@ mod tests {
         assert!((0.6..1.1).contains(&load(std::slice::from_ref(&one))));
         assert!(load(&[one.clone(), one.clone()]) > 1.3);
         assert!(load(&[free_first(1_000_000, 3_600.0)]) < 0.01);
-        // It is that of the deadline which is hardest to meet.
+        // The load is that of the deadline that is hardest to meet.
         assert!(load(&[one, free_first(1_000_000, 36_000.0)]) > 0.6);
     }
 
@@ -764,7 +780,7 @@ mod tests {
                 .shares
         };
         assert_eq!(shares(21.0), [LinkShare::All, LinkShare::Nothing]);
-        // Urgent, and Wi-Fi is the faster one.
+        // The flow is urgent, and Wi-Fi is the faster link.
         assert_eq!(shares(19.0), [LinkShare::All, LinkShare::Nothing]);
         let (scheduler, now) = after(
             SchedulerMode::AlgorithmOne { margin: 0.0 },
@@ -808,17 +824,17 @@ mod tests {
         };
         let flows = [huge, small, tiny, undated];
         assert_eq!(order(&flows), [2, 1, 0, 3]);
-        // Nor for one whose deadline is over.
+        // A flow whose deadline is over causes no probe either.
         let mut flows = flows;
         flows[0] = free_first(1_000_000, 0.0);
         assert_eq!(order(&flows), [2, 1, 0, 3]);
-        // Of those that together are too much, one that makes room is late, not all.
+        // Of flows that together need too much, only as many are late as needed.
         let many = [30.0, 31.0, 32.0].map(|left_s| free_first(100_000_000, left_s));
         let less = free_first(9_000_000, 33.0);
         let [a, b, c] = many;
         let assignment = order(&[a, b, c, less]);
         assert!(assignment[..2].contains(&3), "{assignment:?}");
-        // How large it is will show when it has begun.
+        // The size becomes known when the flow has begun.
         let unknown = ScheduledFlow {
             need: FlowDemand {
                 remaining_bytes: None,
@@ -829,8 +845,8 @@ mod tests {
         assert_eq!(order(&[unknown, free_first(1_000_000, 30.0)]), [0, 1]);
     }
 
-    /// Seconds before its deadline from which on a flow pays: after five seconds of Wi-Fi that goes with 45 s left,
-    /// beside a metered link and was never used.
+    /// The seconds before its deadline from which a flow pays. Wi-Fi carries for five seconds until
+    /// 45 s are left; a metered link is up and was never used.
     fn begins_to_pay(remaining_bytes: Option<u64>, size_bytes: u64) -> u64 {
         let (mut scheduler, now) = after(SchedulerMode::Forecast, &[(5, [WIFI, None])]);
         let mut flow = free_first(size_bytes, 0.0);
@@ -853,10 +869,10 @@ mod tests {
 
     #[test]
     fn a_flow_of_unknown_size_is_not_given_up_when_what_it_may_need_is_beyond_reach() {
-        // Half of the time left Wi-Fi is waited for, the other half is paid for.
+        // For half of the remaining time the flow waits for Wi-Fi, then it pays.
         let left_s = begins_to_pay(None, 10_000_000);
         assert!((15..=30).contains(&left_s), "{left_s}");
-        // While free links carry it is not paid for.
+        // While free links carry the flow, nothing is paid for.
         let stays = [(600, [WIFI, CELL])];
         for left_s in [3_600.0, 600.0, 60.0, 20.0, 5.0] {
             let mut flow = free_first(0, left_s);
@@ -890,14 +906,14 @@ mod tests {
         assert!(scheduler.decide(now, &small).payers.is_empty());
         scheduler.note_size(500_000_000);
         assert_eq!(scheduler.decide(now, &small).payers, [0]);
-        // What was large some time ago is not.
+        // A flow that was large some time ago no longer counts.
         (0..LATELY).for_each(|_| scheduler.note_size(5_000_000));
         assert!(scheduler.decide(now, &small).payers.is_empty());
     }
 
     #[test]
     fn the_last_looks_leave_nothing_to_chance() {
-        // Never measured, so a few bytes would look safe until it is too late.
+        // The link was never measured, so a few bytes would look safe until it is too late.
         let (scheduler, now) = after(SchedulerMode::Forecast, &[(1, [None, Some(0)])]);
         for bytes in [2_000, 150_000] {
             let assignment = scheduler.decide(now, &[free_first(bytes, 1.5)]);

@@ -1,25 +1,26 @@
-//! D2BufMgr: turns a reader's buffer into what is to be fetched, and by when.
+//! D2BufMgr: turns the state of a reader's buffer into a demand: how many bytes to fetch, and by
+//! when.
 //!
 //! ```text
 //!  quota ┬ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ a free link fills up to here
 //!        │
-//!  high  ┼ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ a metered link stops here ─────┐ saving: nothing is paid for
+//!  high  ┼ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ a metered link stops here ─────┐ saving: nothing is paid
 //!        │     ▲ filling: up to high, before it runs dry      │
 //!  low   ┼ ────┴──────────────────────────────────────────────┘ and begins again here
 //!  empty ┴
 //! ```
 //!
 //! The thresholds of section III.C of the Cedos paper. A free link that is slower than the stream
-//! counts as none. Each stream has a buffer of its own; what they want goes to the scheduler together.
+//! counts as none. Each stream has its own buffer; the scheduler gets the demands of all of them.
 
 use crate::link_choice::{CostPolicy, DeadlineFallback, FlowDemand};
 use std::time::Duration;
 
 /// The default low threshold as a multiple of the switching delay.
-const LOW_SWITCHES: u32 = 3; // a guess: one, one that fails, and the one after it
+const LOW_SWITCHES: u32 = 3; // a guess: one, another that fails, and one more
 
-/// The playing time between the low and the high threshold. Higher: more is paid for that a free link
-/// might have carried; lower: more switches.
+/// The playing time between the low and the high threshold. Higher: more is paid for that a free
+/// link might have carried. Lower: more switches.
 const HIGH_ABOVE: Duration = Duration::from_secs(10); // a guess
 
 /// How long an interface takes until it has an address.
@@ -31,16 +32,16 @@ const CHALLENGE_FIRST: Duration = Duration::from_millis(300); // a guess: three 
 /// The delay until a link's first byte arrives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SwitchDelay {
-    /// Time until the interface is up.
+    /// Time until the interface has an address.
     pub interface: Duration,
-    /// Time of the path challenge.
+    /// Time of the path challenge on the new path.
     pub challenge: Duration,
-    /// Time of the first packet after that.
+    /// Time of the first packet after the challenge.
     pub first_packet: Duration,
 }
 
 impl SwitchDelay {
-    /// The delay with a measured challenge, or an assumed one.
+    /// The delay with a measured challenge; an assumed one if there is none.
     pub fn measured(challenge: Option<Duration>) -> SwitchDelay {
         let challenge = challenge.unwrap_or(CHALLENGE_FIRST);
         SwitchDelay {
@@ -56,12 +57,13 @@ impl SwitchDelay {
     }
 }
 
-/// The buffer levels at which use of metered links begins and ends, in bytes ahead of the reader.
+/// The buffer levels at which the use of metered links begins and ends, in bytes ahead of the
+/// reader.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RefillThresholds {
-    /// The level at which it begins.
+    /// The level at which the use of metered links begins.
     pub low_bytes: u64,
-    /// The level at which it ends.
+    /// The level at which the use of metered links ends.
     pub high_bytes: u64,
 }
 
@@ -84,7 +86,7 @@ pub struct BufferedStream {
     pub bytes_per_s: u64,
     /// Bytes buffered ahead of the reader.
     pub ahead_bytes: u64,
-    /// Bytes that are not fetched yet, if known.
+    /// Bytes still to be fetched, if known.
     pub to_come_bytes: Option<u64>,
     /// The most bytes that may be buffered.
     pub quota_bytes: u64,
@@ -116,7 +118,7 @@ impl StreamBuffer {
         self.switching = switching;
     }
 
-    /// The stream's current demand; none if it has all it may have.
+    /// The stream's current demand; `None` if its buffer is full or everything was fetched.
     pub fn need(&mut self, stream: &BufferedStream) -> Option<FlowDemand> {
         let low = self.thresholds.low_bytes;
         let high = self.thresholds.high_bytes.max(low);
@@ -134,7 +136,7 @@ impl StreamBuffer {
         } else if free_keeps_up {
             (room, None)
         } else {
-            // What is read while a link comes up has to be there when it does.
+            // Bytes that are read while a link comes up must be buffered before.
             let switch_bytes = self.switching.total().as_secs_f64() * stream.bytes_per_s as f64;
             let above = stream.ahead_bytes - low;
             let left = self.switching.total() + reading(above, stream);
@@ -203,7 +205,7 @@ mod tests {
         let mut was = buffer.is_filling();
         for _ in 0..2_000 {
             buffer.need(&stream(level, None));
-            // A tenth of a second: 10 kB are read, 100 kB can be paid for.
+            // In a tenth of a second 10 kB are read, and 100 kB can be paid for.
             level = level - 10_000 + if buffer.is_filling() { 100_000 } else { 0 };
             turns += usize::from(buffer.is_filling() != was);
             was = buffer.is_filling();
@@ -217,12 +219,12 @@ mod tests {
     #[test]
     fn while_saving_it_wants_what_is_read_during_a_switch_when_low_is_reached() {
         let mut buffer = StreamBuffer::new(THRESHOLDS, SWITCHING);
-        // 10 s above low, and 2 s to switch.
+        // 10 s above the low level, and 2 s for the switch.
         assert_eq!(
             wanted(&mut buffer, &stream(1_500_000, None)),
             (200_000, Some(12_000))
         );
-        // At low the two swap: up to high before it runs dry.
+        // At the low level the state changes: fill up to the high level before the buffer is empty.
         assert_eq!(
             wanted(&mut buffer, &stream(500_000, None)),
             (1_500_000, Some(5_000))

@@ -1,17 +1,17 @@
-//! D-Lock: when the machine is woken to look for links, and when it is held awake.
+//! D-Lock: plans when the machine is woken to scan for links, and when it is kept awake.
 //!
 //! ```text
-//!  nothing waits, nothing runs ──▶ no alarm, no hold: the machine sleeps as if we were not there
+//!  nothing waits, nothing runs ──▶ no alarm, no hold: the machine sleeps undisturbed
 //!  a flow runs                 ──▶ hold
-//!  a flow waits                ──▶ an alarm when a look is worth it       ╴╴╴╴╴looks╴╴╴╴▶│ … │ …
+//!  a flow waits                ──▶ an alarm when a scan is worth it       ╴╴╴╴╴scans╴╴╴╴▶│ … │ …
 //!                                  an alarm when it must begin elsewhere  ╴╴╴╴╴╴╴╴╴╴╴╴╴start▶│
 //! ```
 //!
-//! Section III.E of the Cedos paper looks every two minutes. Here the next look is when it finds
-//! something with the chance [`WORTH`]: soon after a link was lost, more and more seldom while it
-//! stays away, and as often as the forecast of a place and an hour says. A flow that runs holds the
-//! machine on whichever link it was given, one that costs included: the alarm at its latest start
-//! would be in vain else.
+//! Section III.E of the Cedos paper scans every two minutes. Here the next scan is due when it
+//! finds a link with the probability [`WORTH`]: soon after a link was lost, less often the longer
+//! it stays away, and as often as the forecast for the place and hour suggests. A flow that runs
+//! keeps the machine awake on any link that it was given, also a metered one: otherwise the alarm
+//! at its latest start would be useless.
 
 use d2tp_time::{Span, Time};
 
@@ -22,7 +22,7 @@ pub const WORTH: f64 = 0.3; // a guess; `cedos repro C5` shows what both cost
 /// How long no link at all may have been up before scans become rarer: a cellar, a flight.
 pub const DARK_AFTER: Span = Span::from_secs(30 * 60); // a guess
 
-/// The longest interval between wake-ups without any link: less than three times an hour in six hours.
+/// The longest interval between wake-ups without any link: fewer than three wake-ups in an hour.
 pub const DARK_MOST: Span = Span::from_secs(45 * 60);
 
 /// A start this soon after a scan is joined with it: one wake-up instead of two.
@@ -47,7 +47,7 @@ impl ScanPeriods {
         most: Span::from_secs(600),
     };
 
-    /// A fixed interval, as in the paper.
+    /// Scans at a fixed interval, as in the paper.
     pub fn fixed(period: Span) -> ScanPeriods {
         ScanPeriods {
             least: period,
@@ -61,7 +61,7 @@ impl ScanPeriods {
 pub struct WakeNeeds {
     /// Whether a flow waits for a link that is not up.
     pub waits: bool,
-    /// Whether a flow runs on a link.
+    /// Whether a flow is running on a link.
     pub runs: bool,
     /// When the first waiting flow must begin on a metered link.
     pub latest_start: Option<Time>,
@@ -69,18 +69,18 @@ pub struct WakeNeeds {
     pub dark_since: Option<Time>,
 }
 
-/// The requests to the machine.
+/// What the planner asks of the machine.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct WakePlan {
-    /// Whether to keep it awake.
+    /// Whether to keep the machine awake.
     pub hold: bool,
-    /// When to wake it for a scan.
+    /// When to wake the machine for a scan.
     pub scan_at: Option<Time>,
-    /// When to wake it to begin a flow.
+    /// When to wake the machine to begin a flow.
     pub start_at: Option<Time>,
 }
 
-/// Says when to look and when to hold.
+/// Plans when to scan for links and when to keep the machine awake.
 ///
 /// ```
 /// use d2tp_sched::{ScanPeriods, WakeNeeds, WakePlanner};
@@ -89,7 +89,7 @@ pub struct WakePlan {
 /// let now = Time::ZERO;
 /// planner.on_scan(now);
 /// let waiting = WakeNeeds { waits: true, ..WakeNeeds::default() };
-/// // Nothing is expected: ten minutes.
+/// // No link is expected: ten minutes.
 /// assert_eq!(planner.plan(now, &waiting, |_| 0.0).scan_at, Some(now + Span::from_secs(600)));
 /// assert_eq!(planner.plan(now, &WakeNeeds::default(), |_| 0.0).scan_at, None);
 /// ```
@@ -108,13 +108,13 @@ impl WakePlanner {
         }
     }
 
-    /// Records a scan, on our own wake-up or another one.
+    /// Records a scan, whether it was planned or something else woke the machine.
     pub fn on_scan(&mut self, now: Time) {
         self.looked_at = Some(now);
     }
 
-    /// The current plan, to be updated at every change and after every scan. `comes`: the probability
-    /// that a useful link comes within a span from now.
+    /// The current plan, to be updated at every change and after every scan. `comes(span)`: the
+    /// probability that a useful link comes up within this span.
     pub fn plan(&self, now: Time, standby: &WakeNeeds, comes: impl Fn(Span) -> f64) -> WakePlan {
         let start = standby.latest_start.filter(|_| standby.waits);
         let look = standby.waits.then(|| {
@@ -202,7 +202,7 @@ mod tests {
         let look = |comes: &dyn Fn(Span) -> f64| planner.plan(at(0), &WAITS, comes).scan_at;
         assert_eq!(look(&|_| 0.9), Some(at(60)));
         assert_eq!(look(&|_| 0.0), Some(at(600)));
-        // As much after four minutes: the first step beyond.
+        // The same probability after four minutes: the first step beyond.
         let slowly = look(&|span| span.as_secs_f64() / 800.0).expect("it waits");
         assert!(
             (240..300).contains(&slowly.since(at(0)).divided(1_000_000_000).as_nanos()),
@@ -246,7 +246,8 @@ mod tests {
         assert_eq!(plan(140).scan_at, Some(at(120)));
     }
 
-    /// Looks at each alarm for so long, while a link that was there a minute ago does not come back.
+    /// The times in seconds at which the machine scans, while a link that was lost a minute ago
+    /// does not come back.
     fn wakes(hours: u64, dark: bool) -> Vec<u64> {
         let mut link = LinkHistory::new(LinkClass::Free);
         for (second, up) in [(0, true), (60, true), (61, false)] {
@@ -285,7 +286,7 @@ mod tests {
         let wakes = wakes(6, false);
         let apart: Vec<u64> = wakes.windows(2).map(|pair| pair[1] - pair[0]).collect();
         assert!(apart.iter().all(|s| (60..=600).contains(s)), "{apart:?}");
-        // Often at first, and then as seldom as it may.
+        // Often at first, and finally as rarely as allowed.
         assert!(apart[0] < 120 && apart[apart.len() - 1] == 600, "{apart:?}");
     }
 }

@@ -1,19 +1,20 @@
-//! Text from other hosts, made safe to show.
+//! Text from other hosts, made safe to display.
 //!
-//! A terminal obeys what it is sent: an escape sequence sets colours, the window's title or the
-//! clipboard, a carriage return overwrites what stood there, and a bidirectional control lets
-//! `exe.mp3` look like `3pm.exe`. So every character that does more than show itself is shown as JSON
-//! would write it (`\u001b`). The same text is therefore safe inside a JSON string too, and means
-//! the same there.
+//! A terminal interprets what it is sent: an escape sequence sets colours, the window title or the
+//! clipboard, a carriage return overwrites the line, and a bidirectional control makes `exe.mp3`
+//! look like `3pm.exe`. Every character that is more than a visible sign is therefore shown as JSON
+//! would write it (`\u001b`). The result is also safe inside a JSON string and means the same
+//! there.
 //!
 //! ```text
-//!  proxy, peer, origin ─ RemoteText::new ─▶ one short line ─┐
-//!  file names ──────────────────────────────────────────────┼─▶ escape_controls ─▶ terminal, log
-//!  our own words, of several lines ─────────────────────────┘
+//! proxy, peer, origin ─ RemoteText::new ─▶ one short line ─┐
+//! file names ──────────────────────────────────────────────┼─▶ escape_controls ─▶ terminal, log
+//! our own messages, of several lines ──────────────────────┘
 //! ```
 //!
-//! [`escape_controls`] is applied where output leaves, to everything. [`RemoteText`] is made where another
-//! host's words arrive, because only there can a line break be told from ours.
+//! [`escape_controls`] is applied to all output where it leaves the program. [`RemoteText`] is made
+//! where another host's text arrives, because only there can its line breaks be told from those of
+//! our own messages.
 
 use std::borrow::Cow;
 use std::fmt::{self, Write as _};
@@ -21,8 +22,9 @@ use std::fmt::{self, Write as _};
 /// The most characters of another host's text that are shown.
 pub const REMOTE_CHARS_MAX: usize = 200; // a guess: two lines of a terminal
 
-/// Whether a character does more than show itself: controls (C0, C1), bidirectional controls (Unicode
-/// UAX #9 §2), line and paragraph separators, interlinear annotation, tags, and the byte order mark.
+/// Whether a character can change how a terminal shows other text: controls (C0, C1), bidirectional
+/// controls (Unicode UAX #9 §2), line and paragraph separators, interlinear annotation, tags, and
+/// the byte order mark.
 pub fn is_control(c: char) -> bool {
     c.is_control()
         || matches!(
@@ -38,7 +40,7 @@ pub fn is_control(c: char) -> bool {
         )
 }
 
-/// The text with every control but line breaks and tabs shown as JSON writes it.
+/// The text with every control except line breaks and tabs written as JSON would write it.
 pub fn escape_controls(text: &str) -> Cow<'_, str> {
     let is_kept = |c: char| matches!(c, '\n' | '\t') || !is_control(c);
     if text.chars().all(is_kept) {
@@ -56,16 +58,17 @@ pub fn escape_controls(text: &str) -> Cow<'_, str> {
 
 fn push_escaped(to: &mut String, c: char) {
     for unit in c.encode_utf16(&mut [0; 2]) {
-        let _ = write!(to, "\\u{unit:04x}"); // a String takes everything
+        let _ = write!(to, "\\u{unit:04x}"); // writing to a String cannot fail
     }
 }
 
-/// Words of another host, as one short line without controls.
+/// Text of another host, as one short line without control characters.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct RemoteText(String);
 
 impl RemoteText {
-    /// Makes another host's text safe. A web page is reduced to its title, white space to single blanks.
+    /// Makes the text of another host safe. A web page is reduced to its title, and each run of
+    /// white space to one blank.
     pub fn new(text: &str) -> RemoteText {
         let text = page_title(text).unwrap_or(text);
         let mut line = String::new();
@@ -90,17 +93,17 @@ impl RemoteText {
         RemoteText(line)
     }
 
-    /// Makes another host's bytes safe; what is no UTF-8 becomes U+FFFD.
+    /// Makes the bytes of another host safe; invalid UTF-8 becomes U+FFFD.
     pub fn from_bytes(bytes: &[u8]) -> RemoteText {
         RemoteText::new(&String::from_utf8_lossy(bytes))
     }
 
-    /// Whether there are no words.
+    /// Whether the text is empty.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The line.
+    /// The text as a string slice.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -118,11 +121,11 @@ impl From<RemoteText> for String {
     }
 }
 
-/// The title of a web page; none if the text is no page or has no title.
+/// The title of a web page; `None` if the text is no web page or has no title.
 fn page_title(text: &str) -> Option<&str> {
     let text = text.trim_start();
     text.starts_with('<').then_some(())?;
-    // ASCII lower case has the same length, so offsets agree.
+    // ASCII lower case has the same length, so the offsets agree.
     let lower = text.to_ascii_lowercase();
     let open = lower.find("<title")?;
     let from = open + lower[open..].find('>')? + 1;

@@ -1,13 +1,12 @@
-//! Points in time and spans of it, in nanoseconds; no clock.
+//! Points in time and spans of time, in nanoseconds, without a clock.
 //!
-//! The core never asks what time it is: it is told. A [`Time`] counts from wherever its owner
-//! started counting (a boot-time clock in a program, zero in a simulation), so only differences
-//! mean anything.
+//! The core never reads a clock: the time is an argument. A [`Time`] counts from a start that its
+//! owner chose (boot in a program, zero in a simulation), so only differences have a meaning.
 
 use std::fmt;
 use std::ops::{Add, AddAssign, Sub};
 
-/// A point in time: nanoseconds since its owner began to count.
+/// A point in time: nanoseconds since its owner's clock started.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Time(u64);
 
@@ -16,38 +15,38 @@ pub struct Time(u64);
 pub struct Span(u64);
 
 impl Time {
-    /// Where counting began.
+    /// The start of the clock.
     pub const ZERO: Time = Time(0);
-    /// Later than everything: a timer that is not armed.
+    /// Later than every other time: the state of a timer that is not armed.
     pub const NEVER: Time = Time(u64::MAX);
 
-    /// The point `ns` nanoseconds after counting began.
+    /// The point `ns` nanoseconds after the start of the clock.
     pub const fn from_nanos(ns: u64) -> Self {
         Time(ns)
     }
-    /// The point `s` seconds after counting began, to the nearest nanosecond; negative values are
-    /// clamped.
+    /// The point `s` seconds after the start of the clock, to the nearest nanosecond. Negative
+    /// values become zero.
     pub fn from_secs_f64(s: f64) -> Self {
         Time((s * 1e9).round() as u64)
     }
-    /// Nanoseconds since counting began.
+    /// Nanoseconds since the start of the clock.
     pub const fn as_nanos(self) -> u64 {
         self.0
     }
-    /// The span from `earlier` to here, zero if `earlier` is in fact later.
+    /// The span from `earlier` to `self`; zero if `earlier` is in fact later.
     pub const fn since(self, earlier: Time) -> Span {
         Span(self.0.saturating_sub(earlier.0))
     }
-    /// Seconds since counting began, for people.
+    /// Seconds since the start of the clock, with a fraction.
     pub fn as_secs_f64(self) -> f64 {
         self.0 as f64 / 1e9
     }
 }
 
 impl Span {
-    /// Nothing.
+    /// The span of length zero.
     pub const ZERO: Span = Span(0);
-    /// Longer than everything.
+    /// Longer than every other span.
     pub const MAX: Span = Span(u64::MAX);
 
     /// A span of nanoseconds.
@@ -66,51 +65,52 @@ impl Span {
     pub const fn from_secs(s: u64) -> Self {
         Span(s.saturating_mul(1_000_000_000))
     }
-    /// A span of seconds with a fraction, to the nearest nanosecond; negative becomes zero.
+    /// A span of seconds with a fraction, to the nearest nanosecond. Negative values become zero.
     pub fn from_secs_f64(s: f64) -> Self {
         Span((s * 1e9).round() as u64)
     }
-    /// A span of milliseconds with a fraction, to the nearest nanosecond; negative becomes zero.
+    /// A span of milliseconds with a fraction, to the nearest nanosecond. Negative values become
+    /// zero.
     pub fn from_millis_f64(ms: f64) -> Self {
         Span((ms * 1e6).round() as u64)
     }
-    /// Whole nanoseconds.
+    /// The span in nanoseconds.
     pub const fn as_nanos(self) -> u64 {
         self.0
     }
-    /// Whole microseconds.
+    /// The span in whole microseconds, rounded down.
     pub const fn as_micros(self) -> u64 {
         self.0 / 1_000
     }
-    /// Whole milliseconds, rounded down.
+    /// The span in whole milliseconds, rounded down.
     pub const fn as_millis(self) -> u64 {
         self.0 / 1_000_000
     }
-    /// Milliseconds with a fraction.
+    /// The span in milliseconds, with a fraction.
     pub fn as_millis_f64(self) -> f64 {
         self.0 as f64 / 1e6
     }
-    /// Seconds with a fraction.
+    /// The span in seconds, with a fraction.
     pub fn as_secs_f64(self) -> f64 {
         self.0 as f64 / 1e9
     }
-    /// `self` times a whole number.
+    /// The span multiplied by a whole number.
     pub const fn times(self, n: u64) -> Span {
         Span(self.0.saturating_mul(n))
     }
-    /// `self` divided by a whole number.
+    /// The span divided by a whole number.
     pub const fn divided(self, n: u64) -> Span {
         Span(self.0 / n)
     }
-    /// `self` times the fraction `num / den`.
+    /// The span multiplied by the fraction `num / den`.
     pub const fn scaled(self, num: u64, den: u64) -> Span {
         Span(((self.0 as u128 * num as u128) / den as u128) as u64)
     }
-    /// The difference, zero if `other` is longer.
+    /// `self` minus `other`; zero if `other` is longer.
     pub const fn saturating_sub(self, other: Span) -> Span {
         Span(self.0.saturating_sub(other.0))
     }
-    /// The absolute difference.
+    /// The absolute difference of the two spans.
     pub const fn abs_diff(self, other: Span) -> Span {
         Span(self.0.abs_diff(other.0))
     }

@@ -1,12 +1,13 @@
-//! What is left of the device's budget, shared by those who pay at the same time.
+//! The rest of the device's budget, shared by all clients that pay at the same time.
 //!
 //! ```text
-//!  left of the budget, as far as what was carried is taken down
-//!  ├──── granted to others, and not told yet what of it was used ────┼── what may be granted now ──┤
+//!  rest of the budget, as far as carried bytes were reported
+//!  ├──── granted to others, and not yet reported as used ────┼── what may be granted now ──┤
 //! ```
 //!
-//! Who pays asks again each second, tells what it used, and has a new grant in place of the one before. So all that
-//! is granted at a time is no more than what is left, but for what keeps everybody going ([`GRANT_MIN_BYTES`]).
+//! A paying client reports each second what it has used, and its new grant replaces the previous
+//! one. All grants together therefore never exceed what is left, except by the smallest grants
+//! ([`GRANT_MIN_BYTES`]).
 
 use std::collections::BTreeMap;
 
@@ -20,12 +21,12 @@ use super::ClientId;
 pub(super) const GRANT_MIN_BYTES: u64 = 16 * 1024; // a guess: a round trip's worth of a slow link
 
 /// How long a client may move nothing before it gets no more than the smallest grant.
-const MOVES_WITHIN: Span = Span::from_secs(5); // a guess, as of those who go first
+const MOVES_WITHIN: Span = Span::from_secs(5); // a guess, equal to that of the transfer queue
 
 /// The grants of all paying clients.
 #[derive(Debug, Default)]
 pub(super) struct BudgetShares {
-    /// Bytes left of the device's budget; none is no limit.
+    /// Bytes left of the device's budget; `None` means no limit.
     left: Option<u64>,
     grants: BTreeMap<ClientId, BudgetGrant>,
 }
@@ -43,7 +44,8 @@ impl BudgetShares {
         self.left = left;
     }
 
-    /// The bytes that may be granted to a client for which links carried so much; none is no limit.
+    /// The bytes that may be granted to a client for which links have carried `carried` bytes;
+    /// `None` means no limit.
     pub(super) fn offer(&mut self, now: Time, payer: ClientId, carried: u64) -> Option<u64> {
         let left = self.left?;
         let known = self.grants.get_mut(&payer);
@@ -98,8 +100,9 @@ mod tests {
 
     const BUDGET: u64 = 3_000_000;
 
-    /// Flows that use all they may as fast as that, asking one after another: what links carried for all, after so many
-    /// seconds. `hungry`: whether one uses anything in a second.
+    /// Simulates flows that use all they may at this rate and report one after another. Returns
+    /// what links carried for all, after this many seconds. `hungry`: whether a flow uses anything
+    /// in a second.
     fn carried(flows: u64, seconds: u64, rate: u64, hungry: impl Fn(u64, u64) -> bool) -> u64 {
         let mut shares = BudgetShares::default();
         let begun = Time::ZERO + Span::from_secs(1_000);
@@ -141,14 +144,14 @@ mod tests {
 
     #[test]
     fn what_one_does_not_use_is_anothers() {
-        // The second never carries a byte, the third only at first.
+        // The second flow never carries a byte, the third only at first.
         let hungry = |flow, second| flow == 0 || flow == 2 && second < 2;
         let all = carried(3, 400, 100_000, hungry);
         assert!(
             (BUDGET..=BUDGET + 3 * GRANT_MIN_BYTES).contains(&all),
             "{all}"
         );
-        // And soon: the others are idle after some seconds.
+        // The others are idle after some seconds, so the first soon gets all.
         let soon = carried(3, 40, 2_500_000, |flow, _| flow == 0);
         assert!(soon > BUDGET * 9 / 10, "{soon}");
     }

@@ -1,4 +1,4 @@
-//! Which links carried a flow's bytes, where several flows share a session.
+//! Assigns a flow's bytes to links, where several flows share a session.
 
 use std::collections::BTreeMap;
 
@@ -48,7 +48,7 @@ impl CarriedByLink {
             carried.1 += share(mine_up, all_up, *up);
             self.before.insert(link.name().to_owned(), link.payload());
         }
-        // What no link has been seen to carry yet will be found on one.
+        // Bytes that no link is known to have carried yet are assigned at a later call.
         if all_down > 0 {
             self.assigned.0 = moved.0;
         }
@@ -91,18 +91,18 @@ mod tests {
     #[test]
     fn a_flows_bytes_are_on_the_links_that_carried_its_session_meanwhile() {
         let mut carried = CarriedByLink::default();
-        // What was carried before it came is not its own.
+        // Bytes carried before the flow joined are not its own.
         carried.assign((0, 0), &[link("wlan0", (5_000, 0))]);
         assert_eq!(carried.bytes()["wlan0"], (0, 0));
         let both = [link("wlan0", (8_000, 0)), link("wwan0", (1_000, 0))];
         carried.assign((3_000, 0), &both);
-        // A link that was not known had carried nothing for it.
+        // A link that was unknown until now had carried nothing for the flow.
         assert_eq!(carried.bytes()["wlan0"], (3_000, 0));
         let later = [link("wlan0", (8_500, 0)), link("wwan0", (2_500, 0))];
         carried.assign((4_000, 700), &later);
         assert_eq!(carried.bytes()["wlan0"], (3_250, 0));
         assert_eq!(carried.bytes()["wwan0"], (750, 0));
-        // What left before a link was seen to carry it is found on the next.
+        // Bytes sent before a link was known to carry them are assigned at the next call.
         let sent = [link("wlan0", (8_500, 800)), link("wwan0", (2_500, 0))];
         carried.assign((4_000, 700), &sent);
         assert_eq!(carried.bytes()["wlan0"], (3_250, 700));

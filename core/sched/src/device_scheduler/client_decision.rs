@@ -1,7 +1,8 @@
-//! What a transfer is told: the link it is on, or why it waits, and whether metered links carry it.
+//! The decision for a client: its link, or why it waits, and its grant on metered links.
 
 use std::time::Duration;
 
+use crate::SourceSupply;
 use crate::{
     CostPolicy, DeadlineFallback, FlowDemand, FlowExplanation, LinkCandidate, LinkChoice,
     LinkClass, LinkWaitReason, fastest_working, format_duration,
@@ -15,7 +16,7 @@ pub enum Grant {
     /// No packet.
     #[default]
     None,
-    /// A path is kept open without payload, since it may be needed soon.
+    /// A path without payload, which is kept open because it may be needed soon.
     Path,
     /// Payload up to a limit, to measure the link.
     Probe {
@@ -24,8 +25,8 @@ pub enum Grant {
     },
     /// Payload as needed.
     Spend {
-        /// The most payload to carry: what free links leave over, within the device's budget; none is no
-        /// limit. The client enforces its own budget itself.
+        /// The most payload to carry: what free links leave over, within the device's budget;
+        /// `None` means no limit. The client enforces its own budget itself.
         up_to: Option<u64>,
     },
 }
@@ -37,29 +38,35 @@ pub struct ClientDecision {
     pub grant: Grant,
     /// Why metered links carry the client, if the scheduler decided so.
     pub pays_because: Option<String>,
-    /// What the device's budget allows the client until its next report, whether it pays or not; none
-    /// is no limit.
+    /// What the device's budget allows the client until its next report, whether it pays or not;
+    /// `None` means no limit.
     pub limit: Option<u64>,
     /// Whether metered links would carry the client now if the budget were not used up.
     pub lacks_budget: bool,
-    /// The time after which the decision may change although nothing else does; none if only links and
-    /// needs decide.
+    /// The time after which the decision may change by itself; `None` if it changes only with links
+    /// and needs.
     pub recheck_after: Option<Duration>,
-    /// The link to use, for a client that is on one link at a time; a wait holds for every client.
+    /// The link to use, for a client that uses one link at a time. If it says to wait, every client
+    /// waits.
     pub choice: LinkChoice,
 }
 
 /// What the scheduler allows a client on metered links.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct MeteredUse {
-    /// Metered links carry the client's payload.
+    /// Whether metered links carry the client's payload.
     pub(super) pays: bool,
-    /// The most payload that metered links should carry until the next decision; none is all of it.
+    /// The most payload that metered links should carry until the next decision; `None` means all
+    /// of it.
     pub(super) share: Option<u64>,
-    /// Free links that are up are too slow for the policy `any`: their rate in bytes per second.
+    /// The rate in bytes per second of the free links that are up, if they are too slow for the
+    /// policy `any`.
     pub(super) slow_free_rate: Option<f64>,
-    /// Bytes of payload by which a metered link is to be measured.
+    /// Payload bytes for measuring a metered link.
     pub(super) probe: Option<u64>,
+    /// The server's rate in bytes per second, if free links keep up with it, so that metered ones
+    /// would not help.
+    pub(super) source_limit: Option<f64>,
 }
 
 /// Adapts the scheduler's decision to the links that a client has.
@@ -83,7 +90,7 @@ pub(super) fn fit_to_links(
     let slow_free = metered.slow_free_rate.filter(|_| free_works);
     let is_free_enough = need.policy == CostPolicy::Any && free_works && slow_free.is_none();
     let pays = metered.pays && costs && !is_free_enough;
-    // Where only one link at a time carries, measuring another would cost the one that does.
+    // Where only one link at a time carries, a probe of another would interrupt the one that does.
     let probe = metered
         .probe
         .filter(|_| report.uses_several_links && costs && !pays);
@@ -104,10 +111,10 @@ pub(super) fn fit_to_links(
     }
     let choice = match free {
         Some((index, candidate)) if free_works && (report.uses_several_links || !pays) => {
-            used(index, format!("{} is free", candidate.name))
+            used(index, while_free(candidate, &metered, report.source, costs))
         }
         _ if pays => {
-            // Whatever is fastest; what was not measured is tried.
+            // The fastest link; one that was not measured is tried.
             let pool = of(LinkClass::Free).chain(of(LinkClass::Metered));
             let best = fastest_working(pool, true).expect("a link that costs is there");
             let because = match best.1.class {
@@ -116,7 +123,9 @@ pub(super) fn fit_to_links(
             };
             used(best.0, because)
         }
-        Some((index, candidate)) => used(index, format!("{} is free", candidate.name)),
+        Some((index, candidate)) => {
+            used(index, while_free(candidate, &metered, report.source, costs))
+        }
         None if probe.is_some() => {
             let (index, candidate) = of(LinkClass::Metered).next().expect("it is there");
             used(
@@ -147,6 +156,38 @@ fn used(index: usize, why: String) -> LinkChoice {
     LinkChoice::Use { index, why }
 }
 
+/// Why a free link is used. `costs`: there is a metered link that could be paid for.
+fn while_free(
+    candidate: &LinkCandidate,
+    metered: &MeteredUse,
+    source: SourceSupply,
+    costs: bool,
+) -> String {
+    let name = &candidate.name;
+    match metered.source_limit {
+        None => format!("{name} is free"),
+        Some(rate) => {
+            let whose = match source {
+                SourceSupply::Throttled { .. } => "--limit-rate allows",
+                _ => "the server sends",
+            };
+            let sends = format!("{name} is free; {whose} {}", format_rate(rate));
+            match costs {
+                true => format!("{sends}, so mobile data would not help"),
+                false => sends,
+            }
+        }
+    }
+}
+
+/// A rate for people: `120 kB/s`, `1.4 MB/s`.
+fn format_rate(bytes_per_s: f64) -> String {
+    match bytes_per_s {
+        ..1e6 => format!("{:.0} kB/s", bytes_per_s / 1e3),
+        _ => format!("{:.1} MB/s", bytes_per_s / 1e6),
+    }
+}
+
 fn named(candidates: &[LinkCandidate], class: LinkClass) -> String {
     let of_class = candidates
         .iter()
@@ -155,7 +196,7 @@ fn named(candidates: &[LinkCandidate], class: LinkClass) -> String {
     names.join(" and ")
 }
 
-/// The choice of a metered link, with the reason.
+/// The decision to use a metered link, with the reason.
 fn for_money(
     need: &FlowDemand,
     candidates: &[LinkCandidate],
@@ -183,7 +224,7 @@ fn for_money(
     }
 }
 
-/// The choice to wait, with the reason.
+/// The decision to wait, with the reason.
 fn wait(
     need: &FlowDemand,
     candidates: &[LinkCandidate],
@@ -244,6 +285,8 @@ mod tests {
     use super::*;
     use std::collections::BTreeMap;
 
+    use crate::SourceSupply;
+
     fn candidate(name: &str, class: LinkClass) -> LinkCandidate {
         LinkCandidate {
             name: name.into(),
@@ -283,6 +326,7 @@ mod tests {
             always_pays: false,
             is_interactive: false,
             keeps_awake: true,
+            source: SourceSupply::Ample,
         };
         let why = FlowExplanation {
             reason: Some(LinkWaitReason::PathCost),
@@ -326,7 +370,8 @@ mod tests {
             ..cell.clone()
         };
         let first = CostPolicy::FreeFirst;
-        // One link at a time: the fastest, if it may cost; together, the free one carries anyway.
+        // A client on one link takes the fastest if it may pay. On several links the free one
+        // carries anyway.
         for (candidates, pays, together, expected) in [
             (vec![wifi.clone(), faster.clone()], true, false, "wwan0"),
             (vec![wifi.clone(), faster.clone()], true, true, "wlan0"),
@@ -394,7 +439,7 @@ mod tests {
             )),
             None
         );
-        // What pays needs no probe, and what has no such link can have none.
+        // A client that pays needs no probe, and without a metered link there is none.
         assert_eq!(
             probed(&decide_as(
                 CostPolicy::FreeFirst,

@@ -1,8 +1,8 @@
-//! What a client of the scheduler reports, and its number.
+//! Reports of a scheduler's clients, and their identifiers.
 
 use std::collections::BTreeMap;
 
-use crate::{FlowDemand, LinkCandidate};
+use crate::{FlowDemand, LinkCandidate, SourceSupply};
 
 /// The direction of a transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -22,17 +22,20 @@ pub struct ClientReport<'a> {
     pub size_bytes: Option<u64>,
     /// Priority, 0 to 7; higher goes first.
     pub priority: u8,
-    /// The links that the client could use.
+    /// The links that the client can use.
     pub candidates: &'a [LinkCandidate],
     /// Payload bytes that each link has carried for the client since it joined.
     pub carried: &'a BTreeMap<String, u64>,
     /// Whether the client can be on several links at once.
     pub uses_several_links: bool,
-    /// Whether the client pays whatever is decided for others, because its own rule demands it.
+    /// Whether the client always pays because its own rule demands it, whatever is decided for
+    /// others.
     pub always_pays: bool,
-    /// Whether a program controls the traffic of the client, as over a socket: its pauses prove nothing
-    /// about links, and it never waits for others.
+    /// Whether a program controls the client's traffic, as over a socket. Its pauses then say
+    /// nothing about links, and it never waits for other clients.
     pub is_interactive: bool,
+    /// How the server supplies the client.
+    pub source: SourceSupply,
     /// Whether the machine is woken and kept awake for the client.
     pub keeps_awake: bool,
 }

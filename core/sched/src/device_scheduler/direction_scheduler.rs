@@ -27,7 +27,7 @@ use link_table::{COUNTED_AFTER, LinkTable};
 use transfer_queue::TransferQueue;
 
 /// How long a transfer may carry nothing before it no longer keeps the machine awake.
-const RUNS_WITHIN: Span = Span::from_secs(30); // a guess: an origin that thinks
+const RUNS_WITHIN: Span = Span::from_secs(30); // a guess: a slow origin
 
 /// The scheduler for one direction of all links.
 #[derive(Debug)]
@@ -81,7 +81,14 @@ impl DirectionScheduler {
         let assignment = self.links.scheduler.decide(now, &flows);
         let is_payer = assignment.payers.contains(&me);
         let slow_free_rate = self.links.slow_free_rate();
-        let is_slow = flows[me].need.policy == CostPolicy::Any && slow_free_rate.is_some();
+        let is_held = self.links.scheduler.is_held_by_source(&flows[me]);
+        let is_slow =
+            flows[me].need.policy == CostPolicy::Any && slow_free_rate.is_some() && !is_held;
+        let is_free_up = (report.candidates.iter())
+            .any(|link| link.class == LinkClass::Free && link.in_use && !link.stalled);
+        let awaits_size =
+            (self.clients.get(&number)).is_some_and(|client| client.awaits_size(now, is_free_up));
+        let is_payer = is_payer && !awaits_size;
         let pays = is_payer && assignment.shares.contains(&LinkShare::Paid) || is_slow;
         let mine = |n: usize| {
             let name = self.links.names[n].as_deref();
@@ -101,26 +108,33 @@ impl DirectionScheduler {
         let scheduler = &self.links.scheduler;
         let metered = MeteredUse {
             pays,
-            share: (pays && !report.is_interactive)
+            share: pays
                 .then(|| scheduler.paid_share(now, &flows, me))
                 .flatten(),
             slow_free_rate,
             probe,
+            source_limit: flows[me].source.limit().filter(|_| is_held),
         };
         let why = scheduler.explain(now, &flows, &assignment, me, &self.links.shown());
         let load = || scheduler.load(now, &flows);
         let order = (&*assignment.order, &flows[..]);
-        let behind = (self.queue).is_behind(now, number, &mut self.clients, order, load);
+        let leaves_room =
+            |n: usize| flows[n].source.limit().is_some() && scheduler.is_held_by_source(&flows[n]);
+        let behind =
+            (self.queue).is_behind(now, number, &mut self.clients, order, load, leaves_room);
         let need = &flows[me].need;
         let capped = |device: &str| self.links.is_capped(device);
         let mut decision = fit_to_links(need, report, metered, why, behind, &capped);
         let costs = |link: &LinkCandidate| link.class == LinkClass::Metered;
         if report.is_interactive
+            && need.policy == CostPolicy::Fast
             && is_payer
             && decision.grant == Grant::None
             && !report.candidates.iter().any(costs)
         {
-            // A program's first byte is not to wait for a decision when such a link comes up.
+            // The first byte of a program must not wait for a decision when a metered link comes
+            // up. With other policies it waits: a free link may come up at the same time, and would
+            // carry it.
             decision.grant = Grant::Spend { up_to: None };
         }
         decision.recheck_after = need.left.map(|_| assignment.valid_for.into());
@@ -153,7 +167,7 @@ impl DirectionScheduler {
             .contains(&me)
     }
 
-    /// Takes in the links and networks around the device.
+    /// Handles the links and networks around the device.
     pub(super) fn observe(&mut self, now: Time, around: &LinkSurroundings) {
         self.links.set_surroundings(now, around);
         self.see(now);
@@ -218,7 +232,7 @@ impl DirectionScheduler {
             })
             .map(|(n, _)| n)
             .collect();
-        // The first of those that may pay; the others' is later, or their own look finds it.
+        // The first flow that may pay. Others begin later, or their own report finds it.
         waiting.sort_by_key(|n| flows[*n].need.left);
         waiting
             .into_iter()
@@ -231,7 +245,17 @@ impl DirectionScheduler {
         self.links.scheduler.pays_in(now, &flows, me)
     }
 
+    /// Records whether the server refuses a client at present.
+    pub(super) fn set_refused(&mut self, number: u64, is_refused: bool) {
+        if let Some(client) = self.clients.get_mut(&number) {
+            client.is_refused = is_refused;
+        }
+    }
+
     pub(super) fn promise(&mut self, now: Time, number: u64) -> Option<CompletionEstimate> {
+        if self.clients.get(&number)?.is_refused {
+            return None;
+        }
         let fresh = |at: &Time| now.since(*at) < COUNTED_AFTER;
         if !self.promised.as_ref().is_some_and(|(at, _)| fresh(at)) {
             let (flows, _) = self.flows(number);
@@ -251,7 +275,7 @@ impl DirectionScheduler {
         let mut clients = self.clients.iter();
         let (number, client) = clients.find(|(_, client)| client.transfer == transfer)?;
         let (number, need) = (*number, &client.flow.as_ref()?.need);
-        // Of a size that is not known nothing can be promised.
+        // Without a known size there is no estimate.
         let left = need.left.filter(|_| need.remaining_bytes.is_some())?;
         Some((self.promise(now, number)?, left))
     }
@@ -275,7 +299,7 @@ impl DirectionScheduler {
         }
     }
 
-    /// Takes in a client's report.
+    /// Handles a client's report.
     fn take_down(&mut self, now: Time, number: u64, report: &ClientReport) {
         for link in report.candidates {
             self.links.know(now, &link.name, link.class);
@@ -302,6 +326,7 @@ impl DirectionScheduler {
         client.flow = Some(ScheduledFlow {
             size_bytes: size.unwrap_or_else(|| report.carried.values().sum()),
             priority: report.priority,
+            source: report.source,
             need,
         });
         client.is_interactive = report.is_interactive;
@@ -316,16 +341,20 @@ impl DirectionScheduler {
                     .or_insert_with(|| RateMeasurement::new(now));
                 if let Some((bytes, took)) = measurement.record(now, more) {
                     self.links.add_measured(name, bytes, took);
+                    self.links.mark_loaded(name);
                 }
             } else if more > 0 {
                 let busy = client.take_busy(name).unwrap_or(Span::MAX);
                 self.links.add_carried(name, more, busy);
+                if report.source.measures_links() {
+                    self.links.mark_loaded(name);
+                }
             }
         }
         self.see(now);
     }
 
-    /// Updates the scheduler's links, and the queue's measure of how much of them was used.
+    /// Updates the scheduler's links, and tells the queue which share of their capacity was used.
     fn see(&mut self, now: Time) {
         let any = |client: &ClientState| client.flow.as_ref().is_some_and(pays_if_free_is_slow);
         self.links.pays_if_free_is_slow = self.clients.values().any(any);

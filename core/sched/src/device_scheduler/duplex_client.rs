@@ -1,8 +1,8 @@
-//! A flow that carries both ways as a client of the device's scheduler.
+//! A client of the device's scheduler for a flow that carries data in both directions.
 //!
 //! ```text
 //!  carried, both ways ─▶ the direction that carried more ─▶ DirectionScheduler (down | up)
-//!                        joins there with its first report, and again when the other carries more
+//!                        joins there with its first report, and joins the other direction when that carries more
 //! ```
 
 use std::collections::BTreeMap;
@@ -11,7 +11,7 @@ use std::time::Duration;
 use d2tp_time::Time;
 
 use super::{ClientDecision, ClientId, ClientReport, DeviceScheduler, Grant, TransferDirection};
-use crate::{FlowDemand, LinkCandidate};
+use crate::{FlowDemand, LinkCandidate, SourceSupply};
 
 /// The demand of a flow in both directions, and what links carried for it.
 #[derive(Debug, Clone)]
@@ -20,8 +20,8 @@ pub struct DuplexReport<'a> {
     pub demand: FlowDemand,
     /// Bytes of the whole flow, when known.
     pub size_bytes: Option<u64>,
-    /// For a flow that reads ahead: bytes that may be paid for now, however soon a free link may come.
-    /// `demand` is then that of the read-ahead.
+    /// For a flow that reads ahead: bytes that may be paid for now, even if a free link is expected
+    /// soon. `demand` then describes the read-ahead.
     pub buy_bytes: Option<u64>,
     /// Whether a program controls the flow's traffic. See [`ClientReport::is_interactive`].
     pub is_interactive: bool,
@@ -53,7 +53,7 @@ impl DuplexClient {
         }
     }
 
-    /// The client's id in the scheduler; none before the first report.
+    /// The client's id in the scheduler; `None` before the first report.
     pub fn id(&self) -> Option<ClientId> {
         self.client
     }
@@ -106,9 +106,10 @@ impl DuplexClient {
                 always_pays: report.buy_bytes.is_some_and(|bytes| bytes > 0),
                 is_interactive: report.is_interactive,
                 keeps_awake: report.keeps_awake,
+                source: SourceSupply::Ample,
             },
         );
-        // What is read ahead is paid for by its own rule, and no more than that.
+        // Read-ahead is paid for by its own rule, up to its own limit.
         if let Some(bytes) = report.buy_bytes {
             let bytes = bytes.min(decision.limit.unwrap_or(u64::MAX));
             decision.grant = match bytes {
@@ -119,7 +120,8 @@ impl DuplexClient {
         decision
     }
 
-    /// See [`DeviceScheduler::pays_after`]; none before the first report.
+    /// The time until metered links would carry the flow; see [`DeviceScheduler::pays_after`].
+    /// `None` before the first report.
     pub fn pays_after(&self, now: Time, scheduler: &DeviceScheduler) -> Option<Duration> {
         scheduler.pays_after(now, self.client?)
     }

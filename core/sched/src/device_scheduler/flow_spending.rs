@@ -1,13 +1,13 @@
-//! What a flow spent on metered links, and what its device is told when it is granted something else.
+//! Bytes that a flow spent on metered links, and the changes that a new grant makes at its device.
 //!
 //! ```text
-//!  Grant ─▶ FlowSpending ─▶ SpendingChange ─▶ the device: which counts from when the flow was allowed
+//!  Grant ─▶ FlowSpending ─▶ SpendingChange ─▶ the device, which counts from when the flow was allowed
 //!               ▲ └──▶ spent, left                                 │
 //!               └──────────────── count ───────────────────────────┘
 //! ```
 //!
-//! A device counts what a flow spends from when the flow was last allowed to pay. A flow's budget is for
-//! all such times together.
+//! A device counts a flow's spending from when the flow was last allowed to pay. A flow's budget
+//! covers all such periods together.
 
 use d2tp_time::{Span, Time};
 
@@ -18,7 +18,7 @@ use super::Grant;
 pub enum SpendingChange {
     /// The flow may pay.
     Allow {
-        /// The most bytes, counted since the flow was first allowed to pay; none is no limit.
+        /// The most bytes, counted since the flow was allowed to pay; `None` means no limit.
         budget: Option<u64>,
     },
     /// The flow may no longer pay.
@@ -30,11 +30,11 @@ pub enum SpendingChange {
 pub struct FlowSpending {
     /// Bytes spent in earlier periods in which the flow could pay.
     before: u64,
-    /// Bytes spent in the current one.
+    /// Bytes spent in the current period.
     since_allowed: u64,
-    /// The budget set at the device; none while the flow may not pay.
+    /// The budget set at the device; `None` while the flow may not pay.
     allowed: Option<Option<u64>>,
-    /// When it was last granted payload.
+    /// When the flow was last granted payload.
     granted_at: Option<Time>,
 }
 
@@ -54,12 +54,12 @@ impl FlowSpending {
         }
     }
 
-    /// Payload bytes spent in all.
+    /// Payload bytes spent in total.
     pub fn spent(&self) -> u64 {
         self.before + self.since_allowed
     }
 
-    /// Bytes left of a budget; none is no limit.
+    /// Bytes left of a budget; `None` means no limit.
     pub fn left(&self, budget: Option<u64>) -> Option<u64> {
         budget.map(|budget| budget.saturating_sub(self.spent()))
     }
@@ -69,8 +69,8 @@ impl FlowSpending {
         self.allowed.is_some()
     }
 
-    /// Returns the grant, or an open path instead of nothing if payload was granted less than `span`
-    /// ago: it may be needed again soon.
+    /// Returns the grant. If it is nothing and payload was granted less than `span` ago, returns an
+    /// open path instead, because the path may be needed again soon.
     pub fn keep_path(&mut self, now: Time, grant: Grant, span: Span) -> Grant {
         match grant {
             Grant::Spend { .. } => self.granted_at = Some(now),
@@ -132,7 +132,7 @@ mod tests {
         assert_eq!(spending.left(Some(1_000)), Some(600));
         let forbid = Some(SpendingChange::Forbid);
         assert_eq!(spending.apply(Grant::None, Some(1_000)), forbid);
-        // The device counts anew from here.
+        // The device counts from zero again.
         assert_eq!(spending.apply(ALL, Some(1_000)), allow(600));
         spending.count(0);
         assert_eq!(spending.spent(), 400);

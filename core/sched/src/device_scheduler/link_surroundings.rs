@@ -1,15 +1,16 @@
-//! What is around a device, and for whom it is woken.
+//! Links and networks around a device, and the clients for which it is woken.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::LinkClass;
 
-/// What the scheduler knows of a link in one direction.
+/// The state of a link in one direction, as the scheduler knows it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RadioStatus {
     /// Name of the network device.
     pub device: String,
-    /// Key under which the link's history is saved, such as `Wi-Fi`: a device's name may change.
+    /// Key under which the link's history is saved, such as `Wi-Fi`, because the name of a device
+    /// may change.
     pub slot: String,
     /// What a byte on the link costs.
     pub class: LinkClass,
@@ -19,7 +20,7 @@ pub struct RadioStatus {
     pub rate: Option<f64>,
 }
 
-/// The links and networks around a device, whether a client asks or not.
+/// The links and networks around a device, independent of any client.
 #[derive(Debug, Clone, Default)]
 pub struct LinkSurroundings {
     /// The links that can be used.
@@ -40,7 +41,7 @@ impl LinkSurroundings {
     }
 }
 
-/// The clients that the machine is woken for.
+/// The clients for which the machine is woken.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct WakingClients {
     /// Numbers of the clients that wait for a link.

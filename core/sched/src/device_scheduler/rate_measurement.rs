@@ -1,15 +1,16 @@
-//! When what a link carried for a program says how fast the link is.
+//! Decides when the traffic of a program shows the rate of a link.
 //!
-//! A program sends when it has something to say. A few bytes, or a pause between two answers, say how
-//! fast the program is; only data that moves without a pause says how fast the link is.
+//! A program sends when it has data. A few bytes, or a pause between two answers, show how fast the
+//! program is; only data that moves without a pause shows how fast the link is.
 
 use d2tp_time::{Span, Time};
 
-/// The longest time in which the bytes of one report moved: a client reports each second while data
+/// The longest time in which the bytes of one report moved. A client reports each second while data
 /// moves, and at once when the first byte after a pause moves.
 const REPORTED_WITHIN: Span = Span::from_millis(1_500);
 
-/// The shortest time that measures a rate, and the pause after which bytes measure none.
+/// The shortest time over which a rate is measured, and the pause after which bytes measure no
+/// rate.
 const MEASURED_OVER: Span = Span::from_millis(500); // a guess
 
 /// The fewest bytes that measure a rate.
@@ -33,7 +34,7 @@ impl RateMeasurement {
     }
 
     /// Adds what the link carried since the last report. Returns bytes and the time they took, once
-    /// they are a measure of the link.
+    /// they suffice for a measurement.
     pub(super) fn record(&mut self, now: Time, more: u64) -> Option<(u64, Span)> {
         if more == 0 {
             if now.since(self.moved_at) >= MEASURED_OVER {

@@ -1,7 +1,8 @@
-//! The links of a direction: their histories in the scheduler, the networks behind them, what they carried.
+//! The links of one direction: their histories in the scheduler, the networks behind them, and
+//! their traffic.
 //!
 //! ```text
-//!  names      None    wlan0    wwan0        None: the free link that is hoped for
+//!  names      None    wlan0    wwan0        None: the expected free link
 //!  scheduler   ·        ·        ·          a history each, in the same order
 //!  pending     ·        ·        ·          carried since the last epoch
 //! ```
@@ -28,36 +29,49 @@ const BUSY_MIN: Span = Span::from_millis(100); // the driver's tick
 /// Networks whose rates are remembered; when there are more, the one used longest ago is dropped.
 const NETWORKS_MAX: usize = 256;
 
-/// The name under which the history is kept of a radio that has no device yet.
+/// The key for the history of a radio that has no device yet.
 const HOPED_FOR: &str = "Wi-Fi";
 
-/// Bytes that a link carried, and for how long; that may exceed the elapsed time if several clients
-/// shared the link.
+/// Bytes that a link carried, and for how long. The time may exceed the elapsed time if several
+/// clients shared the link.
 #[derive(Debug, Clone, Copy, Default)]
 struct PendingTraffic {
     bytes: u64,
     busy: Span,
-    /// The longest single measurement among them.
+    /// The longest of the measurements that are summed up here.
     longest: Span,
+    /// Whether a client had more for the link than the link carried.
+    is_loaded: bool,
+}
+
+impl PendingTraffic {
+    /// Whether the traffic shows the rate of the link. If servers were too slow for it, it shows
+    /// only that the link is no slower than that, or that it works.
+    fn measures(&self, link: &LinkHistory, busy: Span) -> bool {
+        let rate = self.bytes as f64 / busy.as_secs_f64();
+        self.is_loaded || !link.carries() || rate >= link.best_known_rate()
+    }
 }
 
 /// The links in one direction.
 #[derive(Debug)]
 pub(super) struct LinkTable {
     pub(super) scheduler: Scheduler,
-    /// The devices of the scheduler's links; none for a link that is only expected.
+    /// The devices of the scheduler's links; `None` for a link that is only expected.
     pub(super) names: Vec<Option<String>>,
     /// The network behind each link, if known.
     networks: Vec<Option<String>>,
     around: LinkSurroundings,
     /// Saved histories of radios that have no device yet.
     pasts: BTreeMap<String, SavedHistory>,
-    /// Rates of networks without a link at present, with a counter of their last use.
+    /// Rates of networks that no link is on at present, with a counter of their last use.
     rates: BTreeMap<String, (u64, NetworkRates)>,
     met: u64,
-    /// Traffic that is not counted yet.
+    /// Traffic since the last update, for each link.
     pending: Vec<PendingTraffic>,
     up: Vec<bool>,
+    /// Whether a link's rate is that of a session: nothing that it carried has measured it yet.
+    assumed: Vec<bool>,
     counted_at: Option<Time>,
     slow_free: SlowFreeLinks,
     /// Whether some client uses metered links beside free ones that are too slow.
@@ -65,7 +79,7 @@ pub(super) struct LinkTable {
 }
 
 impl LinkTable {
-    /// The links of a device that has none yet: a free one is expected.
+    /// The links of a device that has none yet, with one free link that is expected.
     pub(super) fn new(mode: SchedulerMode) -> LinkTable {
         LinkTable {
             scheduler: Scheduler::new(mode, [LinkClass::Free]),
@@ -77,6 +91,7 @@ impl LinkTable {
             met: 0,
             pending: vec![PendingTraffic::default()],
             up: vec![false],
+            assumed: vec![false],
             counted_at: None,
             slow_free: SlowFreeLinks::default(),
             pays_if_free_is_slow: false,
@@ -88,7 +103,7 @@ impl LinkTable {
         self.slow_free.rate()
     }
 
-    /// Takes in the links and networks around the device.
+    /// Handles the links and networks around the device.
     pub(super) fn set_surroundings(&mut self, now: Time, around: &LinkSurroundings) {
         self.around = around.clone();
         for radio in &around.radios {
@@ -184,7 +199,7 @@ impl LinkTable {
         (link.confidence() > 0.0).then(|| (link.long_term_rate(), link.carries()))
     }
 
-    /// The names of the links for users.
+    /// The names of the links as shown to users.
     pub(super) fn shown(&self) -> Vec<&str> {
         let hoped_for = "a free network";
         let names = self.names.iter().map(Option::as_deref);
@@ -204,6 +219,13 @@ impl LinkTable {
         }
     }
 
+    /// Records that a client had more for a link than the link carried.
+    pub(super) fn mark_loaded(&mut self, name: &str) {
+        if let Some(pending) = self.pending_of(name) {
+            pending.is_loaded = true;
+        }
+    }
+
     /// Adds a measurement of a link, which may have taken longer than an epoch.
     pub(super) fn add_measured(&mut self, name: &str, bytes: u64, took: Span) {
         self.add_carried(name, bytes, took);
@@ -217,15 +239,18 @@ impl LinkTable {
         self.pending.get_mut(link)
     }
 
-    /// Uses a session's rate for a link that was never measured.
+    /// Assumes a session's rate for a link that was never measured: the highest so far, because a
+    /// session that carried little, like a first request, had no higher rate.
     pub(super) fn assume_rate(&mut self, now: Time, candidate: &LinkCandidate) {
         let is_it = |name: &Option<String>| name.as_ref() == Some(&candidate.name);
         let Some(link) = self.names.iter().position(is_it) else {
             return;
         };
-        let known = self.scheduler.links()[link].confidence() > 0.0;
+        let before = &self.scheduler.links()[link];
+        let is_measured = before.confidence() > 0.0 && !self.assumed[link];
         let rate = candidate.rate_bytes_per_s.unwrap_or(0.0) as u64;
-        if known || rate < MEASURED_BYTES_MIN {
+        let is_higher = !self.assumed[link] || rate as f64 > before.long_term_rate();
+        if is_measured || rate < MEASURED_BYTES_MIN || !is_higher {
             return;
         }
         let mut measured = LinkHistory::new(candidate.class);
@@ -238,6 +263,7 @@ impl LinkTable {
             },
         );
         self.scheduler.switch_network(link, measured.rates());
+        self.assumed[link] = true;
     }
 
     /// Adds a link, or updates its cost class and its network.
@@ -269,6 +295,7 @@ impl LinkTable {
                 self.networks.push(None);
                 self.pending.push(PendingTraffic::default());
                 self.up.push(false);
+                self.assumed.push(false);
                 self.scheduler.add_link(class)
             }
         };
@@ -288,11 +315,12 @@ impl LinkTable {
         let was_used = self.scheduler.links()[link].confidence() > 0.0;
         let named = self.networks[link].take();
         if named.is_none() && was_used && known.is_none() {
-            // It was used before anybody told which network it is.
+            // The link was used before its network was known.
             self.networks[link] = network;
             return;
         }
         let before = self.scheduler.switch_network(link, rates);
+        self.assumed[link] = false;
         if let Some(left) = named.filter(|_| was_used) {
             self.met += 1;
             self.rates.insert(left, (self.met, before));
@@ -309,7 +337,7 @@ impl LinkTable {
     /// Updates the scheduler when a link came or went, and once per epoch. Returns, once per epoch, the
     /// share of the links' capacity that was used.
     pub(super) fn see(&mut self, now: Time, clients: &BTreeMap<u64, ClientState>) -> Option<f64> {
-        // One that is on this machine alone says nothing of links.
+        // A client that uses only this machine says nothing about links.
         let last_phase = |client: &&ClientState| {
             let mut links = client.links.iter().map(|(link, _)| &**link);
             client.flow.is_some() && (client.links.is_empty() || links.any(|link| !is_here(link)))
@@ -320,10 +348,10 @@ impl LinkTable {
                 return false;
             };
             if !is_awaited && !is_here(name) {
-                // Nobody uses links: as the system has them, where that is known.
+                // No client uses links, so the system's view counts, where it is known.
                 return self.around.radios.iter().any(|radio| radio.device == *name);
             }
-            // What no transfer lists leads nowhere, whatever the system says.
+            // A link that no transfer lists leads nowhere, even if the system considers it up.
             let works_for = |client: &ClientState| {
                 let mut links = client.links.iter();
                 links
@@ -333,8 +361,8 @@ impl LinkTable {
             let is_silent = clients
                 .values()
                 .any(|client| works_for(client) == Some(false));
-            // A client that asks nothing does not notice that a link died. The report of one that noticed
-            // counts, unless the link carries for another.
+            // A client that sends nothing does not notice that a link died. If one client noticed,
+            // its report counts, unless the link carries for another client.
             let mut works = clients
                 .values()
                 .filter(|client| works_for(client) == Some(true));
@@ -346,20 +374,29 @@ impl LinkTable {
         if !is_time && up == self.up {
             return None;
         }
-        let observations: Vec<LinkObservation> = (up.iter().zip(&self.pending))
-            .map(|(up, pending)| match is_time && pending.bytes > 0 {
-                true => LinkObservation {
-                    up: *up,
-                    bytes: pending.bytes,
-                    busy: pending.busy.max(BUSY_MIN).min(counted.max(pending.longest)),
-                },
-                false => LinkObservation {
-                    up: *up,
-                    ..LinkObservation::default()
-                },
+        let links = self.scheduler.links().iter().zip(&self.pending);
+        let observations: Vec<LinkObservation> = up
+            .iter()
+            .zip(links)
+            .map(|(up, (link, pending))| {
+                let busy = pending.busy.max(BUSY_MIN).min(counted.max(pending.longest));
+                match is_time && pending.bytes > 0 && pending.measures(link, busy) {
+                    true => LinkObservation {
+                        up: *up,
+                        bytes: pending.bytes,
+                        busy,
+                    },
+                    false => LinkObservation {
+                        up: *up,
+                        ..LinkObservation::default()
+                    },
+                }
             })
             .collect();
         self.scheduler.observe(now, &observations);
+        for (assumed, observation) in self.assumed.iter_mut().zip(&observations) {
+            *assumed &= observation.bytes == 0;
+        }
         self.up = up;
         if !is_time {
             return None;
@@ -374,7 +411,7 @@ impl LinkTable {
         Some(used)
     }
 
-    /// What the links carried in the epoch that ends now, and how fast they are.
+    /// The links' traffic and rates in the epoch that ends now.
     fn epoch_traffic(&self, counted: Span) -> EpochTraffic {
         let of = |class: LinkClass| {
             let links = self.scheduler.links().iter();
@@ -394,7 +431,7 @@ impl LinkTable {
         }
     }
 
-    /// The share of the capacity of links in use that was used.
+    /// The share of the capacity of the links in use that was used.
     fn used_share(&self, counted: Span) -> f64 {
         let used: u64 = self.pending.iter().map(|pending| pending.bytes).sum();
         let links = self.scheduler.links().iter().zip(&self.pending);

@@ -1,4 +1,5 @@
-//! When free links are too slow for those whose policy is `any`, so that metered ones help.
+//! Detects free links that are too slow for the policy `any`, so that metered ones are used beside
+//! them.
 //!
 //! ```text
 //!            slow for SLOW_FOR              at least GAIN times as much moves
@@ -9,30 +10,30 @@
 //!     └──── free links are fast enough again, or nothing moves ◀─────────────────────┘
 //! ```
 //!
-//! What a link carries for a program says how fast the link is only if the program wants more. So a link
-//! that looks slow is not believed: both kinds of links are used for a few seconds, and unless much more
-//! moves then, metered links are left alone for a while, each time for longer.
+//! The traffic of a program shows the rate of a link only if the program has more to send. So when
+//! a link looks slow, both kinds of links are used for a few seconds. Unless much more moves then,
+//! metered links are not used for a while, each time for longer.
 
 use d2tp_time::{Span, Time};
 
 /// The share of the metered links' rate below which free links count as too slow.
-const SLOW_SHARE: f64 = 0.25; // a guess: four times the waiting is what people pay to avoid
+const SLOW_SHARE: f64 = 0.25; // a guess: people pay to avoid waiting four times as long
 /// The share of the metered links' rate from which free links suffice again.
-const ENOUGH_SHARE: f64 = 0.5; // a guess: twice SLOW_SHARE, so that it does not flap
+const ENOUGH_SHARE: f64 = 0.5; // a guess: twice SLOW_SHARE, so that the state does not flap
 /// The rate in bytes per second from which free links are never too slow.
 const FAST_ENOUGH_BYTES_PER_S: f64 = 625_000.0; // a guess: 5 Mb/s, a video in HD
-/// How long free links must be too slow before both are tried, and fast enough before they are used
-/// alone.
+/// How long free links must be too slow before both kinds are tried, and fast enough before free
+/// links are used alone again.
 const SLOW_FOR: Span = Span::from_secs(5); // a guess: longer than a fade or a handover of Wi-Fi
 /// How long both kinds of links are tried.
-const TRIAL: Span = Span::from_secs(5); // a guess: a handshake, and a slow start over a long way
+const TRIAL: Span = Span::from_secs(5); // a guess: a handshake, and a slow start over a long path
 /// The beginning of a trial that does not count, as the metered link starts slowly.
 const TRIAL_STARTS: Span = Span::from_secs(2); // a guess
-/// The factor by which a trial must raise what moves.
+/// The factor by which traffic must grow in a trial.
 const GAIN: f64 = 2.0; // a guess
-/// The factor by which both must stay above free links alone.
-const GAIN_KEPT: f64 = 1.5; // a guess: below GAIN, so that it does not flap
-/// The time over which that is averaged.
+/// The factor by which traffic over both kinds must stay above that over free links alone.
+const GAIN_KEPT: f64 = 1.5; // a guess: below GAIN, so that the state does not flap
+/// The time over which traffic is averaged for [`GAIN_KEPT`].
 const GAIN_OVER: Span = Span::from_secs(10); // a guess
 /// How long nothing may move before free links are used alone again.
 const IDLE: Span = Span::from_secs(10); // a guess: as long as a radio stays awake
@@ -41,26 +42,26 @@ const REST_FIRST: Span = Span::from_secs(60); // a guess
 /// The longest rest.
 const REST_MAX: Span = Span::from_secs(3_840); // a guess: about an hour
 
-/// What links carried in an epoch, and how fast they are.
+/// Traffic and rates of the links in an epoch.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct EpochTraffic {
     pub(super) length: Span,
-    /// Payload on all links.
+    /// Payload bytes on all links.
     pub(super) bytes: u64,
     /// Bytes per second of the free links that carry, if they were measured.
     pub(super) free_rate: Option<f64>,
-    /// Bytes per second of the metered links that carry, assumed if they were never used; none if there
-    /// are none.
+    /// Bytes per second of the metered links that carry, an assumed rate if they were never used;
+    /// `None` if there are none.
     pub(super) metered_rate: Option<f64>,
 }
 
-/// Whether free links suffice for those whose policy is `any`.
+/// Decides whether free links suffice for flows whose policy is `any`.
 #[derive(Debug)]
 pub(super) struct SlowFreeLinks {
     phase: SpeedPhase,
-    /// The rate of the free links.
+    /// The rate of the free links, in bytes per second.
     free_rate: f64,
-    /// The next rest.
+    /// The length of the next rest.
     rest: Span,
     moved_at: Time,
 }
@@ -69,23 +70,23 @@ pub(super) struct SlowFreeLinks {
 enum SpeedPhase {
     /// Free links are used alone. `slow_for`: how long they have been too slow.
     Suffice { slow_for: Span },
-    /// Both are tried. `alone`: the rate of free links before.
+    /// Both kinds are tried. `alone`: the rate of free links before the trial.
     Trial {
         since: Time,
         alone: f64,
         counted: TrafficCount,
     },
-    /// Both are used.
+    /// Both kinds are used.
     Together {
         alone: f64,
         counted: TrafficCount,
         fast_for: Span,
     },
-    /// Metered links did not help, and are left alone.
+    /// Metered links did not help, and are not used until then.
     Rest { until: Time },
 }
 
-/// Bytes over a time.
+/// Bytes within a time.
 #[derive(Debug, Clone, Copy, Default)]
 struct TrafficCount {
     bytes: u64,
@@ -119,7 +120,8 @@ const SUFFICE: SpeedPhase = SpeedPhase::Suffice {
 };
 
 impl SlowFreeLinks {
-    /// The rate of the free links in bytes per second while metered ones are used beside them.
+    /// The rate of the free links in bytes per second while metered ones are used beside them;
+    /// `None` otherwise.
     pub(super) fn rate(&self) -> Option<f64> {
         match self.phase {
             SpeedPhase::Suffice { .. } | SpeedPhase::Rest { .. } => None,
@@ -127,13 +129,13 @@ impl SlowFreeLinks {
         }
     }
 
-    /// Takes in what links carried in the epoch that ends now.
+    /// Handles the links' traffic in the epoch that ends now.
     pub(super) fn observe(&mut self, now: Time, epoch: &EpochTraffic) {
         if epoch.bytes > 0 {
             self.moved_at = now;
         }
         let (Some(free), Some(metered)) = (epoch.free_rate, epoch.metered_rate) else {
-            // One kind of links alone leaves no choice.
+            // With only one kind of links there is no choice.
             self.phase = match self.phase {
                 rest @ SpeedPhase::Rest { .. } => rest,
                 _ => SUFFICE,
@@ -156,7 +158,7 @@ impl SlowFreeLinks {
                     false => SpeedPhase::Suffice { slow_for },
                 }
             }
-            // A silent epoch says nothing.
+            // An epoch without traffic says nothing.
             suffices @ SpeedPhase::Suffice { .. } if epoch.bytes == 0 && !is_idle => suffices,
             SpeedPhase::Suffice { .. } => SUFFICE,
             SpeedPhase::Trial {
@@ -227,7 +229,8 @@ impl SlowFreeLinks {
 mod tests {
     use super::*;
 
-    /// A device, second by second: each kind of link has a rate, and the program wants one.
+    /// Simulates a device second by second: each kind of link has a rate, and the program needs
+    /// one.
     struct Course {
         links: SlowFreeLinks,
         now: Time,
@@ -243,7 +246,7 @@ mod tests {
             }
         }
 
-        /// Lets seconds pass. Returns in how many of them metered links were used.
+        /// Simulates seconds. Returns in how many of them metered links were used.
         fn pass(&mut self, seconds: u64, free: u64, metered: u64, wanted: u64) -> u64 {
             let mut together = 0;
             for _ in 0..seconds {
@@ -275,7 +278,8 @@ mod tests {
         let mut course = Course::new();
         let together = course.pass(60, 37_000, 375_000, ALL);
         assert!((53..=56).contains(&together), "{together}");
-        // 5 Mb/s suffice beside a link ten times as fast, and half of the other's rate too.
+        // 5 Mb/s suffice beside a link ten times as fast, and so does half of the other link's
+        // rate.
         assert_eq!(Course::new().pass(600, 700_000, 7_000_000, ALL), 0);
         assert_eq!(Course::new().pass(600, 150_000, 300_000, ALL), 0);
     }
@@ -283,7 +287,7 @@ mod tests {
     #[test]
     fn a_program_that_wants_little_is_not_taken_for_a_slow_link() {
         let mut course = Course::new();
-        // Speech at 16 kB/s over a Wi-Fi that could carry all of it a hundred times.
+        // Speech at 16 kB/s over a Wi-Fi that could carry a hundred times as much.
         let together = course.pass(3_600, 1_600_000, 375_000, 16_000);
         assert_eq!(course.paid, 0);
         assert!(together < 40, "{together}");

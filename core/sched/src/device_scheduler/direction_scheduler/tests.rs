@@ -1,7 +1,7 @@
-//! One direction of a device, second by second.
+//! Tests of one direction of a device, second by second.
 
 use super::*;
-use crate::{CostPolicy, DeadlineFallback, FlowDemand, LinkChoice, LinkWaitReason};
+use crate::{CostPolicy, DeadlineFallback, FlowDemand, LinkChoice, LinkWaitReason, SourceSupply};
 
 fn candidate(name: &str, class: LinkClass) -> LinkCandidate {
     LinkCandidate {
@@ -32,12 +32,13 @@ fn need(bytes: u64, left_s: u64) -> FlowDemand {
     }
 }
 
-/// A device, second by second.
+/// A simulated device with its clients and links, in steps of a second.
 struct Device {
     scheduler: DirectionScheduler,
     now: Time,
     carried: BTreeMap<u64, BTreeMap<String, u64>>,
     is_interactive: bool,
+    source: SourceSupply,
 }
 
 impl Device {
@@ -47,6 +48,7 @@ impl Device {
             now: Time::ZERO + Span::from_secs(1_000),
             carried: BTreeMap::new(),
             is_interactive: false,
+            source: SourceSupply::Ample,
         }
     }
 
@@ -67,6 +69,7 @@ impl Device {
             always_pays: false,
             is_interactive: self.is_interactive,
             keeps_awake: true,
+            source: self.source,
         };
         self.scheduler.decide(self.now, number, &report)
     }
@@ -134,7 +137,7 @@ fn what_came_in_a_moment_is_not_spread_over_the_second() {
         .scheduler
         .record_busy_time(one, "wwan0", Span::from_millis(200));
     assert_eq!(ask(&mut device), Some(500_000.0));
-    // Both at once, for longer than there was time.
+    // Both clients at once report more time than has passed.
     for second in 1..=30 {
         device.wait(1);
         for client in [one, other] {
@@ -146,7 +149,7 @@ fn what_came_in_a_moment_is_not_spread_over_the_second() {
     }
     let rate = ask(&mut device).unwrap();
     assert!((495_000.0..510_000.0).contains(&rate), "{rate}");
-    // Another session, which was as fast for half a second.
+    // Another session was as fast for half a second.
     let mut fresh = Device::new();
     let client = fresh.scheduler.register(fresh.now, 0);
     fresh.ask(client, &need(50_000_000, 6 * 3_600), &[cell()]);
@@ -193,7 +196,7 @@ fn a_link_that_carries_nothing_for_those_on_it_counts_as_away() {
     };
     let decision = device.ask(client, &need(1_000, 3_600), std::slice::from_ref(&silent));
     assert!(!device.scheduler.links.scheduler.links()[0].is_up());
-    // It is tried on all the same: there is nothing else.
+    // The link is tried anyway, because there is no other one.
     assert_eq!(waits(&decision), None);
 }
 
@@ -210,7 +213,7 @@ fn a_link_that_is_silent_for_a_client_counts_as_away_though_an_idle_one_did_not_
     device.wait(1);
     device.ask(asking, &need(1_000, 3_600), std::slice::from_ref(&silent));
     assert!(!is_up(&device));
-    // While it carries for another client, the fault is not the link's.
+    // While the link carries for another client, the link is not at fault.
     device.carry(idle, "wlan0", 100_000);
     device.ask(idle, &need(1_000, 3_600), &[wifi()]);
     assert!(is_up(&device));
@@ -268,7 +271,7 @@ fn room_that_the_first_leaves_goes_to_the_next_and_a_newcomer_is_asked_first() {
             Some(LinkWaitReason::QueuedBehind)
         );
     }
-    // Its origin gets slow; one slow second is none.
+    // The origin becomes slow; a single slow second does not count.
     step(&mut device, 100_000);
     assert_eq!(
         waits(&step(&mut device, 1_000_000)),
@@ -303,12 +306,12 @@ fn when_the_first_ends_the_next_goes_alone_and_not_all_that_waited() {
         }
     }
     device.scheduler.unregister(clients[0]);
-    // Whoever asks first: the second has not moved yet, but it is its turn.
+    // In any order of reports: the second has not moved yet, but it is its turn.
     for n in [3, 2, 1] {
         let behind = (n > 1).then_some(LinkWaitReason::QueuedBehind);
         assert_eq!(ask(&mut device, n), behind);
     }
-    // It never moves; so the third does.
+    // The second never moves, so the third does.
     for _ in 0..6 {
         device.wait(1);
         for n in [3, 2, 1] {
@@ -372,12 +375,12 @@ fn a_link_that_the_system_has_and_every_transfer_leaves_out_is_away() {
     let mut device = Device::new();
     device.scheduler.observe(device.now, &around(&["wlan0"]));
     assert!(device.scheduler.links.scheduler.links()[0].is_up());
-    // It leads to a page to sign in: the transfer does not list it.
+    // The link leads to a sign-in page, so the transfer does not list it.
     let client = device.scheduler.register(device.now, 0);
     device.wait(1);
     device.ask(client, &need(1_000, 3_600), &[cell()]);
     assert!(!device.scheduler.links.scheduler.links()[0].is_up());
-    // Another needs no link and says nothing of them.
+    // The other client needs no link and does not report any.
     device.scheduler.unregister(client);
     let client = device.scheduler.register(device.now, 0);
     let here = LinkCandidate {
@@ -404,13 +407,13 @@ fn who_waits_for_a_link_and_who_moves_are_told_apart() {
     device.ask(moving, &patient, &[wifi(), cell()]);
     let waits = device.scheduler.waking_clients(device.now);
     assert_eq!((waits.waiting, waits.running), (vec![1], vec![2]));
-    // One that brings nothing for a while keeps nobody awake.
+    // A client that carries nothing for a while does not keep the machine awake.
     device.wait(60);
     let waits = device.scheduler.waking_clients(device.now);
     assert_eq!((waits.waiting, waits.running), (vec![1, 2], vec![]));
-    // Who may pay must begin at some time, who may not never.
+    // A client that may pay must begin at some time, one that may not never begins.
     assert_eq!(device.scheduler.latest_start(device.now), None);
-    // (One of 2 MB and more would measure the link first, and so not wait.)
+    // A transfer of 2 MB or more would probe the link first, and so not wait.
     device.ask(waiting, &need(1_000_000, 6 * 3_600), &[cell()]);
     let start = device
         .scheduler
@@ -455,7 +458,7 @@ fn a_pause_of_a_program_does_not_make_a_link_slow() {
     device.wait(3_600);
     device.carry(client, "wlan0", 1_000_000);
     assert!(!pays(&mut device));
-    // Nor do a few bytes a moment after a report, or what a person types.
+    // A few bytes just after a report, or typed input, do not show a slow link either.
     device.carry(client, "wlan0", 60);
     device.now += Span::from_millis(1);
     assert!(!pays(&mut device));
@@ -474,6 +477,70 @@ fn a_pause_of_a_program_does_not_make_a_link_slow() {
         paid = pays(&mut device);
     }
     assert!(paid);
+}
+
+#[test]
+fn a_connection_of_known_size_pays_only_for_what_free_links_leave_over() {
+    let mut device = Device::new();
+    device.is_interactive = true;
+    let client = device.scheduler.register(device.now, 0);
+    let (size, deadline_s) = (5_000_000, 40);
+    let (mut free, mut paid) = (0, 0);
+    for second in 0..deadline_s {
+        let remaining = size - free - paid;
+        if remaining == 0 {
+            break;
+        }
+        let decision = device.ask(
+            client,
+            &need(remaining, deadline_s - second),
+            &[wifi(), cell()],
+        );
+        let granted = match decision.grant {
+            Grant::Spend { up_to } => up_to.unwrap_or(u64::MAX),
+            Grant::Probe { bytes } => bytes,
+            Grant::None | Grant::Path => 0,
+        };
+        // The Wi-Fi carries 2 MB until the deadline; cellular could carry all in five seconds.
+        let by_wifi = remaining.min(50_000);
+        let by_cell = (remaining - by_wifi).min(granted).min(1_000_000);
+        device.carry(client, "wlan0", by_wifi);
+        device.carry(client, "wwan0", by_cell);
+        (free, paid) = (free + by_wifi, paid + by_cell);
+        device.wait(1);
+    }
+    assert_eq!(free + paid, size, "in time");
+    assert!(free >= size / 3, "{free} by free links, {paid} paid");
+}
+
+#[test]
+fn a_sessions_first_request_does_not_make_a_link_slow() {
+    // A few bytes of a first answer are 100 kB/s, whatever the link could carry.
+    let mut device = Device::new();
+    device.is_interactive = true;
+    let client = device.scheduler.register(device.now, 0);
+    let ask = |device: &mut Device, left_s, candidates: &[LinkCandidate]| {
+        let unknown = FlowDemand {
+            remaining_bytes: None,
+            ..need(1, left_s)
+        };
+        device.ask(client, &unknown, candidates).grant
+    };
+    for rate in [1e5, 2e7, 4e6] {
+        let known = LinkCandidate {
+            rate_bytes_per_s: Some(rate),
+            ..wifi()
+        };
+        ask(&mut device, 40, &[known, cell()]);
+        device.now += Span::from_millis(300);
+    }
+    device.carry(client, "wlan0", 1_000_000);
+    let mut left_s = 35;
+    while !matches!(ask(&mut device, left_s, &[cell()]), Grant::Spend { .. }) {
+        device.wait(1);
+        left_s -= 1;
+    }
+    assert!((10..25).contains(&left_s), "paid with {left_s} s left");
 }
 
 #[test]
@@ -515,6 +582,13 @@ fn a_program_may_use_a_link_that_costs_from_the_moment_it_is_up() {
         ..fast.clone()
     };
     assert_eq!(device.ask(client, &patient, &[]).grant, Grant::None);
+    // A free link may come up together with the metered one.
+    let any = FlowDemand {
+        policy: CostPolicy::Any,
+        ..fast.clone()
+    };
+    assert_eq!(device.ask(client, &any, &[]).grant, Grant::None);
+    assert_eq!(device.ask(client, &any, &[cell()]).grant, spends);
     let broke = FlowDemand {
         metered_bytes_left: Some(0),
         ..fast
@@ -539,4 +613,87 @@ fn who_has_no_budget_left_lacks_it_only_where_links_that_cost_would_carry_it() {
     assert!(!lacks(CostPolicy::FreeOnly, Some(0)));
     assert!(!lacks(CostPolicy::Fast, Some(1)));
     assert!(!lacks(CostPolicy::Fast, None));
+}
+
+/// A download of 200 MB in an hour from a server that sends 50 kB/s, second by second, beside a free
+/// and a metered link. Returns the last decision for it.
+fn slow_server(device: &mut Device, client: u64, seconds: u64) -> ClientDecision {
+    let links = [wifi(), cell()];
+    let mut left_s = 3_600;
+    let mut decision = device.ask(client, &need(200_000_000, left_s), &links);
+    for second in 0..seconds {
+        device.source = match second {
+            0 | 1 => SourceSupply::Unknown,
+            _ => SourceSupply::Limited {
+                bytes_per_s: 50_000.0,
+            },
+        };
+        device.wait(1);
+        left_s -= 1;
+        device.carry(client, "wlan0", 50_000);
+        decision = device.ask(client, &need(200_000_000, left_s), &links);
+        assert_eq!(decision.grant, Grant::None, "after {second} s");
+    }
+    decision
+}
+
+#[test]
+fn a_slow_server_is_no_reason_to_pay_and_is_named() {
+    let mut device = Device::new();
+    device.source = SourceSupply::Unknown;
+    let client = device.scheduler.register(device.now, 0);
+    let decision = slow_server(&mut device, client, 30);
+    let LinkChoice::Use { why, .. } = &decision.choice else {
+        panic!("{decision:?}");
+    };
+    let expected = "wlan0 is free; the server sends 50 kB/s, so mobile data would not help";
+    assert_eq!(why, expected);
+    let promise = device.scheduler.promise(device.now, client).unwrap();
+    assert!(promise.ready < 0.5, "{promise:?}");
+}
+
+#[test]
+fn a_slow_server_is_not_taken_for_a_slow_link() {
+    let mut device = Device::new();
+    device.source = SourceSupply::Unknown;
+    let client = device.scheduler.register(device.now, 0);
+    slow_server(&mut device, client, 30);
+    let link = &device.scheduler.links.scheduler.links()[0];
+    assert!(link.long_term_rate() > 500_000.0, "{link:?}");
+    // Once the server is fast, what is carried counts.
+    device.source = SourceSupply::Ample;
+    for _ in 0..60 {
+        device.wait(1);
+        device.carry(client, "wlan0", 100_000);
+        device.ask(client, &need(200_000_000, 3_000), &[wifi(), cell()]);
+    }
+    let rate = device.scheduler.links.scheduler.links()[0].long_term_rate();
+    assert!((90_000.0..110_000.0).contains(&rate), "{rate}");
+}
+
+#[test]
+fn nobody_waits_behind_a_transfer_whose_server_is_slow() {
+    let mut device = Device::new();
+    device.source = SourceSupply::Unknown;
+    let first = device.scheduler.register(device.now, 0);
+    slow_server(&mut device, first, 10);
+    device.source = SourceSupply::Unknown;
+    let other = device.scheduler.register(device.now, 0);
+    // More than is left over beside the first, by what is assumed of the link.
+    let demand = need(6_000_000_000, 3_700);
+    let decision = device.ask(other, &demand, &[wifi(), cell()]);
+    assert_eq!(waits(&decision), None, "{decision:?}");
+}
+
+#[test]
+fn nothing_is_promised_while_the_server_refuses() {
+    let mut device = Device::new();
+    let client = device.scheduler.register(device.now, 7);
+    device.ask(client, &need(1_000_000, 600), &[wifi()]);
+    assert!(device.scheduler.promise(device.now, client).is_some());
+    device.scheduler.set_refused(client, true);
+    assert_eq!(device.scheduler.promise(device.now, client), None);
+    assert_eq!(device.scheduler.promise_of(device.now, 7), None);
+    device.scheduler.set_refused(client, false);
+    assert!(device.scheduler.promise_of(device.now, 7).is_some());
 }

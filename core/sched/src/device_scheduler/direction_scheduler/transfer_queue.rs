@@ -1,7 +1,7 @@
-//! Which transfers go beside others, and which wait behind them.
+//! The queue of transfers: which ones run at the same time, and which ones wait.
 //!
 //! ```text
-//!  earliest deadline first   A  B  C │ D  E  F        │ moves with the room that is left on links
+//!  earliest deadline first   A  B  C │ D  E  F        │ moves with the unused capacity of links
 //!                            go      │ wait behind
 //! ```
 
@@ -12,7 +12,7 @@ use d2tp_time::{Span, Time};
 use super::client_state::{ClientPhase, ClientState, last_phase};
 use crate::ScheduledFlow;
 
-/// The load from which the transfer with the earliest deadline goes alone.
+/// The load from which only the transfer with the earliest deadline runs.
 const PRESSED: f64 = 0.35; // a guess: rates fall to a third
 
 /// How many transfers run at once while there is time.
@@ -23,12 +23,12 @@ const IDLE_BELOW: f64 = 0.5; // a guess
 /// The used share of the links' capacity above which one transfer less runs.
 const FULL_ABOVE: f64 = 0.8; // a guess
 
-/// How many consecutive updates must find unused capacity before another transfer starts: a transfer is
-/// slow at its start.
+/// How many consecutive updates must find unused capacity before another transfer starts, because a
+/// new transfer is slow at first.
 const IDLE_LOOKS: u32 = 3; // a guess
 
 /// How long a transfer may carry nothing before others no longer wait for it.
-const MOVES_WITHIN: Span = Span::from_secs(5); // a guess: a slow start over a long way
+const MOVES_WITHIN: Span = Span::from_secs(5); // a guess: a slow start over a long path
 
 /// Decides how many transfers run at once.
 #[derive(Debug, Default)]
@@ -40,7 +40,7 @@ pub(super) struct TransferQueue {
 }
 
 impl TransferQueue {
-    /// Handles a new client: unused capacity goes to the first client in order.
+    /// Handles a new client: unused capacity goes first to the first client in order.
     pub(super) fn on_join(&mut self) {
         *self = TransferQueue::default();
     }
@@ -61,7 +61,8 @@ impl TransferQueue {
 
     /// Whether a client must wait for others: as many as may run at once are moving, or have just been
     /// allowed to. `order`: the order in which links carry `flows`; `load`: see
-    /// [`Scheduler::load`](crate::Scheduler::load).
+    /// [`Scheduler::load`](crate::Scheduler::load); `leaves_room`: whether a flow's server is too slow to fill
+    /// the links, so that others need not wait for it.
     pub(super) fn is_behind(
         &self,
         now: Time,
@@ -69,6 +70,7 @@ impl TransferQueue {
         clients: &mut BTreeMap<u64, ClientState>,
         (order, flows): (&[usize], &[ScheduledFlow]),
         load: impl FnOnce() -> f64,
+        leaves_room: impl Fn(usize) -> bool,
     ) -> bool {
         let is_interactive = |client: &ClientState| client.is_interactive;
         if clients.len() < 2 || clients.get(&number).is_some_and(is_interactive) {
@@ -87,7 +89,7 @@ impl TransferQueue {
             if client.is_interactive {
                 continue;
             }
-            // How much it is has to be asked before anything can be promised.
+            // A transfer of unknown size must ask the origin for it before there is an estimate.
             let asks = flows[*n].need.remaining_bytes.is_none() && asking < ABREAST;
             asking += usize::from(asks);
             let goes = going < abreast + self.extra || asks;
@@ -98,7 +100,8 @@ impl TransferQueue {
             let lately = |moment: &Time| now.since(*moment) < MOVES_WITHIN;
             let begins = client.goes_since.as_ref().is_some_and(lately);
             let begins = begins && client.last_phase != Some(ClientPhase::Waits);
-            going += usize::from(begins || lately(&client.moved_at));
+            let fills = (begins || lately(&client.moved_at)) && !leaves_room(*n);
+            going += usize::from(fills);
             if numbers[*n] == number {
                 return !goes;
             }
