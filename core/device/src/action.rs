@@ -1,4 +1,4 @@
-//! What the state machine wants done.
+//! Actions that the state machine asks the driver to carry out.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -16,6 +16,13 @@ pub enum LinkAction {
         /// The number to return with the answer.
         ticket: u64,
     },
+    /// Open a stream to the server over this link, and answer with [`crate::DeviceLinks::on_stream`].
+    OpenStream {
+        /// The link's name.
+        link: Arc<str>,
+        /// The number to return with the answer.
+        ticket: u64,
+    },
     /// Begin to use a socket: open a path over it.
     OpenPath {
         /// The socket that the path is to use.
@@ -27,12 +34,24 @@ pub enum LinkAction {
         /// Whether both directions of the link share one medium.
         half_duplex: bool,
     },
+    /// Begin to use a socket to another node of the server: resume the session there by a handshake, while
+    /// the paths to the node before carry on.
+    WakeAt {
+        /// The socket by which the node is reached.
+        socket: LinkId,
+        /// The node's address.
+        remote: SocketAddr,
+        /// Whether payload on the path needs grants.
+        gated: bool,
+        /// Whether both directions of the link share one medium.
+        half_duplex: bool,
+    },
     /// Inform the peer that the path is closed; the socket is closed after that.
     ClosePath {
         /// The socket whose path is closed.
         socket: LinkId,
     },
-    /// Close the socket: its paths are lost in every session.
+    /// Close the socket. Every session loses its paths over it.
     DropSocket {
         /// The socket to drop.
         socket: LinkId,
@@ -82,7 +101,7 @@ pub enum LinkAction {
         /// The number to return with the answer.
         ticket: u64,
     },
-    /// Inform every session of the result of asking a first hop.
+    /// Inform every session whether a first hop answered.
     FirstHopSaid {
         /// The socket whose link's first hop was asked.
         socket: LinkId,
@@ -107,8 +126,8 @@ pub enum ActionScope {
     Sockets,
     /// The session with the server, by [`LinkAction::apply`].
     Session,
-    /// Every session that may use the device's sockets, by [`LinkAction::apply`]. For
-    /// [`LinkAction::DropSocket`] the socket goes after that.
+    /// Every session that may use the device's sockets, by [`LinkAction::apply`]. The socket of
+    /// [`LinkAction::DropSocket`] is closed afterwards.
     EverySession,
 }
 
@@ -117,9 +136,11 @@ impl LinkAction {
     pub fn scope(&self) -> ActionScope {
         match self {
             LinkAction::Attach { .. }
+            | LinkAction::OpenStream { .. }
             | LinkAction::AskFirstHop { .. }
             | LinkAction::ReadRadio { .. } => ActionScope::Sockets,
             LinkAction::OpenPath { .. }
+            | LinkAction::WakeAt { .. }
             | LinkAction::ClosePath { .. }
             | LinkAction::SetGated { .. }
             | LinkAction::Grant { .. }
@@ -136,6 +157,7 @@ impl LinkAction {
     pub fn apply(&self, now: Time, session: &mut Session) {
         match *self {
             LinkAction::Attach { .. }
+            | LinkAction::OpenStream { .. }
             | LinkAction::AskFirstHop { .. }
             | LinkAction::ReadRadio { .. } => {}
             LinkAction::OpenPath {
@@ -150,6 +172,22 @@ impl LinkAction {
                     remote,
                 };
                 session.open_path(now, addresses, gated);
+                if half_duplex {
+                    session.set_half_duplex(socket);
+                }
+            }
+            LinkAction::WakeAt {
+                socket,
+                remote,
+                gated,
+                half_duplex,
+            } => {
+                let addresses = Addresses {
+                    link: socket,
+                    local: None,
+                    remote,
+                };
+                session.wake_at(now, addresses, gated);
                 if half_duplex {
                     session.set_half_duplex(socket);
                 }

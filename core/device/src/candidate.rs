@@ -1,4 +1,4 @@
-//! A link as the device's scheduler is told of it.
+//! How the device's scheduler is told about a link.
 
 use d2tp_sched::{CarryingLink, LinkCandidate, LinkClass};
 
@@ -18,7 +18,8 @@ pub fn link_candidate(
         class,
         rate_bytes_per_s: rate.map(|rate| rate as f64),
         metric: u32::MAX,
-        // A link whose first answer is awaited may carry soon; one that costs has no path until it is paid for.
+        // A link whose first answer is awaited may carry payload soon. A metered link has no path
+        // until a flow may pay for it.
         stalled: answers.is_silent(),
         in_use: answers.is_up(),
     }

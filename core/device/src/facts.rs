@@ -1,4 +1,4 @@
-//! What a device is told: its links, the sockets on them, and the session's paths.
+//! Inputs of a device's links: the platform's links, the sockets on them, and the session's paths.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -8,11 +8,11 @@ use d2tp_session::{FlowId, LinkId, PathStats, Session};
 /// What a link may be used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkUse {
-    /// The link may not be used: not a packet.
+    /// No packet may use the link.
     Off,
-    /// All payload, as much as the link carries.
+    /// All payload may use the link without limit.
     Free,
-    /// By flows that may pay, up to their budgets.
+    /// Flows that may pay can use the link, up to their budgets.
     Paid,
 }
 
@@ -63,13 +63,13 @@ pub struct AttachedSocket {
 
 /// What [`crate::DeviceLinks`] reads of the session with the server.
 pub trait SessionPaths {
-    /// The session is over: there is nothing to open paths for.
+    /// Whether the session is over, so that no path can be opened.
     fn is_over(&self) -> bool;
     /// Statistics of every path.
     fn path_stats(&self) -> Vec<PathStats>;
     /// Whether a path over this socket exists, or a handshake tries it.
     fn has_path(&self, socket: LinkId) -> bool;
-    /// What a flow spent and was granted on a metered link; none if it has no path there.
+    /// What a flow spent and was granted on a metered link; `None` if it has no path there.
     fn spend(&self, flow: FlowId, socket: LinkId) -> Option<crate::LinkSpend>;
     /// Payload bytes received and sent by the last path over a socket that failed.
     fn failed_payload(&self, _socket: LinkId) -> Option<(u64, u64)> {

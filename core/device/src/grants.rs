@@ -1,4 +1,5 @@
-//! Flows that may pay: what each has had on metered links, and what more it may be granted on each.
+//! Flows that may pay: what each has spent on metered links, and what more it may be granted on
+//! each.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -35,7 +36,7 @@ pub enum PaidLinks {
 }
 
 impl PaidLinks {
-    /// Whether a link is one of them.
+    /// Whether a flow may pay for the link with this name.
     pub fn contain(&self, link: &str) -> bool {
         match self {
             PaidLinks::All => true,
@@ -55,7 +56,7 @@ pub(crate) struct PayingFlow {
 }
 
 impl PayingFlow {
-    /// Begins to count: earlier bytes do not count.
+    /// Starts the count; bytes spent before do not count.
     pub(crate) fn new(before: &[LinkSpend]) -> PayingFlow {
         PayingFlow {
             budget: None,
@@ -74,12 +75,13 @@ impl PayingFlow {
     pub(crate) fn update(&mut self, links: &[LinkSpend]) {
         for on in links {
             let before = self.seen.insert(on.socket, on.spent).unwrap_or(0);
-            // On another path over the same socket it is counted anew.
+            // A new path over the same socket counts from zero again.
             self.spent += on.spent.checked_sub(before).unwrap_or(on.spent);
         }
     }
 
-    /// The most that may be granted on a socket, beside grants on others.
+    /// The most bytes that may be granted on a socket, in addition to the unused grants on other
+    /// sockets.
     fn grantable(&self, socket: LinkId, links: &[LinkSpend]) -> u64 {
         let Some(budget) = self.budget else {
             return u64::MAX;
@@ -89,7 +91,8 @@ impl PayingFlow {
         budget.saturating_sub(self.spent).saturating_sub(elsewhere)
     }
 
-    /// The grants to make now; `ahead` is how much of each is used until the next grant can arrive.
+    /// The grants to make now. `ahead` is the number of bytes that each socket uses until the next
+    /// grant can arrive.
     pub(crate) fn grants(
         &self,
         mut links: Vec<LinkSpend>,
@@ -100,7 +103,7 @@ impl PayingFlow {
             let on = links[at];
             let most = self.grantable(on.socket, &links);
             let want = ahead(on.socket).min(most);
-            // The one direction in use runs low.
+            // Only one direction is in use, and its grant runs low.
             if on.granted_min.saturating_mul(2) < want || on.granted_max > most {
                 grants.push((on.socket, want));
                 links[at].granted_max = want;
@@ -110,9 +113,10 @@ impl PayingFlow {
     }
 }
 
-/// How much a grant has to hold for a link of this rate and round trip: a second's worth, or what three round
-/// trips carry. It is renewed when half of it is left, and the peer has used half a round trip's worth more by
-/// then, and as much again until it hears of it. Less would measure the grant and not the link.
+/// The bytes that a grant should hold for a link of this rate (bytes per second) and round trip:
+/// one second's worth, or what three round trips carry. A grant is renewed when half of it is left;
+/// until the renewal arrives, the peer uses another round trip's worth. With smaller grants the
+/// measured rate would be that of the grants instead of the link's.
 pub(crate) fn grant_ahead(rate: Option<u64>, round_trip: Span) -> u64 {
     let trips = (round_trip + round_trip.divided(2) + TICK).times(2);
     let lasts_ms = trips.max(Span::from_secs(1)).as_millis();
@@ -149,7 +153,7 @@ mod tests {
         assert_eq!(payer.spent(), 40);
         payer.update(&[on(1, 25, 0), on(2, 30, 0)]);
         assert_eq!(payer.spent(), 55);
-        // A new path over the first.
+        // A new path over the first socket.
         payer.update(&[on(1, 5, 0), on(2, 30, 0)]);
         assert_eq!(payer.spent(), 60);
         assert_eq!(payer.grantable(LinkId(1), &[]), 40);
@@ -181,7 +185,7 @@ mod tests {
         let payer = flow(Some(100), &[]);
         let grants = payer.grants(vec![on(1, 0, 0), on(2, 0, 0)], |_| 70);
         assert_eq!(grants, [(LinkId(1), 70), (LinkId(2), 30)]);
-        // Half of it left is enough.
+        // No grant is renewed while half of it is left.
         let again = payer.grants(vec![on(1, 0, 40), on(2, 0, 30)], |_| 70);
         assert_eq!(again, []);
         let cut = flow(Some(10), &[]);

@@ -1,4 +1,5 @@
-//! Whether a link answers: by what was asked over it, by its carrier, by its first hop and its radio.
+//! Whether a link answers, judged by packets sent over it, its carrier, its first hop and its
+//! radio.
 //!
 //! ```text
 //!             first path opened                   no answer for 1 s
@@ -8,7 +9,7 @@
 //!                                  ▼   │ (2 probe timeouts)                 │ it is back
 //!                               Answering ◀─────────────────────────────────┘
 //!
-//!  Asked after it had answered: Silent when nothing was heard for half a second
+//!  Asked after it had answered: Silent when nothing was received for half a second
 //!
 //!  200 ms of silence (PathQuiet) ─┐
 //!  the radio's counters ──────────┴▶ AskFirstHop ─▶ on_hop_answer ─▶ FirstHopSaid
@@ -17,19 +18,21 @@
 //!                                         └── it is not ──▶ the link is lost like any other
 //! ```
 //!
-//! A first hop that never answered on this attachment says nothing by its silence, so each is asked once
-//! when its path comes up.
+//! The silence of a first hop means nothing unless it has answered before on this attachment. Each
+//! first hop is therefore asked once when the path of its link comes up.
 
 use d2tp_session::{FirstHopStatus, LinkId, PathState, PathStats};
 use d2tp_time::{Span, Time};
 
-/// How long a link without a carrier keeps its paths: after a longer absence it will be another network.
+/// How long a link without a carrier keeps its paths. After a longer absence it is treated as
+/// another network.
 pub(crate) const CARRIER_LOST_MAX: Span = Span::from_secs(30); // a guess
 /// How long the first answer over a link may take before the link counts as silent.
 pub(crate) const FIRST_ANSWER_MAX: Span = Span::from_secs(1); // a guess: a SYN, its repetition, and a slow radio
-/// How long nothing must have been heard on a link that answered before, although it was asked, until it
-/// counts as silent. Less: a radio that scans or changes its access point counts as lost, and a link that
-/// costs is used for it. More: a flow stands still for longer.
+/// How long a link that answered before may receive nothing, although packets that need an answer
+/// were sent, until it counts as silent. With a lower value a radio that scans or changes its
+/// access point counts as lost, and metered links are used instead. With a higher value a flow
+/// stands still for longer.
 pub(crate) const SILENCE_MIN: Span = Span::from_millis(500); // a guess: a scan of Wi-Fi takes 0.1 to 0.3 s
 
 /// Whether packets sent over a link are answered. Having an address proves nothing: an access point may
@@ -85,7 +88,7 @@ impl LinkAnswers {
                 since: opened,
                 until: opened + FIRST_ANSWER_MAX,
             },
-            // It had answered, and its paths fell silent or failed.
+            // The link had answered, and now its paths fell silent or failed.
             LinkAnswers::Answering => {
                 let since = mine().map(|p| p.heard_at).max().unwrap_or(now);
                 LinkAnswers::Asked {
@@ -98,6 +101,14 @@ impl LinkAnswers {
         match asked {
             LinkAnswers::Asked { since, until } if until <= now => LinkAnswers::Silent { since },
             asked => asked,
+        }
+    }
+
+    /// Since when nothing was heard on the link although it was asked.
+    pub(crate) fn unanswered_since(self) -> Option<Time> {
+        match self {
+            LinkAnswers::Asked { since, .. } | LinkAnswers::Silent { since } => Some(since),
+            LinkAnswers::Unasked | LinkAnswers::Answering => None,
         }
     }
 
@@ -115,21 +126,21 @@ impl LinkAnswers {
 pub(crate) struct HopQuestion {
     pub(crate) ticket: u64,
     pub(crate) since: Time,
-    /// Whether a quiet path caused the probe, so that the session needs the result.
+    /// Whether the link's quiet path caused the probe, so that the session needs the result.
     pub(crate) quiet: bool,
     /// Whether the first hop had answered before.
     answered_before: bool,
 }
 
-/// The state of a link's attachment beside its facts.
+/// The state of a link's current attachment, apart from what the platform reports.
 #[derive(Debug, Default)]
 pub(crate) struct LinkHealth {
     /// Whether the first hop answered on this attachment.
     hop_answered: bool,
     question: Option<HopQuestion>,
-    /// Whether the radio was read on this attachment.
+    /// Whether the radio's counters were read on this attachment.
     pub(crate) radio_read: bool,
-    /// Whether the radio is being read.
+    /// Whether a reading of the radio's counters is under way.
     pub(crate) reading_radio: bool,
     pub(crate) radio_unsupported: bool,
     /// Since when the link has no carrier.
@@ -141,7 +152,7 @@ pub(crate) struct LinkHealth {
 }
 
 impl LinkHealth {
-    /// Whether the link's sockets are kept without being used.
+    /// Whether the link's sockets are kept although it carries nothing.
     pub(crate) fn keeps_sockets(&self) -> bool {
         self.carrier_lost_at.is_some() || self.frozen_by_program
     }
@@ -151,7 +162,7 @@ impl LinkHealth {
         self.carrier_lost_at.map(|at| at + CARRIER_LOST_MAX)
     }
 
-    /// Forgets the attachment: the next one is a new one.
+    /// Forgets the state of this attachment, because the next one is a new one.
     pub(crate) fn forget(&mut self) {
         *self = LinkHealth {
             frozen_by_program: self.frozen_by_program,
@@ -159,7 +170,7 @@ impl LinkHealth {
         };
     }
 
-    /// Begins to probe the first hop. False if a probe is running.
+    /// Begins to probe the first hop. Returns false if a probe is already under way.
     pub(crate) fn begin_question(&mut self, now: Time, ticket: u64, quiet: bool) -> bool {
         if self.question.is_some() || self.keeps_sockets() {
             return false;
@@ -173,7 +184,7 @@ impl LinkHealth {
         true
     }
 
-    /// The meaning of a first hop's answer, if it belongs to this probe.
+    /// Evaluates a first hop's answer, if it belongs to the current probe.
     pub(crate) fn end_question(
         &mut self,
         ticket: u64,

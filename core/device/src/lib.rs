@@ -1,13 +1,14 @@
-//! What a device does with its links: which sockets it makes, which paths it opens, holds, renews and
-//! closes, and how much flows may spend on metered links. Sans-IO, like the session: inputs change
-//! state and queue actions, the caller carries the actions out.
+//! Manages the links of a device: which sockets it creates, which paths it opens, keeps, renews and
+//! closes, and how much flows may spend on metered links. It is sans-IO like the session: inputs
+//! change state and queue actions, and the caller carries the actions out.
 //!
 //! ```text
 //!  platform: on_links · on_slept ──────┐                     ┌─▶ Attach ──▶ on_socket
 //!  program:  on_use · allow_paid ──────┤                     ├─▶ OpenPath · ClosePath · DropSocket
 //!  session:  on_time(.., SessionPaths) ┼──▶ DeviceLinks ─────┼─▶ Grant · Lend · EndLending · SetGated
 //!   on_path_up · _quiet · _silent ─────┤    poll_action      ├─▶ Freeze · Unfreeze
-//!  time:     next_timeout ─────────────┘                     └─▶ AskFirstHop · ReadRadio ──▶ on_…
+//!  time:     next_timeout ─────────────┘                     ├─▶ AskFirstHop · ReadRadio ──▶ on_…
+//!                                                            └─▶ OpenStream ──▶ on_stream · on_stream_closed
 //! ```
 //!
 //! One link, from the moment it is wanted:
@@ -16,10 +17,12 @@
 //!  Attach ─▶ sockets, the best address family first ─▶ OpenPath ─▶ Asked ──first answer──▶ Answering
 //!              │ 250 ms without an answer: the other family too      │ 1 s                     │ ▲
 //!              ▼                                                     ▼                         ▼ │
-//!            the first that answers stays                          Silent ◀─ 0.5 s ── probes unanswered
+//!            the first to answer is kept                          Silent ◀─ 0.5 s ── probes unanswered
 //!
 //!  no path for 1 s, 2 s, … 32 s ─▶ other sockets        carrier lost, same addresses ─▶ frozen for 30 s
 //! ```
+//!
+//! Where UDP is not answered, packets travel in a stream (`stream.rs`).
 //!
 //! The same code runs in `d2tp-driver` over real sockets and in the simulator over simulated ones.
 
@@ -30,7 +33,9 @@ mod grants;
 mod health;
 mod links;
 mod meter;
+mod node_choice;
 mod renewal;
+mod stream;
 mod tracked;
 
 pub use action::{ActionScope, LinkAction};
@@ -40,4 +45,7 @@ pub use grants::{LinkSpend, PaidLinks};
 pub use health::LinkAnswers;
 pub use links::{DeviceLinkSettings, DeviceLinks, LinkNews, TrackedStatus};
 pub use meter::TICK;
+pub use node_choice::{NodeAction, NodeChoice, NodeView};
 pub use renewal::SleepMeter;
+pub use stream::{StreamFailure, StreamStatus};
+pub use tracked::NODE_ANSWER_MAX;

@@ -1,4 +1,4 @@
-//! All links of a device: inputs, the queue of actions, and when to look again.
+//! All links of a device: inputs, the queue of actions, and the next timeout.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -12,9 +12,13 @@ use crate::grants::{LinkSpend, PaidLinks, PayingFlow, grant_ahead};
 use crate::health::LinkAnswers;
 use crate::meter::TICK;
 use crate::renewal::{SLEEP_MIN, SocketRenewal};
-use crate::tracked::{RACE_AFTER, TrackedLink};
+use crate::stream::{
+    BlockedNetworks, STREAM_AFTER, STREAM_SILENT_MAX, StreamFailure, StreamStatus,
+};
+use crate::tracked::{NODE_ANSWER_MAX, RACE_AFTER, TrackedLink};
 
-/// The most sockets whose link can still be named: events about closed sockets may still arrive.
+/// The most sockets whose link can be named. Closed ones count, because events about them may still
+/// arrive.
 const NAMES_MAX: usize = 4_096; // a guess: more than an hour of one renewal a second
 
 /// Settings of a device's links.
@@ -22,18 +26,19 @@ const NAMES_MAX: usize = 4_096; // a guess: more than an hour of one renewal a s
 pub struct DeviceLinkSettings {
     /// Whether ACKs of a half-duplex link may use metered links, whatever flows may use.
     pub acks_pay: bool,
-    /// The rate in bytes per second that metered links lend to losses of free ones, for flows that do
-    /// not pay.
+    /// The rate in bytes per second at which metered links carry retransmissions for free links, if
+    /// no flow may pay. `None`: they carry none.
     pub lend_rate: Option<u64>,
 }
 
-/// Changes since they were last taken.
+/// Changes since [`DeviceLinks::take_news`] was last called.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LinkNews {
     /// Whether payload moved.
     pub traffic: bool,
-    /// Whether a link began to answer, to be asked, or to be silent.
-    pub answers: bool,
+    /// Whether a link came, went, or changed its use, or began to answer, to be asked, or to be silent: what flows
+    /// may use must be decided again.
+    pub candidates: bool,
 }
 
 /// A link as the device uses it now.
@@ -41,21 +46,23 @@ pub struct LinkNews {
 pub struct TrackedStatus {
     /// The device's name of the link.
     pub name: Arc<str>,
-    /// What it may be used for.
+    /// What the link may be used for.
     pub usage: LinkUse,
-    /// Payload bytes received and sent over it since the device started.
+    /// Payload bytes received and sent over the link since the device started.
     pub payload: (u64, u64),
     /// How long payload was arriving, in steps of 0.1 s.
     pub busy: Span,
-    /// Recent bytes per second, received and sent together; none before any were.
+    /// Recent bytes per second, received and sent together; `None` before any were.
     pub rate: Option<u64>,
     /// Whether packets sent over the link are answered.
     pub answers: LinkAnswers,
-    /// The first of its paths.
+    /// Whether the link's packets are carried in a TCP connection.
+    pub stream: StreamStatus,
+    /// Statistics of the link's first path.
     pub path: Option<PathStats>,
 }
 
-/// The links of a device with one server. See the crate's documentation.
+/// The links of a device that has a session with one server.
 #[derive(Debug, Default)]
 pub struct DeviceLinks {
     settings: DeviceLinkSettings,
@@ -72,6 +79,8 @@ pub struct DeviceLinks {
     is_over: bool,
     /// Changes since [`DeviceLinks::take_news`].
     news: LinkNews,
+    /// Networks on which UDP is known to be blocked.
+    blocked: BlockedNetworks,
     actions: VecDeque<LinkAction>,
     last_ticket: u64,
 }
@@ -99,7 +108,7 @@ impl DeviceLinks {
         session: &dyn SessionPaths,
         present: &[(LinkFacts, LinkUse)],
     ) {
-        // Before paths are given up, what they carried is counted.
+        // Count what the paths carried before they are closed.
         self.observe(now, session);
         for link in self.links.values_mut() {
             let found = present.iter().find(|(f, _)| f.name == link.facts.name);
@@ -111,11 +120,13 @@ impl DeviceLinks {
             let holds = found.is_some_and(|(f, _)| link.is_same_attachment(now, f));
             if !same && !holds {
                 drop_all(&mut self.actions, link.take_sockets());
-                // The link is gone before they could say their last word.
+                // The link is gone, so its closing paths cannot send a last packet.
                 drop_all(&mut self.actions, link.closing.drain(..));
                 link.tries = 0;
                 link.answers = LinkAnswers::Unasked;
+                link.stream.forget();
             }
+            let before = (link.facts.is_usable(), link.usage);
             match found {
                 Some((facts, usage)) => (link.facts, link.usage) = (facts.clone(), *usage),
                 None => {
@@ -123,36 +134,50 @@ impl DeviceLinks {
                     link.facts.addresses.clear();
                 }
             }
+            self.news.candidates |= before != (link.facts.is_usable(), link.usage);
         }
         for (facts, usage) in present {
-            let link = self.links.entry(facts.name.clone());
-            link.or_insert_with(|| TrackedLink::new(now, facts.clone(), *usage));
+            self.links.entry(facts.name.clone()).or_insert_with(|| {
+                self.news.candidates = true;
+                TrackedLink::new(now, facts.clone(), *usage)
+            });
         }
         self.apply_freezes(now);
         self.update_paths(now);
     }
 
-    /// Sets what a link may be used for.
+    /// Changes what a link may be used for.
     pub fn on_use(&mut self, now: Time, session: &dyn SessionPaths, name: &str, usage: LinkUse) {
         if let Some(link) = self.links.get_mut(name) {
-            link.usage = usage;
+            self.news.candidates |= std::mem::replace(&mut link.usage, usage) != usage;
         }
         self.observe(now, session);
         self.update_paths(now);
     }
 
-    /// Answers [`LinkAction::Attach`]: the sockets that were made, the best first.
-    pub fn on_socket(&mut self, now: Time, name: &str, ticket: u64, made: Vec<AttachedSocket>) {
+    /// Answers [`LinkAction::Attach`] with the sockets that were created, the best one first.
+    pub fn on_socket(&mut self, now: Time, name: &str, ticket: u64, mut made: Vec<AttachedSocket>) {
         for made in &made {
             self.name_socket(made.socket, name);
         }
         let link = self.links.get_mut(name);
         let Some(link) = link.filter(|link| link.attaching == Some(ticket)) else {
-            // The link changed meanwhile.
+            // The link changed while the sockets were created.
             drop_all(&mut self.actions, made.into_iter().map(|made| made.socket));
             return;
         };
         link.attaching = None;
+        if std::mem::take(&mut link.changes_node) {
+            let Some(first) = made.first().copied() else {
+                return;
+            };
+            link.opened_at = now;
+            link.former_node = link.socket_ids().collect();
+            link.sockets.push(first);
+            link.other_family = made.split_off(1);
+            self.actions.push_back(wake_at(link, first));
+            return;
+        }
         link.opened_at = now;
         link.opened_gated = link.is_gated();
         link.other_family = made;
@@ -161,13 +186,70 @@ impl DeviceLinks {
             link.sockets.push(first);
             self.actions.push_back(open_path(link, first));
         }
-        // What is in flight on the old paths travels on the new one at once.
+        // Bytes in flight on the old paths are sent again on the new one at once.
         let old = std::mem::take(&mut link.retiring);
         drop_all(&mut self.actions, old);
     }
 
-    /// Handles a new session in place of the previous one: its paths are opened over the existing
-    /// sockets.
+    /// Answers [`LinkAction::OpenStream`]: the stream as a socket, or why there is none.
+    pub fn on_stream(
+        &mut self,
+        now: Time,
+        name: &str,
+        ticket: u64,
+        made: Result<AttachedSocket, StreamFailure>,
+    ) {
+        if let Ok(made) = &made {
+            self.name_socket(made.socket, name);
+        }
+        let pays = self.pays();
+        let link = self.links.get_mut(name);
+        let mut link = link.filter(|link| link.stream.opening == Some(ticket));
+        if let Some(link) = link.take_if(|l| !l.is_wanted(pays) || l.health.keeps_sockets()) {
+            link.stream.opening = None;
+        }
+        let Some(link) = link else {
+            // The link changed meanwhile, or UDP was answered.
+            let made = made.ok().map(|made| made.socket);
+            drop_all(&mut self.actions, made);
+            return;
+        };
+        self.news.candidates = true;
+        match made {
+            Err(failure) => link.stream.on_failure(now, failure),
+            Ok(made) => {
+                link.stream.on_open(now, made.socket);
+                link.opened_gated = link.is_gated();
+                link.sockets.push(made);
+                self.actions.push_back(LinkAction::OpenPath {
+                    socket: made.socket,
+                    remote: made.remote,
+                    gated: link.is_gated(),
+                    // TCP sends its own ACKs there.
+                    half_duplex: false,
+                });
+            }
+        }
+    }
+
+    /// Handles the end of a stream that was not closed by [`LinkAction::DropSocket`] or
+    /// [`LinkAction::ClosePath`].
+    pub fn on_stream_closed(&mut self, now: Time, session: &dyn SessionPaths, socket: LinkId) {
+        // Count the bytes of its path before the path is abandoned.
+        self.observe(now, session);
+        let mut links = self.links.values_mut();
+        let Some(link) = links.find(|link| link.stream.socket == Some(socket)) else {
+            return;
+        };
+        link.sockets.retain(|s| s.socket != socket);
+        link.stream.on_closed(now);
+        drop_all(&mut self.actions, [socket]);
+        self.news.candidates = true;
+        self.update_paths(now);
+        self.race_streams(now, session);
+    }
+
+    /// Replaces the previous session by a new one, and opens its paths over the existing sockets.
     pub fn on_session_began(&mut self, now: Time) {
         self.is_over = false;
         for link in self.links.values_mut() {
@@ -181,7 +263,7 @@ impl DeviceLinks {
         }
     }
 
-    /// Handles the machine's sleep of this length.
+    /// Handles the machine's wake-up after a sleep of this length.
     pub fn on_slept(&mut self, now: Time, session: &dyn SessionPaths, slept: Span) {
         if slept >= SLEEP_MIN {
             self.renew(now, session);
@@ -192,6 +274,45 @@ impl DeviceLinks {
     pub fn renew(&mut self, now: Time, session: &dyn SessionPaths) {
         self.renewal.request();
         self.renew_if_due(now, session);
+    }
+
+    /// Handles the choice of another node of the server: new sockets are attached from now on to that node.
+    /// Links that answer ask the node beside the path that they have, and keep the path until the node has
+    /// answered; others, and those that carry a stream, get new sockets at once. So do all where no flow is open:
+    /// what is opened meanwhile begins at the new node.
+    pub fn on_node_changed(&mut self, now: Time, session: &dyn SessionPaths, has_flows: bool) {
+        self.observe(now, session);
+        let pays = self.pays();
+        for link in self.links.values_mut() {
+            if !link.is_wanted(pays) || link.health.keeps_sockets() {
+                continue;
+            }
+            let has_stream = link.stream.socket.is_some();
+            if link.sockets.is_empty() || has_stream || session.is_over() || !has_flows {
+                drop_all(&mut self.actions, link.take_sockets());
+                continue;
+            }
+            // R-NODE-3: what was asked of the node before that is given up.
+            if !link.answers.is_up() {
+                drop_all(&mut self.actions, link.take_sockets());
+            }
+            let former = std::mem::take(&mut link.former_node);
+            let asked = link.other_family.drain(..).map(|s| s.socket);
+            drop_all(&mut self.actions, asked);
+            if !former.is_empty() {
+                let given_up = link.socket_ids().filter(|id| !former.contains(id));
+                drop_all(&mut self.actions, given_up);
+                link.sockets.retain(|s| former.contains(&s.socket));
+            }
+            self.last_ticket += 1;
+            link.attaching = Some(self.last_ticket);
+            link.changes_node = true;
+            self.actions.push_back(LinkAction::Attach {
+                link: link.facts.name.clone(),
+                ticket: self.last_ticket,
+            });
+        }
+        self.update_paths(now);
     }
 
     /// Stops using a link until [`DeviceLinks::unfreeze`], and keeps its sockets.
@@ -212,25 +333,26 @@ impl DeviceLinks {
         self.update_paths(now);
     }
 
-    /// Handles a path that came up: paying flows get grants on it, and the first hop of its link is
-    /// probed once, so that its later silence is significant.
+    /// Handles a path that came up. Paying flows get grants on it, and the first hop of its link is
+    /// probed once, so that a later silence of that hop has a meaning.
     pub fn on_path_up(&mut self, now: Time, session: &dyn SessionPaths, socket: LinkId) {
         self.observe(now, session);
         self.update_grants(session);
         self.ask_hop_of(now, socket, false);
     }
 
-    /// Handles a path that fell silent: the link is updated now, and counts as silent after its time.
+    /// Handles a path that fell silent. Its link counts as silent after the time that
+    /// [`LinkAnswers`] describes.
     pub fn on_path_silent(&mut self, now: Time, session: &dyn SessionPaths) {
         self.observe(now, session);
     }
 
-    /// Handles a path that has been quiet while something should have arrived.
+    /// Handles a path that has received nothing for a while, although an answer was due.
     pub fn on_path_quiet(&mut self, now: Time, socket: LinkId) {
         self.ask_hop_of(now, socket, true);
     }
 
-    /// Answers [`LinkAction::AskFirstHop`]; none if the first hop cannot be asked.
+    /// Answers [`LinkAction::AskFirstHop`]; `None` if the first hop cannot be asked.
     pub fn on_hop_answer(&mut self, name: &str, ticket: u64, answer: Option<bool>) {
         let Some(link) = self.links.get_mut(name) else {
             return;
@@ -248,8 +370,8 @@ impl DeviceLinks {
         }
     }
 
-    /// Answers [`LinkAction::ReadRadio`]: whether transmissions failed since the previous reading; none
-    /// if the radio does not report it.
+    /// Answers [`LinkAction::ReadRadio`]: whether transmissions failed since the previous reading;
+    /// `None` if the radio does not report it.
     pub fn on_radio(&mut self, now: Time, name: &str, fails: Option<bool>) {
         let Some(link) = self.links.get_mut(name) else {
             return;
@@ -308,6 +430,7 @@ impl DeviceLinks {
         self.read_radios();
         self.heal(now, session);
         self.try_other_family(now, session);
+        self.race_streams(now, session);
         self.update_grants(session);
     }
 
@@ -325,6 +448,7 @@ impl DeviceLinks {
         tries
             .filter_map(TrackedLink::next_try)
             .chain(silences)
+            .chain(self.links.values().filter(used).filter_map(stream_at))
             .chain(self.links.values().filter_map(|l| l.health.given_up_at()))
             .chain(self.renewal.next_at())
             .min()
@@ -344,7 +468,7 @@ impl DeviceLinks {
             let mut round_trip = Span::ZERO;
             for socket in &sockets {
                 let mine = paths.iter().filter(|p| p.addresses.link == *socket);
-                // What a lent link carries says nothing of its rate.
+                // The traffic on a lent link says nothing about its rate.
                 lent |= mine.clone().any(|p| p.status == PathStatus::Standby);
                 let longest = mine.clone().map(|p| p.rtt).max();
                 round_trip = round_trip.max(longest.unwrap_or(Span::ZERO));
@@ -363,13 +487,13 @@ impl DeviceLinks {
                 true => LinkAnswers::Unasked,
                 false => link.answers.next(now, link.opened_at, &sockets, &paths),
             };
-            self.news.answers |= std::mem::replace(&mut link.answers, answers) != answers;
+            self.news.candidates |= std::mem::replace(&mut link.answers, answers) != answers;
         }
         self.news.traffic |= self.is_moving;
         self.count_spending(session);
     }
 
-    // ---- questions ----
+    // ---- queries ----
 
     /// Whether payload moved at the last update.
     pub fn is_moving(&self) -> bool {
@@ -404,7 +528,7 @@ impl DeviceLinks {
         }
     }
 
-    /// Whether packets sent over a link are answered; none if there is no such link.
+    /// Whether packets sent over a link are answered; `None` if there is no such link.
     pub fn answers(&self, name: &str) -> Option<LinkAnswers> {
         self.links.get(name).map(|link| link.answers)
     }
@@ -430,6 +554,7 @@ impl DeviceLinks {
             busy: link.meter.busy,
             rate: link.meter.rate,
             answers: link.answers,
+            stream: link.stream.status(),
             path: paths
                 .iter()
                 .find(|p| link.has_socket(p.addresses.link))
@@ -443,7 +568,7 @@ impl DeviceLinks {
     /// Whether anything may use metered links: flows, ACKs of a free half-duplex link, or repairs of a
     /// free link's losses.
     fn pays(&self) -> bool {
-        // Not whether it has sockets: while they are renewed it has none.
+        // A link counts even while its sockets are being replaced.
         let carries = |link: &TrackedLink| link.usage == LinkUse::Free && link.facts.is_usable();
         let relieves = |link: &TrackedLink| carries(link) && link.facts.half_duplex;
         let (acks_pay, lends) = (self.settings.acks_pay, self.settings.lend_rate.is_some());
@@ -457,7 +582,7 @@ impl DeviceLinks {
         self.last_ticket
     }
 
-    /// Opens and closes paths until they are what [`LinkUse`] and the payers ask for.
+    /// Opens and closes paths until they match [`LinkUse`] and the flows that may pay.
     fn update_paths(&mut self, now: Time) {
         let pays = self.pays();
         for link in self.links.values_mut() {
@@ -472,7 +597,8 @@ impl DeviceLinks {
             let gated = link.is_gated();
             let regate = !link.sockets.is_empty() && link.opened_gated != gated;
             if regate && !link.answers.is_up() {
-                // A handshake may be under way over them, as over links that cost or do not.
+                // A handshake may be under way over these sockets, so they are replaced when the
+                // link's cost changes.
                 drop_all(&mut self.actions, link.take_sockets());
             } else if regate {
                 link.opened_gated = gated;
@@ -503,7 +629,7 @@ impl DeviceLinks {
             link.tries = 0;
             let old = link.take_sockets();
             if link.is_wanted(pays) && !link.health.keeps_sockets() {
-                // They go when the new ones are there.
+                // The old sockets are closed when the new ones exist.
                 link.retiring = old;
             } else {
                 drop_all(&mut self.actions, old);
@@ -512,8 +638,8 @@ impl DeviceLinks {
         self.update_paths(now);
     }
 
-    /// Replaces the socket of a wanted link without a path (it failed, or was not answered): after a
-    /// second at first, and ever more rarely while that does not help.
+    /// Replaces the sockets of a wanted link that has no path, because it failed or was not
+    /// answered: after one second at first, then after ever longer intervals.
     fn heal(&mut self, now: Time, session: &dyn SessionPaths) {
         if session.is_over() {
             return;
@@ -544,8 +670,8 @@ impl DeviceLinks {
         }
     }
 
-    /// Tries the other address family of a link when the first does not answer, and keeps the one that
-    /// did.
+    /// Tries the other address family of a link when the first does not answer, and keeps the one
+    /// that answers.
     fn try_other_family(&mut self, now: Time, session: &dyn SessionPaths) {
         if session.is_over() {
             return;
@@ -555,7 +681,61 @@ impl DeviceLinks {
             |link: &&mut TrackedLink| !link.sockets.is_empty() && !link.health.keeps_sockets();
         for link in self.links.values_mut().filter(used) {
             let answers = |s: &&AttachedSocket| active.contains(&s.socket);
-            if let Some(first) = link.sockets.iter().find(answers).copied() {
+            if !link.former_node.is_empty() {
+                let of_node = |s: &&AttachedSocket| !link.former_node.contains(&s.socket);
+                let found = link.sockets.iter().filter(of_node).find(answers).copied();
+                let is_late = now.since(link.opened_at) >= NODE_ANSWER_MAX;
+                if let Some(found) = found {
+                    // With the answer the paths to the node before have ended.
+                    let rest = link.sockets.iter().filter(|s| **s != found);
+                    let rest = rest.chain(&link.other_family).map(|s| s.socket);
+                    drop_all(&mut self.actions, rest);
+                    link.other_family.clear();
+                    link.sockets = vec![found];
+                    link.former_node.clear();
+                    self.news.candidates = true;
+                } else if is_late {
+                    let late = link.sockets.iter().filter(of_node);
+                    let late = late.chain(&link.other_family).map(|s| s.socket);
+                    drop_all(&mut self.actions, late);
+                    link.other_family.clear();
+                    let former = std::mem::take(&mut link.former_node);
+                    link.sockets.retain(|s| former.contains(&s.socket));
+                } else if !link.other_family.is_empty() && now.since(link.opened_at) >= RACE_AFTER {
+                    let next = link.other_family.remove(0);
+                    link.sockets.push(next);
+                    self.actions.push_back(wake_at(link, next));
+                }
+                continue;
+            }
+            let stream = link.stream.socket;
+            // UDP is tried beside a stream.
+            let tried = link.stream.trial_until.is_some_and(|until| now < until);
+            let udp = |s: &&AttachedSocket| Some(s.socket) != stream;
+            if tried && !link.sockets.iter().filter(udp).any(|s| answers(&s)) {
+                continue;
+            }
+            // UDP first, where both answer.
+            let first = link.sockets.iter().filter(udp).find(answers);
+            let first = first.or_else(|| link.sockets.iter().find(answers)).copied();
+            if let Some(first) = first {
+                link.stream.trial_until = None;
+                match stream {
+                    None => self.blocked.forget(&link.facts),
+                    Some(stream) if stream == first.socket => {
+                        link.stream.on_answer();
+                        self.blocked.note(now, &link.facts);
+                    }
+                    Some(stream) => {
+                        // The peer is told on the stream itself, so that nothing is sent twice.
+                        self.blocked.forget(&link.facts);
+                        link.stream.end();
+                        link.sockets.retain(|s| s.socket != stream);
+                        link.closing.push(stream);
+                        self.actions
+                            .push_back(LinkAction::ClosePath { socket: stream });
+                    }
+                }
                 let rest = link.sockets.iter().filter(|s| **s != first);
                 let rest = rest.chain(&link.other_family).map(|s| s.socket);
                 drop_all(&mut self.actions, rest);
@@ -570,6 +750,62 @@ impl DeviceLinks {
         }
     }
 
+    /// Opens streams where UDP is not answered, and tries UDP again beside them.
+    fn race_streams(&mut self, now: Time, session: &dyn SessionPaths) {
+        if session.is_over() {
+            return;
+        }
+        let pays = self.pays();
+        let moving = self.is_moving;
+        let mut renew = false;
+        for link in self.links.values_mut() {
+            if !link.is_wanted(pays) || link.health.keeps_sockets() || link.attaching.is_some() {
+                continue;
+            }
+            if link.stream.trial_until.is_some_and(|until| until <= now) {
+                // Not answered: the stream goes on alone. What answered was dealt with before.
+                link.stream.trial_until = None;
+            }
+            if moving && link.answers.is_up() && link.stream.is_trial_due(now) {
+                link.stream.begin_trial(now);
+                self.last_ticket += 1;
+                link.attaching = Some(self.last_ticket);
+                self.actions.push_back(LinkAction::Attach {
+                    link: link.facts.name.clone(),
+                    ticket: self.last_ticket,
+                });
+                continue;
+            }
+            let Some(since) = link.answers.unanswered_since() else {
+                if link.answers.is_up() && link.stream.socket.is_none() {
+                    link.stream.on_udp_answer();
+                }
+                continue;
+            };
+            if link.stream.socket.is_some() {
+                if now.since(since) >= STREAM_SILENT_MAX {
+                    drop_all(&mut self.actions, link.take_sockets());
+                    renew = true;
+                }
+                continue;
+            }
+            let blocked = self.blocked.contains(now, &link.facts);
+            let asked = !link.sockets.is_empty();
+            if asked && link.stream.may_open(now) && (blocked || now.since(since) >= STREAM_AFTER) {
+                self.last_ticket += 1;
+                link.stream.opening = Some(self.last_ticket);
+                self.news.candidates = true;
+                self.actions.push_back(LinkAction::OpenStream {
+                    link: link.facts.name.clone(),
+                    ticket: self.last_ticket,
+                });
+            }
+        }
+        if renew {
+            self.update_paths(now);
+        }
+    }
+
     /// Applies requests to freeze and unfreeze links.
     fn apply_freezes(&mut self, now: Time) {
         for link in self.links.values_mut() {
@@ -579,7 +815,7 @@ impl DeviceLinks {
             }
             link.health.frozen = freeze;
             if !freeze {
-                // The paths are asked again from now on.
+                // The link's paths have to answer again from now on.
                 link.opened_at = now;
             }
             let action = |socket| match freeze {
@@ -619,7 +855,8 @@ impl DeviceLinks {
         }
     }
 
-    /// Reads radios while payload moves: their failures show an outage before silence does.
+    /// Reads radio counters while payload moves, because failed transmissions show an outage before
+    /// silence does.
     fn read_radios(&mut self) {
         if !self.is_moving {
             return;
@@ -641,7 +878,7 @@ impl DeviceLinks {
 
     // ---- spending ----
 
-    /// Sockets of those metered links that `allowed` names.
+    /// Sockets of the metered links that `allowed` contains.
     fn paid_sockets<'a>(&'a self, allowed: &'a PaidLinks) -> impl Iterator<Item = LinkId> + 'a {
         let paid = self.links.values().filter(|link| link.is_gated());
         let allowed = paid.filter(|link| allowed.contain(&link.facts.name));
@@ -676,8 +913,8 @@ impl DeviceLinks {
         self.payers = payers;
     }
 
-    /// Extends the grants of paying flows to one second ahead, within their budgets; without such
-    /// flows, lends.
+    /// Extends the grants of paying flows to one second ahead, within their budgets. If no flow
+    /// pays, lends metered paths.
     fn update_grants(&mut self, session: &dyn SessionPaths) {
         let paid: Vec<LinkId> = self.paid_sockets(&PaidLinks::All).collect();
         if paid.is_empty() || session.is_over() {
@@ -722,6 +959,21 @@ impl DeviceLinks {
     }
 }
 
+/// When a stream is to be opened over a link, or given up, as things are.
+fn stream_at(link: &TrackedLink) -> Option<Time> {
+    if link.sockets.is_empty() || link.attaching.is_some() {
+        return None;
+    }
+    if let Some(until) = link.stream.trial_until {
+        return Some(until);
+    }
+    let since = link.answers.unanswered_since()?;
+    match link.stream.socket {
+        Some(_) => Some(since + STREAM_SILENT_MAX),
+        None => Some(link.stream.may_open_at()?.max(since + STREAM_AFTER)),
+    }
+}
+
 fn active_sockets(paths: &[PathStats]) -> Vec<LinkId> {
     let active = paths.iter().filter(|p| p.state == PathState::Active);
     active.map(|p| p.addresses.link).collect()
@@ -729,6 +981,15 @@ fn active_sockets(paths: &[PathStats]) -> Vec<LinkId> {
 
 fn open_path(link: &TrackedLink, socket: AttachedSocket) -> LinkAction {
     LinkAction::OpenPath {
+        socket: socket.socket,
+        remote: socket.remote,
+        gated: link.is_gated(),
+        half_duplex: link.facts.half_duplex,
+    }
+}
+
+fn wake_at(link: &TrackedLink, socket: AttachedSocket) -> LinkAction {
+    LinkAction::WakeAt {
         socket: socket.socket,
         remote: socket.remote,
         gated: link.is_gated(),

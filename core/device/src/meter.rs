@@ -1,4 +1,4 @@
-//! What a link carried: payload in all, its rate lately, and for how long payload came in.
+//! Traffic of a link: payload bytes in total, the recent rate, and for how long payload arrived.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ pub const TICK: Span = Span::from_millis(100);
 
 /// The shortest time over which a rate is measured.
 const RATE_OVER: Span = Span::from_millis(250);
-/// A round trip that is long compared with the interval of grants.
+/// From this length on, a round trip is long compared with the interval of grants.
 const LONG_ROUND_TRIP: Span = Span::from_millis(500);
 /// Weight of a new rate sample, in tenths.
 const RATE_WEIGHT_TENTHS: u64 = 3;
@@ -24,7 +24,7 @@ pub(crate) struct LinkMeter {
     pub(crate) payload: (u64, u64),
     /// How long payload was arriving, in steps of [`TICK`].
     pub(crate) busy: Span,
-    /// Recent bytes per second, received and sent together; none before any were.
+    /// Recent bytes per second, received and sent together; `None` before any were.
     pub(crate) rate: Option<u64>,
     looked_at: Time,
     rate_since: (Time, u64),
@@ -42,10 +42,11 @@ impl LinkMeter {
         }
     }
 
-    /// Counts what a socket's path has carried since the last update. True if it carried anything.
+    /// Counts what a socket's path has carried since the last update. Returns true if it carried
+    /// anything.
     pub(crate) fn count(&mut self, socket: LinkId, carried: (u64, u64)) -> bool {
         let before = self.last.insert(socket, carried).unwrap_or((0, 0));
-        // Another path over the same socket counts from zero.
+        // A new path over the same socket counts from zero.
         let more = |now: u64, before: u64| now.checked_sub(before).unwrap_or(now);
         let more = (more(carried.0, before.0), more(carried.1, before.1));
         self.payload.0 += more.0;
@@ -53,7 +54,7 @@ impl LinkMeter {
         more != (0, 0)
     }
 
-    /// Forgets the sockets, which are replaced.
+    /// Forgets the sockets, because they are replaced.
     pub(crate) fn forget_sockets(&mut self) {
         self.last.clear();
     }
@@ -70,7 +71,7 @@ impl LinkMeter {
     ) {
         if self.payload.0 > received {
             let looked = now.since(self.looked_at);
-            // Where nothing moved, nobody looked for as long.
+            // While nothing moves, updates are rare, so the time since the last one says nothing.
             let moved = if was_moving { looked } else { looked.min(TICK) };
             self.busy = self.busy + moved;
         }
@@ -78,15 +79,16 @@ impl LinkMeter {
         let total = self.payload.0 + self.payload.1;
         let (since, before) = self.rate_since;
         let span = now.since(since);
-        // What arrives within a round trip comes in one piece where grants run out: a sample holds a whole one.
+        // If grants run out, the bytes of a round trip arrive in one burst, so a sample spans a
+        // whole round trip.
         if span < RATE_OVER.max(round_trip) {
             return;
         }
         let bytes = total - before;
         if bytes > 0 && !lent {
             let rate = (u128::from(bytes) * 1_000_000_000 / u128::from(span.as_nanos())) as u64;
-            // Over a long round trip what is measured may be the grant: a rise counts at once, so that grants
-            // soon are no hindrance any more.
+            // Over a long round trip the measured rate may be that of the grants. A rise therefore
+            // counts at once, so that the next grants are no longer the limit.
             let rises = |before: u64| round_trip > LONG_ROUND_TRIP && rate > before;
             self.rate = Some(match self.rate {
                 Some(r) if rises(r) => rate,
@@ -113,7 +115,7 @@ mod tests {
         assert!(!meter.count(LinkId(1), (10, 5)));
         assert!(meter.count(LinkId(2), (1, 1)));
         assert_eq!(meter.payload, (11, 6));
-        // Another path over the first socket.
+        // A new path over the first socket.
         assert!(meter.count(LinkId(1), (4, 0)));
         assert_eq!(meter.payload, (15, 6));
         meter.forget_sockets();
@@ -145,7 +147,7 @@ mod tests {
         let mut meter = LinkMeter::new(ms(0));
         let mut received = 0;
         for (look, more) in [2_000, 40_000, 4_000].into_iter().enumerate() {
-            // It comes at the end of a round trip, all at once.
+            // The bytes of a round trip arrive at its end, all at once.
             let begin = 2_000 * look as u64;
             meter.end_look(ms(begin + 1_900), received, true, false, far);
             meter.count(LinkId(1), (received + more, 0));

@@ -1,27 +1,27 @@
-//! New sockets for all links: after a sleep of the machine, and when the platform says that networks
+//! New sockets for all links, after the machine slept and when the platform reports that networks
 //! changed.
 //!
-//! A socket can be dead without an error: its NAT binding forgotten while the machine slept, its address
-//! gone on a platform that does not tell. A new one costs a round trip; a dead one costs probe timeouts
-//! until it is found out. So after a sleep every link gets a new socket, and the challenge of its new path
-//! is the probe that leaves at once.
+//! A socket can be dead without an error: its NAT binding expired while the machine slept, or its
+//! address is gone on a platform that does not report it. A new socket costs a round trip; a dead
+//! one costs several probe timeouts until it is detected. So after a sleep every link gets a new
+//! socket, and the path challenge over it probes the link at once.
 
 use d2tp_time::{Span, Time};
 
-/// The length of sleep below which a machine kept its networks.
-pub(crate) const SLEEP_MIN: Span = Span::from_secs(5); // a guess: below every NAT's and lease's patience
+/// If a machine slept for less than this, it kept its networks.
+pub(crate) const SLEEP_MIN: Span = Span::from_secs(5); // a guess: shorter than every NAT binding and address lease
 /// The shortest interval between two renewals of all sockets.
 const RENEW_INTERVAL_MIN: Span = Span::from_secs(1);
 
-/// Detects that the machine slept: the boot-time clock advanced, the monotonic one did not. It is
-/// called whenever something else woke the device, so it costs no wake-up of its own.
+/// Detects that the machine slept: the boot-time clock advanced, the monotonic clock did not. It is
+/// called when something else wakes the device, so it causes no wake-up of its own.
 #[derive(Debug, Default)]
 pub struct SleepMeter {
     ahead: Option<Span>,
 }
 
 impl SleepMeter {
-    /// How long the machine slept since the last call.
+    /// How long the machine has slept since the last call.
     pub fn slept(&mut self, since_boot: Time, awake: Time) -> Span {
         let ahead = since_boot.since(awake);
         let before = self.ahead.replace(ahead).unwrap_or(ahead);
@@ -70,7 +70,7 @@ mod tests {
     #[test]
     fn only_time_that_the_monotonic_clock_missed_was_slept() {
         let mut meter = SleepMeter::default();
-        // Before the device was started the machine may have slept for days.
+        // The machine may have slept for days before the device was started.
         assert_eq!(meter.slept(s(90_000), s(5_000)), Span::ZERO);
         assert_eq!(meter.slept(s(93_600), s(8_600)), Span::ZERO);
         assert_eq!(meter.slept(s(93_700), s(8_610)), Span::from_secs(90));

@@ -1,4 +1,4 @@
-//! [`DeviceLinks`] against a session that is a list of paths, and sockets that are numbers.
+//! Tests of [`DeviceLinks`] with a list of paths as the session and numbers as sockets.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -7,7 +7,7 @@ use d2tp_session::{Addresses, PathId};
 
 use super::*;
 
-/// A session whose paths answer as the test wants, and who carries actions out.
+/// A test bench: a session with scripted paths, and a driver that carries out the actions.
 #[derive(Default)]
 struct Bench {
     now: Time,
@@ -17,15 +17,17 @@ struct Bench {
     /// Sockets that are open, with the name of their link.
     open: BTreeMap<LinkId, String>,
     next_socket: u32,
-    /// Address families of each link; one where it is not said.
+    /// The number of address families of each link; one if it is not listed.
     families: BTreeMap<String, usize>,
     /// Every action, in order.
     done: Vec<LinkAction>,
     /// Attach requests that are not answered yet.
     requests: VecDeque<(String, u64)>,
-    /// Paths stay after they were told to close.
+    /// Requests for streams that are not answered yet.
+    streams: VecDeque<(String, u64)>,
+    /// Whether paths remain after a request to close them.
     closes_slowly: bool,
-    /// Attach requests wait for [`Bench::attach_one`].
+    /// Whether attach requests wait for [`Bench::attach_one`].
     slow_attach: bool,
 }
 
@@ -41,7 +43,7 @@ struct FakePath {
     gated: bool,
     payload: u64,
     rtt: Span,
-    /// Granted and spent, by flow.
+    /// Bytes granted and spent, by flow.
     flows: BTreeMap<FlowId, (u64, u64)>,
 }
 
@@ -126,7 +128,7 @@ impl Bench {
         }
     }
 
-    /// The link is as `change` leaves it, and may be used for this.
+    /// Changes a link's facts with `change`, and sets its use.
     fn set(&mut self, name: &str, usage: LinkUse, change: impl FnOnce(&mut LinkFacts)) {
         let mut facts = facts(name);
         change(&mut facts);
@@ -155,7 +157,11 @@ impl Bench {
                         self.attach_one();
                     }
                 }
-                LinkAction::OpenPath { socket, gated, .. } => {
+                LinkAction::OpenStream { link, ticket } => {
+                    self.streams.push_back((link.to_string(), ticket));
+                }
+                LinkAction::OpenPath { socket, gated, .. }
+                | LinkAction::WakeAt { socket, gated, .. } => {
                     assert!(self.open.contains_key(&socket), "{socket:?} is closed");
                     let path = FakePath {
                         state: PathState::Opening,
@@ -216,11 +222,37 @@ impl Bench {
         }
     }
 
-    /// Lets this much time pass, looking whenever the links want to, and at the end.
+    /// Answers the oldest request for a stream: with the stream's socket, or why there is none.
+    fn answer_stream(&mut self, failure: Option<StreamFailure>) -> Option<LinkId> {
+        let (link, ticket) = self.streams.pop_front().expect("a stream was asked for");
+        let made = match failure {
+            Some(failure) => Err(failure),
+            None => {
+                let socket = LinkId(self.next_socket);
+                self.next_socket += 1;
+                self.open.insert(socket, link.clone());
+                Ok(AttachedSocket {
+                    socket,
+                    remote: server(0),
+                })
+            }
+        };
+        self.links.on_stream(self.now, &link, ticket, made);
+        self.carry_out();
+        made.ok().map(|made| made.socket)
+    }
+
+    fn stream(&self, name: &str) -> StreamStatus {
+        let statuses = self.links.statuses(&self.session);
+        let found = statuses.iter().find(|status| *status.name == *name);
+        found.expect("the link is known").stream
+    }
+
+    /// Lets time pass, calling `on_time` whenever it is due and at the end.
     fn pass(&mut self, span: Span) {
         let end = self.now + span;
         while let Some(at) = self.links.next_timeout().filter(|at| *at <= end) {
-            // A caller is never exactly in time.
+            // A real caller is always a little late.
             self.now = at.max(self.now + Span::from_micros(1)).min(end);
             self.look();
             if self.now == end {
@@ -247,7 +279,7 @@ impl Bench {
         self.look();
     }
 
-    /// The session finds that a path does not answer, `after` it was last heard.
+    /// The session finds a path silent, `after` this time since a packet last arrived.
     fn fall_silent(&mut self, socket: LinkId, after: Span) {
         let path = self.session.paths.get_mut(&socket).unwrap();
         path.state = PathState::Silent;
@@ -261,7 +293,7 @@ impl Bench {
         self.links.answers(name).unwrap()
     }
 
-    /// The flow spends this much of its grant.
+    /// The flow spends this many bytes of its grant.
     fn spend(&mut self, socket: LinkId, bytes: u64) {
         let flows = &mut self.session.paths.get_mut(&socket).unwrap().flows;
         let (granted, spent) = flows.entry(FLOW).or_default();
@@ -425,7 +457,7 @@ fn a_link_without_a_path_gets_other_sockets_ever_more_rarely_until_one_answers()
     for _ in 0..8 {
         let (before, began) = (attached(&bench), bench.now);
         while attached(&bench) == before {
-            // Each path fails as soon as it is opened.
+            // Every path fails as soon as it is opened.
             bench.session.paths.clear();
             bench.pass(ms(20));
         }
@@ -689,7 +721,8 @@ fn a_link_counts_as_up_when_a_path_over_it_answers_and_not_when_it_has_an_addres
 
 #[test]
 fn a_link_that_answered_is_silent_once_its_path_is_and_nothing_was_heard_for_half_a_second() {
-    // When the session finds the path silent after it was last heard; when the link counts as silent.
+    // Pairs: when the session finds the path silent after the last packet, and when the link counts
+    // as silent.
     for (found_ms, verdict_ms) in [(90, 500), (499, 500), (500, 500), (1_200, 1_200)] {
         let mut bench = Bench::default();
         bench.set("wlan0", LinkUse::Free, |_| {});
@@ -709,11 +742,24 @@ fn a_link_that_answered_is_silent_once_its_path_is_and_nothing_was_heard_for_hal
             LinkAnswers::Silent { since: heard },
             "{found_ms} ms"
         );
-        assert!(bench.links.take_news().answers);
+        assert!(bench.links.take_news().candidates);
         bench.answer(socket);
         assert!(bench.answers("wlan0").is_up());
-        assert!(bench.links.take_news().answers);
+        assert!(bench.links.take_news().candidates);
     }
+}
+
+#[test]
+fn a_link_that_comes_or_goes_or_is_used_otherwise_is_news_to_its_flows() {
+    let mut bench = Bench::default();
+    bench.set("wwan0", LinkUse::Paid, |_| {});
+    assert!(bench.links.take_news().candidates, "it came");
+    bench.set("wwan0", LinkUse::Paid, |_| {});
+    assert!(!bench.links.take_news().candidates, "nothing changed");
+    bench.set("wwan0", LinkUse::Off, |_| {});
+    assert!(bench.links.take_news().candidates, "its use changed");
+    bench.set("wwan0", LinkUse::Off, |facts| facts.up = false);
+    assert!(bench.links.take_news().candidates, "it went");
 }
 
 #[test]
@@ -750,7 +796,7 @@ fn the_silence_of_an_access_point_that_gives_only_an_address_outlasts_new_socket
     bench.look();
     bench.pass(ms(1_100));
     for _ in 0..3 {
-        // The handshake gave the link up.
+        // The handshake gave up the link.
         bench.session.paths.clear();
         bench.pass(Span::from_secs(9));
         assert_eq!(
@@ -813,7 +859,7 @@ fn a_new_session_has_its_paths_over_the_sockets_there_are() {
     );
 }
 
-/// Numbers that look random and are the same on every machine.
+/// Numbers that look random and are equal on every machine.
 struct Draw(u64);
 
 impl Draw {
@@ -841,7 +887,7 @@ fn whatever_happens_no_socket_is_lost_and_none_is_open_on_a_link_that_is_not_wan
         }
         for _ in 0..200 {
             let name = names[draw.below(3) as usize];
-            match draw.below(16) {
+            match draw.below(17) {
                 0..3 => {
                     let usage =
                         [LinkUse::Off, LinkUse::Free, LinkUse::Paid][draw.below(3) as usize];
@@ -867,6 +913,19 @@ fn whatever_happens_no_socket_is_lost_and_none_is_open_on_a_link_that_is_not_wan
                     }
                 }
                 13 => bench.attach_one(),
+                15 => bench.links.on_node_changed(bench.now, &bench.session, true),
+                14 if !bench.streams.is_empty() => {
+                    let failure = (draw.below(2) == 0).then_some(StreamFailure::Unreachable);
+                    bench.answer_stream(failure);
+                }
+                14 => {
+                    let mut streams = bench.links.links.values().filter_map(|l| l.stream.socket);
+                    if let Some(stream) = streams.next_back() {
+                        bench
+                            .links
+                            .on_stream_closed(bench.now, &bench.session, stream);
+                    }
+                }
                 _ => bench.pass(ms(draw.below(3_000))),
             }
             bench.carry_out();
@@ -883,6 +942,9 @@ fn whatever_happens_no_socket_is_lost_and_none_is_open_on_a_link_that_is_not_wan
             bench.attach_one();
             bench.carry_out();
         }
+        while !bench.streams.is_empty() {
+            bench.answer_stream(None);
+        }
         let pays = bench.links.pays();
         for (socket, name) in &bench.open {
             let link = &bench.links.links[&**name];
@@ -897,4 +959,282 @@ fn whatever_happens_no_socket_is_lost_and_none_is_open_on_a_link_that_is_not_wan
             assert_eq!(has, should, "seed {seed}: {name}");
         }
     }
+}
+
+/// A free link on which nothing answers over UDP.
+fn without_udp() -> Bench {
+    let mut bench = Bench::default();
+    bench.set("wlan0", LinkUse::Free, |_| {});
+    bench
+}
+
+#[test]
+fn a_stream_is_opened_after_a_second_of_silence_and_the_first_that_answers_stays() {
+    let mut bench = without_udp();
+    bench.pass(ms(990));
+    assert!(bench.streams.is_empty());
+    bench.pass(ms(20));
+    assert_eq!(
+        (bench.streams.len(), bench.stream("wlan0")),
+        (1, StreamStatus::Opening)
+    );
+    let stream = bench.answer_stream(None).unwrap();
+    assert_eq!(bench.sockets("wlan0").len(), 2, "UDP is still asked");
+    bench.answer(stream);
+    assert_eq!(bench.sockets("wlan0"), [stream]);
+    assert_eq!(bench.stream("wlan0"), StreamStatus::InUse);
+    assert!(bench.answers("wlan0").is_up());
+}
+
+#[test]
+fn a_stream_that_comes_after_udp_answered_is_closed() {
+    let mut bench = without_udp();
+    let udp = bench.sockets("wlan0")[0];
+    bench.pass(ms(1_010));
+    bench.answer(udp);
+    bench.answer_stream(None);
+    bench.pass(ms(100));
+    assert_eq!(bench.sockets("wlan0"), [udp]);
+    assert_eq!(bench.stream("wlan0"), StreamStatus::Unused);
+}
+
+#[test]
+fn where_both_answer_udp_stays_and_the_peer_is_told_on_the_stream() {
+    let mut bench = without_udp();
+    let udp = bench.sockets("wlan0")[0];
+    bench.pass(ms(1_010));
+    let stream = bench.answer_stream(None).unwrap();
+    for socket in [udp, stream] {
+        bench.session.paths.get_mut(&socket).unwrap().state = PathState::Active;
+    }
+    bench.look();
+    assert_eq!(bench.sockets("wlan0"), [udp]);
+    let closes = |action: &LinkAction| *action == LinkAction::ClosePath { socket: stream };
+    assert_eq!(bench.count(closes), 1);
+}
+
+#[test]
+fn a_link_that_is_answered_over_udp_has_no_stream() {
+    let mut bench = without_udp();
+    let udp = bench.sockets("wlan0")[0];
+    bench.pass(ms(300));
+    bench.answer(udp);
+    bench.pass(Span::from_secs(120));
+    assert!(bench.streams.is_empty());
+}
+
+#[test]
+fn a_network_known_to_block_udp_gets_a_stream_at_once_and_others_do_not() {
+    let mut bench = without_udp();
+    bench.pass(ms(1_010));
+    let stream = bench.answer_stream(None).unwrap();
+    bench.answer(stream);
+    bench.take_away("wlan0");
+    bench.pass(Span::from_secs(30));
+    bench.set("wlan0", LinkUse::Free, |_| {});
+    bench.look();
+    assert_eq!(
+        bench.streams.len(),
+        1,
+        "the same addresses: the same network"
+    );
+    bench.take_away("wlan0");
+    bench.streams.clear();
+    bench.set("wlan0", LinkUse::Free, |facts| {
+        facts.addresses = vec!["203.0.113.99".parse().unwrap()];
+    });
+    bench.look();
+    assert!(bench.streams.is_empty(), "another network");
+    // What was learnt is not believed for long.
+    bench.take_away("wlan0");
+    bench.pass(Span::from_secs(700));
+    bench.streams.clear();
+    bench.set("wlan0", LinkUse::Free, |_| {});
+    bench.look();
+    assert!(bench.streams.is_empty());
+}
+
+#[test]
+fn a_stream_that_cannot_be_opened_is_tried_ever_more_rarely_and_its_failure_is_told() {
+    let mut bench = without_udp();
+    let mut tries = 0;
+    for _ in 0..600 {
+        bench.pass(Span::from_secs(1));
+        if !bench.streams.is_empty() {
+            // While a further try is under way, too.
+            let failed = StreamStatus::Failed(StreamFailure::Foreign);
+            assert!(tries == 0 || bench.stream("wlan0") == failed);
+            tries += 1;
+            bench.answer_stream(Some(StreamFailure::Foreign));
+            assert_eq!(bench.stream("wlan0"), failed);
+        }
+    }
+    assert!((10..18).contains(&tries), "{tries} in ten minutes");
+}
+
+#[test]
+fn udp_is_tried_again_beside_a_stream_that_carries_and_taken_back_when_it_answers() {
+    let mut bench = without_udp();
+    bench.pass(ms(1_010));
+    let stream = bench.answer_stream(None).unwrap();
+    bench.answer(stream);
+    // Without payload nothing is tried.
+    bench.pass(Span::from_secs(300));
+    assert_eq!(bench.sockets("wlan0"), [stream]);
+    let carry = |bench: &mut Bench| {
+        bench.session.paths.get_mut(&stream).unwrap().payload += 100_000;
+        bench.pass(ms(200));
+    };
+    carry(&mut bench);
+    carry(&mut bench);
+    let [_, udp] = bench.sockets("wlan0")[..] else {
+        panic!("UDP is tried beside the stream")
+    };
+    // Not answered: it goes, the stream stays, and the next trial is two minutes later.
+    for _ in 0..25 {
+        carry(&mut bench);
+    }
+    assert_eq!(bench.sockets("wlan0"), [stream]);
+    for _ in 0..450 {
+        carry(&mut bench);
+    }
+    assert_eq!(bench.sockets("wlan0"), [stream], "within 90 s");
+    for _ in 0..150 {
+        carry(&mut bench);
+        if bench.sockets("wlan0").len() == 2 {
+            break;
+        }
+    }
+    let again = bench.sockets("wlan0")[1];
+    assert_ne!(again, udp);
+    bench.answer(again);
+    assert_eq!(bench.sockets("wlan0"), [again]);
+}
+
+#[test]
+fn a_stream_that_ended_is_replaced_at_once_and_one_that_is_silent_after_a_while() {
+    let mut bench = without_udp();
+    bench.pass(ms(1_010));
+    let stream = bench.answer_stream(None).unwrap();
+    bench.answer(stream);
+    bench
+        .links
+        .on_stream_closed(bench.now, &bench.session, stream);
+    bench.carry_out();
+    bench.look();
+    assert_eq!(bench.streams.len(), 1, "the network is known");
+    let second = bench.answer_stream(None).unwrap();
+    bench.answer(second);
+    bench.fall_silent(second, ms(1_500));
+    bench.pass(Span::from_secs(5));
+    assert!(bench.streams.is_empty(), "TCP may still come through");
+    bench.pass(Span::from_secs(5));
+    assert_eq!(bench.streams.len(), 1);
+    assert!(!bench.sockets("wlan0").contains(&second));
+}
+
+#[test]
+fn udp_that_answers_and_then_carries_nothing_is_tried_ever_more_rarely() {
+    let mut bench = without_udp();
+    let mut streams = 0;
+    let began = bench.now;
+    // A network that throttles UDP to death: a trial is answered, and after it nothing is.
+    while bench.now.since(began) < Span::from_secs(1_800) {
+        if !bench.streams.is_empty() {
+            streams += 1;
+            let stream = bench.answer_stream(None).unwrap();
+            bench.answer(stream);
+        }
+        let sockets = bench.sockets("wlan0");
+        match sockets[..] {
+            [stream, udp] if bench.stream("wlan0") == StreamStatus::InUse => {
+                assert!(stream < udp);
+                bench.answer(udp);
+                bench.fall_silent(udp, ms(600));
+            }
+            _ => {
+                for socket in sockets {
+                    let path = bench.session.paths.get_mut(&socket);
+                    path.unwrap().payload += 10_000;
+                }
+            }
+        }
+        bench.pass(ms(500));
+    }
+    assert!(
+        (4..10).contains(&streams),
+        "{streams} streams in half an hour"
+    );
+}
+
+// R-NODE-2
+#[test]
+fn another_node_is_asked_beside_the_path_there_is_and_the_path_goes_when_it_has_answered() {
+    let mut bench = Bench::default();
+    bench.set("wlan0", LinkUse::Free, |_| {});
+    let old = bench.sockets("wlan0")[0];
+    bench.answer(old);
+    bench.done.clear();
+    bench.links.on_node_changed(bench.now, &bench.session, true);
+    bench.carry_out();
+    let both = bench.sockets("wlan0");
+    assert_eq!(both.len(), 2);
+    let wakes = bench.count(|a| {
+        matches!(
+            a,
+            LinkAction::WakeAt {
+                half_duplex: true,
+                ..
+            }
+        )
+    });
+    assert_eq!(wakes, 1);
+    bench.pass(ms(500));
+    assert_eq!(bench.sockets("wlan0").len(), 2, "it has not answered yet");
+    let new = *both.iter().find(|socket| **socket != old).unwrap();
+    // A handshake ends the paths before.
+    bench.session.paths.remove(&old);
+    bench.answer(new);
+    assert_eq!(bench.sockets("wlan0"), [new]);
+    assert!(bench.answers("wlan0").is_up());
+}
+
+#[test]
+fn without_flows_the_path_to_the_node_before_is_closed_at_once() {
+    let mut bench = Bench::default();
+    bench.set("wlan0", LinkUse::Free, |_| {});
+    let old = bench.sockets("wlan0")[0];
+    bench.answer(old);
+    bench
+        .links
+        .on_node_changed(bench.now, &bench.session, false);
+    bench.carry_out();
+    let new = bench.sockets("wlan0");
+    assert!(new.len() == 1 && new[0] != old, "{new:?}");
+}
+
+#[test]
+fn a_node_that_does_not_answer_in_time_leaves_the_path_as_it_was() {
+    let mut bench = Bench::default();
+    bench.set("wlan0", LinkUse::Free, |_| {});
+    let old = bench.sockets("wlan0")[0];
+    bench.answer(old);
+    bench.links.on_node_changed(bench.now, &bench.session, true);
+    bench.carry_out();
+    bench.pass(crate::NODE_ANSWER_MAX + ms(1));
+    assert_eq!(bench.sockets("wlan0"), [old]);
+    assert!(bench.answers("wlan0").is_up());
+}
+
+// R-NODE-3
+#[test]
+fn a_node_that_is_silent_is_asked_no_more_once_another_is() {
+    let mut bench = Bench::default();
+    bench.set("wlan0", LinkUse::Free, |_| {});
+    let old = bench.sockets("wlan0")[0];
+    bench.links.on_node_changed(bench.now, &bench.session, true);
+    bench.carry_out();
+    let new = bench.sockets("wlan0");
+    assert!(new.len() == 1 && new[0] != old, "{new:?}");
+    assert_eq!(bench.count(|a| matches!(a, LinkAction::WakeAt { .. })), 1);
 }

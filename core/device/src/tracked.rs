@@ -1,4 +1,4 @@
-//! One link and what is done on it.
+//! One link of a device, with its sockets and timers.
 
 use d2tp_session::LinkId;
 use d2tp_time::{Span, Time};
@@ -6,6 +6,7 @@ use d2tp_time::{Span, Time};
 use crate::facts::{AttachedSocket, LinkFacts, LinkUse};
 use crate::health::{LinkAnswers, LinkHealth};
 use crate::meter::LinkMeter;
+use crate::stream::LinkStream;
 
 /// How long a link stays without a path before its socket is replaced, the first time.
 pub(crate) const HEAL_AFTER: Span = Span::from_secs(1);
@@ -14,6 +15,9 @@ pub(crate) const HEAL_DOUBLINGS_MAX: u32 = 5;
 /// How long a link's first address family may take to answer before the other is tried in parallel (RFC
 /// 8305 §5).
 pub(crate) const RACE_AFTER: Span = Span::from_millis(250);
+/// How long another node of the server may take to answer a handshake before the device stays with the
+/// node that it has.
+pub const NODE_ANSWER_MAX: Span = Span::from_secs(2); // a guess: a SYN and two copies of it, as in `client_handshake.rs`
 
 /// A link that the device knows.
 #[derive(Debug)]
@@ -39,10 +43,15 @@ pub(crate) struct TrackedLink {
     pub(crate) last_heal_at: Time,
     /// Whether the link had no path at the last update.
     pub(crate) pathless: bool,
-    /// Attempts since the last answer.
+    /// Failed attempts since the link last answered.
     pub(crate) tries: u32,
     pub(crate) health: LinkHealth,
     pub(crate) answers: LinkAnswers,
+    pub(crate) stream: LinkStream,
+    /// The sockets to the node before, while another node is asked over the link.
+    pub(crate) former_node: Vec<LinkId>,
+    /// Whether the next sockets of the link are to another node.
+    pub(crate) changes_node: bool,
 }
 
 impl TrackedLink {
@@ -63,6 +72,9 @@ impl TrackedLink {
             tries: 0,
             health: LinkHealth::default(),
             answers: LinkAnswers::Unasked,
+            stream: LinkStream::default(),
+            former_node: Vec::new(),
+            changes_node: false,
         }
     }
 
@@ -94,6 +106,9 @@ impl TrackedLink {
         self.health.forget();
         self.meter.forget_sockets();
         self.attaching = None;
+        self.stream.end();
+        self.former_node.clear();
+        self.changes_node = false;
         let made = self.sockets.drain(..).chain(self.other_family.drain(..));
         let mut ids: Vec<LinkId> = made.map(|s| s.socket).collect();
         ids.append(&mut self.retiring);
@@ -105,16 +120,17 @@ impl TrackedLink {
         HEAL_AFTER.times(1 << self.tries.min(HEAL_DOUBLINGS_MAX))
     }
 
-    /// When it gets another socket or address family, as things are.
+    /// When the link is due to get another socket or address family, if nothing changes.
     pub(crate) fn next_try(&self) -> Option<Time> {
         let waits = self.pathless && self.attaching.is_none();
         let heal = waits.then(|| self.last_heal_at + self.heal_delay());
         let race = (!self.other_family.is_empty()).then(|| self.opened_at + RACE_AFTER);
-        heal.into_iter().chain(race).min()
+        let change = (!self.former_node.is_empty()).then(|| self.opened_at + NODE_ANSWER_MAX);
+        heal.into_iter().chain(race).chain(change).min()
     }
 
-    /// Whether `facts` describe the attachment that is known, though its carrier may be lost, or back. Notes
-    /// when the carrier was lost.
+    /// Whether `facts` describe the current attachment, even if its carrier was lost or is back.
+    /// Records when the carrier was lost.
     pub(crate) fn is_same_attachment(&mut self, now: Time, facts: &LinkFacts) -> bool {
         let same = facts.index == self.facts.index
             && facts.addresses == self.facts.addresses

@@ -1,0 +1,575 @@
+//! Which node of the server a device uses. All nodes have the server's key, and a session can continue at
+//! any of them.
+//!
+//! ```text
+//!  before the first handshake ──▶ Probe ── another answers 25 ms before this one ──▶ Switch
+//!  silent for 250 ms ──▶ Probe ── another answers, and this one does not ──▶ Switch     (failover)
+//!  no flow is open after payload moved, once a minute ──▶ Probe ── another is clearly nearer ──▶ Switch
+//!  the node does not complete the handshake ──▶ Switch back; it is not tried for a minute
+//! ```
+//!
+//! A node may not have the session's record, and never has its tunnels and uploads. A session with flows is
+//! therefore moved only where they would be lost otherwise. A session is at one node at a time: two that were asked at once would both take it up.
+
+use std::collections::VecDeque;
+
+use d2tp_time::{Span, Time};
+
+use crate::tracked::NODE_ANSWER_MAX;
+
+/// How long the node in use may be silent before others are asked. Paths count as silent after at least 250 ms
+/// without an answer, so the first other node is used within a second.
+const SILENT_MIN: Span = Span::from_millis(250); // RFC 8305 §5
+/// The interval between probes of a silent node's alternatives, at first and at most.
+const PROBE_FIRST: Span = Span::from_millis(250);
+const PROBE_MAX: Span = Span::from_secs(30);
+/// How much longer than another node the first one may take to answer before the other is asked instead.
+const FIRST_LATER_BY: Span = Span::from_millis(25); // a guess: worth a second handshake
+/// How much longer than its round trip a silent node is given to answer a probe once another has answered:
+/// the same link carried both probes.
+const LAST_ANSWER_WITHIN: Span = Span::from_millis(100); // a guess: jitter of a Wi-Fi
+/// The interval between comparisons of nodes, and between two changes to a nearer one. Lower: a route that
+/// flaps moves the session often. Higher: a device that moved stays at a far node for longer.
+const COMPARE_EVERY: Span = Span::from_secs(60);
+/// How long a node that did not complete a handshake is not tried again.
+const FAILED_FOR: Span = Span::from_secs(60); // a guess
+/// A node is nearer if its round trip is shorter by this, and by a fifth. Both are guesses: jitter of a
+/// Wi-Fi must not move a session.
+const NEARER_BY: Span = Span::from_millis(5);
+/// The least time in which answers to probes are awaited.
+const ANSWERS_WITHIN: Span = Span::from_secs(1);
+
+/// What the choice of a node needs to know of the session.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NodeView {
+    /// The node to which a path leads that answers.
+    pub answering: Option<usize>,
+    /// Since when nothing answers, if packets were sent.
+    pub silent_since: Option<Time>,
+    /// Whether payload moves, or flows wait for some.
+    pub is_busy: bool,
+    /// Whether flows are open, some of which another node may not have.
+    pub has_flows: bool,
+    /// Whether no node knows anything of the session: no handshake has completed.
+    pub is_new: bool,
+    /// The longest round trip of the paths that answer; zero if there is none.
+    pub round_trip: Span,
+}
+
+impl NodeView {
+    /// How long answers to probes are awaited.
+    pub fn probe_patience(&self) -> Span {
+        self.round_trip.times(3).max(ANSWERS_WITHIN)
+    }
+}
+
+/// What the owner of a [`NodeChoice`] has to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NodeAction {
+    /// Measure the round trip to every node, and report each answer with [`NodeChoice::on_answer`].
+    Probe,
+    /// Use this node from now on: [`crate::DeviceLinks::on_node_changed`].
+    Switch(usize),
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct NodeState {
+    round_trip: Option<Span>,
+    /// When the node answered last.
+    answered_at: Option<Time>,
+    /// Until when the node is not tried, because it did not complete a handshake.
+    failed_until: Option<Time>,
+}
+
+/// The choice among a server's nodes.
+#[derive(Debug)]
+pub struct NodeChoice {
+    nodes: Vec<NodeState>,
+    current: usize,
+    /// The node before, and when it is used again unless the current one answers earlier.
+    leaving: Option<(usize, Time)>,
+    /// The first answers to probes, of the node in use and of another, since all paths are silent.
+    alive_at: Option<Time>,
+    other_alive_at: Option<Time>,
+    /// Whether payload has moved since nodes were compared.
+    was_busy: bool,
+    /// When the session last moved to a nearer node.
+    moved_at: Option<Time>,
+    probed_at: Option<Time>,
+    /// Probes since anything answered.
+    silent_probes: u32,
+    /// Until when answers of the current comparison are awaited.
+    compares_until: Option<Time>,
+    actions: VecDeque<NodeAction>,
+}
+
+impl NodeChoice {
+    /// A choice among `count` nodes, the first of which is in use.
+    pub fn new(count: usize) -> NodeChoice {
+        NodeChoice {
+            nodes: vec![NodeState::default(); count.max(1)],
+            current: 0,
+            leaving: None,
+            alive_at: None,
+            other_alive_at: None,
+            was_busy: false,
+            moved_at: None,
+            probed_at: None,
+            silent_probes: 0,
+            compares_until: None,
+            actions: VecDeque::new(),
+        }
+    }
+
+    /// The node in use.
+    pub fn current(&self) -> usize {
+        self.current
+    }
+
+    /// The round trip to each node, where one was measured.
+    pub fn round_trips(&self) -> Vec<Option<Span>> {
+        self.nodes.iter().map(|node| node.round_trip).collect()
+    }
+
+    /// Sets how many nodes there are, because a lookup found others. The node in use keeps its number.
+    pub fn set_count(&mut self, count: usize) {
+        self.nodes.resize(count.max(1), NodeState::default());
+        self.current = self.current.min(self.nodes.len() - 1);
+    }
+
+    /// The next action.
+    pub fn poll_action(&mut self) -> Option<NodeAction> {
+        self.actions.pop_front()
+    }
+
+    /// Handles a node's answer to a probe.
+    pub fn on_answer(&mut self, now: Time, node: usize, round_trip: Span, view: &NodeView) {
+        let Some(state) = self.nodes.get_mut(node) else {
+            return;
+        };
+        (state.round_trip, state.answered_at) = (Some(round_trip), Some(now));
+        if let (None, Some(since)) = (view.answering, view.silent_since) {
+            let first = match node == self.current {
+                true => &mut self.alive_at,
+                false => &mut self.other_alive_at,
+            };
+            *first = first.filter(|at| *at >= since).or(Some(now));
+        }
+        self.on_time(now, view);
+    }
+
+    /// Handles the passing of time and a changed view.
+    pub fn on_time(&mut self, now: Time, view: &NodeView) {
+        if self.nodes.len() < 2 {
+            return;
+        }
+        if let Some((before, until)) = self.leaving {
+            if view.answering == Some(self.current) {
+                self.leaving = None;
+            } else if now >= until {
+                self.leaving = None;
+                self.nodes[self.current].failed_until = Some(now + FAILED_FOR);
+                self.current = before;
+                self.actions.push_back(NodeAction::Switch(before));
+                return;
+            } else {
+                return;
+            }
+        }
+        match (view.answering, view.silent_since) {
+            (Some(_), _) => {
+                self.silent_probes = 0;
+                (self.alive_at, self.other_alive_at) = (None, None);
+                self.was_busy |= view.is_busy;
+                self.compare(now, view);
+            }
+            (None, Some(since)) => self.fail_over(now, since, view),
+            (None, None) => {}
+        }
+    }
+
+    fn fail_over(&mut self, now: Time, since: Time, view: &NodeView) {
+        if now.since(since) < silent_min(view) {
+            return;
+        }
+        if let Some(nearest) = self.nearest_other(now, since)
+            && self.leave_at(since, view).is_some_and(|at| at <= now)
+        {
+            // What was measured before the silence says nothing of the node now.
+            self.nodes[self.current].round_trip = None;
+            let patience = match view.is_new {
+                // Nothing is lost by asking the first node again, and a host without the key answers probes, too.
+                true => self.first_patience(nearest),
+                false => NODE_ANSWER_MAX,
+            };
+            return self.switch(now, nearest, patience);
+        }
+        if self.probe_at(since, view) <= now {
+            self.silent_probes += 1;
+            self.probe(now);
+        }
+    }
+
+    /// The nearest of the other nodes that answered since `since`.
+    fn nearest_other(&self, now: Time, since: Time) -> Option<usize> {
+        let tried = |node: &NodeState| node.failed_until.is_none_or(|until| until <= now);
+        let heard = |node: &NodeState| node.answered_at.is_some_and(|at| at >= since);
+        let others = self.nodes.iter().enumerate();
+        let others = others.filter(|(n, node)| *n != self.current && tried(node) && heard(node));
+        others.min_by_key(|(_, node)| node.round_trip).map(|f| f.0)
+    }
+
+    /// When a node that is silent since `since` is left, if another has answered a probe.
+    fn leave_at(&self, since: Time, view: &NodeView) -> Option<Time> {
+        let other = self.other_alive_at.filter(|at| *at >= since)?;
+        if let Some(alive) = self.alive_at.filter(|at| *at >= since) {
+            // It is there: the link was interrupted. By then the transport has repeated what it sent, as its
+            // probe timeout has doubled to about the length of the silence at most.
+            return Some(match view.is_new {
+                true => alive + self.first_patience(self.current),
+                false => alive + alive.since(since).max(NODE_ANSWER_MAX),
+            });
+        }
+        let ours = self.nodes[self.current].round_trip.unwrap_or(Span::ZERO);
+        Some(match view.is_new {
+            true => {
+                let nearest = self.nearest_other(other, since)?;
+                let theirs = self.nodes[nearest].round_trip.unwrap_or(Span::ZERO);
+                other + FIRST_LATER_BY.max(theirs.divided(4))
+            }
+            false => other + ours.max(view.round_trip) + LAST_ANSWER_WITHIN,
+        })
+    }
+
+    /// How long the handshake of a new session may take at a node that answered a probe.
+    fn first_patience(&self, node: usize) -> Span {
+        let round_trip = self.nodes[node].round_trip.unwrap_or(Span::ZERO);
+        (round_trip.times(4) + SILENT_MIN).min(NODE_ANSWER_MAX)
+    }
+
+    /// When the alternatives of a node that is silent since `since` are to be probed.
+    fn probe_at(&self, since: Time, view: &NodeView) -> Time {
+        let first = since + silent_min(view);
+        let pause = PROBE_FIRST
+            .times(1 << self.silent_probes.min(7))
+            .min(PROBE_MAX);
+        match self.probed_at {
+            Some(at) if self.silent_probes > 0 => first.max(at + pause),
+            _ => first,
+        }
+    }
+
+    fn compare(&mut self, now: Time, view: &NodeView) {
+        let since = self.probed_at.unwrap_or(now);
+        if let Some(until) = self.compares_until {
+            let answered = |node: &NodeState| node.answered_at.is_some_and(|at| at >= since);
+            if now < until && !self.nodes.iter().all(answered) {
+                return;
+            }
+            self.compares_until = None;
+            if let Some(nearer) = self.nearer(now, since).filter(|_| !view.has_flows) {
+                self.moved_at = Some(now);
+                self.switch(now, nearer, NODE_ANSWER_MAX);
+            }
+            return;
+        }
+        if self.may_compare(view) && self.compare_at().is_none_or(|at| at <= now) {
+            self.compares_until = Some(now + view.probe_patience());
+            self.was_busy = false;
+            self.probe(now);
+        }
+    }
+
+    fn may_compare(&self, view: &NodeView) -> bool {
+        !view.has_flows && (self.was_busy || view.is_busy)
+    }
+
+    /// When the nodes are to be compared again; `None`: at once.
+    fn compare_at(&self) -> Option<Time> {
+        let last = self.probed_at.into_iter().chain(self.moved_at).max()?;
+        Some(last + COMPARE_EVERY)
+    }
+
+    /// A node that answered since `since` and is clearly nearer than the one in use.
+    fn nearer(&self, now: Time, since: Time) -> Option<usize> {
+        let fresh = |node: &&NodeState| node.answered_at.is_some_and(|at| at >= since);
+        let ours = self.nodes[self.current];
+        let ours = Some(&ours).filter(fresh)?.round_trip?;
+        let is_nearer =
+            |theirs: Span| theirs + NEARER_BY <= ours && theirs.times(5) <= ours.times(4);
+        let tried = |node: &NodeState| node.failed_until.is_none_or(|until| until <= now);
+        let others = self.nodes.iter().enumerate();
+        let others = others.filter(|(n, node)| *n != self.current && fresh(node) && tried(node));
+        let nearest = others.min_by_key(|(_, node)| node.round_trip)?;
+        is_nearer(nearest.1.round_trip?).then_some(nearest.0)
+    }
+
+    fn probe(&mut self, now: Time) {
+        self.probed_at = Some(now);
+        self.actions.push_back(NodeAction::Probe);
+    }
+
+    fn switch(&mut self, now: Time, to: usize, patience: Span) {
+        self.leaving = Some((self.current, now + patience));
+        (self.alive_at, self.other_alive_at) = (None, None);
+        self.current = to;
+        self.compares_until = None;
+        self.actions.push_back(NodeAction::Switch(to));
+    }
+
+    /// When to call [`NodeChoice::on_time`] if nothing happens before.
+    pub fn next_timeout(&self, view: &NodeView) -> Option<Time> {
+        if self.nodes.len() < 2 {
+            return None;
+        }
+        if let Some((_, until)) = self.leaving {
+            return Some(until);
+        }
+        match (view.answering, view.silent_since) {
+            (Some(_), _) => match self.compares_until {
+                Some(until) => Some(until),
+                None => self.compare_at().filter(|_| self.may_compare(view)),
+            },
+            (None, Some(since)) => {
+                let leave_at = self.leave_at(since, view);
+                let probe_at = self.probe_at(since, view);
+                Some(leave_at.map_or(probe_at, |at| at.min(probe_at)))
+            }
+            (None, None) => None,
+        }
+    }
+}
+
+/// How long the node in use may be silent before others are probed.
+fn silent_min(view: &NodeView) -> Span {
+    match view.is_new {
+        true => Span::ZERO,
+        false => SILENT_MIN,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(ms: u64) -> Time {
+        Time::ZERO + Span::from_millis(ms)
+    }
+
+    fn ms(n: u64) -> Span {
+        Span::from_millis(n)
+    }
+
+    fn answering(node: usize) -> NodeView {
+        NodeView {
+            answering: Some(node),
+            is_busy: true,
+            round_trip: ms(40),
+            ..NodeView::default()
+        }
+    }
+
+    fn silent(since: u64) -> NodeView {
+        NodeView {
+            silent_since: Some(at(since)),
+            is_busy: true,
+            has_flows: true,
+            round_trip: ms(40),
+            ..NodeView::default()
+        }
+    }
+
+    /// A session that has asked its first node at `since`.
+    fn new_session(since: u64) -> NodeView {
+        NodeView {
+            is_new: true,
+            round_trip: Span::ZERO,
+            ..silent(since)
+        }
+    }
+
+    /// Lets a choice compare at `now`: the nodes answer with these round trips.
+    fn compare(choice: &mut NodeChoice, now: u64, round_trips: &[u64]) -> Option<NodeAction> {
+        let view = answering(choice.current());
+        choice.on_time(at(now), &view);
+        if choice.poll_action() != Some(NodeAction::Probe) {
+            return None;
+        }
+        for (node, round_trip) in round_trips.iter().enumerate() {
+            choice.on_answer(at(now + round_trip), node, ms(*round_trip), &view);
+        }
+        choice.poll_action()
+    }
+
+    #[test]
+    fn a_silent_node_is_left_for_one_that_answered_since_and_for_no_other() {
+        let mut choice = NodeChoice::new(3);
+        choice.on_answer(at(0), 2, ms(1), &answering(0));
+        while choice.poll_action().is_some() {}
+        choice.on_time(at(10_249), &silent(10_000));
+        assert_eq!(choice.poll_action(), None);
+        choice.on_time(at(10_250), &silent(10_000));
+        assert_eq!(choice.poll_action(), Some(NodeAction::Probe));
+        assert_eq!(choice.next_timeout(&silent(10_000)), Some(at(10_750)));
+        choice.on_answer(at(10_290), 1, ms(40), &silent(10_000));
+        assert_eq!(
+            choice.poll_action(),
+            None,
+            "the node in use may answer, too"
+        );
+        assert_eq!(choice.next_timeout(&silent(10_000)), Some(at(10_430)));
+        choice.on_time(at(10_430), &silent(10_000));
+        assert_eq!(choice.poll_action(), Some(NodeAction::Switch(1)));
+        choice.on_time(at(10_500), &answering(1));
+        assert_eq!((choice.current(), choice.poll_action()), (1, None));
+    }
+
+    #[test]
+    fn where_no_node_answers_probes_become_rare_and_nothing_changes() {
+        let mut choice = NodeChoice::new(2);
+        let mut probes = 0;
+        for now in (0..60_000).step_by(50) {
+            choice.on_time(at(now), &silent(0));
+            probes += usize::from(choice.poll_action() == Some(NodeAction::Probe));
+        }
+        assert!((5..=10).contains(&probes), "{probes}");
+        assert_eq!(choice.current(), 0);
+    }
+
+    #[test]
+    fn a_nearer_node_is_used_at_once_and_then_at_most_once_a_minute() {
+        let mut choice = NodeChoice::new(2);
+        assert_eq!(
+            compare(&mut choice, 0, &[80, 12]),
+            Some(NodeAction::Switch(1))
+        );
+        choice.on_time(at(100), &answering(1));
+        for now in (200..60_000).step_by(100) {
+            assert_eq!(compare(&mut choice, now, &[1, 90]), None, "at {now} ms");
+        }
+        assert_eq!(
+            compare(&mut choice, 60_200, &[1, 90]),
+            Some(NodeAction::Switch(0))
+        );
+    }
+
+    #[test]
+    fn a_node_that_is_hardly_nearer_is_no_reason_to_move() {
+        for round_trips in [[80, 70], [10, 6], [3, 1]] {
+            let mut choice = NodeChoice::new(2);
+            assert_eq!(compare(&mut choice, 0, &round_trips), None);
+            assert_eq!(choice.current(), 0);
+        }
+    }
+
+    #[test]
+    fn a_node_that_answers_probes_and_completes_no_handshake_is_left_again_for_a_minute() {
+        let mut choice = NodeChoice::new(2);
+        assert_eq!(
+            compare(&mut choice, 0, &[80, 12]),
+            Some(NodeAction::Switch(1))
+        );
+        choice.on_time(at(1_000), &answering(0));
+        assert_eq!(choice.poll_action(), None, "it may still answer");
+        choice.on_time(at(2_100), &answering(0));
+        assert_eq!(choice.poll_action(), Some(NodeAction::Switch(0)));
+        assert_eq!(compare(&mut choice, 62_000, &[80, 12]), None);
+        let later = compare(&mut choice, 123_000, &[80, 12]);
+        assert_eq!(later, Some(NodeAction::Switch(1)));
+    }
+
+    #[test]
+    fn a_session_with_flows_is_not_moved_to_a_nearer_node() {
+        let mut choice = NodeChoice::new(2);
+        let with_flows = NodeView {
+            has_flows: true,
+            ..answering(0)
+        };
+        for now in (0..200_000).step_by(100) {
+            choice.on_time(at(now), &with_flows);
+            assert_eq!(choice.poll_action(), None, "at {now} ms");
+        }
+        assert_eq!(choice.next_timeout(&with_flows), None);
+        // The flows have ended, and nothing moves any more.
+        let idle = NodeView {
+            is_busy: false,
+            ..answering(0)
+        };
+        choice.on_time(at(200_000), &idle);
+        assert_eq!(choice.poll_action(), Some(NodeAction::Probe));
+        choice.on_answer(at(200_002), 1, ms(2), &idle);
+        // A flow is opened while answers are awaited.
+        let opened = NodeView {
+            has_flows: true,
+            ..idle
+        };
+        choice.on_answer(at(200_080), 0, ms(80), &opened);
+        assert_eq!((choice.current(), choice.poll_action()), (0, None));
+        choice.on_time(at(300_000), &idle);
+        assert_eq!(choice.poll_action(), None, "no payload has moved since");
+    }
+
+    #[test]
+    fn a_new_session_is_begun_at_a_node_that_answers_earlier_than_the_first() {
+        let mut choice = NodeChoice::new(2);
+        choice.on_time(at(5), &new_session(5));
+        assert_eq!(choice.poll_action(), Some(NodeAction::Probe));
+        choice.on_answer(at(7), 1, ms(2), &new_session(5));
+        assert_eq!(choice.poll_action(), None);
+        assert_eq!(choice.next_timeout(&new_session(5)), Some(at(32)));
+        choice.on_time(at(32), &new_session(5));
+        assert_eq!(choice.poll_action(), Some(NodeAction::Switch(1)));
+        // It does not hold the key.
+        let until = choice.next_timeout(&new_session(32)).unwrap();
+        assert_eq!(until, at(32 + 8 + 250));
+        choice.on_time(until, &new_session(32));
+        assert_eq!(choice.poll_action(), Some(NodeAction::Switch(0)));
+        let mut near = NodeChoice::new(2);
+        near.on_time(at(5), &new_session(5));
+        near.on_answer(at(17), 1, ms(12), &new_session(5));
+        near.on_answer(at(35), 0, ms(30), &new_session(5));
+        near.on_time(at(60), &new_session(5));
+        assert_eq!(near.poll_action(), Some(NodeAction::Probe));
+        assert_eq!((near.current(), near.poll_action()), (0, None));
+    }
+
+    #[test]
+    fn a_node_that_answers_after_an_interruption_of_the_link_is_kept() {
+        for interrupted_ms in [600, 10_000] {
+            let mut choice = NodeChoice::new(2);
+            let back = 1_000 + interrupted_ms;
+            choice.on_time(at(back), &silent(1_000));
+            assert_eq!(choice.poll_action(), Some(NodeAction::Probe));
+            // The other is nearer, and answers first.
+            choice.on_answer(at(back + 2), 1, ms(2), &silent(1_000));
+            choice.on_answer(at(back + 40), 0, ms(40), &silent(1_000));
+            let patience = interrupted_ms.max(2_000);
+            let last = back + 40 + patience;
+            for now in (back + 40..last).step_by(50) {
+                choice.on_time(at(now), &silent(1_000));
+                let action = choice.poll_action();
+                assert!(matches!(action, None | Some(NodeAction::Probe)), "{now}");
+            }
+            // It answers probes and nothing else.
+            choice.on_time(at(last + 40), &silent(1_000));
+            let mut actions = std::iter::from_fn(|| choice.poll_action());
+            assert!(actions.any(|action| action == NodeAction::Switch(1)));
+        }
+    }
+
+    #[test]
+    fn answers_over_a_slow_network_are_awaited_for_three_round_trips() {
+        let view = NodeView {
+            round_trip: ms(1_500),
+            ..answering(0)
+        };
+        assert_eq!(view.probe_patience(), ms(4_500));
+        let mut choice = NodeChoice::new(2);
+        choice.on_time(at(0), &view);
+        assert_eq!(choice.poll_action(), Some(NodeAction::Probe));
+        choice.on_answer(at(600), 1, ms(600), &view);
+        choice.on_time(at(1_400), &view);
+        choice.on_answer(at(1_500), 0, ms(1_500), &view);
+        assert_eq!(choice.poll_action(), Some(NodeAction::Switch(1)));
+    }
+}
