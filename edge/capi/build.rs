@@ -1,4 +1,5 @@
-//! The shared library's name, and that it stays loaded: its thread cannot be taken back.
+//! Link options of the shared library: its name, and that it is never unloaded, because its thread
+//! cannot be stopped.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

@@ -1,4 +1,5 @@
-//! The library for LD_PRELOAD, in C: other people's processes get nothing of another language's runtime.
+//! Builds the library for LD_PRELOAD, which is in C so that programs get no runtime of another
+//! language.
 
 use std::path::PathBuf;
 
@@ -15,7 +16,11 @@ fn main() {
     }
     let out = PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo says where"));
     let library = out.join("preload.so");
-    let mut compiler = cc::Build::new().opt_level(2).get_compiler().to_command();
+    let mut compiler = cc::Build::new()
+        .target(&programs_target())
+        .opt_level(2)
+        .get_compiler()
+        .to_command();
     let compiled = compiler
         .args([
             "-shared",
@@ -32,4 +37,11 @@ fn main() {
         .status()
         .expect("a C compiler");
     assert!(compiled.success(), "{SOURCES:?} do not compile");
+}
+
+/// The target of the programs that load the library. A static `cedos` is built for musl, and runs programs of glibc:
+/// those cannot load a library that names musl's libc.so, while musl takes `libc.so.6` for itself.
+fn programs_target() -> String {
+    let own = std::env::var("TARGET").expect("cargo says for what");
+    own.replace("-linux-musl", "-linux-gnu")
 }

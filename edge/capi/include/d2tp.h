@@ -23,76 +23,78 @@
 /* As <netdb.h> has it, which strict C hides unless _POSIX_C_SOURCE is 200112L or more. */
 struct addrinfo;
 
-/* A name and, where it is not all zero, the key of the D2TP server there: struct sockaddr_d2tp. Fits a
- * sockaddr_storage. As a domain of d2tp_socket it takes addresses of every family. Not one of the kernel's
- * families, which end below 64. */
+/* Address family of struct sockaddr_d2tp: a name and, unless it is all zero, the key of the D2TP
+ * server there. The structure fits into a sockaddr_storage. As a domain of d2tp_socket it accepts
+ * addresses of every family. It is none of the kernel's families, which end below 64. */
 #define AF_D2TP 210
 
-/* The level of the options. "any time" is before connect and while connected; accepted sockets begin with
- * their listener's. */
+/* The level of D2TP's options. "Any time" means before connect and while connected; accepted
+ * sockets inherit their listener's options. */
 #define SOL_D2TP 210
 
-/* int or int64_t: seconds from now, 0 for none; struct timespec: a time of day. Then both ends drop the
- * connection (ETIME). Reads as int64_t: seconds left. Any time. */
+/* int or int64_t: seconds from now, 0 for none; struct timespec: a time of day. At the deadline
+ * both ends drop the connection (ETIME). Reads as int64_t: seconds left. Any time. */
 #define D2TP_SO_DEADLINE 1
 
-/* uint64_t: bytes expected in all, 0 when not known. Any time. */
+/* uint64_t: total bytes expected, 0 if unknown. Any time. */
 #define D2TP_SO_ESIZE 2
 
-/* int: which networks may be paid for. Any time. */
+/* int: which networks may be paid for, one of the D2TP_POLICY values. Any time. */
 #define D2TP_SO_POLICY 3
 
-/* D2TP_SO_POLICY: none. */
+/* D2TP_SO_POLICY: never use networks that cost. */
 #define D2TP_POLICY_FREE_ONLY 0
 
-/* D2TP_SO_POLICY: when the deadline needs it (the default). */
+/* D2TP_SO_POLICY: use networks that cost when the deadline needs it (the default). */
 #define D2TP_POLICY_FREE_FIRST 1
 
-/* D2TP_SO_POLICY: when the deadline needs it, with twice the slack. */
+/* D2TP_SO_POLICY: use networks that cost when the deadline needs it, with twice the slack. */
 #define D2TP_POLICY_BALANCED 2
 
-/* D2TP_SO_POLICY: all, at any time. */
+/* D2TP_SO_POLICY: use all networks at any time. */
 #define D2TP_POLICY_FAST 3
 
-/* D2TP_SO_POLICY: all, when no free one works. */
+/* D2TP_SO_POLICY: use networks that cost when no free one works. */
 #define D2TP_POLICY_ANY 4
 
-/* uint64_t: bytes that networks which cost may carry, UINT64_MAX for no limit. Any time. When it is used up and
- * no free network works the connection ends (EDQUOT), unless it is D2TP_IFLATE_WAIT. */
+/* uint64_t: bytes that networks which cost may carry, UINT64_MAX for no limit. Any time. When the
+ * budget is used up and no free network works, the connection ends (EDQUOT), unless D2TP_SO_IFLATE
+ * is D2TP_IFLATE_WAIT. */
 #define D2TP_SO_BUDGET 4
 
-/* int: 0 (the default) to 7; higher goes first. Before connect. */
+/* int: priority, 0 (the default) to 7; higher goes first. Before connect. */
 #define D2TP_SO_PRIORITY 5
 
-/* int: what to do when free networks will not make the deadline. Any time. */
+/* int: what to do when free networks cannot meet the deadline. Any time. */
 #define D2TP_SO_IFLATE 6
 
 /* D2TP_SO_IFLATE: pay, up to the budget (the default). */
 #define D2TP_IFLATE_CELL 0
 
-/* D2TP_SO_IFLATE: be late; the connection outlives its deadline. */
+/* D2TP_SO_IFLATE: be late; the connection continues after its deadline. */
 #define D2TP_IFLATE_WAIT 1
 
 /* D2TP_SO_IFLATE: do not pay, and end at the deadline. */
 #define D2TP_IFLATE_FAIL 2
 
-/* struct d2tp_info, to be read. */
+/* struct d2tp_info, read only: the state of the connection. */
 #define D2TP_SO_INFO 7
 
-/* Text, to be read: why the connection broke, empty if it did not. */
+/* Text, read only: why the connection broke; empty if it did not. */
 #define D2TP_SO_ERROR 8
 
-/* 32 bytes, or 43 characters: the key of the D2TP server that connect is to find. Before connect. */
+/* 32 bytes, or 43 characters: the key of the D2TP server to connect to. Before connect. */
 #define D2TP_SO_PEERKEY 9
 
-/* Text: d2tp://host:port/KEY of the proxy; else $CEDOS_PROX. Before connect. */
+/* Text: d2tp://host:port/KEY of the proxy; the default is $CEDOS_PROX, or that of the settings. Before connect. */
 #define D2TP_SO_PROXY 10
 
-/* Text, to be read: this process's own public key. */
+/* Text, read only: the public key of this process. */
 #define D2TP_SO_HOSTKEY 11
 
-/* struct d2tp_rcvbufth: what is to be held ahead of the program, up to 64 MiB of memory; all 0, the default, is
- * what the kernel holds. Free networks fill it; those that cost are used from dr_low on, up to dr_high. Any time. */
+/* struct d2tp_rcvbufth: how much to buffer ahead of the program, up to 64 MiB; all 0, the default:
+ * only the kernel's buffers. Free networks fill the buffer; networks that cost are used from
+ * dr_low on, up to dr_high. Any time. */
 #define D2TP_SO_RCVBUFTH 12
 
 /* dr_unit of struct d2tp_rcvbufth: bytes. */
@@ -101,39 +103,41 @@ struct addrinfo;
 /* dr_unit of struct d2tp_rcvbufth: milliseconds at the rate that the program reads. */
 #define D2TP_RCVBUFTH_MS 1
 
-/* int: what goes on after this process has ended, carried by the user's agent; without one EOPNOTSUPP. Before
- * connect. Where that is all, reads into 32 bytes or more after connect: the token that d2tp_reopen takes. */
+/* int: what persists after this process has ended, carried by the user's agent; EOPNOTSUPP without
+ * one. Before connect. With D2TP_PERSIST_OPEN, a read into 32 bytes or more after connect returns
+ * the token for d2tp_reopen. */
 #define D2TP_SO_PERSIST 13
 
-/* D2TP_SO_PERSIST: nothing (the default). */
+/* D2TP_SO_PERSIST: nothing persists (the default). */
 #define D2TP_PERSIST_NO 0
 
-/* D2TP_SO_PERSIST: what was written goes on to the peer. */
+/* D2TP_SO_PERSIST: written data is still delivered to the peer. */
 #define D2TP_PERSIST_WRITTEN 1
 
-/* D2TP_SO_PERSIST: the connection stays, for a day at most, until d2tp_reopen or d2tp_close. */
+/* D2TP_SO_PERSIST: the connection stays open, for a day at most, until d2tp_reopen or d2tp_close. */
 #define D2TP_PERSIST_OPEN 2
 
-/* Bytes of the token that d2tp_reopen takes. */
+/* The size of the token for d2tp_reopen, in bytes. */
 #define D2TP_TOKEN_BYTES 32
 
-/* int, milliseconds, 1 to a day: how long a datagram is worth sending (default: 1000). Any time; also for one
- * message, as a control message of sendmsg. */
+/* int, milliseconds, 1 to a day: after this time a datagram that could not be sent is dropped
+ * (default: 1000). Any time; also for one message, as a control message of sendmsg. */
 #define D2TP_SO_EXPIRY 14
 
-/* int: which paths carry what is sent. Any time; also for one message, as a control message of sendmsg. */
+/* int: which paths carry sent data. Any time; also for one message, as a control message of
+ * sendmsg. */
 #define D2TP_SO_ROUTE 15
 
-/* D2TP_SO_ROUTE: whichever is fastest (the default). */
+/* D2TP_SO_ROUTE: the fastest path (the default). */
 #define D2TP_ROUTE_ANY 0
 
-/* D2TP_SO_ROUTE: the one least likely to fail. */
+/* D2TP_SO_ROUTE: the path that is least likely to fail. */
 #define D2TP_ROUTE_STEADIEST 1
 
-/* D2TP_SO_ROUTE: a copy on each; the first to arrive counts. */
+/* D2TP_SO_ROUTE: a copy on each path; the first to arrive counts. */
 #define D2TP_ROUTE_EACH 2
 
-/* Paths in struct d2tp_info at most. */
+/* The most paths in struct d2tp_info. */
 #define D2TP_PATHS_MAX 8
 
 /* The address of AF_D2TP. */
@@ -144,58 +148,58 @@ struct sockaddr_d2tp {
     in_port_t sd_port;
     /* The server's public key; all 0: none. */
     uint8_t sd_key[32];
-    /* The name, which ends with 0. */
+    /* The host name, after which ?stream=PORT may stand for a server with a key, terminated by 0. */
     char sd_host[92];
 };
 
 /* The value of D2TP_SO_RCVBUFTH. */
 struct d2tp_rcvbufth {
-    /* Networks that cost begin when no more than this is ahead. */
+    /* Networks that cost are used from this level on: when no more than this is buffered. */
     uint64_t dr_low;
-    /* Networks that cost end at this: 64 MiB or a day at most, and no less than dr_low. */
+    /* Networks that cost are used up to this level: at most 64 MiB or a day, and at least dr_low. */
     uint64_t dr_high;
-    /* D2TP_RCVBUFTH_BYTES or D2TP_RCVBUFTH_MS. */
+    /* The unit of the levels: D2TP_RCVBUFTH_BYTES or D2TP_RCVBUFTH_MS. */
     uint32_t dr_unit;
-    /* The rate that the program reads at, in bytes a second; 0: as it is measured. */
+    /* The rate at which the program reads, in bytes per second; 0: measured. */
     uint32_t dr_rate;
 };
 
 /* A path of a connection. */
 struct d2tp_path_info {
-    /* The link, as the system calls it. */
+    /* The name of the link's network device. */
     char dpi_link[16];
-    /* 0 free, 1 metered, 2 roaming. */
+    /* The cost class: 0 free, 1 metered, 2 roaming. */
     uint32_t dpi_class;
-    /* 0 opening, 1 works, 2 silent. */
+    /* The state of the path: 0 opening, 1 works, 2 silent. */
     uint32_t dpi_state;
-    /* Smoothed round trip. */
+    /* The smoothed round trip, in microseconds. */
     uint32_t dpi_rtt_us;
-    /* Least round trip measured. */
+    /* The smallest round trip measured, in microseconds. */
     uint32_t dpi_rtt_min_us;
-    /* Payload of the whole session. */
+    /* Payload bytes received by the whole session on this path. */
     uint64_t dpi_bytes_received;
-    /* Payload of the whole session, what was sent again included. */
+    /* Payload bytes sent by the whole session on this path, retransmissions included. */
     uint64_t dpi_bytes_sent;
-    /* Bytes a second lately, 0 when not known. */
+    /* The recent rate in bytes per second; 0 if unknown. */
     uint64_t dpi_rate;
 };
 
-/* The value of D2TP_SO_INFO: what a socket does. */
+/* The value of D2TP_SO_INFO: the state of a socket. */
 struct d2tp_info {
-    /* 1. */
+    /* The version of this structure: 1. */
     uint32_t di_version;
-    /* Bytes of the whole, as the library knows it. */
+    /* The size of the structure in bytes, as the library knows it. */
     uint32_t di_size;
-    /* 0 no connection, 1 connecting, 2 connected, 3 over. */
+    /* The state: 0 no connection, 1 connecting, 2 connected, 3 over. */
     uint32_t di_state;
-    /* Why nothing moves: 0 nothing known, 1 no_path, 2 path_cost. */
+    /* Why no data moves: 0 no known reason, 1 no_path, 2 path_cost. */
     uint32_t di_reason;
-    /* Taken from the program. */
+    /* Bytes taken from the program. */
     uint64_t di_bytes_sent;
-    /* Sent bytes that the peer has. */
+    /* Sent bytes that the peer has acknowledged. */
     uint64_t di_bytes_acked;
     uint64_t di_bytes_received;
-    /* Until the deadline; -1 without one. */
+    /* Milliseconds until the deadline; -1 without a deadline. */
     int64_t di_slack_ms;
     uint32_t di_paths_count;
     uint32_t di_reserved;
@@ -208,48 +212,51 @@ struct d2tp_info {
 extern "C" {
 #endif
 
-/* Where the socket is: the UDP address that it was bound to. One that only connected has no address of
- * its own, for it moves; the port then tells sockets of one process apart. */
+/* The socket's own address: the UDP address that it was bound to. A socket that only connected has
+ * no address, because it moves; its port then distinguishes the sockets of a process. */
 int d2tp_getsockname(int fd, struct sockaddr *address, socklen_t *len);
 
-/* Who is at the far end: as `connect` named it, or where the device of an accepted flow is now. */
+/* The address of the peer: as `connect` was given it, or the current one of an accepted
+ * connection's device. */
 int d2tp_getpeername(int fd, struct sockaddr *address, socklen_t *len);
 
-/* getaddrinfo(3) for D2TP: `d2tp://host:port/KEY`, a numeric address, or a name, which is not looked up
- * here but by the proxy. */
+/* getaddrinfo(3) for D2TP: `d2tp://host:port/KEY`, a numeric address, or a name, which is not
+ * resolved here but by the proxy. */
 int d2tp_getaddrinfo(const char *node, const char *service, const struct addrinfo *hints, struct addrinfo **found);
 
-/* Gives back what `d2tp_getaddrinfo` found. */
+/* Frees the result of `d2tp_getaddrinfo`. */
 void d2tp_freeaddrinfo(struct addrinfo *found);
 
-/* A socket over D2TP: AF_INET, AF_INET6 or AF_D2TP, which takes the addresses of all; SOCK_STREAM or SOCK_DGRAM,
- * with SOCK_NONBLOCK and SOCK_CLOEXEC. */
+/* Creates a socket over D2TP: AF_INET, AF_INET6 or AF_D2TP, each of which accepts addresses of all
+ * three families; SOCK_STREAM or SOCK_DGRAM, with SOCK_NONBLOCK and SOCK_CLOEXEC. */
 int d2tp_socket(int domain, int kind, int protocol);
 
-/* Takes a UDP address to listen at. */
+/* Binds the socket to a UDP address for listening. */
 int d2tp_bind(int fd, const struct sockaddr *address, socklen_t len);
 
-/* Lets others' flows come to the socket's address. */
+/* Listens for connections at the socket's address. */
 int d2tp_listen(int fd, int backlog);
 
-/* The next connection. */
+/* Accepts a connection. */
 int d2tp_accept(int fd, struct sockaddr *address, socklen_t *len);
 
 /* Accepts a connection, with SOCK_NONBLOCK and SOCK_CLOEXEC in `flags`. */
 int d2tp_accept4(int fd, struct sockaddr *address, socklen_t *len, int flags);
 
-/* Connects to a D2TP server where its key is known (sockaddr_d2tp, D2TP_SO_PEERKEY), else to any host and port
- * through the proxy. */
+/* Connects to a D2TP server if its key is known (sockaddr_d2tp, D2TP_SO_PEERKEY), else to any host
+ * and port through the proxy. */
 int d2tp_connect(int fd, const struct sockaddr *address, socklen_t len);
 
-/* Opens a connection that is D2TP_PERSIST_OPEN and whose process has ended: reading goes on with the first byte that
- * it had not read. ENOENT: none of this token; EBUSY: its process is there. flags: SOCK_NONBLOCK, SOCK_CLOEXEC. */
+/* Opens a connection again that has D2TP_PERSIST_OPEN and whose process has ended. Reading
+ * continues with the first byte that it had not read. ENOENT: there is none with this token;
+ * EBUSY: its process exists. flags: SOCK_NONBLOCK, SOCK_CLOEXEC. */
 int d2tp_reopen(const void *token, socklen_t len, int flags);
 
-/* Ends one direction or both. */
+/* Ends one direction of a connection or both. */
 int d2tp_shutdown(int fd, int how);
 
-/* Gives the descriptor back. With SO_LINGER it waits until the peer has what was written. */
+/* Closes the descriptor. With SO_LINGER it first waits until the peer has received all written
+ * data. */
 int d2tp_close(int fd);
 
 /* setsockopt(2) */
@@ -267,7 +274,7 @@ ssize_t d2tp_send(int fd, const void *buffer, size_t len, int flags);
 /* recv(2) */
 ssize_t d2tp_recv(int fd, void *buffer, size_t len, int flags);
 
-/* sendto(2); a connected stream ignores the address, as the kernel does. */
+/* sendto(2); a connected stream ignores the address, like the kernel's. */
 ssize_t d2tp_sendto(int fd, const void *buffer, size_t len, int flags, const struct sockaddr *to, socklen_t to_len);
 
 /* recvfrom(2) */
@@ -282,17 +289,17 @@ ssize_t d2tp_recvmsg(int fd, struct msghdr *message, int flags);
 /* read(2) */
 ssize_t d2tp_read(int fd, void *buffer, size_t len);
 
-/* write(2), and no SIGPIPE where it is a socket. */
+/* write(2), without SIGPIPE for sockets. */
 ssize_t d2tp_write(int fd, const void *buffer, size_t len);
 
 /* readv(2) */
 ssize_t d2tp_readv(int fd, const struct iovec *pieces, int count);
 
-/* writev(2), and no SIGPIPE where it is a socket. */
+/* writev(2), without SIGPIPE for sockets. */
 ssize_t d2tp_writev(int fd, const struct iovec *pieces, int count);
 
-/* Waits until the peer has everything that was written so far: `timeout_ms` milliseconds, or as long as
- * it takes where that is below zero. EAGAIN: not yet. */
+/* Waits until the peer has received everything written so far: at most `timeout_ms` milliseconds,
+ * or without limit if that is negative. EAGAIN: not yet. */
 int d2tp_flush(int fd, int timeout_ms);
 
 /* select(2), over any descriptors. */
@@ -301,14 +308,15 @@ int d2tp_select(int count, fd_set *read, fd_set *write, fd_set *except, struct t
 /* poll(2), over any descriptors. */
 int d2tp_poll(struct pollfd *fds, nfds_t count, int timeout_ms);
 
-/* The networks changed and this process may not have seen it: every link is tried at once. */
+/* Tells the library that the networks changed in a way that it may not have seen: every link is
+ * tried at once. */
 int d2tp_network_changed(void);
 
-/* Takes a D-Lock. While one is held the machine is woken for connections of this process that wait for a network, and
- * kept awake while they move. Returns how many are held. */
+/* Acquires a D-Lock. While one is held, the machine is woken for connections of this process that
+ * wait for a network, and kept awake while they move data. Returns how many are held. */
 int d2tp_dlock_acquire(void);
 
-/* Gives a D-Lock back. Returns how many are still held. */
+/* Releases a D-Lock. Returns how many are still held. */
 int d2tp_dlock_release(void);
 
 #ifdef __cplusplus

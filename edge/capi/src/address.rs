@@ -1,10 +1,13 @@
-//! Who is at the far end, in the forms that C programs give and get: `sockaddr_in`, `sockaddr_in6`,
-//! and `sockaddr_d2tp`, which holds a name and the key of a server.
+//! Addresses of peers in the forms that C programs use: `sockaddr_in`, `sockaddr_in6`, and
+//! `sockaddr_d2tp`, which holds a name and the key of a server.
 //!
 //! ```text
 //!  sockaddr_d2tp   family  port   key          host, ends with 0
 //!                  2       2      32           92                   = sizeof(struct sockaddr_storage)
 //! ```
+//!
+//! There is no room for the port of a server's streams beside the host, so that follows it as in a URL:
+//! `host?stream=8443`.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
@@ -17,7 +20,7 @@ use crate::memory;
 
 pub(crate) use crate::header::AF_D2TP;
 
-/// Bytes of a name, without the 0 at its end (`SockaddrD2tp::sd_host`).
+/// The most bytes of a host name, without the terminating 0 (`SockaddrD2tp::sd_host`).
 pub(crate) const HOST_BYTES_MAX: usize = 91;
 
 /// The address of AF_D2TP.
@@ -30,25 +33,30 @@ pub struct SockaddrD2tp {
     pub(crate) sd_port: in_port_t,
     /// The server's public key; all 0: none.
     pub(crate) sd_key: [u8; 32],
-    /// The name, which ends with 0.
+    /// The host name, after which ?stream=PORT may stand for a server with a key, terminated by 0.
     pub(crate) sd_host: [CChar; 92],
 }
 
-/// The destination of a socket.
+/// The destination of a socket, as a program gave it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum SocketName {
-    /// An address.
+    /// An IP address.
     Ip(SocketAddr),
-    /// A name; with a key, of a D2TP server.
+    /// A host name; with a key, that of a D2TP server.
     Host {
         host: String,
         port: u16,
         key: Option<PublicKey>,
+        /// The TCP port of the server's streams, as in [`ServerAddress::stream`].
+        stream: Option<u16>,
     },
 }
 
+/// What separates the port of streams from the host.
+const STREAM_MARK: &str = "?stream=";
+
 impl SocketName {
-    /// Reads what a program points at, for a socket of `domain`.
+    /// Reads the address that a program points at, for a socket of `domain`.
     pub(crate) fn read(
         from: *const c_void,
         len: socklen_t,
@@ -63,7 +71,8 @@ impl SocketName {
         let least = match family {
             libc::AF_INET => size_of::<sockaddr_in>(),
             libc::AF_INET6 if domain == libc::AF_INET => return Err(Errno(libc::EAFNOSUPPORT)),
-            // sin6_scope_id came later (RFC 2553); the kernel does without it too.
+            // sin6_scope_id was added later (RFC 2553); the kernel accepts the structure without
+            // it.
             libc::AF_INET6 => size_of::<sockaddr_in6>() - 4,
             AF_D2TP => size_of::<SockaddrD2tp>(),
             _ => return Err(Errno(libc::EAFNOSUPPORT)),
@@ -89,10 +98,20 @@ impl SocketName {
                 let end = host.iter().position(|b| *b == 0);
                 let host = end.and_then(|end| std::str::from_utf8(&host[..end]).ok());
                 let host = host.filter(|host| !host.is_empty());
+                let host = host.ok_or(Errno(libc::EINVAL))?;
+                let key = (key != [0; 32]).then_some(PublicKey(key));
+                let (host, stream) = match host.split_once(STREAM_MARK) {
+                    Some((host, port)) if key.is_some() && !host.is_empty() => {
+                        let port = port.parse().map_err(|_| Errno(libc::EINVAL))?;
+                        (host, Some(port))
+                    }
+                    _ => (host, None),
+                };
                 SocketName::Host {
-                    host: host.ok_or(Errno(libc::EINVAL))?.to_owned(),
+                    host: host.to_owned(),
                     port,
-                    key: (key != [0; 32]).then_some(PublicKey(key)),
+                    key,
+                    stream,
                 }
             }
         })
@@ -106,6 +125,7 @@ impl SocketName {
                 host: server.host,
                 port: server.port,
                 key: Some(server.key),
+                stream: server.stream,
             });
         };
         if let Ok(address) = target.parse() {
@@ -116,10 +136,12 @@ impl SocketName {
             host: host.to_owned(),
             port: port.parse().ok()?,
             key: None,
+            stream: None,
         })
     }
 
-    /// The address as bytes of a sockaddr; an IPv4 address of an IPv6 socket is a mapped one.
+    /// The address as the bytes of a sockaddr. An IPv4 address of an IPv6 socket is written as a
+    /// mapped one.
     pub(crate) fn to_bytes(&self, domain: c_int) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(size_of::<SockaddrD2tp>());
         match self {
@@ -146,18 +168,41 @@ impl SocketName {
                     bytes.extend(scope.to_ne_bytes());
                 }
             },
-            SocketName::Host { host, port, key } => {
+            SocketName::Host {
+                host,
+                port,
+                key,
+                stream,
+            } => {
                 bytes.extend((AF_D2TP as sa_family_t).to_ne_bytes());
                 bytes.extend(port.to_be_bytes());
                 bytes.extend(key.map_or([0; 32], |key| key.0));
                 bytes.extend(host.as_bytes());
+                if let Some(stream) = stream
+                    && self.fits()
+                {
+                    bytes.extend(format!("{STREAM_MARK}{stream}").as_bytes());
+                }
+                // The name ends with 0.
+                bytes.truncate(size_of::<SockaddrD2tp>() - 1);
                 bytes.resize(size_of::<SockaddrD2tp>(), 0);
             }
         }
         bytes
     }
 
-    /// `host:port` as CONNECT wants it.
+    /// Whether a `sockaddr` has room for the name.
+    pub(crate) fn fits(&self) -> bool {
+        match self {
+            SocketName::Ip(_) => true,
+            SocketName::Host { host, stream, .. } => {
+                let port = stream.map_or(0, |port| STREAM_MARK.len() + port.to_string().len());
+                host.len() + port <= HOST_BYTES_MAX
+            }
+        }
+    }
+
+    /// `host:port` in the form of CONNECT.
     pub(crate) fn authority(&self) -> String {
         match self {
             SocketName::Ip(address) => unmapped(*address).to_string(),
@@ -168,11 +213,19 @@ impl SocketName {
 
     /// The D2TP server with this key at this address.
     pub(crate) fn server(&self, key: PublicKey) -> ServerAddress {
-        let (host, port) = match self {
-            SocketName::Ip(address) => (unmapped(*address).ip().to_string(), address.port()),
-            SocketName::Host { host, port, .. } => (host.clone(), *port),
+        let (host, port, stream) = match self {
+            SocketName::Ip(address) => (unmapped(*address).ip().to_string(), address.port(), None),
+            SocketName::Host {
+                host, port, stream, ..
+            } => (host.clone(), *port, *stream),
         };
-        ServerAddress { host, port, key }
+        ServerAddress {
+            host,
+            port,
+            key,
+            stream,
+            nodes: Default::default(),
+        }
     }
 }
 
@@ -217,10 +270,37 @@ mod tests {
                 host: "h".repeat(HOST_BYTES_MAX),
                 port: 9,
                 key,
+                stream: None,
             };
             assert_eq!(name.to_bytes(libc::AF_INET).len(), 128);
             assert_eq!(back(&name), Ok(name));
         }
+        let streams = SocketName::Host {
+            host: "prox.example".into(),
+            port: 4433,
+            key: Some(PublicKey([7; 32])),
+            stream: Some(8443),
+        };
+        assert_eq!(streams.to_bytes(libc::AF_INET).len(), 128);
+        assert_eq!(back(&streams), Ok(streams));
+    }
+
+    #[test]
+    fn a_name_without_room_for_its_streams_goes_without_them_and_one_too_long_ends_with_0() {
+        let named = |length: usize, stream| SocketName::Host {
+            host: "h".repeat(length),
+            port: 9,
+            key: Some(PublicKey([7; 32])),
+            stream,
+        };
+        assert_eq!(
+            back(&named(HOST_BYTES_MAX - 3, Some(8443))),
+            Ok(named(HOST_BYTES_MAX - 3, None))
+        );
+        assert_eq!(
+            back(&named(HOST_BYTES_MAX + 9, None)),
+            Ok(named(HOST_BYTES_MAX, None))
+        );
     }
 
     #[test]
@@ -232,6 +312,7 @@ mod tests {
                 host: "example.org".into(),
                 port: 443,
                 key: None,
+                stream: None,
             },
         ];
         for name in names {
@@ -245,6 +326,7 @@ mod tests {
             host: "example.org".into(),
             port: 4433,
             key: Some(key),
+            stream: Some(8443),
         };
         let text = server.server(key).to_string();
         assert_eq!(SocketName::from_agent_call(&text, None), Some(server));

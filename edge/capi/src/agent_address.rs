@@ -1,4 +1,4 @@
-//! Where the user's agent is, and whether it answers there.
+//! The address of the user's agent, and connecting to it.
 
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -15,7 +15,7 @@ const SOCKET_VARIABLE: &str = "CEDOS_AGENT";
 /// How long an agent may take to answer: it is on this machine and never blocks for long.
 pub(crate) const ANSWER_WITHIN: Duration = Duration::from_secs(2); // a guess
 
-/// The path of the agent's socket, as `cedos` finds it; none if the agent is disabled.
+/// The path of the agent's socket, as `cedos` finds it; `None` if the agent is disabled.
 pub(crate) fn socket_path() -> Option<PathBuf> {
     match std::env::var_os(SOCKET_VARIABLE) {
         Some(none) if none == "none" => return None,
@@ -43,7 +43,7 @@ pub(crate) fn no_agent() -> SocketFault {
 pub(crate) async fn connect(at: &Path) -> Option<Rc<UnixStream>> {
     let stream = timeout(ANSWER_WITHIN, UnixStream::connect(at)).await;
     let stream = stream.ok()?.ok()?;
-    // Another user's socket in a place of ours: it is to know nothing of us.
+    // If another user's process listens there, it must not learn anything about this one.
     let peer = stream.peer_cred().ok()?;
     // SAFETY: a call without arguments.
     let is_ours = peer.uid() == unsafe { libc::geteuid() };

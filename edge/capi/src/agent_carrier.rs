@@ -1,8 +1,10 @@
-//! The engine of an agent: it carries sockets of other programs that use this library, with one device's
-//! links, sessions and scheduler for all of them (`docs/agent.md`, "Sockets of programs").
+//! The engine of an agent: it carries sockets of other programs that use this library, with the
+//! links, sessions and scheduler of one device for all of them (`docs/agent.md`, "Sockets of
+//! programs").
 //!
-//! The same tasks carry as in a program's own engine (`connect`, `pump`, `policy`); only who decides about
-//! metered links is another, and whoever the socket belongs to is told by messages.
+//! The same tasks carry sockets as in a program's own engine (`connect`, `pump`, `policy`). Two
+//! things differ: the agent's scheduler decides about metered links, and messages inform the
+//! process that owns the socket.
 
 use std::cell::Cell;
 use std::os::fd::OwnedFd;
@@ -31,15 +33,15 @@ use crate::pair::{self, PairPort};
 use crate::pump;
 pub use crate::socket_scheduler::{SchedulerClient, SocketScheduler};
 
-/// Sockets that an agent carries at once; the processes carry further ones themselves. Each takes two
-/// descriptors, of which a process has a thousand by default.
+/// The most sockets that an agent carries at once; processes carry further ones themselves. Each
+/// takes two descriptors, of which a process has a thousand by default.
 pub const SOCKETS_MAX: usize = 384;
 
 /// How long an ending agent waits to send what programs wrote before they ended.
-const LAST_WORDS: Duration = Duration::from_secs(5); // as `exit` of a program
+const LAST_WORDS: Duration = Duration::from_secs(5); // the same as at `exit` of a program
 
 /// Time for the last packets to be sent.
-const GRACE: Duration = Duration::from_millis(20); // as the driver's own
+const GRACE: Duration = Duration::from_millis(20); // the same as in the driver
 
 /// Carries the sockets of other programs in an agent.
 pub struct AgentCarrier {
@@ -49,10 +51,11 @@ pub struct AgentCarrier {
 }
 
 impl AgentCarrier {
-    /// Over these links, as `scheduler` decides. Must be called on a runtime, in a set of local tasks.
+    /// Creates a carrier that uses these links and this scheduler. Must be called on a tokio
+    /// runtime, in a set of local tasks.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn new(
         links: watch::Receiver<Arc<Vec<Link>>>,
         scheduler: Rc<dyn SocketScheduler>,
@@ -68,7 +71,7 @@ impl AgentCarrier {
         })
     }
 
-    /// Why this call is refused, if it is.
+    /// Why this call is refused; `None` if it is accepted.
     pub fn refusal(&self, call: &AgentCall) -> Option<String> {
         if let Some(why) = version_mismatch(call.version) {
             return Some(why);
@@ -120,7 +123,7 @@ impl AgentCarrier {
         socket.end().await;
     }
 
-    /// Takes the descriptor of a program whose connection is requested next.
+    /// Takes the descriptor of a program that requests its connection next.
     pub async fn keep(&self, stream: UnixStream, claim: ReopenClaim) {
         let stream = Rc::new(stream);
         if send_message(&stream, &TAKEN, None).await.is_err() {
@@ -145,7 +148,7 @@ impl AgentCarrier {
         self.kept_connections.forget(&claim.token);
     }
 
-    /// Hands a kept connection to another process.
+    /// Gives a kept connection to another process.
     pub async fn reopen(&self, stream: UnixStream, claim: ReopenClaim) {
         let stream = Rc::new(stream);
         if send_message(&stream, &TAKEN, None).await.is_err() {
@@ -167,7 +170,7 @@ impl AgentCarrier {
         }
     }
 
-    /// Returns its descriptor to the process that reopened a connection.
+    /// Returns the descriptor of a connection to the process that reopened it.
     pub async fn descriptor(&self, stream: UnixStream, claim: ReopenClaim) {
         if send_message(&stream, &TAKEN, None).await.is_err() {
             return;
@@ -213,7 +216,7 @@ impl AgentCarrier {
         };
         let opened = tokio::select! {
             opened = opened => opened,
-            // Nobody waits for it any more.
+            // The owner does not wait for the connection any more.
             () = socket.owner.gone() => return None,
         };
         let held = match opened {
@@ -223,11 +226,12 @@ impl AgentCarrier {
                 return Some(fault);
             }
         };
-        // From now on the program's second thoughts are for the flow.
+        // From here on changed options of the program apply to the flow.
         socket.held.borrow_mut().replace(held.clone());
-        // First, so that its library never takes a connection that was made for one to be made again.
+        // The message is sent first, so that the program's library never repeats a connection that
+        // was made for one that waits.
         socket.owner.send(MessageFromAgent::Open).await;
-        // Otherwise the program closed its socket: so does the flow.
+        // Otherwise the program has closed its socket, and the flow is closed as well.
         match pair::join(end.into(), from).await {
             Ok(stream) => pump::run(self.engine.clone(), held, stream).await,
             Err(_) => self.engine.unregister(&held),
@@ -235,7 +239,7 @@ impl AgentCarrier {
         conn_status.fault.get().cloned()
     }
 
-    /// Creates a datagram socket, which has a session and is not connected to a peer.
+    /// Creates a datagram socket: a session, whose program's socket is not connected yet.
     async fn make_datagrams(
         &self,
         socket: &Rc<AgentSocket>,
@@ -301,7 +305,7 @@ const TAKEN: MessageFromAgent = MessageFromAgent::Taken {
     locks: true,
 };
 
-/// Why messages of this version are not supported, if they are not.
+/// The error for an unsupported version of the messages; `None` if it is supported.
 pub fn version_mismatch(version: u32) -> Option<String> {
     let ours = format!("this agent carries sockets by version {VERSION} of these messages");
     (version != VERSION).then(|| format!("{ours}, not {version}"))

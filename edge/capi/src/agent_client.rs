@@ -1,15 +1,16 @@
-//! Connections that are opened again by a token: what a program and its agent do for them beside the messages of
-//! each connection.
+//! Connections that can be opened again by a token: the requests for descriptors between a program
+//! and its agent, beside the messages of each connection.
 //!
 //! ```text
-//!  connect    program ── keep, token, a copy of its descriptor ──▶ agent     and then the engine's call names the token
+//!  connect    program ── keep, token, a copy of its descriptor ──▶ agent     then the engine's call contains the token
 //!  kill -9            ✗                                            agent     has the socket with all that is unread
 //!  reopen     engine  ── reopen, token ──────────────────────────▶ agent     the connection is that process's now
 //!             program ── descriptor, token ──────────────────────▶ agent
 //!                     ◀────────────────────── the very descriptor
 //! ```
 //!
-//! Descriptors go by a connection of the program's own thread: the engine's have another table.
+//! The program's own thread sends descriptors by a separate connection, because the engine's thread
+//! has another descriptor table.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -38,8 +39,7 @@ impl AgentClient {
         let begun = || {
             let stream = UnixStream::connect(socket_path()?).ok()?;
             let peer = getsockopt(&stream, sockopt::PeerCredentials).ok()?;
-            // Another user's is to get none of our descriptors.
-            // SAFETY: a call without arguments.
+            // An agent of another user must not get descriptors. SAFETY: a call without arguments.
             let is_ours = peer.uid() == unsafe { libc::geteuid() };
             stream.set_read_timeout(Some(ANSWER_WITHIN)).ok()?;
             stream.set_write_timeout(Some(ANSWER_WITHIN)).ok()?;
@@ -84,7 +84,7 @@ impl AgentClient {
             for control in message.cmsgs()? {
                 if let ControlMessageOwned::ScmRights(passed) = control {
                     for fd in passed {
-                        // SAFETY: the kernel just made it for us.
+                        // SAFETY: the kernel has just created it for this process.
                         self.passed = Some(unsafe { OwnedFd::from_raw_fd(fd) });
                     }
                 }
@@ -114,10 +114,11 @@ impl AgentClient {
     }
 }
 
-/// Leaves a copy of a program's descriptor with the agent; the token by which its connection is opened again.
+/// Leaves a copy of a program's descriptor with the agent. Returns the token by which its
+/// connection is opened again.
 ///
 /// # Errors
-/// No agent answers that would keep it.
+/// No agent answers that supports this.
 pub(crate) fn deposit_descriptor(fd: RawFd) -> Result<ReopenToken, SocketFault> {
     let token = ReopenToken::new()?;
     let mut talk = AgentClient::begin()?;
@@ -126,14 +127,14 @@ pub(crate) fn deposit_descriptor(fd: RawFd) -> Result<ReopenToken, SocketFault> 
     Ok(token)
 }
 
-/// The descriptor of a connection that this process just opened again.
+/// Requests the descriptor of a connection that this process has just opened again.
 ///
 /// # Errors
-/// The agent is gone, or the process has no room for it.
+/// The agent is gone, or the process has no free descriptor.
 pub(crate) fn fetch_descriptor(token: ReopenToken) -> Result<OwnedFd, SocketFault> {
     let mut talk = AgentClient::begin()?;
     talk.ask(&MessageToAgent::Descriptor(ReopenClaim::to(token)), None)?;
-    // It is taken, and comes next.
+    // The agent has accepted, and sends the descriptor next.
     if talk.passed.is_none() {
         let said = talk.hear();
         if let Ok(MessageFromAgent::Fault { errno, text }) = said {

@@ -1,17 +1,19 @@
-//! Connections that the user's agent carries: its links, sessions and scheduler are then all programs'.
+//! Connections that the user's agent carries, so that all programs share its links, sessions and
+//! scheduler.
 //!
 //! ```text
-//!  program's socket ══ kernel ══ our end, made here, joined and pumped by the agent ── flow ══ links ══▶
+//!  program's socket ══ kernel ══ our end, created here, used by the agent ── flow ══ links ══▶
 //!        options, flush, info ──▶ AgentConnection ── a Unix socket, one for each connection ──▶ agent
 //!                       errno ◀── fault, before the descriptor breaks ◀──────────────────────┘
 //! ```
 //!
-//! Of a datagram socket the agent has the far end's kernel socket, and this engine a copy, to say the end by. What is
-//! said before there is a session, and messages with a head, go by the Unix socket.
+//! For a datagram socket the agent has the peer's kernel socket, and this engine a copy, with which
+//! it can signal the end. Datagrams before there is a session, and datagrams with a head, are sent
+//! by the Unix socket.
 //!
-//! No agent, one that does not answer, one that speaks another version: then the engine of this process
-//! carries. An agent that dies takes its descriptors along, and each is reset by the kernel, for so it was
-//! made (`PairPort::detachable_end`).
+//! Without an agent, or with one that does not answer or has another version, the engine of this
+//! process carries the connection. If an agent dies, the kernel resets its sockets, because they
+//! were created so (`PairPort::detachable_end`).
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -46,7 +48,7 @@ pub(crate) struct AgentReply {
     pub(crate) info: Option<Box<D2tpInfo>>,
 }
 
-/// Replies that are awaited, by number; none once the connection is over.
+/// Requests that wait for a reply, by number; `None` once the connection is over.
 type PendingReplies = RefCell<Option<HashMap<u64, oneshot::Sender<AgentReply>>>>;
 
 /// A connection that an agent carries for this process.
@@ -72,7 +74,7 @@ async fn send_all(
     unsaid: Rc<Cell<usize>>,
 ) {
     while let Some((what, fd)) = outgoing.recv().await {
-        // That it is gone is heard by who listens.
+        // The reader of the connection detects that the agent is gone.
         if send_message(&stream, &what, fd).await.is_err() {
             return unsaid.set(0);
         }
@@ -169,7 +171,7 @@ impl AgentConnection {
             .send((MessageToAgent::Options { options }, None));
     }
 
-    /// The socket's status from the agent; none when the socket is over or the agent is gone.
+    /// The socket's status from the agent; `None` when the socket is over or the agent is gone.
     pub(crate) async fn info(&self) -> Option<AgentReply> {
         let sent = timeout(ANSWER_WITHIN, self.ask(|ask| MessageToAgent::Info { ask }));
         sent.await.ok()?
@@ -198,11 +200,11 @@ impl AgentConnection {
     /// Tells the agent that the connection is not to be opened again.
     pub(crate) async fn release(&self) {
         let sent = self.ask(|ask| MessageToAgent::Release { ask });
-        // One that does not answer keeps nothing.
+        // If the agent does not answer, it keeps nothing.
         let _ = timeout(ANSWER_WITHIN, sent).await;
     }
 
-    /// Gives up the connection, which stays available to holders of its token.
+    /// Gives up the connection, which the holder of its token can still open again.
     pub(crate) fn abandon(&self) {
         self.released.notify_one();
     }
@@ -286,7 +288,7 @@ impl AgentConnection {
         }
     }
 
-    /// Drops all pending replies: the waiters then look at the connection's status.
+    /// Drops all pending replies, so that the waiting tasks check the connection's status.
     pub(crate) fn drop_pending(&self) {
         self.pending.borrow_mut().take();
     }
@@ -323,7 +325,7 @@ mod tests {
             assert!(!handed.has_unsent());
             handed.send_datagram(b"again", None, None);
             assert!(handed.has_unsent());
-            // Nobody is there any more to be told.
+            // There is no process to inform any more.
             drop(reader);
             tokio::time::timeout(ANSWER_WITHIN, async {
                 while handed.has_unsent() {

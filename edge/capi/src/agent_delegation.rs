@@ -1,4 +1,4 @@
-//! Hands a connection to the user's agent, and follows what becomes of it there.
+//! Delegates a connection to the user's agent, and follows its status there.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -24,11 +24,11 @@ use crate::program_stream::break_off;
 use crate::reopen_token::ReopenToken;
 use crate::table;
 
-/// Has an agent make the connection; returns when it is made. None: no agent does it. `far`: of a datagram socket, whose
-/// descriptor is not passed yet.
+/// Asks an agent to make the connection, and returns when it is established; `None` if no agent
+/// does. `far`: the peer of a datagram socket, whose descriptor is not passed yet.
 ///
 /// # Errors
-/// Why the connection is not made, as the agent says.
+/// The agent's reason why the connection is not made.
 pub(crate) async fn call(
     engine: &Rc<EngineState>,
     call: &ConnectCall,
@@ -77,13 +77,13 @@ pub(crate) async fn call(
     if dlock::is_held() {
         handed.send_dlock();
     }
-    // From now on the program's second thoughts are told.
+    // From here on changed options are sent to the agent.
     let known = Rc::new(handed.share());
     engine
         .agent_connections
         .borrow_mut()
         .insert(call.conn_status.serial, known.clone());
-    // Those before it are not.
+    // Changes before that were not sent.
     let latest = table::change(call.cookie, |socket| socket.options.clone());
     if let Some(options) = latest.filter(|options| *options != call.options) {
         known.change(&options);
@@ -105,7 +105,7 @@ pub(crate) async fn call(
                 }
             }
             Ok(Some(MessageFromAgent::Taken { .. } | MessageFromAgent::Reopened { .. })) => {}
-            // It went before there was anything to lose.
+            // The agent ended before there was anything to lose.
             Ok(Some(MessageFromAgent::Over { .. }) | None) | Err(_) => {
                 engine
                     .agent_connections
@@ -127,10 +127,10 @@ pub(crate) struct ReopenedConnection {
     pub(crate) options: SocketOptions,
 }
 
-/// Takes up a connection that another process had.
+/// Opens a connection again that another process had.
 ///
 /// # Errors
-/// EOPNOTSUPP: no agent does that. ENOENT, EBUSY, or why it is over.
+/// EOPNOTSUPP: no agent supports it. ENOENT, EBUSY, or the reason why the connection is over.
 pub(crate) async fn reopen(
     engine: &Rc<EngineState>,
     token: ReopenToken,
@@ -219,7 +219,7 @@ pub(crate) async fn follow(
         .borrow_mut()
         .remove(&conn_status.serial);
     handed.drop_pending();
-    // The kernel reset what was joined. What was not waits yet.
+    // The kernel resets sockets that were connected. One that was not is still waiting.
     if is_lost
         && let Some(from) = from
         && let Ok(stream) = engine.port.connect_waiting(from).await

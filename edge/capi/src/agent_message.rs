@@ -1,5 +1,5 @@
-//! What this library and an agent say to each other of one connection: a JSON object a line each way, on a
-//! connection of its own to the agent's socket (`docs/agent.md`, "Sockets of programs").
+//! The messages between this library and an agent about one connection: JSON objects, one per line,
+//! on a separate connection to the agent's socket (`docs/agent.md`, "Sockets of programs").
 //!
 //! ```text
 //!  {"do":"socket","version":1,"server":…,"options":…}  ▶
@@ -19,14 +19,14 @@
 //! ```text
 //!  {"do":"socket",…,"datagrams":true}                  ▶
 //!                                                      ◀ taken, {"event":"room","bytes":1116}, {"event":"open"}
-//!  {"do":"message",…}   what was said so far           ▶
-//!  {"do":"carry",…}     and a descriptor               ▶   from now on messages go by that
-//!  {"do":"message",…}   what asks something for itself ▶
+//!  {"do":"message",…}   what was sent so far           ▶
+//!  {"do":"carry",…}     and a descriptor               ▶   later messages use that
+//!  {"do":"message",…}   messages with their own options ▶
 //!  {"do":"closed"}                                     ▶
 //!                                                      ◀ {"event":"over"}
 //! ```
 //!
-//! Those that are opened again by a token have a few more ([`crate::agent_client`]).
+//! Connections that can be opened again have a few more messages ([`crate::agent_client`]).
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -227,8 +227,8 @@ impl TryFrom<&SocketTerms> for SocketOptions {
 #[serde(tag = "do", rename_all = "kebab-case")]
 pub(crate) enum MessageToAgent {
     Socket(Box<AgentCall>),
-    /// Asks the agent to carry. The other end of the program's stream socket comes with this message,
-    /// not connected yet; a datagram socket waits at this port.
+    /// Asks the agent to carry the connection. The other end of the program's stream socket comes
+    /// with this message, not connected yet; a datagram socket waits at this port.
     Carry {
         from: u16,
     },
@@ -251,7 +251,7 @@ pub(crate) enum MessageToAgent {
     Message(AgentDatagram),
     /// The program has closed its datagram socket. Stream sockets show this by their descriptors.
     Closed,
-    /// The program knows the fault, so the agent may break the socket.
+    /// The program knows the fault, so the agent may now reset the socket.
     Heard,
     /// The networks changed in a way that the agent may not have seen.
     NetworkChanged,
@@ -263,8 +263,8 @@ pub(crate) enum MessageToAgent {
     Release {
         ask: u64,
     },
-    /// Sent instead of `Socket`: the descriptor comes next of a program whose connection may be opened
-    /// again with this claim.
+    /// Sent instead of `Socket`: the descriptor of a program follows, whose connection may be
+    /// opened again with this claim.
     Keep(ReopenClaim),
     /// The program's descriptor comes with this message.
     Left,
@@ -327,7 +327,7 @@ impl MessageFromAgent {
     }
 }
 
-/// Reads the messages of one side: whole lines, and the descriptors that came with them.
+/// Reads the messages of one side: complete lines, and the descriptors that came with them.
 pub(crate) struct MessageReader {
     stream: Rc<UnixStream>,
     buffer: Vec<u8>,
@@ -343,10 +343,10 @@ impl MessageReader {
         }
     }
 
-    /// The next thing said; none when there is no more. May be given up and asked again.
+    /// The next message; `None` at the end. The future may be dropped and the call repeated.
     ///
     /// # Errors
-    /// It is nothing of ours, or the connection broke.
+    /// The message is malformed, or the connection broke.
     pub(crate) async fn next<T: DeserializeOwned>(&mut self) -> io::Result<Option<T>> {
         loop {
             if let Some(end) = self.buffer.iter().position(|byte| *byte == b'\n') {
@@ -383,7 +383,7 @@ fn receive(stream: &UnixStream) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
     let mut fds = Vec::new();
     for control in message.cmsgs()? {
         if let ControlMessageOwned::ScmRights(passed) = control {
-            // SAFETY: the kernel just made them for us.
+            // SAFETY: the kernel has just created them for this process.
             let owned = passed
                 .into_iter()
                 .map(|fd| unsafe { OwnedFd::from_raw_fd(fd) });
@@ -395,10 +395,10 @@ fn receive(stream: &UnixStream) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
     Ok((bytes, fds))
 }
 
-/// Says one thing, with a descriptor where there is one.
+/// Sends a message, with a descriptor if one is given.
 ///
 /// # Errors
-/// Nobody listens any more.
+/// The other end is closed.
 pub(crate) async fn send_message<T: Serialize>(
     stream: &UnixStream,
     what: &T,
@@ -510,7 +510,7 @@ mod tests {
             let asked = (there.bytes(), there.route(), there.expiry());
             assert_eq!(asked, (Some(bytes.clone()), route, expiry));
         }
-        // No program says these, and none would harm an agent.
+        // No program sends these values, and none of them harms an agent.
         for ms in [0, u64::MAX] {
             let text = format!(r#"{{"bytes":"=","route":"moon","expiry_ms":{ms}}}"#);
             let there: AgentDatagram = serde_json::from_str(&text).unwrap();
@@ -540,7 +540,7 @@ mod tests {
         let text = serde_json::to_string(&call).unwrap();
         assert!(text.contains(r#""datagrams":true"#), "{text}");
         assert_eq!(serde_json::from_str::<AgentCall>(&text).unwrap(), call);
-        // As one of before hears it.
+        // Read by an agent of an earlier version.
         let asked = serde_json::to_string(&MessageToAgent::Socket(Box::new(call))).unwrap();
         let unknown = asked.replace("\"datagrams\"", "\"smoke-signals\"");
         assert!(serde_json::from_str::<MessageToAgent>(&asked).is_ok());

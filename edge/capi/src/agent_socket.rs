@@ -1,4 +1,5 @@
-//! A socket of another process that an agent carries: what it was opened with, its flow, and what its process says.
+//! A socket of another process that an agent carries: its call, its flow, and its process's
+//! messages.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -20,7 +21,7 @@ use crate::info::D2tpInfo;
 use crate::options::SocketOptions;
 use crate::socket_owner::{HEARD_WITHIN, SocketOwner};
 
-/// Pending flush requests of one socket; further ones are answered "not yet".
+/// The most pending flush requests of one socket; further ones are answered "not yet".
 const ASKS_MAX: usize = 64;
 
 /// A socket of another process that this agent carries.
@@ -87,7 +88,7 @@ impl AgentSocket {
         self.owner.enqueue(MessageFromAgent::Over {
             info: info.map(Box::new),
         });
-        // Whatever waits for an answer holds the socket.
+        // Tasks that wait for an answer hold the socket.
         self.held.take();
         self.inlet.take();
         self.owner.let_go();
@@ -112,7 +113,7 @@ impl AgentSocket {
 
     /// Handles the end of the owning process, or its release of the connection.
     fn on_process_left(&self) {
-        // A descriptor that is not connected yet is no other process's to have.
+        // A descriptor that is not connected yet cannot be given to another process.
         let may_return = self.held.borrow().is_some();
         self.owner.on_process_left(may_return);
     }
@@ -162,7 +163,7 @@ async fn listen(mut reader: MessageReader, socket: Rc<AgentSocket>) {
     loop {
         match reader.next().await {
             Ok(Some(MessageToAgent::Options { options })) => {
-                // What its library took is no nonsense.
+                // The program's library has already checked the options.
                 if let Ok(options) = SocketOptions::try_from(&options) {
                     socket.change(options);
                 }
@@ -170,7 +171,7 @@ async fn listen(mut reader: MessageReader, socket: Rc<AgentSocket>) {
             Ok(Some(MessageToAgent::Info { ask })) => {
                 let held = socket.held.borrow().clone();
                 let info = held.map_or_else(
-                    // The program's library knows what for.
+                    // The program's library knows the reason.
                     || D2tpInfo::opening(ConnectWait::Answer),
                     |held| info_of(&held),
                 );
@@ -220,7 +221,7 @@ async fn listen(mut reader: MessageReader, socket: Rc<AgentSocket>) {
                     && let (Some(give), Some(fd)) =
                         (inlet.descriptor.take(), reader.take_descriptor())
                 {
-                    // Otherwise it is over.
+                    // Otherwise the socket is over.
                     let _ = give.send(fd);
                 }
             }

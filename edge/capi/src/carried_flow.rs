@@ -1,4 +1,4 @@
-//! The flow of a socket, and what is known of it while it is carried.
+//! The flow of a socket that is carried, and its state.
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -17,32 +17,33 @@ use crate::scheduled_socket::{ProgramBytes, ScheduledSocket};
 use crate::server_session::{ServerSessionState, SessionUse};
 use crate::socket_owner::SocketOwner;
 
-/// Between two looks at what the peer has acknowledged, while somebody waits for it.
+/// The interval between checks of what the peer has acknowledged, during a flush.
 const FLUSH_LOOK: Duration = Duration::from_millis(2); // a guess
 
 /// A socket's flow.
 pub(crate) struct CarriedFlow {
     pub(crate) flow: RefCell<Flow>,
-    /// The device's session; none for flows that were accepted.
+    /// The device's session; `None` for flows that were accepted.
     pub(crate) session: Option<SessionUse>,
     pub(crate) status: Arc<ConnectionStatus>,
-    /// The process that the socket belongs to, where that is another one.
+    /// The process that owns the socket, if it is another one.
     owner: Option<Rc<SocketOwner>>,
     pub(crate) options: RefCell<SocketOptions>,
-    /// Offset in the flow of the program's first byte.
+    /// The offset in the flow of the program's first byte.
     base: u64,
-    /// Acknowledged when it was last asked: a flow that broke knows no more.
+    /// The number of acknowledged bytes when it was last read; a broken flow does not report it.
     acked: Cell<u64>,
-    /// Bytes taken from the program and given to it.
+    /// Bytes taken from the program.
     pub(crate) sent: Cell<u64>,
+    /// Bytes given to the program.
     pub(crate) received: Cell<u64>,
-    /// What came and the program has not read.
+    /// Received data that the program has not read.
     pub(crate) read_ahead: ReadAhead,
-    /// The program will write no more, and all it wrote is in the flow.
+    /// Whether the program will write no more, and all its data is in the flow.
     drained: Cell<bool>,
-    /// Its options are others than before, or it moves again.
+    /// Notified when the options change, or the flow moves data again.
     pub(crate) changed: Notify,
-    /// Whoever decides for it waits until it moves.
+    /// Whether the scheduling task waits until the flow moves data.
     pub(crate) resting: Cell<bool>,
     /// The socket as a client of the scheduler.
     pub(crate) scheduled: RefCell<Option<ScheduledSocket>>,
@@ -81,17 +82,17 @@ impl CarriedFlow {
         }
     }
 
-    /// The process that the socket belongs to, where that is another one.
+    /// The process that owns the socket, if it is another one.
     pub(crate) fn owner(&self) -> Option<&SocketOwner> {
         self.owner.as_deref()
     }
 
-    /// Whether its program ended before it.
+    /// Whether the program has ended before its socket.
     pub(crate) fn is_orphan(&self) -> bool {
         self.owner.as_ref().is_some_and(|owner| owner.is_gone())
     }
 
-    /// Resolves when its program has ended before it.
+    /// Resolves when the program has ended before its socket.
     pub(crate) async fn orphaned(&self) {
         match &self.owner {
             Some(owner) => owner.gone().await,
@@ -99,7 +100,7 @@ impl CarriedFlow {
         }
     }
 
-    /// Other options.
+    /// Sets changed options.
     pub(crate) fn change(&self, options: SocketOptions) {
         let before = self.options.replace(options.clone());
         if (before.deadline, before.if_late) != (options.deadline, options.if_late) {
@@ -111,7 +112,7 @@ impl CarriedFlow {
         self.changed.notify_one();
     }
 
-    /// The peer has said all it had to say, and it is here.
+    /// Records that all data of the peer has arrived.
     pub(crate) fn has_all(&self) {
         self.read_ahead.ended();
         self.changed.notify_one();
@@ -124,14 +125,14 @@ impl CarriedFlow {
         }
     }
 
-    /// Waits until the peer has the first `bytes` of the program's.
+    /// Waits until the peer has the first `bytes` of the program.
     ///
     /// # Errors
     /// The connection broke before.
     pub(crate) async fn flush(&self, bytes: u64) -> Result<(), SocketFault> {
         loop {
             let end = self.flow.borrow().end();
-            // All that a flow which ended well has written was acknowledged.
+            // A flow that ended well has had all its data acknowledged.
             if end == Some(FlowEnd::Complete)
                 || self.flow.borrow().acknowledged() >= self.base + bytes
             {
@@ -147,7 +148,7 @@ impl CarriedFlow {
         }
     }
 
-    /// Bytes that were carried for the program.
+    /// The byte counts of the program's socket.
     pub(crate) fn program_bytes(&self) -> ProgramBytes {
         ProgramBytes {
             down: self.received.get() + self.read_ahead.kept(),
@@ -161,7 +162,7 @@ impl CarriedFlow {
         match self.flow.borrow().end() {
             Some(FlowEnd::Complete) => self.sent.get(),
             _ => {
-                // Of a flow that broke no more may be known.
+                // The count of a broken flow may be lower than the last one that is known.
                 let acked = self.flow.borrow().acknowledged().saturating_sub(self.base);
                 self.acked.set(self.acked.get().max(acked));
                 self.acked.get()
@@ -169,12 +170,12 @@ impl CarriedFlow {
         }
     }
 
-    /// Whether the peer has everything that the program wrote, its end included.
+    /// Whether the peer has everything that the program wrote, including the end.
     pub(crate) fn is_delivered(&self) -> bool {
         self.drained.get() && self.flow.borrow().is_flushed()
     }
 
-    /// Records that everything the program wrote is in the flow.
+    /// Records that everything that the program wrote is in the flow.
     pub(crate) fn finished(&self) {
         self.drained.set(true);
     }

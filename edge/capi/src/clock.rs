@@ -1,10 +1,10 @@
-//! Clocks of the system, as the library reads them.
+//! The clocks of the system that the library reads.
 
 use std::time::Duration;
 
 use d2tp_time::Time;
 
-/// Time since the machine started, its sleep included.
+/// Time since the machine was started, including sleep.
 pub(crate) fn since_boot() -> Duration {
     read(libc::CLOCK_BOOTTIME)
 }
@@ -24,7 +24,7 @@ fn read(which: libc::clockid_t) -> Duration {
         tv_sec: 0,
         tv_nsec: 0,
     };
-    // SAFETY: a place of the right type; the clocks exist.
+    // SAFETY: the pointer is to a timespec; these clocks exist.
     unsafe { libc::clock_gettime(which, &mut now) };
     Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
 }

@@ -1,16 +1,17 @@
-//! From `connect` to a flow: the session, the flow, the proxy's tunnel where there is one, and then the
-//! other end of the program's socket.
+//! Connecting: the session, the flow, the proxy's tunnel if there is one, and then the other end of
+//! the program's socket.
 //!
-//! Where an agent of the user runs, all that is its to do ([`agent_delegation`]); where none does, it is done here.
+//! If an agent of the user runs, it does all this ([`agent_delegation`]); otherwise the engine
+//! does.
 //!
-//! There is no time limit here: who waits for a network waits. A program that gave up is noticed by its
-//! port, which somebody else may have then.
+//! There is no time limit: a connection may wait for a network. If the program gives up, its port
+//! shows that, which another socket may have then.
 
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use d2tp_driver::Flow;
 
@@ -30,6 +31,12 @@ use crate::{agent_delegation, pair, policy, tunnel};
 
 /// How often to check whether the program still wants the connection.
 const LOOK: Duration = Duration::from_secs(1);
+
+/// How long a connection waits for a place where its process or its device has as many connections to the server
+/// as it may have.
+const PLACE_WAIT: Duration = Duration::from_secs(60); // as connections of the local proxy do
+/// The interval of attempts to get a place.
+const PLACE_RETRY: Duration = Duration::from_secs(1); // a guess: each costs the server a refusal
 
 /// Where an established connection is carried.
 enum ConnectionCarrier {
@@ -56,14 +63,14 @@ pub(crate) async fn run(engine: Rc<EngineState>, call: ConnectCall) {
             let held = engine.register(*held);
             match engine.port.connect_waiting(call.from).await {
                 Ok(stream) => pump::run(engine, held, stream).await,
-                // The program closed its socket: so does the flow.
+                // The program has closed its socket, so the flow is closed as well.
                 Err(_) => engine.unregister(&held),
             }
         }
         Err(fault) => {
             let _ = call.conn_status.fault.set(fault.while_connecting());
             call.conn_status.refused.store(true, Ordering::Release);
-            // Elsewhere it is connected for a moment, and reset.
+            // The other kind of socket is connected for a moment, and reset.
             if pair::refuse(call.fd, call.cookie).is_err()
                 && let Ok(stream) = engine.port.connect_waiting(call.from).await
             {
@@ -94,7 +101,7 @@ async fn make(
         key: None,
         owner: None,
     };
-    // That may take hours, in which the program thinks again.
+    // That may take hours, in which the program may change its options.
     let latest = || table::change(call.cookie, |socket| socket.options.clone());
     let held = open(
         engine,
@@ -116,13 +123,33 @@ async fn given_up(port: u16) {
     }
 }
 
-/// Opens a connection. `latest` returns the options at the time when the flow opens.
+/// Opens a connection, and waits for a place if there is none. `latest` returns the options at the time when the flow
+/// opens.
 pub(crate) async fn open(
     engine: &Rc<EngineState>,
     connect_target: &ConnectTarget,
     begun: &SocketOptions,
     conn_status: Arc<ConnectionStatus>,
     latest: impl Fn() -> Option<SocketOptions>,
+) -> Result<CarriedFlow, SocketFault> {
+    let began = Instant::now();
+    loop {
+        let status = conn_status.clone();
+        match try_open(engine, connect_target, begun, status, &latest).await {
+            Err(fault) if fault.errno == libc::ENOBUFS && began.elapsed() < PLACE_WAIT => {
+                tokio::time::sleep(PLACE_RETRY).await;
+            }
+            opened => return opened,
+        }
+    }
+}
+
+async fn try_open(
+    engine: &Rc<EngineState>,
+    connect_target: &ConnectTarget,
+    begun: &SocketOptions,
+    conn_status: Arc<ConnectionStatus>,
+    latest: &impl Fn() -> Option<SocketOptions>,
 ) -> Result<CarriedFlow, SocketFault> {
     let owner = connect_target.owner.as_deref();
     let line = engine.session(&connect_target.server, connect_target.key.as_deref());
@@ -138,16 +165,12 @@ pub(crate) async fn open(
         }
         Ok(())
     };
-    // Whatever is opened may have to pay for the proxy's answer.
+    // The flow may have to pay for the proxy's answer.
     tokio::select! {
         opened = opened => opened?,
         fault = policy::enforce_opening(engine, owner, &line.0, &flow, begun) => return Err(fault),
     }
     let flow = flow.into_inner();
-    if line.0.links.is_some() {
-        // Until it is decided for what it carries.
-        line.0.device.allow_paid(&flow, false, None);
-    }
     let options = latest().unwrap_or_else(|| begun.clone());
     if (options.deadline, options.if_late) != (begun.deadline, begun.if_late) {
         flow.set_deadline(options.within());

@@ -1,4 +1,4 @@
-//! What a program's `connect` asks for: where to, by what, and as what.
+//! The arguments of a program's `connect`: the destination, the server, and the device's key.
 
 use std::os::fd::RawFd;
 use std::path::PathBuf;
@@ -12,6 +12,7 @@ use crate::agent_message::ReopenOptions;
 use crate::connection_status::ConnectionStatus;
 use crate::errno::SocketFault;
 use crate::options::SocketOptions;
+use crate::settings_file;
 use crate::socket_owner::SocketOwner;
 
 /// The arguments of a connect call.
@@ -29,7 +30,7 @@ pub(crate) struct ConnectCall {
     pub(crate) keep: Option<ReopenOptions>,
 }
 
-/// The server to connect to, and whether it is a proxy for `to`.
+/// The server for a destination, and whether it is a proxy for it.
 pub(crate) fn server_of(
     to: &SocketName,
     options: &SocketOptions,
@@ -41,12 +42,13 @@ pub(crate) fn server_of(
     if let Some(key) = key {
         return Ok((to.server(key), false));
     }
-    let said = options.proxy.clone().or_else(|| {
-        let text = std::env::var("CEDOS_PROX").ok();
-        text.filter(|text| !text.is_empty())
-    });
+    let said = match options.proxy.clone() {
+        Some(text) => Some(text),
+        None => settings_file::default_proxy()?,
+    };
     let Some(text) = said else {
-        let why = "no key of a D2TP server was given, and no proxy: set CEDOS_PROX";
+        let why = "no key of a D2TP server was given, and no proxy: set CEDOS_PROX, or a default proxy by \
+            `cedos join`";
         return Err(SocketFault::new(libc::ENETUNREACH, why));
     };
     let server = text.parse();
@@ -59,7 +61,7 @@ pub(crate) struct ConnectTarget {
     pub(crate) server: ServerAddress,
     /// The host and port to request from the server, if it is a proxy.
     pub(crate) target: Option<String>,
-    /// The path of the key file; none for this process's own key.
+    /// The path of the key file; `None` for this process's own key.
     pub(crate) key: Option<PathBuf>,
     /// The process that owns the socket, if it is another one.
     pub(crate) owner: Option<Rc<SocketOwner>>,

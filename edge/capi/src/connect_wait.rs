@@ -1,4 +1,4 @@
-//! What a connection that is being made waits for.
+//! The reason why a connection attempt waits.
 
 use d2tp_links::{CostClass, Link, LinkKind};
 use d2tp_sched::CostPolicy;

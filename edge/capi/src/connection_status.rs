@@ -1,4 +1,4 @@
-//! What became of a connection: written by the engine, read by the program's calls.
+//! The status of a connection: the engine writes it, the program's calls read it.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -13,8 +13,8 @@ pub(crate) struct ConnectionStatus {
     pub(crate) serial: u64,
     /// Why the connection broke. Set before the kernel's socket is closed.
     pub(crate) fault: OnceLock<SocketFault>,
-    /// Whether the connection failed and the program does not know it yet. For a moment the kernel's
-    /// socket looks connected then: the handshake is answered before it is reset.
+    /// Whether the connection failed and the program does not know it yet. The kernel's socket
+    /// looks connected for a moment, because the handshake is answered before it is reset.
     pub(crate) refused: AtomicBool,
     /// Whether the connection is over.
     pub(crate) over: AtomicBool,

@@ -1,5 +1,5 @@
-//! Which links carried a session's datagrams, in an agent: they leave and come by those that cost nothing. What streams of
-//! the same session took is told from them by that, so that a budget is spent by those who spend it.
+//! Assigns a session's datagrams to links, in an agent. Datagrams use only free links; this
+//! separates them from the streams of the same session, so that only streams count against budgets.
 
 use std::collections::BTreeMap;
 
@@ -35,7 +35,7 @@ impl DatagramAccounting {
     /// datagrams so far.
     pub(crate) fn update(&mut self, all: DirectionBytes, statuses: &[LinkStatus]) {
         let may = |status: &&LinkStatus| status.usage == LinkUse::Free;
-        // One that became another kind just now carried the last of them, if no other did.
+        // A link whose class just changed carried the last of them, if no other link did.
         let mut takers: Vec<&LinkStatus> = statuses.iter().filter(may).collect();
         if takers.is_empty() {
             takers = statuses.iter().collect();
@@ -130,6 +130,7 @@ mod tests {
             busy: Default::default(),
             rate: None,
             answers: d2tp_driver::LinkAnswers::Answering,
+            stream: d2tp_driver::StreamStatus::Unused,
             path: None,
         }
     }
@@ -147,7 +148,7 @@ mod tests {
         let others = tally.stream_statuses(&statuses);
         assert_eq!(others[0].payload, (70_000, 9_000));
         assert_eq!(others[1].payload, (1_000, 500));
-        // What no link was seen to carry yet is on the next one.
+        // Bytes that no link is known to have carried yet are assigned to the next one.
         let statuses = [cell((80_000, 9_000)), wifi((5_100, 2_000))];
         tally.update((4_600, 1_500), &statuses);
         assert_eq!(told.borrow()["wlan0"], (4_100, 1_500));

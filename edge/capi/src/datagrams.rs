@@ -1,27 +1,28 @@
-//! Datagram sockets: from a program's UDP socket on loopback to DATAGRAM frames, and back.
+//! Datagram sockets: they carry datagrams between a program's UDP socket on loopback and DATAGRAM
+//! frames.
 //!
 //! ```text
 //!  program's socket                engine
-//!  127.0.0.1:A ── send ─────────▶ 127.1.x.y:P    one socket for each far end, whose name that is
+//!  127.0.0.1:A ── send ─────────▶ 127.1.x.y:P    one socket for each peer, whose name that is
 //!              ◀────── recv ─────
-//!              ── with a cmsg ──▶ 127.0.0.1:M    one for all: a head says which far end, which way, how long
+//!              ── with a cmsg ──▶ 127.0.0.1:M    one for all: a head has the peer, route, expiry
 //! ```
 //!
-//! The kernel keeps messages apart, cuts what a reader has no room for and says so (MSG_TRUNC). A socket
-//! that connects is an end of a session with a server; one that is bound is a server, and has an end for
-//! each device. An end is announced by a flow, which then stays silent: its first line names the context
-//! of the datagrams, both ways, and its end is theirs.
+//! The kernel keeps message boundaries, and truncates messages for which a reader has no room
+//! (MSG_TRUNC). A socket that connects has one peer, a server; a bound socket is a server, and has
+//! a peer for each device. A flow announces each pairing: its first line names the context of the
+//! datagrams in both directions, it carries nothing else, and its end is the end of the datagrams.
 //!
-//! Where an agent of the user runs it has the socket named 127.1.x.y and the session ([`crate::agent_connection`]); heads are
-//! still read here, and their messages passed on.
+//! If an agent of the user runs, it has the socket named 127.1.x.y and the session
+//! ([`crate::agent_connection`]); datagrams with a head are still read here and forwarded to it.
 //!
-//! Nobody else can speak to either side: P is bound on every address by this user, the program's filter
-//! looks at the port, and the engine's sockets are connected.
+//! No other process can send to either side: P is bound on every address by this user, the
+//! program's filter checks the port, and the engine's sockets are connected.
 //!
 //! ```text
 //!  socket, message_head, announcement ◀─ peer ◀─ registry ◀─ dispatch ◀─ client, server, for_agent
-//!  the program's side, what is said      one     all of      names and   what connects, what is bound, what an
-//!                                        end     them        heads       agent carries
+//!  the program's side, messages          one     all of      names and   connecting, bound sockets, sockets of
+//!                                        peer    them        heads       other processes
 //! ```
 
 mod announcement;

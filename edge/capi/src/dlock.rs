@@ -1,12 +1,12 @@
-//! D-Lock, which a program holds while it has transfers that the machine may be woken for.
+//! D-Locks: a program holds one while it has transfers for which the machine may be woken.
 //!
 //! ```text
-//!  d2tp_dlock_acquire ─▶ HELD ─┬─ sockets that an agent carries: it is told, and decides itself
-//!                              └─ this engine's ─▶ WakeRegistry ─▶ wake_watch ─▶ alarms, inhibitor
-//!                                                  decides anew ◀─ looks for links ◀─┘
+//!  d2tp_dlock_acquire ─▶ HELD ─┬─ sockets that an agent carries: it is informed, and decides
+//!                              └─ other sockets ─▶ WakeRegistry ─▶ wake_watch ─▶ alarms, inhibitor
+//!                                                  new decisions ◀─ scans for links ◀─┘
 //! ```
 //!
-//! It is a process's: a child of `fork` holds none, and it ends with the process.
+//! D-Locks belong to a process: a child of `fork` holds none, and they end with the process.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -22,7 +22,7 @@ pub(crate) struct DlockChange {
     pub(crate) begins_or_ends: bool,
 }
 
-/// The process id, and below it the number of its D-Locks.
+/// The process id, and in the lower bits the number of its D-Locks.
 static HELD: AtomicU64 = AtomicU64::new(0);
 
 const COUNT_BITS: u32 = 32;
@@ -30,7 +30,7 @@ const COUNT_BITS: u32 = 32;
 fn count(held: u64) -> u32 {
     match held >> COUNT_BITS {
         of if of == u64::from(std::process::id()) => held as u32,
-        // A parent's.
+        // The count of a parent process.
         _ => 0,
     }
 }
@@ -40,7 +40,7 @@ pub(crate) fn is_held() -> bool {
     count(HELD.load(Ordering::Relaxed)) > 0
 }
 
-/// Takes one.
+/// Acquires a D-Lock.
 ///
 /// # Errors
 /// ENOLCK: the process holds as many as can be counted.
@@ -52,7 +52,7 @@ pub(crate) fn acquire() -> CallResult<DlockChange> {
     .map_err(|()| Errno(libc::ENOLCK))
 }
 
-/// Gives one back.
+/// Releases a D-Lock.
 ///
 /// # Errors
 /// EINVAL: the process holds none.

@@ -1,15 +1,16 @@
-//! The engine: one thread with a table of descriptors of its own, started at first use.
+//! The engine: one thread with its own descriptor table, started at first use.
 //!
 //! ```text
-//!  call ── job ──▶ porter ──▶ engine's thread: Home (sessions, listeners, flows), tasks
+//!  call ── job ──▶ porter ──▶ engine's thread: EngineState (sessions, listeners, flows), tasks
 //!       ◀─────── reply ──────
 //! ```
 //!
-//! The thread leaves the process's table of descriptors (close_range(2), CLOSE_RANGE_UNSHARE) before it
-//! opens one: its sockets take no number from the program, are closed by no loop over all descriptors,
-//! and are inherited by no child. Others cannot wake it for the same reason, since that takes a descriptor:
-//! a second thread beside it, the porter, waits for jobs and has what it takes. Both block every signal. All that belongs to the driver lives and dies
-//! on it, in [`EngineState`].
+//! The thread leaves the process's descriptor table (close_range(2), CLOSE_RANGE_UNSHARE) before it
+//! opens a descriptor. Its sockets therefore take no number from the program, are not closed by a
+//! loop over all descriptors, and are not inherited by children. For the same reason other threads
+//! cannot wake it, which takes a descriptor: a second thread with the same table, the porter, waits
+//! for jobs and wakes it. Both block every signal. All state of the driver belongs to the engine's
+//! thread, in [`EngineState`].
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -27,9 +28,9 @@ use crate::{exit_flush, fork, wake_watch};
 static WATCHES: Once = Once::new();
 static SHARES: AtomicBool = AtomicBool::new(false);
 
-/// Keeps the engine's descriptors in the program's descriptor table. Must be called before the first
-/// socket. For programs in Rust: their tokio is also the engine's, and all its runtimes share one pair
-/// of sockets, which both must find.
+/// Keeps the engine's descriptors in the program's descriptor table. Must be called before the
+/// first socket. It is for programs in Rust: their tokio is also the engine's, and all its runtimes
+/// share one pair of sockets, which must be in the same table.
 pub fn share_descriptors() {
     SHARES.store(true, Ordering::Relaxed);
 }
@@ -60,7 +61,7 @@ pub(crate) fn get() -> CallResult<Arc<SocketEngine>> {
         port,
         pid: std::process::id(),
     });
-    // That of a parent is left as it is: its thread is not here.
+    // The parent's engine is not dropped, because its thread does not exist here.
     std::mem::forget(engine.replace(new.clone()));
     Ok(new)
 }
@@ -72,7 +73,7 @@ fn run(jobs: mpsc::Receiver<EngineJob>, ready: &mpsc::Sender<CallResult<u16>>) {
         if leaves {
             leave_descriptors()?;
         }
-        // Born here, it shares this thread's descriptors.
+        // Threads that this thread starts share its descriptor table.
         std::thread::Builder::new()
             .name("d2tp-porter".into())
             .spawn(move || {
@@ -112,12 +113,12 @@ fn run(jobs: mpsc::Receiver<EngineJob>, ready: &mpsc::Sender<CallResult<u16>>) {
 
 /// Gives this thread a descriptor table of its own.
 fn leave_descriptors() -> std::io::Result<()> {
-    // SAFETY: this thread has opened nothing; what others have stays open for them.
+    // SAFETY: this thread has opened nothing, and the descriptors of others stay open for them.
     let left = unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, CLOSE_RANGE_UNSHARE) };
     if left < 0 {
         return Err(std::io::Error::last_os_error());
     }
-    // A program that closes its output means it: we are not to keep it open.
+    // A program that closes its output expects that, so this thread must not keep it open.
     let null = File::options().read(true).write(true).open("/dev/null")?;
     for standard in 0..3 {
         // SAFETY: plain numbers, in this thread's own table.
@@ -130,7 +131,7 @@ fn leave_descriptors() -> std::io::Result<()> {
 const CLOSE_RANGE_UNSHARE: u32 = 1 << 1;
 
 fn block_signals() -> libc::sigset_t {
-    // SAFETY: both sets are places of the right size.
+    // SAFETY: both sets have the right size.
     unsafe {
         let mut all: libc::sigset_t = std::mem::zeroed();
         let mut before: libc::sigset_t = std::mem::zeroed();

@@ -1,4 +1,4 @@
-//! The process's engine as the program's calls have it: jobs are posted to its thread.
+//! The handle of the process's engine: calls send jobs to its thread.
 
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
@@ -37,11 +37,11 @@ pub(crate) fn running() -> Option<Arc<SocketEngine>> {
 impl SocketEngine {
     /// Queues `job` for the engine's thread.
     pub(crate) fn post(&self, job: impl FnOnce(&Rc<EngineState>) + Send + 'static) {
-        // A thread that is gone took its sockets along: whoever holds the other ends hears of it.
+        // If the thread is gone, its sockets are closed, and the other ends get that.
         let _ = self.jobs.send(Box::new(job));
     }
 
-    /// Has `job` done, which answers in its time.
+    /// Runs `job` on the engine's thread, which replies later.
     ///
     /// # Errors
     /// EIO: the engine is gone.

@@ -1,7 +1,7 @@
-//! What the engine has: sessions with servers, posts that listen, and the flows of sockets.
+//! The state of the engine: sessions with servers, listening addresses, and flows of sockets.
 //!
-//! A session is begun when a socket first connects to its server, is shared by all that connect there,
-//! and ends some time after the last of them.
+//! A session begins when a socket first connects to its server, is shared by all sockets that
+//! connect there, and ends some time after the last of them.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -46,12 +46,12 @@ pub(crate) struct EngineState {
     pub(crate) scheduler: Rc<dyn SocketScheduler>,
     /// Whether this is an agent's engine, whose sockets are other programs'.
     pub(crate) is_agent: bool,
-    /// Memory of what sockets read ahead of their programs.
+    /// The memory used by data that sockets read ahead of their programs.
     pub(crate) read_ahead: ReadAheadMemory,
-    /// What sockets need of the machine's sleep and wake-ups.
+    /// The wake-up needs of sockets.
     pub(crate) wake_registry: Rc<WakeRegistry>,
     next_name: Cell<u16>,
-    /// Set when the process ends: what sockets hold is sent, and nothing else is waited for.
+    /// Set when the process ends: data that sockets hold is sent, and nothing else is waited for.
     pub(crate) leaving: watch::Sender<bool>,
 }
 
@@ -99,7 +99,8 @@ impl EngineState {
         Ok(key)
     }
 
-    /// The next address for a flow to call a listener from: 127.1.0.0 to 127.1.255.255.
+    /// The next loopback address from which a flow connects to a listener: 127.1.0.0 to
+    /// 127.1.255.255.
     pub(crate) fn name(&self) -> Ipv4Addr {
         let next = self.next_name.get().wrapping_add(1);
         self.next_name.set(next);
@@ -107,7 +108,7 @@ impl EngineState {
         Ipv4Addr::new(127, 1, c, d)
     }
 
-    /// The session with a server, under the key in this file; none for this process's own key.
+    /// The session with a server, under the key in this file; `None` for this process's own key.
     pub(crate) async fn session(
         self: &Rc<EngineState>,
         server: &ServerAddress,
@@ -139,7 +140,7 @@ impl EngineState {
         Ok(line.join())
     }
 
-    /// The machine's links; none where they cannot be watched.
+    /// The machine's links; `None` if they cannot be watched.
     pub(crate) async fn links(&self) -> Option<watch::Receiver<Arc<Vec<Link>>>> {
         let start = || async {
             let (_, monitor) = LinkMonitor::start(ClassRules::default()).await?;

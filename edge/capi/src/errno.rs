@@ -1,4 +1,4 @@
-//! Errors as C hears of them, and as they come from the driver: one table each.
+//! Error numbers for C programs, with a table for each kind of the driver's errors.
 
 use std::fmt;
 use std::io;
@@ -16,13 +16,13 @@ pub(crate) type CallResult<T> = Result<T, Errno>;
 impl Errno {
     /// The error of this thread's last system call.
     pub(crate) fn last() -> Errno {
-        // SAFETY: it is this thread's own place.
+        // SAFETY: the location belongs to this thread.
         Errno(unsafe { *libc::__errno_location() })
     }
 
     /// Sets `errno` for the caller.
     pub(crate) fn set(self) {
-        // SAFETY: as above.
+        // SAFETY: the same as above.
         unsafe { *libc::__errno_location() = self.0 }
     }
 }
@@ -56,7 +56,7 @@ impl SocketFault {
         }
     }
 
-    /// The fault of a flow that ended before both its directions did.
+    /// The fault of a flow that ended before both of its directions.
     pub(crate) fn of_flow(end: FlowEnd) -> SocketFault {
         let errno = match end {
             FlowEnd::DeadlinePassed => libc::ETIME,

@@ -1,7 +1,8 @@
-//! What happens when the process ends: what programs wrote before they left is still sent.
+//! Sends remaining data when the process ends.
 //!
-//! The kernel would send a TCP socket's last bytes after its process is gone. Our engine is a thread of
-//! that process, so `exit` waits for it, and not for ever. `_exit` and a fatal signal wait for nothing.
+//! The kernel sends the last bytes of a TCP socket after its process has ended. This engine is a
+//! thread of that process, so `exit` waits for it, for a limited time. `_exit` and a fatal signal
+//! do not wait.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -9,13 +10,13 @@ use std::time::Duration;
 use crate::engine_handle;
 use crate::engine_state::EngineState;
 
-/// The longest time that `exit` waits for peers to receive what was written. Longer: a program without
-/// a network takes that long to end; shorter: more is lost. `d2tp_flush` waits without limit.
+/// The longest time that `exit` waits for peers to receive what was written. Higher: a program
+/// without a network takes longer to end. Lower: more is lost. `d2tp_flush` waits without limit.
 const EXIT_WAIT: Duration = Duration::from_secs(5); // a guess
 /// The interval between two checks.
 const LOOK: Duration = Duration::from_millis(2);
 /// Time for the last packets to be sent.
-const GRACE: Duration = Duration::from_millis(20); // as the driver's own
+const GRACE: Duration = Duration::from_millis(20); // the same as in the driver
 
 /// Registers the handler that makes `exit` wait.
 pub(crate) fn watch() {
@@ -25,7 +26,7 @@ pub(crate) fn watch() {
 }
 
 extern "C" fn at_exit() {
-    // A child that forked and has no engine of its own has nothing to wait for.
+    // A forked child without its own engine has nothing to wait for.
     let Some(engine) = engine_handle::running() else {
         return;
     };
@@ -36,7 +37,7 @@ extern "C" fn at_exit() {
             let _ = reply.send(());
         });
     });
-    // Without an engine there is nothing to be done any more.
+    // Without an engine there is nothing left to do.
     let _ = asked;
 }
 
@@ -51,7 +52,7 @@ async fn flush_sockets(engine: &Rc<EngineState>) {
     };
     let delivered = async {
         if engine.datagrams.has_clients() {
-            // What they said last is to be read first.
+            // The programs' last data must be read first.
             tokio::time::sleep(LOOK).await;
         }
         while owes() {

@@ -1,4 +1,4 @@
-//! What a socket's flow and its paths do now, read from the flow.
+//! Information about a socket's flow and its paths, for `D2TP_SO_INFO`.
 
 use std::net::SocketAddr;
 
@@ -60,7 +60,7 @@ pub(crate) fn info_of(held: &CarriedFlow) -> D2tpInfo {
         .session
         .as_ref()
         .is_some_and(|line| *line.0.state.borrow() == ServerSessionState::Opening);
-    // One that is gone keeps its counts, and is of no use.
+    // A link that is gone keeps its counts, but cannot carry anything.
     let costly = statuses
         .iter()
         .flatten()

@@ -1,8 +1,8 @@
-//! What a fork leaves: the child has the sockets and not the engine.
+//! Handlers for fork: the child has the sockets, but not the engine.
 //!
-//! The engine's descriptors are its thread's own, so the child does not inherit them, and its sockets
-//! work on as the kernel's do, served by the parent's engine. What it asks for anew gets an engine of its
-//! own.
+//! The engine's descriptors belong to its thread, so the child does not inherit them. Its sockets
+//! continue to work, as the parent's engine serves them. New sockets of the child get an engine in
+//! the child.
 
 use std::cell::RefCell;
 use std::io;
@@ -20,8 +20,8 @@ type ForkLocks = (
 );
 
 thread_local! {
-    /// Both locks, while this thread forks. std's own, which need nothing but their word of memory: the
-    /// child can open them.
+    /// Both locks, while this thread forks. They are locks of std, which are only memory, so the
+    /// child can unlock them.
     static HELD: RefCell<Option<ForkLocks>> = const { RefCell::new(None) };
 }
 
@@ -40,29 +40,32 @@ unsafe extern "C" fn after() {
     HELD.with_borrow_mut(Option::take);
 }
 
-/// The runtime has a pair of sockets for signals, once in a process and whether it is asked for signals or
-/// not, and every runtime begins with a copy of one. A child remembers it and does not have it.
+/// The descriptors of the runtime's socket pair for signals. The runtime creates it once per
+/// process, whether or not it handles signals, and every runtime starts with a copy of it. A child
+/// remembers the pair but does not have it.
 static SIGNAL_PAIR: OnceLock<Vec<RawFd>> = OnceLock::new();
 
-/// The first numbers that the engine's descriptors may have: the runtime's are among them.
+/// The descriptor numbers that the engine's first descriptors may have; the runtime's pair is among
+/// them.
 const FIRST_NUMBERS: std::ops::Range<RawFd> = 3..32;
 
-/// Notes where the runtime has its pair, when there is nothing else of its kind in this thread's table.
+/// Records the runtime's socket pair, while there is no other one in this thread's table.
 pub(crate) fn note_signal_pair() {
     let is_unix = |fd: &RawFd| socket_option(*fd, libc::SO_DOMAIN) == Ok(libc::AF_UNIX);
     SIGNAL_PAIR.get_or_init(|| FIRST_NUMBERS.filter(is_unix).collect());
 }
 
-/// Puts a pair where that of a parent was. No signal is ever waited for with it.
+/// Puts a new pair in the place of the parent's. No signal is ever received by it.
 pub(crate) fn restore_signal_pair() -> io::Result<()> {
     let Some(numbers) = SIGNAL_PAIR.get() else {
         return Ok(());
     };
     let (one, other) = UnixStream::pair()?;
     one.set_nonblocking(true)?;
-    // Both live as long as the process, out of the way: a pair with one end would look like one that ended.
+    // Both ends stay open as long as the process, with high numbers: a pair with one end closed
+    // would look ended.
     let kept = |end: &UnixStream| {
-        // SAFETY: plain numbers.
+        // SAFETY: the arguments are plain numbers.
         let fd = unsafe { libc::fcntl(end.as_raw_fd(), libc::F_DUPFD_CLOEXEC, FIRST_NUMBERS.end) };
         if fd < 0 {
             return Err(io::Error::last_os_error());

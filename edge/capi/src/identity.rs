@@ -1,7 +1,7 @@
-//! Who this process is to others: the device's key file, the one that `cedos` uses.
+//! The identity of this process: the device's key file, which `cedos` also uses.
 //!
-//! `$CEDOS_KEY_FILE`, else `cedos/key` in the user's folder of configuration, made on first use: one line
-//! of base64url, readable by its owner only.
+//! The file is `$CEDOS_KEY_FILE`, else that of the settings, else `cedos/key` in the user's configuration folder. It is
+//! created at first use, with one line of base64url, readable only by its owner.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{ErrorKind, Read, Write};
@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use d2tp_driver::SecretKey;
 
 use crate::errno::SocketFault;
+use crate::settings_file;
 
 /// The largest key file: a key is one line, so a larger file is something else.
 const KEY_FILE_BYTES_MAX: u64 = 256;
@@ -18,18 +19,24 @@ const KEY_FILE_BYTES_MAX: u64 = 256;
 /// The key of this process.
 ///
 /// # Errors
-/// ENOKEY: the file cannot be read or made, is readable by others, or is not a key.
+/// ENOKEY: the file cannot be read or created, is readable by others, or does not contain a key.
 pub(crate) fn key() -> Result<SecretKey, SocketFault> {
     read(&file()?)
 }
 
-/// The file it is in, which is made if need be.
+/// The path of the key file, which is created if necessary.
 ///
 /// # Errors
-/// ENOKEY: it cannot be made, or nobody says where it is.
+/// ENOKEY: the file cannot be created, or its location is unknown.
 pub(crate) fn file() -> Result<PathBuf, SocketFault> {
     let said = std::env::var_os("CEDOS_KEY_FILE").filter(|path| !path.is_empty());
     if let Some(path) = said {
+        return std::path::absolute(&path).map_err(no_key);
+    }
+    if let Some(path) = settings_file::key_file()? {
+        if let Ok(false) = path.try_exists() {
+            make(&path)?;
+        }
         return std::path::absolute(&path).map_err(no_key);
     }
     let path = default_file()?;
@@ -44,7 +51,7 @@ fn no_key(text: impl std::fmt::Display) -> SocketFault {
 }
 
 fn default_file() -> Result<PathBuf, SocketFault> {
-    // XDG Base Directory Specification: a path that is not absolute is to be ignored.
+    // XDG Base Directory Specification: relative paths must be ignored.
     let folder = |name: &str| {
         let path = PathBuf::from(std::env::var_os(name)?);
         path.is_absolute().then_some(path)
@@ -83,7 +90,7 @@ fn make(path: &Path) -> Result<SecretKey, SocketFault> {
     let mut secret = [0; 32];
     aws_lc_rs::rand::fill(&mut secret).map_err(|_| no_key("the system has no randomness"))?;
     let key = SecretKey::from_bytes(secret);
-    // Whole or not at all: another process may look at this moment.
+    // The file appears complete or not at all, because another process may read it now.
     let fresh = path.with_extension(format!("new-{}", std::process::id()));
     let written = OpenOptions::new()
         .write(true)
@@ -98,7 +105,7 @@ fn make(path: &Path) -> Result<SecretKey, SocketFault> {
     let _ = std::fs::remove_file(&fresh);
     match written {
         Ok(()) => Ok(key),
-        // Another process was faster; both are the same device.
+        // Another process was faster. Both have the same device key.
         Err(error) if error.kind() == ErrorKind::AlreadyExists => read(path),
         Err(error) => Err(failed(error)),
     }

@@ -1,57 +1,57 @@
-//! `struct d2tp_info`: what a socket's flow and its paths do now (`D2TP_SO_INFO`). What is read from a flow is in
-//! [`crate::flow_info`].
+//! `struct d2tp_info`, the value of `D2TP_SO_INFO`: the state of a socket's flow and its paths.
+//! [`crate::flow_info`] reads it from a flow.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::connect_wait::ConnectWait;
 use crate::header::{CChar, PATHS_MAX};
 
-/// The layout of this library. A later one only adds at the end of what it has.
+/// The version of the layout. Later versions only add fields at the end.
 pub(crate) const INFO_VERSION: u32 = 1;
-/// Bytes of a link's name with its 0 (IFNAMSIZ).
+/// The size of a link's name in bytes, with its terminating 0 (IFNAMSIZ).
 pub(crate) const NAME_BYTES: usize = 16;
 
 /// A path of a connection.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct D2tpPathInfo {
-    /// The link, as the system calls it.
+    /// The name of the link's network device.
     #[serde(serialize_with = "as_text", deserialize_with = "of_text")]
     pub(crate) dpi_link: [CChar; 16],
-    /// 0 free, 1 metered, 2 roaming.
+    /// The cost class: 0 free, 1 metered, 2 roaming.
     pub(crate) dpi_class: u32,
-    /// 0 opening, 1 works, 2 silent.
+    /// The state of the path: 0 opening, 1 works, 2 silent.
     pub(crate) dpi_state: u32,
-    /// Smoothed round trip.
+    /// The smoothed round trip, in microseconds.
     pub(crate) dpi_rtt_us: u32,
-    /// Least round trip measured.
+    /// The smallest round trip measured, in microseconds.
     pub(crate) dpi_rtt_min_us: u32,
-    /// Payload of the whole session.
+    /// Payload bytes received by the whole session on this path.
     pub(crate) dpi_bytes_received: u64,
-    /// Payload of the whole session, what was sent again included.
+    /// Payload bytes sent by the whole session on this path, retransmissions included.
     pub(crate) dpi_bytes_sent: u64,
-    /// Bytes a second lately, 0 when not known.
+    /// The recent rate in bytes per second; 0 if unknown.
     pub(crate) dpi_rate: u64,
 }
 
-/// The value of D2TP_SO_INFO: what a socket does.
+/// The value of D2TP_SO_INFO: the state of a socket.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct D2tpInfo {
-    /// 1.
+    /// The version of this structure: 1.
     pub(crate) di_version: u32,
-    /// Bytes of the whole, as the library knows it.
+    /// The size of the structure in bytes, as the library knows it.
     pub(crate) di_size: u32,
-    /// 0 no connection, 1 connecting, 2 connected, 3 over.
+    /// The state: 0 no connection, 1 connecting, 2 connected, 3 over.
     pub(crate) di_state: u32,
-    /// Why nothing moves: 0 nothing known, 1 no_path, 2 path_cost.
+    /// Why no data moves: 0 no known reason, 1 no_path, 2 path_cost.
     pub(crate) di_reason: u32,
-    /// Taken from the program.
+    /// Bytes taken from the program.
     pub(crate) di_bytes_sent: u64,
-    /// Sent bytes that the peer has.
+    /// Sent bytes that the peer has acknowledged.
     pub(crate) di_bytes_acked: u64,
     pub(crate) di_bytes_received: u64,
-    /// Until the deadline; -1 without one.
+    /// Milliseconds until the deadline; -1 without a deadline.
     pub(crate) di_slack_ms: i64,
     pub(crate) di_paths_count: u32,
     pub(crate) di_reserved: u32,
@@ -67,7 +67,7 @@ const OPENING: u32 = 1;
 pub(crate) const OPEN: u32 = 2;
 pub(crate) const OVER: u32 = 3;
 
-/// di_reason: numbers of the words that commands and logs use.
+/// di_reason: numbers of the reason codes that commands and logs use.
 pub(crate) const NO_REASON: u32 = 0;
 pub(crate) const NO_PATH: u32 = 1;
 pub(crate) const PATH_COST: u32 = 2;
@@ -115,7 +115,8 @@ impl D2tpInfo {
     }
 
     pub(crate) fn to_bytes(self) -> Vec<u8> {
-        // SAFETY: repr(C) of integers without padding (the test below), so every byte is set.
+        // SAFETY: repr(C), of integers without padding (the test below checks that), so every byte
+        // is initialized.
         let bytes: [u8; size_of::<D2tpInfo>()] = unsafe { std::mem::transmute(self) };
         bytes.to_vec()
     }

@@ -1,12 +1,12 @@
-//! What an agent has of connections that are opened again by a token: copies of their programs' descriptors, whose
-//! sockets the kernel therefore leaves as they are when the programs end.
+//! Connections that an agent keeps to be opened again by a token. It has copies of the programs'
+//! descriptors, so that the kernel does not close the sockets when the programs end.
 //!
 //! ```text
-//!  keep ─▶ left ── the call that names it ─▶ kept ── its program ended ─▶ away ── reopened ─▶ kept
-//!           └ 10 s                             └ closed by d2tp_close       └ KEPT_FOR, or room is needed ─▶ let go
+//!  keep ─▶ left ── the call with its token ─▶ kept ── its program ended ─▶ away ── reopened ─▶ kept
+//!           └ 10 s                             └ closed by d2tp_close       └ KEPT_FOR, or room is needed ─▶ dropped
 //! ```
 //!
-//! One that is let go ends as if its program ended then.
+//! A dropped connection ends as if its program ended at that time.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
@@ -18,12 +18,14 @@ use crate::agent_socket::AgentSocket;
 use crate::errno::SocketFault;
 use crate::reopen_token::ReopenToken;
 
-/// Connections that are kept at a time, and descriptors that wait for theirs. More takes descriptors and sockets of an
-/// agent; the one that nobody has had for longest is let go for another.
+/// The most connections that are kept at a time, and the most descriptors that wait for a
+/// connection. More would take descriptors and sockets of the agent. If necessary, the connection
+/// that has had no process for the longest time is dropped for another one.
 pub(crate) const KEPT_MAX: usize = 64; // a guess
 /// How long a descriptor waits for the request for its connection.
 pub(crate) const LEFT_FOR: Duration = Duration::from_secs(10); // a guess
-/// Connections that ended without an owner and are remembered, to report why.
+/// The most ended connections without an owner that are remembered, so that the reason can be
+/// reported.
 const ENDED_MAX: usize = 64; // a guess
 
 #[derive(Default)]
@@ -34,10 +36,10 @@ pub(crate) struct KeptConnections {
 }
 
 impl KeptConnections {
-    /// A program's descriptor, before its connection is called for.
+    /// Stores a program's descriptor, until its connection is requested.
     ///
     /// # Errors
-    /// Too many wait, or somebody has that token.
+    /// Too many descriptors wait, or the token is in use.
     pub(crate) fn deposit(&self, token: ReopenToken, fd: OwnedFd) -> Result<(), SocketFault> {
         let mut left = self.deposited.borrow_mut();
         if left.len() >= KEPT_MAX || left.contains_key(&token) {
@@ -55,10 +57,10 @@ impl KeptConnections {
         self.deposited.borrow_mut().remove(token);
     }
 
-    /// Its connection is called for.
+    /// Keeps the requested connection with its stored descriptor.
     ///
     /// # Errors
-    /// Nothing was left, or others are kept and in use.
+    /// No descriptor was stored, or all places are in use.
     pub(crate) fn keep(
         &self,
         token: ReopenToken,
@@ -83,10 +85,10 @@ impl KeptConnections {
         Ok(())
     }
 
-    /// The socket that a token stands for.
+    /// The socket for a token.
     ///
     /// # Errors
-    /// Nobody's, or why it is over.
+    /// The token is unknown, or the connection is over; the error says why.
     pub(crate) fn find(&self, token: &ReopenToken) -> Result<Rc<AgentSocket>, SocketFault> {
         let kept = self.kept.borrow().get(token).cloned();
         if let Some(socket) = kept.filter(|socket| socket.owner.is_kept()) {
@@ -149,7 +151,7 @@ mod tests {
             kept.keep(token(number), &socket).map(|()| socket)
         };
         let sockets: Vec<Rc<AgentSocket>> = (0..KEPT_MAX).map(|n| keep(n).unwrap()).collect();
-        // All are in use.
+        // All places are in use.
         assert_eq!(
             keep(100).err().map(|fault| fault.errno),
             Some(libc::ENOBUFS)
@@ -160,7 +162,7 @@ mod tests {
         keep(101).unwrap();
         assert!(sockets[7].owner.is_gone() && !sockets[7].owner.is_kept());
         assert!(kept.find(&token(7)).is_err() && kept.find(&token(9)).is_ok());
-        // One that was closed leaves its place.
+        // A connection that was closed frees its place.
         sockets[3].owner.let_go();
         assert!(!sockets[3].owner.is_gone(), "its process is there");
         keep(102).unwrap();

@@ -1,4 +1,4 @@
-//! What the kernel says of a descriptor.
+//! Reading options of the kernel's sockets.
 
 use std::os::fd::RawFd;
 
@@ -6,27 +6,27 @@ use libc::{c_int, socklen_t};
 
 use crate::errno::{CallResult, check};
 
-/// An option's value as the kernel writes it.
+/// The value of an option, as the kernel writes it.
 ///
 /// # Safety
-/// Any bytes are one.
+/// Any bit pattern must be a valid value.
 pub(crate) unsafe trait SockoptValue: Copy {}
 
-// SAFETY: numbers, and structures of nothing but numbers.
+// SAFETY: numbers, and structures that only consist of numbers.
 unsafe impl SockoptValue for c_int {}
-// SAFETY: as above.
+// SAFETY: the same as above.
 unsafe impl SockoptValue for u64 {}
-// SAFETY: as above.
+// SAFETY: the same as above.
 unsafe impl SockoptValue for libc::linger {}
-// SAFETY: as above.
+// SAFETY: the same as above.
 unsafe impl SockoptValue for libc::timeval {}
 
 /// An option of a socket (SOL_SOCKET).
 pub(crate) fn socket_option<T: SockoptValue>(fd: RawFd, name: c_int) -> CallResult<T> {
-    // SAFETY: any bytes are one.
+    // SAFETY: any bit pattern is a valid value.
     let mut value: T = unsafe { std::mem::zeroed() };
     let mut len = size_of::<T>() as socklen_t;
-    // SAFETY: the place has the length that is said.
+    // SAFETY: the buffer has the length that is passed.
     let result = unsafe {
         libc::getsockopt(
             fd,

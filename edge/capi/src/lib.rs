@@ -1,20 +1,21 @@
 //! `libd2tp`: the BSD socket calls over D2TP (`docs/sockets.md`, `include/d2tp.h`).
 //!
 //! ```text
-//!  the program                      │ the engine: one thread, descriptors of its own
+//!  the program                      │ the engine: one thread, its own descriptors
 //!  fd ── kernel TCP on loopback ────┼──── pump ── Flow ── Device or Server ══ links ══▶
 //!  select, epoll, read, sendfile    │       (d2tp-driver)
 //! ```
 //!
-//! The descriptor a program holds is one end of a loopback TCP connection, so the kernel itself answers
-//! everything that is said to descriptors, and an abort reads as one (`pair`). The other end belongs
-//! to a background thread that starts at first use (`engine`) and copies between it and a flow
-//! (`pump`), ahead of the program where it asks for that (`read_ahead`). What the kernel does not know of a socket
-//! (its deadline, who the far end is, why it broke) is in `table`, found by the socket's cookie, so that numbers may
-//! be reused and duplicated. Datagram sockets are UDP's on loopback, in the same way (`datagrams`).
+//! The descriptor that a program holds is one end of a loopback TCP connection, so the kernel
+//! itself handles all calls on the descriptor, and a reset appears as such (`pair`). The other end
+//! belongs to a background thread that starts at first use (`engine`) and copies data between it
+//! and a flow (`pump`), ahead of the program if requested (`read_ahead`). State that the kernel
+//! does not have (the deadline, the peer, the cause of an error) is in `table`, which is indexed by
+//! the socket's cookie, so that descriptors may be reused and duplicated. Datagram sockets are UDP
+//! sockets on loopback, in the same way (`datagrams`).
 //!
-//! Where the user's agent runs, it carries a stream that calls out (`agent_delegation`), with this crate's
-//! own tasks (`agent_carrier`).
+//! If the user's agent runs, it carries outgoing streams (`agent_delegation`), with the tasks of
+//! this crate (`agent_carrier`).
 //!
 //! # The order of the files
 //!
@@ -34,11 +35,10 @@
 //!              address · identity · clock · pair · kernel · memory · errno
 //! ```
 //!
-//! A task takes `EngineState` and changes what is in it; nothing in it knows of the
-//! engine. Only `engine_handle` and the files above it may be called from the program's threads, besides the facts and
-//! `table`.
+//! Tasks change `EngineState`, which does not depend on the engine. Only `engine_handle` and the
+//! files above it may be called from the program's threads, besides the facts and `table`.
 //!
-//! `calls`, the numbers of the options and what an agent needs are all that is public.
+//! Only `calls`, the numbers of the options and the interface for agents are public.
 
 mod address;
 mod agent_address;
@@ -83,6 +83,7 @@ mod read_ahead;
 mod reopen_token;
 mod scheduled_socket;
 mod server_session;
+mod settings_file;
 mod socket_owner;
 mod socket_scheduler;
 mod table;

@@ -1,9 +1,9 @@
-//! From flows that others open to `accept`: a [`ListenAddress`] for each UDP address, and the listening socket that
-//! hears of its flows.
+//! Listening: flows that peers open become connections for `accept`. There is a [`ListenAddress`]
+//! for each UDP address, and a listening socket that gets its flows.
 //!
 //! ```text
-//!  flow ─▶ address ─ announces 127.1.x.y in the table, calls the listener from there ─▶ accept, getpeername
-//!                    └ the listener's backlog is the kernel's: a call waits until there is room
+//!  flow ─▶ address ─ announces 127.1.x.y in the table, connects to the listener from there ─▶ accept, getpeername
+//!                    └ the kernel has the listener's backlog: a connection waits until there is room
 //! ```
 
 use std::cell::{Cell, RefCell};
@@ -25,8 +25,8 @@ use crate::pair;
 use crate::pump;
 use crate::table::{self, SocketEntry};
 
-/// Incoming flows of one address that connect to their listener at once; others wait. Each costs a
-/// kernel socket.
+/// The most incoming flows of one address that connect to their listener at once; others wait. Each
+/// costs a kernel socket.
 const CALLS_MAX: usize = 128; // a guess
 /// Loopback addresses to connect from that are tried: one may still be in use by a connection that
 /// ended.
@@ -49,7 +49,7 @@ pub(crate) async fn listen(
         listen_address.until_gone().await;
     }
     let key = engine.key().map_err(|fault| Errno(fault.errno))?;
-    // The server takes the address that is free from here on.
+    // From here on the server can use the address.
     engine.listeners.bound.borrow_mut().remove(&cookie);
     let server = Server::bind(ServerOptions {
         listen: address,

@@ -1,5 +1,5 @@
-//! The UDP addresses that are bound or listened at. An address outlives its listener while flows of it live, and a
-//! socket that listens there again takes it over.
+//! UDP addresses that are bound or listened at. An address outlives its listener while flows use
+//! it, and another socket that listens there takes it over.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -26,7 +26,7 @@ pub(crate) struct ProgramListener {
 
 /// A UDP address that accepts flows, and the program's socket that gets them.
 pub(crate) struct ListenAddress {
-    /// The server that accepts; none once the listener is closing.
+    /// The server that accepts flows; `None` once the listener is closing.
     pub(crate) server: RefCell<Option<Rc<Server>>>,
     pub(crate) at: SocketAddr,
     pub(crate) listener: RefCell<Option<ProgramListener>>,
@@ -120,9 +120,9 @@ impl ListenAddress {
         self.listener.borrow().is_none() && self.flows.get() == 0
     }
 
-    /// Waits until its address is free.
+    /// Waits until the address is free.
     pub(crate) async fn until_gone(&self) {
-        // Closed is all that ever happens to it.
+        // The semaphore is only ever closed.
         let _ = self.freed.acquire().await;
     }
 

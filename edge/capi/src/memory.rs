@@ -1,5 +1,5 @@
-//! Memory that a C program points at: looked at through the kernel, which says EFAULT where a
-//! dereference would end the process.
+//! Access to memory that a C program points at. It is accessed through the kernel, which returns
+//! EFAULT where a dereference would crash the process.
 
 use libc::{c_void, socklen_t};
 
@@ -21,7 +21,7 @@ pub(crate) fn write(to: *mut c_void, bytes: &[u8]) -> CallResult<()> {
 pub(crate) fn read_text(from: *const libc::c_char, max: usize) -> CallResult<String> {
     let mut bytes: Vec<u8> = Vec::new();
     while bytes.len() <= max {
-        // One by one: the byte behind the last may be on a page that is not there.
+        // Byte by byte, because the next page after the string may not be mapped.
         let at = from.wrapping_add(bytes.len());
         match read(at.cast(), 1)?[0] {
             0 => return String::from_utf8(bytes).map_err(|_| Errno(libc::EINVAL)),
@@ -46,7 +46,7 @@ fn move_bytes(ours: *mut c_void, theirs: *mut c_void, len: usize, to_us: bool) -
         iov_base: theirs,
         iov_len: len,
     };
-    // SAFETY: `ours` has `len` bytes; the kernel looks whether `theirs` has.
+    // SAFETY: `ours` has `len` bytes; the kernel checks `theirs`.
     let moved = unsafe {
         let pid = libc::getpid();
         match to_us {
@@ -59,8 +59,8 @@ fn move_bytes(ours: *mut c_void, theirs: *mut c_void, len: usize, to_us: bool) -
     }
     match Errno::last().0 {
         libc::ENOSYS | libc::EPERM if moved < 0 => {
-            // A sandbox without the call: the pointer is taken at its word.
-            // SAFETY: the caller of the C function promised it, as for the kernel's own calls.
+            // A sandbox does not allow the call, so the pointer is trusted. SAFETY: the caller of
+            // the C function guarantees it, as for the kernel's own calls.
             unsafe {
                 match to_us {
                     true => std::ptr::copy_nonoverlapping(theirs.cast::<u8>(), ours.cast(), len),
@@ -73,7 +73,8 @@ fn move_bytes(ours: *mut c_void, theirs: *mut c_void, len: usize, to_us: bool) -
     }
 }
 
-/// Answers as `getsockopt` and `getsockname` do: writes as much as fits, and the full length.
+/// Returns a value like `getsockopt` and `getsockname`: writes as much as fits, and the full
+/// length.
 pub(crate) fn answer(
     bytes: &[u8],
     to: *mut c_void,
@@ -82,7 +83,7 @@ pub(crate) fn answer(
 ) -> CallResult<()> {
     let room = read(len.cast(), size_of::<socklen_t>())?;
     let room = socklen_t::from_ne_bytes(room.try_into().map_err(|_| Errno(libc::EFAULT))?) as usize;
-    // A length is an int to the kernel.
+    // The kernel treats a length as an int.
     if room > i32::MAX as usize {
         return Err(Errno(libc::EINVAL));
     }

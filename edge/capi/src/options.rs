@@ -1,17 +1,17 @@
-//! What a program asks of a socket beyond BSD: the options of level SOL_D2TP, as they are stored.
+//! The socket options of level SOL_D2TP, as they are stored.
 //!
 //! | option | type | |
 //! |---|---|---|
-//! | DEADLINE | int, int64_t: seconds from now, 0 for none; struct timespec: a time of day | both ways, at any time |
+//! | DEADLINE | int, int64_t: seconds from now, 0 for none; struct timespec: a time of day | for both directions, at any time |
 //! | ESIZE | uint64_t | bytes that will be sent and received together; 0 when not known |
-//! | POLICY, IFLATE, PRIORITY | int | words of the header |
+//! | POLICY, IFLATE, PRIORITY | int | constants of the header |
 //! | BUDGET | uint64_t | bytes on metered links |
 //! | PEERKEY | 32 bytes, or 43 characters | before `connect` |
 //! | PROXY | text | before `connect` |
-//! | EXPIRY | int: milliseconds | how long a datagram is worth sending |
-//! | ROUTE | int, a word of the header | which paths |
-//! | RCVBUFTH | struct d2tp_rcvbufth | what is to be held ahead of the program |
-//! | PERSIST | int, a word of the header; out: a token too | before `connect`; what outlives the program |
+//! | EXPIRY | int: milliseconds | when an unsent datagram is dropped |
+//! | ROUTE | int, a constant of the header | which paths |
+//! | RCVBUFTH | struct d2tp_rcvbufth | how much to buffer ahead of the program |
+//! | PERSIST | int, a constant of the header; read: also a token | before `connect`; what outlives the program |
 
 use std::time::Duration;
 
@@ -28,8 +28,8 @@ pub(crate) use crate::header::{
     SO_PEERKEY, SO_PERSIST, SO_POLICY, SO_PRIORITY, SO_PROXY, SO_RCVBUFTH, SO_ROUTE, SOL_D2TP,
 };
 
-/// The default time that a datagram is worth sending: a second. Longer: after an outage old ones come
-/// first; shorter: datagrams expire during a handshake.
+/// The default time after which an unsent datagram is dropped: a second. Higher: after an outage
+/// old datagrams come first. Lower: datagrams expire during a handshake.
 pub(crate) const EXPIRY: Duration = Duration::from_secs(1); // a guess
 /// The accepted range of that time: up to a day.
 const EXPIRY_MS: std::ops::RangeInclusive<i64> = 1..=86_400_000;
@@ -51,13 +51,13 @@ pub(crate) const ROUTES: [PathSelection; 3] = [
 pub(crate) enum PersistMode {
     #[default]
     No,
-    /// What the program wrote is still delivered.
+    /// Delivers the data that the program wrote.
     Written,
     /// The whole connection persists: it is opened again by a token.
     Open,
 }
 
-/// By number.
+/// The modes by their numbers in the header.
 const PERSISTS: [PersistMode; 3] = [PersistMode::No, PersistMode::Written, PersistMode::Open];
 
 /// The options of a socket. Accepted sockets inherit those of their listener.
@@ -134,7 +134,7 @@ fn deadline(value: &[u8]) -> CallResult<Option<Duration>> {
     }
     match integer(value)? {
         0 => Ok(None),
-        // A century is as good as any more.
+        // Longer times are cut to a century.
         seconds @ 1..=3_153_600_000 => Ok(Some(since_boot() + Duration::from_secs(seconds as u64))),
         _ => Err(Errno(libc::EINVAL)),
     }
@@ -146,7 +146,7 @@ pub(crate) fn expiry_of(ms: u64) -> Duration {
     Duration::from_millis(ms.clamp(*EXPIRY_MS.start(), *EXPIRY_MS.end()) as u64)
 }
 
-/// Parses the time that a datagram is worth sending.
+/// Parses the time after which an unsent datagram is dropped.
 pub(crate) fn expiry(value: &[u8]) -> CallResult<Duration> {
     match integer(value)? {
         ms if EXPIRY_MS.contains(&ms) => Ok(Duration::from_millis(ms as u64)),
@@ -248,23 +248,23 @@ impl SocketOptions {
         Some(self.deadline?.saturating_sub(since_boot()))
     }
 
-    /// Time until both ends drop the flow; none if it may be late.
+    /// Time until both ends drop the flow; `None` if it may be late.
     pub(crate) fn within(&self) -> Option<Duration> {
         self.time_left()
             .filter(|_| self.if_late != DeadlineFallback::Wait)
     }
 
-    /// What a flow is opened with.
+    /// The settings of the flow.
     ///
     /// # Errors
-    /// ETIME: its deadline has passed.
+    /// ETIME: the deadline has passed.
     pub(crate) fn settings(&self) -> Result<FlowSettings, SocketFault> {
         let within = self.within();
         if within == Some(Duration::ZERO) {
             return Err(SocketFault::new(libc::ETIME, "the deadline passed"));
         }
         Ok(FlowSettings {
-            // In OPEN, 0 goes first.
+            // In OPEN, priority 0 goes first.
             priority: (*PRIORITIES.end() as u8).saturating_sub(self.priority),
             size: self.size,
             within,
@@ -324,7 +324,7 @@ mod tests {
         );
     }
 
-    /// A `struct d2tp_rcvbufth`.
+    /// The bytes of a `struct d2tp_rcvbufth`.
     fn levels(low: u64, high: u64, unit: u32, rate: u32) -> Vec<u8> {
         let words = [unit.to_ne_bytes(), rate.to_ne_bytes()].concat();
         [&low.to_ne_bytes()[..], &high.to_ne_bytes(), &words].concat()

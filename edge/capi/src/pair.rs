@@ -6,13 +6,13 @@
 //!                          ◀──SYN──       when the flow is there: b, bound to P too, connects to a
 //!  writable                ══════════     (simultaneous open, RFC 9293 §3.5)
 //!
-//!  listen(a)               ◀──SYN──       b from 127.x.y.z:P; a's filter lets nobody else in
+//!  listen(a)               ◀──SYN──       b from 127.x.y.z:P; a's filter blocks others
 //!  accept(a) → peer 127.x.y.z             which names the flow
 //! ```
 //!
-//! So the kernel itself says when a connection is in progress, made, refused or waiting to be accepted,
-//! to `poll` and to processes that inherited the descriptor alike. Nobody else can take an end: P is
-//! bound on every address by this user, and both filters look at the port.
+//! So the kernel itself reports when a connection is in progress, established, refused or waiting
+//! to be accepted, also to `poll` and to processes that inherited the descriptor. No other process
+//! can take an end: P is bound on every address by this user, and both filters check the port.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
@@ -24,7 +24,7 @@ use socket2::{Domain, Protocol, SockAddr, SockRef, Socket, Type};
 use crate::errno::CallResult;
 use crate::kernel::socket_option;
 
-/// Times the kernel repeats a SYN: `connect` may wait for a network that long, some four hours. The
+/// How often the kernel repeats a SYN: `connect` may wait about four hours for a network. It is the
 /// maximum (tcp(7)).
 const SYN_REPEATS: u32 = 127;
 /// Kernel buffer size of both ends, unless the program sets it: bytes in transit within the machine are
@@ -85,15 +85,15 @@ impl PairPort {
         self.number
     }
 
-    /// The other end of a program's socket that waits at `a`.
+    /// Connects this end to a program's socket that waits at port `a`.
     ///
     /// # Errors
-    /// Nobody waits there any more.
+    /// The socket does not wait any more.
     pub(crate) async fn connect_waiting(&self, a: u16) -> io::Result<tokio::net::TcpStream> {
         self.call_listener(Ipv4Addr::LOCALHOST, a).await
     }
 
-    /// Calls the listener at `a` as `name`, one of 127/8.
+    /// Connects to the listener at port `a` from the address `name`, one of 127/8.
     ///
     /// # Errors
     /// It does not listen any more.
@@ -105,8 +105,8 @@ impl PairPort {
         join(self.end(name)?, a).await
     }
 
-    /// Our end of a pair, for another process to connect: if that process dies, the program's socket is
-    /// reset.
+    /// This end of a pair, to be connected by another process. If that process dies, the program's
+    /// socket is reset.
     pub(crate) fn detachable_end(&self) -> io::Result<Socket> {
         let socket = self.end(Ipv4Addr::LOCALHOST)?;
         socket.set_linger(Some(Duration::ZERO))?;
@@ -121,10 +121,10 @@ impl PairPort {
     }
 }
 
-/// Connects our end of a pair to the program's, which waits or listens at `a`.
+/// Connects this end of a pair to the program's, which waits or listens at port `a`.
 ///
 /// # Errors
-/// Nobody is there any more.
+/// The socket does not exist any more.
 pub(crate) async fn join(socket: Socket, a: u16) -> io::Result<tokio::net::TcpStream> {
     match socket.connect(&loopback(a)) {
         Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => return Err(error),
@@ -143,31 +143,31 @@ pub(crate) fn take_error(fd: RawFd) -> CallResult<libc::c_int> {
     socket_option(fd, libc::SO_ERROR)
 }
 
-/// Ends what a program's socket began, at once and for all who wait for it: for the kernel it was never connected. From
-/// a thread that has descriptors of its own.
+/// Ends the connection attempt of a program's socket at once, for all tasks that wait for it: for
+/// the kernel it was never connected. Called from a thread with its own descriptors.
 ///
 /// # Errors
-/// The program has no such socket at `fd` any more, or the system lets nobody reach it.
+/// The program has no such socket at `fd` any more, or the system does not allow access to it.
 pub(crate) fn refuse(fd: RawFd, cookie: u64) -> io::Result<()> {
     let own = |number: libc::c_long| -> io::Result<OwnedFd> {
         if number < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: just made, and nobody else's.
+        // SAFETY: just created, and nothing else owns it.
         Ok(unsafe { OwnedFd::from_raw_fd(number as RawFd) })
     };
-    // SAFETY: plain numbers.
+    // SAFETY: the arguments are plain numbers.
     let process = own(unsafe { libc::syscall(libc::SYS_pidfd_open, std::process::id(), 0) })?;
-    // SAFETY: plain numbers.
+    // SAFETY: the arguments are plain numbers.
     let socket = own(unsafe { libc::syscall(libc::SYS_pidfd_getfd, process.as_raw_fd(), fd, 0) })?;
     let is_it = crate::table::cookie(socket.as_raw_fd()).is_ok_and(|found| found == cookie);
     if !is_it {
         return Err(io::ErrorKind::NotFound.into());
     }
-    // SAFETY: sockaddr is plain numbers; AF_UNSPEC is 0.
+    // SAFETY: sockaddr consists of plain numbers; AF_UNSPEC is 0.
     let nowhere: libc::sockaddr = unsafe { std::mem::zeroed() };
     let len = size_of::<libc::sockaddr>() as libc::socklen_t;
-    // SAFETY: a whole sockaddr.
+    // SAFETY: the pointer is to a complete sockaddr.
     let ended = unsafe { libc::connect(socket.as_raw_fd(), &raw const nowhere, len) };
     match ended {
         0 => Ok(()),
@@ -178,7 +178,7 @@ pub(crate) fn refuse(fd: RawFd, cookie: u64) -> io::Result<()> {
 /// Whether a listener still exists at `a`: a filtered one does not answer, a closed port does.
 pub(crate) async fn is_listening(a: u16) -> bool {
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, a));
-    // Long enough for a loopback answer on a busy machine; a listener costs all of it.
+    // Long enough for a loopback answer on a busy machine; a listener takes all of it.
     let tried = tokio::time::timeout(PROBE, tokio::net::TcpStream::connect(address)).await;
     tried.is_err()
 }
@@ -208,7 +208,7 @@ fn prepare(socket: &Socket) -> io::Result<()> {
 
 /// Creates a program's socket: `flags` are SOCK_NONBLOCK and SOCK_CLOEXEC.
 pub(crate) fn program_socket(flags: libc::c_int) -> io::Result<RawFd> {
-    // SAFETY: plain numbers.
+    // SAFETY: the arguments are plain numbers.
     let fd = unsafe { libc::socket(libc::AF_INET, libc::SOCK_STREAM | flags, 0) };
     if fd < 0 {
         return Err(io::Error::last_os_error());
@@ -227,12 +227,12 @@ pub(crate) fn program_socket(flags: libc::c_int) -> io::Result<RawFd> {
             libc::TCP_SYNCNT,
             SYN_REPEATS as libc::c_int,
         )?;
-        // SAFETY: open until the end of this function at least.
+        // SAFETY: the descriptor stays open at least until the end of this function.
         let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
         SockRef::from(&borrowed).set_tcp_congestion(CONGESTION_CONTROL)
     };
     set_up().inspect_err(|_| {
-        // SAFETY: just made, and nobody knows it.
+        // SAFETY: just created, and nothing else uses it.
         unsafe { libc::close(fd) };
     })?;
     Ok(fd)
@@ -244,7 +244,7 @@ pub(crate) fn set(
     name: libc::c_int,
     value: libc::c_int,
 ) -> io::Result<()> {
-    // SAFETY: the value is an int, as these options want it.
+    // SAFETY: the value is an int, as these options require.
     let result = unsafe {
         libc::setsockopt(
             fd,
@@ -270,7 +270,7 @@ pub(crate) fn bind_program(fd: RawFd) -> io::Result<u16> {
         },
         sin_zero: [0; 8],
     };
-    // SAFETY: a whole sockaddr_in.
+    // SAFETY: the pointer is to a complete sockaddr_in.
     let bound = unsafe {
         libc::bind(
             fd,
@@ -286,10 +286,10 @@ pub(crate) fn bind_program(fd: RawFd) -> io::Result<u16> {
 
 /// The loopback port of a program's socket.
 pub(crate) fn local_port(fd: RawFd) -> io::Result<u16> {
-    // SAFETY: sockaddr_in is plain numbers.
+    // SAFETY: sockaddr_in consists of plain numbers.
     let mut address: libc::sockaddr_in = unsafe { std::mem::zeroed() };
     let mut len = size_of::<libc::sockaddr_in>() as libc::socklen_t;
-    // SAFETY: the place has the length that is said.
+    // SAFETY: the buffer has the length that is passed.
     if unsafe { libc::getsockname(fd, (&raw mut address).cast(), &mut len) } < 0 {
         return Err(io::Error::last_os_error());
     }
@@ -355,7 +355,7 @@ const FREE_LOOK: Duration = Duration::from_millis(1);
 /// only the latter.
 pub(crate) fn unread(ours: RawFd) -> u64 {
     let mut unsent: libc::c_int = 0;
-    // SAFETY: the place is an int, as this request wants it.
+    // SAFETY: the pointer is to an int, as this request requires.
     let asked = unsafe { libc::ioctl(ours, SIOCOUTQNSD, &raw mut unsent) };
     let unsent = if asked < 0 { 0 } else { unsent };
     let arrived = queued_at_program(ours).unwrap_or_default();
@@ -363,7 +363,7 @@ pub(crate) fn unread(ours: RawFd) -> u64 {
 }
 
 /// Linux, include/uapi/linux/sockios.h: bytes not sent yet.
-const SIOCOUTQNSD: libc::c_ulong = 0x894b;
+const SIOCOUTQNSD: libc::Ioctl = 0x894b;
 /// Linux, include/uapi/linux/sock_diag.h.
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 /// Bytes of a netlink message header (include/uapi/linux/netlink.h).
@@ -375,7 +375,7 @@ const QUEUED_AT: usize = NETLINK_HEAD_BYTES + 56;
 
 /// Bytes that wait in the program's socket, which the kernel reports synchronously.
 fn queued_at_program(ours: RawFd) -> Option<u32> {
-    // SAFETY: open, as whoever asks holds it.
+    // SAFETY: the caller keeps the descriptor open.
     let ours = unsafe { BorrowedFd::borrow_raw(ours) };
     let ours = SockRef::from(&ours);
     let here = ours.local_addr().ok()?.as_socket_ipv4()?;
@@ -386,7 +386,7 @@ fn queued_at_program(ours: RawFd) -> Option<u32> {
     question.extend((libc::NLM_F_REQUEST as u16).to_ne_bytes());
     question.extend([0; 8]);
     question.extend([libc::AF_INET as u8, libc::IPPROTO_TCP as u8, 0, 0]);
-    // In any state.
+    // The socket may be in any state.
     question.extend(u32::MAX.to_ne_bytes());
     question.extend(there.port().to_be_bytes());
     question.extend(here.port().to_be_bytes());
@@ -394,7 +394,7 @@ fn queued_at_program(ours: RawFd) -> Option<u32> {
         question.extend(address.ip().octets());
         question.extend([0; 12]);
     }
-    // On any interface, of any cookie.
+    // On any interface, with any cookie.
     question.extend([0; 4]);
     question.extend([u8::MAX; 8]);
     let kernel = Socket::new(
@@ -407,7 +407,7 @@ fn queued_at_program(ours: RawFd) -> Option<u32> {
     kernel.send(&question).ok()?;
     let mut answer = [std::mem::MaybeUninit::new(0); 512];
     let len = kernel.recv(&mut answer).ok()?;
-    // SAFETY: all of it was set above, if not by the kernel.
+    // SAFETY: every byte was set above or by the kernel.
     let answer: Vec<u8> = answer
         .iter()
         .map(|byte| unsafe { byte.assume_init() })
@@ -424,7 +424,7 @@ fn filter(fd: RawFd, program: &[libc::sock_filter]) -> io::Result<()> {
         len: program.len() as u16,
         filter: program.as_ptr().cast_mut(),
     };
-    // SAFETY: the kernel copies the program out before it returns.
+    // SAFETY: the kernel copies the program before it returns.
     let result = unsafe {
         libc::setsockopt(
             fd,

@@ -1,9 +1,9 @@
-//! Whether a socket's flow pays for links, from its options: D2Sched's decision for one flow, or in an agent
-//! that of its scheduler for all.
+//! Scheduling of a socket's flow: whether it may use metered links, by its options. In an agent the
+//! agent's scheduler decides for all clients.
 //!
-//! Only a deadline or a budget makes this look again every second, and only while a metered link is up: other
-//! policies are decided once. Where the program named thresholds, what is ahead of it decides ([`crate::read_ahead`]),
-//! five times a second.
+//! Only a deadline or a budget requires a decision every second, and only while a metered link is
+//! up; other policies are decided once. With thresholds, the data buffered ahead of the program
+//! decides ([`crate::read_ahead`]), five times a second.
 
 use std::cell::{Cell, RefCell};
 use std::time::Duration;
@@ -31,14 +31,16 @@ use crate::wake_registry::{ASK_EVERY, WakeEntry};
 /// The interval between decisions while a metered link is up.
 const EPOCH: Duration = Duration::from_nanos(REPORT_EVERY.as_nanos());
 
-/// How long no free link may have worked before an exhausted budget ends a connection. Shorter, and a
-/// link that is just being connected would not be waited for.
+/// How long no free link may have worked before an exhausted budget ends a connection. Lower: a
+/// link that is just coming up would not be waited for.
 const BROKE_FOR: Span = Span::from_secs(5); // a guess
+/// How long a path over metered links is kept after a socket paid for it, without payload.
+const READY_FOR: Span = Span::from_secs(10); // a guess: as long as a radio stays awake
 
 /// Schedules a flow while it is carried, or until its budget is used up and it would have to pay.
 pub(crate) async fn enforce(home: &EngineState, held: &CarriedFlow) -> SocketFault {
     let Some(line) = held.session.as_ref().map(|line| line.0.clone()) else {
-        // Who accepted does not decide.
+        // The accepting side does not decide.
         return std::future::pending().await;
     };
     let options = || held.options.borrow().clone();
@@ -63,7 +65,12 @@ pub(crate) async fn enforce(home: &EngineState, held: &CarriedFlow) -> SocketFau
         moved: &moved,
         wants: &wants,
     };
-    decide(home, &held.scheduled, &line, &sees, wakes).await
+    // The path that the opening paid for serves the data, if that may pay too.
+    let budget = BudgetMeter {
+        inherits: true,
+        ..BudgetMeter::default()
+    };
+    decide(home, &held.scheduled, &line, &sees, wakes, budget).await
 }
 
 /// Schedules while a server's name is resolved: there is no session and nothing to pay for. The machine
@@ -100,7 +107,7 @@ fn is_locked(owner: Option<&SocketOwner>) -> bool {
     owner.map_or_else(dlock::is_held, SocketOwner::is_locked)
 }
 
-/// Waits until that changes, or the machine was asleep.
+/// Waits until that changes, or until the machine has slept.
 async fn lock_changed(home: &EngineState, owner: Option<&SocketOwner>, than: bool) {
     match owner {
         Some(owner) => owner.lock_changed(than).await,
@@ -134,12 +141,13 @@ pub(crate) async fn enforce_opening(
         access: &with,
         options: &options,
         moved: &ProgramBytes::default,
-        // What is ahead of a program that is not connected decides nothing yet: its answer is to come first.
+        // Data buffered for a program that is not connected does not count, because the proxy's
+        // answer comes first.
         wants: &|options, statuses, left| {
             ReadAhead::default().update(now(), options, statuses, left, 0)
         },
     };
-    decide(home, &scheduled, line, &sees, wakes).await
+    decide(home, &scheduled, line, &sees, wakes, BudgetMeter::default()).await
 }
 
 /// The events that trigger a new decision.
@@ -171,12 +179,12 @@ async fn decide(
     line: &ServerSession,
     sees: &PolicyInput<'_>,
     wakes: DecisionTriggers<'_>,
+    mut budget: BudgetMeter,
 ) -> SocketFault {
     let Some(mut links) = line.links.clone() else {
         return std::future::pending().await;
     };
-    let mut answers = line.device.watch_answers();
-    let mut budget = BudgetMeter::default();
+    let mut candidates = line.device.watch_candidates();
     let mut watched = WakeEntry::new(&home.wake_registry);
     loop {
         let locked = is_locked(sees.owner);
@@ -196,7 +204,9 @@ async fn decide(
             };
             let wants = (sees.wants)(&options, &statuses, left);
             let decision = scheduled.decide(&options, moved, left, &others, wants.as_ref(), woken);
-            budget.allow(&line.device, flow, decision.grant, options.budget);
+            let keeps = left != Some(0) && counts(&options, &statuses);
+            let grant = budget.with_path_kept(decision.grant, keeps);
+            budget.allow(&line.device, flow, grant, options.budget);
             let is_broke = match &wants {
                 Some(wants) => wants.is_broke,
                 None => is_broke(&options, left, &decision),
@@ -211,7 +221,7 @@ async fn decide(
                     return None;
                 }
                 let span = scheduled.pays_after()?;
-                // Sooner than it is looked again it needs no alarm.
+                // A start before the next check needs no alarm.
                 (span >= ASK_EVERY).then(|| now() + Span::from(span))
             });
         });
@@ -228,7 +238,7 @@ async fn decide(
             Some(rests) => !rests,
             None => counts(&options, &statuses),
         };
-        // What is ahead of a program gets less while nothing comes.
+        // A program's buffer shrinks while no data arrives.
         let watches = watches && statuses.iter().any(costs);
         let pause = match (watches, counts) {
             (true, _) => LOOK,
@@ -239,15 +249,15 @@ async fn decide(
             () = tokio::time::sleep(pause), if counts || watches || locked && rests.is_none() => {}
             () = lock_changed(home, sees.owner, locked) => {}
             _ = links.changed() => {}
-            // What is sent over a link, or asked there, is answered, or is not any more.
-            _ = answers.changed() => {}
+            // A change of the links may reach the device later than `links`.
+            _ = candidates.changed() => {}
             () = wakes.changed.notified() => {}
         }
     }
 }
 
-/// Counts what links carried for an agent's datagram sockets, which never pay, and looks what
-/// messages fit.
+/// Counts what links carried for an agent's datagram sockets, which never pay, and updates the size
+/// of datagrams that fit.
 pub(crate) async fn watch_datagrams<T>(
     home: &EngineState,
     held: &CarriedFlow,
@@ -282,7 +292,7 @@ pub(crate) async fn watch_datagrams<T>(
     }
 }
 
-/// What is not taken down yet.
+/// Counts bytes that are not accounted for yet.
 pub(crate) fn account_datagrams(home: &EngineState, held: &CarriedFlow) {
     if let Some(line) = &held.session
         && home.is_agent
@@ -294,7 +304,7 @@ pub(crate) fn account_datagrams(home: &EngineState, held: &CarriedFlow) {
     }
 }
 
-/// The flow is over: it pays no more.
+/// Ends scheduling, because the flow is over: it pays no more.
 pub(crate) fn stop(held: &CarriedFlow) {
     if let Some(line) = &held.session
         && line.0.links.is_some()
@@ -325,12 +335,12 @@ fn works_free(status: &LinkStatus) -> bool {
     status.usage == LinkUse::Free && works(status)
 }
 
-/// Whether a link carries a flow that may pay, or may not.
+/// Whether a link can carry a flow that may pay, or may not.
 fn carries(status: &LinkStatus, pays: bool) -> bool {
     works_free(status) || pays && costs(status) && works(status)
 }
 
-/// Whether time decides, as links are.
+/// Whether the decision depends on time with the current links.
 fn counts(options: &SocketOptions, statuses: &[LinkStatus]) -> bool {
     statuses.iter().any(costs) && need(options, 0, options.budget).is_weighed()
 }
@@ -340,6 +350,8 @@ fn counts(options: &SocketOptions, statuses: &[LinkStatus]) -> bool {
 struct BudgetMeter {
     spending: FlowSpending,
     broke_since: Option<Time>,
+    /// Whether the device may still allow the flow what it was allowed before the first decision.
+    inherits: bool,
 }
 
 impl BudgetMeter {
@@ -347,12 +359,13 @@ impl BudgetMeter {
         self.spending.count(device.paid_bytes(flow));
     }
 
-    /// What may still be spent.
+    /// The rest of the budget.
     fn left(&self, options: &SocketOptions) -> Option<u64> {
         self.spending.left(options.budget)
     }
 
-    /// Whether there is nothing left, and nothing that is free, for so long that it is no hole.
+    /// Whether the budget is used up and no free link has worked for longer than an ordinary
+    /// outage.
     fn is_broke(&mut self, now: Time, stuck: bool) -> bool {
         if !stuck {
             self.broke_since = None;
@@ -361,18 +374,30 @@ impl BudgetMeter {
         now.since(*self.broke_since.get_or_insert(now)) >= BROKE_FOR
     }
 
-    fn allow(&mut self, device: &Device, flow: &Flow, grant: Grant, budget: Option<u64>) {
-        let grant = match grant {
-            // A path that carries nothing yet is not kept for a socket: its first byte opens one.
+    /// The grant to apply. A path that was just paid for is kept for a while if `keeps`, because it may be needed
+    /// again: what is in flight on a path that closes is sent again.
+    fn with_path_kept(&mut self, decided: Grant, keeps: bool) -> Grant {
+        let decided = match decided {
+            // A path without payload is not kept for a socket: its first byte opens one.
             Grant::Path => Grant::None,
-            grant => grant,
+            decided => decided,
         };
+        match keeps {
+            true => self.spending.keep_path(now(), decided, READY_FOR),
+            false => decided,
+        }
+    }
+
+    fn allow(&mut self, device: &Device, flow: &Flow, grant: Grant, budget: Option<u64>) {
         if grant == Grant::None {
             self.update(device, flow);
         }
-        match self.spending.apply(grant, budget) {
+        let change = self.spending.apply(grant, budget);
+        let inherits = std::mem::take(&mut self.inherits);
+        match change {
             Some(SpendingChange::Allow { budget }) => device.allow_paid(flow, true, budget),
             Some(SpendingChange::Forbid) => device.allow_paid(flow, false, None),
+            None if inherits => device.allow_paid(flow, false, None),
             None => {}
         }
     }
@@ -401,6 +426,7 @@ mod tests {
             busy: Default::default(),
             rate: Some(rate),
             answers: d2tp_driver::LinkAnswers::Answering,
+            stream: d2tp_driver::StreamStatus::Unused,
             path: None,
         }
     }
@@ -448,7 +474,7 @@ mod tests {
         assert!(spends(&fast, 0));
         assert!(!lacks(&fast, Some(1)));
         assert!(lacks(&fast, Some(0)));
-        // Nothing is to be paid for, so nothing is missing.
+        // Nothing is to be paid for, so no budget is missing.
         assert!(!lacks(&free_only, Some(0)));
         assert!(!lacks(&sized(1_000_000), Some(0)));
         let patient = SocketOptions {

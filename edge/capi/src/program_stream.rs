@@ -1,4 +1,5 @@
-//! The engine's end of the loopback connection to a program's socket: written to, ended and broken off.
+//! The engine's end of the loopback connection to a program's socket: writing, ending and
+//! resetting.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
@@ -9,24 +10,25 @@ use tokio::net::TcpStream;
 /// Pieces of a flow that are written to a socket in one call.
 pub(crate) const PIECES_MAX: usize = 64;
 
-/// What was passed on to break with its holder ends as others do.
+/// Restores the normal close of a stream that was passed on with a reset as its close.
 pub(crate) fn clear_linger(stream: &TcpStream) {
-    // If that fails what the program has not read yet may be lost to it, and it hears so.
+    // If that fails, data that the program has not read yet may be lost, and the program gets an
+    // error.
     let _ = socket2::SockRef::from(stream).set_linger(None);
 }
 
 /// Resets the program's socket.
 pub(crate) fn break_off(stream: TcpStream) {
-    // If that fails the socket reads an end instead, and SO_ERROR still tells.
+    // If that fails, the socket reads an end instead, and SO_ERROR still has the cause.
     let _ = stream.set_zero_linger();
 }
 
-/// Has the program read the end.
+/// Ends the stream to the program.
 pub(crate) fn end(stream: &TcpStream) -> io::Result<()> {
     socket2::SockRef::from(stream).shutdown(std::net::Shutdown::Write)
 }
 
-/// Writes as much as there is room for, once the program makes some; returns how much.
+/// Writes as much as there is room for, after waiting for room. Returns the number of bytes.
 pub(crate) async fn put_some(
     stream: &TcpStream,
     pieces: &mut VecDeque<Bytes>,
@@ -58,7 +60,7 @@ pub(crate) async fn put_some(
     }
 }
 
-/// Writes all pieces, as the program makes room.
+/// Writes all pieces, waiting for room.
 pub(crate) async fn put(stream: &TcpStream, pieces: &mut Vec<Bytes>) -> io::Result<()> {
     let mut from = 0;
     while from < pieces.len() {
@@ -67,7 +69,7 @@ pub(crate) async fn put(stream: &TcpStream, pieces: &mut Vec<Bytes>) -> io::Resu
             Ok(mut written) => {
                 while from < pieces.len() && written >= pieces[from].len() {
                     written -= pieces[from].len();
-                    // Its block is of use to the core again.
+                    // The block can be used by the core again.
                     pieces[from] = Bytes::new();
                     from += 1;
                 }

@@ -1,13 +1,15 @@
-//! Bytes between a flow and the engine's end of a program's socket, both ways until both have ended.
+//! Copies data between a flow and the engine's end of a program's socket, in both directions until
+//! both have ended.
 //!
 //! ```text
 //!  program writes ─▶ kernel ─▶ read, at most READ_BYTES ─▶ flow, when it has room
 //!  program reads  ◀─ kernel ◀─ written, many pieces at once ◀─ flow
 //! ```
 //!
-//! Ends stay ends (half-close), and breaks stay breaks: a flow that broke resets the program's socket, a
-//! socket that was reset resets the flow. What the kernel cannot tell the program is in
-//! [`ConnectionStatus`](crate::connection_status::ConnectionStatus) before that.
+//! The end of one direction leaves the other one open (half-close). A flow that broke resets the
+//! program's socket, and a socket that was reset resets the flow. The cause, which the kernel
+//! cannot report, is set in [`ConnectionStatus`](crate::connection_status::ConnectionStatus) before
+//! that.
 
 use std::collections::VecDeque;
 use std::future::{Future as _, poll_fn};
@@ -31,35 +33,36 @@ use crate::program_stream::{self, PIECES_MAX, break_off, clear_linger, put, put_
 use crate::rcvbuf_thresholds::AHEAD_BYTES_MAX;
 use crate::read_ahead::{ReadAheadMemory, ReadAheadQueue};
 
-/// Bytes read from a program's socket at once. More costs memory for every socket that writes, and from 128 KiB
-/// on the C library maps and unmaps each piece; less costs system calls. docs/sockets.md, "Speed"
+/// The number of bytes read from a program's socket at once. Higher: more memory for every socket
+/// that writes, and from 128 KiB on the C library maps and unmaps each piece. Lower: more system
+/// calls. See docs/sockets.md, "Speed".
 const READ_BYTES: usize = 64 * 1024;
-/// Less room than this is not worth a read.
+/// The smallest room that is worth a read, in bytes.
 const READ_ROOM_MIN: usize = 16 * 1024;
 /// Reset code of a flow whose program's socket was reset.
 const ABORTED: u64 = 0xd300;
-/// Bytes of a persistent socket that are taken from the program before the flow has room for them. More
-/// costs an agent memory, less is taken only when the program ends.
+/// The most bytes of a persistent socket that are taken from the program before the flow has room
+/// for them. Higher: more memory of the agent. Lower: more is taken only when the program ends.
 const KEPT_BYTES_MAX: usize = 8 * 1024 * 1024; // a guess
-/// How long what a program wrote is still sent after its death, unless its socket is persistent.
-const LAST_WORDS: Duration = Duration::from_secs(5); // as at `exit`
-/// What answers a program that has ended is read to its end, that the peer may end well, but no more of it
-/// than this, …
+/// How long data of a program is still sent after its death, unless its socket is persistent.
+const LAST_WORDS: Duration = Duration::from_secs(5); // the same as at `exit`
+/// The most bytes of the answer to a program that has ended that are read and discarded, so that
+/// the peer can end normally.
 const UNREAD_BYTES_MAX: u64 = 1024 * 1024; // a guess
-/// The program's answer is waited for no longer than this after the peer has all.
-const ANSWER_WITHIN: Duration = Duration::from_secs(60); // a guess: an origin that thinks
-/// Between two looks at whether the peer has all of it, which may take days.
+/// How long the answer to a program that has ended is waited for, after the peer has all data.
+const ANSWER_WITHIN: Duration = Duration::from_secs(60); // a guess: a slow origin
+/// The interval between checks whether the peer has all data, which may take days.
 const DELIVERED_LOOK: Duration = Duration::from_secs(1); // a guess
 
-/// Why a pump stopped before both ends had.
+/// Why copying stopped before both directions had ended.
 enum PumpError {
     /// The flow failed.
     Flow(SocketFault),
-    /// The program's socket: it was closed or reset while there was something to say.
+    /// The program's socket was closed or reset while there was data for it.
     Program,
 }
 
-/// Carries until both directions are over.
+/// Copies until both directions are over.
 pub(crate) async fn run(engine: Rc<EngineState>, held: Rc<CarriedFlow>, stream: TcpStream) {
     let persists = held.owner().is_some() && held.options.borrow().persist != PersistMode::No;
     held.read_ahead.open(stream.as_raw_fd());
@@ -73,7 +76,8 @@ pub(crate) async fn run(engine: Rc<EngineState>, held: Rc<CarriedFlow>, stream: 
         let down = async {
             let down = async {
                 match down(&engine, &held, &stream).await {
-                    // It closed without reading to the end. What it said before is still read.
+                    // The program closed without reading to the end. Data that it wrote before is
+                    // still read.
                     Err(PumpError::Program) => Ok(ProgramDrain::Part),
                     whole => whole.map(|()| ProgramDrain::All),
                 }
@@ -105,7 +109,8 @@ pub(crate) async fn run(engine: Rc<EngineState>, held: Rc<CarriedFlow>, stream: 
                 let _ = held.status.fault.set(held.fault(&error));
             }
         }
-        // Dropping the flow leaves what was finished to arrive, and tells the peer that nobody reads.
+        // Dropping the flow leaves a finished direction to be delivered, and tells the peer that
+        // nothing is read.
         Ok(((), ProgramDrain::Part)) => {}
         Err(PumpError::Flow(fault)) => {
             let _ = held.status.fault.set(fault.clone());
@@ -120,14 +125,15 @@ pub(crate) async fn run(engine: Rc<EngineState>, held: Rc<CarriedFlow>, stream: 
     engine.unregister(&held);
 }
 
-/// Its program ended, and the time is over in which its last words are sent.
+/// Resolves when the program has ended, and the time for its last data is over.
 async fn orphan_expired(held: &CarriedFlow) {
     held.orphaned().await;
     tokio::time::sleep(LAST_WORDS).await;
 }
 
-/// Takes what comes for a program that has ended, so that the peer ends well. Nothing is put into its socket
-/// any more: that would make the kernel forget what it still has of the program's.
+/// Reads the peer's data for a program that has ended, so that the peer ends normally. Nothing is
+/// written to its socket any more, because that would make the kernel discard the program's unread
+/// data.
 async fn drain_from_peer(held: &CarriedFlow) -> Result<ProgramDrain, PumpError> {
     let ended = async {
         let mut unread = 0;
@@ -155,7 +161,7 @@ async fn drain_from_peer(held: &CarriedFlow) -> Result<ProgramDrain, PumpError> 
     }
 }
 
-/// Waits until the peer has all, or never will.
+/// Waits until the peer has all data, or never will.
 async fn delivered(held: &CarriedFlow) {
     while !held.is_delivered() && held.flow.borrow().end().is_none() {
         tokio::time::sleep(DELIVERED_LOOK).await;
@@ -189,7 +195,7 @@ async fn up(engine: &EngineState, held: &CarriedFlow, stream: &TcpStream) -> Res
                 if last {
                     break;
                 }
-                // A socket at rest holds no buffer.
+                // An idle socket holds no buffer.
                 buffer = BytesMut::new();
                 continue;
             }
@@ -203,7 +209,7 @@ async fn up(engine: &EngineState, held: &CarriedFlow, stream: &TcpStream) -> Res
     finish(held).await
 }
 
-/// Ends the flow's direction.
+/// Ends this direction of the flow.
 async fn finish(held: &CarriedFlow) -> Result<(), PumpError> {
     let finished = poll_fn(|cx| {
         let mut flow = held.flow.borrow_mut();
@@ -217,12 +223,12 @@ async fn finish(held: &CarriedFlow) -> Result<(), PumpError> {
 /// How a program's direction ended.
 enum ProgramEnd {
     All,
-    /// The connection was reset: there may have been more.
+    /// The connection was reset: data may be missing.
     Part,
 }
 
-/// Carries what the program of a persistent socket writes: taken ahead of the flow, and all of it
-/// once the program has ended, for the kernel forgets what a process left that nobody takes.
+/// Copies the data of a persistent socket's program: ahead of the flow, and all of it once the
+/// program has ended, because the kernel discards data of an ended process that is not read.
 async fn up_persistent(held: &CarriedFlow, stream: &TcpStream) -> Result<(), PumpError> {
     let mut kept: VecDeque<Bytes> = VecDeque::new();
     let mut buffer = BytesMut::new();
@@ -245,7 +251,7 @@ async fn up_persistent(held: &CarriedFlow, stream: &TcpStream) -> Result<(), Pum
                         kept.push_back(buffer.split().freeze());
                     }
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                        // A socket at rest holds no buffer.
+                        // An idle socket holds no buffer.
                         buffer = BytesMut::new();
                     }
                     Err(_) => said = Some(ProgramEnd::Part),
@@ -262,7 +268,7 @@ async fn up_persistent(held: &CarriedFlow, stream: &TcpStream) -> Result<(), Pum
     }
     match said {
         Some(ProgramEnd::Part) => {
-            // What there was is to arrive before the peer hears that it is not all.
+            // The data must arrive before the peer is informed that it is incomplete.
             let _ = held.flush(held.sent.get()).await;
             Err(PumpError::Program)
         }
@@ -280,7 +286,7 @@ async fn write_first(held: &CarriedFlow, kept: &VecDeque<Bytes>) -> Result<(), P
 async fn write(held: &CarriedFlow, chunk: &Bytes) -> Result<(), PumpError> {
     poll_fn(|cx| {
         let mut flow = held.flow.borrow_mut();
-        // Made anew at each turn: it holds nothing but the chunk.
+        // The future is created in each turn, because it holds only the chunk.
         pin!(flow.write_chunk(chunk.clone())).poll(cx)
     })
     .await
@@ -334,7 +340,7 @@ async fn down(
     }
 }
 
-/// Carries to the program from now on, and keeps what it does not take yet.
+/// Copies data to the program from now on, and buffers what it does not accept yet.
 async fn down_ahead(
     held: &CarriedFlow,
     stream: &TcpStream,
@@ -346,7 +352,7 @@ async fn down_ahead(
         if ahead.has_ended() && kept.pieces.is_empty() {
             return end(stream);
         }
-        // Without thresholds, which may have been taken back, there is no more than one piece.
+        // Without thresholds, which may have been removed again, at most one piece is buffered.
         let most = match held.options.borrow().thresholds {
             Some(_) => AHEAD_BYTES_MAX,
             None => 0,

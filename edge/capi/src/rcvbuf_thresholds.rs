@@ -1,4 +1,5 @@
-//! How much a program wants held ahead of it: `struct d2tp_rcvbufth` of the option `D2TP_SO_RCVBUFTH`.
+//! How much data a program wants buffered ahead: `struct d2tp_rcvbufth`, the value of
+//! `D2TP_SO_RCVBUFTH`.
 
 use d2tp_sched::RefillThresholds;
 use serde::{Deserialize, Serialize};
@@ -6,21 +7,21 @@ use serde::{Deserialize, Serialize};
 use crate::errno::{CallResult, Errno};
 use crate::header::D2tpRcvbufth;
 
-/// Bytes kept ahead for one socket. More bridges longer holes, and takes as much memory: while pieces are short
-/// twice as much.
+/// The most bytes that are buffered ahead for one socket. Higher: bridges longer outages, and takes
+/// as much memory; twice as much if pieces are short.
 pub(crate) const AHEAD_BYTES_MAX: u64 = 64 * 1024 * 1024; // a guess: 20 minutes of audio, 4 of video at 2 Mb/s
 
 /// The largest threshold that is a time, in milliseconds: a day.
 const SPAN_MS_MAX: u64 = 86_400_000;
 
-/// Thresholds as the program said them: `struct d2tp_rcvbufth`.
+/// Thresholds as the program set them: `struct d2tp_rcvbufth`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct RcvbufThresholds {
     pub(crate) low: u64,
     pub(crate) high: u64,
     pub(crate) unit: RcvbufUnit,
-    /// Bytes a second that the program takes; 0: measured.
+    /// The rate at which the program reads, in bytes per second; 0: measured.
     pub(crate) rate: u32,
 }
 
@@ -31,14 +32,14 @@ pub(crate) enum RcvbufUnit {
     Ms,
 }
 
-/// `D2TP_RCVBUFTH_BYTES`, `D2TP_RCVBUFTH_MS` of the header, by place.
+/// Units by number: `D2TP_RCVBUFTH_BYTES`, `D2TP_RCVBUFTH_MS`.
 const UNITS: [RcvbufUnit; 2] = [RcvbufUnit::Bytes, RcvbufUnit::Ms];
 
-/// Bytes of `struct d2tp_rcvbufth`.
+/// The size of `struct d2tp_rcvbufth` in bytes.
 const LEVELS_BYTES: usize = size_of::<D2tpRcvbufth>();
 
 impl RcvbufThresholds {
-    /// From C; none: no thresholds.
+    /// Parses the structure of C; `None`: no thresholds.
     pub(crate) fn of_bytes(value: &[u8]) -> CallResult<Option<RcvbufThresholds>> {
         let value: [u8; LEVELS_BYTES] = value.try_into().map_err(|_| Errno(libc::EINVAL))?;
         let long = |at: usize| u64::from_ne_bytes(value[at..at + 8].try_into().expect("eight"));
@@ -67,7 +68,7 @@ impl RcvbufThresholds {
         self.low <= self.high && (1..=most).contains(&self.high)
     }
 
-    /// For C.
+    /// The structure for C.
     pub(crate) fn to_bytes(levels: Option<RcvbufThresholds>) -> Vec<u8> {
         let Some(levels) = levels else {
             return vec![0; LEVELS_BYTES];
@@ -81,7 +82,7 @@ impl RcvbufThresholds {
         bytes
     }
 
-    /// The thresholds in bytes, for a program that takes so much a second.
+    /// The thresholds in bytes, for a program that reads at this rate.
     pub(crate) fn thresholds(&self, bytes_per_s: f64) -> RefillThresholds {
         let bytes = |level: u64| {
             let bytes = match self.unit {
@@ -92,7 +93,7 @@ impl RcvbufThresholds {
         };
         RefillThresholds {
             low_bytes: bytes(self.low),
-            // Of a program that hardly reads a time is no bytes at all.
+            // For a program that hardly reads, a time would be zero bytes.
             high_bytes: bytes(self.high).max(1),
         }
     }

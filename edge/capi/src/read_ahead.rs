@@ -1,12 +1,14 @@
-//! What a socket holds ahead of its program, and what D2BufMgr makes of it (`D2TP_SO_RCVBUFTH`).
+//! Data that a socket buffers ahead of its program, and the demand that D2BufMgr computes from it
+//! (`D2TP_SO_RCVBUFTH`).
 //!
 //! ```text
-//!  flow ─▶ kept here, AHEAD_BYTES_MAX at most ─▶ the pair: sent, not sent yet ─▶ program
-//!          └──────────────────── ahead of the program ───────────────────┘
-//!   ahead ─▶ d2tp_sched::Buffer ─▶ low reached: so many bytes may be paid for, up to high
+//!  flow ─▶ buffered here, AHEAD_BYTES_MAX at most ─▶ the pair: sent, not sent yet ─▶ program
+//!          └────────────────────── ahead of the program ─────────────────────┘
+//!   ahead ─▶ d2tp_sched::StreamBuffer ─▶ low reached: this many bytes may be paid for, up to high
 //! ```
 //!
-//! A socket without thresholds keeps nothing here: flow control holds what its program does not take.
+//! A socket without thresholds buffers nothing here: flow control stops the peer when its program
+//! does not read.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -26,43 +28,45 @@ use crate::options::SocketOptions;
 use crate::pair;
 use crate::rcvbuf_thresholds::{AHEAD_BYTES_MAX, RcvbufThresholds};
 
-/// Bytes kept ahead for all sockets of an engine together. Those that find no room keep one piece
-/// each.
+/// The most bytes that all sockets of an engine buffer together. Sockets that find no room buffer
+/// one piece each.
 const AHEAD_ALL_BYTES_MAX: u64 = 4 * AHEAD_BYTES_MAX; // a guess
-/// Between two decisions where what is ahead of a program counts.
-pub(crate) const LOOK: Duration = Duration::from_millis(200); // as of others' streams
-/// A pace remembers no more seconds than these.
+/// The interval between decisions while the data ahead of a program matters.
+pub(crate) const LOOK: Duration = Duration::from_millis(200); // the same as for other streams
+/// The longest time that a reading rate covers, in seconds.
 const PACED_S: u64 = 60;
-/// A link nobody measured gets its chance: what is kept bridges it.
+/// The assumed rate of a link that was never measured: it gets a chance, because the buffer bridges
+/// an error.
 const UNMEASURED_BYTES_PER_S: f64 = 1e12;
 
-/// What is ahead of one program.
+/// The data buffered ahead of one program.
 #[derive(Default)]
 pub(crate) struct ReadAhead {
-    /// Bytes kept here.
+    /// The number of bytes buffered here.
     kept: Cell<u64>,
     /// The engine's end of the pair, while it is open.
     pair: Cell<Option<RawFd>>,
-    /// The peer said all it had to say.
+    /// Whether the peer has ended its direction.
     ended: Cell<bool>,
     reader: RefCell<Option<ProgramReader>>,
 }
 
-/// One program's reading.
+/// The reading rate of one program.
 struct ProgramReader {
     levels: RcvbufThresholds,
     buffer: StreamBuffer,
     pace: PlaybackMeter,
     begun: Time,
-    /// How far it had come at the last look, which was then.
+    /// The number of bytes read at the last update.
     taken: u64,
+    /// The time of the last update, since `begun`.
     updated_at: Duration,
 }
 
-/// What a socket with thresholds wants.
+/// The demand of a socket with thresholds.
 #[derive(Debug, PartialEq)]
 pub(crate) struct ReadAheadDemand {
-    /// For who decides about links that are free, and about others.
+    /// The demand for the scheduler.
     pub(crate) need: FlowDemand,
     /// Bytes of the object that the demand counts as, among other clients of the scheduler.
     pub(crate) size: u64,
@@ -107,7 +111,7 @@ impl ReadAhead {
         self.kept.get() + self.unread()
     }
 
-    /// The current demand, given what is left of the budget; none without thresholds. `to_program`:
+    /// The current demand, given what is left of the budget; `None` without thresholds. `to_program`:
     /// bytes written to the pair.
     pub(crate) fn update(
         &self,
@@ -124,7 +128,7 @@ impl ReadAhead {
         let unread = self.unread();
         let mut reader = self.reader.borrow_mut();
         if reader.as_ref().is_none_or(|reader| reader.levels != levels) {
-            // What was read before says nothing of how it is read now.
+            // Bytes read before the thresholds were set say nothing about the current rate.
             let taken = to_program.saturating_sub(unread);
             *reader = Some(ProgramReader::new(levels, statuses, now, taken));
         }
@@ -226,13 +230,14 @@ impl ProgramReader {
         });
         let bytes = wanted.as_ref().and_then(|need| need.remaining_bytes);
         let bytes = bytes.unwrap_or(0);
-        // What is read until the next look is no reason to pay for ever.
+        // Bytes that are read until the next update are no permanent reason to pay.
         let read = read.max((LOOK.as_secs_f64() * rate) as u64);
         let read = read.min(input.to_come.unwrap_or(u64::MAX).saturating_sub(bytes));
         let pays = self.buffer.is_filling() && pays(input.options, free_bytes_per_s.is_some());
         ReadAheadDemand {
             buy_bytes: (pays && bytes > 0).then_some(bytes + read),
-            // Not all that a free link may bring: beside that everything else would be small.
+            // Not all that a free link could carry, because everything else would be small beside
+            // it.
             size: bytes.min(thresholds.high_bytes),
             need: FlowDemand {
                 remaining_bytes: Some(bytes),
@@ -334,6 +339,7 @@ mod tests {
             busy: Default::default(),
             rate: Some(1_000_000),
             answers: d2tp_driver::LinkAnswers::Answering,
+            stream: d2tp_driver::StreamStatus::Unused,
             path: None,
         }
     }
@@ -359,8 +365,9 @@ mod tests {
         }
     }
 
-    /// A program that reads 100 kB a second over a metered link and carries ten times as much, for `seconds`:
-    /// how much was ahead at least and at most, and how often it began to pay.
+    /// Simulates a program that reads 100 kB per second over a metered link of ten times that rate,
+    /// for `seconds`. Returns the smallest and largest amount buffered, and how often it began to
+    /// pay.
     fn run(options: &SocketOptions, seconds: u64) -> (u64, u64, u32) {
         let ahead = ReadAhead::default();
         let statuses = [status(LinkUse::Paid)];
@@ -398,7 +405,7 @@ mod tests {
             assert!((860_000..=950_000).contains(&most), "{policy:?}: {most}");
             assert!((8..=11).contains(&begun), "{policy:?}: {begun}");
         }
-        // The same as times, at the rate it said.
+        // The same levels as times, at the stated rate.
         let times = levels(3_000, 9_000, RcvbufUnit::Ms, 100_000);
         let bytes = levels(300_000, 900_000, RcvbufUnit::Bytes, 100_000);
         assert_eq!(
@@ -423,7 +430,7 @@ mod tests {
         let times = levels(3_000, 9_000, RcvbufUnit::Ms, 0);
         let mut reader = ProgramReader::new(times, &[], at(0), 0);
         let options = reading(times, CostPolicy::FreeFirst);
-        // 40 kB a second; and for ten minutes in which nothing costs nobody looks.
+        // 40 kB per second; for ten minutes without metered links there are no updates.
         let mut size = 0;
         for second in (1..=30).chain([630]) {
             let input = ReadAheadInput {
@@ -453,9 +460,9 @@ mod tests {
             let wants = wants.expect("it has thresholds");
             (wants.buy_bytes, wants.is_broke)
         };
-        // And what may be read until it is looked again.
+        // And the bytes that may be read until the next update.
         assert_eq!(look(None, 0), (Some(950_000), false));
-        // The last of it.
+        // The last bytes of the object.
         assert_eq!(look(None, 999_000), (Some(1_000), false));
         assert_eq!(look(Some(0), 999_000), (None, true));
         ahead.kept.set(500);
@@ -482,7 +489,7 @@ mod tests {
         ours.write_all(&[7; 10_000]).unwrap();
         program.read_exact(&mut [0; 4_000]).unwrap();
         assert_eq!(ahead.bytes(), 6_000);
-        // More than it takes: what is not there yet counts too.
+        // More than it accepts: bytes in transit count as well.
         ours.set_nonblocking(true).unwrap();
         let mut more = 0;
         while let Ok(written) = ours.write(&[7; 65_536]) {

@@ -1,4 +1,4 @@
-//! The token that names a connection which outlives its program.
+//! The token of a connection that outlives its program.
 
 use std::fmt::Write as _;
 
@@ -6,7 +6,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::errno::SocketFault;
 
-// As many as of a key, so that nobody guesses one.
+// As long as a key, so that it cannot be guessed.
 pub(crate) use crate::header::TOKEN_BYTES;
 
 /// A token for a connection that outlives its program. Any process of the same user that knows it may
@@ -16,7 +16,7 @@ pub(crate) struct ReopenToken(pub(crate) [u8; TOKEN_BYTES]);
 
 impl std::fmt::Debug for ReopenToken {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // It is in no log.
+        // The token must not appear in logs.
         f.write_str("Token")
     }
 }

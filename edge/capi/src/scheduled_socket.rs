@@ -1,4 +1,4 @@
-//! A socket as a client of the scheduler: what it reports, and what it may use then.
+//! A socket as a client of the scheduler: its reports and decisions.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::socket_scheduler::{SchedulerClient, SocketScheduler};
 
 /// How long a connection without a deadline may move nothing, with everything acknowledged, before it
 /// counts as idle.
-pub(crate) const RESTS_AFTER: Span = Span::from_secs(5); // as of others' transfers
+pub(crate) const RESTS_AFTER: Span = Span::from_secs(5); // the same as for other transfers
 
 /// Byte counts of a program's socket.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
@@ -73,7 +73,7 @@ impl ScheduledSocket {
         client.decide(&report)
     }
 
-    /// See [`SchedulerClient::pays_after`].
+    /// The time until metered links would carry the socket; see [`SchedulerClient::pays_after`].
     pub(crate) fn pays_after(&self) -> Option<Duration> {
         self.client.as_ref()?.pays_after()
     }
@@ -108,7 +108,7 @@ impl ScheduledSocket {
         let rests = !wants && now.since(self.moved_at) >= RESTS_AFTER;
         if rests {
             self.client = None;
-            // The next place begins to count anew.
+            // The counts restart when the socket joins the scheduler again.
             self.carried.restart();
         }
         rests

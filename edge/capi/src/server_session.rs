@@ -1,4 +1,4 @@
-//! A session with a server, which all sockets share that connect there.
+//! A session with a server, which all sockets share that connect to it.
 
 use std::cell::{Cell, RefCell};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -16,6 +16,7 @@ use tokio::sync::{Notify, watch};
 
 use crate::datagram_accounting::DatagramAccounting;
 use crate::errno::SocketFault;
+use crate::settings_file;
 
 /// How long an unused session is kept for the next socket: a handshake costs more than an idle session.
 const IDLE_KEPT: Duration = Duration::from_secs(10); // a guess
@@ -29,7 +30,7 @@ const RESOLVE_TRIES: u32 = 2;
 /// Context numbers reserved for each process that uses the instance, one after the other.
 const CONTEXTS_EACH: u64 = 1024;
 
-const CONTEXTS_APART: u64 = 8; // so that all take two bytes
+const CONTEXTS_APART: u64 = 8; // so that all contexts take two bytes
 
 fn first_context(turn: u32) -> u64 {
     u64::from(turn) % CONTEXTS_APART * CONTEXTS_EACH
@@ -40,7 +41,7 @@ pub(crate) struct ServerSession {
     pub(crate) device: Device,
     /// Whether the handshake is complete, or why it failed.
     pub(crate) state: watch::Receiver<ServerSessionState>,
-    /// The links in use; none if the server is on this machine.
+    /// The links in use; `None` if the server is on this machine.
     pub(crate) links: Option<watch::Receiver<Arc<Vec<Link>>>>,
     /// The context number of the session's latest datagram socket.
     context: Cell<u64>,
@@ -72,12 +73,16 @@ impl Drop for SessionUse {
 }
 
 impl ServerSession {
-    /// Opens a session over these links; none: by the system's routes.
+    /// Opens a session over these links; `None`: by the system's routes.
     pub(crate) async fn begin(
         server: &ServerAddress,
         key: SecretKey,
         links: Option<watch::Receiver<Arc<Vec<Link>>>>,
     ) -> Result<ServerSession, SocketFault> {
+        if let Err(fault) = settings_file::use_http_proxy() {
+            // The server may be reached without it.
+            tracing::warn!(error = %fault.text, "no HTTP proxy is used");
+        }
         let (ours, theirs) = (key.public(), server.key);
         let lease = tokio::task::spawn_blocking(move || InstanceLease::take(ours, theirs)).await;
         let lease = lease.ok().flatten().map(Arc::new);
@@ -122,7 +127,8 @@ impl ServerSession {
             device,
             state,
             links,
-            // What is under way for who had the instance before is for none of ours.
+            // Datagrams in transit for the instance's previous process must not reach this
+            // process's sockets.
             context: Cell::new(lease.map_or(0, |lease| first_context(lease.turn()))),
             accounting: RefCell::default(),
             users: Cell::new(0),

@@ -1,5 +1,5 @@
-//! The process that a carried socket belongs to, as an agent knows it: whether it is there, what it is told, and the
-//! descriptor that is kept for another process to have.
+//! The process that owns a carried socket, as an agent sees it: whether it exists, messages to it,
+//! and the descriptor that is kept for another process.
 
 use std::cell::RefCell;
 use std::os::fd::OwnedFd;
@@ -15,11 +15,11 @@ use tokio::time::{Instant, timeout};
 use crate::agent_message::{MessageFromAgent, send_message};
 use crate::errno::SocketFault;
 
-/// How long a program may take to confirm a fault before its socket breaks anyway.
-pub(crate) const HEARD_WITHIN: Duration = Duration::from_secs(1); // a guess: it is on this machine
+/// How long a program may take to confirm a fault before its socket is reset anyway.
+pub(crate) const HEARD_WITHIN: Duration = Duration::from_secs(1); // a guess: the process is on this machine
 
 /// How long to wait for the end of a process whose connection another one opens again.
-const MISSED_WITHIN: Duration = Duration::from_secs(1); // a guess: it is on this machine
+const MISSED_WITHIN: Duration = Duration::from_secs(1); // a guess: the process is on this machine
 
 /// How long a connection without a process is kept.
 const KEPT_FOR: Duration = Duration::from_secs(24 * 3600); // a guess: a device that is used every day
@@ -37,7 +37,7 @@ enum OwnerPresence {
 
 /// The process that owns a carried socket.
 pub(crate) struct SocketOwner {
-    /// The queue of messages to the process; none while no process has the socket.
+    /// The queue of messages to the process; `None` while no process has the socket.
     messages: RefCell<Option<UnboundedSender<QueuedMessage>>>,
     /// The task that sends the messages.
     sender: RefCell<Option<JoinHandle<()>>>,
@@ -103,7 +103,7 @@ impl SocketOwner {
         });
     }
 
-    /// No process can have the connection any more.
+    /// Records that no process can have the connection any more.
     pub(crate) fn end(&self) {
         self.ended.send_replace(true);
     }
@@ -125,7 +125,7 @@ impl SocketOwner {
     /// Waits until the D-Lock status differs from `than`.
     pub(crate) async fn lock_changed(&self, than: bool) {
         let mut locked = self.locked.subscribe();
-        // Whoever says it is here.
+        // The sender is a field of this struct, so it exists.
         let _ = locked.wait_for(|locked| *locked != than).await;
     }
 
@@ -150,7 +150,7 @@ impl SocketOwner {
         self.presence.send_replace(OwnerPresence::Away(since));
     }
 
-    /// Ends the claim of later processes: the connection is not to be opened again.
+    /// Gives up the connection, so that it cannot be opened again.
     pub(crate) fn let_go(&self) {
         self.kept.take();
         if self.away_since().is_some() {
@@ -163,7 +163,7 @@ impl SocketOwner {
         let mut presence = self.presence.subscribe();
         let away = presence.wait_for(|presence| matches!(presence, OwnerPresence::Away(_)));
         let _ = timeout(MISSED_WITHIN, away).await;
-        // Others waited too.
+        // Other tasks waited, too.
         self.away_since().is_some() && self.is_kept()
     }
 
@@ -175,7 +175,7 @@ impl SocketOwner {
     }
 
     pub(crate) fn enqueue(&self, what: MessageFromAgent) {
-        // One that is gone needs no words.
+        // A process that is gone needs no message.
         if let Some(sender) = &*self.messages.borrow() {
             let _ = sender.send((what, None));
         }
@@ -196,7 +196,8 @@ impl SocketOwner {
         let _ = told.await;
     }
 
-    /// Informs the process why its socket is about to break, so that it knows the cause when it does.
+    /// Informs the process why its socket is about to be reset, so that it knows the cause when
+    /// that happens.
     pub(crate) async fn send_fault(&self, fault: &SocketFault) {
         if self.away_since().is_some() {
             return;
@@ -211,10 +212,10 @@ impl SocketOwner {
         let _ = timeout(HEARD_WITHIN, heard).await;
     }
 
-    /// Waits until its process has ended, or let go of the connection.
+    /// Waits until the process has ended, or gave up the connection.
     pub(crate) async fn gone(&self) {
         let mut gone = self.ended.subscribe();
-        // Whoever says it is here.
+        // The sender is a field of this struct, so it exists.
         let _ = gone.wait_for(|gone| *gone).await;
     }
 

@@ -1,5 +1,5 @@
-//! The scheduler as an engine sees it: the agent's, or in a program's own engine one for all sockets of the
-//! process.
+//! The scheduler of an engine's sockets: the agent's, or, in a program's own engine, one for all
+//! sockets of the process.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,12 +9,12 @@ use d2tp_driver::{FlowClient, FlowClientReport, LinkStatus, SchedulerHandle};
 use d2tp_links::Link;
 use d2tp_sched::{ClientDecision, SchedulerKind};
 
-/// Schedules all sockets of an engine together with whatever else the device carries.
+/// Schedules all sockets of an engine, together with other clients of the device.
 pub trait SocketScheduler {
-    /// A client for a socket, for as long as it wants something.
+    /// Adds a client for a socket, as long as it needs something.
     fn join(&self) -> Box<dyn SchedulerClient>;
 
-    /// Takes in the machine's links, if the scheduler has no other source.
+    /// Observes the machine's links, if the scheduler has no other source.
     fn observe_links(&self, _links: &[Link]) {}
 }
 
@@ -23,11 +23,11 @@ pub trait SchedulerClient {
     /// Reports the socket's state, and returns what it may use.
     fn decide(&mut self, report: &FlowClientReport<'_>) -> ClientDecision;
 
-    /// Reports what links carried without asking for anything: at a socket's end, or for a socket that
-    /// never pays.
+    /// Reports what links carried without a demand: at a socket's end, or for a socket that never
+    /// pays.
     fn report(&mut self, links: &[LinkStatus], carried: &BTreeMap<String, (u64, u64)>);
 
-    /// The time until metered links would carry the socket, if links stayed as they are; none if they
+    /// The time until metered links would carry the socket, if links stayed as they are; `None` if they
     /// never would.
     fn pays_after(&self) -> Option<Duration>;
 }

@@ -1,8 +1,8 @@
-//! What is known of this process's D2TP sockets beside the kernel.
+//! The table of this process's D2TP sockets, with the state that the kernel does not have.
 //!
-//! A socket is found by its cookie (SO_COOKIE), which the kernel gives once: duplicates lead to the same
-//! entry, a number that was reused does not. Everything here is behind one lock, which [`crate::fork`]
-//! holds while a process forks.
+//! A socket is found by its cookie (SO_COOKIE), which the kernel gives only once: duplicates of a
+//! descriptor lead to the same entry, a reused descriptor number does not. The table has one lock,
+//! which [`crate::fork`] holds while a process forks.
 
 use std::collections::HashMap;
 use std::net::Ipv4Addr;
@@ -20,8 +20,9 @@ use crate::kernel::socket_option;
 use crate::options::SocketOptions;
 use crate::reopen_token::ReopenToken;
 
-/// The number of entries from which closed connections are removed: programs may also close sockets by
-/// the kernel's call, which we do not see. More descriptors than most processes may have.
+/// The number of entries from which closed connections are removed, because programs may also close
+/// sockets by the kernel's call, which is not seen here. It exceeds the number of descriptors of
+/// most processes.
 const SOCKETS_MAX: usize = 1 << 15;
 
 /// A D2TP socket.
@@ -105,10 +106,10 @@ pub(crate) fn insert(cookie: u64, socket: SocketEntry) {
     sockets.insert(cookie, socket);
 }
 
-/// The socket behind a descriptor, if it is one of ours.
+/// The socket of a descriptor, if it is a D2TP socket.
 ///
 /// # Errors
-/// It is no socket, or no descriptor.
+/// The descriptor is not a socket, or not open.
 pub(crate) fn find(fd: RawFd) -> CallResult<Option<(u64, SocketEntry)>> {
     let cookie = cookie(fd)?;
     let table = lock();

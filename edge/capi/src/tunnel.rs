@@ -1,4 +1,4 @@
-//! CONNECT over a flow to the proxy: how a socket reaches a host that does not speak D2TP.
+//! CONNECT over a flow to the proxy, by which a socket reaches a host that does not support D2TP.
 
 use std::cell::RefCell;
 use std::io;
@@ -10,7 +10,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 
 use crate::errno::SocketFault;
 
-/// The most bytes of a proxy's answer to CONNECT; ours take 200.
+/// The most bytes of a proxy's answer to CONNECT; D2Prox's take 200.
 const HEAD_BYTES_MAX: usize = 16 * 1024;
 /// The most header fields of that answer.
 const FIELDS_MAX: usize = 64;
@@ -48,10 +48,11 @@ impl AsyncWrite for BorrowedFlow<'_> {
     }
 }
 
-/// Asks the proxy for a connection to a host and port; what is read from the flow then is the target's.
+/// Asks the proxy for a connection to a host and port. All further data of the flow is the
+/// target's.
 ///
 /// # Errors
-/// Why the proxy would not, or could not.
+/// Why the proxy refused or failed.
 pub(crate) async fn connect_through(
     flow: &RefCell<Flow>,
     authority: &str,
@@ -62,7 +63,7 @@ pub(crate) async fn connect_through(
     let exchange = async {
         lent.write_all(request.as_bytes()).await?;
         while !head.ends_with(b"\r\n\r\n") && head.len() < HEAD_BYTES_MAX {
-            // Byte by byte: what follows the head is the target's.
+            // Byte by byte, because data after the head is the target's.
             head.push(lent.read_u8().await?);
         }
         io::Result::Ok(())
@@ -105,7 +106,7 @@ fn error_of(value: &[u8]) -> &str {
         .unwrap_or_default()
 }
 
-/// The error number that `connect` fails with. The kinds are RFC 9209's, §2.3.
+/// The error number with which `connect` fails. The error types are those of RFC 9209 §2.3.
 fn errno_of(status: u16, kind: &str) -> libc::c_int {
     match (kind, status) {
         ("connection_refused", _) => libc::ECONNREFUSED,

@@ -1,4 +1,5 @@
-//! How the sockets of an engine stand towards the machine's sleep, while the process holds a D-Lock.
+//! What the sockets of an engine need of a machine that may sleep, while the process holds a
+//! D-Lock.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -12,10 +13,10 @@ use tokio::sync::Notify;
 use crate::dlock;
 
 /// How often sockets are checked while there is one for which the machine may be woken.
-pub(crate) const ASK_EVERY: Duration = Duration::from_secs(5); // as of the agent
+pub(crate) const ASK_EVERY: Duration = Duration::from_secs(5); // the same as in the agent
 
 /// How recently a socket must have moved a byte to keep the machine awake.
-const RUNS_WITHIN: Span = Span::from_secs(30); // as of the agent
+const RUNS_WITHIN: Span = Span::from_secs(30); // the same as in the agent
 
 /// How long a socket must have been without a link to count as waiting for one: a new session finds its
 /// first link sooner.
@@ -116,7 +117,7 @@ impl WakeEntry {
             return self.set(SocketWakeState::Rests);
         }
         let moved_at = match self.moved {
-            // Nobody saw when it moved what it has moved.
+            // It is unknown when earlier bytes moved.
             None => None,
             Some((before, at)) if before == moved => at,
             Some(_) => Some(now),
@@ -164,7 +165,7 @@ mod tests {
         Time::ZERO + Span::from_secs(seconds)
     }
 
-    // One test: the count is the process's.
+    // A single test, because the count belongs to the process.
     #[test]
     fn sockets_count_while_a_d_lock_is_held_and_as_they_stand() {
         let stands: Rc<WakeRegistry> = Rc::default();
@@ -191,7 +192,7 @@ mod tests {
             ..WakeNeeds::default()
         };
         assert_eq!(stands.wake_needs(), waits);
-        // It has a link: it runs from when it moves until it has not for a while.
+        // The socket has a link: it runs from when it moves data until it has not for a while.
         let runs = WakeNeeds {
             runs: true,
             ..WakeNeeds::default()
@@ -208,7 +209,7 @@ mod tests {
         assert_eq!(release().map(|change| change.held), Ok(0));
         one.update(at(36), 13, false, || None);
         assert_eq!(stands.wake_needs(), WakeNeeds::default());
-        // What it moved before the next one does not count.
+        // Bytes moved before the next D-Lock do not count.
         assert_eq!(acquire().map(|change| change.held), Ok(1));
         for (now, moved, is) in [(37, 14, WakeNeeds::default()), (42, 15, runs)] {
             one.update(at(now), moved, false, || None);

@@ -1,4 +1,4 @@
-//! Has the machine woken and kept awake for an engine's sockets, while the process holds a D-Lock.
+//! Wakes the machine and keeps it awake for an engine's sockets, while the process holds a D-Lock.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -14,11 +14,11 @@ use crate::dlock::is_held;
 use crate::engine_state::EngineState;
 use crate::wake_registry::ASK_EVERY;
 
-/// The interval between scans, from the paper: an engine has no forecast of links.
+/// The interval between scans, as in the paper: an engine has no forecast of links.
 const LOOK_EVERY: Span = Span::from_secs(120);
 
 /// How long the system's bus may take to answer before it counts as absent.
-const BUS_ANSWERS: Duration = Duration::from_secs(5); // as of the agent
+const BUS_ANSWERS: Duration = Duration::from_secs(5); // the same as in the agent
 
 /// Plans wake-ups while the engine runs. Nothing is requested of the machine before the first D-Lock.
 pub(crate) async fn run(engine: Rc<EngineState>) {
@@ -26,7 +26,7 @@ pub(crate) async fn run(engine: Rc<EngineState>) {
     while !is_held() || stands.is_empty() {
         stands.changed.notified().await;
     }
-    // No timers or no descriptors: nobody is woken.
+    // There are no timers or no descriptors, so the machine is not woken.
     let Ok(Ok(machine)) = timeout(BUS_ANSWERS, LinuxMachine::open()).await else {
         return;
     };
@@ -68,7 +68,7 @@ fn why() -> String {
     format!("{name} has a transfer running")
 }
 
-/// Tries every link at once, and has access points scanned for.
+/// Tries every link at once, and scans for access points.
 async fn look_for_links(engine: &EngineState) {
     engine.try_links();
     let Some(links) = engine.links().await else {
@@ -83,12 +83,12 @@ async fn look_for_links(engine: &EngineState) {
         return;
     }
     let scan = async {
-        // For minutes to come nobody asks again.
+        // The result is used only minutes later.
         let Ok(manager) = NetworkManager::start().await else {
             return;
         };
         for device in wireless {
-            // It refuses when it has just looked by itself.
+            // NetworkManager refuses if it has just scanned by itself.
             let _ = manager.scan(&device).await;
         }
     };

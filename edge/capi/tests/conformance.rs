@@ -1,5 +1,5 @@
-//! What a program sees of its sockets is what it sees of the kernel's TCP: one text, compiled for both,
-//! and every difference named in docs/sockets.md.
+//! Compares D2TP sockets with the kernel's TCP: one program is compiled for both, and every
+//! difference is listed in docs/sockets.md.
 
 mod support;
 

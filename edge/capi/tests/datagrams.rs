@@ -1,4 +1,4 @@
-//! Datagram sockets, by a C program.
+//! Tests of datagram sockets with a C program.
 
 mod support;
 

@@ -1,4 +1,4 @@
-//! The header, the library and what is installed of both say the same.
+//! Tests that the header, the library and their installed files agree.
 
 mod support;
 
@@ -12,7 +12,7 @@ fn header() -> String {
     std::fs::read_to_string(here().join("include/d2tp.h")).expect("the header")
 }
 
-/// What cbindgen makes of the sources, for readers of C.
+/// The header that cbindgen generates from the sources, adapted for readers of C.
 fn generated() -> String {
     let config = cbindgen::Config::from_file(here().join("cbindgen.toml"));
     let bindings = cbindgen::Builder::new()
@@ -33,20 +33,22 @@ fn generated() -> String {
                 let inside = lines.by_ref().take_while(|line| line.trim() != "*/");
                 comment(&mut header, indent, &inside.collect::<Vec<_>>());
             }
-            // The first comment is the file's own, from cbindgen.toml. C89 has no comment of this kind.
+            // The first comment belongs to the file, from cbindgen.toml. C89 has no comment of this
+            // kind.
             None => {
                 let line = line.split("//").next().unwrap_or_default();
                 header.extend([line.trim_end(), "\n"]);
             }
         }
     }
-    // Rust declares no function with any number of arguments.
+    // Rust cannot declare a function with any number of arguments.
     let [stated, any] = ["int command, long argument)", "int command, ...)"];
     assert!(header.contains(stated), "d2tp_fcntl is not as it was");
     header.replace(stated, any)
 }
 
-/// A comment of C: on one line where it fits, and without what Rust's callers promise, which the kernel checks for C's.
+/// A comment of C: on one line if it fits, and without Rust's safety sections, because the kernel
+/// checks pointers for C programs.
 fn comment(header: &mut String, indent: &str, inside: &[&str]) {
     let lines = inside.iter().map(|line| line.trim());
     let mut lines: Vec<&str> = lines.take_while(|line| *line != "# Safety").collect();
@@ -156,7 +158,7 @@ fn strict_c99_takes_the_header_and_the_documented_example() {
     }
 }
 
-/// Whether the compiler makes programs without shared libraries.
+/// Whether the compiler can link programs statically.
 fn has_static_libc(place: &Path) -> bool {
     let source = place.join("nothing.c");
     std::fs::write(&source, "int main(void) { return 0; }\n").expect("a file in our folder");
@@ -185,7 +187,7 @@ fn what_is_installed_compiles_and_runs_a_program_shared_and_static() {
             .arg("d2tp")
             .env("PKG_CONFIG_PATH", prefix.join("lib/pkgconfig"))
             .output();
-        // Where there is no pkg-config, what it would read is read here.
+        // Without pkg-config, its file is read here.
         let Ok(said) = said else {
             eprintln!("no pkg-config here: the .pc file was not tried");
             return None;

@@ -1,4 +1,4 @@
-//! C programs against the library.
+//! Tests of the library with C programs.
 
 mod support;
 
@@ -78,7 +78,7 @@ fn any_host_is_reached_through_the_proxy_and_its_refusals_are_errors_of_connect(
         told("get", command.output().expect("it runs"))
     };
     assert!(get("127.0.0.1", &port) == body);
-    // Which only the proxy can look up.
+    // Only the proxy can resolve this name.
     assert!(get("origin.example", &port) == body);
     serving.join().expect("it served");
     let refused = get("127.0.0.1", &port);
@@ -102,7 +102,8 @@ fn io_uring_sends_polls_receives_and_closes_descriptors_of_ours() {
     }
 }
 
-/// Cases of conformance.c that hand no bad memory to calls: a sanitizer looks at it before the kernel.
+/// Cases of conformance.c that pass no invalid memory to calls, which a sanitizer would report
+/// before the kernel.
 const SANE: [&str; 12] = [
     "half-close",
     "zero",
@@ -152,7 +153,7 @@ fn the_address_sanitizer_finds_nothing() {
 
 #[test]
 fn the_thread_sanitizer_finds_nothing() {
-    // What Rust's threads say to each other is not instrumented and would look like races.
+    // Synchronization between Rust's threads is not instrumented and would look like races.
     let options = "exitcode=9 ignore_noninstrumented_modules=1";
     under("thread", ("TSAN_OPTIONS", options));
 }

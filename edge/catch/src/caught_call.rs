@@ -1,4 +1,4 @@
-//! What was caught, and what can be answered.
+//! Caught system calls and their answers.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -11,7 +11,7 @@ use crate::{notify, preload};
 /// A program's system call that waits for an answer.
 #[derive(Debug)]
 pub enum CaughtCall {
-    /// The program wants this socket connected.
+    /// The program wants to connect this socket.
     Connect {
         /// The program's own socket: operations on it take effect in the program.
         socket: OwnedFd,
@@ -20,11 +20,11 @@ pub enum CaughtCall {
         /// The handle to answer the call.
         answer: CallAnswer,
     },
-    /// The program wants a socket for datagrams.
+    /// The program wants to create a datagram socket.
     Open {
         /// The address family.
         domain: socket2::Domain,
-        /// Whether the program does not wait in calls on it.
+        /// Whether calls on the socket do not block.
         nonblocking: bool,
         /// The handle to answer the call.
         answer: CallAnswer,
@@ -66,9 +66,9 @@ pub enum CaughtCall {
 /// Why a program that another one started is not caught.
 #[derive(Debug)]
 pub enum UncaughtReason {
-    /// Its calls cannot be held.
+    /// Its calls cannot be held, because of this error.
     System(io::Error),
-    /// The calls are held, but `cedos run` does not receive them: they fail.
+    /// Its calls are held, but `cedos run` does not receive them, so they fail.
     Unheard(io::Error),
     /// With a filter, the program would lose the privileges that its file gives it.
     Privileged,
@@ -100,12 +100,12 @@ enum AnswerChannel {
     Asked(OwnedFd),
 }
 
-/// The program's descriptor that a held call is about.
+/// The program's descriptor that a held call refers to.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct ProgramFd {
-    /// The descriptor's number; none if the call creates one.
+    /// The descriptor's number; `None` if the call creates one.
     pub(crate) number: Option<u32>,
-    /// Whether it is closed when the program becomes another.
+    /// Whether the descriptor is closed when the process executes another program.
     pub(crate) close_on_exec: bool,
 }
 
@@ -127,7 +127,7 @@ impl CallAnswer {
         self.say(verdict);
     }
 
-    /// Puts `socket` in the place of the program's own, on which the call is then carried out. Where the
+    /// Replaces the program's own socket by `socket`, on which the call is then carried out. If the
     /// call creates a socket, it returns this one.
     pub fn give_socket(mut self, socket: &OwnedFd) {
         match self.0.take() {
@@ -164,7 +164,24 @@ pub fn is_local(ip: IpAddr) -> bool {
     }
 }
 
-/// An address in the kernel's form; none of any other family.
+/// Unix sockets of resolvers on this machine, which would query servers for names: nscd of the C
+/// library, by both of its paths, and systemd-resolved. preload.c has the same list.
+const RESOLVER_SOCKETS: [&[u8]; 3] = [
+    b"/var/run/nscd/socket",
+    b"/run/nscd/socket",
+    b"/run/systemd/resolve/io.systemd.Resolve",
+];
+
+/// Whether an address in the kernel's form is that of a resolver's Unix socket.
+pub(crate) fn is_resolver_socket(bytes: &[u8]) -> bool {
+    let Some((family, path)) = bytes.split_at_checked(2) else {
+        return false;
+    };
+    let path = path.split(|byte| *byte == 0).next().unwrap_or_default();
+    family == (libc::AF_UNIX as u16).to_ne_bytes() && RESOLVER_SOCKETS.contains(&path)
+}
+
+/// An address in the kernel's form; `None` for other families.
 pub(crate) fn address(bytes: &[u8]) -> Option<SocketAddr> {
     let family = u16::from_ne_bytes(bytes.get(..2)?.try_into().ok()?);
     let port = u16::from_be_bytes(bytes.get(2..4)?.try_into().ok()?);
@@ -184,6 +201,24 @@ pub(crate) fn address(bytes: &[u8]) -> Option<SocketAddr> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sockets_of_resolvers_are_known_by_their_paths() {
+        let unix = |path: &[u8]| [&(libc::AF_UNIX as u16).to_ne_bytes(), path].concat();
+        assert!(is_resolver_socket(&unix(b"/var/run/nscd/socket")));
+        assert!(is_resolver_socket(&unix(
+            b"/run/nscd/socket\0and what was there"
+        )));
+        for other in [
+            &b"/run/nscd/socket2"[..],
+            b"\0/run/nscd/socket",
+            b"",
+            b"/run/user/bus",
+        ] {
+            assert!(!is_resolver_socket(&unix(other)), "{other:?}");
+        }
+        assert!(!is_resolver_socket(&[1]));
+    }
 
     #[test]
     fn addresses_are_read_as_the_kernel_has_them() {

@@ -1,4 +1,4 @@
-//! The processes that come from this one (proc(5)).
+//! Descendants of this process (proc(5)).
 
 use std::fs;
 
@@ -15,11 +15,11 @@ pub fn children() -> Vec<i32> {
     ids.filter_map(|id| id.parse().ok()).collect()
 }
 
-/// The most processes between one and this. A chain is that long by mistake.
+/// The most generations between a process and this one. A longer chain is an error.
 const GENERATIONS_MAX: usize = 4_096; // a guess
 
-/// Whether a process comes from this one. Where this process is a subreaper (prctl(2)), those whose parents
-/// have ended do, too.
+/// Whether a process descends from this one. If this process is a subreaper (prctl(2)), that
+/// includes those whose parents have ended.
 pub(crate) fn descends_from_here(pid: i32) -> bool {
     let here = std::process::id() as i32;
     let mut next = Some(pid);

@@ -1,7 +1,7 @@
-//! A name server that knows no name and has an address for each: [`crate::NameStandIns`].
+//! A name server that returns a stand-in address for every name: [`crate::NameStandIns`].
 //!
-//! Questions for an address of IPv4 are answered; those for anything else say that the name has no such
-//! record, so that programs take the address.
+//! Queries for IPv4 addresses are answered. For other types the name has no record, so that
+//! programs use the IPv4 address.
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -24,25 +24,25 @@ use tokio::time::timeout;
 
 use crate::stand_ins::NameStandIns;
 
-/// How long an answer may be kept, in seconds: the address stands for the name longer than that.
+/// How long an answer may be cached, in seconds. The address stands for the name longer than that.
 const TTL_S: u32 = 60; // a guess
 
-/// A question is short (RFC 1035 §4.2.1).
+/// The longest query in bytes (RFC 1035 §4.2.1).
 const QUESTION_BYTES_MAX: usize = 512;
 
 /// The port of name servers.
 pub const DNS_PORT: u16 = 53;
 
-/// Connections at once that ask for names. More wait in the kernel.
+/// The most TCP connections at once. Further ones wait in the kernel.
 const TCP_CLIENTS_MAX: usize = 64; // a guess
 
-/// How long a connection may ask nothing.
+/// How long a connection may be idle.
 const TCP_IDLE: Duration = Duration::from_secs(30); // RFC 7766 §6.2.3 asks for seconds
 
-/// The delay after a connection could not be taken: descriptors become free in that time.
+/// The delay after a connection could not be accepted, in which descriptors may become free.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100); // a guess
 
-/// The answer to a question; none to what is none.
+/// The answer to a query; `None` if it is malformed.
 pub fn answer(question: &[u8], names: &NameStandIns) -> Option<Vec<u8>> {
     let asked = Packet::parse(question).ok()?;
     if asked.has_flags(PacketFlag::RESPONSE) || asked.questions.len() != 1 {
@@ -82,10 +82,10 @@ fn address_of(name: &str, names: &NameStandIns) -> Option<Ipv4Addr> {
     names.stand_in(name)
 }
 
-/// Answers on all of these sockets. Must be called on a runtime.
+/// Answers queries on all of these sockets. Must be called on a tokio runtime.
 ///
 /// # Errors
-/// What the system says.
+/// The system's error.
 pub fn serve(sockets: Vec<OwnedFd>, names: &Arc<NameStandIns>) -> io::Result<()> {
     for socket in sockets {
         let names = names.clone();
@@ -104,7 +104,7 @@ pub fn serve(sockets: Vec<OwnedFd>, names: &Arc<NameStandIns>) -> io::Result<()>
     Ok(())
 }
 
-/// Answers on a socket that may be asked under any address, until it breaks.
+/// Answers queries on a socket that receives for any address, until it fails.
 async fn serve_datagrams(socket: UdpSocket, names: Arc<NameStandIns>) -> io::Result<()> {
     loop {
         socket.readable().await?;
@@ -113,18 +113,18 @@ async fn serve_datagrams(socket: UdpSocket, names: Arc<NameStandIns>) -> io::Res
             Ok(Some(took)) => took,
             Ok(None) => continue,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
-            // An answer that nobody waited for came back.
+            // An earlier answer was refused by its receiver.
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => continue,
             Err(error) => return Err(error),
         };
         if let Some(answer) = answer(&question, &names) {
-            // Who asks gives up by itself.
+            // The client gives up by itself.
             let _ = give(&socket, &answer, from, under);
         }
     }
 }
 
-/// The address that a question was sent to.
+/// The address to which a query was sent.
 enum AskedAddress {
     V4(libc::in_pktinfo),
     V6(libc::in6_pktinfo),
@@ -153,7 +153,7 @@ fn take(socket: &UdpSocket) -> io::Result<Option<DnsQuestion>> {
         .map(|(from, under)| (bytes[..n].to_vec(), from, under)))
 }
 
-/// From the address that was asked: a client takes no other's answer.
+/// Sends from the address that was asked, because a client accepts no other answer.
 fn give(
     socket: &UdpSocket,
     answer: &[u8],
@@ -190,7 +190,7 @@ pub(crate) fn socket(at: SocketAddr) -> io::Result<std::net::UdpSocket> {
         SocketAddr::V6(_) => {
             socket.set_only_v6(true)?;
             setsockopt(&socket, sockopt::Ipv6RecvPacketInfo, &true)?;
-            // It answers from addresses that the kernel has as a route alone.
+            // It answers from addresses that the kernel has only as a route.
             socket.set_freebind_v6(true)?;
         }
     }
@@ -211,8 +211,8 @@ fn listener(at: SocketAddr) -> io::Result<std::net::TcpListener> {
     Ok(socket.into())
 }
 
-/// The sockets of a name server under every address of this network namespace: for datagrams and for
-/// connections, of IPv4 and, where the kernel has it, of IPv6.
+/// The sockets of a name server for every address of this network namespace: UDP and TCP, for IPv4
+/// and, if the kernel has it, IPv6.
 pub(crate) fn sockets() -> io::Result<Vec<OwnedFd>> {
     let four = SocketAddr::from((Ipv4Addr::UNSPECIFIED, DNS_PORT));
     let mut all: Vec<OwnedFd> = vec![socket(four)?.into(), listener(four)?.into()];
@@ -223,7 +223,7 @@ pub(crate) fn sockets() -> io::Result<Vec<OwnedFd>> {
     Ok(all)
 }
 
-/// Answers questions that come over connections (RFC 1035 §4.2.2), until the socket breaks.
+/// Answers queries over TCP (RFC 1035 §4.2.2), until the socket fails.
 async fn serve_connections(listener: TcpListener, names: Arc<NameStandIns>) {
     let room = Arc::new(Semaphore::new(TCP_CLIENTS_MAX));
     loop {
@@ -234,7 +234,7 @@ async fn serve_connections(listener: TcpListener, names: Arc<NameStandIns>) {
             Ok((client, _)) => {
                 let names = names.clone();
                 tokio::spawn(async move {
-                    // Who asks gives up by itself.
+                    // The client gives up by itself.
                     let _ = answer_client(client, &names).await;
                     drop(permit);
                 });

@@ -1,4 +1,4 @@
-//! What sort of program a file is: what catches its connections depends on that.
+//! The kind of a program file, which decides how its connections can be caught.
 
 use std::ffi::{CString, OsStr, OsString};
 use std::fs::File;
@@ -18,13 +18,13 @@ const FIRST_LINE_BYTES_MAX: u64 = 256;
 /// How a program makes system calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ExecutableKind {
-    /// By a C library that is loaded at start: a preloaded library is called first.
+    /// By a C library that is loaded at start, so that a preloaded library is called first.
     Dynamic,
-    /// Directly, with its own resolver of names.
+    /// Directly, with Go's own resolver.
     Go,
-    /// Directly.
+    /// Directly, as a static program.
     Static,
-    /// The program runs with more privileges than its user's, so that no library may be preloaded.
+    /// The program runs with more privileges than its user has, so no library may be preloaded.
     Privileged,
 }
 
@@ -40,10 +40,10 @@ pub struct Executable {
 }
 
 impl Executable {
-    /// The file that a name stands for, as a shell finds it.
+    /// Finds the file for a name, as a shell does.
     ///
     /// # Errors
-    /// There is none, or it cannot be run; the sentence says which.
+    /// There is no such file, or it cannot be executed; the message says which.
     pub fn find(name: &OsStr) -> io::Result<Executable> {
         let path = locate(name)?;
         let mut runs = path.clone();
@@ -110,7 +110,7 @@ fn interpreter(path: &Path) -> io::Result<Option<PathBuf>> {
     let mut head = Vec::new();
     let read = File::open(path).and_then(|f| f.take(FIRST_LINE_BYTES_MAX).read_to_end(&mut head));
     if let Err(error) = read {
-        // It may be run and not read: then it is not known what it is.
+        // An executable that cannot be read: its kind is unknown.
         return match error.kind() {
             io::ErrorKind::PermissionDenied => Ok(None),
             _ => Err(error),
@@ -145,7 +145,7 @@ fn kind_of(path: &Path) -> io::Result<ExecutableKind> {
     }
     let file = match File::open(path) {
         Ok(file) => file,
-        // What may not be read may not be looked into by us either when it runs.
+        // What cannot be read cannot be inspected while it runs either.
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
             return Ok(ExecutableKind::Privileged);
         }
@@ -157,7 +157,7 @@ fn kind_of(path: &Path) -> io::Result<ExecutableKind> {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
     };
     let has = |name: &str| elf.section_by_name(name).is_some();
-    // The Go linker writes these; `-s -w` leaves them.
+    // The Go linker writes these sections, and `-s -w` keeps them.
     if has(".go.buildinfo") || has(".note.go.buildid") {
         return Ok(ExecutableKind::Go);
     }
@@ -174,7 +174,7 @@ fn has_capabilities(path: &Path) -> bool {
     let Ok(path) = CString::new(path.as_os_str().as_bytes()) else {
         return false;
     };
-    // SAFETY: both are strings that end; nothing is written where the size is 0.
+    // SAFETY: both are terminated strings; with size 0 nothing is written.
     unsafe {
         libc::getxattr(
             path.as_ptr(),

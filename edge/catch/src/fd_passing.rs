@@ -1,4 +1,4 @@
-//! Descriptors passed between processes, with a few bytes (unix(7), SCM_RIGHTS).
+//! Passes descriptors between processes, with a few bytes (unix(7), SCM_RIGHTS).
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -7,15 +7,15 @@ use tokio::io::unix::AsyncFd;
 
 use nix::sys::socket::{ControlMessage, ControlMessageOwned, MsgFlags, recvmsg, sendmsg};
 
-/// Bytes beside descriptors.
+/// The most bytes beside the descriptors.
 const BYTES_MAX: usize = 64 * 1024;
 
-/// Descriptors in one message.
+/// The most descriptors in one message.
 const PASSED_MAX: usize = 12;
 
-/// A descriptor whose readiness is waited for.
+/// Registers a descriptor with the reactor, to wait for its readiness.
 pub(crate) fn watch(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
-    // SAFETY: an OwnedFd is one and the same open descriptor for as long as it lives.
+    // SAFETY: an OwnedFd stays the same open descriptor as long as it exists.
     unsafe { AsyncFd::register(fd) }.map_err(io::Error::from)
 }
 
@@ -30,7 +30,7 @@ pub(crate) fn give(channel: &OwnedFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> i
     Ok(())
 }
 
-/// Receives bytes and descriptors. No bytes: the other end is closed.
+/// Receives bytes and descriptors. No bytes mean that the other end is closed.
 pub(crate) fn take(channel: &OwnedFd) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
     let mut bytes = vec![0; BYTES_MAX];
     let mut space = nix::cmsg_space!([libc::c_int; PASSED_MAX]);
@@ -40,7 +40,7 @@ pub(crate) fn take(channel: &OwnedFd) -> io::Result<(Vec<u8>, Vec<OwnedFd>)> {
     let mut fds = Vec::new();
     for control in message.cmsgs()? {
         if let ControlMessageOwned::ScmRights(passed) = control {
-            // SAFETY: the kernel just made them for us.
+            // SAFETY: the kernel has just created them for this process.
             fds.extend(
                 passed
                     .into_iter()

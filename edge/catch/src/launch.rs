@@ -1,18 +1,18 @@
-//! A program, started where its connections can be caught.
+//! Starts a program so that its connections can be caught.
 //!
 //! ```text
-//!  this process ── fork ──▶ child: its own namespaces, if it is to have them; sockets in them
+//!  this process ── fork ──▶ child: its own namespaces, if requested; sockets in them
 //!        │ ◀── the sockets, and a porter's channel ───┤
-//!        │ ── go: the environment ──────────────────▶ │ the filter, if it is to have one
-//!        │ ◀── what hears the filter ─────────────────┤
+//!        │ ── go: the environment ──────────────────▶ │ the filter, if requested
+//!        │ ◀── the filter's listener ─────────────────┤
 //!        │                                            └── execve
 //! ```
 //!
-//! Must be called before this process has threads: the child goes on with what it copied.
+//! It must be called before this process has threads, because the child continues with its copy.
 //!
-//! In a namespace of its own every address leads back into it. Without a TUN they are all the
-//! loopback's: nobody listens, so a direct connection is refused at once, and a name server that is
-//! asked under any address is ours. With one, packets for elsewhere come out of it.
+//! In its own namespace every address leads back into it. Without a TUN they all belong to the
+//! loopback: there is no listener, so a direct connection is refused at once, and our name server
+//! answers at any address. With a TUN, packets to other hosts come out of it.
 
 use std::ffi::{CString, OsString};
 use std::io;
@@ -42,21 +42,22 @@ const LOOPBACK_INDEX: u32 = 1;
 /// The kernel's table of its own addresses.
 const TABLE_LOCAL: u32 = 255; // linux/rtnetlink.h: RT_TABLE_LOCAL
 
-/// The program's address, and the TUN's name. A C library that sees none but loopback's looks for none.
+/// The program's address on the TUN. A C library that sees only loopback addresses does not resolve
+/// names.
 const OWN_ADDRESS: Ipv4Addr = Ipv4Addr::new(198, 19, 255, 253);
 const TUN_NAME: &str = "cedos0";
 
-/// Bytes of a packet there: large ones cost least, and a window should hold several.
+/// The MTU of the TUN in bytes: large packets cost least, but a window should hold several.
 const TUN_MTU: u16 = 9_000; // a guess
 
-/// The network namespace of a program.
+/// The network namespace in which a program runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProgramNamespace {
     /// This process's namespace.
     Shared,
-    /// A namespace of its own, without any network.
+    /// Its own namespace, without any network.
     Own,
-    /// A namespace of its own, with a TUN that takes what would leave.
+    /// Its own namespace, with a TUN that receives outgoing packets.
     Tun,
 }
 
@@ -65,7 +66,7 @@ pub enum ProgramNamespace {
 pub struct LaunchPlan {
     /// The program to start.
     pub program: Executable,
-    /// The arguments, the first being its name.
+    /// The arguments, the first of which is the program's name.
     pub words: Vec<OsString>,
     /// The network namespace.
     pub namespace: ProgramNamespace,
@@ -94,11 +95,11 @@ pub struct LaunchResources {
 }
 
 impl LaunchResources {
-    /// Other ends of the program's sockets. Must be called on a runtime. `porter` creates sockets in the
-    /// program's namespace, if that is not this process's.
+    /// Takes the other ends of the program's sockets. Must be called on a tokio runtime. `porter`
+    /// creates sockets in the program's namespace, if that is not this process's.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn port(reserved: (OwnedFd, OwnedFd), porter: Option<OwnedFd>) -> io::Result<CatchPort> {
         let porter = porter.map(NamespaceSockets::new).transpose()?.map(Arc::new);
         let (all, mute) = reserved;
@@ -111,7 +112,7 @@ impl LaunchResources {
         )
     }
 
-    /// Takes out what [`LaunchResources::port`] needs.
+    /// Takes the parts that [`LaunchResources::port`] needs.
     pub fn take_port(&mut self) -> io::Result<((OwnedFd, OwnedFd), Option<OwnedFd>)> {
         let pair = (
             self.reserved.all.try_clone()?,
@@ -120,10 +121,10 @@ impl LaunchResources {
         Ok((pair, self.socket_server.take()))
     }
 
-    /// Hears what preload.c asks. Must be called on a runtime.
+    /// Receives the requests of preload.c. Must be called on a tokio runtime.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn preload_listener(
         ask: OwnedFd,
         names: Arc<NameStandIns>,
@@ -146,7 +147,7 @@ pub struct PreparedProgram {
     channel: OwnedFd,
     socket_server: Pid,
     notify: bool,
-    /// What the child made.
+    /// The sockets and devices that the child created.
     pub resources: LaunchResources,
 }
 
@@ -160,19 +161,20 @@ pub struct RunningProgram {
 }
 
 impl RunningProgram {
-    /// Hears its calls, if it was started so. Must be called on a runtime, once.
+    /// Supervises the program's calls, if it was started so. Must be called once, on a tokio
+    /// runtime.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn supervisor(&mut self) -> io::Result<Option<SeccompSupervisor>> {
         self.listener.take().map(SeccompSupervisor::new).transpose()
     }
 }
 
-/// Starts a program up to where it waits for [`PreparedProgram::go`].
+/// Starts a program up to the point where it waits for [`PreparedProgram::go`].
 ///
 /// # Errors
-/// What stood in its way, in words.
+/// The reason, in words.
 pub fn launch(plan: &LaunchPlan) -> io::Result<PreparedProgram> {
     let (ours, theirs) = socketpair(
         AddressFamily::Unix,
@@ -186,7 +188,7 @@ pub fn launch(plan: &LaunchPlan) -> io::Result<PreparedProgram> {
         .iter()
         .map(|word| CString::new(word.as_bytes()))
         .collect::<Result<_, _>>()?;
-    // SAFETY: this process has one thread, so the child may do what it likes with its copy.
+    // SAFETY: this process has one thread, so the child may use its copy freely.
     match unsafe { fork() }? {
         ForkResult::Child => {
             drop(ours);
@@ -198,7 +200,7 @@ pub fn launch(plan: &LaunchPlan) -> io::Result<PreparedProgram> {
                 &[b"!", &errno[..], text.as_bytes()].concat(),
                 MsgFlags::MSG_NOSIGNAL,
             );
-            // SAFETY: nothing of the parent's is to be run at the end of the child.
+            // SAFETY: no code of the parent may run at the end of the child.
             unsafe { libc::_exit(127) }
         }
         ForkResult::Parent { child } => {
@@ -208,7 +210,7 @@ pub fn launch(plan: &LaunchPlan) -> io::Result<PreparedProgram> {
     }
 }
 
-/// What the child says when it cannot go on.
+/// The child's error message.
 fn child_error(said: &[u8]) -> io::Error {
     let text = said.get(5..).unwrap_or(b"the program cannot be started");
     let text = String::from_utf8_lossy(text).into_owned();
@@ -270,10 +272,10 @@ fn receive_resources(pid: Pid, channel: OwnedFd, plan: &LaunchPlan) -> io::Resul
 }
 
 impl PreparedProgram {
-    /// Lets it run, with these variables besides the environment it has.
+    /// Lets the program run, with these variables in addition to its environment.
     ///
     /// # Errors
-    /// It could not be run.
+    /// It could not be executed.
     pub fn go(
         self,
         variables: &[(OsString, OsString)],
@@ -299,7 +301,7 @@ impl PreparedProgram {
             }
             listener = fds.pop();
         }
-        // It closes the channel by becoming the program.
+        // The channel closes when the child executes the program.
         let (said, _) = fd_passing::take(&self.channel)?;
         if !said.is_empty() {
             gone();
@@ -338,7 +340,7 @@ fn begin(plan: &LaunchPlan, channel: &OwnedFd, path: &CString, words: &[CString]
 
 /// Restores the default of SIGPIPE, which Rust ignores: ignored signals survive execve.
 fn restore_signals() {
-    // SAFETY: no handler of ours is left.
+    // SAFETY: no handler of this program is left.
     unsafe {
         let _ = nix::sys::signal::signal(Signal::SIGPIPE, SigHandler::SigDfl);
     }
@@ -348,7 +350,7 @@ fn restore_signals() {
 fn await_go(channel: &OwnedFd) -> io::Result<Vec<CString>> {
     let (said, _) = fd_passing::take(channel)?;
     let Some((b'>', said)) = said.split_first() else {
-        // The parent is gone.
+        // The parent has ended.
         return Err(io::ErrorKind::BrokenPipe.into());
     };
     let said: Vec<&[u8]> = said.split(|b| *b == 0).filter(|v| !v.is_empty()).collect();
@@ -358,7 +360,7 @@ fn await_go(channel: &OwnedFd) -> io::Result<Vec<CString>> {
         let is_kept = !changed.iter().any(|c| c == name.as_bytes());
         is_kept.then(|| [name.as_bytes(), b"=", value.as_bytes()].concat())
     });
-    // A variable that is set to nothing is taken away.
+    // A variable with an empty value is removed.
     let set = said.iter().filter(|pair| !pair.ends_with(b"="));
     kept.chain(set.map(|pair| pair.to_vec()))
         .map(|pair| CString::new(pair).map_err(io::Error::from))
@@ -405,7 +407,7 @@ const NO_NAMESPACE: &str = "this system gives no network namespace (user namespa
 const NO_FILTER: &str = "no port for connections: on this system only root may filter a socket's \
     packets. With --strict the program has its own network, where it may";
 
-/// Enters new namespaces, with one of users if that is necessary.
+/// Enters new namespaces, with a user namespace if necessary.
 fn enter() -> io::Result<()> {
     let Err(error) = unshare(CloneFlags::CLONE_NEWNET) else {
         return Ok(());
@@ -415,7 +417,7 @@ fn enter() -> io::Result<()> {
     }
     let (user, group) = (nix::unistd::geteuid(), nix::unistd::getegid());
     unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNET)?;
-    // user_namespaces(7): before a group may be mapped.
+    // user_namespaces(7) requires it before a group can be mapped.
     std::fs::write("/proc/self/setgroups", "deny")?;
     std::fs::write("/proc/self/uid_map", format!("{user} {user} 1"))?;
     std::fs::write("/proc/self/gid_map", format!("{group} {group} 1"))
@@ -441,7 +443,7 @@ fn configure_namespace(namespace: ProgramNamespace) -> io::Result<Option<OwnedFd
                 })
                 .build_sync()
                 .map_err(|e| failed("no TUN", &e))?;
-            // SAFETY: given up by its owner.
+            // SAFETY: its owner has given it up.
             Some(unsafe { OwnedFd::from_raw_fd(device.into_raw_fd()) })
         }
         _ => None,
@@ -470,7 +472,7 @@ fn configure_namespace(namespace: ProgramNamespace) -> io::Result<Option<OwnedFd
         }
         let routed = handle.route().add(four.build()).execute().await;
         routed.map_err(|e| failed("no route", &e))?;
-        // A kernel without IPv6 leads nowhere by it.
+        // On a kernel without IPv6 there is nothing to set up.
         let _ = handle.route().add(six.build()).execute().await;
         connection.abort();
         Ok::<(), io::Error>(())
@@ -478,8 +480,8 @@ fn configure_namespace(namespace: ProgramNamespace) -> io::Result<Option<OwnedFd
     Ok(tun)
 }
 
-/// Starts a process that stays in this namespace, as a child of our parent. `lookups`: it enters one for
-/// [`crate::LookupNamespace`] when it is first asked.
+/// Starts a process that stays in this namespace, as a child of the parent. `lookups`: it enters a
+/// namespace for [`crate::LookupNamespace`] at the first request.
 fn start_socket_server(lookups: bool) -> io::Result<(i32, OwnedFd)> {
     let (ours, theirs) = socketpair(
         AddressFamily::Unix,
@@ -488,7 +490,7 @@ fn start_socket_server(lookups: bool) -> io::Result<(i32, OwnedFd)> {
         SockFlag::SOCK_CLOEXEC,
     )?;
     let flags = libc::CLONE_PARENT | libc::SIGCHLD;
-    // SAFETY: as fork, but for whose child it is; this process has one thread.
+    // SAFETY: like fork, except for the parent of the child; this process has one thread.
     let pid = unsafe { libc::syscall(libc::SYS_clone, flags, 0, 0, 0, 0) };
     match pid {
         0 => {
@@ -503,8 +505,8 @@ fn start_socket_server(lookups: bool) -> io::Result<(i32, OwnedFd)> {
 fn run_socket_server(channel: OwnedFd, lookups: bool) -> ! {
     let _ = SigSet::all().thread_set_mask();
     let _ = nix::sys::prctl::set_name(c"cedos-porter");
-    // It holds nothing of anybody's: not their output, and not the other channel.
-    // SAFETY: plain numbers; nothing here is used afterwards but the channel, as 0.
+    // It must hold neither output nor the other channel. SAFETY: plain numbers; nothing is used
+    // afterwards except the channel, as 0.
     unsafe {
         libc::dup2(channel.as_raw_fd(), 0);
         libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0);

@@ -1,18 +1,18 @@
-//! Connections of programs that know nothing of D2TP, caught on their way out.
+//! Catches the connections of programs that do not support D2TP.
 //!
 //! ```text
 //!  program ── connect() ──┬─ LD_PRELOAD: preload.c ─ preload.rs ┐   (exec.c puts static programs below)
-//!                         ├─ seccomp notification: notify.rs ──┴▶ Caught: the socket and where it
-//!                         │                                       wanted to go; pair.rs gives it
-//!                         │                                       its other end
+//!                         ├─ seccomp notification: notify.rs ──┴▶ CaughtCall: the socket and its
+//!                         │                                       destination; pair.rs provides
+//!                         │                                       the other end
 //!                         └─ own namespace, a TUN: launch.rs ───▶ packets
 //!  program ── name? ──────── preload.c, or DNS: dns.rs ─────────▶ stand_ins.rs: an address that stands
 //!                             over lookup_namespace.rs             for the name
 //! ```
 //!
-//! What is caught is handed over; who carries it decides. What nobody decides fails: nothing goes past.
-//! It is no prison: a program that wants to get past the first two can. Out of a namespace of its own
-//! ([`ProgramNamespace`]) it cannot.
+//! Caught calls are passed to the caller of this crate, which decides about them. A call without a
+//! decision fails. The first two methods are no sandbox: a program can bypass them on purpose. It
+//! cannot leave its own namespace ([`ProgramNamespace`]).
 
 mod caught_call;
 mod children;

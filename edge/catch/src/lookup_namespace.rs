@@ -1,8 +1,9 @@
-//! Sockets for programs that ask a name server themselves.
+//! Sockets for programs that query a name server themselves.
 //!
-//! A resolver takes an answer only from the address that it asked, and a stub at another address cannot
-//! pretend to be it. So the program's socket is replaced by one of another network namespace. There every
-//! address is the loopback's, and a name server of ours listens under all of them:
+//! A resolver takes an answer only from the address that it asked, and a stub at another address
+//! cannot pretend to be it. So the program's socket is replaced by one of another network
+//! namespace. There every address belongs to the loopback, and our name server listens at all of
+//! them:
 //!
 //! ```text
 //!  program ── connect(fd, 192.0.2.53:53) ──▶ held
@@ -11,9 +12,9 @@
 //!          ── send, sendmsg, recvfrom … ───▶ our name server, as 192.0.2.53
 //! ```
 //!
-//! The kernel does the rest: `recvfrom` and `getpeername` say the address that was asked, and what the
-//! program sends to any other address reaches nobody. The namespace is created when the first program asks.
-//! A process that was forked before this one had threads stays in it and creates the sockets.
+//! The kernel does the rest: `recvfrom` and `getpeername` return the address that was asked, and
+//! packets to other ports reach no process. The namespace is created at the first query. A process
+//! that was forked before this one had threads stays in it and creates the sockets.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -29,20 +30,21 @@ use crate::stand_ins::NameStandIns;
 /// asm-generic/socket.h: SO_NETNS_COOKIE, since Linux 5.14.
 const SO_NETNS_COOKIE: libc::c_int = 71;
 
-/// The network namespace in which every address is our name server's.
+/// A network namespace in which our name server has every address.
 pub struct LookupNamespace {
     sockets: NamespaceSockets,
     names: Arc<NameStandIns>,
     served: OnceCell<()>,
-    /// The number of this process's own namespace.
+    /// The identifier of this process's own namespace.
     here: Option<u64>,
 }
 
 impl LookupNamespace {
-    /// Over the channel to the process that will enter it. Must be called on a runtime.
+    /// Uses the channel to the process that will enter the namespace. Must be called on a tokio
+    /// runtime.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub fn new(channel: OwnedFd, names: Arc<NameStandIns>) -> io::Result<LookupNamespace> {
         let own = socket2::Socket::new(Domain::UNIX, Type::DGRAM, None)?;
         Ok(LookupNamespace {
@@ -53,15 +55,16 @@ impl LookupNamespace {
         })
     }
 
-    /// Whether a socket is of another namespace than this process, so that it was replaced before.
+    /// Whether a socket belongs to another namespace than this process, so that it was already
+    /// replaced.
     pub fn contains(&self, socket: &OwnedFd) -> bool {
         self.here.is_some() && namespace_of(socket) != self.here
     }
 
-    /// A socket there, of this family and type.
+    /// Creates a socket in the namespace, of this family and type.
     ///
     /// # Errors
-    /// This system has no such namespace for us, or cannot tell its sockets from others.
+    /// This system does not permit such a namespace, or cannot distinguish its sockets from others.
     pub async fn socket(&self, domain: Domain, kind: Type) -> io::Result<OwnedFd> {
         if self.here.is_none() {
             return Err(io::ErrorKind::Unsupported.into());
@@ -78,10 +81,10 @@ impl LookupNamespace {
         made.pop().ok_or_else(|| io::ErrorKind::Unsupported.into())
     }
 
-    /// A socket there in place of a program's own, which waits or not as that does.
+    /// Creates a socket in the namespace to replace a program's own; it blocks if that does.
     ///
     /// # Errors
-    /// As [`LookupNamespace::socket`].
+    /// The same as those of [`LookupNamespace::socket`].
     pub async fn replacement(&self, of: &OwnedFd) -> io::Result<OwnedFd> {
         let (domain, kind, waits) = properties(of)?;
         let made = self.socket(domain, kind).await?;
@@ -98,10 +101,10 @@ impl LookupNamespace {
     }
 }
 
-/// A socket of this process's namespace in place of a program's own.
+/// Creates a socket in this process's namespace to replace a program's own.
 ///
 /// # Errors
-/// What the system says.
+/// The system's error.
 pub fn host_replacement(of: &OwnedFd) -> io::Result<OwnedFd> {
     let (domain, kind, waits) = properties(of)?;
     let made = socket2::Socket::new(domain, kind, None)?;
@@ -114,7 +117,7 @@ fn properties(of: &OwnedFd) -> io::Result<(Domain, Type, bool)> {
     Ok((of.domain()?, of.r#type()?, !of.nonblocking()?))
 }
 
-/// The number of a socket's network namespace; none on kernels that do not say it.
+/// The identifier of a socket's network namespace; `None` on kernels that do not report it.
 fn namespace_of(socket: &OwnedFd) -> Option<u64> {
     let mut cookie = 0_u64;
     let mut len = size_of::<u64>() as libc::socklen_t;

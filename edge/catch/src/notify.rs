@@ -1,15 +1,16 @@
-//! Calls that the kernel holds until we have answered: seccomp user notification (seccomp_unotify(2)).
+//! Calls that the kernel holds until this process has answered: seccomp user notification
+//! (seccomp_unotify(2)).
 //!
 //! ```text
-//!  program ── connect(fd, …) ──▶ filter ──▶ held ──▶ next(): who, which socket, where to
+//!  program ── connect(fd, …) ──▶ filter ──▶ held ──▶ next(): the process, the socket, the address
 //!          ◀───────────── errno, or done ◀────────── answer()
 //! ```
 //!
-//! The address is copied out of the program, and the socket fetched from it (pidfd_getfd(2)): what then
-//! happens, happens to that socket and that address, whatever the program writes over them meanwhile.
-//! A call that is told to go on by itself (SECCOMP_USER_NOTIF_FLAG_CONTINUE) is read by the kernel a second
-//! time, so a program that means to can get past: that holds for addresses on this machine alone, and the
-//! way out of a namespace of its own is closed all the same.
+//! The address is copied from the program, and the socket is duplicated from it (pidfd_getfd(2)).
+//! Operations then use that socket and that address, whatever the program overwrites meanwhile. For
+//! a call that continues by itself (SECCOMP_USER_NOTIF_FLAG_CONTINUE), the kernel reads the
+//! arguments again, so a program can bypass the check on purpose. That is only used for addresses
+//! on this machine, and a program in its own namespace still cannot reach the network.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -18,7 +19,9 @@ use std::sync::Arc;
 
 use tokio::io::unix::AsyncFd;
 
-use crate::caught_call::{CallAnswer, CallVerdict, CaughtCall, ProgramFd, address};
+use crate::caught_call::{
+    CallAnswer, CallVerdict, CaughtCall, ProgramFd, address, is_resolver_socket,
+};
 use crate::fd_passing;
 
 // linux/filter.h, linux/bpf_common.h
@@ -59,32 +62,32 @@ const NOTIF_ADDFD: libc::c_ulong = 0x4018_2103;
 /// linux/seccomp.h: in the place of a descriptor that the program has.
 const ADDFD_FLAG_SETFD: u32 = 1;
 
-/// Longest address that is looked at: struct sockaddr_in6.
-const ADDRESS_BYTES_MAX: u64 = 28;
+/// The longest address that is read: struct sockaddr_un.
+const ADDRESS_BYTES_MAX: u64 = 110;
 
 fn op(code: u16, k: u32, jt: u8, jf: u8) -> libc::sock_filter {
     libc::sock_filter { code, jt, jf, k }
 }
 
-/// The only one there is: exec.c asks for it.
+/// The seccomp filter, which is the only one: exec.c requests it.
 pub(crate) fn filter() -> Vec<libc::sock_filter> {
     let errno = |errno: i32| libc::SECCOMP_RET_ERRNO | errno as u32;
     let nr = |nr: libc::c_long| nr as u32;
     vec![
         /* 0 */ op(LOAD, ARCH, 0, 0),
-        // Calls of another architecture have other numbers and are looked at by nobody: they fail.
+        // Calls of another architecture have other numbers and are not checked, so they fail.
         /* 1 */
         op(JUMP_EQUAL, ARCH_OURS, 0, 21),
         /* 2 */ op(LOAD, NR, 0, 0),
         /* 3 */ op(JUMP_GE, X32, 19, 0),
         /* 4 */ op(JUMP_EQUAL, nr(libc::SYS_connect), 16, 0),
         /* 5 */ op(JUMP_EQUAL, nr(libc::SYS_listen), 15, 0),
-        // It connects by a ring, past the filter; programs can do without it.
+        // io_uring can connect without passing the filter; programs work without it.
         /* 6 */
         op(JUMP_EQUAL, nr(libc::SYS_io_uring_setup), 16, 0),
         /* 7 */ op(JUMP_EQUAL, nr(libc::SYS_socket), 7, 0),
         /* 8 */ op(JUMP_EQUAL, nr(libc::SYS_sendto), 0, 13),
-        // The first bytes with the SYN: a connect by another name.
+        // Data in the SYN: another form of connect.
         /* 9 */
         op(LOAD, arg_low(3), 0, 0),
         /* 10 */ op(JUMP_SET, libc::MSG_FASTOPEN as u32, 13, 0),
@@ -92,7 +95,8 @@ pub(crate) fn filter() -> Vec<libc::sock_filter> {
         /* 12 */ op(JUMP_EQUAL, 0, 0, 8),
         /* 13 */ op(LOAD, arg_high(4), 0, 0),
         /* 14 */ op(JUMP_EQUAL, 0, 7, 6),
-        // A socket for datagrams: they leave by more calls than a filter can see.
+        // Datagram sockets are caught when they are created, because datagrams are sent by more
+        // calls than a filter can check.
         /* 15 */
         op(LOAD, arg_low(0), 0, 0),
         /* 16 */ op(JUMP_EQUAL, libc::AF_INET as u32, 1, 0),
@@ -118,8 +122,8 @@ pub(crate) fn filter_bytes() -> Vec<u8> {
     filter().into_iter().flat_map(bytes).collect()
 }
 
-/// Puts the filter on this process and those it becomes, which then cannot gain privileges (no setuid).
-/// What the kernel holds is heard on the descriptor.
+/// Installs the filter on this process and the programs it executes, which then cannot gain
+/// privileges (no setuid). Held calls are received on the returned descriptor.
 pub(crate) fn install() -> io::Result<OwnedFd> {
     let program = filter();
     let whole = libc::sock_fprog {
@@ -128,7 +132,7 @@ pub(crate) fn install() -> io::Result<OwnedFd> {
     };
     nix::sys::prctl::set_no_new_privs()?;
     let listen = |flags: libc::c_ulong| {
-        // SAFETY: the kernel copies the program out before it returns.
+        // SAFETY: the kernel copies the program before it returns.
         let fd = unsafe {
             libc::syscall(
                 libc::SYS_seccomp,
@@ -138,12 +142,12 @@ pub(crate) fn install() -> io::Result<OwnedFd> {
             )
         };
         match fd {
-            // SAFETY: the kernel just made it for us.
+            // SAFETY: the kernel has just created it for this process.
             fd if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) }),
             _ => Err(io::Error::last_os_error()),
         }
     };
-    // Linux 5.19: signals wait until the call is answered, so that none is carried out twice.
+    // Linux 5.19: signals wait until the call is answered, so that no call is carried out twice.
     listen(libc::SECCOMP_FILTER_FLAG_NEW_LISTENER | WAIT_KILLABLE)
         .or_else(|_| listen(libc::SECCOMP_FILTER_FLAG_NEW_LISTENER))
 }
@@ -151,7 +155,7 @@ pub(crate) fn install() -> io::Result<OwnedFd> {
 /// linux/seccomp.h: SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV
 const WAIT_KILLABLE: libc::c_ulong = 1 << 5;
 
-/// Hears what the kernel holds.
+/// Receives the calls that the kernel holds.
 #[derive(Debug)]
 pub struct SeccompSupervisor {
     listener: Arc<OwnedFd>,
@@ -167,33 +171,33 @@ impl SeccompSupervisor {
         })
     }
 
-    /// With what a program passed as such. Must be called on a runtime.
+    /// A supervisor for a listener that a program passed. Must be called on a tokio runtime.
     ///
     /// # Errors
-    /// It hears no filter.
+    /// The descriptor is not a filter's listener.
     pub(crate) fn of(passed: OwnedFd) -> io::Result<SeccompSupervisor> {
         let nobody = 0_u64;
         match is_valid(&passed, nobody) {
-            // It knows no such call, so it knows calls.
+            // The kernel does not know this call id, so the descriptor is a listener.
             Err(error) if error.raw_os_error() != Some(libc::ENOENT) => Err(error),
             _ => SeccompSupervisor::new(passed),
         }
     }
 
-    /// The next call that is held; none when nobody has the filter any more.
+    /// The next held call; `None` when no process has the filter any more.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     pub async fn next(&self) -> io::Result<Option<CaughtCall>> {
         loop {
             let mut ready = self.ready.readable().await?;
-            // It takes a call only if one is there: it would wait otherwise.
+            // Receives only if a call is pending, because it would block otherwise.
             let mut look = libc::pollfd {
                 fd: self.listener.as_raw_fd(),
                 events: libc::POLLIN,
                 revents: 0,
             };
-            // SAFETY: one entry, which lives.
+            // SAFETY: one entry, which lives during the call.
             unsafe { libc::poll(&raw mut look, 1, 0) };
             if look.revents & libc::POLLIN == 0 {
                 if look.revents & libc::POLLHUP != 0 {
@@ -202,15 +206,16 @@ impl SeccompSupervisor {
                 ready.clear_ready();
                 continue;
             }
-            // SAFETY: plain numbers, which the kernel wants to be zero.
+            // SAFETY: the structure consists of plain numbers, which the kernel requires to be
+            // zero.
             let mut notice: libc::seccomp_notif = unsafe { std::mem::zeroed() };
-            // SAFETY: a place of the size that is in the number.
+            // SAFETY: the buffer has the size that is encoded in the number.
             let took =
                 unsafe { libc::ioctl(self.listener.as_raw_fd(), NOTIF_RECV as _, &raw mut notice) };
             if took < 0 {
                 let error = io::Error::last_os_error();
                 match error.raw_os_error() {
-                    // Its program was killed meanwhile.
+                    // The program was killed meanwhile.
                     Some(libc::ENOENT | libc::EINTR) => continue,
                     _ => return Err(error),
                 }
@@ -219,6 +224,8 @@ impl SeccompSupervisor {
             let answer = CallAnswer::to_notice(self.listener.clone(), notice.id, fd);
             match self.read(&notice) {
                 Ok(HeldCall::Nothing) => answer.give(CallVerdict::Continue),
+                // As where no such resolver runs: the C library then asks name servers itself.
+                Ok(HeldCall::Resolver) => answer.give(CallVerdict::Failed(libc::ECONNREFUSED)),
                 Ok(HeldCall::Open(domain)) => {
                     let flags = notice.data.args[1] as libc::c_int;
                     return Ok(Some(CaughtCall::Open {
@@ -249,12 +256,14 @@ impl SeccompSupervisor {
         let args = notice.data.args;
         let is = |nr: libc::c_long| libc::c_long::from(notice.data.nr) == nr;
         let found = if is(libc::SYS_connect) {
-            match self.address(notice, args[1], args[2])? {
+            let bytes = self.address_bytes(notice, args[1], args[2])?;
+            match address(&bytes) {
                 Some(to) => HeldCall::Connect(fetch(notice.pid, args[0])?, to),
+                None if is_resolver_socket(&bytes) => HeldCall::Resolver,
                 None => HeldCall::Nothing,
             }
         } else if is(libc::SYS_sendto) {
-            match self.address(notice, args[4], args[5])? {
+            match address(&self.address_bytes(notice, args[4], args[5])?) {
                 Some(to) => HeldCall::Send(fetch(notice.pid, args[0])?, to),
                 None => HeldCall::Nothing,
             }
@@ -266,31 +275,32 @@ impl SeccompSupervisor {
         } else {
             HeldCall::Listen(fetch(notice.pid, args[0])?)
         };
-        // The process may be another by now, under the same number.
+        // Another process may have the same id by now.
         is_valid(&self.listener, notice.id)?;
         Ok(found)
     }
 
-    fn address(
+    /// The address that a held call was given, in the kernel's form; empty if it cannot be read.
+    fn address_bytes(
         &self,
         notice: &libc::seccomp_notif,
         at: u64,
         len: u64,
-    ) -> io::Result<Option<std::net::SocketAddr>> {
+    ) -> io::Result<Vec<u8>> {
         let mut bytes = vec![0; len.min(ADDRESS_BYTES_MAX) as usize];
         let memory = std::fs::File::open(format!("/proc/{}/mem", notice.pid))?;
         is_valid(&self.listener, notice.id)?;
         match memory.read_exact_at(&mut bytes, at) {
-            Ok(()) => Ok(address(&bytes)),
-            // The kernel will say what is wrong with it.
-            Err(_) => Ok(None),
+            Ok(()) => Ok(bytes),
+            // The kernel will report the error.
+            Err(_) => Ok(Vec::new()),
         }
     }
 }
 
 /// Whether a call is still held.
 fn is_valid(listener: &OwnedFd, id: u64) -> io::Result<()> {
-    // SAFETY: a place of the size that is in the number.
+    // SAFETY: the buffer has the size that is encoded in the number.
     let valid = unsafe { libc::ioctl(listener.as_raw_fd(), NOTIF_ID_VALID as _, &raw const id) };
     match valid {
         0 => Ok(()),
@@ -300,13 +310,15 @@ fn is_valid(listener: &OwnedFd, id: u64) -> io::Result<()> {
 
 enum HeldCall {
     Nothing,
+    /// A connection to a resolver of this machine.
+    Resolver,
     Open(socket2::Domain),
     Connect(OwnedFd, std::net::SocketAddr),
     Send(OwnedFd, std::net::SocketAddr),
     Listen(OwnedFd),
 }
 
-/// The program's own descriptor.
+/// Duplicates the program's own descriptor.
 fn fetch(thread: u32, fd: u64) -> io::Result<OwnedFd> {
     let status = std::fs::read_to_string(format!("/proc/{thread}/status"))?;
     let group = status.lines().find_map(|line| line.strip_prefix("Tgid:"));
@@ -314,17 +326,17 @@ fn fetch(thread: u32, fd: u64) -> io::Result<OwnedFd> {
         .and_then(|text| text.trim().parse().ok())
         .ok_or(io::ErrorKind::NotFound)?;
     let made = |fd: libc::c_long| match fd {
-        // SAFETY: the kernel just made it for us.
+        // SAFETY: the kernel has just created it for this process.
         fd if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) }),
         _ => Err(io::Error::last_os_error()),
     };
-    // SAFETY: plain numbers.
+    // SAFETY: the arguments are plain numbers.
     let process = made(unsafe { libc::syscall(libc::SYS_pidfd_open, group, 0) })?;
-    // SAFETY: plain numbers.
+    // SAFETY: the arguments are plain numbers.
     made(unsafe { libc::syscall(libc::SYS_pidfd_getfd, process.as_raw_fd(), fd as i32, 0) })
 }
 
-/// The descriptor that a held call is about, and what becomes of it at execve.
+/// The descriptor that a held call refers to, and whether execve closes it.
 fn program_fd(notice: &libc::seccomp_notif) -> ProgramFd {
     let args = notice.data.args;
     if libc::c_long::from(notice.data.nr) == libc::SYS_socket {
@@ -346,8 +358,8 @@ fn program_fd(notice: &libc::seccomp_notif) -> ProgramFd {
     }
 }
 
-/// Puts a socket into the program: in the place of the one that the held call is about, on which the kernel
-/// then carries the call out, or as what the call returns.
+/// Puts a socket into the program: in place of the one that the held call refers to, on which the
+/// kernel then carries out the call, or as the result of the call.
 pub(crate) fn answer_with_socket(listener: &OwnedFd, id: u64, fd: ProgramFd, socket: &OwnedFd) {
     let added = libc::seccomp_notif_addfd {
         id,
@@ -359,7 +371,8 @@ pub(crate) fn answer_with_socket(listener: &OwnedFd, id: u64, fd: ProgramFd, soc
             false => 0,
         },
     };
-    // SAFETY: a place of the size that is in the number. It fails where the program is gone.
+    // SAFETY: the buffer has the size that is encoded in the number. It fails if the program is
+    // gone.
     let number = unsafe { libc::ioctl(listener.as_raw_fd(), NOTIF_ADDFD as _, &raw const added) };
     if number < 0 {
         let error = io::Error::last_os_error();
@@ -388,7 +401,8 @@ fn respond(listener: &OwnedFd, id: u64, val: i64, error: i32, flags: u32) {
         error,
         flags,
     };
-    // SAFETY: a place of the size that is in the number. It fails where the program is gone.
+    // SAFETY: the buffer has the size that is encoded in the number. It fails if the program is
+    // gone.
     unsafe { libc::ioctl(listener.as_raw_fd(), NOTIF_SEND as _, &raw const said) };
 }
 

@@ -1,16 +1,17 @@
-//! The other end of a program's socket: the program's is connected to a port of ours, and becomes a
-//! connection when there is something behind it.
+//! The other end of a program's socket: the program's socket connects to a port of this process,
+//! and the connection is established when there is a flow for it.
 //!
 //! ```text
-//!  program's socket a                     ours, which hold port P of 127/8
+//!  program's socket a                     this process, which holds port P of 127/8
 //!  connect(a, 127.0.0.1:P) ──SYN──▶ ✗     a listener that drops every SYN: a stays "in progress"
 //!                          ◀──SYN──       when there is a flow: b, bound to P too, connects to a
 //!  writable                ══════════     (simultaneous open, RFC 9293 §3.5)
 //! ```
 //!
-//! So the kernel says to the program when its connection is in progress or made. For it to say "refused"
-//! somebody must have heard the SYN: a guard g, which called a before a called P, so that the same
-//! simultaneous open is half done on its side. Until it is needed, a filter keeps from a what g says:
+//! So the kernel reports to the program when its connection is in progress or established. To
+//! report "refused", a socket must have received the SYN: a guard g, which connected to a before a
+//! connected to P, so that the same simultaneous open is half complete on its side. Until it is
+//! needed, a filter on a drops g's packets:
 //!
 //! ```text
 //!  g, bound to P: connect(g, a) ──SYN──▶ ✗     a listener c at a's own address, closed again
@@ -19,8 +20,8 @@
 //!  refused                 ◀──RST+ACK── g      the filter is gone, and g closed
 //! ```
 //!
-//! A program in a network namespace of its own needs sockets from there: a porter, a process that stayed
-//! in it, hands them out.
+//! A program in its own network namespace needs sockets from there: a porter, a process that stayed
+//! in it, provides them.
 
 use std::io::{self, IoSliceMut};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4};
@@ -35,15 +36,15 @@ use tokio::sync::Mutex;
 
 use crate::{dns, fd_passing};
 
-/// Times the kernel repeats a SYN: a connection may wait for a network for some four hours. The most
-/// there is (tcp(7)).
+/// How often the kernel repeats a SYN: a connection may wait about four hours for a network. It is
+/// the maximum (tcp(7)).
 const SYN_REPEATS: u32 = 127;
 
-/// The two sockets that hold a port.
+/// The two sockets that reserve a port.
 pub(crate) struct ReservedPort {
-    /// On every address, so that no other user binds it on any.
+    /// A socket on every address, so that no other user can bind the port on any.
     pub(crate) all: OwnedFd,
-    /// Where programs' SYNs end.
+    /// The socket that receives programs' SYNs and never answers.
     pub(crate) syn_sink: OwnedFd,
 }
 
@@ -85,7 +86,7 @@ pub struct NamespaceSockets {
 }
 
 impl NamespaceSockets {
-    /// Over the channel to its process.
+    /// A client that uses the channel to that process.
     pub(crate) fn new(channel: OwnedFd) -> io::Result<NamespaceSockets> {
         SockRef::from(&channel).set_nonblocking(true)?;
         let channel = fd_passing::watch(channel)?;
@@ -94,17 +95,17 @@ impl NamespaceSockets {
         })
     }
 
-    /// A TCP socket there.
+    /// Creates a TCP socket in the namespace.
     ///
     /// # Errors
-    /// It is gone, or has none.
+    /// The process is gone, or could not create one.
     pub async fn socket(&self) -> io::Result<Socket> {
         let mut fds = self.request(SocketRequest::Tcp4).await?;
         let socket = fds.pop().ok_or(io::ErrorKind::BrokenPipe)?;
         Ok(socket.into())
     }
 
-    /// The sockets that a request gives; none if it cannot be met.
+    /// Requests sockets from the process.
     pub(crate) async fn request(&self, what: SocketRequest) -> io::Result<Vec<OwnedFd>> {
         let channel = self.channel.lock().await;
         send(channel.as_raw_fd(), &[what as u8], MsgFlags::MSG_NOSIGNAL)?;
@@ -174,7 +175,7 @@ pub(crate) fn serve_sockets(channel: &OwnedFd, enter: impl Fn() -> io::Result<()
     }
 }
 
-/// The port that all pairs have in common.
+/// The common port of all pairs.
 pub struct CatchPort {
     number: u16,
     _all: OwnedFd,
@@ -204,10 +205,10 @@ impl CatchPort {
         }
     }
 
-    /// A connection to `at`, on the program's loopback.
+    /// Connects to `at`, on the program's loopback.
     ///
     /// # Errors
-    /// Nobody listens there.
+    /// There is no listener.
     pub async fn connect_loopback(&self, at: SocketAddr) -> io::Result<TcpStream> {
         let socket = match (&self.namespace_sockets, at) {
             (_, SocketAddr::V4(_)) => self.socket().await?,
@@ -219,11 +220,11 @@ impl CatchPort {
         finish(socket, &at.into()).await
     }
 
-    /// Begins to connect a program's socket, which is not connected: it stays in progress until
+    /// Begins to connect a program's socket, which is not connected. It stays in progress until
     /// [`PendingConnection::connect`].
     ///
     /// # Errors
-    /// As `connect` says it.
+    /// The same as those of `connect`.
     pub fn begin(&self, program: OwnedFd) -> io::Result<PendingConnection> {
         let socket = Socket::from(program);
         let six = socket.domain()? == Domain::IPV6;
@@ -238,10 +239,10 @@ impl CatchPort {
                 }
             }
             if six {
-                // Its other end is of IPv4.
+                // The other end is an IPv4 socket.
                 socket.set_only_v6(false)?;
             }
-            // With the listener that a guard needs for a moment.
+            // It shares the port for a moment with the listener that a guard needs.
             socket.set_reuse_port(true)?;
             socket.bind(&as_seen(ours, 0, six))?;
         }
@@ -253,7 +254,7 @@ impl CatchPort {
             IpAddr::V6(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST,
             IpAddr::V6(_) => return Err(io::ErrorKind::AddrNotAvailable.into()),
         };
-        // A socket that cannot wait so long waits less.
+        // A socket without this option waits for a shorter time.
         let _ = repeat_syns(&socket);
         Ok(PendingConnection {
             blocks: !socket.nonblocking()?,
@@ -265,8 +266,8 @@ impl CatchPort {
         })
     }
 
-    /// Puts a guard before a connection that is about to be in progress, so that it can be refused as the
-    /// kernel would. Without one [`PendingConnection::refuse`] does what it can.
+    /// Adds a guard to a connection that is about to be in progress, so that it can be refused as
+    /// by the kernel. Without one, [`PendingConnection::refuse`] uses another method.
     pub async fn guard(&self, meeting: &mut PendingConnection) {
         if !meeting.shares {
             return;
@@ -288,7 +289,7 @@ impl CatchPort {
         let ours = SocketAddrV4::new(Ipv4Addr::LOCALHOST, self.number);
         let guard = shared(self.socket().await?, ours)?;
         repeat_syns(&guard)?;
-        // Closed, it resets.
+        // Closing it sends a reset.
         guard.set_linger(Some(Duration::ZERO))?;
         guard.set_nonblocking(true)?;
         match guard.connect(&meeting.peer_address.into()) {
@@ -298,10 +299,10 @@ impl CatchPort {
         }
     }
 
-    /// The other end of a program's socket that waits.
+    /// Connects the other end to a program's socket that waits.
     ///
     /// # Errors
-    /// It waits no more.
+    /// The socket does not wait any more.
     pub async fn accept_waiting(&self, theirs: SocketAddrV4) -> io::Result<TcpStream> {
         let ours = SocketAddrV4::new(Ipv4Addr::LOCALHOST, self.number);
         let socket = shared(self.socket().await?, ours)?;
@@ -311,7 +312,7 @@ impl CatchPort {
 
 fn repeat_syns(socket: &Socket) -> io::Result<()> {
     let times = SYN_REPEATS as libc::c_int;
-    // SAFETY: an int, as tcp(7) wants it.
+    // SAFETY: the value is an int, as tcp(7) requires.
     let set = unsafe {
         libc::setsockopt(
             socket.as_raw_fd(),
@@ -337,7 +338,7 @@ fn as_seen(ip: Ipv4Addr, port: u16, six: bool) -> SockAddr {
 async fn finish(socket: Socket, to: &SockAddr) -> io::Result<TcpStream> {
     socket.set_nonblocking(true)?;
     socket.set_tcp_nodelay(true)?;
-    // It paces nothing, as the system's own may; every kernel has it.
+    // Reno does not pace, as the system's default may, and every kernel has it.
     socket.set_tcp_congestion(b"reno")?;
     match socket.connect(to) {
         Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => return Err(error),
@@ -351,24 +352,25 @@ async fn finish(socket: Socket, to: &SockAddr) -> io::Result<TcpStream> {
     }
 }
 
-/// A program's socket on its way.
+/// A program's socket that is connecting.
 pub struct PendingConnection {
     socket: Socket,
     to: SockAddr,
-    /// Where its other end finds it.
+    /// The address at which the other end finds it.
     pub peer_address: SocketAddrV4,
-    /// `connect` returns when the connection is there; otherwise at once, with EINPROGRESS.
+    /// Whether `connect` waits until the connection is established; otherwise it returns
+    /// EINPROGRESS at once.
     pub blocks: bool,
-    /// Its address is one that we gave it.
+    /// Whether this process bound its address.
     shares: bool,
     guard: Option<Socket>,
 }
 
 impl PendingConnection {
-    /// Sends the SYN. Where the program waits this blocks until the other end has come.
+    /// Sends the SYN. If the program's socket blocks, this waits until the other end has connected.
     ///
     /// # Errors
-    /// As `connect` says it: EINPROGRESS for one that does not wait.
+    /// The same as those of `connect`: EINPROGRESS for a non-blocking socket.
     pub fn connect(&self) -> io::Result<()> {
         if self.shares {
             let _ = self.socket.set_reuse_port(false);
@@ -376,24 +378,25 @@ impl PendingConnection {
         self.socket.connect(&self.to)
     }
 
-    /// Lets its other end come.
+    /// Allows the other end to connect.
     pub fn release(mut self) {
         if let Some(guard) = self.guard.take() {
-            // Its reset is not heard: the filter is there for one moment more.
+            // The guard's reset is not received, because the filter is still in place.
             drop(guard);
             let _ = self.socket.detach_filter();
         }
     }
 
-    /// Has a connection that is in progress fail with ECONNREFUSED.
+    /// Makes a connection that is in progress fail with ECONNREFUSED.
     pub fn refuse(mut self) {
         if let Some(guard) = self.guard.take() {
             let _ = self.socket.detach_filter();
             return drop(guard);
         }
-        // Given up, which a program may see for an instant as ECONNRESET, and called anew where nobody
-        // is: the kernel says it to whoever polls.
-        // SAFETY: an address of the family alone, as connect(2) wants it for this.
+        // The attempt is aborted, which the program may see for an instant as ECONNRESET, and
+        // repeated to an address without a listener, so that the kernel reports the refusal to a
+        // polling program. SAFETY: an address of the family AF_UNSPEC, as connect(2) requires for
+        // this.
         unsafe {
             let none = libc::sockaddr {
                 sa_family: libc::AF_UNSPEC as libc::sa_family_t,
@@ -411,5 +414,5 @@ impl PendingConnection {
     }
 }
 
-/// tcpmux (RFC 1078), which nobody serves.
+/// The port of tcpmux (RFC 1078), which is never in use.
 const NOBODYS_PORT: u16 = 1;

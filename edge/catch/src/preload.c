@@ -210,8 +210,27 @@ static int is_name_server(const struct sockaddr *to, socklen_t len)
     return ntohs(((const struct sockaddr_in *)to)->sin_port) == DNS_PORT;
 }
 
+/* Whether this is the Unix socket of a resolver on this machine, which would ask others: the list of
+ * caught_call.rs. */
+static int is_resolver(const struct sockaddr *to, socklen_t len)
+{
+    static const char *const paths[] = { "/var/run/nscd/socket", "/run/nscd/socket",
+                                         "/run/systemd/resolve/io.systemd.Resolve" };
+    const size_t head = offsetof(struct sockaddr_un, sun_path);
+    if (to == NULL || len <= head || to->sa_family != AF_UNIX)
+        return 0;
+    const char *path = ((const struct sockaddr_un *)to)->sun_path;
+    size_t length = strnlen(path, len - head);
+    for (size_t i = 0; i < sizeof paths / sizeof *paths; i++)
+        if (length == strlen(paths[i]) && memcmp(path, paths[i], length) == 0)
+            return 1;
+    return 0;
+}
+
 OURS int connect(int fd, const struct sockaddr *to, socklen_t len)
 {
+    if (is_resolver(to, len))
+        return errno = ECONNREFUSED, -1;
     int passes = is_near(to, len) && !is_name_server(to, len);
     if (passes || len > sizeof(struct sockaddr_storage))
         return (int)syscall(SYS_connect, fd, to, len);

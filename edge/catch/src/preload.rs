@@ -1,4 +1,5 @@
-//! The questions of preload.c and exec.c: one SOCK_SEQPACKET connection each, to an abstract address.
+//! The requests of preload.c and exec.c: one SOCK_SEQPACKET connection each, to an abstract
+//! address.
 
 use std::io;
 use std::os::fd::{AsFd as _, AsRawFd, OwnedFd};
@@ -17,22 +18,22 @@ use crate::fd_passing;
 use crate::notify::{self, SeccompSupervisor};
 use crate::stand_ins::NameStandIns;
 
-/// The library for LD_PRELOAD, as it goes into a file.
+/// The library for LD_PRELOAD, as file content.
 pub const PRELOAD: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/preload.so"));
 
-/// Where it finds us.
+/// The environment variable with the address of this process's socket.
 pub const VARIABLE: &str = "CEDOS_RUN";
 
-/// preload.c says the same.
+/// The code by which preload.c is told to carry out the call itself; preload.c has the same value.
 const GO_ON: i32 = -1;
 
-/// The delay after a question could not be taken: descriptors become free in that time.
+/// The delay after a request could not be accepted, in which descriptors may become free.
 const ACCEPT_AGAIN: std::time::Duration = std::time::Duration::from_millis(20); // a guess
 
-/// Questions that wait to be taken.
+/// The most requests that wait to be accepted.
 const BACKLOG: i32 = 128;
 
-/// A place to ask, in the network namespace of this thread.
+/// Binds an abstract address, in the network namespace of this thread.
 pub(crate) fn bind_abstract(name: &[u8]) -> io::Result<OwnedFd> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let place = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)?;
@@ -41,13 +42,14 @@ pub(crate) fn bind_abstract(name: &[u8]) -> io::Result<OwnedFd> {
     Ok(place)
 }
 
-/// Who hears the questions.
+/// Receives the requests.
 pub struct PreloadListener {
     socket: AsyncFd<OwnedFd>,
     names: Arc<NameStandIns>,
     /// The port of our name server on 127.0.0.1.
     dns_port: u16,
-    /// Only this user's processes, and those that come from this one, may ask, where others can reach it.
+    /// If other users can reach the socket: the only user whose processes may send requests, beside
+    /// descendants of this process.
     only: Option<u32>,
 }
 
@@ -66,22 +68,22 @@ impl PreloadListener {
         })
     }
 
-    /// The next call; questions for names are answered meanwhile.
+    /// The next call. Requests for names are answered meanwhile.
     ///
     /// # Errors
-    /// The place is gone.
+    /// The socket failed.
     pub async fn next(&self) -> io::Result<CaughtCall> {
         loop {
             let mut ready = self.socket.readable().await?;
             let flags = SockFlag::SOCK_CLOEXEC;
             let took = ready.try_io(|place| {
                 let fd = accept4(place.as_raw_fd(), flags)?;
-                // SAFETY: the kernel just made it for us.
+                // SAFETY: the kernel has just created it for this process.
                 Ok(unsafe { std::os::fd::FromRawFd::from_raw_fd(fd) })
             });
             let question: OwnedFd = match took {
                 Ok(Ok(took)) => took,
-                // No descriptor is free: who asks waits in the kernel meanwhile.
+                // No descriptor is free, so the program waits in the kernel meanwhile.
                 Ok(Err(error)) if is_passing(&error) => {
                     tokio::time::sleep(ACCEPT_AGAIN).await;
                     continue;
@@ -89,7 +91,8 @@ impl PreloadListener {
                 Ok(Err(error)) => return Err(error),
                 Err(_) => continue,
             };
-            // Who connects has its question ready; one that does not is not waited for.
+            // A program sends its request together with the connection; otherwise it is not waited
+            // for.
             if let Some(caught) = self.hear(question).await {
                 return Ok(caught);
             }
@@ -186,7 +189,7 @@ impl PreloadListener {
                 let (because, said) = said.split_first()?;
                 let (errno, path) = said.split_first_chunk()?;
                 let error = io::Error::from_raw_os_error(i32::from_ne_bytes(*errno));
-                // exec.c says the same.
+                // The same values as in exec.c.
                 let because = match because {
                     b'p' => UncaughtReason::Privileged,
                     b'a' => UncaughtReason::Foreign,
@@ -204,7 +207,7 @@ impl PreloadListener {
     }
 }
 
-/// Whether a question could not be taken now, but can be later.
+/// Whether a request cannot be accepted now, but can be later.
 fn is_passing(error: &io::Error) -> bool {
     let errno = error.raw_os_error();
     matches!(
@@ -213,10 +216,10 @@ fn is_passing(error: &io::Error) -> bool {
     )
 }
 
-/// For a question to come after its connection.
+/// How long a request may follow its connection.
 const PATIENCE: std::time::Duration = std::time::Duration::from_secs(1); // a guess
 
-/// Answers a question.
+/// Answers a request.
 pub(crate) fn answer(question: &OwnedFd, verdict: CallVerdict, text: &[u8]) {
     let number: i32 = match verdict {
         CallVerdict::Continue => GO_ON,
@@ -228,7 +231,7 @@ pub(crate) fn answer(question: &OwnedFd, verdict: CallVerdict, text: &[u8]) {
     let _ = send(question.as_raw_fd(), &said, MsgFlags::MSG_NOSIGNAL);
 }
 
-/// Answers a question with a socket that takes the place of the program's own.
+/// Answers a request with a socket that replaces the program's own.
 pub(crate) fn answer_with_socket(question: &OwnedFd, socket: &OwnedFd) {
     let _ = fd_passing::give(question, &GO_ON.to_ne_bytes(), &[socket.as_fd()]);
 }
@@ -239,7 +242,7 @@ mod tests {
 
     use super::*;
 
-    /// What the kernel holds is the same on the rung `notify` and for what exec.c becomes, which asks for it.
+    /// The filter of the capture mode `notify` and the one that exec.c requests are equal.
     #[test]
     fn the_filter_that_is_asked_for_is_the_one_that_is_installed_here() {
         let name = format!("cedos-test-filter-{}", std::process::id());
@@ -273,7 +276,7 @@ mod tests {
         let filter = notify::filter();
         let (number, bytes) = reply.split_at(size_of::<i32>());
         assert_eq!(number, 0_i32.to_ne_bytes());
-        // SAFETY: plain numbers without gaps, as the kernel reads them.
+        // SAFETY: plain numbers without padding, as the kernel reads them.
         let wanted = unsafe {
             let bytes = size_of_val(&filter[..]);
             std::slice::from_raw_parts(filter.as_ptr().cast::<u8>(), bytes)
@@ -284,7 +287,7 @@ mod tests {
             room.parse().ok()
         });
         assert!(room > Some(bytes.len()), "{room:?}");
-        // Nor has exec.c one of its own.
+        // exec.c has no filter of its own.
         let source = include_str!("exec.c");
         assert!(!source.contains("BPF_") && !source.contains("SECCOMP_RET"));
     }

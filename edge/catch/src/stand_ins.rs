@@ -1,20 +1,20 @@
-//! Addresses that stand for names, so that a name is looked up where the connection ends.
+//! Stand-in addresses for names, so that a name is resolved where the connection ends.
 //!
-//! They are of 198.18.0.0/15, which no network outside a test uses (RFC 2544), and of a unique local prefix
-//! for who asks for IPv6 only.
+//! They belong to 198.18.0.0/15, which is only used in test networks (RFC 2544), and to a unique
+//! local prefix for clients that use only IPv6.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The first address of the range, and how many names it stands for. The name that was given out longest
-/// ago loses its address to the next.
+/// The first address of the range, and its size. When all are in use, the name that was assigned
+/// longest ago loses its address.
 pub const STAND_INS: (Ipv4Addr, u32) = (Ipv4Addr::new(198, 18, 0, 0), 1 << 17);
 
-/// The first 96 bits of those for IPv6 (RFC 4193), with random bits.
+/// The first 96 bits of stand-in IPv6 addresses (RFC 4193), chosen at random.
 const SIX: [u8; 12] = [0xfd, 0x5c, 0xed, 0x05, 0x9e, 0x31, 0, 0, 0, 0, 0, 0];
 
-/// Letters of a name (RFC 1035 §2.3.4).
+/// The longest name in bytes (RFC 1035 §2.3.4).
 const NAME_BYTES_MAX: usize = 253;
 
 /// Names and the addresses that stand for them.
@@ -40,11 +40,12 @@ impl Default for NameStandIns {
 }
 
 impl NameStandIns {
-    /// For so many names.
+    /// Creates a table for this many names.
     pub fn with_capacity(room: u32) -> NameStandIns {
         NameStandIns {
             first: u32::from(STAND_INS.0),
-            // The range's first address is no host's; the last few are the namespace's own (launch.rs).
+            // The first address of the range is no host address; the last few belong to the
+            // namespace (launch.rs).
             capacity: room.clamp(3, STAND_INS.1 - 6) - 2,
             table: Mutex::default(),
         }
@@ -54,7 +55,7 @@ impl NameStandIns {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The address that stands for a name; none if it can be no name.
+    /// The address that stands for a name; `None` if the name is invalid.
     pub fn stand_in(&self, name: &str) -> Option<Ipv4Addr> {
         let name = name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase();
         let fits = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'.' | b'_');
@@ -93,10 +94,10 @@ impl NameStandIns {
         Some(bytes.into())
     }
 
-    /// The name that an address stands for; none if it stands for itself.
+    /// The name that an address stands for; `None` if it is not a stand-in.
     ///
     /// # Errors
-    /// It stood for a name that is not known any more.
+    /// The name is not known any more.
     pub fn name_of(&self, ip: IpAddr) -> Result<Option<String>, String> {
         let four = match ip.to_canonical() {
             IpAddr::V4(four) => four,

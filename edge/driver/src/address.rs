@@ -1,9 +1,49 @@
-//! A server's address with its key in it: `d2tp://host:port/KEY`.
+//! The address of a server, which includes its key: `d2tp://host:port/KEY`, or
+//! `d2tp://host:port/KEY?stream=PORT` if streams are accepted on another TCP port than 443.
+//!
+//! A server with several nodes, all of which have its key: `d2tp://host:port,host:port/KEY`, or
+//! `d2tp://name/KEY`, whose nodes the SVCB records of `_d2tp.name` list.
 
 use std::fmt;
 use std::str::FromStr;
 
 use d2tp_session::PublicKey;
+use d2tp_stream::STREAM_PORT_DEFAULT;
+
+/// The UDP port of a server whose address or record names none.
+pub const PORT_DEFAULT: u16 = 4433;
+/// The most nodes in an address.
+pub const NODES_MAX: usize = 8;
+
+/// Where one of a server's nodes is.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct NodeAddress {
+    /// Name or literal address (IPv6 without brackets).
+    pub host: String,
+    /// UDP port.
+    pub port: u16,
+}
+
+impl fmt::Display for NodeAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.host.contains(':') {
+            true => write!(f, "[{}]:{}", self.host, self.port),
+            false => write!(f, "{}:{}", self.host, self.port),
+        }
+    }
+}
+
+/// The nodes of a server, beside the one that [`ServerAddress::host`] names.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum ServerNodes {
+    /// There are no others.
+    #[default]
+    One,
+    /// Other nodes of the server. All nodes have its key, and any of them continues a session of another.
+    Also(Vec<NodeAddress>),
+    /// The host is a name, whose SVCB records list the nodes; without records its addresses are used.
+    Records,
+}
 
 /// The address and the public key of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -12,11 +52,80 @@ pub struct ServerAddress {
     pub host: String,
     /// UDP port.
     pub port: u16,
-    /// The server's public key. The device talks to no other host.
+    /// The server's public key. The device connects to no host with another key.
     pub key: PublicKey,
+    /// The TCP port at which the server accepts streams, for networks that carry no UDP. None: not known,
+    /// so 443 is tried. 0: there are no streams.
+    pub stream: Option<u16>,
+    /// The server's other nodes.
+    pub nodes: ServerNodes,
 }
 
-/// Why a text is no server address.
+impl ServerAddress {
+    /// Where the nodes are that the address itself names.
+    pub fn named_nodes(&self) -> Vec<NodeAddress> {
+        let first = NodeAddress {
+            host: self.host.clone(),
+            port: self.port,
+        };
+        match &self.nodes {
+            ServerNodes::One | ServerNodes::Records => vec![first],
+            ServerNodes::Also(others) => {
+                [first].into_iter().chain(others.iter().cloned()).collect()
+            }
+        }
+    }
+
+    /// Adds the nodes of another address of the same server, after those that are there.
+    ///
+    /// # Errors
+    /// The keys differ, one of them is a name whose records list the nodes, or there are too many.
+    pub fn add_nodes(&mut self, other: &ServerAddress) -> Result<(), String> {
+        let (ours, theirs) = (self.to_string(), other.to_string());
+        if self.key != other.key {
+            return Err(format!(
+                "{ours} and {theirs} have different keys: they are two proxies, of which one can be used at a time"
+            ));
+        }
+        if self.host == other.host && self.nodes == other.nodes && self.port == other.port {
+            return Ok(());
+        }
+        if [&self.nodes, &other.nodes].contains(&&ServerNodes::Records) {
+            return Err(format!(
+                "the nodes of {ours} and {theirs} cannot be listed together: the records of a name list all nodes"
+            ));
+        }
+        let mut nodes = self.named_nodes();
+        for node in other.named_nodes() {
+            if !nodes.contains(&node) {
+                nodes.push(node);
+            }
+        }
+        if nodes.len() > NODES_MAX {
+            return Err(format!(
+                "a proxy has {NODES_MAX} nodes at most, not {}",
+                nodes.len()
+            ));
+        }
+        nodes.remove(0);
+        if !nodes.is_empty() {
+            self.nodes = ServerNodes::Also(nodes);
+        }
+        self.stream = self.stream.or(other.stream);
+        Ok(())
+    }
+
+    /// The TCP port that is tried for streams, if any.
+    pub fn stream_port(&self) -> Option<u16> {
+        match self.stream {
+            None => Some(STREAM_PORT_DEFAULT),
+            Some(0) => None,
+            port => port,
+        }
+    }
+}
+
+/// A text is not a server address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{text:?} is not a proxy address: {why}. It looks like d2tp://host:port/KEY, as `cedos prox` prints it"
@@ -39,33 +148,88 @@ impl FromStr for ServerAddress {
         let (place, key) = rest
             .split_once('/')
             .ok_or_else(|| fail("the key is missing"))?;
-        let (host, port) = place
-            .rsplit_once(':')
-            .ok_or_else(|| fail("the port is missing"))?;
-        let host = host
-            .strip_prefix('[')
-            .and_then(|h| h.strip_suffix(']'))
-            .unwrap_or(host);
-        if host.is_empty() {
-            return Err(fail("the host is missing"));
+        let (key, stream) = match key.split_once('?') {
+            None => (key, None),
+            Some((key, query)) => {
+                let port = query
+                    .strip_prefix("stream=")
+                    .ok_or_else(|| fail("after the key only ?stream=PORT may follow"))?;
+                let port = port
+                    .parse()
+                    .map_err(|_| fail("the stream port is not a number up to 65535"))?;
+                (key, Some(port))
+            }
+        };
+        let key = PublicKey::from_text(key.trim_end_matches('/'))
+            .map_err(|_| fail("the key is not 43 characters of base64url"))?;
+        if is_service_name(place) {
+            return Ok(ServerAddress {
+                host: place.to_string(),
+                port: PORT_DEFAULT,
+                key,
+                stream,
+                nodes: ServerNodes::Records,
+            });
         }
+        let mut nodes = Vec::new();
+        for place in place.split(',') {
+            nodes.push(node_address(place).map_err(fail)?);
+        }
+        if nodes.len() > NODES_MAX {
+            return Err(fail("it names more than 8 hosts"));
+        }
+        let NodeAddress { host, port } = nodes.remove(0);
         Ok(ServerAddress {
-            host: host.to_string(),
-            port: port
-                .parse()
-                .map_err(|_| fail("the port is not a number up to 65535"))?,
-            key: PublicKey::from_text(key.trim_end_matches('/'))
-                .map_err(|_| fail("the key is not 43 characters of base64url"))?,
+            host,
+            port,
+            key,
+            stream,
+            nodes: match nodes.is_empty() {
+                true => ServerNodes::One,
+                false => ServerNodes::Also(nodes),
+            },
         })
     }
 }
 
+/// Reads `host:port`.
+fn node_address(text: &str) -> Result<NodeAddress, &'static str> {
+    let (host, port) = text.rsplit_once(':').ok_or("the port is missing")?;
+    let host = host
+        .strip_prefix('[')
+        .and_then(|h| h.strip_suffix(']'))
+        .unwrap_or(host);
+    if host.is_empty() {
+        return Err("the host is missing");
+    }
+    let port = port.parse();
+    Ok(NodeAddress {
+        host: host.to_string(),
+        port: port.map_err(|_| "the port is not a number up to 65535")?,
+    })
+}
+
+/// Whether a text is a name without a port: one that records are looked up for.
+fn is_service_name(text: &str) -> bool {
+    let is_of_names = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '.' | '_');
+    (1..=240).contains(&text.len())
+        && text.chars().all(is_of_names)
+        && text.parse::<std::net::IpAddr>().is_err()
+}
+
 impl fmt::Display for ServerAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.host.contains(':') {
-            write!(f, "d2tp://[{}]:{}/{}", self.host, self.port, self.key)
-        } else {
-            write!(f, "d2tp://{}:{}/{}", self.host, self.port, self.key)
+        match self.nodes {
+            ServerNodes::Records => write!(f, "d2tp://{}/{}", self.host, self.key)?,
+            ServerNodes::One | ServerNodes::Also(_) => {
+                let nodes = self.named_nodes();
+                let nodes: Vec<String> = nodes.iter().map(NodeAddress::to_string).collect();
+                write!(f, "d2tp://{}/{}", nodes.join(","), self.key)?;
+            }
+        }
+        match self.stream {
+            Some(port) => write!(f, "?stream={port}"),
+            None => Ok(()),
         }
     }
 }
@@ -82,17 +246,80 @@ mod tests {
                 host: host.into(),
                 port: 4433,
                 key,
+                stream: None,
+                nodes: Default::default(),
             };
-            assert_eq!(address.to_string().parse(), Ok(address));
+            assert_eq!(address.stream_port(), Some(443));
+            assert_eq!(address.to_string().parse(), Ok(address.clone()));
+            for (stream, tried) in [(Some(8443), Some(8443)), (Some(0), None)] {
+                let address = ServerAddress {
+                    stream,
+                    ..address.clone()
+                };
+                assert_eq!(address.stream_port(), tried);
+                assert_eq!(address.to_string().parse(), Ok(address));
+            }
         }
+        let two = format!("d2tp://a.example:1,[2001:db8::1]:2/{key}");
+        let address: ServerAddress = two.parse().unwrap();
+        assert_eq!((&*address.host, address.port), ("a.example", 1));
+        let other = NodeAddress {
+            host: "2001:db8::1".into(),
+            port: 2,
+        };
+        assert_eq!(address.nodes, ServerNodes::Also(vec![other]));
+        assert_eq!(address.to_string(), two);
+        let named = format!("d2tp://example.org/{key}?stream=8443");
+        let address: ServerAddress = named.parse().unwrap();
+        assert_eq!(
+            (address.port, &address.nodes),
+            (PORT_DEFAULT, &ServerNodes::Records)
+        );
+        assert_eq!(address.to_string(), named);
+        let nine = ["a:1"; 9].join(",");
         for bad in [
+            &*format!("d2tp://192.0.2.1/{key}"),
+            &*format!("d2tp://a:1,/{key}"),
+            &*format!("d2tp://a:1,b/{key}"),
+            &*format!("d2tp://{nine}/{key}"),
             "http://a:1/k",
             "d2tp://a:1",
             "d2tp://a/k",
             "d2tp://a:99999/k",
             "d2tp://a:1/k",
+            "d2tp://a:1/BwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwc?stream=x",
+            "d2tp://a:1/BwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwcHBwc?port=443",
         ] {
             assert!(bad.parse::<ServerAddress>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn nodes_of_one_key_are_one_server_and_others_are_not() {
+        let key = PublicKey([7; 32]);
+        let of = |text: String| text.parse::<ServerAddress>().unwrap();
+        let mut one = of(format!("d2tp://a:1/{key}"));
+        one.add_nodes(&of(format!("d2tp://b:2,a:1/{key}?stream=8443")))
+            .unwrap();
+        assert_eq!(one.to_string(), format!("d2tp://a:1,b:2/{key}?stream=8443"));
+        let before = one.clone();
+        for (other, why) in [
+            (
+                format!("d2tp://b:2/{}", PublicKey([8; 32])),
+                "different keys",
+            ),
+            (format!("d2tp://b/{key}"), "records"),
+            (
+                format!(
+                    "d2tp://{}/{key}",
+                    ["c:1,d:1,e:1", "f:1,g:1,h:1,i:1"].join(",")
+                ),
+                "8 nodes",
+            ),
+        ] {
+            let error = one.add_nodes(&of(other)).unwrap_err();
+            assert!(error.contains(why), "{error}");
+            assert_eq!(one, before);
         }
     }
 }

@@ -1,17 +1,19 @@
-//! How a link gets a socket: from the kernel's devices, or from whatever the program brings.
+//! How a link gets a socket: bound to a device of the kernel, or provided by the program.
 //!
 //! ```text
-//!  link comes up ─▶ Attach::attach(link, server's addresses) ─▶ a socket and where the server is,
+//!  link comes up ─▶ Attach::attach(link, server's addresses) ─▶ a socket and the server's address,
 //!  socket broken ─┘                                              one for each address family
 //! ```
 
-use std::net::{Ipv6Addr, SocketAddr};
+use std::io;
+use std::net::{Ipv6Addr, SocketAddr, UdpSocket};
 use std::sync::Arc;
 
 use d2tp_links::{KernelLinkProbe, Link, LinkProbe, NoLinkProbe};
 use d2tp_udp::{BindError, BindOptions, LinkSocket};
+use tokio::net::TcpSocket;
 
-/// A socket on a link, and the server's address as it is reached there.
+/// A socket on a link, and the server's address over that link.
 #[derive(Debug)]
 pub struct Attachment {
     /// The socket, bound to the link.
@@ -20,18 +22,46 @@ pub struct Attachment {
     pub remote: SocketAddr,
 }
 
-/// Makes the sockets of links.
+/// Creates the sockets of links.
 ///
-/// A device asks for one when a link becomes usable and whenever the old one is of no use any
-/// more: so an implementation makes a new socket each time it can.
+/// A device asks for one when a link becomes usable, and whenever the old one is no longer of use,
+/// so an implementation creates a new socket each time if it can.
 pub trait Attach: Send + Sync + 'static {
-    /// Sockets by which a server with these addresses is reached over `link`, the best first: at
-    /// most one for each family, none if there is no way. The second is tried when the first does
-    /// not answer soon.
+    /// Creates sockets by which a server with these addresses is reached over `link`, the best
+    /// first: at most one for each address family, none if the server is not reachable there. The
+    /// second is tried when the first does not answer soon.
     ///
     /// # Errors
-    /// A socket that should be possible could not be had. The link is asked for again later.
+    /// A socket that should be possible could not be created. The device asks again later.
     fn attach(&self, link: &Link, servers: &[SocketAddr]) -> Result<Vec<Attachment>, BindError>;
+
+    /// The addresses at which `servers` are reached over `link` by TCP, the best first. None, as by
+    /// default, where links have no TCP: then there are no streams over them.
+    fn stream_addresses(&self, _link: &Link, _servers: &[SocketAddr]) -> Vec<SocketAddr> {
+        Vec::new()
+    }
+
+    /// A TCP socket on the link, from which `to` is connected to.
+    ///
+    /// # Errors
+    /// There is no TCP over the link, or no socket.
+    fn stream_socket(&self, _link: &Link, _to: SocketAddr) -> io::Result<TcpSocket> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    /// The addresses at which `servers` are reached over `link` by UDP, for [`Attach::probe_socket`].
+    fn probe_addresses(&self, _link: &Link, _servers: &[SocketAddr]) -> Vec<SocketAddr> {
+        Vec::new()
+    }
+
+    /// A UDP socket on the link of which the device knows nothing, from which a node at `to` is measured. None,
+    /// as by default, where the program's own socket is all there is: such nodes are never compared.
+    ///
+    /// # Errors
+    /// There is no socket.
+    fn probe_socket(&self, _link: &Link, _to: SocketAddr) -> io::Result<UdpSocket> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
 
     /// The probe of this provider's links; by default one that measures nothing.
     fn link_probe(&self) -> Arc<dyn LinkProbe> {
@@ -39,7 +69,7 @@ pub trait Attach: Send + Sync + 'static {
     }
 }
 
-/// The links of this machine: sockets bound to the kernel's devices.
+/// The links of this machine, with sockets bound to the kernel's network devices.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct KernelLinks;
 
@@ -53,7 +83,7 @@ impl Attach for KernelLinks {
             let options = BindOptions::at(SocketAddr::new(source, 0)).on_device(&link.name);
             match LinkSocket::bind(&options) {
                 Ok(socket) => found.push(Attachment { socket, remote }),
-                // One family that works is enough.
+                // One address family that works is enough.
                 Err(error) if !found.is_empty() => {
                     tracing::info!(link = %link.name, %error, "one address family less");
                 }
@@ -63,13 +93,37 @@ impl Attach for KernelLinks {
         Ok(found)
     }
 
+    fn stream_addresses(&self, link: &Link, servers: &[SocketAddr]) -> Vec<SocketAddr> {
+        server_addresses(link, servers)
+    }
+
+    fn stream_socket(&self, link: &Link, to: SocketAddr) -> io::Result<TcpSocket> {
+        let source = link
+            .source_for(to.ip())
+            .ok_or(io::ErrorKind::AddrNotAvailable)?;
+        let options = BindOptions::at(SocketAddr::new(source, 0)).on_device(&link.name);
+        Ok(TcpSocket::from_std_stream(d2tp_udp::bind_tcp(&options)?))
+    }
+
+    fn probe_addresses(&self, link: &Link, servers: &[SocketAddr]) -> Vec<SocketAddr> {
+        server_addresses(link, servers)
+    }
+
+    fn probe_socket(&self, link: &Link, to: SocketAddr) -> io::Result<UdpSocket> {
+        let source = link
+            .source_for(to.ip())
+            .ok_or(io::ErrorKind::AddrNotAvailable)?;
+        let options = BindOptions::at(SocketAddr::new(source, 0)).on_device(&link.name);
+        Ok(d2tp_udp::bind_udp(&options)?)
+    }
+
     fn link_probe(&self) -> Arc<dyn LinkProbe> {
         Arc::new(KernelLinkProbe::default())
     }
 }
 
-/// The addresses of a server over a link: the first of each family that the link has, in the resolver's
-/// order; through NAT64 if a link has IPv6 only and the server IPv4 only.
+/// The addresses of a server over a link: the first of each family that the link has, in the
+/// resolver's order; a NAT64 address if the link has only IPv6 and the server only IPv4.
 fn server_addresses(link: &Link, servers: &[SocketAddr]) -> Vec<SocketAddr> {
     let mut found: Vec<SocketAddr> = Vec::new();
     for server in servers {

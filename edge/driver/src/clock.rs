@@ -1,4 +1,4 @@
-//! Time for the core: the boot-time clock, which goes on while the machine sleeps.
+//! The clock for the core: the boot-time clock, which also counts while the machine sleeps.
 
 use d2tp_session::Time;
 
@@ -33,7 +33,7 @@ pub fn boot() -> u32 {
     })
 }
 
-/// Milliseconds since 1970 by the wall clock, which may jump.
+/// Milliseconds since 1970 by the wall clock, which may be set at any time.
 pub(crate) fn wall_ms() -> u64 {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     now.map_or(0, |since| since.as_millis() as u64)

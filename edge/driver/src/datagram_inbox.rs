@@ -1,4 +1,4 @@
-//! Datagrams of a session that arrived and were not read yet.
+//! Received datagrams of a session that were not read yet.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::task::Waker;
@@ -6,14 +6,15 @@ use std::task::Waker;
 use bytes::Bytes;
 use d2tp_session::{MemoryAccount, MemoryCharge};
 
-/// Received datagrams of a session that wait to be read. When there are more, the oldest is dropped and
-/// counted. Two or three suffice for a reader that keeps up; more only delays what is read.
+/// The most received datagrams of a session that wait to be read. When there are more, the oldest
+/// is dropped and counted. Two or three suffice for a reader that keeps up; more only delays
+/// reading.
 pub const DATAGRAMS_UNREAD_MAX: usize = 256;
 
 /// A datagram from the peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Datagram {
-    /// The context number that the peer gave; 0 unless the two agreed on contexts.
+    /// The context number that the peer gave; 0 unless the two ends use contexts.
     pub context: u64,
     /// The payload.
     pub bytes: Bytes,
@@ -31,8 +32,8 @@ pub(crate) struct DatagramInbox {
     charge: MemoryCharge,
 }
 
-/// What a datagram costs beside its payload: its place in the list, which doubles as it grows, and its
-/// allocation.
+/// The memory that a datagram takes beside its payload: its entry in the list, which doubles as it
+/// grows, and its allocation.
 const DATAGRAM_OVERHEAD_BYTES: u64 = 128;
 
 impl DatagramInbox {
@@ -74,7 +75,8 @@ impl DatagramInbox {
         self.wake();
     }
 
-    /// Gives a context its own inbox, with its datagrams that have arrived. False if it has one.
+    /// Gives a context its own inbox, with its datagrams that have already arrived. Returns false
+    /// if it has one.
     pub(crate) fn separate_context(&mut self, context: u64) -> bool {
         if self.context_inboxes.contains_key(&context) {
             return false;

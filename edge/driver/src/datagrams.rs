@@ -1,15 +1,15 @@
-//! Unreliable datagrams: small messages that are worth more now than complete later.
+//! Unreliable datagrams: small messages for which it matters more to be early than to arrive.
 //!
 //! ```text
-//!  send_datagram ─▶ core's queue (DATAGRAMS_MAX, oldest out) ─▶ whatever free path there is
+//!  send_datagram ─▶ core's queue (DATAGRAMS_MAX, oldest out) ─▶ any free path
 //!  recv_datagram ◀─ inbox (DATAGRAMS_UNREAD_MAX, oldest out) ◀─ engine
 //!  ContextInbox ◀── another, for one context alone ◀──────────────┘
 //! ```
 //!
-//! They move between links as the session does, are never sent again when lost (but on several paths
-//! at once, where that is asked for), and never travel on a gated path, where every byte needs a grant and grants are for flows: on a metered link alone a
-//! datagram waits for its expiry. Whoever needs more, a reliable message or one that pays, opens a
-//! flow.
+//! They move between links with the session, and are not sent again when lost; an application may
+//! send copies on several paths at once. They never use a gated path, where every byte needs a
+//! grant and grants are for flows, so with only a metered link a datagram waits until it expires.
+//! Reliable or paid messages need a flow.
 
 use std::sync::Arc;
 use std::task::Poll;
@@ -40,14 +40,15 @@ pub enum DatagramError {
     SessionEnded(SessionEnd),
 }
 
-/// Datagrams of one context of a session: from [`Connection::context`], until it is dropped.
+/// The received datagrams of one context of a session: created by [`Connection::context`], until it
+/// is dropped.
 pub struct ContextInbox {
     connection: Connection,
     context: u64,
 }
 
 impl ContextInbox {
-    /// The next datagram of the context; `None` when the session is over.
+    /// Receives the next datagram of the context; `None` when the session is over. At most
     /// [`crate::DATAGRAMS_UNREAD_MAX`] wait to be read; beyond that the oldest is dropped.
     pub async fn recv(&self) -> Option<Bytes> {
         std::future::poll_fn(|cx| {
@@ -83,10 +84,10 @@ impl Drop for ContextInbox {
     }
 }
 
-/// A session as a whole, for what belongs to no flow: its datagrams.
+/// A session as a whole: its datagrams and statistics, which belong to no flow.
 ///
-/// From [`crate::Device::connection`], [`crate::Flow::connection`] or
-/// [`crate::Server::connections`]; does not keep the session alive.
+/// It is returned by [`crate::Device::connection`], [`crate::Flow::connection`] and
+/// [`crate::Server::connections`]. It does not keep the session alive.
 ///
 /// ```
 /// # use d2tp_driver::*;
@@ -95,12 +96,12 @@ impl Drop for ContextInbox {
 /// # let server = Server::bind(ServerOptions { listen: "127.0.0.1:0".parse()?,
 /// #     key: SecretKey::from_bytes([2; 32]), admission: Admission::Anybody, config: EndpointConfig::default() })?;
 /// # let device = Device::new(DeviceOptions { key: SecretKey::from_bytes([1; 32]), config: EndpointConfig::default(),
-/// #     server: ServerAddress { host: "127.0.0.1".into(), port: server.local_addr().port(), key: server.public_key() } }).await?;
+/// #     server: ServerAddress { host: "127.0.0.1".into(), port: server.local_addr().port(), key: server.public_key(), stream: None, nodes: Default::default(), } }).await?;
 /// # device.use_default_route()?;
 /// # let _flow = { use tokio::io::AsyncWriteExt; let mut f = device.open(FlowSettings::default())?; f.write_all(b"x").await?; f };
 /// # let far = server.accept().await.unwrap().connection();
 /// let connection = device.connection();
-/// // Worth sending for a fifth of a second, then forgotten.
+/// // Dropped if it cannot be sent within a fifth of a second.
 /// connection.send_datagram(b"where I am now".as_slice().into(), Duration::from_millis(200))?;
 /// # if false {
 /// let answer = connection.recv_datagram().await;
@@ -140,33 +141,35 @@ impl Connection {
         session.map(|s| s.path_stats()).unwrap_or_default()
     }
 
-    /// The largest datagram that can be sent now. The size changes with the paths in use, so ask again
-    /// after [`DatagramError::TooBig`]; some 1,100 bytes always fit.
+    /// The largest datagram that can be sent now, in bytes. It changes with the paths in use, so
+    /// call this again after [`DatagramError::TooBig`]. About 1,100 bytes always fit.
     pub fn datagram_max(&self) -> Option<usize> {
         let inner = self.shared.inner.lock();
         inner.core.session(self.session).map(|s| s.datagram_max())
     }
 
-    /// Sends a datagram, unless no free path could take it within `expiry`. Returns at once.
+    /// Sends a datagram, and drops it if no free path could take it within `expiry`. Returns at
+    /// once.
     ///
-    /// [`crate::DATAGRAMS_MAX`] wait at most; a newer one pushes the oldest out. What became of
-    /// them is counted ([`Connection::datagram_stats`]), not reported one by one.
+    /// At most [`crate::DATAGRAMS_MAX`] wait to be sent; a newer one displaces the oldest. The
+    /// results are counted ([`Connection::datagram_stats`]), not reported one by one.
     ///
     /// # Errors
-    /// It is too large, or the session is over.
+    /// The datagram is too large, or the session is over.
     pub fn send_datagram(&self, bytes: Bytes, expiry: Duration) -> Result<(), DatagramError> {
         self.send_datagram_on(PathSelection::Any, 0, bytes, expiry)
     }
 
-    /// Sends a datagram within a context, a number that tells datagrams of one session apart, and on the paths that
-    /// `route` says: reports by the steadiest, commands and what must not be missed on each. The other end's
-    /// reader gets one of the copies.
+    /// Sends a datagram in a context, a number that distinguishes kinds of datagrams of one
+    /// session, on the paths that `route` selects: for example reports on the steadiest path, and
+    /// commands on each path. The other end's reader gets one of the copies.
     ///
     /// # Errors
-    /// As for [`Connection::send_datagram`].
+    /// The same as those of [`Connection::send_datagram`].
     ///
     /// # Panics
-    /// The context is not below [`crate::CONTEXTS`], or with [`PathSelection::Each`] [`crate::CONTEXTS_OF_COPIES`].
+    /// If the context is not below [`crate::CONTEXTS`], or, with [`PathSelection::Each`], not below
+    /// [`crate::CONTEXTS_OF_COPIES`].
     pub fn send_datagram_on(
         &self,
         route: PathSelection,
@@ -186,10 +189,10 @@ impl Connection {
         sent.unwrap_or_else(|| Err(DatagramError::SessionEnded(self.end())))
     }
 
-    /// The next datagram of the peer; `None` when the session is over.
+    /// Receives the next datagram of the peer; `None` when the session is over.
     ///
-    /// [`crate::DATAGRAMS_UNREAD_MAX`] wait to be read; beyond that the oldest goes. One task at a time
-    /// may wait here.
+    /// At most [`crate::DATAGRAMS_UNREAD_MAX`] wait to be read; beyond that the oldest is dropped.
+    /// Only one task at a time may wait here.
     pub async fn recv_datagram(&self) -> Option<Datagram> {
         std::future::poll_fn(|cx| {
             let mut inner = self.shared.inner.lock();
@@ -210,8 +213,9 @@ impl Connection {
         .await
     }
 
-    /// Separates the datagrams of this context, which are then read from the returned inbox, those that
-    /// arrived before included. `None` if the context has a reader or the session is over.
+    /// Separates the datagrams of this context. They are then read from the returned inbox,
+    /// including those that have already arrived. `None` if the context already has a reader, or
+    /// the session is over.
     pub fn context(&self, context: u64) -> Option<ContextInbox> {
         let mut inner = self.shared.inner.lock();
         inner.core.session(self.session)?;

@@ -1,7 +1,7 @@
-//! A host that calls a server and moves between its links.
+//! A device: a host that connects to a server and moves between links.
 //!
-//! The device says which link may be used for what ([`LinkUse`]), and `d2tp-device` decides what follows
-//! from it; this file holds the sockets, tasks and clocks, and carries its actions out.
+//! The program sets the use of each link ([`LinkUse`]), and `d2tp-device` decides about sockets,
+//! paths and grants. This file has the sockets, tasks and clocks, and carries out the actions.
 //!
 //! ```text
 //!  links, program, tick ─▶ DeviceLinks ─▶ actions ─▶ sockets, sessions, first hops, radios
@@ -10,7 +10,7 @@
 //! ```
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,21 +20,23 @@ use d2tp_device::{
 };
 use d2tp_links::{CostClass, Link, LinkKind, LinkProbe, StationStats};
 use d2tp_session::{
-    AckOffload, Addresses, Admission, Endpoint, EndpointConfig, FlowId, LinkId, Mirroring,
+    AckOffload, Admission, Endpoint, EndpointConfig, FlowId, LinkId, Mirroring, PathState,
     PathStats, PublicKey, SecretKey, Session, SessionEnd, SessionEvent, SessionId, Span, Time,
 };
-use d2tp_udp::{BindOptions, LinkSocket};
+use d2tp_stream::StreamTarget;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
-use tokio::sync::{broadcast, watch};
+use tokio::sync::{Notify, broadcast, watch};
 use tokio::task::JoinHandle;
 
-pub use d2tp_device::{LinkAnswers, LinkUse};
+pub use d2tp_device::{LinkAnswers, LinkUse, StreamFailure, StreamStatus};
 
 use crate::address::ServerAddress;
 use crate::attach::{Attach, KernelLinks};
 use crate::clock;
 use crate::datagrams::Connection;
+use crate::device_nodes::{DeviceNodes, NodeStatus};
+use crate::device_stream::{self, DeviceStreamOrder, StreamOwner};
 use crate::driver_core::{DriverError, DriverShared};
 use crate::engine;
 use crate::flow::{Flow, FlowSettings};
@@ -42,14 +44,18 @@ use crate::link_health;
 use crate::peer::ServerHandle;
 use crate::qlog::Qlog;
 use crate::relay_dispatch;
-use crate::server::{CLOSE_GRACE, seed};
+use crate::relay_state::AbortOnDrop;
+use crate::secrets::seed;
+use crate::server::CLOSE_GRACE;
+use crate::server_nodes::{ServerNodeLookup, server_nodes};
+use crate::service_records;
 use crate::wake_detector::WakeDetector;
 
-/// Epochs of a process with a fresh instance, of which none was used before.
+/// The epochs of a process with a fresh instance, none of which was used before.
 pub(crate) const EPOCHS: std::ops::Range<u32> = 1..u32::MAX;
 /// The interval at which grants, rates and paths are updated while data moves.
 const TICK: Duration = Duration::from_nanos(d2tp_device::TICK.as_nanos());
-/// The length of sleep after which timers are set anew: less is within their own error.
+/// The length of sleep after which timers are set again; a shorter one is within their own error.
 const REARM_MIN: Span = Span::from_millis(100);
 
 /// How a device connects to its server.
@@ -70,23 +76,25 @@ pub struct LinkStatus {
     pub name: String,
     /// The cost class of the link.
     pub class: CostClass,
-    /// What it may be used for.
+    /// What the link may be used for.
     pub usage: LinkUse,
-    /// Payload bytes received and sent over it since the device started.
+    /// Payload bytes received and sent over the link since the device started.
     pub payload: (u64, u64),
-    /// How long payload was arriving, in steps of 0.1 s. With the bytes of that time this gives the
-    /// link's rate even where little arrived.
+    /// How long payload was arriving, in steps of 0.1 s. Bytes divided by this time give the link's
+    /// rate, even if little arrived.
     pub busy: Span,
-    /// Recent bytes per second, received and sent together; none before any were.
+    /// Recent bytes per second, received and sent together; `None` before any were.
     pub rate: Option<u64>,
     /// Whether packets sent over the link are answered. A link that is [`LinkAnswers::Silent`] counts
     /// as down, even with an address.
     pub answers: LinkAnswers,
+    /// Whether the link's packets travel in a stream, because UDP is not answered there.
+    pub stream: StreamStatus,
     /// The link's path, if it has one that works.
     pub path: Option<PathStats>,
 }
 
-/// What the device stores of its links beside the state of their decisions.
+/// The driver's state of a device's links, beside the state machine that decides about them.
 #[derive(Default)]
 pub(crate) struct DeviceState {
     pub(crate) links: DeviceLinks,
@@ -100,19 +108,25 @@ pub(crate) struct DeviceState {
 pub(crate) struct DeviceInner {
     pub(crate) shared: Arc<DriverShared>,
     pub(crate) session: SessionId,
-    remotes: Vec<SocketAddr>,
-    attach: Arc<dyn Attach>,
+    /// The server's nodes, and which of them is used. Locked for no longer than a statement, or after the core
+    /// and the links.
+    pub(crate) nodes: Mutex<DeviceNodes>,
+    /// Notified when a lookup found other nodes.
+    pub(crate) nodes_changed: Arc<Notify>,
+    /// Tell the lookups of the server's names that failed that links changed.
+    links_changed: Vec<Arc<Notify>>,
+    pub(crate) attach: Arc<dyn Attach>,
     pub(crate) link_probe: Arc<dyn LinkProbe>,
-    /// Held from an input until its actions are carried out, so that they keep their order. Locked
-    /// before the core.
+    /// Held from an input until its actions are carried out, so that their order is kept. It is
+    /// locked before the core.
     carrying: Mutex<()>,
-    /// Locked after the core, where both are needed.
+    /// Locked after the core, if both are needed.
     pub(crate) state: Mutex<DeviceState>,
-    /// Notified when payload was seen to move, and when a link begins or ceases to answer.
+    /// Notified when payload moved, and with `candidates`.
     moved: watch::Sender<()>,
-    /// Notified when a link begins or ceases to answer.
-    answers: watch::Sender<()>,
-    runtime: Handle,
+    /// Notified when a link comes, goes or changes its use, and when it begins or ceases to answer.
+    pub(crate) candidates: watch::Sender<()>,
+    pub(crate) runtime: Handle,
 }
 
 /// The session with the server as [`DeviceLinks`] sees it.
@@ -150,6 +164,10 @@ pub struct Device {
     ticker: JoinHandle<()>,
     /// The task that probes first hops.
     hop_prober: JoinHandle<()>,
+    /// The task that waits for addresses of the server that are found later.
+    _lookup: AbortOnDrop,
+    /// The task that chooses among the server's nodes.
+    _nodes: AbortOnDrop,
     watcher: Option<JoinHandle<()>>,
     /// The journal of the device's instance, if it has one.
     pub(crate) instance_upkeep: Option<crate::instance::InstanceUpkeep>,
@@ -158,8 +176,8 @@ pub struct Device {
 }
 
 impl Device {
-    /// A device that will call `options.server` as soon as it is given a link. Must be called on
-    /// a tokio runtime.
+    /// Creates a device, which connects to `options.server` as soon as it has a link. Must be
+    /// called on a tokio runtime.
     ///
     /// # Errors
     /// The server's name has no address.
@@ -167,8 +185,8 @@ impl Device {
         Device::with_attach(options, Arc::new(KernelLinks)).await
     }
 
-    /// A device whose links get their sockets from `attach`: from [`crate::ProvidedLinks`], where the
-    /// links are not the kernel's.
+    /// Creates a device whose links get their sockets from `attach`: from [`crate::ProvidedLinks`],
+    /// if the links are not the kernel's.
     ///
     /// # Errors
     /// The server's name has no address.
@@ -197,10 +215,11 @@ impl Device {
             host: server.host.clone(),
             cause,
         };
-        let remotes: Vec<SocketAddr> = tokio::net::lookup_host((server.host.as_str(), server.port))
-            .await
-            .map_err(resolve)?
-            .collect();
+        let ServerNodeLookup {
+            found,
+            mut later,
+            links_changed,
+        } = server_nodes(&server).await.map_err(resolve)?;
         let acks_pay = matches!(config.ack_offload, AckOffload::Paid { .. });
         let lend_rate = match config.mirroring {
             Mirroring::Paid { bytes_per_second } => Some(bytes_per_second),
@@ -213,7 +232,9 @@ impl Device {
         let body = Arc::new(DeviceInner {
             shared,
             session,
-            remotes,
+            nodes: Mutex::new(DeviceNodes::new(found)),
+            nodes_changed: Arc::default(),
+            links_changed,
             link_probe: attach.link_probe(),
             attach,
             carrying: Mutex::default(),
@@ -225,23 +246,35 @@ impl Device {
                 ..DeviceState::default()
             }),
             moved: watch::Sender::default(),
-            answers: watch::Sender::default(),
+            candidates: watch::Sender::default(),
             runtime: Handle::current(),
         });
         let ticker = tokio::spawn(tick(body.clone()));
         let asker = link_health::watch_first_hops(body.clone());
+        let finds = Arc::downgrade(&body);
+        let lookup = AbortOnDrop(tokio::spawn(async move {
+            while let Some(found) = later.recv().await {
+                let Some(body) = finds.upgrade() else { return };
+                body.on_node_found(found);
+            }
+        }));
+        let nodes = AbortOnDrop(tokio::spawn(DeviceInner::watch_nodes(Arc::downgrade(
+            &body,
+        ))));
         Ok(Device {
             body,
             peer: server.key.0,
             ticker,
             hop_prober: asker,
+            _lookup: lookup,
+            _nodes: nodes,
             watcher: None,
             instance_upkeep: None,
             lease: None,
         })
     }
 
-    /// The core and the session, for [`crate::instance`].
+    /// The core and the session's id, for [`crate::instance`].
     pub(crate) fn parts(&self) -> (&Arc<DriverShared>, SessionId, [u8; 32]) {
         (&self.body.shared, self.body.session, self.peer)
     }
@@ -255,7 +288,8 @@ impl Device {
         }
     }
 
-    /// Follows the machine's links: sets each to what `usage` returns, now and at every change.
+    /// Follows the machine's links: sets the use of each to the result of `usage`, now and at every
+    /// change.
     pub fn follow_links(
         &mut self,
         mut links: watch::Receiver<Arc<Vec<Link>>>,
@@ -266,42 +300,32 @@ impl Device {
             loop {
                 let now: Arc<Vec<Link>> = links.borrow_and_update().clone();
                 body.update(&now, &usage);
+                body.links_changed
+                    .iter()
+                    .for_each(|lookup| lookup.notify_one());
                 if links.changed().await.is_err() {
                     return;
                 }
+                service_records::forget();
             }
         }));
     }
 
-    /// Uses whatever route the system has, as one free link named `any`: for hosts that do not
-    /// move, and for tests on loopback.
+    /// Uses the system's route as one free link named `any`: for hosts that do not move, and for
+    /// tests on loopback.
     ///
     /// # Errors
     /// No socket could be bound.
     pub fn use_default_route(&self) -> Result<(), DriverError> {
-        let Some(remote) = self.body.remotes.first().copied() else {
-            return Ok(());
-        };
-        let local: IpAddr = if remote.is_ipv6() {
-            std::net::Ipv6Addr::UNSPECIFIED.into()
-        } else {
-            std::net::Ipv4Addr::UNSPECIFIED.into()
-        };
-        let socket = LinkSocket::bind(&BindOptions::at(SocketAddr::new(local, 0)))?;
-        let link = self.body.shared.add_socket(socket, false);
-        self.body.state.lock().links.name_socket(link, "any");
-        let addresses = Addresses {
-            link,
-            local: None,
-            remote,
-        };
-        self.body.shared.with(self.body.session, |s| {
-            s.open_path(clock::now(), addresses, false)
-        });
-        Ok(())
+        self.body.open_default_route()
     }
 
-    /// Opens a flow. It may be written to at once, with or without a network.
+    /// The server's nodes, in the order of its address or records. There is always one at least.
+    pub fn nodes(&self) -> Vec<NodeStatus> {
+        self.body.nodes.lock().statuses()
+    }
+
+    /// Opens a flow. The caller may write to it at once, with or without a network.
     ///
     /// # Errors
     /// The session is over, or too many flows are open.
@@ -311,8 +335,8 @@ impl Device {
             .open(self.body.session, self.peer, settings)
     }
 
-    /// Sets whether a flow may spend on paid links, and how many bytes in all. Takes effect at once, in
-    /// both directions.
+    /// Sets whether a flow may use metered links, and how many bytes in total. It takes effect at
+    /// once, in both directions.
     pub fn allow_paid(&self, flow: &Flow, allowed: bool, budget: Option<u64>) {
         let id = flow.flow_id();
         self.body.input(|links, now, session| match allowed {
@@ -333,9 +357,9 @@ impl Device {
             .input(|links, now, session| links.on_use(now, session, name, usage));
     }
 
-    /// Leaves a link alone until [`Device::unfreeze`], and keeps its place: not a packet leaves there, what was in
-    /// flight travels elsewhere, and its window stays. For who knows of a hole before it comes, or wants to be
-    /// still for a moment; whoever does not want the link at all sets its use ([`Device::set_use`]).
+    /// Sends nothing over a link until [`Device::unfreeze`], and keeps its paths: data in flight
+    /// moves to other paths, and the congestion window is kept. It is for programs that expect a
+    /// short outage or need silence for a moment. To stop using a link, call [`Device::set_use`].
     pub fn freeze(&self, name: &str) {
         self.body.input(|links, now, _| links.freeze(now, name));
     }
@@ -346,10 +370,10 @@ impl Device {
             .input(|links, now, session| links.unfreeze(now, session, name));
     }
 
-    /// Something about the networks changed that we may not see: every link gets a new socket, and
-    /// a probe on it at once. For platforms that tell programs of a wake or of another network and
-    /// do not let them watch; where the links are followed it is not needed. Calling it often costs
-    /// at most one renewal a second.
+    /// Gives every link a new socket, and probes it at once, because the networks may have changed.
+    /// It is for platforms that report a wake-up or another network but do not let programs watch
+    /// links. If links are followed it is not needed. Frequent calls cause at most one renewal a
+    /// second.
     pub fn network_changed(&self) {
         self.body
             .input(|links, now, session| links.renew(now, session));
@@ -367,8 +391,8 @@ impl Device {
         }
     }
 
-    /// Adds an event of the program's own to the session's log, if there is one: for example, why it
-    /// chose a link. `name` is `schema:event`.
+    /// Adds an event of the program to the session's log, if there is one: for example, why it
+    /// chose a link. `name` has the form `schema:event`.
     pub fn note(&self, name: &str, data: impl FnOnce() -> serde_json::Value) {
         let mut inner = self.body.shared.inner.lock();
         inner.drain_trace();
@@ -394,24 +418,24 @@ impl Device {
         self.body.link_statuses()
     }
 
-    /// Notifies, at most ten times a second, that links carried payload, and that a link begins or
-    /// ceases to answer: for a client that reads [`Device::link_statuses`] only then.
+    /// Notifies, at most ten times a second, that links carried payload, and of what
+    /// [`Device::watch_candidates`] notifies of. Clients can wait for it before they read [`Device::link_statuses`].
     pub fn watch_traffic(&self) -> watch::Receiver<()> {
         self.body.moved.subscribe()
     }
 
-    /// Notifies when a link begins to answer, or counts as silent, so that its use must be decided
-    /// anew.
-    pub fn watch_answers(&self) -> watch::Receiver<()> {
-        self.body.answers.subscribe()
+    /// Notifies when a link comes, goes or changes its use, and when it begins to answer or counts as
+    /// silent, so that its use must be decided again. [`Device::link_statuses`] has the change by then.
+    pub fn watch_candidates(&self) -> watch::Receiver<()> {
+        self.body.candidates.subscribe()
     }
 
-    /// Statistics of every path, whatever its link.
+    /// Statistics of the paths on all links.
     pub fn paths(&self) -> Vec<PathStats> {
         self.body.paths()
     }
 
-    /// The name of a link in an event.
+    /// The name of the link with this id, which events contain.
     pub fn link_name(&self, link: LinkId) -> Option<String> {
         let state = self.body.state.lock();
         state.links.link_name(link).map(|name| name.to_string())
@@ -477,7 +501,8 @@ impl DeviceInner {
         let r = self.with_links(input);
         let mut stirs = false;
         loop {
-            // Not in the loop's head: there the lock would be held while the action is carried out.
+            // The action is taken in its own statement, so that the lock is not held while it is
+            // carried out.
             let action = self.state.lock().links.poll_action();
             let Some(action) = action else { break };
             stirs |= self.carry_out(&action);
@@ -506,11 +531,11 @@ impl DeviceInner {
         let r = f(&mut state.links, clock::now(), &paths);
         let news = state.links.take_news();
         drop((state, inner));
-        if news.traffic || news.answers {
+        if news.traffic || news.candidates {
             self.moved.send_replace(());
         }
-        if news.answers {
-            self.answers.send_replace(());
+        if news.candidates {
+            self.candidates.send_replace(());
         }
         r
     }
@@ -526,7 +551,7 @@ impl DeviceInner {
             ActionScope::EverySession => {
                 let mut inner = self.shared.inner.lock();
                 for session in inner.core.ids() {
-                    // It was there a moment ago, and may end any time.
+                    // The session existed a moment ago, but may end at any time.
                     let _ = inner.core.with(session, |s| action.apply(now, s));
                 }
                 drop(inner);
@@ -539,7 +564,25 @@ impl DeviceInner {
             LinkAction::DropSocket { socket } => {
                 let mut inner = self.shared.inner.lock();
                 inner.sockets.remove(socket);
+                inner.streams.drop_link(*socket);
                 inner.final_payload.remove(socket);
+            }
+            LinkAction::OpenStream { link, ticket } => {
+                let node = self.nodes.lock().current().clone();
+                let order = DeviceStreamOrder {
+                    shared: self.shared.clone(),
+                    attach: self.attach.clone(),
+                    name: link.to_string(),
+                    link: self.state.lock().described.get(&**link).cloned(),
+                    remotes: node.addresses,
+                    target: node.stream_port.map(|port| StreamTarget {
+                        host: node.name.host,
+                        port,
+                    }),
+                    ticket: *ticket,
+                };
+                let carries = device_stream::run(order, self.clone());
+                self.runtime.spawn(carries);
             }
             LinkAction::AskFirstHop { link, ticket } => {
                 let asks = link_health::ask(self.clone(), link.to_string(), *ticket);
@@ -551,6 +594,7 @@ impl DeviceInner {
                 return false;
             }
             LinkAction::OpenPath { .. }
+            | LinkAction::WakeAt { .. }
             | LinkAction::Freeze { .. }
             | LinkAction::Unfreeze { .. } => {}
             LinkAction::SetGated { .. }
@@ -562,11 +606,12 @@ impl DeviceInner {
         true
     }
 
-    /// Creates a link's sockets. Neither the links nor the core are locked meanwhile.
+    /// Creates a link's sockets. Neither the links nor the core are locked during that.
     fn attach(&self, name: &str, ticket: u64) {
         let link = self.state.lock().described.get(name).cloned();
         let found = link.map_or(Ok(Vec::new()), |link| {
-            self.attach.attach(&link, &self.remotes)
+            let remotes = self.nodes.lock().remotes();
+            self.attach.attach(&link, &remotes)
         });
         let found = found.unwrap_or_else(|error| {
             tracing::warn!(link = %name, %error, "cannot use this link");
@@ -587,7 +632,25 @@ impl DeviceInner {
         state.links.on_socket(clock::now(), name, ticket, made);
     }
 
-    /// Takes in a new state of the machine's links.
+    /// Replaces the server's addresses, unless it has answered at the known ones.
+    pub(crate) fn replace_remotes(self: &Arc<Self>, found: Vec<SocketAddr>) {
+        // Resolvers return some of a name's addresses in turn.
+        let known = self.nodes.lock().remotes();
+        if known.iter().all(|known| found.contains(known)) {
+            return;
+        }
+        let has_answered = |paths: &[PathStats]| {
+            let mut states = paths.iter().map(|path| path.state);
+            states.any(|state| state != PathState::Opening)
+        };
+        if self.with_links(|_, _, session| has_answered(&session.path_stats())) {
+            return;
+        }
+        self.nodes.lock().replace_current(found);
+        self.input(|links, now, session| links.renew(now, session));
+    }
+
+    /// Handles a new state of the machine's links.
     fn update(self: &Arc<Self>, links: &[Link], usage: &impl Fn(&Link) -> LinkUse) {
         let present: Vec<(LinkFacts, LinkUse)> =
             links.iter().map(|l| (facts_of(l), usage(l))).collect();
@@ -604,7 +667,7 @@ impl DeviceInner {
     /// Checks whether the machine was asleep since the last check.
     fn look_for_sleep(self: &Arc<Self>) {
         let slept = {
-            // The lock first: both clocks are read in one breath.
+            // The lock is taken first, so that both clocks are read in direct succession.
             let mut state = self.state.lock();
             let awake = clock::awake();
             state.sleep.slept(clock::now(), awake)
@@ -612,13 +675,13 @@ impl DeviceInner {
         if slept < REARM_MIN {
             return;
         }
-        // Timers of the runtime stood still meanwhile.
+        // Timers of the runtime did not advance during the sleep.
         self.shared.rearm();
         tracing::info!(milliseconds = slept.as_millis(), "the machine was asleep");
         self.input(|links, now, session| links.on_slept(now, session, slept));
     }
 
-    fn paths(&self) -> Vec<PathStats> {
+    pub(crate) fn paths(&self) -> Vec<PathStats> {
         let inner = self.shared.inner.lock();
         let session = inner.core.session(self.session);
         session.map(|s| s.path_stats()).unwrap_or_default()
@@ -631,7 +694,7 @@ impl DeviceInner {
         beside.into_iter().chain(links).min()
     }
 
-    fn link_statuses(&self) -> Vec<LinkStatus> {
+    pub(crate) fn link_statuses(&self) -> Vec<LinkStatus> {
         let statuses = self.observed(|links, session| links.statuses(session));
         let state = self.state.lock();
         let link_status = |status: d2tp_device::TrackedStatus| {
@@ -644,10 +707,26 @@ impl DeviceInner {
                 busy: status.busy,
                 rate: status.rate,
                 answers: status.answers,
+                stream: status.stream,
                 path: status.path,
             })
         };
         statuses.into_iter().filter_map(link_status).collect()
+    }
+}
+
+impl StreamOwner for DeviceInner {
+    fn on_stream(
+        self: Arc<Self>,
+        name: &str,
+        ticket: u64,
+        made: Result<AttachedSocket, StreamFailure>,
+    ) {
+        self.input(|links, now, _| links.on_stream(now, name, ticket, made));
+    }
+
+    fn on_stream_closed(self: Arc<Self>, socket: LinkId) {
+        self.input(|links, now, session| links.on_stream_closed(now, session, socket));
     }
 }
 
@@ -698,10 +777,10 @@ async fn tick(body: Arc<DeviceInner>) {
             Some(wait) if wait <= TICK => true,
             Some(wait) => tokio::time::timeout(wait, stirred).await.is_ok(),
         };
-        // Not at every packet: a tick later.
+        // The next update is a tick later, not at every packet.
         if moved {
             tokio::time::sleep(TICK).await;
-            // What stirred in that time is seen now.
+            // Changes during the tick are handled now.
             tokio::select! {
                 biased;
                 () = body.shared.activity.notified() => {}

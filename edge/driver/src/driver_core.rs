@@ -1,4 +1,5 @@
-//! What the engine's task and all handles share: the core and the bookkeeping beside it, behind one lock.
+//! State that the engine's task and all handles share: the core and the driver's bookkeeping, with
+//! one lock.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
@@ -17,11 +18,14 @@ use tokio::sync::{Notify, broadcast};
 
 use crate::clock;
 use crate::datagram_inbox::DatagramInbox;
+use crate::engine_counts::EngineCounts;
 use crate::hibernation_state::HibernationState;
 use crate::qlog::{Qlog, QlogFeed};
 use crate::refused_clients::RefusedClientLog;
 use crate::relay_state::RelayState;
 use crate::source::{HostKey, SendSource};
+use crate::stream_queues::StreamQueues;
+use crate::worker_links::WorkerLinks;
 
 /// Why a call of the driver failed.
 #[derive(Debug, thiserror::Error)]
@@ -37,6 +41,9 @@ pub enum DriverError {
     /// No socket could be opened.
     #[error(transparent)]
     Bind(#[from] d2tp_udp::BindError),
+    /// A socket that was bound before cannot be used.
+    #[error("cannot use a socket that was passed to this process: {0}")]
+    Socket(io::Error),
     /// The links of this machine could not be read.
     #[error("cannot read the machine's network links: {0}")]
     Links(String),
@@ -46,7 +53,7 @@ pub enum DriverError {
     /// The session is over.
     #[error("{0}")]
     Session(SessionEnd),
-    /// No more flows may be opened now.
+    /// The flow cannot be opened now.
     #[error("{0}")]
     Flow(d2tp_session::FlowError),
 }
@@ -59,20 +66,22 @@ pub(crate) struct FlowEntry {
     pub(crate) finisher: Option<Waker>,
     pub(crate) end: Option<FlowEnd>,
     pub(crate) source: Option<SourceCursor>,
-    /// Why the flow's source failed, if it did.
+    /// Why the flow's source failed; `None` if it has not.
     pub(crate) source_error: Option<String>,
     pub(crate) detached: bool,
     /// What the application needs to resume the flow, if the flow may hibernate.
     pub(crate) memo: Option<Bytes>,
     /// Whether the flow hibernated, so that this handle is over.
     pub(crate) hibernated: bool,
+    /// Whether that is because another node has taken over its session.
+    pub(crate) taken_over: bool,
     /// Whether the flow waits to be accepted and has no handle yet.
     pub(crate) unclaimed: bool,
     /// The host that opened the flow, if the peer did.
     pub(crate) opener: Option<HostKey>,
     /// Unread bytes of a flow whose session is over.
     pub(crate) remains: Option<VecDeque<Bytes>>,
-    /// The memory of those bytes.
+    /// The memory charge of those bytes.
     pub(crate) remains_charge: Option<Arc<MemoryCharge>>,
 }
 
@@ -103,7 +112,7 @@ pub(crate) struct DriverSocket {
     pub(crate) reports_local: bool,
     /// A batch that the socket has no room for yet.
     pub(crate) unsent: Option<(Transmit, Vec<u8>)>,
-    /// Consecutive failed sends whose error lies with the socket.
+    /// Consecutive failed sends with an error of the socket.
     pub(crate) faults: u32,
 }
 
@@ -123,7 +132,7 @@ impl SessionEnds {
 }
 
 /// The number of ended sessions whose end is remembered.
-const ENDED_KEPT: usize = 1024; // a guess: a handle that asks does so at once
+const ENDED_KEPT: usize = 1024; // a guess: a handle asks for the end soon
 
 /// The core and the driver's state, under one lock.
 pub(crate) struct DriverCore {
@@ -136,6 +145,8 @@ pub(crate) struct DriverCore {
     pub(crate) ended: SessionEnds,
     pub(crate) accepts: bool,
     pub(crate) stopped: bool,
+    /// Whether nothing is received any more, because the next process is to receive it.
+    pub(crate) is_deaf: bool,
     pub(crate) gone: Vec<LinkId>,
     /// Payload received and sent by paths whose sockets failed.
     pub(crate) final_payload: BTreeMap<LinkId, (u64, u64)>,
@@ -145,17 +156,21 @@ pub(crate) struct DriverCore {
     pub(crate) qlog: Option<QlogFeed>,
     /// Hibernated sessions.
     pub(crate) hibernation: HibernationState,
+    /// Connections that carry packets in place of UDP.
+    pub(crate) streams: StreamQueues,
     /// Relays, and peers reached by them.
     pub(crate) relays: RelayState,
     /// Flows whose sources must be read.
     pub(crate) drawing: BTreeSet<(SessionId, FlowId)>,
-    /// What the log says of clients that were refused.
+    /// Limits the log entries about refused clients.
     pub(crate) refused_clients: RefusedClientLog,
+    /// What the engine did.
+    pub(crate) counts: EngineCounts,
 }
 
 impl DriverCore {
-    /// Schedules a read of the flow's source in the next turn: the source is new, there is room, or the
-    /// offset changed. A turn thus visits only sources that have work.
+    /// Schedules a read of the flow's source in the next turn, because the source is new, there is
+    /// room, or the offset changed. A turn then visits only sources that have work.
     pub(crate) fn schedule_source(&mut self, session: SessionId, flow: FlowId) {
         self.drawing.insert((session, flow));
     }
@@ -199,6 +214,8 @@ pub(crate) struct DriverShared {
     /// Notified when data moves: for the task that watches a device's links.
     pub(crate) activity: Notify,
     pub(crate) events: broadcast::Sender<(Time, SessionEvent)>,
+    /// The other workers of a server.
+    pub(crate) workers: WorkerLinks,
 }
 
 impl DriverShared {
@@ -214,15 +231,18 @@ impl DriverShared {
                 ended: SessionEnds::default(),
                 accepts,
                 stopped: false,
+                is_deaf: false,
                 gone: Vec::new(),
                 final_payload: BTreeMap::new(),
                 closing: Vec::new(),
                 inboxes: BTreeMap::new(),
                 qlog: None,
                 hibernation: HibernationState::default(),
+                streams: StreamQueues::default(),
                 relays: RelayState::default(),
                 drawing: BTreeSet::new(),
                 refused_clients: RefusedClientLog::default(),
+                counts: EngineCounts::default(),
             }),
             task: Mutex::new(None),
             ready_sources: Mutex::default(),
@@ -230,6 +250,7 @@ impl DriverShared {
             rearm: AtomicBool::new(false),
             activity: Notify::new(),
             events: broadcast::channel(1024).0,
+            workers: WorkerLinks::default(),
         })
     }
 
@@ -247,7 +268,7 @@ impl DriverShared {
         self.activity.notify_one();
     }
 
-    /// Makes the task set its timer anew, because the runtime's clock was stopped.
+    /// Makes the task set its timer again, because the runtime's clock was stopped.
     pub(crate) fn rearm(&self) {
         self.rearm.store(true, Ordering::Release);
         self.wake();
@@ -272,14 +293,14 @@ impl DriverShared {
         id
     }
 
-    /// Logs what sessions do to `log` from now on.
+    /// Logs the events of sessions to `log` from now on.
     pub(crate) fn log_to(&self, log: &Arc<Qlog>) {
         let mut inner = self.inner.lock();
         inner.core.set_trace(clock::now(), Some(log.level()));
         inner.qlog = Some(log.feed());
     }
 
-    /// Calls `f` with a session, and has packets sent.
+    /// Calls `f` with a session, and lets the engine send what results.
     pub(crate) fn with<R>(&self, id: SessionId, f: impl FnOnce(&mut Session) -> R) -> Option<R> {
         let r = self.inner.lock().core.with(id, f).ok();
         self.wake();
@@ -295,6 +316,7 @@ impl DriverShared {
         }
         inner.hibernation.on_stop();
         inner.relays.stop();
+        inner.streams.close_all();
         drop(inner);
         self.wake();
     }

@@ -1,8 +1,8 @@
 //! The engine: one task that moves datagrams between sockets and the core.
 //!
-//! A turn of the task: receive what is there, let time pass, hand events to their flows, draw from
-//! sources, send what the core has to say. The core sits behind one lock, taken once per turn and
-//! once per application call, never per packet.
+//! In each turn the task receives datagrams, handles timers, passes events to their flows, reads
+//! from sources, and sends the core's packets. The core has one lock, which is taken once per turn
+//! and once per application call, never per packet.
 
 use std::future::Future;
 use std::io;
@@ -14,8 +14,8 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use d2tp_session::{
-    Addresses, Endpoint, FlowEnd, FlowId, LinkId, RelayId, SessionEvent, SessionId, Span, Time,
-    Transmit,
+    Addresses, Endpoint, FlowEnd, FlowId, LinkId, RelayId, SessionEvent, SessionId, Span,
+    StreamPathId, Time, Transmit, is_reserved_address,
 };
 use d2tp_udp::{LinkSocket, RecvBatch};
 
@@ -23,22 +23,24 @@ use crate::clock;
 use crate::driver_core::{DriverCore, DriverShared, FlowEntry, SOURCE_FAILED};
 use crate::hibernation;
 use crate::relay_dispatch;
+use crate::workers;
 
-/// Receive calls per turn before sending has its chance.
+/// The number of receive calls per turn.
 const RECEIVES_PER_TURN: usize = 8;
-/// Batches sent per turn before receiving has its chance.
+/// The number of batches sent per turn.
 const SENDS_PER_TURN: usize = 16;
-/// Bytes read from a source at once.
+/// The number of bytes read from a source at once.
 const SOURCE_PIECE_BYTES: usize = 256 * 1024;
 /// Consecutive failed sends after which a device's socket is replaced.
-const SOCKET_FAULTS_MAX: u32 = 3; // a guess: one may be a firewall rule being replaced
-/// Runs of datagrams read from a socket at once.
+const SOCKET_FAULTS_MAX: u32 = 3; // a guess: a single failure may be due to a firewall rule being replaced
+/// The number of runs of datagrams read from a socket at once.
 const RECEIVE_RUNS: usize = 8;
 
-/// The wait from which a new timer is made: a timer that is postponed wakes at its old time first.
+/// The wait from which a new timer is created. A timer that is postponed wakes the task at its old
+/// time first.
 const REST_MIN: Span = Span::from_millis(100);
 
-/// Starts the engine's task for a core; `accepts`: flows that peers open are accepted.
+/// Starts the engine's task for a core. `accepts`: whether flows that peers open are accepted.
 pub(crate) fn start(core: Endpoint, accepts: bool) -> Arc<DriverShared> {
     let shared = DriverShared::new(core, accepts);
     tokio::spawn(DriverEngine {
@@ -66,6 +68,9 @@ impl DriverEngine {
     fn receive(&mut self, cx: &mut Context<'_>) -> bool {
         let sockets: Vec<(LinkId, Arc<LinkSocket>, bool)> = {
             let inner = self.shared.inner.lock();
+            if inner.is_deaf {
+                return false;
+            }
             inner
                 .sockets
                 .iter()
@@ -78,7 +83,7 @@ impl DriverEngine {
                 match io.poll_recv(cx, &mut self.batch) {
                     Poll::Pending => break,
                     Poll::Ready(Err(error)) => {
-                        // ICMP errors surface here; they are hints at most.
+                        // ICMP errors appear here; they are only hints.
                         tracing::debug!(?link, %error, "receive");
                         if d2tp_udp::is_link_gone(&error) {
                             let mut inner = self.shared.inner.lock();
@@ -92,7 +97,11 @@ impl DriverEngine {
                         any = true;
                         let now = clock::now();
                         let mut inner = self.shared.inner.lock();
-                        for run in self.batch.received() {
+                        // R-STREAM-5: an address that identifies a stream or a relay is proved; a
+                        // datagram from there is forged.
+                        let runs = self.batch.received();
+                        for run in runs.filter(|run| !is_reserved_address(&run.from)) {
+                            inner.counts.on_received(run.data.len(), run.stride);
                             let local: Option<IpAddr> = run.dst_ip.filter(|_| tells_local);
                             let addresses = Addresses {
                                 link,
@@ -113,7 +122,7 @@ impl DriverEngine {
         any
     }
 
-    /// Sends one batch. False if the socket is full.
+    /// Sends one batch. Returns false if the socket is full.
     fn send(
         inner: &mut DriverCore,
         cx: &mut Context<'_>,
@@ -123,6 +132,11 @@ impl DriverEngine {
     ) -> bool {
         if let Some(relay) = RelayId::of(&transmit.remote) {
             relay_dispatch::send(inner, now, relay, &transmit, bytes);
+            return true;
+        }
+        if let Some(stream) = StreamPathId::of(&transmit.remote) {
+            let DriverCore { core, streams, .. } = inner;
+            streams.enqueue(core, stream, bytes, transmit.segment);
             return true;
         }
         let Some(socket) = inner.sockets.get_mut(&transmit.link) else {
@@ -141,7 +155,10 @@ impl DriverEngine {
                 segment_size: (piece.len() > transmit.segment).then_some(transmit.segment),
             });
             match result {
-                Ok(()) => socket.faults = 0,
+                Ok(()) => {
+                    socket.faults = 0;
+                    inner.counts.on_sent(piece.len(), transmit.segment);
+                }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     let rest = Transmit {
                         len: bytes.len() - at,
@@ -162,8 +179,8 @@ impl DriverEngine {
                     if !relay_dispatch::is_link_fault(inner, &transmit) {
                         return true;
                     }
-                    // A server does not move: an error is about whom it sends to, and one peer at
-                    // a bad address must not cost the others their paths.
+                    // A server does not change its links: an error is about the destination, and
+                    // one peer at a bad address must not cost the others their paths.
                     let Some(socket) = inner.sockets.get_mut(&transmit.link) else {
                         return true;
                     };
@@ -309,7 +326,7 @@ impl DriverEngine {
             inner.relays.note(&event);
             let over = matches!(event, SessionEvent::Closed(_));
             if let Some(to) = inner.relays.event_sender(session, &self.shared.events) {
-                // Nobody listening is fine.
+                // There may be no receiver.
                 let _ = to.send((clock::now(), event));
             }
             if over {
@@ -318,13 +335,15 @@ impl DriverEngine {
         }
     }
 
-    /// Fills send buffers from the sources of flows.
+    /// Fills the send buffers of flows from their sources.
     fn draw(&mut self) {
-        for (session, flow) in std::mem::take(&mut *self.shared.ready_sources.lock()) {
-            self.shared.inner.lock().schedule_source(session, flow);
-        }
+        // Taken before the core is locked: a source may call its waker while the core's lock is held.
+        let ready = std::mem::take(&mut *self.shared.ready_sources.lock());
         let mut inner = self.shared.inner.lock();
         let inner = &mut *inner;
+        for (session, flow) in ready {
+            inner.schedule_source(session, flow);
+        }
         for (session, flow) in std::mem::take(&mut inner.drawing) {
             let entry = inner.flows.get_mut(&(session, flow));
             let Some((drawn, error)) =
@@ -342,13 +361,13 @@ impl DriverEngine {
             let mut cx = Context::from_waker(&waker);
             let mut failed = None;
             let _ = inner.core.with(session, |s| {
-                // After a rewind the core asks from another offset than we are at.
+                // After a rewind the core needs another offset than the source's current one.
                 match s.send_offsets(flow) {
                     Some((end, _)) if end == drawn.next => {}
                     Some((end, _)) if end >= drawn.base => drawn.next = end,
                     _ => return,
                 }
-                while let Ok(room @ 1..) = s.write_room(flow) {
+                while let Ok(room @ 1..) = s.source_room(flow) {
                     let max = (room as usize).min(SOURCE_PIECE_BYTES);
                     match drawn
                         .source
@@ -390,7 +409,8 @@ struct SourceWaker {
 impl Wake for SourceWaker {
     fn wake(self: Arc<Self>) {
         if let Some(shared) = self.shared.upgrade() {
-            // Not the core's lock: a source may wake us while it is asked under it.
+            // This is not the core's lock, because a source may call the waker while the core's
+            // lock is held.
             shared.ready_sources.lock().insert(self.key);
             shared.wake();
         }
@@ -405,10 +425,12 @@ impl Future for DriverEngine {
         *this.shared.task.lock() = Some(cx.waker().clone());
         this.shared.woken.store(false, Ordering::Release);
         let received = this.receive(cx);
+        workers::exchange(&this.shared);
         let now = clock::now();
         {
             let mut inner = this.shared.inner.lock();
-            hibernation::answer_lookups(&mut inner);
+            inner.counts.turns += 1;
+            hibernation::answer_lookups(&this.shared, &mut inner);
             if inner.core.next_timeout() <= now {
                 inner.core.handle_timeouts(now);
             }
@@ -440,6 +462,7 @@ impl Future for DriverEngine {
                 closing,
                 core,
                 sockets,
+                streams,
                 ..
             } = &mut *inner;
             closing.retain(|link| {
@@ -449,6 +472,7 @@ impl Future for DriverEngine {
                     .any(|id| core.session(*id).is_some_and(|s| s.has_path(*link)));
                 if !used {
                     sockets.remove(link);
+                    streams.close_link(*link);
                 }
                 used
             });
@@ -456,7 +480,7 @@ impl Future for DriverEngine {
                 .core
                 .next_timeout()
                 .min(inner.hibernation.next_timeout());
-            // Nobody looks after a server's links.
+            // A server has no task that watches its links.
             moved &= !inner.accepts;
             (next, inner.stopped, !inner.drawing.is_empty())
         };
@@ -486,7 +510,7 @@ impl Future for DriverEngine {
                 cx.waker().wake_by_ref();
             }
         } else if this.armed != next {
-            // One that nobody polls never fires.
+            // A timer that is not polled never fires.
             this.armed = next;
             this.timer.set(tokio::time::sleep(Duration::ZERO));
         }

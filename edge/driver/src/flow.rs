@@ -1,4 +1,4 @@
-//! A flow as a program holds it.
+//! The handle of a flow for programs.
 
 use std::io;
 use std::pin::Pin;
@@ -14,9 +14,9 @@ use d2tp_session::{
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::clock;
-use crate::datagrams::Connection;
+use crate::datagrams::{Connection, DatagramError};
 use crate::driver_core::{DROPPED, DriverShared, FlowEntry, SourceCursor};
-use crate::flow_io::{FlowHibernated, FlowIo};
+use crate::flow_io::{DatagramSender, FlowHibernated, FlowIo, FlowTakenOver};
 use crate::hibernation;
 use crate::relay_host::DeviceRelays;
 use crate::source::{HostKey, SendSource};
@@ -28,18 +28,19 @@ pub struct FlowSettings {
     pub priority: u8,
     /// Expected size in bytes.
     pub size: Option<u64>,
-    /// Time until the flow must finish; both ends drop it afterwards.
+    /// Time until the flow's deadline; both ends drop the flow afterwards.
     pub within: Option<Duration>,
-    /// Whether the sender keeps bytes until the receiver has them safe on disk.
+    /// Whether the sender keeps bytes until the receiver has stored them on disk.
     pub durable: bool,
     /// Whether the server must be able to send at any time: while the device is awake one free path is
     /// kept open for it, with a packet every 25 s. Other flows send nothing while they are idle.
     pub reachable: bool,
-    /// Opening and first bytes may travel in the first handshake's SYN: write them, then give the
-    /// device its link. A server that allows it ([`d2tp_session::EndpointConfig::early_data`]) has them a round
-    /// trip sooner. They may be heard twice, so only what does no harm when repeated should go.
+    /// Whether OPEN and the first bytes may travel in the SYN of the first handshake: write them,
+    /// then give the device its link. A server that allows it
+    /// ([`d2tp_session::EndpointConfig::early_data`]) gets them a round trip sooner. They may be
+    /// received twice, so only data that may safely be repeated should be sent so.
     pub early: bool,
-    /// Which paths carry what is written here; the peer decides for its own direction.
+    /// The paths that carry the written data; the peer decides for its own direction.
     pub route: PathSelection,
 }
 
@@ -57,8 +58,8 @@ impl FlowSettings {
     }
 }
 
-/// A flow: a byte stream each way that survives changes of address. Dropping it before its end resets
-/// the directions that are not over.
+/// A flow: a byte stream in each direction that survives address changes. Dropping it before its
+/// end resets the directions that are not over.
 pub struct Flow {
     shared: Arc<DriverShared>,
     session: SessionId,
@@ -120,7 +121,7 @@ impl Flow {
         Connection::new(self.shared.clone(), self.session, PublicKey(self.peer))
     }
 
-    /// The offset of the next byte of our direction.
+    /// The offset of the next byte in this end's direction.
     fn send_end(&self) -> u64 {
         let inner = self.shared.inner.lock();
         let session = inner.core.session(self.session);
@@ -146,7 +147,8 @@ impl Flow {
         self.shared.wake();
     }
 
-    /// Keeps the flow open when the handle is dropped: the process ends, the flow does not.
+    /// Keeps the flow open when the handle is dropped, because the process ends and the flow must
+    /// not.
     pub fn leave_open(&self) {
         let mut inner = self.shared.inner.lock();
         if let Some(entry) = inner.flows.get_mut(&self.key()) {
@@ -154,10 +156,10 @@ impl Flow {
         }
     }
 
-    /// Sets which paths carry what is written here from now on.
+    /// Sets the paths that carry data written from now on.
     pub fn set_route(&self, route: PathSelection) {
         let id = self.id;
-        // A flow that is over travels nowhere.
+        // For a flow that is over there is nothing to do.
         self.shared
             .with(self.session, |s| s.set_path_selection(id, route).is_ok());
     }
@@ -170,12 +172,21 @@ impl Flow {
             .with(self.session, |s| s.set_deadline(id, deadline));
     }
 
-    /// Bytes written so far.
+    /// The number of bytes written so far.
     pub fn written(&self) -> u64 {
         self.send_end()
     }
 
-    /// Asks the peer to pause sending because other flows go first, or to resume.
+    /// Ends our direction after the bytes that were written so far. A source gives no more.
+    pub fn finish(&self) {
+        let id = self.id;
+        if let Some(entry) = self.shared.inner.lock().flows.get_mut(&self.key()) {
+            entry.source = None;
+        }
+        self.shared.with(self.session, |s| s.finish(id));
+    }
+
+    /// Asks the peer to pause sending because other flows have precedence, or to resume.
     pub fn hold_back(&self, held: bool) {
         let id = self.id;
         self.shared.with(self.session, |s| {
@@ -183,7 +194,7 @@ impl Flow {
         });
     }
 
-    /// Bytes that the peer has acknowledged without a gap.
+    /// The number of bytes that the peer has acknowledged without a gap.
     pub fn acknowledged(&self) -> u64 {
         let inner = self.shared.inner.lock();
         let session = inner.core.session(self.session);
@@ -191,22 +202,23 @@ impl Flow {
         offsets.map_or(0, |(_, acknowledged)| acknowledged)
     }
 
-    /// Whether the peer has everything that was written, and the end if there is one.
+    /// Whether the peer has all that was written, and the end if there is one.
     pub fn is_flushed(&self) -> bool {
         let inner = self.shared.inner.lock();
         let session = inner.core.session(self.session);
         session.is_some_and(|s| s.is_flushed(self.id))
     }
 
-    /// Records that everything read below `offset` is safe on disk: the sender need not keep it.
+    /// Records that everything read below `offset` is stored on disk, so that the sender need not
+    /// keep it.
     pub fn set_durable(&self, offset: u64) {
         let id = self.id;
         self.shared
             .with(self.session, |s| s.set_durable(id, offset));
     }
 
-    /// On a server: whether the device has proved that it is present. Until then, data may be a replay,
-    /// and must not be acted on where that does harm.
+    /// On a server: whether the device has confirmed the handshake. Until then, data may be a
+    /// replay, so actions that must not be repeated have to wait.
     pub fn is_confirmed(&self) -> bool {
         let inner = self.shared.inner.lock();
         let session = inner.core.session(self.session);
@@ -215,18 +227,21 @@ impl Flow {
 
     /// How the flow ended, if it has.
     pub fn end(&self) -> Option<FlowEnd> {
-        self.shared
-            .inner
-            .lock()
-            .flows
-            .get(&self.key())
-            .and_then(|e| e.end)
+        let inner = self.shared.inner.lock();
+        let end = inner.flows.get(&self.key()).and_then(|entry| entry.end);
+        // A read may fail because of the deadline before the event of that is handled.
+        let by_deadline = || {
+            let session = inner.core.session(self.session)?;
+            let is_over = session.is_ended_by_deadline(self.id);
+            is_over.then_some(FlowEnd::DeadlinePassed)
+        };
+        end.or_else(by_deadline)
     }
 
     /// Reads the next bytes without copying them, at most one block; `None` is the end.
     ///
     /// # Errors
-    /// As for [`AsyncRead`].
+    /// The same as those of [`AsyncRead`].
     pub async fn read_chunk(&mut self) -> io::Result<Option<Bytes>> {
         std::future::poll_fn(|cx| self.poll_chunk(cx)).await
     }
@@ -240,7 +255,7 @@ impl Flow {
             news = s.has_pending_frames();
             read
         });
-        // Reading the last byte may have ended the flow: the task hands that on.
+        // Reading the last byte may have ended the flow; the task handles the event.
         news |= inner.core.has_events();
         let entry = inner.flows.get_mut(&(session, id));
         let out = match (read, entry) {
@@ -261,7 +276,7 @@ impl Flow {
                 Some(FlowEnd::Complete) => Poll::Ready(Ok(None)),
                 Some(end) => Poll::Ready(Err(error_of(end))),
                 None => {
-                    // The core knows its end already, the event is on its way.
+                    // The core already knows the flow's end, and the event will follow.
                     entry.reader = Some(cx.waker().clone());
                     Poll::Pending
                 }
@@ -279,7 +294,7 @@ impl Flow {
     /// Writes bytes without copying them, after waiting for room.
     ///
     /// # Errors
-    /// As for [`AsyncWrite`].
+    /// The same as those of [`AsyncWrite`].
     pub async fn write_chunk(&mut self, chunk: Bytes) -> io::Result<()> {
         let mut chunk = Some(chunk);
         std::future::poll_fn(|cx| {
@@ -339,7 +354,7 @@ impl AsyncRead for Flow {
             news = s.has_pending_frames();
             read
         });
-        // Reading the last byte may have ended the flow: the task hands that on.
+        // Reading the last byte may have ended the flow; the task handles the event.
         news |= inner.core.has_events();
         let entry = inner.flows.get_mut(&(session, id));
         let out = match (read, entry) {
@@ -402,7 +417,7 @@ impl AsyncWrite for Flow {
         })
     }
 
-    /// Waits until the peer has all written bytes, which are sent without a flush.
+    /// Waits until the peer has all written bytes. They are sent without a flush, too.
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
     }
@@ -422,10 +437,10 @@ impl FlowIo for Flow {
         self.peer
     }
     fn deadline_left(&self) -> Option<Duration> {
-        let inner = self.shared.inner.lock();
-        if let Some(Some(FlowEnd::DeadlinePassed)) = inner.flows.get(&self.key()).map(|e| e.end) {
+        if self.end() == Some(FlowEnd::DeadlinePassed) {
             return Some(Duration::ZERO);
         }
+        let inner = self.shared.inner.lock();
         let deadline: Time = inner.core.session(self.session)?.deadline(self.id)?;
         Some(deadline.since(clock::now()).into())
     }
@@ -454,10 +469,17 @@ impl FlowIo for Flow {
             {
                 return true;
             }
-            // A session that sleeps has it yet.
+            // A hibernated session still has the flow.
             let room = inner.core.with(session, |s| s.write_room(id));
             matches!(room, Ok(Err(FlowError::Stopped(_))))
         })
+    }
+    fn datagram_sender(&self) -> Option<DatagramSender> {
+        let connection = self.connection();
+        Some(Box::new(move |context, bytes, expiry| {
+            let sent = connection.send_datagram_on(PathSelection::Any, context, bytes, expiry);
+            !matches!(sent, Err(DatagramError::SessionEnded(_)))
+        }))
     }
     fn relays(&self) -> Option<DeviceRelays> {
         DeviceRelays::of(&self.shared, self.session)
@@ -474,6 +496,7 @@ impl FlowIo for Flow {
         let mut inner = self.shared.inner.lock();
         match inner.flows.get_mut(&key) {
             Some(entry) => match entry.end {
+                _ if entry.taken_over => Poll::Ready(Err(io::Error::other(FlowTakenOver))),
                 _ if entry.hibernated => Poll::Ready(Err(io::Error::other(FlowHibernated))),
                 Some(FlowEnd::Complete) => Poll::Ready(Ok(())),
                 Some(end) => Poll::Ready(Err(error_of(end))),
@@ -503,7 +526,7 @@ impl Drop for Flow {
         entry.detached = true;
         entry.source = None;
         let _ = inner.core.with(self.session, |s| {
-            // What was finished is left to arrive; the rest is reset.
+            // Bytes of a finished direction are still delivered; the other direction is reset.
             if !s.is_finishing(id) {
                 s.reset(id, DROPPED);
             }
@@ -521,29 +544,34 @@ impl std::fmt::Debug for Flow {
 }
 
 impl DriverShared {
-    /// The next flow that a peer opens; none once the driver has stopped.
+    /// The next flow that a peer opens; `None` once the driver has stopped.
     pub(crate) async fn accept(self: &Arc<DriverShared>) -> Option<Flow> {
-        std::future::poll_fn(|cx| {
-            let mut inner = self.inner.lock();
-            if inner.stopped {
-                return Poll::Ready(None);
+        std::future::poll_fn(|cx| self.poll_accept(cx)).await
+    }
+
+    /// The next flow that a peer opens; `None` once the driver has stopped.
+    pub(crate) fn poll_accept(
+        self: &Arc<DriverShared>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Flow>> {
+        let mut inner = self.inner.lock();
+        if inner.stopped {
+            return Poll::Ready(None);
+        }
+        while let Some((session, id)) = inner.accepted.pop_front() {
+            let peer = inner.core.session(session).map(|s| s.peer().0);
+            let entry = inner.flows.get_mut(&(session, id));
+            // If the session is over, a flow that was received completely can still be read.
+            let left = entry.as_ref().filter(|e| e.remains.is_some());
+            let Some(peer) = peer.or(left.and_then(|e| e.opener)) else {
+                continue;
+            };
+            if let Some(entry) = entry {
+                entry.unclaimed = false;
             }
-            while let Some((session, id)) = inner.accepted.pop_front() {
-                let peer = inner.core.session(session).map(|s| s.peer().0);
-                let entry = inner.flows.get_mut(&(session, id));
-                // Of a session that is over, what was said whole is still heard.
-                let left = entry.as_ref().filter(|e| e.remains.is_some());
-                let Some(peer) = peer.or(left.and_then(|e| e.opener)) else {
-                    continue;
-                };
-                if let Some(entry) = entry {
-                    entry.unclaimed = false;
-                }
-                return Poll::Ready(Some(Flow::new(self.clone(), session, id, peer)));
-            }
-            inner.acceptor = Some(cx.waker().clone());
-            Poll::Pending
-        })
-        .await
+            return Poll::Ready(Some(Flow::new(self.clone(), session, id, peer)));
+        }
+        inner.acceptor = Some(cx.waker().clone());
+        Poll::Pending
     }
 }

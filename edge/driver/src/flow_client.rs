@@ -1,5 +1,6 @@
-//! A flow in a session as a client of the device's scheduler: sockets, and connections of programs. What
-//! it reports and what becomes of that is [`DuplexClient`]'s; here are the lock and the clock.
+//! A flow in a session as a client of the device's scheduler: for sockets, and for connections of
+//! programs. [`DuplexClient`] computes reports and results; this module adds the lock and the
+//! clock.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,12 +21,12 @@ pub struct FlowClientReport<'a> {
     pub demand: FlowDemand,
     /// Total bytes in both directions, if known.
     pub size_bytes: Option<u64>,
-    /// For a flow that reads ahead: bytes that may be paid for now, however soon a free link may come.
-    /// `demand` is then that of the read-ahead.
+    /// For a flow that reads ahead: bytes that may be paid for now, even if a free link is expected
+    /// soon. `demand` then describes the read-ahead.
     pub buy_bytes: Option<u64>,
     /// Whether the machine is woken and kept awake for the flow.
     pub keeps_awake: bool,
-    /// The links of its session.
+    /// The links of the flow's session.
     pub links: &'a [LinkStatus],
     /// Payload bytes that each link carried for the flow, towards this device and from it.
     pub carried: &'a BTreeMap<String, (u64, u64)>,
@@ -36,8 +37,8 @@ pub struct FlowClientReport<'a> {
 pub struct FlowClient {
     scheduler: Arc<SchedulerHandle>,
     client: DuplexClient,
-    /// The client's number, whether it waits, and whether the machine is woken for it, as last
-    /// announced.
+    /// The client's number, whether it waits, and whether the machine is woken for it, as announced
+    /// last.
     announced: Option<(ClientId, bool, bool)>,
 }
 
@@ -59,7 +60,7 @@ impl FlowClient {
         self.decide_among(report, &candidates)
     }
 
-    /// Reports and decides as [`FlowClient::decide`] does, for a flow of another process, which
+    /// Reports and decides like [`FlowClient::decide`], for a flow of another process, which
     /// describes its links itself.
     pub fn decide_among(
         &mut self,
@@ -68,6 +69,7 @@ impl FlowClient {
     ) -> ClientDecision {
         let (decision, id) = self.scheduler.with(|now, scheduler| {
             for link in report.links {
+                scheduler.record_udp_obstacle(&link.name, link.stream.udp_obstacle());
                 if let Some(path) = &link.path {
                     scheduler.record_round_trip(&link.name, path.rtt.into());
                 }
@@ -92,7 +94,7 @@ impl FlowClient {
         decision
     }
 
-    /// The time until metered links would carry the flow, if links stayed as they are; none if they
+    /// The time until metered links would carry the flow, if links stayed as they are; `None` if they
     /// never would.
     pub fn pays_after(&self) -> Option<Duration> {
         let client = &self.client;

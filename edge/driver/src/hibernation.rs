@@ -1,19 +1,19 @@
-//! Sessions at rest on a server: when one may sleep, what is written down of it, and who takes up its
-//! flows when it wakes.
+//! Hibernation of a server's sessions: when a session may hibernate, what is stored of it, and how
+//! its flows are resumed.
 //!
 //! ```text
-//!  keep(memo) ──▶ entry ──▶ Batch ──▶ keeper task ──▶ journal     (awake, and safe against a crash)
-//!  suspended for long, every flow has a memo ──▶ record and memos  (keys and buffers go)
-//!  the device knocks ──▶ flows without a handle ──▶ accepted again, each with its memo
-//!  a deadline passes meanwhile ──▶ the memo goes to whoever asks `lapsed`
+//!  keep(memo) ──▶ entry ──▶ JournalBatch ──▶ journal_writer ──▶ journal   (awake, and safe against a crash)
+//!  suspended for long, every flow has a memo ──▶ record and memos  (keys and buffers are freed)
+//!  the device connects ──▶ flows without a handle ──▶ accepted again, each with its memo
+//!  a deadline passes meanwhile ──▶ next_expired returns the memo
 //! ```
 //!
-//! A handle belongs to one time awake: the handle of a flow that fell asleep says so and is dropped;
-//! the flow comes back as a new one. So nothing is renamed, and a flow at rest has no task.
+//! A handle is valid for one period awake: when the flow hibernates, the handle reports that and is
+//! dropped; the resumed flow has a new one. So no id changes, and a hibernated flow has no task.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
-use std::task::Poll;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -28,12 +28,14 @@ use crate::journal::{
     Journal, JournalBatch, JournalError, JournalFlowKey, JournalPage, JournalSession,
     JournalSessionKey, StoredRecord,
 };
+use crate::record_store::RecordStore;
+use crate::shared_records;
 
 /// How long changes are collected before they are written together.
 const GATHER: Duration = Duration::from_millis(50); // a guess: a sync costs some milliseconds
-/// Sessions loaded before the server accepts any: some 20 ms.
+/// The number of sessions loaded before the server accepts any: about 20 ms.
 const FIRST_PART: usize = 10_000;
-/// Sessions loaded at once while the server runs: a millisecond without receiving.
+/// The number of sessions loaded at once while the server runs: a millisecond without receiving.
 const PART: usize = 500;
 /// How long to wait after a failed write of the journal.
 const AGAIN_AFTER: Duration = Duration::from_secs(5); // a guess
@@ -54,7 +56,7 @@ pub(crate) fn keep(inner: &mut DriverCore, id: SessionId, flow: FlowId, memo: By
     };
     if entry.end.is_none() {
         entry.memo = Some(memo.clone());
-        // R-HS-12: of a device that has not proved that it is there nothing is written down.
+        // R-HS-12: nothing is stored for a device that has not confirmed its handshake.
         if inner.core.session(id).is_some_and(|s| s.is_unconfirmed()) {
             return;
         }
@@ -87,8 +89,8 @@ pub(crate) fn on_event(inner: &mut DriverCore, id: SessionId, event: &SessionEve
         SessionEvent::SendFrom { flow, offset } if inner.accepts => {
             send_early(inner, id, *flow, *offset)
         }
-        // The entry keeps its memo: whoever has not taken the flow up yet must still learn what
-        // it was to free it.
+        // The entry keeps its memo, because an application that has not accepted the flow again
+        // must still get the memo to free resources.
         SessionEvent::Ended { flow, .. } => {
             let kept = inner
                 .flows
@@ -100,7 +102,8 @@ pub(crate) fn on_event(inner: &mut DriverCore, id: SessionId, event: &SessionEve
             recheck_suspended(inner, id);
         }
         SessionEvent::Closed(_) => {
-            if let Some(key) = inner.hibernation.is_over(id) {
+            let owned = shared_records::on_end(inner, id);
+            if let Some(key) = inner.hibernation.is_over(id).or(owned) {
                 let flows = inner.flows.range((id, FlowId(0))..=(id, FlowId(u64::MAX)));
                 let kept = flows.filter_map(|((_, flow), entry)| {
                     Some((*flow, entry.memo.clone()?, entry.unclaimed))
@@ -108,7 +111,7 @@ pub(crate) fn on_event(inner: &mut DriverCore, id: SessionId, event: &SessionEve
                 for (flow, memo, unclaimed) in kept.collect::<Vec<_>>() {
                     inner.hibernation.write_memo(key, flow, None);
                     if unclaimed {
-                        // Nobody will be given a handle that says it.
+                        // No handle will report the end.
                         inner.flows.remove(&(id, flow));
                         inner
                             .hibernation
@@ -123,9 +126,8 @@ pub(crate) fn on_event(inner: &mut DriverCore, id: SessionId, event: &SessionEve
     }
 }
 
-// R-RESUME-7
-/// Sends early data of a hibernated flow that a SYN claims, if it can be read at once. No application
-/// gets the flow before the device has confirmed.
+/// R-RESUME-7: sends early data of a hibernated flow that a SYN claims, if it can be read at once.
+/// No application gets the flow before the device has confirmed.
 fn send_early(inner: &mut DriverCore, id: SessionId, flow: FlowId, offset: u64) {
     if inner.flows.contains_key(&(id, flow)) {
         return;
@@ -145,14 +147,14 @@ fn send_early(inner: &mut DriverCore, id: SessionId, flow: FlowId, offset: u64) 
     });
 }
 
-/// Takes up the flows of a session that got new keys: those without a handle were hibernated, and are
-/// offered to the application.
+/// Resumes the flows of a session that got new keys. Those without a handle were hibernated, and
+/// are offered to the application.
 fn on_awake(inner: &mut DriverCore, id: SessionId) {
     let Some(key) = key_of(inner, id) else { return };
     let flows = inner.core.session(id).map(|s| s.flow_ids());
     for flow in flows.into_iter().flatten() {
         if let Some(entry) = inner.flows.get(&(id, flow)) {
-            // It was opened by early data, and kept before the device confirmed.
+            // Early data opened the flow, and it was kept before the device confirmed.
             if let Some(memo) = entry
                 .memo
                 .clone()
@@ -179,7 +181,7 @@ fn on_awake(inner: &mut DriverCore, id: SessionId) {
                 inner.hibernation.stale.insert(key);
                 inner.hibernation.changed.notify_one();
             }
-            // Or it was opened just now, and its event follows.
+            // Or the flow was opened just now, and its event follows.
             None => inner.hibernation.orphans.push((id, flow)),
         }
     }
@@ -192,7 +194,7 @@ fn on_awake(inner: &mut DriverCore, id: SessionId) {
 pub(crate) fn on_time(inner: &mut DriverCore, now: Time) {
     for (id, flow) in std::mem::take(&mut inner.hibernation.orphans) {
         if !inner.flows.contains_key(&(id, flow)) {
-            // Nobody can go on with it.
+            // No application can continue the flow.
             let _ = inner.core.with(id, |s| {
                 s.reset(flow, DROPPED);
                 s.stop(flow, DROPPED);
@@ -213,11 +215,17 @@ pub(crate) fn on_time(inner: &mut DriverCore, now: Time) {
             hibernate(inner, id, now);
         }
     }
+    shared_records::release_records(inner, now);
     while let Some(lapsed) = inner.core.poll_expired() {
         let key = JournalSessionKey {
             peer: lapsed.peer,
             instance: lapsed.instance,
         };
+        // What another node owns is that node's, or the store's, to end.
+        let shared = inner.hibernation.shared.as_ref();
+        if shared.is_some_and(|shared| !shared.store.owns(&key)) {
+            continue;
+        }
         match lapsed.flow {
             Some(flow) => inner.hibernation.expire(key, flow),
             None if inner.hibernation.journal.is_some() => {
@@ -229,7 +237,7 @@ pub(crate) fn on_time(inner: &mut DriverCore, now: Time) {
     }
 }
 
-/// Hibernates a session if nothing of it would be lost. Returns whether it did.
+/// Hibernates a session if no data would be lost. Returns whether it did.
 fn hibernate(inner: &mut DriverCore, id: SessionId, now: Time) -> bool {
     let Some(session) = inner.core.session(id) else {
         return false;
@@ -238,7 +246,7 @@ fn hibernate(inner: &mut DriverCore, id: SessionId, now: Time) -> bool {
         return false;
     };
     let flows = session.flow_ids();
-    // What was received and not read would be lost with its buffer.
+    // Bytes that were received and not read would be lost with their buffer.
     let bare = flows.iter().any(|flow| {
         let entry = inner.flows.get(&(id, *flow));
         entry.is_none_or(|e| e.memo.is_none() || e.end.is_some()) || session.has_unread(*flow)
@@ -274,12 +282,14 @@ fn hibernate(inner: &mut DriverCore, id: SessionId, now: Time) -> bool {
         }
     }
     inner.hibernation.is_over(id);
+    shared_records::on_end(inner, id);
     inner.on_hibernated(id);
-    if inner.hibernation.journal.is_none() {
-        if !memos.is_empty() {
-            inner.hibernation.memos.insert(key, memos);
-        }
-    } else if !flows.is_empty() {
+    let is_shared = inner.hibernation.shared.is_some();
+    if (inner.hibernation.journal.is_none() || is_shared) && !memos.is_empty() {
+        inner.hibernation.memos.insert(key, memos);
+    }
+    shared_records::release_when_written(inner, key);
+    if inner.hibernation.journal.is_some() && !flows.is_empty() {
         let stored = Some(StoredRecord::now(record));
         inner.hibernation.batch.sessions.insert(key, stored);
         inner.hibernation.stale.remove(&key);
@@ -288,8 +298,7 @@ fn hibernate(inner: &mut DriverCore, id: SessionId, now: Time) -> bool {
     true
 }
 
-/// Handles the drop of a flow's handle from before its hibernation: the application has stored what it
-/// held.
+/// Handles the drop of a flow's old handle, after which the application has stored its state.
 pub(crate) fn release_handle(inner: &mut DriverCore, id: SessionId, flow: FlowId) {
     let Some(session) = inner.hibernation.open_handles.remove(&(id, flow)) else {
         return;
@@ -315,7 +324,7 @@ fn take_batch(inner: &mut DriverCore) -> JournalBatch {
         let session = session.and_then(|id| Some((id, inner.core.session(id)?)));
         let stored = session.and_then(|(id, session)| {
             let mut record = session.record(now, true);
-            // What has no memo cannot be taken up after a crash.
+            // A flow without a memo cannot be resumed after a crash.
             record.flows.retain(|f| {
                 let entry = inner.flows.get(&(id, f.id));
                 entry.is_some_and(|e| e.memo.is_some() && e.end.is_none())
@@ -332,7 +341,7 @@ fn take_batch(inner: &mut DriverCore) -> JournalBatch {
     std::mem::take(&mut inner.hibernation.batch)
 }
 
-/// Writes changes to the journal while the server lives.
+/// Writes changes to the journal while the server runs.
 pub(crate) async fn journal_writer(shared: Arc<DriverShared>) {
     let (journal, news) = {
         let inner = shared.inner.lock();
@@ -358,9 +367,14 @@ pub(crate) async fn journal_writer(shared: Arc<DriverShared>) {
 /// Writes all changes to the journal.
 pub(crate) async fn write_batch(
     shared: &Arc<DriverShared>,
-    journal: &Arc<Journal>,
+    journal: &Arc<dyn RecordStore>,
 ) -> Result<(), JournalError> {
-    let batch = take_batch(&mut shared.inner.lock());
+    let batch = {
+        let mut inner = shared.inner.lock();
+        let batch = take_batch(&mut inner);
+        inner.hibernation.writing = !batch.is_empty();
+        batch
+    };
     if batch.is_empty() {
         return Ok(());
     }
@@ -369,17 +383,26 @@ pub(crate) async fn write_batch(
         let written = journal.commit(&batch);
         (batch, written)
     };
-    match tokio::task::spawn_blocking(work).await {
-        Ok((_, Ok(()))) => Ok(()),
+    let written = tokio::task::spawn_blocking(work).await;
+    let mut inner = shared.inner.lock();
+    inner.hibernation.writing = false;
+    match written {
+        Ok((batch, Ok(report))) => {
+            for key in report.lost {
+                shared_records::lose(&mut inner, key);
+            }
+            shared_records::disown_ended(&mut inner, &batch);
+            Ok(())
+        }
         Ok((batch, Err(error))) => {
-            shared.inner.lock().hibernation.batch.merge_older(batch);
+            inner.hibernation.batch.merge_older(batch);
             Err(error)
         }
         Err(panic) => std::panic::resume_unwind(panic.into_panic()),
     }
 }
 
-/// Loads a session from the journal, as a hibernated one.
+/// Loads a session of the journal as a hibernated one.
 fn load_session(inner: &mut DriverCore, now: Time, kept: JournalSession) {
     let JournalSession { key, stored, flows } = kept;
     let Ok(mut record) = SessionRecord::decode(&stored.record) else {
@@ -393,11 +416,8 @@ fn load_session(inner: &mut DriverCore, now: Time, kept: JournalSession) {
     };
     let age = stored.age();
     record.flows.retain(|flow| flows.contains(&flow.id));
-    record.closing = record.closing.map(|(c, l)| (c, l.saturating_sub(age)));
-    for flow in &mut record.flows {
-        flow.deadline_left = flow.deadline_left.map(|left| left.saturating_sub(age));
-    }
-    // One that is no server's is dropped like one of another form.
+    record.make_older(age);
+    // A record that is not a server's is dropped like one of another format.
     let taken = inner.core.adopt_at(now, &record).is_ok();
     inner.hibernation.loaded += u64::from(taken);
     let known = |id: &FlowId| taken && record.flows.iter().any(|f| f.id == *id);
@@ -405,7 +425,7 @@ fn load_session(inner: &mut DriverCore, now: Time, kept: JournalSession) {
     expire_all(inner, key, over);
 }
 
-/// Expires flows whose session is gone, so that the application frees what it stored.
+/// Expires flows without a session, so that the application frees what it stored.
 fn expire_all(inner: &mut DriverCore, session: JournalSessionKey, flows: Vec<FlowId>) {
     for flow in flows {
         inner.hibernation.expire(session, flow);
@@ -422,7 +442,8 @@ fn load_page(inner: &mut DriverCore, part: JournalPage) -> bool {
             .seen_while_loading
             .as_ref()
             .is_some_and(|met| met.contains(key));
-        met || inner.core.has_session(key.peer, key.instance)
+        // Another worker loads the sessions of its own clients.
+        met || !inner.core.owns(&key.peer) || inner.core.has_session(key.peer, key.instance)
     };
     for kept in part.sessions {
         if !is_met(inner, &kept.key) {
@@ -444,7 +465,7 @@ fn load_page(inner: &mut DriverCore, part: JournalPage) -> bool {
 }
 
 /// Loads the first part of the journal, so that a small one is complete before the server accepts
-/// sessions. Returns where to continue, if there is more.
+/// sessions. Returns the key from which to continue, if there is more.
 pub(crate) fn load(
     inner: &mut DriverCore,
     journal: &Journal,
@@ -459,36 +480,41 @@ pub(crate) fn load(
     Ok(last)
 }
 
-/// Loads the rest while the server runs. Devices that connect before their record was loaded are looked
-/// up in [`answer_lookups`], so only deadlines wait for this.
+/// Loads the rest of the journal while the server runs. The record of a device that connects
+/// earlier is looked up in [`answer_lookups`], so only deadlines have to wait for this.
 pub(crate) async fn journal_loader(
     shared: Arc<DriverShared>,
-    journal: Arc<Journal>,
+    journal: Arc<dyn RecordStore>,
     after: JournalSessionKey,
 ) {
     let read = |after| {
         let from = journal.clone();
-        tokio::task::spawn_blocking(move || from.page(Some(after), PART))
+        tokio::task::spawn_blocking(move || match from.as_journal() {
+            Some(journal) => journal.page(Some(after), PART),
+            None => Ok(JournalPage::default()),
+        })
     };
     let mut reading = read(after);
     loop {
         let part = match reading.await {
             Ok(Ok(part)) => part,
             Ok(Err(error)) => {
-                // What was not read is not lost: each is still looked for when it comes.
+                // Sessions that were not read are not lost: each is still looked up when its device
+                // connects.
                 tracing::error!(%error, "not all sleeping sessions could be read");
                 return;
             }
             Err(panic) => std::panic::resume_unwind(panic.into_panic()),
         };
-        // The next is read while this one is taken in; after the last there is nothing to read.
+        // The next part is read while this one is handled; after the last one there is nothing to
+        // read.
         let next = part.sessions.last().map(|last| last.key);
         let next = next.filter(|_| !part.is_last).map(read);
         let done = {
             let mut inner = shared.inner.lock();
             inner.stopped || load_page(&mut inner, part)
         };
-        // New sleepers may be due before all others.
+        // New hibernated sessions may be due before all others.
         shared.wake();
         match next {
             Some(next) if !done => reading = next,
@@ -499,7 +525,10 @@ pub(crate) async fn journal_loader(
 }
 
 /// Looks up the sessions of connecting devices in the part of the journal that is not loaded.
-pub(crate) fn answer_lookups(inner: &mut DriverCore) {
+pub(crate) fn answer_lookups(shared: &Arc<DriverShared>, inner: &mut DriverCore) {
+    if inner.hibernation.shared.is_some() {
+        return shared_records::start_requests(shared, inner);
+    }
     while let Some(sought) = inner.core.poll_lookup() {
         let now = clock::now();
         let key = JournalSessionKey {
@@ -512,7 +541,7 @@ pub(crate) fn answer_lookups(inner: &mut DriverCore) {
             ..
         } = inner;
         let known = core.has_session(key.peer, key.instance);
-        // Who was met before and is not known is new, or was here and is over.
+        // A device that connected before and is unknown now is new, or its session has ended.
         let first = rest
             .seen_while_loading
             .as_mut()
@@ -520,6 +549,7 @@ pub(crate) fn answer_lookups(inner: &mut DriverCore) {
         if !known
             && first
             && let Some(journal) = rest.journal.clone()
+            && let Some(journal) = journal.as_journal()
         {
             match journal.session(key) {
                 Ok(Some(kept)) => load_session(inner, now, kept),
@@ -538,12 +568,13 @@ pub(crate) fn answer_lookups(inner: &mut DriverCore) {
     }
 }
 
-/// Stops without informing devices: hibernates what may hibernate and writes it to the journal; resets
-/// other flows with `code`.
+/// Stops without informing devices: hibernates sessions where possible and writes them to the
+/// journal; resets other flows with `code`.
 pub(crate) fn hibernate_all(inner: &mut DriverCore, code: u64) {
     let now = clock::now();
     for id in inner.core.ids() {
-        // A session read out of its record for a handshake under way is still that record.
+        // A session that was restored for an unconfirmed handshake is still represented by its
+        // record.
         if inner.core.session(id).is_some_and(|s| s.is_tentative()) {
             continue;
         }
@@ -566,18 +597,18 @@ pub(crate) fn hibernate_all(inner: &mut DriverCore, code: u64) {
     }
 }
 
-/// The next memo of a flow that expired while it was hibernated.
-pub(crate) async fn next_expired(shared: &DriverShared) -> Option<(JournalSessionKey, Bytes)> {
-    std::future::poll_fn(|cx| {
-        let mut inner = shared.inner.lock();
-        if let Some(lapsed) = inner.hibernation.expired.pop_front() {
-            return Poll::Ready(Some(lapsed));
-        }
-        if inner.stopped {
-            return Poll::Ready(None);
-        }
-        inner.hibernation.expired_waker = Some(cx.waker().clone());
-        Poll::Pending
-    })
-    .await
+/// The next memo of a flow that expired while it was hibernated; `None` when the server has stopped.
+pub(crate) fn poll_next_expired(
+    shared: &DriverShared,
+    cx: &mut Context<'_>,
+) -> Poll<Option<(JournalSessionKey, Bytes)>> {
+    let mut inner = shared.inner.lock();
+    if let Some(lapsed) = inner.hibernation.expired.pop_front() {
+        return Poll::Ready(Some(lapsed));
+    }
+    if inner.stopped {
+        return Poll::Ready(None);
+    }
+    inner.hibernation.expired_waker = Some(cx.waker().clone());
+    Poll::Pending
 }

@@ -1,4 +1,4 @@
-//! What a server knows of sessions at rest. What it does with them is in [`crate::hibernation`].
+//! A server's state of hibernated sessions, for [`crate::hibernation`].
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -9,24 +9,32 @@ use bytes::Bytes;
 use d2tp_session::{FlowId, SessionId, Span, Time};
 use tokio::sync::Notify;
 
-use crate::journal::{Journal, JournalBatch, JournalFlowKey, JournalSessionKey};
+use crate::journal::{JournalBatch, JournalFlowKey, JournalSessionKey};
+use crate::record_store::RecordStore;
+use crate::shared_state::SharedState;
 
 /// Reads bytes of a hibernated flow, given its memo, an offset and the most bytes to read. Does not
-/// block; none if nothing is available at once.
+/// block; `None` if nothing is available at once.
 pub type HibernatedReader = dyn Fn(&[u8], u64, usize) -> Option<Bytes> + Send + Sync;
 
 /// A server's state of hibernated sessions, and of those that may hibernate.
 #[derive(Default)]
 pub(crate) struct HibernationState {
     pub(crate) hibernate_after: Option<Span>,
-    pub(crate) journal: Option<Arc<Journal>>,
+    pub(crate) journal: Option<Arc<dyn RecordStore>>,
+    /// The journal again, if other nodes share it.
+    pub(crate) shared: Option<SharedState>,
+    /// Whether a batch is being written.
+    pub(crate) writing: bool,
     /// Suspended sessions, by the time at which they may hibernate.
     pub(crate) hibernate_at: BTreeSet<(Time, SessionId)>,
-    /// Memos of hibernated flows, if there is no journal to hold them.
+    /// Memos of hibernated flows, if there is no journal to hold them; with a shared one, those of sessions that are
+    /// about to wake.
     pub(crate) memos: HashMap<JournalSessionKey, BTreeMap<FlowId, Bytes>>,
     /// Sessions whose record in the journal is outdated.
     pub(crate) stale: BTreeSet<JournalSessionKey>,
-    /// Awake sessions with flows to be kept, in both directions of the mapping.
+    /// Awake sessions with flows to be kept, by journal key; the field `keys` is the reverse
+    /// mapping.
     pub(crate) awake: HashMap<JournalSessionKey, SessionId>,
     pub(crate) keys: HashMap<SessionId, JournalSessionKey>,
     /// Flows of a restored session for which there is no memo.
@@ -52,16 +60,22 @@ pub(crate) struct HibernationState {
 pub(crate) enum DeferredChange {
     /// The session stays hibernated: nothing happened.
     Nothing,
-    /// The session was restored, under this number.
+    /// The session was restored, with this id.
     Woke(SessionId),
-    /// The session had expired; this was its memo.
+    /// The session expired. This is the flow's memo.
     Expired(Bytes),
 }
 
 impl HibernationState {
-    pub(crate) fn new(after: Option<Duration>, journal: Option<Arc<Journal>>) -> HibernationState {
+    pub(crate) fn new(
+        after: Option<Duration>,
+        journal: Option<Arc<dyn RecordStore>>,
+    ) -> HibernationState {
         HibernationState {
             hibernate_after: after.map(Span::from),
+            shared: (journal.clone())
+                .and_then(RecordStore::as_shared)
+                .map(SharedState::new),
             journal,
             ..HibernationState::default()
         }
@@ -82,10 +96,19 @@ impl HibernationState {
 
     /// When the next session may hibernate.
     pub(crate) fn next_timeout(&self) -> Time {
-        self.hibernate_at.first().map_or(Time::NEVER, |(at, _)| *at)
+        let next = self.hibernate_at.first().map_or(Time::NEVER, |(at, _)| *at);
+        match &self.shared {
+            Some(shared) => next.min(shared.next_timeout()),
+            None => next,
+        }
     }
 
-    /// Stages a note of the application.
+    /// Whether changes of this session are not written yet.
+    pub(crate) fn is_pending(&self, key: &JournalSessionKey) -> bool {
+        self.writing || self.batch.sessions.contains_key(key) || self.stale.contains(key)
+    }
+
+    /// Stages a note of the application, to be written.
     pub(crate) fn note(&mut self, name: Vec<u8>, value: Option<Bytes>) {
         if self.journal.is_some() {
             self.batch.notes.insert(name, value);
@@ -93,7 +116,7 @@ impl HibernationState {
         }
     }
 
-    /// Stores what the application needs to resume a flow; none removes it.
+    /// Stores what the application needs to resume a flow; `None` removes it.
     pub(crate) fn write_memo(
         &mut self,
         session: JournalSessionKey,
@@ -115,7 +138,7 @@ impl HibernationState {
         if let Some(memo) = self.batch.memos.get(&key) {
             return memo.clone();
         }
-        if let Some(journal) = &self.journal {
+        if let Some(journal) = self.journal.as_ref().and_then(|j| j.as_journal()) {
             return match journal.memo(key) {
                 Ok(memo) => memo.map(Bytes::from),
                 Err(error) => {
@@ -127,7 +150,7 @@ impl HibernationState {
         self.memos.get(&session)?.get(&flow).cloned()
     }
 
-    /// Takes the memo of a flow. Without a journal only the caller has it then.
+    /// Takes the memo of a flow. Without a journal only the caller has it afterwards.
     pub(crate) fn take_memo(&mut self, session: JournalSessionKey, flow: FlowId) -> Option<Bytes> {
         let memo = self.memo(session, flow);
         if let Some(memos) = self.memos.get_mut(&session) {
@@ -145,14 +168,14 @@ impl HibernationState {
             self.return_memo(JournalFlowKey { session, flow }, memo);
         }
         if self.journal.is_some() {
-            // The session's record stands: a flow without a memo is not loaded.
+            // The session's record stays, because a flow without a memo is not loaded.
             let key = JournalFlowKey { session, flow };
             self.batch.memos.insert(key, None);
             self.changed.notify_one();
         }
     }
 
-    /// Queues a memo for the application, once the handle from before the hibernation is dropped.
+    /// Queues a memo for the application, after the handle from before the hibernation was dropped.
     pub(crate) fn return_memo(&mut self, key: JournalFlowKey, memo: Bytes) {
         if let Some(next) = self.deferred.get_mut(&key) {
             *next = DeferredChange::Expired(memo);

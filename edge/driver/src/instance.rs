@@ -1,14 +1,15 @@
-//! A device's instance: its number, its epochs and its session's record, in a file that one process owns.
+//! A device's instance: its number, its epochs and the record of its session, in a file that one
+//! process owns.
 //!
 //! ```text
 //!  DIR/<number>.journal ── lock ──▶ epochs reserved in steps, before use
 //!        │                           record and flows, so that the next process claims them
-//!        └── no flow of it is wanted any more? the next process takes it over, and its first words
-//!            to the server are that those flows are over
+//!        └── no flow of it is wanted any more? the next process takes it over, and first informs
+//!            the server that those flows are over
 //! ```
 //!
-//! So a flow that was given up without a network is told of at the next one, by whatever process
-//! comes then.
+//! So the server learns of a flow that was given up without a network from the next process that
+//! has one.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -23,9 +24,10 @@ use tokio::task::JoinHandle;
 use crate::journal::{
     Journal, JournalBatch, JournalError, JournalFlowKey, JournalSessionKey, StoredRecord,
 };
-use crate::server::seed;
+use crate::secrets::seed;
 
-/// Epochs reserved at once: one sync for each thousand SYNs, which on a dead network take eight hours.
+/// The number of epochs reserved at once: one sync for each thousand SYNs, which take eight hours
+/// on a dead network.
 const EPOCH_STEP: u32 = 1024;
 /// The most existing instances that are tried before a new one is created.
 const LOOKED_AT_MAX: usize = 256;
@@ -37,12 +39,12 @@ pub const FORGOTTEN: u64 = 0xd102;
 const OWNERS: &[u8] = b"owners";
 const EPOCHS: &[u8] = b"epochs";
 
-/// A flow to claim: all bytes below `received` are safe here.
+/// A flow to claim. All bytes below `received` are stored by this device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InstanceClaim {
     /// The flow's id.
     pub flow: u64,
-    /// The offset from which the server sends on.
+    /// The offset from which the server is to continue sending.
     pub received: u64,
 }
 
@@ -68,12 +70,12 @@ impl Drop for InstanceUpkeep {
 }
 
 impl Instance {
-    /// Takes an instance in `dir` that nobody else has: number `first` if given and possible, else
-    /// one of which no flow is `wanted` any more (by its number, the flow's id and what was kept of
-    /// it), else a new one. Blocks.
+    /// Takes an instance in `dir` that no other process has: number `first` if given and possible,
+    /// else one whose flows are all not `wanted` any more (by its number, the flow's id and its
+    /// memo), else a new one. Blocks.
     ///
     /// # Errors
-    /// The disk. A damaged file is passed over.
+    /// The disk failed. A damaged file is skipped.
     pub fn take(
         dir: &Path,
         device: PublicKey,
@@ -96,7 +98,7 @@ impl Instance {
             };
             let ours = match journal.note(OWNERS).ok()? {
                 Some(theirs) => theirs == owners,
-                // Its maker was ended before it was anybody's.
+                // The process that created it ended before it recorded an owner.
                 None => own(&journal, &owners).is_ok(),
             };
             let key = JournalSessionKey {
@@ -138,7 +140,7 @@ impl Instance {
         self.key.instance
     }
 
-    /// The first epoch that no process has reserved, by an instance's journal.
+    /// The first epoch that no process has reserved, from an instance's journal.
     ///
     /// # Errors
     /// The journal cannot be read.
@@ -147,8 +149,7 @@ impl Instance {
         Ok(told.and_then(|b| Some(u32::from_be_bytes(b.try_into().ok()?))))
     }
 
-    // R-HS-2
-    /// Reserves epochs that no process has used, beginning at `from` or later.
+    /// R-HS-2: reserves epochs that no process has used, beginning at `from` or later.
     pub(crate) fn reserve(&self, from: u32) -> Result<std::ops::Range<u32>, JournalError> {
         let next = Instance::first_free_epoch(&self.journal)?;
         let start = next.unwrap_or(1).max(from);
@@ -174,7 +175,7 @@ impl Instance {
     }
 
     /// Writes the rest of the session to the journal: flows that are kept, and flows whose end the
-    /// server does not know.
+    /// server does not know yet.
     pub(crate) fn write(
         &self,
         record: Option<SessionRecord>,

@@ -1,13 +1,15 @@
-//! An instance for a process that keeps no record: taken for as long as it runs, then the next one's.
+//! A leased instance for a process that keeps no record. When the process ends, the next one leases
+//! the instance.
 //!
 //! ```text
 //!  DIR/cedos/instances/<device and server>.0 ── lock ── a process that runs
-//!                      <device and server>.1 ── free: its process ended, however that was
-//!                                                └── the next process calls under its number, and the
-//!                                                    server lets go of what that one left (R-RESUME-5)
+//!                      <device and server>.1 ── free: its process ended or was killed
+//!                                                └── the next process connects with its number, and the
+//!                                                    server drops the flows that were left open (R-RESUME-5)
 //! ```
 //!
-//! The folder goes with the machine's last run, and its numbers with it: a new file has a number that nobody had.
+//! The folder is deleted when the machine restarts, and its numbers with it: a new file gets a
+//! number that no process had.
 
 use std::env;
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
@@ -20,9 +22,9 @@ use std::path::{Path, PathBuf};
 
 use d2tp_session::PublicKey;
 
-use crate::server::seed;
+use crate::secrets::seed;
 
-/// Epochs for one process: SYNs for three months, at one in two seconds.
+/// The number of epochs for one process: SYNs for three months, one every two seconds.
 const EPOCHS_TAKEN: u32 = 1 << 22;
 /// The most processes of a device that use leased instances towards one server at once.
 const LEASES_MAX: u32 = 256;
@@ -38,8 +40,8 @@ pub struct InstanceLease {
 }
 
 impl InstanceLease {
-    /// Leases an instance number towards this server for this device; none if there is no folder for
-    /// leases. Then a killed process leaves its flows at the server until that gives them up.
+    /// Leases an instance for this device and server; `None` if there is no folder for leases.
+    /// Without a lease, flows of a killed process remain at the server until it gives them up.
     pub fn take(device: PublicKey, server: PublicKey) -> Option<InstanceLease> {
         let dir = folder(
             env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from),
@@ -51,12 +53,12 @@ impl InstanceLease {
             .ok()
     }
 
-    /// Takes an instance number as [`InstanceLease::take`] does, in this folder.
+    /// Leases an instance like [`InstanceLease::take`], in this folder.
     ///
     /// # Errors
-    /// It is not to be written to by this user alone, or the file system refuses.
+    /// The folder is writable for other users, or the file system failed.
     pub fn take_in(dir: &Path, device: PublicKey, server: PublicKey) -> io::Result<InstanceLease> {
-        // Others' programs pass it for what root has there for all.
+        // Programs of other users pass through it to the folder that root creates for all.
         make(dir, 0o711)?;
         let dir = dir.join("instances");
         make(&dir, 0o700)?;
@@ -86,7 +88,7 @@ impl InstanceLease {
         file.read_to_end(&mut bytes)?;
         let (number, start) = match read(&bytes) {
             Some((number, start)) if start <= u32::MAX - EPOCHS_TAKEN => (number, start),
-            // Nobody's yet, or used up, or no file of ours.
+            // A file that has no number yet, whose epochs are used up, or of another format.
             _ => (
                 u64::from_be_bytes(seed()[..8].try_into().expect("eight of 32 bytes")),
                 1,
@@ -113,7 +115,7 @@ impl InstanceLease {
 
 fn make(dir: &Path, mode: u32) -> io::Result<()> {
     match DirBuilder::new().mode(mode).create(dir) {
-        // Whatever the umask.
+        // Independent of the umask.
         Ok(()) => fs::set_permissions(dir, Permissions::from_mode(mode)),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
         Err(error) => Err(error),
@@ -132,7 +134,7 @@ fn read(bytes: &[u8]) -> Option<(u64, u32)> {
     Some((u64::from_be_bytes(*number), u32::from_be_bytes(start)))
 }
 
-/// The user's folder for files that last until the machine is switched off.
+/// The user's folder for files that are deleted when the machine is switched off.
 fn folder(runtime: Option<PathBuf>, root: bool) -> Option<PathBuf> {
     let runtime = runtime.filter(|path| path.is_absolute());
     let runtime = runtime.or_else(|| root.then(|| "/run".into()))?;
@@ -168,7 +170,7 @@ mod tests {
         let next = take(dir.path());
         assert_eq!((next.number, next.turn()), (number, 1));
         assert!(next.epochs.start >= end);
-        // Another device's, and another server's, are others.
+        // Another device, or another server, gets another instance.
         let other = InstanceLease::take_in(dir.path(), WHO.1, WHO.0).expect("one");
         assert!(![number, second.number].contains(&other.number));
     }

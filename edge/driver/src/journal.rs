@@ -1,18 +1,20 @@
-//! What must survive the process: sessions, their flows, and what the application notes, in one file.
+//! The journal: one file for all that must survive the process: sessions, their flows, and notes of
+//! the application.
 //!
 //! ```text
-//!  marks ──▶ Batch (the newest word on each key) ──▶ commit: one transaction, one sync ──▶ FILE
-//!                     ▲                                  │ any error: the file is not believed any more
-//!                     └────────── put back ◀─────────────┘ the next commit copies what is good to a new file
+//!  changes ─▶ JournalBatch (newest value of each key) ─▶ commit: one transaction, one sync ──▶ FILE
+//!                     ▲                                  │ any error: the file is not trusted any more
+//!                     └────────── put back ◀─────────────┘ the next commit copies the valid content to a new file
 //! ```
 //!
-//! `redb` keeps the file: copy-on-write pages, two commit slots, checksums over all pages, a lock.
-//! Each value carries a checksum of ours over table, key and value beside that, since the store
-//! checks its pages only when it repairs. A file that was damaged is refused when it is opened, with its
-//! name and what to do; what was committed is then either all there or nothing is served from it.
+//! `redb` stores the file: copy-on-write pages, two commit slots, checksums over all pages, a lock.
+//! Each value has an additional checksum over table, key and value, since the store verifies its
+//! pages only when it repairs. A damaged file is refused when it is opened, with an error that
+//! names it and says what to do, so either all committed data is used or none.
 //!
-//! After an I/O error nothing is assumed of the file, and its sync is never repeated: what can still
-//! be read of the last commit is copied to a new file, which is synced and takes the old one's name.
+//! After an I/O error nothing is assumed about the file, and its sync is never repeated. The last
+//! commit, as far as it can be read, is copied to a new file, which is synced and renamed to the
+//! old one.
 
 mod batch;
 mod error;
@@ -25,6 +27,7 @@ use std::ops::Bound;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
+use bytes::Bytes;
 use d2tp_session::FlowId;
 use parking_lot::Mutex;
 use redb::backends::FileBackend;
@@ -35,7 +38,7 @@ pub use error::JournalError;
 use format::{seal, unseal};
 use staged_file::StagedFile;
 
-/// Memory the store may use to cache pages, beside the system's page cache.
+/// The memory that the store may use to cache pages, beside the system's page cache.
 const CACHE_BYTES: usize = 4 << 20;
 
 type JournalTable = TableDefinition<'static, &'static [u8], &'static [u8]>;
@@ -52,14 +55,16 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// Opens a journal, or makes an empty one where there is none.
+    /// Opens a journal, or creates an empty one if there is none.
     ///
     /// # Errors
-    /// Another process has it, the disk refuses, or the file is damaged: then it is left as it is.
+    /// Another process has it open, the disk failed, or the file is damaged. A damaged file is not
+    /// changed.
     pub fn open(path: &Path) -> Result<Journal, JournalError> {
         let fault = |cause| JournalError::new(path, cause);
         if !path.exists() {
-            // Made under another name, so that a file of this name was whole once.
+            // It is created under another name, so that a file of this name was complete at some
+            // time.
             create(path, &BTreeMap::new()).map_err(fault)?;
         }
         let store = open_whole(path).map_err(fault)?;
@@ -74,10 +79,10 @@ impl Journal {
         &self.path
     }
 
-    /// Makes a batch permanent, all of it or nothing. Blocks until the disk has it.
+    /// Makes a batch permanent, completely or not at all. Blocks until it is on disk.
     ///
     /// # Errors
-    /// The disk refused. What was committed before stands; the batch may be given again.
+    /// The disk failed. Earlier commits remain valid, and the batch may be committed again.
     pub fn commit(&self, batch: &JournalBatch) -> Result<(), JournalError> {
         let mut store = self.store.lock();
         let committed = self
@@ -89,7 +94,7 @@ impl Journal {
         })
     }
 
-    /// The store; after a fault, a new one with the content of the old.
+    /// The store; after a fault, a new one with the content of the old one.
     fn usable_store<'a>(
         &self,
         store: &'a mut Option<Database>,
@@ -100,7 +105,8 @@ impl Journal {
                 let old = open_whole(&self.path)?;
                 let held = everything(&old)?;
                 create(&self.path, &held)?;
-                // Only now: until the new file has the name, nobody else may take the old one.
+                // Only now, because no other process may take the old file before the new one has
+                // its name.
                 drop(old);
                 Ok(store.insert(open_whole(&self.path)?))
             }
@@ -116,10 +122,10 @@ impl Journal {
         read.map_err(|cause| JournalError::new(&self.path, cause))
     }
 
-    /// Hands every session to `f`.
+    /// Passes every session to `f`.
     ///
     /// # Errors
-    /// The disk, or a record that is not what was written.
+    /// The disk failed, or a record is damaged.
     pub fn sessions(
         &self,
         mut f: impl FnMut(JournalSessionKey, StoredRecord),
@@ -134,10 +140,10 @@ impl Journal {
         })
     }
 
-    /// A session with the flows that have a note, if it is there.
+    /// A session with those of its flows that have a memo; `None` if it is not in the journal.
     ///
     /// # Errors
-    /// As for [`Journal::sessions`].
+    /// The same as those of [`Journal::sessions`].
     pub fn session(&self, key: JournalSessionKey) -> Result<Option<JournalSession>, JournalError> {
         self.read(|db| {
             let Some(value) = one(db, 0, &key.bytes())? else {
@@ -160,11 +166,11 @@ impl Journal {
         })
     }
 
-    /// The next sessions after `after`, or the first, at most `most`; with the notes of flows between
-    /// them whose session is not there.
+    /// The next sessions after `after`, or the first ones, at most `most`; with the memos of flows
+    /// between them that have no session.
     ///
     /// # Errors
-    /// As for [`Journal::sessions`].
+    /// The same as those of [`Journal::sessions`].
     pub fn page(
         &self,
         after: Option<JournalSessionKey>,
@@ -183,7 +189,8 @@ impl Journal {
                 Ok(part.sessions.len() < most)
             })?;
             part.is_last = part.sessions.len() < most;
-            // Both tables go up by session: one walk beside the other finds whose notes they are.
+            // Both tables are sorted by session, so they are walked in parallel to match memos with
+            // sessions.
             let from = after.map_or(Bound::Unbounded, |key| {
                 Bound::Excluded(JournalFlowKey::last_of(key))
             });
@@ -205,10 +212,10 @@ impl Journal {
         })
     }
 
-    /// Hands every flow's note to `f`, those of one session together.
+    /// Passes every flow's memo to `f`, those of one session in sequence.
     ///
     /// # Errors
-    /// As for [`Journal::sessions`].
+    /// The same as those of [`Journal::sessions`].
     pub fn memos(&self, mut f: impl FnMut(JournalFlowKey, &[u8])) -> Result<(), JournalError> {
         self.read(|db| {
             each(db, 1, |key, value| {
@@ -218,18 +225,18 @@ impl Journal {
         })
     }
 
-    /// The note of one flow.
+    /// The memo of one flow.
     ///
     /// # Errors
-    /// As for [`Journal::sessions`].
+    /// The same as those of [`Journal::sessions`].
     pub fn memo(&self, key: JournalFlowKey) -> Result<Option<Vec<u8>>, JournalError> {
         self.read(|db| one(db, 1, &key.bytes()))
     }
 
-    /// Hands every note of the application whose name begins with `prefix` to `f`.
+    /// Passes every note of the application whose name begins with `prefix` to `f`.
     ///
     /// # Errors
-    /// As for [`Journal::sessions`].
+    /// The same as those of [`Journal::sessions`].
     pub fn notes(
         &self,
         prefix: &[u8],
@@ -245,10 +252,37 @@ impl Journal {
         })
     }
 
+    /// Replaces a note if it still has the value `expected`; `None` stands for no note. Returns whether it did.
+    ///
+    /// # Errors
+    /// Those of [`Journal::note`] and [`Journal::commit`].
+    pub fn replace_note(
+        &self,
+        name: &[u8],
+        expected: Option<&[u8]>,
+        value: Option<&[u8]>,
+    ) -> Result<bool, JournalError> {
+        let mut store = self.store.lock();
+        let replaced = self.usable_store(&mut store).and_then(|db| {
+            if one(db, 2, name)?.as_deref() != expected {
+                return Ok(false);
+            }
+            let mut batch = JournalBatch::default();
+            let value = value.map(Bytes::copy_from_slice);
+            batch.notes.insert(name.to_vec(), value);
+            write(db, &batch)?;
+            Ok(true)
+        });
+        replaced.map_err(|cause| {
+            *store = None;
+            JournalError::new(&self.path, cause)
+        })
+    }
+
     /// One note of the application.
     ///
     /// # Errors
-    /// As for [`Journal::sessions`].
+    /// The same as those of [`Journal::sessions`].
     pub fn note(&self, name: &[u8]) -> Result<Option<Vec<u8>>, JournalError> {
         self.read(|db| one(db, 2, name))
     }
@@ -270,7 +304,7 @@ pub struct JournalSession {
 pub struct JournalPage {
     /// The sessions, in ascending order of their keys.
     pub sessions: Vec<JournalSession>,
-    /// Flows that have a note and no session.
+    /// Flows that have a memo but no session.
     pub orphan_memos: Vec<JournalFlowKey>,
     /// Whether this is the last page.
     pub is_last: bool,
@@ -286,7 +320,7 @@ fn stored(bytes: &[u8]) -> Result<StoredRecord, error::JournalErrorKind> {
 
 type JournalContents = BTreeMap<(usize, Vec<u8>), Vec<u8>>;
 
-/// Opens a file that was complete once, and verifies it.
+/// Opens a file that was complete at some time, and verifies it.
 fn open_whole(path: &Path) -> Result<Database, error::JournalErrorKind> {
     if fs::metadata(path)?.len() == 0 {
         return Err(error::JournalErrorKind::Damaged(
@@ -334,7 +368,7 @@ fn create(path: &Path, held: &JournalContents) -> Result<(), error::JournalError
 /// Creates a file under a temporary name, with this content.
 fn write_new(new: &Path, held: &JournalContents) -> Result<(), error::JournalErrorKind> {
     let file = StagedFile::new(FileBackend::new(private(new)?)?)?;
-    // There is nothing in it to be doubted.
+    // A new file needs no verification.
     file.apply_staged()?;
     let db = Database::builder()
         .set_cache_size(CACHE_BYTES)
@@ -348,7 +382,7 @@ fn write_new(new: &Path, held: &JournalContents) -> Result<(), error::JournalErr
         }
     }
     transaction.commit()?;
-    // Closing writes too, and says nothing if it cannot.
+    // Closing writes as well, and does not report errors.
     drop(db);
     Ok(file.failed()?)
 }
@@ -366,7 +400,8 @@ fn private(path: &Path) -> std::io::Result<File> {
 
 fn write(db: &Database, batch: &JournalBatch) -> Result<(), error::JournalErrorKind> {
     let mut transaction = db.begin_write()?;
-    // What was told to be safe is never given up for the commit before; see `cautious`.
+    // A commit that was confirmed must never be lost in favour of the one before; see
+    // `prefer_the_newer_slot`.
     transaction.set_two_phase_commit(true);
     for (number, (tag, table)) in TABLES.iter().enumerate() {
         let mut table = transaction.open_table(*table)?;

@@ -6,13 +6,14 @@
 //!  Source (a file, a cache) ──────┘   core + clock + timers └─
 //! ```
 //!
-//! A [`Device`] calls a server and moves between links; a [`Server`] accepts flows. Programs see
-//! [`FlowIo`]: a byte stream each way that outlives addresses. What they want sent from something
-//! re-readable they hand over as a [`SendSource`], so that a flow that sleeps for hours holds a cursor
-//! instead of a buffer.
+//! A [`Device`] connects to a server and moves between links; a [`Server`] accepts flows. Programs
+//! use [`FlowIo`]: a byte stream in each direction that survives address changes. Data that can be
+//! read again is sent from a [`SendSource`], so that a flow that hibernates for hours needs an
+//! offset instead of a buffer.
 //!
-//! Beside its session with a server, a device may have sessions with others by way of it: with origins
-//! and other devices ([`Peer`]), called by it or calling ([`PeerListener`]). They share sockets and core.
+//! Beside its session with a server, a device may have sessions that the server relays: with
+//! origins and other devices ([`Peer`]), which it calls or which call it ([`PeerListener`]). They
+//! share sockets and core.
 
 mod address;
 mod attach;
@@ -20,8 +21,12 @@ mod clock;
 mod datagram_inbox;
 mod datagrams;
 mod device;
+mod device_nodes;
+mod device_sender;
+mod device_stream;
 mod driver_core;
 mod engine;
+mod engine_counts;
 mod flow;
 mod flow_client;
 mod flow_io;
@@ -31,41 +36,66 @@ mod instance;
 mod instance_lease;
 mod journal;
 mod link_health;
+mod node_watch;
+mod open_stream;
 mod peer;
 mod peer_listener;
 mod provided_links;
 mod proxy_reset;
 mod qlog;
 mod qlog_events;
+mod record_store;
 mod refused_clients;
 mod relay_dispatch;
 mod relay_host;
+mod relay_meter;
 mod relay_state;
 mod resumed_device;
 mod scheduler_handle;
+mod secrets;
 mod server;
+mod server_admission;
+mod server_lookup;
+mod server_nodes;
+mod service_records;
+mod shared_records;
+mod shared_state;
 mod source;
+mod stream_acceptor;
+mod stream_queues;
 mod ticket_seed;
+mod version_probe;
 mod wake_detector;
+mod worker_links;
+mod workers;
 
-pub use address::{AddressError, ServerAddress};
+pub use address::{AddressError, NODES_MAX, NodeAddress, PORT_DEFAULT, ServerAddress, ServerNodes};
 pub use attach::{Attach, Attachment, KernelLinks};
 pub use clock::boot;
 pub use d2tp_sched::CarriedByLink;
 pub use d2tp_session::{
-    AckOffload, Admission, CONTEXTS, CONTEXTS_OF_COPIES, CipherSuite, CongestionKind,
-    DATAGRAMS_MAX, DatagramStats, DrwaLambda, EndpointConfig, FirstHopStatus, FlowEnd, LinkId,
-    MemoryAccount, MemoryCharge, MemoryPool, Mirroring, PathSchedulerKind, PathSelection,
-    PathState, PathStats, PathSwitchKind, PublicKey, ReasonCode, RelayId, RelayLimits,
-    RelayRefusal, SecretKey, SessionEnd, SessionEvent, TraceLevel,
+    AckOffload, Admission, BadCidShare, CONTEXTS, CONTEXTS_OF_COPIES, CidShare, CipherSuite,
+    CongestionKind, DATAGRAMS_MAX, DatagramStats, DrwaLambda, EndpointConfig, FirstHopStatus,
+    FlowEnd, LinkId, MemoryAccount, MemoryCharge, MemoryPool, Mirroring, PathSchedulerKind,
+    PathSelection, PathState, PathStats, PathSwitchKind, PublicKey, ReasonCode, RelayId,
+    RelayLimits, RelayRefusal, SecretKey, SessionEnd, SessionEvent, TraceLevel,
 };
+pub use d2tp_stream::{
+    HttpProxyError, IdentityError, STREAM_PORT_DEFAULT, StreamIdentity, TcpStreamAcceptor,
+    check_http_proxy, is_http_proxy_set, use_http_proxy,
+};
+pub use d2tp_wire::VERSION as PROTOCOL_VERSION;
 pub use datagram_inbox::{DATAGRAMS_UNREAD_MAX, Datagram};
 pub use datagrams::{Connection, ContextInbox, DatagramError};
-pub use device::{Device, DeviceOptions, LinkAnswers, LinkStatus, LinkUse};
+pub use device::{
+    Device, DeviceOptions, LinkAnswers, LinkStatus, LinkUse, StreamFailure, StreamStatus,
+};
+pub use device_nodes::{NodeStatus, describe_nodes};
 pub use driver_core::DriverError;
+pub use engine_counts::EngineCounts;
 pub use flow::{Flow, FlowSettings};
 pub use flow_client::{FlowClient, FlowClientReport};
-pub use flow_io::{FlowHibernated, FlowIo};
+pub use flow_io::{DatagramSender, FlowHibernated, FlowIo, FlowTakenOver};
 pub use hibernation_state::HibernatedReader;
 pub use instance::{FORGOTTEN, Instance, InstanceClaim};
 pub use instance_lease::InstanceLease;
@@ -78,9 +108,16 @@ pub use peer_listener::PeerListener;
 pub use provided_links::{ProvidedLink, ProvidedLinks};
 pub use proxy_reset::ResetCause;
 pub use qlog::{OpenQlogFile, QLOG_QUEUE_MAX, Qlog};
+pub use record_store::{
+    CommitReport, OwnershipClaim, RecordStore, SharedRecords, SharedSession, StoreFuture,
+};
 pub use relay_host::{DeviceRelays, IncomingCalls, RelayError, RelayHandle};
+pub use relay_meter::RelayMeter;
 pub use relay_state::CallEvent;
 pub use scheduler_handle::{SchedulerHandle, SpendHandle};
-pub use server::{HibernationOptions, Server, ServerOptions};
+pub use server::{HibernationOptions, Server, ServerOptions, SocketsAfter};
+pub use server_nodes::look_up_nodes;
+pub use service_records::{SVCB_SERVER_KEY, SVCB_STREAM_PORT};
 pub use source::{HostKey, SendSource};
 pub use ticket_seed::TICKET_SEED_NOTE;
+pub use version_probe::{VersionProbeAnswer, probe_version};

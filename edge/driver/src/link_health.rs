@@ -1,5 +1,5 @@
-//! Asks what `d2tp-device` wants to know of links beside their packets: whether a link's first hop answers, and
-//! what its radio counts.
+//! Carries out requests of `d2tp-device` about the health of links: whether a link's first hop
+//! answers, and the counters of its radio.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ pub(crate) fn watch_first_hops(body: Arc<DeviceInner>) -> JoinHandle<()> {
                 }
                 Ok((_, SessionEvent::PathSilent { .. })) | Err(RecvError::Lagged(_)) => {
                     body.input(|links, now, session| links.on_path_silent(now, session));
-                    // The verdict on the link is due at another time now.
+                    // The time at which the link counts as silent has changed.
                     body.shared.notify_activity();
                 }
                 Ok(_) => {}

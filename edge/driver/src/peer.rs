@@ -1,14 +1,14 @@
-//! Sessions beside the one with the server, by way of it: with another device, or with an origin that
-//! speaks D2TP.
+//! Sessions that the server relays, beside the one with the server: with another device, or with an
+//! origin that supports D2TP.
 //!
 //! ```text
 //!  Device::call(key)      RELAY key  ──▶ server ──▶ the device that listens     kept while called
 //!  Device::reach(address) RELAY host:port ──▶ server ──▶ origin                 and directly; the
-//!                                                                relay goes when a direct path works
+//!                                                                relay is closed when a direct path works
 //! ```
 //!
-//! The relay is a flow to the server that stays open: its answer names the relay, and lines follow that
-//! say where the server sees this device (`docs/proxy.md`).
+//! A relay is a flow to the server that stays open. Its answer names the relay, and lines follow
+//! with the addresses at which the server sees this device (`docs/proxy.md`).
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
@@ -28,12 +28,14 @@ use crate::driver_core::{DriverError, DriverShared, FlowEntry};
 use crate::flow::{Flow, FlowSettings};
 use crate::relay_dispatch::update_rendezvous;
 use crate::relay_state::{AbortOnDrop, PeerSession};
-use crate::server::{CLOSE_GRACE, seed};
+use crate::secrets::seed;
+use crate::server::CLOSE_GRACE;
+use crate::server_lookup::server_addresses;
 
 /// The most bytes of the head of a server's answer.
 const ANSWER_BYTES_MAX: usize = 16 * 1024;
 /// How long a direct path to an origin must work before the relay is released.
-const RELAY_KEPT: Duration = Duration::from_secs(10); // a guess: longer than a path that comes and goes
+const RELAY_KEPT: Duration = Duration::from_secs(10); // a guess: longer than an unstable path lasts
 /// The interval between attempts to get a relay again, at first and at most.
 const AGAIN_FIRST: Duration = Duration::from_millis(500);
 const AGAIN_MAX: Duration = Duration::from_secs(30);
@@ -52,7 +54,7 @@ pub enum CallError {
     /// The session with the server failed.
     #[error("cannot ask the proxy: {0}")]
     ServerUnavailable(#[from] std::io::Error),
-    /// Nothing may be opened.
+    /// The session could not be opened.
     #[error(transparent)]
     Driver(#[from] DriverError),
 }
@@ -69,7 +71,7 @@ pub(crate) struct ServerHandle {
 pub(crate) struct ServerRequest {
     flow: Flow,
     text: Vec<u8>,
-    /// The header of the answer.
+    /// The head of the answer.
     head: String,
 }
 
@@ -116,7 +118,7 @@ impl ServerHandle {
 }
 
 impl ServerRequest {
-    /// The relay that the answer grants.
+    /// The relay that the answer names.
     pub(crate) fn relay(&self) -> Option<RelayId> {
         let mut fields = self.head.split("\r\n").filter_map(|f| f.split_once(": "));
         fields
@@ -126,7 +128,7 @@ impl ServerRequest {
             .ok()
     }
 
-    /// The next line; none when the server ended the flow or sent something else.
+    /// The next line; `None` if the server ended the flow or sent something else.
     pub(crate) async fn line(&mut self) -> Option<String> {
         loop {
             if let Some(end) = self.text.iter().position(|b| *b == b'\n') {
@@ -157,7 +159,7 @@ pub(crate) fn handle_seen_line(shared: &Arc<DriverShared>, line: &str) {
     }
 }
 
-/// A session with another host, beside the one with the server. Closed when it is dropped.
+/// A session with another host, beside the one with the server. It is closed when this is dropped.
 pub struct Peer {
     shared: Arc<DriverShared>,
     session: SessionId,
@@ -168,11 +170,11 @@ pub struct Peer {
 }
 
 impl Device {
-    /// Calls a device that listens at this device's server. Its packets go by way of the server at once,
-    /// and directly as soon as the two find a way.
+    /// Calls a device that listens at this device's server. Packets are relayed by the server at
+    /// first, and sent directly as soon as there is a direct path.
     ///
     /// # Errors
-    /// The server refuses: nobody of that key listens to us, or it does not relay.
+    /// The server refuses: no device with that key listens to this one, or it does not relay.
     pub async fn call(&self, peer: PublicKey) -> Result<Peer, CallError> {
         let server = self.to_server();
         let request = format!("RELAY {peer} HTTP/1.1\r\nHost: {peer}\r\n\r\n");
@@ -182,19 +184,21 @@ impl Device {
         self.open_peer_session(peer, beside, true, request, Some(asked))
     }
 
-    /// Begins a session with an origin that speaks D2TP: by way of this device's server, and directly as
-    /// soon as that works, which may be at once.
+    /// Begins a session with an origin that supports D2TP: relayed by this device's server at
+    /// first, and directly as soon as that works, which may be at once.
     ///
     /// # Errors
     /// The origin's name has no address.
     pub async fn connect_origin(&self, origin: &ServerAddress) -> Result<Peer, CallError> {
         let host = &origin.host;
-        let found = tokio::net::lookup_host((host.as_str(), origin.port)).await;
+        let found = server_addresses(host, origin.port).await;
         let addresses: Vec<SocketAddr> = found
             .map_err(|cause| DriverError::Resolve {
                 host: host.clone(),
                 cause,
             })?
+            .found
+            .into_iter()
             .take(d2tp_session::ADDRESSES_MAX)
             .collect();
         let place = match host.contains(':') {
@@ -307,7 +311,7 @@ impl RelayKeepalive {
         }
     }
 
-    /// Sets the session's relay. False if the session is over.
+    /// Sets the session's relay. Returns false if the session is over.
     fn set(&self, relay: Option<RelayId>) -> bool {
         let Some(shared) = self.server.shared.upgrade() else {
             return false;
@@ -362,7 +366,7 @@ impl RelayKeepalive {
 }
 
 impl Peer {
-    /// Opens a flow. It may be written to at once.
+    /// Opens a flow. The caller may write to it at once.
     ///
     /// # Errors
     /// The session is over, or too many flows are open.
@@ -375,18 +379,18 @@ impl Peer {
         PublicKey(self.key)
     }
 
-    /// The session as a whole: its datagrams.
+    /// A handle on the session, which sends and receives datagrams.
     pub fn connection(&self) -> Connection {
         Connection::new(self.shared.clone(), self.session, PublicKey(self.key))
     }
 
-    /// What happens in the session, from now on.
+    /// The session's events from now on, each with its time.
     pub fn events(&self) -> broadcast::Receiver<(Time, d2tp_session::SessionEvent)> {
         self.events.subscribe()
     }
 
-    /// Statistics of the session's paths. Those whose address [`RelayId::of`] knows are relayed by the
-    /// server.
+    /// Statistics of the session's paths. Those with an address for which [`RelayId::of`] returns a
+    /// relay are relayed by the server.
     pub fn paths(&self) -> Vec<PathStats> {
         let inner = self.shared.inner.lock();
         let session = inner.core.session(self.session);

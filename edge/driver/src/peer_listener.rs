@@ -1,4 +1,4 @@
-//! A device that others may call by its key, through its server.
+//! A device that listens: others may call it by its key, through its server.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -16,18 +16,18 @@ use crate::relay_state::AbortOnDrop;
 const AGAIN_FIRST: Duration = Duration::from_millis(500);
 const AGAIN_MAX: Duration = Duration::from_secs(30);
 
-/// Incoming calls to a device, while this lives.
+/// The registration of a device for incoming calls. It ends when this is dropped.
 pub struct PeerListener {
     shared: Arc<DriverShared>,
     _renewal_task: AbortOnDrop,
 }
 
 impl Device {
-    /// From now on those whom `callers` admits may call this device by its public key, through its
-    /// server.
+    /// Registers this device as a listener: those that `callers` admits may call it by its public
+    /// key, through its server.
     ///
     /// # Errors
-    /// The server refuses, or cannot be asked.
+    /// The server refuses, or is not reachable.
     pub async fn listen(&self, callers: Admission) -> Result<PeerListener, CallError> {
         let server = self.to_server();
         let (shared, _, _) = self.parts();
@@ -52,7 +52,7 @@ impl Device {
                 server, request, asked,
             ))))),
             Err(error) => {
-                // As if it had never been begun.
+                // Undo the registration.
                 drop(listener(AbortOnDrop(tokio::spawn(async {}))));
                 Err(error)
             }
@@ -60,7 +60,7 @@ impl Device {
     }
 }
 
-/// Keeps the registration, through restarts of the server too.
+/// Keeps the registration, also when the server restarts.
 async fn keep(server: ServerHandle, request: String, asked: ServerRequest) {
     let mut asked = Some(asked);
     let mut wait = AGAIN_FIRST;
@@ -125,8 +125,8 @@ fn handle_line(
 }
 
 impl PeerListener {
-    /// The next flow that a caller opens: [`crate::FlowIo::peer`] is the caller. None when the device
-    /// is gone.
+    /// The next flow that a caller opens; [`crate::FlowIo::peer`] is the caller. `None` when the
+    /// device is dropped.
     pub async fn accept(&self) -> Option<Flow> {
         self.shared.accept().await
     }

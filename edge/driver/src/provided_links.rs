@@ -1,4 +1,4 @@
-//! Links that the program describes itself: for platforms whose links we cannot read, and for
+//! Links that the program describes itself: for platforms whose links cannot be read, and for
 //! networks that exist inside a program (tests, the demonstration).
 
 use std::collections::BTreeMap;
@@ -21,17 +21,18 @@ pub struct ProvidedLink {
     pub kind: LinkKind,
     /// The cost class of the link.
     pub class: CostClass,
-    /// Our address on the link.
+    /// This device's address on the link.
     pub local: IpAddr,
-    /// The server's address over this link, if it has another one here.
+    /// The server's address over this link, if it differs from that over others.
     pub remote: Option<SocketAddr>,
-    /// A socket to use instead of one bound to `local`: for example one that is excluded from a VPN, or
-    /// one made by a more privileged process. It is used again as long as the link is provided.
+    /// A socket to use instead of one bound to `local`: for example one that is excluded from a
+    /// VPN, or one created by a more privileged process. It is used as long as the link is
+    /// provided.
     pub socket: Option<UdpSocket>,
 }
 
 impl ProvidedLink {
-    /// A free link over the address `local`.
+    /// A free link with the address `local`.
     pub fn new(name: impl Into<String>, local: IpAddr) -> ProvidedLink {
         ProvidedLink {
             name: name.into(),
@@ -62,7 +63,7 @@ struct ProvidedSocket {
     socket: Option<UdpSocket>,
 }
 
-/// Links given by the program, in place of [`crate::KernelLinks`] and a link monitor.
+/// Links that the program provides, in place of [`crate::KernelLinks`] and a link monitor.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")] async fn main() -> anyhow::Result<()> {
@@ -70,7 +71,7 @@ struct ProvidedSocket {
 /// # let server = Server::bind(ServerOptions { listen: "127.0.0.1:0".parse()?,
 /// #     key: SecretKey::from_bytes([2; 32]), admission: Admission::Anybody, config: EndpointConfig::default() })?;
 /// # let options = DeviceOptions { key: SecretKey::from_bytes([1; 32]), config: EndpointConfig::default(),
-/// #     server: ServerAddress { host: "127.0.0.1".into(), port: server.local_addr().port(), key: server.public_key() } };
+/// #     server: ServerAddress { host: "127.0.0.1".into(), port: server.local_addr().port(), key: server.public_key(), stream: None, nodes: Default::default(), } };
 /// let links = ProvidedLinks::new();
 /// let mut device = Device::with_attach(options, links.clone()).await?;
 /// device.follow_links(links.subscribe(), |_| LinkUse::Free);
@@ -96,7 +97,7 @@ impl ProvidedLinks {
         })
     }
 
-    /// The links as they come and go, for [`crate::Device::follow_links`].
+    /// The current links and their changes, for [`crate::Device::follow_links`].
     pub fn subscribe(&self) -> watch::Receiver<Arc<Vec<Link>>> {
         self.publish.subscribe()
     }
@@ -108,7 +109,7 @@ impl ProvidedLinks {
         *index += 1;
         let link = Link {
             name: given.name.clone(),
-            // Another index is another attachment: sockets on the one before are dropped.
+            // Another index means another attachment: sockets of the previous one are dropped.
             index: *index,
             kind: given.kind,
             class: CostAssessment {
@@ -120,11 +121,11 @@ impl ProvidedLinks {
             mtu_bytes: 0,
             addresses: vec![given.local],
             routes: vec![DefaultRoute {
-                // Those given first are preferred.
+                // Links that were added first are preferred.
                 metric: *index,
                 ipv6: given.local.is_ipv6(),
                 gateway: None,
-                table: 254, // the main one
+                table: 254, // the main routing table
             }],
         };
         let (remote, socket) = (given.remote, given.socket);
@@ -137,8 +138,8 @@ impl ProvidedLinks {
         });
     }
 
-    /// Records that a link lost its carrier, or has it again. For a short time it remains the same
-    /// link.
+    /// Records that a link lost its carrier, or has it again. For a short time it counts as the
+    /// same attachment.
     pub fn set_carrier(&self, name: &str, carrier: bool) {
         self.publish.send_modify(|links| {
             let mut now: Vec<Link> = links.to_vec();
@@ -159,6 +160,27 @@ impl ProvidedLinks {
 }
 
 impl Attach for ProvidedLinks {
+    fn probe_addresses(&self, link: &Link, servers: &[SocketAddr]) -> Vec<SocketAddr> {
+        let held = self.sockets.lock();
+        // A link with a socket or an address of its own is the program's affair.
+        let is_plain = |s: &ProvidedSocket| s.socket.is_none() && s.remote.is_none();
+        let local = link.addresses.first().copied();
+        let local = local.filter(|_| held.0.get(&link.name).is_some_and(is_plain));
+        let of_family = |server: &SocketAddr| Some(server.is_ipv6()) == local.map(|l| l.is_ipv6());
+        servers
+            .iter()
+            .copied()
+            .find(of_family)
+            .into_iter()
+            .collect()
+    }
+
+    fn probe_socket(&self, link: &Link, _to: SocketAddr) -> std::io::Result<UdpSocket> {
+        let local = link.addresses.first().copied();
+        let local = local.ok_or(std::io::ErrorKind::AddrNotAvailable)?;
+        UdpSocket::bind(SocketAddr::new(local, 0))
+    }
+
     fn attach(&self, link: &Link, servers: &[SocketAddr]) -> Result<Vec<Attachment>, BindError> {
         let held = self.sockets.lock();
         let Some(mine) = held.0.get(&link.name) else {

@@ -1,20 +1,20 @@
-//! The codes that D2Prox resets a flow with once an answer has begun and cannot be finished.
+//! The codes with which D2Prox resets a flow when it cannot finish a response that it has begun.
 //!
-//! After the head has gone out there is no status left to change, so the cause travels as the
-//! reset code; the device turns it into words. A reset is never mistaken for the end of the body.
+//! After the head of the response was sent, the status cannot change, so the reset code carries the
+//! cause; the device shows it as text. A reset is never mistaken for the end of the body.
 
 /// Why the proxy reset a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
 pub enum ResetCause {
-    /// The origin stopped in the middle and has no strong validator, so the transfer cannot be resumed.
-    /// A new request starts over.
+    /// The origin stopped in the middle and gave no strong validator, so the transfer cannot be
+    /// resumed. A new request starts over.
     OriginGone = 0xd201,
     /// The origin now serves other content under this URL. A new request starts over.
     OriginChanged = 0xd202,
     /// The origin stopped in the middle and did not return in time. A new request may help.
     OriginTimeout = 0xd203,
-    /// The object exceeds the proxy's store for this client, or in all.
+    /// The object exceeds the proxy's storage for this client, or for all clients.
     StoreFull = 0xd204,
     /// The proxy's own disk failed.
     StoreFailed = 0xd205,
@@ -24,13 +24,16 @@ pub enum ResetCause {
     Stopping = 0xd207,
     /// The origin end of a CONNECT tunnel was reset.
     TunnelReset = 0xd208,
-    /// A CONNECT tunnel was silent for too long.
+    /// A CONNECT tunnel carried no data for too long.
     TunnelIdle = 0xd209,
+    /// The client has transferred as much as it may in this month. A new request is refused with the time at which it
+    /// may go on.
+    MonthUsedUp = 0xd20a,
 }
 
 impl ResetCause {
-    /// Every cause, for tables and for turning codes into words.
-    pub const ALL: [ResetCause; 9] = [
+    /// Every cause, for tables and for converting codes to text.
+    pub const ALL: [ResetCause; 10] = [
         ResetCause::OriginGone,
         ResetCause::OriginChanged,
         ResetCause::OriginTimeout,
@@ -40,14 +43,15 @@ impl ResetCause {
         ResetCause::Stopping,
         ResetCause::TunnelReset,
         ResetCause::TunnelIdle,
+        ResetCause::MonthUsedUp,
     ];
 
-    /// The code on the wire.
+    /// The reset code on the wire.
     pub fn code(self) -> u64 {
         self as u64
     }
 
-    /// The cause behind a code, if it is one of the proxy's.
+    /// The cause that a code stands for, if it is one of the proxy's codes.
     ///
     /// ```
     /// use d2tp_driver::ResetCause;
@@ -57,7 +61,7 @@ impl ResetCause {
         Self::ALL.into_iter().find(|cause| cause.code() == code)
     }
 
-    /// One word for logs and metrics.
+    /// The name of the cause in logs and metrics.
     pub fn as_str(self) -> &'static str {
         match self {
             ResetCause::OriginGone => "origin_gone",
@@ -69,6 +73,7 @@ impl ResetCause {
             ResetCause::Stopping => "stopping",
             ResetCause::TunnelReset => "tunnel_reset",
             ResetCause::TunnelIdle => "tunnel_idle",
+            ResetCause::MonthUsedUp => "month_used_up",
         }
     }
 }
@@ -91,6 +96,10 @@ impl std::fmt::Display for ResetCause {
             ResetCause::Stopping => "the proxy is stopping; request it again with Range to resume",
             ResetCause::TunnelReset => "the server reset the connection",
             ResetCause::TunnelIdle => "the tunnel was silent for too long",
+            ResetCause::MonthUsedUp => {
+                "this device has transferred as much as it may through this proxy in a month; request it again to \
+                 hear until when"
+            }
         })
     }
 }

@@ -1,12 +1,12 @@
-//! qlog: what sessions do, one file each, for people and tools (draft-ietf-quic-qlog-main-schema).
+//! qlog: logs of sessions, one file each, for people and tools (draft-ietf-quic-qlog-main-schema).
 //!
 //! ```text
-//!  core: TraceRecord ─▶ engine: Feed ─▶ bounded queue ─▶ writer thread ─▶ DIR/TIME-ID.sqlog
+//!  core: TraceRecord ─▶ engine: QlogFeed ─▶ bounded queue ─▶ writer thread ─▶ DIR/TIME-ID.sqlog
 //!                                 └ full: counted, and the count is written when there is room
 //! ```
 //!
-//! Words are made of records on the writer's thread. A disk that is full or a folder that went
-//! away costs the log and one warning, never the transfer. `docs/qlog.md` lists the events.
+//! The writer's thread formats the records. A full disk or a missing folder stops the log with one
+//! warning, and never affects the transfer. `docs/qlog.md` lists the events.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, BufWriter, Write};
@@ -21,11 +21,11 @@ use serde_json::{Value, json};
 
 use crate::qlog_events::qlog_event;
 
-/// Records of all sessions that wait to be written; newer ones are dropped and counted.
+/// The most records of all sessions that wait to be written. Newer ones are dropped and counted.
 pub const QLOG_QUEUE_MAX: usize = 16_384;
 /// How long a line may wait in memory.
 const FLUSH_EVERY: Duration = Duration::from_millis(500);
-/// How long a program waits at its end for the log to be written.
+/// How long a program waits for the log to be written when it ends.
 const FINISH_MAX: Duration = Duration::from_secs(2);
 
 /// Opens the writer of one session's log, given the file name it would have.
@@ -88,10 +88,10 @@ enum QlogMessage {
 }
 
 impl Qlog {
-    /// Logs into files of a folder, which is made if it is not there.
+    /// Logs into files of a folder, which is created if it does not exist.
     ///
     /// # Errors
-    /// The folder cannot be made, or no thread be started.
+    /// The folder cannot be created, or no thread can be started.
     pub fn in_folder(folder: &Path, level: TraceLevel) -> io::Result<Arc<Qlog>> {
         std::fs::create_dir_all(folder)?;
         let folder: PathBuf = folder.to_owned();
@@ -118,7 +118,7 @@ impl Qlog {
         }))
     }
 
-    /// Waits a short time until everything so far is written.
+    /// Waits for a short time until everything logged so far is written.
     pub fn finish(&self) {
         let (done, wait) = sync_channel(1);
         if self.queue.send(QlogMessage::Finish { done }).is_ok() {
@@ -158,7 +158,7 @@ impl QlogFeed {
     pub(crate) fn begin(&mut self, id: SessionId, role: Role, peer: String) {
         if !self.begun.contains(&id) {
             let key = (self.number, id);
-            // Without its first line a file is not one: try again at the next record.
+            // Without its first line a file is not valid: try again at the next record.
             if self.put(QlogMessage::Begin { key, role, peer }) {
                 self.begun.insert(id);
             }
@@ -255,7 +255,7 @@ impl QlogWriter {
             let message = if unwritten {
                 messages.recv_timeout(FLUSH_EVERY)
             } else {
-                // Nothing to write: nothing to wake for.
+                // Nothing is waiting to be written, so no timeout is needed.
                 messages.recv().map_err(|_| RecvTimeoutError::Disconnected)
             };
             match message {
@@ -307,7 +307,7 @@ impl QlogWriter {
     fn begin(&mut self, key: QlogSessionKey, role: Role, peer: &str) {
         let wall = jiff::Timestamp::now();
         let mut id = [0; 4];
-        // A name that is taken is refused by the file system: chance need not be good.
+        // The file system refuses a name that exists, so the randomness need not be strong.
         let _ = aws_lc_rs::rand::fill(&mut id);
         let name = format!(
             "{}-{:08x}.sqlog",
@@ -390,7 +390,7 @@ impl QlogWriter {
     /// Stops writing to a file that cannot be written.
     fn give_up(&mut self, key: QlogSessionKey, error: &io::Error) {
         if let Some(log) = self.logs.remove(&key) {
-            // Without its buffer: writing that is what failed.
+            // The buffer is discarded, because writing it is what failed.
             drop(log.out.into_parts());
         }
         self.warn(error);

@@ -1,4 +1,4 @@
-//! The words of qlog for what a session tells: one name and one object for each record.
+//! The qlog events of trace records: one name and one object for each record.
 
 use d2tp_session::{
     FlowEnd, FlowId, LinkId, PathStatus, PathSwitchKind, ReasonCode, SessionEnd, SessionEvent,
@@ -246,7 +246,7 @@ fn sender(sent: bool) -> &'static str {
     if sent { "local" } else { "remote" }
 }
 
-/// A flow id as text: its 57 bits do not fit in a number of JavaScript.
+/// A flow id as text, because its 57 bits do not fit into a number of JavaScript.
 fn id(flow: FlowId) -> String {
     format!("{:x}", flow.0)
 }

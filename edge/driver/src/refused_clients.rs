@@ -1,18 +1,18 @@
-//! The log of clients that a server refuses: an operator must learn which key to add, and nobody who
-//! makes up keys may fill a disk.
+//! The log of clients that a server refuses. Operators must learn which key to add, but clients
+//! with invented keys must not fill a disk.
 
 use std::net::SocketAddr;
 
 use d2tp_session::{PublicKey, Span, Time};
 
-/// The shortest time between two lines of the log.
-const LOG_EVERY: Span = Span::from_secs(10); // a guess: a person tries again sooner, and need not be told
+/// The shortest time between two log entries.
+const LOG_EVERY: Span = Span::from_secs(10); // a guess: people try again sooner, and need no second entry
 
-/// Logs refused clients, one in [`LOG_EVERY`].
+/// Logs refused clients, at most one in [`LOG_EVERY`].
 #[derive(Default)]
 pub(crate) struct RefusedClientLog {
     logged_at: Option<Time>,
-    /// Refusals since then that were not logged.
+    /// Refusals since the last entry that were not logged.
     unlogged: u64,
 }
 
@@ -23,12 +23,12 @@ impl RefusedClientLog {
             tracing::warn!(
                 %from,
                 unlogged,
-                "refused a client that is not admitted; to let it in: --allow-client {client}"
+                "refused a client that is not admitted; to let it in: `cedos prox invite`, or --allow-client {client}"
             );
         }
     }
 
-    /// Whether this refusal is logged; how many before it were not.
+    /// Whether this refusal is logged; if so, how many before it were not.
     fn unlogged_before(&mut self, now: Time) -> Option<u64> {
         let is_due = self.logged_at.is_none_or(|at| now.since(at) >= LOG_EVERY);
         if !is_due {

@@ -1,15 +1,15 @@
-//! Datagrams of the sockets that are not the core's: relayed packets, at either end of a relay, and
+//! Received datagrams that are not for the core: relayed packets, at either end of a relay, and
 //! punches.
 //!
 //! ```text
-//!  socket ─▶ take_in ─┬─ id of a relay of ours ──▶ hosting: on to a device or an address
-//!                     ├─ id of a relay we use ───▶ core, as from the address that stands for it
-//!                     ├─ id of a punch ──────────▶ the rendezvous it is for
-//!                     └─ all else ───────────────▶ core
+//!  socket ─▶ receive_run ─┬─ id of our own relay ──▶ forwarded to a device or an address
+//!                     ├─ id of a relay we use ─▶ core, as from the address that stands for it
+//!                     ├─ id of a punch ────────▶ the rendezvous with that id
+//!                     └─ all others ───────────▶ core
 //! ```
 //!
-//! A device's sessions with others, beside the one with its server, live in the same core and leave by
-//! the same sockets: so a relay knows them by the address, and a NAT's hole is where it was seen.
+//! All sessions of a device use the same core and the same sockets. So a relay recognizes them by
+//! the address, and the NAT binding that the relay sees is valid for direct paths.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Weak};
@@ -21,13 +21,14 @@ use d2tp_session::{
 };
 
 use crate::clock;
+use crate::device_sender::put_to_device;
 use crate::driver_core::{DriverCore, DriverShared, FlowEntry};
 use crate::flow::Flow;
 use crate::relay_host;
 use crate::relay_state::{AbortOnDrop, PeerSession, put};
 
-/// Whether an error of a send to this address concerns the link: an address that is only tried may have
-/// no route.
+/// Whether an error of a send to this address concerns the link. An address that is only tried may
+/// have no route.
 pub(crate) fn is_link_fault(inner: &DriverCore, transmit: &Transmit) -> bool {
     let relaying = &inner.relays;
     let Some(main) = relaying
@@ -41,7 +42,7 @@ pub(crate) fn is_link_fault(inner: &DriverCore, transmit: &Transmit) -> bool {
     paths.any(|p| p.addresses.remote == transmit.remote)
 }
 
-/// Handles datagrams of one sender that lie back to back.
+/// Handles datagrams of one sender that follow each other in a buffer.
 pub(crate) fn receive_run(
     inner: &mut DriverCore,
     now: Time,
@@ -105,7 +106,7 @@ fn take_group(
             }
         }
         Some(InterceptedDatagram::Relayed(stands)) => {
-            // The packets within, back to back again: the core takes them as one run.
+            // The inner packets are moved together, so that the core handles them as one run.
             let mut end = 0;
             let mut at = 0;
             while at + RELAY_HEADER_BYTES < group.len() {
@@ -120,8 +121,8 @@ fn take_group(
     }
 }
 
-/// Sends a batch of the core's to the address that stands for a relay. What the socket has no room for
-/// is dropped, as on any path.
+/// Sends a batch of the core to the address that stands for a relay. Datagrams for which the socket
+/// has no room are dropped, as on any path.
 pub(crate) fn send(
     inner: &mut DriverCore,
     now: Time,
@@ -140,8 +141,13 @@ pub(crate) fn send(
         wrap_relayed(relay, packet, &mut wrapped);
     }
     let stride = transmit.segment + RELAY_HEADER_BYTES;
-    if let Some(socket) = inner.sockets.get(&route.link)
-        && let Err(error) = put(&socket.io, &route, &wrapped, stride)
+    let DriverCore {
+        core,
+        sockets,
+        streams,
+        ..
+    } = inner;
+    if let Err(error) = put_to_device(core, sockets, streams, &route, &wrapped, stride)
         && d2tp_udp::is_too_big(&error)
     {
         inner.core.on_too_big(now, transmit.link, transmit.segment);
@@ -210,8 +216,8 @@ pub(crate) fn update_rendezvous(inner: &mut DriverCore, now: Time) -> bool {
         .iter()
         .filter_map(|p| inner.relays.observed_addresses.get(&p.id));
     let mut addresses: Vec<SocketAddr> = seen.copied().collect();
-    // Before the relay has said where it sees us, our own addresses are half an answer: a peer that heard
-    // them would hear the rest later than it could.
+    // Before the relay has reported the address that it sees, this device's own addresses are only
+    // half of the answer, and would delay the rest.
     let is_seen = !addresses.is_empty();
     let mut links: Vec<(LinkId, bool)> = Vec::new();
     for path in &paths {
@@ -245,7 +251,7 @@ pub(crate) fn update_rendezvous(inner: &mut DriverCore, now: Time) -> bool {
                     remote: to,
                 };
                 let bytes = punch_packet(punch);
-                // One that does not leave is one that is lost.
+                // A punch that cannot be sent counts as lost.
                 let _ = put(&socket.io, &to, &bytes, bytes.len());
             }
         }
@@ -268,7 +274,7 @@ fn punch_packet(id: [u8; 8]) -> Vec<u8> {
 }
 
 impl PeerSession {
-    /// Adds the flow for the rendezvous' lines.
+    /// Adds the flow for the lines of the rendezvous.
     pub(crate) fn with_lines(mut self, shared: &Arc<DriverShared>, flow: Flow) -> PeerSession {
         self.lines = Some(flow.flow_id());
         let shared = Arc::downgrade(shared);

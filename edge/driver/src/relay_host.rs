@@ -1,11 +1,12 @@
-//! What a server relays for its devices: sockets to addresses outside, calls to devices that listen.
+//! Relays that a server provides to its devices: to external addresses, and to devices that listen.
 //!
 //! ```text
-//!  Hosting::reach(address) ─▶ Relay: a UDP socket of its own, so answers are known by their port
-//!  Hosting::call(key)      ─▶ Relay, and the listener hears of it by Listening::next
+//!  relay_to_address(address) ─▶ RelayHandle: its own UDP socket, so answers are recognized by their port
+//!  relay_to_device(key)      ─▶ RelayHandle, and the listener is informed by IncomingCalls::next
 //! ```
 //!
-//! Nothing is queued: what a socket does not take now is dropped, and the ends notice as on any way.
+//! Nothing is queued: datagrams that a socket does not accept now are dropped, and the ends detect
+//! that as on any path.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -14,19 +15,23 @@ use std::sync::{Arc, Weak};
 
 use d2tp_session::{
     Addresses, Admission, ForwardTarget, LinkId, PublicKey, RELAY_HEADER_BYTES, RelayId,
-    RelayRefusal, SessionId, unwrap_relayed, wrap_relayed,
+    RelayRefusal, SessionId, StreamPathId, unwrap_relayed, wrap_relayed,
 };
-use d2tp_udp::{BindOptions, LinkSocket, RecvBatch};
+use d2tp_udp::{BindOptions, LinkSocket, RECV_BUFFER_BYTES, RecvBatch};
 use tokio::sync::{mpsc, watch};
 
+use crate::device_sender::put_to_device;
 use crate::driver_core::{DriverCore, DriverShared};
-use crate::relay_state::{AbortOnDrop, CallEvent, ExternalRelay, RelayHost, put};
+use crate::relay_state::{AbortOnDrop, CALL_EVENTS_MAX, CallEvent, ExternalRelay, RelayHost, put};
 use crate::source::HostKey;
 
 /// Kernel buffer size in each direction of a relay's socket: enough for a burst, not for a queue.
 const SOCKET_BYTES: usize = 256 * 1024; // a guess
-/// Runs of datagrams read from a relay's socket at once.
+/// The number of runs of datagrams read from a relay's socket at once.
 const RUNS: usize = 4;
+
+/// The memory charged for a relay to an external address: what is read from its socket at once.
+const RELAY_BYTES: u64 = (RUNS * RECV_BUFFER_BYTES) as u64;
 
 /// Why a relay was not opened.
 #[derive(Debug, thiserror::Error)]
@@ -57,7 +62,7 @@ impl DeviceRelays {
         })
     }
 
-    /// Calls a function with the relays; none if the server has stopped.
+    /// Calls a function with the relays; `None` if the server has stopped.
     fn with<R>(
         &self,
         f: impl FnOnce(&mut RelayHost, &d2tp_session::Endpoint) -> Result<R, RelayRefusal>,
@@ -72,17 +77,25 @@ impl DeviceRelays {
         f(hosted, core)
     }
 
-    /// A relay to an address outside, which the caller has judged. Must be called on a runtime.
+    /// Opens a relay to an external address that the caller has checked. Must be called on a tokio
+    /// runtime.
     ///
     /// # Errors
-    /// There are too many, or no socket can be had.
+    /// There are too many relays, or no socket can be opened.
     pub fn relay_to_address(&self, to: SocketAddr) -> Result<RelayHandle, RelayError> {
         let local = if to.is_ipv6() {
             SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0))
         } else {
             SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0))
         };
-        let id = self.with(|hosted, core| hosted.relays.open(core, self.session))?;
+        let (id, memory) = self.with(|hosted, core| {
+            let client = core.session(self.session).ok_or(RelayRefusal::NoSession)?;
+            let mut memory = core.memory().account(client.peer()).charge();
+            if !memory.try_resize(RELAY_BYTES) {
+                return Err(RelayRefusal::NoMemory);
+            }
+            Ok((hosted.relays.open(core, self.session)?, memory))
+        })?;
         let relay = self.handle(id);
         let io = Arc::new(LinkSocket::bind(&BindOptions {
             send_buffer_bytes: SOCKET_BYTES,
@@ -94,6 +107,7 @@ impl DeviceRelays {
             io,
             to,
             _return_task: AbortOnDrop(tokio::spawn(bringing)),
+            _memory: memory,
         };
         self.with(|hosted, _| {
             hosted.external.insert(id, outside);
@@ -102,17 +116,20 @@ impl DeviceRelays {
         Ok(relay)
     }
 
-    /// A relay to a device that listens here.
+    /// Opens a relay to a device that listens here.
     ///
     /// # Errors
-    /// Nobody of that key does, or there are too many.
+    /// No device with that key listens, or there are too many relays.
     pub fn relay_to_device(&self, to: HostKey) -> Result<RelayHandle, RelayError> {
         let own = self.with(|hosted, core| {
             let (own, theirs, listener) = hosted.relays.call(core, self.session, PublicKey(to))?;
             let caller = core.session(self.session).map(|s| s.peer().0);
-            let told = caller.zip(hosted.listeners.get(&listener));
+            let open_calls = hosted.relays.calls(listener);
+            // The end of each open call, this one among them, has room behind this event.
+            let has_room = |tell: &&mpsc::Sender<_>| tell.capacity() > open_calls;
+            let told = caller.zip(hosted.listeners.get(&listener).filter(has_room));
             let news = |caller| CallEvent::Call(theirs, caller);
-            if told.is_none_or(|(caller, tell)| tell.send(news(caller)).is_err()) {
+            if told.is_none_or(|(caller, tell)| tell.try_send(news(caller)).is_err()) {
                 hosted.relays.close(own);
                 return Err(RelayRefusal::NobodyListens);
             }
@@ -121,12 +138,12 @@ impl DeviceRelays {
         Ok(self.handle(own))
     }
 
-    /// Lets other devices call this one, for as long as the returned value lives.
+    /// Lets other devices call this one, as long as the returned value exists.
     ///
     /// # Errors
     /// The session is over.
     pub fn listen(&self, callers: Admission) -> Result<IncomingCalls, RelayError> {
-        let (tell, calls) = mpsc::unbounded_channel();
+        let (tell, calls) = mpsc::channel(CALL_EVENTS_MAX);
         self.with(|hosted, core| {
             hosted.relays.listen(core, self.session, callers)?;
             hosted.listeners.insert(self.session, tell);
@@ -151,6 +168,8 @@ impl DeviceRelays {
         let inner = self.shared.inner.lock();
         let stats = inner.core.session(self.session).map(|s| s.path_stats());
         let paths = stats.into_iter().flatten();
+        // Nobody else reaches the device through its stream.
+        let paths = paths.filter(|p| StreamPathId::of(&p.addresses.remote).is_none());
         paths.map(|p| (p.id.0, p.addresses.remote)).collect()
     }
 
@@ -163,7 +182,7 @@ impl DeviceRelays {
     }
 }
 
-/// An open relay, which is closed when this is dropped.
+/// An open relay. It is closed when this is dropped.
 pub struct RelayHandle {
     shared: Weak<DriverShared>,
     id: RelayId,
@@ -187,7 +206,8 @@ impl Drop for RelayHandle {
             if let Some((other, listener)) = hosted.relays.close(self.id)
                 && let Some(tell) = hosted.listeners.get(&listener)
             {
-                let _ = tell.send(CallEvent::HungUp(other));
+                // It has room, or the listener has just gone.
+                let _ = tell.try_send(CallEvent::HungUp(other));
             }
         }
     }
@@ -197,11 +217,11 @@ impl Drop for RelayHandle {
 pub struct IncomingCalls {
     shared: Weak<DriverShared>,
     session: SessionId,
-    calls: mpsc::UnboundedReceiver<CallEvent>,
+    calls: mpsc::Receiver<CallEvent>,
 }
 
 impl IncomingCalls {
-    /// The next event. None when the same session registers anew. May be dropped and called again
+    /// The next event; `None` if the same session registers again. The future may be dropped
     /// without losing an event.
     pub async fn next(&mut self) -> Option<CallEvent> {
         self.calls.recv().await
@@ -214,6 +234,10 @@ impl Drop for IncomingCalls {
             return;
         };
         let mut inner = shared.inner.lock();
+        if self.calls.is_closed() {
+            // The session has registered again.
+            return;
+        }
         if let Some(hosted) = &mut inner.relays.host {
             hosted.relays.stop_listening(self.session);
             hosted.listeners.remove(&self.session);
@@ -233,19 +257,22 @@ pub(crate) fn forward(
         core,
         relays: relaying,
         sockets,
+        streams,
         ..
     } = inner;
     let Some(hosted) = &mut relaying.host else {
         return;
     };
     let mut bytes = Vec::with_capacity(group.len());
-    // One relay leads to one place.
+    // All packets of a relay have one destination.
     let mut to = None;
     for datagram in group.chunks_mut(stride) {
         let Some(packet) = unwrap_relayed(datagram) else {
             continue;
         };
         let onward = hosted.relays.forward_from_device(core, id, from, packet);
+        // R-RELAY-7
+        let onward = onward.filter(|_| hosted.admits(core, id, true, packet.len()));
         match onward {
             Some(ForwardTarget::Outside(_)) => bytes.extend_from_slice(packet),
             Some(ForwardTarget::Device(id, _)) => wrap_relayed(id, packet, &mut bytes),
@@ -265,18 +292,18 @@ pub(crate) fn forward(
             };
             put(&out.io, &to, &bytes, stride - RELAY_HEADER_BYTES)
         }),
-        Some(ForwardTarget::Device(_, at)) => sockets
-            .get(&at.link)
-            .map(|socket| put(&socket.io, &at, &bytes, stride)),
+        Some(ForwardTarget::Device(_, at)) => {
+            Some(put_to_device(core, sockets, streams, &at, &bytes, stride))
+        }
         None => None,
     };
     if let Some(Err(error)) = sent {
-        // R-RELAY-2: lost, as on any way.
+        // R-RELAY-2: the packet is lost, as on any path.
         tracing::trace!(%error, "a relay drops");
     }
 }
 
-/// Forwards datagrams from outside to the device.
+/// Forwards datagrams from an external address to the device.
 async fn return_replies(
     shared: Weak<DriverShared>,
     io: Arc<LinkSocket>,
@@ -286,7 +313,7 @@ async fn return_replies(
     let mut batch = RecvBatch::with_capacity(RUNS);
     loop {
         if let Err(error) = io.recv(&mut batch).await {
-            // Of a socket that is not connected they are about nobody in particular.
+            // The errors of an unconnected socket do not name a destination.
             if !is_transient(&error) {
                 tracing::debug!(%error, "a relay's socket failed");
                 return;
@@ -301,6 +328,7 @@ async fn return_replies(
             core,
             relays: relaying,
             sockets,
+            streams,
             ..
         } = &mut *inner;
         let Some(hosted) = &mut relaying.host else {
@@ -314,13 +342,15 @@ async fn return_replies(
                 let Some(at) = hosted.relays.forward_to_device(core, id, packet) else {
                     continue;
                 };
+                if !hosted.admits(core, id, false, packet.len()) {
+                    continue; // R-RELAY-7
+                }
                 wrap_relayed(id, packet, &mut bytes);
                 to = Some(at);
             }
-            if let Some(at) = to
-                && let Some(socket) = sockets.get(&at.link)
-                && let Err(error) = put(&socket.io, &at, &bytes, stride + RELAY_HEADER_BYTES)
-            {
+            let Some(at) = to else { continue };
+            let stride = stride + RELAY_HEADER_BYTES;
+            if let Err(error) = put_to_device(core, sockets, streams, &at, &bytes, stride) {
                 tracing::trace!(%error, "a relay drops");
             }
         }

@@ -1,5 +1,5 @@
-//! What a host relays, and what is relayed for it. What is done with it is in [`crate::relay_host`] and
-//! [`crate::relay_dispatch`].
+//! State of relays that a host provides, and of relays that it uses. [`crate::relay_host`] and
+//! [`crate::relay_dispatch`] operate on it.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -7,16 +7,17 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use d2tp_session::{
-    Addresses, FlowId, PathId, RelayClient, RelayId, RelayLimits, RelayTable, Rendezvous,
-    SessionEvent, SessionId, Time,
+    Addresses, CALLS_MAX, Endpoint, FlowId, MemoryCharge, PathId, RelayClient, RelayId,
+    RelayLimits, RelayTable, Rendezvous, SessionEvent, SessionId, Time,
 };
 use d2tp_udp::LinkSocket;
 use tokio::sync::{broadcast, mpsc, watch};
 use tokio::task::JoinHandle;
 
+use crate::relay_meter::RelayMeter;
 use crate::source::HostKey;
 
-/// Events of a session that its owner has not read yet.
+/// The most events of a session that its owner has not read yet.
 const EVENTS_MAX: usize = 256;
 
 /// A task that ends when this is dropped.
@@ -53,7 +54,7 @@ pub(crate) struct RelayState {
     pub(crate) peer_sessions: BTreeMap<SessionId, PeerSession>,
     /// Whether peers may open sessions and flows.
     pub(crate) accepts_peers: bool,
-    /// The addresses at which the relay sees our paths.
+    /// The addresses at which the relay sees this device's paths.
     pub(crate) observed_addresses: BTreeMap<PathId, SocketAddr>,
     pub(crate) scratch: Vec<u8>,
 }
@@ -80,7 +81,7 @@ impl RelayState {
         self.server_session.is_some_and(|main| main != session)
     }
 
-    /// The channel for a session's events; none if no one receives them.
+    /// The channel for a session's events; `None` if no one receives them.
     pub(crate) fn event_sender<'a>(
         &'a self,
         session: SessionId,
@@ -115,10 +116,10 @@ impl RelayState {
         self.host = None;
     }
 
-    /// Records the address at which the relay sees one of our paths.
+    /// Records the address at which the relay sees one of this device's paths.
     pub(crate) fn set_observed_address(&mut self, path: PathId, at: SocketAddr) {
         self.observed_addresses.insert(path, at);
-        // Path ids grow: of the oldest there is none any more.
+        // Path ids only grow, so the oldest entries belong to closed paths.
         while self.observed_addresses.len() > 2 * d2tp_session::PATHS_MAX {
             self.observed_addresses.pop_first();
         }
@@ -148,16 +149,20 @@ impl PeerSession {
 pub(crate) struct RelayHost {
     pub(crate) relays: RelayTable,
     pub(crate) external: BTreeMap<RelayId, ExternalRelay>,
-    pub(crate) listeners: BTreeMap<SessionId, mpsc::UnboundedSender<CallEvent>>,
+    pub(crate) listeners: BTreeMap<SessionId, mpsc::Sender<CallEvent>>,
     /// Counts possible changes of devices' addresses.
     pub(crate) addresses_changed: watch::Sender<u64>,
+    /// Who counts what is forwarded, and says whether it may be.
+    pub(crate) meter: Option<Arc<dyn RelayMeter>>,
 }
 
-/// A relay to an address outside, with its own socket.
+/// A relay to an external address, with its own socket.
 pub(crate) struct ExternalRelay {
     pub(crate) io: Arc<LinkSocket>,
     pub(crate) to: SocketAddr,
     pub(crate) _return_task: AbortOnDrop,
+    /// The memory of the task, charged to the device.
+    pub(crate) _memory: MemoryCharge,
 }
 
 impl RelayHost {
@@ -167,9 +172,32 @@ impl RelayHost {
             external: BTreeMap::new(),
             listeners: BTreeMap::new(),
             addresses_changed: watch::channel(0).0,
+            meter: None,
         }
     }
+
+    /// Whether the client of a relay may have a packet of this many bytes forwarded. `is_from_device`: it came from a
+    /// device, not from an external address.
+    pub(crate) fn admits(
+        &self,
+        core: &Endpoint,
+        id: RelayId,
+        is_from_device: bool,
+        bytes: usize,
+    ) -> bool {
+        let Some(meter) = &self.meter else {
+            return true;
+        };
+        let Some((client, is_own)) = self.relays.client(core, id) else {
+            return false;
+        };
+        meter.admits(client.0, is_own && is_from_device, bytes)
+    }
 }
+
+/// The most events that a listening device has not read yet: calls, and room for the end of each. A device
+/// that reads nothing gets no more calls.
+pub(crate) const CALL_EVENTS_MAX: usize = 2 * CALLS_MAX;
 
 /// An event of a listening device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -180,7 +208,7 @@ pub enum CallEvent {
     HungUp(RelayId),
 }
 
-/// Sends datagrams of one size, as many as the socket has room for.
+/// Sends datagrams of one size, as many as the socket accepts.
 pub(crate) fn put(io: &LinkSocket, to: &Addresses, bytes: &[u8], stride: usize) -> io::Result<()> {
     let segments = io.max_gso_segments().min(BATCH_BYTES_MAX / stride).max(1);
     for piece in bytes.chunks(segments * stride) {

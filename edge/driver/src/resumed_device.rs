@@ -1,5 +1,5 @@
-//! Devices that call as an instance: one that is this process's, or one that outlives it with what is wanted of its
-//! flows.
+//! Devices that connect as a given instance: a leased one, or one that outlives the process with
+//! the flows to be kept.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -20,7 +20,7 @@ use crate::journal::JournalError;
 use crate::server::CLOSE_GRACE;
 
 impl Device {
-    /// A device that calls as `lease`. Must be called on a tokio runtime.
+    /// Creates a device that connects as the leased instance. Must be called on a tokio runtime.
     ///
     /// # Errors
     /// The server's name has no address.
@@ -36,8 +36,9 @@ impl Device {
         Ok(device)
     }
 
-    /// A device that goes on as `instance`: with the flow it claims, if its record is there. The
-    /// server is told that the record's other flows are over. Must be called on a tokio runtime.
+    /// Creates a device that continues as `instance`, with the flow that it claims, if its record
+    /// exists. The server is informed that the other flows of the record are over. Must be called
+    /// on a tokio runtime.
     ///
     /// # Errors
     /// The server's name has no address, or the journal cannot be used.
@@ -55,7 +56,7 @@ impl Device {
         let (found, epochs) = blocking(read).await?;
         let mut record = found.map(|(mut record, stored)| {
             let age = stored.age();
-            // Whoever comes next has something to say.
+            // The next session has data to send, so it is not closing any more.
             record.closing = None;
             for flow in &mut record.flows {
                 flow.deadline_left = flow.deadline_left.map(|left| left.saturating_sub(age));
@@ -112,8 +113,9 @@ impl Device {
         Ok((device, flow))
     }
 
-    /// Writes down that the flow is wanted beyond this process, with what is needed to go on with
-    /// it. False if it is too early for that: the server has not taken all that was written.
+    /// Stores that the flow is to be kept beyond this process, with what is needed to resume it.
+    /// Returns false if it is too early for that, because the server has not accepted all written
+    /// data.
     ///
     /// # Errors
     /// The journal cannot be written.
@@ -160,8 +162,8 @@ impl Device {
             .is_none_or(|s| s.flow_ids().is_empty())
     }
 
-    /// Leaves without ending the session: what was remembered and is not over is there for the next
-    /// process, and so is what the server still has to be told.
+    /// Leaves without ending the session: the next process finds the flows that were kept and are
+    /// not over, and what the server still has to be informed of.
     ///
     /// # Errors
     /// The journal cannot be written.
@@ -183,17 +185,17 @@ impl Device {
             let (instance, kept) = (keeping.instance.clone(), keeping.kept_flows.lock().clone());
             blocking(move || instance.write(record, &kept)).await?;
         }
-        // The last word on each path leaves in the task's next turn.
+        // The last packet on each path is sent in the task's next turn.
         tokio::time::sleep(CLOSE_GRACE).await;
         if let Some(keeping) = &mut self.instance_upkeep {
-            // Whoever comes next finds the instance free.
+            // From here on another process can take the instance.
             keeping.upkeep.abort();
             let _ = (&mut keeping.upkeep).await;
         }
         Ok(())
     }
 
-    /// The session is over: nothing of it is kept.
+    /// Ends the session, and removes its record.
     ///
     /// # Errors
     /// The journal cannot be written.
@@ -209,13 +211,13 @@ impl Device {
     }
 }
 
-/// How far the sequence number of a deadline is advanced, for changes that another process made and did
-/// not record.
+/// By how much the sequence number of a deadline is advanced, to exceed changes that another
+/// process made and did not record.
 const DEADLINES_SKIPPED: u64 = 1 << 20;
 
 fn take_claim(flow: &mut FlowRecord, claim: InstanceClaim) {
-    // Nothing ends here before the server was asked, however long it was; whoever claims says anew
-    // how long there is, and that must count.
+    // Deadlines are not enforced before the server was asked. A flow that is claimed states its
+    // deadline again, and that must be valid.
     flow.deadline_left = None;
     flow.deadline_seq = (flow.deadline_seq + DEADLINES_SKIPPED).min(1 << 60);
     flow.received_to = claim.received;
@@ -232,7 +234,8 @@ async fn blocking<R: Send + 'static>(
     }
 }
 
-/// Reserves more epochs when the session has used up its own: until then it cannot wake.
+/// Reserves more epochs when the session has used up its own, because without them it cannot
+/// resume.
 async fn upkeep(
     shared: Arc<DriverShared>,
     session: SessionId,
@@ -246,12 +249,12 @@ async fn upkeep(
         };
         let Some(left) = left else { return };
         if left.is_empty() {
-            // Its file is free for another process as soon as the device is gone.
+            // Another process can use the file as soon as the device is dropped.
             let Some(instance) = instance.upgrade() else {
                 return;
             };
             match blocking(move || instance.reserve(left.start)).await {
-                // Where there are no more, the session ends and says so.
+                // If no epochs are left to reserve, the session ends and reports that.
                 Ok(more) => {
                     shared.with(session, |s| s.add_epochs(more.end));
                 }

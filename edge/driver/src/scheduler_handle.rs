@@ -1,4 +1,4 @@
-//! The device's scheduler, shared by all that carry data for it: one lock, one clock.
+//! The device's scheduler, shared by all of its clients, with one lock and one clock.
 //!
 //! ```text
 //!  transfer, stream, socket ── SpendHandle ── report ──▶ SchedulerHandle ── time ──▶ DeviceScheduler
@@ -13,7 +13,7 @@ use d2tp_links::{Link, LinkKind};
 use d2tp_sched::{
     ClientDecision, ClientId, ClientReport, CompletionEstimate, DeviceScheduler, ForecastHint,
     LinkChoice, LinkSurroundings, RadioStatus, SavedLinkHistory, SchedulerKind, TransferDirection,
-    WakingClients,
+    UdpObstacle, WakingClients,
 };
 use d2tp_session::{Span, Time};
 use parking_lot::Mutex;
@@ -28,7 +28,7 @@ pub struct SchedulerHandle {
     scheduler: Mutex<DeviceScheduler>,
     /// The number of the next flow, counted down: transfers count up from 1.
     next_flow: AtomicU64,
-    /// Counts arrivals and departures of clients, and changes of whether they wait.
+    /// Changes when a client joins or leaves, or begins or ceases to wait.
     changed: watch::Sender<u64>,
 }
 
@@ -48,7 +48,7 @@ impl SchedulerHandle {
         self.kind
     }
 
-    /// Adds a client, which stays until the handle is dropped. `number` is what others know it by.
+    /// Adds a client, which leaves when the handle is dropped. `number` identifies it to others.
     pub fn join(
         self: &Arc<SchedulerHandle>,
         direction: TransferDirection,
@@ -74,7 +74,8 @@ impl SchedulerHandle {
         self.next_flow.fetch_sub(1, Ordering::Relaxed)
     }
 
-    /// Takes in the links of a machine whose networks are not distinguished: usable ones count as up.
+    /// Observes the links of a machine whose networks are not distinguished: usable links count as
+    /// up.
     pub fn observe_links(&self, links: &[Link]) {
         let away = links.iter().filter(|link| link.kind != LinkKind::Loopback);
         let radios = away
@@ -92,72 +93,83 @@ impl SchedulerHandle {
         });
     }
 
-    /// See [`DeviceScheduler::observe`].
+    /// Observes the links and networks around the device; see [`DeviceScheduler::observe`].
     pub fn observe(&self, around: &LinkSurroundings) {
         self.scheduler.lock().observe(now(), around);
     }
 
-    /// See [`DeviceScheduler::restore`].
+    /// Restores the saved history of links; see [`DeviceScheduler::restore`].
     pub fn restore(&self, saved: [SavedLinkHistory; 2]) {
         self.scheduler.lock().restore(now(), saved);
     }
 
-    /// See [`DeviceScheduler::saved`].
+    /// The history of links to be saved; see [`DeviceScheduler::saved`].
     pub fn saved(&self) -> [SavedLinkHistory; 2] {
         self.scheduler.lock().saved(now())
     }
 
-    /// See [`DeviceScheduler::radios`].
+    /// The links with their rates; see [`DeviceScheduler::radios`].
     pub fn radios(&self) -> Vec<RadioStatus> {
         self.scheduler.lock().radios()
     }
 
-    /// See [`DeviceScheduler::free_rates`].
+    /// The rates of free links together, in bytes per second; see [`DeviceScheduler::free_rates`].
     pub fn free_rates(&self) -> [f64; 2] {
         self.scheduler.lock().free_rates()
     }
 
-    /// See [`DeviceScheduler::set_hint`].
+    /// Sets the forecast of a link; see [`DeviceScheduler::set_hint`].
     pub fn set_hint(&self, slot: &str, hint: &ForecastHint) {
         self.scheduler.lock().set_hint(slot, hint);
     }
 
-    /// See [`DeviceScheduler::free_link_chance`].
+    /// The probability that a free link comes back within a span; see
+    /// [`DeviceScheduler::free_link_chance`].
     pub fn free_link_chance(&self, span: Span) -> f64 {
         self.scheduler.lock().free_link_chance(now(), span)
     }
 
-    /// See [`DeviceScheduler::waking_clients`].
+    /// The clients for which the machine is woken; see [`DeviceScheduler::waking_clients`].
     pub fn waking_clients(&self) -> WakingClients {
         self.scheduler.lock().waking_clients(now())
     }
 
-    /// See [`DeviceScheduler::latest_start`].
+    /// The time until a client must begin on a metered link; see [`DeviceScheduler::latest_start`].
     pub fn latest_start(&self) -> Option<Duration> {
         self.scheduler.lock().latest_start(now())
     }
 
-    /// See [`DeviceScheduler::record_round_trip`].
+    /// Records a measured round trip of a link; see [`DeviceScheduler::record_round_trip`].
     pub fn record_round_trip(&self, device: &str, round_trip: Duration) {
         self.scheduler.lock().record_round_trip(device, round_trip);
     }
 
-    /// See [`DeviceScheduler::round_trip`].
+    /// See [`DeviceScheduler::record_udp_obstacle`].
+    pub fn record_udp_obstacle(&self, device: &str, obstacle: Option<UdpObstacle>) {
+        (self.scheduler.lock()).record_udp_obstacle(device, obstacle);
+    }
+
+    /// See [`DeviceScheduler::udp_obstacle`].
+    pub fn udp_obstacle(&self, device: &str) -> Option<UdpObstacle> {
+        self.scheduler.lock().udp_obstacle(device)
+    }
+
+    /// The last measured round trip of a link; see [`DeviceScheduler::round_trip`].
     pub fn round_trip(&self, device: &str) -> Option<Duration> {
         self.scheduler.lock().round_trip(device)
     }
 
-    /// See [`DeviceScheduler::set_metered_limit`].
+    /// Sets the bytes that metered links may carry; see [`DeviceScheduler::set_metered_limit`].
     pub fn set_metered_limit(&self, metered_bytes: Option<u64>) {
         self.scheduler.lock().set_metered_limit(metered_bytes);
     }
 
-    /// See [`DeviceScheduler::promise_of`].
+    /// The estimate for a client, and its time left; see [`DeviceScheduler::promise_of`].
     pub fn promise_of(&self, number: u64) -> Option<(CompletionEstimate, Duration)> {
         self.scheduler.lock().promise_of(now(), number)
     }
 
-    /// See [`DeviceScheduler::link_rate`].
+    /// The rate of a link and whether it carries data; see [`DeviceScheduler::link_rate`].
     pub fn link_rate(&self, link: &str) -> Option<(f64, bool)> {
         self.scheduler.lock().link_rate(link)
     }
@@ -184,7 +196,7 @@ pub struct SpendHandle {
 }
 
 impl SpendHandle {
-    /// Reports, and returns what the client may use. See [`DeviceScheduler::decide`].
+    /// Reports, and returns what the client may use; see [`DeviceScheduler::decide`].
     pub fn decide(&self, report: &ClientReport) -> ClientDecision {
         let decision = (self.scheduler.scheduler.lock()).decide(now(), self.client, report);
         let waits = matches!(decision.choice, LinkChoice::Wait { .. });
@@ -198,23 +210,33 @@ impl SpendHandle {
         decision
     }
 
-    /// See [`DeviceScheduler::record_round_trip`].
+    /// See [`DeviceScheduler::record_udp_obstacle`].
+    pub fn record_udp_obstacle(&self, device: &str, obstacle: Option<UdpObstacle>) {
+        self.scheduler.record_udp_obstacle(device, obstacle);
+    }
+
+    /// Records a measured round trip of a link; see [`DeviceScheduler::record_round_trip`].
     pub fn record_round_trip(&self, device: &str, round_trip: Duration) {
         self.scheduler.record_round_trip(device, round_trip);
     }
 
-    /// See [`DeviceScheduler::record_busy_time`].
+    /// Records how long a link has carried the client; see [`DeviceScheduler::record_busy_time`].
     pub fn record_busy_time(&self, device: &str, busy: Duration) {
         let mut scheduler = self.scheduler.scheduler.lock();
         scheduler.record_busy_time(self.client, device, busy.into());
     }
 
-    /// See [`DeviceScheduler::pays_after`].
+    /// See [`DeviceScheduler::set_refused`].
+    pub fn set_refused(&self, is_refused: bool) {
+        (self.scheduler.scheduler.lock()).set_refused(self.client, is_refused);
+    }
+
+    /// The time until metered links would carry the client; see [`DeviceScheduler::pays_after`].
     pub fn pays_after(&self) -> Option<Duration> {
         (self.scheduler.scheduler.lock()).pays_after(now(), self.client)
     }
 
-    /// See [`DeviceScheduler::promise`].
+    /// The estimate of completion and cost; see [`DeviceScheduler::promise`].
     pub fn promise(&self) -> Option<CompletionEstimate> {
         (self.scheduler.scheduler.lock()).promise(now(), self.client)
     }

@@ -1,19 +1,19 @@
-//! What a server's tickets are made of, kept where its sessions are.
+//! The seed of a server's tickets, which is stored in the journal with its sessions.
 //!
-//! It does not follow from the host's key: who learns that later cannot come as one of its devices.
+//! It is not derived from the host's key, so that whoever learns that key later cannot connect as
+//! one of its devices.
 
-use bytes::Bytes;
-
-use crate::journal::{Journal, JournalBatch, JournalError};
-use crate::server::seed;
+use crate::journal::JournalError;
+use crate::record_store::RecordStore;
+use crate::secrets::seed;
 
 /// The journal's note with the seed of a server's tickets.
 pub const TICKET_SEED_NOTE: &[u8] = b"d2tp ticket seed";
 
 /// The seed from the journal, which is created if it is missing.
-pub(crate) fn load_or_create(journal: Option<&Journal>) -> Result<[u8; 32], JournalError> {
+pub(crate) fn load_or_create(journal: Option<&dyn RecordStore>) -> Result<[u8; 32], JournalError> {
     let Some(journal) = journal else {
-        // Sessions do not survive the process, and neither need tickets.
+        // Sessions do not survive the process, so tickets need not survive it either.
         return Ok(seed());
     };
     let held = journal.note(TICKET_SEED_NOTE)?;
@@ -21,11 +21,12 @@ pub(crate) fn load_or_create(journal: Option<&Journal>) -> Result<[u8; 32], Jour
         return Ok(seed);
     }
     let seed = seed();
-    let mut batch = JournalBatch::default();
-    let note = Bytes::copy_from_slice(&seed);
-    batch.notes.insert(TICKET_SEED_NOTE.into(), Some(note));
-    journal.commit(&batch)?;
-    Ok(seed)
+    if journal.replace_note(TICKET_SEED_NOTE, None, Some(&seed))? {
+        return Ok(seed);
+    }
+    // Another node was faster.
+    let held = journal.note(TICKET_SEED_NOTE)?;
+    Ok(held.and_then(|held| held.try_into().ok()).unwrap_or(seed))
 }
 
 #[cfg(test)]
@@ -36,7 +37,7 @@ mod tests {
     fn a_journal_keeps_its_seed_and_no_two_have_the_same() {
         let dir = tempfile::tempdir().unwrap();
         let of = |name: &str| {
-            let journal = Journal::open(&dir.path().join(name)).unwrap();
+            let journal = crate::Journal::open(&dir.path().join(name)).unwrap();
             load_or_create(Some(&journal)).unwrap()
         };
         assert_eq!(of("a"), of("a"));

@@ -1,8 +1,8 @@
-//! Notices that the machine came back from standby, without waking to look.
+//! Detects that the machine resumed from sleep, without waking up to check.
 //!
-//! A timer that never fires, on the clock of the day, is cancelled by the kernel whenever that clock
-//! is set, and it is set when the machine resumes (`timerfd_create(2)`, `TFD_TIMER_CANCEL_ON_SET`).
-//! A clock set for another reason costs one look.
+//! The kernel cancels a timer on the wall clock whenever that clock is set, which happens when the
+//! machine resumes (`timerfd_create(2)`, `TFD_TIMER_CANCEL_ON_SET`). A clock that is set for
+//! another reason costs one check.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -10,7 +10,8 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// The time of the timer in seconds since 1970: later than any wait, and within the kernel's range.
+/// The time of the timer, in seconds since 1970: later than any wait, and within the kernel's
+/// range.
 const NEVER_S: libc::time_t = 1 << 33;
 
 pub(crate) struct WakeDetector {
@@ -20,7 +21,8 @@ pub(crate) struct WakeDetector {
 impl WakeDetector {
     /// Starts to watch for changes of the clock. Must be called on a tokio runtime.
     pub(crate) fn watch() -> io::Result<WakeDetector> {
-        // SAFETY: plain system calls; the descriptor is ours alone from here on, and `spec` is whole.
+        // SAFETY: plain system calls; this function owns the descriptor from here on, and `spec` is
+        // initialized.
         let timer = unsafe {
             let fd =
                 libc::timerfd_create(libc::CLOCK_REALTIME, libc::TFD_NONBLOCK | libc::TFD_CLOEXEC);
@@ -36,23 +38,24 @@ impl WakeDetector {
             }
             timer
         };
-        // SAFETY: the descriptor it registers is owned by what it is given, and lives as long.
+        // SAFETY: the value owns the descriptor that is registered, which therefore lives as long.
         let timer = unsafe { AsyncFd::register_with_interest(timer, Interest::READABLE) };
         Ok(WakeDetector {
             timer: timer.map_err(io::Error::from)?,
         })
     }
 
-    /// Ready when the clock was set since the last call: the machine may have been asleep.
+    /// Returns when the clock was set since the last call, so that the machine may have been
+    /// asleep.
     pub(crate) async fn woken(&self) {
         loop {
             let Ok(mut ready) = self.timer.readable().await else {
-                // The runtime is going away.
+                // The runtime is shutting down.
                 return std::future::pending().await;
             };
             let read = ready.try_io(|timer| {
                 let mut fired = [0u8; 8];
-                // SAFETY: the buffer is as long as said.
+                // SAFETY: the buffer has the length that is passed.
                 let n = unsafe { libc::read(timer.as_raw_fd(), fired.as_mut_ptr().cast(), 8) };
                 if n < 0 {
                     Err(io::Error::last_os_error())
@@ -61,7 +64,7 @@ impl WakeDetector {
                 }
             });
             match read {
-                // Would block: it was ready for nothing.
+                // Would block: the readiness was spurious.
                 Err(_) => {}
                 Ok(Err(error)) if error.raw_os_error() == Some(libc::ECANCELED) => return,
                 Ok(_) => return std::future::pending().await,

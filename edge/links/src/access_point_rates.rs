@@ -1,4 +1,4 @@
-//! Which access point to be on: by what each carried before, else by its signal.
+//! Chooses access points by the rate that each had before, else by signal strength.
 
 use std::collections::BTreeMap;
 
@@ -6,8 +6,8 @@ use d2tp_time::Time;
 
 use crate::network::{AccessPoint, NetworkInfo};
 
-/// The rate assumed of an access point at full signal that was never used, in bytes per second; it
-/// falls with the square of the signal. Lower: a proven access point is left less readily.
+/// The rate assumed of an unused access point at full signal, in bytes per second; it falls with
+/// the square of the signal. Lower: a proven access point is left less readily.
 const FULL_SIGNAL_BYTES_PER_S: f64 = 2_500_000.0; // a guess: 20 Mb/s
 
 /// The weakest signal at which an access point counts as in reach.
@@ -20,7 +20,7 @@ const BETTER: f64 = 1.5; // a guess
 /// The weight of a new measurement.
 const WEIGHT: f64 = 0.3; // a guess
 
-/// Access points remembered; when there are more, the one used longest ago is dropped.
+/// The most access points remembered; when there are more, the one used longest ago is dropped.
 pub const POINTS_MAX: usize = 512;
 
 /// Measured rates of access points.
@@ -70,8 +70,8 @@ impl AccessPointRates {
         }
     }
 
-    /// The access point to join instead of the one that is joined, if there is one that is known, not
-    /// shunned, and clearly better.
+    /// A known access point that should be joined instead of the current one, if there is one that
+    /// is not avoided and clearly better.
     pub fn better_than_joined<'a>(
         &self,
         network: &'a NetworkInfo,

@@ -1,13 +1,13 @@
-//! Access points that give an address and carry nothing: recognised in seconds, left alone for a while,
-//! tried again.
+//! Access points that give an address and carry nothing: they are detected within seconds, avoided
+//! for a while, and tried again.
 //!
 //! ```text
-//!  joined ──ANSWER_WITHIN without an authenticated packet──▶ shunned ──a minute, later an hour──▶ tried
-//!     └────an authenticated packet of our own server────────▶ it carries: whatever was held against it
-//!                                                              is forgotten
+//!  joined ──ANSWER_WITHIN without an authenticated packet──▶ avoided ──a minute, later an hour──▶ tried
+//!     └────an authenticated packet of our own server────────▶ it carries data: earlier failures
+//!                                                              are forgotten
 //! ```
 //!
-//! An authenticated packet cannot be faked by a page to sign in, and nothing else counts.
+//! Only authenticated packets count, because a captive portal cannot forge them.
 
 use std::collections::BTreeMap;
 
@@ -15,14 +15,15 @@ use d2tp_time::{Span, Time};
 
 /// How long a path has for its first authenticated packet. Higher: a dead network costs more;
 /// lower: a slow one counts as dead.
-pub const ANSWER_WITHIN: Span = Span::from_secs(4); // a guess: three knocks at a round trip of a second
+pub const ANSWER_WITHIN: Span = Span::from_secs(4); // a guess: three SYNs at a round trip of a second
 
 /// How long an access point is avoided the first time; it doubles.
-pub const SHUN_FIRST: Span = Span::from_secs(60); // a guess: somebody signs in
+pub const SHUN_FIRST: Span = Span::from_secs(60); // a guess: time for a user to sign in
 /// The longest time for which an access point is avoided.
 pub const SHUN_MAX: Span = Span::from_secs(3_600); // a guess
 
-/// Access points remembered; when there are more, the one whose time ends first is dropped.
+/// The most access points remembered; when there are more, the one whose time ends first is
+/// dropped.
 pub const SHUNNED_MAX: usize = 256;
 
 /// Access points on trial, and those that are avoided.
@@ -36,7 +37,7 @@ pub struct AccessPointTrials {
 #[derive(Debug, Clone)]
 struct AccessPointTrial {
     bssid: String,
-    /// When the trial ends; none once the access point has answered.
+    /// When the trial ends; `None` once the access point has answered.
     until: Option<Time>,
 }
 
@@ -98,7 +99,7 @@ impl AccessPointTrials {
             make_room(&mut self.blocked, &trial.bssid);
             self.blocked
                 .insert(trial.bssid.clone(), BlockedAccessPoint { until, span });
-            // A device that stays there has it judged again.
+            // A device that stays there begins another trial.
             trial.until = Some(until + ANSWER_WITHIN);
             guilty.push((device.clone(), trial.bssid.clone()));
         }
@@ -152,7 +153,7 @@ mod tests {
         );
         assert!(trials.is_blocked(at(63), A) && !trials.is_blocked(at(64), A));
         assert!(!trials.is_blocked(at(5), B));
-        // It is still there: another four seconds, then twice as long.
+        // The device is still there: another four seconds, then twice as long.
         assert!(trials.block_unresponsive(at(67)).is_empty());
         assert_eq!(trials.block_unresponsive(at(68)).len(), 1);
         assert!(trials.is_blocked(at(187), A) && !trials.is_blocked(at(188), A));
@@ -179,7 +180,7 @@ mod tests {
         trials.answered("wlan0");
         trials.fell_silent(at(50), "wlan0");
         assert!(trials.block_unresponsive(at(53)).is_empty());
-        // That it is still joined is no news.
+        // That it is still joined changes nothing.
         trials.joined(at(53), "wlan0", A);
         assert_eq!(trials.block_unresponsive(at(54)).len(), 1);
     }

@@ -1,14 +1,15 @@
-//! What a byte on a link costs, and who says so.
+//! The cost class of a link, and the reason for it.
 //!
-//! In order: the user's rules, then what the kind and the network suggest. Unknown is metered
-//! where a mobile network or a phone's hotspot is behind it, free on Ethernet and Wi-Fi. Roaming
-//! is never guessed: only a rule can say it until something here can ask the modem.
+//! The user's rules take precedence over what the kind of link and the network suggest. A link of
+//! unknown cost is metered if it is a mobile network or a phone's hotspot, and free on Ethernet and
+//! Wi-Fi. Roaming is never guessed: only a rule can set it, because the modem is not asked.
 
 use std::net::IpAddr;
 use std::str::FromStr;
 
 use serde::Serialize;
 
+use crate::link::Link;
 use crate::link_kind::LinkKind;
 use crate::rules::matches_pattern;
 
@@ -20,7 +21,7 @@ pub enum CostClass {
     Free,
     /// Metered: money, or a monthly allowance.
     Metered,
-    /// Roaming: more money; used only where allowed by name.
+    /// Roaming: more money; used only if allowed by name.
     Roaming,
 }
 
@@ -53,7 +54,7 @@ pub struct CostAssessment {
     pub because: String,
 }
 
-/// One word of the user: links of this name have this class.
+/// A rule of the user: links of this name have this class.
 ///
 /// ```
 /// use d2tp_links::{ClassRule, CostClass};
@@ -64,7 +65,7 @@ pub struct CostAssessment {
 pub struct ClassRule {
     /// The device's name; a `*` at the end matches any rest.
     pub name: String,
-    /// The class it has.
+    /// The class of those links.
     pub class: CostClass,
 }
 
@@ -104,7 +105,71 @@ pub struct ClassRules {
     pub rules: Vec<ClassRule>,
 }
 
+/// A class rule that no link of this device can follow.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum IneffectiveRuleError {
+    /// No link has the rule's name.
+    #[error(
+        "--link {rule}: this device has no network device `{}`. It has {devices}. For one that is plugged in \
+         later, end the name with a star: {}*={}", .rule.name, .rule.name, .rule.class
+    )]
+    UnknownDevice {
+        /// The class rule that names no device.
+        rule: ClassRule,
+        /// The names of the devices that exist, for users.
+        devices: String,
+    },
+    /// The rule says that the loopback link costs something.
+    #[error(
+        "--link {rule}: {} does not leave this machine, so it is always free; leave the option out",
+        .rule.name
+    )]
+    Loopback {
+        /// The class rule for the loopback device.
+        rule: ClassRule,
+    },
+}
+
+impl std::fmt::Display for ClassRule {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}={}", self.name, self.class)
+    }
+}
+
 impl ClassRules {
+    /// Checks that each rule can apply to a link of this device. A name with a star may also match a link
+    /// that appears later.
+    ///
+    /// # Errors
+    /// The first rule that names no link, or makes the loopback link cost something.
+    pub fn check(&self, links: &[Link]) -> Result<(), IneffectiveRuleError> {
+        for rule in self.rules.iter().filter(|rule| !rule.name.ends_with('*')) {
+            let named = links.iter().find(|link| link.name == rule.name);
+            match named.map(|link| link.kind) {
+                None => {
+                    let mut names: Vec<&str> = links
+                        .iter()
+                        .filter(|link| link.kind != LinkKind::Loopback)
+                        .map(|link| link.name.as_str())
+                        .collect();
+                    names.sort_unstable();
+                    let devices = match names.is_empty() {
+                        true => "none at the moment".to_owned(),
+                        false => names.join(", "),
+                    };
+                    let rule = rule.clone();
+                    return Err(IneffectiveRuleError::UnknownDevice { rule, devices });
+                }
+                Some(LinkKind::Loopback) if rule.class != CostClass::Free => {
+                    let rule = rule.clone();
+                    return Err(IneffectiveRuleError::Loopback { rule });
+                }
+                Some(_) => {}
+            }
+        }
+        Ok(())
+    }
+
     /// The class that the user configured, if any.
     pub(crate) fn configured_class(&self, name: &str) -> Option<CostAssessment> {
         let rule = self
@@ -119,22 +184,27 @@ impl ClassRules {
 
     /// The class of a link of this name, kind and gateways.
     pub fn assess(&self, name: &str, kind: LinkKind, gateways: &[IpAddr]) -> CostAssessment {
-        if let Some(configured) = self.configured_class(name) {
-            return configured;
-        }
         let says = |class, because: &str| CostAssessment {
             class,
             because: because.into(),
         };
+        if kind == LinkKind::Loopback {
+            return says(CostClass::Free, "stays on this machine");
+        }
+        if let Some(configured) = self.configured_class(name) {
+            return configured;
+        }
         match kind {
             LinkKind::Cellular => {
                 says(CostClass::Metered, "mobile networks are metered by default")
             }
-            LinkKind::Loopback => says(CostClass::Free, "stays on this machine"),
             _ => match gateways.iter().find_map(|gateway| hotspot_of(*gateway)) {
                 Some(phone) => says(CostClass::Metered, phone),
                 None if kind == LinkKind::Vpn => {
                     says(CostClass::Free, "a VPN over an unknown network")
+                }
+                None if kind == LinkKind::Other => {
+                    says(CostClass::Free, "an unknown network is free by default")
                 }
                 None => says(CostClass::Free, &format!("{kind} is free by default")),
             },
@@ -145,7 +215,7 @@ impl ClassRules {
 /// The phone system whose hotspot uses this gateway, if it is a well-known one.
 fn hotspot_of(gateway: IpAddr) -> Option<&'static str> {
     match gateway.to_string().as_str() {
-        // Apple's Personal Hotspot: always 172.20.10.0/28.
+        // Apple's Personal Hotspot always uses 172.20.10.0/28.
         "172.20.10.1" => Some("gateway 172.20.10.1 is an iPhone's hotspot"),
         // Android before 11 (AOSP's tethering defaults); later versions choose at random.
         "192.168.43.1" => Some("gateway 192.168.43.1 is an Android phone's hotspot"),
@@ -205,6 +275,33 @@ mod tests {
             (judged.class, judged.because.as_str()),
             (CostClass::Metered, "set by --link wlan0=metered")
         );
+    }
+
+    #[test]
+    fn a_rule_for_a_device_that_does_not_exist_or_cannot_cost_is_refused() {
+        let wlan0 = crate::link::tests::wifi();
+        let lo = Link {
+            name: "lo".into(),
+            kind: LinkKind::Loopback,
+            ..wlan0.clone()
+        };
+        let links = [lo, wlan0];
+        let check = |text: &str| rules(&[text]).check(&links).map_err(|e| e.to_string());
+        for accepted in ["wlan0=metered", "wwan0*=metered", "lo=free", "*=metered"] {
+            assert_eq!(check(accepted), Ok(()), "{accepted}");
+        }
+        let unknown = check("wlan9=free").unwrap_err();
+        assert!(
+            unknown.contains("It has wlan0.") && unknown.contains("wlan9*=free"),
+            "{unknown}"
+        );
+        assert!(check("lo=metered").unwrap_err().contains("always free"));
+    }
+
+    #[test]
+    fn no_rule_makes_the_loopback_link_cost_something() {
+        let assessed = rules(&["*=metered"]).assess("lo", LinkKind::Loopback, &[]);
+        assert_eq!(assessed.class, CostClass::Free);
     }
 
     #[test]

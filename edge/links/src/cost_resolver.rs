@@ -1,8 +1,8 @@
-//! What a byte on a link costs, from all that speaks for it.
+//! The cost class of a link, from all sources in order of precedence.
 //!
 //! ```text
 //!  a flag ▶ a rule of the settings ▶ the network manager, where it is sure ▶ kind and gateway
-//!  a VPN: as what it runs over, the dearest of it
+//!  a VPN: the most expensive class of the links below it
 //! ```
 
 use std::net::IpAddr;
@@ -31,6 +31,9 @@ impl CostResolver {
         gateways: &[IpAddr],
         network: Option<&NetworkInfo>,
     ) -> CostAssessment {
+        if kind == LinkKind::Loopback {
+            return self.flags.assess(device, kind, gateways);
+        }
         if let Some(configured) = self.configured_class(device, kind, network) {
             return configured;
         }
@@ -201,7 +204,7 @@ mod tests {
             assert_eq!(links[0], wifi());
             links[2].class.clone()
         };
-        // The system prefers Wi-Fi; the manager knows better.
+        // The system prefers Wi-Fi, but the manager knows the link below.
         assert_eq!(class(CostResolver::default(), &[]).class, CostClass::Free);
         let over_both = class(CostResolver::default(), &["wwan0", "wlan0"]);
         assert_eq!(over_both.class, CostClass::Metered);

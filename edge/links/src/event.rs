@@ -1,4 +1,4 @@
-//! What changed between two snapshots.
+//! Changes between two snapshots of links.
 
 use std::net::IpAddr;
 
@@ -88,7 +88,7 @@ pub fn difference(before: &[Link], after: &[Link]) -> Vec<LinkEvent> {
             }),
             Some(_) => None,
         });
-    // Of the others, losses first: who must move should hear of it before who may.
+    // Of the others, losses come first: sockets that must move are informed before those that may.
     let (losses, gains): (Vec<_>, Vec<_>) = others.partition(LinkEvent::lost_use);
     gone.chain(losses).chain(gains).collect()
 }

@@ -1,12 +1,12 @@
-//! Asking the first hop of a link whether it is there.
+//! Probes the first hop of a link.
 //!
 //! ```text
-//!  an ICMP socket of one's own (ping_group_range) ─ refused ─▶ a raw one ─ refused ─▶ a UDP datagram to
-//!  its discard port: "port unreachable" is an answer as good as any
+//!  an unprivileged ICMP socket (ping_group_range) ─ refused ─▶ a raw one ─ refused ─▶ a UDP datagram to
+//!  its discard port: "port unreachable" counts as an answer
 //! ```
 //!
-//! Two questions, half of the patience apart: one may be lost. A gateway that answers none of these is not one
-//! that is away; whoever asks must have heard it before.
+//! Two packets are sent, half of the waiting time apart, because one may be lost. A gateway may
+//! never answer any of these, so its silence means something only if it has answered before.
 
 use std::io::{self, ErrorKind};
 use std::mem::MaybeUninit;
@@ -33,7 +33,7 @@ pub(crate) struct GatewayTarget {
     gateway: IpAddr,
 }
 
-/// The method of a probe.
+/// The kind of packet that a probe sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum GatewayProbeMethod {
     Echo,
@@ -85,11 +85,11 @@ impl GatewayTarget {
             GatewayProbeMethod::Discard => Socket::new(domain, Type::DGRAM, Some(Protocol::UDP))?,
         };
         socket.bind_device(Some(self.device.as_bytes()))?;
-        // Of a link-local one the kernel knows from where it is asked.
+        // For a link-local address the kernel knows the sender's.
         if !self.is_link_local() {
             socket.bind(&SocketAddr::new(self.local, 0).into())?;
         }
-        // Connected, it hears its gateway's errors and nobody else.
+        // A connected socket receives only its gateway's errors.
         let port = if question == GatewayProbeMethod::Discard {
             DISCARD
         } else {
@@ -105,7 +105,7 @@ impl GatewayTarget {
         }
         let (request, _) = self.kinds();
         let mut echo = [request, 0, 0, 0, 0, 0, 0, 0];
-        // Sockets of one's own get an identifier from the kernel.
+        // Unprivileged ICMP sockets get an identifier from the kernel.
         echo[4..6].copy_from_slice(&identifier().to_be_bytes());
         echo[6..8].copy_from_slice(&number.to_be_bytes());
         let sum = checksum(&echo).to_be_bytes();
@@ -155,7 +155,7 @@ fn checksum(bytes: &[u8]) -> u16 {
     !(sum as u16)
 }
 
-/// Whether the gateway answers; none if it cannot be probed. Takes `patience` if it does not answer.
+/// Whether the gateway answers; `None` if it cannot be probed. It waits for at most `patience`.
 pub(crate) fn probe_gateway(hop: &GatewayTarget, patience: Duration) -> Option<bool> {
     for question in [
         GatewayProbeMethod::Echo,
@@ -213,7 +213,7 @@ fn await_answer(
         let mut came = [MaybeUninit::new(0u8); 128];
         match socket.recv(&mut came) {
             Ok(n) => {
-                // SAFETY: all of it was initialised where it was made.
+                // SAFETY: these bytes were initialized by the receive call.
                 let came = came[..n].iter().map(|byte| unsafe { byte.assume_init() });
                 if hop.is_answer(question, &came.collect::<Vec<u8>>()) {
                     return Ok(true);
@@ -224,7 +224,7 @@ fn await_answer(
                 return Ok(false);
             }
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            // Nobody answers at the link layer.
+            // There is no answer at the link layer.
             Err(error) if is_unreachable(&error) => {}
             Err(error) => return Err(error),
         }

@@ -1,4 +1,4 @@
-//! The links of this machine as they come and go: addresses, routes, type and class.
+//! The links of this machine and their changes: addresses, routes, kind and cost class.
 //!
 //! ```text
 //! kernel ──multicast──▶ "something changed" ─┐
@@ -7,20 +7,21 @@
 //! LinkMonitor::next() ◀── Appeared / Changed / Vanished ◀── known snapshot ◀───┘
 //! ```
 //!
-//! A message of the kernel is only a hint: after one, links, addresses and routes are read anew,
-//! and events are the difference between what the consumer knew and what is now. So a lost or
-//! repeated message does no harm, a consumer that is slow sees fewer events and never a queue,
-//! and applying the events to the first snapshot always gives the latest one.
+//! A message of the kernel is only a hint: after one, links, addresses and routes are read again,
+//! and events are the difference between the consumer's snapshot and the new one. So a lost or
+//! repeated message does no harm, a slow consumer sees fewer events instead of a queue, and
+//! applying the events to the first snapshot always gives the latest one.
 //!
-//! Facts say that a link is there, not that it carries: its first hop and its radio can be asked
-//! ([`LinkProbe`]).
+//! These facts show that a link exists, not that it carries data. For that, its first hop and its
+//! radio can be probed ([`LinkProbe`]).
 //!
-//! Cost belongs to the network, not to the radio: each link carries a class and the evidence for
-//! it ([`CostAssessment`]): the user's flags and rules ([`CostResolver`]) win over what the network manager says
-//! ([`Networks`]), and that over what the kernel shows. VPNs cost what they run over.
+//! The cost class belongs to the network, not to the radio. Each link has a class and the reason
+//! for it ([`CostAssessment`]): the user's flags and rules ([`CostResolver`]) take precedence over
+//! the network manager ([`Networks`]), and that over what the kernel shows. A VPN has the class of
+//! the links below it.
 //!
-//! Whoever wants the right access point, too, has a [`WifiRoamer`]: it looks, leaves what does not answer, and
-//! joins what carries more.
+//! A [`WifiRoamer`] chooses access points: it scans, leaves those that do not answer, and joins
+//! faster ones.
 
 mod access_point_rates;
 mod access_point_trials;
@@ -44,7 +45,9 @@ pub use access_point_rates::{AccessPointRates, POINTS_MAX};
 pub use access_point_trials::{
     ANSWER_WITHIN, AccessPointTrials, SHUN_FIRST, SHUN_MAX, SHUNNED_MAX,
 };
-pub use class::{ClassRule, ClassRules, CostAssessment, CostClass, LinkClassRuleError};
+pub use class::{
+    ClassRule, ClassRules, CostAssessment, CostClass, IneffectiveRuleError, LinkClassRuleError,
+};
 pub use cost_resolver::CostResolver;
 pub use event::{LinkEvent, difference};
 pub use link::{DefaultRoute, Link};

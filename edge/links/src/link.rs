@@ -1,4 +1,4 @@
-//! One way onto the network, as it is at one moment.
+//! A link of this machine, as it is at one moment.
 
 use std::net::IpAddr;
 
@@ -7,7 +7,7 @@ use serde::Serialize;
 use crate::class::{CostAssessment, CostClass};
 use crate::link_kind::LinkKind;
 
-/// A network device with what makes it useful: addresses and routes.
+/// A network device, with its addresses, routes and cost class.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Link {
     /// The device's name, for example `wlan0`.
@@ -24,20 +24,20 @@ pub struct Link {
     pub carrier: bool,
     /// Size of the largest packet in bytes; 0 if unknown.
     pub mtu_bytes: u32,
-    /// Addresses a program may send from: not tentative, deprecated, link-local or loopback.
+    /// Addresses that a program may send from: not tentative, deprecated, link-local or loopback.
     pub addresses: Vec<IpAddr>,
-    /// Default routes, best (lowest metric) first.
+    /// Default routes, the best (lowest metric) first.
     pub routes: Vec<DefaultRoute>,
 }
 
 /// A default route over one link.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct DefaultRoute {
-    /// Preference among routes of one table; lower wins.
+    /// Preference among routes of one table; the lowest is used.
     pub metric: u32,
-    /// True for IPv6.
+    /// Whether the route is for IPv6.
     pub ipv6: bool,
-    /// The next hop; none on point-to-point links.
+    /// The next hop; `None` on point-to-point links.
     pub gateway: Option<IpAddr>,
     /// The routing table of the route (254 is the main one). Phones keep one table per link.
     pub table: u32,

@@ -1,7 +1,7 @@
-//! What a link is made of: evidence from the kernel first, the device's name next.
+//! The kind of a link: from the kernel's evidence first, then from the device's name.
 //!
-//! Names come before the bare hardware type because everything wireless calls itself Ethernet,
-//! and because emulated links are tunnels that carry a radio's name on purpose.
+//! Names take precedence over the hardware type, because all wireless devices report Ethernet, and
+//! because emulated links are tunnels with a radio's name on purpose.
 
 use std::path::Path;
 
@@ -21,7 +21,7 @@ pub enum LinkKind {
     Loopback,
     /// A tunnel over other links.
     Vpn,
-    /// A bridge, a container's cable, or something we do not know.
+    /// A bridge, a container's virtual cable, or an unknown kind.
     Other,
 }
 
@@ -45,11 +45,11 @@ pub(crate) struct LinkKindEvidence {
     pub(crate) loopback: bool,
     /// Whether the kernel reports wireless extensions or an 802.11 phy.
     pub(crate) wireless: bool,
-    /// `DEVTYPE` of its uevent: `wlan`, `wwan`, `wireguard`, `bridge`, …
+    /// `DEVTYPE` of the device's uevent: `wlan`, `wwan`, `wireguard`, `bridge`, …
     pub(crate) devtype: Option<String>,
-    /// The driver kind it was created with (`ip -d link`): `tun`, `veth`, `wwan`, …
+    /// The driver kind with which the device was created (`ip -d link`): `tun`, `veth`, `wwan`, …
     pub(crate) created_as: Option<String>,
-    /// Its USB or PCI driver, for example `cdc_mbim` or `rndis_host`.
+    /// The USB or PCI driver of the device, for example `cdc_mbim` or `rndis_host`.
     pub(crate) driver: Option<String>,
     /// Whether the link type is Ethernet, as opposed to point-to-point or raw IP.
     pub(crate) ethernet: bool,
@@ -58,8 +58,8 @@ pub(crate) struct LinkKindEvidence {
 }
 
 impl LinkKindEvidence {
-    /// Adds what `/sys` knows of the device, if it is the same one: `/sys` shows the network
-    /// namespace it was mounted in, which may not be ours.
+    /// Adds the evidence in `/sys`, if it has the same device: `/sys` shows the network namespace
+    /// in which it was mounted, which may be another one.
     pub(crate) fn read_sysfs(&mut self, index: u32) {
         let device = Path::new("/sys/class/net").join(&self.name);
         let same = std::fs::read_to_string(device.join("ifindex"))
@@ -141,7 +141,7 @@ const CELLULAR_DRIVERS: &[&str] = &[
     "ipheth",     // iPhone tethering
 ];
 
-/// Names by convention of Linux (systemd's net naming scheme), Android and tethering.
+/// Device names by convention of Linux (systemd's naming scheme), Android and tethering.
 const NAMES: &[(&str, LinkKind)] = &[
     ("wwan", LinkKind::Cellular),
     ("wwp", LinkKind::Cellular),
@@ -176,7 +176,7 @@ fn kind_by_name(name: &str) -> Option<LinkKind> {
     NAMES
         .iter()
         .filter(|(prefix, _)| {
-            // A prefix counts only before a number or the like: `tundra0` is no tunnel.
+            // A prefix counts only before a number or a separator: `tundra0` is no tunnel.
             name.strip_prefix(prefix).is_some_and(|rest| {
                 !rest.starts_with(|c: char| c.is_ascii_alphabetic())
                     || matches!(*prefix, "wlx" | "enx" | "rmnet")

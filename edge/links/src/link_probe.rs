@@ -1,7 +1,7 @@
-//! What can be learnt of a link beside its facts: whether its first hop answers, what its radio counts.
+//! Probes of a link: whether its first hop answers, and what its radio counts.
 //!
-//! Reading facts costs nothing and comes by itself ([`crate::LinkMonitor`]); these are asked for, when
-//! somebody wonders whether a link still carries.
+//! Facts about links are free and reported automatically ([`crate::LinkMonitor`]); probes are made
+//! on request, when it is doubtful whether a link still carries data.
 
 use std::pin::Pin;
 use std::sync::Mutex;
@@ -17,12 +17,13 @@ pub type ProbeFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 /// How long a first hop may take to answer. // a guess: ten round trips of a crowded access point
 pub const HOP_PATIENCE: Duration = Duration::from_millis(100);
 
-/// Probes links beyond their packets: the kernel's ([`KernelLinkProbe`]), or a test's.
+/// Probes links by other means than their packets: the kernel's ([`KernelLinkProbe`]), or a test's.
 pub trait LinkProbe: Send + Sync + 'static {
-    /// Whether the first hop of the link answers within [`HOP_PATIENCE`]; none if there is no way to ask.
+    /// Whether the first hop of the link answers within [`HOP_PATIENCE`]; `None` if it cannot be
+    /// probed.
     fn probe_first_hop<'a>(&'a self, link: &'a Link) -> ProbeFuture<'a, Option<bool>>;
 
-    /// The statistics of the link's radio, if it is Wi-Fi and has them.
+    /// The statistics of the link's radio, if it is Wi-Fi and reports them.
     fn station_stats<'a>(&'a self, link: &'a Link) -> ProbeFuture<'a, Option<StationStats>>;
 }
 
@@ -43,7 +44,7 @@ impl LinkProbe for NoLinkProbe {
 /// Probes this machine's links: echoes to the gateway, nl80211.
 #[derive(Debug, Default)]
 pub struct KernelLinkProbe {
-    /// Opened at the first use.
+    /// The reader, which is opened at the first use.
     stations: Mutex<Option<StationReader>>,
 }
 

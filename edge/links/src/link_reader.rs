@@ -30,7 +30,7 @@ const GROUPS: [MulticastGroup; 5] = [
     MulticastGroup::Ipv6Route,
 ];
 
-/// An open netlink connection, with what classifies links.
+/// An open netlink connection, with the sources that classify links.
 pub(crate) struct LinkReader {
     handle: Handle,
     resolver: CostResolver,
@@ -38,15 +38,15 @@ pub(crate) struct LinkReader {
 }
 
 impl LinkReader {
-    /// Opens netlink; the second part yields once per message of the kernel, and is missing where
-    /// the system does not let us join its groups.
+    /// Opens netlink. The second value yields once for each message of the kernel; it is missing if
+    /// the system does not permit joining its groups.
     pub(crate) fn open(
         resolver: CostResolver,
         manager: Option<NetworkManager>,
     ) -> Result<(LinkReader, Option<BoxStream<'static, ()>>), LinkError> {
         if let Ok((connection, handle, messages)) = rtnetlink::new_multicast_connection(&GROUPS) {
             tokio::spawn(connection);
-            // An overrun (messages lost) arrives as a message too: one more hint.
+            // An overrun (lost messages) arrives as a message too: another hint.
             let reader = LinkReader {
                 handle,
                 resolver,
@@ -192,15 +192,15 @@ fn evidence_of(device: &LinkMessage) -> Option<LinkKindEvidence> {
     (!evidence.name.is_empty()).then_some(evidence)
 }
 
-/// The address, when a program may send from it.
+/// The address, if a program may send from it.
 fn usable_address(message: &AddressMessage) -> Option<IpAddr> {
     let mut flags = AddressFlags::from_bits_retain(message.header.flags.bits().into());
     let (mut local, mut address) = (None, None);
     for attribute in &message.attributes {
         match attribute {
-            // The long form of the header's eight bits.
+            // The long form of the flags, which have eight bits in the header.
             AddressAttribute::Flags(long) => flags = *long,
-            // On point-to-point links `Address` is the other end's; `Local` is ours.
+            // On point-to-point links `Address` is the peer's; `Local` is this machine's.
             AddressAttribute::Local(ip) => local = Some(*ip),
             AddressAttribute::Address(ip) => address = Some(*ip),
             _ => {}
@@ -217,8 +217,8 @@ fn usable_address(message: &AddressMessage) -> Option<IpAddr> {
     (!unfit && !link_local && !ip.is_loopback() && !ip.is_unspecified()).then_some(ip)
 }
 
-/// The devices this route leads out by, if it leads everywhere. Halves of the address space count
-/// (tunnels add `0.0.0.0/1` and `128.0.0.0/1` to win over the default route).
+/// The devices of a default route. Routes for half of the address space count as well, because
+/// tunnels add `0.0.0.0/1` and `128.0.0.0/1` to override the default route.
 fn default_routes(message: &RouteMessage) -> Vec<(u32, DefaultRoute)> {
     if message.header.kind != RouteType::Unicast || message.header.destination_prefix_length > 1 {
         return Vec::new();

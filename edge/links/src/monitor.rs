@@ -1,8 +1,8 @@
-//! Watching the links: hints in, snapshots out, events by comparison.
+//! Watches the links: hints trigger readings, and events are differences of snapshots.
 //!
-//! A hint is a netlink message or [`ChangeHandle::network_changed`]. After the first hint we wait
-//! [`GATHER`] for the rest of the burst, read everything, and do not read again before
-//! [`READ_INTERVAL_MIN`] has passed, however many hints come.
+//! A hint is a netlink message or [`ChangeHandle::network_changed`]. After the first hint the
+//! monitor waits [`GATHER`] for the rest of the burst, then reads everything. It does not read
+//! again before [`READ_INTERVAL_MIN`] has passed, however many hints arrive.
 
 use std::collections::VecDeque;
 use std::io;
@@ -19,8 +19,9 @@ use crate::link::Link;
 use crate::link_reader::LinkReader;
 use crate::network_manager::NetworkManager;
 
-/// How long a burst of changes is collected before reading: the kernel removes a link's addresses and
-/// routes one by one within a millisecond. Longer delays every handover by as much.
+/// How long a burst of changes is collected before reading, because the kernel removes a link's
+/// addresses and routes one by one within a millisecond. Higher: every handover is delayed by as
+/// much.
 pub const GATHER: Duration = Duration::from_millis(3); // a guess
 
 /// The shortest interval between two readings, so that a flapping link costs at most 20 per second.
@@ -32,15 +33,15 @@ const READ_RETRY: Duration = Duration::from_secs(1);
 /// Why the links cannot be watched.
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
-    /// The system offers no netlink socket, or not to us.
+    /// The system provides no netlink socket, or does not permit it.
     #[error("cannot open a netlink socket: {0} (links cannot be watched on this system)")]
     Socket(#[source] io::Error),
     /// The system refused to list links, addresses or routes.
     #[error("cannot read {what} from the kernel: {cause}")]
     Read {
-        /// `links`, `addresses` or `routes`.
+        /// The kind of object: `links`, `addresses` or `routes`.
         what: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         cause: String,
     },
 }
@@ -59,7 +60,7 @@ impl ChangeHandle {
     }
 }
 
-/// Watches the links as they come and go, until it is dropped.
+/// Watches the machine's links until it is dropped.
 #[derive(Debug)]
 pub struct LinkMonitor {
     latest: watch::Receiver<Arc<Vec<Link>>>,
@@ -70,14 +71,14 @@ pub struct LinkMonitor {
 }
 
 impl LinkMonitor {
-    /// The links now, and a monitor whose events start from exactly that.
+    /// Reads the links, and starts a monitor whose events continue from exactly that snapshot.
     ///
-    /// Must be called on a tokio runtime. Where the kernel's messages cannot be had the monitor
-    /// works all the same and relies on [`ChangeHandle::network_changed`];
-    /// [`LinkMonitor::has_kernel_events`] tells.
+    /// Must be called on a tokio runtime. If the kernel's messages are not available, the monitor
+    /// still works and relies on [`ChangeHandle::network_changed`];
+    /// [`LinkMonitor::has_kernel_events`] shows which case applies.
     ///
     /// # Errors
-    /// [`LinkError`] when not even one reading succeeds.
+    /// [`LinkError`] if not even one reading succeeds.
     pub async fn start(rules: ClassRules) -> Result<(Vec<Link>, LinkMonitor), LinkError> {
         let resolver = CostResolver {
             flags: rules,
@@ -86,16 +87,16 @@ impl LinkMonitor {
         LinkMonitor::start_with(resolver, None).await
     }
 
-    /// Starts a monitor that resolves costs by the user's settings and the network manager as well,
-    /// where it runs.
+    /// Starts a monitor that also resolves costs by the user's settings and by the network manager,
+    /// if that runs.
     ///
     /// # Errors
-    /// As [`LinkMonitor::start`].
+    /// The same as those of [`LinkMonitor::start`].
     pub async fn start_with(
         resolver: CostResolver,
         manager: Option<NetworkManager>,
     ) -> Result<(Vec<Link>, LinkMonitor), LinkError> {
-        // Hints are heard from before the first reading, so nothing falls between.
+        // Hints are received from before the first reading on, so that no change is missed.
         let (mut reader, hints) = LinkReader::open(resolver, manager)?;
         let hears_kernel = hints.is_some();
         let first = Arc::new(reader.read().await?);
@@ -113,9 +114,9 @@ impl LinkMonitor {
         Ok((first.to_vec(), monitor))
     }
 
-    /// The next change. Never ends while the runtime lives; safe to drop half-way.
+    /// Waits for the next change. The future may be dropped without losing an event.
     ///
-    /// Returns `None` when watching has stopped because the runtime is going down.
+    /// Returns `None` when watching has stopped because the runtime shuts down.
     pub async fn next(&mut self) -> Option<LinkEvent> {
         loop {
             if let Some(event) = self.pending.pop_front() {
@@ -161,7 +162,7 @@ impl LinkMonitor {
     }
 }
 
-/// Publishes a snapshot after each burst of changes, until nobody listens.
+/// Publishes a snapshot after each burst of changes, as long as there are receivers.
 async fn watch_links(
     mut reader: LinkReader,
     mut kernel: stream::BoxStream<'static, ()>,
@@ -192,7 +193,8 @@ async fn watch_links(
                     changed
                 });
             }
-            // Keep the last snapshot: a wrong "all links gone" would stop every transfer.
+            // The last snapshot is kept, because a wrong "all links gone" would stop every
+            // transfer.
             Err(error) => {
                 tracing::warn!(%error, "links not read; keeping what was known");
                 tokio::time::sleep(READ_RETRY).await;
@@ -203,7 +205,7 @@ async fn watch_links(
     }
 }
 
-/// Drops the hints that are already here: the reading that follows covers them.
+/// Drops pending hints, which the following reading covers.
 fn drain(hints: &mut stream::BoxStream<'static, ()>) {
     use futures_util::FutureExt;
     while let Some(Some(())) = hints.next().now_or_never() {}

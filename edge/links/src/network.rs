@@ -1,8 +1,8 @@
-//! What the system's network manager knows of the network behind each device.
+//! The system's network manager's information about the network behind each device.
 //!
 //! ```text
-//!  device ─┬─ metered?        a property of the network, said by a user or guessed
-//!          ├─ connectivity    what the manager's own question to the Internet got for an answer
+//!  device ─┬─ metered?        a property of the network, set by a user or guessed
+//!          ├─ connectivity    the result of the manager's own check
 //!          ├─ access point    SSID, BSSID, signal; and the others in sight
 //!          └─ operator        of a mobile network
 //!  VPN ───▶ the devices it runs over
@@ -31,7 +31,7 @@ pub enum Metered {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Connectivity {
-    /// The network manager did not ask the network.
+    /// The network manager has not checked.
     #[default]
     Unknown,
     /// There is no route.
@@ -47,13 +47,13 @@ pub enum Connectivity {
 /// A Wi-Fi access point in reach.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct AccessPoint {
-    /// The network's name; what is not UTF-8 in it is replaced.
+    /// The network's name; invalid UTF-8 in it is replaced.
     pub ssid: String,
     /// The access point's own address.
     pub bssid: String,
     /// The signal strength, 0 to 100.
     pub signal_percent: u8,
-    /// Its channel.
+    /// The channel's frequency in MHz.
     pub frequency_mhz: u32,
     /// Whether the network manager can join it: credentials are saved, or none are needed.
     pub known: bool,
@@ -72,7 +72,7 @@ pub struct NetworkInfo {
     pub access_point: Option<AccessPoint>,
     /// All access points in reach, the current one included.
     pub in_sight: Vec<AccessPoint>,
-    /// A mobile network's code: country and operator, `26201`.
+    /// The code of a mobile network, country and operator, such as `26201`.
     pub operator: Option<String>,
 }
 

@@ -1,4 +1,4 @@
-//! NetworkManager over D-Bus: what it knows of networks, scans, and joining an access point.
+//! NetworkManager over D-Bus: information about networks, scans, and joining an access point.
 //!
 //! ```text
 //!  signals of NetworkManager ─▶ "something changed" ─▶ gather ─▶ read all its objects at once
@@ -6,8 +6,8 @@
 //!                              Networks of the latest reading ◀───┘
 //! ```
 //!
-//! As with the kernel, a signal is only a hint. Where NetworkManager does not run, or ends, nothing is
-//! known, and links are judged by what the kernel says.
+//! As with the kernel, a signal is only a hint. If NetworkManager does not run or ends, only the
+//! kernel's information is used.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -49,9 +49,9 @@ pub enum NetworkManagerError {
     /// NetworkManager refused the call.
     #[error("NetworkManager refuses to {what}: {cause}")]
     Refused {
-        /// What it was asked for.
+        /// The request, in words.
         what: &'static str,
-        /// What it said.
+        /// NetworkManager's error.
         cause: zbus::Error,
     },
     /// The device or access point no longer exists.
@@ -73,17 +73,18 @@ pub struct NetworkManager {
 struct NetworkManagerState {
     networks: Networks,
     devices: HashMap<String, OwnedObjectPath>,
-    /// By device and BSSID: the path of the access point, and of the settings to join it with.
+    /// By device and BSSID: the object paths of the access point, and of the settings with which to
+    /// join it.
     access_points: HashMap<(String, String), (OwnedObjectPath, Option<OwnedObjectPath>)>,
 }
 
 impl NetworkManager {
     /// Connects to the system's NetworkManager. Must be called on a tokio runtime, and in
-    /// NetworkManager's network namespace: it names devices, and others may have the same names
+    /// NetworkManager's network namespace, because device names may stand for other devices
     /// elsewhere.
     ///
     /// # Errors
-    /// It does not run.
+    /// NetworkManager does not run.
     pub async fn start() -> Result<NetworkManager, NetworkManagerError> {
         let bus = Connection::system().await;
         NetworkManager::on(bus.map_err(NetworkManagerError::Absent)?).await
@@ -92,7 +93,7 @@ impl NetworkManager {
     /// Connects to the NetworkManager on a bus.
     ///
     /// # Errors
-    /// There is none.
+    /// There is no NetworkManager on it.
     pub async fn on(bus: Connection) -> Result<NetworkManager, NetworkManagerError> {
         let mut reader = NetworkManagerReader::new(bus.clone());
         let hints = reader.hints().await.map_err(NetworkManagerError::Absent)?;
@@ -115,11 +116,11 @@ impl NetworkManager {
         }
     }
 
-    /// Looks for access points with this device. They are in [`NetworkManager::networks`] some seconds
-    /// later.
+    /// Scans for access points with this device. They appear in [`NetworkManager::networks`] some
+    /// seconds later.
     ///
     /// # Errors
-    /// There is no such device; or it refuses, for the last scan was a moment ago.
+    /// There is no such device, or NetworkManager refuses because the last scan was a moment ago.
     pub async fn scan(&self, device: &str) -> Result<(), NetworkManagerError> {
         let path = self.latest.borrow().devices.get(device).cloned();
         let path = path.ok_or_else(|| NetworkManagerError::Gone(device.to_owned()))?;
@@ -130,10 +131,11 @@ impl NetworkManager {
         scan.await.map_err(refused("scan"))
     }
 
-    /// Joins a known access point with this device. Its addresses come as of any link.
+    /// Joins a known access point with this device. Its addresses are reported like those of any
+    /// link.
     ///
     /// # Errors
-    /// It is not in sight or not known any more; or NetworkManager refuses.
+    /// The access point is not in reach or not known any more, or NetworkManager refuses.
     pub async fn join(&self, device: &str, bssid: &str) -> Result<(), NetworkManagerError> {
         let gone = || NetworkManagerError::Gone(format!("{bssid} for {device}"));
         let (device, point, settings) = {
@@ -159,8 +161,8 @@ fn refused(what: &'static str) -> impl FnOnce(zbus::Error) -> NetworkManagerErro
     move |cause| NetworkManagerError::Refused { what, cause }
 }
 
-/// Receives signals in its own task: while a queue of signals is full, the connection delivers no
-/// answers either.
+/// Receives signals in its own task, because while a queue of signals is full, the connection
+/// delivers no answers either.
 struct SignalListener {
     hint: Arc<Notify>,
     task: JoinHandle<()>,
@@ -185,7 +187,7 @@ impl Drop for SignalListener {
     }
 }
 
-/// Publishes a reading after each burst of signals, until nobody listens.
+/// Publishes a reading after each burst of signals, as long as there are receivers.
 async fn watch_networks(
     mut reader: NetworkManagerReader,
     hearing: SignalListener,
@@ -212,8 +214,8 @@ async fn watch_networks(
 
 struct NetworkManagerReader {
     bus: Connection,
-    /// The SSID of each saved Wi-Fi connection. A change of an SSID is read only when NetworkManager
-    /// restarts.
+    /// The SSID of each saved Wi-Fi connection; `None` if it is not readable. A changed SSID is
+    /// read only when NetworkManager restarts.
     saved: HashMap<OwnedObjectPath, Option<Vec<u8>>>,
 }
 
@@ -225,7 +227,7 @@ impl NetworkManagerReader {
         }
     }
 
-    /// Its signals, and its appearance and disappearance on the bus.
+    /// NetworkManager's signals, and its start and end on the bus.
     async fn hints(&self) -> zbus::Result<BoxStream<'static, ()>> {
         let own = MatchRule::builder().msg_type(Type::Signal).sender(NAME);
         let owner = MatchRule::builder().msg_type(Type::Signal).sender(BUS);
@@ -248,7 +250,7 @@ impl NetworkManagerReader {
         Ok(assemble(&objects, &self.saved))
     }
 
-    /// The SSID of saved settings; none, too, for settings of another user.
+    /// The SSID of saved settings; `None` also for settings of another user.
     async fn ssid_of(&self, path: &OwnedObjectPath) -> Option<Vec<u8>> {
         let saved = SavedConnectionProxy::new(&self.bus, path).await.ok()?;
         let mut settings = saved.get_settings().await.ok()?;
@@ -360,7 +362,7 @@ fn metered(word: Option<u32>) -> Metered {
     }
 }
 
-/// The better connectivity of both address families: one that works is enough.
+/// The better connectivity of both address families, because one that works is enough.
 fn connectivity(device: &DbusProperties) -> Connectivity {
     let of = |family| match number(device, family) {
         Some(1) => Connectivity::None,
@@ -389,7 +391,7 @@ fn number(properties: &DbusProperties, name: &str) -> Option<u32> {
     u32::try_from(properties.get(name)?).ok()
 }
 
-/// A property that is an object path; none for `/`, which stands for no object.
+/// A property that is an object path; `None` for `/`, which stands for no object.
 fn path_of(properties: &DbusProperties, name: &str) -> Option<OwnedObjectPath> {
     let path: OwnedObjectPath = properties.get(name)?.try_clone().ok()?.try_into().ok()?;
     (path.as_str() != "/").then_some(path)

@@ -1,5 +1,5 @@
-//! NetworkManager's D-Bus interfaces, as far as they are called. Names and signatures are those of its
-//! D-Bus reference; what is read all at once comes by `org.freedesktop.DBus.ObjectManager`.
+//! The used part of NetworkManager's D-Bus interfaces, with names and signatures of its D-Bus
+//! reference. Objects are read together by `org.freedesktop.DBus.ObjectManager`.
 
 use std::collections::HashMap;
 
@@ -27,7 +27,7 @@ pub trait NetworkDaemon {
     default_service = "org.freedesktop.NetworkManager"
 )]
 pub trait WirelessDevice {
-    /// Looks for access points.
+    /// Scans for access points.
     fn request_scan(&self, options: HashMap<&str, Variant<'_>>) -> zbus::Result<()>;
 }
 

@@ -1,15 +1,15 @@
-//! What the user says of networks, in the file of settings; it wins over everything but a flag.
+//! The user's rules for networks in the settings file. Only command-line flags take precedence.
 //!
 //! ```toml
 //! [[network]]
-//! ssid = "Train"            # what it is about: ssid, type, carrier, device; all that are given
+//! ssid = "Train"            # conditions: ssid, type, carrier, device; all that are given must match
 //! class = "metered"         # free, metered, roaming, auto
-//! cap = "2G"                # a month's bytes
+//! cap = "2G"                # bytes per month
 //! reset_day = 14            # of each month; 31: its last day
-//! cutoff = "cautious"       # what happens there: hard, soft, cautious
+//! cutoff = "cautious"       # what happens at the cap: hard, soft, cautious
 //! ```
 //!
-//! The first rule that fits decides. A key nobody knows is an error, and names the one that was meant.
+//! The first rule that matches decides. An unknown key is an error, which suggests a similar key.
 
 use serde::{Deserialize, Serialize};
 
@@ -17,8 +17,8 @@ use crate::class::CostClass;
 use crate::link_kind::LinkKind;
 use crate::network::NetworkInfo;
 
-/// The share of a cap at which a cautious rule stops: the operator also counts headers, which we do
-/// not.
+/// The share of a cap at which a cautious rule stops, because operators also count headers, which
+/// are not counted here.
 const CAUTIOUS_SHARE: f64 = 0.9; // a guess
 
 /// The most mistakes in a key for which a similar key is suggested.
@@ -29,9 +29,8 @@ const MISTAKES_MAX: usize = 3;
 #[error("{0}")]
 pub struct NetworkRuleError(String);
 
-/// The user's network rules.
+/// The user's network rules. Other keys of the file are other settings, which their owner checks.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct NetworkRules {
     /// The rules, in order of precedence.
     #[serde(default)]
@@ -149,10 +148,10 @@ fn days_in(year: i16, month: u8) -> u8 {
 }
 
 impl NetworkRules {
-    /// Out of TOML.
+    /// Parses rules in TOML.
     ///
     /// # Errors
-    /// It is none, or has a key or a value that nobody knows, or a rule about nothing.
+    /// The text is not TOML, has an unknown key or value, or a rule without a condition.
     pub fn parse(text: &str) -> Result<NetworkRules, NetworkRuleError> {
         let rules: NetworkRules =
             toml::from_str(text).map_err(|error| NetworkRuleError(explain(&error)))?;
@@ -179,7 +178,7 @@ impl NetworkRules {
 }
 
 impl CapCutoff {
-    /// What is left of a cap after so many bytes; none is no limit.
+    /// Bytes left of a cap after `used` bytes; `None` means no limit.
     pub fn left(self, cap: u64, used: u64) -> Option<u64> {
         let cap = match self {
             CapCutoff::Soft => return None,
@@ -189,7 +188,7 @@ impl CapCutoff {
         Some(cap.saturating_sub(used))
     }
 
-    /// The name as it is written in the settings.
+    /// The name of the value in the settings.
     pub fn as_str(self) -> &'static str {
         match self {
             CapCutoff::Hard => "hard",
@@ -210,12 +209,12 @@ impl NetworkRule {
         }
     }
 
-    /// Bytes left of the cap after so many this month; none is no limit.
+    /// Bytes left of the cap after `used` bytes this month; `None` means no limit.
     pub fn left(&self, used: u64) -> Option<u64> {
         self.cutoff.left(self.cap?, used)
     }
 
-    /// What the rule applies to, for users.
+    /// The networks that the rule applies to, for users.
     pub fn describe(&self) -> String {
         let kind = self.kind.map(|kind| format!("{kind:?}").to_lowercase());
         let words = [
@@ -251,7 +250,7 @@ impl NetworkRule {
             Some(wanted) => there.is_some_and(|there| matches_pattern(wanted, there)),
             None => true,
         };
-        // A network may be named with a star in it.
+        // An SSID may contain a star.
         let named = self
             .ssid
             .as_deref()
@@ -428,7 +427,6 @@ mod tests {
                 "did you mean `reset_day`?",
             ),
             ("[[network]]\ntype = \"wify\"", "did you mean `wifi`?"),
-            ("[[netwrok]]\ntype = \"wifi\"", "did you mean `network`?"),
             (
                 "[[network]]\ntype = \"wifi\"\ncutoff = \"sofft\"",
                 "did you mean `soft`?",

@@ -1,16 +1,17 @@
-//! What a Wi-Fi radio counts of its access point, and when that says that the air fails.
+//! A Wi-Fi radio's statistics about its access point, and when they show an outage.
 //!
-//! A frame that no acknowledgement came for is tried again, seven times in all (dot11ShortRetryLimit,
-//! IEEE 802.11-2020 annex C), then given up and counted as failed. Beacons come ten times a second; Linux
-//! counts a loss of beacons when seven in a row were missed (mac80211, `beacon_loss_count`). Either
-//! counter moves within a part of a second, while a carrier is given up only after seconds. The rule is in
-//! [`StationStats::fails_since`]; it was not tried against a radio, for which no machine at hand has one.
+//! A frame without an acknowledgement is sent again, seven times in total (dot11ShortRetryLimit,
+//! IEEE 802.11-2020 annex C), then it counts as failed. Beacons arrive ten times a second; Linux
+//! counts a loss of beacons when seven in a row were missed (mac80211, `beacon_loss_count`). Both
+//! counters react within a fraction of a second, while a carrier is given up only after seconds.
+//! [`StationStats::fails_since`] has the rule; it was not tried with a real radio, because no test
+//! machine has one.
 
 use futures_util::TryStreamExt;
 use wl_nl80211::{Nl80211Attr, Nl80211Handle, Nl80211StationInfo};
 
-/// Frames that must have failed, with none received, for an outage. A single one may meet a burst of
-/// interference; three are 21 attempts.
+/// The number of frames that must have failed, with none received, for an outage. A single one may
+/// be due to interference; three are 21 attempts.
 const FAILED_MIN: u32 = 3; // a guess
 
 /// Statistics of a device's current access point.
@@ -18,17 +19,17 @@ const FAILED_MIN: u32 = 3; // a guess
 pub struct StationStats {
     /// The BSSID of the access point.
     pub bssid: [u8; 6],
-    /// Frames received from it.
+    /// Frames received from the access point.
     pub received: u32,
-    /// Frames to it that failed after all attempts.
+    /// Frames to the access point that failed after all attempts.
     pub failed: u32,
-    /// How often its beacons were lost.
+    /// How often the access point's beacons were lost.
     pub beacon_losses: u32,
 }
 
 impl StationStats {
-    /// Whether there was an outage since `before`: beacons were lost, or frames failed while none were
-    /// received. Not known after a change of access point.
+    /// Whether there was an outage since `before`: beacons were lost, or frames failed while none
+    /// were received. Always false after a change of access point.
     pub fn fails_since(&self, before: &StationStats) -> bool {
         if self.bssid != before.bssid {
             return false;
@@ -88,7 +89,8 @@ impl StationReader {
     pub(crate) async fn read(&self, index: u32) -> Option<StationStats> {
         let handle = self.handle.clone()?;
         let mut found = Box::pin(handle.station().dump(index).execute().await);
-        // A station has one, an access point of ours would have many: then none is the first hop.
+        // A client has one station. An access point would have many, none of which is its first
+        // hop.
         let first = found.try_next().await.ok()??;
         let station = StationStats::of(&first.payload.attributes);
         found.try_next().await.ok()?.is_none().then_some(station)?
@@ -158,7 +160,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_device_that_is_no_radio_has_no_station() {
-        // 1 is the loopback device, wherever there is one.
+        // Index 1 is the loopback device, wherever there is one.
         assert_eq!(StationReader::open().read(1).await, None);
     }
 }

@@ -1,7 +1,7 @@
-//! Looks for access points and joins the one to be on, through the network manager.
+//! Scans for access points and joins the best one, through the network manager.
 //!
 //! ```text
-//!  look ─▶ scan ─▶ seconds later in sight ─▶ rove ─▶ judged? shunned? better? ─▶ join
+//!  scan ─▶ seconds later in reach ─▶ roam ─▶ on trial? avoided? better? ─▶ join
 //!  every 5 s while a stream runs; else on D-Lock's alarms, and when links change
 //! ```
 
@@ -12,8 +12,8 @@ use crate::access_point_trials::AccessPointTrials;
 use crate::network::{AccessPoint, NetworkInfo};
 use crate::network_manager::{NetworkManager, NetworkManagerError};
 
-/// Between looks while a stream runs: without them the paper's subway trip had 14.9 % by Wi-Fi, with
-/// them 48.7. // Cedos, section V.C
+/// The interval between scans while a stream runs: without them the paper's subway trip had 14.9 %
+/// of its bytes by Wi-Fi, with them 48.7 %. // Cedos, section V.C
 pub const LOOK_STREAMING: Span = Span::from_secs(5);
 
 /// The result of [`WifiRoamer::roam`].
@@ -36,7 +36,7 @@ pub struct WifiRoamer {
 }
 
 impl WifiRoamer {
-    /// By way of this manager.
+    /// A roamer that uses this manager.
     pub fn new(manager: NetworkManager) -> WifiRoamer {
         WifiRoamer {
             manager,
@@ -45,10 +45,10 @@ impl WifiRoamer {
         }
     }
 
-    /// Looks for access points with this device; they are in sight some seconds later.
+    /// Scans for access points with this device; they are reported some seconds later.
     ///
     /// # Errors
-    /// The manager refuses: the last scan was a moment ago, or the device is gone.
+    /// The manager refuses, because the last scan was a moment ago or the device is gone.
     pub async fn scan(&self, device: &str) -> Result<(), NetworkManagerError> {
         self.manager.scan(device).await
     }
@@ -63,8 +63,8 @@ impl WifiRoamer {
         }
     }
 
-    /// Judges the access point this device is on, and joins a better one. To be called when the
-    /// manager's networks change, after a look, and at [`AccessPointTrials::next_check_at`].
+    /// Evaluates the access point that this device is on, and joins a better one. Call it when the
+    /// manager's networks change, after a scan, and at [`AccessPointTrials::next_check_at`].
     ///
     /// # Errors
     /// The manager refuses to join it.

@@ -1,7 +1,7 @@
-//! Real links in a network namespace of their own: what the monitor says when they come and go.
+//! Tests of the monitor with real links in their own network namespace.
 //!
-//! Each test runs itself again under `unshare -Urn` and does its work there; where the system
-//! forbids that, it says so and passes.
+//! Each test runs itself again under `unshare -Urn`; if the system forbids that, it prints a
+//! message and passes.
 
 use cedos_lab_rig::namespace::{LINKS, in_namespace_with, sh};
 use cedos_lab_rig::{PATIENCE, this_test};
@@ -11,7 +11,8 @@ fn ip(arguments: &str) {
     sh(&format!("ip {arguments}"));
 }
 
-/// Events until `wanted` holds; asserts that they lead from `known` to the latest snapshot.
+/// Takes events until `wanted` holds, and asserts that they lead from `known` to the latest
+/// snapshot.
 async fn until(
     monitor: &mut LinkMonitor,
     known: &mut Vec<Link>,
@@ -110,7 +111,7 @@ fn links_are_seen_to_come_and_go() {
         .await;
         assert_eq!(event.link().addresses[0].to_string(), "203.0.113.99");
 
-        // The device is pulled out.
+        // The device is removed.
         ip("link del wlan0");
         let event = until(
             &mut monitor,

@@ -1,8 +1,9 @@
-//! NetworkManager, as a stand-in for it on a bus of the test's own plays it. Passes, saying so, where
-//! there is none.
+//! Tests with a stand-in for NetworkManager on a bus of the test. They pass with a message if there
+//! is no bus program.
 
-use cedos_lab_rig::PATIENCE;
 use cedos_lab_rig::bus::ServiceBus;
+use cedos_lab_rig::namespace::{LINKS, in_namespace_with, sh};
+use cedos_lab_rig::{PATIENCE, this_test};
 use d2tp_links::{
     Connectivity, CostClass, CostResolver, LinkMonitor, Metered, NetworkManager, NetworkRules,
     WifiRoamer,
@@ -17,8 +18,8 @@ const DEVICE: &str = "org.freedesktop.NetworkManager.Device";
 const WIRELESS: &str = "org.freedesktop.NetworkManager.Device.Wireless";
 const ACTIVATED: i32 = 100;
 
-/// The stand-in, with a Wi-Fi device of this name and two access points of a network it knows, and one of
-/// a network it does not.
+/// A stand-in for NetworkManager with a Wi-Fi device of this name, two access points of a known
+/// network, and one of an unknown network.
 struct Manager {
     bus: ServiceBus,
     mock: Proxy<'static>,
@@ -66,7 +67,7 @@ impl Manager {
         NetworkManager::on(self.bus.connect().await).await.unwrap()
     }
 
-    /// Adds what the stand-in lacks, or changes it.
+    /// Adds or changes properties of the stand-in.
     async fn set(&self, interface: &str, name: &str, value: Variant<'_>) {
         let device = self.device(interface).await;
         if device
@@ -85,7 +86,7 @@ impl Manager {
             let added = (interface, name, value);
             let _: () = device.call("AddProperty", &added).await.unwrap();
         }
-        // Real ones say so by themselves.
+        // A real NetworkManager signals changes by itself.
         let nudge: Vec<Variant<'_>> = Vec::new();
         let _: () = self
             .mock
@@ -106,7 +107,7 @@ impl Manager {
     }
 }
 
-/// Waits until what is known of a device is so.
+/// Waits until the information about a device satisfies a condition.
 async fn until(
     manager: &mut NetworkManager,
     device: &str,
@@ -158,7 +159,7 @@ async fn a_devices_network_is_known_with_its_access_points() {
         (network.metered, network.connectivity) == (Metered::Yes, Connectivity::Portal)
     })
     .await;
-    // One family that works is enough.
+    // One address family that works is enough.
     mock.set(DEVICE, "Ip6Connectivity", Variant::from(4u32))
         .await;
     until(&mut known, "wlan9", |network| {
@@ -184,7 +185,7 @@ async fn a_dead_access_point_is_left_for_another_and_a_better_one_is_joined() {
         calls.iter().any(|(_, method, _)| method == "RequestScan"),
         "{calls:?}"
     );
-    // On none: the strongest that is known.
+    // On no access point: the strongest known one is joined.
     let roved = scout.roam(at(0), "wlan9").await.unwrap();
     assert_eq!(roved.joining.unwrap().bssid, "02:00:00:00:00:01");
     let on = |bssid: &'static str| {
@@ -196,7 +197,7 @@ async fn a_dead_access_point_is_left_for_another_and_a_better_one_is_joined() {
         }
     };
     until(&mut known, "wlan9", on("02:00:00:00:00:01")).await;
-    // It says nothing for four seconds.
+    // The access point does not answer for four seconds.
     assert_eq!(scout.roam(at(1), "wlan9").await.unwrap().joining, None);
     let roved = scout.roam(at(5), "wlan9").await.unwrap();
     assert_eq!(
@@ -204,12 +205,12 @@ async fn a_dead_access_point_is_left_for_another_and_a_better_one_is_joined() {
         [("wlan9".to_owned(), "02:00:00:00:00:01".to_owned())]
     );
     assert_eq!(roved.joining.unwrap().bssid, "02:00:00:00:00:02");
-    // The real one names what is joined on the device as well.
+    // The real NetworkManager also reports the joined access point on the device.
     let far = ObjectPath::try_from("/org/freedesktop/NetworkManager/AccessPoint/far").unwrap();
     mock.set(WIRELESS, "ActiveAccessPoint", Variant::from(far))
         .await;
     until(&mut known, "wlan9", on("02:00:00:00:00:02")).await;
-    // That one answers, and carries little; a minute later the first is worth a try again.
+    // This one answers, but carries little; a minute later the first one is tried again.
     assert_eq!(scout.roam(at(6), "wlan9").await.unwrap().joining, None);
     scout.trials.answered("wlan9");
     scout.record_goodput(at(20), "wlan9", 2_000.0);
@@ -218,43 +219,45 @@ async fn a_dead_access_point_is_left_for_another_and_a_better_one_is_joined() {
     assert_eq!(roved.joining.unwrap().bssid, "02:00:00:00:00:01");
 }
 
-#[tokio::test]
-async fn links_are_judged_by_what_the_manager_says_and_rules_win() {
-    // The loopback device is there wherever this runs.
-    let Some(mock) = manager("lo").await else {
-        return;
-    };
-    mock.set(DEVICE, "Metered", Variant::from(2u32)).await;
-    let class = async |rules: &str| {
-        let judge = CostResolver {
-            rules: NetworkRules::parse(rules).unwrap(),
-            ..CostResolver::default()
+#[test]
+fn links_are_judged_by_what_the_manager_says_and_rules_win() {
+    in_namespace_with(LINKS, this_test!(), || async {
+        sh("ip link add wlan0 type veth peer name ap0");
+        let Some(mock) = manager("wlan0").await else {
+            return;
         };
-        let manager = mock.start().await;
-        let (links, monitor) = LinkMonitor::start_with(judge, Some(manager)).await.unwrap();
-        let lo = links.into_iter().find(|link| link.name == "lo").unwrap();
-        (lo.class.class, monitor)
-    };
-    let (free, mut monitor) = class("").await;
-    assert_eq!(free, CostClass::Free);
-    assert_eq!(
-        class("[[network]]\ndevice = \"l*\"\nclass = \"roaming\"")
-            .await
-            .0,
-        CostClass::Roaming
-    );
-    // While it is watched, the network becomes metered.
-    mock.set(DEVICE, "Metered", Variant::from(1u32)).await;
-    let metered = async {
-        loop {
-            let event = monitor.next().await.expect("it goes on");
-            if event.link().name == "lo" && event.link().class.class == CostClass::Metered {
-                return event.link().class.because.clone();
+        mock.set(DEVICE, "Metered", Variant::from(2u32)).await;
+        let class = async |rules: &str| {
+            let judge = CostResolver {
+                rules: NetworkRules::parse(rules).unwrap(),
+                ..CostResolver::default()
+            };
+            let manager = mock.start().await;
+            let (links, monitor) = LinkMonitor::start_with(judge, Some(manager)).await.unwrap();
+            let wlan = links.into_iter().find(|link| link.name == "wlan0").unwrap();
+            (wlan.class.class, monitor)
+        };
+        let (free, mut monitor) = class("").await;
+        assert_eq!(free, CostClass::Free);
+        assert_eq!(
+            class("[[network]]\ndevice = \"w*\"\nclass = \"roaming\"")
+                .await
+                .0,
+            CostClass::Roaming
+        );
+        // While it is being watched, the network becomes metered.
+        mock.set(DEVICE, "Metered", Variant::from(1u32)).await;
+        let metered = async {
+            loop {
+                let event = monitor.next().await.expect("it goes on");
+                if event.link().name == "wlan0" && event.link().class.class == CostClass::Metered {
+                    return event.link().class.because.clone();
+                }
             }
-        }
-    };
-    let because = timeout(PATIENCE, metered).await.expect("it is told");
-    assert!(because.contains("settings"), "{because}");
+        };
+        let because = timeout(PATIENCE, metered).await.expect("it is told");
+        assert!(because.contains("settings"), "{because}");
+    });
 }
 
 #[tokio::test]

@@ -1,5 +1,5 @@
-//! The real NetworkManager in a namespace of its own. Passes, saying so, where it is not installed or a
-//! namespace is not allowed.
+//! Tests with the real NetworkManager in its own namespace. They pass with a message if it is not
+//! installed, or a namespace is not permitted.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
@@ -13,7 +13,7 @@ use d2tp_links::{CostClass, CostResolver, LinkMonitor, Metered, NetworkManager};
 
 const DAEMON: &str = "NetworkManager";
 
-/// Everybody may say everything: nobody else is on it.
+/// Every client may do everything, because there are no others on the bus.
 const BUS: &str = r#"<busconfig><type>system</type><listen>unix:tmpdir=/run</listen>
 <auth>EXTERNAL</auth><policy context="default"><allow send_destination="*" eavesdrop="true"/>
 <allow eavesdrop="true"/><allow own="*"/><allow user="*"/></policy></busconfig>"#;
@@ -21,12 +21,12 @@ const BUS: &str = r#"<busconfig><type>system</type><listen>unix:tmpdir=/run</lis
 const SETTINGS: &str = "[main]\nplugins=keyfile\nauth-polkit=false\nrc-manager=unmanaged\n\
                         [keyfile]\npath=/run/connections\n";
 
-/// A cable whose user said that its bytes are counted.
+/// A wired connection that the user marked as metered.
 const METERED: &str = "[connection]\nid=cable\ntype=ethernet\ninterface-name=eth9\nmetered=1\n\
                        [ipv4]\nmethod=manual\naddress1=192.0.2.9/24,192.0.2.1\n\
                        [ipv6]\nmethod=disabled\n";
 
-/// Ends with the test.
+/// A process that ends with the test.
 struct Process(Child);
 
 impl Drop for Process {
@@ -46,7 +46,7 @@ fn run(program: &str, arguments: &str) {
 
 fn write(path: &str, text: &str) {
     std::fs::write(path, text).expect(path);
-    // It takes no connection that others could read.
+    // It refuses connection files that others could read.
     std::fs::set_permissions(path, PermissionsExt::from_mode(0o600)).expect(path);
 }
 
@@ -66,7 +66,7 @@ async fn inside() {
             run("mount", &format!("-t tmpfs t {directory}"));
         }
     }
-    // It waits for udev to name devices, but where /sys cannot be written it does without.
+    // It waits for udev to name devices, but not if /sys is read-only.
     run("mount", "-t sysfs -o ro s /sys");
     std::fs::create_dir_all("/run/connections").expect("a folder");
     write("/run/bus.conf", BUS);
@@ -105,7 +105,7 @@ async fn inside() {
     within(judged(address.trim())).await;
 }
 
-/// Waits until the cable is up, and metered for what NetworkManager says.
+/// Waits until the wired link is up, and metered as NetworkManager reports.
 async fn judged(address: &str) {
     let manager = until_async("NetworkManager is on the bus", async || {
         let bus = zbus::connection::Builder::address(address).build().await;

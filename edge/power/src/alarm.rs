@@ -1,8 +1,8 @@
-//! A timer that counts while the machine sleeps, and wakes it where that is allowed.
+//! A timer that counts while the machine sleeps, and wakes it if that is allowed.
 //!
-//! `CLOCK_BOOTTIME_ALARM` needs CAP_WAKE_ALARM, which systemd gives to users' sessions from version 254
-//! on, and a clock in the machine that can wake it. Without them `CLOCK_BOOTTIME` rings as soon
-//! as something else has woken it.
+//! `CLOCK_BOOTTIME_ALARM` needs CAP_WAKE_ALARM, which systemd gives to user sessions from version
+//! 254 on, and a hardware clock that can wake the machine. Without them `CLOCK_BOOTTIME` is used,
+//! which fires as soon as something else has woken the machine.
 
 use std::fs;
 use std::io;
@@ -44,7 +44,7 @@ impl Alarm {
     /// Opens an alarm that is not set. Must be called on a tokio runtime.
     ///
     /// # Errors
-    /// The kernel has no timers as files, or the process no descriptors left.
+    /// The kernel has no timer descriptors, or the process has no descriptors left.
     pub fn open() -> io::Result<Alarm> {
         let flags = TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK;
         let (timer, wakes) = match TimerFd::new(ClockId::CLOCK_BOOTTIME_ALARM, flags) {
@@ -59,7 +59,7 @@ impl Alarm {
             ),
             Err(errno) => return Err(errno.into()),
         };
-        // SAFETY: the timer's descriptor is its own, the same and open until it is dropped.
+        // SAFETY: the timer owns its descriptor, which stays the same and open until it is dropped.
         let timer =
             unsafe { AsyncFd::register_with_interest(BootTimer(timer), Interest::READABLE) };
         Ok(Alarm {
@@ -73,7 +73,7 @@ impl Alarm {
         &self.wake_support
     }
 
-    /// Rings after so long; with none, not any more.
+    /// Sets the alarm to fire after this span; `None` cancels it.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -82,7 +82,7 @@ impl Alarm {
         let Some(after) = after else {
             return Ok(timer.unset()?);
         };
-        // Nothing would take it off.
+        // A timer of zero would be disarmed.
         let after = after.max(Span::from_nanos(1));
         let span = TimeSpec::from_duration(after.into());
         Ok(timer.set(Expiration::OneShot(span), TimerSetTimeFlags::empty())?)
@@ -100,7 +100,7 @@ impl Alarm {
     }
 }
 
-/// A real-time clock that wakes has a file to set its alarm by.
+/// Whether there is a real-time clock that can wake the machine: it has a file to set its alarm.
 fn has_waking_clock() -> bool {
     let clocks = fs::read_dir("/sys/class/rtc").into_iter().flatten();
     clocks
@@ -113,7 +113,7 @@ mod tests {
     use super::*;
     use std::time::Duration;
 
-    /// What a test waits for at most.
+    /// The longest time that a test waits.
     const SOON: Duration = Duration::from_secs(20);
 
     #[tokio::test]
@@ -141,14 +141,14 @@ mod tests {
             unsafe { libc::syscall(libc::SYS_capget, header.as_mut_ptr(), sets.as_mut_ptr()) };
         assert_eq!(got, 0);
         sets[1][0] &= !(1 << (WAKE_ALARM - 32));
-        // SAFETY: likewise, and capset(2) only reads.
+        // SAFETY: as above, and capset(2) only reads.
         let set = unsafe { libc::syscall(libc::SYS_capset, header.as_ptr(), sets.as_ptr()) };
         assert_eq!(set, 0);
     }
 
     #[test]
     fn without_the_capability_it_rings_all_the_same_and_says_so() {
-        // Capabilities are a thread's own.
+        // Capabilities belong to a thread.
         let thread = std::thread::spawn(|| {
             may_not_wake();
             let runtime = tokio::runtime::Builder::new_current_thread()

@@ -1,14 +1,15 @@
-//! What D-Lock asks of a machine: to be woken at a time, and not to sleep while data flows.
+//! The requests of D-Lock to a machine: to be woken at a time, and not to sleep while data moves.
 //!
 //! ```text
-//!  Lock::vigil (d2tp-sched) ─▶ Keeper ─▶ Machine ─▶ alarms: CLOCK_BOOTTIME_ALARM
-//!                                │          │        hold:  an inhibitor of logind's
-//!        the device's agent ◀─ Notice ◀─────┘        sleep: logind's PrepareForSleep
+//!  WakePlanner (d2tp-sched) ─▶ WakeController ─▶ SleepingMachine ─▶ alarms: CLOCK_BOOTTIME_ALARM
+//!        │                          │                         hold:  an inhibitor of logind
+//!      the device's agent ◀── PowerEvent                      sleep: logind's PrepareForSleep
 //! ```
 //!
-//! Whoever has flows asks [`Lock::vigil`](d2tp_sched::WakePlanner::plan) at every change, gives what it says
-//! to [`WakeController::apply`], and awaits [`WakeController::next_event`]: on [`PowerEvent::AlarmFired`] it looks for links or begins.
-//! [`LinuxMachine`] is one [`SleepingMachine`]; the trait says what another has to do.
+//! The agent calls [`WakePlanner::plan`](d2tp_sched::WakePlanner::plan) at every change, passes the
+//! plan to [`WakeController::apply`], and awaits [`WakeController::next_event`]: on
+//! [`PowerEvent::AlarmFired`] it scans for links or begins a flow. [`LinuxMachine`] implements
+//! [`SleepingMachine`]; the trait describes what other platforms need.
 
 mod alarm;
 mod linux;

@@ -1,4 +1,4 @@
-//! A Linux machine: alarms of the kernel, sleep as logind has it.
+//! A Linux machine: alarms of the kernel, sleep control by logind.
 
 use std::io;
 
@@ -18,18 +18,18 @@ pub struct LinuxMachine {
 }
 
 impl LinuxMachine {
-    /// With the system's logind where there is one.
+    /// Uses the system's logind, if there is one.
     ///
     /// # Errors
-    /// The kernel gives no alarms.
+    /// The kernel provides no alarms.
     pub async fn open() -> io::Result<LinuxMachine> {
         LinuxMachine::with(Logind::system().await)
     }
 
-    /// With this logind, or with none.
+    /// Uses this connection to logind, or none.
     ///
     /// # Errors
-    /// The kernel gives no alarms.
+    /// The kernel provides no alarms.
     pub fn with(logind: Result<Logind, LogindError>) -> io::Result<LinuxMachine> {
         Ok(LinuxMachine {
             scan_alarm: Alarm::open()?,

@@ -1,16 +1,16 @@
-//! logind, on the system's bus: what keeps the machine awake, and when it sleeps.
+//! Access to logind on the system bus: keeps the machine awake, and reports sleep.
 
 use futures_util::StreamExt;
 use zbus::{Connection, OwnedFd, proxy};
 
-/// The manager of logind, as far as it is called.
+/// The part of logind's manager interface that is used.
 #[proxy(
     interface = "org.freedesktop.login1.Manager",
     default_service = "org.freedesktop.login1",
     default_path = "/org/freedesktop/login1"
 )]
 trait LogindManager {
-    /// Keeps the machine from `what` until the descriptor is closed.
+    /// Inhibits the actions in `what` until the descriptor is closed.
     fn inhibit(&self, what: &str, who: &str, why: &str, mode: &str) -> zbus::Result<OwnedFd>;
 
     /// The machine is about to sleep (true), or is awake again.
@@ -43,12 +43,12 @@ pub struct Logind {
 /// Keeps the machine awake until this is dropped.
 #[derive(Debug)]
 pub struct Inhibitor {
-    /// logind waits for its end.
+    /// logind waits until this descriptor is closed.
     _fd: OwnedFd,
 }
 
 impl Logind {
-    /// Connects to logind on the system's bus.
+    /// Connects to logind on the system bus.
     ///
     /// # Errors
     /// There is no bus, or no logind on it.
@@ -60,13 +60,13 @@ impl Logind {
     /// Connects to logind on a bus.
     ///
     /// # Errors
-    /// There is none.
+    /// There is no logind on the bus.
     pub async fn on(bus: &Connection) -> Result<Logind, LogindError> {
         let manager = LogindManagerProxy::new(bus).await;
         let manager = manager.map_err(error_while("is not reached"))?;
         let sleeps = manager.receive_prepare_for_sleep().await;
         let sleeps = sleeps.map_err(error_while("does not tell when it sleeps"))?;
-        // A name without an owner is heard of only by asking.
+        // The proxy does not report a missing service, so a property is read.
         let sleeping = manager.preparing_for_sleep().await;
         sleeping.map_err(error_while("is not reached"))?;
         Ok(Logind {
@@ -78,15 +78,15 @@ impl Logind {
     /// Keeps the machine awake, for this reason.
     ///
     /// # Errors
-    /// It is not allowed to us.
+    /// logind does not allow it to this user.
     pub async fn inhibit(&self, why: &str) -> Result<Inhibitor, LogindError> {
         let fd = self.manager.inhibit(WHAT, "Cedos", why, "block").await;
         let fd = fd.map_err(error_while("refuses to stay awake"))?;
         Ok(Inhibitor { _fd: fd })
     }
 
-    /// The next change: the machine is about to sleep (true), or is awake again. None when the bus is
-    /// gone.
+    /// The next change: the machine is about to sleep (true), or is awake again. `None` when the
+    /// connection to the bus is closed.
     pub async fn next_sleep_change(&mut self) -> Option<bool> {
         loop {
             let said = self.sleep_signals.next().await?;

@@ -1,4 +1,4 @@
-//! What a machine has to be able to do for D-Lock.
+//! The interface of machines that D-Lock controls.
 
 use std::future::Future;
 
@@ -28,28 +28,29 @@ pub enum PowerEvent {
 ///
 /// # On Android
 ///
-/// Nothing here is about Linux' own calls, so that an app can fill it in:
+/// The trait does not depend on Linux, so that an app can implement it:
 ///
 /// | | there |
 /// |---|---|
-/// | `set_alarm` | `AlarmManager.setExactAndAllowWhileIdle(ELAPSED_REALTIME_WAKEUP, …)`, one `PendingIntent` for each bell, and `cancel`; exact alarms need `SCHEDULE_EXACT_ALARM` from API 31 on. In Doze an app's alarms ring at most once in nine minutes: shorter periods hold only while the device moves |
-/// | `hold`, `let_go` | `PowerManager.newWakeLock(PARTIAL_WAKE_LOCK, "cedos:flow")` with `acquire` and `release`, and a `WifiManager.WifiLock` beside it |
-/// | `next` | the alarm's receiver hands its bell over by a channel; there is no notice of sleep, and none is needed: alarms and deadlines count the time asleep |
+/// | `set_alarm` | `AlarmManager.setExactAndAllowWhileIdle(ELAPSED_REALTIME_WAKEUP, …)`, one `PendingIntent` for each reason, and `cancel`; exact alarms need `SCHEDULE_EXACT_ALARM` from API 31 on. In Doze an app's alarms fire at most once in nine minutes: shorter periods work only while the device moves |
+/// | `inhibit_sleep`, `allow_sleep` | `PowerManager.newWakeLock(PARTIAL_WAKE_LOCK, "cedos:flow")` with `acquire` and `release`, and a `WifiManager.WifiLock` beside it |
+/// | `next_event` | the alarm's receiver passes its reason through a channel; there is no notice of sleep, and none is needed: alarms and deadlines count time asleep |
 ///
-/// A receiver holds the processor only while it runs, so it takes the wake lock before it hands over, and
-/// the answer to a ring (look, then [`Keeper::keep`](crate::WakeController::apply)) lets it go.
+/// The processor stays awake only while a receiver runs, so the receiver takes the wake lock before
+/// it passes the reason on. The handler of the event (a scan, then
+/// [`WakeController::apply`](crate::WakeController::apply)) releases it.
 pub trait SleepingMachine: Send {
-    /// Rings after a span, out of sleep where the machine can; with none, not any more. Time asleep
-    /// counts. Each bell has one alarm, the one set last.
+    /// Sets an alarm that fires after a span, and wakes the machine if it can; `None` cancels it.
+    /// Time asleep counts. Each reason has one alarm, the one set last.
     fn set_alarm(&mut self, bell: WakeReason, after: Option<Span>);
 
-    /// Keeps the machine from sleeping by itself until [`SleepingMachine::allow_sleep`]; why, for people. Once more is
-    /// as once.
+    /// Keeps the machine from sleeping by itself until [`SleepingMachine::allow_sleep`]; `why` is
+    /// for people. Repeated calls have no further effect.
     fn inhibit_sleep(&mut self, why: &str) -> impl Future<Output = ()> + Send;
 
     /// Allows the machine to sleep.
     fn allow_sleep(&mut self);
 
-    /// The next event. May be dropped without losing one.
+    /// The next event. The future may be dropped without losing an event.
     fn next_event(&mut self) -> impl Future<Output = PowerEvent> + Send;
 }

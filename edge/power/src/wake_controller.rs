@@ -1,4 +1,4 @@
-//! Tells a machine what changed of what D-Lock asks, and counts how often it was woken.
+//! Applies the wake plans of D-Lock to a machine, and counts its alarms.
 
 use d2tp_sched::WakePlan;
 use d2tp_time::Time;
@@ -47,7 +47,7 @@ impl<M: SleepingMachine> WakeController<M> {
         let notice = self.machine.next_event().await;
         if let PowerEvent::AlarmFired(bell) = notice {
             self.alarm_count += 1;
-            // Rung off: the same time asked for again is a new alarm.
+            // The alarm has fired, so the same time set again is a new alarm.
             match bell {
                 WakeReason::ScanLinks => self.plan.scan_at = None,
                 WakeReason::StartFlow => self.plan.start_at = None,
@@ -73,7 +73,7 @@ mod tests {
     use d2tp_sched::{ScanPeriods, WakeNeeds, WakePlanner};
     use d2tp_time::Span;
 
-    /// Sleeps until the first alarm, and keeps a diary.
+    /// A machine that sleeps until the first alarm, and records what happens.
     #[derive(Default)]
     struct Sleeper {
         now: Time,

@@ -1,5 +1,5 @@
-//! A machine with logind, as a stand-in for it on a bus of the test's own sees it. Passes, saying so,
-//! where there is none.
+//! Tests of a machine with logind, with a stand-in for logind on a bus of the test. They pass with
+//! a message if there is no bus program.
 
 use cedos_lab_rig::PATIENCE;
 use cedos_lab_rig::bus::ServiceBus;
@@ -28,7 +28,7 @@ async fn a_vigil_that_holds_keeps_the_machine_awake_until_the_next_one_lets_go()
         hold: true,
         ..WakePlan::default()
     };
-    // Twice is once.
+    // A second call changes nothing.
     for _ in 0..2 {
         keeper.apply(Time::ZERO, holds, "a.mp3 is on wlan0").await;
     }

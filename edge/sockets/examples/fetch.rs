@@ -1,8 +1,8 @@
-//! A page by HTTP over D2TP, to standard output.
+//! Fetches a page by HTTP over D2TP, and writes it to standard output.
 //!
 //! ```text
 //! cargo run -p d2tp-sockets --example fetch -- HOST:PORT [PATH]             through the proxy of $CEDOS_PROX
-//! cargo run -p d2tp-sockets --example fetch -- d2tp://HOST:PORT/KEY [PATH]  of a D2TP server
+//! cargo run -p d2tp-sockets --example fetch -- d2tp://HOST:PORT/KEY [PATH]  from a D2TP server
 //! ```
 
 use std::io::{self, Read, Write};
@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use d2tp_sockets::{ConnectSettings, ConnectionFault};
 
-/// What the server answers, its head with it.
+/// Fetches a page; the answer includes its head.
 pub fn fetch(address: &str, path: &str, settings: &ConnectSettings) -> io::Result<Vec<u8>> {
     let mut stream = settings.connect(address)?;
     let host = address.trim_start_matches("d2tp://");
@@ -21,7 +21,7 @@ pub fn fetch(address: &str, path: &str, settings: &ConnectSettings) -> io::Resul
     Ok(answer)
 }
 
-/// What a C program would get as errno, where the library knows why.
+/// The error number that a C program would get, if the library knows the reason.
 fn errno(error: &io::Error) -> Option<i32> {
     let cause = error.get_ref()?.downcast_ref::<ConnectionFault>()?;
     Some(cause.errno)

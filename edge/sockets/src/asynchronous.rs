@@ -17,10 +17,11 @@ use crate::settings::{ConnectSettings, PendingSocket};
 use crate::{raw, stream};
 
 impl ConnectSettings {
-    /// [`ConnectSettings::connect`] on tokio: dropped, it gives the attempt up.
+    /// Connects like [`ConnectSettings::connect`], on tokio. Dropping the future gives up the
+    /// attempt.
     ///
     /// # Errors
-    /// As there.
+    /// The same as those of [`ConnectSettings::connect`].
     pub async fn connect_async(&self, address: &str) -> io::Result<AsyncStream> {
         let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK;
         let fd = PendingSocket(Some(self.socket(address, kind)?));
@@ -29,7 +30,7 @@ impl ConnectSettings {
             Err(said) => return Err(raw::error(fd.get(), said)),
             Ok(()) => {}
         }
-        // SAFETY: watched for no longer than it is open.
+        // SAFETY: it is registered no longer than it is open.
         let watch = unsafe { AsyncFd::register(fd.get().as_fd()) }.map_err(io::Error::from)?;
         watch.writable().await?.retain_ready();
         drop(watch);
@@ -39,11 +40,11 @@ impl ConnectSettings {
 }
 
 fn watched(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
-    // SAFETY: an owned descriptor is the same open one until it is dropped.
+    // SAFETY: an owned descriptor stays the same open one until it is dropped.
     unsafe { AsyncFd::register(fd) }.map_err(io::Error::from)
 }
 
-/// A D2TP connection for tokio: `AsyncRead` and `AsyncWrite` over a socket of the kernel.
+/// A D2TP connection for tokio: `AsyncRead` and `AsyncWrite` over a kernel socket.
 #[derive(Debug)]
 pub struct AsyncStream(AsyncFd<OwnedFd>);
 
@@ -54,15 +55,16 @@ impl AsyncStream {
     /// Connects with [`ConnectSettings::default`].
     ///
     /// # Errors
-    /// As for [`ConnectSettings::connect`].
+    /// The same as those of [`ConnectSettings::connect`].
     pub async fn connect(address: &str) -> io::Result<AsyncStream> {
         ConnectSettings::default().connect_async(address).await
     }
 
-    /// [`crate::D2tpStream::reopen`] on tokio. Dropped, it leaves the connection as a drop of the stream does.
+    /// Opens a connection again like [`crate::D2tpStream::reopen`], on tokio. Dropping the future
+    /// leaves the connection as dropping the stream does.
     ///
     /// # Errors
-    /// As there.
+    /// The same as those of [`crate::D2tpStream::reopen`].
     pub async fn reopen(token: &ConnectionToken) -> io::Result<AsyncStream> {
         let token = token.clone();
         // An agent may take two seconds to answer.
@@ -70,18 +72,19 @@ impl AsyncStream {
         watched(reopened.map_err(io::Error::other)??).map(AsyncStream)
     }
 
-    /// [`crate::D2tpStream::end`] on tokio.
+    /// Ends the connection like [`crate::D2tpStream::end`], on tokio.
     ///
     /// # Errors
-    /// As there.
+    /// The same as those of [`crate::D2tpStream::end`].
     pub async fn end(self) -> io::Result<()> {
         let fd = self.0.into_inner();
         let ended = spawn_blocking(move || raw::close(fd)).await;
         ended.map_err(io::Error::other)?
     }
 
-    /// Waits until the peer has everything that was written; `flush` of [`tokio::io::AsyncWriteExt`] returns at once,
-    /// as for TCP. It holds a thread of those for blocking calls.
+    /// Waits until the peer has received everything that was written. `flush` of
+    /// [`tokio::io::AsyncWriteExt`] returns at once, as for TCP. It uses a thread for blocking
+    /// calls.
     ///
     /// # Errors
     /// The connection broke before.
@@ -97,7 +100,7 @@ impl AsyncStream {
     }
 }
 
-/// How soon a thread notices that its flush was dropped. A guess.
+/// How soon a thread notices that its flush was dropped, in milliseconds. A guess.
 const FLUSH_LOOK_MS: i32 = 200;
 
 impl AsyncRead for AsyncStream {
@@ -108,12 +111,12 @@ impl AsyncRead for AsyncStream {
     ) -> Poll<io::Result<()>> {
         loop {
             let mut guard = ready!(self.0.poll_read_ready(cx))?;
-            // SAFETY: only bytes that were received are written there.
+            // SAFETY: only received bytes are written there.
             let into: &mut [MaybeUninit<u8>] = unsafe { buffer.unfilled_mut() };
             match guard.try_io(|fd| raw::recv(fd.as_fd(), into)) {
                 Ok(read) => {
                     let bytes = read?;
-                    // SAFETY: so many were received.
+                    // SAFETY: this many bytes were received.
                     unsafe { buffer.assume_init(bytes) };
                     buffer.advance(bytes);
                     return Poll::Ready(Ok(()));
@@ -154,7 +157,7 @@ impl AsFd for AsyncStream {
     }
 }
 
-/// A D2TP server.
+/// A listening D2TP server for tokio.
 #[derive(Debug)]
 pub struct AsyncListener(AsyncFd<OwnedFd>);
 
@@ -162,16 +165,16 @@ impl AsyncListener {
     /// Listens at a UDP address.
     ///
     /// # Errors
-    /// As for [`crate::D2tpListener::bind`].
+    /// The same as those of [`crate::D2tpListener::bind`].
     pub fn bind(at: SocketAddr) -> io::Result<AsyncListener> {
         let fd = crate::D2tpListener::bound(at, libc::SOCK_NONBLOCK)?;
         watched(fd).map(AsyncListener)
     }
 
-    /// The next connection, and where it comes from now.
+    /// Accepts a connection. Returns it with its current address.
     ///
     /// # Errors
-    /// As for `accept` of the kernel.
+    /// The same as those of the kernel's `accept`.
     pub async fn accept(&self) -> io::Result<(AsyncStream, SocketAddr)> {
         loop {
             let mut guard = self.0.readable().await?;
@@ -182,10 +185,10 @@ impl AsyncListener {
         }
     }
 
-    /// What others connect to: `d2tp://host:port/KEY`.
+    /// The address for clients: `d2tp://host:port/KEY`.
     ///
     /// # Errors
-    /// As for [`crate::D2tpListener::local_addr`].
+    /// The same as those of [`crate::D2tpListener::local_addr`].
     pub fn address(&self) -> io::Result<String> {
         stream::address(&self.0.as_fd())
     }

@@ -1,5 +1,5 @@
-//! A connection that is being made, on a descriptor that is there already: for a language whose sockets are made of
-//! a descriptor before they are connected.
+//! A connection attempt on an existing descriptor, for languages that create a socket from a
+//! descriptor before it is connected.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -8,7 +8,7 @@ use crate::raw::{self, WaitOutcome};
 use crate::settings::{ConnectSettings, PendingSocket};
 use crate::stream::D2tpStream;
 
-/// A socket with its options that is not connected yet. Dropped, it leaves nothing with an agent.
+/// A socket with options that is not connected yet. Dropping it leaves nothing with an agent.
 #[derive(Debug)]
 pub struct ConnectAttempt {
     socket: PendingSocket,
@@ -16,8 +16,8 @@ pub struct ConnectAttempt {
 }
 
 impl ConnectSettings {
-    /// A socket that [`ConnectAttempt::run`] connects to `d2tp://host:port/KEY`, or to `host:port` through the proxy. Its
-    /// descriptor does not block.
+    /// Creates a socket that [`ConnectAttempt::run`] connects to `d2tp://host:port/KEY`, or to
+    /// `host:port` through the proxy. Its descriptor does not block.
     ///
     /// # Errors
     /// The socket refuses an option.
@@ -31,10 +31,11 @@ impl ConnectSettings {
 }
 
 impl ConnectAttempt {
-    /// Connects, and waits until the connection is made; nothing comes of it once `give_up` is readable.
+    /// Connects, and waits until the connection is established. The attempt is given up when
+    /// `give_up` becomes readable.
     ///
     /// # Errors
-    /// As for [`ConnectSettings::connect`].
+    /// The same as those of [`ConnectSettings::connect`].
     pub fn run(self, give_up: BorrowedFd<'_>) -> io::Result<Option<D2tpStream>> {
         match raw::connect(self.socket.get(), &self.address) {
             Err(said) if said.raw_os_error() == Some(libc::EINPROGRESS) => {}

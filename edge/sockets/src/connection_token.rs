@@ -2,21 +2,22 @@
 
 use std::io;
 
-/// By what a connection of [`crate::ConnectionPersist::Open`] is opened again. Whoever is the same user and has it may have the
-/// connection: keep it in a file that nobody else may read.
+/// The token by which a connection of [`crate::ConnectionPersist::Open`] is opened again. Any
+/// process of the same user that has it may open the connection, so keep it in a file that no other
+/// user can read.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ConnectionToken(pub(crate) [u8; ConnectionToken::BYTES]);
 
 impl ConnectionToken {
-    /// How long one is.
+    /// The size of a token in bytes.
     pub const BYTES: usize = 32;
 
-    /// A token that was kept as bytes.
+    /// A token from stored bytes.
     pub fn from_bytes(bytes: [u8; ConnectionToken::BYTES]) -> ConnectionToken {
         ConnectionToken(bytes)
     }
 
-    /// To be kept.
+    /// The bytes of the token, to be stored.
     pub fn as_bytes(&self) -> &[u8; ConnectionToken::BYTES] {
         &self.0
     }
@@ -25,7 +26,7 @@ impl ConnectionToken {
 impl TryFrom<&[u8]> for ConnectionToken {
     type Error = io::Error;
 
-    /// `InvalidInput`: that many bytes are no token.
+    /// `InvalidInput`: the slice has another length than a token.
     fn try_from(bytes: &[u8]) -> io::Result<ConnectionToken> {
         let words = || {
             format!(
@@ -43,7 +44,7 @@ impl TryFrom<&[u8]> for ConnectionToken {
 
 impl std::fmt::Debug for ConnectionToken {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // It is in no log.
+        // The token must not appear in logs.
         f.write_str("Token")
     }
 }

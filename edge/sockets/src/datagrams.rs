@@ -1,4 +1,4 @@
-//! Messages: unreliable, never cut, as private as streams.
+//! Datagram sockets: unreliable messages with boundaries, encrypted like streams.
 
 use std::io;
 use std::mem::ManuallyDrop;
@@ -10,9 +10,9 @@ use crate::raw;
 use crate::settings::{ConnectSettings, SendRoute, seconds};
 use crate::stream::{self, perhaps};
 
-/// A datagram socket: of a device, connected to a D2TP server, or of a server that is bound. Messages of some 1,100
-/// bytes fit everywhere. What is sent while there is no network waits as long as it is worth it
-/// ([`DatagramSocket::set_expiry`]), 64 messages at most.
+/// A datagram socket: a device's, connected to a D2TP server, or a server's, which is bound.
+/// Messages of about 1,100 bytes always fit. Messages sent while there is no network wait until
+/// they expire ([`DatagramSocket::set_expiry`]), at most 64 of them.
 ///
 /// ```
 /// # fn main() -> std::io::Result<()> {
@@ -38,12 +38,14 @@ use crate::stream::{self, perhaps};
 pub struct DatagramSocket(ManuallyDrop<OwnedFd>);
 
 impl ConnectSettings {
-    /// Datagrams to and from the D2TP server at `d2tp://host:port/KEY`; returns at once, whether or not there is a
-    /// network. Policy, budget and size count for nothing: datagrams travel on networks that cost nothing.
+    /// Creates a datagram socket that is connected to the D2TP server at `d2tp://host:port/KEY`.
+    /// Returns at once, whether or not there is a network. Policy, budget and size have no effect:
+    /// datagrams use only free networks.
     ///
     /// # Errors
-    /// As `d2tp_connect` says them: `InvalidInput` for what is no address, ENETUNREACH or EPROTONOSUPPORT where the
-    /// server's key is missing, `Unsupported` with [`ConnectSettings::persist`] or [`ConnectSettings::buffer`], which are of streams.
+    /// The same as those of `d2tp_connect`: `InvalidInput` for an invalid address, ENETUNREACH or
+    /// EPROTONOSUPPORT if the server's key is missing, `Unsupported` with
+    /// [`ConnectSettings::persist`] or [`ConnectSettings::buffer`], which are for streams.
     pub fn connect_datagrams(&self, address: &str) -> io::Result<DatagramSocket> {
         let fd = self.socket(address, libc::SOCK_DGRAM)?;
         raw::connect(&fd, address).map_err(|errno| raw::error(&fd, errno))?;
@@ -58,104 +60,108 @@ impl From<OwnedFd> for DatagramSocket {
 }
 
 impl DatagramSocket {
-    /// Connects with [`ConnectSettings::default`] to `d2tp://host:port/KEY`, and waits for nothing.
+    /// Connects with [`ConnectSettings::default`] to `d2tp://host:port/KEY`, and returns at once.
     ///
     /// # Errors
-    /// As for [`ConnectSettings::connect_datagrams`].
+    /// The same as those of [`ConnectSettings::connect_datagrams`].
     pub fn connect(address: &str) -> io::Result<DatagramSocket> {
         ConnectSettings::default().connect_datagrams(address)
     }
 
-    /// A server at a UDP address.
+    /// Binds a server to a UDP address.
     ///
     /// # Errors
-    /// The address is taken, or the process's key cannot be had.
+    /// The address is in use, or the process's key is not available.
     pub fn bind(at: SocketAddr) -> io::Result<DatagramSocket> {
         let fd = raw::socket(at.is_ipv6(), libc::SOCK_DGRAM)?;
         raw::bind(&fd, at)?;
         Ok(DatagramSocket::from(fd))
     }
 
-    /// Sends a message to the server that this is connected to.
+    /// Sends a message to the server that this socket is connected to.
     ///
     /// # Errors
-    /// EMSGSIZE: no packet carries it; `ConnectionReset`, ETIME: the session is over; EDESTADDRREQ: of a server.
+    /// EMSGSIZE: no packet can carry it; `ConnectionReset`, ETIME: the session is over;
+    /// EDESTADDRREQ: the socket is a server's.
     pub fn send(&self, message: &[u8]) -> io::Result<usize> {
         raw::send(self.as_fd(), message)
     }
 
-    /// The next message. What does not fit `into` is lost.
+    /// Receives the next message. The part that does not fit into `into` is lost.
     ///
     /// # Errors
-    /// `WouldBlock` after [`DatagramSocket::set_read_timeout`]; `ConnectionReset`, ETIME: the session is over.
+    /// `WouldBlock` after the time of [`DatagramSocket::set_read_timeout`]; `ConnectionReset`,
+    /// ETIME: the session is over.
     pub fn recv(&self, into: &mut [u8]) -> io::Result<usize> {
         raw::recv(self.as_fd(), perhaps(into))
     }
 
-    /// Answers the device that spoke by this address, whatever networks it is at now.
+    /// Sends a message to the device with this address, whatever networks it uses now.
     ///
     /// # Errors
-    /// EMSGSIZE; `ConnectionRefused`: that device is gone; `NotConnected`: an address that no device spoke by;
-    /// EISCONN: this is no server.
+    /// EMSGSIZE: no packet can carry it; `ConnectionRefused`: the device is gone; `NotConnected`:
+    /// no device has sent from this address; EISCONN: this is not a server's socket.
     pub fn send_to(&self, message: &[u8], to: SocketAddr) -> io::Result<usize> {
         raw::send_to(self, message, to)
     }
 
-    /// The next message and who sent it: for a server an address of 127.1.0.0/16 that names the device's session and
-    /// stays the same when the device moves; else the server's, or 0.0.0.0 where that was connected to by a name.
+    /// Receives the next message and the sender's address: for a server an address of 127.1.0.0/16
+    /// that stands for the device's session and does not change when the device moves; else the
+    /// server's, or 0.0.0.0 if the socket was connected by name.
     ///
     /// # Errors
-    /// As for [`DatagramSocket::recv`].
+    /// The same as those of [`DatagramSocket::recv`].
     pub fn recv_from(&self, into: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
         raw::recv_from(self, into)
     }
 
-    /// How long a message is worth sending: a millisecond to a day, and a second unless said. Longer: what is late is
-    /// still sent; shorter: less of it arrives.
+    /// Sets the time after which an unsent message is dropped: a millisecond to a day; the default
+    /// is a second. Higher: late messages are still sent. Lower: fewer of them arrive.
     ///
     /// # Errors
-    /// `InvalidInput`: less, or more.
+    /// `InvalidInput`: the time is out of range.
     pub fn set_expiry(&self, within: Duration) -> io::Result<()> {
         let milliseconds = i32::try_from(within.as_millis()).unwrap_or(i32::MAX);
         raw::set(self, raw::SO_EXPIRY, &milliseconds.to_ne_bytes())
     }
 
-    /// Which paths carry what is sent.
+    /// Sets which paths carry sent messages.
     ///
     /// # Errors
-    /// It was opened by a parent process.
+    /// A parent process opened the socket.
     pub fn set_route(&self, route: SendRoute) -> io::Result<()> {
         raw::set(self, raw::SO_ROUTE, &(route as i32).to_ne_bytes())
     }
 
-    /// Changes the deadline, which ends the session, counted from now in whole seconds; or takes it away.
+    /// Sets the deadline, at which the session ends, counted from now in whole seconds; `None`
+    /// removes it.
     ///
     /// # Errors
-    /// It was opened by a parent process.
+    /// A parent process opened the socket.
     pub fn set_deadline(&self, within: Option<Duration>) -> io::Result<()> {
         raw::set(self, raw::SO_DEADLINE, &seconds(within))
     }
 
-    /// How long [`DatagramSocket::recv`] waits; none: for ever.
+    /// Sets how long [`DatagramSocket::recv`] waits; `None`: without limit.
     ///
     /// # Errors
-    /// As for `setsockopt` of the kernel.
+    /// The same as those of the kernel's `setsockopt`.
     pub fn set_read_timeout(&self, within: Option<Duration>) -> io::Result<()> {
         raw::set_read_timeout(self, within)
     }
 
-    /// Where a server is.
+    /// The address that a server is bound to.
     ///
     /// # Errors
-    /// It was opened by a parent process.
+    /// A parent process opened the socket.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         raw::local(self)
     }
 
-    /// What others connect to, of a server: `d2tp://host:port/KEY`.
+    /// The address for clients of a server: `d2tp://host:port/KEY`.
     ///
     /// # Errors
-    /// As for [`DatagramSocket::local_addr`].
+    /// The same as those of [`DatagramSocket::local_addr`].
     pub fn address(&self) -> io::Result<String> {
         stream::address(self)
     }
@@ -163,9 +169,9 @@ impl DatagramSocket {
 
 impl Drop for DatagramSocket {
     fn drop(&mut self) {
-        // SAFETY: nobody has it after this.
+        // SAFETY: it is not used after this.
         let fd = unsafe { ManuallyDrop::take(&mut self.0) };
-        // By the library, so that the address is free again.
+        // Closed by the library's call, so that the address is free again.
         let _ = raw::close(fd);
     }
 }

@@ -1,11 +1,12 @@
-//! What a program tells of its device, for all its connections.
+//! Notices from a program about its device, for all its connections.
 
 use std::io;
 
 use crate::raw;
 
-/// The networks changed in a way that this process may not have seen: every link is tried at once, by an agent too
-/// where one carries its connections. Calling it often does no harm; before the first connection it does nothing.
+/// Reports that the networks changed in a way that this process may not have seen: every link is
+/// tried at once, also by an agent that carries connections of this process. Frequent calls do no
+/// harm; before the first connection it does nothing.
 ///
 /// # Errors
 /// The engine is gone.
@@ -13,13 +14,13 @@ pub fn network_changed() -> io::Result<()> {
     raw::network_changed()
 }
 
-/// While one is held the machine is woken for connections of this process that wait for a network, and kept awake while
-/// they move. They are counted; a child of `fork` holds none.
+/// A D-Lock. While a process holds one, the machine is woken for its connections that wait for a
+/// network, and kept awake while they move data. D-Locks are counted; a child of `fork` holds none.
 #[derive(Debug)]
 pub struct DLock(());
 
 impl DLock {
-    /// Takes one; its drop gives it back.
+    /// Acquires a D-Lock, which is released when it is dropped.
     ///
     /// # Errors
     /// ENOLCK: two thousand million are held.
@@ -30,7 +31,7 @@ impl DLock {
 
 impl Drop for DLock {
     fn drop(&mut self) {
-        // It is held, so there is one to give back.
+        // This one is held, so the call succeeds.
         let _ = raw::dlock_release();
     }
 }

@@ -1,84 +1,84 @@
-//! What a connection and its paths do now (`D2TP_SO_INFO`).
+//! The state of a connection and its paths (`D2TP_SO_INFO`).
 
 use std::io;
 use std::time::Duration;
 
-/// What an established connection says of itself: its peer, its paths, what it carried and may carry.
+/// The state of a connection: its progress, its byte counts and its paths.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ConnectionInfo {
-    /// How far it is.
+    /// The state of the connection.
     pub state: ConnectionState,
-    /// Why nothing moves, where that is known.
+    /// Why no data moves, if that is known.
     pub reason: Option<StallReason>,
-    /// Taken from the program.
+    /// Bytes taken from the program.
     pub bytes_sent: u64,
     /// Bytes that the program wrote and the peer has acknowledged.
     pub bytes_acked: u64,
-    /// Received from the peer.
+    /// Bytes received from the peer.
     pub bytes_received: u64,
     /// Bytes that arrived and the program has not read.
     pub bytes_ahead: u64,
-    /// Until the deadline, to the millisecond; none without one.
+    /// Time until the deadline, to the millisecond; `None` without a deadline.
     pub slack: Option<Duration>,
-    /// The paths of its session, eight at most.
+    /// The paths of the connection's session, at most eight.
     pub paths: Vec<ConnectionPath>,
 }
 
-/// How far a connection is.
+/// The state of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConnectionState {
     /// The socket is not a connection.
     Idle,
-    /// The connection is being made.
+    /// The connection is being established.
     Connecting,
-    /// The connection is made.
+    /// The connection is established.
     Connected,
     /// The connection ended or broke.
     Over,
 }
 
-/// Why nothing moves.
+/// Why no data moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StallReason {
     /// There is no network.
     NoPath,
-    /// There are only networks that cost, and they are not to be paid for now.
+    /// There are only networks that cost, and the connection may not use them now.
     PathCost,
 }
 
-/// A path of a connection's session, which others may share.
+/// A path of a connection's session, which other connections may share.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ConnectionPath {
-    /// Name of the network device, such as `wlan0`. Empty where it is not known, as for connections
-    /// that were accepted.
+    /// The name of the network device, such as `wlan0`. Empty if it is not known, as for accepted
+    /// connections.
     pub link: String,
-    /// What it costs.
+    /// The cost class of the link.
     pub cost: NetworkCost,
-    /// Whether it works.
+    /// Whether the path works.
     pub state: PathActivity,
-    /// Smoothed, in microseconds.
+    /// The smoothed round trip, in microseconds.
     pub rtt: Duration,
-    /// The least, in microseconds.
+    /// The smallest round trip measured, in microseconds.
     pub rtt_min: Duration,
-    /// Payload of the whole session.
+    /// Payload bytes that the whole session received on the path.
     pub bytes_received: u64,
-    /// Bytes sent on the path, retransmissions included.
+    /// Payload bytes that the whole session sent on the path, retransmissions included.
     pub bytes_sent: u64,
-    /// Bytes a second lately, where that is known.
+    /// The recent rate in bytes per second, if it is known.
     pub rate: Option<u64>,
 }
 
-/// What a network costs.
+/// The cost class of a network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NetworkCost {
-    /// Nothing.
+    /// Free: a byte costs nothing.
     Free,
-    /// By the byte.
+    /// Metered: bytes cost money.
     Metered,
-    /// A byte costs more than on a metered link: the network is a foreign one.
+    /// Roaming: bytes cost more than on a metered link, because the network is a foreign one.
     Roaming,
 }
 
@@ -89,11 +89,11 @@ pub enum PathActivity {
     Opening,
     /// The path works.
     Works,
-    /// Nothing was heard on it for some time.
+    /// The path has not received anything for some time.
     Silent,
 }
 
-/// The fields of a C struct one after another; none of these has holes.
+/// Reads the fields of a C struct one after another; these structs have no padding.
 struct StructFields<'a>(&'a [u8]);
 
 impl StructFields<'_> {
@@ -114,7 +114,7 @@ impl StructFields<'_> {
 
 /// Bytes of a link's name with its 0 (IFNAMSIZ).
 const NAME_BYTES: usize = 16;
-/// D2TP_PATHS_MAX
+/// The value of D2TP_PATHS_MAX.
 const PATHS_MAX: usize = 8;
 
 impl ConnectionInfo {

@@ -1,5 +1,5 @@
-//! D2TP connections as Rust streams: [`D2tpStream`] and [`D2tpListener`] block like `std::net`'s, and
-//! [`asynchronous::AsyncStream`] and [`asynchronous::AsyncListener`] are tokio's.
+//! D2TP connections as Rust streams: [`D2tpStream`] and [`D2tpListener`] block like those of
+//! `std::net`; [`asynchronous::AsyncStream`] and [`asynchronous::AsyncListener`] are for tokio.
 //!
 //! ```text
 //!  D2tpStream: Read, Write, AsFd ┐
@@ -7,11 +7,11 @@
 //!      AsyncRead + AsyncWrite ───┘
 //! ```
 //!
-//! [`DatagramSocket`] are messages, like `std::net::UdpSocket`'s. What only D2TP knows of a connection, its deadline and
-//! paths, say, is in the trait [`D2tpConnection`].
+//! [`DatagramSocket`] carries messages, like `std::net::UdpSocket`. D2TP's own operations on a
+//! connection, such as its deadline and paths, are in the trait [`D2tpConnection`].
 //!
-//! They are the calls of `libd2tp` (docs/sockets.md), which this crate carries with it; so a descriptor may be
-//! polled beside others, handed to another library, or passed to a child.
+//! They use the calls of `libd2tp` (docs/sockets.md), which this crate contains. A descriptor may
+//! therefore be polled beside others, given to another library, or passed to a child.
 //!
 //! ```
 //! use std::io::{Read, Write};

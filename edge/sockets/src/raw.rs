@@ -1,4 +1,4 @@
-//! The calls of the C library, with Rust's types. All `unsafe` is here.
+//! The calls of the C library with Rust's types. All `unsafe` code for them is here.
 
 use std::ffi::CString;
 use std::io;
@@ -15,12 +15,13 @@ pub(crate) use d2tp::{
 };
 use libc::{c_int, c_void, socklen_t};
 
-/// Why a connection was not made or broke, in words (`D2TP_SO_ERROR`); inside of an [`io::Error`].
+/// Why a connection was not established or broke, in words (`D2TP_SO_ERROR`); the inner error of an
+/// [`io::Error`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConnectionFault {
-    /// The number that C programs get.
+    /// The error number that C programs get.
     pub errno: i32,
-    /// In words.
+    /// The cause in words.
     pub words: String,
 }
 
@@ -32,7 +33,7 @@ impl std::fmt::Display for ConnectionFault {
 
 impl std::error::Error for ConnectionFault {}
 
-/// What a call said, with its cause where the library knows one.
+/// The error of a call, with its cause if the library knows one.
 pub(crate) fn error(fd: &(impl AsFd + ?Sized), said: io::Error) -> io::Error {
     let errno = said.raw_os_error();
     let words = match errno {
@@ -45,7 +46,7 @@ pub(crate) fn error(fd: &(impl AsFd + ?Sized), said: io::Error) -> io::Error {
     }
 }
 
-/// What a call said, in these words.
+/// The error of a call, with this text.
 pub(crate) fn fault(said: io::Error, words: String) -> io::Error {
     match said.raw_os_error() {
         Some(errno) => io::Error::new(said.kind(), ConnectionFault { errno, words }),
@@ -53,15 +54,15 @@ pub(crate) fn fault(said: io::Error, words: String) -> io::Error {
     }
 }
 
-/// How a wait ended.
+/// The result of a wait.
 pub(crate) enum WaitOutcome {
-    /// The descriptor is ready for what was waited for, or broke.
+    /// The descriptor is ready for the requested events, or broke.
     Ready,
     /// The other descriptor is readable.
     GivenUp,
 }
 
-/// Waits until `fd` is ready for `events` of poll(2), or `give_up` readable.
+/// Waits until `fd` is ready for `events` of poll(2), or `give_up` is readable.
 pub(crate) fn wait(
     fd: BorrowedFd<'_>,
     events: libc::c_short,
@@ -99,12 +100,12 @@ pub(crate) fn is_ipv6(address: &str) -> bool {
     address.parse::<SocketAddr>().is_ok_and(|a| a.is_ipv6())
 }
 
-/// `kind`: SOCK_STREAM or SOCK_DGRAM, and flags.
+/// Creates a socket. `kind`: SOCK_STREAM or SOCK_DGRAM, and flags.
 pub(crate) fn socket(ipv6: bool, kind: c_int) -> io::Result<OwnedFd> {
     d2tp::share_descriptors();
     let domain = if ipv6 { libc::AF_INET6 } else { libc::AF_INET };
     let fd = check(d2tp::d2tp_socket(domain, kind | libc::SOCK_CLOEXEC, 0))?;
-    // SAFETY: just made, and nobody else has it.
+    // SAFETY: just created, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -113,7 +114,7 @@ pub(crate) fn set(fd: &(impl AsFd + ?Sized), name: c_int, value: &[u8]) -> io::R
 }
 
 fn set_at(fd: &(impl AsFd + ?Sized), level: c_int, name: c_int, value: &[u8]) -> io::Result<()> {
-    // SAFETY: the value has the length that is said.
+    // SAFETY: the value has the length that is passed.
     check(unsafe {
         d2tp::d2tp_setsockopt(
             fd.as_fd().as_raw_fd(),
@@ -126,11 +127,11 @@ fn set_at(fd: &(impl AsFd + ?Sized), level: c_int, name: c_int, value: &[u8]) ->
     .map(drop)
 }
 
-/// How long a call that reads waits.
+/// Sets how long a reading call waits.
 pub(crate) fn set_read_timeout(fd: &impl AsFd, within: Option<Duration>) -> io::Result<()> {
     let time = libc::timeval {
         tv_sec: within.map_or(0, |w| w.as_secs().min(i64::MAX as u64)) as libc::time_t,
-        // 0 and 0 is for ever.
+        // Zero seconds and microseconds mean no limit.
         tv_usec: within.map_or(0, |w| w.subsec_micros().max(u32::from(w.as_secs() == 0)))
             as libc::suseconds_t,
     };
@@ -145,7 +146,7 @@ pub(crate) fn get<const N: usize>(
 ) -> io::Result<([u8; N], usize)> {
     let mut value = [0u8; N];
     let mut len = N as socklen_t;
-    // SAFETY: the place has the length that is said.
+    // SAFETY: the buffer has the length that is passed.
     check(unsafe {
         d2tp::d2tp_getsockopt(
             fd.as_fd().as_raw_fd(),
@@ -158,14 +159,14 @@ pub(crate) fn get<const N: usize>(
     Ok((value, len as usize))
 }
 
-/// An option that is text.
+/// Reads an option with a text value.
 pub(crate) fn text(fd: &(impl AsFd + ?Sized), name: c_int) -> io::Result<String> {
     let (bytes, len) = get::<512>(fd, SOL_D2TP, name)?;
     let words = bytes[..len].split(|byte| *byte == 0).next();
     Ok(String::from_utf8_lossy(words.unwrap_or_default()).into_owned())
 }
 
-/// Why an attempt to connect failed, if it did.
+/// Why a connection attempt failed; success if it did not.
 pub(crate) fn pending(fd: &impl AsFd) -> io::Result<()> {
     let (bytes, _) = get::<4>(fd, libc::SOL_SOCKET, libc::SO_ERROR)?;
     match i32::from_ne_bytes(bytes) {
@@ -174,7 +175,7 @@ pub(crate) fn pending(fd: &impl AsFd) -> io::Result<()> {
     }
 }
 
-/// Where `address` leads, as the library finds it.
+/// Connects to `address`, as the library resolves it.
 pub(crate) fn connect(fd: &OwnedFd, address: &str) -> io::Result<()> {
     let (host, port) = match address.starts_with("d2tp://") {
         true => (address, None),
@@ -190,7 +191,7 @@ pub(crate) fn connect(fd: &OwnedFd, address: &str) -> io::Result<()> {
     let host = CString::new(host)?;
     let service = port.as_ref().map_or(ptr::null(), |port| port.as_ptr());
     let mut found = ptr::null_mut();
-    // SAFETY: C strings, no hints, a place for the answer.
+    // SAFETY: C strings, no hints, and a pointer for the answer.
     let why = unsafe { d2tp::d2tp_getaddrinfo(host.as_ptr(), service, ptr::null(), &mut found) };
     match why {
         0 => {}
@@ -200,7 +201,7 @@ pub(crate) fn connect(fd: &OwnedFd, address: &str) -> io::Result<()> {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, words));
         }
     }
-    // SAFETY: what was found is there until it is given back, once.
+    // SAFETY: the result is valid until it is freed, once.
     unsafe {
         let said = d2tp::d2tp_connect(fd.as_raw_fd(), (*found).ai_addr, (*found).ai_addrlen);
         let said = check(said).map(drop);
@@ -209,17 +210,17 @@ pub(crate) fn connect(fd: &OwnedFd, address: &str) -> io::Result<()> {
     }
 }
 
-/// An address as C has it.
+/// An address in C's form.
 struct RawSockaddr(libc::sockaddr_storage, socklen_t);
 
 impl RawSockaddr {
     fn of(address: SocketAddr) -> RawSockaddr {
-        // SAFETY: plain numbers.
+        // SAFETY: the arguments are plain numbers.
         let mut place: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
         let to: *mut libc::sockaddr_storage = &mut place;
         let len = match address {
             SocketAddr::V4(v4) => {
-                // SAFETY: a storage has room for each, and is aligned for each.
+                // SAFETY: the storage has room for either structure, and is aligned for both.
                 let to = unsafe { &mut *to.cast::<libc::sockaddr_in>() };
                 to.sin_family = libc::AF_INET as libc::sa_family_t;
                 to.sin_port = v4.port().to_be();
@@ -227,7 +228,7 @@ impl RawSockaddr {
                 size_of::<libc::sockaddr_in>()
             }
             SocketAddr::V6(v6) => {
-                // SAFETY: as above.
+                // SAFETY: the same as above.
                 let to = unsafe { &mut *to.cast::<libc::sockaddr_in6>() };
                 to.sin6_family = libc::AF_INET6 as libc::sa_family_t;
                 to.sin6_port = v6.port().to_be();
@@ -243,13 +244,13 @@ impl RawSockaddr {
         let from: *const libc::sockaddr_storage = &self.0;
         match c_int::from(self.0.ss_family) {
             libc::AF_INET => {
-                // SAFETY: its family says that it is one.
+                // SAFETY: its family says that it is this structure.
                 let v4 = unsafe { &*from.cast::<libc::sockaddr_in>() };
                 let ip = IpAddr::V4(u32::from_be(v4.sin_addr.s_addr).into());
                 Ok((ip, u16::from_be(v4.sin_port)).into())
             }
             libc::AF_INET6 => {
-                // SAFETY: as above.
+                // SAFETY: the same as above.
                 let v6 = unsafe { &*from.cast::<libc::sockaddr_in6>() };
                 let ip = IpAddr::V6(v6.sin6_addr.s6_addr.into());
                 Ok((ip, u16::from_be(v6.sin6_port)).into())
@@ -263,10 +264,10 @@ fn ask(
     fd: &impl AsFd,
     call: unsafe extern "C" fn(c_int, *mut libc::sockaddr, *mut socklen_t) -> c_int,
 ) -> io::Result<(c_int, SocketAddr)> {
-    // SAFETY: plain numbers.
+    // SAFETY: the arguments are plain numbers.
     let mut place = RawSockaddr(unsafe { std::mem::zeroed() }, 0);
     place.1 = size_of::<libc::sockaddr_storage>() as socklen_t;
-    // SAFETY: the place has the length that is said.
+    // SAFETY: the buffer has the length that is passed.
     let said = check(unsafe {
         call(
             fd.as_fd().as_raw_fd(),
@@ -279,7 +280,7 @@ fn ask(
 
 pub(crate) fn bind(fd: &OwnedFd, at: SocketAddr) -> io::Result<()> {
     let place = RawSockaddr::of(at);
-    // SAFETY: the address has the length that is said.
+    // SAFETY: the address has the length that is passed.
     check(unsafe { d2tp::d2tp_bind(fd.as_raw_fd(), (&raw const place.0).cast(), place.1) })
         .map(drop)
 }
@@ -302,7 +303,7 @@ pub(crate) fn accept(fd: &impl AsFd, nonblocking: bool) -> io::Result<(OwnedFd, 
         false => accept_blocking,
     };
     let (new, from) = ask(fd, call)?;
-    // SAFETY: just made, and nobody else has it.
+    // SAFETY: just created, and nothing else owns it.
     Ok((unsafe { OwnedFd::from_raw_fd(new) }, from))
 }
 
@@ -312,7 +313,7 @@ unsafe extern "C" fn accept_at_once(
     len: *mut socklen_t,
 ) -> c_int {
     let flags = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-    // SAFETY: as for the caller.
+    // SAFETY: the same as for the caller.
     unsafe { d2tp::d2tp_accept4(fd, address, len, flags) }
 }
 
@@ -321,12 +322,12 @@ unsafe extern "C" fn accept_blocking(
     address: *mut libc::sockaddr,
     len: *mut socklen_t,
 ) -> c_int {
-    // SAFETY: as for the caller.
+    // SAFETY: the same as for the caller.
     unsafe { d2tp::d2tp_accept4(fd, address, len, libc::SOCK_CLOEXEC) }
 }
 
 pub(crate) fn recv(fd: BorrowedFd<'_>, into: &mut [MaybeUninit<u8>]) -> io::Result<usize> {
-    // SAFETY: the place has the length that is said.
+    // SAFETY: the buffer has the length that is passed.
     counted(unsafe {
         d2tp::d2tp_recv(
             fd.as_raw_fd(),
@@ -339,7 +340,7 @@ pub(crate) fn recv(fd: BorrowedFd<'_>, into: &mut [MaybeUninit<u8>]) -> io::Resu
 }
 
 pub(crate) fn send(fd: BorrowedFd<'_>, from: &[u8]) -> io::Result<usize> {
-    // SAFETY: the bytes are there.
+    // SAFETY: the slice has this many bytes.
     counted(unsafe { d2tp::d2tp_send(fd.as_raw_fd(), from.as_ptr().cast(), from.len(), 0) })
         .map_err(|said| error(&fd, said))
 }
@@ -348,10 +349,10 @@ pub(crate) fn shutdown(fd: &impl AsFd, how: c_int) -> io::Result<()> {
     check(d2tp::d2tp_shutdown(fd.as_fd().as_raw_fd(), how)).map(drop)
 }
 
-/// Sends a datagram to one of those who spoke to a server.
+/// Sends a datagram to a peer of a server.
 pub(crate) fn send_to(fd: &impl AsFd, from: &[u8], to: SocketAddr) -> io::Result<usize> {
     let place = RawSockaddr::of(to);
-    // SAFETY: the bytes are there, and the address has the length that is said.
+    // SAFETY: the slice has this many bytes, and the address the length that is passed.
     counted(unsafe {
         d2tp::d2tp_sendto(
             fd.as_fd().as_raw_fd(),
@@ -365,12 +366,12 @@ pub(crate) fn send_to(fd: &impl AsFd, from: &[u8], to: SocketAddr) -> io::Result
     .map_err(|said| error(fd, said))
 }
 
-/// The next datagram, and who sent it.
+/// Receives the next datagram and its sender's address.
 pub(crate) fn recv_from(fd: &impl AsFd, into: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
-    // SAFETY: plain numbers.
+    // SAFETY: the arguments are plain numbers.
     let mut place = RawSockaddr(unsafe { std::mem::zeroed() }, 0);
     place.1 = size_of::<libc::sockaddr_storage>() as socklen_t;
-    // SAFETY: both places have the length that is said.
+    // SAFETY: both buffers have the lengths that are passed.
     let bytes = counted(unsafe {
         d2tp::d2tp_recvfrom(
             fd.as_fd().as_raw_fd(),
@@ -382,23 +383,23 @@ pub(crate) fn recv_from(fd: &impl AsFd, into: &mut [u8]) -> io::Result<(usize, S
         )
     })
     .map_err(|said| error(fd, said))?;
-    // A name is no address: that of a server this is connected to.
+    // A server that was connected by name has no IP address.
     let unnamed = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
     Ok((bytes, place.read().unwrap_or(unnamed)))
 }
 
-/// Gives it back by the library's call, which ends what the kernel's would leave.
+/// Closes a descriptor by the library's call, which also ends what the kernel's would leave.
 pub(crate) fn close(fd: OwnedFd) -> io::Result<()> {
     check(d2tp::d2tp_close(fd.into_raw_fd())).map(drop)
 }
 
-/// The descriptor of a connection whose process has ended.
+/// Reopens a connection whose process has ended, and returns its descriptor.
 pub(crate) fn reopen(token: &[u8; 32], flags: c_int) -> io::Result<OwnedFd> {
     d2tp::share_descriptors();
     let flags = flags | libc::SOCK_CLOEXEC;
-    // SAFETY: the token has the length that is said.
+    // SAFETY: the token has the length that is passed.
     let fd = check(unsafe { d2tp::d2tp_reopen(token.as_ptr().cast(), 32, flags) });
-    // There is no descriptor that could be asked why.
+    // There is no descriptor from which the cause could be read.
     let fd = fd.map_err(|said| match said.raw_os_error() {
         Some(errno) => {
             let words = not_reopened(errno, &said);
@@ -406,7 +407,7 @@ pub(crate) fn reopen(token: &[u8; 32], flags: c_int) -> io::Result<OwnedFd> {
         }
         None => said,
     })?;
-    // SAFETY: just made, and nobody else has it.
+    // SAFETY: just created, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -433,7 +434,7 @@ pub(crate) fn dlock_release() -> io::Result<()> {
     check(d2tp::d2tp_dlock_release()).map(drop)
 }
 
-/// Waits until the peer has everything.
+/// Waits until the peer has received everything.
 pub(crate) fn flush(fd: &impl AsFd, timeout_ms: c_int) -> io::Result<()> {
     let flushed = check(d2tp::d2tp_flush(fd.as_fd().as_raw_fd(), timeout_ms));
     flushed.map(drop).map_err(|said| error(fd, said))

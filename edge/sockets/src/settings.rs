@@ -1,4 +1,4 @@
-//! What a connection is asked for.
+//! Settings of a connection.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -6,55 +6,56 @@ use std::time::Duration;
 
 use crate::raw;
 
-/// Which networks may be paid for.
+/// Which networks a connection may pay for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PayPolicy {
     /// Links that cost are never used.
     FreeOnly = 0,
-    /// When the deadline needs it.
+    /// Links that cost are used when the deadline needs them.
     #[default]
     FreeFirst = 1,
     /// Links that cost are used to meet the deadline, with twice the slack of `FreeFirst`.
     Balanced = 2,
-    /// All, at any time.
+    /// All links are used at any time.
     Fast = 3,
-    /// All, when no free one works.
+    /// Links that cost are used when no free one works.
     Any = 4,
 }
 
-/// What to do when free networks will not make the deadline.
+/// What to do when free networks cannot meet the deadline.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LatePolicy {
-    /// Pay, up to the budget.
+    /// Use networks that cost, up to the budget.
     #[default]
     Cell = 0,
-    /// Be late: the connection outlives its deadline.
+    /// Be late: the connection continues after its deadline.
     Wait = 1,
-    /// Do not pay, and end at the deadline.
+    /// Use no networks that cost, and end at the deadline.
     Fail = 2,
 }
 
-/// What goes on when the program has ended, carried by the user's agent (`cedos agent`).
+/// What persists after the program has ended, carried by the user's agent (`cedos agent`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ConnectionPersist {
-    /// Nothing.
+    /// Nothing persists.
     #[default]
     No = 0,
-    /// What was written goes on to the peer; then the connection ends as by a close.
+    /// Written data is still delivered to the peer; then the connection ends as by a close.
     Written = 1,
-    /// The connection stays, for a day at most, until [`crate::D2tpStream::reopen`] or [`crate::D2tpStream::end`].
+    /// The connection stays open, for a day at most, until [`crate::D2tpStream::reopen`] or
+    /// [`crate::D2tpStream::end`].
     Open = 2,
 }
 
-/// Which paths carry what is sent.
+/// Which paths carry sent data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SendRoute {
-    /// Whichever is fastest.
+    /// The fastest path.
     #[default]
     Any = 0,
-    /// The one least likely to fail.
+    /// The path that is least likely to fail.
     Steadiest = 1,
-    /// A copy on each; the first to arrive counts.
+    /// A copy on each path; the first to arrive counts.
     Each = 2,
 }
 
@@ -64,20 +65,21 @@ pub enum ThresholdUnit {
     /// The thresholds are numbers of bytes.
     #[default]
     Bytes = 0,
-    /// Milliseconds, of what the program reads in them.
+    /// The thresholds are milliseconds of data, at the rate at which the program reads.
     Ms = 1,
 }
 
-/// What is to be held ahead of the program: networks that cost are used from `low` on, up to `high`.
+/// How much data to buffer ahead of the program: networks that cost are used from `low` on, up to
+/// `high`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BufferThresholds {
-    /// Begin to pay. Higher bridges longer holes.
+    /// The level at which the use of networks that cost begins. Higher: bridges longer outages.
     pub low: u64,
-    /// Stop. Higher: more is paid for that a free network might have brought.
+    /// The level at which it ends. Higher: more is paid for that a free network might have carried.
     pub high: u64,
     /// Unit of both thresholds.
     pub unit: ThresholdUnit,
-    /// Bytes a second that the program reads; 0 as it is measured.
+    /// The rate at which the program reads, in bytes per second; 0: measured.
     pub rate: u32,
 }
 
@@ -90,32 +92,35 @@ impl BufferThresholds {
     }
 }
 
-/// How to connect. The default is no deadline, free networks first, and `$CEDOS_PROX` as the proxy.
+/// How to connect. The defaults are no deadline, free networks first, and `$CEDOS_PROX` as the
+/// proxy.
 #[derive(Clone, Debug, Default)]
 pub struct ConnectSettings {
-    /// Finish within; then both ends drop the connection. Whole seconds, at least one.
+    /// The deadline, at which both ends drop the connection, in whole seconds from now, at least
+    /// one.
     pub deadline: Option<Duration>,
-    /// Bytes expected both ways. Too high costs money, too low the deadline.
+    /// The bytes expected in both directions. Too high a value costs money, too low a value the
+    /// deadline.
     pub size: Option<u64>,
     /// Which networks may be paid for.
     pub policy: PayPolicy,
-    /// Bytes that networks which cost may carry in all.
+    /// The bytes that networks which cost may carry in total.
     pub budget: Option<u64>,
-    /// 0 to 7; higher goes first.
+    /// The priority, 0 to 7; higher goes first.
     pub priority: u8,
-    /// What to do when free networks will not make the deadline.
+    /// What to do when free networks cannot meet the deadline.
     pub if_late: LatePolicy,
     /// `d2tp://host:port/KEY` of the proxy.
     pub proxy: Option<String>,
-    /// What goes on when this process has ended. Anything but [`ConnectionPersist::No`] needs an agent: else connecting is
-    /// `Unsupported`.
+    /// What persists after this process has ended. All but [`ConnectionPersist::No`] need an agent;
+    /// without one, connecting fails with `Unsupported`.
     pub persist: ConnectionPersist,
-    /// What is to be held ahead of the program, up to 64 MiB or a day.
+    /// How much to buffer ahead of the program, up to 64 MiB or a day.
     pub buffer: Option<BufferThresholds>,
 }
 
 impl ConnectSettings {
-    /// A socket with these options, not connected yet.
+    /// Creates a socket with these options, not connected yet.
     pub(crate) fn socket(&self, address: &str, kind: libc::c_int) -> io::Result<OwnedFd> {
         let fd = raw::socket(raw::is_ipv6(address), kind)?;
         let set = |name, value: &[u8]| raw::set(&fd, name, value);
@@ -148,8 +153,8 @@ impl ConnectSettings {
     }
 }
 
-/// A socket whose connection is not made yet: dropped, it leaves nothing with an agent, which has a copy of one that is
-/// to stay.
+/// A socket whose connection is not established yet. Dropping it leaves nothing with an agent,
+/// which has a copy of a persistent one.
 #[derive(Debug)]
 pub(crate) struct PendingSocket(pub(crate) Option<OwnedFd>);
 
@@ -166,13 +171,13 @@ impl PendingSocket {
 impl Drop for PendingSocket {
     fn drop(&mut self) {
         if let Some(fd) = self.0.take() {
-            // What is not there any more is closed.
+            // A socket that was not taken is closed.
             let _ = raw::close(fd);
         }
     }
 }
 
-/// A deadline as the library has it: whole seconds from now, never sooner than said, 0 for none.
+/// A deadline in the library's form: whole seconds from now, rounded up, 0 for none.
 pub(crate) fn seconds(within: Option<Duration>) -> [u8; 8] {
     let whole =
         |within: Duration| (within.as_secs()).saturating_add(u64::from(within.subsec_nanos() > 0));

@@ -1,4 +1,4 @@
-//! Streams that block, as `std::net`'s do.
+//! Blocking streams and listeners, like those of `std::net`.
 
 use std::io::{self, Read, Write};
 use std::mem::MaybeUninit;
@@ -11,7 +11,7 @@ use crate::connection_token::ConnectionToken;
 use crate::raw::{self, WaitOutcome};
 use crate::settings::{ConnectSettings, PendingSocket};
 
-/// A connection. What only D2TP knows of it is in [`crate::D2tpConnection`].
+/// A D2TP connection. Its own operations are in [`crate::D2tpConnection`].
 #[derive(Debug)]
 pub struct D2tpStream(OwnedFd);
 
@@ -19,11 +19,12 @@ impl sealed::SealedStream for D2tpStream {}
 impl D2tpConnection for D2tpStream {}
 
 impl ConnectSettings {
-    /// Connects to `d2tp://host:port/KEY`, or to `host:port` through the proxy; waits for a network if there is
-    /// none.
+    /// Connects to `d2tp://host:port/KEY`, or to `host:port` through the proxy. Waits for a network
+    /// if there is none.
     ///
     /// # Errors
-    /// As `d2tp_connect` says them; [`crate::ConnectionFault`] within has the cause in words.
+    /// The same as those of `d2tp_connect`; the inner [`crate::ConnectionFault`] has the cause in
+    /// words.
     pub fn connect(&self, address: &str) -> io::Result<D2tpStream> {
         let fd = PendingSocket(Some(self.socket(address, libc::SOCK_STREAM)?));
         raw::connect(fd.get(), address).map_err(|errno| raw::error(fd.get(), errno))?;
@@ -47,12 +48,12 @@ impl D2tpStream {
     /// Connects with [`crate::ConnectSettings::default`].
     ///
     /// # Errors
-    /// As for [`crate::ConnectSettings::connect`].
+    /// The same as those of [`crate::ConnectSettings::connect`].
     pub fn connect(address: &str) -> io::Result<D2tpStream> {
         ConnectSettings::default().connect(address)
     }
 
-    /// Another handle of the same connection.
+    /// Creates another handle of the same connection.
     ///
     /// # Errors
     /// No descriptor is left.
@@ -63,32 +64,35 @@ impl D2tpStream {
     /// Ends one direction or both.
     ///
     /// # Errors
-    /// It is not connected.
+    /// The stream is not connected.
     pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
         raw::shutdown(self, in_c(how))
     }
 
-    /// A connection of [`crate::ConnectionPersist::Open`] whose process has ended: reading goes on with the first byte that it
-    /// had not read, and the token stays the same.
+    /// Opens a connection again that was [`crate::ConnectionPersist::Open`] and whose process has
+    /// ended. Reading continues with the first byte that it had not read, and the token stays the
+    /// same.
     ///
     /// # Errors
-    /// With a [`crate::ConnectionFault`]: `NotFound` where none of this token is kept; `ResourceBusy` while the process that has
-    /// it is there, though it dropped the stream; `Unsupported` without an agent; else why it broke meanwhile.
+    /// With a [`crate::ConnectionFault`]: `NotFound` if no connection with this token is kept;
+    /// `ResourceBusy` while its process exists, even if it dropped the stream; `Unsupported`
+    /// without an agent; else why the connection broke meanwhile.
     pub fn reopen(token: &ConnectionToken) -> io::Result<D2tpStream> {
         raw::reopen(&token.0, 0).map(D2tpStream)
     }
 
-    /// Ends the connection for everybody: what was written is still sent. A drop does the same, but leaves one of
-    /// [`crate::ConnectionPersist::Open`] to be opened again once this process has ended.
+    /// Ends the connection for all handles; written data is still sent. Dropping the stream does
+    /// the same, except that a connection of [`crate::ConnectionPersist::Open`] can be opened again
+    /// once this process has ended.
     ///
     /// # Errors
-    /// As for `close` of the kernel.
+    /// The same as those of the kernel's `close`.
     pub fn end(self) -> io::Result<()> {
         raw::close(self.0)
     }
 
-    /// Waits until the peer has everything that was written: so long, in whole milliseconds, or as long as it takes.
-    /// [`Write::flush`] returns at once, as for TCP.
+    /// Waits until the peer has received everything that was written: for this time, in whole
+    /// milliseconds, or without limit. [`Write::flush`] returns at once, as for TCP.
     ///
     /// # Errors
     /// The connection broke before, or `WouldBlock`: not yet.
@@ -97,10 +101,10 @@ impl D2tpStream {
         raw::flush(self, timeout)
     }
 
-    /// Who is at the far end.
+    /// The address of the peer.
     ///
     /// # Errors
-    /// It is not connected, or was connected by a name, which is no address.
+    /// The stream is not connected, or was connected by name, without an IP address.
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
         raw::peer(self)
     }
@@ -117,7 +121,7 @@ pub(crate) fn in_c(how: Shutdown) -> i32 {
 /// Views initialised bytes as bytes that may be uninitialised.
 pub(crate) fn perhaps(bytes: &mut [u8]) -> &mut [MaybeUninit<u8>] {
     let (at, len) = (bytes.as_mut_ptr(), bytes.len());
-    // SAFETY: the same place and length; only bytes that were received are written there.
+    // SAFETY: the same memory and length; only received bytes are written there.
     unsafe { std::slice::from_raw_parts_mut(at.cast(), len) }
 }
 
@@ -165,10 +169,10 @@ impl AsRawFd for D2tpStream {
     }
 }
 
-/// Connections that wait to be accepted, as many as the kernel lets; others wait in the engine.
+/// The most connections that wait to be accepted in the kernel; others wait in the engine.
 const BACKLOG: i32 = 128;
 
-/// A D2TP server.
+/// A listening D2TP server.
 #[derive(Debug)]
 pub struct D2tpListener(OwnedFd);
 
@@ -176,7 +180,7 @@ impl D2tpListener {
     /// Listens at a UDP address.
     ///
     /// # Errors
-    /// The address is taken, or the process's key cannot be had.
+    /// The address is in use, or the process's key is not available.
     pub fn bind(at: SocketAddr) -> io::Result<D2tpListener> {
         D2tpListener::bound(at, 0).map(D2tpListener)
     }
@@ -188,20 +192,20 @@ impl D2tpListener {
         Ok(fd)
     }
 
-    /// The next connection, and where it comes from now.
+    /// Accepts a connection. Returns it with its current address.
     ///
     /// # Errors
-    /// As for `accept` of the kernel.
+    /// The same as those of the kernel's `accept`.
     pub fn accept(&self) -> io::Result<(D2tpStream, SocketAddr)> {
         let (fd, from) = raw::accept(self, false)?;
         Ok((D2tpStream(fd), from))
     }
 
-    /// The next connection, unless `give_up` becomes readable before it comes. Nobody else may accept meanwhile: this
-    /// would wait for one more.
+    /// Accepts a connection, unless `give_up` becomes readable before. No other thread may accept
+    /// meanwhile, because this call would wait for another connection.
     ///
     /// # Errors
-    /// As for `accept` of the kernel.
+    /// The same as those of the kernel's `accept`.
     pub fn accept_until(
         &self,
         give_up: BorrowedFd<'_>,
@@ -212,27 +216,27 @@ impl D2tpListener {
         }
     }
 
-    /// Ends listening. The address is free when this returns, or once the last connection that was accepted is over; after
-    /// a drop it is a moment later.
+    /// Ends listening. The address is free when this returns, or once the last accepted connection
+    /// is over; after a drop it is free a moment later.
     ///
     /// # Errors
-    /// As for `close` of the kernel.
+    /// The same as those of the kernel's `close`.
     pub fn end(self) -> io::Result<()> {
         raw::close(self.0)
     }
 
-    /// Where it listens.
+    /// The address that the listener is bound to.
     ///
     /// # Errors
-    /// It was opened by a parent process.
+    /// A parent process opened it.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         raw::local(self)
     }
 
-    /// What others connect to: `d2tp://host:port/KEY`.
+    /// The address for clients: `d2tp://host:port/KEY`.
     ///
     /// # Errors
-    /// As for [`D2tpListener::local_addr`].
+    /// The same as those of [`D2tpListener::local_addr`].
     pub fn address(&self) -> io::Result<String> {
         address(self)
     }

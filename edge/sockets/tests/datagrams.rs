@@ -1,11 +1,11 @@
-//! Datagram sockets: bounds, names, sizes and ends.
+//! Tests of datagram sockets: size limits, addresses and ends.
 
 use std::io::ErrorKind;
 use std::time::Duration;
 
 use d2tp_sockets::{ConnectSettings, ConnectionPersist, DatagramSocket, SendRoute};
 
-/// A busy machine may take long for a handshake; what is to arrive is worth waiting for.
+/// The longest wait: a handshake may take long on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn heard(socket: &DatagramSocket) -> (String, std::net::SocketAddr) {
@@ -17,7 +17,7 @@ fn heard(socket: &DatagramSocket) -> (String, std::net::SocketAddr) {
 #[test]
 fn messages_keep_their_bounds_and_senders_their_names_until_one_goes() {
     let home = tempfile::tempdir().unwrap();
-    // SAFETY: before anything else of this process runs, but the test's own thread.
+    // SAFETY: only the test's own thread runs yet.
     unsafe { std::env::set_var("XDG_CONFIG_HOME", home.path()) };
     let server = DatagramSocket::bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let (at, address) = (server.local_addr().unwrap(), server.address().unwrap());
@@ -67,7 +67,7 @@ fn messages_keep_their_bounds_and_senders_their_names_until_one_goes() {
         "no key: {error}"
     );
 
-    // Its last words are heard, and the address is free when it is gone.
+    // Its last datagram arrives, and the address is free when it is gone.
     server.send_to(b"farewell", stranger).unwrap();
     assert_eq!(heard(&other).0, "farewell");
     drop(server);

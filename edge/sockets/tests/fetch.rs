@@ -1,4 +1,4 @@
-//! The example that a reader begins with, against a server of this crate.
+//! Tests the example `fetch` against a server of this crate.
 
 #[path = "../examples/fetch.rs"]
 mod example;
@@ -11,7 +11,7 @@ use d2tp_sockets::{ConnectSettings, D2tpListener};
 #[test]
 fn the_example_fetches_a_page() {
     let home = tempfile::tempdir().unwrap();
-    // SAFETY: nothing else runs yet.
+    // SAFETY: no other thread runs yet.
     unsafe {
         std::env::set_var("XDG_CONFIG_HOME", home.path());
         std::env::set_var("CEDOS_AGENT", "none");

@@ -1,4 +1,4 @@
-//! Streams that block and tokio's, against each other.
+//! Tests of blocking streams and tokio's streams with each other.
 
 use std::io::{Read, Write};
 use std::time::Duration;
@@ -18,7 +18,7 @@ fn content() -> Vec<u8> {
         .collect()
 }
 
-/// Checks what only D2TP knows of a stream that wrote all that is to be written.
+/// Checks D2TP's own operations on a stream that has written all its data.
 fn what_only_d2tp_knows(stream: &D2tpStream) {
     let info = stream.info().unwrap();
     assert_eq!(info.state, ConnectionState::Connected, "{info:?}");
@@ -48,7 +48,7 @@ fn what_only_d2tp_knows(stream: &D2tpStream) {
     drop((DLock::acquire().unwrap(), DLock::acquire().unwrap()));
 }
 
-/// What a connection that is to be kept hears where nobody keeps it.
+/// Checks the error of a connection that should persist, without an agent.
 fn without_an_agent(address: &str) {
     let cause = |error: std::io::Error| {
         assert_eq!(error.kind(), std::io::ErrorKind::Unsupported, "{error}");
@@ -70,7 +70,7 @@ fn without_an_agent(address: &str) {
 #[test]
 fn blocking_and_asynchronous_streams_carry_both_ways_and_say_why_they_end() {
     let home = tempfile::tempdir().unwrap();
-    // SAFETY: before anything else of this process runs, but the test's own thread.
+    // SAFETY: only the test's own thread runs yet.
     unsafe {
         std::env::set_var("XDG_CONFIG_HOME", home.path());
         std::env::set_var("CEDOS_AGENT", "none");

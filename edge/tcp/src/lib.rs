@@ -1,19 +1,19 @@
 //! Kernel TCP sockets: a receiver that keeps the sender's queue short (DRWA).
 //!
-//! What a D2TP path says as PATH_LIMIT a TCP receiver says as its window. The kernel tells what it
-//! measured and takes a bound; the rule is [`Drwa`], the same as on paths:
+//! A D2TP path announces its limit as PATH_LIMIT; a TCP receiver does so with its window. The
+//! kernel reports its measurements and accepts a limit; [`Drwa`] computes it, as on paths:
 //!
 //! ```text
 //!   TCP_INFO: bytes_received, rcv_rtt ──▶ Drwa ──▶ TCP_WINDOW_CLAMP ──▶ window ──▶ any sender
 //! ```
 //!
-//! Nothing has to change at the sender, and nobody needs to be root. The window never shrinks below
-//! what was offered, so a lower clamp only holds new bytes. Where there is no limit the clamp is out
-//! of the way and the kernel's own tuning decides.
+//! The sender needs no change, and no root rights are needed. The window never shrinks below what
+//! was offered, so a lower clamp only affects new bytes. Without a limit the clamp has no effect,
+//! and the kernel's own tuning decides.
 //!
-//! Somebody has to look now and then: [`WindowClamp::update`] says when again.
+//! The owner must call [`WindowClamp::update`] from time to time; it returns when to call it again.
 //!
-//! And sockets of the kernel's MPTCP: [`multipath`].
+//! [`multipath`] has sockets of the kernel's MPTCP.
 #![cfg_attr(not(target_os = "linux"), forbid(unsafe_code))]
 
 pub mod multipath;
@@ -25,27 +25,28 @@ use std::os::fd::BorrowedFd;
 
 use d2tp_session::{Drwa, DrwaLambda, Span, Time};
 
-/// Four segments of the largest ordinary size: what TCP needs to notice a loss.
+/// The lowest limit: four segments of the largest ordinary size, which TCP needs to detect a loss.
 const FLOOR_BYTES: u64 = 4 * 1460;
 /// How often to look at least and at most. Rounds are round trips; below the first figure none is
 /// bloated.
 const LOOK_MIN: Span = Span::from_millis(10);
 const LOOK_MAX: Span = Span::from_millis(100);
 
-/// What the kernel knows of a connection.
+/// The kernel's measurements of a TCP connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TcpInfo {
-    /// The round trip as this end measures it by what it receives; zero before the first.
+    /// The round trip as the receiver measures it; zero before the first measurement.
     pub rcv_rtt: Span,
-    /// The shortest round trip of what this end sent, the handshake included; none before.
+    /// The shortest round trip of segments that this end sent, the handshake included; `None`
+    /// before the first one.
     pub min_rtt: Option<Span>,
     /// Payload bytes received.
     pub bytes_received: u64,
-    /// Neither end has closed.
+    /// Whether neither end has closed the connection.
     pub open: bool,
 }
 
-/// The window clamp of one socket, moved by what arrives on it.
+/// The window clamp of one socket, which follows the arriving data.
 #[derive(Debug)]
 pub struct WindowClamp {
     drwa: Drwa,
@@ -63,34 +64,34 @@ impl WindowClamp {
         }
     }
 
-    /// Takes in what the kernel measured of the socket, and moves its clamp. When to come again;
-    /// none: nothing more will arrive.
+    /// Reads the kernel's measurements of the socket, and sets its clamp. Returns when to call it
+    /// again; `None` if nothing more will arrive.
     ///
     /// # Errors
-    /// The socket is none of TCP.
+    /// The socket is not a TCP socket.
     #[cfg(target_os = "linux")]
     pub fn update(&mut self, socket: BorrowedFd<'_>, now: Time) -> io::Result<Option<Span>> {
         let info = sockopt::info(socket)?;
         let before = self.drwa.limit();
         self.on_info(now, &info);
         let limit = self.drwa.limit();
-        // Where the kernel grows the buffer it moves the clamp along: said again each time.
+        // When the kernel grows the buffer it also moves the clamp, so the clamp is set each time.
         if limit.is_some() || limit != before {
             sockopt::set_window_clamp(socket, limit)?;
         }
         Ok(info.open.then(|| self.next_update_in()))
     }
 
-    /// Other systems take no clamp.
+    /// Does nothing on this system, which has no window clamp.
     ///
     /// # Errors
-    /// None.
+    /// There are none.
     #[cfg(not(target_os = "linux"))]
     pub fn update(&mut self, _socket: BorrowedFd<'_>, _now: Time) -> io::Result<Option<Span>> {
         Ok(None)
     }
 
-    /// The window that is offered at most; none: what the kernel sees fit.
+    /// The largest window that is offered; `None`: the kernel decides.
     pub fn limit(&self) -> Option<u64> {
         self.drwa.limit()
     }
@@ -102,7 +103,7 @@ impl WindowClamp {
         {
             self.drwa.on_rtt_min(now, min);
         }
-        // Measured by arrivals: without any, it is the old one.
+        // The round trip is measured by arriving data; without any, it is an old one.
         if info.bytes_received > self.received && info.rcv_rtt > Span::ZERO {
             self.drwa.on_rtt(now, info.rcv_rtt);
         }
@@ -110,7 +111,7 @@ impl WindowClamp {
         self.rcv_rtt = info.rcv_rtt;
     }
 
-    /// Twice a round trip.
+    /// The time until the next update: two round trips.
     fn next_update_in(&self) -> Span {
         self.rcv_rtt.divided(2).max(LOOK_MIN).min(LOOK_MAX)
     }
@@ -120,7 +121,7 @@ impl WindowClamp {
 mod tests {
     use super::*;
 
-    /// A second of 1 MB/s at this round trip, looked at as asked.
+    /// Simulates a second of 1 MB/s at this round trip, with updates when they are due.
     fn second(clamp: &mut WindowClamp, from_ms: u64, rtt_ms: u64) {
         let mut at = Span::from_millis(from_ms);
         let end = Span::from_millis(from_ms + 1_000);

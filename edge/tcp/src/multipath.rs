@@ -6,8 +6,8 @@
 //!                  └ subflow: wwan0's address ── bytes_received
 //! ```
 //!
-//! A listener of MPTCP takes plain TCP as well. Which addresses a connection uses is the kernel's
-//! path manager's affair (`ip mptcp endpoint`), not the socket's.
+//! An MPTCP listener accepts plain TCP as well. The kernel's path manager (`ip mptcp endpoint`)
+//! decides which addresses a connection uses, not the socket.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -17,45 +17,45 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 #[cfg(target_os = "linux")]
 const MULTIPATH: Protocol = Protocol::MPTCP;
-/// Other systems have another interface to it, or none.
+/// Other systems have another interface to MPTCP, or none.
 #[cfg(not(target_os = "linux"))]
 const MULTIPATH: Protocol = Protocol::TCP;
 
-/// Connections that wait to be taken.
+/// The most connections that wait to be accepted.
 const BACKLOG: i32 = 1024;
 
 /// One TCP connection of an MPTCP connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Subflow {
-    /// This end.
+    /// The address of this end.
     pub local: SocketAddr,
-    /// The other.
+    /// The address of the other end.
     pub remote: SocketAddr,
-    /// Payload that came, what came over another as well included.
+    /// Payload bytes received, including bytes that another subflow carried as well.
     pub bytes_received: u64,
 }
 
-/// Listens for MPTCP and TCP; for TCP alone where the kernel has no MPTCP.
+/// Listens for MPTCP and TCP; for TCP alone if the kernel has no MPTCP.
 ///
 /// # Errors
-/// The address cannot be had.
+/// The address cannot be bound.
 pub fn listen(at: SocketAddr) -> io::Result<TcpListener> {
     let domain = Domain::for_address(at);
     let socket = match Socket::new(domain, Type::STREAM, Some(MULTIPATH)) {
         Ok(socket) => socket,
         Err(_) => Socket::new(domain, Type::STREAM, Some(Protocol::TCP))?,
     };
-    // A server that starts again finds connections of before in TIME_WAIT.
+    // A server that starts again may find old connections in TIME_WAIT.
     socket.set_reuse_address(true)?;
     socket.bind(&at.into())?;
     socket.listen(BACKLOG)?;
     Ok(socket.into())
 }
 
-/// Connects by MPTCP. Whether the other end has it, [`subflows`] tells.
+/// Connects by MPTCP. [`subflows`] shows whether the other end supports it.
 ///
 /// # Errors
-/// This kernel has no MPTCP, or nobody answered.
+/// This kernel has no MPTCP, or the other end did not accept.
 pub fn connect(to: SocketAddr) -> io::Result<TcpStream> {
     let domain = Domain::for_address(to);
     let socket = Socket::new(domain, Type::STREAM, Some(MULTIPATH))?;
@@ -63,26 +63,26 @@ pub fn connect(to: SocketAddr) -> io::Result<TcpStream> {
     Ok(socket.into())
 }
 
-/// Resets a connection of either kind, so that what was cut off never looks whole at the other end.
-/// `SO_LINGER` does that for TCP alone: of MPTCP it makes an ordinary end.
+/// Resets a connection of either kind, so that a truncated transfer never looks complete at the
+/// other end. `SO_LINGER` does that only for TCP: an MPTCP connection would end normally.
 ///
 /// # Errors
-/// The socket is none that connects.
+/// The socket is not connection-oriented.
 #[cfg(target_os = "linux")]
 pub fn reset(socket: BorrowedFd<'_>) -> io::Result<()> {
     crate::sockopt::disconnect(socket)
 }
 
-/// Resets a connection, so that what was cut off never looks whole at the other end.
+/// Resets a connection, so that a truncated transfer never looks complete at the other end.
 ///
 /// # Errors
-/// The socket is none that connects.
+/// The socket is not connection-oriented.
 #[cfg(not(target_os = "linux"))]
 pub fn reset(socket: BorrowedFd<'_>) -> io::Result<()> {
     socket2::SockRef::from(&socket).set_linger(Some(std::time::Duration::ZERO))
 }
 
-/// The subflows that a connection has now; none if it is plain TCP.
+/// The subflows that a connection has now; `None` if it is plain TCP.
 ///
 /// # Errors
 /// The socket is not connected, or its subflows change faster than they can be listed.
@@ -91,10 +91,10 @@ pub fn subflows(socket: BorrowedFd<'_>) -> io::Result<Option<Vec<Subflow>>> {
     crate::sockopt::subflows(socket)
 }
 
-/// The subflows of a socket: none here, where it is always plain TCP.
+/// The subflows of a connection: always `None` on this system, where every socket is plain TCP.
 ///
 /// # Errors
-/// None.
+/// There are none.
 #[cfg(not(target_os = "linux"))]
 pub fn subflows(_socket: BorrowedFd<'_>) -> io::Result<Option<Vec<Subflow>>> {
     Ok(None)

@@ -1,4 +1,4 @@
-//! What Linux says of its sockets and takes: what it measured, the window's bound, subflows, a reset.
+//! Socket options of Linux: measurements, the window clamp, subflows, and resetting a connection.
 
 use std::io;
 use std::mem::offset_of;
@@ -10,8 +10,8 @@ use d2tp_session::Span;
 use crate::TcpInfo;
 use crate::multipath::Subflow;
 
-/// Length of the part of `struct tcp_info` that is read: up to tcpi_min_rtt (Linux 4.9,
-/// linux/tcp.h). The struct of the libc crate ends before.
+/// The number of bytes of `struct tcp_info` that are read: up to tcpi_min_rtt (Linux 4.9,
+/// linux/tcp.h). The struct of the libc crate ends before it.
 const INFO_BYTES: usize = 152;
 const STATE_AT: usize = 0;
 const RCV_RTT_AT: usize = 92;
@@ -19,10 +19,10 @@ const BYTES_RECEIVED_AT: usize = 128;
 const MIN_RTT_AT: usize = 148;
 /// TCP_ESTABLISHED, FIN_WAIT1 and FIN_WAIT2 (net/tcp_states.h): the peer may still send.
 const STATES_OPEN: [u8; 3] = [1, 4, 5];
-/// No clamp: more than any window (RFC 7323 §2.3 ends at a gigabyte).
+/// The value for no clamp: more than any window (RFC 7323 §2.3 allows up to a gigabyte).
 const NO_CLAMP: u64 = 1 << 30;
 
-/// Asks the kernel.
+/// Reads the kernel's measurements of a connection.
 pub(crate) fn info(socket: BorrowedFd<'_>) -> io::Result<TcpInfo> {
     let mut bytes = [0u8; INFO_BYTES];
     let mut length = INFO_BYTES as libc::socklen_t;
@@ -47,18 +47,18 @@ pub(crate) fn info(socket: BorrowedFd<'_>) -> io::Result<TcpInfo> {
     let micros = |at: usize| Span::from_micros(u64::from(word(&bytes, at)));
     Ok(TcpInfo {
         rcv_rtt: micros(RCV_RTT_AT),
-        // All ones: none yet.
+        // All ones mean that there is no measurement yet.
         min_rtt: (word(&bytes, MIN_RTT_AT) != u32::MAX).then(|| micros(MIN_RTT_AT)),
         bytes_received: long(&bytes, BYTES_RECEIVED_AT),
         open: STATES_OPEN.contains(&bytes[STATE_AT]),
     })
 }
 
-/// Connects to nobody, which resets what there was.
+/// Connects to an address of the family AF_UNSPEC, which resets the connection.
 pub(crate) fn disconnect(socket: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: all zeros are an address, of the family AF_UNSPEC.
     let nobody: libc::sockaddr = unsafe { std::mem::zeroed() };
-    // SAFETY: the pointer is to a live address of the size given.
+    // SAFETY: the pointer is to a live address of the size that is passed.
     let failed = unsafe {
         libc::connect(
             socket.as_raw_fd(),
@@ -76,17 +76,18 @@ pub(crate) fn disconnect(socket: BorrowedFd<'_>) -> io::Result<()> {
 const SOL_MPTCP: libc::c_int = 284;
 const MPTCP_TCPINFO: libc::c_int = 2;
 const MPTCP_SUBFLOW_ADDRS: libc::c_int = 3;
-/// struct mptcp_subflow_data, which is in front of the kernel's answer: its own size, how many
-/// subflows there are, the size of an element as the kernel and as we know it.
+/// Size of struct mptcp_subflow_data, which precedes the kernel's answer: its own size, the number
+/// of subflows, and the size of an element for the kernel and for this program.
 const PREFIX_BYTES: usize = 16;
 /// struct mptcp_subflow_addrs: both ends, as struct sockaddr_storage.
 const ADDRESS_BYTES: usize = 128;
-/// More than the path manager makes (MPTCP_SUBFLOWS_MAX is 8, and the first one).
+/// The most subflows that are read: more than the path manager creates (MPTCP_SUBFLOWS_MAX is 8,
+/// and the first one).
 const SUBFLOWS_MAX: usize = 16;
-/// How often to ask again when a subflow came or went between two questions.
+/// How often to repeat the request if a subflow came or went between two calls.
 const TRIES: usize = 5;
 
-/// Asks for the subflows of a connection; none if it is no MPTCP.
+/// The subflows of a connection; `None` if it is not MPTCP.
 pub(crate) fn subflows(socket: BorrowedFd<'_>) -> io::Result<Option<Vec<Subflow>>> {
     for _ in 0..TRIES {
         let Some(before) = elements(socket, MPTCP_SUBFLOW_ADDRS, 2 * ADDRESS_BYTES)? else {
@@ -113,7 +114,8 @@ pub(crate) fn subflows(socket: BorrowedFd<'_>) -> io::Result<Option<Vec<Subflow>
     ))
 }
 
-/// An option's answer, one element for each subflow; none if the connection is no MPTCP.
+/// The value of a socket option with one element for each subflow; `None` if the connection is not
+/// MPTCP.
 fn elements(
     socket: BorrowedFd<'_>,
     option: libc::c_int,
@@ -145,7 +147,7 @@ fn elements(
     Ok(Some(all.map(<[u8]>::to_vec).collect()))
 }
 
-/// The address in a `struct sockaddr_storage`; none if it is of neither family.
+/// The address in a `struct sockaddr_storage`; `None` if it is of neither family.
 fn address(storage: &[u8]) -> Option<SocketAddr> {
     let family = u16::from_ne_bytes([storage[0], storage[1]]);
     // The port is at the same place in both.

@@ -1,7 +1,7 @@
-//! The one place where text leaves for standard output, standard error and the log.
+//! Standard output, standard error and the log: all text of the program passes through this crate.
 //!
-//! What is printed may hold words of a proxy, a peer, an origin or a file's name, so every control
-//! character is escaped on the way out ([`cedos_text`]); in JSON that is the same string.
+//! Printed text may contain text of a proxy, a peer or an origin, or a file name, so every control
+//! character is escaped ([`cedos_text`]). In JSON the result is the same string.
 //!
 //! ```text
 //!  print_stdout ─ written ──▶ reader
@@ -9,15 +9,16 @@
 //!               ─ full disk ────▶ nothing more is printed; the verb ends with an error
 //! ```
 //!
-//! Rust programs ignore SIGPIPE, and `println!` panics instead. A transfer must not die because nobody reads
-//! its progress, so a closed pipe is no error here: what only prints checks [`is_stdout_closed`].
+//! Rust programs ignore SIGPIPE, and `println!` panics instead. A transfer must not fail because
+//! the reader of its progress has gone, so a closed pipe is no error here. Code that only prints
+//! checks [`is_stdout_closed`].
 
 use std::io::{self, Write};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use cedos_text::escape_controls;
 
-/// Why nothing more goes to standard output.
+/// Why nothing more is written to standard output.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct StdoutFailure {
     kind: io::ErrorKind,
@@ -32,8 +33,8 @@ fn stdout_failure() -> MutexGuard<'static, Option<StdoutFailure>> {
         .unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Prints text and a line break on standard output. The first error ends all output;
-/// [`stdout_result`] has it.
+/// Prints text and a line break on standard output. After the first error nothing more is printed;
+/// [`stdout_result`] returns that error.
 pub fn print_stdout(text: &str) {
     let mut failure = stdout_failure();
     if failure.is_none()
@@ -46,24 +47,45 @@ pub fn print_stdout(text: &str) {
     }
 }
 
-/// Prints text and a line break on standard error, and ignores errors: there is nowhere to tell them.
+/// Prints text and a line break on standard error. Errors are ignored, because they could not be
+/// shown. The error numbers that [`io::Error`] adds to the system's messages are omitted.
 pub fn print_stderr(text: &str) {
-    let _ = print(&mut io::stderr(), text);
+    let _ = print(&mut io::stderr(), &without_error_numbers(text));
+}
+
+/// Text without ` (os error 2)` and the like.
+fn without_error_numbers(text: &str) -> String {
+    const BEFORE: &str = " (os error ";
+    let mut kept = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(start) = rest.find(BEFORE) {
+        let number = &rest[start + BEFORE.len()..];
+        let digits = number.bytes().take_while(u8::is_ascii_digit).count();
+        kept += &rest[..start];
+        match number[digits..].strip_prefix(')') {
+            Some(after) if digits > 0 => rest = after,
+            _ => {
+                kept += BEFORE;
+                rest = number;
+            }
+        }
+    }
+    kept + rest
 }
 
 fn print(to: &mut impl Write, text: &str) -> io::Result<()> {
-    // In one piece, so that lines of two processes do not mix.
+    // A single write, so that lines of two processes do not mix.
     let line = format!("{}\n", escape_controls(text));
     to.write_all(line.as_bytes())?;
     to.flush()
 }
 
-/// Whether nobody gets what is printed: the reader is gone, or the disk is full.
+/// Whether printed text reaches no reader any more: the reader is gone, or the disk is full.
 pub fn is_stdout_closed() -> bool {
     stdout_failure().is_some()
 }
 
-/// Whether everything printed was written. A reader that went away wanted no more, so that is no error.
+/// Whether everything printed was written. A reader that has gone is no error.
 ///
 /// # Errors
 /// The first error of standard output.
@@ -83,7 +105,7 @@ pub struct LogWriter;
 
 impl Write for LogWriter {
     fn write(&mut self, entry: &[u8]) -> io::Result<usize> {
-        print_stderr(&log_line(entry));
+        let _ = print(&mut io::stderr(), &log_line(entry));
         Ok(entry.len())
     }
 
@@ -118,6 +140,20 @@ mod tests {
         assert!(line.trim_end().chars().all(|c| !cedos_text::is_control(c)));
         let read: serde_json::Value = serde_json::from_str(line).unwrap();
         assert_eq!(read, value);
+    }
+
+    #[test]
+    fn people_are_not_told_the_numbers_of_the_systems_errors() {
+        for (said, shown) in [
+            ("a: No such file (os error 2)", "a: No such file"),
+            (
+                "a: no (os error 2); b: no (os error 13): c",
+                "a: no; b: no: c",
+            ),
+            ("a (os error x) (os error", "a (os error x) (os error"),
+        ] {
+            assert_eq!(without_error_numbers(said), shown);
+        }
     }
 
     #[test]

@@ -1,14 +1,14 @@
-//! The buffers one receive call fills, kept from call to call.
+//! Reusable buffers for receive calls.
 
 use std::io::IoSliceMut;
 use std::net::{IpAddr, SocketAddr};
 
 use quinn_udp::{EcnCodepoint, RecvMeta};
 
-/// Most buffers one receive call fills.
+/// The most buffers that one receive call fills.
 pub const RECV_BATCH_DATAGRAMS_MAX: usize = quinn_udp::BATCH_SIZE;
 
-/// Bytes of each buffer: the longest run of datagrams the kernel joins.
+/// The size of each buffer in bytes: the longest run of datagrams that the kernel joins.
 pub const RECV_BUFFER_BYTES: usize = 1 << 16;
 
 /// Reusable receive buffers: allocated once, filled by [`crate::LinkSocket::try_recv`] or
@@ -24,17 +24,17 @@ pub struct RecvBatch {
 /// One buffer of a batch: one datagram, or several of equal size from one sender.
 #[derive(Debug)]
 pub struct ReceivedRun<'a> {
-    /// The datagrams back to back; writable, so that packets can be opened in place.
+    /// The datagrams, one after the other; writable, so that packets can be decrypted in place.
     pub data: &'a mut [u8],
-    /// Size of each datagram; the last may be smaller. 0 only for an empty datagram.
+    /// The size of each datagram; the last may be smaller. 0 only for an empty datagram.
     pub stride: usize,
-    /// Who sent them.
+    /// The sender's address.
     pub from: SocketAddr,
-    /// The address of ours they were sent to, where the system tells.
+    /// The local address to which the datagrams were sent, if the system reports it.
     pub dst_ip: Option<IpAddr>,
-    /// Congestion bits of the run (the kernel does not join datagrams whose bits differ).
+    /// The ECN bits of the run. The kernel does not join datagrams with different bits.
     pub ecn: Option<EcnCodepoint>,
-    /// Index of the network device they came in by, where the system tells.
+    /// The index of the network device on which they arrived, if the system reports it.
     pub device_index: Option<u32>,
 }
 
@@ -46,7 +46,7 @@ impl<'a> ReceivedRun<'a> {
 }
 
 impl RecvBatch {
-    /// Buffers for `datagrams` runs, at most [`RECV_BATCH_DATAGRAMS_MAX`] and at least one.
+    /// Creates buffers for `datagrams` runs: at least one, at most [`RECV_BATCH_DATAGRAMS_MAX`].
     pub fn with_capacity(datagrams: usize) -> RecvBatch {
         let buffers = datagrams.clamp(1, RECV_BATCH_DATAGRAMS_MAX);
         RecvBatch {
@@ -56,17 +56,17 @@ impl RecvBatch {
         }
     }
 
-    /// Runs received by the last call.
+    /// The number of runs that the last call received.
     pub fn len(&self) -> usize {
         self.filled
     }
 
-    /// True when the last call received nothing.
+    /// Whether the last call received nothing.
     pub fn is_empty(&self) -> bool {
         self.filled == 0
     }
 
-    /// What the last call received, in order of arrival.
+    /// The runs that the last call received, in order of arrival.
     pub fn received(&mut self) -> impl Iterator<Item = ReceivedRun<'_>> {
         let filled = self.filled;
         self.bytes
@@ -83,7 +83,7 @@ impl RecvBatch {
             })
     }
 
-    /// Lends every buffer to `receive` and remembers how many it filled.
+    /// Lends every buffer to `receive`, and records how many it filled.
     pub(crate) fn fill(
         &mut self,
         receive: impl FnOnce(&mut [IoSliceMut<'_>], &mut [RecvMeta]) -> std::io::Result<usize>,

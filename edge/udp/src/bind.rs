@@ -1,10 +1,11 @@
-//! Binding a socket to a link: options, the order of attempts, and what can go wrong.
+//! Binds a socket to a link: options, the order of attempts, and errors.
 //!
-//! Order matters: `SO_BINDTODEVICE` before `bind`, because Linux lets an unprivileged process
-//! bind a socket that is not yet bound (since 5.7), and because a source address alone does not
-//! choose the way out: the routing table does. Where the system refuses, `IP_UNICAST_IF` (or its
-//! IPv6 twin) steers routing instead; replies arriving on other devices are then not filtered.
-//! Where it refuses that too, the link's address is all that says which link is meant.
+//! The order matters: `SO_BINDTODEVICE` comes before `bind`, because Linux lets an unprivileged
+//! process bind only a socket that is not yet bound (since 5.7). A source address alone does not
+//! choose the outgoing device; the routing table does. If the system refuses, `IP_UNICAST_IF` (or
+//! its IPv6 counterpart) directs the routing instead; packets that arrive on other devices are then
+//! not filtered. If it refuses that as well, only the link's address connects the socket with the
+//! link.
 
 use std::fmt;
 use std::io;
@@ -13,33 +14,36 @@ use std::os::fd::AsRawFd;
 
 use socket2::{Domain, Protocol, Socket, Type};
 
-/// Default size asked of the kernel for each direction's buffer.
+/// The default size that is requested for each direction's kernel buffer, in bytes.
 ///
-/// 4 MB hold 32 ms at 1 Gb/s. Smaller loses bursts while the process is not scheduled; larger
-/// only delays the news of overload. The kernel may give less (`net.core.rmem_max`).
+/// 4 MB hold 32 ms at 1 Gb/s. A smaller buffer loses bursts while the process is not scheduled; a
+/// larger one only delays the detection of overload. The kernel may give less
+/// (`net.core.rmem_max`).
 pub const SOCKET_BUFFER_BYTES: usize = 4 << 20; // a guess, to be measured under load
 
-/// Where and how to bind a [`crate::LinkSocket`].
+/// How a [`crate::LinkSocket`] is bound.
 #[derive(Debug, Clone)]
 pub struct BindOptions {
-    /// Our address on the link; port 0 picks a free one, the unspecified address any of ours.
+    /// The local address on the link. Port 0 chooses a free one; the unspecified address stands for
+    /// all local addresses.
     pub local: SocketAddr,
-    /// The network device to stay on, for example `wlan0`. `None`: whatever routing says.
+    /// The network device to which the socket is confined, for example `wlan0`. `None`: routing
+    /// decides.
     pub device: Option<String>,
-    /// The firmest confinement to the device to try; what the system refuses gives way to the
-    /// next looser one. Anything looser than [`DeviceConfinement::Device`] is for tests and for programs
-    /// that share a device with a VPN on purpose.
+    /// The strictest confinement to the device that is tried. If the system refuses it, the next
+    /// weaker one is tried. Anything weaker than [`DeviceConfinement::Device`] is for tests, and
+    /// for programs that share a device with a VPN on purpose.
     pub firmest: DeviceConfinement,
-    /// Lets several sockets (one per worker) share the port.
+    /// Whether several sockets (one for each worker) may share the port.
     pub reuse_port: bool,
-    /// Send buffer asked of the kernel, in bytes; 0 keeps the system's default.
+    /// The size of the send buffer to request, in bytes; 0 keeps the system's default.
     pub send_buffer_bytes: usize,
-    /// Receive buffer asked of the kernel, in bytes; 0 keeps the system's default.
+    /// The size of the receive buffer to request, in bytes; 0 keeps the system's default.
     pub recv_buffer_bytes: usize,
 }
 
 impl BindOptions {
-    /// The usual socket at `local`: any device, port not shared, generous buffers.
+    /// Options for an ordinary socket at `local`: any device, port not shared, large buffers.
     pub fn at(local: SocketAddr) -> BindOptions {
         BindOptions {
             local,
@@ -51,43 +55,43 @@ impl BindOptions {
         }
     }
 
-    /// Binds to a network device: packets leave and come by `device` only.
+    /// Confines the socket to a network device: packets leave and arrive only by `device`.
     pub fn on_device(mut self, device: impl Into<String>) -> BindOptions {
         self.device = Some(device.into());
         self
     }
 }
 
-/// How firmly a socket stays on its device.
+/// How strictly a socket is confined to its device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeviceConfinement {
-    /// Routing decides; no device was asked for.
+    /// Routing decides; no device was requested.
     None,
-    /// `SO_BINDTODEVICE`: nothing leaves or arrives by another device.
+    /// `SO_BINDTODEVICE`: no packet leaves or arrives by another device.
     Device,
-    /// `IP_UNICAST_IF`: what we send leaves by the device; arrivals are not filtered.
+    /// `IP_UNICAST_IF`: sent packets leave by the device; received ones are not filtered.
     Egress,
-    /// Only the source address is the link's: routing may still send it out by another device,
-    /// unless it chooses by source address as phones do.
+    /// Only the source address is the link's. Routing may still use another device, unless it
+    /// chooses by source address as on phones.
     Address,
 }
 
 /// Why a socket could not be bound.
 #[derive(Debug)]
 pub struct BindError {
-    /// The local address asked for.
+    /// The local address that was requested.
     pub local: SocketAddr,
-    /// The device asked for.
+    /// The device that was requested.
     pub device: Option<String>,
     /// The step that failed, as the name of its system call or option.
     pub step: &'static str,
-    /// What the system said.
+    /// The system's error.
     pub cause: io::Error,
 }
 
 impl fmt::Display for BindError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "cannot bind UDP {}", self.local)?;
+        write!(f, "cannot bind {}", self.local)?;
         if let Some(device) = &self.device {
             write!(f, " on {device}")?;
         }
@@ -106,7 +110,7 @@ impl fmt::Display for BindError {
     }
 }
 
-// Its words tell the cause already: no source, or whoever prints the chain says it twice.
+// The message contains the cause already. A source would repeat it when the chain is printed.
 impl std::error::Error for BindError {}
 
 impl From<BindError> for io::Error {
@@ -115,7 +119,7 @@ impl From<BindError> for io::Error {
     }
 }
 
-/// Makes the bound, non-blocking socket that `options` describe.
+/// Creates the bound, non-blocking socket that `options` describe.
 pub(crate) fn bind(
     options: &BindOptions,
 ) -> Result<(std::net::UdpSocket, DeviceConfinement), BindError> {
@@ -131,7 +135,8 @@ pub(crate) fn bind(
     let socket = Socket::new(domain, Type::DGRAM, Some(Protocol::UDP)).map_err(fail("socket"))?;
     socket.set_nonblocking(true).map_err(fail("O_NONBLOCK"))?;
     if domain == Domain::IPV6 {
-        // One family per socket: a link has v4 and v6 addresses with different fates.
+        // One family for each socket, because the v4 and v6 addresses of a link come and go
+        // independently.
         socket.set_only_v6(true).map_err(fail("IPV6_V6ONLY"))?;
     }
     if options.reuse_port {
@@ -148,8 +153,40 @@ pub(crate) fn bind(
     Ok((socket.into(), confinement))
 }
 
-/// Keeps a socket on a device as firmly as the system lets us. The bound address is what is left
-/// where it lets us do neither.
+/// Creates an unconnected UDP socket that is bound according to `options`, for packets of no session.
+///
+/// # Errors
+/// [`BindError`] names the step that failed.
+pub fn bind_udp(options: &BindOptions) -> Result<std::net::UdpSocket, BindError> {
+    bind(options).map(|(socket, _)| socket)
+}
+
+/// Creates an unconnected TCP socket that is bound according to `options`, except for its buffer
+/// sizes.
+///
+/// # Errors
+/// [`BindError`] names the step that failed.
+pub fn bind_tcp(options: &BindOptions) -> Result<std::net::TcpStream, BindError> {
+    let fail = |step| {
+        move |cause| BindError {
+            local: options.local,
+            device: options.device.clone(),
+            step,
+            cause,
+        }
+    };
+    let domain = Domain::for_address(options.local);
+    let socket = Socket::new(domain, Type::STREAM, Some(Protocol::TCP)).map_err(fail("socket"))?;
+    socket.set_nonblocking(true).map_err(fail("O_NONBLOCK"))?;
+    if let Some(device) = &options.device {
+        confine(&socket, domain, device, options.firmest).map_err(fail("SO_BINDTODEVICE"))?;
+    }
+    socket.bind(&options.local.into()).map_err(fail("bind"))?;
+    Ok(socket.into())
+}
+
+/// Confines a socket to a device as strictly as the system allows. If it allows neither option,
+/// only the bound address is left.
 fn confine(
     socket: &Socket,
     domain: Domain,
@@ -186,7 +223,8 @@ fn confine(
     Ok(DeviceConfinement::Address)
 }
 
-/// We may not, or this system does not know how; as opposed to "there is no such device".
+/// Whether the system does not permit or does not know the option, in contrast to "there is no such
+/// device".
 fn is_refusal(error: &io::Error) -> bool {
     matches!(
         error.raw_os_error(),
@@ -194,7 +232,7 @@ fn is_refusal(error: &io::Error) -> bool {
     )
 }
 
-/// Has routing use the device for what the socket sends.
+/// Makes routing use the device for packets that the socket sends.
 fn prefer_for_sending(socket: &Socket, domain: Domain, device: &str) -> io::Result<()> {
     let name =
         std::ffi::CString::new(device).map_err(|_| io::Error::from_raw_os_error(libc::ENODEV))?;
@@ -213,7 +251,8 @@ fn prefer_for_sending(socket: &Socket, domain: Domain, device: &str) -> io::Resu
     set_option(socket, level, option, index)
 }
 
-/// Asks for the buffer sizes, beyond the system's limit where we may. Less is not an error.
+/// Requests the buffer sizes, beyond the system's limit if permitted. Smaller buffers are not an
+/// error.
 fn enlarge(socket: &Socket, options: &BindOptions) {
     let (send, recv) = (options.send_buffer_bytes, options.recv_buffer_bytes);
     if send > 0
@@ -231,12 +270,13 @@ fn enlarge(socket: &Socket, options: &BindOptions) {
 }
 
 fn clamp(bytes: usize) -> libc::c_int {
-    // The kernel doubles what it is given, so stay below half of the type.
+    // The kernel doubles the value, so it must stay below half of the type's range.
     bytes.min(libc::c_int::MAX as usize / 2) as libc::c_int
 }
 
 fn set_option<T: Copy>(socket: &Socket, level: i32, option: i32, value: T) -> io::Result<()> {
-    // SAFETY: the pointer and length describe `value`, alive for the call; the descriptor is ours.
+    // SAFETY: pointer and length describe `value`, which lives during the call; the caller owns the
+    // descriptor.
     let result = unsafe {
         libc::setsockopt(
             socket.as_raw_fd(),

@@ -1,7 +1,8 @@
-//! One socket on one link: send a batch, receive a batch, know when to try again.
+//! A UDP socket on one link, which sends and receives batches.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::task::{Context, Poll, ready};
 
 use quinn_udp::{EcnCodepoint, UdpSockRef, UdpSocketState};
@@ -14,22 +15,22 @@ use crate::bind::{self, BindError, BindOptions, DeviceConfinement};
 /// One datagram, or several of equal size in one buffer, for one destination.
 #[derive(Debug, Clone)]
 pub struct UdpTransmit<'a> {
-    /// Where to.
+    /// The destination address.
     pub dst: SocketAddr,
-    /// Our source address, for sockets bound to the unspecified address.
+    /// The source address, for sockets bound to the unspecified address.
     pub src_ip: Option<IpAddr>,
-    /// Congestion bits to set.
+    /// The ECN bits to set.
     pub ecn: Option<EcnCodepoint>,
-    /// The datagrams, back to back.
+    /// The datagrams, one after the other.
     pub contents: &'a [u8],
-    /// Size of each datagram (the last may be smaller); `None` for a single one. At most
-    /// [`LinkSocket::max_gso_segments`] of them fit one call.
+    /// The size of each datagram (the last may be smaller); `None` for a single one. At most
+    /// [`LinkSocket::max_gso_segments`] of them may be sent in one call.
     pub segment_size: Option<usize>,
 }
 
 /// A UDP socket bound to one link.
 ///
-/// Belongs to the tokio runtime it was bound on. One task may poll for sending and one for
+/// It belongs to the tokio runtime on which it was bound. One task may poll for sending and one for
 /// receiving; a second poller of the same direction displaces the first one's waker.
 #[derive(Debug)]
 pub struct LinkSocket {
@@ -44,7 +45,7 @@ impl LinkSocket {
     ///
     /// # Errors
     /// [`BindError`] names the step that failed; [`crate::is_link_gone`] on it (as an
-    /// [`io::Error`]) tells a vanished device or address from a mistake.
+    /// [`io::Error`]) distinguishes a vanished device or address from a mistake.
     pub fn bind(options: &BindOptions) -> Result<LinkSocket, BindError> {
         let fail = |step| {
             move |cause| BindError {
@@ -84,40 +85,41 @@ impl LinkSocket {
         })
     }
 
-    /// The address and port we are bound to.
+    /// The address and port to which the socket is bound.
     pub fn local_addr(&self) -> SocketAddr {
         self.local
     }
 
-    /// How firmly the socket stays on its device.
+    /// How strictly the socket is confined to its device.
     pub fn confinement(&self) -> DeviceConfinement {
         self.confinement
     }
 
-    /// Most datagrams one [`LinkSocket::try_send`] hands to the kernel at once: 1 where there is
-    /// no GSO, and it may *become* 1 when the device turns out not to do it. Ask before each batch.
+    /// The most datagrams that one [`LinkSocket::try_send`] passes to the kernel at once. It is 1
+    /// without GSO, and it may *become* 1 when the device turns out not to support GSO, so read it
+    /// before each batch.
     pub fn max_gso_segments(&self) -> usize {
         self.state.max_gso_segments()
     }
 
-    /// Most datagrams the kernel joins in one receive buffer; 1 where there is no GRO.
+    /// The most datagrams that the kernel joins in one receive buffer; 1 without GRO.
     pub fn gro_segments(&self) -> usize {
         self.state.gro_segments()
     }
 
-    /// False when don't-fragment is set, which is the normal case.
+    /// Whether packets may be fragmented. Normally false, because don't-fragment is set.
     pub fn may_fragment(&self) -> bool {
         self.state.may_fragment()
     }
 
-    /// Sends now or says why not.
+    /// Sends a batch without waiting.
     ///
-    /// Where GSO is not to be had, a batch goes out as single datagrams; should the socket's
-    /// buffer fill part-way, the rest is dropped as a full queue would, and recovery re-sends it.
+    /// Without GSO the batch is sent as single datagrams. If the socket's buffer fills meanwhile,
+    /// the rest is dropped as by a full queue, and loss recovery sends it again.
     ///
     /// # Errors
-    /// `WouldBlock`: nothing was sent, wait on [`LinkSocket::poll_send_ready`]. Otherwise ask
-    /// [`crate::is_too_big`] and [`crate::is_link_gone`].
+    /// `WouldBlock`: nothing was sent; wait on [`LinkSocket::poll_send_ready`].
+    /// [`crate::is_too_big`] and [`crate::is_link_gone`] classify other errors.
     pub fn try_send(&self, transmit: &UdpTransmit<'_>) -> io::Result<()> {
         self.attempt(Interest::WRITABLE, || {
             let single = transmit
@@ -125,7 +127,7 @@ impl LinkSocket {
                 .is_none_or(|size| size >= transmit.contents.len());
             if single || self.state.max_gso_segments() > 1 {
                 match self.send_once(transmit, transmit.contents, transmit.segment_size) {
-                    // The library switched GSO off on this very call: the batch was refused whole.
+                    // The library disabled GSO in this call, so the whole batch was refused.
                     Err(error)
                         if !single
                             && self.state.max_gso_segments() == 1
@@ -137,20 +139,20 @@ impl LinkSocket {
         })
     }
 
-    /// Ready when a send that would have blocked is worth another try.
+    /// Ready when a send that would have blocked may succeed.
     pub fn poll_send_ready(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.io.poll_send_ready(cx)
     }
 
-    /// Receives what is there, without waiting; returns the number of runs in `batch`.
+    /// Receives without waiting. Returns the number of runs in `batch`.
     ///
     /// # Errors
-    /// `WouldBlock` when nothing is there.
+    /// `WouldBlock` if nothing has arrived.
     pub fn try_recv(&self, batch: &mut RecvBatch) -> io::Result<usize> {
         self.attempt(Interest::READABLE, || self.recv_once(batch))
     }
 
-    /// Receives what is there, or arranges to be woken; returns the number of runs in `batch`.
+    /// Receives, or registers to be woken. Returns the number of runs in `batch`.
     pub fn poll_recv(
         &self,
         cx: &mut Context<'_>,
@@ -158,7 +160,7 @@ impl LinkSocket {
     ) -> Poll<io::Result<usize>> {
         loop {
             ready!(self.io.poll_recv_ready(cx))?;
-            // The reactor says ready, so its own try is the first one here.
+            // The reactor reports readiness, so the first attempt is made here.
             let outcome = self.io.try_io(Interest::READABLE, || self.recv_once(batch));
             match outcome {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
@@ -172,9 +174,9 @@ impl LinkSocket {
         std::future::poll_fn(|cx| self.poll_recv(cx, batch)).await
     }
 
-    /// Tries first, and asks the reactor only after `WouldBlock`: a fresh socket is not known to be
-    /// ready until the reactor has turned once. The second try, under the reactor's eye, is what
-    /// clears the readiness it remembers; without it a poll for readiness would spin.
+    /// Tries first, and uses the reactor only after `WouldBlock`, because the reactor does not know
+    /// the readiness of a fresh socket before its first turn. The second attempt, inside the
+    /// reactor, clears the readiness that it remembers; without it a poll for readiness would spin.
     fn attempt<T>(
         &self,
         interest: Interest,
@@ -223,7 +225,13 @@ impl LinkSocket {
     }
 }
 
-/// Errors the library takes as a device's refusal of GSO.
+/// Whether the library interprets this error as a device's refusal of GSO.
 fn is_gso_refusal(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EIO) | Some(libc::EINVAL))
+}
+
+impl AsFd for LinkSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.io.as_fd()
+    }
 }

@@ -1,12 +1,12 @@
-//! What an error of a UDP socket says about the link under it.
+//! Classification of errors of UDP sockets.
 
 use std::io;
 
 use crate::bind::BindError;
 
-/// True when the error says that the link is gone: its network, device or our address on it no
-/// longer exists. The socket will not come back to life by itself in general; close it and bind
-/// a new one when the link monitor reports an address again.
+/// Whether the error says that the link is gone: its network, its device or the local address no
+/// longer exists. The socket does not recover by itself in general; close it, and bind a new one
+/// when the link monitor reports an address again.
 pub fn is_link_gone(error: &io::Error) -> bool {
     match errno_within(error) {
         Some(errno) => matches!(
@@ -17,15 +17,15 @@ pub fn is_link_gone(error: &io::Error) -> bool {
     }
 }
 
-/// True when the datagram (or one segment of it) is larger than the link's MTU or than UDP can
-/// carry. Not a fault of the link: send smaller.
+/// Whether the datagram (or one segment of it) is larger than the link's MTU, or than UDP supports.
+/// The link is not at fault; send smaller datagrams.
 pub fn is_too_big(error: &io::Error) -> bool {
     errno_within(error) == Some(libc::EMSGSIZE)
 }
 
-/// True when the error is about the socket or what we may do with it, not about one datagram or
-/// a passing shortage: several in a row mean that the socket is of no use any more (a firewall or
-/// a sandbox turned against it, its descriptor was closed, its address lost its meaning).
+/// Whether the error concerns the socket or its permissions, not a single datagram or a temporary
+/// shortage. Several in a row mean that the socket is no longer of use (a firewall or a sandbox
+/// blocks it, its descriptor was closed, its address became invalid).
 pub fn is_socket_unfit(error: &io::Error) -> bool {
     matches!(
         errno_within(error),
@@ -43,7 +43,7 @@ pub fn is_socket_unfit(error: &io::Error) -> bool {
     )
 }
 
-/// The system's error number, also when it sits inside a [`BindError`].
+/// The system's error number, also if it is inside a [`BindError`].
 fn errno_within(error: &io::Error) -> Option<i32> {
     error.raw_os_error().or_else(|| {
         let inner = error.get_ref()?.downcast_ref::<BindError>()?;

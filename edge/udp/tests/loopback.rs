@@ -1,4 +1,5 @@
-//! Sockets on the loopback device: batches, congestion bits, both families, and what errors mean.
+//! Tests of sockets on the loopback device: batches, ECN bits, both address families, and the
+//! classification of errors.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -25,7 +26,7 @@ fn to(dst: SocketAddr, contents: &[u8]) -> UdpTransmit<'_> {
     }
 }
 
-/// True, with a word, where the machine has no IPv6 at all.
+/// Whether the machine has no IPv6 at all; prints a message if so.
 fn without_ipv6() -> bool {
     let missing = std::net::UdpSocket::bind(V6).is_err();
     if missing {
@@ -34,7 +35,8 @@ fn without_ipv6() -> bool {
     missing
 }
 
-/// Every datagram received until `count` have come, with its bits and the runs they came in.
+/// Receives until `count` datagrams have arrived; returns them with their ECN bits and the number
+/// of runs.
 async fn collect(socket: &LinkSocket, count: usize) -> (Vec<Vec<u8>>, Vec<Option<Ecn>>, usize) {
     let (mut datagrams, mut bits, mut runs) = (Vec::new(), Vec::new(), 0);
     let mut batch = RecvBatch::default();
@@ -145,7 +147,7 @@ async fn an_empty_socket_would_block() {
 #[tokio::test]
 async fn an_impossible_datagram_is_too_big_and_not_a_lost_link() {
     let (sender, receiver) = (bound(V4), bound(V4));
-    let contents = vec![0; 65_530]; // above the 65,507 bytes UDP over IPv4 can carry
+    let contents = vec![0; 65_530]; // above the 65,507 bytes that UDP over IPv4 can carry
     let error = sender
         .try_send(&to(receiver.local_addr(), &contents))
         .expect_err("too big");
@@ -155,7 +157,7 @@ async fn an_impossible_datagram_is_too_big_and_not_a_lost_link() {
 
 #[tokio::test]
 async fn an_address_we_do_not_have_is_a_lost_link() {
-    // 192.0.2.0/24 is kept for documentation (RFC 5737): no machine has it.
+    // 192.0.2.0/24 is reserved for documentation (RFC 5737): no machine has an address of it.
     let local = SocketAddr::new(Ipv4Addr::new(192, 0, 2, 1).into(), 0);
     let error = LinkSocket::bind(&BindOptions::at(local)).expect_err("not our address");
     assert!(

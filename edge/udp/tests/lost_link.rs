@@ -1,7 +1,7 @@
-//! What the kernel says to a socket whose link goes away under it, in a namespace of its own.
+//! Tests of the kernel's errors for a socket whose link disappears, in their own namespace.
 //!
-//! The test runs itself again under `unshare -Urn`; where the system forbids that, it says so and
-//! passes.
+//! The test runs itself again under `unshare -Urn`; if the system forbids that, it prints a message
+//! and passes.
 
 use cedos_lab_rig::namespace::{LINKS, in_namespace_with, sh};
 use cedos_lab_rig::this_test;

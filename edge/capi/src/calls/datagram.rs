@@ -1,5 +1,5 @@
-//! What the calls of `transfer` do otherwise with a datagram socket: they say what is too large, what a message
-//! asks for itself, who is at the far end, and why nothing more comes.
+//! How the calls of `transfer` differ for datagram sockets: size limits, control messages,
+//! addresses of peers, and the error after the end.
 
 use std::mem::offset_of;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -15,12 +15,12 @@ use crate::memory;
 use crate::options::{self, SO_EXPIRY, SO_ROUTE, SOL_D2TP};
 use crate::table::{self, SocketEntry};
 
-/// Bytes of control messages that are read; a message needs at most two of ours.
+/// The most bytes of control messages that are read; a message needs at most two of this library's.
 const CONTROL_BYTES_MAX: usize = 4096;
 /// The most buffers of a message, as in the kernel (UIO_MAXIOV).
 const PIECES_MAX: usize = 1024;
 
-/// A datagram socket of ours.
+/// The state of a datagram socket during a call.
 pub(super) struct DatagramCalls {
     fd: RawFd,
     socket: SocketEntry,
@@ -82,7 +82,7 @@ impl DatagramCalls {
                     {
                         Ok(name)
                     }
-                    // Who is to be called first is called by `connect`.
+                    // Only `connect` connects to a new peer.
                     _ => Err(Errno(libc::ENOTCONN)),
                 }
             }
@@ -100,10 +100,10 @@ impl DatagramCalls {
         match self.grams.max(name) {
             Some(max) if len > max => Err(Errno(libc::EMSGSIZE)),
             Some(_) => Ok(()),
-            // Its session is being made: what always fits is taken.
+            // The session is being created: only datagrams of a size that always fits are accepted.
             None if self.grams.to().is_some() && len <= datagrams::SURE_BYTES => Ok(()),
             None if self.grams.to().is_some() => Err(Errno(libc::EMSGSIZE)),
-            // A device that was here, or never was.
+            // A device that has left, or never connected.
             None => Err(Errno(libc::ECONNREFUSED)),
         }
     }
@@ -158,19 +158,19 @@ impl DatagramCalls {
                 iov_len: head.len(),
             });
         }
-        // SAFETY: `count` pieces, of ours.
+        // SAFETY: `count` pieces, in memory of this function.
         all.extend_from_slice(unsafe { std::slice::from_raw_parts(pieces, count) });
-        // SAFETY: msghdr is plain numbers and pointers.
+        // SAFETY: msghdr consists of plain numbers and pointers.
         let mut message: msghdr = unsafe { std::mem::zeroed() };
         message.msg_name = (&raw const to).cast_mut().cast();
         message.msg_namelen = size_of::<libc::sockaddr_in>() as socklen_t;
         message.msg_iov = all.as_mut_ptr();
         message.msg_iovlen = all.len() as _;
-        // SAFETY: the kernel checks what the program's pieces point at.
+        // SAFETY: the kernel checks the memory that the program's pieces point at.
         let sent = moved(unsafe { libc::sendmsg(self.fd, &message, flags | libc::MSG_NOSIGNAL) });
         match sent {
             Ok(_) => Ok(len as ssize_t),
-            // The engine's end is closed: it says why.
+            // The engine's end is closed; the status has the reason.
             Err(Errno(libc::ECONNREFUSED)) => {
                 Err(self.fault().unwrap_or(Errno(libc::ECONNREFUSED)))
             }
@@ -178,9 +178,9 @@ impl DatagramCalls {
         }
     }
 
-    /// The options that a message's control messages set for it alone.
+    /// The options that a message's control messages set for this message only.
     fn mark(&self, message: &msghdr) -> CallResult<Option<MessageHead>> {
-        // Other C libraries have four bytes for it.
+        // In other C libraries this field has four bytes.
         #[allow(clippy::unnecessary_cast)]
         let len = message.msg_controllen as usize;
         if len == 0 {
@@ -199,7 +199,7 @@ impl DatagramCalls {
             match (level, kind) {
                 (SOL_D2TP, SO_EXPIRY) => mark.expiry = Some(options::expiry(value)?),
                 (SOL_D2TP, SO_ROUTE) => mark.route = Some(options::route(value)?),
-                // What would be said of loopback packets, and heard by nobody.
+                // Options that would only affect loopback packets have no effect on the peer.
                 _ => return Err(Errno(libc::EINVAL)),
             }
         }
@@ -219,7 +219,7 @@ impl DatagramCalls {
             iov_base: into,
             iov_len: len,
         };
-        // SAFETY: msghdr is plain numbers and pointers.
+        // SAFETY: msghdr consists of plain numbers and pointers.
         let mut message: msghdr = unsafe { std::mem::zeroed() };
         message.msg_iov = &mut piece;
         message.msg_iovlen = 1;
@@ -257,15 +257,15 @@ impl DatagramCalls {
         let mut from = place(Ipv4Addr::UNSPECIFIED, 0);
         message.msg_name = (&raw mut from).cast();
         message.msg_namelen = size_of::<libc::sockaddr_in>() as socklen_t;
-        // What came before the end is read first; after it nothing comes.
+        // Datagrams that arrived before the end are read first.
         let flags = match self.fault() {
             Some(_) => flags | libc::MSG_DONTWAIT,
             None => flags,
         };
-        // SAFETY: the kernel checks what the program's pieces point at.
+        // SAFETY: the kernel checks the memory that the program's pieces point at.
         let got = moved(unsafe { libc::recvmsg(self.fd, message, flags) });
         let bytes = match (got, self.fault()) {
-            // Its end is told by an empty message.
+            // An empty message signals the end.
             (Ok(0), Some(errno)) => return Err(errno),
             (Err(Errno(libc::EAGAIN | libc::ECONNREFUSED)), Some(errno)) => return Err(errno),
             (Err(errno), _) => return Err(errno),
@@ -280,7 +280,7 @@ impl DatagramCalls {
 
 fn read_message(at: *const c_void) -> CallResult<msghdr> {
     let bytes = memory::read(at, size_of::<msghdr>())?;
-    // SAFETY: plain numbers and pointers, of which any are valid until they are followed.
+    // SAFETY: plain numbers and pointers, for which any value is valid until it is used.
     Ok(unsafe { bytes.as_ptr().cast::<msghdr>().read_unaligned() })
 }
 
@@ -292,13 +292,13 @@ fn read_pieces(message: &msghdr) -> CallResult<Vec<iovec>> {
     }
     let bytes = memory::read(message.msg_iov.cast(), count * size_of::<iovec>())?;
     let pieces = bytes.chunks_exact(size_of::<iovec>());
-    // SAFETY: as above.
+    // SAFETY: the same as above.
     Ok(pieces
         .map(|piece| unsafe { piece.as_ptr().cast::<iovec>().read_unaligned() })
         .collect())
 }
 
-/// Control messages: level, type and value of each (cmsg(3)).
+/// Control messages: the level, type and value of each (cmsg(3)).
 fn controls(mut bytes: &[u8]) -> CallResult<Vec<(c_int, c_int, &[u8])>> {
     const HEAD: usize = size_of::<cmsghdr>();
     let mut all = Vec::new();

@@ -1,5 +1,6 @@
-//! The functions of `d2tp.h`. Each does what BSD's does; what a socket that is none of ours is asked goes
-//! to the kernel as it is, so that programs may use one set of calls for all descriptors.
+//! The functions of `d2tp.h`. Each behaves like the BSD function of that name. Calls on other
+//! descriptors are passed to the kernel unchanged, so that programs may use one set of calls for
+//! all descriptors.
 //!
 //! | file | |
 //! |---|---|
@@ -27,7 +28,7 @@ use libc::{c_int, ssize_t};
 
 use crate::errno::{CallResult, Errno};
 
-/// The result of a call as C expects it. A panic of ours must not run into C's frames.
+/// The result of a call as C expects it. A panic must not unwind into C's frames.
 fn answer(call: impl FnOnce() -> CallResult<c_int>) -> c_int {
     let call = std::panic::AssertUnwindSafe(call);
     let said = std::panic::catch_unwind(call).unwrap_or(Err(Errno(libc::EIO)));

@@ -1,4 +1,4 @@
-//! Who is at either end, and how names become addresses.
+//! The addresses of both ends, and name resolution.
 
 use std::ffi::CString;
 use std::net::IpAddr;
@@ -8,16 +8,16 @@ use d2tp_driver::ServerAddress;
 use libc::{addrinfo, c_char, c_int, c_void, sockaddr, socklen_t};
 
 use super::answer;
-use crate::address::{AF_D2TP, HOST_BYTES_MAX, SocketName};
+use crate::address::{AF_D2TP, SocketName};
 use crate::engine;
 use crate::errno::{CallResult, Errno, check};
 use crate::{flow_info, memory, table};
 
-/// Where the socket is: the UDP address that it was bound to. One that only connected has no address of
-/// its own, for it moves; the port then tells sockets of one process apart.
+/// The socket's own address: the UDP address that it was bound to. A socket that only connected has
+/// no address, because it moves; its port then distinguishes the sockets of a process.
 ///
 /// # Safety
-/// As for the kernel's call.
+/// The same as that of the kernel's call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn d2tp_getsockname(
     fd: c_int,
@@ -26,7 +26,7 @@ pub unsafe extern "C" fn d2tp_getsockname(
 ) -> c_int {
     answer(|| {
         let Some((_, socket)) = table::find(fd)? else {
-            // SAFETY: the kernel checks.
+            // SAFETY: the kernel checks the pointers.
             return check(unsafe { libc::getsockname(fd, address, len) });
         };
         let unbound = match socket.domain {
@@ -42,10 +42,11 @@ pub unsafe extern "C" fn d2tp_getsockname(
     })
 }
 
-/// Who is at the far end: as `connect` named it, or where the device of an accepted flow is now.
+/// The address of the peer: as `connect` was given it, or the current one of an accepted
+/// connection's device.
 ///
 /// # Safety
-/// As for the kernel's call.
+/// The same as that of the kernel's call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn d2tp_getpeername(
     fd: c_int,
@@ -54,7 +55,7 @@ pub unsafe extern "C" fn d2tp_getpeername(
 ) -> c_int {
     answer(|| {
         let Some((_, socket)) = table::find(fd)? else {
-            // SAFETY: the kernel checks.
+            // SAFETY: the kernel checks the pointers.
             return check(unsafe { libc::getpeername(fd, address, len) });
         };
         connected(fd)?;
@@ -75,12 +76,12 @@ fn connected(fd: c_int) -> CallResult<()> {
     // SAFETY: sockaddr_in is plain numbers.
     let mut pair: libc::sockaddr_in = unsafe { std::mem::zeroed() };
     let mut len = size_of::<libc::sockaddr_in>() as socklen_t;
-    // SAFETY: the place has the length that is said.
+    // SAFETY: the buffer has the length that is passed.
     check(unsafe { libc::getpeername(fd, (&raw mut pair).cast(), &mut len) })?;
     Ok(())
 }
 
-/// Where an accepted flow's device is.
+/// The current address of an accepted flow's device.
 fn now_at(serial: u64) -> CallResult<Option<SocketName>> {
     engine::get()?.request(move |home, reply| {
         let flows = home.flows.borrow();
@@ -103,11 +104,11 @@ fn write_address(
     Ok(0)
 }
 
-/// getaddrinfo(3) for D2TP: `d2tp://host:port/KEY`, a numeric address, or a name, which is not looked up
-/// here but by the proxy.
+/// getaddrinfo(3) for D2TP: `d2tp://host:port/KEY`, a numeric address, or a name, which is not
+/// resolved here but by the proxy.
 ///
 /// # Safety
-/// `hints` is null or an addrinfo, `found` a place for a pointer.
+/// `hints` is null or points to an addrinfo, `found` points to a pointer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn d2tp_getaddrinfo(
     node: *const c_char,
@@ -127,7 +128,7 @@ pub unsafe extern "C" fn d2tp_getaddrinfo(
         SocketName::Host { .. } => AF_D2TP,
     };
     let size = size_of::<addrinfo>() + bytes.len();
-    // SAFETY: room for both, which `d2tp_freeaddrinfo` gives back as one.
+    // SAFETY: one allocation with room for both, which `d2tp_freeaddrinfo` frees.
     unsafe {
         let info = libc::calloc(1, size).cast::<addrinfo>();
         if info.is_null() {
@@ -182,29 +183,35 @@ fn look_up(
     };
     if node.starts_with("d2tp://") {
         let server: ServerAddress = node.parse().map_err(|_| libc::EAI_NONAME)?;
-        let ServerAddress { host, port, key } = server;
-        return named(host, port, Some(key));
+        return named(server.host, server.port, Some(server.key), server.stream);
     }
     let port = port.unwrap_or(0);
     match node.parse::<IpAddr>() {
         Ok(ip) => Ok(SocketName::Ip((ip, port).into())),
         Err(_) if flags & libc::AI_NUMERICHOST != 0 => Err(libc::EAI_NONAME),
-        Err(_) => named(node, port, None),
+        Err(_) => named(node, port, None, None),
     }
 }
 
-/// Longer is no name and no address of ours.
+/// The longest host or service, in bytes; longer text is neither a name nor an address.
 const TEXT_BYTES_MAX: usize = 255;
 
 fn named(
     host: String,
     port: u16,
     key: Option<d2tp_driver::PublicKey>,
+    stream: Option<u16>,
 ) -> Result<SocketName, c_int> {
-    if host.is_empty() || host.len() > HOST_BYTES_MAX || host.contains(['/', ' ', '\r', '\n']) {
+    let name = SocketName::Host {
+        host: host.clone(),
+        port,
+        key,
+        stream,
+    };
+    if host.is_empty() || !name.fits() || host.contains(['/', ' ', '\r', '\n']) {
         return Err(libc::EAI_NONAME);
     }
-    Ok(SocketName::Host { host, port, key })
+    Ok(name)
 }
 
 fn port_of(service: &str) -> Result<u16, c_int> {
@@ -212,8 +219,8 @@ fn port_of(service: &str) -> Result<u16, c_int> {
         return Ok(port);
     }
     let name = CString::new(service).map_err(|_| libc::EAI_SERVICE)?;
-    // SAFETY: a C string; the answer is copied before anybody may ask again in this thread. Other
-    // threads that ask at this moment may disturb it, as getservbyname(3) says.
+    // SAFETY: a C string. The answer is copied before another call of this thread can change it;
+    // other threads that call at the same time may disturb it, as getservbyname(3) says.
     unsafe {
         let entry = libc::getservbyname(name.as_ptr(), c"tcp".as_ptr());
         if entry.is_null() {
@@ -223,12 +230,12 @@ fn port_of(service: &str) -> Result<u16, c_int> {
     }
 }
 
-/// Gives back what `d2tp_getaddrinfo` found.
+/// Frees the result of `d2tp_getaddrinfo`.
 ///
 /// # Safety
-/// `found` is null or from there, and not given back yet.
+/// `found` is null or such a result that was not freed yet.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn d2tp_freeaddrinfo(found: *mut addrinfo) {
-    // SAFETY: as promised.
+    // SAFETY: guaranteed by the caller.
     unsafe { libc::free(found.cast()) };
 }

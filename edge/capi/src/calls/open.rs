@@ -1,4 +1,4 @@
-//! Sockets come, lead somewhere, and go.
+//! Creating, connecting and closing sockets.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsRawFd, IntoRawFd, RawFd};
@@ -30,14 +30,14 @@ use crate::table::{self, SocketEntry};
 
 const TYPE_FLAGS: c_int = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
 
-/// A socket over D2TP: AF_INET, AF_INET6 or AF_D2TP, which takes the addresses of all; SOCK_STREAM or SOCK_DGRAM,
-/// with SOCK_NONBLOCK and SOCK_CLOEXEC.
+/// Creates a socket over D2TP: AF_INET, AF_INET6 or AF_D2TP, each of which accepts addresses of all
+/// three families; SOCK_STREAM or SOCK_DGRAM, with SOCK_NONBLOCK and SOCK_CLOEXEC.
 #[unsafe(no_mangle)]
 pub extern "C" fn d2tp_socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
     answer(|| {
         let domain = match domain {
             libc::AF_INET | libc::AF_INET6 => domain,
-            // As `d2tp_getaddrinfo` says of a name.
+            // As `d2tp_getaddrinfo` answers for a name.
             AF_D2TP => libc::AF_INET6,
             _ => return Err(Errno(libc::EAFNOSUPPORT)),
         };
@@ -46,7 +46,7 @@ pub extern "C" fn d2tp_socket(domain: c_int, kind: c_int, protocol: c_int) -> c_
             (libc::SOCK_DGRAM, 0 | libc::IPPROTO_UDP) => true,
             _ => return Err(Errno(libc::EPROTONOSUPPORT)),
         };
-        // Its port is needed by whatever comes next, and a failure is best told here.
+        // Later calls need its port, and a failure is best reported here.
         let engine = engine::get()?;
         let mut socket = SocketEntry::new(domain);
         let fd = if is_datagram {
@@ -64,7 +64,7 @@ pub extern "C" fn d2tp_socket(domain: c_int, kind: c_int, protocol: c_int) -> c_
     })
 }
 
-/// The socket, if its engine is ours.
+/// The socket, if this process's engine carries it.
 fn ours(fd: RawFd) -> CallResult<Option<(u64, SocketEntry)>> {
     match table::find(fd)? {
         Some((_, socket)) if !socket.is_ours() => Err(Errno(libc::EOPNOTSUPP)),
@@ -72,15 +72,15 @@ fn ours(fd: RawFd) -> CallResult<Option<(u64, SocketEntry)>> {
     }
 }
 
-/// Takes a UDP address to listen at.
+/// Binds the socket to a UDP address for listening.
 ///
 /// # Safety
-/// As for the kernel's call.
+/// The same as that of the kernel's call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn d2tp_bind(fd: c_int, address: *const sockaddr, len: socklen_t) -> c_int {
     answer(|| {
         let Some((cookie, socket)) = ours(fd)? else {
-            // SAFETY: the kernel checks.
+            // SAFETY: the kernel checks the pointers.
             return check(unsafe { libc::bind(fd, address, len) });
         };
         let SocketName::Ip(place) = SocketName::read(address.cast::<c_void>(), len, socket.domain)?
@@ -100,7 +100,7 @@ pub unsafe extern "C" fn d2tp_bind(fd: c_int, address: *const sockaddr, len: soc
     })
 }
 
-/// A bound datagram socket is a server at once: there is no `listen`.
+/// Makes a datagram socket a server as soon as it is bound: there is no `listen`.
 fn bind_datagrams(
     cookie: u64,
     grams: Arc<ProgramDatagrams>,
@@ -121,7 +121,8 @@ fn bind_datagrams(
     Ok(0)
 }
 
-/// Datagrams wait for their session as long as they are worth it, so this returns at once.
+/// Connects a datagram socket and returns at once. Datagrams wait for the session until they
+/// expire.
 fn connect_datagrams(
     fd: RawFd,
     cookie: u64,
@@ -164,7 +165,7 @@ fn connect_datagrams(
         },
         sin_zero: [0; 8],
     };
-    // SAFETY: a whole sockaddr_in.
+    // SAFETY: the pointer is to a complete sockaddr_in.
     check(unsafe {
         libc::connect(
             fd,
@@ -186,7 +187,7 @@ fn connect_datagrams(
 
 fn bind_to(fd: RawFd, cookie: u64, place: SocketAddr) -> CallResult<c_int> {
     let port = match pair::local_port(fd)? {
-        // The kernel binds a socket once; an attempt before this one may have got that far.
+        // The kernel binds a socket once; an earlier attempt may have done that.
         0 => pair::bind_program(fd)?,
         port => port,
     };
@@ -203,12 +204,12 @@ fn bind_to(fd: RawFd, cookie: u64, place: SocketAddr) -> CallResult<c_int> {
     Ok(0)
 }
 
-/// Lets others' flows come to the socket's address.
+/// Listens for connections at the socket's address.
 #[unsafe(no_mangle)]
 pub extern "C" fn d2tp_listen(fd: c_int, backlog: c_int) -> c_int {
     answer(|| {
         let Some((cookie, socket)) = ours(fd)? else {
-            // SAFETY: plain numbers.
+            // SAFETY: the arguments are plain numbers.
             return check(unsafe { libc::listen(fd, backlog) });
         };
         if socket.datagrams.is_some() {
@@ -218,7 +219,7 @@ pub extern "C" fn d2tp_listen(fd: c_int, backlog: c_int) -> c_int {
             return Err(Errno(libc::EINVAL));
         }
         if socket.listens {
-            // SAFETY: plain numbers.
+            // SAFETY: the arguments are plain numbers.
             return check(unsafe { libc::listen(fd, backlog) });
         }
         if socket.bound.is_none() {
@@ -229,9 +230,9 @@ pub extern "C" fn d2tp_listen(fd: c_int, backlog: c_int) -> c_int {
             bind_to(fd, cookie, any)?;
         }
         let engine = engine::get()?;
-        // Before it listens: nobody else may call it.
+        // Before it listens, so that no other process can connect to it.
         pair::guard_listener(fd, engine.port)?;
-        // SAFETY: plain numbers.
+        // SAFETY: the arguments are plain numbers.
         check(unsafe { libc::listen(fd, backlog) })?;
         let socket = table::change(cookie, |socket| socket.clone()).ok_or(Errno(libc::EBADF))?;
         let address = socket.local.as_ref().and_then(local_address);
@@ -260,24 +261,24 @@ fn local_address(name: &SocketName) -> Option<SocketAddr> {
     }
 }
 
-/// The next connection.
+/// Accepts a connection.
 ///
 /// # Safety
-/// As for the kernel's call.
+/// The same as that of the kernel's call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn d2tp_accept(
     fd: c_int,
     address: *mut sockaddr,
     len: *mut socklen_t,
 ) -> c_int {
-    // SAFETY: as promised.
+    // SAFETY: guaranteed by the caller.
     unsafe { d2tp_accept4(fd, address, len, 0) }
 }
 
 /// Accepts a connection, with SOCK_NONBLOCK and SOCK_CLOEXEC in `flags`.
 ///
 /// # Safety
-/// As for the kernel's call.
+/// The same as that of the kernel's call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn d2tp_accept4(
     fd: c_int,
@@ -287,17 +288,18 @@ pub unsafe extern "C" fn d2tp_accept4(
 ) -> c_int {
     answer(|| {
         let Some((_, listener)) = table::find(fd)? else {
-            // SAFETY: the kernel checks.
+            // SAFETY: the kernel checks the pointers.
             return check(unsafe { libc::accept4(fd, address, len, flags) });
         };
         // SAFETY: sockaddr_in is plain numbers.
         let mut from: libc::sockaddr_in = unsafe { std::mem::zeroed() };
         let mut from_len = size_of::<libc::sockaddr_in>() as socklen_t;
-        // SAFETY: the place has the length that is said.
+        // SAFETY: the buffer has the length that is passed.
         let new =
             check(unsafe { libc::accept4(fd, (&raw mut from).cast(), &mut from_len, flags) })?;
         let name = Ipv4Addr::from(u32::from_be(from.sin_addr.s_addr));
-        // In a child of the listener's process nobody is announced: there it has no far end to tell.
+        // In a child of the listener's process flows are not announced, so the peer is unknown
+        // there.
         let socket = table::arrive(name).unwrap_or(SocketEntry {
             pid: listener.pid,
             local: listener.local.clone(),
@@ -314,18 +316,18 @@ pub unsafe extern "C" fn d2tp_accept4(
             memory::answer(&bytes, address.cast(), len, bytes.len())
         });
         reported.inspect_err(|_| {
-            // SAFETY: just made, and nobody knows it.
+            // SAFETY: just created, and nothing else uses it.
             unsafe { libc::close(new) };
         })?;
         Ok(new)
     })
 }
 
-/// Connects to a D2TP server where its key is known (sockaddr_d2tp, D2TP_SO_PEERKEY), else to any host and port
-/// through the proxy.
+/// Connects to a D2TP server if its key is known (sockaddr_d2tp, D2TP_SO_PEERKEY), else to any host
+/// and port through the proxy.
 ///
 /// # Safety
-/// As for the kernel's call.
+/// The same as that of the kernel's call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn d2tp_connect(
     fd: c_int,
@@ -334,17 +336,17 @@ pub unsafe extern "C" fn d2tp_connect(
 ) -> c_int {
     answer(|| {
         let Some((cookie, socket)) = ours(fd)? else {
-            // SAFETY: the kernel checks.
+            // SAFETY: the kernel checks the pointers.
             return check(unsafe { libc::connect(fd, address, len) });
         };
         let to = SocketName::read(address.cast::<c_void>(), len, socket.domain)?;
         if let Some(errno) = table::take_refusal(&socket) {
-            // The kernel's word on it goes with ours.
+            // The kernel's error is reported together with the connection's.
             let _ = pair::take_error(fd);
             return Err(errno);
         }
         table::change(cookie, |socket| socket.cause = None);
-        // What can never be is said before the kernel's socket has begun anything.
+        // Permanent errors are reported before the kernel's socket has begun to connect.
         let leads = server_of(&to, &socket.options).and_then(|(_, through_proxy)| {
             match through_proxy && socket.datagrams.is_some() {
                 true => Err(datagrams::no_proxy()),
@@ -363,7 +365,7 @@ pub unsafe extern "C" fn d2tp_connect(
         let blocks = !is_nonblocking(fd)?;
         match begin(fd, engine.port, blocks) {
             Err(Errno(libc::EINPROGRESS)) => {}
-            // It is under way, by an earlier call that was interrupted.
+            // An earlier call that was interrupted has begun to connect.
             Err(Errno(libc::EALREADY)) if blocks => return until_made(fd, engine.port, blocks),
             other => return other,
         }
@@ -396,7 +398,7 @@ pub unsafe extern "C" fn d2tp_connect(
     })
 }
 
-/// Leaves the descriptor with the agent if its connection is to be opened again.
+/// Leaves the descriptor with the agent if its connection can be opened again.
 fn keep(fd: RawFd, cookie: u64, socket: &SocketEntry) -> CallResult<Option<ReopenOptions>> {
     let begins = socket
         .status
@@ -415,11 +417,12 @@ fn keep(fd: RawFd, cookie: u64, socket: &SocketEntry) -> CallResult<Option<Reope
     }))
 }
 
-/// Opens a connection that is D2TP_PERSIST_OPEN and whose process has ended: reading goes on with the first byte that
-/// it had not read. ENOENT: none of this token; EBUSY: its process is there. flags: SOCK_NONBLOCK, SOCK_CLOEXEC.
+/// Opens a connection again that has D2TP_PERSIST_OPEN and whose process has ended. Reading
+/// continues with the first byte that it had not read. ENOENT: there is none with this token;
+/// EBUSY: its process exists. flags: SOCK_NONBLOCK, SOCK_CLOEXEC.
 ///
 /// # Safety
-/// As for the kernel's calls.
+/// The same as that of the kernel's calls.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn d2tp_reopen(token: *const c_void, len: socklen_t, flags: c_int) -> c_int {
     answer(|| {
@@ -459,16 +462,16 @@ fn take_up(
 ) -> CallResult<c_int> {
     let fd = agent_client::fetch_descriptor(token).map_err(|fault| Errno(fault.errno))?;
     if flags & libc::SOCK_CLOEXEC == 0 {
-        // SAFETY: plain numbers.
+        // SAFETY: the arguments are plain numbers.
         check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFD, 0) })?;
     }
-    // SAFETY: plain numbers.
+    // SAFETY: the arguments are plain numbers.
     let status = check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GETFL) })?;
     let status = match flags & libc::SOCK_NONBLOCK {
         0 => status & !libc::O_NONBLOCK,
         _ => status | libc::O_NONBLOCK,
     };
-    // SAFETY: plain numbers.
+    // SAFETY: the arguments are plain numbers.
     check(unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, status) })?;
     let any = SocketAddr::from((Ipv4Addr::UNSPECIFIED, pair::local_port(fd.as_raw_fd())?));
     let domain = match reopened.ipv6 {
@@ -488,12 +491,12 @@ fn take_up(
 }
 
 fn is_nonblocking(fd: RawFd) -> CallResult<bool> {
-    // SAFETY: plain numbers.
+    // SAFETY: the arguments are plain numbers.
     let flags = check(unsafe { libc::fcntl(fd, libc::F_GETFL) })?;
     Ok(flags & libc::O_NONBLOCK != 0)
 }
 
-/// The kernel's own `connect`, to the engine's port, which never blocks.
+/// Calls the kernel's `connect` to the engine's port, which never blocks.
 fn begin(fd: RawFd, port: u16, blocks: bool) -> CallResult<c_int> {
     let address = libc::sockaddr_in {
         sin_family: libc::AF_INET as libc::sa_family_t,
@@ -503,10 +506,11 @@ fn begin(fd: RawFd, port: u16, blocks: bool) -> CallResult<c_int> {
         },
         sin_zero: [0; 8],
     };
-    // For the moment of the call: what waits on an unconnected socket does not mind.
+    // Non-blocking during this call only; other calls that wait on the unconnected socket are not
+    // affected.
     let switch = |on: bool| {
         if blocks {
-            // SAFETY: plain numbers.
+            // SAFETY: the arguments are plain numbers.
             unsafe {
                 let flags = libc::fcntl(fd, libc::F_GETFL);
                 let changed = match on {
@@ -518,7 +522,7 @@ fn begin(fd: RawFd, port: u16, blocks: bool) -> CallResult<c_int> {
         }
     };
     switch(true);
-    // SAFETY: a whole sockaddr_in.
+    // SAFETY: the pointer is to a complete sockaddr_in.
     let begun = check(unsafe {
         libc::connect(
             fd,
@@ -530,7 +534,7 @@ fn begin(fd: RawFd, port: u16, blocks: bool) -> CallResult<c_int> {
     begun.map_err(|errno| table::translate(fd, errno))
 }
 
-/// Waits as a blocking `connect` does: as long as SO_SNDTIMEO says.
+/// Waits like a blocking `connect`: at most for SO_SNDTIMEO.
 fn until_made(fd: RawFd, port: u16, blocks: bool) -> CallResult<c_int> {
     let until = send_timeout(fd).map(|timeout| Instant::now() + timeout);
     let mut poll = libc::pollfd {
@@ -540,7 +544,7 @@ fn until_made(fd: RawFd, port: u16, blocks: bool) -> CallResult<c_int> {
     };
     loop {
         let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-        // Rounded up: not to wake just before.
+        // Rounded up, so that it does not wake too early.
         let left_ms = left.map_or(-1, |left| left.as_millis().min(1 << 30) as c_int + 1);
         // SAFETY: one pollfd.
         let ready = check(unsafe { libc::poll(&mut poll, 1, left_ms) })?;
@@ -548,7 +552,7 @@ fn until_made(fd: RawFd, port: u16, blocks: bool) -> CallResult<c_int> {
             break;
         }
         if left.is_some_and(|left| left.is_zero()) {
-            // As the kernel says it (socket(7)).
+            // The kernel's error in this case (socket(7)).
             return Err(Errno(libc::EINPROGRESS));
         }
     }
@@ -556,7 +560,7 @@ fn until_made(fd: RawFd, port: u16, blocks: bool) -> CallResult<c_int> {
         Errno(0) => {}
         errno => return Err(errno),
     }
-    // The kernel's socket takes note that it was told.
+    // The kernel's socket records that the program was informed.
     match begin(fd, port, blocks) {
         Ok(_) | Err(Errno(libc::EISCONN)) => Ok(0),
         other => other,
@@ -570,14 +574,14 @@ fn send_timeout(fd: RawFd) -> Option<Duration> {
     (!timeout.is_zero()).then_some(timeout)
 }
 
-/// Ends one direction or both.
+/// Ends one direction of a connection or both.
 #[unsafe(no_mangle)]
 pub extern "C" fn d2tp_shutdown(fd: c_int, how: c_int) -> c_int {
-    // SAFETY: plain numbers.
+    // SAFETY: the arguments are plain numbers.
     answer(|| check(unsafe { libc::shutdown(fd, how) }))
 }
 
-/// Its agent is not to keep it open.
+/// Tells the agent not to keep the connection open.
 fn release(socket: &SocketEntry) -> CallResult<()> {
     let Some(serial) = socket.status.as_ref().map(|conn_status| conn_status.serial) else {
         return Ok(());
@@ -593,7 +597,8 @@ fn release(socket: &SocketEntry) -> CallResult<()> {
     })
 }
 
-/// Gives the descriptor back. With SO_LINGER it waits until the peer has what was written.
+/// Closes the descriptor. With SO_LINGER it first waits until the peer has received all written
+/// data.
 #[unsafe(no_mangle)]
 pub extern "C" fn d2tp_close(fd: c_int) -> c_int {
     answer(|| {
@@ -604,7 +609,8 @@ pub extern "C" fn d2tp_close(fd: c_int) -> c_int {
             && let Some(conn_status) = &socket.status
             && let Some(linger) = linger(fd)
         {
-            // Its time is over or the peer has it all: closed it is either way, as by the kernel.
+            // When the time is over or the peer has all data, the socket is closed, as the kernel
+            // does it.
             let _ = super::transfer::flush(fd, conn_status, Some(linger));
         }
         if let Some((_, socket)) = &known
@@ -613,7 +619,7 @@ pub extern "C" fn d2tp_close(fd: c_int) -> c_int {
         {
             release(socket)?;
         }
-        // SAFETY: the caller gives it back.
+        // SAFETY: the caller gives up the descriptor.
         let closed = check(unsafe { libc::close(fd) });
         if let Some((cookie, socket)) = known {
             table::forget(cookie);
@@ -634,7 +640,7 @@ pub extern "C" fn d2tp_close(fd: c_int) -> c_int {
                 && socket.is_ours()
                 && let Some(engine) = engine_handle::running()
             {
-                // When this returns the address is free again.
+                // When this returns, the address can be bound again.
                 engine.request(move |home, reply| {
                     let home = home.clone();
                     tokio::task::spawn_local(async move {

@@ -1,4 +1,4 @@
-//! Options: BSD's go to the kernel, ours to the table and to the flow.
+//! Socket options: BSD's are passed to the kernel, D2TP's to the table and to the flow.
 
 use libc::{c_int, c_long, c_void, socklen_t};
 
@@ -18,7 +18,7 @@ use crate::{agent_address, engine, memory, pair};
 /// setsockopt(2)
 ///
 /// # Safety
-/// As for the kernel's call.
+/// The same as that of the kernel's call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn d2tp_setsockopt(
     fd: c_int,
@@ -33,15 +33,15 @@ pub unsafe extern "C" fn d2tp_setsockopt(
             (SOL_D2TP, Some((cookie, socket))) => set(cookie, &socket, name, value, len),
             (SOL_D2TP, None) => Err(Errno(libc::ENOPROTOOPT)),
             (libc::SOL_SOCKET, Some(_)) if is_the_engines(name) => Err(Errno(libc::ENOPROTOOPT)),
-            // What it would say of packets, D2TP decides; the kernel's socket is one of IPv4.
+            // D2TP decides about packets, and the kernel's socket is an IPv4 one.
             (libc::IPPROTO_IPV6, Some((_, socket))) if socket.domain == libc::AF_INET6 => Ok(0),
-            // SAFETY: the kernel checks.
+            // SAFETY: the kernel checks the pointers.
             _ => check(unsafe { libc::setsockopt(fd, level, name, value, len) }),
         }
     })
 }
 
-/// What would cut the program's end off from the engine's: links are chosen by policy.
+/// Whether the option would separate the program's end from the engine's: the policy chooses links.
 fn is_the_engines(name: c_int) -> bool {
     matches!(
         name,
@@ -80,12 +80,12 @@ fn set(
     let (options, conn_status) = changed.ok_or(Errno(libc::EBADF))??;
     if let Some(grams) = &socket.datagrams {
         let (port, deadline_too) = (grams.port, is_deadline(name));
-        // Before the next message is on its way.
+        // Before the next message is sent.
         engine::get()?.request(move |home, reply| {
             let told = crate::datagrams::on_options(home, port, deadline_too, &options);
             tokio::task::spawn_local(async move {
                 if let Some(handed) = told {
-                    // Its answer comes after it heard.
+                    // The reply arrives after the agent has handled the option.
                     let _ = handed.info().await;
                 }
                 let _ = reply.send(());
@@ -103,7 +103,7 @@ fn set(
     Ok(0)
 }
 
-/// Whether a connection may be asked to outlive its program: somebody else must be there to carry it.
+/// Checks whether a connection can outlive its program: an agent must carry it.
 fn persists(cookie: u64, socket: &SocketEntry, value: &[u8]) -> CallResult<()> {
     if socket.datagrams.is_some() || socket.listens {
         return Err(Errno(libc::EOPNOTSUPP));
@@ -133,7 +133,7 @@ fn is_deadline(name: c_int) -> bool {
 /// getsockopt(2)
 ///
 /// # Safety
-/// As for the kernel's call.
+/// The same as that of the kernel's call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn d2tp_getsockopt(
     fd: c_int,
@@ -144,7 +144,7 @@ pub unsafe extern "C" fn d2tp_getsockopt(
 ) -> c_int {
     answer(|| {
         let Some((_, socket)) = table::find(fd)? else {
-            // SAFETY: the kernel checks.
+            // SAFETY: the kernel checks the pointers.
             return match level {
                 SOL_D2TP => Err(Errno(libc::ENOPROTOOPT)),
                 _ => check(unsafe { libc::getsockopt(fd, level, name, value, len) }),
@@ -153,14 +153,14 @@ pub unsafe extern "C" fn d2tp_getsockopt(
         let room = memory::read(len.cast(), size_of::<socklen_t>())?;
         let room = u32::from_ne_bytes(room.try_into().map_err(|_| Errno(libc::EFAULT))?) as usize;
         let bytes = match (level, name) {
-            // Whoever has no room for a token asks for the number.
+            // A program whose buffer is too small for a token gets the number.
             (SOL_D2TP, options::SO_PERSIST) if room >= TOKEN_BYTES && socket.token.is_some() => {
                 socket.token.map_or_else(Vec::new, |token| token.0.to_vec())
             }
             (SOL_D2TP, _) => get(&socket, name)?,
             (libc::SOL_SOCKET, libc::SO_DOMAIN) => socket.domain.to_ne_bytes().to_vec(),
             (libc::SOL_SOCKET, libc::SO_ERROR) => pending(fd)?.to_ne_bytes().to_vec(),
-            // SAFETY: the kernel checks.
+            // SAFETY: the kernel checks the pointers.
             _ => return check(unsafe { libc::getsockopt(fd, level, name, value, len) }),
         };
         memory::answer(&bytes, value, len, bytes.len().min(room))?;
@@ -168,7 +168,7 @@ pub unsafe extern "C" fn d2tp_getsockopt(
     })
 }
 
-/// The error that waits for the program, as it was; asking takes it away.
+/// The pending error, with the connection's own cause; reading it clears it.
 fn pending(fd: c_int) -> CallResult<c_int> {
     Ok(table::translate(fd, Errno(pair::take_error(fd)?)).0)
 }
@@ -177,7 +177,7 @@ fn get(socket: &SocketEntry, name: c_int) -> CallResult<Vec<u8>> {
     match name {
         SO_INFO => Ok(info(socket)?.to_bytes()),
         SO_ERROR => {
-            // An agent that died may not have been missed yet.
+            // The agent may have died without being noticed yet.
             let waits_for = info(socket)?.waits_for();
             let fault = socket
                 .status
@@ -238,7 +238,7 @@ fn info(socket: &SocketEntry) -> CallResult<D2tpInfo> {
                 },
             };
             let waits = match info.waits_for() {
-                // An agent knows less of it.
+                // An agent has less information about it.
                 Some(_) => D2tpInfo::opening(home.waits_for(&options).await),
                 None => info,
             };
@@ -250,11 +250,11 @@ fn info(socket: &SocketEntry) -> CallResult<D2tpInfo> {
 /// fcntl(2)
 ///
 /// # Safety
-/// As for the kernel's call.
-// In C it takes any number of arguments; on the machines that this library is for, a third one of integer or
-// pointer type arrives as this one does.
+/// The same as that of the kernel's call.
+// In C the function has any number of arguments. On the supported platforms, a third argument of
+// integer or pointer type is passed like this one.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn d2tp_fcntl(fd: c_int, command: c_int, argument: c_long) -> c_int {
-    // SAFETY: as promised.
+    // SAFETY: guaranteed by the caller.
     answer(|| check(unsafe { libc::fcntl(fd, command, argument) }))
 }

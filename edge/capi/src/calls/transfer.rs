@@ -1,4 +1,4 @@
-//! Bytes. The kernel's calls without SIGPIPE; what broke a connection is said as it was.
+//! Reading and writing: the kernel's calls without SIGPIPE, and with the connection's own errors.
 
 use std::os::fd::RawFd;
 use std::ptr;
@@ -13,7 +13,7 @@ use crate::engine;
 use crate::errno::{CallResult, Errno, check};
 use crate::table;
 
-/// What a loopback pair would say to itself and not to the peer.
+/// Flags that would affect the loopback pair only, and not the peer.
 const NOT_CARRIED: c_int = libc::MSG_OOB | libc::MSG_FASTOPEN;
 
 fn with_conn_error(fd: RawFd, moved: ssize_t) -> CallResult<ssize_t> {
@@ -33,7 +33,8 @@ fn carried(fd: RawFd, flags: c_int) -> CallResult<()> {
 /// send(2)
 ///
 /// # Safety
-/// As for the kernel's call: `buffer` has `len` bytes; if not, the kernel says EFAULT.
+/// The same as that of the kernel's call: `buffer` has `len` bytes; otherwise the kernel returns
+/// EFAULT.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn d2tp_send(
     fd: c_int,
@@ -56,7 +57,7 @@ pub unsafe extern "C" fn d2tp_send(
 /// recv(2)
 ///
 /// # Safety
-/// As for the kernel's call.
+/// The same as that of the kernel's call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn d2tp_recv(
     fd: c_int,
@@ -74,10 +75,10 @@ pub unsafe extern "C" fn d2tp_recv(
     })
 }
 
-/// sendto(2); a connected stream ignores the address, as the kernel does.
+/// sendto(2); a connected stream ignores the address, like the kernel's.
 ///
 /// # Safety
-/// As for the kernel's call.
+/// The same as that of the kernel's call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn d2tp_sendto(
     fd: c_int,
@@ -103,7 +104,7 @@ pub unsafe extern "C" fn d2tp_sendto(
 /// recvfrom(2)
 ///
 /// # Safety
-/// As for the kernel's call.
+/// The same as that of the kernel's call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn d2tp_recvfrom(
     fd: c_int,
@@ -128,7 +129,7 @@ pub unsafe extern "C" fn d2tp_recvfrom(
 /// sendmsg(2)
 ///
 /// # Safety
-/// As for the kernel's call.
+/// The same as that of the kernel's call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn d2tp_sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
     counted(|| {
@@ -146,7 +147,7 @@ pub unsafe extern "C" fn d2tp_sendmsg(fd: c_int, message: *const msghdr, flags: 
 /// recvmsg(2)
 ///
 /// # Safety
-/// As for the kernel's call.
+/// The same as that of the kernel's call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn d2tp_recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
     counted(|| {
@@ -162,7 +163,7 @@ pub unsafe extern "C" fn d2tp_recvmsg(fd: c_int, message: *mut msghdr, flags: c_
 /// read(2)
 ///
 /// # Safety
-/// As for the kernel's call.
+/// The same as that of the kernel's call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn d2tp_read(fd: c_int, buffer: *mut c_void, len: size_t) -> ssize_t {
     counted(|| {
@@ -174,10 +175,10 @@ pub unsafe extern "C" fn d2tp_read(fd: c_int, buffer: *mut c_void, len: size_t) 
     })
 }
 
-/// write(2), and no SIGPIPE where it is a socket.
+/// write(2), without SIGPIPE for sockets.
 ///
 /// # Safety
-/// As for the kernel's call.
+/// The same as that of the kernel's call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn d2tp_write(fd: c_int, buffer: *const c_void, len: size_t) -> ssize_t {
     counted(|| {
@@ -189,7 +190,7 @@ pub unsafe extern "C" fn d2tp_write(fd: c_int, buffer: *const c_void, len: size_
             libc::send(fd, buffer, len, libc::MSG_NOSIGNAL)
         });
         match sent {
-            // SAFETY: as above.
+            // SAFETY: the same as above.
             Err(Errno(libc::ENOTSOCK)) => {
                 with_conn_error(fd, unsafe { libc::write(fd, buffer, len) })
             }
@@ -201,7 +202,7 @@ pub unsafe extern "C" fn d2tp_write(fd: c_int, buffer: *const c_void, len: size_
 /// readv(2)
 ///
 /// # Safety
-/// As for the kernel's call.
+/// The same as that of the kernel's call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn d2tp_readv(fd: c_int, pieces: *const iovec, count: c_int) -> ssize_t {
     counted(|| {
@@ -214,10 +215,10 @@ pub unsafe extern "C" fn d2tp_readv(fd: c_int, pieces: *const iovec, count: c_in
     })
 }
 
-/// writev(2), and no SIGPIPE where it is a socket.
+/// writev(2), without SIGPIPE for sockets.
 ///
 /// # Safety
-/// As for the kernel's call.
+/// The same as that of the kernel's call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn d2tp_writev(fd: c_int, pieces: *const iovec, count: c_int) -> ssize_t {
     counted(|| {
@@ -230,7 +231,7 @@ pub unsafe extern "C" fn d2tp_writev(fd: c_int, pieces: *const iovec, count: c_i
             libc::sendmsg(fd, &message, libc::MSG_NOSIGNAL)
         });
         match sent {
-            // SAFETY: as above.
+            // SAFETY: the same as above.
             Err(Errno(libc::ENOTSOCK)) => {
                 with_conn_error(fd, unsafe { libc::writev(fd, pieces, count) })
             }
@@ -240,16 +241,16 @@ pub unsafe extern "C" fn d2tp_writev(fd: c_int, pieces: *const iovec, count: c_i
 }
 
 fn message_of(pieces: *const iovec, count: c_int) -> CallResult<msghdr> {
-    // SAFETY: msghdr is plain numbers and pointers.
+    // SAFETY: msghdr consists of plain numbers and pointers.
     let mut message: msghdr = unsafe { std::mem::zeroed() };
     message.msg_iov = pieces.cast_mut();
-    // A count below zero is EINVAL to writev and too much for sendmsg.
+    // A negative count is EINVAL for writev, and too much for sendmsg.
     message.msg_iovlen = usize::try_from(count).map_err(|_| Errno(libc::EINVAL))? as _;
     Ok(message)
 }
 
-/// Waits until the peer has everything that was written so far: `timeout_ms` milliseconds, or as long as
-/// it takes where that is below zero. EAGAIN: not yet.
+/// Waits until the peer has received everything written so far: at most `timeout_ms` milliseconds,
+/// or without limit if that is negative. EAGAIN: not yet.
 #[unsafe(no_mangle)]
 pub extern "C" fn d2tp_flush(fd: c_int, timeout_ms: c_int) -> c_int {
     answer(|| {
@@ -264,7 +265,7 @@ pub extern "C" fn d2tp_flush(fd: c_int, timeout_ms: c_int) -> c_int {
     })
 }
 
-/// Waits until the peer has everything, or the time is over.
+/// Waits until the peer has received everything, or the time is over.
 pub(super) fn flush(
     fd: RawFd,
     conn_status: &Arc<ConnectionStatus>,
@@ -282,7 +283,7 @@ pub(super) fn flush(
         let flushed = async move {
             match (held, handed) {
                 (Some(held), _) => Some(held.flush(bytes).await),
-                // One that is gone does not answer, and the fate says why.
+                // A connection that is gone does not answer; its status has the reason.
                 (None, handed) => Some(match handed?.flush(bytes).await?.fault {
                     Some(fault) => Err(fault),
                     None => Ok(()),
@@ -300,7 +301,7 @@ pub(super) fn flush(
     })?;
     match flushed {
         Some(flushed) => flushed.map_err(|fault| Errno(fault.errno)),
-        // It is over: well, unless something is known of it.
+        // The connection is over: without an error, unless one is known.
         None => match (conn_status.fault.get(), bytes) {
             (Some(fault), _) => Err(Errno(fault.errno)),
             (None, 0) => Ok(()),
@@ -310,8 +311,8 @@ pub(super) fn flush(
     }
 }
 
-/// Bytes that the program has written to its socket: sent by the kernel, less what it sent twice, and
-/// what it still has.
+/// The number of bytes that the program has written to its socket: sent by the kernel, without
+/// retransmissions, and still in its buffer.
 fn written(fd: RawFd) -> CallResult<u64> {
     // linux/tcp.h; libc's own tcp_info ends before these.
     const NOTSENT: usize = 144;
@@ -319,7 +320,7 @@ fn written(fd: RawFd) -> CallResult<u64> {
     const SENT_AGAIN: usize = 208;
     let mut info = [0u8; 256];
     let mut len = info.len() as socklen_t;
-    // SAFETY: the place has the length that is said.
+    // SAFETY: the buffer has the length that is passed.
     check(unsafe {
         libc::getsockopt(
             fd,

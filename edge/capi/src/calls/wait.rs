@@ -1,4 +1,4 @@
-//! Waiting, and what a program knows of its surroundings.
+//! Waiting on descriptors, and notices about the program's environment.
 
 use libc::{c_int, fd_set, nfds_t, pollfd, timeval};
 
@@ -10,7 +10,7 @@ use crate::errno::{CallResult, check};
 /// select(2), over any descriptors.
 ///
 /// # Safety
-/// As for the kernel's call.
+/// The same as that of the kernel's call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn d2tp_select(
     count: c_int,
@@ -19,21 +19,22 @@ pub unsafe extern "C" fn d2tp_select(
     except: *mut fd_set,
     timeout: *mut timeval,
 ) -> c_int {
-    // SAFETY: the kernel checks.
+    // SAFETY: the kernel checks the pointers.
     answer(|| check(unsafe { libc::select(count, read, write, except, timeout) }))
 }
 
 /// poll(2), over any descriptors.
 ///
 /// # Safety
-/// As for the kernel's call.
+/// The same as that of the kernel's call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn d2tp_poll(fds: *mut pollfd, count: nfds_t, timeout_ms: c_int) -> c_int {
-    // SAFETY: the kernel checks.
+    // SAFETY: the kernel checks the pointers.
     answer(|| check(unsafe { libc::poll(fds, count, timeout_ms) }))
 }
 
-/// The networks changed and this process may not have seen it: every link is tried at once.
+/// Tells the library that the networks changed in a way that it may not have seen: every link is
+/// tried at once.
 #[unsafe(no_mangle)]
 pub extern "C" fn d2tp_network_changed() -> c_int {
     answer(|| {
@@ -44,20 +45,20 @@ pub extern "C" fn d2tp_network_changed() -> c_int {
     })
 }
 
-/// Takes a D-Lock. While one is held the machine is woken for connections of this process that wait for a network, and
-/// kept awake while they move. Returns how many are held.
+/// Acquires a D-Lock. While one is held, the machine is woken for connections of this process that
+/// wait for a network, and kept awake while they move data. Returns how many are held.
 #[unsafe(no_mangle)]
 pub extern "C" fn d2tp_dlock_acquire() -> c_int {
     answer(|| change_status(dlock::acquire()?))
 }
 
-/// Gives a D-Lock back. Returns how many are still held.
+/// Releases a D-Lock. Returns how many are still held.
 #[unsafe(no_mangle)]
 pub extern "C" fn d2tp_dlock_release() -> c_int {
     answer(|| change_status(dlock::release()?))
 }
 
-/// Tells the engine whether the process holds a D-Lock, if that changed.
+/// Informs the engine whether the process holds a D-Lock, if that changed.
 fn change_status(change: DlockChange) -> CallResult<c_int> {
     if change.begins_or_ends
         && let Some(engine) = engine_handle::running()

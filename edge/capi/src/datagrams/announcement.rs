@@ -28,7 +28,7 @@ fn context_in(line: &[u8]) -> Option<u64> {
     (context > 0 && context < d2tp_driver::CONTEXTS_OF_COPIES).then_some(context)
 }
 
-/// Says as the first line of a flow which context its datagrams have.
+/// Writes the first line of a flow, which names the context of its datagrams.
 ///
 /// # Errors
 /// The flow broke.

@@ -1,4 +1,4 @@
-//! A socket that connects: its session, begun and ended.
+//! Datagram sockets that connect: the session and its end.
 
 use std::collections::VecDeque;
 use std::net::Ipv4Addr;
@@ -65,7 +65,7 @@ pub(crate) fn connect(engine: &Rc<EngineState>, call: DatagramCall) -> CallResul
         .borrow_mut()
         .insert(call.socket.port, (serial, look.clone()));
     if let Some((_, before)) = before {
-        // It was connected elsewhere: its far end there is over.
+        // The socket was connected to another peer, which is over for it.
         before.notify_one();
     }
     tokio::task::spawn_local(call_out(engine.clone(), call, name, socket, look));
@@ -91,7 +91,7 @@ async fn call_out(
     };
     let late = async {
         unwanted().await;
-        // What it said before it closed waits for the session as long as it is worth.
+        // Datagrams that were sent before the close wait for the session until they expire.
         tokio::time::sleep(call.connect.options.expiry).await;
     };
     let far = AgentDatagramPeer {
@@ -106,7 +106,8 @@ async fn call_out(
     let (over, socket) = match opened {
         Ok(Some(DatagramCarrier::Local(held, context))) => {
             let held = engine.register(*held);
-            // Before it is looked whether the program is still there: it may have spoken and gone.
+            // Before the check whether the program still has the socket, because it may have sent
+            // and closed.
             let over = match engine.datagrams.begin_local(&held, &far, context) {
                 Ok((end, inbox)) => tokio::select! {
                     over = carry(engine.leaving.subscribe(), &end, &inbox, &socket) => Some(over),
@@ -128,7 +129,8 @@ async fn call_out(
                 .begin((port, name), &place, latest(&call.connect).expiry);
             match socket.as_fd().try_clone_to_owned() {
                 Ok(fd) => {
-                    // From here on the agent reads, and nobody is woken here by what it has.
+                    // From here on the agent reads the socket, so this process must not be woken by
+                    // its data.
                     let socket = socket.into_std();
                     known.carry(port, fd);
                     let closed = async {
@@ -157,7 +159,7 @@ async fn call_out(
     call.socket.peers().remove(&name);
     if let Some(fault) = over {
         let _ = call.connect.conn_status.fault.set(fault);
-        // Whoever reads looks why.
+        // The program's next read returns the error.
         let _ = socket.and_then(|socket| socket.send(&[]));
     }
     call.connect.conn_status.over.store(true, Ordering::Relaxed);
@@ -207,7 +209,8 @@ async fn make(
     Ok(DatagramCarrier::Local(Box::new(held), context))
 }
 
-/// Begins a session, and a flow in it that names the context of the datagrams, which is returned too.
+/// Begins a session, and a flow in it that names the context of the datagrams, which is also
+/// returned.
 pub(crate) async fn open(
     engine: &Rc<EngineState>,
     connect_target: &ConnectTarget,

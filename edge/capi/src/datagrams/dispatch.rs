@@ -1,5 +1,5 @@
-//! The engine's ports for datagram sockets, and what comes there for all of them: names of far ends, messages with
-//! a head, and what a program changes.
+//! The engine's common ports for datagram sockets: loopback names of peers, datagrams with a head,
+//! and changed options.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket as Plain};
@@ -59,7 +59,7 @@ async fn dispatch_with_head(engine: Rc<EngineState>, marked: UdpSocket) {
     let mut buffer = vec![0; MESSAGE_BYTES_MAX];
     loop {
         let Ok((bytes, from)) = marked.recv_from(&mut buffer).await else {
-            // The kernel's word on what we never sent: nothing to do with the next message.
+            // The kernel's error about an earlier packet, which does not concern the next one.
             tokio::task::yield_now().await;
             continue;
         };
@@ -84,7 +84,7 @@ pub(super) fn take_name(
     port: u16,
     plain: u16,
 ) -> io::Result<(Ipv4Addr, UdpSocket)> {
-    // All of them, if need be.
+    // Try all names, if necessary.
     for _ in 0..=u16::MAX {
         let name = engine.name();
         if engine.datagrams.peers.borrow().contains_key(&(port, name)) {
@@ -143,7 +143,7 @@ pub(crate) async fn on_close(engine: &Rc<EngineState>, port: u16) {
     if let Some(bound) = engine.datagrams.server_at(port) {
         bound.recheck.notify_one();
         if !is_bound(port) {
-            // Closed is all that ever happens to it.
+            // The semaphore is only ever closed.
             let _ = bound.freed.acquire().await;
         }
     }

@@ -37,7 +37,8 @@ pub(crate) async fn carry_for_agent(
     let passed = agent_socket.opened(end.clone());
     let served = async {
         let fd = tokio::select! {
-            // First: a program that closes its socket at once has passed it before, with what it said in it.
+            // First, because a program that closes its socket at once has passed it before, with
+            // its datagrams.
             biased;
             fd = passed => fd.ok(),
             over = until_over(held) => return Some(over),

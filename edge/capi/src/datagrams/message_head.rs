@@ -1,4 +1,4 @@
-//! A message's head, between a program and its engine.
+//! The head of a datagram between a program and its engine.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! One session's datagrams of one program's socket, carried both ways.
+//! The datagrams between one program's socket and one session, carried in both directions.
 
 use std::cell::RefCell;
 use std::future::{Future as _, poll_fn};
@@ -38,14 +38,15 @@ impl DatagramPeer {
         let route = route.unwrap_or(options.route);
         let expiry = expiry.unwrap_or(options.expiry);
         let bytes = Bytes::copy_from_slice(message);
-        // Too large, or too late: it is lost, as datagrams are. Calls of the library looked before.
+        // A datagram that is too large or late is lost, as on a network. The library's calls have
+        // checked before.
         let sent = self
             .connection
             .send_datagram_on(route, self.context, bytes, expiry);
         let held = &self.held;
         match sent {
             Ok(()) => held.count(&held.sent, message.len() as u64),
-            // Another process looked, by what it was told fits.
+            // Another process checked, by the size that it was told.
             Err(_) => held.changed.notify_one(),
         }
     }
@@ -119,9 +120,10 @@ pub(super) async fn until_over(held: &CarriedFlow) -> SocketFault {
 
 /// Carries datagrams from the peer to the program until the flow is over. Returns why it is.
 async fn deliver(held: &CarriedFlow, inbox: &ContextInbox, socket: &UdpSocket) -> SocketFault {
-    // Not given up between a message and its socket, which may take its time when it is new.
+    // The future is not dropped between a message and its socket, which may need time when it is
+    // new.
     let pass = async |message: Bytes| {
-        // An error is ICMP's word that the program closed its socket. Whoever looks after that looks itself.
+        // An ICMP error says that the program closed its socket; another task checks that.
         if let Ok(bytes) = socket.send(&message).await {
             held.count(&held.received, bytes as u64);
         }
@@ -134,7 +136,7 @@ async fn deliver(held: &CarriedFlow, inbox: &ContextInbox, socket: &UdpSocket) -
         };
         pass(message).await;
     };
-    // What came with the end was said before it.
+    // Datagrams that arrived with the end were sent before it.
     while let Some(message) = at_once(inbox.recv()).flatten() {
         pass(message).await;
     }
@@ -144,7 +146,7 @@ async fn deliver(held: &CarriedFlow, inbox: &ContextInbox, socket: &UdpSocket) -
 /// Carries datagrams from the program to the peer.
 async fn forward(end: &DatagramPeer, socket: &UdpSocket) -> SocketFault {
     loop {
-        // An error that waits here is taken by the reads.
+        // A pending error is taken by the reads.
         if socket.readable().await.is_ok() {
             drain(end, socket);
         }
@@ -200,7 +202,7 @@ pub(super) async fn send_remaining(end: &DatagramPeer, socket: Option<&UdpSocket
     let _ = tokio::time::timeout(expiry, gone).await;
 }
 
-/// Ends our direction of the flow.
+/// Ends this end's direction of the flow.
 pub(super) fn finish(held: &CarriedFlow) {
     let _ = at_once(held.flow.borrow_mut().shutdown());
     held.finished();

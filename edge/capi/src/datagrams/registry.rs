@@ -1,4 +1,4 @@
-//! All datagram sockets of an engine and their far ends.
+//! All datagram sockets of an engine, and their peers.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, VecDeque};
@@ -90,7 +90,7 @@ impl DatagramRegistry {
         }
     }
 
-    /// Begins to carry a socket of this process; messages that it sent before go out.
+    /// Begins to carry a socket of this process, and sends the datagrams that waited.
     ///
     /// # Errors
     /// The context is in use.

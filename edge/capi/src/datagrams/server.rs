@@ -1,4 +1,4 @@
-//! A socket that is bound: a server, and an end for each device.
+//! Datagram sockets that are bound: a server with a peer for each device.
 
 use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
@@ -127,7 +127,7 @@ async fn accept_peer(
                 bound.options.borrow().clone(),
             );
             let held = engine.register(held);
-            // Why it is over the program is not told: others go on.
+            // The program is not informed why a peer is over, because others continue.
             let far = AgentDatagramPeer {
                 socket: grams.clone(),
                 name,

@@ -20,13 +20,14 @@ pub(crate) const SURE_BYTES: usize = 1100;
 /// The first bytes of the loopback addresses that stand for peers
 /// ([`crate::engine_state::EngineState::name`]).
 pub(crate) const NAMES: [u8; 2] = [127, 1];
-/// How often to check whether a program still has its socket, without another sign.
+/// The interval at which it is checked whether a program still has its socket, if nothing else
+/// shows that.
 pub(super) const LOOK: Duration = Duration::from_secs(5);
 
 /// Whether any socket of this process is a datagram socket. Until then calls need no look-up.
 static ANY: AtomicBool = AtomicBool::new(false);
 
-/// Whether a descriptor may be a datagram socket of ours.
+/// Whether a descriptor may be a D2TP datagram socket.
 pub(crate) fn may_be_datagram_socket(fd: RawFd) -> bool {
     if !ANY.load(Ordering::Relaxed) {
         return false;
@@ -48,7 +49,7 @@ pub(crate) struct ProgramDatagrams {
     pub(crate) ports: DatagramPorts,
     /// The socket's loopback port.
     pub(crate) port: u16,
-    /// The socket's peers, by the loopback addresses that stand for them.
+    /// The socket's peers, by their loopback addresses.
     peers: Mutex<HashMap<Ipv4Addr, DatagramSession>>,
     /// The peer that the socket is connected to.
     to: Mutex<Option<Ipv4Addr>>,
@@ -68,7 +69,7 @@ pub(crate) struct AgentDatagramPeer {
 }
 
 impl AgentDatagramPeer {
-    /// Records the size of datagrams that fit now.
+    /// Records the size of datagrams that fit into a packet now.
     pub(crate) fn has_room(&self, bytes: usize) {
         let session = DatagramSession::Agent(bytes);
         self.socket.peers().insert(self.name, session);
@@ -110,18 +111,18 @@ pub(crate) fn program_socket(
     flags: c_int,
     ports: DatagramPorts,
 ) -> io::Result<(RawFd, ProgramDatagrams)> {
-    // SAFETY: plain numbers.
+    // SAFETY: the arguments are plain numbers.
     let fd = unsafe { libc::socket(libc::AF_INET, libc::SOCK_DGRAM | flags, 0) };
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
     let set_up = || {
-        // Before anybody can reach it.
+        // Before any other process can send to it.
         pair::guard_listener(fd, ports.plain)?;
         pair::bind_program(fd)
     };
     let port = set_up().inspect_err(|_| {
-        // SAFETY: just made, and nobody knows it.
+        // SAFETY: just created, and nothing else uses it.
         unsafe { libc::close(fd) };
     })?;
     ANY.store(true, Ordering::Relaxed);

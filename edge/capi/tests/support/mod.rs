@@ -1,4 +1,4 @@
-//! C programs around the library: compiled, run, and what they said.
+//! Helpers that compile and run C programs with the library.
 
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
@@ -8,7 +8,7 @@ use std::process::{Child, Command, Output, Stdio};
 
 use tempfile::TempDir;
 
-/// Everything is a mistake that the compiler knows of.
+/// All warnings are errors.
 const WARNINGS: [&str; 4] = [
     "-Wall",
     "-Wextra",
@@ -16,17 +16,17 @@ const WARNINGS: [&str; 4] = [
     "-Wno-missing-field-initializers",
 ];
 
-/// The crate's folder, from another one's tests too.
+/// The crate's folder, also for tests of other crates.
 pub fn here() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../edge/capi"))
 }
 
-/// The library, where the build put it.
+/// The path of the library, where the build put it.
 pub fn library() -> PathBuf {
     built_library("libd2tp.so")
 }
 
-/// A library that the build put beside this test, or above.
+/// The path of a library that the build put beside this test, or above.
 pub fn built_library(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("a test knows where it is");
     let deps = test.parent().expect("it lies in a folder");
@@ -37,24 +37,25 @@ pub fn built_library(name: &str) -> PathBuf {
     found.unwrap_or_else(|| panic!("{name} is built with this test"))
 }
 
-/// A program that was compiled, and a folder of its own.
+/// A compiled program, with its own folder.
 pub struct C {
     pub folder: TempDir,
     name: String,
 }
 
 impl C {
-    /// For the kernel's sockets.
+    /// Compiles a program for the kernel's sockets.
     pub fn plain(source: &str) -> C {
         C::compile(source, &[]).expect("a C compiler, and a program that it takes")
     }
 
-    /// With the library.
+    /// Compiles a program with the library.
     pub fn with_d2tp(source: &str) -> C {
         C::with_flags(source, &[]).expect("a C compiler, and a program that it takes")
     }
 
-    /// With the library and these flags; why not, if the compiler does not take it.
+    /// Compiles a program with the library and these flags. Returns the compiler's error if it
+    /// refuses them.
     pub fn with_flags(source: &str, flags: &[&str]) -> Result<C, String> {
         let include = here().join("include");
         let mut all = vec![
@@ -89,7 +90,7 @@ impl C {
         }
     }
 
-    /// The command, with a device's key of its own.
+    /// A command for the program, with its own device key.
     pub fn command(&self) -> Command {
         let mut command = Command::new(self.folder.path().join(&self.name));
         command
@@ -101,18 +102,18 @@ impl C {
         command
     }
 
-    /// What it says; it ends well.
+    /// Runs the program, which must succeed. Returns its output.
     pub fn run(&self, arguments: &[&str]) -> String {
         let output = self.command().args(arguments).output();
         told(&self.name, output.expect("it runs"))
     }
 }
 
-/// A process that is ended with the test, and the line that it began with.
+/// A process that is ended with the test, and the first line of its output.
 pub struct Server(pub Child, pub String);
 
 impl Server {
-    /// Starts a program that says first at which address it is.
+    /// Starts a program whose first line of output is its address.
     pub fn start(program: &C) -> Server {
         let process = program.command().stdout(Stdio::piped()).spawn();
         let mut process = process.expect("it runs");
@@ -125,13 +126,13 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It never ends by itself.
+        // The process never ends by itself.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// What a program said that ended well.
+/// The output of a program, which must have succeeded.
 pub fn told(name: &str, output: Output) -> String {
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(

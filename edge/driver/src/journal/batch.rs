@@ -1,4 +1,5 @@
-//! What is to be written next: the newest word on each key, so that it never holds more than there is.
+//! A batch of changes to be written: the newest value of each key, so that it is never larger than
+//! the content.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +8,8 @@ use d2tp_session::{FlowId, PublicKey, Span, Time};
 
 use crate::clock;
 
-/// The key of a session across hibernation, restarts and new keys: peer and instance.
+/// The key of a session in the journal, constant across hibernation, restarts and new keys: peer
+/// and instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct JournalSessionKey {
     /// The public key of the peer.
@@ -17,7 +19,8 @@ pub struct JournalSessionKey {
 }
 
 impl JournalSessionKey {
-    pub(crate) fn bytes(self) -> [u8; 40] {
+    /// The key as bytes, those of one peer together.
+    pub fn bytes(self) -> [u8; 40] {
         let mut bytes = [0; 40];
         bytes[..32].copy_from_slice(&self.peer.0);
         bytes[32..].copy_from_slice(&self.instance.to_be_bytes());
@@ -36,7 +39,7 @@ impl JournalSessionKey {
 /// One flow of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct JournalFlowKey {
-    /// The key of the session that the change is of.
+    /// The key of the flow's session.
     pub session: JournalSessionKey,
     /// The flow's id in its session.
     pub flow: FlowId,
@@ -65,10 +68,10 @@ impl JournalFlowKey {
     }
 }
 
-/// A session's record and when it was made.
+/// A session's record, and when it was made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredRecord {
-    /// What [`d2tp_session::SessionRecord::encode`] wrote.
+    /// The record as encoded by [`d2tp_session::SessionRecord::encode`].
     pub record: Vec<u8>,
     boot: u32,
     since_boot: Time,
@@ -86,8 +89,8 @@ impl StoredRecord {
         }
     }
 
-    /// The age of the record: by the boot clock if the machine still runs, else by the wall clock,
-    /// which is less reliable.
+    /// The age of the record: by the boot clock if the machine has not restarted, else by the wall
+    /// clock, which is less reliable.
     pub fn age(&self) -> Span {
         if self.boot == clock::boot() {
             clock::now().since(self.since_boot)
@@ -122,7 +125,7 @@ impl StoredRecord {
 /// Changes that are committed together. `None` removes a key.
 #[derive(Clone, Debug, Default)]
 pub struct JournalBatch {
-    /// Staged records of sessions by key; none is a removal.
+    /// Records of sessions by key; `None` removes a session.
     pub sessions: BTreeMap<JournalSessionKey, Option<StoredRecord>>,
     /// Memos that applications need to resume their flows.
     pub memos: BTreeMap<JournalFlowKey, Option<Bytes>>,

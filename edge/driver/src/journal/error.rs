@@ -67,7 +67,7 @@ from_redb!(
 /// Why a journal cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum JournalError {
-    /// Another process has it open.
+    /// Another process has the journal open.
     #[error("the journal {} is in use by another process; end that one, or name another directory", .path.display())]
     Taken {
         /// Path of the file.
@@ -92,6 +92,14 @@ pub enum JournalError {
     Full {
         /// Path of the file.
         path: PathBuf,
+    },
+    /// A store that nodes share cannot be reached, or cannot be written.
+    #[error("the store {place} {cause}")]
+    Store {
+        /// The place of the store, without a password.
+        place: String,
+        /// What is wrong, and what to do, as the rest of the sentence.
+        cause: String,
     },
     /// The system reported an error.
     #[error(

@@ -1,8 +1,9 @@
-//! How a value lies in the journal: its bytes, then eight bytes of SHA-256 over table, key and value.
+//! The encoding of a value in the journal: its bytes, then eight bytes of SHA-256 over table, key
+//! and value.
 
 use super::error::JournalErrorKind;
 
-/// Size of a checksum: enough to detect damage, no protection against attackers.
+/// Size of a checksum in bytes: enough to detect damage, no protection against attackers.
 const SUM_BYTES: usize = 8;
 
 fn sum(table: u8, key: &[u8], value: &[u8]) -> [u8; SUM_BYTES] {

@@ -1,20 +1,20 @@
-//! A journal's file while it is not believed yet: the store may repair what it finds, but what it writes
-//! stays in memory until the whole of it was seen to be good. So a file that is refused is left as it
-//! was, and refused the next time too.
+//! The file of a journal that is not verified yet. The store may repair what it finds, but its writes
+//! stay in memory until the whole file was found to be valid. So a file that is refused is not changed,
+//! and is refused the next time, too.
 //!
 //! ```text
-//!   store ── write ──▶ pages in memory, and a list of what was done ── believe ──▶ the same to the file
+//!   store ── write ──▶ pages in memory, and a list of changes ── apply_staged ──▶ the same to the file
 //!         ◀── read ─── those pages, else the file
 //! ```
 //!
-//! A sync is never repeated: once one failed, all that come later do too, and what the store leaves
-//! unsaid when it closes is asked with [`StagedFile::failed`].
+//! A sync is never repeated: once one has failed, all later ones fail as well. The store does not
+//! report errors when it closes; [`StagedFile::failed`] does.
 //!
-//! A commit is written in two phases: pages and the new commit slot, a sync, one bit that makes the
-//! slot count, a sync. So whatever that bit points to is whole or the file is damaged, and nothing falls
-//! back to the commit before unseen. One question stays: a newer slot that the bit does not point to is
-//! a commit cut off between the phases, or the bit was damaged. The newer one is right in both cases if
-//! all of it is there, and the store takes it if it is not told that there were two phases.
+//! A commit has two phases: pages and the new commit slot, a sync, one bit that makes the slot valid, a
+//! sync. So the slot that the bit selects is complete, or the file is damaged, and the store never falls
+//! back to the previous commit unnoticed. One case remains: a newer slot that the bit does not select is
+//! a commit interrupted between the phases, or the bit was damaged. In both cases the newer slot is right
+//! if it is complete, and the store uses it unless it is told that there were two phases.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -38,7 +38,7 @@ pub(super) struct StagedFile(Arc<StagedFileInner>);
 #[derive(Debug)]
 struct StagedFileInner {
     file: FileBackend,
-    /// Writes that wait until the file is verified; none once it is.
+    /// Writes that wait until the file is verified; `None` afterwards.
     staged: Mutex<Option<StagedWrites>>,
     /// The error of the first failed sync or write.
     failed: Mutex<Option<(io::ErrorKind, String)>>,
@@ -48,7 +48,7 @@ struct StagedFileInner {
 #[derive(Debug)]
 struct StagedWrites {
     len: u64,
-    /// The length to which the file was truncated meanwhile: its old bytes from there on do not count.
+    /// The length to which the file was truncated meanwhile. Its old bytes beyond are not valid.
     floor: u64,
     pages: BTreeMap<u64, Vec<u8>>,
     operations: Vec<StagedOperation>,
@@ -190,7 +190,7 @@ impl StorageBackend for StagedFile {
         if len < held.floor {
             held.floor = len;
         }
-        // What lay beyond is zero if it ever comes back.
+        // If the file grows again, bytes beyond its length are zero.
         held.pages.retain(|number, _| number * PAGE_BYTES < len);
         if let Some(page) = held.pages.get_mut(&(len / PAGE_BYTES)) {
             page[(len % PAGE_BYTES) as usize..].fill(0);

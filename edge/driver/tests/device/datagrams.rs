@@ -1,4 +1,4 @@
-//! Unreliable datagrams between a device and a server, over links of the test's own.
+//! Unreliable datagrams between a device and a server, over links that the test provides.
 
 use std::time::Duration;
 
@@ -45,7 +45,7 @@ async fn without_a_network_the_newest_wait_and_what_expires_never_leaves() {
     let (here, there) = (device.connection(), far.connection());
     links.remove("wifi");
     until("no path is left", || device.paths().is_empty()).await;
-    // Expired before anything could carry them.
+    // They expire before any path can carry them.
     for _ in 0..3 {
         here.send_datagram(Bytes::from_static(b"late"), Duration::ZERO)
             .unwrap();
@@ -57,7 +57,7 @@ async fn without_a_network_the_newest_wait_and_what_expires_never_leaves() {
     here.send_datagram(Bytes::from_static(b"late"), Duration::ZERO)
         .unwrap();
     links.add(wifi(3));
-    // Loopback loses nothing that its buffers hold.
+    // Loopback loses no datagram that fits into its buffers.
     for n in 1..DATAGRAMS_MAX as u8 {
         assert_eq!(&within(there.recv_datagram()).await.unwrap().bytes[..], [n]);
     }
@@ -88,7 +88,7 @@ async fn a_gated_path_takes_no_datagram_and_a_switch_to_a_free_one_lets_it_go() 
     until("only it is left", || device.paths().len() == 1).await;
     here.send_datagram(Bytes::from_static(b"waits"), LONG)
         .unwrap();
-    // A flow's bytes go through meanwhile: the path works, and is not for datagrams.
+    // A flow's bytes are carried meanwhile: the path works, but not for datagrams.
     drop(near);
     until("the flow's end got through", || far.end().is_some()).await;
     assert_eq!(here.datagram_stats().unwrap().0.sent, 0);

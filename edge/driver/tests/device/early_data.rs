@@ -10,7 +10,7 @@ use d2tp_driver::{EndpointConfig, FlowSettings, ProvidedLinks};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UdpSocket;
 
-/// Passes datagrams on between one device and `server`; towards the device only while `open`.
+/// Forwards datagrams between one device and `server`; towards the device only while `open`.
 async fn relay(server: SocketAddr, open: Arc<AtomicBool>) -> SocketAddr {
     let bind = || UdpSocket::bind((Ipv4Addr::LOCALHOST, 0));
     let (front, back) = (bind().await.unwrap(), bind().await.unwrap());
@@ -72,7 +72,7 @@ async fn a_request_in_the_syn_reaches_the_application_before_the_device_is_answe
     assert_eq!(&answer, b"half past");
     until("the device has confirmed", || far.is_confirmed()).await;
 
-    // The flow goes on as any other.
+    // The flow continues like any other.
     near.write_all(&[5; 100_000]).await.unwrap();
     within(far.read_exact(&mut [0; 100_000])).await.unwrap();
     assert_eq!(server.counts(), (1, 0, 0));

@@ -1,5 +1,5 @@
-//! What a device does on signs of its links: a carrier that is lost and comes back, a first hop that answers
-//! or does not, a radio that counts failures, an application that wants a link left alone.
+//! A device's reactions to signs of its links: a carrier that is lost and returns, a first hop that
+//! answers or does not, failures that a radio counts, and links that the application freezes.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -15,7 +15,7 @@ use d2tp_links::{Link, LinkKind, LinkProbe, ProbeFuture, StationStats};
 use d2tp_udp::BindError;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-/// The link a device knows under this name, and how its path is.
+/// The state of the path over a device's link with this name.
 fn state(device: &Device, name: &str) -> Option<PathState> {
     let ways = device.link_statuses();
     let way = ways.into_iter().find(|way| way.name == name)?;
@@ -113,7 +113,7 @@ async fn a_link_is_left_alone_from_freeze_to_thaw() {
     assert_eq!((&got, ids(&device)), (b"later", before));
 }
 
-/// Signs as the test wants them, of links that are given.
+/// A probe of provided links with results that the test sets.
 struct Told {
     links: Arc<ProvidedLinks>,
     signs: Arc<Fake>,
@@ -151,14 +151,14 @@ impl Attach for Told {
     }
 }
 
-/// A server behind a link that can be cut, and a device on it whose first hop answered.
+/// A server behind a link that can be cut, and a device on it whose first hop has answered.
 struct Way {
     device: Device,
     near: Flow,
     _far: Flow,
     _server: d2tp_driver::Server,
     signs: Arc<Fake>,
-    /// Nothing passes.
+    /// Whether no datagram passes.
     cut: Arc<AtomicBool>,
 }
 
@@ -195,7 +195,7 @@ impl Way {
         }
     }
 
-    /// From now on nothing passes, and the first hop answers or not; something is sent.
+    /// Cuts the link, and sets whether the first hop answers; then sends data.
     async fn fail(&mut self, answers: bool) {
         self.signs.answers.store(answers, Ordering::SeqCst);
         self.cut.store(true, Ordering::SeqCst);
@@ -212,12 +212,12 @@ impl Way {
             state(&self.device, "wifi") == Some(PathState::Silent)
         })
         .await;
-        // A word of the first hop may come after that of the probes.
+        // The first hop's answer may arrive after that of the probes.
         until("its first hop was asked", || {
             self.signs.asked.load(Ordering::SeqCst) >= 2
         })
         .await;
-        // sleep: the answer of the first hop is read by a task that tells nobody
+        // sleep: a task reads the answer of the first hop, and signals nothing
         tokio::time::sleep(Duration::from_millis(50)).await;
         self.cut.store(false, Ordering::SeqCst);
         until("it answers", || {
@@ -227,7 +227,7 @@ impl Way {
     }
 }
 
-/// Passes datagrams on, 50 ms later, until it is cut; for the life of the test.
+/// Forwards datagrams with a delay of 50 ms until it is cut, as long as the test runs.
 fn relay(server: SocketAddr, cut: Arc<AtomicBool>) -> u16 {
     const DELAY: Duration = Duration::from_millis(50);
     let near = UdpSocket::bind("127.0.0.1:0").unwrap();
@@ -245,7 +245,7 @@ fn relay(server: SocketAddr, cut: Arc<AtomicBool>) -> u16 {
         std::thread::spawn(move || {
             let mut buffer = [0; 65_536];
             loop {
-                // A server that is gone refuses; the test ends with the process.
+                // A server that has stopped refuses packets; the thread ends with the process.
                 let Ok((n, sender)) = from.recv_from(&mut buffer) else {
                     continue;
                 };
@@ -257,7 +257,7 @@ fn relay(server: SocketAddr, cut: Arc<AtomicBool>) -> u16 {
         });
         std::thread::spawn(move || {
             for (at, bytes) in landing {
-                // sleep: it is the delay of the link that this plays
+                // sleep: this is the delay of the emulated link
                 std::thread::sleep(at.saturating_duration_since(Instant::now()));
                 let to_device = *device_too.lock().unwrap();
                 if cut.load(Ordering::SeqCst) {
@@ -273,7 +273,7 @@ fn relay(server: SocketAddr, cut: Arc<AtomicBool>) -> u16 {
     port
 }
 
-/// From being quiet to being silent.
+/// The time from quiet to silent.
 async fn hesitates(answers: bool) -> Duration {
     let mut way = Way::new().await;
     way.near.write_all(&[7; 200_000]).await.unwrap();
@@ -302,7 +302,7 @@ async fn hesitates(answers: bool) -> Duration {
 async fn a_hole_in_the_air_freezes_at_once_and_a_fault_further_on_is_left_to_probes() {
     // R-HOP-1, R-HOP-2
     let (hole, fault) = (hesitates(false).await, hesitates(true).await);
-    // Two probe timeouts of a path of 100 ms, one of them over.
+    // Two probe timeouts of a path of 100 ms, one of which has passed.
     assert!(
         hole + Duration::from_millis(100) < fault,
         "{hole:?}, {fault:?}"
@@ -315,19 +315,19 @@ async fn a_radio_that_counts_failures_has_its_first_hop_asked() {
     let asked = |way: &Way| way.signs.asked.load(Ordering::SeqCst);
     let fails = |way: &Way| way.signs.station.lock().unwrap().as_mut().unwrap().failed += 10;
     let radio_read = |way: &Way| way.signs.read.load(Ordering::SeqCst);
-    // Radios are read while something moves.
+    // Radios are read while payload moves.
     while radio_read(&way) < 3 {
         way.near.write_all(&[7; 1_000]).await.unwrap();
-        // sleep: radios are read while something moves, now and then
+        // sleep: radios are read from time to time while payload moves
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     assert_eq!(asked(&way), 1, "nothing failed");
     fails(&way);
     while asked(&way) < 2 {
         way.near.write_all(&[7; 1_000]).await.unwrap();
-        // sleep: radios are read while something moves, now and then
+        // sleep: radios are read from time to time while payload moves
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    // It answered, and so did the path.
+    // The first hop answered, and so did the path.
     assert_eq!(state(&way.device, "wifi"), Some(PathState::Active));
 }

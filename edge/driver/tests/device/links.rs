@@ -1,4 +1,4 @@
-//! Links that come, go, break and are renewed under a device.
+//! Links of a device that appear, disappear, break and are renewed.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use d2tp_links::Link;
 use d2tp_udp::{BindError, BindOptions, LinkSocket};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-/// Sends a word and reads it at the other end.
+/// Sends a message and reads it at the other end.
 async fn carries(near: &mut Flow, far: &mut Flow, word: &[u8]) {
     near.write_all(word).await.unwrap();
     let mut got = vec![0; word.len()];
@@ -46,7 +46,7 @@ async fn a_flow_moves_from_one_given_link_to_the_next() {
 async fn a_socket_of_the_programs_own_carries_a_link() {
     let (server, links) = (server(), ProvidedLinks::new());
     let device = device(&server, &links, links.clone()).await;
-    // Nothing of ours could be bound to the link's address: 192.0.2.1 is for documentation.
+    // No socket could be bound to the link's address: 192.0.2.1 is reserved for documentation.
     links.add(ProvidedLink {
         socket: Some(UdpSocket::bind("127.0.0.1:0").unwrap()),
         ..ProvidedLink::new("mine", "192.0.2.1".parse().unwrap())
@@ -102,7 +102,7 @@ async fn a_storm_of_changes_renews_once_and_once_more_after_it() {
     carries(&mut near, &mut far, b"calm").await;
 }
 
-/// Gives sockets whose sends fail for the first `bad` times, then good ones.
+/// Provides sockets whose sends fail for the first `bad` times, then working ones.
 struct Counting {
     links: Arc<ProvidedLinks>,
     bad: usize,
@@ -147,12 +147,12 @@ async fn a_socket_whose_sends_keep_failing_is_replaced_but_not_in_a_spin() {
     carries(&mut near, &mut far, b"at last").await;
     let asked = counting.asked();
     assert!(asked >= 3, "{asked} sockets");
-    // However slow the machine: a second for the first try, two for the next, and so on.
+    // On any machine: a second for the first try, two for the next, and so on.
     let seconds = begun.elapsed().as_secs() as usize;
     assert!(asked <= seconds + 2, "{asked} sockets in {seconds} s");
 }
 
-/// A link with two families, of which one leads nowhere.
+/// A link with two address families, one of which leads nowhere.
 struct Dual {
     silent: SocketAddr,
     silent_first: bool,
@@ -214,7 +214,7 @@ async fn the_time_in_which_payload_came_is_counted_and_the_time_between_is_not()
             device.link_statuses()[0].payload.0 >= 6 * (word + 1)
         })
         .await;
-        // sleep: that time without a word does not count is the subject
+        // sleep: the test is about time without data, which must not count
         tokio::time::sleep(std::time::Duration::from_millis(400)).await;
     }
     let counted = busy();
@@ -224,7 +224,7 @@ async fn the_time_in_which_payload_came_is_counted_and_the_time_between_is_not()
         "{counted:?} of {:?}",
         begun.elapsed()
     );
-    // What is sent may be on its way for long.
+    // What is sent may be in flight for long.
     carries(&mut near, &mut far, b"an answer").await;
     assert_eq!(busy(), counted);
 }

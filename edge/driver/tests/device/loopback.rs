@@ -8,8 +8,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use cedos_lab_rig::wait::{until, within};
 use d2tp_driver::{
-    Admission, Device, DeviceOptions, EndpointConfig, Flow, FlowIo, FlowSettings, SecretKey,
-    SendSource, Server, ServerAddress, ServerOptions,
+    Admission, Device, DeviceOptions, EndpointConfig, Flow, FlowEnd, FlowIo, FlowSettings,
+    SecretKey, SendSource, Server, ServerAddress, ServerOptions,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -32,6 +32,8 @@ async fn device(server: &Server) -> Device {
         host: "127.0.0.1".into(),
         port: server.local_addr().port(),
         key: server.public_key(),
+        stream: None,
+        nodes: Default::default(),
     };
     let options = DeviceOptions {
         server: address,
@@ -149,6 +151,7 @@ async fn a_deadline_ends_a_flow_that_gets_nothing() {
     let _far = within(server.accept()).await.unwrap();
     let error = within(flow.read(&mut [0; 10])).await.unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+    assert_eq!(flow.end(), Some(FlowEnd::DeadlinePassed));
     assert_eq!(flow.deadline_left(), Some(Duration::ZERO));
 }
 
@@ -205,7 +208,7 @@ async fn what_was_sent_whole_is_read_after_its_sender_has_left() {
     let mut got = Vec::new();
     within(first.read_to_end(&mut got)).await.unwrap();
     assert_eq!(got, sent);
-    // The second was not even accepted.
+    // The second flow was not accepted yet.
     let mut second = within(server.accept()).await.unwrap();
     assert_eq!(second.peer(), key(1).public().0);
     got.clear();

@@ -1,12 +1,15 @@
-//! A device and a server over real sockets: links that come and go, sessions that sleep, and what is
-//! written down.
+//! Tests of a device and a server over real sockets: links, hibernation, journals, logs.
 
 mod datagrams;
 mod early_data;
 mod hop;
 mod links;
 mod loopback;
+mod nodes;
 mod paying;
 mod qlog;
+mod relays;
 mod rest;
+mod streams;
 mod support;
+mod workers;

@@ -1,4 +1,4 @@
-//! What a flow may have on metered links, and what it had.
+//! Tests of what a flow may spend on metered links.
 
 use crate::support::{active, at, device, server};
 use cedos_lab_rig::wait::{until, within};
@@ -6,7 +6,7 @@ use d2tp_driver::{ProvidedLink, ProvidedLinks};
 use d2tp_links::CostClass;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-/// What a flow has before it may pay.
+/// The bytes that a flow has received before it may pay.
 const FIRST: usize = 40_000;
 
 #[tokio::test]
@@ -57,7 +57,7 @@ async fn a_budget_is_for_all_links_together_and_counts_from_when_it_was_given() 
         tokio::spawn(async move { far.write_all(&vec![2; 4_000_000]).await.map(|()| far) });
     let paid = || carried() - before;
     until("most of it is used", || paid() > budget * 8 / 10).await;
-    // sleep: that no more is paid in a second is the subject
+    // sleep: the test is about what is paid within a second
     tokio::time::sleep(std::time::Duration::from_secs(1)).await;
     assert!(paid() <= budget, "{} of {budget}", paid());
     writer.abort();

@@ -1,4 +1,4 @@
-//! What sessions write about themselves, read back.
+//! Tests of session logs: they are written and read back.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -157,7 +157,7 @@ async fn grants_are_told_and_packets_only_as_far_as_asked() {
     assert!(events[granted]["data"]["max_sent"].as_u64() > Some(0));
 }
 
-/// A disk that is full after so many bytes.
+/// A disk that is full after this many bytes.
 struct Full(usize, Arc<AtomicUsize>);
 
 impl Write for Full {
@@ -195,13 +195,13 @@ async fn a_full_disk_ends_the_log_and_not_the_transfer() {
     assert_eq!(refused.load(Ordering::SeqCst), 1, "it is not tried again");
 }
 
-/// A disk that does not come back.
-struct Stuck(
+/// A disk whose writes never return.
+struct StuckDisk(
     std::sync::mpsc::Receiver<()>,
     Arc<std::sync::Mutex<Vec<u8>>>,
 );
 
-impl Write for Stuck {
+impl Write for StuckDisk {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let _ = self.0.recv();
         self.1.lock().unwrap().extend_from_slice(bytes);
@@ -219,7 +219,7 @@ async fn a_disk_that_hangs_delays_nothing_and_what_was_dropped_is_counted() {
     let (mut stuck, kept) = (Some(stuck), text.clone());
     let open = Box::new(move |_: &str| {
         let stuck = stuck.take().expect("one session");
-        Ok(Box::new(Stuck(stuck, kept.clone())) as Box<dyn Write + Send>)
+        Ok(Box::new(StuckDisk(stuck, kept.clone())) as Box<dyn Write + Send>)
     });
     let log = Qlog::with_writers(open, TraceLevel::Packets).unwrap();
     let (server, links) = (server(), ProvidedLinks::new());
@@ -227,7 +227,7 @@ async fn a_disk_that_hangs_delays_nothing_and_what_was_dropped_is_counted() {
     device.log_to(&log);
     links.add(wifi(2));
     let (mut near, mut far) = flow(&device, &server).await;
-    // More packets than the queue holds, while not a byte can be written.
+    // More packets than the queue holds, while no byte can be written.
     for _ in 0..40 {
         far.write_all(&vec![1; 1_000_000]).await.unwrap();
         within(near.read_exact(&mut vec![0; 1_000_000]))

@@ -1,4 +1,5 @@
-//! Sessions at rest: a server that forgets all but a record, a journal that outlives both ends.
+//! Tests of hibernated sessions: a server that keeps only records, a journal that outlives both
+//! ends.
 
 use std::io;
 use std::path::Path;
@@ -32,7 +33,7 @@ fn server_at(listen: &str, journal: Option<Arc<Journal>>) -> Server {
     };
     let rest = HibernationOptions {
         hibernate_after: Some(Duration::from_millis(50)),
-        journal,
+        journal: journal.map(|journal| journal as _),
     };
     Server::bind_with(options, rest).unwrap()
 }
@@ -43,6 +44,8 @@ fn options(server: &Server) -> DeviceOptions {
             host: "127.0.0.1".into(),
             port: server.local_addr().port(),
             key: server.public_key(),
+            stream: None,
+            nodes: Default::default(),
         },
         key: key(1),
         config: EndpointConfig::default(),
@@ -85,7 +88,7 @@ async fn read_to(flow: &mut Flow, from: u64, to: u64) {
     }
 }
 
-/// A device asks and reads some; the server keeps the flow with a memo.
+/// A device sends a request and reads a part; the server keeps the flow with a memo.
 async fn begun(server: &Server, device: &Device, read: u64) -> (Flow, Flow) {
     begun_with(FlowSettings::default(), server, device, read).await
 }
@@ -113,13 +116,13 @@ async fn begun_with(
     (flow, far)
 }
 
-/// The flow falls asleep: dropped before that, its handle would reset it.
+/// The flow hibernates. Its handle would reset it if it were dropped before.
 async fn asleep(mut far: Flow) {
     let end = within(std::future::poll_fn(|cx| far.poll_finished(cx))).await;
     assert!(end.unwrap_err().get_ref().unwrap().is::<FlowHibernated>());
 }
 
-/// The device is gone, without a word about the flow.
+/// The device is gone, without informing the server about the flow.
 async fn gone(device: Device, flow: Flow) {
     flow.leave_open();
     drop(flow);
@@ -127,7 +130,7 @@ async fn gone(device: Device, flow: Flow) {
 }
 
 async fn again(server: &Server, dir: &Path, id: u64, received: u64) -> (Device, Option<Flow>) {
-    // A task of the device before lets go of its journal in a moment.
+    // A task of the previous device releases its journal soon.
     until(|| {
         let files = std::fs::read_dir(dir).unwrap().flatten().map(|f| f.path());
         let journals = files.filter(|path| path.extension().is_some_and(|kind| kind == "journal"));
@@ -158,7 +161,7 @@ async fn a_flow_sleeps_in_memory_and_goes_on_where_its_device_says() {
     asleep(far).await;
     assert_eq!(server.counts(), (0, 1, 0));
 
-    // Less is safe there than had arrived.
+    // Fewer bytes are durable there than had arrived.
     let (_device, flow) = again(&server, dir.path(), id, 70_000).await;
     let mut far = within(server.accept()).await.unwrap();
     assert_eq!(far.memo().unwrap(), "what it needs");
@@ -219,7 +222,7 @@ async fn a_memo_comes_back_once_the_handle_from_before_the_sleep_is_dropped() {
 
 #[tokio::test]
 async fn a_sleeping_flow_is_read_before_it_is_taken_up_and_no_byte_comes_twice() {
-    // R-RESUME-7: nobody accepts the flow before its first bytes have arrived.
+    // R-RESUME-7: no application accepts the flow before its first bytes have arrived.
     let dir = tempfile::tempdir().unwrap();
     for journal in [None, Some("server")] {
         let dir = dir.path().join(journal.unwrap_or("memory"));
@@ -230,7 +233,7 @@ async fn a_sleeping_flow_is_read_before_it_is_taken_up_and_no_byte_comes_twice()
         let heard = asked.clone();
         server.set_hibernated_reader(Arc::new(move |memo, offset, max| {
             heard.lock().unwrap().push((memo.to_vec(), offset));
-            // A tenth of what would fit, so that the source goes on within the first packet.
+            // A tenth of what would fit, so that the source continues within the first packet.
             let end = offset + max as u64 / 10;
             Some((offset..end).map(pattern).collect::<Vec<u8>>().into())
         }));
@@ -268,12 +271,12 @@ async fn a_flow_outlives_both_processes_and_a_flow_without_a_memo_does_not() {
     let (flow, far) = begun(&server, &device, 100_000).await;
     let id = flow.id();
     gone(device, flow).await;
-    // Dies without a chance to say or write anything more than it has.
+    // The process ends without writing or sending anything more.
     until(|| server.counts() == (0, 1, 0)).await;
-    // sleep: the journal is written a moment later, and nothing tells of it
+    // sleep: the journal is written a moment later, and nothing signals that
     tokio::time::sleep(Duration::from_millis(500)).await;
     drop((server, far));
-    // sleep: the server's tasks let go of its port and its journal when they are next polled
+    // sleep: the server's tasks release its port and its journal when they are next polled
     tokio::time::sleep(Duration::from_millis(100)).await;
 
     let server = server_at(&listen, journal());
@@ -415,7 +418,7 @@ async fn a_thousand_sessions_that_sleep_end_at_their_deadlines_and_give_their_me
     until(|| left() == 0).await;
 }
 
-/// Everything in a journal; none if it is refused.
+/// The content of a journal; `None` if it is refused.
 fn content(path: &Path) -> Option<Vec<(Vec<u8>, Vec<u8>)>> {
     let journal = Journal::open(path).ok()?;
     let mut all = Vec::new();
@@ -428,7 +431,7 @@ fn content(path: &Path) -> Option<Vec<(Vec<u8>, Vec<u8>)>> {
     Some(all)
 }
 
-/// The store's panics on damage are caught; their words are not wanted here.
+/// The store's panics on damaged files are caught; this suppresses their messages.
 fn hush_the_store() {
     let words = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
@@ -441,8 +444,8 @@ fn hush_the_store() {
     }));
 }
 
-/// Hands `f` what a file may have become: cut at any length, any bit flipped where anything is
-/// written; all of it, or `some` of each kind.
+/// Passes damaged versions of a file to `f`: cut at any length, or with any bit flipped in its used
+/// parts; all of them, or `some` of each kind.
 fn damage(good: &[u8], some: Option<usize>, mut f: impl FnMut(&[u8], &str)) {
     let used: Vec<usize> = (0..good.len()).filter(|i| good[*i] != 0).collect();
     let last = *used.last().unwrap();
@@ -450,7 +453,7 @@ fn damage(good: &[u8], some: Option<usize>, mut f: impl FnMut(&[u8], &str)) {
     for length in (0..64).chain((64..=last).step_by(cut_step)) {
         f(&good[..length], &format!("cut at {length}"));
     }
-    // Where nothing is written a bit changes nothing, or a number that was zero: some of those too.
+    // In unused parts a bit changes nothing, or a number that was zero: some of those as well.
     let bits = 8 * used.len();
     let bit_step = some.map_or(1, |some| (bits / some).max(1) | 1);
     let mut bytes = good.to_vec();
@@ -478,7 +481,7 @@ fn damage_a_servers_journal(some: Option<usize>) {
     last.sessions.insert(session, Some(stored));
     last.memos.insert(flow, Some(Bytes::from_static(b"19")));
     journal.commit(&last).unwrap();
-    // As a crash leaves it, and as an orderly end does.
+    // The file as a crash leaves it, and as an orderly end does.
     let crashed = std::fs::read(&path).unwrap();
     drop(journal);
     let closed = std::fs::read(&path).unwrap();
@@ -496,7 +499,7 @@ fn damage_a_servers_journal(some: Option<usize>) {
             Err(error) => {
                 let text = error.to_string();
                 assert!(text.contains(copy.to_str().unwrap()), "{what}: {text}");
-                // Whoever looks into it finds what lay there.
+                // The damaged file is left as it was.
                 assert!(std::fs::read(&copy).unwrap() == bytes, "{what}");
             }
         }
@@ -519,9 +522,8 @@ fn a_journal_survives_every_cut_and_every_flip_or_is_refused() {
     damage_a_servers_journal(None);
 }
 
-// R-HS-2
-/// Whatever happened to its file, an instance is what it was or another one takes its place: no epoch
-/// comes again, and no flow is claimed at another byte.
+/// R-HS-2: however its file is damaged, an instance is unchanged or replaced by another one: no
+/// epoch recurs, and no flow is claimed at another offset.
 async fn damage_a_devices_journal(some: Option<usize>) {
     let dir = tempfile::tempdir().unwrap();
     let server = server_at("127.0.0.1:0", None);
@@ -549,7 +551,7 @@ async fn damage_a_devices_journal(some: Option<usize>) {
         Some((Instance::first_free_epoch(&journal).ok()?, records, memos))
     };
     let mut before = None;
-    // Its owner lets go of it in a moment.
+    // Its owner releases it soon.
     until(|| {
         before = held(&path);
         before.is_some()
@@ -593,7 +595,7 @@ fn a_journal_that_is_open_elsewhere_says_so() {
     assert!(error.contains("in use by another process"), "{error}");
 }
 
-/// Names the file to a child of this test whose files may not grow beyond a limit.
+/// Names the file to a child process of this test whose files are limited in size.
 const CHILD: &str = "D2TP_TEST_FULL_DISK";
 
 #[test]
@@ -608,7 +610,7 @@ fn a_full_disk_is_told_and_takes_nothing_that_was_written() {
     let all = content(&path).unwrap();
     let child = std::process::Command::new(std::env::current_exe().unwrap())
         .args(["--exact", NAME, "--nocapture"])
-        // Its closing line is not one of this program's.
+        // The child's last line is not one of this program's.
         .stdout(std::io::stderr())
         .env(CHILD, &path)
         .status()
@@ -636,12 +638,12 @@ fn fill_the_disk(path: &Path) {
     let error = journal.commit(&batch).unwrap_err().to_string();
     assert!(error.contains("the disk is full; make room"), "{error}");
     assert!(error.contains(path.to_str().unwrap()), "{error}");
-    // With room again the same journal goes on, in a new file.
+    // When there is room again, the same journal continues in a new file.
     let limit = libc::rlimit {
         rlim_cur: libc::RLIM_INFINITY,
         rlim_max: libc::RLIM_INFINITY,
     };
-    // SAFETY: as above.
+    // SAFETY: the same as above.
     unsafe { assert_eq!(libc::setrlimit(libc::RLIMIT_FSIZE, &limit), 0) };
     journal.commit(&batch).unwrap();
     let large = journal.note(b"large").unwrap().unwrap();
@@ -651,10 +653,10 @@ fn fill_the_disk(path: &Path) {
     journal.commit(&small).unwrap();
 }
 
-/// Names the journal to a child of this test that loads it in a process of its own.
+/// Names the journal to a child process of this test that loads it.
 const LOADER: &str = "D2TP_TEST_LOADER";
 
-/// Prints memory and time for a tenth of a million sleepers, one flow each.
+/// Prints memory and time for a hundred thousand hibernated sessions with one flow each.
 #[tokio::test]
 #[ignore = "a measurement: cargo test -p d2tp-driver --test device rest:: --profile sim -- --ignored --nocapture"]
 async fn what_a_hundred_thousand_sleepers_cost() {
@@ -678,7 +680,7 @@ async fn what_a_hundred_thousand_sleepers_cost() {
     println!("on disk: {} bytes each", bytes / COUNT);
     let child = std::process::Command::new(std::env::current_exe().unwrap())
         .args(["--exact", NAME, "--ignored", "--nocapture"])
-        // Its closing line is not one of this program's.
+        // The child's last line is not one of this program's.
         .stdout(std::io::stderr())
         .env(LOADER, &path)
         .status()
@@ -692,7 +694,7 @@ fn resident_kb() -> u64 {
     line.split_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
-/// A journal with more sessions than a server takes in at once, each with a flow, as bytes.
+/// A journal with more sessions than a server loads at once, each with a flow, as bytes.
 fn crowded(journal: &Journal, sessions: u64) {
     let mut batch = JournalBatch::default();
     for n in 0..sessions {
@@ -745,7 +747,7 @@ async fn a_server_with_a_long_journal_serves_while_it_reads_and_then_knows_all_o
     let journal = Arc::new(Journal::open(&dir.path().join("journal")).unwrap());
     crowded(&journal, 12_000);
     let server = server_at("127.0.0.1:0", Some(journal));
-    // The test's one thread has not been given away yet: nothing is read but the first part.
+    // The test's only thread has not yielded yet, so only the first part was read.
     assert!(!server.knows_all());
     let (_, asleep, _) = server.counts();
     assert!(asleep > 0 && asleep < 12_000, "{asleep}");

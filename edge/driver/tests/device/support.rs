@@ -1,4 +1,4 @@
-//! A server, and a device over links of the test's own.
+//! A server, and a device over links that the test provides.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ pub fn server_with(config: EndpointConfig) -> Server {
     .unwrap()
 }
 
-/// A free link is free, a metered one paid.
+/// The use of a link by its cost class: free links are free, metered ones paid.
 pub fn usage(link: &Link) -> LinkUse {
     match link.class.class {
         CostClass::Free => LinkUse::Free,
@@ -45,7 +45,7 @@ pub async fn device(
     device_by_way_of(server.local_addr().port(), server, links, attach).await
 }
 
-/// A device that finds the server at another port than the server's own.
+/// A device that reaches the server at another port than the server's own.
 pub async fn device_by_way_of(
     port: u16,
     server: &Server,
@@ -57,6 +57,8 @@ pub async fn device_by_way_of(
             host: "127.0.0.1".into(),
             port,
             key: server.public_key(),
+            stream: None,
+            nodes: Default::default(),
         },
         key: key(1),
         config: EndpointConfig::default(),
@@ -74,7 +76,7 @@ pub fn wifi(last: u8) -> ProvidedLink {
     ProvidedLink::new("wifi", at(last))
 }
 
-/// A flow that both ends hold.
+/// A flow with the handles of both ends.
 pub async fn flow(device: &Device, server: &Server) -> (Flow, Flow) {
     let mut near = device.open(FlowSettings::default()).unwrap();
     near.write_all(b"!").await.unwrap();
@@ -82,7 +84,7 @@ pub async fn flow(device: &Device, server: &Server) -> (Flow, Flow) {
     (near, far)
 }
 
-/// Where the paths of a link that answer send from: one port for each socket.
+/// The source addresses of a link's answering paths: one port for each socket.
 pub fn active(device: &Device, name: &str) -> Vec<d2tp_driver::LinkId> {
     device
         .paths()

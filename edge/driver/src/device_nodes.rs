@@ -1,0 +1,191 @@
+//! The nodes of a device's server, and which of them is in use.
+
+use std::net::SocketAddr;
+
+use d2tp_device::NodeChoice;
+use d2tp_session::{LinkId, Span, Time};
+use tokio::sync::mpsc;
+
+use crate::clock;
+use crate::server_nodes::ServerNode;
+
+/// A node of the server, as the device knows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeStatus {
+    /// Host and UDP port of the node.
+    pub name: String,
+    /// Whether the session is at this node, or is tried there first.
+    pub is_current: bool,
+    /// The round trip to the node when it was last measured.
+    pub round_trip: Option<Span>,
+}
+
+/// Says which node of several is in use and why: "a:4433, nearest: 12 ms; b:4433 80 ms". `None` for one node.
+pub fn describe_nodes(nodes: &[NodeStatus]) -> Option<String> {
+    let current = nodes.iter().find(|node| node.is_current)?;
+    let others = nodes.iter().filter(|node| !node.is_current);
+    let ms = |node: &NodeStatus| {
+        let trip = node.round_trip;
+        trip.map(|trip| format!("{:.0} ms", trip.as_nanos() as f64 / 1e6))
+    };
+    let told: Vec<String> = others
+        .clone()
+        .map(|node| match ms(node) {
+            Some(ms) => format!("{} {ms}", node.name),
+            None => format!("{} has not answered", node.name),
+        })
+        .collect();
+    if told.is_empty() {
+        return None;
+    }
+    let is_nearest = others
+        .filter_map(|node| node.round_trip)
+        .all(|trip| current.round_trip.is_some_and(|ours| ours <= trip));
+    let why = match ms(current) {
+        Some(ms) if is_nearest => format!(", nearest: {ms}"),
+        Some(ms) => format!(": {ms}"),
+        None => String::new(),
+    };
+    Some(format!("{}{why}; {}", current.name, told.join(", ")))
+}
+
+/// The driver's state of a device's nodes.
+pub(crate) struct DeviceNodes {
+    pub(crate) list: Vec<ServerNode>,
+    pub(crate) choice: NodeChoice,
+    /// The sockets of the system's route, with the node of each, if the device uses that.
+    pub(crate) default_route: Vec<(LinkId, usize)>,
+    /// When a path with data in flight last heard something, and since when that is known.
+    pub(crate) unheard: Option<(Time, Time)>,
+    /// Payload bytes of all paths at the last look.
+    pub(crate) payload: u64,
+    /// Probes whose answers are awaited.
+    pub(crate) answers: mpsc::UnboundedSender<(usize, Span)>,
+    pub(crate) answered: Option<mpsc::UnboundedReceiver<(usize, Span)>>,
+    pub(crate) started_at: Time,
+}
+
+impl DeviceNodes {
+    pub(crate) fn new(list: Vec<ServerNode>) -> DeviceNodes {
+        let (answers, answered) = mpsc::unbounded_channel();
+        DeviceNodes {
+            choice: NodeChoice::new(list.len()),
+            list,
+            default_route: Vec::new(),
+            unheard: None,
+            payload: 0,
+            answers,
+            answered: Some(answered),
+            started_at: clock::now(),
+        }
+    }
+
+    /// The node in use.
+    pub(crate) fn current(&self) -> &ServerNode {
+        &self.list[self.choice.current()]
+    }
+
+    /// The addresses of the node in use.
+    pub(crate) fn remotes(&self) -> Vec<SocketAddr> {
+        self.current().addresses.clone()
+    }
+
+    /// Replaces the addresses of the node in use.
+    pub(crate) fn replace_current(&mut self, addresses: Vec<SocketAddr>) {
+        let current = self.choice.current();
+        self.list[current].addresses = addresses;
+    }
+
+    /// The node at an address: the one in use, if several have the address.
+    pub(crate) fn node_at(&self, remote: SocketAddr) -> Option<usize> {
+        let of_node = |node: &ServerNode| node.addresses.iter().any(|at| is_same(*at, remote));
+        if of_node(self.current()) {
+            return Some(self.choice.current());
+        }
+        self.list.iter().position(of_node)
+    }
+
+    pub(crate) fn statuses(&self) -> Vec<NodeStatus> {
+        let nodes = self.list.iter().zip(self.choice.round_trips());
+        let nodes = nodes.enumerate().map(|(n, (node, round_trip))| NodeStatus {
+            name: node.name.to_string(),
+            is_current: n == self.choice.current(),
+            round_trip,
+        });
+        nodes.collect()
+    }
+}
+
+/// Whether a path to `remote` leads to the node at `at`, which a NAT64 may translate.
+fn is_same(at: SocketAddr, remote: SocketAddr) -> bool {
+    let translated = || match (at, remote) {
+        (SocketAddr::V4(at), SocketAddr::V6(remote)) => {
+            at.port() == remote.port() && remote.ip().octets()[12..] == at.ip().octets()
+        }
+        _ => false,
+    };
+    at == remote || translated()
+}
+
+#[cfg(test)]
+mod tests {
+    use d2tp_device::NodeView;
+
+    use super::*;
+
+    #[test]
+    fn an_address_that_two_nodes_share_is_that_of_the_node_in_use() {
+        let at = "192.0.2.1:4433".parse().unwrap();
+        let node = |host: &str| ServerNode {
+            name: crate::NodeAddress {
+                host: host.into(),
+                port: 4433,
+            },
+            stream_port: None,
+            addresses: vec![at],
+        };
+        let mut nodes = DeviceNodes::new(vec![node("a.example"), node("192.0.2.1")]);
+        assert_eq!(nodes.node_at(at), Some(0));
+        let view = NodeView {
+            answering: Some(0),
+            is_busy: true,
+            round_trip: Span::from_millis(80),
+            ..NodeView::default()
+        };
+        let at_ms = |ms| Time::ZERO + Span::from_millis(ms);
+        nodes.choice.on_time(at_ms(1_000), &view);
+        for (node, ms) in [(1, 1), (0, 80)] {
+            let round_trip = Span::from_millis(ms);
+            nodes
+                .choice
+                .on_answer(at_ms(1_000 + ms), node, round_trip, &view);
+        }
+        assert_eq!(nodes.choice.current(), 1);
+        assert_eq!(nodes.node_at(at), Some(1));
+    }
+
+    #[test]
+    fn the_node_in_use_is_described_with_the_others() {
+        let node = |name: &str, is_current, ms: Option<u64>| NodeStatus {
+            name: name.to_owned(),
+            is_current,
+            round_trip: ms.map(Span::from_millis),
+        };
+        let near = [node("a:1", true, Some(12)), node("b:1", false, Some(80))];
+        assert_eq!(
+            describe_nodes(&near).as_deref(),
+            Some("a:1, nearest: 12 ms; b:1 80 ms")
+        );
+        let left = [node("a:1", false, Some(12)), node("b:1", true, Some(80))];
+        assert_eq!(
+            describe_nodes(&left).as_deref(),
+            Some("b:1: 80 ms; a:1 12 ms")
+        );
+        let new = [node("a:1", true, None), node("b:1", false, None)];
+        assert_eq!(
+            describe_nodes(&new).as_deref(),
+            Some("a:1; b:1 has not answered")
+        );
+        assert_eq!(describe_nodes(&near[..1]), None);
+    }
+}

@@ -1,0 +1,371 @@
+//! The nodes of a device's server: measures and changes them as `d2tp-device` decides.
+//!
+//! ```text
+//!  paths, answers of links, time ─▶ NodeChoice ─▶ Probe ─▶ a probe of versions over each link in use ─┐
+//!                                       ▲    └──▶ Switch ─▶ new sockets, a handshake at the node       │
+//!                                       └─────────────── round trips ◀─────────────────────────────────┘
+//! ```
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use d2tp_device::{LinkAnswers, NodeAction, NodeView};
+use d2tp_session::{Addresses, LinkId, PathState, Span};
+use d2tp_udp::{BindError, BindOptions, LinkSocket};
+use tokio::net::UdpSocket;
+use tokio::sync::broadcast::error::RecvError;
+
+use crate::clock;
+use crate::device::DeviceInner;
+use crate::server_nodes::ServerNode;
+use crate::version_probe::{VersionProbeAnswer, probe_version_from};
+
+/// The shortest interval between two looks at the paths while packets arrive.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// The interval of looks at paths while data is in flight and no packet arrives.
+const OWED_LOOK_EVERY: Span = Span::from_millis(250);
+/// How long a path on which data is in flight may hear nothing before its node counts as silent, although the
+/// path does not: a path that was never answered since its handshake does not fall silent.
+const UNHEARD_MAX: Span = Span::from_millis(500); // as `SILENCE_MIN` of links in `d2tp-device`
+
+impl DeviceInner {
+    /// Adds what a lookup found later: a node, or other addresses of a known one.
+    pub(crate) fn on_node_found(self: &Arc<Self>, found: ServerNode) {
+        let is_current = {
+            let mut nodes = self.nodes.lock();
+            match nodes.list.iter().position(|node| node.name == found.name) {
+                Some(n) if n == nodes.choice.current() => true,
+                Some(n) => {
+                    nodes.list[n] = found.clone();
+                    false
+                }
+                None => {
+                    nodes.list.push(found.clone());
+                    let count = nodes.list.len();
+                    nodes.choice.set_count(count);
+                    false
+                }
+            }
+        };
+        if is_current {
+            self.replace_remotes(found.addresses);
+        }
+        self.nodes_changed.notify_one();
+    }
+
+    /// Opens a path over the system's route to the node in use.
+    pub(crate) fn open_default_route(self: &Arc<Self>) -> Result<(), crate::DriverError> {
+        let (node, remote) = {
+            let nodes = self.nodes.lock();
+            (nodes.choice.current(), nodes.remotes().first().copied())
+        };
+        let Some(remote) = remote else {
+            return Ok(());
+        };
+        let link = self.bind_default_route(node, remote)?;
+        let addresses = Addresses {
+            link,
+            local: None,
+            remote,
+        };
+        self.shared.with(self.session, |s| {
+            s.open_path(clock::now(), addresses, false);
+        });
+        self.nodes_changed.notify_one();
+        Ok(())
+    }
+
+    fn bind_default_route(&self, node: usize, remote: SocketAddr) -> Result<LinkId, BindError> {
+        let local = unspecified(remote);
+        let socket = LinkSocket::bind(&BindOptions::at(local))?;
+        let link = self.shared.add_socket(socket, false);
+        self.state.lock().links.name_socket(link, "any");
+        self.nodes.lock().default_route.push((link, node));
+        Ok(link)
+    }
+
+    /// What the choice of a node needs to know now.
+    fn node_view(&self) -> NodeView {
+        let paths = self.paths();
+        let statuses = self.link_statuses();
+        let (has_flows, is_new) = self.session_flows();
+        let mut nodes = self.nodes.lock();
+        let now = clock::now();
+        let active = || paths.iter().filter(|path| path.state == PathState::Active);
+        // All paths together: some data may be in flight on one and be answered on another.
+        let owes = active().any(|path| path.in_flight > 0);
+        let heard = active().map(|path| path.heard_at).max();
+        nodes.unheard = match (heard.filter(|_| owes), nodes.unheard) {
+            (None, _) => None,
+            (Some(heard), Some((before, since))) if before == heard => Some((heard, since)),
+            (Some(heard), _) => Some((heard, now)),
+        };
+        let longest = active().map(|path| path.rtt.times(3)).max();
+        let patience = longest.map_or(UNHEARD_MAX, |longest| longest.max(UNHEARD_MAX));
+        let unheard = nodes
+            .unheard
+            .filter(|(_, since)| now.since(*since) >= patience);
+        let current = nodes.choice.current();
+        // A stream's path has an address of its own, and is to the node that was asked for it.
+        let node_of = |remote| nodes.node_at(remote).unwrap_or(current);
+        let answering = active().map(|path| node_of(path.addresses.remote)).next();
+        let answering = answering.filter(|_| unheard.is_none());
+        let silent_since = match answering {
+            Some(_) => None,
+            None if unheard.is_some() => unheard.map(|(_, since)| since),
+            None if !nodes.default_route.is_empty() => {
+                let heard = paths.iter().map(|path| path.heard_at).max();
+                Some(heard.unwrap_or(nodes.started_at))
+            }
+            None => {
+                let asked = statuses.iter().filter_map(|link| match link.answers {
+                    LinkAnswers::Asked { since, .. } | LinkAnswers::Silent { since } => Some(since),
+                    LinkAnswers::Unasked | LinkAnswers::Answering => None,
+                });
+                asked.max()
+            }
+        };
+        let payload = paths
+            .iter()
+            .map(|path| path.payload_in + path.payload_out)
+            .sum();
+        let is_busy = std::mem::replace(&mut nodes.payload, payload) != payload;
+        let round_trip = active().map(|path| path.rtt).max();
+        NodeView {
+            answering,
+            silent_since,
+            is_busy,
+            has_flows,
+            is_new,
+            round_trip: round_trip.unwrap_or(Span::ZERO),
+        }
+    }
+
+    /// Whether flows of the session are open, and whether no node knows anything of it.
+    fn session_flows(&self) -> (bool, bool) {
+        let inner = self.shared.inner.lock();
+        let session = inner.core.session(self.session);
+        session.map_or((false, false), |s| (!s.flow_ids().is_empty(), s.is_new()))
+    }
+
+    /// Carries out what the choice of a node decided.
+    fn carry_out_node_actions(self: &Arc<Self>, view: &NodeView) {
+        loop {
+            let action = self.nodes.lock().choice.poll_action();
+            match action {
+                None => return,
+                Some(NodeAction::Probe) => self.probe_nodes(view.probe_patience()),
+                Some(NodeAction::Switch(to)) => self.switch_node(to),
+            }
+        }
+    }
+
+    fn switch_node(self: &Arc<Self>, to: usize) {
+        let (name, remote, is_default_route, back) = {
+            let nodes = self.nodes.lock();
+            let node = &nodes.list[to];
+            let back = nodes.default_route.iter().any(|(_, node)| *node == to);
+            (
+                node.name.clone(),
+                node.addresses.first().copied(),
+                !nodes.default_route.is_empty(),
+                back,
+            )
+        };
+        tracing::info!(node = %name, "the session goes on at this node");
+        let (has_flows, _) = self.session_flows();
+        if !is_default_route {
+            self.input(|links, now, session| links.on_node_changed(now, session, has_flows));
+            return;
+        }
+        // Nothing but the node differs: what was asked of others is given up.
+        if back {
+            return self.drop_default_routes(|node| node != to);
+        }
+        let Some(remote) = remote else {
+            return;
+        };
+        // R-NODE-3: a node that does not answer is asked no more.
+        let answers = self
+            .paths()
+            .iter()
+            .any(|path| path.state == PathState::Active);
+        if !answers || !has_flows {
+            self.drop_default_routes(|_| true);
+        }
+        match self.bind_default_route(to, remote) {
+            Ok(link) => {
+                let addresses = Addresses {
+                    link,
+                    local: None,
+                    remote,
+                };
+                self.shared.with(self.session, |s| {
+                    s.wake_at(clock::now(), addresses, false);
+                });
+            }
+            Err(error) => tracing::warn!(%error, "no socket for another node"),
+        }
+    }
+
+    fn drop_default_routes(&self, dropped: impl Fn(usize) -> bool) {
+        let old: Vec<LinkId> = {
+            let mut nodes = self.nodes.lock();
+            let (old, kept) = nodes.default_route.iter().partition(|(_, n)| dropped(*n));
+            nodes.default_route = kept;
+            let old: Vec<(LinkId, usize)> = old;
+            old.into_iter().map(|(link, _)| link).collect()
+        };
+        let mut inner = self.shared.inner.lock();
+        for link in old {
+            for session in inner.core.ids() {
+                let _ = inner
+                    .core
+                    .with(session, |s| s.on_link_down(clock::now(), link));
+            }
+            inner.sockets.remove(&link);
+        }
+        drop(inner);
+        self.shared.wake();
+    }
+
+    /// Measures the round trip to every node over the links in use.
+    fn probe_nodes(self: &Arc<Self>, patience: Span) {
+        let (nodes, answers, default_route) = {
+            let nodes = self.nodes.lock();
+            let list: Vec<Vec<SocketAddr>> = nodes
+                .list
+                .iter()
+                .map(|node| node.addresses.clone())
+                .collect();
+            (list, nodes.answers.clone(), !nodes.default_route.is_empty())
+        };
+        let in_use: Vec<_> = {
+            let state = self.state.lock();
+            let described = state.described.values();
+            let in_use = described.filter(|link| state.links.is_in_use(&link.name));
+            in_use.cloned().collect()
+        };
+        for (n, addresses) in nodes.into_iter().enumerate() {
+            let mut sockets: Vec<(UdpSocket, SocketAddr)> = Vec::new();
+            if default_route && let Some(remote) = addresses.first().copied() {
+                let bound = std::net::UdpSocket::bind(unspecified(remote));
+                sockets.extend(bound.ok().and_then(to_tokio).map(|socket| (socket, remote)));
+            }
+            for link in &in_use {
+                for remote in self.attach.probe_addresses(link, &addresses) {
+                    let socket = self.attach.probe_socket(link, remote);
+                    let socket = socket.ok().and_then(to_tokio);
+                    sockets.extend(socket.map(|socket| (socket, remote)));
+                }
+            }
+            for (socket, remote) in sockets {
+                let answers = answers.clone();
+                self.runtime.spawn(async move {
+                    let probed = probe_version_from(socket, remote, patience.into()).await;
+                    if let Ok(VersionProbeAnswer::Answered { round_trip, .. }) = probed {
+                        let _ = answers.send((n, Span::from(round_trip)));
+                    }
+                });
+            }
+        }
+    }
+}
+
+fn to_tokio(socket: std::net::UdpSocket) -> Option<UdpSocket> {
+    socket.set_nonblocking(true).ok()?;
+    UdpSocket::from_std(socket).ok()
+}
+
+fn unspecified(remote: SocketAddr) -> SocketAddr {
+    match remote.is_ipv6() {
+        true => (std::net::Ipv6Addr::UNSPECIFIED, 0).into(),
+        false => (std::net::Ipv4Addr::UNSPECIFIED, 0).into(),
+    }
+}
+
+impl DeviceInner {
+    /// Chooses among the nodes until the device ends. A device whose server has one node does nothing.
+    pub(crate) async fn watch_nodes(body: Weak<DeviceInner>) {
+        let Some(mut answered) = body.upgrade().and_then(|b| b.nodes.lock().answered.take()) else {
+            return;
+        };
+        let (mut events, mut candidates, changed) = match body.upgrade() {
+            Some(body) => (
+                body.shared.events.subscribe(),
+                body.candidates.subscribe(),
+                body.nodes_changed.clone(),
+            ),
+            None => return,
+        };
+        loop {
+            let wait = {
+                let Some(body) = body.upgrade() else { return };
+                let is_one = body.nodes.lock().list.len() < 2;
+                match is_one {
+                    true => None,
+                    false => body.look_at_nodes(None),
+                }
+            };
+            let timer = async {
+                match wait {
+                    Some(wait) => tokio::time::sleep(wait).await,
+                    None => std::future::pending().await,
+                }
+            };
+            let has_one = wait.is_none() && {
+                let Some(body) = body.upgrade() else { return };
+                let nodes = body.nodes.lock();
+                nodes.list.len() < 2
+            };
+            tokio::select! {
+                () = timer => {}
+                () = changed.notified() => {}
+                moved = candidates.changed(), if !has_one => if moved.is_err() { return },
+                answer = answered.recv() => {
+                    let Some(body) = body.upgrade() else { return };
+                    body.look_at_nodes(answer);
+                }
+                event = events.recv(), if !has_one => {
+                    if let Err(RecvError::Closed) = event {
+                        return;
+                    }
+                    // Events come with every batch of packets.
+                    tokio::time::sleep(LOOK_EVERY).await;
+                    events = events.resubscribe();
+                }
+            }
+        }
+    }
+
+    /// Looks at the paths, and does what the choice of a node says. Returns when to look again.
+    fn look_at_nodes(self: &Arc<Self>, answer: Option<(usize, Span)>) -> Option<Duration> {
+        let view = self.node_view();
+        let now = clock::now();
+        {
+            let mut nodes = self.nodes.lock();
+            match answer {
+                Some((n, round_trip)) => nodes.choice.on_answer(now, n, round_trip, &view),
+                None => nodes.choice.on_time(now, &view),
+            }
+        }
+        self.carry_out_node_actions(&view);
+        if let Some(at) = view.answering {
+            let current = self.nodes.lock().choice.current();
+            if at == current {
+                self.drop_default_routes(|node| node != current);
+            }
+        }
+        let nodes = self.nodes.lock();
+        let owed = nodes.unheard.filter(|_| view.answering.is_some());
+        let owed = owed.map(|_| clock::now() + OWED_LOOK_EVERY);
+        let next = nodes
+            .choice
+            .next_timeout(&view)
+            .into_iter()
+            .chain(owed)
+            .min()?;
+        Some(Duration::from(next.since(clock::now())) + Duration::from_millis(1))
+    }
+}

@@ -1,0 +1,127 @@
+//! An open stream: the task that carries its packets both ways.
+
+use std::sync::Weak;
+use std::time::Duration;
+
+use d2tp_session::{Addresses, LinkId, StreamPathId};
+use d2tp_stream::{PacketReceiver, PacketSender, StreamEnd};
+
+use crate::clock;
+use crate::driver_core::{DriverCore, DriverShared};
+use crate::relay_dispatch;
+use crate::stream_queues::StreamSignals;
+
+/// How long a stream that is closed may write what waits.
+const CLOSE_MAX: Duration = Duration::from_secs(1); // a guess
+
+impl DriverCore {
+    /// A link number that was never used.
+    pub(crate) fn new_link(&mut self) -> LinkId {
+        let id = LinkId(self.next_link);
+        self.next_link += 1;
+        id
+    }
+}
+
+/// A stream whose connection is open.
+pub(crate) struct OpenStream {
+    pub(crate) shared: Weak<DriverShared>,
+    pub(crate) stream: StreamPathId,
+    pub(crate) addresses: Addresses,
+    pub(crate) signals: StreamSignals,
+}
+
+impl OpenStream {
+    /// Carries packets in both directions until the connection ends or the stream is closed.
+    pub(crate) async fn carry(
+        &self,
+        mut sender: PacketSender,
+        receiver: PacketReceiver,
+    ) -> StreamEnd {
+        let closing = async {
+            self.signals.closing.notified().await;
+            tokio::time::sleep(CLOSE_MAX).await;
+        };
+        let end = tokio::select! {
+            end = self.receive(receiver) => end,
+            end = self.send(&mut sender) => end,
+            () = closing => StreamEnd::Closed,
+            () = self.signals.dropped.notified() => return StreamEnd::Closed,
+        };
+        // The peer notices sooner; a failure to notify it is no fault.
+        let _ = tokio::time::timeout(CLOSE_MAX, sender.close()).await;
+        end
+    }
+
+    async fn receive(&self, mut receiver: PacketReceiver) -> StreamEnd {
+        loop {
+            let mut batch = match receiver.recv().await {
+                Ok(batch) => batch,
+                Err(end) => return end,
+            };
+            let Some(shared) = self.shared.upgrade() else {
+                return StreamEnd::Closed;
+            };
+            let now = clock::now();
+            let is_device = {
+                let mut inner = shared.inner.lock();
+                for packet in batch.packets() {
+                    let stride = packet.len();
+                    relay_dispatch::receive_run(&mut inner, now, self.addresses, packet, stride);
+                }
+                if let Some(client) = inner.core.take_refused_client() {
+                    let peer = inner.streams.peer(&self.addresses.remote);
+                    let from = peer.unwrap_or(self.addresses.remote);
+                    inner.refused_clients.on_refused(now, client, from);
+                }
+                !inner.accepts
+            };
+            shared.wake();
+            if is_device {
+                shared.notify_activity();
+            }
+        }
+    }
+
+    async fn send(&self, sender: &mut PacketSender) -> StreamEnd {
+        let mut written = 0;
+        loop {
+            let next = {
+                let Some(shared) = self.shared.upgrade() else {
+                    return StreamEnd::Closed;
+                };
+                let mut inner = shared.inner.lock();
+                let inner = &mut *inner;
+                let DriverCore { core, streams, .. } = inner;
+                let waiting = sender.waiting_bytes_max();
+                let written = std::mem::take(&mut written);
+                let next = streams.next_batch(core, self.stream, written, waiting);
+                shared.wake();
+                match next {
+                    Ok(next) => next,
+                    Err(_) => return StreamEnd::Closed,
+                }
+            };
+            let Some(batch) = next else {
+                self.signals.ready.notified().await;
+                continue;
+            };
+            if let Err(end) = sender.send(&batch.bytes, batch.stride).await {
+                return end;
+            }
+            written = batch.bytes.len();
+        }
+    }
+
+    /// Tells the core that the stream ended, and forgets it.
+    pub(crate) fn end(&self) {
+        let Some(shared) = self.shared.upgrade() else {
+            return;
+        };
+        let mut inner = shared.inner.lock();
+        inner.streams.remove(self.stream);
+        inner.core.on_stream_closed(clock::now(), self.stream);
+        drop(inner);
+        shared.wake();
+    }
+}

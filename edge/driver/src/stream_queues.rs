@@ -1,0 +1,256 @@
+//! The queues of this host's streams: connections that carry packets on networks that block UDP.
+//!
+//! ```text
+//!  engine ─▶ enqueue ─▶ queue of a stream ─▶ its task ─▶ TLS, TCP
+//!     ▲ room for another batch ◀──────────────┘ the kernel took one
+//!  core  ◀─ receive_run, with the address that identifies the stream ◀─ its task
+//! ```
+//!
+//! A device's stream is a socket of its link, and has its own [`LinkId`]; all streams of a server
+//! share one.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use d2tp_session::{
+    Endpoint, LinkId, MemoryAccount, MemoryCharge, STREAM_ROOM_BYTES, StreamPathId,
+};
+use tokio::sync::Notify;
+
+/// The most bytes that the core is asked for at once on a fast stream.
+const BATCH_BYTES_MAX: usize = STREAM_ROOM_BYTES as usize;
+/// The fewest bytes that the core is asked for at once: one packet of the largest size.
+const BATCH_BYTES_MIN: usize = 9 * 1024;
+/// The total number of bytes of one stream that may wait: ACKs and probes are queued without room.
+const QUEUE_BYTES_MAX: usize = 16 * STREAM_ROOM_BYTES as usize; // a guess
+/// The memory charged for a stream beside its queue: the buffers of WebSocket and TLS, and a message that
+/// arrives.
+// 64 KiB are read at once, and a message of up to 128 KiB is put together beside what was read; a written
+// one is copied into records of TLS: 128 KiB.
+pub(crate) const STREAM_BYTES: u64 = 320 * 1024;
+/// Bytes of packets that are given to the connection at once.
+const MESSAGE_PACKET_BYTES: usize = 64 * 1024;
+
+/// Waiting packets of one size, back to back.
+pub(crate) struct QueuedBatch {
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) stride: usize,
+}
+
+/// The stream is closed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StreamClosed;
+
+/// A stream as seen by the engine.
+struct StreamQueue {
+    link: LinkId,
+    batches: VecDeque<QueuedBatch>,
+    /// Bytes that wait or are being written.
+    bytes: usize,
+    /// The memory of the stream, charged to whoever opened it; counts nothing on a device.
+    memory: MemoryCharge,
+    /// Bytes that the core is asked for at once. Two batches may wait or be written: with more, bytes stay
+    /// in queues; with fewer, the kernel waits for this process.
+    batch: usize,
+    /// Whether the stream ends when what waits is written.
+    closing: bool,
+    signals: StreamSignals,
+    /// The TCP peer.
+    peer: SocketAddr,
+}
+
+impl StreamQueue {
+    /// Asks the core for another batch if there is room for it. While anything waits, what is written asks
+    /// again; when nothing does, one batch always has room.
+    fn ask(&self, core: &mut Endpoint, stream: StreamPathId) {
+        let fits = self.bytes == 0 || self.memory.room() >= self.batch as u64;
+        if fits && self.bytes < 2 * self.batch {
+            core.on_stream_room(stream, self.batch as u64);
+        }
+    }
+}
+
+/// What a stream's task waits for.
+#[derive(Clone, Default)]
+pub(crate) struct StreamSignals {
+    /// There is something to write, or the stream is closing.
+    pub(crate) ready: Arc<Notify>,
+    /// Something was queued to be sent.
+    pub(crate) queued: Arc<Notify>,
+    /// The stream is closing: it may write for a moment.
+    pub(crate) closing: Arc<Notify>,
+    /// The stream must end at once.
+    pub(crate) dropped: Arc<Notify>,
+}
+
+/// All streams of a host.
+#[derive(Default)]
+pub(crate) struct StreamQueues {
+    next: u64,
+    queues: BTreeMap<StreamPathId, StreamQueue>,
+    /// The link number of all streams of a server.
+    pub(crate) served: Option<LinkId>,
+}
+
+impl StreamQueues {
+    /// Queues packets for a stream, and reports to the core whether there is room for more.
+    pub(crate) fn enqueue(
+        &mut self,
+        core: &mut Endpoint,
+        stream: StreamPathId,
+        bytes: &[u8],
+        stride: usize,
+    ) {
+        let Some(queue) = self.queues.get_mut(&stream).filter(|q| !q.closing) else {
+            return;
+        };
+        if queue.bytes + bytes.len() > QUEUE_BYTES_MAX {
+            // Dropped as by any full queue: later packets overtake it.
+            return;
+        }
+        let needed = STREAM_BYTES + (queue.bytes + bytes.len()) as u64;
+        if queue.bytes == 0 {
+            // A stream on which nothing waits gets one batch, or the core would never hear of room again.
+            queue.memory.resize(needed);
+        } else if !queue.memory.try_resize(needed) {
+            return;
+        }
+        queue.bytes += bytes.len();
+        match queue.batches.back_mut() {
+            // Small packets of one size share a message.
+            Some(last)
+                if last.stride == stride
+                    && last.bytes.len() % stride == 0
+                    && last.bytes.len() + bytes.len() <= MESSAGE_PACKET_BYTES =>
+            {
+                last.bytes.extend_from_slice(bytes);
+            }
+            _ => queue.batches.push_back(QueuedBatch {
+                bytes: bytes.to_vec(),
+                stride,
+            }),
+        }
+        queue.signals.ready.notify_one();
+        queue.signals.queued.notify_one();
+        queue.ask(core, stream);
+    }
+
+    /// Closes the streams of a link when what waits there is written.
+    pub(crate) fn close_link(&mut self, link: LinkId) {
+        for queue in self.queues.values_mut().filter(|q| q.link == link) {
+            queue.closing = true;
+            queue.signals.ready.notify_one();
+            queue.signals.closing.notify_one();
+        }
+    }
+
+    /// Ends the streams of a link at once: not a byte more is given to the kernel.
+    pub(crate) fn drop_link(&mut self, link: LinkId) {
+        self.queues.retain(|_, queue| {
+            if queue.link == link {
+                queue.signals.dropped.notify_one();
+            }
+            queue.link != link
+        });
+    }
+
+    /// Closes a stream after a moment, in which what its sessions still say is written.
+    pub(crate) fn close_soon(&self, stream: StreamPathId) {
+        if let Some(queue) = self.queues.get(&stream) {
+            queue.signals.closing.notify_one();
+        }
+    }
+
+    /// Closes all streams, because the host stops.
+    pub(crate) fn close_all(&mut self) {
+        for queue in self.queues.values_mut() {
+            queue.closing = true;
+            queue.signals.ready.notify_one();
+            queue.signals.closing.notify_one();
+        }
+    }
+
+    /// The next packets to write, after `written` bytes were, if the connection may have `waiting` bytes
+    /// wait. None: nothing waits.
+    ///
+    /// # Errors
+    /// The stream is closed, and all of it is written.
+    pub(crate) fn next_batch(
+        &mut self,
+        core: &mut Endpoint,
+        stream: StreamPathId,
+        written: usize,
+        waiting: usize,
+    ) -> Result<Option<QueuedBatch>, StreamClosed> {
+        let queue = self.queues.get_mut(&stream).ok_or(StreamClosed)?;
+        queue.bytes -= written;
+        (queue.memory).resize(STREAM_BYTES + queue.bytes as u64);
+        // Two batches wait here, beside as much in the connection and in the kernel.
+        queue.batch = (waiting / 2).clamp(BATCH_BYTES_MIN, BATCH_BYTES_MAX);
+        let next = queue.batches.pop_front();
+        if next.is_none() && queue.closing {
+            return Err(StreamClosed);
+        }
+        queue.ask(core, stream);
+        Ok(next)
+    }
+
+    /// Sets the memory of a new stream, which is charged until the stream is forgotten.
+    pub(crate) fn set_memory(&mut self, stream: StreamPathId, memory: MemoryCharge) {
+        if let Some(queue) = self.queues.get_mut(&stream) {
+            queue.memory = memory;
+        }
+    }
+
+    /// Charges the memory of a stream to another key. Returns false if that has no room for it.
+    pub(crate) fn charge_to(&mut self, stream: StreamPathId, account: &MemoryAccount) -> bool {
+        let Some(queue) = self.queues.get_mut(&stream) else {
+            return false;
+        };
+        let mut memory = account.charge();
+        let fits = memory.try_resize(queue.memory.bytes());
+        if fits {
+            queue.memory = memory;
+        }
+        fits
+    }
+
+    /// Forgets a stream whose task ended.
+    pub(crate) fn remove(&mut self, stream: StreamPathId) {
+        self.queues.remove(&stream);
+    }
+
+    /// The number of open streams.
+    pub(crate) fn len(&self) -> usize {
+        self.queues.len()
+    }
+
+    /// The TCP peer of a stream, for logs.
+    pub(crate) fn peer(&self, address: &SocketAddr) -> Option<SocketAddr> {
+        let stream = StreamPathId::of(address)?;
+        self.queues.get(&stream).map(|queue| queue.peer)
+    }
+
+    pub(crate) fn insert(
+        &mut self,
+        link: LinkId,
+        peer: SocketAddr,
+    ) -> (StreamPathId, StreamSignals) {
+        let stream = StreamPathId(self.next);
+        self.next += 1;
+        let signals = StreamSignals::default();
+        let queue = StreamQueue {
+            link,
+            batches: VecDeque::new(),
+            bytes: 0,
+            memory: MemoryCharge::default(),
+            batch: BATCH_BYTES_MAX,
+            closing: false,
+            signals: signals.clone(),
+            peer,
+        };
+        self.queues.insert(stream, queue);
+        (stream, signals)
+    }
+}

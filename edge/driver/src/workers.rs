@@ -1,0 +1,117 @@
+//! The workers of a server: engines that share its port, each with a part of its clients.
+//!
+//! ```text
+//!  socket 0 ─▶ engine 0 ─┐ misdirected ┌─▶ engine 0
+//!  socket 1 ─▶ engine 1 ─┴──▶ inbox ───┴─▶ engine 1      seldom: first packets, and where the kernel cannot steer
+//! ```
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, Weak};
+
+use d2tp_session::{CidShare, SecretKey};
+use d2tp_udp::LinkSocket;
+
+use crate::clock;
+use crate::driver_core::{DriverError, DriverShared};
+use crate::secrets::derive;
+
+/// The share of a worker and its sockets; no share if it is the only one.
+type WorkerSockets = (Option<CidShare>, Vec<LinkSocket>);
+
+/// Assigns sockets to workers: of those with one address, each belongs to another worker. Has the kernel steer
+/// packets to them.
+///
+/// # Errors
+/// Addresses have different numbers of sockets, or there are too many.
+pub(crate) fn assign(
+    sockets: Vec<LinkSocket>,
+    key: &SecretKey,
+) -> Result<Vec<WorkerSockets>, DriverError> {
+    let mut by_address: BTreeMap<SocketAddr, Vec<LinkSocket>> = BTreeMap::new();
+    for socket in sockets {
+        let same = by_address.entry(socket.local_addr()).or_default();
+        same.push(socket);
+    }
+    let count = by_address.values().map(Vec::len).max().unwrap_or(0);
+    if by_address.values().any(|same| same.len() != count) {
+        let text = "not as many sockets for each address";
+        return Err(DriverError::Socket(io::Error::other(text)));
+    }
+    if count == 1 {
+        let sockets = by_address.into_values().flatten().collect();
+        return Ok(vec![(None, sockets)]);
+    }
+    // The same in the next process, which gets sockets that are steered already.
+    let secret = derive(b"d2tp worker steering", &key.to_bytes());
+    let (seed, _) = secret.split_first_chunk().expect("32 bytes");
+    let seed = u32::from_be_bytes(*seed);
+    let shares = u16::try_from(count).unwrap_or(u16::MAX);
+    let mut workers = Vec::with_capacity(count);
+    for index in 0..shares {
+        let share = CidShare::new(seed, index, shares);
+        let share = share.map_err(|error| DriverError::Socket(io::Error::other(error)))?;
+        workers.push((Some(share), Vec::new()));
+    }
+    for same in by_address.into_values() {
+        steer(&same[0], seed, shares);
+        for (worker, socket) in workers.iter_mut().zip(same) {
+            worker.1.push(socket);
+        }
+    }
+    Ok(workers)
+}
+
+/// Has the kernel choose the worker for each packet. Where it cannot, workers pass packets on.
+fn steer(socket: &LinkSocket, seed: u32, workers: u16) {
+    #[cfg(target_os = "linux")]
+    let steered = d2tp_udp::steer_to_workers(socket, seed, workers);
+    #[cfg(not(target_os = "linux"))]
+    let steered = {
+        let _ = (socket, seed, workers);
+        Err::<(), _>(io::Error::from(io::ErrorKind::Unsupported))
+    };
+    if let Err(error) = steered {
+        tracing::warn!(%error, "the kernel does not steer packets to workers, which pass them to each other");
+    }
+}
+
+/// Makes these the workers of one server.
+pub(crate) fn connect(workers: &[Arc<DriverShared>]) {
+    if workers.len() < 2 {
+        return;
+    }
+    for worker in workers {
+        let all = workers.iter().map(Arc::downgrade).collect();
+        worker.workers.connect(all);
+    }
+}
+
+/// Handles what other workers received for this one, and passes on what this one received for others.
+pub(crate) fn exchange(shared: &DriverShared) {
+    let Some(others) = shared.workers.others() else {
+        return;
+    };
+    let received = shared.workers.take_received();
+    let mut sent = Vec::new();
+    {
+        let mut inner = shared.inner.lock();
+        let now = clock::now();
+        for packet in received {
+            inner.core.accept_misdirected(now, packet);
+        }
+        while let Some(packet) = inner.core.poll_misdirected() {
+            sent.push(packet);
+        }
+    }
+    // Without the lock: the other worker may be about to pass something to this one.
+    for (index, packet) in sent {
+        let worker = others.get(usize::from(index)).and_then(Weak::upgrade);
+        if let Some(worker) = worker
+            && worker.workers.accept(packet)
+        {
+            worker.wake();
+        }
+    }
+}
