@@ -1,4 +1,4 @@
-//! Keys that stand for addresses: a client without D2TP has no key of its own.
+//! Keys that represent addresses, because a client without D2TP has no key.
 
 use std::net::{IpAddr, Ipv6Addr};
 

@@ -4,18 +4,23 @@ use std::fmt::Write as _;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use d2tp_driver::SendSource;
 use http::header::{self, HeaderMap, HeaderValue};
 use http::{StatusCode, Version};
+use tokio::time::Instant;
 
-use crate::flow_report::ServedFrom;
+use crate::cached_fetch::OpenedCopy;
+use crate::client_traffic::FlowTraffic;
+use crate::counters::TrafficDirection;
 use crate::origin::PSEUDONYM;
 use crate::pinned_copy::{CopyHead, PinnedCopy};
 use crate::range::RangeAnswer;
 use crate::refusal::ProxRefusal;
+use crate::request::STREAM_PORT;
+use crate::shared_cache::CacheStatus;
 use crate::spooled_body::SpoolReadError;
 
 /// A complete response as a source: offset 0 is the first byte of the status line.
@@ -24,6 +29,8 @@ pub(crate) struct AnswerSource {
     body: Option<CopyPart>,
     /// The highest offset that was read, for the log.
     sent: AtomicU64,
+    /// The flow that sends it, whose client's limits it obeys.
+    traffic: Option<Arc<FlowTraffic>>,
 }
 
 /// A part of a pinned copy.
@@ -42,6 +49,7 @@ impl AnswerSource {
             head: head.into(),
             body: None,
             sent: AtomicU64::new(0),
+            traffic: None,
         }
     }
 
@@ -63,6 +71,7 @@ impl AnswerSource {
             head: head.into(),
             body,
             sent: AtomicU64::new(0),
+            traffic: None,
         }
     }
 
@@ -74,6 +83,12 @@ impl AnswerSource {
     /// The first byte of the copy that is sent.
     pub(crate) fn start(&self) -> u64 {
         self.body.as_ref().map_or(0, |body| body.start)
+    }
+
+    /// The response as this flow sends it.
+    pub(crate) fn metered(mut self, traffic: &Arc<FlowTraffic>) -> AnswerSource {
+        self.traffic = Some(traffic.clone());
+        self
     }
 
     /// Bytes read by the flow so far, the head included.
@@ -89,6 +104,10 @@ impl SendSource for AnswerSource {
         offset: u64,
         max: usize,
     ) -> Poll<io::Result<Bytes>> {
+        let max = match &self.traffic {
+            Some(traffic) => ready!(traffic.poll(cx, TrafficDirection::Down)).min(max),
+            None => max,
+        };
         let head = self.head.len() as u64;
         let read = if offset < head {
             let from = offset as usize;
@@ -99,11 +118,29 @@ impl SendSource for AnswerSource {
         } else {
             Poll::Ready(Ok(Bytes::new()))
         };
-        if let Poll::Ready(Ok(bytes)) = &read {
-            self.sent
-                .fetch_max(offset + bytes.len() as u64, Ordering::Relaxed);
+        let moved = match &read {
+            Poll::Ready(Ok(bytes)) => {
+                let end = offset + bytes.len() as u64;
+                self.sent.fetch_max(end, Ordering::Relaxed);
+                bytes.len()
+            }
+            _ => 0,
+        };
+        if let Some(traffic) = &self.traffic {
+            traffic.moved(TrafficDirection::Down, moved);
+            match &read {
+                Poll::Ready(Ok(_)) => traffic.supply.on_read(Instant::now(), moved),
+                Poll::Ready(Err(_)) => {}
+                Poll::Pending => traffic.supply.on_wait(Instant::now()),
+            }
         }
         read
+    }
+}
+
+impl Drop for CopyPart {
+    fn drop(&mut self) {
+        self.copy.on_reader_gone();
     }
 }
 
@@ -140,12 +177,17 @@ impl CopyPart {
 
 /// The head for a part of a copy.
 pub(crate) fn copy_head(
-    copy: &CopyHead,
+    opened: &OpenedCopy,
     part: RangeAnswer,
     total: Option<u64>,
-    served: ServedFrom,
+    is_device: bool,
+    stream_port: Option<u16>,
 ) -> Vec<u8> {
-    let mut headers = copy.headers.clone();
+    let copy = &opened.copy.head;
+    let mut headers = opened.fields(is_device);
+    if let Some(port) = stream_port {
+        headers.insert(STREAM_PORT, port.into());
+    }
     let mut status = copy.status;
     let length = match part {
         RangeAnswer::Whole | RangeAnswer::WaitForMoreThan(_) => total,
@@ -183,32 +225,50 @@ pub(crate) fn copy_head(
     if copy.status == StatusCode::OK {
         headers.insert(header::ACCEPT_RANGES, HeaderValue::from_static("bytes"));
     }
-    if let Some(length) = length {
+    if let Some(length) = length.filter(|_| status != StatusCode::NO_CONTENT) {
         headers.insert(header::CONTENT_LENGTH, length.into());
     }
-    let cache = match served {
-        ServedFrom::PinnedCopy => format!("{PSEUDONYM}; hit; detail=pinned"),
-        _ => format!(
-            "{PSEUDONYM}; fwd=miss; fwd-status={}; stored",
-            copy.status.as_u16()
-        ),
-    };
-    append(&mut headers, "cache-status", cache);
-    mark(&mut headers, copy.version);
-    if copy.redirected {
-        insert(&mut headers, header::CONTENT_LOCATION, copy.url.to_string());
-    }
+    mark_cached(&mut headers, opened);
     bytes(status, &headers)
 }
 
+/// The head of a response to HEAD from a copy, or of 304 for one whose conditions a client has met.
+pub(crate) fn bare_copy_head(opened: &OpenedCopy, not_modified: bool, is_device: bool) -> Vec<u8> {
+    let mut headers = opened.fields(is_device);
+    let copy = &opened.copy;
+    let mut status = copy.head.status;
+    if not_modified {
+        status = StatusCode::NOT_MODIFIED;
+    } else if let Some(length) = copy.body.extent().total {
+        headers.insert(header::CONTENT_LENGTH, length.into());
+    }
+    mark_cached(&mut headers, opened);
+    bytes(status, &headers)
+}
+
+/// Adds what is said about the copy and its way.
+fn mark_cached(headers: &mut HeaderMap, opened: &OpenedCopy) {
+    if let Some(age) = opened.age {
+        headers.insert(header::AGE, age.as_secs().into());
+    }
+    append(headers, "cache-status", opened.cache_status.to_string());
+    mark(headers, opened.copy.head.version);
+    if let Some(url) = &opened.redirected_to {
+        insert(headers, header::CONTENT_LOCATION, url.to_string());
+    }
+}
+
 /// The head of a response without a pinned body: to HEAD, or 204 and 304.
-pub(crate) fn bare_head(copy: &CopyHead, length: Option<&HeaderValue>) -> Vec<u8> {
+pub(crate) fn bare_head(
+    copy: &CopyHead,
+    length: Option<&HeaderValue>,
+    cache_status: CacheStatus,
+) -> Vec<u8> {
     let mut headers = copy.headers.clone();
     if let Some(length) = length {
         headers.insert(header::CONTENT_LENGTH, length.clone());
     }
-    let cache = format!("{PSEUDONYM}; fwd=miss; fwd-status={}", copy.status.as_u16());
-    append(&mut headers, "cache-status", cache);
+    append(&mut headers, "cache-status", cache_status.to_string());
     mark(&mut headers, copy.version);
     if copy.redirected {
         insert(&mut headers, header::CONTENT_LOCATION, copy.url.to_string());

@@ -1,4 +1,4 @@
-//! What an operator can set, with the defaults and what each costs.
+//! The operator's settings, with their defaults and costs.
 //!
 //! Every limit the proxy enforces is a field here or a named constant beside the code that
 //! enforces it; nothing is unbounded. Durations are seconds in files (fractions allowed).
@@ -51,6 +51,16 @@ pub struct ProxConfig {
     /// Where spilled copies live, as files without a name. Default: the system's temporary
     /// directory. Should be a disk: on a tmpfs spilling saves no memory.
     pub state_dir: PathBuf,
+    /// The store that several nodes with one key share: `redis://[[USER]:PASSWORD@]HOST[:PORT][/DB]`. None: the state
+    /// directory is this proxy's alone.
+    pub store: Option<String>,
+    /// The name of this node, which no other node of the store has. Needed with `store`.
+    pub node: Option<String>,
+    /// The directory for copies that all nodes of `store` see, which needs it. None: the state directory.
+    pub copies_dir: Option<PathBuf>,
+    /// A bucket that has the bytes of copies and uploads too, `s3://BUCKET/PREFIX`. Default: none. Endpoint and
+    /// credentials come from the environment.
+    pub copies: Option<String>,
     /// Bytes of one copy kept in memory before it moves to disk. Default 4 MiB. Higher saves
     /// disk writes, lower saves memory.
     pub object_memory_bytes_max: u64,
@@ -63,10 +73,27 @@ pub struct ProxConfig {
     /// Bytes of disk for all spilled copies. Default 16 GiB. When it is full, new objects are
     /// refused with 503.
     pub disk_quota_bytes: u64,
+    /// Bytes of the cache that all clients share, of the quotas above. Default 4 GiB; 0: no cache. Higher spares
+    /// origins and their networks more.
+    pub cache_bytes_max: u64,
+    /// Bytes of an object that is shared. Default 1 GiB. Larger ones are pinned for one client.
+    pub cache_object_bytes_max: u64,
+    /// How long after it became stale a shared object may answer while its origin cannot be reached, if the origin
+    /// does not forbid it. Default 1 day; 0: not at all.
+    #[serde(rename = "cache_stale_s", with = "seconds")]
+    pub cache_stale: Duration,
     /// Bytes pinned for one client key. Default 4 GiB.
     pub client_pinned_bytes_max: u64,
     /// Flows of one client key at once. Default 1,024.
     pub client_flows_max: u32,
+    /// Bytes a second to one client, of all its flows together; after a pause, those of a second at once. Default 0:
+    /// as many as possible.
+    pub client_down_bytes_per_s: u64,
+    /// Bytes a second from one client, of all its flows together; after a pause, those of a second at once.
+    /// Default 0: as many as possible.
+    pub client_up_bytes_per_s: u64,
+    /// Bytes of one client in a calendar month (UTC), both directions together. Default 0: any number.
+    pub client_month_bytes_max: u64,
     /// Flows of all clients at once. Default 65,536.
     pub flows_max: u32,
     /// Copies kept after an abnormal end for one client key. Default 16.
@@ -141,12 +168,22 @@ impl Default for ProxConfig {
             ca_file: None,
             native_roots: true,
             state_dir: std::env::temp_dir(),
+            store: None,
+            node: None,
+            copies_dir: None,
+            copies: None,
             object_memory_bytes_max: 4 * MIB,
             memory_quota_bytes: 256 * MIB,
             session_memory_bytes_max: 512 * MIB,
             disk_quota_bytes: 16 * 1024 * MIB,
+            cache_bytes_max: 4 * 1024 * MIB,
+            cache_object_bytes_max: 1024 * MIB,
+            cache_stale: 24 * HOUR,
             client_pinned_bytes_max: 4 * 1024 * MIB,
             client_flows_max: 1_024,
+            client_down_bytes_per_s: 0,
+            client_up_bytes_per_s: 0,
+            client_month_bytes_max: 0,
             flows_max: 65_536,
             client_kept_max: 16,
             keep: HOUR,
@@ -184,6 +221,78 @@ impl ProxConfig {
     }
 }
 
+/// Settings that a running proxy cannot take: they shape what it has made already.
+const AT_RESTART: &[&str] = &[
+    "allow_clients",
+    "allow_any_client",
+    "state_dir",
+    "store",
+    "node",
+    "copies_dir",
+    "copies",
+    "session_memory_bytes_max",
+    "relay",
+    "client_relays_max",
+    "relays_max",
+    "sleep_after_s",
+];
+
+/// What became of settings that were read again.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct ReloadReport {
+    /// Settings that have changed.
+    pub taken: Vec<String>,
+    /// Settings that differ and are taken when the proxy starts again.
+    pub at_restart: Vec<String>,
+}
+
+impl ProxConfig {
+    /// The names of all settings, as files have them.
+    pub fn keys() -> Vec<String> {
+        ProxConfig::default()
+            .to_map()
+            .into_iter()
+            .map(|(key, _)| key)
+            .collect()
+    }
+
+    /// The settings by their names, as files have them.
+    pub(crate) fn to_map(&self) -> serde_json::Map<String, serde_json::Value> {
+        match serde_json::to_value(self) {
+            Ok(serde_json::Value::Object(map)) => map,
+            other => unreachable!("settings are an object: {other:?}"),
+        }
+    }
+
+    /// The settings of a running proxy after a change to `newer`: as those, but for what it cannot take.
+    pub(crate) fn changed_to(&self, newer: ProxConfig) -> (ProxConfig, ReloadReport) {
+        let (old, new) = (self.to_map(), newer.to_map());
+        let differs = |key: &&String| old.get(*key) != new.get(*key);
+        let waits = |key: &&String| AT_RESTART.contains(&key.as_str());
+        let (at_restart, taken): (Vec<_>, Vec<_>) = new.keys().filter(differs).partition(waits);
+        let report = ReloadReport {
+            taken: taken.into_iter().cloned().collect(),
+            at_restart: at_restart.into_iter().cloned().collect(),
+        };
+        let changed = ProxConfig {
+            allow_clients: self.allow_clients.clone(),
+            allow_any_client: self.allow_any_client,
+            state_dir: self.state_dir.clone(),
+            store: self.store.clone(),
+            node: self.node.clone(),
+            copies_dir: self.copies_dir.clone(),
+            copies: self.copies.clone(),
+            session_memory_bytes_max: self.session_memory_bytes_max,
+            relay: self.relay,
+            client_relays_max: self.client_relays_max,
+            relays_max: self.relays_max,
+            sleep_after: self.sleep_after,
+            ..newer
+        };
+        (changed, report)
+    }
+}
+
 /// Durations as (fractional) seconds.
 mod seconds {
     use std::time::Duration;
@@ -214,6 +323,46 @@ mod tests {
         };
         let text = serde_json::to_string(&config).unwrap();
         assert_eq!(serde_json::from_str::<ProxConfig>(&text).unwrap(), config);
+    }
+
+    #[test]
+    fn every_setting_is_taken_or_waits_for_a_restart() {
+        let keys = ProxConfig::keys();
+        assert!(
+            AT_RESTART
+                .iter()
+                .all(|key| keys.iter().any(|known| known == key))
+        );
+        // Each field different from its default.
+        let mut other = ProxConfig::default().to_map();
+        for (key, value) in &mut other {
+            *value = match (key.as_str(), &*value) {
+                (_, serde_json::Value::Bool(on)) => (!on).into(),
+                (_, serde_json::Value::Number(_)) => 7.into(),
+                ("allow_clients", _) => [crate::show_key(&[7; 32])].as_slice().into(),
+                ("refused_ports", _) => serde_json::json!([7]),
+                ("allow_addresses" | "allow_nets", _) => serde_json::json!(["10.0.0.0/8"]),
+                _ => "/x".into(),
+            };
+        }
+        let newer: ProxConfig =
+            serde_json::from_value(serde_json::Value::Object(other.clone())).unwrap();
+        let old = ProxConfig::default();
+        let (changed, report) = old.changed_to(newer);
+        let changed = changed.to_map();
+        for key in &keys {
+            let waits = AT_RESTART.contains(&key.as_str());
+            assert_eq!(report.at_restart.contains(key), waits, "{key}");
+            assert_eq!(report.taken.contains(key), !waits, "{key}");
+            let expected = if waits {
+                &old.to_map()[key]
+            } else {
+                &other[key]
+            };
+            // Numbers may come back with a fraction.
+            let same = changed[key] == *expected || changed[key].as_f64() == expected.as_f64();
+            assert!(same, "{key}: {} is not {expected}", changed[key]);
+        }
     }
 
     #[test]

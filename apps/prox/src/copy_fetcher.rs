@@ -11,22 +11,23 @@
 //!                                 └─▶ other bytes ──▶ fail(OriginChanged)
 //! ```
 //!
-//! The fetch does not know the device: it goes on while the device is away and ends when the copy
-//! is whole, fails, or nobody holds the copy any more.
+//! The fetch is independent of the device: it continues while the device is away and ends when the
+//! copy is complete or fails, or when nothing refers to the copy any more.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use d2tp_driver::HostKey;
+use d2tp_driver::{HostKey, MemoryAccount};
 use http::header::{self, HeaderMap, HeaderValue};
 use http::{Method, StatusCode};
 use tokio::time::Instant;
 use url::Url;
 
 use crate::origin::{OriginBody, OriginResponse, Upstream, without_query};
-use crate::pinned_copy::strong_tag;
-use crate::quota_ledger::QuotaExceeded;
+use crate::pinned_copy::{PinnedCopy, strong_tag};
+use crate::quota_ledger::{QuotaExceeded, SHARED};
 use crate::retained_copies::RetainedCopies;
+use crate::shared_cache::SharedCache;
 use crate::spooled_body::{SpoolError, SpooledBody};
 use d2tp_driver::ResetCause;
 
@@ -36,10 +37,21 @@ const RETRY_WAIT_MAX: Duration = Duration::from_secs(60);
 /// would be asked without pause.
 const PROGRESS_BYTES: u64 = 64 * 1024;
 
+/// Handles of a copy that a flow has which reads it: its own, and that of its source.
+const HANDLES_OF_READER: usize = 2;
+
 /// The fetch of one object.
 pub(crate) struct CopyFetcher {
     pub(crate) upstream: Arc<Upstream>,
+    /// What connections to the origin are charged to.
+    pub(crate) memory: MemoryAccount,
     pub(crate) retained: Weak<RetainedCopies>,
+    pub(crate) cache: Weak<SharedCache>,
+    /// The copy, whose handles its readers have.
+    pub(crate) copy: Weak<PinnedCopy>,
+    /// The id of the copy.
+    pub(crate) id: u64,
+    /// The client that asked, to whom a copy is charged that can no longer be shared.
     pub(crate) client: HostKey,
     pub(crate) spool: Arc<SpooledBody>,
     /// The URL that the device asked for.
@@ -80,6 +92,9 @@ impl CopyFetcher {
                 let have = self.spool.extent().have;
                 tracing::warn!(url, have, cause = cause.as_str(), "the fetch failed");
                 self.spool.fail(cause);
+                if let Some(cache) = self.cache.upgrade() {
+                    cache.remove(self.id);
+                }
             }
         }
     }
@@ -115,6 +130,10 @@ impl CopyFetcher {
                     return Err(ResetCause::OriginGone);
                 };
                 tokio::time::sleep(wait).await;
+                if self.spool.is_taken_over().await && !self.has_several_readers() {
+                    tracing::info!(id = self.id, "another node fetches this copy on");
+                    return Err(ResetCause::StoreFailed);
+                }
                 wait = (wait * 2).clamp(self.retry_wait, RETRY_WAIT_MAX.max(self.retry_wait));
                 match self.carry_on(&validator).await? {
                     FetchContinuation::Whole => return Ok(()),
@@ -132,6 +151,13 @@ impl CopyFetcher {
                 }
             }
         }
+    }
+
+    /// Whether several flows read the copy here: if one of them has moved to another node, the others have not.
+    fn has_several_readers(&self) -> bool {
+        let cache = self.cache.upgrade();
+        let is_cached = cache.is_some_and(|cache| cache.has(self.id));
+        self.copy.strong_count() > HANDLES_OF_READER + usize::from(is_cached)
     }
 
     /// Appends a body to the copy, without its first `skip` bytes.
@@ -165,18 +191,23 @@ impl CopyFetcher {
     /// Stores bytes, and drops kept copies if there is no room.
     async fn store(&self, bytes: bytes::Bytes) -> Result<(), ResetCause> {
         loop {
+            // A shared copy of an earlier process has no client to whom it could be charged instead.
+            let is_shared = self.spool.client() == SHARED && self.client != SHARED;
+            if is_shared {
+                let after = self.spool.extent().have + bytes.len() as u64;
+                let takes = |cache: Arc<SharedCache>| cache.takes(Some(after));
+                if !self.cache.upgrade().is_some_and(takes) {
+                    self.share_no_more()?;
+                    continue;
+                }
+            }
             match self.spool.append(bytes.clone()).await {
                 Ok(()) => return Ok(()),
-                Err(SpoolError::Full(full)) => {
-                    let only_of = (full == QuotaExceeded::Client).then_some(self.client);
-                    let room = self
-                        .retained
-                        .upgrade()
-                        .is_some_and(|retained| retained.make_room(only_of));
-                    if !room {
-                        return Err(ResetCause::StoreFull);
-                    }
+                Err(SpoolError::Full(full)) if self.make_room(full, is_shared) => {}
+                Err(SpoolError::Full(QuotaExceeded::Client)) if is_shared => {
+                    self.share_no_more()?
                 }
+                Err(SpoolError::Full(_)) => return Err(ResetCause::StoreFull),
                 Err(SpoolError::Disk(error)) => {
                     tracing::error!(%error, "the state directory cannot be written");
                     return Err(ResetCause::StoreFailed);
@@ -185,6 +216,31 @@ impl CopyFetcher {
             // If the copy let go of was this one, this fetch ends here.
             tokio::task::yield_now().await;
         }
+    }
+
+    /// Drops copies that nobody reads. False if there are none.
+    fn make_room(&self, full: QuotaExceeded, is_shared: bool) -> bool {
+        let of_client = full == QuotaExceeded::Client;
+        if is_shared || !of_client || self.client == SHARED {
+            let cache = self.cache.upgrade();
+            if cache.is_some_and(|cache| cache.make_room(Some(self.id))) {
+                return true;
+            }
+        }
+        let only_of = of_client.then_some(self.client);
+        let retained = self.retained.upgrade();
+        !(of_client && is_shared) && retained.is_some_and(|retained| retained.make_room(only_of))
+    }
+
+    /// Takes the copy out of the cache, and charges it to the client that asked for it.
+    fn share_no_more(&self) -> Result<(), ResetCause> {
+        self.spool
+            .charge_to(self.client)
+            .map_err(|_| ResetCause::StoreFull)?;
+        if let Some(cache) = self.cache.upgrade() {
+            cache.remove(self.id);
+        }
+        Ok(())
     }
 
     /// Requests the rest.
@@ -206,7 +262,11 @@ impl CopyFetcher {
             headers.remove(header::AUTHORIZATION);
             headers.remove(header::COOKIE);
         }
-        let response = match self.upstream.fetch(&Method::GET, &self.url, &headers).await {
+        let response = match self
+            .upstream
+            .fetch(&Method::GET, &self.url, &headers, &self.memory)
+            .await
+        {
             Ok(response) => response,
             Err(refusal) => return Ok(FetchContinuation::RetryLater(refusal.to_string())),
         };
@@ -286,6 +346,50 @@ fn content_range(headers: &HeaderMap) -> Option<(Option<u64>, Option<u64>)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::ProxConfig;
+    use crate::prox::Prox;
+
+    #[test]
+    fn a_restored_shared_copy_that_the_cache_takes_no_more_is_filled_or_fails() {
+        let (tell, stored) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .unwrap();
+            let end = runtime.block_on(async {
+                let prox = Prox::new(ProxConfig {
+                    allow_any_client: true,
+                    ..ProxConfig::default()
+                })
+                .unwrap();
+                let spool = Arc::new(prox.reserve_spool(SHARED, Some(3), None).unwrap());
+                prox.cache.set_limits(0, 0);
+                let url: Url = "http://h/".parse().unwrap();
+                let fetcher = CopyFetcher {
+                    upstream: prox.upstream(),
+                    memory: prox.memory_account(SHARED),
+                    retained: Arc::downgrade(&prox.retained),
+                    cache: Arc::downgrade(&prox.cache),
+                    copy: Weak::new(),
+                    id: 1,
+                    client: SHARED,
+                    spool,
+                    asked_url: url.clone(),
+                    url,
+                    headers: HeaderMap::new(),
+                    validator: None,
+                    total: Some(3),
+                    retry_wait: Duration::ZERO,
+                    patience: Duration::ZERO,
+                };
+                fetcher.store(bytes::Bytes::from_static(b"abc")).await
+            });
+            tell.send(end).unwrap();
+        });
+        let end = stored.recv_timeout(Duration::from_secs(30)).unwrap();
+        assert_eq!(end, Ok(()));
+    }
 
     #[test]
     fn content_range_is_read() {

@@ -1,4 +1,4 @@
-//! From a name to a connected socket, past the egress filter.
+//! Connects to a name or address, if the egress filter allows it.
 //!
 //! ```text
 //! host:port ── resolve ──▶ addresses ── filter each ──▶ connect, next one every 250 ms ──▶ stream

@@ -1,11 +1,12 @@
-//! Where the proxy may connect to: public addresses, unless the operator says otherwise.
+//! The addresses to which the proxy may connect: public ones, unless the operator changes that.
 //!
-//! A proxy stands inside its operator's network, so a client that can name any address could
-//! reach what the operator's firewall hides. The filter looks at the very address that is about
-//! to be dialled, after name resolution and again for every redirect, so a name that changes its
+//! A proxy is inside its operator's network, so a client that can name any address could reach
+//! hosts behind the operator's firewall. The filter checks the actual address before each
+//! connection, after name resolution and again for every redirect, so a name that changes its
 //! answer between check and use gains nothing. IPv6 forms that carry an IPv4 address inside
-//! (mapped, compatible, NAT64, 6to4, ISATAP) are judged by that address. Metadata services
-//! (`metadata_services.rs`) are refused whatever is allowed, unless a setting names the very address.
+//! (mapped, compatible, NAT64, 6to4, ISATAP) are checked by that address. Metadata services
+//! (`metadata_services.rs`) are refused regardless of other settings, unless a setting names
+//! exactly that address.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};

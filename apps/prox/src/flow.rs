@@ -3,26 +3,34 @@
 //! ```text
 //! admit ─▶ read head ─▶ parse ─┬─ CONNECT ──▶ tunnel.rs
 //!                              ├─ RELAY, LISTEN ▶ relay.rs
+//!                              ├─ MAILBOX ──▶ mailbox.rs
+//!                              ├─ ENROL ────▶ enrolment.rs, also of devices that are not admitted
 //!                              ├─ PUT, POST ─▶ upload.rs ─▶ ask the origin ─▶ ─┐
 //!                              └─ GET, HEAD ─▶ copy or origin ─▶ part ─▶ flow_answer.rs ─▶ watch
 //!                                                                                        │
 //!        delivered: free · deadline: free · broken: keep the copy for a while · fetch failed: reset
 //! ```
 
+use std::pin::Pin;
 use std::sync::Arc;
 
 use cedos_http::ByteRanges;
-use d2tp_driver::{FlowIo, PublicKey, ResetCause};
-use tokio::time::Instant;
+use d2tp_driver::{DatagramSender, FlowIo, MemoryCharge, ResetCause};
 
+use crate::address_key::address_of;
 use crate::answer::{self, AnswerSource};
-use crate::flow_answer::{MemoState, ResetGuard, refuse, send};
+use crate::cached_fetch::{FetchedAnswer, OpenedCopy};
+use crate::counters::{CacheResult, TrafficKind};
+use crate::enrolment;
+use crate::flow_answer::{AnswerPart, MemoState, ResetGuard, refuse, send};
 use crate::flow_hibernation::{self, retain_copy};
 use crate::flow_report::{FlowLogRecord, ProxFlowOutcome, ProxFlowReport, ServedFrom};
 use crate::flow_watch::FlowWatch;
+use crate::mailbox;
+use crate::metered_flow::MeteredFlow;
 use crate::origin::without_query;
 use crate::pinned_copy::PinnedCopy;
-use crate::prox::{FetchedAnswer, Prox};
+use crate::prox::Prox;
 use crate::range::RangeAnswer;
 use crate::refusal::ProxRefusal;
 use crate::relay;
@@ -33,18 +41,17 @@ use crate::tunnel;
 use crate::upload;
 
 /// Serves one flow and returns when it is over.
-pub async fn serve_flow<F: FlowIo>(mut flow: F, prox: Arc<Prox>) -> ProxFlowReport {
-    let mut record = FlowLogRecord {
-        began: Instant::now(),
-        status: None,
-        served: ServedFrom::Proxy,
-        bytes_down: 0,
-        bytes_up: 0,
-        asked: String::new(),
-    };
+pub async fn serve_flow<F: FlowIo>(flow: F, prox: Arc<Prox>) -> ProxFlowReport {
+    let traffic = prox.traffic.flow(flow.peer());
+    let mut flow = MeteredFlow::new(flow, traffic.clone());
+    let mut record = FlowLogRecord::new(traffic);
     let outcome = conduct(&mut flow, &prox, &mut record).await;
     if let ProxFlowOutcome::Reset(cause) = &outcome {
         flow.reset(cause.code());
+    }
+    prox.counters.on_flow_ended(outcome.as_str());
+    if outcome == ProxFlowOutcome::Reset(ResetCause::MonthUsedUp) {
+        prox.counters.on_limit("client_month");
     }
     let report = ProxFlowReport {
         status: record.status,
@@ -53,10 +60,31 @@ pub async fn serve_flow<F: FlowIo>(mut flow: F, prox: Arc<Prox>) -> ProxFlowRepo
         bytes_up: record.bytes_up,
         lasted: record.began.elapsed(),
         outcome,
-        asked: record.asked,
+        asked: record.asked.clone(),
     };
     report.log(&flow);
+    let client = flow.peer();
+    prox.log_flow(&client, &record, &report);
+    drop((flow, record));
+    let is_known = prox.clients.is_known(&client);
+    prox.traffic.on_flow_ended(&client, is_known);
     report
+}
+
+/// What the task that serves a flow of a device occupies, for
+/// [`EndpointConfig::flow_memory`](d2tp_driver::EndpointConfig::flow_memory).
+pub fn flow_task_bytes() -> u64 {
+    task_bytes_of::<d2tp_driver::Flow>()
+}
+
+/// What the task that serves a flow of this type occupies.
+pub(crate) fn task_bytes_of<F: FlowIo>() -> u64 {
+    task_bytes(serve_flow::<F>) as u64
+}
+
+/// The size of what a function that serves flows returns.
+fn task_bytes<F, T>(_: fn(F, Arc<Prox>) -> T) -> usize {
+    size_of::<T>()
 }
 
 async fn conduct<F: FlowIo>(
@@ -65,13 +93,17 @@ async fn conduct<F: FlowIo>(
     record: &mut FlowLogRecord,
 ) -> ProxFlowOutcome {
     if let Some(memo) = flow.memo() {
+        record.traffic.set_kind(TrafficKind::Fetch);
         return flow_hibernation::serve_resumed(flow, prox, record, memo).await;
     }
-    let mut watch = FlowWatch::new(prox);
+    let mut watch = FlowWatch::new(prox, &record.traffic);
+    if !prox.is_client(&flow.peer()) && prox.clients.can_enrol() {
+        return enrolment::serve_unadmitted(flow, prox, &mut watch, record).await;
+    }
     match prox.admit(flow.peer(), flow.deadline_left()).await {
         Ok(permit) => {
             let outcome = serve_new(flow, prox, watch, record).await;
-            permit.settle(&outcome);
+            prox.settle_permit(permit, &outcome);
             outcome
         }
         Err(refusal) => refuse(flow, prox, &mut watch, record, &refusal, false).await,
@@ -79,70 +111,174 @@ async fn conduct<F: FlowIo>(
 }
 
 /// Serves a new flow, beginning with its request.
+///
+/// What happens until the answer is there needs much memory, and sending it needs little but takes long, so
+/// only the sending is part of the flow's own task.
 async fn serve_new<F: FlowIo>(
     flow: &mut F,
     prox: &Arc<Prox>,
     mut watch: FlowWatch,
     record: &mut FlowLogRecord,
 ) -> ProxFlowOutcome {
+    let mut memory = prox.memory_account(flow.peer()).charge();
+    let Some(preparing) = boxed(&mut memory, prepare(flow, prox, &mut watch, record)) else {
+        let refusal = ProxRefusal::ClientMemoryFull;
+        return refuse(flow, prox, &mut watch, record, &refusal, false).await;
+    };
+    let prepared = match preparing.await {
+        Ok(prepared) => prepared,
+        Err(outcome) => return outcome,
+    };
+    drop(memory);
+    let PreparedAnswer {
+        source,
+        mut of_copy,
+    } = prepared;
+    let part = of_copy.as_mut().map(|of_copy| AnswerPart {
+        copy: &of_copy.copy,
+        end: of_copy.end,
+        reports_to: of_copy.reports_to.take(),
+    });
+    let new = MemoState::New;
+    let outcome = send(flow, prox, &mut watch, record, source, part, new).await;
+    if let Some(of_copy) = of_copy {
+        drop(of_copy.guard);
+        retain_copy(flow, prox, &outcome, of_copy.copy);
+    }
+    outcome
+}
+
+/// A part of a flow's task in memory of its own, if that can be charged to its client.
+fn boxed<F: Future>(memory: &mut MemoryCharge, part: F) -> Option<Pin<Box<F>>> {
+    let bytes = size_of::<F>() as u64;
+    memory.try_resize(bytes).then(|| Box::pin(part))
+}
+
+/// An answer that is ready to be sent.
+struct PreparedAnswer {
+    source: AnswerSource,
+    /// The copy that it is read from, if it has a body.
+    of_copy: Option<PreparedPart>,
+}
+
+impl PreparedAnswer {
+    /// An answer without a body.
+    fn head_only(head: Vec<u8>) -> PreparedAnswer {
+        PreparedAnswer {
+            source: AnswerSource::head_only(head),
+            of_copy: None,
+        }
+    }
+}
+
+/// The part of a copy that an answer consists of.
+struct PreparedPart {
+    copy: Arc<PinnedCopy>,
+    /// The end of the part; none is the end of the copy.
+    end: Option<u64>,
+    reports_to: Option<DatagramSender>,
+    guard: ResetGuard,
+}
+
+/// Reads the request and serves it, up to the answer to a GET or HEAD, which is left to be sent. All else is
+/// over when this returns an error, which is the flow's outcome.
+async fn prepare<F: FlowIo>(
+    flow: &mut F,
+    prox: &Arc<Prox>,
+    watch: &mut FlowWatch,
+    record: &mut FlowLogRecord,
+) -> Result<PreparedAnswer, ProxFlowOutcome> {
+    let account = prox.memory_account(flow.peer());
+    // Until the flow is served: the head is used to its end.
+    let mut head_memory = account.charge();
     let head = tokio::select! {
-        head = read_head(flow, prox.config.request_timeout) => head,
-        () = prox.stop.cancelled() => return ProxFlowOutcome::Reset(ResetCause::Stopping),
+        head = read_head(flow, prox.config().request_timeout, &mut head_memory) => head,
+        () = prox.stop.cancelled() => return Err(ProxFlowOutcome::Reset(ResetCause::Stopping)),
     };
     let head = match head {
         Ok(head) => head,
-        Err(RequestHeadError::Gone(error)) => return ProxFlowOutcome::Broken(error.to_string()),
+        Err(RequestHeadError::Gone(error)) => {
+            return Err(ProxFlowOutcome::Broken(error.to_string()));
+        }
         Err(RequestHeadError::Refused(refusal)) => {
-            return refuse(flow, prox, &mut watch, record, &refusal, false).await;
+            return Err(refuse(flow, prox, watch, record, &refusal, false).await);
         }
     };
-    match parse(&head) {
-        Err(refusal) => refuse(flow, prox, &mut watch, record, &refusal, false).await,
-        Ok(ProxRequest::Tunnel(target)) => {
+    let outcome = match parse(&head) {
+        Err(refusal) => refuse(flow, prox, watch, record, &refusal, false).await,
+        Ok(ProxRequest::Tunnel(request)) => {
+            let target = &request.target;
+            record.traffic.set_kind(TrafficKind::Tunnel);
             record.asked = format!("CONNECT {target}");
-            let account = prox.session_memory.account(PublicKey(flow.peer()));
+            record.target = Some(target.to_string());
             let mut buffers = account.charge();
             if !buffers.try_resize(tunnel::TUNNEL_BYTES) {
                 let refusal = ProxRefusal::ClientMemoryFull;
-                return refuse(flow, prox, &mut watch, record, &refusal, false).await;
+                return Err(refuse(flow, prox, watch, record, &refusal, false).await);
             }
-            let connecting = prox.upstream.connect(&target);
+            let upstream = prox.upstream();
+            prox.counters.on_origin_tunnel();
+            let connecting = upstream.connect(target);
             let connected = tokio::select! {
                 // A tunnel's bytes must not be thrown away: only our own stop is watched here.
                 connected = connecting => connected,
                 () = prox.stop.cancelled() => Err(ProxRefusal::Stopping),
             };
             match connected {
-                Ok(origin) => tunnel::serve(flow, head.rest(), origin, prox, record).await,
-                Err(refusal) => refuse(flow, prox, &mut watch, record, &refusal, false).await,
+                Ok(origin) => {
+                    let reports_to = supply_reports(flow, request.reports_supply);
+                    tunnel::serve(flow, head.rest(), origin, prox, record, reports_to).await
+                }
+                Err(refusal) => refuse(flow, prox, watch, record, &refusal, false).await,
             }
         }
-        Ok(ProxRequest::Relay(to)) => relay::serve(flow, prox, &mut watch, record, &to).await,
+        Ok(ProxRequest::Relay(to)) => {
+            record.traffic.set_kind(TrafficKind::Relay);
+            relay::serve(flow, prox, watch, record, &to).await
+        }
         Ok(ProxRequest::Listen(callers)) => {
-            relay::listen(flow, prox, &mut watch, record, &callers).await
+            record.traffic.set_kind(TrafficKind::Relay);
+            relay::listen(flow, prox, watch, record, &callers).await
+        }
+        Ok(ProxRequest::Mailbox(number)) => {
+            record.traffic.set_kind(TrafficKind::Mailbox);
+            mailbox::serve(flow, prox, watch, record, number).await
+        }
+        // A client without D2TP has no key, and would show the secret to its network.
+        Ok(ProxRequest::Enrol(_)) if address_of(&flow.peer()).is_some() => {
+            let refusal = ProxRefusal::MethodUnsupported("ENROL".to_owned());
+            refuse(flow, prox, watch, record, &refusal, false).await
+        }
+        Ok(ProxRequest::Enrol(request)) => {
+            enrolment::serve(flow, prox, watch, record, &request).await
         }
         Ok(ProxRequest::Upload(request)) => {
             let method = request.method.as_str();
+            record.traffic.set_kind(TrafficKind::Upload);
+            record.target = Some(request.url.to_string());
             record.asked = format!("{method} {}", without_query(&request.url));
-            upload::serve(flow, head.rest(), prox, &mut watch, record, &request).await
+            upload::serve(flow, head.rest(), prox, watch, record, &request).await
         }
         Ok(ProxRequest::Fetch(request)) => {
             let method = if request.head_only { "HEAD" } else { "GET" };
+            record.traffic.set_kind(TrafficKind::Fetch);
+            record.target = Some(request.url.to_string());
             record.asked = format!("{method} {}", without_query(&request.url));
             tracing::debug!(flow = flow.id(), url = %request.url, "asked");
-            serve_fetch(flow, prox, &mut watch, record, &request).await
+            return prepare_fetch(flow, prox, watch, record, &request).await;
         }
-    }
+    };
+    Err(outcome)
 }
 
-/// Answers a GET or HEAD.
-async fn serve_fetch<F: FlowIo>(
+/// Prepares the answer to a GET or HEAD.
+async fn prepare_fetch<F: FlowIo>(
     flow: &mut F,
     prox: &Arc<Prox>,
     watch: &mut FlowWatch,
     record: &mut FlowLogRecord,
     request: &FetchRequest,
-) -> ProxFlowOutcome {
+) -> Result<PreparedAnswer, ProxFlowOutcome> {
     let client = flow.peer();
     let known = match (&request.range, &request.if_range) {
         (Some(_), Some(if_range)) if !request.head_only => {
@@ -150,43 +286,69 @@ async fn serve_fetch<F: FlowIo>(
         }
         _ => None,
     };
-    record.served = if known.is_some() {
-        ServedFrom::PinnedCopy
-    } else {
-        ServedFrom::Origin
-    };
+    record.served = ServedFrom::Origin;
     let opened = match known {
-        Some(copy) => Ok(FetchedAnswer::Copy(copy)),
+        Some(copy) => Ok(FetchedAnswer::Copy(OpenedCopy::pinned(copy))),
         None => tokio::select! {
             opened = prox.open(client, request) => opened,
-            gone = watch.gone(flow, prox) => return gone.outcome(),
+            gone = watch.gone(flow, prox) => return Err(gone.outcome()),
         },
     };
-    let copy = match opened {
-        Ok(FetchedAnswer::Copy(copy)) => copy,
-        Ok(FetchedAnswer::HeadOnly(head, length)) => {
+    prox.counters.on_cache_lookup(match &opened {
+        Ok(FetchedAnswer::Copy(opened) | FetchedAnswer::BareCopy { opened, .. }) => {
+            match opened.served {
+                ServedFrom::SharedCache => CacheResult::Hit,
+                ServedFrom::PinnedCopy => CacheResult::Pinned,
+                _ => CacheResult::Miss,
+            }
+        }
+        Ok(FetchedAnswer::HeadOnly { .. }) | Err(_) => CacheResult::Miss,
+    });
+    let opened = match opened {
+        Ok(FetchedAnswer::Copy(opened)) => opened,
+        Ok(FetchedAnswer::BareCopy {
+            opened,
+            not_modified,
+        }) => {
+            record.served = opened.served;
+            record.status = Some(match not_modified {
+                true => 304,
+                false => opened.copy.head.status.as_u16(),
+            });
+            let head = answer::bare_copy_head(&opened, not_modified, is_device(flow));
+            return Ok(PreparedAnswer::head_only(head));
+        }
+        Ok(FetchedAnswer::HeadOnly {
+            head,
+            length,
+            cache_status,
+        }) => {
             record.status = Some(head.status.as_u16());
-            let source = AnswerSource::head_only(answer::bare_head(&head, length.as_ref()));
-            return send(flow, prox, watch, record, source, None, MemoState::New).await;
+            let head = answer::bare_head(&head, length.as_ref(), cache_status);
+            return Ok(PreparedAnswer::head_only(head));
         }
         Err(refusal) => {
-            return refuse(flow, prox, watch, record, &refusal, request.head_only).await;
+            return Err(refuse(flow, prox, watch, record, &refusal, request.head_only).await);
         }
     };
-    let outcome = serve_copy(flow, prox, watch, record, request, &copy).await;
-    retain_copy(flow, prox, &outcome, copy);
-    outcome
+    record.served = opened.served;
+    let prepared = prepare_copy(flow, prox, watch, record, request, &opened).await;
+    if let Err(outcome) = &prepared {
+        retain_copy(flow, prox, outcome, opened.copy);
+    }
+    prepared
 }
 
-/// Answers from a copy, which may still grow.
-async fn serve_copy<F: FlowIo>(
+/// Prepares an answer from a copy, which may still grow.
+async fn prepare_copy<F: FlowIo>(
     flow: &mut F,
     prox: &Arc<Prox>,
     watch: &mut FlowWatch,
     record: &mut FlowLogRecord,
     request: &FetchRequest,
-    copy: &Arc<PinnedCopy>,
-) -> ProxFlowOutcome {
+    opened: &OpenedCopy,
+) -> Result<PreparedAnswer, ProxFlowOutcome> {
+    let copy = &opened.copy;
     let ranges = ranges_of(request, copy);
     let (part, total) = loop {
         let extent = copy.body.extent();
@@ -196,12 +358,12 @@ async fn serve_copy<F: FlowIo>(
         match (part, extent.status) {
             (RangeAnswer::WaitForMoreThan(_), SpoolStatus::Failed(cause)) => {
                 let refusal = ProxRefusal::BodyLost(cause.to_string());
-                return refuse(flow, prox, watch, record, &refusal, false).await;
+                return Err(refuse(flow, prox, watch, record, &refusal, false).await);
             }
             (RangeAnswer::WaitForMoreThan(bytes), _) => {
                 tokio::select! {
                     _ = copy.body.wait_beyond(bytes) => {}
-                    gone = watch.gone(flow, prox) => return gone.outcome(),
+                    gone = watch.gone(flow, prox) => return Err(gone.outcome()),
                 }
             }
             (part, _) => break (part, extent.total),
@@ -217,11 +379,31 @@ async fn serve_copy<F: FlowIo>(
         RangeAnswer::Unsatisfiable { .. } => 416,
         _ => copy.head.status.as_u16(),
     });
-    let attendance = ResetGuard::of(copy);
-    let head = answer::copy_head(&copy.head, part, total, record.served);
-    let source = AnswerSource::of_copy(head, copy.clone(), start, end, attendance.token());
-    let part = Some((copy, end));
-    send(flow, prox, watch, record, source, part, MemoState::New).await
+    let guard = ResetGuard::of(copy);
+    let is_device = is_device(flow);
+    let stream_port = prox.stream_port.get().filter(|_| is_device).copied();
+    let head = answer::copy_head(opened, part, total, is_device, stream_port);
+    let part = PreparedPart {
+        copy: copy.clone(),
+        end,
+        reports_to: supply_reports(flow, request.reports_supply),
+        guard,
+    };
+    let token = part.guard.token();
+    Ok(PreparedAnswer {
+        source: AnswerSource::of_copy(head, copy.clone(), start, end, token),
+        of_copy: Some(part),
+    })
+}
+
+/// Whether the client speaks D2TP.
+fn is_device<F: FlowIo>(flow: &F) -> bool {
+    address_of(&flow.peer()).is_none()
+}
+
+/// Where reports on the server's supply go, if the device asked for them.
+fn supply_reports<F: FlowIo>(flow: &F, asked: bool) -> Option<DatagramSender> {
+    flow.datagram_sender().filter(|_| asked)
 }
 
 /// The ranges that the request asks for, if it has some that apply to this copy.

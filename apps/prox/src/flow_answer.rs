@@ -1,13 +1,15 @@
-//! An answer on a flow: handed over, watched until the flow is over, and noted so that the flow may be hibernated.
+//! An answer on a flow: written, watched until the flow has ended, and recorded so that the flow
+//! may be hibernated.
 
 use std::sync::Arc;
 
-use d2tp_driver::{FlowIo, SendSource};
+use d2tp_driver::{DatagramSender, FlowIo, SendSource};
 
 use crate::answer::{self, AnswerSource};
 use crate::flow_memo::FlowMemo;
 use crate::flow_report::{FlowLogRecord, ProxFlowOutcome, ServedFrom};
 use crate::flow_watch::FlowWatch;
+use crate::key_text::show_key;
 use crate::pinned_copy::PinnedCopy;
 use crate::prox::Prox;
 use crate::refusal::ProxRefusal;
@@ -24,6 +26,15 @@ pub(crate) enum MemoState {
     Never,
 }
 
+/// The copy that an answer is read from.
+pub(crate) struct AnswerPart<'a> {
+    pub(crate) copy: &'a Arc<PinnedCopy>,
+    /// The end of the part; none is the end of the copy.
+    pub(crate) end: Option<u64>,
+    /// Where reports on the server's supply go, if the device asked for them.
+    pub(crate) reports_to: Option<DatagramSender>,
+}
+
 /// Sends a response on the flow, and watches until the flow is over or its copy fails.
 pub(crate) async fn send<F: FlowIo>(
     flow: &mut F,
@@ -31,10 +42,18 @@ pub(crate) async fn send<F: FlowIo>(
     watch: &mut FlowWatch,
     record: &mut FlowLogRecord,
     source: AnswerSource,
-    copy: Option<(&Arc<PinnedCopy>, Option<u64>)>,
+    part: Option<AnswerPart<'_>>,
     keeping: MemoState,
 ) -> ProxFlowOutcome {
-    let source = Arc::new(source);
+    let traffic = record.traffic.clone();
+    let source = Arc::new(source.metered(&traffic));
+    let (copy, reports_to) = match part {
+        Some(part) => (Some((part.copy, part.end)), part.reports_to),
+        None => (None, None),
+    };
+    let id = flow.id();
+    let reporting = traffic.supply.report(reports_to.as_ref(), id);
+    let mut reporting = std::pin::pin!(reporting);
     let slept = keeping == MemoState::Existing;
     let mut kept = keeping != MemoState::New;
     if slept {
@@ -50,6 +69,7 @@ pub(crate) async fn send<F: FlowIo>(
         status: record.status.unwrap_or(0),
         pinned: record.served == ServedFrom::PinnedCopy,
         asked: record.asked.clone(),
+        reports_supply: reports_to.is_some(),
     };
     // Only what the copy store knows can be promised.
     let stored = async {
@@ -73,6 +93,7 @@ pub(crate) async fn send<F: FlowIo>(
         tokio::select! {
             gone = watch.gone(flow, prox) => break gone.outcome(),
             cause = &mut failed => break ProxFlowOutcome::Reset(cause),
+            never = &mut reporting => match never {},
             () = &mut stored, if !kept => {
                 kept = true;
                 flow.allow_hibernation(memo.encode());
@@ -92,7 +113,14 @@ pub(crate) async fn refuse<F: FlowIo>(
     refusal: &ProxRefusal,
     to_head: bool,
 ) -> ProxFlowOutcome {
-    tracing::debug!(flow = flow.id(), reason = %refusal, "refused");
+    prox.counters.on_refusal(refusal);
+    match refusal.limit() {
+        Some(limit) => {
+            let client = &show_key(&flow.peer())[..8];
+            tracing::info!(flow = flow.id(), client, limit, reason = %refusal, "a limit was reached");
+        }
+        None => tracing::debug!(flow = flow.id(), reason = %refusal, "refused"),
+    }
     record.status = Some(refusal.status());
     record.served = ServedFrom::Proxy;
     let source = AnswerSource::head_only(answer::refusal(refusal, to_head));

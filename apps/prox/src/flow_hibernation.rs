@@ -1,118 +1,30 @@
-//! Flows that fall asleep and wake: what becomes of their copies, and how a new process takes both up.
+//! The hibernation and waking of flows, and what becomes of their copies.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
-use d2tp_driver::{FlowIo, HostKey, Journal, JournalError, Server};
+use d2tp_driver::{FlowIo, HostKey, JournalError, Server};
 
 use crate::answer::AnswerSource;
-use crate::copy_store::StoredProgress;
-use crate::flow_answer::{MemoState, ResetGuard, send};
+use crate::flow_answer::{AnswerPart, MemoState, ResetGuard, send};
 use crate::flow_memo::FlowMemo;
 use crate::flow_report::{FlowLogRecord, ProxFlowOutcome};
 use crate::flow_watch::FlowWatch;
-use crate::pinned_copy::{CopyHead, PinnedCopy};
+use crate::pinned_copy::PinnedCopy;
 use crate::prox::Prox;
 use crate::quota_ledger::StorageTier;
-use crate::spooled_body::{RestoredBody, SpoolFile, SpoolStatus, SpooledBody};
+use crate::spooled_body::SpoolStatus;
 use d2tp_driver::ResetCause;
 
 impl Prox {
-    /// Takes up what the journal holds: copies that sleeping flows will read are here again, those
-    /// half fetched are fetched on, the rest is let go of. Returns how many copies.
-    ///
-    /// # Errors
-    /// The journal cannot be read.
-    pub fn restore_from_journal(&self, journal: &Journal) -> Result<usize, JournalError> {
-        let Some(copy_store) = &self.copy_store else {
-            return Ok(0);
-        };
-        let mut flows: HashMap<u64, u32> = HashMap::new();
-        journal.memos(|key, bytes| {
-            self.ledger.count_hibernated(key.session.peer.0);
-            if let Some(id) = FlowMemo::decode(bytes).and_then(|memo| memo.copy) {
-                *flows.entry(id).or_default() += 1;
-            }
-        })?;
-        copy_store.retain_only(|id| flows.contains_key(&id))?;
-        let mut here = 0;
-        for (id, flows) in flows {
-            let Some((entry, progress)) = copy_store.record(id) else {
-                continue; // Its flows are reset when they wake.
-            };
-            let Ok(file) = std::fs::metadata(copy_store.path(id)) else {
-                continue;
-            };
-            let boot = d2tp_driver::boot();
-            // In the same boot what was written is there, synced or not.
-            let same = boot != 0 && (entry.boot == boot || progress.boot == boot);
-            let have = if same {
-                file.len()
-            } else {
-                progress.synced.min(file.len())
-            };
-            let whole = progress.whole && have >= progress.synced;
-            let counted = entry.total.unwrap_or(0).max(have);
-            if self
-                .ledger
-                .reserve(entry.client, StorageTier::Disk, counted)
-                .is_err()
-            {
-                tracing::warn!(id, "a copy no longer fits the quotas");
-                continue;
-            }
-            here += 1;
-            self.hibernated.restore(id, flows, entry.client, counted);
-            if !whole {
-                let synced = if same { progress.synced } else { have };
-                let progress = StoredProgress {
-                    synced,
-                    whole,
-                    boot,
-                };
-                drop(copy_store.record_progress(id, progress));
-                if let Some(copy) = self.load(id, counted, Some(have)) {
-                    self.hibernated.set_loaded(&copy);
-                }
-            }
-        }
-        Ok(here)
-    }
-
-    /// Loads a copy from the copy store; `have` bytes of it, or all.
-    fn load(&self, id: u64, counted: u64, have: Option<u64>) -> Option<Arc<PinnedCopy>> {
-        let copy_store = self.copy_store.clone()?;
-        let (entry, progress) = copy_store.record(id)?;
-        let (head, asked) = CopyHead::from_entry(&entry)?;
-        let whole = have.is_none();
-        let found = RestoredBody {
-            have: have.unwrap_or(progress.synced),
-            counted,
-            total: if whole {
-                Some(progress.synced)
-            } else {
-                entry.total
-            },
-            whole,
-        };
-        let home = SpoolFile { copy_store, id };
-        let pin = SpooledBody::restore(self.ledger.clone(), entry.client, home, found)
-            .inspect_err(|error| tracing::error!(%error, "a copy is lost"))
-            .ok()?;
-        let copy = self.start_fetch(entry.client, id, head, Arc::new(pin), asked, None);
-        self.retained.list(entry.client, &entry.asked_url, &copy);
-        Some(copy)
-    }
-
     /// The copy of a flow that was restored.
     fn rouse(&self, id: u64) -> Option<Arc<PinnedCopy>> {
         let (resting, last) = self.hibernated.remove_flow(id)?;
         if let Some(copy) = resting.copy {
             return Some(copy);
         }
-        let copy = self.load(id, resting.counted, None);
+        let copy = self.load_complete(id, resting.counted);
         match &copy {
             Some(copy) if !last => self.hibernated.set_loaded(copy),
             None if last => self
@@ -150,9 +62,12 @@ impl Prox {
     }
 
     /// Records that a flow which reads this copy hibernated.
-    pub(crate) fn hibernate_copy(&self, client: HostKey, copy: Arc<PinnedCopy>) {
+    pub(crate) fn hibernate_copy(&self, copy: Arc<PinnedCopy>) {
+        if self.shared_records().is_some() {
+            return self.finish_shared(copy);
+        }
         let id = copy.id;
-        self.hibernated.add_flow(client, copy);
+        self.hibernated.add_flow(copy);
         if self.copy_store.is_some() {
             self.hibernated.unload(id);
         }
@@ -160,6 +75,9 @@ impl Prox {
 
     /// Handles a flow that expired while it was hibernated.
     pub(crate) fn on_flow_expired(&self, client: HostKey, memo: &[u8]) {
+        if self.shared_records().is_some() {
+            return; // The store counts who needs the copy.
+        }
         drop(self.ledger.readmit_hibernated(client));
         let Some(id) = FlowMemo::decode(memo).and_then(|memo| memo.copy) else {
             return;
@@ -169,7 +87,7 @@ impl Prox {
                 (None, Some(copy_store)) => {
                     copy_store.remove(id);
                     self.ledger
-                        .release(client, StorageTier::Disk, resting.counted);
+                        .release(resting.client, StorageTier::Disk, resting.counted);
                 }
                 (copy, _) => drop(copy),
             }
@@ -182,6 +100,11 @@ impl Prox {
         while let Some((client, memo)) = server.next_expired().await {
             self.on_flow_expired(client, &memo);
         }
+    }
+
+    /// Has copies stay where they are when the process ends, also by an error.
+    pub fn keep_copies_at_exit(self: &Arc<Prox>) -> KeptCopies {
+        KeptCopies(self.clone())
     }
 
     /// From now on copies stay where they are, for the next process.
@@ -199,6 +122,18 @@ impl Prox {
     }
 }
 
+/// Leaves copies to the next process when it is dropped, however this one ends: nobody here reads them any more, and
+/// that must not free them.
+pub struct KeptCopies(Arc<Prox>);
+
+impl Drop for KeptCopies {
+    fn drop(&mut self) {
+        if let Some(copy_store) = &self.0.copy_store {
+            copy_store.close();
+        }
+    }
+}
+
 /// Serves a restored flow, from the offset that its device states.
 pub(crate) async fn serve_resumed<F: FlowIo>(
     flow: &mut F,
@@ -206,6 +141,9 @@ pub(crate) async fn serve_resumed<F: FlowIo>(
     record: &mut FlowLogRecord,
     memo: Bytes,
 ) -> ProxFlowOutcome {
+    if prox.shared_records().is_some() {
+        prox.ledger.count_hibernated(flow.peer());
+    }
     let permit = prox.ledger.readmit_hibernated(flow.peer());
     let lost = ProxFlowOutcome::Reset(ResetCause::StoreFailed);
     let Some(memo) = FlowMemo::decode(&memo) else {
@@ -217,7 +155,7 @@ pub(crate) async fn serve_resumed<F: FlowIo>(
     let Some(head) = memo.head_bytes() else {
         return lost;
     };
-    let mut watch = FlowWatch::new(prox);
+    let mut watch = FlowWatch::new(prox, &record.traffic);
     let Some(id) = memo.copy else {
         let source = AnswerSource::head_only(head);
         let outcome = send(
@@ -230,16 +168,25 @@ pub(crate) async fn serve_resumed<F: FlowIo>(
             MemoState::Existing,
         )
         .await;
-        permit.settle(&outcome);
+        prox.settle_permit(permit, &outcome);
         return outcome;
     };
-    let Some(copy) = prox.rouse(id) else {
+    let copy = match prox.shared_records() {
+        Some(_) => prox.rouse_shared(id).await,
+        None => prox.rouse(id),
+    };
+    let Some(copy) = copy else {
         return lost;
     };
     let attendance = ResetGuard::of(&copy);
     let token = attendance.token();
     let source = AnswerSource::of_copy(head, copy.clone(), memo.start, memo.end, token);
-    let part = Some((&copy, memo.end));
+    let part = AnswerPart {
+        copy: &copy,
+        end: memo.end,
+        reports_to: flow.datagram_sender().filter(|_| memo.reports_supply),
+    };
+    let part = Some(part);
     let outcome = send(
         flow,
         prox,
@@ -251,7 +198,7 @@ pub(crate) async fn serve_resumed<F: FlowIo>(
     )
     .await;
     drop(attendance);
-    permit.settle(&outcome);
+    prox.settle_permit(permit, &outcome);
     retain_copy(flow, prox, &outcome, copy);
     outcome
 }
@@ -263,21 +210,24 @@ pub(crate) fn retain_copy<F: FlowIo>(
     outcome: &ProxFlowOutcome,
     copy: Arc<PinnedCopy>,
 ) {
+    copy.body.sweep(Arc::strong_count(&copy));
     let client = flow.peer();
     let intact = !matches!(copy.body.extent().status, SpoolStatus::Failed(_));
     if *outcome == ProxFlowOutcome::Hibernated {
-        prox.hibernate_copy(client, copy);
+        prox.hibernate_copy(copy);
     } else if matches!(outcome, ProxFlowOutcome::Broken(_))
         && intact
+        && prox.is_client(&client)
         && copy.head.status == http::StatusCode::OK
     {
         // After the flow's deadline nobody wants it.
         let grace = flow
             .deadline_left()
-            .map_or(prox.config.keep, |left| left.min(prox.config.keep));
+            .map_or(prox.config().keep, |left| left.min(prox.config().keep));
         prox.retained
-            .retain(client, copy, grace, prox.config.client_kept_max);
+            .retain(client, copy, grace, prox.config().client_kept_max);
     } else {
+        copy.on_reader_gone();
         drop(copy);
         prox.retained.remove_if_empty(client);
     }

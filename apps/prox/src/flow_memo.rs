@@ -1,4 +1,4 @@
-//! What is noted of a flow that is hibernated, so that it can be served on.
+//! The memo of a hibernated flow, with which the flow is continued.
 //!
 //! A memo is what [`d2tp_driver::FlowIo::allow_hibernation`] keeps: which copy, which part of it, and the head
 //! that was sent before it, byte for byte, since the flow's offsets count it.
@@ -19,6 +19,14 @@ pub(crate) struct FlowMemo {
     pub(crate) status: u16,
     pub(crate) pinned: bool,
     pub(crate) asked: String,
+    /// Whether the device asked how the server supplies it.
+    #[serde(default)]
+    pub(crate) reports_supply: bool,
+}
+
+/// The copy that a flow's memo names, if it names one: what a shared store counts.
+pub fn copy_of_memo(memo: &[u8]) -> Option<u64> {
+    FlowMemo::decode(memo)?.copy
 }
 
 impl FlowMemo {
@@ -62,6 +70,7 @@ mod tests {
             status: 206,
             pinned: true,
             asked: "GET http://h/".into(),
+            reports_supply: true,
         };
         let bytes = memo.encode();
         assert_eq!(FlowMemo::decode(&bytes), Some(memo.clone()));

@@ -1,10 +1,12 @@
-//! How a flow ended, and the line about it.
+//! How a flow ended, and its line in the log.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use d2tp_driver::{FlowIo, ResetCause};
 use tokio::time::Instant;
 
+use crate::client_traffic::FlowTraffic;
 use crate::key_text::show_key;
 
 /// The source of a response's bytes.
@@ -14,6 +16,8 @@ pub enum ServedFrom {
     Origin,
     /// A copy pinned by an earlier flow of the same client.
     PinnedCopy,
+    /// The cache that all clients share.
+    SharedCache,
     /// The proxy itself: an error answer.
     Proxy,
     /// The request opens a tunnel.
@@ -33,6 +37,8 @@ pub enum ProxFlowOutcome {
     Reset(ResetCause),
     /// The flow is hibernated, and will be served again when its device comes back.
     Hibernated,
+    /// Another node has taken over the flow.
+    TakenOver,
     /// The device gave the flow up.
     Forgotten,
 }
@@ -64,35 +70,73 @@ pub(crate) struct FlowLogRecord {
     pub(crate) bytes_down: u64,
     pub(crate) bytes_up: u64,
     pub(crate) asked: String,
+    /// The URL that was asked for, or host and port.
+    pub(crate) target: Option<String>,
+    pub(crate) traffic: Arc<FlowTraffic>,
+}
+
+impl FlowLogRecord {
+    /// The record of a flow that begins now.
+    pub(crate) fn new(traffic: Arc<FlowTraffic>) -> FlowLogRecord {
+        FlowLogRecord {
+            began: Instant::now(),
+            status: None,
+            served: ServedFrom::Proxy,
+            bytes_down: 0,
+            bytes_up: 0,
+            asked: String::new(),
+            target: None,
+            traffic,
+        }
+    }
+}
+
+impl ProxFlowOutcome {
+    /// The word for it in logs and metrics.
+    pub(crate) fn as_str(&self) -> &'static str {
+        match self {
+            ProxFlowOutcome::Delivered => "delivered",
+            ProxFlowOutcome::Broken(_) => "broken",
+            ProxFlowOutcome::Reset(cause) => cause.as_str(),
+            ProxFlowOutcome::Hibernated => "asleep",
+            ProxFlowOutcome::TakenOver => "taken over",
+            ProxFlowOutcome::Forgotten => "forgotten",
+        }
+    }
+}
+
+impl ServedFrom {
+    /// The word for it in logs.
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            ServedFrom::Origin => "origin",
+            ServedFrom::PinnedCopy => "pinned",
+            ServedFrom::SharedCache => "cache",
+            ServedFrom::Proxy => "proxy",
+            ServedFrom::Tunnel => "tunnel",
+            ServedFrom::Relay => "relay",
+        }
+    }
 }
 
 impl ProxFlowReport {
     /// Writes the log entry.
     pub(crate) fn log<F: FlowIo>(&self, flow: &F) {
-        let (outcome, cause) = match &self.outcome {
-            ProxFlowOutcome::Delivered => ("delivered", String::new()),
-            ProxFlowOutcome::Broken(cause) => ("broken", cause.clone()),
-            ProxFlowOutcome::Reset(cause) => (cause.as_str(), cause.to_string()),
-            ProxFlowOutcome::Hibernated => ("asleep", String::new()),
-            ProxFlowOutcome::Forgotten => ("forgotten", String::new()),
-        };
-        let from = match self.served {
-            ServedFrom::Origin => "origin",
-            ServedFrom::PinnedCopy => "pinned",
-            ServedFrom::Proxy => "proxy",
-            ServedFrom::Tunnel => "tunnel",
-            ServedFrom::Relay => "relay",
+        let cause = match &self.outcome {
+            ProxFlowOutcome::Broken(cause) => cause.clone(),
+            ProxFlowOutcome::Reset(cause) => cause.to_string(),
+            _ => String::new(),
         };
         tracing::info!(
             flow = flow.id(),
             client = &show_key(&flow.peer())[..8],
             asked = self.asked,
             status = self.status,
-            from,
+            from = self.served.as_str(),
             bytes_down = self.bytes_down,
             bytes_up = self.bytes_up,
             lasted_ms = self.lasted.as_millis() as u64,
-            outcome,
+            outcome = self.outcome.as_str(),
             cause,
             "flow ended"
         );

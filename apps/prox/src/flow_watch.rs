@@ -1,15 +1,18 @@
-//! Watching a flow while something else is done for it: its end, its deadline, our own stop.
+//! Watches a flow during other work for it: its end, its deadline, and the stop of the proxy.
 
 use std::io;
 use std::pin::{Pin, pin};
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::BytesMut;
-use d2tp_driver::{FORGOTTEN, FlowEnd, FlowHibernated, FlowIo, ResetCause};
+use d2tp_driver::{FORGOTTEN, FlowEnd, FlowHibernated, FlowIo, FlowTakenOver, ResetCause};
 use tokio::io::{AsyncReadExt, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep_until};
 
+use crate::client_traffic::FlowTraffic;
+use crate::counters::TrafficKind;
 use crate::flow_report::ProxFlowOutcome;
 use crate::prox::Prox;
 
@@ -29,8 +32,12 @@ pub(crate) enum FlowGone {
     Stopped,
     /// The flow hibernated: it will come back with another handle.
     Hibernated,
+    /// Another node has taken over the flow.
+    TakenOver,
     /// The device gave the flow up.
     Forgotten,
+    /// The client has transferred as much as it may in this month.
+    MonthUsedUp,
 }
 
 fn is_asleep(error: &io::Error) -> bool {
@@ -48,25 +55,33 @@ pub(crate) struct FlowWatch {
     hold_until: Instant,
     discarded: usize,
     input_ended: bool,
+    traffic: Arc<FlowTraffic>,
 }
 
 impl FlowWatch {
-    pub(crate) fn new(prox: &Prox) -> FlowWatch {
+    pub(crate) fn new(prox: &Prox, traffic: &Arc<FlowTraffic>) -> FlowWatch {
         let now = Instant::now();
         FlowWatch {
             alarm: Box::pin(sleep_until(now)),
-            hold_until: now + prox.config.no_deadline_hold,
+            hold_until: now + prox.config().no_deadline_hold,
             discarded: 0,
             input_ended: false,
+            traffic: traffic.clone(),
         }
     }
 
     /// Ready when the flow needs no further serving. May be dropped and called again.
     pub(crate) async fn gone<F: FlowIo>(&mut self, flow: &mut F, prox: &Prox) -> FlowGone {
+        let traffic = self.traffic.clone();
         let mut stopped = pin!(prox.stop.cancelled());
+        let mut used_up = pin!(traffic.used_up());
         std::future::poll_fn(|cx| {
             if stopped.as_mut().poll(cx).is_ready() {
                 return Poll::Ready(FlowGone::Stopped);
+            }
+            // What a refusal says is no more than a few bytes.
+            if traffic.kind() != TrafficKind::Other && used_up.as_mut().poll(cx).is_ready() {
+                return Poll::Ready(FlowGone::MonthUsedUp);
             }
             self.poll_gone(cx, flow)
         })
@@ -80,10 +95,15 @@ impl FlowWatch {
         prox: &Prox,
         buf: &mut BytesMut,
     ) -> Result<usize, FlowGone> {
+        let traffic = self.traffic.clone();
         let mut stopped = pin!(prox.stop.cancelled());
+        let mut used_up = pin!(traffic.used_up());
         let read = std::future::poll_fn(|cx| {
             if stopped.as_mut().poll(cx).is_ready() {
                 return Poll::Ready(Err(FlowGone::Stopped));
+            }
+            if used_up.as_mut().poll(cx).is_ready() {
+                return Poll::Ready(Err(FlowGone::MonthUsedUp));
             }
             let reading = pin!(flow.read_buf(buf)).poll(cx);
             match reading {
@@ -148,6 +168,9 @@ fn broken<F: FlowIo>(flow: &F, error: io::Error) -> FlowGone {
     if is_asleep(&error) {
         return FlowGone::Hibernated;
     }
+    if error.get_ref().is_some_and(|e| e.is::<FlowTakenOver>()) {
+        return FlowGone::TakenOver;
+    }
     if is_forgotten(&error) {
         return FlowGone::Forgotten;
     }
@@ -167,7 +190,9 @@ impl FlowGone {
             FlowGone::Deadline => ProxFlowOutcome::Reset(ResetCause::Deadline),
             FlowGone::Stopped => ProxFlowOutcome::Reset(ResetCause::Stopping),
             FlowGone::Hibernated => ProxFlowOutcome::Hibernated,
+            FlowGone::TakenOver => ProxFlowOutcome::TakenOver,
             FlowGone::Forgotten => ProxFlowOutcome::Forgotten,
+            FlowGone::MonthUsedUp => ProxFlowOutcome::Reset(ResetCause::MonthUsedUp),
         }
     }
 }

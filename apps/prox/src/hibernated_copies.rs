@@ -1,4 +1,4 @@
-//! Copies that hibernated flows will go on reading.
+//! Copies that hibernated flows continue to read.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -18,6 +18,7 @@ pub(crate) struct HibernatedCopies {
 #[derive(Debug)]
 pub(crate) struct HibernatedCopy {
     flows: u32,
+    /// Whom its bytes are charged to.
     pub(crate) client: HostKey,
     /// The copy in memory; none if it is on disk only. Its bytes stay counted.
     pub(crate) copy: Option<Arc<PinnedCopy>>,
@@ -26,7 +27,8 @@ pub(crate) struct HibernatedCopy {
 
 impl HibernatedCopies {
     /// Records that a flow which reads this copy hibernated.
-    pub(crate) fn add_flow(&self, client: HostKey, copy: Arc<PinnedCopy>) {
+    pub(crate) fn add_flow(&self, copy: Arc<PinnedCopy>) {
+        let client = copy.body.client();
         let mut copies = self.copies.lock();
         let resting = copies.entry(copy.id).or_insert(HibernatedCopy {
             flows: 0,
@@ -35,6 +37,7 @@ impl HibernatedCopies {
             counted: 0,
         });
         resting.flows += 1;
+        resting.client = client; // The copy may have been charged to another since the first flow.
         resting.copy = Some(copy);
     }
 

@@ -1,4 +1,4 @@
-//! Keys as people see them: base64url without padding, 43 characters.
+//! The text form of keys: base64url without padding, 43 characters.
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -25,6 +25,44 @@ pub fn show_key(key: &HostKey) -> String {
 pub fn parse_key(text: &str) -> Result<HostKey, ParseKeyError> {
     let bytes = URL_SAFE_NO_PAD.decode(text).map_err(|_| ParseKeyError)?;
     bytes.try_into().map_err(|_| ParseKeyError)
+}
+
+/// Serde for a key.
+pub(crate) mod one {
+    use d2tp_driver::HostKey;
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    pub(crate) fn serialize<S: Serializer>(key: &HostKey, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(&super::show_key(key))
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<HostKey, D::Error> {
+        let text = String::deserialize(from)?;
+        super::parse_key(&text).map_err(D::Error::custom)
+    }
+}
+
+/// Serde for a key that may be absent.
+pub(crate) mod option {
+    use d2tp_driver::HostKey;
+    use serde::{Deserializer, Serializer};
+
+    pub(crate) fn serialize<S>(key: &Option<HostKey>, to: S) -> Result<S::Ok, S::Error>
+    where
+        S: Serializer,
+    {
+        match key {
+            Some(key) => super::one::serialize(key, to),
+            None => to.serialize_none(),
+        }
+    }
+
+    pub(crate) fn deserialize<'de, D>(from: D) -> Result<Option<HostKey>, D::Error>
+    where
+        D: Deserializer<'de>,
+    {
+        super::one::deserialize(from).map(Some)
+    }
 }
 
 /// Serde for lists of keys.

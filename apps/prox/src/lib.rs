@@ -4,6 +4,8 @@
 //! are fetched here, once, into a *pinned copy* that the device reads at its own pace, hours later
 //! if need be; PUT and POST are spooled here and sent on when they are whole; CONNECT is a tunnel.
 //!
+//! What may be shared between clients (RFC 9111) is fetched once for all of them (`shared_cache.rs`).
+//!
 //! ```text
 //!  device ══ D2TP flow ══▶ flow.rs ─▶ request.rs    copy_fetcher.rs ◀── origin.rs ◀── dial.rs ── egress.rs
 //!                            │                           │ append
@@ -12,6 +14,9 @@
 //!                                                     retained_copies.rs
 //! ```
 //!
+//! Who may use it is in `client_store.rs`; `enrolment.rs` admits devices that were invited, and the operator
+//! changes it over the socket of `control.rs`.
+//!
 //! Clients without D2TP come through a [`TcpFlowListener`] of TCP and MPTCP, if there is one.
 //!
 //! # The order of the files
@@ -19,27 +24,41 @@
 //! A file needs only files of its own row and of the rows below it.
 //!
 //! ```text
-//!  programs    serve · listener                            flows come in
+//!  programs    serve · listener · control · metrics · acme  flows come in, and the operator's requests
 //!  flows       flow                                        one flow, from its first byte to its end
-//!              relay · tunnel · upload · upload_sender · flow_hibernation · flow_answer · flow_watch
-//!  state       prox                                        what all flows share:
-//!              retained_copies · hibernated_copies · upload_table · copy_fetcher
-//!              pinned_copy · spooled_body · quota_ledger · copy_store · upload_delivery
-//!  origins     origin · dial · egress · tls
+//!              enrolment · relay · tunnel · upload · flow_hibernation · flow_answer · flow_watch · metered_flow
+//!              restore · upload_sender                    what an earlier process left
+//!  state       cached_fetch · prox                         what all flows share:
+//!              shared_cache · retained_copies · hibernated_copies · upload_table · copy_fetcher
+//!              pinned_copy · spooled_body · quota_ledger · copy_store · copy_bucket · upload_delivery · stored_upload · client_store
+//!              access_log
+//!  origins     origin · origin_pool · dial · egress · tls · bucket_http
 //!  facts       request · request_head · answer · flow_report · flow_memo · range · refusal · config
-//!              stream_flow · address_key · key_text
+//!              stream_flow · address_key · key_text · invitation · private_file
+//!              client_traffic · client_limits · token_bucket · counters
 //! ```
 //!
 //! [`run`] serves a [`FlowListener`]; [`serve_flow`] serves one flow. `docs/proxy.md` lists every
 //! option, answer and reset code.
 
+mod access_log;
+mod acme;
 mod address_key;
 mod answer;
+mod bucket_http;
+mod cached_fetch;
+mod client_limits;
+mod client_store;
+mod client_traffic;
 mod config;
+mod control;
+mod copy_bucket;
 mod copy_fetcher;
 mod copy_store;
+mod counters;
 mod dial;
 mod egress;
+mod enrolment;
 mod flow;
 mod flow_answer;
 mod flow_hibernation;
@@ -47,11 +66,18 @@ mod flow_memo;
 mod flow_report;
 mod flow_watch;
 mod hibernated_copies;
+mod invitation;
 mod key_text;
 mod listener;
+mod mailbox;
+mod mailbox_table;
 mod metadata_services;
+mod metered_flow;
+mod metrics;
 mod origin;
+mod origin_pool;
 mod pinned_copy;
+mod private_file;
 mod prox;
 mod quota_ledger;
 mod range;
@@ -59,32 +85,53 @@ mod refusal;
 mod relay;
 mod request;
 mod request_head;
+mod restore;
 mod retained_copies;
 mod serve;
+mod shared_cache;
+mod shared_copies;
+mod shared_copy_work;
 mod spooled_body;
+mod stored_upload;
 mod stream_flow;
+mod supply_meter;
+mod takeover;
 mod tls;
+mod token_bucket;
 mod tunnel;
 mod upload;
 mod upload_delivery;
 mod upload_sender;
 mod upload_table;
 
-pub use config::ProxConfig;
+pub use access_log::{AccessDetail, check_access_log};
+pub use acme::{ACME_DIRECTORY_DEFAULT, AcmeError, AcmeOptions, keep_certificate};
+pub use client_limits::{ClientLimits, EffectiveLimits};
+pub use client_store::{ClientStore, ClientStoreError, EnrolledClient, OpenInvitation};
+pub use client_traffic::MonthBytes;
+pub use config::{ProxConfig, ReloadReport};
+pub use control::{ControlClient, ControlError, ControlRequest, ControlServer};
+pub use copy_bucket::{CopyBucketError, CopyBucketStatus};
 pub use d2tp_driver::ResetCause;
 pub use dial::{Resolve, SystemResolver};
 pub use egress::{EgressFilter, SpecialAddress};
-pub use flow::serve_flow;
+pub use enrolment::{ENROLLING_MAX, ENROLMENT_MAX};
+pub use flow::{flow_task_bytes, serve_flow};
+pub use flow_hibernation::KeptCopies;
+pub use flow_memo::copy_of_memo;
 pub use flow_report::{ProxFlowOutcome, ProxFlowReport, ServedFrom};
+pub use invitation::{Invitation, InvitationError, InvitationSecret};
 pub use key_text::{ParseKeyError, parse_key, show_key};
 pub use listener::TcpFlowListener;
-pub use prox::{Prox, ProxHoldings, ProxStartError};
+pub use metrics::METRICS_TYPE;
+pub use prox::{ClientUse, PreparedProx, Prox, ProxHoldings, ProxStartError};
 pub use refusal::ProxRefusal;
 pub use request::HEADERS_MAX;
 #[doc(hidden)]
 pub use request::check_head;
 pub use request_head::HEAD_BYTES_MAX;
-pub use serve::{FlowListener, run, serve};
+pub use serve::{FlowListener, accept_until, finish_within_grace, run, serve};
 pub use stream_flow::StreamFlow;
+pub use takeover::{ProxyTakeover, Standby, StandbyOutcome, TakeoverOffer, await_replacement};
 pub use tls::ProxTlsError;
 pub use tunnel::TUNNEL_BUFFER_BYTES;

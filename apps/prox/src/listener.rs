@@ -4,10 +4,10 @@
 //!  any program ── TCP or MPTCP ──▶ listener.rs ──▶ stream_flow.rs ──▶ flow.rs, as for D2TP
 //! ```
 //!
-//! With MPTCP the connection outlives the loss of a network, with nothing but the client's kernel. Whoever
-//! comes has no key, so networks are let in, not keys: nobody unless named. Anybody else's connection is
-//! reset before a byte of it is read. To the ledger and the retained copies an address is a client, under a key
-//! that stands for it.
+//! With MPTCP the connection outlives the loss of a network, and needs only the client's kernel.
+//! These clients have no keys, so networks are admitted instead, none by default. Connections from
+//! other networks are reset before a byte is read. For the ledger and the retained copies an
+//! address is a client, under a key that represents it.
 
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
@@ -38,7 +38,17 @@ impl TcpFlowListener {
     /// # Errors
     /// The port cannot be had.
     pub fn bind(at: SocketAddr, prox: Arc<Prox>) -> std::io::Result<TcpFlowListener> {
-        let listener = multipath::listen(at)?;
+        TcpFlowListener::on_socket(multipath::listen(at)?, prox)
+    }
+
+    /// Accepts from a socket that listens already.
+    ///
+    /// # Errors
+    /// The socket is not usable.
+    pub fn on_socket(
+        listener: std::net::TcpListener,
+        prox: Arc<Prox>,
+    ) -> std::io::Result<TcpFlowListener> {
         listener.set_nonblocking(true)?;
         Ok(TcpFlowListener {
             listener: TcpListener::from_std(listener)?,
@@ -70,15 +80,22 @@ impl FlowListener for TcpFlowListener {
                 }
             };
             let from = from.ip().to_canonical();
-            if !self.prox.config.admits(from) {
+            if !self.prox.config().admits(from) {
                 tracing::debug!(%from, "refused a client");
                 let _ = multipath::reset(stream.as_fd());
                 continue;
             }
             let _ = stream.set_nodelay(true);
             self.flows += 1;
-            tracing::debug!(%from, flow = self.flows, "let in");
-            return Some(StreamFlow::new(stream, self.flows, key_of(from)));
+            let key = key_of(from);
+            let account = self.prox.memory_account(key);
+            match StreamFlow::new(stream, self.flows, key, &account) {
+                Some(flow) => {
+                    tracing::debug!(%from, flow = self.flows, "let in");
+                    return Some(flow);
+                }
+                None => tracing::debug!(%from, "no memory for another connection"),
+            }
         }
     }
 }

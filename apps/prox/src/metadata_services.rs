@@ -1,8 +1,9 @@
-//! The addresses of clouds' metadata services, and how an IPv6 address can lead to one.
+//! The addresses of clouds' metadata services, also inside IPv6 addresses.
 //!
-//! A metadata service hands the machine's credentials to whoever connects from that machine. A proxy
-//! in a cloud is such a machine, so its clients must never reach one. Most services are link-local,
-//! but some have addresses in private or even public space, which `--allow-private` would open.
+//! A metadata service gives the machine's credentials to any connection from that machine. A proxy
+//! in a cloud runs on such a machine, so its clients must never reach the service. Most services
+//! are link-local, but some have addresses in private or even public space, which `--allow-private`
+//! would open.
 //!
 //! The IPv4 services are also reached through a translator: an IPv6 address with the service's IPv4
 //! address inside. A network may choose its own prefix for that (RFC 6052 §2.2), so every IPv6 address

@@ -6,11 +6,10 @@
 //!             └───────────────────────── at most redirects_max times ──────────────────────┘
 //! ```
 //!
-//! An upload goes to where it was sent and nowhere else: redirects of PUT and POST are the device's
-//! to follow.
+//! An upload is sent only to its original URL: the device itself follows redirects of PUT and POST.
 //!
-//! Each request has a connection of its own: no pool means no state that one client's request can
-//! leave behind for another's. Not done here: reusing connections between fetches of one client.
+//! Each fetch has its own connection. Uploads of one client to one origin share theirs, one after the other
+//! (`origin_pool.rs`). No connection serves two clients, so that one's request cannot leave state for another's.
 
 use std::error::Error;
 use std::io;
@@ -20,6 +19,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
+use d2tp_driver::{HostKey, MemoryAccount, MemoryCharge};
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use http::header::{self, HeaderMap, HeaderValue};
 use http::{Method, Request, StatusCode, Uri, Version};
 use http_body_util::combinators::UnsyncBoxBody;
@@ -35,13 +37,19 @@ use tokio_rustls::TlsConnector;
 use tokio_util::task::AbortOnDropHandle;
 use url::Url;
 
+use crate::config::ProxConfig;
+use crate::counters::ProxCounters;
 use crate::dial::{OriginTarget, Resolve, allowed_addresses, dial};
 use crate::egress::EgressFilter;
+use crate::origin_pool::{OriginPool, OriginPoolKey, OriginSender, UpstreamConn};
 use crate::refusal::ProxRefusal;
-use crate::tls;
+use crate::request::is_idempotent;
+use crate::tls::{self, ProxTlsError, client_config};
 
 /// The most bytes of an origin's response head.
 const RESPONSE_HEAD_BYTES_MAX: usize = 64 * 1024;
+/// What TLS occupies for a connection: a record in each direction, and what the handshake keeps.
+const TLS_BYTES: u64 = 32 * 1024;
 /// The most header fields of an origin's response head.
 const RESPONSE_HEADERS_MAX: usize = 128;
 /// HTTP/2 receive windows: bytes that one origin may have in flight. A guess: 1 Gb/s at 8 ms.
@@ -51,6 +59,7 @@ pub(crate) const PSEUDONYM: &str = "d2prox";
 
 /// The connector to origins.
 pub(crate) struct Upstream {
+    counters: Arc<ProxCounters>,
     pub(crate) filter: EgressFilter,
     pub(crate) resolver: Arc<dyn Resolve>,
     pub(crate) tls: Arc<rustls::ClientConfig>,
@@ -59,6 +68,7 @@ pub(crate) struct Upstream {
     pub(crate) response_timeout: Duration,
     pub(crate) idle_timeout: Duration,
     pub(crate) redirects_max: u32,
+    pool: Arc<OriginPool>,
 }
 
 /// The body of a request to an origin.
@@ -66,6 +76,18 @@ pub(crate) struct OriginRequestBody {
     pub(crate) body: UnsyncBoxBody<Bytes, io::Error>,
     /// Bytes of the body that were written to the connection.
     pub(crate) sent: Arc<AtomicU64>,
+    /// The client whose kept connections may serve the request, and which keeps its connection; none: the request has
+    /// a connection of its own.
+    pub(crate) shares_conns_of: Option<HostKey>,
+    /// What must be ready before the first byte goes to the origin, once there is a connection.
+    pub(crate) before_sending: Option<BoxFuture<'static, Result<(), ProxRefusal>>>,
+}
+
+/// The fields of a request with that of this proxy (RFC 9110 §7.6.3).
+fn with_via(headers: &HeaderMap) -> HeaderMap {
+    let mut headers = headers.clone();
+    headers.append(header::VIA, HeaderValue::from_static("1.1 d2prox"));
+    headers
 }
 
 impl OriginRequestBody {
@@ -73,6 +95,16 @@ impl OriginRequestBody {
         OriginRequestBody {
             body: Empty::new().map_err(|never| match never {}).boxed_unsync(),
             sent: Arc::default(),
+            shares_conns_of: None,
+            before_sending: None,
+        }
+    }
+
+    /// Ready when the first byte may go to the origin.
+    async fn ready(&mut self) -> Result<(), ProxRefusal> {
+        match self.before_sending.take() {
+            Some(before) => before.await,
+            None => Ok(()),
         }
     }
 }
@@ -93,7 +125,12 @@ pub(crate) struct OriginResponse {
 pub(crate) struct OriginBody {
     body: Incoming,
     idle_timeout: Duration,
-    _connection: AbortOnDropHandle<()>,
+    /// The connection; none once it is kept for another request.
+    conn: Option<UpstreamConn>,
+    /// Where the connection is kept after the body.
+    kept_in: Option<(Arc<OriginPool>, OriginPoolKey)>,
+    /// What the connection occupies, charged to the client.
+    memory: MemoryCharge,
 }
 
 /// Why a body was cut short.
@@ -106,6 +143,13 @@ impl OriginBody {
         self.body.size_hint().exact()
     }
 
+    /// Keeps the connection for another request, if it may be.
+    fn keep_conn(&mut self) {
+        if let (Some((pool, key)), Some(conn)) = (self.kept_in.take(), self.conn.take()) {
+            pool.put(key, conn, std::mem::take(&mut self.memory));
+        }
+    }
+
     /// The next bytes; `None` at the clean end.
     pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, OriginBodyError> {
         loop {
@@ -116,7 +160,10 @@ impl OriginBody {
                         self.idle_timeout
                     )));
                 }
-                Ok(None) => return Ok(None),
+                Ok(None) => {
+                    self.keep_conn();
+                    return Ok(None);
+                }
                 Ok(Some(Err(error))) => return Err(OriginBodyError(chain(&error))),
                 Ok(Some(Ok(frame))) => match frame.into_data() {
                     Ok(data) if data.is_empty() => {}
@@ -129,6 +176,30 @@ impl OriginBody {
 }
 
 impl Upstream {
+    /// The connector that these settings describe.
+    pub(crate) fn new(
+        config: &ProxConfig,
+        resolver: Arc<dyn Resolve>,
+        counters: Arc<ProxCounters>,
+    ) -> Result<Upstream, ProxTlsError> {
+        Ok(Upstream {
+            counters,
+            filter: EgressFilter {
+                allow_private: config.allow_private,
+                allow_nets: config.allow_nets.clone(),
+                refused_ports: config.refused_ports.clone(),
+            },
+            resolver,
+            tls: client_config(config.ca_file.as_deref(), config.native_roots)?,
+            dns_timeout: config.dns_timeout,
+            connect_timeout: config.connect_timeout,
+            response_timeout: config.response_timeout,
+            idle_timeout: config.idle_timeout,
+            redirects_max: config.redirects_max,
+            pool: Arc::default(),
+        })
+    }
+
     /// Connects a tunnel.
     pub(crate) async fn connect(&self, target: &OriginTarget) -> Result<TcpStream, ProxRefusal> {
         dial(
@@ -141,20 +212,33 @@ impl Upstream {
         .await
     }
 
+    /// Requests a URL, and does not follow redirects.
+    pub(crate) async fn fetch_once(
+        &self,
+        method: &Method,
+        url: &Url,
+        headers: &HeaderMap,
+        memory: &MemoryAccount,
+    ) -> Result<OriginResponse, ProxRefusal> {
+        let headers = with_via(headers);
+        self.ask(method, url, &headers, OriginRequestBody::nothing(), memory)
+            .await
+    }
+
     /// Requests a URL and follows redirects.
     pub(crate) async fn fetch(
         &self,
         method: &Method,
         url: &Url,
         headers: &HeaderMap,
+        memory: &MemoryAccount,
     ) -> Result<OriginResponse, ProxRefusal> {
         let mut url = url.clone();
-        let mut headers = headers.clone();
-        headers.append(header::VIA, HeaderValue::from_static("1.1 d2prox"));
+        let mut headers = with_via(headers);
         let mut redirects = 0;
         loop {
             let mut response = self
-                .ask(method, &url, &headers, OriginRequestBody::nothing())
+                .ask(method, &url, &headers, OriginRequestBody::nothing(), memory)
                 .await?;
             let Some(location) = redirect_location(response.status, &response.headers) else {
                 response.redirects = redirects;
@@ -194,31 +278,94 @@ impl Upstream {
         url: &Url,
         headers: &HeaderMap,
         outgoing: OriginRequestBody,
+        memory: &MemoryAccount,
     ) -> Result<OriginResponse, ProxRefusal> {
-        let mut headers = headers.clone();
-        headers.append(header::VIA, HeaderValue::from_static("1.1 d2prox"));
+        let mut headers = with_via(headers);
         // hyper leaves it out where the body is empty.
         if let Some(length) = outgoing.body.size_hint().exact() {
             headers.insert(header::CONTENT_LENGTH, length.into());
         }
-        self.ask(method, url, &headers, outgoing).await
+        self.ask(method, url, &headers, outgoing, memory).await
     }
 
-    /// Sends one request and returns its response.
+    /// Sends one request and returns its response. The connection is charged to `memory` until the body is
+    /// dropped.
     async fn ask(
         &self,
         method: &Method,
         url: &Url,
         headers: &HeaderMap,
         outgoing: OriginRequestBody,
+        memory: &MemoryAccount,
     ) -> Result<OriginResponse, ProxRefusal> {
+        let mut charge = memory.charge();
+        let tls = if url.scheme() == "https" {
+            TLS_BYTES
+        } else {
+            0
+        };
+        if !charge.try_resize(RESPONSE_HEAD_BYTES_MAX as u64 + tls) {
+            return Err(ProxRefusal::ClientMemoryFull);
+        }
+        let mut response = self.exchange(method, url, headers, outgoing).await?;
+        response.body.memory = charge;
+        if response.body.body.is_end_stream() {
+            response.body.keep_conn();
+        }
+        Ok(response)
+    }
+
+    async fn exchange(
+        &self,
+        method: &Method,
+        url: &Url,
+        headers: &HeaderMap,
+        mut outgoing: OriginRequestBody,
+    ) -> Result<OriginResponse, ProxRefusal> {
+        self.counters.on_origin_request();
         let target = OriginTarget::of(url).ok_or(ProxRefusal::BadRequest("the URL has no host"))?;
+        let key = (outgoing.shares_conns_of).map(|client| OriginPoolKey::new(client, url));
+        // The origin may be closing a kept connection: then it is not known whether it has received the request.
+        let kept = key.as_ref().filter(|_| is_idempotent(method));
+        let mut conn = match kept.and_then(|key| self.pool.take(key)) {
+            Some(conn) => conn,
+            None => self.open_conn(url, &target).await?,
+        };
+        outgoing.ready().await?;
+        let OriginRequestBody { body, sent, .. } = outgoing;
+        let answer = match &mut conn.sender {
+            OriginSender::Http1(sender) => {
+                let path = &url[url::Position::BeforePath..url::Position::AfterQuery];
+                let mut request = request(method, path, headers, body)?;
+                let authority = &url[url::Position::BeforeHost..url::Position::AfterPort];
+                let authority = HeaderValue::from_str(authority)
+                    .map_err(|_| ProxRefusal::BadRequest("the host cannot be put into a header"))?;
+                request.headers_mut().insert(header::HOST, authority);
+                sender.send_request(request).boxed()
+            }
+            OriginSender::Http2(sender) => {
+                let whole = &url[..url::Position::AfterQuery];
+                let mut request = request(method, whole, headers, body)?;
+                *request.version_mut() = Version::HTTP_2;
+                sender.send_request(request).boxed()
+            }
+        };
+        let mut response = self.answered(answer, &sent, url, &target).await?;
+        response.body.conn = Some(conn);
+        response.body.kept_in = key.map(|key| (self.pool.clone(), key));
+        Ok(response)
+    }
+
+    /// Connects to the origin of a URL, with TLS where that says so.
+    async fn open_conn(
+        &self,
+        url: &Url,
+        target: &OriginTarget,
+    ) -> Result<UpstreamConn, ProxRefusal> {
         let until = Instant::now() + self.dns_timeout + self.connect_timeout;
-        let tcp = self.connect(&target).await?;
+        let tcp = self.connect(target).await?;
         if url.scheme() == "http" {
-            return self
-                .exchange_http1(tcp, method, url, headers, &target, outgoing)
-                .await;
+            return open_http1(tcp, target).await;
         }
         let host = target.host();
         let bare = host
@@ -247,75 +394,10 @@ impl Upstream {
             }
             Ok(Ok(tls)) => tls,
         };
-        if tls.get_ref().1.alpn_protocol() == Some(b"h2") {
-            self.exchange_http2(tls, method, url, headers, &target, outgoing)
-                .await
-        } else {
-            self.exchange_http1(tls, method, url, headers, &target, outgoing)
-                .await
+        match tls.get_ref().1.alpn_protocol() {
+            Some(b"h2") => open_http2(tls, target).await,
+            _ => open_http1(tls, target).await,
         }
-    }
-
-    async fn exchange_http1<S>(
-        &self,
-        stream: S,
-        method: &Method,
-        url: &Url,
-        headers: &HeaderMap,
-        target: &OriginTarget,
-        outgoing: OriginRequestBody,
-    ) -> Result<OriginResponse, ProxRefusal>
-    where
-        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    {
-        let (mut sender, connection) = http1::Builder::new()
-            .max_buf_size(RESPONSE_HEAD_BYTES_MAX)
-            .max_headers(RESPONSE_HEADERS_MAX)
-            .handshake::<_, UnsyncBoxBody<Bytes, io::Error>>(TokioIo::new(stream))
-            .await
-            .map_err(|error| refusal_of(&error, target))?;
-        let connection = AbortOnDropHandle::new(tokio::spawn(async move {
-            let _ = connection.await; // Its error reaches the body or the answer.
-        }));
-        let path = &url[url::Position::BeforePath..url::Position::AfterQuery];
-        let OriginRequestBody { body, sent } = outgoing;
-        let mut request = request(method, path, headers, body)?;
-        let authority = &url[url::Position::BeforeHost..url::Position::AfterPort];
-        let authority = HeaderValue::from_str(authority)
-            .map_err(|_| ProxRefusal::BadRequest("the host cannot be put into a header"))?;
-        request.headers_mut().insert(header::HOST, authority);
-        self.answered(sender.send_request(request), &sent, url, target, connection)
-            .await
-    }
-
-    async fn exchange_http2<S>(
-        &self,
-        stream: S,
-        method: &Method,
-        url: &Url,
-        headers: &HeaderMap,
-        target: &OriginTarget,
-        outgoing: OriginRequestBody,
-    ) -> Result<OriginResponse, ProxRefusal>
-    where
-        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    {
-        let (mut sender, connection) = http2::Builder::new(TokioExecutor::new())
-            .max_header_list_size(RESPONSE_HEAD_BYTES_MAX as u32)
-            .initial_stream_window_size(H2_WINDOW_BYTES)
-            .initial_connection_window_size(H2_WINDOW_BYTES)
-            .handshake::<_, UnsyncBoxBody<Bytes, io::Error>>(TokioIo::new(stream))
-            .await
-            .map_err(|error| refusal_of(&error, target))?;
-        let connection = AbortOnDropHandle::new(tokio::spawn(async move {
-            let _ = connection.await;
-        }));
-        let whole = &url[..url::Position::AfterQuery];
-        let OriginRequestBody { body, sent } = outgoing;
-        let mut request = request(method, whole, headers, body)?;
-        *request.version_mut() = Version::HTTP_2;
-        self.answered(sender.send_request(request), &sent, url, target, connection)
-            .await
     }
 
     async fn answered(
@@ -324,7 +406,6 @@ impl Upstream {
         sent: &AtomicU64,
         url: &Url,
         target: &OriginTarget,
-        connection: AbortOnDropHandle<()>,
     ) -> Result<OriginResponse, ProxRefusal> {
         let mut answer = pin!(answer);
         let mut seen = 0;
@@ -346,6 +427,15 @@ impl Upstream {
             }
         };
         let (head, body) = response.into_parts();
+        // hyper may read a little more than its limit.
+        let bytes = head.headers.iter().map(|(n, v)| n.as_str().len() + v.len());
+        if bytes.sum::<usize>() > RESPONSE_HEAD_BYTES_MAX {
+            return Err(ProxRefusal::OriginHeadTooLarge(target.host()));
+        }
+        check_framing(&head).map_err(|cause| ProxRefusal::OriginProtocol {
+            host: target.host(),
+            cause: cause.to_owned(),
+        })?;
         Ok(OriginResponse {
             status: head.status,
             version: head.version,
@@ -355,10 +445,51 @@ impl Upstream {
             body: OriginBody {
                 body,
                 idle_timeout: self.idle_timeout,
-                _connection: connection,
+                conn: None,
+                kept_in: None,
+                memory: MemoryCharge::default(),
             },
         })
     }
+}
+
+async fn open_http1<S>(stream: S, target: &OriginTarget) -> Result<UpstreamConn, ProxRefusal>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let (sender, connection) = http1::Builder::new()
+        .max_buf_size(RESPONSE_HEAD_BYTES_MAX)
+        .max_headers(RESPONSE_HEADERS_MAX)
+        .handshake::<_, UnsyncBoxBody<Bytes, io::Error>>(TokioIo::new(stream))
+        .await
+        .map_err(|error| refusal_of(&error, target))?;
+    let connection = async move {
+        let _ = connection.await; // Its error reaches the body or the answer.
+    };
+    Ok(UpstreamConn {
+        sender: OriginSender::Http1(sender),
+        _task: AbortOnDropHandle::new(tokio::spawn(connection)),
+    })
+}
+
+async fn open_http2<S>(stream: S, target: &OriginTarget) -> Result<UpstreamConn, ProxRefusal>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let (sender, connection) = http2::Builder::new(TokioExecutor::new())
+        .max_header_list_size(RESPONSE_HEAD_BYTES_MAX as u32)
+        .initial_stream_window_size(H2_WINDOW_BYTES)
+        .initial_connection_window_size(H2_WINDOW_BYTES)
+        .handshake::<_, UnsyncBoxBody<Bytes, io::Error>>(TokioIo::new(stream))
+        .await
+        .map_err(|error| refusal_of(&error, target))?;
+    let connection = async move {
+        let _ = connection.await; // Its error reaches the body or the answer.
+    };
+    Ok(UpstreamConn {
+        sender: OriginSender::Http2(sender),
+        _task: AbortOnDropHandle::new(tokio::spawn(connection)),
+    })
 }
 
 fn request<B>(
@@ -377,8 +508,27 @@ fn request<B>(
     Ok(request)
 }
 
+/// Refuses heads whose body two readers could end differently (RFC 9112 §6.3), and final answers that are none.
+fn check_framing(head: &http::response::Parts) -> Result<(), &'static str> {
+    if head.status.is_informational() {
+        return Err("it switched to another protocol, which nobody asked for");
+    }
+    let values = |name| head.headers.get_all(name).iter().collect::<Vec<_>>();
+    let lengths = values(header::CONTENT_LENGTH);
+    let is_list = |value: &&HeaderValue| value.as_bytes().contains(&b',');
+    if lengths.len() > 1 || lengths.iter().any(is_list) {
+        return Err("more than one Content-Length");
+    }
+    match values(header::TRANSFER_ENCODING)[..] {
+        [] => Ok(()),
+        _ if !lengths.is_empty() => Err("Content-Length and Transfer-Encoding together"),
+        [coding] if coding.as_bytes().eq_ignore_ascii_case(b"chunked") => Ok(()),
+        _ => Err("a transfer coding other than chunked"),
+    }
+}
+
 /// The `Location` of an answer that redirects a GET or HEAD.
-fn redirect_location(status: StatusCode, headers: &HeaderMap) -> Option<&HeaderValue> {
+pub(crate) fn redirect_location(status: StatusCode, headers: &HeaderMap) -> Option<&HeaderValue> {
     match status.as_u16() {
         301 | 302 | 303 | 307 | 308 => headers.get(header::LOCATION),
         _ => None,
@@ -386,7 +536,7 @@ fn redirect_location(status: StatusCode, headers: &HeaderMap) -> Option<&HeaderV
 }
 
 /// The target of a redirect, if it may be followed.
-fn follow(from: &Url, location: &HeaderValue) -> Result<Url, ProxRefusal> {
+pub(crate) fn follow(from: &Url, location: &HeaderValue) -> Result<Url, ProxRefusal> {
     let text = String::from_utf8_lossy(location.as_bytes());
     let unusable = || ProxRefusal::RedirectUnusable(text.chars().take(200).collect());
     let mut next = from.join(&text).map_err(|_| unusable())?;

@@ -1,6 +1,6 @@
-//! A pinned copy: what the origin said about an object, and its bytes.
+//! A pinned copy: the origin's answer about an object, and its bytes.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime};
 
 use d2tp_driver::HostKey;
@@ -11,7 +11,8 @@ use url::Url;
 
 use crate::copy_store::{self, CopyRecord};
 use crate::origin::OriginResponse;
-use crate::request::{FetchRequest, strip_hop_by_hop};
+use crate::request::{FetchRequest, STREAM_PORT, strip_hop_by_hop};
+use crate::shared_cache::SharedCache;
 use crate::spooled_body::SpooledBody;
 
 /// How much older than `Date` a `Last-Modified` must be to count as strong. RFC 9110 §8.8.2.2
@@ -25,6 +26,9 @@ pub(crate) struct CopyHead {
     pub(crate) version: Version,
     /// End-to-end headers, without `Content-Length`.
     pub(crate) headers: HeaderMap,
+    /// A strong entity tag of our own, where the origin gives no strong validator: with it a device continues
+    /// with this copy and no other.
+    pub(crate) own_tag: Option<HeaderValue>,
     /// The URL that the bytes came from, after redirects.
     pub(crate) url: Url,
     pub(crate) redirected: bool,
@@ -50,30 +54,34 @@ pub(crate) struct PinnedCopy {
     pub(crate) body: Arc<SpooledBody>,
     /// The request, in case another process must repeat it.
     pub(crate) request: CopyRequest,
+    /// The cache that may hold it, to be told when nobody reads it any more.
+    pub(crate) cache: Weak<SharedCache>,
     pub(crate) _fetch: AbortOnDropHandle<()>,
 }
 
-impl CopyHead {
-    /// Creates the head from an origin's. A complete response (200) without a strong validator gets an
-    /// entity tag of our own, so that a device can continue with *this* copy and no other.
-    pub(crate) fn new(response: &OriginResponse, request: &FetchRequest) -> CopyHead {
-        let mut headers = response.headers.clone();
-        strip_hop_by_hop(&mut headers);
-        headers.remove(header::CONTENT_LENGTH);
-        let origin_validator = strong_validator(&response.headers);
-        if response.status == StatusCode::OK && origin_validator.is_none() {
-            let mut random = [0; 16];
-            getrandom::fill(&mut random).expect("the system has randomness");
-            let tag = format!("\"d2prox-{:032x}\"", u128::from_ne_bytes(random));
-            let tag = HeaderValue::from_str(&tag).expect("hex digits are a header value");
-            headers.insert(header::ETAG, tag);
+impl PinnedCopy {
+    /// A flow that read the copy has ended. The caller holds this handle and no other.
+    pub(crate) fn on_reader_gone(self: &Arc<PinnedCopy>) {
+        self.body.sweep(Arc::strong_count(self));
+        if let Some(cache) = self.cache.upgrade() {
+            cache.on_reader_gone(self);
         }
+    }
+}
+
+impl CopyHead {
+    /// Creates the head from an origin's.
+    pub(crate) fn new(response: &OriginResponse, request: &FetchRequest) -> CopyHead {
+        let headers = forwarded(&response.headers);
+        let origin_validator = strong_validator(&response.headers);
+        let needs_tag = response.status == StatusCode::OK && origin_validator.is_none();
         CopyHead {
             status: response.status,
             version: response.version,
             url: response.url.clone(),
             redirected: response.redirects > 0,
             origin_validator,
+            own_tag: needs_tag.then(random_tag),
             selected_by: selecting(&response.headers, request),
             headers,
         }
@@ -81,18 +89,26 @@ impl CopyHead {
 
     /// The head of a response that is forwarded once and never served again.
     pub(crate) fn relayed(response: &OriginResponse) -> CopyHead {
-        let mut headers = response.headers.clone();
-        strip_hop_by_hop(&mut headers);
-        headers.remove(header::CONTENT_LENGTH);
+        let headers = forwarded(&response.headers);
         CopyHead {
             status: response.status,
             version: response.version,
             headers,
             url: response.url.clone(),
             redirected: false,
+            own_tag: None,
             origin_validator: None,
             selected_by: Vec::new(),
         }
+    }
+
+    /// From now on any client's request selects it that has the fields which the origin names: it is shared.
+    pub(crate) fn select_by_vary_only(&mut self) {
+        let is_coded = self.headers.contains_key(header::CONTENT_ENCODING);
+        let varied: Vec<HeaderName> = varied(&self.headers).collect();
+        self.selected_by.retain(|(name, _)| {
+            varied.contains(name) || (is_coded && *name == header::ACCEPT_ENCODING)
+        });
     }
 
     /// The record for the copy store.
@@ -112,6 +128,7 @@ impl CopyHead {
             url: self.url.to_string(),
             redirected: self.redirected,
             origin_validator: self.origin_validator.as_ref().map(copy_store::text),
+            own_tag: self.own_tag.as_ref().map(copy_store::text),
             selected_by: self
                 .selected_by
                 .iter()
@@ -133,7 +150,6 @@ impl CopyHead {
             let values: Option<Vec<_>> = had.iter().map(|text| copy_store::value(text)).collect();
             Some((name.parse().ok()?, values?))
         });
-        let validator = entry.origin_validator.as_ref();
         let head = CopyHead {
             status: StatusCode::from_u16(entry.status).ok()?,
             version: match entry.http2 {
@@ -143,10 +159,8 @@ impl CopyHead {
             headers: copy_store::headers(&entry.headers)?,
             url: entry.url.parse().ok()?,
             redirected: entry.redirected,
-            origin_validator: match validator {
-                Some(text) => Some(copy_store::value(text)?),
-                None => None,
-            },
+            origin_validator: kept(&entry.origin_validator)?,
+            own_tag: kept(&entry.own_tag)?,
             selected_by: selected_by.collect::<Option<_>>()?,
         };
         let asked = CopyRequest {
@@ -159,7 +173,8 @@ impl CopyHead {
     /// Whether `If-Range` names exactly these bytes.
     pub(crate) fn matches_if_range(&self, if_range: &HeaderValue) -> bool {
         if if_range.as_bytes().starts_with(b"\"") {
-            return self.headers.get(header::ETAG) == Some(if_range);
+            let tag = self.headers.get(header::ETAG);
+            return tag == Some(if_range) || self.own_tag.as_ref() == Some(if_range);
         }
         strong_date(&self.headers).is_some_and(|date| date == if_range)
     }
@@ -172,22 +187,53 @@ impl CopyHead {
     }
 }
 
-/// The request fields that select a representation: those `Vary` names, and credentials and codings
-/// even if an origin does not name them.
-fn selecting(response: &HeaderMap, request: &FetchRequest) -> Vec<(HeaderName, Vec<HeaderValue>)> {
-    let varied = response
+/// The fields of a response that are forwarded: without hop-by-hop ones, its length, and what only this proxy may say.
+fn forwarded(response: &HeaderMap) -> HeaderMap {
+    let mut headers = response.clone();
+    strip_hop_by_hop(&mut headers);
+    for name in [header::CONTENT_LENGTH, STREAM_PORT] {
+        headers.remove(name);
+    }
+    headers
+}
+
+/// An entity tag that nobody else uses.
+fn random_tag() -> HeaderValue {
+    let mut random = [0; 16];
+    getrandom::fill(&mut random).expect("the system has randomness");
+    let tag = format!("\"d2prox-{:032x}\"", u128::from_ne_bytes(random));
+    HeaderValue::from_str(&tag).expect("hex digits are a header value")
+}
+
+/// A value from a record; the outer none is damage.
+#[allow(clippy::option_option)] // The record may have none.
+fn kept(text: &Option<String>) -> Option<Option<HeaderValue>> {
+    match text {
+        Some(text) => copy_store::value(text).map(Some),
+        None => Some(None),
+    }
+}
+
+/// The request fields that `Vary` names.
+fn varied(response: &HeaderMap) -> impl Iterator<Item = HeaderName> {
+    response
         .get_all(header::VARY)
         .iter()
         .filter_map(|value| value.to_str().ok())
         .flat_map(|value| value.split(','))
-        .filter_map(|name| name.trim().parse::<HeaderName>().ok());
+        .filter_map(|name| name.trim().parse().ok())
+}
+
+/// The request fields that select a representation: those `Vary` names, and credentials and codings
+/// even if an origin does not name them.
+fn selecting(response: &HeaderMap, request: &FetchRequest) -> Vec<(HeaderName, Vec<HeaderValue>)> {
     [
         header::AUTHORIZATION,
         header::COOKIE,
         header::ACCEPT_ENCODING,
     ]
     .into_iter()
-    .chain(varied)
+    .chain(varied(response))
     .map(|name| {
         let values = request.headers.get_all(&name).iter().cloned().collect();
         (name, values)

@@ -1,44 +1,68 @@
-//! One proxy: its configuration, its way to origins, its ledger and its copies.
+//! One proxy: its configuration, its connections to origins, its ledger and its copies.
 
-use std::sync::Arc;
+use std::collections::HashSet;
+use std::io;
+use std::path::Path;
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-use d2tp_driver::{HostKey, Journal, MemoryPool};
-use http::{Method, StatusCode};
+use d2tp_driver::{HostKey, MemoryAccount, MemoryPool, PublicKey, RecordStore, RelayMeter};
+use http::StatusCode;
+use nix::sys::resource::{Resource, getrlimit};
+use parking_lot::{Mutex, RwLock};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
+use crate::access_log::{AccessDetail, AccessLog};
 use crate::address_key::address_of;
-use crate::config::ProxConfig;
+use crate::client_limits::{ClientLimitTable, ClientLimits, EffectiveLimits};
+use crate::client_store::{ClientStore, ClientStoreError, EnrolledClient};
+use crate::client_traffic::{MonthBytes, TrafficTable};
+use crate::config::{ProxConfig, ReloadReport};
+use crate::copy_bucket::{CHECK_WITHIN, CopyBucket, CopyBucketError};
 use crate::copy_fetcher::CopyFetcher;
 use crate::copy_store::CopyStore;
+use crate::counters::{ProxCounters, TrafficDirection};
 use crate::dial::{Resolve, SystemResolver};
-use crate::egress::EgressFilter;
+use crate::flow_report::{FlowLogRecord, ProxFlowReport};
 use crate::hibernated_copies::HibernatedCopies;
 use crate::key_text::show_key;
+use crate::mailbox_table::MailboxTable;
 use crate::origin::{OriginBody, OriginResponse, Upstream};
 use crate::pinned_copy::{CopyHead, CopyRequest, PinnedCopy};
-use crate::quota_ledger::{FlowPermit, QuotaExceeded, QuotaLedger};
+use crate::quota_ledger::{FlowPermit, QuotaExceeded, QuotaLedger, SHARED};
 use crate::refusal::ProxRefusal;
 use crate::request::{FetchRequest, UploadRequest};
 use crate::retained_copies::RetainedCopies;
+use crate::shared_cache::SharedCache;
+use crate::shared_copies::SharedCopies;
 use crate::spooled_body::{SpoolError, SpoolFile, SpoolStatus, SpooledBody};
-use crate::tls::{ProxTlsError, client_config};
-use crate::upload_table::UploadTable;
+use crate::stored_upload::StoredUpload;
+use crate::tls::ProxTlsError;
+use crate::upload_table::{UploadRoom, UploadTable};
 
 /// How long a flow above the limit waits for another to end: one that is over may still be counted.
 const PLACE_WITHIN: Duration = Duration::from_secs(1); // a guess
 
+/// The part of the process's descriptors that copies of the cache may have. A guess.
+const CACHED_FILES_PART: u64 = 4;
+
 /// Why a proxy cannot be started.
 #[derive(Debug, thiserror::Error)]
 pub enum ProxStartError {
-    /// Nobody could use it.
+    /// No client could use the proxy.
     #[error(
-        "no client may use this proxy; give --allow-client KEY (from `cedos key show`) or --allow-any-client, \
-         or --tcp-listen with --allow-address"
+        "no client may use this proxy; give --state-dir DIR and invite devices (`cedos prox invite`), or \
+         --allow-client KEY (from `cedos key show`), --allow-any-client, or --tcp-listen with --allow-address"
     )]
     NoClients,
+    /// The clients that were enrolled cannot be read.
+    #[error("cannot read the clients of this proxy: {0}")]
+    Clients(std::io::Error),
+    /// What clients have transferred this month cannot be read.
+    #[error("cannot read what clients have transferred: {0}")]
+    Traffic(std::io::Error),
     /// TLS certificates of origins could not be verified.
     #[error(transparent)]
     Tls(#[from] ProxTlsError),
@@ -50,6 +74,12 @@ pub enum ProxStartError {
         /// The system's error.
         cause: std::io::Error,
     },
+    /// The bucket of copies must not be used.
+    #[error(transparent)]
+    CopyBucket(#[from] CopyBucketError),
+    /// There is a bucket of copies and no state directory.
+    #[error("--copies needs --state-dir: what copies belong to is in its journal")]
+    NoStateDir,
 }
 
 /// What a proxy holds, for logs and tests.
@@ -57,9 +87,9 @@ pub enum ProxStartError {
 pub struct ProxHoldings {
     /// Flows being served.
     pub flows: u32,
-    /// Bytes pinned in memory.
+    /// Bytes pinned in memory, those of the shared cache included.
     pub memory_bytes: u64,
-    /// Bytes pinned on disk.
+    /// Bytes pinned on disk, those of the shared cache included.
     pub disk_bytes: u64,
     /// Copies kept for devices that may return.
     pub retained_copies: usize,
@@ -67,39 +97,147 @@ pub struct ProxHoldings {
     pub retained_uploads: usize,
     /// Copies that hibernated flows read.
     pub hibernated_copies: usize,
+    /// Responses in the cache that all clients share.
+    pub cached_responses: usize,
+    /// Bytes of copies that all clients share, in memory and on disk.
+    pub cached_bytes: u64,
+}
+
+/// What one client may do, and what it does now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClientUse {
+    /// The limits that hold for it.
+    pub limits: EffectiveLimits,
+    /// The flows of the client now, those that are hibernated included.
+    pub flows: u32,
+    /// Bytes of copies and uploads that the proxy holds for it.
+    pub pinned_bytes: u64,
+    /// What it has transferred in this calendar month (UTC).
+    pub month: MonthBytes,
+}
+
+/// Settings that say which origins are reached and believed: what was fetched under others is not served after a
+/// change.
+const REACH_SETTINGS: [&str; 5] = [
+    "allow_private",
+    "allow_nets",
+    "refused_ports",
+    "ca_file",
+    "native_roots",
+];
+
+/// Reads the settings again.
+type ConfigSource = Arc<dyn Fn() -> Result<ProxConfig, String> + Send + Sync>;
+
+/// A proxy that can start: its settings are in order.
+pub struct PreparedProx {
+    pub(crate) config: ProxConfig,
+    pub(crate) upstream: Upstream,
+    counters: Arc<ProxCounters>,
+    bucket: Option<CopyBucket>,
+}
+
+impl PreparedProx {
+    /// Checks the bucket of the settings, if they name one, for the proxy with this key. One that does not answer is
+    /// checked again later.
+    ///
+    /// # Errors
+    /// The bucket must not be used.
+    pub async fn check_copy_bucket(&self, key: PublicKey) -> Result<(), CopyBucketError> {
+        match &self.bucket {
+            Some(bucket) => bucket.check(&key.to_string(), CHECK_WITHIN).await,
+            None => Ok(()),
+        }
+    }
 }
 
 /// A proxy, shared by all its flows.
 pub struct Prox {
-    pub(crate) config: ProxConfig,
-    pub(crate) upstream: Arc<Upstream>,
+    /// The settings, which the operator may change while it runs.
+    config: RwLock<Arc<ProxConfig>>,
+    /// Where the settings are read again.
+    config_source: Mutex<Option<ConfigSource>>,
+    /// Held while the settings are read again and taken.
+    reloading: Mutex<()>,
+    pub(crate) clients: Arc<ClientStore>,
+    /// What each client may do.
+    pub(crate) limits: Arc<ClientLimitTable>,
+    /// What each client transfers.
+    pub(crate) traffic: Arc<TrafficTable>,
+    pub(crate) counters: Arc<ProxCounters>,
+    access_log: Mutex<Option<AccessLog>>,
+    upstream: RwLock<Arc<Upstream>>,
     pub(crate) ledger: Arc<QuotaLedger>,
     pub(crate) retained: Arc<RetainedCopies>,
+    /// The copies that all clients share.
+    pub(crate) cache: Arc<SharedCache>,
     pub(crate) uploads: Arc<UploadTable>,
     pub(crate) hibernated: HibernatedCopies,
+    pub(crate) shared_copies: SharedCopies,
     /// The named files of copies, if copies outlive the process.
     pub(crate) copy_store: Option<Arc<CopyStore>>,
+    /// Copies and uploads that only a bucket has which has not answered yet; none if there is nothing to wait for.
+    pub(crate) awaited: Mutex<Option<HashSet<u64>>>,
     /// What sessions and tunnels of clients occupy.
     pub(crate) session_memory: MemoryPool,
+    /// Clients that wait for another one to exchange some bytes with.
+    pub(crate) mailboxes: Arc<MailboxTable>,
     /// Ends every flow.
     pub(crate) stop: CancellationToken,
-}
-
-/// An origin's response.
-pub(crate) enum FetchedAnswer {
-    /// A response with a body, which is being fetched.
-    Copy(Arc<PinnedCopy>),
-    /// A response without a body.
-    HeadOnly(Box<CopyHead>, Option<http::HeaderValue>),
+    /// The TCP port at which devices reach streams, once it is known.
+    pub(crate) stream_port: OnceLock<u16>,
 }
 
 impl Prox {
+    /// Tells devices with each download that this TCP port takes streams. Only the first call counts.
+    pub fn announce_stream_port(&self, port: u16) {
+        let _ = self.stream_port.set(port);
+    }
+
     /// A proxy that resolves names as the machine does.
     ///
     /// # Errors
-    /// [`ProxStartError`] when nobody could use it, nothing could be verified or nothing be spilled.
+    /// [`ProxStartError`] if no client could use it, or if certificates cannot be verified or
+    /// copies cannot be spilled.
     pub fn new(config: ProxConfig) -> Result<Arc<Prox>, ProxStartError> {
         Prox::with_resolver(config, Arc::new(SystemResolver))
+    }
+
+    /// Prepares a proxy: all that may fail and needs no journal. `is_kept`: clients may be invited, because there is
+    /// a place where they are kept.
+    ///
+    /// # Errors
+    /// As [`Prox::new`].
+    pub fn prepare(
+        config: ProxConfig,
+        resolver: Arc<dyn Resolve>,
+        is_kept: bool,
+    ) -> Result<PreparedProx, ProxStartError> {
+        if !config.is_for_anybody() && !is_kept {
+            return Err(ProxStartError::NoClients);
+        }
+        if let Err(cause) = tempfile::tempfile_in(&config.state_dir) {
+            let path = config.state_dir.display().to_string();
+            return Err(ProxStartError::StateDir { path, cause });
+        }
+        let counters: Arc<ProxCounters> = Arc::default();
+        let upstream = Upstream::new(&config, resolver, counters.clone())?;
+        let bucket = match &config.copies {
+            Some(_) if !is_kept => return Err(ProxStartError::NoStateDir),
+            Some(url) => Some(CopyBucket::new(url, upstream.tls.clone())?),
+            None => None,
+        };
+        Ok(PreparedProx {
+            config,
+            upstream,
+            counters,
+            bucket,
+        })
+    }
+
+    /// Resets every flow that is being served.
+    pub fn end_flows(&self) {
+        self.stop.cancel();
     }
 
     /// A proxy with a resolver of the caller's.
@@ -121,53 +259,233 @@ impl Prox {
     pub fn with_journal(
         config: ProxConfig,
         resolver: Arc<dyn Resolve>,
-        journal: Option<Arc<Journal>>,
+        journal: Option<Arc<dyn RecordStore>>,
     ) -> Result<Arc<Prox>, ProxStartError> {
-        if !config.is_for_anybody() {
-            return Err(ProxStartError::NoClients);
-        }
-        if let Err(cause) = tempfile::tempfile_in(&config.state_dir) {
-            let path = config.state_dir.display().to_string();
-            return Err(ProxStartError::StateDir { path, cause });
-        }
-        let copy_store = journal.map(|journal| CopyStore::open(&config.state_dir, journal));
+        let prepared = Prox::prepare(config, resolver, journal.is_some())?;
+        Prox::start(prepared, journal)
+    }
+
+    /// Starts a proxy that was prepared, as [`Prox::with_journal`] does.
+    ///
+    /// # Errors
+    /// The state directory is not usable.
+    pub fn start(
+        prepared: PreparedProx,
+        journal: Option<Arc<dyn RecordStore>>,
+    ) -> Result<Arc<Prox>, ProxStartError> {
+        let PreparedProx {
+            config,
+            upstream,
+            counters,
+            bucket,
+        } = prepared;
+        let enrolled_in = journal.as_ref().map(|_| config.state_dir.as_path());
+        let clients = ClientStore::open(&config, enrolled_in).map_err(ProxStartError::Clients)?;
+        let copies_in = config.copies_dir.as_ref().unwrap_or(&config.state_dir);
+        let copy_store = journal.map(|journal| CopyStore::open(copies_in, journal));
         let copy_store = copy_store
             .transpose()
             .map_err(|cause| ProxStartError::StateDir {
                 path: config.state_dir.display().to_string(),
                 cause,
             })?;
-        let upstream = Arc::new(Upstream {
-            filter: EgressFilter {
-                allow_private: config.allow_private,
-                allow_nets: config.allow_nets.clone(),
-                refused_ports: config.refused_ports.clone(),
-            },
-            resolver,
-            tls: client_config(config.ca_file.as_deref(), config.native_roots)?,
-            dns_timeout: config.dns_timeout,
-            connect_timeout: config.connect_timeout,
-            response_timeout: config.response_timeout,
-            idle_timeout: config.idle_timeout,
-            redirects_max: config.redirects_max,
-        });
+        let awaited = bucket.as_ref().map(|_| HashSet::new());
+        if let (Some(copy_store), Some(bucket)) = (&copy_store, bucket) {
+            copy_store.use_bucket(bucket);
+        }
+        let limits = Arc::new(ClientLimitTable::new(&config));
+        for client in clients.enrolled() {
+            limits.set(client.key, client.limits);
+        }
+        let traffic = TrafficTable::open(enrolled_in, limits.clone(), counters.clone());
+        let traffic = traffic.map_err(ProxStartError::Traffic)?;
+        // No node takes up from a shared store what another retained or cached.
+        let restored_store = copy_store.clone();
+        let restored_store = restored_store.filter(|store| store.shared().is_none());
         Ok(Arc::new(Prox {
-            ledger: Arc::new(QuotaLedger::new(&config)),
-            retained: Arc::new(RetainedCopies::default()),
+            ledger: Arc::new(QuotaLedger::new(&config, limits.clone())),
+            limits,
+            traffic: Arc::new(traffic),
+            counters,
+            access_log: Mutex::default(),
+            retained: Arc::new(RetainedCopies::new(restored_store.clone())),
+            cache: Arc::new(SharedCache::new(
+                config.cache_bytes_max,
+                config.cache_object_bytes_max,
+                match &copy_store {
+                    Some(_) => cached_files_max(),
+                    None => usize::MAX,
+                },
+                restored_store,
+            )),
             uploads: Arc::default(),
+            mailboxes: Arc::default(),
             hibernated: HibernatedCopies::default(),
+            shared_copies: SharedCopies::default(),
             copy_store,
+            awaited: Mutex::new(awaited),
             session_memory: MemoryPool::new(config.session_memory_bytes_max),
             stop: CancellationToken::new(),
-            upstream,
-            config,
+            stream_port: OnceLock::new(),
+            clients: Arc::new(clients),
+            upstream: RwLock::new(Arc::new(upstream)),
+            config: RwLock::new(Arc::new(config)),
+            config_source: Mutex::default(),
+            reloading: Mutex::default(),
         }))
+    }
+
+    /// The settings now.
+    pub fn config(&self) -> Arc<ProxConfig> {
+        self.config.read().clone()
+    }
+
+    /// The way to origins now. What is fetched goes on by the way by which it began.
+    pub(crate) fn upstream(&self) -> Arc<Upstream> {
+        self.upstream.read().clone()
+    }
+
+    /// Names where [`Prox::reload`] reads the settings again: a file and options, or the reason why they make no
+    /// sense.
+    pub fn set_config_source(
+        &self,
+        source: impl Fn() -> Result<ProxConfig, String> + Send + Sync + 'static,
+    ) {
+        *self.config_source.lock() = Some(Arc::new(source));
+    }
+
+    /// Whether there is somewhere to read the settings again.
+    pub fn can_reload(&self) -> bool {
+        self.config_source.lock().is_some()
+    }
+
+    /// Reads the settings again, and takes those that can be taken while the proxy runs.
+    ///
+    /// # Errors
+    /// They make no sense, or there is no source of them. Nothing has changed then.
+    pub fn reload(&self) -> Result<ReloadReport, String> {
+        let _alone = self.reloading.lock();
+        let source = self.config_source.lock().clone();
+        let source =
+            source.ok_or("this proxy runs without --config: there is nothing to read again")?;
+        let (config, report) = self.config().changed_to(source()?);
+        let resolver = self.upstream().resolver.clone();
+        let upstream = Upstream::new(&config, resolver, self.counters.clone());
+        let upstream = upstream.map_err(|error| error.to_string())?;
+        self.limits.set_defaults(&config);
+        self.traffic.apply_limits(None);
+        self.ledger.set_limits(&config);
+        let (bytes, object_bytes) = (config.cache_bytes_max, config.cache_object_bytes_max);
+        self.cache.set_limits(bytes, object_bytes);
+        while self.ledger.pinned_by(SHARED) > bytes && self.cache.make_room(None) {}
+        *self.upstream.write() = Arc::new(upstream);
+        *self.config.write() = Arc::new(config);
+        let reaches = |name: &String| REACH_SETTINGS.contains(&name.as_str());
+        if report.taken.iter().any(reaches) {
+            self.cache.clear();
+            self.record_cache_settings();
+        }
+        tracing::info!(taken = ?report.taken, at_restart = ?report.at_restart, "read the settings again");
+        Ok(report)
+    }
+
+    /// Changes the limits of a client: those that `newer` names, or all to those of all clients if it is none. They hold
+    /// at once, for running flows too; what is beyond a smaller one stays. Returns the client as it is now.
+    ///
+    /// # Errors
+    /// There is no such client, or the change cannot be written down.
+    pub fn set_client_limits(
+        &self,
+        text: &str,
+        newer: Option<&ClientLimits>,
+    ) -> Result<EnrolledClient, ClientStoreError> {
+        let client = self.clients.set_limits(text, newer)?;
+        self.limits.set(client.key, client.limits);
+        self.traffic.apply_limits(Some(&client.key));
+        self.ledger.on_limits_changed();
+        Ok(client)
+    }
+
+    /// What a client may do and does.
+    pub fn client_usage(&self, client: &HostKey) -> ClientUse {
+        ClientUse {
+            limits: self.limits.of(client),
+            flows: self.ledger.flows_of(client),
+            pinned_bytes: self.ledger.pinned_by(*client),
+            month: self.traffic.month(client),
+        }
+    }
+
+    /// Writes an access log from now on: into a file, which is appended to, or to standard output if `path` is none.
+    ///
+    /// # Errors
+    /// The file cannot be opened, or no thread be started.
+    pub fn log_access(&self, path: Option<&Path>, detail: AccessDetail) -> io::Result<()> {
+        let log = AccessLog::start(path, detail, self.counters.clone())?;
+        *self.access_log.lock() = Some(log);
+        Ok(())
+    }
+
+    /// The access log, if there is one.
+    fn access_log(&self) -> Option<AccessLog> {
+        self.access_log.lock().clone()
+    }
+
+    /// Opens the file of the access log again, which was renamed.
+    pub fn reopen_access_log(&self) {
+        if let Some(log) = self.access_log() {
+            log.reopen();
+        }
+    }
+
+    /// Waits until what ended so far is in the access log, for a second at most.
+    pub async fn flush_access_log(&self) {
+        if let Some(log) = self.access_log() {
+            let _ = tokio::task::spawn_blocking(move || log.flush()).await;
+        }
+    }
+
+    /// Writes the line of a flow that ended into the access log, if there is one.
+    pub(crate) fn log_flow(
+        &self,
+        client: &HostKey,
+        record: &FlowLogRecord,
+        report: &ProxFlowReport,
+    ) {
+        let name = || match address_of(client) {
+            Some(address) => address.to_string(),
+            None => self
+                .clients
+                .name_of(client)
+                .unwrap_or_else(|| show_key(client)),
+        };
+        if let Some(log) = self.access_log() {
+            log.write(name, record, report);
+        }
     }
 
     /// The memory for sessions, for the [`EndpointConfig`](d2tp_driver::EndpointConfig) of the server whose
     /// flows are served here. Tunnels charge their buffers to it.
     pub fn session_memory(&self) -> &MemoryPool {
         &self.session_memory
+    }
+
+    /// The account of what a client makes the proxy hold.
+    pub(crate) fn memory_account(&self, client: HostKey) -> MemoryAccount {
+        self.session_memory.account(PublicKey(client))
+    }
+
+    /// The clients, those that invitations enrolled among them.
+    pub fn clients(&self) -> &Arc<ClientStore> {
+        &self.clients
+    }
+
+    /// Whether this client may use the proxy.
+    pub(crate) fn is_client(&self, client: &HostKey) -> bool {
+        match address_of(client) {
+            Some(address) => self.config().admits(address),
+            None => self.clients.admits(client),
+        }
     }
 
     /// What the proxy holds now.
@@ -180,6 +498,8 @@ impl Prox {
             retained_copies: self.retained.retained_count(),
             retained_uploads: self.uploads.retained_count(),
             hibernated_copies: self.hibernated.len(),
+            cached_responses: self.cache.len(),
+            cached_bytes: self.ledger.pinned_by(SHARED),
         }
     }
 
@@ -210,60 +530,27 @@ impl Prox {
         client: HostKey,
         deadline: Option<Duration>,
     ) -> Result<FlowPermit, ProxRefusal> {
-        let admitted = match address_of(&client) {
-            Some(address) => self.config.admits(address),
-            None => self.config.allow_any_client || self.config.allow_clients.contains(&client),
-        };
-        if !admitted {
+        if !self.is_client(&client) {
             return Err(ProxRefusal::ClientUnknown(show_key(&client)));
         }
-        if deadline.is_some_and(|left| left > self.config.deadline_horizon) {
-            return Err(ProxRefusal::DeadlineTooFar(self.config.deadline_horizon));
+        let furthest = self.limits.of(&client).deadline;
+        if deadline.is_some_and(|left| left > furthest) {
+            return Err(ProxRefusal::DeadlineTooFar(furthest));
         }
-        self.ledger.admit(client)
+        self.traffic.check_month(&client)?;
+        let permit = self.ledger.admit(client)?;
+        self.clients.on_seen(&client);
+        Ok(permit)
     }
 
-    /// Requests from the origin. A body is fetched from then on.
-    pub(crate) async fn open(
-        &self,
-        client: HostKey,
-        request: &FetchRequest,
-    ) -> Result<FetchedAnswer, ProxRefusal> {
-        let method = if request.head_only {
-            Method::HEAD
-        } else {
-            Method::GET
-        };
-        let response = self
-            .upstream
-            .fetch(&method, &request.url, &request.headers)
-            .await?;
-        let host = response.url.host_str().unwrap_or_default();
-        if response.status == StatusCode::PARTIAL_CONTENT {
-            return Err(ProxRefusal::UnexpectedPartial(host.to_owned()));
-        }
-        let head = CopyHead::new(&response, request);
-        if request.head_only || matches!(response.status.as_u16(), 204 | 304) {
-            let length = response.headers.get(http::header::CONTENT_LENGTH).cloned();
-            return Ok(FetchedAnswer::HeadOnly(
-                Box::new(head),
-                length.filter(|_| request.head_only),
-            ));
-        }
-        let name = Some(random_name());
-        let copy = self.take_over(client, request, head, response, name)?;
-        if copy.head.status == StatusCode::OK {
-            self.retained.list(client, request.url.as_str(), &copy);
-        }
-        Ok(FetchedAnswer::Copy(copy))
-    }
-
-    /// Pins the body of a response to an upload, which cannot be continued.
+    /// Pins the body of a response to an upload, which cannot be continued; under this id in the copy store if it has
+    /// one.
     pub(crate) fn pin_upload_answer(
         &self,
         client: HostKey,
         request: &UploadRequest,
         response: OriginResponse,
+        name: Option<u64>,
     ) -> Result<Arc<PinnedCopy>, ProxRefusal> {
         let asked = FetchRequest {
             head_only: false,
@@ -271,9 +558,10 @@ impl Prox {
             headers: http::HeaderMap::new(),
             range: None,
             if_range: None,
+            reports_supply: false,
         };
         let head = CopyHead::relayed(&response);
-        self.take_over(client, &asked, head, response, None)
+        self.take_over(client, &asked, head, response.body, name)
     }
 
     /// Appends bytes to an upload, and drops kept copies if there is no room.
@@ -300,33 +588,54 @@ impl Prox {
                 return Err(ProxRefusal::StoreFailed);
             }
         };
+        // What nobody reads is fetched again more easily than what a client waits for.
+        if (full != QuotaExceeded::Client || client == SHARED) && self.cache.make_room(None) {
+            return Ok(());
+        }
+        if client == SHARED {
+            return Err(ProxRefusal::StoreFull);
+        }
         let only_of = (full == QuotaExceeded::Client).then_some(client);
         if self.retained.make_room(only_of) || self.uploads.make_room(only_of) {
             return Ok(());
         }
         Err(match full {
-            QuotaExceeded::Client => ProxRefusal::ClientPinnedFull(self.ledger.client_pinned_max()),
+            QuotaExceeded::Client => {
+                ProxRefusal::ClientPinnedFull(self.ledger.client_pinned_max(&client))
+            }
             QuotaExceeded::Memory | QuotaExceeded::Disk => ProxRefusal::StoreFull,
         })
     }
 
     /// Pins a body, under this id in the copy store if it has one, and starts fetching it.
-    fn take_over(
+    pub(crate) fn take_over(
         &self,
         client: HostKey,
         request: &FetchRequest,
         head: CopyHead,
-        response: OriginResponse,
+        body: OriginBody,
         name: Option<u64>,
     ) -> Result<Arc<PinnedCopy>, ProxRefusal> {
-        let total = response.body.size();
+        let pin = self.reserve_spool(client, body.size(), name)?;
+        Ok(self.fill(client, request, head, body, Arc::new(pin), name))
+    }
+
+    /// Starts fetching a body for a client into its spool, which has this id in the copy store if it has one.
+    pub(crate) fn fill(
+        &self,
+        client: HostKey,
+        request: &FetchRequest,
+        head: CopyHead,
+        body: OriginBody,
+        pin: Arc<SpooledBody>,
+        name: Option<u64>,
+    ) -> Arc<PinnedCopy> {
         let id = name.unwrap_or_else(random_name);
-        let pin = Arc::new(self.reserve_spool(client, total, name)?);
         let asked = CopyRequest {
             url: request.url.clone(),
             headers: request.headers.clone(),
         };
-        Ok(self.start_fetch(client, id, head, pin, asked, Some(response.body)))
+        self.start_fetch(client, id, head, pin, asked, Some(body))
     }
 
     /// A copy that is being fetched, or continued if there is no body yet.
@@ -339,36 +648,76 @@ impl Prox {
         asked: CopyRequest,
         body: Option<OriginBody>,
     ) -> Arc<PinnedCopy> {
-        let filler = CopyFetcher {
-            upstream: self.upstream.clone(),
-            retained: Arc::downgrade(&self.retained),
-            client,
-            spool: pin.clone(),
-            asked_url: asked.url.clone(),
-            url: head.url.clone(),
-            headers: asked.headers.clone(),
-            // Only a complete answer can be continued.
-            validator: head
-                .origin_validator
-                .clone()
-                .filter(|_| head.status == StatusCode::OK),
-            total: pin.extent().total,
-            retry_wait: self.config.retry_wait,
-            patience: self.config.origin_patience,
-        };
-        let whole = pin.extent().status == SpoolStatus::Complete;
-        let work = async move {
-            if !whole {
-                filler.run(body).await;
+        let copy = Arc::new_cyclic(|copy: &Weak<PinnedCopy>| {
+            let filler = CopyFetcher {
+                upstream: self.upstream(),
+                memory: self.memory_account(client),
+                retained: Arc::downgrade(&self.retained),
+                cache: Arc::downgrade(&self.cache),
+                copy: copy.clone(),
+                id,
+                client,
+                spool: pin.clone(),
+                asked_url: asked.url.clone(),
+                url: head.url.clone(),
+                headers: asked.headers.clone(),
+                // Only a complete answer can be continued.
+                validator: head
+                    .origin_validator
+                    .clone()
+                    .filter(|_| head.status == StatusCode::OK),
+                total: pin.extent().total,
+                retry_wait: self.config().retry_wait,
+                patience: self.config().origin_patience,
+            };
+            let whole = pin.extent().status == SpoolStatus::Complete;
+            let work = async move {
+                if !whole {
+                    filler.run(body).await;
+                }
+            };
+            PinnedCopy {
+                id,
+                head,
+                body: pin,
+                request: asked,
+                cache: Arc::downgrade(&self.cache),
+                _fetch: AbortOnDropHandle::new(tokio::spawn(work)),
             }
-        };
-        Arc::new(PinnedCopy {
-            id,
-            head,
-            body: pin,
-            request: asked,
-            _fetch: AbortOnDropHandle::new(tokio::spawn(work)),
-        })
+        });
+        if self.shared_records().is_some() {
+            self.shared_copies.note(&copy);
+        }
+        copy
+    }
+
+    /// Reserves room for the body of an upload. One with a token outlives the process if there is a copy store.
+    pub(crate) fn reserve_upload(
+        &self,
+        client: HostKey,
+        request: &UploadRequest,
+    ) -> Result<UploadRoom, ProxRefusal> {
+        // Where nodes share copies, an upload is its node's own.
+        let named = self.copy_store.as_ref();
+        let named = named.filter(|store| request.token.is_some() && store.shared().is_none());
+        let named = named.map(|copy_store| (copy_store, random_name()));
+        let spool = self.reserve_spool(client, request.length, named.map(|(_, id)| id))?;
+        let stored = named.and_then(|(notes, id)| StoredUpload::new(notes, id, client, request));
+        Ok(UploadRoom { spool, stored })
+    }
+
+    /// The settings under which the shared cache is filled: it is not used under others.
+    pub(crate) fn cache_settings(&self) -> serde_json::Value {
+        let all = self.config().to_map();
+        let of_reach = |(name, _): &(String, _)| REACH_SETTINGS.contains(&name.as_str());
+        serde_json::Value::Object(all.into_iter().filter(of_reach).collect())
+    }
+
+    /// Records under which settings the shared cache is filled from now on.
+    pub(crate) fn record_cache_settings(&self) {
+        if let Some(copy_store) = &self.copy_store {
+            copy_store.record_cache_settings(&self.cache_settings());
+        }
     }
 
     /// Reserves room for an object, and drops kept copies if necessary; under this id in the copy
@@ -381,7 +730,7 @@ impl Prox {
     ) -> Result<SpooledBody, ProxRefusal> {
         let home = self.copy_store.clone().zip(id);
         let home = home.map(|(copy_store, id)| SpoolFile { copy_store, id });
-        let max = self.ledger.object_max();
+        let max = self.ledger.object_max(&client);
         if let Some(bytes) = total.filter(|bytes| *bytes > max) {
             return Err(ProxRefusal::ObjectTooLarge { bytes, max });
         }
@@ -389,8 +738,8 @@ impl Prox {
             let made = SpooledBody::new(
                 self.ledger.clone(),
                 client,
-                self.config.state_dir.clone(),
-                self.config.object_memory_bytes_max,
+                self.config().state_dir.clone(),
+                self.config().object_memory_bytes_max,
                 total,
                 home.clone(),
             );
@@ -402,7 +751,24 @@ impl Prox {
     }
 }
 
+impl RelayMeter for Prox {
+    fn admits(&self, client: HostKey, is_from_client: bool, bytes: usize) -> bool {
+        let direction = match is_from_client {
+            true => TrafficDirection::Up,
+            false => TrafficDirection::Down,
+        };
+        self.traffic.relays(client, direction, bytes)
+    }
+}
+
+/// The most copies of the cache that may have a file open: a quarter of the descriptors that the process may have.
+fn cached_files_max() -> usize {
+    let limit = getrlimit(Resource::RLIMIT_NOFILE);
+    let files = limit.map_or(u64::MAX, |(soft, _)| soft / CACHED_FILES_PART);
+    usize::try_from(files).unwrap_or(usize::MAX).max(1)
+}
+
 /// A random id for a copy.
-fn random_name() -> u64 {
+pub(crate) fn random_name() -> u64 {
     getrandom::u64().expect("the system has randomness")
 }

@@ -1,6 +1,8 @@
-//! Who holds how much: flows per client, pinned bytes per client, bytes of memory and of disk.
+//! The accounting of resources: flows per client, pinned bytes per client, bytes of memory and of
+//! disk.
 //!
-//! One lock, a few numbers; taken before the thing counted exists and given back when it is gone.
+//! One lock and a few numbers; resources are charged before they are allocated and released after
+//! they are freed.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,9 +12,13 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
 
+use crate::client_limits::ClientLimitTable;
 use crate::config::ProxConfig;
 use crate::flow_report::ProxFlowOutcome;
 use crate::refusal::ProxRefusal;
+
+/// The key that copies are charged to which all clients share. No host has it.
+pub(crate) const SHARED: HostKey = *b"copies that all clients share  \0";
 
 /// Where pinned bytes are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,20 +38,28 @@ pub(crate) enum QuotaExceeded {
 /// Counts of flows and bytes, and their limits.
 #[derive(Debug)]
 pub(crate) struct QuotaLedger {
-    memory_max: u64,
-    disk_max: u64,
-    client_pinned_max: u64,
-    client_flows_max: u32,
-    flows_max: u32,
+    clients: Arc<ClientLimitTable>,
     used: Mutex<QuotaUsage>,
     left: Notify,
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Copy, Debug)]
+struct QuotaLimits {
+    memory: u64,
+    disk: u64,
+    /// The most bytes of copies that all clients share.
+    shared: u64,
+    flows: u32,
+}
+
+#[derive(Debug)]
 struct QuotaUsage {
+    limits: QuotaLimits,
     memory: u64,
     disk: u64,
     flows: u32,
+    /// The number of hibernated flows, which `flows` includes.
+    hibernated: u32,
     clients: HashMap<HostKey, ClientUsage>,
 }
 
@@ -56,27 +70,56 @@ struct ClientUsage {
 }
 
 impl QuotaLedger {
-    pub(crate) fn new(config: &ProxConfig) -> QuotaLedger {
+    pub(crate) fn new(config: &ProxConfig, clients: Arc<ClientLimitTable>) -> QuotaLedger {
         QuotaLedger {
-            memory_max: config.memory_quota_bytes,
-            disk_max: config.disk_quota_bytes,
-            client_pinned_max: config.client_pinned_bytes_max,
-            client_flows_max: config.client_flows_max,
-            flows_max: config.flows_max,
-            used: Mutex::default(),
+            clients,
+            used: Mutex::new(QuotaUsage {
+                limits: QuotaLimits::of(config),
+                memory: 0,
+                disk: 0,
+                flows: 0,
+                hibernated: 0,
+                clients: HashMap::new(),
+            }),
             left: Notify::new(),
         }
     }
 
-    /// The most bytes that one object can have.
-    pub(crate) fn object_max(&self) -> u64 {
-        self.client_pinned_max
-            .min(self.disk_max.max(self.memory_max))
+    /// Changes the limits. What is beyond a smaller one stays, and nothing is added to it.
+    pub(crate) fn set_limits(&self, config: &ProxConfig) {
+        self.used.lock().limits = QuotaLimits::of(config);
+        self.left.notify_waiters();
     }
 
-    /// The most bytes one client may pin.
-    pub(crate) fn client_pinned_max(&self) -> u64 {
-        self.client_pinned_max
+    /// Wakes those that wait for room, because a client's limits have changed.
+    pub(crate) fn on_limits_changed(&self) {
+        self.left.notify_waiters();
+    }
+
+    /// The most bytes that one object of this client can have.
+    pub(crate) fn object_max(&self, client: &HostKey) -> u64 {
+        let limits = self.used.lock().limits;
+        self.client_pinned_max(client)
+            .min(limits.disk.max(limits.memory))
+    }
+
+    /// The most bytes this client may pin.
+    pub(crate) fn client_pinned_max(&self, client: &HostKey) -> u64 {
+        self.clients.of(client).pinned_bytes
+    }
+
+    /// The most bytes that are charged to a client, or to [`SHARED`].
+    fn pinned_max(&self, used: &QuotaUsage, client: &HostKey) -> u64 {
+        match *client == SHARED {
+            true => used.limits.shared,
+            false => self.client_pinned_max(client),
+        }
+    }
+
+    /// The flows of a client now.
+    pub(crate) fn flows_of(&self, client: &HostKey) -> u32 {
+        let used = self.used.lock();
+        used.clients.get(client).map_or(0, |entry| entry.flows)
     }
 
     /// Counts a flow until the permit is dropped.
@@ -84,13 +127,14 @@ impl QuotaLedger {
         self: &Arc<QuotaLedger>,
         client: HostKey,
     ) -> Result<FlowPermit, ProxRefusal> {
+        let own_max = self.clients.of(&client).flows;
         let mut used = self.used.lock();
-        if used.flows >= self.flows_max {
-            return Err(ProxRefusal::FlowsFull(self.flows_max));
+        if used.flows >= used.limits.flows {
+            return Err(ProxRefusal::FlowsFull(used.limits.flows));
         }
         let mine = used.clients.get(&client).map_or(0, |client| client.flows);
-        if mine >= self.client_flows_max {
-            return Err(ProxRefusal::ClientFlowsFull(self.client_flows_max));
+        if mine >= own_max {
+            return Err(ProxRefusal::ClientFlowsFull(own_max));
         }
         used.flows += 1;
         used.clients.entry(client).or_default().flows += 1;
@@ -109,15 +153,45 @@ impl QuotaLedger {
     pub(crate) fn count_hibernated(&self, client: HostKey) {
         let mut used = self.used.lock();
         used.flows += 1;
+        used.hibernated += 1;
         used.clients.entry(client).or_default().flows += 1;
     }
 
     /// The permit of a restored flow, which was counted while it was hibernated.
     pub(crate) fn readmit_hibernated(self: &Arc<QuotaLedger>, client: HostKey) -> FlowPermit {
+        let mut used = self.used.lock();
+        used.hibernated = used.hibernated.saturating_sub(1);
+        drop(used);
         FlowPermit {
             ledger: self.clone(),
             client,
         }
+    }
+
+    /// The bytes that are charged to a client, or to [`SHARED`].
+    pub(crate) fn pinned_by(&self, client: HostKey) -> u64 {
+        let used = self.used.lock();
+        used.clients.get(&client).map_or(0, |entry| entry.pinned)
+    }
+
+    /// Charges bytes that are charged to `from` to `to` instead.
+    pub(crate) fn transfer(
+        &self,
+        from: HostKey,
+        to: HostKey,
+        bytes: u64,
+    ) -> Result<(), QuotaExceeded> {
+        let mut used = self.used.lock();
+        let pinned = used.clients.get(&to).map_or(0, |entry| entry.pinned);
+        if pinned.saturating_add(bytes) > self.pinned_max(&used, &to) {
+            return Err(QuotaExceeded::Client);
+        }
+        used.clients.entry(to).or_default().pinned += bytes;
+        if let Some(entry) = used.clients.get_mut(&from) {
+            entry.pinned -= bytes;
+        }
+        used.forget_idle(from);
+        Ok(())
     }
 
     /// Reserves `bytes` for a client.
@@ -127,20 +201,46 @@ impl QuotaLedger {
         place: StorageTier,
         bytes: u64,
     ) -> Result<(), QuotaExceeded> {
+        if bytes == 0 {
+            return Ok(()); // What is counted already stays beyond a limit that was made smaller since.
+        }
         let mut used = self.used.lock();
         let pinned = used.clients.get(&client).map_or(0, |client| client.pinned);
-        if pinned.saturating_add(bytes) > self.client_pinned_max {
+        if pinned.saturating_add(bytes) > self.pinned_max(&used, &client) {
             return Err(QuotaExceeded::Client);
         }
-        used.occupy(self, place, bytes)?;
+        used.occupy(place, bytes)?;
         used.clients.entry(client).or_default().pinned += bytes;
         Ok(())
+    }
+
+    /// Reserves `bytes` on disk for a copy that flows of an earlier process read: also beyond a bound that the shared
+    /// cache has had since.
+    pub(crate) fn reserve_restored(
+        &self,
+        client: HostKey,
+        bytes: u64,
+    ) -> Result<(), QuotaExceeded> {
+        if client != SHARED {
+            return self.reserve(client, StorageTier::Disk, bytes);
+        }
+        let mut used = self.used.lock();
+        used.occupy(StorageTier::Disk, bytes)?;
+        used.clients.entry(client).or_default().pinned += bytes;
+        Ok(())
+    }
+
+    /// Charges bytes on disk that an earlier process had reserved, also beyond a bound that is smaller since.
+    pub(crate) fn charge_restored(&self, client: HostKey, bytes: u64) {
+        let mut used = self.used.lock();
+        used.disk = used.disk.saturating_add(bytes);
+        used.clients.entry(client).or_default().pinned += bytes;
     }
 
     /// Moves counted bytes from memory to disk.
     pub(crate) fn spill(&self, bytes: u64) -> Result<(), QuotaExceeded> {
         let mut used = self.used.lock();
-        used.occupy(self, StorageTier::Disk, bytes)?;
+        used.occupy(StorageTier::Disk, bytes)?;
         used.memory -= bytes;
         Ok(())
     }
@@ -171,22 +271,33 @@ impl QuotaLedger {
         (used.memory, used.disk)
     }
 
-    /// The number of flows.
+    /// The number of hibernated flows.
+    pub(crate) fn hibernated_flows(&self) -> u32 {
+        self.used.lock().hibernated
+    }
+
+    /// The number of flows, those that are hibernated included.
     pub(crate) fn flows(&self) -> u32 {
         self.used.lock().flows
     }
 }
 
+impl QuotaLimits {
+    fn of(config: &ProxConfig) -> QuotaLimits {
+        QuotaLimits {
+            memory: config.memory_quota_bytes,
+            disk: config.disk_quota_bytes,
+            shared: config.cache_bytes_max,
+            flows: config.flows_max,
+        }
+    }
+}
+
 impl QuotaUsage {
-    fn occupy(
-        &mut self,
-        ledger: &QuotaLedger,
-        place: StorageTier,
-        bytes: u64,
-    ) -> Result<(), QuotaExceeded> {
+    fn occupy(&mut self, place: StorageTier, bytes: u64) -> Result<(), QuotaExceeded> {
         let (count, max, full) = match place {
-            StorageTier::Memory => (&mut self.memory, ledger.memory_max, QuotaExceeded::Memory),
-            StorageTier::Disk => (&mut self.disk, ledger.disk_max, QuotaExceeded::Disk),
+            StorageTier::Memory => (&mut self.memory, self.limits.memory, QuotaExceeded::Memory),
+            StorageTier::Disk => (&mut self.disk, self.limits.disk, QuotaExceeded::Disk),
         };
         let after = count
             .checked_add(bytes)
@@ -219,6 +330,7 @@ impl FlowPermit {
     /// Keeps counting a flow that hibernated, and stops counting any other.
     pub(crate) fn settle(self, outcome: &ProxFlowOutcome) {
         if *outcome == ProxFlowOutcome::Hibernated {
+            self.ledger.used.lock().hibernated += 1;
             std::mem::forget(self);
         }
     }
@@ -240,16 +352,39 @@ impl Drop for FlowPermit {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::client_limits::ClientLimits;
 
     fn ledger() -> Arc<QuotaLedger> {
-        Arc::new(QuotaLedger::new(&ProxConfig {
+        let config = ProxConfig {
             memory_quota_bytes: 100,
             disk_quota_bytes: 200,
             client_pinned_bytes_max: 150,
             client_flows_max: 2,
             flows_max: 3,
             ..Default::default()
-        }))
+        };
+        let clients = Arc::new(ClientLimitTable::new(&config));
+        Arc::new(QuotaLedger::new(&config, clients))
+    }
+
+    #[test]
+    fn a_client_with_limits_of_its_own_is_held_to_those() {
+        let ledger = ledger();
+        let own = ClientLimits {
+            flows: Some(1),
+            pinned_bytes: Some(20),
+            ..Default::default()
+        };
+        ledger.clients.set([1; 32], own);
+        let _a = ledger.admit([1; 32]).unwrap();
+        assert_eq!(
+            ledger.admit([1; 32]).unwrap_err(),
+            ProxRefusal::ClientFlowsFull(1)
+        );
+        let full = ledger.reserve([1; 32], StorageTier::Memory, 21);
+        assert_eq!(full, Err(QuotaExceeded::Client));
+        assert_eq!(ledger.object_max(&[1; 32]), 20);
+        ledger.reserve([2; 32], StorageTier::Memory, 21).unwrap();
     }
 
     #[test]
@@ -268,6 +403,24 @@ mod tests {
         );
         drop(a);
         assert!(ledger.admit([1; 32]).is_ok());
+    }
+
+    #[test]
+    fn what_is_counted_already_goes_on_beyond_a_smaller_limit() {
+        let ledger = ledger();
+        ledger.reserve([1; 32], StorageTier::Memory, 80).unwrap();
+        let smaller = ProxConfig {
+            memory_quota_bytes: 10,
+            client_pinned_bytes_max: 10,
+            ..Default::default()
+        };
+        ledger.clients.set_defaults(&smaller);
+        ledger.set_limits(&smaller);
+        assert_eq!(ledger.reserve([1; 32], StorageTier::Memory, 0), Ok(()));
+        assert_eq!(
+            ledger.reserve([1; 32], StorageTier::Memory, 1),
+            Err(QuotaExceeded::Client)
+        );
     }
 
     #[test]

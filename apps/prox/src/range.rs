@@ -1,7 +1,7 @@
 //! `Range` (RFC 9110 §14) against a copy that may still grow: which part is answered, and when.
 //!
-//! What the field asks for is `core/http`'s to decide. Here one part is answered as such, and several
-//! with the whole, which RFC 9110 §14.2 allows.
+//! `core/http` parses the field. Here a request for one part is answered with that part, and one
+//! for several with the whole object, which RFC 9110 §14.2 allows.
 
 use cedos_http::{ByteRanges, RangeDecision};
 

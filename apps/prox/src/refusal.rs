@@ -1,11 +1,15 @@
-//! Every answer that is an error of ours or of the way to the origin: one row each.
+//! All error answers of the proxy itself or of its connection to the origin, one row each.
 //!
 //! A refusal becomes an HTTP answer with a status, a `Proxy-Status` field (RFC 9209) that names
-//! the kind for programs, and a plain sentence that tells a person what to do next.
-//! `docs/proxy.md` has the same table.
+//! the kind for programs, and a sentence that tells people what to do. `docs/proxy.md` has the same
+//! table.
 
 use std::net::IpAddr;
 use std::time::Duration;
+
+use jiff::Timestamp;
+use jiff::civil::Date;
+use jiff::tz::TimeZone;
 
 use crate::egress::SpecialAddress;
 
@@ -28,15 +32,33 @@ pub enum ProxRefusal {
     VersionUnsupported,
     #[error("Expect: only 100-continue is known")]
     ExpectationUnknown,
-    #[error("{0} is not served here; use GET, HEAD, PUT or POST with a full URL, else CONNECT")]
+    #[error("{0} is not served here: write methods in capitals; for TRACE use CONNECT")]
     MethodUnsupported(String),
     #[error("{0}: URLs cannot be fetched here, only http: and https:; use CONNECT for the rest")]
     SchemeUnsupported(String),
 
-    #[error("this client key is not allowed; the operator adds it with --allow-client {0}")]
+    #[error(
+        "this client key is not allowed; the operator adds it with `cedos prox invite`, or --allow-client {0}"
+    )]
     ClientUnknown(String),
+    #[error("this invitation was used already, by another device; ask the operator for a new one")]
+    InvitationUsed,
+    #[error("this invitation was used already, by this device")]
+    InvitationUsedByThisDevice,
+    #[error("this invitation has expired; ask the operator for a new one")]
+    InvitationExpired,
+    #[error("this proxy made no such invitation; ask the operator for a new one")]
+    InvitationUnknown,
+    #[error("this proxy has as many clients as it can keep; the operator removes some first")]
+    ClientsFull,
     #[error("this client has {0} flows open, which is its limit; wait for one to end")]
     ClientFlowsFull(u32),
+    #[error(
+        "this client has used the {} that it may transfer here in a month; it can go on at {until} 00:00 UTC, or \
+         when the proxy's operator allows it more (`cedos prox client limit`)",
+        in_bytes(*bytes)
+    )]
+    MonthUsedUp { bytes: u64, until: Date },
     #[error("this client's flows fill its part of the proxy's memory; wait for one to end")]
     ClientMemoryFull,
     #[error("the proxy serves {0} flows, which is its limit; try again later")]
@@ -53,6 +75,8 @@ pub enum ProxRefusal {
     ObjectTooLarge { bytes: u64, max: u64 },
     #[error("the upload has {bytes} bytes and this proxy holds at most {max}; use CONNECT")]
     UploadTooLarge { bytes: u64, max: u64 },
+    #[error("the proxy waits for the bucket that has this upload; try again later")]
+    UploadAwaited,
     #[error("the proxy is stopping; try again in a moment")]
     Stopping,
 
@@ -67,6 +91,10 @@ pub enum ProxRefusal {
     RelaysFull(String),
     #[error("the proxy has no socket for a relay: {0}")]
     RelayFailed(String),
+    #[error("nobody waits under this number")]
+    NoMailbox,
+    #[error("too many wait under a number; end one, or try again later")]
+    MailboxesFull,
 
     #[error("port {0} is not served by this proxy")]
     PortRefused(u16),
@@ -115,6 +143,22 @@ pub enum ProxRefusal {
     RedirectUnusable(String),
     #[error("the origin's body ended early and cannot be resumed: {0}")]
     BodyLost(String),
+    #[error("only-if-cached: this proxy has no copy of it that is fresh")]
+    NotCached,
+}
+
+/// A number of bytes for people, in powers of 1000.
+fn in_bytes(bytes: u64) -> String {
+    let units = ["bytes", "kB", "MB", "GB", "TB"];
+    let (mut value, mut unit) = (bytes as f64, 0);
+    while value >= 1_000.0 && unit + 1 < units.len() {
+        value /= 1_000.0;
+        unit += 1;
+    }
+    match value.fract() == 0.0 {
+        true => format!("{value} {}", units[unit]),
+        false => format!("{value:.1} {}", units[unit]),
+    }
 }
 
 /// The address in words, unless the URL itself states it.
@@ -147,9 +191,60 @@ impl ProxRefusal {
         self.row().1
     }
 
+    /// Whether the cause is the origin, so that a stale copy may be served instead.
+    pub(crate) fn is_of_origin(&self) -> bool {
+        use ProxRefusal::*;
+        self.is_before_request()
+            || matches!(
+                self,
+                ResponseTimeout { .. }
+                    | OriginClosed { .. }
+                    | OriginProtocol { .. }
+                    | OriginHeadTooLarge(_)
+            )
+    }
+
+    /// Whether it came before anything was asked of the origin, so that nothing in the request can have caused it.
+    pub(crate) fn is_before_request(&self) -> bool {
+        use ProxRefusal::*;
+        matches!(
+            self,
+            NameNotFound { .. }
+                | NameTimeout(_)
+                | ConnectRefused(_)
+                | Unroutable { .. }
+                | ConnectTimeout { .. }
+                | Certificate { .. }
+                | Tls { .. }
+        )
+    }
+
     /// When to try again, for answers that carry `Retry-After`.
     pub fn retry_after(&self) -> Option<Duration> {
+        if let ProxRefusal::MonthUsedUp { until, .. } = self {
+            let until = until.to_zoned(TimeZone::UTC).ok()?.timestamp();
+            return Duration::try_from(until.duration_since(Timestamp::now())).ok();
+        }
         (self.status() == 503).then_some(RETRY_AFTER)
+    }
+
+    /// The limit that was reached, as logs and metrics call it; none if the cause is another.
+    pub fn limit(&self) -> Option<&'static str> {
+        use ProxRefusal::*;
+        Some(match self {
+            ClientFlowsFull(_) => "client_flows",
+            ClientMemoryFull => "client_memory",
+            ClientPinnedFull(_) => "client_pinned",
+            MonthUsedUp { .. } => "client_month",
+            DeadlineTooFar(_) => "client_deadline",
+            FlowsFull(_) => "flows",
+            StoreFull => "storage",
+            ObjectTooLarge { .. } | UploadTooLarge { .. } => "object_size",
+            ClientsFull => "clients",
+            RelaysFull(_) => "relays",
+            MailboxesFull => "mailboxes",
+            _ => return None,
+        })
     }
 
     /// The table: status and `Proxy-Status` error type of each refusal.
@@ -164,19 +259,26 @@ impl ProxRefusal {
             MethodUnsupported(_) => (501, "http_request_error"),
             SchemeUnsupported(_) => (501, "http_request_error"),
             ClientUnknown(_) => (403, "http_request_denied"),
+            InvitationUsed | InvitationUnknown => (403, "http_request_denied"),
+            InvitationUsedByThisDevice => (409, "http_request_denied"),
+            InvitationExpired => (410, "http_request_denied"),
+            ClientsFull => (403, "http_request_denied"),
             ClientFlowsFull(_) | ClientMemoryFull => (503, "connection_limit_reached"),
             FlowsFull(_) => (503, "connection_limit_reached"),
+            MonthUsedUp { .. } => (429, "http_request_denied"),
             DeadlineTooFar(_) => (403, "http_request_denied"),
             ClientPinnedFull(_) => (503, "http_request_denied"),
             StoreFull => (503, "http_request_denied"),
             StoreFailed => (500, "proxy_internal_error"),
             ObjectTooLarge { .. } => (502, "http_response_body_size"),
             UploadTooLarge { .. } => (413, "http_request_error"),
-            Stopping => (503, "http_request_denied"),
+            UploadAwaited | Stopping => (503, "http_request_denied"),
             NoRelay => (403, "http_request_denied"),
             NoListener => (404, "destination_not_found"),
             RelaysFull(_) => (503, "connection_limit_reached"),
             RelayFailed(_) => (500, "proxy_internal_error"),
+            NoMailbox => (404, "destination_not_found"),
+            MailboxesFull => (503, "connection_limit_reached"),
             PortRefused(_) => (403, "http_request_denied"),
             AddressRefused { .. } => (403, "destination_ip_prohibited"),
             NameNotFound { .. } => (502, "dns_error"),
@@ -195,6 +297,7 @@ impl ProxRefusal {
             RedirectDowngrade(_) => (502, "http_request_denied"),
             RedirectUnusable(_) => (502, "http_protocol_error"),
             BodyLost(_) => (502, "http_response_incomplete"),
+            NotCached => (504, "http_request_denied"),
         }
     }
 }

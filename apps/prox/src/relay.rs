@@ -1,4 +1,4 @@
-//! RELAY and LISTEN: sealed packets passed on, to origins that speak D2TP and between clients.
+//! RELAY and LISTEN: sealed packets are forwarded to D2TP origins and between clients.
 //!
 //! ```text
 //!  RELAY host:port   200, Relay: ID ─▶ seen PATH ADDRESS … until either ends the flow
@@ -6,8 +6,8 @@
 //!  LISTEN *          200 ─▶ call ID KEY · hung-up ID · seen PATH ADDRESS …
 //! ```
 //!
-//! The packets themselves never come here: `d2tp-driver` passes them on between sockets. A relay lives
-//! as long as its flow.
+//! The packets themselves are not handled here: `d2tp-driver` forwards them between sockets. A
+//! relay lasts as long as its flow.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -61,7 +61,10 @@ pub(crate) async fn serve<F: FlowIo>(
     to: &RelayTarget,
 ) -> ProxFlowOutcome {
     record.asked = match to {
-        RelayTarget::Origin(target) => format!("RELAY {target}"),
+        RelayTarget::Origin(target) => {
+            record.target = Some(target.to_string());
+            format!("RELAY {target}")
+        }
         RelayTarget::Device(key) => format!("RELAY {}", &show_key(key)[..8]),
     };
     let hosting = hosting(flow, prox);
@@ -104,7 +107,7 @@ pub(crate) async fn listen<F: FlowIo>(
 
 fn hosting<F: FlowIo>(flow: &F, prox: &Prox) -> Result<DeviceRelays, ProxRefusal> {
     // A client without D2TP has no session whose places could be proved.
-    let hosting = flow.relays().filter(|_| prox.config.relay);
+    let hosting = flow.relays().filter(|_| prox.config().relay);
     hosting.ok_or(ProxRefusal::NoRelay)
 }
 
@@ -118,7 +121,7 @@ async fn open(
         RelayTarget::Device(key) => hosting.relay_to_device(*key)?,
         // R-RELAY-6
         RelayTarget::Origin(target) => {
-            let upstream = &prox.upstream;
+            let upstream = prox.upstream();
             let (filter, resolver) = (&upstream.filter, &*upstream.resolver);
             let found = allowed_addresses(target, filter, resolver, upstream.dns_timeout).await?;
             hosting.relay_to_address(SocketAddr::new(found[0], target.port()))?

@@ -1,4 +1,4 @@
-//! The one request of a flow: read, checked, and turned into what the proxy acts on.
+//! The one request of a flow: read, checked, and converted into the proxy's form.
 //!
 //! ```text
 //! device ── "GET https://host/path HTTP/1.1\r\nHost: …\r\n\r\n" ──▶ Head ──▶ Request
@@ -12,12 +12,14 @@
 
 use std::time::Duration;
 
-use d2tp_driver::HostKey;
+use cedos_http::{SUPPLY_ASKED, SUPPLY_FIELD};
+use d2tp_driver::{HostKey, MemoryCharge};
 use http::Method;
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use url::Url;
 
 use crate::dial::OriginTarget;
+use crate::invitation::InvitationSecret;
 use crate::key_text::{parse_key, show_key};
 use crate::refusal::ProxRefusal;
 use crate::request_head::{ProxRequestHead, RequestHeadError, read_head};
@@ -25,19 +27,44 @@ use crate::request_head::{ProxRequestHead, RequestHeadError, read_head};
 /// The most header fields of a request. A guess: browsers send about 20.
 pub const HEADERS_MAX: usize = 128;
 
+/// The most bytes of a method's name. A guess: the longest that is registered has 17.
+const METHOD_BYTES_MAX: usize = 32;
+
 /// A device's request.
 #[derive(Debug)]
 pub(crate) enum ProxRequest {
     /// GET or HEAD of a URL.
     Fetch(Box<FetchRequest>),
     /// CONNECT to a host and port.
-    Tunnel(OriginTarget),
-    /// PUT or POST to a URL.
+    Tunnel(TunnelRequest),
+    /// PUT or POST to a URL, or another method that is forwarded with its body.
     Upload(Box<UploadRequest>),
     /// RELAY to a host and port, or to a device by its key.
     Relay(RelayTarget),
     /// LISTEN: the clients that may call; none: any.
     Listen(Vec<HostKey>),
+    /// MAILBOX: the number of the one to join; none: a new one.
+    Mailbox(Option<u32>),
+    /// ENROL: a device asks to become a client.
+    Enrol(EnrolRequest),
+}
+
+/// A CONNECT request.
+#[derive(Clone, Debug)]
+pub(crate) struct TunnelRequest {
+    /// The host and port to connect to.
+    pub(crate) target: OriginTarget,
+    /// Whether the device asks how the server supplies it.
+    pub(crate) reports_supply: bool,
+}
+
+/// A request to be enrolled.
+#[derive(Clone, Debug)]
+pub(crate) struct EnrolRequest {
+    /// The invitation's secret.
+    pub(crate) secret: InvitationSecret,
+    /// The name that the device suggests.
+    pub(crate) name: Option<String>,
 }
 
 /// The destination of a relay.
@@ -49,16 +76,16 @@ pub(crate) enum RelayTarget {
     Device(HostKey),
 }
 
-/// A PUT or POST request. Its body follows the head in the flow.
+/// A request with a body, which follows the head in the flow.
 #[derive(Clone, Debug)]
 pub(crate) struct UploadRequest {
-    /// PUT or POST.
+    /// Its method, which is neither GET nor HEAD.
     pub(crate) method: Method,
     /// The absolute URL, without a fragment.
     pub(crate) url: Url,
     /// End-to-end headers to forward.
     pub(crate) headers: HeaderMap,
-    /// Size of the body if declared; else it extends to the flow's end.
+    /// Size of the body if known; else it extends to the flow's end.
     pub(crate) length: Option<u64>,
     /// Whether the device waits for 100 before it sends the body, or for 104 if there is a token.
     pub(crate) expects_continue: bool,
@@ -74,12 +101,23 @@ impl UploadToken {
     /// The header field with the token.
     const FIELD: &str = "cedos-upload";
 
-    fn parse(value: &HeaderValue) -> Option<UploadToken> {
+    /// Reads a token.
+    pub(crate) fn parse(value: &HeaderValue) -> Option<UploadToken> {
         let text = value.to_str().ok()?;
         let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
         let fits = (16..=64).contains(&text.len()) && text.chars().all(is_plain);
         fits.then(|| UploadToken(text.into()))
     }
+
+    /// The token as it was sent.
+    pub(crate) fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+/// Whether a request may be sent again although the origin may have received it (RFC 9110 §9.2.2).
+pub(crate) fn is_idempotent(method: &Method) -> bool {
+    [Method::PUT, Method::DELETE, Method::OPTIONS].contains(method)
 }
 
 /// A GET or HEAD request.
@@ -95,24 +133,29 @@ pub(crate) struct FetchRequest {
     pub(crate) range: Option<HeaderValue>,
     /// The `If-Range` header, which the proxy evaluates itself.
     pub(crate) if_range: Option<HeaderValue>,
+    /// Whether the device asks how the server supplies it.
+    pub(crate) reports_supply: bool,
 }
 
 /// The target of a flow that begins with `bytes`: the URL or authority, or the status of the refusal.
 /// `None`: the flow ended before. For the fuzzer, which uses public functions only.
 #[doc(hidden)]
 pub async fn check_head(mut bytes: &[u8]) -> Option<Result<String, u16>> {
-    let head = match read_head(&mut bytes, Duration::MAX).await {
+    let head = match read_head(&mut bytes, Duration::MAX, &mut MemoryCharge::default()).await {
         Ok(head) => head,
         Err(RequestHeadError::Refused(refusal)) => return Some(Err(refusal.status())),
         Err(RequestHeadError::Gone(_)) => return None,
     };
     Some(match parse(&head) {
         Ok(ProxRequest::Fetch(fetch)) => Ok(fetch.url.into()),
-        Ok(ProxRequest::Tunnel(target)) => Ok(target.to_string()),
+        Ok(ProxRequest::Tunnel(tunnel)) => Ok(tunnel.target.to_string()),
         Ok(ProxRequest::Upload(upload)) => Ok(upload.url.into()),
         Ok(ProxRequest::Relay(RelayTarget::Origin(target))) => Ok(target.to_string()),
         Ok(ProxRequest::Relay(RelayTarget::Device(key))) => Ok(show_key(&key)),
-        Ok(ProxRequest::Listen(_)) => Ok("*".to_owned()),
+        Ok(ProxRequest::Listen(_) | ProxRequest::Enrol(_)) => Ok("*".to_owned()),
+        Ok(ProxRequest::Mailbox(number)) => {
+            Ok(number.map_or("*".to_owned(), |number| number.to_string()))
+        }
         Err(refusal) => Err(refusal.status()),
     })
 }
@@ -144,19 +187,24 @@ pub(crate) fn parse(head: &ProxRequestHead) -> Result<ProxRequest, ProxRefusal> 
     if parsed.version != Some(1) {
         return Err(ProxRefusal::VersionUnsupported);
     }
-    let headers = header_map(parsed.headers)?;
+    let mut headers = header_map(parsed.headers)?;
+    let supply = headers.remove(SUPPLY_FIELD);
+    let reports_supply = supply.is_some_and(|value| value == SUPPLY_ASKED);
     let length = body_length(&headers)?;
-    if !matches!(method, "PUT" | "POST") && length.is_some_and(|length| length > 0) {
+    if is_without_body(method) && length.is_some_and(|length| length > 0) {
         return Err(ProxRefusal::BadRequest("these requests carry no body"));
     }
     match method {
-        "CONNECT" => Ok(ProxRequest::Tunnel(
-            OriginTarget::parse_authority(target).ok_or(ProxRefusal::BadRequest(
+        "CONNECT" => Ok(ProxRequest::Tunnel(TunnelRequest {
+            target: OriginTarget::parse_authority(target).ok_or(ProxRefusal::BadRequest(
                 "CONNECT needs host:port, such as example.org:443",
             ))?,
-        )),
+            reports_supply,
+        })),
         "RELAY" => relayed(target).map(ProxRequest::Relay),
         "LISTEN" => listening(target, &headers).map(ProxRequest::Listen),
+        "MAILBOX" => mailbox_number(target).map(ProxRequest::Mailbox),
+        "ENROL" => enrolling(target, &headers).map(ProxRequest::Enrol),
         "GET" | "HEAD" => {
             let url = absolute_url(target)?;
             let mut forward = headers;
@@ -178,10 +226,11 @@ pub(crate) fn parse(head: &ProxRequestHead) -> Result<ProxRequest, ProxRefusal> 
                 headers: forward,
                 range,
                 if_range,
+                reports_supply,
             };
             Ok(ProxRequest::Fetch(Box::new(fetch)))
         }
-        "PUT" | "POST" => {
+        other if is_forwarded(other) => {
             let url = absolute_url(target)?;
             let mut forward = headers;
             let expects_continue = match forward.remove(header::EXPECT) {
@@ -205,22 +254,42 @@ pub(crate) fn parse(head: &ProxRequestHead) -> Result<ProxRequest, ProxRefusal> 
             };
             strip_hop_by_hop(&mut forward);
             Ok(ProxRequest::Upload(Box::new(UploadRequest {
-                method: if method == "PUT" {
-                    Method::PUT
-                } else {
-                    Method::POST
-                },
+                method: Method::from_bytes(method.as_bytes())
+                    .map_err(|_| unknown_method(method))?,
                 url,
                 headers: forward,
-                length,
+                // PUT and POST without a length end with the flow; others have no body then (RFC 9112 §6.3).
+                length: match method {
+                    "PUT" | "POST" => length,
+                    _ => Some(length.unwrap_or(0)),
+                },
                 expects_continue,
                 token,
             })))
         }
-        other => Err(ProxRefusal::MethodUnsupported(
-            other.chars().take(32).collect(),
-        )),
+        other => Err(unknown_method(other)),
     }
+}
+
+/// Whether requests with this method carry no body: GET and HEAD, and those that the proxy itself serves.
+fn is_without_body(method: &str) -> bool {
+    matches!(
+        method,
+        "GET" | "HEAD" | "CONNECT" | "RELAY" | "LISTEN" | "MAILBOX" | "ENROL"
+    )
+}
+
+/// Whether requests with this method are sent to origins with their body: all that are written as methods are, but
+/// those that ask for the request itself, which may hold credentials, and the preface of HTTP/2.
+fn is_forwarded(method: &str) -> bool {
+    let is_written_so = |byte: u8| byte.is_ascii_uppercase() || byte == b'-';
+    (1..=METHOD_BYTES_MAX).contains(&method.len())
+        && method.bytes().all(is_written_so)
+        && !matches!(method, "TRACE" | "TRACK" | "PRI")
+}
+
+fn unknown_method(method: &str) -> ProxRefusal {
+    ProxRefusal::MethodUnsupported(method.chars().take(METHOD_BYTES_MAX).collect())
 }
 
 /// Parses the destination of a relay: `host:port`, or a key.
@@ -244,6 +313,35 @@ fn listening(target: &str, headers: &HeaderMap) -> Result<Vec<HostKey>, ProxRefu
         .map(|value| value.to_str().ok().and_then(|text| parse_key(text).ok()))
         .collect::<Option<Vec<HostKey>>>()
         .ok_or(ProxRefusal::BadRequest("a Caller is not a client key"))
+}
+
+/// Parses which mailbox is meant: `*` is a new one.
+fn mailbox_number(target: &str) -> Result<Option<u32>, ProxRefusal> {
+    let is_number = !target.is_empty() && target.bytes().all(|byte| byte.is_ascii_digit());
+    match target {
+        "*" => Ok(None),
+        number => number
+            .parse()
+            .ok()
+            .filter(|_| is_number)
+            .map(Some)
+            .ok_or(ProxRefusal::BadRequest("MAILBOX takes * or a number")),
+    }
+}
+
+/// Parses a request to become a client.
+fn enrolling(target: &str, headers: &HeaderMap) -> Result<EnrolRequest, ProxRefusal> {
+    if target != "*" {
+        return Err(ProxRefusal::BadRequest("ENROL takes only *"));
+    }
+    let field = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+    let secret = field("invitation").and_then(InvitationSecret::from_text);
+    let decode = |name| percent_encoding::percent_decode_str(name).decode_utf8();
+    let name = field("device-name").and_then(|name| decode(name).ok());
+    Ok(EnrolRequest {
+        secret: secret.ok_or(ProxRefusal::BadRequest("ENROL needs an Invitation"))?,
+        name: name.map(|name| name.into_owned()),
+    })
 }
 
 /// Converts parsed fields to a map. httparse has checked them; `http` checks again.
@@ -332,6 +430,9 @@ fn absolute_url(target: &str) -> Result<Url, ProxRefusal> {
     }
     Ok(url)
 }
+
+/// The field with the TCP port at which this proxy takes streams.
+pub(crate) const STREAM_PORT: HeaderName = HeaderName::from_static("d2tp-stream-port");
 
 /// Removes hop-by-hop fields (RFC 9110 §7.6.1), the fields that `Connection` names, and credentials for
 /// proxies.
@@ -462,6 +563,22 @@ mod tests {
     }
 
     #[test]
+    fn other_methods_are_forwarded_and_have_a_body_only_if_they_say_so() {
+        let upload = |text: &str| match read(text.as_bytes()) {
+            Ok(ProxRequest::Upload(upload)) => upload,
+            other => panic!("{text:?} gave {other:?}"),
+        };
+        let delete = upload("DELETE http://h/a HTTP/1.1\r\nHost: h\r\n\r\n");
+        assert_eq!((delete.method, delete.length), (Method::DELETE, Some(0)));
+        let search =
+            upload("M-SEARCH http://h/ HTTP/1.1\r\nHost: h\r\nContent-Length: 3\r\n\r\nabc");
+        assert_eq!(
+            (search.method.as_str(), search.length),
+            ("M-SEARCH", Some(3))
+        );
+    }
+
+    #[test]
     fn uploads_that_two_readers_could_cut_differently_are_refused() {
         for lines in [
             "Content-Length: 3\r\nTransfer-Encoding: chunked\r\n",
@@ -490,10 +607,11 @@ mod tests {
     fn what_is_not_served_is_named() {
         let with = |line: &str| status(&format!("{line}\r\nHost: h\r\n\r\n"));
         assert_eq!(with("GET / HTTP/1.1"), 400);
-        assert_eq!(with("OPTIONS * HTTP/1.1"), 501);
-        assert_eq!(with("PATCH http://h/ HTTP/1.1"), 501);
+        assert_eq!(with("OPTIONS * HTTP/1.1"), 400);
+        assert_eq!(with("TRACE http://h/ HTTP/1.1"), 501);
+        assert_eq!(with("PRI http://h/ HTTP/1.1"), 501);
         assert_eq!(with("PUT /path HTTP/1.1"), 400);
-        assert_eq!(with("BREW http://h/ HTTP/1.1"), 501);
+        assert_eq!(with("Brew http://h/ HTTP/1.1"), 501);
         assert_eq!(with("get http://h/ HTTP/1.1"), 501);
         assert_eq!(with("GET ftp://h/ HTTP/1.1"), 501);
         assert_eq!(with("GET http:h/ HTTP/1.1"), 400);
@@ -514,7 +632,10 @@ mod tests {
         let head = ProxRequestHead { bytes, end };
         assert_eq!(head.rest(), b"\x16\x03\n");
         match parse(&head) {
-            Ok(ProxRequest::Tunnel(target)) => assert_eq!(target.to_string(), "[2001:db8::1]:443"),
+            Ok(ProxRequest::Tunnel(tunnel)) => {
+                assert_eq!(tunnel.target.to_string(), "[2001:db8::1]:443");
+                assert!(!tunnel.reports_supply);
+            }
             other => panic!("{other:?}"),
         }
     }
@@ -525,9 +646,13 @@ mod tests {
         let pad = HEAD_BYTES_MAX - line.len() - 4;
         let text = format!("{line}{}\r\n\r\n", "a".repeat(pad));
         let limit = Duration::from_secs(600);
-        assert!(read_head(&mut text.as_bytes(), limit).await.is_ok());
+        assert!(
+            read_head(&mut text.as_bytes(), limit, &mut MemoryCharge::default())
+                .await
+                .is_ok()
+        );
         let text = format!("{line}{}\r\n\r\n", "a".repeat(pad + 1));
-        match read_head(&mut text.as_bytes(), limit).await {
+        match read_head(&mut text.as_bytes(), limit, &mut MemoryCharge::default()).await {
             Err(RequestHeadError::Refused(refusal)) => assert_eq!(refusal.status(), 431),
             other => panic!("{other:?}"),
         }

@@ -3,12 +3,16 @@
 use std::io;
 use std::time::Duration;
 
+use d2tp_driver::MemoryCharge;
 use tokio::io::{AsyncRead, AsyncReadExt};
 
 use crate::refusal::ProxRefusal;
 
 /// The most bytes of a request head, the final empty line included. RELIABILITY: header block ≤ 32 kB.
 pub const HEAD_BYTES_MAX: usize = 32 * 1024;
+
+/// How often a head is there: as it came, and as the request that was parsed from it.
+const HEAD_COPIES: u64 = 2;
 
 /// Bytes read from the flow at once while looking for the end of the head.
 const READ_BYTES: usize = 4096;
@@ -41,10 +45,11 @@ pub(crate) enum RequestHeadError {
     Gone(io::Error),
 }
 
-/// Reads a head up to its empty line.
+/// Reads a head up to its empty line. Its buffer is charged to `memory`.
 pub(crate) async fn read_head<R>(
     flow: &mut R,
     limit: Duration,
+    memory: &mut MemoryCharge,
 ) -> Result<ProxRequestHead, RequestHeadError>
 where
     R: AsyncRead + Unpin,
@@ -55,6 +60,8 @@ where
         loop {
             match head_end(&bytes, seen) {
                 Ok(Some(end)) if end <= HEAD_BYTES_MAX => {
+                    bytes.shrink_to_fit();
+                    memory.resize(HEAD_COPIES * bytes.len() as u64);
                     return Ok(ProxRequestHead { bytes, end });
                 }
                 Ok(None) if bytes.len() < HEAD_BYTES_MAX => {}
@@ -66,7 +73,11 @@ where
                 Err(why) => return Err(RequestHeadError::Refused(ProxRefusal::BadRequest(why))),
             }
             seen = bytes.len();
-            bytes.reserve(READ_BYTES);
+            let capacity = (seen + READ_BYTES) as u64;
+            if !memory.try_resize(HEAD_COPIES * capacity) {
+                return Err(RequestHeadError::Refused(ProxRefusal::ClientMemoryFull));
+            }
+            bytes.reserve_exact(READ_BYTES);
             match flow.take(READ_BYTES as u64).read_buf(&mut bytes).await {
                 Ok(0) if bytes.is_empty() => {
                     return Err(RequestHeadError::Gone(io::ErrorKind::UnexpectedEof.into()));

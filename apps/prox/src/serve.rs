@@ -55,10 +55,34 @@ pub async fn run<L: FlowListener>(
 /// Serves as [`run`] does, with a proxy that exists already. A proxy serves once: after this it is
 /// stopped.
 pub async fn serve<L: FlowListener>(
-    mut listener: L,
+    listener: L,
     prox: Arc<Prox>,
     shutdown: impl Future<Output = ()> + Send,
 ) {
+    let (flows, listener) = accept_until(listener, &prox, shutdown).await;
+    if !finish_within_grace(&flows, &prox).await {
+        tracing::info!(flows = flows.len(), "resetting the remaining flows");
+        prox.stop.cancel();
+        flows.wait().await;
+    }
+    drop(listener);
+    tracing::info!("stopped");
+}
+
+/// Lets flows that are being served end within `stop_grace`. Returns whether all did.
+pub async fn finish_within_grace(flows: &TaskTracker, prox: &Prox) -> bool {
+    let grace = prox.config().stop_grace;
+    tracing::info!(flows = flows.len(), ?grace, "stopping");
+    tokio::time::timeout(grace, flows.wait()).await.is_ok()
+}
+
+/// Serves flows until `shutdown` is ready or the listener ends. Returns the flows that are still being served,
+/// and the listener, which they may need.
+pub async fn accept_until<L: FlowListener>(
+    mut listener: L,
+    prox: &Arc<Prox>,
+    shutdown: impl Future<Output = ()> + Send,
+) -> (TaskTracker, L) {
     let flows = TaskTracker::new();
     let mut shutdown = std::pin::pin!(shutdown);
     loop {
@@ -74,17 +98,7 @@ pub async fn serve<L: FlowListener>(
         }
     }
     flows.close();
-    tracing::info!(flows = flows.len(), grace = ?prox.config.stop_grace, "stopping");
-    if tokio::time::timeout(prox.config.stop_grace, flows.wait())
-        .await
-        .is_err()
-    {
-        tracing::info!(flows = flows.len(), "resetting the remaining flows");
-        prox.stop.cancel();
-        flows.wait().await;
-    }
-    drop(listener);
-    tracing::info!("stopped");
+    (flows, listener)
 }
 
 /// The faults of starting, as an I/O error, for programs that only print.

@@ -15,6 +15,7 @@
 
 mod spool_file;
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -35,8 +36,11 @@ pub(crate) use spool_file::{RestoredBody, SpoolFile};
 const BLOCK_BYTES: usize = 64 * 1024;
 /// Most bytes one read returns.
 const READ_BYTES_MAX: usize = 64 * 1024;
-/// The most readers that can wait at once; one more wakes the oldest early, which is harmless.
-const WAITING_MAX: usize = 64;
+
+/// How often one reader of an object may wait at once: its flow, and those that watch it. A guess.
+const WAKERS_PER_READER: usize = 4;
+/// Wakers of readers that are gone which an object keeps before it forgets them. A guess.
+const STALE_WAKERS_MAX: usize = 64;
 
 /// Why bytes could not be stored.
 #[derive(Debug)]
@@ -70,7 +74,6 @@ pub(crate) struct SpoolExtent {
 #[derive(Debug)]
 pub(crate) struct SpooledBody {
     ledger: Arc<QuotaLedger>,
-    client: HostKey,
     state_dir: PathBuf,
     memory_max: u64,
     /// The object's named file, if it has one.
@@ -80,17 +83,22 @@ pub(crate) struct SpooledBody {
 
 #[derive(Debug)]
 struct SpoolState {
+    /// Whom the bytes are charged to.
+    client: HostKey,
     store: SpoolStorage,
     len: u64,
     /// Bytes counted in the ledger for the storage tier of `store`; never less than `len`.
     counted: u64,
     total: Option<u64>,
     status: SpoolStatus,
-    waiting: Vec<Waker>,
+    /// Readers that wait, by the addresses that make up their wakers: a reader that is polled again waits once.
+    waiting: HashMap<(usize, usize), Waker>,
     /// Bytes of a named file for which a sync was requested.
     synced: u64,
     /// Whether the copy store knows that the object is complete.
     noted: bool,
+    /// Bytes of which the bucket of copies knows.
+    in_bucket: u64,
     /// Whether file and count remain when the object is removed from memory.
     stays: bool,
 }
@@ -151,19 +159,20 @@ impl SpooledBody {
             Err(full) => return Err(SpoolError::Full(full)),
         }
         let state = SpoolState {
+            client,
             store,
             len: 0,
             counted,
             total,
             status: SpoolStatus::Growing,
-            waiting: Vec::new(),
+            waiting: HashMap::new(),
             synced: 0,
             noted: false,
+            in_bucket: 0,
             stays: false,
         };
         Ok(SpooledBody {
             ledger,
-            client,
             state_dir,
             memory_max,
             named_file: home,
@@ -188,6 +197,7 @@ impl SpooledBody {
             .map_err(SpoolError::Disk)?;
         self.wake();
         self.sync();
+        self.send_to_bucket();
         Ok(())
     }
 
@@ -199,12 +209,26 @@ impl SpooledBody {
         drop(state);
         self.wake();
         self.sync();
+        self.send_to_bucket();
     }
 
     /// Marks the object as failed.
     pub(crate) fn fail(&self, cause: ResetCause) {
         self.state.lock().status = SpoolStatus::Failed(cause);
         self.wake();
+    }
+
+    /// Whom the bytes are charged to.
+    pub(crate) fn client(&self) -> HostKey {
+        self.state.lock().client
+    }
+
+    /// Charges the bytes to another client.
+    pub(crate) fn charge_to(&self, client: HostKey) -> Result<(), QuotaExceeded> {
+        let mut state = self.state.lock();
+        self.ledger.transfer(state.client, client, state.counted)?;
+        state.client = client;
+        Ok(())
     }
 
     /// The extent of the object.
@@ -285,8 +309,17 @@ impl SpooledBody {
     /// Wakes every waiting reader.
     pub(crate) fn wake(&self) {
         let waiting = std::mem::take(&mut self.state.lock().waiting);
-        for waker in waiting {
+        for waker in waiting.into_values() {
             waker.wake();
+        }
+    }
+
+    /// Forgets the wakers of readers that are gone, if there are many more than `readers`: those that still wait are
+    /// polled, and wait again.
+    pub(crate) fn sweep(&self, readers: usize) {
+        let waiting = self.state.lock().waiting.len();
+        if waiting > STALE_WAKERS_MAX + WAKERS_PER_READER * readers {
+            self.wake();
         }
     }
 
@@ -299,7 +332,7 @@ impl SpooledBody {
         if place == StorageTier::Memory && need > self.memory_max {
             return self.count_on_disk(&mut state, missing);
         }
-        match self.ledger.reserve(self.client, place, missing) {
+        match self.ledger.reserve(state.client, place, missing) {
             Ok(()) => {
                 state.counted += missing;
                 Ok(place)
@@ -316,7 +349,7 @@ impl SpooledBody {
         missing: u64,
     ) -> Result<StorageTier, SpoolError> {
         self.ledger
-            .reserve(self.client, StorageTier::Disk, missing)
+            .reserve(state.client, StorageTier::Disk, missing)
             .map_err(SpoolError::Full)?;
         let moved = self
             .ledger
@@ -345,7 +378,8 @@ impl SpooledBody {
                 Ok(StorageTier::Disk)
             }
             Err(fault) => {
-                self.ledger.release(self.client, StorageTier::Disk, missing);
+                self.ledger
+                    .release(state.client, StorageTier::Disk, missing);
                 Err(fault)
             }
         }
@@ -384,13 +418,12 @@ impl SpoolState {
     }
 
     fn wait(&mut self, cx: &mut Context<'_>) {
-        if self.waiting.iter().any(|waker| waker.will_wake(cx.waker())) {
-            return;
-        }
-        if self.waiting.len() == WAITING_MAX {
-            self.waiting.remove(0).wake();
-        }
-        self.waiting.push(cx.waker().clone());
+        let waker = cx.waker();
+        let address = (
+            waker.data().addr(),
+            std::ptr::from_ref(waker.vtable()).addr(),
+        );
+        self.waiting.insert(address, waker.clone());
     }
 }
 
@@ -401,8 +434,12 @@ impl Drop for SpooledBody {
             return;
         }
         self.ledger
-            .release(self.client, state.store.place(), state.counted);
+            .release(state.client, state.store.place(), state.counted);
         if let Some(home) = &self.named_file {
+            // What is complete is recorded once more.
+            if state.status != SpoolStatus::Complete || state.noted {
+                home.copy_store.forget_version(home.id);
+            }
             home.copy_store.remove(home.id);
         }
     }
@@ -436,16 +473,44 @@ mod tests {
     use futures_util::task::noop_waker;
 
     use super::*;
+    use crate::client_limits::ClientLimitTable;
     use crate::config::ProxConfig;
+
+    #[tokio::test]
+    async fn wakers_of_readers_that_are_gone_are_forgotten() {
+        let ledger = ledger(100, 0);
+        let dir = std::env::temp_dir();
+        let body = SpooledBody::new(ledger, CLIENT, dir, 100, None, None).unwrap();
+        let wakers: Vec<_> = (0..200).map(|_| own_waker()).collect();
+        for waker in &wakers {
+            let mut cx = Context::from_waker(waker);
+            assert!(body.poll_read_at(&mut cx, 0, 1).is_pending());
+        }
+        body.sweep(200);
+        assert_eq!(body.state.lock().waiting.len(), 200);
+        body.sweep(1);
+        assert_eq!(body.state.lock().waiting.len(), 0);
+    }
+
+    /// A waker that is not the same as any other.
+    fn own_waker() -> Waker {
+        struct Alone;
+        impl std::task::Wake for Alone {
+            fn wake(self: Arc<Self>) {}
+        }
+        Arc::new(Alone).into()
+    }
 
     const CLIENT: HostKey = [9; 32];
 
     fn ledger(memory: u64, disk: u64) -> Arc<QuotaLedger> {
-        Arc::new(QuotaLedger::new(&ProxConfig {
+        let config = ProxConfig {
             memory_quota_bytes: memory,
             disk_quota_bytes: disk,
             ..Default::default()
-        }))
+        };
+        let clients = Arc::new(ClientLimitTable::new(&config));
+        Arc::new(QuotaLedger::new(&config, clients))
     }
 
     fn pin(ledger: &Arc<QuotaLedger>, memory_max: u64, total: Option<u64>) -> Arc<SpooledBody> {

@@ -5,9 +5,8 @@
 //!  its end ──▶ FIN ──▶ the client's FIN, or a while without one ──▶ finished
 //! ```
 //!
-//! It has neither deadline nor sleep: what a connection is to the kernel it is to us. A connection that is
-//! dropped before its direction was ended is reset: an answer or a tunnel that was cut off must not look
-//! whole.
+//! It has neither a deadline nor hibernation. A connection that is dropped before its direction was
+//! ended is reset: a truncated answer or tunnel must not look complete.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -17,11 +16,13 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::{Buf, Bytes};
-use d2tp_driver::{FlowIo, HostKey, SendSource};
+use d2tp_driver::{FlowIo, HostKey, MemoryAccount, MemoryCharge, SendSource};
 use d2tp_tcp::multipath;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Sleep, sleep};
+
+use crate::flow::task_bytes_of;
 
 /// The size of reads from a source.
 const PIECE_BYTES: usize = 64 * 1024;
@@ -45,11 +46,24 @@ pub struct StreamFlow {
     has_ended: bool,
     broken: Option<io::ErrorKind>,
     farewell: Option<Pin<Box<Sleep>>>,
+    /// What the connection and its task occupy, charged to the client.
+    _memory: MemoryCharge,
 }
 
 impl StreamFlow {
-    pub(crate) fn new(stream: TcpStream, id: u64, peer: HostKey) -> StreamFlow {
-        StreamFlow {
+    /// A flow of this client; none where its account has no room for one.
+    pub(crate) fn new(
+        stream: TcpStream,
+        id: u64,
+        peer: HostKey,
+        account: &MemoryAccount,
+    ) -> Option<StreamFlow> {
+        let mut memory = account.charge();
+        if !memory.try_resize(PIECE_BYTES as u64 + task_bytes_of::<StreamFlow>()) {
+            let _ = multipath::reset(stream.as_fd());
+            return None;
+        }
+        Some(StreamFlow {
             stream,
             id,
             peer,
@@ -61,7 +75,8 @@ impl StreamFlow {
             has_ended: false,
             broken: None,
             farewell: None,
-        }
+            _memory: memory,
+        })
     }
 
     /// Records an error.

@@ -1,4 +1,4 @@
-//! How origins prove who they are: the machine's authorities plus one file of the operator's.
+//! The authentication of origins: by the machine's authorities and one file of the operator.
 
 use std::io;
 use std::path::Path;

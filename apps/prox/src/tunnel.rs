@@ -1,8 +1,8 @@
 //! CONNECT: a TCP connection to the origin, copied both ways with half-close.
 //!
-//! The origin's side is kept while the device is away: the flow takes no bytes then, our two
-//! buffers fill, and TCP's own flow control holds the origin back. A break on either side becomes
-//! a reset on the other, never a clean end.
+//! The origin's side is kept while the device is away: the flow accepts no bytes then, the two
+//! buffers fill, and TCP's own flow control stops the origin. A break on either side becomes a
+//! reset on the other, never a clean end.
 
 use std::io;
 use std::pin::Pin;
@@ -11,13 +11,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use d2tp_driver::FlowIo;
+use d2tp_driver::{DatagramSender, FlowIo};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf, copy_bidirectional_with_sizes};
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::answer::tunnel_open;
+use crate::client_traffic::FlowTraffic;
 use crate::flow_report::{FlowLogRecord, ProxFlowOutcome, ServedFrom};
 use crate::flow_watch::FlowWatch;
 use crate::prox::Prox;
@@ -40,15 +41,18 @@ pub(crate) async fn serve<F: FlowIo>(
     origin: TcpStream,
     prox: &Arc<Prox>,
     record: &mut FlowLogRecord,
+    reports_to: Option<DatagramSender>,
 ) -> ProxFlowOutcome {
     record.status = Some(200);
     record.served = ServedFrom::Tunnel;
-    let traffic = Arc::new(TunnelTraffic::default());
+    let metered = record.traffic.clone();
+    let traffic = Arc::new(TunnelTraffic::new(&metered));
     let mut origin = CountedStream {
         stream: origin,
         traffic: traffic.clone(),
     };
     let unwanted = flow.peer_stopped_check();
+    let id = flow.id();
     let copied = {
         let copying = async {
             flow.write_all(tunnel_open()).await?;
@@ -67,10 +71,12 @@ pub(crate) async fn serve<F: FlowIo>(
                 true => ProxFlowOutcome::Reset(ResetCause::TunnelReset),
                 false => ProxFlowOutcome::Broken(error.to_string()),
             }),
+            never = metered.supply.report(reports_to.as_ref(), id) => match never {},
             () = traffic.until_left(unwanted) => Ok((0, 0)),
-            () = traffic.silent_for(prox.config.tunnel_idle) => {
+            () = traffic.silent_for(prox.config().tunnel_idle) => {
                 Err(ProxFlowOutcome::Reset(ResetCause::TunnelIdle))
             }
+            () = metered.used_up() => Err(ProxFlowOutcome::Reset(ResetCause::MonthUsedUp)),
             () = prox.stop.cancelled() => Err(ProxFlowOutcome::Reset(ResetCause::Stopping)),
         }
     };
@@ -78,7 +84,10 @@ pub(crate) async fn serve<F: FlowIo>(
     record.bytes_down = traffic.down.load(Ordering::Relaxed);
     match copied {
         // Both ends said they are done, or the device that it does not even read; stay until the device has it all.
-        Ok(_) => FlowWatch::new(prox).gone(flow, prox).await.outcome(),
+        Ok(_) => FlowWatch::new(prox, &metered)
+            .gone(flow, prox)
+            .await
+            .outcome(),
         Err(outcome) => {
             // The origin must not take what it has for all there was.
             let _ = origin.stream.set_zero_linger();
@@ -88,16 +97,28 @@ pub(crate) async fn serve<F: FlowIo>(
 }
 
 /// The traffic of a tunnel.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct TunnelTraffic {
     up: AtomicU64,
     down: AtomicU64,
     origin_failed: AtomicBool,
+    /// The device's side.
+    flow: Arc<FlowTraffic>,
     /// Notified when the device's end has been passed to the origin.
     up_ended: Notify,
 }
 
 impl TunnelTraffic {
+    fn new(flow: &Arc<FlowTraffic>) -> TunnelTraffic {
+        TunnelTraffic {
+            up: AtomicU64::new(0),
+            down: AtomicU64::new(0),
+            origin_failed: AtomicBool::new(false),
+            flow: flow.clone(),
+            up_ended: Notify::new(),
+        }
+    }
+
     fn origin_failed(&self) -> bool {
         self.origin_failed.load(Ordering::Relaxed)
     }
@@ -152,6 +173,10 @@ impl AsyncRead for CountedStream {
         let poll = Pin::new(&mut self.stream).poll_read(cx, buf);
         let read = buf.filled().len() - before;
         self.traffic.down.fetch_add(read as u64, Ordering::Relaxed);
+        match &poll {
+            Poll::Ready(_) => self.traffic.flow.supply.on_read(Instant::now(), read),
+            Poll::Pending => self.traffic.flow.supply.on_wait(Instant::now()),
+        }
         self.traffic.note(poll)
     }
 }

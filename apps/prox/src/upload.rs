@@ -1,4 +1,5 @@
-//! PUT and POST: the body is spooled here until it is whole, then goes to the origin in one piece.
+//! PUT and POST: the body is spooled here until it is complete, then sent to the origin in one
+//! piece.
 //!
 //! ```text
 //!  device ── head ──▶ may the origin be asked? room? ── 100, or 104: which byte is next ──▶ device
@@ -13,8 +14,8 @@
 //! An origin's connection never waits for a device that is away, and a device that has sent its
 //! last byte may go. The body ends where `Content-Length` says, or, without it, at the clean end of
 //! the flow; where both are there they must agree, and only the spool's length is ever told to an
-//! origin, so there is nothing to smuggle in. A flow that breaks off sends nothing; with a token its
-//! device may come back and go on ([`crate::upload_table`]).
+//! origin, so there is nothing to smuggle in. If a flow breaks off, nothing is sent; with a token
+//! its device may return and continue ([`crate::upload_table`]).
 //!
 //! Not done here: sending on while the body still arrives.
 
@@ -25,17 +26,18 @@ use std::task::Poll;
 
 use bytes::BytesMut;
 use d2tp_driver::{FlowIo, HostKey};
+use http::StatusCode;
 use tokio::io::AsyncWriteExt;
 
 use crate::answer::{self, AnswerSource};
-use crate::flow_answer::{MemoState, ResetGuard, refuse, send};
+use crate::flow_answer::{AnswerPart, MemoState, ResetGuard, refuse, send};
 use crate::flow_report::{FlowLogRecord, ProxFlowOutcome, ServedFrom};
 use crate::flow_watch::{FlowGone, FlowWatch};
 use crate::prox::Prox;
 use crate::refusal::ProxRefusal;
 use crate::request::UploadRequest;
 use crate::spooled_body::SpoolStatus;
-use crate::upload_delivery::{UploadAnswer, UploadDelivery, UploadFailure};
+use crate::upload_delivery::{UploadAnswer, UploadDelivery, UploadFailure, may_change};
 use crate::upload_sender;
 use crate::upload_table::UploadHold;
 
@@ -84,7 +86,8 @@ pub(crate) async fn serve<F: FlowIo>(
         Err(UploadStop::Gone(gone)) => (gone.outcome(), false),
         Err(UploadStop::Refused(refusal)) => {
             let outcome = refuse(flow, prox, watch, record, &refusal, false).await;
-            (outcome, !may_change(refusal.status()))
+            let status = StatusCode::from_u16(refusal.status());
+            (outcome, !status.is_ok_and(may_change))
         }
         Ok(Err(UploadFailure::Refused(refusal))) => {
             let outcome = refuse(flow, prox, watch, record, &refusal, false).await;
@@ -92,7 +95,7 @@ pub(crate) async fn serve<F: FlowIo>(
         }
         Ok(Err(UploadFailure::Reset(cause))) => (ProxFlowOutcome::Reset(cause), false),
         Ok(Ok(answer)) => {
-            let may_change = may_change(answer.status().as_u16());
+            let may_change = may_change(answer.status());
             (
                 pass_on(flow, prox, watch, record, answer).await,
                 !may_change,
@@ -101,11 +104,6 @@ pub(crate) async fn serve<F: FlowIo>(
     };
     settle(flow, prox, request, &hold, &outcome, done);
     outcome
-}
-
-/// Whether another attempt may get another answer, so that the body must be kept.
-fn may_change(status: u16) -> bool {
-    status >= 500 || matches!(status, 408 | 425 | 429)
 }
 
 /// Decides what happens to an upload that its flow no longer needs. `done`: its device has the final
@@ -126,11 +124,12 @@ fn settle<F: FlowIo>(
     let over = match outcome {
         ProxFlowOutcome::Delivered | ProxFlowOutcome::Hibernated => done,
         ProxFlowOutcome::Forgotten => true,
-        ProxFlowOutcome::Broken(_) | ProxFlowOutcome::Reset(_) => {
+        // Its spool is here, and its device may come back.
+        ProxFlowOutcome::Broken(_) | ProxFlowOutcome::Reset(_) | ProxFlowOutcome::TakenOver => {
             left.is_some_and(|left| left.is_zero())
         }
     };
-    if over {
+    if over || !prox.is_client(&client) {
         return prox.uploads.forget(client, token, hold);
     }
     if matches!(
@@ -142,11 +141,15 @@ fn settle<F: FlowIo>(
         let answered = |delivery: &mut UploadDelivery| {
             delivery.is_answered() || delivery.may_restart(&request.method)
         };
-        drop(delivery.take_if(answered));
+        if delivery.take_if(answered).is_some()
+            && let Some(stored) = &hold.upload.stored
+        {
+            stored.record_held();
+        }
     }
     // After the flow's deadline nobody wants it.
-    let grace = left.map_or(prox.config.keep, |left| left.min(prox.config.keep));
-    let keeping = (grace, prox.config.client_kept_max);
+    let grace = left.map_or(prox.config().keep, |left| left.min(prox.config().keep));
+    let keeping = (grace, prox.config().client_kept_max);
     prox.uploads.retain(client, token, hold, keeping);
 }
 
@@ -156,15 +159,18 @@ async fn room(
     prox: &Arc<Prox>,
     request: &UploadRequest,
 ) -> Result<UploadHold, UploadStop> {
+    let upstream = prox.upstream();
     tokio::select! {
-        may = prox.upstream.check_allowed(&request.url) => may?,
+        may = upstream.check_allowed(&request.url) => may?,
         () = prox.stop.cancelled() => return Err(FlowGone::Stopped.into()),
     }
-    let max = prox.ledger.object_max();
-    if let Some(bytes) = request.length.filter(|bytes| *bytes > max) {
+    let max = prox.ledger.object_max(&client);
+    // One that has its room goes on beyond a bound that is smaller since.
+    let is_new = !prox.uploads.has(client, request);
+    if let Some(bytes) = request.length.filter(|bytes| is_new && *bytes > max) {
         return Err(ProxRefusal::UploadTooLarge { bytes, max }.into());
     }
-    let new = || prox.reserve_spool(client, request.length, None);
+    let new = || prox.reserve_upload(client, request);
     tokio::select! {
         hold = prox.uploads.attach(client, request, new) => Ok(hold?),
         () = prox.stop.cancelled() => Err(FlowGone::Stopped.into()),
@@ -262,7 +268,8 @@ async fn delivered<F: FlowIo>(
     let answer = {
         let mut delivery = hold.upload.delivery.lock();
         drop(delivery.take_if(|delivery| delivery.may_restart(&request.method)));
-        let begin = || upload_sender::start(prox, flow.peer(), request, &hold.upload.spool);
+        let (spool, stored) = (&hold.upload.spool, hold.upload.stored.as_ref());
+        let begin = || upload_sender::start(prox, flow.peer(), request, spool, stored);
         delivery.get_or_insert_with(begin).answer()
     };
     tokio::select! {
@@ -296,7 +303,11 @@ async fn pass_on<F: FlowIo>(
             let head = answer::relayed_head(&copy.head, total);
             let token = attendance.token();
             let source = AnswerSource::of_copy(head, copy.clone(), 0, None, token);
-            let part = Some((&copy, None));
+            let part = Some(AnswerPart {
+                copy: &copy,
+                end: None,
+                reports_to: None,
+            });
             send(flow, prox, watch, record, source, part, MemoState::Never).await
         }
     }

@@ -1,7 +1,7 @@
-//! What becomes of a whole upload at its origin, for any number of flows that ask.
+//! The delivery of a complete upload to its origin, whose result any number of flows may request.
 //!
-//! It does not depend on a flow: the device that sent its last byte may go, and who comes back for
-//! the upload hears the same answer.
+//! It does not depend on a flow: the device may disconnect after its last byte, and a later flow
+//! for the upload gets the same answer.
 
 use std::sync::Arc;
 
@@ -12,6 +12,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::pinned_copy::{CopyHead, PinnedCopy};
 use crate::refusal::ProxRefusal;
+use crate::request::is_idempotent;
 
 /// The origin's answer to an upload.
 #[derive(Clone, Debug)]
@@ -65,6 +66,15 @@ impl UploadDelivery {
         }
     }
 
+    /// A delivery that has ended with this result.
+    pub(crate) fn finished(result: Result<UploadAnswer, UploadFailure>) -> UploadDelivery {
+        let (_, on_result) = watch::channel(Some(result));
+        UploadDelivery {
+            result: on_result,
+            _work: AbortOnDropHandle::new(tokio::spawn(async {})),
+        }
+    }
+
     /// The answer, when it is available; several tasks may wait for it.
     pub(crate) fn answer(
         &self,
@@ -88,15 +98,24 @@ impl UploadDelivery {
         matches!(&*self.result.borrow(), Some(Ok(_)))
     }
 
-    /// Whether the delivery failed in a way that a new request to the origin may resolve without harm.
+    /// Whether the delivery failed, or was answered, in a way that a new request to the origin may change
+    /// without harm.
     pub(crate) fn may_restart(&self, method: &Method) -> bool {
         match &*self.result.borrow() {
             Some(Err(UploadFailure::Refused(refusal))) => {
-                *method == Method::PUT || !may_have_arrived(refusal)
+                is_idempotent(method) || !may_have_arrived(refusal)
             }
+            // A device that has such an answer may end its flow before the flow counts as delivered, and come
+            // for another try.
+            Some(Ok(answer)) => is_idempotent(method) && may_change(answer.status()),
             _ => false,
         }
     }
+}
+
+/// Whether another attempt may get another answer, so that the body must be kept.
+pub(crate) fn may_change(status: StatusCode) -> bool {
+    status.is_server_error() || matches!(status.as_u16(), 408 | 425 | 429)
 }
 
 /// Whether the origin may have received the request.

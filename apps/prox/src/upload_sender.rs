@@ -1,5 +1,5 @@
-//! Sends a whole upload to its origin, again and again while the origin is not there. A request that the origin may
-//! have seen is repeated only if it is a PUT.
+//! Sends a complete upload to its origin, with retries while the origin is not reachable. A request
+//! that the origin may have seen is repeated only if it is idempotent.
 
 use std::io;
 use std::pin::Pin;
@@ -17,26 +17,35 @@ use tokio::time::Instant;
 
 use crate::origin::{OriginRequestBody, OriginResponse};
 use crate::pinned_copy::CopyHead;
-use crate::prox::Prox;
+use crate::prox::{Prox, random_name};
 use crate::refusal::ProxRefusal;
-use crate::request::UploadRequest;
+use crate::request::{UploadRequest, is_idempotent};
 use crate::spooled_body::{SpoolReadError, SpooledBody};
+use crate::stored_upload::StoredUpload;
 use crate::upload_delivery::{UploadAnswer, UploadDelivery, UploadFailure, may_have_arrived};
 
-/// Begins to send a complete spool.
+/// Begins to send a complete spool. In `stored`, if there is one, it is recorded what the origin may have received.
 pub(crate) fn start(
     prox: &Arc<Prox>,
     client: HostKey,
     request: &UploadRequest,
     spool: &Arc<SpooledBody>,
+    stored: Option<&Arc<StoredUpload>>,
 ) -> UploadDelivery {
     let (prox, request, spool) = (prox.clone(), request.clone(), spool.clone());
+    let stored = stored.cloned();
     UploadDelivery::of(async move {
+        let delivering = deliver(&prox, client, &request, &spool, stored.as_ref());
         let answer = tokio::select! {
-            answer = deliver(&prox, &request, &spool) => answer.map_err(UploadFailure::Refused),
+            answer = delivering => answer.map_err(UploadFailure::Refused),
             () = prox.stop.cancelled() => return None,
         };
-        Some(answer.and_then(|response| take_over(&prox, client, &request, response)))
+        if let Ok(response) = &answer {
+            let (method, url) = (&request.method, &request.url);
+            prox.invalidate_cached(method, url, response).await;
+        }
+        let stored = stored.as_ref();
+        Some(answer.and_then(|response| take_over(&prox, client, &request, response, stored)))
     })
 }
 
@@ -52,14 +61,23 @@ fn take_over(
     client: HostKey,
     request: &UploadRequest,
     response: OriginResponse,
+    stored: Option<&Arc<StoredUpload>>,
 ) -> Result<UploadAnswer, UploadFailure> {
     if matches!(response.status.as_u16(), 204 | 304) {
-        return Ok(UploadAnswer::HeadOnly(Arc::new(CopyHead::relayed(
-            &response,
-        ))));
+        let head = CopyHead::relayed(&response);
+        if let Some(stored) = stored {
+            stored.record_answer_head(client, &head);
+        }
+        return Ok(UploadAnswer::HeadOnly(Arc::new(head)));
     }
-    match prox.pin_upload_answer(client, request, response) {
-        Ok(copy) => Ok(UploadAnswer::Copy(copy)),
+    let name = stored.map(|_| random_name());
+    match prox.pin_upload_answer(client, request, response, name) {
+        Ok(copy) => {
+            if let Some(stored) = stored {
+                stored.record_answer_copy(&copy);
+            }
+            Ok(UploadAnswer::Copy(copy))
+        }
         Err(ProxRefusal::StoreFailed) => Err(UploadFailure::Reset(ResetCause::StoreFailed)),
         Err(_) => Err(UploadFailure::Reset(ResetCause::StoreFull)),
     }
@@ -67,20 +85,30 @@ fn take_over(
 
 async fn deliver(
     prox: &Arc<Prox>,
+    client: HostKey,
     request: &UploadRequest,
     spool: &Arc<SpooledBody>,
+    stored: Option<&Arc<StoredUpload>>,
 ) -> Result<OriginResponse, ProxRefusal> {
-    let give_up = Instant::now() + prox.config.origin_patience;
-    let mut wait = prox.config.retry_wait;
+    let give_up = Instant::now() + prox.config().origin_patience;
+    let mut wait = prox.config().retry_wait;
+    let memory = prox.memory_account(client);
     loop {
         let body = SpoolHttpBody::new(spool);
         let outgoing = OriginRequestBody {
             sent: body.sent.clone(),
             body: body.boxed_unsync(),
+            shares_conns_of: Some(client),
+            before_sending: stored.map(|stored| stored.clone().record_sending()),
         };
-        let sending = prox
-            .upstream
-            .send(&request.method, &request.url, &request.headers, outgoing);
+        let upstream = prox.upstream();
+        let sending = upstream.send(
+            &request.method,
+            &request.url,
+            &request.headers,
+            outgoing,
+            &memory,
+        );
         let refusal = match sending.await {
             Ok(response) => return Ok(response),
             Err(refusal) => refusal,
@@ -102,9 +130,10 @@ fn may_repeat(method: &Method, refusal: &ProxRefusal) -> bool {
         | ProxRefusal::ConnectTimeout { .. }
         | ProxRefusal::Unroutable { .. }
         | ProxRefusal::NameTimeout(_)
-        | ProxRefusal::NameNotFound { .. } => true,
-        // PUT is idempotent (RFC 9110 §9.2.2), POST is not.
-        refusal => may_have_arrived(refusal) && *method == Method::PUT,
+        | ProxRefusal::NameNotFound { .. }
+        // Another flow of this client may end.
+        | ProxRefusal::ClientMemoryFull => true,
+        refusal => may_have_arrived(refusal) && is_idempotent(method),
     }
 }
 

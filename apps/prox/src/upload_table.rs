@@ -1,4 +1,4 @@
-//! Uploads whose device may come back for them, by the token it gave them, private to its key.
+//! Uploads to which a device may return, by the token that it assigned, private to its key.
 //!
 //! ```text
 //!  body comes ── whole ──▶ goes to the origin ── its answer ──▶ device has it: forgotten
@@ -7,13 +7,13 @@
 //!                    kept for a while ◀───────┘ ── back with the token ──▶ on from there
 //! ```
 //!
-//! One flow at a time fills a spool: who comes back ends the flow that was there before, which may
-//! not know yet that its device is gone. Uploads nobody is here for are, like kept copies, the first
-//! to go when room is needed.
+//! One flow at a time fills a spool: a returning device ends the previous flow, which may not have
+//! noticed yet that the device was gone. Uploads without a flow are, like kept copies, discarded
+//! first when room is needed. With a copy store, uploads outlive the process.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use d2tp_driver::HostKey;
 use http::Method;
@@ -24,12 +24,15 @@ use url::Url;
 use crate::refusal::ProxRefusal;
 use crate::request::{UploadRequest, UploadToken};
 use crate::spooled_body::SpooledBody;
+use crate::stored_upload::StoredUpload;
 use crate::upload_delivery::UploadDelivery;
 
 /// The uploads with tokens of all clients.
 #[derive(Debug, Default)]
 pub(crate) struct UploadTable {
     entries: Mutex<HashMap<(HostKey, UploadToken), UploadEntry>>,
+    /// Uploads that only a bucket has which has not answered yet.
+    awaited: Mutex<HashSet<(HostKey, UploadToken)>>,
 }
 
 #[derive(Debug)]
@@ -46,11 +49,21 @@ pub(crate) struct SpooledUpload {
     url: Url,
     length: Option<u64>,
     pub(crate) spool: Arc<SpooledBody>,
+    /// The note of the upload, if it outlives the process.
+    pub(crate) stored: Option<Arc<StoredUpload>>,
     pub(crate) delivery: Mutex<Option<UploadDelivery>>,
     /// Locked by the flow that fills the spool.
     filling: Arc<tokio::sync::Mutex<()>>,
     /// The number of flows that came for the upload.
     arrivals: watch::Sender<u64>,
+}
+
+/// Where the body of an upload is stored.
+#[derive(Debug)]
+pub(crate) struct UploadRoom {
+    pub(crate) spool: SpooledBody,
+    /// The note of the upload, if it outlives the process.
+    pub(crate) stored: Option<Arc<StoredUpload>>,
 }
 
 /// A flow's hold on an upload.
@@ -63,12 +76,13 @@ pub(crate) struct UploadHold {
 }
 
 impl SpooledUpload {
-    fn new(request: &UploadRequest, spool: SpooledBody) -> Arc<SpooledUpload> {
+    fn new(request: &UploadRequest, room: UploadRoom) -> Arc<SpooledUpload> {
         Arc::new(SpooledUpload {
             method: request.method.clone(),
             url: request.url.clone(),
             length: request.length,
-            spool: Arc::new(spool),
+            spool: Arc::new(room.spool),
+            stored: room.stored,
             delivery: Mutex::default(),
             filling: Arc::default(),
             arrivals: watch::Sender::new(0),
@@ -132,12 +146,15 @@ impl UploadTable {
         &self,
         client: HostKey,
         request: &UploadRequest,
-        room: impl FnOnce() -> Result<SpooledBody, ProxRefusal>,
+        room: impl FnOnce() -> Result<UploadRoom, ProxRefusal>,
     ) -> Result<UploadHold, ProxRefusal> {
         let Some(token) = &request.token else {
             return Ok(SpooledUpload::new(request, room()?).taken_up().await);
         };
         let key = (client, token.clone());
+        if self.awaited.lock().contains(&key) {
+            return Err(ProxRefusal::UploadAwaited);
+        }
         let known = {
             let mut entries = self.entries.lock();
             let known = entries.get_mut(&key);
@@ -147,6 +164,9 @@ impl UploadTable {
                 entry.upload.clone()
             })
         };
+        if let Some(stored) = known.as_ref().and_then(|upload| upload.stored.as_ref()) {
+            stored.record_until(None);
+        }
         let upload = match known {
             Some(upload) => upload,
             None => {
@@ -161,6 +181,29 @@ impl UploadTable {
             }
         };
         Ok(upload.taken_up().await)
+    }
+
+    /// Notes an upload that only a bucket has which has not answered yet: its device is to come later.
+    pub(crate) fn set_awaited(&self, client: HostKey, request: Option<UploadRequest>) {
+        let token = request.and_then(|request| request.token);
+        self.awaited
+            .lock()
+            .extend(token.map(|token| (client, token)));
+    }
+
+    /// Forgets which uploads only a bucket has.
+    pub(crate) fn clear_awaited(&self) {
+        self.awaited.lock().clear();
+    }
+
+    /// Whether the upload of this request is known.
+    pub(crate) fn has(&self, client: HostKey, request: &UploadRequest) -> bool {
+        let Some(token) = request.token.clone() else {
+            return false;
+        };
+        let entries = self.entries.lock();
+        let known = entries.get(&(client, token));
+        known.is_some_and(|entry| entry.upload.is(request))
     }
 
     /// Removes an upload whose device has its answer, or gave it up.
@@ -188,18 +231,50 @@ impl UploadTable {
         let key = (client, token.clone());
         let serial = {
             let mut entries = self.entries.lock();
-            let serial = 1 + entries
-                .values()
-                .filter_map(|entry| entry.left)
-                .max()
-                .unwrap_or(0);
+            let serial = next_serial(&entries);
             match entries.get_mut(&key).filter(|entry| hold.owns(entry)) {
                 Some(entry) => entry.left = Some(serial),
                 None => return,
             }
             serial
         };
+        if let Some(stored) = &hold.upload.stored {
+            stored.record_until(Some(SystemTime::now() + grace));
+        }
         while self.kept_of(client) > max && self.make_room(Some(client)) {}
+        self.expire_after(grace, key, serial);
+    }
+
+    /// Puts an upload of an earlier process back, which is kept without a flow for `grace`.
+    pub(crate) fn restore(
+        self: &Arc<UploadTable>,
+        client: HostKey,
+        request: &UploadRequest,
+        room: UploadRoom,
+        grace: Duration,
+    ) -> Option<Arc<SpooledUpload>> {
+        let key = (client, request.token.clone()?);
+        let upload = SpooledUpload::new(request, room);
+        let mut entries = self.entries.lock();
+        let serial = next_serial(&entries);
+        let entry = UploadEntry {
+            upload: upload.clone(),
+            left: Some(serial),
+        };
+        let before = entries.insert(key.clone(), entry);
+        drop(entries);
+        drop(before); // Outside the lock: this frees bytes.
+        self.expire_after(grace, key, serial);
+        Some(upload)
+    }
+
+    /// Drops an upload after `grace`, if no flow came for it since it was left with this serial.
+    fn expire_after(
+        self: &Arc<UploadTable>,
+        grace: Duration,
+        key: (HostKey, UploadToken),
+        serial: u64,
+    ) {
         let uploads = Arc::downgrade(self);
         tokio::spawn(async move {
             loop {
@@ -237,6 +312,15 @@ impl UploadTable {
         dropped.is_some()
     }
 
+    /// Removes all uploads of a client, who comes back no more. What a flow still has goes with the flow.
+    pub(crate) fn discard_client(&self, client: HostKey) {
+        let mut entries = self.entries.lock();
+        let removed = entries.extract_if(|(owner, _), _| *owner == client);
+        let removed: Vec<_> = removed.collect();
+        drop(entries);
+        drop(removed); // Outside the lock: this frees bytes.
+    }
+
     /// The number of uploads kept without a flow.
     pub(crate) fn retained_count(&self) -> usize {
         let entries = self.entries.lock();
@@ -253,6 +337,12 @@ impl UploadTable {
         };
         entries.iter().filter(kept).count()
     }
+}
+
+/// The serial of the upload that is left next.
+fn next_serial(entries: &HashMap<(HostKey, UploadToken), UploadEntry>) -> u64 {
+    let left = entries.values().filter_map(|entry| entry.left);
+    1 + left.max().unwrap_or(0)
 }
 
 impl UploadEntry {

@@ -1,5 +1,6 @@
-//! Objects whose file has a name: they outlive the process, and what is known of the file is noted.
+//! Objects whose file has a name: they outlive the process, and the state of the file is recorded.
 
+use std::collections::HashMap;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -8,6 +9,7 @@ use d2tp_driver::HostKey;
 use parking_lot::Mutex;
 
 use super::{SpoolState, SpoolStatus, SpoolStorage, SpooledBody};
+use crate::copy_bucket::PART_BYTES;
 use crate::copy_store::{CopyStore, SYNC_EVERY_BYTES, StoredProgress};
 use crate::quota_ledger::QuotaLedger;
 use d2tp_driver::ResetCause;
@@ -40,6 +42,7 @@ impl SpooledBody {
         // What lies beyond is not known to be right.
         file.set_len(found.have)?;
         let state = SpoolState {
+            client,
             store: SpoolStorage::Disk(Arc::new(file)),
             len: found.have,
             counted: found.counted,
@@ -49,19 +52,30 @@ impl SpooledBody {
             } else {
                 SpoolStatus::Growing
             },
-            waiting: Vec::new(),
+            waiting: HashMap::new(),
             synced: found.have,
             noted: found.whole,
+            in_bucket: 0,
             stays: false,
         };
-        Ok(SpooledBody {
+        let body = SpooledBody {
             ledger,
-            client,
             state_dir: PathBuf::new(),
             memory_max: 0,
             named_file: Some(home),
             state: Mutex::new(state),
-        })
+        };
+        // The bucket may not have all that an earlier process stored.
+        body.send_to_bucket();
+        Ok(body)
+    }
+
+    /// Whether another node has taken over the object, so that this one must not ask its origin.
+    pub(crate) async fn is_taken_over(&self) -> bool {
+        let Some(home) = self.named_file.clone() else {
+            return false;
+        };
+        home.copy_store.is_taken_over(home.id).await
     }
 
     /// Removes the object from memory; file and count remain. Returns that count; none if the object
@@ -75,9 +89,22 @@ impl SpooledBody {
         Some(state.counted)
     }
 
-    /// The client that the file's bytes are charged to.
-    pub(crate) fn client(&self) -> HostKey {
-        self.client
+    /// Has the bucket of copies get what is new, if there is one.
+    pub(super) fn send_to_bucket(&self) {
+        let Some(home) = &self.named_file else {
+            return;
+        };
+        let Some(bucket) = home.copy_store.bucket() else {
+            return;
+        };
+        let state = self.state.lock();
+        let is_complete = state.status == SpoolStatus::Complete;
+        if is_complete || state.len / PART_BYTES > state.in_bucket / PART_BYTES {
+            let have = state.len;
+            drop(state);
+            bucket.on_growth(home.id, have, is_complete);
+            self.state.lock().in_bucket = have;
+        }
     }
 
     /// Syncs a named file and records it, if it is time.
@@ -97,28 +124,74 @@ impl SpooledBody {
         };
         let (file, pin) = (file.clone(), Arc::downgrade(self));
         drop(state);
-        tokio::task::spawn_blocking(move || match file.sync_data() {
-            Ok(()) => {
-                let progress = StoredProgress {
-                    synced: len,
-                    whole,
-                    boot: d2tp_driver::boot(),
-                };
-                let told = home.copy_store.record_progress(home.id, progress);
-                if told.blocking_recv().is_ok()
-                    && let Some(pin) = pin.upgrade()
-                {
-                    pin.state.lock().noted = whole;
+        home.copy_store.begin_shared_sync(home.id);
+        // No thread waits for the journal: its task may have ended with the runtime, which waits for its threads.
+        tokio::spawn(async move {
+            let synced = tokio::task::spawn_blocking(move || file.sync_data()).await;
+            match synced.unwrap_or_else(|error| Err(io::Error::other(error))) {
+                Ok(()) => {
+                    let progress = StoredProgress {
+                        synced: len,
+                        whole,
+                        boot: d2tp_driver::boot(),
+                        version: 0,
+                    };
+                    let told = home.copy_store.record_progress(home.id, progress).await;
+                    match pin.upgrade() {
+                        Some(pin) if told.is_ok() => pin.state.lock().noted = whole,
+                        Some(_) => {}
+                        None => home.copy_store.forget_version(home.id),
+                    }
                 }
-            }
-            Err(error) => {
-                // Nothing of the file can be believed now; a second sync would say it is well.
-                let path = home.copy_store.path(home.id);
-                tracing::error!(%error, path = %path.display(), "a copy is lost: its sync failed");
-                if let Some(pin) = pin.upgrade() {
-                    pin.fail(ResetCause::StoreFailed);
+                Err(error) => {
+                    home.copy_store.end_shared_sync(home.id, None, None);
+                    // Nothing of the file can be believed now; a second sync would say it is well.
+                    let path = home.copy_store.path(home.id);
+                    tracing::error!(%error, path = %path.display(), "a copy is lost: its sync failed");
+                    if let Some(pin) = pin.upgrade() {
+                        pin.fail(ResetCause::StoreFailed);
+                    }
                 }
             }
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use d2tp_driver::Journal;
+
+    use super::*;
+    use crate::client_limits::ClientLimitTable;
+    use crate::config::ProxConfig;
+
+    #[test]
+    fn a_runtime_ends_while_a_copy_waits_for_the_journal() {
+        let (tell, ended) = mpsc::channel();
+        std::thread::spawn(move || {
+            let dir = tempfile::tempdir().unwrap();
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .unwrap();
+            runtime.block_on(async {
+                let journal = Arc::new(Journal::open(&dir.path().join("journal")).unwrap());
+                let copy_store = CopyStore::open(dir.path(), journal).unwrap();
+                let config = ProxConfig::default();
+                let clients = Arc::new(ClientLimitTable::new(&config));
+                let ledger = Arc::new(QuotaLedger::new(&config, clients));
+                let home = SpoolFile { copy_store, id: 1 };
+                let state_dir = dir.path().to_owned();
+                let body = SpooledBody::new(ledger, [9; 32], state_dir, 0, None, Some(home));
+                // The journal's task does not run again before the runtime ends.
+                Arc::new(body.unwrap()).finish();
+            });
+            drop(runtime);
+            tell.send(()).unwrap();
+        });
+        ended.recv_timeout(Duration::from_secs(30)).unwrap();
     }
 }

@@ -23,7 +23,7 @@ async fn an_object_of_no_bytes_and_of_one_byte_arrive_whole() {
         assert_eq!(answer.header("via"), "1.1 d2prox");
         assert_eq!(
             answer.header("cache-status"),
-            "d2prox; fwd=miss; fwd-status=200; stored"
+            "d2prox; fwd=uri-miss; fwd-status=200; stored"
         );
     }
 }

@@ -1,13 +1,19 @@
 //! D2Prox against real and misbehaving origins: flows in memory, and real sockets.
 
+mod cache;
 mod corpus;
 mod door;
 mod egress;
+mod enrol;
 mod fetch;
+mod limits;
+mod memory;
 mod relay;
+mod removal;
 mod resume;
 mod serving;
 mod sockets;
+mod strict;
 mod support;
 mod tls;
 mod tunnel;

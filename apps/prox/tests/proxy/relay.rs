@@ -39,6 +39,8 @@ fn at(server: &Server) -> ServerAddress {
         host: "127.0.0.1".into(),
         port: server.local_addr().port(),
         key: server.public_key(),
+        stream: None,
+        nodes: Default::default(),
     }
 }
 
@@ -51,11 +53,12 @@ fn proxy(set: impl FnOnce(&mut ProxConfig)) -> ServerAddress {
     };
     set(&mut config);
     let server = Arc::new(listening(9));
-    if let Some(limits) = config.relay_limits() {
+    let prox = Prox::new(config).unwrap();
+    if let Some(limits) = prox.config().relay_limits() {
         server.relay_for_devices(limits);
+        server.meter_relays(prox.clone());
     }
     let address = at(&server);
-    let prox = Prox::new(config).unwrap();
     tokio::spawn(serve(server, prox, std::future::pending()));
     address
 }
@@ -219,6 +222,35 @@ async fn an_origin_that_only_the_proxy_reaches_is_spoken_to_through_the_relay() 
     fetch(&peer, SIZE).await;
     let (direct, relayed) = payload(&peer);
     assert!(direct == 0 && relayed >= SIZE, "{direct} and {relayed}");
+}
+
+#[tokio::test]
+async fn packets_beyond_a_clients_rate_are_not_relayed() {
+    // R-RELAY-7
+    let rate = 400_000;
+    let proxy = proxy(|config| {
+        config.client_down_bytes_per_s = rate;
+        config.allow_clients = vec![key(3).public().0];
+    });
+    let origin = Arc::new(listening(7));
+    let answers = origin.clone();
+    tokio::spawn(async move {
+        while let Some(flow) = answers.accept().await {
+            tokio::spawn(answer(flow));
+        }
+    });
+    let wall = walled(origin.local_addr(), Ipv4Addr::LOCALHOST).await;
+    let (device, _links) = device(3, &proxy).await;
+    let address = ServerAddress {
+        port: wall.port(),
+        ..at(&origin)
+    };
+    let peer = within(device.connect_origin(&address)).await.unwrap();
+    let began = std::time::Instant::now();
+    fetch(&peer, 1_000_000).await;
+    // A burst of one second is free.
+    let least = std::time::Duration::from_secs_f64(1_000_000.0 / rate as f64 - 1.0);
+    assert!(began.elapsed() >= least, "{:?}", began.elapsed());
 }
 
 #[tokio::test]

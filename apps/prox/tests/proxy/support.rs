@@ -1,4 +1,4 @@
-//! What the tests stand on: flows in memory, and a device that reads answers.
+//! Helpers of the tests: flows in memory, and a device that reads answers.
 use std::io;
 use std::net::IpAddr;
 use std::pin::Pin;

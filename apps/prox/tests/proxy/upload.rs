@@ -244,3 +244,76 @@ async fn uploads_have_the_quotas_of_copies() {
     assert_eq!(bodies.lock().as_slice(), [vec![1; 7_000]]);
     until(|| prox.holdings() == Default::default()).await;
 }
+
+/// An origin that answers any number of requests on a connection: those of each connection, in order.
+async fn keeping_origin() -> (String, Arc<Mutex<Vec<Vec<String>>>>) {
+    use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/", listener.local_addr().unwrap());
+    let conns: Arc<Mutex<Vec<Vec<String>>>> = Arc::default();
+    let told = conns.clone();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let number = {
+                let mut conns = told.lock();
+                conns.push(Vec::new());
+                conns.len() - 1
+            };
+            let told = told.clone();
+            tokio::spawn(async move {
+                let mut stream = BufReader::new(stream);
+                loop {
+                    let (mut first, mut length) = (String::new(), 0);
+                    if stream.read_line(&mut first).await.unwrap_or(0) == 0 {
+                        return;
+                    }
+                    loop {
+                        let mut line = String::new();
+                        stream.read_line(&mut line).await.unwrap();
+                        let line = line.trim().to_ascii_lowercase();
+                        if let Some(digits) = line.strip_prefix("content-length: ") {
+                            length = digits.parse().unwrap();
+                        }
+                        if line.is_empty() {
+                            break;
+                        }
+                    }
+                    stream.read_exact(&mut vec![0; length]).await.unwrap();
+                    told.lock()[number].push(first.trim().to_owned());
+                    let answer = b"HTTP/1.1 201 Created\r\nContent-Length: 2\r\n\r\nok";
+                    stream.get_mut().write_all(answer).await.unwrap();
+                }
+            });
+        }
+    });
+    (url, conns)
+}
+
+#[tokio::test]
+async fn uploads_of_one_client_share_a_connection_and_a_post_has_its_own() {
+    let (url, conns) = keeping_origin().await;
+    let prox = prox();
+    for _ in 0..3 {
+        let answer = ask(&prox, sized(&url, b"abc")).await.whole();
+        assert_eq!((answer.status, &answer.body[..]), (201, &b"ok"[..]));
+        // sleep: that the connection is kept shows in nothing until it is used
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    }
+    assert_eq!(conns.lock().iter().map(Vec::len).collect::<Vec<_>>(), [3]);
+    let post = format!("POST {url} HTTP/1.1\r\nHost: h\r\nContent-Length: 3\r\n\r\nabc");
+    assert_eq!(ask(&prox, post).await.whole().status, 201);
+    assert_eq!(
+        conns.lock().iter().map(Vec::len).collect::<Vec<_>>(),
+        [3, 1]
+    );
+    // Another client never gets it.
+    let (serving, mut device) = start(&prox, [2; 32]);
+    device.send(sized(&url, b"abc")).await;
+    device.finish_sending().await;
+    assert_eq!(device.answer().await.whole().status, 201);
+    ended(serving).await;
+    assert_eq!(
+        conns.lock().iter().map(Vec::len).collect::<Vec<_>>(),
+        [3, 1, 1]
+    );
+}

@@ -1,0 +1,848 @@
+//! The clients that may use the proxy: those configured at the start, and those that invitations
+//! enrolled.
+//!
+//! ```text
+//!  --allow-client, --allow-any-client ──┐
+//!                                       ├─▶ ClientStore ─▶ admits(key)? ─▶ handshake and every request
+//!  DIR/clients.json ◀─ enrol, rename, remove ┘
+//! ```
+//!
+//! The file holds clients and open invitations together and is replaced in one step, so that a client is
+//! enrolled and its invitation used up at the same moment, also across a crash.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use d2tp_driver::{Admission, HostKey, PublicKey};
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
+
+use crate::client_limits::ClientLimits;
+use crate::config::ProxConfig;
+use crate::invitation::{InvitationHash, InvitationSecret};
+use crate::private_file::replace_private;
+use crate::refusal::ProxRefusal;
+
+/// The name of the file in the state directory.
+const FILE_NAME: &str = "clients.json";
+/// Clients that invitations can enrol.
+const CLIENTS_MAX: usize = 100_000; // a guess: more are no longer enrolled one by one
+/// Invitations that can be open at the same time.
+const INVITATIONS_MAX: usize = 1_000; // a guess: 200 bytes each, and each request compares all
+/// How long a used or expired invitation is remembered, so that whoever shows it hears what became of it.
+const REMEMBERED: Duration = Duration::from_secs(24 * 3600);
+/// Characters of a client's name.
+const NAME_CHARS_MAX: usize = 64;
+/// How long a change waits until the server applies it.
+const APPLIED_WITHIN: Duration = Duration::from_secs(2);
+
+/// A client that an invitation enrolled.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EnrolledClient {
+    /// The name by which the operator knows the client; unique.
+    pub name: String,
+    /// The client's public key.
+    #[serde(with = "crate::key_text::one")]
+    pub key: HostKey,
+    /// When the client was enrolled, in seconds since 1970.
+    pub enrolled_s: u64,
+    /// When the client last opened a flow, in seconds since 1970; none if it never did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seen_s: Option<u64>,
+    /// The limits that the operator set for the client.
+    #[serde(default, skip_serializing_if = "ClientLimits::is_default")]
+    pub limits: ClientLimits,
+}
+
+/// An invitation as it is stored: without its secret.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct StoredInvitation {
+    hash: InvitationHash,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
+    expires_s: u64,
+    /// The client that used it.
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        with = "crate::key_text::option"
+    )]
+    used_by: Option<HostKey>,
+}
+
+/// An invitation that is open.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpenInvitation {
+    /// What the operator calls it by.
+    pub id: String,
+    /// What the client will be called; none: as the device suggests.
+    pub name: Option<String>,
+    /// When it expires, in seconds since 1970.
+    pub expires_s: u64,
+}
+
+impl StoredInvitation {
+    fn is_open(&self, now_s: u64) -> bool {
+        self.used_by.is_none() && now_s < self.expires_s
+    }
+
+    fn shown(&self) -> OpenInvitation {
+        OpenInvitation {
+            id: self.hash.id(),
+            name: self.name.clone(),
+            expires_s: self.expires_s,
+        }
+    }
+}
+
+/// The content of the file.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+struct StoredClients {
+    #[serde(with = "client_list")]
+    clients: BTreeMap<HostKey, EnrolledClient>,
+    #[serde(default)]
+    invitations: Vec<StoredInvitation>,
+}
+
+impl StoredClients {
+    /// A name that no client has: the wanted one, or with a number.
+    fn free_name(&self, wanted: &str) -> String {
+        let is_taken = |name: &str| self.clients.values().any(|known| known.name == name);
+        if !is_taken(wanted) {
+            return wanted.to_owned();
+        }
+        let numbered = (2..).map(|n| format!("{wanted}-{n}"));
+        let free = numbered.into_iter().find(|name| !is_taken(name));
+        free.expect("there are more numbers than clients")
+    }
+}
+
+/// Serde for clients: a list in the file, as older versions wrote it too.
+mod client_list {
+    use std::collections::BTreeMap;
+
+    use d2tp_driver::HostKey;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    use super::EnrolledClient;
+
+    type ClientMap = BTreeMap<HostKey, EnrolledClient>;
+
+    pub(super) fn serialize<S: Serializer>(clients: &ClientMap, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_seq(clients.values())
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<ClientMap, D::Error> {
+        let clients = Vec::<EnrolledClient>::deserialize(from)?;
+        Ok(clients
+            .into_iter()
+            .map(|known| (known.key, known))
+            .collect())
+    }
+}
+
+/// Why the operator's change was not made.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)] // Each variant's message is its documentation.
+pub enum ClientStoreError {
+    #[error("there is no client {0}; `cedos prox client list` shows them")]
+    NoSuchClient(String),
+    #[error("{0} clients begin with {1}; write more of the key, or the name")]
+    Ambiguous(usize, String),
+    #[error("there is a client {0} already; choose another name")]
+    NameTaken(String),
+    #[error("a client's name has 1 to 64 printable characters, and no space at either end")]
+    BadName,
+    #[error("this client was named by --allow-client: start the proxy without that to remove it")]
+    NamedAtStart,
+    #[error(
+        "this client was named by --allow-client, so it has the limits of all clients; invite it instead to give it its own"
+    )]
+    NoOwnLimits,
+    #[error("no open invitation is called {0}; `cedos prox invite --list` shows those there are")]
+    NoSuchInvitation(String),
+    #[error("{0} open invitations are called {1}; name one by its number")]
+    AmbiguousInvitation(usize, String),
+    #[error(
+        "{0} invitations are open, which is the limit; wait until some are used or expire, or withdraw some"
+    )]
+    InvitationsFull(usize),
+    #[error("this proxy has no --state-dir, so it cannot keep clients; start it with one")]
+    NoStateDirectory,
+    #[error("cannot write {path}: {cause}")]
+    Unwritable { path: String, cause: io::Error },
+}
+
+impl From<ClientStoreError> for ProxRefusal {
+    fn from(error: ClientStoreError) -> ProxRefusal {
+        tracing::error!(%error, "a client was not enrolled");
+        ProxRefusal::StoreFailed
+    }
+}
+
+#[derive(Default)]
+struct ClientStoreState {
+    stored: StoredClients,
+    /// Whether clients were seen since the file was written.
+    is_seen_unsaved: bool,
+    /// Clients that were removed and whose sessions have not been ended.
+    removed: Vec<HostKey>,
+}
+
+/// The clients of a proxy.
+pub struct ClientStore {
+    path: Option<PathBuf>,
+    named: BTreeSet<HostKey>,
+    allows_any: bool,
+    state: Mutex<ClientStoreState>,
+    /// Held while the file is written: one change after the other.
+    writing: Mutex<()>,
+    /// The number of changes of who is admitted.
+    changes: watch::Sender<u64>,
+    /// The number of changes that the server has applied.
+    applied: watch::Sender<u64>,
+    /// Whether a server applies changes.
+    is_attended: watch::Sender<bool>,
+}
+
+impl ClientStore {
+    /// The store of a proxy with this configuration; `directory`: where enrolled clients are kept.
+    ///
+    /// # Errors
+    /// The file cannot be read, or was not written by the proxy.
+    pub(crate) fn open(config: &ProxConfig, directory: Option<&Path>) -> io::Result<ClientStore> {
+        let path = directory.map(|directory| directory.join(FILE_NAME));
+        let stored = match &path {
+            Some(path) => read(path)?,
+            None => StoredClients::default(),
+        };
+        Ok(ClientStore {
+            path,
+            named: config.allow_clients.iter().copied().collect(),
+            allows_any: config.allow_any_client,
+            state: Mutex::new(ClientStoreState {
+                stored,
+                ..ClientStoreState::default()
+            }),
+            writing: Mutex::default(),
+            changes: watch::Sender::default(),
+            applied: watch::Sender::default(),
+            is_attended: watch::Sender::default(),
+        })
+    }
+
+    /// Whether clients can be enrolled: there is a file for them.
+    pub(crate) fn can_enrol(&self) -> bool {
+        self.path.is_some()
+    }
+
+    /// Whether this client may use the proxy.
+    pub(crate) fn admits(&self, client: &HostKey) -> bool {
+        self.allows_any
+            || self.named.contains(client)
+            || self.state.lock().stored.clients.contains_key(client)
+    }
+
+    /// Records that a client opened a flow.
+    pub(crate) fn on_seen(&self, client: &HostKey) {
+        let now_s = unix_seconds();
+        let mut state = self.state.lock();
+        if let Some(known) = state.stored.clients.get_mut(client) {
+            known.seen_s = Some(now_s);
+            state.is_seen_unsaved = true;
+        }
+    }
+
+    /// Which devices may connect, for the server.
+    pub fn admission(&self) -> Admission {
+        if self.allows_any {
+            return Admission::Anybody;
+        }
+        let state = self.state.lock();
+        let enrolled = state.stored.clients.keys();
+        let keys = self.named.iter().chain(enrolled).copied().map(PublicKey);
+        Admission::Only(keys.collect())
+    }
+
+    /// Whether any client may use the proxy.
+    pub fn has_clients(&self) -> bool {
+        self.allows_any || !self.named.is_empty() || !self.state.lock().stored.clients.is_empty()
+    }
+
+    /// Whether an invitation is open, so that unknown devices may ask to be enrolled.
+    pub fn is_inviting(&self) -> bool {
+        let now_s = unix_seconds();
+        let state = self.state.lock();
+        state.stored.invitations.iter().any(|i| i.is_open(now_s))
+    }
+
+    /// The enrolled clients, by name.
+    pub fn enrolled(&self) -> Vec<EnrolledClient> {
+        let mut clients: Vec<_> = self.state.lock().stored.clients.values().cloned().collect();
+        clients.sort_by(|a, b| a.name.cmp(&b.name));
+        clients
+    }
+
+    /// The number of enrolled clients.
+    pub fn enrolled_count(&self) -> usize {
+        self.state.lock().stored.clients.len()
+    }
+
+    /// The keys that were named when the proxy started.
+    pub fn named(&self) -> impl Iterator<Item = &HostKey> {
+        self.named.iter()
+    }
+
+    /// Makes an invitation for one device; `name`: what the client will be called. Returns its secret, and
+    /// how it is listed.
+    ///
+    /// # Errors
+    /// The name will not do, too many are open, or the file cannot be written.
+    pub fn invite(
+        &self,
+        name: Option<&str>,
+        expires_in: Duration,
+    ) -> Result<(InvitationSecret, OpenInvitation), ClientStoreError> {
+        let now_s = unix_seconds();
+        let expires_s = now_s.saturating_add(expires_in.as_secs().max(1));
+        let secret = InvitationSecret::generate(expires_s);
+        let invitation = StoredInvitation {
+            hash: secret.hash(),
+            name: name.map(checked_name).transpose()?,
+            expires_s,
+            used_by: None,
+        };
+        self.change(|stored| {
+            if let Some(name) = &invitation.name
+                && stored.clients.values().any(|known| known.name == *name)
+            {
+                return Err(ClientStoreError::NameTaken(name.clone()));
+            }
+            let remembered = now_s.saturating_sub(REMEMBERED.as_secs());
+            stored.invitations.retain(|old| old.expires_s > remembered);
+            if stored.invitations.len() >= INVITATIONS_MAX {
+                // Those that are used or expired are remembered only while there is room.
+                stored.invitations.retain(|old| old.is_open(now_s));
+            }
+            if stored.invitations.len() >= INVITATIONS_MAX {
+                return Err(ClientStoreError::InvitationsFull(INVITATIONS_MAX));
+            }
+            stored.invitations.push(invitation.clone());
+            Ok(())
+        })?;
+        Ok((secret, invitation.shown()))
+    }
+
+    /// The invitations that are open, the first to expire first.
+    pub fn open_invitations(&self) -> Vec<OpenInvitation> {
+        let now_s = unix_seconds();
+        let state = self.state.lock();
+        let open = state.stored.invitations.iter().filter(|i| i.is_open(now_s));
+        let mut open: Vec<OpenInvitation> = open.map(StoredInvitation::shown).collect();
+        open.sort_by_key(|invitation| invitation.expires_s);
+        open
+    }
+
+    /// Withdraws an open invitation, by its number or the name of its client: from now on it is unknown.
+    ///
+    /// # Errors
+    /// There is none, there are several, or the file cannot be written.
+    pub fn withdraw(&self, text: &str) -> Result<OpenInvitation, ClientStoreError> {
+        let open = self.open_invitations();
+        let is_meant = |i: &&OpenInvitation| i.id == text || i.name.as_deref() == Some(text);
+        let mut found = open.iter().filter(is_meant);
+        let known = match (found.next(), found.count()) {
+            (Some(known), 0) => known.clone(),
+            (Some(_), more) => {
+                return Err(ClientStoreError::AmbiguousInvitation(
+                    more + 1,
+                    text.to_owned(),
+                ));
+            }
+            (None, _) => return Err(ClientStoreError::NoSuchInvitation(text.to_owned())),
+        };
+        self.change(|stored| {
+            let before = stored.invitations.len();
+            stored
+                .invitations
+                .retain(|i| i.used_by.is_some() || i.hash.id() != known.id);
+            // It may have been used this very moment.
+            match stored.invitations.len() < before {
+                true => Ok(()),
+                false => Err(ClientStoreError::NoSuchInvitation(text.to_owned())),
+            }
+        })?;
+        Ok(known)
+    }
+
+    /// Enrols a client by the secret of an invitation, which is used up by that. Returns the client's name:
+    /// the invitation's, else the one that the device suggests.
+    ///
+    /// # Errors
+    /// The invitation is used, expired or unknown; or the file cannot be written, and then it remains open.
+    pub(crate) fn enrol(
+        &self,
+        client: HostKey,
+        secret: &InvitationSecret,
+        suggested: Option<&str>,
+    ) -> Result<String, ProxRefusal> {
+        let now_s = unix_seconds();
+        let hash = secret.hash();
+        self.change(|stored| {
+            // Every hash is compared, and each in constant time.
+            let matches = stored.invitations.iter().map(|known| known.hash.is(&hash));
+            let matches: Vec<bool> = matches.collect();
+            let at = matches.iter().position(|same| *same);
+            let at = at.ok_or(ProxRefusal::InvitationUnknown)?;
+            let invitation = &stored.invitations[at];
+            match invitation.used_by {
+                Some(used_by) if used_by == client => {
+                    return Err(ProxRefusal::InvitationUsedByThisDevice);
+                }
+                Some(_) => return Err(ProxRefusal::InvitationUsed),
+                None if now_s >= invitation.expires_s => {
+                    return Err(ProxRefusal::InvitationExpired);
+                }
+                None if stored.clients.len() >= CLIENTS_MAX => {
+                    return Err(ProxRefusal::ClientsFull);
+                }
+                None => {}
+            }
+            let suggested = suggested.and_then(|name| checked_name(name).ok());
+            let wanted = invitation.name.clone().or(suggested);
+            let name = match stored.clients.get(&client) {
+                Some(known) => known.name.clone(),
+                None => {
+                    let name = stored.free_name(wanted.as_deref().unwrap_or("device"));
+                    let known = EnrolledClient {
+                        name: name.clone(),
+                        key: client,
+                        enrolled_s: now_s,
+                        seen_s: Some(now_s),
+                        limits: ClientLimits::default(),
+                    };
+                    stored.clients.insert(client, known);
+                    name
+                }
+            };
+            stored.invitations[at].used_by = Some(client);
+            Ok(name)
+        })
+    }
+
+    /// Finds a client by its name, its key, or the beginning of its key.
+    ///
+    /// # Errors
+    /// There is none, or more than one.
+    pub fn find(&self, text: &str) -> Result<EnrolledClient, ClientStoreError> {
+        let state = self.state.lock();
+        let clients = &state.stored.clients;
+        if let Some(known) = clients.values().find(|known| known.name == text) {
+            return Ok(known.clone());
+        }
+        let begins = |known: &&EnrolledClient| crate::show_key(&known.key).starts_with(text);
+        let mut found = clients
+            .values()
+            .filter(begins)
+            .filter(|_| text.len() >= KEY_PREFIX_CHARS);
+        match (found.next(), found.count()) {
+            (Some(known), 0) => Ok(known.clone()),
+            (Some(_), more) => Err(ClientStoreError::Ambiguous(more + 1, text.to_owned())),
+            (None, _) if self.named.iter().any(|key| crate::show_key(key) == text) => {
+                Err(ClientStoreError::NamedAtStart)
+            }
+            (None, _) => Err(ClientStoreError::NoSuchClient(text.to_owned())),
+        }
+    }
+
+    /// Gives a client another name. Returns the client as it was.
+    ///
+    /// # Errors
+    /// There is no such client, the name is taken or will not do, or the file cannot be written.
+    pub fn rename(&self, text: &str, name: &str) -> Result<EnrolledClient, ClientStoreError> {
+        let known = self.find(text)?;
+        let name = checked_name(name)?;
+        self.change(|stored| {
+            let other = |other: &EnrolledClient| other.name == name && other.key != known.key;
+            if stored.clients.values().any(other) {
+                return Err(ClientStoreError::NameTaken(name.clone()));
+            }
+            if let Some(client) = stored.clients.get_mut(&known.key) {
+                client.name.clone_from(&name);
+            }
+            Ok(())
+        })?;
+        Ok(known)
+    }
+
+    /// Changes the limits of a client: those that `newer` names, or all to those of all clients if it is none. Returns
+    /// the client as it is now.
+    ///
+    /// # Errors
+    /// There is no such client, or the file cannot be written.
+    pub(crate) fn set_limits(
+        &self,
+        text: &str,
+        newer: Option<&ClientLimits>,
+    ) -> Result<EnrolledClient, ClientStoreError> {
+        let known = self.find(text).map_err(|error| match error {
+            ClientStoreError::NamedAtStart => ClientStoreError::NoOwnLimits,
+            error => error,
+        })?;
+        self.change(|stored| match stored.clients.get_mut(&known.key) {
+            Some(client) => {
+                client.limits = newer.map_or_else(ClientLimits::default, |newer| {
+                    client.limits.changed_to(newer)
+                });
+                Ok(client.clone())
+            }
+            // It was removed this very moment.
+            None => Err(ClientStoreError::NoSuchClient(text.to_owned())),
+        })
+    }
+
+    /// What the operator calls a client, if it was enrolled.
+    pub(crate) fn name_of(&self, client: &HostKey) -> Option<String> {
+        let state = self.state.lock();
+        Some(state.stored.clients.get(client)?.name.clone())
+    }
+
+    /// Whether this key was enrolled, or named when the proxy started: it is not one that anybody may make up.
+    pub(crate) fn is_known(&self, client: &HostKey) -> bool {
+        self.named.contains(client) || self.state.lock().stored.clients.contains_key(client)
+    }
+
+    /// Removes a client. Its sessions end as soon as the server has applied it. Returns the client.
+    ///
+    /// # Errors
+    /// There is no such client, it was named when the proxy started, or the file cannot be written.
+    pub fn remove(&self, text: &str) -> Result<EnrolledClient, ClientStoreError> {
+        let known = self.find(text)?;
+        if self.named.contains(&known.key) {
+            return Err(ClientStoreError::NamedAtStart);
+        }
+        self.change(|stored| {
+            stored.clients.remove(&known.key);
+            Ok(())
+        })?;
+        self.state.lock().removed.push(known.key);
+        self.changes.send_modify(|n| *n += 1);
+        Ok(known)
+    }
+
+    /// Changes the stored clients, in the file first. Nothing changes, and nothing is written, if `change`
+    /// or the write fails. Whoever asks who is admitted does not wait for the disk.
+    fn change<T, E: From<ClientStoreError>>(
+        &self,
+        change: impl FnOnce(&mut StoredClients) -> Result<T, E>,
+    ) -> Result<T, E> {
+        let no_directory = ClientStoreError::NoStateDirectory;
+        let path = self.path.as_deref().ok_or(no_directory)?;
+        let _writing = self.writing.lock();
+        let mut stored = self.state.lock().stored.clone();
+        let changed = change(&mut stored)?;
+        write(path, &stored)?;
+        let mut state = self.state.lock();
+        for client in stored.clients.values_mut() {
+            // Clients were seen while the file was written.
+            let meanwhile = state.stored.clients.get(&client.key);
+            let meanwhile = meanwhile.and_then(|client| client.seen_s);
+            client.seen_s = client.seen_s.max(meanwhile);
+        }
+        state.stored = stored;
+        drop(state);
+        self.changes.send_modify(|n| *n += 1);
+        Ok(changed)
+    }
+
+    /// Writes down when clients were last seen.
+    pub(crate) fn save_seen(&self) {
+        let _writing = self.writing.lock();
+        let mut state = self.state.lock();
+        let Some(path) = self.path.as_deref().filter(|_| state.is_seen_unsaved) else {
+            return;
+        };
+        state.is_seen_unsaved = false;
+        let stored = state.stored.clone();
+        drop(state);
+        if let Err(error) = write(path, &stored) {
+            tracing::warn!(%error, "when clients were last seen is not kept");
+            self.state.lock().is_seen_unsaved = true;
+        }
+    }
+
+    /// Clients that were removed since the last call.
+    pub(crate) fn take_removed(&self) -> Vec<HostKey> {
+        std::mem::take(&mut self.state.lock().removed)
+    }
+
+    /// Notified when it changes who is admitted.
+    pub(crate) fn subscribe(&self) -> watch::Receiver<u64> {
+        self.is_attended.send_replace(true);
+        self.changes.subscribe()
+    }
+
+    /// Records that the server has applied all changes up to this one.
+    pub(crate) fn on_applied(&self, change: u64) {
+        self.applied.send_replace(change);
+    }
+
+    /// Waits until the server has applied the changes made so far, if a server does.
+    pub(crate) async fn applied(&self) {
+        if !*self.is_attended.borrow() {
+            return;
+        }
+        let change = *self.changes.borrow();
+        let mut applied = self.applied.subscribe();
+        let waited = tokio::time::timeout(APPLIED_WITHIN, applied.wait_for(|n| *n >= change)).await;
+        if waited.is_err() {
+            tracing::warn!("the server is slow to apply a change of clients");
+        }
+    }
+}
+
+/// Characters of a key by which a client can be named.
+const KEY_PREFIX_CHARS: usize = 6;
+
+fn checked_name(name: &str) -> Result<String, ClientStoreError> {
+    let is_plain = name.trim() == name && !name.chars().any(char::is_control);
+    match name.chars().count() {
+        1..=NAME_CHARS_MAX if is_plain => Ok(name.to_owned()),
+        _ => Err(ClientStoreError::BadName),
+    }
+}
+
+fn unix_seconds() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    since.map_or(0, |since| since.as_secs())
+}
+
+fn read(path: &Path) -> io::Result<StoredClients> {
+    let text = match std::fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(StoredClients::default()),
+        Err(error) => return Err(error),
+    };
+    serde_json::from_str(&text).map_err(|error| {
+        let text = format!("{} is damaged: {error}", path.display());
+        io::Error::new(ErrorKind::InvalidData, text)
+    })
+}
+
+/// Replaces the file in one step.
+fn write(path: &Path, stored: &StoredClients) -> Result<(), ClientStoreError> {
+    let unwritable = |cause| ClientStoreError::Unwritable {
+        path: path.display().to_string(),
+        cause,
+    };
+    let text = serde_json::to_vec_pretty(stored).map_err(|error| unwritable(error.into()))?;
+    replace_private(path, &text).map_err(unwritable)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn store(directory: &Path) -> ClientStore {
+        ClientStore::open(&ProxConfig::default(), Some(directory)).unwrap()
+    }
+
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    #[test]
+    fn an_invitation_enrols_one_client_and_the_file_keeps_both_facts() {
+        let directory = tempfile::tempdir().unwrap();
+        let clients = store(directory.path());
+        let (secret, _) = clients.invite(Some("laptop"), HOUR).unwrap();
+        assert!(clients.is_inviting() && !clients.admits(&[1; 32]));
+        let name = clients.enrol([1; 32], &secret, Some("host")).unwrap();
+        assert_eq!(name, "laptop");
+        assert!(clients.admits(&[1; 32]) && !clients.is_inviting());
+        let again = store(directory.path());
+        assert!(again.admits(&[1; 32]) && !again.is_inviting());
+        let second = again.enrol([2; 32], &secret, None).unwrap_err();
+        assert_eq!(second, ProxRefusal::InvitationUsed);
+        let same = again.enrol([1; 32], &secret, None).unwrap_err();
+        assert_eq!(same, ProxRefusal::InvitationUsedByThisDevice);
+        assert!(!again.admits(&[2; 32]));
+    }
+
+    #[test]
+    fn a_secret_that_nobody_was_given_enrols_nobody() {
+        let directory = tempfile::tempdir().unwrap();
+        let clients = store(directory.path());
+        clients.invite(None, HOUR).unwrap();
+        let guessed = InvitationSecret::generate(u64::from(u32::MAX));
+        let refused = clients.enrol([1; 32], &guessed, None).unwrap_err();
+        assert_eq!(refused, ProxRefusal::InvitationUnknown);
+        assert!(clients.is_inviting(), "the invitation is still open");
+    }
+
+    #[test]
+    fn a_device_that_is_refused_makes_the_proxy_write_and_change_nothing() {
+        use std::os::unix::fs::MetadataExt;
+        let directory = tempfile::tempdir().unwrap();
+        let clients = store(directory.path());
+        let (used, _) = clients.invite(None, HOUR).unwrap();
+        clients.enrol([1; 32], &used, None).unwrap();
+        clients.invite(None, HOUR).unwrap();
+        // Each write replaces the file by a new one.
+        let path = directory.path().join(FILE_NAME);
+        let file = std::fs::File::open(&path).unwrap();
+        let changes = clients.changes.subscribe();
+        let guessed = InvitationSecret::generate(u64::from(u32::MAX));
+        for secret in [&guessed, &used] {
+            assert!(clients.enrol([2; 32], secret, None).is_err());
+        }
+        let inode = |metadata: std::fs::Metadata| metadata.ino();
+        let now = inode(std::fs::metadata(&path).unwrap());
+        assert_eq!(now, inode(file.metadata().unwrap()));
+        assert!(!changes.has_changed().unwrap());
+    }
+
+    #[test]
+    fn an_invitation_that_is_withdrawn_enrols_nobody_and_others_stay() {
+        let folder = tempfile::tempdir().unwrap();
+        let clients = store(folder.path());
+        let (secret, listed) = clients.invite(Some("laptop"), HOUR).unwrap();
+        let (other, _) = clients.invite(Some("phone"), 2 * HOUR).unwrap();
+        let names: Vec<_> = clients
+            .open_invitations()
+            .into_iter()
+            .map(|i| i.name)
+            .collect();
+        assert_eq!(names, [Some("laptop".to_owned()), Some("phone".to_owned())]);
+        assert!(clients.withdraw("tablet").is_err());
+        assert_eq!(clients.withdraw("laptop").unwrap(), listed);
+        assert!(clients.withdraw(&listed.id).is_err(), "it is gone");
+        // Also for the next process.
+        let again = store(folder.path());
+        assert!(matches!(
+            again.enrol([1; 32], &secret, None),
+            Err(ProxRefusal::InvitationUnknown)
+        ));
+        assert_eq!(again.enrol([2; 32], &other, None).unwrap(), "phone");
+        assert!(again.withdraw("phone").is_err(), "a used one is not open");
+        let (_, one) = again.invite(None, HOUR).unwrap();
+        again.withdraw(&one.id).unwrap();
+        assert!(!again.is_inviting());
+    }
+
+    #[test]
+    fn an_expired_invitation_is_refused_as_such() {
+        let directory = tempfile::tempdir().unwrap();
+        let clients = store(directory.path());
+        let (secret, _) = clients.invite(None, HOUR).unwrap();
+        clients.state.lock().stored.invitations[0].expires_s = unix_seconds();
+        assert!(!clients.is_inviting());
+        let refused = clients.enrol([1; 32], &secret, None).unwrap_err();
+        assert_eq!(refused, ProxRefusal::InvitationExpired);
+    }
+
+    #[test]
+    fn the_file_has_no_secret_and_is_its_owners_alone() {
+        use std::os::unix::fs::PermissionsExt;
+        let directory = tempfile::tempdir().unwrap();
+        let clients = store(directory.path());
+        let (secret, _) = clients.invite(None, HOUR).unwrap();
+        let path = directory.path().join(FILE_NAME);
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert!(!text.contains(&secret.to_text()), "{text}");
+        let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_written_leaves_the_invitation_open_and_the_client_outside() {
+        let directory = tempfile::tempdir().unwrap();
+        let clients = store(directory.path());
+        let (secret, _) = clients.invite(None, HOUR).unwrap();
+        // The file to be renamed is a directory: that fails for root, too.
+        std::fs::create_dir(directory.path().join("clients.new")).unwrap();
+        let refused = clients.enrol([1; 32], &secret, None).unwrap_err();
+        assert_eq!(refused, ProxRefusal::StoreFailed);
+        assert!(clients.is_inviting() && !clients.admits(&[1; 32]));
+        std::fs::remove_dir(directory.path().join("clients.new")).unwrap();
+        clients.enrol([1; 32], &secret, None).unwrap();
+    }
+
+    #[test]
+    fn clients_are_renamed_and_removed_by_name_or_key() {
+        let directory = tempfile::tempdir().unwrap();
+        let clients = store(directory.path());
+        for (n, name) in [(1, "phone"), (2, "phone"), (3, "tablet")] {
+            let (secret, _) = clients.invite(None, HOUR).unwrap();
+            clients.enrol([n; 32], &secret, Some(name)).unwrap();
+        }
+        let names = |clients: &ClientStore| {
+            let all = clients.enrolled().into_iter();
+            all.map(|client| client.name).collect::<Vec<_>>()
+        };
+        assert_eq!(names(&clients), ["phone", "phone-2", "tablet"]);
+        let taken = clients.rename("tablet", "phone").unwrap_err();
+        assert!(taken.to_string().contains("choose another"), "{taken}");
+        clients
+            .rename(&crate::show_key(&[3; 32])[..8], "pad")
+            .unwrap();
+        assert_eq!(clients.remove("phone").unwrap().key, [1; 32]);
+        assert_eq!(names(&clients), ["pad", "phone-2"]);
+        assert_eq!(clients.take_removed(), [[1; 32]]);
+        assert!(!clients.admits(&[1; 32]) && clients.admits(&[2; 32]));
+        assert!(matches!(
+            clients.remove("phone"),
+            Err(ClientStoreError::NoSuchClient(_))
+        ));
+    }
+
+    #[test]
+    fn a_client_that_the_command_line_names_is_not_removed_here() {
+        let config = ProxConfig {
+            allow_clients: vec![[7; 32]],
+            ..Default::default()
+        };
+        let directory = tempfile::tempdir().unwrap();
+        let clients = ClientStore::open(&config, Some(directory.path())).unwrap();
+        assert!(clients.admits(&[7; 32]));
+        let refused = clients.remove(&crate::show_key(&[7; 32])).unwrap_err();
+        assert!(refused.to_string().contains("--allow-client"), "{refused}");
+    }
+
+    #[test]
+    fn a_file_of_an_older_version_is_read_and_limits_are_kept_in_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let key = crate::show_key(&[1; 32]);
+        let older = format!(
+            r#"{{"clients": [{{"name": "pad", "key": "{key}", "enrolled_s": 5}}], "invitations": []}}"#
+        );
+        let path = directory.path().join(FILE_NAME);
+        std::fs::write(&path, older).unwrap();
+        let clients = store(directory.path());
+        assert_eq!(clients.find("pad").unwrap().limits, ClientLimits::default());
+        let slow = ClientLimits {
+            down_bytes_per_s: Some(7),
+            ..Default::default()
+        };
+        clients.set_limits("pad", Some(&slow)).unwrap();
+        let more = ClientLimits {
+            flows: Some(2),
+            ..Default::default()
+        };
+        clients.set_limits("pad", Some(&more)).unwrap();
+        let limits = store(directory.path()).find("pad").unwrap().limits;
+        assert_eq!((limits.down_bytes_per_s, limits.flows), (Some(7), Some(2)));
+        clients.set_limits("pad", None).unwrap();
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert!(!text.contains("limits"), "{text}");
+    }
+
+    #[test]
+    fn a_damaged_file_is_an_error_and_not_an_empty_list() {
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join(FILE_NAME), "{\"clients\":").unwrap();
+        let error = ClientStore::open(&ProxConfig::default(), Some(directory.path()));
+        assert!(error.err().unwrap().to_string().contains("damaged"));
+    }
+}
