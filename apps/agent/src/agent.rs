@@ -2,10 +2,11 @@
 //! that survives it.
 //!
 //! ```text
-//!  cedos get, ls, why … ── Unix socket ── door ─┐
-//!                                              Agent ── task: errand, transfer ─┐
-//!  links (roads) ── hooks                       │ ├──── task                    ├── scheduler
-//!  libd2tp ── Unix socket, descriptors ─ door ──┼─┼──── sockets: flows ─────────┤
+//!  cedos get, ls, why … ── Unix socket ── api  ─┐
+//!                                              Agent ── task: order, transfer  ─┐
+//!  links ── hooks                               │ ├──── task                    ├── scheduler
+//!  libd2tp ── Unix socket, descriptors ─ api  ──┼─┼──── sockets: flows ─────────┤
+//!  browsers ── loopback TCP ── page ────────────┤ │                             │
 //!  Prometheus ── loopback TCP ── metrics ───────┘ └──── task                    ┘
 //!                        queue, ledger: $XDG_STATE_HOME/cedos
 //! ```
@@ -26,8 +27,8 @@ mod json_views;
 mod link_history_store;
 mod link_view;
 mod listening_socket;
-mod metrics;
 mod notifications;
+mod page;
 mod queue;
 mod regret_meter;
 mod schedule;
@@ -42,21 +43,26 @@ mod wake_status;
 use std::fs::File;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 use d2tp_driver::{SecretKey, ServerAddress};
-use d2tp_links::{ClassRules, CostResolver, Link, LinkMonitor, NetworkRules};
+use d2tp_links::{ClassRules, CostResolver, IneffectiveRuleError, Link, LinkMonitor, NetworkRules};
 use d2tp_power::LinuxMachine;
 use tokio::sync::{broadcast, watch};
 
 use crate::fetch::boot_clock::BootInstant;
 use crate::fetch::jobs;
+use crate::fetch::rate_limiter::RateLimiters;
+use crate::fetch::report::print_stderr;
+use crate::metrics_listener::MetricsListener;
 use crate::proxy::{self, LocalProxyListener, ProxySession, ProxySessionPeer};
 use crate::settings;
 use budget_ledger::BudgetLedger;
+pub use budget_ledger::BudgetSettings;
 use d2tp_driver::SchedulerHandle;
 use d2tp_sched::SchedulerKind;
 use desktop_notifier::DesktopNotifier;
@@ -67,9 +73,13 @@ use link_history_store::LinkHistoryStore;
 use link_view::LinkView;
 use listening_socket::ListeningSocket;
 pub use listening_socket::is_locked;
+use page::PagePort;
 use queue::TransferIntent;
 use state::{Agent, lock};
 use transfer_task::TransferTask;
+
+/// The media type of the agent's metrics: the text format of Prometheus.
+const METRICS_TYPE: &str = "text/plain; version=0.0.4";
 
 /// Events that are kept for a slow subscriber before it misses some.
 const NEWS_MAX: usize = 1_024;
@@ -92,6 +102,8 @@ pub struct AgentOptions {
     pub flags: ClassRules,
     /// What the user's settings say of networks.
     pub rules: NetworkRules,
+    /// What the user's settings say of the budget.
+    pub budget: BudgetSettings,
     /// Whether desktop notifications are disabled.
     pub no_notifications: bool,
     /// The interval of scans for links while a transfer waits; none: decided by the agent.
@@ -124,10 +136,11 @@ pub struct LocalProxy {
 /// The environment variable with the path of the agent's socket; `none` disables the agent.
 pub const SOCKET_VARIABLE: &str = "CEDOS_AGENT";
 
-/// Where the socket is: `$CEDOS_AGENT`, else `$XDG_RUNTIME_DIR/cedos/agent.sock`, else beside the state.
+/// The path of the agent's socket: `$CEDOS_AGENT`, else `$XDG_RUNTIME_DIR/cedos/agent.sock`, else
+/// beside the state.
 ///
 /// # Errors
-/// Nobody says where, or there is to be none.
+/// No path is configured, or the agent is disabled.
 pub fn socket_path() -> anyhow::Result<PathBuf> {
     match std::env::var_os(SOCKET_VARIABLE) {
         Some(none) if none == "none" => bail!("{SOCKET_VARIABLE} says that there is no agent"),
@@ -165,17 +178,27 @@ pub async fn run(
         flags: options.flags,
         rules: options.rules.clone(),
     };
+    let flags = resolver.flags.clone();
     let (_, monitor) = LinkMonitor::start_with(resolver, manager.clone()).await?;
+    match flags.check(&monitor.links()) {
+        // The agent may start with the machine, before a modem is there.
+        Err(error @ IneffectiveRuleError::UnknownDevice { .. }) => {
+            print_stderr(&format!("note: {error}"));
+        }
+        checked => checked?,
+    }
     let (store, kept) = LinkHistoryStore::load();
     let scheduler = SchedulerHandle::new(options.scheduler);
     let (notices, inbox) = DesktopNotifier::new();
+    let mut ledger = BudgetLedger::load();
+    ledger.apply(&options.budget);
     let agent = Arc::new(Agent {
         scheduler,
         link_view: LinkView::new(&monitor, manager, options.rules),
         tasks: Mutex::default(),
         events: broadcast::channel(NEWS_MAX).0,
         meter: Mutex::default(),
-        ledger: Mutex::new(BudgetLedger::load()),
+        ledger: Mutex::new(ledger),
         capped_at: Mutex::default(),
         link_history: Mutex::new(store),
         regret_meter: Mutex::default(),
@@ -183,11 +206,15 @@ pub async fn run(
         notifier: notices,
         scan_lock: tokio::sync::Mutex::default(),
         left: watch::Sender::default(),
+        rate_limiters: RateLimiters::default(),
         is_ending: AtomicBool::new(false),
         open_connections: AtomicUsize::new(0),
     });
     let metrics = match options.metrics {
-        Some(at) => Some(metrics::listen(at).await?),
+        Some(at) if !at.ip().is_loopback() => {
+            bail!("{at} is not a loopback address; metrics are for this machine only")
+        }
+        Some(at) => Some(MetricsListener::bind(at).await?),
         None => None,
     };
     let figures = metrics.as_ref().and_then(|m| m.local_addr().ok());
@@ -223,11 +250,16 @@ pub async fn run(
             }
             let _has_them = agent.take_up()?;
             if let Some(listener) = metrics {
-                tokio::task::spawn_local(metrics::serve(agent.clone(), listener));
+                let metered = agent.clone();
+                tokio::task::spawn_local(listener.serve(METRICS_TYPE, move || {
+                    lock(&metered.meter).render(&metered.state_counts())
+                }));
             }
             tokio::task::spawn_local(hooks::watch(options.hooks, agent.link_view.links()));
             let carrier = sockets::carrier(agent.clone())?;
-            let served = api_server::serve(agent.clone(), carrier.clone(), listener);
+            let page = Rc::new(PagePort::new(agent.clone()));
+            page.reopen().await;
+            let served = api_server::serve(agent.clone(), carrier.clone(), page.clone(), listener);
             let accepting = tokio::task::spawn_local(served);
             tokio::task::spawn_local(agent.clone().keep_records());
             let served =
@@ -241,6 +273,7 @@ pub async fn run(
             }
             // Whoever connects from here on finds no agent, rather than one that does not answer.
             accepting.abort();
+            page.shut().await;
             if let Some((serving, line)) = served {
                 serving.abort();
                 line.close().await;

@@ -1,4 +1,4 @@
-//! The keys hosts are known by, in files.
+//! The key files that identify hosts.
 //!
 //! A key file holds a 32-byte X25519 private key as one line of base64url, readable by its owner
 //! only. The public key is what others write down: in `d2tp://host:port/KEY` and after
@@ -12,6 +12,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, anyhow, bail};
 use d2tp_session::SecretKey;
 
+use crate::settings::{UserSettings, config_directory};
+
 /// Permissions of a key file: read and write for its owner.
 const KEY_FILE_MODE: u32 = 0o600;
 /// The largest key file: a key is one line, so a larger file is something else.
@@ -24,7 +26,7 @@ pub const KEY_FILE_VARIABLE: &str = "CEDOS_KEY_FILE";
 /// A new random key.
 ///
 /// # Errors
-/// When the system has no randomness to give.
+/// The system cannot provide random bytes.
 pub fn generate() -> anyhow::Result<SecretKey> {
     let mut secret = [0; 32];
     aws_lc_rs::rand::fill(&mut secret)
@@ -67,33 +69,32 @@ pub fn write_new(key: &SecretKey, path: &Path) -> anyhow::Result<()> {
         .create_new(true)
         .mode(KEY_FILE_MODE)
         .open(path)
-        .with_context(|| format!("cannot create {shown}; an existing file is never overwritten"))?;
+        .map_err(|error| match error.kind() {
+            ErrorKind::AlreadyExists => anyhow!(
+                "{shown} exists, and a key is never overwritten; name another file, or remove that one"
+            ),
+            _ => anyhow!("cannot create {shown}: {error}"),
+        })?;
     file.write_all(format!("{}\n", key.to_text()).as_bytes())?;
     file.sync_all()
         .with_context(|| format!("cannot write {shown}"))
 }
 
-/// The key file of this device: `$CEDOS_KEY_FILE`, else `cedos/key` in the user's folder of
-/// configuration.
+/// The key file of this device: `$CEDOS_KEY_FILE`, else the settings' `device.key_file`, else
+/// `cedos/key` in the user's folder of configuration.
 ///
 /// # Errors
-/// When the user has no such folder.
+/// When the user has no such folder, or the settings make no sense.
 pub fn device_key_path() -> anyhow::Result<PathBuf> {
     if let Some(path) = std::env::var_os(KEY_FILE_VARIABLE).filter(|path| !path.is_empty()) {
         return Ok(path.into());
     }
-    let folder = |name: &str| {
-        std::env::var_os(name)
-            .map(PathBuf::from)
-            .filter(|path| path.is_absolute())
-    };
-    // XDG Base Directory Specification: a path that is not absolute is to be ignored.
-    folder("XDG_CONFIG_HOME")
-        .or_else(|| Some(folder("HOME")?.join(".config")))
+    if let Some(path) = UserSettings::load(None)?.path("device.key_file") {
+        return Ok(path);
+    }
+    config_directory()
         .map(|config| config.join("cedos").join("key"))
-        .ok_or_else(|| {
-            anyhow!("no place for this device's key: set HOME, or name a file with --key")
-        })
+        .context("no place for this device's key: set HOME, or name a file with --key")
 }
 
 /// This device's key; the default file is made on first use.

@@ -1,11 +1,13 @@
-//! What runs on the device: fetches and puts that move between links, wait when they may, and are
-//! whole or absent; the one scheduler they share; and the agent that keeps a queue of them.
+//! The device's programs: downloads and uploads that move between links, wait if allowed, and leave
+//! a complete object or none; the scheduler that they share; and the agent that keeps a queue of
+//! them.
 
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 pub mod agent;
 pub mod fetch;
 pub mod key;
+pub mod metrics_listener;
 pub mod order;
 pub mod prepared_transfer;
 pub mod proxy;
@@ -13,4 +15,6 @@ pub mod schedule_message;
 pub mod settings;
 pub mod stream;
 pub mod terms;
+pub mod token_listener;
+pub mod transfer_text;
 pub mod unproven_connections;

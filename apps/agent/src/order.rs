@@ -1,13 +1,15 @@
-//! What was asked for: a download or an upload, as a command line or a program says it, and as the
-//! queue keeps it.
+//! The order of a download or an upload, as a command line or a program gives it, and as the queue
+//! stores it.
 //!
 //! ```text
 //!  {"verb":"get", "url":"https://…", "file":"/home/me/a.mp3", "deadline":{"at":"2030-01-31T07:30:00Z"}}
 //! ```
 //!
-//! What is left out is as on the command line, but for the deadline: none is none.
+//! Omitted members have the defaults of the command line, except the deadline: without it there is
+//! none.
 
-use std::path::PathBuf;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -85,6 +87,9 @@ pub struct TransferOrder {
     /// The destination of a download, replaced when it is complete; or the file to upload.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file: Option<PathBuf>,
+    /// Whether the file of a download is replaced if it exists; otherwise the download gets a name with a number.
+    #[serde(default = "yes", skip_serializing_if = "is_yes")]
+    pub replaces: bool,
     /// The folder of a download that gets its own file name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub folder: Option<PathBuf>,
@@ -115,6 +120,12 @@ pub struct TransferOrder {
     /// How many seconds a connection may carry nothing.
     #[serde(default = "stall_s")]
     pub stall_s: f64,
+    /// The most bytes that a download may take in per second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit_rate: Option<u64>,
+    /// The name of the downloads that have `limit_rate` together; none is this one alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit_group: Option<String>,
     /// Whether redirects from https to http are followed.
     #[serde(default)]
     pub allow_downgrade: bool,
@@ -161,6 +172,15 @@ fn stall_s() -> f64 {
     STALL_S
 }
 
+fn yes() -> bool {
+    true
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)] // serde's signature
+fn is_yes(value: &bool) -> bool {
+    *value
+}
+
 impl TransferOrder {
     /// Creates an order with all defaults.
     pub fn new(verb: TransferVerb, url: &str) -> TransferOrder {
@@ -168,6 +188,7 @@ impl TransferOrder {
             verb,
             url: url.to_owned(),
             file: None,
+            replaces: true,
             folder: None,
             deadline: None,
             policy: free_first(),
@@ -178,6 +199,8 @@ impl TransferOrder {
             integrity: None,
             tries: TRIES,
             stall_s: STALL_S,
+            limit_rate: None,
+            limit_group: None,
             allow_downgrade: false,
             headers: Vec::new(),
             sealed: false,
@@ -227,7 +250,13 @@ impl TransferOrder {
         })?;
         let destination = match (self.verb, &self.file, &self.folder) {
             (TransferVerb::Put, ..) => Destination::Nowhere,
-            (TransferVerb::Get, Some(file), _) if file.as_os_str() == "-" => Destination::Stdout,
+            (TransferVerb::Get, Some(file), _) if is_standard_output(file) => Destination::Stdout,
+            (TransferVerb::Get, Some(file), _) if is_character_device(file) => {
+                Destination::Device(file.clone())
+            }
+            (TransferVerb::Get, Some(file), _) if !self.replaces => {
+                Destination::NewFile(file.clone())
+            }
             (TransferVerb::Get, Some(file), _) => Destination::File(file.clone()),
             (TransferVerb::Get, None, folder) => {
                 Destination::InDirectory(folder.clone().unwrap_or_default())
@@ -282,6 +311,16 @@ pub fn parse_integrity(text: &str) -> Result<[u8; 32], String> {
     let mut digest = [0; 32];
     hex::decode_to_slice(digits, &mut digest).map_err(|_| refuse())?;
     Ok(digest)
+}
+
+fn is_standard_output(path: &Path) -> bool {
+    path.as_os_str() == "-" || path == Path::new("/dev/stdout")
+}
+
+/// Whether the path leads to a character device: it is written to, and never replaced by a file.
+fn is_character_device(path: &Path) -> bool {
+    path.metadata()
+        .is_ok_and(|found| found.file_type().is_char_device())
 }
 
 #[cfg(test)]

@@ -1,8 +1,9 @@
-//! Carrying an order out: who speaks to the origin, with what keys and trust, and the transfer.
+//! Carries out an order: selects the mode, the keys and the trusted authorities, and runs the
+//! transfer.
 //!
 //! ```text
-//!  Order ─▶ Errand::prepare  everything that can be wrong with it is said here, nothing is started
-//!              └▶ Errand::way ─ Straight │ EndToEnd │ Proxied ─▶ Way::run ─▶ Exit
+//!  Order ─▶ PreparedTransfer::prepare   reports every fault of the order, starts nothing
+//!              └▶ open_transport ─ Direct │ EndToEnd │ Proxied ─▶ TransferTransport::run ─▶ exit code
 //! ```
 
 use std::path::PathBuf;
@@ -23,6 +24,7 @@ use crate::fetch::mode::FetchMode;
 use crate::fetch::origin::{D2tpOrigin, D2tpTarget};
 use crate::fetch::outcome::{TransferExit, TransferFailure};
 use crate::fetch::proxy::ProxyClient;
+use crate::fetch::rate_limiter::RateLimiter;
 use crate::fetch::report::TransferObserver;
 use crate::fetch::state_directory::state_directory;
 use crate::fetch::tls::OriginTls;
@@ -77,6 +79,8 @@ pub struct PreparedTransfer {
     proxy: Option<ServerAddress>,
     /// The upload's file, if the order is an upload.
     upload: Option<UploadSpec>,
+    /// The limit on the rate of a download, in bytes per second.
+    limit_rate: Option<u64>,
     /// Whether D2TP to the same origin may be used if the origin supports it.
     may_go_end_to_end: bool,
 }
@@ -127,6 +131,7 @@ impl PreparedTransfer {
             key,
             proxy,
             upload: None,
+            limit_rate: order.limit_rate,
             may_go_end_to_end: plain,
         })
     }
@@ -145,7 +150,8 @@ impl PreparedTransfer {
             return Err(TransferFailure::usage(text));
         }
         if proxy.is_none() {
-            let text = "uploads go through a proxy: give --prox ADDR or CEDOS_PROX";
+            let text =
+                "uploads go through a proxy: join one (`cedos join LINE`), or give --prox ADDR";
             return Err(TransferFailure::usage(text));
         }
         let Some(file) = order.file.clone() else {
@@ -165,6 +171,7 @@ impl PreparedTransfer {
                 kind: order.content_type.clone(),
                 token: order.token.clone(),
             }),
+            limit_rate: None,
             may_go_end_to_end: false,
         })
     }
@@ -188,7 +195,7 @@ impl PreparedTransfer {
     ) -> TransferTransport {
         let origin = |whom, key| {
             let (proxy, links, log) = (self.proxy.clone(), links.clone(), tuning.log.clone());
-            D2tpOrigin::new(whom, proxy, key, tuning.config.clone(), links, log)
+            D2tpOrigin::new(whom, proxy, key, self.session_config(tuning), links, log)
         };
         let end_to_end = match (self.target.clone(), &self.key) {
             (Some(whom), Some(key)) => Some(origin(whom, key.clone())),
@@ -204,7 +211,7 @@ impl PreparedTransfer {
                 let tunnel = tls.map(OriginTunnel::new);
                 let mut proxy =
                     ProxyClient::new(address, key, links.clone(), tunnel).with_config(|config| {
-                        *config = tuning.config.clone();
+                        *config = self.session_config(tuning);
                         config.ack_offload = tuning.offload_acks;
                         config.drwa = tuning.drwa;
                     });
@@ -226,10 +233,22 @@ impl PreparedTransfer {
                 TransferTransport::Proxied(Box::new(proxy))
             }
             (None, _, _, Some(tls)) => {
-                TransferTransport::Direct(DirectConnector::new(tls).with_drwa(tuning.drwa))
+                let window = self.limit_rate.map(RateLimiter::window);
+                let dial = DirectConnector::new(tls).with_drwa(tuning.drwa);
+                TransferTransport::Direct(dial.with_receive_buffer(window))
             }
             (None, _, _, None) => unreachable!("a download without a proxy has its own trust"),
         }
+    }
+
+    /// The configuration of the transfer's sessions. With a limit on the rate, no more may arrive ahead than
+    /// that lets in within a second.
+    fn session_config(&self, tuning: &SessionTuning) -> EndpointConfig {
+        let mut config = tuning.config.clone();
+        if let Some(limit_rate) = self.limit_rate {
+            config.flow_window = config.flow_window.min(RateLimiter::window(limit_rate));
+        }
+        config
     }
 
     /// The transport by D2TP to the origin, if the origin announced D2TP before and answers now.

@@ -1,6 +1,6 @@
-//! What a program that carries its own connections, as `cedos run` does, reports to the agent's
-//! scheduler, and what it is answered: one JSON object a line each way (`docs/agent.md`, "Connections of
-//! other programs").
+//! Reports of a program that carries its own connections, such as `cedos run`, to the agent's
+//! scheduler, and the answers: one JSON object per line in both directions (`docs/agent.md`,
+//! "Connections of other programs").
 //!
 //! ```text
 //!  {"do":"schedule"}                                  ▶
@@ -73,6 +73,9 @@ pub struct ReportedFlow {
     /// Milliseconds until the deadline.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub left_ms: Option<u64>,
+    /// Bytes still to be carried, both ways, if they are known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub left_bytes: Option<u64>,
     /// Payload bytes that each link has carried for the flow, towards this device and from it.
     pub carried: BTreeMap<String, (u64, u64)>,
 }

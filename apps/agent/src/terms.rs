@@ -1,4 +1,4 @@
-//! What a transfer may cost and by when it is to be ready. Can be changed while it runs.
+//! The terms of a transfer: its cost policy and its deadline, which can be changed while it runs.
 
 use std::time::Duration;
 

@@ -1,8 +1,8 @@
 //! Connections to a local port that have not shown yet that they may be served.
 //!
-//! Any user of this machine can connect to a port of ours and say nothing. Such connections have few
-//! places and little time, and the oldest gives way to the newest; who has shown the token has a place of
-//! another kind, which strangers cannot take.
+//! Any user of this machine can connect to a local port and send nothing. Such connections are
+//! limited in number and time, and the newest replaces the oldest; connections that have shown the
+//! token are counted separately, so that others cannot displace them.
 //!
 //! ```text
 //!  accept ─ admit ─▶ unproven ─ prove ─▶ served as long as it likes

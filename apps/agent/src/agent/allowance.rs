@@ -1,4 +1,4 @@
-//! What transfers spend, taken down, and what follows from it: the budget of all, and the caps of
+//! Records the bytes that transfers spend on metered links, and enforces the budget and the caps of
 //! networks.
 
 use std::collections::BTreeSet;

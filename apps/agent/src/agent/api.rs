@@ -1,4 +1,4 @@
-//! What is said on the agent's socket: one JSON object a line each way.
+//! The messages on the agent's socket: one JSON object per line in both directions.
 //!
 //! ```text
 //!  {"do":"why","id":42}            ▶
@@ -101,6 +101,17 @@ pub enum AgentRequest {
     /// Schedules connections that this program carries itself, together with everything else: after the
     /// answer each line is a report (`schedule_message`), and each answer a decision.
     Schedule,
+    /// Opens the page for browsers of this machine, and returns its link.
+    Page {
+        /// Whether the link that was known until now no longer works.
+        #[serde(default)]
+        new_link: bool,
+        /// Whether a link that works once is returned, too.
+        #[serde(default)]
+        entry: bool,
+    },
+    /// Closes the page.
+    PageClose,
     /// Returns the links, and what they carried.
     Net,
     /// Sets the cost class of a link.

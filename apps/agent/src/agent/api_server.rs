@@ -1,4 +1,4 @@
-//! The agent's socket: who may come in, and what is done for them.
+//! The agent's socket: checks who may connect, and answers requests.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -14,6 +14,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, broadcast};
 use super::api::{AgentRequest, TermsChange, error_response, ok_response};
 use super::api_lines::{next_line, write_line};
 use super::idle::ConnectionCount;
+use super::page::PagePort;
 use super::queue::{self, QUEUED_MAX, SavedDeadline, SavedTransfer, TransferIntent};
 use super::sockets;
 use super::state::{Agent, lock};
@@ -34,7 +35,12 @@ type ApiResult = Result<Value, TransferFailure>;
 type AgentEventReceiver = broadcast::Receiver<(u64, Value)>;
 
 /// Serves requests of the agent's own user only.
-pub(super) async fn serve(agent: Arc<Agent>, carrier: Rc<AgentCarrier>, listener: UnixListener) {
+pub(super) async fn serve(
+    agent: Arc<Agent>,
+    carrier: Rc<AgentCarrier>,
+    page: Rc<PagePort>,
+    listener: UnixListener,
+) {
     let visitors = Arc::new(Semaphore::new(VISITORS_MAX));
     let programs = Rc::new(Semaphore::new(PROGRAMS_MAX));
     loop {
@@ -60,11 +66,12 @@ pub(super) async fn serve(agent: Arc<Agent>, carrier: Rc<AgentCarrier>, listener
             continue;
         }
         let (agent, carrier, programs) = (agent.clone(), carrier.clone(), programs.clone());
+        let page = page.clone();
         let counted = ConnectionCount::new(agent.clone());
         tokio::task::spawn_local(async move {
             let _counted = counted;
             // A visitor that goes away is none of our business.
-            let _ = visit(agent, &carrier, &programs, stream, permit).await;
+            let _ = visit(agent, &carrier, &page, &programs, stream, permit).await;
         });
     }
 }
@@ -72,6 +79,7 @@ pub(super) async fn serve(agent: Arc<Agent>, carrier: Rc<AgentCarrier>, listener
 async fn visit(
     agent: Arc<Agent>,
     carrier: &AgentCarrier,
+    page: &PagePort,
     programs: &Semaphore,
     stream: UnixStream,
     permit: OwnedSemaphorePermit,
@@ -153,6 +161,16 @@ async fn visit(
                 Ok(serving) => return agent.show_stream(serving, &mut write, &mut lines).await,
                 Err(failure) => write_line(&mut write, &error_response(&failure)).await?,
             },
+            AgentRequest::Page { new_link, entry } => {
+                let link = page.link(new_link, entry).await.map(ok_response);
+                let answer = link.unwrap_or_else(|failure| error_response(&failure));
+                write_line(&mut write, &answer).await?;
+            }
+            AgentRequest::PageClose => {
+                let closed = page.close().await.map(ok_response);
+                let answer = closed.unwrap_or_else(|failure| error_response(&failure));
+                write_line(&mut write, &answer).await?;
+            }
             request => {
                 let answer = agent
                     .answer(request)
@@ -252,6 +270,8 @@ impl Agent {
             AgentRequest::Add { .. }
             | AgentRequest::Watch { .. }
             | AgentRequest::Stream { .. }
+            | AgentRequest::Page { .. }
+            | AgentRequest::PageClose
             | AgentRequest::Schedule
             | AgentRequest::Socket(_)
             | AgentRequest::Keep(_)
@@ -319,7 +339,7 @@ impl Agent {
     }
 
     /// Forgets the transfers that have ended. Returns them.
-    fn clear(&self) -> Result<Vec<Value>, TransferFailure> {
+    pub(super) fn clear(&self) -> Result<Vec<Value>, TransferFailure> {
         let mut tasks = lock(&self.tasks);
         let ended: Vec<u64> = (tasks.iter())
             .filter(|(_, task)| task.has_ended() && !task.running)
@@ -334,7 +354,7 @@ impl Agent {
         Ok(cleared.into_iter().map(show).collect())
     }
 
-    fn show(&self, id: u64) -> Result<Value, TransferFailure> {
+    pub(super) fn show(&self, id: u64) -> Result<Value, TransferFailure> {
         if let Some(task) = lock(&self.tasks).get(&id) {
             return Ok(self.transfer_json(id, task));
         }
@@ -348,7 +368,13 @@ impl Agent {
             let mut tasks = lock(&self.tasks);
             let task = tasks.get_mut(&id).ok_or_else(|| not_ours(id))?;
             if task.has_ended() {
-                let text = format!("transfer {id} has ended ({})", task.state_name());
+                let text = match task.state_name() {
+                    "done" => format!("transfer {id} is complete"),
+                    "cancelled" => {
+                        format!("transfer {id} has ended; `cedos retry {id}` resumes it")
+                    }
+                    state => format!("transfer {id} has {state}; `cedos retry {id}` resumes it"),
+                };
                 return Err(TransferFailure::error(text));
             }
             task.saved.wish = wish;

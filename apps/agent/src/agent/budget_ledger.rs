@@ -1,14 +1,14 @@
-//! What metered links carried for this device since the day the allowance began, and how much of
-//! the allowance is left; and the same for each network that the settings give a cap.
+//! The bytes that metered links carried for this device since the start of the allowance, and the
+//! rest of the allowance; the same for each network with a cap in the settings.
 //!
 //! ```text
-//!  budget (cedos budget set)   all metered links      hard: no transfer pays any more
+//!  budget (cedos budget set, [budget])   all metered links      hard: no transfer pays any more
 //!  cap ([[network]])           one network            hard: nothing goes over it any more
 //!                                                     cautious: likewise, a tenth before
 //!                                                     soft: it is told, and goes on
 //! ```
 //!
-//! Counted is payload that this agent's transfers and streams moved, not what other programs did.
+//! Only payload of this agent's transfers and streams counts, not the traffic of other programs.
 
 use std::collections::BTreeMap;
 
@@ -18,6 +18,9 @@ use jiff::{ToSpan, Zoned};
 use serde::{Deserialize, Serialize};
 
 use crate::fetch::jobs;
+use crate::fetch::option_parsers;
+use crate::settings::UserSettings;
+use crate::settings::schema::parse_cutoff;
 
 /// The default day of the month on which an allowance begins.
 const RESET_DAY: i8 = 1;
@@ -41,6 +44,28 @@ pub struct BudgetLedger {
     pub networks: BTreeMap<String, NetworkMonth>,
     #[serde(skip)]
     changed: bool,
+}
+
+/// What the settings say of the budget; what they leave open is as it was set before.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct BudgetSettings {
+    /// Bytes that metered links may carry in a period.
+    pub cap: Option<u64>,
+    /// The day of the month on which a period begins.
+    pub reset_day: Option<i8>,
+    /// What happens at the cap.
+    pub cutoff: Option<CapCutoff>,
+}
+
+impl BudgetSettings {
+    /// The budget in these settings.
+    pub fn of(settings: &UserSettings) -> BudgetSettings {
+        BudgetSettings {
+            cap: settings.parsed("budget.cap", option_parsers::parse_bytes),
+            reset_day: settings.parsed("budget.reset_day", str::parse),
+            cutoff: settings.parsed("budget.cutoff", parse_cutoff),
+        }
+    }
 }
 
 /// Bytes that a network carried in its current month.
@@ -93,6 +118,13 @@ impl BudgetLedger {
         });
         ledger.turn(Zoned::now().date());
         ledger
+    }
+
+    /// Takes over what the settings say.
+    pub fn apply(&mut self, settings: &BudgetSettings) {
+        if *settings != BudgetSettings::default() {
+            self.set(settings.cap.map(Some), settings.reset_day, settings.cutoff);
+        }
     }
 
     /// Begins a new period if its day has come. Setting the clock back does not begin one: used bytes

@@ -1,4 +1,4 @@
-//! The other end of the agent's socket: what `cedos get`, `ls`, `why` … use.
+//! The client of the agent's socket, for `cedos get`, `ls`, `why` and others.
 
 use std::path::Path;
 
@@ -42,8 +42,7 @@ impl AgentApiClient {
     /// The agent says no, or is gone.
     pub async fn ask(&mut self, request: &AgentRequest) -> Result<Value, TransferFailure> {
         let text = serde_json::to_string(request).expect("plain data");
-        let gone =
-            || TransferFailure::error("the agent is not running; start it with `cedos agent`");
+        let gone = || TransferFailure::error("the agent has stopped; run the same command again");
         self.write
             .write_all(format!("{text}\n").as_bytes())
             .await

@@ -1,4 +1,5 @@
-//! What the agent counts, in the words of Prometheus. No address, URL or transfer is in a label.
+//! The agent's counters, in the format of Prometheus. No label contains an address, URL or
+//! transfer.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;

@@ -1,4 +1,4 @@
-//! What the user is to be told on the desktop: queued here, told by [`super::notifications`].
+//! Queues desktop notifications, which [`super::notifications`] shows.
 
 use tokio::sync::mpsc;
 

@@ -1,4 +1,5 @@
-//! What the user wants started when a free network comes, and when the last one goes.
+//! Commands of the user that are started when a free network becomes available, and when the last
+//! one is lost.
 
 use std::process::Stdio;
 use std::sync::Arc;

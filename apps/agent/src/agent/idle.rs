@@ -35,8 +35,9 @@ impl Drop for ConnectionCount {
 }
 
 impl Agent {
-    /// Returns when the agent has had nothing to do for so long, or at once when it has nothing to do and
-    /// its socket was removed, so that no command can reach it. Without a limit it never returns.
+    /// Returns when the agent has had nothing to do for `limit`, or at once when it has nothing to
+    /// do and its socket was removed, so that no command can reach it. Without a limit it never
+    /// returns.
     pub(super) async fn idle_for(self: Arc<Agent>, limit: Option<Duration>, socket: &Path) {
         let Some(limit) = limit else {
             return std::future::pending().await;

@@ -1,8 +1,9 @@
-//! Transfers, links and the allowance as they are shown: one JSON object each.
+//! The JSON objects for transfers, links and the allowance.
 
 use std::collections::BTreeMap;
 
 use d2tp_links::{Connectivity, Link, LinkKind, NetworkInfo};
+use d2tp_sched::UdpObstacle;
 use serde_json::{Value, json};
 
 use super::link_view::network_name;
@@ -89,6 +90,8 @@ impl Agent {
                     "rtt_ms".into(),
                     json!(trip.map(|trip| trip.as_secs_f64() * 1e3)),
                 );
+                let obstacle = self.scheduler.udp_obstacle(&link.name);
+                fields.insert("udp".into(), json!(obstacle.map(UdpObstacle::as_str)));
                 fields.insert("carries".into(), json!(seen.map(|s| s.1)));
                 fields.insert("cap".into(), json!(cap));
                 fields.insert("transfers".into(), json!(carries));

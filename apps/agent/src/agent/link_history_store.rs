@@ -1,12 +1,12 @@
-//! What is learnt of links, and kept: forecasts by place and hour, the spells of each radio, the rate of
-//! each network.
+//! Stores what was learnt about links: forecasts by place and hour, the up and down times of each
+//! radio, the rate of each network.
 //!
 //! ```text
 //!  $XDG_STATE_HOME/cedos/learnt   sha256 of the rest, in hex ⏎ JSON
 //! ```
 //!
-//! Written whole, synced and renamed: a crash leaves the old one or the new one. One that was damaged is
-//! put aside, and everything is learnt anew.
+//! The file is written completely, synced and renamed: a crash leaves the old or the new one. A
+//! damaged file is renamed, and learning starts again.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -270,7 +270,8 @@ impl DirectionRecord {
         }
     }
 
-    /// The history after so many seconds without observation: links count as down during that time.
+    /// The history after this many seconds without observation: links count as down during that
+    /// time.
     fn back(self, passed_s: f64) -> SavedLinkHistory {
         let spell = |(length_s, rate)| UpPeriod { length_s, rate };
         let past = |radio: RadioRecord| SavedHistory {
@@ -446,6 +447,7 @@ mod tests {
                 always_pays: false,
                 is_interactive: false,
                 keeps_awake: true,
+                source: d2tp_sched::SourceSupply::Ample,
             });
             seen = scheduler.link_rate("wlan0");
             assert!(

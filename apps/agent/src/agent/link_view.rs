@@ -1,16 +1,16 @@
-//! The links as transfers see them: what the system says, what the user says each costs, and whether
-//! its network's cap is used up.
+//! The links as seen by transfers: the system's state, the user's costs, and whether the network's
+//! cap is used up.
 //!
 //! ```text
-//!  LinkMonitor ── links, judged ─┐
-//!  NetworkManager ── networks ───┼─▶ Around: which network is behind which device
-//!  cedos net set ── said ────────┤
-//!  caps ── spent ────────────────┴─▶ links, with the last word on what each costs
+//!  LinkMonitor ── links and costs ──┐
+//!  NetworkManager ── networks ──────┼─▶ NearbyNetworks: which network is behind which interface
+//!  cedos net set ── CostOverrides ──┤
+//!  caps ── spent ───────────────────┴─▶ links with their final costs
 //! ```
 //!
-//! A link is known by its network: by the SSID it is on, or the operator of a mobile network. What was
-//! said of a network holds wherever it is met again, and not of the next one on the same device. Where
-//! nobody tells the network, the device's name stands for it.
+//! A link is identified by its network: by the SSID, or by the operator of a mobile network. The
+//! cost set for a network applies wherever the device meets it again, and not to the next network
+//! of the same interface. If the network is unknown, the interface's name identifies it.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

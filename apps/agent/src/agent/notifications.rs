@@ -1,12 +1,12 @@
-//! What the user is told on the desktop, where there is one, and what they answer.
+//! Shows desktop notifications, if there is a desktop, and handles the user's answers.
 //!
 //! ```text
 //!  a transfer left alone ended, or will hardly be in time; a cap is reached
 //!       └▶ org.freedesktop.Notifications ─▶ the user ─▶ ActionInvoked ─▶ retry, edit
 //! ```
 //!
-//! Only of transfers that nobody follows: who follows one sees it. Without a session bus, or a service
-//! for notifications on it, nothing is told.
+//! Only transfers that no command follows cause notifications. Without a session bus, or without a
+//! notification service on it, nothing is shown.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! The queue on the disk: one folder a transfer, beside those of `cedos get --detach`.
+//! The queue on the disk: one folder for each transfer, beside those of `cedos get --detach`.
 //!
 //! ```text
 //! $XDG_STATE_HOME/cedos/get/7/  job.json    what `ls` shows, never credentials
@@ -7,9 +7,9 @@
 //!                               landing.json  the object is about to get its name
 //! ```
 //!
-//! A file a transfer, written whole, synced and renamed: a crash leaves the old or the new, and a
-//! few hundred transfers need no database. `order.json` is synced before anybody is told that the
-//! order was taken, and removed when the object is whole.
+//! Each file is written completely, synced and renamed: a crash leaves the old or the new one, and
+//! a few hundred transfers need no database. `order.json` is synced before the order is confirmed,
+//! and removed when the object is complete.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
@@ -116,7 +116,7 @@ impl SavedTransfer {
         })
     }
 
-    /// The terms as they are now, of which metered links carried so much already.
+    /// The current terms, of which metered links have carried these bytes already.
     ///
     /// # Errors
     /// It makes no sense.

@@ -1,19 +1,20 @@
-//! What was paid for in vain: beside what transfers paid, what somebody would have paid who knew how
-//! free links would be.
+//! Measures unnecessary payments: compares the bytes that transfers paid for with the minimum if
+//! the future of free links were known.
 //!
 //! ```text
-//!  each second, what free links could carry ─▶ the transfer due first ─▶ the next … (on paper only)
-//!  at a deadline: paid really − what is left on paper = avoidable
+//!  each second, what free links could carry ─▶ the transfer due first ─▶ the next … (computed only)
+//!  at a deadline: bytes paid − bytes left in the computation = avoidable
 //! ```
 //!
 //! The rule. A free link that is up could have carried, in a second, what it did carry, or the mean rate
-//! of its network where that is more; one that was never used, nothing. Giving each second to the
-//! unfinished transfer with the earliest deadline leaves the fewest bytes undone at deadlines, whatever
-//! comes later: for bytes that may be split it is the same least as a linear program finds, and it needs
-//! no look ahead. What is left on paper is what had to be paid for; a metered link is taken to be able
-//! to carry it. A transfer that was complete early is on paper until its deadline, for waiting would have
-//! been right. Only those count whose policy leaves it to the agent to pay or wait (`free-first`,
-//! `balanced`); a second in which the machine slept counts as one in which nothing could be carried.
+//! of its network where that is more; one that was never used, nothing. Assigning each second to
+//! the unfinished transfer with the earliest deadline leaves the fewest bytes at deadlines,
+//! regardless of later events: for divisible bytes this equals the minimum of a linear program,
+//! without knowledge of the future. The bytes left in this computation are those that had to be
+//! paid for; a metered link is assumed to be able to carry them. A transfer that completed early
+//! stays in the computation until its deadline, because waiting would have been right. Only
+//! transfers count whose policy lets the agent decide to pay or wait (`free-first`, `balanced`); a
+//! second in which the machine slept counts as one in which nothing could be carried.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -105,7 +105,7 @@ impl Agent {
 
 fn demand(flow: &ReportedFlow) -> Result<FlowDemand, String> {
     Ok(FlowDemand {
-        remaining_bytes: None,
+        remaining_bytes: flow.left_bytes,
         left: flow.left_ms.map(Duration::from_millis),
         policy: flow.policy.parse().map_err(|e| format!("policy: {e}"))?,
         if_late: flow.if_late.parse().map_err(|e| format!("if_late: {e}"))?,

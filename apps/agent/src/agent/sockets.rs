@@ -1,10 +1,10 @@
-//! Sockets of programs that use libd2tp: the library's own engine carries them here, over the agent's links,
-//! and the agent's scheduler decides for them beside transfers.
+//! Sockets of programs that use libd2tp: the library's own engine carries them in the agent, over
+//! the agent's links, and the agent's scheduler decides for them as for transfers.
 //!
 //! ```text
-//!  program ── libd2tp ── Unix socket, a descriptor ──▶ door ──▶ Carrier (edge/capi) ══ links ══▶
-//!                                                                  │ each second
-//!                                                   Judge ◀────────┘  ──▶ scheduler, budget, figures
+//!  program ── libd2tp ── Unix socket, a descriptor ──▶ api_server ──▶ edge/capi ══ links ══▶
+//!                                                                        │ each second
+//!                                         AgentSocketScheduler ◀─────────┘ ──▶ scheduler, budget
 //! ```
 
 use std::collections::BTreeMap;

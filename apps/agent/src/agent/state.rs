@@ -1,4 +1,4 @@
-//! The state of the agent, which its tasks share. What they do with it is in the files beside this one.
+//! The state of the agent, which its tasks share.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -19,6 +19,7 @@ use super::regret_meter::RegretMeter;
 use super::transfer_task::TransferTask;
 use super::wake_status::WakeStatus;
 use crate::fetch::boot_clock::BootInstant;
+use crate::fetch::rate_limiter::RateLimiters;
 
 /// Sends events to subscribers: a transfer's id, and the event.
 pub(super) type AgentEventSender = broadcast::Sender<(u64, Value)>;
@@ -41,6 +42,8 @@ pub(super) struct Agent {
     pub(super) scan_lock: tokio::sync::Mutex<()>,
     /// Bytes that metered links may still carry.
     pub(super) left: watch::Sender<Option<u64>>,
+    /// The limits on the rates of downloads.
+    pub(super) rate_limiters: RateLimiters,
     pub(super) is_ending: AtomicBool,
     /// Connections to the agent's socket that are open.
     pub(super) open_connections: AtomicUsize,

@@ -1,5 +1,6 @@
-//! Streams of players that the agent serves: their links live as long as who asked for them, and share
-//! the scheduler with transfers. While one runs, access points are looked for every few seconds.
+//! Streams that the agent serves to players: their links last as long as the command that requested
+//! them, and share the scheduler with transfers. While a stream runs, the agent scans for access
+//! points every few seconds.
 
 use std::collections::BTreeMap;
 use std::io;

@@ -1,4 +1,4 @@
-//! One transfer of the agent's, from its order to its end, through pauses and tries.
+//! One transfer of the agent, from its order to its end, with pauses and retries.
 //!
 //! ```text
 //!            ┌──────────── resume, retry ─────────────┐
@@ -11,7 +11,8 @@
 //!                └─ else ───▶ failed ─────────────────┘
 //! ```
 //!
-//! To pause is to stop as Ctrl-C does: the part and the flow at the proxy stay, and go on.
+//! A pause stops a transfer like Ctrl-C: the part and the flow at the proxy stay, and are continued
+//! later.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -46,6 +47,7 @@ fn may_pass(report: &TransferReport) -> bool {
         Some(
             TransferReason::OriginWait
                 | TransferReason::ProxyUnreachable
+                | TransferReason::NetworkBlocked
                 | TransferReason::PathTooSlow
         )
     )
@@ -141,6 +143,8 @@ impl Agent {
         if let Some(fields) = event.as_object_mut() {
             fields.insert("id".to_owned(), id.into());
             fields.insert("metered_bytes".to_owned(), task.metered.into());
+            let carried = serde_json::to_value(task.carried_by_link());
+            fields.insert("carried_by_link".to_owned(), carried.unwrap_or_default());
         }
         if !passing {
             task.event = event.clone();
@@ -210,9 +214,7 @@ impl Agent {
             let task = tasks
                 .get_mut(&id)
                 .ok_or_else(|| TransferFailure::error("it is gone"))?;
-            task.metered_before = task.metered;
-            task.counted.clear();
-            task.last = None;
+            task.begin_run();
             task.apply_saved()?;
             let mut orders = task.terms.subscribe();
             let terms = orders.borrow_and_update().clone();
@@ -246,6 +248,7 @@ impl Agent {
             terms: Some(orders),
             id,
             pending_rename: landing,
+            rate_limiter: self.rate_limiters.limiter_of(&order),
         };
         let mut observer = AgentObserver {
             agent: self.clone(),

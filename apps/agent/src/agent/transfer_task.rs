@@ -1,4 +1,4 @@
-//! A transfer as the agent holds it: what is kept of it, how it stands, and what it was last told.
+//! The agent's state of a transfer: its stored files, its standing, and its last event.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -30,6 +30,8 @@ pub(super) struct TransferTask {
     pub(super) metered: u64,
     /// Bytes by link in this run, as far as they were counted.
     pub(super) counted: BTreeMap<String, u64>,
+    /// Bytes by link in earlier runs.
+    carried_before: BTreeMap<String, u64>,
     pub(super) terms: watch::Sender<TransferTerms>,
     pub(super) changed_at: BootInstant,
     pub(super) stop: watch::Sender<bool>,
@@ -45,17 +47,36 @@ impl TransferTask {
             request: record.request,
             saved: record.saved,
             memory: LastProgress::of(&record.event),
-            event: record.event,
             last: None,
             metered_before: metered,
             metered,
             counted: BTreeMap::new(),
+            carried_before: serde_json::from_value(record.event["carried_by_link"].clone())
+                .unwrap_or_default(),
             terms: watch::channel(TransferTerms::default()).0,
             changed_at: BootInstant::now(),
             stop: watch::channel(false).0,
             running: false,
             is_hardly: false,
+            event: record.event,
         }
+    }
+
+    /// Begins another run: what the last one carried belongs to earlier runs from now on.
+    pub(super) fn begin_run(&mut self) {
+        self.metered_before = self.metered;
+        self.carried_before = self.carried_by_link();
+        self.counted.clear();
+        self.last = None;
+    }
+
+    /// Bytes by link in all runs.
+    pub(super) fn carried_by_link(&self) -> BTreeMap<String, u64> {
+        let mut carried = self.carried_before.clone();
+        for (link, bytes) in &self.counted {
+            *carried.entry(link.clone()).or_default() += bytes;
+        }
+        carried
     }
 
     /// The state in a word.
@@ -156,3 +177,50 @@ impl TransferTask {
 
 /// How long payload that was granted before a change of policy may still arrive.
 pub(super) const GRANTED_BEFORE: Duration = Duration::from_secs(3); // a second of grants, an epoch, a round trip
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::order::{TransferOrder, TransferVerb};
+
+    fn task(event: Value) -> TransferTask {
+        let order = TransferOrder::new(TransferVerb::Get, "http://h/a");
+        TransferTask::new(QueuedTransfer {
+            id: 1,
+            request: JobRequest {
+                verb: TransferVerb::Get,
+                url: "http://h/a".into(),
+                file: "/a".into(),
+                since: String::new(),
+                deadline: None,
+            },
+            saved: SavedTransfer::new(order, true).expect("an order"),
+            event,
+        })
+    }
+
+    #[test]
+    fn what_links_carried_counts_all_runs_also_those_of_an_earlier_agent() {
+        let carried = |pairs: &[(&str, u64)]| -> BTreeMap<String, u64> {
+            let pairs = pairs
+                .iter()
+                .map(|(link, bytes)| ((*link).to_owned(), *bytes));
+            pairs.collect()
+        };
+        let mut task = task(json!({"event": "paused", "carried_by_link": {"wlan0": 5}}));
+        task.begin_run();
+        task.count(&[], &carried(&[("wlan0", 3), ("wwan0", 2)]));
+        assert_eq!(
+            task.carried_by_link(),
+            carried(&[("wlan0", 8), ("wwan0", 2)])
+        );
+        task.begin_run();
+        task.count(&[], &carried(&[("wlan0", 1)]));
+        assert_eq!(
+            task.carried_by_link(),
+            carried(&[("wlan0", 9), ("wwan0", 2)])
+        );
+    }
+}

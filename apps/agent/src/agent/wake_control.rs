@@ -1,9 +1,10 @@
-//! D-Lock on this machine: it is woken while a transfer waits, and kept awake while one moves.
+//! D-Lock on this machine: alarms wake it while a transfer waits, and an inhibitor keeps it awake
+//! while one moves.
 //!
 //! ```text
-//!  transfers, by how they stand ─▶ Lock ─▶ Keeper ─▶ alarms, inhibitor
-//!             looks for links ◀─ look ─┤
-//!                          begins ◀─ start ─┘
+//!  transfers, by their standing ─▶ WakePlanner ─▶ WakeController ─▶ alarms, inhibitor
+//!                    scans for links ◀─ look ─┤
+//!                            begins ◀─ start ┘
 //! ```
 
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! What is asked of the machine now: when it is to wake, and why it is kept awake.
+//! The current state of D-Lock: when the machine is to wake, and why it is kept awake.
 
 use std::time::Duration;
 

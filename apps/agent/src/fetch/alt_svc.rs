@@ -1,4 +1,5 @@
-//! Origins of the web that speak D2TP as well, and said so (RFC 7838): remembered until that runs out.
+//! Web origins that also support D2TP and announced it (RFC 7838), which are remembered until the
+//! announcement expires.
 //!
 //! ```text
 //!  answer of https://files.example/…, itself or through a proxy:
@@ -6,9 +7,10 @@
 //!  next request for it ──▶ does d2tp://files.example:4434/KEY answer? ──▶ end to end, else as before
 //! ```
 //!
-//! Only what an `https` origin said counts: who can put words into an `http` one's mouth could send us
-//! anywhere. So could a proxy that asks for us: its word counts for downloads through it alone. An empty
-//! host means the origin's own. Without `key` there is nobody to be sure of.
+//! Only announcements of `https` origins count: an attacker who can forge those of an `http` origin
+//! could redirect requests anywhere. So could a proxy that fetches for the device: announcements
+//! through it count only for downloads through it. An empty host means the origin's own. Without
+//! `key` the host cannot be authenticated.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! Time that goes on while the machine sleeps: deadlines are counted on the boot-time clock.
+//! The boot-time clock, which continues while the machine sleeps, for deadlines.
 
 use std::time::Duration;
 

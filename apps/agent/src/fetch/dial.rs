@@ -1,4 +1,4 @@
-//! How a request reaches an origin: the seam between a direct connection and a flow to a proxy.
+//! The interface by which a request reaches an origin: a direct connection or a flow to a proxy.
 
 use std::future::Future;
 use std::net::IpAddr;
@@ -9,6 +9,7 @@ use url::Url;
 
 use super::mode::FetchMode;
 use super::outcome::TransferFailure;
+use super::unanswered_connects::UnansweredConnects;
 
 /// A byte stream that can carry one HTTP/1.1 exchange.
 pub trait ByteStream: AsyncRead + AsyncWrite + Send + Unpin + 'static {}
@@ -75,6 +76,11 @@ pub trait Dial: Send {
 
     /// The failure of the session that carries the streams, if no other session would do better.
     fn session_failure(&self) -> Option<TransferFailure> {
+        None
+    }
+
+    /// The connection attempts that go unanswered, where each connection is bound to a link.
+    fn unanswered_connects(&self) -> Option<&UnansweredConnects> {
         None
     }
 

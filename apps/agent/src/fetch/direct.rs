@@ -1,4 +1,4 @@
-//! Straight to the origin: TCP on a chosen link, TLS where the URL says so.
+//! Direct connections to the origin: TCP on a chosen link, and TLS if the URL requires it.
 //!
 //! The socket is bound to the link's device and to an address of the link, so that a default
 //! route through another link cannot take the bytes there. Names are looked up by the system's
@@ -18,6 +18,7 @@ use super::drwa_stream::DrwaStream;
 use super::mode::FetchMode;
 use super::outcome::TransferFailure;
 use super::tls::OriginTls;
+use super::unanswered_connects::UnansweredConnects;
 
 /// How long one address may take to answer a TCP SYN before the next is tried.
 const CONNECT_MAX: Duration = Duration::from_secs(10); // a guess: cellular start-up takes up to 3 s
@@ -28,16 +29,27 @@ const HANDSHAKE_MAX: Duration = Duration::from_secs(15); // a guess
 /// How long a name may take to resolve.
 const LOOKUP_MAX: Duration = Duration::from_secs(10); // two tries of glibc's resolver
 
+/// The size from which a receive buffer is left to the system, in bytes.
+const RECEIVE_BUFFER_OF_USE: u32 = 2 << 20; // a guess: what the system makes of its own on a home's line
+
 /// Opens TCP connections, with TLS for `https`.
 pub struct DirectConnector {
     tls: OriginTls,
     drwa: Option<DrwaLambda>,
+    connects: UnansweredConnects,
+    /// The most bytes that a connection holds unread; none leaves it to the system.
+    receive_buffer: Option<u32>,
 }
 
 impl DirectConnector {
     /// Creates a connector that trusts origins by `tls`.
     pub fn new(tls: OriginTls) -> DirectConnector {
-        DirectConnector { tls, drwa: None }
+        DirectConnector {
+            tls,
+            drwa: None,
+            connects: UnansweredConnects::default(),
+            receive_buffer: None,
+        }
     }
 
     /// Limits what origins have in flight by DRWA, if a factor is given.
@@ -45,15 +57,31 @@ impl DirectConnector {
         self.drwa = drwa;
         self
     }
+
+    /// Limits what connections hold unread, in bytes; none leaves it to the system.
+    pub fn with_receive_buffer(mut self, bytes: Option<u64>) -> DirectConnector {
+        self.receive_buffer = bytes.map(|bytes| u32::try_from(bytes).unwrap_or(u32::MAX));
+        self
+    }
 }
 
-impl Dial for DirectConnector {
-    async fn dial(&self, url: &Url, via: &EgressLink) -> Result<Box<dyn ByteStream>, FetchFault> {
+impl DirectConnector {
+    /// Opens a stream to the origin of `url` for a request to `request_host`, which may have redirected there.
+    pub(crate) async fn dial_for(
+        &self,
+        request_host: &str,
+        url: &Url,
+        via: &EgressLink,
+    ) -> Result<Box<dyn ByteStream>, FetchFault> {
         let host = url
             .host()
             .ok_or_else(|| FetchFault::Final(TransferFailure::error("the URL has no host")))?;
         let port = url.port_or_known_default().unwrap_or(80);
-        let stream = connect(&addresses(&host, port).await?, via).await?;
+        let addresses = addresses(&host, port).await?;
+        let attempt = connect(&addresses, via, self.receive_buffer);
+        let link = via.device.as_deref();
+        let observed = self.connects.observe(link, request_host, attempt);
+        let stream = observed.await?;
         let _ = stream.set_nodelay(true);
         let stream: Box<dyn ByteStream> = match self.drwa {
             Some(lambda) => Box::new(DrwaStream::new(stream, lambda)),
@@ -66,9 +94,20 @@ impl Dial for DirectConnector {
             ))),
         }
     }
+}
+
+impl Dial for DirectConnector {
+    async fn dial(&self, url: &Url, via: &EgressLink) -> Result<Box<dyn ByteStream>, FetchFault> {
+        let host = url.host_str().unwrap_or_default();
+        self.dial_for(host, url, via).await
+    }
 
     fn mode(&self) -> FetchMode {
         FetchMode::Direct
+    }
+
+    fn unanswered_connects(&self) -> Option<&UnansweredConnects> {
+        Some(&self.connects)
     }
 }
 
@@ -104,7 +143,11 @@ fn is_nameless(why: &str) -> bool {
     words.iter().any(|words| why.contains(words))
 }
 
-async fn connect(addresses: &[SocketAddr], via: &EgressLink) -> Result<TcpStream, FetchFault> {
+async fn connect(
+    addresses: &[SocketAddr],
+    via: &EgressLink,
+    receive_buffer: Option<u32>,
+) -> Result<TcpStream, FetchFault> {
     let mut last = None;
     for address in addresses {
         let source = match source_for(*address, via) {
@@ -115,7 +158,8 @@ async fn connect(addresses: &[SocketAddr], via: &EgressLink) -> Result<TcpStream
             }
         };
         let device = via.device.as_deref().filter(|_| source.is_some());
-        match timeout(CONNECT_MAX, connect_from(*address, source, device)).await {
+        let connecting = connect_from(*address, source, device, receive_buffer);
+        match timeout(CONNECT_MAX, connecting).await {
             Ok(Ok(stream)) => return Ok(stream),
             Ok(Err(error)) => last = Some(connect_fault(*address, &error)),
             Err(_) => {
@@ -156,12 +200,19 @@ async fn connect_from(
     destination: SocketAddr,
     source: Option<IpAddr>,
     device: Option<&str>,
+    receive_buffer: Option<u32>,
 ) -> io::Result<TcpStream> {
     let socket = if destination.is_ipv6() {
         TcpSocket::new_v6()?
     } else {
         TcpSocket::new_v4()?
     };
+    // A buffer that is set does not grow by itself (tcp(7)), so it is set only if the rate is limited.
+    if let Some(bytes) = receive_buffer
+        && bytes < RECEIVE_BUFFER_OF_USE
+    {
+        socket.set_recv_buffer_size(bytes)?;
+    }
     if let Some(device) = device
         && let Err(error) = socket.bind_device(Some(device.as_bytes()))
     {

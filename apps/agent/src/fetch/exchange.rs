@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use base64::Engine;
 use bytes::{Bytes, BytesMut};
+use cedos_http::{SUPPLY_ASKED, SUPPLY_FIELD};
 use http::header::{
     ACCEPT_ENCODING, ALT_SVC, AUTHORIZATION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_RANGE,
     CONTENT_TYPE, HOST, IF_RANGE, LOCATION, RANGE, RETRY_AFTER, USER_AGENT,
@@ -24,6 +25,7 @@ use super::filename;
 use super::header::HeaderField;
 use super::outcome::{TransferExit, TransferFailure, TransferReason};
 use super::proxy_status;
+use super::stream_ports;
 use super::validator::Validator;
 
 /// The number of redirects after which a loop is assumed (as browsers and curl's documentation do).
@@ -200,11 +202,16 @@ pub async fn exchange(
         if dial.absolute_form() && proxy_status::refusal(head.status, &head.headers, "").is_some() {
             let words = words(body).await;
             connection.abort();
-            let fault = proxy_status::refusal(head.status, &head.headers, &words);
+            let fault = proxy_status::download_refusal(head.status, &head.headers, &words);
             return Err(fault.expect("it was a refusal a moment ago"));
         }
         if let Some(field) = head.headers.get(ALT_SVC).and_then(|v| v.to_str().ok()) {
             alt_svc::record_alt_svc(&url, dial.answering_proxy().as_deref(), field);
+        }
+        if let Some(port) = head.headers.get(stream_ports::FIELD)
+            && let Some(proxy) = dial.answering_proxy()
+        {
+            stream_ports::record(&proxy, port.to_str().unwrap_or_default());
         }
         if head.status.is_redirection() && head.headers.contains_key(LOCATION) {
             connection.abort();
@@ -283,6 +290,9 @@ fn request<'a>(
         .header(USER_AGENT, AGENT)
         // A coding would give the bytes a second identity that ranges and digests cannot follow.
         .header(ACCEPT_ENCODING, "identity");
+    if dial.absolute_form() {
+        request = request.header(SUPPLY_FIELD, SUPPLY_ASKED);
+    }
     if ask.from > 0 || ask.to.is_some() {
         let to = ask.to.map(|to| to.to_string()).unwrap_or_default();
         request = request.header(RANGE, format!("bytes={}-{to}", ask.from));

@@ -1,5 +1,7 @@
 //! The name to save under, when the user gave none: never a path, never hidden, never an option.
 
+use std::path::{Path, PathBuf};
+
 use cedos_text::is_control;
 use http::HeaderMap;
 use http::header::CONTENT_DISPOSITION;
@@ -17,6 +19,20 @@ pub fn from_url(url: &Url) -> String {
         .map(percent_decoded)
         .and_then(|name| harmless(&name))
         .unwrap_or_else(|| "download".into())
+}
+
+/// Another name for a file whose own is taken: `film (1).mp4`. None if its own is free.
+pub fn free_path(named: &Path, is_taken: impl Fn(&Path) -> bool) -> Option<PathBuf> {
+    if !is_taken(named) {
+        return None;
+    }
+    let stem = named.file_stem().unwrap_or_default().to_string_lossy();
+    let ending = named.extension();
+    let ending = ending.map(|ending| format!(".{}", ending.to_string_lossy()));
+    let ending = ending.unwrap_or_default();
+    (1..)
+        .map(|count: u32| named.with_file_name(format!("{stem} ({count}){ending}")))
+        .find(|path| !is_taken(path))
 }
 
 /// The file name in `Content-Disposition` (RFC 6266), if it is usable.
@@ -116,6 +132,20 @@ mod tests {
             disposition.parse().expect("a header value"),
         );
         from_headers(&headers)
+    }
+
+    #[test]
+    fn a_name_that_is_taken_gets_a_number() {
+        let taken = ["/d/film.mp4", "/d/film (1).mp4", "/d/README"];
+        let free = |name: &str| {
+            let path = free_path(Path::new(name), |path| {
+                taken.iter().any(|taken| Path::new(taken) == path)
+            });
+            path.map(|path| path.display().to_string())
+        };
+        assert_eq!(free("/d/other"), None);
+        assert_eq!(free("/d/film.mp4").as_deref(), Some("/d/film (2).mp4"));
+        assert_eq!(free("/d/README").as_deref(), Some("/d/README (1)"));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! `cedos get --forget`: a part is given up, and the proxy frees what it holds for it.
+//! `cedos get --forget`: discards a part, and frees its resources at the proxy.
 
 use std::path::Path;
 use std::time::Duration;
@@ -28,7 +28,7 @@ pub async fn forget(
     };
     if !PartialFile::exists(destination) {
         return Ok(format!(
-            "there is no {}.part: nothing to remove",
+            "nothing to remove: {}.part does not exist",
             destination.display()
         ));
     }

@@ -265,10 +265,10 @@ fn read(root: &Path, id: u64) -> Option<BackgroundJob> {
     })
 }
 
-/// Holds the lock that says that the agent runs whose transfers are in this user's state.
+/// Takes the lock of the agent whose transfers are in this user's state directory.
 ///
 /// # Errors
-/// Nobody says where that is, or another agent holds it.
+/// The state directory is not known, or another agent holds the lock.
 pub(crate) fn claim_all() -> anyhow::Result<File> {
     let root = jobs_directory()?;
     DirBuilder::new()

@@ -1,5 +1,4 @@
-//! Origins that no default route is needed for: this machine itself, and hosts on a network that it
-//! stands in.
+//! Origins that need no default route: this machine itself, and hosts on its local networks.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 

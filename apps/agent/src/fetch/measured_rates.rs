@@ -1,12 +1,12 @@
-//! Rates of metered links, as earlier transfers without an agent measured them: what is known need not be
-//! measured again with bytes that cost.
+//! Rates of metered links that earlier transfers without an agent measured, so that they need not
+//! be measured again with paid bytes.
 //!
 //! ```text
 //!  $XDG_STATE_HOME/cedos/rates   JSON: towards this device and from it, by device: bytes/s, seconds of use
 //! ```
 //!
-//! An agent keeps a history of its own. Free links are measured by each transfer. A file that cannot be read
-//! is as good as none: the rates are measured again.
+//! An agent keeps its own history. Free links are measured by each transfer. A file that cannot be
+//! read is ignored: the rates are measured again.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -168,6 +168,7 @@ mod tests {
                 always_pays: false,
                 is_interactive: false,
                 keeps_awake: true,
+                source: d2tp_sched::SourceSupply::Ample,
             })
         };
         let first = ask(0);

@@ -1,4 +1,4 @@
-//! Who speaks to the origin, and who could read along.
+//! The mode of a transfer: which host connects to the origin, and which hosts can read the data.
 
 use std::fmt;
 

@@ -1,5 +1,5 @@
-//! An origin that speaks D2TP, or a device that serves: every request is a flow of one session with it,
-//! end to end, by way of a proxy where there is one.
+//! A D2TP origin, or a device that serves: every request is a flow of one session with it, end to
+//! end, possibly relayed by a proxy.
 //!
 //! ```text
 //!  d2tp://host:port/KEY/path   an origin at an address

@@ -1,4 +1,4 @@
-//! How a download ends, and the words for why it waits: exit codes and reason codes.
+//! The outcomes of a download, and the reasons why it waits: exit codes and reason codes.
 
 use std::process::ExitCode;
 
@@ -88,6 +88,8 @@ pub enum TransferReason {
     Portal,
     /// The proxy does not answer, or has another key than its address says.
     ProxyUnreachable,
+    /// The proxy's host answers neither over UDP nor over TCP.
+    NetworkBlocked,
 }
 
 impl From<d2tp_sched::LinkWaitReason> for TransferReason {
@@ -105,6 +107,27 @@ impl From<d2tp_sched::LinkWaitReason> for TransferReason {
 }
 
 impl TransferReason {
+    /// The reason in a few words, for a list of transfers; none for what the state says already.
+    pub fn words(self) -> Option<&'static str> {
+        Some(match self {
+            TransferReason::NoPath => "no network is up",
+            TransferReason::PathCost => "only metered networks are up",
+            TransferReason::OverBudget => "the limit on metered data is used up",
+            TransferReason::RoamingBlocked => "only a roaming network is up",
+            TransferReason::OriginWait => "the server does not answer or asks to wait",
+            TransferReason::OriginChanged => "the server changed the content",
+            TransferReason::UrlExpired => "the server no longer has this URL",
+            TransferReason::AuthRequired => "the server requires a password",
+            TransferReason::StorageFull => "the disk is full",
+            TransferReason::QueuedBehind => "other transfers go first",
+            TransferReason::PathTooSlow => "the network carries nothing",
+            TransferReason::Portal => "the network requires a sign-in",
+            TransferReason::ProxyUnreachable => "the proxy does not answer",
+            TransferReason::NetworkBlocked => "the network blocks the proxy, or its host is off",
+            TransferReason::UserPaused => return None,
+        })
+    }
+
     /// The code as it is printed.
     pub fn code(self) -> String {
         serde_json::to_value(self)

@@ -1,9 +1,9 @@
 //! Files in a folder where other users may write too, as `/tmp` is.
 //!
-//! Whoever knows the name of our next file can lay something else there before us: a symbolic link, so
-//! that we overwrite what it leads to; a second name of another file; or a file of their own, which they
-//! can still change when we have checked its digest. So a file that exists is used only if it is a
-//! regular file of this user with one name, and links are not followed.
+//! A user who knows the name of the next file can create something else there first: a symbolic
+//! link, so that its target is overwritten; a second name of another file; or their own file, which
+//! they can still change after its digest was checked. So a file that exists is used only if it is
+//! a regular file of this user with one name, and links are not followed.
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Read};

@@ -1,4 +1,4 @@
-//! `FILE.part` and its note `FILE.part.json`: what survives a stop, a crash or a full disk.
+//! `FILE.part` and its note `FILE.part.json`, which survive a stop, a crash or a full disk.
 //!
 //! The note says which object the part belongs to and how many bytes are on the disk for
 //! certain (synced). It is replaced atomically, and only after the sync it speaks of, so it never
@@ -18,6 +18,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use super::filename::free_path;
 use super::own_file;
 use super::validator::Validator;
 
@@ -117,7 +118,7 @@ impl ChecksummedNote {
 /// Size of the checksum: enough to detect damage.
 const SUM_BYTES: usize = 8;
 
-/// What was found in the place of a note.
+/// The content found at the path of a note.
 enum StoredNote {
     Nothing,
     Damaged,
@@ -263,9 +264,35 @@ impl PartialFile {
         }
     }
 
-    /// Renames the part to its destination: syncs it, renames it, syncs the directory, removes the
-    /// note.
+    /// Renames the part to its destination, and replaces what is there: syncs it, renames it, syncs the
+    /// directory, removes the note.
     pub fn commit(&self, destination: &Path) -> io::Result<()> {
+        self.sync()?;
+        std::fs::rename(&self.part, destination)?;
+        self.finish_rename(destination)
+    }
+
+    /// Like [`PartialFile::commit`], but replaces nothing: if the name is taken, the file gets one with a number.
+    /// Returns its path.
+    pub fn commit_beside(&self, destination: &Path) -> io::Result<PathBuf> {
+        self.sync()?;
+        let is_taken = |path: &Path| path.symlink_metadata().is_ok();
+        loop {
+            let free = free_path(destination, is_taken).unwrap_or_else(|| destination.to_owned());
+            match rename_without_replacing(&self.part, &free) {
+                // Another program took it in this moment.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                renamed => {
+                    renamed?;
+                    self.finish_rename(&free)?;
+                    return Ok(free);
+                }
+            }
+        }
+    }
+
+    /// Syncs the part, if its name leads to what is held.
+    fn sync(&self) -> io::Result<()> {
         if self.has_failed_sync() {
             return Err(lost());
         }
@@ -282,7 +309,10 @@ impl PartialFile {
                 "another program replaced the partial file",
             ));
         }
-        std::fs::rename(&self.part, destination)?;
+        Ok(())
+    }
+
+    fn finish_rename(&self, destination: &Path) -> io::Result<()> {
         let directory = destination.parent().filter(|p| !p.as_os_str().is_empty());
         File::open(directory.unwrap_or(Path::new(".")))?.sync_all()?;
         self.remove_note()
@@ -358,6 +388,20 @@ fn write_note(path: &Path, note: &PartialNote) -> io::Result<()> {
         let _ = std::fs::remove_file(&fresh);
     }
     written
+}
+
+/// Renames a file to a name that must be free, in one step where the file system can do that.
+fn rename_without_replacing(from: &Path, to: &Path) -> io::Result<()> {
+    use rustix::fs::{CWD, RenameFlags, renameat_with};
+    use rustix::io::Errno;
+    match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
+        Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {}
+        renamed => return Ok(renamed?),
+    }
+    if to.symlink_metadata().is_ok() {
+        return Err(io::ErrorKind::AlreadyExists.into());
+    }
+    std::fs::rename(from, to)
 }
 
 #[cfg(test)]
@@ -449,6 +493,26 @@ mod tests {
         let destination = written(directory.path(), b"0123", note(4));
         assert_eq!(std::fs::read(path("precious")).expect("read"), b"precious");
         assert_eq!(find_note(&destination, URL), Some(note(4)));
+    }
+
+    #[test]
+    fn a_name_that_was_taken_meanwhile_is_not_replaced() {
+        let directory = tempfile::tempdir().expect("directory");
+        let path = |name: &str| directory.path().join(name);
+        for (bytes, name) in [("mine", "a.bin"), ("more", "a (1).bin")] {
+            let (mut partial, _) = PartialFile::open(&path("a.bin"), URL).expect("open");
+            partial.append(bytes.as_bytes()).expect("append");
+            let named = partial.commit_beside(&path("a.bin")).expect("commit");
+            assert_eq!(named, path(name));
+            assert_eq!(std::fs::read_to_string(named).expect("read"), bytes);
+        }
+        std::fs::write(path("b"), "other").expect("write");
+        let taken = rename_without_replacing(&path("b"), &path("a.bin")).expect_err("taken");
+        assert_eq!(taken.kind(), io::ErrorKind::AlreadyExists);
+        assert_eq!(
+            std::fs::read_to_string(path("a.bin")).expect("read"),
+            "mine"
+        );
     }
 
     #[test]

@@ -1,11 +1,13 @@
-//! A record that an object is about to get its final name, for whoever finds the object after a crash.
+//! A record that an object is about to get its final name, for the process that finds the object
+//! after a crash.
 //!
 //! ```text
 //!  part synced ─ landing written ─ renamed ─ (a crash here) ─ "done" written
 //!                                               └▶ the file of that name is the part: it is whole
 //! ```
 //!
-//! A file keeps its device and inode when it is renamed, and what somebody else put there has others.
+//! A file keeps its device and inode numbers when it is renamed, and another user's file has
+//! different ones.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};

@@ -1,18 +1,20 @@
-//! Through a D2Prox: every request is a flow of one D2TP session, which moves between links.
+//! Requests through a D2Prox: every request is a flow of one D2TP session, which moves between
+//! links.
 //!
 //! ```text
-//!  exchange ── Held (AsyncRead + AsyncWrite) ── flow ── Device ══ wlan0, wwan0 … ══▶ D2Prox
-//!                                                         ▲
-//!  transfer/proxied ── which links may be paid for ───────┘
+//!  exchange ── SharedFlow (AsyncRead + AsyncWrite) ── flow ── Device ══ wlan0, wwan0 … ══▶ D2Prox
+//!                                                               ▲
+//!  transfer/proxied ── grants for metered links ────────────────┘
 //! ```
 //!
-//! The session is this process's; a new one is made only when the proxy ended the old one.
+//! The session belongs to this process; a new one is opened only after the proxy ended the old one.
 
 mod flow_loss;
 mod head_scanner;
 mod link_traffic;
 mod persistence;
 mod shared_flow;
+mod supply_inbox;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -21,6 +23,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
+use cedos_http::SupplyReport;
 use d2tp_driver::{
     Device, DeviceOptions, DriverError, EndpointConfig, Flow, FlowIo as _, FlowSettings, Instance,
     InstanceClaim, InstanceLease, LinkUse, PathState, ProvidedLinks, Qlog, SecretKey,
@@ -33,15 +36,18 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 use url::Url;
 
+use super::boot_clock::BootInstant;
 use super::dial::{ByteStream, Dial, EgressLink, FetchFault};
 use super::local_origin::LocalOrigin;
 use super::mode::FetchMode;
 use super::outcome::TransferFailure;
 use super::session_refusal::host_and_port;
+use super::stream_ports;
 use super::tunnel::OriginTunnel;
 use super::upload_body::UploadSource;
 use head_scanner::HeadScanner;
 use shared_flow::SharedFlow;
+use supply_inbox::SupplyInbox;
 
 pub use flow_loss::FlowLoss;
 pub use link_traffic::LinkTraffic;
@@ -105,6 +111,7 @@ struct ProxyClientState {
     broken: Arc<OnceLock<u64>>,
     /// Why no instance could be opened.
     trouble: Option<String>,
+    supply: SupplyInbox,
 }
 
 impl ProxyClient {
@@ -255,7 +262,7 @@ impl ProxyClient {
             return Ok(None);
         }
         let options = DeviceOptions {
-            server: self.address.clone(),
+            server: stream_ports::with_known_port(&self.address),
             key: self.key.clone(),
             config: self.config.clone(),
         };
@@ -297,6 +304,7 @@ impl ProxyClient {
         state.claim = None;
         state.claimed = claimed.is_some();
         state.flow = claimed.map(|flow| Arc::new(Mutex::new(flow)));
+        state.supply = SupplyInbox::of_session(&device.connection());
         state.device = Some(Arc::new(device));
         drop(state);
         Ok(Some(receiver))
@@ -356,6 +364,12 @@ impl ProxyClient {
         Some(f(&device, &mut flow))
     }
 
+    /// The proxy's last report on how the server supplies the current flow, with its moment.
+    pub fn supply_report(&self) -> Option<(SupplyReport, BootInstant)> {
+        let flow = self.with_flow(|_, flow| flow.id())?;
+        self.state().supply.last(flow)
+    }
+
     /// What each link carried, and its state.
     pub fn carried(&self) -> BTreeMap<String, LinkTraffic> {
         let (device, before) = {
@@ -366,10 +380,15 @@ impl ProxyClient {
         LinkTraffic::of_links(before, statuses.unwrap_or_default(), self.sends)
     }
 
-    /// Notifies when a link of the session begins to answer, or counts as silent; none without a
+    /// Which of the proxy's nodes is in use and why, if it has several and there is a session.
+    pub fn describe_nodes(&self) -> Option<String> {
+        d2tp_driver::describe_nodes(&self.device()?.nodes())
+    }
+
+    /// Notifies when what the links of the session may carry must be decided again; none without a
     /// session.
-    pub fn watch_answers(&self) -> Option<watch::Receiver<()>> {
-        self.device().map(|device| device.watch_answers())
+    pub fn watch_candidates(&self) -> Option<watch::Receiver<()>> {
+        self.device().map(|device| device.watch_candidates())
     }
 
     /// Whether any path answers now.
@@ -407,6 +426,12 @@ impl ProxyClient {
             while held.read(&mut rest).await.is_ok_and(|n| n > 0) {}
         })
         .await;
+    }
+
+    /// Ends our direction of the current flow, of which the whole answer is there. A flow that is dropped before
+    /// would be reset, and the proxy would not know that the answer arrived.
+    pub fn end_sending(&self) {
+        self.with_flow(|_, flow| flow.finish());
     }
 
     /// Drops the current flow, with whatever it still carries.

@@ -1,7 +1,9 @@
-//! Telling people and scripts what happens: a bar, plain lines, or one JSON object per line.
+//! Reports of progress for people and scripts: a bar, plain lines, or one JSON object per line.
 
+mod batch;
 mod digest_progress;
 mod observers;
+mod progress_line;
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -14,6 +16,7 @@ use super::mode::FetchMode;
 use super::outcome::{TransferFailure, TransferReason};
 use crate::terms::TransferTerms;
 
+pub use batch::{BatchObserver, BatchOutput, BatchReporter, BatchSummary};
 pub use digest_progress::DigestProgress;
 pub use observers::{BarObserver, JsonObserver, LineObserver, ObserverPair};
 
@@ -48,6 +51,9 @@ pub enum TransferEvent {
         link: String,
         /// Payload bytes by link so far.
         bytes_by_link: BTreeMap<String, u64>,
+        /// Payload bytes that metered links carried so far.
+        #[serde(default)]
+        metered_bytes: u64,
         /// Why this link is used, in words.
         why: String,
         /// Which host talks to the origin.
@@ -175,6 +181,12 @@ pub struct TransferReport {
     pub sha256: String,
     /// Payload bytes received in this run, by link; their sum is what the networks carried.
     pub bytes_by_link: BTreeMap<String, u64>,
+    /// The part of those bytes that metered links carried.
+    #[serde(default)]
+    pub metered_bytes: u64,
+    /// Bytes of the object that earlier runs left.
+    #[serde(default)]
+    pub held_bytes: u64,
     /// Length of this run, in seconds.
     pub duration_s: f64,
     /// Seconds from the start to the first new byte; none if there was none.
@@ -185,7 +197,7 @@ pub struct TransferReport {
     pub last_byte_s: Option<f64>,
     /// The deadline, in seconds from the start; none if there was none.
     pub deadline_s: Option<f64>,
-    /// Whether the object was complete by the deadline.
+    /// Whether the object was complete by the deadline; none without one, or if the transfer failed before it.
     pub deadline_met: Option<bool>,
     /// The first estimate; none without a deadline.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -231,11 +243,16 @@ impl TransferReport {
             bytes: 0,
             sha256: String::new(),
             bytes_by_link: BTreeMap::new(),
+            metered_bytes: 0,
+            held_bytes: 0,
             duration_s: 0.0,
             first_byte_s: None,
             last_byte_s: None,
             deadline_s: terms.time_left().map(|left| left.as_secs_f64()),
-            deadline_met: terms.due.map(|_| false),
+            deadline_met: match terms.time_left() {
+                Some(Duration::ZERO) => Some(false),
+                _ => None,
+            },
             promise: None,
             switches: 0,
             duplicate_bytes: 0,
@@ -257,7 +274,7 @@ pub trait TransferObserver: Send {
     fn on_event(&mut self, event: &TransferEvent);
 }
 
-/// The link name where the system's routes decide: for a proxy on this machine, or in its network.
+/// The link name where the system's routes decide: for a proxy on this machine or a local network.
 pub const NO_LINK: &str = "any";
 /// The reason that is shown for [`NO_LINK`].
 pub const NO_LINK_WHY: &str = "the proxy is on this machine or a local network";
@@ -265,7 +282,7 @@ pub const NO_LINK_WHY: &str = "the proxy is on this machine or a local network";
 /// A link's name for users.
 pub fn link_label(link: &str) -> &str {
     match link {
-        NO_LINK => "the system's routes",
+        NO_LINK => "the local network",
         name => name,
     }
 }

@@ -1,15 +1,17 @@
-//! A server that will never accept this device's session, in the words that every verb uses.
+//! The messages of all verbs about a server that never accepts this device's session.
 
-use d2tp_driver::{PublicKey, ReasonCode, ServerAddress, SessionEnd};
+use d2tp_driver::{NodeAddress, PublicKey, ReasonCode, ServerAddress, ServerNodes, SessionEnd};
 
 use super::outcome::{TransferExit, TransferFailure, TransferReason};
 
-/// A server's address for users: its key would only be in the way.
+/// A server's address for users, with all nodes that it names: its key would only be in the way.
 pub fn host_and_port(address: &ServerAddress) -> String {
-    match address.host.contains(':') {
-        true => format!("[{}]:{}", address.host, address.port),
-        false => format!("{}:{}", address.host, address.port),
+    if address.nodes == ServerNodes::Records {
+        return address.host.clone();
     }
+    let nodes = address.named_nodes();
+    let nodes: Vec<String> = nodes.iter().map(NodeAddress::to_string).collect();
+    nodes.join(", ")
 }
 
 /// The failure that the end of a session means, if another session would end the same way. `server` names
@@ -21,7 +23,8 @@ pub fn session_refusal(
 ) -> Option<TransferFailure> {
     let text = match end {
         SessionEnd::Refused(ReasonCode::NotAllowed) => format!(
-            "{server} does not let this device in; its operator adds it with --allow-client {device}"
+            "{server} does not let this device in; its operator invites it (`cedos prox invite`), or adds \
+             --allow-client {device}"
         ),
         SessionEnd::NoCommonVersion => format!("{server}: {end}; update the older one"),
         _ => return None,

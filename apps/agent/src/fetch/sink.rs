@@ -1,7 +1,9 @@
-//! Where the bytes go: a part that becomes a file, or standard output. Both keep the digest and
-//! the last bytes, which the next request asks for again to see that the object is still the same.
+//! The destination of received bytes: a part that becomes a file, or standard output. Both keep the
+//! digest and the last bytes, which the next request asks for again to see that the object is still
+//! the same.
 
 use std::io::{self, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -48,6 +50,7 @@ pub struct DownloadSink {
 /// # Errors
 /// Why not.
 pub fn check_writable(destination: &Path, url: &str) -> Result<(), TransferFailure> {
+    check_replaceable(destination)?;
     let opened = PartialFile::open(destination, url);
     opened
         .map(drop)
@@ -57,6 +60,7 @@ pub fn check_writable(destination: &Path, url: &str) -> Result<(), TransferFailu
 impl DownloadSink {
     /// Opens the part for `destination`, and continues an existing one if possible.
     pub fn file(destination: &Path, url: &str) -> Result<DownloadSink, TransferFailure> {
+        check_replaceable(destination)?;
         let opened =
             PartialFile::open(destination, url).map_err(|error| unwritable(destination, &error));
         let (mut partial, found) = opened?;
@@ -121,7 +125,7 @@ impl DownloadSink {
             SinkTarget::File { .. } => {
                 TransferFailure::storage("cannot write the partial file", &error)
             }
-            SinkTarget::Output(_) => TransferFailure::error(format!("standard output: {error}")),
+            SinkTarget::Output(_) => output_failure(&error),
         })?;
         self.digest.update(bytes);
         self.length += bytes.len() as u64;
@@ -304,7 +308,11 @@ impl DownloadSink {
     }
 
     /// Renames the complete object to `destination`.
-    pub async fn commit(self, destination: &Path) -> Result<(), TransferFailure> {
+    pub async fn commit(
+        self,
+        destination: &Path,
+        replaces: bool,
+    ) -> Result<PathBuf, TransferFailure> {
         match self.place {
             SinkTarget::File {
                 partial,
@@ -315,13 +323,16 @@ impl DownloadSink {
                     let _ = running.await;
                 }
                 let what = format!("cannot finish {}", destination.display());
-                partial
-                    .commit(destination)
-                    .map_err(|e| TransferFailure::storage(&what, &e))
+                let committed = match replaces {
+                    true => partial.commit(destination).map(|()| destination.to_owned()),
+                    false => partial.commit_beside(destination),
+                };
+                committed.map_err(|e| TransferFailure::storage(&what, &e))
             }
-            SinkTarget::Output(mut output) => output
-                .flush()
-                .map_err(|e| TransferFailure::error(format!("standard output: {e}"))),
+            SinkTarget::Output(mut output) => {
+                output.flush().map_err(|error| output_failure(&error))?;
+                Ok(destination.to_owned())
+            }
         }
     }
 
@@ -342,28 +353,86 @@ impl DownloadSink {
     }
 }
 
+/// The failure of writing an object to standard output.
+fn output_failure(error: &io::Error) -> TransferFailure {
+    match error.kind() {
+        io::ErrorKind::BrokenPipe => TransferFailure::error(
+            "the program that reads standard output ended before the download was complete",
+        ),
+        _ => TransferFailure::error(format!("cannot write to standard output: {error}")),
+    }
+}
+
+/// The directory of a destination. A path that ends with a slash names the directory itself.
+fn directory_of(destination: &Path) -> &Path {
+    if destination.as_os_str().as_bytes().ends_with(b"/") {
+        return destination;
+    }
+    destination
+        .parent()
+        .filter(|directory| !directory.as_os_str().is_empty())
+        .unwrap_or(Path::new("."))
+}
+
+/// Checks that the directory of a destination exists. Nothing is opened or created.
+///
+/// # Errors
+/// It does not exist, or something else has its name.
+pub fn check_directory(destination: &Path) -> Result<(), TransferFailure> {
+    let directory = directory_of(destination);
+    let shown = directory.display();
+    match directory.metadata() {
+        Ok(found) if found.is_dir() => Ok(()),
+        Ok(_) => Err(TransferFailure::error(format!(
+            "{shown} is a file, not a directory; name another file with -o"
+        ))),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Err(TransferFailure::error(
+            format!("the directory {shown} does not exist; `mkdir -p {shown}` makes it"),
+        )),
+        Err(error) if error.kind() == io::ErrorKind::NotADirectory => {
+            Err(TransferFailure::error(format!(
+                "a part of the path {shown} is a file, not a directory; name another file with -o"
+            )))
+        }
+        Err(error) => Err(TransferFailure::error(format!(
+            "the directory {shown} cannot be used: {error}; name another file with -o"
+        ))),
+    }
+}
+
+/// Checks that the complete file may take this name: it is free, or that of a regular file.
+///
+/// # Errors
+/// A device, a pipe or a socket has the name. To replace it would break whatever uses it.
+pub fn check_replaceable(destination: &Path) -> Result<(), TransferFailure> {
+    // A link to nothing is replaced.
+    let Ok(found) = destination.metadata() else {
+        return Ok(());
+    };
+    if found.is_file() || found.is_dir() {
+        return Ok(());
+    }
+    Err(TransferFailure::error(format!(
+        "{} is a device, a pipe or a socket, which a file must not replace; name a file with -o, or write to \
+         standard output with -o -",
+        destination.display()
+    )))
+}
+
 /// The failure of creating a part beside this file, with what to do about it.
 fn unwritable(destination: &Path, error: &io::Error) -> TransferFailure {
+    if let Err(failure) = check_directory(destination) {
+        return failure;
+    }
     let what = format!("cannot write {}.part", destination.display());
-    let directory = destination
-        .parent()
-        .filter(|p| !p.as_os_str().is_empty())
-        .unwrap_or(Path::new("."));
+    let directory = directory_of(destination);
     match error.kind() {
         io::ErrorKind::WouldBlock => TransferFailure::error(format!(
             "{what}: another cedos get is writing it; wait for that one, or name another \
              file with -o"
         )),
-        io::ErrorKind::NotFound if directory.is_dir() => TransferFailure::error(format!(
-            "{what}: cannot create a file in {}; name another directory with -o",
-            directory.display()
-        )),
         io::ErrorKind::NotFound => TransferFailure::error(format!(
-            "{what}: there is no directory {}; mkdir -p makes it",
-            directory.display()
-        )),
-        io::ErrorKind::NotADirectory => TransferFailure::error(format!(
-            "{what}: {} is a file; a directory is needed there",
+            "{what}: cannot create a file in {}; name another directory with -o",
             directory.display()
         )),
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {

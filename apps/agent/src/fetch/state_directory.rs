@@ -1,15 +1,20 @@
-//! Where this user's transfers keep what outlives their processes.
+//! The directory for the state of this user's transfers that outlives their processes.
 
 use std::path::PathBuf;
 
 use anyhow::Context;
 
-/// Where this user's downloads keep what outlives them: `$XDG_STATE_HOME/cedos`, else
-/// `~/.local/state/cedos`.
+use crate::settings::UserSettings;
+
+/// The directory for the state of this user's downloads that outlives them: the settings'
+/// `directories.state`, else `$XDG_STATE_HOME/cedos`, else `~/.local/state/cedos`.
 ///
 /// # Errors
-/// Nobody says where.
+/// The directory is not known, or the settings are not valid.
 pub fn state_directory() -> anyhow::Result<PathBuf> {
+    if let Some(path) = UserSettings::load(None)?.path("directories.state") {
+        return Ok(path);
+    }
     // XDG Base Directory Specification: a path that is not absolute is to be ignored.
     let absolute = |name: &str| {
         std::env::var_os(name)

@@ -7,8 +7,8 @@
 //!  upload (file) ───┴▶ content ──┘
 //! ```
 //!
-//! The loop is one for all (`transfer_loop`); what may follow what is a table (`state`). What
-//! carries the bytes is a `source`, what they are is `content`.
+//! All transfers share one loop (`transfer_loop`); a table (`state`) lists the transitions. The
+//! `source` carries the bytes of the `content`.
 
 mod content;
 mod control;

@@ -1,9 +1,10 @@
-//! A tunnel through a proxy to one origin: CONNECT over a flow, and TLS inside where the URL says
-//! so. The flow moves between links and sleeps through outages; the proxy's connection to the
-//! origin lasts only as long as that origin's patience.
+//! A tunnel through a proxy to one origin: CONNECT over a flow, and TLS inside if the URL requires
+//! it. The flow moves between links and survives outages; the proxy's connection to the origin
+//! lasts only until the origin's timeout.
 
 use std::time::Duration;
 
+use cedos_http::{SUPPLY_ASKED, SUPPLY_FIELD};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
@@ -64,13 +65,15 @@ impl OriginTunnel {
 async fn connect(flow: &mut impl ByteStream, url: &Url) -> Result<(), FetchFault> {
     let host = url.host_str().unwrap_or_default();
     let port = url.port_or_known_default().unwrap_or(80);
-    match open_tunnel(flow, &format!("{host}:{port}")).await? {
+    let fields = format!("{SUPPLY_FIELD}: {SUPPLY_ASKED}\r\n");
+    write_head(flow, &format!("{host}:{port}"), &fields).await?;
+    match read_response(flow).await? {
         None => Ok(()),
         Some(TunnelRefusal {
             status,
             headers,
             body_text: words,
-        }) => Err(proxy_status::refusal(status, &headers, &words)
+        }) => Err(proxy_status::download_refusal(status, &headers, &words)
             .unwrap_or_else(|| unfit(&format!("it answered CONNECT with {status}")))),
     }
 }
@@ -108,7 +111,16 @@ fn broken(error: std::io::Error) -> FetchFault {
 /// # Errors
 /// The flow broke.
 pub async fn write_connect(flow: &mut impl ByteStream, authority: &str) -> Result<(), FetchFault> {
-    let request = format!("CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n\r\n");
+    write_head(flow, authority, "").await
+}
+
+/// The question with further header fields, each with its line's end.
+async fn write_head(
+    flow: &mut impl ByteStream,
+    authority: &str,
+    fields: &str,
+) -> Result<(), FetchFault> {
+    let request = format!("CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n{fields}\r\n");
     flow.write_all(request.as_bytes()).await.map_err(broken)?;
     flow.flush().await.map_err(broken)
 }

@@ -1,4 +1,4 @@
-//! What `cedos put` sends: a request head and a file behind it, readable again at any offset, and
+//! The data that `cedos put` sends: a request head and a file, readable again at any offset; and
 //! the reading of the answer.
 //!
 //! ```text
@@ -13,6 +13,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::SystemTime;
@@ -55,6 +56,8 @@ pub struct UploadBody {
     head: String,
     ticket: UploadTicket,
     gate: Mutex<UploadGate>,
+    /// Whether a flow has read the file to its end.
+    is_handed_over: AtomicBool,
 }
 
 /// Whether the flow may read from the file.
@@ -118,14 +121,15 @@ impl UploadBody {
              Content-Type: {kind}\r\nContent-Length: {length}\r\n"
         );
         let sha256 = hex::encode(digest.finalize());
+        let folder = state_directory().ok().map(|state| state.join("uploads"));
         let ticket = match token {
+            // The token is in an order, which another process may take up.
+            Some(token) if post => UploadTicket::for_post(token, folder.as_deref()),
             Some(token) => UploadTicket::from_token(token),
             None if post => UploadTicket::from_token(new_token()),
-            None => {
-                let folder = state_directory().ok().map(|state| state.join("uploads"));
-                UploadTicket::load_or_create(folder.as_deref(), &format!("{head}{sha256}"))
-            }
+            None => UploadTicket::load_or_create(folder.as_deref(), &format!("{head}{sha256}")),
         };
+        let is_handed_over = AtomicBool::new(ticket.is_sent());
         Ok(UploadBody {
             path: path.to_owned(),
             length,
@@ -136,6 +140,7 @@ impl UploadBody {
             file,
             head,
             gate: Mutex::default(),
+            is_handed_over,
         })
     }
 
@@ -146,6 +151,22 @@ impl UploadBody {
         if let Some(waiting) = gate.waiting.take_if(|_| !held) {
             waiting.wake();
         }
+    }
+
+    /// Records that the last byte is given to the transport, before it is.
+    fn hand_over(&self) {
+        if self.is_handed_over.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        if let Err(error) = self.ticket.set_sent() {
+            tracing::warn!(%error, "cannot store that the POST was sent; if this process dies, the next does not know");
+        }
+    }
+
+    /// Whether every byte of the file was once given to the transport, for a POST by an earlier process, too: from
+    /// then on a proxy, and so the origin, may have all of it, although nothing was acknowledged.
+    pub fn is_handed_over(&self) -> bool {
+        self.is_handed_over.load(Ordering::SeqCst)
     }
 
     /// Records that the origin has answered, so that the request is not sent again.
@@ -250,6 +271,10 @@ impl SendSource for UploadSource {
         let head = self.head_bytes();
         if let Some(rest) = self.head.get(offset as usize..).filter(|_| offset < head) {
             let piece = &rest[..rest.len().min(max)];
+            // Nothing follows the head of an empty file.
+            if body.length == 0 && piece.len() == rest.len() {
+                body.hand_over();
+            }
             return Poll::Ready(Ok(Bytes::copy_from_slice(piece)));
         }
         let from = {
@@ -263,6 +288,9 @@ impl SendSource for UploadSource {
         let at = from + (offset - head);
         let want = body.length.saturating_sub(at).min(max as u64) as usize;
         let mut piece = vec![0; want];
+        if at + want as u64 >= body.length {
+            body.hand_over();
+        }
         // A file that became shorter ends the flow with a reset: the origin never gets a part.
         Poll::Ready(
             body.file

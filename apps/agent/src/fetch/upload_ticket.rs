@@ -1,4 +1,4 @@
-//! The token a PUT without an agent has with its proxy, kept where the next process finds it.
+//! The token that a PUT without an agent has with its proxy, stored for the next process.
 //!
 //! ```text
 //!  cedos put ── ticket of (request, digest) in the state folder, locked ──▶ answered: removed
@@ -30,6 +30,8 @@ pub fn new_token() -> String {
 pub(super) struct UploadTicket {
     pub(super) token: String,
     kept: Option<TicketFile>,
+    /// The file whose presence says that all of a POST was sent once, for the next process with the same token.
+    sent: Option<PathBuf>,
 }
 
 struct TicketFile {
@@ -41,7 +43,38 @@ struct TicketFile {
 impl UploadTicket {
     /// A ticket with a token that the caller stores.
     pub(super) fn from_token(token: String) -> UploadTicket {
-        UploadTicket { token, kept: None }
+        UploadTicket {
+            token,
+            kept: None,
+            sent: None,
+        }
+    }
+
+    /// A ticket for a POST with a token that the caller stores. Whether it was sent is stored in `folder`.
+    pub(super) fn for_post(token: String, folder: Option<&Path>) -> UploadTicket {
+        let name = hex::encode(&Sha256::digest(format!("sent {token}"))[..16]);
+        UploadTicket {
+            sent: folder.map(|folder| folder.join(name)),
+            ..UploadTicket::from_token(token)
+        }
+    }
+
+    /// Whether all of the POST was sent once, by this process or by one before.
+    pub(super) fn is_sent(&self) -> bool {
+        self.sent.as_ref().is_some_and(|path| path.exists())
+    }
+
+    /// Stores that all of the POST is about to be sent.
+    pub(super) fn set_sent(&self) -> io::Result<()> {
+        let Some(path) = &self.sent else {
+            return Ok(());
+        };
+        let folder = path.parent().expect("a file in a folder");
+        fs::create_dir_all(folder)?;
+        sweep(folder);
+        let mut options = OpenOptions::new();
+        let options = options.write(true).create(true).truncate(false);
+        options.mode(0o600).open(path)?.sync_all()
     }
 
     /// Loads the ticket of `identity`, or creates one. If it cannot be stored, or another process is
@@ -78,13 +111,20 @@ impl UploadTicket {
             token = fresh;
         }
         let kept = Some(TicketFile { path, _file: file });
-        Ok(UploadTicket { token, kept })
+        Ok(UploadTicket {
+            token,
+            kept,
+            sent: None,
+        })
     }
 
     /// Removes the ticket of a finished upload: the next one with the same identity gets a new one.
     pub(super) fn remove(&self) {
         if let Some(kept) = &self.kept {
             let _ = fs::remove_file(&kept.path);
+        }
+        if let Some(sent) = &self.sent {
+            let _ = fs::remove_file(sent);
         }
     }
 }
@@ -129,6 +169,20 @@ mod tests {
         again.remove();
         drop(again);
         assert_ne!(take("a").token, token);
+    }
+
+    #[test]
+    fn that_a_post_was_sent_is_known_to_the_next_process_with_its_token() {
+        let folder = tempfile::tempdir().unwrap();
+        let of = |token: &str| UploadTicket::for_post(token.into(), Some(folder.path()));
+        assert!(!of("a").is_sent());
+        of("a").set_sent().unwrap();
+        assert!(of("a").is_sent() && !of("b").is_sent());
+        of("a").remove();
+        assert!(!of("a").is_sent());
+        let nowhere = UploadTicket::for_post("a".into(), None);
+        nowhere.set_sent().unwrap();
+        assert!(!nowhere.is_sent());
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! What tells two versions of an object apart: strong entity tags, and dates old enough to trust.
+//! Validators that distinguish two versions of an object: strong entity tags, and dates old enough
+//! to trust.
 
 use http::HeaderMap;
 use http::header::{DATE, ETAG, LAST_MODIFIED};

@@ -1,4 +1,4 @@
-//! The agent's scheduler, for a program that carries its connections itself.
+//! A client of the agent's scheduler, for a program that carries its connections itself.
 //!
 //! Reports go out in their order, and each waits for its answer; when the agent ends, so does this.
 

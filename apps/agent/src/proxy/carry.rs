@@ -1,4 +1,5 @@
-//! Bytes between a program's connection and a flow, both ways until both have ended.
+//! Copies bytes between a program's connection and a flow, in both directions until both have
+//! ended.
 
 use tokio::io::{AsyncRead, AsyncWrite, copy_bidirectional_with_sizes};
 use tokio::net::TcpStream;

@@ -1,11 +1,11 @@
-//! By when a connection is to be over and what it may cost, as programs can say it.
+//! The deadline and cost policy of a connection, as programs can set them.
 //!
 //! | where | for example |
 //! |---|---|
 //! | user name of SOCKS5 or of `Proxy-Authorization: Basic` | `by=+45m,policy=free-only` |
 //! | fields of an HTTP request | `Cedos-By: 07:30`, `Cedos-Policy: fast` |
 //!
-//! A user name without `=` is somebody's habit and says nothing.
+//! A user name without `=` is ignored.
 
 use d2tp_sched::{CostPolicy, DeadlineFallback, FlowDemand};
 use jiff::Zoned;

@@ -1,4 +1,4 @@
-//! The port: who may come in, and what language they speak.
+//! The port of the local proxy: checks who may connect, and detects the protocol.
 
 use std::io;
 use std::net::SocketAddr;
@@ -144,7 +144,7 @@ impl LocalProxyListener {
                 return;
             };
             let program = match self.listener.accept().await {
-                Ok((program, from)) => self.admitted(program, from),
+                Ok((program, _)) => self.admitted(program),
                 Err(error) => {
                     tracing::warn!(%error, "cannot accept a connection");
                     tokio::time::sleep(PATIENCE).await;
@@ -161,24 +161,12 @@ impl LocalProxyListener {
     }
 
     /// Returns the connection if it belongs to this user, and resets it otherwise.
-    fn admitted(&self, program: TcpStream, from: SocketAddr) -> Option<TcpStream> {
+    fn admitted(&self, program: TcpStream) -> Option<TcpStream> {
         if self.client_policy == ClientPolicy::Anyone {
             return Some(program);
         }
-        let me = nix::unistd::getuid().as_raw();
-        let owner = program
-            .local_addr()
-            .and_then(|ours| socket_owner::owner_of(from, ours));
-        match owner {
-            Ok(Some(owner)) if owner == me => return Some(program),
-            Ok(Some(owner)) => {
-                tracing::warn!(%from, owner, "refused a connection of another user");
-            }
-            Ok(None) => {
-                tracing::warn!(%from, "refused a connection whose user is not known");
-            }
-            Err(error) => tracing::warn!(%from, %error, "refused a connection whose user is not \
-                known"),
+        if socket_owner::is_this_users(&program) {
+            return Some(program);
         }
         reset(program);
         None

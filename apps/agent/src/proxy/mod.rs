@@ -1,4 +1,4 @@
-//! A proxy on this machine, for programs that know nothing of D2TP: SOCKS5 and HTTP on one port.
+//! A proxy on this machine, for programs without D2TP: SOCKS5 and HTTP on one port.
 //!
 //! ```text
 //!  program ── TCP ──▶ listener.rs: is it this user? ─┬─ 5 ──▶ socks.rs ─┐
@@ -14,6 +14,7 @@ mod agent_scheduler;
 mod carry;
 mod conn_options;
 mod http;
+mod http_lengths;
 mod listener;
 mod optimistic_connect;
 mod proxy_session;
@@ -31,5 +32,5 @@ pub use proxy_session::{
     SESSION_CONNECTIONS_MAX, SpendingBudget,
 };
 pub use refusal::{ConnectRefusal, RefusalCause};
-pub use socket_owner::owner_of;
+pub use socket_owner::{is_this_users, owner_of};
 pub use target::{NameLookup, TargetAddress};

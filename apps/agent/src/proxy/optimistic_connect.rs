@@ -1,5 +1,6 @@
-//! A connection that is written to before D2Prox has made it: what it has to say travels with the question, a
-//! round trip sooner. Its answer is what is read first; after a refusal nothing is.
+//! A connection to which data is written before D2Prox has opened it: the data is sent with the
+//! request, a round trip sooner. The answer of D2Prox is read first; after a refusal nothing is
+//! read.
 
 use std::io;
 use std::pin::Pin;

@@ -1,7 +1,8 @@
 //! The session with D2Prox that all connections of the local proxy share, and how each is opened in it.
 //!
-//! It begins with the first connection, or when it is called, and lasts as long as the line: a session at rest costs nothing.
-//! Where there is no network a connection waits for one, for as long as the program does.
+//! It begins with the first connection, or on request, and lasts as long as the local proxy: an
+//! idle session costs nothing. Without a network a connection waits for one, as long as the program
+//! does.
 
 mod carrier_notices;
 mod connect_wait;
@@ -29,7 +30,7 @@ use self::carrier_notices::CarrierNotices;
 pub use self::connect_wait::{ANSWER_LIMIT, SESSION_CONNECTIONS_MAX};
 pub use self::proxy_connection::ProxyConnection;
 pub use self::session_flows::LinkPayload;
-use self::session_flows::{ConnGroup, ConnTraffic, SessionFlows, SteeredFlow, lock};
+use self::session_flows::{ConnGroup, ConnLengths, ConnTraffic, SessionFlows, SteeredFlow, lock};
 use super::agent_scheduler::AgentSchedulerFinder;
 use super::conn_options::ConnOptions;
 use super::optimistic_connect::OptimisticConnect;
@@ -199,6 +200,7 @@ impl ProxySession {
             let answered = tunnel::read_response(&mut open.io).await;
             self.check_answer(answered, &open.flow)?;
         }
+        open.lengths.on_made();
         Ok(open)
     }
 
@@ -215,6 +217,7 @@ impl ProxySession {
         let open = self.within_limit(self.begin(target, conn_options));
         let open = open.await?;
         let (line, flow) = (self.clone(), open.flow.clone());
+        let lengths = open.lengths.clone();
         Ok(OptimisticConnect::new(open, |mut read| {
             Box::pin(async move {
                 if line.far == ProxySessionPeer::Prox {
@@ -224,6 +227,7 @@ impl ProxySession {
                     };
                     line.within_limit(answer).await?;
                 }
+                lengths.on_made();
                 Ok(read)
             })
         }))
@@ -255,8 +259,8 @@ impl ProxySession {
         };
         let mut begun = None;
         let io = self.proxy.open_parallel_with(settings, |_, flow| {
-            let (number, moved) = self.enter(flow.clone(), conn_options);
-            begun = Some((number, flow.clone(), moved));
+            let (number, moved, lengths) = self.enter(flow.clone(), conn_options);
+            begun = Some((number, flow.clone(), moved, lengths));
         });
         let io = io.map_err(|error| {
             let cause = match &error {
@@ -265,12 +269,13 @@ impl ProxySession {
             };
             ConnectRefusal::new(cause, error.to_string())
         })?;
-        let (number, flow, moved) = begun.expect("steered when it was opened");
+        let (number, flow, moved, lengths) = begun.expect("steered when it was opened");
         let mut open = ProxyConnection {
             io,
             flow,
             number,
             moved,
+            lengths,
             target: target.clone(),
             line: self.clone(),
             _place: place,
@@ -458,7 +463,7 @@ impl ProxySession {
         let mut notices = CarrierNotices::default();
         loop {
             let (mut costs, mut again) = (false, None);
-            let (mut moves, mut answers_change, mut budget_left) = (None, None, None);
+            let (mut moves, mut candidates_change, mut budget_left) = (None, None, None);
             let socket = lock(&self.agent_socket).clone();
             let any = self.connections() > 0;
             let agent = match any {
@@ -468,7 +473,7 @@ impl ProxySession {
             if let Some(device) = self.proxy.device() {
                 // What was carried until now is in what is looked at.
                 moves = Some(device.watch_traffic());
-                answers_change = Some(device.watch_answers());
+                candidates_change = Some(device.watch_candidates());
                 let statuses = device.link_statuses();
                 if self.reports_carriers.load(Relaxed)
                     && let Some(line) = notices.observe(&statuses, Instant::now())
@@ -528,7 +533,7 @@ impl ProxySession {
                     Err(_) => return,
                 },
                 () = self.stirred.notified() => false,
-                () = changed(&mut answers_change) => false,
+                () = changed(&mut candidates_change) => false,
                 () = answers => {
                     answered = true;
                     was_settled
@@ -537,12 +542,18 @@ impl ProxySession {
         }
     }
 
-    fn enter(&self, flow: Arc<Mutex<Flow>>, conn_options: ConnOptions) -> (u64, Arc<ConnTraffic>) {
+    fn enter(
+        &self,
+        flow: Arc<Mutex<Flow>>,
+        conn_options: ConnOptions,
+    ) -> (u64, Arc<ConnTraffic>, Arc<ConnLengths>) {
         let mut flows = lock(&self.flows);
         flows.next += 1;
         let number = flows.next;
+        let lengths = Arc::<ConnLengths>::default();
         let steered = SteeredFlow {
             flow,
+            lengths: lengths.clone(),
             conn_options,
             pays: None,
         };
@@ -562,11 +573,13 @@ impl ProxySession {
                     client: None,
                     carried: CarriedByLink::default(),
                     grant: Grant::None,
+                    left: None,
+                    spent_at: None,
                 });
                 moved
             }
         };
-        (number, moved)
+        (number, moved, lengths)
     }
 
     /// The number of connections.
@@ -625,7 +638,7 @@ impl ProxySession {
     }
 }
 
-/// Waits for a change, if there is a channel; otherwise for ever.
+/// Waits for a change, if there is a channel; otherwise forever.
 async fn changed<T>(what: &mut Option<watch::Receiver<T>>) {
     if let Some(what) = what
         && what.changed().await.is_ok()

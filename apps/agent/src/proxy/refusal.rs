@@ -1,4 +1,4 @@
-//! Why a connection is not made, in the words of each that asks: errno, SOCKS5, HTTP.
+//! The reasons why a connection fails, for each protocol: errno, SOCKS5, HTTP.
 
 use fast_socks5::ReplyError;
 use http::StatusCode;

@@ -1,4 +1,4 @@
-//! Finds the user at the other end of a connection on this machine.
+//! Finds the user who owns the peer of a local connection.
 //!
 //! The kernel's list of TCP sockets (proc(5), `/proc/net/tcp`) has the user of each. A socket that waits
 //! for the end of its time has none there, and neither has one in another network namespace: then it
@@ -6,6 +6,8 @@
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use tokio::net::TcpStream;
 
 /// Finds the user whose socket is bound to `theirs` and connected to `ours`; none if that cannot be told.
 ///
@@ -24,6 +26,29 @@ pub fn owner_of(theirs: SocketAddr, ours: SocketAddr) -> io::Result<Option<u32>>
         }
     }
     Ok(None)
+}
+
+/// Whether a connection that was accepted here is one of this user's programs; warns if it is not.
+pub fn is_this_users(accepted: &TcpStream) -> bool {
+    let me = nix::unistd::getuid().as_raw();
+    let (theirs, ours) = match (accepted.peer_addr(), accepted.local_addr()) {
+        (Ok(theirs), Ok(ours)) => (theirs, ours),
+        // It is closed already.
+        _ => return false,
+    };
+    match owner_of(theirs, ours) {
+        Ok(Some(owner)) if owner == me => return true,
+        Ok(Some(owner)) => {
+            tracing::warn!(from = %theirs, owner, "refused a connection of another user");
+        }
+        Ok(None) => {
+            tracing::warn!(from = %theirs, "refused a connection whose user is not known");
+        }
+        Err(error) => {
+            tracing::warn!(from = %theirs, %error, "refused a connection whose user is not known");
+        }
+    }
+    false
 }
 
 fn find(table: &str, theirs: SocketAddr, ours: SocketAddr) -> Option<u32> {

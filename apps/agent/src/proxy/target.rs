@@ -1,4 +1,4 @@
-//! Where a program wants to go.
+//! The destination of a program's connection.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};

@@ -1,4 +1,4 @@
-//! Fetches what a stream will need next, from the links that are worth it.
+//! Fetches the data that a stream needs next, over the links that the buffer manager allows.
 //!
 //! ```text
 //!        ┌────────── a reader went elsewhere · a fifth of a second passed · a link changed ───────┐
@@ -28,7 +28,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
 use super::object::{AnswerPosition, OriginRefusal, StreamObject};
-use super::stream_transport::{RequestConn, StreamTransport};
+use super::stream_transport::{AVOID, RequestConn, StreamTransport};
 use super::title::{MissingRange, StreamTitle, TitleView};
 use crate::fetch::boot_clock::BootInstant;
 use crate::fetch::dial::FetchFault;
@@ -46,9 +46,6 @@ const SETTLE_EVERY: Duration = Duration::from_secs(2); // a guess: what an SD ca
 
 /// How long a connection may carry nothing before it is dropped.
 const STALL: Duration = Duration::from_secs(10);
-
-/// How long a link is avoided after it failed or stalled.
-const AVOID: Duration = Duration::from_secs(20); // a guess
 
 /// How long a link with a captive portal is avoided.
 const AVOID_PORTAL: Duration = Duration::from_secs(60); // a guess
@@ -249,6 +246,7 @@ impl StreamFeed {
             always_pays: pays,
             is_interactive: false,
             keeps_awake: true,
+            source: d2tp_sched::SourceSupply::Ample,
         };
         let decision = client.decide(&report);
         let held = match decision.choice {
@@ -290,8 +288,10 @@ impl StreamFeed {
                 continue;
             }
             let conn = match self.transport.is_direct() {
-                true => self.transport.request_conn(drive.link.clone(), true),
-                false => self.transport.request_conn(None, false),
+                true => self
+                    .transport
+                    .request_conn(&object.url, drive.link.clone(), true),
+                false => self.transport.request_conn(&object.url, None, false),
             };
             let before = object.held_bytes();
             let fetched = self.fetch(&object, missing, &conn).await;
@@ -645,7 +645,18 @@ impl StreamFeed {
             }
         }
         if self.transport.is_direct() {
-            return (drive.link == conn.link).then_some(drive);
+            let stays = match &conn.link {
+                // A link that may still answer is better than none, or than another one that does not.
+                Some(link) if conn.is_unanswered() => {
+                    let moves = drive.link.as_ref().is_some_and(|other| other != link);
+                    if moves {
+                        conn.avoid_link();
+                    }
+                    !moves
+                }
+                link => drive.link == *link,
+            };
+            return stays.then_some(drive);
         }
         conn.set_paying(drive.pays, drive.budget);
         Some(drive)

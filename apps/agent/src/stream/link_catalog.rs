@@ -1,4 +1,4 @@
-//! Which link is which object: what was asked for by name, and what its playlists name.
+//! Maps local links to objects: those requested by name, and those that their playlists name.
 
 use std::collections::BTreeMap;
 use std::fs::DirBuilder;
@@ -22,11 +22,11 @@ use super::local_server::{LinkResolver, LinkTarget};
 use super::object::{OriginRefusal, StreamObject};
 use super::playlist::{self, HlsPlaylist, MediaSegment, PlaylistLinkKind};
 use super::store::{self, random_name};
-use super::stream_transport::StreamTransport;
+use super::stream_transport::{RequestConn, StreamTransport};
 use super::title::{StreamTitle, TitlePiece};
 use crate::fetch::boot_clock::BootInstant;
 use crate::fetch::dial::FetchFault;
-use crate::fetch::exchange::{GetRequest, exchange};
+use crate::fetch::exchange::{FetchResponse, GetRequest, exchange};
 use crate::fetch::filename;
 use crate::fetch::outcome::TransferFailure;
 use d2tp_driver::SchedulerHandle;
@@ -253,21 +253,6 @@ impl LinkCatalog {
             text,
             is_temporary: false,
         };
-        let candidates = self.transport.link_candidates(url);
-        let working = |class: LinkClass| {
-            let mut candidates = candidates
-                .iter()
-                .filter(move |candidate| candidate.class == class && !candidate.stalled);
-            candidates.next().map(|candidate| candidate.name.clone())
-        };
-        let free = working(LinkClass::Free);
-        // Somebody asked for it, and it is short.
-        let pays = free.is_none() && self.rules.policy != CostPolicy::FreeOnly;
-        let link = free.or_else(|| working(LinkClass::Metered).filter(|_| pays));
-        let conn = self
-            .transport
-            .request_conn(link.clone().filter(|_| self.transport.is_direct()), pays);
-        let via = self.transport.egress_link(conn.link.as_deref());
         let ask = GetRequest {
             url: url.clone(),
             from: 0,
@@ -277,9 +262,9 @@ impl LinkCatalog {
             fields: self.rules.fields.clone(),
             head_only: false,
         };
+        let mut conn = self.playlist_conn(url);
         let text = async {
-            let via = via.ok_or_else(|| FetchFault::Path("no network is up".into()))?;
-            let mut answer = exchange(&conn, &ask, &via).await?;
+            let mut answer = self.request_playlist(&ask, &mut conn).await?;
             let mut bytes = Vec::new();
             while let Some(piece) = answer.next().await {
                 bytes.extend_from_slice(&piece?);
@@ -313,6 +298,50 @@ impl LinkCatalog {
         } else {
             let text = "the server's playlist is not a playlist".to_owned();
             Err(refuse(StatusCode::BAD_GATEWAY, text))
+        }
+    }
+
+    /// The connection for a playlist, over a link that works.
+    fn playlist_conn(&self, url: &Url) -> RequestConn {
+        let candidates = self.transport.link_candidates(url);
+        let working = |class: LinkClass| {
+            let mut candidates = candidates
+                .iter()
+                .filter(move |candidate| candidate.class == class && !candidate.stalled);
+            candidates.next().map(|candidate| candidate.name.clone())
+        };
+        let free = working(LinkClass::Free);
+        // Somebody asked for it, and it is short.
+        let pays = free.is_none() && self.rules.policy != CostPolicy::FreeOnly;
+        let link = free.or_else(|| working(LinkClass::Metered).filter(|_| pays));
+        self.transport
+            .request_conn(url, link.filter(|_| self.transport.is_direct()), pays)
+    }
+
+    /// Requests a playlist over `conn`, and over another link's connection, which replaces it, where
+    /// its own link does not answer.
+    async fn request_playlist(
+        &self,
+        ask: &GetRequest,
+        conn: &mut RequestConn,
+    ) -> Result<FetchResponse, FetchFault> {
+        loop {
+            let via = self.transport.egress_link(conn.link.as_deref());
+            let via = via.ok_or_else(|| FetchFault::Path("no network is up".into()))?;
+            let other = async {
+                conn.until_unanswered().await;
+                let other = self.playlist_conn(&ask.url);
+                match other.link.is_some() && other.link != conn.link {
+                    true => other,
+                    false => std::future::pending().await,
+                }
+            };
+            let other = tokio::select! {
+                answer = exchange(&*conn, ask, &via) => return answer,
+                other = other => other,
+            };
+            conn.avoid_link();
+            *conn = other;
         }
     }
 

@@ -1,55 +1,41 @@
-//! The local link: plain HTTP on 127.0.0.1, for whoever knows its token.
+//! The server of local links: plain HTTP on 127.0.0.1, for clients that know the token.
 //!
 //! ```text
-//!  player ── GET /TOKEN/name  Host: 127.0.0.1:PORT ──▶ door ──▶ Object ── Handing ──▶ player
+//!  player ── GET /TOKEN/name  Host: 127.0.0.1:PORT ──▶ StreamObject ── ResponseBody ──▶ player
 //!  page   ── GET /…           Host: evil.example    ──▶ 421       (DNS rebinding)
 //! ```
 //!
-//! The token is 128 random bits, so that no page of a browser on this machine can guess it; the `Host`
-//! must name this machine, so that no page can come here under its own name; and no answer says that
-//! pages of other origins may read it. A connection that has not shown the token has a short time and
-//! one of few places, so that no number of them keeps a player out.
+//! Who may ask is decided by the port's token and the `Host` header (`token_listener`), and no answer says
+//! that pages of other origins may read it.
 
 use std::collections::VecDeque;
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use aws_lc_rs::constant_time::verify_slices_are_equal;
 use bytes::Bytes;
 use cedos_http::{ByteRanges, RangeDecision};
 use futures_util::stream::{self, StreamExt};
 use http::header::{
-    ACCEPT_RANGES, ALLOW, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, ETAG, HOST,
+    ACCEPT_RANGES, ALLOW, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, ETAG,
     IF_RANGE, RANGE, RETRY_AFTER,
 };
-use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
+use http::{HeaderValue, Method, Request, Response, StatusCode};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full, StreamBody};
 use hyper::body::{Frame, Incoming};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use nix::sys::socket::{setsockopt, sockopt};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OnceCell, OwnedSemaphorePermit, Semaphore};
+use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use super::object::{ObjectHead, StreamObject};
 use super::response_body::{ResponseBody, ResponsePart};
 use super::title::StreamTitle;
 use crate::fetch::boot_clock::BootInstant;
-use crate::unproven_connections::{UnprovenConnection, UnprovenConnections};
-
-/// Connections at once that have shown the token; their requests wait if there are more.
-const CONNECTIONS_MAX: usize = 64; // a guess: a player has a handful
-
-/// Connections at once that have not shown the token; the oldest gives way.
-const UNPROVEN_MAX: usize = 64; // a guess: a player asks at once
-
-/// How long a connection may take to show the token.
-const TOKEN_WITHIN: Duration = Duration::from_secs(5); // a guess
+use crate::token_listener::{ConnectionPlace, TokenGuard, TokenListener};
 
 /// How long a request waits for the origin's answer: less than the least patient player waits.
 const HEAD_WITHIN: Duration = Duration::from_secs(7); // Media3 gives up after 8 s
@@ -83,11 +69,7 @@ pub trait LinkResolver: Send + Sync + 'static {
 }
 
 /// A listening server.
-pub struct StreamListener {
-    listener: TcpListener,
-    token: String,
-    address: SocketAddr,
-}
+pub struct StreamListener(TokenListener);
 
 impl StreamListener {
     /// Opens it, at `port` if that is free.
@@ -95,81 +77,39 @@ impl StreamListener {
     /// # Errors
     /// No port is to be had.
     pub async fn bind(token: String, port: Option<u16>) -> io::Result<StreamListener> {
-        let at = |port| TcpListener::bind((Ipv4Addr::LOCALHOST, port));
-        let listener = match port {
-            Some(port) => match at(port).await {
-                Ok(listener) => listener,
-                Err(_) => at(0).await?,
-            },
-            None => at(0).await?,
-        };
-        let address = listener.local_addr()?;
-        Ok(StreamListener {
-            listener,
-            token,
-            address,
-        })
+        if let Some(port) = port
+            && let Ok(listener) = TokenListener::bind(token.clone(), port).await
+        {
+            return Ok(StreamListener(listener));
+        }
+        TokenListener::bind(token, 0).await.map(StreamListener)
     }
 
     /// The port of the server.
     pub fn port(&self) -> u16 {
-        self.address.port()
+        self.0.address().port()
     }
 
     /// The beginning of all links of this server.
     pub fn base(&self) -> String {
-        format!("http://{}/{}", self.address, self.token)
+        self.0.base()
     }
 
     /// Answers requests until this is dropped.
     pub async fn serve(self, context: Arc<impl LinkResolver>) {
-        let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-        let unproven = UnprovenConnections::new(UNPROVEN_MAX, TOKEN_WITHIN);
-        let gate = Arc::new(RequestGuard {
-            token: self.token,
-            port: self.address.port(),
-        });
+        let gate = Arc::new(RequestGuard(self.0.guard().clone()));
         loop {
-            let stream = match self.listener.accept().await {
-                Ok((stream, _)) => stream,
-                Err(error) => {
-                    // Out of descriptors, most likely: some will be closed.
-                    tracing::warn!(%error, "refused a player's connection");
-                    tokio::time::sleep(Duration::from_millis(100)).await;
-                    continue;
-                }
-            };
+            let (stream, place) = self.0.accept().await;
             let (gate, context) = (gate.clone(), context.clone());
-            let place = Arc::new(ConnectionPlace {
-                unproven: unproven.admit(),
-                room: room.clone(),
-                permit: OnceCell::new(),
-            });
             tokio::spawn(async move {
                 tokio::select! {
                     () = speak(stream, gate, context, place.clone()) => {}
-                    () = place.unproven.closed() => {
+                    () = place.closed() => {
                         tracing::debug!("closed a connection that did not show the token");
                     }
                 }
             });
         }
-    }
-}
-
-/// The place of a connection: among strangers until it has shown the token, then among players.
-struct ConnectionPlace {
-    unproven: Arc<UnprovenConnection>,
-    room: Arc<Semaphore>,
-    permit: OnceCell<Option<OwnedSemaphorePermit>>,
-}
-
-impl ConnectionPlace {
-    /// Records that the connection has shown the token; ready when there is room for it.
-    async fn prove(&self) {
-        self.unproven.prove();
-        let room = || async { self.room.clone().acquire_owned().await.ok() };
-        self.permit.get_or_init(room).await;
     }
 }
 
@@ -199,11 +139,8 @@ async fn speak(
     }
 }
 
-/// Checks which requests are allowed.
-struct RequestGuard {
-    token: String,
-    port: u16,
-}
+/// Checks which requests are allowed, and answers them.
+struct RequestGuard(Arc<TokenGuard>);
 
 impl RequestGuard {
     async fn answer<B>(
@@ -211,7 +148,7 @@ impl RequestGuard {
         request: &Request<B>,
         context: &Arc<impl LinkResolver>,
     ) -> Response<StreamAnswerBody> {
-        if !self.is_ours(request.headers()) {
+        if !self.0.is_ours(request.headers()) {
             let text = "this link works only on this machine, by its address 127.0.0.1 or \
                 localhost";
             return words(StatusCode::MISDIRECTED_REQUEST, text);
@@ -226,7 +163,7 @@ impl RequestGuard {
             return answer;
         }
         let path = request.uri().path_and_query().map_or("", |p| p.as_str());
-        let Some(path) = self.behind_token(path) else {
+        let Some(path) = self.0.behind_token(path) else {
             return words(StatusCode::NOT_FOUND, "there is no such link here");
         };
         match context.find(path).await {
@@ -239,25 +176,7 @@ impl RequestGuard {
     /// Whether a request has the token, and comes from no page of another name.
     fn shows_token<B>(&self, request: &Request<B>) -> bool {
         let path = request.uri().path_and_query().map_or("", |p| p.as_str());
-        self.is_ours(request.headers()) && self.behind_token(path).is_some()
-    }
-
-    /// Whether the Host header names this machine.
-    fn is_ours(&self, headers: &HeaderMap) -> bool {
-        let mut hosts = headers.get_all(HOST).iter();
-        let (Some(host), None) = (hosts.next(), hosts.next()) else {
-            return false;
-        };
-        let port = self.port;
-        let ours = [format!("127.0.0.1:{port}"), format!("localhost:{port}")];
-        ours.iter().any(|ours| ours.as_bytes() == host.as_bytes())
-    }
-
-    /// The path after the token, if the token is right.
-    fn behind_token<'a>(&self, path: &'a str) -> Option<&'a str> {
-        let (token, rest) = path.strip_prefix('/')?.split_once('/')?;
-        verify_slices_are_equal(token.as_bytes(), self.token.as_bytes()).ok()?;
-        Some(rest)
+        self.0.is_ours(request.headers()) && self.0.behind_token(path).is_some()
     }
 }
 
@@ -486,7 +405,10 @@ fn later(text: &str) -> Response<StreamAnswerBody> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::SocketAddr;
+
     use super::*;
+    use crate::token_listener::{CONNECTIONS_MAX, TOKEN_WITHIN, UNPROVEN_MAX};
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     struct OneText(BootInstant);
@@ -513,7 +435,7 @@ mod tests {
     #[tokio::test]
     async fn idle_strangers_keep_no_player_out_and_no_player_gives_way_to_them() {
         let listener = StreamListener::bind("token".into(), None).await.unwrap();
-        let at = listener.address;
+        let at = listener.0.address();
         let serving = tokio::spawn(listener.serve(Arc::new(OneText(BootInstant::now()))));
         let asked = async {
             let (mut player, answer) = ask(at, "token").await;

@@ -1,15 +1,14 @@
-//! A link on this machine that any player can watch, whatever the networks do.
+//! A local link that any player can read, regardless of changes of network.
 //!
 //! ```text
-//!  player ◀── door ◀── handing ◀── Object: held spans on the disk ◀── feed ◀── roads ◀══ networks
-//!               │         │            ▲                               ▲
-//!               │         └─ taken ─▶ Title: where the watcher is ─────┤
-//!               └─ shelf: which link is which object                   └── D2BufMgr (core/sched)
+//!  player ◀── local_server ◀── response_body ◀── StreamObject: stored spans ◀── feed ◀── stream_transport ◀══ networks
+//!               │                    └─ taken ─▶ StreamTitle: the viewer's position ─┤
+//!               └─ link_catalog: which link is which object                          └── D2BufMgr (core/sched)
 //! ```
 //!
-//! What is fetched, over what and by when is D2BufMgr's to say, of what is held ahead of the watcher:
-//! from free links as much as the disk may hold, from those that cost only so much that there is no
-//! pause.
+//! D2BufMgr decides what is fetched, over which links and when, from the amount of data ahead of
+//! the viewer: from free links as much as the quota allows, from metered ones only enough to avoid
+//! a pause.
 
 mod dash;
 pub mod feed;

@@ -1,9 +1,9 @@
-//! One URL: what is held of it, who reads it, and what its origin said when it had nothing.
+//! The object of one URL: its stored parts, its readers, and the origin's answer if it has none.
 //!
 //! ```text
-//!  feed ── accept(head) ── put(bytes) ──▶ Store ──▶ take(at) ── reading ──▶ player
+//!  feed ── accept(head) ── put(bytes) ──▶ store ──▶ take() ── ObjectReader ──▶ player
 //!                │                                                 │
-//!                └── another edition: readers of the old one are broken off
+//!                └── another edition: readers of the old one end with an error
 //! ```
 
 use std::collections::BTreeMap;

@@ -1,4 +1,4 @@
-//! Bytes on their way to a player, which is never left without one for long.
+//! The body of a response to a player, which never pauses for long.
 //!
 //! ```text
 //!  held ═══════════════╪════════╪╌╌╌╌╌╌╌ missing

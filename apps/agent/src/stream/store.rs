@@ -1,4 +1,4 @@
-//! What is held of an object on the disk: a file with holes, and a note that says where it has none.
+//! The stored parts of an object: a sparse file, and a note that lists the parts.
 //!
 //! ```text
 //!  FOLDER/<digest of the URL>/  data   bytes at their places

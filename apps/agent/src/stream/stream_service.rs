@@ -1,7 +1,7 @@
-//! Links that are served: what `cedos url` asked for, carried out, in a process of its own or in the agent.
+//! Serves the links that `cedos url` requests, in its own process or in the agent.
 //!
 //! ```text
-//!  Ordered ─▶ Serving::begin ─▶ links ─ door ─ shelf ─ feeds ─▶ the scheduler they are given
+//!  StreamOrder ─▶ StreamService ─▶ links ─ local_server ─ link_catalog ─ feeds ─▶ scheduler
 //! ```
 
 use std::path::PathBuf;

@@ -1,12 +1,12 @@
-//! The ways by which a stream's bytes come: links one at a time straight to the origin, or the flows of
-//! one session to a proxy, which is on all of them.
+//! The transports of a stream: one link at a time directly to the origin, or the flows of one
+//! session with a proxy, which uses all links.
 //!
 //! ```text
-//!  feed ── lane: one request ──┬── Direct: TCP bound to the link the feed chose
-//!                              └── Proxy: a flow; the feed says whether it may pay
+//!  feed ── RequestConn: one request ──┬── direct: TCP bound to the link that the feed chose
+//!                                     └── proxy: a flow; the feed decides whether it may use metered links
 //! ```
 //!
-//! A lane hears the status of the answer, also of one that the exchange makes a fault of.
+//! A [`RequestConn`] reports the status of the answer, even if the exchange turns it into a fault.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -40,6 +40,9 @@ const RATE_OVER: Duration = Duration::from_secs(1);
 
 /// The delay before a session that ended is opened again.
 const CALL_AGAIN: Duration = Duration::from_secs(1); // a guess
+
+/// How long a link is avoided after it failed or stalled.
+pub const AVOID: Duration = Duration::from_secs(20); // a guess
 
 /// The interval of checks whether a session has ended.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -229,12 +232,14 @@ impl StreamTransport {
                 };
                 links.iter().filter(usable).map(candidate).collect()
             }
-            StreamRoute::Origin(_) => {
+            StreamRoute::Origin(direct) => {
+                let host = origin.host_str().unwrap_or_default();
                 let measured = self.measured();
                 let candidate = |link: &Link| {
                     let avoided = measured.avoided_until.get(&link.name);
-                    let avoided = avoided.is_some_and(|until| *until > now);
-                    candidate_of(link, measured.rates.get(&link.name).copied(), avoided)
+                    let stalled = avoided.is_some_and(|until| *until > now)
+                        || is_unanswered(direct.as_ref(), &link.name, host);
+                    candidate_of(link, measured.rates.get(&link.name).copied(), stalled)
                 };
                 links.iter().filter(usable).map(candidate).collect()
             }
@@ -258,7 +263,7 @@ impl StreamTransport {
         })
     }
 
-    /// Avoids a link for a while.
+    /// Avoids a link for a while, because it carries nothing.
     pub fn avoid(&self, link: &str, span: Duration) {
         let until = BootInstant::now().after(span);
         self.measured().avoided_until.insert(link.into(), until);
@@ -346,14 +351,16 @@ impl StreamTransport {
         SwitchDelay::measured(self.measured().challenge)
     }
 
-    /// Opens a connection for one request.
+    /// Opens a connection for one request to `origin`.
     pub fn request_conn(
         self: &Arc<StreamTransport>,
+        origin: &Url,
         link: Option<String>,
         pays: bool,
     ) -> RequestConn {
         RequestConn {
             transport: self.clone(),
+            host: origin.host_str().unwrap_or_default().to_owned(),
             link,
             state: Mutex::new(RequestConnState {
                 pays,
@@ -363,6 +370,12 @@ impl StreamTransport {
             status: Arc::default(),
         }
     }
+}
+
+/// Whether a connection attempt over `link` for a request to `host` goes unanswered.
+fn is_unanswered(dial: &impl Dial, link: &str, host: &str) -> bool {
+    let connects = dial.unanswered_connects();
+    connects.is_some_and(|connects| connects.contains(link, host))
 }
 
 fn candidate_of(link: &Link, rate: Option<f64>, stalled: bool) -> LinkCandidate {
@@ -385,6 +398,8 @@ struct RequestConnState {
 /// The connection of one request.
 pub struct RequestConn {
     transport: Arc<StreamTransport>,
+    /// The host of the request, before redirects.
+    host: String,
     /// The link that the connection is bound to, if any.
     pub link: Option<String>,
     state: Mutex<RequestConnState>,
@@ -416,6 +431,39 @@ impl RequestConn {
         }
     }
 
+    /// Whether the attempt to connect goes unanswered.
+    pub fn is_unanswered(&self) -> bool {
+        match (&self.transport.to, &self.link) {
+            (StreamRoute::Origin(direct), Some(link)) => {
+                is_unanswered(direct.as_ref(), link, &self.host)
+            }
+            _ => false,
+        }
+    }
+
+    /// Waits until the attempt to connect has gone unanswered for some time.
+    pub async fn until_unanswered(&self) {
+        if let StreamRoute::Origin(direct) = &self.transport.to
+            && let Some(connects) = direct.unanswered_connects()
+        {
+            let mut changes = connects.changes();
+            while !self.is_unanswered() {
+                if changes.changed().await.is_err() {
+                    break;
+                }
+            }
+            return;
+        }
+        std::future::pending().await
+    }
+
+    /// Avoids the link of the connection for a while, because it does not answer.
+    pub fn avoid_link(&self) {
+        if let Some(link) = &self.link {
+            self.transport.avoid(link, AVOID);
+        }
+    }
+
     /// The status of the answer by the origin, or the proxy on its behalf.
     pub fn status(&self) -> Option<StatusCode> {
         StatusCode::from_u16(self.status.load(Ordering::Relaxed)).ok()
@@ -425,7 +473,7 @@ impl RequestConn {
 impl Dial for RequestConn {
     async fn dial(&self, url: &Url, via: &EgressLink) -> Result<Box<dyn ByteStream>, FetchFault> {
         let stream: Box<dyn ByteStream> = match &self.transport.to {
-            StreamRoute::Origin(direct) => direct.dial(url, via).await?,
+            StreamRoute::Origin(direct) => direct.dial_for(&self.host, url, via).await?,
             StreamRoute::Proxy(proxy) => {
                 if proxy.device().is_none()
                     && let Some(error) = self.transport.session_error()

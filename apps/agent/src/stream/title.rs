@@ -1,4 +1,4 @@
-//! What is watched: objects one after another, where its watcher is in them, and what is missing next.
+//! A title: a sequence of objects, the position of its viewer in them, and the next missing part.
 //!
 //! ```text
 //!  film.mp4      ├─────────▼══════════╌╌╌╌╌╌╌═════╌╌╌╌╌┤        one object

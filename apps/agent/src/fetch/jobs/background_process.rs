@@ -1,4 +1,4 @@
-//! This process as a download in the background, which writes down what happens for those who list it.
+//! This process as a download in the background, which stores its events for commands that list it.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -40,7 +40,8 @@ impl LastProgress {
         let Some(fields) = event.as_object_mut() else {
             return event;
         };
-        if let Some(held) = fields.get("held_bytes").cloned() {
+        // The first event has the bytes of earlier runs; a report has both.
+        if let (Some(held), None) = (fields.get("held_bytes").cloned(), fields.get("bytes")) {
             fields.insert("bytes".to_owned(), held);
         }
         for name in LastProgress::FIELDS {
@@ -121,6 +122,8 @@ mod tests {
             (&waiting["bytes"], &waiting["length"]),
             (&json!(5), &json!(9))
         );
+        let done = memory.complete(json!({"event": "done", "held_bytes": 3, "bytes": 9}));
+        assert_eq!(done["bytes"], 9);
         let again = LastProgress::of(&waiting).complete(json!({"event": "begun", "held_bytes": 4}));
         assert_eq!((&again["bytes"], &again["length"]), (&json!(4), &json!(9)));
     }

@@ -1,4 +1,4 @@
-//! Why a flow at the proxy is lost, and whether another one can go on.
+//! The reason why a flow at the proxy was lost, and whether a new flow can continue.
 
 use d2tp_driver::{FlowEnd, ResetCause, SessionEnd};
 

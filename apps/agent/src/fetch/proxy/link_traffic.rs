@@ -1,9 +1,9 @@
-//! What each link carried for a client of a proxy, and how it is.
+//! The bytes that each link carried for a client of a proxy, and the link's state.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use d2tp_driver::{LinkStatus, PathState, PathStats};
+use d2tp_driver::{LinkStatus, PathState, PathStats, StreamStatus};
 
 /// Traffic and state of a link in the session.
 #[derive(Debug, Clone)]
@@ -18,6 +18,8 @@ pub struct LinkTraffic {
     pub is_silent: bool,
     /// Whether the link's path answers; none if it has no path.
     pub is_answering: Option<bool>,
+    /// Whether its packets travel in a stream, because the network blocks UDP.
+    pub stream: StreamStatus,
     /// The round trip that the path measured.
     pub round_trip: Option<Duration>,
 }
@@ -36,6 +38,7 @@ impl LinkTraffic {
             rate: None,
             is_silent: false,
             is_answering: None,
+            stream: StreamStatus::Unused,
             round_trip: None,
         };
         let before = before.into_iter();
@@ -49,6 +52,7 @@ impl LinkTraffic {
             traffic.active_time = (!sends).then(|| status.busy.into());
             traffic.rate = status.rate;
             let active = |path: &PathStats| path.state == PathState::Active;
+            traffic.stream = status.stream;
             traffic.is_silent = status.answers.is_silent();
             traffic.is_answering = status.path.as_ref().map(active);
             let path = status.path.filter(active);

@@ -1,5 +1,5 @@
-//! What of a download through a proxy outlives the process: its instance, the flow it claims, and
-//! where in the flow the object begins.
+//! The state of a download through a proxy that outlives the process: its instance, the flow that
+//! it claims, and the offset of the object in the flow.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;

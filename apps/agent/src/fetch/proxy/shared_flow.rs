@@ -1,4 +1,4 @@
-//! A flow as a byte stream, shared by the exchange that reads it and the transfer that steers it.
+//! A flow as a byte stream, shared by the exchange that reads it and the transfer that controls it.
 
 use std::io;
 use std::pin::Pin;

@@ -1,9 +1,10 @@
-//! How far the reading of a file is, which is digested before anything of it is sent.
+//! The progress of reading a file, whose digest is computed before it is sent.
 
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
+use super::observers::BarObserver;
 use super::{human_bytes, print_stderr, print_stdout};
 use crate::fetch::boot_clock::BootInstant;
 
@@ -20,6 +21,9 @@ pub struct DigestProgress {
 const READING_SAID_AFTER: Duration = Duration::from_millis(500);
 /// The interval of reports.
 const READING_SAID_EVERY: Duration = Duration::from_secs(1);
+
+/// The columns of a terminal from which there is room for a bar.
+const WITH_BAR_COLUMNS: usize = 60; // `reading`, a bar of 24, and two sizes
 
 impl DigestProgress {
     /// Shows the progress of reading a file: as a bar, as JSON, or in lines.
@@ -54,9 +58,12 @@ impl DigestProgress {
             if first {
                 bar.set_draw_target(indicatif::ProgressDrawTarget::stderr());
                 bar.set_length(of);
-                if let Ok(style) = ProgressStyle::with_template(
-                    "reading {bar:24} {decimal_bytes}/{decimal_total_bytes}",
-                ) {
+                let text = "reading {decimal_bytes}/{decimal_total_bytes}";
+                let template = match BarObserver::columns() {
+                    columns if columns >= WITH_BAR_COLUMNS => text.replace(' ', " {bar:24} "),
+                    _ => text.to_owned(),
+                };
+                if let Ok(style) = ProgressStyle::with_template(&template) {
                     bar.set_style(style);
                 }
             }

@@ -1,4 +1,4 @@
-//! What is moved, as the transfer loop sees it: a download or an upload.
+//! The content of a transfer for the transfer loop: a download or an upload.
 
 use bytes::Bytes;
 

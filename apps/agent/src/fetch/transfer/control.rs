@@ -1,5 +1,5 @@
-//! What every transfer goes by, whatever carries it: its job and terms, the links there are, the
-//! scheduler's decisions, and when waiting is of no use.
+//! The control of every transfer: its job and terms, the available links, the scheduler's
+//! decisions, and when waiting is useless.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use d2tp_driver::SpendHandle;
 use d2tp_links::{CostClass, Link};
 use d2tp_sched::{
     ClientDecision, ClientReport, CostPolicy, DeadlineFallback, FlowDemand, LinkCandidate,
-    LinkChoice, TransferDirection,
+    LinkChoice, SourceSupply, TransferDirection,
 };
 use tokio::sync::watch;
 
@@ -20,6 +20,7 @@ use super::retry::Retries;
 use crate::fetch::boot_clock::BootInstant;
 use crate::fetch::mode::FetchMode;
 use crate::fetch::outcome::{TransferExit, TransferFailure, TransferReason};
+use crate::fetch::rate_limiter::RateLimiter;
 use crate::fetch::report::{DeadlinePromise, TransferObserver, TransferReport};
 use crate::terms::TransferTerms;
 
@@ -39,6 +40,10 @@ pub(super) struct TransferControl<'a> {
     pub(super) usage: LinkUsage,
     pub(super) reporter: TransferReporter<'a>,
     pub(super) retries: Retries,
+    /// The limit on the rate, if there is one.
+    pub(super) rate_limiter: Option<Arc<RateLimiter>>,
+    /// What the server said when it last refused the transfer, until the object grows.
+    refusal: Option<String>,
     /// Why no link may be used at present.
     blocked: Option<(TransferReason, String)>,
 }
@@ -84,6 +89,8 @@ impl<'a> TransferControl<'a> {
             usage: LinkUsage::default(),
             reporter,
             retries: Retries::default(),
+            rate_limiter: context.rate_limiter,
+            refusal: None,
             blocked: None,
         }
     }
@@ -117,13 +124,19 @@ impl<'a> TransferControl<'a> {
         changed
     }
 
-    /// Asks the scheduler which links may be used now. `together`: several links can be used at once.
+    /// Asks the scheduler which links may be used now. `together`: several links can be used at once;
+    /// `source`: how the server supplies the transfer.
     pub(super) fn decide(
         &self,
         progress: ContentProgress,
         candidates: &[LinkCandidate],
         together: bool,
+        source: SourceSupply,
     ) -> ClientDecision {
+        let source = match &self.rate_limiter {
+            Some(limiter) => source.throttled(limiter.bytes_per_s()),
+            None => source,
+        };
         let demand = FlowDemand {
             remaining_bytes: progress.remaining(),
             left: self.time_left(),
@@ -141,7 +154,27 @@ impl<'a> TransferControl<'a> {
             always_pays: false,
             is_interactive: false,
             keeps_awake: true,
+            source,
         })
+    }
+
+    /// Records that the object is larger than it ever was: what failed before is over.
+    pub(super) fn on_growth(&mut self) {
+        self.retries.reset();
+        if self.refusal.take().is_some() {
+            self.spending.set_refused(false);
+        }
+    }
+
+    /// Records that the server refused, or failed: nothing is promised until the object grows.
+    pub(super) fn on_refused(&mut self, text: &str) {
+        self.refusal = Some(text.to_owned());
+        self.spending.set_refused(true);
+    }
+
+    /// What the server said when it last refused the transfer, if it still stands.
+    pub(super) fn refusal(&self) -> Option<&str> {
+        self.refusal.as_deref()
     }
 
     /// Records why no link may be used.
@@ -188,6 +221,7 @@ impl<'a> TransferControl<'a> {
             link,
             rate_bytes_per_s: 0.0,
             bytes_by_link: self.usage.bytes_by_link(),
+            metered_bytes: self.usage.metered_bytes(),
         };
         self.reporter.size_known(progress, now, promise);
     }
@@ -199,6 +233,7 @@ impl<'a> TransferControl<'a> {
             link,
             rate_bytes_per_s: rate,
             bytes_by_link: self.usage.bytes_by_link(),
+            metered_bytes: self.usage.metered_bytes(),
         };
         self.reporter.progress(progress, now, promise);
     }
@@ -276,7 +311,16 @@ impl<'a> TransferControl<'a> {
             ));
         }
         if self.job.now && self.usage.bytes_by_link().is_empty() {
-            let text = format!("{why}, and --now does not wait");
+            let text = match reason {
+                TransferReason::NoPath => {
+                    format!("{why}, and --now does not wait; leave it out to wait for a network")
+                }
+                TransferReason::PathCost => format!(
+                    "{why}, and --now does not wait; leave it out to wait for a free network, or allow \
+                     this one with --policy any"
+                ),
+                _ => format!("{why}, and --now does not wait"),
+            };
             let exit = match reason {
                 TransferReason::OverBudget => TransferExit::BudgetExhausted,
                 _ => TransferExit::NoPermittedPath,
@@ -318,11 +362,13 @@ impl<'a> TransferControl<'a> {
             bytes: 0,
             sha256: String::new(),
             bytes_by_link: self.usage.bytes_by_link().clone(),
+            metered_bytes: self.usage.metered_bytes(),
+            held_bytes: 0,
             duration_s: end.duration_s,
             first_byte_s: None,
             last_byte_s: None,
             deadline_s: (self.terms.due).map(|due| due.after(start).as_secs_f64()),
-            deadline_met: self.terms.due.map(|_| whole && !end.is_late),
+            deadline_met: deadline_met(self.terms.due.is_some(), whole, end.is_late),
             promise: self.reporter.first_promise(),
             switches: self.usage.switches(),
             duplicate_bytes: 0,
@@ -359,9 +405,30 @@ impl LinkWait {
     }
 }
 
+/// Whether the deadline was met; none without one, and of a transfer that failed before it: that is no
+/// lateness.
+fn deadline_met(has_deadline: bool, is_whole: bool, is_late: bool) -> Option<bool> {
+    (has_deadline && (is_whole || is_late)).then_some(is_whole && !is_late)
+}
+
 /// Whether any existing link is metered, up or not: otherwise no metered bytes are expected.
 pub(crate) fn may_cost(links: &[Link]) -> bool {
     links
         .iter()
         .any(|link| link.class.class == CostClass::Metered)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_who_is_behind_the_deadline_missed_it() {
+        assert_eq!(deadline_met(true, true, false), Some(true));
+        assert_eq!(deadline_met(true, true, true), Some(false));
+        assert_eq!(deadline_met(true, false, true), Some(false));
+        // A 404 with six hours left.
+        assert_eq!(deadline_met(true, false, false), None);
+        assert_eq!(deadline_met(false, true, false), None);
+    }
 }

@@ -1,7 +1,8 @@
-//! A transfer straight from the origin: one connection at a time, over the link that the scheduler
+//! A transfer directly from the origin: one connection at a time, over the link that the scheduler
 //! chooses, left when that changes or the link carries nothing.
 
 mod portal;
+mod supply_comparison;
 mod suspect_links;
 
 use std::collections::HashMap;
@@ -9,6 +10,7 @@ use std::time::Duration;
 
 use d2tp_links::{Link, LinkKind};
 use d2tp_sched::{CostPolicy, LinkCandidate, LinkChoice, LinkWaitReason};
+use tokio::sync::watch;
 
 use super::control::{LinkWait, TransferControl};
 use super::progress::ContentProgress;
@@ -20,6 +22,7 @@ use crate::fetch::exchange::FetchResponse;
 use crate::fetch::local_origin::LocalOrigin;
 use crate::fetch::outcome::{TransferExit, TransferFailure, TransferReason};
 use portal::PortalDetector;
+use supply_comparison::SupplyComparison;
 use suspect_links::SuspectLinks;
 
 /// The longest delay between tries.
@@ -40,6 +43,7 @@ pub(super) struct DirectSource<'a, D> {
     stalled_until: HashMap<String, BootInstant>,
     suspects: SuspectLinks,
     portals: PortalDetector,
+    supply: SupplyComparison,
     /// The link that was chosen last; none while the transfer waits for one.
     current: Option<String>,
     /// The link and source addresses of the current request.
@@ -57,6 +61,7 @@ impl<'a, D: Dial> DirectSource<'a, D> {
             stalled_until: HashMap::new(),
             suspects: SuspectLinks::default(),
             portals: PortalDetector::default(),
+            supply: SupplyComparison::default(),
             current: None,
             egress: EgressLink {
                 device: None,
@@ -64,6 +69,19 @@ impl<'a, D: Dial> DirectSource<'a, D> {
             },
             last_byte: None,
         }
+    }
+
+    /// Whether the connection attempt of the current request goes unanswered. Its link counts as stalled
+    /// from then on.
+    fn waits_for_connect(&mut self) -> bool {
+        // All attempts of a transfer are for one request.
+        let connects = self.dial.unanswered_connects();
+        let waits = connects.is_some_and(|connects| connects.contains_link(self.link()));
+        if waits {
+            let until = BootInstant::now().after(STALL_MEMORY);
+            self.stalled_until.insert(self.link().to_owned(), until);
+        }
+        waits
     }
 
     /// The link of the current request.
@@ -153,7 +171,8 @@ impl<'a, D: Dial> DirectSource<'a, D> {
         candidates: &[LinkCandidate],
     ) -> LinkChoice {
         control.take_new_terms();
-        control.decide(progress, candidates, false).choice
+        let source = self.supply.supply(BootInstant::now());
+        control.decide(progress, candidates, false, source).choice
     }
 
     /// Avoids a link that leads to another host, waits, or gives up.
@@ -234,6 +253,10 @@ impl<'a, D: Dial> TransferSource<'a> for DirectSource<'a, D> {
         candidates
     }
 
+    fn watch_candidates(&self) -> Option<watch::Receiver<()>> {
+        Some(self.dial.unanswered_connects()?.changes())
+    }
+
     async fn prepare(
         &mut self,
         control: &mut TransferControl<'_>,
@@ -275,6 +298,7 @@ impl<'a, D: Dial> TransferSource<'a> for DirectSource<'a, D> {
         if !sources.is_empty() && !sources.iter().any(|source| now.sources.contains(source)) {
             return Ok(Review::Leave); // the address our connection stands on is gone
         }
+        let connects = self.waits_for_connect();
         let candidates = self.candidates(control);
         let mut spends_too_much = control.metered_bytes_left() == Some(0);
         match self.choose(control, progress, &candidates) {
@@ -285,6 +309,11 @@ impl<'a, D: Dial> TransferSource<'a> for DirectSource<'a, D> {
             LinkChoice::Wait { reason, .. } => {
                 spends_too_much |= reason == LinkWaitReason::OverBudget;
             }
+            // Another link that does not answer either is no reason to begin anew.
+            LinkChoice::Use { index, .. } if connects && candidates[index].stalled => {
+                return Ok(Review::Stay);
+            }
+            LinkChoice::Use { .. } if connects => return Ok(Review::Leave),
             LinkChoice::Use { .. } => {}
         }
         // Leaving of our own accord is only worth it if what we hold can be continued, …
@@ -311,6 +340,8 @@ impl<'a, D: Dial> TransferSource<'a> for DirectSource<'a, D> {
         progress: ContentProgress,
     ) -> Result<(), FetchFault> {
         self.last_byte = Some(BootInstant::now());
+        let answers = self.link().to_owned();
+        self.stalled_until.remove(&answers);
         let url = &control.job.url;
         let link = self.current.as_deref().unwrap_or_default();
         let kind = find(&control.links.borrow(), link).map(|link| link.kind);
@@ -332,6 +363,10 @@ impl<'a, D: Dial> TransferSource<'a> for DirectSource<'a, D> {
         control.usage.add(self.link(), bytes);
     }
 
+    fn on_held(&mut self) {
+        self.last_byte = Some(BootInstant::now());
+    }
+
     fn is_cut_short(&self, control: &TransferControl<'_>) -> bool {
         self.request_limit(control) == Some(0)
     }
@@ -340,7 +375,7 @@ impl<'a, D: Dial> TransferSource<'a> for DirectSource<'a, D> {
         &mut self,
         bytes: u64,
         length: Duration,
-        _control: &mut TransferControl<'_>,
+        control: &mut TransferControl<'_>,
     ) -> String {
         let link = self.link().to_owned();
         if length > RATE_OVER {
@@ -348,6 +383,9 @@ impl<'a, D: Dial> TransferSource<'a> for DirectSource<'a, D> {
             let now = bytes as f64 / length.as_secs_f64();
             let rate = self.rates.entry(link.clone()).or_insert(now);
             *rate = (*rate + now) / 2.0;
+            let is_metered = control.usage.is_metered(&link);
+            let moment = BootInstant::now();
+            (self.supply).on_epoch(&link, is_metered, (bytes, length), moment);
         }
         link
     }

@@ -7,6 +7,7 @@
 mod ending;
 mod joining;
 
+use std::fs::OpenOptions;
 use std::path::PathBuf;
 
 use bytes::Bytes;
@@ -29,6 +30,8 @@ pub(super) struct Download {
     named: PathBuf,
     /// The path of the record that the object is about to be renamed into place.
     pending_rename: Option<PathBuf>,
+    /// Bytes that earlier runs left.
+    held_at_start: u64,
     /// The most bytes that were ever held.
     most_held: u64,
     /// Bytes received in this run, for rates.
@@ -72,15 +75,23 @@ impl Download {
         let url = redact_url(&job.url);
         let named = job.expected_path();
         let sink = match &job.destination {
-            Destination::File(path) => DownloadSink::file(path, &url)?,
+            Destination::File(path) | Destination::NewFile(path) => DownloadSink::file(path, &url)?,
             Destination::InDirectory(_) => {
                 job.refuse_existing()?;
                 DownloadSink::file(&named, &url)?
             }
             Destination::Stdout => DownloadSink::output(Box::new(std::io::stdout()), &url),
+            Destination::Device(path) => {
+                let device = OpenOptions::new().write(true).open(path);
+                let device = device.map_err(|error| {
+                    TransferFailure::storage(&format!("cannot write to {}", path.display()), &error)
+                })?;
+                DownloadSink::output(Box::new(device), &url)
+            }
             Destination::Nowhere => DownloadSink::output(Box::new(std::io::sink()), &url),
         };
         Ok(Download {
+            held_at_start: sink.held_bytes(),
             most_held: sink.held_bytes(),
             sink,
             named,
@@ -97,7 +108,7 @@ impl Download {
         })
     }
 
-    /// Reports the destination, and what an earlier run left.
+    /// Reports the destination, and the part of an earlier run.
     pub(super) fn announce(&mut self, control: &mut TransferControl<'_>) {
         let file = control.job.destination.describe(&self.named);
         let held = self.sink.held_bytes();
@@ -167,7 +178,7 @@ impl Download {
         self.sink.append(&bytes[repeated..])?;
         if self.sink.held_bytes() > self.most_held {
             self.most_held = self.sink.held_bytes();
-            control.retries.reset();
+            control.on_growth();
         }
         Ok(true)
     }

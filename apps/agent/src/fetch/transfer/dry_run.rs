@@ -1,12 +1,12 @@
-//! A download that is only thought through (`--dry-run`): which links there are, what would be done
-//! and why, what to expect. Nothing is written, and of the origin at most the head is asked, over a
-//! free link.
+//! A simulated download (`--dry-run`): prints the available links, the decision with its reason,
+//! and the expected result. Nothing is written, and at most a HEAD request is sent to the origin,
+//! over a free link.
 
 use std::time::Duration;
 
 use d2tp_sched::{
     ClientDecision, FREE_RATE_FIRST_BYTES_PER_S, Grant, LinkCandidate, LinkChoice, LinkClass,
-    SIZE_UNKNOWN_BYTES, TransferDirection,
+    SIZE_UNKNOWN_BYTES, SourceSupply, TransferDirection,
 };
 use serde::Serialize;
 use tokio::time::timeout;
@@ -41,6 +41,10 @@ pub struct DryRunPlan {
     pub file: String,
     /// Which host would talk to the origin.
     pub mode: FetchMode,
+    /// Why the download would be refused as it was requested, such as a file that exists.
+    pub refused: Option<String>,
+    /// The proxy, by host and port, if the download goes through one.
+    pub proxy: Option<String>,
     /// Every link the system has.
     pub links: Vec<DryRunLink>,
     /// Bytes an earlier run left to continue from.
@@ -167,7 +171,9 @@ pub async fn plan_proxied(
     } else {
         from
     };
-    run.conclude((told, from), &candidates)
+    let mut plan = run.conclude((told, from), &candidates)?;
+    plan.proxy = Some(proxy.address_text());
+    Ok(plan)
 }
 
 /// A download that is only planned, with what an earlier run left.
@@ -188,7 +194,7 @@ impl<'a> DryRun<'a> {
     ) -> DryRun<'a> {
         let (start, direction) = (BootInstant::now(), TransferDirection::Down);
         let note = match job.destination {
-            Destination::Stdout => None,
+            Destination::Stdout | Destination::Device(_) => None,
             _ => partial::find_note(&job.expected_path(), &redact_url(&job.url)),
         };
         let progress = note.map_or_else(ContentProgress::default, |note| ContentProgress {
@@ -207,8 +213,12 @@ impl<'a> DryRun<'a> {
 
     /// Asks the scheduler, as the download would at its start.
     fn choose(&self, candidates: &[LinkCandidate]) -> ClientDecision {
-        self.control
-            .decide(self.progress, candidates, self.together)
+        self.control.decide(
+            self.progress,
+            candidates,
+            self.together,
+            SourceSupply::Ample,
+        )
     }
 
     /// The free link over which the origin may be asked, or why it is not asked.
@@ -295,6 +305,8 @@ impl<'a> DryRun<'a> {
             url: redact_url(&job.url),
             file: job.destination.describe(&job.expected_path()),
             mode,
+            refused: job.check_path().err().map(|failure| failure.text),
+            proxy: None,
             links: links.collect(),
             held_bytes: self.progress.done,
             length: self.progress.length,
@@ -333,7 +345,7 @@ async fn ask_head<D: Dial>(
         return (Some(Err(failure)), String::new());
     }
     match answered {
-        Ok(Ok(answer)) => (Some(Ok(answer)), format!("the origin, asked {way}")),
+        Ok(Ok(answer)) => (Some(Ok(answer)), format!("from the server, asked {way}")),
         Ok(Err(FetchFault::Final(failure))) => (Some(Err(failure)), String::new()),
         Ok(Err(
             FetchFault::Path(text)

@@ -1,4 +1,4 @@
-//! What is asked for: a URL, a destination, terms and patience; and what it runs in.
+//! The job of a transfer: a URL, a destination, terms and patience; and its environment.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,6 +12,7 @@ use url::Url;
 use crate::fetch::filename;
 use crate::fetch::header::HeaderField;
 use crate::fetch::outcome::TransferFailure;
+use crate::fetch::rate_limiter::RateLimiter;
 use crate::fetch::sink;
 use crate::terms::TransferTerms;
 
@@ -20,11 +21,15 @@ use crate::terms::TransferTerms;
 pub enum Destination {
     /// This file, which is replaced when the object is complete.
     File(PathBuf),
+    /// This file, or one with a number in its name if this one exists when the object is complete.
+    NewFile(PathBuf),
     /// A file in this directory (empty: the working directory), named by the URL or the origin;
     /// must not exist.
     InDirectory(PathBuf),
     /// Standard output.
     Stdout,
+    /// A character device, such as `/dev/null`, which is written to as bytes arrive.
+    Device(PathBuf),
     /// No destination: an upload.
     Nowhere,
 }
@@ -34,8 +39,8 @@ impl Destination {
     pub(super) fn describe(&self, file: &Path) -> String {
         match self {
             Destination::Stdout | Destination::Nowhere => "-".into(),
-            Destination::File(path) => path.display().to_string(),
-            Destination::InDirectory(_) => file.display().to_string(),
+            Destination::File(path) | Destination::Device(path) => path.display().to_string(),
+            Destination::NewFile(_) | Destination::InDirectory(_) => file.display().to_string(),
         }
     }
 }
@@ -64,10 +69,10 @@ pub struct TransferJob {
 }
 
 impl TransferJob {
-    /// A file that nobody mentioned is not replaced.
+    /// Checks that a destination not named by the user does not exist.
     ///
     /// # Errors
-    /// It is there.
+    /// The file exists.
     pub fn refuse_existing(&self) -> Result<(), TransferFailure> {
         let named = self.expected_path();
         if matches!(self.destination, Destination::InDirectory(_)) && named.exists() {
@@ -79,16 +84,32 @@ impl TransferJob {
         Ok(())
     }
 
+    /// Checks what a download would be refused for before anything is fetched, without creating a file.
+    ///
+    /// # Errors
+    /// The file exists and was not named by the user, or its directory does not exist.
+    pub fn check_path(&self) -> Result<(), TransferFailure> {
+        match &self.destination {
+            Destination::File(_) | Destination::NewFile(_) | Destination::InDirectory(_) => {
+                let path = self.expected_path();
+                sink::check_directory(&path)?;
+                sink::check_replaceable(&path)?;
+                self.refuse_existing()
+            }
+            Destination::Stdout | Destination::Device(_) | Destination::Nowhere => Ok(()),
+        }
+    }
+
     /// The place where the bytes go can be written to.
     ///
     /// # Errors
     /// Why not.
     pub fn check_destination(&self) -> Result<(), TransferFailure> {
         match &self.destination {
-            Destination::File(_) | Destination::InDirectory(_) => {
+            Destination::File(_) | Destination::NewFile(_) | Destination::InDirectory(_) => {
                 sink::check_writable(&self.expected_path(), &redact_url(&self.url))
             }
-            Destination::Stdout | Destination::Nowhere => Ok(()),
+            Destination::Stdout | Destination::Device(_) | Destination::Nowhere => Ok(()),
         }
     }
 
@@ -96,7 +117,9 @@ impl TransferJob {
     pub fn expected_path(&self) -> PathBuf {
         let name = || filename::from_url(&self.url);
         match &self.destination {
-            Destination::File(path) => path.clone(),
+            Destination::File(path) | Destination::NewFile(path) | Destination::Device(path) => {
+                path.clone()
+            }
             Destination::InDirectory(directory) => directory.join(name()),
             Destination::Stdout | Destination::Nowhere => name().into(),
         }
@@ -118,6 +141,8 @@ pub struct TransferContext {
     pub id: u64,
     /// The path of the record that the object is about to be renamed into place.
     pub pending_rename: Option<PathBuf>,
+    /// The limit on the rate of a download, if it has one.
+    pub rate_limiter: Option<Arc<RateLimiter>>,
 }
 
 impl TransferContext {
@@ -134,6 +159,7 @@ impl TransferContext {
             terms: None,
             id: 0,
             pending_rename: None,
+            rate_limiter: None,
         }
     }
 }

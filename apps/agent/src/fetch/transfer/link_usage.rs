@@ -1,4 +1,4 @@
-//! What each link has carried for a transfer, what a byte on it costs, and which one carried last.
+//! The bytes that each link has carried for a transfer, its cost, and the link used last.
 
 use std::collections::{BTreeMap, HashMap};
 

@@ -1,4 +1,4 @@
-//! How far a transfer is, as those see it who decide about links.
+//! The progress of a transfer, as input of decisions about links.
 
 /// The progress of a download or an upload.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

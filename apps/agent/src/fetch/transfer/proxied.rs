@@ -13,12 +13,14 @@ mod flow_deadline;
 mod paid_grant;
 mod proxy_answers;
 mod session_links;
+mod supply_watch;
 mod transfer_flow;
 
 use std::path::Path;
 use std::time::Duration;
 
-use d2tp_driver::SessionEvent;
+use d2tp_driver::{SessionEvent, StreamFailure, StreamStatus};
+use d2tp_links::Link;
 use d2tp_sched::{DeadlineFallback, Grant, LinkCandidate, LinkChoice, LinkClass, format_duration};
 use tokio::sync::{mpsc, watch};
 
@@ -32,16 +34,20 @@ use crate::fetch::exchange::FetchResponse;
 use crate::fetch::mode::FetchMode;
 use crate::fetch::outcome::{TransferExit, TransferFailure, TransferReason};
 use crate::fetch::partial::PartialNote;
-use crate::fetch::proxy::{FlowLoss, ProxyClient};
+use crate::fetch::proxy::{FlowLoss, LinkTraffic, ProxyClient};
 use crate::fetch::report::{NO_LINK, NO_LINK_WHY};
 use proxy_answers::ProxyAnswers;
 use session_links::{LinkSwitch, SessionLinks};
+use supply_watch::SupplyWatch;
 use transfer_flow::TransferFlow;
 
 pub(super) use transfer_flow::FlowSender;
 
 /// The longest delay before another flow is tried at a proxy that ended the last one.
 const AGAIN_MAX: Duration = Duration::from_secs(5); // a guess
+
+/// The longest delay before a server that refused is asked again: each try may cost a whole upload.
+const REFUSED_AGAIN_MAX: Duration = Duration::from_secs(60); // a guess
 
 /// Flows of a session with a proxy, as a source.
 pub(super) struct ProxySource<'a> {
@@ -57,10 +63,13 @@ struct ProxyTransferState {
     events: Option<mpsc::UnboundedReceiver<SessionEvent>>,
     links: SessionLinks,
     answers: ProxyAnswers,
+    supply: SupplyWatch,
     /// Since when a tunnel has carried nothing although it could.
     tunnel_quiet_since: Option<BootInstant>,
     /// Whether the current flow is recorded for a later process.
     is_persisted: bool,
+    /// Whether no network was up when the session lost its last path.
+    is_without_network: bool,
 }
 
 impl<'a> ProxySource<'a> {
@@ -113,16 +122,46 @@ impl<'a> ProxySource<'a> {
     }
 
     /// Why the chosen link is used, for users.
-    fn why(&self, pays_because: Option<String>, chosen: &LinkCandidate, why: String) -> String {
+    fn why(
+        &self,
+        pays_because: Option<String>,
+        chosen: &LinkCandidate,
+        why: String,
+        refusal: Option<&str>,
+    ) -> String {
+        if let Some(refusal) = refusal {
+            return format!("{refusal}; trying again");
+        }
         match pays_because.filter(|_| self.flow.spends()) {
             Some(why) => why,
             None if chosen.name == NO_LINK => NO_LINK_WHY.to_owned(),
-            None if chosen.stalled => format!(
-                "{} is free, but the proxy does not answer on it",
-                chosen.name
-            ),
-            None => why,
+            None => {
+                let traffic = self.client.carried();
+                let stream = traffic.get(&chosen.name).map(|link| link.stream);
+                why_by_stream(chosen, stream.unwrap_or_default(), why)
+            }
         }
+    }
+
+    /// The obstacle on links where another host answers.
+    fn intercepted(&self) -> Option<String> {
+        let traffic = self.client.carried();
+        let is_foreign = |link: &LinkTraffic| {
+            link.is_silent && link.stream == StreamStatus::Failed(StreamFailure::Foreign)
+        };
+        let mut found = traffic.iter().filter(|(_, link)| is_foreign(link));
+        let (name, _) = found.next()?;
+        Some(format!("{name} {INTERCEPTED}"))
+    }
+
+    /// The links on which the proxy answers neither over UDP nor over TCP.
+    fn blocked(&self) -> Vec<String> {
+        let traffic = self.client.carried();
+        let is_blocked = |link: &LinkTraffic| {
+            link.is_silent && link.stream == StreamStatus::Failed(StreamFailure::Unreachable)
+        };
+        let found = traffic.into_iter().filter(|(_, link)| is_blocked(link));
+        found.map(|(name, _)| name).collect()
     }
 
     fn link_name(&self, link: d2tp_session::LinkId) -> Option<String> {
@@ -137,6 +176,11 @@ impl<'a> ProxySource<'a> {
         }
     }
 
+    /// Ends our direction of the current flow, once its whole answer is there.
+    pub(super) fn end_sending(&self) {
+        self.client.end_sending();
+    }
+
     /// Bytes of the current flow that the proxy acknowledged.
     pub(super) fn acknowledged_bytes(&self) -> u64 {
         self.flow.acknowledged_bytes()
@@ -144,7 +188,9 @@ impl<'a> ProxySource<'a> {
 
     /// Records that bytes of the object arrived, or were acknowledged.
     pub(super) fn on_arrival(&mut self, control: &mut TransferControl<'_>) {
-        self.session.answers.on_byte(BootInstant::now());
+        let now = BootInstant::now();
+        self.session.answers.on_byte(now);
+        self.session.supply.on_byte(now);
         self.session.tunnel_quiet_since = None;
         control.reporter.wait_is_over();
         self.report_first_byte(control);
@@ -157,6 +203,23 @@ impl<'a> ProxySource<'a> {
             used.insert(0, NO_LINK.to_owned());
         }
         used.join("+")
+    }
+}
+
+/// The description of a link where another host answers in place of the proxy.
+const INTERCEPTED: &str = "blocks UDP, and a sign-in page or a filter answers for the proxy";
+
+/// Why a free link is used, or waited for, with what is known of UDP there.
+fn why_by_stream(chosen: &LinkCandidate, stream: StreamStatus, why: String) -> String {
+    let name = &chosen.name;
+    match (chosen.stalled, stream) {
+        (false, StreamStatus::InUse) => format!("{why}; {name} blocks UDP, so packets go over TCP"),
+        (false, _) => why,
+        (true, StreamStatus::Failed(StreamFailure::Foreign)) => format!("{name} {INTERCEPTED}"),
+        (true, StreamStatus::Failed(StreamFailure::Unreachable)) => {
+            format!("{name} is free, but the proxy answers there neither over UDP nor over TCP")
+        }
+        (true, _) => format!("{name} is free, but the proxy does not answer on it"),
     }
 }
 
@@ -196,6 +259,9 @@ impl<'a> TransferSource<'a> for ProxySource<'a> {
             return Ok(Readiness::Wait(wait));
         }
         self.flow.on_new_flow(control);
+        if self.flow.is_download() {
+            self.session.supply.on_new_flow(BootInstant::now());
+        }
         self.session.tunnel_quiet_since = None;
         Ok(Readiness::Ready(EgressLink {
             device: None,
@@ -212,7 +278,13 @@ impl<'a> TransferSource<'a> for ProxySource<'a> {
         let candidates = self.candidates(control);
         self.flow.follow_deadline(control);
         self.flow.count_paid(control);
-        let decision = control.decide(progress, &candidates, true);
+        let now = BootInstant::now();
+        let free_answers = self.client.carried().iter().any(|(link, traffic)| {
+            traffic.is_answering == Some(true) && !control.usage.is_metered(link)
+        });
+        let report = self.client.supply_report();
+        let source = self.session.supply.supply(report, free_answers, now);
+        let decision = control.decide(progress, &candidates, true, source);
         let waits = matches!(decision.choice, LinkChoice::Wait { .. });
         if !waits {
             control.unblock();
@@ -239,17 +311,21 @@ impl<'a> TransferSource<'a> for ProxySource<'a> {
             }
             Ok((index, why)) => {
                 let chosen = &candidates[index];
-                control.reporter.why = self.why(decision.pays_because, chosen, why);
+                control.reporter.why =
+                    self.why(decision.pays_because, chosen, why, control.refusal());
                 let answers = self.client.has_answering_path();
                 let address = self.client.address_text();
-                self.session.answers.watch(answers, &address, control)?;
+                let intercepted = self.intercepted();
+                let blocked = self.blocked();
+                let watched = &mut self.session.answers;
+                watched.watch(answers, &address, intercepted, &blocked, control)?;
             }
         }
         Ok(Review::Stay)
     }
 
-    fn watch_answers(&self) -> Option<watch::Receiver<()>> {
-        self.client.watch_answers()
+    fn watch_candidates(&self) -> Option<watch::Receiver<()>> {
+        self.client.watch_candidates()
     }
 
     async fn next_event(&mut self) -> SessionEvent {
@@ -269,7 +345,13 @@ impl<'a> TransferSource<'a> for ProxySource<'a> {
         progress: ContentProgress,
     ) -> Result<(), TransferFailure> {
         match event {
-            SessionEvent::Established { .. } => self.session.answers.on_answer(),
+            SessionEvent::Established { .. } => {
+                self.session.answers.on_answer();
+                if let Some(node) = self.client.describe_nodes() {
+                    let text = format!("through the proxy's node {node}");
+                    control.reporter.note(None, text);
+                }
+            }
             SessionEvent::PathUp { link, took, .. } => {
                 self.session.answers.on_answer();
                 let took = took.as_millis();
@@ -301,7 +383,14 @@ impl<'a> TransferSource<'a> for ProxySource<'a> {
             SessionEvent::PathSilent { .. } | SessionEvent::PathDown { .. } => {
                 self.review(control, progress)?;
             }
-            SessionEvent::Woken { after } if after.as_secs_f64() >= 0.1 => {
+            SessionEvent::Suspended(_) => {
+                // A session without a path is also one that the proxy closed, or that had nothing to carry.
+                self.session.is_without_network = !self.client.needs_no_link()
+                    && !control.links.borrow().iter().any(Link::is_usable);
+            }
+            SessionEvent::Woken { after }
+                if self.session.is_without_network && after.as_secs_f64() >= 0.1 =>
+            {
                 let text = format!(
                     "resumed after {:.1} s without a network",
                     after.as_secs_f64()
@@ -339,7 +428,12 @@ impl<'a> TransferSource<'a> for ProxySource<'a> {
         _length: Duration,
         control: &mut TransferControl<'_>,
     ) -> String {
+        control.reporter.node = self.client.describe_nodes();
         self.count_links(control)
+    }
+
+    fn on_held(&mut self) {
+        self.session.tunnel_quiet_since = None;
     }
 
     /// Checks a tunnel for silence: the proxy's connection to the origin can hang while the proxy
@@ -426,7 +520,10 @@ impl<'a> TransferSource<'a> for ProxySource<'a> {
             reason,
             retry_after,
             counts,
-            at_most: AGAIN_MAX,
+            at_most: match counts {
+                true => REFUSED_AGAIN_MAX,
+                false => AGAIN_MAX,
+            },
             ends_with_links: false,
             first_at_once: !counts,
         }))

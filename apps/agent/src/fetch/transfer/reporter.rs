@@ -1,4 +1,4 @@
-//! What a transfer tells its observer, and what of it was said already.
+//! The events of a transfer for its observer, without repetitions.
 
 use d2tp_sched::format_duration;
 use std::collections::BTreeMap;
@@ -30,6 +30,8 @@ pub(super) struct TransferReporter<'a> {
     first_promise: Option<DeadlinePromise>,
     /// Why the current link is used, in words.
     pub(super) why: String,
+    /// Which of the proxy's nodes is used and why, if it has several.
+    pub(super) node: Option<String>,
 }
 
 /// What links carried in a moment.
@@ -40,6 +42,8 @@ pub(super) struct CarriedNow<'a> {
     pub(super) rate_bytes_per_s: f64,
     /// Payload bytes of each link since the beginning.
     pub(super) bytes_by_link: &'a BTreeMap<String, u64>,
+    /// Payload bytes of metered links since the beginning.
+    pub(super) metered_bytes: u64,
 }
 
 impl<'a> TransferReporter<'a> {
@@ -60,6 +64,7 @@ impl<'a> TransferReporter<'a> {
             said_probe: false,
             first_promise: None,
             why: String::new(),
+            node: None,
         }
     }
 
@@ -91,6 +96,15 @@ impl<'a> TransferReporter<'a> {
             mode: self.mode,
             held_bytes,
         });
+    }
+
+    /// Why the link is used, and which node of the proxy.
+    fn link_and_node(&self) -> String {
+        match (&self.node, self.why.is_empty()) {
+            (None, _) => self.why.clone(),
+            (Some(node), true) => format!("proxy {node}"),
+            (Some(node), false) => format!("{}; proxy {node}", self.why),
+        }
     }
 
     /// Reports information that does not affect the transfer.
@@ -179,7 +193,6 @@ impl<'a> TransferReporter<'a> {
         self.bytes(progress, now, promise);
     }
 
-    /// Reports once that the transfer will probably be late.
     /// Reports, once, that a metered link carries some bytes to be measured.
     pub(super) fn note_probe(&mut self, link: &str, bytes: u64) {
         if std::mem::replace(&mut self.said_probe, true) {
@@ -195,6 +208,7 @@ impl<'a> TransferReporter<'a> {
         );
     }
 
+    /// Reports once that the transfer will probably be late.
     fn note_infeasible(&mut self, promise: Option<DeadlinePromise>) {
         let Some(promise) = promise.filter(|promise| promise.infeasible && !self.said_infeasible)
         else {
@@ -227,7 +241,8 @@ impl<'a> TransferReporter<'a> {
             rate_bytes_per_s: now.rate_bytes_per_s,
             link: now.link.to_owned(),
             bytes_by_link: now.bytes_by_link.clone(),
-            why: self.why.clone(),
+            metered_bytes: now.metered_bytes,
+            why: self.link_and_node(),
             mode: self.mode,
             promise,
         };
@@ -278,6 +293,7 @@ mod tests {
             link: "wlan0",
             rate_bytes_per_s: 1.0,
             bytes_by_link: &BTreeMap::new(),
+            metered_bytes: 0,
         };
         reporter.progress(ContentProgress::default(), now, promise);
     }

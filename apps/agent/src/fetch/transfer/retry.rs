@@ -1,4 +1,4 @@
-//! What follows a fault: another try at once, or after a wait that doubles.
+//! Retries after a fault: at once, or after a wait that doubles.
 
 use std::time::Duration;
 
@@ -69,7 +69,10 @@ impl Retries {
         let tries = self.tries;
         if backoff.counts && tries >= tries_max {
             let text = &backoff.text;
-            let text = format!("{text}; gave up after {tries} tries without a new byte");
+            let text = match tries {
+                1 => format!("{text}; gave up after one try"),
+                tries => format!("{text}; gave up after {tries} tries without new data"),
+            };
             let exit = TransferExit::Error;
             return Err(TransferFailure::of(exit, backoff.reason, text));
         }

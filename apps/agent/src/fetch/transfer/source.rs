@@ -1,5 +1,5 @@
-//! What carries a transfer, as the transfer loop sees it: connections to the origin itself, or the
-//! flows of a session with a proxy.
+//! The source of a transfer for the transfer loop: connections to the origin itself, or the flows
+//! of a session with a proxy.
 
 use std::path::Path;
 use std::time::Duration;
@@ -58,9 +58,9 @@ pub(super) trait TransferSource<'a> {
         progress: ContentProgress,
     ) -> Result<Review, TransferFailure>;
 
-    /// Notifies when a link of the session begins to answer, or counts as silent; none without a
-    /// session.
-    fn watch_answers(&self) -> Option<watch::Receiver<()>> {
+    /// Notifies when what links may carry must be decided again: a link of the session changed, or a
+    /// connection attempt goes unanswered. None without either.
+    fn watch_candidates(&self) -> Option<watch::Receiver<()>> {
         None
     }
 
@@ -100,6 +100,10 @@ pub(super) trait TransferSource<'a> {
 
     /// Records that an answer brought bytes.
     fn on_bytes(&mut self, bytes: u64, control: &mut TransferControl<'_>);
+
+    /// Records that the answer is not read now, because the user limits the rate: silence is no fault of
+    /// anybody's.
+    fn on_held(&mut self) {}
 
     /// Whether nothing more may be requested, so that the answer is cut short.
     fn is_cut_short(&self, _control: &TransferControl<'_>) -> bool {
@@ -187,10 +191,10 @@ pub(super) trait TransferSource<'a> {
     async fn close(&mut self, _whole: bool, _claimable: bool) {}
 }
 
-/// Waits until a link of the session begins to answer, or counts as silent; for ever without a session.
-pub(super) async fn answers_changed(answers: &mut Option<watch::Receiver<()>>) {
-    if let Some(answers) = answers
-        && answers.changed().await.is_ok()
+/// Waits until [`TransferSource::watch_candidates`] notifies; forever if it does not.
+pub(super) async fn candidates_changed(candidates: &mut Option<watch::Receiver<()>>) {
+    if let Some(candidates) = candidates
+        && candidates.changed().await.is_ok()
     {
         return;
     }

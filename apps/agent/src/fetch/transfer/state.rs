@@ -1,4 +1,4 @@
-//! The states of a transfer, and what leads from one to the next.
+//! The states of a transfer and their transitions.
 //!
 //! ```text
 //!  Choosing ── link granted ──▶ Asking ── answered ──▶ Moving ── completed ──▶ Whole
@@ -9,8 +9,8 @@
 //!   └── wait over ───────┘           gave up: from every state before the end ──▶ Failed
 //! ```
 //!
-//! A flow through a proxy that is held back or has no network stays in `Moving`: it sleeps in its
-//! session and goes on from there.
+//! A flow through a proxy that is paused or has no network stays in `Moving`: it stays in its
+//! session and continues from there.
 
 /// The state of a transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,24 +1,27 @@
-//! The loop of every transfer: choose a link or wait, ask, move bytes, and after a fault try again.
+//! The loop of every transfer: choose a link or wait, send the request, transfer bytes, and retry
+//! after a fault.
 //!
-//! Each step ends with what moves the transfer to its next state ([`TransferState`]), and nothing but
-//! its table says what comes after what. What is moved ([`TransferContent`]) and what carries it
-//! ([`TransferSource`]) know nothing of each other's states.
+//! Each step returns the event that leads to the next state ([`TransferState`]), whose table alone
+//! defines the transitions. The content ([`TransferContent`]) and the source ([`TransferSource`])
+//! do not depend on each other's states.
 
 use std::pin::pin;
 use std::time::Duration;
 
+use bytes::Bytes;
 use tokio::time::{Interval, MissedTickBehavior, interval};
 
 use super::content::{AnswerEnd, Taken, TransferContent};
 use super::control::{EPOCH, LinkWait, TransferControl};
 use super::progress::ContentProgress;
 use super::retry::{Backoff, NextTry, Retry};
-use super::source::{Readiness, Review, TransferSource, answers_changed};
+use super::source::{Readiness, Review, TransferSource, candidates_changed};
 use super::state::{TransferState, TransferTrigger};
 use crate::fetch::boot_clock::BootInstant;
 use crate::fetch::dial::{EgressLink, FetchFault};
 use crate::fetch::exchange::HEAD_MAX;
-use crate::fetch::outcome::TransferFailure;
+use crate::fetch::outcome::{TransferFailure, TransferReason};
+use crate::fetch::rate_limiter::RateLimiter;
 
 /// A running transfer.
 pub(super) struct TransferLoop<'a, S, C> {
@@ -199,7 +202,7 @@ impl<'a, S: TransferSource<'a>, C: TransferContent<'a, S>> TransferLoop<'a, S, C
                 let progress = self.content.progress();
                 let mut links = control.links.clone();
                 let mut stop = control.stop.clone();
-                let mut answers = self.source.watch_answers();
+                let mut candidates = self.source.watch_candidates();
                 let mut sent = pin!(C::send(self.source.client(), &request, via));
                 loop {
                     tokio::select! {
@@ -212,7 +215,7 @@ impl<'a, S: TransferSource<'a>, C: TransferContent<'a, S>> TransferLoop<'a, S, C
                             })?;
                         }
                         Ok(()) = links.changed() => {}
-                        () = answers_changed(&mut answers) => {}
+                        () = candidates_changed(&mut candidates) => {}
                         event = self.source.next_event() => {
                             let taken = self.source.on_event(event, control, progress);
                             taken.map_err(FetchFault::Final)?;
@@ -246,7 +249,8 @@ impl<'a, S: TransferSource<'a>, C: TransferContent<'a, S>> TransferLoop<'a, S, C
         self.promise_by_size()?;
         let mut links = self.control.links.clone();
         let mut stop = self.control.stop.clone();
-        let mut answers = self.source.watch_answers();
+        let mut candidates = self.source.watch_candidates();
+        let limiter = self.control.rate_limiter.clone();
         let mut epoch = self.begin_epoch();
         let cut_short = loop {
             tokio::select! {
@@ -257,7 +261,7 @@ impl<'a, S: TransferSource<'a>, C: TransferContent<'a, S>> TransferLoop<'a, S, C
                         return Ok(StepEnd::Left);
                     }
                 }
-                () = answers_changed(&mut answers) => {
+                () = candidates_changed(&mut candidates) => {
                     if self.review()? == Review::Leave {
                         return Ok(StepEnd::Left);
                     }
@@ -279,14 +283,20 @@ impl<'a, S: TransferSource<'a>, C: TransferContent<'a, S>> TransferLoop<'a, S, C
                     if review == Review::Leave {
                         return Ok(StepEnd::Left);
                     }
+                    if limiter.as_ref().is_some_and(|limiter| limiter.is_holding()) {
+                        self.source.on_held();
+                    }
                     self.source.check_silence(self.control.job.stall)?;
                 }
-                bytes = C::next(&mut body) => {
+                bytes = next_within::<S, C>(limiter.as_deref(), &mut body) => {
                     let Some(bytes) = bytes else { break false };
                     let bytes = bytes.map_err(|fault| {
                         let fault = self.source.cause(fault, &self.control, self.progress());
                         self.content.explain(fault)
                     })?;
+                    if let Some(limiter) = &limiter {
+                        limiter.take(bytes.len() as u64);
+                    }
                     let (source, control) = (&mut self.source, &mut self.control);
                     match self.content.take_in(&bytes, &mut body, source, control)? {
                         Taken::Unusable => return Ok(StepEnd::Left),
@@ -375,6 +385,9 @@ impl<'a, S: TransferSource<'a>, C: TransferContent<'a, S>> TransferLoop<'a, S, C
 
     async fn wait_for_next_try(&mut self, backoff: Backoff) -> Result<(), TransferFailure> {
         let control = &mut self.control;
+        if backoff.reason == TransferReason::OriginWait {
+            control.on_refused(&backoff.text);
+        }
         let pause = match control.retries.next_try(&backoff, control.job.tries_max)? {
             NextTry::In(pause) => pause,
             NextTry::AtOnce => {
@@ -404,6 +417,17 @@ impl<'a, S: TransferSource<'a>, C: TransferContent<'a, S>> TransferLoop<'a, S, C
             }
         }
     }
+}
+
+/// The next bytes of an answer, when the limit on the rate lets them in; none at its clean end.
+async fn next_within<'a, S: TransferSource<'a>, C: TransferContent<'a, S>>(
+    limiter: Option<&RateLimiter>,
+    body: &mut C::Body,
+) -> Option<Result<Bytes, FetchFault>> {
+    if let Some(limiter) = limiter {
+        limiter.ready().await;
+    }
+    C::next(body).await
 }
 
 #[cfg(test)]

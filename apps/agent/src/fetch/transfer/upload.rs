@@ -1,13 +1,13 @@
-//! An upload through a proxy: one flow that draws from a file, and the origin's answer.
+//! An upload through a proxy: one flow that is read from a file, and the origin's answer.
 //!
 //! ```text
 //!  file ── flow, over links as `sched` allows ──▶ proxy's spool ── whole ──▶ origin
 //!  what the proxy acknowledged is progress           answer ◀──────────────┘
 //! ```
 //!
-//! The flow moves between links and sleeps like any other. If it is lost, another one goes on where
-//! the proxy's spool ends, which says so before the body is sent; a proxy that restarted has none, and
-//! the upload begins again from the file's first byte.
+//! The flow moves between links and hibernates like any other. If it is lost, a new flow continues
+//! from the end of the proxy's spool, which the proxy reports before the body is sent; after a
+//! restart the proxy has no spool, and the upload begins again from the file's first byte.
 
 mod answer;
 
@@ -36,14 +36,20 @@ pub(super) struct Upload {
     body: Arc<UploadBody>,
     /// Bytes of the file that the proxy has.
     acknowledged: u64,
+    /// The most bytes of the file that the proxy ever had: a try that sends them again is no growth.
+    most: u64,
     /// Bytes of the file that the proxy received in this run, for rates.
     sent: u64,
     /// Whether a flow was opened before, so that the proxy may have some of the file.
     is_begun: bool,
     /// Whether the proxy keeps what it has if the flow is lost.
     is_kept: bool,
-    /// Whether all of the body was sent once, so that the origin may have it.
+    /// Whether a proxy acknowledged all of the body once.
     was_whole_once: bool,
+    /// How often a proxy asked for the body from its first byte: each time, another copy began.
+    starts: u32,
+    /// Whether the origin accepted or refused the upload for good.
+    is_answered: bool,
     answer: Option<UploadResponse>,
     /// The file as the source of the current flow.
     drawn: Arc<UploadSource>,
@@ -65,10 +71,13 @@ impl Upload {
             drawn: Arc::new(UploadSource::new(body.clone(), false)),
             body,
             acknowledged: 0,
+            most: 0,
             sent: 0,
             is_begun: false,
             is_kept: false,
             was_whole_once: false,
+            starts: 0,
+            is_answered: false,
             answer: None,
         }
     }
@@ -85,8 +94,8 @@ impl Upload {
             let text = format!("the proxy has {from} bytes of a file of {length}");
             return Err(FetchFault::Proxy(text));
         }
-        if from < length && self.was_whole_once && self.body.post {
-            // It forgot that it had it, and with it what became of it.
+        self.starts += u32::from(from == 0);
+        if self.body.post && self.may_reach_twice(from) {
             return Err(FetchFault::Final(TransferFailure::error(
                 "the proxy lost the POST. The server may have received it, so it is not sent again",
             )));
@@ -96,14 +105,34 @@ impl Upload {
         Ok(())
     }
 
+    /// Whether the origin may have all of the body already, while a proxy that does not know this asks for it from
+    /// `from` on: one that has restarted, or another node.
+    fn may_reach_twice(&self, from: u64) -> bool {
+        if self.was_whole_once {
+            return from < self.body.length;
+        }
+        if !self.body.is_handed_over() {
+            return false;
+        }
+        // The copy to which all was sent goes on where it ended. Of several, it is not known which one this is.
+        let is_the_copy = from > 0 && from >= self.most && self.starts < 2;
+        !is_the_copy && from < self.body.length
+    }
+
+    /// Whether the origin may have all of the body.
+    fn may_have_arrived(&self) -> bool {
+        self.was_whole_once || self.body.is_handed_over()
+    }
+
     fn set_acknowledged(&mut self, bytes: u64) {
         self.acknowledged = bytes;
         self.was_whole_once |= bytes == self.body.length;
     }
 
-    /// The fault of a flow that broke: if the proxy keeps what it has, a retry sends nothing twice.
+    /// The fault of a flow that broke: if the proxy keeps what it has, a retry sends nothing twice. An empty body does
+    /// not wait for the proxy to say so, and another node does not have it.
     fn lost(&self, fault: FetchFault) -> FetchFault {
-        match self.is_kept {
+        match self.is_kept && self.body.length > 0 {
             true => fault,
             false => self.once_only(fault),
         }
@@ -120,7 +149,7 @@ impl Upload {
             | FetchFault::UntrustedPeer(text)
             | FetchFault::CaptivePortal(text) => text,
         };
-        if !self.body.post || self.acknowledged != self.body.length {
+        if !self.body.post || !self.may_have_arrived() {
             return fault;
         }
         FetchFault::Final(TransferFailure::error(format!(
@@ -143,7 +172,9 @@ impl Upload {
             // What the links carried beyond one copy and its head.
             let once = self.acknowledged + self.drawn.head_bytes();
             report.duplicate_bytes = carried.saturating_sub(once);
-            report.resumable_bytes = match self.is_kept && !whole {
+            // After an answer, or with another content, the same command begins another upload.
+            let is_over = self.is_answered || self.body.check_unchanged().is_err();
+            report.resumable_bytes = match self.is_kept && !whole && !is_over {
                 true => self.acknowledged,
                 false => 0,
             };
@@ -163,7 +194,7 @@ impl<'a> TransferContent<'a, ProxySource<'a>> for Upload {
             done: self.acknowledged,
             length: Some(self.body.length),
             repeated_by_request: 0,
-            most: self.acknowledged,
+            most: self.most,
             is_recognisable: true,
         }
     }
@@ -258,7 +289,10 @@ impl<'a> TransferContent<'a, ProxySource<'a>> for Upload {
         if done > self.acknowledged {
             self.sent += done - self.acknowledged;
             self.set_acknowledged(done);
-            control.retries.reset();
+            if done > self.most {
+                self.most = done;
+                control.on_growth();
+            }
             source.on_arrival(control);
         }
     }
@@ -282,6 +316,7 @@ impl<'a> TransferContent<'a, ProxySource<'a>> for Upload {
         source.report_first_byte(control);
         let answer = UploadResponse::read(&body.kept, body.total)
             .map_err(|what| self.lost(FetchFault::Proxy(what.into())))?;
+        source.end_sending();
         let host = control.job.url.host_str().unwrap_or_default();
         let decision = match answer::check_answer(&answer, host, self.body.post) {
             Err(answer::Refusal::Open(fault)) => Err(self.once_only(fault)),
@@ -289,6 +324,7 @@ impl<'a> TransferContent<'a, ProxySource<'a>> for Upload {
             Ok(()) => self.body.check_unchanged().map_err(FetchFault::Final),
         };
         if matches!(decision, Ok(()) | Err(FetchFault::Final(_))) {
+            self.is_answered = true;
             self.body.set_answered();
         }
         decision?;

@@ -1,5 +1,5 @@
-//! What a person hears of the networks that carry a program's connections: one line when they change between
-//! free networks, metered ones and none.
+//! Messages for people about the networks that carry a program's connections: one line for each
+//! change between free networks, metered ones and none.
 
 use d2tp_driver::{LinkStatus, LinkUse};
 use d2tp_links::CostClass;
@@ -102,6 +102,7 @@ mod tests {
             busy: d2tp_time::Span::ZERO,
             rate: None,
             answers,
+            stream: d2tp_driver::StreamStatus::Unused,
             path: None,
         }
     }

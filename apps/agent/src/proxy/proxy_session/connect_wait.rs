@@ -1,4 +1,4 @@
-//! How long a connection waits to be made, and for what.
+//! How long a new connection waits, and for which conditions.
 //!
 //! ```text
 //!  no network, or none that it may use   as long as the program does
@@ -59,8 +59,8 @@ impl ProxySession {
         }
     }
 
-    /// Sets how long connections wait for a proxy that is silent although there is a network; none is for
-    /// as long as programs wait.
+    /// Sets how long connections wait for a proxy that is silent although a network is available;
+    /// `None`: as long as programs wait.
     pub fn set_answer_limit(&self, limit: Option<Duration>) {
         *lock(&self.answer_limit) = limit;
     }

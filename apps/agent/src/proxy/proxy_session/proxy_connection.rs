@@ -15,7 +15,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use super::super::carry::carry;
 use super::super::target::TargetAddress;
 use super::ProxySession;
-use super::session_flows::{ConnTraffic, lock};
+use super::session_flows::{ConnLengths, ConnTraffic, lock};
 use crate::fetch::dial::ByteStream;
 
 /// What became of a connection that D2Prox does not know any more.
@@ -29,6 +29,7 @@ pub struct ProxyConnection {
     pub(super) flow: Arc<Mutex<Flow>>,
     pub(super) number: u64,
     pub(super) moved: Arc<ConnTraffic>,
+    pub(super) lengths: Arc<ConnLengths>,
     pub(super) target: TargetAddress,
     pub(super) line: Arc<ProxySession>,
     pub(super) _place: OwnedSemaphorePermit,
@@ -86,6 +87,9 @@ impl AsyncRead for ProxyConnection {
         let polled = Pin::new(&mut self.io).poll_read(cx, into);
         let more = into.filled().len() - before;
         self.moved.down.fetch_add(more as u64, Relaxed);
+        if self.lengths.on_received(&into.filled()[before..]) {
+            self.line.stirred.notify_one();
+        }
         polled
     }
 }
@@ -99,6 +103,9 @@ impl AsyncWrite for ProxyConnection {
         let polled = Pin::new(&mut self.io).poll_write(cx, bytes);
         if let Poll::Ready(Ok(more)) = polled {
             self.moved.up.fetch_add(more as u64, Relaxed);
+            if self.lengths.on_sent(&bytes[..more]) {
+                self.line.stirred.notify_one();
+            }
         }
         polled
     }

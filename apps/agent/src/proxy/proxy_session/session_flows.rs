@@ -1,11 +1,11 @@
-//! The connections of a session, and what each may spend on metered links. Connections with the same options
-//! are one client of the scheduler, of this process's or of the agent's.
+//! The connections of a session, and how much each may spend on metered links. Connections with the
+//! same options are one client of the scheduler, of this process's or of the agent's.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use d2tp_driver::{
     CarriedByLink, Device, Flow, FlowClient, FlowClientReport, LinkStatus, LinkUse, SchedulerHandle,
@@ -15,9 +15,17 @@ use d2tp_sched::{FlowDemand, Grant};
 
 use super::super::agent_scheduler::AgentScheduler;
 use super::super::conn_options::ConnOptions;
+use super::super::http_lengths::HttpLengths;
 use crate::schedule_message::{
     FLOWS_MAX, ReportedFlow, ReportedLink, ReportedTraffic, ScheduleAnswer, ScheduleReport,
 };
+
+/// Bytes that a message must announce to be decided on at once, and not with the next second: what is paid for
+/// meanwhile is not worth more. Smaller: more decisions for programs with many small messages.
+const TELLS_BYTES: u64 = 100_000; // as much as a probe of a link
+
+/// How long a path over metered links is kept after a connection paid for it, without payload.
+const READY_FOR: Duration = Duration::from_secs(10); // a guess: as long as a radio stays awake
 
 pub(super) fn lock<T>(what: &Mutex<T>) -> MutexGuard<'_, T> {
     what.lock().unwrap_or_else(PoisonError::into_inner)
@@ -43,6 +51,53 @@ pub(super) struct ConnTraffic {
     pub(super) up: AtomicU64,
 }
 
+/// How many bytes the payload of a connection still has, as far as its own HTTP heads tell.
+#[derive(Default)]
+pub(super) struct ConnLengths {
+    /// Whether the target's bytes have begun: before them comes the proxy's answer.
+    is_made: AtomicBool,
+    /// Whether nothing tells any more.
+    is_unknown: AtomicBool,
+    lengths: Mutex<HttpLengths>,
+}
+
+impl ConnLengths {
+    /// Records that everything read from now on is the target's.
+    pub(super) fn on_made(&self) {
+        self.is_made.store(true, Relaxed);
+    }
+
+    /// Reads what the program sent. True if that told of many bytes to come.
+    pub(super) fn on_sent(&self, bytes: &[u8]) -> bool {
+        self.observe(|lengths| lengths.on_sent(bytes))
+    }
+
+    /// Reads what the program received. True if that told of many bytes to come.
+    pub(super) fn on_received(&self, bytes: &[u8]) -> bool {
+        self.is_made.load(Relaxed) && self.observe(|lengths| lengths.on_received(bytes))
+    }
+
+    fn observe(&self, read: impl FnOnce(&mut HttpLengths)) -> bool {
+        if self.is_unknown.load(Relaxed) {
+            return false;
+        }
+        let mut lengths = lock(&self.lengths);
+        let before = lengths.left().unwrap_or(0);
+        read(&mut lengths);
+        let left = lengths.left();
+        self.is_unknown.store(left.is_none(), Relaxed);
+        left.is_some_and(|left| left > before + TELLS_BYTES)
+    }
+
+    /// Bytes still to be carried; none if nothing tells.
+    fn left(&self) -> Option<u64> {
+        if self.is_unknown.load(Relaxed) {
+            return None;
+        }
+        lock(&self.lengths).left()
+    }
+}
+
 /// Connections with the same options, which are one client of the scheduler: a program opens many, and
 /// a decision applies to all of them.
 pub(super) struct ConnGroup {
@@ -53,10 +108,34 @@ pub(super) struct ConnGroup {
     pub(super) carried: CarriedByLink,
     /// The last decided grant of metered links for all its connections.
     pub(super) grant: Grant,
+    /// Bytes that its connections still have to carry, at the last decision; none if that is unknown of one.
+    pub(super) left: Option<u64>,
+    /// When metered links were last allowed to carry payload.
+    pub(super) spent_at: Option<Instant>,
+}
+
+impl ConnGroup {
+    /// Takes a decision. A path that was just paid for is kept for a while where time decides, because it may
+    /// be needed again: what is in flight on a path that closes is sent again. `budget_left`: bytes that
+    /// metered links may still carry.
+    fn take_grant(&mut self, decided: Grant, budget_left: Option<u64>) {
+        if matches!(decided, Grant::Spend { .. }) {
+            self.spent_at = Some(Instant::now());
+        }
+        let is_recent = self.spent_at.is_some_and(|at| at.elapsed() < READY_FOR);
+        let may_pay_again = self.conn_options.demand().is_weighed() && budget_left != Some(0);
+        self.grant = match decided {
+            Grant::None | Grant::Path if is_recent && may_pay_again => Grant::Path,
+            // A connection's first byte opens a path when it may be paid for.
+            Grant::Path => Grant::None,
+            decided => decided,
+        };
+    }
 }
 
 pub(super) struct SteeredFlow {
     pub(super) flow: Arc<Mutex<Flow>>,
+    pub(super) lengths: Arc<ConnLengths>,
     pub(super) conn_options: ConnOptions,
     /// The applied permission to pay: the most bytes if limited, or none.
     pub(super) pays: Option<Option<u64>>,
@@ -82,6 +161,11 @@ impl SessionFlows {
             let moved = &group.moved;
             let moved = (moved.down.load(Relaxed), moved.up.load(Relaxed));
             group.carried.assign(moved, links);
+            let of_group = all.values();
+            let of_group = of_group.filter(|flow| flow.conn_options == group.conn_options);
+            let left: Option<u64> = of_group.map(|flow| flow.lengths.left()).sum();
+            // Where nothing is under way, what comes next may be large.
+            group.left = left.filter(|left| *left > 0);
         }
         &mut self.groups
     }
@@ -101,6 +185,7 @@ impl SessionFlows {
                 .get_or_insert_with(|| FlowClient::new(scheduler));
             let decision = client.decide(&FlowClientReport {
                 demand: FlowDemand {
+                    remaining_bytes: group.left,
                     metered_bytes_left: left,
                     ..group.conn_options.demand()
                 },
@@ -110,7 +195,7 @@ impl SessionFlows {
                 links,
                 carried: group.carried.bytes(),
             });
-            group.grant = decision.grant;
+            group.take_grant(decision.grant, left);
             again = again.into_iter().chain(decision.recheck_after).min();
         }
         again
@@ -140,6 +225,7 @@ impl SessionFlows {
                 policy: demand.policy.as_str().to_owned(),
                 if_late: demand.if_late.as_str().to_owned(),
                 left_ms: demand.left.map(|left| left.as_millis() as u64),
+                left_bytes: group.left,
                 carried: group.carried.bytes().clone(),
             }
         };
@@ -166,7 +252,7 @@ impl SessionFlows {
         for decision in &answer.decisions {
             let mut groups = self.groups.iter_mut();
             if let Some(group) = groups.find(|group| group.id == decision.id) {
-                group.grant = decision.grant.into();
+                group.take_grant(decision.grant.into(), answer.left);
                 again = again.into_iter().chain(decision.recheck_after()).min();
             }
         }
@@ -184,8 +270,8 @@ impl SessionFlows {
             let (may, share) = match group.grant {
                 Grant::Spend { up_to } => (true, up_to.map(|bytes| bytes / count)),
                 Grant::Probe { bytes } => (true, Some(bytes / count)),
-                // A connection's first byte opens a path when it may be paid for.
-                Grant::None | Grant::Path => (false, None),
+                Grant::Path => (true, Some(0)),
+                Grant::None => (false, None),
             };
             let flows = self.all.values_mut();
             for steered in flows.filter(|flow| flow.conn_options == group.conn_options) {
@@ -197,5 +283,45 @@ impl SessionFlows {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use jiff::Zoned;
+
+    const ALL: Grant = Grant::Spend { up_to: None };
+
+    fn group(by: Option<&str>) -> ConnGroup {
+        ConnGroup {
+            id: 1,
+            conn_options: ConnOptions::of(by, None, &Zoned::now()).expect("a deadline"),
+            moved: Arc::default(),
+            client: None,
+            carried: CarriedByLink::default(),
+            grant: Grant::None,
+            left: None,
+            spent_at: None,
+        }
+    }
+
+    #[test]
+    fn a_path_that_was_paid_for_is_kept_for_a_while_where_time_decides() {
+        let mut due = group(Some("+1h"));
+        due.take_grant(Grant::Path, None);
+        assert_eq!(due.grant, Grant::None, "nothing was paid for yet");
+        due.take_grant(ALL, None);
+        due.take_grant(Grant::None, None);
+        assert_eq!(due.grant, Grant::Path);
+        due.take_grant(Grant::None, Some(0));
+        assert_eq!(due.grant, Grant::None, "the budget is used up");
+        due.spent_at = Instant::now().checked_sub(READY_FOR);
+        due.take_grant(Grant::None, None);
+        assert_eq!(due.grant, Grant::None);
+        let mut any = group(None);
+        any.take_grant(ALL, None);
+        any.take_grant(Grant::None, None);
+        assert_eq!(any.grant, Grant::None);
     }
 }

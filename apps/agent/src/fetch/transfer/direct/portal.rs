@@ -73,8 +73,8 @@ pub(super) struct PortalDetector {
 }
 
 impl PortalDetector {
-    /// Whether an answer over `link` is a web page instead of the object, as a captive portal sends for
-    /// every request. `is_recognisable`: the origin sent something by which to recognise the object.
+    /// Whether an answer over `link` is a web page instead of the object, like a captive portal's.
+    /// `is_recognisable`: the origin sent something by which to recognise the object.
     pub(super) fn is_portal(
         &mut self,
         answer: &FetchResponse,

@@ -1,5 +1,5 @@
-//! Links that lead to somebody else: the sign-in page of a captive portal, who answers for every
-//! origin, or whoever shows a certificate that is not the origin's.
+//! Links on which another host answers: a captive portal, which answers for every origin with its
+//! sign-in page, or a host whose certificate is not the origin's.
 //!
 //! ```text
 //!  a stranger, or a page where none is due
@@ -8,9 +8,9 @@
 //!     └─ neither: cannot tell a portal from an origin like that ──▶ an error that says both
 //! ```
 //!
-//! A suspicion ends by itself, later each time, or as soon as the link has another address. Only for
-//! downloads without a proxy: a proxy proves who it is, and a link on which it does not answer is
-//! passed over for that.
+//! A link is suspected for a time that increases each time, or until it has another address. This
+//! is only for downloads without a proxy: a proxy proves its identity, and a link on which it does
+//! not answer is not used.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

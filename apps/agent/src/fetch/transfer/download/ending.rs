@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::Download;
 use crate::fetch::boot_clock::BootInstant;
+use crate::fetch::filename::free_path;
 use crate::fetch::outcome::{TransferExit, TransferFailure};
 use crate::fetch::pending_rename::PendingRename;
 use crate::fetch::transfer::control::{EndMoment, TransferControl};
@@ -23,14 +24,28 @@ impl Download {
         let job = control.job;
         let sha256 = self.sink.sha256_hex();
         let bytes = self.sink.held_bytes();
-        let file = self.final_path(&job.destination, outcome.is_ok());
+        let mut file = self.final_path(&job.destination, outcome.is_ok());
+        // After a restart from zero nothing of an earlier run is left.
+        let held_bytes = match self.restarts {
+            0 => self.held_at_start,
+            _ => 0,
+        };
         let (came, encoding) = (self.came, self.encoding.take());
         let duplicate_bytes = self.duplicate_bytes + duplicates;
         let (outcome, resumable_bytes) = match (outcome, job.integrity) {
             (Ok(()), Some(wanted)) if hex::encode(wanted) != sha256 => {
                 (Err(self.refuse_digest(&sha256, wanted).await), 0)
             }
-            (Ok(()), _) => self.commit(&file, &sha256, end).await,
+            (Ok(()), _) => {
+                let replaces = matches!(job.destination, Destination::File(_));
+                match self.commit(&file, replaces, &sha256, end).await {
+                    Ok(path) => {
+                        file = path;
+                        (Ok(()), 0)
+                    }
+                    Err((failure, resumable)) => (Err(failure), resumable),
+                }
+            }
             (Err(failure), _) => {
                 let kept = self.sink.suspend().await;
                 (Err(failure), kept.map_or(0, |(bytes, _)| bytes))
@@ -41,6 +56,7 @@ impl Download {
         let shown = job.destination.describe(&file);
         control.finish("get", shown, end, outcome, |report, _| {
             report.bytes = bytes;
+            report.held_bytes = held_bytes;
             report.sha256 = sha256;
             report.first_byte_s = came.map(|(first, _)| since_start(first));
             report.last_byte_s = came.map(|(_, last)| since_start(last));
@@ -51,42 +67,52 @@ impl Download {
         })
     }
 
-    /// The final path: by the origin's name, unless that would replace a file that the user did not
-    /// name.
+    /// The final path: by the origin's name unless that is taken, and never that of a file that is there and
+    /// that the user did not name.
     fn final_path(&self, destination: &Destination, whole: bool) -> PathBuf {
-        match (destination, &self.offered_name) {
-            (Destination::File(path), _) => path.clone(),
+        let is_taken = |path: &Path| path.symlink_metadata().is_ok();
+        let path = match (destination, &self.offered_name) {
+            (Destination::File(path), _) => return path.clone(),
             (Destination::InDirectory(directory), Some(name))
-                if whole && !directory.join(name).exists() =>
+                if whole && !is_taken(&directory.join(name)) =>
             {
                 directory.join(name)
             }
             _ => self.named.clone(),
-        }
+        };
+        let is_file = matches!(
+            destination,
+            Destination::NewFile(_) | Destination::InDirectory(_)
+        );
+        let free = (whole && is_file).then(|| free_path(&path, is_taken));
+        free.flatten().unwrap_or(path)
     }
 
     /// Renames a complete object whose digest is wrong.
     async fn refuse_digest(self, sha256: &str, wanted: [u8; 32]) -> TransferFailure {
         let kept = self.sink.set_aside().await;
         let kept = kept
-            .map(|path| format!("; the bytes are in {}", path.display()))
+            .map(|path| format!(". It is kept as {}", path.display()))
             .unwrap_or_default();
         let wanted = hex::encode(wanted);
         TransferFailure {
             exit: TransferExit::IntegrityMismatch,
             reason: None,
-            text: format!("sha256 is {sha256}, not {wanted}{kept}"),
+            text: format!(
+                "the content is not what --integrity names: its sha256 is {sha256}, not {wanted}{kept}"
+            ),
         }
     }
 
-    /// Renames the object into place. If that fails, returns how many bytes a later run can continue
-    /// from.
+    /// Renames the object into place. Returns its path, which is another if a file of that name came meanwhile
+    /// and is not to be replaced; if that fails, how many bytes a later run can continue from.
     async fn commit(
         self,
         file: &Path,
+        replaces: bool,
         sha256: &str,
         end: EndMoment,
-    ) -> (Result<(), TransferFailure>, u64) {
+    ) -> Result<PathBuf, (TransferFailure, u64)> {
         let safe = self.sink.durable_bytes();
         if let (Some(pending), Some(part)) = (&self.pending_rename, self.sink.part_path()) {
             let bytes = self.sink.held_bytes();
@@ -101,8 +127,7 @@ impl Download {
                 tracing::warn!(%error, "cannot save that the object is complete");
             }
         }
-        let committed = self.sink.commit(file).await;
-        let resumable = if committed.is_err() { safe } else { 0 };
-        (committed, resumable)
+        let committed = self.sink.commit(file, replaces).await;
+        committed.map_err(|failure| (failure, safe))
     }
 }

@@ -1,5 +1,5 @@
-//! The deadline of a flow: told to the driver and the proxy, corrected where the clock is set, and
-//! lifted where late is better than never.
+//! The deadline of a flow: passed to the driver and the proxy, corrected when the clock is set, and
+//! removed if the transfer may be late.
 
 use std::time::Duration;
 

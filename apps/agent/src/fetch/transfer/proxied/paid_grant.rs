@@ -1,4 +1,5 @@
-//! What the metered links may carry for a flow: what the driver was told of it, and what was paid.
+//! The bytes that metered links may carry for a flow: the grant passed to the driver, and the bytes
+//! spent.
 
 use std::time::Duration;
 

@@ -63,15 +63,24 @@ impl ProxyAnswers {
         self.unanswered_since = None;
     }
 
-    /// Reports a proxy that could be reached and does not answer, or gives up. `answers`: a path does;
-    /// `address`: the proxy's, for users.
+    /// Reports a proxy that does not answer although a network is available, or fails. `answers`:
+    /// whether a path is answered; `address`: the proxy's, for users; `intercepted`: the other host
+    /// that answers on a link, if any; `blocked`: the links on which neither UDP nor TCP is answered.
     pub(super) fn watch(
         &mut self,
         answers: bool,
         address: &str,
+        intercepted: Option<String>,
+        blocked: &[String],
         control: &mut TransferControl<'_>,
     ) -> Result<(), TransferFailure> {
         let silence = self.silence(answers, control.job.stall, BootInstant::now());
+        let silent = !matches!(silence, ProxySilence::No | ProxySilence::OfOrigin(_));
+        if let Some(why) = intercepted.filter(|_| silent) {
+            let unblocks = "signing in | another network".to_owned();
+            (control.reporter).waits(TransferReason::Portal, why, unblocks);
+            return Ok(());
+        }
         let (reason, why, unblocks) = match silence {
             ProxySilence::No => return Ok(()),
             ProxySilence::OnPermittedLinks => (
@@ -85,23 +94,37 @@ impl ProxyAnswers {
                 "data from the server",
             ),
             ProxySilence::OfProxy(silence) => {
-                let why = self.why_silent(silence, address);
+                let why = self.why_silent(silence, address, blocked);
                 if control.job.now && !self.is_known {
                     let (exit, reason) = (TransferExit::Error, TransferReason::ProxyUnreachable);
                     let text = format!("{why} (--now does not wait)");
                     return Err(TransferFailure::of(exit, reason, text));
                 }
                 self.give_up_at_deadline(control, &why)?;
-                let unblocks = "an answer from the proxy | another network | leaving out --prox";
-                (TransferReason::ProxyUnreachable, why, unblocks)
+                match blocked.is_empty() {
+                    true => {
+                        let unblocks =
+                            "an answer from the proxy | another network | leaving out --prox";
+                        (TransferReason::ProxyUnreachable, why, unblocks)
+                    }
+                    false => {
+                        let unblocks = "another network | an answer from the proxy";
+                        (TransferReason::NetworkBlocked, why, unblocks)
+                    }
+                }
             }
         };
         control.reporter.waits(reason, why, unblocks.to_owned());
         Ok(())
     }
 
-    fn why_silent(&self, silence: Duration, address: &str) -> String {
+    fn why_silent(&self, silence: Duration, address: &str, blocked: &[String]) -> String {
         match self.is_known {
+            _ if !blocked.is_empty() => format!(
+                "{} reaches {address} neither over UDP nor over TCP: the network blocks both, or the proxy's \
+                 host is off",
+                blocked.join(", ")
+            ),
             true => format!(
                 "{address} has not answered for {}",
                 format_duration(silence)

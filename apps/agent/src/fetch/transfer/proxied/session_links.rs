@@ -1,5 +1,5 @@
-//! The links as a session with a proxy has them: which of them are silent, how fast they are, and
-//! which one carries.
+//! The links of a session with a proxy: which of them are silent, their rates, and which one
+//! carries data.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -115,6 +115,8 @@ impl SessionLinks {
             if traffic.bytes > before.unwrap_or(0) {
                 used.push(name.clone());
             }
+            let obstacle = traffic.stream.udp_obstacle();
+            control.spending.record_udp_obstacle(&name, obstacle);
             if let Some(trip) = traffic.round_trip {
                 control.spending.record_round_trip(&name, trip);
             }
@@ -231,6 +233,7 @@ mod tests {
             rate: Some(rate),
             is_silent: !answers,
             is_answering: Some(answers),
+            stream: d2tp_driver::StreamStatus::Unused,
             round_trip: None,
         };
         BTreeMap::from([(name.to_owned(), traffic)])

@@ -1,5 +1,5 @@
-//! What the flow at hand goes by: its grant for metered links, its deadline, and whether its sender
-//! holds it back because others go first.
+//! The control of the current flow: its grant for metered links, its deadline, and whether its
+//! sender pauses it because others have priority.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -62,6 +62,11 @@ impl<'a> TransferFlow<'a> {
         self.is_held_back = false;
         self.deadline.on_new_flow(control.time_left());
         self.grant.on_new_flow();
+    }
+
+    /// Whether the proxy sends the object.
+    pub(super) fn is_download(&self) -> bool {
+        matches!(self.sender, FlowSender::Proxy)
     }
 
     /// Whether metered links may carry payload of the flow.

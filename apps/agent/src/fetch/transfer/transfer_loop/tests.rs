@@ -42,7 +42,7 @@ fn fault() -> FetchFault {
 #[derive(Default)]
 struct ScriptedOrigin {
     answers: Mutex<VecDeque<ScriptedAnswer>>,
-    /// Links that are not there yet when they are asked for.
+    /// How many requests for a link are answered with a wait.
     waits: Mutex<u32>,
     done: Mutex<Vec<&'static str>>,
 }
@@ -364,7 +364,7 @@ async fn tries_without_a_new_byte_run_out() {
     assert_eq!(failure.exit, TransferExit::Error);
     assert_eq!(
         failure.text,
-        "it broke; gave up after 2 tries without a new byte"
+        "it broke; gave up after 2 tries without new data"
     );
     assert_eq!(done, ["ask", "recover", "ask", "recover", "close"]);
 }

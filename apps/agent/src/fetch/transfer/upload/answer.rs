@@ -1,4 +1,4 @@
-//! What an origin's answer to an upload means: done, not now, or never.
+//! The meaning of an origin's answer to an upload: done, retry later, or failed.
 
 use std::time::Duration;
 

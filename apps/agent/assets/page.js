@@ -1,0 +1,131 @@
+// Keeps a page of the agent up to date. Without this script the page works too: its forms are ordinary forms,
+// and reloading shows what is new.
+"use strict";
+
+const live = document.getElementById("live");
+const problem = document.getElementById("problem");
+const said = document.getElementById("said");
+
+function report(text) {
+  problem.textContent = text;
+  problem.hidden = text === "";
+}
+
+// Makes `old` like `fresh`, and leaves alone what is the same: what has the focus keeps it, what is written in a
+// field stays, what was opened stays open. Elements with an id are recognised by it.
+function update(old, fresh) {
+  for (const { name } of [...old.attributes]) {
+    if (!fresh.hasAttribute(name) && !(name === "open" && old.nodeName === "DETAILS")) {
+      old.removeAttribute(name);
+    }
+  }
+  for (const { name, value } of fresh.attributes) {
+    if (old.getAttribute(name) !== value) {
+      old.setAttribute(name, value);
+    }
+  }
+  const kept = new Set([...fresh.children].map((child) => child.id));
+  for (const child of [...old.children]) {
+    if (child.id && !kept.has(child.id)) {
+      child.remove();
+    }
+  }
+  let at = old.firstChild;
+  for (const next of [...fresh.childNodes]) {
+    const known = next.id && [...old.children].find((child) => child.id === next.id && child.nodeName === next.nodeName);
+    const same = known || (at && !at.id && !next.id && at.nodeName === next.nodeName ? at : null);
+    if (!same) {
+      old.insertBefore(next, at);
+      continue;
+    }
+    if (same === at) {
+      at = at.nextSibling;
+    } else if (old.moveBefore) {
+      old.moveBefore(same, at);
+    } else {
+      old.insertBefore(same, at);
+    }
+    if (same.nodeType === Node.ELEMENT_NODE) {
+      update(same, next);
+    } else if (same.data !== next.data) {
+      same.data = next.data;
+    }
+  }
+  while (at) {
+    const after = at.nextSibling;
+    at.remove();
+    at = after;
+  }
+}
+
+// What a screen reader is told: states that changed, not every byte.
+function sayings() {
+  return new Map([...live.querySelectorAll("[data-said]")].map((part) => [part.id, part.dataset.said]));
+}
+
+function show(html) {
+  const before = sayings();
+  const fresh = live.cloneNode(false);
+  fresh.append(...new DOMParser().parseFromString(html, "text/html").body.childNodes);
+  update(live, fresh);
+  const news = [...sayings()].filter(([id, text]) => before.get(id) !== text);
+  if (news.length > 0) {
+    said.textContent = news.map(([, text]) => text).join(". ");
+  }
+}
+
+// A page that nobody sees costs nothing.
+let source = null;
+
+function follow() {
+  if (document.hidden) {
+    source?.close();
+    source = null;
+    return;
+  }
+  if (source !== null) {
+    return;
+  }
+  source = new EventSource(live.dataset.updates);
+  source.onopen = () => report("");
+  source.onmessage = (event) => show(JSON.parse(event.data));
+  source.onerror = () => {
+    report(
+      source.readyState === EventSource.CLOSED
+        ? "This page is no longer there: the transfer was removed from the list, or the link was replaced. `cedos page` prints the present link."
+        : "The agent does not answer, so this may be out of date. `cedos page` starts it.",
+    );
+  };
+}
+
+async function send(event) {
+  const form = event.target;
+  if (form.method !== "post") {
+    return;
+  }
+  event.preventDefault();
+  const fields = new URLSearchParams(new FormData(form, event.submitter));
+  try {
+    const answer = await fetch(form.action, { method: "POST", body: fields, redirect: "manual" });
+    if (answer.type === "opaqueredirect") {
+      report("");
+      const details = form.closest("details");
+      if (details) {
+        // What is closed can have no focus.
+        details.querySelector("summary").focus();
+        details.open = false;
+      }
+      return;
+    }
+    const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+    report(page.getElementById("reason")?.textContent ?? "That did not work: this link may have been replaced. `cedos page` prints the present one.");
+  } catch {
+    report("The agent does not answer. `cedos page` starts it.");
+  }
+}
+
+if (live) {
+  document.addEventListener("visibilitychange", follow);
+  document.addEventListener("submit", send);
+  follow();
+}

@@ -1,0 +1,419 @@
+//! The schema of all settings: key, type, default, and meaning. The page `docs/settings.md`, `cedos
+//! config show` and the checks of values are made from this table.
+
+use std::net::SocketAddr;
+use std::str::FromStr;
+
+use d2tp_driver::ServerAddress;
+use d2tp_links::CapCutoff;
+use d2tp_sched::{CostPolicy, DeadlineFallback};
+
+use crate::fetch::option_parsers;
+
+/// What the value of a setting may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SettingKind {
+    /// The name of a proxy in `[proxies]`, or an address.
+    Proxy,
+    /// The address of an HTTP proxy.
+    HttpProxy,
+    /// When metered networks are used.
+    Policy,
+    /// What happens when free networks alone will miss the deadline.
+    IfLate,
+    /// A length of time.
+    Span,
+    /// A number of bytes.
+    Size,
+    /// An address of this machine, and a port.
+    Listen,
+    /// True or false.
+    Switch,
+    /// A file or directory name.
+    Path,
+    /// A day of the month.
+    Day,
+    /// What happens at a cap.
+    Cutoff,
+}
+
+/// A setting and its schema.
+#[derive(Clone, Copy, Debug)]
+pub struct Setting {
+    /// The key: the table, a dot, and the name in it.
+    pub key: &'static str,
+    /// What the value may be.
+    pub kind: SettingKind,
+    /// The default value; `None` if there is none.
+    pub default: Option<&'static str>,
+    /// The environment variable that sets it, too.
+    pub environment: Option<&'static str>,
+    /// The option that sets it for one command.
+    pub option: &'static str,
+    /// What it means, for people.
+    pub meaning: &'static str,
+}
+
+/// The table of proxies: names, with an address each.
+pub const PROXIES_TABLE: &str = "proxies";
+/// The array of rules for networks (`d2tp_links::NetworkRules`).
+pub const NETWORK_TABLE: &str = "network";
+
+/// All settings, but the proxies themselves and the rules for networks.
+pub const SETTINGS: &[Setting] = &[
+    Setting {
+        key: "proxy.default",
+        kind: SettingKind::Proxy,
+        default: None,
+        environment: Some("CEDOS_PROX"),
+        option: "--prox",
+        meaning: "The proxy that commands use: a name in `[proxies]`, or an address. `cedos join` sets it.",
+    },
+    Setting {
+        key: "proxy.http",
+        kind: SettingKind::HttpProxy,
+        default: None,
+        environment: Some("HTTPS_PROXY"),
+        option: "",
+        meaning: "The HTTP proxy through which streams go where a network blocks UDP; `NO_PROXY` excepts hosts.",
+    },
+    Setting {
+        key: "device.key_file",
+        kind: SettingKind::Path,
+        default: Some("~/.config/cedos/key"),
+        environment: Some("CEDOS_KEY_FILE"),
+        option: "--key",
+        meaning: "The file with this device's private key, by which proxies know it. Made on first use.",
+    },
+    Setting {
+        key: "transfer.policy",
+        kind: SettingKind::Policy,
+        default: Some("free-first"),
+        environment: None,
+        option: "--policy",
+        meaning: "When downloads and uploads use metered networks.",
+    },
+    Setting {
+        key: "transfer.within",
+        kind: SettingKind::Span,
+        default: Some("6h"),
+        environment: None,
+        option: "--within",
+        meaning: "The time until the deadline of transfers that name none.",
+    },
+    Setting {
+        key: "transfer.if_late",
+        kind: SettingKind::IfLate,
+        default: Some("cell"),
+        environment: None,
+        option: "--if-late",
+        meaning: "What to do when free networks alone will miss the deadline.",
+    },
+    Setting {
+        key: "transfer.max_cell",
+        kind: SettingKind::Size,
+        default: None,
+        environment: None,
+        option: "--max-cell",
+        meaning: "The most metered data that one transfer may use.",
+    },
+    Setting {
+        key: "directories.downloads",
+        kind: SettingKind::Path,
+        default: None,
+        environment: None,
+        option: "-o",
+        meaning: "Where downloads go that name no file; the working directory if unset.",
+    },
+    Setting {
+        key: "directories.state",
+        kind: SettingKind::Path,
+        default: Some("~/.local/state/cedos"),
+        environment: None,
+        option: "",
+        meaning: "Where the queue, partial uploads and what was learnt of networks are kept.",
+    },
+    Setting {
+        key: "budget.cap",
+        kind: SettingKind::Size,
+        default: None,
+        environment: None,
+        option: "cedos budget set",
+        meaning: "The metered data that all transfers together may use in a month.",
+    },
+    Setting {
+        key: "budget.reset_day",
+        kind: SettingKind::Day,
+        default: Some("1"),
+        environment: None,
+        option: "cedos budget set --reset-day",
+        meaning: "The day of the month on which the budget begins anew.",
+    },
+    Setting {
+        key: "budget.cutoff",
+        kind: SettingKind::Cutoff,
+        default: Some("hard"),
+        environment: None,
+        option: "cedos budget set --cutoff",
+        meaning: "What happens when the budget is used up: `hard`, nothing metered any more; `soft`, a notice; `cautious`, as `hard` but a tenth earlier.",
+    },
+    Setting {
+        key: "agent.proxy",
+        kind: SettingKind::Listen,
+        default: None,
+        environment: None,
+        option: "cedos agent --proxy",
+        meaning: "Where the agent is a SOCKS5 and HTTP proxy for this user's programs.",
+    },
+    Setting {
+        key: "agent.proxy_policy",
+        kind: SettingKind::Policy,
+        default: Some("any"),
+        environment: None,
+        option: "cedos agent --proxy-policy",
+        meaning: "When connections of that proxy use metered networks.",
+    },
+    Setting {
+        key: "agent.metrics",
+        kind: SettingKind::Listen,
+        default: None,
+        environment: None,
+        option: "cedos agent --metrics",
+        meaning: "Where the agent serves Prometheus metrics.",
+    },
+    Setting {
+        key: "agent.notifications",
+        kind: SettingKind::Switch,
+        default: Some("true"),
+        environment: None,
+        option: "cedos agent --no-notifications",
+        meaning: "Whether the agent shows notifications on the desktop.",
+    },
+    Setting {
+        key: "agent.look_every",
+        kind: SettingKind::Span,
+        default: None,
+        environment: None,
+        option: "cedos agent --look-every",
+        meaning: "How often the agent scans for networks while a transfer waits; when it seems worth it if unset.",
+    },
+];
+
+/// The most mistakes in a key for which a similar key is suggested.
+const MISTAKES_MAX: usize = 4;
+
+/// The fewest bytes of the beginning of a key by which it is suggested. A guess.
+const PREFIX_BYTES_MIN: usize = 4;
+
+/// The setting with this key.
+///
+/// # Errors
+/// There is none; the text names the one that was probably meant.
+pub fn setting(key: &str) -> Result<&'static Setting, String> {
+    let known = SETTINGS.iter().find(|setting| setting.key == key);
+    known.ok_or_else(|| unknown_key(key))
+}
+
+/// Says that there is no such key, and which was probably meant.
+pub fn unknown_key(key: &str) -> String {
+    let tables = [PROXIES_TABLE, NETWORK_TABLE].into_iter();
+    let all = SETTINGS.iter().map(|setting| setting.key).chain(tables);
+    match nearest_key(key, all) {
+        Some(known) => format!("there is no setting `{key}`; do you mean `{known}`?"),
+        None => format!("there is no setting `{key}`; `cedos config show` lists them"),
+    }
+}
+
+/// The key of a file of settings that was probably meant by one that is not known.
+pub fn nearest_key<'a>(key: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let distance = |known: &&str| {
+        // Whoever leaves the table out means a key of that name, and whoever leaves the unit out the same.
+        let name = known.split_once('.').map_or(*known, |(_, name)| name);
+        if key.len() >= PREFIX_BYTES_MIN && known.starts_with(key) {
+            return 1;
+        }
+        strsim::damerau_levenshtein(key, known).min(strsim::damerau_levenshtein(key, name))
+    };
+    known.min_by_key(distance).filter(|known| {
+        let mistakes = distance(known);
+        // A short key is near to others with which it has next to nothing in common.
+        mistakes <= MISTAKES_MAX && 2 * mistakes <= key.len()
+    })
+}
+
+impl SettingKind {
+    /// Checks a value.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn check(self, text: &str) -> Result<(), String> {
+        fn word<T: FromStr, const N: usize>(text: &str, all: [&str; N]) -> Result<(), String> {
+            let list = || format!("`{text}` is not one of {}", all.join(", "));
+            text.parse::<T>().map(drop).map_err(|_| list())
+        }
+        match self {
+            SettingKind::Proxy if text.contains("://") => (text.parse::<ServerAddress>())
+                .map(drop)
+                .map_err(|error| error.to_string()),
+            SettingKind::Proxy => is_proxy_name(text)
+                .then_some(())
+                .ok_or_else(|| format!("`{text}` is neither a name nor an address of a proxy")),
+            SettingKind::HttpProxy => {
+                d2tp_driver::check_http_proxy(text).map_err(|error| error.to_string())
+            }
+            SettingKind::Policy => {
+                word::<CostPolicy, _>(text, CostPolicy::ALL.map(CostPolicy::as_str))
+            }
+            SettingKind::IfLate => {
+                let all = DeadlineFallback::ALL.map(DeadlineFallback::as_str);
+                word::<DeadlineFallback, _>(text, all)
+            }
+            SettingKind::Span => option_parsers::parse_span(text).map(drop),
+            SettingKind::Size => option_parsers::parse_bytes(text).map(drop),
+            SettingKind::Listen => match text.parse::<SocketAddr>() {
+                Ok(at) if at.ip().is_loopback() => Ok(()),
+                Ok(_) => Err(format!(
+                    "{text} is not an address of this machine, such as 127.0.0.1:1080"
+                )),
+                Err(_) => Err(format!(
+                    "`{text}` is no address with a port, such as 127.0.0.1:1080"
+                )),
+            },
+            SettingKind::Switch => match text {
+                "true" | "false" => Ok(()),
+                _ => Err(format!("`{text}` is neither true nor false")),
+            },
+            SettingKind::Path => match text {
+                "" => Err("a path is needed".to_owned()),
+                _ => Ok(()),
+            },
+            SettingKind::Day => match text.parse::<u8>() {
+                Ok(1..=31) => Ok(()),
+                _ => Err(format!("`{text}` is no day of a month, 1 to 31")),
+            },
+            SettingKind::Cutoff => parse_cutoff(text).map(drop),
+        }
+    }
+
+    /// What a value looks like, for the page of settings.
+    pub fn describe(self) -> String {
+        let words = |all: &[&str]| format!("`{}`", all.join("`, `"));
+        match self {
+            SettingKind::Proxy => "name or `d2tp://HOST:PORT/KEY`".to_owned(),
+            SettingKind::HttpProxy => {
+                "`http://HOST:PORT`, `http://NAME:PASSWORD@HOST:PORT`".to_owned()
+            }
+            SettingKind::Policy => words(&CostPolicy::ALL.map(CostPolicy::as_str)),
+            SettingKind::IfLate => words(&DeadlineFallback::ALL.map(DeadlineFallback::as_str)),
+            SettingKind::Span => "time: `2h`, `45m`".to_owned(),
+            SettingKind::Size => "size: `50M`, `2G`".to_owned(),
+            SettingKind::Listen => "loopback address: `127.0.0.1:1080`".to_owned(),
+            SettingKind::Switch => words(&["true", "false"]),
+            SettingKind::Path => "path; `~/` is the home directory".to_owned(),
+            SettingKind::Day => "`1` to `31`".to_owned(),
+            SettingKind::Cutoff => words(&["hard", "soft", "cautious"]),
+        }
+    }
+}
+
+/// Reads what happens at a cap.
+///
+/// # Errors
+/// It is no such word.
+pub fn parse_cutoff(text: &str) -> Result<CapCutoff, String> {
+    let all = [CapCutoff::Hard, CapCutoff::Soft, CapCutoff::Cautious];
+    let found = all.into_iter().find(|cutoff| cutoff.as_str() == text);
+    found.ok_or_else(|| format!("`{text}` is not one of hard, soft, cautious"))
+}
+
+/// Whether a proxy may have this name: it must be a bare key of TOML, and no address.
+pub fn is_proxy_name(text: &str) -> bool {
+    let is_bare = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
+    (1..=64).contains(&text.len()) && text.chars().all(is_bare)
+}
+
+/// The rows of the table in `docs/settings.md`.
+pub fn settings_table() -> String {
+    let mut rows =
+        String::from("| key | value | default | also | meaning |\n|---|---|---|---|---|\n");
+    for setting in SETTINGS {
+        let default = setting.default.map(|text| format!("`{text}`"));
+        let also = [
+            Some(setting.option).filter(|text| !text.is_empty()),
+            setting.environment,
+        ];
+        let also: Vec<String> = also
+            .into_iter()
+            .flatten()
+            .map(|text| format!("`{text}`"))
+            .collect();
+        rows += &format!(
+            "| `{}` | {} | {} | {} | {} |\n",
+            setting.key,
+            setting.kind.describe(),
+            default.unwrap_or_default(),
+            also.join(", "),
+            setting.meaning,
+        );
+    }
+    rows
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_default_is_a_value_that_may_be_set() {
+        for setting in SETTINGS {
+            if let Some(default) = setting.default {
+                setting.kind.check(default).unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn an_unknown_key_names_the_one_that_was_meant() {
+        for (wrong, meant) in [
+            ("transfer.polcy", "`transfer.policy`"),
+            ("policy", "`transfer.policy`"),
+            ("proxy.defualt", "`proxy.default`"),
+            ("agent.metric", "`agent.metrics`"),
+            ("netwrok", "`network`"),
+        ] {
+            let text = setting(wrong).unwrap_err();
+            assert!(text.contains(meant), "{text}");
+        }
+        assert!(!setting("colour.of.the.sky").unwrap_err().contains("mean"));
+    }
+
+    #[test]
+    fn values_that_make_no_sense_are_refused() {
+        for (key, bad) in [
+            ("transfer.policy", "sometimes"),
+            ("transfer.within", "soon"),
+            ("transfer.max_cell", "much"),
+            ("agent.metrics", "0.0.0.0:9646"),
+            ("agent.notifications", "yes"),
+            ("budget.reset_day", "32"),
+            ("proxy.default", "d2tp://h:1/k"),
+            ("proxy.default", "my proxy"),
+            ("proxy.http", "proxy.example:3128"),
+        ] {
+            assert!(
+                setting(key).unwrap().kind.check(bad).is_err(),
+                "{key} {bad}"
+            );
+        }
+    }
+
+    #[test]
+    fn the_page_of_settings_has_the_table_that_the_code_has() {
+        let page = include_str!("../../../../docs/settings.md");
+        let table = settings_table();
+        assert!(
+            page.contains(&table),
+            "docs/settings.md needs this table:\n{table}"
+        );
+    }
+}
