@@ -1,5 +1,5 @@
-//! Programs that lie beside this one: the laboratory and the benchmarks are programs of their own,
-//! so that nobody has to build them to download a podcast.
+//! Programs in the same folder as this one: the laboratory and the benchmarks are separate
+//! programs, so that downloads do not require building them.
 
 use std::path::{Path, PathBuf};
 
@@ -18,7 +18,14 @@ pub fn find(name: &str) -> anyhow::Result<PathBuf> {
     bail!("{}", how_to_build(name, &own));
 }
 
+/// Where programs of a distribution's packages lie.
+const PACKAGED: &str = "/usr/bin";
+
 fn how_to_build(name: &str, own: &Path) -> String {
+    // No package has the other one, cedos-bench.
+    if name == "cedos-lab" && own.parent() == Some(Path::new(PACKAGED)) {
+        return format!("{name} is not installed: install the package {name}");
+    }
     let folder = own.parent().and_then(Path::file_name);
     // A program of another profile would lie elsewhere, and be looked for in vain.
     let profile = if folder.is_some_and(|name| name == "debug") {
@@ -48,5 +55,15 @@ mod tests {
         );
         let debug = sentence("/src/target/debug/cedos");
         assert!(debug.contains("`cargo build -p cedos-lab`"), "{debug}");
+    }
+
+    #[test]
+    fn a_program_of_a_package_names_the_package_that_is_missing() {
+        let sentence = how_to_build("cedos-lab", Path::new("/usr/bin/cedos"));
+        assert!(
+            sentence.contains("install the package cedos-lab"),
+            "{sentence}"
+        );
+        assert!(!sentence.contains("cargo"), "{sentence}");
     }
 }

@@ -1,12 +1,16 @@
-//! The verbs of `cedos`: one file per verb in `verbs/`. Two programs have them, `cedos` itself and
-//! the laboratory's `cedos-lab`, which runs them on networks of its own making.
+//! The verbs of `cedos`: one file per verb in `verbs/`. Two programs include them, `cedos` itself
+//! and the laboratory's `cedos-lab`, which runs them on emulated networks.
 //!
 //! Threads are started per verb: `run` and the laboratory must enter their namespaces before there
 //! are any.
 
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
+mod browser;
 pub mod companion_program;
+mod foreign_options;
+pub mod help;
+mod pairing;
 mod run;
 mod serve;
 mod verbs;
@@ -17,8 +21,11 @@ use std::io::ErrorKind;
 use std::process::ExitCode;
 
 use anyhow::Context;
+use cedos_agent::settings::{SettingsError, UserSettings};
 use cedos_terminal::{print_stderr, stdout_result};
 use clap::{Parser, Subcommand};
+
+pub use verbs::completions::{CompletionsArgs, ManPagesArgs};
 
 /// What the exit codes of all verbs mean, but `run`'s and `play`'s: those are the program's.
 pub const EXIT_CODES: &str = "\
@@ -76,9 +83,16 @@ pub enum ProductVerb {
     Wait(verbs::get_jobs::WaitArgs),
     Net(verbs::net::NetArgs),
     Budget(verbs::net::BudgetArgs),
+    Page(verbs::page::PageArgs),
+    Browser(verbs::browser::BrowserArgs),
     Agent(Box<verbs::agent::AgentArgs>),
     Prox(Box<verbs::prox::ProxArgs>),
+    Join(verbs::join::JoinArgs),
+    Config(verbs::config::ConfigArgs),
+    Doctor(verbs::doctor::DoctorArgs),
     Serve(Box<verbs::serve::ServeArgs>),
+    Send(Box<verbs::send::SendArgs>),
+    Receive(Box<verbs::receive::ReceiveArgs>),
     Run(Box<verbs::run::RunArgs>),
     /// Make and show keys of devices and proxies
     Key(verbs::key::KeyArgs),
@@ -88,6 +102,10 @@ impl ProductVerb {
     /// Carries the verb out. Must be called before the program starts threads.
     #[must_use]
     pub fn run(self) -> ExitCode {
+        // Settings that make no sense end the verbs that need them.
+        if let Ok(settings) = UserSettings::load(None) {
+            settings.use_http_proxy();
+        }
         let (verb, result) = self.name_and_result();
         exit_code(&format!("cedos {verb}"), result)
     }
@@ -121,18 +139,32 @@ impl ProductVerb {
             Self::Wait(args) => ("wait", on_runtime(1, verbs::get_jobs::wait(args))),
             Self::Net(args) => ("net", on_runtime(1, verbs::net::net(args))),
             Self::Budget(args) => ("budget", on_runtime(1, verbs::net::budget(args))),
+            Self::Page(args) => ("page", on_runtime(1, verbs::page::run(args))),
+            Self::Browser(args) => ("browser", on_runtime(1, verbs::browser::run(args))),
             Self::Agent(args) => ("agent", on_runtime(1, verbs::agent::run(*args))),
             Self::Prox(args) => (
                 "prox",
-                on_runtime(PROX_THREADS_MAX, async move {
-                    verbs::prox::run(*args).await.map(|()| ExitCode::SUCCESS)
-                }),
+                on_runtime(
+                    PROX_THREADS_MAX,
+                    async move { verbs::prox::run(*args).await },
+                ),
             ),
+            Self::Join(args) => ("join", on_runtime(1, verbs::join::run(args))),
+            Self::Config(args) => ("config", verbs::config::run(args)),
+            Self::Doctor(args) => ("doctor", on_runtime(1, verbs::doctor::run(args))),
             Self::Serve(args) => (
                 "serve",
                 on_runtime(PROX_THREADS_MAX, async move {
                     verbs::serve::run(*args).await.map(|()| ExitCode::SUCCESS)
                 }),
+            ),
+            Self::Send(args) => (
+                "send",
+                on_runtime(1, async move { Ok(verbs::send::run(*args).await) }),
+            ),
+            Self::Receive(args) => (
+                "receive",
+                on_runtime(1, async move { Ok(verbs::receive::run(*args).await) }),
             ),
             Self::Run(args) => ("run", verbs::run::run(*args)),
             Self::Key(args) => ("key", verbs::key::run(&args).map(|()| ExitCode::SUCCESS)),
@@ -145,7 +177,10 @@ impl ProductVerb {
 pub fn exit_code(program: &str, result: anyhow::Result<ExitCode>) -> ExitCode {
     let code = result.unwrap_or_else(|error| {
         print_stderr(&format!("{program}: {error:#}"));
-        ExitCode::FAILURE
+        match error.is::<SettingsError>() {
+            true => ExitCode::from(2),
+            false => ExitCode::FAILURE,
+        }
     });
     match stdout_result() {
         Err(error) => {
@@ -166,7 +201,19 @@ pub fn exit_code(program: &str, result: anyhow::Result<ExitCode>) -> ExitCode {
 pub fn parse_arguments<C: Parser>(
     arguments: impl IntoIterator<Item = OsString>,
 ) -> Result<C, ExitCode> {
-    C::try_parse_from(arguments).map_err(|error| usage_exit(&error))
+    let mut command = help::with_examples_and_groups(C::command());
+    let arguments: Vec<OsString> = arguments.into_iter().collect();
+    let texts = arguments
+        .iter()
+        .map(|text| text.to_string_lossy().into_owned());
+    let texts: Vec<String> = texts.collect();
+    let matches = command.try_get_matches_from_mut(arguments);
+    matches
+        .and_then(|matches| C::from_arg_matches(&matches))
+        .map_err(|mut error| {
+            foreign_options::explain(&mut error, &texts);
+            usage_exit(&error.format(&mut command))
+        })
 }
 
 /// Prints help, version or a mistake in the command line, and returns the exit code for it.

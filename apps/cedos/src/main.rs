@@ -1,5 +1,5 @@
-//! The `cedos` command: the verbs of the product, and those of the laboratory where `cedos-lab` lies
-//! beside this program.
+//! The `cedos` command: the verbs of the product, and those of the laboratory if `cedos-lab` is in
+//! the same folder.
 
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
@@ -8,8 +8,11 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
 
 use anyhow::anyhow;
-use cedos::{EXIT_CODES, ProductVerb, companion_program, exit_code, parse_arguments};
-use clap::{Args, Parser, Subcommand};
+use cedos::{
+    CompletionsArgs, EXIT_CODES, ManPagesArgs, ProductVerb, companion_program, exit_code,
+    parse_arguments,
+};
+use clap::{Args, CommandFactory, Parser, Subcommand};
 
 /// Transfers that move between networks, sleep through outages and finish by the deadline.
 #[derive(Debug, Parser)]
@@ -33,7 +36,13 @@ enum CedosVerb {
     Repro(LaboratoryArgs),
     /// Measure speed and CPU cost beside other transports, by cedos-lab
     Bench(LaboratoryArgs),
+    Completions(CompletionsArgs),
+    #[command(hide = true)]
+    ManPages(ManPagesArgs),
 }
+
+/// Verbs that `cedos-lab` carries out and documents: `cedos-lab.1` is the page of that program.
+const LABORATORY_VERBS: [&str; 5] = ["demo", "lab", "sim", "repro", "bench"];
 
 /// What a verb of the laboratory is given: `cedos-lab` reads it.
 #[derive(Debug, Args)]
@@ -58,6 +67,15 @@ fn main() -> ExitCode {
         CedosVerb::Sim(args) => laboratory("sim", &args),
         CedosVerb::Repro(args) => laboratory("repro", &args),
         CedosVerb::Bench(args) => laboratory("bench", &args),
+        CedosVerb::Completions(args) => {
+            args.run(CedosCommand::command());
+            exit_code("cedos completions", Ok(ExitCode::SUCCESS))
+        }
+        CedosVerb::ManPages(args) => exit_code(
+            "cedos man-pages",
+            args.run(CedosCommand::command(), &LABORATORY_VERBS)
+                .map(|()| ExitCode::SUCCESS),
+        ),
     }
 }
 

@@ -1,5 +1,5 @@
-//! What becomes of the calls that were caught: a program's own socket gets its other end here, and what it
-//! says goes into a flow.
+//! Handles caught calls: connects a program's own socket to a local peer, and carries its data in a
+//! flow.
 //!
 //! ```text
 //!  blocking      held ── the flow opens ── the sockets meet ── connect() returns 0, or the reason
@@ -29,7 +29,7 @@ const CALLS_MAX: usize = 4096; // a guess: a fifth of a process's descriptors
 /// Filters that are heard at once, two descriptors each; a program too many is told that it is not caught.
 const FILTERS_MAX: usize = 4096; // a guess: two fifths of a process's descriptors
 
-/// Programs of which it is said that they are not caught. After so many it is no news.
+/// The maximum number of programs that are reported as not caught.
 const MISSED_MAX: usize = 64; // a guess
 
 /// Reasons why connections are not made that are said.
@@ -38,7 +38,7 @@ const REFUSED_MAX: usize = 32; // a guess
 /// Between two attempts to meet a socket whose own SYN is on its way.
 const MEET_AGAIN: Duration = Duration::from_millis(1);
 
-/// Who answers.
+/// Answers caught calls.
 pub struct CallHandler {
     /// The way out.
     pub session: Arc<ProxySession>,
@@ -78,7 +78,7 @@ impl CallHandler {
         Arc::new(Semaphore::new(FILTERS_MAX))
     }
 
-    /// Answers what the kernel holds, until nobody has the filter.
+    /// Answers calls that the kernel holds, until no process has the filter.
     pub async fn supervise(self: Arc<CallHandler>, supervisor: SeccompSupervisor) {
         loop {
             match supervisor.next().await {
@@ -188,7 +188,7 @@ impl CallHandler {
         ));
     }
 
-    /// What an errno does not say is said here, once for each reason.
+    /// Prints the reason of a refusal, which an errno cannot express, once for each reason.
     fn say_refused(&self, target: &TargetAddress, refusal: &ConnectRefusal) {
         let text = &refusal.text;
         if matches!(

@@ -1,4 +1,4 @@
-//! Which rung of the ladder catches a program: the lowest that really does.
+//! The selection of the mode that catches a program: the lowest rung that works.
 //!
 //! | rung | catches | does not |
 //! |---|---|---|

@@ -1,4 +1,4 @@
-//! `cedos run`: a program as it is, its connections carried by D2TP flows.
+//! `cedos run`: runs an unmodified program whose connections are carried by D2TP flows.
 //!
 //! ```text
 //!  program ─┬─ environment: it asks the local proxy itself ──▶ cedos_agent::proxy ─┐

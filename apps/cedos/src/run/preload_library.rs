@@ -1,11 +1,11 @@
-//! The library for LD_PRELOAD, in a file: made once and never taken away, because programs that outlive
-//! `cedos run` load it for each program they start.
+//! The library for LD_PRELOAD, in a file: written once and never removed, because programs that
+//! outlive `cedos run` load it for each program that they start.
 //!
-//! The first of these folders that will do: `$XDG_RUNTIME_DIR/cedos`; `/run/cedos`, for root;
-//! `$XDG_CACHE_HOME/cedos`; `cedos-UID` where temporary files are. It is this user's, and nobody else can put
-//! a file into it, or another folder in its place. The file's name says what is in it, and it is compared
-//! before it is used. Root's is where all can read it, if there is such a place, for programs that change their
-//! user.
+//! It is in the first usable of these folders: `$XDG_RUNTIME_DIR/cedos`; `/run/cedos`, for root;
+//! `$XDG_CACHE_HOME/cedos`; `cedos-UID` in the folder for temporary files. The folder belongs to
+//! this user, and no other user can create a file in it or replace it. The file's name identifies
+//! its content, which is compared before it is used. Root's folder is readable for all users, if
+//! possible, for programs that change their user.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Read as _, Write as _};
@@ -22,7 +22,7 @@ use sha2::Digest;
 const OTHERS_WRITE: u32 = 0o022;
 /// Mode bit that lets other users open a file in a folder whose name they know.
 const OTHERS_PASS: u32 = 0o001;
-/// Who may write may not remove what is another's.
+/// The mode bit of folders in which users cannot remove files of others.
 const STICKY: u32 = 0o1000;
 
 /// Bytes of the digest that are in the name.
@@ -122,7 +122,7 @@ fn in_folder(place: &LibraryFolder, bytes: &[u8], for_all: bool) -> anyhow::Resu
     Ok(path)
 }
 
-/// Nobody else can take away what is in it, and put something in its place.
+/// Whether no other user can replace files in this folder.
 fn keeps_others_away(above: &Path) -> anyhow::Result<()> {
     let is = fs::metadata(above)?;
     let sticks = is.mode() & OTHERS_WRITE == 0 || is.mode() & STICKY != 0;

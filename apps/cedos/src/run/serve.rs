@@ -1,4 +1,4 @@
-//! An unmodified server as a D2TP server: in front of each TCP listener of its own, one for D2TP.
+//! Runs an unmodified server as a D2TP server: each of its TCP listeners gets a D2TP listener.
 //!
 //! ```text
 //!  device ══ a flow ══▶ Server (UDP) ──▶ a connection on loopback ──▶ the program's listener
@@ -18,7 +18,7 @@ use d2tp_driver::{
 
 use crate::verbs::prox::host_for_devices;
 
-/// A listener may be heard of before it listens: it is called again after so long.
+/// The interval of retries, because a listener may be reported before it listens.
 const CALL_AGAIN: Duration = Duration::from_millis(20);
 const CALLS_MAX: u32 = 50;
 
@@ -29,9 +29,9 @@ const REFUSED: u64 = 0xd301;
 pub struct ProgramServing {
     /// Where its first listener is, if that is said; others have the number of their TCP port.
     pub first_address: Option<SocketAddr>,
-    /// Who it is.
+    /// The key of the server.
     pub key: SecretKey,
-    /// Who may come.
+    /// The devices that may connect.
     pub admission: Admission,
     /// The program's loopback.
     pub port: Arc<CatchPort>,
@@ -79,6 +79,8 @@ impl ProgramServers {
             host: host_for_devices(local).await.to_string(),
             port: local.port(),
             key: server.public_key(),
+            stream: None,
+            nodes: Default::default(),
         };
         tokio::spawn(front(
             server.clone(),

@@ -1,5 +1,5 @@
-//! What a program sends into its only link: streams become flows, questions for names are answered, the
-//! rest is dropped.
+//! Handles the packets that a program sends on its only link: TCP streams become flows, name
+//! lookups are answered, the rest is dropped.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -20,7 +20,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf, cop
 use tokio::sync::Notify;
 use tokio::time::Sleep;
 
-/// The stack gives up a connection that was silent for so long.
+/// How long a connection may be silent before the stack closes it.
 const SILENT_MAX: Duration = Duration::from_secs(24 * 3600); // docs/proxy.md: tunnel_idle_s
 
 /// Questions are short, and so is who asks them.

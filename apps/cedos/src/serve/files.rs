@@ -1,9 +1,10 @@
 //! Files of one directory as HTTP answers: whole or from any offset, named by a strong validator.
 //!
-//! Nothing outside the directory is served, whatever a path or a link in it says, and whoever swaps a
-//! file for a link meanwhile: the kernel resolves the path beneath the directory and opens the file
-//! in one call (openat2). A link counts where it leads to a file in the directory by a relative path.
-//! tower-http's `ServeDir` and its like open by path and cannot promise that.
+//! No file outside the directory is served, regardless of paths and symbolic links, even if a file
+//! is replaced by a link meanwhile: the kernel resolves the path beneath the directory and opens
+//! the file in one call (openat2). A symbolic link is followed if it leads to a file in the
+//! directory by a relative path. tower-http's `ServeDir` and similar crates open by path and cannot
+//! guarantee that.
 //!
 //! A path with a name that begins with a dot is neither found nor listed unless hidden files are served.
 

@@ -1,4 +1,4 @@
-//! `cedos agent`: the device's own.
+//! `cedos agent`: runs the agent of this device.
 
 use cedos_terminal::print_stderr;
 use std::net::SocketAddr;
@@ -6,11 +6,11 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::Context;
-use cedos_agent::agent::{self, AgentOptions, Hooks, LocalProxy};
+use anyhow::{Context, bail};
+use cedos_agent::agent::{self, AgentOptions, BudgetSettings, Hooks, LocalProxy};
 use cedos_agent::fetch::option_parsers;
 use cedos_agent::proxy::ConnOptions;
-use cedos_agent::settings;
+use cedos_agent::settings::UserSettings;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{ArgAction, Args};
 use d2tp_driver::ServerAddress;
@@ -19,15 +19,17 @@ use d2tp_sched::CostPolicy;
 use d2tp_sched::SchedulerKind;
 use tokio::sync::watch;
 
+use super::agent_unit;
 use super::descriptor_limit::raise_descriptor_limit;
 use super::key;
+use super::proxy_options::ProxyOptions;
 use super::transfer_args::{stop_on_signal, word_parser};
 
 /// Keep a queue of downloads and uploads for this user, and decide for all of them which networks
 /// they use
 ///
 /// `cedos get`, `put`, `ls`, `status`, `why`, `pause`, `resume`, `cancel`, `retry`, `edit`, `wait`,
-/// `net` and `budget` talk to it over a socket in $XDG_RUNTIME_DIR. Its queue survives a crash and a
+/// `net`, `budget` and `page` talk to it over a socket in $XDG_RUNTIME_DIR. Its queue survives a crash and a
 /// restart.
 #[derive(Debug, Args)]
 pub struct AgentArgs {
@@ -57,17 +59,16 @@ pub struct AgentArgs {
     metrics: Option<SocketAddr>,
 
     /// Be a SOCKS5 and HTTP proxy for this user's programs at this address of this machine:
-    /// 127.0.0.1:1080. Needs --prox
-    #[arg(long, value_name = "ADDR", requires = "prox")]
+    /// 127.0.0.1:1080. Needs a D2Prox: a default one, or --prox
+    #[arg(long, value_name = "ADDR")]
     proxy: Option<SocketAddr>,
 
-    /// The D2Prox that --proxy uses: d2tp://host:port/KEY
-    #[arg(long, value_name = "ADDR", env = "CEDOS_PROX")]
-    prox: Option<String>,
+    #[command(flatten)]
+    d2prox: ProxyOptions,
 
-    /// When connections of --proxy use metered networks, unless they say otherwise
-    #[arg(long, default_value = "any", value_parser = word_parser::<CostPolicy, 5>(CostPolicy::ALL.map(CostPolicy::as_str)))]
-    proxy_policy: CostPolicy,
+    /// When connections of --proxy use metered networks, unless they say otherwise [default: any]
+    #[arg(long, value_parser = word_parser::<CostPolicy, 5>(CostPolicy::ALL.map(CostPolicy::as_str)))]
+    proxy_policy: Option<CostPolicy>,
 
     /// This device's private key file, by which that D2Prox knows it [default: $CEDOS_KEY_FILE, or
     /// ~/.config/cedos/key, which is made on first use]
@@ -88,6 +89,14 @@ pub struct AgentArgs {
           conflicts_with_all = ["proxy", "metrics", "when_free", "when_not_free"])]
     exit_when_idle: Option<Option<Duration>>,
 
+    /// Start the agent with your session, with the options given here: writes a systemd user unit, and starts it
+    #[arg(long, conflicts_with_all = ["exit_when_idle", "detached"])]
+    install: bool,
+
+    /// Take --install back: end the agent, and no longer start it with the session
+    #[arg(long, exclusive = true)]
+    uninstall: bool,
+
     /// Lead a session of its own, as a command starts it
     #[arg(long, hide = true)]
     detached: bool,
@@ -98,35 +107,68 @@ pub struct AgentArgs {
 /// # Errors
 /// It cannot begin.
 pub async fn run(args: AgentArgs) -> anyhow::Result<ExitCode> {
+    if args.uninstall {
+        return agent_unit::uninstall().await;
+    }
+    if args.install {
+        // What makes no sense is said now, not in the unit's log.
+        UserSettings::load(args.config.as_deref())?;
+        return agent_unit::install().await;
+    }
     raise_descriptor_limit();
     let (stop, stopped) = watch::channel(false);
     stop_on_signal(stop).context("signals")?;
-    let local = match (args.proxy, args.prox) {
-        (Some(at), Some(prox)) => Some(LocalProxy {
-            address: at,
-            server: prox.parse::<ServerAddress>()?,
-            key: key::load_device_key(args.key.as_deref())?,
-            options: ConnOptions {
-                policy: args.proxy_policy,
-                ..ConnOptions::default()
-            },
-        }),
-        _ => None,
+    let settings = UserSettings::load(args.config.as_deref())?;
+    settings.use_http_proxy();
+    let address = args
+        .proxy
+        .or_else(|| settings.parsed("agent.proxy", str::parse));
+    let prox = args.d2prox.address_in(&settings)?;
+    let local = match (address, prox) {
+        (Some(at), Some(prox)) => {
+            let policy = args.proxy_policy;
+            let policy = policy.or_else(|| settings.parsed("agent.proxy_policy", str::parse));
+            Some(LocalProxy {
+                address: at,
+                server: prox.parse::<ServerAddress>()?,
+                key: key::load_device_key(args.key.as_deref())?,
+                options: ConnOptions {
+                    policy: policy.unwrap_or(CostPolicy::Any),
+                    ..ConnOptions::default()
+                },
+            })
+        }
+        (Some(_), None) => bail!(
+            "a proxy for programs needs a D2Prox: join one (`cedos join LINE`), or give --prox \
+             d2tp://host:port/KEY"
+        ),
+        (None, _) => None,
     };
+    let metrics = args
+        .metrics
+        .or_else(|| settings.parsed("agent.metrics", str::parse));
+    // What the settings have the agent serve is there as long as the session.
+    let stays = local.is_some() || metrics.is_some();
+    let exit_when_idle = args.exit_when_idle.filter(|_| !stays);
+    let notifies = settings
+        .parsed("agent.notifications", str::parse)
+        .unwrap_or(true);
+    let look_every = || settings.parsed("agent.look_every", option_parsers::parse_span);
     let options = AgentOptions {
         socket: None,
         flags: ClassRules { rules: args.link },
-        rules: settings::rules(args.config.as_deref())?,
-        no_notifications: args.no_notifications,
-        scan_interval: args.look_every,
+        rules: settings.rules(),
+        budget: BudgetSettings::of(&settings),
+        no_notifications: args.no_notifications || !notifies,
+        scan_interval: args.look_every.or_else(look_every),
         scheduler: args.scheduler,
-        metrics: args.metrics,
+        metrics,
         hooks: Hooks {
             when_free: args.when_free,
             when_not_free: args.when_not_free,
         },
         local_proxy: local,
-        exit_when_idle: (args.exit_when_idle).map(|span| span.unwrap_or(agent::IDLE_MAX)),
+        exit_when_idle: exit_when_idle.map(|span| span.unwrap_or(agent::IDLE_MAX)),
     };
     if args.detached {
         nix::unistd::setsid().context("cannot leave the terminal")?;

@@ -8,6 +8,7 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use crate::help::TRUST;
 use cedos_agent::fetch::header;
 use cedos_agent::fetch::report::print_stderr;
 use clap::Args;
@@ -22,19 +23,19 @@ const PASSWORD_BYTES_MAX: u64 = 64 * 1024;
 #[derive(Debug, Args)]
 pub struct CredentialArgs {
     /// Send the user name and password that ~/.netrc ($NETRC names another file) has for the host
-    #[arg(long)]
+    #[arg(long, help_heading = TRUST)]
     netrc: bool,
 
     /// Send the user name and password that FILE has for the host, in the format of ~/.netrc
-    #[arg(long, value_name = "FILE", conflicts_with = "netrc")]
+    #[arg(long, value_name = "FILE", conflicts_with = "netrc", help_heading = TRUST)]
     netrc_file: Option<PathBuf>,
 
     /// Send this user name, and the password that is asked for on the terminal
-    #[arg(long, value_name = "NAME", conflicts_with_all = ["netrc", "netrc_file"], value_parser = parse_user)]
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["netrc", "netrc_file"], value_parser = parse_user, help_heading = TRUST)]
     user: Option<String>,
 
     /// With --user: read the password from the first line of FILE; `-` is standard input
-    #[arg(long, value_name = "FILE", requires = "user")]
+    #[arg(long, value_name = "FILE", requires = "user", help_heading = TRUST)]
     password_file: Option<PathBuf>,
 }
 
@@ -181,6 +182,23 @@ pub fn hide_passwords() {
     }
     if !secrets.is_empty() {
         // Without /proc, or where a sandbox forbids it, the line stays as it is.
+        let _ = overwrite(&secrets);
+    }
+}
+
+/// Overwrites what `secret_in` finds in the arguments of this program, as other users of the machine see
+/// them.
+pub fn hide_arguments(secret_in: impl Fn(&str) -> Option<Range<usize>>) {
+    let Ok(line) = std::fs::read("/proc/self/cmdline") else {
+        return;
+    };
+    let (mut secrets, mut at) = (Vec::new(), 0);
+    for argument in line.split(|byte| *byte == 0) {
+        let found = std::str::from_utf8(argument).ok().and_then(&secret_in);
+        secrets.extend(found.map(|range| at + range.start..at + range.end));
+        at += argument.len() + 1;
+    }
+    if !secrets.is_empty() {
         let _ = overwrite(&secrets);
     }
 }

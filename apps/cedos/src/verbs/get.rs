@@ -3,24 +3,30 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use d2tp_links::ClassRules;
+use d2tp_driver::Qlog;
 use d2tp_session::DrwaLambda;
 use tokio::sync::watch;
 use url::Url;
 
 use super::credentials::{CredentialArgs, hide_passwords};
+use super::device_links::watch_links;
 use super::qlog::QlogArgs;
 use super::transfer_args::{TransferArgs, stop_on_signal};
-use super::{get_plan, handover};
+use super::url_list::{parse_url, read_urls};
+use super::{get_batch, get_plan, handover};
+use crate::help::{COST_AND_TIME, EXPERT, TRUST};
 use cedos_agent::fetch::forget::forget;
 use cedos_agent::fetch::header;
 use cedos_agent::fetch::jobs::{self, JobState};
 use cedos_agent::fetch::measured_rates::MeasuredRates;
+use cedos_agent::fetch::option_parsers;
 use cedos_agent::fetch::outcome::{TransferExit, TransferFailure};
 use cedos_agent::fetch::proxy::ProxyClient;
+use cedos_agent::fetch::rate_limiter::RateLimiter;
 use cedos_agent::fetch::report::{
     DeadlinePromise, LineObserver, ObserverPair, TransferObserver, print_stderr, print_stdout,
 };
@@ -29,33 +35,48 @@ use cedos_agent::order::{self, TransferOrder, TransferVerb};
 use cedos_agent::prepared_transfer::{
     PreparedTransfer, SessionTuning, TransferTransport, TransportPurpose,
 };
-use cedos_agent::settings;
+use cedos_agent::settings::UserSettings;
 
-/// Download URL by a deadline, over free networks first.
+/// Download by a deadline, over free networks first.
 ///
 /// Exit codes: 0 done, 1 error, 2 usage, 3 stopped (run again to resume), 10 deadline missed (without
 /// --if-late fail the file is complete, but late), 11 --max-cell or budget used up, 12 wrong digest, 13 the
 /// server keeps changing the content, 14 no permitted network and --now, or none at the deadline and
-/// --if-late fail, 75 the agent stopped.
+/// --if-late fail, 75 the agent stopped. Of several URLs, that of the first that does not end with 0.
 #[derive(Debug, Args)]
 pub struct GetArgs {
     /// What to download: http:// or https://; d2tp://host:port/KEY/path from a server that speaks D2TP;
     /// d2tp://KEY/path from a device that serves
-    #[arg(value_parser = parse_url)]
-    url: Url,
+    #[arg(value_name = "URL", value_parser = parse_url, required_unless_present = "input_file")]
+    urls: Vec<Url>,
+
+    /// Read more URLs from FILE, one a line; `-` is standard input
+    #[arg(short, long, value_name = "FILE")]
+    input_file: Option<PathBuf>,
 
     /// Write to FILE, replacing it when the download is complete; into FILE if that is a directory;
     /// `-` is standard output [default: a new file named by the URL or the server]
     #[arg(short, long, value_name = "FILE")]
-    output: Option<PathBuf>,
+    pub(super) output: Option<PathBuf>,
+
+    /// Do not download what exists already under its name
+    #[arg(long)]
+    pub(super) skip_existing: bool,
+
+    #[command(flatten)]
+    pub(super) how: TransferArgs,
+
+    /// Take in at most this many bytes per second, all URLs together: 500k, 2M
+    #[arg(long, value_name = "RATE", value_parser = parse_rate, help_heading = COST_AND_TIME)]
+    pub(super) limit_rate: Option<u64>,
 
     /// Refuse content with another digest: sha256:HEX. It is kept as FILE.bad
-    #[arg(long, value_name = "sha256:HEX", value_parser = parse_integrity)]
-    integrity: Option<String>,
+    #[arg(long, value_name = "sha256:HEX", value_parser = parse_integrity, help_heading = TRUST)]
+    pub(super) integrity: Option<String>,
 
     /// Use the proxy only as a tunnel: with https it then sees nothing but host and port. Always on for
     /// URLs with credentials
-    #[arg(long)]
+    #[arg(long, help_heading = TRUST)]
     sealed: bool,
 
     /// Discard a stopped download: remove its partial file, and have the proxy free its copy
@@ -71,11 +92,11 @@ pub struct GetArgs {
     credentials: CredentialArgs,
 
     /// Trust the certificate authorities in FILE (PEM) besides the system's
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = TRUST)]
     ca: Option<PathBuf>,
 
     /// Follow a redirect from https to http
-    #[arg(long)]
+    #[arg(long, help_heading = TRUST)]
     allow_downgrade: bool,
 
     /// Show what would be done, and why; download nothing. Asks the server for the size, if a free
@@ -84,40 +105,30 @@ pub struct GetArgs {
     dry_run: bool,
 
     /// With --dry-run: send nothing
-    #[arg(long, requires = "dry_run")]
+    #[arg(long, requires = "dry_run", help_heading = EXPERT)]
     offline: bool,
 
     /// Keep the queues of slow networks short: limit the round trip to LAMBDA times the shortest one
     /// [default without a value: 3]
-    #[arg(long, value_name = "LAMBDA", num_args = 0..=1, require_equals = true, default_missing_value = "3")]
+    #[arg(long, value_name = "LAMBDA", num_args = 0..=1, require_equals = true, default_missing_value = "3", help_heading = EXPERT)]
     drwa: Option<DrwaLambda>,
 
     #[command(flatten)]
-    qlog: QlogArgs,
+    pub(super) qlog: QlogArgs,
 
     /// Run in the background and print a number, by which `cedos ls`, `status` and `cancel` know it
     #[arg(long)]
-    detach: bool,
-
-    #[command(flatten)]
-    how: TransferArgs,
+    pub(super) detach: bool,
 }
 
-fn parse_url(text: &str) -> Result<Url, String> {
-    let refuse = |why: &str| {
-        let meant = match text.split_once("://") {
-            None if text.contains('.') => format!("; do you mean https://{text}?"),
-            _ => String::new(),
-        };
-        Err(format!(
-            "`{text}` is not an http:// or https:// URL: {why}{meant}"
-        ))
-    };
-    match text.parse::<Url>() {
-        Ok(url) if matches!(url.scheme(), "http" | "https" | "d2tp") => Ok(url),
-        Ok(url) => refuse(&format!("{}: is not supported", url.scheme())),
-        Err(url::ParseError::RelativeUrlWithoutBase) => refuse("it has no https:// in front"),
-        Err(error) => refuse(&error.to_string()),
+/// The slowest limit on the rate, in bytes per second.
+const LIMIT_RATE_MIN: u64 = 100; // a guess: a gigabyte in four months
+
+pub(super) fn parse_rate(text: &str) -> Result<u64, String> {
+    let text = text.strip_suffix("/s").unwrap_or(text);
+    match option_parsers::parse_bytes(text)? {
+        rate if rate >= LIMIT_RATE_MIN => Ok(rate),
+        _ => Err(format!("at least {LIMIT_RATE_MIN} bytes per second")),
     }
 }
 
@@ -130,14 +141,33 @@ fn parse_header(text: &str) -> Result<String, String> {
     header::parse(text).map(|_| text.to_owned())
 }
 
+/// The directory for downloads that name no file, if the settings name one.
+fn downloads_folder() -> Result<Option<PathBuf>, String> {
+    let settings = UserSettings::load(None).map_err(|error| error.to_string())?;
+    let Some(folder) = settings.path("directories.downloads") else {
+        return Ok(None);
+    };
+    let made = std::fs::create_dir_all(&folder);
+    made.map_err(|error| {
+        format!(
+            "directories.downloads: cannot make {}: {error}",
+            folder.display()
+        )
+    })?;
+    Ok(Some(folder))
+}
+
 /// Runs `cedos get` to its end.
 pub async fn run(args: GetArgs) -> ExitCode {
     // Before they are hidden: a process in the background is handed all of them.
     let arguments = std::env::args_os().collect();
     hide_passwords();
-    match start(args, arguments).await {
-        Ok(Some(exit)) => exit.into(),
-        Ok(None) => ExitCode::from(handover::STILL_WAITING),
+    let ended = match args.input_file.is_some() || args.urls.len() > 1 {
+        true => start_all(args).await,
+        false => start(args, arguments).await.map(handover::exit_number),
+    };
+    match ended {
+        Ok(code) => ExitCode::from(code),
         Err(failure) => {
             print_stderr(&format!("cedos get: {}", failure.text));
             failure.exit.into()
@@ -145,30 +175,69 @@ pub async fn run(args: GetArgs) -> ExitCode {
     }
 }
 
-async fn start(mut args: GetArgs, arguments: Vec<OsString>) -> handover::FollowResult {
-    let asked = args.url.clone();
-    let found = args.credentials.apply(std::slice::from_mut(&mut args.url));
+/// Downloads several URLs, or those of a list.
+async fn start_all(args: GetArgs) -> get_batch::BatchResult {
+    let urls = read_urls(&args.urls, args.input_file.as_deref());
+    let mut urls = urls.map_err(TransferFailure::usage)?;
+    let found = args.credentials.apply(&mut urls);
     found.map_err(TransferFailure::usage)?;
-    let order = args.order().map_err(TransferFailure::usage)?;
+    if !args.dry_run && !args.forget {
+        return get_batch::run(args, urls).await;
+    }
+    if args.output.as_ref().is_some_and(|output| !output.is_dir()) {
+        let text = "-o names a directory if there are several URLs";
+        return Err(TransferFailure::usage(text));
+    }
+    let begun = async |url: Url| {
+        if !args.how.json {
+            print_stdout(&format!("{}:", transfer::redact_url(&url)));
+        }
+        let exit = examine(&args, &url).await;
+        exit.map(|exit| exit.unwrap_or(TransferExit::Error))
+    };
+    get_batch::one_after_another(urls, begun).await
+}
+
+/// Downloads as these options say, in this process.
+pub(super) async fn fetch(args: GetArgs) -> handover::FollowResult {
+    start(args, Vec::new()).await
+}
+
+async fn start(mut args: GetArgs, arguments: Vec<OsString>) -> handover::FollowResult {
+    let asked = args.urls[0].clone();
+    let found = args.credentials.apply(&mut args.urls);
+    found.map_err(TransferFailure::usage)?;
+    let url = args.urls[0].clone();
+    if args.dry_run || args.forget {
+        return examine(&args, &url).await;
+    }
+    let order = args.order(&url).map_err(TransferFailure::usage)?;
     // Everything that can be wrong with the command line is said before anything is started.
     let mut prepared =
         PreparedTransfer::prepare(&order, order.job()?, args.how.asks_for_paid_links())?;
-    if !args.dry_run && !args.forget {
-        let to_output = matches!(prepared.job.destination, Destination::Stdout);
-        if let Some(agent) = args.how.agent(args.only_here(to_output), args.detach).await {
-            prepared.job.refuse_existing()?;
-            args.how.announce_deadline(&order);
-            let json = args.how.json;
-            if args.detach {
-                return handover::submit(agent, order, json).await.map(Some);
-            }
-            let mut observer = args.how.observer(false);
-            return handover::submit_and_follow(agent, order, observer.as_mut(), json).await;
+    if args.skip_existing && get_batch::is_skipped(&prepared.job) {
+        say_skipped(&prepared.job, args.how.json);
+        return Ok(Some(TransferExit::Done));
+    }
+    let to_output = matches!(
+        prepared.job.destination,
+        Destination::Stdout | Destination::Device(_)
+    );
+    let own = args.only_here(&args.urls, to_output);
+    if let Some(agent) = args.how.agent(own, args.detach).await {
+        prepared.job.check_path()?;
+        args.how.announce_deadline(&order);
+        let json = args.how.json;
+        if args.detach {
+            return handover::submit(agent, order, json).await.map(Some);
         }
+        let mut observer = args.how.observer(false);
+        return handover::submit_and_follow(agent, order, observer.as_mut(), json).await;
     }
     if args.detach {
+        prepared.job.check_path()?;
         args.how.announce_deadline(&order);
-        let arguments = (args.credentials).resolved(arguments, &asked, &args.url);
+        let arguments = (args.credentials).resolved(arguments, &asked, &url);
         return detach(&prepared.job, arguments, args.how.json).map(Some);
     }
     let own = jobs::BackgroundProcess::claim()
@@ -177,59 +246,31 @@ async fn start(mut args: GetArgs, arguments: Vec<OsString>) -> handover::FollowR
         .qlog
         .open()
         .map_err(|e| TransferFailure::usage(format!("{e:#}")))?;
-    let rules = ClassRules {
-        rules: args.how.link.clone(),
-    };
-    let (monitor, _) = settings::watch(rules, None)
-        .await
-        .map_err(|error| TransferFailure::error(format!("{error:#}")))?;
+    let monitor = watch_links(&args.how.link).await?;
     let links = monitor.subscribe();
-    let tuning = SessionTuning {
-        drwa: args.drwa,
-        log: log.clone(),
-        ..args.how.tuning()
-    };
-    let purpose = match (args.forget, args.dry_run) {
-        (true, _) => TransportPurpose::Forget,
-        (_, true) => TransportPurpose::DryRun,
-        _ => TransportPurpose::Carry,
-    };
-    let transport = prepared.open_transport(&links, &tuning, purpose).await;
+    let tuning = args.tuning(log.clone());
+    let transport = prepared
+        .open_transport(&links, &tuning, TransportPurpose::Carry)
+        .await;
     let job = &prepared.job;
-    if args.forget {
-        return give_up(job, transport.proxy()).await.map(Some);
-    }
     let (stop, stopped) = watch::channel(false);
     let scheduler = args.how.scheduler();
     let rates = MeasuredRates::restore(&scheduler, &links.borrow());
-    let setting = TransferContext::standalone(links, stopped, scheduler.clone());
-    if args.dry_run {
-        job.refuse_existing()?;
-        let plan = match &transport {
-            TransferTransport::Direct(dial) => {
-                transfer::plan_direct(job, dial, setting, args.offline).await
-            }
-            TransferTransport::EndToEnd(dial) => {
-                transfer::plan_direct(job, &**dial, setting, args.offline).await
-            }
-            TransferTransport::Proxied(proxy) => {
-                transfer::plan_proxied(job, proxy, setting, args.offline).await
-            }
-        }?;
-        let text = match args.how.json {
-            true => json_of(&plan),
-            false => get_plan::render(&plan),
-        };
-        print_stdout(&text);
-        return Ok(Some(TransferExit::Done));
-    }
+    let setting = TransferContext {
+        rate_limiter: args.limit_rate.map(|rate| Arc::new(RateLimiter::new(rate))),
+        ..TransferContext::standalone(links, stopped, scheduler.clone())
+    };
     stop_on_signal(stop).map_err(|error| TransferFailure::error(format!("signals: {error}")))?;
     let mut observer: Box<dyn TransferObserver> = match own {
-        Some(own) => Box::new(ObserverPair(Box::new(LineObserver), Box::new(own))),
+        Some(own) => Box::new(ObserverPair(
+            Box::new(LineObserver::of_changes()),
+            Box::new(own),
+        )),
         None => args
             .how
             .observer(matches!(job.destination, Destination::Stdout)),
     };
+    job.check_path()?;
     args.how.announce_deadline(&order);
     let exit = transport.run(job, None, setting, observer.as_mut()).await;
     rates.save(&scheduler);
@@ -239,13 +280,68 @@ async fn start(mut args: GetArgs, arguments: Vec<OsString>) -> handover::FollowR
     Ok(Some(exit))
 }
 
+/// Plans a download, or discards a stopped one.
+async fn examine(args: &GetArgs, url: &Url) -> handover::FollowResult {
+    let order = args.order(url).map_err(TransferFailure::usage)?;
+    let asks_for_paid = args.how.asks_for_paid_links();
+    let mut prepared = PreparedTransfer::prepare(&order, order.job()?, asks_for_paid)?;
+    let monitor = watch_links(&args.how.link).await?;
+    let links = monitor.subscribe();
+    let tuning = args.tuning(None);
+    let purpose = match args.forget {
+        true => TransportPurpose::Forget,
+        false => TransportPurpose::DryRun,
+    };
+    let transport = prepared.open_transport(&links, &tuning, purpose).await;
+    let job = &prepared.job;
+    if args.forget {
+        return give_up(job, transport.proxy()).await.map(Some);
+    }
+    let (_stop, stopped) = watch::channel(false);
+    let scheduler = args.how.scheduler();
+    let _rates = MeasuredRates::restore(&scheduler, &links.borrow());
+    let setting = TransferContext::standalone(links, stopped, scheduler);
+    let plan = match &transport {
+        TransferTransport::Direct(dial) => {
+            transfer::plan_direct(job, dial, setting, args.offline).await
+        }
+        TransferTransport::EndToEnd(dial) => {
+            transfer::plan_direct(job, &**dial, setting, args.offline).await
+        }
+        TransferTransport::Proxied(proxy) => {
+            transfer::plan_proxied(job, proxy, setting, args.offline).await
+        }
+    }?;
+    let text = match args.how.json {
+        true => json_of(&plan),
+        false => get_plan::render(&plan),
+    };
+    print_stdout(&text);
+    Ok(Some(TransferExit::Done))
+}
+
+/// Says that a file exists, so that nothing is downloaded.
+fn say_skipped(job: &TransferJob, json: bool) {
+    let file = job.expected_path().display().to_string();
+    if json {
+        let event = serde_json::json!({"event": "skipped", "file": file,
+                                       "url": transfer::redact_url(&job.url)});
+        print_stdout(&event.to_string());
+    } else {
+        print_stderr(&format!("{file} exists already, so it is not downloaded"));
+    }
+}
+
 async fn give_up(
     job: &TransferJob,
     proxy: Option<&ProxyClient>,
 ) -> Result<TransferExit, TransferFailure> {
-    if matches!(job.destination, Destination::Stdout) {
+    if matches!(
+        job.destination,
+        Destination::Stdout | Destination::Device(_)
+    ) {
         return Err(TransferFailure::usage(
-            "--forget needs a file; standard output leaves none",
+            "--forget needs a file; standard output and devices leave none",
         ));
     }
     print_stderr(&forget(&job.expected_path(), &transfer::redact_url(&job.url), proxy).await?);
@@ -262,9 +358,12 @@ fn detach(
     arguments: Vec<OsString>,
     json: bool,
 ) -> Result<TransferExit, TransferFailure> {
-    if matches!(job.destination, Destination::Stdout) {
+    if matches!(
+        job.destination,
+        Destination::Stdout | Destination::Device(_)
+    ) {
         return Err(TransferFailure::usage(
-            "--detach cannot write to standard output; name a file with -o",
+            "--detach cannot write to standard output or a device; name a file with -o",
         ));
     }
     let named = std::path::absolute(job.expected_path())
@@ -301,8 +400,8 @@ fn detach(
         print_stdout(&begun.id.to_string());
         let (id, log) = (begun.id, begun.log_path());
         print_stderr(&format!(
-            "download {id} runs in the background: cedos status {id} | cedos ls | cedos cancel \
-             {id}; log: {}",
+            "Download {id} runs in the background. See also: cedos status {id}, cedos wait {id}, cedos cancel \
+             {id}, cedos ls. Its log: {}",
             log.display()
         ));
         if due && let Some(promised) = first_promise(id) {
@@ -330,27 +429,38 @@ fn first_promise(id: u64) -> Option<DeadlinePromise> {
 
 impl GetArgs {
     /// The option among these that no agent can follow, if any.
-    fn only_here(&self, to_output: bool) -> Option<&'static str> {
+    pub(super) fn only_here(&self, urls: &[Url], to_output: bool) -> Option<&'static str> {
         match () {
             () if to_output => Some("standard output"),
-            () if self.url.scheme() == "d2tp" => Some("d2tp://"),
+            () if urls.iter().any(|url| url.scheme() == "d2tp") => Some("d2tp://"),
             () if self.drwa.is_some() => Some("--drwa"),
             () if self.qlog.is_requested() => Some("--qlog"),
             () => None,
         }
     }
 
-    /// What was asked for.
-    fn order(&self) -> Result<TransferOrder, String> {
-        let mut order = TransferOrder::new(TransferVerb::Get, self.url.as_str());
+    /// How sessions are to send. `log`: their log.
+    pub(super) fn tuning(&self, log: Option<Arc<Qlog>>) -> SessionTuning {
+        SessionTuning {
+            drwa: self.drwa,
+            log,
+            ..self.how.tuning()
+        }
+    }
+
+    /// What was asked for, of one URL.
+    pub(super) fn order(&self, url: &Url) -> Result<TransferOrder, String> {
+        let mut order = TransferOrder::new(TransferVerb::Get, url.as_str());
         self.how.apply_to(&mut order)?;
         match &self.output {
             Some(path) if path.as_os_str() != "-" && path.is_dir() => {
                 order.folder = Some(path.clone());
             }
-            path => order.file.clone_from(path),
+            Some(path) => order.file = Some(path.clone()),
+            None => order.folder = downloads_folder()?,
         }
         order.integrity = self.integrity.clone();
+        order.limit_rate = self.limit_rate;
         order.allow_downgrade = self.allow_downgrade;
         order.headers.clone_from(&self.header);
         order.sealed = self.sealed;

@@ -1,11 +1,11 @@
 //! `cedos ls`, `status`, `why`, `pause`, `resume`, `cancel`, `retry`, `edit`, `wait`: transfers in the
-//! background. The agent is asked where it runs; without it the first two and `cancel` know of
-//! `cedos get --detach`.
+//! background. The agent answers if it runs; without it the first two and `cancel` handle downloads
+//! of `cedos get --detach`.
 
 use std::io::IsTerminal;
 use std::path::Path;
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::anyhow;
 use cedos_agent::agent::api::{AgentRequest, TermsChange};
@@ -13,16 +13,18 @@ use cedos_agent::agent::client::AgentApiClient;
 use cedos_agent::fetch::deadline_text::{describe_deadline, describe_time, parse_deadline};
 use cedos_agent::fetch::jobs::{self, BackgroundJob};
 use cedos_agent::fetch::option_parsers;
-use cedos_agent::fetch::outcome::{TransferExit, TransferFailure};
+use cedos_agent::fetch::outcome::{TransferExit, TransferFailure, TransferReason};
 use cedos_agent::fetch::report::{
-    BarObserver, DeadlinePromise, LineObserver, ON_TRACK, TransferObserver, human_bytes,
-    link_label, print_stderr, print_stdout,
+    BarObserver, LineObserver, ON_TRACK, TransferObserver, human_bytes, print_stderr, print_stdout,
 };
 use cedos_agent::order::Deadline;
+use cedos_agent::transfer_text::{
+    carried_by_link, deadline_of, networks_used, promise_of, wake_plan_text,
+};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{ArgAction, Args};
 use d2tp_sched::{CostPolicy, DeadlineFallback};
-use jiff::{Timestamp, Zoned};
+use jiff::Zoned;
 use serde_json::Value;
 
 use super::agent_start;
@@ -138,10 +140,10 @@ pub async fn ls(args: LsArgs) -> anyhow::Result<ExitCode> {
     }
     if !args.json {
         match (args.clear, transfers.len()) {
-            (true, 0) => print_stderr("no transfer has ended; nothing was removed from the list"),
-            (true, n) => print_stderr(&format!("removed from the list: {n}")),
+            (true, 0) => print_stderr("No transfer has ended, so the list stays as it is"),
+            (true, n) => print_stderr(&format!("Removed from the list: {n}")),
             (false, 0) => {
-                print_stderr("no downloads in the background; `cedos get --detach URL` starts one");
+                print_stderr("No transfers in the background. `cedos get URL --detach` starts one");
             }
             (false, _) => {}
         }
@@ -224,16 +226,49 @@ async fn cancel_one(id: u64, json: bool) -> anyhow::Result<u8> {
         }
         Err(failure) => return Err(said(failure)),
     }
-    // What it holds is put down first.
-    while let Ok(transfer) = agent.ask(&AgentRequest::Status { id }).await {
-        if matches!(state_of(&transfer), "cancelled" | "done" | "failed") {
-            show_line(&transfer, json);
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    let transfer = when_settled(&mut agent, id, STOP_MAX, has_stopped).await?;
+    show_line(&transfer, json);
     Ok(0)
 }
+
+/// How long a transfer may take to stop: it saves its part first.
+const STOP_MAX: Duration = Duration::from_secs(60); // a guess: a sync on a slow disk
+
+/// How long a transfer that was resumed is awaited before its state is shown.
+const RESUME_MAX: Duration = Duration::from_secs(1); // a guess: longer than it takes without a network
+
+/// Whether a transfer has stopped, for now or for good.
+fn has_stopped(state: &str) -> bool {
+    matches!(state, "paused" | "cancelled" | "done" | "failed")
+}
+
+/// Whether a transfer is under way again, or has ended.
+fn has_resumed(state: &str) -> bool {
+    !matches!(state, "paused" | "queued")
+}
+
+/// The transfer once its state is settled, or as it is after `at_most`.
+async fn when_settled(
+    agent: &mut AgentApiClient,
+    id: u64,
+    at_most: Duration,
+    is_settled: fn(&str) -> bool,
+) -> anyhow::Result<Value> {
+    let begun = Instant::now();
+    loop {
+        let transfer = agent
+            .ask(&AgentRequest::Status { id })
+            .await
+            .map_err(said)?;
+        if is_settled(state_of(&transfer)) || begun.elapsed() > at_most {
+            return Ok(transfer);
+        }
+        tokio::time::sleep(SETTLED_EVERY).await;
+    }
+}
+
+/// The interval at which the agent is asked whether a transfer's state is settled.
+const SETTLED_EVERY: Duration = Duration::from_millis(20);
 
 fn cancel_process(id: u64, json: bool) -> anyhow::Result<u8> {
     jobs::find(id)?.cancel()?;
@@ -243,27 +278,33 @@ fn cancel_process(id: u64, json: bool) -> anyhow::Result<u8> {
 
 /// Stops some for now.
 pub async fn pause(args: JobsArgs) -> anyhow::Result<ExitCode> {
-    ask_for_each("pause", &args, |id| AgentRequest::Pause { id }).await
+    let request = |id| AgentRequest::Pause { id };
+    ask_for_each("pause", &args, request, STOP_MAX, has_stopped).await
 }
 
 /// Goes on with some.
 pub async fn resume(args: JobsArgs) -> anyhow::Result<ExitCode> {
-    ask_for_each("resume", &args, |id| AgentRequest::Resume { id }).await
+    let request = |id| AgentRequest::Resume { id };
+    ask_for_each("resume", &args, request, RESUME_MAX, has_resumed).await
 }
 
 /// Begins again with some that failed or were cancelled.
 pub async fn retry(args: JobsArgs) -> anyhow::Result<ExitCode> {
-    ask_for_each("retry", &args, |id| AgentRequest::Retry { id }).await
+    let request = |id| AgentRequest::Retry { id };
+    ask_for_each("retry", &args, request, RESUME_MAX, has_resumed).await
 }
 
 async fn ask_for_each(
     verb: &str,
     args: &JobsArgs,
     request: impl Fn(u64) -> AgentRequest,
+    at_most: Duration,
+    is_settled: fn(&str) -> bool,
 ) -> anyhow::Result<ExitCode> {
     let mut agent = connect().await?;
     let ask = async |id| {
-        let transfer = agent.ask(&request(id)).await.map_err(said)?;
+        agent.ask(&request(id)).await.map_err(said)?;
+        let transfer = when_settled(&mut agent, id, at_most, is_settled).await?;
         show_line(&transfer, args.json);
         Ok(0)
     };
@@ -320,24 +361,20 @@ pub async fn edit(args: EditArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Other terms hold after so long.
+/// How long it takes until changed terms take effect.
 const EPOCH: Duration = Duration::from_millis(1_200); // a scheduling epoch, and a little
 
 /// The terms as they are now, and what is promised on them.
 fn terms_of(transfer: &Value, now: &Zoned) -> Vec<(&'static str, String)> {
-    let word = |field: &str| transfer[field].as_str().unwrap_or("?").to_owned();
     let mut lines = vec![
         (
             "Deadline",
             deadline_of(transfer).map_or("none".to_owned(), |at| describe_deadline(at, now)),
         ),
-        (
-            "Policy",
-            format!("{}, if late {}", word("policy"), word("if_late")),
-        ),
+        ("Networks", networks_used(transfer)),
     ];
     if let Some(bytes) = transfer["max_cell"].as_u64() {
-        lines.push(("Cellular", format!("{} at most", human_bytes(bytes))));
+        lines.push(("Metered", format!("{} at most", human_bytes(bytes))));
     }
     let promised = promise_of(transfer);
     lines.extend(promised.map(|promised| ("Promise", promised.describe())));
@@ -375,7 +412,7 @@ async fn wait_for_one(id: u64, json: bool) -> anyhow::Result<u8> {
     };
     let mut observer: Box<dyn TransferObserver> = match std::io::stderr().is_terminal() {
         true => Box::new(BarObserver::on_stderr()),
-        false => Box::new(LineObserver),
+        false => Box::new(LineObserver::with_progress()),
     };
     let ended = follow_existing(agent, id, observer.as_mut(), json).await;
     Ok(match ended.map_err(said)? {
@@ -463,9 +500,10 @@ fn headline(transfer: &Value) -> String {
         _ => String::new(),
     };
     let state_of = state_of(transfer);
-    let reason = transfer["reason"].as_str();
-    let reason = reason.filter(|_| state_of != "cancelled" && state_of != "paused");
-    let reason = reason.map(|r| format!(" ({r})")).unwrap_or_default();
+    let reason: Option<TransferReason> = serde_json::from_value(transfer["reason"].clone()).ok();
+    let reason = reason.filter(|_| matches!(state_of, "waiting" | "failed"));
+    let reason = reason.and_then(TransferReason::words);
+    let reason = reason.map(|words| format!(": {words}")).unwrap_or_default();
     let up = if transfer["verb"] == "put" {
         " ↑"
     } else {
@@ -491,15 +529,12 @@ fn listed(transfer: &Value, now: &Zoned) -> String {
     } else if transfer["last"]["deadline_met"] == false && state_of(transfer) != "cancelled" {
         line += "   late";
     }
+    if state_of(transfer) == "failed"
+        && let Some(why) = transfer["last"]["text"].as_str()
+    {
+        line += &format!("   {}", why.lines().next().unwrap_or_default());
+    }
     line
-}
-
-fn deadline_of(transfer: &Value) -> Option<Timestamp> {
-    transfer["deadline"].as_str()?.parse().ok()
-}
-
-fn promise_of(transfer: &Value) -> Option<DeadlinePromise> {
-    serde_json::from_value(transfer["promise"].clone()).ok()
 }
 
 fn details(transfer: &Value, all: bool) -> Vec<(&'static str, String)> {
@@ -519,41 +554,32 @@ fn details(transfer: &Value, all: bool) -> Vec<(&'static str, String)> {
         what.replace("--policy any", &format!("cedos edit {id} --policy any"))
             .replace(
                 "a larger --max-cell or budget",
-                &format!("cedos edit {id} --max-cell SIZE | cedos budget set SIZE"),
+                &format!("cedos edit {id} --max-cell SIZE, or cedos budget set SIZE"),
             )
     });
-    lines.extend(unblocks.map(|what| ("Unblocks", what)));
+    lines.extend(unblocks.map(|what| ("Ends with", what.replace(" | ", ", or "))));
     lines.extend(text("text").map(|text| ("Because", text)));
-    lines.extend(wake_plan_text(&transfer["vigil"]).map(|text| ("Asleep", text)));
+    lines.extend(wake_plan_text(&transfer["vigil"]).map(|text| ("Sleep", text)));
     match state_of(transfer) {
         "gone" => {
             let text = "its process was killed, or the machine restarted. Run the same command to \
                 resume";
             lines.push(("Because", text.into()));
         }
-        "queued" => lines.push((
+        // Only the agent tells the priority; without it the queue was read from the disk.
+        "queued" if transfer["priority"].is_null() => lines.push((
             "Because",
             format!("the agent is not running; `cedos wait {id}` starts it"),
         )),
-        "paused" => lines.push(("Unblocks", format!("cedos resume {id}"))),
+        "queued" => lines.push(("Because", "it is about to start".to_owned())),
+        "paused" => lines.push(("Ends with", format!("cedos resume {id}"))),
         _ => {}
     }
     if !all {
         return lines;
     }
     let shown = |field: &str| transfer[field].as_str().map(str::to_owned);
-    let links: Vec<String> = event["bytes_by_link"]
-        .as_object()
-        .into_iter()
-        .flatten()
-        .map(|(link, bytes)| {
-            let bytes = human_bytes(bytes.as_u64().unwrap_or(0));
-            format!("{} {bytes}", link_label(link))
-        })
-        .collect();
-    if !links.is_empty() {
-        lines.push(("Carried", links.join(", ")));
-    }
+    lines.extend(carried_by_link(transfer).map(|text| ("Carried", text)));
     lines.extend(shown("mode").map(|mode| ("Mode", mode)));
     let (url, file) = (shown("url"), shown("file"));
     let (from, to) = match transfer["verb"] == "put" {
@@ -565,44 +591,17 @@ fn details(transfer: &Value, all: bool) -> Vec<(&'static str, String)> {
     if let Some(at) = deadline {
         lines.push(("Deadline", describe_deadline(at, &Zoned::now())));
     }
-    lines.extend(shown("policy").map(|policy| ("Policy", policy)));
+    if transfer["policy"].is_string() {
+        lines.push(("Networks", networks_used(transfer)));
+    }
     lines.extend(shown("log").map(|log| ("Log", log)));
     lines
-}
-
-/// What the machine is asked for meanwhile.
-fn wake_plan_text(wake_plan_text: &Value) -> Option<String> {
-    let at = |field: &str| {
-        Some(describe_time(
-            wake_plan_text[field].as_str()?.parse().ok()?,
-            &Zoned::now(),
-        ))
-    };
-    // What is missing for it is in --json.
-    let lacks = |what: &str| {
-        let mut lacks = wake_plan_text["lacks"].as_array().into_iter().flatten();
-        lacks.any(|lack| lack.as_str().is_some_and(|lack| lack.starts_with(what)))
-    };
-    let unless_asleep = match lacks("it is not woken") {
-        true => ", unless it is asleep then",
-        false => "",
-    };
-    let look = at("look").map(|at| format!("looks for networks again at {at}{unless_asleep}"));
-    let start = at("start").map(|at| format!("begins at {at} at the latest"));
-    let awake = (wake_plan_text["awake"] == true).then(|| match lacks("it may sleep") {
-        true => "it may sleep while data flows".to_owned(),
-        false => "the machine is kept awake".to_owned(),
-    });
-    let words: Vec<String> = [look, start, awake].into_iter().flatten().collect();
-    if words.is_empty() {
-        return None;
-    }
-    Some(words.join("; "))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use jiff::Timestamp;
     use serde_json::json;
 
     #[test]
@@ -619,7 +618,7 @@ mod tests {
         let head = headline(&transfer);
         assert_eq!(
             head,
-            "#42 episode-118.mp3   61.00 MB / 94.00 MB   WAITING (path_cost)"
+            "#42 episode-118.mp3   61.00 MB / 94.00 MB   WAITING: only metered networks are up"
         );
         let lines = details(&transfer, false);
         let of = |label: &str| {
@@ -631,8 +630,8 @@ mod tests {
         ));
         assert!(of("Promise").starts_with("ready by "), "{lines:?}");
         assert_eq!(
-            of("Unblocks"),
-            "a free network | cedos edit 42 --policy any"
+            of("Ends with"),
+            "a free network, or cedos edit 42 --policy any"
         );
         assert_eq!(code_of(&transfer), 75);
     }
@@ -659,20 +658,10 @@ mod tests {
         transfer["standing"] = json!("done");
         transfer["last"] = json!({"deadline_met": false, "exit": 10});
         assert_eq!(listed(&transfer, &now), "#1 a   DONE   late");
-    }
-
-    #[test]
-    fn what_a_machine_cannot_do_asleep_is_said_without_the_systems_words() {
-        let text = wake_plan_text(&json!({
-            "look": "2030-01-31T07:30:00Z", "awake": true,
-            "lacks": [
-                "it is not woken to look for links: the machine has no clock that could wake it",
-                "it may sleep while data flows: logind is not reached: failed to connect",
-            ],
-        }));
-        let text = text.expect("it looks");
-        let sentence = ", unless it is asleep then; it may sleep while data flows";
-        assert!(text.ends_with(sentence), "{text}");
+        transfer["standing"] = json!("failed");
+        let text = "origin.example answers 404 Not Found for /a";
+        transfer["last"] = json!({"deadline_met": null, "exit": 1, "text": text});
+        assert_eq!(listed(&transfer, &now), format!("#1 a   FAILED   {text}"));
     }
 
     #[test]
@@ -685,8 +674,9 @@ mod tests {
         assert_eq!(
             lines,
             [(
-                "Unblocks",
-                "a free network | cedos edit 3 --max-cell SIZE | cedos budget set SIZE".to_owned()
+                "Ends with",
+                "a free network, or cedos edit 3 --max-cell SIZE, or cedos budget set SIZE"
+                    .to_owned()
             )]
         );
     }

@@ -1,4 +1,4 @@
-//! Handing a transfer to the agent, and following it from the command line.
+//! Passes a transfer to the agent, and follows it from the command line.
 
 use std::time::Duration;
 
@@ -8,14 +8,14 @@ use cedos_agent::fetch::outcome::{TransferExit, TransferFailure};
 use cedos_agent::fetch::report::{
     DeadlinePromise, ON_TRACK, TransferEvent, TransferObserver, percent, print_stderr, print_stdout,
 };
-use cedos_agent::order::TransferOrder;
+use cedos_agent::order::{TransferOrder, TransferVerb};
 use d2tp_sched::format_duration;
 use serde_json::Value;
 use tokio::sync::watch;
 
 use super::transfer_args::stop_except_on_hangup;
 
-/// Exit code of what has not ended: come back later.
+/// The exit code if a transfer has not ended yet.
 pub const STILL_WAITING: u8 = 75; // EX_TEMPFAIL of sysexits.h
 
 /// How long who leaves a transfer waits to hear whether it can be in time: as long as an origin that is
@@ -24,6 +24,11 @@ pub const SIZE_KNOWN_WITHIN: Duration = Duration::from_secs(1); // a guess
 
 /// How a transfer that was followed ended; none if it goes on without us.
 pub type FollowResult = Result<Option<TransferExit>, TransferFailure>;
+
+/// The number that a command ends with.
+pub fn exit_number(exit: Option<TransferExit>) -> u8 {
+    exit.map_or(STILL_WAITING, |exit| exit as u8)
+}
 
 /// Hands it over and returns; prints its number.
 ///
@@ -48,9 +53,12 @@ pub async fn submit(
     } else {
         print_stdout(&id.to_string());
         print_stderr(&format!(
-            "the agent runs {} {id}: cedos why {id} | cedos ls | cedos wait {id} | cedos cancel \
-             {id}",
-            verb.as_str()
+            "The agent carries out {} {id}. See also: cedos why {id}, cedos wait {id}, cedos cancel {id}, \
+             cedos ls",
+            match verb {
+                TransferVerb::Get => "download",
+                TransferVerb::Put => "upload",
+            }
         ));
         if due && let Some(promised) = first_promise(&mut agent).await {
             warn_if_unlikely(&promised);
@@ -124,7 +132,8 @@ pub async fn follow_existing(
     attend(agent, id, observer, json, None).await
 }
 
-async fn add(
+/// Adds a transfer to the agent's queue. Returns the agent's answer, with its number and its file.
+pub async fn add(
     agent: &mut AgentApiClient,
     order: TransferOrder,
     patient: bool,

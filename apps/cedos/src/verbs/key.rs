@@ -1,4 +1,4 @@
-//! `cedos key`: the keys hosts are known by.
+//! `cedos key`: the keys that identify hosts.
 
 use cedos_terminal::{print_stderr, print_stdout};
 use std::path::PathBuf;
@@ -19,7 +19,7 @@ enum KeyVerb {
     /// Make a new private key and print its public key
     Gen {
         /// Where to write it; without this the private key goes to stdout, the public one to stderr
-        #[arg(short, long, value_name = "FILE")]
+        #[arg(short, long = "output", alias = "out", value_name = "FILE")]
         out: Option<PathBuf>,
         /// Print one JSON object: `public_key`, and `file` or `secret_key`
         #[arg(long)]

@@ -1,22 +1,41 @@
-//! One file per verb: its command line, and nothing of its work. `transfer_args.rs` is what two share.
+//! One file per verb, with its command line only. `transfer_args.rs` has the options that two verbs
+//! share.
 
 pub mod agent;
-mod agent_start;
+pub mod agent_start;
+mod agent_unit;
+mod balancer_args;
+pub mod browser;
+pub mod completions;
+pub mod config;
 mod credentials;
 pub mod descriptor_limit;
+mod device_links;
+pub mod doctor;
 pub mod get;
+mod get_batch;
 pub mod get_jobs;
 pub mod get_plan;
 pub mod handover;
+pub mod join;
 pub mod key;
 pub mod log_levels;
 pub mod net;
+pub mod page;
+mod pairing_args;
 pub mod play;
 pub mod prox;
+mod prox_config;
+mod prox_control;
+mod prox_sockets;
+mod proxy_options;
 pub mod put;
 pub mod qlog;
+pub mod receive;
 pub mod run;
+pub mod send;
 pub mod serve;
 pub mod transfer_args;
 pub mod transport;
 pub mod url;
+mod url_list;

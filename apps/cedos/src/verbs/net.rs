@@ -1,4 +1,4 @@
-//! `cedos net`, `cedos budget`: the networks and what they may cost.
+//! `cedos net`, `cedos budget`: networks, their costs and limits.
 
 use cedos_terminal::is_stdout_closed;
 use std::process::ExitCode;
@@ -180,6 +180,12 @@ fn show(link: &Value, json: bool) {
         true => ", requires a sign-in",
         false => "",
     };
+    let udp = match link["udp"].as_str() {
+        Some("blocked") => ", blocks UDP (packets go over TCP)",
+        Some("intercepted") => ", blocks UDP, and something else answers for the proxy",
+        Some("unreachable") => ", reaches the proxy neither over UDP nor over TCP",
+        _ => "",
+    };
     let cap = &link["cap"];
     let cap = match (cap["used"].as_u64(), cap["cap"].as_u64()) {
         (Some(used), Some(cap)) => {
@@ -198,7 +204,7 @@ fn show(link: &Value, json: bool) {
         false => format!(", carries {}", on_it.join(" ")),
     };
     print_stdout(&format!(
-        "{}: {}, {} ({}){on}{portal}{usable}{rate}{trip}{cap}{on_it}",
+        "{}: {}, {} ({}){on}{portal}{udp}{usable}{rate}{trip}{cap}{on_it}",
         text("link"),
         text("kind"),
         text("class"),
@@ -234,8 +240,21 @@ pub async fn budget(args: BudgetArgs) -> anyhow::Result<ExitCode> {
             cutoff,
         },
     };
+    let is_change = matches!(request, AgentRequest::BudgetSet { .. });
     let answer = agent_start::connect_or_start().await?.ask(&request).await;
     let answer = answer.map_err(|failure| anyhow!(failure.text))?;
+    if is_change {
+        let settings = settings::UserSettings::load(None)?;
+        let keys = ["budget.cap", "budget.reset_day", "budget.cutoff"];
+        for key in keys {
+            if let (Some(text), source) = (settings.chosen(key), settings.value(key).1) {
+                print_stderr(&format!(
+                    "note: {key} = {text} in {source} holds again when the agent starts next; change it by \
+                     `cedos config set {key}`"
+                ));
+            }
+        }
+    }
     if args.json {
         let told = json!({"cap": answer["cap"], "used": answer["used"], "left": answer["left"],
                           "over": answer["over"], "cutoff": answer["cutoff"], "since": answer["since"],

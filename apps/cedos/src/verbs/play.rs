@@ -1,4 +1,4 @@
-//! `cedos play URL -- PLAYER…`: a link as of `cedos url`, and a player that reads it.
+//! `cedos play URL -- PLAYER…`: serves a link like `cedos url`, and starts a player that reads it.
 
 use std::process::{ExitCode, Stdio};
 use std::time::Duration;

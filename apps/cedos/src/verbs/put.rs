@@ -5,11 +5,11 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
-use d2tp_links::ClassRules;
 use tokio::sync::watch;
 use url::Url;
 
 use super::credentials::{CredentialArgs, hide_passwords};
+use super::device_links::watch_links;
 use super::handover;
 use super::transfer_args::{TransferArgs, stop_on_signal};
 use cedos_agent::fetch::measured_rates::MeasuredRates;
@@ -17,7 +17,6 @@ use cedos_agent::fetch::outcome::TransferFailure;
 use cedos_agent::fetch::transfer::TransferContext;
 use cedos_agent::order::{TransferOrder, TransferVerb};
 use cedos_agent::prepared_transfer::{PreparedTransfer, TransportPurpose};
-use cedos_agent::settings;
 
 /// Upload FILE to URL through a proxy by a deadline, over free networks first.
 ///
@@ -35,6 +34,9 @@ pub struct PutArgs {
     /// Where to: http:// or https://
     url: Url,
 
+    #[command(flatten)]
+    how: TransferArgs,
+
     /// POST instead of PUT. It is sent to the server at most once
     #[arg(long)]
     post: bool,
@@ -49,9 +51,6 @@ pub struct PutArgs {
     /// Leave it to the agent and return
     #[arg(long)]
     detach: bool,
-
-    #[command(flatten)]
-    how: TransferArgs,
 }
 
 fn parse_type(text: &str) -> Result<String, String> {
@@ -97,12 +96,7 @@ async fn start(mut args: PutArgs) -> handover::FollowResult {
     let mut reading = args.how.digest_progress();
     let event = move |bytes, of| reading.update(bytes, of);
     let upload_body = prepared.open_upload_body(stopped.clone(), event).await?;
-    let rules = ClassRules {
-        rules: args.how.link.clone(),
-    };
-    let (monitor, _) = settings::watch(rules, None)
-        .await
-        .map_err(|error| TransferFailure::error(format!("{error:#}")))?;
+    let monitor = watch_links(&args.how.link).await?;
     args.how.announce_deadline(&order);
     let mut observer = args.how.observer(false);
     let links = monitor.subscribe();

@@ -1,8 +1,9 @@
-//! `--qlog DIR`: where sessions write what they do, the same for every verb that has any.
+//! `--qlog DIR`: the folder for the logs of sessions, for every verb with sessions.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use crate::help::EXPERT;
 use anyhow::Context;
 use clap::{Args, ValueEnum};
 use d2tp_driver::{Qlog, TraceLevel};
@@ -22,10 +23,10 @@ enum QlogPackets {
 #[derive(Debug, Args)]
 pub struct QlogArgs {
     /// Write a qlog file for each session into this directory (docs/qlog.md)
-    #[arg(long, value_name = "DIR", env = "QLOGDIR")]
+    #[arg(long, value_name = "DIR", env = "QLOGDIR", help_heading = EXPERT)]
     qlog: Option<PathBuf>,
     /// Which packets the qlog lists; events and metrics are always in it
-    #[arg(long, value_name = "WHICH", default_value = "sampled")]
+    #[arg(long, value_name = "WHICH", default_value = "sampled", help_heading = EXPERT)]
     qlog_packets: QlogPackets,
 }
 

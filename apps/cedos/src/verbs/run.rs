@@ -1,4 +1,4 @@
-//! `cedos run -- CMD`: this file turns options into a program that runs, and the way its connections go.
+//! `cedos run -- CMD`: turns options into a running program, and the transport of its connections.
 //!
 //! Everything up to the program's start happens before this process has threads.
 
@@ -13,9 +13,9 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
 use cedos_agent::fetch::deadline_text::describe_deadline;
+use cedos_agent::fetch::option_parsers;
 use cedos_agent::proxy::{
-    ANSWER_LIMIT, ClientPolicy, ConnOptions, LocalProxyListener, NameLookup, ProxySession,
-    ProxySessionPeer,
+    ClientPolicy, ConnOptions, LocalProxyListener, NameLookup, ProxySession, ProxySessionPeer,
 };
 use cedos_prox::parse_key;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
@@ -25,15 +25,18 @@ use d2tp_catch::{
     launch,
 };
 use d2tp_driver::{Admission, PublicKey, ServerAddress};
-use d2tp_links::{ClassRule, ClassRules, LinkMonitor};
+use d2tp_links::ClassRule;
 use d2tp_sched::CostPolicy;
 use tokio::sync::mpsc;
 
 use super::descriptor_limit::raise_descriptor_limit;
+use super::device_links::watch_links;
 use super::key;
 use super::log_levels::log_warnings;
+use super::proxy_options::ProxyOptions;
 use super::transfer_args::word_parser;
 use super::transport::TransportArgs;
+use crate::help::{COST_AND_TIME, EXPERT};
 use crate::run::{
     CallHandler, CaptureChoice, CaptureMode, ProgramServers, ProgramServing, SignalForwarder,
     choose, ensure_library, take_packets, wait_for_program,
@@ -53,27 +56,22 @@ pub struct RunArgs {
     #[arg(long)]
     strict: bool,
 
-    /// How to catch its connections [default: the first of these that works]
-    #[arg(long, value_name = "RUNG", value_parser = PossibleValuesParser::new(CaptureMode::ALL.map(CaptureMode::as_str)).try_map(|word| word.parse::<CaptureMode>()))]
-    rung: Option<CaptureMode>,
-
     /// End connections at TIME: 07:30 (the next one), 7pm, tomorrow 07:30, friday 16:00, 2030-01-31 07:30,
     /// +45m
-    #[arg(long, value_name = "TIME")]
+    #[arg(long, value_name = "TIME", help_heading = COST_AND_TIME)]
     by: Option<String>,
 
     /// When to use metered networks [default: any; free-first with --by]
-    #[arg(long, value_parser = word_parser::<CostPolicy, 5>(CostPolicy::ALL.map(CostPolicy::as_str)))]
+    #[arg(long, value_parser = word_parser::<CostPolicy, 5>(CostPolicy::ALL.map(CostPolicy::as_str)), help_heading = COST_AND_TIME)]
     policy: Option<CostPolicy>,
 
-    /// Use this proxy: d2tp://host:port/KEY
-    #[arg(long, value_name = "ADDR", env = "CEDOS_PROX")]
-    prox: Option<String>,
+    #[command(flatten)]
+    proxy: ProxyOptions,
 
-    /// Refuse connections when the proxy has not answered for so many seconds although a network is up;
-    /// 0: they wait as long as the program does
-    #[arg(long, value_name = "SECONDS", default_value_t = ANSWER_LIMIT.as_secs())]
-    proxy_timeout: u64,
+    /// Refuse connections when the proxy has not answered for this long although a network is up; 0: they
+    /// wait as long as the program does
+    #[arg(long, value_name = "SPAN", default_value = "30s", value_parser = parse_answer_limit, help_heading = EXPERT)]
+    proxy_timeout: AnswerLimit,
 
     /// Connect to this D2TP server instead, whatever host and port the program names: d2tp://host:port/KEY,
     /// as `cedos run --listen` prints it
@@ -85,8 +83,12 @@ pub struct RunArgs {
     key: Option<PathBuf>,
 
     /// Set what a network costs: wwan0=metered, wlan0=free, rmnet*=roaming
-    #[arg(long, value_name = "NAME=CLASS", action = ArgAction::Append)]
+    #[arg(long, value_name = "NAME=CLASS", action = ArgAction::Append, help_heading = COST_AND_TIME)]
     link: Vec<ClassRule>,
+
+    /// How to catch its connections [default: the first of these that works]
+    #[arg(long, value_name = "RUNG", value_parser = PossibleValuesParser::new(CaptureMode::ALL.map(CaptureMode::as_str)).try_map(|word| word.parse::<CaptureMode>()), help_heading = EXPERT)]
+    rung: Option<CaptureMode>,
 
     /// The program is a server: make each TCP port at which it listens a D2TP server
     #[arg(long)]
@@ -111,6 +113,19 @@ pub struct RunArgs {
     /// The program and its arguments
     #[arg(last = true, required = true)]
     command: Vec<OsString>,
+}
+
+/// How long a proxy may take to answer; `None`: forever.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct AnswerLimit(Option<Duration>);
+
+/// Reads a length of time, or `0` for no limit. A number alone is seconds.
+fn parse_answer_limit(text: &str) -> Result<AnswerLimit, String> {
+    match text.parse::<u64>() {
+        Ok(0) => Ok(AnswerLimit(None)),
+        Ok(seconds) => Ok(AnswerLimit(Some(Duration::from_secs(seconds)))),
+        Err(_) => option_parsers::parse_span(text).map(|span| AnswerLimit(Some(span))),
+    }
 }
 
 /// Exit code of a command line that makes no sense.
@@ -153,12 +168,17 @@ fn prepare(args: &RunArgs) -> anyhow::Result<PreparedRun> {
     let program = Executable::find(&args.command[0])?;
     let conn_options = ConnOptions::of(args.by.as_deref(), args.policy, &jiff::Zoned::now());
     let conn_options = conn_options.map_err(|text| anyhow!("{text}"))?;
-    let server_text = args.to.as_deref().or(args.prox.as_deref());
+    let server_text = match &args.to {
+        Some(to) => Some(to.clone()),
+        None => args.proxy.address()?,
+    };
     let server = match server_text.filter(|text| !text.is_empty()) {
         Some(text) => Some(text.parse::<ServerAddress>()?),
         // A server may answer and never call.
         None if args.listen => None,
-        None => bail!("no proxy: give --prox d2tp://host:port/KEY, or set CEDOS_PROX"),
+        None => {
+            bail!("no proxy: join one (`cedos join LINE`), or give --prox d2tp://host:port/KEY")
+        }
     };
     let admission = match (args.listen, args.allow_any_client, &args.allow_clients[..]) {
         (false, ..) => None,
@@ -218,7 +238,8 @@ async fn carry(
     } = prepared;
     raise_descriptor_limit();
     let key = key::load_device_key(args.key.as_deref())?;
-    let (_, monitor) = LinkMonitor::start(ClassRules { rules: args.link }).await?;
+    let monitor = watch_links(&args.link).await;
+    let monitor = monitor.map_err(|failure| anyhow!(failure.text))?;
     let is_called = server.is_some();
     let server = server.unwrap_or_else(|| nowhere(&key));
     let far = match args.to {
@@ -229,8 +250,7 @@ async fn carry(
     let line = ProxySession::new(far, server, key.clone(), monitor.subscribe(), |config| {
         args.transport.apply(config);
     });
-    let limit = (args.proxy_timeout > 0).then(|| Duration::from_secs(args.proxy_timeout));
-    line.set_answer_limit(limit);
+    line.set_answer_limit(args.proxy_timeout.0);
     line.report_carriers();
     if let Ok(agent) = cedos_agent::agent::socket_path() {
         line.set_agent(agent);
@@ -361,6 +381,8 @@ fn nowhere(key: &d2tp_driver::SecretKey) -> ServerAddress {
         // The discard service: nobody answers with this key.
         port: 9,
         key: key.public(),
+        stream: None,
+        nodes: Default::default(),
     }
 }
 
@@ -370,7 +392,7 @@ fn say(chosen: &CaptureChoice, namespace: ProgramNamespace) {
         ProgramNamespace::Own | ProgramNamespace::Tun => ", in a network namespace of its own",
     };
     print_stderr(&format!(
-        "cedos run: {}{walls}: {}",
+        "cedos run: {}{walls}: catches the connections ({})",
         chosen.mode, chosen.reason
     ));
 }
@@ -412,4 +434,20 @@ fn preload_variables(library: &Path, ask: &OsStr) -> Vec<(OsString, OsString)> {
         ("LD_PRELOAD".into(), list),
         (VARIABLE.into(), ask.to_owned()),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_limit_for_answers_is_a_length_of_time_or_none() {
+        let limit = |text: &str| parse_answer_limit(text).map(|limit| limit.0);
+        assert_eq!(limit("0"), Ok(None));
+        assert_eq!(limit("2"), Ok(Some(Duration::from_secs(2))));
+        assert_eq!(limit("1m30s"), Ok(Some(Duration::from_secs(90))));
+        // The default of the option.
+        assert_eq!(limit("30s"), Ok(Some(cedos_agent::proxy::ANSWER_LIMIT)));
+        assert!(limit("soon").is_err());
+    }
 }

@@ -1,5 +1,4 @@
-//! `cedos serve`: this file turns options into a server, or a device that listens, and says how it is
-//! reached.
+//! `cedos serve`: turns options into a server, or a device that listens, and prints its address.
 
 use cedos_terminal::{print_stdout, stdout_result};
 use std::collections::BTreeSet;
@@ -9,15 +8,17 @@ use std::sync::Arc;
 
 use anyhow::{Context, anyhow};
 use cedos_agent::fetch::session_refusal::{host_and_port, session_refusal};
+use cedos_agent::settings::UserSettings;
 use cedos_prox::parse_key;
 use clap::Args;
 use d2tp_driver::{
     Admission, Device, DeviceOptions, EndpointConfig, Flow, LinkUse, MemoryPool, PublicKey, Server,
     ServerAddress, ServerOptions,
 };
-use d2tp_links::{ClassRules, CostClass, LinkMonitor};
+use d2tp_links::CostClass;
 use tokio::signal::unix::{SignalKind, signal};
 
+use super::device_links::watch_links;
 use super::key;
 use super::log_levels::log_warnings;
 use super::prox::host_for_devices;
@@ -30,12 +31,17 @@ use crate::serve::{DirectoryAccess, FileService, HiddenFiles, answer};
 pub struct ServeArgs {
     /// The directory whose files are served
     directory: PathBuf,
-    /// UDP address to listen on [default: port 4434 of all addresses]
+    /// Listen on this UDP address, and use no proxy [default without a proxy: port 4434 of all addresses]
     #[arg(long, value_name = "ADDR", conflicts_with = "prox")]
     listen: Option<SocketAddr>,
-    /// Be reachable through this proxy, as `cedos prox` prints it; packets go directly where possible
-    #[arg(long, value_name = "ADDR")]
-    prox: Option<ServerAddress>,
+    /// Be reachable through this proxy; packets go directly where possible: a name in the settings, or
+    /// d2tp://host:port/KEY [default: $CEDOS_PROX, or the settings' proxy.default]
+    // No `env`: with --listen it would be a conflict.
+    #[arg(long, value_name = "PROXY")]
+    prox: Option<String>,
+    /// Use no proxy, whatever the settings say
+    #[arg(long)]
+    no_prox: bool,
     /// Private key file, from `cedos key gen` [default: this device's own]
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
@@ -94,8 +100,15 @@ pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
     args.transport.apply(&mut config);
     log_warnings();
     let mut terminate = signal(SignalKind::terminate()).context("cannot wait for SIGTERM")?;
+    // From now on: Ctrl-C right after the address is printed ends it cleanly, too.
+    let mut interrupt = signal(SignalKind::interrupt()).context("cannot wait for Ctrl-C")?;
     let serve = |flow: Flow| tokio::spawn(answer(flow, files.clone()));
-    let Some(server) = args.prox else {
+    let is_alone = args.no_prox || args.listen.is_some();
+    let proxy = UserSettings::load(None)?.proxy(args.prox.as_slice(), is_alone)?;
+    let proxy = proxy
+        .map(|text| text.parse::<ServerAddress>())
+        .transpose()?;
+    let Some(server) = proxy else {
         let default = || LISTEN_DEFAULT.parse().expect("an address");
         let listen = args.listen.unwrap_or_else(default);
         config.memory = MemoryPool::new(SESSION_MEMORY_BYTES_MAX);
@@ -110,6 +123,8 @@ pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
             host: host_for_devices(local).await.to_string(),
             port: local.port(),
             key: server.public_key(),
+            stream: None,
+            nodes: Default::default(),
         };
         print_stdout(&format!("{address}/"));
         stdout_result()?;
@@ -120,7 +135,7 @@ pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
                     None => return Ok(()),
                 },
                 _ = terminate.recv() => break,
-                _ = tokio::signal::ctrl_c() => break,
+                _ = interrupt.recv() => break,
             }
         }
         server.close().await;
@@ -135,7 +150,8 @@ pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
         config,
     })
     .await?;
-    let (_, monitor) = LinkMonitor::start(ClassRules::default()).await?;
+    let monitor = watch_links(&[]).await;
+    let monitor = monitor.map_err(|failure| anyhow!(failure.text))?;
     if here {
         device.use_default_route()?;
     } else {
@@ -161,7 +177,7 @@ pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
                 None => return Ok(()),
             },
             _ = terminate.recv() => break,
-            _ = tokio::signal::ctrl_c() => break,
+            _ = interrupt.recv() => break,
         }
     }
     drop(listener);

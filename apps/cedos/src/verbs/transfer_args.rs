@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use clap::{ArgAction, Args};
+use clap::{ArgAction, Args, FromArgMatches};
 use d2tp_driver::AckOffload;
 use d2tp_links::ClassRule;
 use d2tp_sched::{CostPolicy, DeadlineFallback};
@@ -15,7 +15,9 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
 use super::agent_start;
+use super::proxy_options::ProxyOptions;
 use super::transport::TransportArgs;
+use crate::help::{COST_AND_TIME, EXPERT, TRUST};
 use cedos_agent::agent::client::AgentApiClient;
 use cedos_agent::fetch::deadline_text::{describe_order_deadline, parse_deadline};
 use cedos_agent::fetch::jobs;
@@ -27,6 +29,7 @@ use cedos_agent::fetch::report::{
 };
 use cedos_agent::order::{Deadline, TransferOrder};
 use cedos_agent::prepared_transfer::SessionTuning;
+use cedos_agent::settings::UserSettings;
 use d2tp_driver::SchedulerHandle;
 use d2tp_sched::SchedulerKind;
 
@@ -47,72 +50,71 @@ fn parse_offload(text: &str) -> Result<AckOffload, String> {
 #[derive(Debug, Args)]
 pub struct TransferArgs {
     /// Finish by TIME: 07:30 (the next one), 7pm, tomorrow 07:30, friday 16:00, 2030-01-31 07:30, +45m
-    #[arg(long, value_name = "TIME", group = "when")]
+    #[arg(long, value_name = "TIME", group = "when", help_heading = COST_AND_TIME)]
     by: Option<String>,
 
     /// Finish within SPAN from now: 2h, 45m, 1h30m [default: 6h]
-    #[arg(long, value_name = "SPAN", group = "when", value_parser = option_parsers::parse_span, allow_hyphen_values = true)]
+    #[arg(long, value_name = "SPAN", group = "when", value_parser = option_parsers::parse_span, allow_hyphen_values = true, help_heading = COST_AND_TIME)]
     within: Option<Duration>,
 
     /// No deadline: wait for free networks, however long it takes
-    #[arg(long, group = "when")]
+    #[arg(long, group = "when", help_heading = COST_AND_TIME)]
     when_free: bool,
 
     /// Start at once on any network, or fail
-    #[arg(long, group = "when")]
+    #[arg(long, group = "when", help_heading = COST_AND_TIME)]
     pub now: bool,
 
     /// When to use metered networks [default: free-first; any with --now; free-only with --when-free]
-    #[arg(long, value_parser = word_parser::<CostPolicy, 5>(CostPolicy::ALL.map(CostPolicy::as_str)))]
+    #[arg(long, value_parser = word_parser::<CostPolicy, 5>(CostPolicy::ALL.map(CostPolicy::as_str)), help_heading = COST_AND_TIME)]
     policy: Option<CostPolicy>,
 
     /// Use at most this much metered data: 50M, 1.5G
-    #[arg(long, value_name = "SIZE", value_parser = option_parsers::parse_bytes, allow_hyphen_values = true)]
+    #[arg(long, value_name = "SIZE", value_parser = option_parsers::parse_bytes, allow_hyphen_values = true, help_heading = COST_AND_TIME)]
     pub max_cell: Option<u64>,
 
-    /// Send acknowledgements for Wi-Fi over other networks, which makes Wi-Fi faster: never, over free
-    /// networks, or also over metered ones, up to this many bytes a second
-    #[arg(long, value_name = "never|free|BYTES", default_value = "free", value_parser = parse_offload)]
-    pub offload_acks: AckOffload,
+    /// What to do when free networks alone will miss the deadline [default: cell]
+    #[arg(long, value_parser = word_parser::<DeadlineFallback, 3>(DeadlineFallback::ALL.map(DeadlineFallback::as_str)), help_heading = COST_AND_TIME)]
+    if_late: Option<DeadlineFallback>,
 
-    /// What to do when free networks alone will miss the deadline
-    #[arg(long, default_value = "cell", value_parser = word_parser::<DeadlineFallback, 3>(DeadlineFallback::ALL.map(DeadlineFallback::as_str)))]
-    pub if_late: DeadlineFallback,
+    /// Set what a network costs: wwan0=metered, wlan0=free, rmnet*=roaming
+    #[arg(long, value_name = "NAME=CLASS", action = ArgAction::Append, help_heading = COST_AND_TIME)]
+    pub link: Vec<ClassRule>,
 
-    /// Use this proxy: d2tp://host:port/KEY
-    #[arg(long, value_name = "ADDR", env = "CEDOS_PROX")]
-    prox: Option<String>,
+    /// Priority when not all transfers can be on time: 0 to 7, 7 goes first
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u8).range(..=7), help_heading = COST_AND_TIME)]
+    priority: u8,
 
     /// This device's private key file, by which the proxy knows it [default: $CEDOS_KEY_FILE, or
     /// ~/.config/cedos/key, which is made on first use]
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = TRUST)]
     pub key: Option<PathBuf>,
 
-    /// Set what a network costs: wwan0=metered, wlan0=free, rmnet*=roaming
-    #[arg(long, value_name = "NAME=CLASS", action = ArgAction::Append)]
-    pub link: Vec<ClassRule>,
+    /// Send acknowledgements for Wi-Fi over other networks, which makes Wi-Fi faster: never, over free
+    /// networks, or also over metered ones, up to this many bytes a second
+    #[arg(long, value_name = "never|free|BYTES", default_value = "free", value_parser = parse_offload, help_heading = EXPERT)]
+    pub offload_acks: AckOffload,
+
+    #[command(flatten)]
+    proxy: ProxyOptions,
 
     /// Give up after this many tries without new data
-    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..), help_heading = EXPERT)]
     pub tries: u32,
 
     /// Drop a connection that was silent for this long
-    #[arg(long, value_name = "SPAN", default_value = "10s", value_parser = option_parsers::parse_span, allow_hyphen_values = true)]
+    #[arg(long, value_name = "SPAN", default_value = "10s", value_parser = option_parsers::parse_span, allow_hyphen_values = true, help_heading = EXPERT)]
     pub stall: Duration,
 
-    /// Priority when not all transfers can be on time: 0 to 7, 7 goes first
-    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u8).range(..=7))]
-    priority: u8,
-
     /// Scheduler that decides when metered networks are used [default: d2sched]
-    #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(SchedulerKind::ALL.map(SchedulerKind::as_str)).try_map(|word| word.parse::<SchedulerKind>()))]
+    #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(SchedulerKind::ALL.map(SchedulerKind::as_str)).try_map(|word| word.parse::<SchedulerKind>()), help_heading = EXPERT)]
     pub scheduler: Option<SchedulerKind>,
 
     #[command(flatten)]
     pub transport: TransportArgs,
 
     /// Do not hand it to the agent; run in this process
-    #[arg(long)]
+    #[arg(long, help_heading = EXPERT)]
     alone: bool,
 
     /// Print one JSON object per line: begun, progress, switch, waiting, note, and last done or error
@@ -129,14 +131,24 @@ where
 }
 
 impl TransferArgs {
+    /// The options of a transfer that a program asks for: all from the settings and the defaults.
+    pub fn default_for_program() -> TransferArgs {
+        let command = TransferArgs::augment_args(clap::Command::new("cedos"));
+        let matches = command.get_matches_from(["cedos"]);
+        TransferArgs::from_arg_matches(&matches).expect("every option has a default")
+    }
+
     /// By when.
-    pub fn deadline(&self) -> Result<Option<Deadline>, String> {
+    fn deadline(&self, settings: &UserSettings) -> Result<Option<Deadline>, String> {
         let within = |span: Duration| Deadline::WithinS(span.as_secs_f64());
         Ok(match (&self.by, self.within) {
             (Some(by), _) => Some(parse_deadline(by, &jiff::Zoned::now())?),
             (None, Some(span)) => Some(within(span)),
             (None, None) if self.when_free || self.now => None,
-            (None, None) => Some(within(WITHIN_DEFAULT)),
+            (None, None) => {
+                let chosen = settings.parsed("transfer.within", option_parsers::parse_span);
+                Some(within(chosen.unwrap_or(WITHIN_DEFAULT)))
+            }
         })
     }
 
@@ -160,17 +172,32 @@ impl TransferArgs {
         ));
     }
 
+    /// Tells people the deadline of several transfers by the first of them.
+    pub fn announce_deadline_of(&self, first: Option<&TransferOrder>) {
+        if let Some(order) = first {
+            self.announce_deadline(order);
+        }
+    }
+
     /// What these options say of an order.
     pub fn apply_to(&self, order: &mut TransferOrder) -> Result<(), String> {
-        order.deadline = self.deadline()?;
-        order.policy = self.policy().as_str().to_owned();
-        order.if_late = self.if_late.as_str().to_owned();
+        let settings = UserSettings::load(None).map_err(|error| error.to_string())?;
+        order.deadline = self.deadline(&settings)?;
+        order.policy = self.policy(&settings).as_str().to_owned();
+        let if_late = self.if_late;
+        let if_late = if_late.or_else(|| settings.parsed("transfer.if_late", str::parse));
+        order.if_late = if_late
+            .unwrap_or(DeadlineFallback::Cell)
+            .as_str()
+            .to_owned();
         order.now = self.now;
-        order.max_cell = self.max_cell;
+        let max_cell = || settings.parsed("transfer.max_cell", option_parsers::parse_bytes);
+        order.max_cell = self.max_cell.or_else(max_cell);
         order.priority = self.priority;
         order.tries = self.tries;
         order.stall_s = self.stall.as_secs_f64();
-        order.prox = self.prox.clone().filter(|text| !text.is_empty());
+        let proxy = self.proxy.address_in(&settings);
+        order.prox = proxy.map_err(|error| error.to_string())?;
         order.key = self.key.clone();
         Ok(())
     }
@@ -215,17 +242,17 @@ impl TransferArgs {
         Some(agent)
     }
 
-    /// Who decides about links.
+    /// The scheduler that decides about links.
     pub fn scheduler(&self) -> Arc<SchedulerHandle> {
         SchedulerHandle::new(self.scheduler.unwrap_or_default())
     }
 
     /// Money against time.
-    pub fn policy(&self) -> CostPolicy {
+    fn policy(&self, settings: &UserSettings) -> CostPolicy {
         self.policy.unwrap_or(match (self.when_free, self.now) {
             (true, _) => CostPolicy::FreeOnly,
             (_, true) => CostPolicy::Any,
-            _ => CostPolicy::FreeFirst,
+            _ => (settings.parsed("transfer.policy", str::parse)).unwrap_or(CostPolicy::FreeFirst),
         })
     }
 
@@ -237,21 +264,27 @@ impl TransferArgs {
                 .is_some_and(|policy| policy != CostPolicy::FreeOnly)
     }
 
-    /// Who hears how far the reading of a file is.
+    /// The receiver of the progress of reading a file.
     pub fn digest_progress(&self) -> DigestProgress {
         DigestProgress::new(std::io::stderr().is_terminal(), self.json)
     }
 
-    /// Who hears what happens; `output_taken`: standard output carries the object.
+    /// Whether progress is shown as bars: on a terminal that can move its cursor.
+    pub fn shows_bars(&self) -> bool {
+        let is_dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
+        !self.json && !is_dumb && std::io::stderr().is_terminal()
+    }
+
+    /// The observer of events; `output_taken`: standard output carries the object.
     pub fn observer(&self, output_taken: bool) -> Box<dyn TransferObserver> {
         if self.json && output_taken {
             Box::new(JsonObserver(print_stderr))
         } else if self.json {
             Box::new(JsonObserver(print_stdout))
-        } else if std::io::stderr().is_terminal() {
+        } else if self.shows_bars() {
             Box::new(BarObserver::on_stderr())
         } else {
-            Box::new(LineObserver)
+            Box::new(LineObserver::with_progress())
         }
     }
 }

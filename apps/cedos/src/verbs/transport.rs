@@ -1,33 +1,34 @@
-//! Options of every verb that speaks D2TP: how it sends.
+//! The transport options of every verb that uses D2TP.
 
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use d2tp_driver::{CongestionKind, EndpointConfig, Mirroring, PathSchedulerKind};
 
+use crate::help::EXPERT;
 use cedos_agent::fetch::option_parsers;
 
 /// How this end sends over its paths. Each end decides for what it sends: for a download, the proxy.
 #[derive(Debug, Default, PartialEq, Args)]
 pub struct TransportArgs {
     /// Congestion control; lia, olia and balia treat all paths of a session as one
-    #[arg(long, value_name = "NAME", value_parser = congestion())]
+    #[arg(long, value_name = "NAME", value_parser = congestion(), help_heading = EXPERT)]
     congestion: Option<CongestionKind>,
 
     /// How bytes are spread over several networks
-    #[arg(long, value_name = "NAME", value_parser = paths())]
+    #[arg(long, value_name = "NAME", value_parser = paths(), help_heading = EXPERT)]
     paths: Option<PathSchedulerKind>,
 
     /// Do not send again on an idle network what is in flight on a slower one
-    #[arg(long)]
+    #[arg(long, help_heading = EXPERT)]
     no_reinjection: bool,
 
     /// Send random losses again over another network without slowing down: never, over free networks, or
     /// also over metered ones, up to this many bytes a second [default: free]
-    #[arg(long, value_name = "never|free|BYTES", value_parser = parse_mirror)]
+    #[arg(long, value_name = "never|free|BYTES", value_parser = parse_mirror, help_heading = EXPERT)]
     mirror: Option<Mirroring>,
 
     /// Treat a silent network as congested: start slowly when it answers again
-    #[arg(long)]
+    #[arg(long, help_heading = EXPERT)]
     no_freezing: bool,
 }
 

@@ -1,4 +1,4 @@
-//! `cedos url URL…`: the command line of a link on this machine, and what `play` shares of it.
+//! `cedos url URL…`: the command line of a local link, and the parts that `play` shares.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::{ArgAction, Args};
 use d2tp_driver::EndpointConfig;
-use d2tp_links::{ClassRule, ClassRules, LinkMonitor};
+use d2tp_links::{ClassRule, LinkMonitor};
 use d2tp_sched::CostPolicy;
 use serde_json::Value;
 use tokio::sync::watch;
@@ -14,15 +14,17 @@ use tokio::time::{MissedTickBehavior, interval};
 use url::Url;
 
 use super::credentials::{CredentialArgs, hide_passwords};
+use super::device_links::watch_links;
+use super::proxy_options::ProxyOptions;
 use super::transfer_args::{stop_on_signal, word_parser};
 use super::transport::TransportArgs;
+use crate::help::{COST_AND_TIME, EXPERT, TRUST};
 use cedos_agent::agent::api::AgentRequest;
 use cedos_agent::agent::client::AgentApiClient;
 use cedos_agent::fetch::header;
 use cedos_agent::fetch::option_parsers;
 use cedos_agent::fetch::outcome::{TransferExit, TransferFailure};
-use cedos_agent::fetch::report::{human_bytes, print_stderr, print_stdout};
-use cedos_agent::settings;
+use cedos_agent::fetch::report::{human_bytes, link_label, print_stderr, print_stdout};
 use cedos_agent::stream::feed::StreamThreshold;
 use cedos_agent::stream::stream_service::{self, StreamOrder};
 
@@ -60,15 +62,6 @@ pub struct StreamArgs {
     #[arg(long, value_name = "SPAN", value_parser = option_parsers::parse_span)]
     duration: Option<Duration>,
 
-    /// Use metered networks when no more than this is stored ahead: 200k, or 3s of it [default: three
-    /// times the duration of a network change]
-    #[arg(long, value_name = "AMOUNT", value_parser = parse_amount)]
-    low: Option<StreamThreshold>,
-
-    /// Stop using metered networks when this much is stored ahead: 3M, or 30s [default: 10s above --low]
-    #[arg(long, value_name = "AMOUNT", value_parser = parse_amount)]
-    high: Option<StreamThreshold>,
-
     /// Store at most this much on the disk
     #[arg(long, value_name = "SIZE", default_value = "2G", value_parser = option_parsers::parse_bytes)]
     keep: u64,
@@ -78,28 +71,27 @@ pub struct StreamArgs {
     store: Option<PathBuf>,
 
     /// Whether metered networks may be used
-    #[arg(long, default_value = "free-first", value_parser = word_parser::<CostPolicy, 2>(["free-only", "free-first"]))]
+    #[arg(long, default_value = "free-first", value_parser = word_parser::<CostPolicy, 2>(["free-only", "free-first"]), help_heading = COST_AND_TIME)]
     policy: CostPolicy,
 
     /// Use at most this much metered data: 50M, 1.5G
-    #[arg(long, value_name = "SIZE", value_parser = option_parsers::parse_bytes)]
+    #[arg(long, value_name = "SIZE", value_parser = option_parsers::parse_bytes, help_heading = COST_AND_TIME)]
     max_cell: Option<u64>,
 
-    /// Use this proxy: d2tp://host:port/KEY
-    #[arg(long, value_name = "ADDR", env = "CEDOS_PROX")]
-    prox: Option<String>,
+    #[command(flatten)]
+    proxy: ProxyOptions,
 
     /// Use the proxy only as a tunnel. Always on for URLs with credentials
-    #[arg(long)]
+    #[arg(long, help_heading = TRUST)]
     sealed: bool,
 
     /// This device's private key file, by which the proxy knows it [default: $CEDOS_KEY_FILE, or
     /// ~/.config/cedos/key, which is made on first use]
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = TRUST)]
     key: Option<PathBuf>,
 
     /// Set what a network costs: wwan0=metered, wlan0=free, rmnet*=roaming
-    #[arg(long, value_name = "NAME=CLASS", action = ArgAction::Append)]
+    #[arg(long, value_name = "NAME=CLASS", action = ArgAction::Append, help_heading = COST_AND_TIME)]
     link: Vec<ClassRule>,
 
     /// Add a header field to the requests, such as 'Accept: audio/mpeg'; repeatable
@@ -110,18 +102,27 @@ pub struct StreamArgs {
     pub credentials: CredentialArgs,
 
     /// Trust the certificate authorities in FILE (PEM) besides the system's
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = TRUST)]
     ca: Option<PathBuf>,
 
     /// Follow a redirect from https to http
-    #[arg(long)]
+    #[arg(long, help_heading = TRUST)]
     allow_downgrade: bool,
+
+    /// Use metered networks when no more than this is stored ahead: 200k, or 3s of it [default: three
+    /// times the duration of a network change]
+    #[arg(long, value_name = "AMOUNT", value_parser = parse_amount, help_heading = EXPERT)]
+    low: Option<StreamThreshold>,
+
+    /// Stop using metered networks when this much is stored ahead: 3M, or 30s [default: 10s above --low]
+    #[arg(long, value_name = "AMOUNT", value_parser = parse_amount, help_heading = EXPERT)]
+    high: Option<StreamThreshold>,
 
     #[command(flatten)]
     transport: TransportArgs,
 
     /// Do not hand it to the agent; serve in this process
-    #[arg(long)]
+    #[arg(long, help_heading = EXPERT)]
     alone: bool,
 
     /// Print one JSON object per line: link, progress, and last ended
@@ -210,7 +211,7 @@ impl ServedLinks {
         args: &StreamArgs,
         stopped: watch::Receiver<bool>,
     ) -> Result<ServedLinks, TransferFailure> {
-        let ordered = args.ordered(urls);
+        let ordered = args.ordered(urls)?;
         // What makes no sense is said here, whoever serves it.
         ordered.rules()?;
         if let Some(mut agent) = args.agent().await {
@@ -229,12 +230,7 @@ impl ServedLinks {
                 json: args.json,
             });
         }
-        let rules = ClassRules {
-            rules: args.link.clone(),
-        };
-        let (monitor, _) = settings::watch(rules, None)
-            .await
-            .map_err(|error| TransferFailure::error(format!("{error:#}")))?;
+        let monitor = watch_links(&args.link).await?;
         let configure = |config: &mut EndpointConfig| args.transport.apply(config);
         let links = monitor.subscribe();
         let serving =
@@ -280,8 +276,8 @@ impl ServedLinks {
                 state = next => match state {
                     Some(state) => say_how(&state, self.json, &mut said),
                     None => {
-                        print_stderr("the agent has stopped, and its links with it; start it with \
-                            `cedos agent`");
+                        print_stderr("The agent has stopped, so the link no longer works. Run the same \
+                            command again");
                         return None;
                     }
                 },
@@ -314,10 +310,13 @@ impl ServedLinks {
         }
         let carried = state["bytes_by_link"].as_object().into_iter().flatten();
         let carried: Vec<String> = carried
-            .map(|(link, bytes)| format!("{link} {}", human_bytes(bytes.as_u64().unwrap_or(0))))
+            .map(|(link, bytes)| {
+                let bytes = human_bytes(bytes.as_u64().unwrap_or(0));
+                format!("{} {bytes}", link_label(link))
+            })
             .collect();
         if !carried.is_empty() {
-            print_stderr(&format!("by link: {}", carried.join(", ")));
+            print_stderr(&format!("Carried by: {}", carried.join(", ")));
         }
     }
 }
@@ -340,8 +339,10 @@ fn say_how(state: &Value, json: bool, said: &mut String) {
 }
 
 impl StreamArgs {
-    fn ordered(&self, urls: &[Url]) -> StreamOrder {
-        StreamOrder {
+    fn ordered(&self, urls: &[Url]) -> Result<StreamOrder, TransferFailure> {
+        let proxy = self.proxy.address();
+        let prox = proxy.map_err(|error| TransferFailure::usage(error.to_string()))?;
+        Ok(StreamOrder {
             urls: urls.iter().map(Url::to_string).collect(),
             bitrate: self.bitrate,
             duration_s: self.duration.map(|span| span.as_secs_f64()),
@@ -351,13 +352,13 @@ impl StreamArgs {
             store: self.store.clone(),
             policy: self.policy.as_str().to_owned(),
             max_cell: self.max_cell,
-            prox: self.prox.clone(),
+            prox,
             sealed: self.sealed,
             key: self.key.clone(),
             headers: self.header.clone(),
             ca: self.ca.clone(),
             allow_downgrade: self.allow_downgrade,
-        }
+        })
     }
 
     /// The agent, unless there is none or something was asked for that only a process of its own can do.
@@ -410,7 +411,8 @@ mod tests {
     #[test]
     fn what_makes_no_sense_is_said_before_anything_begins() {
         let cli = Cli::parse_from(["x", "http://o.example/a", "--low", "3M", "--high", "200k"]);
-        assert!(cli.url.stream.ordered(&cli.url.urls).rules().is_err());
+        let ordered = cli.url.stream.ordered(&cli.url.urls).unwrap();
+        assert!(ordered.rules().is_err());
         assert!(Cli::try_parse_from(["x"]).is_err());
         assert!(Cli::try_parse_from(["x", "ftp://o.example/a"]).is_err());
         let both = [

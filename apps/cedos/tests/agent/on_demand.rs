@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use cedos_lab_rig::origin::{OriginReply, ReplyEnd, ScriptedOrigin, cut, object, proper};
 use cedos_lab_rig::program::{self, CedosRun, ended};
-use cedos_lab_rig::wait::within;
+use cedos_lab_rig::wait::{until_async, within};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -125,7 +125,7 @@ async fn after_kill_9_a_verb_starts_the_next_agent_and_the_queue_goes_on() {
         "1s",
         &origin.url("/a"),
     ];
-    home.run(&get).await.ends_with(0, "the agent runs get 1");
+    home.run(&get).await.ends_with(0, "carries out download 1");
     let pid = home.agent().await.expect("an agent");
     kill(pid, Signal::SIGKILL).expect("send");
     home.until_gone(pid).await;
@@ -140,6 +140,36 @@ async fn after_kill_9_a_verb_starts_the_next_agent_and_the_queue_goes_on() {
     let waited = home.run(&["wait", "1"]).await;
     assert_eq!(waited.code, 0, "{}", waited.errors);
     assert!(std::fs::read(home.path().join("out")).expect("the file") == object(BYTES, 1));
+}
+
+#[tokio::test]
+async fn pause_answers_when_the_transfer_has_stopped_and_what_runs_carried_adds_up() {
+    let open = Arc::new(AtomicBool::new(false));
+    let origin = halting(open.clone()).await;
+    let home = Home::new();
+    let url = origin.url("/a");
+    let get = ["get", "--detach", "-o", "out", &url];
+    home.run(&get).await.ends_with(0, "carries out download 1");
+    let half = async || {
+        let shown = home.run(&["status", "1", "--json"]).await;
+        (shown.last()["bytes"] == BYTES / 2).then_some(())
+    };
+    until_async("half of it is there", half).await;
+    home.run(&["pause", "1"]).await.ends_with(0, "PAUSED");
+    open.store(true, Ordering::Relaxed);
+    let resumed = home.run(&["resume", "1"]).await;
+    assert!(
+        !String::from_utf8_lossy(&resumed.output).contains("QUEUED"),
+        "{resumed:?}"
+    );
+    home.run(&["wait", "1"])
+        .await
+        .ends_with(0, "from an earlier run");
+    let status = home.run(&["status", "1", "--json"]).await;
+    let event = &status.last()["last"];
+    let carried = |field: &str| event[field]["lo"].as_u64().expect("bytes of lo");
+    assert!(carried("bytes_by_link") < BYTES as u64, "{event}");
+    assert!(carried("carried_by_link") >= BYTES as u64, "{event}");
 }
 
 #[tokio::test]
@@ -171,7 +201,7 @@ async fn an_agent_that_cannot_start_says_why_and_a_download_goes_on_without_it()
         .run(&["get", "--detach", "-o", "out", &origin.url("/a")])
         .await;
     left.ends_with(0, "note: the agent is not running");
-    left.ends_with(0, "download 1 runs in the background");
+    left.ends_with(0, "Download 1 runs in the background");
     home.run(&["wait", "1"]).await.ends_with(0, "DONE");
     std::fs::remove_file(home.path().join("run")).expect("removed");
     std::fs::create_dir_all(home.path().join(".config/cedos")).expect("a folder");
@@ -180,7 +210,8 @@ async fn an_agent_that_cannot_start_says_why_and_a_download_goes_on_without_it()
         "nonsense = 1",
     )
     .expect("written");
-    home.run(&["budget"]).await.ends_with(1, "nonsense");
+    // Settings that make no sense are a mistake of the command line's kind.
+    home.run(&["budget"]).await.ends_with(2, "nonsense");
 }
 
 #[tokio::test]
@@ -262,7 +293,7 @@ async fn several_transfers_are_named_at_once_and_each_fault_is_said() {
             "1s",
             &origin.url("/a"),
         ];
-        home.run(&get).await.ends_with(0, "the agent runs get");
+        home.run(&get).await.ends_with(0, "carries out download");
     }
     let paused = home.run(&["pause", "1", "9", "2", "--json"]).await;
     paused.ends_with(1, "cedos pause: there is no transfer 9");
@@ -286,7 +317,7 @@ async fn several_transfers_are_named_at_once_and_each_fault_is_said() {
     // What has ended is forgotten, and nothing else; its number is not given again.
     home.run(&["ls", "--clear"])
         .await
-        .ends_with(0, "removed from the list: 2");
+        .ends_with(0, "Removed from the list: 2");
     let listed = home.run(&["ls", "--json"]).await;
     let ids: Vec<_> = listed
         .events
@@ -304,10 +335,10 @@ async fn several_transfers_are_named_at_once_and_each_fault_is_said() {
     home.until_gone(pid).await;
     home.run(&["ls", "--clear"])
         .await
-        .ends_with(0, "removed from the list: 1");
+        .ends_with(0, "Removed from the list: 1");
     home.run(&["ls", "--clear"])
         .await
-        .ends_with(0, "nothing was removed");
+        .ends_with(0, "the list stays as it is");
     let get = [
         "get",
         "--detach",
@@ -317,5 +348,5 @@ async fn several_transfers_are_named_at_once_and_each_fault_is_said() {
         "1s",
         &origin.url("/a"),
     ];
-    home.run(&get).await.ends_with(0, "the agent runs get 4");
+    home.run(&get).await.ends_with(0, "carries out download 4");
 }

@@ -88,7 +88,7 @@ impl Home {
         Some(home)
     }
 
-    /// The agent's time of day is so many seconds ahead from now on.
+    /// Sets the agent's time of day this many seconds ahead.
     fn set_clock(&self, seconds: i64) {
         let (file, new) = (self.path().join("clock"), self.path().join("clock.new"));
         std::fs::write(&new, seconds.to_string()).expect("written");
@@ -228,14 +228,14 @@ async fn a_download_is_followed_and_ends_as_without_an_agent() {
         .ends_with(2, "a exists");
     home.run(&["get", "--detach", "-o", "no/such/out", &origin.url("/a")])
         .await
-        .ends_with(1, "no directory");
+        .ends_with(1, "no/such does not exist");
     home.run(&["get", "--detach", "-o", "/proc/out", &origin.url("/a")])
         .await
         .ends_with(1, "cannot create a file in /proc");
     let none = home
         .run(&["get", "-o", "no/such/out", &origin.url("/a")])
         .await;
-    none.ends_with(1, "no directory");
+    none.ends_with(1, "no/such does not exist");
 }
 
 #[tokio::test]

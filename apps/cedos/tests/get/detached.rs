@@ -91,7 +91,7 @@ async fn a_download_in_the_background_outlives_its_terminal_and_is_found_again()
     let run = until(home, &id, "waits", |told| told["standing"] == "waiting").await;
     assert_eq!(run.code, 75, "{:#?}", run.events);
     let shown = program::run(home, &["status", &id]).await;
-    shown.ends_with(75, "WAITING (");
+    shown.ends_with(75, "WAITING: ");
 
     open.store(true, Ordering::Relaxed);
     let run = until(home, &id, "is done", |told| told["standing"] == "done").await;
@@ -167,7 +167,9 @@ async fn a_download_that_was_killed_is_shown_as_gone_and_says_how_to_go_on() {
 async fn what_cannot_go_on_in_the_background_is_said_in_front() {
     let directory = tempfile::tempdir().expect("a directory");
     let home = directory.path();
-    run(home, &["ls"]).await.ends_with(0, "no downloads");
+    run(home, &["ls"])
+        .await
+        .ends_with(0, "No transfers in the background");
     run(home, &["status", "7"])
         .await
         .ends_with(1, "there is no download 7");
@@ -182,7 +184,7 @@ async fn what_cannot_go_on_in_the_background_is_said_in_front() {
     ];
     run(home, &nowhere)
         .await
-        .ends_with(1, "no directory no/such");
+        .ends_with(1, "the directory no/such does not exist");
     std::fs::write(home.join("a"), "old").expect("write");
     let exists = ["get", "--detach", "http://127.0.0.1:9/a"];
     run(home, &exists)

@@ -74,6 +74,8 @@ async fn a_full_disk_under_a_running_proxy_is_told_and_with_room_again_the_downl
     let story = async {
         while let Some(line) = lines.next_line().await.unwrap() {
             last = serde_json::from_str(&line).unwrap();
+            let text = last["text"].as_str().unwrap_or_default();
+            assert!(!text.contains("without a network"), "{text}");
             let words = last["why"]
                 .as_str()
                 .or(last["text"].as_str())

@@ -1,19 +1,28 @@
-//! `cedos get`, `put`, `serve`, `url` and `play` as programs, against origins, proxies and networks that
-//! misbehave.
+//! `cedos get`, `put`, `serve`, `url` and `play` as programs, against origins, proxies and networks
+//! with faults.
 
+mod acme;
+mod batch;
 mod detached;
 mod download;
+mod durable_proxy;
 mod full_disk;
 mod links;
 mod mistakes;
 mod modes;
 mod nginx;
+mod nodes;
 mod origins;
 mod output;
 mod plan;
 mod portal;
 mod prox;
+mod prox_bucket;
+mod prox_restart;
 mod put;
 mod rest;
+mod send_receive;
 mod serve;
 mod stream;
+mod udp_blocked;
+mod upgrade;

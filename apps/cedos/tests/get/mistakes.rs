@@ -120,11 +120,40 @@ async fn mistakes_on_the_command_line_are_told_with_what_to_write_instead() {
             "cannot be read: No such file",
         ),
         (&["get", url, "--ca", "text"], 2, "PEM is expected"),
-        (&["get", url, "-o", "none/out"], 1, "mkdir -p makes it"),
+        (
+            &["get", url, "-o", "none/out"],
+            1,
+            "`mkdir -p none` makes it",
+        ),
+        (
+            &["get", url, "-o", "none/"],
+            1,
+            "the directory none/ does not exist",
+        ),
         (
             &["get", url, "-o", "text/out"],
             1,
-            "a directory is needed there",
+            "text is a file, not a directory",
+        ),
+        (
+            &["get", url, "--dry-run", "--offline", "-o", "none/"],
+            0,
+            "Refused   as it is, because the directory none/ does not exist",
+        ),
+        (
+            &["get", "http://127.0.0.1:9/text", "--dry-run", "--offline"],
+            0,
+            "because text exists; -o text replaces it",
+        ),
+        (
+            &["get", url, "--link", "wlan9=free"],
+            2,
+            "no network device `wlan9`",
+        ),
+        (
+            &["get", url, "--link", "lo=metered", "--policy", "free-only"],
+            2,
+            "always free",
         ),
         (
             &["get", "http://127.0.0.1:9/text"],

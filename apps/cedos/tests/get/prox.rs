@@ -96,6 +96,73 @@ async fn a_proxy_that_is_killed_and_started_again_costs_a_range_request() {
 }
 
 #[tokio::test]
+async fn a_proxy_that_is_killed_costs_a_range_request_at_another_with_its_key() {
+    let directory = tempfile::tempdir().unwrap();
+    let body = object(2_000_000, 7);
+    let served = body.clone();
+    let origin = ScriptedOrigin::start(move |asked| match asked.count {
+        0 => OriginReply(
+            cut(proper(asked, &served, TAG), 1_000_000),
+            ReplyEnd::Silence,
+        ),
+        _ => OriginReply(proper(asked, &served, TAG), ReplyEnd::Close),
+    })
+    .await;
+    let state = |name| ["--state-dir", name];
+    let at = "127.0.0.1:0";
+    let mut first = ProxyProcess::start(directory.path(), at, &state("a")).await;
+    let second = ProxyProcess::start(directory.path(), at, &state("b")).await;
+    let url = origin.url("/a");
+    let both = ["--prox", &first.address, "--prox", &second.address];
+    let arguments = [&["get", "--json", "-o", "got", &url][..], &both[..]].concat();
+    let mut child = cedos(directory.path(), &arguments).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let half = async {
+        while let Some(line) = lines.next_line().await.unwrap() {
+            let event: Value = serde_json::from_str(&line).unwrap();
+            if event["event"] == "progress" && event["bytes"] == 1_000_000 {
+                return;
+            }
+        }
+        panic!("ended before it had half");
+    };
+    within(half).await;
+    first.child.kill().await.unwrap();
+    let rest = async {
+        let mut last = Value::Null;
+        while let Some(line) = lines.next_line().await.unwrap() {
+            last = serde_json::from_str(&line).unwrap();
+        }
+        last
+    };
+    let last = within(rest).await;
+    assert_eq!(last["event"], "done", "{last:#}");
+    assert!(std::fs::read(directory.path().join("got")).unwrap() == body);
+    assert_eq!(origin.requests().len(), 2);
+    let carried = last["bytes_by_link"]["any"].as_u64().unwrap();
+    assert!(carried < 1_100_000 + 1_000_000, "{carried}");
+}
+
+#[tokio::test]
+async fn proxies_of_different_keys_are_not_one_proxy() {
+    let directory = tempfile::tempdir().unwrap();
+    let [one, two] = [["key", "gen", "-o", "1.key"], ["key", "gen", "-o", "2.key"]];
+    let (one, two) = (
+        told(directory.path(), &one).await,
+        told(directory.path(), &two).await,
+    );
+    let one = format!("d2tp://127.0.0.1:1/{one}");
+    let two = format!("d2tp://127.0.0.1:2/{two}");
+    let run = get(
+        directory.path(),
+        &["http://127.0.0.1:9/", "--prox", &one, "--prox", &two],
+    )
+    .await;
+    assert_eq!(run.code, 2, "{}", run.errors);
+    assert!(run.errors.contains("different keys"), "{}", run.errors);
+}
+
+#[tokio::test]
 async fn a_wrong_key_is_a_proxy_that_does_not_answer() {
     let directory = tempfile::tempdir().unwrap();
     let proxy = ProxyProcess::start(directory.path(), "127.0.0.1:0", &[]).await;
@@ -240,4 +307,37 @@ async fn an_authority_that_only_the_proxy_could_use_is_refused() {
     let arguments = [url, "--prox", &address, "--ca", "ca.pem"];
     let run = get(directory.path(), &arguments).await;
     assert_eq!(run.code, 2);
+}
+
+#[tokio::test]
+async fn an_address_of_the_local_network_is_refused_with_the_way_around_the_proxy() {
+    let directory = tempfile::tempdir().unwrap();
+    let body = object(3_000, 1);
+    let origin =
+        ScriptedOrigin::start(move |asked| OriginReply(proper(asked, &body, TAG), ReplyEnd::Close))
+            .await;
+    let _ = run(directory.path(), &["key", "gen", "-o", "prox.key"]).await;
+    let start = ["prox", "--key", "prox.key", "--listen", "127.0.0.1:0"];
+    let mut command = cedos(
+        directory.path(),
+        &[&start[..], &["--allow-any-client"]].concat(),
+    );
+    let proxy = ProxyProcess::spawned(&mut command).await.expect("a proxy");
+    let url = origin.url("/a");
+    for more in [&[][..], &["--sealed"]] {
+        let through = [&[url.as_str(), "--prox", &proxy.address][..], more].concat();
+        let refused = get(directory.path(), &through).await;
+        assert_eq!(refused.code, 1, "{refused:?}");
+        let text = refused.last()["text"].as_str().unwrap_or_default();
+        assert!(text.ends_with("--no-prox"), "{text}");
+    }
+    let metadata = "http://169.254.169.254/meta";
+    let refused = get(directory.path(), &[metadata, "--prox", &proxy.address]).await;
+    let text = refused.last()["text"].as_str().unwrap_or_default();
+    assert!(
+        text.contains("metadata service") && !text.contains("--no-prox"),
+        "{text}"
+    );
+    let direct = get(directory.path(), &[&url, "--no-prox"]).await;
+    assert_eq!(direct.code, 0, "{direct:?}");
 }

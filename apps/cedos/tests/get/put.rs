@@ -2,14 +2,17 @@
 //! cannot be sent is said.
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use cedos_lab_rig::origin::ScriptedOrigin;
-use cedos_lab_rig::program::{AgentProcess, CedosRun, ProxyProcess, cedos, ended, run};
-use cedos_lab_rig::wait::within;
+use cedos_lab_rig::program::{AgentProcess, CedosRun, ProxyProcess, cedos, device_key, ended, run};
+use cedos_lab_rig::wait::{until, within};
 use serde_json::Value;
 use tokio::io::AsyncWriteExt;
 use tokio::sync::{Barrier, Semaphore, mpsc};
+
+use crate::nodes::Balancer;
 
 /// An origin that takes bodies by `Content-Length` and answers as `answer` says of (number, head, body).
 async fn origin(answer: impl Fn(usize, &str, &[u8]) -> String + Send + Sync + 'static) -> String {
@@ -59,6 +62,44 @@ async fn a_file_reaches_its_origin_and_the_answer_comes_back() {
 }
 
 #[tokio::test]
+async fn an_upload_that_arrived_is_delivered_in_the_proxys_log() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let key = device_key(folder.path()).await;
+    let _ = run(folder.path(), &["key", "gen", "-o", "prox.key"]).await;
+    let arguments = [
+        "prox",
+        "--key",
+        "prox.key",
+        "--listen",
+        "127.0.0.1:0",
+        "--allow-private",
+    ];
+    let mut command = cedos(
+        folder.path(),
+        &[&arguments[..], &["--allow-client", &key]].concat(),
+    );
+    let log = folder.path().join("log");
+    command.stderr(std::fs::File::create(&log).expect("a log"));
+    let proxy = ProxyProcess::spawned(&mut command).await.expect("a proxy");
+    std::fs::write(folder.path().join("file"), vec![7; 3_000]).expect("written");
+    let url =
+        origin(|_, _, _| "HTTP/1.1 201 Created\r\nContent-Length: 4\r\n\r\nsame".into()).await;
+    for more in [&[][..], &["--post"]] {
+        let output = put(folder.path(), &url, &proxy, more).await;
+        assert_eq!(output.code, 0, "{output:?}");
+    }
+    let ended = || {
+        let log = std::fs::read_to_string(&log).unwrap_or_default();
+        let lines = log.lines().filter(|line| line.contains("flow ended"));
+        lines.map(str::to_owned).collect::<Vec<_>>()
+    };
+    until("the proxy has logged both", || ended().len() == 2).await;
+    for line in ended() {
+        assert!(line.contains("outcome=\"delivered\""), "{line}");
+    }
+}
+
+#[tokio::test]
 async fn what_the_origin_says_no_to_is_told_in_its_words_and_a_put_is_tried_again() {
     let folder = tempfile::tempdir().expect("a folder");
     let proxy = ProxyProcess::start(folder.path(), "127.0.0.1:0", &[]).await;
@@ -85,6 +126,11 @@ async fn what_the_origin_says_no_to_is_told_in_its_words_and_a_put_is_tried_agai
         text.contains("409") && text.contains("there is one already"),
         "{text}"
     );
+    assert_eq!(
+        output.last()["resumable_bytes"],
+        0,
+        "the same command sends another request"
+    );
 
     let busy = || {
         origin(|number, _, _| match number {
@@ -96,6 +142,56 @@ async fn what_the_origin_says_no_to_is_told_in_its_words_and_a_put_is_tried_agai
     assert_eq!(output.code, 0, "{output:?}");
     let output = put(folder.path(), &busy().await, &proxy, &["--post"]).await;
     assert_eq!(output.code, 1, "a POST is sent once: {output:?}");
+}
+
+#[tokio::test]
+async fn an_upload_that_its_server_refuses_is_sent_less_and_less_often_and_promises_nothing() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let proxy = ProxyProcess::start(folder.path(), "127.0.0.1:0", &[]).await;
+    std::fs::write(folder.path().join("file"), vec![7; 100_000]).expect("written");
+    let moments = Arc::new(Mutex::new(Vec::new()));
+    let asked = moments.clone();
+    let url = origin(move |_, _, _| {
+        asked.lock().expect("no panic").push(Instant::now());
+        "HTTP/1.1 500 Oops\r\nContent-Length: 4\r\n\r\nfull".into()
+    })
+    .await;
+    let more = ["--tries", "5", "--within", "6h"];
+    let output = put(folder.path(), &url, &proxy, &more).await;
+    assert_eq!(output.code, 1, "{output:?}");
+    let last = output.last();
+    assert_eq!(last["deadline_met"], Value::Null, "there were hours left");
+    let text = last["text"].as_str().unwrap_or_default();
+    assert!(
+        text.contains("500") && text.contains("gave up after 5 tries"),
+        "{text}"
+    );
+    let moments = moments.lock().expect("no panic");
+    assert_eq!(moments.len(), 5, "each try is one request: {output:?}");
+    let pauses: Vec<Duration> = moments.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    assert!(pauses[3] >= Duration::from_millis(1_900), "{pauses:?}");
+    let waits: Vec<&Value> = output
+        .events
+        .iter()
+        .filter(|event| event["event"] == "waiting")
+        .collect();
+    let names_it = |event: &&Value| {
+        event["why"]
+            .as_str()
+            .is_some_and(|why| why.contains("answers 500"))
+    };
+    assert!(waits.len() >= 4 && waits.iter().all(names_it), "{waits:?}");
+    // After the first refusal nobody says how likely the upload is in time.
+    let refused = output
+        .events
+        .iter()
+        .position(|event| event["event"] == "waiting");
+    let later = &output.events[refused.expect("a refusal")..];
+    assert!(
+        later
+            .iter()
+            .all(|event| event["event"] != "progress" || event["promise"].is_null())
+    );
 }
 
 #[tokio::test]
@@ -260,6 +356,102 @@ async fn an_agents_post_is_delivered_once_though_the_agent_is_killed() {
     assert_eq!(waited.code, 0, "{waited:?}");
     assert_eq!(waited.last()["answer"], "0");
     assert!(had.try_recv().is_err(), "the origin got it twice");
+}
+
+/// Sends a POST of which the proxy gets all and acknowledges nothing; then another process with its key and none of its
+/// state is reached: at the same address, or as the second node. Returns what `cedos put` said and how often the
+/// origin got the POST.
+async fn post_that_a_proxy_forgets(length: usize, is_other_node: bool) -> (CedosRun, usize) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let first = ProxyProcess::start(folder.path(), "127.0.0.1:0", &[]).await;
+    let second = ProxyProcess::start(folder.path(), "127.0.0.1:0", &[]).await;
+    let held = Duration::from_millis(60);
+    let at = first.listens_at().parse().expect("an address");
+    let balancer = Arc::new(Balancer::with_delay(at, held).await);
+    std::fs::write(folder.path().join("file"), vec![7; length]).expect("written");
+    let (had, mut posts) = mpsc::unbounded_channel();
+    let at = second.listens_at().parse().expect("an address");
+    let other = Arc::new(Balancer::with_delay(at, Duration::ZERO).await);
+    // The session begins at the first node.
+    other.set_cut(true);
+    let (cut, open) = (balancer.clone(), other.clone());
+    let url = origin(move |count, _, _| {
+        if count == 0 {
+            cut.set_cut(true);
+            open.set_cut(false);
+        }
+        let _ = had.send(());
+        "HTTP/1.1 201 Created\r\nContent-Length: 0\r\n\r\n".into()
+    })
+    .await;
+    let address = balancer.address_of(&first);
+    let other_address = other.address_of(&second);
+    let mut arguments = vec!["put", "file", &*url, "--post", "--json", "--within", "20s"];
+    arguments.extend(["--prox", &*address]);
+    if is_other_node {
+        arguments.extend(["--prox", &*other_address]);
+    }
+    let running = cedos(folder.path(), &arguments).spawn().expect("cedos");
+    within(posts.recv()).await.expect("the first POST");
+    if !is_other_node {
+        balancer.move_to(&second);
+        drop(first);
+        balancer.set_cut(false);
+    }
+    let run = ended(running).await;
+    let mut count = 1;
+    while posts.try_recv().is_ok() {
+        count += 1;
+    }
+    (run, count)
+}
+
+#[tokio::test]
+async fn a_post_that_a_proxy_may_have_is_not_begun_again_at_one_that_does_not_know_it() {
+    let length = 500;
+    for is_other_node in [false, true] {
+        let (run, count) = post_that_a_proxy_forgets(length, is_other_node).await;
+        assert_eq!(count, 1, "{is_other_node}: {run:?}");
+        run.ends_with(1, "not sent again");
+    }
+}
+
+#[tokio::test]
+async fn a_put_whose_node_falls_silent_in_its_middle_reaches_the_origin_once_through_the_other() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let first = ProxyProcess::start(folder.path(), "127.0.0.1:0", &[]).await;
+    let second = ProxyProcess::start(folder.path(), "127.0.0.1:0", &[]).await;
+    let start = async |node: &ProxyProcess| {
+        let at = node.listens_at().parse().expect("an address");
+        Arc::new(Balancer::with_delay(at, Duration::ZERO).await)
+    };
+    let (before_first, before_second) = (start(&first).await, start(&second).await);
+    // The session begins at the first node.
+    before_second.set_cut(true);
+    before_first.cut_after(1_000_000);
+    let content: Vec<u8> = (0..20_000_000u32)
+        .map(|i| (i * 7 + i / 256) as u8)
+        .collect();
+    std::fs::write(folder.path().join("file"), &content).expect("written");
+    let (had, mut puts) = mpsc::unbounded_channel();
+    let url = origin(move |_, _, body| {
+        let _ = had.send(body == content);
+        "HTTP/1.1 201 Created\r\nContent-Length: 0\r\n\r\n".into()
+    })
+    .await;
+    let addresses = [
+        before_first.address_of(&first),
+        before_second.address_of(&second),
+    ];
+    let both = ["--prox", &addresses[0], "--prox", &addresses[1]];
+    let arguments = [&["put", "file", &url, "--json"][..], &both].concat();
+    let running = cedos(folder.path(), &arguments).spawn().expect("cedos");
+    until("the first node is silent", || before_first.is_cut()).await;
+    before_second.set_cut(false);
+    let run = ended(running).await;
+    assert_eq!(run.code, 0, "{run:?}");
+    assert_eq!(puts.recv().await, Some(true));
+    assert!(puts.try_recv().is_err(), "the origin got it twice");
 }
 
 #[tokio::test]

@@ -1,4 +1,5 @@
-//! Downloads that outlive their processes: `cedos get` and `cedos prox`, killed at bad moments.
+//! Downloads that outlive their processes: `cedos get` and `cedos prox`, killed at critical
+//! moments.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;

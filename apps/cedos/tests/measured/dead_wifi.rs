@@ -2,15 +2,21 @@
 //! connects over cellular soon, and goes on there when the Wi-Fi dies without a word.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::one_budget::stream;
 use crate::support::C;
 use crate::told::Program;
-use cedos_lab_rig::namespace::{cell_on, in_namespace, origin_namespace, sh, wifi_on};
-use cedos_lab_rig::origin::{OriginReply, OriginRequest, ReplyEnd, ScriptedOrigin, object, proper};
+use cedos_lab_rig::namespace::{
+    cell_on, in_namespace, origin_namespace, received, sent, sh, wifi_on,
+};
+use cedos_lab_rig::origin::{ScriptedOrigin, object, proper, reply};
 use cedos_lab_rig::program::{AgentProcess, ProxyProcess};
 use cedos_lab_rig::share::beside_others;
 use cedos_lab_rig::{PATIENCE, program, this_test};
+use tokio::io::AsyncWriteExt;
+use tokio::net::{TcpListener, UnixStream};
 use tokio::process::Child;
 use tokio::time::{sleep, timeout};
 
@@ -18,6 +24,14 @@ const OBJECT_BYTES: usize = 16_000_000; // 6.4 s at 20 Mb/s
 
 /// What a machine that compiles beside the test may add, starting programs included.
 const SLACK: Duration = Duration::from_millis(1_500);
+
+/// Where the agent's local proxy listens, in a network of the test's own.
+const LOCAL_PROXY: &str = "127.0.0.1:1080";
+
+const PLAYLIST: &[u8] = b"#EXTM3U\n#EXT-X-TARGETDURATION:60\n#EXTINF:60,\n/a\n#EXT-X-ENDLIST\n";
+
+/// Payload over cellular, beside what handshakes and probes take.
+const CARRIES_BYTES: u64 = 60_000;
 
 /// From the start of a client to its first byte over cellular: a second for the Wi-Fi to answer, then a
 /// handshake and a request.
@@ -57,21 +71,35 @@ impl Place {
     async fn new(home: &Path) -> Place {
         let place = home.to_owned();
         let (origin, proxy) = origin_namespace(|| async move {
-            let bytes = object(OBJECT_BYTES, 1);
-            let script = move |asked: &OriginRequest| {
-                OriginReply(proper(asked, &bytes, "\"v1\""), ReplyEnd::Close)
-            };
-            let origin = ScriptedOrigin::start_at("192.0.2.1", script).await;
+            let bytes: Arc<[u8]> = object(OBJECT_BYTES, 1).into();
+            let listener = TcpListener::bind("192.0.2.1:0").await.expect("a port");
+            let origin = ScriptedOrigin::play_at(listener, None, move |asked, mut stream| {
+                let bytes = bytes.clone();
+                async move {
+                    let answer = match asked.method.as_str() {
+                        "PUT" => {
+                            asked.body(&mut stream).await;
+                            reply("201 Created", &[], b"")
+                        }
+                        _ if asked.path == "/list.m3u8" => reply("200 OK", &[], PLAYLIST),
+                        _ => proper(&asked, &bytes, "\"v1\""),
+                    };
+                    // A reader that went away is its own affair.
+                    let _ = stream.write_all(&answer).await;
+                }
+            });
             (
                 origin,
                 ProxyProcess::start(&place, "192.0.2.1:0", &[]).await,
             )
         });
+        let variables = [("CEDOS_PROX", &*proxy.address)];
+        let agent = AgentProcess::start_among(home, &["--proxy", LOCAL_PROXY], &variables).await;
         Place {
             home: home.to_owned(),
             origin,
             proxy,
-            agent: AgentProcess::start(home).await,
+            agent,
             told: C::with_d2tp("told.c"),
         }
     }
@@ -98,6 +126,79 @@ impl Place {
         self.begin(&[&get[..], &["-o", file, &url]].concat())
     }
 
+    /// `cedos put` of a file.
+    fn put(&self, file: &str) -> Child {
+        let (url, prox) = (self.origin.url("/up"), &self.proxy.address);
+        self.begin(&[
+            "put", "--json", "--policy", "any", "--prox", prox, file, &url,
+        ])
+    }
+
+    /// `curl` under `cedos run` beside the agent, which decides.
+    fn run_with_agent(&self, file: &str) -> Child {
+        let (url, prox) = (self.url(), &self.proxy.address);
+        let run = ["run", "--prox", prox, "--policy", "any", "--"];
+        let arguments = [&run[..], &["curl", "-sS", "-o", file, &url]].concat();
+        let mut command = program::cedos(&self.home, &arguments);
+        command.env("CEDOS_AGENT", &self.agent.socket);
+        command.spawn().expect("start cedos")
+    }
+
+    /// `curl` through the agent's local proxy, or of a player's link.
+    fn curl(&self, file: &str, more: &[&str]) -> Child {
+        let mut command = tokio::process::Command::new("curl");
+        program::at_home(command.args(["-sS", "-o", file]).args(more), &self.home);
+        command.spawn().expect("start curl")
+    }
+
+    /// `curl` as the player of `cedos play`, writing to `file`.
+    fn play(&self, file: &str, path: &str, transport: &[&str], with_agent: bool) -> Child {
+        let url = self.origin.url(path);
+        let store = self.home.join(format!("store of {file}"));
+        let store = store.to_str().expect("text");
+        let play = ["play", "--store", store];
+        let player = ["--", "curl", "-fsS", "-o", file];
+        let arguments = [&play[..], transport, &[&url], &player[..]].concat();
+        let mut command = program::cedos(&self.home, &arguments);
+        if with_agent {
+            command.env("CEDOS_AGENT", &self.agent.socket);
+        }
+        command.spawn().expect("start cedos")
+    }
+
+    /// Starts a client by its name. A stream lasts as long as the connection to the agent that is returned.
+    async fn start(&self, client: &str) -> (Child, Option<UnixStream>) {
+        let prox = &*self.proxy.address;
+        let child = match client {
+            "put" => self.put("sent"),
+            "run beside an agent" => self.run_with_agent("run"),
+            "the agent's local proxy" => {
+                let proxy = format!("http://{LOCAL_PROXY}");
+                self.curl("proxied", &["--proxy", &proxy, &self.url()])
+            }
+            "play beside an agent" => self.play(client, "/a", &["--prox", prox], true),
+            "play without an agent" => self.play(client, "/a", &["--prox", prox], false),
+            "sealed play" => self.play(client, "/a", &["--sealed", "--prox", prox], false),
+            "play without a proxy" => self.play(client, "/a", &["--no-prox"], false),
+            "a playlist without a proxy" => self.play(client, "/list.m3u8", &["--no-prox"], false),
+            "get without a proxy" => {
+                let get = ["get", "--json", "--policy", "any", "--no-prox", "-o"];
+                self.begin(&[&get[..], &[client, &self.url()]].concat())
+            }
+            "a stream of the agent" => {
+                let url = self.url();
+                let (held, link) = stream(&self.agent, &url, prox, &self.home, "free-first").await;
+                return (self.curl(client, &[&link]), Some(held));
+            }
+            _ => {
+                let url = self.url();
+                let (held, link) = stream(&self.agent, &url, prox, &self.home, "free-first").await;
+                return (self.curl("streamed", &[&link]), Some(held));
+            }
+        };
+        (child, None)
+    }
+
     /// A socket of a program in C, carried by the agent or by its own process.
     fn socket(&self, by_agent: bool) -> Program {
         let port = self.origin.address.port().to_string();
@@ -113,7 +214,7 @@ impl Place {
         )
     }
 
-    /// Bytes of a file that is being written, whatever its name is until it is whole.
+    /// The size of a file that is being written, under its final or temporary name.
     fn bytes_of(&self, file: &str) -> u64 {
         let names = [file.to_owned(), format!("{file}.part")];
         let sizes = names.map(|name| std::fs::metadata(self.home.join(name)).map(|m| m.len()));
@@ -161,6 +262,149 @@ impl Place {
 fn assert_within(what: &str, took: Duration, bound: Duration) {
     eprintln!("{what}: {} ms", took.as_millis());
     assert!(took < bound + SLACK, "{what} took {took:?}");
+}
+
+/// The clients that are judged by what the kernel counted on the links.
+const COUNTED_CLIENTS: [&str; 4] = [
+    "put",
+    "run beside an agent",
+    "the agent's local proxy",
+    "a stream",
+];
+
+/// The clients that are judged by the bytes that a player, or a file, got.
+const READ_CLIENTS: [&str; 7] = [
+    "a stream of the agent",
+    "play beside an agent",
+    "play without an agent",
+    "sealed play",
+    "play without a proxy",
+    "a playlist without a proxy",
+    "get without a proxy",
+];
+
+fn carried(link: &str) -> u64 {
+    received(link) + sent(link)
+}
+
+/// Waits until a link carried as many bytes more than `before`.
+async fn until_carried(what: &str, link: &str, before: u64, bytes: u64) {
+    let carries = async {
+        while carried(link) < before + bytes {
+            // sleep: the kernel's counters are looked at until they have grown
+            sleep(Duration::from_millis(10)).await;
+        }
+    };
+    let done = timeout(PATIENCE, carries).await;
+    let more = carried(link) - before;
+    assert!(done.is_ok(), "{what}: {more} bytes on {link}");
+}
+
+/// Uploads are as slow as downloads, so that a link can die during one.
+fn slow_uplinks() {
+    sh(
+        "tc qdisc add dev wlan0 root tbf rate 20mbit burst 20k latency 100ms
+        tc qdisc add dev wwan0 root tbf rate 20mbit burst 20k latency 100ms",
+    );
+}
+
+#[test]
+fn uploads_streams_and_the_agents_clients_connect_over_cellular_beside_a_dead_wifi() {
+    let _share = beside_others();
+    in_namespace(this_test!(), || async {
+        let home = tempfile::tempdir().expect("a directory");
+        let place = Place::new(home.path()).await;
+        std::fs::write(place.home.join("sent"), object(OBJECT_BYTES, 1)).expect("the file");
+        wifi_on("198.51.100.7");
+        cell_on();
+        slow_uplinks();
+        wifi_dies();
+        for client in COUNTED_CLIENTS {
+            let before = carried("wwan0");
+            let begun = Instant::now();
+            let (mut child, _held) = place.start(client).await;
+            until_carried(client, "wwan0", before, CARRIES_BYTES).await;
+            assert_within(client, begun.elapsed(), CONNECT_MAX);
+            child.kill().await.expect("it runs");
+        }
+    });
+}
+
+#[test]
+fn players_and_direct_downloads_get_bytes_over_cellular_beside_a_dead_wifi() {
+    let _share = beside_others();
+    in_namespace(this_test!(), || async {
+        let home = tempfile::tempdir().expect("a directory");
+        let place = Place::new(home.path()).await;
+        wifi_on("198.51.100.7");
+        cell_on();
+        wifi_dies();
+        for client in READ_CLIENTS {
+            let begun = Instant::now();
+            let (mut child, _held) = place.start(client).await;
+            place.until(client, 1).await;
+            assert_within(client, begun.elapsed(), CONNECT_MAX);
+            child.kill().await.expect("it runs");
+        }
+    });
+}
+
+#[test]
+fn uploads_and_the_agents_clients_go_on_over_cellular_when_the_wifi_dies() {
+    let _share = beside_others();
+    in_namespace(this_test!(), || async {
+        let home = tempfile::tempdir().expect("a directory");
+        let place = Place::new(home.path()).await;
+        std::fs::write(place.home.join("sent"), object(OBJECT_BYTES, 1)).expect("the file");
+        wifi_on("198.51.100.7");
+        cell_on();
+        slow_uplinks();
+        // A stream pays when what it read ahead runs low, and not before.
+        for client in COUNTED_CLIENTS.iter().copied().take(3) {
+            let wifi = carried("wlan0");
+            let (mut child, _held) = place.start(client).await;
+            until_carried(client, "wlan0", wifi, 2_000_000).await;
+            let before = carried("wwan0");
+            wifi_dies();
+            let died = Instant::now();
+            until_carried(client, "wwan0", before, CARRIES_BYTES).await;
+            assert_within(client, died.elapsed(), SILENCE_MAX);
+            wifi_lives();
+            let status = timeout(PATIENCE, child.wait()).await.expect("it ends");
+            assert!(status.expect("a status").success(), "{client}");
+        }
+        for file in ["run", "proxied"] {
+            let bytes = std::fs::read(place.home.join(file)).expect("the file");
+            assert!(bytes == object(OBJECT_BYTES, 1), "{file}: other bytes");
+        }
+    });
+}
+
+#[test]
+fn a_proxy_is_found_by_its_name_although_the_resolver_is_beyond_a_dead_wifi() {
+    let _share = beside_others();
+    in_namespace(this_test!(), || async {
+        let home = tempfile::tempdir().expect("a directory");
+        let mut place = Place::new(home.path()).await;
+        let memory = place.home.join(".cache/cedos");
+        std::fs::create_dir_all(&memory).expect("a folder");
+        std::fs::write(memory.join("servers"), "prox.example 192.0.2.1\n").expect("the file");
+        let by_name = place.proxy.address.replace("192.0.2.1", "prox.example");
+        place.proxy.address = by_name;
+        wifi_on("198.51.100.7");
+        cell_on();
+        wifi_dies();
+        for client in ["run", "get"] {
+            let begun = Instant::now();
+            let mut child = match client {
+                "run" => place.run(client),
+                _ => place.get(client),
+            };
+            place.until(client, 1).await;
+            assert_within(client, begun.elapsed(), CONNECT_MAX);
+            child.kill().await.expect("it runs");
+        }
+    });
 }
 
 #[test]

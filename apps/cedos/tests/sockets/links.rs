@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::support::C;
 use crate::told::{Program, udp_sockets};
 use cedos_lab_rig::namespace::{
-    cell_on, in_namespace, origin_namespace, received, wifi_off, wifi_on,
+    BlockedUdp, cell_on, in_namespace, origin_namespace, received, wifi_off, wifi_on,
 };
 use cedos_lab_rig::origin::{OriginReply, OriginRequest, ReplyEnd, ScriptedOrigin, object, proper};
 use cedos_lab_rig::program::{AgentProcess, ProxyProcess, ended, pid_of};
@@ -168,7 +168,7 @@ fn the_budget_of_the_agent_is_one_for_its_transfers_and_all_programs() {
     });
 }
 
-/// Waits until so many bytes are ahead of the program.
+/// Waits until this many bytes are ahead of the program.
 async fn until_ahead(program: &mut Program, bytes: u64) {
     until_async("so much is read ahead", async || {
         let said = program.ask("ahead").await;
@@ -291,6 +291,76 @@ fn a_change_of_networks_that_a_program_knows_of_reaches_the_agent() {
         let rest = OBJECT_BYTES - 1_000_000;
         let read = program.ask(&format!("read {rest}")).await;
         assert_eq!(read, format!("read {rest}"));
+        program.leave().await;
+    });
+}
+
+/// An origin, and a proxy that is reached by streams alone: UDP to it is dropped while the third is held.
+fn proxy_behind_blocked_udp(place: PathBuf) -> ((ScriptedOrigin, ProxyProcess), BlockedUdp) {
+    origin_namespace(move || async move {
+        let udp = BlockedUdp::on("ap0");
+        let bytes = object(OBJECT_BYTES, 1);
+        let script = move |asked: &OriginRequest| {
+            OriginReply(proper(asked, &bytes, "\"v1\""), ReplyEnd::Close)
+        };
+        let origin = ScriptedOrigin::start_at("192.0.2.1", script).await;
+        let more = ["--stream-listen", "192.0.2.1:0"];
+        let proxy = ProxyProcess::start(&place, "192.0.2.1:0", &more).await;
+        ((origin, proxy), udp)
+    })
+}
+
+#[test]
+fn a_socket_is_carried_in_a_stream_where_udp_is_blocked_and_net_says_so() {
+    in_namespace(this_test!(), || async {
+        let home = tempfile::tempdir().expect("a directory");
+        let place = home.path().to_owned();
+        let (to, _udp) = proxy_behind_blocked_udp(place);
+        wifi_on("198.51.100.7");
+        let agent = AgentProcess::start(home.path()).await;
+        let told = C::with_d2tp("told.c");
+        let mut program = begin(&told, home.path(), &to, &agent, 0);
+        assert_eq!(program.hear().await, "policy 0");
+        assert_eq!(program.hear().await, "connect 0");
+        assert!(program.ask("ask").await.starts_with("ask "));
+        assert_eq!(program.ask("read 3000000").await, "read 3000000");
+        until_async("`cedos net` says that UDP is blocked", async || {
+            let mut command = program::cedos(home.path(), &["net", "--json"]);
+            command.env("CEDOS_AGENT", &agent.socket);
+            let net = ended(command.spawn().expect("start cedos")).await;
+            let mut links = net.events.iter();
+            let blocked = |link: &&Value| link["link"] == "wlan0" && link["udp"] == "blocked";
+            links.find(blocked).map(|_| ())
+        })
+        .await;
+    });
+}
+
+#[test]
+fn a_program_with_the_settings_alone_reaches_the_default_proxys_streams_without_an_agent() {
+    in_namespace(this_test!(), || async {
+        let home = tempfile::tempdir().expect("a directory");
+        let place = home.path().to_owned();
+        let (to, _udp) = proxy_behind_blocked_udp(place);
+        wifi_on("198.51.100.7");
+        assert!(to.1.address.contains("?stream="), "{}", to.1.address);
+        let folder = home.path().join(".config/cedos");
+        std::fs::create_dir_all(&folder).expect("a directory");
+        let settings = format!(
+            "[proxies]\nhome = \"{}\"\n[proxy]\ndefault = \"home\"\n",
+            to.1.address
+        );
+        std::fs::write(folder.join("config.toml"), settings).expect("written");
+        let url = url::Url::parse(&to.0.url("/a")).expect("a URL");
+        let port = url.port().expect("a port").to_string();
+        let told = C::with_d2tp("told.c");
+        let arguments = ["192.0.2.1", &port, "policy=0"];
+        let nobody = Path::new("none");
+        let mut program = Program::start(&told, home.path(), "", nobody, &arguments);
+        assert_eq!(program.hear().await, "policy 0");
+        assert_eq!(program.hear().await, "connect 0");
+        assert!(program.ask("ask").await.starts_with("ask "));
+        assert_eq!(program.ask("read 3000000").await, "read 3000000");
         program.leave().await;
     });
 }

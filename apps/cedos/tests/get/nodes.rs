@@ -1,0 +1,721 @@
+//! Several proxies with one key that share their sessions in Redis: a balancer moves devices from one to the other, a
+//! node is killed in the middle of downloads, and the store is killed, paused and filled.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use cedos_lab_rig::PATIENCE;
+use cedos_lab_rig::origin::{OriginReply, ReplyEnd, ScriptedOrigin, cut, object, proper, reply};
+use cedos_lab_rig::program::{ProxyProcess, cedos, run};
+use cedos_lab_rig::redis::RedisServer;
+use cedos_lab_rig::wait::until;
+use d2tp_driver::{Device, DeviceOptions, EndpointConfig, FlowSettings, SecretKey, ServerAddress};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::UdpSocket;
+use tokio::task::JoinSet;
+
+const SIZE: usize = 200_000;
+const HALF: usize = 100_000;
+/// Devices of a test, each with a session of its own.
+const DEVICES: usize = 4;
+
+/// A UDP balancer in front of the nodes, as a failover of an address is one.
+pub(crate) struct Balancer {
+    pub(crate) address: SocketAddr,
+    to: Arc<Mutex<SocketAddr>>,
+    is_cut: Arc<AtomicBool>,
+    /// Bytes that nodes may still get until what they send back is lost.
+    left: Arc<AtomicU64>,
+}
+
+impl Balancer {
+    async fn start(to: SocketAddr) -> Balancer {
+        Balancer::with_delay(to, Duration::ZERO).await
+    }
+
+    /// A balancer that holds what nodes send back for `delay`.
+    pub(crate) async fn with_delay(to: SocketAddr, delay: Duration) -> Balancer {
+        let front = Arc::new(UdpSocket::bind("127.0.0.1:0").await.unwrap());
+        let address = front.local_addr().unwrap();
+        let to = Arc::new(Mutex::new(to));
+        let is_cut = Arc::new(AtomicBool::new(false));
+        let left = Arc::new(AtomicU64::new(u64::MAX));
+        let (target, cut, may) = (to.clone(), is_cut.clone(), left.clone());
+        tokio::spawn(async move {
+            let mut behind: HashMap<SocketAddr, Arc<UdpSocket>> = HashMap::new();
+            let mut bytes = vec![0; 65_536];
+            while let Ok((len, from)) = front.recv_from(&mut bytes).await {
+                if let Entry::Vacant(free) = behind.entry(from) {
+                    let socket = Arc::new(UdpSocket::bind("127.0.0.1:0").await.unwrap());
+                    free.insert(socket.clone());
+                    let (front, cut) = (front.clone(), cut.clone());
+                    tokio::spawn(async move {
+                        let mut bytes = vec![0; 65_536];
+                        // An error is an ICMP message about a node that is gone.
+                        loop {
+                            let Ok((len, _)) = socket.recv_from(&mut bytes).await else {
+                                continue;
+                            };
+                            let (front, cut) = (front.clone(), cut.clone());
+                            let data = bytes[..len].to_vec();
+                            let back = async move {
+                                if !cut.load(Ordering::SeqCst) {
+                                    let _ = front.send_to(&data, from).await;
+                                }
+                            };
+                            if delay.is_zero() {
+                                back.await;
+                                continue;
+                            }
+                            tokio::spawn(async move {
+                                // sleep: the delay of the network is the subject
+                                tokio::time::sleep(delay).await;
+                                back.await;
+                            });
+                        }
+                    });
+                }
+                let to = *target.lock().unwrap();
+                let before = may.load(Ordering::SeqCst);
+                let after = before.saturating_sub(len as u64);
+                may.store(after, Ordering::SeqCst);
+                if before > 0 && after == 0 {
+                    cut.store(true, Ordering::SeqCst);
+                }
+                let _ = behind[&from].send_to(&bytes[..len], to).await;
+            }
+        });
+        Balancer {
+            address,
+            to,
+            is_cut,
+            left,
+        }
+    }
+
+    pub(crate) fn move_to(&self, node: &ProxyProcess) {
+        *self.to.lock().unwrap() = node.listens_at().parse().unwrap();
+    }
+
+    /// Whether what nodes send back is lost, that which is held included.
+    pub(crate) fn set_cut(&self, is_cut: bool) {
+        self.is_cut.store(is_cut, Ordering::SeqCst);
+    }
+
+    pub(crate) fn is_cut(&self) -> bool {
+        self.is_cut.load(Ordering::SeqCst)
+    }
+
+    /// What nodes send back is lost once they have got so many bytes.
+    pub(crate) fn cut_after(&self, bytes: u64) {
+        self.left.store(bytes, Ordering::SeqCst);
+    }
+
+    /// The proxy's address, with the balancer in the place of the node.
+    pub(crate) fn address_of(&self, node: &ProxyProcess) -> String {
+        node.address
+            .replace(node.listens_at(), &self.address.to_string())
+    }
+}
+
+/// What the origin gave: a path, and from which byte on.
+type Given = (String, Option<usize>);
+
+/// Nodes of one operator, a balancer in front, and an origin that gives the first half of each object until it is told
+/// to give the rest.
+struct Nodes {
+    directory: tempfile::TempDir,
+    redis: RedisServer,
+    origin: ScriptedOrigin,
+    open: Arc<AtomicBool>,
+    given: Arc<Mutex<Vec<Given>>>,
+    /// What the nodes wrote in their logs.
+    log: Arc<Mutex<String>>,
+}
+
+fn device_key(n: usize) -> SecretKey {
+    SecretKey::from_bytes([n as u8 + 1; 32])
+}
+
+impl Nodes {
+    /// `None` where there is no `redis-server`.
+    async fn new() -> Option<Nodes> {
+        let redis = RedisServer::start()?;
+        let open = Arc::new(AtomicBool::new(false));
+        let given = Arc::new(Mutex::new(Vec::new()));
+        let (gate, gives) = (open.clone(), given.clone());
+        let origin = ScriptedOrigin::start(move |asked| {
+            if asked.path.starts_with("/small") {
+                return OriginReply(
+                    reply("200 OK", &[("Content-Length", "5")], b"small"),
+                    ReplyEnd::Close,
+                );
+            }
+            let whole = proper(asked, &object(SIZE, 3), "\"v1\"");
+            let from = asked.range_from();
+            if from.is_some() && !gate.load(Ordering::SeqCst) {
+                let later = reply("503 Later", &[("Content-Length", "0")], b"");
+                return OriginReply(later, ReplyEnd::Close);
+            }
+            gives.lock().unwrap().push((asked.path.clone(), from));
+            let given = if from.is_none() {
+                cut(whole, HALF)
+            } else {
+                whole
+            };
+            OriginReply(given, ReplyEnd::Close)
+        })
+        .await;
+        let directory = tempfile::tempdir().unwrap();
+        run(directory.path(), &["key", "gen", "-o", "prox.key"]).await;
+        Some(Nodes {
+            directory,
+            redis,
+            origin,
+            open,
+            given,
+            log: Arc::default(),
+        })
+    }
+
+    fn path(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// Starts a node, and collects its log.
+    async fn start(&self, name: &str, more: &[&str]) -> ProxyProcess {
+        let (url, state) = (self.redis.url(), format!("state-{name}"));
+        let mut arguments = vec![
+            "prox",
+            "--listen",
+            "127.0.0.1:0",
+            "--key",
+            "prox.key",
+            "--allow-private",
+            "--store",
+            &url,
+            "--node",
+            name,
+            "--state-dir",
+            &state,
+            "--copies-dir",
+            "copies",
+        ];
+        let clients: Vec<String> = (0..DEVICES)
+            .map(|n| format!("--allow-client={}", device_key(n).public()))
+            .collect();
+        arguments.extend(clients.iter().map(String::as_str));
+        arguments.extend(more);
+        let mut command = cedos(self.path(), &arguments);
+        command.env("RUST_LOG", "info");
+        let mut child = command.spawn().unwrap();
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        let (log, name) = (self.log.clone(), name.to_owned());
+        tokio::spawn(async move {
+            while let Ok(Some(line)) = lines.next_line().await {
+                *log.lock().unwrap() += &format!("{name}: {line}\n");
+            }
+        });
+        let mut output = BufReader::new(child.stdout.take().unwrap()).lines();
+        let address = tokio::time::timeout(PATIENCE, output.next_line()).await;
+        let address = address.expect("it starts").unwrap();
+        let address = address.unwrap_or_else(|| panic!("a node ended: {}", self.log()));
+        ProxyProcess { child, address }
+    }
+
+    fn log(&self) -> String {
+        self.log.lock().unwrap().clone()
+    }
+
+    /// The store's key of the times at which sessions end.
+    fn key_of_ends(&self) -> String {
+        let keys = self.redis.ask(&["--scan", "--pattern", "cedos:*:d"]);
+        keys.lines().next().unwrap_or("none").to_owned()
+    }
+
+    /// Whether a node said this in its log.
+    fn has_said(&self, node: &str, words: &str) -> bool {
+        let log = self.log.lock().unwrap();
+        let mut lines = log.lines();
+        lines.any(|line| line.starts_with(&format!("{node}: ")) && line.contains(words))
+    }
+
+    /// Starts `n` downloads of the devices through the balancer.
+    async fn download(&self, n: usize, node: &ProxyProcess, balancer: &Balancer) -> Downloads {
+        let key = node.address.rsplit('/').next().unwrap();
+        let server: ServerAddress = format!("d2tp://{}/{key}", balancer.address)
+            .parse()
+            .unwrap();
+        let mut devices = Vec::new();
+        for number in 0..DEVICES {
+            let options = DeviceOptions {
+                server: server.clone(),
+                key: device_key(number),
+                config: EndpointConfig::default(),
+            };
+            let device = Device::new(options).await.unwrap();
+            device.use_default_route().unwrap();
+            devices.push(device);
+        }
+        let mut downloads = Downloads {
+            progress: Vec::new(),
+            tasks: JoinSet::new(),
+            began: Instant::now(),
+            devices,
+        };
+        self.download_more(&mut downloads, n);
+        downloads
+    }
+
+    /// Starts `n` more downloads.
+    fn download_more(&self, downloads: &mut Downloads, n: usize) {
+        let before = downloads.progress.len();
+        for i in before..before + n {
+            let device = &downloads.devices[i % DEVICES];
+            let mut flow = device.open(FlowSettings::default()).unwrap();
+            let (url, host) = (self.origin.url(&format!("/{i}")), self.origin.address);
+            let (progress, began) = (Arc::new(Progress::default()), downloads.began);
+            downloads.progress.push(progress.clone());
+            downloads.tasks.spawn(async move {
+                let request = format!("GET {url} HTTP/1.1\r\nhost: {host}\r\n\r\n");
+                flow.write_all(request.as_bytes()).await.unwrap();
+                flow.shutdown().await.unwrap();
+                let (mut answer, mut piece) = (Vec::new(), vec![0; 65_536]);
+                loop {
+                    let len = flow.read(&mut piece).await.map_err(|error| (i, error))?;
+                    progress.note(began.elapsed(), len);
+                    if len == 0 {
+                        return Ok(answer);
+                    }
+                    answer.extend_from_slice(&piece[..len]);
+                }
+            });
+        }
+    }
+
+    /// Until the devices have the first half of each object, and the store knows of all.
+    async fn halves_are_there(&self, downloads: &Downloads) {
+        until("the first halves are there", || {
+            let all = &downloads.progress;
+            all.iter()
+                .all(|one| one.bytes.load(Ordering::SeqCst) >= HALF as u64)
+        })
+        .await;
+        // sleep: records are written a moment later, and nothing tells of it
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+
+    /// Asserts that the downloads end well, and that the origin gave no byte of any twice.
+    async fn assert_whole(&self, mut downloads: Downloads) {
+        let expected = object(SIZE, 3);
+        while let Some(ended) = tokio::time::timeout(PATIENCE, downloads.tasks.join_next())
+            .await
+            .unwrap_or_else(|_| panic!("downloads stand still: {}", self.log()))
+        {
+            let answer = ended.unwrap();
+            let answer = answer.unwrap_or_else(|error| panic!("{error:?}\n{}", self.log()));
+            let end = answer
+                .windows(4)
+                .position(|four| four == b"\r\n\r\n")
+                .unwrap();
+            assert!(answer[end + 4..] == expected, "not what was served");
+        }
+        let given = self.given.lock().unwrap().clone();
+        for i in 0..downloads.progress.len() {
+            let of_this = given.iter().filter(|(path, _)| *path == format!("/{i}"));
+            let from: Vec<Option<usize>> = of_this.map(|(_, from)| *from).collect();
+            assert_eq!(from, [None, Some(HALF)], "object {i}\n{}", self.log());
+        }
+    }
+}
+
+/// Downloads that run.
+struct Downloads {
+    progress: Vec<Arc<Progress>>,
+    tasks: JoinSet<Result<Vec<u8>, (usize, std::io::Error)>>,
+    began: Instant,
+    devices: Vec<Device>,
+}
+
+/// What has come of a download.
+#[derive(Default)]
+struct Progress {
+    bytes: AtomicU64,
+    /// When bytes came last, and the longest silence before any, in microseconds.
+    last_us: AtomicU64,
+    silence_us: AtomicU64,
+}
+
+impl Progress {
+    fn note(&self, at: Duration, len: usize) {
+        let at = at.as_micros() as u64;
+        let last = self.last_us.swap(at, Ordering::SeqCst);
+        self.silence_us.fetch_max(at - last, Ordering::SeqCst);
+        self.bytes.fetch_add(len as u64, Ordering::SeqCst);
+    }
+}
+
+impl Downloads {
+    fn received(&self) -> u64 {
+        let all = self.progress.iter();
+        all.map(|one| one.bytes.load(Ordering::SeqCst)).sum()
+    }
+
+    /// Begins to measure the silence of each download now.
+    fn measure_silence(&self) {
+        let now = self.began.elapsed().as_micros() as u64;
+        for one in &self.progress {
+            one.last_us.store(now, Ordering::SeqCst);
+            one.silence_us.store(0, Ordering::SeqCst);
+        }
+    }
+
+    /// Median and longest silence.
+    fn silence(&self) -> (Duration, Duration) {
+        let all = self.progress.iter();
+        let mut all: Vec<u64> = all
+            .map(|one| one.silence_us.load(Ordering::SeqCst))
+            .collect();
+        all.sort_unstable();
+        let of = |us: u64| Duration::from_micros(us);
+        (of(all[all.len() / 2]), of(all[all.len() - 1]))
+    }
+}
+
+#[tokio::test]
+async fn a_node_is_killed_and_another_goes_on_with_its_200_downloads() {
+    let Some(nodes) = Nodes::new().await else {
+        return;
+    };
+    let mut first = nodes.start("a", &[]).await;
+    let second = nodes.start("b", &[]).await;
+    assert_eq!(
+        first.address.rsplit('/').next(),
+        second.address.rsplit('/').next(),
+        "one key"
+    );
+    let balancer = Balancer::start(first.listens_at().parse().unwrap()).await;
+    let downloads = nodes.download(200, &first, &balancer).await;
+    nodes.halves_are_there(&downloads).await;
+    // In this order: else the first node may ask for the rest, too.
+    first.child.kill().await.unwrap();
+    nodes.open.store(true, Ordering::SeqCst);
+    downloads.measure_silence();
+    balancer.move_to(&second);
+    let progress = downloads.progress.clone();
+    until("every download has moved", || {
+        let has_moved = |one: &Arc<Progress>| one.bytes.load(Ordering::SeqCst) >= SIZE as u64;
+        progress.iter().all(has_moved)
+    })
+    .await;
+    let (median, longest) = downloads.silence();
+    let log = nodes.log();
+    let took: Vec<&str> = log
+        .lines()
+        .filter(|line| line.contains("took over"))
+        .collect();
+    eprintln!("{}\n{}", took[0], took[took.len() - 1]);
+    eprintln!(
+        "200 downloads went on at another node: silence median {median:?}, longest {longest:?}"
+    );
+    nodes.assert_whole(downloads).await;
+    // Delivered: nothing is kept for anybody.
+    let copies = nodes.path().join("copies/copies");
+    until("the copies are removed", || {
+        std::fs::read_dir(&copies).unwrap().count() == 0
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_node_whose_devices_moved_away_loses_their_sessions_and_says_so() {
+    let Some(nodes) = Nodes::new().await else {
+        return;
+    };
+    let sleepy = ["--sleep-after", "6s"];
+    let first = nodes.start("a", &sleepy).await;
+    let second = nodes.start("b", &sleepy).await;
+    let balancer = Balancer::start(first.listens_at().parse().unwrap()).await;
+    let mut downloads = nodes.download(8, &first, &balancer).await;
+    nodes.halves_are_there(&downloads).await;
+    balancer.move_to(&second);
+    // Devices notice at their next packet, and the first node when it wants to write: here, that they sleep.
+    nodes.download_more(&mut downloads, DEVICES);
+    until("the first node has lost them", || {
+        nodes.has_said("a", "another node has taken over this session")
+    })
+    .await;
+    assert!(nodes.has_said("b", "took over a session from another node"));
+    nodes.open.store(true, Ordering::SeqCst);
+    let progress = downloads.progress.clone();
+    until("all arrives by the second", || {
+        progress
+            .iter()
+            .all(|one| one.bytes.load(Ordering::SeqCst) >= SIZE as u64)
+    })
+    .await;
+    balancer.move_to(&first);
+    nodes.download_more(&mut downloads, DEVICES);
+    let progress = downloads.progress.clone();
+    until("all arrives", || {
+        progress
+            .iter()
+            .all(|one| one.bytes.load(Ordering::SeqCst) >= SIZE as u64)
+    })
+    .await;
+    nodes.assert_whole(downloads).await;
+}
+
+/// What happens to a store.
+#[derive(Clone, Copy, Debug)]
+enum StoreFault {
+    Killed,
+    Paused,
+    Full,
+}
+
+async fn devices_wait_for_the_store(fault: StoreFault) {
+    let Some(mut nodes) = Nodes::new().await else {
+        return;
+    };
+    let mut first = nodes.start("a", &[]).await;
+    let second = nodes.start("b", &[]).await;
+    let balancer = Balancer::start(first.listens_at().parse().unwrap()).await;
+    let downloads = nodes.download(8, &first, &balancer).await;
+    nodes.halves_are_there(&downloads).await;
+    match fault {
+        StoreFault::Killed => nodes.redis.kill(),
+        StoreFault::Paused => nodes.redis.pause(),
+        StoreFault::Full => nodes.redis.set_full(true),
+    }
+    // In this order: else the first node may ask for the rest, too.
+    first.child.kill().await.unwrap();
+    nodes.open.store(true, Ordering::SeqCst);
+    balancer.move_to(&second);
+    until("the second node says that they wait", || {
+        nodes.has_said("b", "sleeping sessions cannot be woken now")
+    })
+    .await;
+    let before = downloads.received();
+    let status = run(
+        nodes.path(),
+        &["prox", "status", "--state-dir", "state-b", "--json"],
+    )
+    .await;
+    let word = match fault {
+        StoreFault::Full => "full",
+        StoreFault::Killed | StoreFault::Paused => "away",
+    };
+    status.ends_with(0, &format!("\"store_state\":\"{word}\""));
+    status.ends_with(0, "\"node\":\"b\"");
+    assert_eq!(
+        downloads.received(),
+        before,
+        "nothing moves without a record"
+    );
+    match fault {
+        StoreFault::Killed => nodes.redis.start_again(),
+        StoreFault::Paused => nodes.redis.resume(),
+        StoreFault::Full => nodes.redis.set_full(false),
+    }
+    nodes.assert_whole(downloads).await;
+}
+
+#[tokio::test]
+async fn devices_wait_for_a_store_that_was_killed() {
+    devices_wait_for_the_store(StoreFault::Killed).await;
+}
+
+#[tokio::test]
+async fn devices_wait_for_a_store_that_does_not_answer() {
+    devices_wait_for_the_store(StoreFault::Paused).await;
+}
+
+#[tokio::test]
+async fn devices_wait_for_a_store_that_is_full() {
+    devices_wait_for_the_store(StoreFault::Full).await;
+}
+
+#[tokio::test]
+async fn what_runs_goes_on_without_the_store_and_is_written_when_it_is_back() {
+    let Some(mut nodes) = Nodes::new().await else {
+        return;
+    };
+    let first = nodes.start("a", &[]).await;
+    let balancer = Balancer::start(first.listens_at().parse().unwrap()).await;
+    let downloads = nodes.download(8, &first, &balancer).await;
+    nodes.halves_are_there(&downloads).await;
+    nodes.redis.kill();
+    nodes.open.store(true, Ordering::SeqCst);
+    // All of it arrives although no record can be written.
+    nodes.assert_whole(downloads).await;
+    until("the first node says that the store is away", || {
+        nodes.has_said("a", "the store does not take records")
+    })
+    .await;
+    nodes.redis.start_again();
+    until("the first node has written what it had to", || {
+        nodes.has_said("a", "the store is back")
+    })
+    .await;
+    // Sessions that ended meanwhile have left nothing for another node.
+    until("no record is left", || {
+        nodes.redis.ask(&["ZCARD", &nodes.key_of_ends()]).trim() == "0"
+    })
+    .await;
+}
+
+/// Small objects of one connection each.
+const SMALL_OBJECTS: usize = 650;
+
+/// Clients without D2TP that fetch small objects from a node, one after the other.
+async fn fetch_small(nodes: &Nodes, tcp: &str, paths: std::ops::Range<usize>) {
+    let host = nodes.origin.address;
+    for i in paths {
+        let fetching = async {
+            let mut stream = tokio::net::TcpStream::connect(tcp).await.unwrap();
+            let request = format!(
+                "GET http://{host}/small{i} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n"
+            );
+            stream.write_all(request.as_bytes()).await.unwrap();
+            let mut answer = Vec::new();
+            stream.read_to_end(&mut answer).await.unwrap();
+            answer
+        };
+        let answer = tokio::time::timeout(PATIENCE, fetching).await;
+        let answer = answer.unwrap_or_else(|_| panic!("object {i} stands still: {}", nodes.log()));
+        assert!(answer.starts_with(b"HTTP/1.1 200"), "object {i}");
+    }
+}
+
+/// A free TCP port of this machine.
+fn free_tcp() -> String {
+    let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    socket.local_addr().unwrap().to_string()
+}
+
+#[tokio::test]
+async fn a_store_that_is_away_stops_no_node_after_hundreds_of_objects_and_they_leave_nothing() {
+    let Some(mut nodes) = Nodes::new().await else {
+        return;
+    };
+    let tcp = free_tcp();
+    let more = [
+        "--tcp-listen",
+        &tcp,
+        "--allow-address",
+        "127.0.0.0/8",
+        "--cache-quota",
+        "0",
+    ];
+    let _node = nodes.start("a", &more).await;
+    nodes.redis.kill();
+    fetch_small(&nodes, &tcp, 0..SMALL_OBJECTS).await;
+    nodes.redis.start_again();
+    let copies = nodes.path().join("copies/copies");
+    until("their files are removed", || {
+        std::fs::read_dir(&copies).unwrap().count() == 0
+    })
+    .await;
+    // Holds and records are named after the objects.
+    until("nothing of them is in the store", || {
+        let held = nodes.redis.ask(&["--scan", "--pattern", "cedos:*:r*"]);
+        let notes = nodes.redis.ask(&["--scan", "--pattern", "cedos:*:nc*"]);
+        held.is_empty() && notes.is_empty()
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_upgrade_while_the_store_is_away_leaves_the_running_process_as_it_is() {
+    let Some(mut nodes) = Nodes::new().await else {
+        return;
+    };
+    let mut first = nodes.start("a", &[]).await;
+    let balancer = Balancer::start(first.listens_at().parse().unwrap()).await;
+    let downloads = nodes.download(8, &first, &balancer).await;
+    nodes.halves_are_there(&downloads).await;
+    nodes.redis.kill();
+    let url = nodes.redis.url();
+    let upgrade = [
+        "prox",
+        "--upgrade",
+        "--listen",
+        first.listens_at(),
+        "--key",
+        "prox.key",
+        "--store",
+        &url,
+        "--node",
+        "a",
+        "--state-dir",
+        "state-a",
+        "--copies-dir",
+        "copies",
+        "--allow-any-client",
+    ];
+    let refused = run(nodes.path(), &upgrade).await;
+    refused.ends_with(1, "does not answer");
+    assert!(first.child.try_wait().unwrap().is_none(), "it runs");
+    nodes.redis.start_again();
+    nodes.open.store(true, Ordering::SeqCst);
+    nodes.assert_whole(downloads).await;
+    assert!(!nodes.has_said("a", "a new process takes over"));
+}
+
+#[tokio::test]
+async fn what_nodes_cannot_share_is_refused_with_a_sentence() {
+    let Some(nodes) = Nodes::new().await else {
+        return;
+    };
+    let _node = nodes.start("a", &[]).await;
+    let url = nodes.redis.url();
+    let begin = ["prox", "--listen", "127.0.0.1:0", "--allow-any-client"];
+    let refused = async |code: i32, more: &[&str], sentence: &str| {
+        let ran = run(nodes.path(), &[&begin[..], more].concat()).await;
+        ran.ends_with(code, sentence);
+    };
+    let of_store = [
+        "--store",
+        &url,
+        "--copies-dir",
+        "copies",
+        "--state-dir",
+        "other",
+    ];
+    let named = [&of_store[..], &["--node", "a"]].concat();
+    refused(1, &named, "--store needs --key FILE").await;
+    let same_name = [&named[..], &["--key", "prox.key"]].concat();
+    refused(1, &same_name, "another node \"a\"").await;
+    refused(2, &["--node", "b"], "--node needs --store").await;
+    refused(2, &["--copies-dir", "copies"], "--copies-dir needs --store").await;
+    let invited = run(nodes.path(), &["prox", "invite", "--state-dir", "state-a"]).await;
+    invited.ends_with(1, "settings of all nodes");
+}
+
+#[tokio::test]
+async fn a_node_without_a_name_or_a_shared_directory_does_not_start() {
+    let folder = tempfile::tempdir().unwrap();
+    let start = [
+        "prox",
+        "--allow-any-client",
+        "--store",
+        "redis://127.0.0.1:1",
+    ];
+    let refused = run(folder.path(), &start).await;
+    refused.ends_with(1, "--node NAME");
+    let named = [&start[..], &["--node", "a", "--state-dir", "s"]].concat();
+    run(folder.path(), &named)
+        .await
+        .ends_with(1, "--copies-dir DIR");
+    let away = [&named[..], &["--copies-dir", "c", "--key", "k"]].concat();
+    run(folder.path(), &["key", "gen", "-o", "k"]).await;
+    run(folder.path(), &away)
+        .await
+        .ends_with(1, "does not answer");
+}

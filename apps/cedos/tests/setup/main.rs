@@ -1,0 +1,8 @@
+//! From nothing to a transfer: `cedos prox invite`, `join`, `prox client`, `config` and `doctor` as programs.
+
+mod agent_unit;
+mod enrol;
+mod files;
+mod limits;
+mod reload;
+mod support;
