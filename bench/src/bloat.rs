@@ -1,14 +1,14 @@
-//! `cedos-bench bloat`: one bulk flow of each peer over a link whose queue is deep, and what packets
-//! wait in it.
+//! `cedos-bench bloat`: one bulk flow of each peer over a link with a deep queue, and how long
+//! packets wait in it.
 //!
 //! ```text
 //!  sender of peer n ──▶ net0 ─TUN─▶ lane n: queue, varying rate, delay ─TUN─▶ receiver of peer n
 //!  server of objects ─────────────▶ the same queue ────────────────────────▶ fetches one after another
 //! ```
 //!
-//! Every peer has a link of its own, as the scenario file's first, all with the same trace at the
-//! same time, so they are measured at once. The round trip is that of the link's packets: its own,
-//! and what they waited in both queues, from the first packet to the last.
+//! Every peer has its own link, like the first one of the scenario file. All have the same trace at
+//! the same time, so they are measured at once. The round trip is that of the link's packets: the
+//! link's own round trip, and the wait in both queues, from the first packet to the last.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -35,20 +35,21 @@ const OBJECT_MAX: Duration = Duration::from_secs(30);
 /// Options of the verb.
 #[derive(clap::Args)]
 pub struct BloatOptions {
-    /// The scenario file whose first link is taken
+    /// The scenario file whose first link is used
     #[arg(long)]
     scenario: PathBuf,
-    /// Another round trip than the file's
+    /// A round trip instead of the file's
     #[arg(long)]
     rtt_ms: Option<f64>,
     /// Peers, separated by commas: those of `throughput`, and tcp-drwa, tcp-bbr-drwa, tcp-vegas,
     /// tcp-fixed-BYTES (receive buffer), tcp-shaped-KBPS, d2tp-drwa
     #[arg(long, value_delimiter = ',')]
     peers: Vec<String>,
-    /// How long flows are counted, from the first byte on
+    /// How long flows are counted, from the first byte
     #[arg(long, default_value_t = 40.0)]
     seconds: f64,
-    /// Objects fetched over TCP beside each flow, one every second at most, begun from the half of it to five sixths; 0: none
+    /// Objects fetched over TCP beside each flow, at most one per second, begun between half and
+    /// five sixths of the time; 0: none
     #[arg(long, default_value_t = 0)]
     objects: u32,
     /// Size of an object
@@ -59,11 +60,11 @@ pub struct BloatOptions {
     json: bool,
 }
 
-/// What one peer came to.
+/// The results of one peer.
 #[derive(Debug, Serialize)]
 struct BloatRow {
     peer: String,
-    /// Why there is nothing to report.
+    /// Why there is no result.
     #[serde(skip_serializing_if = "Option::is_none")]
     missing: Option<String>,
     mbps: Option<f64>,
@@ -112,7 +113,7 @@ pub fn run(options: &BloatOptions) -> Result<()> {
     Ok(())
 }
 
-/// A scenario with as many links like the file's first as there are peers.
+/// A scenario with a link like the file's first one for each peer.
 fn scenario(options: &BloatOptions, peers: usize) -> Result<Scenario> {
     let mut scenario = Scenario::load(&options.scenario)?;
     scenario.duration_s = 86_400.0;
@@ -216,7 +217,7 @@ pub struct BloatServerOptions {
     bytes: u64,
 }
 
-/// Gives an object to whoever asks with a byte.
+/// Sends an object to each client that requests it with one byte.
 pub fn serve(options: &BloatServerOptions) -> Result<()> {
     let listener = TcpListener::bind((options.address, 0))?;
     SockRef::from(&listener).set_tcp_congestion(b"cubic")?;
@@ -225,7 +226,7 @@ pub fn serve(options: &BloatServerOptions) -> Result<()> {
     for stream in listener.incoming() {
         let (mut stream, object) = (stream?, object.clone());
         std::thread::spawn(move || {
-            // Who went away before the end is not our affair.
+            // A client that disconnects early is ignored.
             let _ = stream
                 .read_exact(&mut [0])
                 .and_then(|()| stream.write_all(&object));
@@ -234,7 +235,7 @@ pub fn serve(options: &BloatServerOptions) -> Result<()> {
     Ok(())
 }
 
-/// Options of who fetches them.
+/// Options of the client of the server of objects.
 #[derive(clap::Args)]
 pub struct FetchOptions {
     #[arg(long)]
@@ -251,7 +252,7 @@ pub struct FetchOptions {
     until_s: f64,
 }
 
-/// Fetches them, each over a connection of its own, and tells how long each took, in milliseconds.
+/// Fetches objects, each over its own connection, and prints how long each took, in milliseconds.
 pub fn fetch(options: &FetchOptions) -> Result<()> {
     std::thread::sleep(Duration::try_from_secs_f64(options.after_s)?);
     let begun = Instant::now();

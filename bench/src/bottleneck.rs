@@ -6,8 +6,8 @@
 //!                       ◀───────────── delay, same rate ◀─────────────
 //! ```
 //!
-//! The queue is the router's, neither end's own interface, so senders fill it as they would on the
-//! Internet. Loss strikes data only: acknowledgements come back whole.
+//! The queue is in the router, not in the interface of either end, so senders fill it as on the
+//! Internet. Only data is lost: no acknowledgement is.
 
 use std::net::IpAddr;
 use std::process::{Child, Command};
@@ -18,21 +18,21 @@ use cedos_lab_scenario::Scenario;
 
 use crate::placement::ProcessPlacement;
 
-/// How a bottleneck behaves.
+/// The properties of a bottleneck.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Shape {
     /// Rate of whole IP packets, each way.
     pub mbps: f64,
     /// Round trip without queueing.
     pub rtt_ms: f64,
-    /// Share of data packets lost at random.
+    /// The share of data packets that are lost at random.
     pub loss: f64,
-    /// What the queue holds, in bandwidth-delay products.
+    /// The capacity of the queue, in bandwidth-delay products.
     pub queue_bdp: f64,
 }
 
 impl Shape {
-    /// Bytes on the way when the path is just full.
+    /// The bytes in flight when the path is just full.
     pub fn bdp_bytes(&self) -> f64 {
         self.mbps * 1e6 / 8.0 * self.rtt_ms / 1e3
     }
@@ -41,7 +41,7 @@ impl Shape {
         (self.bdp_bytes() * self.queue_bdp) as u64
     }
 
-    /// For the reader of a table.
+    /// A description for people.
     pub fn in_words(&self) -> String {
         format!(
             "{} Mb/s of IP packets each way, RTT {} ms, drop-tail queue of {} BDP ({} kB), {} % of \
@@ -70,13 +70,13 @@ impl Shape {
     }
 }
 
-/// Equal bottlenecks side by side, made for one run.
+/// Equal bottlenecks that are used in parallel, made for one run.
 pub struct Bottlenecks {
     world: World,
 }
 
 impl Bottlenecks {
-    /// Makes this many bottlenecks. [`cedos_lab_emu::enter`] comes first.
+    /// Makes this many bottlenecks. [`cedos_lab_emu::enter`] must be called before.
     pub fn make(shape: &Shape, lanes: usize, seed: u64) -> Result<Self> {
         let scenario = Scenario::parse("bottleneck", &shape.scenario(lanes, seed), &mut |name| {
             unreachable!("{name}: this scenario reads no files")
@@ -84,37 +84,39 @@ impl Bottlenecks {
         Self::of(scenario)
     }
 
-    /// Makes the links of a scenario that come without a NAT. [`cedos_lab_emu::enter`] comes first.
+    /// Makes the links of a scenario whose links have no NAT. [`cedos_lab_emu::enter`] must be
+    /// called before.
     pub fn of(scenario: Scenario) -> Result<Self> {
         let mut world = World::build(scenario).context("the bottleneck cannot be built")?;
         world.start(|_| {})?;
         Ok(Self { world })
     }
 
-    /// Where senders run.
+    /// The namespace of senders.
     pub fn senders(&self) -> &Namespace {
         self.world.proxy()
     }
 
-    /// Where receivers run.
+    /// The namespace of receivers.
     pub fn receivers(&self) -> &Namespace {
         self.world.device()
     }
 
-    /// Where senders listen, if they do.
+    /// The address of senders that listen.
     pub fn sender_address() -> IpAddr {
         plan::PROXY_V4.into()
     }
 
-    /// The bottleneck of this number, for a flow of its own.
+    /// The bottleneck with this number, for its own flow.
     pub fn lane(&self, number: usize) -> BottleneckSlot<'_> {
         BottleneckSlot { all: self, number }
     }
 
-    /// Packets the relay gave up on beyond what the models say: none, or the run shows nothing.
+    /// Checks that the relay dropped no packets in addition to the models' losses. Otherwise the
+    /// run shows nothing.
     ///
     /// # Errors
-    /// There were some, or the lab could not follow.
+    /// The relay dropped packets, or it could not keep up.
     pub fn check(&self) -> Result<()> {
         if let Some(fault) = self.world.fault() {
             bail!("the bottleneck failed: {fault}");
@@ -122,20 +124,22 @@ impl Bottlenecks {
         let strays: u64 = (self.world.seen().carried.iter())
             .map(|lane| lane.packets_misaddressed + lane.down.packets_too_big)
             .sum();
-        // A few: resets and the like of connections whose program has ended.
+        // A few are allowed: for example resets of connections whose program has ended.
         if strays > 100 {
             bail!("{strays} packets found no way through the bottleneck");
         }
         Ok(())
     }
 
-    /// How long packets of a link were in its queues on average, in milliseconds: both ways added.
+    /// How long packets of a link waited in its queues on average, in milliseconds, both directions
+    /// added.
     pub fn waited_ms(&self, lane: usize) -> f64 {
         let carried = &self.world.seen().carried[lane];
         carried.down.waited_mean_ms() + carried.upward.waited_mean_ms()
     }
 
-    /// Data packets offered to the queue, and of those: dropped by the full queue, lost at random.
+    /// The number of data packets offered to the queue, of those dropped by the full queue, and of
+    /// those lost at random.
     pub fn dropped(&self) -> (u64, u64, u64) {
         let seen = self.world.seen();
         let sum = |f: fn(&cedos_lab_link::Counters) -> u64| {
@@ -149,7 +153,7 @@ impl Bottlenecks {
     }
 }
 
-/// One bottleneck, as the place of a flow.
+/// One bottleneck, as the placement of a flow.
 pub struct BottleneckSlot<'a> {
     all: &'a Bottlenecks,
     number: usize,
@@ -165,7 +169,7 @@ impl ProcessPlacement for BottleneckSlot<'_> {
     fn start_sender(&self, command: Command) -> Result<Child> {
         self.all.senders().spawn(command)
     }
-    /// The relay has work on every core.
+    /// The relay needs every core.
     fn holds_cores(&self) -> bool {
         false
     }

@@ -1,9 +1,9 @@
-//! `cedos-bench bulk`: one large object from one host to another over one emulated link, by ours,
-//! TCP, UDT and a DTN stack in turn: goodput, and what it costs each end's processor.
+//! `cedos-bench bulk`: one large object from one host to another over one emulated link, by D2TP,
+//! TCP, UDT and a DTN stack in turn: goodput, and the CPU time of each end.
 //!
-//! UDT is a library of others: its program is built on the spot from `bench/udt/flow.cpp` where the
-//! library's headers are installed. The DTN stack is a program of others (`dtn.rs`). What is missing is a
-//! row that says so.
+//! UDT is a library: its program is built when it is needed from `bench/udt/flow.cpp` if the
+//! library's headers are installed. The DTN stack is another program (`dtn.rs`). A missing peer has
+//! a row that says so.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -20,10 +20,10 @@ use crate::placement::ProcessPlacement;
 use crate::process::{self, Message, Process};
 use crate::receiver_info::ReceiverInfo;
 
-/// What is compared if nothing else is said.
+/// The peers that are compared by default.
 const PEERS: [&str; 4] = ["d2tp", "tcp", "udt", "dtn"];
 const UDT_SOURCE: &str = include_str!("../udt/flow.cpp");
-/// How much longer than at its rate an object may take.
+/// How many times longer an object may take than at the link's rate.
 const SLACK: f64 = 5.0;
 
 /// Options of the verb.
@@ -59,14 +59,14 @@ pub struct BulkOptions {
 #[derive(Debug, Serialize)]
 struct BulkRow {
     peer: String,
-    /// Why there is nothing to report.
+    /// Why there is no result.
     #[serde(skip_serializing_if = "Option::is_none")]
     missing: Option<String>,
     mbps: Option<f64>,
     seconds: Option<f64>,
-    /// Processor time at the receiver, from the first byte to the last.
+    /// CPU time of the receiver, from the first byte to the last.
     rcv_cpu_s: Option<f64>,
-    /// At the sender, from its start.
+    /// CPU time of the sender, from its start.
     snd_cpu_s: Option<f64>,
     notes: String,
 }
@@ -136,7 +136,7 @@ pub fn run(options: &BulkOptions) -> Result<()> {
     Ok(())
 }
 
-/// How long the object takes if the link is full all the time.
+/// How long the object takes if the link is always full.
 fn full(options: &BulkOptions) -> f64 {
     options.bytes as f64 * 8.0 / (options.mbps * 1e6)
 }
@@ -150,7 +150,7 @@ fn plan(options: &BulkOptions) -> Result<Plan> {
     })
 }
 
-/// Sender and receiver, and a further process of the sender's.
+/// Sender and receiver, and another process of the sender.
 type Begun = ((Process, Process), Option<u32>);
 
 fn measure(
@@ -196,11 +196,11 @@ impl BulkRow {
     }
 }
 
-/// Processor time a process has used so far, to a tick.
+/// The CPU time that a process has used so far, in whole ticks.
 pub fn cpu_s(process: u32) -> Result<f64> {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat"))
         .context("a process is gone before it was asked what it cost")?;
-    // Beyond the name, which may hold anything.
+    // After the name, which may contain anything.
     let fields: Vec<&str> = (stat.rsplit_once(')').map_or("", |(_, rest)| rest))
         .split_whitespace()
         .collect();
@@ -214,7 +214,7 @@ pub fn cpu_s(process: u32) -> Result<f64> {
     Ok(ticks.context("/proc says nothing of processor time")? as f64 / per_second as f64)
 }
 
-/// The program, or why there is none.
+/// The program, or why it is missing.
 fn build_udt(folder: &Path) -> Result<Result<PathBuf, String>> {
     if !Path::new("/usr/include/udt/udt.h").is_file() {
         return Ok(Err("not installed (Debian: libudt-dev)".to_owned()));
@@ -300,7 +300,7 @@ mod tests {
         let begun = Instant::now();
         let mut x = 1u64;
         let before = cpu_s(std::process::id()).unwrap();
-        // By processor time, not by the clock: the machine may be busy. The clock ends a hang.
+        // By CPU time, not by the clock: the machine may be busy. The clock ends a hang.
         while cpu_s(std::process::id()).unwrap() < before + 0.05 {
             x = (0..100_000).fold(x, |x, n| x.wrapping_mul(31).wrapping_add(n));
             assert!(begun.elapsed() < Duration::from_secs(120), "{x}");

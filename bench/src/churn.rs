@@ -10,12 +10,15 @@
 //!              └ baseline ┴ 10 minutes leave ┴ 9 come ┴
 //! ```
 //!
-//! One process is the server, one all the hosts; what limits them is the server's link. Who leaves does
-//! so as a minute begins. Who comes does so at any time of it: after minutes of silence each comes by a
-//! handshake, and a tenth of all at one moment would be a storm of them. As soon as all are silent the
-//! first tenth comes back. Minutes are as long as `--scale` makes them; the protocol's own times are not
-//! scaled, so a server asks after silent hosts for a larger part of a shorter minute.
+//! The server is D2Prox in its default configuration, one process or several; another process runs
+//! all hosts, which download one object through it. The server's link limits them. Hosts leave
+//! when a minute begins. Hosts come back at any time within a minute: after minutes of silence each
+//! needs a handshake, and a tenth of all at once would overload the server. As soon as all are
+//! silent the first tenth comes back. `--scale` sets the length of minutes; the protocol's own
+//! times are not scaled, so a server probes silent hosts for a larger part of a shorter minute, and
+//! hibernates them later.
 
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -28,33 +31,42 @@ use crate::placement::ProcessPlacement;
 use crate::process::{Process, own_program, tell};
 use crate::{churn_network, network};
 
-/// What leaves or comes in a minute.
+/// The divisor of the share of hosts that leaves or comes in a minute.
 const SHARE: usize = 10;
-/// For handshakes and all else that is not minutes.
+/// The time allowed for handshakes and everything else beside the minutes.
 const PATIENCE: Duration = Duration::from_secs(600);
 
 /// Options of the verb.
 #[derive(clap::Args, Clone)]
 pub struct ChurnOptions {
-    /// Hosts, each with a key, a session and a flow of its own
+    /// Hosts, each with its own key, session and flow
     #[arg(long, default_value_t = 65_536)]
     flows: usize,
     /// How many times faster than minutes: 3 makes them 20 s long
-    #[arg(long, default_value_t = 3.0)]
+    #[arg(long, default_value_t = 1.0)]
     scale: f64,
+    /// Proxies, each a process; the hosts are divided among them
+    #[arg(long, default_value_t = 1)]
+    nodes: usize,
     /// Minutes with all of them active, before the churn
     #[arg(long, default_value_t = 2)]
     baseline: usize,
     /// Rate of the server's link, as whole Ethernet frames
     #[arg(long, default_value_t = 280.0)]
     mbps: f64,
-    /// What a host lets the server have on the way to it
+    /// Bytes that a host allows the server to have in flight to it
     #[arg(long, default_value_t = 4096)]
     window_bytes: u64,
     /// A tenth of those still active leaves each minute, and a tenth of those still silent comes,
     /// instead of a tenth of all
     #[arg(long)]
     compound: bool,
+    /// The program `cedos` [default: the one in this program's folder]
+    #[arg(long)]
+    cedos: Option<PathBuf>,
+    /// The directory of the proxies' state during the run; it should be on a disk
+    #[arg(long)]
+    dir: Option<PathBuf>,
     /// One JSON object on standard output instead of the table
     #[arg(long)]
     json: bool,
@@ -68,26 +80,30 @@ pub struct HostsOptions {
     plan: ChurnOptions,
 }
 
-/// What was seen in one minute.
+/// The results of one minute.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Minute {
-    /// At its end.
+    /// The number of active flows at the end of the minute.
     active: usize,
-    /// All the time.
+    /// The number of flows active during the whole minute.
     throughout: usize,
     mbps: f64,
-    /// Over the flows active throughout.
+    /// Jain's index over the flows active during the whole minute.
     jain: Option<f64>,
+    /// Resident memory of all proxies.
     server_rss_bytes: u64,
+    /// CPU time of all proxies, in seconds.
+    server_cpu_s: f64,
 }
 
 /// The result.
 #[derive(Debug, Serialize, Deserialize)]
 struct ChurnReport {
     flows: usize,
-    /// Goodput of all flows with churn, as a part of that without.
+    nodes: usize,
+    /// Goodput of all flows with churn, as a fraction of that without.
     goodput_ratio: f64,
-    /// The least of any minute with churn in which somebody was active throughout.
+    /// The minimum over all minutes with churn in which any host was active throughout.
     jain: f64,
     jain_mean: f64,
     jain_without_churn: f64,
@@ -98,6 +114,10 @@ struct ChurnReport {
     scale: f64,
     window_bytes: u64,
     server_rss_bytes: u64,
+    /// CPU time of all proxies for each gigabyte that hosts read, without churn and with it, in
+    /// seconds.
+    server_cpu_s_per_gb_without_churn: f64,
+    server_cpu_s_per_gb: f64,
     /// From the first SYN to the last session.
     calling_s: f64,
     unsent: u64,
@@ -110,24 +130,34 @@ struct ChurnReport {
 /// # Errors
 /// Something failed, or a flow ended.
 pub fn run(options: &ChurnOptions) -> Result<()> {
-    if options.flows < SHARE || options.baseline == 0 {
-        bail!("there must be {SHARE} flows and a minute of baseline at least");
+    if options.flows < SHARE || options.baseline == 0 || options.nodes == 0 {
+        bail!("there must be {SHARE} flows, a minute of baseline and a node at least");
     }
     let minute = minute(options)?;
     network::enter_user_namespace()?;
     let network = churn_network::make(options.mbps)?;
+    let temporary = tempfile::tempdir()?;
+    let dir = options.dir.as_deref().unwrap_or(temporary.path());
     let mut server = own_program("churn-server")?;
     server
-        .args(["--sessions", &options.flows.to_string()])
-        .args(["--address", &network.receiver_address().to_string()]);
+        .args(["--nodes", &options.nodes.to_string()])
+        .args(["--address", &network.receiver_address().to_string()])
+        .args(["--object-bytes", &object_bytes(options)?.to_string()])
+        .arg("--dir")
+        .arg(dir);
+    if let Some(program) = &options.cedos {
+        server.arg("--cedos").arg(program);
+    }
     let server = Process::new(network.start_receiver(server)?, "server")?;
     let card: ChurnServerInfo = server.hear(PATIENCE)?;
     let mut hosts = own_program("churn-hosts")?;
     hosts
         .args(["--card", &serde_json::to_string(&card)?])
         .args(["--flows", &options.flows.to_string()])
+        .args(["--nodes", &options.nodes.to_string()])
         .args(["--scale", &options.scale.to_string()])
         .args(["--baseline", &options.baseline.to_string()])
+        .args(["--mbps", &options.mbps.to_string()])
         .args(["--window-bytes", &options.window_bytes.to_string()]);
     if options.compound {
         hosts.arg("--compound");
@@ -147,7 +177,16 @@ fn minute(options: &ChurnOptions) -> Result<Duration> {
     Duration::try_from_secs_f64(60.0 / options.scale).context("--scale")
 }
 
-/// How many are active in each minute of the churn.
+/// Bytes of the object: more than any host reads, even one of the last tenth with the whole link.
+fn object_bytes(options: &ChurnOptions) -> Result<u64> {
+    let minutes = options.baseline + plan(options).len() + 2;
+    let seconds = minute(options)?.as_secs_f64() * minutes as f64;
+    let fewest = options.flows / SHARE;
+    let most = options.mbps * 1e6 / 8.0 * seconds / fewest as f64;
+    Ok(most as u64 + (1 << 20))
+}
+
+/// The number of active hosts in each minute of the churn.
 fn plan(options: &ChurnOptions) -> Vec<usize> {
     let all = options.flows;
     let share = |of: usize| if options.compound { of } else { all }.div_ceil(SHARE);
@@ -190,14 +229,14 @@ async fn live(options: &ChurnOptions, card: &ChurnServerInfo) -> Result<ChurnRep
     for _ in 0..options.baseline {
         baseline.push(pass(&mut hosts, length, card, &[]).await?);
     }
-    // Who left first comes back first.
+    // The first to leave are the first to come back.
     let mut silent = std::collections::VecDeque::new();
     let mut leaving = 0..options.flows as u32;
     let mut minutes: Vec<Minute> = Vec::new();
     let mut active = options.flows;
     for count in plan(options) {
         if count >= active {
-            // They come from here on. The first time, the last ones leave before.
+            // These come from here. The first time, the last ones leave before.
             for number in leaving.by_ref() {
                 hosts.leave(number);
                 silent.push_back(number);
@@ -217,7 +256,7 @@ async fn live(options: &ChurnOptions, card: &ChurnServerInfo) -> Result<ChurnRep
     ChurnReport::of(options, length, calling_s, hosts.unsent, baseline, minutes)
 }
 
-/// Lets a minute pass, in which `coming` come one by one, and says what was seen in it.
+/// Lets a minute pass, in which the hosts of `coming` come one by one, and returns its results.
 async fn pass(
     hosts: &mut Hosts,
     length: Duration,
@@ -225,6 +264,7 @@ async fn pass(
     coming: &[u32],
 ) -> Result<Minute> {
     let (before, at) = (hosts.bytes(), Instant::now());
+    let cpu_before = cpu_s(card)?;
     let throughout = hosts.active();
     for (done, number) in coming.iter().enumerate() {
         let due = at + length.mul_f64(done as f64 / coming.len() as f64);
@@ -246,7 +286,8 @@ async fn pass(
         throughout: of_active.len(),
         mbps: grown.iter().sum::<f64>() * 8.0 / 1e6 / seconds,
         jain: jain::index(&of_active),
-        server_rss_bytes: rss_bytes(card.process)?,
+        server_rss_bytes: rss_bytes(card)?,
+        server_cpu_s: cpu_s(card)? - cpu_before,
     };
     eprintln!(
         "{:6} active {:8.1} Mb/s  jain {:.4}  server {} MB",
@@ -258,17 +299,33 @@ async fn pass(
     Ok(minute)
 }
 
-/// Memory a process has resident.
-fn rss_bytes(process: u32) -> Result<u64> {
-    let status =
-        std::fs::read_to_string(format!("/proc/{process}/status")).context("the server is gone")?;
-    let kb = status
-        .lines()
-        .find_map(|line| line.strip_prefix("VmRSS:"))
-        .and_then(|rest| rest.trim().strip_suffix(" kB"))
-        .and_then(|kb| kb.trim().parse::<u64>().ok())
-        .context("/proc says nothing of memory")?;
-    Ok(kb * 1024)
+/// The resident memory of all proxies.
+fn rss_bytes(card: &ChurnServerInfo) -> Result<u64> {
+    let each = card.nodes.iter().map(|node| {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", node.process));
+        let kb = status
+            .context("a proxy is gone")?
+            .lines()
+            .find_map(|line| line.strip_prefix("VmRSS:"))
+            .and_then(|rest| rest.trim().strip_suffix(" kB"))
+            .and_then(|kb| kb.trim().parse::<u64>().ok())
+            .context("/proc says nothing of memory")?;
+        Ok(kb * 1024)
+    });
+    each.sum()
+}
+
+/// The CPU time that all proxies have used, in seconds.
+fn cpu_s(card: &ChurnServerInfo) -> Result<f64> {
+    let each = card.nodes.iter().map(|node| {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", node.process));
+        let stat = stat.context("a proxy is gone")?;
+        let fields = stat.rsplit(')').next().unwrap_or_default();
+        let ticks = fields.split_whitespace().skip(11).take(2);
+        let ticks: f64 = ticks.filter_map(|ticks| ticks.parse::<f64>().ok()).sum();
+        Ok(ticks / 100.0) // USER_HZ is 100 on all supported Linux systems
+    });
+    each.sum()
 }
 
 impl ChurnReport {
@@ -282,8 +339,8 @@ impl ChurnReport {
     ) -> Result<ChurnReport> {
         let mean =
             |of: &[Minute], f: fn(&Minute) -> f64| of.iter().map(f).sum::<f64>() / of.len() as f64;
-        // A minute in which nothing came through is no fair one. The one in which the first are back
-        // has nobody who was there throughout, and no index.
+        // A minute in which no bytes arrived is not fair. In the minute when the first hosts are
+        // back no flow was active throughout, and there is no index.
         let shared: Vec<Minute> = (minutes.iter().filter(|m| m.throughout > 0))
             .cloned()
             .collect();
@@ -292,9 +349,16 @@ impl ChurnReport {
         if without <= 0.0 {
             bail!("nothing came through without churn");
         }
+        // The time of all minutes over the bytes of all, which have equal lengths.
+        let per_gb = |of: &[Minute]| {
+            let gb = mean(of, |m| m.mbps) * 1e6 / 8.0 * length.as_secs_f64() / 1e9;
+            mean(of, |m| m.server_cpu_s) / gb
+        };
+        let (cpu_without, cpu_with) = (per_gb(&baseline), per_gb(&minutes));
         let rss = baseline.iter().chain(&minutes).map(|m| m.server_rss_bytes);
         Ok(ChurnReport {
             flows: options.flows,
+            nodes: options.nodes,
             goodput_ratio: with / without,
             jain: shared.iter().map(jain).fold(1.0, f64::min),
             jain_mean: mean(&shared, jain),
@@ -306,6 +370,8 @@ impl ChurnReport {
             scale: options.scale,
             window_bytes: options.window_bytes,
             server_rss_bytes: rss.max().unwrap_or(0),
+            server_cpu_s_per_gb_without_churn: cpu_without,
+            server_cpu_s_per_gb: cpu_with,
             calling_s,
             unsent,
             baseline,
@@ -316,9 +382,14 @@ impl ChurnReport {
 
 fn print(report: &ChurnReport) {
     println!(
-        "{} hosts, a session and a flow each, behind a link of {} Mb/s; minutes of {} s ({} times \
-         faster); {} B on the way to each host at most",
-        report.flows, report.link_mbps, report.minute_s, report.scale, report.window_bytes
+        "{} hosts, a session and a flow each, at {} D2Prox behind a link of {} Mb/s; minutes of {} s \
+         ({} times faster); {} B on the way to each host at most",
+        report.flows,
+        report.nodes,
+        report.link_mbps,
+        report.minute_s,
+        report.scale,
+        report.window_bytes
     );
     println!(
         "  called in {:.1} s; server {} MB resident at most, {:.1} kB a session",
@@ -334,7 +405,10 @@ fn print(report: &ChurnReport) {
         "  with churn    {:.0} Mb/s, jain {:.4} in the worst minute, {:.4} on average",
         report.mbps, report.jain, report.jain_mean
     );
-    println!("  goodput ratio {:.3}", report.goodput_ratio);
+    println!(
+        "  goodput ratio {:.3}; {:.1} CPU-seconds per GB, {:.1} without churn",
+        report.goodput_ratio, report.server_cpu_s_per_gb, report.server_cpu_s_per_gb_without_churn
+    );
 }
 
 #[cfg(test)]
@@ -345,10 +419,13 @@ mod tests {
         ChurnOptions {
             flows,
             scale: 3.0,
+            nodes: 1,
             baseline: 1,
             mbps: 280.0,
             window_bytes: 4096,
             compound,
+            cedos: None,
+            dir: None,
             json: false,
         }
     }
@@ -379,6 +456,7 @@ mod tests {
             mbps,
             jain,
             server_rss_bytes: 7,
+            server_cpu_s: 0.1,
         };
         let report = ChurnReport::of(
             &options(10, false),

@@ -7,9 +7,9 @@
 //!  …                  ┘  a datagram is for └── …         ┘
 //! ```
 //!
-//! Each host has a key, an instance and an address of its own, as far as the server can see; what it
-//! shares with the others is the process. A host that goes silent says nothing more, and what comes
-//! for it is dropped, as when a device leaves the network; coming back it opens a new path.
+//! Each host has its own key, instance and address; it shares only the process with the others,
+//! which the server cannot see. A host that goes silent sends nothing more, and packets to it are
+//! dropped, as when a device leaves the network; when it comes back it opens a new path.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -29,30 +29,37 @@ use d2tp_udp::{BindOptions, LinkSocket, RecvBatch, UdpTransmit};
 use crate::churn_network::{address_of, host_at};
 use crate::churn_server;
 
-/// Sockets of all hosts together. Each holds what is on the way to its hosts: more of them is more
-/// of the kernel's memory for that, since one gets only so much (net.core.rmem_max).
+/// The number of sockets of all hosts. Each holds datagrams for its hosts, and the kernel limits
+/// the memory of each socket (net.core.rmem_max), so more sockets hold more.
 const SOCKETS: usize = 64;
 /// Receive calls on one socket in a turn.
 const RECEIVES_PER_TURN: usize = 4;
-/// Timers attended to in one turn.
+/// Timers handled in one turn.
 const TIMERS_PER_TURN: usize = 64;
-/// Runs of datagrams taken in one call.
+/// Runs of datagrams received in one call.
 const RUNS: usize = 16;
-/// Handshakes under way at once: far below what a server keeps half open.
-const KNOCKING_MAX: usize = 256;
-/// Flows opened before those that are open have a turn.
+/// Simultaneous handshakes: far below the number that a server keeps half open.
+const HANDSHAKES_MAX: usize = 256;
+/// Flows opened before the open ones have a turn.
 const OPENING_TOGETHER: u32 = 64;
 /// A handshake that takes longer than this has failed.
-const KNOCKING_FOR: Duration = Duration::from_secs(30);
+const HANDSHAKE_WITHIN: Duration = Duration::from_secs(30);
 /// The only link of a host.
 const LINK: LinkId = LinkId(0);
+
+/// The begin of the answer that every host expects.
+const ANSWER: &[u8] = b"HTTP/1.1 200";
+
+fn request(origin: SocketAddr) -> Bytes {
+    format!("GET http://{origin}/ HTTP/1.1\r\nhost: {origin}\r\n\r\n").into()
+}
 
 /// One host.
 struct ChurnHost {
     core: Endpoint,
     session: SessionId,
     flow: Option<FlowId>,
-    /// Bytes it read.
+    /// Bytes that the host read, with the head of the answer.
     bytes: u64,
     active: bool,
     established: bool,
@@ -68,15 +75,19 @@ pub struct Hosts {
     buffer: Vec<u8>,
     timers: BTreeSet<(Time, u32)>,
     sleep: Pin<Box<tokio::time::Sleep>>,
-    server: SocketAddr,
-    knocking: usize,
-    /// Datagrams the kernel would not take: none, on lo.
+    /// The proxies; host `n` uses number `n` modulo their count.
+    servers: Vec<SocketAddr>,
+    /// What every host asks.
+    request: Bytes,
+    connecting: usize,
+    /// Datagrams that the kernel refused: none, on lo.
     pub unsent: u64,
     fault: Option<String>,
 }
 
 impl Hosts {
-    /// Makes them; nothing is sent yet. `window_bytes`: what each lets the server have on the way.
+    /// Makes the hosts; nothing is sent yet. `window_bytes`: how much each allows the server to
+    /// send.
     pub fn make(
         count: usize,
         window_bytes: u64,
@@ -89,7 +100,6 @@ impl Hosts {
         };
         let clock = EmuClock::start();
         let now = clock.now();
-        let server = PublicKey(card.key);
         let hosts = (0..count).map(|number| {
             let mut key = [3; 32];
             key[..8].copy_from_slice(&(number as u64).to_be_bytes());
@@ -97,6 +107,8 @@ impl Hosts {
             seed[31] = 4;
             let local = SecretKey::from_bytes(key);
             let mut core = Endpoint::new(config.clone(), local, Admission::Nobody, seed, seed);
+            let node = &card.nodes[number % card.nodes.len()];
+            let server = PublicKey(node.key);
             let session = core.connect(now, server, number as u64, 1..1_000_000);
             ChurnHost {
                 core,
@@ -120,30 +132,31 @@ impl Hosts {
             buffer: vec![0; 1 << 16],
             timers: BTreeSet::new(),
             sleep: Box::pin(tokio::time::sleep(Duration::ZERO)),
-            server: card.address,
-            knocking: 0,
+            servers: card.nodes.iter().map(|node| node.address).collect(),
+            request: request(card.origin),
+            connecting: 0,
             unsent: 0,
             fault: None,
         })
     }
 
-    /// How many there are.
+    /// The number of hosts.
     pub fn len(&self) -> usize {
         self.hosts.len()
     }
 
-    /// Bytes each has read so far.
+    /// Bytes that each host has read so far.
     pub fn bytes(&self) -> Vec<u64> {
         self.hosts.iter().map(|host| host.bytes).collect()
     }
 
-    /// Which hosts are active, by number.
+    /// Whether each host is active, by its number.
     pub fn active(&self) -> Vec<bool> {
         self.hosts.iter().map(|host| host.active).collect()
     }
 
-    /// Every host calls the server, some at a time. Flows come after: their bytes would take the
-    /// time that handshakes need.
+    /// Opens the sessions of all hosts, some at a time. Flows are opened later: their bytes would
+    /// take the time that handshakes need.
     ///
     /// # Errors
     /// A handshake failed.
@@ -152,23 +165,23 @@ impl Hosts {
         let mut progress = Instant::now();
         let mut through = 0;
         while through < self.hosts.len() {
-            while next < self.hosts.len() && self.knocking < KNOCKING_MAX {
-                self.knocking += 1;
+            while next < self.hosts.len() && self.connecting < HANDSHAKES_MAX {
+                self.connecting += 1;
                 self.come(next as u32);
                 next += 1;
             }
-            self.live_until(|hosts| hosts.knocking < KNOCKING_MAX / 2 || next == hosts.len())
+            self.live_until(|hosts| hosts.connecting < HANDSHAKES_MAX / 2 || next == hosts.len())
                 .await?;
             if next == self.hosts.len() {
-                let left = self.knocking;
-                self.live_until(|hosts| hosts.knocking < left.max(1))
+                let left = self.connecting;
+                self.live_until(|hosts| hosts.connecting < left.max(1))
                     .await?;
             }
-            let now_through = next - self.knocking;
+            let now_through = next - self.connecting;
             if now_through > through {
                 through = now_through;
                 progress = Instant::now();
-            } else if progress.elapsed() > KNOCKING_FOR {
+            } else if progress.elapsed() > HANDSHAKE_WITHIN {
                 bail!(
                     "{} of {} handshakes went through, and no more",
                     through,
@@ -179,16 +192,17 @@ impl Hosts {
         Ok(())
     }
 
-    /// Every host opens its flow, some at a time.
+    /// Opens the flows of all hosts, some at a time.
     ///
     /// # Errors
     /// A session ended.
     pub async fn open_all(&mut self) -> Result<()> {
         for number in 0..self.hosts.len() as u32 {
             let host = &mut self.hosts[number as usize];
+            let request = self.request.clone();
             let flow = host.core.with(host.session, |s| {
                 let flow = s.open(FlowOptions::default())?;
-                s.write(flow, Bytes::from_static(b"?"))?;
+                s.write(flow, request)?;
                 Ok::<_, d2tp_session::FlowError>(flow)
             })??;
             host.flow = Some(flow);
@@ -200,12 +214,12 @@ impl Hosts {
         Ok(())
     }
 
-    /// The host is on the network, from now on.
+    /// Puts the host on the network.
     pub fn come(&mut self, number: u32) {
         let addresses = Addresses {
             link: LINK,
             local: None,
-            remote: self.server,
+            remote: self.servers[number as usize % self.servers.len()],
         };
         let host = &mut self.hosts[number as usize];
         host.active = true;
@@ -214,7 +228,7 @@ impl Hosts {
         self.attend(number, now);
     }
 
-    /// The host leaves the network without a word.
+    /// Removes the host from the network without notice.
     pub fn leave(&mut self, number: u32) {
         let host = &mut self.hosts[number as usize];
         host.active = false;
@@ -223,7 +237,7 @@ impl Hosts {
         self.attend(number, now);
     }
 
-    /// Lets all hosts live until `until`.
+    /// Runs all hosts until `until`.
     ///
     /// # Errors
     /// A session or flow ended.
@@ -245,7 +259,7 @@ impl Hosts {
     }
 
     async fn live_until(&mut self, mut is_done: impl FnMut(&Hosts) -> bool) -> Result<()> {
-        let patience = tokio::time::sleep(KNOCKING_FOR);
+        let patience = tokio::time::sleep(HANDSHAKE_WITHIN);
         tokio::pin!(patience);
         std::future::poll_fn(|cx| {
             self.turn(cx);
@@ -265,14 +279,14 @@ impl Hosts {
         }
     }
 
-    /// One turn: what has come in, what is due.
+    /// One turn: handles received datagrams and timers that are due.
     fn turn(&mut self, cx: &mut Context<'_>) {
         let mut any = false;
         for at in 0..self.sockets.len() {
             for _ in 0..RECEIVES_PER_TURN {
                 match self.sockets[at].poll_recv(cx, &mut self.batch) {
                     Poll::Pending => break,
-                    // ICMP: the server is gone. Its silence says so too.
+                    // ICMP: the server has ended. Its silence shows that too.
                     Poll::Ready(Err(_)) => any = true,
                     Poll::Ready(Ok(_)) => {
                         any = true;
@@ -281,7 +295,8 @@ impl Hosts {
                 }
             }
         }
-        // 65,536 devices would have as many processors: what came in must not wait behind all their timers.
+        // 65,536 devices would have as many processors: received packets must not wait behind all
+        // timers.
         let now = self.clock.now();
         for _ in 0..TIMERS_PER_TURN {
             let Some((_, number)) = self.timers.first().copied().filter(|t| t.0 <= now) else {
@@ -320,7 +335,7 @@ impl Hosts {
                 continue;
             };
             if !host.active {
-                continue; // It is not there.
+                continue; // The server has ended.
             }
             let addresses = Addresses {
                 link: LINK,
@@ -339,14 +354,14 @@ impl Hosts {
         }
     }
 
-    /// Reads what there is, sends what it has to say, notes when it wants to be called again.
+    /// Reads available data, sends packets, and sets the host's next timer.
     fn attend(&mut self, number: u32, now: Time) {
         let host = &mut self.hosts[number as usize];
         while let Some((_, event)) = host.core.poll_event() {
             match event {
                 SessionEvent::Established { .. } if !host.established => {
                     host.established = true;
-                    self.knocking -= 1;
+                    self.connecting -= 1;
                 }
                 SessionEvent::Ended { .. }
                 | SessionEvent::Closed(_)
@@ -358,11 +373,25 @@ impl Hosts {
         }
         if let Some(flow) = host.flow {
             let bytes = &mut host.bytes;
-            let _ = host.core.with(host.session, |s| {
-                while let Ok(ReadOutcome::Chunk(chunk)) = s.read(flow, usize::MAX) {
-                    *bytes += chunk.len() as u64;
+            let fault = host.core.with(host.session, |s| {
+                loop {
+                    match s.read(flow, usize::MAX) {
+                        Ok(ReadOutcome::Chunk(chunk)) => {
+                            if *bytes == 0 && !chunk.starts_with(ANSWER) {
+                                let answer = String::from_utf8_lossy(&chunk);
+                                return Some(answer.into_owned());
+                            }
+                            *bytes += chunk.len() as u64;
+                        }
+                        Ok(ReadOutcome::Pending) => return None,
+                        Ok(ReadOutcome::End) => return Some("the object ended".to_owned()),
+                        Err(error) => return Some(error.to_string()),
+                    }
                 }
             });
+            if let Ok(Some(fault)) = fault {
+                self.fault = Some(format!("host {number}: {fault}"));
+            }
         }
         let socket = &self.sockets[number as usize % self.sockets.len()];
         while let Some(transmit) = host.core.poll_transmit(now, &mut self.buffer) {

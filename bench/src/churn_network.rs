@@ -1,13 +1,14 @@
-//! The network of a churn run: the link of the server is what limits all of them.
+//! The network of a churn run: the link of the server limits all hosts.
 //!
 //! ```text
 //!  server ── socket ── token bucket, --mbps ── veth ──▶ 10.128.0.0, 10.128.0.1, … an address a host
 //!         ◀───────────────── nothing limits acknowledgements ─────────────────
 //! ```
 //!
-//! The bucket is on the server's own device, as the paper's servers sat on ports of 10 Gb/s: what it
-//! does not take stays in the socket, then in the protocol, and there sessions wait in line. Nothing is
-//! dropped. So who gets how much is the protocol's doing, not the draw of a full queue.
+//! The bucket is on the server's own interface, as the paper's servers were on ports of 10 Gb/s:
+//! what it does not accept stays in the socket, then in the protocol, where sessions wait in turn.
+//! Nothing is dropped. So the shares are determined by the protocol, not by random drops of a full
+//! queue.
 
 use std::net::Ipv4Addr;
 use std::process::{Child, Command, Stdio};
@@ -17,18 +18,18 @@ use anyhow::{Context, Result, bail};
 use crate::network::{self, BenchNetwork, BenchNetworkKind};
 use crate::placement::ProcessPlacement;
 
-/// All hosts' addresses.
+/// The addresses of all hosts.
 const HOSTS: &str = "10.128.0.0/9";
 const FIRST_HOST: Ipv4Addr = Ipv4Addr::new(10, 128, 0, 0);
-/// What the bucket lets through at once: a batch of the server, twice.
+/// The size of the bucket: two batches of the server.
 const BURST: &str = "128kb";
 /// More than a socket may hold, so that the bucket never drops.
 const LIMIT: &str = "64mb";
 
-/// Makes it.
+/// Makes the network.
 ///
 /// # Errors
-/// The namespaces cannot be made, or `ip` and `tc` are missing or refuse.
+/// The namespaces cannot be made, or `ip` and `tc` are missing or fail.
 pub fn make(mbps: f64) -> Result<BenchNetwork> {
     let network = BenchNetwork::make(BenchNetworkKind::Veth1500)?;
     let server = |command| network.start_receiver(command);
@@ -56,12 +57,12 @@ fn done(start: impl Fn(Command) -> Result<Child>, words: &[&str]) -> Result<()> 
     Ok(())
 }
 
-/// Where a host is.
+/// The address of a host.
 pub fn address_of(number: u32) -> Ipv4Addr {
     Ipv4Addr::from(u32::from(FIRST_HOST) + number)
 }
 
-/// Which host is there.
+/// The host with this address.
 pub fn host_at(address: Ipv4Addr) -> Option<u32> {
     u32::from(address).checked_sub(FIRST_HOST.into())
 }

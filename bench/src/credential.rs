@@ -1,7 +1,7 @@
 //! The receiver's certificate, made for one run, and TLS settings that trust only it.
 //!
-//! Every encrypted peer gets the same: TLS 1.3, AES-128-GCM, `aws-lc-rs`. So differences between
-//! peers are not differences between ciphers.
+//! Every encrypted peer uses TLS 1.3, AES-128-GCM and `aws-lc-rs`. So differences between peers are
+//! not differences between ciphers.
 
 use std::sync::Arc;
 
@@ -10,19 +10,19 @@ use rustls::crypto::{CryptoProvider, aws_lc_rs};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 
-/// The name in the certificate. Nobody resolves it.
+/// The name in the certificate. It is never resolved.
 pub const SERVER_NAME: &str = "receiver.bench.invalid";
 
 /// A self-signed certificate and its key, both DER.
 #[derive(Debug)]
 pub struct Credential {
-    /// What the sender must trust.
+    /// The certificate that the sender must trust.
     pub certificate: Vec<u8>,
     key: Vec<u8>,
 }
 
 impl Credential {
-    /// Makes a fresh one.
+    /// Makes a new credential.
     pub fn make() -> Result<Self> {
         let made = rcgen::generate_simple_self_signed(vec![SERVER_NAME.to_owned()])
             .context("no certificate could be made for this run")?;

@@ -1,13 +1,13 @@
-//! One object over a DTN stack, as bundles from one daemon to another: `dtnd` of dtn7 (Bundle Protocol
-//! version 7, RFC 9171) over its TCP convergence layer (RFC 9174).
+//! One object over a DTN stack, as bundles from one daemon to another: `dtnd` of dtn7 (Bundle
+//! Protocol version 7, RFC 9171) over its TCP convergence layer (RFC 9174).
 //!
 //! ```text
 //!  dtn-send ──HTTP, own lo──▶ dtnd ══ TCP, port 4556 ══▶ dtnd ──HTTP, own lo──▶ dtn-receive
 //! ```
 //!
-//! A daemon holds whole bundles, so the object travels as many; an application hands them over and
-//! takes them out one by one through the daemon's HTTP interface. The receiving end counts from the
-//! first bundle to the last. The daemon's processor time and the application's are one figure: neither
+//! A daemon holds whole bundles, so the object is divided into many; an application passes and
+//! takes them one by one through the daemon's HTTP interface. The receiving end counts from the
+//! first bundle to the last. The CPU times of the daemon and the application are added: neither
 //! works without the other.
 
 use std::io::{Read, Write};
@@ -24,24 +24,24 @@ use crate::meter::MeterReport;
 use crate::placement::ProcessPlacement;
 use crate::process::{Message, Process, own_program, tell};
 
-/// What is looked for.
+/// The name of the daemon's program.
 const PROGRAM: &str = "dtnd";
 /// Payload of a bundle: half of what the daemon's HTTP interface takes in one request.
 pub const BUNDLE_BYTES: u64 = 1_000_000;
-/// Where the daemons' convergence layer listens if nothing else is said (RFC 9174 §8).
+/// The default port of the daemons' convergence layer (RFC 9174 §8).
 const PORT: u16 = 4556;
-/// Where applications reach the daemon, in a namespace of its own.
+/// The address at which applications reach the daemon, in its own namespace.
 const HTTP: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 3000);
-/// What applications send to and listen on.
+/// The endpoint to which applications send and on which they listen.
 const ENDPOINT: &str = "bulk";
 /// An answer shorter than this says that there is no bundle.
 const BUNDLE_BYTES_MIN: usize = 64;
-/// How often an application asks when there was none.
+/// How often an application polls if there was no bundle.
 const LOOK: Duration = Duration::from_millis(5);
-/// How long a daemon may take to listen.
+/// How long a daemon may take until it listens.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// The program, or why there is none.
+/// The path of the program, or why it is missing.
 pub fn find(named: Option<&Path>) -> Result<PathBuf, String> {
     if let Some(program) = named {
         return match program.is_file() {
@@ -108,7 +108,7 @@ pub fn receive(options: &DtnOptions) -> Result<()> {
     }
     let (at, cpu_s) = first.context("there is nothing to receive")?;
     tell(&Message::Report(MeterReport {
-        // The first bundle was there when counting began.
+        // The first bundle had arrived when counting began.
         bytes: options.bytes - BUNDLE_BYTES.min(options.bytes),
         window_s: at.elapsed().as_secs_f64(),
         cpu_s: daemon.cpu_s()? - cpu_s,
@@ -143,7 +143,7 @@ fn sizes(bytes: u64) -> Vec<u64> {
     sizes
 }
 
-/// A daemon of this process; it ends with it.
+/// A daemon of this process; it ends with the process.
 struct Daemon {
     child: Child,
     _folder: tempfile::TempDir,
@@ -154,17 +154,19 @@ impl Daemon {
         let folder = tempfile::tempdir()?;
         let mut command = Command::new(program);
         command
-            // Whom to send to is said, not found: no beacons, each bundle to every peer once.
+            // The peer's address is configured, not discovered: no beacons, and each bundle goes to
+            // every peer once.
             .args(["-n", name, "-C", "tcp", "-4", "--disable_nd"])
             .args(["-r", "epidemic", "-D", "mem"])
             .arg("-W")
             .arg(folder.path())
             .args(more)
-            // What it says at its end, when the other one is gone already, is no error.
+            // Messages that it prints at its end, when the other one has ended already, are not
+            // errors.
             .env("RUST_LOG", "off")
             .stdin(Stdio::null())
             .stdout(Stdio::null());
-        // SAFETY: between fork and exec one plain system call.
+        // SAFETY: only one system call is made between fork and exec.
         unsafe {
             command.pre_exec(|| {
                 libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
@@ -186,12 +188,12 @@ impl Daemon {
         Ok(daemon)
     }
 
-    /// Its processor time and ours.
+    /// The CPU time of the daemon and this process.
     fn cpu_s(&self) -> Result<f64> {
         Ok(cpu_s(self.child.id())? + cpu_s(std::process::id())?)
     }
 
-    /// One request, one connection: the body of the answer.
+    /// Sends a request on its own connection and returns the body of the answer.
     fn ask(&self, what: &str, body: &[u8]) -> Result<Vec<u8>> {
         let mut stream = TcpStream::connect(HTTP)?;
         stream.set_nodelay(true)?;
@@ -209,7 +211,7 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        // Both fail only when it is gone already.
+        // Both fail only if it has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

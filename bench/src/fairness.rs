@@ -1,8 +1,8 @@
 //! `cedos-bench fairness`: many flows on one bottleneck, all ending on one device.
 //!
-//! Who competes is a congestion controller: a TCP connection, or a D2TP session whatever it
-//! carries (docs/decisions/0007). So Jain's index is taken over those, and where a session carries
-//! many flows, once more over the flows in it.
+//! Congestion controllers compete: TCP connections and D2TP sessions, regardless of the number of
+//! flows (docs/decisions/0007). So Jain's index is taken over those, and if a session carries many
+//! flows, also over its flows.
 
 use std::time::Duration;
 
@@ -18,11 +18,11 @@ use crate::process::{Process, own_program};
 /// How much longer than its plan a process may take.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Who shares the bottleneck.
+/// The competitors on the bottleneck.
 #[derive(Clone, Copy, Debug)]
 struct FairnessCase {
     name: &'static str,
-    /// How many flows in ten are TCP.
+    /// The number of flows in ten that are TCP.
     tcp_tenths: usize,
     one_session: bool,
 }
@@ -61,7 +61,7 @@ pub struct FairnessOptions {
     /// Cases, separated by commas: tcp, d2tp, mixed, d2tp-one-session, mixed-one-session, or all
     #[arg(long, value_delimiter = ',', default_value = "all")]
     cases: Vec<String>,
-    /// Flows in all; in mixed cases half of them are TCP
+    /// The total number of flows; in mixed cases half of them are TCP
     #[arg(long, default_value_t = 100)]
     flows: usize,
     /// Times each case is measured; the table gives medians
@@ -70,7 +70,7 @@ pub struct FairnessOptions {
     /// How long flows are counted
     #[arg(long, default_value_t = 30.0)]
     seconds: f64,
-    /// From the last opening to the counting
+    /// The time between the last opening and the counting
     #[arg(long, default_value_t = 10.0)]
     warm_up: f64,
     /// Rate of the bottleneck
@@ -82,7 +82,7 @@ pub struct FairnessOptions {
     /// Queue, in bandwidth-delay products
     #[arg(long, default_value_t = 1.0)]
     queue_bdp: f64,
-    /// Write what the senders' sessions do into this folder (docs/qlog.md)
+    /// Write a log of the senders' sessions into this folder (docs/qlog.md)
     #[arg(long, value_name = "DIR")]
     qlog: Option<std::path::PathBuf>,
     /// One JSON object on standard output instead of the table
@@ -90,7 +90,7 @@ pub struct FairnessOptions {
     json: bool,
 }
 
-/// What one round of a case came to.
+/// The results of one round of a case.
 #[derive(Clone, Debug)]
 struct FairnessRound {
     jain: f64,
@@ -105,16 +105,16 @@ struct FairnessRow {
     case: &'static str,
     /// Jain's index over the congestion controllers: connections and sessions. Median.
     jain: f64,
-    /// TCP's part of all bytes. Median.
+    /// The share of TCP in all bytes. Median.
     tcp_share: f64,
-    /// Over the flows of the one session that carries many.
+    /// Jain's index over the flows of the one session that carries many.
     #[serde(skip_serializing_if = "Option::is_none")]
     jain_in_session: Option<f64>,
     jain_range: (f64, f64),
     tcp_share_range: (f64, f64),
-    /// Payload of all flows together.
+    /// The payload rate of all flows together.
     mbps: f64,
-    /// Packets of data dropped by the full queue, of those offered to it.
+    /// The share of offered data packets that the full queue dropped.
     queue_full: f64,
     tcp: usize,
     sessions: usize,
@@ -249,7 +249,7 @@ impl FairnessRound {
             contenders.extend(&d2tp);
         }
         let nothing = || "nothing came through";
-        // Alone on the bottleneck, the session's own flows are who shares it.
+        // Alone on the bottleneck, the session's own flows are the competitors.
         let alone = case.one_session && contenders.len() == 1;
         let over = if alone { &d2tp } else { &contenders };
         Ok(FairnessRound {
@@ -347,7 +347,8 @@ mod tests {
 
     #[test]
     fn a_session_of_many_flows_counts_as_one_contender() {
-        // Three connections and a session with the same each, the session's flows a third of it.
+        // Three connections and a session with equal shares, and the session's three flows with a
+        // third each.
         let even = shares(&[3_000_000; 3], &[1_000_000; 3]);
         let round = FairnessRound::of(&case("mixed-one-session"), &even, 0.0).unwrap();
         assert_eq!((round.jain, round.jain_in_session), (1.0, Some(1.0)));

@@ -1,15 +1,15 @@
-//! The two processes of a fairness run: one sends on every connection it is asked to, the other
-//! opens them all, reads, and counts what each got.
+//! The two processes of a fairness run: one sends on every connection, the other opens them all,
+//! reads, and counts the bytes of each.
 //!
 //! ```text
 //!  source (senders' namespace)                     sink (receivers' namespace)
 //!   TCP listener, CUBIC  ◀────────── connect ───── n connections
 //!   D2TP server          ◀────────── SYN ───────── sessions, each with its flows
-//!   writes for ever      ───────────────────────▶  counts from the end of the warm-up on
+//!   writes until it ends  ───────────────────────▶  counts from the end of the warm-up
 //! ```
 //!
-//! All connections are opened by the receiving host, as by a device that downloads. Kinds take
-//! turns, a moment apart, so that neither finds an emptier queue than the other.
+//! The receiving host opens all connections, like a device that downloads. The two kinds alternate
+//! with short intervals, so that neither finds an emptier queue than the other.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -31,15 +31,15 @@ use tokio::task::JoinSet;
 
 use crate::process::tell;
 
-/// Every connection is opened within this; begun all at once, slow starts would fill the queue
-/// together and the run would measure how long that takes to be forgotten.
+/// The time within which all connections are opened. If all began at once, slow starts would fill
+/// the queue together, and the run would measure how long that effect lasts.
 const OPENING: Duration = Duration::from_secs(2);
 /// Bytes written or read in one call.
 const CALL_BYTES: usize = 64 << 10;
 const LISTEN_BACKLOG: i32 = 1024;
 const CONGESTION_CONTROL: &str = "cubic";
 
-/// What a sink must know of its source.
+/// What a sink must know about its source.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct SourceCard {
     tcp: SocketAddr,
@@ -47,16 +47,16 @@ pub struct SourceCard {
     key: [u8; 32],
 }
 
-/// What every flow got while it was counted.
+/// The bytes of every flow in the counted time.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Shares {
     /// Bytes of each TCP connection.
     pub tcp: Vec<u64>,
     /// Bytes of each D2TP flow, session after session.
     pub d2tp: Vec<u64>,
-    /// How long was counted.
+    /// The length of the counted time.
     pub seconds: f64,
-    /// The congestion control that the TCP senders had.
+    /// The congestion control of the TCP senders.
     pub tcp_control: String,
 }
 
@@ -84,7 +84,7 @@ pub struct SinkOptions {
     seconds: f64,
 }
 
-/// The sending process. Runs until it is killed.
+/// The sending process. It runs until it is killed.
 pub fn source(options: &SourceOptions) -> Result<()> {
     runtime()?.block_on(async {
         let (listener, control) = listen(options.address)?;
@@ -126,7 +126,7 @@ pub fn source(options: &SourceOptions) -> Result<()> {
 fn listen(address: IpAddr) -> Result<(TcpListener, String)> {
     let at = SocketAddr::new(address, 0);
     let socket = Socket::new(Domain::for_address(at), Type::STREAM, Some(Protocol::TCP))?;
-    // Accepted connections take it over.
+    // Accepted connections inherit it.
     socket
         .set_tcp_congestion(CONGESTION_CONTROL.as_bytes())
         .context("this kernel has no CUBIC for TCP")?;
@@ -222,7 +222,7 @@ fn look(counts: &[Arc<AtomicU64>]) -> Vec<u64> {
     counts.iter().map(|c| c.load(Ordering::Relaxed)).collect()
 }
 
-/// A session of its own: another host key, another socket.
+/// Opens a session with its own host key and socket.
 async fn call(card: &SourceCard, number: usize) -> Result<Device> {
     let mut key = [1; 32];
     key[..8].copy_from_slice(&(number as u64).to_be_bytes());
@@ -231,6 +231,8 @@ async fn call(card: &SourceCard, number: usize) -> Result<Device> {
             host: card.d2tp.ip().to_string(),
             port: card.d2tp.port(),
             key: PublicKey(card.key),
+            stream: None,
+            nodes: Default::default(),
         },
         key: SecretKey::from_bytes(key),
         config: EndpointConfig::default(),
@@ -251,7 +253,7 @@ async fn read_connection(mut stream: TcpStream, count: Arc<AtomicU64>) -> Result
 }
 
 async fn read_flow(mut flow: Flow, count: Arc<AtomicU64>) -> Result<()> {
-    // The request, as it were.
+    // This stands for a request.
     flow.write_chunk(Bytes::from_static(b"?"))
         .await
         .context("D2TP")?;

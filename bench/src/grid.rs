@@ -1,9 +1,9 @@
 //! `cedos-bench grid`: one flow over round trips, random losses and queues, with every congestion
-//! control of ours, the kernel's TCP, and quinn.
+//! control of D2TP, the kernel's TCP, and quinn.
 //!
-//! In a cell every peer has a bottleneck of its own and all run at the same time, so that whatever
-//! the machine does meanwhile it does to all of them. The next round gives them other bottlenecks:
-//! the draws of random loss belong to those.
+//! In a cell every peer has its own bottleneck and all run at the same time, so that other load of
+//! the machine affects all of them. The next round gives them other bottlenecks, because random
+//! losses belong to the bottlenecks.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::meter::Plan;
 use crate::peers::{self, BenchPeer};
 use crate::process;
 
-/// The peers of the grid, ours first.
+/// The peers of the grid, D2TP first.
 const PEERS: [&str; 6] = [
     "d2tp",
     "d2tp-newreno",
@@ -25,8 +25,8 @@ const PEERS: [&str; 6] = [
     "quinn",
 ];
 
-/// How long both ends go on after their window: the longest round trip with the deepest queue full
-/// is a second.
+/// How long both ends continue after their window: the longest round trip with the deepest queue
+/// full is a second.
 const GRACE: Duration = Duration::from_millis(1500);
 
 /// Options of the verb.
@@ -47,13 +47,13 @@ pub struct GridOptions {
     /// How long is counted
     #[arg(long, default_value_t = 10.0)]
     seconds: f64,
-    /// From a flow's first byte to the counting
+    /// The time between a flow's first byte and the counting
     #[arg(long, default_value_t = 2.0)]
     warm_up: f64,
     /// Times each cell is measured; the table gives medians
     #[arg(long, default_value_t = 1)]
     rounds: usize,
-    /// Where the rounds begin to count: other random losses
+    /// The number of the first round, which determines the random losses
     #[arg(long, default_value_t = 1)]
     first_round: usize,
     /// Peers, separated by commas
@@ -143,7 +143,7 @@ fn shapes(options: &GridOptions) -> Vec<Shape> {
     all
 }
 
-/// Mb/s of payload of each peer, all at once.
+/// Measures the payload rates of all peers at once, in Mb/s.
 fn measure(
     shape: &Shape,
     peers: &[Box<dyn BenchPeer>],
@@ -158,7 +158,8 @@ fn measure(
         running.push(flow.with_context(|| peer.name())?);
     }
     let mut rates = Vec::new();
-    // Senders are not asked: one that has handed over much to a slow path may find its receiver gone.
+    // Senders are not asked: a sender that has written much to a slow path may find that its
+    // receiver has ended.
     for ((_, receiver), peer) in running.iter().zip(peers) {
         let received = receiver
             .report(plan.patience())

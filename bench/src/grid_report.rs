@@ -1,4 +1,4 @@
-//! The grid's figures: medians per cell and peer, what they must be, as a table or JSON.
+//! The grid's figures: medians per cell and peer, and their requirements, as a table or JSON.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,17 +9,18 @@ use serde::{Deserialize, Serialize};
 use crate::bottleneck::Shape;
 use crate::median::{median, spread};
 
-/// Name of our peer, which the others are compared with.
+/// The name of D2TP, with which the other peers are compared.
 const OURS: &str = "d2tp";
 const AGAINST: &str = "tcp";
-/// Where loss is congestion, ours may be this much slower.
+/// How much slower D2TP may be if losses are congestion.
 const TOLERANCE: f64 = 0.05;
-/// Payload of a full TCP segment by its packet: 1,448 of 1,500 bytes.
+/// The payload of a full TCP segment as a fraction of its packet: 1,448 of 1,500 bytes.
 const TCP_PAYLOAD: f64 = 1448.0 / 1500.0;
-/// What fills so much of the link is not held back by random loss: nobody can be better there.
+/// From this share of the link's rate, random loss does not limit a peer, and no other can be
+/// better.
 const FULL: f64 = 0.98;
 
-/// Which bottleneck: round trip, loss and queue, in thousandths so that they have an order.
+/// The bottleneck's round trip, loss and queue, in thousandths so that they can be ordered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct GridCell {
     rtt_us: u64,
@@ -56,7 +57,7 @@ pub struct GridRow {
     loss_percent: f64,
     queue_bdp: f64,
     peer: String,
-    /// Median payload rate, and every round's.
+    /// The median payload rate.
     mbps: f64,
     rounds: Vec<f64>,
 }
@@ -69,7 +70,7 @@ pub struct Json {
     seconds: f64,
     warm_up: f64,
     rows: Vec<GridRow>,
-    /// Cells where ours is not what it must be.
+    /// The cells in which D2TP misses its requirement.
     missed: Vec<String>,
     cells: usize,
     holds: bool,
@@ -86,7 +87,7 @@ pub struct Grid {
 }
 
 impl Grid {
-    /// An empty one.
+    /// Creates an empty grid.
     pub fn new(mbps: f64, seconds: f64, warm_up: f64) -> Self {
         Self {
             mbps,
@@ -138,7 +139,7 @@ impl Grid {
         Some(median(rounds.iter().copied()))
     }
 
-    /// Our rate over that of the kernel's CUBIC in a cell, and whether that is enough.
+    /// D2TP's rate divided by that of the kernel's CUBIC in a cell, and whether that is sufficient.
     fn judged(&self, cell: &GridCell) -> Option<(f64, bool)> {
         let theirs = self.figure(cell, AGAINST)?;
         let ratio = self.figure(cell, OURS)? / theirs;
@@ -151,7 +152,7 @@ impl Grid {
         Some((ratio, enough))
     }
 
-    /// For machines.
+    /// The result for JSON.
     pub fn to_json(&self) -> Json {
         let rows = self.cells.iter().flat_map(|(cell, peers)| {
             self.peers.iter().filter_map(|peer| {
@@ -273,7 +274,7 @@ mod tests {
         assert!(!grid(0.0, &[18.0], &[19.0]).to_json().holds);
         assert!(!grid(0.001, &[17.9], &[18.0]).to_json().holds);
         assert!(grid(0.001, &[18.1], &[18.0]).to_json().holds);
-        // The link is full: 19.3 is all that can come through.
+        // The link is full: 19.3 is the maximum.
         assert!(grid(0.001, &[18.9], &[19.2]).to_json().holds);
         assert!(!Grid::new(20.0, 10.0, 2.0).to_json().holds);
     }

@@ -1,8 +1,8 @@
-//! `cedos-bench handshake`: how many devices a second come in, and how many wake.
+//! `cedos-bench handshake`: how many devices per second make handshakes, and how many wake.
 //!
-//! Both ends are processes of their own, with the sockets, the driver and the journal that a proxy
-//! has. A handshake counts when the device has its keys and its first packet left; a wake when the
-//! first byte of the flow that slept is there.
+//! Both ends are separate processes, with the sockets, the driver and the journal of a proxy. A
+//! handshake counts when the device has its keys and sent its first packet; a wake when the first
+//! byte of the hibernated flow arrives.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -21,34 +21,34 @@ pub(crate) const AT_ONCE: usize = 64;
 const QUINN_MOST: u64 = 5_000;
 /// Sockets of all devices together.
 const SOCKETS: usize = 4;
-/// Numbers of hosts that wake begin here, so that none of them came in before.
+/// The first number of hosts that wake, so that none of them has connected before.
 const SLEEPERS: u64 = 1 << 32;
 
 /// Options of the verb.
 #[derive(clap::Args)]
 pub struct HandshakeOptions {
-    /// How many devices come in, and how many wake, in each round
+    /// The number of devices that make handshakes and of those that wake, in each round
     #[arg(long, default_value_t = 15_000)]
     hosts: u64,
-    /// Rounds of each; the median counts
+    /// Rounds of each kind; the median counts
     #[arg(long, default_value_t = 3)]
     rounds: usize,
-    /// Have the server ask every device to prove its address first, as under load
+    /// Make the server request an address proof from every device, as under load
     #[arg(long)]
     cookies: bool,
-    /// One JSON object on standard output instead of words
+    /// Print one JSON object on standard output instead of text
     #[arg(long)]
     json: bool,
 }
 
-/// What came out.
+/// The results.
 #[derive(Debug, Serialize)]
 struct HandshakeOutcome {
     handshakes_per_s: f64,
     wakes_per_s: f64,
-    /// What two cores could do if a handshake were nothing but its X25519 products.
+    /// The rate of two cores if a handshake consisted only of its X25519 products.
     x25519_bound_per_s: f64,
-    /// Connections of quinn a second, both ends on this machine too.
+    /// Connections of quinn per second, both ends on this machine too.
     quinn_per_s: f64,
     hosts: u64,
     rounds: usize,
@@ -122,7 +122,7 @@ fn median(mut rounds: Vec<HandshakeRound>) -> HandshakeRound {
     rounds[rounds.len() / 2]
 }
 
-/// One server, and everybody at its door.
+/// Runs one server and all its devices.
 fn round(options: &HandshakeOptions, wake: bool) -> Result<HandshakeRound> {
     let dir = tempfile::tempdir()?;
     let journal = dir.path().join("journal");
@@ -134,7 +134,7 @@ fn round(options: &HandshakeOptions, wake: bool) -> Result<HandshakeRound> {
     let hour = Duration::from_secs(3600);
     let mut serving = HandshakeServerProcess::start(&journal, "127.0.0.1:0".parse()?, hour, above)?;
     serving.wait(Duration::from_secs(60), |f| f.all_known)?;
-    // Keys and records are older than the handshake, on a device.
+    // On a device, keys and records exist before the handshake.
     let host = |n| {
         let key = key_of(n);
         let record =
@@ -197,7 +197,7 @@ fn round(options: &HandshakeOptions, wake: bool) -> Result<HandshakeRound> {
     })
 }
 
-/// Whether a byte is there that was not before the sleep.
+/// Whether a byte has arrived since the sleep.
 fn has_more(crowd: &mut Crowd, place: usize) -> bool {
     let received = |s: &mut d2tp_session::Session| s.read(flow_id(), usize::MAX).is_ok();
     crowd
@@ -211,7 +211,7 @@ fn has_more(crowd: &mut Crowd, place: usize) -> bool {
             .is_some_and(|(at, _)| at > READ_BEFORE_BYTES)
 }
 
-/// Handshakes a second if both ends did nothing but their products: a key pair and four products
+/// Handshakes per second if both ends computed only their products: a key pair and four products
 /// each, on two cores that are both busy with that.
 fn x25519_bound() -> f64 {
     std::thread::scope(|both| {
@@ -221,7 +221,7 @@ fn x25519_bound() -> f64 {
     })
 }
 
-/// How often one core does one side's products in a second.
+/// How often one core computes one side's products in a second.
 fn x25519_per_s() -> f64 {
     const TIMES: u64 = 2_000;
     use aws_lc_rs::agreement::{PrivateKey, UnparsedPublicKey, X25519, agree};

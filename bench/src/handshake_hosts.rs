@@ -1,12 +1,12 @@
-//! A crowd of devices in one process: a core and a key each, and a few sockets for all of them.
+//! Many devices in one process: each with an endpoint and a key, and a few sockets for all of them.
 //!
 //! ```text
-//!  host 0 … host n    each an `Endpoint` with one session, as on a device of its own
+//!  host 0 … host n    each an `Endpoint` with one session, as on its own device
 //!      ╲  │  ╱
-//!   socket 0 … k      the connection id of a datagram says whose it is
+//!   socket 0 … k      the connection id of a datagram identifies the host
 //! ```
 //!
-//! A driver for each would be as many tasks and timers; here one loop turns all of them.
+//! A driver for each would need as many tasks and timers; here one loop runs all of them.
 
 use std::collections::{BTreeSet, HashMap};
 use std::io::IoSliceMut;
@@ -25,16 +25,16 @@ use quinn_udp::{BATCH_SIZE, RecvMeta, UdpSockRef, UdpSocketState};
 
 /// Bytes of each receive buffer: the server sends single datagrams and short runs.
 const BUFFER_BYTES: usize = 64 * 1024;
-/// What a crowd's socket may hold: a thousand hosts answer at once.
+/// The buffer of each socket: a thousand hosts are answered at once.
 const SOCKET_BUFFER_BYTES: usize = 4 << 20;
-/// First bits of the packets whose id leads to their sender: SYN and WAKE.
-const KNOCKS: [u8; 2] = [0b100, 0b011];
+/// The first bits of packets that carry the id of their sender: SYN and WAKE.
+const HANDSHAKE_KINDS: [u8; 2] = [0b100, 0b011];
 
-/// Bytes every flow carries in all.
+/// The total number of bytes of every flow.
 pub const FLOW_BYTES: u64 = 8 * 1024;
 /// Bytes of the object that a device has read when it hibernates.
 pub const READ_BEFORE_BYTES: u64 = 1024;
-/// Time a flow at rest has left.
+/// The time to the deadline of a hibernated flow.
 pub const DEADLINE: Span = Span::from_secs(6 * 3600);
 
 /// `len` bytes from `offset` on of the flow of host `number`.
@@ -66,15 +66,15 @@ pub fn key_of(number: u64) -> SecretKey {
     SecretKey::from_bytes(bytes)
 }
 
-/// The flow of every host: the first it opens.
+/// The flow of every host: the first one that it opens.
 pub fn flow_id() -> FlowId {
     FlowId::new(1, 0, true)
 }
 
-/// What the servers here make their tickets of.
+/// The secret from which the servers here make their tickets.
 pub const TICKET_SEED: [u8; 32] = [0x71; 32];
 
-/// What the device of this key writes down, with the ticket its last handshake brought it.
+/// The record of the device with this key, with the ticket of its last handshake.
 pub fn record_with_ticket(server: PublicKey, key: &SecretKey, number: u64) -> SessionRecord {
     let mut random = [0; 16];
     random[..8].copy_from_slice(&mix(!number).to_le_bytes());
@@ -88,8 +88,8 @@ pub fn record_with_ticket(server: PublicKey, key: &SecretKey, number: u64) -> Se
     record
 }
 
-/// What either end writes down of a session that sleeps with one flow: the device asked with eight
-/// bytes and has the first part of the answer.
+/// The record of either end of a hibernated session with one flow: the device sent a request of
+/// eight bytes and has the first part of the answer.
 pub fn record_of(role: Role, peer: PublicKey, number: u64) -> SessionRecord {
     let server = role == Role::Responder;
     let (asked, had) = (8, READ_BEFORE_BYTES);
@@ -129,7 +129,7 @@ pub fn record_of(role: Role, peer: PublicKey, number: u64) -> SessionRecord {
 
 /// One device.
 pub struct HandshakeHost {
-    /// Which one.
+    /// The number of the host.
     pub number: u64,
     core: Endpoint,
     session: SessionId,
@@ -138,7 +138,7 @@ pub struct HandshakeHost {
 }
 
 impl HandshakeHost {
-    /// Does something with its session.
+    /// Calls a function with the host's session.
     pub fn with<R>(&mut self, f: impl FnOnce(&mut Session) -> R) -> Option<R> {
         self.core.with(self.session, f).ok()
     }
@@ -163,16 +163,36 @@ pub struct Crowd {
     out: Vec<u8>,
     started: Instant,
     turned: usize,
-    /// Hosts that spoke since events were last taken: what they had to say may have told something.
+    /// Hosts that sent since events were last taken, and whose events may have changed.
     spoke: Vec<usize>,
 }
 
 impl Crowd {
-    /// Nobody yet, with `sockets` sockets towards the server.
+    /// Creates an empty crowd with `sockets` sockets to the server.
+    ///
+    /// # Errors
+    /// The sockets cannot be opened.
+    pub fn new(server: SocketAddr, server_key: PublicKey, sockets: usize) -> Result<Crowd> {
+        // A window of what a sleeper has read before: the server holds the rest back.
+        let config = EndpointConfig {
+            flow_window: READ_BEFORE_BYTES,
+            session_window: 2 * FLOW_BYTES,
+            ..EndpointConfig::default()
+        };
+        Crowd::with_config(server, server_key, sockets, config)
+    }
+
+    /// Creates an empty crowd with `sockets` sockets to the server, and these settings for every
+    /// host.
     ///
     /// # Errors
     /// No sockets.
-    pub fn new(server: SocketAddr, server_key: PublicKey, sockets: usize) -> Result<Crowd> {
+    pub fn with_config(
+        server: SocketAddr,
+        server_key: PublicKey,
+        sockets: usize,
+        config: EndpointConfig,
+    ) -> Result<Crowd> {
         let open = |_| -> Result<_> {
             let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
             socket.set_nonblocking(true)?;
@@ -185,12 +205,7 @@ impl Crowd {
         Ok(Crowd {
             server,
             server_key,
-            // A window of what a sleeper has read before: the server holds the rest back.
-            config: EndpointConfig {
-                flow_window: READ_BEFORE_BYTES,
-                session_window: 2 * FLOW_BYTES,
-                ..EndpointConfig::default()
-            },
+            config,
             sockets: (0..sockets).map(open).collect::<Result<_>>()?,
             hosts: Vec::new(),
             free: Vec::new(),
@@ -204,13 +219,13 @@ impl Crowd {
         })
     }
 
-    /// The time the hosts live in.
+    /// The time of the hosts.
     pub fn now(&self) -> Time {
-        // Not zero: a core takes zero for long ago.
+        // Not zero: the core uses zero for the distant past.
         Time::from_nanos(1_000_000_000 + self.started.elapsed().as_nanos() as u64)
     }
 
-    /// A host, by its place.
+    /// The host at this place.
     pub fn host(&mut self, place: usize) -> Option<&mut HandshakeHost> {
         self.hosts.get_mut(place)?.as_mut()
     }
@@ -234,7 +249,7 @@ impl Crowd {
         )
     }
 
-    /// A host that was never here begins: `prepare` says what it wants of its session.
+    /// Starts a new host; `prepare` acts on its session.
     pub fn begin(
         &mut self,
         number: u64,
@@ -248,7 +263,7 @@ impl Crowd {
         self.take_in(number, core, session)
     }
 
-    /// A host that slept wakes, with epochs it did not use before.
+    /// Wakes a hibernated host, with epochs that it did not use before.
     ///
     /// # Errors
     /// The record is damaged.
@@ -295,7 +310,7 @@ impl Crowd {
         place
     }
 
-    /// A host leaves without a word.
+    /// Removes a host without notice.
     pub fn drop_host(&mut self, place: usize) {
         if let Some(host) = self.hosts.get_mut(place).and_then(Option::take) {
             self.timers.remove(&(host.timer, place));
@@ -306,7 +321,7 @@ impl Crowd {
         }
     }
 
-    /// Has a host say what it wants to say.
+    /// Sends all packets of a host.
     pub fn pump(&mut self, place: usize, now: Time) {
         let Some(Some(host)) = self.hosts.get_mut(place) else {
             return;
@@ -314,7 +329,7 @@ impl Crowd {
         self.spoke.push(place);
         while let Some(transmit) = host.core.poll_transmit(now, &mut self.out) {
             let bytes = &self.out[..transmit.len];
-            if KNOCKS.contains(&(bytes[0] >> 5)) {
+            if HANDSHAKE_KINDS.contains(&(bytes[0] >> 5)) {
                 let cid: [u8; 8] = bytes[1..9].try_into().expect("eight bytes");
                 if self.by_cid.insert(cid, place).is_none() {
                     host.cids.push(cid);
@@ -329,7 +344,7 @@ impl Crowd {
                     segment_size: None,
                     src_ip: None,
                 };
-                // A full socket is a lossy network: recovery sends it again.
+                // A full socket is like a lossy network: recovery retransmits.
                 let _ = state.try_send(UdpSockRef::from(socket), &message);
             }
         }
@@ -343,8 +358,8 @@ impl Crowd {
         }
     }
 
-    /// Receives, lets time pass, sends; waits at most `patience` if there is nothing to do. What
-    /// happened goes to `told`, with whose it is.
+    /// Receives, handles timers and sends; waits at most `patience` if there is nothing to do.
+    /// Events are passed to `told`, with their hosts.
     ///
     /// # Errors
     /// A socket failed.
@@ -368,7 +383,7 @@ impl Crowd {
             self.take_events(place, told);
             self.pump(place, now);
             if self.timers.first() == Some(&(at, place)) {
-                // It wants nothing now after all: no sooner than in a millisecond.
+                // It has no timer after all: not before a millisecond.
                 self.timers.remove(&(at, place));
                 let later = now + Span::from_millis(1);
                 self.timers.insert((later, place));
@@ -416,7 +431,7 @@ impl Crowd {
             let received = match state.recv(UdpSockRef::from(socket), &mut slices, &mut meta) {
                 Ok(n) => n,
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => continue,
-                // The server is being started again.
+                // The server is being restarted.
                 Err(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => continue,
                 Err(error) => return Err(error.into()),
             };

@@ -1,7 +1,7 @@
 //! Connections per second that quinn makes, both ends on this machine.
 //!
-//! TLS 1.3 with a certificate of the server's (ECDSA P-256) and none of the client's, so it does less
-//! than a D2TP handshake, which proves both ends.
+//! TLS 1.3 with a certificate of the server (ECDSA P-256) and none of the client, so it does less
+//! than a D2TP handshake, which authenticates both ends.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -20,10 +20,10 @@ fn one_thread() -> Result<Runtime> {
     Ok(Builder::new_current_thread().enable_all().build()?)
 }
 
-/// Makes `connections`, as many at once as ours do, each closed when both ends have its keys.
+/// Opens `connections`, as many at once as for D2TP, each closed when both ends have its keys.
 ///
 /// # Errors
-/// A socket could not be had, or a connection did not come about.
+/// A socket cannot be opened, or a connection failed.
 pub(crate) fn per_second(connections: u64) -> Result<f64> {
     let credential = Credential::make()?;
     let tls = QuicServerConfig::try_from(credential.server_config()?)?;
@@ -33,7 +33,7 @@ pub(crate) fn per_second(connections: u64) -> Result<f64> {
         one_thread()?.block_on(async {
             let endpoint = Endpoint::server(config, (Ipv4Addr::LOCALHOST, 0).into())?;
             tell.send(endpoint.local_addr()?)?;
-            // It ends with the process: the last client is gone long before.
+            // It ends with the process, after the last client.
             while let Some(incoming) = endpoint.accept().await {
                 tokio::spawn(async move {
                     if let Ok(connection) = incoming.await {
@@ -46,7 +46,7 @@ pub(crate) fn per_second(connections: u64) -> Result<f64> {
     });
     let server = told.recv().context("quinn's server did not start")?;
     let mut tls = client_config(&credential.certificate)?;
-    // As if each were another client's first: no tickets.
+    // As if each were the first of another client: no tickets.
     tls.resumption = rustls::client::Resumption::disabled();
     let tls = QuicClientConfig::try_from(tls)?;
     let config = ClientConfig::new(Arc::new(tls));

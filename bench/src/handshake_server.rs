@@ -35,24 +35,24 @@ pub const SERVER: u64 = u64::MAX / 8;
 /// Options of the hidden verb.
 #[derive(clap::Args)]
 pub struct HandshakeServerOptions {
-    /// Where its journal is
+    /// The path of its journal
     #[arg(long)]
     journal: PathBuf,
     #[arg(long)]
     listen: SocketAddr,
     #[arg(long)]
     sleep_after_ms: u64,
-    /// SYNs a second above which addresses are proved first
+    /// SYNs per second above which addresses must be proved
     #[arg(long)]
     cookie_above: u32,
 }
 
-/// What it says once it listens.
+/// What the server reports once it listens.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Listening {
     /// Where.
     pub address: SocketAddr,
-    /// Process id.
+    /// The process id of the server.
     pub pid: u32,
 }
 
@@ -73,9 +73,9 @@ pub struct HandshakeServerFigures {
     pub cpu_s: f64,
     /// Flows accepted so far.
     pub accepted: u64,
-    /// Whether all that the journal holds is known.
+    /// Whether everything in the journal has been read.
     pub all_known: bool,
-    /// Since the start, when that was so.
+    /// The time since the start when the whole journal had been read.
     pub all_known_s: Option<f64>,
 }
 
@@ -94,10 +94,10 @@ impl SendSource for Pattern {
     }
 }
 
-/// Runs it until it is killed or its input ends.
+/// Runs the server until it is killed or its input ends.
 ///
 /// # Errors
-/// No socket, or no journal.
+/// The socket or the journal cannot be opened.
 pub fn run(options: &HandshakeServerOptions) -> Result<()> {
     let started = Instant::now();
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -112,7 +112,7 @@ pub fn run(options: &HandshakeServerOptions) -> Result<()> {
                 admission: Admission::Anybody,
                 config: EndpointConfig {
                     cookie_above: options.cookie_above,
-                    // Longer than any run: an hour of silence is a case to be measured.
+                    // Longer than any run, because an hour of silence is measured.
                     absence_max: d2tp_session::Span::from_secs(24 * 3600),
                     ..EndpointConfig::default()
                 },
@@ -204,10 +204,10 @@ fn say(what: &impl Serialize) -> Result<()> {
     Ok(())
 }
 
-/// Resident memory of this process: all, and what is no file's.
+/// The resident memory of this process: the total, and the part that no file backs.
 ///
 /// # Errors
-/// No `/proc`.
+/// `/proc` cannot be read.
 pub fn resident() -> Result<(u64, u64)> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let of = |name: &str| -> Result<u64> {
@@ -221,7 +221,7 @@ pub fn resident() -> Result<(u64, u64)> {
     Ok((of("VmRSS:")?, of("RssAnon:")?))
 }
 
-/// CPU time of this process so far, user and system.
+/// The CPU time of this process so far, user and system.
 pub fn cpu_s() -> f64 {
     let usage = nix::sys::resource::getrusage(nix::sys::resource::UsageWho::RUSAGE_SELF);
     let seconds = |t: nix::sys::time::TimeVal| t.tv_sec() as f64 + t.tv_usec() as f64 / 1e6;
@@ -233,15 +233,15 @@ pub struct HandshakeServerProcess {
     child: Child,
     stdin: ChildStdin,
     stdout: std::io::BufReader<ChildStdout>,
-    /// Where it listens.
+    /// The address on which it listens.
     pub address: SocketAddr,
 }
 
 impl HandshakeServerProcess {
-    /// Starts one and waits until it listens.
+    /// Starts a serving process and waits until it listens.
     ///
     /// # Errors
-    /// It did not come so far; its error is on standard error.
+    /// The process failed; its error is on standard error.
     pub fn start(
         journal: &std::path::Path,
         listen: SocketAddr,
@@ -255,10 +255,10 @@ impl HandshakeServerProcess {
         HandshakeServerProcess::start_as(spawn, journal, listen, sleep_after, cookie_above)
     }
 
-    /// Starts a serving process, where `spawn` puts it.
+    /// Starts a serving process with `spawn`.
     ///
     /// # Errors
-    /// As for [`HandshakeServerProcess::start`].
+    /// The same as those of [`HandshakeServerProcess::start`].
     pub fn start_as(
         spawn: impl FnOnce(Command) -> Result<Child>,
         journal: &std::path::Path,
@@ -294,10 +294,10 @@ impl HandshakeServerProcess {
         Ok(serving)
     }
 
-    /// Its figures now.
+    /// The current figures of the process.
     ///
     /// # Errors
-    /// It is gone.
+    /// The process has ended.
     pub fn figures(&mut self) -> Result<HandshakeServerFigures> {
         writeln!(self.stdin, "figures")?;
         self.stdin.flush()?;
@@ -306,10 +306,10 @@ impl HandshakeServerProcess {
         serde_json::from_str(&line).with_context(|| format!("the serving process said {line:?}"))
     }
 
-    /// Waits until `so` holds of its figures, at most `patience`.
+    /// Waits until `so` holds for the figures, at most `patience`.
     ///
     /// # Errors
-    /// It is gone.
+    /// The process has ended.
     pub fn wait(
         &mut self,
         patience: Duration,
@@ -325,17 +325,17 @@ impl HandshakeServerProcess {
         }
     }
 
-    /// Its process.
+    /// The id of the process.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Who it is.
+    /// The public key of the server.
     pub fn key() -> PublicKey {
         key_of(SERVER).public()
     }
 
-    /// Ends it as a crash would: SIGKILL.
+    /// Kills the process with SIGKILL, like a crash.
     ///
     /// # Errors
     /// It cannot be killed.
@@ -348,7 +348,7 @@ impl HandshakeServerProcess {
 
 impl Drop for HandshakeServerProcess {
     fn drop(&mut self) {
-        // Both fail only when it is gone already.
+        // Both fail only if it has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,16 +1,16 @@
-//! `cedos-bench idle`: what a server pays for devices that are away, and how fast they come back.
+//! `cedos-bench idle`: the cost of absent devices to a server, and how fast they come back.
 //!
 //! ```text
 //!  fill ──▶ journal ──▶ server ◀── some fall asleep by real sessions
 //!                         │  memory of a million
 //!                         ◀── a thousand at random wake: every byte is looked at
-//!                         ◀── a storm: so many a second, time to the first byte
-//!                         ✗ SIGKILL, started again: who is answered when, all known when
+//!                         ◀── a storm: wakes at a rate, time to the first byte
+//!                         ✗ SIGKILL, restarted: time to answers, time until all are known
 //!  another server        ◀── sessions that are awake and idle: memory of each
 //! ```
 //!
 //! Most sleepers are written to the journal in bulk, as the driver writes them; the output says how
-//! many. From there on nothing tells them apart: the server reads them as after a restart.
+//! many. After that they do not differ: the server reads them as after a restart.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -31,50 +31,50 @@ use crate::idle_fill::fill;
 
 /// Sockets of all devices together.
 const SOCKETS: usize = 8;
-/// Devices under way at once where no pace is asked for.
+/// Devices handled at once if no rate is set.
 const AT_ONCE: usize = 64;
-/// Devices that knock before the others' packets are looked at again.
+/// Devices that begin before packets of the others are handled again.
 const BEGIN_BETWEEN: usize = 4;
-/// How long a server lets a suspended session be before it sleeps, here.
+/// How long the server keeps a suspended session in memory here before it hibernates it.
 const SLEEP_AFTER: Duration = Duration::from_secs(1);
 /// How long a device may take before it counts as lost.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Wakes a second in a storm in which a tenth of a million comes back within a minute.
+/// Wakes per second in a storm in which a tenth of a million devices comes back within a minute.
 const STORM_PER_S: f64 = 1_667.0;
 
 /// Options of the verb.
 #[derive(clap::Args)]
 pub struct IdleOptions {
-    /// Sleeping flows, each of a host of its own
+    /// Sleeping flows, each of its own host
     #[arg(long, default_value_t = 1_000_000)]
     flows: u64,
     /// How many sessions hibernate by real exchanges; the rest is written to the journal in bulk
     #[arg(long, default_value_t = 10_000)]
     real: u64,
-    /// Sleepers, chosen at random, that wake and whose bytes are looked at
+    /// Sleepers, chosen at random, that wake and whose bytes are verified
     #[arg(long, default_value_t = 1_000)]
     wake: u64,
-    /// Seconds of the storm; 0 leaves it out
+    /// The length of the storm in seconds; 0 omits it
     #[arg(long, default_value_t = 15.0)]
     storm_s: f64,
-    /// Sessions awake and idle, measured on a server of their own; 0 leaves them out
+    /// Sessions awake and idle, measured on their own server; 0 omits them
     #[arg(long, default_value_t = 10_000)]
     live: u64,
-    /// Leaves out the crash
+    /// Omits the crash
     #[arg(long)]
     no_reload: bool,
-    /// Where the journal lies while this runs; a temporary directory if not given
+    /// The directory of the journal during the run; a temporary directory by default
     #[arg(long)]
     dir: Option<PathBuf>,
-    /// Chooses who wakes
+    /// The seed of the random choices
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// One JSON object on standard output instead of words
+    /// Print one JSON object on standard output instead of text
     #[arg(long)]
     json: bool,
 }
 
-/// What came out.
+/// The results.
 #[derive(Debug, Default, Serialize)]
 struct IdleOutcome {
     flows: u64,
@@ -83,7 +83,7 @@ struct IdleOutcome {
     woken_ok: u64,
     by_real_sessions: u64,
     written_in_bulk: u64,
-    /// Resident memory over the number of flows: program and caches shared out too.
+    /// The resident memory divided by the number of flows, including program and caches.
     bytes_per_flow: f64,
     rss_bytes_empty: u64,
     disk_bytes: u64,
@@ -110,11 +110,11 @@ struct Reload {
     listening_s: f64,
     /// From the kill to the first byte of the first sleeper that came back.
     first_answer_s: f64,
-    /// From the kill to the first new device that came in.
+    /// From the kill to the first answer to a new device.
     first_new_s: f64,
-    /// From the kill until every sleeper was known again.
+    /// From the kill until all sleepers were known.
     all_known_s: f64,
-    /// Sleepers that came while not all were known, and those whose bytes were right.
+    /// Sleepers that woke before all were known, and those whose bytes were correct.
     woken: u64,
     ok: u64,
     rss_bytes: u64,
@@ -124,13 +124,13 @@ struct Reload {
 #[derive(Debug, Serialize)]
 struct Live {
     sessions: u64,
-    /// Resident memory of each when it has just become quiet.
+    /// The resident memory of each session just after its last exchange.
     bytes_each: f64,
-    /// Memory of a session when the server has fallen silent; the session goes on with its keys.
+    /// Memory of a session when the server has become silent; the session continues with its keys.
     bytes_each_silent: f64,
 }
 
-/// A device that wakes, and how far it is.
+/// A device that wakes, and its progress.
 struct Waking {
     number: u64,
     at: u64,
@@ -139,7 +139,7 @@ struct Waking {
     first: Option<Duration>,
 }
 
-/// Has one knock; where in the crowd it is.
+/// Makes one device wake; returns its place in the crowd.
 fn begin_waking(
     crowd: &mut Crowd,
     sleepers: &mut Sleepers,
@@ -160,7 +160,7 @@ fn begin_waking(
     Ok((place, waking))
 }
 
-/// How wakes went.
+/// The results of wakes.
 #[derive(Default)]
 struct Woken {
     ok: u64,
@@ -169,7 +169,8 @@ struct Woken {
     first_at: Option<Instant>,
 }
 
-/// The devices' side of what sleeps: those that did it for real have records of their own.
+/// The devices' side of the sleepers: those that hibernated by real exchanges have their own
+/// records.
 struct Sleepers {
     real: HashMap<u64, Vec<u8>>,
     epochs: HashMap<u64, u32>,
@@ -242,7 +243,7 @@ fn measure(options: &IdleOptions, dir: &Path) -> Result<IdleOutcome> {
             figures.asleep,
             options.flows
         );
-        // What was just written is given back to the system, or is not.
+        // Wait until the system has taken back freed memory, if it does.
         std::thread::sleep(Duration::from_secs(2));
         let figures = serving.figures()?;
         outcome.rss_bytes = figures.rss_bytes;
@@ -295,7 +296,7 @@ fn note(what: &str) {
 }
 
 fn start(journal: &Path, listen: std::net::SocketAddr) -> Result<HandshakeServerProcess> {
-    // The protocol's own bound on SYNs a second: above it devices prove their addresses.
+    // The protocol's own limit of SYNs per second: above it devices prove their addresses.
     let cookie_above = d2tp_session::EndpointConfig::default().cookie_above;
     HandshakeServerProcess::start(journal, listen, SLEEP_AFTER, cookie_above)
 }
@@ -306,7 +307,7 @@ fn ms(sorted: &[Duration], part: f64) -> f64 {
     sorted.get(at).map_or(f64::NAN, |d| d.as_secs_f64() * 1e3)
 }
 
-/// Each host opens its flow, asks, reads the first part, and goes to sleep saying so.
+/// Each host opens its flow, sends its request, reads the first part, and hibernates with notice.
 fn fall_asleep(
     crowd: &mut Crowd,
     sleepers: &mut Sleepers,
@@ -357,7 +358,7 @@ fn fall_asleep(
                 continue;
             };
             let ready = host.with(|s| {
-                // Its window is no larger, so this is one piece, and the rest stays with the server.
+                // The window is no larger, so this is one piece, and the rest stays at the server.
                 if *read < READ_BEFORE_BYTES
                     && let Ok(ReadOutcome::Chunk(bytes)) =
                         s.read(flow_id(), READ_BEFORE_BYTES as usize)
@@ -383,14 +384,14 @@ fn fall_asleep(
     }
 }
 
-/// Sleepers wake, all at once or so many a second, and read their flows to the end.
+/// Wakes sleepers, all at once or at a rate, and reads their flows to the end.
 fn wake(
     crowd: &mut Crowd,
     sleepers: &mut Sleepers,
     hosts: &[u64],
     per_s: Option<f64>,
 ) -> Result<Woken> {
-    // Keys are older than the wake, on a device.
+    // On a device, keys exist before the wake.
     let keys: Vec<(u64, SecretKey)> = hosts.iter().map(|n| (*n, key_of(*n))).collect();
     let begun = Instant::now();
     let mut left = keys.into_iter().enumerate().peekable();
@@ -402,14 +403,14 @@ fn wake(
             begun + per_s.map_or(Duration::ZERO, |r| Duration::from_secs_f64(i as f64 / r))
         };
         let may = |under_way: &HashMap<usize, Waking>| per_s.is_some() || under_way.len() < AT_ONCE;
-        // Answers first: or a process that is thousands of devices only knocks once it is late, and loses
-        // what it is told.
+        // Answers have priority: otherwise a process with thousands of devices that is late only
+        // starts new wakes and loses the answers.
         let mut begun_now = 0;
         while may(&under_way)
             && begun_now < BEGIN_BETWEEN
             && let Some((i, (number, key))) = left.next_if(|(i, _)| due(*i) <= Instant::now())
         {
-            // In a storm a device that had to wait for us waited all the same.
+            // In a storm, the time that a device waited for this process counts too.
             let due = per_s.map_or_else(Instant::now, |_| due(i));
             let (place, waking) = begin_waking(crowd, sleepers, number, key, due)?;
             under_way.insert(place, waking);
@@ -451,7 +452,7 @@ fn wake(
     }
 }
 
-/// Reads what is there of a flow that woke. Whether that was the end.
+/// Reads available data of a flow that woke. Returns whether the flow ended.
 fn read(crowd: &mut Crowd, place: usize, waking: &mut Waking) -> bool {
     let Some(host) = crowd.host(place) else {
         return true;
@@ -474,7 +475,7 @@ fn read(crowd: &mut Crowd, place: usize, waking: &mut Waking) -> bool {
                     return true;
                 }
                 Ok(ReadOutcome::Pending) => return false,
-                // All of it was read before: a flow that is complete is over.
+                // All of it was read before: a complete flow has ended.
                 Err(FlowError::Gone) if waking.at == FLOW_BYTES => return true,
                 Err(error) => {
                     eprintln!("idle: host {number} at {}: {error}", waking.at);
@@ -487,7 +488,7 @@ fn read(crowd: &mut Crowd, place: usize, waking: &mut Waking) -> bool {
     .unwrap_or(true)
 }
 
-/// The server is killed and started again, while sleepers and new devices knock.
+/// Kills the server and restarts it, while sleepers and new devices send requests.
 fn reload(
     serving: HandshakeServerProcess,
     journal: &Path,
@@ -509,8 +510,8 @@ fn reload(
         let mut fresh = 1_u64 << 40;
         let mut told = Vec::new();
         let mut hosts = hosts.iter();
-        // Somebody new and ten sleepers knock every tenth of a second until it listens and somebody
-        // of each was answered.
+        // Every tenth of a second, one new device and ten sleepers send requests, until the server
+        // listens and one of each kind was answered.
         while !starting.is_finished() || first_new.is_none() || woken.first_at.is_none() {
             ensure!(
                 killed.elapsed() < Duration::from_secs(60),
@@ -563,7 +564,7 @@ fn reload(
         ))
     })?;
     let (mut serving, began, listening, mut woken, first_new) = started;
-    // The others come while the journal is read, as long as it is.
+    // The others come while the journal is being read.
     let left: Vec<u64> = hosts
         .iter()
         .copied()
@@ -588,7 +589,7 @@ fn reload(
     })
 }
 
-/// Sessions that are awake, have no flow and nothing to say.
+/// Measures sessions that are awake, have no flow and nothing to send.
 fn live(journal: &Path, sessions: u64, salt: u64) -> Result<Live> {
     let mut serving = start(journal, "127.0.0.1:0".parse()?)?;
     let mut crowd = Crowd::new(serving.address, HandshakeServerProcess::key(), SOCKETS)?;

@@ -1,5 +1,5 @@
-//! Sleepers made in bulk: what a server's journal holds of hosts that fell asleep, written as the
-//! driver writes it, without the handshakes that led there.
+//! Sleepers made in bulk: a server's journal of hibernated hosts, written as the driver writes it,
+//! without handshakes.
 
 use std::path::Path;
 
@@ -18,7 +18,7 @@ const BATCH: u64 = 50_000;
 /// Writes the sleepers of these hosts to a journal.
 ///
 /// # Errors
-/// The disk.
+/// The journal cannot be written.
 pub fn fill(path: &Path, hosts: std::ops::Range<u64>) -> Result<()> {
     let journal = Journal::open(path)?;
     let mut seed = JournalBatch::default();
@@ -50,7 +50,7 @@ pub fn fill(path: &Path, hosts: std::ops::Range<u64>) -> Result<()> {
     Ok(())
 }
 
-/// Public keys of hosts: a point multiplication each, on two cores.
+/// The public keys of hosts, computed on two cores.
 fn publics(hosts: std::ops::Range<u64>) -> Vec<(u64, PublicKey)> {
     let of =
         |hosts: std::ops::Range<u64>| hosts.map(|n| (n, key_of(n).public())).collect::<Vec<_>>();

@@ -1,6 +1,7 @@
-//! Jain's fairness index: (Σx)² / (n·Σx²). 1 if all have the same, 1/n if one has everything.
+//! Jain's fairness index: (Σx)² / (n·Σx²). It is 1 if all shares are equal, and 1/n if one has
+//! everything.
 
-/// Jain's fairness index of these shares; none of nothing, or where nobody has anything.
+/// Jain's fairness index of these shares; `None` if there are no shares or all are zero.
 pub fn index(shares: &[f64]) -> Option<f64> {
     let sum: f64 = shares.iter().sum();
     let squares: f64 = shares.iter().map(|x| x * x).sum();
@@ -15,7 +16,7 @@ mod tests {
     fn equal_shares_are_fair_and_one_taker_is_not() {
         assert_eq!(index(&[3.0; 7]), Some(1.0));
         assert_eq!(index(&[1.0, 0.0, 0.0, 0.0]), Some(0.25));
-        // The definition's own example: two equal takers among four.
+        // The example of the definition: two equal shares among four.
         assert_eq!(index(&[5.0, 5.0, 0.0, 0.0]), Some(0.5));
         assert_eq!(index(&[0.0; 3]), None);
         assert_eq!(index(&[]), None);

@@ -1,11 +1,11 @@
 //! `cedos-bench lanes`: a flow over each link of a scenario, all at once.
 //!
 //! ```text
-//!  sender of flow n ──▶ net0 ─TUN─▶ link n: what the scenario says happens to it ─TUN─▶ receiver of flow n
+//!  sender of flow n ──▶ net0 ─TUN─▶ link n, with the events of the scenario ─TUN─▶ receiver of flow n
 //! ```
 //!
-//! What happens to a link begins with the run; flows begin one after another, as fast as processes
-//! start; when its first byte came is told of each.
+//! The events of a link begin with the run; flows begin one after another, as fast as processes
+//! start; the result of each has the time of its first byte.
 
 use std::path::PathBuf;
 use std::thread;
@@ -20,9 +20,9 @@ use crate::meter::Plan;
 use crate::peers;
 use crate::process::{self, Process};
 
-/// How long a sender goes on after its receiver's window: the first byte takes that much at most.
+/// How long a sender continues after its receiver's window: the first byte takes at most that long.
 const GRACE: Duration = Duration::from_secs(3); // a guess
-/// How long a first byte is waited for: processes start one after another.
+/// How long to wait for a first byte: processes start one after another.
 const FIRST_BYTE_MAX: Duration = Duration::from_secs(30);
 
 /// Options of the verb.
@@ -34,7 +34,7 @@ pub struct LaneOptions {
     /// The peer of each link, in the file's order, separated by commas: those of `throughput` and `bloat`
     #[arg(long, value_delimiter = ',')]
     peers: Vec<String>,
-    /// How long flows are counted, from the first byte on
+    /// How long flows are counted, from the first byte
     #[arg(long, default_value_t = 40.0)]
     seconds: f64,
     /// One JSON object on standard output instead of the table
@@ -42,7 +42,7 @@ pub struct LaneOptions {
     json: bool,
 }
 
-/// What one flow came to.
+/// The results of one flow.
 #[derive(Debug, Serialize)]
 struct LaneRow {
     link: String,
@@ -50,7 +50,7 @@ struct LaneRow {
     /// When its first byte came, in the run's time.
     from_s: f64,
     mbps: f64,
-    /// What the link's packets had, on average, by its round trip at the start.
+    /// The average round trip of the link's packets, with the link's round trip at the start.
     rtt_ms: f64,
 }
 
@@ -102,7 +102,7 @@ fn measure(options: &LaneOptions, scenario: Scenario) -> Result<Vec<LaneRow>> {
         let flow = process::start(peer.as_ref(), &lanes.lane(number), plan).context(peer.name())?;
         running.push(flow);
     }
-    // Each is heard by itself: when it reports says when its first byte came.
+    // Each has its own thread: the time of its report shows when its first byte came.
     let reports: Vec<_> = thread::scope(|scope| {
         let hear = |(sender, receiver): (Process, Process)| {
             scope.spawn(move || {

@@ -1,8 +1,8 @@
-//! `cedos-bench`: speed and CPU cost of transports beside each other, in one run.
+//! `cedos-bench`: compares the speed and CPU cost of transports in one run.
 //!
-//! `cedos-bench throughput` sends one flow from one process to another, each held on a core of
-//! its own, over a network made for the run, and does so in turn for every transport asked for
-//! ("peer" here). The two processes are this program again, started with a hidden verb.
+//! `cedos-bench throughput` sends one flow from one process to another, each on its own core, over
+//! a network made for the run, in turn for every selected transport ("peer" here). The two
+//! processes are this program again, started with a hidden verb.
 //!
 //! ```text
 //!  throughput ─┬─ network     namespaces with lo or a veth pair, MTU 1500
@@ -28,6 +28,7 @@ mod handshake;
 mod handshake_hosts;
 mod handshake_quinn;
 mod handshake_server;
+mod hostile;
 mod idle;
 mod idle_fill;
 mod jain;
@@ -66,7 +67,9 @@ enum Verb {
     Handshake(handshake::HandshakeOptions),
     /// Memory of a million sleeping flows, how fast they wake, and what a crash costs
     Idle(idle::IdleOptions),
-    /// Packets and wake-ups while nothing is to be done
+    /// Memory of a proxy, and goodput of its other clients, while a client is hostile
+    Hostile(hostile::HostileOptions),
+    /// Packets and wake-ups while there is nothing to do
     Quiet(quiet::QuietOptions),
     /// The device's process of `quiet`
     #[command(hide = true)]
@@ -84,19 +87,19 @@ enum Verb {
     /// The sending process of a DTN transfer
     #[command(hide = true)]
     DtnSend(dtn::DtnOptions),
-    /// One flow over a deep queue, and what packets wait in it: DRWA beside other ways
+    /// One flow over a deep queue, and how long packets wait in it: DRWA beside other ways
     Bloat(bloat::BloatOptions),
     /// The server of objects of `bloat`
     #[command(hide = true)]
     ObjectServer(bloat::BloatServerOptions),
-    /// Who fetches them
+    /// The client of the server of objects
     #[command(hide = true)]
     ObjectFetch(bloat::FetchOptions),
     /// A flow over each link of a scenario, all at once
     Lanes(lanes::LaneOptions),
     /// One flow over round trips, losses and queues, beside kernel TCP and quinn
     Grid(grid::GridOptions),
-    /// Tens of thousands of hosts, of which a tenth leaves or comes every minute
+    /// Tens of thousands of hosts, of which a tenth leaves or comes back every minute
     Churn(churn::ChurnOptions),
     /// The serving process of a churn run
     #[command(hide = true)]
@@ -123,6 +126,7 @@ fn main() -> ExitCode {
         Verb::Throughput(options) => throughput::run(&options),
         Verb::Handshake(options) => handshake::run(&options),
         Verb::Idle(options) => idle::run(&options),
+        Verb::Hostile(options) => hostile::run(&options),
         Verb::Quiet(options) => quiet::run(&options),
         Verb::QuietDevice(args) => quiet::device(&args),
         Verb::RestServe(options) => handshake_server::run(&options),

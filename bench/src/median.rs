@@ -1,6 +1,6 @@
-//! What repetitions come to: the median, and how far they lie apart.
+//! Summaries of repetitions: the median and the range.
 
-/// The median; the mean of the two in the middle of an even number. Not a number of nothing.
+/// The median; the mean of the two middle values of an even number. NaN if there are no values.
 pub fn median(values: impl Iterator<Item = f64>) -> f64 {
     let mut values: Vec<f64> = values.collect();
     if values.is_empty() {
@@ -15,7 +15,7 @@ pub fn median(values: impl Iterator<Item = f64>) -> f64 {
     }
 }
 
-/// The least and the most.
+/// The smallest and the largest value.
 pub fn spread(values: impl Iterator<Item = f64>) -> (f64, f64) {
     values.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), v| {
         (low.min(v), high.max(v))

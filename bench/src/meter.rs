@@ -1,13 +1,13 @@
-//! Counts payload bytes and looks at the clock and the CPU twice.
+//! Counts payload bytes, and reads the clock and the CPU time twice.
 //!
 //! ```text
 //!  first byte ── warm-up ──▶ look A ── window ──▶ look B ── grace ──▶ over
 //!                            bytes, CPU            bytes, CPU          the peer stops
 //! ```
 //!
-//! What counts is B − A: handshakes, slow start and the ends of the run are outside. The peer's
-//! loop only adds to a counter; a watching thread of the same process takes the looks. The grace
-//! keeps each process running until the other one has certainly taken its second look.
+//! The result is B − A: handshakes, slow start and the end of the run are outside. The peer's loop
+//! only adds to a counter; another thread of the same process takes the looks. The grace keeps each
+//! process running until the other one has certainly taken its second look.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, mpsc};
@@ -17,10 +17,10 @@ use anyhow::{Context, Result, bail};
 use nix::sys::resource::{UsageWho, getrusage};
 use serde::{Deserialize, Serialize};
 
-/// [`Plan::grace`] where the round trip is far below a millisecond: both processes start within a
-/// round trip of each other.
+/// [`Plan::grace`] if the round trip is far below a millisecond: both processes start within a
+/// round trip.
 pub const GRACE_ON_ONE_MACHINE: Duration = Duration::from_millis(150);
-/// How much longer than its plan a measurement may take before it is given up.
+/// How much longer than its plan a measurement may take.
 const PATIENCE: Duration = Duration::from_secs(15);
 
 /// When the looks are taken.
@@ -30,15 +30,16 @@ pub struct Plan {
     pub warm_up: Duration,
     /// From the first look to the second.
     pub window: Duration,
-    /// How long both processes go on after their window, so that neither ends inside the other's.
+    /// How long both processes continue after their window, so that neither ends inside the
+    /// other's.
     pub grace: Duration,
-    /// If given, the looks are at the first byte and at this one instead.
+    /// If set, the looks are taken at the first byte and at this one instead.
     pub end_bytes: Option<u64>,
 }
 
 impl Plan {
-    /// How long to wait for a process that keeps to it. A plan by bytes says in `window` how long
-    /// they may take.
+    /// How long to wait for a process with this plan. The `window` of a plan by bytes is the time
+    /// that they may take.
     pub fn patience(&self) -> Duration {
         self.warm_up + self.window + self.grace + PATIENCE
     }
@@ -53,9 +54,10 @@ pub struct MeterReport {
     pub window_s: f64,
     /// CPU time of the whole process, user and system, as getrusage counts it.
     pub cpu_s: f64,
-    /// Time the process's threads were ready to run and had no core: other work on the machine.
+    /// Time in which threads of the process were ready to run but had no core, because of other
+    /// load.
     pub waited_s: f64,
-    /// Settings as the running process read them back, for the reader of the table.
+    /// Settings as read back by the running process, for readers of the table.
     pub notes: String,
 }
 
@@ -81,7 +83,7 @@ impl MeterReport {
     }
 }
 
-/// The counter a peer feeds, and the watcher behind it. One per process.
+/// The counter of a peer, and the thread that watches it. There is one per process.
 #[derive(Debug)]
 pub struct ProcessMeter {
     bytes: AtomicU64,
@@ -89,7 +91,7 @@ pub struct ProcessMeter {
     begun: Mutex<Option<mpsc::Sender<()>>>,
     notes: Mutex<String>,
     measured: OnceLock<MeterReport>,
-    /// Over at this many bytes, whatever the time.
+    /// The number of bytes that ends the measurement, regardless of time.
     end_bytes: u64,
 }
 
@@ -118,7 +120,8 @@ impl ProcessMeter {
         meter
     }
 
-    /// Watches no clock: over when `bytes` have been counted. Measures nothing.
+    /// Creates a meter without a clock: it is over when `bytes` have been counted, and measures
+    /// nothing.
     #[cfg(test)]
     pub fn counting_to(bytes: u64) -> Arc<Self> {
         Arc::new(Self {
@@ -131,7 +134,7 @@ impl ProcessMeter {
         })
     }
 
-    /// Ends it from outside.
+    /// Ends the measurement from outside.
     #[cfg(test)]
     pub fn stop(&self) {
         self.over.store(true, Ordering::Relaxed);
@@ -155,7 +158,7 @@ impl ProcessMeter {
         if before == 0
             && let Some(begun) = self.begun.lock().expect("no holder panics").take()
         {
-            // The watcher waits for this; it cannot be gone before it.
+            // The watcher waits for this; it cannot have ended before.
             let _ = begun.send(());
         }
     }
@@ -170,7 +173,7 @@ impl ProcessMeter {
         *self.notes.lock().expect("no holder panics") = notes;
     }
 
-    /// Forgives an error that came after the second look: the other process left first.
+    /// Ignores an error after the second look: the other process ended first.
     pub fn forgive<E: Into<anyhow::Error>>(&self, outcome: Result<(), E>) -> Result<()> {
         match outcome {
             Err(_) if self.measured.get().is_some() => Ok(()),
@@ -178,17 +181,17 @@ impl ProcessMeter {
         }
     }
 
-    /// Waits, if the plan is by bytes, until the watcher has had its second look.
+    /// If the plan is by bytes, waits until the watcher has taken its second look.
     pub fn await_look(&self) {
         while self.is_over() && self.measured.get().is_none() {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
 
-    /// What was measured.
+    /// The result of the measurement.
     ///
     /// # Errors
-    /// When the flow ended before the window did, or nothing came through in it.
+    /// The flow ended before the window did, or no byte arrived in it.
     pub fn report(&self) -> Result<MeterReport> {
         let mut report = self.measured.get().cloned().with_context(|| {
             format!(
@@ -219,7 +222,7 @@ impl ProcessMeter {
         self.over.store(true, Ordering::Relaxed);
     }
 
-    /// Looks at the first byte and, to a millisecond, at the last.
+    /// Takes the looks at the first byte and, with an accuracy of a millisecond, at the last.
     fn watch_bytes(&self) {
         let mut a = Look::take(self);
         a.bytes = 0;
@@ -259,8 +262,8 @@ fn cpu_of_process() -> Duration {
         .sum()
 }
 
-/// Run-queue wait of every thread: the second field of `schedstat`, in nanoseconds. Zero where
-/// the kernel does not count it.
+/// Run-queue wait of all threads: the second field of `schedstat`, in nanoseconds. Zero if the
+/// kernel does not count it.
 fn waited_by_process() -> Duration {
     let Ok(tasks) = std::fs::read_dir("/proc/self/task") else {
         return Duration::ZERO;

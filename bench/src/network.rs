@@ -1,4 +1,4 @@
-//! Networks made for one run, in network namespaces: nothing of the machine's own is touched.
+//! Networks made for one run, in network namespaces: the machine's own network is not changed.
 //!
 //! ```text
 //!  lo1500     one namespace, its lo at MTU 1500              127.0.0.1 ──▶ 127.0.0.1
@@ -7,10 +7,10 @@
 //! ```
 //!
 //! Without steering, a veth's receive work runs on the core that sent, so TCP would measure the
-//! sender's core twice. On lo the sender does the receive work by nature and no steering is set.
+//! sender's core twice. On lo the sender does the receive work anyway and no steering is set.
 //!
-//! Namespaces need root, or a user namespace in which we are root; the second is tried where the
-//! first is not given. A namespace lives as long as its descriptor here or a process in it.
+//! Namespaces need root, or a user namespace in which the process is root, which is tried without
+//! root. A namespace lives as long as its descriptor here or a process in it.
 
 use std::fs::File;
 use std::net::{IpAddr, Ipv4Addr};
@@ -32,14 +32,14 @@ use crate::placement::{ProcessPlacement, RECEIVER_CORE, SENDER_CORE};
 pub const MTU_BYTES: u32 = 1500;
 
 const SENDER_LINK: &str = "bench-snd";
-/// The device of [`BenchNetworkKind::Veth1500`] at the receiver.
+/// The interface of [`BenchNetworkKind::Veth1500`] at the receiver.
 pub const RECEIVER_LINK: &str = "bench-rcv";
-/// The sender's address there.
+/// The address of the sender in [`BenchNetworkKind::Veth1500`].
 pub const SENDER_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
 const RECEIVER_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 2);
 const PREFIX_BITS: u8 = 24;
 
-/// Which network.
+/// The kind of a network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, clap::ValueEnum)]
 pub enum BenchNetworkKind {
     /// The loopback device of a fresh namespace, MTU 1500
@@ -58,11 +58,11 @@ impl BenchNetworkKind {
     }
 }
 
-/// A network, and where its two ends are.
+/// A network, and the namespaces of its two ends.
 #[derive(Debug)]
 pub struct BenchNetwork {
     receiver_address: IpAddr,
-    /// What a reader of the results must know about it.
+    /// What readers of the results must know about the network.
     pub notes: String,
     sender: File,
     receiver: File,
@@ -94,10 +94,11 @@ impl ProcessPlacement for BenchNetwork {
     }
 }
 
-/// Becomes root of an own user namespace unless root already. Must run before any thread starts.
+/// Becomes root of a new user namespace unless root already. Must be called before any thread
+/// starts.
 ///
 /// # Errors
-/// When the system forbids user namespaces.
+/// The system forbids user namespaces.
 pub fn enter_user_namespace() -> Result<()> {
     if Uid::effective().is_root() {
         return Ok(());
@@ -107,7 +108,7 @@ pub fn enter_user_namespace() -> Result<()> {
         "this system does not let an ordinary user make namespaces: run as root, or allow user \
          namespaces (sysctl kernel.unprivileged_userns_clone, kernel.apparmor_restrict_unprivileged_userns)",
     )?;
-    // setgroups must be given up before a group may be mapped: user_namespaces(7).
+    // setgroups must be denied before a group may be mapped: user_namespaces(7).
     std::fs::write("/proc/self/setgroups", "deny")?;
     std::fs::write("/proc/self/uid_map", format!("0 {uid} 1"))?;
     std::fs::write("/proc/self/gid_map", format!("0 {gid} 1"))?;
@@ -134,13 +135,14 @@ fn lo() -> Result<BenchNetwork> {
 fn veth() -> Result<BenchNetwork> {
     let sender = new_namespace()?;
     let receiver = new_namespace()?;
-    // Before the devices exist: they take the namespace's default when they are made, and it may
-    // be set without being root of the whole machine. Where a kernel has none, steer() writes.
+    // Before the devices exist: they take the namespace's default when they are made, which may be
+    // set without root of the whole machine. If a kernel has no default, steer() sets it.
     let _ = in_namespace(&sender, || steer_new_devices(SENDER_CORE));
     let _ = in_namespace(&receiver, || steer_new_devices(RECEIVER_CORE));
     in_namespace(&sender, || {
         netlink(async |handle| {
-            // Made where it will be: a device that moves keeps the first namespace's steering.
+            // It is made in its final namespace: a moved device keeps the steering of its first
+            // namespace.
             let far_end = LinkUnspec::new_with_name(RECEIVER_LINK)
                 .setns_by_fd(receiver.as_raw_fd())
                 .build();
@@ -176,7 +178,7 @@ fn veth() -> Result<BenchNetwork> {
     })
 }
 
-/// Descriptors of `libd2tp` have their other end on it.
+/// The other ends of `libd2tp`'s descriptors use it.
 async fn bring_up_lo(handle: &rtnetlink::Handle) -> Result<()> {
     let lo = LinkUnspec::new_with_name("lo").up().build();
     Ok(handle.link().set(lo).execute().await?)
@@ -202,14 +204,14 @@ async fn bring_up(handle: &rtnetlink::Handle, link: &str, address: Ipv4Addr) -> 
     Ok(())
 }
 
-/// Makes devices of this namespace that do not exist yet steer their receive work to `core`.
+/// Makes future devices of this namespace steer their receive work to `core`.
 fn steer_new_devices(core: usize) -> Result<()> {
     std::fs::write("/proc/sys/net/core/rps_default_mask", mask(core))?;
     Ok(())
 }
 
-/// Makes sure that the receive work of `link` goes to `core`. sysfs shows the devices of the
-/// namespace it was mounted in, so it is mounted anew, in a mount namespace of this thread.
+/// Steers the receive work of `link` to `core`. sysfs shows the devices of the namespace in which
+/// it was mounted, so it is mounted again, in a mount namespace of this thread.
 fn steer(link: &str, core: usize) -> Result<()> {
     unshare(CloneFlags::CLONE_NEWNS).context("no mount namespace")?;
     let none: Option<&str> = None;
@@ -251,7 +253,7 @@ fn in_namespace<T: Send>(namespace: &File, run: impl FnOnce() -> Result<T> + Sen
     })
 }
 
-/// Namespaces belong to threads: a thread of its own enters one and is gone afterwards.
+/// Runs a function in its own thread, because namespaces belong to threads.
 fn in_thread<T: Send>(run: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     thread::scope(|scope| scope.spawn(run).join()).expect("the thread does not panic")
 }
@@ -273,7 +275,7 @@ fn start_in(namespace: &File, mut command: Command) -> Result<Child> {
     // the parent until the child has been spawned.
     unsafe {
         command.pre_exec(move || {
-            // A parent that is killed leaves nobody at work.
+            // If the parent is killed, its children end.
             libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
             match libc::setns(at, libc::CLONE_NEWNET) {
                 0 => Ok(()),

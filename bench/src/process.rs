@@ -1,4 +1,4 @@
-//! The two processes of a measurement and what they tell their parent.
+//! The two processes of a measurement and their messages to the parent.
 //!
 //! ```text
 //!  parent ── starts ──▶ receiver        receiver ── Card ──▶ parent      (address, certificate)
@@ -7,8 +7,8 @@
 //!  receiver ── Report ──▶ parent        sender ── Report ──▶ parent
 //! ```
 //!
-//! One JSON value per line. Where the network asks for it, each process holds itself, with every
-//! thread it will ever have, on one core.
+//! One JSON value per line. If the network requires it, each process keeps all its threads on one
+//! core.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::IpAddr;
@@ -28,7 +28,7 @@ use crate::peers::{self, BenchPeer};
 use crate::placement::{ProcessPlacement, RECEIVER_CORE, SENDER_CORE};
 use crate::receiver_info::ReceiverInfo;
 
-/// What a process of a flow tells its parent.
+/// A message of a process of a flow to its parent.
 #[derive(Serialize, Deserialize)]
 pub enum Message {
     /// The receiver listens.
@@ -63,7 +63,7 @@ struct PlanOptions {
     window_ms: u64,
     #[arg(long)]
     grace_ms: u64,
-    /// End by bytes instead: what counts is from the first byte to this one
+    /// End by bytes instead: the measurement is from the first byte to this one
     #[arg(long)]
     end_bytes: Option<u64>,
     /// Keep to one core
@@ -121,7 +121,7 @@ pub fn measure(
     Ok((sender.report(patience)?, receiver.report(patience)?))
 }
 
-/// The processes of one flow, begun: sender and receiver.
+/// Starts the processes of one flow: sender and receiver.
 pub fn start(
     peer: &dyn BenchPeer,
     place: &dyn ProcessPlacement,
@@ -155,7 +155,7 @@ fn command(
         .args(["--warm-up-ms", &plan.warm_up.as_millis().to_string()])
         .args(["--window-ms", &plan.window.as_millis().to_string()])
         .args(["--grace-ms", &plan.grace.as_millis().to_string()]);
-    // By bytes, the receiver ends it: what the sender handed over has not arrived yet.
+    // If the measurement is by bytes, the receiver ends it: written data has not arrived yet.
     if let (Some(bytes), "flow-receive") = (plan.end_bytes, verb) {
         command.args(["--end-bytes", &bytes.to_string()]);
     }
@@ -165,7 +165,7 @@ fn command(
     Ok(command)
 }
 
-/// This program again, at a hidden verb; it says what it has to say on its standard output.
+/// This program with a hidden verb; it writes its messages to standard output.
 pub fn own_program(verb: &str) -> Result<Command> {
     let mut command = Command::new(std::env::current_exe()?);
     command
@@ -175,7 +175,7 @@ pub fn own_program(verb: &str) -> Result<Command> {
     Ok(command)
 }
 
-/// A child process; ended, if it still runs, when this is dropped.
+/// A child process, which is killed when this is dropped.
 pub struct Process {
     child: Child,
     role: &'static str,
@@ -183,7 +183,7 @@ pub struct Process {
 }
 
 impl Process {
-    /// Takes care of `child`, whose standard output is piped.
+    /// Manages `child`, whose standard output is piped.
     pub fn new(mut child: Child, role: &'static str) -> Result<Self> {
         let stdout = child.stdout.take().context("its output is not piped")?;
         Ok(Self {
@@ -193,12 +193,12 @@ impl Process {
         })
     }
 
-    /// Its number.
+    /// The id of the process.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// What it measured.
+    /// The report of the process.
     pub fn report(&self, patience: Duration) -> Result<MeterReport> {
         match self.hear(patience)? {
             Message::Report(report) => Ok(report),
@@ -211,7 +211,7 @@ impl Process {
         }
     }
 
-    /// The next thing it says.
+    /// The next message of the process.
     pub fn hear<T: DeserializeOwned>(&self, patience: Duration) -> Result<T> {
         let line = match self.lines.recv_timeout(patience) {
             Ok(line) => line,
@@ -231,7 +231,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Both fail only when the process is gone already.
+        // Both fail only if the process has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -249,7 +249,7 @@ fn lines_of(stdout: ChildStdout) -> mpsc::Receiver<String> {
     lines
 }
 
-/// Says something to the parent: one JSON value, one line.
+/// Sends a message to the parent: one JSON value on one line.
 pub fn tell<T: Serialize>(message: &T) -> Result<()> {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{}", serde_json::to_string(message)?)?;

@@ -1,5 +1,5 @@
-//! `cedos-bench quiet`: what devices and servers do while nothing is to be done: packets on the wire
-//! and times the processes were woken.
+//! `cedos-bench quiet`: the activity of idle devices and servers: packets on the wire and wake-ups
+//! of the processes.
 //!
 //! ```text
 //!  for each case: a namespace ── lo ── counts packets
@@ -7,8 +7,8 @@
 //!                   └─ device process ┘
 //! ```
 //!
-//! Both are read from outside, so that counting wakes nobody. A case counts when both are as quiet as
-//! they get: half a minute after the last thing that was done, or whatever is asked for.
+//! Both are read from outside, so that counting wakes neither. Counting begins when both are quiet:
+//! half a minute after the last action, or after the configured time.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::SocketAddr;
@@ -30,10 +30,11 @@ use crate::placement::ProcessPlacement as _;
 /// Options of the verb.
 #[derive(clap::Args)]
 pub struct QuietOptions {
-    /// How long each case is watched; all run at the same time
+    /// How long each case is observed; all run at the same time
     #[arg(long, default_value_t = 2.0)]
     minutes: f64,
-    /// Seconds before counting begins: a server falls silent 15 s after it heard the last
+    /// Seconds before counting begins: a server becomes silent 15 s after the last packet that it
+    /// received
     #[arg(long, default_value_t = 30.0)]
     settle_s: f64,
     /// One JSON object on standard output instead of a table
@@ -50,15 +51,15 @@ pub struct DeviceArgs {
     case: QuietCase,
 }
 
-/// What the session is like.
+/// The state of the session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum QuietCase {
     /// Established, with a path, without a flow.
     Idle,
-    /// An idle session whose device asked to stay reachable: a packet every 25 s for the NAT.
+    /// An idle session whose device wants to stay reachable: a packet every 25 s for the NAT.
     Reachable,
-    /// A flow is open and its bytes do not come: the device asks whether the path lives.
+    /// A flow is open and its bytes do not arrive: the device probes whether the path works.
     Waiting,
     /// A flow is open and the device has no link.
     Suspended,
@@ -144,7 +145,7 @@ pub fn run(options: &QuietOptions) -> Result<()> {
             server_wakeups_per_minute: per_minute(counts.server_wakeups),
         });
     }
-    // Nobody died of boredom: a process that is gone wakes for nothing.
+    // Check that all still run: an ended process has no wake-ups.
     for mut watched in watched {
         let figures = watched.serving.figures()?;
         let asleep = usize::from(watched.case == QuietCase::Hibernated);
@@ -242,7 +243,8 @@ fn packets(pid: u32) -> Result<u64> {
     Ok(carried.context("no lo in /proc/PID/net/dev")?.parse()?)
 }
 
-/// Times a thread of the process left the processor: each time it had been given it.
+/// The number of times that threads of the process gave up the processor, which equals the times
+/// they got it.
 fn wakeups(pid: u32) -> Result<u64> {
     let mut all = 0;
     for task in std::fs::read_dir(format!("/proc/{pid}/task"))? {
@@ -257,10 +259,10 @@ fn wakeups(pid: u32) -> Result<u64> {
     Ok(all)
 }
 
-/// The device's process: does what the case says, then nothing.
+/// The device's process: performs the actions of the case, then nothing.
 ///
 /// # Errors
-/// The server is not reached.
+/// The server cannot be reached.
 pub fn device(args: &DeviceArgs) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -272,6 +274,8 @@ pub fn device(args: &DeviceArgs) -> Result<()> {
                 host: args.server.ip().to_string(),
                 port: args.server.port(),
                 key: HandshakeServerProcess::key(),
+                stream: None,
+                nodes: Default::default(),
             },
             key: SecretKey::from_bytes([7; 32]),
             config: EndpointConfig::default(),
@@ -285,7 +289,7 @@ pub fn device(args: &DeviceArgs) -> Result<()> {
             ..FlowSettings::default()
         })?;
         match args.case {
-            // Asks and never ends asking: the server has nothing to say and the flow stays.
+            // Sends an unfinished request: the server has nothing to send and the flow stays open.
             QuietCase::Reachable | QuietCase::Waiting => flow.write_all(&[0; 4]).await?,
             QuietCase::Idle => {
                 flow.write_all(&1_u64.to_be_bytes()).await?;
@@ -303,7 +307,7 @@ pub fn device(args: &DeviceArgs) -> Result<()> {
         }
         println!("quiet");
         std::io::stdout().flush()?;
-        // For ever, until whoever counts ends us.
+        // Wait until the parent ends this process.
         std::future::pending::<()>().await;
         drop((flow, device));
         Ok(())

@@ -1,14 +1,14 @@
-//! What a sender must know of its receiver.
+//! What a sender must know about its receiver.
 
 use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
-/// What a sender must know of its receiver.
+/// What a sender must know about its receiver.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ReceiverInfo {
-    /// Where it listens.
+    /// The address on which it listens.
     pub address: SocketAddr,
-    /// What proves who it is: a certificate or a public key, empty where nothing does.
+    /// The receiver's identity: a certificate or a public key, or empty without authentication.
     pub identity: Vec<u8>,
 }

@@ -1,4 +1,4 @@
-//! Rounds gathered into rows: medians, spread, ratios; as a table for people or JSON for machines.
+//! Rounds combined into rows: medians, spread, ratios; as a table for people or as JSON.
 
 use std::fmt;
 
@@ -7,9 +7,9 @@ use serde::Serialize;
 use crate::median::median;
 use crate::meter::MeterReport;
 
-/// The peer that ratios are against, where it was measured.
+/// The peer to which ratios refer, if it was measured.
 const REFERENCE: &str = "quinn";
-/// A process that waited longer than this share of its window for a core was disturbed.
+/// If a process waited for a core for longer than this share of its window, it was disturbed.
 const DISTURBED: f64 = 0.02;
 
 /// One measurement.
@@ -43,14 +43,14 @@ struct BenchTableRow {
     net: &'static str,
     /// Payload that arrived.
     gbps: f64,
-    /// Per GB the sender's transport accepted.
+    /// CPU-seconds per GB that the sender's transport accepted.
     snd_cpu_s_per_gb: f64,
-    /// Per GB that arrived.
+    /// CPU-seconds per GB that arrived.
     rcv_cpu_s_per_gb: f64,
 }
 
 impl BenchTable {
-    /// An empty one under `title`.
+    /// Creates an empty table with this title.
     pub fn new(title: String) -> Self {
         Self {
             title,
@@ -60,7 +60,7 @@ impl BenchTable {
         }
     }
 
-    /// Says what a network is.
+    /// Adds the description of a network.
     pub fn note_network(&mut self, name: &'static str, notes: String) {
         self.networks.push((name, notes));
     }
@@ -77,12 +77,12 @@ impl BenchTable {
         }
     }
 
-    /// Notes a round that gave nothing.
+    /// Adds a round without a result.
     pub fn add_failure(&mut self, peer: &'static str, net: &'static str, reason: String) {
         self.failures.push((peer, net, reason));
     }
 
-    /// Peers that failed in every round of a network, as `peer over net`.
+    /// Peers that failed in every round on a network, as `peer over net`.
     pub fn never_measured(&self) -> Vec<String> {
         let mut absent: Vec<_> = self
             .failures
@@ -94,7 +94,7 @@ impl BenchTable {
         absent
     }
 
-    /// The medians.
+    /// The medians as rows.
     pub fn rows(&self) -> BenchTableRows {
         let rows = self
             .cells
@@ -180,7 +180,7 @@ impl BenchTable {
     }
 }
 
-/// Settings of the last round, what did not arrive, and whether other work disturbed it.
+/// Writes the settings of the last round, the losses, and whether other load disturbed it.
 fn write_notes(f: &mut fmt::Formatter<'_>, peer: &str, rounds: &[BenchRound]) -> fmt::Result {
     let Some(last) = rounds.last() else {
         return Ok(());

@@ -1,7 +1,8 @@
-//! `cedos-bench throughput`: which peers, which networks, how often; and the order of things.
+//! `cedos-bench throughput`: the selection of peers and networks, the number of rounds, and their
+//! order.
 //!
-//! Rounds are interleaved: every peer once, then every peer again. A machine that slows down for a
-//! while slows all of them, and the ratios stay.
+//! Rounds are interleaved: every peer once, then every peer again. If the machine slows down for a
+//! while, all peers slow down, and the ratios stay the same.
 
 use std::time::Duration;
 
@@ -43,8 +44,8 @@ pub struct ThroughputOptions {
 /// Measures and prints.
 ///
 /// # Errors
-/// When a network cannot be made, or a peer fails in every round; names which. One failed round is
-/// a line under the table.
+/// A network cannot be made, or a peer fails in every round; the error names them. A single failed
+/// round is a line below the table.
 pub fn run(options: &ThroughputOptions) -> Result<()> {
     let kinds = chosen_networks(&options.net)?;
     let peers = chosen_peers(&options.peers)?;

@@ -1,7 +1,7 @@
-//! How many instructions a packet costs: sealed, sent, received, opened, acknowledged.
+//! The number of instructions that a packet takes: sealed, sent, received, opened, acknowledged.
 //!
-//! Two endpoints in one thread hand each other what they have to say. Nothing waits and nothing is lost,
-//! so the counts are the same on every run. `cargo bench` in this folder prints them, for ten thousand
+//! Two endpoints in one thread exchange their packets. Nothing waits and nothing is lost, so the
+//! counts are the same on every run. `cargo bench` in this folder prints them, for ten thousand
 //! packets together, for one handshake, and for one session that comes back by ticket.
 
 use std::hint::black_box;
@@ -49,7 +49,7 @@ fn two(number: u8) -> Two {
 }
 
 impl Two {
-    /// Everything that either end has to say now reaches the other.
+    /// Delivers all packets that both ends have to send now.
     fn turn(&mut self) {
         self.now = self.now + STEP;
         loop {
@@ -88,7 +88,7 @@ impl Two {
     }
 }
 
-/// A session that has sent enough to know its path, and a flow to go on with.
+/// A session that has sent enough to know its path, and a flow.
 fn warm() -> (Two, FlowId) {
     let mut two = two(11);
     two.open_path();
@@ -156,7 +156,7 @@ fn asleep() -> Two {
     while !two.is_established() {
         two.turn();
     }
-    // The server's word that it heard so, and the ticket.
+    // The server's acknowledgement, and the ticket.
     (0..200).for_each(|_| two.turn());
     let now = two.now;
     two.device

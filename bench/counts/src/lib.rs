@@ -1,1 +1,1 @@
-//! Nothing: the benches are what this package is for.
+//! An empty library: the package exists for its benches.

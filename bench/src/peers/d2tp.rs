@@ -20,12 +20,12 @@ use crate::receiver_info::ReceiverInfo;
 /// D2TP as a peer, with one of its congestion controls.
 pub struct D2tp {
     congestion: CongestionKind,
-    /// The receiver moves its window.
+    /// Whether the receiver moves its window.
     held: bool,
 }
 
 impl D2tp {
-    /// With this congestion control.
+    /// Creates the peer with this congestion controller.
     pub fn with(congestion: CongestionKind) -> Self {
         Self {
             congestion,
@@ -33,7 +33,7 @@ impl D2tp {
         }
     }
 
-    /// With CUBIC, and a receiver that moves its window (DRWA).
+    /// Creates the peer with CUBIC, and a receiver that moves its window (DRWA).
     pub fn held() -> Self {
         Self {
             congestion: CongestionKind::Cubic,
@@ -103,6 +103,8 @@ impl BenchPeer for D2tp {
                     host: card.address.ip().to_string(),
                     port: card.address.port(),
                     key: d2tp_driver::PublicKey(key),
+                    stream: None,
+                    nodes: Default::default(),
                 },
                 key: SecretKey::from_bytes([1; 32]),
                 config: self.config(),

@@ -1,5 +1,5 @@
-//! D2TP as a peer by the socket API: blocking calls on a descriptor of the kernel, behind which the
-//! engine of `libd2tp` works in threads of its own. All of them share the process's core.
+//! D2TP as a peer by the socket API: blocking calls on a kernel descriptor, with the engine of
+//! `libd2tp` in its own threads. All of them share the process's core.
 
 use std::io::{Read, Write};
 use std::net::IpAddr;

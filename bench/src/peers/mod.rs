@@ -35,7 +35,7 @@ pub fn all() -> Vec<Box<dyn BenchPeer>> {
     ]
 }
 
-/// Further forms of some of them, to be asked for by name.
+/// Variants of some peers, which are selected by name.
 fn variants() -> Vec<Box<dyn BenchPeer>> {
     vec![
         Box::new(d2tp::D2tp::with(CongestionKind::NewReno)),
@@ -49,7 +49,7 @@ fn variants() -> Vec<Box<dyn BenchPeer>> {
 /// The transport called `name`.
 ///
 /// # Errors
-/// When this build has none of that name; says which it has.
+/// This build has none of that name; the error lists the names.
 pub fn named(name: &str) -> Result<Box<dyn BenchPeer>> {
     let every = || all().into_iter().chain(variants());
     if let Some(peer) = every().find(|peer| peer.name() == name) {
@@ -85,8 +85,8 @@ mod tests {
         assert!(error.to_string().contains("tcp-tls"), "{error}");
     }
 
-    /// Real sockets on the machine's own loopback; ends by bytes, not by time. A receiver whose
-    /// sender failed waits for ever, so nobody waits for it.
+    /// Transfers over real sockets on the machine's own loopback, until a number of bytes. A
+    /// receiver whose sender failed waits forever, so it is not waited for.
     fn carry(peer: Arc<dyn BenchPeer>) -> Result<()> {
         const BYTES: u64 = 2 << 20;
         let (sent, received) = (
@@ -116,7 +116,7 @@ mod tests {
                     outcome?;
                     break;
                 }
-                // The receiver leaves first, so an error after its last byte is no fault.
+                // The receiver ends first, so an error after its last byte is no fault.
                 (false, _) if received.is_over() => {}
                 (false, Ok(())) => bail!("{} stopped sending", peer.name()),
                 (false, Err(error)) => return Err(error),

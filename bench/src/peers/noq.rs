@@ -18,8 +18,8 @@ use crate::meter::ProcessMeter;
 use crate::network::MTU_BYTES;
 use crate::receiver_info::ReceiverInfo;
 
-/// Flow-control and send windows. Measured: smaller ones stall the sender, larger ones only fall
-/// out of the cache.
+/// Flow-control and send windows. Measured: smaller ones stall the sender, larger ones only exceed
+/// the cache.
 const WINDOW_BYTES: u32 = 8 << 20;
 /// Chunks taken per read.
 const CHUNKS: usize = 64;

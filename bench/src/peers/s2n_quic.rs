@@ -1,8 +1,8 @@
-//! s2n-quic, the fastest QUIC library of those we know. Only with the feature `peers-all`.
+//! s2n-quic, the fastest of the QUIC libraries measured. Only with the feature `peers-all`.
 //!
 //! Settings: MTU 1500 (its limits count IP and UDP headers), segmentation offload both ways (on by
-//! default), windows as for the other QUIC peers, its default congestion controller (CUBIC),
-//! TLS by `rustls` so that the suite is the one everybody gets.
+//! default), windows as for the other QUIC peers, its default congestion controller (CUBIC), TLS by
+//! `rustls` so that the cipher suite is the same for all peers.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -66,7 +66,7 @@ impl BenchPeer for S2nQuic {
             let outcome = measured(meter, async {
                 loop {
                     let (count, open) = stream.receive_vectored(&mut chunks).await?;
-                    // It wants its places empty again.
+                    // It needs its slots empty again.
                     meter.add(
                         chunks[..count]
                             .iter_mut()

@@ -1,8 +1,8 @@
 //! Kernel TCP, and kernel MPTCP with one subflow, without encryption.
 //!
-//! CUBIC where the kernel has it and nothing else is asked for, because a machine's default may be something else and a default
-//! is not a comparison; what is in force is read back from the connection. Buffers are left to
-//! the kernel's own tuning. Blocking calls of [`CALL_BYTES`].
+//! CUBIC if the kernel has it and nothing else is selected, because defaults of machines differ;
+//! the control in force is read back from the connection. The kernel tunes the buffers. Blocking
+//! calls of [`CALL_BYTES`].
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -19,33 +19,33 @@ use super::bench_peer::{BenchPeer, CALL_BYTES};
 use crate::meter::ProcessMeter;
 use crate::receiver_info::ReceiverInfo;
 
-/// What is asked for where nothing else is said.
+/// The default congestion control.
 pub const CONGESTION_CONTROL: &str = "cubic";
 
-/// The peer, in one of its forms.
+/// The peer, in one of its variants.
 pub struct Tcp {
     protocol: Protocol,
     congestion: &'static str,
     receiver: ReceiveWindowControl,
     /// The sender's own limit, in kb/s of payload.
     shaped_kbps: Option<u64>,
-    /// Where it is neither plain nor another kind of sender.
+    /// The name of a variant beside plain TCP and MPTCP.
     name: Option<&'static str>,
 }
 
-/// Who decides the window that is offered.
+/// What determines the advertised window.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ReceiveWindowControl {
-    /// The kernel, by its tuning.
+    /// The kernel's tuning.
     Kernel,
-    /// A buffer of so many bytes, as a fixed maximum of tcp_rmem would be.
+    /// A buffer of this many bytes, like a fixed maximum of tcp_rmem.
     Fixed(usize),
-    /// The kernel, within what DRWA allows.
+    /// The kernel, within the limit of DRWA.
     Drwa,
 }
 
 impl Tcp {
-    /// TCP.
+    /// Creates plain TCP.
     pub fn plain() -> Self {
         Self {
             protocol: Protocol::TCP,
@@ -56,10 +56,11 @@ impl Tcp {
         }
     }
 
-    /// By a name such as `tcp-drwa`, `tcp-bbr-drwa`, `tcp-reno`, `tcp-vegas`, `tcp-fixed-262144` (a receive
-    /// buffer of so many bytes) or `tcp-shaped-3400` (a sender held to so many kb/s).
+    /// Creates the peer with a name such as `tcp-drwa`, `tcp-bbr-drwa`, `tcp-reno`, `tcp-vegas`,
+    /// `tcp-fixed-262144` (a receive buffer of this many bytes) or `tcp-shaped-3400` (a sender
+    /// limited to this many kb/s).
     pub fn named(name: &str) -> Option<Self> {
-        // A name lives as long as the process; a process asks for a handful.
+        // A name lives as long as the process, which uses only a few.
         let known: &'static str = name.to_owned().leak();
         let mut tcp = Self {
             name: Some(known),
@@ -114,7 +115,7 @@ impl BenchPeer for Tcp {
             Ok(socket) => socket,
             Err(error) => return Some(refused(error)),
         };
-        // Where nothing particular was asked for, the kernel's own will do and is stated.
+        // If nothing particular was selected, the kernel's default is used and noted.
         if self.congestion == CONGESTION_CONTROL {
             return None;
         }
@@ -140,7 +141,7 @@ impl BenchPeer for Tcp {
             std::thread::spawn(move || hold(socket));
         }
         let mut buffer = vec![0u8; CALL_BYTES];
-        // Where a link has holes, the window may end in one.
+        // If a link has gaps, the window may end in one.
         stream.set_read_timeout(Some(super::bench_peer::LOOK))?;
         while !meter.is_over() {
             match stream.read(&mut buffer) {
@@ -175,7 +176,7 @@ impl BenchPeer for Tcp {
     }
 }
 
-/// Moves the window clamp of a socket until nothing more comes.
+/// Moves the window clamp of a socket until the connection ends.
 fn hold(socket: TcpStream) {
     let begun = Instant::now();
     let mut clamp = WindowClamp::new(DrwaLambda::default());
@@ -184,7 +185,7 @@ fn hold(socket: TcpStream) {
     }
 }
 
-/// The kernel paces what `stream` sends to so many kb/s.
+/// Makes the kernel pace `stream` at this many kb/s.
 fn shape(stream: &TcpStream, kbps: u64) -> Result<()> {
     let bytes_per_second = kbps * 1000 / 8;
     // SAFETY: the pointer is to a live integer of the size given.
@@ -203,7 +204,7 @@ fn shape(stream: &TcpStream, kbps: u64) -> Result<()> {
     }
 }
 
-/// Listens on any port of `address`, tells it, and takes one connection.
+/// Listens on any port of `address`, reports it, and accepts one connection.
 pub fn accept(
     protocol: Protocol,
     address: IpAddr,
@@ -224,7 +225,7 @@ fn accept_into(
     let at = SocketAddr::new(address, 0);
     let listener = socket(protocol, at)?;
     if let Some(bytes) = buffer_bytes {
-        // Before the handshake, which settles the window's scale; the kernel doubles it.
+        // Before the handshake, which fixes the window scale; the kernel doubles it.
         listener.set_recv_buffer_size(bytes / 2)?;
     }
     listener.bind(&at.into())?;
@@ -238,10 +239,10 @@ fn accept_into(
     Ok(stream.into())
 }
 
-/// One connection to `address`.
+/// Opens a connection to `address`.
 pub fn connect(protocol: Protocol, congestion: &str, address: SocketAddr) -> Result<TcpStream> {
     let socket = socket(protocol, address)?;
-    // Without it the default stays; settings() says what is in force.
+    // On failure the default stays; settings() reports the one in force.
     let _ = socket.set_tcp_congestion(congestion.as_bytes());
     socket
         .connect(&address.into())
@@ -266,7 +267,7 @@ pub fn settings(stream: &TcpStream) -> String {
     }
 }
 
-/// Whether an MPTCP socket ended up speaking plain TCP: MPTCP_INFO is refused then.
+/// Whether an MPTCP socket fell back to plain TCP: MPTCP_INFO fails then.
 fn fell_back(stream: &TcpStream) -> bool {
     const SOL_MPTCP: libc::c_int = 284; // linux/socket.h
     const MPTCP_INFO: libc::c_int = 1; // linux/mptcp.h

@@ -1,4 +1,4 @@
-//! TLS 1.3 over kernel TCP with `rustls`: what most encrypted bulk transfers use today.
+//! TLS 1.3 over kernel TCP with `rustls`: the transport of most encrypted bulk transfers today.
 //!
 //! TCP as in the peer `tcp`; AES-128-GCM from `aws-lc-rs`; 16 kB records; encryption in the
 //! process, not in the kernel. Up to [`BUFFER_BYTES`] are encrypted before they are written with

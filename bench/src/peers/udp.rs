@@ -1,9 +1,9 @@
 //! UDP with segmentation offload on both sides and no protocol: the ceiling for all UDP peers.
 //!
 //! One `sendmsg` carries as many full datagrams as GSO and the largest UDP payload allow; one
-//! `recvmmsg` takes up to a batch of coalesced buffers. Nothing is acknowledged, so what does not
-//! fit the receiver's socket buffer is lost: the sender's rate is what it sent, the receiver's
-//! what arrived, and the table's Gb/s is the receiver's.
+//! `recvmmsg` takes up to a batch of coalesced buffers. Nothing is acknowledged, so datagrams that
+//! do not fit the receiver's socket buffer are lost: the sender's rate counts sent bytes, the
+//! receiver's rate received ones, and the table shows the receiver's.
 
 use std::io::{self, IoSliceMut};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
@@ -23,9 +23,9 @@ use crate::receiver_info::ReceiverInfo;
 const DATAGRAM_BYTES: usize = MTU_BYTES as usize - 20 - 8;
 /// The largest UDP payload, also of a GSO send: 65,535 less IPv4 and UDP headers.
 const UDP_PAYLOAD_MAX: usize = 65_535 - 20 - 8;
-/// Asked for on both sockets; the kernel grants at most `net.core.rmem_max`.
+/// The requested buffer size of both sockets; the kernel grants at most `net.core.rmem_max`.
 pub const SOCKET_BUFFER_BYTES: usize = 4 << 20;
-/// How often a silent socket looks whether the run is over.
+/// How often a silent socket checks whether the run is over.
 const LOOK_MS: u16 = 100;
 
 /// The peer.
@@ -115,7 +115,7 @@ fn bind(address: IpAddr) -> Result<UdpSocket> {
     socket(address).with_context(|| format!("no UDP socket on {address}"))
 }
 
-/// A UDP socket on any port of `address`, with the buffers every UDP peer here gets.
+/// A UDP socket on any port of `address`, with the buffers of every UDP peer here.
 pub fn socket(address: IpAddr) -> io::Result<UdpSocket> {
     let socket = UdpSocket::bind((address, 0))?;
     let options = socket2::SockRef::from(&socket);

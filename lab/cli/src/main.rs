@@ -1,5 +1,5 @@
-//! The `cedos-lab` command: networks of its own making, in real and in virtual time, and what the
-//! papers claim about them. It has the verbs of `cedos`, too, since it runs them on those networks.
+//! The `cedos-lab` command: emulated and simulated networks, and the reproduction of the papers'
+//! results. It also has the verbs of `cedos`, which it runs on those networks.
 
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
@@ -10,7 +10,8 @@ mod verbs;
 
 use std::process::ExitCode;
 
-use cedos::{ProductVerb, exit_code, parse_arguments, usage_exit};
+use cedos::help::with_examples_and_groups;
+use cedos::{CompletionsArgs, ManPagesArgs, ProductVerb, exit_code, parse_arguments, usage_exit};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 /// The laboratory of Cedos: emulated and simulated networks, and the results of the papers.
@@ -29,6 +30,9 @@ enum LaboratoryVerb {
     /// Measure speed and CPU cost beside other transports
     Bench(verbs::bench::BenchArgs),
     Repro(verbs::repro::ReproArgs),
+    Completions(CompletionsArgs),
+    #[command(hide = true)]
+    ManPages(ManPagesArgs),
     #[command(flatten)]
     Product(ProductVerb),
 }
@@ -48,18 +52,32 @@ fn main() -> ExitCode {
         LaboratoryVerb::Sim(args) => ("sim", verbs::sim::run(args)),
         LaboratoryVerb::Bench(args) => ("bench", verbs::bench::run(&args)),
         LaboratoryVerb::Repro(args) => ("repro", verbs::repro::run(&args)),
+        LaboratoryVerb::Completions(args) => {
+            args.run(laboratory_command());
+            ("completions", Ok(ExitCode::SUCCESS))
+        }
+        LaboratoryVerb::ManPages(args) => (
+            "man-pages",
+            args.run(laboratory_command(), &[])
+                .map(|()| ExitCode::SUCCESS),
+        ),
         LaboratoryVerb::Product(verb) => return verb.run(),
     };
     exit_code(&format!("cedos {verb}"), result)
 }
 
-/// Reads the command line. The help lists the laboratory's verbs alone: `cedos --help` has the others.
-fn parse() -> Result<LabCli, ExitCode> {
+/// The command line for help: with only the laboratory's verbs. `cedos --help` has the others.
+fn laboratory_command() -> clap::Command {
     let mut command = LabCli::command();
     let product = ProductVerb::augment_subcommands(clap::Command::new("cedos"));
     for verb in product.get_subcommands() {
         command = command.mut_subcommand(verb.get_name(), |verb| verb.hide(true));
     }
+    with_examples_and_groups(command)
+}
+
+fn parse() -> Result<LabCli, ExitCode> {
+    let mut command = laboratory_command();
     let matches = command.clone().try_get_matches();
     matches
         .and_then(|matches| LabCli::from_arg_matches(&matches))

@@ -1,11 +1,11 @@
-//! `cedos repro C10`: a cell of ours and one of curl, in the lab. Where the system forbids namespaces, or
-//! there is no curl, the test says so and passes.
+//! `cedos repro C10`: one cell of ours and one of curl, in the lab. If the system forbids
+//! namespaces or there is no curl, the test prints a message and passes.
 
 use std::process::Command;
 
 use serde_json::{Value, json};
 
-/// With the network away for 5 s, and nobody waiting longer than 45 s once it is back.
+/// With the network away for 5 s, and at most 45 s of waiting once it is back.
 #[test]
 fn a_cell_says_that_curl_hung_and_that_ours_went_on() {
     let output = Command::new(env!("CARGO_BIN_EXE_cedos-lab"))
@@ -51,7 +51,7 @@ fn a_cell_says_that_curl_hung_and_that_ours_went_on() {
         eprintln!("skipped, there is no curl");
         return;
     }
-    // Its address is gone, and nobody tells it.
+    // Its address is gone, and nothing informs it.
     assert_eq!(curl["ended"], "hung", "{curl}");
     assert_eq!(curl["by_hand"], "right", "{curl}");
     assert!(curl["after_s"].as_f64() >= Some(50.0), "{curl}");

@@ -1,11 +1,11 @@
-//! `cedos demo` where namespaces are not to be had, shortened.
+//! `cedos demo` without namespaces, shortened.
 
 use std::process::Command;
 
 use serde_json::Value;
 
-/// The demonstration's events in a third of its time: Wi-Fi lost, another with another address, a
-/// second without anything, and back.
+/// The demonstration's events in a third of its time: Wi-Fi lost, another network with another
+/// address, a second without any network, and back.
 const SHORT: &str = r#"
 seed = 3
 duration_s = 30
@@ -80,7 +80,7 @@ fn the_demonstration_holds_without_namespaces() {
     assert_eq!(told["mode"], "loopback");
     assert_eq!(told["sha256_ok"], true, "{told}\n{said}");
     assert_eq!(told["bytes"], 20_000_000);
-    // The third comes after seven seconds, when a fast run may be over.
+    // The third change comes after seven seconds, when a fast run may be over.
     assert!(told["address_changes"].as_u64() >= Some(2), "{told}");
     assert_eq!(told["packets_while_down"], 0, "{told}");
     let wasted = told["wasted_bytes"].as_u64().unwrap();
@@ -91,7 +91,7 @@ fn the_demonstration_holds_without_namespaces() {
         told["tcp_baseline"]["starts"].as_u64() >= Some(1),
         "plain TCP got nothing at all: {told}\n{said}"
     );
-    // On a busy machine it may be late; whole it must be, and say so.
+    // On a busy machine it may be late, but the file must be complete, and the report must say so.
     assert_eq!(
         out.status.success(),
         told["deadline_met"].as_bool().unwrap(),

@@ -1,11 +1,11 @@
-//! The recovery contract under real blows: `cedos get` and `cedos prox`, killed and failed at system
-//! calls drawn from a seed (`cedos lab kill`). The nightly run tries thousands.
+//! Tests of the recovery contract: `cedos get` and `cedos prox`, killed or failing at system calls
+//! drawn from a seed (`cedos lab kill`). The nightly run tries thousands.
 
 use std::process::Command;
 
 use serde_json::Value;
 
-/// Runs the verb; nothing where programs cannot be watched.
+/// Runs the verb; `None` if programs cannot be traced here.
 fn run(arguments: &[&str]) -> Option<Value> {
     let output = Command::new(env!("CARGO_BIN_EXE_cedos-lab"))
         .args(["lab", "kill", "--json"])
@@ -53,9 +53,9 @@ fn twelve_power_cuts_at_system_calls_lose_and_repeat_nothing() {
     }
 }
 
-/// What long runs found, each once a fault of ours: a proxy that was told of the end before the bytes
-/// were safe; a sync repeated; a flow broken off by the end of its session; a whole object taken for a
-/// short one.
+/// Points that long runs found, each of which was a fault: a proxy that was informed of the end
+/// before the bytes were durable; a repeated sync; a flow aborted by the end of its session; a
+/// complete object treated as a short one.
 #[test]
 fn points_that_once_failed_hold() {
     let found = [

@@ -1,6 +1,6 @@
-//! `cedos lab run` and `cedos sim run`, as programs: the same report from both, uploads that the
-//! origin has, commands on the device, crashes. Where the system forbids namespaces each test says
-//! so and passes.
+//! Tests of `cedos lab run` and `cedos sim run` as programs: equal reports from both, uploads,
+//! commands on the device, crashes. If the system forbids namespaces each test prints a message and
+//! passes.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -40,7 +40,7 @@ fn scenario(text: &str) -> File {
     }
 }
 
-/// The output of a lab run, unless there can be none on this machine.
+/// The output of a lab run; `None` if this machine cannot run the lab.
 fn lab(file: &File, more: &[&str]) -> Option<Output> {
     let output = cedos(&[&["lab", "run", file.name()], more].concat());
     let told = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -106,7 +106,7 @@ text = "count(flows[sha256_ok=true]) == 2"
 text = "1 == 2"
 "#;
 
-/// Wi-Fi goes after a second and comes back with another address.
+/// Wi-Fi is lost after a second and returns with another address.
 const KERNEL: &str = r#"
 duration_s = 30
 [[link]]
@@ -147,7 +147,7 @@ fn kernel_mptcp_takes_all_links_as_they_come_and_kernel_tcp_one() {
         5_000_000.0 * 8e-6 / (at("last_byte_s") - at("first_byte_s"))
     };
     let flow = report_of(&output);
-    // Its first second, and from 2 s on under another address.
+    // Its first second, and from 2 s on with another address.
     assert!(
         flow["bytes_by_link"]["wlan0"].as_u64() > Some(1_500_000),
         "{flow}"
@@ -158,7 +158,7 @@ fn kernel_mptcp_takes_all_links_as_they_come_and_kernel_tcp_one() {
     );
     assert!(flow["last_byte_s"].as_f64() > flow["first_byte_s"].as_f64());
 
-    // A stock client of the proxy lives through the loss of a network.
+    // An unmodified client of the proxy survives the loss of a network.
     let output = lab(&file, &["--json", "--over", "mptcp-prox"]).expect("a lab");
     assert!(output.status.success(), "{output:?}");
     let through = report_of(&output);
@@ -329,7 +329,7 @@ fn a_server_of_ones_own_runs_at_the_origin_and_ends_with_the_run() {
     assert_eq!(String::from_utf8_lossy(&output.stdout), "here\n");
     let id = std::fs::read_to_string(folder.path().join("server")).expect("its id");
     let still = Path::new("/proc").join(id.trim());
-    // Whoever has to hear of its end may take a moment.
+    // The end may be detected a moment later.
     until_blocking("the server ends with the run", || !still.exists());
 }
 
@@ -362,7 +362,7 @@ fn the_lab_is_there_for_an_ordinary_user_too() {
     if !nix::unistd::geteuid().is_root() {
         return; // Then every other test has shown it.
     }
-    // The program and the scenario where nobody in particular may read them.
+    // The program and the scenario in a folder that only this user can read.
     let folder = tempfile::tempdir().expect("a folder");
     let place = |name: &str| folder.path().join(name);
     let open = |path: &Path| {
@@ -409,7 +409,7 @@ bytes = 1000
 text = "flows[0].sha256_ok == true"
 "#,
     );
-    // One that is in its background, one in a session of its own, and the command itself for too long.
+    // A process in the background, one in its own session, and the command itself running too long.
     let begun = "sleep 987 & echo $!; setsid sh -c 'echo $$; exec sleep 987' & wait";
     let Some(output) = lab(&file, &["--direct", "--", "sh", "-c", begun]) else {
         return;
@@ -458,7 +458,7 @@ fn what_cannot_be_scored_says_why() {
     assert_eq!(std::fs::read_dir(into).expect("the folder").count(), 1);
 }
 
-/// Wi-Fi that dies silently while both flows are under way.
+/// Wi-Fi that fails silently during both flows.
 const DIES: &str = r#"
 duration_s = 30
 origin = "builtin"
@@ -506,7 +506,8 @@ fn every_client_carries_flows_both_ways_and_their_silence_is_measured() {
             let (first, last) = (seconds("first_byte_s"), seconds("last_byte_s"));
             let silence = seconds("silence_max_s");
             assert!(first < 1.0 && last > 1.0, "{client}: {flow}");
-            // The dead Wi-Fi is noticed later than after 0.1 s, and before the flow would have ended.
+            // The dead Wi-Fi is detected after more than 0.1 s, and before the flow would have
+            // ended.
             assert!(silence > 0.1 && silence < last - first, "{client}: {flow}");
         }
         let cellular = &report["links"][1];
@@ -517,7 +518,7 @@ fn every_client_carries_flows_both_ways_and_their_silence_is_measured() {
     }
 }
 
-/// A network that wants a sign-in for a second, and blocks UDP for the next.
+/// A network with a captive portal for a second, which then blocks UDP for another second.
 const SIGN_IN: &str = r#"
 duration_s = 20
 [[link]]

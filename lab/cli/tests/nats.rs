@@ -1,8 +1,8 @@
-//! `cedos serve` and `cedos get` on two machines behind NATs of every kind, over real sockets: the file
-//! comes, and directly where it can.
+//! `cedos serve` and `cedos get` on two machines behind NATs of every kind, over real sockets: the
+//! file arrives, directly if possible.
 //!
-//! A program of its own rather than the test harness, because only a process with one thread may
-//! enter a user namespace. Where the system forbids namespaces it says so and passes.
+//! It is a program without the test harness, because only a process with one thread may enter a
+//! user namespace. If the system forbids namespaces it prints a message and passes.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -11,10 +11,10 @@ use std::process::{Child, Command, Stdio};
 use cedos_lab_emu::{HostNetwork, enter};
 use cedos_lab_link::Behaviour;
 
-/// Bytes of the file. It takes longer than a rendezvous, so what is left of it then shows which
-/// path was found.
+/// The size of the file in bytes. The transfer takes longer than a rendezvous, so the rest of it
+/// shows which path was found.
 const FILE_BYTES: usize = 100_000_000;
-/// More than what punches and probes come to.
+/// More bytes than all punches and probes together.
 const SHOWS_BYTES: u64 = 1_000_000;
 
 fn main() {
@@ -55,7 +55,7 @@ fn cedos(home: &Path, arguments: &[&str]) -> Command {
     command
 }
 
-/// A process that is ended with this, and the first line it says.
+/// A process that is ended when this is dropped, and its first line of output.
 struct Started(Child, String);
 
 impl Drop for Started {

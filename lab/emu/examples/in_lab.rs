@@ -1,4 +1,4 @@
-//! Run a command on the device of a scenario: `in_lab FILE CMD…`.
+//! Runs a command on the device of a scenario: `in_lab FILE CMD…`.
 
 use cedos_lab_emu::{World, enter};
 use cedos_lab_scenario::Scenario;

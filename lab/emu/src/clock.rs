@@ -1,4 +1,4 @@
-//! The lab's clock: real time since the run began, as the link models count it.
+//! The lab's clock: real time since the run began, for the link models.
 
 use cedos_lab_link::Time;
 use std::time::{Duration, Instant};
@@ -17,12 +17,12 @@ impl EmuClock {
         }
     }
 
-    /// Now, in the run's time.
+    /// The current time of the run.
     pub fn now(&self) -> Time {
         Time::from_nanos(u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX))
     }
 
-    /// How long it is until `at`; nothing if it is past.
+    /// The time until `at`; zero if it has passed.
     pub fn until(&self, at: Time) -> Duration {
         Duration::from_nanos(at.since(self.now()).as_nanos())
     }

@@ -1,5 +1,5 @@
-//! Hosts in namespaces of their own, each behind a NAT of a chosen kind or none, and the crossing where
-//! their packets meet.
+//! Hosts in separate namespaces, each behind a NAT of a chosen kind or none, and the crossing that
+//! forwards their packets.
 //!
 //! ```text
 //!  10.0.0.2 wlan0 ── NAT 198.18.0.1 ─┐
@@ -7,8 +7,8 @@
 //!  203.0.113.12 wlan0 ───────────────┘
 //! ```
 //!
-//! IPv4, without delay, rate or loss: for what NATs do. A NAT tells nobody what it does not let in, and
-//! there is no way from one private network to another.
+//! It has IPv4 only, without delay, rate or loss, and is for tests of NATs. A NAT drops packets
+//! silently, and there is no route from one private network to another.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -22,13 +22,13 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::namespace::Namespace;
 use crate::network::RouteHop;
-use crate::packet::{self, Side};
+use crate::packet::{self, PacketEnd};
 use crate::port::Port;
 
 /// The interface of each host.
 const INTERFACE: &str = "wlan0";
 const MTU: u32 = 1500;
-/// How soon the crossing notices that it is to end.
+/// The interval at which the crossing checks whether it is to end.
 const LOOK_MS: u16 = 50;
 
 /// A protocol, an address and a port.
@@ -37,28 +37,29 @@ type Inside = (u8, Ipv4Addr, u16);
 struct Exit {
     port: Port,
     inside: Ipv4Addr,
-    /// The address outside, and the NAT that has it.
+    /// The external address, and its NAT.
     nat: Option<(Ipv4Addr, KindNat<Inside>)>,
 }
 
-/// Bytes that went from one host to another, by their numbers.
+/// Bytes that were forwarded from one host to another, by their numbers.
 type CrossedBytes = BTreeMap<(usize, usize), u64>;
 
-/// Hosts and their crossing; gone when it is dropped.
+/// Hosts and their crossing, until it is dropped.
 pub struct HostNetwork {
     hosts: Vec<Namespace>,
     carried: Arc<Mutex<CrossedBytes>>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
-    /// Holds the far ends of interfaces where TUN devices cannot be had.
+    /// The namespace with the far ends of interfaces, if TUN devices are not available.
     _relay: Namespace,
 }
 
 impl HostNetwork {
-    /// A host for each: behind a NAT of that kind, or none. [`crate::enter`] comes first.
+    /// Creates a host for each entry: behind a NAT of that kind, or none. [`crate::enter`] must be
+    /// called before.
     ///
     /// # Errors
-    /// What the system refused.
+    /// The system refused something.
     pub fn build(kinds: &[Option<Behaviour>]) -> anyhow::Result<HostNetwork> {
         let relay = Arc::new(Namespace::new("crossing")?);
         let (mut hosts, mut exits) = (Vec::new(), Vec::new());
@@ -109,7 +110,7 @@ impl HostNetwork {
         }
     }
 
-    /// Where the programs of a host run.
+    /// The namespace in which the programs of a host run.
     pub fn host(&self, number: usize) -> &Namespace {
         &self.hosts[number]
     }
@@ -136,7 +137,7 @@ fn cross(exits: &mut [Exit], stop: &AtomicBool, carried: &Mutex<CrossedBytes>) {
         {
             let mut waiting: Vec<PollFd<'_>> = exits
                 .iter()
-                // SAFETY: the descriptors are those of ports that outlive the call.
+                // SAFETY: the descriptors belong to ports that outlive the call.
                 .map(|e| unsafe { BorrowedFd::borrow_raw(e.port.descriptor()) })
                 .map(|fd| PollFd::new(fd, PollFlags::POLLIN))
                 .collect();
@@ -154,7 +155,7 @@ fn cross(exits: &mut [Exit], stop: &AtomicBool, carried: &Mutex<CrossedBytes>) {
     }
 }
 
-/// Takes a packet of a host to another, if that is let in; to whom.
+/// Forwards a host's packet to another one, if its NAT accepts it. Returns the receiver.
 fn pass(exits: &mut [Exit], from: usize, packet: &mut [u8]) -> Option<usize> {
     let head = packet::head(packet)?;
     let (IpAddr::V4(source), IpAddr::V4(to)) = (head.source, head.destination) else {
@@ -168,7 +169,7 @@ fn pass(exits: &mut [Exit], from: usize, packet: &mut [u8]) -> Option<usize> {
     let mut seen = SocketAddr::from((source, own));
     if let Some((outside, nat)) = &mut exit.nat {
         let port = nat.outbound((head.protocol, source, own), SocketAddr::from((to, far)));
-        packet::rewrite_v4(packet, &head, Side::Source, *outside, port);
+        packet::rewrite_v4(packet, &head, PacketEnd::Source, *outside, port);
         seen = SocketAddr::from((*outside, port));
     }
     let found = exits.iter().position(|exit| match &exit.nat {
@@ -180,7 +181,7 @@ fn pass(exits: &mut [Exit], from: usize, packet: &mut [u8]) -> Option<usize> {
         if protocol != head.protocol {
             return None;
         }
-        packet::rewrite_v4(packet, &head, Side::Destination, inside, port);
+        packet::rewrite_v4(packet, &head, PacketEnd::Destination, inside, port);
     }
     exits[found].port.send(packet).ok()?;
     Some(found)

@@ -1,21 +1,21 @@
-//! Where a link meets the internet: its NAT, its NAT64, and which addresses are its own.
+//! The gateway between a link and the internet: its NAT, its NAT64, and the link's addresses.
 //!
 //! ```text
 //!  device ─ link model ─▶ outward() ─▶ proxy, origin
 //!         ◀─ link model ─ inward() ◀──
 //! ```
 //!
-//! A packet that does not belong is dropped here, as an access network would: from an address that
-//! is not the link's present one, or to a port that no mapping leads to.
+//! Packets from an address that is not the link's current one, or to a port without a mapping, are
+//! dropped, as in an access network.
 
 use crate::icmp;
-use crate::packet::{self, Side};
+use crate::packet::{self, PacketEnd};
 use crate::plan::{self, LinkAddresses};
 use cedos_lab_link::{Nat, Span, Time};
 use cedos_lab_scenario::{Family, NatKind};
 use std::net::{IpAddr, Ipv4Addr};
 
-/// Who is behind a NAT's port.
+/// The internal side of a NAT mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Inside {
     protocol: u8,
@@ -32,7 +32,8 @@ pub(crate) struct LinkGateway {
 }
 
 impl LinkGateway {
-    /// `idle`: how long a mapping lasts that nothing leaves by; for ever if absent.
+    /// Creates a gateway. `idle`: how long a mapping lasts without outgoing packets; `None`:
+    /// forever.
     pub(crate) fn new(family: Family, nat: NatKind, idle: Option<Span>) -> LinkGateway {
         LinkGateway {
             family,
@@ -42,19 +43,19 @@ impl LinkGateway {
         }
     }
 
-    /// The link has these addresses from now on; its old mappings are gone with the old ones.
+    /// Sets the link's addresses. Mappings of the old addresses are dropped.
     pub(crate) fn readdress(&mut self, addresses: LinkAddresses) {
         self.addresses = Some(addresses);
         self.nat.rebind();
     }
 
-    /// Forget all mappings.
+    /// Drops all mappings.
     pub(crate) fn rebind(&mut self) {
         self.nat.rebind();
     }
 
-    /// What the gateway itself answers to a packet, if it is an echo for it: it is there, whatever is
-    /// behind it.
+    /// The gateway's own answer to a packet: an echo reply, if the packet is an echo request to it,
+    /// whatever is beyond.
     pub(crate) fn answer(&self, packet: &[u8]) -> Option<Vec<u8>> {
         let (own, head) = (self.addresses?, packet::head(packet)?);
         let gateways = [IpAddr::from(own.gateway_v4), IpAddr::from(own.gateway_v6)];
@@ -62,7 +63,7 @@ impl LinkGateway {
         asked.then(|| icmp::echo_reply(packet, &head)).flatten()
     }
 
-    /// Whether packets to `destination` come this way.
+    /// Whether packets to `destination` are routed to this link.
     pub(crate) fn leads_to(&self, destination: IpAddr) -> bool {
         let Some(own) = self.addresses else {
             return false;
@@ -76,7 +77,7 @@ impl LinkGateway {
         }
     }
 
-    /// A packet that crossed the link, as it goes on; `None` if it does not.
+    /// A packet that has crossed the link, as it is forwarded; `None` if it is dropped.
     pub(crate) fn outward(&mut self, now: Time, mut packet: Vec<u8>) -> Option<Vec<u8>> {
         let own = self.addresses?;
         let head = packet::head(&packet)?;
@@ -86,13 +87,13 @@ impl LinkGateway {
                     if let Some(quote) = icmp::quote(&packet, &head) {
                         let port =
                             self.port_of(now, quote.protocol, quote.destination, quote.ports.1)?;
-                        let outer = (Side::Source, own.public);
-                        let quoted = (Side::Destination, own.public, port);
+                        let outer = (PacketEnd::Source, own.public);
+                        let quoted = (PacketEnd::Destination, own.public, port);
                         icmp::rewrite_v4(&mut packet, &head, outer, &quote, quoted);
                         return Some(packet);
                     }
                     let port = self.map(now, &head)?;
-                    packet::rewrite_v4(&mut packet, &head, Side::Source, own.public, port);
+                    packet::rewrite_v4(&mut packet, &head, PacketEnd::Source, own.public, port);
                 }
                 Some(packet)
             }
@@ -123,7 +124,7 @@ impl LinkGateway {
         }
     }
 
-    /// A packet to one of the link's addresses, as it crosses the link; `None` if it does not.
+    /// A packet to one of the link's addresses, as it crosses the link; `None` if it is dropped.
     pub(crate) fn inward(&mut self, now: Time, mut packet: Vec<u8>) -> Option<Vec<u8>> {
         let own = self.addresses?;
         let head = packet::head(&packet)?;
@@ -138,7 +139,7 @@ impl LinkGateway {
                         packet::rewrite_v4(
                             &mut packet,
                             &head,
-                            Side::Destination,
+                            PacketEnd::Destination,
                             address,
                             inside.port,
                         );
@@ -155,7 +156,7 @@ impl LinkGateway {
         }
     }
 
-    /// An error about what left by a mapping, as it crosses the link to who sent that.
+    /// An ICMP error about a packet that left by a mapping, as it crosses the link to the sender.
     fn error_inward(
         &self,
         now: Time,
@@ -170,8 +171,8 @@ impl LinkGateway {
         }
         match (inside.address, quote.destination) {
             (IpAddr::V4(address), _) => {
-                let outer = (Side::Destination, address);
-                let quoted = (Side::Source, address, inside.port);
+                let outer = (PacketEnd::Destination, address);
+                let quoted = (PacketEnd::Source, address, inside.port);
                 icmp::rewrite_v4(&mut packet, head, outer, quote, quoted);
                 Some(packet)
             }

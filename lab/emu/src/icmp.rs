@@ -1,5 +1,5 @@
-//! ICMP errors on their way through a NAT or a NAT64: they quote the packet they are about, and it
-//! is the quoted packet's addresses and port that say whose they are.
+//! Translation of ICMP errors in a NAT or a NAT64. An error quotes the packet that caused it, and
+//! the quoted addresses and port identify the mapping.
 //!
 //! ```text
 //!  outer: router → NAT's address │ type, code, MTU │ quoted: NAT's address:port → far end
@@ -7,23 +7,23 @@
 //!  outer: router → device        │                 │ quoted: device:port → far end
 //! ```
 //!
-//! Without them a device behind a NAT learns neither that nobody listens at a port nor that its
-//! packets are too big. Checksums of what is quoted are adjusted as far as they were quoted.
+//! Without them a device behind a NAT would learn neither that a port is closed nor that its
+//! packets are too big. Checksums in the quoted part are adjusted as far as they were quoted.
 
 use crate::packet::{
-    self, ICMP, ICMPV6, PacketHead, Side, UDP, V4_HEADER_BYTES, V6_HEADER_BYTES, adjusted, put,
-    word,
+    self, ICMP, ICMPV6, PacketEnd, PacketHead, UDP, V4_HEADER_BYTES, V6_HEADER_BYTES, adjusted,
+    put, word,
 };
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// Bytes before the quoted packet.
 const ICMP_HEADER_BYTES: usize = 8;
-/// Bytes quoted of what is in a packet: ports, and UDP's length and checksum. // RFC 792
+/// The least bytes quoted of a packet's payload: ports, and UDP's length and checksum. // RFC 792
 const QUOTED_BYTES_MIN: usize = 8;
-/// How much longer a header gets on the way from IPv4 to IPv6.
+/// The growth of a header in the translation from IPv4 to IPv6.
 const GROWTH: u16 = (V6_HEADER_BYTES - V4_HEADER_BYTES) as u16;
 
-/// The answer to an echo: its addresses swapped, of the other type.
+/// The answer to an echo request: with swapped addresses and the other type.
 pub(crate) fn echo_reply(packet: &[u8], head: &PacketHead) -> Option<Vec<u8>> {
     let (request, reply) = match head.protocol {
         ICMP => (8, 0),
@@ -35,7 +35,7 @@ pub(crate) fn echo_reply(packet: &[u8], head: &PacketHead) -> Option<Vec<u8>> {
         return None;
     }
     let mut out = packet.to_vec();
-    // Neither checksum cares about the order of what it covers.
+    // Checksums do not depend on the order of the words that they cover.
     let (source, bytes) = match head.source {
         IpAddr::V4(_) => (12, 4),
         IpAddr::V6(_) => (8, 16),
@@ -48,24 +48,24 @@ pub(crate) fn echo_reply(packet: &[u8], head: &PacketHead) -> Option<Vec<u8>> {
     Some(out)
 }
 
-/// The packet an error quotes.
+/// The packet that an error quotes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Quote {
-    /// Where it begins.
+    /// The offset of the quoted packet.
     pub(crate) at: usize,
-    /// Its sender and receiver.
+    /// The sender of the quoted packet.
     pub(crate) source: IpAddr,
-    /// Its receiver.
+    /// The receiver of the quoted packet.
     pub(crate) destination: IpAddr,
-    /// What is in it.
+    /// The protocol of the quoted packet.
     pub(crate) protocol: u8,
-    /// Where that begins.
+    /// The offset of the quoted packet's payload.
     pub(crate) inner: usize,
     /// Source and destination port.
     pub(crate) ports: (u16, u16),
 }
 
-/// What an error quotes; `None` if `packet` is no error, or quotes too little.
+/// The packet that an error quotes; `None` if `packet` is no error, or quotes too little.
 pub(crate) fn quote(packet: &[u8], head: &PacketHead) -> Option<Quote> {
     let kind = *packet.get(head.offset)?;
     let error = match head.protocol {
@@ -116,31 +116,31 @@ pub(crate) fn quote(packet: &[u8], head: &PacketHead) -> Option<Quote> {
     })
 }
 
-/// Gives an IPv4 error another receiver or sender (`outer`), and its quoted packet another address
-/// and port on one side.
+/// Replaces the receiver or the sender (`outer`) of an IPv4 error, and the address and port on one
+/// side of its quoted packet.
 pub(crate) fn rewrite_v4(
     packet: &mut [u8],
     head: &PacketHead,
-    outer: (Side, Ipv4Addr),
+    outer: (PacketEnd, Ipv4Addr),
     quote: &Quote,
-    quoted: (Side, Ipv4Addr, u16),
+    quoted: (PacketEnd, Ipv4Addr, u16),
 ) {
-    // The outer addresses are in no checksum of ICMP's.
-    let at = if outer.0 == Side::Source { 12 } else { 16 };
+    // No ICMP checksum covers the outer addresses.
+    let at = if outer.0 == PacketEnd::Source { 12 } else { 16 };
     replace(packet, at, &outer.1.octets(), &[10]);
     let sum = head.offset + 2;
     let (side, address, port) = quoted;
-    let at = quote.at + if side == Side::Source { 12 } else { 16 };
+    let at = quote.at + if side == PacketEnd::Source { 12 } else { 16 };
     let mut sums = vec![quote.at + 10];
     let inner_sum = inner_sum(packet, quote);
     sums.extend(inner_sum);
     replace_quoted(packet, at, &address.octets(), &sums, sum);
-    let at = quote.inner + if side == Side::Source { 0 } else { 2 };
+    let at = quote.inner + if side == PacketEnd::Source { 0 } else { 2 };
     let sums: Vec<usize> = inner_sum.into_iter().collect();
     replace_quoted(packet, at, &port.to_be_bytes(), &sums, sum);
 }
 
-/// Where the checksum of what is quoted is, if it was quoted and is one.
+/// The offset of the quoted checksum, if it was quoted and is in use.
 fn inner_sum(packet: &[u8], quote: &Quote) -> Option<usize> {
     let at = quote.inner + if quote.protocol == UDP { 6 } else { 16 };
     let sum = word(packet, at)?;
@@ -158,8 +158,8 @@ fn replace(packet: &mut [u8], at: usize, new: &[u8], sums: &[usize]) {
     }
 }
 
-/// Replaces bytes within a quoted packet: the error's own checksum covers the bytes and the
-/// checksums.
+/// Replaces bytes within a quoted packet. The error's own checksum covers these bytes and the
+/// quoted checksums.
 fn replace_quoted(packet: &mut [u8], at: usize, new: &[u8], sums: &[usize], own: usize) {
     let before: Vec<u16> = sums.iter().filter_map(|sum| word(packet, *sum)).collect();
     let mut all = sums.to_vec();
@@ -173,8 +173,8 @@ fn replace_quoted(packet: &mut [u8], at: usize, new: &[u8], sums: &[usize], own:
     }
 }
 
-/// An IPv4 error as the IPv6 error a NAT64 makes of it; `None` where IPv6 has none.
-/// // RFC 7915 §4.2
+/// Translates an IPv4 error to IPv6 as in a NAT64; `None` if IPv6 has no equivalent. // RFC 7915
+/// §4.2
 pub(crate) fn to_v6(
     packet: &[u8],
     head: &PacketHead,
@@ -211,8 +211,8 @@ pub(crate) fn to_v6(
     Some(v6_error(body, packet[8], outer))
 }
 
-/// An IPv6 error as the IPv4 error a NAT64 makes of it; `None` where IPv4 has none.
-/// // RFC 7915 §5.2
+/// Translates an IPv6 error to IPv4 as in a NAT64; `None` if IPv4 has no equivalent. // RFC 7915
+/// §5.2
 pub(crate) fn to_v4(
     packet: &[u8],
     head: &PacketHead,
@@ -263,7 +263,7 @@ fn v4_header(total: u16, protocol: u8, hops: u8, from: Ipv4Addr, to: Ipv4Addr) -
 }
 
 fn v6_error(mut body: Vec<u8>, hops: u8, (from, to): (Ipv6Addr, Ipv6Addr)) -> Vec<u8> {
-    // Never more than every path carries. // RFC 4443 §2.4
+    // Not larger than what every path carries. // RFC 4443 §2.4
     body.truncate(1280 - V6_HEADER_BYTES);
     let mut out = vec![0x60, 0, 0, 0];
     out.extend((body.len() as u16).to_be_bytes());
@@ -291,7 +291,7 @@ mod tests {
     const NAT: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
     const FAR: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 20);
 
-    /// "Nobody listens" about `packet`, from its receiver.
+    /// The error "port unreachable" about `packet`, from its receiver.
     fn port_unreachable(packet: &[u8]) -> Vec<u8> {
         let about = head(packet).unwrap();
         let mut told = too_big(packet, &about, about.destination, 0).unwrap();
@@ -333,16 +333,16 @@ mod tests {
         rewrite_v4(
             &mut told,
             &at,
-            (Side::Destination, DEVICE),
+            (PacketEnd::Destination, DEVICE),
             &about,
-            (Side::Source, DEVICE, 5000),
+            (PacketEnd::Source, DEVICE, 5000),
         );
         assert!(sums_up(&told));
         let at = head(&told).unwrap();
         assert_eq!(at.destination, IpAddr::V4(DEVICE));
         let about = quote(&told, &at).unwrap();
         assert_eq!((about.source, about.ports), (DEVICE.into(), (5000, 443)));
-        // What is quoted is again what the device sent, its checksums too.
+        // The quoted part is what the device sent, including its checksums.
         let sent = v4(UDP, (DEVICE, 5000), (FAR, 443));
         assert_eq!(told[about.at..], sent[..told.len() - about.at]);
     }
@@ -367,7 +367,7 @@ mod tests {
                 (device.into(), far.into())
             );
             assert_eq!(about.ports, (5000, 443));
-            // And what a device says about a packet to it, outward.
+            // The device's own error about a received packet, outward.
             let four = to_v4(&six, &at, &about, (NAT, FAR), (NAT, FAR, 443)).unwrap();
             assert!(sums_up(&four));
             assert_eq!(

@@ -17,11 +17,11 @@
 //! # }
 //! ```
 //!
-//! No `netem`: the kernel's part is TUN devices, namespaces and routes; delay, rate, loss, queues
-//! and NAT are ours, in one relay thread. Works as root, and as anybody where the system allows
-//! user namespaces. Where `/dev/net/tun` may not be opened, pairs of Ethernet devices stand in.
-//! Where namespaces are forbidden, [`Loopback`] and [`TcpRelays`] run the models between sockets on
-//! the loopback interface instead.
+//! The lab does not use `netem`: the kernel provides TUN devices, namespaces and routes; one relay
+//! thread implements delay, rate, loss, queues and NAT. It works as root, and for every user if the
+//! system allows user namespaces. If `/dev/net/tun` cannot be opened, pairs of Ethernet devices
+//! replace it. If namespaces are forbidden, [`Loopback`] and [`TcpRelays`] run the models between
+//! sockets on the loopback interface.
 
 mod clock;
 mod crossing;

@@ -1,4 +1,5 @@
-//! What an access network keeps from passing between a link and the internet: UDP, or all but a captive portal.
+//! The filter of an access network between a link and the internet: it blocks UDP, or everything
+//! but a captive portal.
 //!
 //! ```text
 //!  device ─ link model ─ NAT ─▶ outward() ─▶ proxy, origin
@@ -6,27 +7,27 @@
 //!                                  └──────▶ origin, port 8081: "302 Found", to a page for signing in
 //! ```
 //!
-//! The portal answers with the addresses of the hosts that were asked, as such gateways do, so a client
-//! notices by the answer alone that it did not reach the host. IPv4 only: a portal drops IPv6.
+//! The portal answers with the addresses of the requested hosts, as real portals do, so a client
+//! can detect it only by the answer. It supports IPv4 only; a portal drops IPv6.
 
-use crate::packet::{self, PacketHead, Side, TCP, UDP};
+use crate::packet::{self, PacketEnd, PacketHead, TCP, UDP};
 use crate::plan::{ORIGIN_V4, PORTAL_PORT};
 use cedos_lab_link::LinkReach;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
 
-/// The port of which a captive portal answers every connection.
+/// The port on which a captive portal answers every connection.
 const HTTP_PORT: u16 = 80;
 
-/// What stands between one link and the internet.
+/// The filter between one link and the internet.
 #[derive(Default)]
 pub(crate) struct LinkFilter {
-    /// The hosts for which the portal answers, by the port from which they were asked.
+    /// The hosts in whose place the portal answers, by the client's port.
     asked: BTreeMap<u16, Ipv4Addr>,
 }
 
 impl LinkFilter {
-    /// A packet behind the link's NAT, as it goes on; none if it does not.
+    /// A packet behind the link's NAT, as it is forwarded; `None` if it is dropped.
     pub(crate) fn outward(&mut self, reach: LinkReach, mut packet: Vec<u8>) -> Option<Vec<u8>> {
         let head = packet::head(&packet)?;
         if reach != LinkReach::Portal {
@@ -42,14 +43,15 @@ impl LinkFilter {
         packet::rewrite_v4(
             &mut packet,
             &head,
-            Side::Destination,
+            PacketEnd::Destination,
             ORIGIN_V4,
             PORTAL_PORT,
         );
         Some(packet)
     }
 
-    /// A packet to the link's address outside, as it comes to the link's NAT; none if it does not.
+    /// A packet to the link's external address, as it reaches the link's NAT; `None` if it is
+    /// dropped.
     pub(crate) fn inward(&self, reach: LinkReach, mut packet: Vec<u8>) -> Option<Vec<u8>> {
         let head = packet::head(&packet)?;
         if reach != LinkReach::Portal {
@@ -62,7 +64,7 @@ impl LinkFilter {
             return None;
         }
         let host = *self.asked.get(&to)?;
-        packet::rewrite_v4(&mut packet, &head, Side::Source, host, HTTP_PORT);
+        packet::rewrite_v4(&mut packet, &head, PacketEnd::Source, host, HTTP_PORT);
         Some(packet)
     }
 }

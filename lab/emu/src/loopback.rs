@@ -6,13 +6,13 @@
 //!         ◀──             ◀─ down pipe    ◀─        ◀──
 //! ```
 //!
-//! The device takes the near socket for the proxy; the proxy sees the mapping's address, another
-//! one for each attachment and each of the device's sockets, as behind a NAT. One thread carries
+//! For the device the near socket is the proxy. The proxy sees the mapping's address, which differs
+//! for each attachment and each of the device's sockets, as behind a NAT. One thread forwards
 //! packets and follows the scenario's timeline.
 //!
-//! A kernel refuses what is sent on an interface that is gone. Loopback never goes, so what the
-//! device sends within [`LEAVE_GRACE`] of losing a link is thrown away uncounted; what it sends
-//! later is its mistake and counted, as in the lab.
+//! A kernel refuses packets on an interface that is gone. Loopback is always up, so packets that
+//! the device sends within [`LEAVE_GRACE`] after losing a link are dropped and not counted; later
+//! packets are errors of the device and are counted, as in the lab.
 
 use crate::clock::EmuClock;
 use crate::plan::LinkAddresses;
@@ -32,25 +32,26 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// How long after losing a link the device's packets on it are those a kernel would have refused.
-pub const LEAVE_GRACE: Span = Span::from_millis(200); // a guess: the scheduling delay of a machine that does other work
-/// Sockets of the device that a link remembers; the oldest is forgotten.
+/// How long after losing a link the device's packets on it are dropped without being counted,
+/// because a kernel would have refused them.
+pub const LEAVE_GRACE: Span = Span::from_millis(200); // a guess: the scheduling delay of a busy machine
+/// The most sockets of the device that a link remembers; the oldest one is forgotten.
 const MAPPINGS_MAX: usize = 16;
-/// Packets taken from one socket before the others have their turn.
+/// The most packets that are taken from one socket in turn.
 const BATCH: usize = 256;
-/// The longest sleep: how late an order may be heard.
+/// The longest sleep: orders are handled with at most this delay.
 const SLEEP_MAX: Duration = Duration::from_millis(10);
-/// Receive buffer asked of the kernel: what may arrive while the thread is not scheduled.
+/// The size of the receive buffer to request: room for packets while the thread is not scheduled.
 const BUFFER_BYTES: usize = 4 << 20;
-/// Bytes of IPv4 and UDP headers, which the models carry and loopback does not show.
+/// Bytes of IPv4 and UDP headers, which the models count and loopback does not have.
 const HEADER_BYTES: u32 = 28;
 
-/// An event of the scenario, as the device must hear of it.
+/// An event of the scenario, of which the device must be informed.
 #[derive(Clone, Debug)]
 pub struct LoopbackHappening {
     /// What happened.
     pub happening: WorldEvent,
-    /// Where the device reaches the proxy over this link after it; `None` if it does not.
+    /// The proxy's address over this link after the event; `None` if it is not reachable.
     pub proxy_at: Option<SocketAddr>,
 }
 
@@ -68,12 +69,12 @@ pub struct Loopback {
 }
 
 impl Loopback {
-    /// Lets the scenario's time begin, between a device of the caller's and the proxy at `proxy`.
-    /// `on_event` hears of each event before packets feel it, on the relay's own thread: it must
-    /// not take long.
+    /// Starts the scenario's time, between the caller's device and the proxy at `proxy`. `on_event`
+    /// is called with each event before packets are affected, on the relay's thread, so it must
+    /// return quickly.
     ///
     /// # Errors
-    /// The first links cannot be made, or the thread not be started.
+    /// The first links cannot be created, or the thread cannot be started.
     pub fn start(
         scenario: &Scenario,
         proxy: SocketAddr,
@@ -115,23 +116,24 @@ impl Loopback {
         })
     }
 
-    /// Now, in the scenario's time.
+    /// The current time of the scenario.
     pub fn now(&self) -> Time {
         self.clock.now()
     }
 
-    /// Why the scenario is not followed any more, if so: the run then shows nothing.
+    /// Why the scenario is not followed any more, in which case the run is not valid; `None` if it
+    /// is.
     pub fn fault(&self) -> Option<String> {
         let ended = self.thread.as_ref().is_none_or(JoinHandle::is_finished);
         ended.then(|| "the relay between the loopback sockets ended; its log says why".to_owned())
     }
 
-    /// No flow is active from here on.
+    /// Records that no flow is active from now on.
     pub fn idle(&self) {
         let _ = self.orders.send(Order::Idle);
     }
 
-    /// What was seen so far.
+    /// The observations so far.
     pub fn seen(&self) -> Option<WorldObservations> {
         let (to, from) = channel();
         let _ = self.orders.send(Order::Report(to));
@@ -150,7 +152,7 @@ impl Drop for Loopback {
     }
 }
 
-/// The addresses of link `link` when it has its address number `number`.
+/// The addresses of link `link` with its address number `number`.
 pub fn link_addresses(link: usize, number: u32) -> LinkAddresses {
     let (i, g) = (link as u8 % 64, (number % 250) as u8 + 1);
     LinkAddresses {
@@ -162,7 +164,7 @@ pub fn link_addresses(link: usize, number: u32) -> LinkAddresses {
     }
 }
 
-/// A datagram on its way, and which of the device's sockets it belongs to.
+/// A datagram in flight, with the device's socket to which it belongs.
 #[derive(Clone)]
 struct LoopbackPacket {
     bytes: Vec<u8>,
@@ -220,7 +222,7 @@ impl Worker {
         }
     }
 
-    /// Does what the timeline says should have happened by `now`.
+    /// Carries out the timeline up to `now`.
     fn follow(&mut self, now: Time) -> anyhow::Result<()> {
         while self.timeline.next_at().is_some_and(|at| at <= now)
             && let Some(event) = self.timeline.next()
@@ -338,7 +340,7 @@ impl Worker {
         moved
     }
 
-    /// Hands over what has crossed a link by now. A send that fails is a packet lost in the air.
+    /// Delivers datagrams that have crossed a link by now. A failed send counts as a loss.
     fn hand_over(&mut self) -> bool {
         let now = self.clock.now();
         let mut moved = false;
@@ -366,7 +368,7 @@ impl Worker {
         moved
     }
 
-    /// Sleeps until a packet or the next event of models or scenario, not for long.
+    /// Sleeps briefly, until a packet or the next event of the models or the scenario.
     fn wait(&self) {
         let models = self.links.iter().filter_map(|l| l.model.next_event());
         let next = models.chain(self.timeline.next_at()).min();
@@ -415,7 +417,7 @@ impl Worker {
     }
 }
 
-/// The socket by which the internet sees one of the device's.
+/// The external socket that stands for one of the device's sockets.
 fn mapping(
     mappings: &mut Vec<(SocketAddr, UdpSocket)>,
     public: Ipv4Addr,
@@ -440,7 +442,7 @@ fn bound(at: Ipv4Addr) -> anyhow::Result<UdpSocket> {
         format!("{at} cannot be had: is all of 127.0.0.0/8 on the loopback interface?")
     })?;
     socket.set_nonblocking(true)?;
-    // Less than asked for is not an error.
+    // A smaller buffer than requested is not an error.
     let _ = setsockopt(&socket, sockopt::RcvBuf, &BUFFER_BYTES);
     Ok(socket)
 }

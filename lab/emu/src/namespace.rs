@@ -1,8 +1,9 @@
-//! A network namespace: a thread that lives in it and does there what it is asked to.
+//! A network namespace, with a thread in it that runs work there on request.
 //!
-//! Nothing is named, and mounted only for the program that sees it, so nothing can be left behind: the namespace is gone when its
-//! thread, the threads and processes started from it and its sockets are gone. Processes started
-//! from it get SIGKILL when the thread ends, and it ends with this process at the latest.
+//! The namespace has no name in the file system, and files are mounted only for the programs in it,
+//! so nothing can be left behind: it is gone when its thread, the threads and processes started
+//! from it, and its sockets are gone. Processes started from it get SIGKILL when the thread ends,
+//! at the latest with this process.
 
 use crate::network::NamespaceNetwork;
 use anyhow::{Context, anyhow};
@@ -25,15 +26,15 @@ pub struct Namespace {
     name: String,
     jobs: Option<Sender<NamespaceJob>>,
     thread: Option<JoinHandle<()>>,
-    /// What its programs see as `/etc/hosts`.
+    /// The file that its programs see as `/etc/hosts`.
     hosts: Option<CString>,
 }
 
 impl Namespace {
-    /// A new, empty network namespace with its loopback up.
+    /// Creates an empty network namespace with its loopback up.
     ///
     /// # Errors
-    /// When the system refuses it; see [`crate::enter`].
+    /// The system refuses it; see [`crate::enter`].
     pub fn new(name: &str) -> anyhow::Result<Namespace> {
         let (jobs, inbox) = channel::<NamespaceJob>();
         let (ready, wait) = channel();
@@ -65,29 +66,29 @@ impl Namespace {
         })
     }
 
-    /// Programs started from now on see `file` as `/etc/hosts`, in a mount namespace of their own.
-    /// Whether the system lets them.
+    /// Makes programs that are started from now on see `file` as `/etc/hosts`, in their own mount
+    /// namespace. Returns whether the system permits that.
     pub(crate) fn name_hosts(&mut self, file: &Path) -> bool {
         let Ok(file) = CString::new(file.as_os_str().as_bytes()) else {
             return false;
         };
         let tried = file.clone();
-        // On a thread that ends at once.
+        // Tried on a thread that ends at once.
         let works = std::thread::spawn(move || see_hosts(&tried).is_ok()).join();
         self.hosts = works.unwrap_or(false).then_some(file);
         self.hosts.is_some()
     }
 
-    /// The name it was made with.
+    /// The name that it was given.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Run `work` in the namespace and wait for its result. Sockets and threads made there stay
+    /// Runs `work` in the namespace and returns its result. Sockets and threads created there stay
     /// there.
     ///
     /// # Errors
-    /// When `work` panicked.
+    /// `work` panicked.
     pub fn run<R: Send + 'static>(
         &self,
         work: impl FnOnce(&mut NamespaceNetwork) -> R + Send + 'static,
@@ -107,14 +108,15 @@ impl Namespace {
         result.map_err(|_| anyhow!("work in namespace {} panicked", self.name))
     }
 
-    /// Start a program in the namespace. It is killed when the namespace is dropped.
+    /// Starts a program in the namespace. It is killed when the namespace is dropped.
     ///
     /// # Errors
-    /// When it cannot be started.
+    /// It cannot be started.
     pub fn spawn(&self, mut command: Command) -> anyhow::Result<Child> {
         let program = command.get_program().to_string_lossy().into_owned();
         let hosts = self.hosts.clone();
-        // SAFETY: between fork and exec only plain system calls are made, on memory made before.
+        // SAFETY: between fork and exec only plain system calls are made, with memory allocated
+        // before.
         unsafe {
             command.pre_exec(move || {
                 prctl::set_pdeathsig(Signal::SIGKILL)?;
@@ -128,10 +130,10 @@ impl Namespace {
             .with_context(|| format!("{program} cannot be started in namespace {}", self.name))
     }
 
-    /// Start a thread in the namespace.
+    /// Starts a thread in the namespace.
     ///
     /// # Errors
-    /// When it cannot be started.
+    /// It cannot be started.
     pub fn thread(
         &self,
         name: &str,
@@ -142,11 +144,11 @@ impl Namespace {
     }
 }
 
-/// Puts `file` in the place of `/etc/hosts`, for the calling thread and what it starts.
+/// Mounts `file` over `/etc/hosts`, for the calling thread and its child processes.
 fn see_hosts(file: &CStr) -> nix::Result<()> {
     const NONE: Option<&CStr> = None;
     unshare(CloneFlags::CLONE_NEWNS)?;
-    // What is mounted here must not appear elsewhere.
+    // The mount must not appear in other namespaces.
     mount(
         NONE,
         c"/",

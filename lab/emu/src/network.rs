@@ -1,8 +1,8 @@
 //! The interfaces, addresses, routes and rules of a namespace, over netlink.
 //!
-//! What a phone does when it joins a network: carrier, a fresh address, a default route with a
-//! metric per link, and a rule that what leaves from the address, or is bound to the interface,
-//! leaves by it. When it leaves: all of that gone.
+//! It does what a phone does when it joins a network: carrier, a new address, a default route with
+//! a metric for each link, and a rule that packets from the address, or of sockets bound to the
+//! interface, leave by that interface. When the device leaves the network, all of that is removed.
 
 use crate::multipath::{self, Multipath};
 use crate::namespace::Namespace;
@@ -23,19 +23,21 @@ use std::sync::atomic::{AtomicU16, Ordering};
 use tokio::runtime::{Builder, Runtime};
 use tun_rs::{DeviceBuilder, Layer, SyncDevice};
 
-/// Metric of the first link's default route, and the step to the next; in the range that desktop
-/// systems use. // NetworkManager: Wi-Fi 600, cellular 700
+/// The metric of the first link's default route, in the range of desktop systems. //
+/// NetworkManager: Wi-Fi 600, cellular 700
 const METRIC_FIRST: u32 = 600;
+/// How much the metric increases from one link to the next.
 const METRIC_STEP: u32 = 100;
-/// Routing table of the first link.
+/// The routing table of the first link.
 const TABLE_FIRST: u32 = 1000;
-/// Priorities of the rules: by source address, then by interface, both before the main table's.
+/// The first priority of rules by source address. They precede the main table's.
 const RULE_SOURCE_FIRST: u32 = 1000;
+/// The first priority of rules by interface. They precede the main table's.
 const RULE_INTERFACE_FIRST: u32 = 2000;
-/// Packets a TUN device holds before the relay takes them.
+/// The packets that a TUN device holds before the relay takes them.
 const TUN_QUEUE_PACKETS: u32 = 5000;
 
-/// The netlink side of a namespace. Lives on the namespace's own thread.
+/// The netlink connection of a namespace, on the namespace's own thread.
 pub struct NamespaceNetwork {
     runtime: Runtime,
     handle: Handle,
@@ -43,7 +45,7 @@ pub struct NamespaceNetwork {
     multipath: Option<Multipath>,
 }
 
-/// What a link has been given and must lose again.
+/// The configuration of a link that must be removed again.
 struct Joined {
     link: usize,
     rules: Vec<RuleMessage>,
@@ -52,7 +54,7 @@ struct Joined {
 }
 
 impl NamespaceNetwork {
-    /// Talk to the network namespace of the calling thread, and bring its loopback up.
+    /// Opens netlink in the network namespace of the calling thread, and brings its loopback up.
     pub(crate) fn open() -> anyhow::Result<NamespaceNetwork> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let handle = {
@@ -73,19 +75,19 @@ impl NamespaceNetwork {
         Ok(network)
     }
 
-    /// From the next address on, MPTCP connections use all addresses of all links; those of
-    /// `backups` when there is no other.
+    /// Makes MPTCP connections use all addresses of all links, from the next address on; those of
+    /// `backups` only if there is no other.
     pub(crate) fn use_multipath(&mut self, backups: Vec<bool>) -> anyhow::Result<()> {
         self.multipath = Some(Multipath::new(backups)?);
         Ok(())
     }
 
-    /// Whoever connects here by MPTCP may have as many subflows as there can be.
+    /// Allows MPTCP connections to this namespace the largest number of subflows.
     pub(crate) fn take_multipath(&mut self) -> anyhow::Result<()> {
         multipath::allow_subflows()
     }
 
-    /// Bring an interface up.
+    /// Brings an interface up.
     pub(crate) fn raise(&mut self, name: &str) -> anyhow::Result<()> {
         let message = LinkUnspec::new_with_index(index(name)?).up().build();
         self.runtime
@@ -100,7 +102,7 @@ impl NamespaceNetwork {
             .with_context(|| format!("{name} cannot be taken down"))
     }
 
-    /// A TUN device of this name that is still down.
+    /// Creates a TUN device of this name that is still down.
     fn tun(&mut self, name: &str, mtu: u32) -> anyhow::Result<SyncDevice> {
         let device = DeviceBuilder::new()
             .name(name)
@@ -112,7 +114,7 @@ impl NamespaceNetwork {
             })
             .build_sync()
             .with_context(|| format!("TUN device {name} cannot be made"))?;
-        // Over netlink: the ioctl for it wants power over the whole machine.
+        // Over netlink, because the ioctl for it needs privileges on the whole machine.
         let longer = LinkUnspec::new_with_index(index(name)?).txqueuelen(TUN_QUEUE_PACKETS);
         self.runtime
             .block_on(self.handle.link().set(longer.build()).execute())
@@ -120,7 +122,7 @@ impl NamespaceNetwork {
         Ok(device)
     }
 
-    /// An interface of this name that is still down, and the relay's end of it.
+    /// Creates an interface of this name that is still down, and the relay's end of it.
     pub(crate) fn port(&mut self, name: &str, mtu: u32, relay: &Namespace) -> anyhow::Result<Port> {
         if tun_allowed() {
             let device = self.tun(name, mtu)?;
@@ -131,7 +133,7 @@ impl NamespaceNetwork {
         }
         let number = WIRES.fetch_add(1, Ordering::Relaxed);
         let [high, low] = number.to_be_bytes();
-        // Locally administered, and another for each.
+        // A locally administered address, different for each interface.
         let hardware = [0x02, 0, 0, 0, high, low];
         let far = format!("lab{number}");
         let there = relay.run(|_| own_namespace())??;
@@ -160,7 +162,8 @@ impl NamespaceNetwork {
         Ok(Port::Wire(wire))
     }
 
-    /// Half of a pair of Ethernet devices; the other half, `peer`, goes to the namespace of `there`.
+    /// Creates one half of a pair of Ethernet devices; the other half, `peer`, goes to the
+    /// namespace of `there`.
     pub(crate) fn pair(&mut self, name: &str, peer: &str, there: &fs::File) -> anyhow::Result<()> {
         self.runtime.block_on(async {
             self.handle
@@ -177,7 +180,7 @@ impl NamespaceNetwork {
         Ok(())
     }
 
-    /// Give an interface an address.
+    /// Adds an address to an interface.
     pub(crate) fn address(
         &mut self,
         name: &str,
@@ -186,7 +189,7 @@ impl NamespaceNetwork {
     ) -> anyhow::Result<()> {
         let mut request = self.handle.address().add(index(name)?, address, prefix);
         if address.is_ipv6() {
-            // Usable at once, without looking for others that have it.
+            // Usable at once, without duplicate address detection.
             let message = request.message_mut();
             message
                 .attributes
@@ -197,7 +200,7 @@ impl NamespaceNetwork {
             .with_context(|| format!("{name} does not take the address {address}/{prefix}"))
     }
 
-    /// A route to `to` by an interface; returned for its removal.
+    /// Adds a route to `to` by an interface, and returns it for its removal.
     pub(crate) fn route(
         &mut self,
         name: &str,
@@ -230,7 +233,7 @@ impl NamespaceNetwork {
         Ok(route)
     }
 
-    /// The device joins a network: `name` comes up and has these addresses, routes and rules.
+    /// Joins a network: brings `name` up with these addresses, routes and rules.
     pub(crate) fn join(
         &mut self,
         link: usize,
@@ -242,7 +245,7 @@ impl NamespaceNetwork {
         self.settle(link, name, family, addresses)
     }
 
-    /// Addresses, routes and rules on an interface that is up.
+    /// Adds addresses, routes and rules to an interface that is up.
     pub(crate) fn settle(
         &mut self,
         link: usize,
@@ -268,7 +271,7 @@ impl NamespaceNetwork {
             own.push((address, prefix));
             let metric = Some(METRIC_FIRST + METRIC_STEP * number);
             let gateway = Some(gateway);
-            // A bound socket must find its address, hence the source.
+            // The source is set so that a bound socket finds its address.
             let source = Some(address);
             let main_route = RouteHop {
                 gateway,
@@ -287,7 +290,7 @@ impl NamespaceNetwork {
             rules.push(self.rule(address, RuleKey::Source, table, RULE_SOURCE_FIRST + number)?);
             let by_name = RuleKey::Interface(name.to_owned());
             rules.push(self.rule(address, by_name, table, RULE_INTERFACE_FIRST + number)?);
-            // Last: its subflow leaves at once.
+            // Last, because its subflow is created at once.
             if let Some(multipath) = &self.multipath {
                 multipath.add(link, name, address)?;
             }
@@ -301,14 +304,14 @@ impl NamespaceNetwork {
         Ok(())
     }
 
-    /// The device leaves: rules, addresses and routes go, and the interface is down.
+    /// Leaves a network: removes rules, addresses and routes, and brings the interface down.
     pub(crate) fn leave(&mut self, link: usize, name: &str) -> anyhow::Result<()> {
-        // Down first: from here on nothing more is sent.
+        // First down, so that nothing more is sent.
         self.lower(name)?;
         self.unsettle(link, name)
     }
 
-    /// Rules and addresses, and with them the routes, of a link go; the interface stays up.
+    /// Removes the rules and addresses of a link, and with them its routes; the interface stays up.
     pub(crate) fn unsettle(&mut self, link: usize, name: &str) -> anyhow::Result<()> {
         let index = index(name)?;
         let Some(at) = self.joined.iter().position(|joined| joined.link == link) else {
@@ -330,14 +333,14 @@ impl NamespaceNetwork {
                     .context("a rule stays")?;
             }
             for route in joined.routes {
-                // An interface that went down has taken its routes with it.
+                // An interface that went down has lost its routes already.
                 let _ = self.handle.route().del(route).execute().await;
             }
             for (address, prefix) in joined.addresses {
                 let mut request = self.handle.address().add(index, address, prefix);
                 let message = request.message_mut().clone();
                 let gone = self.handle.address().del(message).execute().await;
-                // And its IPv6 addresses.
+                // It has lost its IPv6 addresses as well.
                 if address.is_ipv4() {
                     gone.with_context(|| format!("address {address} stays"))?;
                 }
@@ -403,23 +406,23 @@ enum RuleKey {
     Interface(String),
 }
 
-/// How a route goes, beyond its interface.
+/// The properties of a route beside its interface.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct RouteHop {
-    /// The next router.
+    /// The gateway of the route.
     pub(crate) gateway: Option<IpAddr>,
-    /// The address packets leave with.
+    /// The source address of packets.
     pub(crate) source: Option<IpAddr>,
-    /// Another table than the main one.
+    /// A table other than the main one.
     pub(crate) table: Option<u32>,
-    /// Lower goes first.
+    /// The metric; lower is preferred.
     pub(crate) metric: Option<u32>,
 }
 
-/// Pairs made so far, for names and addresses that differ.
+/// The number of pairs created so far, for distinct names and addresses.
 static WIRES: AtomicU16 = AtomicU16::new(0);
 
-/// Whether TUN devices can be had.
+/// Whether TUN devices are available.
 fn tun_allowed() -> bool {
     fs::OpenOptions::new()
         .read(true)
@@ -437,9 +440,9 @@ fn index(name: &str) -> anyhow::Result<u32> {
     if_nametoindex(name).with_context(|| format!("there is no interface {name}"))
 }
 
-/// No router solicitations and no link-local addresses made up: only what the lab says happens; and
-/// CUBIC and large buffers for TCP.
-/// Where these cannot be written, the relay drops what they would have prevented.
+/// Disables router solicitations and automatic link-local addresses, so that only configured events
+/// happen, and sets CUBIC and large buffers for TCP. If these cannot be written, the relay drops
+/// the packets that they would have prevented.
 fn quieten() {
     for (key, value) in [
         ("ipv4/conf/all/rp_filter", "0"),
@@ -448,9 +451,9 @@ fn quieten() {
         ("ipv6/conf/default/router_solicitations", "0"),
         ("ipv6/conf/default/addr_gen_mode", "1"),
         ("ipv4/ping_group_range", "0 0"),
-        // What TCP is compared with, whatever this machine is set to.
+        // Comparisons use this TCP, whatever this machine is configured to use.
         ("ipv4/tcp_congestion_control", "cubic"),
-        // No buffer limits it: at most 32 and 16 MB, tuned by the kernel as ever.
+        // Buffers are no limit: at most 32 and 16 MB, tuned by the kernel.
         ("ipv4/tcp_rmem", "4096 131072 33554432"),
         ("ipv4/tcp_wmem", "4096 16384 16777216"),
     ] {

@@ -1,14 +1,15 @@
-//! The built-in origin: a small web server that has an object of every size.
+//! The built-in origin: a small web server with an object of every size.
 //!
 //! ```text
-//! GET, HEAD /bytes/N[?seed=S]   N bytes made from S (default: the scenario's seed); Range, If-Range,
+//! GET, HEAD /bytes/N[?seed=S]   N bytes generated from S (default: the scenario's seed); Range, If-Range,
 //!                               a strong ETag
-//! PUT, POST /upload[/NAME]      takes a body; answers {"bytes": N, "sha256": "…"}
+//! PUT, POST /upload[/NAME]      accepts a body; answers {"bytes": N, "sha256": "…"}
 //! ```
 //!
-//! At another port it answers every request as a captive portal: "302 Found", to a page for signing in.
+//! At another port it answers every request as a captive portal: "302 Found", to a page for signing
+//! in.
 //!
-//! It takes kernel MPTCP as well as TCP.
+//! It accepts kernel MPTCP as well as TCP.
 
 use bytes::Bytes;
 use cedos_lab_scenario::content;
@@ -38,7 +39,7 @@ use tokio_rustls::TlsAcceptor;
 
 /// The largest object.
 pub const OBJECT_BYTES_MAX: u64 = 1 << 50;
-/// How TCP from the origin is controlled, whatever this machine is set to.
+/// The congestion control of the origin's TCP, whatever this machine is configured to use.
 const CONGESTION: &str = "cubic";
 /// Bytes per piece of a body.
 const PIECE_BYTES: u64 = 64 * 1024;
@@ -53,7 +54,7 @@ where
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
-                // Out of descriptors, most likely: let some connections end.
+                // Probably no descriptors are left: wait until some connections end.
                 tracing::warn!(%error, "the origin cannot accept");
                 tokio::time::sleep(std::time::Duration::from_millis(50)).await;
                 continue;
@@ -91,14 +92,14 @@ where
         .await
 }
 
-/// Serving over TLS as well.
+/// Settings for serving over TLS as well.
 #[derive(Debug)]
 pub struct Tls {
-    /// Where.
+    /// The addresses to listen at.
     pub addresses: Vec<SocketAddr>,
-    /// The certificate, DER.
+    /// The certificate in DER.
     pub certificate: Vec<u8>,
-    /// Its private key, PKCS #8 DER.
+    /// The private key in PKCS #8 DER.
     pub key: Vec<u8>,
 }
 
@@ -115,13 +116,13 @@ impl Tls {
     }
 }
 
-/// How many bytes of each upload have arrived, by its name, while it is under way and after.
+/// How many bytes of each upload have arrived, by its name, during the upload and afterwards.
 #[derive(Clone, Debug, Default)]
 pub struct UploadCounts(Arc<Mutex<BTreeMap<String, u64>>>);
 
 impl UploadCounts {
-    /// Bytes that arrived of the upload to `/upload/NAME`. A second request counts from where it gets further
-    /// than the first.
+    /// Bytes of the upload to `/upload/NAME` that have arrived. A second request counts from where
+    /// it exceeds the first.
     pub fn arrived(&self, name: &str) -> u64 {
         let counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         counts.get(name).copied().unwrap_or(0)
@@ -134,26 +135,26 @@ impl UploadCounts {
     }
 }
 
-/// A built-in origin that is to run.
+/// A built-in origin, before it runs.
 #[derive(Debug, Default)]
 pub struct OriginServer {
-    /// Where it serves HTTP.
+    /// The addresses for HTTP.
     pub plain: Vec<SocketAddr>,
-    /// Where and how it serves HTTPS.
+    /// The addresses and certificate for HTTPS.
     pub tls: Option<Tls>,
-    /// Where it answers as a captive portal.
+    /// The address at which it answers as a captive portal.
     pub portal: Option<SocketAddr>,
-    /// What makes the content where a request names no seed.
+    /// The seed of the content, if a request has none.
     pub seed: u64,
-    /// Bytes of uploads, for whoever watches them.
+    /// The byte counts of uploads.
     pub received: UploadCounts,
 }
 
 impl OriginServer {
-    /// Serves on the calling thread until `stopped` is resolved.
+    /// Serves on the calling thread until `stopped` resolves.
     ///
     /// # Errors
-    /// When an address cannot be had.
+    /// An address cannot be bound.
     pub fn run(
         self,
         ready: impl FnOnce(Vec<SocketAddr>),
@@ -196,7 +197,8 @@ impl OriginServer {
 
 fn listen(at: SocketAddr) -> std::io::Result<TcpListener> {
     let listener = multipath::listen(at)?;
-    // A namespace may only choose what its machine lets everybody choose; a socket of ours may more.
+    // A namespace may only choose algorithms that its machine permits to all users; this socket may
+    // use others.
     if let Err(error) = setsockopt(&listener, TcpCongestion, &CONGESTION.into()) {
         tracing::warn!(%error, "TCP from the origin is not CUBIC but what this machine is set to");
     }
@@ -221,7 +223,7 @@ async fn answer(
     }
 }
 
-/// What a captive portal answers, whatever is asked of whatever host.
+/// The answer of a captive portal, to any request to any host.
 async fn sign_in(_: Request<Incoming>) -> Response<Content> {
     let mut answer = text(StatusCode::FOUND, "sign in first\n");
     let page = HeaderValue::from_static("http://portal.example/sign-in");
@@ -302,8 +304,8 @@ enum Wanted {
     Nothing,
 }
 
-/// What a Range header asks of `total` bytes. More than one range is answered with everything.
-/// // RFC 9110 §14.2
+/// The part of `total` bytes that a Range header requests. More than one range is answered with
+/// everything. // RFC 9110 §14.2
 fn wanted(range: &str, total: u64) -> Wanted {
     let Some((first, last)) = range
         .strip_prefix("bytes=")
@@ -364,7 +366,7 @@ fn text(status: StatusCode, text: &str) -> Response<Content> {
     builder.body(content).expect("a status alone is valid")
 }
 
-/// A body: made up as it is read, or a line of text.
+/// A body: generated while it is read, or a line of text.
 enum Content {
     Made { seed: u64, at: u64, end: u64 },
     Text(Option<Bytes>),

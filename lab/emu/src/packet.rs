@@ -1,39 +1,39 @@
-//! IP packets as the relay sees them: who to whom, and rewriting addresses and ports.
+//! IP packets as the relay sees them: parsing heads, and rewriting addresses and ports.
 //!
-//! Checksums are adjusted by what changed (RFC 1624), never computed anew: a packet that a link
-//! model damaged must still look damaged to its receiver.
+//! Checksums are adjusted by the changes (RFC 1624) and never recomputed, so that a packet which a
+//! link model damaged still looks damaged to its receiver.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Protocol numbers. // IANA
+/// Protocol number of ICMP. // IANA
 pub const ICMP: u8 = 1;
 /// Protocol number of TCP.
 pub const TCP: u8 = 6;
 /// Protocol number of UDP.
 pub const UDP: u8 = 17;
-/// ICMP for IPv6.
+/// Protocol number of ICMP for IPv6.
 pub const ICMPV6: u8 = 58;
 
 pub(crate) const V4_HEADER_BYTES: usize = 20;
 pub(crate) const V6_HEADER_BYTES: usize = 40;
 
-/// Who sends what to whom.
+/// The parsed head of an IP packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PacketHead {
-    /// The sender.
+    /// The source address.
     pub source: IpAddr,
-    /// The receiver.
+    /// The destination address.
     pub destination: IpAddr,
-    /// The protocol inside.
+    /// The protocol of the payload.
     pub protocol: u8,
-    /// Where it begins.
+    /// The offset of the payload.
     pub offset: usize,
-    /// Its ports; for an echo both are its identifier. `None` for anything else, and for all
-    /// fragments but the first.
+    /// The ports; for an echo both are its identifier. `None` for other protocols, and for all
+    /// fragments except the first.
     pub ports: Option<(u16, u16)>,
 }
 
-/// Read a packet's head; `None` if it is not a whole IP packet.
+/// Parses a packet's head; `None` if it is not a complete IP packet.
 pub fn head(packet: &[u8]) -> Option<PacketHead> {
     match packet.first()? >> 4 {
         4 => {
@@ -81,7 +81,7 @@ pub fn head(packet: &[u8]) -> Option<PacketHead> {
 
 fn ports(packet: &[u8], protocol: u8, offset: usize) -> Option<(u16, u16)> {
     match protocol {
-        // The checksum lies at 16..18 in TCP and at 6..8 in the others.
+        // The checksum is at 16..18 in TCP and at 6..8 in the others.
         TCP if packet.len() >= offset + 20 => {
             Some((word(packet, offset)?, word(packet, offset + 2)?))
         }
@@ -108,18 +108,24 @@ pub(crate) fn put(packet: &mut [u8], at: usize, value: u16) {
     packet[at..at + 2].copy_from_slice(&value.to_be_bytes());
 }
 
-/// A packet's sender or its receiver.
+/// The side of a packet: its sender or its receiver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Side {
+pub enum PacketEnd {
     /// The sender.
     Source,
     /// The receiver.
     Destination,
 }
 
-/// Give an IPv4 packet with ports another address and port on one side.
-pub fn rewrite_v4(packet: &mut [u8], head: &PacketHead, side: Side, address: Ipv4Addr, port: u16) {
-    let at = if side == Side::Source { 12 } else { 16 };
+/// Replaces the address and port on one side of an IPv4 packet with ports.
+pub fn rewrite_v4(
+    packet: &mut [u8],
+    head: &PacketHead,
+    side: PacketEnd,
+    address: Ipv4Addr,
+    port: u16,
+) {
+    let at = if side == PacketEnd::Source { 12 } else { 16 };
     let old: [u8; 4] = [packet[at], packet[at + 1], packet[at + 2], packet[at + 3]];
     packet[at..at + 4].copy_from_slice(&address.octets());
     let header = word(packet, 10).unwrap_or(0);
@@ -130,18 +136,18 @@ pub fn rewrite_v4(packet: &mut [u8], head: &PacketHead, side: Side, address: Ipv
     rewrite_port(packet, head.protocol, head.offset, side, port);
 }
 
-fn rewrite_port(packet: &mut [u8], protocol: u8, offset: usize, side: Side, port: u16) {
+fn rewrite_port(packet: &mut [u8], protocol: u8, offset: usize, side: PacketEnd, port: u16) {
     let at = match (protocol, side) {
         (ICMP | ICMPV6, _) => offset + 4,
-        (_, Side::Source) => offset,
-        (_, Side::Destination) => offset + 2,
+        (_, PacketEnd::Source) => offset,
+        (_, PacketEnd::Destination) => offset + 2,
     };
     let old = [packet[at], packet[at + 1]];
     put(packet, at, port);
     adjust_inner(packet, protocol, offset, &old, &port.to_be_bytes());
 }
 
-/// Adjust the checksum of the protocol inside by what was taken out and what was put in.
+/// Adjusts the checksum of the inner protocol by the removed and added bytes.
 fn adjust_inner(packet: &mut [u8], protocol: u8, offset: usize, old: &[u8], new: &[u8]) {
     let at = offset
         + match protocol {
@@ -151,7 +157,7 @@ fn adjust_inner(packet: &mut [u8], protocol: u8, offset: usize, old: &[u8], new:
         };
     let Some(sum) = word(packet, at) else { return };
     if protocol == UDP && sum == 0 {
-        return; // The sender chose to have none.
+        return; // The sender uses no checksum.
     }
     let sum = adjusted(sum, old, new);
     put(
@@ -165,7 +171,7 @@ fn adjust_inner(packet: &mut [u8], protocol: u8, offset: usize, old: &[u8], new:
     );
 }
 
-/// A checksum after `old` was replaced by `new` in what it covers. // RFC 1624, equation 3
+/// A checksum after `old` was replaced by `new` in the covered bytes. // RFC 1624, equation 3
 pub(crate) fn adjusted(sum: u16, old: &[u8], new: &[u8]) -> u16 {
     let words = |bytes: &[u8]| -> Vec<u16> {
         bytes
@@ -182,7 +188,7 @@ pub(crate) fn adjusted(sum: u16, old: &[u8], new: &[u8]) -> u16 {
     !(total as u16)
 }
 
-/// An IPv6 packet with ports as the IPv4 packet a NAT64 makes of it. // RFC 7915 §5.1
+/// Translates an IPv6 packet with ports to IPv4, as in a NAT64. // RFC 7915 §5.1
 pub fn to_v4(
     packet: &[u8],
     head: &PacketHead,
@@ -220,11 +226,17 @@ pub fn to_v4(
             addresses
         });
     }
-    rewrite_port(&mut out, protocol, V4_HEADER_BYTES, Side::Source, source.1);
+    rewrite_port(
+        &mut out,
+        protocol,
+        V4_HEADER_BYTES,
+        PacketEnd::Source,
+        source.1,
+    );
     Some(out)
 }
 
-/// An IPv4 packet with ports as the IPv6 packet a NAT64 makes of it. // RFC 7915 §4.1
+/// Translates an IPv4 packet with ports to IPv6, as in a NAT64. // RFC 7915 §4.1
 pub fn to_v6(
     packet: &[u8],
     head: &PacketHead,
@@ -274,14 +286,14 @@ pub fn to_v6(
         &mut out,
         protocol,
         V6_HEADER_BYTES,
-        Side::Destination,
+        PacketEnd::Destination,
         destination.1,
     );
     Some(out)
 }
 
-/// The ICMP message "too big, at most `mtu`" to the sender of `packet`, from `router` of the same family.
-/// // RFC 792 (RFC 1191 §4), RFC 4443 §3.2
+/// The ICMP error "too big, at most `mtu`" to the sender of `packet`, from `router`, which is of
+/// the same address family. // RFC 792 (RFC 1191 §4), RFC 4443 §3.2
 pub fn too_big(packet: &[u8], head: &PacketHead, router: IpAddr, mtu: u16) -> Option<Vec<u8>> {
     match (head.source, router) {
         (IpAddr::V4(to), IpAddr::V4(router)) => {
@@ -328,7 +340,7 @@ pub fn too_big(packet: &[u8], head: &PacketHead, router: IpAddr, mtu: u16) -> Op
 pub(crate) mod tests {
     use super::*;
 
-    /// Whether every checksum of a packet is right, computed from nothing.
+    /// Whether every checksum of a packet is right.
     pub(crate) fn sums_up(packet: &[u8]) -> bool {
         let head = head(packet).expect("a packet");
         let inner = &packet[head.offset..];
@@ -354,7 +366,7 @@ pub(crate) mod tests {
         header_right && adjusted(0xffff, &[], &covered) == 0
     }
 
-    /// A right packet from `source` to `destination`, both IPv4 with ports.
+    /// A valid packet from `source` to `destination`, both IPv4 with ports.
     pub(crate) fn v4(
         protocol: u8,
         source: (Ipv4Addr, u16),
@@ -417,7 +429,7 @@ pub(crate) mod tests {
             rewrite_v4(
                 &mut packet,
                 &first,
-                Side::Source,
+                PacketEnd::Source,
                 Ipv4Addr::new(198, 18, 3, 250),
                 20_001,
             );
@@ -431,7 +443,7 @@ pub(crate) mod tests {
         let mut packet = v4(UDP, (A, 5000), (B, 80));
         packet[30] ^= 4;
         let first = head(&packet).unwrap();
-        rewrite_v4(&mut packet, &first, Side::Source, B, 1);
+        rewrite_v4(&mut packet, &first, PacketEnd::Source, B, 1);
         assert!(!sums_up(&packet));
     }
 

@@ -1,4 +1,4 @@
-//! Which addresses the lab's little internet has.
+//! The addresses in the lab's internet.
 //!
 //! ```text
 //! device, link i, address number g     10.(64+i).(g+1).2/24        2001:db8:(i+1):(g+1)::2/64
@@ -8,8 +8,8 @@
 //! IPv4 through NAT64                                               64:ff9b::/96
 //! ```
 //!
-//! Every attachment has another subnet and another NAT, as another access point would. All blocks
-//! are reserved for documentation, benchmarks and private use: nothing here exists outside.
+//! Every attachment has another subnet and another NAT, like another access point. All blocks are
+//! reserved for documentation, benchmarks and private use, so no real host has these addresses.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -23,10 +23,11 @@ pub const PROXY_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0xffff, 0, 0, 0, 0, 
 pub const ORIGIN_V4: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 20);
 /// The origin's IPv6 address.
 pub const ORIGIN_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0xffff, 0, 0, 0, 0, 0x20);
-/// The port at the origin's address where the captive portal of every link answers.
+/// The port at the origin's address on which the captive portals of all links answer.
 pub(crate) const PORTAL_PORT: u16 = 8081;
-/// What programs in the lab see as `/etc/hosts`: names for both families of both hosts, and the machine's `own`, which
-/// some programs look up as they begin and wait for (Firefox, to lock its profile).
+/// The content of `/etc/hosts` for programs in the lab: names for both address families of both
+/// hosts, and the machine's `own` name, which some programs resolve at their start and wait for
+/// (Firefox, to lock its profile).
 pub(crate) fn hosts(own: &str) -> String {
     let mut text = "127.0.0.1 localhost\n::1 localhost\n".to_owned();
     let there = [
@@ -42,28 +43,28 @@ pub(crate) fn hosts(own: &str) -> String {
     text
 }
 
-/// Where IPv4 begins behind a NAT64. // RFC 6052 §2.1
+/// The prefix of IPv4 addresses behind a NAT64. // RFC 6052 §2.1
 pub const NAT64_PREFIX: Ipv6Addr = Ipv6Addr::new(0x64, 0xff9b, 0, 0, 0, 0, 0, 0);
 
-/// Addresses of one link before they come around again.
+/// The number of addresses of one link before they repeat.
 const ADDRESSES: u32 = 250;
 
-/// What a link's address number `number` comes to.
+/// The addresses of a link with its address number `number`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkAddresses {
     /// The device's IPv4 address, in a /24.
     pub v4: Ipv4Addr,
-    /// Its IPv4 gateway.
+    /// The IPv4 gateway of the link.
     pub gateway_v4: Ipv4Addr,
     /// The device's IPv6 address, in a /64.
     pub v6: Ipv6Addr,
-    /// Its IPv6 gateway.
+    /// The IPv6 gateway of the link.
     pub gateway_v6: Ipv6Addr,
-    /// The NAT's address outside.
+    /// The external address of the NAT.
     pub public: Ipv4Addr,
 }
 
-/// The addresses of link `link` when it has its address number `number`.
+/// The addresses of link `link` with its address number `number`.
 pub fn link_addresses(link: usize, number: u32) -> LinkAddresses {
     let (i, g) = (link as u8, (number % ADDRESSES) as u8 + 1);
     let v6 = |host| Ipv6Addr::new(0x2001, 0xdb8, u16::from(i) + 1, u16::from(g), 0, 0, 0, host);
@@ -76,7 +77,7 @@ pub fn link_addresses(link: usize, number: u32) -> LinkAddresses {
     }
 }
 
-/// The IPv6 address under which a device behind a NAT64 reaches `v4`.
+/// The IPv6 address by which a device behind a NAT64 reaches `v4`.
 pub fn through_nat64(v4: Ipv4Addr) -> Ipv6Addr {
     let [a, b, c, d] = v4.octets().map(u16::from);
     let mut words = NAT64_PREFIX.segments();
@@ -85,7 +86,7 @@ pub fn through_nat64(v4: Ipv4Addr) -> Ipv6Addr {
     Ipv6Addr::from(words)
 }
 
-/// The IPv4 address behind a NAT64 address.
+/// The IPv4 address for a NAT64 address; `None` for other addresses.
 pub fn behind_nat64(v6: Ipv6Addr) -> Option<Ipv4Addr> {
     let words = v6.segments();
     (words[..6] == NAT64_PREFIX.segments()[..6]).then(|| {

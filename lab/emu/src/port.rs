@@ -1,5 +1,5 @@
-//! Where the relay meets an interface: a TUN device, or, where `/dev/net/tun` may not be opened,
-//! the far end of a pair of Ethernet devices read through a packet socket.
+//! The relay's end of an interface: a TUN device or, if `/dev/net/tun` cannot be opened, the far
+//! end of a pair of Ethernet devices that is read through a packet socket.
 //!
 //! ```text
 //!   device namespace            relay's namespace
@@ -7,8 +7,8 @@
 //!   wlan0 ───── Ethernet ─────▶ lab0 ── packet socket (IP only, link header cut off)
 //! ```
 //!
-//! The pair asks for no neighbours (NOARP) and computes its checksums itself, so that what arrives
-//! are the same plain IP packets a TUN device gives.
+//! The pair sends no neighbour requests (NOARP) and computes its checksums itself, so that the
+//! received packets are plain IP packets, as from a TUN device.
 
 use nix::errno::Errno;
 use std::io;
@@ -16,7 +16,7 @@ use std::mem::{size_of, zeroed};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use tun_rs::SyncDevice;
 
-/// Bytes the kernel keeps for a packet socket until the relay takes them.
+/// The size of a packet socket's receive buffer in the kernel.
 const RECEIVE_BUFFER_BYTES: libc::c_int = 8 << 20;
 
 /// An interface as the relay sees it.
@@ -34,12 +34,12 @@ pub(crate) struct Wire {
 }
 
 impl Port {
-    /// The next packet, without waiting.
+    /// Receives the next packet without waiting.
     pub(crate) fn receive(&self, buffer: &mut [u8]) -> io::Result<usize> {
         match self {
             Port::Tun(device) => device.recv(buffer),
             Port::Wire(wire) => {
-                // SAFETY: the buffer is as long as said.
+                // SAFETY: the buffer has the length that is passed.
                 let bytes = unsafe {
                     let at = buffer.as_mut_ptr().cast();
                     libc::recv(
@@ -54,7 +54,7 @@ impl Port {
         }
     }
 
-    /// Hand a packet to the interface.
+    /// Sends a packet to the interface.
     pub(crate) fn send(&self, packet: &[u8]) -> io::Result<usize> {
         match self {
             Port::Tun(device) => device.send(packet),
@@ -67,7 +67,7 @@ impl Port {
                     libc::ETH_P_IP
                 } as u16)
                     .to_be();
-                // SAFETY: packet and address are as long as said.
+                // SAFETY: packet and address have the lengths that are passed.
                 let bytes = unsafe {
                     libc::sendto(
                         wire.socket.as_raw_fd(),
@@ -83,7 +83,7 @@ impl Port {
         }
     }
 
-    /// To wait on.
+    /// The descriptor to wait on.
     pub(crate) fn descriptor(&self) -> RawFd {
         match self {
             Port::Tun(device) => device.as_raw_fd(),
@@ -92,13 +92,13 @@ impl Port {
     }
 }
 
-/// Listen on interface number `index` of the calling thread's namespace; send to `hardware`, the
-/// other end's address.
+/// Opens a packet socket on interface number `index` of the calling thread's namespace, which sends
+/// to `hardware`, the other end's address.
 pub(crate) fn wire(index: u32, hardware: [u8; 6]) -> io::Result<Wire> {
     let every = (libc::ETH_P_ALL as u16).to_be();
     let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-    // SAFETY: plain system calls on a descriptor that is owned from the line after it is made; an
-    // all-zero sockaddr_ll is one.
+    // SAFETY: plain system calls on a descriptor that has an owner from the next line on; an
+    // all-zero sockaddr_ll is valid.
     unsafe {
         let socket = libc::socket(libc::AF_PACKET, kind, i32::from(every));
         let socket = OwnedFd::from_raw_fd(Errno::result(socket)?);
@@ -113,7 +113,7 @@ pub(crate) fn wire(index: u32, hardware: [u8; 6]) -> io::Result<Wire> {
             length,
         ))?;
         let bytes = RECEIVE_BUFFER_BYTES;
-        // Without it the system's default is kept, which loses packets only at high rates.
+        // Without it the system's default is used, which loses packets only at high rates.
         libc::setsockopt(
             socket.as_raw_fd(),
             libc::SOL_SOCKET,
@@ -130,10 +130,10 @@ pub(crate) fn wire(index: u32, hardware: [u8; 6]) -> io::Result<Wire> {
     }
 }
 
-/// Make interface `name` compute checksums before it sends, and with that send no packet larger
+/// Makes interface `name` compute checksums before it sends, so that it also sends no packet larger
 /// than its MTU.
 pub(crate) fn plain_packets(name: &str) -> io::Result<()> {
-    /// Set checksumming by the device. // linux/ethtool.h
+    /// The command that sets checksumming by the device. // linux/ethtool.h
     const ETHTOOL_STXCSUM: u32 = 0x17;
     #[repr(C)]
     struct Value {
@@ -144,7 +144,7 @@ pub(crate) fn plain_packets(name: &str) -> io::Result<()> {
         command: ETHTOOL_STXCSUM,
         data: 0,
     };
-    // SAFETY: an all-zero ifreq is one; the pointer in it outlives the call.
+    // SAFETY: an all-zero ifreq is valid; the pointer in it outlives the call.
     unsafe {
         let socket = libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0);
         let socket = OwnedFd::from_raw_fd(Errno::result(socket)?);

@@ -6,14 +6,14 @@
 //!        ◀─TUN─ down pipe  ◀─ gate (NAT) ◀─ by destination ◀─TUN─
 //! ```
 //!
-//! While packets flow it looks at everything once per quantum; waking for each packet costs most
-//! of a core. The models work out exact times themselves, so the quantum only delays when a packet
-//! is handed over. While nothing moves it sleeps until a packet or the models' next event.
+//! While packets move, it polls everything once per quantum, because waking for each packet costs
+//! most of a core. The models compute exact times themselves, so the quantum only delays the
+//! delivery of packets. While nothing moves it sleeps until a packet or the models' next event.
 //!
-//! Packets found in one look came at times nobody noted, one after the other since the look before,
-//! and are offered to the models so: spread evenly over that time. Offered all at its end, the first
-//! of them would get every place that became free in a full queue, and those are TCP's: the kernel
-//! answers while an acknowledgement is handed over, a program a moment later.
+//! The arrival times of packets found in one poll are unknown, so they are offered to the models
+//! evenly spread over the time since the previous poll. If all were offered at its end, the first
+//! ones would get every free place in a full queue, and those are TCP's: the kernel answers while
+//! an acknowledgement is delivered, a program a moment later.
 
 use crate::clock::EmuClock;
 use crate::gate::LinkGateway;
@@ -34,29 +34,29 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// How often the relay looks at everything while packets flow.
-/// // measured here: 25 % of a core at this, 60 to 90 % with a timer per packet
+/// The polling interval while packets move. // measured here: 25 % of a core with this value, 60 to
+/// 90 % with a timer for each packet
 pub const QUANTUM: Duration = Duration::from_micros(200);
-/// Packets taken from one device before the others have their turn.
+/// The most packets that are taken from one device in turn.
 const BATCH: usize = 512;
-/// Buffers kept for reuse.
+/// The most buffers that are kept for reuse.
 const SPARE_BUFFERS_MAX: usize = 4096;
-/// Packets below this are taken for acknowledgements and the like, not for data.
-/// // a guess: above any ACK of ours or TCP's, below any datagram worth sending
+/// The size below which packets count as acknowledgements and the like, not as data. // a guess:
+/// above any ACK of D2TP or TCP, below any datagram worth sending
 pub const DATA_PACKET_BYTES_MIN: usize = 400;
 /// The largest packet on any device.
 const PACKET_BYTES_MAX: usize = 9000;
 
-/// What the relay carried over one link.
+/// What the relay has carried over one link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RelayedBytes {
-    /// What the pipe towards the device did.
+    /// The counters of the pipe towards the device.
     pub down: Counters,
-    /// What the pipe from the device did.
+    /// The counters of the pipe from the device.
     pub upward: Counters,
-    /// Bytes the device put on the link while it was up.
+    /// Bytes that the device sent on the link while it was up.
     pub bytes_up: u64,
-    /// Packets the access network dropped: from a foreign address, or to no mapping.
+    /// Packets that the access network dropped: from a foreign address, or without a mapping.
     pub packets_misaddressed: u64,
 }
 
@@ -94,14 +94,14 @@ pub(crate) struct Relay {
     thread: Option<JoinHandle<()>>,
 }
 
-/// An interface on the internet's side and the addresses behind it.
+/// An interface on the internet side, with the addresses behind it.
 pub(crate) struct RelayInterface {
     pub(crate) device: Port,
     pub(crate) addresses: [IpAddr; 2],
 }
 
 impl Relay {
-    /// Start carrying packets between the links' devices and `places`. All links are down.
+    /// Starts to forward packets between the links' devices and `places`. All links are down.
     pub(crate) fn start(
         scenario: &Scenario,
         clock: EmuClock,
@@ -156,7 +156,7 @@ impl Relay {
     }
 
     fn order(&self, order: Order) {
-        // A relay that is gone has nothing to be told; joining it tells why.
+        // A relay that has ended needs no order; joining it reports why it ended.
         let _ = self.orders.send(order);
         let _ = self.wake.write(1);
     }
@@ -167,7 +167,7 @@ impl Relay {
         let _ = wait.recv();
     }
 
-    /// Put a link into this condition; done when it returns.
+    /// Sets the condition of a link. The change has been made when it returns.
     pub(crate) fn apply(&self, link: usize, condition: &LinkCondition) {
         let condition = Box::new(condition.clone());
         self.order_and_wait(|done| Order::Apply {
@@ -177,7 +177,8 @@ impl Relay {
         });
     }
 
-    /// The network gives the link these addresses; done when it returns.
+    /// Sets the addresses that the network assigns on the link. The change has been made when it
+    /// returns.
     pub(crate) fn readdress(&self, link: usize, addresses: LinkAddresses) {
         self.order_and_wait(|done| Order::Readdress {
             link,
@@ -186,27 +187,27 @@ impl Relay {
         });
     }
 
-    /// The device has its address on the link: switches are silent from here on.
+    /// Records that the device has its address on the link: the time of a switch counts from here.
     pub(crate) fn usable(&self, link: usize) {
         self.order(Order::Usable { link });
     }
 
-    /// The device's address on the link is gone.
+    /// Records that the device's address on the link is gone.
     pub(crate) fn lost(&self, link: usize) {
         self.order(Order::Lost { link });
     }
 
-    /// The link's NAT forgets its mappings.
+    /// Makes the link's NAT drop its mappings.
     pub(crate) fn rebind(&self, link: usize) {
         self.order(Order::Rebind { link });
     }
 
-    /// No flow is active from here on.
+    /// Records that no flow is active from now on.
     pub(crate) fn idle(&self) {
         self.order(Order::Idle);
     }
 
-    /// What was carried so far, and the switches found.
+    /// What was carried so far, and the switches that were found.
     pub(crate) fn report(&self) -> (Vec<RelayedBytes>, Vec<Switch>) {
         let (to, from) = channel();
         self.order(Order::Report { to });
@@ -243,13 +244,13 @@ struct Worker {
     wake: Arc<EventFd>,
     meter: SwitchMeter,
     spare: Vec<Vec<u8>>,
-    /// Packets of this look, with the number of the link or place they came from.
+    /// The packets of this poll, with the number of the link or place from which they came.
     found: Vec<(usize, Vec<u8>)>,
-    /// The models have been worked out up to here.
+    /// The time up to which the models have been computed.
     looked: Time,
 }
 
-/// When packets found in one look came.
+/// The arrival times of packets found in one poll.
 #[derive(Clone, Copy)]
 struct Arrivals {
     since: Time,
@@ -258,7 +259,7 @@ struct Arrivals {
 }
 
 impl Arrivals {
-    /// When the packet of this number came: in order, evenly spread.
+    /// The arrival time of the packet with this number: in order, evenly spread.
     fn at(&self, number: usize) -> Time {
         let all = self.now.since(self.since);
         self.since + all.scaled(2 * number as u64 + 1, 2 * self.count.max(1))
@@ -267,7 +268,7 @@ impl Arrivals {
 
 impl Worker {
     fn run(&mut self) {
-        // Sleep as long as asked, not up to 50 µs longer.
+        // Sleep exactly as long as requested, not up to 50 µs longer.
         if let Err(error) = nix::sys::prctl::set_timerslack(1) {
             tracing::debug!(%error, "timer slack stays as it is");
         }
@@ -283,16 +284,16 @@ impl Worker {
                 std::thread::sleep(QUANTUM.saturating_sub(spent));
             } else {
                 self.wait();
-                // What comes next has only just come.
+                // The next packets arrived just now.
                 self.looked = self.clock.now();
             }
         }
     }
 
-    /// Carry out what was ordered; whether to go on.
+    /// Carries out pending orders. Returns whether to continue.
     fn obey(&mut self, now: Time) -> bool {
         while let Ok(order) = self.inbox.try_recv() {
-            // An order may work the models out up to now: nothing has come before.
+            // An order may compute the models up to now; nothing has arrived before.
             self.looked = now;
             match order {
                 Order::Apply {
@@ -300,7 +301,8 @@ impl Worker {
                     condition,
                     done,
                 } => {
-                    // What the device sent before it lost the link is in flight, not "while down".
+                    // Packets that the device sent before it lost the link are in flight, not
+                    // "while down".
                     if !condition.up {
                         self.take_from_device(now);
                     }
@@ -352,7 +354,7 @@ impl Worker {
                 continue;
             }
             let link = &mut self.links[number];
-            // The first hop is beside the device: the link's delay and queue lie behind it.
+            // The first hop is next to the device: the link's delay and queue are beyond it.
             if let Some(answer) = link.gate.answer(&packet) {
                 if link.model.upward().delivers() && link.model.down().delivers() {
                     send(&link.device, &answer);
@@ -403,7 +405,7 @@ impl Worker {
                 .iter_mut()
                 .find(|l| l.gate.leads_to(head.destination))
             else {
-                continue; // To an address that is gone, or chatter.
+                continue; // To an old address, or multicast.
             };
             let mtu = link.model.down().profile().mtu_bytes;
             let mtu = if link.nat64 && head.destination.is_ipv4() {
@@ -417,7 +419,7 @@ impl Worker {
                     .iter()
                     .find(|a| a.is_ipv4() == head.source.is_ipv4());
                 let router = match router {
-                    // The router before the link; any address beside the place's own will do.
+                    // The router before the link; any address except the place's own will do.
                     Some(IpAddr::V4(_)) => IpAddr::V4([203, 0, 113, 1].into()),
                     _ => IpAddr::V6(plan::link_addresses(0, 0).gateway_v6),
                 };
@@ -441,7 +443,7 @@ impl Worker {
         moved
     }
 
-    /// Hand over what has crossed a link by now.
+    /// Delivers packets that have crossed a link by now.
     fn hand_over(&mut self) -> bool {
         let now = self.clock.now();
         self.looked = now;
@@ -478,7 +480,7 @@ impl Worker {
         moved
     }
 
-    /// Sleep until a packet, an order, or the models' next event.
+    /// Sleeps until a packet, an order, or the models' next event.
     fn wait(&mut self) {
         let next = self
             .links
@@ -498,7 +500,7 @@ impl Worker {
             PollFd::new(fd, PollFlags::POLLIN)
         }));
         let woken = ppoll(&mut fds, timeout, None).is_ok();
-        // A device that is down reports an error at once: do not spin on it.
+        // A device that is down reports an error at once, which must not cause a busy loop.
         let readable = |fd: &PollFd| fd.revents().is_some_and(|r| r.contains(PollFlags::POLLIN));
         let failing = |fd: &PollFd| {
             fd.revents()
@@ -511,7 +513,8 @@ impl Worker {
     }
 }
 
-/// Multicast and link-local packets: router solicitations and the like, which no link carries here.
+/// Whether a packet is multicast or link-local, such as a router solicitation, which the lab's
+/// links do not carry.
 fn is_chatter(packet: &[u8]) -> bool {
     match packet::head(packet).map(|head| (head.source, head.destination)) {
         Some((IpAddr::V4(_), IpAddr::V4(to))) => to.is_multicast() || to.is_broadcast(),
@@ -522,7 +525,7 @@ fn is_chatter(packet: &[u8]) -> bool {
     }
 }
 
-/// The next packet a device has; `None` if it has none, or is down.
+/// Reads the next packet of a device; `None` if it has none, or is down.
 fn receive(device: &Port, spare: &mut Vec<Vec<u8>>) -> Option<Vec<u8>> {
     let mut landing = [0; PACKET_BYTES_MAX];
     let bytes = device.receive(&mut landing).ok()?;
@@ -534,7 +537,7 @@ fn receive(device: &Port, spare: &mut Vec<Vec<u8>>) -> Option<Vec<u8>> {
 
 fn send(device: &Port, packet: &[u8]) {
     if let Err(error) = device.send(packet) {
-        // The interface went down under the packet: it is lost, as it would be in the air.
+        // The interface went down meanwhile, so the packet is lost, as on a radio link.
         tracing::trace!(%error, bytes = packet.len(), "a packet met a device that is down");
     }
 }

@@ -1,12 +1,12 @@
-//! Becoming allowed to make network namespaces: as root one is; anybody else becomes root of a user
-//! namespace of their own, which has power over nothing but what it makes itself.
+//! Gets the permission to create network namespaces. Root has it; other users become root of their
+//! own user namespace, which has privileges only over what it creates itself.
 
 use nix::errno::Errno;
 use nix::sched::{CloneFlags, unshare};
 use std::fs;
 use thiserror::Error;
 
-/// Why the lab cannot be built on this machine, and what would change that.
+/// Why the lab cannot run on this machine, and what would change that.
 #[derive(Debug, Error)]
 pub enum Forbidden {
     /// The process had other threads already.
@@ -14,7 +14,7 @@ pub enum Forbidden {
         "the lab must be entered before the process starts threads ({threads} are running); this is a mistake in the program that calls it"
     )]
     Threads {
-        /// How many threads were running.
+        /// The number of running threads.
         threads: usize,
     },
     /// The system refuses user namespaces.
@@ -22,25 +22,26 @@ pub enum Forbidden {
         "this system refuses unprivileged user namespaces ({errno}); run as root, or allow them: `sysctl kernel.unprivileged_userns_clone=1` (Debian), `sysctl kernel.apparmor_restrict_unprivileged_userns=0` (Ubuntu)"
     )]
     UserNamespaces {
-        /// The system's answer.
+        /// The system's error.
         errno: Errno,
     },
-    /// There are user namespaces, but not the network namespaces in them.
+    /// User namespaces are permitted, but not network namespaces in them.
     #[error(
         "this system lets nobody make network namespaces here ({errno}); in a container, add the capability SYS_ADMIN or run outside it"
     )]
     NetworkNamespaces {
-        /// The system's answer.
+        /// The system's error.
         errno: Errno,
     },
 }
 
-/// Make sure that this process may make network namespaces, in a user namespace of its own if need
-/// be. Call it before any thread is started: only a process with one thread may change its user.
-/// Afterwards it is root among what it makes, and its former user to everybody else.
+/// Makes sure that this process may create network namespaces, in its own user namespace if
+/// necessary. Call it before any thread is started, because only a process with one thread may
+/// change its user. Afterwards the process is root over what it creates, and its former user for
+/// everything else.
 ///
 /// # Errors
-/// What the system forbids, and what would allow it.
+/// What the system forbids, and what would permit it.
 pub fn enter() -> Result<(), Forbidden> {
     if may_make_networks().is_ok() {
         return Ok(());
@@ -60,7 +61,7 @@ pub fn enter() -> Result<(), Forbidden> {
     may_make_networks().map_err(|errno| Forbidden::NetworkNamespaces { errno })
 }
 
-/// Try it on a thread that ends at once.
+/// Tries it on a thread that ends at once.
 fn may_make_networks() -> Result<(), Errno> {
     std::thread::spawn(|| unshare(CloneFlags::CLONE_NEWNET))
         .join()

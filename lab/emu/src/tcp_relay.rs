@@ -1,13 +1,13 @@
-//! Plain TCP over the emulated links of [`crate::Loopback`]: what a connection without D2TP gets.
+//! Plain TCP over the emulated links of [`crate::Loopback`], to compare with D2TP.
 //!
 //! ```text
 //!  client ─TCP─▶ relay of the link ─▶ upward pipe ─▶ ─TCP─▶ origin
-//!         ◀─         of the way    ◀─  down pipe  ◀─
+//!         ◀─                       ◀─  down pipe  ◀─
 //! ```
 //!
-//! The models delay and pace the bytes; nothing is lost or reordered, since TCP would repair that,
-//! and no slow start is imitated. A connection is reset when its link is lost or gets another
-//! address, where a real one would hang until somebody's patience ends. All three favour TCP.
+//! The models delay and pace the bytes. Nothing is lost or reordered, since TCP would repair that,
+//! and there is no slow start. A connection is reset when its link is lost or gets another address,
+//! where a real one would hang until a timeout. All three favour TCP.
 
 use crate::clock::EmuClock;
 use crate::world::WorldEvent;
@@ -22,18 +22,18 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinSet;
 
-/// Bytes of a piece as the models see it: one segment.
+/// The size of a piece of data for the models, in bytes: one segment.
 const PIECE_BYTES: usize = 1448;
-/// What the models count per segment beside its payload: IPv4 and TCP headers.
+/// The bytes that the models count for each segment beside its payload: IPv4 and TCP headers.
 const HEADER_BYTES: u32 = 52;
-/// Bytes of a connection inside a link at most: more than any link of a demonstration needs to be
-/// full, and what a cut throws away at worst.
+/// The most bytes of a connection inside a link: more than any link of a demonstration needs to be
+/// full, and the most that a lost link discards.
 const WINDOW_BYTES: usize = 256 * 1024; // a guess: 60 Mb/s times 34 ms
 
 #[derive(Clone)]
 struct TcpRelayState {
     condition: LinkCondition,
-    /// Grows when connections must not survive.
+    /// A counter that grows when connections must not survive.
     attachment: u64,
 }
 
@@ -46,10 +46,10 @@ pub struct TcpRelays {
 }
 
 impl TcpRelays {
-    /// Relays to the origin at `origin`; every link is down.
+    /// Creates relays to the origin at `origin`; every link is down.
     ///
     /// # Errors
-    /// A port or a thread cannot be had.
+    /// A port or a thread is not available.
     pub fn start(scenario: &Scenario, origin: SocketAddr) -> anyhow::Result<TcpRelays> {
         let (mut states, mut listening) = (Vec::new(), Vec::new());
         for number in 0..scenario.links.len() {
@@ -91,7 +91,7 @@ impl TcpRelays {
         })
     }
 
-    /// Something happened to a link.
+    /// Handles an event of a link.
     pub fn happened(&self, happening: &WorldEvent) {
         let event = &happening.event;
         let moved = matches!(event.kind, EventKind::NewAddress { .. } | EventKind::Down);
@@ -101,8 +101,8 @@ impl TcpRelays {
         });
     }
 
-    /// Where a new connection to the origin goes: over the first link that is up, as the routing
-    /// of a device prefers its Wi-Fi.
+    /// The address for a new connection to the origin: over the first link that is up, as the
+    /// routing of a device prefers Wi-Fi.
     pub fn way(&self) -> Option<SocketAddr> {
         let up = self.states.iter().position(|s| s.borrow().condition.up)?;
         Some(self.at[up])
@@ -153,7 +153,7 @@ fn serve(
     })
 }
 
-/// One connection, until it ends or its link goes.
+/// Carries one connection, until it ends or its link is lost.
 async fn carry(
     mut client: TcpStream,
     origin: SocketAddr,
@@ -218,7 +218,7 @@ fn push(link: &mut LinkModel<Vec<u8>>, way: LinkDirection, now: Time, bytes: &[u
     }
 }
 
-/// The link as TCP's user sees it: rate and delay, repaired.
+/// The condition of the link for TCP: rate and delay, without losses.
 fn lossless(condition: &LinkCondition) -> LinkCondition {
     let repaired = |profile: &Profile| Profile {
         loss: Loss::default(),
@@ -229,7 +229,7 @@ fn lossless(condition: &LinkCondition) -> LinkCondition {
         ..profile.clone()
     };
     LinkCondition {
-        // What goes no further is sent again until it does.
+        // Blocked data is sent again until it passes.
         stalled: condition.stalled || !condition.reach.passes_tcp(),
         down: repaired(&condition.down),
         upward: repaired(&condition.upward),

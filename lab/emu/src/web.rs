@@ -1,5 +1,5 @@
-//! The origin as a web server: nginx where it is installed, the built-in one otherwise, each over
-//! HTTP and over HTTPS with a certificate of an authority made for this run.
+//! The origin's web server: nginx if it is installed, otherwise the built-in one, each over HTTP
+//! and over HTTPS with a certificate of an authority created for this run.
 //!
 //! ```text
 //!            ┌ nginx :80 :443 ── /bytes/N of the scenario's flows: files
@@ -23,38 +23,38 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-/// Where the built-in server listens behind nginx.
+/// The port of the built-in server behind nginx.
 const BEHIND_PORT: u16 = 8080;
-/// Objects that are written as files for nginx take at most this much room; others are made up.
+/// The most bytes of objects that are written as files for nginx; others are generated.
 const FILES_BYTES_MAX: u64 = 1 << 30;
-/// How long nginx may take to listen.
+/// How long nginx may take to start listening.
 const START: Duration = Duration::from_secs(20);
-/// How often it is looked whether it does.
+/// The interval at which that is checked.
 const LOOK: Duration = Duration::from_millis(10);
-/// Where web servers live that ordinary users do not see. // Debian
+/// The folder of web servers that is not in ordinary users' paths. // Debian
 const SBIN: &str = "/usr/sbin";
 
 /// The origin's web server.
 #[derive(Debug)]
 pub struct Web {
-    /// Who serves, in words.
+    /// The name of the server program.
     pub what: String,
-    /// The authority to trust, PEM.
+    /// The certificate of the authority to trust, PEM.
     pub ca: PathBuf,
-    /// Where uploads are files, if they are.
+    /// The folder of uploads, if they become files.
     uploads: Option<PathBuf>,
     received: UploadCounts,
     nginx: Option<Child>,
 }
 
 impl Web {
-    /// The file an upload to `/upload/NAME` became; none where the server keeps none.
+    /// The file of an upload to `/upload/NAME`; `None` if the server keeps none.
     pub fn upload(&self, name: &str) -> Option<PathBuf> {
         self.uploads.as_ref().map(|folder| folder.join(name))
     }
 
-    /// Bytes that arrived so far of the upload to `/upload/NAME`; none behind nginx, which takes an upload whole
-    /// before anybody else sees it.
+    /// Bytes of the upload to `/upload/NAME` that have arrived; `None` behind nginx, which receives
+    /// an upload completely before others can see it.
     pub fn upload_arrived(&self, name: &str) -> Option<u64> {
         self.nginx.is_none().then(|| self.received.arrived(name))
     }
@@ -69,8 +69,8 @@ impl Drop for Web {
     }
 }
 
-/// Makes an authority and a certificate, and decides who serves. The built-in server is started by
-/// the caller, then nginx by [`Web::listen`].
+/// Creates an authority and a certificate, and chooses the server. The caller starts the built-in
+/// server, then [`Web::listen`] starts nginx.
 pub(crate) fn prepare(scenario: &Scenario, folder: &Path) -> anyhow::Result<(Web, OriginServer)> {
     let tls = certify(folder)?;
     let ca = folder.join("ca.pem");
@@ -134,7 +134,7 @@ pub(crate) fn prepare(scenario: &Scenario, folder: &Path) -> anyhow::Result<(Web
 }
 
 impl Web {
-    /// Starts nginx, if it is who serves, and waits until it listens.
+    /// Starts nginx, if it is used, and waits until it listens.
     pub(crate) fn listen(&mut self, origin: &Namespace, folder: &Path) -> anyhow::Result<()> {
         let conf = folder.join("nginx.conf");
         if !conf.exists() {
@@ -191,7 +191,7 @@ impl Nginx {
         })
     }
 
-    /// Writes its configuration and its files; where uploads will lie.
+    /// Writes nginx's configuration and files. Returns the folder of uploads.
     fn write(&self, scenario: &Scenario, folder: &Path) -> anyhow::Result<Option<PathBuf>> {
         let www = folder.join("www");
         fs::create_dir_all(www.join("bytes"))?;
@@ -221,7 +221,7 @@ impl Nginx {
              location @made {{ proxy_pass http://behind; proxy_buffering off; }}
              location /upload/ {{ {upload} }}"
         );
-        // The user is the one we are: it may be the only one there is.
+        // The current user, because there may be no other one.
         let config = format!(
             "user root; daemon off; master_process off; pid {dir}/nginx.pid; error_log {dir}/error.log;
              worker_rlimit_nofile 4096;
@@ -246,7 +246,7 @@ impl Nginx {
     }
 }
 
-/// Writes what the origin has under `/bytes/N`.
+/// Writes the content of `/bytes/N`.
 pub fn write_content(file: &Path, seed: u64, bytes: u64) -> std::io::Result<()> {
     let mut out = BufWriter::new(fs::File::create(file)?);
     let mut piece = vec![0; 1 << 16];
@@ -260,7 +260,7 @@ pub fn write_content(file: &Path, seed: u64, bytes: u64) -> std::io::Result<()> 
     out.flush()
 }
 
-/// An authority and a certificate of it for the origin's name and addresses, as PEM files.
+/// Creates an authority and its certificate for the origin's name and addresses, as PEM files.
 fn certify(folder: &Path) -> anyhow::Result<Tls> {
     let mut params = CertificateParams::default();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);

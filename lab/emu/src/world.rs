@@ -5,11 +5,12 @@
 //!   wlan0 wwan0 …  ◀─TUN─▶  link models  ◀─TUN─▶  net0                  net0
 //! ```
 //!
-//! [`World::build`] makes everything with the links down. [`World::start`] lets time begin: from
-//! then on a thread applies the scenario's timeline, to the device's interfaces and to the models.
-//! Order matters: on losing a link the interface goes first (a packet the device sends later is its
-//! mistake and counted), on getting one the model goes first (a packet sent at once must get
-//! through). Dropping the world ends and removes everything, also when the program panics.
+//! [`World::build`] creates everything with the links down. [`World::start`] starts time: from then
+//! on a thread applies the scenario's timeline to the device's interfaces and to the models. The
+//! order matters: when a link is lost, the interface changes first (packets that the device sends
+//! later are its errors, and are counted); when a link comes up, the model changes first (a packet
+//! that is sent at once must pass). Dropping the world ends and removes everything, also when the
+//! program panics.
 
 use crate::clock::EmuClock;
 use crate::namespace::Namespace;
@@ -31,33 +32,33 @@ use std::thread::JoinHandle;
 use tempfile::TempDir;
 use tokio::sync::oneshot;
 
-/// Port of the built-in origin.
+/// The port of the built-in origin.
 pub const ORIGIN_PORT: u16 = 80;
-/// MTU inside the lab's internet.
+/// The MTU in the lab's internet.
 const INTERNET_MTU: u32 = 1500;
-/// MTU of the internet when a link is behind a NAT64, whose packets grow by the larger header on
+/// The MTU of the internet if a link is behind a NAT64, whose packets grow by the larger header on
 /// the way to the device.
 const INTERNET_MTU_NAT64: u32 = 1480;
 
-/// Something that happened in the world.
+/// An event in the world that was carried out.
 #[derive(Clone, Debug)]
 pub struct WorldEvent {
-    /// When it was done, in the run's time.
+    /// When it was carried out, in the run's time.
     pub at: Time,
     /// The link's name.
     pub link: String,
     /// The device's addresses on the link after it; `None` if it has none.
     pub addresses: Option<plan::LinkAddresses>,
-    /// What the scenario said.
+    /// The event in the scenario.
     pub event: ScenarioLinkEvent,
 }
 
-/// What the world saw of a run.
+/// The observations of a run.
 #[derive(Clone, Debug)]
 pub struct WorldObservations {
     /// The links for the report.
     pub links: Vec<LinkReport>,
-    /// The switches found.
+    /// The switches that were found.
     pub switches: Vec<Switch>,
     /// All counters, in the scenario's order of links.
     pub carried: Vec<RelayedBytes>,
@@ -65,9 +66,9 @@ pub struct WorldObservations {
 
 /// A running lab.
 pub struct World {
-    // Dropped in this order: time stops, the relay ends, the namespaces go.
+    // Dropped in this order: time stops, the relay ends, the namespaces are removed.
     time: Option<Running>,
-    /// The devices the relay will carry packets between, until it starts.
+    /// The devices between which the relay will forward packets, until it starts.
     waiting: Option<(Vec<Port>, Vec<RelayInterface>)>,
     web: Option<Web>,
     origin_server: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
@@ -97,10 +98,11 @@ impl Drop for Running {
 }
 
 impl World {
-    /// Build the world of a scenario, links down, time not begun. [`crate::enter`] comes first.
+    /// Builds the world of a scenario, with links down and time not started. [`crate::enter`] must
+    /// be called before.
     ///
     /// # Errors
-    /// What the system refused.
+    /// The system refused something.
     pub fn build(scenario: Scenario) -> anyhow::Result<World> {
         let mut device = Namespace::new("device")?;
         let mut proxy = Namespace::new("proxy")?;
@@ -111,7 +113,7 @@ impl World {
         std::fs::write(&hosts, plan::hosts(&own.to_string_lossy()))?;
         let names = device.name_hosts(&hosts) && proxy.name_hosts(&hosts);
         join_hosts(&proxy, &origin)?;
-        // Only used where TUN devices cannot be had.
+        // Only used if TUN devices are not available.
         let relay = Arc::new(Namespace::new("relay")?);
         let nat64 = scenario
             .links
@@ -170,17 +172,17 @@ impl World {
         })
     }
 
-    /// Where the device's programs run.
+    /// The namespace in which the device's programs run.
     pub fn device(&self) -> &Namespace {
         &self.device
     }
 
-    /// Where the proxy runs.
+    /// The namespace in which the proxy runs.
     pub fn proxy(&self) -> &Namespace {
         &self.proxy
     }
 
-    /// Where the origin runs.
+    /// The namespace in which the origin runs.
     pub fn origin(&self) -> &Namespace {
         &self.origin
     }
@@ -190,7 +192,7 @@ impl World {
         &self.scenario
     }
 
-    /// Whether programs on the device and the proxy know `origin` and `proxy` by name.
+    /// Whether programs on the device and the proxy can resolve the names `origin` and `proxy`.
     pub fn has_names(&self) -> bool {
         self.names
     }
@@ -200,11 +202,11 @@ impl World {
         self.web.as_ref()
     }
 
-    /// Start the web server that the scenario asks for, over HTTP and HTTPS; it serves until the
+    /// Starts the web server that the scenario requires, over HTTP and HTTPS. It serves until the
     /// world is dropped.
     ///
     /// # Errors
-    /// When nginx is asked for and not there, or a port cannot be had.
+    /// nginx is required and not installed, or a port is not available.
     pub fn start_web(&mut self) -> anyhow::Result<&Web> {
         let (mut web, builtin) = web::prepare(&self.scenario, self.folder.path())?;
         self.serve(builtin)?;
@@ -212,10 +214,10 @@ impl World {
         Ok(self.web.insert(web))
     }
 
-    /// Start the built-in origin; it serves until the world is dropped, on IPv4 and IPv6.
+    /// Starts the built-in origin on IPv4 and IPv6. It serves until the world is dropped.
     ///
     /// # Errors
-    /// When its port cannot be had, or it runs already.
+    /// Its port is not available, or it runs already.
     pub fn start_origin(&mut self) -> anyhow::Result<Vec<SocketAddr>> {
         let addresses = vec![
             SocketAddr::new(plan::ORIGIN_V4.into(), ORIGIN_PORT),
@@ -243,11 +245,11 @@ impl World {
         wait.recv().context("the origin's thread died")?
     }
 
-    /// Have the device's kernel MPTCP, to the origin and to the proxy, use all links, those that cost when
-    /// there is no other. Before time begins.
+    /// Makes the device's kernel MPTCP use all links to the origin and to the proxy, metered ones
+    /// only if there is no other. Call it before time starts.
     ///
     /// # Errors
-    /// This kernel or its `ip` knows no MPTCP.
+    /// The kernel or its `ip` does not support MPTCP.
     pub fn use_multipath(&self) -> anyhow::Result<()> {
         let costs = |link: &Link| link.class != Class::Free;
         let backups = self.scenario.links.iter().map(costs).collect();
@@ -259,11 +261,11 @@ impl World {
         Ok(())
     }
 
-    /// Let the scenario's time begin. `on_event` hears of each event once it is done; those at 0
-    /// before this returns, the others on a thread of its own.
+    /// Starts the scenario's time. `on_event` is called after each event: for those at 0 before
+    /// this returns, for others on a separate thread.
     ///
     /// # Errors
-    /// When what happens at 0 cannot be done, or time runs already.
+    /// The events at 0 cannot be carried out, or time has already been started.
     pub fn start(
         &mut self,
         on_event: impl FnMut(&WorldEvent) + Send + 'static,
@@ -317,28 +319,29 @@ impl World {
         Ok(())
     }
 
-    /// Now, in the scenario's time; 0 before it begins.
+    /// The current time of the scenario; 0 before it starts.
     pub fn now(&self) -> Time {
         self.time
             .as_ref()
             .map_or(Time::ZERO, |time| time.clock.now())
     }
 
-    /// Why the lab stopped following its scenario, if it did: the run then shows nothing.
+    /// Why the lab stopped following its scenario, in which case the run is not valid; `None` if it
+    /// follows.
     pub fn fault(&self) -> Option<String> {
         self.time
             .as_ref()
             .and_then(|time| time.fault.get().cloned())
     }
 
-    /// Tell the switch meter that no flow is active: the silence that follows is no switch's.
+    /// Records that no flow is active, so that the following silence is not a switch.
     pub fn idle(&self) {
         if let Some(time) = &self.time {
             time.relay.idle();
         }
     }
 
-    /// What was seen so far.
+    /// The observations so far.
     pub fn seen(&self) -> WorldObservations {
         let (carried, switches) = self
             .time
@@ -380,7 +383,7 @@ impl Drop for World {
     }
 }
 
-/// Does to the device and the models what the scenario says.
+/// Applies the scenario's events to the device and the models.
 struct Actor {
     relay: Arc<Relay>,
     device: Arc<Namespace>,
@@ -465,7 +468,7 @@ const HOSTS: [WorldHost; 2] = [
     },
 ];
 
-/// A wire between proxy and origin that no model slows down.
+/// Connects proxy and origin by an interface pair without a model.
 fn join_hosts(proxy: &Namespace, origin: &Namespace) -> anyhow::Result<()> {
     let [here, there] = &HOSTS;
     let namespace = origin.run(|_| network::own_namespace())??;

@@ -1,8 +1,8 @@
-//! A device on real sockets whose Wi-Fi goes dead, or whose access point is cut off from what is behind it: by
-//! asking the gateway it tells the one from the other.
+//! A device on real sockets whose Wi-Fi fails, or whose access point loses its uplink: by probing
+//! the gateway the device distinguishes the two.
 //!
-//! A program of its own rather than the test harness, because only a process with one thread may
-//! enter a user namespace. Where the system forbids namespaces it says so and passes.
+//! It is a program without the test harness, because only a process with one thread may enter a
+//! user namespace. If the system forbids namespaces it prints a message and passes.
 
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
@@ -28,7 +28,7 @@ fn main() {
     }
     let (air, behind) = (fails("dead"), fails("cut"));
     println!("the air: {air:?}\nbehind the first hop: {behind:?}");
-    // R-HOP-1: with the word of its gateway, before probe timeouts would have found it out.
+    // R-HOP-1: with its gateway's status, before probe timeouts would have detected it.
     assert!(air.whole, "the window did not survive a hole in the air");
     // R-HOP-2: by probe timeouts, and with half the window.
     assert!(!behind.whole, "a fault further on was taken for a hole");
@@ -36,16 +36,16 @@ fn main() {
     println!("test the_air_and_what_is_behind_it_are_told_apart ... ok");
 }
 
-/// What a device made of a fault.
+/// The reaction of a device to a fault.
 #[derive(Debug)]
 struct Came {
-    /// From being quiet to being silent.
+    /// The time from quiet to silent.
     hesitated: Duration,
-    /// Whether the path went on with its window as it was.
+    /// Whether the path resumed with its previous window.
     whole: bool,
 }
 
-/// An upload over one link with a fault of this kind in it.
+/// Runs an upload over one link with a fault of this kind.
 fn fails(how: &str) -> Came {
     let text = format!(
         "seed = 5\nduration_s = 30\n[[link]]\nname = \"wlan0\"\ndown_mbps = 10\nup_mbps = 10\nrtt_ms = 150\n\
@@ -88,6 +88,8 @@ fn fails(how: &str) -> Came {
                     host: plan::PROXY_V4.to_string(),
                     port: PORT,
                     key,
+                    stream: None,
+                    nodes: Default::default(),
                 },
                 key: SecretKey::from_bytes([1; 32]),
                 config: EndpointConfig::default(),
@@ -137,9 +139,9 @@ async fn upload(options: DeviceOptions, began: Instant) -> Came {
     Came { hesitated, whole }
 }
 
-/// Between two looks: shorter than a round trip, in which a window may grow again.
+/// The interval between checks: shorter than a round trip, in which a window may grow again.
 async fn pause() {
-    // sleep: figures of a path are looked at, and change without an event
+    // sleep: a path's statistics change without an event, so they are polled
     tokio::time::sleep(Duration::from_millis(5)).await;
 }
 

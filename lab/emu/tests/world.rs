@@ -1,7 +1,7 @@
-//! The lab against real sockets: one world after another, in real time.
+//! Tests of the lab with real sockets: one world after another, in real time.
 //!
-//! A program of its own rather than the test harness, because only a process with one thread may
-//! enter a user namespace. Where the system forbids namespaces it says so and passes.
+//! It is a program without the test harness, because only a process with one thread may enter a
+//! user namespace. If the system forbids namespaces it prints a message and passes.
 
 use cedos_lab_emu::{World, content, enter, plan};
 use cedos_lab_scenario::{Scenario, SwitchKind};
@@ -114,7 +114,8 @@ fn get(world: &World, origin: SocketAddr, bytes: u64) -> std::io::Result<Vec<u8>
     world.device().run(work).expect("the device")
 }
 
-/// A UDP echo at the origin, on the port it answers; with each answer the port it saw, as text.
+/// A UDP echo server at the origin, and its address. Each answer contains the client's port, as
+/// text.
 fn start_echo(world: &World) -> SocketAddr {
     let socket = world
         .origin()
@@ -165,7 +166,8 @@ fn a_download_is_whole_and_counted_on_its_link() {
     assert_eq!((links[1].bytes_down, links[1].bytes_up), (0, 0));
 }
 
-/// Seconds that `packets` of 1200 bytes take from the origin to the device, from the first to the last.
+/// The seconds that `packets` of 1200 bytes take from the origin to the device, from the first to
+/// the last one.
 fn flood(world: &World, packets: u32) -> (Duration, u32) {
     let (tell, ask) = mpsc::channel();
     let server = world
@@ -179,7 +181,7 @@ fn flood(world: &World, packets: u32) -> (Duration, u32) {
         let (_, to) = server.recv_from(&mut buffer).unwrap();
         for _ in 0..packets {
             server.send_to(&[1; 1200], to).unwrap();
-            // sleep: packets are to come at a pace that no queue drops
+            // sleep: packets are sent at a rate at which no queue drops
             std::thread::sleep(Duration::from_micros(100));
         }
         let _ = tell.send(());
@@ -199,7 +201,7 @@ fn the_rate_is_within_three_percent() {
     let mut world = world("[[link]]\nname = \"wlan0\"\ndown_mbps = 10\nqueue_bytes = 10000000\n");
     world.start(|_| {}).unwrap();
     let (took, got) = flood(&world, 2000);
-    // 1228 bytes of IP packet each; the first marks the start.
+    // 1228 bytes for each IP packet; the first one marks the start.
     let mbps = f64::from(got - 1) * 1228.0 * 8.0 / took.as_secs_f64() / 1e6;
     println!("  10 Mb/s measures {mbps:.3}");
     assert!((9.7..=10.3).contains(&mbps), "{mbps} Mb/s instead of 10");
@@ -223,7 +225,7 @@ fn the_round_trip_is_within_a_millisecond() {
         "  30 ms measures {:.3} (median), {:.3} to {:.3}",
         rtts[20], rtts[0], rtts[40]
     );
-    // The lower quartile: what a busy machine adds is not the lab's.
+    // The lower quartile, because a busy machine adds delays that are not the lab's.
     assert!(
         (30.0..=31.0).contains(&rtts[10]),
         "{} ms instead of 30",
@@ -438,7 +440,8 @@ fn what_is_too_big_for_a_link_is_told_to_its_sender_in_both_families() {
         device.connect(server.local_addr().unwrap()).unwrap();
         device.send(b"hello").unwrap();
         let (_, from) = server.recv_from(&mut [0; 10]).unwrap();
-        // Packets of 1400 bytes and more may not be cut: the sender must hear of the limit.
+        // Packets of 1400 bytes and more may not be fragmented: the sender must be informed of the
+        // limit.
         forbid_fragments(&server);
         server.connect(from).unwrap();
         assert!(server.send(&[1; 1400]).is_ok());
@@ -450,19 +453,19 @@ fn what_is_too_big_for_a_link_is_told_to_its_sender_in_both_families() {
                     told = true;
                     break;
                 }
-                // sleep: the router's word reaches the socket by no event that a test sees
+                // sleep: no event shows that the router's message reached the socket
                 _ => std::thread::sleep(Duration::from_millis(20)),
             }
         }
         assert!(told, "the sender was not told: {origin}");
-        // Each packet that was too big is told of once more.
+        // Each packet that was too big causes another error.
         let fits = (0..200).any(|_| server.send(&[1; 1200]).is_ok());
         assert!(fits, "what fits is not sent");
         assert_eq!(device.recv(&mut [0; 2000]).expect("and arrives"), 1200);
     }
 }
 
-/// Packets of this socket are never cut, and it hears of limits on the way.
+/// Forbids fragmentation of this socket's packets, so that it gets errors about the MTU.
 fn forbid_fragments(socket: &UdpSocket) {
     use std::os::fd::AsRawFd;
     let on: libc::c_int = libc::IP_PMTUDISC_DO;
@@ -470,7 +473,7 @@ fn forbid_fragments(socket: &UdpSocket) {
         (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER),
         (libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER),
     ] {
-        // SAFETY: a plain option of a descriptor that lives; one of the two families refuses it.
+        // SAFETY: a plain option of an open descriptor; one of the two address families refuses it.
         unsafe {
             libc::setsockopt(
                 socket.as_raw_fd(),
@@ -489,7 +492,7 @@ fn each_direction_has_its_own_rate() {
     world.start(|_| {}).unwrap();
     const PACKETS: u32 = 300;
     let (down, _) = flood(&world, PACKETS);
-    // The same the other way: an echo of nothing but the last packet.
+    // The same in the other direction: only the last packet is echoed.
     let server = world
         .origin()
         .run(|_| UdpSocket::bind((plan::ORIGIN_V4, 0)).unwrap())
@@ -498,7 +501,7 @@ fn each_direction_has_its_own_rate() {
     server
         .set_read_timeout(Some(Duration::from_millis(500)))
         .unwrap();
-    // Read while they are sent: a socket holds fewer than these.
+    // Read while they are sent, because a socket holds fewer than these.
     let reader = std::thread::spawn(move || {
         let (mut first, mut last, mut got) = (None, Instant::now(), 0u32);
         while got < PACKETS && server.recv(&mut [0; 2000]).is_ok() {
@@ -510,7 +513,7 @@ fn each_direction_has_its_own_rate() {
     });
     for _ in 0..PACKETS {
         device.send(&[1; 1200]).unwrap();
-        // sleep: packets are to come at a pace that no queue drops
+        // sleep: packets are sent at a rate at which no queue drops
         std::thread::sleep(Duration::from_micros(100));
     }
     let (first, last, got) = reader.join().unwrap();

@@ -1,4 +1,4 @@
-//! What a radio consumes: a state machine that is told when bytes passed, and answers in joules.
+//! Energy models of radios: a state machine that is given the times of bytes, and computes joules.
 //!
 //! ```text
 //!         first byte       bytes keep coming        none for a while
@@ -7,10 +7,10 @@
 //!                                      └─────────────┴──────────────┘
 //! ```
 //!
-//! The stages after the last byte are the radio's tail: a cellular radio stays awake for seconds, so
-//! a trickle can cost as much as a download. Constants are those that others measured
-//! ([`radios`]); they differ between phones by more than between ways to use them. A [`Phone`] is what is
-//! around the radio while it waits: asleep, awake, or looking for Wi-Fi.
+//! The stages after the last byte are the radio's tail: a cellular radio stays awake for seconds,
+//! so a little traffic can cost as much as a download. The constants were measured by others
+//! ([`radios`]); they differ between phones more than between ways to use them. A [`Phone`] models
+//! the rest of the device while it waits: asleep, awake, or scanning for Wi-Fi.
 #![forbid(unsafe_code)]
 
 mod meter;
@@ -22,35 +22,35 @@ pub use d2tp_time::{Span, Time};
 pub use meter::{Energy, RadioEnergyMeter};
 pub use phone::Phone;
 
-/// Power for a time.
+/// A constant power for some time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PowerStage {
-    /// How long.
+    /// The length of the stage.
     pub span: Span,
-    /// How much.
+    /// The power during the stage.
     pub milliwatts: f64,
 }
 
 /// The power model of a radio.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Radio {
-    /// Which radio was measured, and by whom.
+    /// The radio that was measured, and the source.
     pub name: &'static str,
-    /// What it consumes when it has carried nothing for long.
+    /// The power when it has carried nothing for long.
     pub idle_milliwatts: f64,
-    /// From the first byte in idle until it carries. The byte is not delayed by it here: a link's
-    /// model has the delay.
+    /// The stage from the first byte in idle until it carries data. It does not delay the byte
+    /// here; a link's model has the delay.
     pub ramp: PowerStage,
-    /// From a byte on, one after the other, as long as no other comes: the first is the radio at work,
-    /// the others its tail.
+    /// The stages after a byte, one after the other, as long as no other byte follows. The first
+    /// one is the radio at work, the others are its tail.
     pub stages: &'static [PowerStage],
-    /// For each byte from the device.
+    /// Energy for each byte sent by the device.
     pub up_nanojoules: f64,
-    /// For each byte to the device.
+    /// Energy for each byte received by the device.
     pub down_nanojoules: f64,
 }
 
-/// Which way bytes went.
+/// The direction of bytes on a radio.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RadioDirection {
     /// From the device.

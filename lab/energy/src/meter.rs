@@ -1,20 +1,20 @@
-//! A radio's joules so far.
+//! Computes the energy that a radio has used.
 
 use crate::{Radio, RadioDirection};
 use d2tp_time::{Span, Time};
 
-/// Where the energy went, in joules.
+/// The energy of a radio by state, in joules.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Energy {
-    /// Waking the radio.
+    /// Energy for waking the radio.
     pub ramp: f64,
-    /// At work, the first stage after each byte.
+    /// Energy at work, in the first stage after each byte.
     pub work: f64,
-    /// The stages after it.
+    /// Energy in the stages after that.
     pub tail: f64,
-    /// Carrying nothing.
+    /// Energy while it carries nothing.
     pub idle: f64,
-    /// Bytes themselves.
+    /// Energy for the bytes themselves.
     pub bytes: f64,
 }
 
@@ -25,7 +25,7 @@ impl Energy {
     }
 }
 
-/// Counts what a radio consumes.
+/// Computes the energy that a radio uses.
 ///
 /// ```
 /// use cedos_lab_energy::{RadioEnergyMeter, Span, Time, RadioDirection, radios};
@@ -38,9 +38,9 @@ impl Energy {
 #[derive(Clone, Debug)]
 pub struct RadioEnergyMeter {
     radio: Radio,
-    /// Counted up to here.
+    /// The time up to which energy was computed.
     now: Time,
-    /// When the stages began; none in idle.
+    /// When the stages began; `None` in idle.
     stages_at: Option<Time>,
     energy: Energy,
 }
@@ -56,11 +56,11 @@ impl RadioEnergyMeter {
         }
     }
 
-    /// Bytes passed at `now`, which must not go back.
+    /// Records bytes at `now`, which must not go back.
     pub fn on_bytes(&mut self, now: Time, bytes: u64, way: RadioDirection) {
         self.until(now);
         if self.stages_at.is_none() {
-            // Its time is not taken from what follows: the ramp's power is beyond that.
+            // The ramp takes no time from the following stages, because its power is additional.
             self.energy.ramp += joules(self.radio.ramp.milliwatts, self.radio.ramp.span);
         }
         self.stages_at = Some(now);
@@ -71,7 +71,7 @@ impl RadioEnergyMeter {
         self.energy.bytes += bytes as f64 * nanojoules / 1e9;
     }
 
-    /// What was consumed until `now`.
+    /// The energy used until `now`.
     pub fn until(&mut self, now: Time) -> Energy {
         let mut at = self.now;
         if let Some(mut begins) = self.stages_at {
@@ -109,7 +109,7 @@ mod tests {
         Time::ZERO + Span::from_millis(ms)
     }
 
-    /// Watts are told apart by their decimal place.
+    /// The powers differ in their decimal place, so that each part can be recognized.
     const RADIO: Radio = Radio {
         name: "made up",
         idle_milliwatts: 1.0,

@@ -1,8 +1,8 @@
-//! What a phone consumes that waits for Wi-Fi: asleep, awake, or looking for it.
+//! The energy of a phone that waits for Wi-Fi: asleep, awake, or scanning.
 //!
 //! ```text
-//!  asleep ───┐resume            suspend┌─── asleep        a look: `turn` and the scan awake,
-//!            │  ┌──── scan ────┐       │                          the radio during the scan
+//!  asleep ───┐resume            suspend┌─── asleep        a scan: awake for `turn` and the scan,
+//!            │  ┌──── scan ────┐       │                          the radio on during the scan
 //!            └──┴──────────────┴───────┘
 //! ```
 
@@ -12,34 +12,34 @@ use d2tp_time::Span;
 /// A phone with its screen off and nothing to do.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Phone {
-    /// Which phone, and where its figures are from.
+    /// The phone, and the source of its figures.
     pub name: &'static str,
-    /// Asleep, its cellular radio paged now and then.
+    /// Power while asleep, including paging of its cellular radio.
     pub asleep_milliwatts: f64,
-    /// A processor that may not sleep, beyond that.
+    /// Additional power of a processor that is kept awake.
     pub awake_milliwatts: f64,
-    /// A Wi-Fi radio that is on and carries nothing, beyond that.
+    /// Additional power of a Wi-Fi radio that is on and carries nothing.
     pub wifi_milliwatts: f64,
-    /// A scan of all channels, beyond that.
+    /// Additional power during a scan of all channels.
     pub scan: PowerStage,
-    /// Out of sleep and back.
+    /// The time to resume and suspend.
     pub turn: Span,
 }
 
 impl Phone {
-    /// What a look out of sleep takes beyond sleeping on, in joules.
+    /// The energy of a scan during sleep, in addition to that of sleeping, in joules.
     pub fn look_joules(&self) -> f64 {
         let awake = self.scan.span + self.turn;
         let beyond = self.awake_milliwatts + self.wifi_milliwatts;
         joules(beyond, awake) + joules(self.scan.milliwatts, self.scan.span)
     }
 
-    /// Mean power of a time asleep with so many looks, in milliwatts.
+    /// The mean power over a time asleep with this many scans, in milliwatts.
     pub fn looking_milliwatts(&self, looks: u64, over: Span) -> f64 {
         self.asleep_milliwatts + 1e3 * looks as f64 * self.look_joules() / over.as_secs_f64()
     }
 
-    /// Mean power held awake, with a scan so often.
+    /// The mean power while kept awake, with a scan at this interval, in milliwatts.
     pub fn held_milliwatts(&self, every: Span) -> f64 {
         let scans = joules(self.scan.milliwatts, self.scan.span) / every.as_secs_f64();
         self.asleep_milliwatts + self.awake_milliwatts + self.wifi_milliwatts + 1e3 * scans

@@ -1,19 +1,19 @@
-//! Radios that others measured.
+//! Radios, with measurements by others.
 //!
 //! "2012": Huang et al., *A Close Examination of Performance and Power Characteristics of 4G LTE
-//! Networks*, MobiSys 2012, tables 3 and 4 (an HTC ThunderBolt): ramp, tail and idle as measured, power
-//! at work as β and per byte as 8 α of their linear model. "G1": the HTC Dream of Zhang et al.,
-//! *Accurate Online Power Estimation and Automatic Battery Behavior Based Power Model Generation for
-//! Smartphones*, CODES+ISSS 2010 (PowerTutor), the phone that Super-aggregation's authors used too;
-//! the power of states only, its terms for channel rate and signal left out. "i997": the Samsung
-//! i997 (Infuse) as its profile in AT&T's Application Resource Optimizer has it, the tool of Qian et
-//! al., *Profiling Resource Usage for Mobile Applications*, MobiSys 2011; promotion, states and their
-//! timers, power of states only.
+//! Networks*, MobiSys 2012, tables 3 and 4 (an HTC ThunderBolt): ramp, tail and idle as measured,
+//! power at work as β and per byte as 8 α of their linear model. "G1": the HTC Dream of Zhang et
+//! al., *Accurate Online Power Estimation and Automatic Battery Behavior Based Power Model
+//! Generation for Smartphones*, CODES+ISSS 2010 (PowerTutor), the phone that Super-aggregation's
+//! authors used too; the power of states only, its terms for channel rate and signal left out.
+//! "i997": the Samsung i997 (Infuse) as its profile in AT&T's Application Resource Optimizer has
+//! it, the tool of Qian et al., *Profiling Resource Usage for Mobile Applications*, MobiSys 2011;
+//! promotion, states and their timers, power of states only.
 //!
-//! Checked against a source: all of the i997 (`i997.conf` of that tool), all of the G1 (constants of
-//! PowerTutor's library), and of LTE ramp, tail power, α and the 100 ms (`lte.conf`, which has 1.2 W for
-//! β = 1.288 W and 10.1 s for the tail of 11.6 s). Not checked, for no copy of the tables was at hand: those
-//! two of LTE, and 3G and Wi-Fi of 2012.
+//! Checked against a source: all of the i997 (`i997.conf` of that tool), all of the G1 (constants
+//! of PowerTutor's library), and of LTE ramp, tail power, α and the 100 ms (`lte.conf`, which has
+//! 1.2 W for β = 1.288 W and 10.1 s for the tail of 11.6 s). Not checked, for no copy of the tables
+//! was at hand: those two of LTE, and 3G and Wi-Fi of 2012.
 
 use crate::{PowerStage, Radio};
 use d2tp_time::Span;
@@ -27,8 +27,8 @@ const fn stage(millis: u64, milliwatts: f64) -> PowerStage {
     }
 }
 
-/// How long after a byte the radio counts as at work. // the shortest tail measured, 100 ms of LTE's
-/// inactivity before it first sleeps (Huang et al., table 3)
+/// How long after a byte the radio counts as being at work. // the shortest tail measured, 100 ms
+/// of LTE's inactivity before it first sleeps (Huang et al., table 3)
 const AT_WORK_MS: u64 = 100;
 
 /// An LTE radio of 2012.
@@ -41,7 +41,7 @@ pub const LTE_2012: Radio = Radio {
     down_nanojoules: 8.0 * 51.97,
 };
 
-/// 3G, 2012: a dedicated channel, then a shared one.
+/// A 3G radio of 2012: a dedicated channel, then a shared one.
 pub const UMTS_2012: Radio = Radio {
     name: "3G (Huang et al. 2012)",
     idle_milliwatts: 0.0,
@@ -55,7 +55,7 @@ pub const UMTS_2012: Radio = Radio {
     down_nanojoules: 8.0 * 122.12,
 };
 
-/// Wi-Fi, 2012.
+/// A Wi-Fi radio of 2012.
 pub const WIFI_2012: Radio = Radio {
     name: "Wi-Fi (Huang et al. 2012)",
     idle_milliwatts: 0.0,
@@ -65,7 +65,7 @@ pub const WIFI_2012: Radio = Radio {
     down_nanojoules: 8.0 * 137.01,
 };
 
-/// 3G of the G1: 4 s in the dedicated channel, 6 s in the shared one.
+/// The 3G radio of the G1: 4 s in the dedicated channel, 6 s in the shared one.
 pub const UMTS_G1: Radio = Radio {
     name: "3G (HTC Dream, PowerTutor)",
     idle_milliwatts: 10.0,
@@ -75,7 +75,7 @@ pub const UMTS_G1: Radio = Radio {
     down_nanojoules: 0.0,
 };
 
-/// Wi-Fi of the G1. PowerTutor looks once a second.
+/// The Wi-Fi radio of the G1. PowerTutor samples once a second.
 pub const WIFI_G1: Radio = Radio {
     name: "Wi-Fi (HTC Dream, PowerTutor)",
     idle_milliwatts: 20.0,
@@ -85,7 +85,8 @@ pub const WIFI_G1: Radio = Radio {
     down_nanojoules: 0.0,
 };
 
-/// 3G of the i997: 2 s of promotion, 4 s in the dedicated channel, 10 s in the shared one.
+/// The 3G radio of the i997: 2 s of promotion, 4 s in the dedicated channel, 10 s in the shared
+/// one.
 pub const UMTS_I997: Radio = Radio {
     name: "3G (Samsung i997, ARO)",
     idle_milliwatts: 0.0,
@@ -95,7 +96,7 @@ pub const UMTS_I997: Radio = Radio {
     down_nanojoules: 0.0,
 };
 
-/// Wi-Fi of the i997.
+/// The Wi-Fi radio of the i997.
 pub const WIFI_I997: Radio = Radio {
     name: "Wi-Fi (Samsung i997, ARO)",
     idle_milliwatts: 20.0,

@@ -1,14 +1,15 @@
-//! The air between a station and its access point: who sends next (802.11 DCF, basic access).
+//! The shared medium between a station and its access point: which of them sends next (802.11 DCF,
+//! basic access).
 //!
 //! ```text
 //!  free_at ── DIFS ── slot slot slot ┬─ only one counter at 0: its frame, its answer ─▶ free_at
 //!                                    └─ both: a collision, both windows double ───────▶ free_at
 //! ```
 //!
-//! Counters are drawn ahead, so what happens next is a function of the state and of what waits, and
-//! looking late changes nothing. A station whose counter ran out while it had nothing to send sends
-//! at once when it has (post-backoff, IEEE Std 802.11-2016, 10.3.4.2). There are only these two: no
-//! hidden ones, no other cells.
+//! Counters are drawn in advance, so the next event is a function of the state and of the queues,
+//! and a late call changes nothing. A station whose counter ran out while its queue was empty sends
+//! at once when it has a packet (post-backoff, IEEE Std 802.11-2016, 10.3.4.2). There are only
+//! these two stations: no hidden ones, no other cells.
 
 use crate::medium::Medium;
 use crate::pipe::QueueHead;
@@ -16,30 +17,30 @@ use d2tp_time::{Span, Time};
 use rand::Rng;
 use rand_pcg::Pcg32;
 
-/// Tries of a frame before it is given up. // dot11ShortRetryLimit, 802.11-2016 Annex C
+/// The most attempts to send a frame. // dot11ShortRetryLimit, 802.11-2016 Annex C
 const TRIES_MAX: u32 = 7;
 
-/// The next thing on the air.
+/// The next exchange on the medium.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AirExchange {
     begins: Time,
-    /// When the frame, or the longer of two, ends: a packet that arrives does so now.
+    /// When the frame, or the longer of two, ends: a packet that arrives does so then.
     pub(crate) ends: Time,
-    /// Which of the two send.
+    /// Which of the two stations send.
     pub(crate) sends: [bool; 2],
 }
 
-/// A station that contends for the air with another.
+/// A station that contends for the medium with another one.
 #[derive(Debug)]
 struct Station {
-    /// Slots still to be counted down.
+    /// The slots still to be counted down.
     backoff: u32,
-    /// The window it was drawn from.
+    /// The contention window from which `backoff` was drawn.
     window: u32,
     tries: u32,
 }
 
-/// The state of the air.
+/// The state of the medium.
 #[derive(Debug)]
 pub(crate) struct Air {
     medium: Medium,
@@ -70,19 +71,19 @@ impl Air {
         self.medium
     }
 
-    /// Nothing was sent before `now`, whatever waited.
+    /// Records that nothing was sent before `now`, whatever was queued.
     pub(crate) fn hold(&mut self, now: Time) {
         self.free_at = self.free_at.max(now);
     }
 
-    /// What happens next, with these packets at the heads of the two queues.
+    /// The next exchange, with these packets at the heads of the two queues.
     pub(crate) fn next(&self, heads: [Option<QueueHead>; 2]) -> Option<AirExchange> {
         let starts = [0, 1].map(|n| {
             let counted = self.slots_begin() + self.slots(self.stations[n].backoff);
             heads[n].map(|head| head.arrived.max(counted))
         });
         let begins = starts.into_iter().flatten().min()?;
-        // Within a slot nobody hears the other begin.
+        // Within a slot neither station detects that the other one begins.
         let deaf_until = begins + self.medium.slot();
         let sends = starts.map(|start| start.is_some_and(|start| start < deaf_until));
         let end = |n: usize| {
@@ -97,12 +98,12 @@ impl Air {
         })
     }
 
-    /// Takes in an exchange that happened. Returns which packets are done with: delivered, or after
-    /// a collision given up.
+    /// Applies an exchange that happened. Returns which packets are finished: delivered, or given
+    /// up after a collision.
     pub(crate) fn take(&mut self, exchange: &AirExchange) -> [bool; 2] {
         let idle = exchange.begins.since(self.slots_begin());
         let counted = idle.as_nanos() / self.medium.slot().as_nanos();
-        // Who collided waits as long for the answer that does not come (Bianchi 2000, T_c).
+        // After a collision both wait as long as for an answer (Bianchi 2000, T_c).
         self.free_at = exchange.ends + self.medium.answer();
         let collided = exchange.sends == [true, true];
         self.collisions += u64::from(collided);

@@ -1,4 +1,5 @@
-//! How NATs map and filter, in the words of RFC 4787, around the table of [`Nat`].
+//! Mapping and filtering behaviour of NATs in the terms of RFC 4787, on top of the table of
+//! [`Nat`].
 //!
 //! | RFC 3489 called it | mapping | filtering |
 //! |---|---|---|
@@ -15,18 +16,18 @@ use crate::nat::Nat;
 /// A kind of NAT.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Behaviour {
-    /// One port for all, and all may answer.
+    /// One port for all destinations, and every host may answer.
     FullCone,
-    /// One port for all; an address answers that was spoken to.
+    /// One port for all destinations; addresses that received a packet may answer.
     AddressRestricted,
-    /// One port for all; an address and port answers that was spoken to.
+    /// One port for all destinations; addresses and ports that received a packet may answer.
     PortRestricted,
-    /// A port for each address and port spoken to, and only that answers.
+    /// A port for each address and port, and only that destination may answer.
     Symmetric,
 }
 
 impl Behaviour {
-    /// Every behaviour, from the most open to the closest.
+    /// Every behaviour, from the most open to the most restrictive.
     pub const ALL: [Behaviour; 4] = [
         Behaviour::FullCone,
         Behaviour::AddressRestricted,
@@ -34,7 +35,7 @@ impl Behaviour {
         Behaviour::Symmetric,
     ];
 
-    /// The name that people write.
+    /// The name on the command line.
     pub fn word(self) -> &'static str {
         match self {
             Behaviour::FullCone => "full-cone",
@@ -44,7 +45,7 @@ impl Behaviour {
         }
     }
 
-    /// What of a remote endpoint a packet from it must share with one that was spoken to.
+    /// The part of a remote endpoint that the filter compares with earlier destinations.
     fn told_apart(self, remote: SocketAddr) -> Option<SocketAddr> {
         match self {
             Behaviour::FullCone => None,
@@ -54,7 +55,7 @@ impl Behaviour {
     }
 }
 
-/// A NAT of one kind over inside endpoints `E`.
+/// A NAT of one kind, for internal endpoints of type `E`.
 ///
 /// ```
 /// use cedos_lab_link::{Behaviour, KindNat};
@@ -68,12 +69,12 @@ impl Behaviour {
 pub struct KindNat<E> {
     behaviour: Behaviour,
     table: Nat<(E, Option<SocketAddr>)>,
-    /// Whom each port has spoken to, as far as the filter tells them apart.
+    /// The destinations of each port, as far as the filter distinguishes them.
     spoken: BTreeMap<u16, BTreeSet<SocketAddr>>,
 }
 
 impl<E: Copy + Ord> KindNat<E> {
-    /// A NAT that maps nothing yet.
+    /// A NAT without mappings.
     pub fn new(behaviour: Behaviour) -> KindNat<E> {
         KindNat {
             behaviour,
@@ -82,7 +83,7 @@ impl<E: Copy + Ord> KindNat<E> {
         }
     }
 
-    /// The outside port of a packet from `inside` to `remote`.
+    /// The external port of a packet from `inside` to `remote`.
     pub fn outbound(&mut self, inside: E, remote: SocketAddr) -> u16 {
         let apart = (self.behaviour == Behaviour::Symmetric).then_some(remote);
         let port = self.table.outbound((inside, apart));
@@ -92,7 +93,7 @@ impl<E: Copy + Ord> KindNat<E> {
         port
     }
 
-    /// Who gets a packet from `remote` to outside `port`.
+    /// The internal endpoint that gets a packet from `remote` to external port `port`.
     pub fn inbound(&self, port: u16, remote: SocketAddr) -> Option<E> {
         let (inside, _) = self.table.inbound(port)?;
         let passes = match self.behaviour.told_apart(remote) {
@@ -102,7 +103,7 @@ impl<E: Copy + Ord> KindNat<E> {
         passes.then_some(inside)
     }
 
-    /// Forget everything, as a router does that starts anew.
+    /// Drops all mappings, as a router does that restarts.
     pub fn rebind(&mut self) {
         self.table.rebind();
         self.spoken.clear();

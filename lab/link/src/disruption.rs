@@ -1,52 +1,53 @@
-//! What a TCP connection makes of a link with holes: how long it waits after each, and what it carries.
+//! A model of TCP on a link with outages: how long a connection waits after each outage, and its
+//! throughput.
 //!
 //! ```text
-//!  link  ██████████│            hole             │████████████████
+//!  link  ██████████│           outage            │████████████████
 //!  TCP   ███████████ T0 ┊ 2 T0  ┊     4 T0      ┊  ·  ·  8 T0  ·  ·  ┊▁▂▄█
 //!                       ▲       ▲               ▲│                   ▲ first packet that gets through
 //!                       timeouts, L_k = (2^k − 1) T0                 │
 //!                                    T_d ────────┘     t_w ──────────┘
 //! ```
 //!
-//! After Soroush et al. (Epsilon), whose sums are Padhye's (SIGCOMM 1998): timeouts double, so the
-//! wait t_w after a hole of length T_d is what is left of the last one. Two of their equations are
-//! corrected here (docs/repro/E1.md): k is the least number with L_k ≥ T_d, so
+//! The model follows Soroush et al. (Epsilon), who use Padhye's sums (SIGCOMM 1998): timeouts
+//! double, so the wait t_w after an outage of length T_d is the rest of the last one. Two of their
+//! equations are corrected here (docs/repro/E1.md): k is the least number with L_k ≥ T_d, so
 //!
 //! ```text
 //!  t_w = (2^⌈log2(T_d / T0 + 1)⌉ − 1) T0 − T_d        (theirs has 2^…·T0: too large by T0)
 //! ```
 //!
-//! and without a second link nothing is carried in a hole. Beyond theirs: where t_w is longer than the
-//! stay, the timeout falls into the next hole and doubles again, which a rate of (T_O − t_w) cannot say;
-//! the window begins with one segment and doubles each round trip; and a tail loss probe (RFC 8985 §7)
-//! comes before the first timeout and restarts it, as in Linux.
+//! and without a second link nothing is carried in an outage. In addition to theirs: if t_w is
+//! longer than the stay, the timeout falls into the next outage and doubles again, which a rate of
+//! (T_O − t_w) cannot express; the window begins with one segment and doubles each round trip; and
+//! a tail loss probe (RFC 8985 §7) precedes the first timeout and restarts it, as in Linux.
 
 use d2tp_time::{Span, Time};
 
 use crate::holes::Holes;
 
-/// Segments a connection begins with (RFC 6928).
+/// The initial window of a connection in segments (RFC 6928).
 const WINDOW_INITIAL: u64 = 10;
 
-/// A connection whose sender always has something to send.
+/// A TCP connection whose sender always has data.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Disruption {
-    /// What it carries while the link is there: payload bytes a second.
+    /// The rate while the link is available, in payload bytes per second.
     pub rate: f64,
-    /// The round trip.
+    /// The round-trip time.
     pub rtt: Span,
-    /// Payload of a segment.
+    /// Payload bytes of a segment.
     pub segment: u64,
     /// T0: the first timeout.
     pub timeout: Span,
-    /// No timeout is longer: 64 T0 in the model as published, 120 s in Linux.
+    /// The longest timeout: 64 T0 in the model as published, 120 s in Linux.
     pub timeout_max: Span,
-    /// From the last acknowledgement to a tail loss probe; zero where there is none.
+    /// The time from the last acknowledgement to a tail loss probe; zero without probes.
     pub probe: Span,
 }
 
 impl Disruption {
-    /// L_k: from the beginning of the hole to the `k`-th timeout.
+    /// L_k: the time from the beginning of the outage to the `k`-th timeout.
     pub fn timeouts_last(&self, k: u32) -> Span {
         let mut timeout = self.timeout;
         let mut sum = self.probe;
@@ -57,19 +58,20 @@ impl Disruption {
         sum
     }
 
-    /// k: the timeout that ends a hole of this length for the connection.
+    /// k: the number of timeouts until the connection resumes after an outage of this length.
     pub fn timeouts(&self, hole: Span) -> u32 {
         (1..)
             .find(|k| self.timeouts_last(*k) >= hole)
             .expect("timeouts are longer than nothing")
     }
 
-    /// t_w: how long the connection waits after a hole.
+    /// t_w: how long the connection waits after an outage.
     pub fn waits(&self, hole: Span) -> Span {
         self.timeouts_last(self.timeouts(hole)).saturating_sub(hole)
     }
 
-    /// What it carries over a link with these holes, begun at the first moment the link is there.
+    /// The bytes carried over a link with these outages, from the first moment at which the link is
+    /// available.
     pub fn carries(&self, holes: &Holes) -> f64 {
         let way = self.rtt.divided(2);
         let first = holes.iter().next().filter(|(from, _)| *from == Time::ZERO);
@@ -78,7 +80,7 @@ impl Disruption {
         while let Some(until) = holes.stay_until(at) {
             bytes += self.fills(until.since(at), window);
             window = 1;
-            // The last acknowledgement that got through is half a round trip old when it is heard.
+            // The last acknowledgement that passed is half a round trip old when it arrives.
             let heard = until + way;
             let through = |at: &Time| holes.stay_until(*at).is_some_and(|until| *at + way < until);
             let end = Time::ZERO + holes.length();
@@ -91,7 +93,7 @@ impl Disruption {
         bytes
     }
 
-    /// What a stay of this length carries if it begins with a window of so many segments.
+    /// The bytes carried in a stay of this length that begins with a window of this many segments.
     fn fills(&self, stay: Span, window: u64) -> f64 {
         let whole = self.rate * self.rtt.as_secs_f64();
         let mut window = (window * self.segment) as f64;
@@ -171,7 +173,7 @@ mod tests {
         let tcp = published(S);
         let whole = Holes::none(S.times(60));
         let hole = Holes::of(S.times(60), vec![(at(10), at(15))]);
-        // 4 s to the third timeout's end: 7 s and half a round trip after 10 s, 2 s after the hole.
+        // The third timeout: 7 s and half a round trip after 10 s, which is 2 s after the outage.
         let missing = tcp.carries(&whole) - tcp.carries(&hole);
         let (away, half) = (tcp.rate * 7.0, tcp.rate * 0.05);
         let slow_start = missing - away - half;
@@ -184,8 +186,9 @@ mod tests {
     #[test]
     fn a_timeout_that_falls_into_the_next_hole_doubles_again() {
         let tcp = published(S);
-        // Stays of 4 s, holes of 32 s. Last heard at 4.05 s, so it tries at 5.05, 7.05, 11.05, 19.05, 35.05,
-        // 67.05 and 131.05; the link is there from 36, 72, 108 and 144 s on.
+        // Stays of 4 s, outages of 32 s. The last packet arrived at 4.05 s, so it tries at 5.05,
+        // 7.05, 11.05, 19.05, 35.05, 67.05 and 131.05; the link is available from 36, 72, 108 and
+        // 144 s on.
         let holes = (0..4).map(|n| (at(4 + 36 * n), at(36 + 36 * n)));
         let holes = Holes::of(S.times(148), holes.collect());
         assert_eq!(tcp.carries(&holes), tcp.fills(S.times(4), WINDOW_INITIAL));
@@ -196,7 +199,7 @@ mod tests {
         let mut tcp = published(S);
         tcp.probe = MS.times(200);
         assert_eq!(tcp.waits(S.times(2)), MS.times(1_200));
-        // It may itself get through.
+        // The probe may itself pass.
         let short = Holes::of(S.times(60), vec![(at(10), at(10) + MS.times(150))]);
         let whole = Holes::none(S.times(60));
         let missing = tcp.carries(&whole) - tcp.carries(&short);

@@ -1,4 +1,4 @@
-//! When a link is there and when it is not: stays and holes in turn.
+//! Outages of a link: stays, in which the link is available, and holes in turn.
 //!
 //! ```text
 //!  0                                                       length
@@ -6,8 +6,8 @@
 //!   stay              stay                 stay
 //! ```
 //!
-//! Lengths are drawn one after another, and the beginning is anywhere in this course of things: in
-//! the middle of a stay, or of a hole.
+//! Lengths are drawn one after another, and the run begins at a random point of this sequence: in
+//! the middle of a stay or of a hole.
 
 use d2tp_time::{Span, Time};
 use rand::Rng;
@@ -15,21 +15,21 @@ use rand_pcg::Pcg32;
 
 use crate::link::seeded;
 
-/// The stream of chance that holes are drawn from; the links of a run use lower ones.
+/// The random stream from which holes are drawn; the links of a run use lower ones.
 const STREAM: u64 = 1 << 34;
-/// What a normal distribution exceeds in one of ten cases, in standard deviations.
+/// The value that a normal distribution exceeds in one of ten cases, in standard deviations.
 const TENTH: f64 = 1.2816;
 
-/// How long stays or holes last.
+/// The distribution of the lengths of stays or holes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum DurationModel {
-    /// Always so long.
+    /// A constant length.
     Always(Span),
-    /// Up to this, all lengths alike.
+    /// Evenly distributed from zero to this length.
     Evenly(Span),
     /// Log-normal: half are longer than the median, one of ten longer than `tenth`.
     LogNormal {
-        /// Half are longer.
+        /// The median length.
         median: Span,
         /// The length that one hole of ten exceeds.
         tenth: Span,
@@ -37,14 +37,14 @@ pub enum DurationModel {
 }
 
 impl DurationModel {
-    /// In whole milliseconds.
+    /// Draws a length in whole milliseconds.
     fn draw(self, rng: &mut Pcg32) -> Span {
         let ms = match self {
             DurationModel::Always(span) => return span,
             DurationModel::Evenly(most) => most.as_millis_f64() * rng.random::<f64>(),
             DurationModel::LogNormal { median, tenth } => {
                 let deviation = (tenth.as_secs_f64() / median.as_secs_f64()).ln() / TENTH;
-                // Twelve even draws make a normal one, near enough.
+                // The sum of twelve even draws is close enough to a normal one.
                 let normal = (0..12).map(|_| rng.random::<f64>()).sum::<f64>() - 6.0;
                 median.as_millis_f64() * (deviation * normal).exp()
             }
@@ -57,12 +57,12 @@ impl DurationModel {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Holes {
     length: Span,
-    /// From, to: ascending, apart, within the length.
+    /// The start and end of each hole: ascending, disjoint, within the length.
     holes: Vec<(Time, Time)>,
 }
 
 impl Holes {
-    /// No hole at all.
+    /// A run without holes.
     pub fn none(length: Span) -> Holes {
         let holes = Vec::new();
         Holes { length, holes }
@@ -74,7 +74,7 @@ impl Holes {
         Holes { length, holes }
     }
 
-    /// Draws a course of things, and a beginning in it. A stay that lasts nothing is one of a millisecond.
+    /// Draws a sequence, and a start in it. A stay of length zero becomes one of a millisecond.
     pub fn drawn(seed: u64, stays: DurationModel, gaps: DurationModel, length: Span) -> Holes {
         let mut rng = seeded(seed, STREAM);
         let begin = DurationModel::Evenly(length).draw(&mut rng);
@@ -105,7 +105,7 @@ impl Holes {
         Holes { length, holes }
     }
 
-    /// The holes, later by `lead`, in which the link is there.
+    /// The holes delayed by `lead`, during which the link is available.
     pub fn after(&self, lead: Span) -> Holes {
         let later = self
             .holes
@@ -117,24 +117,24 @@ impl Holes {
         }
     }
 
-    /// Every hole: from, to.
+    /// The start and end of every hole.
     pub fn iter(&self) -> impl Iterator<Item = (Time, Time)> + '_ {
         self.holes.iter().copied()
     }
 
-    /// How long all this is.
+    /// The length of the run.
     pub fn length(&self) -> Span {
         self.length
     }
 
-    /// How long the link is there.
+    /// The total time for which the link is available.
     pub fn there(&self) -> Span {
         let gone = self.iter().map(|(from, to)| to.since(from));
         self.length
             .saturating_sub(gone.fold(Span::ZERO, |all, gone| all + gone))
     }
 
-    /// The end of the stay in which this moment is; none if it is in a hole, or past the end.
+    /// The end of the stay that contains this time; `None` in a hole, or past the end.
     pub fn stay_until(&self, at: Time) -> Option<Time> {
         let end = Time::ZERO + self.length;
         if at >= end {

@@ -1,7 +1,7 @@
 //! Models of links as pure queues: rate, delay, loss, outages, traces.
 //!
-//! Nothing here reads a clock or touches the system: time is an argument and chance comes from a
-//! seed, so the simulator (virtual time) and the lab (real time) run the same models.
+//! The models read no clock and make no system calls: time is an argument and random values come
+//! from a seed, so the simulator (virtual time) and the lab (real time) use the same models.
 //!
 //! ```text
 //!            LinkModel                LinkModel::push(way, now, bytes, packet) -> PushOutcome
@@ -10,8 +10,8 @@
 //! ```
 //!
 //! The directions of a link are independent, unless they share a medium ([`Medium`]): then every
-//! packet of one takes time from the other. A link may have holes ([`Holes`]), and what TCP loses to
-//! them is computed too ([`Disruption`]).
+//! packet of one direction takes time from the other. A link may have holes ([`Holes`]);
+//! [`Disruption`] computes what TCP loses by them.
 #![forbid(unsafe_code)]
 
 mod air;

@@ -1,4 +1,4 @@
-//! A link: two pipes that share their fate, and on Wi-Fi their medium.
+//! A link: two pipes that go up and down together, and on Wi-Fi share a medium.
 
 use crate::air::Air;
 use crate::pipe::{Packet, Pipe, Profile, PushOutcome};
@@ -6,10 +6,11 @@ use crate::rate::Rate;
 use d2tp_time::Time;
 use rand_pcg::Pcg32;
 
-/// Where the draws of a shared medium come from, away from those of the pipes.
+/// The random stream of a shared medium, apart from those of the pipes.
 const AIR_STREAM: u64 = 1 << 34;
 
-/// What passes between a link's first hop, which answers, and the network behind it.
+/// The packets that pass between a link's first hop, which always answers, and the network behind
+/// it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LinkReach {
     /// Every packet.
@@ -17,19 +18,19 @@ pub enum LinkReach {
     All,
     /// Every packet but UDP.
     NoUdp,
-    /// HTTP, to a captive portal which answers for every host; nothing else.
+    /// Only HTTP to a captive portal, which answers for every host.
     Portal,
-    /// No packet.
+    /// No packet passes beyond the first hop.
     FirstHop,
 }
 
 impl LinkReach {
-    /// Whether datagrams of UDP pass.
+    /// Whether UDP datagrams pass.
     pub fn passes_udp(self) -> bool {
         self == LinkReach::All
     }
 
-    /// Whether TCP passes to the host that it is meant for.
+    /// Whether TCP reaches the host that it is addressed to.
     pub fn passes_tcp(self) -> bool {
         matches!(self, LinkReach::All | LinkReach::NoUdp)
     }
@@ -38,17 +39,18 @@ impl LinkReach {
 /// The whole condition of a link at an instant.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LinkCondition {
-    /// Attached, with an address.
+    /// Whether the link is attached and has an address.
     pub up: bool,
-    /// Attached but carrying nothing: every packet is lost after its airtime.
+    /// Whether the link is attached but carries nothing: every packet is lost after its
+    /// transmission time.
     pub dead: bool,
-    /// Serving nothing for now; the queues are kept.
+    /// Whether the link sends nothing for now; the queues are kept.
     pub stalled: bool,
-    /// What passes beyond its first hop.
+    /// The packets that pass beyond its first hop.
     pub reach: LinkReach,
-    /// From the network to the device.
+    /// The direction from the network to the device.
     pub down: Profile,
-    /// From the device to the network.
+    /// The direction from the device to the network.
     pub upward: Profile,
 }
 
@@ -67,13 +69,13 @@ pub struct LinkModel<P> {
     upward: Pipe<P>,
     air: Option<Air>,
     reach: LinkReach,
-    /// Random numbers of the air: a medium that the link joins later draws anew.
+    /// The random generator for a medium that the link joins later.
     rng: Pcg32,
 }
 
 impl<P: Packet> LinkModel<P> {
     /// A link in this condition at the beginning. `seed` and the link's `number` in its scenario
-    /// decide all its chance, so links do not disturb each other's draws.
+    /// determine all random values, so that links do not affect each other's draws.
     pub fn new(condition: &LinkCondition, seed: u64, number: u64) -> LinkModel<P> {
         let mut link = LinkModel {
             down: Pipe::new(condition.down.clone(), seeded(seed, 2 * number)),
@@ -96,29 +98,31 @@ impl<P: Packet> LinkModel<P> {
         &self.upward
     }
 
-    /// What passes beyond the link's first hop, both ways. The owner of the link's far end drops the rest: the
-    /// link itself knows neither hops nor protocols.
+    /// The packets that pass beyond the link's first hop, in both directions. The owner of the
+    /// link's far end drops the others, because the link knows neither hops nor protocols.
     pub fn reach(&self) -> LinkReach {
         self.reach
     }
 
-    /// Offer a packet of `bytes` to a direction at `now`.
+    /// Offers a packet of `bytes` to a direction at `now`.
     pub fn push(&mut self, way: LinkDirection, now: Time, bytes: u32, packet: P) -> PushOutcome {
-        // Packets of the lab are noted a moment late, and not in the order of both directions: the
-        // air is worked out no further than must be, so that none of them comes too late for it.
+        // Packets of the lab are recorded a moment late, and not in the order of both directions.
+        // The medium is computed no further than necessary, so that none of them arrives too late
+        // for it.
         if self.pipe(way).is_full_for(bytes) {
             self.contend(now);
         }
         self.pipe(way).push(now, bytes, packet)
     }
 
-    /// The next packet of a direction that has arrived by `now`. Call again until it answers `None`.
+    /// Takes the next packet of a direction that has arrived by `now`. Call again until it returns
+    /// `None`.
     pub fn pop(&mut self, way: LinkDirection, now: Time) -> Option<P> {
         self.contend(now);
         self.pipe(way).pop(now)
     }
 
-    /// Put the link into this condition at `now`.
+    /// Changes the link's condition at `now`.
     pub fn apply(&mut self, now: Time, condition: &LinkCondition) {
         self.contend(now);
         self.reach = condition.reach;
@@ -145,7 +149,7 @@ impl<P: Packet> LinkModel<P> {
         }
     }
 
-    /// When something next happens in either direction.
+    /// The time of the next event in either direction.
     pub fn next_event(&self) -> Option<Time> {
         let air = self.air.as_ref();
         let exchange = air.and_then(|air| air.next([self.down.head(), self.upward.head()]));
@@ -159,7 +163,7 @@ impl<P: Packet> LinkModel<P> {
         .min()
     }
 
-    /// Frames that met in the air so far, on a shared medium.
+    /// The number of collisions so far, on a shared medium.
     pub fn collisions(&self) -> u64 {
         self.air.as_ref().map_or(0, |air| air.collisions)
     }
@@ -171,7 +175,7 @@ impl<P: Packet> LinkModel<P> {
         }
     }
 
-    /// Lets the directions take turns on their medium, if they share one, up to `now`.
+    /// Lets the directions take turns on their medium up to `now`, if they share one.
     fn contend(&mut self, now: Time) {
         let Some(air) = &mut self.air else { return };
         while let Some(exchange) = air.next([self.down.head(), self.upward.head()])
@@ -188,7 +192,7 @@ impl<P: Packet> LinkModel<P> {
     }
 }
 
-/// Randomness number `stream` of a run with this seed.
+/// The random generator number `stream` of a run with this seed.
 pub fn seeded(seed: u64, stream: u64) -> Pcg32 {
     Pcg32::new(seed, stream)
 }

@@ -1,4 +1,4 @@
-//! Which packets the air eats: independent losses, or bursts after Gilbert and Elliott.
+//! Packet loss on a link: independent losses, or bursts after Gilbert and Elliott.
 //!
 //! ```text
 //!          enter                    In each state a packet is lost with that state's
@@ -13,18 +13,18 @@ use rand_pcg::Pcg32;
 /// How a pipe loses packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Loss {
-    /// Probability of losing any one packet, independently of the others.
+    /// The probability of losing a packet, independently of others.
     pub random: f64,
-    /// Losses in bursts, on top of the independent ones.
+    /// Losses in bursts, in addition to the independent ones.
     pub burst: Option<Burst>,
 }
 
 /// Losses in bursts: a two-state Markov chain stepped once per packet.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Burst {
-    /// Probability of going from good to bad before a packet.
+    /// The probability of changing from good to bad before a packet.
     pub enter: f64,
-    /// Probability of going from bad to good before a packet.
+    /// The probability of changing from bad to good before a packet.
     pub leave: f64,
     /// Loss probability while good.
     pub loss_good: f64,
@@ -47,7 +47,7 @@ impl Burst {
     }
 }
 
-/// The memory of a loss process.
+/// The state of a loss process.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct LossState {
     bad: bool,
@@ -68,7 +68,7 @@ impl LossState {
     }
 }
 
-/// True with probability `p`; draws nothing when the answer is certain.
+/// Returns true with probability `p`; draws nothing if the result is certain.
 pub(crate) fn chance(rng: &mut Pcg32, p: f64) -> bool {
     p > 0.0 && (p >= 1.0 || rng.random::<f64>() < p)
 }

@@ -1,19 +1,20 @@
-//! What a frame costs on 802.11: the standard's arithmetic.
+//! The transmission time of frames on 802.11, computed as in the standard.
 //!
 //! ```text
 //!  DIFS │ backoff, 0..CW slots │ preamble │ MAC + LLC + IP packet + FCS │ SIFS │ preamble │ ACK │
 //!       │◀── contention ──────▶│◀──────── frame ───────────────────────▶│◀──── answer ─────────▶│
 //! ```
 //!
-//! Of a 40-byte packet nearly all of that remains: this is why acknowledgements are dear here.
-//! Numbers are of IEEE Std 802.11-2016: clause 16 (HR/DSSS, "b"), clauses 17 and 18 (OFDM, ERP, "g").
+//! A 40-byte packet takes nearly all of that time as well, which is why acknowledgements are
+//! expensive here. Numbers are from IEEE Std 802.11-2016: clause 16 (HR/DSSS, "b"), clauses 17 and
+//! 18 (OFDM, ERP, "g").
 
 use d2tp_time::Span;
 use serde::Deserialize;
 
-/// MAC header and FCS (9.3.2), LLC and SNAP (RFC 1042) around an IP packet.
+/// Bytes around an IP packet: MAC header and FCS (9.3.2), LLC and SNAP (RFC 1042).
 const AROUND_IP_BYTES: u64 = 24 + 4 + 8;
-/// A link-layer acknowledgement, FCS included (9.3.1.4).
+/// Bytes of a link-layer acknowledgement with its FCS (9.3.1.4).
 const ACK_BYTES: u64 = 14;
 
 /// A half-duplex medium that a station and its access point contend for.
@@ -23,14 +24,14 @@ pub enum Medium {
     /// the first 802.11.
     #[serde(rename = "802.11b")]
     Dot11b,
-    /// 54 Mb/s, short slots, acknowledgements at 24 Mb/s, the highest mandatory rate; nobody about
-    /// who understands only 802.11b.
+    /// 54 Mb/s, short slots, acknowledgements at 24 Mb/s, the highest mandatory rate; no stations
+    /// near that support only 802.11b.
     #[serde(rename = "802.11g")]
     Dot11g,
 }
 
 impl Medium {
-    /// The unit of contention. // Table 16-4; Table 18-5, short
+    /// The length of a contention slot. // Table 16-4; Table 18-5, short
     pub fn slot(self) -> Span {
         Span::from_micros(match self {
             Medium::Dot11b => 20,
@@ -38,7 +39,7 @@ impl Medium {
         })
     }
 
-    /// Between a frame and its answer. // Table 16-4; Table 18-5
+    /// The time between a frame and its answer. // Table 16-4; Table 18-5
     pub fn sifs(self) -> Span {
         Span::from_micros(10)
     }
@@ -56,12 +57,12 @@ impl Medium {
         }
     }
 
-    /// The frame that carries an IP packet of `bytes`, without its answer.
+    /// The transmission time of the frame that carries an IP packet of `bytes`, without its answer.
     pub fn frame(self, bytes: u32) -> Span {
         self.airtime(AROUND_IP_BYTES + u64::from(bytes), false)
     }
 
-    /// What follows a frame that arrived: the gap and the acknowledgement.
+    /// The time after a frame that arrived: the gap and the acknowledgement.
     pub fn answer(self) -> Span {
         self.sifs() + self.airtime(ACK_BYTES, true)
     }
@@ -84,19 +85,19 @@ impl Medium {
         }
     }
 
-    /// From one frame of a lone busy sender to the next, in the mean: a packet of `bytes`, its answer,
-    /// and half a contention window.
+    /// The mean time from one frame of a single busy sender to the next: a packet of `bytes`, its
+    /// answer, and half a contention window.
     pub fn cycle(self, bytes: u32) -> Span {
         self.exchange(bytes) + self.backoff_mean()
     }
 
-    /// From one frame of a busy sender to the next, in the mean, where the receiver sends a packet of `back`
-    /// bytes for every `every` it gets, and always has had time for the one before.
+    /// The mean time from one frame of a busy sender to the next, if the receiver sends a packet of
+    /// `back` bytes for every `every` packets that it gets, and had time to send the previous one.
     ///
-    /// The busy sender counts its slots down whether or not the other does too, so an answer adds no
-    /// slots of its own, only its exchange, and now and then a collision: with probability 2/(CW+1)
-    /// (Bianchi 2000, eq. 8) both begin in the same slot, the longer frame is lost time, and
-    /// the sender draws from twice the window.
+    /// The busy sender counts down its slots whether or not the other station does too, so an
+    /// answer adds only its exchange, and sometimes a collision: with probability 2/(CW+1) (Bianchi
+    /// 2000, eq. 8) both begin in the same slot, the longer frame is lost time, and the sender
+    /// draws from twice the window.
     pub fn cycle_answered(self, bytes: u32, back: u32, every: u32) -> Span {
         let (first, _) = self.windows();
         let collision = self.exchange(bytes.max(back)) + self.backoff_mean().times(2);
@@ -104,7 +105,7 @@ impl Medium {
         self.cycle(bytes) + answer.divided(u64::from(every))
     }
 
-    /// A packet of `bytes` and everything around it but the backoff.
+    /// The time for a packet of `bytes` and everything around it except the backoff.
     fn exchange(self, bytes: u32) -> Span {
         self.difs() + self.frame(bytes) + self.answer()
     }

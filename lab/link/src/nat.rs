@@ -1,20 +1,21 @@
-//! A NAT as a pure table: endpoint-independent mapping, ports handed out in turn.
+//! A NAT as a table: endpoint-independent mapping, with ports assigned in sequence.
 //!
-//! One inside endpoint has one outside port whatever it talks to, and whoever knows the port may
-//! answer (endpoint-independent filtering), which is what RFC 4787 asks of a NAT. `rebind` forgets
-//! every mapping, as a rebooting router does: the next packet from inside gets another port, and
-//! packets to the old one reach nobody. A NAT with an idle time forgets each mapping by itself when
-//! nothing has left by it for so long; packets from outside keep none alive (RFC 4787 REQ-6).
+//! An internal endpoint has one external port for all destinations, and every host that knows the
+//! port may answer (endpoint-independent filtering), as RFC 4787 requires. `rebind` drops all
+//! mappings, like a rebooting router: the next packet from inside gets another port, and packets to
+//! the old one are dropped. A NAT with an idle time drops each mapping when no packet has left by
+//! it for that time; packets from outside do not keep it (RFC 4787 REQ-6).
 
 use d2tp_time::{Span, Time};
 use std::collections::{BTreeMap, VecDeque};
 
-/// The lowest port handed out.
+/// The first port that is assigned.
 pub const PORT_FIRST: u16 = 20_000;
-/// Mappings kept; beyond this the oldest one goes. Small enough that a port is not used again soon.
+/// The most mappings; beyond this the oldest one is dropped. It is small enough that a port is not
+/// reused soon.
 pub const MAPPINGS_MAX: usize = 16_384;
 
-/// A NAT table over inside endpoints `E` (protocol, address and port, or whatever tells two apart).
+/// A NAT table for internal endpoints `E` (protocol, address and port, or another identifier).
 ///
 /// ```
 /// use cedos_lab_link::Nat;
@@ -32,7 +33,7 @@ pub struct Nat<E> {
     oldest: VecDeque<u16>,
     next: u16,
     idle: Option<Span>,
-    /// When something last left by a port; kept only where that matters.
+    /// When a packet last left by each port; only for a NAT with an idle time.
     left_at: BTreeMap<u16, Time>,
 }
 
@@ -49,7 +50,7 @@ impl<E: Copy + Ord> Nat<E> {
         }
     }
 
-    /// An empty table that forgets a mapping when nothing has left by it for `idle`.
+    /// An empty table that drops a mapping when no packet has left by it for `idle`.
     pub fn with_idle(idle: Span) -> Nat<E> {
         Nat {
             idle: Some(idle),
@@ -57,7 +58,7 @@ impl<E: Copy + Ord> Nat<E> {
         }
     }
 
-    /// [`Nat::outbound`] at a time, for a NAT that forgets what is idle.
+    /// [`Nat::outbound`] at a given time, for a NAT with an idle time.
     pub fn outbound_at(&mut self, now: Time, inside: E) -> u16 {
         if let Some(port) = self.by_inside.get(&inside).copied()
             && self.is_stale(now, port)
@@ -74,12 +75,12 @@ impl<E: Copy + Ord> Nat<E> {
         port
     }
 
-    /// [`Nat::inbound`] at a time, for a NAT that forgets what is idle.
+    /// [`Nat::inbound`] at a given time, for a NAT with an idle time.
     pub fn inbound_at(&self, now: Time, port: u16) -> Option<E> {
         self.inbound(port).filter(|_| !self.is_stale(now, port))
     }
 
-    /// The outside port that `inside` has, without giving it one.
+    /// The external port of `inside`, without assigning one.
     pub fn port_of(&self, now: Time, inside: E) -> Option<u16> {
         let port = self.by_inside.get(&inside).copied()?;
         (!self.is_stale(now, port)).then_some(port)
@@ -90,7 +91,7 @@ impl<E: Copy + Ord> Nat<E> {
         std::iter::zip(self.idle, left_at).any(|(idle, at)| now.since(*at) >= idle)
     }
 
-    /// The outside port of a packet that leaves from `inside`; makes a mapping if there is none.
+    /// The external port of a packet from `inside`; assigns one if there is no mapping.
     pub fn outbound(&mut self, inside: E) -> u16 {
         if let Some(port) = self.by_inside.get(&inside) {
             return *port;
@@ -113,12 +114,12 @@ impl<E: Copy + Ord> Nat<E> {
         port
     }
 
-    /// Who gets a packet sent to outside `port`.
+    /// The internal endpoint that gets a packet to external port `port`.
     pub fn inbound(&self, port: u16) -> Option<E> {
         self.by_port.get(&port).copied()
     }
 
-    /// Forget every mapping. Ports go on from where they were, so old ones stay unanswered.
+    /// Drops all mappings. Port numbers continue, so old ones stay unused.
     pub fn rebind(&mut self) {
         self.by_inside.clear();
         self.by_port.clear();
@@ -126,7 +127,7 @@ impl<E: Copy + Ord> Nat<E> {
         self.left_at.clear();
     }
 
-    /// How many mappings there are.
+    /// The number of mappings.
     pub fn len(&self) -> usize {
         self.by_port.len()
     }
@@ -168,7 +169,7 @@ mod tests {
         let mut nat = Nat::with_idle(Span::from_secs_f64(30.0));
         let first = nat.outbound_at(at(0.0), 1);
         assert_eq!(nat.outbound_at(at(29.0), 1), first);
-        // What comes in is let in, and keeps nothing alive.
+        // Incoming packets pass, but do not keep the mapping.
         assert_eq!(nat.inbound_at(at(58.0), first), Some(1));
         assert_eq!(nat.port_of(at(58.0), 1), Some(first));
         assert_eq!(nat.inbound_at(at(59.0), first), None);

@@ -2,17 +2,17 @@
 //!
 //! ```text
 //!  push ─▶ [ drop-tail queue ] ─▶ server ─▶ lost? ─▶ delay + jitter ─▶ pop
-//!            bytes or ms          rate      air       in order, unless reordering is asked for
+//!            bytes or ms          rate      loss      in order, unless reordering is set
 //! ```
 //!
-//! Loss comes after the server: a lost packet has spent its airtime. Taking a pipe down throws away
-//! everything in it; a dead pipe (attached, carries nothing) loses every packet after its airtime;
-//! a stalled one keeps its queue and serves nothing. Each packet costs O(1), a reordered one
-//! O(log n); nothing is allocated per packet once the queues have grown.
+//! Loss comes after the server, so a lost packet has used its transmission time. Taking a pipe down
+//! drops everything in it; a dead pipe (attached, carries nothing) loses every packet after its
+//! transmission time; a stalled one keeps its queue and sends nothing. Each packet costs O(1), a
+//! reordered one O(log n); nothing is allocated per packet once the queues have grown.
 //!
-//! Time must not run backwards between calls. Everything due at or before `now` is worked out at
-//! its own exact time, however late the caller looks, so a coarse timer changes when packets are
-//! seen, not what happens to them.
+//! Time must not go back between calls. Everything due at or before `now` is computed with its own
+//! exact time, however late the call is, so a coarse timer affects when packets are seen, not their
+//! results.
 
 use crate::loss::{Loss, LossState, chance};
 use crate::rate::{PipeServer, Rate};
@@ -22,14 +22,15 @@ use rand_pcg::Pcg32;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
-/// Packets a queue holds at most, whatever its limit in bytes: tiny packets are not free either.
+/// The most packets in a queue, whatever its limit in bytes.
 pub const QUEUE_PACKETS_MAX: usize = 100_000;
-/// Packets in the air at most; beyond it the pipe loses them. 1 Gb/s of 100-byte packets for 0.8 s.
+/// The most packets in propagation; beyond this the pipe loses them. 1 Gb/s of 100-byte packets for
+/// 0.8 s.
 pub const FLIGHT_PACKETS_MAX: usize = 1_000_000;
 
-/// What a pipe carries. A pipe may duplicate a packet, and damage it when asked to.
+/// The content of a pipe. A pipe may duplicate a packet, and damage it if configured.
 pub trait Packet: Clone {
-    /// Damage the packet; `entropy` says where and how.
+    /// Damages the packet; `entropy` selects where and how.
     fn corrupt(&mut self, entropy: u64);
 }
 
@@ -53,35 +54,35 @@ impl Packet for u64 {
 /// How long a queue may grow before packets are dropped at its tail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Queue {
-    /// This many bytes, the packet being sent included.
+    /// This many bytes, including the packet that is being sent.
     Bytes(u64),
-    /// What the current rate carries in this time, at least one packet; while the rate is 0, what
-    /// the last other rate carried.
+    /// The bytes that the current rate carries in this time, at least one packet. While the rate is
+    /// 0, the last other rate counts.
     Time(Span),
 }
 
-/// How one direction of a link behaves.
+/// The properties of one direction of a link.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Profile {
-    /// How fast the queue is served.
+    /// The rate at which the queue is served.
     pub rate: Rate,
-    /// Time from leaving the queue to arriving.
+    /// The time from leaving the queue to arriving.
     pub delay: Span,
-    /// Further delay, drawn evenly from zero to this for each packet. Keeps the order.
+    /// Additional delay, drawn evenly from zero to this for each packet. It keeps the order.
     pub jitter: Span,
-    /// What is lost on the way.
+    /// The packet loss.
     pub loss: Loss,
-    /// The queue's limit.
+    /// The limit of the queue.
     pub queue: Queue,
-    /// Probability that a packet is held back by `reorder_by` and overtaken.
+    /// The probability that a packet is delayed by `reorder_by` and overtaken.
     pub reorder: f64,
-    /// How long a reordered packet is held back.
+    /// How long a reordered packet is delayed.
     pub reorder_by: Span,
-    /// Probability that a packet arrives twice.
+    /// The probability that a packet arrives twice.
     pub duplicate: f64,
-    /// Probability that a packet arrives damaged.
+    /// The probability that a packet arrives damaged.
     pub corrupt: f64,
-    /// The largest packet taken, in bytes.
+    /// The largest packet that is accepted, in bytes.
     pub mtu_bytes: u32,
 }
 
@@ -103,29 +104,29 @@ impl Default for Profile {
     }
 }
 
-/// What became of a packet that was pushed.
+/// The result of pushing a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PushOutcome {
     /// The packet is in the queue.
     Queued,
-    /// The queue was full: dropped.
+    /// The packet was dropped, because the queue was full.
     QueueFull,
-    /// The pipe is down: refused and counted.
+    /// The packet was refused and counted, because the pipe is down.
     Down,
-    /// Larger than the MTU: refused.
+    /// The packet was refused, because it is larger than the MTU.
     TooBig,
 }
 
-/// What a pipe has done so far.
+/// Counters of a pipe.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Packets pushed, whatever became of them.
+    /// Packets pushed, whatever the result.
     pub packets_offered: u64,
-    /// Packets handed out by `pop`, duplicates included.
+    /// Packets returned by `pop`, duplicates included.
     pub packets_delivered: u64,
     /// Bytes of the packets that were delivered.
     pub bytes_delivered: u64,
-    /// Second copies among the delivered.
+    /// Second copies among the delivered packets.
     pub packets_duplicated: u64,
     /// Packets that found the queue full.
     pub packets_queue_full: u64,
@@ -133,17 +134,17 @@ pub struct Counters {
     pub packets_while_down: u64,
     /// Packets larger than the MTU.
     pub packets_too_big: u64,
-    /// Packets held back to be overtaken.
+    /// Packets delayed to be overtaken.
     pub packets_reordered: u64,
     /// Packets damaged.
     pub packets_corrupted: u64,
-    /// Packets lost in the air, a dead pipe's included.
+    /// Packets lost, including those of a dead pipe.
     pub packets_lost: u64,
-    /// Packets thrown away because the pipe went down.
+    /// Packets dropped because the pipe went down.
     pub packets_cut: u64,
-    /// Packets that left the queue, those lost in the air included.
+    /// Packets that left the queue, including those that were then lost.
     pub packets_served: u64,
-    /// How long those had been in it, their own airtime included, in all.
+    /// The total time that those packets were in the queue, including their transmission time.
     pub waited: Span,
     /// The longest wait of a packet in the queue.
     pub waited_max: Span,
@@ -156,13 +157,13 @@ pub(crate) struct QueueHead {
     pub(crate) bytes: u32,
 }
 
-struct Waiting<P> {
+struct QueuedPacket<P> {
     bytes: u32,
     arrived: Time,
     packet: P,
 }
 
-struct Flying<P> {
+struct InFlightPacket<P> {
     at: Time,
     /// Breaks ties by order of sending.
     order: u64,
@@ -170,31 +171,31 @@ struct Flying<P> {
     packet: P,
 }
 
-impl<P> Flying<P> {
+impl<P> InFlightPacket<P> {
     fn key(&self) -> (Time, u64) {
         (self.at, self.order)
     }
 }
 
-impl<P> PartialEq for Flying<P> {
+impl<P> PartialEq for InFlightPacket<P> {
     fn eq(&self, other: &Self) -> bool {
         self.key() == other.key()
     }
 }
-impl<P> Eq for Flying<P> {}
-impl<P> PartialOrd for Flying<P> {
+impl<P> Eq for InFlightPacket<P> {}
+impl<P> PartialOrd for InFlightPacket<P> {
     fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
         Some(self.cmp(other))
     }
 }
-impl<P> Ord for Flying<P> {
+impl<P> Ord for InFlightPacket<P> {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         self.key().cmp(&other.key())
     }
 }
 
 impl Counters {
-    /// How long a packet was in the queue on average, in milliseconds; 0 if none was.
+    /// The mean time of a packet in the queue, in milliseconds; 0 without packets.
     pub fn waited_mean_ms(&self) -> f64 {
         self.waited.as_millis_f64() / self.packets_served.max(1) as f64
     }
@@ -211,7 +212,7 @@ impl Counters {
 /// };
 /// let mut pipe = Pipe::new(profile, seeded(1, 0));
 /// assert_eq!(pipe.push(Time::ZERO, 1500, 42u64), PushOutcome::Queued);
-/// let arrives = Time::ZERO + Span::from_millis(11); // 1 ms of airtime, 10 ms of way
+/// let arrives = Time::ZERO + Span::from_millis(11); // 1 ms of transmission, 10 ms of delay
 /// assert_eq!(pipe.pop(arrives - Span::from_nanos(1)), None);
 /// assert_eq!(pipe.next_event(), Some(arrives));
 /// assert_eq!(pipe.pop(arrives), Some(42));
@@ -223,20 +224,20 @@ pub struct Pipe<P> {
     stalled: bool,
     rng: Pcg32,
     loss: LossState,
-    queue: VecDeque<Waiting<P>>,
+    queue: VecDeque<QueuedPacket<P>>,
     queue_bytes: u64,
-    /// What a queue limit in time comes to, from the last rate that was not 0.
+    /// The bytes of a queue limit in time, from the last rate that was not 0.
     queue_bytes_max: u64,
     server: PipeServer,
-    flight: VecDeque<Flying<P>>,
-    stragglers: BinaryHeap<Reverse<Flying<P>>>,
+    flight: VecDeque<InFlightPacket<P>>,
+    stragglers: BinaryHeap<Reverse<InFlightPacket<P>>>,
     last_arrival: Time,
     sent: u64,
     counters: Counters,
 }
 
 impl<P: Packet> Pipe<P> {
-    /// A pipe that is up. All its chance comes from `rng`.
+    /// A pipe that is up. `rng` determines all its random values.
     pub fn new(profile: Profile, rng: Pcg32) -> Pipe<P> {
         let queue_bytes_max = queue_bytes_max(&profile).unwrap_or(0);
         Pipe {
@@ -258,7 +259,7 @@ impl<P: Packet> Pipe<P> {
         }
     }
 
-    /// Offer a packet of `bytes` at `now`.
+    /// Offers a packet of `bytes` at `now`.
     pub fn push(&mut self, now: Time, bytes: u32, packet: P) -> PushOutcome {
         self.counters.packets_offered += 1;
         if !self.up {
@@ -278,7 +279,7 @@ impl<P: Packet> Pipe<P> {
         if self.queue.is_empty() {
             self.server.begin(now, bytes);
         }
-        self.queue.push_back(Waiting {
+        self.queue.push_back(QueuedPacket {
             bytes,
             arrived: now,
             packet,
@@ -290,11 +291,13 @@ impl<P: Packet> Pipe<P> {
     pub(crate) fn is_full_for(&self, bytes: u32) -> bool {
         let full = self.queue_bytes.saturating_add(u64::from(bytes)) > self.queue_bytes_max
             || self.queue.len() >= QUEUE_PACKETS_MAX;
-        // An empty queue takes any packet, or a limit below one packet would carry nothing.
+        // An empty queue accepts any packet, because a limit below one packet would block
+        // everything.
         full && !self.queue.is_empty()
     }
 
-    /// When something next happens inside; call `pop` then. `None`: not before the next call.
+    /// The time of the next internal event, at which `pop` should be called. `None`: not before the
+    /// next call.
     pub fn next_event(&self) -> Option<Time> {
         let front = self.flight.front().map(|f| f.at);
         let straggler = self.stragglers.peek().map(|s| s.0.at);
@@ -304,7 +307,7 @@ impl<P: Packet> Pipe<P> {
             .min()
     }
 
-    /// The next packet that has arrived by `now`. Call again until it answers `None`.
+    /// Takes the next packet that has arrived by `now`. Call again until it returns `None`.
     pub fn pop(&mut self, now: Time) -> Option<P> {
         self.serve(now);
         let straggler_first = match (self.flight.front(), self.stragglers.peek()) {
@@ -324,8 +327,8 @@ impl<P: Packet> Pipe<P> {
         Some(arrived.packet)
     }
 
-    /// Change how the pipe behaves from `now` on. Packets in the air keep their arrival times and
-    /// are not overtaken by later ones even if the delay shrinks.
+    /// Changes the pipe's properties from `now` on. Packets in propagation keep their arrival
+    /// times, and later ones do not overtake them even if the delay shrinks.
     pub fn change(&mut self, now: Time, profile: Profile) {
         self.serve(now);
         if let Some(max) = queue_bytes_max(&profile) {
@@ -335,7 +338,7 @@ impl<P: Packet> Pipe<P> {
         self.profile = profile;
     }
 
-    /// Up or down. Going down throws away everything queued and in the air.
+    /// Takes the pipe up or down. Going down drops everything queued and in propagation.
     pub fn turn(&mut self, now: Time, up: bool) {
         self.serve(now);
         if self.up && !up {
@@ -351,13 +354,14 @@ impl<P: Packet> Pipe<P> {
         self.up = up;
     }
 
-    /// Dead: attached, takes packets, spends their airtime, delivers none.
+    /// Makes the pipe dead or not: a dead one is attached, accepts packets, uses their transmission
+    /// time, and delivers none.
     pub fn deaden(&mut self, now: Time, dead: bool) {
         self.serve(now);
         self.dead = dead;
     }
 
-    /// Stalled: takes packets, keeps them queued, sends none.
+    /// Stalls the pipe or not: a stalled one accepts and queues packets, and sends none.
     pub fn stall(&mut self, now: Time, stalled: bool) {
         self.serve(now);
         self.stalled = stalled;
@@ -369,32 +373,32 @@ impl<P: Packet> Pipe<P> {
         self.up
     }
 
-    /// Whether what is put in now comes out.
+    /// Whether packets that are offered now will be delivered.
     pub fn delivers(&self) -> bool {
         self.up && !self.dead && !self.stalled
     }
 
-    /// How the pipe behaves now.
+    /// The current properties of the pipe.
     pub fn profile(&self) -> &Profile {
         &self.profile
     }
 
-    /// What it has done so far.
+    /// The counters of the pipe so far.
     pub fn counters(&self) -> &Counters {
         &self.counters
     }
 
-    /// Packets inside: queued or in the air.
+    /// The number of packets inside: queued or in propagation.
     pub fn packets_inside(&self) -> usize {
         self.queue.len() + self.flight.len() + self.stragglers.len()
     }
 
-    /// Bytes queued, the packet being sent included.
+    /// The number of bytes queued, including the packet that is being sent.
     pub fn queue_bytes(&self) -> u64 {
         self.queue_bytes
     }
 
-    /// What a shared medium may take next; nothing while it is stalled.
+    /// The packet that a shared medium may send next; `None` while the pipe is stalled.
     pub(crate) fn head(&self) -> Option<QueueHead> {
         let head = self.queue.front().filter(|_| !self.stalled)?;
         Some(QueueHead {
@@ -403,7 +407,7 @@ impl<P: Packet> Pipe<P> {
         })
     }
 
-    /// A shared medium is done with the head at `left`: it goes on its way, or was given up.
+    /// Removes the head packet at `left`, because a shared medium has sent it or given it up.
     pub(crate) fn take_head(&mut self, left: Time, arrives: bool) {
         let Some(head) = self.queue.pop_front() else {
             return;
@@ -416,7 +420,7 @@ impl<P: Packet> Pipe<P> {
         }
     }
 
-    /// Move every packet that left the queue by `now` into the air.
+    /// Moves every packet that left the queue by `now` to propagation.
     fn serve(&mut self, now: Time) {
         while let Some(left) = self.server.departure().filter(|left| *left <= now) {
             let Some(head) = self.queue.pop_front() else {
@@ -435,7 +439,7 @@ impl<P: Packet> Pipe<P> {
         }
     }
 
-    fn send(&mut self, left: Time, head: Waiting<P>) {
+    fn send(&mut self, left: Time, head: QueuedPacket<P>) {
         let lost = self.loss.loses(&self.profile.loss, &mut self.rng);
         if lost || self.dead || self.flight.len() >= FLIGHT_PACKETS_MAX {
             self.counters.packets_lost += 1;
@@ -457,7 +461,7 @@ impl<P: Packet> Pipe<P> {
             self.counters.packets_reordered += 1;
             self.sent += 1;
             let order = self.sent;
-            self.stragglers.push(Reverse(Flying {
+            self.stragglers.push(Reverse(InFlightPacket {
                 at,
                 order,
                 bytes: head.bytes,
@@ -472,12 +476,12 @@ impl<P: Packet> Pipe<P> {
         }
     }
 
-    /// Put a packet in the air behind all others.
+    /// Adds a packet to propagation, behind all others.
     fn fly(&mut self, at: Time, bytes: u32, packet: P) {
         let at = at.max(self.last_arrival);
         self.last_arrival = at;
         self.sent += 1;
-        self.flight.push_back(Flying {
+        self.flight.push_back(InFlightPacket {
             at,
             order: self.sent,
             bytes,
@@ -486,7 +490,7 @@ impl<P: Packet> Pipe<P> {
     }
 }
 
-/// The queue limit in bytes; `None` if it is a time and there is no rate to go by.
+/// The queue limit in bytes; `None` if it is a time and there is no rate.
 fn queue_bytes_max(profile: &Profile) -> Option<u64> {
     match profile.queue {
         Queue::Bytes(bytes) => Some(bytes),

@@ -1,8 +1,8 @@
-//! How fast a pipe serves its queue: a bit rate, or the delivery opportunities of a trace.
+//! The rate at which a pipe serves its queue: a bit rate, or the delivery opportunities of a trace.
 //!
-//! A server works on the packet at the head of the queue. It is told when the packet reached the
-//! head and answers when its last bit leaves. A change of rate in the middle of a packet keeps the
-//! bits already sent.
+//! A server sends the packet at the head of the queue. From the time when the packet reached the
+//! head it computes when its last bit leaves. If the rate changes in the middle of a packet, the
+//! bits already sent are kept.
 //!
 //! ```text
 //! reached head          set_rate                departs
@@ -15,20 +15,21 @@ use std::sync::Arc;
 
 const NANOS_PER_SEC: u128 = 1_000_000_000;
 
-/// What one opportunity of a packet-delivery trace can carry. // the Mahimahi trace format
+/// The bytes that one opportunity of a packet-delivery trace can carry. // the Mahimahi trace
+/// format
 pub const OPPORTUNITY_BYTES: u32 = 1500;
 
-/// How fast a pipe serves its queue.
+/// The rate at which a pipe serves its queue.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Rate {
     /// Bits per second; 0 is a stall: the queue is kept and nothing leaves.
     BitsPerSecond(u64),
     /// No limit: packets leave as they arrive.
     Unlimited,
-    /// Up to 1500 bytes at each of these instants, again and again.
+    /// Up to 1500 bytes at each of these times, repeatedly.
     Opportunities(Opportunities),
-    /// When it is this pipe's turn on a medium it shares with the other direction of its link; the
-    /// link says when ([`crate::LinkModel`]).
+    /// When it is this pipe's turn on a medium that it shares with the other direction of its link
+    /// ([`crate::LinkModel`]).
     Shared(Medium),
 }
 
@@ -38,8 +39,8 @@ impl Rate {
         Rate::BitsPerSecond((mbps * 1e6).round() as u64)
     }
 
-    /// The mean rate in bits per second, `None` if there is no limit; of a shared medium, what full
-    /// packets get of it when the other direction is silent.
+    /// The mean rate in bits per second; `None` if it is unlimited. For a shared medium, the rate
+    /// of full packets if the other direction is silent.
     pub fn bits_per_second(&self) -> Option<u64> {
         match self {
             Rate::BitsPerSecond(bps) => Some(*bps),
@@ -60,7 +61,7 @@ impl Rate {
     }
 }
 
-/// Instants at which one packet may leave, repeated with a period.
+/// Times at which one packet may leave, repeated with a period.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Opportunities {
     offsets: Arc<[Span]>,
@@ -68,8 +69,8 @@ pub struct Opportunities {
 }
 
 impl Opportunities {
-    /// Opportunities at `offsets` (ascending) after the beginning, repeated every `period`.
-    /// `None` if there are none, if they are not in order, or if the last lies beyond the period.
+    /// Opportunities at `offsets` (ascending) after the beginning, repeated every `period`. `None`
+    /// if there are none, if they are not in order, or if the last one is beyond the period.
     pub fn new(offsets: Vec<Span>, period: Span) -> Option<Opportunities> {
         let in_order = offsets.windows(2).all(|w| w[0] <= w[1]);
         let fits = offsets.last().is_some_and(|last| *last <= period) && period > Span::ZERO;
@@ -79,7 +80,7 @@ impl Opportunities {
         })
     }
 
-    /// The running number of the first opportunity at or after `t`.
+    /// The number of the first opportunity at or after `t`.
     fn first_at_or_after(&self, t: Time) -> u64 {
         let round = t.as_nanos() / self.period.as_nanos();
         let within = Span::from_nanos(t.as_nanos() % self.period.as_nanos());
@@ -107,11 +108,12 @@ impl Opportunities {
 pub(crate) struct PipeServer {
     rate: Rate,
     stalled: bool,
-    /// Work left on the head packet in bits × 10⁹, as of `as_of`.
+    /// The work left on the head packet in bits × 10⁹, at `as_of`.
     work_left: Option<u128>,
     as_of: Time,
-    /// Next opportunity not used up, and what is left of it in bytes.
+    /// The next opportunity that is not used up.
     opportunity: u64,
+    /// The bytes of `opportunity` that are left.
     opportunity_left: u32,
 }
 
@@ -127,14 +129,14 @@ impl PipeServer {
         }
     }
 
-    /// A packet of `bytes` reached the head at `at`.
+    /// Records that a packet of `bytes` reached the head at `at`.
     pub(crate) fn begin(&mut self, at: Time, bytes: u32) {
         self.work_left = Some(u128::from(bytes) * 8 * NANOS_PER_SEC);
         self.as_of = self.as_of.max(at);
         self.meet_opportunity();
     }
 
-    /// The head packet left, or was thrown away.
+    /// Records that the head packet left or was dropped.
     pub(crate) fn end(&mut self, at: Time) {
         if let Rate::Opportunities(o) = &self.rate
             && let Some(work) = self.work_left
@@ -168,7 +170,7 @@ impl PipeServer {
         }
     }
 
-    /// Change the rate at `now`; what was already sent of the head packet stays sent.
+    /// Changes the rate at `now`; sent bits of the head packet stay sent.
     pub(crate) fn change(&mut self, now: Time, rate: Rate, stalled: bool) {
         if let (Rate::BitsPerSecond(bps), Some(work), false) =
             (&self.rate, self.work_left.as_mut(), self.stalled)
@@ -182,7 +184,7 @@ impl PipeServer {
         self.meet_opportunity();
     }
 
-    /// Opportunities that passed while nobody used them are lost.
+    /// Skips opportunities that passed unused.
     fn meet_opportunity(&mut self) {
         if let Rate::Opportunities(o) = &self.rate {
             let next = o.first_at_or_after(self.as_of);
@@ -194,7 +196,7 @@ impl PipeServer {
     }
 }
 
-/// The opportunity at which `work` (bits × 10⁹) is done, and what is then left of it.
+/// The opportunity at which `work` (bits × 10⁹) is done, and its remaining bytes.
 fn spend(_: &Opportunities, first: u64, left: u32, work: u128) -> (u64, u32) {
     let bytes = work.div_ceil(8 * NANOS_PER_SEC) as u64;
     if bytes <= u64::from(left) {

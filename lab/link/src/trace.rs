@@ -6,7 +6,7 @@
 //! 1,wifi,0,,,,
 //! ```
 //!
-//! A further column, `pos_m`, may say how far along its way the device was.
+//! An additional column, `pos_m`, may contain the device's position along its route.
 //!
 //! A Mahimahi file has one number per line: the millisecond at which one 1500-byte packet may
 //! leave. It repeats after its last line.
@@ -17,25 +17,25 @@ use thiserror::Error;
 
 /// The header every CSV trace begins with.
 pub const CSV_HEADER: &str = "t_s,iface,up,down_mbps,up_mbps,rtt_ms,loss";
-/// What may follow it: a column for where the device is.
+/// The optional additional column: the device's position.
 pub const POS_COLUMN: &str = ",pos_m";
-/// Rows (or opportunities) a trace has at most.
+/// The most rows (or opportunities) of a trace.
 pub const TRACE_ROWS_MAX: usize = 5_000_000;
 
-/// A trace file that cannot be used, with the line at fault (the first line is 1).
+/// A trace file that cannot be used, with the number of the faulty line, from 1.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[error("line {line}: {fault}")]
 pub struct TraceFault {
     /// The line at fault.
     pub line: usize,
-    /// What is wrong with it and what was expected.
+    /// The error in it and what was expected.
     pub fault: String,
 }
 
-/// The state of a link from an instant on; `None` is unknown.
+/// The state of a link from a time on; `None` is unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct TraceRow {
-    /// From when on.
+    /// The time from which the row is valid.
     pub at: Time,
     /// Whether the link is up.
     pub up: Option<bool>,
@@ -47,7 +47,7 @@ pub struct TraceRow {
     pub rtt: Option<Span>,
     /// Loss probability.
     pub loss: Option<f64>,
-    /// How far along its way the device is, metres.
+    /// The position along the route, in metres.
     pub pos_m: Option<f64>,
 }
 
@@ -58,10 +58,10 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// Read the CSV form.
+    /// Reads the CSV format.
     ///
     /// # Errors
-    /// The first line that is not of the form, or whose time is before its predecessor's.
+    /// The first line that is malformed, or whose time is before that of the previous one.
     pub fn from_csv(text: &str) -> Result<Trace, TraceFault> {
         let mut lines = text
             .lines()
@@ -116,7 +116,7 @@ impl Trace {
     }
 }
 
-/// How long `rows` go on: to the last row and one bin (the last gap between rows) more.
+/// The length of `rows`: to the last row plus one bin (the last gap between rows).
 pub fn length(rows: &[TraceRow]) -> Span {
     match rows {
         [] => Span::ZERO,
@@ -125,10 +125,10 @@ pub fn length(rows: &[TraceRow]) -> Span {
     }
 }
 
-/// Read Mahimahi's form. The trace repeats after its last line, as `mm-link` does it.
+/// Reads Mahimahi's format. The trace repeats after its last line, as in `mm-link`.
 ///
 /// # Errors
-/// The first line that is not a millisecond at or after its predecessor's.
+/// The first line that is not a time in milliseconds at or after the previous one.
 pub fn from_mahimahi(text: &str) -> Result<Opportunities, TraceFault> {
     let mut offsets = Vec::new();
     let mut last = 0u64;

@@ -1,4 +1,4 @@
-//! What every pipe obeys, whatever its profile and whatever is pushed into it.
+//! Properties of every pipe, for any profile and any packets.
 
 use cedos_lab_link::{Burst, Loss, Pipe, Profile, Queue, Rate, Span, Time, seeded};
 use proptest::prelude::*;
@@ -52,7 +52,7 @@ prop_compose! {
     }
 }
 
-/// What came out: when, and which packet.
+/// The packets that came out, with their times.
 fn play(profile: &Profile, actions: &[Action], seed: u64) -> (Pipe<u64>, Vec<(Time, u64)>) {
     let mut pipe = Pipe::new(profile.clone(), seeded(seed, 0));
     let mut now = Time::ZERO;
@@ -97,7 +97,8 @@ proptest! {
         let (pipe, out) = play(&p, &actions, seed);
         let c = pipe.counters();
         prop_assert_eq!(c.packets_delivered, out.len() as u64);
-        // A twin that is cut is counted as cut, so both sides count twins as extra packets.
+        // A duplicate that is dropped counts as dropped, so both sides count duplicates as
+        // additional packets.
         prop_assert_eq!(
             c.packets_offered + c.packets_duplicated,
             c.packets_delivered + c.packets_queue_full + c.packets_while_down + c.packets_too_big

@@ -1,4 +1,4 @@
-//! A medium that both directions share gives what the standard's arithmetic says.
+//! A medium that both directions share has the rates that the standard's arithmetic gives.
 
 use cedos_lab_link::{
     LinkCondition, LinkDirection, LinkModel, LinkReach, Medium, Profile, Queue, Rate, Span, Time,
@@ -30,8 +30,8 @@ fn end() -> Time {
     Time::ZERO + Span::from_secs(SECONDS)
 }
 
-/// Full packets down without end, one back for every `every` that arrive (0: none). Full packets
-/// that arrived in a second, and the share of attempts that met.
+/// Simulates full packets in one direction, and one answer for every `every` that arrive (0: none).
+/// Returns the full packets that arrived in a second, and the share of attempts that collided.
 fn saturate(medium: Medium, every: u64) -> (f64, f64) {
     let mut link = link(medium);
     let (mut down, mut back) = (0u64, 0u64);
@@ -118,8 +118,8 @@ fn two_busy_senders_meet_as_often_as_bianchi_says() {
             }
             refill(&mut link, now);
         }
-        // An attempt meets another with the probability p that the other sends in that slot:
-        // p = 2(1-2p) / ((1-2p)(W+1) + pW(1-(2p)^m)), Bianchi 2000, eq. 7 and 9, two stations.
+        // An attempt collides with the probability p that the other station sends in that slot: p =
+        // 2(1-2p) / ((1-2p)(W+1) + pW(1-(2p)^m)), Bianchi 2000, eq. 7 and 9, two stations.
         let (first, largest) = medium.windows();
         let (w, m) = (
             f64::from(first + 1),

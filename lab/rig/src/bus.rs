@@ -1,5 +1,5 @@
-//! A bus of the test's own with a stand-in for a service of the system (python-dbusmock's
-//! templates, written by others from the services' documentation).
+//! A test's own D-Bus with a stand-in for a system service (a template of python-dbusmock, which
+//! others wrote from the services' documentation).
 
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use zbus::{Connection, Proxy};
 
 use crate::wait::until_async;
 
-/// Ends with the test.
+/// A process that ends with the test.
 struct BusProcess(Child);
 
 impl Drop for BusProcess {
@@ -19,11 +19,11 @@ impl Drop for BusProcess {
     }
 }
 
-/// The socket of a bus, which a daemon that is killed leaves behind.
+/// The socket file of a bus, which a killed daemon leaves behind.
 struct Place(PathBuf);
 
 impl Place {
-    /// The bus with this address.
+    /// The socket file of the bus with this address.
     fn of(address: &str) -> Place {
         let path = address.strip_prefix("unix:path=").unwrap_or_default();
         Place(path.split(',').next().unwrap_or_default().into())
@@ -36,12 +36,12 @@ impl Drop for Place {
     }
 }
 
-/// The bus, and the service on it.
+/// A bus with a stand-in for a service.
 pub struct ServiceBus {
-    /// A connection to it.
+    /// A connection to the bus.
     pub connection: Connection,
     address: String,
-    // Ended in this order.
+    // Dropped in this order.
     mock: BusProcess,
     _daemon: BusProcess,
     _place: Place,
@@ -50,15 +50,15 @@ pub struct ServiceBus {
 /// Which bus a service is on.
 #[derive(Clone, Copy)]
 pub enum BusKind {
-    /// The machine's.
+    /// The system bus.
     System,
-    /// A user's.
+    /// A user's session bus.
     Session,
 }
 
 impl ServiceBus {
-    /// With this template, whose service on the system's bus has this name; none, and a word, where the
-    /// tools are missing.
+    /// Starts a bus with this template, whose service on the system bus has this name. Returns
+    /// `None` and prints a message if the tools are missing.
     pub async fn with(template: &str, name: &'static str) -> Option<ServiceBus> {
         ServiceBus::with_service(template, name, BusKind::System).await
     }
@@ -79,7 +79,7 @@ impl ServiceBus {
         let daemon = Command::new("dbus-daemon")
             .args(["--session", "--nofork", "--print-address=1"])
             .stdout(Stdio::piped())
-            // It says how many descriptors it would rather have.
+            // It prints how many descriptors it would prefer.
             .stderr(Stdio::null())
             .spawn();
         let (Some(python), Ok(mut daemon)) = (python, daemon) else {
@@ -126,23 +126,23 @@ impl ServiceBus {
         })
     }
 
-    /// Another connection to it.
+    /// Opens another connection to the bus.
     pub async fn connect(&self) -> Connection {
         connect(&self.address).await
     }
 
-    /// Where it is, for another process.
+    /// The address of the bus, for another process.
     pub fn address(&self) -> &str {
         &self.address
     }
 
-    /// Ends the service; the bus goes on.
+    /// Ends the service; the bus continues.
     pub fn end_service(&mut self) {
         let _ = self.mock.0.kill();
         let _ = self.mock.0.wait();
     }
 
-    /// What keeps the machine awake, as logind's stand-in has it: what, who, why, how.
+    /// The inhibitors at logind's stand-in: what, who, why, mode.
     pub async fn inhibitors(&self) -> Vec<[String; 4]> {
         type Row = (String, String, String, String, u32, u32);
         let manager = Proxy::new(
@@ -157,7 +157,7 @@ impl ServiceBus {
         rows.into_iter().map(row).collect()
     }
 
-    /// The stand-in's own interface, on one of its objects.
+    /// The stand-in's control interface, on one of its objects.
     pub async fn mock(&self, name: &'static str, path: &'static str) -> Proxy<'static> {
         let mock = Proxy::new(&self.connection, name, path, "org.freedesktop.DBus.Mock");
         mock.await.expect("a proxy")

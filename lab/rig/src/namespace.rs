@@ -1,5 +1,5 @@
-//! Tests in a network namespace of their own, and a device between two links: a free one and a
-//! metered one.
+//! Tests in their own network namespace, and a device between two links: a free one and a metered
+//! one.
 //!
 //! ```text
 //!  device namespace                           origin namespace
@@ -7,7 +7,7 @@
 //!  wwan0 203.0.113.7   ── veth, 20 Mb/s ──  tower0 203.0.113.1  ┴ origin at 192.0.2.1
 //! ```
 //!
-//! Each test runs itself again under `unshare`; where the system forbids that, it says so and
+//! Each test runs itself again under `unshare`; if the system forbids that, it prints a message and
 //! passes.
 
 use std::process::{Command, Output, Stdio};
@@ -18,7 +18,7 @@ use crate::PATIENCE;
 
 const INSIDE: &str = "CEDOS_TEST_INSIDE_NAMESPACE";
 
-/// The test function in which this stands, by the path that `--exact` takes.
+/// The path of the enclosing test function, for `--exact`.
 #[macro_export]
 macro_rules! this_test {
     () => {{
@@ -37,30 +37,30 @@ pub fn test_path(function: &'static str) -> String {
     names.join("::")
 }
 
-/// What a test needs of its namespace.
+/// The properties of the namespace that a test needs.
 #[derive(Clone, Copy, Debug)]
 pub struct NamespaceNeeds {
-    /// What `unshare` leaves behind.
+    /// The options for `unshare`.
     unshare: &'static str,
-    /// Commands that fail where it cannot be had.
+    /// Commands that fail if such a namespace is not available.
     attempt: &'static str,
 }
 
-/// A network of its own with veth links that have a rate.
+/// A network namespace with veth links that have a rate.
 pub const SHAPED_LINKS: NamespaceNeeds = NamespaceNeeds {
     unshare: "-Urn",
     attempt: "ip link add a0 type veth peer name a1
               tc qdisc add dev a0 root tbf rate 1mbit burst 10k latency 50ms",
 };
 
-/// A network of its own with veth links.
+/// A network namespace with veth links.
 pub const LINKS: NamespaceNeeds = NamespaceNeeds {
     unshare: "-Urn",
     attempt: "ip link add a0 type veth",
 };
 
-/// A network and mounts of its own with veth links that have a rate, where programs can change their user:
-/// for root alone.
+/// A network and a mount namespace with veth links that have a rate, in which programs can change
+/// their user: only for root.
 pub const SHAPED_LINKS_OF_ROOT: NamespaceNeeds = NamespaceNeeds {
     unshare: "-nm",
     attempt: "ip link add a0 type veth peer name a1
@@ -68,7 +68,7 @@ pub const SHAPED_LINKS_OF_ROOT: NamespaceNeeds = NamespaceNeeds {
               setpriv --reuid 65534 --clear-groups true",
 };
 
-/// A network and mounts of its own.
+/// A network and a mount namespace.
 pub const LINKS_AND_MOUNTS: NamespaceNeeds = NamespaceNeeds {
     unshare: "-Urnm",
     attempt: "mount -t tmpfs t /run",
@@ -79,7 +79,7 @@ pub(crate) fn is_inside() -> bool {
     std::env::var_os(INSIDE).is_some()
 }
 
-/// Runs the body of a test ([`this_test!`]) in a device namespace of its own.
+/// Runs the body of a test ([`this_test!`]) in its own device namespace.
 pub fn in_namespace<F: Future<Output = ()>>(test: String, body: impl FnOnce() -> F) {
     in_namespace_with(SHAPED_LINKS, test, || {
         sh("ip link set lo up");
@@ -87,8 +87,8 @@ pub fn in_namespace<F: Future<Output = ()>>(test: String, body: impl FnOnce() ->
     });
 }
 
-/// Runs the body of a test ([`this_test!`]) in a namespace that has what it needs, and nothing that
-/// is up.
+/// Runs the body of a test ([`this_test!`]) in a namespace with these properties, in which no
+/// interface is up.
 pub fn in_namespace_with<F: Future<Output = ()>>(
     needs: NamespaceNeeds,
     test: String,
@@ -112,7 +112,7 @@ pub fn in_namespace_with<F: Future<Output = ()>>(
         .arg(needs.unshare)
         .arg(std::env::current_exe().expect("path of this test"))
         .args(["--exact", &test, "--nocapture"])
-        // Its lines are not this program's.
+        // The child's output is not part of this program's.
         .stdout(Stdio::piped())
         .env(INSIDE, "1")
         .spawn()
@@ -124,7 +124,7 @@ pub fn in_namespace_with<F: Future<Output = ()>>(
     assert!(said.contains("1 passed"), "there is no test `{test}`");
 }
 
-/// Runs commands of a shell; panics when one fails.
+/// Runs shell commands; panics if one fails.
 pub fn sh(commands: &str) {
     let output = Command::new("sh")
         .args(["-ec", commands])
@@ -137,7 +137,7 @@ pub fn sh(commands: &str) {
     );
 }
 
-/// Starts something in a runtime on a thread of its own, where it stays until the process ends.
+/// Starts something in a runtime on a separate thread, where it runs until the process ends.
 pub fn on_its_own_thread<T, F>(start: impl FnOnce() -> F + Send + 'static) -> T
 where
     T: Send + 'static,
@@ -156,7 +156,7 @@ where
     told.recv_timeout(PATIENCE).expect("it starts")
 }
 
-/// Makes the origin namespace on a thread that stays in it, and starts there what it is to hold.
+/// Creates the origin namespace on a thread that stays in it, and starts its services there.
 pub fn origin_namespace<T, F>(start: impl FnOnce() -> F + Send + 'static) -> T
 where
     T: Send + 'static,
@@ -181,7 +181,49 @@ where
     })
 }
 
-/// Gives the device Wi-Fi, with this address.
+/// The far end of a link that drops incoming UDP, like a network that blocks UDP.
+#[derive(Debug)]
+pub struct BlockedUdp {
+    link: &'static str,
+    /// The network namespace of the far end.
+    namespace: String,
+}
+
+impl BlockedUdp {
+    /// Drops UDP that arrives on `link` of the calling thread's namespace.
+    pub fn on(link: &'static str) -> BlockedUdp {
+        // The rule that delivers to local addresses comes first by default.
+        sh(&format!(
+            "ip rule add pref 100 lookup local
+             ip rule del pref 0
+             ip rule add pref 10 iif {link} ipproto udp blackhole"
+        ));
+        let (process, thread) = (std::process::id(), nix::unistd::gettid());
+        BlockedUdp {
+            link,
+            namespace: format!("/proc/{process}/task/{thread}/ns/net"),
+        }
+    }
+
+    /// Stops dropping UDP.
+    pub fn lift(&self) {
+        self.sh("ip rule del pref 10");
+    }
+
+    /// Drops UDP again.
+    pub fn block(&self) {
+        let link = self.link;
+        self.sh(&format!(
+            "ip rule add pref 10 iif {link} ipproto udp blackhole"
+        ));
+    }
+
+    fn sh(&self, command: &str) {
+        sh(&format!("nsenter --net={} {command}", self.namespace));
+    }
+}
+
+/// Brings the device's Wi-Fi up with this address.
 pub fn wifi_on(address: &str) {
     sh(&format!(
         "ip link set wlan0 up
@@ -190,12 +232,12 @@ pub fn wifi_on(address: &str) {
     ));
 }
 
-/// Takes the device's Wi-Fi away.
+/// Takes the device's Wi-Fi down.
 pub fn wifi_off() {
     sh("ip addr flush dev wlan0; ip link set wlan0 down");
 }
 
-/// Gives the device its metered link.
+/// Brings the device's metered link up.
 pub fn cell_on() {
     sh("ip link set wwan0 up
         ip addr add 203.0.113.7/24 dev wwan0

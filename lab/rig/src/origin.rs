@@ -1,7 +1,7 @@
-//! An HTTP origin that does what a test tells it to, byte for byte, and remembers what it was asked.
+//! A scripted HTTP origin: it answers byte for byte as a test says, and records the requests.
 //!
-//! It reads one request of each connection and hands it to a script. The script either returns the
-//! bytes to answer with and how the connection ends ([`ScriptedOrigin::start`]), or has the
+//! It reads one request from each connection and passes it to a script. The script either returns
+//! the bytes of the answer and how the connection ends ([`ScriptedOrigin::start`]), or gets the
 //! connection itself ([`ScriptedOrigin::play`]).
 
 use std::collections::HashMap;
@@ -16,18 +16,18 @@ use tokio::task::JoinHandle;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
-/// One request, as it came in.
+/// A request, as it was received.
 #[derive(Debug, Clone)]
 pub struct OriginRequest {
-    /// Its place among all requests, from 0.
+    /// The number of the request among all requests, from 0.
     pub count: usize,
-    /// Its head, to the empty line.
+    /// The head of the request, with the empty line.
     pub head: String,
-    /// `GET`.
+    /// The method, such as `GET`.
     pub method: String,
-    /// What is asked for, as the first line has it.
+    /// The path in the first line.
     pub path: String,
-    /// Its header fields, the names in small letters.
+    /// The header fields, with names in lower case.
     pub headers: HashMap<String, String>,
 }
 
@@ -49,23 +49,23 @@ impl OriginRequest {
         })
     }
 
-    /// A header field, by its name in small letters.
+    /// A header field, by its name in lower case.
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.get(name).map(String::as_str)
     }
 
-    /// The first byte of its range, if it has one.
+    /// The first byte of the requested range, if there is one.
     pub fn range_from(&self) -> Option<usize> {
         let range = self.headers.get("range")?.strip_prefix("bytes=")?;
         range.split_once('-')?.0.parse().ok()
     }
 
-    /// The last byte of its range, if it names one.
+    /// The last byte of the requested range, if it has one.
     pub fn range_to(&self) -> Option<usize> {
         self.headers.get("range")?.rsplit_once('-')?.1.parse().ok()
     }
 
-    /// Reads its body, whose length its head names; none when the connection ends before.
+    /// Reads the body, whose length the head contains; `None` if the connection ends before.
     pub async fn body(&self, stream: &mut OriginStream) -> Option<Vec<u8>> {
         let length = self.headers.get("content-length")?.parse().ok()?;
         let mut body = vec![0; length];
@@ -74,28 +74,28 @@ impl OriginRequest {
     }
 }
 
-/// How an answer ends, after its bytes are sent.
+/// How the connection ends after the bytes of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReplyEnd {
-    /// An orderly close.
+    /// A normal close.
     Close,
-    /// Closes once what came before has had time to be read.
+    /// A close after a delay, in which the bytes can be read.
     CloseLater,
     /// A TCP reset.
     Reset,
-    /// Silence, with the connection open.
+    /// The connection stays open without data.
     Silence,
 }
 
-/// After the bytes of [`ReplyEnd::CloseLater`].
+/// The delay of [`ReplyEnd::CloseLater`].
 const LATER: Duration = Duration::from_millis(300);
 
-/// The bytes to answer with, head included, and what follows them.
+/// The bytes of an answer, with its head, and how the connection ends.
 pub struct OriginReply(pub Vec<u8>, pub ReplyEnd);
 
-/// What an answer goes out on: TCP, or TLS over it.
+/// The connection for an answer: TCP, or TLS over it.
 pub trait OriginIo: AsyncRead + AsyncWrite + Unpin + Send + Sync {
-    /// The connection below.
+    /// The TCP connection below.
     fn tcp(&self) -> &TcpStream;
 }
 
@@ -114,7 +114,7 @@ impl OriginIo for TlsStream<TcpStream> {
 /// A connection whose request has been read.
 pub type OriginStream = BufReader<Box<dyn OriginIo>>;
 
-/// A certificate authority of a test's own, and a certificate of it for this machine.
+/// A test's own certificate authority, and its certificate for this machine.
 pub struct TestAuthority {
     /// The authority's certificate, which `--ca` needs.
     pub pem: String,
@@ -132,11 +132,11 @@ impl Default for TestAuthority {
 }
 
 impl TestAuthority {
-    /// Makes both.
+    /// Creates the authority and the certificate.
     pub fn new() -> TestAuthority {
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        // A certificate whose issuer is its subject is taken for self-signed.
+        // Issuer and subject must differ, or the certificate counts as self-signed.
         let name = "the authority of a test";
         params.distinguished_name.push(DnType::CommonName, name);
         let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().expect("a key"))
@@ -163,7 +163,7 @@ impl TestAuthority {
         }
     }
 
-    /// A server's side of TLS that offers these protocols (ALPN).
+    /// A TLS acceptor that offers these protocols (ALPN).
     pub fn acceptor(&self, protocols: &[&[u8]]) -> TlsAcceptor {
         let mut config = self.config.clone();
         config.alpn_protocols = protocols.iter().map(|name| name.to_vec()).collect();
@@ -171,9 +171,9 @@ impl TestAuthority {
     }
 }
 
-/// An origin on a port of its own. It serves until its runtime ends, or [`ScriptedOrigin::stop`].
+/// An origin on its own port. It serves until its runtime ends, or [`ScriptedOrigin::stop`].
 pub struct ScriptedOrigin {
-    /// Where it listens.
+    /// The address at which it listens.
     pub address: SocketAddr,
     secure: bool,
     requests: Arc<Mutex<Vec<OriginRequest>>>,
@@ -181,14 +181,14 @@ pub struct ScriptedOrigin {
 }
 
 impl ScriptedOrigin {
-    /// Starts answering by `script`.
+    /// Starts an origin that answers by `script`.
     pub async fn start(
         script: impl Fn(&OriginRequest) -> OriginReply + Send + Sync + 'static,
     ) -> ScriptedOrigin {
         ScriptedOrigin::start_at("127.0.0.1", script).await
     }
 
-    /// Starts answering at an address of its own.
+    /// Starts an origin at this address.
     pub async fn start_at(
         host: &str,
         script: impl Fn(&OriginRequest) -> OriginReply + Send + Sync + 'static,
@@ -196,7 +196,7 @@ impl ScriptedOrigin {
         ScriptedOrigin::serve_at(listener(host).await, None, script)
     }
 
-    /// Starts answering over TLS.
+    /// Starts an origin with TLS.
     pub async fn start_tls(
         authority: &TestAuthority,
         script: impl Fn(&OriginRequest) -> OriginReply + Send + Sync + 'static,
@@ -204,7 +204,7 @@ impl ScriptedOrigin {
         ScriptedOrigin::serve_at(listener("127.0.0.1").await, Some(authority), script)
     }
 
-    /// Starts answering whoever comes to `listener`, over TLS with an authority.
+    /// Serves connections to `listener`, over TLS if an authority is given.
     pub fn serve_at(
         listener: TcpListener,
         authority: Option<&TestAuthority>,
@@ -214,27 +214,27 @@ impl ScriptedOrigin {
         ScriptedOrigin::play_at(listener, authority, move |request, stream| {
             let script = script.clone();
             async move {
-                // A reader that went away is its own affair.
+                // The client may have closed the connection.
                 let _ = answer(script(&request), stream).await;
             }
         })
     }
 
-    /// Answers every request with the same bytes, and closes.
+    /// Starts an origin that answers every request with the same bytes, and closes.
     pub async fn fixed(answer: impl Into<Vec<u8>>) -> ScriptedOrigin {
         let answer: Arc<[u8]> = answer.into().into();
         ScriptedOrigin::play(move |_, mut stream| {
             let answer = answer.clone();
             async move {
-                // A reader that went away is its own affair.
+                // The client may have closed the connection.
                 let _ = stream.write_all(&answer).await;
             }
         })
         .await
     }
 
-    /// Hands each request to `script` with the rest of its connection, which closes when the script
-    /// returns.
+    /// Starts an origin that passes each request to `script` with the rest of its connection, which
+    /// is closed when the script returns.
     pub async fn play<S, T>(script: S) -> ScriptedOrigin
     where
         S: Fn(OriginRequest, OriginStream) -> T + Send + Sync + 'static,
@@ -243,7 +243,7 @@ impl ScriptedOrigin {
         ScriptedOrigin::play_at(listener("127.0.0.1").await, None, script)
     }
 
-    /// Plays `script` for whoever comes to `listener`, over TLS with an authority.
+    /// Plays `script` for connections to `listener`, over TLS if an authority is given.
     pub fn play_at<S, T>(
         listener: TcpListener,
         authority: Option<&TestAuthority>,
@@ -282,7 +282,7 @@ impl ScriptedOrigin {
         }
     }
 
-    /// Accepts no more connections; those that are open go on.
+    /// Accepts no more connections; open ones continue.
     pub fn stop(&self) {
         self.task.abort();
     }
@@ -293,7 +293,7 @@ impl ScriptedOrigin {
         format!("{scheme}://{}{path}", self.address)
     }
 
-    /// Everything asked so far.
+    /// All requests so far.
     pub fn requests(&self) -> Vec<OriginRequest> {
         let requests = self.requests.lock();
         requests.unwrap_or_else(PoisonError::into_inner).clone()
@@ -327,11 +327,12 @@ async fn answer(reply: OriginReply, mut stream: OriginStream) -> std::io::Result
     match end {
         ReplyEnd::Close | ReplyEnd::CloseLater => {
             if end == ReplyEnd::CloseLater {
-                // sleep: the close is to come after the bytes were read, which nobody tells here
+                // sleep: the close must follow the client's reading, which is not signalled here
                 tokio::time::sleep(LATER).await;
             }
             stream.shutdown().await?;
-            // Until the other side has closed too, or unread bytes would turn this into a reset.
+            // Until the other side has closed as well, because unread bytes would turn this into a
+            // reset.
             let _ = stream.read_to_end(&mut Vec::new()).await;
         }
         ReplyEnd::Reset => reset(stream)?,
@@ -345,12 +346,12 @@ async fn answer(reply: OriginReply, mut stream: OriginStream) -> std::io::Result
 /// Ends a connection with a TCP reset.
 ///
 /// # Errors
-/// The socket takes no option.
+/// The socket refuses the option.
 pub fn reset(stream: OriginStream) -> std::io::Result<()> {
     socket2::SockRef::from(stream.get_ref().tcp()).set_linger(Some(Duration::ZERO))
 }
 
-/// A head and a body.
+/// The bytes of an answer with this head and body.
 pub fn reply(status: &str, headers: &[(&str, &str)], body: &[u8]) -> Vec<u8> {
     let mut bytes = format!("HTTP/1.1 {status}\r\n").into_bytes();
     for (name, value) in headers {
@@ -361,7 +362,7 @@ pub fn reply(status: &str, headers: &[(&str, &str)], body: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// A well-behaved answer for `object`: validator, ranges, If-Range.
+/// A correct answer for `object`: with validator, ranges and If-Range.
 pub fn proper(request: &OriginRequest, object: &[u8], etag: &str) -> Vec<u8> {
     let matches = request
         .headers
@@ -393,7 +394,7 @@ pub fn proper(request: &OriginRequest, object: &[u8], etag: &str) -> Vec<u8> {
     }
 }
 
-/// The answer, cut off after `body_bytes` of its body.
+/// The answer, truncated after `body_bytes` of its body.
 pub fn cut(answer: Vec<u8>, body_bytes: usize) -> Vec<u8> {
     let head = answer
         .windows(4)
@@ -404,7 +405,7 @@ pub fn cut(answer: Vec<u8>, body_bytes: usize) -> Vec<u8> {
     answer[..end].to_vec()
 }
 
-/// Bytes that differ at every place and for every seed.
+/// Bytes that differ at every offset and for every seed.
 pub fn object(length: usize, seed: u32) -> Vec<u8> {
     let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(1);
     std::iter::repeat_with(|| {
@@ -415,8 +416,8 @@ pub fn object(length: usize, seed: u32) -> Vec<u8> {
     .collect()
 }
 
-/// The note beside a part, as an earlier run leaves it: `durable` bytes are safe, and no flow brings
-/// the rest.
+/// The metadata of a partial download, as an earlier run leaves it: `durable` bytes are on disk,
+/// and no flow continues.
 pub fn note(url: &str, etag: &str, length: Option<usize>, durable: usize) -> String {
     use sha2::Digest;
     let text = |text: &str| serde_json::Value::from(text);

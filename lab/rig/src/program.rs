@@ -1,4 +1,4 @@
-//! `cedos` as processes: a run to its end, a proxy, an agent.
+//! `cedos` as a process: a run to its end, a proxy, an agent.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -12,10 +12,11 @@ use tokio::process::{Child, ChildStderr, Command};
 
 use crate::wait::within;
 
-/// The folder, below a program's directory, of what need not outlive the machine's run.
+/// The folder, below a program's directory, of files that need not survive a restart of the
+/// machine.
 pub const RUNTIME: &str = ".runtime";
 
-/// A program of the workspace, where the build of a test put it: one folder above.
+/// The path of a built program of the workspace: one folder above the test.
 pub fn built(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("a test knows where it is");
     let folder = test.parent().and_then(Path::parent).expect("two above it");
@@ -24,14 +25,14 @@ pub fn built(name: &str) -> PathBuf {
     path
 }
 
-/// `cedos` in a directory that is its home, too, with nothing of the desktop that the tests run on.
+/// A command of `cedos` whose directory is also its home, isolated from the user's desktop.
 pub fn cedos(directory: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(built("cedos"));
     at_home(command.args(arguments), directory);
     command
 }
 
-/// Gives a command a directory that is its home, and nothing of the desktop that the tests run on.
+/// Sets the directory of a command as its home, and isolates it from the user's desktop.
 pub fn at_home<'a>(command: &'a mut Command, directory: &Path) -> &'a mut Command {
     let runtime = directory.join(RUNTIME);
     let _ = std::fs::create_dir(&runtime);
@@ -43,8 +44,10 @@ pub fn at_home<'a>(command: &'a mut Command, directory: &Path) -> &'a mut Comman
         .env_remove("CEDOS_CONFIG")
         .env("DBUS_SYSTEM_BUS_ADDRESS", "unix:path=/nonexistent")
         .env("DBUS_SESSION_BUS_ADDRESS", "unix:path=/nonexistent")
+        .env("HOME", directory)
         .env("XDG_CONFIG_HOME", directory.join(".config"))
         .env("XDG_STATE_HOME", directory.join(".state"))
+        .env("XDG_CACHE_HOME", directory.join(".cache"))
         .env("XDG_RUNTIME_DIR", runtime)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -52,10 +55,10 @@ pub fn at_home<'a>(command: &'a mut Command, directory: &Path) -> &'a mut Comman
         .kill_on_drop(true)
 }
 
-/// How a run of `cedos` ended, and what it said.
+/// The result and output of a run of `cedos`.
 #[derive(Debug)]
 pub struct CedosRun {
-    /// Its exit code.
+    /// The exit code.
     pub code: i32,
     /// The lines of its output that are JSON.
     pub events: Vec<Value>,
@@ -66,7 +69,7 @@ pub struct CedosRun {
 }
 
 impl CedosRun {
-    /// Its last event.
+    /// The last event.
     #[track_caller]
     pub fn last(&self) -> &Value {
         self.events
@@ -82,7 +85,7 @@ impl CedosRun {
             .collect()
     }
 
-    /// Asserts that it ended with this code, saying these words.
+    /// Asserts that it ended with this code, and that its output contains this text.
     #[track_caller]
     pub fn ends_with(&self, code: i32, words: &str) {
         let output = String::from_utf8_lossy(&self.output);
@@ -112,23 +115,23 @@ pub async fn ended(child: Child) -> CedosRun {
     }
 }
 
-/// The key of the device whose home is `directory`.
+/// The public key of the device whose home is `directory`.
 pub async fn device_key(directory: &Path) -> String {
     let shown = run(directory, &["key", "show"]).await;
     let key = String::from_utf8(shown.output).expect("text");
     key.trim().to_owned()
 }
 
-/// The process id of a child that runs.
+/// The process id of a running child.
 pub fn pid_of(child: &Child) -> Pid {
     Pid::from_raw(child.id().expect("a process") as i32)
 }
 
-/// A `cedos prox` that ends with this.
+/// A `cedos prox` that is ended when this is dropped.
 pub struct ProxyProcess {
     /// The process.
     pub child: Child,
-    /// `d2tp://HOST:PORT/KEY`.
+    /// Its address, `d2tp://HOST:PORT/KEY`.
     pub address: String,
 }
 
@@ -139,7 +142,7 @@ impl ProxyProcess {
         ProxyProcess::start_for(&device, directory, listen, more).await
     }
 
-    /// Starts a proxy that admits this client alone.
+    /// Starts a proxy that admits only this client.
     pub async fn start_for(
         client: &str,
         directory: &Path,
@@ -166,13 +169,13 @@ impl ProxyProcess {
             if let Some(proxy) = ProxyProcess::spawned(&mut command).await {
                 return proxy;
             }
-            // sleep: nobody tells when a port that was free a moment ago is free again
+            // sleep: nothing signals when a port is free again
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
         panic!("the proxy cannot listen at {listen}");
     }
 
-    /// Starts a command that becomes a proxy; none when it ends without having said where it is.
+    /// Starts a command that becomes a proxy; `None` if it ends without printing its address.
     pub async fn spawned(command: &mut Command) -> Option<ProxyProcess> {
         let mut child = command.spawn().expect("start the proxy");
         let mut lines = BufReader::new(child.stdout.take().expect("its output")).lines();
@@ -180,18 +183,18 @@ impl ProxyProcess {
         Some(ProxyProcess { child, address })
     }
 
-    /// Where it listens: `HOST:PORT`.
+    /// The host and port at which it listens: `HOST:PORT`.
     pub fn listens_at(&self) -> &str {
         let rest = self.address.strip_prefix("d2tp://").expect("its scheme");
         rest.split('/').next().expect("a first part")
     }
 }
 
-/// A `cedos agent` that ends with this.
+/// A `cedos agent` that is ended when this is dropped.
 pub struct AgentProcess {
     /// The process.
     pub child: Child,
-    /// Its socket, for `CEDOS_AGENT`.
+    /// The path of its socket, for `CEDOS_AGENT`.
     pub socket: PathBuf,
     /// The agent's standard error, kept open.
     _errors: Lines<BufReader<ChildStderr>>,
@@ -208,7 +211,7 @@ impl AgentProcess {
         AgentProcess::start_among(home, more, &[]).await
     }
 
-    /// Starts an agent with more arguments and variables.
+    /// Starts an agent with more arguments and environment variables.
     pub async fn start_among(
         home: &Path,
         more: &[&str],
@@ -231,7 +234,7 @@ impl AgentProcess {
         }
     }
 
-    /// Kills it, and waits until it is gone.
+    /// Kills the agent, and waits until it is gone.
     pub async fn kill(mut self) {
         kill(pid_of(&self.child), Signal::SIGKILL).expect("send");
         self.child.wait().await.expect("it ends");

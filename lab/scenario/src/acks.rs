@@ -1,14 +1,15 @@
-//! `[acks]`: how often D2TP acknowledges, and where those of Wi-Fi may travel.
+//! `[acks]`: how often D2TP acknowledges, and which links may carry ACKs of Wi-Fi.
 
 use serde::Deserialize;
 
-/// Settings of both ends.
+/// The ACK settings of both ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Acks {
-    /// Fewer as the window grows; else one for every second packet (simulator only).
+    /// Whether there are fewer ACKs as the window grows; otherwise one for every second packet
+    /// (simulator only).
     pub thin: bool,
-    /// Where those of a link with a medium may travel besides.
+    /// The other links that may carry ACKs of a link with a shared medium.
     pub offload: Offload,
 }
 
@@ -21,28 +22,28 @@ impl Default for Acks {
     }
 }
 
-/// Where ACKs may travel besides the link they belong to.
+/// The links that may carry ACKs of another link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(untagged)]
 pub enum Offload {
-    /// Nowhere, or on free links.
+    /// No link, or free links.
     Where(AcksPlacement),
-    /// On those that cost something too, so many bytes a second of them.
+    /// Metered links as well, with this many bytes of ACKs per second.
     Paid(u64),
 }
 
-/// The word for it.
+/// The placement as a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum AcksPlacement {
-    /// Nowhere.
+    /// On their own link only.
     Never,
-    /// On free links.
+    /// On their own link and on free links.
     Free,
 }
 
 impl Offload {
-    /// The value as the command line of `cedos get` and `cedos prox` has it.
+    /// The value for the command lines of `cedos get` and `cedos prox`.
     pub fn word(self) -> String {
         match self {
             Offload::Where(AcksPlacement::Never) => "never".to_owned(),

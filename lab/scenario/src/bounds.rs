@@ -1,9 +1,9 @@
-//! What is checked of a number in a scenario file.
+//! Range checks of numbers in a scenario file.
 
-/// Whether a time in seconds is within its bounds.
+/// Checks that a time in seconds is within its limits.
 ///
 /// # Errors
-/// Says which is not, for the author of the file.
+/// The key and the value, for the author of the file.
 pub(crate) fn seconds(key: &str, value: f64, max: f64) -> Result<(), String> {
     if (0.0..=max).contains(&value) {
         Ok(())

@@ -1,6 +1,7 @@
-//! What a scenario must be beyond its form: values in range, names that exist, keys that go together.
+//! Checks of a scenario beyond its syntax: values in range, names that exist, keys that go
+//! together.
 //!
-//! Each fault says the table, the key, the value and what was expected.
+//! Each error contains the table, the key, the value and what was expected.
 
 use crate::bounds::seconds;
 use crate::crash::{CRASHES_MAX, REPLAYED_MAX};
@@ -47,6 +48,9 @@ impl Scenario {
                 .check(self)
                 .map_err(|fault| format!("handover: {fault}"))?;
         }
+        if !(1..=2).contains(&self.nodes) {
+            return Err(format!("nodes is {}, expected 1 or 2", self.nodes));
+        }
         seconds("hibernate_after_s", self.hibernate_after_s, DURATION_S_MAX)?;
         if self.crashes.len() > CRASHES_MAX {
             return Err(format!(
@@ -80,7 +84,7 @@ impl Scenario {
 }
 
 impl Link {
-    /// A link has a medium all the time or never, and nothing else says how fast it is.
+    /// A link has a medium all the time or never, and then no other key sets its rate.
     fn check_medium(&self) -> Result<(), String> {
         let tables = (self.at.iter().map(|at| at.properties()))
             .chain(self.repeat.iter().map(|repeat| repeat.properties()))

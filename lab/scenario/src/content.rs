@@ -1,9 +1,9 @@
-//! The bytes that flows carry: made up from a seed, each from its offset alone, so that either end
-//! can go on from any offset and whoever reads them can tell what they should be.
+//! The content of flows: generated from a seed, each byte from its offset alone, so that either end
+//! can continue from any offset and a reader can verify the bytes.
 
 use sha2::{Digest, Sha256};
 
-/// Bytes made from one draw.
+/// The number of bytes generated from one draw.
 const BLOCK_BYTES: u64 = 8;
 
 /// Fills `out` with the bytes from `offset` on.

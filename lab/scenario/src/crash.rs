@@ -1,21 +1,22 @@
-//! Crashes of either end, and how long a sleeping session stays in memory: what a scenario says
-//! about processes rather than links. The simulator does them; the lab runs real programs.
+//! Crashes of either end, and the time until hibernation: the parts of a scenario about processes
+//! instead of links. The simulator simulates them; the lab runs real programs.
 
 use crate::bounds::seconds;
 use crate::state::ScenarioState;
 use serde::Deserialize;
 
-/// Idle time after which both ends turn a session into its record, where nothing is said.
+/// The default idle time after which both ends hibernate a session, in seconds.
 pub const HIBERNATE_AFTER_S_DEFAULT: f64 = 600.0;
-/// How long a crashed process is away where nothing is said. // a guess: a service manager's restart
+/// The default time for which a crashed process is away, in seconds. // a guess: a service
+/// manager's restart
 pub const CRASH_FOR_S_DEFAULT: f64 = 1.0;
-/// Crashes a scenario has at most.
+/// The most crashes of a scenario.
 pub const CRASHES_MAX: usize = 1_000;
 
-/// Packets replayed at a time, and replays of a scenario, at most.
+/// The most packets replayed at a time, and the most replays of a scenario.
 pub const REPLAYED_MAX: u32 = 1_000;
 
-/// Which end.
+/// The end that crashes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum CrashedEnd {
@@ -32,58 +33,60 @@ pub enum Stop {
     /// The process is killed and comes back from its journal.
     #[default]
     Crash,
-    /// The process stands still with all it holds, as in a suspended machine: when it goes on, its
+    /// The process is frozen with its memory, as on a suspended machine: when it continues, its
     /// clock has jumped.
     Freeze,
+    /// A new process takes the proxy over. The simulator crashes it instead.
+    Upgrade,
 }
 
-/// An end stops without a word and comes back: from its journal, or as it stood.
+/// A stop of an end without warning, which then comes back from its journal or continues.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Crash {
-    /// Which end.
+    /// The end that stops.
     pub who: CrashedEnd,
-    /// When.
+    /// The time of the stop.
     pub t_s: f64,
-    /// How long it is away.
+    /// How long the end is away, in seconds.
     #[serde(default = "crash_for_default")]
     pub for_s: f64,
-    /// How it stops.
+    /// The kind of stop.
     #[serde(default)]
     pub how: Stop,
-    /// The process stops only after this many more things happened in the run, so that any instant
-    /// between two of them can be hit.
+    /// The number of further events in the run before the process stops, so that any time between
+    /// two events can be hit.
     #[serde(default)]
     pub after_events: u64,
-    /// The process stops only once an end is in this state: from `t_s` on, at the first such
-    /// instant. Never, if there is none.
+    /// The state of an end for which the stop waits: it happens from `t_s` on, at the first time in
+    /// this state, or never.
     #[serde(default)]
     pub when: Option<ScenarioState>,
-    /// Which end, if not the one that stops.
+    /// The end whose state counts, if not the one that stops.
     #[serde(default)]
     pub of: Option<CrashedEnd>,
-    /// Commits that were reported safe and are lost all the same: a disk that lied.
+    /// The number of commits that were reported as durable and are lost: a faulty disk.
     #[serde(default)]
     pub lost_commits: u32,
 }
 
-/// Packets sent so far arrive once more.
+/// A replay of packets that were sent before.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Replay {
-    /// Who receives them.
+    /// The end that receives them.
     pub to: CrashedEnd,
-    /// When.
+    /// The time of the replay.
     pub t_s: f64,
-    /// How many, drawn from all that were ever sent that way.
+    /// The number of packets, drawn from all that were sent in that direction.
     pub packets: u32,
-    /// From another address than the first time.
+    /// Whether they come from another address than the first time.
     #[serde(default)]
     pub elsewhere: bool,
-    /// Only once an end is in this state, as for a crash.
+    /// The state of an end for which the replay waits, as for a crash.
     #[serde(default)]
     pub when: Option<ScenarioState>,
-    /// Which end, if not the one that receives them.
+    /// The end whose state counts, if not the one that receives them.
     #[serde(default)]
     pub of: Option<CrashedEnd>,
 }
@@ -92,12 +95,20 @@ fn crash_for_default() -> f64 {
     CRASH_FOR_S_DEFAULT
 }
 
+/// The default of `nodes`.
+pub(crate) fn one_node() -> u8 {
+    1
+}
+
 pub(crate) fn hibernate_after_default() -> f64 {
     HIBERNATE_AFTER_S_DEFAULT
 }
 
 impl Crash {
     pub(crate) fn check(&self, duration_s: f64) -> Result<(), String> {
+        if self.how == Stop::Upgrade && self.who != CrashedEnd::Proxy {
+            return Err("only the proxy is upgraded".to_owned());
+        }
         seconds("t_s", self.t_s, duration_s)?;
         seconds("for_s", self.for_s, duration_s)
     }

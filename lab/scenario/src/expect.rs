@@ -6,7 +6,7 @@ use crate::report::{Expectation, RunReport};
 use serde_json::{Value, json};
 
 impl Scenario {
-    /// Judge the scenario's expectations of `report` and write them into it.
+    /// Evaluates the scenario's expectations on `report`, and writes the results into it.
     pub fn judge(&self, report: &mut RunReport) {
         let facts = self.facts(report);
         report.expectations = self
@@ -32,8 +32,8 @@ impl Scenario {
             .collect();
     }
 
-    /// What expressions about a run of this scenario may name: the report as it is printed, `rtt_ms` (the
-    /// largest round-trip time of any link as the run begins) and `duration_s`.
+    /// The values that expressions about a run can use: the report as it is printed, `rtt_ms` (the
+    /// largest round-trip time of any link at the start of the run) and `duration_s`.
     pub fn facts(&self, report: &RunReport) -> Value {
         let mut facts = serde_json::to_value(report).unwrap_or_default();
         if let Value::Object(facts) = &mut facts {

@@ -1,4 +1,5 @@
-//! Expressions over a report, and over figures of several: what expectations, metrics and marks are written in.
+//! The expression language of expectations, metrics and marks, evaluated over one or several
+//! reports.
 //!
 //! ```text
 //! either  = both { "or" both }            both = not { "and" not }      not = [ "not" ] compare
@@ -8,12 +9,13 @@
 //! steps   = { .name | [number] | [name op word] | [name op (either)] }
 //! ```
 //!
-//! A path walks the report as printed; on a list, `.name` takes that member of each element and
-//! `[kind=make-before-break]` keeps the elements that match. Arithmetic with a list is done with each of its
-//! elements, with two lists element by element. The functions are in `functions.rs`; two more take what they
-//! need and no more: `otherwise(a, b)` is `b` where `a` is not there or `null` (also in the elements of a list),
-//! `if(condition, a, b)` is `a` or `b`. Comparing `null` (a flow that never finished) with a number is false, not
-//! an error. A name may begin with digits if it has an underscore: `640_rescan`.
+//! A path selects from the report as printed; on a list, `.name` selects that member of each
+//! element, and `[kind=make-before-break]` keeps the elements that match. Arithmetic with a list
+//! applies to each of its elements, with two lists element by element. The functions are in
+//! `functions.rs`; two more evaluate only the arguments that they need: `otherwise(a, b)` is `b` if
+//! `a` is missing or `null` (also in the elements of a list), `if(condition, a, b)` is `a` or `b`.
+//! Comparing `null` (a flow that never finished) with a number is false, not an error. A name may
+//! begin with digits if it has an underscore: `640_rescan`.
 
 use crate::functions::{self, is_function, number, truth};
 use crate::suggest::suggestion;
@@ -23,41 +25,41 @@ use std::collections::BTreeSet;
 /// Functions that evaluate only the arguments they need.
 const LAZY: [&str; 2] = ["if", "otherwise"];
 
-/// How deep an expression may nest.
+/// The deepest nesting of an expression.
 const DEPTH_MAX: usize = 64;
 
-/// An expression, read once and evaluated over any facts.
+/// An expression, which is parsed once and can be evaluated on any values.
 #[derive(Clone, Debug)]
 pub struct Expression(Expr);
 
-/// What came of a comparison or another expression.
+/// The result of evaluating an expression.
 pub(crate) struct ExpressionResult {
     pub(crate) value: Value,
-    /// The two sides of the last comparison, for the reader of a failure.
+    /// The two sides of the last comparison, for failure messages.
     pub(crate) seen: String,
 }
 
 impl Expression {
-    /// The expression in this text.
+    /// Parses an expression.
     ///
     /// # Errors
-    /// The text is no expression. What its paths lead to is seen only with facts.
+    /// The text is no valid expression. Paths are only checked when it is evaluated.
     pub fn parse(text: &str) -> Result<Expression, String> {
         parse(text).map(Expression)
     }
 
-    /// Its value; `facts` is the object in which its paths begin.
+    /// Evaluates the expression; `facts` is the object in which its paths begin.
     ///
     /// # Errors
-    /// A path leads nowhere, or a function or an operator got what it does not take.
+    /// A path leads nowhere, or a function or operator got an unsupported value.
     pub fn value(&self, facts: &Value) -> Result<Value, String> {
         self.0.value(facts, &mut String::new())
     }
 
-    /// Both sides of the comparison that it is; `None` if it is none.
+    /// Evaluates both sides, if the expression is a comparison; `None` if it is not.
     ///
     /// # Errors
-    /// As for [`Expression::value`].
+    /// The same as those of [`Expression::value`].
     pub fn sides(&self, facts: &Value) -> Result<Option<(Value, Value)>, String> {
         let Expr::Compare(left, _, right) = &self.0 else {
             return Ok(None);
@@ -66,7 +68,7 @@ impl Expression {
         Ok(Some((value(left)?, value(right)?)))
     }
 
-    /// The names with which its paths begin.
+    /// The names at the beginning of its paths.
     pub fn names(&self) -> BTreeSet<&str> {
         let mut names = BTreeSet::new();
         self.0.gather_names(&mut names);
@@ -150,7 +152,7 @@ enum Expr {
     Constant(Value),
     Path(String, Vec<Step>),
     Call(String, Vec<Expr>),
-    /// Steps from the value of a call.
+    /// Steps from the result of a call.
     Of(Box<Expr>, Vec<Step>),
     Not(Box<Expr>),
     Minus(Box<Expr>),
@@ -462,7 +464,7 @@ fn gather_names_of_steps<'a>(steps: &'a [Step], names: &mut BTreeSet<&'a str>) {
     }
 }
 
-/// A value, or the other one where it or an element of it is `null`.
+/// A value, with the other one in place of `null`, also in its elements.
 fn filled(value: Value, other: &Value) -> Value {
     match value {
         Value::Null => other.clone(),
@@ -471,7 +473,7 @@ fn filled(value: Value, other: &Value) -> Value {
     }
 }
 
-/// Numbers, a list and a number, or two lists of the same length.
+/// Arithmetic with numbers, a list and a number, or two lists of equal length.
 fn arithmetic(a: &Value, op: &str, b: &Value) -> Result<Value, String> {
     let each = |list: &[Value], of: &dyn Fn(&Value) -> Result<Value, String>| {
         list.iter().map(of).collect::<Result<Vec<_>, _>>()
@@ -503,7 +505,7 @@ fn arithmetic(a: &Value, op: &str, b: &Value) -> Result<Value, String> {
     })
 }
 
-/// Where steps lead from a value of this name.
+/// Follows the steps of a path from a value; `name` is for messages.
 fn follow(facts: &Value, mut here: Value, name: &str, steps: &[Step]) -> Result<Value, String> {
     let mut walked = name.to_owned();
     for step in steps {

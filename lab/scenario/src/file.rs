@@ -1,10 +1,11 @@
-//! A scenario file: links, flows, expectations, a seed. `docs/scenarios.md` documents every key.
+//! The format of scenario files: links, flows, expectations, a seed. `docs/scenarios.md` documents
+//! every key.
 //!
-//! Files are strict: a key that is not known is an error that says which one was probably meant,
-//! because a misspelt property that is silently ignored makes a result about something else.
+//! Files are strict: an unknown key is an error, which suggests a similar key, because a misspelt
+//! key that is silently ignored would give a wrong result.
 
 use crate::acks::Acks;
-use crate::crash::{Crash, Replay, hibernate_after_default};
+use crate::crash::{Crash, Replay, hibernate_after_default, one_node};
 use crate::origin::OriginKind;
 use crate::properties::{Settings, table_with_properties};
 use crate::transport::Transport;
@@ -14,22 +15,23 @@ use serde::Deserialize;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 
-/// Links a scenario has at most.
+/// The most links of a scenario.
 pub const LINKS_MAX: usize = 16;
-/// Flows a scenario has at most.
+/// The most flows of a scenario.
 pub const FLOWS_MAX: usize = 10_000;
-/// The longest run: a month.
+/// The longest run in seconds: a month.
 pub const DURATION_S_MAX: f64 = 31.0 * 86_400.0;
-/// The longest name of a network interface. // IFNAMSIZ less the closing zero
+/// The longest name of a network interface in bytes. // IFNAMSIZ less the terminating zero
 pub const LINK_NAME_BYTES_MAX: usize = 15;
 
-/// A scenario that cannot be used: the file's fault, or a file it names that cannot be read.
+/// A scenario that cannot be used, because of an error in the file or an unreadable file that it
+/// names.
 #[derive(Debug, Error)]
 #[error("{file}: {fault}")]
 pub struct ScenarioFault {
-    /// The file at fault.
+    /// The file with the error.
     pub file: String,
-    /// What is wrong and what would be right.
+    /// The error, and what would be right.
     pub fault: String,
 }
 
@@ -43,38 +45,45 @@ pub struct Scenario {
     /// What the scenario shows, in a sentence.
     #[serde(default)]
     pub about: String,
-    /// All chance comes from it.
+    /// The seed of all random values.
     #[serde(default = "seed_default")]
     pub seed: u64,
-    /// When the run ends at the latest.
+    /// The latest end of the run, in seconds.
     pub duration_s: f64,
-    /// Which web server the lab takes.
+    /// The web server in the lab.
     #[serde(default)]
     pub origin: OriginKind,
     /// The links of the device, in order.
     #[serde(rename = "link")]
     pub links: Vec<Link>,
-    /// Transfers.
+    /// The transfers.
     #[serde(default, rename = "flow")]
     pub flows: Vec<ScenarioFlow>,
     /// Generated handovers between the links.
     pub handover: Option<Handover>,
-    /// How both ends send.
+    /// Transport settings of both ends.
     #[serde(default)]
     pub transport: Transport,
-    /// Idle time after which both ends hibernate.
+    /// The idle time after which both ends hibernate, in seconds.
     #[serde(default = "hibernate_after_default")]
     pub hibernate_after_s: f64,
-    /// How D2TP acknowledges.
+    /// Whether the proxy accepts streams, for networks that block UDP. Lab only.
+    #[serde(default)]
+    pub streams: bool,
+    /// The number of the proxy's nodes, 1 or 2. They share the key and no state; crashes are the first one's.
+    /// Lab only.
+    #[serde(default = "one_node")]
+    pub nodes: u8,
+    /// The ACK settings.
     #[serde(default)]
     pub acks: Acks,
     /// Crashes of either end.
     #[serde(default, rename = "crash")]
     pub crashes: Vec<Crash>,
-    /// Packets that arrive once more.
+    /// Replays of packets.
     #[serde(default, rename = "replay")]
     pub replays: Vec<Replay>,
-    /// What must hold of the report.
+    /// Conditions that the report must satisfy.
     #[serde(default, rename = "expect")]
     pub expectations: Vec<Expect>,
 }
@@ -84,56 +93,56 @@ table_with_properties! {
     Link {
         /// Name of the interface, such as `wlan0`.
         name: String,
-        /// What its bytes cost.
+        /// The cost class of the link.
         #[serde(default)]
         class: Class,
-        /// Which addresses it gives.
+        /// The address families that the link provides.
         #[serde(default)]
         family: Family,
-        /// What it does to IPv4 addresses.
+        /// The NAT for IPv4 addresses.
         #[serde(default)]
         nat: NatKind,
         /// How often a rebinding NAT forgets its mappings.
         nat_rebind_s: Option<f64>,
-        /// How long a NAT keeps a mapping that nothing leaves by.
+        /// How long a NAT keeps a mapping without outgoing packets.
         nat_idle_s: Option<f64>,
-        /// Time from joining to having an address.
+        /// The time from joining to having an address.
         #[serde(default)]
         attach_s: f64,
-        /// Whether it is attached when the run begins.
+        /// Whether the link is attached when the run begins.
         #[serde(default = "yes")]
         up: bool,
-        /// Whether it carries nothing although attached, when the run begins.
+        /// Whether the link is attached but carries nothing when the run begins.
         #[serde(default)]
         dead: bool,
-        /// The access point it is attached to when the run begins.
+        /// The access point that it is attached to when the run begins.
         join: Option<String>,
-        /// Access points of the link.
+        /// The access points of the link.
         #[serde(default, rename = "access_point")]
         access_points: Vec<AccessPoint>,
         /// Changes at given times.
         #[serde(default)]
         at: Vec<At>,
-        /// Changes that come again and again.
+        /// Repeated changes.
         #[serde(default)]
         repeat: Vec<Repeat>,
         /// A CSV trace, relative to the scenario file.
         trace: Option<String>,
-        /// Which of the trace's links this is; needed if it has several.
+        /// The name of the link in the trace, which is needed if it has several.
         trace_iface: Option<String>,
         /// A CSV of `t_s,event,ap` beside the trace.
         trace_events: Option<String>,
-        /// Where in the trace the run begins.
+        /// The time in the trace at which the run begins.
         #[serde(default)]
         trace_start_s: f64,
-        /// Begin the trace again at its end, instead of keeping its last row.
+        /// Whether the trace starts again at its end, instead of keeping its last row.
         #[serde(default)]
         trace_repeat: bool,
         /// A Mahimahi trace instead of a rate towards the device.
         mahimahi_down: Option<String>,
         /// A Mahimahi trace instead of a rate from the device.
         mahimahi_up: Option<String>,
-        /// What the trace files said.
+        /// The content of the trace files.
         #[serde(skip)]
         recorded: Recorded,
     }
@@ -144,7 +153,7 @@ table_with_properties! {
     AccessPoint {
         /// Name of the access point.
         name: String,
-        /// Received signal, for a device that chooses by it.
+        /// The received signal strength, for devices that choose by it.
         signal_dbm: Option<f64>,
         /// Whether the access point lets devices join and carries nothing.
         #[serde(default)]
@@ -153,9 +162,9 @@ table_with_properties! {
 }
 
 table_with_properties! {
-    /// A change at a time.
+    /// A change at a given time.
     At {
-        /// When.
+        /// The time of the change.
         t_s: f64,
         /// Attach or detach.
         up: Option<bool>,
@@ -181,15 +190,16 @@ table_with_properties! {
 }
 
 table_with_properties! {
-    /// A change that comes again and again.
+    /// A repeated change.
     Repeat {
-        /// Time from one to the next.
+        /// The time from one change to the next.
         every_s: f64,
-        /// The first time; `every_s` if absent.
+        /// The time of the first change; `every_s` if absent.
         first_s: Option<f64>,
-        /// No more from then on.
+        /// The time after which there are no more changes.
         until_s: Option<f64>,
-        /// How long it lasts; then what it changed is as in `[[link]]` again. For ever if absent.
+        /// How long a change lasts, after which the keys are as in `[[link]]` again; forever if
+        /// absent.
         for_s: Option<f64>,
         /// Attach or detach.
         up: Option<bool>,
@@ -212,16 +222,16 @@ table_with_properties! {
     }
 }
 
-/// What a link's bytes cost.
+/// The cost class of a link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Class {
-    /// Nothing.
+    /// Free: bytes cost nothing.
     #[default]
     Free,
-    /// Something.
+    /// Metered: bytes cost something.
     Metered,
-    /// A lot.
+    /// Roaming: bytes cost a lot.
     Roaming,
 }
 
@@ -236,14 +246,14 @@ impl Class {
     }
 }
 
-/// Which addresses a link gives.
+/// The address families that a link provides.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 pub enum Family {
     /// IPv4 only.
     #[default]
     #[serde(rename = "v4")]
     V4,
-    /// IPv6 only, and no way to IPv4.
+    /// IPv6 only, without access to IPv4.
     #[serde(rename = "v6")]
     V6,
     /// Both address families.
@@ -266,11 +276,11 @@ impl Family {
     }
 }
 
-/// What a link does to IPv4 addresses.
+/// The NAT of a link for IPv4 addresses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum NatKind {
-    /// Nothing: the device's address is seen from outside.
+    /// No NAT: the device's address is visible from outside.
     None,
     /// Endpoint-independent mappings that last.
     #[default]
@@ -279,7 +289,7 @@ pub enum NatKind {
     Rebinding,
 }
 
-/// Which way a flow's bytes go.
+/// The direction of a flow's bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Direction {
@@ -290,20 +300,20 @@ pub enum Direction {
     Up,
 }
 
-/// Which links a flow may use.
+/// The links that a flow may use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Policy {
     /// Free links only.
     FreeOnly,
-    /// Free ones; paid ones when the deadline needs them.
+    /// Free links, and metered ones if the deadline needs them.
     #[default]
     FreeFirst,
-    /// Paid ones where they help enough.
+    /// Metered links if they help enough.
     Balanced,
-    /// The fastest.
+    /// The fastest link at any time.
     Fast,
-    /// Any at any time, free ones preferred.
+    /// Any link at any time, free ones preferred.
     Any,
 }
 
@@ -324,63 +334,65 @@ impl Policy {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ScenarioFlow {
-    /// Its name in the report; its number, from 0, if empty.
+    /// The name in the report; the flow's number, from 0, if empty.
     #[serde(default)]
     pub id: String,
-    /// How many bytes; the origin makes them up from the seed. Either this or `url`.
+    /// The size in bytes; the origin generates the content from the seed. Either this or `url`.
     pub bytes: Option<u64>,
-    /// Where to get it (lab only).
+    /// The URL of the object (lab only).
     pub url: Option<String>,
-    /// Which way.
+    /// The direction of the transfer.
     #[serde(default)]
     pub direction: Direction,
-    /// When it begins.
+    /// The time at which the transfer begins.
     #[serde(default)]
     pub start_s: f64,
-    /// By when it must be done, in the run's time, not after its start.
+    /// The deadline in the run's time, not relative to the start.
     pub deadline_s: Option<f64>,
-    /// Which links it may use.
+    /// The links that the transfer may use.
     #[serde(default)]
     pub policy: Policy,
-    /// Bytes it may spend on links that are not free.
+    /// The most bytes on links that are not free.
     pub metered_bytes_max: Option<u64>,
-    /// Whether the device ends its direction only after it read the other's end (simulator only).
+    /// Whether the device ends its direction only after it has read the other's end (simulator
+    /// only).
     #[serde(default)]
     pub late_end: bool,
-    /// Whether bytes are kept by their sender until they are safe at the receiver (simulator only).
+    /// Whether the sender keeps bytes until they are durable at the receiver (simulator only).
     #[serde(default)]
     pub durable: bool,
-    /// Whether its opening may travel in the first SYN (simulator only).
+    /// Whether its OPEN may travel in the first SYN (simulator only).
     #[serde(default)]
     pub early: bool,
-    /// Whether the digest is compared with what the origin sent.
+    /// Whether the digest is compared with that of the origin's content.
     #[serde(default = "yes")]
     pub integrity: bool,
 }
 
-/// Handovers drawn from the seed: one after another, each to the next of `links`.
+/// Random handovers, one after another, each to the next of `links`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Handover {
-    /// The links, in turn; only the first is up at the beginning.
+    /// The links, in turn; only the first one is up at the beginning.
     pub links: Vec<String>,
-    /// Shortest and longest time from one handover to the next.
+    /// The shortest and longest time from one handover to the next.
     pub every_s: [f64; 2],
-    /// Make before break: shortest and longest time both links are up.
+    /// For make before break: the shortest and longest time for which both links are up.
     pub overlap_s: Option<[f64; 2]>,
-    /// Break before make: shortest and longest time without any, the attaching not included.
+    /// For break before make: the shortest and longest time without any link, not including the
+    /// attaching.
     pub gap_s: Option<[f64; 2]>,
     /// Share of handovers that are make before break, if both kinds are given.
     #[serde(default = "half")]
     pub overlap_share: f64,
-    /// No handover before.
+    /// The time before which there is no handover.
     #[serde(default)]
     pub from_s: f64,
-    /// No handover after; the end of the run if absent.
+    /// The time after which there is no handover; the end of the run if absent.
     pub until_s: Option<f64>,
 }
 
-/// What must hold of the report.
+/// A condition that the report must satisfy.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Expect {
@@ -388,12 +400,12 @@ pub struct Expect {
     pub text: String,
 }
 
-/// What a link's trace files said.
+/// The content of a link's trace files.
 #[derive(Clone, Debug, Default)]
 pub struct Recorded {
     /// Rows of the CSV trace.
     pub rows: Vec<TraceRow>,
-    /// Joining (an access point) and leaving (`None`).
+    /// Events of joining an access point, or leaving (`None`).
     pub events: Vec<(Time, Option<String>)>,
     /// Delivery opportunities towards the device.
     pub down: Option<Opportunities>,
@@ -414,10 +426,10 @@ fn half() -> f64 {
 }
 
 impl Scenario {
-    /// Read a scenario file and the traces it names.
+    /// Reads a scenario file and its traces.
     ///
     /// # Errors
-    /// A file that cannot be read or is not a scenario.
+    /// A file cannot be read, or is no valid scenario.
     pub fn load(path: &Path) -> Result<Scenario, ScenarioFault> {
         let folder = path.parent().map(PathBuf::from).unwrap_or_default();
         let text = read(path)?;
@@ -434,10 +446,10 @@ impl Scenario {
         Ok(scenario)
     }
 
-    /// Read a scenario from `text`; `open` reads the traces it names. `file` is for messages.
+    /// Reads a scenario from `text`; `open` reads its traces. `file` is for messages.
     ///
     /// # Errors
-    /// What is not a scenario, with the line where there is one; whatever `open` could not read.
+    /// The error in the scenario, with its line if known, or the error of `open`.
     pub fn parse(
         file: &str,
         text: &str,
@@ -466,7 +478,7 @@ impl Scenario {
         self.links.iter().position(|link| link.name == name)
     }
 
-    /// The largest round-trip time of any link as the run begins, without queueing.
+    /// The largest round-trip time of any link at the start of the run, without queueing.
     pub fn rtt_ms(&self) -> f64 {
         self.links
             .iter()
@@ -476,12 +488,13 @@ impl Scenario {
 }
 
 impl Link {
-    /// The properties as the run begins, access point and Mahimahi traces included.
+    /// The properties at the start of the run, including those of the access point and of Mahimahi
+    /// traces.
     pub(crate) fn settings(&self) -> Settings {
         self.settings_at(self.join.as_deref())
     }
 
-    /// The properties when joined to this access point.
+    /// The properties while joined to this access point.
     pub(crate) fn settings_at(&self, access_point: Option<&str>) -> Settings {
         let mut settings = Settings::default();
         settings.apply(&self.properties());

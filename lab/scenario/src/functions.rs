@@ -8,15 +8,15 @@
 //! | `list(a, b, …)` | the list of these values |
 //! | `values(object)` | its values, in the order of their names |
 //! | `index(list)` | 1, 2, … for as many elements |
-//! | `airtime_s(medium, bytes)` | the time that a lone sender's packet takes of a Wi-Fi channel, waiting included |
-//! | `airtime_s(medium, bytes, back, every)` | likewise, with a packet of `back` bytes the other way for `every` packets |
+//! | `airtime_s(medium, bytes)` | the time that a single sender's packet occupies a Wi-Fi channel, waiting included |
+//! | `airtime_s(medium, bytes, back, every)` | the same, with a packet of `back` bytes in the other direction for `every` packets |
 
 use crate::summary::SampleSummary;
 use cedos_lab_link::Medium;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-/// Their names, for messages.
+/// The names of the functions, for messages.
 pub(crate) const NAMES: &str =
     "min max sum mean count summary abs floor list values index airtime_s and pNN (p50, p95)";
 
@@ -98,7 +98,7 @@ pub(crate) fn truth(value: &Value) -> Result<bool, String> {
         .ok_or_else(|| format!("{value} is neither true nor false"))
 }
 
-/// A number; a truth counts as 1 or 0.
+/// The value as a number; true and false count as 1 and 0.
 pub(crate) fn number(value: &Value) -> Result<f64, String> {
     match value {
         Value::Bool(truth) => Some(f64::from(u8::from(*truth))),

@@ -1,4 +1,4 @@
-//! Scenario files and the report of a run: what the lab and the simulator have in common.
+//! Scenario files and the report of a run, for both the lab and the simulator.
 //!
 //! ```text
 //!  scenario.toml ─▶ Scenario ─▶ Timeline ─▶ lab (real time) ────▶ Report ─▶ judge ─▶ JSON

@@ -1,16 +1,16 @@
-//! Which web server is the lab's origin.
+//! The web server that is the lab's origin.
 
 use serde::Deserialize;
 
-/// Who serves. The simulator has none.
+/// The web server program. The simulator has none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum OriginKind {
-    /// nginx where it is installed, else the built-in one.
+    /// nginx if it is installed, otherwise the built-in server.
     #[default]
     Auto,
-    /// nginx, or no run.
+    /// nginx; without it the run fails.
     Nginx,
-    /// The built-in one.
+    /// The built-in server.
     Builtin,
 }

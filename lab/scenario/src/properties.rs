@@ -1,31 +1,32 @@
 //! The properties of a link that a scenario may set at the start, per access point and at any time.
 //!
-//! The same keys stand in `[[link]]`, `[[link.access_point]]`, `[[link.at]]` and `[[link.repeat]]`,
-//! so one macro gives each of those tables the fields and a `properties()` to read them by.
-//! [`Settings`] is what they come to: every value known, ready to be a pair of profiles.
+//! The same keys appear in `[[link]]`, `[[link.access_point]]`, `[[link.at]]` and
+//! `[[link.repeat]]`, so one macro gives each of those tables the fields and a `properties()`
+//! method. [`Settings`] is the result: all values are known, and can be converted to a pair of
+//! profiles.
 
 use cedos_lab_link::{Burst, Loss, Medium, Profile, Queue, Rate, Span};
 use serde::Deserialize;
 
-/// Mb/s towards the device where nothing is said.
+/// The default rate towards the device, in Mb/s.
 pub const DOWN_MBPS_DEFAULT: f64 = 50.0;
-/// Mb/s from the device where nothing is said.
+/// The default rate from the device, in Mb/s.
 pub const UP_MBPS_DEFAULT: f64 = 10.0;
-/// Round-trip time without queueing where nothing is said.
+/// The default round-trip time without queueing, in milliseconds.
 pub const RTT_MS_DEFAULT: f64 = 20.0;
-/// Queue where nothing is said: what the rate carries in this time.
+/// The default queue: what the rate carries in this time, in milliseconds.
 pub const QUEUE_MS_DEFAULT: f64 = 100.0;
-/// MTU where nothing is said.
+/// The default MTU, in bytes.
 pub const MTU_DEFAULT: u32 = 1500;
-/// The smallest MTU: what every IPv4 host takes. // RFC 791 §3.1
+/// The smallest MTU: what every IPv4 host accepts. // RFC 791 §3.1
 pub const MTU_MIN: u32 = 576;
 /// The smallest MTU of a link with IPv6. // RFC 8200 §5
 pub const MTU_V6_MIN: u32 = 1280;
-/// The largest MTU: what a TUN device takes.
+/// The largest MTU: what a TUN device supports.
 pub const MTU_MAX: u32 = 9000;
-/// How long a reordered packet is held back where nothing is said.
+/// The default time by which a reordered packet is delayed, in milliseconds.
 pub const REORDER_MS_DEFAULT: f64 = 5.0;
-/// The fastest link: what the relay of the lab is built for.
+/// The highest rate of a link in Mb/s, for which the relay of the lab is designed.
 pub const MBPS_MAX: f64 = 10_000.0;
 /// The longest delay, one way or round trip.
 pub const DELAY_MS_MAX: f64 = 3_600_000.0;
@@ -60,15 +61,15 @@ macro_rules! table_with_properties {
             pub delay_down_ms: Option<f64>,
             /// One-way delay from the device, instead of half the round trip.
             pub delay_up_ms: Option<f64>,
-            /// Further one-way delay, even between 0 and this; keeps the order.
+            /// Additional one-way delay, evenly between 0 and this; keeps the order.
             pub jitter_ms: Option<f64>,
-            /// Share of packets lost at random, both ways.
+            /// Share of packets lost at random, in both directions.
             pub loss: Option<f64>,
             /// Random loss towards the device only.
             pub loss_down: Option<f64>,
             /// Random loss from the device only.
             pub loss_up: Option<f64>,
-            /// Losses in bursts, both ways, on top of random ones.
+            /// Losses in bursts, in both directions, in addition to random ones.
             pub burst: Option<$crate::properties::BurstLoss>,
             /// Queue limit in bytes, each way.
             pub queue_bytes: Option<u64>,
@@ -76,9 +77,9 @@ macro_rules! table_with_properties {
             pub queue_ms: Option<f64>,
             /// Largest IP packet in bytes.
             pub mtu: Option<u32>,
-            /// Share of packets held back and overtaken.
+            /// Share of packets that are delayed and overtaken.
             pub reorder: Option<f64>,
-            /// How long those are held back.
+            /// How long those are delayed.
             pub reorder_ms: Option<f64>,
             /// Share of packets that arrive twice.
             pub duplicate: Option<f64>,
@@ -139,7 +140,7 @@ pub(crate) struct LinkProperties {
 }
 
 impl LinkProperties {
-    /// What is wrong with a value, in words, if anything is.
+    /// The error in a value, in words, if there is one.
     pub(crate) fn fault(&self) -> Option<String> {
         let range = |key: &str, value: Option<f64>, max: f64| match value {
             Some(v) if !(0.0..=max).contains(&v) => {
@@ -179,7 +180,7 @@ impl LinkProperties {
     }
 }
 
-/// Every property of a link, known.
+/// All properties of a link.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Settings {
     pub down: Rate,
@@ -221,8 +222,8 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// Take over what `p` gives. A round-trip time or a loss without direction goes first, so that
-    /// the directed keys beside it win.
+    /// Applies the properties of `p`. A round-trip time or a loss without direction is applied
+    /// first, so that keys with a direction take precedence.
     pub(crate) fn apply(&mut self, p: &LinkProperties) {
         fn set<T>(slot: &mut T, value: Option<T>) {
             if let Some(value) = value {
@@ -264,7 +265,7 @@ impl Settings {
         set(&mut self.corrupt, p.corrupt);
     }
 
-    /// Give the properties that `p` names back the values they have in `other`.
+    /// Restores the properties that `p` names to their values in `other`.
     pub(crate) fn restore(&mut self, p: &LinkProperties, other: &Settings) {
         let mut both = |named: bool, copy: fn(&mut Settings, &Settings)| {
             if named {
@@ -298,7 +299,7 @@ impl Settings {
         both(p.corrupt.is_some(), |s, o| s.corrupt = o.corrupt);
     }
 
-    /// The two directions' profiles: towards the device, and from it.
+    /// The profiles of both directions: towards the device, and from it.
     pub(crate) fn profiles(&self) -> (Profile, Profile) {
         let profile = |rate: &Rate, delay, loss| Profile {
             rate: rate.clone(),

@@ -1,15 +1,15 @@
-//! States of an end, by which a crash can choose its moment and runs are counted.
+//! States of an end, for crashes that wait for a state, and for counting them.
 
 use serde::Deserialize;
 
-/// Where a session, one of its paths or one of its flows is.
+/// The state of an end: of its session, one of its paths or one of its flows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ScenarioState {
     /// There is no session.
     #[serde(rename = "no-session")]
     None,
-    /// A first handshake is under way.
+    /// The first handshake is under way.
     Handshaking,
     /// The session works.
     Established,
@@ -17,11 +17,11 @@ pub enum ScenarioState {
     Suspended,
     /// The session is a record.
     Hibernated,
-    /// The session handshakes again, or claims its flows.
+    /// The session repeats the handshake, or claims its flows.
     Waking,
-    /// The process is not there.
+    /// The process is not running.
     Away,
-    /// A path on which nothing was heard yet.
+    /// A path on which nothing has been received yet.
     PathOpening,
     /// A path that works.
     PathActive,
@@ -29,13 +29,13 @@ pub enum ScenarioState {
     PathSilent,
     /// A flow that waits to be claimed.
     FlowUnclaimed,
-    /// A flow that is open both ways.
+    /// A flow that is open in both directions.
     FlowOpen,
-    /// A flow of which this end wrote its end.
+    /// A flow whose direction from this end has ended.
     FlowHalfClosedHere,
-    /// A flow of which the other end wrote its end.
+    /// A flow whose direction from the other end has ended.
     FlowHalfClosedThere,
-    /// A flow of which both ends are known.
+    /// A flow both of whose directions have ended, with data still to be handled.
     FlowDraining,
 }
 

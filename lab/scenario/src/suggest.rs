@@ -1,9 +1,9 @@
-//! Errors about unknown keys say which key was probably meant.
+//! Errors about unknown keys, with a suggestion of a similar key.
 
-/// Mistakes (letters changed, missing or too many) up to which a key is taken for a misspelt one.
+/// The most mistakes (letters changed, missing or additional) for which a key counts as misspelt.
 const MISTAKES_MAX: usize = 3;
 
-/// The parser's message, and a suggestion where the fault is an unknown key.
+/// The parser's message, with a suggestion if the error is an unknown key.
 pub fn explain(error: &toml::de::Error) -> String {
     let message = error.to_string();
     match nearest(error.message()) {
@@ -12,7 +12,8 @@ pub fn explain(error: &toml::de::Error) -> String {
     }
 }
 
-/// From "unknown field `a`, expected one of `b`, `c`": whichever of `b` and `c` is nearest to `a`.
+/// From "unknown field `a`, expected one of `b`, `c`": the one of `b` and `c` that is closest to
+/// `a`.
 fn nearest(message: &str) -> Option<&str> {
     if !message.starts_with("unknown ") {
         return None;
@@ -27,7 +28,7 @@ fn nearest_of<'a>(unknown: &str, known: impl Iterator<Item = &'a str>) -> Option
     (mistakes <= MISTAKES_MAX && mistakes < unknown.len()).then_some(key)
 }
 
-/// The end of a message about an unknown name: which one was probably meant, or nothing.
+/// The end of a message about an unknown name: a suggestion, or nothing.
 pub fn suggestion<'a>(unknown: &str, known: impl Iterator<Item = &'a str>) -> String {
     match nearest_of(unknown, known) {
         Some(key) => format!("; did you mean `{key}`?"),

@@ -1,21 +1,21 @@
-//! How a figure is spread over its repetitions.
+//! The distribution of a figure over its repetitions.
 
 use serde::Serialize;
 
-/// Count, mean, median, 95th percentile, least and most of what was measured.
+/// Count, mean, median, 95th percentile, minimum and maximum of samples.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct SampleSummary {
-    /// How often it was measured.
+    /// The number of samples.
     pub n: usize,
-    /// `None` of nothing.
+    /// The mean; `None` without samples.
     pub mean: Option<f64>,
     /// Median, nearest rank.
     pub p50: Option<f64>,
     /// 95th percentile, nearest rank.
     pub p95: Option<f64>,
-    /// The least.
+    /// The minimum.
     pub min: Option<f64>,
-    /// The most.
+    /// The maximum.
     pub max: Option<f64>,
 }
 

@@ -8,13 +8,13 @@
 //!           |<---------->|                    make before break: from the last data to the first
 //! ```
 //!
-//! The simulator and the lab feed it the same three things: links going up and down, and data
-//! reaching the device. Links are known by their number in the scenario.
+//! The simulator and the lab report the same events to it: links going up and down, and data
+//! reaching the device. Links have their number in the scenario.
 
 use crate::report::{Switch, SwitchKind};
 use cedos_lab_link::Time;
 
-/// A switch that has begun: the data has not come back yet.
+/// A switch that has begun: no data has arrived since.
 #[derive(Clone, Copy, Debug)]
 struct Begun {
     at: Time,
@@ -24,7 +24,7 @@ struct Begun {
     silent_since: Option<Time>,
 }
 
-/// Watches a run for switches.
+/// Detects the switches of a run.
 #[derive(Clone, Debug)]
 pub struct SwitchMeter {
     names: Vec<String>,
@@ -50,7 +50,7 @@ impl SwitchMeter {
         }
     }
 
-    /// A link has an address from now on.
+    /// Records that a link has an address from now on.
     pub fn on_up(&mut self, now: Time, link: usize) {
         if self.up[link] {
             return;
@@ -59,19 +59,19 @@ impl SwitchMeter {
         self.up[link] = true;
         match &mut self.begun {
             Some(begun) => begun.silent_since = begun.silent_since.or(Some(now)),
-            // Only what comes up beside data can take it over.
+            // Only a link that comes up beside one with data can take it over.
             None if !alone && self.last.is_some() => self.fresh[link] = Some(now),
             None => {}
         }
     }
 
-    /// A link is lost.
+    /// Records that a link is lost.
     pub fn on_down(&mut self, now: Time, link: usize) {
         self.up[link] = false;
         self.fresh[link] = None;
         let another = self.up.contains(&true);
         match (&mut self.begun, self.last) {
-            // What was to carry on is lost too before it did: nothing to be heard on now.
+            // The link that was to continue was lost as well before it did.
             (Some(begun), _) if !another => {
                 begun.kind = SwitchKind::BreakBeforeMake;
                 begun.silent_since = None;
@@ -93,13 +93,13 @@ impl SwitchMeter {
         }
     }
 
-    /// A link's address changed without the link being lost.
+    /// Records that a link's address changed without the link being lost.
     pub fn on_new_address(&mut self, now: Time, link: usize) {
         self.on_down(now, link);
         self.on_up(now, link);
     }
 
-    /// Data reached the device over a link.
+    /// Records that data reached the device over a link.
     pub fn on_data(&mut self, now: Time, link: usize) {
         if let Some(begun) = self.begun
             && let Some(since) = begun.silent_since
@@ -116,14 +116,14 @@ impl SwitchMeter {
         self.last = Some((now, link));
     }
 
-    /// No flow is active: silence from here on means nothing.
+    /// Records that no flow is active: silence from here on does not count.
     pub fn on_idle(&mut self) {
         self.last = None;
         self.begun = None;
         self.fresh.fill(None);
     }
 
-    /// The switches found, in order of time.
+    /// The switches that were found, in order of time.
     pub fn into_switches(self) -> Vec<Switch> {
         self.found
     }

@@ -1,8 +1,8 @@
-//! What happens to the links, in order of time.
+//! The events of the links, in order of time.
 //!
-//! Everything a scenario says about its links (constants, `at` entries, repeats, handovers, traces,
-//! rebinding) becomes one list of events, each with the link's whole condition after it, so that
-//! the simulator and the lab only have to apply them. A run begins with one event per link at 0.
+//! All link settings of a scenario (constants, `at` entries, repeats, handovers, traces, rebinding)
+//! become one list of events, each with the link's complete condition after it, so that the
+//! simulator and the lab only have to apply them. A run begins with one event per link at 0.
 //!
 //! ```text
 //!             up = true          attach_s later
@@ -10,7 +10,7 @@
 //!     ▲───── up = false ──────┴────────────────┘
 //! ```
 //!
-//! Links that are up at the beginning have had their `attach_s` before it.
+//! For links that are up at the beginning, `attach_s` has already passed.
 
 use crate::file::{Class, Link, Scenario};
 use crate::properties::{LinkProperties, Settings};
@@ -18,44 +18,44 @@ use cedos_lab_link::trace::{self, TraceRow};
 use cedos_lab_link::{LinkCondition, LinkReach, Rate, Span, Time, seeded};
 use rand::Rng;
 
-/// The stream of chance that handovers are drawn from; links use those from 0 on.
+/// The random stream from which handovers are drawn; links use those from 0 on.
 const HANDOVER_STREAM: u64 = 1 << 32;
 
-/// Something happens to a link.
+/// An event of a link.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ScenarioLinkEvent {
-    /// When.
+    /// The time of the event.
     pub at: Time,
     /// The link's number in the scenario.
     pub link: usize,
-    /// What.
+    /// The kind of the event.
     pub kind: EventKind,
-    /// The link's condition from now on.
+    /// The link's condition after the event.
     pub condition: LinkCondition,
-    /// The access point it is joined to or joining.
+    /// The access point that it is joined to or joining.
     pub access_point: Option<String>,
 }
 
-/// What happens to a link.
+/// The kind of an event of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventKind {
     /// The link is lost, or down at the beginning.
     Down,
     /// The link begins to attach; not usable yet.
     Attaching,
-    /// The link is attached and has an address: the how-manieth of this link, from 0.
+    /// The link is attached and has an address, with its number among the link's addresses, from 0.
     Up {
-        /// Tells this address from the link's others.
+        /// The number of this address among the link's addresses.
         address: u32,
     },
     /// The link stays attached and has another address instead of the one before.
     NewAddress {
-        /// Tells this address from the link's others.
+        /// The number of this address among the link's addresses.
         address: u32,
     },
-    /// Its NAT forgets all mappings.
+    /// The link's NAT drops all mappings.
     Rebind,
-    /// Its rate, delay, loss or the like changes.
+    /// Its rate, delay, loss or another property changes.
     Changed,
 }
 
@@ -66,7 +66,7 @@ pub struct Timeline {
 }
 
 impl Timeline {
-    /// When the next event is.
+    /// The time of the next event.
     pub fn next_at(&self) -> Option<Time> {
         self.events.as_slice().first().map(|event| event.at)
     }
@@ -80,7 +80,7 @@ impl Iterator for Timeline {
 }
 
 impl Scenario {
-    /// Everything that happens to the links until the end of the run.
+    /// All events of the links until the end of the run.
     pub fn timeline(&self) -> Timeline {
         let end = Time::from_secs_f64(self.duration_s);
         let handovers = self.handovers(end);
@@ -94,7 +94,7 @@ impl Scenario {
             let mut steps = link.steps(end);
             let own = handovers.iter().filter(|(_, of, _)| *of == number);
             steps.extend(own.map(|(at, _, up)| (*at, Step::Up(*up))));
-            // Stable: what the file says first at an instant happens first.
+            // A stable sort: of events at the same time, the first in the file comes first.
             steps.sort_by_key(|(at, _)| *at);
             let mut history = History::new(number, link, up);
             for (at, step) in steps.into_iter().take_while(|(at, _)| *at <= end) {
@@ -120,7 +120,7 @@ impl Scenario {
             .condition
     }
 
-    /// Links that cost nothing, by number.
+    /// The numbers of the free links.
     pub fn free_links(&self) -> impl Iterator<Item = usize> {
         let free = |(number, link): (usize, &Link)| (link.class == Class::Free).then_some(number);
         self.links.iter().enumerate().filter_map(free)
@@ -169,11 +169,11 @@ impl Scenario {
     }
 }
 
-/// One thing the scenario says of a link.
+/// One setting of the scenario for a link.
 #[derive(Clone, Debug)]
 enum Step {
     Set(LinkProperties),
-    /// What these properties were before any `Set`.
+    /// The values of these properties before any `Set`.
     Restore(LinkProperties),
     Up(bool),
     Dead(bool),
@@ -250,14 +250,15 @@ impl Link {
             };
             let mut up_before = None;
             for (index, row) in rows.iter().enumerate() {
-                // Of the rows before the start only the last matters.
+                // Of the rows before the start only the last one counts.
                 let over = rows
                     .get(index + 1)
                     .is_some_and(|next| next.at + round <= Time::ZERO + start);
                 if over {
                     continue;
                 }
-                // `up` acts when it changes, so that the events file may say more in between.
+                // `up` takes effect when it changes, so that the events file may contain further
+                // events in between.
                 let mut row = *row;
                 if row.up == up_before {
                     row.up = None;
@@ -280,7 +281,7 @@ impl Link {
     }
 }
 
-/// The instants `first`, `first + every`, … up to `until`, in seconds without adding up errors.
+/// The times `first`, `first + every`, … up to `until`, in seconds, without accumulating errors.
 fn every(first_s: f64, every_s: f64, until: Time) -> impl Iterator<Item = Time> {
     (0u64..)
         .map(move |n| Time::from_secs_f64(first_s + n as f64 * every_s))
@@ -330,7 +331,7 @@ impl Change {
     }
 }
 
-/// A link's life so far.
+/// The state of a link while its events are generated.
 struct History<'a> {
     link: &'a Link,
     number: usize,
@@ -423,7 +424,7 @@ impl<'a> History<'a> {
         }
     }
 
-    /// If the link got its address by `now`, say so.
+    /// Adds the event if the link got its address by `now`.
     fn attach_until(&mut self, now: Time) {
         if let Some(at) = self.attached_at.filter(|at| *at <= now) {
             self.attached_at = None;

@@ -1,31 +1,31 @@
-//! `[transport]`: how D2TP sends at both ends of the run.
+//! `[transport]`: transport settings of D2TP at both ends of the run.
 
 use crate::acks::AcksPlacement;
 use serde::Deserialize;
 
-/// Settings of both ends; what is absent is as the programs have it by default.
+/// Transport settings of both ends; absent ones have the programs' defaults.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Transport {
-    /// How many bytes a path may have in flight.
+    /// The congestion controller.
     pub congestion: Option<Congestion>,
-    /// Which path carries which bytes.
+    /// The path scheduler.
     pub paths: Option<ScenarioPathScheduler>,
-    /// Whether a fast path repeats what a slow one holds up.
+    /// Whether a fast path sends again what delays a slow one.
     pub reinjection: Option<bool>,
-    /// Where what was lost at random is fetched.
+    /// The links that may repair random losses of another one.
     pub mirror: Option<Mirror>,
     /// Whether silent paths are frozen.
     pub freezing: Option<bool>,
 }
 
-/// Where what one link loses at random may be fetched.
+/// The links that may repair random losses of another link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(untagged)]
 pub enum Mirror {
-    /// Nowhere, or on free links.
+    /// No link, or free links.
     Where(AcksPlacement),
-    /// On those that cost something too, so many bytes a second.
+    /// Metered links as well, with this many bytes per second.
     Paid(u64),
 }
 
@@ -40,35 +40,35 @@ impl Mirror {
     }
 }
 
-/// A congestion control.
+/// A congestion controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Congestion {
-    /// CUBIC, each path for itself.
+    /// CUBIC, for each path separately.
     Cubic,
-    /// NewReno, each path for itself.
+    /// NewReno, for each path separately.
     NewReno,
-    /// BBR, each path for itself.
+    /// BBR, for each path separately.
     Bbr,
-    /// LIA: paths coupled.
+    /// LIA: coupled paths.
     Lia,
-    /// OLIA: paths coupled.
+    /// OLIA: coupled paths.
     Olia,
-    /// BALIA: paths coupled.
+    /// BALIA: coupled paths.
     Balia,
 }
 
-/// How a session spreads what it sends over its paths.
+/// How a session distributes the data that it sends over its paths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ScenarioPathScheduler {
     /// Free paths first, then by round trip.
     FreeFirst,
-    /// By round trip.
+    /// The path with the shortest round trip first.
     LowestRtt,
     /// Earliest completion first.
     Ecf,
-    /// Everything on every path.
+    /// All data on every path.
     Redundant,
 }
 

@@ -1,4 +1,4 @@
-//! The scenario files of the repository.
+//! Tests of the scenario files in the repository.
 
 use cedos_lab_scenario::Scenario;
 use std::path::Path;

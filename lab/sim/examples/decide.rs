@@ -1,4 +1,4 @@
-//! How long a decision takes: `cargo run --release -p cedos-lab-sim --example decide`.
+//! Measures how long a decision takes: `cargo run --release -p cedos-lab-sim --example decide`.
 
 use d2tp_sched::{
     CostPolicy, DeadlineFallback, FlowDemand, LinkClass, LinkObservation, ScheduledFlow, Scheduler,
@@ -30,7 +30,8 @@ fn main() {
     }
 }
 
-/// Two hours of a Wi-Fi that comes and goes, one that is not there, and a cellular link.
+/// A scheduler that has observed for two hours: a Wi-Fi with outages, one that is down, and a
+/// cellular link.
 fn watched() -> (Scheduler, Time) {
     let classes = [LinkClass::Free, LinkClass::Free, LinkClass::Metered];
     let mut scheduler = Scheduler::new(SchedulerMode::Forecast, classes);
@@ -52,7 +53,7 @@ fn watched() -> (Scheduler, Time) {
     (scheduler, now)
 }
 
-/// Deadlines spread over a day.
+/// A flow with a deadline; deadlines are spread over a day.
 fn flow(n: u64) -> ScheduledFlow {
     let bytes = 100_000 + n * 7_919 % 1_000_000;
     ScheduledFlow {
@@ -65,5 +66,6 @@ fn flow(n: u64) -> ScheduledFlow {
         },
         size_bytes: bytes,
         priority: (n % 8) as u8,
+        source: d2tp_sched::SourceSupply::Ample,
     }
 }

@@ -1,4 +1,4 @@
-//! The verb `cedos sim` alone, without the rest of the program: quick to build.
+//! The verb `cedos sim` alone, without the rest of the program, so that it builds quickly.
 
 #[path = "../../../lab/cli/src/verbs/foresee.rs"]
 mod foresee;

@@ -1,4 +1,4 @@
-//! What a transfer cost, exactly: bytes by link, and bytes that came twice. No crash undoes it.
+//! The exact byte counts of a transfer: by link, and of repeated bytes. A crash does not undo them.
 
 use cedos_lab_link::{Span, Time};
 use cedos_lab_scenario::Direction;
@@ -6,14 +6,14 @@ use d2tp_session::FlowArrival;
 
 use crate::stream::REQUEST_BYTES;
 
-/// The account of one transfer.
+/// The byte counts of one transfer.
 #[derive(Clone, Debug)]
 pub(crate) struct Account {
     pub(crate) by_link: Vec<u64>,
     pub duplicate: u64,
-    /// Bytes of an upload's request that have not arrived: they are not content.
+    /// Bytes of an upload's request that have not arrived and are not content.
     request_left: u64,
-    /// When new content came first, and last.
+    /// When the first and the last new content arrived.
     pub(crate) came: Option<(Time, Time)>,
     /// The longest time between two arrivals of new content.
     pub(crate) silence_max: Span,
@@ -30,12 +30,12 @@ impl Account {
         }
     }
 
-    /// A flow is opened: it begins with a request.
+    /// Records that a flow was opened, which begins with a request.
     pub(crate) fn on_request(&mut self) {
         self.request_left = REQUEST_BYTES as u64;
     }
 
-    /// Books a piece that arrived over a link; how much of it was content.
+    /// Counts a piece that arrived over a link. Returns how much of it was content.
     pub(crate) fn on_arrived(
         &mut self,
         now: Time,

@@ -1,4 +1,5 @@
-//! What an eavesdropper kept: a sample of all datagrams ever sent towards an end, to be sent again.
+//! The memory of an eavesdropper: a sample of all datagrams that were sent towards an end, for
+//! replays.
 
 use std::net::SocketAddr;
 
@@ -6,9 +7,9 @@ use cedos_lab_link::seeded;
 use rand::Rng;
 use rand_pcg::Pcg32;
 
-/// Datagrams kept for each direction; of more, each has the same chance to be among them.
+/// The datagrams kept for each direction; all datagrams have the same chance to be among them.
 const KEPT_MAX: usize = 512;
-/// Streams of chance of the archives; links use lower ones.
+/// The random streams of the archives; links use lower ones.
 const ARCHIVE_STREAM: u64 = (1 << 32) + 16;
 
 /// A datagram as it was sent.
@@ -19,7 +20,7 @@ pub(crate) struct DatagramCopy {
     pub bytes: Vec<u8>,
 }
 
-/// A sample of what was sent one way.
+/// A sample of the datagrams of one direction.
 pub(crate) struct Archive {
     kept: Vec<DatagramCopy>,
     seen: u64,
@@ -36,7 +37,7 @@ impl Archive {
         }
     }
 
-    /// Keeps a datagram, or not.
+    /// Adds a datagram to the sample, at random.
     pub(crate) fn offer(&mut self, link: usize, from: SocketAddr, bytes: &[u8]) {
         self.seen += 1;
         let copy = || DatagramCopy {
@@ -54,7 +55,7 @@ impl Archive {
         }
     }
 
-    /// Draws one of the datagrams that were kept.
+    /// Draws one of the kept datagrams.
     pub(crate) fn draw(&mut self) -> Option<DatagramCopy> {
         if self.kept.is_empty() {
             return None;
@@ -63,7 +64,7 @@ impl Archive {
         Some(self.kept[place].clone())
     }
 
-    /// An address that nobody had so far.
+    /// An address that no host had so far.
     pub(crate) fn elsewhere(&mut self) -> SocketAddr {
         // RFC 5737's third block for documentation.
         let [host, high, low] = self.rng.random::<[u8; 3]>();

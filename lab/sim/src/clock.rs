@@ -1,8 +1,8 @@
-//! The run's time and a core's: both count nanoseconds, each from its own beginning.
+//! The clocks of the run and of a core: both count nanoseconds, each from its own start.
 //!
-//! A core's clock is the boot clock of its machine: it begins anew when the machine does, which is
-//! what every crash here is, so that nothing that must survive one can lean on it. It begins one
-//! second late, so that nothing in the core can mistake the beginning for "not set".
+//! A core's clock is the boot clock of its machine: it starts again with the machine, which is what
+//! every crash means here, so that nothing that must survive a crash depends on it. It starts one
+//! second late, so that the core cannot mistake the start for "not set".
 
 use cedos_lab_link::{Span, Time};
 
@@ -20,12 +20,12 @@ impl SimClock {
         SimClock { booted: now }
     }
 
-    /// The core's name for an instant of the run; what was before its beginning is its beginning.
+    /// The core's time for a time of the run; times before its start become its start.
     pub(crate) fn core(self, at: Time) -> Time {
         Time::ZERO + HEAD_START + at.since(self.booted)
     }
 
-    /// The run's name for an instant of the core.
+    /// The run's time for a time of the core.
     pub(crate) fn run(self, at: Time) -> Time {
         if at == Time::NEVER {
             return Time::NEVER;

@@ -1,13 +1,13 @@
-//! What happens to the device's links, told to the code that ships: `d2tp-device` opens and closes paths and
-//! grants, as the scheduler decides; its actions are carried out on simulated sockets.
+//! Connects the simulated links with the production code: `d2tp-device` opens and closes paths and
+//! issues grants, as the scheduler decides; its actions are carried out on simulated sockets.
 //!
 //! ```text
 //!  network ──links──▶ DeviceLinks ──actions──▶ sockets (network.rs), session (core)
-//!  scheduler (flow_clients.rs) ──who may pay──▶ ▲
+//!  scheduler (flow_clients.rs) ──spending──▶ ▲
 //! ```
 //!
-//! It looks when something happened to a link or a flow, as often as the driver does while packets move, and
-//! when flows are to report again; otherwise not at all, so hours of waiting cost nothing.
+//! It runs after an event of a link or a flow, as often as the driver while packets move, and when
+//! flows have to report again; otherwise not at all, so hours of waiting cost nothing.
 
 use cedos_lab_link::{Span, Time};
 use cedos_lab_scenario::Class;
@@ -20,10 +20,10 @@ use crate::log::Log;
 use crate::network::SimNetwork;
 use crate::transfer::Progress;
 
-/// How long a first hop is waited for, as the driver does.
+/// How long an answer of a first hop is waited for, as in the driver.
 const HOP_PATIENCE: Span = Span::from_millis(100);
 
-/// A session that is a record: it has no paths, and wakes for one.
+/// The paths of a hibernated session: none, and it resumes when one is opened.
 struct AsleepPaths;
 
 impl SessionPaths for AsleepPaths {
@@ -45,7 +45,8 @@ impl SessionPaths for AsleepPaths {
 }
 
 impl SimDevice {
-    /// Looks at links and flows, and acts. True if some permitted link carries packets.
+    /// Updates links and flows, and carries out actions. Returns true if a permitted link carries
+    /// packets.
     pub(crate) fn conduct(
         &mut self,
         now: Time,
@@ -56,7 +57,7 @@ impl SimDevice {
         if self.host.is_away() {
             return Ok(false);
         }
-        // What the session's events asked for.
+        // Actions that the session's events caused.
         self.carry_out(now, network, log)?;
         self.hear_hops(now, network);
         let active: Vec<usize> = (0..self.transfers.len())
@@ -94,7 +95,7 @@ impl SimDevice {
         number.is_some_and(|link| network.is_good(link))
     }
 
-    /// When time is to pass for the links: as the driver's tick does it.
+    /// When the links' timers are due, as with the driver's tick.
     fn links_due(&self) -> Time {
         let due = self.links.next_timeout();
         let due = due.map_or(Time::NEVER, |at| self.host.clock.run(at));
@@ -104,8 +105,8 @@ impl SimDevice {
         }
     }
 
-    /// Tells the links as they are, and what each may be used for: nothing before the first flow.
-    /// Returns when the strategy, if there is one, is to be asked again.
+    /// Passes the links and the use of each to the state machine; all are off before the first
+    /// flow. Returns when the strategy, if there is one, has to be called again.
     fn report_links(&mut self, now: Time, network: &SimNetwork, active: &[usize]) -> Time {
         let (picked, again) = match active.is_empty() {
             true => (vec![true; self.classes.len()], Time::NEVER),
@@ -120,7 +121,7 @@ impl SimDevice {
                 _ if active.is_empty() && !in_use => LinkUse::Off,
                 Class::Free => LinkUse::Free,
                 Class::Metered => LinkUse::Paid,
-                // Never unasked, and no scenario asks.
+                // Roaming links are used only on request, which no scenario makes.
                 Class::Roaming => LinkUse::Off,
             }
         };
@@ -150,7 +151,7 @@ impl SimDevice {
         }
     }
 
-    /// Gives the links an input, with the session as it is.
+    /// Passes an input to the links' state machine, with the session's current state.
     pub(crate) fn with_links<R>(
         &mut self,
         now: Time,
@@ -166,7 +167,7 @@ impl SimDevice {
         }
     }
 
-    /// Carries out what the links want done.
+    /// Carries out the actions of the links' state machine.
     fn carry_out(
         &mut self,
         now: Time,
@@ -192,7 +193,7 @@ impl SimDevice {
             if action.scope() != ActionScope::Sockets
                 && let Some(id) = self.session
             {
-                // A session that is over has no paths to act on.
+                // A session that is over has no paths.
                 let _ = (self.host.endpoint).with(id, |s| action.apply(core_now, s));
             }
             match &action {
@@ -213,6 +214,11 @@ impl SimDevice {
                         self.look_at = now;
                     }
                 }
+                LinkAction::OpenStream { link, ticket } => {
+                    // Simulated networks have no TCP of the kernel's.
+                    let failure = d2tp_device::StreamFailure::Unreachable;
+                    self.links.on_stream(core_now, link, *ticket, Err(failure));
+                }
                 LinkAction::ReadRadio { link, .. } => self.links.on_radio(core_now, link, None),
                 _ => {}
             }
@@ -220,7 +226,7 @@ impl SimDevice {
         Ok(())
     }
 
-    /// A new socket on a link that is up.
+    /// Opens a new socket on a link that is up.
     fn attach(&mut self, name: &str, network: &mut SimNetwork) -> Vec<AttachedSocket> {
         let number = self.names.iter().position(|known| known == name);
         let Some(link) = number.filter(|link| network.is_up(*link)) else {
@@ -234,13 +240,13 @@ impl SimDevice {
         }]
     }
 
-    /// First hops answer those that were asked, or are found silent.
+    /// Delivers the answers of first hops that were asked, or their silence.
     fn hear_hops(&mut self, now: Time, network: &SimNetwork) {
         for link in 0..self.asked.len() {
             let Some((since, ticket)) = self.asked[link] else {
                 continue;
             };
-            // At once, or when the hole is over by then.
+            // At once, or when the outage is over by then.
             let answers =
                 (now == since || now >= since + HOP_PATIENCE) && network.hop_answers(now, link);
             if !answers && now < since + HOP_PATIENCE {

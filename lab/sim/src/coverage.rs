@@ -1,4 +1,5 @@
-//! Which faults hit which states: a matrix that says what random runs never tried.
+//! Coverage: which faults occurred in which states, as a matrix that shows what random runs have
+//! not tried.
 //!
 //! ```text
 //!                 device:suspended  proxy:path-silent  device:flow-draining  …
@@ -6,8 +7,8 @@
 //!  crash-proxy              12                31                      3
 //! ```
 //!
-//! A fault counts for each state that the two ends are in when it happens: of the session, of each
-//! path and of each flow. States are noted once at an instant, before anything happens in it.
+//! A fault counts for each state of the two ends when it occurs: of the session, of each path and
+//! of each flow. States are recorded once for each point in time, before its events.
 
 use std::collections::BTreeMap;
 
@@ -35,9 +36,9 @@ macro_rules! named {
 }
 
 named! {
-    /// What goes wrong.
+    /// The kind of a fault.
     FaultKind {
-        /// A packet is lost in the air, a dead link's included.
+        /// A packet is lost, also on a dead link.
         Loss = "loss",
         /// A packet is overtaken.
         Reorder = "reorder",
@@ -47,9 +48,9 @@ named! {
         Corrupt = "corrupt",
         /// A packet finds the queue full.
         QueueFull = "queue-full",
-        /// A packet is larger than the link takes.
+        /// A packet is larger than the link's MTU.
         TooBig = "too-big",
-        /// A link is lost, with what was on it.
+        /// A link is lost, with the packets on it.
         LinkDown = "link-down",
         /// A link is back, with another address.
         LinkUp = "link-up",
@@ -57,15 +58,15 @@ named! {
         Dead = "dead",
         /// A link stalls with its queue.
         Stall = "stall",
-        /// A link carries one way only.
+        /// A link carries packets in one direction only.
         OneWay = "one-way",
-        /// A link has another address at once.
+        /// A link gets another address at once.
         NewAddress = "new-address",
-        /// The NAT forgets all ports.
+        /// The NAT drops all mappings.
         Rebind = "rebind",
         /// Rate, delay or loss change.
         Change = "change",
-        /// Packets of the past arrive again.
+        /// Old packets arrive again.
         Replay = "replay",
         /// The datagram again, from another address.
         ReplayElsewhere = "replay-elsewhere",
@@ -73,28 +74,28 @@ named! {
         CrashDevice = "crash-device",
         /// The proxy's process is killed.
         CrashProxy = "crash-proxy",
-        /// A disk loses commits that it called safe.
+        /// A disk loses commits that it reported as durable.
         LostCommits = "lost-commits",
-        /// The device stands still; its clock jumps.
+        /// The device is frozen; its clock jumps.
         FreezeDevice = "freeze-device",
-        /// The proxy stands still; its clock jumps.
+        /// The proxy is frozen; its clock jumps.
         FreezeProxy = "freeze-proxy",
     }
 }
 
-/// Which end, which fault, which state.
+/// An end, a fault, and a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct CoveragePair {
-    /// What went wrong.
+    /// The kind of the fault.
     pub fault: FaultKind,
-    /// At the device, or else at the proxy.
+    /// Whether it is at the device; otherwise at the proxy.
     pub at_device: bool,
-    /// In what state that end was.
+    /// The state of that end.
     pub state: ScenarioState,
 }
 
 impl CoveragePair {
-    /// Every pair there is.
+    /// Every possible pair.
     pub fn all() -> impl Iterator<Item = CoveragePair> {
         let faults = FaultKind::ALL.iter();
         faults.flat_map(|fault| {
@@ -114,17 +115,17 @@ impl CoveragePair {
         format!("{end}:{}", self.state.word())
     }
 
-    /// Why this pair cannot occur, if it cannot.
+    /// Why this pair cannot occur; `None` if it can.
     pub fn impossible(&self) -> Option<&'static str> {
         crate::coverage_limits::impossible(*self)
     }
 }
 
-/// How often each fault hit each state.
+/// How often each fault occurred in each state.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Coverage {
     counts: BTreeMap<CoveragePair, u64>,
-    /// The states at this instant: at the device or not, which.
+    /// The states at this time: whether at the device, and which.
     states: Vec<(bool, ScenarioState)>,
     counters: Counters,
 }
@@ -137,7 +138,7 @@ impl Coverage {
         }
     }
 
-    /// Notes where both ends are.
+    /// Records the states of both ends.
     pub(crate) fn look(&mut self, device: &SimDevice, proxy: &Proxy) {
         self.states.clear();
         let (away, asleep) = (device.host.is_away(), device.is_asleep());
@@ -187,7 +188,7 @@ impl Coverage {
         }
     }
 
-    /// Whether an end is in this state at this instant.
+    /// Whether an end is in this state now.
     pub(crate) fn is_in(&self, at_device: bool, state: ScenarioState) -> bool {
         self.states.contains(&(at_device, state))
     }
@@ -227,7 +228,7 @@ impl Coverage {
         }
     }
 
-    /// What the links did since the last time.
+    /// Counts the faults of the links since the last call.
     pub(crate) fn on_counters(&mut self, now: Counters) {
         let before = std::mem::replace(&mut self.counters, now);
         for (fault, was, is) in [
@@ -264,26 +265,26 @@ impl Coverage {
         }
     }
 
-    /// Adds what another run hit.
+    /// Adds the counts of another run.
     pub fn add(&mut self, other: &Coverage) {
         for (pair, n) in &other.counts {
             *self.counts.entry(*pair).or_default() += n;
         }
     }
 
-    /// How often this pair was hit.
+    /// How often this pair occurred.
     pub fn of(&self, pair: CoveragePair) -> u64 {
         self.counts.get(&pair).copied().unwrap_or(0)
     }
 
-    /// Pairs that can occur and were never hit.
+    /// Pairs that can occur and never did.
     pub fn missed(&self) -> Vec<CoveragePair> {
         CoveragePair::all()
             .filter(|pair| pair.impossible().is_none() && self.of(*pair) == 0)
             .collect()
     }
 
-    /// Pairs said to be impossible that were hit all the same: the list is wrong.
+    /// Pairs that are listed as impossible but occurred: the list is wrong.
     pub fn surprising(&self) -> Vec<CoveragePair> {
         let hit = self.counts.keys().copied();
         hit.filter(|pair| pair.impossible().is_some()).collect()

@@ -1,9 +1,9 @@
-//! Which pairs of fault and state cannot occur, and why.
+//! Pairs of fault and state that cannot occur, and why.
 
 use crate::coverage::CoveragePair;
 use cedos_lab_scenario::ScenarioState;
 
-/// Why this pair cannot occur, if it cannot.
+/// Why this pair cannot occur; `None` if it can.
 pub(crate) fn impossible(pair: CoveragePair) -> Option<&'static str> {
     let CoveragePair {
         fault,

@@ -1,15 +1,15 @@
-//! The device's end: the core, its applications, its journal.
+//! The simulated device: the core, its applications, its journal.
 //!
 //! ```text
-//!  starts ─▶ awake ──no path for hibernate_after_s──▶ asleep: a record, 0 timers
+//!  starts ─▶ awake ──no path for hibernate_after_s──▶ hibernated: a record, 0 timers
 //!              ▲ ▲                                      │
 //!              │ └──── a permitted link is up ──────────┘
 //!              └────── restarts from the journal ◀── crashed
 //! ```
 //!
-//! What flows may use is decided by the device's scheduler, whose clients they are (`flow_clients`); what
-//! follows from it for sockets, paths and grants by `d2tp-device`. Both are the code that ships; `conductor`
-//! gives them their inputs and carries out their actions.
+//! The device's scheduler decides which links flows may use; they are its clients (`flow_clients`).
+//! `d2tp-device` decides about sockets, paths and grants. Both are the production code; `conductor`
+//! passes their inputs and carries out their actions.
 
 use std::collections::BTreeMap;
 
@@ -33,12 +33,12 @@ use crate::strategy::Strategy;
 use crate::transfer::{Progress, SimTransfer};
 use crate::viewer::SimViewer;
 
-/// Epochs reserved in the journal at a time; every SYN spends one.
+/// The number of epochs reserved in the journal at a time; every SYN uses one.
 const EPOCHS_RESERVED: u32 = 100_000;
-/// How exact a deadline is: each sleep and each crash rounds it to a millisecond.
+/// The tolerance of a deadline: each hibernation and each crash rounds it to a millisecond.
 const DEADLINE_ROUNDING: Span = Span::from_millis(50);
 
-/// Links a device may have: a socket's number is a multiple of this, and its link's number.
+/// The most links of a device: the number of a socket is a multiple of this plus its link's number.
 const LINKS_MAX: u32 = 256;
 
 /// The link of one of the device's sockets.
@@ -55,40 +55,41 @@ pub(crate) struct SimDevice {
     asleep: Option<(Time, Vec<u8>)>,
     pub(crate) specs: Vec<ScenarioFlow>,
     pub(crate) classes: Vec<Class>,
-    /// Whether both directions of a link contend for a medium.
+    /// For each link, whether both directions share a medium.
     pub(crate) half_duplex: Vec<bool>,
-    /// Their ACKs may travel on links that cost something.
+    /// Whether ACKs of such links may use metered links.
     pub(crate) acks_pay: bool,
-    /// What it lends of links that cost something to losses of others, in bytes a second.
+    /// The rate that it lends on metered links for losses of others, in bytes per second.
     pub(crate) lends: Option<u64>,
     pub(crate) names: Vec<String>,
     pub(crate) transfers: Vec<SimTransfer>,
     pub(crate) accounts: Vec<Account>,
     by_id: BTreeMap<FlowId, usize>,
     epochs_next: u32,
-    /// When the conductor wants to look again.
+    /// When the conductor is due next.
     pub(crate) look_at: Time,
-    /// Flows that must be refused: this end lost what the peer knows to be durable.
+    /// Flows that must be refused, because this end lost data that the peer knows to be durable.
     forbidden: Vec<FlowId>,
     /// How often each link was lost.
     pub(crate) attachments: Vec<u64>,
-    /// Since when the first hop of each link is being asked, and under which ticket.
+    /// Since when the first hop of each link is being asked, and with which ticket.
     pub(crate) asked: Vec<Option<(Time, u64)>>,
-    /// What is done with its links.
+    /// The state machine of its links.
     pub(crate) links: DeviceLinks,
-    /// The links as they were last told of.
+    /// The links as they were last passed to the state machine.
     pub(crate) last_links: Vec<(LinkFacts, LinkUse)>,
     /// The newest socket of each link, while it is open.
     pub(crate) sockets: Vec<Option<LinkId>>,
     sockets_made: u32,
     /// The flows as clients of the scheduler.
     pub(crate) clients: FlowClients,
-    /// Packets moved since time passed for the links, and when it did.
+    /// Whether packets moved since the links' timers were handled.
     pub(crate) stirred: bool,
+    /// When the links' timers were last handled.
     pub(crate) ticked_at: Time,
-    /// Which links to use, where not all that the policy permits.
+    /// The strategy that chooses links, if the policy alone does not.
     pub(crate) strategy: Option<Box<dyn Strategy>>,
-    /// Who watches the first flow, if somebody does.
+    /// The viewer of the first flow, if there is one.
     pub(crate) viewer: Option<SimViewer>,
 }
 
@@ -99,7 +100,7 @@ impl SimDevice {
         config: EndpointConfig,
     ) -> SimDevice {
         let links = scenario.links.len();
-        // Flows differ in content, or one flow's bytes in another would go unnoticed.
+        // The flows' contents differ, so that bytes of one flow in another are detected.
         let seed = |number: usize| scenario.seed.wrapping_add(number as u64);
         let transfers = scenario.flows.iter().enumerate();
         let mut device = SimDevice {
@@ -144,7 +145,7 @@ impl SimDevice {
         device
     }
 
-    /// A session with nothing in it yet.
+    /// Creates a session without flows.
     fn connect(&mut self, now: Time) {
         let proxy = SecretKey::from_bytes(self.identity.proxy_key());
         let (instance, epochs) = (self.identity.instance(), self.reserve());
@@ -159,7 +160,7 @@ impl SimDevice {
         self.clients.on_session_began();
     }
 
-    /// A process that knows nothing of its links.
+    /// Creates the state of a process that knows nothing about its links.
     fn forget_links(&mut self) {
         self.links = DeviceLinks::new(DeviceLinkSettings {
             acks_pay: self.acks_pay,
@@ -179,7 +180,7 @@ impl SimDevice {
         self.asked.fill(None);
     }
 
-    /// The number of a new socket on a link; from now on packets reach that one.
+    /// Assigns the number of a new socket on a link; packets arrive at that one from now on.
     pub(crate) fn new_socket(&mut self, link: usize) -> LinkId {
         self.sockets_made += 1;
         let socket = LinkId(self.sockets_made * LINKS_MAX + link as u32);
@@ -187,7 +188,7 @@ impl SimDevice {
         socket
     }
 
-    /// Packets move: the links are looked at soon, as the driver does.
+    /// Records that packets move, so that the links are updated soon, as in the driver.
     fn stir(&mut self, now: Time) {
         self.stirred = true;
         let soon = (self.ticked_at + d2tp_device::TICK).max(now);
@@ -204,7 +205,7 @@ impl SimDevice {
         self.session.and_then(|id| self.host.endpoint.session(id))
     }
 
-    /// Whether its session is a record.
+    /// Whether the session is hibernated.
     pub(crate) fn is_asleep(&self) -> bool {
         self.asleep.is_some()
     }
@@ -252,7 +253,7 @@ impl SimDevice {
         self.transfers.iter().all(SimTransfer::is_over)
     }
 
-    /// Flows that failed for another reason than their deadline: id and reason.
+    /// Flows that failed for a reason other than their deadline: id and reason.
     pub(crate) fn failures(&self) -> Vec<(String, String)> {
         let flows = self.specs.iter().zip(&self.transfers);
         let failed = flows.filter_map(|(spec, t)| match &t.progress {
@@ -262,7 +263,7 @@ impl SimDevice {
         failed.collect()
     }
 
-    /// Bytes taken and acknowledged in all, to see progress.
+    /// Bytes received and acknowledged in total, to detect progress.
     pub(crate) fn moved(&self) -> u64 {
         let moved = |t: &SimTransfer| t.sink.content_bytes() + t.acked;
         self.transfers.iter().map(moved).sum()
@@ -280,7 +281,7 @@ impl SimDevice {
         }
     }
 
-    /// A transfer that is not over long after its deadline, if there is one.
+    /// The flow of a transfer that is not over long after its deadline, if there is one.
     pub(crate) fn overdue(&self, now: Time) -> Option<FlowId> {
         let late = |n: usize| {
             let by = self.specs[n].deadline_s.map(Time::from_secs_f64);
@@ -291,20 +292,20 @@ impl SimDevice {
         self.transfers[number].id
     }
 
-    // ---- sleep, crash, time ----
+    // ---- hibernation, crashes, timers ----
 
-    /// The process stops without a word.
+    /// Stops the process without warning.
     pub(crate) fn stop(&mut self, now: Time, crash: &Crash, log: &mut Log) {
         self.host.stop(now, crash, log);
     }
 
-    /// The link's attachment is another one from now on, or none; the conductor is to look.
+    /// Records that the link has a new attachment or none, so that the conductor runs.
     pub(crate) fn on_link_down(&mut self, link: usize) {
         self.attachments[link] += 1;
     }
 
-    /// Lets time pass. `known`: what the proxy knows to be durable here. True if the process has
-    /// just come back, in whatever way: then all links are to be looked at again.
+    /// Handles timers. `known`: what the proxy knows to be durable here. Returns true if the
+    /// process has just come back, in whatever way, so that all links have to be checked.
     pub(crate) fn on_time(
         &mut self,
         now: Time,
@@ -324,7 +325,7 @@ impl SimDevice {
             self.report_durable(&safe);
         }
         if self.is_asleep() && self.next_deadline() <= now {
-            // What the application hears of it comes from the session.
+            // The application is informed by the session.
             self.wake(now, log)?;
         }
         let core_now = self.host.clock.core(now);
@@ -361,7 +362,7 @@ impl SimDevice {
                 Some(kept) => kept[number].clone(),
                 None => SimTransfer::new(spec, transfer.seed),
             };
-            // What was read since comes again.
+            // Data read since the commit arrives again.
             let undone = transfer.sink.content_bytes() - kept.sink.content_bytes();
             if spec.direction == Direction::Down {
                 self.accounts[number].duplicate += undone;
@@ -380,7 +381,7 @@ impl SimDevice {
         self.index();
         self.forget_links();
         if self.asleep.is_none() {
-            // Its flows were in a session that nobody remembers.
+            // Its flows belonged to a session that is lost.
             for (number, spec) in self.specs.iter().enumerate() {
                 if self.transfers[number].progress == Progress::Active {
                     self.transfers[number].again(spec);
@@ -390,12 +391,12 @@ impl SimDevice {
         }
     }
 
-    /// Whether what the proxy knew to be durable is gone: the disk must have lied.
+    /// Whether data that the proxy knew to be durable is gone, because of a faulty disk.
     pub(crate) fn rolled_back(&self) -> bool {
         !self.forbidden.is_empty()
     }
 
-    /// The proxy forgot what it knew: it may resume anything again.
+    /// Handles that the proxy has lost its state: it may resume at any offset again.
     pub(crate) fn forgive(&mut self) {
         self.forbidden.clear();
     }
@@ -419,7 +420,7 @@ impl SimDevice {
         self.host.dirty = true;
     }
 
-    /// The session out of its record, with what is left of its deadlines.
+    /// Restores the session from its record, with the rest of its deadlines.
     pub(crate) fn wake(&mut self, now: Time, log: &mut Log) -> Result<(), SimFault> {
         let Some((since, record)) = self.asleep.take() else {
             return Ok(());
@@ -441,7 +442,7 @@ impl SimDevice {
     fn start(&mut self, now: Time, number: usize, log: &mut Log) -> Result<(), SimFault> {
         self.wake(now, log)?;
         if self.session.is_none() {
-            // The one before was closed.
+            // The previous session was closed.
             self.connect(now);
         }
         let Some(session) = self.session else {
@@ -495,7 +496,7 @@ impl SimDevice {
 
     // ---- datagrams ----
 
-    /// A datagram arrives. True if it held payload.
+    /// Handles a datagram. Returns true if it contained payload.
     pub(crate) fn on_datagram(
         &mut self,
         now: Time,
@@ -504,7 +505,7 @@ impl SimDevice {
     ) -> Result<bool, SimFault> {
         let link = delivery.link;
         let Some(number) = self.sockets[link] else {
-            // Nobody listens there.
+            // There is no socket any more.
             return Ok(false);
         };
         self.stir(now);
@@ -522,25 +523,25 @@ impl SimDevice {
         Ok(payload > 0)
     }
 
-    /// Payload reached the proxy over this link.
+    /// Records that payload reached the proxy over this link.
     pub(crate) fn on_uploaded(&mut self, now: Time, link: usize, arrived: &[FlowArrival]) {
         for piece in arrived {
             self.account(now, link, Direction::Up, piece);
         }
     }
 
-    /// Books a piece of a flow.
+    /// Counts a piece of a flow.
     fn account(&mut self, now: Time, link: usize, way: Direction, piece: &FlowArrival) {
         let Some(number) = self.by_id.get(&piece.flow).copied() else {
             return;
         };
-        // An answer to an upload is not content, nor is a request.
+        // Neither an answer to an upload nor a request is content.
         if self.specs[number].direction == way {
             self.accounts[number].on_arrived(now, link, way, piece);
         }
     }
 
-    /// Lets the applications act on what the core tells them.
+    /// Lets the applications handle the core's events.
     pub(crate) fn attend(&mut self, now: Time, log: &mut Log) -> Result<bool, SimFault> {
         if self.host.is_away() {
             return Ok(false);
@@ -676,7 +677,7 @@ impl SimDevice {
         Ok(())
     }
 
-    /// Sends whatever there is to be sent.
+    /// Sends everything that can be sent now.
     pub(crate) fn transmit(
         &mut self,
         now: Time,
@@ -709,7 +710,7 @@ impl SimDevice {
 
     // ---- the journal ----
 
-    /// Writes the journal: at the scenario's pace, or because something must not be lost.
+    /// Writes the journal: at the scenario's interval, or because something must not be lost.
     pub(crate) fn keep(&mut self, now: Time, pace: bool) {
         if !self.host.wants_commit(pace) {
             return;
@@ -719,7 +720,7 @@ impl SimDevice {
                 let record = session.record(self.host.clock.core(now), false);
                 (now, Some(record.encode()))
             }
-            // Its deadlines were counted when it was made.
+            // The record's deadlines were computed when it was made.
             (None, Some((since, record))) => (*since, Some(record.clone())),
             (None, None) => (now, None),
         };
@@ -728,7 +729,7 @@ impl SimDevice {
         self.host.commit(now, record, transfers);
     }
 
-    /// The applications' bytes of a commit are safe.
+    /// Records that the applications' data of a commit is durable.
     fn report_durable(&mut self, safe: &[SimTransfer]) {
         let Some(session) = self.session else { return };
         let _ = self.host.endpoint.with(session, |s| {
@@ -759,12 +760,12 @@ impl SimDevice {
     }
 }
 
-/// How the device's process came back at an instant.
+/// How the device's process came back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ProcessReturn {
     /// The process did not come back.
     Not,
-    /// The process had stood still, and goes on.
+    /// The process was frozen, and continues.
     Thawed,
     /// The process came back as a new one, with new sockets.
     Anew,

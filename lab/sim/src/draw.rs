@@ -1,4 +1,4 @@
-//! The scenario of a seed: networks that do their worst, then heal.
+//! Generates the scenario of a seed: networks with all kinds of faults, which then recover.
 //!
 //! ```text
 //!  0 s            faults: everything RELIABILITY asks for, at random              heal      end
@@ -6,10 +6,10 @@
 //!      └ flows start                                                       one link good
 //! ```
 //!
-//! One seed of eight is of another kind: one link is good, another never answers or ceases to, and what a
-//! device promises about that must hold (`CONNECT_S_MAX`, `SILENCE_S_MAX`).
+//! One of eight seeds is of another kind: one link is good, another one never answers or ceases to,
+//! and the guarantees of a device must hold (`CONNECT_S_MAX`, `SILENCE_S_MAX`).
 //!
-//! Each is text in the form of a scenario file, so a seed that fails is at once a file to keep.
+//! Each scenario is text in the form of a scenario file, so a failing seed can be kept as a file.
 
 use std::fmt::Write;
 
@@ -18,27 +18,27 @@ use cedos_lab_scenario::ScenarioState;
 use rand::Rng;
 use rand_pcg::Pcg32;
 
-/// When the network heals, where no long outage comes before.
+/// When the network recovers, in seconds, unless a long outage comes before.
 const HEAL_S: f64 = 120.0;
-/// Time after healing in which all must complete: 9 MB over 2 Mb/s beside links that stay bad, and
-/// patience. Whether anything moves at all is asked much sooner (`STUCK_AFTER`).
+/// The time after recovery in which all must complete, in seconds: 9 MB over 2 Mb/s beside links
+/// that stay bad, and a margin. Progress is checked much earlier (`STUCK_AFTER`).
 const AFTER_S: f64 = 900.0;
 /// The longest time without any network.
 const OUTAGE_S_MAX: f64 = 7.0 * 86_400.0;
-/// The latest that a packet comes again.
+/// The latest time of a replay.
 const REPLAY_S_MAX: f64 = 86_400.0;
-/// The stream of chance that scenarios are drawn from; runs use lower ones.
+/// The random stream from which scenarios are drawn; runs use lower ones.
 const FUZZ_STREAM: u64 = 1 << 33;
 
-/// One seed in this many is about a link that is attached and does not answer.
+/// One seed in this many has a link that is attached and does not answer.
 const UNANSWERED_EVERY: u64 = 8;
-/// From the start of a flow to its first byte over the other link: a second for the first link to answer,
-/// a handshake and a request.
-const CONNECT_S_MAX: f64 = 2.5;
+/// The most seconds from the start of a flow to its first byte over the other link: a second for
+/// the first link to answer, a handshake and a request.
+pub(crate) const CONNECT_S_MAX: f64 = 2.5;
 /// The longest silence of a flow when its link ceases to answer.
-const SILENCE_S_MAX: f64 = 1.5;
+pub(crate) const SILENCE_S_MAX: f64 = 1.5;
 
-/// States that are aimed at: those that last for a moment, or that few runs come to.
+/// States that crashes wait for: they last only for a moment, or few runs reach them.
 const AMBUSHES: [(&str, ScenarioState); 12] = [
     ("device", ScenarioState::Handshaking),
     ("device", ScenarioState::Waking),
@@ -73,7 +73,7 @@ pub fn scenario_text(seed: u64, salt: u64) -> String {
 struct Draw {
     rng: Pcg32,
     heal_s: f64,
-    /// From when to when no link is up.
+    /// When no link is up: from, until.
     outage: Option<(f64, f64)>,
 }
 
@@ -84,13 +84,13 @@ impl Draw {
 
     fn between(&mut self, min: f64, max: f64) -> f64 {
         let drawn = min + (max - min) * self.rng.random::<f64>();
-        // Three digits, so that the file says exactly what runs.
+        // Three digits, so that the file contains exactly what runs.
         (drawn * 1000.0).round() / 1000.0
     }
 
-    /// Between two values, each order of magnitude as likely as the next.
+    /// Draws between two values, with equal probability for each order of magnitude.
     fn of_magnitude(&mut self, min: f64, max: f64) -> f64 {
-        // No power functions: their last bits differ between platforms.
+        // No power functions, because their last bits differ between platforms.
         let mut decades = vec![min];
         while decades[decades.len() - 1] * 10.0 < max {
             decades.push(decades[decades.len() - 1] * 10.0);
@@ -148,7 +148,7 @@ impl Draw {
             out,
             "\n[[expect]]\ntext = \"sum(links.packets_while_down) == 0\""
         )?;
-        // Drawn last: what is above stays what the seed always gave.
+        // Drawn last, so that everything above stays the same for the seed.
         if self.chance(0.3) {
             let bytes = self.of_magnitude(1_000.0, 1_000_000.0);
             writeln!(out, "\n[transport]\nmirror = {bytes:.0}")?;
@@ -159,8 +159,8 @@ impl Draw {
         Ok(())
     }
 
-    /// Two links of which one is good all the time and the other never answers, or ceases to: each flow
-    /// connects soon, and is never still for long.
+    /// Two links, one of which is good all the time and the other never answers or ceases to: each
+    /// flow must connect soon, and never stand still for long.
     fn unanswered(&mut self, out: &mut String, seed: u64) -> std::fmt::Result {
         writeln!(
             out,
@@ -232,13 +232,13 @@ impl Draw {
         Ok(())
     }
 
-    /// True if it must complete: a deadline may pass.
+    /// Adds a flow. Returns true if it must complete: a deadline may pass.
     fn flow(&mut self, out: &mut String, number: usize) -> Result<bool, std::fmt::Error> {
         let direction = if self.chance(0.35) { "up" } else { "down" };
         let bytes = self.one_of(&[0, 1, 1200, 70_000, 1_000_000, 3_000_000]);
         writeln!(out, "\n[[flow]]\nid = \"f{number}\"\nbytes = {bytes}")?;
         writeln!(out, "direction = \"{direction}\"")?;
-        // Only what is there before the first SYN can travel in it.
+        // Only data that exists before the first SYN can travel in it.
         let early = self.chance(0.2);
         let start = if early { 0.0 } else { self.between(0.0, 30.0) };
         writeln!(out, "start_s = {start}")?;
@@ -257,8 +257,8 @@ impl Draw {
                 writeln!(out, "deadline_s = {by}\npolicy = \"free-first\"")?;
             }
             Some(by) => writeln!(out, "deadline_s = {by}\npolicy = \"any\"")?,
-            // What must complete uses the link that heals, whatever else is up: `any` would stay on a free
-            // link that carries next to nothing.
+            // A flow that must complete uses the link that recovers, whatever else is up: `any`
+            // would stay on a free link that carries next to nothing.
             None => writeln!(out, "policy = \"fast\"")?,
         }
         Ok(by.is_none())
@@ -266,7 +266,7 @@ impl Draw {
 
     fn crash(&mut self, out: &mut String) -> std::fmt::Result {
         let who = self.one_of(&["device", "proxy"]);
-        // Mostly while flows are under way, and sometimes both ends within moments.
+        // Mostly during flows, and sometimes at both ends within moments.
         let t_s = match self.one_of(&[0, 1, 2, 2]) {
             0 => 20.0,
             1 => self.between(0.0, HEAL_S - 20.0),
@@ -285,7 +285,8 @@ impl Draw {
         Ok(())
     }
 
-    /// Something that happens in a certain state: some last a round trip, and a chosen time seldom hits them.
+    /// Adds an event that waits for a state, because some states last only a round trip and a
+    /// random time rarely hits them.
     fn ambush(&mut self, out: &mut String) -> std::fmt::Result {
         let who = self.one_of(&["device", "proxy"]);
         let (t_s, for_s) = (self.between(0.0, 60.0), self.between(0.0, 10.0));
@@ -311,7 +312,7 @@ impl Draw {
         writeln!(out, "of = \"{of}\"\nwhen = \"{}\"", when.word())
     }
 
-    /// When, and the text.
+    /// Draws replays: the time and the text of each.
     fn replays(&mut self) -> Vec<(f64, String)> {
         let number = self.one_of(&[0, 0, 1, 2]);
         let mut all = Vec::new();
@@ -404,7 +405,7 @@ impl Draw {
         self.end(out, number == healed, others_stay, far)
     }
 
-    /// What happens to a link until it heals.
+    /// Draws the changes of a link until it recovers.
     fn changes(&mut self, out: &mut String, sizes: &[u32]) -> std::fmt::Result {
         let heal_s = HEAL_S;
         for what in [
@@ -424,7 +425,7 @@ impl Draw {
             if self.chance(p) {
                 let every_s = self.between(4.0, 40.0);
                 let for_s = self.between(0.1, every_s - 0.5);
-                // What is taken back must be, before the long outage begins.
+                // Changes must be undone before the long outage begins.
                 let from = self.outage.map_or(heal_s, |(from, _)| from);
                 let until_s = (heal_s - 45.0).min(from - for_s - 0.1).max(0.0);
                 writeln!(
@@ -449,7 +450,7 @@ impl Draw {
         Ok(())
     }
 
-    /// The long outage, and healing.
+    /// Adds the long outage, and the recovery.
     fn end(
         &mut self,
         out: &mut String,
@@ -459,7 +460,7 @@ impl Draw {
     ) -> std::fmt::Result {
         let heal_s = self.heal_s;
         let outage = self.outage.map(|(from, _)| from);
-        // What is on a far link's way would keep what comes after it from arriving.
+        // Packets on a link with a long delay would hold back those after them.
         let off = (far && healed).then_some(heal_s - 1.0);
         for t_s in outage.into_iter().chain(off) {
             writeln!(out, "\n[[link.at]]\nt_s = {t_s}\nup = false")?;

@@ -1,19 +1,19 @@
-//! How both ends are set, as the scenario says.
+//! The configurations of both ends, as the scenario sets them.
 
 use cedos_lab_scenario::{Mirror, Offload, OffloadWhere, Scenario, Transport};
 use d2tp_session::{AckOffload, CongestionKind, EndpointConfig, Mirroring, PathSchedulerKind};
 
-/// How both ends are set.
+/// The configurations of both ends.
 #[derive(Clone, Debug)]
 pub struct EndpointConfigs {
     /// Configuration of the device.
     pub device: EndpointConfig,
-    /// The proxy: what it sends is under its congestion control.
+    /// Configuration of the proxy, with its congestion control.
     pub proxy: EndpointConfig,
 }
 
 impl EndpointConfigs {
-    /// Both as the scenario says.
+    /// Both configurations, as the scenario sets them.
     pub fn of(scenario: &Scenario) -> EndpointConfigs {
         let Transport {
             congestion,
@@ -62,7 +62,7 @@ impl EndpointConfigs {
     }
 }
 
-/// Both as they are where a scenario says nothing of it.
+/// Both configurations without any settings of a scenario.
 impl Default for EndpointConfigs {
     fn default() -> EndpointConfigs {
         EndpointConfigs::both(EndpointConfig {

@@ -1,106 +1,106 @@
-//! Why a run is no result: the scenario asks for what the simulator cannot do, or an invariant of
-//! the core broke.
+//! Why a run has no result: the scenario needs something that the simulator does not support, or an
+//! invariant of the core is violated.
 
 use d2tp_session::{FlowId, SessionEnd};
 
 /// What ended a run before its report.
 #[derive(Debug, thiserror::Error)]
 pub enum SimFault {
-    /// The scenario asks for something only the lab has.
+    /// The scenario needs something that only the lab supports.
     #[error("flow {flow}: a url needs real sockets: use `cedos lab run`, or give bytes instead")]
     Url {
         /// The flow's id in the scenario.
         flow: String,
     },
-    /// An application read something that was not written.
+    /// An application read a byte that was not written.
     #[error("the core is wrong: flow {flow:?} has a wrong byte at offset {offset}")]
     WrongByte {
         /// The flow that the fault is about.
         flow: FlowId,
-        /// Where.
+        /// The offset of the byte.
         offset: u64,
     },
-    /// An application would have read on at another offset than where it stopped.
+    /// An application would have continued to read at another offset than where it stopped.
     #[error("the core is wrong: flow {flow:?} goes on at offset {got}, expected {expected}")]
     Skipped {
         /// The flow that the fault is about.
         flow: FlowId,
-        /// Where the application is.
+        /// The offset of the application.
         expected: u64,
-        /// Where the session is.
+        /// The offset of the session.
         got: u64,
     },
-    /// An application read on after the end.
+    /// An application could read beyond the end.
     #[error("the core is wrong: flow {flow:?} has bytes after its end at {offset}")]
     BeyondEnd {
         /// The flow that the fault is about.
         flow: FlowId,
-        /// Its end.
+        /// The offset of the end.
         offset: u64,
     },
-    /// An end never falls silent at one instant, or time does not advance.
+    /// An end never becomes idle at one point in time, or time does not advance.
     #[error("the core is wrong: live-lock at {at_s} s: {what}")]
     LiveLock {
-        /// When.
+        /// The time.
         at_s: f64,
-        /// What goes on without end.
+        /// What repeats without end.
         what: String,
     },
-    /// Nothing moved for a long time although a permitted link carried packets.
+    /// No progress for a long time although a permitted link carried packets.
     #[error(
         "the core is wrong: no progress from {since_s} s to {at_s} s over a good link: {state}"
     )]
     Stuck {
-        /// The last progress, or when the link became good.
+        /// The time of the last progress, or when the link became good.
         since_s: f64,
-        /// When it was given up.
+        /// When the run was given up.
         at_s: f64,
-        /// Both ends in a few words.
+        /// The state of both ends in a few words.
         state: String,
     },
-    /// An end went on below what the other knew to be durable there.
+    /// An end continued below the offset that the other one knew to be durable there.
     #[error("the core is wrong: flow {flow:?} was rolled back and not refused")]
     RolledBack {
         /// The flow that the fault is about.
         flow: FlowId,
     },
-    /// A journal without a lost commit did not hold what had been called durable.
+    /// A journal without a lost commit lacked data that had been reported as durable.
     #[error("the core is wrong: the {who} called durable what its journal does not hold")]
     NotDurable {
-        /// Which end.
+        /// The end.
         who: &'static str,
     },
-    /// A flow ended for its deadline, before its deadline.
+    /// A flow ended because of its deadline, before its deadline.
     #[error("the core is wrong: flow {flow:?} ended before its deadline")]
     EndedEarly {
         /// The flow that the fault is about.
         flow: FlowId,
     },
-    /// A flow is still there after its deadline.
+    /// A flow still exists after its deadline.
     #[error("the core is wrong: flow {flow:?} is still open at the {who} after its deadline")]
     Overdue {
         /// The flow that the fault is about.
         flow: FlowId,
-        /// Which end.
+        /// The end.
         who: &'static str,
     },
-    /// A session ended by a fault, though both ends are honest.
+    /// A session ended by a fault, although both ends are correct.
     #[error("the core is wrong: the {who}'s session ended: {end}")]
     Ended {
-        /// Which end.
+        /// The end.
         who: &'static str,
-        /// Why.
+        /// The reason.
         end: SessionEnd,
     },
-    /// An end holds more of something than it may.
+    /// An end exceeds a limit.
     #[error("the core is wrong: a bound is broken at {at_s} s: {what}")]
     Bound {
-        /// When.
+        /// The time.
         at_s: f64,
-        /// Which, and by how much.
+        /// The limit, and the excess.
         what: String,
     },
-    /// An end cannot read the record that it wrote itself.
+    /// An end cannot read its own record.
     #[error("the core is wrong: a record does not come back: {0}")]
     Record(#[from] d2tp_session::RecordError),
     /// The log could not be written.
@@ -109,10 +109,11 @@ pub enum SimFault {
 }
 
 impl SimFault {
-    /// Whether a session may end like this between honest ends.
+    /// Checks whether a session may end like this between correct ends.
     pub(crate) fn of_end(who: &'static str, end: &SessionEnd) -> Result<(), SimFault> {
         match end {
-            // A server that waited in vain, and what it answers then; early data nobody confirmed.
+            // A server that waited in vain, and its later answer; early data that was never
+            // confirmed.
             SessionEnd::Local | SessionEnd::Unconfirmed => Ok(()),
             end => Err(SimFault::Ended {
                 who,

@@ -1,15 +1,15 @@
-//! A field study: people who ask for podcasts with a delay they allow, on networks that come and go with
-//! them, for weeks.
+//! A field study: people who request podcasts with an allowed delay, on networks that come and go,
+//! for weeks.
 //!
 //! ```text
 //!  seed ─▶ User: Wi-Fi and cellular as fluids, downloads ─▶ score/player.rs ◀─▶ d2tp_sched::Scheduler
 //!                                                                │
-//!                                                   Fetched: over which link, when, interrupted how often
+//!                                                   FieldDownload: over which link, when, interrupted how often
 //! ```
 //!
-//! Coarse: a fluid without round trips, handshakes and switching times; Wi-Fi is used the moment it is
-//! there. What is decided is decided by the device's own code, a scheduler for each person, which learns
-//! from the first download to the last.
+//! The model is coarse: a fluid without round trips, handshakes and switching times; Wi-Fi is used
+//! at the moment when it is available. The device's own scheduler decides, one for each person, and
+//! learns from the first download to the last.
 
 use crate::score::course::{CourseSegment, LinkCourse};
 use crate::score::jobs::ScoreJob;
@@ -21,107 +21,107 @@ use rand::Rng;
 use rand_pcg::Pcg32;
 use std::time::Duration;
 
-/// The stream of chance that people are drawn from.
+/// The random stream from which people are drawn.
 const STREAM: u64 = 1 << 35;
 
-/// Rates of a link change so often.
+/// The interval at which the rates of a link change.
 const MINUTE: Span = Span::from_secs(60);
 
-/// A download for which no delay is allowed may last so long.
+/// The longest time of a download for which no delay is allowed.
 const AT_ONCE_MAX: Span = Span::from_secs(86_400);
 
-/// Log-normal: what half exceed, and the deviation of its logarithm.
+/// A log-normal distribution, by its median and the deviation of its logarithm.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LogNormal {
-    /// Half are more.
+    /// The median of the distribution.
     pub median: f64,
     /// Standard deviation of the natural logarithm.
     pub deviation: f64,
 }
 
 impl LogNormal {
-    /// A log-normal distribution of this mean.
+    /// The log-normal distribution with this mean.
     pub fn of_mean(mean: f64, deviation: f64) -> LogNormal {
         let median = mean * (-0.5 * deviation * deviation).exp();
         LogNormal { median, deviation }
     }
 
     fn draw(self, rng: &mut Pcg32) -> f64 {
-        // Twelve even draws make a normal one, near enough.
+        // The sum of twelve even draws is close enough to a normal one.
         let normal = (0..12).map(|_| rng.random::<f64>()).sum::<f64>() - 6.0;
         self.median * (self.deviation * normal).exp()
     }
 }
 
-/// Downloads that allow delays between these; so many of a hundred do.
+/// A class of downloads by their allowed delay.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DelayClass {
-    /// How many of a hundred downloads are of this kind.
+    /// The percentage of downloads in this class.
     pub share: f64,
-    /// At least, hours.
+    /// The shortest delay in hours.
     pub from_h: f64,
-    /// At most.
+    /// The longest delay in hours.
     pub until_h: f64,
 }
 
-/// Who takes part, what they ask for, and what networks they are near.
+/// The parameters of a study: people, requests and networks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FieldStudy {
-    /// How many people.
+    /// The number of people.
     pub people: u64,
-    /// For how long.
+    /// The length of the study.
     pub length: Span,
-    /// Downloads of all people together.
+    /// The number of downloads of all people together.
     pub downloads: u64,
-    /// Bytes of one.
+    /// The size of a download in bytes.
     pub size: LogNormal,
-    /// How long they wait for them, by class, all shares together 100.
+    /// The delay classes; all shares together are 100.
     pub delays: Vec<DelayClass>,
-    /// How many of a hundred downloads that may not be delayed are asked for on Wi-Fi.
+    /// The percentage of downloads without allowed delay that are requested while on Wi-Fi.
     pub at_once_on_wifi: f64,
-    /// How long Wi-Fi stays, seconds.
+    /// The length of Wi-Fi stays in seconds.
     pub stays: LogNormal,
-    /// How long it is away, mostly.
+    /// The length of most Wi-Fi gaps in seconds.
     pub gaps: LogNormal,
-    /// How many of a hundred gaps are long, and how long these are.
+    /// The percentage of long gaps, and their length.
     pub long_gaps: (f64, LogNormal),
-    /// Bytes per second over Wi-Fi: of a stay.
+    /// The rate of Wi-Fi during a stay, in bytes per second.
     pub wifi: LogNormal,
-    /// Over cellular: of a minute.
+    /// The rate of cellular during a minute, in bytes per second.
     pub cell: LogNormal,
-    /// By how much a minute of Wi-Fi differs from its stay: a factor of median 1.
+    /// The factor by which a minute of Wi-Fi differs from its stay, with median 1.
     pub minutes: LogNormal,
 }
 
-/// One person.
+/// One person of the study.
 pub struct StudyParticipant {
-    /// Wi-Fi, then cellular.
+    /// The links over time: Wi-Fi, then cellular.
     pub courses: Vec<LinkCourse>,
-    /// What is asked for.
+    /// The requested downloads.
     pub jobs: Vec<ScoreJob>,
-    /// Each job's class of delays.
+    /// The delay class of each download.
     pub classes: Vec<usize>,
 }
 
 impl StudyParticipant {
-    /// The share of a study's length in which there is Wi-Fi.
+    /// The share of a study's length with Wi-Fi.
     pub fn wifi_share(&self, length: Span) -> f64 {
         let near = up_between(&self.courses[0], Time::ZERO, Time::ZERO + length);
         near.as_secs_f64() / length.as_secs_f64()
     }
 }
 
-/// A download and what came of it.
+/// The result of a download.
 pub struct FieldDownload {
-    /// Its class of delays.
+    /// The delay class of the download.
     pub class: usize,
-    /// What was asked for.
+    /// The requested download.
     pub job: ScoreJob,
-    /// What became of the download; links are Wi-Fi, then cellular.
+    /// Details of the download; links are Wi-Fi, then cellular.
     pub of_job: OfJob,
     /// How long the download was under way.
     pub under_way: Span,
-    /// How much of the time under way there was Wi-Fi.
+    /// How much of the time under way Wi-Fi was available.
     pub near_wifi: Span,
 }
 
@@ -156,7 +156,7 @@ impl FieldStudy {
             up: false,
             rate: 0.0,
         }];
-        // From somewhere in a gap on.
+        // From a random time within a gap on.
         let mut at = Time::ZERO + seconds(self.gap_s(rng) * rng.random::<f64>());
         while at < end {
             let until = at + seconds(self.stays.draw(rng));
@@ -225,13 +225,13 @@ impl FieldStudy {
         self.delays[class].until_h == 0.0
     }
 
-    /// Fetches what a person asked for, as a scheduler of this mode decides.
+    /// Simulates the downloads that a person requested, with a scheduler of this mode.
     pub fn fetch(&self, person: &StudyParticipant, mode: SchedulerMode) -> Vec<FieldDownload> {
         let classes = person.courses.iter().map(|course| course.class);
         let mut scheduler = Scheduler::new(mode, classes);
         let wish = |n: usize, need: FlowDemand| match mode {
             _ if !self.is_at_once(person.classes[n]) => need,
-            // It knows no other way to say so than a deadline that has come.
+            // It can only express that by a deadline that has already come.
             SchedulerMode::AlgorithmOne { .. } => FlowDemand {
                 left: Some(Duration::ZERO),
                 ..need
@@ -301,7 +301,7 @@ fn up_between(course: &LinkCourse, from: Time, until: Time) -> Span {
 mod tests {
     use super::*;
 
-    /// Three people, a week.
+    /// A study for tests: three people, a week.
     fn study() -> FieldStudy {
         let class = |share, from_h, until_h| DelayClass {
             share,
@@ -356,7 +356,7 @@ mod tests {
         };
         assert!(share(1) > share(0), "{} {}", share(1), share(0));
         let slow = |f: &FieldDownload| {
-            // A fifth of cellular's rate, and others that go first.
+            // A fifth of cellular's rate, and other downloads that go first.
             let at_most_s = 600.0 + f.job.bytes as f64 / 20e3;
             f.class == 0 && f.under_way.as_secs_f64() > at_most_s
         };

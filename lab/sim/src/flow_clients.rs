@@ -1,12 +1,12 @@
-//! The device's flows as clients of its scheduler: what each needs, what it is granted, what it spends.
+//! The device's flows as clients of its scheduler: demands, grants and spending.
 //!
 //! ```text
 //!  SimTransfer ── DuplexReport ──▶ DeviceScheduler ── ClientDecision ─┬─▶ FlowSpending ─▶ DeviceLinks
-//!  DeviceLinks ── CarriedByLink, candidates ──▶ ▲                      └─▶ behind others: held back
+//!  DeviceLinks ── CarriedByLink, candidates ──▶ ▲                      └─▶ behind others: paused
 //! ```
 //!
-//! All of it is the code that ships; the simulator gives the time, and says how large a flow is. A flow
-//! is a client as a download is; one that somebody watches is one as a socket that reads ahead is.
+//! All of this is the production code; the simulator supplies the time and the size of each flow. A
+//! flow is a client like a download; one with a viewer is a client like a socket that reads ahead.
 
 use std::time::Duration;
 
@@ -24,9 +24,9 @@ use crate::device::SimDevice;
 use crate::fault::SimFault;
 use crate::network::SimNetwork;
 
-/// How long the path over metered links is kept after a flow paid for them, as downloads do.
+/// How long the path over metered links is kept after a flow paid for them, as for downloads.
 const READY_FOR: Span = Span::from_secs(10);
-/// Between two decisions where somebody watches what comes, as sockets that read ahead do.
+/// The interval between decisions if a viewer watches the flow, as for sockets that read ahead.
 const LOOK_EVERY: Span = Span::from_millis(200);
 
 /// One flow as a client.
@@ -35,9 +35,10 @@ struct SimFlowClient {
     client: DuplexClient,
     carried: CarriedByLink,
     spending: FlowSpending,
-    /// The flow that the device counts what is paid of; a transfer may take several, one after another.
+    /// The flow whose spending the device counts; a transfer may take several flows, one after
+    /// another.
     counted: Option<FlowId>,
-    /// The flow is held back, because others go first.
+    /// Whether the flow is paused, because others go first.
     is_behind: bool,
     grant: Grant,
 }
@@ -50,15 +51,16 @@ type SeenLink = (String, LinkClass, bool, bool);
 pub(crate) struct FlowClients {
     scheduler: DeviceScheduler,
     flows: Vec<SimFlowClient>,
-    /// The links that were up, and what flows could use and which were under way at the last decision.
+    /// The links that were up at the last decision.
     up: Vec<usize>,
+    /// At the last decision: the links that flows could use, and the flows under way.
     seen: (Vec<usize>, Vec<SeenLink>),
-    /// When they report again though nothing changed.
+    /// When the flows report again, even if nothing changed.
     report_at: Time,
 }
 
 impl FlowClients {
-    /// The clients of a new process. `spent`: what each flow spent on metered links before.
+    /// The clients of a new process. `spent`: what each flow had spent on metered links before.
     pub(crate) fn new(spent: impl Iterator<Item = u64>) -> FlowClients {
         let flow = |(number, spent)| SimFlowClient {
             client: DuplexClient::new(number as u64),
@@ -77,7 +79,7 @@ impl FlowClients {
         }
     }
 
-    /// Another session took the place of the one before: what its peer was told of flows is told again.
+    /// Handles a new session in place of the previous one: its peer is informed about flows again.
     pub(crate) fn on_session_began(&mut self) {
         for flow in &mut self.flows {
             flow.is_behind = false;
@@ -90,7 +92,7 @@ impl FlowClients {
         self.report_at
     }
 
-    /// Whether some flow may have payload on metered links.
+    /// Whether a flow may have payload on metered links.
     pub(crate) fn any_spends(&self) -> bool {
         let spends = |flow: &SimFlowClient| matches!(flow.grant, Grant::Spend { .. });
         self.flows.iter().any(spends)
@@ -98,7 +100,7 @@ impl FlowClients {
 }
 
 impl SimDevice {
-    /// Has the scheduler decide what flows may use, where that may be another decision than the last.
+    /// Lets the scheduler decide which links flows may use, if the decision may have changed.
     /// `statuses`: the links as the device uses them.
     pub(crate) fn schedule(
         &mut self,
@@ -127,7 +129,7 @@ impl SimDevice {
         Ok(())
     }
 
-    /// Tells the scheduler which links are there, when others are.
+    /// Passes changed links to the scheduler.
     fn observe_links(&mut self, now: Time, network: &SimNetwork) {
         let up: Vec<usize> = (0..self.classes.len())
             .filter(|link| network.is_up(*link))
@@ -151,7 +153,7 @@ impl SimDevice {
         self.clients.up = up;
     }
 
-    /// Flows that are over pay no more, and leave the scheduler.
+    /// Makes flows that are over stop paying, and leave the scheduler.
     fn leave_those_over(&mut self, now: Time, active: &[usize]) {
         for number in 0..self.clients.flows.len() {
             if active.contains(&number) || self.clients.flows[number].client.id().is_none() {
@@ -176,7 +178,7 @@ impl SimDevice {
         .collect()
     }
 
-    /// Reports a flow's needs. Returns what it may use, and whether time alone can change that.
+    /// Reports a flow's demand. Returns the decision, and whether it can change by time alone.
     fn decide(
         &mut self,
         now: Time,
@@ -215,7 +217,7 @@ impl SimDevice {
                 let trip = path.rtt.into();
                 clients.scheduler.record_round_trip(&link.name, trip);
             }
-            // What arrives says for how long a link carried; of what leaves nobody can say that.
+            // Received data shows for how long a link carried; for sent data that is unknown.
             if let Some(id) = flow
                 .client
                 .id()
@@ -228,8 +230,8 @@ impl SimDevice {
         (decision, report.demand.is_weighed())
     }
 
-    /// When a flow reports again if nothing changes. `weighed`: after this time its decision may be
-    /// another one beside a metered link.
+    /// When a flow reports again if nothing changes. `weighed`: the time after which its decision
+    /// may change beside a metered link.
     fn next_report(
         &self,
         now: Time,
@@ -248,7 +250,7 @@ impl SimDevice {
         again.map_or(Time::NEVER, |span| now + Span::from(span).max(REPORT_EVERY))
     }
 
-    /// Has the device go by what was decided for a flow.
+    /// Applies the decision for a flow to the device.
     fn apply(
         &mut self,
         now: Time,
@@ -287,7 +289,7 @@ impl SimDevice {
         self.hold_back(now, number, id, behind)
     }
 
-    /// Has whoever sends hold a flow back because others go first, or go on.
+    /// Asks the sender of a flow to pause because others go first, or to continue.
     fn hold_back(
         &mut self,
         now: Time,
@@ -310,8 +312,8 @@ impl SimDevice {
         Ok(())
     }
 
-    /// Counts what a flow paid, up to this moment. A transfer that goes on in another flow has paid for
-    /// the one before.
+    /// Counts what a flow has paid until now. A transfer that continues in another flow has paid
+    /// for the previous one.
     fn count_paid(&mut self, now: Time, number: usize) {
         let flow = &self.clients.flows[number];
         if flow.counted != self.transfers[number].id {
@@ -327,7 +329,7 @@ impl SimDevice {
         }
     }
 
-    /// The flow that a transfer paid for so far pays no more.
+    /// Ends the spending of the flow that a transfer has paid for so far.
     fn forbid(&mut self, now: Time, number: usize) {
         let Some(id) = self.clients.flows[number].counted.take() else {
             return;
@@ -344,7 +346,7 @@ impl SimDevice {
     }
 }
 
-/// What a link costs, in the scheduler's words.
+/// The scheduler's cost class for a link.
 fn class_of(class: Class) -> LinkClass {
     match class {
         Class::Free => LinkClass::Free,
@@ -353,7 +355,7 @@ fn class_of(class: Class) -> LinkClass {
     }
 }
 
-/// What a flow may cost, in the scheduler's words.
+/// The scheduler's policy for a flow.
 fn policy_of(policy: Policy) -> CostPolicy {
     match policy {
         Policy::FreeOnly => CostPolicy::FreeOnly,

@@ -1,4 +1,4 @@
-//! What came of a device's transfers, for the report of a run.
+//! The results of a device's transfers, for the report of a run.
 
 use cedos_lab_link::Time;
 use cedos_lab_scenario::{Direction, FlowReport, ScenarioFlow};
@@ -10,7 +10,7 @@ use crate::stream::receipt;
 use crate::transfer::{Progress, SimTransfer};
 
 impl SimDevice {
-    /// What came of all transfers.
+    /// The results of all transfers.
     pub(crate) fn reports(&self, proxy: &Proxy) -> Vec<FlowReport> {
         let flows = self.specs.iter().zip(&self.transfers).zip(&self.accounts);
         flows

@@ -1,40 +1,42 @@
-//! How well holes are foreseen on trips along the same way.
+//! Evaluates the prediction of outages on trips along the same route.
 //!
 //! ```text
-//!  trip 1 ─▶ learn     trip 2: lost ─▶ how long? ─ … ─▶ back: how far off     trip 3 …
+//!  trip 1 ─▶ learn     trip 2: lost ─▶ how long? ─ … ─▶ back: the error     trip 3 …
 //! ```
 //!
-//! Each hole is predicted as it begins, from earlier holes and trips alone.
+//! Each outage is predicted when it begins, only from earlier outages and trips.
 
 use cedos_lab_link::trace::TraceRow;
 use d2tp_sched::{LinkForecast, Location};
 use d2tp_time::{Span, Time};
 use std::collections::BTreeMap;
 
-/// Between trips.
+/// The time between trips.
 const REST: Span = Span::from_secs(3_600);
 
-/// How much the latest hole of a square counts in the paper's mean. // it does not say; a guess
+/// The weight of the latest outage of a square in the paper's mean, which the paper does not state.
+/// // a guess
 const EWMA: f64 = 0.5;
 
-/// A hole, as foreseen and as it was.
+/// An outage: its prediction and its real length.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct HoleForecast {
-    /// On which trip, from 0.
+    /// The number of the trip, from 0.
     pub trip: usize,
-    /// How long it was, seconds.
+    /// The real length in seconds.
     pub real_s: f64,
-    /// How long the forecast said; where it knew nothing of the place, the median of all holes so far.
+    /// The prediction; for an unknown place the median of all outages so far.
     pub ours_s: Option<f64>,
     /// Whether the forecast knew the place.
     pub place_known: bool,
-    /// Epsilon's: a mean by square that forgets.
+    /// The prediction of Epsilon: a decaying mean for each square.
     pub ewma_s: Option<f64>,
-    /// For each round trip asked for: whether it went over to a link with it.
+    /// For each requested round trip: whether it switched to a link with that round trip.
     pub bridged: [bool; 2],
 }
 
-/// Plays trips, one after another. Without `pos_m` a place is the stay before the hole, by its number.
+/// Evaluates trips one after another. Without `pos_m` a place is the stay before the outage, by its
+/// number.
 pub fn play(trips: &[Vec<TraceRow>], round_trips: [Span; 2]) -> Vec<HoleForecast> {
     let mut forecast = LinkForecast::new();
     let mut all: Vec<f64> = Vec::new();
@@ -68,7 +70,7 @@ pub fn play(trips: &[Vec<TraceRow>], round_trips: [Span; 2]) -> Vec<HoleForecast
             if carries && let Some((since, square, foreseen)) = open.take() {
                 let real_s = now.since(since).as_secs_f64();
                 all.push(real_s);
-                // The square's own, and one for squares nobody was lost in before.
+                // The mean of the square, and one for squares without outages so far.
                 for key in [square, i64::MIN] {
                     let mean = squares.entry(key).or_insert(real_s);
                     *mean += EWMA * (real_s - *mean);
@@ -93,15 +95,15 @@ fn spot(row: &TraceRow) -> Location {
     }
 }
 
-/// The median, lower of two.
+/// The median; the lower one of two.
 pub fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     sorted.get(sorted.len().saturating_sub(1) / 2).copied()
 }
 
-/// The least median error that one number can have for all of them, chosen with hindsight: half the width
-/// of the narrowest interval with half of them in it.
+/// The smallest median error that a constant prediction can have, chosen with hindsight: half the
+/// width of the narrowest interval that contains half of the values.
 pub fn best_constant_error(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -117,7 +119,7 @@ pub fn best_constant_error(values: &[f64]) -> Option<f64> {
 mod tests {
     use super::*;
 
-    /// Up and down by turns for so many seconds, at one metre a second.
+    /// A trip that is up and down in turn for these times in seconds, at one metre per second.
     fn trip(lengths: &[u64]) -> Vec<TraceRow> {
         let mut rows = Vec::new();
         let mut second = 0;
@@ -149,7 +151,7 @@ mod tests {
                 "{hole:?}"
             );
         }
-        // Five seconds: bridged where a round trip takes two, not where it takes eight.
+        // Five seconds: bridged with a round trip of two seconds, not with one of eight.
         assert_eq!(
             (seen[0].bridged, seen[2].bridged),
             ([true, true], [true, false])

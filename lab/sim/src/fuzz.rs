@@ -1,7 +1,7 @@
-//! Many seeds, on all cores: which of them break something, and what they tried.
+//! Runs many seeds on all cores: finds those that break something, and counts what they tried.
 //!
-//! A seed is one drawn scenario ([`scenario_text`]) and one run of it. Seeds do not depend on each
-//! other, so the answer is the same however many threads share them.
+//! A seed is one drawn scenario ([`scenario_text`]) and one run of it. Seeds are independent, so
+//! the result is the same for any number of threads.
 
 use std::cell::RefCell;
 use std::num::NonZero;
@@ -16,29 +16,29 @@ use cedos_lab_scenario::Scenario;
 use crate::Coverage;
 pub use crate::draw::scenario_text;
 
-/// Stack of a thread that runs seeds: what the main thread of a program has.
+/// The stack size of a thread that runs seeds: that of a program's main thread.
 const STACK_BYTES: usize = 8 << 20;
 
-/// A seed that broke something.
+/// A seed whose run broke something.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FailingSeed {
     /// Seed of the scenario.
     pub seed: u64,
     /// Salt of the run, which makes other random choices of the same scenario.
     pub salt: u64,
-    /// What went wrong, in words.
+    /// The error in words.
     pub what: String,
 }
 
 impl FailingSeed {
-    /// The one line that repeats it.
+    /// The command that repeats the run.
     pub fn replay(&self) -> String {
         let FailingSeed { seed, salt, .. } = self;
         format!("cedos sim fuzz --first {seed} --seeds 1 --salt {salt} --keep .")
     }
 }
 
-/// What came of many seeds.
+/// The result of running many seeds.
 #[derive(Clone, Debug, Default)]
 pub struct FuzzResult {
     /// Runs that broke an invariant, in the order of their seeds.
@@ -47,8 +47,18 @@ pub struct FuzzResult {
     pub coverage: Coverage,
 }
 
-/// Tries all seeds of a range; `found` hears of each that fails as soon as it does.
+/// Runs all seeds of a range. `found` is called with each failing seed as soon as it fails.
 pub fn try_seeds(seeds: Range<u64>, salt: u64, found: impl Fn(&FailingSeed) + Sync) -> FuzzResult {
+    try_each(seeds, salt, |seed| try_seed(seed, salt), found)
+}
+
+/// Tries all seeds of a range by `run`; `found` hears of each that fails as soon as it does.
+pub fn try_each(
+    seeds: Range<u64>,
+    salt: u64,
+    run: impl Fn(u64) -> Result<Coverage, String> + Sync,
+    found: impl Fn(&FailingSeed) + Sync,
+) -> FuzzResult {
     let next = AtomicU64::new(seeds.start);
     let worker = || {
         let mut tried = FuzzResult::default();
@@ -57,7 +67,7 @@ pub fn try_seeds(seeds: Range<u64>, salt: u64, found: impl Fn(&FailingSeed) + Sy
             if seed >= seeds.end {
                 return tried;
             }
-            match try_seed(seed, salt) {
+            match run(seed) {
                 Ok(coverage) => tried.coverage.add(&coverage),
                 Err(what) => {
                     let failing = FailingSeed { seed, salt, what };
@@ -87,10 +97,10 @@ pub fn try_seeds(seeds: Range<u64>, salt: u64, found: impl Fn(&FailingSeed) + Sy
     all
 }
 
-/// Runs the scenario of a seed; what it tried.
+/// Runs the scenario of a seed. Returns its coverage.
 ///
 /// # Errors
-/// What went wrong, in words: a fault, a panic of the core, or a flow that did not complete.
+/// The error in words: a fault, a panic of the core, or a flow that did not complete.
 pub fn try_seed(seed: u64, salt: u64) -> Result<Coverage, String> {
     let text = scenario_text(seed, salt);
     let scenario = Scenario::parse("fuzz", &text, &mut |name| {
@@ -100,10 +110,10 @@ pub fn try_seed(seed: u64, salt: u64) -> Result<Coverage, String> {
     try_scenario(&scenario)
 }
 
-/// Runs a scenario; what it tried.
+/// Runs a scenario. Returns its coverage.
 ///
 /// # Errors
-/// What went wrong, in words: a fault, a panic of the core, or an expectation that does not hold.
+/// The error in words: a fault, a panic of the core, or an expectation that does not hold.
 pub fn try_scenario(scenario: &Scenario) -> Result<Coverage, String> {
     listen_to_panics();
     PANIC.set(Some(String::new()));
@@ -126,11 +136,11 @@ pub fn try_scenario(scenario: &Scenario) -> Result<Coverage, String> {
 }
 
 thread_local! {
-    /// What the last panic of this thread said; none while nobody here listens.
+    /// The message of this thread's last panic; `None` unless panics are being recorded.
     static PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// From now on a panic during a run is kept with its place instead of being printed.
+/// Makes panics during a run be recorded with their location instead of printed.
 fn listen_to_panics() {
     static LISTENS: Once = Once::new();
     LISTENS.call_once(|| {

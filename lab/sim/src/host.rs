@@ -1,4 +1,5 @@
-//! What device and proxy have in common: a process around a core, that may stop, sleep and journal.
+//! A simulated process with a core, for both the device and the proxy: it may stop, hibernate and
+//! keep a journal.
 //!
 //! ```text
 //!  running ──crash──▶ away ──▶ a new process, from the journal      (FromCrash)
@@ -21,20 +22,20 @@ use crate::journal::{Commit, SimJournal};
 use crate::log::Log;
 use crate::network::Delivery;
 
-/// Datagrams one end may send at one instant; more is a live-lock.
+/// The most datagrams that one end may send at one time; more is a live-lock.
 const BURST_MAX: usize = 20_000;
-/// Datagrams that wait in the sockets of a process that stands still.
+/// The most datagrams that wait in the sockets of a frozen process.
 const SOCKET_DATAGRAMS_MAX: usize = 64;
 
-/// What a stopped process is when it is back.
+/// The state of a process that may have stopped.
 pub(crate) enum StoppedProcess<S> {
     /// The process runs, and did before.
     Ran,
     /// The process is still away.
     Away,
-    /// A new process has this from the journal.
+    /// A new process found this in the journal.
     FromCrash(Option<Commit<S>>),
-    /// The process stood still, and runs again.
+    /// The process was frozen, and runs again.
     FromFreeze,
 }
 
@@ -43,21 +44,21 @@ struct Stopped<S> {
     found: Option<Option<Commit<S>>>,
 }
 
-/// A process around a core; its application knows `S`.
+/// A process with a core and an application whose state is `S`.
 pub(crate) struct SimHost<S> {
     name: &'static str,
     pub endpoint: Endpoint,
     pub clock: SimClock,
     stopped: Option<Stopped<S>>,
-    /// What arrived while it stood still.
+    /// Datagrams that arrived while it was frozen.
     inbox: VecDeque<Delivery>,
     pub idle_since: Option<Time>,
     hibernate_after: Span,
     journal: SimJournal<S>,
     journals: bool,
-    /// Something must not be lost.
+    /// Whether something must not be lost.
     pub dirty: bool,
-    /// What the peer called durable, in this life.
+    /// The offsets that the peer called durable, since this process started.
     pub peer_durable: BTreeMap<FlowId, u64>,
 }
 
@@ -82,10 +83,10 @@ impl<S: Clone> SimHost<S> {
         self.stopped.is_some()
     }
 
-    /// The process stops without a word.
+    /// Stops the process without warning.
     pub(crate) fn stop(&mut self, now: Time, crash: &Crash, log: &mut Log) {
         log.note(now, self.name, || match crash.how {
-            Stop::Crash => format!("crashes, {} commits lost", crash.lost_commits),
+            Stop::Crash | Stop::Upgrade => format!("crashes, {} commits lost", crash.lost_commits),
             Stop::Freeze => "stands still".to_owned(),
         });
         let until = now + Span::from_secs_f64(crash.for_s);
@@ -93,7 +94,7 @@ impl<S: Clone> SimHost<S> {
         let crashed_before = before.as_ref().is_some_and(|b| b.found.is_some());
         let found = match crash.how {
             Stop::Freeze if !crashed_before => None,
-            Stop::Crash => Some(self.journal.crash(crash.lost_commits)),
+            Stop::Crash | Stop::Upgrade => Some(self.journal.crash(crash.lost_commits)),
             Stop::Freeze => before.as_ref().and_then(|b| b.found.clone()),
         };
         if found.is_some() {
@@ -143,12 +144,12 @@ impl<S: Clone> SimHost<S> {
             .map_or(Time::NEVER, |since| since + self.hibernate_after)
     }
 
-    /// What waits in the sockets of a process that has just gone on.
+    /// Takes the datagrams that waited in the sockets of a process that has just continued.
     pub(crate) fn take_inbox(&mut self) -> VecDeque<Delivery> {
         std::mem::take(&mut self.inbox)
     }
 
-    /// A datagram arrives. None if nobody takes it now; else what it carried, and of what flows.
+    /// Handles a datagram. Returns `None` if no process receives it now; else its payload by flow.
     pub(crate) fn take_in(
         &mut self,
         now: Time,
@@ -176,13 +177,13 @@ impl<S: Clone> SimHost<S> {
         };
         self.endpoint
             .handle_datagram(self.clock.core(now), incoming);
-        // A session that came with this datagram was not there before.
+        // A session that this datagram created did not exist before.
         let session = session.or_else(|| self.endpoint.ids().first().copied());
         let arrived = session.and_then(|id| self.endpoint.with(id, Session::take_arrivals).ok());
         Some(arrived.unwrap_or_default())
     }
 
-    /// Notes since when the session has had no path.
+    /// Records since when the session has had no path.
     pub(crate) fn note_idle(&mut self, now: Time, session: Option<SessionId>) {
         let life = session.and_then(|id| self.endpoint.session(id));
         match life.map(Session::state) {
@@ -194,7 +195,7 @@ impl<S: Clone> SimHost<S> {
         }
     }
 
-    /// Sends whatever there is to be sent, each datagram through `send`.
+    /// Sends everything that can be sent now, each datagram through `send`.
     pub(crate) fn transmit(
         &mut self,
         now: Time,
@@ -222,7 +223,7 @@ impl<S: Clone> SimHost<S> {
 
     // ---- the journal ----
 
-    /// Whether it is time to commit: at the scenario's pace, or because something must not be lost.
+    /// Whether to commit now: at the scenario's interval, or because something must not be lost.
     pub(crate) fn wants_commit(&mut self, pace: bool) -> bool {
         let wants = self.journals && !self.is_away() && (pace || self.dirty);
         if wants {
@@ -242,7 +243,7 @@ impl<S: Clone> SimHost<S> {
         }
     }
 
-    /// What has become safe by now, if something has.
+    /// The state that has become durable by now, if there is one.
     pub(crate) fn synced(&mut self, now: Time) -> Option<S> {
         if self.is_away() {
             return None;
@@ -250,7 +251,7 @@ impl<S: Clone> SimHost<S> {
         self.journal.on_time(now).map(|commit| commit.state.clone())
     }
 
-    /// The first bound that a session here breaks, in words.
+    /// The first limit that a session exceeds, in words.
     pub(crate) fn broken_bound(&self) -> Option<String> {
         let sessions = self.endpoint.ids();
         let mut sessions = sessions.iter().filter_map(|id| self.endpoint.session(*id));

@@ -1,12 +1,12 @@
-//! Keys and seeds of both ends: all from the scenario's seed.
+//! The keys and seeds of both ends, which are derived from the scenario's seed.
 
 use sha2::{Digest, Sha256};
 
-/// Who an end is, and which life of it this is.
+/// The identity of an end, and the number of its current process.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Identity {
     pub seed: u64,
-    /// Restarts so far: a process that starts again draws other randomness.
+    /// The number of restarts: each process has other random values.
     pub lives: u64,
 }
 

@@ -1,32 +1,32 @@
-//! The journal of an end: what it finds again after a crash.
+//! The journal of an end, which survives a crash.
 //!
 //! ```text
 //!   commit ──sync takes a moment──▶ safe ──▶ applications say DURABLE
-//!     └── crash before: gone          └── crash after: found, unless the disk lied (lost_commits)
+//!     └── crash before: lost          └── crash after: found, unless the disk is faulty (lost_commits)
 //! ```
 //!
-//! A commit holds the session's record and, as of the same instant, what the application knows, so
-//! the two never contradict each other. What is at the disk is one commit at a time: the next one
-//! begins when the one before is safe, as with one writer and one file.
+//! A commit contains the session's record and the application's state at the same time, so that the
+//! two never contradict each other. One commit is written at a time: the next one begins when the
+//! previous one is durable, as with one writer and one file.
 
 use std::collections::VecDeque;
 
 use cedos_lab_link::{Span, Time};
 use d2tp_session::{RecordError, SessionRecord};
 
-/// From a commit to its being safe. // a guess: an fsync on flash
+/// The time from a commit until it is durable. // a guess: an fsync on flash
 const SYNC_TAKES: Span = Span::from_millis(15);
-/// Commits kept after they are safe, for disks that lose the last ones.
+/// The number of durable commits that are kept, for disks that lose the last ones.
 pub(crate) const COMMITS_KEPT: usize = 8;
 
 /// One state of an end.
 #[derive(Clone, Debug)]
 pub(crate) struct Commit<S> {
-    /// When it was made.
+    /// When the commit was made.
     pub made_at: Time,
     /// The session's record, if there was a session.
     pub record: Option<Vec<u8>>,
-    /// What the application knew.
+    /// The application's state.
     pub state: S,
 }
 
@@ -35,7 +35,7 @@ pub(crate) struct Commit<S> {
 pub(crate) struct SimJournal<S> {
     safe: VecDeque<Commit<S>>,
     syncing: Option<(Time, Commit<S>)>,
-    /// A state newer than the one being synced waits for its turn.
+    /// A newer state, which waits until the current sync is done.
     waiting: Option<Commit<S>>,
 }
 
@@ -49,7 +49,7 @@ impl<S: Clone> SimJournal<S> {
         }
     }
 
-    /// Begins to write a commit, or as soon as the one being written is safe.
+    /// Begins to write a commit, at once or when the current one is durable.
     pub(crate) fn commit(&mut self, commit: Commit<S>) {
         if self.syncing.is_some() {
             self.waiting = Some(commit);
@@ -58,12 +58,12 @@ impl<S: Clone> SimJournal<S> {
         }
     }
 
-    /// When the commit being written is safe.
+    /// When the current commit becomes durable.
     pub(crate) fn next_at(&self) -> Time {
         self.syncing.as_ref().map_or(Time::NEVER, |(at, _)| *at)
     }
 
-    /// The commit that has become safe by now, if one has.
+    /// The commit that has become durable by now, if there is one.
     pub(crate) fn on_time(&mut self, now: Time) -> Option<&Commit<S>> {
         let (at, _) = self.syncing.as_ref()?;
         if *at > now {
@@ -80,7 +80,7 @@ impl<S: Clone> SimJournal<S> {
         self.safe.back()
     }
 
-    /// The end crashed: what a new process finds. `lost` safe commits are gone as well.
+    /// Handles a crash. Returns what a new process finds; `lost` durable commits are lost as well.
     pub(crate) fn crash(&mut self, lost: u32) -> Option<Commit<S>> {
         (self.syncing, self.waiting) = (None, None);
         for _ in 0..lost {
@@ -90,7 +90,8 @@ impl<S: Clone> SimJournal<S> {
     }
 }
 
-/// A record with its deadlines moved on by `by`: they go on while nobody holds the session.
+/// A record whose deadlines are advanced by `by`, because they approach while the session is
+/// hibernated.
 pub(crate) fn aged(record: &[u8], by: Span) -> Result<Vec<u8>, RecordError> {
     let mut record = SessionRecord::decode(record)?;
     for flow in &mut record.flows {

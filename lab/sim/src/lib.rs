@@ -1,8 +1,8 @@
 //! The simulator: virtual time around the real protocol core.
 //!
-//! The same scenario files, link models, NATs and report as the lab, but the clock jumps from one
-//! thing that happens to the next: six hours without a network cost what two events cost. All
-//! chance comes from the seed, so a run can be repeated to the byte.
+//! It uses the same scenario files, link models, NATs and reports as the lab, but the clock jumps
+//! from one event to the next: six hours without a network cost as much as two events. All random
+//! values come from the seed, so a run can be repeated exactly.
 //!
 //! ```text
 //!  applications ◀─▶ session ◀─▶ links, NATs ◀─▶ session ◀─▶ applications
@@ -10,9 +10,9 @@
 //!        ▲ flow_clients.rs, strategy.rs, conductor.rs run.rs: what comes next
 //! ```
 //!
-//! After each step it is checked that what was read is what was written, that nothing crossed a
-//! link that is down, that nobody talks without end, and that a permitted link which carries
-//! packets carries progress.
+//! After each step the simulator checks that the bytes read are those written, that nothing crossed
+//! a link that is down, that no end sends without limit, and that there is progress over a
+//! permitted link that carries packets.
 #![forbid(unsafe_code)]
 
 mod account;
@@ -44,6 +44,7 @@ pub mod score;
 pub mod strategy;
 mod stream;
 mod transfer;
+pub mod vary;
 pub mod video;
 mod viewer;
 pub mod waiting;

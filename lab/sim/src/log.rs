@@ -10,7 +10,7 @@ use std::io::{self, Write};
 use cedos_lab_link::Time;
 use serde_json::json;
 
-/// Where events are written, if anywhere.
+/// The destination of events, if they are logged.
 pub(crate) struct Log<'a> {
     out: Option<&'a mut dyn Write>,
     fault: Option<io::Error>,
@@ -21,7 +21,7 @@ impl<'a> Log<'a> {
         Log { out, fault: None }
     }
 
-    /// Notes an event; `what` is only made if somebody listens.
+    /// Logs an event; `what` is only evaluated if events are logged.
     pub(crate) fn note(&mut self, now: Time, who: &str, what: impl FnOnce() -> String) {
         let Some(out) = &mut self.out else { return };
         let line = json!({ "t_ns": now.as_nanos(), "who": who, "what": what() });
@@ -31,13 +31,13 @@ impl<'a> Log<'a> {
         }
     }
 
-    /// The first fault of writing, if there was one.
+    /// The first error of writing, if there was one.
     pub(crate) fn into_fault(self) -> Option<io::Error> {
         self.fault
     }
 }
 
-/// A short name for a datagram's bytes: two logs are equal only if the datagrams were. // FNV-1a
+/// A short hash of a datagram's bytes, so that equal logs mean equal datagrams. // FNV-1a
 pub(crate) fn hash(bytes: &[u8]) -> u32 {
     bytes.iter().fold(0x811c_9dc5, |h, b| {
         (h ^ u32::from(*b)).wrapping_mul(0x0100_0193)

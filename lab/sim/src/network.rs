@@ -1,13 +1,13 @@
-//! The network between device and proxy: one pipe each way per link, addresses, NATs.
+//! The network between device and proxy: two pipes for each link, addresses, NATs.
 //!
 //! ```text
 //!  device 10.n.a.2 ──▶ upward pipe ──▶ NAT 198.18.x.y:port ──▶ proxy 203.0.113.1
-//!                  ◀── down pipe   ◀── NAT (no mapping: nobody) ◀──
+//!                  ◀── down pipe   ◀── NAT (no mapping: dropped) ◀──
 //! ```
 //!
-//! Each attachment of a link has an address of its own and, where there is a NAT, a NAT of its own,
-//! so what is sent to an earlier one reaches nobody. A damaged packet is handed to the core as it
-//! is: a kernel would drop most of them by their checksum, the core must stand all of them.
+//! Each attachment of a link has its own address and, with a NAT, its own NAT, so packets to an
+//! earlier one are dropped. A damaged packet is passed to the core unchanged: a kernel would drop
+//! most of them by their checksum, but the core must handle all of them.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -22,17 +22,17 @@ use rand::Rng;
 
 use crate::archive::Archive;
 
-/// Where the proxy listens.
+/// The address of the proxy.
 const PROXY_V4: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 1);
 const PROXY_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0xffff, 0, 0, 0, 0, 1);
 const PROXY_PORT: u16 = 443;
-/// Where NATs have their outer addresses, 4096 for each link. // RFC 2544's benchmark range
+/// The external addresses of NATs, 4096 for each link. // RFC 2544's benchmark range
 const OUTER: u32 = u32::from_be_bytes([198, 18, 0, 0]);
 const OUTER_PER_LINK: u32 = 4096;
-/// The first port of the device's sockets; each new socket takes the next one.
+/// The first port of the device's sockets; each new socket gets the next one.
 const DEVICE_PORT_FIRST: u16 = 40_000;
-/// What a link must do at least for progress to be demanded of it. // guesses: a full-size packet
-/// in a fifth of a second, and every probe's answer well before the run is called stuck
+/// The rate of a link from which on progress is required. // a guess: a full-size packet in a fifth
+/// of a second, and every probe's answer well before the run counts as stuck
 const GOOD_BITS_PER_SECOND: u64 = 50_000;
 const GOOD_DELAY: Span = Span::from_millis(2_000);
 /// Bytes of the IP and UDP headers.
@@ -53,42 +53,42 @@ impl Packet for SimDatagram {
     }
 }
 
-/// A packet that passed the device's end of a link.
+/// A packet that passed the device's end of a link, for energy models.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PassedPacket {
-    /// When.
+    /// The time of the packet.
     pub at: Time,
-    /// The link, by its number in the scenario.
+    /// The link's number in the scenario.
     pub link: usize,
-    /// Which way.
+    /// The direction of the packet.
     pub way: LinkDirection,
     /// Bytes of the IP packet.
     pub bytes: u32,
 }
 
-/// What was delivered to an end.
+/// A datagram that was delivered to an end.
 #[derive(Debug)]
 pub(crate) struct Delivery {
-    /// The link it came over.
+    /// The link on which it arrived.
     pub link: usize,
-    /// Its sender as the receiver sees it.
+    /// The sender's address, as the receiver sees it.
     pub from: SocketAddr,
     /// Its payload.
     pub bytes: Vec<u8>,
 }
 
-/// How a link's attachment reaches the proxy.
+/// How packets of an attachment reach the proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reach {
-    /// By the device's own address.
+    /// With the device's own address.
     Own,
-    /// Through a NAT with this outer address.
+    /// Through a NAT with this external address.
     Nat(Ipv4Addr),
-    /// Through a NAT64 with this outer address.
+    /// Through a NAT64 with this external address.
     Nat64(Ipv4Addr),
 }
 
-/// One link and what hangs on it.
+/// A link with its pipes, NAT and sockets.
 struct Access {
     name: String,
     class: &'static str,
@@ -99,7 +99,7 @@ struct Access {
     dead: bool,
     stalled: bool,
     address: u32,
-    /// The device's socket on it.
+    /// The address of the device's socket on it.
     local: SocketAddr,
     way: Reach,
     nat: Nat<SocketAddr>,
@@ -112,9 +112,9 @@ pub(crate) struct SimNetwork {
     timeline: Timeline,
     next_port: u16,
     seed: u64,
-    /// What was sent to the device and to the proxy, if it may be sent again.
+    /// Samples of the datagrams to the device and to the proxy, if replays are possible.
     archives: Option<[Archive; 2]>,
-    /// What passed the device, if somebody wants to know.
+    /// The packets that passed the device, if they are recorded.
     pub(crate) passages: Option<Vec<PassedPacket>>,
 }
 
@@ -159,7 +159,7 @@ impl SimNetwork {
         }
     }
 
-    /// When something next happens on or to a link.
+    /// The time of the next event of a link.
     pub(crate) fn next_at(&self) -> Time {
         let pipes = self.links.iter().filter_map(|l| l.pipes.next_event());
         pipes
@@ -168,7 +168,7 @@ impl SimNetwork {
             .unwrap_or(Time::NEVER)
     }
 
-    /// The next thing that happens to a link by `now`; it has happened when this returns.
+    /// The next event of a link by `now`, which has been applied when this returns.
     pub(crate) fn next_event(&mut self, now: Time) -> Option<ScenarioLinkEvent> {
         if self.timeline.next_at()? > now {
             return None;
@@ -191,7 +191,7 @@ impl SimNetwork {
         Some(event)
     }
 
-    /// Gives the device a fresh socket on the link.
+    /// Opens a fresh socket of the device on the link.
     pub(crate) fn open_socket(&mut self, number: usize) {
         let port = self.next_port;
         self.next_port = port.checked_add(1).unwrap_or(DEVICE_PORT_FIRST);
@@ -213,7 +213,7 @@ impl SimNetwork {
         self.links[number].local.ip()
     }
 
-    /// The proxy as the device reaches it over this link.
+    /// The proxy's address, as the device reaches it over this link.
     pub(crate) fn proxy_address(&self, number: usize) -> SocketAddr {
         match (self.links[number].local, self.links[number].way) {
             (_, Reach::Nat64(_)) => SocketAddr::from((nat64(PROXY_V4), PROXY_PORT)),
@@ -222,7 +222,7 @@ impl SimNetwork {
         }
     }
 
-    /// The device puts a datagram on a link.
+    /// Sends a datagram of the device on a link.
     pub(crate) fn send_up(
         &mut self,
         now: Time,
@@ -256,7 +256,7 @@ impl SimNetwork {
         verdict
     }
 
-    /// The proxy sends a datagram; the link it enters, if it leads to anybody.
+    /// Sends a datagram of the proxy. Returns the link, if its address leads to one.
     pub(crate) fn send_down(
         &mut self,
         now: Time,
@@ -331,8 +331,8 @@ impl SimNetwork {
         None
     }
 
-    /// Some datagram that was sent to this end, as it would arrive if it were sent again. None if
-    /// there is none or, for the device, no link is up.
+    /// A datagram that was sent to this end before, as it would arrive if it were sent again;
+    /// `None` if there is none or, for the device, no link is up.
     pub(crate) fn replayed(&mut self, to: CrashedEnd, elsewhere: bool) -> Option<Delivery> {
         let [to_device, to_proxy] = self.archives.as_mut()?;
         let archive = match to {
@@ -356,7 +356,7 @@ impl SimNetwork {
         })
     }
 
-    /// What both pipes of each link did so far, added up.
+    /// The sum of the counters of all pipes.
     pub(crate) fn counters(&self) -> Counters {
         let mut sum = Counters::default();
         for link in &self.links {
@@ -379,19 +379,19 @@ impl SimNetwork {
         self.links[number].up
     }
 
-    /// Whether the link's first hop would answer one of two echoes. They cross the same air as all else, but
-    /// take no place in its queues.
+    /// Whether the link's first hop would answer one of two echo requests. They have the link's
+    /// losses, but take no place in its queues.
     pub(crate) fn hop_answers(&self, now: Time, number: usize) -> bool {
         let link = &self.links[number];
         let one = arrives(link.pipes.down().profile()) * arrives(link.pipes.upward().profile());
-        // Of the instant: what anybody asks changes nothing for who asks next.
+        // A generator for this time only, so that the call does not affect later ones.
         let mut rng = cedos_lab_link::seeded(self.seed ^ now.as_nanos(), number as u64);
         let lost = rng.random::<f64>() < (1.0 - one).powi(2);
         link.up && !link.dead && !link.stalled && !lost
     }
 
-    /// Whether the link carries at least half of what it is given, both ways, and soon enough for
-    /// progress to be demanded.
+    /// Whether the link carries at least half of the packets in both directions, and soon enough,
+    /// so that progress can be required.
     pub(crate) fn is_good(&self, number: usize) -> bool {
         let link = &self.links[number];
         let carries = |profile: &Profile| {
@@ -411,7 +411,7 @@ impl SimNetwork {
             && carries(link.pipes.upward().profile())
     }
 
-    /// What the links carried.
+    /// The traffic of the links.
     pub(crate) fn reports(&self) -> Vec<LinkReport> {
         let report = |link: &Access| LinkReport {
             name: link.name.clone(),
@@ -428,7 +428,7 @@ impl SimNetwork {
 }
 
 impl Access {
-    /// The device's address as the proxy sees it.
+    /// The device's address, as the proxy sees it.
     fn seen_from(&mut self, now: Time) -> SocketAddr {
         match self.way {
             Reach::Own => self.local,
@@ -438,7 +438,7 @@ impl Access {
         }
     }
 
-    /// Whom on this link a datagram to `to` reaches.
+    /// The socket on this link that a datagram to `to` reaches.
     fn inner(&self, now: Time, to: SocketAddr) -> Option<SocketAddr> {
         if !self.up {
             return None;
@@ -452,7 +452,7 @@ impl Access {
     }
 }
 
-/// The share of packets that cross a pipe whole.
+/// The share of packets that pass a pipe undamaged.
 fn arrives(profile: &Profile) -> f64 {
     let burst = profile.loss.burst;
     let in_bursts = burst.map_or(0.0, |b| b.enter / (b.enter + b.leave));

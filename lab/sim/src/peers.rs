@@ -1,4 +1,5 @@
-//! Two devices behind NATs and the relay between them, in virtual time, around the real core.
+//! Simulates two devices behind NATs and the relay between them, in virtual time, with the real
+//! core.
 //!
 //! ```text
 //!  caller 10.0.n.2 ─ NAT 198.18.0.n ─┐                      ┌─ NAT 198.18.1.n ─ listener 10.1.n.2
@@ -6,8 +7,9 @@
 //!                                    └──────── direct ──────┘
 //! ```
 //!
-//! What a relay says in the flows of its devices (ids, and where it sees them) is handed over at once;
-//! all else are datagrams. There is no hairpin and no way from one private network to another.
+//! The relay's messages in the flows of its devices (ids and observed addresses) are delivered at
+//! once; everything else is datagrams. There is no hairpinning, and no route from one private
+//! network to another.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
@@ -22,24 +24,26 @@ use d2tp_session::{
     relayed_id, unwrap_relayed, wrap_relayed,
 };
 
-/// Each way between a device and the middle of the network, and between that and the relay.
+/// The one-way delay between a device and the middle of the network, and between that and the
+/// relay.
 const DELAY: Span = Span::from_millis(10);
-/// What reaches an address in a second, and how long it waits for that at most.
+/// The rate at which packets reach an address, in bytes per second.
 const RATE_BYTES: u64 = 1_250_000;
+/// The longest wait of packets for an address.
 const QUEUE: Span = Span::from_millis(100);
-/// How often a device looks after its links while something moves, as the driver does.
+/// How often a device updates its links while packets move, as in the driver.
 const LOOK: Span = Span::from_millis(100);
-/// Where the relay is.
+/// The address of the relay.
 const RELAY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::new(203, 0, 113, 1)), 443);
-/// The link that stands for the relay at the listener.
+/// The link number that stands for the relay at the listener.
 const FLOATING: LinkId = LinkId(1_000_000);
 
-/// Which of the two.
+/// A device of a simulated session between two devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum SimPeer {
-    /// Who begins the session.
+    /// The device that begins the session.
     Caller = 0,
-    /// Who is called.
+    /// The device that is called.
     Listener = 1,
 }
 
@@ -60,8 +64,9 @@ struct SimPeerHost {
     places: BTreeMap<LinkId, SimAttachment>,
     attached: u32,
     rendezvous: Rendezvous,
-    /// The flow its lines travel in, and what was read of a line.
+    /// The flow of the rendezvous' lines.
     lines: Option<FlowId>,
+    /// A line of the rendezvous that is read in part.
     half_line: Vec<u8>,
 }
 
@@ -73,7 +78,7 @@ struct Flight {
     bytes: Vec<u8>,
 }
 
-/// Two devices that talk to each other.
+/// A simulation of two devices that communicate.
 pub struct PeerSimulation {
     now: Time,
     hosts: [SimPeerHost; 2],
@@ -84,16 +89,16 @@ pub struct PeerSimulation {
     busy_until: BTreeMap<std::net::IpAddr, Time>,
     look_at: Time,
     kinds: [Behaviour; 2],
-    /// What the listener sends in each flow, and how far it got.
+    /// What the listener sends in each flow, and the current offset.
     given: BTreeMap<FlowId, u64>,
     asked: BTreeMap<FlowId, u64>,
     got: BTreeMap<FlowId, u64>,
     ended: BTreeSet<FlowId>,
-    /// The caller's and the listener's id of the call.
+    /// The relay ids of the call: the caller's and the listener's.
     pub call: (RelayId, RelayId),
-    /// Bytes passed on by the relay.
+    /// Bytes that the relay has forwarded.
     pub relayed_bytes: u64,
-    /// Everything that went to the relay, for whoever wants to send it again.
+    /// All packets that went to the relay, for replays in tests.
     pub seen_by_relay: Vec<(SocketAddr, Vec<u8>)>,
 }
 
@@ -121,7 +126,7 @@ impl SimPeerHost {
         );
         let outer = core.connect(now, key(9).public(), u64::from(n), 1..1000);
         let _ = core.with(outer, |s| {
-            // As LISTEN and RELAY are: the relay may have something to say at any time.
+            // Like LISTEN and RELAY flows: the relay may send at any time.
             let reachable = FlowOptions {
                 reachable: true,
                 ..FlowOptions::default()
@@ -149,7 +154,8 @@ impl SimPeerHost {
 }
 
 impl PeerSimulation {
-    /// A caller and a listener behind NATs of these kinds; the call is made, and nothing was sent.
+    /// A caller and a listener behind NATs of these kinds. The call has been made, and nothing was
+    /// sent.
     pub fn new(caller: Behaviour, listener: Behaviour) -> PeerSimulation {
         let now = Time::ZERO + Span::from_secs(1);
         let hosts = [
@@ -231,12 +237,12 @@ impl PeerSimulation {
         self.pump();
     }
 
-    /// The time.
+    /// The current time.
     pub fn now(&self) -> Time {
         self.now
     }
 
-    /// A device gets onto another network, behind another NAT of the same kind.
+    /// Attaches a device to another network, behind another NAT of the same kind.
     pub fn attach(&mut self, peer: SimPeer) {
         let (number, kind) = (peer as u8, self.kinds[peer as usize]);
         let host = &mut self.hosts[peer as usize];
@@ -254,7 +260,7 @@ impl PeerSimulation {
         self.pump();
     }
 
-    /// A device loses every network it is on, and knows it.
+    /// Detaches a device from all its networks, and informs it.
     pub fn detach(&mut self, peer: SimPeer) {
         let now = self.now;
         let host = &mut self.hosts[peer as usize];
@@ -266,14 +272,14 @@ impl PeerSimulation {
         self.pump();
     }
 
-    /// A device's NATs start anew, and nobody tells it.
+    /// Restarts a device's NATs, without informing it.
     pub fn rebind(&mut self, peer: SimPeer) {
         for place in self.hosts[peer as usize].places.values_mut() {
             place.nat.rebind();
         }
     }
 
-    /// The caller asks for so many bytes.
+    /// Requests this many bytes by the caller.
     pub fn ask(&mut self, bytes: u64) -> FlowId {
         let host = &mut self.hosts[0];
         let inner = host.inner.expect("there is a call");
@@ -291,7 +297,7 @@ impl PeerSimulation {
         flow
     }
 
-    /// Bytes of a flow that the caller read; they were right.
+    /// Bytes of a flow that the caller has read and verified.
     pub fn got(&self, flow: FlowId) -> u64 {
         self.got[&flow]
     }
@@ -316,18 +322,18 @@ impl PeerSimulation {
         (direct.len(), relayed.len())
     }
 
-    /// Whether the session between the two is the one they began.
+    /// Whether the session between the two is still the original one.
     pub fn stands(&self) -> bool {
         let host = &self.hosts[0];
         host.inner.is_some_and(|id| host.core.session(id).is_some())
     }
 
-    /// Runs for a while.
+    /// Runs the simulation for a span of time.
     pub fn run_for(&mut self, span: Span) {
         self.run_until(span, |_| false);
     }
 
-    /// Runs until `done` or for `span`; whether it is done.
+    /// Runs until `done` or for `span`. Returns whether `done` became true.
     pub fn run_until(&mut self, span: Span, mut done: impl FnMut(&PeerSimulation) -> bool) -> bool {
         let until = self.now + span;
         while !done(self) {
@@ -368,7 +374,7 @@ impl PeerSimulation {
         self.pump();
     }
 
-    /// What a device's driver does now and then.
+    /// Does what a device's driver does at intervals.
     fn tend(&mut self, peer: SimPeer) {
         let now = self.now;
         let host = &mut self.hosts[peer as usize];
@@ -412,7 +418,7 @@ impl PeerSimulation {
         }
     }
 
-    /// A datagram leaves a device by a link.
+    /// Sends a datagram of a device over a link.
     fn leave(&mut self, peer: SimPeer, link: LinkId, to: SocketAddr, bytes: Vec<u8>) {
         let host = &mut self.hosts[peer as usize];
         let Some(place) = host.places.get_mut(&link) else {
@@ -440,7 +446,7 @@ impl PeerSimulation {
         });
     }
 
-    /// A datagram of nobody's arrives at the relay.
+    /// Delivers a datagram of an unknown host to the relay.
     pub fn inject(&mut self, from: SocketAddr, bytes: Vec<u8>) {
         self.fly(from, RELAY, bytes);
     }
@@ -514,7 +520,7 @@ impl PeerSimulation {
         self.fly(RELAY, to.remote, out);
     }
 
-    /// Lets all say what they can say now.
+    /// Lets all hosts send what they can send now.
     fn pump(&mut self) {
         let mut buf = vec![0; 65_536];
         for _ in 0..10_000 {
@@ -573,7 +579,7 @@ impl PeerSimulation {
         match event {
             SessionEvent::Opened(flow) if peer == SimPeer::Listener => {
                 host.inner = Some(id);
-                // The first flow of a call is the rendezvous'.
+                // The first flow of a call belongs to the rendezvous.
                 if flow.counter() == 0 {
                     host.lines = Some(*flow);
                 } else {
@@ -591,7 +597,7 @@ impl PeerSimulation {
         }
     }
 
-    /// The listener's application: answers each request with so many bytes.
+    /// The listener's application, which answers each request with the requested bytes.
     fn serve(&mut self) {
         let host = &mut self.hosts[1];
         let Some(inner) = host.inner else { return };
@@ -617,7 +623,7 @@ impl PeerSimulation {
         }
     }
 
-    /// Both read: the caller what it asked for, either the other's lines.
+    /// Reads at both ends: the caller's requested bytes, and both ends' lines.
     fn read(&mut self) {
         for host in &mut self.hosts {
             let (Some(inner), Some(flow)) = (host.inner, host.lines) else {

@@ -1,4 +1,4 @@
-//! The links that a simulated device uses of those it may: what its strategy picks.
+//! The links that a simulated device uses, as its strategy chooses among the permitted ones.
 
 use cedos_lab_link::Time;
 use cedos_lab_scenario::Class;
@@ -10,7 +10,7 @@ use crate::network::SimNetwork;
 use crate::strategy::LinkSample;
 
 impl SimDevice {
-    /// The links that may be used now, and when to ask again.
+    /// The links that may be used now, and when to call the strategy again.
     pub(crate) fn picked(&mut self, now: Time, network: &SimNetwork) -> (Vec<bool>, Time) {
         let links = self.classes.len();
         let Some(strategy) = &mut self.strategy else {
@@ -26,7 +26,8 @@ impl SimDevice {
         (strategy.pick(now, &samples), now + strategy.again())
     }
 
-    /// A link that was not picked is left as soon as another carries, so that something always moves.
+    /// Whether to leave a link that was not chosen: as soon as another one carries, so that data
+    /// always moves.
     pub(crate) fn leave(&self, link: usize, picked: &[bool], in_use: bool) -> LinkUse {
         let paths = self.core().map(Session::path_stats).unwrap_or_default();
         let carries = paths.iter().any(|path| {

@@ -1,7 +1,6 @@
-//! The proxy's end: the application that serves flows, its journal and its sleep.
+//! The simulated proxy: the application that serves flows, its journal and hibernation.
 //!
-//! The application makes up what it is asked for, from any offset, so its flows may sleep as
-//! records.
+//! The application generates the requested content from any offset, so its flows may hibernate.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +19,7 @@ use crate::log::{self, Log};
 use crate::network::{Delivery, SimNetwork};
 use crate::stream::{REQUEST_BYTES, SimRequest, SimSink, SimSource};
 
-/// What the proxy's application knows of a flow.
+/// The application's state of a flow.
 #[derive(Clone, Debug)]
 pub(crate) struct ServedFlow {
     sink: SimSink,
@@ -33,11 +32,11 @@ pub(crate) struct Proxy {
     identity: Identity,
     config: EndpointConfig,
     flows: BTreeMap<FlowId, ServedFlow>,
-    /// Bytes of each flow that crashes undid; no crash undoes this.
+    /// Bytes of each flow that crashes have undone; a crash does not undo this count.
     undone: BTreeMap<FlowId, u64>,
-    /// Flows that must be refused: this end lost what the peer knows to be durable.
+    /// Flows that must be refused, because this end lost data that the peer knows to be durable.
     forbidden: Vec<FlowId>,
-    /// The device came as a stranger since this was last asked.
+    /// Whether the device connected as an unknown one since this was last read.
     met: bool,
 }
 
@@ -63,13 +62,13 @@ impl Proxy {
             .and_then(|id| self.host.endpoint.session(id))
     }
 
-    /// Whether its session is a record.
+    /// Whether the session is hibernated.
     pub(crate) fn is_asleep(&self) -> bool {
         let (_, asleep, _) = self.host.endpoint.counts();
         asleep > 0
     }
 
-    /// Restarts so far.
+    /// The number of restarts.
     pub(crate) fn lives(&self) -> u64 {
         self.identity.lives
     }
@@ -78,28 +77,28 @@ impl Proxy {
         self.host.next_at()
     }
 
-    /// Bytes taken in all, to see progress.
+    /// Bytes received in total, to detect progress.
     pub(crate) fn taken(&self) -> u64 {
         self.flows.values().map(|f| f.sink.offset).sum()
     }
 
-    /// Content bytes taken of an upload, by the device's flow.
+    /// Content bytes received of an upload, by the device's flow.
     pub(crate) fn upload_bytes(&self, id: FlowId) -> u64 {
         self.flows.get(&id).map_or(0, |f| f.sink.content_bytes())
     }
 
-    /// Bytes of a flow that had to come again because a crash undid them.
+    /// Bytes of a flow that had to be sent again because a crash undid them.
     pub(crate) fn undone(&self, id: FlowId) -> u64 {
         self.undone.get(&id).copied().unwrap_or(0)
     }
 
-    /// The process stops without a word.
+    /// Stops the process without warning.
     pub(crate) fn stop(&mut self, now: Time, crash: &Crash, log: &mut Log) {
         self.host.stop(now, crash, log);
     }
 
-    /// Lets time pass. `known`: what the device knows to be durable here. True if the process has
-    /// just gone on after standing still.
+    /// Handles timers. `known`: what the device knows to be durable here. Returns true if the
+    /// process has just continued after being frozen.
     pub(crate) fn on_time(
         &mut self,
         now: Time,
@@ -137,7 +136,7 @@ impl Proxy {
         let kept = found.as_ref().map(|f| f.state.clone()).unwrap_or_default();
         for (id, flow) in &self.flows {
             let offset = kept.get(id).map_or(0, |kept| kept.sink.offset);
-            // A flow that was begun again may not have come as far as its journal had.
+            // A flow that started again may be behind its journal's offset.
             *self.undone.entry(*id).or_default() += flow.sink.offset.saturating_sub(offset);
         }
         self.flows = kept;
@@ -155,17 +154,18 @@ impl Proxy {
         Ok(())
     }
 
-    /// Whether what the device knew to be durable is gone: the disk must have lied.
+    /// Whether data that the device knew to be durable is gone, because of a faulty disk.
     pub(crate) fn rolled_back(&self) -> bool {
         !self.forbidden.is_empty()
     }
 
-    /// Whether it met the device as a stranger since this was last asked: what it knew is gone.
+    /// Whether the device connected as an unknown one since the last call, so that its state is
+    /// gone.
     pub(crate) fn take_met(&mut self) -> bool {
         std::mem::take(&mut self.met)
     }
 
-    /// The device forgot what it knew: it may resume anything again.
+    /// Handles that the device has lost its state: it may resume at any offset again.
     pub(crate) fn forgive(&mut self) {
         self.forbidden.clear();
     }
@@ -185,7 +185,7 @@ impl Proxy {
         self.host.commit(now, Some(record), self.flows.clone());
     }
 
-    /// The applications' bytes of a commit are safe.
+    /// Records that the applications' data of a commit is durable.
     fn report_durable(&mut self, safe: &BTreeMap<FlowId, ServedFlow>) {
         let Some(session) = self.session_id() else {
             return;
@@ -200,7 +200,7 @@ impl Proxy {
         });
     }
 
-    /// A datagram arrives. Tells what it carried.
+    /// Handles a datagram. Returns its payload by flow.
     pub(crate) fn on_datagram(&mut self, now: Time, delivery: Delivery) -> Vec<FlowArrival> {
         let session = self.session_id();
         self.host
@@ -208,7 +208,7 @@ impl Proxy {
             .unwrap_or_default()
     }
 
-    /// Lets the application act on what the core tells it.
+    /// Lets the application handle the core's events.
     pub(crate) fn attend(&mut self, now: Time, log: &mut Log) -> Result<bool, SimFault> {
         if self.host.is_away() {
             return Ok(false);
@@ -261,7 +261,7 @@ impl Proxy {
             flow.sink.take(s, id)?;
             if flow.source.is_none() {
                 flow.source = answer(&flow.sink);
-                // A request that a crash made this end forget comes again, its answer does not.
+                // A request that was lost in a crash arrives again, its answer does not.
                 if let (Some(source), Some((next, _))) = (&mut flow.source, s.send_offsets(id)) {
                     source.begin_at(next);
                 }
@@ -278,7 +278,7 @@ impl Proxy {
         outcome.unwrap_or(Ok(()))
     }
 
-    /// Sends whatever there is to be sent.
+    /// Sends everything that can be sent now.
     pub(crate) fn transmit(
         &mut self,
         now: Time,
@@ -295,7 +295,7 @@ impl Proxy {
         })
     }
 
-    /// Writes the journal: at the scenario's pace, or because something must not be lost.
+    /// Writes the journal: at the scenario's interval, or because something must not be lost.
     pub(crate) fn keep(&mut self, now: Time, pace: bool) {
         if self.host.wants_commit(pace)
             && let Some(session) = self.session().filter(|s| !s.is_unconfirmed())
@@ -332,7 +332,7 @@ impl ServedFlow {
     }
 }
 
-/// What the application answers to what it has read so far, once it can.
+/// The application's answer to what it has read so far; `None` if it needs more.
 fn answer(sink: &SimSink) -> Option<SimSource> {
     let request = SimRequest::decode(sink.whole_head()?)?;
     if !request.upload {

@@ -1,14 +1,14 @@
-//! Ways travelled again and again: where Wi-Fi is along them stays, how fast one goes does not.
+//! Routes that are travelled repeatedly: the places with Wi-Fi are constant, the speed is not.
 //!
 //! ```text
 //!  metres   ├──stay──┤──hole──├──────stay──────┤─hole─├─ …        drawn once for a route
 //!  seconds  ├─────stay─────┤───hole───├────stay────┤hole├         drawn for each trip: speed, stops, edges
 //! ```
 //!
-//! Lengths of stays and holes are log-normal, fitted to recordings (medians and deviations of logarithms; the
-//! recordings themselves are not here) and turned into metres at the terrain's mean speed. Trips differ by so
-//! much that a hole of some 15 s has a standard deviation of 0.3 to 0.45 in its logarithm from trip to trip,
-//! as on the laps of the vehicle's recording.
+//! Lengths of stays and holes are log-normal, fitted to recordings (medians and deviations of
+//! logarithms; the recordings themselves are not included) and converted to metres at the terrain's
+//! mean speed. Trips differ so much that the logarithm of a hole of about 15 s has a standard
+//! deviation of 0.3 to 0.45 from trip to trip, as on the laps of the vehicle's recording.
 
 use cedos_lab_link::seeded;
 use cedos_lab_link::trace::TraceRow;
@@ -17,45 +17,46 @@ use rand::Rng;
 use rand_pcg::Pcg32;
 use std::fmt::Write as _;
 
-/// The stream of chance that routes are drawn from; trips use those after it.
+/// The random stream from which routes are drawn; trips use those after it.
 const ROUTE_STREAM: u64 = 1 << 35;
 
-/// Rows are so far apart.
+/// The interval between rows.
 pub const BIN: Span = Span::from_millis(250);
 
-/// Joining an access point and getting an address. // LAB: some 1.5 s
+/// The time to join an access point and get an address, in seconds. // LAB: about 1.5 s
 const ATTACH_S: f64 = 1.5;
-/// Edges wander by this deviation. // a guess
+/// The standard deviation of the edges of a stay, in metres. // a guess
 const EDGE_M: f64 = 3.0;
-/// A stay carries nothing on this share of trips. // a guess
+/// The share of trips on which a stay carries nothing. // a guess
 const DEAD_SHARE: f64 = 0.03;
-/// Speeds differ by this much, in logarithms, between trips, …
+/// The deviation of the logarithm of speed between trips.
 const TRIP_SIGMA: f64 = 0.15; // a guess
-/// Deviation of the logarithm of the pace within a lap, with this memory.
-const PACE_SIGMA: f64 = 0.3; // with the others fitted to the vehicle's laps, see above
+/// The deviation of the logarithm of speed within a trip.
+const PACE_SIGMA: f64 = 0.3; // fitted with the others to the vehicle's laps, see above
+/// How long the speed within a trip is correlated, in seconds.
 const PACE_S: f64 = 20.0;
 
-/// A kind of way.
+/// A kind of route.
 #[derive(Debug, Clone, Copy)]
 pub struct Terrain {
-    /// In results.
+    /// The name in results.
     pub name: &'static str,
-    /// Median and deviation of the logarithm, seconds.
+    /// The length of stays: median in seconds, and deviation of its logarithm.
     pub stay: (f64, f64),
     /// Length of holes: median in seconds, and deviation of its logarithm.
     pub hole: (f64, f64),
-    /// The longest of either.
+    /// The longest stay or hole, in seconds.
     pub longest_s: f64,
-    /// Mean speed, metres a second.
+    /// The mean speed in metres per second.
     pub speed: f64,
-    /// Stops, of so many seconds on average, so far apart; none where that is 0.
+    /// The mean length of stops in seconds, and the distance between them; none if that is 0.
     pub stop: (f64, f64),
 }
 
 /// Every terrain. On foot and by bus: availability of open access points in the PILOT recordings
-/// (pedestrian p1, p3, p6: 104 holes; bus b3, b8: 18); by car: goodput on the laps of FEUP's 802.11n vehicle
-/// (four access points, 103 holes); last, Navda's and others' town as Epsilon's set I has it: holes of 50 s at the
-/// median and 500 s at the 90th percentile.
+/// (pedestrian p1, p3, p6: 104 holes; bus b3, b8: 18); by car: goodput on the laps of FEUP's
+/// 802.11n vehicle (four access points, 103 holes); last, the town of Navda et al. as in Epsilon's
+/// set I: holes of 50 s at the median and 500 s at the 90th percentile.
 pub const TERRAINS: [Terrain; 4] = [
     Terrain {
         name: "pedestrian",
@@ -91,19 +92,19 @@ pub const TERRAINS: [Terrain; 4] = [
     },
 ];
 
-/// A way with its coverage.
+/// A route with its coverage.
 #[derive(Debug, Clone)]
 pub struct Route {
     terrain: Terrain,
     seed: u64,
-    /// Where stays begin and end, metres.
+    /// Start and end of each stay, in metres.
     stays: Vec<(f64, f64)>,
-    /// Where one stops.
+    /// The positions of stops, in metres.
     stops: Vec<f64>,
 }
 
 impl Route {
-    /// Draws a route with so many holes.
+    /// Draws a route with this many holes.
     pub fn draw(terrain: Terrain, holes: usize, seed: u64) -> Route {
         let mut rng = seeded(seed, ROUTE_STREAM);
         let length = |rng: &mut Pcg32, (median, sigma): (f64, f64)| {
@@ -133,7 +134,7 @@ impl Route {
         }
     }
 
-    /// A trip along it.
+    /// A trip along the route.
     pub fn trip(&self, number: u64) -> Vec<TraceRow> {
         let mut rng = seeded(self.seed, ROUTE_STREAM + 1 + number);
         let bin_s = BIN.as_secs_f64();
@@ -164,7 +165,7 @@ impl Route {
                 ..TraceRow::default()
             });
             now += BIN;
-            // A pace that forgets itself: Ornstein and Uhlenbeck's.
+            // The speed follows an Ornstein-Uhlenbeck process.
             let keep = (-bin_s / PACE_S).exp();
             pace = keep * pace + (1.0 - keep * keep).sqrt() * PACE_SIGMA * normal(&mut rng);
             if stops.next_if(|stop| *stop <= metres).is_some() {
@@ -180,7 +181,7 @@ impl Route {
     }
 }
 
-/// A trip in the form of the recordings, with a column for the metres.
+/// A trip in the format of the recordings, with a column for the position in metres.
 pub fn to_csv(rows: &[TraceRow]) -> String {
     let mut csv = format!("{},pos_m\n", cedos_lab_link::trace::CSV_HEADER);
     for row in rows {
@@ -193,7 +194,7 @@ pub fn to_csv(rows: &[TraceRow]) -> String {
     csv
 }
 
-/// Box and Muller's.
+/// A normally distributed number by the method of Box and Muller.
 fn normal(rng: &mut Pcg32) -> f64 {
     let (a, b): (f64, f64) = (rng.random(), rng.random());
     (-2.0 * (1.0 - a).ln()).sqrt() * (std::f64::consts::TAU * b).cos()

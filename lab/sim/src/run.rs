@@ -1,4 +1,4 @@
-//! A run: from one thing that happens to the next, in virtual time.
+//! A simulation run: it advances from one event to the next, in virtual time.
 //!
 //! ```text
 //!   ┌─▶ the earliest of: link event · packet · timer of either end · flow · crash · journal
@@ -6,7 +6,7 @@
 //!   └──── invariants ◀─────────────────────────────────────────────────────┘
 //! ```
 //!
-//! Between two things nothing is looked at, so an outage of hours costs nothing.
+//! Nothing is computed between two events, so an outage of hours costs nothing.
 
 use std::io::Write;
 
@@ -27,33 +27,34 @@ use crate::proxy::Proxy;
 use crate::strategy::Strategy;
 use crate::viewer::{ViewerConfig, ViewingReport};
 
-/// No progress for so long over a permitted link that carries packets is a fault of the core.
+/// The time without progress, over a permitted link that carries packets, after which the core
+/// counts as faulty.
 pub const STUCK_AFTER: Span = Span::from_millis(180_000);
-/// How often the journals are written while a crash is to come. // a guess: what an SD card bears
+/// How often the journals are written while a crash is to come. // a guess: what an SD card endures
 const JOURNAL_EVERY: Span = Span::from_millis(200);
-/// How long a run goes on when all flows are over, to see what still arrives.
+/// How long a run continues when all flows are over, to see late packets.
 const LINGER: Span = Span::from_millis(3_000);
-/// Steps at one instant; more is a live-lock.
+/// The most steps at one point in time; more is a live-lock.
 const STEPS_MAX: u32 = 10_000;
-/// Bytes of the buffer that an end fills at a time.
+/// The size of the buffer that an end fills at a time, in bytes.
 const BATCH_BYTES: usize = 65_536;
 
-/// A run that came to its end.
+/// The result of a complete run.
 #[derive(Clone, Debug)]
 pub struct RunOutcome {
-    /// What it came to, the scenario's expectations judged.
+    /// The report, with the results of the scenario's expectations.
     pub report: RunReport,
     /// When it ended, in seconds.
     pub ended_s: f64,
-    /// Instants at which something happened.
+    /// The number of points in time with events.
     pub steps: u64,
-    /// Which faults hit which states.
+    /// Which faults occurred in which states.
     pub coverage: Coverage,
-    /// Flows that failed for another reason than their deadline: id and reason.
+    /// Flows that failed for a reason other than their deadline: id and reason.
     pub failed: Vec<(String, String)>,
 }
 
-/// Runs a scenario; all its chance comes from the scenario's seed. `log` gets the event log.
+/// Runs a scenario; all random values come from the scenario's seed. `log` receives the event log.
 ///
 /// ```
 /// let text = r#"
@@ -72,15 +73,16 @@ pub struct RunOutcome {
 /// ```
 ///
 /// # Errors
-/// The scenario needs real sockets, the core broke an invariant, or the log cannot be written.
+/// The scenario needs real sockets, an invariant of the core is violated, or the log cannot be
+/// written.
 pub fn run(scenario: &Scenario, log: Option<&mut dyn Write>) -> Result<RunOutcome, SimFault> {
     run_between(scenario, &EndpointConfigs::of(scenario), log)
 }
 
-/// Runs a scenario between ends that are configured otherwise.
+/// Runs a scenario with other configurations of the ends.
 ///
 /// # Errors
-/// As [`run`].
+/// The same as those of [`run`].
 pub fn run_between(
     scenario: &Scenario,
     ends: &EndpointConfigs,
@@ -90,22 +92,22 @@ pub fn run_between(
     Ok(finish(scenario, run)?.0)
 }
 
-/// Runs a scenario as [`run`] does, and returns every packet that passed the device too, in order
-/// of time.
+/// Runs a scenario like [`run`], and also returns every packet that passed the device, in order of
+/// time.
 ///
 /// # Errors
-/// As [`run`].
+/// The same as those of [`run`].
 pub fn run_watched(scenario: &Scenario) -> Result<(RunOutcome, Vec<PassedPacket>), SimFault> {
     let mut run = SimRun::new(scenario, &EndpointConfigs::of(scenario), Log::new(None));
     run.network.passages = Some(Vec::new());
     finish(scenario, run)
 }
 
-/// Runs a scenario as [`run_watched`] does, with the links that `strategy` picks of those the
-/// policy permits.
+/// Runs a scenario like [`run_watched`], with the links that `strategy` chooses among those that
+/// the policy permits.
 ///
 /// # Errors
-/// As [`run`].
+/// The same as those of [`run`].
 pub fn run_by(
     scenario: &Scenario,
     strategy: Box<dyn Strategy>,
@@ -116,10 +118,10 @@ pub fn run_by(
     finish(scenario, run)
 }
 
-/// Runs a scenario as [`run`] does, with the first flow watched as it comes.
+/// Runs a scenario like [`run`], with a viewer of the first flow.
 ///
 /// # Errors
-/// As [`run`].
+/// The same as those of [`run`].
 pub fn run_viewed(
     scenario: &Scenario,
     watching: ViewerConfig,
@@ -129,7 +131,7 @@ pub fn run_viewed(
     while run.step()? {}
     let mut watched = ViewingReport::default();
     if let Some(viewer) = &mut run.device.viewer {
-        // What is held is shown to its end, after the last byte came.
+        // Buffered data is played to its end after the last byte arrived.
         viewer.end(run.now);
         watched = viewer.watched.clone();
     }
@@ -186,19 +188,19 @@ struct SimRun<'a> {
     device: SimDevice,
     proxy: Proxy,
     switches: SwitchMeter,
-    /// Crashes to come, the next one last.
+    /// The crashes to come, the next one last.
     crashes: Vec<Crash>,
-    /// Replays to come, the next one last.
+    /// The replays to come, the next one last.
     replays: Vec<Replay>,
     /// Crashes and replays that wait for a state.
     ambushes: (Vec<Crash>, Vec<Replay>),
-    /// There are journals, written now and then.
+    /// Whether there are journals, which are written at intervals.
     journals: bool,
-    /// The ends whose disks reported a write that they lost, so far.
+    /// The ends whose disks have lost a write that they reported as durable.
     liars: Vec<CrashedEnd>,
     journal_at: Time,
     done_at: Option<Time>,
-    /// The last progress, and how much there had been by then.
+    /// The time of the last progress, and the bytes by then.
     moved: (Time, u64),
     /// Since when a permitted link carries packets.
     good_since: Option<Time>,
@@ -237,7 +239,7 @@ impl<'a> SimRun<'a> {
             done_at: None,
             moved: (Time::ZERO, 0),
             good_since: None,
-            // A round trip may take minutes itself.
+            // A round trip may itself take minutes.
             stuck_after: STUCK_AFTER + Span::from_millis_f64(8.0 * scenario.rtt_ms()),
             steps: 0,
             steps_here: 0,
@@ -247,7 +249,7 @@ impl<'a> SimRun<'a> {
         }
     }
 
-    /// One instant. False at the end.
+    /// Handles one point in time. Returns false at the end.
     fn step(&mut self) -> Result<bool, SimFault> {
         let at = self.next_at();
         if at > self.end || self.done_at.is_some_and(|done| at > done + LINGER) {
@@ -283,7 +285,7 @@ impl<'a> SimRun<'a> {
         Ok(true)
     }
 
-    /// Timers, restarts. Whether the links are to be looked at.
+    /// Handles timers and restarts. Returns whether the links have to be checked.
     fn let_time_pass(&mut self) -> Result<bool, SimFault> {
         let now = self.now;
         let known = &self.proxy.host.peer_durable;
@@ -320,12 +322,12 @@ impl<'a> SimRun<'a> {
         Ok(came != ProcessReturn::Not)
     }
 
-    /// Whether commits of this end were lost that had been reported safe.
+    /// Whether commits of this end were lost that had been reported as durable.
     fn disk_lied(&self, who: CrashedEnd) -> bool {
         self.liars.contains(&who)
     }
 
-    /// Packets of the past arrive once more.
+    /// Replays old packets.
     fn replay(&mut self) -> Result<(), SimFault> {
         while let Some(replay) = self.replays.pop() {
             if Time::from_secs_f64(replay.t_s) > self.now {
@@ -384,12 +386,12 @@ impl<'a> SimRun<'a> {
             .min(self.stuck_at())
     }
 
-    /// Whether anything is in motion: else the journals say all there is to say.
+    /// Whether anything is in motion; otherwise the journals are up to date.
     fn is_moving(&self) -> bool {
         self.device.is_active() && self.now.since(self.moved.0) < Span::from_millis(2_000)
     }
 
-    /// Stops whoever is to be stopped now.
+    /// Stops the ends that are due to stop now.
     fn stop(&mut self) {
         while let Some(mut crash) = self.crashes.pop() {
             let due = Time::from_secs_f64(crash.t_s) <= self.now;
@@ -409,7 +411,7 @@ impl<'a> SimRun<'a> {
         }
     }
 
-    /// Whether `end` is in the state that something waits for from `t_s` on.
+    /// Whether `end` is in the state for which something waits from `t_s` on.
     fn is_in(&self, t_s: f64, end: CrashedEnd, state: Option<ScenarioState>) -> bool {
         let at_device = end == CrashedEnd::Device;
         Time::from_secs_f64(t_s) <= self.now
@@ -420,8 +422,8 @@ impl<'a> SimRun<'a> {
         self.coverage.on_fault(match (crash.how, crash.who) {
             (Stop::Freeze, CrashedEnd::Device) => FaultKind::FreezeDevice,
             (Stop::Freeze, CrashedEnd::Proxy) => FaultKind::FreezeProxy,
-            (Stop::Crash, CrashedEnd::Device) => FaultKind::CrashDevice,
-            (Stop::Crash, CrashedEnd::Proxy) => FaultKind::CrashProxy,
+            (Stop::Crash | Stop::Upgrade, CrashedEnd::Device) => FaultKind::CrashDevice,
+            (Stop::Crash | Stop::Upgrade, CrashedEnd::Proxy) => FaultKind::CrashProxy,
         });
         if crash.lost_commits > 0 {
             self.coverage.on_fault(FaultKind::LostCommits);
@@ -488,7 +490,7 @@ impl<'a> SimRun<'a> {
         Ok(())
     }
 
-    /// Both ends say what they have to say now.
+    /// Lets both ends send what they can send now.
     fn talk(&mut self, mut look: bool) -> Result<(), SimFault> {
         let now = self.now;
         let log = &mut self.log;
@@ -548,7 +550,7 @@ impl<'a> SimRun<'a> {
         if self.device.is_done() && quiet && here {
             self.done_at.get_or_insert(self.now);
         } else {
-            // A crash may have undone what was done.
+            // A crash may have undone a completed transfer.
             self.done_at = None;
         }
         if self.stuck_at() <= self.now {

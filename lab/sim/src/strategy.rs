@@ -1,26 +1,25 @@
-//! Which of its links the device uses, where that is not all that its policy permits: strategies
-//! that save energy.
+//! Strategies that save energy: which links the device uses among those that its policy permits.
 //!
 //! ```text
 //!  all ──10 s──▶ the one with the most bits per joule ──100 s──▶ all ──10 s──▶ …      ProbeThenPick
-//!  at each moment the one that has the most, now or over the coming seconds           Foresight
-//!  those whose bits are worth their joules                                  d2tp_sched's Thrift
+//!  at each moment the one with the most, now or over the next seconds                 ForesightStrategy
+//!  those with enough bits per joule                                    d2tp_sched's EnergyPolicy
 //! ```
 //!
-//! The first is that of Raciu et al., *Opportunistic Mobility with Multipath TCP* (MobiArch 2011),
-//! the second its omniscient one, damped or not; the third is ours.
+//! The first is by Raciu et al., *Opportunistic Mobility with Multipath TCP* (MobiArch 2011), the
+//! second is their omniscient one, damped or not; the third is ours.
 
 use cedos_lab_link::{Span, Time};
 use d2tp_sched::energy_policy::{self, EnergyPolicy, RadioPowerModel};
 
 pub use d2tp_sched::energy_policy::LinkSample;
 
-/// Picks links.
+/// A strategy that chooses links.
 pub trait Strategy {
-    /// Which links to use now, one for each of `samples`.
+    /// The links to use now, one entry for each of `samples`.
     fn pick(&mut self, now: Time, samples: &[LinkSample]) -> Vec<bool>;
 
-    /// To be asked again after this long; it is also asked at everything that happens to a link.
+    /// The time after which it is called again; it is also called at every event of a link.
     fn again(&self) -> Span {
         Span::from_millis(500)
     }
@@ -36,7 +35,7 @@ impl Strategy for EnergyPolicy {
     }
 }
 
-/// A strategy that picks the same links always.
+/// A strategy that always chooses the same links.
 #[derive(Clone, Debug)]
 pub struct FixedStrategy(pub Vec<bool>);
 
@@ -46,26 +45,26 @@ impl Strategy for FixedStrategy {
     }
 }
 
-/// How long Raciu et al. probe.
+/// How long Raciu et al. probe all links.
 pub const PROBE: Span = Span::from_secs(10);
-/// How long they stay with what they found.
+/// How long they stay with the best link.
 pub const STAY: Span = Span::from_secs(100);
 
-/// All links for [`PROBE`], then the one with the most bits per joule for [`STAY`].
+/// Uses all links for [`PROBE`], then the one with the most bits per joule for [`STAY`].
 ///
-/// What the paper does not say: the tail is not counted (it says so of its scheduler); a link that goes
-/// while it is the one is replaced by those there are, for the rest of its time.
+/// Details that the paper leaves open: the tail does not count (as in its scheduler), and if the
+/// chosen link is lost, all available ones are used for the rest of its time.
 #[derive(Clone, Debug)]
 pub struct ProbeThenPick {
     draws: Vec<RadioPowerModel>,
-    /// When the probe under way began, and the links' bytes by then.
+    /// When the current probe began, and the links' bytes by then.
     probe: Option<(Time, Vec<u64>)>,
     pick: usize,
     until: Time,
 }
 
 impl ProbeThenPick {
-    /// Over links that draw so much.
+    /// Creates the strategy for links with these power models.
     pub fn new(draws: Vec<RadioPowerModel>) -> ProbeThenPick {
         ProbeThenPick {
             draws,
@@ -107,27 +106,27 @@ impl Strategy for ProbeThenPick {
     }
 }
 
-/// From then on, links carry so many bits per second.
+/// The rates of the links from a time on.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Forecast {
     /// When it begins.
     pub from: Time,
-    /// One rate for each link; 0 where it is not there.
+    /// The rate of each link in bits per second; 0 if it is not available.
     pub bits_per_s: Vec<f64>,
 }
 
-/// The one link with the most bits per joule, from knowing what all of them will carry.
+/// Uses the one link with the most bits per joule, with knowledge of all future rates.
 #[derive(Clone, Debug)]
 pub struct ForesightStrategy {
     draws: Vec<RadioPowerModel>,
     forecasts: Vec<Forecast>,
-    /// The strategy looks at the mean over this long; zero is the moment.
+    /// The span over which the strategy averages; zero means the current rate.
     damping: Span,
     pick: usize,
 }
 
 impl ForesightStrategy {
-    /// Over links that draw so much and will carry so much.
+    /// Creates the strategy for links with these power models and rates.
     pub fn new(
         draws: Vec<RadioPowerModel>,
         forecasts: Vec<Forecast>,
@@ -169,7 +168,7 @@ impl Strategy for ForesightStrategy {
 mod tests {
     use super::*;
 
-    /// Both draw one watt and nothing else.
+    /// Two radios that both use one watt and nothing else.
     fn draws() -> Vec<RadioPowerModel> {
         let watt = RadioPowerModel {
             wake_joules: 0.0,

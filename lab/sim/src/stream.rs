@@ -1,4 +1,5 @@
-//! What applications do with a flow: give bytes from a cursor, take bytes and check each of them.
+//! The applications' side of a flow: sending bytes from a cursor, receiving bytes and checking each
+//! of them.
 //!
 //! ```text
 //!  download   device: request ──▶          proxy: content of the size and seed asked for ◀──
@@ -13,19 +14,19 @@ use cedos_lab_scenario::content;
 
 use crate::fault::SimFault;
 
-/// Bytes of a request: what is wanted, size, from which byte on, seed.
+/// The size of a request in bytes: kind, size, first byte, seed.
 pub(crate) const REQUEST_BYTES: usize = 25;
-/// Bytes of the answer to an upload.
+/// The size of the answer to an upload in bytes.
 pub(crate) const DIGEST_BYTES: usize = 32;
-/// Bytes given or taken at a time.
+/// The number of bytes given or taken at a time.
 pub(crate) const CHUNK_BYTES: u64 = 64 * 1024;
 
-/// What the device asks for at the beginning of a flow.
+/// The device's request at the beginning of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SimRequest {
     pub upload: bool,
     pub size: u64,
-    /// The first byte wanted: the application has those before it.
+    /// The first byte that is requested: the application has those before.
     pub from: u64,
     pub seed: u64,
 }
@@ -52,20 +53,20 @@ impl SimRequest {
     }
 }
 
-/// Bytes to be sent that can be made again from any offset: a head, then content.
+/// Bytes to be sent that can be generated again from any offset: a head, then content.
 #[derive(Clone, Debug)]
 pub(crate) struct SimSource {
     pub head: Vec<u8>,
     pub seed: u64,
     /// The first byte of the content to be sent.
     from: u64,
-    /// The content's size, the bytes before `from` included.
+    /// The size of the content, including the bytes before `from`.
     pub size: u64,
-    /// Where the next byte to be given is; unknown while the session says where to begin.
+    /// The offset of the next byte to give; `None` until the session requests the first offset.
     pub cursor: Option<u64>,
-    /// The end is to be held back.
+    /// Whether the end is to be held back.
     pub open_ended: bool,
-    /// Nothing is given, because others go first.
+    /// Whether nothing is given, because others go first.
     pub held: bool,
     finished: bool,
 }
@@ -88,27 +89,27 @@ impl SimSource {
         self.head.len() as u64 + self.size - self.from
     }
 
-    /// The session asks for the bytes from `offset` on.
+    /// Handles the session's request for the bytes from `offset` on.
     pub(crate) fn begin_at(&mut self, offset: u64) {
         self.cursor = Some(offset);
         self.finished = false;
     }
 
-    /// The session is a record now: it will say where to begin.
+    /// Handles the session's hibernation: it will say later where to begin.
     pub(crate) fn wait(&mut self) {
         self.cursor = None;
         self.finished = false;
     }
 
-    /// Gives the session as much as it takes, and the end.
+    /// Gives the session as many bytes as it accepts, and the end.
     pub(crate) fn give(&mut self, session: &mut Session, id: FlowId) {
         let waits = self.held || self.finished;
         let Some(mut cursor) = self.cursor.filter(|_| !waits) else {
             return;
         };
         while cursor < self.total() {
-            // An error means the flow is over; its event says so.
-            let Ok(room) = session.write_room(id) else {
+            // An error means that the flow is over; its event reports that.
+            let Ok(room) = session.source_room(id) else {
                 return;
             };
             let n = room.min(self.total() - cursor).min(CHUNK_BYTES);
@@ -133,16 +134,16 @@ impl SimSource {
     }
 }
 
-/// Where arriving bytes go: a head that is kept, then content that is compared and digested.
+/// The receiver of bytes: a head, which is stored, then content, which is compared and hashed.
 #[derive(Clone, Debug)]
 pub(crate) struct SimSink {
     head_bytes: usize,
     pub head: Vec<u8>,
-    /// Seed of the content; known once the head is.
+    /// The seed of the content; known when the head is complete.
     pub seed: u64,
-    /// Content the application had before this flow.
+    /// The content that the application had before this flow.
     from: u64,
-    /// Bytes taken of this flow.
+    /// The number of bytes received on this flow.
     pub offset: u64,
     pub ended: bool,
 }
@@ -164,7 +165,7 @@ impl SimSink {
         (self.head.len() == self.head_bytes).then_some(&self.head)
     }
 
-    /// Goes on with the same content in a new flow that begins where this one stopped.
+    /// Continues with the same content in a new flow from the current offset.
     pub(crate) fn go_on(&mut self) {
         self.from = self.content_bytes();
         self.head.clear();
@@ -172,18 +173,19 @@ impl SimSink {
         self.ended = false;
     }
 
-    /// Bytes of content taken, those before this flow included.
+    /// The number of content bytes received, including those before this flow.
     pub(crate) fn content_bytes(&self) -> u64 {
         self.from + self.offset - self.head.len() as u64
     }
 
-    /// The receipt for what was taken. Each byte was compared with the one it should be, which says
-    /// more than a digest of the bytes and costs a third of a run less.
+    /// The receipt for the received bytes. Each byte was compared with the expected one, which is
+    /// stronger than a digest and saves a third of a run's time.
     pub(crate) fn receipt(&self) -> [u8; DIGEST_BYTES] {
         receipt(self.seed, self.content_bytes())
     }
 
-    /// Takes what the session has, and checks it: a prefix of what was written, nothing else.
+    /// Takes available bytes from the session, and checks that they are a prefix of what was
+    /// written.
     pub(crate) fn take(&mut self, session: &mut Session, id: FlowId) -> Result<(), SimFault> {
         if let Some((at, _)) = session.received(id)
             && at != self.offset
@@ -243,7 +245,7 @@ impl SimSink {
     }
 }
 
-/// What the taker of so many bytes of this content can show for it.
+/// The receipt of a receiver of this many bytes of this content.
 pub(crate) fn receipt(seed: u64, bytes: u64) -> [u8; DIGEST_BYTES] {
     let mut digest = Sha256::new();
     digest.update(seed.to_be_bytes());

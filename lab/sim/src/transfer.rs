@@ -1,9 +1,9 @@
-//! What the device's application knows of a transfer, through all the flows that it may take.
+//! The device's application state of a transfer, which may take several flows.
 //!
 //! ```text
 //!  Waiting ──open──▶ Active ──▶ Done
 //!     ▲                 ├─────▶ Failed            (deadline; anything else is a fault of the core)
-//!     └── refused, session gone: a new flow from where the application is
+//!     └── refused, session gone: a new flow from the application's offset
 //! ```
 
 use cedos_lab_link::Time;
@@ -12,17 +12,17 @@ use d2tp_session::FlowId;
 
 use crate::stream::{DIGEST_BYTES, SimRequest, SimSink, SimSource};
 
-/// Flows that one transfer may take; more is a live-lock.
+/// The most flows of one transfer; more is a live-lock.
 const FLOWS_MAX: u32 = 200;
 
-/// How far a transfer got.
+/// The progress of a transfer.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Progress {
     /// The transfer has not started, or starts again.
     Waiting,
     /// The transfer is under way.
     Active,
-    /// The transfer was complete then.
+    /// The transfer was complete at this time.
     Done(Time),
     /// Its deadline passed.
     Late,
@@ -30,14 +30,14 @@ pub(crate) enum Progress {
     Failed(String),
 }
 
-/// What the device's application knows of a transfer.
+/// The device's application state of a transfer.
 #[derive(Clone, Debug)]
 pub(crate) struct SimTransfer {
     pub id: Option<FlowId>,
     pub progress: Progress,
     pub source: SimSource,
     pub sink: SimSink,
-    /// Bytes the proxy has of what is sent.
+    /// Sent bytes that the proxy has.
     pub acked: u64,
     /// Seed of the transfer's content.
     pub seed: u64,
@@ -78,8 +78,8 @@ impl SimTransfer {
         self.source.open_ended = spec.late_end;
     }
 
-    /// The flow is no more: the next one goes on from where the application is. False if there were
-    /// too many flows already.
+    /// Handles the loss of the flow: the next one continues from the application's offset. Returns
+    /// false if there were too many flows.
     pub(crate) fn again(&mut self, spec: &ScenarioFlow) -> bool {
         self.flows += 1;
         self.id = None;
@@ -93,7 +93,7 @@ impl SimTransfer {
         self.flows < FLOWS_MAX
     }
 
-    /// Whether it is complete or given up.
+    /// Whether the transfer is complete or given up.
     pub(crate) fn is_over(&self) -> bool {
         !matches!(self.progress, Progress::Waiting | Progress::Active)
     }

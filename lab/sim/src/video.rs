@@ -1,15 +1,15 @@
-//! A video in two layers over DATAGRAMs, in virtual time, around the real core.
+//! Simulates a video in two layers over DATAGRAMs, in virtual time, with the real core.
 //!
 //! ```text
 //!  server ── base layer, 300 kb/s, and enhancement, as much as seems to fit ──▶ device
 //!         ◀── a report each 100 ms · a command now and then ──
 //! ```
 //!
-//! The sender goes by the reports: faster while little is lost, slower with loss, and half as fast for each
-//! half second without a report, for it cannot tell a silent viewer from a choked network. A report that
-//! says that nothing came changes nothing. A frame counts if all of it came in time, an
-//! enhancement only on its base. The same application runs over every way of using the links; what differs is
-//! the route of each kind of message (Super-aggregation §5.1).
+//! The sender adapts to the reports: faster while little is lost, slower with loss, and half as
+//! fast for each half second without a report, because it cannot distinguish a silent viewer from a
+//! congested network. A report without received messages changes nothing. A frame counts if all of
+//! it arrived in time, an enhancement only with its base. The same application runs with every use
+//! of the links; only the route of each kind of message differs (Super-aggregation §5.1).
 
 use bytes::Bytes;
 use cedos_lab_link::{PushOutcome, Span, Time};
@@ -21,42 +21,43 @@ use d2tp_session::{
 
 use crate::network::SimNetwork;
 
-/// One picture in 40 ms.
+/// The interval between pictures.
 const PICTURE: Span = Span::from_millis(40);
-/// A picture that is not whole by then is not shown. // a guess: a conversation still bears it
+/// The time after which an incomplete picture is not shown. // a guess: tolerable in a conversation
 const LATE: Span = Span::from_millis(300);
 const REPORT: Span = Span::from_millis(100);
-/// For so long without a report the sender waits before it slows down.
+/// How long the sender waits without a report before it slows down.
 const UNHEARD: Span = Span::from_millis(500);
-/// A command that shows no effect is given again after this.
+/// The time after which a command without an effect is repeated.
 const AGAIN: Span = Span::from_millis(500);
-/// Between commands: not in step with anything else here.
+/// The interval between commands, not a multiple of any other interval here.
 const COMMAND: Span = Span::from_millis(1_370);
-/// Bytes of a picture's base layer: 300 kb/s.
+/// The bytes of a picture's base layer: 300 kb/s.
 const BASE_BYTES: u64 = 1_500;
-/// Bits a second of the enhancement, at first and at most.
+/// The initial rate of the enhancement in bits per second.
 const EXTRA_FIRST: f64 = 1_000_000.0;
+/// The highest rate of the enhancement in bits per second.
 const EXTRA_MAX: f64 = 6_000_000.0;
-/// Bytes of a message at most.
+/// The most bytes of a message.
 const MESSAGE_BYTES: usize = 1_000;
-/// How long a first hop is waited for, as the driver does.
+/// How long an answer of a first hop is waited for, as in the driver.
 const HOP_PATIENCE: Span = Span::from_millis(100);
 
 /// How the links are used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VideoLinkUse {
-    /// How many of the scenario's links.
+    /// The number of the scenario's links that are used.
     pub links: usize,
-    /// Where reports travel.
+    /// The route of reports.
     pub reports: PathSelection,
-    /// Where commands do.
+    /// The route of commands.
     pub commands: PathSelection,
-    /// Where base layers do; enhancements take any.
+    /// The route of base layers; enhancements use any path.
     pub base: PathSelection,
 }
 
 impl VideoLinkUse {
-    /// A device with so many links, nothing special.
+    /// A device with this many links and default routes.
     pub const fn plain(links: usize) -> VideoLinkUse {
         VideoLinkUse {
             links,
@@ -66,7 +67,7 @@ impl VideoLinkUse {
         }
     }
 
-    /// Reports by the steadier link, commands and base layers on both.
+    /// Reports on the steadier link, commands and base layers on both.
     pub const THREE: VideoLinkUse = VideoLinkUse {
         links: 2,
         reports: PathSelection::Steadiest,
@@ -75,30 +76,30 @@ impl VideoLinkUse {
     };
 }
 
-/// What came of a video that was sent.
+/// The quality of a video.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct VideoQuality {
-    /// Pictures sent, and of these with their base in time, and with all.
+    /// The number of pictures sent.
     pub pictures: u64,
-    /// With their base in time.
+    /// Pictures whose base arrived in time.
     pub base: u64,
     /// Payload bytes of enhancements that could be shown.
     pub extra_bytes: u64,
-    /// Reports made, and those that came within 300 ms.
+    /// The number of reports sent.
     pub reports: u64,
-    /// Reports that came in time.
+    /// Reports that arrived within 300 ms.
     pub reports_in_time: u64,
     /// The longest time between reports at the sender.
     pub report_gap_max: Span,
-    /// From giving each command to its being heard.
+    /// The delay of each command, from sending to arrival.
     pub commands: Vec<Span>,
-    /// Commands that were given again.
+    /// Commands that were repeated.
     pub given_again: u64,
     /// Bytes of IP packets by link, to the device and from it.
     pub bytes_by_link: Vec<(u64, u64)>,
 }
 
-/// A picture as the viewer has it.
+/// A picture as the viewer has received it.
 #[derive(Clone, Copy, Default)]
 struct Picture {
     base: (u16, u16),
@@ -106,20 +107,22 @@ struct Picture {
     extra_bytes: u64,
 }
 
-/// A message: what it is, of which picture, which piece of how many, when its picture was taken.
+/// The head of a message: its kind, its picture, its piece and the number of pieces, and the time
+/// of the picture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct VideoMessageHead {
     kind: u8,
     number: u32,
     pieces: u16,
-    /// In a picture: the last command that arrived. In a report: bytes that came since the last
-    /// one.
+    /// In a picture: the last command that arrived. In a report: bytes that arrived since the
+    /// previous one.
     told: u32,
-    /// In a report: messages that came, and that should have.
+    /// In a report: the number of messages that arrived.
     came: u16,
+    /// In a report: the number of messages that should have arrived.
     due: u16,
     at: Time,
-    /// Counts the messages of pictures.
+    /// The sequence number of a picture's messages.
     seq: u32,
 }
 
@@ -179,14 +182,14 @@ impl VideoMessageHead {
     }
 }
 
-/// Who sends the video.
+/// The sender of the video.
 struct VideoSender {
-    /// Bits a second of the enhancement.
+    /// The rate of the enhancement in bits per second.
     rate: f64,
     picture_at: Time,
     number: u32,
     seq: u32,
-    /// When it last slowed down for want of reports.
+    /// When it last slowed down because of missing reports.
     slowed_at: Time,
     command: u32,
 }
@@ -233,15 +236,17 @@ impl VideoSender {
     }
 }
 
-/// Who watches it.
+/// The viewer of the video.
 #[derive(Default)]
 struct VideoViewer {
     pictures: Vec<Picture>,
     report: u32,
     report_at: Time,
-    /// Messages of pictures since the last report, and the highest before and now.
+    /// Messages of pictures since the last report.
     came: u16,
+    /// The highest sequence number at the last report.
     highest_reported: u32,
+    /// The highest sequence number so far.
     highest: u32,
     command: u32,
     given_at: Time,
@@ -310,7 +315,7 @@ struct Show {
     buffer: Vec<u8>,
 }
 
-/// Watches the scenario's video, used in this manner, to its end.
+/// Simulates the scenario's video to its end, with this use of the links.
 pub fn watch(scenario: &Scenario, manner: VideoLinkUse) -> VideoQuality {
     let key = SecretKey::from_bytes([9; 32]);
     let (own, config) = (SecretKey::from_bytes([1; 32]), EndpointConfig::default());
@@ -441,7 +446,7 @@ impl Show {
         }
     }
 
-    /// What came, to whom it is for.
+    /// Handles received messages at both ends.
     fn attend(&mut self) {
         let now = self.now;
         while let Some((_, event)) = self.device.poll_event() {
@@ -479,11 +484,11 @@ impl Show {
         }
     }
 
-    /// Pictures, reports and commands whose time has come.
+    /// Sends pictures, reports and commands that are due.
     fn act(&mut self) {
         let now = self.now;
         let Some(server) = self.server.ids().first().copied() else {
-            // Nobody to send to: the handshake takes longer than was thought.
+            // There is no path yet: the handshake takes longer than expected.
             let later = now + PICTURE;
             (self.sender.picture_at, self.viewer.report_at) = (
                 self.sender.picture_at.max(later),
@@ -513,7 +518,7 @@ impl Show {
         }
         if now >= self.command_at {
             self.command_at = now + COMMAND;
-            // One at a time: the next when the last was heard of.
+            // One at a time: the next command follows when the last one was confirmed.
             if viewer.heard || viewer.command == 0 {
                 viewer.command += 1;
                 (viewer.given_at, viewer.heard) = (now, false);

@@ -1,13 +1,14 @@
-//! Who watches what a flow brings: takes bytes at a constant rate, and has D2BufMgr say what is paid for.
+//! A viewer of a flow: it reads bytes at a constant rate, and uses D2BufMgr to decide what is paid
+//! for.
 //!
 //! ```text
-//!  before ──a second is held──▶ plays ──all is shown──▶ done
+//!  before ──a second is buffered─▶ plays ──all is shown──▶ done
 //!                                │  ▲
-//!                       runs dry ▼  │ a second is held again
+//!                       empty ▼  │ a second is buffered again
 //!                              paused
 //! ```
 //!
-//! The thresholds and the decision are `d2tp_sched`'s; here is only what a player does.
+//! The thresholds and the decision are `d2tp_sched`'s; this module only simulates the player.
 
 use cedos_lab_link::{Span, Time};
 use d2tp_sched::{
@@ -17,37 +18,37 @@ use d2tp_sched::{
 
 use crate::device::SimDevice;
 
-/// A player shows nothing before it has this much. // a guess: what players buffer at the least
+/// The time that a player buffers before it starts. // a guess: the least that players buffer
 const START: Span = Span::from_secs(1);
-/// The path over a metered link that is no longer paid for is left when what was under way has
-/// arrived.
+/// How long the path over a metered link that is no longer paid for is kept, so that data in flight
+/// arrives.
 const READY_FOR: Span = Span::from_secs(1); // a guess
-/// How often the level is written down.
+/// The interval at which the buffer level is recorded.
 const LEVEL_EVERY: Span = Span::from_secs(1);
 
-/// What is watched, and how it may be bought.
+/// The rate of a stream and its buffer thresholds.
 #[derive(Clone, Copy, Debug)]
 pub struct ViewerConfig {
-    /// The bytes of one second.
+    /// The rate of the stream in bytes per second.
     pub bytes_per_s: u64,
-    /// When paid links begin, and stop.
+    /// The levels at which metered links begin and end.
     pub thresholds: RefillThresholds,
-    /// How long a paid link takes to bring its first byte.
+    /// The delay until a metered link's first byte arrives.
     pub switching: SwitchDelay,
 }
 
-/// What it was like.
+/// The result of viewing a stream.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ViewingReport {
-    /// When the first second was held.
+    /// When the first second was buffered.
     pub begun_s: Option<f64>,
-    /// When all was shown.
+    /// When everything was shown.
     pub ended_s: Option<f64>,
-    /// How often nothing was left to show.
+    /// How often the buffer was empty.
     pub pauses: u32,
-    /// For how long playback was paused, in seconds in all.
+    /// How long playback was paused in total, in seconds.
     pub paused_s: f64,
-    /// Bytes ahead of the viewer, by seconds of the run.
+    /// Bytes buffered ahead of the viewer, over time in seconds.
     pub levels: Vec<(f64, u64)>,
 }
 
@@ -59,7 +60,7 @@ enum Shows {
     Done,
 }
 
-/// Watches the first flow.
+/// The viewer of the first flow.
 #[derive(Clone, Debug)]
 pub(crate) struct SimViewer {
     watching: ViewerConfig,
@@ -93,7 +94,7 @@ impl SimViewer {
         }
     }
 
-    /// Time has passed, and `received` bytes are here by now.
+    /// Advances the time to `now`, when `received` bytes have arrived.
     pub(crate) fn advance(&mut self, now: Time, received: u64) {
         let rate = self.watching.bytes_per_s as f64;
         if self.shows == Shows::Plays {
@@ -102,7 +103,7 @@ impl SimViewer {
             if wants < has {
                 self.shown = wants;
             } else {
-                // It ran dry somewhere since, or showed the last byte.
+                // The buffer became empty since then, or the last byte was shown.
                 let lasted = Span::from_secs_f64((has - self.shown) / rate);
                 self.shown = has;
                 let since = self.at + lasted;
@@ -136,15 +137,15 @@ impl SimViewer {
         }
     }
 
-    /// A run is over: a pause that lasts is one as long as it lasted.
+    /// Ends the run: an ongoing pause counts with its length so far.
     pub(crate) fn end(&mut self, now: Time) {
         if let Shows::Paused { since } = self.shows {
             self.watched.paused_s += now.since(since).as_secs_f64();
         }
     }
 
-    /// What is wanted of links now, and how many bytes may be paid for. `own`: what the flow needs when
-    /// nobody watches.
+    /// The current demand on links, and how many bytes may be paid for. `own`: the flow's demand
+    /// without a viewer.
     pub(crate) fn demand(
         &mut self,
         own: &FlowDemand,
@@ -170,8 +171,8 @@ impl SimViewer {
     }
 }
 
-/// What free links that are not silent carry: one that was never measured gets its chance, the buffer
-/// bridges it.
+/// The rate of free links that are not silent. A link that was never measured gets a chance,
+/// because the buffer bridges an error.
 fn free_rate(links: &[LinkCandidate]) -> Option<f64> {
     let free = |link: &&LinkCandidate| link.class == LinkClass::Free && link.in_use;
     let rates: Vec<f64> = links
@@ -183,13 +184,13 @@ fn free_rate(links: &[LinkCandidate]) -> Option<f64> {
 }
 
 impl SimDevice {
-    /// Has this watched from now on.
+    /// Adds a viewer from now on.
     pub(crate) fn watch(&mut self, watching: ViewerConfig) {
         let size = self.specs[0].bytes.unwrap_or(0);
         self.viewer = Some(SimViewer::new(watching, size));
     }
 
-    /// Tells the viewer how much is here.
+    /// Informs the viewer how many bytes have arrived.
     pub(crate) fn show(&mut self, now: Time) {
         if let Some(viewer) = &mut self.viewer {
             viewer.advance(now, self.transfers[0].sink.content_bytes());
@@ -230,7 +231,7 @@ mod tests {
         assert_eq!(viewer.watched.begun_s, None);
         viewer.advance(s(2.0), 3_000);
         viewer.advance(s(8.0), 3_500);
-        // 3 kB last until 5 s; half a second is not enough to go on.
+        // 3 kB last until 5 s; half a second is not enough to continue.
         assert_eq!(viewer.watched.pauses, 1);
         viewer.advance(s(9.0), 10_000);
         assert!((viewer.watched.paused_s - 4.0).abs() < 1e-6);

@@ -1,11 +1,12 @@
-//! A device that waits for Wi-Fi under D-Lock: when it looks, what it finds, how long it is held awake.
+//! Simulates a device that waits for Wi-Fi with D-Lock: when it scans, what it finds, how long it
+//! is kept awake.
 //!
 //! ```text
 //!  Wi-Fi    ▁▁▁▁▁▁████████▁▁▁▁▁▁▁▁▁▁▁▁██████▁▁▁
-//!  looks    │   │   │held▕│ │  │    │    │held▕    what is there before a look finds it is missed
+//!  scans    │   │   │awake│ │  │    │    │awake    Wi-Fi before the scan that finds it is missed
 //! ```
 //!
-//! One flow waits all the time; it runs while Wi-Fi is there and found. Cellular is up throughout.
+//! One flow waits all the time; it runs while Wi-Fi is available and found. Cellular is always up.
 
 use cedos_lab_link::seeded;
 use d2tp_sched::{LinkClass, LinkHistory, LinkObservation, ScanPeriods, WakeNeeds, WakePlanner};
@@ -13,37 +14,37 @@ use d2tp_time::{Span, Time};
 use rand::Rng;
 use rand_pcg::Pcg32;
 
-/// The stream of chance that stays are drawn from.
+/// The random stream from which stays are drawn.
 const STAYS_STREAM: u64 = 1 << 34;
 
-/// What a byte count stands for: that it carried.
+/// A byte count that stands for a link that carried data.
 const CARRIED_BYTES: u64 = 1_000_000;
 
-/// Wi-Fi from a time until another.
+/// A period with Wi-Fi.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WifiPeriod {
-    /// When Wi-Fi comes.
+    /// The start of the period.
     pub from: Time,
-    /// When Wi-Fi goes.
+    /// The end of the period.
     pub until: Time,
 }
 
-/// What came of waiting for Wi-Fi.
+/// The result of waiting for Wi-Fi.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct WifiWaitResult {
-    /// Looks out of sleep.
+    /// Times of scans during sleep.
     pub looks: Vec<Time>,
-    /// Held awake, on Wi-Fi that was found.
+    /// How long the device was kept awake, on Wi-Fi that was found.
     pub held: Span,
-    /// Wi-Fi that was there while it slept.
+    /// How long Wi-Fi was available while the device slept.
     pub missed: Span,
-    /// How long after it came each stay that was found was found.
+    /// For each stay that was found, the delay until it was found.
     pub found_after: Vec<Span>,
-    /// Stays that came and went unseen.
+    /// The number of stays that were not found.
     pub unseen: u64,
 }
 
-/// Waits until `end`. The stays are in order, and apart.
+/// Simulates waiting until `end`. The stays are in order and disjoint.
 pub fn wait(stays: &[WifiPeriod], end: Time, periods: ScanPeriods) -> WifiWaitResult {
     let mut lock = WakePlanner::new(periods);
     let mut wifi = LinkHistory::new(LinkClass::Free);
@@ -87,12 +88,13 @@ pub fn wait(stays: &[WifiPeriod], end: Time, periods: ScanPeriods) -> WifiWaitRe
         wifi.observe(until, &on(true, until.since(now)));
         now = until;
         wifi.observe(now, &on(false, Span::ZERO));
-        // Awake when it went: the system itself looked around.
+        // The device was awake when it was lost, so the system scans by itself.
         lock.on_scan(now);
     }
 }
 
-/// Stays until `end`, of these mean lengths, heavy-tailed: most are short, a few are most of the time.
+/// Draws stays until `end` with these mean lengths, heavy-tailed: most are short, a few make up
+/// most of the time.
 pub fn draw(seed: u64, stay: Span, gap: Span, longest: Span, end: Time) -> Vec<WifiPeriod> {
     let mut rng = seeded(seed, STAYS_STREAM);
     let mut stays = Vec::new();
@@ -105,7 +107,8 @@ pub fn draw(seed: u64, stay: Span, gap: Span, longest: Span, end: Time) -> Vec<W
     stays
 }
 
-/// Pareto's second kind (Lomax) with exponent 1.5, of this mean before it is cut off at `longest`.
+/// A number from the Lomax distribution with exponent 1.5 and this mean, before it is limited to
+/// `longest`.
 fn lomax(rng: &mut Pcg32, mean: Span, longest: Span) -> Span {
     const EXPONENT: f64 = 1.5;
     let scale = mean.as_secs_f64() * (EXPONENT - 1.0);
@@ -143,7 +146,7 @@ mod tests {
     #[test]
     fn what_comes_between_two_looks_is_found_at_the_second_and_held_until_it_goes() {
         let waited = wait(&[stay(70, 85), stay(130, 400)], at(700), MINUTE);
-        // At 180 s; then from 400 s on, when it went.
+        // At 180 s; then from 400 s on, when it was lost.
         let looks: Vec<u64> = waited
             .looks
             .iter()

@@ -1,12 +1,12 @@
-//! The demonstration without namespaces: everything in this one process, on loopback.
+//! The demonstration without namespaces: everything runs in this process, on loopback.
 //!
 //! ```text
 //!  device (given links) ══ Loopback: wlan0, wwan0 ══ proxy ── origin      D2TP
 //!  a plain GET ─────────── TcpRelays: the same ────────────── origin      TCP
 //! ```
 //!
-//! What is not shown here is the part between us and the kernel: interfaces, routes, and hearing of
-//! their changes. The device is told of its links instead.
+//! It does not show the interaction with the kernel: interfaces, routes and their changes. The
+//! links are provided to the device instead.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
@@ -39,7 +39,7 @@ use cedos_lab_emu::origin::OriginServer;
 use d2tp_driver::SchedulerHandle;
 use d2tp_sched::SchedulerKind;
 
-/// Something that serves on a thread and a runtime of its own until it is dropped.
+/// A service that runs on its own thread and runtime until it is dropped.
 struct LoopbackService {
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
@@ -55,7 +55,7 @@ impl Drop for LoopbackService {
 }
 
 impl LoopbackService {
-    /// Runs `serve` on a thread; returns what it says once it is ready.
+    /// Runs `serve` on a thread. Returns its first result once it is ready.
     fn start<T: Send + 'static>(
         name: &str,
         serve: impl FnOnce(std::sync::mpsc::Sender<anyhow::Result<T>>, oneshot::Receiver<()>)
@@ -103,7 +103,7 @@ fn start_prox(
         let serve = async {
             let prox = Prox::new(ProxConfig {
                 allow_clients: vec![client.0],
-                // The origin is on loopback, and so is everything else here.
+                // The origin is on loopback, like everything else here.
                 allow_private: true,
                 state_dir: folder,
                 ..ProxConfig::default()
@@ -118,6 +118,8 @@ fn start_prox(
                 host: server.local_addr().ip().to_string(),
                 port: server.local_addr().port(),
                 key: server.public_key(),
+                stream: None,
+                nodes: Default::default(),
             }));
             let stop = async { drop(stopped.await) };
             cedos_prox::serve(server.clone(), prox, stop).await;
@@ -137,7 +139,7 @@ fn on_runtime<T>(f: impl Future<Output = T>) -> anyhow::Result<T> {
     Ok(runtime.block_on(f))
 }
 
-/// Hears what a download tells.
+/// Receives the progress of a download.
 struct Telling(Arc<Mutex<DemoProgress>>);
 
 impl TransferObserver for Telling {
@@ -148,7 +150,7 @@ impl TransferObserver for Telling {
     }
 }
 
-/// Links of sockets, with a download on a thread.
+/// Links made of sockets, with a download on a thread.
 struct OnLoopback {
     relay: Loopback,
     download: Option<JoinHandle<anyhow::Result<bool>>>,
@@ -179,7 +181,7 @@ impl DemoSetting for OnLoopback {
 }
 
 impl OnLoopback {
-    /// Has the download keep what it has, and waits for that.
+    /// Stops the download, which keeps its data, and waits for that.
     fn abandon(&mut self) {
         self.stop.send_replace(true);
         if let Some(download) = self.download.take() {
@@ -188,7 +190,7 @@ impl OnLoopback {
     }
 }
 
-/// Tells the device of a link.
+/// Provides the links to the device.
 fn give(links: &ProvidedLinks, classes: &[(String, ScenarioClass)], told: &LoopbackHappening) {
     let happening = &told.happening;
     let (Some(addresses), Some(proxy_at)) = (happening.addresses, told.proxy_at) else {

@@ -1,4 +1,4 @@
-//! The demonstration: one scenario, twice at the same time, in two worlds of their own.
+//! The demonstration: one scenario, run twice at the same time, in two separate worlds.
 //!
 //! ```text
 //!  world 1: origin ── proxy ══ wlan0, wwan0 ══ `cedos get --prox`      D2TP
@@ -36,13 +36,13 @@ pub use summary::DemoSummary;
 use summary::NAMESPACES;
 use view::DemoView;
 
-/// What happens to the links, and what is downloaded.
+/// The scenario: its links and events, and the download.
 const SCENARIO: &str = include_str!("../../../scenarios/demo.toml");
 
-/// Runs the demonstration: in namespaces unless told otherwise, or forbidden.
+/// Runs the demonstration: in namespaces, unless requested otherwise or forbidden.
 ///
 /// # Errors
-/// What kept it from being one.
+/// The demonstration could not be set up.
 pub fn run(without_namespaces: bool, file: Option<&Path>) -> anyhow::Result<DemoSummary> {
     let scenario = match file {
         Some(file) => Scenario::load(file)?,
@@ -69,7 +69,7 @@ pub fn run(without_namespaces: bool, file: Option<&Path>) -> anyhow::Result<Demo
     run_in_namespaces(DemoSetup::new(scenario)?)
 }
 
-/// A world of namespaces with a download in it.
+/// A world made of namespaces, with a download in it.
 struct Namespaces {
     world: World,
     child: Child,
@@ -165,7 +165,7 @@ fn download(
     world.device().spawn(command)
 }
 
-/// Reads what a download tells, on a thread of its own.
+/// Reads the events that a download prints, on a separate thread.
 fn follow(child: &mut Child) -> anyhow::Result<Arc<Mutex<DemoProgress>>> {
     let out = child.stdout.take().context("the download's output")?;
     let told: Arc<Mutex<DemoProgress>> = Arc::default();

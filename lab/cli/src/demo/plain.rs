@@ -1,7 +1,8 @@
-//! The download everybody has: one GET over TCP, begun again from the first byte when it breaks.
+//! An ordinary download for comparison: one GET over TCP, which starts again from the first byte
+//! when it breaks.
 //!
-//! It leaves by whatever the system's routing says, as `curl -O` does, and takes [`SILENCE_MAX`]
-//! without a byte as broken, which is kinder than curl's default of waiting for ever.
+//! It uses the system's routing, like `curl -O`, and treats [`SILENCE_MAX`] without a byte as
+//! broken, which is better than curl's default of waiting for ever.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -19,7 +20,7 @@ const RETRY: Duration = Duration::from_millis(500);
 #[derive(Default)]
 struct Counts {
     held: AtomicU64,
-    /// Bytes thrown away by beginning again.
+    /// Bytes that were discarded by starting again.
     refetched: AtomicU64,
     starts: AtomicU64,
     whole: AtomicBool,
@@ -30,7 +31,7 @@ struct Counts {
 pub(super) struct PlainDownload(Arc<Counts>);
 
 impl PlainDownload {
-    /// Begins on the device of `world`.
+    /// Starts the download on the device of `world`.
     pub(super) fn start_in(world: &World, bytes: u64) -> anyhow::Result<PlainDownload> {
         let origin = SocketAddr::new(IpAddr::V4(plan::ORIGIN_V4), ORIGIN_PORT);
         let (plain, download) = PlainDownload::prepare(bytes, move || Some(origin));
@@ -38,7 +39,8 @@ impl PlainDownload {
         Ok(plain)
     }
 
-    /// Begins on a thread of this program; `way` says where a connection to the origin goes now.
+    /// Starts the download on a thread of this program; `way` returns the address for a connection
+    /// to the origin.
     pub(super) fn start_by(
         way: impl Fn() -> Option<SocketAddr> + Send + 'static,
         bytes: u64,
@@ -50,7 +52,8 @@ impl PlainDownload {
         Ok(plain)
     }
 
-    /// The thread ends by itself: every wait in it is bounded, and `stop` is asked for after each.
+    /// Prepares the download's thread. It ends by itself: every wait is bounded, and `stop` is
+    /// checked after each.
     fn prepare(
         bytes: u64,
         way: impl Fn() -> Option<SocketAddr> + Send + 'static,
@@ -60,7 +63,7 @@ impl PlainDownload {
         let download = move || {
             while !mine.stop.load(Ordering::Relaxed) {
                 if let Some(at) = way() {
-                    // Whatever was wrong, the remedy is the same.
+                    // Any error is handled by starting again.
                     let _ = fetch(at, bytes, &mine);
                 }
                 let held = mine.held.load(Ordering::Relaxed);
@@ -80,11 +83,11 @@ impl PlainDownload {
     pub(super) fn held(&self) -> u64 {
         self.0.held.load(Ordering::Relaxed)
     }
-    /// Bytes that were fetched and thrown away.
+    /// Bytes that were fetched and discarded.
     pub(super) fn refetched(&self) -> u64 {
         self.0.refetched.load(Ordering::Relaxed)
     }
-    /// Connections that got an answer.
+    /// The number of connections that got an answer.
     pub(super) fn starts(&self) -> u64 {
         self.0.starts.load(Ordering::Relaxed)
     }

@@ -1,4 +1,4 @@
-//! One demonstration as it runs: what it is about, what is told of it, and what it came to.
+//! One run of the demonstration: its setup, its progress and its result.
 
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -15,23 +15,23 @@ use super::summary::{Baseline, DemoSpread, DemoSummary, LOOPBACK};
 use super::view::{self, DemoView};
 use crate::verbs::lab;
 
-/// How often the view is brought up to date.
+/// The interval at which the view is updated.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// How long after the deadline the plain download may go on.
 pub(super) const GRACE_S: f64 = 10.0;
 
-/// What the download told so far.
+/// The progress that the download has reported.
 #[derive(Default)]
 pub(super) struct DemoProgress {
     pub(super) last: Value,
     pub(super) bytes: u64,
-    /// Something worth a line, not shown yet.
+    /// Events to be shown as a line, which were not shown yet.
     pub(super) news: Vec<String>,
 }
 
 impl DemoProgress {
-    /// Takes in what `cedos get --json` tells.
+    /// Handles an event that `cedos get --json` prints.
     pub(super) fn hear(&mut self, event: Value) {
         if let Some(bytes) = event["bytes"].as_u64() {
             self.bytes = bytes;
@@ -43,7 +43,7 @@ impl DemoProgress {
     }
 }
 
-/// What a demonstration is about.
+/// The setup of a demonstration.
 pub(super) struct DemoSetup {
     pub(super) scenario: Scenario,
     pub(super) bytes: u64,
@@ -64,7 +64,8 @@ impl DemoSetup {
         Ok(DemoSetup {
             bytes,
             deadline_s,
-            // Making the object's digest takes as long as a handover: before time begins.
+            // Computing the object's digest takes as long as a handover, so it is done before time
+            // begins.
             wanted: content::sha256(scenario.seed, bytes),
             file: folder.path().join("object"),
             folder,
@@ -73,7 +74,7 @@ impl DemoSetup {
     }
 }
 
-/// Where our download runs.
+/// The environment in which the D2TP download runs.
 pub(super) trait DemoSetting {
     fn now(&self) -> Time;
     fn idle(&self);
@@ -91,7 +92,7 @@ pub(super) struct DemoRun {
     pub(super) interrupted: bool,
 }
 
-/// Looks on until both downloads are over or nobody waits for them any longer.
+/// Shows the run until both downloads are over, or the user ends it.
 pub(super) fn watch(
     matter: &DemoSetup,
     ours: &mut impl DemoSetting,
@@ -190,13 +191,13 @@ pub(super) fn summarise(
     })
 }
 
-/// Payload beyond one copy of what is held: by what the links carried, and by the download's own count,
-/// which it tells at its end only. The larger one cannot flatter.
+/// Payload bytes beyond one copy of the file: by the links' counters, and by the download's own
+/// count, which it reports only at its end. The larger value is used.
 fn wasted_bytes(carried: u64, held: u64, counted: Option<u64>) -> u64 {
     carried.saturating_sub(held).max(counted.unwrap_or(0))
 }
 
-/// Times a link came up with another address than it, or any other, had before.
+/// How often a link came up with an address that no link had before.
 fn address_changes(happenings: &[WorldEvent]) -> usize {
     let given = happenings.iter().filter(|happening| {
         matches!(

@@ -1,81 +1,81 @@
-//! What the demonstration came to: one object for scripts, a few lines for people.
+//! The result of the demonstration: one object for scripts, a few lines for people.
 
 use std::fmt;
 
 use serde::Serialize;
 
-/// The worlds are namespaces.
+/// The mode with network namespaces as worlds.
 pub(super) const NAMESPACES: &str = "namespaces";
 
-/// The worlds are sockets on the loopback interface.
+/// The mode with sockets on the loopback interface as worlds.
 pub(super) const LOOPBACK: &str = "loopback";
 
-/// Share of the object that may be carried twice, in percent.
+/// The share of the object that may be carried twice, in percent.
 const WASTE_PERCENT_MAX: u64 = 1;
 
 /// The object that `cedos demo --json` prints.
 #[derive(Debug, Clone, Serialize)]
 pub struct DemoSummary {
-    /// `namespaces`, or `loopback` where the system forbids those.
+    /// `namespaces`, or `loopback` if the system forbids namespaces.
     pub mode: &'static str,
-    /// The file has the digest of the origin's object.
+    /// Whether the file has the digest of the origin's object.
     pub sha256_ok: bool,
     /// Bytes of the file.
     pub bytes: u64,
-    /// Payload that came over the free link.
+    /// Payload bytes over the free link.
     pub wifi_bytes: u64,
-    /// Payload that came over the metered link.
+    /// Payload bytes over the metered link.
     pub cell_bytes: u64,
-    /// Payload beyond one copy of the object.
+    /// Payload bytes beyond one copy of the object.
     pub wasted_bytes: u64,
-    /// Times the data moved to another link or address.
+    /// How often the data moved to another link or address.
     pub handovers: usize,
-    /// Times a link came back with another address.
+    /// How often a link came back with another address.
     pub address_changes: usize,
     /// Seconds without any network.
     pub outage_s: f64,
     /// The deadline in seconds.
     pub deadline_s: f64,
-    /// When the file was whole, if it was.
+    /// When the file was complete, in seconds; `None` if it was not.
     pub finished_s: Option<f64>,
-    /// The user ended it before both downloads had ended.
+    /// Whether the user ended the run before both downloads had ended.
     pub interrupted: bool,
-    /// Whole in time.
+    /// Whether the file was complete at its deadline.
     pub deadline_met: bool,
-    /// Silence at the handovers.
+    /// The time without data at handovers.
     pub switch_ms: DemoSpread,
-    /// Packets sent on a link that was down.
+    /// The number of packets sent on a link that was down.
     pub packets_while_down: u64,
-    /// What a download through plain TCP came to.
+    /// The result of the download over plain TCP.
     pub tcp_baseline: Baseline,
 }
 
-/// A few figures in order of size.
+/// The distribution of some figures.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub struct DemoSpread {
-    /// The middle one.
+    /// The median.
     pub p50: f64,
-    /// 95 of 100 are at most this (nearest rank).
+    /// The 95th percentile (nearest rank).
     pub p95: f64,
-    /// The largest.
+    /// The maximum.
     pub max: f64,
 }
 
-/// What became of the plain download.
+/// The result of the plain download.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct Baseline {
-    /// Whole by the deadline.
+    /// Whether it was complete at the deadline.
     pub completed: bool,
-    /// When it was whole, if it was while we watched.
+    /// When it was complete, in seconds; `None` if it was not during the run.
     pub finished_s: Option<f64>,
-    /// Bytes fetched and thrown away.
+    /// Bytes that were fetched and discarded.
     pub bytes_refetched: u64,
-    /// Times it began from the first byte.
+    /// How often it started from the first byte.
     pub starts: u64,
 }
 
 impl DemoSpread {
-    /// All zero if there are none.
+    /// The distribution of these values; all zero if there are none.
     pub(super) fn of(values: impl Iterator<Item = f64>) -> DemoSpread {
         let mut values: Vec<f64> = values.collect();
         values.sort_by(f64::total_cmp);
@@ -92,7 +92,8 @@ impl DemoSpread {
 }
 
 impl DemoSummary {
-    /// Whole, in time, nothing to speak of carried twice, and silent where there is no network.
+    /// Whether the download was complete in time, with almost nothing carried twice, and without
+    /// packets where there is no network.
     pub fn holds(&self) -> bool {
         self.sha256_ok
             && self.deadline_met

@@ -1,4 +1,5 @@
-//! What people see while it runs: on a terminal two bars and the links, elsewhere a line per change.
+//! The view of a running demonstration: two bars and the links on a terminal, otherwise a line for
+//! each change.
 
 use cedos_terminal::print_stderr;
 use std::collections::BTreeMap;
@@ -60,7 +61,7 @@ impl DemoView {
         self.states.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A link changed.
+    /// Shows that a link changed.
     pub(super) fn happened(&self, happening: &WorldEvent) {
         let state = match (happening.event.kind, happening.addresses) {
             (EventKind::Changed | EventKind::Rebind, _) => return,
@@ -77,7 +78,7 @@ impl DemoView {
         }
     }
 
-    /// A line that stays.
+    /// Prints a permanent line.
     pub(super) fn say(&self, t_s: f64, what: &str) {
         let line = format!("{t_s:6.2} s  {what}");
         match &self.bars {
@@ -86,7 +87,7 @@ impl DemoView {
         }
     }
 
-    /// Brings the bars up to date.
+    /// Updates the bars.
     pub(super) fn update(&self, t_s: f64, ours: u64, last: &Value, theirs: u64) {
         let Some(bars) = &self.bars else { return };
         let states: Vec<String> = self
@@ -104,7 +105,7 @@ impl DemoView {
         ));
         bars.ours.set_position(ours);
         let is_up = self.states().values().any(|state| state.starts_with(UP));
-        // What was true of the link that is lost now is no news.
+        // The reason concerned the link that is now lost, so it is not shown.
         let why = match is_up {
             true => last["why"].as_str().unwrap_or_default().to_owned(),
             false => "waiting for a network".to_owned(),
@@ -121,7 +122,7 @@ impl DemoView {
     }
 }
 
-/// What of a download's events deserves a line.
+/// The line for an event of a download, if it is worth one.
 pub(super) fn news(event: &Value) -> Option<String> {
     let text = |key: &str| event[key].as_str().unwrap_or_default();
     match text("event") {

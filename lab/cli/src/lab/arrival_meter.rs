@@ -1,11 +1,12 @@
-//! When a flow's bytes arrived: the first, the last, and the longest time without any in between.
+//! Measures when a flow's bytes arrived: the first one, the last one, and the longest pause in
+//! between.
 //!
 //! ```text
 //!  start ── first byte ─▮▮▮▮▮▮────── silence ──────▮▮▮▮▮▮─ last byte
 //! ```
 //!
-//! Told how many there are at every look, so that it is the same for every client: of a download the file
-//! that it is written to is watched, of an upload what the origin has received.
+//! It is given the number of bytes at each check, so it works in the same way for every client: for
+//! a download the size of its file, for an upload the bytes that the origin has received.
 
 use cedos_lab_link::{Span, Time};
 
@@ -19,7 +20,7 @@ pub struct ArrivalMeter {
 }
 
 impl ArrivalMeter {
-    /// There are this many bytes now. Fewer than before are none that are new.
+    /// Records the current number of bytes. A lower number than before counts as no change.
     pub fn on_bytes(&mut self, now: Time, bytes: u64) {
         if bytes <= self.bytes {
             return;
@@ -31,17 +32,18 @@ impl ArrivalMeter {
         }
     }
 
-    /// When the first byte came, in seconds of the run.
+    /// When the first byte arrived, in seconds of the run.
     pub fn first_byte_s(&self) -> Option<f64> {
         self.first.map(Time::as_secs_f64)
     }
 
-    /// When the last byte came that was new, in seconds of the run.
+    /// When the last new byte arrived, in seconds of the run.
     pub fn last_byte_s(&self) -> Option<f64> {
         self.last.map(Time::as_secs_f64)
     }
 
-    /// The longest time between two arrivals. An end without `whole` content owed more bytes until `now`.
+    /// The longest time between two arrivals. If the content is not `whole`, the time until `now`
+    /// counts as well.
     pub fn silence_max_s(&self, now: Time, whole: bool) -> Option<f64> {
         let since_last = now.since(self.last?);
         let open = if whole { Span::ZERO } else { since_last };

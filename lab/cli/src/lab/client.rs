@@ -1,11 +1,11 @@
-//! Which client of D2TP carries the flows of a lab run.
+//! The clients of D2TP that can carry the flows of a lab run.
 //!
 //! | `--client` | a flow is |
 //! |---|---|
 //! | `get` | `cedos get`, or `cedos put` |
 //! | `run` | `cedos run -- curl` |
 //! | `proxy` | `curl` through the local proxy of one `cedos agent` |
-//! | `socket` | a socket of libd2tp, in a process of its own (socket_transfer.rs) |
+//! | `socket` | a socket of libd2tp, in a separate process (socket_transfer.rs) |
 
 use anyhow::{Context, bail};
 use cedos_lab_emu::World;
@@ -33,15 +33,15 @@ pub enum LabClient {
     Socket,
 }
 
-/// Where the agent's local proxy listens on the device, whose network is its own.
+/// The address of the agent's local proxy on the device, which has its own network namespace.
 const LOCAL_PROXY: &str = "127.0.0.1:1080";
 /// How long the agent may take to start.
 const AGENT_START: Duration = Duration::from_secs(10);
 
-/// What the flows of one client share on the device.
+/// The part of a client that all its flows share on the device.
 pub struct DeviceClient {
     client: LabClient,
-    /// What the links cost, for a client that takes it from the user's settings.
+    /// The settings file with the cost classes of the links, for clients that read them from there.
     config: PathBuf,
     agent: Option<Child>,
 }
@@ -114,15 +114,15 @@ impl DeviceClient {
         }
     }
 
-    /// Whether the client says in JSON what it carried.
+    /// Whether the client prints JSON about what it carried.
     pub fn reports(&self) -> bool {
         self.client == LabClient::Get
     }
 
-    /// The command that carries a flow between `url` and `file`.
+    /// The command that transfers a flow between `url` and `file`.
     ///
     /// # Errors
-    /// The client takes no such URL.
+    /// The client does not support such a URL.
     pub fn command(
         &self,
         program: &Path,
@@ -182,7 +182,7 @@ impl DeviceClient {
                 command.env("XDG_STATE_HOME", prox.key().with_extension("state"));
             }
         }
-        // Not the agent of whoever runs the lab: that one has other links.
+        // Not the user's own agent, which has other links.
         command
             .env("CEDOS_AGENT", "none")
             .env("CEDOS_CONFIG", &self.config);
@@ -198,7 +198,7 @@ impl Drop for DeviceClient {
     }
 }
 
-/// Makes a command a `cedos get` or `cedos put`.
+/// Turns a command into a `cedos get` or `cedos put`.
 pub fn ask(command: &mut Command, world: &World, flow: &ScenarioFlow, url: &str, file: &Path) {
     match flow.direction {
         Direction::Down => command.arg("get").arg(url).arg("-o").arg(file),
@@ -209,7 +209,7 @@ pub fn ask(command: &mut Command, world: &World, flow: &ScenarioFlow, url: &str,
     command.args(["--offload-acks", &offload.word()]);
     command.args(world.scenario().transport.options());
     if let Some(deadline_s) = flow.deadline_s {
-        // What is left of it by now.
+        // The rest of the time until the deadline.
         let left_s = (deadline_s - world.now().as_secs_f64()).max(0.0);
         command.args(["--within", &format!("{}s", left_s.floor().max(1.0))]);
     }
@@ -219,7 +219,7 @@ pub fn ask(command: &mut Command, world: &World, flow: &ScenarioFlow, url: &str,
     classes(command, world.scenario());
 }
 
-/// Without a buffer: what arrived is in the file at once, where the lab looks for it.
+/// Without a buffer, so that received data is in the file at once, where the lab checks it.
 fn transfer_by_curl(command: &mut Command, direction: Direction, url: &str, file: &Path) {
     command.args(["--silent", "--show-error", "--fail", "--no-buffer"]);
     match direction {
@@ -229,7 +229,7 @@ fn transfer_by_curl(command: &mut Command, direction: Direction, url: &str, file
     command.arg(url);
 }
 
-/// What the lab's links cost, as a user would say it in the settings.
+/// The cost classes of the lab's links, in the form of the user's settings.
 fn network_rules(scenario: &Scenario) -> String {
     let rule = |link: &cedos_lab_scenario::Link| {
         format!(
@@ -241,7 +241,7 @@ fn network_rules(scenario: &Scenario) -> String {
     scenario.links.iter().map(rule).collect()
 }
 
-/// A policy as `D2TP_SO_POLICY` has it.
+/// The value of `D2TP_SO_POLICY` for a policy.
 fn policy_number(policy: Policy) -> i32 {
     use d2tp_sockets::PayPolicy;
     let policy = match policy {

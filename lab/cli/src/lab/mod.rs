@@ -1,4 +1,4 @@
-//! What runs in the lab: a proxy, the scenario's transfers as processes, and their ends.
+//! The processes of a lab run: a proxy, and the scenario's transfers.
 //!
 //! ```text
 //!   origin: nginx or built-in        proxy: cedos prox            device: cedos get, cedos put
@@ -6,7 +6,8 @@
 //!                                      └──────────────────────────────┘
 //! ```
 //!
-//! The flows may have another client (client.rs). Or, as a measure, the kernel carries them: `cedos lab fetch` (over.rs), without a proxy.
+//! The flows may use another client (client.rs). For comparison the kernel can carry them: `cedos
+//! lab fetch` (over.rs), without a proxy.
 
 pub mod arrival_meter;
 pub mod client;
@@ -26,24 +27,24 @@ use std::process::{Child, Command};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// How often children are looked after.
+/// The interval at which child processes are checked.
 pub const LOOK: Duration = Duration::from_millis(2);
-/// How long children may take to end after being asked to.
+/// How long child processes may take to end after a request.
 const FAREWELL: Duration = Duration::from_secs(2);
 
-/// Set by SIGINT and SIGTERM: the run then ends as it would by itself, and removes its files.
+/// Set by SIGINT and SIGTERM: the run then ends normally, and removes its files.
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
 extern "C" fn interrupt(_: libc::c_int) {
     INTERRUPTED.store(true, Ordering::Relaxed);
 }
 
-/// Whether the user asked for the end.
+/// Whether the user requested the end.
 pub fn is_interrupted() -> bool {
     INTERRUPTED.load(Ordering::Relaxed)
 }
 
-/// Takes SIGINT and SIGTERM as a wish to end in order.
+/// Treats SIGINT and SIGTERM as requests to end in order.
 ///
 /// # Errors
 /// The system refused.
@@ -58,12 +59,12 @@ pub fn heed_interrupts() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// `http://` and the origin as the proxy and the device reach it, by address.
+/// The URL of the origin as the proxy and the device reach it, with an address.
 pub fn origin_url() -> String {
     format!("http://{}", plan::ORIGIN_V4)
 }
 
-/// The origin by name, which has both address families, where names work.
+/// The URL of the origin with its name, which has both address families, if names work.
 pub fn origin_named(world: &World) -> String {
     if world.has_names() {
         format!("http://{}", cedos_lab_emu::plan::ORIGIN_NAME)
@@ -72,23 +73,23 @@ pub fn origin_named(world: &World) -> String {
     }
 }
 
-/// Tells a `cedos get` what the lab's links stand for: they are none of them radios.
+/// Passes the link classes to a `cedos get`, because the lab's links are not radios.
 pub fn classes(command: &mut Command, scenario: &Scenario) {
-    // Not by an agent of the user's, who has other links.
+    // Not with an agent of the user, which has other links.
     command.arg("--alone");
     for link in &scenario.links {
         command.args(["--link", &format!("{}={}", link.name, link.class.word())]);
     }
 }
 
-/// The lab's devices are all TUN: `wlan0=free,wwan0=metered` says what they stand for.
+/// The classes of the lab's links, which are all TUN devices: `wlan0=free,wwan0=metered`.
 pub fn link_classes(scenario: &Scenario) -> String {
     let class = |link: &cedos_lab_scenario::Link| format!("{}={}", link.name, link.class.word());
     let classes = scenario.links.iter().map(class);
     classes.collect::<Vec<_>>().join(",")
 }
 
-/// The digest of a file; none if it cannot be read.
+/// The digest of a file; `None` if it cannot be read.
 pub fn file_sha256(path: &Path) -> Option<[u8; 32]> {
     use sha2::{Digest, Sha256};
     let mut digest = Sha256::new();
@@ -96,7 +97,7 @@ pub fn file_sha256(path: &Path) -> Option<[u8; 32]> {
     Some(digest.finalize().into())
 }
 
-/// Ask a child to end, and end it if it does not.
+/// Asks a child process to end, and kills it if it does not.
 pub fn end(child: &mut Child) {
     use nix::sys::signal::{Signal, kill};
     let pid = nix::unistd::Pid::from_raw(child.id() as i32);

@@ -1,9 +1,9 @@
-//! What a command on the device began, ended with it.
+//! Ends the processes that a command on the device started.
 //!
 //! ```text
-//!  lab ─┬─ nginx, proxy …                    there before: not touched
+//!  lab ─┬─ nginx, proxy …                    existed before: not touched
 //!       └─ CMD ─┬─ child
-//!               └─ daemon ── CMD is gone ──▶ the lab's own child (subreaper), so it is found
+//!               └─ daemon ── CMD has ended ─▶ the lab's own child (subreaper), so it is found
 //! ```
 
 use std::collections::BTreeSet;
@@ -16,13 +16,13 @@ use nix::unistd::Pid;
 
 use super::{FAREWELL, LOOK};
 
-/// The children that this process had before.
+/// The child processes that this process had before.
 pub struct ChildTracker {
     before: BTreeSet<i32>,
 }
 
 impl ChildTracker {
-    /// From now on children of a child that is gone are ours.
+    /// Makes this process the parent of orphaned descendants from now on.
     ///
     /// # Errors
     /// The system refused.
@@ -32,7 +32,7 @@ impl ChildTracker {
         Ok(ChildTracker { before })
     }
 
-    /// Ends what came since, and what that began.
+    /// Ends all child processes that were started since, and their descendants.
     pub fn end(&self) {
         let mut left = FAREWELL;
         let mut asked = BTreeSet::new();
@@ -69,7 +69,8 @@ fn children() -> BTreeSet<i32> {
     processes
         .filter(|id| {
             let stat = std::fs::read_to_string(format!("/proc/{id}/stat")).unwrap_or_default();
-            // proc_pid_stat(5): the name is in brackets and may hold anything; state and parent follow.
+            // proc_pid_stat(5): the name is in brackets and may contain any characters; state and
+            // parent follow.
             let rest = stat.rsplit_once(") ").map(|(_, rest)| rest);
             rest.and_then(|rest| rest.split(' ').nth(1)) == Some(&*own)
         })

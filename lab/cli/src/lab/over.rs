@@ -1,5 +1,5 @@
-//! What carries a flow instead of D2TP: kernel TCP over one link, or over the first of several that is
-//! there, or kernel MPTCP over all.
+//! Transports for comparison with D2TP: kernel TCP over one link or over the first available one of
+//! several, or kernel MPTCP over all.
 //!
 //! ```text
 //!  cedos lab fetch --over mptcp URL -o FILE    on the device, straight from the origin, or from the
@@ -7,8 +7,8 @@
 //!      └─▶ one JSON object: bytes, when the first and the last came, by which link
 //! ```
 //!
-//! Counted as `cedos get` counts: from the first byte of the body to the last, as the application gets
-//! them, written to a file.
+//! Times are measured as in `cedos get`: from the first byte of the body to the last, as the
+//! application gets them, written to a file.
 
 use anyhow::{Context, bail, ensure};
 use cedos_terminal::print_stdout;
@@ -30,13 +30,13 @@ use url::{Position, Url};
 
 use super::{heed_interrupts, is_interrupted};
 
-/// Who carries the flows.
+/// The kernel's transport that carries the flows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KernelTransport {
     /// Kernel TCP, over the link of this name.
     Tcp(String),
-    /// Kernel TCP over the first of these links that has an address: as that changes, another connection
-    /// asks for the rest.
+    /// Kernel TCP over the first of these links that has an address. When that changes, another
+    /// connection requests the rest.
     First(Vec<String>),
     /// Kernel MPTCP, over all links.
     Mptcp,
@@ -63,7 +63,7 @@ impl FromStr for KernelTransport {
 }
 
 impl KernelTransport {
-    /// The name on the command line.
+    /// The name of the transport on the command line.
     pub fn word(&self) -> String {
         match self {
             KernelTransport::Tcp(link) => format!("tcp:{link}"),
@@ -92,15 +92,16 @@ pub struct FetchArgs {
     output: PathBuf,
 }
 
-/// A read waits no longer than this before it is looked whether the run is over, and subflows are asked
-/// what they carried: one that ends takes its account with it.
+/// The longest wait of a read, after which it is checked whether the run is over, and the bytes of
+/// subflows are read: a subflow that ends takes its counters with it.
 const LOOK: Duration = Duration::from_millis(50);
-/// The head of an answer is no longer than this.
+/// The most bytes of the head of an answer.
 const HEAD_BYTES_MAX: usize = 16 << 10;
-/// How long the kernel may try to connect, and where another link may be tried.
+/// How long the kernel may try to connect.
 const CONNECT_PATIENCE: Duration = Duration::from_secs(30);
+/// How long the kernel may try to connect if another link may be tried.
 const FIRST_PATIENCE: Duration = Duration::from_secs(3);
-/// Bytes asked for in one call.
+/// The number of bytes requested in one call.
 const CALL_BYTES: usize = 256 << 10;
 
 #[derive(Serialize)]
@@ -116,10 +117,10 @@ struct LabFetch {
     text: Option<String>,
 }
 
-/// Carry out `cedos lab fetch`. The exit code is 0 if the object is whole.
+/// Carries out `cedos lab fetch`. The exit code is 0 if the object is complete.
 ///
 /// # Errors
-/// It could not begin.
+/// The transfer could not begin.
 pub fn fetch(args: &FetchArgs) -> anyhow::Result<ExitCode> {
     heed_interrupts()?;
     let begun = Instant::now();
@@ -162,7 +163,7 @@ pub fn fetch(args: &FetchArgs) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// The first address of the origin that answers.
+/// Connects to the first address of the origin that answers.
 fn connect(args: &FetchArgs, over: &KernelTransport) -> anyhow::Result<TcpStream> {
     let origin = || -> anyhow::Result<String> {
         let host = args.url.host_str().context("the URL names no host")?;
@@ -203,37 +204,37 @@ fn connect(args: &FetchArgs, over: &KernelTransport) -> anyhow::Result<TcpStream
 }
 
 struct Fetch<'a> {
-    /// The connection; none before the first, and between two.
+    /// The connection; `None` before the first one, and between two.
     stream: Option<TcpStream>,
     out: File,
     args: &'a FetchArgs,
     looked: Instant,
     head_bytes: u64,
     bytes: u64,
-    /// When bytes of the body came first, and last.
+    /// When the first and the last bytes of the body arrived.
     came: Option<(Instant, Instant)>,
-    /// Over which link and how much each subflow brought, by its address and port here. A new one has
-    /// another port.
+    /// The link of each subflow and the bytes that it carried, by its local address and port. A new
+    /// subflow has another port.
     carried: BTreeMap<SocketAddr, (String, u64)>,
-    /// The link of the connection, and its address, where the first that is there carries.
+    /// The link of the connection and its address, if the first available link is used.
     first: Option<(String, IpAddr)>,
     by_link: BTreeMap<String, u64>,
 }
 
 /// The connection is not the best one any more.
 #[derive(Debug)]
-struct Left;
+struct LinkSuperseded;
 
-impl std::fmt::Display for Left {
+impl std::fmt::Display for LinkSuperseded {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("another link carries")
     }
 }
 
-impl std::error::Error for Left {}
+impl std::error::Error for LinkSuperseded {}
 
 impl Fetch<'_> {
-    /// Over the first link that is there, again and again, each time the rest.
+    /// Fetches over the first available link, repeatedly, each time the rest.
     fn run_first(&mut self, links: &[String]) -> anyhow::Result<()> {
         loop {
             ensure!(!is_interrupted(), "stopped");
@@ -244,14 +245,14 @@ impl Fetch<'_> {
             };
             match connect(self.args, &KernelTransport::Tcp(link)) {
                 Ok(stream) => self.stream = Some(stream),
-                // It may have gone again.
+                // The link may be gone again.
                 Err(_) => {
                     std::thread::sleep(LOOK);
                     continue;
                 }
             }
             match self.run() {
-                Err(error) if error.is::<Left>() || error.is::<io::Error>() => {}
+                Err(error) if error.is::<LinkSuperseded>() || error.is::<io::Error>() => {}
                 ended => return ended,
             }
         }
@@ -260,8 +261,8 @@ impl Fetch<'_> {
     fn run(&mut self) -> anyhow::Result<()> {
         let url = &self.args.url;
         let host = url.host_str().unwrap_or_default();
-        // No end of ours, and the origin's connection stays open: what the subflows carried is asked
-        // after the last byte.
+        // Neither end closes the connection before the subflows' counters are read, after the last
+        // byte.
         let from = match self.args.through {
             Some(_) => Position::BeforeScheme,
             None => Position::BeforePath,
@@ -291,7 +292,8 @@ impl Fetch<'_> {
         self.stream.as_mut().context("there is no connection")
     }
 
-    /// How long the body is, and what came of it already.
+    /// Reads the head of the answer. Returns the length of the body, and the part that was read
+    /// with it.
     fn head(&mut self, is_rest: bool) -> anyhow::Result<(u64, Vec<u8>)> {
         let mut answer = Vec::new();
         let mut piece = vec![0; HEAD_BYTES_MAX];
@@ -322,7 +324,7 @@ impl Fetch<'_> {
         }
     }
 
-    /// At least one byte.
+    /// Reads at least one byte.
     fn read(&mut self, piece: &mut [u8]) -> anyhow::Result<usize> {
         loop {
             ensure!(!is_interrupted(), "stopped");
@@ -351,14 +353,14 @@ impl Fetch<'_> {
         self.out.write_all(body)
     }
 
-    /// Takes down what each subflow carried so far.
+    /// Records what each subflow has carried so far.
     fn look(&mut self) -> anyhow::Result<()> {
         self.looked = Instant::now();
         if let KernelTransport::First(links) = &self.args.over
             && first_of(links) != self.first
         {
             self.stream = None;
-            bail!(Left);
+            bail!(LinkSuperseded);
         }
         if !self.args.over.is_multipath() {
             return Ok(());
@@ -393,7 +395,7 @@ impl Fetch<'_> {
     }
 }
 
-/// The first of these links that has an IPv4 address, and which.
+/// The first of these links that has an IPv4 address, and that address.
 fn first_of(links: &[String]) -> Option<(String, IpAddr)> {
     let interfaces: Vec<InterfaceAddress> =
         nix::ifaddrs::getifaddrs().into_iter().flatten().collect();
@@ -404,7 +406,7 @@ fn first_of(links: &[String]) -> Option<(String, IpAddr)> {
     })
 }
 
-/// The link that has this address now; the address where none has it any more.
+/// The link that has this address now; the address itself if no link has it any more.
 fn link_of(address: IpAddr) -> String {
     let mut interfaces = nix::ifaddrs::getifaddrs().into_iter().flatten();
     let address_of = |interface: &InterfaceAddress| {

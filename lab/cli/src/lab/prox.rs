@@ -1,4 +1,4 @@
-//! The lab's proxy: a `cedos prox` with a key and a state folder of its own, which a crash survives.
+//! The lab's proxy: a `cedos prox` with its own key and state folder, which survive a crash.
 
 use anyhow::{Context, anyhow, bail};
 use cedos_lab_emu::{World, plan};
@@ -14,17 +14,22 @@ use std::time::Duration;
 
 use super::end;
 
-/// Port of the proxy in the lab.
+/// Port of the proxy in the lab, and that of its second node.
 const PROXY_PORT: u16 = 4433;
-/// Its TCP port, for clients without D2TP.
+const SECOND_PORT: u16 = 4434;
+/// The proxy's TCP port, for clients without D2TP.
 const TCP_PORT: u16 = 3128;
+/// The TCP port of streams, where the scenario has them.
+const STREAM_PORT: u16 = 8443;
 /// How long the proxy may take to print its address.
 const PROXY_START: Duration = Duration::from_secs(10);
 
 /// The lab's proxy.
 pub struct LabProx {
-    /// The proxy's process; none while it is crashed.
+    /// The proxy's process; `None` while it is crashed.
     child: Option<Child>,
+    /// The proxy's second node, where the scenario has one.
+    second: Option<Child>,
     program: PathBuf,
     folder: PathBuf,
     /// The device's public key.
@@ -37,15 +42,15 @@ pub struct LabProx {
 
 /// Asks a proxy to end, and ends it if it does not.
 pub fn stop_prox(mut prox: LabProx) {
-    if let Some(child) = &mut prox.child {
+    for child in prox.child.iter_mut().chain(&mut prox.second) {
         end(child);
     }
 }
 
-/// `cedos key gen` for the device and the proxy, then `cedos prox` that lets the device in.
+/// Creates keys of the device and the proxy, then starts a `cedos prox` that admits the device.
 ///
 /// # Errors
-/// The proxy did not start, and what it said.
+/// The proxy did not start; the error contains its output.
 pub fn start_prox(world: &World, program: &Path, folder: &Path) -> anyhow::Result<LabProx> {
     let key = folder.join("device.key");
     let client = make_key(program, &key)?;
@@ -53,6 +58,7 @@ pub fn start_prox(world: &World, program: &Path, folder: &Path) -> anyhow::Resul
     std::fs::create_dir_all(folder.join("prox-state"))?;
     let mut prox = LabProx {
         child: None,
+        second: None,
         program: program.to_owned(),
         folder: folder.to_owned(),
         client,
@@ -60,14 +66,17 @@ pub fn start_prox(world: &World, program: &Path, folder: &Path) -> anyhow::Resul
         key,
     };
     prox.begin(world)?;
+    if world.scenario().nodes > 1 {
+        prox.begin_second(world)?;
+    }
     Ok(prox)
 }
 
-/// Makes a key file; the public key.
+/// Creates a key file. Returns the public key.
 fn make_key(program: &Path, file: &Path) -> anyhow::Result<String> {
     let mut key_gen = Command::new(program);
     key_gen
-        .args(["key", "gen", "--out"])
+        .args(["key", "gen", "--output"])
         .arg(file)
         .arg("--json");
     let made = key_gen.output().context("`cedos key gen` cannot be run")?;
@@ -91,9 +100,62 @@ impl LabProx {
     /// Starts the program, for the first time or after a crash.
     ///
     /// # Errors
-    /// It did not start, and what it said.
+    /// It did not start; the error contains its output.
     pub fn begin(&mut self, world: &World) -> anyhow::Result<()> {
-        // One socket for both families.
+        self.start(world, false)
+    }
+
+    /// Starts the second node, which has the key and a state of its own.
+    fn begin_second(&mut self, world: &World) -> anyhow::Result<()> {
+        let state = self.folder.join("prox-state-2");
+        std::fs::create_dir_all(&state)?;
+        let listen = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), SECOND_PORT);
+        let log = self.folder.join("prox-2.log");
+        let mut command = Command::new(&self.program);
+        command
+            .args(["prox", "--listen", &listen.to_string(), "--allow-private"])
+            .args(["--allow-client", &self.client, "--key"])
+            .arg(self.folder.join("prox.key"))
+            .arg("--state-dir")
+            .arg(state)
+            .args(world.scenario().transport.options());
+        if let Some(web) = world.web() {
+            command.arg("--ca").arg(&web.ca);
+        }
+        command
+            .stdout(Stdio::piped())
+            .stderr(OpenOptions::new().create(true).append(true).open(&log)?);
+        let mut child = world.proxy().spawn(command)?;
+        let mut out = BufReader::new(child.stdout.take().context("the node's output")?);
+        let mut line = String::new();
+        out.read_line(&mut line)?;
+        self.second = Some(child);
+        if !line.contains("d2tp://") {
+            let said = std::fs::read_to_string(&log).unwrap_or_default();
+            bail!(
+                "the second `cedos prox` printed no d2tp:// address: {}",
+                said.trim()
+            );
+        }
+        Ok(())
+    }
+
+    /// Starts another process, which takes the running one over.
+    ///
+    /// # Errors
+    /// It did not start; the error contains its output.
+    pub fn upgrade(&mut self, world: &World) -> anyhow::Result<()> {
+        let old = self.child.take();
+        self.start(world, true)?;
+        if let Some(mut old) = old {
+            // It ends by itself as soon as the new one serves.
+            old.wait()?;
+        }
+        Ok(())
+    }
+
+    fn start(&mut self, world: &World, takes_over: bool) -> anyhow::Result<()> {
+        // One socket for both address families.
         let listen = SocketAddr::new(IpAddr::V6(Ipv6Addr::UNSPECIFIED), PROXY_PORT);
         let tcp = SocketAddr::new(listen.ip(), TCP_PORT);
         let log = self.folder.join("prox.log");
@@ -107,6 +169,13 @@ impl LabProx {
             .arg("--state-dir")
             .arg(self.folder.join("prox-state"))
             .args(world.scenario().transport.options());
+        if takes_over {
+            command.arg("--upgrade");
+        }
+        if world.scenario().streams {
+            let streams = SocketAddr::new(listen.ip(), STREAM_PORT);
+            command.args(["--stream-listen", &streams.to_string()]);
+        }
         if let Some(web) = world.web() {
             command.arg("--ca").arg(&web.ca);
         }
@@ -138,7 +207,7 @@ impl LabProx {
         }
     }
 
-    /// Stops it without a word, as a power cut would: SIGKILL.
+    /// Stops the proxy without warning, like a power cut: SIGKILL.
     pub fn crash(&mut self) {
         if let Some(mut child) = self.child.take() {
             let _ = child.kill();
@@ -146,23 +215,34 @@ impl LabProx {
         }
     }
 
-    /// The proxy's address as the device reaches it: the same key; by name where names work, so
-    /// that each link takes the family it has.
+    /// The proxy's address as the device reaches it, with the same key: by name if names work, so
+    /// that each link uses the address family that it has.
     pub fn reached_by(&self, world: &World) -> String {
         let key = self.address.rsplit('/').next().unwrap_or_default();
+        let two = world.scenario().nodes > 1;
         if world.has_names() {
-            return format!("d2tp://proxy:{PROXY_PORT}/{key}");
+            return match two {
+                true => format!("d2tp://proxy:{PROXY_PORT},proxy:{SECOND_PORT}/{key}"),
+                false => format!("d2tp://proxy:{PROXY_PORT}/{key}"),
+            };
         }
         let links = &world.scenario().links;
         let families: Vec<Family> = links.iter().map(|link| link.family).collect();
         let v4 = families.iter().all(|f| f.has_v4()) || !families.iter().all(|f| f.has_v6());
         let host = if v4 {
-            // Also IPv4 for some and IPv6 for the others, which then need a NAT64.
+            // Also if some links have IPv4 and others IPv6, which then need a NAT64.
             IpAddr::V4(plan::PROXY_V4)
         } else {
             IpAddr::V6(plan::PROXY_V6)
         };
-        format!("d2tp://{}/{key}", SocketAddr::new(host, PROXY_PORT))
+        let first = SocketAddr::new(host, PROXY_PORT);
+        match two {
+            true => format!(
+                "d2tp://{first},{}/{key}",
+                SocketAddr::new(host, SECOND_PORT)
+            ),
+            false => format!("d2tp://{first}/{key}"),
+        }
     }
 
     /// The device's key file.
@@ -180,11 +260,11 @@ pub fn tcp_port(world: &World) -> String {
     }
 }
 
-/// Has a `cedos get` on the device go through `prox`.
+/// Makes a `cedos get` on the device use `prox`.
 pub fn through(command: &mut Command, prox: &LabProx, world: &World) {
     command
         .args(["--prox", &prox.reached_by(world)])
         .env("CEDOS_KEY_FILE", &prox.key)
-        // What a device remembers of its sessions goes with the lab.
+        // The device's stored sessions are deleted with the lab.
         .env("XDG_STATE_HOME", prox.key.with_extension("state"));
 }

@@ -1,12 +1,12 @@
-//! `cedos lab socket HOST PATH (--output FILE | --upload FILE)`: an HTTP request over a socket of libd2tp, as a
-//! program would make it that was written for D2TP.
+//! `cedos lab socket HOST PATH (--output FILE | --upload FILE)`: an HTTP request over a socket of
+//! libd2tp, like that of a program written for D2TP.
 //!
-//! The socket is carried by this process, through the proxy of `$CEDOS_PROX`.
+//! This process carries the socket, through the proxy in `$CEDOS_PROX`.
 
 use anyhow::{Context, ensure};
 use cedos_terminal::{print_stderr, print_stdout};
 use clap::Args;
-use d2tp_sockets::{ConnectSettings, D2tpStream, PayPolicy};
+use d2tp_sockets::{ConnectSettings, D2tpConnection, D2tpStream, PayPolicy};
 use serde_json::json;
 use std::fs::File;
 use std::io::{Read, Write};
@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// Bytes asked for in one call.
+/// The number of bytes requested in one call.
 const CALL_BYTES: usize = 64 << 10;
 /// The longest head of an answer.
 const HEAD_BYTES_MAX: usize = 16 << 10;
@@ -38,10 +38,10 @@ pub struct SocketTransferArgs {
     within_s: Option<u64>,
 }
 
-/// Carries out `cedos lab socket`. The exit code is 0 if the answer is whole.
+/// Carries out `cedos lab socket`. The exit code is 0 if the answer is complete.
 ///
 /// # Errors
-/// The connection could not be made, or broke.
+/// The connection could not be established, or broke.
 pub fn transfer(args: &SocketTransferArgs) -> anyhow::Result<ExitCode> {
     let policies = [
         PayPolicy::FreeOnly,
@@ -63,7 +63,7 @@ pub fn transfer(args: &SocketTransferArgs) -> anyhow::Result<ExitCode> {
         None => {
             write!(stream, "GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n")?;
             let mut out = File::create(args.output.as_ref().context("no file to write")?)?;
-            receive(&mut stream, &mut out)?
+            receive(&mut stream, &mut out, 0)?
         }
         Some(file) => upload(&mut stream, path, host, file)?,
     };
@@ -72,11 +72,12 @@ pub fn transfer(args: &SocketTransferArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Sends a file, and prints what the server answers.
+/// Sends a file, and prints the server's answer.
 fn upload(stream: &mut D2tpStream, path: &str, host: &str, file: &Path) -> anyhow::Result<u64> {
     let mut file = File::open(file)?;
     let bytes = file.metadata()?.len();
     let head = format!("PUT {path} HTTP/1.1\r\nHost: {host}\r\nContent-Length: {bytes}\r\n\r\n");
+    stream.set_size(Some(head.len() as u64 + bytes))?;
     stream.write_all(head.as_bytes())?;
     let mut piece = vec![0; CALL_BYTES];
     loop {
@@ -87,13 +88,13 @@ fn upload(stream: &mut D2tpStream, path: &str, host: &str, file: &Path) -> anyho
         stream.write_all(&piece[..count])?;
     }
     let mut answer = Vec::new();
-    receive(stream, &mut answer)?;
+    receive(stream, &mut answer, bytes)?;
     print_stdout(String::from_utf8_lossy(&answer).trim());
     Ok(bytes)
 }
 
-/// Reads an answer, and writes its body; how long that was.
-fn receive(stream: &mut D2tpStream, out: &mut impl Write) -> anyhow::Result<u64> {
+/// Reads the answer to a request of about `sent` bytes, and writes its body. Returns the body's length.
+fn receive(stream: &mut D2tpStream, out: &mut impl Write, sent: u64) -> anyhow::Result<u64> {
     let mut piece = vec![0; CALL_BYTES];
     let mut head = Vec::new();
     let (length, body_at) = loop {
@@ -115,6 +116,8 @@ fn receive(stream: &mut D2tpStream, out: &mut impl Write) -> anyhow::Result<u64>
             "the answer has too long a head"
         );
     };
+    // As a program does that was written for D2TP: with a deadline, what is paid for goes by the size.
+    stream.set_size(Some(sent + body_at as u64 + length))?;
     out.write_all(&head[body_at..])?;
     let mut bytes = (head.len() - body_at) as u64;
     while bytes < length {

@@ -1,13 +1,13 @@
-//! The scenario's flows in the lab: a process of a client each (client.rs), from its start to its end,
-//! through the crashes that the scenario asks for. Or a `cedos lab fetch`, which has the kernel carry it.
+//! The scenario's flows in the lab: each is a process of a client (client.rs), through the crashes
+//! of the scenario, or a `cedos lab fetch`, for which the kernel carries it.
 //!
-//! A crash of the device is SIGKILL for all of them; `for_s` later the same commands run again and
-//! continue what they can. A crash of the proxy is SIGKILL for it, and the same command later.
+//! A crash of the device is SIGKILL for all of them; after `for_s` the same commands run again and
+//! continue if they can. A crash of the proxy is SIGKILL for it, and the same command later.
 
 use anyhow::{Context, bail};
 use cedos_lab_emu::{World, content, web};
 use cedos_lab_link::Time;
-use cedos_lab_scenario::{CrashedEnd, Direction, FlowReport, ScenarioFlow};
+use cedos_lab_scenario::{CrashedEnd, Direction, FlowReport, ScenarioFlow, Stop};
 use cedos_terminal::print_stderr;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -21,34 +21,40 @@ use super::over::KernelTransport;
 use super::prox::{LabProx, tcp_port};
 use super::{LOOK, end, file_sha256, is_interrupted, origin_named, origin_url};
 
-/// A flow's process, and what is known of those before it.
+/// A flow's process, and what is known of earlier ones.
 struct LabTransfer<'a> {
     flow: &'a ScenarioFlow,
     url: String,
-    /// Where a download goes, or what an upload sends.
+    /// The file of a download, or the one that an upload sends.
     file: PathBuf,
-    /// One per process.
+    /// One log file for each process.
     logs: Vec<PathBuf>,
-    /// When its process began.
+    /// When the current process was started.
     begun: Time,
-    /// The flow's process; none while it is crashed, and at the end.
+    /// The flow's process; `None` while it is crashed, and at the end.
     child: Option<Child>,
     finished: Option<(Time, bool)>,
     arrivals: ArrivalMeter,
 }
 
-/// Something that happens to a process.
+/// A crash or a restart of processes.
 #[derive(Clone, Copy)]
 enum ProcessFault {
     Crash(CrashedEnd),
     Return(CrashedEnd),
+    /// A new process takes the proxy over.
+    Upgrade,
 }
 
-/// The crashes and returns of a scenario, the last first.
+/// The crashes and restarts of a scenario, the last one first.
 fn blows(world: &World) -> Vec<(Time, ProcessFault)> {
     let mut blows = Vec::new();
     for crash in &world.scenario().crashes {
         let at = |s| Time::from_secs_f64(s);
+        if crash.how == Stop::Upgrade {
+            blows.push((at(crash.t_s), ProcessFault::Upgrade));
+            continue;
+        }
         blows.push((at(crash.t_s), ProcessFault::Crash(crash.who)));
         blows.push((at(crash.t_s + crash.for_s), ProcessFault::Return(crash.who)));
     }
@@ -56,18 +62,18 @@ fn blows(world: &World) -> Vec<(Time, ProcessFault)> {
     blows
 }
 
-/// Who carries the flows.
+/// What carries the flows.
 pub enum FlowCarrier<'a> {
     /// A client of D2TP, through the lab's proxy.
     Prox(&'a mut LabProx, &'a DeviceClient),
-    /// Whatever `cedos get` does without one.
+    /// `cedos get` without a proxy.
     Direct,
-    /// The kernel, and perhaps the proxy's TCP port.
+    /// The kernel, perhaps through the proxy's TCP port.
     Kernel(&'a KernelTransport, Option<&'a mut LabProx>),
 }
 
 impl FlowCarrier<'_> {
-    /// Whether the processes say in JSON what they carried, and what the origin answered.
+    /// Whether the processes print JSON about what they carried and the origin's answer.
     fn reports(&self) -> bool {
         match self {
             FlowCarrier::Prox(_, client) => client.reports(),
@@ -79,7 +85,7 @@ impl FlowCarrier<'_> {
 /// Runs all flows until they end or the scenario does.
 ///
 /// # Errors
-/// What kept a flow from being started.
+/// A flow could not be started.
 pub fn run(
     world: &World,
     program: &Path,
@@ -122,6 +128,12 @@ pub fn run(
                 ) => {
                     prox.begin(world)?;
                 }
+                (
+                    ProcessFault::Upgrade,
+                    FlowCarrier::Prox(prox, _) | FlowCarrier::Kernel(_, Some(prox)),
+                ) => {
+                    prox.upgrade(world)?;
+                }
                 (_, _) if matches!(blow, ProcessFault::Crash(CrashedEnd::Device)) => {
                     device_is_there = false;
                     for child in transfers.iter_mut().filter_map(|t| t.child.as_mut()) {
@@ -138,7 +150,7 @@ pub fn run(
                         transfer.begin(world, program, by)?;
                     }
                 }
-                _ => {} // A proxy that is not there cannot crash.
+                _ => {} // Without a proxy there is nothing to crash.
             }
         }
         while device_is_there
@@ -189,6 +201,7 @@ fn told(blow: ProcessFault) -> &'static str {
         ProcessFault::Crash(CrashedEnd::Proxy) => "proxy    crashes",
         ProcessFault::Return(CrashedEnd::Device) => "device   is back",
         ProcessFault::Return(CrashedEnd::Proxy) => "proxy    is back",
+        ProcessFault::Upgrade => "proxy    is taken over by a new process",
     }
 }
 
@@ -222,7 +235,7 @@ impl<'a> LabTransfer<'a> {
         })
     }
 
-    /// Starts its process, for the first time or after a crash.
+    /// Starts the flow's process, for the first time or after a crash.
     fn begin(&mut self, world: &World, program: &Path, by: &FlowCarrier) -> anyhow::Result<()> {
         let log = self
             .file
@@ -252,8 +265,8 @@ impl<'a> LabTransfer<'a> {
         Ok(())
     }
 
-    /// Takes down how much of the content has arrived: in the file of a download, whatever its name is until it
-    /// is whole, and of an upload at the origin.
+    /// Records how much of the content has arrived: for a download the size of its file, under
+    /// whatever name while it is incomplete, for an upload the bytes at the origin.
     fn look(&mut self, world: &World, by: &FlowCarrier) {
         let bytes = match self.flow.direction {
             Direction::Down => {
@@ -262,7 +275,7 @@ impl<'a> LabTransfer<'a> {
                 part.push(".part");
                 Some(size(&self.file).max(size(Path::new(&part))))
             }
-            // The proxy has a `cedos put` whole before it tells the origin.
+            // The proxy stores a `cedos put` completely before it informs the origin.
             Direction::Up if by.reports() => None,
             Direction::Up => world
                 .web()
@@ -273,7 +286,7 @@ impl<'a> LabTransfer<'a> {
         }
     }
 
-    /// Whether the content is where it belongs, and how much of it.
+    /// Checks whether the content is complete at its destination, and how much of it there is.
     fn judge(&self, world: &World, by: &FlowCarrier, last: &Value) -> (u64, bool) {
         let seed = world.scenario().seed;
         let named = || {
@@ -283,16 +296,16 @@ impl<'a> LabTransfer<'a> {
         let expected = self.flow.bytes.or_else(named);
         let digest = |bytes| content::sha256(seed, bytes);
         if self.flow.direction == Direction::Down {
-            // What is not whole is in no file of that name.
+            // An incomplete download has no file of that name.
             let partial = || last["bytes"].as_u64().unwrap_or(0);
             let bytes = std::fs::metadata(&self.file).map_or_else(|_| partial(), |file| file.len());
             return match expected {
                 Some(expected) => (bytes, file_sha256(&self.file) == Some(digest(expected))),
-                // For other people's objects the download's own word is all there is.
+                // For external objects only the download's own report is available.
                 None => (bytes, last["event"] == "done"),
             };
         }
-        // What the origin has: a file of nginx's, or the digest the built-in server answered with.
+        // The origin's copy: a file of nginx's, or the digest in the built-in server's answer.
         let wanted = expected.map(digest);
         let said: Value = if by.reports() {
             serde_json::from_str(last["answer"].as_str().unwrap_or_default())
@@ -339,7 +352,7 @@ impl<'a> LabTransfer<'a> {
                 *bytes_by_link.entry(name.clone()).or_default() += bytes.as_u64().unwrap_or(0);
             }
         }
-        // The program counts from its own start. What came before a crash is not in the last one's word.
+        // The program counts from its own start. Events before a crash are not in the last report.
         let came = |which: &str| {
             let at = last[which].as_f64().filter(|_| self.logs.len() == 1)?;
             Some(self.begun.as_secs_f64() + at)
@@ -361,7 +374,7 @@ impl<'a> LabTransfer<'a> {
             deadline_s: self.flow.deadline_s,
             deadline_met: finished.is_some_and(|at| self.flow.deadline_s.is_none_or(|by| at <= by)),
             bytes_by_link,
-            // What a crash undid was carried twice, and no process knows it.
+            // Bytes lost in a crash were carried twice, and no process knows that.
             duplicate_bytes: if self.logs.len() > 1 {
                 duplicate.max(carried.saturating_sub(bytes))
             } else {
@@ -389,7 +402,7 @@ fn read(log: impl AsRef<Path>) -> String {
     std::fs::read_to_string(log).unwrap_or_default()
 }
 
-/// The last JSON object of a program that says what its links carried, `null` if it printed none.
+/// The last JSON object that a program printed about its links; `null` if there is none.
 fn last_carried(log: &Path) -> Value {
     let text = read(log);
     let mut objects = text

@@ -1,4 +1,4 @@
-//! Rows whose figures are those of a `cedos lab run`.
+//! Rows whose figures come from a `cedos lab run`.
 
 use anyhow::{Context, ensure};
 use cedos_lab_scenario::RunReport;
@@ -6,18 +6,18 @@ use std::io::Write;
 use std::process::{Child, Command, Stdio};
 use tempfile::NamedTempFile;
 
-/// D2TP through the lab's proxy; no word is said for it.
+/// The options for D2TP through the lab's proxy: none.
 pub const D2TP: &[&str] = &[];
 
-/// A run that has begun.
+/// A run that was started.
 pub struct Emulated {
     child: Child,
-    /// Removed when it is over.
+    /// The scenario file, which is removed when the run is over.
     _file: NamedTempFile,
 }
 
 impl Emulated {
-    /// Has the lab run this scenario.
+    /// Starts a lab run of this scenario.
     ///
     /// # Errors
     /// It could not be started.
@@ -37,7 +37,7 @@ impl Emulated {
         Ok(Emulated { child, _file: file })
     }
 
-    /// Its report, once it is over.
+    /// Waits for the end of the run, and returns its report.
     ///
     /// # Errors
     /// It printed none.
@@ -47,11 +47,11 @@ impl Emulated {
     }
 }
 
-/// Has a shell carry out `script` on the lab's device, with these variables, while this scenario runs; the
-/// report of the run.
+/// Runs the shell script `script` on the lab's device, with these variables, while this scenario
+/// runs. Returns the report of the run.
 ///
 /// # Errors
-/// It could not be run, or the shell did not end well.
+/// It could not be run, or the script failed.
 pub fn commanded_in_lab(
     scenario: &str,
     script: &str,
@@ -60,10 +60,10 @@ pub fn commanded_in_lab(
     commanded_beside_an_origin(scenario, None, script, variables)
 }
 
-/// Runs a command on the device while another shell carries out `servers` at the origin.
+/// Runs a shell script on the device while another one, `servers`, runs at the origin.
 ///
 /// # Errors
-/// It could not be run, or the shell on the device did not end well.
+/// It could not be run, or the script on the device failed.
 pub fn commanded_beside_an_origin(
     scenario: &str,
     servers: Option<&str>,
@@ -89,7 +89,7 @@ pub fn commanded_beside_an_origin(
         "`cedos lab run` ended with {}: {last}",
         said.status
     );
-    // What the shell printed is before it.
+    // The script's own output precedes it.
     let printed = String::from_utf8_lossy(&said.stdout);
     serde_json::from_str(printed.lines().next_back().unwrap_or_default())
         .context("`cedos lab run` ended without its report")

@@ -1,8 +1,9 @@
-//! S5: what 10 MB cost a phone's battery, with acknowledgements over the other radio and without.
+//! S5: the energy that 10 MB cost a phone's battery, with acknowledgements over the other radio and
+//! without.
 //!
-//! The authors' model charges the other radio for its bytes alone. A cellular radio that carries a
-//! trickle is awake all the while and some seconds longer, so each download is charged twice: as they
-//! did, and with the whole radio.
+//! The authors' model counts only the bytes on the other radio. A cellular radio with little
+//! traffic is awake all the time and some seconds longer, so each download is computed twice: as
+//! they did, and with the whole radio.
 
 use super::runner::Measured;
 use anyhow::ensure;
@@ -14,12 +15,12 @@ use serde_json::{Map, Value, json};
 const BYTES: u64 = 10_000_000;
 /// The media of S1.
 const MEDIA: [(&str, &str); 2] = [("b", "802.11b"), ("g", "802.11g")];
-/// What ACKs may cost on the other link, in bytes a second, as in S1.
+/// The limit for ACKs on the other link, in bytes per second, as in S1.
 const OFFLOAD: &str = "16000";
-/// By then every radio sleeps again.
+/// The time after which every radio sleeps again.
 const AFTER: Span = Span::from_secs(30);
 
-/// A way to use the two radios: thinned ACKs, offload, policy.
+/// Ways to use the two radios: thinned ACKs, offload, policy.
 const WAYS: [(&str, bool, &str, &str); 4] = [
     ("every_second", false, "\"never\"", "free-only"),
     ("thinned", true, "\"never\"", "free-only"),
@@ -27,13 +28,13 @@ const WAYS: [(&str, bool, &str, &str); 4] = [
     ("aggregated", true, "\"never\"", "any"),
 ];
 
-/// Two radios of a phone: Wi-Fi, cellular.
+/// Phones, each with two radios: Wi-Fi and cellular.
 const PHONES: [(&str, Radio, Radio); 2] = [
     ("g1", radios::WIFI_G1, radios::UMTS_G1),
     ("thunderbolt", radios::WIFI_2012, radios::UMTS_2012),
 ];
 
-/// In virtual time.
+/// Runs the row in virtual time.
 pub fn simulate() -> anyhow::Result<Measured> {
     let mut ours = Map::new();
     for (short, standard) in MEDIA {
@@ -62,7 +63,7 @@ pub fn simulate() -> anyhow::Result<Measured> {
     Ok(Measured::figures(Value::Object(ours), baseline, 1))
 }
 
-/// When it was done, and what passed the device.
+/// Runs a download. Returns when it was complete, and the packets that passed the device.
 fn download(
     standard: &str,
     thin: bool,
@@ -87,7 +88,7 @@ fn download(
     Ok((took, passages))
 }
 
-/// What a radio consumed above idle, in joules: in all, and for bytes alone.
+/// The energy of a radio above idle, in joules: in total, and for bytes alone.
 fn consumed(radio: Radio, link: usize, passages: &[PassedPacket], took: Span) -> (f64, f64) {
     let end = Time::ZERO + took;
     let mut meter = RadioEnergyMeter::new(radio, Time::ZERO);

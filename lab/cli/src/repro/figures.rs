@@ -1,4 +1,4 @@
-//! Figures as people read them: groups with the same figures are the rows of one table.
+//! Formats figures for people: groups with the same figures are the rows of one table.
 //!
 //! ```text
 //!  {"a": {"x": 1, "y": 2}, "b": {"x": 3, "y": 4}, "z": 5}       x  y
@@ -6,14 +6,14 @@
 //!                                                           b   3  4
 //! ```
 //!
-//! A table that is wider than a line is turned, and where that does not help, cut.
+//! A table that is wider than a line is transposed and, if that does not help, split.
 
 use serde_json::Value;
 
-/// Columns of a line.
+/// The width of a line in columns.
 const WIDTH_MAX: usize = 100;
 
-/// More points are for programs to read.
+/// The most points that are printed; longer lists are for programs.
 const POINTS_MAX: usize = 20;
 
 /// The names and values of one group's figures.
@@ -49,7 +49,7 @@ pub fn lines(figures: &Value) -> Vec<String> {
     lines
 }
 
-/// Takes apart what is nested: figures by their group, and lists for themselves.
+/// Collects nested figures by their group, and lists separately.
 fn gather(at: &str, value: &Value, groups: &mut Vec<(String, Leaves)>, lists: &mut Vec<String>) {
     let Some(fields) = value.as_object() else {
         return;
@@ -91,7 +91,7 @@ fn table(names: &[String], rows: &[(String, Leaves)]) -> Vec<String> {
     cut(&cells).iter().flat_map(|part| aligned(part)).collect()
 }
 
-/// The least width of each column, with what is between it and the one before.
+/// The smallest width of each column, with its gap to the previous one.
 fn widths(cells: &[Vec<String>]) -> Vec<usize> {
     let column = |n: usize| cells.iter().map(|row| row[n].chars().count()).max();
     let gap = |n: usize| if n == 0 { 0 } else { 2 };

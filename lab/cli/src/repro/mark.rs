@@ -1,31 +1,31 @@
 //! Marks: expressions over the figures of a run that must be true, `"wifi_to_lte_ms.mean <= 581"`.
 //!
-//! They are written in the language of scenarios' expectations. Whether a row holds, and what that says of
-//! the authors' claim, is computed from `ours` and the row's expressions and from nothing else, so that anybody
-//! can compute it again.
+//! They use the language of scenarios' expectations. Whether a row holds, and its verdict on the
+//! authors' claim, follow only from `ours` and the row's expressions, so that anybody can compute
+//! them again.
 
 use anyhow::anyhow;
 use cedos_lab_scenario::Expression;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// What a run says of the authors' claim.
+/// The verdict of a run on the authors' claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RowVerdict {
-    /// All marks hold, and what the row asks for beyond them.
+    /// All marks hold, and also the row's conditions for a better result.
     Better,
     /// All marks hold.
     Reproduced,
-    /// A mark does not hold.
+    /// At least one mark does not hold.
     #[serde(rename = "not reproduced")]
     NotReproduced,
-    /// What would speak against the claim is true.
+    /// An expression that would contradict the claim is true.
     Contradicts,
 }
 
 impl RowVerdict {
-    /// The words of the verdict.
+    /// The verdict in words.
     pub fn words(self) -> &'static str {
         match self {
             RowVerdict::Better => "better",
@@ -36,10 +36,10 @@ impl RowVerdict {
     }
 }
 
-/// The verdict: `better` and `contradicts` are expressions as marks are.
+/// Computes the verdict: `better` and `contradicts` are expressions like marks.
 ///
 /// # Errors
-/// An expression names a figure that is not there.
+/// An expression names a figure that does not exist.
 pub fn verdict(
     holds: bool,
     better: &[String],
@@ -58,11 +58,11 @@ pub fn verdict(
     })
 }
 
-/// Whether every mark is true of `figures`. A figure that is `null` fulfils nothing: it was not
-/// measured. Without marks nothing holds.
+/// Whether every mark is true of `figures`. A figure that is `null` was not measured and satisfies
+/// no mark. Without marks the result is false.
 ///
 /// # Errors
-/// A mark is no expression, or names a figure that is not there: our own mistake.
+/// A mark is no valid expression, or names a figure that does not exist: an error in the row.
 pub fn holds(marks: &[String], figures: &Value) -> anyhow::Result<bool> {
     let mut all = !marks.is_empty();
     for mark in marks {
@@ -74,7 +74,7 @@ pub fn holds(marks: &[String], figures: &Value) -> anyhow::Result<bool> {
 /// Whether a mark is true of `figures`.
 ///
 /// # Errors
-/// As for [`holds`].
+/// The same as those of [`holds`].
 pub fn one_holds(mark: &str, figures: &Value) -> anyhow::Result<bool> {
     let value = || {
         let expression = Expression::parse(mark)?;
@@ -91,7 +91,7 @@ pub fn one_holds(mark: &str, figures: &Value) -> anyhow::Result<bool> {
     value().map_err(|fault: String| anyhow!("mark `{mark}`: {fault}"))
 }
 
-/// What a mark compares, where both sides are numbers.
+/// The two sides of a mark's comparison, if both are numbers.
 pub fn sides(mark: &str, figures: &Value) -> Option<(f64, f64)> {
     let (left, right) = Expression::parse(mark).ok()?.sides(figures).ok()??;
     let number = |side: Value| match side {
@@ -101,8 +101,8 @@ pub fn sides(mark: &str, figures: &Value) -> Option<(f64, f64)> {
     Some((number(left)?, number(right)?))
 }
 
-/// What each mark asks for, and the figure as a percentage of it; those that were not measured, or ask
-/// for nothing, are left out.
+/// For each mark its text, and the figure as a percentage of the required one; marks that were not
+/// measured, or require zero, are left out.
 pub fn reached(marks: &[String], figures: &Value) -> Vec<(String, f64)> {
     let percent = |mark: &String| match sides(mark, figures) {
         Some((left, right)) if right != 0.0 => Some((mark.clone(), 100.0 * left / right)),

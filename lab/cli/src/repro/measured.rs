@@ -1,14 +1,14 @@
-//! What the bench program measured, for the rows that are its measurements.
+//! Rows that are measured by the bench program.
 
 use crate::verbs::bench;
 use anyhow::{Context, ensure};
 use serde::de::DeserializeOwned;
 use std::process::{Command, Stdio};
 
-/// Runs `cedos-bench ARGUMENTS --json` and reads its object. What it says meanwhile is shown.
+/// Runs `cedos-bench ARGUMENTS --json` and parses its object. Its other output is shown.
 ///
 /// # Errors
-/// It is not built, failed, or said something else.
+/// It is not built, it failed, or its output is invalid.
 pub fn by_bench<T: DeserializeOwned>(arguments: &[&str]) -> anyhow::Result<T> {
     let said = Command::new(cedos::companion_program::find(bench::PROGRAM)?)
         .args(arguments)

@@ -4,15 +4,15 @@
 //!  wlan0         ┌──10 Mb/s──┐                 ┌────┐          comes and goes
 //!  wwan0   ──────────────────────────────────────────────      always there, slower
 //!
-//!  sum           both, all the time: what there is
+//!  sum           both, all the time: the total capacity
 //!  ours          both paths, striped
-//!  clairvoyant   ──wwan0─┤──wlan0────├─wwan0───┤wlan0├─        told which is better, and when
+//!  clairvoyant   ──wwan0─┤──wlan0────├─wwan0───┤wlan0├─        knows which is better, and when
 //! ```
 //!
-//! The clairvoyant device has each link only while it is the better one, and the next one a moment
-//! before the other goes, so that changing costs it nothing. What could be gained over it is the sum
-//! less what it got; the mark is a share of that. In the simulator all of them are D2TP, so that
-//! nothing but the number of paths differs; single paths stand for the paper's TCPs.
+//! The clairvoyant device has each link only while it is the better one, and gets the next one a
+//! moment before the other ends, so that a change costs nothing. The possible gain is the sum minus
+//! its result; the mark is a share of that. In the simulator all of them use D2TP, so that only the
+//! number of paths differs; single paths stand for the paper's TCP.
 
 use std::fmt::Write as _;
 
@@ -24,9 +24,9 @@ use serde_json::{Map, Value, json};
 
 /// Wi-Fi coverage, in hundredths.
 pub(super) const COVERAGES: [u32; 5] = [0, 25, 50, 75, 100];
-/// Payload of a full packet of 1500 bytes: what is left by IP, UDP, D2TP and its tag.
+/// The share of payload in a full packet of 1500 bytes: without IP, UDP, D2TP and its tag.
 const PAYLOAD_SHARE: f64 = 1432.0 / 1500.0;
-/// The clairvoyant device has its next link this much before it leaves the other.
+/// How long before leaving a link the clairvoyant device has the next one, in seconds.
 const OVERLAP_S: f64 = 0.25;
 
 /// How the device moves.
@@ -34,9 +34,9 @@ const OVERLAP_S: f64 = 0.25;
 pub(super) struct Movement {
     pub(super) name: &'static str,
     pub(super) seconds: f64,
-    /// Mean stay at an access point.
+    /// The mean length of a stay at an access point, in seconds.
     pub(super) contact_s: f64,
-    /// How often rates change.
+    /// The interval at which rates change, in seconds.
     pub(super) step_s: f64,
     pub(super) walking: bool,
 }
@@ -57,38 +57,38 @@ pub(super) const DRIVING: Movement = Movement {
     walking: false,
 };
 
-/// A stretch of time in which nothing changes.
+/// A period in which nothing changes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct MobilitySegment {
     pub(super) from_s: f64,
     pub(super) until_s: f64,
-    /// Which stay at an access point it is part of, and its rate; none where there is no Wi-Fi.
+    /// The number of the stay at an access point, and the rate; `None` without Wi-Fi.
     pub(super) wifi: Option<(usize, f64)>,
     pub(super) cell_mbps: f64,
 }
 
-/// Chance that repeats: the same seed, the same walk.
+/// A repeatable random generator: equal seeds give equal walks.
 pub(super) struct WalkRng(pub(super) u64);
 
 impl WalkRng {
-    /// Evenly from 0 to 1, never 0.
+    /// A number evenly distributed from 0 to 1, never 0.
     pub(super) fn even(&mut self) -> f64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
         ((self.0 >> 11) as f64 + 1.0) / ((1u64 << 53) as f64 + 1.0)
     }
-    /// Exponentially, with this mean.
+    /// A number from the exponential distribution with this mean.
     pub(super) fn span(&mut self, mean: f64) -> f64 {
         -mean * self.even().ln()
     }
 }
 
 impl Movement {
-    /// Rates over time at this coverage. Stays and gaps are drawn, then both kinds are stretched so
-    /// that the coverage is exactly what it is to be.
+    /// Rates over time at this coverage. Stays and gaps are drawn, then both are scaled so that the
+    /// coverage is exact.
     ///
-    /// Another seed, another walk.
+    /// Different seeds give different walks.
     pub(super) fn course(&self, coverage: u32, seed: u64) -> Vec<MobilitySegment> {
         let share = f64::from(coverage) / 100.0;
         let salt = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -136,7 +136,8 @@ impl Movement {
             };
             let begin = at;
             put(at, at + stay, &|middle| {
-                // Nearer to the access point in the middle of the stay, up to what its line gives.
+                // Closer to the access point in the middle of the stay, up to the rate of its
+                // uplink.
                 let height = ((middle - begin) / stay * std::f64::consts::PI).sin();
                 let rate = if self.walking {
                     (12.0 * height).clamp(1.0, 10.0)
@@ -151,7 +152,7 @@ impl Movement {
     }
 }
 
-/// Who downloads.
+/// The clients that download.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum MobilityClient {
     Ours,
@@ -161,10 +162,10 @@ enum MobilityClient {
     WifiFirst,
 }
 
-/// When a link is there for somebody: from, until, the access point.
+/// When a link is available for a client: from, until, the access point.
 type Presence = Vec<(f64, f64, usize)>;
 
-/// When `uses` is true of a stretch, joined where nothing changes.
+/// The periods for which `uses` is true, joined if nothing changes between them.
 fn presence(
     course: &[MobilitySegment],
     uses: impl Fn(&MobilitySegment) -> Option<usize>,
@@ -182,14 +183,15 @@ fn presence(
     out
 }
 
-/// When the links are there for this one: Wi-Fi, cellular.
+/// When the links are available for this client: Wi-Fi, cellular.
 fn links_of(who: MobilityClient, course: &[MobilitySegment]) -> (Presence, Presence) {
     let end = course.last().map_or(0.0, |s| s.until_s);
     let always = vec![(0.0, end, 0)];
     let covered = presence(course, |s| s.wifi.map(|(point, _)| point));
     let better = |s: &MobilitySegment| s.wifi.filter(|(_, rate)| *rate > s.cell_mbps);
     let without = |cell: Presence| {
-        // The next link is there a moment before the other goes, and stays as long beside it.
+        // The next link is available a moment before the other ends, and both overlap for the same
+        // time.
         let lap = |(from, until, n): (f64, f64, usize)| {
             let from: f64 = if from > 0.0 { from - OVERLAP_S } else { from };
             (from.max(0.0), (until + OVERLAP_S).min(end), n)
@@ -212,7 +214,7 @@ fn links_of(who: MobilityClient, course: &[MobilitySegment]) -> (Presence, Prese
     }
 }
 
-/// Spans that touch or overlap become one.
+/// Joins periods that touch or overlap.
 fn join(spans: Presence) -> Presence {
     let mut out: Presence = Vec::new();
     for (from, until, n) in spans {
@@ -229,7 +231,7 @@ fn scenario(who: MobilityClient, course: &[MobilitySegment]) -> String {
     scenario_of(links_of(who, course), course)
 }
 
-/// A download that outlasts the course, over links that are there as the course has it.
+/// A download that is longer than the walk, over links that are available as in the walk.
 pub(super) fn scenario_of_all(course: &[MobilitySegment]) -> String {
     scenario_of(links_of(MobilityClient::Ours, course), course)
 }
@@ -247,7 +249,7 @@ fn scenario_of((wifi, cell): (Presence, Presence), course: &[MobilitySegment]) -
     let _ = write!(
         text,
         "[[flow]]\nbytes = {}\npolicy = \"any\"\n",
-        // More than there is.
+        // More than the links can carry.
         (end * 13e6 / 8.0) as u64
     );
     text
@@ -279,7 +281,7 @@ fn put_link(
     for (from, until, _) in there {
         match before {
             Some(left) if (left - from).abs() < 1e-6 => {
-                // From one access point to the next, without a hole between them.
+                // From one access point to the next, without an outage between them.
                 changes.retain(|(at, what)| *at != left || what != "up = false");
                 changes.push((*from, "new_address = true".to_owned()));
             }
@@ -297,7 +299,7 @@ fn put_link(
     }
 }
 
-/// What the links of a course carry at best, in Mb/s of payload over the whole of it.
+/// The most that the links of a walk can carry, in Mb/s of payload over its whole length.
 fn sum_mbps(course: &[MobilitySegment]) -> f64 {
     let end = course.last().map_or(1.0, |s| s.until_s);
     let mbit = |s: &MobilitySegment| {
@@ -306,7 +308,7 @@ fn sum_mbps(course: &[MobilitySegment]) -> f64 {
     course.iter().map(mbit).sum::<f64>() / end * PAYLOAD_SHARE
 }
 
-/// In virtual time, every coverage.
+/// Runs all coverages in virtual time.
 pub fn simulate() -> anyhow::Result<Measured> {
     let mut ours = Map::new();
     let mut baseline = Map::new();
@@ -350,10 +352,10 @@ pub fn simulate() -> anyhow::Result<Measured> {
     Ok(Measured::figures(ours, baseline, 1))
 }
 
-/// Courses at once on real sockets: ten labs, of which none carries more than 12 Mb/s.
+/// Walks at once on real sockets: ten labs, none of which carries more than 12 Mb/s.
 const AT_ONCE: usize = 2;
 
-/// On real sockets, every coverage, beside the kernel's TCP and MPTCP.
+/// Runs all coverages on real sockets, with the kernel's TCP and MPTCP for comparison.
 pub fn on_real_sockets() -> anyhow::Result<Measured> {
     let mut ours = Map::new();
     let mut baseline = Map::new();
@@ -381,7 +383,7 @@ pub fn on_real_sockets() -> anyhow::Result<Measured> {
     Ok(Measured::figures(ours, baseline, 1))
 }
 
-/// Everybody's run over one course, each in a lab of its own, all at once.
+/// The runs of all clients over one walk, each in a separate lab, all at once.
 struct Rides {
     course: Vec<MobilitySegment>,
     ours: Emulated,
@@ -414,7 +416,7 @@ impl Rides {
         })
     }
 
-    /// Our figures, and those beside them.
+    /// Our figures, and those for comparison.
     fn end(self) -> anyhow::Result<(Value, Value)> {
         let seconds = self.course.last().map_or(1.0, |s| s.until_s);
         let mbps = |run: Emulated| {
@@ -444,7 +446,7 @@ fn judged(ours: f64, clairvoyant: f64, sum: f64) -> Value {
     })
 }
 
-/// Payload in Mb/s over the whole course.
+/// Payload in Mb/s over the whole walk.
 fn in_simulator(who: MobilityClient, course: &[MobilitySegment]) -> anyhow::Result<f64> {
     let text = scenario(who, course);
     let scenario = Scenario::parse("M1", &text, &mut |name| {

@@ -1,4 +1,4 @@
-//! The papers' results, each as a run that anybody can repeat.
+//! The papers' results, each of which can be repeated as a run.
 //!
 //! ```text
 //!  lab/repro/ID.toml ─▶ rows.rs ─┬▶ experiment/: scenario × variants, metrics ─┐
@@ -6,11 +6,11 @@
 //!                                      measured.rs: by the bench program       │
 //!                                      emulated.rs: by `cedos lab run`         │
 //!                                                                              │
-//!                                  mark.rs: what must hold of them ────────────┴──▶ one JSON object
-//!                                                               results.rs: docs/results.md of those kept
+//!                                  mark.rs: conditions on the figures ─────────┴──▶ one JSON object
+//!                                                               results.rs: docs/results.md of kept results
 //! ```
 //!
-//! A row that cannot be run yet is listed as such; a run never invents a figure.
+//! A row that cannot be run yet is listed as such; a run never makes up a figure.
 
 pub mod applications;
 mod emulated;

@@ -1,4 +1,4 @@
-//! M2: bits per joule and bits per second, the strategies of the paper and ours on one plane.
+//! M2: bits per joule and bits per second of the paper's strategies and ours, on one plane.
 //!
 //! ```text
 //!  Mb/J ▲      × damped                 the courses of M1, and a walk like that of the paper's
@@ -8,9 +8,9 @@
 //!       └──────────────────────▶ Mb/s
 //! ```
 //!
-//! A strategy dominates another that has neither more bits per joule nor more bits per second. What is
-//! judged is `lead`: over all of the paper's, the least by which we are ahead on the axis on which we are
-//! ahead by more. Below one, something of the paper's is better on both.
+//! A strategy dominates another one that has neither more bits per joule nor more bits per second.
+//! The mark is on `lead`: for each of the paper's strategies the larger of our two ratios to it,
+//! and the smallest of these. Below one, a strategy of the paper is better on both axes.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -29,29 +29,29 @@ use d2tp_sched::energy_policy::{EnergyPolicy, RadioPowerModel};
 use d2tp_sched::{FREE_RATE_FIRST_BYTES_PER_S, METERED_RATE_FIRST_BYTES_PER_S};
 use serde_json::{Map, Value, json};
 
-/// Three rounds of probing and picking.
+/// The length of a run: three rounds of probing and picking.
 const SECONDS: f64 = 330.0;
-/// Walks and drives.
+/// The seeds of walks and drives.
 const SEEDS: std::ops::RangeInclusive<u64> = 1..=4;
-/// By then every radio sleeps again.
+/// The time after which every radio sleeps again.
 const AFTER: Span = Span::from_secs(30);
-/// Our policy uses a link whose bits per joule are at least this share of the mean.
-const SHARE: f64 = 0.8; // tried beside 0.7, 0.9 and 1 on other walks than these
-/// What the omniscient one, damped, looks ahead.
+/// Our policy uses a link if its bits per joule are at least this share of the mean.
+const SHARE: f64 = 0.8; // chosen over 0.7, 0.9 and 1 on other walks than these
+/// How far the damped omniscient strategy looks ahead.
 const DAMPING: Span = Span::from_secs(30);
-/// The paper's mean rate of Wi-Fi where it measures energy, in Mb/s.
+/// The paper's mean rate of Wi-Fi in its energy measurements, in Mb/s.
 const WIFI_MEAN_MBPS: f64 = 1.55;
-/// Wi-Fi at its worst there.
+/// The lowest rate of Wi-Fi on those walks, in Mb/s.
 const WIFI_LEAST_MBPS: f64 = 0.25; // a guess: nearly out of reach
 
-/// Radios of a phone: Wi-Fi, cellular.
+/// Phones, each with its radios: Wi-Fi, cellular.
 const PHONES: [(&str, Radio, Radio); 3] = [
     ("i997", radios::WIFI_I997, radios::UMTS_I997),
     ("g1", radios::WIFI_G1, radios::UMTS_G1),
     ("thunderbolt", radios::WIFI_2012, radios::UMTS_2012),
 ];
 
-/// Who downloads.
+/// The strategies that download.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PlaneClient {
     Cell,
@@ -65,7 +65,7 @@ enum PlaneClient {
 }
 
 impl PlaneClient {
-    /// The clients of the paper.
+    /// The strategies of the paper.
     const THEIRS: [PlaneClient; 6] = [
         PlaneClient::Cell,
         PlaneClient::Wifi,
@@ -88,7 +88,7 @@ impl PlaneClient {
         }
     }
 
-    /// Whether what it does depends on what the radios draw.
+    /// Whether the strategy depends on the power of the radios.
     fn looks_at_joules(self) -> bool {
         !matches!(
             self,
@@ -120,7 +120,7 @@ impl PlaneClient {
     }
 }
 
-/// What a radio draws, as a strategy is told.
+/// The power model of a radio, as a strategy gets it.
 fn draw_of(radio: &Radio) -> RadioPowerModel {
     let joules = |span: Span, milliwatts: f64| milliwatts / 1e3 * span.as_secs_f64();
     RadioPowerModel {
@@ -146,12 +146,13 @@ fn forecasts(course: &[MobilitySegment]) -> Vec<Forecast> {
     course.iter().map(of).collect()
 }
 
-/// Where the device goes.
+/// The movement of the device.
 #[derive(Clone, Copy, Debug)]
 enum PlaneRoute {
-    /// The movement of M1, with so much Wi-Fi.
+    /// The movement of M1, with this Wi-Fi coverage.
     Covered(Movement, u32),
-    /// A walk in full coverage on which the signal varies, its mean that of the paper's energy table.
+    /// A walk with full coverage and varying signal, whose mean rate is that of the paper's energy
+    /// table.
     Varying,
 }
 
@@ -190,7 +191,7 @@ impl PlaneRoute {
     }
 }
 
-/// Full coverage, good only near the access points.
+/// A walk with full coverage, which is good only near access points.
 fn varying(seed: u64) -> Vec<MobilitySegment> {
     let movement = Movement {
         seconds: SECONDS,
@@ -199,7 +200,8 @@ fn varying(seed: u64) -> Vec<MobilitySegment> {
     };
     let course = movement.course(100, seed);
     let point = |stretch: &MobilitySegment| stretch.wifi.map_or(0, |(point, _)| point);
-    // How near a stretch's middle is to the middle of its stay: 1 in the middle, 0 where it ends.
+    // How close the middle of a segment is to the middle of its stay: 1 in the middle, 0 at the
+    // ends.
     let height = |stretch: &MobilitySegment| {
         let stay = course.iter().filter(|s| point(s) == point(stretch));
         let (from, until) = stay.fold((f64::MAX, 0.0_f64), |(from, until), s| {
@@ -215,7 +217,7 @@ fn varying(seed: u64) -> Vec<MobilitySegment> {
             .map(|(s, height)| (s.until_s - s.from_s) * rate(*height, steep));
         mbit.sum::<f64>() / SECONDS
     };
-    // The steeper, the less: halved until the mean is what it is to be.
+    // Steeper means less: bisection until the mean has the required value.
     let (mut low, mut high) = (0.0, 1_000.0);
     for _ in 0..60 {
         let middle = (low + high) / 2.0;
@@ -234,7 +236,7 @@ fn varying(seed: u64) -> Vec<MobilitySegment> {
         .collect()
 }
 
-/// A run: who, where, on which walk, with which phone's radios in mind.
+/// A run: the strategy, the movement, the walk, and the phone whose radios are assumed.
 #[derive(Clone, Copy, Debug)]
 struct PlaneRun {
     who: PlaneClient,
@@ -296,7 +298,7 @@ fn run(job: PlaneRun) -> anyhow::Result<Vec<PlanePoint>> {
     Ok(PHONES.map(point).to_vec())
 }
 
-/// What a radio consumed above idle, its last tail included.
+/// The energy of a radio above idle, its last tail included.
 fn joules(radio: Radio, link: usize, passages: &[PassedPacket]) -> f64 {
     let end = Time::from_secs_f64(SECONDS);
     let mut meter = RadioEnergyMeter::new(radio, Time::ZERO);
@@ -311,7 +313,7 @@ fn joules(radio: Radio, link: usize, passages: &[PassedPacket]) -> f64 {
     energy.total() - energy.idle
 }
 
-/// All runs, on all cores.
+/// Carries out all runs, on all cores.
 fn run_all(jobs: &[PlaneRun]) -> anyhow::Result<Vec<Vec<PlanePoint>>> {
     let next = AtomicUsize::new(0);
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
@@ -337,7 +339,8 @@ fn run_all(jobs: &[PlaneRun]) -> anyhow::Result<Vec<Vec<PlanePoint>>> {
     Ok(done.into_iter().flatten().collect())
 }
 
-/// A strategy over all walks: bits per joule and per second of all of them together, and of each.
+/// The result of a strategy over all walks: bits per joule and per second, for all of them together
+/// and for each.
 #[derive(Clone, Debug)]
 struct Standing {
     points: Vec<PlanePoint>,
@@ -349,7 +352,7 @@ impl Standing {
         mbit / SECONDS / self.points.len() as f64
     }
 
-    /// Megabits per joule; none if nothing was spent, for nothing was carried.
+    /// Megabits per joule; `None` if no energy was used, because nothing was carried.
     fn mbit_per_joule(&self) -> Option<f64> {
         let (mbit, joules) = self.points.iter().fold((0.0, 0.0), |(mbit, joules), p| {
             (mbit + p.mbit, joules + p.joules)
@@ -368,9 +371,9 @@ impl Standing {
         })
     }
 
-    /// How many times as much as the other we have, by joule and by second.
+    /// Our ratio to the other strategy, by joule and by second.
     fn over(&self, other: &Standing) -> [f64; 2] {
-        // Who carries nothing is behind by any measure.
+        // A strategy that carries nothing is worse by any measure.
         let ratio = |ours: f64, theirs: f64| {
             if theirs > 0.0 {
                 ours / theirs
@@ -388,7 +391,7 @@ impl Standing {
     }
 }
 
-/// In virtual time.
+/// Runs the row in virtual time.
 pub fn simulate() -> anyhow::Result<Measured> {
     let jobs = jobs();
     let points = run_all(&jobs)?;
@@ -444,7 +447,7 @@ pub fn simulate() -> anyhow::Result<Measured> {
     Ok(Measured::figures(ours, baseline, SEEDS.count()))
 }
 
-/// The plane, for each phone: three places of the row's figures.
+/// The plane for each phone: three charts of the row's figures.
 pub fn charts(ours: &Value, baseline: &Value) -> Vec<Chart> {
     let places = [
         ("walking", "signal_varies", "walking, signal varies"),

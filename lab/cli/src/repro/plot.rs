@@ -1,45 +1,47 @@
-//! Charts as SVG: dots and lines over two axes, several charts in one picture.
+//! Draws charts as SVG: dots and lines over two axes, several charts in one picture.
 //!
 //! ```text
 //!  Chart ┐            ┌──────────┬──────────┐
 //!  Chart ├─▶ picture ─▶ chart    │ chart    │   COLUMNS side by side,
-//!  Chart ┘            ├──────────┼──────────┤   one legend below, for a name
+//!  Chart ┘            ├──────────┼──────────┤   one legend below; a name
 //!                     │ legend              │   has one colour everywhere
 //!                     └─────────────────────┘
 //! ```
 //!
-//! Written by hand: what is needed of SVG are lines, circles and words, less than a library's interface.
+//! It is written by hand, because it needs only lines, circles and text, less than a library's
+//! interface.
 
 use std::fmt::Write as _;
 
-/// Charts side by side.
+/// The number of charts side by side.
 const COLUMNS: usize = 3;
-/// The size of a chart, its words included.
+/// The size of a chart, including its text.
 const CHART: (f64, f64) = (320.0, 250.0);
-/// What its words take on the left, above, on the right and below.
+/// The margins for text on the left, at the top, on the right and at the bottom.
 const MARGIN: (f64, f64, f64, f64) = (52.0, 28.0, 14.0, 40.0);
 /// The height of a line of the legend.
 const LINE: f64 = 20.0;
-/// Parts of an axis, about.
+/// The approximate number of intervals on an axis.
 const TICKS: f64 = 5.0;
-/// Colours that are told apart in print and by most who see few (Okabe and Ito, 2008).
+/// Colours that can be distinguished in print and with most kinds of colour blindness (Okabe and
+/// Ito, 2008).
 const COLOURS: [&str; 8] = [
     "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8a8a8a",
 ];
 
-/// Points that belong together.
+/// A series of points.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Series {
-    /// In the legend.
+    /// The name in the legend.
     pub name: String,
-    /// In the units of the axes.
+    /// The points, in the units of the axes.
     pub points: Vec<(f64, f64)>,
-    /// A line through them, instead of a dot on each.
+    /// Whether a line connects the points, instead of a dot on each.
     pub line: bool,
 }
 
 impl Series {
-    /// A dot on each point.
+    /// A series with a dot on each point.
     pub fn dots(name: &str, points: Vec<(f64, f64)>) -> Series {
         Series {
             name: name.to_owned(),
@@ -48,7 +50,7 @@ impl Series {
         }
     }
 
-    /// A line through the points.
+    /// A series with a line through the points.
     pub fn line(name: &str, points: Vec<(f64, f64)>) -> Series {
         Series {
             line: true,
@@ -57,20 +59,20 @@ impl Series {
     }
 }
 
-/// Two axes and what is on them. They begin at zero.
+/// Two axes, which begin at zero, and the series on them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Chart {
-    /// Above it.
+    /// The title above the chart.
     pub title: String,
-    /// What the horizontal axis counts, with its unit.
+    /// The label of the horizontal axis, with its unit.
     pub x: String,
-    /// What the vertical axis counts, with its unit.
+    /// The label of the vertical axis, with its unit.
     pub y: String,
-    /// On it; later ones lie over earlier ones.
+    /// The series; later ones are drawn over earlier ones.
     pub series: Vec<Series>,
 }
 
-/// One picture of all of them.
+/// One picture with all charts.
 pub fn picture(charts: &[Chart]) -> String {
     let mut names: Vec<&str> = Vec::new();
     for series in charts.iter().flat_map(|chart| &chart.series) {
@@ -187,7 +189,7 @@ fn put_chart(svg: &mut String, chart: &Chart, names: &[&str]) {
     }
 }
 
-/// The step between ticks, 1, 2 or 5 times a power of ten, and where the axis ends.
+/// The step between ticks, 1, 2 or 5 times a power of ten, and the end of the axis.
 fn scale(most: f64) -> (f64, f64) {
     let most = if most > 0.0 { most * 1.05 } else { 1.0 };
     let raw = most / TICKS;
@@ -257,7 +259,7 @@ mod tests {
             ],
         };
         let svg = picture(&[chart(vec![(1.0, 2.0)]), chart(Vec::new())]);
-        // Its dot, and that of the legend.
+        // Its dot, and that in the legend.
         assert_eq!(svg.matches(COLOURS[0]).count(), 2);
         assert_eq!(svg.matches("<polyline").count(), 2);
         assert_eq!(svg.matches(">ours<").count(), 1);
@@ -275,7 +277,7 @@ mod tests {
             series: vec![Series::dots("it", vec![(5.0, 0.0)])],
         };
         let (left, top, right, bottom) = MARGIN;
-        // Half way to 10 on the horizontal axis, on the bottom of the vertical one.
+        // Half way to 10 on the horizontal axis, at the bottom of the vertical one.
         let x = left + (CHART.0 - left - right) * 5.0 / scale(5.0).1;
         let y = CHART.1 - bottom;
         let _ = top;

@@ -1,7 +1,7 @@
-//! C8: eight weeks of podcasts, by the delay that was allowed.
+//! C8: eight weeks of podcasts, by the allowed delay.
 //!
 //! ```text
-//!  lab/sim/src/field.rs: 50 people ─▶ D2Sched, Algorithm 1, Wi-Fi alone ─▶ share of Wi-Fi by class of delay
+//!  lab/sim/src/field.rs: 50 people ─▶ D2Sched, Algorithm 1, Wi-Fi alone ─▶ share of Wi-Fi by delay class
 //! ```
 
 use super::runner::Measured;
@@ -10,11 +10,13 @@ use cedos_lab_sim::field::{DelayClass, FieldDownload, FieldStudy, LogNormal};
 use d2tp_sched::SchedulerMode;
 use serde_json::{Map, Value, json};
 
-/// Studies of eight weeks, taken together. The networks were fitted on others.
+/// The seeds of studies of eight weeks, which are evaluated together. The networks were fitted on
+/// other seeds.
 const SEEDS: std::ops::Range<u64> = 101..102;
 
-/// Classes of delays: a name, hours from and to, and of a hundred downloads those that allow them.
-// From the paper: 20 of a hundred allow none, about 70 an hour or more. How they are divided is assumed.
+/// Delay classes: a name, hours from and to, and the percentage of downloads.
+// From the paper: 20 % allow no delay, about 70 % an hour or more. The division among these is
+// assumed.
 const CLASSES: [(&str, f64, f64, f64); 4] = [
     ("none", 0.0, 0.0, 20.0),
     ("tens_of_minutes", 1.0 / 6.0, 1.0, 12.0),
@@ -22,20 +24,20 @@ const CLASSES: [(&str, f64, f64, f64); 4] = [
     ("above_three_hours", 3.0, 6.0, 20.0),
 ];
 
-/// What the paper's figure 9 has, in its words; nothing is said of one to three hours.
+/// The values of the paper's figure 9; it has none for one to three hours.
 const PAPER_PERCENT: [Option<f64>; 4] = [Some(79.5), Some(93.0), None, Some(99.5)];
 
-/// Per cent of all bytes that the paper's users moved to Wi-Fi.
+/// Percent of all bytes that the paper's users moved to Wi-Fi.
 const PAPER_ALL_PERCENT: f64 = 92.4;
 
-/// Who decides.
+/// The schedulers that are compared.
 const POLICIES: [(&str, SchedulerMode); 3] = [
     ("d2sched", SchedulerMode::Forecast),
     ("algorithm_1", SchedulerMode::AlgorithmOne { margin: 0.0 }),
     ("at_most", SchedulerMode::FreeOnly),
 ];
 
-/// The paper's study, as far as it says.
+/// The paper's study, as far as it is described.
 fn study() -> FieldStudy {
     let delays = |(_, from_h, until_h, share): (&str, f64, f64, f64)| DelayClass {
         share,
@@ -49,9 +51,10 @@ fn study() -> FieldStudy {
         // 71.2 GB; the deviation is a guess.
         size: LogNormal::of_mean(71.2e9 / 2_834.0, 0.8),
         delays: CLASSES.map(delays).to_vec(),
-        // Fitted to 79.5 %, as far as it says how people choose.
+        // Fitted to 79.5 %, since the paper does not say how people choose.
         at_once_on_wifi: 79.0,
-        // Wi-Fi for 62.9 % of the time; the rest fitted until Algorithm 1 has what it has in the paper.
+        // Wi-Fi for 62.9 % of the time; the rest is fitted so that Algorithm 1 has the paper's
+        // result.
         stays: LogNormal {
             median: 48.0,
             deviation: 2.0,
@@ -76,7 +79,7 @@ fn study() -> FieldStudy {
     }
 }
 
-/// In virtual time.
+/// Runs the row in virtual time.
 pub fn simulate() -> anyhow::Result<Measured> {
     let study = study();
     let mut figures = Map::new();
@@ -110,7 +113,7 @@ pub fn simulate() -> anyhow::Result<Measured> {
     Ok(measured)
 }
 
-/// By class, and of everything.
+/// The figures by class, and for all downloads.
 fn told(fetched: &[FieldDownload]) -> Value {
     let mut classes = Map::new();
     for (n, (class, ..)) in CLASSES.iter().enumerate() {

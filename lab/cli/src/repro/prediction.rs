@@ -1,4 +1,4 @@
-//! E3: how long holes in coverage will be, on ways travelled again and again.
+//! E3: prediction of the length of coverage holes on routes that are travelled repeatedly.
 
 use super::runner::Measured;
 use crate::verbs::foresee::{ROUND_TRIPS, figures};
@@ -7,12 +7,12 @@ use cedos_lab_sim::foresight::{HoleForecast, play};
 use cedos_lab_sim::route::{Route, TERRAINS, Terrain, to_csv};
 use serde_json::{Map, Value, json};
 
-/// Routes of each terrain, trips on each, holes of each.
+/// The numbers of routes of each terrain, of trips on each route, and of holes on each.
 const ROUTES: u64 = 12;
 const TRIPS: u64 = 10;
 const HOLES: usize = 25;
 
-/// In virtual time.
+/// Runs the row in virtual time.
 pub fn simulate() -> anyhow::Result<Measured> {
     let mut ours = Map::new();
     let mut all = Vec::new();
@@ -33,14 +33,14 @@ pub fn simulate() -> anyhow::Result<Measured> {
     ))
 }
 
-/// All holes of a terrain but those of first trips.
+/// All holes of a terrain except those of first trips.
 fn travel(terrain: Terrain) -> anyhow::Result<Vec<HoleForecast>> {
     let mut seen = Vec::new();
     for seed in 0..ROUTES {
         let route = Route::draw(terrain, HOLES, seed);
         let mut trips = Vec::new();
         for trip in 0..TRIPS {
-            // By way of the recordings' form, as any other would come.
+            // Through the format of recordings, like any other trace.
             let trace = Trace::from_csv(&to_csv(&route.trip(trip)))?;
             trips.push(trace.rows("wifi").unwrap_or_default().to_vec());
         }

@@ -1,4 +1,4 @@
-//! One row, run and judged.
+//! The result of running one row.
 
 use super::experiment::row_file::{ResultRow, RowExperiment};
 use super::experiment::source_files::SourceFiles;
@@ -11,38 +11,38 @@ use anyhow::Context;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// One row, run: the object `cedos repro ID --json` prints.
+/// The result of a row: the object that `cedos repro ID --json` prints.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Reproduced {
-    /// The row's name: `C3`.
+    /// The row's id, such as `C3`.
     pub id: String,
-    /// Where it was run.
+    /// The venue where it was run.
     pub r#where: RowVenue,
     /// Whether its figures are those of a model, without the protocol's code.
     #[serde(default)]
     pub model: bool,
-    /// What the authors claim.
+    /// The authors' claim.
     pub claim: String,
-    /// What they measured.
+    /// The authors' measurements.
     pub paper: String,
-    /// What we measured.
+    /// Our measurements.
     pub ours: Value,
-    /// What others do on the same links.
+    /// The figures of others on the same links.
     pub baseline: Value,
-    /// What must hold of `ours`.
+    /// The marks: conditions on `ours`.
     pub mark: Vec<String>,
-    /// Whether it does.
+    /// Whether all marks hold.
     pub holds: bool,
-    /// What that says of the claim.
+    /// The verdict on the claim.
     pub verdict: RowVerdict,
-    /// How many seeds, days, trips or rounds the figures are of.
+    /// The number of seeds, days, trips or rounds behind the figures.
     pub seeds: usize,
     /// Conditions and assumptions.
     pub conditions: Vec<String>,
 }
 
 impl Reproduced {
-    /// Where its figures are from: `lab`, `sim` or `model`.
+    /// The source of its figures: `lab`, `sim` or `model`.
     pub fn source(&self) -> &'static str {
         match self.model {
             true => "model",
@@ -51,10 +51,10 @@ impl Reproduced {
     }
 }
 
-/// How a row is measured there.
+/// The measurement of a row in a venue.
 ///
 /// # Errors
-/// It cannot be run there; where it can is said.
+/// The row cannot be run there; the error says where it can.
 pub fn experiment(row: &ResultRow, venue: RowVenue) -> anyhow::Result<&RowExperiment> {
     row.at(venue).with_context(|| {
         let elsewhere: Vec<_> = row.venues.iter().map(|(at, _)| at.word()).collect();
@@ -72,7 +72,7 @@ pub fn experiment(row: &ResultRow, venue: RowVenue) -> anyhow::Result<&RowExperi
 /// Runs a row.
 ///
 /// # Errors
-/// It cannot be run there, or the run failed.
+/// The row cannot be run there, or the run failed.
 pub fn run(row: &ResultRow, venue: RowVenue, files: &SourceFiles) -> anyhow::Result<Reproduced> {
     let how = experiment(row, venue)?;
     let measured = match &how.runner {
@@ -82,16 +82,16 @@ pub fn run(row: &ResultRow, venue: RowVenue, files: &SourceFiles) -> anyhow::Res
     judge(row, venue, measured)
 }
 
-/// What was measured, with what its row says of it.
+/// Combines the measurements with the texts and the verdict of the row.
 ///
 /// # Errors
-/// A mark names a figure that is not there.
+/// A mark names a figure that does not exist.
 pub fn judge(row: &ResultRow, venue: RowVenue, measured: Measured) -> anyhow::Result<Reproduced> {
     let how = experiment(row, venue)?;
     let mut marks = measured.mark;
     let mut conditions = measured.conditions;
     if how.runner.is_some() {
-        // The runner adds what depends on its run.
+        // The runner adds marks that depend on its run.
         let own = how.marks.iter().map(|mark| mark.text().to_owned());
         marks = own.chain(marks).collect();
         conditions = how.conditions.iter().cloned().chain(conditions).collect();
@@ -116,7 +116,7 @@ pub fn judge(row: &ResultRow, venue: RowVenue, measured: Measured) -> anyhow::Re
 /// The charts of a row: those of its file, its runner's, or each figure beside its mark.
 ///
 /// # Errors
-/// A chart needs figures that are not there.
+/// A chart needs figures that are missing.
 pub fn charts(row: &ResultRow, reproduced: &Reproduced) -> anyhow::Result<Vec<Chart>> {
     let how = experiment(row, reproduced.r#where)?;
     let (ours, baseline) = (&reproduced.ours, &reproduced.baseline);
@@ -132,7 +132,7 @@ pub fn charts(row: &ResultRow, reproduced: &Reproduced) -> anyhow::Result<Vec<Ch
     how.charts.iter().map(|chart| chart.drawn(&facts)).collect()
 }
 
-/// A row without a chart of its own: each figure that has a mark, beside it.
+/// A chart for a row without its own: each figure that has a mark, beside that mark.
 fn against_marks(row: &Reproduced) -> Chart {
     let reached = mark::reached(&row.mark, &row.ours);
     let last = reached.len().max(1) as f64 + 0.5;

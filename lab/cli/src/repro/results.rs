@@ -1,11 +1,11 @@
-//! Results that are kept, and docs/results.md of them.
+//! Kept results, and the generation of docs/results.md from them.
 //!
 //! ```text
 //!  cedos repro ID --into docs/results ─▶ docs/results/ID.sim.json, .svg
 //!  cedos repro --table docs/results   ─▶ docs/results.md
 //! ```
 //!
-//! A row of which nothing is kept is listed as such: the table says nothing that was not run.
+//! A row without a kept result is listed as such: the table contains only what was run.
 
 use super::experiment::row_file::ResultRow;
 use super::reproduced::{Reproduced, charts};
@@ -16,25 +16,25 @@ use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-/// A larger picture is not kept: the figures are.
+/// The largest picture that is kept, in bytes; the figures of larger ones are kept.
 const PICTURE_BYTES_MAX: usize = 40_000;
 
-/// What a row came to, and when.
+/// The result of a row, and its date.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct KeptResult {
-    /// The day of the run, UTC.
+    /// The date of the run, UTC.
     run_on: jiff::civil::Date,
-    /// Whether its charts are beside it.
+    /// Whether its charts are stored beside it.
     picture: bool,
-    /// The row, run.
+    /// The result of the row.
     #[serde(flatten)]
     pub row: Reproduced,
 }
 
-/// Keeps what a row came to.
+/// Stores the result of a row.
 ///
 /// # Errors
-/// The folder cannot be written to, or the row's charts cannot be drawn.
+/// The folder is not writable, or the row's charts cannot be drawn.
 pub fn keep(folder: &Path, row: &ResultRow, reproduced: &Reproduced) -> anyhow::Result<()> {
     let at = || format!("cannot write into {}", folder.display());
     std::fs::create_dir_all(folder).with_context(at)?;
@@ -54,7 +54,7 @@ pub fn keep(folder: &Path, row: &ResultRow, reproduced: &Reproduced) -> anyhow::
     std::fs::write(folder.join(format!("{name}.json")), json).with_context(at)
 }
 
-/// What was kept in a folder.
+/// Reads the results kept in a folder.
 ///
 /// # Errors
 /// A file cannot be read, or is no kept result.
@@ -161,7 +161,7 @@ fn line(result: &KeptResult) -> String {
     format!("| {} |", cells.join(" | "))
 }
 
-/// The marks that do not hold, with the figures.
+/// The marks that do not hold, with their figures.
 fn missed_marks(row: &Reproduced) -> Vec<String> {
     let holds = |mark: &&String| mark::one_holds(mark, &row.ours).unwrap_or(false);
     let missed = row.mark.iter().filter(|mark| !holds(mark));
@@ -176,7 +176,7 @@ fn missed_marks(row: &Reproduced) -> Vec<String> {
     missed.map(words).collect()
 }
 
-/// The mark whose figure is nearest to what it asks for, those that do not hold first.
+/// The mark whose figure is closest to its limit; those that do not hold come first.
 fn nearest(row: &Reproduced) -> String {
     let distance = |mark: &&String| {
         let apart = mark::sides(mark, &row.ours).map_or(f64::MAX, |(left, right)| {
@@ -184,7 +184,7 @@ fn nearest(row: &Reproduced) -> String {
         });
         let holds = mark::one_holds(mark, &row.ours).unwrap_or(false);
         match holds {
-            // What is to be equal is not near to anything.
+            // A comparison for equality has no distance to its limit.
             true if mark.contains("==") => f64::MAX,
             true => apart,
             false => -1.0 - apart,
@@ -197,7 +197,7 @@ fn nearest(row: &Reproduced) -> String {
     mark.map_or_else(String::new, |mark| with_figure(mark, row))
 }
 
-/// A mark and the figures it is about.
+/// A mark with the figures that it contains.
 fn with_figure(mark: &str, row: &Reproduced) -> String {
     let says_right_side = mark
         .split(' ')
@@ -210,7 +210,7 @@ fn with_figure(mark: &str, row: &Reproduced) -> String {
     }
 }
 
-/// Four digits that count, or all of a whole number.
+/// Formats a number with four significant digits, or all digits of a whole number.
 fn short(value: f64) -> String {
     if value.fract() == 0.0 || value.abs() >= 10_000.0 {
         return format!("{value:.0}");

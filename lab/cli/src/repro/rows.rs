@@ -1,4 +1,4 @@
-//! Every result of the five papers that is to be reproduced: `lab/repro/ID.toml`, and where its runner is.
+//! All results of the five papers: `lab/repro/ID.toml`, with the module of its runner.
 
 use super::experiment::row_file::ResultRow;
 use std::sync::LazyLock;
@@ -31,15 +31,15 @@ static ROWS: LazyLock<Vec<ResultRow>> = LazyLock::new(|| {
     FILES.iter().map(row).collect()
 });
 
-/// Every result, paper by paper.
+/// All results, paper by paper.
 ///
 /// # Panics
-/// A file that this program was built with is no row: our own mistake, and a test says so first.
+/// If a file built into this program is not a valid row, which a test checks.
 pub fn all() -> &'static [ResultRow] {
     &ROWS
 }
 
-/// The row of this name, in any case.
+/// The row with this id, in upper or lower case.
 pub fn find(id: &str) -> Option<&'static ResultRow> {
     all().iter().find(|row| row.id.eq_ignore_ascii_case(id))
 }

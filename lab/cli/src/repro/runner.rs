@@ -1,20 +1,20 @@
-//! What a runner of a row returns, and where it runs.
+//! The results of a row's runner, and the venues.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// Where a row is run.
+/// The venue of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RowVenue {
-    /// Virtual time around the real core.
+    /// Virtual time, with the real core.
     Sim,
     /// Real sockets between network namespaces.
     Lab,
 }
 
 impl RowVenue {
-    /// The name that the user writes.
+    /// The name on the command line.
     pub fn word(self) -> &'static str {
         match self {
             RowVenue::Sim => "sim",
@@ -23,23 +23,23 @@ impl RowVenue {
     }
 }
 
-/// What a runner measured.
+/// The measurements of a runner.
 #[derive(Debug)]
 pub struct Measured {
     /// Our figures.
     pub ours: Value,
-    /// The figures of what we compare with; `null` where nothing was run beside it.
+    /// The figures for comparison; `null` if nothing was compared.
     pub baseline: Value,
-    /// What must hold of `ours`: comparisons as [`super::mark::holds`] reads them.
+    /// Conditions on `ours`: comparisons for [`super::mark::holds`].
     pub mark: Vec<String>,
-    /// Under what conditions, and what had to be assumed.
+    /// The conditions of the measurement, and assumptions.
     pub conditions: Vec<String>,
-    /// How many seeds, days, trips or rounds its figures are of; 1 where chance was drawn once.
+    /// The number of seeds, days, trips or rounds behind the figures; 1 for a single run.
     pub seeds: usize,
 }
 
 impl Measured {
-    /// Figures of which the row's file says all else.
+    /// The figures of a row whose file has all other texts.
     pub fn figures(ours: Value, baseline: Value, seeds: usize) -> Measured {
         Measured {
             ours,

@@ -1,6 +1,7 @@
-//! Measurements that are more than a scenario, its variants and metrics: models, programs, drawn courses.
+//! Runners for measurements that are more than a scenario, its variants and metrics: models,
+//! programs, random walks.
 //!
-//! A row's file names its runner; claim, conditions, marks and charts are in the file.
+//! A row's file names its runner, and contains the claim, the conditions, the marks and the charts.
 
 use super::plot::Chart;
 use super::runner::Measured;
@@ -11,14 +12,14 @@ use super::{
 use anyhow::anyhow;
 use serde_json::Value;
 
-/// A runner as a row's file names it.
+/// A runner, with the name that row files use.
 pub struct NamedRunner {
     name: &'static str,
     /// Measures the row.
     pub run: fn() -> anyhow::Result<Measured>,
-    /// Draws figures of which there are more than a file can name: ours, and those we compare with.
+    /// Draws charts of figures that are too many for a file: ours, and those for comparison.
     pub charts: Option<fn(&Value, &Value) -> Vec<Chart>>,
-    /// Puts `ours.table` and `baseline.table` into a table that people read.
+    /// Formats `ours.table` and `baseline.table` as a table for people.
     pub table: Option<fn(&Value, &Value) -> String>,
 }
 
@@ -64,7 +65,7 @@ static RUNNERS: &[NamedRunner] = &[
 /// The runner of this name.
 ///
 /// # Errors
-/// There is none.
+/// There is no such runner.
 pub fn find(name: &str) -> anyhow::Result<&'static NamedRunner> {
     RUNNERS.iter().find(|one| one.name == name).ok_or_else(|| {
         let names = || RUNNERS.iter().map(|one| one.name);

@@ -1,13 +1,13 @@
-//! C7: a film on a subway, Wi-Fi at some of the stations, and LTE for what is missing.
+//! C7: a film on a subway, with Wi-Fi at some stations, and LTE for the rest.
 //!
 //! ```text
-//!  wlan0   ├─ dead ─┤     ├ dead ┼ carries ┤     ├─ dead ─┤        44 stops, 22 stations both ways
+//!  wlan0   ├─ dead ─┤     ├ dead ┼ carries ┤     ├─ dead ─┤        44 stops, 22 stations in both directions
 //!          0      56.4  116.7  138.7     173.1 233.4                9 of them carry (3 without rescan)
 //!  wwan0   ────────────────────────────────────────────────
 //! ```
 //!
-//! The optimum knows all of it beforehand: it takes everything that Wi-Fi carries, and pays for what the
-//! film would otherwise have been short of, and no more.
+//! The optimum knows everything beforehand: it uses all that Wi-Fi carries, and pays only for what
+//! the film would otherwise lack.
 
 use super::runner::Measured;
 use anyhow::{Context, anyhow, ensure};
@@ -22,7 +22,7 @@ use std::io::{BufRead, BufReader, Write as _};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// From the paper.
+/// Values from the paper.
 const STOPS: usize = 44;
 const STAY_S: f64 = 56.4;
 const GAP_S: f64 = 60.3;
@@ -32,32 +32,34 @@ const WIFI_RTT_MS: f64 = 13.7;
 const LTE_RTT_MS: f64 = 42.9;
 const LOW_BYTES: u64 = 200_000;
 const HIGH_BYTES: u64 = 3_000_000;
-/// LTE's rate in its experiments with deadlines: it states none here.
+/// LTE's rate in the paper's experiments with deadlines; it states none for this one.
 const LTE_MBPS: f64 = 4.7;
-/// Its interface takes 0.3 s, its paths a round trip each for the challenge and the first packet.
+/// The interface takes 0.3 s, and the path one round trip each for the challenge and the first
+/// packet.
 const SWITCHING: SwitchDelay = SwitchDelay {
     interface: Duration::from_millis(300),
     challenge: Duration::from_millis(43),
     first_packet: Duration::from_millis(43),
 };
 
-/// The share of a full packet of 1,500 bytes that is payload: the rest is IP, UDP and D2TP.
+/// The payload share of a full packet of 1,500 bytes, without IP, UDP and D2TP.
 const PAYLOAD_SHARE: f64 = 1_432.0 / 1_500.0;
 
-/// Which stops carry data, and when: spread over the trip as a seed has it.
+/// The stops at which Wi-Fi carries data, distributed over the trip by a seed.
 #[derive(Clone, Debug)]
 struct Trip {
-    /// From, to, in seconds: Wi-Fi carries.
+    /// When Wi-Fi carries data: from, to, in seconds.
     carries: Vec<(f64, f64)>,
     ends_s: f64,
 }
 
 impl Trip {
-    /// With data at `live` of its stops.
+    /// A trip with data at `live` of its stops.
     fn new(live: usize, seed: u64) -> Trip {
         let mut stops: Vec<usize> = (0..STOPS).collect();
         let mut state = seed;
-        // Fisher and Yates's shuffle, by a generator that is the same everywhere (Knuth's MMIX).
+        // Fisher and Yates's shuffle, with a generator that is equal on all machines (Knuth's
+        // MMIX).
         for n in (1..STOPS).rev() {
             state = state
                 .wrapping_mul(6_364_136_223_846_793_005)
@@ -76,19 +78,20 @@ impl Trip {
         }
     }
 
-    /// Bytes that Wi-Fi can have carried by then.
+    /// The bytes that Wi-Fi can have carried by this time.
     fn wifi_bytes(&self, by_s: f64) -> f64 {
         let shared = |(from, to): &(f64, f64)| (by_s.min(*to) - from).max(0.0);
         self.carries.iter().map(shared).sum::<f64>() * WIFI_MBPS * 1e6 / 8.0
     }
 
-    /// The least that must be paid for `bytes` at `rate`, shown from `begins_s` on without a pause.
+    /// The least that must be paid for `bytes` at `rate`, played from `begins_s` on without a
+    /// stall.
     fn optimum_paid(&self, bytes: f64, rate: f64, begins_s: f64) -> f64 {
         let short = |at_s: f64| {
             let shown = ((at_s - begins_s).max(0.0) * rate).min(bytes);
             shown - self.wifi_bytes(at_s)
         };
-        // It is the shortest just before Wi-Fi begins to carry, and at the end.
+        // The buffer is lowest just before Wi-Fi begins to carry, and at the end.
         let begins = self.carries.iter().map(|(from, _)| *from);
         begins
             .chain([begins_s + bytes / rate])
@@ -96,7 +99,7 @@ impl Trip {
             .fold(0.0, f64::max)
     }
 
-    /// The ride as a trace of both links.
+    /// The trip as a trace of both links.
     fn trace(&self) -> String {
         let mut text = format!("{CSV_HEADER}\n");
         let rate = WIFI_MBPS / PAYLOAD_SHARE;
@@ -108,7 +111,7 @@ impl Trip {
             let leaves = comes + STAY_S;
             row(comes, 1, "1");
             if let Some((from, _)) = self.carries.iter().find(|(_, to)| *to == leaves) {
-                // The device left the access point for one that works.
+                // The device has left the access point for one that works.
                 row(from - 0.01, 0, "1");
                 row(*from, 1, "0");
             }
@@ -118,7 +121,7 @@ impl Trip {
     }
 }
 
-/// One film on one trip.
+/// The result of one film on one trip.
 struct Film {
     name: &'static str,
     kbps: u64,
@@ -145,7 +148,7 @@ const FILMS: [Film; 4] = [
 /// The variants whose buffer levels are drawn.
 const DRAWN: [&str; 3] = ["640_rescan", "780_rescan", "780_no_rescan"];
 
-/// In virtual time, the whole trip.
+/// Runs the whole trip in virtual time.
 pub fn simulate() -> anyhow::Result<Measured> {
     let mut ours = Map::new();
     let mut levels = Map::new();
@@ -226,19 +229,21 @@ bytes = {bytes}
     Ok((figures, watched))
 }
 
-/// The lab's trip: a quarter of the time of everything, and five stops of which the second carries.
+/// The lab's trip: all times are divided by this, with five stops, the second of which carries
+/// data.
 const LAB_SCALE: f64 = 4.0;
 const LAB_STOPS: usize = 5;
 const LAB_LIVE: usize = 1;
 const LAB_KBPS: u64 = 640;
-/// ffmpeg reads bytes as sound of two channels of 16 bits: so many samples a second are 640 kb/s.
+/// The sample rate at which ffmpeg reads bytes at 640 kb/s, as stereo sound with 16 bits.
 const LAB_SAMPLES_PER_S: u64 = LAB_KBPS * 125 / 4;
-/// How long ffmpeg may take to begin.
+/// How long ffmpeg may take to start, in seconds.
 const LAB_SPARE_S: f64 = 20.0;
-/// ffmpeg says where it is twice a second; it is late when it is this far behind the clock. // a guess
+/// ffmpeg reports its position twice a second; it counts as late if it is this far behind the
+/// clock. // a guess
 const LATE_S: f64 = 1.0;
 
-/// On real sockets: ffmpeg reads the link of `cedos play` at the film's own pace.
+/// On real sockets: ffmpeg reads the URL of `cedos play` at the film's rate.
 pub fn emulate() -> anyhow::Result<Measured> {
     let stay_s = STAY_S / LAB_SCALE;
     let gap_s = GAP_S / LAB_SCALE;
@@ -313,9 +318,9 @@ rtt_ms = {LTE_RTT_MS}
     Ok(measured)
 }
 
-/// What a player came to.
+/// The result of a player.
 struct SubwayPlayback {
-    /// Seconds of the run, about, when it began to show.
+    /// When playback began, in seconds of the run, approximately.
     begun_s: f64,
     shown_s: f64,
     late_max_s: f64,
@@ -323,7 +328,7 @@ struct SubwayPlayback {
     carried: Value,
 }
 
-/// Has ffmpeg on the lab's device play so many bytes by `cedos play`.
+/// Makes ffmpeg on the lab's device play this many bytes by `cedos play`.
 fn play(scenario: &str, bytes: u64, high: u64) -> anyhow::Result<SubwayPlayback> {
     let mut file = tempfile::Builder::new().suffix(".toml").tempfile()?;
     file.write_all(scenario.as_bytes())?;
@@ -331,7 +336,7 @@ fn play(scenario: &str, bytes: u64, high: u64) -> anyhow::Result<SubwayPlayback>
     let program = std::env::current_exe().context("cannot find this program's own path")?;
     let player = format!(
         "exec \"$0\" play --json --bitrate {LAB_KBPS}k --low {LOW_BYTES} --high {high} --store \"$1\" \
-         --prox \"$CEDOS_LAB_PROX\" --link wlan0=free --link wwan0=metered \
+         --prox \"$CEDOS_LAB_PROX\" --link wlan0*=free --link wwan0*=metered \
          \"$CEDOS_LAB_ORIGIN/bytes/{bytes}\" -- ffmpeg -loglevel error -nostats -nostdin \
          -progress pipe:2 -stats_period 0.5 -re -f s16le -ar {LAB_SAMPLES_PER_S} -ac 2 -i {{}} -f null -"
     );
@@ -407,10 +412,10 @@ mod tests {
         // 10 s of Wi-Fi are 7.8625 MB.
         let rate = 100_000.0;
         assert!((trip.wifi_bytes(105.0) - 3_931_250.0).abs() < 1.0);
-        // 20 MB in 200 s: 12.1 MB more than Wi-Fi has at the end.
+        // 20 MB in 200 s: 12.1 MB more than Wi-Fi carries by the end.
         let paid = trip.optimum_paid(2e7, rate, 0.0);
         assert!((paid - 12_137_500.0).abs() < 1.0, "{paid}");
-        // 11 MB in 110 s: 10 MB of them before Wi-Fi comes.
+        // 11 MB in 110 s, 10 MB of them before Wi-Fi is available.
         let paid = trip.optimum_paid(1.1e7, rate, 0.0);
         assert!((paid - 1e7).abs() < 1.0, "{paid}");
     }

@@ -1,11 +1,13 @@
-//! A video in two layers over DATAGRAMs: reports by the steadier link, commands on both, base layers on both.
+//! A video in two layers over DATAGRAMs: reports on the steadier link, commands and base layers on
+//! both.
 //!
 //! ```text
-//!  wlan0 ══ enhancement, base ══┤hole├══════════   1 % lost
-//!  wwan0 ── base again, reports, commands ──────   0.6 Mb/s, and it stays
+//!  wlan0 ══ enhancement, base ══┤outage├════════   1 % lost
+//!  wwan0 ── base again, reports, commands ──────   0.6 Mb/s, without outages
 //! ```
 //!
-//! The same application beside it on Wi-Fi alone, on both links without routes, and with each route alone.
+//! For comparison the same application runs on Wi-Fi alone, on both links without routes, and with
+//! each route alone.
 
 use super::runner::Measured;
 use cedos_lab_scenario::{Scenario, ScenarioFault};
@@ -44,7 +46,7 @@ const MANNERS: [(&str, VideoLinkUse); 6] = [
     ("all_three", VideoLinkUse::THREE),
 ];
 
-/// In virtual time.
+/// Runs the row in virtual time.
 pub fn simulate() -> anyhow::Result<Measured> {
     let mut ours = Map::new();
     for (name, manner) in MANNERS {
@@ -61,7 +63,7 @@ pub fn simulate() -> anyhow::Result<Measured> {
     ))
 }
 
-/// What came of all runs together.
+/// The figures of all runs together.
 fn figures(seen: &[VideoQuality]) -> Value {
     let sum = |of: fn(&VideoQuality) -> u64| seen.iter().map(of).sum::<u64>() as f64;
     let mut commands: Vec<f64> = seen

@@ -1,7 +1,7 @@
-//! C5: what waiting for Wi-Fi takes, held awake, looking at a fixed period, and as D-Lock does.
+//! C5: the power of waiting for Wi-Fi: kept awake, with scans at a fixed interval, and with D-Lock.
 //!
 //! ```text
-//!  Lock (core/sched) ─▶ lab/sim waiting.rs ─▶ looks, found, missed ─▶ lab/energy Phone ─▶ milliwatts
+//!  WakePlanner (core/sched) ─▶ lab/sim waiting.rs ─▶ scans, found, missed ─▶ lab/energy Phone ─▶ milliwatts
 //! ```
 
 use super::runner::Measured;
@@ -12,27 +12,28 @@ use d2tp_sched::ScanPeriods;
 use serde_json::{Map, Value, json};
 
 const DAY: Span = Span::from_secs(86_400);
-/// The paper's phone scans so often while it is held awake.
+/// The interval at which the paper's phone scans while it is kept awake.
 const HELD_SCAN: Span = Span::from_secs(120);
-/// The paper's periods, in minutes.
+/// The paper's intervals, in minutes.
 const MINUTES: [u64; 6] = [1, 2, 3, 4, 5, 10];
-/// Days with Wi-Fi.
+/// The number of simulated days with Wi-Fi.
 const SEEDS: u64 = 200;
 
-/// Mean lengths of stays and of gaps. // Lee et al., CoNEXT 2010: two hours, 40 minutes
+/// The mean length of stays. // Lee et al., CoNEXT 2010: two hours
 const STAY: Span = Span::from_secs(7_200);
+/// The mean length of gaps between stays. // Lee et al., CoNEXT 2010: 40 minutes
 const GAP: Span = Span::from_secs(2_400);
-/// A night at home. // a guess
+/// The longest stay: a night at home. // a guess
 const LONGEST: Span = Span::from_secs(12 * 3_600);
 
-/// The phone that the marks are for, then what a scan might cost instead.
+/// The phone for the marks, then other assumptions about the cost of a scan.
 const PHONES: [(&str, Phone); 3] = [
     ("galaxy_s3", phones::GALAXY_S3),
     ("own_scan", phones::GALAXY_S3_OWN_SCAN),
     ("own_scan_low", phones::GALAXY_S3_OWN_SCAN_LOW),
 ];
 
-/// In virtual time.
+/// Runs the row in virtual time.
 pub fn simulate() -> anyhow::Result<Measured> {
     let end = Time::ZERO + DAY;
     let fixed = |minutes: u64| ScanPeriods::fixed(Span::from_secs(60 * minutes));
@@ -75,7 +76,7 @@ pub fn simulate() -> anyhow::Result<Measured> {
     Ok(Measured::figures(Value::Object(ours), baseline, seeds))
 }
 
-/// What days with Wi-Fi come to on the phone of the marks.
+/// The results of days with Wi-Fi on the phone for the marks.
 fn on_days_of(days: &[Vec<WifiPeriod>], end: Time, periods: ScanPeriods) -> Value {
     let waited: Vec<WifiWaitResult> = days.iter().map(|stays| wait(stays, end, periods)).collect();
     let sum = |of: &dyn Fn(&WifiWaitResult) -> f64| waited.iter().map(of).sum::<f64>();

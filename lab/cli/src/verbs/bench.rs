@@ -1,5 +1,5 @@
-//! `cedos bench`: measures. The peers to compare with live in a program of their own, so that
-//! nobody has to build quinn to download a podcast; this verb finds and runs it.
+//! `cedos bench`: benchmarks. The transports to compare with are in a separate program, so that a
+//! download does not need to build quinn; this verb finds and runs that program.
 
 use std::ffi::OsString;
 use std::process::{Command, ExitCode};

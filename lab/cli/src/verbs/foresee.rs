@@ -1,4 +1,4 @@
-//! `cedos sim foresee TRIP…`: how well the holes of a way are foreseen that is travelled again and again.
+//! `cedos sim foresee TRIP…`: prediction of outages on a route that is travelled repeatedly.
 
 use anyhow::{Context, bail};
 use cedos_lab_link::trace::{Trace, TraceRow};
@@ -11,9 +11,9 @@ use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Round trips assumed of the links one might go over to.
+/// Assumed round trips of the links to which a device might switch.
 pub const ROUND_TRIPS: [Span; 2] = [Span::from_secs(2), Span::from_secs(5)];
-/// Seconds: the shares of holes foreseen within.
+/// The error limits in seconds for which the share of predicted outages is counted.
 pub const WITHIN_S: [f64; 8] = [0.5, 1.0, 2.0, 3.0, 5.0, 8.0, 12.0, 20.0];
 
 /// Play recordings of the same route, in the order given, and predict holes; holes count from the second trip on.
@@ -50,7 +50,7 @@ pub struct ForeseeArgs {
     seed: u64,
 }
 
-/// Carry out `cedos sim foresee`. Prints one JSON object.
+/// Carries out `cedos sim foresee`. Prints one JSON object.
 ///
 /// # Errors
 /// A trip cannot be read or written.
@@ -79,7 +79,7 @@ pub fn run(args: &ForeseeArgs) -> anyhow::Result<ExitCode> {
         trips.push(rows.to_vec());
     }
     let mut seen = play(&trips, ROUND_TRIPS);
-    // A single recording of many laps is one trip: its first hole alone is learnt and not counted.
+    // A single recording of many laps is one trip: only its first outage is learnt and not counted.
     let first = if trips.len() > 1 { 1 } else { 0 };
     seen.retain(|hole| hole.trip >= first && hole.ours_s.is_some());
     if seen.is_empty() {
@@ -91,7 +91,7 @@ pub fn run(args: &ForeseeArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What came of the holes.
+/// The figures of the outages.
 pub fn figures(seen: &[HoleForecast]) -> Value {
     let real: Vec<f64> = seen.iter().map(|hole| hole.real_s).collect();
     let error = |of: &dyn Fn(&HoleForecast) -> Option<f64>| {

@@ -1,9 +1,10 @@
-//! `cedos lab run FILE [--json] [--client CLIENT | --over WHO] [--at-origin CMD] [-- CMD…]`: a scenario in real time, between namespaces.
+//! `cedos lab run FILE [--json] [--client CLIENT | --over WHO] [--at-origin CMD] [-- CMD…]`: a
+//! scenario in real time, between namespaces.
 //!
-//! Without CMD each `[[flow]]` is a process of the client, by default a `cedos get` or `cedos put`, started at
-//! its `start_s`, or with `--over` a `cedos lab fetch`, which has the kernel carry it. With CMD that runs on the device
-//! instead; [`environment`] is what it is told. Call [`run`] before the program starts any thread: only
-//! then may an ordinary user build the lab.
+//! Without CMD each `[[flow]]` is a process of the client, started at its `start_s`: by default a
+//! `cedos get` or `cedos put`, or with `--over` a `cedos lab fetch`, which uses the kernel. With
+//! CMD that runs on the device instead; [`environment`] sets its variables. Call [`run`] before the
+//! program starts any thread: only then may an ordinary user build the lab.
 
 use anyhow::{Context, bail};
 use cedos_lab_emu::{World, WorldEvent, enter};
@@ -80,11 +81,11 @@ struct LabRunArgs {
     command: Vec<String>,
 }
 
-/// Carry out `cedos lab …`. The exit code is 0 if CMD succeeds; without CMD, if every expectation
-/// holds.
+/// Carries out `cedos lab …`. The exit code is 0 if CMD succeeds or, without CMD, if every
+/// expectation holds.
 ///
 /// # Errors
-/// The run could not be made.
+/// The run was not possible.
 pub fn run(args: LabArgs) -> anyhow::Result<ExitCode> {
     let args = match args.verb {
         LabVerb::Run(args) => args,
@@ -99,7 +100,7 @@ pub fn run(args: LabArgs) -> anyhow::Result<ExitCode> {
     print_stderr(&format!("lab: the origin is {}", web.what));
     let folder = tempfile::tempdir().context("no temporary folder")?;
     let program = std::env::current_exe().context("cannot find this program's own path")?;
-    // With a command the proxy is a courtesy: the command may need none.
+    // With a command the proxy is optional, because the command may not need it.
     let needs_proxy = !args.direct && matches!(args.over, None | Some(KernelTransport::MptcpProx));
     let proxy = needs_proxy.then(|| start_prox(&world, &program, folder.path()));
     let mut prox = match proxy.transpose() {
@@ -222,8 +223,8 @@ fn tell(happening: &WorldEvent) {
     ));
 }
 
-/// What a command on the device is told: where the origin is, over HTTP and HTTPS, whom to trust
-/// for the latter, where the proxy is, the device's key, and what the links stand for.
+/// Sets the environment of a command on the device: the origin's URLs for HTTP and HTTPS, the
+/// authority for the latter, the proxy's address, the device's key, and the link classes.
 fn environment(command: &mut Command, world: &World, prox: Option<&LabProx>) {
     let origin = origin_named(world);
     command
@@ -274,14 +275,14 @@ fn run_command(world: &World, command: &[String], prox: Option<&LabProx>) -> any
     Ok(succeeded)
 }
 
-/// What `--at-origin` runs: a shell and what it began, ended together.
+/// The processes of `--at-origin`: a shell and its descendants, which are ended together.
 struct Servers(Child);
 
 impl Servers {
     fn begin(world: &World, script: &str) -> anyhow::Result<Servers> {
         let mut command = Command::new("sh");
         command.args(["-c", script]).process_group(0);
-        // What is printed here is the report.
+        // Standard output is for the report.
         command.stdin(Stdio::null()).stdout(Stdio::null());
         Ok(Servers(world.origin().spawn(command)?))
     }
@@ -297,7 +298,7 @@ impl Drop for Servers {
     }
 }
 
-/// `by_command`: a command ran, and none of the flows.
+/// Prints a summary. `by_command`: a command ran instead of the flows.
 fn summarise(report: &RunReport, by_command: bool) {
     for link in &report.links {
         print_stderr(&format!(

@@ -1,4 +1,4 @@
-//! One file per verb: its command line, and nothing of its work.
+//! One file per verb, which defines its command line and calls its implementation.
 
 pub mod bench;
 pub mod demo;

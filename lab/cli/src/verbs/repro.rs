@@ -1,6 +1,6 @@
-//! `cedos repro [ID] [--where sim|lab] [--json] [--plot FILE]`: the papers' results beside ours.
-//! `cedos repro --file FILE`: a row of one's own, or a changed one.
-//! `cedos repro --all [--json] [--into FOLDER]`: every row; `cedos repro --table FOLDER`: what was kept, as docs/results.md.
+//! `cedos repro [ID] [--where sim|lab] [--json] [--plot FILE]`: the papers' results compared with ours.
+//! `cedos repro --file FILE`: a new or changed row.
+//! `cedos repro --all [--json] [--into FOLDER]`: every row; `cedos repro --table FOLDER`: docs/results.md of kept results.
 //! `cedos repro C10 [--delays S,…] [--patience S] [--only CELL]`: some of its cells; `cedos repro C11 --only PART`.
 
 use crate::repro::applications::{self, CellSelection};
@@ -27,7 +27,7 @@ pub struct ReproArgs {
     /// Run the row in this file instead of one of the program's: docs/repro.md describes it.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["all", "table"])]
     file: Option<PathBuf>,
-    /// Run every row, each where `--where` says or in its first place: hours.
+    /// Run every row, in the place given by `--where` or in its first place; this takes hours.
     #[arg(long, conflicts_with_all = ["table", "plot"])]
     all: bool,
     /// Keep what each row came to in this folder: ID.PLACE.json and, where the row has a chart, .svg.
@@ -57,11 +57,11 @@ pub struct ReproArgs {
     only: Vec<String>,
 }
 
-/// The longest a cell may be asked to wait.
+/// The longest delay of a cell that may be requested, in seconds.
 const DELAY_S_MAX: i64 = 86_400;
 
 impl ReproArgs {
-    /// Some cells of C10, if they are asked for.
+    /// The requested cells of C10, if any are requested.
     fn cells(&self) -> Option<CellSelection> {
         let CellSelection {
             delays_s,
@@ -81,10 +81,10 @@ impl ReproArgs {
     }
 }
 
-/// Carry out `cedos repro`. The exit code is 0 if the row holds.
+/// Carries out `cedos repro`. The exit code is 0 if the row holds.
 ///
 /// # Errors
-/// There is no such row, it could not be run, or its picture not be drawn.
+/// There is no such row, it could not be run, or its picture could not be drawn.
 pub fn run(args: &ReproArgs) -> anyhow::Result<ExitCode> {
     if let Some(folder) = &args.table {
         let kept = results::read(folder)?;
@@ -155,13 +155,13 @@ fn row_of(file: &Path) -> anyhow::Result<ResultRow> {
     ResultRow::parse(&name, &text)
 }
 
-/// The place that is asked for, or the row's first.
+/// The requested venue, or the row's first one.
 fn place(row: &ResultRow, asked: Option<RowVenue>) -> RowVenue {
     let first = || row.venues.first().map(|(place, _)| *place);
     asked.or_else(first).unwrap_or(RowVenue::Sim)
 }
 
-/// Every row in turn. A row that fails is said and does not end the others.
+/// Runs every row in turn. A row that fails is reported and does not end the others.
 fn all(args: &ReproArgs) -> anyhow::Result<ExitCode> {
     let mut lines = Vec::new();
     let mut all_hold = true;
@@ -212,7 +212,7 @@ fn all(args: &ReproArgs) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// The object of all rows, of what was kept: each where it was run.
+/// The object of all rows, from kept results: each as it was run.
 fn of_kept(kept: &[KeptResult]) -> Value {
     let mut lines = Vec::new();
     for row in rows::all() {
@@ -297,7 +297,7 @@ fn print(of: &ResultRow, row: &Reproduced) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Figures of this name are printed as a table, where the row has one.
+/// Figures with this name are printed as a table, if the row has one.
 const TABLE: &str = "table";
 
 fn print_figures(title: &str, values: &Value) {

@@ -1,5 +1,5 @@
-//! `cedos sim score TRACE… [--jobs FILE] [--policy NAME] [--json] [--dump-optimum FILE] …`: a policy
-//! on recorded links, beside the best that anybody could have done who knew the future.
+//! `cedos sim score TRACE… [--jobs FILE] [--policy NAME] [--json] [--dump-optimum FILE] …`:
+//! evaluates a policy on recorded links, compared with the clairvoyant optimum.
 
 use crate::repro::plot::{self, Chart, Series};
 use anyhow::{Context, anyhow, bail};
@@ -17,10 +17,10 @@ use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// Jobs in a set that is drawn, unless they come alone.
+/// The number of jobs in a drawn set, unless they are alone.
 const JOBS: usize = 3;
 
-/// The policies compared where none is named.
+/// The policies that are compared if none is named.
 const POLICIES: [&str; 5] = [
     "wifi-only",
     "wifi-first",
@@ -69,8 +69,8 @@ pub struct ScoreArgs {
     /// Draw sizes, promise each a time at 90 %, and count how many finish by then.
     #[arg(long, conflicts_with_all = ["jobs", "policies", "dump_optimum", "plot"])]
     promises: bool,
-    /// Forecast each of drawn jobs this many seconds after it came, and compare how likely it was said to be
-    /// on time with how often it was.
+    /// Make a forecast for each drawn job this many seconds after its arrival, and compare the
+    /// forecast probability of success with the share of successes.
     #[arg(long, value_name = "SECONDS", conflicts_with_all = ["jobs", "policies", "dump_optimum", "plot", "promises"])]
     calibration: Option<f64>,
     /// Print one JSON object instead of a table.
@@ -86,11 +86,11 @@ pub struct ScoreArgs {
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum Altered {
-    /// From the end to the beginning.
+    /// Reversed in time.
     Reversed,
-    /// Free links half the length of the trace later than the others.
+    /// Free links shifted in time by half the length of the trace.
     Apart,
-    /// Free links with the metered ones of the next trace.
+    /// Free links combined with the metered ones of the next trace.
     Recombined,
 }
 
@@ -120,10 +120,10 @@ fn mix(name: &str) -> Result<JobMix, String> {
     found.ok_or_else(|| format!("one of {}", names.join(", ")))
 }
 
-/// Carry out `cedos sim score`.
+/// Carries out `cedos sim score`.
 ///
 /// # Errors
-/// A file cannot be read, or not be written.
+/// A file cannot be read or written.
 pub fn run(args: &ScoreArgs) -> anyhow::Result<ExitCode> {
     let recorded = recorded(args)?;
     if args.promises {
@@ -169,7 +169,7 @@ fn write(file: &Path, text: &str) -> anyhow::Result<()> {
     std::fs::write(file, text).with_context(|| format!("{}", file.display()))
 }
 
-/// The traces by name, altered if that is asked for.
+/// The traces by name, altered if requested.
 fn recorded(args: &ScoreArgs) -> anyhow::Result<Vec<(String, Vec<LinkCourse>)>> {
     let way = if args.uploads {
         JobDirection::Up
@@ -209,7 +209,7 @@ fn recorded(args: &ScoreArgs) -> anyhow::Result<Vec<(String, Vec<LinkCourse>)>> 
     Ok((0..all.len()).map(changed).collect())
 }
 
-/// Whether any link of it was seen to carry something from the device.
+/// Whether any link of the trace carried data from the device.
 fn sends(trace: &Trace) -> bool {
     let mut rows = trace.ifaces().filter_map(|name| trace.rows(name)).flatten();
     rows.any(|row| row.up_bps.is_some_and(|rate| rate > 0))
@@ -240,7 +240,7 @@ fn cases(
             continue;
         }
         for seed in args.seed..args.seed.saturating_add(args.sets) {
-            // A set of its own for each trace: what is drawn for one says nothing of another.
+            // Each trace has its own set, so that drawing for one does not affect another.
             let own = seed ^ name.bytes().fold(0, mixed);
             let count = if args.alone { 1 } else { JOBS };
             match jobs::draw(courses, args.mix, count, own) {
@@ -309,7 +309,7 @@ fn calibration(
     Ok(ExitCode::SUCCESS)
 }
 
-/// What another solver needs to check the optimum, and its solution.
+/// The optimum's problem and solution, for another solver to check.
 fn solution(case: &ScoreCase) -> Value {
     let job = |job: &ScoreJob| {
         json!({
@@ -406,7 +406,7 @@ fn percent(share: f64) -> String {
     format!("{:.2} %", 100.0 * share)
 }
 
-/// One set under one policy: bytes by link over time, and what had to be there by when.
+/// One set with one policy: bytes by link over time, and the bytes due over time.
 fn course(case: &ScoreCase, (policy, mode): &(String, SchedulerMode)) -> Chart {
     let course = case.course(*mode);
     let mega = |bytes: f64| bytes * 1e-6;
@@ -436,7 +436,7 @@ fn course(case: &ScoreCase, (policy, mode): &(String, SchedulerMode)) -> Chart {
     }
 }
 
-/// Missed against avoidable; what free links carried against how long the jobs had.
+/// Charts: missed against avoidable; the share of free links against the jobs' deadlines.
 fn charts(cases: &[ScoreCase], rows: &[ScoreRow], figures: &[ScoreFigures]) -> Vec<Chart> {
     let dot = |f: &ScoreFigures| {
         let at = (100.0 * f.avoidable_mean, 100.0 * f.missed);
@@ -477,7 +477,7 @@ fn charts(cases: &[ScoreCase], rows: &[ScoreRow], figures: &[ScoreFigures]) -> V
     ]
 }
 
-/// The mean of those whose deadlines are within the same third of a decade.
+/// The means of groups whose deadlines are within the same third of a decade.
 fn by_deadline(mut points: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
     let class = |s: f64| (3.0 * s.max(1.0).log10()).floor() as i64;
     points.sort_by(|a, b| a.0.total_cmp(&b.0));

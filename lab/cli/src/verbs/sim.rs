@@ -1,6 +1,7 @@
 //! `cedos sim run FILE [--seed N] [--json] [--log FILE]`: a scenario in virtual time.
 //! `cedos sim fuzz --seeds N [--salt S] [--json] [--require-coverage]`: scenarios drawn from seeds,
 //! in search of faults.
+//! `cedos sim vary FILE --seeds N [--first K]`: a scenario at other times, drawn from seeds.
 //! `cedos sim score TRACE…`: a policy on recorded links (`score.rs`).
 //! `cedos sim foresee TRIP…`: holes on ways travelled again (`foresee.rs`).
 
@@ -9,7 +10,7 @@ use super::score::{self, ScoreArgs};
 use anyhow::Context;
 use cedos_lab_scenario::{RunReport, Scenario};
 use cedos_lab_sim::coverage::CoveragePair;
-use cedos_lab_sim::fuzz;
+use cedos_lab_sim::{fuzz, vary};
 use cedos_terminal::{print_stderr, print_stdout};
 use clap::{Args, Subcommand};
 use std::collections::BTreeMap;
@@ -35,6 +36,11 @@ enum SimVerb {
     ///
     /// Exit codes: 0 all of them complete, 1 not, 2 usage.
     Fuzz(FuzzArgs),
+    /// Run a scenario with other times, drawn from seeds.
+    ///
+    /// Exit codes: 0 every flow is whole, connects within 2.5 s and is never silent for longer than 1.5 s, 1 not,
+    /// 2 usage.
+    Vary(VaryArgs),
     Score(Box<ScoreArgs>),
     Foresee(ForeseeArgs),
 }
@@ -76,14 +82,27 @@ struct FuzzArgs {
     keep: Option<PathBuf>,
 }
 
-/// Carry out `cedos sim …`.
+#[derive(Debug, Args)]
+struct VaryArgs {
+    /// The scenario file; see docs/scenarios.md.
+    file: PathBuf,
+    /// How many seeds to try.
+    #[arg(long, default_value_t = 100)]
+    seeds: u64,
+    /// The first seed.
+    #[arg(long, default_value_t = 0)]
+    first: u64,
+}
+
+/// Carries out `cedos sim …`.
 ///
 /// # Errors
-/// The scenario cannot be read or simulated, or an invariant of the core broke.
+/// The scenario cannot be read or simulated, or an invariant of the core is violated.
 pub fn run(args: SimArgs) -> anyhow::Result<ExitCode> {
     match args.verb {
         SimVerb::Run(args) => run_one(&args),
         SimVerb::Fuzz(args) => run_many(&args),
+        SimVerb::Vary(args) => vary_one(&args),
         SimVerb::Score(args) => score::run(&args),
         SimVerb::Foresee(args) => foresee::run(&args),
     }
@@ -177,7 +196,29 @@ fn run_many(args: &FuzzArgs) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// What came of many seeds, for machines.
+fn vary_one(args: &VaryArgs) -> anyhow::Result<ExitCode> {
+    let scenario = Scenario::load(&args.file)?;
+    let file = args.file.display();
+    let seeds = args.first..args.first.saturating_add(args.seeds);
+    let run = |seed| vary::try_varied(&scenario, seed);
+    let tried = fuzz::try_each(seeds, 0, run, |failing| {
+        let (seed, what) = (failing.seed, &failing.what);
+        print_stdout(&format!(
+            "cedos sim vary {file} --first {seed} --seeds 1\n  {what}"
+        ));
+    });
+    print_stdout(&format!(
+        "{} of {} seeds failed",
+        tried.failing.len(),
+        args.seeds
+    ));
+    Ok(match tried.failing.is_empty() {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
+    })
+}
+
+/// The results of many seeds as JSON.
 fn fuzz_json(args: &FuzzArgs, tried: &fuzz::FuzzResult) -> serde_json::Value {
     let failing = tried.failing.iter().map(|f| {
         serde_json::json!({

@@ -1,11 +1,12 @@
-//! Traces made of others, to see whether a policy knows more than it was told: reversed in time, one
-//! link's time shifted against the other's, or free links of one trace with metered ones of the next.
+//! Altered traces, to check that a policy uses no knowledge that it should not have: reversed in
+//! time, one link shifted against the other, or free links of one trace with metered ones of the
+//! next.
 
 use super::course::{self, CourseSegment, LinkCourse};
 use d2tp_sched::LinkClass;
 use d2tp_time::{Span, Time};
 
-/// The course from its end to its beginning.
+/// The course reversed in time.
 pub fn reversed(course: &LinkCourse) -> LinkCourse {
     let mut ends: Vec<Time> = course.stretches.iter().map(|s| s.at).collect();
     ends.remove(0);
@@ -26,7 +27,7 @@ pub fn reversed(course: &LinkCourse) -> LinkCourse {
     }
 }
 
-/// What comes `by` later comes now, and what comes now comes at the end.
+/// The course shifted by `by`: what is before moves to the end.
 pub fn shifted(course: &LinkCourse, by: Span) -> LinkCourse {
     let at = Time::ZERO + by;
     let stretches = &course.stretches[..course.stretches.len() - 1];
@@ -51,7 +52,7 @@ pub fn shifted(course: &LinkCourse, by: Span) -> LinkCourse {
     }
 }
 
-/// The free links of one with the metered ones of another.
+/// The free links of one trace with the metered ones of another.
 pub fn recombined(free: &[LinkCourse], metered: &[LinkCourse]) -> Vec<LinkCourse> {
     let of = |courses: &[LinkCourse], is_free: bool| -> Vec<LinkCourse> {
         let wanted = |course: &&LinkCourse| (course.class == LinkClass::Free) == is_free;
@@ -62,7 +63,7 @@ pub fn recombined(free: &[LinkCourse], metered: &[LinkCourse]) -> Vec<LinkCourse
     all
 }
 
-/// Free links half of their length later than the others.
+/// The courses with free links shifted by half of their length.
 pub fn apart(courses: &[LinkCourse]) -> Vec<LinkCourse> {
     let half = course::end(courses).since(Time::ZERO).divided(2);
     courses

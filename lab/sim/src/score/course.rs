@@ -1,39 +1,40 @@
-//! A recorded link as a fluid: what it can carry, from when on.
+//! A recorded link as a fluid: its capacity over time.
 //!
-//! What a trace leaves blank is unknown, and is read so: `up` as in the row before (down before the
-//! first); a rate while the link is up as in the row before, nothing before the first. So a trace
-//! without upload rates carries no uploads. A link that is up at `loss=1` carries nothing and looks
-//! up; any other loss is in the rates already. Beyond the last row a link is down.
+//! Blank values of a trace are unknown and are read as follows: `up` as in the previous row (down
+//! before the first one); a rate while the link is up as in the previous row, zero before the first
+//! one. So a trace without upload rates carries no uploads. A link that is up with `loss=1` carries
+//! nothing and looks up; any other loss is already part of the rates. After the last row a link is
+//! down.
 
 use cedos_lab_link::trace::{self, Trace, TraceRow};
 use d2tp_sched::LinkClass;
 use d2tp_time::Time;
 
-/// A stretch of a course.
+/// A part of a course with constant values.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CourseSegment {
-    /// From when on.
+    /// The start of the part.
     pub at: Time,
     /// Whether the link looks up.
     pub up: bool,
-    /// What it carries, bytes per second.
+    /// The rate in bytes per second.
     pub rate: f64,
 }
 
-/// A link's whole course.
+/// The course of a link over the whole record.
 #[derive(Debug, Clone)]
 pub struct LinkCourse {
     /// Name of the link, as in the trace.
     pub name: String,
-    /// What its bytes cost.
+    /// The cost class of the link.
     pub class: LinkClass,
-    /// Ascending; the last one is down.
+    /// The parts in ascending order; in the last one the link is down.
     pub stretches: Vec<CourseSegment>,
-    /// When the record ends.
+    /// The end of the record.
     pub end: Time,
 }
 
-/// Which way the jobs go.
+/// The direction of the jobs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum JobDirection {
     /// To the device.
@@ -93,7 +94,7 @@ fn course(name: &str, rows: &[TraceRow], way: JobDirection) -> LinkCourse {
 }
 
 impl LinkCourse {
-    /// What it can carry between two moments.
+    /// The bytes that the link can carry between two times.
     pub fn bytes_between(&self, from: Time, to: Time) -> f64 {
         let mut bytes = 0.0;
         let first = self.stretches.partition_point(|s| s.at <= from);
@@ -108,7 +109,7 @@ impl LinkCourse {
         bytes
     }
 
-    /// The course at this share of its rates.
+    /// The course with this share of its rates.
     pub fn scaled(&self, share: f64) -> LinkCourse {
         let mut course = self.clone();
         for stretch in &mut course.stretches {
@@ -118,7 +119,7 @@ impl LinkCourse {
     }
 }
 
-/// When the first of the records ends.
+/// The end of the shortest record.
 pub fn end(courses: &[LinkCourse]) -> Time {
     courses
         .iter()

@@ -1,4 +1,4 @@
-//! Jobs: from a file, or drawn.
+//! Jobs, read from a file or drawn.
 
 use super::course::{self, LinkCourse};
 use super::optimum;
@@ -6,28 +6,28 @@ use d2tp_time::{Span, Time};
 use rand::{Rng, SeedableRng};
 use rand_pcg::Pcg64Mcg;
 
-/// Something to be carried in time.
+/// A transfer with a deadline.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ScoreJob {
-    /// When it is known.
+    /// When the job becomes known.
     pub arrival: Time,
-    /// How much it is.
+    /// The size of the job in bytes.
     pub bytes: u64,
-    /// How long it may take.
+    /// The time from its arrival to its deadline.
     pub deadline: Span,
 }
 
 impl ScoreJob {
-    /// When it has to be complete.
+    /// The deadline as a point in time.
     pub fn due(&self) -> Time {
         self.arrival + self.deadline
     }
 }
 
-/// What is judged stays feasible when every link has this share of its rates.
+/// The share of every link's rate at which a set of jobs must still be feasible to be evaluated.
 pub const JUDGED_SHARE: f64 = 0.7;
 
-/// Whether all jobs can be met, with every link at the share of its rate that is assumed.
+/// Whether all deadlines can be met with every link at that share of its rate.
 pub fn feasible(courses: &[LinkCourse], jobs: &[ScoreJob]) -> bool {
     let scaled: Vec<LinkCourse> = courses.iter().map(|c| c.scaled(JUDGED_SHARE)).collect();
     optimum::solve(&scaled, jobs).is_some()
@@ -36,15 +36,16 @@ pub fn feasible(courses: &[LinkCourse], jobs: &[ScoreJob]) -> bool {
 /// How jobs are drawn. All of them arrive in the first seven tenths of a trace, evenly.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct JobMix {
-    /// The name that the user writes.
+    /// The name on the command line.
     pub name: &'static str,
-    /// A deadline takes this much of what is left of the trace, drawn evenly.
+    /// The deadline as a share of the rest of the trace, drawn evenly.
     pub deadline: (f64, f64),
-    /// A size is this much of what all links can carry until then, drawn evenly over its logarithm.
+    /// The size as a share of what all links can carry until the deadline, drawn evenly over its
+    /// logarithm.
     pub size: (f64, f64),
 }
 
-/// Every mix; the first is meant where none is said.
+/// Every mix; the first one is the default.
 pub const MIXES: [JobMix; 3] = [
     JobMix {
         name: "mixed",
@@ -63,7 +64,7 @@ pub const MIXES: [JobMix; 3] = [
     },
 ];
 
-/// Draws a set of `count` that is judged; nothing if none is among a thousand.
+/// Draws a set of `count` jobs that can be evaluated; `None` if a thousand draws give none.
 pub fn draw(courses: &[LinkCourse], mix: JobMix, count: usize, seed: u64) -> Option<Vec<ScoreJob>> {
     let mut rng = Pcg64Mcg::seed_from_u64(seed);
     let end_s = course::end(courses).as_secs_f64();
@@ -94,10 +95,10 @@ fn one(courses: &[LinkCourse], end_s: f64, mix: JobMix, rng: &mut Pcg64Mcg) -> S
     }
 }
 
-/// Reads `arrival_s,size_bytes,deadline_s`, with or without that header.
+/// Parses `arrival_s,size_bytes,deadline_s`, with or without that header.
 ///
 /// # Errors
-/// The line at fault, and what is wrong with it.
+/// The faulty line, and the error in it.
 pub fn from_csv(text: &str) -> Result<Vec<ScoreJob>, String> {
     let mut jobs = Vec::new();
     for (n, line) in text.lines().map(str::trim).enumerate() {

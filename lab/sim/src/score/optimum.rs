@@ -14,34 +14,34 @@ use d2tp_sched::LinkClass;
 use d2tp_time::Time;
 use microlp::{ComparisonOp, Error, OptimizationDirection, Problem};
 
-/// The program counts in these: its numbers stay near one. Bytes.
+/// The unit of the linear program in bytes, so that its numbers are near one.
 const UNIT: f64 = 1e6;
 
-/// A share of a job carried in an interval over a link.
+/// Bytes of a job that a link carries in an interval.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct JobShare {
-    /// Which job.
+    /// The index of the job.
     pub job: usize,
-    /// Which link.
+    /// The index of the link.
     pub link: usize,
-    /// From when.
+    /// The start of the interval.
     pub from: Time,
-    /// Until when.
+    /// The end of the interval.
     pub to: Time,
-    /// How much.
+    /// The number of bytes.
     pub bytes: f64,
 }
 
-/// The best that any policy could have done on a course.
+/// The best result that any policy could have had on a course.
 #[derive(Debug, Clone)]
 pub struct Optimum {
     /// The least metered bytes.
     pub metered_bytes: f64,
-    /// One way to do it.
+    /// One solution with that result.
     pub parts: Vec<JobShare>,
 }
 
-/// Solves it; nothing if not all deadlines can be met.
+/// Solves the linear program; `None` if not all deadlines can be met.
 pub fn solve(courses: &[LinkCourse], jobs: &[ScoreJob]) -> Option<Optimum> {
     let mut moments: Vec<Time> = jobs.iter().flat_map(|j| [j.arrival, j.due()]).collect();
     moments.sort_unstable();

@@ -1,11 +1,11 @@
-//! Plays jobs over courses under a policy.
+//! Simulates jobs over recorded links with a policy.
 //!
 //! ```text
-//!  look: what did each link carry? ─▶ Scheduler::see ─▶ decide ─▶ carry until the next look:
+//!  update: what did each link carry? ─▶ Scheduler::observe ─▶ decide ─▶ carry until the next update:
 //!  a second later, or when the plan ends, a job comes, completes or is due, a link comes or goes
 //! ```
 //!
-//! Rates change unseen between looks.
+//! Changes of rates between updates are not visible to the policy.
 
 use super::course::LinkCourse;
 use super::jobs::ScoreJob;
@@ -15,40 +15,40 @@ use d2tp_sched::{
 };
 use d2tp_time::{Span, Time};
 
-/// A link's goodput is looked at so often while it is in use.
+/// The interval at which the goodput of a link in use is measured.
 const LOOK: Span = Span::from_secs(1);
 
-/// A remainder below this is rounding, bytes.
+/// A remainder below this many bytes is a rounding error.
 const ROUNDING: f64 = 0.5;
 
-/// What came of playing a course under a policy.
+/// The result of simulating jobs with a policy.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PlaybackResult {
-    /// Which jobs were complete at their deadline.
+    /// For each job, whether it was complete at its deadline.
     pub met: Vec<bool>,
-    /// What each link carried, in the order of the courses.
+    /// The bytes carried by each link, in the order of the courses.
     pub carried: Vec<f64>,
-    /// What was missing at deadlines.
+    /// The bytes that were missing at deadlines.
     pub late_bytes: f64,
-    /// Each job's own.
+    /// The result of each job.
     pub of_job: Vec<OfJob>,
-    /// How often it was decided.
+    /// The number of decisions.
     pub decisions: u64,
 }
 
-/// What came of one job.
+/// The result of one job.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct OfJob {
-    /// What each link carried of it.
+    /// The bytes of the job that each link carried.
     pub carried: Vec<f64>,
-    /// When it was complete.
+    /// When the job was complete; `None` if it never was.
     pub complete: Option<Time>,
-    /// How often another link than before went on with it.
+    /// How often another link than before continued it.
     pub switches: u32,
-    /// What it had when it was interrupted last, by a switch or by its link going away: who begins anew
-    /// then has fetched that in vain.
+    /// The bytes it had when it was last interrupted, by a switch or by the loss of its link: a
+    /// client that starts again has fetched them in vain.
     pub interrupted_at: f64,
-    /// The link that carried it last.
+    /// The link that last carried it.
     last: Option<usize>,
 }
 
@@ -57,7 +57,7 @@ impl OfJob {
         self.carried.iter().sum()
     }
 
-    /// Has the job go on over these links.
+    /// Continues the job over these links.
     fn go_on(&mut self, links: impl Iterator<Item = usize> + Clone) {
         let Some(first) = links.clone().next() else {
             return;
@@ -74,26 +74,26 @@ impl OfJob {
     }
 }
 
-/// Where a job stands.
+/// The state of an open job.
 #[derive(Debug, Clone, Copy)]
 struct Open {
     job: usize,
     left: f64,
 }
 
-/// What a watcher is told after each stretch between two looks.
+/// The state that an observer gets after each step.
 pub struct PlayerStep<'a> {
-    /// When it began.
+    /// When the step began.
     pub at: Time,
-    /// What was decided.
+    /// The decision for the step.
     pub assignment: &'a LinkAssignment,
-    /// The jobs under way then, and the bytes they lacked.
+    /// The open jobs, and the bytes that they lacked.
     pub open: Vec<(usize, f64)>,
-    /// What each link had carried by then.
+    /// The bytes that each link had carried by then.
     pub carried: &'a [f64],
 }
 
-/// Plays `jobs` over `courses` as `scheduler` decides.
+/// Simulates `jobs` over `courses` with the decisions of `scheduler`.
 pub fn play(
     courses: &[LinkCourse],
     jobs: &[ScoreJob],
@@ -102,7 +102,7 @@ pub fn play(
     play_watched(courses, jobs, scheduler, &mut |_, _| {})
 }
 
-/// Plays a course and reports each step to a watcher.
+/// Simulates jobs and reports each step to an observer.
 pub fn play_watched(
     courses: &[LinkCourse],
     jobs: &[ScoreJob],
@@ -112,8 +112,8 @@ pub fn play_watched(
     play_wishing(courses, jobs, scheduler, &|_, need| need, watch)
 }
 
-/// Plays a course with what each job wants: `demand_of` is given a job's index and what is wanted where
-/// nothing else is said, free links first until the deadline.
+/// Simulates jobs with given demands: `demand_of` gets a job's index and its default demand, which
+/// is free links first until the deadline.
 pub fn play_wishing(
     courses: &[LinkCourse],
     jobs: &[ScoreJob],
@@ -175,17 +175,17 @@ struct PlaybackTable<'a> {
     courses: &'a [LinkCourse],
     jobs: &'a [ScoreJob],
     now: Time,
-    /// In the order in which they came.
+    /// Open jobs, in order of arrival.
     open: Vec<Open>,
-    /// Not come yet, latest first.
+    /// Jobs that have not arrived yet, the latest first.
     coming: Vec<usize>,
-    /// How many of the jobs, the last, came since the last decision.
+    /// How many of the last jobs arrived since the last decision.
     arrived: usize,
-    /// Since the last look.
+    /// The bytes and the time since the last update, for each link.
     seen: Vec<(f64, Span)>,
-    /// Which links looked up at the last look.
+    /// Which links looked up at the last update.
     up: Vec<bool>,
-    /// A job was completed since.
+    /// Whether a job was completed since then.
     completed: bool,
     played: PlaybackResult,
 }
@@ -229,7 +229,8 @@ impl<'a> PlaybackTable<'a> {
         }
     }
 
-    /// Jobs that are due go, those that arrive come; whether anything is different for the policy.
+    /// Removes jobs that are due and adds those that arrive. Returns whether anything changed for
+    /// the policy.
     fn turn_over(&mut self) -> bool {
         let mut changed = std::mem::take(&mut self.completed);
         let (now, jobs) = (self.now, self.jobs);
@@ -288,12 +289,13 @@ impl<'a> PlaybackTable<'a> {
                 size_bytes: need.remaining_bytes.map_or(came, |_| whole),
                 need,
                 priority: 0,
+                source: d2tp_sched::SourceSupply::Ample,
             }
         };
         self.open.iter().map(flow).collect()
     }
 
-    /// When a job comes or is due, or a link comes or goes.
+    /// When a job arrives or is due, or a link comes or goes.
     fn next_event(&self) -> Time {
         let due = self.open.iter().map(|open| self.jobs[open.job].due());
         let arrival = self.coming.last().map(|n| self.jobs[*n].arrival);
@@ -313,7 +315,7 @@ impl<'a> PlaybackTable<'a> {
 
     /// Lets links carry until then, or until a job is complete.
     fn carry(&mut self, assignment: &LinkAssignment, until: Time) {
-        // The order is of places in `open` as it was when it was decided: nothing left since.
+        // The order refers to `open` as it was at the decision: no job was removed since.
         let links = 0..self.courses.len();
         let bounds = links.map(|link| assignment.carried_by(link).1 as f64);
         let mut budgets: Vec<f64> = bounds.collect();
@@ -345,7 +347,7 @@ impl<'a> PlaybackTable<'a> {
                     step = step.min(budgets[*link] / rate);
                 }
             }
-            // A nanosecond at least: time must pass.
+            // At least a nanosecond, because time must advance.
             let span = Span::from_nanos(((step * 1e9).ceil() as u64).max(1));
             let span = span.min(until.since(self.now));
             for place in 0..self.open.len() {
@@ -398,7 +400,8 @@ mod tests {
         SchedulerMode::Forecast,
     ];
 
-    /// Wi-Fi that comes and goes, dead in every third stay, and a cellular link that swings.
+    /// Links for tests: a Wi-Fi that comes and goes, dead in every third stay, and a cellular link
+    /// with a varying rate.
     fn links() -> Vec<LinkCourse> {
         let mut rows = String::new();
         for s in 0..900 {
@@ -502,7 +505,7 @@ mod tests {
         let mut watch = |scheduler: &Scheduler, moment: PlayerStep<'_>| {
             if std::mem::take(&mut first) {
                 assert_eq!(moment.at, arrival);
-                // Nothing was used yet, so nothing was measured, though an hour may have passed.
+                // No link was used yet, so nothing was measured, even after an hour.
                 assert!(
                     scheduler
                         .links()

@@ -1,8 +1,8 @@
-//! Whether promises are kept: jobs of drawn sizes are promised a time at [`AT`], and played with it as
-//! their deadline.
+//! Checks whether estimates of completion times hold: jobs of random sizes get an estimate with the
+//! probability [`AT`], and are simulated with it as their deadline.
 //!
-//! The promise is the one given [`AFTER`] the job came, for links that were never used are measured
-//! first. A time beyond the end of the record cannot be checked and is not counted as promised.
+//! The estimate is the one made [`AFTER`] the job's arrival, because links that were never used are
+//! measured first. A time beyond the end of the record cannot be checked and does not count.
 
 use super::course::{self, LinkCourse};
 use super::jobs::ScoreJob;
@@ -16,25 +16,25 @@ use rand_pcg::Pcg64Mcg;
 use serde::Serialize;
 use std::ops::AddAssign;
 
-/// The probability promised.
+/// The probability of the estimates.
 pub const AT: f64 = 0.9;
 
-/// When it is promised, after the job came.
+/// When the estimate is made, after the job's arrival.
 pub const AFTER: Span = Span::from_secs(3);
 
-/// What came of promises.
+/// The results of estimates.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct PromiseOutcome {
-    /// Given, and within the record.
+    /// Estimates within the record.
     pub promised: u64,
-    /// Promises that were kept: the job was ready in time.
+    /// Estimates that held: the job was complete in time.
     pub kept: u64,
-    /// Given for a time beyond the record.
+    /// Estimates beyond the end of the record.
     pub beyond: u64,
 }
 
 impl PromiseOutcome {
-    /// The share that was ready in time.
+    /// The share of estimates that held.
     pub fn share(&self) -> f64 {
         self.kept as f64 / self.promised.max(1) as f64
     }
@@ -48,7 +48,7 @@ impl AddAssign for PromiseOutcome {
     }
 }
 
-/// Gives `count` promises, one at a time.
+/// Makes and checks `count` estimates, one at a time.
 pub fn keep(courses: &[LinkCourse], count: u64, seed: u64) -> PromiseOutcome {
     let mut rng = Pcg64Mcg::seed_from_u64(seed);
     let end = course::end(courses);
@@ -77,14 +77,15 @@ pub fn keep(courses: &[LinkCourse], count: u64, seed: u64) -> PromiseOutcome {
     kept
 }
 
-/// Forecasts whose probability was within a tenth, and how many of their jobs were ready in time.
+/// Forecasts with probabilities within the same tenth, and how many of their jobs were complete in
+/// time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct CalibrationBin {
-    /// How many forecasts there were.
+    /// The number of forecasts.
     pub forecasts: u64,
     /// The sum of their probabilities.
     pub probability_sum: f64,
-    /// How many jobs were ready in time.
+    /// The number of jobs that were complete in time.
     pub ready: u64,
 }
 
@@ -102,14 +103,14 @@ impl CalibrationBin {
         self.probability_sum / self.forecasts.max(1) as f64
     }
 
-    /// The share of jobs that were ready in time.
+    /// The share of jobs that were complete in time.
     pub fn share(&self) -> f64 {
         self.ready as f64 / self.forecasts.max(1) as f64
     }
 }
 
-/// Forecasts `count` jobs, one at a time, `after` they came, and plays them: one bin for each tenth of
-/// probability.
+/// Makes forecasts for `count` jobs, one at a time, `after` their arrival, and simulates the jobs.
+/// Returns one bin for each tenth of probability.
 pub fn calibrate(
     courses: &[LinkCourse],
     count: u64,
@@ -125,7 +126,7 @@ pub fn calibrate(
             Span::from_secs_f64(end.since(arrival).as_secs_f64() * rng.random_range(0.1..1.0_f64));
         let due = arrival + deadline;
         let room: f64 = courses.iter().map(|c| c.bytes_between(arrival, due)).sum();
-        // From what is easy to half more than all links carry.
+        // From easy jobs to half more than all links carry.
         let share = 1.5 * 30.0_f64.powf(-rng.random_range(0.0..1.0_f64));
         let job = ScoreJob {
             arrival,
@@ -148,6 +149,7 @@ pub fn calibrate(
                     },
                     size_bytes: job.bytes,
                     priority: 0,
+                    source: d2tp_sched::SourceSupply::Ample,
                 };
                 forecast = Some(scheduler.estimates(moment.at, &[flow])[0].ready);
             }
@@ -171,7 +173,7 @@ fn scheduler(courses: &[LinkCourse]) -> Scheduler {
     )
 }
 
-/// The time promised; nothing if the job is complete before it is, or nothing can be promised.
+/// The estimated time; `None` if the job is complete before, or no estimate is possible.
 fn promised(courses: &[LinkCourse], arrival: Time, bytes: u64, end: Time) -> Option<Span> {
     let deadline = end.since(arrival);
     let job = ScoreJob {
@@ -209,7 +211,7 @@ mod tests {
         }
         let trace = Trace::from_csv(&format!("{CSV_HEADER}\n{rows}")).expect("a trace");
         let courses = courses(&trace, JobDirection::Down);
-        // What was forecast a few seconds after a job came happens about as often.
+        // Events that were forecast a few seconds after a job's arrival occur about as often.
         let bins = calibrate(&courses, 200, 2, AFTER);
         let off: f64 = (bins.iter())
             .map(|bin| bin.forecasts as f64 * (bin.forecast() - bin.share()).abs())

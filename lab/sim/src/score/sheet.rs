@@ -1,8 +1,8 @@
-//! The score as a table: a row for each trace, set of jobs and policy, and two figures over them.
+//! The score table: a row for each trace, set of jobs and policy, and two figures for all rows.
 //!
-//! *Missed* is the share of jobs that were not complete at their deadline. The *avoidable share* of a
-//! row is (metered bytes + bytes missing at deadlines − optimum) ÷ bytes of all its jobs. Only sets
-//! that stay feasible at [`JUDGED_SHARE`](super::jobs::JUDGED_SHARE) of the rates count.
+//! *Missed* is the share of jobs that were not complete at their deadline. The *avoidable share* of
+//! a row is (metered bytes + bytes missing at deadlines − optimum) ÷ bytes of all its jobs. Only
+//! sets that stay feasible at [`JUDGED_SHARE`](super::jobs::JUDGED_SHARE) of the rates count.
 
 use super::course::LinkCourse;
 use super::jobs::{self, ScoreJob};
@@ -12,27 +12,27 @@ use d2tp_sched::{FlowDemand, LinkClass, Scheduler, SchedulerMode};
 use d2tp_time::Time;
 use serde::Serialize;
 
-/// One trace, one set of jobs: what every policy is compared on.
+/// One trace with one set of jobs, on which all policies are compared.
 #[derive(Debug, Clone)]
 pub struct ScoreCase {
     /// The trace's name.
     pub trace: String,
-    /// The seed of its jobs.
+    /// The seed of the jobs.
     pub seed: u64,
-    /// Its links.
+    /// The links of the case.
     pub courses: Vec<LinkCourse>,
-    /// What is to be carried.
+    /// The jobs of the case.
     pub jobs: Vec<ScoreJob>,
-    /// Whether policies are told how large jobs are.
+    /// Whether policies know the sizes of jobs.
     pub told: bool,
-    /// Whether it is judged.
+    /// Whether the case is evaluated.
     pub feasible: bool,
-    /// The best there is; nothing if not all deadlines can be met.
+    /// The optimum; `None` if not all deadlines can be met.
     pub optimum: Option<Optimum>,
 }
 
 impl ScoreCase {
-    /// With its optimum.
+    /// Creates a case and computes its optimum.
     pub fn new(trace: &str, seed: u64, courses: Vec<LinkCourse>, jobs: Vec<ScoreJob>) -> ScoreCase {
         ScoreCase {
             trace: trace.to_owned(),
@@ -59,7 +59,7 @@ impl ScoreCase {
         player::play_wishing(&self.courses, &self.jobs, &mut scheduler, &demand_of, watch)
     }
 
-    /// How it goes under a policy: what each link has carried, at each look.
+    /// The bytes that each link has carried over time, with a policy.
     pub fn course(&self, mode: SchedulerMode) -> Vec<(Time, Vec<f64>)> {
         let mut course = vec![(Time::ZERO, vec![0.0; self.courses.len()])];
         let played = self.play(mode, &mut |_, moment| {
@@ -70,7 +70,7 @@ impl ScoreCase {
         course
     }
 
-    /// Plays it under a policy.
+    /// Simulates the case with a policy.
     pub fn score(&self, policy: &str, mode: SchedulerMode) -> ScoreRow {
         let played = self.play(mode, &mut |_, _| {});
         let links = self.courses.iter().zip(&played.carried);
@@ -97,7 +97,7 @@ impl ScoreCase {
     }
 }
 
-/// What a policy made of a case.
+/// The result of a policy in a case.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ScoreRow {
     /// The trace's name.
@@ -106,32 +106,32 @@ pub struct ScoreRow {
     pub seed: u64,
     /// The policy's name.
     pub policy: String,
-    /// How many jobs there were.
+    /// The number of jobs.
     pub jobs: usize,
-    /// How many of the jobs are judged: all or none.
+    /// The number of jobs that are evaluated: all or none.
     pub feasible: usize,
-    /// How many were complete at their deadline.
+    /// The number of jobs that were complete at their deadline.
     pub met: usize,
-    /// Bytes of all jobs.
+    /// The bytes of all jobs.
     pub bytes: u64,
-    /// Carried by metered links.
+    /// Bytes carried by metered links.
     pub metered_bytes: u64,
-    /// Missing at deadlines.
+    /// Bytes missing at deadlines.
     pub late_bytes: u64,
-    /// The least that metered links must carry; nothing if not all deadlines can be met.
+    /// The least bytes that metered links must carry; `None` if not all deadlines can be met.
     pub optimum_metered_bytes: Option<u64>,
-    /// What could have been saved.
+    /// The share of bytes that could have been saved.
     pub avoidable_share: Option<f64>,
 }
 
-/// Over the judged rows of one policy.
+/// Figures over all evaluated rows of a policy.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ScoreFigures {
     /// The policy's name.
     pub policy: String,
-    /// Judged rows.
+    /// The number of evaluated rows.
     pub sets: usize,
-    /// Judged jobs.
+    /// The number of evaluated jobs.
     pub jobs: usize,
     /// The share of jobs that were not complete in time.
     pub missed: f64,
@@ -181,7 +181,7 @@ fn of_policy(policy: &str, rows: &[ScoreRow]) -> Option<ScoreFigures> {
     })
 }
 
-/// The smallest value that this share of an ascending list does not exceed.
+/// The smallest value that is at least as large as this share of an ascending list.
 fn percentile(ascending: &[f64], share: f64) -> f64 {
     let rank = (share * ascending.len() as f64).ceil() as usize;
     ascending[rank.clamp(1, ascending.len()) - 1]

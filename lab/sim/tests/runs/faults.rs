@@ -1,11 +1,11 @@
-//! Scenarios that showed a fault of the core, as small as they could be made. Each stays here.
+//! Scenarios that showed a fault of the core, each as small as possible. They are never removed.
 
 use std::path::Path;
 
 use cedos_lab_scenario::Scenario;
 use cedos_lab_sim::fuzz::{try_scenario, try_seeds};
 
-/// Faults that are still there. One that is gone must leave the list.
+/// Faults that are not mended yet. A mended one must leave the list.
 const OPEN: [(&str, &str); 0] = [];
 
 #[test]

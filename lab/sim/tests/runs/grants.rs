@@ -1,4 +1,4 @@
-//! Grants of the device's scheduler in the simulator: what they let through on a metered link.
+//! Tests of the scheduler's grants in the simulator: what they permit on a metered link.
 
 use cedos_lab_scenario::{RunReport, Scenario};
 use cedos_lab_sim::run;
@@ -24,7 +24,7 @@ fn grants_do_not_hold_back_a_link_whose_round_trip_is_longer_than_a_second() {
 
 #[test]
 fn a_link_that_cost_nothing_for_half_an_hour_carries_as_soon_as_it_is_needed() {
-    // The NAT has long forgotten the path, and Wi-Fi looks up and carries nothing.
+    // The NAT has long dropped the path's mapping, and Wi-Fi is up but carries nothing.
     let idle = "duration_s = 2000\n\
                 [[link]]\nname = \"wlan0\"\ndown_mbps = 5\nup_mbps = 5\n\
                 [[link.at]]\nt_s = 30\ndead = true\n\
@@ -45,7 +45,7 @@ fn a_flow_with_time_in_hand_waits_for_a_free_link_and_only_measures_the_other() 
     let flow = report(patient).flows.remove(0);
     assert!(flow.finished_s.is_some_and(|at| at > 600.0), "{flow:?}");
     let paid = flow.bytes_by_link.get("wwan0").copied().unwrap_or(0);
-    // One probe of 100 kB, before anything is promised of the link.
+    // One probe of 100 kB, before there is an estimate for the link.
     assert!((1..=100_000).contains(&paid), "{paid}");
 }
 
@@ -73,7 +73,8 @@ fn where_time_is_short_the_earlier_deadline_goes_first_either_way() {
             )
         };
         let link = "[[link]]\nname = \"wlan0\"\ndown_mbps = 17.6\nup_mbps = 17.6\nrtt_ms = 20\n";
-        // Side by side both would take 16 s. What an upload has given its session, 4 MiB, leaves all the same.
+        // In parallel both would take 16 s. Bytes that an upload has passed to its session, 4 MiB,
+        // are sent in any case.
         let text = format!("duration_s = 60\n{link}{}{}", flow(25), flow(12));
         let flows = report(&text).flows;
         assert!(flows.iter().all(|flow| flow.deadline_met), "{flows:?}");

@@ -1,4 +1,5 @@
-//! The real core in virtual time: shipped scenarios, faults that were found, devices, peers and video.
+//! Tests of the real core in virtual time: shipped scenarios, former faults, devices, peers and
+//! video.
 
 mod faults;
 mod grants;

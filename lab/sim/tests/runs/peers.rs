@@ -1,4 +1,4 @@
-//! Two devices, a relay between them, and every pair of NATs.
+//! Tests of two devices, a relay between them, and every pair of NATs.
 
 use cedos_lab_link::Behaviour::{self, AddressRestricted, PortRestricted, Symmetric};
 use cedos_lab_sim::peers::{PeerSimulation, SimPeer};
@@ -6,7 +6,8 @@ use d2tp_session::Span;
 
 const S: Span = Span::from_secs(1);
 
-/// Who cannot meet: of two NATs neither lets in a port it has not seen, and one shows a new one to each.
+/// Whether a direct path is impossible: neither NAT accepts an unknown port, and one uses a new
+/// port for each destination.
 fn must_stay_relayed(pair: (Behaviour, Behaviour)) -> bool {
     matches!(
         pair,

@@ -1,4 +1,4 @@
-//! Every scenario of the repository, simulated; and that a seed is all there is to a run.
+//! Simulates every scenario of the repository, and checks that a run depends only on its seed.
 
 use std::path::{Path, PathBuf};
 
@@ -7,7 +7,13 @@ use cedos_lab_sim::fuzz::scenario_text;
 use cedos_lab_sim::run;
 
 /// Scenarios that do not hold yet, and what is missing. One that holds must leave the list.
-const KNOWN_MISSES: [(&str, &str); 0] = [];
+const KNOWN_MISSES: [(&str, &str); 3] = [
+    ("proxy-lost.toml", ONE_NODE),
+    ("stream-handovers.toml", NO_STREAMS),
+    ("udp-blocked.toml", NO_STREAMS),
+];
+const ONE_NODE: &str = "a simulated proxy has one node";
+const NO_STREAMS: &str = "simulated networks carry UDP alone, so there are no streams";
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../scenarios")
@@ -101,7 +107,7 @@ fn no_datagram_leaves_either_end_while_no_link_is_up() {
         let event: serde_json::Value = serde_json::from_str(line).unwrap();
         let at_s = event["t_ns"].as_u64().unwrap() as f64 / 1e9;
         let what = event["what"].as_str().unwrap();
-        // The proxy cannot know at once; it gives up after 15 s of silence.
+        // The proxy cannot know at once; it stops after 15 s of silence.
         let quiet_from = if event["who"] == "proxy" { 21.0 } else { 5.0 };
         let sends = what.starts_with("sends");
         assert!(!sends || at_s < quiet_from || at_s >= 21_605.0, "{line}");
@@ -124,7 +130,7 @@ fn a_revoked_metered_link_carries_at_most_a_second_of_its_rate_more() {
         if what.starts_with("grants 0 on link 1") {
             (revoked_at, before, after) = (event["t_ns"].as_u64(), before + after, 0);
         }
-        // Outer addresses of link 1 begin with 198.18.16.
+        // External addresses of link 1 begin with 198.18.16.
         if event["who"] == "proxy" && what.contains("to 198.18.16.") {
             let bytes = what.split(' ').nth(1).and_then(|n| n.parse::<u64>().ok());
             after += bytes.unwrap();

@@ -1,4 +1,4 @@
-//! The device uses the links that its strategy picks, and no other.
+//! Tests that the device uses only the links that its strategy chooses.
 
 use cedos_lab_scenario::Scenario;
 use cedos_lab_sim::PassedPacket;
@@ -28,7 +28,7 @@ fn run(strategy: Box<dyn Strategy>) -> (u64, Vec<PassedPacket>) {
 #[test]
 fn nothing_passes_a_link_that_was_not_picked() {
     let (bytes, passages) = run(Box::new(FixedStrategy(vec![false, true])));
-    // 2 Mb/s for 20 s, less than 4.
+    // 2 Mb/s for 20 s, less than 4 Mb/s.
     assert!((4_000_000..5_000_000).contains(&bytes), "{bytes}");
     assert!(passages.iter().all(|passage| passage.link == 1));
 }
@@ -45,7 +45,7 @@ fn a_link_that_is_left_is_silent_a_moment_later_and_taken_again() {
         from: Time::from_secs_f64(seconds),
         bits_per_s: bits_per_s.to_vec(),
     };
-    // What it is told: the first, the second from 5 s on, the first again from 15 s on.
+    // The strategy's choices: the first link, the second from 5 s on, the first again from 15 s on.
     let told = vec![
         from(0.0, [4e6, 2e6]),
         from(5.0, [1e6, 2e6]),
@@ -64,7 +64,8 @@ fn a_link_that_is_left_is_silent_a_moment_later_and_taken_again() {
         };
         passages.iter().filter(here).count()
     };
-    // It looks half a second ahead, so a link may be taken that much before it is the better one.
+    // It looks half a second ahead, so a link may be taken that much before it becomes the better
+    // one.
     assert_eq!(between(1, 0.0, 4.5), 0);
     assert!(between(0, 0.0, 5.0) > 1_000);
     assert_eq!(between(0, 7.0, 14.5), 0);

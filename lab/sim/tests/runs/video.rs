@@ -1,9 +1,10 @@
-//! A video in two layers beside a hole every 20 s and 1 % loss, over the links in several manners.
+//! Tests of a video in two layers with an outage every 20 s and 1 % loss, with several uses of the
+//! links.
 
 use cedos_lab_scenario::Scenario;
 use cedos_lab_sim::video::{VideoLinkUse, VideoQuality, watch};
 
-/// Wi-Fi that a phone walks away from for 2 s every 20 s, and a slow link that stays.
+/// Wi-Fi that is lost for 2 s every 20 s, and a slow link that is always up.
 const LINKS: &str = r#"
 duration_s = 60
 [[link]]
@@ -47,7 +48,7 @@ fn base_layers_reports_and_commands_come_in_time_by_their_routes_and_not_without
     assert!(reports(&alone) < 0.92);
     let slowest = |w: &VideoQuality| *w.commands.iter().max().unwrap();
     assert!(slowest(&three) < slowest(&plain) && slowest(&plain) < slowest(&alone));
-    // What is mirrored takes nothing from the rest.
+    // Mirrored data takes no capacity from the rest.
     assert!(three.extra_bytes * 10 > plain.extra_bytes * 9);
 }
 

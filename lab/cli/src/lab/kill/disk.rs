@@ -1,7 +1,7 @@
-//! A disk that loses power: an ext4 of its own on a loop device. Its shutdown call (`EXT4_IOC_SHUTDOWN`)
-//! drops what was not written down, as a cut does; the next mount replays the journal.
+//! A disk that loses power: a separate ext4 file system on a loop device. Its shutdown call
+//! (`EXT4_IOC_SHUTDOWN`) drops unwritten data like a power cut; the next mount replays the journal.
 //!
-//! What it cannot show: a drive that lies about its cache, or tears a sector.
+//! It cannot show drives that lie about their caches, or torn sectors.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -12,17 +12,17 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 
-/// Room for the largest object and a journal of ext4's.
+/// The size of the disk: room for the largest object and ext4's journal.
 const BYTES: u64 = 64 << 20;
-/// `EXT4_GOING_FLAGS_NOLOGFLUSH`: not even the file system's own journal is written out.
+/// `EXT4_GOING_FLAGS_NOLOGFLUSH`: the file system's own journal is not written either.
 static AT_ONCE: u32 = 2;
-/// Until whoever was killed has let go of its files.
+/// How long a killed process may take to release its files.
 const LET_GO_WITHIN: Duration = Duration::from_secs(10);
-/// Set in the process that has mounts of its own.
+/// The environment variable of the process with its own mounts.
 const INSIDE: &str = "CEDOS_LAB_OWN_MOUNTS";
 
-/// How the file system orders data and its own journal: the default, with data that lags behind, and
-/// both at short intervals so that some of it is written before the cut.
+/// Mount options, which set how the file system orders data and its journal: the default, delayed
+/// data, and both at short intervals so that some of it is written before the cut.
 const OPTIONS: [&str; 4] = [
     "loop",
     "loop,commit=1",
@@ -41,7 +41,8 @@ pub struct MountedDisk {
     options: &'static str,
 }
 
-/// Sees to it that this process has mounts that end with it, if need be by beginning it again.
+/// Makes sure that this process has its own mounts, which end with it, if necessary by starting
+/// itself again.
 ///
 /// # Errors
 /// Disks cannot be mounted here.
@@ -63,7 +64,7 @@ pub fn enter() -> anyhow::Result<()> {
     Err(error).context("`unshare` (util-linux) cannot be run")
 }
 
-/// Mounts one, and cuts its power.
+/// Mounts a disk and cuts its power, to test whether that works here.
 fn probe() -> anyhow::Result<()> {
     let folder = tempfile::tempdir()?;
     let disk = MountedDisk::new(&folder.path().join("disk"), 0)?;
@@ -75,10 +76,11 @@ fn probe() -> anyhow::Result<()> {
 }
 
 impl MountedDisk {
-    /// A new one at the folder `place`, which is made. `which` chooses among mount options.
+    /// Creates a disk at the folder `place`, which is created as well. `which` selects mount
+    /// options.
     ///
     /// # Errors
-    /// It cannot be made or mounted.
+    /// The disk cannot be created or mounted.
     pub fn new(place: &Path, which: u64) -> anyhow::Result<MountedDisk> {
         let image = place.with_extension("ext4");
         File::create_new(&image)
@@ -111,10 +113,10 @@ impl MountedDisk {
         }
     }
 
-    /// Cuts the power, and brings it back: what was not safe is gone.
+    /// Cuts the power, and mounts the disk again: unwritten data is gone.
     ///
     /// # Errors
-    /// The file system does not know the call, or does not come back: then it is damaged.
+    /// The file system does not support the call, or cannot be mounted again because it is damaged.
     pub fn cut(&self) -> anyhow::Result<()> {
         let place = File::open(&self.place)?;
         // SAFETY: the descriptor is open, and the kernel only reads the word behind the pointer.

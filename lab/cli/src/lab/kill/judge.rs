@@ -1,5 +1,5 @@
-//! Judging a transfer that was struck: by its bytes, the device's reports, what lies on the disks and
-//! what the origin was asked for.
+//! Checks an interrupted transfer: its bytes, the device's reports, the journals on the disks, and
+//! the requests to the origin.
 
 use std::path::Path;
 
@@ -10,27 +10,28 @@ use super::remains::DeviceRemains;
 use super::stage::KillCase;
 use crate::lab::file_sha256;
 
-/// Bytes that come again when a download is continued in another flow (docs/download.md).
+/// Bytes that are received again when a download continues in another flow (docs/download.md).
 const OVERLAP_BYTES: u64 = 16 * 1024;
 
-/// Whether this line of a report says that the next flow comes.
+/// Whether this line of a report announces the next flow.
 fn asks_again(line: &serde_json::Value) -> bool {
     const REASONS: [&str; 3] = ["proxy_unreachable", "origin_wait", "path_too_slow"];
     line["event"] == "waiting" && REASONS.iter().any(|reason| line["reason"] == *reason)
 }
 
-/// What an origin may have given before a device hears of its request: some pieces of a body.
+/// The most bytes that an origin may have sent before a device gets an answer to its request: some
+/// pieces of a body.
 const UNHEARD_BYTES_MAX: u64 = 64 * 1024;
 
 impl KillCase<'_> {
-    /// Epochs that each start of the device used, as far as its log tells.
+    /// The epochs that each start of the device used, as far as its log shows.
     pub(super) fn epochs(&self) -> Vec<Vec<u64>> {
         (0..self.devices)
             .map(|n| epochs_in(&self.folder().join(format!("qlog-{n}"))))
             .collect()
     }
 
-    /// R2, R5: the file is the object.
+    /// R2, R5: checks that the file is the object.
     pub(super) fn judge_bytes(&mut self) {
         let right = content::sha256(self.seed, self.bytes);
         match file_sha256(&self.device_disk().join("got")) {
@@ -40,7 +41,7 @@ impl KillCase<'_> {
         }
     }
 
-    /// What the reports, the journals and the origin's book say.
+    /// Checks the reports, the journals and the origin's records.
     pub(super) fn judge(&mut self) {
         let disk = self.point.blows.iter().any(|blow| !blow.fault.kills());
         self.judge_resumption();
@@ -50,7 +51,7 @@ impl KillCase<'_> {
         }
     }
 
-    /// R1: what was safe counts, and does not come again.
+    /// R1: checks that durable bytes count and are not received again.
     fn judge_resumption(&mut self) {
         let reports = self.reports();
         let event = |report: &[Value], name: &str| {
@@ -77,7 +78,7 @@ impl KillCase<'_> {
                 .flatten()
                 .filter_map(|(_, bytes)| bytes.as_u64())
                 .sum();
-            // At each new flow a little comes again, to be compared.
+            // Each new flow repeats a few bytes for comparison.
             let again = report.iter().filter(|line| asks_again(line)).count();
             let most = self.bytes.saturating_sub(held) + OVERLAP_BYTES * (again as u64 + 1);
             let is_got = done["file"].as_str().is_some_and(|f| f.ends_with("got"));
@@ -88,12 +89,12 @@ impl KillCase<'_> {
         }
     }
 
-    /// R3: no epoch twice, and none that an earlier process may have used.
+    /// R3: checks that no epoch was used twice, and none that an earlier process may have used.
     fn judge_epochs(&mut self) {
         let used = self.epochs();
         let now = DeviceRemains::of(&self.device_disk(), &self.scratch());
         let before = self.device_remains.as_ref().map(|remains| &remains.epochs);
-        // Epochs of several instances may well be equal; one of which none was reserved was not used.
+        // Epochs of different instances may be equal; an epoch without a reservation was not used.
         let same = before.is_some_and(|before| {
             let was_used = before.values().all(|free| *free > 0);
             was_used && !before.is_empty() && before.keys().eq(now.epochs.keys())
@@ -128,16 +129,17 @@ impl KillCase<'_> {
         }
     }
 
-    /// The origin is asked for nothing that the proxy has, and again for all of it only where the
-    /// documents say so, and then the device says why.
+    /// Checks that the origin is not asked for data that the proxy has, and is asked for everything
+    /// again only if the documents permit it, in which case the device gives the reason.
     fn judge_origin(&mut self) {
         let asked = self.asked();
         let whole = asked.iter().filter(|asked| asked.from.is_none()).count();
         let device = self.device_remains.clone();
         let proxy = self.proxy_remains.clone();
-        // Nothing of it was safe on the device: it begins anew.
+        // No byte was durable on the device, so it starts again.
         let from_zero = device.as_ref().is_some_and(|device| device.durable == 0);
-        // The flow was younger than the journal is quick; of a device that began anew, the second one.
+        // The flow was younger than the journal's delay; for a device that started again, the
+        // second flow.
         let flows = 1 + usize::from(from_zero);
         let unknown = proxy
             .as_ref()
@@ -164,8 +166,7 @@ impl KillCase<'_> {
                 .iter()
                 .flatten()
                 .any(|line| line["reason"] == "proxy_unreachable" || line["event"] == "note");
-            // A request of which the device never heard that it arrived is sent again, in the flow it
-            // was sent in: nothing was begun yet.
+            // A request without an answer is sent again in its flow: nothing was begun yet.
             let unheard = asked[0].sent <= UNHEARD_BYTES_MAX;
             if !told && !unheard {
                 self.verdict
@@ -176,7 +177,7 @@ impl KillCase<'_> {
     }
 }
 
-/// Epochs of the SYNs that a folder's logs speak of.
+/// The epochs of all SYNs in a folder's logs.
 fn epochs_in(folder: &Path) -> Vec<u64> {
     let mut epochs = Vec::new();
     for file in std::fs::read_dir(folder).into_iter().flatten().flatten() {

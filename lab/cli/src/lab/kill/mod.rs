@@ -1,11 +1,11 @@
-//! Kill points: `cedos get` and `cedos prox` struck at a system call, begun again, and judged by what
-//! the recovery contract promises.
+//! Kill points: `cedos get` or `cedos prox` is killed, or its disk fails, at a system call; it is
+//! started again, and the result is checked against the recovery contract.
 //!
 //! ```text
-//!   seed ─▶ Point: who, call, N ─▶ Stage: origin ◀─ cedos prox ◀─ cedos get, one of them under strace
-//!                                     │  struck: what lies on the disk is noted, it is begun again
+//!   seed ─▶ KillPoint: program, call, N ─▶ origin ◀─ cedos prox ◀─ cedos get, one of them under strace
+//!                                     │  killed: its disk is inspected, it is started again
 //!                                     ▼
-//!                                  Verdict: whole? anything twice? what was confirmed still there?
+//!                                  ContractViolations: complete? repeated? confirmed data kept?
 //! ```
 
 mod disk;
@@ -31,10 +31,11 @@ use point::{Fault, KillFaultKind, KillFaults, KillPoint};
 use stage::KillSetting;
 use verdict::ContractViolations;
 
-/// Draws for each point asked for, before a run gives up: some come too late in a transfer to fall.
+/// Draws for each requested point before a run gives up, because some points come too late in a
+/// transfer to be reached.
 const DRAWS_PER_POINT_MAX: u64 = 4;
-/// Transfers at once: they mostly wait for the origin's pace.
-const AT_ONCE: usize = 12; // a guess: two cores are busy then
+/// The number of transfers at once, which mostly wait for the origin.
+const AT_ONCE: usize = 12; // a guess: it keeps two cores busy
 
 /// Options of the verb.
 #[derive(Debug, clap::Args)]
@@ -63,20 +64,20 @@ pub struct KillArgs {
     json: bool,
 }
 
-/// What came of all points.
+/// The results of all points.
 #[derive(Default)]
 struct Tally {
-    /// Points that were reached.
+    /// The number of points that were reached.
     points: u64,
-    /// Transfers that ended before their point came.
+    /// The number of transfers that ended before their point.
     missed: u64,
     failing: Vec<(KillPoint, ContractViolations)>,
 }
 
-/// Tries the points. True if all of them held.
+/// Tries the points. Returns true if all of them held.
 ///
 /// # Errors
-/// What kept the run from being one: no strace, no port, no folder.
+/// The run was not possible: no strace, no port, no folder.
 pub async fn run(args: &KillArgs) -> anyhow::Result<bool> {
     strace::is_there().await.map_err(anyhow::Error::msg)?;
     let asked =
@@ -130,7 +131,7 @@ async fn try_points(
     let mut tally = Tally::default();
     let mut running = JoinSet::new();
     loop {
-        // No more at once than may still be needed.
+        // Not more at once than may still be needed.
         while running.len() < jobs
             && tally.points + (running.len() as u64) < wanted
             && let Some(point) = next()

@@ -1,7 +1,8 @@
-//! The origin under kill points: an object per path, at the pace the path names, and a book of what
-//! was asked for.
+//! The origin for kill points: one object for each path, sent at the rate in the path, and a record
+//! of all requests.
 //!
-//! `/CASE/SEED/BYTES/RATE/known` (or `unknown`: without a length). It has a strong ETag and ranges.
+//! `/CASE/SEED/BYTES/RATE/known/private` (or `unknown`: without a length; or `shared`: caches may
+//! give it to others for ten minutes). It has a strong ETag and supports ranges.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -13,7 +14,7 @@ use anyhow::Context as _;
 use bytes::Bytes;
 use cedos_lab_scenario::content;
 use futures_util::stream;
-use http::header::{ACCEPT_RANGES, CONTENT_LENGTH, CONTENT_RANGE, ETAG, RANGE};
+use http::header::{ACCEPT_RANGES, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_RANGE, ETAG, RANGE};
 use http::{HeaderMap, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Empty, StreamBody, combinators::UnsyncBoxBody};
 use hyper::body::{Frame, Incoming};
@@ -24,10 +25,10 @@ use tokio::net::TcpListener;
 /// Bytes of a piece of a body.
 const PIECE_BYTES: u64 = 16 * 1024;
 
-/// One request: where it asked to begin, and how many bytes were handed to the network for it.
+/// One request: the start of its range, and the bytes that were sent for it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KillOriginRequest {
-    /// First byte of the range that was requested; none without a range.
+    /// First byte of the range that was requested; `None` without a range.
     pub from: Option<u64>,
     /// Bytes sent, also those that were lost with a connection.
     pub sent: u64,
@@ -43,10 +44,10 @@ pub struct Origin {
 }
 
 impl Origin {
-    /// Begins to serve.
+    /// Starts the server.
     ///
     /// # Errors
-    /// There is no port.
+    /// No port is available.
     pub async fn start() -> anyhow::Result<Origin> {
         let listener = TcpListener::bind(("127.0.0.1", 0))
             .await
@@ -78,7 +79,7 @@ impl Origin {
         format!("http://{}{path}", self.address)
     }
 
-    /// What a path was asked for, in order.
+    /// The requests for a path, in order.
     pub fn asked(&self, path: &str) -> Vec<KillOriginRequest> {
         let book = self.book.lock().unwrap_or_else(PoisonError::into_inner);
         book.get(path).cloned().unwrap_or_default()
@@ -90,6 +91,7 @@ struct Object {
     bytes: u64,
     rate: u64,
     known: bool,
+    shared: bool,
 }
 
 fn object(path: &str) -> Option<Object> {
@@ -99,6 +101,7 @@ fn object(path: &str) -> Option<Object> {
         bytes: parts.next()?.parse().ok()?,
         rate: parts.next()?.parse().ok()?,
         known: parts.next()? == "known",
+        shared: parts.next()? == "shared",
     })
 }
 
@@ -131,7 +134,12 @@ fn answer(request: &Request<Incoming>, book: &Book) -> Response<Body> {
         });
         asked.len() - 1
     };
+    let control = match object.shared {
+        true => "max-age=600",
+        false => "private",
+    };
     let head = head.header(ETAG, "\"one\"").header(ACCEPT_RANGES, "bytes");
+    let head = head.header(CACHE_CONTROL, control);
     let (from, to) = range.unwrap_or((0, object.bytes - 1));
     if from > to {
         let whole = format!("bytes */{}", object.bytes);

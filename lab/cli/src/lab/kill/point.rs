@@ -1,7 +1,9 @@
-//! A kill point: whose which system call is the last, or fails, and what transfer it interrupts.
+//! A kill point: the program and the system call at which it is killed or fails, and the transfer
+//! that is interrupted.
 //!
-//! In words, as a replay line has it: `device:fdatasync:2`, `device:openat:9+proxy:openat:31` (both),
-//! `proxy:pwrite64:12:enospc`, `device:rename:3:power`. Calls are counted for each thread, as strace does.
+//! The text form, as in a replay line: `device:fdatasync:2`, `device:openat:9+proxy:openat:31`
+//! (both), `proxy:pwrite64:12:enospc`, `device:rename:3:power`. Calls are counted for each thread,
+//! as strace does.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,7 +11,7 @@ use std::str::FromStr;
 use anyhow::{Context, bail, ensure};
 use cedos_lab_scenario::content;
 
-/// Who is struck.
+/// The program that is interrupted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Victim {
     /// `cedos get`.
@@ -21,13 +23,13 @@ pub enum Victim {
 /// What happens at the call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// SIGKILL, before the call does anything.
+    /// SIGKILL, before the call has any effect.
     Kill,
-    /// SIGKILL, and its disk loses what was not safe.
+    /// SIGKILL, and the disk loses unwritten data.
     Power,
-    /// The call and the next two fail: the disk is full.
+    /// The call and the next two fail with ENOSPC: the disk is full.
     Full,
-    /// The call and the next two fail: the disk is broken.
+    /// The call and the next two fail with EIO: the disk is broken.
     Io,
 }
 
@@ -42,49 +44,49 @@ pub enum KillFaultKind {
     Power,
 }
 
-/// One blow.
+/// One fault at one system call of one program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KillFault {
-    /// Whom it hits.
+    /// The program that it affects.
     pub who: Victim,
-    /// At which system call: a name of [`CALLS`].
+    /// The system call: a name of [`CALLS`].
     pub call: &'static str,
-    /// The how manyth of a thread.
+    /// The number of the call in its thread, from 1.
     pub nth: u32,
-    /// What happens there.
+    /// What happens at the call.
     pub fault: Fault,
 }
 
 impl Fault {
-    /// The program ends by it, without a word.
+    /// Whether the program is killed.
     pub fn kills(self) -> bool {
         matches!(self, Fault::Kill | Fault::Power)
     }
 }
 
-/// One or two blows, and the seed that the transfer under them is made from.
+/// One or two faults, and the seed of the transfer during which they occur.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KillPoint {
-    /// At most one for each program.
+    /// The faults, at most one for each program.
     pub blows: Vec<KillFault>,
-    /// Makes the object and its pace.
+    /// The seed for the object and its rate.
     pub seed: u64,
 }
 
-/// A system call, how strace names it, and how often a thread of either program makes it in a transfer
-/// at most. Beyond that nothing is struck.
+/// A system call, its name for strace, and how often a thread of either program makes it in a
+/// transfer at most. Faults are drawn up to that number.
 pub struct SystemCall {
     name: &'static str,
-    /// Pattern for strace, with the names that other machines have for the call.
+    /// The pattern for strace, with the names of the call on other architectures.
     pub pattern: &'static str,
     device_max: u32,
     proxy_max: u32,
-    /// The call fails for want of space or by a bad disk.
+    /// Whether the call can fail because of a full or broken disk.
     disk: bool,
 }
 
-/// What matters: everything that changes a file, and everything that goes to the network or comes
-/// from there. // maxima: counted with strace -f -c over transfers of every shape
+/// All calls that change files, send to the network or receive from it. // maxima: counted with
+/// strace -f -c over transfers of every shape
 pub const CALLS: [SystemCall; 11] = [
     call("openat", "/^openat$", 40, 160, true),
     call("write", "/^write$", 150, 80, true),
@@ -129,19 +131,19 @@ impl SystemCall {
     }
 }
 
-/// Numbers from a seed, one after the other.
+/// Deterministic numbers from a seed.
 pub struct Draws {
     seed: u64,
     drawn: u64,
 }
 
 impl Draws {
-    /// From the beginning.
+    /// The sequence of a seed from its beginning.
     pub fn of(seed: u64) -> Draws {
         Draws { seed, drawn: 0 }
     }
 
-    /// The next one.
+    /// The next number.
     pub fn next(&mut self) -> u64 {
         let mut bytes = [0; 8];
         content::fill(self.seed, self.drawn * 8, &mut bytes);
@@ -156,8 +158,8 @@ impl Draws {
 }
 
 impl KillPoint {
-    /// Number `index` of a run. Whoever and whichever call is next in turn, so that few points are
-    /// spread over all of them; small counts as likely as large ones.
+    /// Draws point number `index` of a run. Programs and calls take turns, so that a few points
+    /// cover all of them; small counts are as likely as large ones.
     pub fn draw(run: u64, index: u64, kind: KillFaultKind) -> KillPoint {
         let mut draws = Draws::of(run.wrapping_mul(0x9e37_79b9).wrapping_add(index));
         let seed = draws.next() >> 32;
@@ -199,12 +201,12 @@ impl KillPoint {
         }
     }
 
-    /// The blow that hits this one.
+    /// The fault that affects this program.
     pub fn on(&self, who: Victim) -> Option<&KillFault> {
         self.blows.iter().find(|blow| blow.who == who)
     }
 
-    /// The command that repeats it.
+    /// The command that repeats the point.
     pub fn replay(&self) -> String {
         format!("cedos lab kill --at {self} --seed {}", self.seed)
     }
@@ -230,7 +232,7 @@ impl fmt::Display for KillPoint {
     }
 }
 
-/// The blows of a point, as they are written in a replay line.
+/// The faults of a point, in the form of a replay line.
 #[derive(Clone, Debug)]
 pub struct KillFaults(pub Vec<KillFault>);
 

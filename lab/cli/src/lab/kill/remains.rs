@@ -1,4 +1,4 @@
-//! What lies on the disk after a blow: what each end may count on from then on.
+//! The state on the disk after a kill, on which each end may rely afterwards.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -8,29 +8,29 @@ use std::path::Path;
 use d2tp_driver::{Instance, Journal};
 use serde_json::Value;
 
-/// What a device left.
+/// The state that a device left on its disk.
 #[derive(Clone, Debug, Default)]
 pub struct DeviceRemains {
-    /// Bytes that its note says are safe.
+    /// The number of bytes that its journal records as durable.
     pub durable: u64,
-    /// For each instance the first epoch that no process may have used.
+    /// For each instance, the first epoch that no process may have used.
     pub epochs: BTreeMap<u64, u32>,
-    /// The file is there under its own name.
+    /// Whether the file exists with its final name.
     pub is_whole: bool,
-    /// Journals that cannot be read.
+    /// Descriptions of journals that cannot be read.
     pub damage: Vec<String>,
 }
 
-/// What a proxy left.
+/// The state that a proxy left on its disk.
 #[derive(Clone, Debug, Default)]
 pub struct ProxyRemains {
-    /// Lengths of the copies that its journal knows a flow for.
+    /// The lengths of the copies for which its journal has a flow.
     pub copies: Vec<u64>,
-    /// Its journal cannot be read.
+    /// Why its journal cannot be read; `None` if it can.
     pub damage: Option<String>,
 }
 
-/// Opens a copy of a journal: the true one is the next process's.
+/// Opens a copy of a journal, because the next process needs the original.
 fn read_copy(path: &Path, scratch: &Path) -> Result<Journal, String> {
     let copy = scratch.join("journal-copy");
     let _ = fs::remove_file(&copy);
@@ -39,7 +39,7 @@ fn read_copy(path: &Path, scratch: &Path) -> Result<Journal, String> {
 }
 
 impl DeviceRemains {
-    /// Looks at the part of `got` in `folder` and at the device's state beside it.
+    /// Reads the partial download `got` in `folder`, and the device's state beside it.
     pub fn of(folder: &Path, scratch: &Path) -> DeviceRemains {
         let note = fs::read(folder.join("got.part.json")).ok();
         let note: Option<Value> = note.and_then(|bytes| serde_json::from_slice(&bytes).ok());
@@ -79,7 +79,7 @@ impl DeviceRemains {
 }
 
 impl ProxyRemains {
-    /// Looks at the state folder `state`.
+    /// Reads the state folder `state`.
     pub fn of(state: &Path, scratch: &Path) -> ProxyRemains {
         let mut remains = ProxyRemains::default();
         let path = state.join("journal");

@@ -1,5 +1,5 @@
-//! One point, from an empty folder to a verdict: an origin, a proxy with a state folder, a device that
-//! downloads, blows that fall, and programs that are begun again.
+//! Runs one kill point from an empty folder to the result: an origin, a proxy with a state folder,
+//! a downloading device, the faults, and the restarts.
 
 use cedos_terminal::print_stderr;
 use std::fs::{File, OpenOptions};
@@ -23,44 +23,51 @@ use super::point::{Draws, Fault, KillFault, KillPoint, Victim};
 use super::remains::{DeviceRemains, ProxyRemains};
 use super::strace;
 use super::verdict::ContractViolations;
+use crate::lab::file_sha256;
 use cedos_agent::key;
+use cedos_lab_scenario::content;
 
-/// Until a transfer that hangs is called lost. Those here last five seconds at most.
+/// The time after which a transfer counts as hung. Normally they take up to five seconds.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Until a proxy that was told of the end has freed its copy.
+/// The time in which a proxy must free a copy after the end was reported.
 const FREED_WITHIN: Duration = Duration::from_secs(10);
-/// Starts of one program before something is wrong with it.
+/// The most starts of one program; more indicate an error.
 const STARTS_MAX: usize = 8;
-/// Folders, each a disk of its own where power is cut.
+/// The folders, each on its own disk if power is cut.
 const DEVICE: &str = "device";
 const PROXY: &str = "proxy";
 
-/// What all points share.
+/// State that all points share.
 #[derive(Debug)]
 pub struct KillSetting {
     /// The origin that serves all points.
     pub origin: Origin,
-    /// `cedos`.
+    /// The path of `cedos`.
     pub program: PathBuf,
-    /// Where folders of points that fail are left.
+    /// The folder for the files of failed points.
     pub keep: Option<PathBuf>,
 }
 
-/// One point being tried.
+/// One point while it is being tried.
 pub(super) struct KillCase<'a> {
     stage: &'a KillSetting,
     pub(super) point: &'a KillPoint,
-    /// Disks of programs that can lose power; before the folder, so that they are unmounted first.
+    /// Disks of programs that can lose power. They precede the folder, so that they are unmounted
+    /// first.
     disks: Vec<(Victim, MountedDisk)>,
     folder: TempDir,
-    /// The object at the origin.
+    /// The path of the object at the origin.
     path: String,
+    /// Whether the proxy may keep the object for others.
+    is_shared: bool,
+    /// Whether the origin says how long the object is.
+    is_known: bool,
     pub(super) seed: u64,
     pub(super) bytes: u64,
-    /// The proxy's.
+    /// The address of the proxy.
     place: SocketAddr,
     client: String,
-    /// `d2tp://…`, once a proxy said so.
+    /// The `d2tp://…` address, once a proxy has printed it.
     address: String,
     proxies: usize,
     pub(super) devices: usize,
@@ -69,14 +76,14 @@ pub(super) struct KillCase<'a> {
     pub(super) verdict: ContractViolations,
 }
 
-/// The transfer cannot be judged any further.
+/// The transfer cannot be checked any further.
 pub(super) struct CaseAborted;
 
 impl KillSetting {
     /// Tries one point.
     ///
     /// # Errors
-    /// What kept it from being tried.
+    /// The point could not be tried.
     pub async fn run(&self, point: &KillPoint) -> anyhow::Result<ContractViolations> {
         let mut case = KillCase::new(self, point)?;
         let _ = case.play().await;
@@ -86,7 +93,7 @@ impl KillSetting {
         if let Some(keep) = self.keep.as_ref().filter(|_| !verdict.holds()) {
             let from = case.folder.keep();
             let name = format!("{point}@{}", point.seed);
-            // Another file system would want a copy; then it stays where it is.
+            // To another file system it would have to be copied, so it is left where it is.
             let to = keep.join(name);
             match std::fs::rename(&from, &to) {
                 Ok(()) => print_stderr(&format!("  kept in {}", to.display())),
@@ -106,13 +113,17 @@ impl<'a> KillCase<'a> {
         .context("no folder")?;
         let mut draws = Draws::of(point.seed);
         let bytes = 800_000 + draws.below(3_200_000);
-        // From half a second to five, so that every timer has its turn in some.
+        // From half a second to five, so that every timer matters in some transfers.
         let millis = 400 + draws.below(4_200);
         let rate = bytes * 1000 / millis;
         let length = if draws.below(4) == 0 {
             "unknown"
         } else {
             "known"
+        };
+        let sharing = match draws.below(2) {
+            0 => "shared",
+            _ => "private",
         };
         let unique = folder
             .path()
@@ -140,7 +151,9 @@ impl<'a> KillCase<'a> {
         Ok(KillCase {
             stage,
             point,
-            path: format!("/{unique}/{}/{bytes}/{rate}/{length}", point.seed),
+            path: format!("/{unique}/{}/{bytes}/{rate}/{length}/{sharing}", point.seed),
+            is_shared: sharing == "shared",
+            is_known: length == "known",
             seed: point.seed,
             bytes,
             place: place_of_its_own()?,
@@ -160,12 +173,12 @@ impl<'a> KillCase<'a> {
         self.folder.path()
     }
 
-    /// Where the device's file and state are.
+    /// The folder of the device's file and state.
     pub(super) fn device_disk(&self) -> PathBuf {
         self.folder().join(DEVICE)
     }
 
-    /// Cuts the power of this one's disk, if it can be.
+    /// Cuts the power of this program's disk, if it has one.
     fn cut_power(&mut self, who: Victim) -> Result<(), CaseAborted> {
         let disk = self.disks.iter().find(|(whose, _)| *whose == who);
         match disk.map(|(_, disk)| disk.cut()) {
@@ -187,13 +200,13 @@ impl<'a> KillCase<'a> {
         OpenOptions::new().create(true).append(true).open(path)
     }
 
-    /// What a program said on standard error, of all its starts.
+    /// The standard error of a program, over all its starts.
     pub(super) fn said(&self, name: &str) -> String {
         let bytes = std::fs::read(self.folder().join(name)).unwrap_or_default();
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// What the devices reported, one list for each start.
+    /// The reports of the device, one list for each start.
     pub(super) fn reports(&self) -> Vec<Vec<Value>> {
         (0..self.devices)
             .map(|n| {
@@ -212,7 +225,7 @@ impl<'a> KillCase<'a> {
         });
         let written = ["got.part", "got.part.json.new"].map(|name| self.device_disk().join(name));
         let paths: Vec<&Path> = written.iter().map(PathBuf::as_path).collect();
-        // Elsewhere a write is also a wake-up of a thread, which no disk can fail.
+        // On other files a write may only wake a thread, which no disk can fail.
         let paths = match blow {
             Some(blow) if blow.call == "write" => &paths[..],
             _ => &[],
@@ -230,7 +243,7 @@ impl<'a> KillCase<'a> {
         command
     }
 
-    /// A proxy that answers; struck on its way there it is begun again.
+    /// Starts a proxy and waits until it answers. If it is killed before, it is started again.
     async fn start_proxy(&mut self, mut blow: Option<&KillFault>) -> Result<Child, CaseAborted> {
         loop {
             self.proxies += 1;
@@ -294,7 +307,7 @@ impl<'a> KillCase<'a> {
                 return Ok(());
             }
             if !blow.fault.kills() && status.signal().is_none() {
-                return Ok(()); // Its words are looked at later.
+                return Ok(()); // Its output is checked later.
             }
         }
         let said = self.said("proxy.err");
@@ -335,7 +348,7 @@ impl<'a> KillCase<'a> {
         spawned.or_else(|error| self.lose(format!("the device cannot be run: {error}")))
     }
 
-    /// Whether the transfer is over.
+    /// Handles the end of the device's process. Returns whether the transfer is over.
     fn device_ended(&mut self, ended: std::io::Result<ExitStatus>) -> Result<bool, CaseAborted> {
         let status = match ended {
             Ok(status) => status,
@@ -400,25 +413,56 @@ impl<'a> KillCase<'a> {
                 }
             }
         }
-        // What was called whole is safe.
+        // A file that was reported as complete is durable.
         self.cut_power(Victim::Device)?;
         self.judge_bytes();
+        if self.is_shared {
+            let _ = proxy.kill().await;
+            self.judge();
+            return self.see_it_shared().await;
+        }
         self.see_it_freed(&mut proxy).await?;
         let _ = proxy.kill().await;
         self.judge();
         Ok(())
     }
 
-    /// The proxy lets go of a copy that has arrived: at once, or when it hears of it next.
+    /// Checks what the next process of the proxy gives to another device: the right bytes, and, if none of its
+    /// processes ended while the object was being fetched, those that it has.
+    async fn see_it_shared(&mut self) -> Result<(), CaseAborted> {
+        let (asked, proxies) = (self.asked().len(), self.proxies);
+        let had_trouble = self.point.on(Victim::Proxy).is_some();
+        let _proxy = self.start_proxy(None).await?;
+        let path = self.path.clone();
+        let mut other = self.start_device(None, Some(&path))?;
+        match timeout(PATIENCE, other.wait()).await {
+            Ok(Ok(status)) if status.success() => {}
+            ended => return self.lose(format!("the shared object does not arrive: {ended:?}")),
+        }
+        let right = content::sha256(self.seed, self.bytes);
+        if file_sha256(&self.device_disk().join("other")) != Some(right) {
+            return self.lose("the shared object has other bytes".into());
+        }
+        // Without a length the copy counts once the journal knows that it is complete.
+        let asked_again = self.asked().len() > asked;
+        if asked_again && proxies == 1 && !had_trouble && self.is_known {
+            self.verdict
+                .repeated
+                .push("a complete object was not in the cache of the next process".into());
+        }
+        Ok(())
+    }
+
+    /// Checks that the proxy frees a copy that has arrived: at once, or when it is next informed.
     async fn see_it_freed(&mut self, proxy: &mut Child) -> Result<(), CaseAborted> {
         if self.device_remains.is_some() {
-            return Ok(()); // What the proxy keeps for a device that died it keeps for an hour.
+            return Ok(()); // The proxy keeps data for a device that died for an hour.
         }
         if self.is_freed(proxy).await? {
             return Ok(());
         }
-        // It may have died with the news. Whoever comes next tells it again.
-        let small = format!("/{}-small/1/1000/1000000/known", self.seed);
+        // It may have died with the report. The next connection of the device repeats it.
+        let small = format!("/{}-small/1/1000/1000000/known/private", self.seed);
         let mut other = self.start_device(None, Some(&small))?;
         match timeout(PATIENCE, other.wait()).await {
             Ok(Ok(status)) if status.success() => {}
@@ -458,7 +502,7 @@ impl<'a> KillCase<'a> {
         self.reports().pop()?.pop()
     }
 
-    /// What programs said, and whether the blows fell.
+    /// Checks the programs' output, and whether the faults occurred.
     fn look_for_words(&mut self) {
         let mut struck = true;
         for blow in &self.point.blows {
@@ -484,7 +528,7 @@ impl<'a> KillCase<'a> {
     }
 }
 
-/// An address that no other point has: all of 127/8 is this machine.
+/// An address that no other point uses: all of 127/8 belongs to this machine.
 fn place_of_its_own() -> anyhow::Result<SocketAddr> {
     let mut random = [0; 3];
     aws_lc_rs::rand::fill(&mut random).map_err(|_| anyhow::anyhow!("no randomness"))?;

@@ -1,7 +1,7 @@
-//! A program under strace, which strikes it at a system call.
+//! Runs a program under strace, which injects a fault at a system call.
 //!
-//! strace runs beside the program (`-D`), so that the program is our own child: it is waited for and
-//! ended as if nobody watched.
+//! strace runs beside the program (`-D`), so that the program is a child of this process, which
+//! waits for it and ends it as usual.
 
 use std::path::Path;
 
@@ -9,10 +9,10 @@ use tokio::process::Command;
 
 use super::point::{Fault, KillFault, SystemCall};
 
-/// Calls that fail one after the other: a full disk is seldom full for one call.
+/// The number of consecutive calls that fail, because a full disk rarely fails for one call only.
 const FAILING: u32 = 3;
 
-/// Whether there is a strace that may watch programs here; if not, why.
+/// Whether strace is available and permitted; if not, the reason.
 pub async fn is_there() -> Result<(), String> {
     let mut command = Command::new("strace");
     command.args(["-D", "-qq", "-e", "trace=none", "true"]);
@@ -26,8 +26,8 @@ pub async fn is_there() -> Result<(), String> {
     }
 }
 
-/// A command for `program`, struck by `blow` if there is one. Calls on files and what came of them are
-/// listed in `log`. `paths` are the files whose calls count where a disk fails.
+/// A command for `program`, with a fault if there is one. Calls on files and their results are
+/// listed in `log`. `paths` are the files for which calls count if a disk fails.
 pub fn command(program: &Path, blow: Option<&KillFault>, log: &Path, paths: &[&Path]) -> Command {
     let Some(blow) = blow else {
         return Command::new(program);
@@ -40,7 +40,7 @@ pub fn command(program: &Path, blow: Option<&KillFault>, log: &Path, paths: &[&P
         Fault::Io => format!("error=EIO:when={first}..{last}"),
     };
     let mut command = Command::new("strace");
-    // -y names the file behind a descriptor.
+    // -y adds the file name to each descriptor.
     command.args(["-D", "-f", "-qq", "-y", "-o"]).arg(log);
     if !blow.fault.kills() {
         for path in paths {
@@ -55,7 +55,7 @@ pub fn command(program: &Path, blow: Option<&KillFault>, log: &Path, paths: &[&P
     command
 }
 
-/// Files that were synced again after a sync of theirs had failed, by a log of [`command`].
+/// Files that were synced again after a failed sync, from a log of [`command`].
 pub fn synced_again(log: &str) -> Vec<String> {
     let mut failed = Vec::new();
     let mut again = Vec::new();
@@ -63,7 +63,7 @@ pub fn synced_again(log: &str) -> Vec<String> {
         let named = [" rename", " unlink"].into_iter();
         let named = named.filter_map(|call| line.split_once(call)).next();
         if let Some((_, names)) = named.filter(|_| line.ends_with("= 0")) {
-            // Another file has the name now, or none.
+            // Another file has this name now, or none.
             let to = names.rsplit('"').nth(1).unwrap_or_default();
             failed.retain(|file: &String| !file.ends_with(to));
         }

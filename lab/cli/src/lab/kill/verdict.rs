@@ -1,20 +1,20 @@
-//! What is wrong with a transfer that was struck.
+//! Violations of the recovery contract in an interrupted transfer.
 
-/// What was found. Nothing, if the contract held.
+/// The violations that were found; empty if the contract held.
 #[derive(Clone, Debug, Default)]
 pub struct ContractViolations {
-    /// The blow fell before the transfer was over.
+    /// Whether the fault occurred before the transfer was over.
     pub struck: bool,
-    /// R1, R2, R5: bytes that are wrong or gone, a transfer that does not end.
+    /// R1, R2, R5: bytes that are wrong or lost, or a transfer that does not end.
     pub lost: Vec<String>,
-    /// R2: bytes that were safe and came, or were asked for, again.
+    /// R2: durable bytes that were received or requested again.
     pub repeated: Vec<String>,
-    /// R3, R4 and the words: an epoch twice, no reason given, a panic, a sync repeated.
+    /// R3, R4 and output: an epoch used twice, a missing reason, a panic, a repeated sync.
     pub wrong: Vec<String>,
 }
 
 impl ContractViolations {
-    /// Whether nothing is wrong.
+    /// Whether there are no violations.
     pub fn holds(&self) -> bool {
         self.lost.is_empty() && self.repeated.is_empty() && self.wrong.is_empty()
     }

@@ -1,9 +1,9 @@
-//! A cell: one client, one transfer, one disturbance in its middle, in a lab of its own.
+//! A cell: one client, one transfer, and one disturbance in its middle, in a separate lab.
 //!
 //! ```text
 //!  0      12        24                24 + D                     24 + D + patience
-//!  │prepare│ transfer ┊  disturbed      ┊ transfer, if it goes on   │ hung: it is ended
-//!                                          by hand, if it gave up ├─────┤
+//!  │prepare│ transfer ┊  disturbed      ┊ transfer, if it continues │ hung: it is ended
+//!                                          retry, if it gave up ├─────┤
 //! ```
 
 use super::client::{Client, ClientCall};
@@ -16,22 +16,23 @@ use serde::Serialize;
 use std::fs;
 use std::path::Path;
 
-/// Bytes of a transfer: 25 s of the link.
+/// The size of a transfer in bytes: 25 s of the link.
 pub const BYTES: u64 = 6_000_000;
-/// When the transfer begins, and when it is disturbed.
+/// When the transfer begins, in seconds.
 pub const BEGINS_S: u32 = 12;
+/// When the disturbance begins, in seconds.
 pub const DISTURBED_S: u32 = 24;
-/// How long the network is back before somebody tries by hand, and how long that may take.
+/// How long after the network is back a user retries, and how long the retry may take.
 const BY_HAND_AFTER_S: u32 = 5;
 const BY_HAND_S: u32 = 60;
-/// What a lab takes beyond.
+/// The additional time that a lab takes, in seconds.
 const SPARE_S: u32 = 20;
-/// `timeout` ended it, or had to kill it.
+/// Exit codes of `timeout` if it ended or killed the client.
 const ENDED: [i32; 2] = [124, 137];
 /// The shares of the object between which a transfer counts as being in its middle.
 const MIDDLE: std::ops::RangeInclusive<f64> = 0.05..=0.95;
 
-/// Which way a transfer goes.
+/// The direction of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CellDirection {
     Down,
@@ -41,7 +42,7 @@ pub enum CellDirection {
 impl CellDirection {
     pub const ALL: [CellDirection; 2] = [CellDirection::Down, CellDirection::Up];
 
-    /// The direction as it stands in a cell's name.
+    /// The direction as in a cell's name.
     pub fn word(self) -> &'static str {
         match self {
             CellDirection::Down => "down",
@@ -60,7 +61,7 @@ pub struct ApplicationCell {
     pub delay_s: u32,
 }
 
-/// What came of a transfer that nobody helped.
+/// The result of a transfer without a retry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum UnaidedTransferEnd {
@@ -70,27 +71,29 @@ pub enum UnaidedTransferEnd {
     Wrong,
     /// The program reported a failure.
     GaveUp,
-    /// The program reported nothing until it was not waited for any more.
+    /// The program reported nothing until it was ended.
     Hung,
 }
 
-/// What a cell came to.
+/// The result of a cell.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct CellResult {
     pub ended: UnaidedTransferEnd,
-    /// Exit code of a client that gave up.
+    /// The exit code of a client that gave up.
     pub code: Option<i32>,
     /// Seconds from the beginning of the disturbance to the end of the call.
     pub after_s: f64,
-    /// What came of the second call, by hand; not made if the first was right.
+    /// The result of the retry; `None` if the first call was right.
     pub by_hand: Option<UnaidedTransferEnd>,
-    /// How much of the object had been on the link before it was disturbed, packet headers included.
+    /// The share of the object that was on the link before the disturbance, packet headers
+    /// included.
     pub moved_before: f64,
-    /// Whether that was its middle.
+    /// Whether the disturbance occurred in the middle of the transfer.
     pub in_the_middle: bool,
-    /// What the links carried this way, all calls, in times of the object.
+    /// The bytes that the links carried in this direction, over all calls, as a multiple of the
+    /// object's size.
     pub carried: f64,
-    /// Bytes of packets on the metered link, this way; none where there is no such link.
+    /// Bytes of packets on the metered link in this direction; `None` if there is no such link.
     pub metered_bytes: Option<u64>,
 }
 
@@ -129,20 +132,20 @@ exit 0
 "#;
 
 impl ApplicationCell {
-    /// `cedos/down/off/10`.
+    /// The name of the cell, for example `cedos/down/off/10`.
     pub fn name(&self) -> String {
         let (way, disturbance) = (self.way.word(), self.disturbance.word());
         format!("{}/{way}/{disturbance}/{}", self.client.name, self.delay_s)
     }
 
-    /// Runs it, in `folder`.
+    /// Runs the cell, in `folder`.
     ///
     /// # Errors
     /// There is no lab, or it could not follow the scenario.
     pub fn run(&self, patience_s: u32, folder: &Path) -> anyhow::Result<CellResult> {
         let at = folder.join(self.name().replace('/', "-"));
         if at.exists() {
-            fs::remove_dir_all(&at)?; // It was run before, and said nothing.
+            fs::remove_dir_all(&at)?; // An earlier run without a result.
         }
         fs::create_dir(&at)?;
         let file = folder.join("content");
@@ -183,15 +186,15 @@ impl ApplicationCell {
     }
 }
 
-/// The object, for those who upload it; beside it, what drives a browser.
+/// Creates the object for uploads and the script that controls a browser.
 pub fn furnish(folder: &Path) -> std::io::Result<()> {
     let browser = include_str!("../programs/browser.py");
     fs::write(folder.join("browser.py"), browser)?;
     web::write_content(&folder.join("content"), SEED, BYTES)
 }
 
-/// From what the script wrote: a line per call, `code seconds right`; the interface's counter at the
-/// beginning and at the disturbance.
+/// Parses the script's output: a line for each call, `code seconds right`, and the interface's
+/// counter at the start and at the disturbance.
 fn told(
     calls: &str,
     moved: &str,

@@ -1,37 +1,37 @@
-//! Who transfers: our client and others, called as their users call them.
+//! The clients: ours and others, called as their users call them.
 //!
-//! Calls are for a shell on the lab's device, in a folder of their own that is their home: `$URL` is the
-//! object or where an upload goes, `$FILE` what is uploaded, `out` where a download goes, `$CEDOS`
-//! this program. A download is complete when the call says so by its exit code.
+//! Calls are for a shell on the lab's device, in their own folder, which is also their home: `$URL`
+//! is the object or the destination of an upload, `$FILE` the file to upload, `out` the downloaded
+//! file, `$CEDOS` this program. A download is complete if the exit code says so.
 
 use super::cell::CellDirection;
 use super::disturbance::Disturbance;
 
-/// A program, and how it is called.
+/// A program and its calls.
 pub struct Client {
-    /// The client as it stands in a cell's name.
+    /// The client's name in the name of a cell.
     pub name: &'static str,
-    /// Whether it is ours.
+    /// Whether it is a program of this project.
     pub ours: bool,
-    /// How it is called, in words, and what it is.
+    /// A description of the client and its call.
     pub about: &'static str,
-    /// Programs it takes.
+    /// The programs that it needs.
     needs: &'static [&'static str],
-    /// What is done before its transfer.
+    /// The command that is run before the transfer.
     pub prepare: &'static str,
     down: ClientCall,
-    /// The call that uploads; none if the client cannot.
+    /// The call that uploads; `None` if the client cannot.
     up: Option<ClientCall>,
-    /// Where it is run.
+    /// The disturbances with which it is run.
     disturbed_by: &'static [Disturbance],
 }
 
-/// A call, and what its user does when that has failed.
+/// A call, and its user's retry after a failure.
 #[derive(Clone, Copy)]
 pub struct ClientCall {
     /// The command line of the first call.
     pub first: &'static str,
-    /// By hand, once the network is back.
+    /// The command line of the retry, once the network is back.
     pub by_hand: &'static str,
 }
 
@@ -45,7 +45,7 @@ macro_rules! ours {
     ($through:literal, $more:literal) => {
         concat!(
             $through,
-            "\"$CEDOS\" get --alone --json --link wlan0=free --link wwan0=metered ",
+            "\"$CEDOS\" get --alone --json --link wlan0=free --link wwan0*=metered ",
             $more,
             " -o out \"$URL\""
         )
@@ -56,11 +56,11 @@ const DIRECT: &str = ours!("", "");
 const FREE_ONLY: &str = ours!("CEDOS_PROX=\"$CEDOS_LAB_PROX\" ", "--policy free-only");
 const ANY: &str = ours!("CEDOS_PROX=\"$CEDOS_LAB_PROX\" ", "--policy any");
 const PUT: &str = "CEDOS_PROX=\"$CEDOS_LAB_PROX\" \"$CEDOS\" put --alone --json \
-                   --link wlan0=free --link wwan0=metered \"$FILE\" \"$URL\"";
+                   --link wlan0=free --link wwan0*=metered \"$FILE\" \"$URL\"";
 
 const GPO: &str = "gpo download; whole=$(find down -type f -name '*.bin'); \
                    [ -n \"$whole\" ] && cp \"$whole\" out";
-/// A feed of one episode, told by this machine itself: only the download is disturbed.
+/// A feed with one episode, served by this machine, so that only the download is disturbed.
 const FEED: &str = r#"
 mkdir feed
 cat >feed/feed.xml <<FEED
@@ -195,7 +195,7 @@ pub const CLIENTS: &[Client] = &[
 ];
 
 impl Client {
-    /// How it transfers this way; `None` if it does not.
+    /// The call for a transfer in this direction; `None` if the client does not support it.
     pub fn call(&self, way: CellDirection) -> Option<ClientCall> {
         match way {
             CellDirection::Down => Some(self.down),
@@ -203,12 +203,12 @@ impl Client {
         }
     }
 
-    /// Whether it is run there.
+    /// Whether the client is run with this disturbance.
     pub fn is_disturbed_by(&self, disturbance: Disturbance) -> bool {
         self.disturbed_by.contains(&disturbance)
     }
 
-    /// What it takes and this machine does not have.
+    /// A program that it needs and this machine lacks.
     pub fn lacks(&self) -> Option<&'static str> {
         let path = std::env::var_os("PATH").unwrap_or_default();
         let there = |program: &str| std::env::split_paths(&path).any(|p| p.join(program).is_file());

@@ -1,22 +1,22 @@
-//! What happens to the network in the middle of a transfer, and how long.
+//! Disturbances of the network in the middle of a transfer.
 
 use std::fmt::Write as _;
 
-/// Seed of the content of objects, and of all chance.
+/// The seed of the objects' content and of all random values.
 pub const SEED: u64 = 10;
-/// Rate of both links, both ways, in Mb/s.
+/// The rate of both links in both directions, in Mb/s.
 pub const MBPS: u32 = 2;
 
 /// A way to lose the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Disturbance {
-    /// The interface is off.
+    /// The interface is switched off.
     Off,
-    /// The access point has no power; it is the device's router, too.
+    /// The access point, which is also the device's router, loses power.
     Power,
-    /// What is behind the access point is gone.
+    /// The network behind the access point fails.
     Cut,
-    /// The interface is off, and another network is there all along.
+    /// The interface is switched off, and another network is available all the time.
     Cellular,
 }
 
@@ -29,7 +29,7 @@ impl Disturbance {
         Disturbance::Cellular,
     ];
 
-    /// The disturbance as it stands in a cell's name.
+    /// The disturbance's name in the name of a cell.
     pub fn word(self) -> &'static str {
         match self {
             Disturbance::Off => "off",
@@ -39,7 +39,7 @@ impl Disturbance {
         }
     }
 
-    /// What it is, in a sentence.
+    /// A description in one sentence.
     pub fn about(self) -> &'static str {
         match self {
             Disturbance::Off => {
@@ -61,7 +61,7 @@ impl Disturbance {
         }
     }
 
-    /// The lab's scenario: disturbed from `from_s` on, for so long.
+    /// The lab's scenario: disturbed from `from_s` on, for `for_s` seconds.
     pub fn scenario(self, from_s: u32, for_s: u32, duration_s: u32) -> String {
         let (lost, back) = match self {
             Disturbance::Off | Disturbance::Cellular => ("up = false", "up = true"),
@@ -79,7 +79,7 @@ impl Disturbance {
     }
 }
 
-/// A scenario with Wi-Fi, and perhaps another link, to which nothing happens.
+/// A scenario with Wi-Fi and optionally another link, without events.
 pub fn links(cellular: bool, duration_s: u32) -> String {
     let mut text = format!(
         "seed = {seed}\nduration_s = {duration_s}\norigin = \"builtin\"\n",

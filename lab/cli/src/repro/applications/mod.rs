@@ -1,8 +1,9 @@
-//! C10: what programs do when the network goes in the middle of a transfer, ours beside others.
+//! C10: how programs behave when the network is lost in the middle of a transfer, ours compared
+//! with others.
 //!
 //! ```text
 //!  client.rs ──┐
-//!              ├─▶ cell.rs: each in a lab of its own, many at once ─┐
+//!              ├─▶ cell.rs: each in a separate lab, many at once ───┐
 //!  disturbance.rs                                                   ├─▶ table, figures, marks
 //!              policy.rs: `cedos edit` while bytes flow ────────────┘
 //! ```
@@ -25,19 +26,20 @@ use std::path::Path;
 use std::sync::Mutex;
 use std::time::Duration;
 
-/// Labs at once: their programs mostly wait.
+/// The number of labs at once; their programs mostly wait.
 const AT_ONCE: usize = 24;
-/// From one lab's beginning to the next: what moves, moves at different times.
+/// The interval between the starts of labs, so that their transfers do not coincide.
 const APART: Duration = Duration::from_millis(2500);
-/// Cells that were not disturbed in their middle are run again so often, fewer at once: a program that
-/// is slow to begin on a busy machine.
+/// How often cells that were not disturbed in their middle are run again, with fewer at once,
+/// because programs start slowly on a busy machine.
 const AGAIN: usize = 2;
 const AT_ONCE_AGAIN: usize = 8;
-/// What a link may carry though no payload may: handshakes, probes. // as apps/cedos/tests/agent/links.rs
+/// The most bytes that a link may carry while no payload may use it: handshakes, probes. // as in
+/// apps/cedos/tests/agent/links.rs
 const CONTROL_BYTES_MAX: u64 = 6_000;
 
-/// How long a changed policy may take to hold: an epoch of the scheduler, `cedos edit` itself, a handshake
-/// and what is on its way included.
+/// How long a changed policy may take to have an effect, in seconds: an epoch of the scheduler,
+/// `cedos edit` itself, a handshake, and data in flight.
 const CHANGE_S: f64 = 1.0;
 
 /// Which cells are to be run.
@@ -45,9 +47,9 @@ const CHANGE_S: f64 = 1.0;
 pub struct CellSelection {
     /// How long the network is away.
     pub delays_s: Vec<u32>,
-    /// How long a program may say nothing once it is back.
+    /// How long a program may be silent once the network is back, in seconds.
     pub patience_s: u32,
-    /// Beginnings of names; all cells if empty.
+    /// The prefixes of the names of cells to run; all cells if empty.
     pub only: Vec<String>,
 }
 
@@ -55,7 +57,7 @@ impl Default for CellSelection {
     fn default() -> CellSelection {
         CellSelection {
             delays_s: vec![10, 60],
-            // A sender's kernel waits 120 s at most before it tries again. // Linux, TCP_RTO_MAX
+            // A sender's kernel waits at most 120 s before it tries again. // Linux, TCP_RTO_MAX
             patience_s: 150,
             only: Vec::new(),
         }
@@ -91,7 +93,7 @@ impl CellSelection {
                         disturbance,
                         delay_s,
                     };
-                    // With another link there, how long the first is away matters little.
+                    // With another link, the length of the outage of the first one matters little.
                     let once = disturbance != Disturbance::Cellular || Some(delay_s) == longest_s;
                     if once && client.is_disturbed_by(disturbance) && self.include(&cell.name()) {
                         cells.push(cell);
@@ -111,10 +113,10 @@ pub fn emulate() -> anyhow::Result<Measured> {
     run(&CellSelection::default())
 }
 
-/// Some cells, on real sockets.
+/// Runs some cells, on real sockets.
 ///
 /// # Errors
-/// There are none of these names; there is no lab, or it could not follow a scenario.
+/// There are no cells of these names, there is no lab, or it could not follow a scenario.
 pub fn run(asked: &CellSelection) -> anyhow::Result<Measured> {
     let folder = tempfile::tempdir().context("no temporary folder")?;
     cell::furnish(folder.path())?;
@@ -128,7 +130,7 @@ pub fn run(asked: &CellSelection) -> anyhow::Result<Measured> {
             None => cells.extend(asked.of(client)),
         }
     }
-    // The longest first, so that none is waited for alone; and no program beside itself.
+    // The longest come first, so that none runs alone at the end; no program runs beside itself.
     cells.sort_by_key(|cell| {
         let way = cell.way == CellDirection::Up;
         (
@@ -150,7 +152,7 @@ pub fn run(asked: &CellSelection) -> anyhow::Result<Measured> {
             told[n] = came;
         }
     }
-    // By itself: it is about seconds.
+    // It runs alone, because it measures seconds.
     let policy = toggles.then(|| policy::run(folder.path())).transpose()?;
     let mut measured = figures(&cells, &told, policy);
     measured.conditions = conditions(asked, &cells);
@@ -169,7 +171,7 @@ fn all(
     let next = Mutex::new(0..cells.len());
     let told = Mutex::new(BTreeMap::new());
     let take = || {
-        // Whoever takes one holds the others back for a while.
+        // The thread that takes a cell delays the others for a while.
         let mut next = next.lock().expect("nobody panics here");
         let n = next.next()?;
         std::thread::sleep(APART);
@@ -199,7 +201,7 @@ fn all(
     Ok(told.into_values().collect())
 }
 
-/// Nobody helped, every byte is there, and it really was disturbed.
+/// Whether the transfer was right without a retry, and was disturbed in its middle.
 fn is_right(told: &CellResult) -> bool {
     told.ended == UnaidedTransferEnd::Right && told.in_the_middle
 }
@@ -319,10 +321,10 @@ fn not_run(delays_s: &[u32]) -> String {
     }
 }
 
-/// What came of a client, by the number of the disturbance and the delay.
+/// The result of a client in words, by the number of the disturbance and the delay.
 type InWords = BTreeMap<(usize, u32), String>;
 
-/// A table per way: clients, and what came of each after each disturbance. Markdown.
+/// A table in Markdown for each direction: clients, and the result of each with each disturbance.
 pub fn table(ours: &Value, baseline: &Value) -> String {
     let mut cells: BTreeMap<(&str, &str), InWords> = BTreeMap::new();
     let both = [ours, baseline].map(|side| side["table"].as_object());
@@ -368,10 +370,10 @@ pub fn table(ours: &Value, baseline: &Value) -> String {
     text
 }
 
-/// More of the object than this was on the links: some of it twice.
+/// A higher share of the object on the links means that some of it was carried twice.
 const ONCE: f64 = 1.15;
 
-/// What came of a cell, in a few words.
+/// The result of a cell in a few words.
 fn in_words(told: &Value, delay_s: u32) -> String {
     let after_s = told["after_s"].as_f64().unwrap_or(f64::NAN);
     let since_back_s = after_s - f64::from(delay_s);

@@ -1,5 +1,5 @@
-//! A policy that changes while bytes flow: `cedos edit` of a download at an agent, from `free-only` to
-//! `any` and back, and what the metered link carried, counted at the interface.
+//! A policy that changes during a transfer: `cedos edit` of a download at an agent, from
+//! `free-only` to `any` and back. The bytes on the metered link are counted at the interface.
 //!
 //! ```text
 //!        0        14                               45
@@ -8,7 +8,7 @@
 //!        free-only  20 ▲ any   30 ▲ free-only
 //! ```
 //!
-//! `any` pays only where no free link works, so Wi-Fi is off meanwhile.
+//! `any` pays only if no free link works, so Wi-Fi is off meanwhile.
 
 use super::disturbance::{Disturbance, SEED};
 use crate::repro::emulated::commanded_in_lab;
@@ -18,22 +18,27 @@ use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
 
-/// More than the links carry before Wi-Fi is back.
+/// The size of the download in bytes: more than the links carry before Wi-Fi is back.
 const BYTES: u64 = 8_000_000;
-/// When Wi-Fi goes, when each policy is asked for, when Wi-Fi is back, and when the run ends at the latest.
+/// When Wi-Fi is lost, in seconds.
 const GOES_S: u32 = 14;
+/// When the policy `any` is set, in seconds.
 const ANY_AT_S: u32 = 20;
+/// When the policy `free-only` is set, in seconds.
 const FREE_ONLY_AT_S: u32 = 30;
+/// When Wi-Fi is back, in seconds.
 const BACK_S: u32 = 45;
+/// When the run ends at the latest, in seconds.
 const DURATION_S: u32 = 150;
-/// From so much on since the policy changed, payload flows: a handshake is less.
+/// From this number of bytes since the policy changed, payload is moving: a handshake is smaller.
 const FLOWS_BYTES: f64 = 20_000.0;
-/// From one look at the counters to the next, payload flows if more came: ACKs and probes are less.
+/// From this number of bytes between two readings of the counters, payload is moving: ACKs and
+/// probes are smaller.
 const LOOK_BYTES: f64 = 3_000.0;
-/// What had been granted or was on its way has come so long after.
+/// The time in seconds after which granted bytes and bytes in flight have arrived.
 const SETTLED_S: f64 = 2.0;
 
-/// What it is, in a sentence.
+/// A description in one sentence.
 pub const ABOUT: &str = "policy: `cedos edit` of a download at an agent, free-only, whose Wi-Fi went 6 s before, to any and 10 s \
      later back; seconds from the edit's beginning to the first 20,000 bytes on the link that costs, and to \
      the last 3,000 from one look (some 60 ms) to the next, by the interface's counter; settled: from 2 s \
@@ -65,7 +70,7 @@ wait
 exit 0
 "#;
 
-/// Runs it, in `folder`.
+/// Runs the measurement, in `folder`.
 ///
 /// # Errors
 /// There is no lab, or the download was not followed to its end.
@@ -87,7 +92,8 @@ pub fn run(folder: &Path) -> anyhow::Result<Value> {
     figures(&read("asked"), &read("counted"), right)
 }
 
-/// From when each policy was asked for, and what the metered link had carried at each look.
+/// Computes the figures from the times of the policy changes and the readings of the metered link's
+/// counter.
 fn figures(asked: &str, counted: &str, right: bool) -> anyhow::Result<Value> {
     let asked: Vec<f64> = asked
         .lines()
@@ -128,7 +134,7 @@ fn figures(asked: &str, counted: &str, right: bool) -> anyhow::Result<Value> {
 mod tests {
     use super::*;
 
-    /// 0 until 10.4 s, then 25,000 bytes each tenth of a second until `until`.
+    /// Test input: 0 until 10.4 s, then 25,000 bytes each tenth of a second until `until`.
     fn counted(until: f64) -> String {
         let line = |n: u32| {
             let at = f64::from(n) / 10.0;

@@ -1,4 +1,4 @@
-//! The cases of a row: every combination of its axes, and what each name stands for in it.
+//! The cases of a row: every combination of its axes, with the values of all names.
 
 use super::row_file::RowExperiment;
 use super::source_files::SourceFiles;
@@ -8,10 +8,10 @@ use cedos_lab_scenario::Expression;
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Names and what they stand for.
+/// Names and their values.
 pub type NamedValues = Map<String, Value>;
 
-/// Every combination of the axes, the last one changing first.
+/// Every combination of the axes; the last axis changes first.
 pub fn cases(experiment: &RowExperiment, files: &SourceFiles) -> anyhow::Result<Vec<NamedValues>> {
     let values = json_of(&experiment.values)?;
     let mut cases = vec![values];
@@ -41,7 +41,7 @@ pub fn cases(experiment: &RowExperiment, files: &SourceFiles) -> anyhow::Result<
     Ok(cases)
 }
 
-/// The scenario file that a case begins with, as the name `file`: what it says can be computed with.
+/// Adds the scenario file of a case as the name `file`, so that expressions can use its values.
 fn add_file(
     experiment: &RowExperiment,
     files: &SourceFiles,
@@ -60,7 +60,7 @@ fn add_file(
     Ok(())
 }
 
-/// How many seeds the cases have: the different values of the name `seed`.
+/// The number of seeds of the cases: of different values of the name `seed`.
 pub fn seeds(cases: &[NamedValues]) -> usize {
     let seeds = cases.iter().filter_map(|case| case.get("seed"));
     let seeds: BTreeSet<String> = seeds.map(Value::to_string).collect();
@@ -74,9 +74,9 @@ pub fn json_of(table: &toml::Table) -> anyhow::Result<NamedValues> {
     }
 }
 
-/// Evaluates expressions that may need each other, and adds them to `facts`.
+/// Evaluates expressions that may depend on each other, and adds them to `facts`.
 ///
-/// Expressions that cannot be evaluated are left out if `some_suffice`.
+/// With `some_suffice`, expressions that cannot be evaluated are left out.
 pub fn resolve(
     expressions: &BTreeMap<String, String>,
     facts: &mut NamedValues,
@@ -123,7 +123,7 @@ impl Resolver<'_> {
             return Ok(());
         };
         self.under_way.push(name.to_owned());
-        // A name in its own expression is one of the facts.
+        // A name in its own expression refers to the facts.
         for needed in expression
             .names()
             .into_iter()
@@ -163,7 +163,7 @@ mod tests {
             &[("a", "b + 1"), ("b", "c * n"), ("c", "3"), ("n", "n + 1")],
             false,
         );
-        // `n` in its own expression is the fact, and for all others what it comes to.
+        // `n` in its own expression is the fact; for others it is the result.
         assert_eq!(
             got.unwrap(),
             json!({"a": 10.0, "b": 9.0, "c": 3.0, "n": 3.0})

@@ -1,4 +1,4 @@
-//! Charts of a row: which figures are on which axis.
+//! Charts of a row: the figures on each axis.
 
 use super::template;
 use crate::repro::plot::{Chart, Series};
@@ -7,7 +7,7 @@ use cedos_lab_scenario::Expression;
 use serde::Deserialize;
 use serde_json::Value;
 
-/// Two axes and what is on them.
+/// Two axes and the series on them.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ChartTemplate {
@@ -17,7 +17,7 @@ pub struct ChartTemplate {
     series: Vec<SeriesTemplate>,
 }
 
-/// Points that belong together: two lists, or one of pairs.
+/// A series of points: two lists, or one list of pairs.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct SeriesTemplate {
@@ -25,19 +25,19 @@ struct SeriesTemplate {
     x: Option<String>,
     y: Option<String>,
     points: Option<String>,
-    /// A dot on each point instead of a line through them.
+    /// Whether each point is a dot, instead of a line through all points.
     #[serde(default)]
     dots: bool,
-    /// Left out where its figures are not there.
+    /// Whether the series is left out if its figures are missing.
     #[serde(default)]
     optional: bool,
 }
 
 impl ChartTemplate {
-    /// Whether its expressions are any.
+    /// Checks the syntax of its expressions.
     ///
     /// # Errors
-    /// One is not.
+    /// An expression is invalid.
     pub fn check(&self) -> anyhow::Result<()> {
         for series in &self.series {
             let SeriesTemplate {
@@ -60,7 +60,7 @@ impl ChartTemplate {
     /// The chart of these figures.
     ///
     /// # Errors
-    /// A series needs figures that are not there.
+    /// A series needs figures that are missing.
     pub fn drawn(&self, facts: &Value) -> anyhow::Result<Chart> {
         let mut series = Vec::new();
         for template in &self.series {
@@ -87,7 +87,7 @@ impl ChartTemplate {
 }
 
 impl SeriesTemplate {
-    /// Points of which both figures were measured.
+    /// The points for which both figures were measured.
     fn points(&self, facts: &Value) -> anyhow::Result<Vec<(f64, f64)>> {
         let list = |text: &Option<String>| -> anyhow::Result<Vec<Value>> {
             let text = text.as_deref().unwrap_or_default();

@@ -1,11 +1,11 @@
-//! Figures of all runs of a row: the trees `ours` and `baseline`, and the marks.
+//! The figures of all runs of a row: the trees `ours` and `baseline`, and the marks.
 //!
 //! ```text
 //!  [ours."{medium}"]          one entry for each medium; in it, the cases of this medium
 //!  [ours."{medium}".…]        …
 //!  [[ours.cases]]             one element for each case
-//!  gain = "a.mbps / b.mbps"   a and b: variants. With one case left, what came of its runs;
-//!                             with several, lists of it
+//!  gain = "a.mbps / b.mbps"   a and b: variants. With one case left, the metrics of its runs;
+//!                             with several, lists of them
 //! ```
 
 use super::cases::{NamedValues, resolve};
@@ -19,7 +19,7 @@ use std::collections::BTreeMap;
 /// The key that stands for each variant.
 const VARIANT: &str = "variant";
 
-/// Some of the cases, and what else is known where they are looked at.
+/// Some of the cases, and the values that are known for them.
 pub struct CaseScope<'a> {
     experiment: &'a RowExperiment,
     cases: Vec<&'a CaseRuns>,
@@ -27,7 +27,7 @@ pub struct CaseScope<'a> {
 }
 
 impl<'a> CaseScope<'a> {
-    /// All cases.
+    /// The figures of all cases.
     pub fn all(experiment: &'a RowExperiment, cases: &'a [CaseRuns]) -> CaseScope<'a> {
         CaseScope {
             experiment,
@@ -65,7 +65,7 @@ impl<'a> CaseScope<'a> {
         )
     }
 
-    /// What names stand for: what is the same in all cases, and lists of what is not.
+    /// The values of names: those equal in all cases, and lists of those that differ.
     pub fn facts(&self) -> NamedValues {
         let mut facts = Map::new();
         let Some(first) = self.cases.first() else {
@@ -94,7 +94,7 @@ impl<'a> CaseScope<'a> {
         facts
     }
 
-    /// What a template comes to; its `else`, or `None`, if its `if` is false.
+    /// The value of a template; if its `if` is false, that of its `else`, or `None`.
     pub fn figures(&self, template: &toml::Value) -> anyhow::Result<Option<Value>> {
         match template {
             toml::Value::String(text) => {
@@ -106,7 +106,8 @@ impl<'a> CaseScope<'a> {
         }
     }
 
-    /// One element for each case, where the template is one table; else an element for each of the template.
+    /// One element for each case if the template is one table; otherwise one for each element of
+    /// the template.
     fn list(&self, items: &[toml::Value]) -> anyhow::Result<Value> {
         let scopes: Vec<CaseScope<'a>> = match items {
             [toml::Value::Table(_)] => {
@@ -161,13 +162,13 @@ impl<'a> CaseScope<'a> {
                 }
             }
         }
-        // Leaves may name what is below, and each other.
+        // Leaves may refer to values below, and to each other.
         facts.extend(object.clone());
         object.extend(resolve(&leaves, &mut facts, false)?);
         Ok(Some(Value::Object(object)))
     }
 
-    /// A key in braces: each value of the name, and the cases that have it; or each variant.
+    /// A key in braces: each value of the name with the cases that have it, or each variant.
     fn each(&self, name: &str) -> anyhow::Result<Vec<(String, CaseScope<'a>)>> {
         if name == VARIANT {
             let experiment = self.experiment;
@@ -193,8 +194,8 @@ impl<'a> CaseScope<'a> {
             .collect())
     }
 
-    /// The marks, those with names in braces once for each of their values. Neighbours with the same names keep
-    /// together: all of them for the first values, all for the next.
+    /// The marks; those with names in braces once for each of their values. Adjacent marks with the
+    /// same names stay together: all of them for the first values, then for the next.
     pub fn marks(&self, templates: &[MarkTemplate]) -> anyhow::Result<Vec<String>> {
         let mut marks = Vec::new();
         for group in templates.chunk_by(|a, b| names_of(a.text()) == names_of(b.text())) {
@@ -259,7 +260,7 @@ mod tests {
         ResultRow::parse("X.toml", &format!("{HEAD}{ours}")).unwrap()
     }
 
-    /// Two media, two directions; `theirs` only down.
+    /// Cases for tests: two media, two directions; `theirs` only down.
     fn cases() -> Vec<CaseRuns> {
         let mut cases = Vec::new();
         for (medium, mbps) in [("b", 5), ("g", 25)] {

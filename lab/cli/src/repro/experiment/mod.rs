@@ -1,4 +1,4 @@
-//! Rows of the papers that are data: a scenario, what of it varies, what is measured, what must hold.
+//! Rows of the papers that are data: a scenario, its variants, the metrics, and the marks.
 //!
 //! ```text
 //!  lab/repro/ID.toml ─▶ row_file.rs ─▶ cases.rs: every combination of the axes
@@ -10,8 +10,8 @@
 //!                       figures.rs: ours, baseline, marks of all runs ─▶ Measured
 //! ```
 //!
-//! `docs/repro.md` describes the files. Everything that is computed is an expression of scenario files
-//! (`cedos_lab_scenario::Expression`).
+//! `docs/repro.md` describes the files. Computed values are expressions in the language of scenario
+//! files (`cedos_lab_scenario::Expression`).
 
 mod cases;
 pub mod chart_template;
@@ -33,7 +33,7 @@ use source_files::SourceFiles;
 /// Runs every variant of every case, and computes the row's figures.
 ///
 /// # Errors
-/// A run failed, or an expression does not fit what was measured.
+/// A run failed, or an expression does not match the measurements.
 pub fn measure(
     experiment: &RowExperiment,
     venue: RowVenue,
@@ -44,7 +44,7 @@ pub fn measure(
     })
 }
 
-/// The row's figures, by whatever carries out its runs.
+/// Computes the row's figures from runs that `reports` carries out.
 fn measured(
     experiment: &RowExperiment,
     files: &SourceFiles,
@@ -74,7 +74,7 @@ fn measured(
     })
 }
 
-/// What a row's marks and charts may name.
+/// The values that a row's marks and charts can refer to.
 pub fn facts_of(ours: &Value, baseline: &Value) -> Value {
     json!({"ours": ours, "baseline": baseline})
 }

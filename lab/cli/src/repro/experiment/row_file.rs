@@ -1,7 +1,7 @@
-//! `lab/repro/ID.toml`: one result of a paper.
+//! The format of `lab/repro/ID.toml`: one result of a paper.
 //!
-//! The top of a file holds for every venue; `[sim]` and `[lab]` say what is different there. Files are strict:
-//! a key that is not known is an error that says which one was probably meant.
+//! The top level of a file applies to every venue; `[sim]` and `[lab]` contain the differences.
+//! Files are strict: an unknown key is an error, which suggests a similar key.
 
 use crate::repro::runner::RowVenue;
 use anyhow::{Context, anyhow, bail, ensure};
@@ -15,14 +15,14 @@ use super::chart_template::ChartTemplate;
 /// A result of one of the papers, and how it is measured in each venue.
 #[derive(Debug)]
 pub struct ResultRow {
-    /// `C`: Cedos, `M`: multipath mobility, `D`: DRWA, `E`: Epsilon, `S`: super-aggregation; a word: none
-    /// of them, and yet to be shown beside them.
+    /// `C`: Cedos, `M`: multipath mobility, `D`: DRWA, `E`: Epsilon, `S`: super-aggregation; a
+    /// word: a measurement beside the papers.
     pub id: String,
-    /// What is claimed.
+    /// The claim of the paper.
     pub claim: String,
-    /// What the authors measured, and where their own figures do not fit together.
+    /// The authors' measurements, and contradictions among their own figures.
     pub paper: String,
-    /// Where it can be run; the first venue is that of `cedos repro ID`.
+    /// The venues where it can be run; the first one is the default of `cedos repro ID`.
     pub venues: Vec<(RowVenue, RowExperiment)>,
 }
 
@@ -30,7 +30,7 @@ pub struct ResultRow {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RowExperiment {
-    /// A function of this program that measures the row; without it the row is a scenario.
+    /// The name of a function that measures the row; without it the row is a scenario.
     #[serde(default)]
     pub runner: Option<String>,
     /// Whether the runner computes a model, without the protocol's code.
@@ -39,63 +39,64 @@ pub struct RowExperiment {
     /// Arguments of the bench program, whose JSON is then the report.
     #[serde(default)]
     pub bench: Vec<String>,
-    /// The scenario, as scenario files have it, with `file` for one to begin with.
+    /// The scenario in the form of scenario files; `file` names one to start from.
     #[serde(default)]
     pub scenario: Option<Table>,
-    /// In the simulator: settings of the two ends that scenarios do not have.
+    /// In the simulator: settings of the two ends that scenario files do not have.
     #[serde(default)]
     pub ends: Table,
-    /// Names that stand for numbers, texts, truths or lists.
+    /// Names with values: numbers, texts, booleans or lists.
     #[serde(default)]
     pub values: Table,
-    /// Names that stand for expressions.
+    /// Names with expressions.
     #[serde(default)]
     pub computed: BTreeMap<String, String>,
-    /// What varies: lists of the same length that go together. All combinations of axes are run.
+    /// The axes: lists of equal length that vary together. All combinations of axes are run.
     #[serde(default, rename = "axis")]
     pub axes: Vec<Table>,
     /// On real sockets: whether all variants of a case run at once.
     #[serde(default)]
     pub together: bool,
-    /// What is run in every case.
+    /// The variants that are run in every case.
     #[serde(default, rename = "variant")]
     pub variants: Vec<RowVariant>,
     /// Metrics of a run, by name: expressions over its report.
     #[serde(default)]
     pub run: BTreeMap<String, String>,
-    /// What must be true of each run, or the row says nothing.
+    /// Conditions that each run must satisfy for the row to be valid.
     #[serde(default)]
     pub require: Vec<String>,
     /// Our figures: a tree of expressions.
     #[serde(default)]
     pub ours: Option<Value>,
-    /// Figures of what we compare with, likewise.
+    /// The figures for comparison: a tree of expressions.
     #[serde(default)]
     pub baseline: Option<Value>,
-    /// What must hold of our figures.
+    /// The marks: conditions that our figures must satisfy.
     #[serde(default)]
     pub marks: Vec<MarkTemplate>,
-    /// Expressions over our figures: where all are true, and the marks hold, we are better than the authors.
+    /// Expressions over our figures: if all are true and the marks hold, our result is better than
+    /// the authors'.
     #[serde(default)]
     pub better: Vec<String>,
-    /// Expressions over our figures: where any is true, they contradict the authors' claim.
+    /// Expressions over our figures: if any is true, they contradict the authors' claim.
     #[serde(default)]
     pub contradicts: Vec<String>,
     /// Conditions and assumptions.
     #[serde(default)]
     pub conditions: Vec<String>,
-    /// How it is drawn.
+    /// The charts of the row.
     #[serde(default, rename = "chart")]
     pub charts: Vec<ChartTemplate>,
 }
 
-/// A variant: what is run in every case, beside the others.
+/// A variant, which is run in every case.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RowVariant {
-    /// Its name in expressions.
+    /// The variant's name in expressions.
     pub name: String,
-    /// Values that are different for it.
+    /// Values that differ in this variant.
     #[serde(default)]
     pub set: Table,
     /// On real sockets: `--over` of `cedos lab run`.
@@ -104,18 +105,18 @@ pub struct RowVariant {
     /// In the simulator: settings of the two ends.
     #[serde(default)]
     pub ends: Table,
-    /// In which cases it is run; in all if absent.
+    /// The condition for the cases in which it is run; all if absent.
     #[serde(default, rename = "if")]
     pub condition: Option<String>,
 }
 
-/// A mark, or one that counts under a condition.
+/// A mark, with or without a condition.
 #[derive(Debug, Deserialize)]
 #[serde(untagged, deny_unknown_fields)]
 pub enum MarkTemplate {
     /// A comparison of figures.
     Always(String),
-    /// A mark for what was measured only where this is true of the runs.
+    /// A mark that counts only if this is true of the runs.
     If {
         /// An expression over the runs.
         #[serde(rename = "if")]
@@ -133,7 +134,7 @@ impl MarkTemplate {
         }
     }
 
-    /// When it counts; always if `None`.
+    /// The condition of the mark; `None`: it always counts.
     pub fn condition(&self) -> Option<&str> {
         match self {
             MarkTemplate::Always(_) => None,
@@ -142,14 +143,14 @@ impl MarkTemplate {
     }
 }
 
-/// The names of the venues in a file, in the order in which one is chosen.
+/// The names of the venues in a file, in order of preference.
 const VENUES: [(&str, RowVenue); 2] = [("sim", RowVenue::Sim), ("lab", RowVenue::Lab)];
 
 impl ResultRow {
-    /// The row in this text; `file` is for messages.
+    /// Parses the row in this text; `file` is for messages.
     ///
     /// # Errors
-    /// What is not a row: the file, the key, and which one was probably meant.
+    /// The text is not a valid row: the error has the file, the key, and a suggestion.
     pub fn parse(file: &str, text: &str) -> anyhow::Result<ResultRow> {
         let mut shared: Table = text
             .parse()
@@ -191,15 +192,15 @@ impl ResultRow {
         Ok(row)
     }
 
-    /// How it is measured there.
+    /// The measurement in this venue.
     pub fn at(&self, venue: RowVenue) -> Option<&RowExperiment> {
         let mut venues = self.venues.iter();
         venues.find(|(at, _)| *at == venue).map(|(_, how)| how)
     }
 }
 
-/// What a venue has of a row: names are added to those of all venues, conditions follow theirs, all else
-/// stands instead of theirs.
+/// Merges the settings of a venue into the shared ones: names are added, conditions are appended,
+/// everything else replaces the shared value.
 fn merged(shared: &Table, own: Table) -> Table {
     let mut whole = shared.clone();
     for (key, value) in own {

@@ -1,7 +1,8 @@
 //! The runs of a row, and the metrics of each.
 //!
-//! In the simulator as many run at once as there are processors, and a scenario that several cases share runs once. On
-//! real sockets one runs after another, or all variants of a case at once where the row says so.
+//! In the simulator as many run at once as there are processors, and a scenario that several cases
+//! share runs once. On real sockets one runs after another, or all variants of a case at once if
+//! the row says so.
 
 use super::cases::{NamedValues, json_of, resolve};
 use super::row_file::{RowExperiment, RowVariant};
@@ -22,23 +23,23 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use toml::Table;
 
-/// What came of a case.
+/// The results of a case.
 #[derive(Clone, Debug)]
 pub struct CaseRuns {
-    /// What its names stand for.
+    /// The values of the case's names.
     pub named: NamedValues,
     /// Report and metrics of each variant that was run.
     pub metrics: BTreeMap<String, Value>,
 }
 
-/// One run, before it is made.
+/// One run that is planned.
 pub struct PlannedRun<'a> {
     case: usize,
     /// What is run.
     pub variant: &'a RowVariant,
-    /// What its names stand for.
+    /// The values of the names in this run.
     pub named: NamedValues,
-    /// The text of its scenario; empty where the bench needs none.
+    /// The text of the scenario; empty if the bench needs none.
     pub scenario: String,
     ends: Table,
 }
@@ -56,7 +57,8 @@ pub fn reports(
     }
 }
 
-/// Has `reports` carry out every variant in every case in which it is wanted, and computes the metrics of each run.
+/// Makes `reports` carry out every variant in every case where it is wanted, and computes the
+/// metrics of each run.
 pub fn carried_out(
     experiment: &RowExperiment,
     cases: Vec<NamedValues>,
@@ -120,7 +122,7 @@ fn plan<'a>(
     })
 }
 
-/// The run as a message names it.
+/// A short description of the run for messages.
 fn words(run: &PlannedRun<'_>) -> String {
     let short = run
         .named
@@ -132,7 +134,7 @@ fn words(run: &PlannedRun<'_>) -> String {
     format!("variant {} ({})", run.variant.name, short.join(", "))
 }
 
-/// The report, and what is computed of it.
+/// The report, and the metrics that are computed from it.
 fn metrics(
     experiment: &RowExperiment,
     run: &PlannedRun<'_>,
@@ -159,7 +161,7 @@ fn parsed(scenario: &str, files: &SourceFiles) -> anyhow::Result<Scenario> {
     Ok(Scenario::parse("the row's scenario", scenario, &mut open)?)
 }
 
-/// In virtual time, the reports in the order of the runs.
+/// Simulates the runs, and returns the reports in their order.
 fn simulated(planned: &[PlannedRun<'_>], files: &SourceFiles) -> anyhow::Result<Vec<Value>> {
     let mut first: BTreeMap<(String, String), usize> = BTreeMap::new();
     let mut same_as = Vec::new();
@@ -200,7 +202,7 @@ fn simulate(run: &PlannedRun<'_>, files: &SourceFiles) -> anyhow::Result<Value> 
     Ok(scenario.facts(&report))
 }
 
-/// On real sockets, the reports in the order of the runs.
+/// Carries out the runs on real sockets, and returns the reports in their order.
 fn on_real_sockets(
     experiment: &RowExperiment,
     planned: &[PlannedRun<'_>],
@@ -232,8 +234,8 @@ fn begin(run: &PlannedRun<'_>) -> anyhow::Result<Emulated> {
     Emulated::begin(&run.scenario, &options).with_context(|| words(run))
 }
 
-/// What the bench program says; asked the same again, what it said. It is told of its scenario as
-/// `{scenario_file}`.
+/// The output of the bench program. The same arguments return the same output again.
+/// `{scenario_file}` in the arguments stands for its scenario.
 fn by_the_bench(
     experiment: &RowExperiment,
     run: &PlannedRun<'_>,
@@ -299,15 +301,15 @@ struct EndsSettings {
     proxy: EndSettings,
 }
 
-/// Settings of one end; what is absent is as the scenario has it.
+/// Settings of one end; absent ones are as in the scenario.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct EndSettings {
-    /// What it sends is under this congestion control.
+    /// The congestion controller for data that it sends.
     congestion: Option<String>,
-    /// Lambda of DRWA: the end, as a receiver, moves its window by what arrives.
+    /// λ of DRWA: the end, as a receiver, adjusts its window by what arrives.
     drwa: Option<f64>,
-    /// Bytes of a flow that it lets be on their way to it.
+    /// Bytes of a flow that it allows to be in flight towards it.
     window_bytes: Option<u64>,
 }
 

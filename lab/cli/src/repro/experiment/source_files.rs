@@ -1,4 +1,5 @@
-//! Files that rows name: scenarios and their traces, beside a row's own file or in this program.
+//! Files to which rows refer: scenarios and their traces, beside a row's own file or in this
+//! program.
 
 use anyhow::Context;
 use cedos_lab_scenario::ScenarioFault;
@@ -16,7 +17,7 @@ macro_rules! traces {
     };
 }
 
-/// Scenarios that rows name.
+/// Built-in scenarios to which rows refer.
 const SCENARIOS: &[(&str, &str)] = scenarios![
     "bloat-evdo-a.toml"
     "bloat-evdo-b.toml"
@@ -37,7 +38,7 @@ const TRACES: &[(&str, &str)] = traces![
     "cell-lte.csv"
 ];
 
-/// Where a row's files are looked for.
+/// The places where a row's files are searched.
 #[derive(Debug, Default)]
 pub struct SourceFiles {
     /// The folder of the row's own file; `None` for rows of this program.
@@ -45,10 +46,10 @@ pub struct SourceFiles {
 }
 
 impl SourceFiles {
-    /// The text of a scenario or a trace: from the row's folder, or the one in this program that has this name.
+    /// The text of a scenario or a trace: from the row's folder, or the built-in one of this name.
     ///
     /// # Errors
-    /// There is none.
+    /// There is no such file.
     pub fn read(&self, name: &str) -> anyhow::Result<String> {
         let beside = self.folder.as_ref().map(|folder| folder.join(name));
         if let Some(path) = beside.filter(|path| path.exists()) {
@@ -68,10 +69,10 @@ impl SourceFiles {
         })
     }
 
-    /// The text of a trace, with the error that readers of scenarios expect.
+    /// The text of a trace, with the error type that scenario readers expect.
     ///
     /// # Errors
-    /// There is none.
+    /// There is no such file.
     pub fn open(&self, name: &str) -> Result<String, ScenarioFault> {
         self.read(name).map_err(|fault| ScenarioFault {
             file: name.to_owned(),

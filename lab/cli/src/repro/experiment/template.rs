@@ -1,8 +1,8 @@
 //! Scenarios and texts with `{expressions}` in them.
 //!
-//! A text that is one expression in braces becomes its value, number or text; in other texts the value's words
-//! stand where the braces were. An element of a list of tables with `if` is left out where that is false; one with
-//! `copies` comes so often, and `copy` counts them from 0.
+//! A text that is one expression in braces becomes its value, a number or text; in other texts the
+//! value replaces the braces. In a list of tables, an element whose `if` is false is left out; one
+//! with `copies` is repeated that often, and `copy` counts from 0.
 
 use anyhow::{Context, anyhow};
 use cedos_lab_scenario::Expression;
@@ -39,7 +39,7 @@ pub fn text(template: &str, facts: &Value) -> anyhow::Result<String> {
     Ok(out)
 }
 
-/// What is in the braces of a text.
+/// The expressions in the braces of a text.
 pub fn braces(template: &str) -> Vec<&str> {
     let inner = template.split('{').skip(1);
     inner.filter_map(|part| part.split('}').next()).collect()
@@ -61,7 +61,7 @@ pub fn words(value: &Value) -> String {
     }
 }
 
-/// The table of `template` over that of a file, or over none.
+/// Merges the table of `template` into that of a file, or into an empty one.
 pub fn built(mut base: Table, template: &Table, facts: &Value) -> anyhow::Result<Table> {
     for (key, value) in template {
         if ["if", "copies"].contains(&key.as_str()) {
@@ -96,7 +96,8 @@ fn value_built(
     })
 }
 
-/// The elements of a template over those of a file, one by one; those of the file that have none stay.
+/// Merges the elements of a template into those of a file, one by one; further elements of the file
+/// stay.
 fn list_built(
     before: Vec<toml::Value>,
     items: &[toml::Value],
@@ -142,7 +143,8 @@ fn filled(template: &str, facts: &Value) -> anyhow::Result<toml::Value> {
     }
 }
 
-/// Whole numbers become integers: keys that count take nothing else, and those that measure take both.
+/// Whole numbers become integers, because keys for counts accept only those, and other keys accept
+/// both.
 fn toml_of(value: &Value) -> anyhow::Result<toml::Value> {
     Ok(match value {
         Value::Null => return Err(anyhow!("null cannot stand in a scenario")),

@@ -18,7 +18,7 @@ use super::{
 use crate::repro::measured::by_bench;
 use crate::repro::runner::Measured;
 
-/// On real sockets.
+/// The cases on real sockets.
 const CASES_LAB: [(&str, HoleCase); 5] = [
     ("even_5", evenly_30(5)),
     ("even_15", evenly_30(15)),
@@ -27,17 +27,17 @@ const CASES_LAB: [(&str, HoleCase); 5] = [
     ("stay_4_hole_32", CABERNET),
 ];
 
-/// When the first hole comes at the earliest: by then all flows have begun.
+/// When the first outage begins at the earliest: all flows have started by then.
 const LEAD: Span = Span::from_secs(10);
-/// Links of one scenario. Even: what belongs together is measured together.
+/// The most links of one scenario. It is even, so that pairs are measured together.
 const LANES_MAX: usize = 16;
-/// Further courses of holes per case that TCP meets beside each but the first of D2TP's: it loses by
-/// chance.
+/// The number of further sequences of outages for each case that TCP is run with, because it loses
+/// packets at random.
 const COURSES_MORE: u64 = 4;
-/// Courses of holes per case that D2TP meets, one after another.
+/// The number of sequences of outages for each case that D2TP is run with.
 const COURSES: u64 = 3;
 
-/// What the bench measured.
+/// The measurements of the bench.
 #[derive(Deserialize)]
 struct Lanes {
     rows: Vec<HoleLabLink>,
@@ -55,14 +55,14 @@ impl HoleLabLink {
     }
 }
 
-/// On real sockets: D2TP over both links, and each by itself; kernel TCP without the bridge, and over
-/// it as the authors did, by switching; the model beside what it measured.
+/// On real sockets: D2TP over both links, and over each alone; kernel TCP without the bridge, and
+/// with it by switching as the authors did; the model compared with the measurement.
 pub fn emulate() -> anyhow::Result<Measured> {
     let holes = course(0);
     let length = Holes::none(SESSION).after(LEAD).length();
     let whole = Holes::none(length);
     let per_s = |carried: HoleSessionBytes| carried.all / length.as_secs_f64();
-    // All at once: each takes four minutes and next to no work.
+    // All at once: each takes four minutes and little processor time.
     let by_themselves =
         [scenario(1, Some(&whole), false), scenario(1, None, true)].map(|text| Lab::start(&text));
     let (tcp, first) = std::thread::scope(|scope| {
@@ -130,7 +130,7 @@ pub fn emulate() -> anyhow::Result<Measured> {
     Ok(Measured::figures(ours, baseline, COURSES as usize))
 }
 
-/// The model beside what TCP carried, in kb/s summed over courses of holes.
+/// The model and what TCP carried, in kb/s summed over sequences of outages.
 #[derive(Clone, Default)]
 struct Beside {
     courses: u64,
@@ -165,7 +165,7 @@ impl Beside {
     }
 }
 
-/// A course of holes of each case.
+/// A sequence of outages for each case.
 fn course(n: u64) -> Vec<Holes> {
     (CASES_LAB.iter().zip(1..))
         .map(|((_, case), seed)| (case, 100 * n + seed))
@@ -173,7 +173,7 @@ fn course(n: u64) -> Vec<Holes> {
         .collect()
 }
 
-/// What D2TP carries of each case, over both links and over Wi-Fi alone.
+/// What D2TP carries in each case, over both links and over Wi-Fi alone.
 fn both_and_alone(holes: &[Holes]) -> anyhow::Result<Vec<(HoleSessionBytes, HoleSessionBytes)>> {
     let begun = |(seed, holes): (u64, &Holes)| {
         let both = Lab::start(&scenario(seed, Some(holes), true))?;
@@ -184,7 +184,7 @@ fn both_and_alone(holes: &[Holes]) -> anyhow::Result<Vec<(HoleSessionBytes, Hole
     labs?.into_iter().map(ended).collect()
 }
 
-/// Further sessions of kernel TCP, per case.
+/// Further sessions of kernel TCP for each case.
 fn more_of_tcp(
     model: &TcpHoleModel,
     courses: Range<u64>,
@@ -237,7 +237,7 @@ fn tcp_lanes(whole: &Holes, holes: &[Holes]) -> anyhow::Result<Lanes> {
     lanes(&links)
 }
 
-/// A flow over each of these Wi-Fis, by these peers; what holds in holes, and what outside.
+/// Runs a flow over each of these Wi-Fi links, with settings for the times in outages and outside.
 fn lanes(links: &[(&Holes, &str, &(String, String))]) -> anyhow::Result<Lanes> {
     let mut text = "duration_s = 86_400\n".to_owned();
     for (n, (holes, _, (gone, there))) in links.iter().enumerate() {
@@ -269,7 +269,7 @@ fn file_of(text: &str) -> anyhow::Result<tempfile::NamedTempFile> {
     Ok(file)
 }
 
-/// A `cedos lab run` under way.
+/// A `cedos lab run` that is under way.
 struct Lab {
     child: Child,
     _file: tempfile::NamedTempFile,

@@ -1,12 +1,13 @@
-//! E1: what a transfer makes of a Wi-Fi with holes, with and without a slow link that has none.
+//! E1: a transfer over Wi-Fi with outages, with and without a slow link that has none.
 //!
 //! ```text
-//!  wlan0   ████████│  hole  │████████████│   hole   │█████████   2.7 Mb/s, 100 ms
+//!  wlan0   ████████│ outage │████████████│  outage  │█████████   2.7 Mb/s, 100 ms
 //!  bridge  ▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁▁   0.048 Mb/s, 500 ms and more
 //! ```
 //!
-//! The ideal is weighted by duty: what Wi-Fi carries where it is there, and what the bridge carries
-//! where it is not, each as measured alone and without holes. Nobody is told of a hole.
+//! The ideal is weighted by time: what Wi-Fi carries while it is available, and what the bridge
+//! carries while it is not, each as measured alone and without outages. No program is informed of
+//! an outage.
 
 mod lab;
 mod model;
@@ -20,26 +21,26 @@ use serde_json::{Value, json};
 pub use lab::emulate;
 use model::TcpHoleModel;
 
-/// The authors' sessions.
+/// The length of the authors' sessions.
 const SESSION: Span = Span::from_secs(240);
-/// Sessions of each case in virtual time.
+/// The number of sessions of each case in virtual time.
 const SESSIONS: u64 = 10;
-/// The paper's TCP carried 2.6 Mb/s without holes.
+/// The rate of Wi-Fi: the paper's TCP carried 2.6 Mb/s without outages.
 const WIFI_MBPS: f64 = 2.7;
 const WIFI_RTT_MS: u64 = 100;
-/// Half of what fills the way.
+/// The queue of Wi-Fi: half of the bandwidth-delay product.
 const WIFI_QUEUE_MS: u64 = 50;
-/// 47 kb/s of UDP in packets of 1,472 bytes.
+/// The rate of the bridge: 47 kb/s of UDP in packets of 1,472 bytes.
 const BRIDGE_MBPS: f64 = 0.048;
-/// Without a full packet's airtime, which is 250 ms.
+/// The round trip of the bridge without the transmission time of a full packet, which is 250 ms.
 const BRIDGE_RTT_MS: u64 = 500;
-/// Eight packets.
+/// The queue of the bridge: eight packets.
 const BRIDGE_QUEUE_BYTES: u64 = 12_000;
 
 const WIFI: &str = "wlan0";
 const BRIDGE: &str = "bridge0";
 
-/// Stays and holes.
+/// The lengths of stays and outages.
 #[derive(Clone, Copy)]
 struct HoleCase {
     stays: DurationModel,
@@ -57,8 +58,8 @@ const CABERNET: HoleCase = HoleCase {
     stays: DurationModel::Always(Span::from_secs(4)),
     holes: DurationModel::Always(Span::from_secs(32)),
 };
-/// The authors' traces by their medians and 90th percentiles: a month of transit cars, where stays'
-/// 90th percentile is assumed, and a route through town with dense coverage.
+/// The authors' traces by their medians and 90th percentiles: a month of transit cars, for which
+/// the 90th percentile of stays is assumed, and a route through town with dense coverage.
 const CARS: HoleCase = HoleCase {
     stays: DurationModel::LogNormal {
         median: Span::from_secs(20),
@@ -80,7 +81,7 @@ const TOWN: HoleCase = HoleCase {
     },
 };
 
-/// In virtual time.
+/// The cases in virtual time.
 const CASES: [(&str, HoleCase); 11] = [
     ("even_1", evenly_30(1)),
     ("even_2", evenly_30(2)),
@@ -95,7 +96,7 @@ const CASES: [(&str, HoleCase); 11] = [
     ("town", TOWN),
 ];
 
-/// What two links carry by themselves, in bytes a second.
+/// The rates of the two links alone, in bytes per second.
 #[derive(Clone, Copy)]
 struct Rates {
     wifi: f64,
@@ -110,7 +111,7 @@ impl Rates {
     }
 }
 
-/// A session: bytes that the application got, and those of them that came by Wi-Fi.
+/// A session: bytes that the application received, and those of them that arrived by Wi-Fi.
 #[derive(Clone, Copy, Default)]
 struct HoleSessionBytes {
     all: f64,
@@ -171,7 +172,7 @@ impl Sums {
     }
 }
 
-/// In virtual time.
+/// Runs the row in virtual time.
 pub fn simulate() -> anyhow::Result<Measured> {
     let whole = Holes::none(SESSION);
     let per_s = |carried: HoleSessionBytes| carried.all / SESSION.as_secs_f64();
@@ -249,7 +250,8 @@ fn carried(report: &RunReport) -> anyhow::Result<HoleSessionBytes> {
     })
 }
 
-/// A download over a Wi-Fi with these holes, if there is a Wi-Fi, and the bridge, if there is one.
+/// A scenario with a download over a Wi-Fi with these outages, if there is one, and the bridge, if
+/// there is one.
 fn scenario(seed: u64, wifi: Option<&Holes>, bridge: bool) -> String {
     let length = wifi.map_or(SESSION, Holes::length);
     let mut text = format!(
@@ -265,7 +267,7 @@ fn scenario(seed: u64, wifi: Option<&Holes>, bridge: bool) -> String {
     text
 }
 
-/// A Wi-Fi on which this holds in its holes, and that outside.
+/// A Wi-Fi link with these settings in its outages, and outside.
 fn wifi_link(name: &str, holes: &Holes, nat: &str, gone: &str, there: &str) -> String {
     let mut text = format!(
         "\n[[link]]\nname = \"{name}\"\nnat = \"{nat}\"\n{}",

@@ -1,19 +1,21 @@
-//! The model of TCP, over the round trips that it may have had when a hole began.
+//! A model of TCP's behaviour in outages, averaged over the round trips that it may have had when
+//! an outage began.
 
 use cedos_lab_link::{Disruption, Holes, Span, Time};
 
 use super::{SESSION, WIFI_QUEUE_MS, WIFI_RTT_MS};
 
-/// Linux: RTO is the smoothed round trip and at least this much (net/ipv4/tcp_input.c; RFC 6298 has 1 s in all).
+/// Linux: the variance term of the RTO is at least this (net/ipv4/tcp_input.c; RFC 6298 has a
+/// minimum of 1 s in total).
 const RTO_VARIANCE_MIN: Span = Span::from_millis(200);
 /// Linux's longest timeout.
 const RTO_MAX: Span = Span::from_secs(120);
-/// Payload of a TCP segment with timestamps.
+/// Payload bytes of a TCP segment with timestamps.
 const SEGMENT: u64 = 1_448;
-/// Round trips that the model is averaged over, from an empty queue to a full one.
+/// The number of round trips over which the model is averaged, from an empty queue to a full one.
 const ROUND_TRIPS: u64 = 11;
 
-/// TCP in the face of these holes, over the round trips it may have had when one began.
+/// The model of TCP with these outages, for each of those round trips.
 pub(super) struct TcpHoleModel(Vec<Disruption>);
 
 impl TcpHoleModel {

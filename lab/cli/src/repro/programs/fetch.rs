@@ -1,4 +1,4 @@
-//! A static Rust client as they are written: fetch HOST PORT PATH. The answer goes to stdout.
+//! A typical static HTTP client in Rust: fetch HOST PORT PATH. The answer goes to standard output.
 
 use std::io::{Write, copy, stdout};
 use std::net::TcpStream;

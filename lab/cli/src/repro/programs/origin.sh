@@ -1,6 +1,6 @@
 # The origin's own servers, as they are: nginx, over TCP and as a D2TP server, and sshd. Told by AT, CEDOS, ORIGIN.
 unset CEDOS_PROX
-[ -f "$AT/origin.key" ] || "$CEDOS" key gen --out "$AT/origin.key"
+[ -f "$AT/origin.key" ] || "$CEDOS" key gen -o "$AT/origin.key"
 if command -v nginx; then
     "$CEDOS" run --listen --allow-any-client --at "$ORIGIN:8081" --key "$AT/origin.key" -- \
         nginx -c "$AT/nginx.conf" 2>"$AT/front" &

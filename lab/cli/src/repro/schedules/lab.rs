@@ -1,4 +1,4 @@
-//! C4a, C4b, C4c on real sockets: `cedos get` within deadlines, at an agent and each by itself.
+//! C4a, C4b, C4c on real sockets: `cedos get` with deadlines, through an agent and each alone.
 
 use super::{CELL, Line, POOR_WIFI, WIFI};
 use crate::repro::emulated::commanded_in_lab;
@@ -10,33 +10,34 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
 
-/// Rates are goodput: of a full packet of 1,500 bytes, 1,432 are payload.
+/// Rates are goodput: a full packet of 1,500 bytes has 1,432 bytes of payload.
 const PAYLOAD_SHARE: f64 = 1_432.0 / 1_500.0;
 const RTT_MS: u64 = 40;
 const BYTES: u64 = 100_000_000;
-/// Bytes and times of C4b and C4c are divided by this.
+/// The divisor for bytes and times of C4b and C4c.
 const SCALE: u64 = 6;
-/// A run may go on so long after the last deadline, for those who are late.
+/// How long a run may continue after the last deadline, in seconds, for late downloads.
 const SPARE_S: u64 = 420;
 
-/// Downloads: so many, of so many bytes each, by so many seconds after the run began.
+/// A batch of downloads: their number, the bytes of each, and their deadline in seconds after the
+/// start of the run.
 type Batch = (u64, u64, u64);
 
-/// How they are carried.
+/// How the downloads are carried.
 #[derive(Clone, Copy)]
 enum ScheduleTransport {
-    /// One agent.
+    /// Through one agent.
     Agent,
-    /// A process each, with this scheduler.
+    /// In a process each, with this scheduler.
     Itself(&'static str),
 }
 
-/// Objects differ by a byte, so that no copy serves two.
+/// The objects differ by a byte, so that no stored copy serves two.
 const SCRIPT: &str = r#"
 cd "$AT" || exit 1
 export HOME="$AT" XDG_STATE_HOME="$AT/state" XDG_CONFIG_HOME="$AT/config"
 unset XDG_RUNTIME_DIR CEDOS_PROX http_proxy https_proxy all_proxy HTTP_PROXY HTTPS_PROXY ALL_PROXY
-links="--link wlan0=free --link wwan0=metered"
+links="--link wlan0*=free --link wwan0*=metered"
 if [ "$SCHEDULER" = agent ]; then
     export CEDOS_AGENT="$AT/agent.sock"
     "$CEDOS" agent --no-notifications $links & agent=$!
@@ -67,7 +68,7 @@ fi
 exit 0
 "#;
 
-/// How it ended.
+/// The result of a run.
 struct LabScheduleEnd {
     met: u64,
     wifi: f64,
@@ -97,7 +98,7 @@ fn scenario(lines: &[Line], last_s: u64) -> String {
     text
 }
 
-/// Carries batches over links.
+/// Runs batches of downloads over links.
 fn carried(
     lines: &[Line],
     batches: &[Batch],
@@ -137,7 +138,7 @@ fn ended(at: &Path, count: u64) -> anyhow::Result<LabScheduleEnd> {
     for n in 0..count {
         let told = fs::read_to_string(at.join(format!("told{n}"))).unwrap_or_default();
         let last = told.lines().next_back().unwrap_or_default();
-        // Who was still under way when the run ended has said nothing of its end.
+        // A download that was still running at the end of the run has reported no result.
         let report: Value = serde_json::from_str(last).unwrap_or_default();
         let of = |link: &str| report["bytes_by_link"][link].as_f64().unwrap_or(0.0);
         ended.met += u64::from(report["deadline_met"] == true && report["event"] == "done");
@@ -147,7 +148,7 @@ fn ended(at: &Path, count: u64) -> anyhow::Result<LabScheduleEnd> {
     Ok(ended)
 }
 
-/// Several at once, each in a lab of its own.
+/// Runs several at once, each in a separate lab.
 fn beside(
     lines: &[Line],
     batches: &[Batch],
@@ -160,7 +161,7 @@ fn beside(
     Ok([first?, second?])
 }
 
-/// C4a, at real speed.
+/// Runs C4a in real time.
 pub fn poor_wifi() -> anyhow::Result<Measured> {
     let lines = [POOR_WIFI, CELL];
     let [both, one] = beside(
@@ -181,12 +182,12 @@ pub fn poor_wifi() -> anyhow::Result<Measured> {
     Ok(Measured::figures(ours, baseline, 1))
 }
 
-/// C4b, scaled.
+/// Runs C4b in real time, scaled.
 pub fn cellular_alone() -> anyhow::Result<Measured> {
     contended(&[CELL], &[(10, BYTES / SCALE, 1_800 / SCALE)])
 }
 
-/// C4c, scaled.
+/// Runs C4c in real time, scaled.
 pub fn one_urgent() -> anyhow::Result<Measured> {
     let within = [1_800 / SCALE, 300 / SCALE];
     contended(

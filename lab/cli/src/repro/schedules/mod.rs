@@ -1,7 +1,7 @@
-//! C4a, C4b, C4c: downloads of 100 MB with deadlines, scheduled together and each by itself.
+//! C4a, C4b, C4c: downloads of 100 MB with deadlines, scheduled together and separately.
 //!
 //! ```text
-//!  D2Sched, all flows at once: lab/sim/src/score, a fluid    each flow by itself: here, likewise
+//!  D2Sched, all flows at once: lab/sim/src/score, a fluid model    each flow alone: here, also a fluid model
 //! ```
 
 pub mod lab;
@@ -21,17 +21,17 @@ use std::time::Duration;
 const BYTES: u64 = 100_000_000;
 const MINUTE: Span = Span::from_secs(60);
 
-/// The links were used for so long before.
+/// How long the links were used before, in seconds.
 const USED_BEFORE_S: u32 = 60;
 
-/// A flow by itself decides so often.
+/// The interval between decisions of a flow that is scheduled alone, in seconds.
 const STEP_S: f64 = 0.1;
 
-/// The share of the time needed that a flow by itself keeps in hand: between two decisions nothing
-/// is to be lost.
+/// The reserve of a flow that is scheduled alone, as a share of the time needed, so that nothing is
+/// lost between two decisions.
 const MARGIN: f64 = 0.02;
 
-/// A link of a constant rate.
+/// A link with a constant rate.
 #[derive(Clone, Copy)]
 struct Line {
     name: &'static str,
@@ -54,7 +54,7 @@ const CELL: Line = Line {
     mbps: 4.7,
 };
 
-/// C4a in virtual time.
+/// Runs C4a in virtual time.
 pub fn poor_wifi() -> anyhow::Result<Measured> {
     let lines = [POOR_WIFI, CELL];
     let due = [MINUTE.times(5)];
@@ -72,12 +72,12 @@ pub fn poor_wifi() -> anyhow::Result<Measured> {
     Ok(Measured::figures(ours, baseline, 1))
 }
 
-/// C4b in virtual time.
+/// Runs C4b in virtual time.
 pub fn cellular_alone() -> anyhow::Result<Measured> {
     Ok(contended(&[CELL], &[MINUTE.times(30); 10]))
 }
 
-/// C4c in virtual time.
+/// Runs C4c in virtual time.
 pub fn one_urgent() -> anyhow::Result<Measured> {
     let mut due = vec![MINUTE.times(30); 9];
     due.push(MINUTE.times(5));
@@ -92,7 +92,7 @@ fn contended(lines: &[Line], due: &[Span]) -> Measured {
     Measured::figures(ours, Value::Null, 1)
 }
 
-/// How it ended: flows in time, and what each link carried.
+/// The result of a run: flows in time, and what each link carried.
 struct ScheduleRunEnd {
     met: usize,
     carried: Vec<(&'static str, f64)>,
@@ -101,7 +101,7 @@ struct ScheduleRunEnd {
 fn figures(ended: &ScheduleRunEnd) -> Value {
     let all: f64 = ended.carried.iter().map(|(_, bytes)| bytes).sum();
     let wifi = ended.carried.iter().filter(|(name, _)| *name == "wifi");
-    // The sum of nothing is minus nothing.
+    // An empty sum of floating-point numbers is -0.0.
     let wifi: f64 = wifi.map(|(_, bytes)| bytes).sum::<f64>() + 0.0;
     json!({ "met": ended.met, "wifi_percent": 100.0 * wifi / all.max(1.0) })
 }
@@ -140,7 +140,8 @@ fn together(lines: &[Line], due: &[Span]) -> ScheduleRunEnd {
     }
 }
 
-/// A scheduler that used them before, for so long: their rates are known, nothing of how they come and go.
+/// A scheduler that has used the links for this time: it knows their rates, but nothing about their
+/// changes.
 fn who_used(lines: &[Line], mode: SchedulerMode) -> Scheduler {
     let mut scheduler = Scheduler::new(mode, lines.iter().map(|line| line.class));
     let sample = |line: &Line| LinkObservation {
@@ -155,7 +156,7 @@ fn who_used(lines: &[Line], mode: SchedulerMode) -> Scheduler {
     scheduler
 }
 
-/// Each flow decides as if there were no other, on one link at a time.
+/// Each flow decides alone, on one link at a time.
 fn by_itself(lines: &[Line], due: &[Span]) -> ScheduleRunEnd {
     struct Flow {
         left: f64,
@@ -197,7 +198,7 @@ fn by_itself(lines: &[Line], due: &[Span]) -> ScheduleRunEnd {
     }
 }
 
-/// The link that Algorithm 1 takes for a flow that knows of no other.
+/// The link that Algorithm 1 chooses for a flow that is scheduled alone.
 fn decide(scheduler: &Scheduler, left: f64, left_s: f64) -> Option<usize> {
     let flow = d2tp_sched::ScheduledFlow {
         need: FlowDemand {
@@ -209,6 +210,7 @@ fn decide(scheduler: &Scheduler, left: f64, left_s: f64) -> Option<usize> {
         },
         size_bytes: BYTES,
         priority: 0,
+        source: d2tp_sched::SourceSupply::Ample,
     };
     let shares = scheduler.decide(Time::ZERO, &[flow]).shares;
     shares.iter().position(|share| *share != LinkShare::Nothing)

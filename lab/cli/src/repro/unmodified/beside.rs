@@ -1,4 +1,5 @@
-//! Where nothing disturbs: a download, a page and a film, directly and by us, in turn on the same link.
+//! The undisturbed case: a download, a page and a film, directly and through Cedos, in turn on the
+//! same link.
 
 use super::site::{AGENT, OBJECT_BYTES, Site, page_sum};
 use anyhow::ensure;
@@ -6,15 +7,18 @@ use cedos_lab_scenario::SampleSummary;
 use serde_json::{Map, Value, json};
 use std::fmt::Write as _;
 
-/// Bytes of a download, and how often it is timed.
+/// The size of a download in bytes.
 const DOWNLOAD_BYTES: u64 = 10_000_000;
+/// How often a download is timed for each way.
 const DOWNLOADS: usize = 5;
-/// A browser is begun so often each way, and loads the page so often; the first time says how it begins.
+/// How often a browser is started for each way, and how often it loads the page; the first load
+/// shows the start.
 const BROWSERS: usize = 3;
 const LOADS: usize = 4;
 const OBJECTS: u64 = 40;
-/// A film's beginning, and how often it is shown.
+/// The length of the beginning of a film in seconds.
 const SHOWN_S: u32 = 12;
+/// How often the beginning of a film is played.
 const FILMS: usize = 3;
 
 const QUIET: &str = r#"
@@ -28,10 +32,11 @@ up_mbps = 40
 rtt_ms = 20
 "#;
 
-/// What was timed, in seconds, by what it is: directly, and by us.
+/// Times in seconds for each thing: directly, and through Cedos.
 pub type TimedResults = Map<String, Value>;
 
-/// A thing to time: what it takes, and the script that appends its seconds to `$AT/NAME.direct` and `.through`.
+/// A thing to be timed: what it needs, and the script that appends its seconds to `$AT/NAME.direct`
+/// and `.through`.
 struct Timed {
     name: &'static str,
     needs: &'static [&'static str],
@@ -102,10 +107,10 @@ fn video() -> String {
     both.repeat(FILMS)
 }
 
-/// Times of each, by us and directly, how much more ours are, and what was not timed.
+/// The times of each thing, our ratio to the direct ones, and what was not timed.
 ///
 /// # Errors
-/// There is no lab, or something was not as often timed as it should be.
+/// There is no lab, or something was not timed often enough.
 pub fn run(site: &Site) -> anyhow::Result<(Value, Value, Vec<String>)> {
     let (mut ready, mut missing) = (Vec::new(), Vec::new());
     let mut script = AGENT.to_owned();
@@ -158,7 +163,8 @@ pub fn run(site: &Site) -> anyhow::Result<(Value, Value, Vec<String>)> {
     Ok((ours, json!({ "direct_s": direct }), missing))
 }
 
-/// Seconds of each whole load of a page but a browser's first, from what the pages said.
+/// The seconds of each complete load of a page, except a browser's first one, from the pages'
+/// reports.
 fn loads(reports: &[&str], way: &str) -> Vec<f64> {
     let wanted = (page_sum(OBJECTS).to_string(), OBJECTS * OBJECT_BYTES);
     let of = format!("who={way}");
@@ -176,7 +182,7 @@ fn loads(reports: &[&str], way: &str) -> Vec<f64> {
     lines.filter_map(seconds).collect()
 }
 
-/// What must hold of what was timed.
+/// The marks on the times.
 pub fn marks(ours: &Value) -> Vec<String> {
     let timed = ours["slower_pct"].as_object().into_iter().flatten();
     timed
@@ -184,7 +190,7 @@ pub fn marks(ours: &Value) -> Vec<String> {
         .collect()
 }
 
-/// How it was measured.
+/// The conditions of the measurement.
 pub fn condition() -> String {
     format!(
         "slower_pct: medians, in turn on one link of 40 Mb/s and 20 ms; download: {DOWNLOADS} of {DOWNLOAD_BYTES} \

@@ -1,9 +1,9 @@
-//! An interactive ssh: how long a key's echo takes, directly and by `cedos run`, on one path at the same time;
-//! after a change of networks; and what a session costs that says nothing.
+//! An interactive ssh session: the delay of a key's echo, directly and by `cedos run` on the same
+//! path at the same time; the delay after a change of networks; and the cost of an idle session.
 //!
 //! ```text
 //!  keys.py ── ssh ────────────────────────────── TCP ──┐
-//!                                                      ├── sshd ── dd, which gives each byte back
+//!                                                      ├── sshd ── dd, which echoes each byte
 //!  keys.py ── cedos run -- ssh ══ D2Prox ─────── TCP ──┘
 //! ```
 
@@ -13,15 +13,17 @@ use cedos_lab_scenario::SampleSummary;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 
-/// Keys typed each way, and between two of them.
+/// The number of keys typed in each way.
 const KEYS: u32 = 400;
+/// The interval between keys, in seconds.
 const EVERY_S: f64 = 0.06;
-/// Nothing is typed for so long, twice, while CPU time is counted.
+/// How long nothing is typed, twice, while CPU time is measured, in seconds.
 const IDLE_S: u32 = 30;
 
 const WIFI_RTT_MS: f64 = 20.0;
 const CELLULAR_RTT_MS: f64 = 50.0;
-/// Beside a round trip, what the first echo may take. // the row's mark
+/// The most that the first echo may take in addition to a round trip, in milliseconds. // the row's
+/// mark
 pub const AFTER_MS: f64 = 100.0;
 /// Switches of each kind.
 const SWITCHES: u32 = 6;
@@ -37,8 +39,9 @@ up_mbps = 40
 rtt_ms = 20
 "#;
 
-/// Wi-Fi goes while cellular is up, from 6 s on every 8 s, and is back 4 s later; then cellular goes for good, and
-/// Wi-Fi alone goes every 6 s for 2 s. The end, in seconds, is returned too.
+/// The scenario's switches. Wi-Fi is lost while cellular is up, from 6 s on every 8 s, and is back
+/// 4 s later; then cellular is lost permanently, and Wi-Fi alone is lost every 6 s for 2 s. Also
+/// returns the end, in seconds.
 fn switches() -> (String, u32) {
     let mut text = format!(
         "seed = 11\nduration_s = 300\norigin = \"builtin\"\n\
@@ -64,7 +67,8 @@ fn switches() -> (String, u32) {
     (text, alone + 2 + 6 * SWITCHES)
 }
 
-/// `keys.py` with these words, the remote program of so many keys, and what runs ssh.
+/// The command of `keys.py` with these arguments, the remote program for this many keys, and the
+/// command that runs ssh.
 fn typing(out: &str, keys: u32, words: &str, run: &str) -> String {
     format!(
         "python3 $AT/keys.py $AT/{out} {keys} {words} -- {run} ssh -F $AT/ssh_config -tt lab \
@@ -76,7 +80,7 @@ fn typing(out: &str, keys: u32, words: &str, run: &str) -> String {
 /// Our figures and TCP's.
 ///
 /// # Errors
-/// There is no lab, or keys were typed and not every echo came.
+/// There is no lab, or some echoes were missing.
 pub fn run(site: &Site) -> anyhow::Result<(Value, Value)> {
     let script = format!(
         "{} &\nwaits=$!\nsleep 0.03\n{}\nwait $waits\n",
@@ -124,7 +128,7 @@ pub fn run(site: &Site) -> anyhow::Result<(Value, Value)> {
     Ok((ours, json!({ "echo_ms": tcp })))
 }
 
-/// What must hold of them.
+/// The marks on the figures.
 pub fn marks() -> Vec<String> {
     vec![
         "keys.added_ms <= 1".to_owned(),
@@ -143,7 +147,7 @@ pub fn marks() -> Vec<String> {
     ]
 }
 
-/// How it was measured.
+/// The conditions of the measurement.
 pub fn conditions() -> Vec<String> {
     vec![
         format!(
@@ -181,12 +185,12 @@ fn latency(told: &Value) -> Value {
     json!({ "n": sorted.len(), "p50": rank(0.50), "p99": rank(0.99), "max": sorted.last() })
 }
 
-/// First echoes after switches, in ms.
+/// The delays of first echoes after switches, in ms.
 #[derive(Debug, Default, PartialEq)]
 struct After {
-    /// Wi-Fi was lost and cellular was up.
+    /// Wi-Fi was lost while cellular was up.
     with_another: Vec<f64>,
-    /// There was no network, and Wi-Fi came.
+    /// There was no network, and Wi-Fi returned.
     with_none: Vec<f64>,
 }
 
@@ -223,7 +227,7 @@ mod tests {
     #[test]
     fn the_first_echo_after_a_switch_is_one_of_the_new_path() {
         let told = json!({
-            // The first came by the old path, a moment after it was gone.
+            // The first one arrived by the old path, a moment after it was lost.
             "echoes": [10.005, 10.25, 10.5, 13.08, 13.1],
             "changes": [
                 [10.0, "wlan0", false], [11.0, "wlan0", true], [12.0, "wwan0", false],

@@ -1,8 +1,8 @@
-//! C11: programs as they are, on links that change and go, and where nothing disturbs.
+//! C11: unmodified programs on links that change and fail, and without disturbance.
 //!
 //! ```text
 //!  site.rs: the folder, the origin's servers ─┐
-//!  program.rs: who is called, and how ────────┼─▶ wave.rs: many at once, a minute without a network ─┐
+//!  program.rs: the programs and their calls ──┼─▶ wave.rs: many at once, a minute without a network ─┐
 //!                                             ├─▶ keys.rs: an interactive ssh ───────────────────────┼─▶ figures,
 //!                                             └─▶ beside.rs: undisturbed, beside direct TCP ─────────┘   marks
 //! ```
@@ -43,14 +43,14 @@ const WAVES: [(&str, ProgramBatch); 3] = [
         "shown",
         ProgramBatch {
             programs: program::SHOWN,
-            // Browsers take seconds to begin.
+            // Browsers take seconds to start.
             wifi_s: 15,
             away_s: 22,
         },
     ),
 ];
 
-/// On real sockets.
+/// Runs all parts on real sockets.
 ///
 /// # Errors
 /// There is no lab, or it could not follow a scenario.
@@ -58,10 +58,10 @@ pub fn emulate() -> anyhow::Result<Measured> {
     run(&[])
 }
 
-/// Some parts, or all.
+/// Runs some parts, or all if `only` is empty.
 ///
 /// # Errors
-/// There is no such part; there is no lab, or it could not follow a scenario.
+/// There is no such part, there is no lab, or it could not follow a scenario.
 pub fn run(only: &[String]) -> anyhow::Result<Measured> {
     for name in only {
         ensure!(
@@ -76,7 +76,7 @@ pub fn run(only: &[String]) -> anyhow::Result<Measured> {
     let (mut ours, mut baseline) = (json!({}), json!({}));
     let mut mark = Vec::new();
     let mut conditions = Vec::new();
-    // Quiet ones first: what is left of browsers does not disturb them.
+    // Parts that need quiet come first, so that remaining browser processes do not disturb them.
     if wanted("keys") {
         match site.make(&["ssh", "sshd", "python3", "root"], &[SSH_MAKE]) {
             Ok(()) => {

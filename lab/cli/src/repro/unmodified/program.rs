@@ -1,7 +1,7 @@
-//! The programs, how each is called, and how it is seen that the result is that of an undisturbed run.
+//! The programs, their calls, and how it is checked that the result is that of an undisturbed run.
 //!
-//! In a call `$RUN` is `cedos run --`, `$OUT` a file of the program's own, `$AT` the folder; `$URL` and `$HOST`
-//! are the lab's own web server, `$WEB` nginx.
+//! In a call `$RUN` is `cedos run --`, `$OUT` the program's own output file, `$AT` the folder;
+//! `$URL` and `$HOST` are the lab's own web server, `$WEB` nginx.
 
 use super::site::{
     CLIP_MAKE, CLIP_S, FILE_BYTES, GIT_MAKE, OBJECT_BYTES, OBJECTS, SEED, SSH_MAKE, Site, page_sum,
@@ -10,25 +10,26 @@ use cedos_lab_scenario::content;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
-/// Bytes that each program fetches that fetches alone: together more than the links carry before
-/// the outage.
+/// The bytes that each program fetches which fetches alone: together more than the links carry
+/// before the outage.
 pub const BYTES: u64 = 2_500_000;
 
-/// A program as it is.
+/// An unmodified program.
 pub struct Program {
     pub name: &'static str,
-    /// What it takes, and what makes it, if it must be made.
+    /// The programs that it needs.
     needs: &'static [&'static str],
+    /// The commands that create its files.
     makes: &'static [&'static str],
     pub call: &'static str,
-    /// What puts its result into `$OUT`, where it does not do so itself.
+    /// The command that writes its result into `$OUT`, if it does not do so itself.
     pub after: &'static str,
     result: ProgramOutcome,
 }
 
-/// What must have come of it.
+/// The expected result of a program.
 enum ProgramOutcome {
-    /// Bytes, at the end of its output.
+    /// This many bytes at the end of its output.
     Bytes(u64),
     /// Each key's echo, in order.
     Echoes,
@@ -59,7 +60,7 @@ const fn fetches(
 /// Programs that fetch from the lab's own web server.
 pub const CAUGHT: &[Program] = &[
     fetches("curl", &["curl"], &[], "$RUN curl -sS -o $OUT $URL"),
-    // It would make up for a broken connection by itself.
+    // It would repair a broken connection by itself.
     fetches(
         "wget",
         &["wget"],
@@ -81,14 +82,14 @@ pub const CAUGHT: &[Program] = &[
         "$RUN python3 -c 'import sys,shutil,requests; \
          shutil.copyfileobj(requests.get(sys.argv[1], stream=True).raw, open(sys.argv[2], \"wb\"))' $URL $OUT",
     ),
-    // Bytes as they are, by its own HTTP.
+    // Unencoded bytes, with its own HTTP client.
     fetches(
         "ffmpeg",
         &["ffmpeg"],
         &[],
         "$RUN ffmpeg -v error -y -f data -i $URL -map 0 -c copy -f data $OUT",
     ),
-    // Its own patience is 60 s: it may ask again.
+    // Its own timeout is 60 s: it may request again.
     fetches(
         "aria2",
         &["aria2c"],
@@ -123,13 +124,13 @@ pub const CAUGHT: &[Program] = &[
     ),
 ];
 
-/// Programs and servers that both know nothing of us.
+/// Programs and servers, neither of which supports D2TP.
 pub const SERVED: &[Program] = &[
     Program {
         name: "nginx",
         needs: &["nginx", "curl"],
         makes: &[],
-        // The address is what `cedos run --listen` said of the server.
+        // The address is the one that `cedos run --listen` printed for the server.
         call: "$CEDOS run --to $(sed -n 's/.*:8081 is //p' $AT/front) -- curl -sS -o $OUT http://nginx.test/file",
         after: "",
         result: ProgramOutcome::Bytes(FILE_BYTES),
@@ -161,7 +162,7 @@ pub const SERVED: &[Program] = &[
     },
 ];
 
-/// Programs that show something.
+/// Programs that display something.
 pub const SHOWN: &[Program] = &[
     Program {
         name: "chromium",
@@ -196,7 +197,7 @@ pub const SHOWN: &[Program] = &[
             CLIP_MAKE,
             "chmod 711 $AT && mkdir -p $AT/vlc && chown 65534:65534 $AT/vlc",
         ],
-        // Shown as fast as it plays, and written besides.
+        // Played in real time, and also written to a file.
         call: "env HOME=$AT/vlc XDG_RUNTIME_DIR=$AT/vlc \
                $CEDOS run --rung tun -- setpriv --reuid 65534 --regid 65534 --clear-groups \
                vlc -I dummy --play-and-exit --vout dummy --aout dummy \
@@ -210,7 +211,7 @@ pub const SHOWN: &[Program] = &[
 ];
 
 impl Program {
-    /// Makes it.
+    /// Creates the files that the program needs.
     ///
     /// # Errors
     /// What is missing.
@@ -219,7 +220,7 @@ impl Program {
             .map_err(|why| format!("{}: {why}", self.name))
     }
 
-    /// The command line as it is called in the lab.
+    /// The command line with all variables replaced.
     pub fn filled(&self, text: &str, site: &Site) -> String {
         let page = format!("objects={OBJECTS}&first=20&every=1000&video=1");
         let text = text
@@ -231,13 +232,13 @@ impl Program {
         site.filled(&text, self.name)
     }
 
-    /// Whether its result is that of an undisturbed run, and what it says besides.
+    /// Whether its result is that of an undisturbed run, and further figures.
     pub fn result(&self, site: &Site) -> (bool, Value) {
         let out = format!("{}.out", self.name);
         match self.result {
             ProgramOutcome::Bytes(bytes) => {
                 let got = site.read(&out);
-                // What prints the whole answer printed its head too.
+                // A program that prints the whole answer has printed its head, too.
                 let body = &got[got.len().saturating_sub(bytes as usize)..];
                 let wanted = content::sha256(SEED, bytes);
                 (Sha256::digest(body).as_slice() == wanted, Value::Null)
@@ -295,15 +296,17 @@ impl Program {
     }
 }
 
-/// What VLC says each time it ran dry and begins to fill its buffer anew.
+/// The message of VLC each time that its buffer was empty and is filled again.
 const STALLED: &str = "is called too late";
-/// What it plays and does not write: at the film's end, and each time it ran dry. // measured over TCP: docs/repro/C11.md
+/// Frames that it plays and does not write: at the film's end, and after each stall. // measured
+/// over TCP: docs/repro/C11.md
 const UNWRITTEN_FRAMES: usize = 1;
 const UNWRITTEN_SOUNDS: usize = 4;
 const STALLED_FRAMES: usize = 2;
 const STALLED_SOUNDS: usize = 1;
 
-/// How many packets of `film` are not in `wrote`; none if that holds another, or in another order, or nothing.
+/// The number of packets of `film` that are missing in `wrote`; `None` if that contains other
+/// packets, or another order, or nothing.
 fn left_out(film: &str, wrote: &str) -> Option<usize> {
     let hashes = |text| str::lines(text).filter_map(|line| Some(line.split_once("adler32:")?.1));
     let (mut left, mut found) = (hashes(film), 0);
@@ -314,12 +317,12 @@ fn left_out(film: &str, wrote: &str) -> Option<usize> {
     (found > 0).then(|| hashes(film).count() - found)
 }
 
-/// Within half a second: the last frame's time, not its end.
+/// Whether the time is the film's end, within half a second: it is the last frame's time.
 fn is_the_end(at_s: f64) -> bool {
     (f64::from(CLIP_S) - at_s).abs() <= 0.5
 }
 
-/// What a page said last: names and values.
+/// The last report of a page: names and values.
 pub fn report_of(reports: &str, who: &str) -> std::collections::BTreeMap<String, String> {
     let of = format!("who={who}&");
     let last = reports.lines().rfind(|line| line.contains(&of));

@@ -1,5 +1,5 @@
-//! The folder of a run: what the origin serves, the programs that are made, and what came of them; and the
-//! lab in which scripts find it as `$AT`.
+//! The folder of a run: the origin's files, generated programs, and their results; and the lab, in
+//! which scripts find the folder as `$AT`.
 
 use crate::repro::emulated::commanded_beside_an_origin;
 use anyhow::Context;
@@ -9,19 +9,19 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use tempfile::TempDir;
 
-/// Content of what is served, and chance.
+/// The seed of the served content and of random values.
 pub const SEED: u64 = 11;
-/// A file that takes longer than the links are up before an outage.
+/// The size of a file that takes longer than the links are up before an outage.
 pub const FILE_BYTES: u64 = 6_000_000;
-/// Number of files of the same size that the object is served as in a folder.
+/// The number of equal files into which the object is divided in a folder.
 pub const PARTS: u64 = 10;
-/// Objects of a page, and bytes of each.
+/// The number of objects of a page, and the bytes of each.
 pub const OBJECTS: u64 = 60;
 pub const OBJECT_BYTES: u64 = 50_000;
-/// A film: how long, its packets and frames.
+/// The length of a film in seconds; its packets and frames follow.
 pub const CLIP_S: u32 = 90;
 
-/// Where programs live that ordinary users do not see. // Debian
+/// The folders of programs that are not in ordinary users' paths. // Debian
 const SBIN: [&str; 2] = ["/usr/sbin", "/usr/local/sbin"];
 
 const FILES: [(&str, &str); 9] = [
@@ -63,34 +63,35 @@ IgnoreUnknown ObscureKeystrokeTiming
 ObscureKeystrokeTiming no
 ";
 
-/// Makes what ssh and its server need.
+/// The script that creates what ssh and its server need.
 pub const SSH_MAKE: &str = "[ -f $AT/user_key ] || {
     ssh-keygen -q -t ed25519 -N '' -C lab -f $AT/user_key && ssh-keygen -q -t ed25519 -N '' -C lab -f $AT/host_key &&
     echo \"[$ORIGIN]:2222 $(cat $AT/host_key.pub)\" >$AT/known_hosts; }";
 
-/// Makes the film.
+/// The script that creates the film.
 pub const CLIP_MAKE: &str = "[ -f $AT/www/clip.webm ] || ffmpeg -v error -f lavfi \
     -i testsrc2=size=480x270:rate=25:duration=$CLIP_S -f lavfi -i sine=frequency=300:duration=$CLIP_S \
     -vf noise=alls=30:allf=t -c:v libvpx -deadline realtime -cpu-used 8 -b:v 1600k -minrate 1600k -maxrate 1600k \
     -g 50 -c:a libopus -b:a 48k -f webm $AT/www/clip.webm";
 
-/// Makes a repository with the file, as a plain web server can serve it.
+/// The script that creates a repository with the file, in the form that a plain web server can
+/// serve.
 pub const GIT_MAKE: &str = "export HOME=$AT GIT_CONFIG_NOSYSTEM=1 && git init -q $AT/work && \
     cp $AT/www/file $AT/work/file && git -C $AT/work add . && \
     git -C $AT/work -c user.name=a -c user.email=a@a.example commit -qm file && \
     git clone -q --bare $AT/work $AT/www/repo.git && git -C $AT/www/repo.git update-server-info";
 
-/// The folder.
+/// The folder of a run.
 pub struct Site {
     folder: TempDir,
     cedos: String,
 }
 
 impl Site {
-    /// With everything that takes no other program to make.
+    /// Creates the folder, with everything that needs no other program.
     ///
     /// # Errors
-    /// There is no room for it.
+    /// There is not enough space.
     pub fn new() -> anyhow::Result<Site> {
         let folder = tempfile::tempdir().context("no temporary folder")?;
         let program = std::env::current_exe().context("cannot find this program's own path")?;
@@ -119,12 +120,12 @@ impl Site {
         Ok(site)
     }
 
-    /// Where it is.
+    /// The path of the folder.
     pub fn at(&self) -> &Path {
         self.folder.path()
     }
 
-    /// What a program left; nothing if it left none.
+    /// The file that a program wrote; empty if there is none.
     pub fn read(&self, name: &str) -> Vec<u8> {
         fs::read(self.at().join(name)).unwrap_or_default()
     }
@@ -134,7 +135,7 @@ impl Site {
         String::from_utf8_lossy(&self.read(name)).into_owned()
     }
 
-    /// With the places that this text names.
+    /// The text with its variables replaced by paths.
     pub fn filled(&self, text: &str, program: &str) -> String {
         let shown = self.at().display();
         text.replace("$RUN", &format!("{} run --", self.cedos))
@@ -145,7 +146,7 @@ impl Site {
             .replace("$CLIP_S", &CLIP_S.to_string())
     }
 
-    /// Whether a program is installed, and made what must be.
+    /// Checks that programs are installed, and creates the necessary files.
     ///
     /// # Errors
     /// What is missing.
@@ -179,12 +180,13 @@ impl Site {
         Ok(())
     }
 
-    /// Has a shell carry out `script` on the device while this scenario runs and the origin has its servers.
+    /// Runs the shell script `script` on the device while this scenario runs and the origin has its
+    /// servers.
     ///
     /// # Errors
     /// There is no lab, or it could not follow its scenario.
     pub fn lab(&self, scenario: &str, script: &str) -> anyhow::Result<()> {
-        // Each says into a file of its own that it listens.
+        // Each server reports in its own file that it listens.
         let mut servers = Vec::new();
         if self.make(&["nginx"], &[]).is_ok() {
             servers.push("front");
@@ -208,7 +210,7 @@ impl Site {
     }
 }
 
-/// What a script finds.
+/// The beginning of every script, which sets its variables.
 const BEGIN: &str = r#"
 export CEDOS_PROX="$CEDOS_LAB_PROX"
 unset http_proxy https_proxy all_proxy HTTP_PROXY HTTPS_PROXY ALL_PROXY no_proxy NO_PROXY LD_PRELOAD
@@ -220,7 +222,8 @@ for server in $SERVERS; do
 done
 "#;
 
-/// An agent with a proxy for programs, `$agent`, once it listens; the programs' way is `$AGENT_PROXY`.
+/// The script that starts an agent with a proxy for programs, `$agent`, and waits until it listens;
+/// `$AGENT_PROXY` is its address.
 pub const AGENT: &str = r#"
 export AGENT_PROXY=127.0.0.1:1080
 env HOME="$AT" XDG_STATE_HOME="$AT/state" XDG_CONFIG_HOME="$AT/config" XDG_CACHE_HOME="$AT/cache" XDG_RUNTIME_DIR= CEDOS_AGENT="$AT/agent.sock" "$CEDOS" agent --no-notifications --proxy $AGENT_PROXY --prox "$CEDOS_PROX" 2>"$AT/agent.errors" & agent=$!
@@ -241,13 +244,13 @@ fn piece(n: u64, bytes: u64) -> Vec<u8> {
     piece
 }
 
-/// What a page has to say of its objects.
+/// The checksum that a page must report for its objects.
 pub fn page_sum(objects: u64) -> u32 {
     let each = (0..objects).map(|n| adler32(&piece(n, OBJECT_BYTES)).wrapping_mul(n as u32 + 1));
     each.fold(0, u32::wrapping_add)
 }
 
-/// RFC 1950 §8.2.
+/// Adler-32 (RFC 1950 §8.2).
 fn adler32(bytes: &[u8]) -> u32 {
     let (a, b) = bytes.iter().fold((1_u32, 0_u32), |(a, b), byte| {
         let a = (a + u32::from(*byte)) % 65_521;

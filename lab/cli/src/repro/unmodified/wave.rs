@@ -1,4 +1,4 @@
-//! Programs at once, through changes of network and a minute without any.
+//! Runs several programs at once, through changes of network and a minute without any.
 //!
 //! ```text
 //!  wlan0 ├────┤                                        ┊          ├──────────
@@ -6,41 +6,43 @@
 //!        0    wifi  away                             away + 60  away + 65
 //! ```
 //!
-//! Links come back with another address.
+//! Links return with another address.
 
 use super::program::Program;
 use super::site::Site;
 use serde_json::{Map, Value, json};
 use std::fmt::Write as _;
 
-/// How long there is no network.
+/// How long there is no network, in seconds.
 const AWAY_S: u32 = 60;
-/// What a link carries, for all programs of a wave: Wi-Fi both ways, cellular down.
+/// The rate of a link in Mb/s, for all programs of a batch: Wi-Fi in both directions, cellular
+/// down.
 const LINK_MBPS: f64 = 8.0;
 const CELLULAR_UP_MBPS: f64 = 4.0;
-/// A program that has not ended by then is ended.
+/// The time in seconds after which a program is ended.
 const PATIENCE_S: u32 = 240;
 
 /// Programs that run at once.
 pub struct ProgramBatch {
     pub programs: &'static [Program],
-    /// When Wi-Fi is lost, and when cellular is.
+    /// When Wi-Fi is lost, in seconds.
     pub wifi_s: u32,
+    /// When cellular is lost, in seconds.
     pub away_s: u32,
 }
 
-/// What came of the programs of a wave.
+/// The results of the programs of a batch.
 #[derive(Default)]
 pub struct WaveResult {
     pub programs: Map<String, Value>,
     pub whole: usize,
     pub across: usize,
-    /// What was not run, and why.
+    /// Programs that were not run, and why.
     pub missing: Vec<String>,
 }
 
 impl ProgramBatch {
-    /// Makes what can be made and runs it.
+    /// Creates the necessary files and runs the programs.
     ///
     /// # Errors
     /// There is no lab, or it could not follow the scenario.
@@ -65,7 +67,8 @@ impl ProgramBatch {
         Ok(())
     }
 
-    /// For so many of its programs: each has the share of the links that it has among all, and is not done before they go.
+    /// The scenario for this many of its programs: each has its share of the links, so that it is
+    /// not complete before they are lost.
     fn scenario(&self, programs: usize) -> String {
         let (wifi, away, back) = (self.wifi_s, self.away_s, self.away_s + AWAY_S);
         let share = programs as f64 / self.programs.len() as f64;
@@ -136,7 +139,7 @@ impl ProgramBatch {
             "rung": rung,
             "whole": code == Some(0.0) && right,
             "took_s": ended_s - begun_s,
-            // It ran when the network went, and had not ended when it came back.
+            // It was running when the network was lost, and had not ended when it returned.
             "across": begun_s < f64::from(self.away_s) && ended_s > f64::from(self.away_s + AWAY_S),
         });
         if let (Some(told), Value::Object(more)) = (told.as_object_mut(), more) {
