@@ -1,4 +1,5 @@
-//! The library's thread cannot be taken back: the binding stays loaded, also when a worker of Node's ends.
+//! The build script. The library's thread cannot be stopped, so the binding stays loaded, even when
+//! one of Node's workers ends.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

@@ -11,9 +11,18 @@
 // (errno, below zero) and its word (code: 'ECONNREFUSED'), as Node's own.
 
 const { EventEmitter } = require('events');
+const fs = require('fs');
 const http = require('http');
 const net = require('net');
-const binding = load(process.env.D2TP_BINDING || './build/d2tp.node');
+const path = require('path');
+const binding = load(process.env.D2TP_BINDING || found());
+
+/** The binding that build.sh made here, else the one that came with the package for this machine. */
+function found() {
+  const built = path.join(__dirname, 'build', 'd2tp.node');
+  const packaged = path.join(__dirname, 'prebuilds', `${process.platform}-${process.arch}`, 'd2tp.node');
+  return fs.existsSync(built) || !fs.existsSync(packaged) ? built : packaged;
+}
 
 function load(file) {
   try {

@@ -5,7 +5,7 @@ import pathlib
 import shutil
 import subprocess
 
-from setuptools import setup
+from setuptools import Distribution, setup
 from setuptools.command.build_py import build_py
 from wheel.bdist_wheel import bdist_wheel
 
@@ -28,12 +28,15 @@ class Build(build_py):
         shutil.copyfile(library(), folder / "libd2tp.so.1")
 
 
+class Binary(Distribution):
+    """Files of one machine's architecture: auditwheel and pip want to know."""
+
+    def has_ext_modules(self):
+        return True
+
+
 class Wheel(bdist_wheel):
     """Of this machine, and of any Python."""
-
-    def finalize_options(self):
-        super().finalize_options()
-        self.root_is_pure = False
 
     def get_tag(self):
         _, _, platform = super().get_tag()
@@ -41,6 +44,7 @@ class Wheel(bdist_wheel):
 
 
 setup(
+    distclass=Binary,
     packages=["d2tp"],
     cmdclass={"build_py": Build, "bdist_wheel": Wheel},
 )

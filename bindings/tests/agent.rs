@@ -1,4 +1,4 @@
-//! The verbs of `cedos`, in a program of this package: its tests start `agent`.
+//! The verbs of `cedos` in a program of this package, because its tests start `agent`.
 
 use std::process::ExitCode;
 

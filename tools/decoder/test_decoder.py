@@ -175,9 +175,9 @@ class Handshake(unittest.TestCase):
             said = handshake.read_syn_ack_payload(welcome + bytes(76 + 32 + n))
             self.assertEqual(said["ticket"], [76 * "00", 32 * "00"])
 
-    def test_there_is_no_answer_5(self):
-        with self.assertRaisesRegex(reader.Malformed, "kind 5"):
-            handshake.read_syn_ack_payload(b"\5" + bytes(200))
+    def test_there_is_no_answer_6(self):
+        with self.assertRaisesRegex(reader.Malformed, "kind 6"):
+            handshake.read_syn_ack_payload(b"\6" + bytes(200))
 
 
 class Wake(unittest.TestCase):

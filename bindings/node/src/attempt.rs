@@ -1,5 +1,5 @@
-//! A connection that is being made. It has a thread of its own, which waits for hours where there is no network and
-//! would hold up others on one of Node's pool.
+//! A connection that is being made. It has its own thread, which waits for hours without a network
+//! and would block other calls in Node's pool.
 
 use std::io::PipeWriter;
 use std::os::fd::{AsFd, IntoRawFd};
@@ -13,27 +13,27 @@ use napi_derive::napi;
 use crate::fault::{CallFault, Failed};
 use crate::options::NodeOptions;
 
-/// Bytes of the thread's stack: it waits, and calls the library.
+/// Bytes of the thread's stack: the thread waits, and calls the library.
 pub const STACK_BYTES: usize = 256 * 1024; // a guess
 
-/// A connection that is being made, as `index.js` has it.
+/// A connection that is being made, for `index.js`.
 #[napi]
 pub struct NodeAttempt {
     fd: i32,
-    /// Its end ends the thread's wait: when the attempt is abandoned, or Node, or a worker of it, ends. While the
-    /// connection is being made the callback holds this.
+    /// Closing this ends the thread's wait: when the attempt is abandoned, or when Node or one of
+    /// its workers ends. While the connection is being made the callback owns this.
     waiting: Option<PipeWriter>,
 }
 
 #[napi]
 impl NodeAttempt {
-    /// The descriptor, which is Node's to poll and to close.
+    /// The descriptor, which Node polls and closes.
     #[napi(getter)]
     pub fn fd(&self) -> i32 {
         self.fd
     }
 
-    /// Gives up: nothing is said of it any more.
+    /// Abandons the attempt: it reports nothing more.
     #[napi]
     pub fn abandon(&mut self) {
         self.waiting = None;
@@ -51,7 +51,7 @@ pub fn connect(
 ) -> napi::Result<NodeAttempt> {
     let begin = || {
         let attempt = options.settings(&proxy)?.attempt(&address)?;
-        // A twin for Node: what is given up, the library ends by its own.
+        // A duplicate for Node: an abandoned attempt is ended by the library's own.
         let fd = attempt.as_fd().try_clone_to_owned()?;
         Ok((attempt, fd, std::io::pipe()?))
     };
@@ -63,7 +63,7 @@ pub fn connect(
     let started = thread.spawn(move || {
         let fault = match attempt.run(give_up.as_fd()) {
             Ok(None) => return,
-            // Node has a twin of it.
+            // Node has a duplicate of it.
             Ok(Some(made)) => {
                 drop::<D2tpStream>(made);
                 None

@@ -1,4 +1,4 @@
-//! Errors as Node has them: the cause in words, errno below zero, and its word as the code.
+//! Errors in Node's form: the cause as text, the negative errno, and its name as the code.
 
 use std::io;
 
@@ -22,9 +22,9 @@ impl CallFault {
 
     /// The error that JavaScript catches.
     pub fn thrown(self, env: &Env) -> napi::Error {
-        // SAFETY: on the thread of this environment.
+        // SAFETY: this is the thread of this environment.
         match unsafe { CallFault::to_napi_value(env.raw(), self) } {
-            // SAFETY: just made there.
+            // SAFETY: the value was just created there.
             Ok(value) => unsafe { Unknown::from_raw_unchecked(env.raw(), value) }.into(),
             Err(error) => error,
         }
@@ -41,7 +41,7 @@ impl From<io::Error> for CallFault {
         }
         match error.raw_os_error().map(Errno::from_raw) {
             Some(errno) => CallFault::new(errno, errno.desc()),
-            // What is no address is no number of the kernel's.
+            // An invalid address has no error number of the kernel.
             None => CallFault::new(Errno::EINVAL, error.to_string()),
         }
     }

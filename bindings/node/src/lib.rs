@@ -1,5 +1,6 @@
-//! What Node needs of libd2tp beside the descriptor: connecting, opening again, listening, options, causes. By
-//! Node-API, so that one build serves every version. `index.js` is what programs see of it.
+//! The functions of libd2tp that Node needs beside the descriptor: connecting, reopening,
+//! listening, options, causes. They use Node-API, so that one build works with every version.
+//! `index.js` is the interface for programs.
 //!
 //! ```text
 //!  index.js ── connect ──▶ attempt.rs    a thread for each connection that is being made ─┐
@@ -7,7 +8,7 @@
 //!           ── flush, info, reopen, end ─▶ a thread of Node's pool ───────────────────────┘
 //! ```
 
-// Node calls these by what index.js documents.
+// Node calls these; index.js documents them.
 #![allow(missing_docs)]
 #![cfg_attr(test, allow(dead_code, reason = "napi registers nothing in a test"))]
 
@@ -30,7 +31,7 @@ use napi_derive::napi;
 use fault::{CallFault, Failed};
 use options::NodeOptions;
 
-/// Something that waits, on a thread of Node's pool.
+/// A blocking call on a thread of Node's pool.
 pub struct PoolCall<T>(Option<Box<dyn FnOnce() -> Result<T, CallFault> + Send>>);
 
 impl<T> PoolCall<T> {
@@ -56,9 +57,9 @@ impl<T: ToNapiValue + TypeName + Send + 'static> Task for PoolCall<T> {
     }
 }
 
-/// A connection by Node's descriptor, on a twin: Node may close its own meanwhile.
+/// A connection by a duplicate of Node's descriptor: Node may close its own meanwhile.
 fn twin(fd: i32) -> Result<D2tpStream, CallFault> {
-    // SAFETY: the descriptor is open, or the call says that it is not: -1 alone may not be borrowed.
+    // SAFETY: the descriptor is open, or the call fails: only -1 must not be borrowed.
     let fd = unsafe { BorrowedFd::borrow_raw(fd.max(0)) };
     Ok(D2tpStream::from(fd.try_clone_to_owned()?))
 }
@@ -70,14 +71,14 @@ pub fn set(env: &Env, fd: i32, options: NodeOptions) -> napi::Result<()> {
     set().failed(env)
 }
 
-/// Why a connection broke, or an empty text.
+/// The cause of a broken connection, or an empty text.
 #[napi]
 pub fn cause(fd: i32) -> String {
     let cause = || twin(fd).ok()?.cause().ok()?;
     cause().unwrap_or_default()
 }
 
-/// A promise that the peer has all that was written; it waits for ever where `within_ms` is negative.
+/// A promise that the peer has all written data; it waits forever if `within_ms` is negative.
 #[napi]
 pub fn flush(env: &Env, fd: i32, within_ms: i32) -> napi::Result<AsyncTask<PoolCall<()>>> {
     let stream = twin(fd).failed(env)?;
@@ -91,21 +92,21 @@ pub fn flush(env: &Env, fd: i32, within_ms: i32) -> napi::Result<AsyncTask<PoolC
     }))
 }
 
-/// A promise of what a connection does, in numbers.
+/// A promise of the figures of a connection.
 #[napi]
 pub fn info(env: &Env, fd: i32) -> napi::Result<AsyncTask<PoolCall<NodeInfo>>> {
     let stream = twin(fd).failed(env)?;
     Ok(PoolCall::new(move || Ok(NodeInfo::of(stream.info()?))))
 }
 
-/// A promise that a connection is ended for good. Node closes the descriptor itself.
+/// A promise that a connection is ended. Node closes the descriptor itself.
 #[napi]
 pub fn end(env: &Env, fd: i32) -> napi::Result<AsyncTask<PoolCall<()>>> {
     let stream = twin(fd).failed(env)?;
     Ok(PoolCall::new(move || Ok(stream.end()?)))
 }
 
-/// The token of a connection that persists.
+/// The token of a persistent connection.
 #[napi]
 pub fn token(env: &Env, fd: i32) -> napi::Result<Option<Buffer>> {
     let token = || Ok(twin(fd)?.token()?);
@@ -125,14 +126,14 @@ pub fn reopen(env: &Env, token: Buffer) -> napi::Result<AsyncTask<PoolCall<i32>>
     }))
 }
 
-/// host:port of the far end, or an empty text.
+/// host:port of the peer, or an empty text.
 #[napi]
 pub fn far(fd: i32) -> String {
     let far = || twin(fd).ok()?.peer_addr().ok();
     far().map_or(String::new(), |far| far.to_string())
 }
 
-/// Has every link tried at once, since the networks changed.
+/// Makes all links be tried at once, since the networks changed.
 #[napi]
 pub fn network_changed(env: &Env) -> napi::Result<()> {
     d2tp_sockets::network_changed()
@@ -143,7 +144,7 @@ pub fn network_changed(env: &Env) -> napi::Result<()> {
 /// D-Locks that the program holds.
 static DLOCKS: Mutex<Vec<DLock>> = Mutex::new(Vec::new());
 
-/// Takes a D-Lock, or gives one back.
+/// Takes or releases a D-Lock.
 #[napi]
 pub fn dlock(env: &Env, taken: bool) -> napi::Result<()> {
     let mut held = DLOCKS.lock().expect("nobody panics with it");
@@ -155,7 +156,7 @@ pub fn dlock(env: &Env, taken: bool) -> napi::Result<()> {
     Ok(())
 }
 
-/// What a connection and its paths do now, in the numbers of `d2tp.h`.
+/// The state of a connection and its paths, in the numbers of `d2tp.h`.
 #[napi(object)]
 pub struct NodeInfo {
     pub state: u32,
@@ -164,7 +165,7 @@ pub struct NodeInfo {
     pub bytes_acked: f64,
     pub bytes_received: f64,
     pub bytes_ahead: f64,
-    /// Milliseconds; below zero: no deadline.
+    /// Milliseconds; negative without a deadline.
     pub slack: f64,
     pub paths: Vec<NodePath>,
 }
@@ -180,7 +181,7 @@ pub struct NodePath {
     pub rtt_min: f64,
     pub bytes_received: f64,
     pub bytes_sent: f64,
-    /// 0 when it is not known.
+    /// The rate; 0 if it is not known.
     pub rate: f64,
 }
 

@@ -1,4 +1,4 @@
-//! A listener: its thread waits for connections and hands them to Node.
+//! A listener: its thread accepts connections and passes them to Node.
 
 use std::io::PipeWriter;
 use std::net::{IpAddr, SocketAddr};
@@ -15,27 +15,27 @@ use nix::errno::Errno;
 use crate::attempt::STACK_BYTES;
 use crate::fault::{CallFault, Failed};
 
-/// How long a listener rests that finds no descriptor or memory for a connection.
+/// How long a listener pauses if there is no descriptor or memory for a connection.
 const REST: Duration = Duration::from_millis(100); // a guess
 
-/// A listener, as `index.js` has it.
+/// A listener, for `index.js`.
 #[napi]
 pub struct NodeListener {
     address: String,
-    /// Its end ends the thread's wait: when listening stops, or Node, or a worker of it, ends. While it listens the
-    /// callback holds this.
+    /// Closing this ends the thread's wait: when listening stops, or when Node or one of its
+    /// workers ends. While it listens the callback owns this.
     waiting: Option<PipeWriter>,
 }
 
 #[napi]
 impl NodeListener {
-    /// What others connect to: `d2tp://host:port/KEY`.
+    /// The address to which peers connect: `d2tp://host:port/KEY`.
     #[napi(getter)]
     pub fn address(&self) -> String {
         self.address.clone()
     }
 
-    /// Takes no more connections; the callback gets -1 when that is so.
+    /// Accepts no more connections; the callback then gets -1.
     #[napi]
     pub fn stop(&mut self) {
         self.waiting = None;
@@ -80,12 +80,13 @@ pub fn listen(
                         std::thread::sleep(REST);
                     }
                     Some(Errno::EBADF | Errno::EINVAL) | None => break,
-                    // A connection that broke before it was taken.
+                    // A connection that broke before it was accepted.
                     Some(_) => {}
                 },
             }
         }
-        // When this returns the address is free, or is when what was accepted is over.
+        // When this returns the address is free, or becomes free when the accepted connections have
+        // ended.
         let _ = listener.end();
         heard.call(-1, ThreadsafeFunctionCallMode::Blocking);
     });

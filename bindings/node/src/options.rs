@@ -1,4 +1,4 @@
-//! Options as `index.js` gives them: numbers of `d2tp.h`, and what is absent is not set.
+//! Options from `index.js`: numbers of `d2tp.h`; absent options are not set.
 
 use std::time::Duration;
 
@@ -11,12 +11,13 @@ use nix::errno::Errno;
 
 use crate::fault::CallFault;
 
-/// Options of a connection; `index.js` has turned words into numbers and checked that none is negative.
+/// Options of a connection; `index.js` has converted names to numbers and checked that none is
+/// negative.
 #[napi(object)]
 pub struct NodeOptions {
     /// Seconds from now, 0 for none.
     pub deadline: Option<f64>,
-    /// Bytes, 0 when not known.
+    /// Bytes, 0 if unknown.
     pub size: Option<f64>,
     pub policy: Option<u32>,
     pub budget: Option<f64>,
@@ -27,7 +28,7 @@ pub struct NodeOptions {
     pub buffer: Option<Vec<f64>>,
 }
 
-/// The value with this number.
+/// Finds the value with this number.
 fn numbered<T: Copy>(option: &str, all: &[T], number: u32) -> Result<T, CallFault> {
     let invalid = || CallFault::new(Errno::EINVAL, format!("{option}: Invalid argument"));
     all.get(number as usize).copied().ok_or_else(invalid)
@@ -70,13 +71,13 @@ fn buffer(numbers: &[f64]) -> Result<Option<BufferThresholds>, CallFault> {
 }
 
 impl NodeOptions {
-    /// What a connection is to be made with.
+    /// The settings of a new connection.
     pub fn settings(&self, proxy: &str) -> Result<ConnectSettings, CallFault> {
         let mut settings = ConnectSettings {
             deadline: self.deadline.and_then(within),
             size: self.size.map(|bytes| bytes as u64),
             budget: self.budget.map(|bytes| bytes as u64),
-            // Too large a number is refused by the socket.
+            // The socket refuses too large a number.
             priority: self.priority.unwrap_or(0.0) as u8,
             proxy: (!proxy.is_empty()).then(|| proxy.to_owned()),
             ..ConnectSettings::default()
@@ -97,7 +98,7 @@ impl NodeOptions {
         Ok(settings)
     }
 
-    /// Changes options of a connection that there is.
+    /// Changes options of an existing connection.
     pub fn set(&self, stream: &D2tpStream) -> Result<(), CallFault> {
         if self.priority.is_some() || self.persist.is_some() {
             let words = "priority and persist are set before a connection is made";

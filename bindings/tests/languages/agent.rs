@@ -1,4 +1,4 @@
-//! An agent that keeps connections of programs that end.
+//! An agent that keeps connections of ended programs.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -8,20 +8,20 @@ use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::process::{Child, ChildStderr, Command};
 use tokio::time::timeout;
 
-/// Upper bound for what is certain to happen, so that a failure is not a hang.
+/// A limit for waiting for certain events, so that a failure is not a hang.
 pub const PATIENCE: Duration = Duration::from_secs(90);
 
 /// An agent's process, killed when this is dropped.
 pub struct Agent {
-    /// Where programs find it: `$CEDOS_AGENT`.
+    /// The path for `$CEDOS_AGENT`.
     pub socket: PathBuf,
     _process: Child,
-    /// The agent's standard error: an agent that cannot write to it dies of that.
+    /// The agent's standard error: an agent that cannot write to it ends.
     _errors: Lines<BufReader<ChildStderr>>,
 }
 
 impl Agent {
-    /// Starts an agent whose keys and state are in `home`, and waits until it is ready.
+    /// Starts an agent with keys and state in `home`, and waits until it is ready.
     pub async fn start(home: &Path) -> Agent {
         let socket = home.join("agent.sock");
         let runtime = home.join(".runtime");
@@ -33,7 +33,7 @@ impl Agent {
             .env_remove("CEDOS_PROX")
             .env_remove("CEDOS_KEY_FILE")
             .env_remove("CEDOS_CONFIG")
-            // Nothing of the desktop that the tests run on.
+            // Without the desktop on which the tests run.
             .env("DBUS_SYSTEM_BUS_ADDRESS", "unix:path=/nonexistent")
             .env("DBUS_SESSION_BUS_ADDRESS", "unix:path=/nonexistent")
             .env("XDG_CONFIG_HOME", home.join(".config"))

@@ -1,5 +1,5 @@
-//! The bindings' examples, built into a folder where the library was installed. Where a language's tools are missing
-//! each says so, and is none.
+//! The bindings' examples, built in a folder in which the library is installed. If a language's
+//! tools are missing, a message says so and there is no example.
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -12,10 +12,10 @@ pub fn bindings() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
 }
 
-/// Makes commands that run an example, which lack its arguments.
+/// Returns a command that runs an example, without its arguments.
 pub type Example = Box<dyn Fn() -> Command>;
 
-/// The header, the shared library and what pkg-config reads.
+/// Installs the header, the shared library and the file for pkg-config.
 pub fn install(prefix: &Path) {
     let installed = Command::new("sh")
         .arg(here().join("install.sh"))
@@ -25,7 +25,7 @@ pub fn install(prefix: &Path) {
     told("install.sh", installed.expect("a shell"));
 }
 
-/// A command that finds the library where it was installed, and no agent.
+/// A command that finds the installed library, and no agent.
 pub fn command(prefix: &Path, program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new(program);
     command
@@ -38,7 +38,7 @@ pub fn command(prefix: &Path, program: impl AsRef<OsStr>) -> Command {
     command
 }
 
-/// Whether all of these programs are here; if not, says which is missing.
+/// Whether all of these programs are installed; if not, prints which is missing.
 fn has(language: &str, tools: &[(&str, &str)]) -> bool {
     let tools = tools.iter().chain(&CC);
     let missing = tools.into_iter().find(|(tool, argument)| {
@@ -51,7 +51,7 @@ fn has(language: &str, tools: &[(&str, &str)]) -> bool {
     missing.is_none()
 }
 
-/// What all bindings but Python's need.
+/// The tools that all bindings but Python's need.
 const CC: [(&str, &str); 2] = [("cc", "--version"), ("pkg-config", "--version")];
 
 pub fn python(prefix: &Path) -> Option<Example> {
@@ -75,13 +75,13 @@ pub fn go(prefix: &Path) -> Option<Example> {
     }
     let program = prefix.join("example");
     let built = command(prefix, "go")
-        // Where the library lies is part of what it keeps.
+        // The path of the library is part of the cache's keys.
         .env("GOCACHE", prefix.join("go-cache"))
         .args(["build", "-o"])
         .arg(&program)
         .arg("./example")
         .current_dir(bindings().join("go"))
-        // Nothing but the standard library, and no newer compiler.
+        // Only the standard library, and no newer compiler.
         .env("GOFLAGS", "-mod=mod")
         .env("GOPROXY", "off")
         .env("GOTOOLCHAIN", "local")
@@ -95,7 +95,7 @@ pub fn node(prefix: &Path) -> Option<Example> {
     if !has("Node", &[("node", "--version")]) {
         return None;
     }
-    // Node loads files of that name alone, and looks where links lead.
+    // Node loads only files with that extension, and resolves symbolic links.
     let binding = prefix.join("d2tp.node");
     std::fs::copy(built_library("libd2tp_node.so"), &binding).expect("a copy");
     let prefix = prefix.to_owned();
@@ -108,7 +108,7 @@ pub fn node(prefix: &Path) -> Option<Example> {
     }))
 }
 
-/// Java's classes and their native part; the folder.
+/// Compiles Java's classes and their native part; returns the folder.
 fn java_classes(prefix: &Path) -> PathBuf {
     let classes = prefix.join("java");
     let built = command(prefix, "sh")
@@ -119,7 +119,7 @@ fn java_classes(prefix: &Path) -> PathBuf {
     classes
 }
 
-/// On a JVM, with the native part that is in `native`.
+/// A command for the JVM, with the native part in `native`.
 fn on_jvm(prefix: &Path, native: &Path, classpath: &OsStr, main: &'static str) -> Option<Example> {
     let mut library = OsString::from("-Dd2tp.library=");
     library.push(native.join("libd2tp_java.so"));
@@ -150,11 +150,11 @@ pub fn kotlin(prefix: &Path) -> Option<Example> {
     on_jvm(prefix, &native, OsStr::new(&path), "ExampleKt")
 }
 
-/// How long Maven may take to fetch what it needs, some 110 MB.
+/// How long Maven may take to download the dependencies, about 110 MB.
 const FETCHING_MAX: &str = "240s";
 
-/// Kotlin's library and example, compiled into `to`, and the class path of what they need: by what Maven has
-/// here already, else with what it fetches. Nothing where it can fetch nothing.
+/// Compiles Kotlin's library and example into `to`; returns the class path of their dependencies:
+/// those that Maven has, or else downloaded ones. Returns `None` if they cannot be downloaded.
 fn by_maven(to: &Path) -> Option<String> {
     let classpath = to.join("classpath");
     let maven = |more: &[&str]| {
@@ -180,16 +180,16 @@ fn by_maven(to: &Path) -> Option<String> {
     let lacks = |made: &Output, words: &str| {
         !made.status.success() && String::from_utf8_lossy(&made.stdout).contains(words)
     };
-    // It says in several ways that it has something not here.
+    // Maven has several messages for missing files.
     if !made.status.success() {
         made = maven(&["-U"]);
     }
-    // As timeout(1) says it.
+    // The exit code of timeout(1).
     if made.status.code() == Some(124) {
         eprintln!("Kotlin not tried: Maven was not ready after {FETCHING_MAX}");
         return None;
     }
-    // What Maven Central does not have is "not found" there: a mistake of the pom.
+    // If Maven Central does not have a file, the answer is "not found", a mistake of the pom.
     if lacks(&made, "Could not transfer") {
         eprintln!("Kotlin not tried: Maven Central is not to be reached");
         return None;

@@ -6,7 +6,7 @@ use crate::examples;
 use crate::support::{library, told};
 use crate::surroundings::Surroundings;
 
-/// Checks the lines that every example prints.
+/// Checks the lines that all examples print.
 fn expect_all(said: &str, first: &str) {
     for line in [
         first,
@@ -60,7 +60,7 @@ fn pythons_wheel_brings_the_library_along() {
         return;
     }
     let around = Surroundings::new();
-    // A build leaves folders beside what it builds.
+    // A build leaves folders in the source folder.
     let source = around.path("source");
     std::fs::create_dir_all(source.join("d2tp")).expect("a folder");
     for file in ["pyproject.toml", "setup.py", "d2tp/__init__.py"] {

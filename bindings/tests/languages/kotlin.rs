@@ -1,5 +1,5 @@
-//! Kotlin's example: coroutines over a D2TP flow, and OkHttp through D2Prox. Where its tools or what Maven Central
-//! has are missing, the test says so and ends.
+//! Kotlin's example: coroutines over a D2TP flow, and OkHttp through D2Prox. If its tools or files
+//! of Maven Central are missing, the test prints a message and ends.
 
 use std::future::pending;
 use std::io;
@@ -13,7 +13,7 @@ use futures_util::future::BoxFuture;
 use crate::examples;
 use crate::surroundings::Surroundings;
 
-/// Two names that nobody else finds.
+/// A resolver with two names that no other resolver has.
 struct Names;
 
 impl Resolve for Names {
@@ -26,7 +26,7 @@ impl Resolve for Names {
     }
 }
 
-/// A D2Prox in a thread of its own; its address.
+/// Starts a D2Prox in its own thread; returns its address.
 fn proxy() -> String {
     let (tell, address) = std::sync::mpsc::channel();
     std::thread::spawn(move || {

@@ -1,5 +1,5 @@
-//! The bindings, each by its example, against servers and proxies written in C and an agent. Where a language's
-//! tools are missing, its test says so and ends.
+//! The bindings, each tested by its example, with servers and proxies written in C and an agent. If
+//! a language's tools are missing, its test prints a message and ends.
 
 mod agent;
 mod examples;

@@ -1,4 +1,4 @@
-//! The Python module, by its example.
+//! The Python module, tested by its example.
 
 use std::process::Command;
 

@@ -1,4 +1,5 @@
-//! A connection that outlives its program, in each language: one process is killed, another reads on by its token.
+//! A connection that outlives its program, in each language: one process is killed, another reopens
+//! the connection by its token and continues to read.
 
 use std::io::{Read, Write};
 use std::path::Path;
@@ -16,10 +17,10 @@ use crate::agent::{Agent, PATIENCE};
 use crate::examples;
 use crate::support::{C, Server, told};
 
-/// Builds an example, if it can be.
+/// Builds an example, if that is possible.
 type Build = fn(&Path) -> Option<examples::Example>;
 
-/// `keep SERVER FILE` begins a connection and is killed; `again FILE` has it and ends it.
+/// `keep SERVER FILE` opens a connection and is killed; `again FILE` reopens and ends it.
 async fn is_opened_again(build: Build) {
     let home = tempfile::tempdir().expect("a directory");
     examples::install(home.path());
@@ -99,7 +100,7 @@ async fn kotlin_reads_on_where_it_was_killed() {
 #[tokio::test]
 async fn rust_reads_on_where_it_was_killed() {
     is_opened_again(|prefix| {
-        // This very test program, with another test of it.
+        // This test program, with another of its tests.
         let (prefix, us) = (prefix.to_owned(), std::env::current_exe().expect("ours"));
         Some(Box::new(move || {
             let mut example = examples::command(&prefix, &us);
@@ -147,11 +148,11 @@ fn keep(server: &str, file: &str) {
     assert_eq!(&heard, b"first ");
     let token = stream.token().expect("it is asked").expect("it is kept");
     std::fs::write(file, token.as_bytes()).expect("a file");
-    // That leaves it, to who comes after this process.
+    // The connection stays for the next process.
     drop(stream);
     let error = not_reopened(&token);
     assert_eq!(error.kind(), std::io::ErrorKind::ResourceBusy, "{error}");
-    // A line of its own, after what the test program says.
+    // On its own line, after the output of the test program.
     println!("\nkept: {error}");
     let _ = std::io::stdin().read_to_end(&mut Vec::new());
 }

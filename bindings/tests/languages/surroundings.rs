@@ -1,4 +1,4 @@
-//! What an example talks to: a D2TP server and a proxy, both in C, and an ordinary origin.
+//! The servers for an example: a D2TP server and a proxy, both in C, and an ordinary origin.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
@@ -9,13 +9,13 @@ use tempfile::TempDir;
 use crate::examples;
 use crate::support::{C, Server, told};
 
-/// Servers that run as long as this lives.
+/// Servers that run until this is dropped.
 pub struct Surroundings {
-    /// Where libd2tp is installed, and where examples are built.
+    /// The folder in which libd2tp is installed and examples are built.
     pub folder: TempDir,
     _server: (C, Server),
     _proxy: (C, Server),
-    /// SERVER PROXY URL, as examples take them.
+    /// SERVER PROXY URL, the arguments of examples.
     pub arguments: [String; 3],
 }
 
@@ -44,7 +44,7 @@ impl Surroundings {
         self.folder.path().join(name)
     }
 
-    /// What an example prints with these arguments. It must succeed.
+    /// The output of an example with these arguments. It must succeed.
     pub fn output_of(&self, example: &examples::Example, arguments: &[String]) -> String {
         told(
             "example",
@@ -53,7 +53,7 @@ impl Surroundings {
     }
 }
 
-/// An HTTP server in a thread of its own that answers `hello`; its URL.
+/// An HTTP server in its own thread that answers `hello`; returns its URL.
 fn origin() -> String {
     let origin = TcpListener::bind("127.0.0.1:0").expect("a port");
     let url = format!("http://{}/", origin.local_addr().expect("an address"));

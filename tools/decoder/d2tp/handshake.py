@@ -100,6 +100,8 @@ def read_syn_ack_payload(payload):
         said = {"kind": "no suite"}
     elif answer == 4:
         said = {"kind": "no ticket"}
+    elif answer == 5:
+        said = {"kind": "later"}
     else:
         raise Malformed(f"an answer of kind {answer}")
     return said
