@@ -4,9 +4,10 @@
 //!  format ▸ lints ▸ tests ▸ random scenarios ▸ documentation ▸ rules ▸ MSRV ▸ dependencies
 //! ```
 //!
-//! Every step runs even after one has failed. Lints carry the promise of `core/` too:
-//! `core/clippy.toml` names what it may not touch, and a use of it is a warning, which is an
-//! error here. Flags reach only clippy and rustdoc, never rustc, so that nothing is built twice.
+//! Every step runs even after one has failed. Lints also check that `core/` uses no I/O and no
+//! clock: `core/clippy.toml` lists what it must not use, and a use is a warning, which is an error
+//! here. Flags are passed only to clippy and rustdoc, never to rustc, so that nothing is built
+//! twice.
 //!
 //! The last line is `N passed, N failed`, over all tests; a step that failed without any test
 //! failing is in the lines above it and in the exit status.
@@ -23,7 +24,7 @@ use crate::step::{StepOutcome, Steps, cargo, has_subcommand, run as run_command}
 use crate::totals::TestTotals;
 use crate::{hung, msrv, rules, seeds, test_programs};
 
-/// Runs every step; whether all held.
+/// Runs every step; returns whether all succeeded.
 pub fn run() -> Result<bool> {
     let mut steps = Steps::default();
     let mut totals = TestTotals::default();
@@ -61,11 +62,11 @@ pub fn run() -> Result<bool> {
     });
     steps.run("dependencies", dependencies);
     let held = steps.summarise();
-    println!("{} passed, {} failed", totals.passed, totals.failed);
+    totals.print();
     Ok(held && totals.failed == 0)
 }
 
-/// A program of tests that says nothing for so long hangs. The slowest test takes some two minutes on a
+/// A test program without output for this long hangs. The slowest test takes about two minutes on a
 /// busy machine.
 pub const SILENCE: Duration = Duration::from_secs(360);
 
@@ -77,12 +78,12 @@ pub fn tests(totals: &mut TestTotals, more: &[&str]) -> Result<StepOutcome> {
         Some(at) => (&more[..at], &more[at + 1..]),
         None => (more, &[][..]),
     };
-    // All built first: a compiler may be silent for longer than a test.
+    // All are built first: a compiler may be silent for longer than a test.
     let arguments = [&["test", "--workspace", "--locked"], of_cargo].concat();
     let Some(programs) = test_programs::build(&arguments)? else {
         return Ok(StepOutcome::Failed);
     };
-    // All programs even after one failed, so that the totals are totals.
+    // All programs run even after one failed, so that the totals are complete.
     let (units, others): (Vec<_>, Vec<_>) = programs.iter().partition(|program| program.is_unit);
     let units = units.into_iter();
     let units = test_programs::run_beside_each_other(units, of_tests, SILENCE, totals)?;
@@ -97,8 +98,8 @@ pub fn tests(totals: &mut TestTotals, more: &[&str]) -> Result<StepOutcome> {
     })
 }
 
-/// Runs a command of cargo's that runs tests, showing what it says; whether it held. What says
-/// nothing for too long is killed.
+/// Runs a cargo command that runs tests, and shows its output; returns whether it succeeded. A
+/// command without output for too long is killed.
 fn heard(command: &mut Command, totals: &mut TestTotals) -> Result<bool> {
     let mut child = command
         .stdout(Stdio::piped())
@@ -106,7 +107,7 @@ fn heard(command: &mut Command, totals: &mut TestTotals) -> Result<bool> {
         .context("cargo test could not be started")?;
     let output = BufReader::new(child.stdout.take().expect("piped above"));
     let (hear, heard) = mpsc::channel();
-    // Not joined: what a killed test left behind may hold the pipe open.
+    // Not joined: a process left by a killed test may keep the pipe open.
     std::thread::spawn(move || {
         for line in output.lines() {
             if hear.send(line).is_err() {
@@ -147,7 +148,7 @@ fn dependencies() -> Result<StepOutcome> {
             "cargo-deny is not installed (cargo install --locked cargo-deny)".to_owned(),
         ));
     }
-    // Advisories need the network and are the nightly run's; so are warnings about duplicates.
+    // Advisories need the network and belong to the nightly run, as do warnings about duplicates.
     let arguments = ["deny", "--log-level", "error", "check"];
     run_command(cargo(arguments).args(["--hide-inclusion-graph", "licenses", "bans", "sources"]))
 }

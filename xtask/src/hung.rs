@@ -1,17 +1,18 @@
-//! A test that hangs must not hang everything: after a long silence its program is killed, and the others
-//! go on.
+//! A hanging test must not block everything: after a long silence its program is killed, and the
+//! others continue.
 
 use std::collections::BTreeMap;
 use std::process::{Child, Command};
 
-/// Kills what `cargo` is running, with all that it began; what was killed, for people.
+/// Kills the program that `cargo` is running, with its descendants; returns their descriptions for
+/// people.
 ///
-/// Where `/proc` does not tell what that is, cargo itself is killed.
+/// If `/proc` does not show it, cargo itself is killed.
 pub fn kill_what_runs(cargo: &mut Child) -> Vec<String> {
     let processes = processes();
     let below = descendants(cargo.id(), &processes);
     if below.is_empty() {
-        // What it ran may go on, but nobody waits for it any more.
+        // Its children may continue, but they are not waited for any more.
         let _ = cargo.kill();
         return vec!["cargo".into()];
     }
@@ -25,7 +26,7 @@ pub fn kill_what_runs(cargo: &mut Child) -> Vec<String> {
     names
 }
 
-/// Kills a process and all that it began.
+/// Kills a process and all its descendants.
 pub fn kill_with_descendants(process: u32) {
     let mut all = descendants(process, &processes());
     all.push(process);
@@ -33,17 +34,17 @@ pub fn kill_with_descendants(process: u32) {
 }
 
 fn kill(ids: &[u32]) {
-    // By the program, since this one does nothing unsafe.
+    // By the `kill` program, since this one contains no unsafe code.
     let ids = ids.iter().map(u32::to_string);
     let _ = Command::new("kill").arg("-KILL").args(ids).status();
 }
 
-/// Parents by process.
+/// The parent of every process.
 fn processes() -> BTreeMap<u32, u32> {
     let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let parent = |pid: u32| {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        // "pid (name) state parent …", where the name may hold anything.
+        // "pid (name) state parent …", where the name may contain anything.
         let (_, after) = stat.rsplit_once(") ")?;
         after.split(' ').nth(1)?.parse().ok()
     };

@@ -1,12 +1,13 @@
-//! Kill points: `cedos lab kill`, a few of them in the tests, thousands at night.
+//! Kill points: `cedos lab kill`, a few of them in the tests, thousands in the nightly run.
 
 use std::process::Command;
 
 use crate::step::cargo;
 
-/// Points of a night: an hour and a half of two cores.
+/// Kill points of a nightly run: an hour and a half of two cores.
 pub const NIGHT_POINTS: u64 = 5_000;
-/// For how many of them one call fails for want of a disk, and for how many the disk loses power.
+/// The divisor of the share of points at which a call fails for want of a disk, and of those at
+/// which the disk loses power.
 const DISK_SHARE: u64 = 10;
 
 /// The long run: SIGKILL, then failing disks, then disks without power, which needs root.

@@ -1,12 +1,14 @@
 //! Chores of the repository, as `cargo xtask VERB`.
 //!
-//! - `check`: everything a change must pass. The test command; `.ci/run` calls exactly this.
+//! - `check`: everything that a change must pass. `.ci/run` calls exactly this.
 //! - `quick`: format, rules, lints and unit tests of what changed; between two commits.
-//! - `nightly`: what takes longer than a change can wait.
-//! - `rules`: what a machine can see of the repository's own rules; part of `check`.
-//! - `header`: C's header of libd2tp, from its sources.
+//! - `nightly`: checks that take too long for every change.
+//! - `rules`: the repository's own rules, as far as a program can check them; part of `check`.
+//! - `header`: the C header of libd2tp, from its sources.
+//! - `dist`: packages, and tests that they install, work and uninstall without a trace.
 
 mod check;
+mod dist;
 mod header;
 mod hung;
 mod kills;
@@ -33,18 +35,21 @@ struct XtaskCli {
 
 #[derive(Subcommand)]
 enum XtaskVerb {
-    /// Format, lints, tests, documentation, rules: everything a change must pass
+    /// Format, lints, tests, documentation, rules: everything that a change must pass
     Check,
     /// What changed and what depends on it: format, rules, lints, unit tests, a few random scenarios
     Quick(quick::QuickOptions),
-    /// What takes longer: fuzzing, ignored tests, every feature
+    /// Checks that take longer: fuzzing, ignored tests, every feature
     Nightly(nightly::NightlyOptions),
-    /// What a machine can see of the repository's own rules: folders, dependencies, circles of
-    /// files, type names, doc comments, sleeping tests; the MUSTs of docs/protocol.md and the
-    /// promises of docs/security.md and their tests
+    /// The repository's own rules, as far as a program can check them: folders, dependencies,
+    /// circles of files, type names, doc comments, sleeping tests; the MUSTs of docs/protocol.md
+    /// and the promises of docs/security.md and their tests
     Rules(rules::RulesOptions),
-    /// Make edge/capi/include/d2tp.h anew from the sources of libd2tp
+    /// Generate edge/capi/include/d2tp.h from the sources of libd2tp
     Header,
+    /// Make packages: .deb, static tarball, OCI image, wheel, npm package, Go module, SBOM
+    /// (docs/packaging.md); with --try, install and use them in a fresh Debian
+    Dist(dist::DistOptions),
 }
 
 fn main() -> ExitCode {
@@ -54,6 +59,7 @@ fn main() -> ExitCode {
         XtaskVerb::Nightly(options) => nightly::run(&options),
         XtaskVerb::Rules(options) => rules::run(&repository::root(), &options),
         XtaskVerb::Header => header::run(),
+        XtaskVerb::Dist(options) => dist::run(&options),
     };
     match outcome {
         Ok(true) => ExitCode::SUCCESS,

@@ -1,7 +1,7 @@
 //! Whether the stated minimum Rust version is enough for every dependency.
 //!
-//! `rust-version` in the workspace is a promise to whoever builds us. Each dependency states its
-//! own; ours may not be lower than any of them.
+//! `rust-version` in the workspace is a promise to users who build the workspace. Each dependency
+//! states its own; the workspace's must not be lower than any of them.
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
@@ -10,7 +10,7 @@ use crate::step::cargo;
 
 type Version = (u64, u64, u64);
 
-/// Compares; says what was found.
+/// Compares the versions; returns a description of the result.
 pub fn check() -> Result<String> {
     let output = cargo([
         "metadata",

@@ -1,8 +1,9 @@
-//! `cargo xtask nightly`: what takes longer than a change can wait.
+//! `cargo xtask nightly`: checks that take too long for every change.
 //!
-//! Everything of `check` in its long form: every test, also those marked `#[ignore]`, optimised;
-//! many random scenarios; thousands of kill points; every fuzz target for a while; every feature; advisories. A run that needs a tool which is not
-//! there says so and is not counted as held.
+//! All steps of `check` in their long form: every test, also those marked `#[ignore]`, optimised;
+//! many random scenarios; thousands of kill points; every fuzz target for a while; every feature;
+//! advisories; packages, tried in a fresh Debian. A step whose tool is missing says so and does not count
+//! as passed.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -12,7 +13,7 @@ use crate::repository::root;
 use crate::step::{StepOutcome, Steps, cargo, has_subcommand, run as run_command};
 use crate::totals::TestTotals;
 
-/// NightlyOptions of the verb.
+/// Options of the verb `nightly`.
 #[derive(clap::Args)]
 pub struct NightlyOptions {
     /// Seconds for each fuzz target
@@ -21,15 +22,15 @@ pub struct NightlyOptions {
     /// Random scenarios to run
     #[arg(long, default_value_t = crate::seeds::NIGHT_SEEDS)]
     seeds: u64,
-    /// System calls to kill a download and its proxy at
+    /// The number of system calls at which a download and its proxy are killed
     #[arg(long, default_value_t = crate::kills::NIGHT_POINTS)]
     kill_points: u64,
-    /// Other scenarios for the same seeds, and other kill points; the number of today where nothing is said
+    /// Other scenarios for the same seeds, and other kill points; by default the number of today
     #[arg(long)]
     salt: Option<u64>,
 }
 
-/// Runs every long step; whether none failed.
+/// Runs every long step; returns whether none failed.
 pub fn run(options: &NightlyOptions) -> Result<bool> {
     let mut steps = Steps::default();
     let mut totals = TestTotals::default();
@@ -69,18 +70,19 @@ pub fn run(options: &NightlyOptions) -> Result<bool> {
             ))
         }
     });
+    crate::dist::nightly(&mut steps)?;
     let held = steps.summarise();
-    println!("{} passed, {} failed", totals.passed, totals.failed);
+    totals.print();
     Ok(held && totals.failed == 0)
 }
 
-/// Days since 1970: every night tries scenarios that none tried before.
+/// The number of days since 1970, so that every night tries new scenarios.
 fn today() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.map_or(0, |since| since.as_secs() / 86_400)
 }
 
-/// Names of `fuzz/fuzz_targets/*.rs`; none where there is no such folder.
+/// The names of `fuzz/fuzz_targets/*.rs`; empty if there is no such folder.
 fn fuzz_targets() -> Result<Vec<String>> {
     let folder = root().join("fuzz/fuzz_targets");
     if !folder.is_dir() {
@@ -100,7 +102,8 @@ fn fuzz(target: &str, options: &NightlyOptions) -> Result<StepOutcome> {
         ));
     }
     let limit = format!("-max_total_time={}", options.fuzz_seconds);
-    // cargo-fuzz wants a nightly compiler: through rustup's chooser, not the cargo that runs us.
+    // cargo-fuzz needs a nightly compiler: by rustup's proxy, not by the cargo that runs this
+    // program.
     run_command(
         std::process::Command::new("cargo")
             .args(["+nightly", "fuzz", "run", target, "--", &limit])

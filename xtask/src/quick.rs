@@ -6,8 +6,8 @@
 //!            format ▸ lints ▸ unit tests and the core's exchanges ▸ random scenarios
 //! ```
 //!
-//! What it builds is a part of what `cargo xtask check` builds. It leaves out what takes long and
-//! seldom fails alone: the test programs that start processes and networks, the bindings for other
+//! What it builds is a part of what `cargo xtask check` builds. It omits checks that take long and
+//! seldom fail alone: the test programs that start processes and networks, the bindings for other
 //! languages, the documentation, the MSRV. `cargo xtask check` runs those.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -29,16 +29,16 @@ const BINDINGS: &str = "bindings/";
 /// The package that runs random scenarios.
 const SIMULATOR: &str = "cedos-lab-sim";
 
-/// What `quick` takes as changed.
+/// Options of the verb `quick`.
 #[derive(clap::Args)]
 pub struct QuickOptions {
-    /// Check what changed since this commit [default: what is not committed; the last commit where
-    /// all is committed]
+    /// Check what changed since this commit [default: uncommitted changes, or the last commit if
+    /// there are none]
     #[arg(long, value_name = "COMMIT")]
     since: Option<String>,
 }
 
-/// Runs the steps over what changed; whether all held.
+/// Runs the steps for the changes; returns whether all succeeded.
 pub fn run(options: &QuickOptions) -> Result<bool> {
     let files = changed_files(options.since.as_deref())?;
     let packages = Packages::read()?;
@@ -75,8 +75,8 @@ pub fn run(options: &QuickOptions) -> Result<bool> {
 
 /// Runs the unit tests of the affected packages, and the core's exchanges.
 ///
-/// All packages are built, which costs nothing where nothing changed: cargo would build other
-/// people's crates again for each selection of packages, since each has other features.
+/// All packages are built, which costs nothing if nothing changed: cargo would build external
+/// crates again for each selection of packages, since each has other features.
 fn unit_tests(packages: &Packages, affected: &BTreeSet<String>) -> Result<StepOutcome> {
     let targets = [
         "--workspace",
@@ -107,7 +107,7 @@ fn unit_tests(packages: &Packages, affected: &BTreeSet<String>) -> Result<StepOu
     let mut totals = TestTotals::default();
     let held =
         test_programs::run_beside_each_other(programs, &["--quiet"], check::SILENCE, &mut totals)?;
-    println!("{} passed, {} failed", totals.passed, totals.failed);
+    totals.print();
     Ok(if held {
         StepOutcome::Held
     } else {
@@ -115,7 +115,7 @@ fn unit_tests(packages: &Packages, affected: &BTreeSet<String>) -> Result<StepOu
     })
 }
 
-/// Files that differ from `since`, and files that git does not know yet; relative to the root.
+/// Files that differ from `since`, and untracked files; relative to the root.
 fn changed_files(since: Option<&str>) -> Result<Vec<String>> {
     let untracked = git(&["ls-files", "--others", "--exclude-standard"])?;
     let mut files = match since {
@@ -145,7 +145,7 @@ fn git(arguments: &[&str]) -> Result<Vec<String>> {
     Ok(text.lines().map(str::to_owned).collect())
 }
 
-/// The workspace's packages: the folder of each, and the packages that each one needs.
+/// The workspace's packages: the folder of each, and the packages that each needs.
 struct Packages {
     folders: BTreeMap<String, String>,
     needs: BTreeMap<String, BTreeSet<String>>,
@@ -194,8 +194,8 @@ impl Packages {
         Ok(packages)
     }
 
-    /// The packages that `files` belong to, and every package that needs one of these, directly or
-    /// not. A file at the top that decides how all is built affects every package.
+    /// The packages that contain `files`, and every package that depends on one of these, directly
+    /// or not. A file at the top that affects the whole build affects every package.
     fn affected_by(&self, files: &[String]) -> BTreeSet<String> {
         let mut affected = BTreeSet::new();
         for file in files {
@@ -217,7 +217,7 @@ impl Packages {
         }
     }
 
-    /// The package with the longest folder that `file` lies in.
+    /// The package with the longest folder that contains `file`.
     fn owner(&self, file: &str) -> Option<&str> {
         self.folders
             .iter()

@@ -1,7 +1,7 @@
-//! Random scenarios in the simulator: some at every check, many at night.
+//! Random scenarios in the simulator: some in every check, many in the nightly run.
 //!
-//! A check runs the program that the tests have built anyway. For the long run a build with every
-//! check on, optimised, is worth its minutes.
+//! A check runs the program that is built for the tests anyway. The long run uses an optimised
+//! build with every check enabled, which takes minutes to build.
 
 use std::process::Command;
 
@@ -14,32 +14,38 @@ use crate::test_programs;
 /// The example of `lab/sim` that runs random scenarios.
 pub const EXAMPLE: &str = "sim";
 
-/// Seeds of a check: 70 s of a core and a half minute or more on two of them.
+/// The number of seeds of a check: 70 s of a core, half a minute or more on two of them.
 pub const CHECK_SEEDS: u64 = 2_000;
-/// Seeds between two commits.
+/// The number of seeds of `quick`.
 pub const QUICK_SEEDS: u64 = 100;
-/// Seeds of a night.
+/// The number of seeds of a nightly run.
 pub const NIGHT_SEEDS: u64 = 100_000;
 
-/// The seeds of a check, always the same ones.
+/// The seeds of a check, always the same ones. All tests are built by then, and the example with them; by itself it
+/// would be built anew with most of its dependencies, because what build scripts share with programs is built with
+/// other debug information then.
 pub fn check() -> Result<Command> {
-    first(CHECK_SEEDS)
+    first(
+        CHECK_SEEDS,
+        &["test", "--workspace", "--locked", "--no-run"],
+    )
 }
 
 /// The first of the seeds that a check runs.
 pub fn quick() -> Result<Command> {
-    first(QUICK_SEEDS)
+    let arguments = ["build", "--workspace", "--locked", "--example", EXAMPLE];
+    first(QUICK_SEEDS, &arguments)
 }
 
-fn first(seeds: u64) -> Result<Command> {
-    let program = test_programs::example(EXAMPLE)?;
+fn first(seeds: u64, arguments: &[&str]) -> Result<Command> {
+    let program = test_programs::example(EXAMPLE, arguments)?;
     let mut command = Command::new(program);
     command.args(["fuzz", "--seeds", &seeds.to_string()]);
     command.current_dir(root());
     Ok(command)
 }
 
-/// Many seeds; a fault that never hit a state it can hit is a failure too.
+/// Many seeds; it also fails if a fault never affected a state that it can affect.
 pub fn night(seeds: u64, salt: u64) -> Command {
     let mut command = cargo(["run", "--locked", "--quiet", "-p", "cedos-lab-sim"]);
     command.args(["--example", EXAMPLE, "--profile", "sim", "--"]);

@@ -1,4 +1,4 @@
-//! One thing that is checked: a command or a function, its time, and whether it held.
+//! A step of a check: a command or a function, its time, and whether it succeeded.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -7,14 +7,14 @@ use anyhow::{Context, Result};
 
 use crate::repository::root;
 
-/// What came of a step.
+/// The outcome of a step.
 #[derive(Debug)]
 pub enum StepOutcome {
-    /// The step holds.
+    /// The step succeeded.
     Held,
-    /// The step fails; the reason is on the terminal.
+    /// The step failed; the reason is on the terminal.
     Failed,
-    /// The step was not tried, for this reason.
+    /// The step was not run, for this reason.
     Skipped(String),
 }
 
@@ -25,7 +25,7 @@ pub struct Steps {
 }
 
 impl Steps {
-    /// Runs a step. A failure does not stop the ones after it: one run shows everything.
+    /// Runs a step. A failure does not stop the following ones: one run shows everything.
     pub fn run(&mut self, name: &str, step: impl FnOnce() -> Result<StepOutcome>) {
         eprintln!("── {name}");
         let begun = Instant::now();
@@ -41,7 +41,7 @@ impl Steps {
         self.run(name, || run(command));
     }
 
-    /// Prints a line per step; whether none failed.
+    /// Prints a line per step; returns whether none failed.
     pub fn summarise(&self) -> bool {
         eprintln!("──");
         for (name, outcome, took) in &self.done {
@@ -59,8 +59,8 @@ impl Steps {
     }
 }
 
-/// `cargo` with `arguments`, in the repository. The cargo that runs us, so that one toolchain
-/// does everything and shares its output.
+/// `cargo` with `arguments`, in the repository. It is the cargo that runs this program, so that all
+/// steps use one toolchain and share its output.
 pub fn cargo<'a>(arguments: impl IntoIterator<Item = &'a str>) -> Command {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);

@@ -1,13 +1,13 @@
-//! Test programs that cargo builds, run as fast as what they measure allows.
+//! Runs the test programs that cargo builds, as concurrently as their measurements allow.
 //!
 //! ```text
 //!  cargo test --no-run ▸ executables ▸ a queue, the largest first ▸ workers
 //! ```
 //!
-//! `cargo test` runs one program at a time, and a core is idle while the last test of each goes on.
-//! Unit tests do not measure time, so their programs run beside each other. Programs that start
+//! `cargo test` runs one program at a time, and a core is idle while the last test of each runs.
+//! Unit tests do not measure time, so their programs run concurrently. Programs that start
 //! processes and networks run one at a time; those that wait nearly all the time run many of their
-//! tests at once. What a program says is shown when it has failed.
+//! tests at once. The output of a program is shown if it failed.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -25,7 +25,7 @@ use crate::hung;
 use crate::step::cargo;
 use crate::totals::TestTotals;
 
-/// A program of tests.
+/// A compiled program of unit or integration tests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TestProgram {
     /// Its package and target: `d2tp-session exchange`.
@@ -33,15 +33,15 @@ pub struct TestProgram {
     path: PathBuf,
     /// The package's folder, where cargo would run it.
     pub folder: PathBuf,
-    /// Whether it holds the tests beside the code of a library or a program.
+    /// Whether it has the unit tests of a library or a program.
     pub is_unit: bool,
 }
 
-/// Programs whose tests wait for links with a rate and for other processes. `cedos get` took 22 s of
-/// a core in 225 s, with a test for each of two cores at a time.
+/// Programs whose tests wait for links with a rate and for other processes. `cedos get` took 22 s
+/// of a core in 225 s, with one test at a time for each of two cores.
 const WAITING: [&str; 4] = ["cedos get", "cedos agent", "cedos run", "cedos sockets"];
 
-/// Tests of [`WAITING`] at once, for each core.
+/// The number of tests of [`WAITING`] that run at once, for each core.
 const WAITING_PER_CORE: usize = 3;
 
 fn cores() -> usize {
@@ -49,7 +49,7 @@ fn cores() -> usize {
 }
 
 impl TestProgram {
-    /// The program that a line of cargo's messages tells of.
+    /// The program described by a line of cargo's messages.
     fn from_message(line: &str) -> Option<TestProgram> {
         let message: Value = serde_json::from_str(line).ok()?;
         let target = &message["target"];
@@ -67,7 +67,7 @@ impl TestProgram {
         })
     }
 
-    /// Its tests at once, where that is not the number of cores.
+    /// The number of its tests that run at once, if it is not the number of cores.
     fn threads(&self) -> Option<usize> {
         let waits = WAITING.contains(&self.name.as_str());
         waits.then(|| WAITING_PER_CORE * cores())
@@ -78,9 +78,9 @@ impl TestProgram {
     }
 }
 
-/// Builds an example, as a build of all tests does; its program.
-pub fn example(name: &str) -> Result<PathBuf> {
-    let output = cargo(["build", "--workspace", "--locked", "--example", name])
+/// Builds an example by these arguments of cargo; returns the path of its program.
+pub fn example(name: &str, arguments: &[&str]) -> Result<PathBuf> {
+    let output = cargo(arguments.iter().copied())
         .args(["--message-format", "json-render-diagnostics"])
         .stderr(Stdio::inherit())
         .output()
@@ -95,7 +95,7 @@ pub fn example(name: &str) -> Result<PathBuf> {
         .with_context(|| format!("the example {name} was not built"))
 }
 
-/// Builds the test programs that these arguments of `cargo test` select; none when that fails.
+/// Builds the test programs that these arguments of `cargo test` select; `None` when that fails.
 pub fn build(arguments: &[&str]) -> Result<Option<Vec<TestProgram>>> {
     let mut child = cargo(arguments.iter().copied())
         .args(["--no-run", "--message-format", "json-render-diagnostics"])
@@ -110,8 +110,8 @@ pub fn build(arguments: &[&str]) -> Result<Option<Vec<TestProgram>>> {
     Ok(child.wait()?.success().then_some(programs))
 }
 
-/// Runs programs beside each other, one for each core; whether all held. A program that says nothing
-/// for as long as `patience` is killed.
+/// Runs programs concurrently, one for each core; returns whether all succeeded. A program without
+/// output for `patience` is killed.
 pub fn run_beside_each_other<'a>(
     programs: impl Iterator<Item = &'a TestProgram>,
     arguments: &[&str],
@@ -121,7 +121,7 @@ pub fn run_beside_each_other<'a>(
     run(programs.collect(), cores(), arguments, patience, totals)
 }
 
-/// Runs programs one at a time; whether all held. A program that says nothing for as long as
+/// Runs programs one at a time; returns whether all succeeded. A program without output for
 /// `patience` is killed.
 pub fn run_one_by_one<'a>(
     programs: impl Iterator<Item = &'a TestProgram>,
@@ -139,7 +139,7 @@ fn run(
     patience: Duration,
     totals: &mut TestTotals,
 ) -> Result<bool> {
-    // Taken from the end. A large program is often a slow one, which had better not be the last.
+    // Taken from the end. A large program is often a slow one, which should not be the last.
     waiting.sort_by_key(|program| program.bytes());
     let waiting = Mutex::new(waiting);
     let (tell, told) = mpsc::channel();
@@ -193,7 +193,7 @@ fn run_one(
     static COUNT: AtomicUsize = AtomicUsize::new(0);
     let begun = Instant::now();
     let number = COUNT.fetch_add(1, Ordering::Relaxed);
-    // A file and no pipe: what a test left behind may hold its output open.
+    // A file instead of a pipe: a process left by a test may keep its output open.
     let said = std::env::temp_dir().join(format!("xtask-{}-{number}", std::process::id()));
     let file = File::create(&said).with_context(|| said.display().to_string())?;
     let mut command = Command::new(&program.path);

@@ -1,19 +1,39 @@
-//! Adds up what `cargo test` says of each test binary.
+//! Adds up the results that `cargo test` prints for each test binary.
 
-/// Tests over all binaries.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// What a test that failed printed, at most.
+const FAILURE_LINES_MAX: usize = 12; // a guess: the message of a panic, and a few lines before it
+
+/// The numbers of tests over all binaries, and what those that failed said.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TestTotals {
-    /// Tests that held.
+    /// Tests that passed.
     pub passed: u64,
-    /// Tests that did not.
+    /// Tests that failed.
     pub failed: u64,
-    /// Tests left for the nightly run.
+    /// Tests that are left for the nightly run.
     pub ignored: u64,
+    /// The first lines that each failed test printed, under its name.
+    failures: Vec<Vec<String>>,
+    /// The first lines of each panic whose message was not captured, such as that of a test in a
+    /// namespace: the test's name, then its lines.
+    panics: Vec<Vec<String>>,
+    section: OutputSection,
+}
+
+/// What the lines that are read belong to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum OutputSection {
+    #[default]
+    Other,
+    Failure,
+    Panic,
 }
 
 impl TestTotals {
-    /// Takes one line of output; counts it if it is a binary's closing line.
+    /// Reads one line of output; counts it if it is the last line of a binary, and keeps it if a failed
+    /// test printed it.
     pub fn hear(&mut self, line: &str) {
+        self.hear_failure(line);
         let Some(counts) = line.trim_start().strip_prefix("test result: ") else {
             return;
         };
@@ -32,6 +52,51 @@ impl TestTotals {
                 _ => {}
             }
         }
+    }
+
+    /// Keeps what stands under `---- NAME stdout ----` and under `thread 'NAME' panicked`, until a
+    /// backtrace or the list of names.
+    fn hear_failure(&mut self, line: &str) {
+        let failure = line
+            .strip_prefix("---- ")
+            .and_then(|rest| rest.strip_suffix(" stdout ----"));
+        let panic = line
+            .strip_prefix("thread '")
+            .filter(|rest| rest.contains("panicked at"))
+            .and_then(|rest| rest.split('\'').next());
+        if let Some(name) = failure {
+            self.failures.push(vec![name.to_owned()]);
+            self.section = OutputSection::Failure;
+        } else if line == "failures:" || line.starts_with("stack backtrace:") {
+            self.section = OutputSection::Other;
+        } else if let Some(name) = panic
+            && self.section != OutputSection::Failure
+        {
+            self.panics.push(vec![name.to_owned()]);
+            self.section = OutputSection::Panic;
+        }
+        let kept = match self.section {
+            OutputSection::Failure if failure.is_none() => self.failures.last_mut(),
+            OutputSection::Panic => self.panics.last_mut(),
+            _ => None,
+        };
+        if let Some(kept) = kept
+            && !line.is_empty()
+            && kept.len() <= FAILURE_LINES_MAX
+        {
+            kept.push(line.to_owned());
+        }
+    }
+
+    /// Prints what failed and the totals, so that the end of a long output says everything.
+    pub fn print(&self) {
+        for failure in &self.failures {
+            println!("FAILED {}", failure.join("\n    "));
+            for panic in self.panics.iter().filter(|panic| panic[0] == failure[0]) {
+                println!("    {}", panic[1..].join("\n    "));
+            }
+        }
+        println!("{} passed, {} failed", self.passed, self.failed);
     }
 }
 
@@ -54,7 +119,46 @@ mod tests {
             passed: 11,
             failed: 3,
             ignored: 1,
+            ..TestTotals::default()
         };
         assert_eq!(totals, expected);
+    }
+
+    #[test]
+    fn what_a_failed_test_printed_is_kept_under_its_name() {
+        let mut totals = TestTotals::default();
+        for line in [
+            "thread 'b' (12) panicked at tests/b.rs:1:1:",
+            "what is not captured",
+            "stack backtrace:",
+            "test a ... FAILED",
+            "failures:",
+            "",
+            "---- a stdout ----",
+            "",
+            "thread 'a' panicked at tests/a.rs:1:1:",
+            "the message",
+            "stack backtrace:",
+            "   0: main",
+            "---- b stdout ----",
+            "another message",
+            "",
+            "failures:",
+            "    a",
+            "    b",
+        ] {
+            totals.hear(line);
+        }
+        let expected = [
+            vec!["a", "thread 'a' panicked at tests/a.rs:1:1:", "the message"],
+            vec!["b", "another message"],
+        ];
+        assert_eq!(totals.failures, expected);
+        let panic = [
+            "b",
+            "thread 'b' (12) panicked at tests/b.rs:1:1:",
+            "what is not captured",
+        ];
+        assert_eq!(totals.panics, [panic]);
     }
 }

@@ -1,9 +1,9 @@
 //! Files that need each other in a circle.
 //!
-//! A file needs another where its code names something of it by a path (`crate::…`, `super::…`, a
-//! child module, an imported name). An import that goes through a re-export needs the file with
-//! the definition. Neither a `mod x;` nor a `pub use` in a file that declares modules makes a
-//! need, and tests do not count. Methods called on a value leave no path and are not seen.
+//! A file needs another if its code names an item of it by a path (`crate::…`, `super::…`, a child
+//! module, an imported name). An import that goes through a re-export needs the file with the
+//! definition. Neither a `mod x;` nor a `pub use` in a file that declares modules counts, and tests
+//! do not count. Method calls on a value have no path and are not seen.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,7 +17,8 @@ pub struct Circle {
     pub target: String,
     /// Its files, sorted.
     pub files: Vec<String>,
-    /// The needs inside it: `a.rs:12 needs b.rs (crate::b::Thing)`, one for each pair of files.
+    /// The uses inside the circle: `a.rs:12 needs b.rs (crate::b::Thing)`, one for each pair of
+    /// files.
     pub needs: Vec<String>,
 }
 
@@ -61,7 +62,7 @@ fn circles_of(name: &str, target: &CrateTarget) -> Vec<Circle> {
 
 type Needs<'a> = BTreeMap<(&'a str, &'a str), (usize, String)>;
 
-/// From file to file, with the first line that shows it.
+/// The uses from file to file, with the first line that shows each.
 fn needs(modules: &[SourceModule]) -> Needs<'_> {
     let mut needs = BTreeMap::new();
     for (index, module) in modules.iter().enumerate() {
@@ -84,7 +85,7 @@ fn needs(modules: &[SourceModule]) -> Needs<'_> {
     needs
 }
 
-/// The files a path leads to: one, or several for a glob over re-exports.
+/// The files to which a path leads: one, or several for a glob over re-exports.
 fn files_of<'a>(modules: &'a [SourceModule], from: usize, path: &PathUse) -> Vec<&'a str> {
     if path.absolute {
         return Vec::new();
@@ -100,13 +101,13 @@ fn files_of<'a>(modules: &'a [SourceModule], from: usize, path: &PathUse) -> Vec
         .unwrap_or_default()
 }
 
-/// Re-exports of re-exports that are followed.
+/// The maximum depth of re-exports of re-exports.
 const DEPTH: usize = 8;
 
 #[derive(Clone, Copy, Debug)]
 enum Resolved {
     Module(usize),
-    /// Something that this module defines.
+    /// An item that this module defines.
     Item(usize),
 }
 
@@ -118,7 +119,7 @@ impl Resolved {
     }
 }
 
-/// What `segments`, as written in the module `from`, stand for; `None` for another crate's.
+/// The item that `segments`, as written in the module `from`, refer to; `None` for another crate's.
 fn resolve(
     modules: &[SourceModule],
     from: usize,
@@ -138,7 +139,7 @@ fn resolve(
         } else if name == "self" {
             Resolved::Module(index)
         } else {
-            // What no reader of ours sees (a macro made it) is taken for the module's own.
+            // A name that is not found (a macro defined it) is taken for the module's own.
             member(modules, index, name, depth).unwrap_or(Resolved::Item(index))
         };
         rest = after;
@@ -146,7 +147,7 @@ fn resolve(
     Some(place)
 }
 
-/// What `name` is in a module: a child, an item, or something imported.
+/// The meaning of `name` in a module: a child, an item, or an import.
 fn member(modules: &[SourceModule], index: usize, name: &str, depth: usize) -> Option<Resolved> {
     let module = &modules[index];
     if let Some(child) = module.children.get(name) {
@@ -201,7 +202,8 @@ fn components<'a>(edges: &BTreeMap<&'a str, BTreeSet<&'a str>>) -> Vec<BTreeSet<
     components
 }
 
-/// Visits what `from` reaches and is not in `seen`; adds each to `order` when it is done with.
+/// Visits everything that `from` reaches and that is not in `seen`; adds each to `order` after its
+/// successors.
 fn walk<'a>(
     from: &'a str,
     edges: &BTreeMap<&'a str, BTreeSet<&'a str>>,
@@ -222,7 +224,7 @@ mod tests {
     use super::super::tokens;
     use super::*;
 
-    /// A crate of files beside each other, the first being the root.
+    /// A crate of sibling files, the first of which is the root.
     fn target(files: &[(&str, &str)]) -> CrateTarget {
         let mut modules: Vec<SourceModule> = Vec::new();
         for (index, (name, text)) in files.iter().enumerate() {

@@ -1,8 +1,8 @@
 //! Doc comments that do not stand alone.
 //!
 //! An editor shows the comment of one item without its neighbours. A comment that opens with a
-//! pronoun, a conjunction or half a phrase then says nothing. What counts, by its opening words
-//! (a rule's name, `R-ACK-1:`, is passed over):
+//! pronoun, a conjunction or half a phrase then says nothing. What counts, by its opening words (a
+//! rule's name, `R-ACK-1:`, is passed over):
 //!
 //! | opening | example |
 //! |---|---|
@@ -15,13 +15,13 @@
 //! | a reference: see above, the above, … | "See above." "… up to this." |
 //! | one or two words that repeat the item's name | "The flow." on `flow: FlowId` |
 //!
-//! A possessive ("Its name.") passes: an editor shows the type a field belongs to. What no list
-//! of words can see is left to the reader.
+//! A possessive ("Its name.") passes: an editor shows the type of which a field is part. Other
+//! faults cannot be found with lists of words.
 
 use super::sources::Sources;
 use super::tokens::{SourceToken, TokenKind};
 
-/// Words that refer to something said elsewhere, or go on from it.
+/// Words that refer to something mentioned elsewhere, or continue a sentence.
 const OPENERS: &[&str] = &[
     "it",
     "they",
@@ -67,24 +67,24 @@ const OPENINGS: &[&[&str]] = &[
     &["another", "one"],
 ];
 
-/// After "one", these make it a pronoun: "One that has a name.", "One with it."
+/// Words that make a preceding "one" a pronoun: "One that has a name.", "One with it."
 const AFTER_ONE: &[&str] = &[
     "that", "who", "whom", "whose", "which", "of", "with", "without", "for", "to", "towards",
     "from", "in", "on", "at", "by", "after", "before", "is", "was", "has", "may", "more", "over",
 ];
 
-/// What "all of …", "two of …" may not go on with.
+/// Words that must not follow "all of …", "two of …".
 const UNNAMED: &[&str] = &[
     "it", "them", "that", "those", "these", "this", "which", "whom",
 ];
 
-/// One doc comment, as an editor shows it.
+/// A doc comment, as an editor shows it.
 #[derive(Debug, PartialEq, Eq)]
 struct DocComment {
     line: usize,
     /// Its first paragraph.
     text: String,
-    /// What it documents; `None` for a module or crate from inside.
+    /// The name of the documented item; `None` for an inner comment of a module or crate.
     name: Option<String>,
 }
 
@@ -110,7 +110,7 @@ fn shortened(text: &str) -> String {
     }
 }
 
-/// How many doc comments there are.
+/// The number of doc comments.
 pub fn count(sources: &Sources) -> usize {
     let files = sources.files.values();
     files.map(|file| comments(&file.tokens).len()).sum()
@@ -124,7 +124,7 @@ fn stands_alone(comment: &DocComment) -> bool {
     let words: Vec<String> = text
         .split_whitespace()
         .map(|word| {
-            // `It's` opens with `it`; code in backticks keeps them and is no word of these.
+            // `It's` opens with `it`; code in backticks keeps them and is not one of these words.
             let word = word.split(['\'', '’']).next().unwrap_or(word);
             word.trim_matches(|c: char| ",.;:!?()\"".contains(c))
                 .to_lowercase()
@@ -179,7 +179,8 @@ fn without_rule_names(text: &str) -> &str {
     rest
 }
 
-/// Whether the comment is one or two words, an article aside, which the name has already.
+/// Whether the comment consists of one or two words, beside an article, that the name contains
+/// already.
 fn repeats_name(words: &[String], name: Option<&str>) -> bool {
     let Some(name) = name else {
         return false;
@@ -198,7 +199,7 @@ fn repeats_name(words: &[String], name: Option<&str>) -> bool {
     (1..=2).contains(&words.len()) && words.iter().all(is_part)
 }
 
-/// `TicketBytes`, `ticket_bytes` and `TICKET_BYTES` as their words in small letters.
+/// The words of `TicketBytes`, `ticket_bytes` or `TICKET_BYTES` in lower case.
 fn parts_of_name(name: &str) -> Vec<String> {
     let mut parts: Vec<String> = Vec::new();
     let mut before = '_';
@@ -249,7 +250,7 @@ fn comments(tokens: &[SourceToken]) -> Vec<DocComment> {
     found
 }
 
-/// The `#[doc = "…"]` at `at`: whether it is an inner one, its text, and where it ends.
+/// The `#[doc = "…"]` at `at`: whether it is an inner one, its text, and the index after it.
 fn doc_line(tokens: &[SourceToken], at: usize) -> Option<(bool, String, usize)> {
     if !tokens.get(at)?.is_punct('#') {
         return None;
@@ -303,7 +304,7 @@ fn name_at(tokens: &[SourceToken], mut at: usize) -> Option<String> {
     }
 }
 
-/// Where what follows the group that opens at `at` begins.
+/// The index after the group that opens at `at`.
 fn after_group(tokens: &[SourceToken], mut at: usize) -> usize {
     let mut depth = 0;
     while let Some(token) = tokens.get(at) {

@@ -11,14 +11,14 @@
 //!  xtask                                         nothing of ours
 //! ```
 //!
-//! A dev-dependency builds tests and nothing that is shipped, so the laboratory may appear there.
-//! `apps/cedos` needs no crate of `lab/` through any other crate either.
+//! Dev-dependencies are built for tests only, not for shipped programs, so they may include the
+//! laboratory. `apps/cedos` must not depend on a crate of `lab/` indirectly either.
 
 use std::collections::BTreeSet;
 
 use super::sources::{Dependency, DependencyKind, Sources, WorkspacePackage};
 
-/// What a breach says, sorted; none when the rules hold.
+/// Descriptions of the breaches, sorted; empty if the rules hold.
 pub fn breaches(packages: &[WorkspacePackage]) -> Vec<String> {
     let find = |name: &str| packages.iter().find(|package| package.name == name);
     let mut breaches = BTreeSet::new();
@@ -55,7 +55,7 @@ fn may_need(from: &str, to: &str, kind: DependencyKind) -> bool {
         ("core", "core") | ("edge", "core" | "edge") | ("apps", "core" | "edge") => true,
         ("lab" | "bench", _) => true,
         ("core" | "edge" | "apps", "lab") => test,
-        // A client is tested with what it talks to.
+        // A client is tested with its server.
         ("edge", "apps") => test,
         ("apps", "apps") => from == "apps/cedos" || from == to,
         ("bindings", to) => to != "bench" && (to != "lab" || test),
@@ -63,7 +63,7 @@ fn may_need(from: &str, to: &str, kind: DependencyKind) -> bool {
     }
 }
 
-/// Shipped dependencies of `program` that lead into `lab/`, each as the chain of packages to it.
+/// Shipped dependencies of `program` that lead to `lab/`, each as the chain of packages.
 fn ways_into_lab(program: &WorkspacePackage, packages: &[WorkspacePackage]) -> Vec<String> {
     let mut ways = Vec::new();
     let mut seen = BTreeSet::new();
@@ -88,7 +88,7 @@ fn ways_into_lab(program: &WorkspacePackage, packages: &[WorkspacePackage]) -> V
     ways
 }
 
-/// The rule over the repository.
+/// Checks the rule for the repository.
 pub fn check(sources: &Sources) -> Vec<String> {
     breaches(&sources.packages)
 }

@@ -1,4 +1,4 @@
-//! `cargo xtask rules`: what the repository promises of itself and a machine can see.
+//! `cargo xtask rules`: checks the repository's own rules, as far as a program can.
 //!
 //! ```text
 //!  cargo metadata, *.rs ──▶ sources ──▶ folders · unused · circles · type_names
@@ -6,8 +6,7 @@
 //!  docs/protocol.md, docs/security.md ──▶ protocol · promises
 //! ```
 //!
-//! Each count has a ceiling ([`CEILINGS`]): it may fall and never rise. A rule that holds has the
-//! ceiling it is to keep.
+//! Each count has a ceiling ([`CEILINGS`]), which may be lowered but never raised.
 
 mod circles;
 mod doc_comments;
@@ -29,8 +28,8 @@ use circles::Circle;
 use sleeps::Sleep;
 use sources::Sources;
 
-/// The most that each count may be now: whoever brings one down lowers its number here, and none is
-/// ever raised. The aim is 3 for the circle of files and 0 for the others.
+/// The current maximum of each count: a change that lowers a count lowers its number here, and no
+/// number is ever raised. The aim is 3 for the circle of files and 0 for the others.
 const CEILINGS: [(&str, usize); 6] = [
     ("folder_rule_breaches", 0),
     ("unused_dependencies", 0),
@@ -40,7 +39,7 @@ const CEILINGS: [(&str, usize); 6] = [
     ("sleeps_without_reason", 0),
 ];
 
-/// RulesOptions of the verb.
+/// Options of the verb `rules`.
 #[derive(Debug, Default, clap::Args)]
 pub struct RulesOptions {
     /// Print one JSON object with every count and every finding
@@ -54,7 +53,7 @@ pub struct RulesOptions {
 /// Runs every rule, prints what was found, and returns whether all hold.
 ///
 /// # Errors
-/// When the sources cannot be read.
+/// The sources cannot be read.
 pub fn run(root: &Path, options: &RulesOptions) -> Result<bool> {
     let report = RulesReport::read(root)?;
     if options.json {
@@ -65,7 +64,7 @@ pub fn run(root: &Path, options: &RulesOptions) -> Result<bool> {
     Ok(report.holds())
 }
 
-/// What every rule found.
+/// The findings of every rule.
 struct RulesReport {
     folder_breaches: Vec<String>,
     unused: Vec<String>,
@@ -195,7 +194,7 @@ impl RulesReport {
             let words = name.replace('_', " ");
             let verdict = if count > *ceiling { "FAILED" } else { "ok    " };
             println!("{verdict}  {count:>5}  {words} (at most {ceiling})");
-            // What fails is always listed.
+            // Failures are always listed.
             if list || count > *ceiling {
                 for line in found {
                     println!("    {line}");
@@ -209,12 +208,13 @@ impl RulesReport {
     }
 }
 
-/// Checks the documents whose rules and promises name code and tests; says what was found.
+/// Checks the documents whose rules and promises name code and tests; returns a description of the
+/// result.
 fn documents(root: &Path) -> Result<String> {
     let (protocol, stated) = protocol::check(root)?;
     let promises = promises::check(root, &stated)?;
     Ok(format!("{protocol}\n{promises}"))
 }
 
-/// Circles up to this size are the aim, and not listed for people.
+/// Circles of at most this size are the aim, and are not listed.
 const LISTED_CIRCLE: usize = 3;

@@ -1,4 +1,4 @@
-//! Ties `docs/security.md` to the tests: a promise nobody tries is none.
+//! Checks that every promise of `docs/security.md` has a test.
 //!
 //! Every word of three parts or more in code marks (`` `a_forged_reset_is_ignored` ``) must be the
 //! name of a test, every table with a column *test* or *tests* must name one in each row, and every
@@ -13,10 +13,11 @@ use crate::repository::files_below;
 
 const SECURITY: &str = "docs/security.md";
 
-/// Checks the repository at `root` against the `rules` the protocol states; says what was found.
+/// Checks the repository at `root` against the `rules` that the protocol states; returns a
+/// description of the result.
 ///
 /// # Errors
-/// When a test or a rule that is named does not exist, or a row names none; names each.
+/// A named test or rule does not exist, or a row names no test; the error lists each.
 pub fn check(root: &Path, rules: &BTreeSet<String>) -> Result<String> {
     let path = root.join(SECURITY);
     if !path.is_file() {
@@ -51,7 +52,7 @@ fn tests_of(source: &str) -> Vec<String> {
     found
 }
 
-/// Words in code marks that are named as tests are.
+/// The words in code marks that have the form of test names.
 fn named(text: &str) -> impl Iterator<Item = &str> {
     text.split('`').skip(1).step_by(2).filter(|word| {
         word.matches('_').count() >= 2
@@ -64,7 +65,7 @@ fn named(text: &str) -> impl Iterator<Item = &str> {
 fn judge(security: &str, tests: &BTreeSet<String>, rules: &BTreeSet<String>) -> Result<String> {
     let mut faults = Vec::new();
     let mut promises = 0;
-    // Whether the table we are in has a column of tests.
+    // Whether the current table has a column of tests.
     let mut tied = false;
     for line in security.lines() {
         for name in named(line).filter(|name| !tests.contains(*name)) {

@@ -1,16 +1,16 @@
-//! Ties `docs/protocol.md` to code and tests by the names of its rules.
+//! Checks that every rule of `docs/protocol.md` is named in code and in a test.
 //!
 //! ```text
 //!  docs/protocol.md   **R-RESUME-3.** A device MUST …        the rule
-//!  core/…/resume.rs   // R-RESUME-3                          the line that fulfils it
-//!  core/…/resume.rs   #[cfg(test)] … // R-RESUME-3           the test that proves it
+//!  core/…/resume.rs   // R-RESUME-3                          the line that implements it
+//!  core/…/resume.rs   #[cfg(test)] … // R-RESUME-3           the test of the rule
 //! ```
 //!
 //! A rule is stated in the paragraph, list item or table row that *begins* with its name (after
 //! list marks, emphasis and table bars); it is a MUST if that text contains MUST. Other mentions
 //! are references. Every MUST has to occur in code and in a test: in a `.rs` file, *test* is what
-//! follows the first `#[cfg(test)]`, and everything in a folder or file called `tests`; the rest
-//! is code. SHOULD rules are not checked.
+//! follows the first `#[cfg(test)]`, and everything in a folder or file called `tests`; the rest is
+//! code. SHOULD rules are not checked.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -19,19 +19,19 @@ use anyhow::{Context, Result, bail};
 
 use crate::repository::files_below;
 
-/// Where the rules are.
+/// The file that states the rules.
 const PROTOCOL: &str = "docs/protocol.md";
 
-/// Checks the repository at `root`; says what was found, and which rules are stated.
+/// Checks the repository at `root`; returns a description of the result, and the stated rules.
 ///
 /// # Errors
-/// When a rule is missing in code or in tests, or stated twice; names each.
+/// A rule is missing in code or in tests, or stated twice; the error lists each.
 pub fn check(root: &Path) -> Result<(String, BTreeSet<String>)> {
     let protocol = root.join(PROTOCOL);
     let text = std::fs::read_to_string(&protocol).context(PROTOCOL)?;
     let mut found = RuleNames::default();
     for file in files_below(root, "rs")? {
-        // This file's own examples are no evidence.
+        // The examples of this file do not count.
         let path = file.strip_prefix(root)?;
         if path.starts_with("xtask") {
             continue;
@@ -42,7 +42,7 @@ pub fn check(root: &Path) -> Result<(String, BTreeSet<String>)> {
     Ok((said, rules(&text).into_keys().collect()))
 }
 
-/// Rule names met in the source.
+/// The rule names found in the sources.
 #[derive(Debug, Default)]
 struct RuleNames {
     code: BTreeSet<String>,
@@ -126,7 +126,7 @@ fn rules(protocol: &str) -> BTreeMap<String, Vec<String>> {
         } else if line.trim().is_empty() {
             current = None;
         } else if is_item(line) {
-            // Another list item or table row without a name of its own.
+            // A new list item or table row without a rule's name.
             current = None;
         } else if let Some(name) = &current {
             let texts = stated.get_mut(name).expect("the current rule was stated");
@@ -149,14 +149,15 @@ fn is_item(line: &str) -> bool {
 pub(super) fn names(text: &str) -> impl Iterator<Item = String> {
     text.match_indices("R-")
         .filter(|(at, _)| {
-            // Not the tail of another word.
+            // Not the end of another word.
             !text[..*at].ends_with(|c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_')
         })
         .filter_map(|(at, _)| rule_at(&text[at..]))
         .map(str::to_owned)
 }
 
-/// The rule name `text` begins with: `R-`, capitals, digits or inner hyphens, `-`, a number.
+/// The rule name at the beginning of `text`: `R-`, capitals, digits or inner hyphens, `-`, a
+/// number.
 fn rule_at(text: &str) -> Option<&str> {
     let rest = text.strip_prefix("R-")?;
     let length = rest

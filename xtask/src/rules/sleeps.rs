@@ -1,28 +1,28 @@
 //! Tests that sleep.
 //!
-//! A test waits for what it expects, not for a while: a pause that is long enough on one machine
-//! is too short on another and wasted on most. Each call of `sleep` or `sleep_until` in test code
-//! needs a reason: `// sleep: the time between two packets is the subject`, on its line or the
-//! line above.
+//! A test waits for a condition, not for a time: a pause that is long enough on one machine is too
+//! short on another, and wastes time on most. Each call of `sleep` or `sleep_until` in test code
+//! needs a reason: `// sleep: the time between two packets is the subject`, on its line or the line
+//! above.
 
 use super::sources::{SourceFile, Sources};
 
 /// A call of `sleep` in test code.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sleep {
-    /// `core/session/tests/exchange/slice.rs:12`.
+    /// The location: `core/session/tests/exchange/slice.rs:12`.
     pub at: String,
-    /// Why it has to be; `None` where nothing says so.
+    /// The stated reason; `None` if there is none.
     pub reason: Option<String>,
 }
 
-/// What marks the reason.
+/// The prefix of the reason.
 const MARK: &str = "// sleep:";
 
-/// Calls whose names count.
+/// The names of calls that count.
 const NAMES: &[&str] = &["sleep", "sleep_ms", "sleep_until"];
 
-/// Crates that exist for tests alone.
+/// Crates that are used only by tests.
 const TEST_FOLDERS: &[&str] = &["lab/rig/"];
 
 /// All calls, sorted by place.

@@ -1,4 +1,5 @@
-//! The workspace as its sources say it: packages, targets, their modules and the files of each.
+//! The workspace as declared by its sources: packages, targets, their modules and the files of
+//! each.
 //!
 //! ```text
 //!  package ─ dependencies (normal, dev, build)
@@ -6,7 +7,7 @@
 //!           └─ module tree, by following `mod x;` from the target's first file
 //! ```
 //!
-//! `cargo metadata --no-deps` tells packages and targets, so nothing is built or downloaded.
+//! `cargo metadata --no-deps` lists packages and targets, so nothing is built or downloaded.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -19,7 +20,7 @@ use super::tokens::{self, PathUse, SourceToken};
 use crate::repository::files_below;
 use crate::step::cargo;
 
-/// Everything the rules read.
+/// The input of all rules.
 #[derive(Debug)]
 pub struct Sources {
     /// Packages of the workspace.
@@ -33,7 +34,7 @@ pub struct Sources {
 pub struct SourceFile {
     /// The text as it is in the repository.
     pub text: String,
-    /// Its tokens; where the whole file is test code, each says so.
+    /// The tokens of the file; if the whole file is test code, each is marked so.
     pub tokens: Vec<SourceToken>,
 }
 
@@ -44,15 +45,15 @@ pub struct WorkspacePackage {
     pub name: String,
     /// Its folder from the top folder: `core/session`.
     pub folder: String,
-    /// What it depends on.
+    /// The dependencies of the package.
     pub dependencies: Vec<Dependency>,
-    /// What is built of it.
+    /// The targets of the package.
     pub targets: Vec<CrateTarget>,
-    /// Dependencies that its manifest excuses from the rule of unused ones.
+    /// Dependencies that the manifest exempts from the rule of unused ones.
     pub excused: BTreeSet<String>,
 }
 
-/// For what a dependency is there.
+/// The purpose of a dependency.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum DependencyKind {
     /// The library and the programs.
@@ -70,11 +71,11 @@ pub struct Dependency {
     pub package: String,
     /// The name that sources use.
     pub extern_name: String,
-    /// For what it is there.
+    /// The purpose of the dependency.
     pub kind: DependencyKind,
 }
 
-/// What a target is.
+/// The kind of a target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TargetKind {
     /// A library or a program.
@@ -85,12 +86,12 @@ pub enum TargetKind {
     BuildScript,
 }
 
-/// One crate that the compiler sees.
+/// A crate as the compiler sees it.
 #[derive(Debug)]
 pub struct CrateTarget {
-    /// The name Cargo gives it.
+    /// The name that Cargo uses.
     pub name: String,
-    /// What it is.
+    /// The kind of the target.
     pub kind: TargetKind,
     /// Its modules; the first is the root.
     pub modules: Vec<SourceModule>,
@@ -103,32 +104,32 @@ pub struct SourceModule {
     pub parent: Option<usize>,
     /// Its file, from the top folder.
     pub file: String,
-    /// Whether it is written inside its parent's file.
+    /// Whether it is defined in its parent's file.
     pub inline: bool,
-    /// Whether other files are its children.
+    /// Whether its children are in other files.
     pub has_file_children: bool,
-    /// Whether only tests are built from it.
+    /// Whether it is compiled only for tests.
     pub test: bool,
-    /// Whether it may be seen outside its parent.
+    /// Whether it is visible outside its parent.
     pub public: bool,
     /// Modules it declares.
     pub children: BTreeMap<String, usize>,
-    /// CrateNames of its own items.
+    /// The names of its own items.
     pub items: BTreeSet<String>,
-    /// Types that it defines itself, not its children.
+    /// The types that it defines itself, without its children's.
     pub types: Vec<TypeDefinition>,
-    /// What its code and imports name, without its children's and without test code.
+    /// The paths in its code and imports, without its children's and without test code.
     pub paths: Vec<PathUse>,
 }
 
-/// Where a type is defined.
+/// The location of a type's definition.
 #[derive(Clone, Debug)]
 pub struct TypeDefinition {
     /// The name without its module.
     pub name: String,
     /// Its line, from 1.
     pub line: usize,
-    /// Whether it says `pub` in any form that reaches beyond its module.
+    /// Whether it has a `pub` that reaches beyond its module.
     pub public: bool,
 }
 
@@ -136,7 +137,7 @@ impl Sources {
     /// Reads the repository at `root`.
     ///
     /// # Errors
-    /// When cargo, a file or its syntax cannot be read.
+    /// Cargo fails, or a file or its syntax cannot be read.
     pub fn read(root: &Path) -> Result<Self> {
         let metadata = metadata()?;
         let mut files = BTreeMap::new();
@@ -195,7 +196,7 @@ fn metadata() -> Result<Value> {
 
 fn packages(metadata: &Value, root: &Path) -> Result<Vec<WorkspacePackage>> {
     let listed = metadata["packages"].as_array().context("no packages")?;
-    // Sources name a library, which may be called otherwise than its package.
+    // Sources use the name of a library, which may differ from its package's.
     let libraries: BTreeMap<&str, &str> = listed
         .iter()
         .filter_map(|package| {
@@ -290,8 +291,8 @@ struct ModuleReader<'a> {
 }
 
 impl ModuleReader<'_> {
-    /// Reads a file as a module; its index. `owns_folder` if its children lie beside it, as those
-    /// of `lib.rs` and `mod.rs` do, and not in a folder of its name.
+    /// Reads a file as a module; returns its index. `owns_folder` is set if its children are in its
+    /// own folder, like those of `lib.rs` and `mod.rs`, and not in a folder with its name.
     fn read_file(
         &mut self,
         file: &Path,
@@ -327,8 +328,8 @@ impl ModuleReader<'_> {
         self.modules.len() - 1
     }
 
-    /// Reads `items` into the module `index`. Files of child modules lie in `folder`; those that
-    /// say `#[path]` are found from `beside`.
+    /// Reads `items` into the module `index`. Files of child modules are in `folder`; those with
+    /// `#[path]` are relative to `beside`.
     fn read_items(
         &mut self,
         items: &[syn::Item],
@@ -436,7 +437,7 @@ fn path_attribute(attributes: &[syn::Attribute]) -> Option<String> {
     })
 }
 
-/// Whether it is seen beyond the module it stands in: any `pub` but `pub(self)`.
+/// Whether it is visible beyond its module: any `pub` but `pub(self)`.
 fn is_public(visibility: &syn::Visibility) -> bool {
     match visibility {
         syn::Visibility::Public(_) => true,

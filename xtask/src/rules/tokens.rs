@@ -1,12 +1,12 @@
-//! A source file as one flat row of tokens, each knowing whether it is test code.
+//! A source file as a flat sequence of tokens, each marked if it is test code.
 //!
-//! Several rules ask where a name occurs, also inside macro calls, which a syntax tree does not
-//! open. Test code is what follows `#[cfg(test)]`, `#[test]` or `#[tokio::test]` up to the end of
+//! Several rules need the places of a name, also inside macro calls, which a syntax tree does not
+//! parse. Test code is what follows `#[cfg(test)]`, `#[test]` or `#[tokio::test]` up to the end of
 //! that item, and everything after `#![cfg(test)]`.
 
 use proc_macro2::{Delimiter, Spacing, TokenStream, TokenTree};
 
-/// What a token is. Groups are written as an opening and a closing token.
+/// The kind of a token. Groups are written as an opening and a closing token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TokenKind {
     /// A name or keyword.
@@ -23,14 +23,14 @@ pub enum TokenKind {
     Literal(String),
 }
 
-/// A token and where it stands.
+/// A token and its place.
 #[derive(Clone, Debug)]
 pub struct SourceToken {
-    /// What it is.
+    /// The kind and text of the token.
     pub kind: TokenKind,
     /// Its line, from 1.
     pub line: usize,
-    /// Whether only tests are built from it.
+    /// Whether it is compiled only for tests.
     pub test: bool,
 }
 
@@ -54,7 +54,7 @@ impl SourceToken {
     }
 }
 
-/// Flattens `stream`; `test` if all of it is test code.
+/// Flattens `stream`; `test` is set if all of it is test code.
 pub fn flatten(stream: TokenStream, test: bool) -> Vec<SourceToken> {
     let mut tokens = Vec::new();
     flatten_level(stream, test, &mut tokens);
@@ -178,13 +178,13 @@ fn attribute_at(trees: &[TokenTree]) -> Option<Attribute> {
     }
 }
 
-/// Whether `attribute`, with its `#`, keeps what it stands at out of every build but a test's.
+/// Whether `attribute`, with its `#`, excludes its item from all builds but tests.
 pub fn is_test_attribute(attribute: TokenStream) -> bool {
     let trees: Vec<TokenTree> = attribute.into_iter().collect();
     attribute_at(&trees).is_some_and(|attribute| is_test_only(&attribute.content))
 }
 
-/// Whether an attribute keeps its item out of every build but a test's: `test`, `tokio::test`,
+/// Whether an attribute excludes its item from all builds but tests: `test`, `tokio::test`,
 /// `cfg(test)`, `cfg(all(test, …))`. `cfg(any(test, …))` and `cfg(not(test))` do not.
 fn is_test_only(attribute: &[TokenTree]) -> bool {
     let names: Vec<String> = attribute
@@ -224,13 +224,13 @@ pub struct PathUse {
     pub segments: Vec<String>,
     /// Whether it begins with `::`.
     pub absolute: bool,
-    /// The name an import gives it; `None` where it is not an import.
+    /// The name that an import assigns; `None` for other uses.
     pub imported_as: Option<String>,
-    /// Whether the import says `pub` in any form.
+    /// Whether the import has any form of `pub`.
     pub reexport: bool,
     /// The line of its first name.
     pub line: usize,
-    /// Whether it stands in test code.
+    /// Whether it is in test code.
     pub test: bool,
 }
 
@@ -284,7 +284,7 @@ pub fn paths(tokens: &[SourceToken]) -> Vec<PathUse> {
         let continues =
             before.is_some_and(|before| before.kind == TokenKind::PathSeparator) && !absolute;
         let variable = name != "crate" && before.is_some_and(|before| before.is_punct('$'));
-        // `pub(in crate::somewhere)` says who may look, and looks at nothing.
+        // `pub(in crate::somewhere)` sets visibility and uses nothing.
         let visibility = at >= 3
             && before.is_some_and(|before| before.ident() == Some("in"))
             && tokens[at - 2].opens('(')
@@ -304,7 +304,7 @@ pub fn paths(tokens: &[SourceToken]) -> Vec<PathUse> {
     found
 }
 
-/// Reads the `use` at `at`; where what follows it begins.
+/// Reads the `use` at `at`; returns the index after it.
 fn import(tokens: &[SourceToken], at: usize, found: &mut Vec<PathUse>) -> usize {
     let before = at.checked_sub(1).map(|before| &tokens[before]);
     let reexport = match before {
@@ -333,7 +333,7 @@ fn import(tokens: &[SourceToken], at: usize, found: &mut Vec<PathUse>) -> usize 
     end
 }
 
-/// Reads one tree of an import whose path so far is `so_far`; where what follows it begins.
+/// Reads one tree of an import whose path so far is `so_far`; returns the index after it.
 fn import_tree(
     tokens: &[SourceToken],
     mut at: usize,
@@ -389,7 +389,7 @@ fn import_tree(
                         ) => {
                             at = import_tree(tokens, at, &path, found);
                         }
-                        // A macro's variable: nothing that can be read here.
+                        // A macro's variable: it cannot be resolved here.
                         Some(_) => at += 1,
                     }
                 }

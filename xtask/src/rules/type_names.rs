@@ -1,10 +1,10 @@
 //! One name, one type.
 //!
 //! A name that several structs, enums, unions, traits or type aliases of the workspace share is a
-//! duplicate when another file could mean one of them: when at least one says `pub` in some form,
-//! or stands in a file whose child modules see it. So is a name that hides a type which every
-//! reader of Rust knows from the standard library. Tests, examples and types inside functions do
-//! not count; what a macro makes is not seen.
+//! duplicate if another file could refer to one of them: if at least one has any form of `pub`, or
+//! is in a file whose child modules see it. So is a name that hides a well-known type of the
+//! standard library. Tests, examples and types inside functions do not count; types that a macro
+//! defines are not seen.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -124,7 +124,7 @@ struct Definition {
     visible: bool,
 }
 
-/// Each name that stands for several types, or hides one of the standard library, with its places.
+/// Each name of several types, or that hides one of the standard library, with its places.
 pub fn check(sources: &Sources) -> Vec<String> {
     let mut seen = BTreeSet::new();
     let mut definitions: BTreeMap<String, Vec<Definition>> = BTreeMap::new();

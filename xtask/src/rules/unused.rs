@@ -1,11 +1,11 @@
 //! Dependencies that no source names.
 //!
 //! A dependency is used where a path begins with its name (`serde::Serialize`, also inside a macro
-//! call or an attribute, quoted there or not) or an import names it. What the library and the
-//! programs need must be named outside tests: a dependency that only tests name belongs under
+//! call or an attribute, quoted there or not) or an import names it. Dependencies of the library
+//! and the programs must be named outside tests: a dependency that only tests name belongs under
 //! `[dev-dependencies]`. Examples in documentation count as tests.
 //!
-//! A dependency that is there for its features alone is excused by its package:
+//! A package can exempt a dependency that it has only for its features:
 //! `[package.metadata.cargo-machete] ignored = ["name"]`, which cargo-machete reads too.
 
 use std::collections::BTreeSet;
@@ -79,7 +79,7 @@ fn names(sources: &Sources, package: &WorkspacePackage) -> CrateNames {
     names
 }
 
-/// CrateNames that may be crates, and whether each stands in test code.
+/// Names that may be crates, and whether each is in test code.
 fn used(file: &SourceFile) -> Vec<(String, bool)> {
     let mut used: Vec<(String, bool)> = tokens::paths(&file.tokens)
         .into_iter()
@@ -89,8 +89,8 @@ fn used(file: &SourceFile) -> Vec<(String, bool)> {
     used
 }
 
-/// CrateNames before `::` in strings of attributes (`with = "hex::serde"`) and of documentation's
-/// examples, which are tests.
+/// Names before `::` in strings of attributes (`with = "hex::serde"`) and in examples of
+/// documentation, which are tests.
 fn quoted(tokens: &[SourceToken]) -> Vec<(String, bool)> {
     let mut found = Vec::new();
     let mut depth = 0;
