@@ -20,6 +20,9 @@
 //!  refused                 ◀──RST+ACK── g      the filter is gone, and g closed
 //! ```
 //!
+//! If there is a flow instead, g is closed as well, and its reset must not reach a. The kernel may deliver it
+//! late, when this process has gone on: a drops resets until b is connected.
+//!
 //! A program in its own network namespace needs sockets from there: a porter, a process that stayed
 //! in it, provides them.
 
@@ -73,6 +76,15 @@ pub(crate) fn reserve() -> io::Result<ReservedPort> {
 
 /// A filter that lets no packet in. linux/bpf_common.h: BPF_RET | BPF_K.
 const NOTHING_COMES_IN: [SockFilter; 1] = [SockFilter::new(0x06, 0, 0, 0)];
+
+/// A filter that lets in all but resets. linux/bpf_common.h: BPF_LD | BPF_B | BPF_ABS, BPF_JMP | BPF_JSET | BPF_K,
+/// BPF_RET | BPF_K; the packet begins with its TCP header, whose byte 13 has the flags (RFC 9293 §3.1).
+const NO_RESET_COMES_IN: [SockFilter; 4] = [
+    SockFilter::new(0x30, 0, 0, 13),
+    SockFilter::new(0x45, 0, 1, 0x04),
+    SockFilter::new(0x06, 0, 0, 0),
+    SockFilter::new(0x06, 0, 0, u32::MAX),
+];
 
 fn port_of(socket: &Socket) -> io::Result<u16> {
     let at = socket.local_addr()?.as_socket();
@@ -308,6 +320,18 @@ impl CatchPort {
         let socket = shared(self.socket().await?, ours)?;
         finish(socket, &SocketAddr::from(theirs).into()).await
     }
+
+    /// Connects the other end to a program's socket that is in progress, and takes its guard away.
+    ///
+    /// # Errors
+    /// The socket does not wait any more.
+    pub async fn establish(&self, mut meeting: PendingConnection) -> io::Result<TcpStream> {
+        meeting.remove_guard();
+        let other_end = self.accept_waiting(meeting.peer_address).await;
+        // From now on a reset is the other end's.
+        let _ = meeting.socket.detach_filter();
+        other_end
+    }
 }
 
 fn repeat_syns(socket: &Socket) -> io::Result<()> {
@@ -378,19 +402,21 @@ impl PendingConnection {
         self.socket.connect(&self.to)
     }
 
-    /// Allows the other end to connect.
-    pub fn release(mut self) {
+    /// Closes the guard; its reset is not received, whenever it comes.
+    fn remove_guard(&mut self) {
         if let Some(guard) = self.guard.take() {
-            // The guard's reset is not received, because the filter is still in place.
+            let _ = self.socket.attach_filter(&NO_RESET_COMES_IN);
             drop(guard);
-            let _ = self.socket.detach_filter();
         }
     }
 
     /// Makes a connection that is in progress fail with ECONNREFUSED.
     pub fn refuse(mut self) {
-        if let Some(guard) = self.guard.take() {
-            let _ = self.socket.detach_filter();
+        let guard = self.guard.take();
+        // One that has failed can refuse nothing.
+        let guard = guard.filter(|guard| matches!(guard.take_error(), Ok(None)));
+        let _ = self.socket.detach_filter();
+        if let Some(guard) = guard {
             return drop(guard);
         }
         // The attempt is aborted, which the program may see for an instant as ECONNRESET, and
@@ -416,3 +442,71 @@ impl PendingConnection {
 
 /// The port of tcpmux (RFC 1078), which is never in use.
 const NOBODYS_PORT: u16 = 1;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{ErrorKind, Read as _, Write as _};
+
+    fn catch_port() -> CatchPort {
+        CatchPort::new(reserve().expect("a port"), None).expect("it has a number")
+    }
+
+    /// A program's socket that is in progress, and the connection that this process knows of.
+    async fn in_progress(port: &CatchPort) -> (Socket, PendingConnection) {
+        let program = fresh().expect("a socket");
+        program.set_nonblocking(true).expect("it does not block");
+        let caught = program.try_clone().expect("what cedos run is given");
+        let mut meeting = port.begin(caught.into()).expect("it begins");
+        port.guard(&mut meeting).await;
+        assert!(meeting.guard.is_some(), "it can be refused");
+        let error = meeting.connect().expect_err("it is in progress");
+        assert_eq!(error.raw_os_error(), Some(libc::EINPROGRESS));
+        (program, meeting)
+    }
+
+    async fn writable(program: &Socket) -> io::Result<()> {
+        let program = program.try_clone()?.into();
+        let program = TcpStream::from_std(program)?;
+        program.writable().await?;
+        program.take_error()?.map_or(Ok(()), Err)
+    }
+
+    #[tokio::test]
+    async fn a_connection_is_established_whenever_the_guards_reset_comes() {
+        let port = catch_port();
+        let (mut program, mut meeting) = in_progress(&port).await;
+        meeting.remove_guard();
+        assert!(program.take_error().expect("a socket").is_none());
+        let mut other = port.establish(meeting).await.expect("it waits");
+        writable(&program).await.expect("it is connected");
+        program.write_all(b"hello").expect("it is sent");
+        let mut got = [0; 5];
+        tokio::io::AsyncReadExt::read_exact(&mut other, &mut got)
+            .await
+            .expect("it comes");
+        assert_eq!(&got, b"hello");
+        // A reset of the other end is the program's.
+        SockRef::from(&other)
+            .set_linger(Some(Duration::ZERO))
+            .expect("a reset");
+        drop(other);
+        program.set_nonblocking(false).expect("it blocks");
+        let error = program.read(&mut got).expect_err("a reset");
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+    }
+
+    #[tokio::test]
+    async fn a_connection_is_refused_with_and_without_its_guard() {
+        let port = catch_port();
+        let (program, meeting) = in_progress(&port).await;
+        meeting.refuse();
+        let error = writable(&program).await.expect_err("a refusal");
+        assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
+        let (program, mut meeting) = in_progress(&port).await;
+        meeting.remove_guard();
+        meeting.refuse();
+        let error = writable(&program).await.expect_err("a refusal");
+        assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
+    }
+}

@@ -359,14 +359,10 @@ impl CallHandler {
             Err(error) => CallVerdict::of(&error),
         });
         match self.session.open(&target, self.options).await {
-            Ok(open) => {
-                let theirs = meeting.peer_address;
-                meeting.release();
-                match self.catch_port.accept_waiting(theirs).await {
-                    Ok(program) => open.carry(program).await,
-                    Err(error) => tracing::debug!(%target, %error, "nobody waits any more"),
-                }
-            }
+            Ok(open) => match self.catch_port.establish(meeting).await {
+                Ok(program) => open.carry(program).await,
+                Err(error) => tracing::debug!(%target, %error, "nobody waits any more"),
+            },
             Err(refusal) => {
                 self.say_refused(&target, &refusal);
                 meeting.refuse();

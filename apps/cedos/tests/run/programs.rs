@@ -866,9 +866,18 @@ fn a_download_outlives_an_outage_and_comes_back_with_another_address() {
             let file = net.path().join("out");
             // Names of programs that look them up by DNS are answered in a namespace of their own.
             let options = ["--rung", rung, "--strict"];
-            let child = net.command(&options, program).spawn().expect("cedos");
+            let mut child = net.command(&options, program).spawn().expect("cedos");
             let bytes = || std::fs::metadata(&file).map_or(0, |m| m.len());
-            until("it begins", || bytes() >= BYTES as u64).await;
+            let ended = &mut None;
+            until(&format!("{rung}: it begins or ends"), || {
+                *ended = child.try_wait().expect("its state");
+                bytes() >= BYTES as u64 || ended.is_some()
+            })
+            .await;
+            if ended.is_some() {
+                let output = child.wait_with_output().await.expect("output");
+                panic!("{rung}: it ended before the outage: {output:?}");
+            }
             wifi_off();
             // sleep: an outage of two seconds is the subject
             tokio::time::sleep(Duration::from_secs(2)).await;
