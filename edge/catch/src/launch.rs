@@ -21,6 +21,7 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::sync::Arc;
 
+use netlink_packet_route::address::AddressHeaderFlags;
 use netlink_packet_route::route::{RouteScope, RouteType};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::{SigHandler, SigSet, Signal};
@@ -45,6 +46,10 @@ const TABLE_LOCAL: u32 = 255; // linux/rtnetlink.h: RT_TABLE_LOCAL
 /// The program's address on the TUN. A C library that sees only loopback addresses does not resolve
 /// names.
 const OWN_ADDRESS: Ipv4Addr = Ipv4Addr::new(198, 19, 255, 253);
+
+/// The program's IPv6 address on its TUN (RFC 4193). Without one it would send from a link-local address, which
+/// the kernel makes some time after the link is up.
+const OWN_IPV6_ADDRESS: Ipv6Addr = Ipv6Addr::new(0xfd63, 0x6564, 0x6f73, 0, 0, 0, 0, 1);
 const TUN_NAME: &str = "cedos0";
 
 /// The MTU of the TUN in bytes: large packets cost least, but a window should hold several.
@@ -463,6 +468,22 @@ fn configure_namespace(namespace: ProgramNamespace) -> io::Result<Option<OwnedFd
             Some(_) => nix::net::if_::if_nametoindex(TUN_NAME)?,
             None => LOOPBACK_INDEX,
         };
+        if tun.is_some() {
+            let own = handle.address();
+            let mut own = own.add(out, OWN_IPV6_ADDRESS.into(), 128);
+            // Nobody else is on the link: it can be used at once.
+            own.message_mut().header.flags = AddressHeaderFlags::Nodad;
+            // The kernel adds this route some time later, on a busy machine after seconds; until then answers are
+            // dropped.
+            let local = RouteMessageBuilder::<Ipv6Addr>::new()
+                .destination_prefix(OWN_IPV6_ADDRESS, 128)
+                .output_interface(out)
+                .kind(RouteType::Local)
+                .table_id(TABLE_LOCAL);
+            // On a kernel without IPv6 there is nothing to set up.
+            let _ = own.execute().await;
+            let _ = handle.route().add(local.build()).execute().await;
+        }
         let mut four = RouteMessageBuilder::<Ipv4Addr>::new().output_interface(out);
         let mut six = RouteMessageBuilder::<Ipv6Addr>::new().output_interface(out);
         if tun.is_none() {
