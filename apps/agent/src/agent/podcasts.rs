@@ -35,9 +35,13 @@ use self::downloads::DownloadTimes;
 use super::state::{Agent, lock};
 use crate::fetch::jobs;
 use crate::fetch::outcome::TransferFailure;
+use crate::stream::stream_transport::StreamTransport;
 
 /// Feeds that are fetched at the same time.
 const REFRESHES_MAX: usize = 4;
+
+/// Due feeds that are looked at in one turn; the next turn takes the others.
+const DUE_MAX: usize = 64;
 
 /// The longest time until the library is looked at again, for clocks that were set and machines that slept.
 const LOOK_MAX: Duration = Duration::from_secs(15 * 60); // a guess
@@ -55,6 +59,8 @@ pub(super) struct PodcastService {
     /// Channels whose feed is being fetched.
     busy: Mutex<BTreeSet<ChannelId>>,
     refreshes: Semaphore,
+    /// The way of feeds to this device.
+    transport: OnceLock<Arc<StreamTransport>>,
     /// When the downloads that run got their first byte and changed networks.
     times: Mutex<BTreeMap<u64, DownloadTimes>>,
 }
@@ -67,6 +73,7 @@ impl Default for PodcastService {
             refreshed: Notify::new(),
             busy: Mutex::default(),
             refreshes: Semaphore::new(REFRESHES_MAX),
+            transport: OnceLock::new(),
             times: Mutex::default(),
         }
     }
@@ -187,7 +194,7 @@ impl Agent {
         self.has_subscriptions.store(has_work, Ordering::Relaxed);
         let now = Timestamp::now();
         let due = service
-            .with(move |library| library.due_refreshes(now, usize::from(u16::MAX)))
+            .with(move |library| library.due_refreshes(now, DUE_MAX))
             .await?;
         let due = due
             .into_iter()

@@ -13,13 +13,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use cedos_readycast::{
-    ActiveDownload, DownloadOutcome, Episode, EpisodeId, EpisodeState, EpisodeSummary, Library,
-    PlannedDownload, TransferLogEntry,
+    ActiveDownload, ChannelId, DownloadOutcome, DownloadSchedule, Episode, EpisodeId, EpisodeState,
+    EpisodeSummary, Library, PlannedDownload, TransferLogEntry,
 };
+use d2tp_sched::CostPolicy;
 use jiff::{Timestamp, Zoned};
 use serde_json::Value;
 use url::Url;
 
+use super::super::api::TermsChange;
 use super::super::queue::TransferIntent;
 use super::super::state::{Agent, lock};
 use super::PodcastService;
@@ -325,6 +327,58 @@ impl Agent {
             .podcasts
             .with(move |library| library.finish_download(episode, &outcome, now));
         noted.await
+    }
+
+    /// Gives downloads of a channel that are in the queue the deadline and policy that hold now: those of its rule, or
+    /// those that a person asked for an episode alone.
+    pub(super) async fn retime_downloads(
+        self: &Arc<Agent>,
+        channel: ChannelId,
+    ) -> Result<(), TransferFailure> {
+        let known = self.podcasts.with(move |library| library.channel(channel));
+        let Some(rule) = known.await?.map(|channel| channel.summary.rule) else {
+            return Ok(());
+        };
+        let active = self.podcasts.with(Library::active_downloads).await?;
+        for download in active {
+            let (id, Some(job)) = (download.episode, download.job) else {
+                continue;
+            };
+            let found = self.podcasts.with(move |library| library.episode(id));
+            let Some(episode) = found.await?.filter(|e| e.summary.channel == channel) else {
+                continue;
+            };
+            let (deadline, own_policy) = match episode.own_deadline {
+                Some(own) => (own.by, own.policy),
+                None => {
+                    let published = episode.summary.published;
+                    (rule.schedule.deadline(published, &Zoned::now()), None)
+                }
+            };
+            let is_patient = rule.schedule == DownloadSchedule::WhenFree && deadline.is_none();
+            let policy = own_policy.or_else(|| rule.policy.clone());
+            let policy = policy.or_else(|| is_patient.then(|| "free-only".to_owned()));
+            let policy = policy.unwrap_or_else(|| {
+                let settings = UserSettings::load(None).ok();
+                let set = settings.and_then(|settings| settings.chosen("transfer.policy"));
+                set.unwrap_or_else(|| CostPolicy::FreeFirst.as_str().to_owned())
+            });
+            let change = TermsChange {
+                deadline: deadline.map(Deadline::At),
+                no_deadline: deadline.is_none(),
+                policy: Some(policy),
+                ..TermsChange::default()
+            };
+            // One that has just ended keeps what it had.
+            if self.edit(job, &change).is_ok() {
+                let noted = self.podcasts.with(move |library| {
+                    library.begin_download(id, &download.file, deadline)?;
+                    library.set_job(id, job)
+                });
+                noted.await?;
+            }
+        }
+        Ok(())
     }
 
     /// Takes an episode out of the queue, if it is in it.

@@ -6,6 +6,7 @@
 //!
 //! The bytes count against the device's budget like those of transfers. Roaming links are never used.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use d2tp_links::CostClass;
@@ -96,14 +97,21 @@ pub(super) enum FeedFault {
 }
 
 impl Agent {
+    /// The requests' way to origins, made once: it reads the system's authorities.
+    fn feed_transport(&self) -> Result<Arc<StreamTransport>, FeedFault> {
+        if let Some(transport) = self.podcasts.transport.get() {
+            return Ok(transport.clone());
+        }
+        let tls = OriginTls::new(None).map_err(|failure| FeedFault::Failed(failure.text))?;
+        let transport = StreamTransport::direct(DirectConnector::new(tls), self.link_view.links());
+        Ok(self.podcasts.transport.get_or_init(|| transport).clone())
+    }
+
     /// Whether a link is up that may be used for a feed.
     pub(super) fn can_fetch(&self, url: &Url) -> bool {
-        let tls = OriginTls::new(None);
-        tls.is_ok_and(|tls| {
-            let connector = DirectConnector::new(tls);
-            let transport = StreamTransport::direct(connector, self.link_view.links());
-            self.link_for(&transport, url).is_some()
-        })
+        let transport = self.feed_transport();
+        // What else is wrong, the request tells.
+        transport.map_or(true, |transport| self.link_for(&transport, url).is_some())
     }
 
     /// The link for a feed: a free one, else a metered one while the budget lasts.
@@ -111,7 +119,7 @@ impl Agent {
         let links = transport.link_candidates(url);
         let best = |class: LinkClass| {
             let links = links.iter().filter(move |link| link.class == class);
-            links.min_by_key(|link| link.metric)
+            links.min_by_key(|link| (link.stalled, link.metric))
         };
         if let Some(link) = best(LinkClass::Free) {
             return Some((link.name.clone(), CostClass::Free));
@@ -128,9 +136,7 @@ impl Agent {
     /// # Errors
     /// There is no network for it, no answer, or too large a one.
     pub(super) async fn fetch_document(&self, ask: &FeedFetch) -> Result<FeedAnswer, FeedFault> {
-        let tls = OriginTls::new(None).map_err(|failure| FeedFault::Failed(failure.text))?;
-        let links = self.link_view.links();
-        let transport = StreamTransport::direct(DirectConnector::new(tls), links);
+        let transport = self.feed_transport()?;
         let (name, class) = self
             .link_for(&transport, &ask.url)
             .ok_or(FeedFault::NoNetwork)?;

@@ -206,38 +206,6 @@ impl PodcastService {
         found.ok_or_else(|| no_episode(episode))
     }
 
-    /// Changes the rule of a channel; what is none stays.
-    ///
-    /// # Errors
-    /// The schedule or the policy is none, in words.
-    pub(in super::super) async fn change_rule(
-        &self,
-        channel: ChannelId,
-        schedule: Option<&str>,
-        keep: (Option<u32>, Option<u64>),
-        changed_policy: Option<&str>,
-    ) -> Result<ChannelSummary, TransferFailure> {
-        let mut rule = self.channel(channel).await?.summary.rule;
-        if let Some(text) = schedule {
-            rule.schedule = text
-                .parse::<DownloadSchedule>()
-                .map_err(TransferFailure::usage)?;
-        }
-        if let Some(latest) = keep.0 {
-            rule.keep.latest = latest;
-        }
-        rule.keep.bytes_max = keep.1.or(rule.keep.bytes_max);
-        match changed_policy {
-            Some("default") => rule.policy = None,
-            Some(text) => rule.policy = Some(policy(text)?),
-            None => {}
-        }
-        self.with(move |library| library.set_channel_rule(channel, &rule))
-            .await?;
-        self.changed();
-        Ok(self.channel(channel).await?.summary)
-    }
-
     /// Subscribes to all feeds of a list.
     ///
     /// # Errors
@@ -274,31 +242,6 @@ impl PodcastService {
     pub(in super::super) async fn export(&self) -> Result<String, TransferFailure> {
         let channels = self.with(Library::channels).await?;
         Ok(write_opml(channels.iter(), |channel| channel.url.clone()))
-    }
-
-    /// Asks for an episode by a time of its own.
-    ///
-    /// # Errors
-    /// There is no such episode, or the policy is none.
-    pub(in super::super) async fn ask_for(
-        &self,
-        episode: EpisodeId,
-        by: Option<Timestamp>,
-        of_policy: Option<&str>,
-    ) -> Result<Episode, TransferFailure> {
-        if by.is_some_and(|by| by <= Timestamp::now()) {
-            let text = "that time has passed; give one in the future";
-            return Err(TransferFailure::usage(text));
-        }
-        self.episode(episode).await?;
-        let wanted = EpisodeDeadline {
-            by,
-            policy: of_policy.map(policy).transpose()?,
-        };
-        self.with(move |library| library.set_episode_deadline(episode, Some(&wanted)))
-            .await?;
-        self.changed();
-        self.episode(episode).await
     }
 
     /// Marks an episode as played, or as not played.
@@ -391,6 +334,69 @@ impl Agent {
             report,
             is_read_later,
         })
+    }
+
+    /// Changes the rule of a channel; what is none stays.
+    ///
+    /// # Errors
+    /// The schedule or the policy is none, in words.
+    pub(in super::super) async fn change_podcast_rule(
+        self: &Arc<Agent>,
+        channel: ChannelId,
+        schedule: Option<&str>,
+        keep: (Option<u32>, Option<u64>),
+        changed_policy: Option<&str>,
+    ) -> Result<ChannelSummary, TransferFailure> {
+        let service = &self.podcasts;
+        let mut rule = service.channel(channel).await?.summary.rule;
+        if let Some(text) = schedule {
+            rule.schedule = text
+                .parse::<DownloadSchedule>()
+                .map_err(TransferFailure::usage)?;
+        }
+        if let Some(latest) = keep.0 {
+            rule.keep.latest = latest;
+        }
+        rule.keep.bytes_max = keep.1.or(rule.keep.bytes_max);
+        match changed_policy {
+            Some("default") => rule.policy = None,
+            Some(text) => rule.policy = Some(policy(text)?),
+            None => {}
+        }
+        service
+            .with(move |library| library.set_channel_rule(channel, &rule))
+            .await?;
+        self.retime_downloads(channel).await?;
+        service.changed();
+        Ok(service.channel(channel).await?.summary)
+    }
+
+    /// Asks for an episode by a time of its own.
+    ///
+    /// # Errors
+    /// There is no such episode, or the policy is none.
+    pub(in super::super) async fn ask_for_episode(
+        self: &Arc<Agent>,
+        episode: EpisodeId,
+        by: Option<Timestamp>,
+        of_policy: Option<&str>,
+    ) -> Result<Episode, TransferFailure> {
+        if by.is_some_and(|by| by <= Timestamp::now()) {
+            let text = "that time has passed; give one in the future";
+            return Err(TransferFailure::usage(text));
+        }
+        let service = &self.podcasts;
+        let channel = service.episode(episode).await?.summary.channel;
+        let wanted = EpisodeDeadline {
+            by,
+            policy: of_policy.map(policy).transpose()?,
+        };
+        service
+            .with(move |library| library.set_episode_deadline(episode, Some(&wanted)))
+            .await?;
+        self.retime_downloads(channel).await?;
+        service.changed();
+        service.episode(episode).await
     }
 
     /// Ends a subscription: its downloads are cancelled, its files removed. Returns the files that are gone.
@@ -514,7 +520,7 @@ impl Agent {
                 policy,
             } => {
                 let id = service.named(&channel).await?.id;
-                let changed = service.change_rule(
+                let changed = self.change_podcast_rule(
                     id,
                     schedule.as_deref(),
                     (keep, keep_bytes),
@@ -556,7 +562,7 @@ impl Agent {
                 by,
                 policy,
             } => {
-                let episode = service.ask_for(episode, by, policy.as_deref()).await?;
+                let episode = self.ask_for_episode(episode, by, policy.as_deref()).await?;
                 json!({"episode": self.whole_episode_json(&episode)})
             }
         }))
