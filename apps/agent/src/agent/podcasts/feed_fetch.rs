@@ -228,17 +228,19 @@ impl Agent {
 impl FeedFetch {
     fn request(&self, url: &Url) -> Result<Request<Empty<Bytes>>, FeedFault> {
         let is_own_origin = url.origin() == self.url.origin();
+        // A validator names what was at the address that is asked for, not what is where it redirects.
+        let is_same = *url == self.url;
         let mut request = Request::get(&url[url::Position::BeforePath..url::Position::AfterQuery])
             .header(HOST, host(url))
             .header(USER_AGENT, AGENT)
             .header(ACCEPT_ENCODING, "identity");
         let conditions = [
-            (IF_NONE_MATCH, &self.etag),
-            (IF_MODIFIED_SINCE, &self.last_modified),
-            (AUTHORIZATION, &self.authorization),
+            (IF_NONE_MATCH, &self.etag, is_same),
+            (IF_MODIFIED_SINCE, &self.last_modified, is_same),
+            (AUTHORIZATION, &self.authorization, is_own_origin),
         ];
-        for (name, value) in conditions {
-            if let Some(value) = value.as_ref().filter(|_| is_own_origin) {
+        for (name, value, is_sent) in conditions {
+            if let Some(value) = value.as_ref().filter(|_| is_sent) {
                 request = request.header(name, value);
             }
         }
