@@ -7,7 +7,8 @@
 //!  links ── hooks                               │ ├──── task                    ├── scheduler
 //!  libd2tp ── Unix socket, descriptors ─ api  ──┼─┼──── sockets: flows ─────────┤
 //!  browsers ── loopback TCP ── page ────────────┤ │                             │
-//!  Prometheus ── loopback TCP ── metrics ───────┘ └──── task                    ┘
+//!  Prometheus ── loopback TCP ── metrics ───────┘ ├──── task                    ┘
+//!                                                 └──── podcasts: feeds, rules ─▶ queue
 //!                        queue, ledger: $XDG_STATE_HOME/cedos
 //! ```
 //!
@@ -29,6 +30,7 @@ mod link_view;
 mod listening_socket;
 mod notifications;
 mod page;
+mod podcasts;
 mod queue;
 mod regret_meter;
 mod schedule;
@@ -74,6 +76,7 @@ use link_view::LinkView;
 use listening_socket::ListeningSocket;
 pub use listening_socket::is_locked;
 use page::PagePort;
+use podcasts::PodcastService;
 use queue::TransferIntent;
 use state::{Agent, lock};
 use transfer_task::TransferTask;
@@ -209,6 +212,8 @@ pub async fn run(
         rate_limiters: RateLimiters::default(),
         is_ending: AtomicBool::new(false),
         open_connections: AtomicUsize::new(0),
+        podcasts: PodcastService::default(),
+        has_subscriptions: AtomicBool::new(false),
     });
     let metrics = match options.metrics {
         Some(at) if !at.ip().is_loopback() => {
@@ -262,6 +267,7 @@ pub async fn run(
             let served = api_server::serve(agent.clone(), carrier.clone(), page.clone(), listener);
             let accepting = tokio::task::spawn_local(served);
             tokio::task::spawn_local(agent.clone().keep_records());
+            tokio::task::spawn_local(PodcastService::run(agent.clone()));
             let served =
                 local_proxy.map(|(local_proxy, line, _)| (tokio::spawn(local_proxy.serve()), line));
             let idle = agent.clone().idle_for(options.exit_when_idle, &path);

@@ -13,7 +13,7 @@ pub const TRUST: &str = "Credentials and trust";
 pub const EXPERT: &str = "Expert options";
 
 /// The verbs by what they are for.
-const GROUPS: [(&str, &[&str]); 6] = [
+const GROUPS: [(&str, &[&str]); 7] = [
     (
         "Transfers",
         &[
@@ -22,6 +22,7 @@ const GROUPS: [(&str, &[&str]); 6] = [
         ],
     ),
     ("Programs and players", &["run", "url", "play"]),
+    ("Podcasts", &["cast"]),
     ("Between two devices", &["send", "receive", "serve"]),
     (
         "This device",
@@ -76,6 +77,90 @@ pub const EXAMPLES: &[(&str, [&str; 2])] = &[
         [
             "cedos play https://example.org/film.mp4 -- mpv",
             "cedos play https://example.org/song.flac --max-cell 50M -- vlc {}",
+        ],
+    ),
+    (
+        "cast",
+        ["cedos cast list", "cedos cast rule 3 weekdays 07:30"],
+    ),
+    (
+        "cast add",
+        [
+            "cedos cast add https://example.org/feed.xml",
+            "cedos cast add https://example.org/podcast --user me",
+        ],
+    ),
+    (
+        "cast search",
+        [
+            "cedos cast search morning news",
+            "cedos cast search history --json",
+        ],
+    ),
+    ("cast list", ["cedos cast list", "cedos cast list --json"]),
+    (
+        "cast show",
+        [
+            "cedos cast show 3",
+            "cedos cast show morning news --limit 5",
+        ],
+    ),
+    (
+        "cast queue",
+        ["cedos cast queue", "cedos cast queue --json"],
+    ),
+    (
+        "cast play",
+        [
+            "cedos cast play 17",
+            "cedos cast play 17 --policy free-only",
+        ],
+    ),
+    (
+        "cast rule",
+        [
+            "cedos cast rule 3 weekdays 07:30 --keep 5",
+            "cedos cast rule news whenever it is free",
+        ],
+    ),
+    (
+        "cast opml",
+        [
+            "cedos cast opml import podcasts.opml",
+            "cedos cast opml export podcasts.opml",
+        ],
+    ),
+    (
+        "cast opml import",
+        [
+            "cedos cast opml import podcasts.opml",
+            "cedos cast opml import podcasts.opml --json",
+        ],
+    ),
+    (
+        "cast opml export",
+        [
+            "cedos cast opml export",
+            "cedos cast opml export podcasts.opml",
+        ],
+    ),
+    (
+        "cast refresh",
+        ["cedos cast refresh", "cedos cast refresh 3"],
+    ),
+    (
+        "cast remove",
+        ["cedos cast remove 3", "cedos cast remove morning news"],
+    ),
+    (
+        "cast played",
+        ["cedos cast played 17", "cedos cast played 17 --not"],
+    ),
+    (
+        "cast download",
+        [
+            "cedos cast download 17 --by 07:30",
+            "cedos cast download 17 --policy free-only",
         ],
     ),
     ("ls", ["cedos ls", "cedos ls --clear"]),

@@ -81,6 +81,7 @@ pub enum ProductVerb {
     /// Exit codes: those of the first transfer that fails (see `cedos get --help`); 1 there is no such
     /// transfer; 75 the agent stopped before a transfer ended.
     Wait(verbs::get_jobs::WaitArgs),
+    Cast(verbs::cast::CastArgs),
     Net(verbs::net::NetArgs),
     Budget(verbs::net::BudgetArgs),
     Page(verbs::page::PageArgs),
@@ -137,6 +138,7 @@ impl ProductVerb {
             Self::Retry(args) => ("retry", on_runtime(1, verbs::get_jobs::retry(args))),
             Self::Edit(args) => ("edit", on_runtime(1, verbs::get_jobs::edit(*args))),
             Self::Wait(args) => ("wait", on_runtime(1, verbs::get_jobs::wait(args))),
+            Self::Cast(args) => ("cast", on_runtime(1, verbs::cast::run(args))),
             Self::Net(args) => ("net", on_runtime(1, verbs::net::net(args))),
             Self::Budget(args) => ("budget", on_runtime(1, verbs::net::budget(args))),
             Self::Page(args) => ("page", on_runtime(1, verbs::page::run(args))),

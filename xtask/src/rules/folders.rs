@@ -5,6 +5,7 @@
 //!  core        ✓                                 core, lab
 //!  edge        ✓      ✓                          core, edge, lab, and a proxy to talk to
 //!  apps        ✓      ✓                          anything but another app
+//!  apps/agent  ✓      ✓      apps/readycast      anything but another app
 //!  apps/cedos  ✓      ✓      ✓                   anything
 //!  lab, bench  ✓      ✓      ✓      ✓      ✓     anything
 //!  bindings    ✓      ✓      ✓                   anything but bench
@@ -57,7 +58,10 @@ fn may_need(from: &str, to: &str, kind: DependencyKind) -> bool {
         ("core" | "edge" | "apps", "lab") => test,
         // A client is tested with its server.
         ("edge", "apps") => test,
-        ("apps", "apps") => from == "apps/cedos" || from == to,
+        // The library of podcasts is a part of the agent, and opens no socket itself.
+        ("apps", "apps") => {
+            from == "apps/cedos" || from == to || (from == "apps/agent" && to == "apps/readycast")
+        }
         ("bindings", to) => to != "bench" && (to != "lab" || test),
         _ => false,
     }

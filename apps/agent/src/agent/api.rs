@@ -13,6 +13,7 @@ use d2tp_links::CapCutoff;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+pub use super::podcasts::requests::PodcastRequest;
 use crate::fetch::outcome::{TransferExit, TransferFailure};
 use crate::order::{Deadline, TransferOrder};
 use crate::stream::stream_service::StreamOrder;
@@ -112,6 +113,8 @@ pub enum AgentRequest {
     },
     /// Closes the page.
     PageClose,
+    /// Podcasts: subscriptions, episodes, rules.
+    Cast(PodcastRequest),
     /// Returns the links, and what they carried.
     Net,
     /// Sets the cost class of a link.
@@ -254,6 +257,11 @@ mod tests {
             (order.verb, patient, follow),
             (TransferVerb::Get, true, false)
         );
+        let rule = read(r#"{"do":"cast","cast":"rule","channel":"news","schedule":"in 2h"}"#);
+        assert!(matches!(
+            rule.unwrap(),
+            AgentRequest::Cast(PodcastRequest::Rule { keep: None, .. })
+        ));
         assert!(read(r#"{"do":"dance"}"#).is_err());
         assert!(read(r#"{"do":"edit","id":1,"terms":{"polcy":"any"}}"#).is_err());
     }

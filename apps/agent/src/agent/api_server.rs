@@ -166,6 +166,11 @@ async fn visit(
                 let answer = link.unwrap_or_else(|failure| error_response(&failure));
                 write_line(&mut write, &answer).await?;
             }
+            AgentRequest::Cast(request) => {
+                let answer = agent.answer_podcasts(request).await;
+                let answer = answer.unwrap_or_else(|failure| error_response(&failure));
+                write_line(&mut write, &answer).await?;
+            }
             AgentRequest::PageClose => {
                 let closed = page.close().await.map(ok_response);
                 let answer = closed.unwrap_or_else(|failure| error_response(&failure));
@@ -272,6 +277,7 @@ impl Agent {
             | AgentRequest::Stream { .. }
             | AgentRequest::Page { .. }
             | AgentRequest::PageClose
+            | AgentRequest::Cast(_)
             | AgentRequest::Schedule
             | AgentRequest::Socket(_)
             | AgentRequest::Keep(_)
@@ -282,7 +288,7 @@ impl Agent {
         })
     }
 
-    fn add(
+    pub(super) fn add(
         self: &Arc<Agent>,
         mut order: TransferOrder,
         patient: bool,

@@ -1,7 +1,8 @@
 //! The end of an agent that was started by need: it exits when it has had nothing to do for some time.
 //!
 //! A transfer that runs, waits or is queued is something to do, and so is any connection to the socket: a
-//! command that follows a transfer, a player's stream, a program's socket. A paused transfer is not: it
+//! command that follows a transfer, a player's stream, a program's socket. So are subscriptions to podcasts, whose
+//! feeds are read again and again. A paused transfer is not: it
 //! waits for a command, and that command starts the agent again.
 
 use std::path::Path;
@@ -58,6 +59,7 @@ impl Agent {
 
     fn has_work(&self) -> bool {
         self.open_connections.load(Ordering::Relaxed) > 0
+            || self.has_subscriptions.load(Ordering::Relaxed)
             || lock(&self.tasks).values().any(|task| task.running)
     }
 }

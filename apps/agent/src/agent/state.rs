@@ -15,6 +15,7 @@ use super::counters::AgentCounters;
 use super::desktop_notifier::DesktopNotifier;
 use super::link_history_store::LinkHistoryStore;
 use super::link_view::{self, LinkView};
+use super::podcasts::PodcastService;
 use super::regret_meter::RegretMeter;
 use super::transfer_task::TransferTask;
 use super::wake_status::WakeStatus;
@@ -47,6 +48,9 @@ pub(super) struct Agent {
     pub(super) is_ending: AtomicBool,
     /// Connections to the agent's socket that are open.
     pub(super) open_connections: AtomicUsize,
+    pub(super) podcasts: PodcastService,
+    /// Whether podcasts are fetched by rules, so that the agent has work even while nothing runs.
+    pub(super) has_subscriptions: AtomicBool,
 }
 
 /// Locks a mutex even if a task panicked while holding it, so that others can continue.

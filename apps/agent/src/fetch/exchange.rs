@@ -40,7 +40,8 @@ const WORDS_BYTES_MAX: usize = 4096;
 /// The longest wait that an origin may ask for by `Retry-After`.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(600);
 
-const AGENT: &str = concat!("cedos/", env!("CARGO_PKG_VERSION"));
+/// The name of this program in requests.
+pub(crate) const AGENT: &str = concat!("cedos/", env!("CARGO_PKG_VERSION"));
 
 /// A GET request for an object or a range of it.
 #[derive(Debug, Clone)]
@@ -320,13 +321,14 @@ fn request<'a>(
 }
 
 /// The value of the Host header: `host` or `host:port`.
-fn host(url: &Url) -> String {
+pub(crate) fn host(url: &Url) -> String {
     let host = url.host_str().unwrap_or_default();
     url.port()
         .map_or_else(|| host.to_owned(), |port| format!("{host}:{port}"))
 }
 
-fn credentials(url: &Url) -> Option<String> {
+/// The credentials of a URL, as the value of `Authorization`.
+pub(crate) fn credentials(url: &Url) -> Option<String> {
     if url.username().is_empty() && url.password().is_none() {
         return None;
     }

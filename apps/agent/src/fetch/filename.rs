@@ -10,6 +10,9 @@ use url::Url;
 /// The longest name taken from an origin, in bytes (most file systems allow 255; `.part.json` is ours).
 const NAME_BYTES_MAX: usize = 200;
 
+/// The longest name from a title, in bytes: a date, a number and an ending come in addition.
+const TITLE_BYTES_MAX: usize = 150;
+
 /// The last segment of the URL's path, or `download`.
 pub fn from_url(url: &Url) -> String {
     let segment = url
@@ -19,6 +22,23 @@ pub fn from_url(url: &Url) -> String {
         .map(percent_decoded)
         .and_then(|name| harmless(&name))
         .unwrap_or_else(|| "download".into())
+}
+
+/// The name of a file or folder for a title from elsewhere: never a path, never hidden; `untitled` if nothing is left.
+pub fn from_title(title: &str) -> String {
+    let plain: String = title
+        .chars()
+        .map(|c| match c {
+            '/' | '\\' | ':' => '-',
+            c => c,
+        })
+        .collect();
+    let name = harmless(&plain).unwrap_or_else(|| "untitled".into());
+    let mut end = name.len().min(TITLE_BYTES_MAX);
+    while !name.is_char_boundary(end) {
+        end -= 1;
+    }
+    name[..end].trim_end().to_owned()
 }
 
 /// Another name for a file whose own is taken: `film (1).mp4`. None if its own is free.
@@ -132,6 +152,16 @@ mod tests {
             disposition.parse().expect("a header value"),
         );
         from_headers(&headers)
+    }
+
+    #[test]
+    fn a_title_is_no_path_and_not_hidden() {
+        assert_eq!(from_title("News: 24/7"), "News- 24-7");
+        assert_eq!(from_title("../../etc/passwd"), "etc-passwd");
+        assert_eq!(from_title(".hidden"), "hidden");
+        assert_eq!(from_title("\u{202e}3pm"), "3pm");
+        assert_eq!(from_title(" ... "), "untitled");
+        assert!(from_title(&"ä".repeat(300)).len() <= TITLE_BYTES_MAX);
     }
 
     #[test]

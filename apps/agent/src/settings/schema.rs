@@ -35,6 +35,8 @@ pub enum SettingKind {
     Day,
     /// What happens at a cap.
     Cutoff,
+    /// The address of a service of the web.
+    WebAddress,
 }
 
 /// A setting and its schema.
@@ -197,6 +199,22 @@ pub const SETTINGS: &[Setting] = &[
         option: "cedos agent --look-every",
         meaning: "How often the agent scans for networks while a transfer waits; when it seems worth it if unset.",
     },
+    Setting {
+        key: "podcasts.directory",
+        kind: SettingKind::Path,
+        default: None,
+        environment: None,
+        option: "",
+        meaning: "Where episodes of podcasts go; `Podcasts` in the user's folder of music, else in the home directory, if unset.",
+    },
+    Setting {
+        key: "podcasts.search_url",
+        kind: SettingKind::WebAddress,
+        default: Some("https://itunes.apple.com/search"),
+        environment: None,
+        option: "",
+        meaning: "The directory that `cedos cast search` asks, which must answer as the search of iTunes does.",
+    },
 ];
 
 /// The most mistakes in a key for which a similar key is suggested.
@@ -287,6 +305,11 @@ impl SettingKind {
                 _ => Err(format!("`{text}` is no day of a month, 1 to 31")),
             },
             SettingKind::Cutoff => parse_cutoff(text).map(drop),
+            SettingKind::WebAddress => match text.parse::<url::Url>() {
+                Ok(url) if matches!(url.scheme(), "http" | "https") => Ok(()),
+                Ok(url) => Err(format!("{}: is neither http: nor https:", url.scheme())),
+                Err(error) => Err(format!("`{text}` is no address: {error}")),
+            },
         }
     }
 
@@ -307,6 +330,7 @@ impl SettingKind {
             SettingKind::Path => "path; `~/` is the home directory".to_owned(),
             SettingKind::Day => "`1` to `31`".to_owned(),
             SettingKind::Cutoff => words(&["hard", "soft", "cautious"]),
+            SettingKind::WebAddress => "address: `https://HOST/PATH`".to_owned(),
         }
     }
 }

@@ -6,6 +6,7 @@ pub mod agent_start;
 mod agent_unit;
 mod balancer_args;
 pub mod browser;
+pub mod cast;
 pub mod completions;
 pub mod config;
 mod credentials;

@@ -54,11 +54,23 @@ async fn play(args: &mut PlayArgs) -> Result<ExitCode, TransferFailure> {
     let (stop, stopped) = watch::channel(false);
     stop_on_signal(stop).map_err(|error| TransferFailure::error(format!("signals: {error}")))?;
     let urls = std::slice::from_ref(&args.url);
-    let mut serving = ServedLinks::start(urls, &args.stream, stopped).await?;
-    let words = with_link(&args.player, &serving.links[0]);
+    let serving = ServedLinks::start(urls, &args.stream, stopped).await?;
+    play_link(&args.player, serving, args.stream.json).await
+}
+
+/// Starts a player on a link that is served, and ends the link when the player ends. Returns the player's code.
+///
+/// # Errors
+/// The player cannot be run.
+pub async fn play_link(
+    player: &[String],
+    mut serving: ServedLinks,
+    json: bool,
+) -> Result<ExitCode, TransferFailure> {
+    let words = with_link(player, &serving.links[0]);
     let mut command = Command::new(&words[0]);
     command.args(&words[1..]).kill_on_drop(true);
-    if args.stream.json {
+    if json {
         // Ours is for programs to read.
         command.stdout(Stdio::null());
     }

@@ -1,0 +1,566 @@
+//! Downloads of episodes: transfers of the agent's queue like any other, begun by the library's plan.
+//!
+//! ```text
+//!  plan ─▶ begin_download (library) ─▶ add (queue) ─▶ set_job (library) ─▶ … ─▶ finish_download (library)
+//! ```
+//!
+//! The library knows the file before the queue has the transfer, so an agent that is killed in between finds both
+//! again by the file, and takes up the transfer instead of beginning another.
+
+use std::collections::BTreeMap;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use cedos_readycast::{
+    ActiveDownload, ChannelId, DownloadOutcome, DownloadSchedule, Episode, EpisodeId, EpisodeState,
+    EpisodeSummary, Library, PlannedDownload, TransferLogEntry,
+};
+use d2tp_sched::CostPolicy;
+use jiff::{Timestamp, Zoned};
+use serde_json::Value;
+use url::Url;
+
+use super::super::api::TermsChange;
+use super::super::queue::TransferIntent;
+use super::super::state::{Agent, lock};
+use super::PodcastService;
+use crate::fetch::filename;
+use crate::fetch::outcome::TransferFailure;
+use crate::order::{Deadline, TransferOrder, TransferVerb};
+use crate::settings::UserSettings;
+
+/// Episodes that are in the queue at the same time; further ones follow when these end.
+const DOWNLOADS_MAX: usize = 50; // a guess: a week of many channels
+
+/// Bytes of a file that are looked at to recognise a web page.
+const BEGINNING_BYTES: u64 = 1024;
+
+/// The setting of the folder of episodes.
+const DIRECTORY_SETTING: &str = "podcasts.directory";
+
+/// When a download got its first byte and changed networks.
+#[derive(Default)]
+pub(super) struct DownloadTimes {
+    first_byte_at: Option<Timestamp>,
+    switches: Vec<Timestamp>,
+}
+
+impl PodcastService {
+    /// Notes an event of a transfer. Returns whether it is the end of an episode's download.
+    pub(super) fn note_event(&self, id: u64, event: &Value) -> bool {
+        let mut times = lock(&self.times);
+        let Some(of_it) = times.get_mut(&id) else {
+            return false;
+        };
+        let now = Timestamp::now();
+        if of_it.first_byte_at.is_none() && event["bytes"].as_u64().is_some_and(|n| n > 0) {
+            of_it.first_byte_at = Some(now);
+        }
+        match event["event"].as_str() {
+            Some("switch") => of_it.switches.push(now),
+            Some("done" | "error") => return true,
+            _ => {}
+        }
+        false
+    }
+}
+
+impl Agent {
+    /// Looks after downloads that have begun: those that ended, and those that an earlier agent left.
+    pub(super) async fn follow_downloads(self: &Arc<Agent>) -> Result<(), TransferFailure> {
+        let active = self.podcasts.with(Library::active_downloads).await?;
+        for download in active {
+            let job = match download.job {
+                Some(job) => Some(job),
+                None => self.adopt(&download).await?,
+            };
+            let Some(job) = job else {
+                self.queue_again(&download).await?;
+                continue;
+            };
+            lock(&self.podcasts.times).entry(job).or_default();
+            let Ok(transfer) = self.show(job) else {
+                // Its record was cleared away.
+                self.finish_by_file(&download).await?;
+                continue;
+            };
+            match transfer["standing"].as_str() {
+                Some("done") => self.finish(&download, job, &transfer, true).await?,
+                Some("failed" | "cancelled") => {
+                    self.finish(&download, job, &transfer, false).await?;
+                }
+                Some("gone") => self.queue_again(&download).await?,
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// The transfer that an agent queued just before it was killed, by its file.
+    async fn adopt(&self, download: &ActiveDownload) -> Result<Option<u64>, TransferFailure> {
+        let found = {
+            let tasks = lock(&self.tasks);
+            let mut tasks = tasks.iter();
+            tasks
+                .find(|(_, task)| task.saved.order.file.as_deref() == Some(&download.file))
+                .map(|(id, _)| *id)
+        };
+        if let Some(job) = found {
+            let episode = download.episode;
+            let noted = self
+                .podcasts
+                .with(move |library| library.set_job(episode, job));
+            noted.await?;
+        }
+        Ok(found)
+    }
+
+    /// Queues a download whose transfer is not in the queue.
+    async fn queue_again(
+        self: &Arc<Agent>,
+        download: &ActiveDownload,
+    ) -> Result<(), TransferFailure> {
+        let id = download.episode;
+        let Some(episode) = self
+            .podcasts
+            .with(move |library| library.episode(id))
+            .await?
+        else {
+            return Ok(());
+        };
+        let own = episode.own_deadline.clone().and_then(|own| own.policy);
+        let policy = match own {
+            Some(policy) => Some(policy),
+            None => {
+                let channel = episode.summary.channel;
+                let channel = self.podcasts.with(move |library| library.channel(channel));
+                channel.await?.and_then(|c| c.summary.rule.policy)
+            }
+        };
+        let order = DownloadOrder {
+            url: &episode.enclosure,
+            file: &download.file,
+            deadline: download.deadline,
+            policy: policy.as_deref(),
+            // A server that asks for it refuses, and the next plan has it.
+            authorization: None,
+        };
+        self.queue(id, order).await
+    }
+
+    /// Begins the downloads that the library plans, and removes the files that it no longer wants. Returns when a
+    /// failed one may be tried again.
+    pub(super) async fn start_downloads(
+        self: &Arc<Agent>,
+    ) -> Result<Option<Timestamp>, TransferFailure> {
+        let now = Zoned::now();
+        let plan = self
+            .podcasts
+            .with(move |library| library.planned_downloads(&now))
+            .await?;
+        for unwanted in plan.remove {
+            if remove(&unwanted.file) {
+                let episode = unwanted.episode;
+                let noted = self
+                    .podcasts
+                    .with(move |library| library.note_removed(episode));
+                noted.await?;
+            }
+        }
+        if plan.start.is_empty() {
+            return Ok(plan.next_retry_at);
+        }
+        let active = self.podcasts.with(Library::active_downloads).await?;
+        let mut taken: Vec<PathBuf> = active.iter().map(|d| d.file.clone()).collect();
+        let room = DOWNLOADS_MAX.saturating_sub(active.len());
+        for planned in plan.start.into_iter().take(room) {
+            let file = match episode_file(&planned, &taken) {
+                Ok(file) => file,
+                Err(reason) => {
+                    self.fail(planned.episode, reason, false).await?;
+                    continue;
+                }
+            };
+            taken.push(file.clone());
+            let (episode, deadline, begun) = (planned.episode, planned.deadline, file.clone());
+            let noted = self
+                .podcasts
+                .with(move |library| library.begin_download(episode, &begun, deadline));
+            noted.await?;
+            let order = DownloadOrder {
+                url: &planned.url,
+                file: &file,
+                deadline,
+                policy: planned.policy.as_deref(),
+                authorization: planned.authorization.as_deref(),
+            };
+            self.queue(episode, order).await?;
+        }
+        Ok(plan.next_retry_at)
+    }
+
+    /// Puts a download into the queue.
+    async fn queue(
+        self: &Arc<Agent>,
+        episode: EpisodeId,
+        order: DownloadOrder<'_>,
+    ) -> Result<(), TransferFailure> {
+        let added = order.build().and_then(|order| self.add(order, true));
+        match added {
+            Ok((job, _)) => {
+                lock(&self.podcasts.times).entry(job).or_default();
+                let noted = self
+                    .podcasts
+                    .with(move |library| library.set_job(episode, job));
+                noted.await
+            }
+            Err(failure) => self.fail(episode, failure.text, false).await,
+        }
+    }
+
+    async fn fail(
+        &self,
+        episode: EpisodeId,
+        reason: String,
+        is_final: bool,
+    ) -> Result<(), TransferFailure> {
+        let outcome = DownloadOutcome::Failed { reason, is_final };
+        let now = Timestamp::now();
+        let noted = self
+            .podcasts
+            .with(move |library| library.finish_download(episode, &outcome, now));
+        noted.await
+    }
+
+    /// Notes how a download ended.
+    async fn finish(
+        &self,
+        download: &ActiveDownload,
+        job: u64,
+        transfer: &Value,
+        is_whole: bool,
+    ) -> Result<(), TransferFailure> {
+        let last = &transfer["last"];
+        let outcome = if is_whole {
+            whole(
+                &download.file,
+                last["bytes"].as_u64(),
+                last["sha256"].as_str(),
+            )
+        } else if transfer["standing"] == "cancelled" {
+            DownloadOutcome::Cancelled
+        } else {
+            let reason = last["text"].as_str().unwrap_or("the download failed");
+            DownloadOutcome::Failed {
+                reason: reason.to_owned(),
+                is_final: false,
+            }
+        };
+        let times = lock(&self.podcasts.times).remove(&job).unwrap_or_default();
+        let entry = self.log_entry(download, job, transfer, times, &outcome);
+        let episode = download.episode;
+        let now = Timestamp::now();
+        let noted = self.podcasts.with(move |library| {
+            library.finish_download(episode, &outcome, now)?;
+            library.record_transfer(&entry)
+        });
+        noted.await
+    }
+
+    /// What the log of transfers keeps of a download.
+    fn log_entry(
+        &self,
+        download: &ActiveDownload,
+        job: u64,
+        transfer: &Value,
+        times: DownloadTimes,
+        outcome: &DownloadOutcome,
+    ) -> TransferLogEntry {
+        let last = &transfer["last"];
+        let since = transfer["since"].as_str().and_then(|at| at.parse().ok());
+        let now = Timestamp::now();
+        let carried = match last["carried_by_link"].is_object() {
+            true => &last["carried_by_link"],
+            false => &last["bytes_by_link"],
+        };
+        let carried = carried.as_object().into_iter().flatten();
+        let carried: u64 = carried.filter_map(|(_, bytes)| bytes.as_u64()).sum();
+        let metered = match lock(&self.tasks).get(&job) {
+            Some(task) => task.metered,
+            None => last["metered_bytes"].as_u64().unwrap_or(0),
+        };
+        let bytes_by_class = [
+            ("free", carried.saturating_sub(metered)),
+            ("metered", metered),
+        ];
+        let bytes_by_class: BTreeMap<String, u64> = bytes_by_class
+            .into_iter()
+            .filter(|(_, bytes)| *bytes > 0)
+            .map(|(class, bytes)| (class.to_owned(), bytes))
+            .collect();
+        TransferLogEntry {
+            episode: Some(download.episode),
+            started_at: since.unwrap_or(now),
+            ended_at: now,
+            first_byte_at: times.first_byte_at,
+            deadline: download.deadline,
+            is_whole: matches!(outcome, DownloadOutcome::Whole { .. }),
+            bytes: last["bytes"].as_u64().unwrap_or(0),
+            bytes_by_class,
+            switches: times.switches,
+            wasted_bytes: last["duplicate_bytes"].as_u64().unwrap_or(0),
+        }
+    }
+
+    /// Notes how a download ended whose transfer nobody remembers: its file tells.
+    async fn finish_by_file(
+        self: &Arc<Agent>,
+        download: &ActiveDownload,
+    ) -> Result<(), TransferFailure> {
+        let Ok(found) = std::fs::metadata(&download.file) else {
+            return self.queue_again(download).await;
+        };
+        let outcome = whole(&download.file, Some(found.len()), None);
+        let (episode, now) = (download.episode, Timestamp::now());
+        let noted = self
+            .podcasts
+            .with(move |library| library.finish_download(episode, &outcome, now));
+        noted.await
+    }
+
+    /// Gives downloads of a channel that are in the queue the deadline and policy that hold now: those of its rule, or
+    /// those that a person asked for an episode alone.
+    pub(super) async fn retime_downloads(
+        self: &Arc<Agent>,
+        channel: ChannelId,
+    ) -> Result<(), TransferFailure> {
+        let known = self.podcasts.with(move |library| library.channel(channel));
+        let Some(rule) = known.await?.map(|channel| channel.summary.rule) else {
+            return Ok(());
+        };
+        let active = self.podcasts.with(Library::active_downloads).await?;
+        for download in active {
+            let (id, Some(job)) = (download.episode, download.job) else {
+                continue;
+            };
+            let found = self.podcasts.with(move |library| library.episode(id));
+            let Some(episode) = found.await?.filter(|e| e.summary.channel == channel) else {
+                continue;
+            };
+            let (deadline, own_policy) = match episode.own_deadline {
+                Some(own) => (own.by, own.policy),
+                None => {
+                    let published = episode.summary.published;
+                    (rule.schedule.deadline(published, &Zoned::now()), None)
+                }
+            };
+            let is_patient = rule.schedule == DownloadSchedule::WhenFree && deadline.is_none();
+            let policy = own_policy.or_else(|| rule.policy.clone());
+            let policy = policy.or_else(|| is_patient.then(|| "free-only".to_owned()));
+            let policy = policy.unwrap_or_else(|| {
+                let settings = UserSettings::load(None).ok();
+                let set = settings.and_then(|settings| settings.chosen("transfer.policy"));
+                set.unwrap_or_else(|| CostPolicy::FreeFirst.as_str().to_owned())
+            });
+            let change = TermsChange {
+                deadline: deadline.map(Deadline::At),
+                no_deadline: deadline.is_none(),
+                policy: Some(policy),
+                ..TermsChange::default()
+            };
+            // One that has just ended keeps what it had.
+            if self.edit(job, &change).is_ok() {
+                let noted = self.podcasts.with(move |library| {
+                    library.begin_download(id, &download.file, deadline)?;
+                    library.set_job(id, job)
+                });
+                noted.await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes an episode out of the queue, if it is in it.
+    pub(super) fn cancel_download(self: &Arc<Agent>, job: u64) {
+        // One that has just ended needs no end.
+        let _ = self.set_intent(job, TransferIntent::Cancel);
+    }
+
+    /// The transfer of an episode with its promise, as `cedos why` shows it; none if it is not in the queue.
+    pub(in super::super) fn episode_transfer(&self, episode: &EpisodeSummary) -> Option<Value> {
+        let is_queued = episode.state == EpisodeState::Downloading;
+        let job = episode.job.filter(|_| is_queued)?;
+        self.show(job).ok()
+    }
+}
+
+/// What a transfer of an episode is ordered with.
+struct DownloadOrder<'a> {
+    url: &'a Url,
+    file: &'a Path,
+    deadline: Option<Timestamp>,
+    policy: Option<&'a str>,
+    authorization: Option<&'a str>,
+}
+
+impl DownloadOrder<'_> {
+    /// The order as `cedos get --detach` would make it: what the rule leaves open is from the settings.
+    fn build(&self) -> Result<TransferOrder, TransferFailure> {
+        let settings =
+            UserSettings::load(None).map_err(|error| TransferFailure::usage(error.to_string()))?;
+        let mut order = TransferOrder::new(TransferVerb::Get, self.url.as_str());
+        order.file = Some(self.file.to_owned());
+        // One that has passed while nothing ran is as late as can be.
+        order.deadline = self.deadline.map(|at| match at > Timestamp::now() {
+            true => Deadline::At(at),
+            false => Deadline::WithinS(60.0),
+        });
+        if let Some(policy) = self
+            .policy
+            .or(settings.chosen("transfer.policy").as_deref())
+        {
+            policy.clone_into(&mut order.policy);
+        }
+        if let Some(if_late) = settings.chosen("transfer.if_late") {
+            order.if_late = if_late;
+        }
+        order.max_cell = settings.parsed(
+            "transfer.max_cell",
+            crate::fetch::option_parsers::parse_bytes,
+        );
+        let proxy = settings.proxy(&[], false);
+        order.prox = proxy.map_err(|error| TransferFailure::usage(error.to_string()))?;
+        order.key = settings.path("device.key_file").filter(|p| p.exists());
+        if let Some(value) = self.authorization {
+            order.headers.push(format!("Authorization: {value}"));
+        }
+        Ok(order)
+    }
+}
+
+/// How a file that is whole counts: a web page in place of the audio is no episode, and is removed.
+fn whole(file: &Path, bytes: Option<u64>, sha256: Option<&str>) -> DownloadOutcome {
+    if is_web_page(file) {
+        remove(file);
+        let reason =
+            "the server sent a web page in place of the episode; `cedos cast download` tries again";
+        return DownloadOutcome::Failed {
+            reason: reason.to_owned(),
+            is_final: true,
+        };
+    }
+    let length = || file.metadata().map_or(0, |found| found.len());
+    DownloadOutcome::Whole {
+        bytes: bytes.unwrap_or_else(length),
+        sha256: sha256.map(str::to_owned),
+        media_type: None,
+    }
+}
+
+/// Whether a file begins as web pages do.
+fn is_web_page(file: &Path) -> bool {
+    let mut beginning = Vec::new();
+    let read = std::fs::File::open(file)
+        .and_then(|file| file.take(BEGINNING_BYTES).read_to_end(&mut beginning));
+    if read.is_err() {
+        return false;
+    }
+    let text = String::from_utf8_lossy(&beginning).to_lowercase();
+    let text = text.trim_start_matches('\u{feff}').trim_start();
+    ["<!doctype html", "<html", "<head"]
+        .iter()
+        .any(|tag| text.starts_with(tag))
+}
+
+/// Removes a file; returns whether it is gone.
+pub(super) fn remove(file: &Path) -> bool {
+    match std::fs::remove_file(file) {
+        Ok(()) => true,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => true,
+        Err(error) => {
+            tracing::warn!(file = %file.display(), %error, "cannot remove an episode");
+            false
+        }
+    }
+}
+
+/// The folder of all episodes: the setting, else `Podcasts` in the user's folder of music, else in the home.
+///
+/// # Errors
+/// The user has no home; in a sentence.
+pub(super) fn episodes_folder() -> Result<PathBuf, String> {
+    let settings = UserSettings::load(None).map_err(|error| error.to_string())?;
+    if let Some(folder) = settings.path(DIRECTORY_SETTING) {
+        return match folder.is_absolute() {
+            true => Ok(folder),
+            false => Err(format!(
+                "the setting {DIRECTORY_SETTING} does not begin at the root: {}",
+                folder.display()
+            )),
+        };
+    }
+    let home = std::env::var_os("HOME").map(PathBuf::from);
+    let home = home.filter(|home| home.is_absolute()).ok_or_else(|| {
+        format!("there is no place for episodes: set HOME, or {DIRECTORY_SETTING} in the settings")
+    })?;
+    Ok(music_folder(&home).unwrap_or(home).join("Podcasts"))
+}
+
+/// The folder of music that the desktop knows (xdg-user-dirs).
+fn music_folder(home: &Path) -> Option<PathBuf> {
+    let file = crate::settings::config_directory()
+        .ok()?
+        .join("user-dirs.dirs");
+    let text = std::fs::read_to_string(file).ok()?;
+    let line = text
+        .lines()
+        .find_map(|line| line.trim().strip_prefix("XDG_MUSIC_DIR="))?;
+    let path = line.trim().trim_matches('"');
+    let path = match path.strip_prefix("$HOME/") {
+        Some(rest) => home.join(rest),
+        None => PathBuf::from(path),
+    };
+    (path.is_absolute() && path.is_dir()).then_some(path)
+}
+
+/// The file of an episode, which nothing else has; its folder is made.
+fn episode_file(planned: &PlannedDownload, taken: &[PathBuf]) -> Result<PathBuf, String> {
+    let channel = filename::from_title(&planned.channel_title);
+    let folder = episodes_folder()?.join(channel);
+    std::fs::create_dir_all(&folder)
+        .map_err(|error| format!("cannot make {}: {error}", folder.display()))?;
+    let day = planned.published.strftime("%Y-%m-%d");
+    let title = filename::from_title(&planned.title);
+    let name = format!("{day} {title}.{}", ending(planned));
+    let file = folder.join(name);
+    let is_taken = |path: &Path| path.exists() || taken.iter().any(|taken| taken == path);
+    Ok(filename::free_path(&file, is_taken).unwrap_or(file))
+}
+
+/// The ending of an episode's file: that of its URL if it is one of audio or video, else by the media type.
+fn ending(planned: &PlannedDownload) -> &'static str {
+    const KNOWN: [&str; 12] = [
+        "mp3", "m4a", "m4b", "aac", "ogg", "oga", "opus", "flac", "wav", "mp4", "m4v", "webm",
+    ];
+    let name = filename::from_url(&planned.url).to_lowercase();
+    let by_url = name.rsplit_once('.').map(|(_, ending)| ending);
+    if let Some(known) = KNOWN.into_iter().find(|known| by_url == Some(known)) {
+        return known;
+    }
+    match planned.media_type.as_deref().unwrap_or_default() {
+        "audio/mp4" | "audio/x-m4a" => "m4a",
+        "audio/ogg" => "ogg",
+        "audio/opus" => "opus",
+        "audio/flac" => "flac",
+        "audio/wav" | "audio/x-wav" => "wav",
+        "video/mp4" => "mp4",
+        "video/webm" => "webm",
+        _ => "mp3",
+    }
+}
+
+/// The episode's file if it is whole and there.
+pub(super) fn ready_file(episode: &Episode) -> Option<PathBuf> {
+    episode.file.clone().filter(|file| file.exists())
+}

@@ -1,0 +1,597 @@
+//! What `cedos cast` asks of the agent, and the answers in JSON.
+//!
+//! ```text
+//!  {"do":"cast","cast":"rule","channel":"morning","schedule":"weekdays 07:30"}   ▶
+//!                                                  ◀ {"ok":true,"channel":{"id":3,"title":…,"rule":{…}}}
+//! ```
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use cedos_readycast::{
+    Channel, ChannelId, ChannelSummary, DownloadSchedule, Episode, EpisodeDeadline, EpisodeId,
+    EpisodeQuery, EpisodeState, EpisodeSummary, FEED_BYTES_MAX, FeedError, Library, LibraryError,
+    RefreshReport, feed_links_of_page, parse_feed, read_opml, write_opml,
+};
+use d2tp_sched::CostPolicy;
+use jiff::{Timestamp, Zoned};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use url::Url;
+
+use super::super::api::ok_response;
+use super::super::state::Agent;
+use super::PodcastService;
+use super::downloads::{ready_file, remove};
+use super::feed_fetch::{FeedAnswer, FeedFault, FeedFetch};
+use super::refreshes::{outcome_of, status_text};
+use crate::fetch::outcome::TransferFailure;
+
+/// Most bytes of an imported list of subscriptions.
+const OPML_BYTES_MAX: u64 = 16 << 20; // a guess: 10,000 feeds are 3 MB
+
+/// Most episodes that a request shows.
+const SHOWN_MAX: u32 = 1_000;
+
+/// Pages of a podcast that are tried for a feed.
+const FEED_LINKS_MAX: usize = 3; // a guess: the first is the podcast, the others comments
+
+/// What `cedos cast` asks of the agent.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "cast", rename_all = "kebab-case")]
+pub enum PodcastRequest {
+    /// Subscribes to a feed, or to the feed that a page links to.
+    Add {
+        /// The address of the feed or page; credentials in it are stored apart.
+        url: Url,
+    },
+    /// Searches a directory.
+    Search {
+        /// Words of the title.
+        words: String,
+    },
+    /// Lists the channels.
+    List,
+    /// Shows a channel and its episodes.
+    Show {
+        /// Number, address or words of the title.
+        channel: String,
+        /// Most episodes.
+        #[serde(default = "shown")]
+        limit: u32,
+    },
+    /// Lists the episodes that are in the queue or ready, in the order in which they will be heard.
+    Queue,
+    /// Shows an episode, with its file or address.
+    Episode {
+        /// Its number.
+        episode: EpisodeId,
+    },
+    /// Changes what is fetched of a channel; what is absent stays.
+    Rule {
+        /// Number, address or words of the title.
+        channel: String,
+        /// When new episodes are wanted, as a person writes it.
+        #[serde(default)]
+        schedule: Option<String>,
+        /// How many of the newest episodes are kept.
+        #[serde(default)]
+        keep: Option<u32>,
+        /// Most bytes of the channel's files.
+        #[serde(default)]
+        keep_bytes: Option<u64>,
+        /// The policy of downloads; `default` is the device's own.
+        #[serde(default)]
+        policy: Option<String>,
+    },
+    /// Subscribes to all feeds of a list.
+    Import {
+        /// The OPML file; its path is absolute.
+        file: PathBuf,
+    },
+    /// Returns the subscriptions as OPML.
+    Export,
+    /// Reads feeds now.
+    Refresh {
+        /// Number, address or words of the title; none is all channels.
+        #[serde(default)]
+        channel: Option<String>,
+    },
+    /// Ends a subscription, and removes the files of its episodes.
+    Remove {
+        /// Number, address or words of the title.
+        channel: String,
+    },
+    /// Marks an episode as played, or as not played.
+    Played {
+        /// Its number.
+        episode: EpisodeId,
+        /// Whether it was played.
+        played: bool,
+    },
+    /// Asks for an episode, whatever its channel's rule says.
+    Download {
+        /// Its number.
+        episode: EpisodeId,
+        /// By when; none for no deadline.
+        #[serde(default)]
+        by: Option<Timestamp>,
+        /// The policy; none for the channel's.
+        #[serde(default)]
+        policy: Option<String>,
+    },
+}
+
+fn shown() -> u32 {
+    50
+}
+
+/// A channel that was subscribed to.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(in super::super) struct AddedChannel {
+    /// The channel.
+    pub(in super::super) channel: ChannelSummary,
+    /// What its feed brought.
+    pub(in super::super) report: RefreshReport,
+    /// Whether no network was up, so that its feed is read later.
+    pub(in super::super) is_read_later: bool,
+}
+
+/// What came of an import of subscriptions.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(in super::super) struct ImportedSubscriptions {
+    /// Feeds of the list that are subscribed to now.
+    pub(in super::super) feeds: usize,
+    /// Entries that were left out, each with the reason.
+    pub(in super::super) skipped: Vec<String>,
+}
+
+/// Reads a policy as `--policy` takes it.
+fn policy(text: &str) -> Result<String, TransferFailure> {
+    let policy = text.parse::<CostPolicy>();
+    let policy = policy
+        .map_err(|error: d2tp_sched::ParsePolicyError| TransferFailure::usage(error.to_string()))?;
+    Ok(policy.as_str().to_owned())
+}
+
+fn no_episode(episode: EpisodeId) -> TransferFailure {
+    TransferFailure::usage(format!(
+        "there is no episode {episode}; `cedos cast show CHANNEL` lists them"
+    ))
+}
+
+impl PodcastService {
+    /// The channel that a person named: by number, address or words of the title.
+    ///
+    /// # Errors
+    /// There is none, or there are several.
+    pub(in super::super) async fn named(
+        &self,
+        words: &str,
+    ) -> Result<ChannelSummary, TransferFailure> {
+        let owned = words.to_owned();
+        let found = self
+            .with(move |library| library.find_channels(&owned))
+            .await?;
+        match &found[..] {
+            [one] => Ok(one.clone()),
+            [] => Err(TransferFailure::usage(format!(
+                "no channel is called `{words}`; `cedos cast list` lists them"
+            ))),
+            several => {
+                let names = several.iter().take(5);
+                let names: Vec<String> = names.map(|c| format!("{} ({})", c.id, c.title)).collect();
+                Err(TransferFailure::usage(format!(
+                    "`{words}` is in several titles: {}; name one by its number",
+                    names.join(", ")
+                )))
+            }
+        }
+    }
+
+    async fn channel(&self, channel: ChannelId) -> Result<Channel, TransferFailure> {
+        let found = self.with(move |library| library.channel(channel)).await?;
+        found.ok_or_else(|| TransferFailure::usage(format!("there is no channel {channel}")))
+    }
+
+    /// An episode by its number.
+    ///
+    /// # Errors
+    /// There is none.
+    pub(in super::super) async fn episode(
+        &self,
+        episode: EpisodeId,
+    ) -> Result<Episode, TransferFailure> {
+        let found = self.with(move |library| library.episode(episode)).await?;
+        found.ok_or_else(|| no_episode(episode))
+    }
+
+    /// Subscribes to all feeds of a list.
+    ///
+    /// # Errors
+    /// It is no list that can be read.
+    pub(in super::super) async fn import(
+        &self,
+        opml: Vec<u8>,
+    ) -> Result<ImportedSubscriptions, TransferFailure> {
+        let now = Timestamp::now();
+        let imported = self.with(move |library| {
+            let list = read_opml(&opml)?;
+            let mut skipped = list.skipped;
+            let mut feeds = 0;
+            for feed in list.feeds {
+                match library.subscribe(&feed.url, now) {
+                    Ok(_) => feeds += 1,
+                    Err(error @ LibraryError::Scheme(_)) => {
+                        skipped.push(error.to_string());
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
+            Ok(ImportedSubscriptions { feeds, skipped })
+        });
+        let imported = imported.await?;
+        self.changed();
+        Ok(imported)
+    }
+
+    /// The subscriptions as OPML. Passwords are not in it.
+    ///
+    /// # Errors
+    /// The library cannot be read.
+    pub(in super::super) async fn export(&self) -> Result<String, TransferFailure> {
+        let channels = self.with(Library::channels).await?;
+        Ok(write_opml(channels.iter(), |channel| channel.url.clone()))
+    }
+
+    /// Marks an episode as played, or as not played.
+    ///
+    /// # Errors
+    /// There is no such episode.
+    pub(in super::super) async fn mark_played(
+        &self,
+        episode: EpisodeId,
+        played: bool,
+    ) -> Result<Episode, TransferFailure> {
+        self.episode(episode).await?;
+        let now = Timestamp::now();
+        self.with(move |library| library.set_played(episode, played, now))
+            .await?;
+        self.changed();
+        self.episode(episode).await
+    }
+}
+
+impl Agent {
+    /// Subscribes to a feed, or to the feed that a page links to.
+    ///
+    /// # Errors
+    /// There is no feed, or it cannot be read.
+    pub(in super::super) async fn add_podcast(
+        &self,
+        url: &Url,
+    ) -> Result<AddedChannel, TransferFailure> {
+        let mut url = url.clone();
+        url.set_fragment(None);
+        if !matches!(url.scheme(), "http" | "https") {
+            let text = format!("{}: is not read; use http: or https:", url.scheme());
+            return Err(TransferFailure::usage(text));
+        }
+        let answer = match self
+            .fetch_document(&FeedFetch::of(url.clone(), FEED_BYTES_MAX))
+            .await
+        {
+            Ok(answer) => answer,
+            Err(FeedFault::NoNetwork) => return self.subscribe(&url, None).await,
+            Err(FeedFault::Failed(text)) => return Err(TransferFailure::error(text)),
+        };
+        let answer = read_answer(answer)?;
+        match parsed(&answer).await? {
+            Ok(()) => self.subscribe(&url, Some(answer)).await,
+            Err(FeedError::WebPage) => {
+                let links = feed_links_of_page(&answer.body, &answer.url);
+                for link in links.into_iter().take(FEED_LINKS_MAX) {
+                    let ask = FeedFetch::of(link.clone(), FEED_BYTES_MAX);
+                    let Ok(answer) = self.fetch_document(&ask).await else {
+                        continue;
+                    };
+                    if let Ok(answer) = read_answer(answer)
+                        && parsed(&answer).await?.is_ok()
+                    {
+                        return self.subscribe(&link, Some(answer)).await;
+                    }
+                }
+                let text = "this page links to no podcast that can be read; look for the address of its feed (RSS), \
+                            or try `cedos cast search`";
+                Err(TransferFailure::error(text))
+            }
+            Err(error) => Err(TransferFailure::error(error.to_string())),
+        }
+    }
+
+    /// Subscribes, and stores what the feed brought.
+    async fn subscribe(
+        &self,
+        url: &Url,
+        answer: Option<FeedAnswer>,
+    ) -> Result<AddedChannel, TransferFailure> {
+        let (service, now) = (&self.podcasts, Timestamp::now());
+        let is_read_later = answer.is_none();
+        let (url, outcome) = (url.clone(), answer.map(outcome_of));
+        let (id, report) = service
+            .with(move |library| {
+                let id = library.subscribe(&url, now)?;
+                let report = match outcome {
+                    Some(outcome) => library.apply_refresh(id, outcome, now)?,
+                    None => RefreshReport::default(),
+                };
+                Ok((id, report))
+            })
+            .await?;
+        service.changed();
+        Ok(AddedChannel {
+            channel: service.channel(id).await?.summary,
+            report,
+            is_read_later,
+        })
+    }
+
+    /// Changes the rule of a channel; what is none stays.
+    ///
+    /// # Errors
+    /// The schedule or the policy is none, in words.
+    pub(in super::super) async fn change_podcast_rule(
+        self: &Arc<Agent>,
+        channel: ChannelId,
+        schedule: Option<&str>,
+        keep: (Option<u32>, Option<u64>),
+        changed_policy: Option<&str>,
+    ) -> Result<ChannelSummary, TransferFailure> {
+        let service = &self.podcasts;
+        let mut rule = service.channel(channel).await?.summary.rule;
+        if let Some(text) = schedule {
+            rule.schedule = text
+                .parse::<DownloadSchedule>()
+                .map_err(TransferFailure::usage)?;
+        }
+        if let Some(latest) = keep.0 {
+            rule.keep.latest = latest;
+        }
+        rule.keep.bytes_max = keep.1.or(rule.keep.bytes_max);
+        match changed_policy {
+            Some("default") => rule.policy = None,
+            Some(text) => rule.policy = Some(policy(text)?),
+            None => {}
+        }
+        service
+            .with(move |library| library.set_channel_rule(channel, &rule))
+            .await?;
+        self.retime_downloads(channel).await?;
+        service.changed();
+        Ok(service.channel(channel).await?.summary)
+    }
+
+    /// Asks for an episode by a time of its own.
+    ///
+    /// # Errors
+    /// There is no such episode, or the policy is none.
+    pub(in super::super) async fn ask_for_episode(
+        self: &Arc<Agent>,
+        episode: EpisodeId,
+        by: Option<Timestamp>,
+        of_policy: Option<&str>,
+    ) -> Result<Episode, TransferFailure> {
+        if by.is_some_and(|by| by <= Timestamp::now()) {
+            let text = "that time has passed; give one in the future";
+            return Err(TransferFailure::usage(text));
+        }
+        let service = &self.podcasts;
+        let channel = service.episode(episode).await?.summary.channel;
+        let wanted = EpisodeDeadline {
+            by,
+            policy: of_policy.map(policy).transpose()?,
+        };
+        service
+            .with(move |library| library.set_episode_deadline(episode, Some(&wanted)))
+            .await?;
+        self.retime_downloads(channel).await?;
+        service.changed();
+        service.episode(episode).await
+    }
+
+    /// Ends a subscription: its downloads are cancelled, its files removed. Returns the files that are gone.
+    ///
+    /// # Errors
+    /// There is no such channel.
+    pub(in super::super) async fn remove_podcast(
+        self: &Arc<Agent>,
+        channel: ChannelId,
+    ) -> Result<usize, TransferFailure> {
+        let service = &self.podcasts;
+        let query = EpisodeQuery {
+            channel: Some(channel),
+            state: Some(EpisodeState::Downloading),
+            limit: SHOWN_MAX,
+            ..EpisodeQuery::default()
+        };
+        let running = service
+            .with(move |library| library.episodes(&query))
+            .await?;
+        let files = service
+            .with(move |library| library.unsubscribe(channel))
+            .await?;
+        for job in running.iter().filter_map(|episode| episode.job) {
+            self.cancel_download(job);
+        }
+        let removed = files.iter().filter(|file| file.exists() && remove(file));
+        let removed = removed.count();
+        service.changed();
+        Ok(removed)
+    }
+
+    /// An episode in JSON, with its transfer and promise while it has one.
+    fn episode_json(&self, episode: &EpisodeSummary) -> Value {
+        let mut value = serde_json::to_value(episode).unwrap_or_default();
+        if let Some(fields) = value.as_object_mut() {
+            fields.insert("transfer".into(), json!(self.episode_transfer(episode)));
+        }
+        value
+    }
+
+    fn whole_episode_json(&self, episode: &Episode) -> Value {
+        let mut value = serde_json::to_value(episode).unwrap_or_default();
+        if let Some(fields) = value.as_object_mut() {
+            fields.insert("summary".into(), self.episode_json(&episode.summary));
+            fields.insert("file".into(), json!(ready_file(episode)));
+        }
+        value
+    }
+
+    /// The episodes in the queue by deadline, then those that are ready and not played.
+    ///
+    /// # Errors
+    /// The library cannot be read.
+    pub(in super::super) async fn episode_queue(
+        &self,
+    ) -> Result<Vec<EpisodeSummary>, TransferFailure> {
+        let of = |state| EpisodeQuery {
+            state: Some(state),
+            played: Some(false),
+            limit: SHOWN_MAX,
+            ..EpisodeQuery::default()
+        };
+        let found = self.podcasts.with(move |library| {
+            let mut queued = library.episodes(&of(EpisodeState::Downloading))?;
+            queued.sort_by_key(|e| (e.deadline.unwrap_or(Timestamp::MAX), e.published, e.id));
+            let mut ready = library.episodes(&of(EpisodeState::Ready))?;
+            ready.sort_by_key(|e| (e.published, e.id));
+            queued.extend(ready);
+            Ok(queued)
+        });
+        found.await
+    }
+
+    /// Answers what `cedos cast` asks.
+    ///
+    /// # Errors
+    /// The request makes no sense, or cannot be carried out.
+    pub(in super::super) async fn answer_podcasts(
+        self: &Arc<Agent>,
+        request: PodcastRequest,
+    ) -> Result<Value, TransferFailure> {
+        let service = &self.podcasts;
+        // Who only looks leaves no library behind.
+        let is_empty = !service.exists();
+        Ok(ok_response(match request {
+            PodcastRequest::Add { url } => json!(self.add_podcast(&url).await?),
+            PodcastRequest::Search { words } => {
+                json!({"found": self.search_podcasts(&words).await?})
+            }
+            PodcastRequest::List if is_empty => json!({"channels": []}),
+            PodcastRequest::List => json!({"channels": service.with(Library::channels).await?}),
+            PodcastRequest::Show { channel, limit } => {
+                let channel = service.named(&channel).await?.id;
+                let query = EpisodeQuery {
+                    channel: Some(channel),
+                    limit: limit.min(SHOWN_MAX),
+                    ..EpisodeQuery::default()
+                };
+                let episodes = service
+                    .with(move |library| library.episodes(&query))
+                    .await?;
+                let episodes: Vec<Value> = episodes.iter().map(|e| self.episode_json(e)).collect();
+                json!({"channel": service.channel(channel).await?, "episodes": episodes})
+            }
+            PodcastRequest::Queue if is_empty => json!({"episodes": []}),
+            PodcastRequest::Queue => {
+                let queue = self.episode_queue().await?;
+                let episodes: Vec<Value> = queue.iter().map(|e| self.episode_json(e)).collect();
+                json!({"episodes": episodes})
+            }
+            PodcastRequest::Episode { episode } => {
+                let episode = service.episode(episode).await?;
+                json!({"episode": self.whole_episode_json(&episode)})
+            }
+            PodcastRequest::Rule {
+                channel,
+                schedule,
+                keep,
+                keep_bytes,
+                policy,
+            } => {
+                let id = service.named(&channel).await?.id;
+                let changed = self.change_podcast_rule(
+                    id,
+                    schedule.as_deref(),
+                    (keep, keep_bytes),
+                    policy.as_deref(),
+                );
+                let summary = changed.await?;
+                let next = summary
+                    .rule
+                    .schedule
+                    .deadline(Timestamp::now(), &Zoned::now());
+                json!({"channel": summary, "next": next})
+            }
+            PodcastRequest::Import { file } => json!(service.import(opml_file(&file)?).await?),
+            PodcastRequest::Export => json!({"opml": service.export().await?}),
+            PodcastRequest::Refresh { channel } => {
+                let channels = match channel {
+                    Some(channel) => vec![service.named(&channel).await?],
+                    None => service.with(Library::channels).await?,
+                };
+                let reports = channels.into_iter().map(|channel| async move {
+                    let report = self.refresh_channel(channel.id).await?;
+                    Ok::<_, TransferFailure>(
+                        json!({"id": channel.id, "title": channel.title, "report": report}),
+                    )
+                });
+                json!({"channels": futures_util::future::try_join_all(reports).await?})
+            }
+            PodcastRequest::Remove { channel } => {
+                let channel = service.named(&channel).await?;
+                let files = self.remove_podcast(channel.id).await?;
+                json!({"channel": channel, "files_removed": files})
+            }
+            PodcastRequest::Played { episode, played } => {
+                let episode = service.mark_played(episode, played).await?;
+                json!({"episode": self.whole_episode_json(&episode)})
+            }
+            PodcastRequest::Download {
+                episode,
+                by,
+                policy,
+            } => {
+                let episode = self.ask_for_episode(episode, by, policy.as_deref()).await?;
+                json!({"episode": self.whole_episode_json(&episode)})
+            }
+        }))
+    }
+}
+
+/// An answer that brought a document.
+fn read_answer(answer: FeedAnswer) -> Result<FeedAnswer, TransferFailure> {
+    match answer.status {
+        http::StatusCode::OK => Ok(answer),
+        status => Err(TransferFailure::error(status_text(&answer, status))),
+    }
+}
+
+/// Whether an answer is a feed; parsed on a thread for blocking calls.
+async fn parsed(answer: &FeedAnswer) -> Result<Result<(), FeedError>, TransferFailure> {
+    let (body, url) = (answer.body.clone(), answer.url.clone());
+    let parsed = tokio::task::spawn_blocking(move || parse_feed(&body, &url).map(drop)).await;
+    parsed.map_err(|error| TransferFailure::error(error.to_string()))
+}
+
+fn opml_file(file: &std::path::Path) -> Result<Vec<u8>, TransferFailure> {
+    let failed = |error: &dyn std::fmt::Display| {
+        TransferFailure::error(format!("cannot read {}: {error}", file.display()))
+    };
+    let found = file.metadata().map_err(|error| failed(&error))?;
+    if !found.is_file() || found.len() > OPML_BYTES_MAX {
+        let most = OPML_BYTES_MAX >> 20;
+        return Err(failed(&format!("it is no file of at most {most} MB")));
+    }
+    std::fs::read(file).map_err(|error| failed(&error))
+}

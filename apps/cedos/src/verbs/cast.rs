@@ -1,0 +1,425 @@
+//! `cedos cast`: podcasts of the agent from the command line.
+
+mod cast_text;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, anyhow};
+use cedos_agent::agent::api::{AgentRequest, PodcastRequest};
+use cedos_agent::agent::client::AgentApiClient;
+use cedos_agent::fetch::deadline_text::parse_deadline;
+use cedos_agent::fetch::option_parsers;
+use cedos_agent::fetch::outcome::TransferFailure;
+use cedos_terminal::{print_stderr, print_stdout};
+use clap::{Args, Subcommand};
+use jiff::Zoned;
+use serde_json::Value;
+use tokio::process::Command;
+use tokio::sync::watch;
+use url::Url;
+
+use super::agent_start;
+use super::credentials::{CredentialArgs, hide_passwords};
+use super::play::play_link;
+use super::transfer_args::stop_on_signal;
+use super::url::{ServedLinks, StreamArgs, parse_url, report_failure};
+use crate::help::COST_AND_TIME;
+
+/// The environment variable with the player of episodes and its arguments.
+const PLAYER_VARIABLE: &str = "CEDOS_PLAYER";
+
+/// The player that is used if the variable names none, and it is installed.
+const PLAYER: &str = "mpv";
+
+/// Podcasts that are on this device when they are wanted
+///
+/// The agent reads the feeds, and downloads episodes by the rule of their channel: by a time of day, within
+/// a time of being published, or whenever a free network is there. It is started if none runs.
+///
+/// Exit codes: 0 done, 1 error, 2 usage.
+#[derive(Debug, Args)]
+pub struct CastArgs {
+    #[command(subcommand)]
+    verb: CastVerb,
+}
+
+/// What is done with podcasts.
+#[derive(Debug, Subcommand)]
+enum CastVerb {
+    /// Subscribe to a podcast: the address of its feed, or of a page that links to it
+    ///
+    /// With a password, the agent keeps it for the host of the feed, and shows it to nobody.
+    Add {
+        /// The address: http:// or https://
+        #[arg(value_parser = parse_url)]
+        url: Url,
+        #[command(flatten)]
+        credentials: Box<CredentialArgs>,
+        #[command(flatten)]
+        output: CastOutput,
+    },
+    /// Search a directory for podcasts
+    Search {
+        /// Words of the title
+        #[arg(required = true)]
+        words: Vec<String>,
+        #[command(flatten)]
+        output: CastOutput,
+    },
+    /// List the channels, with their rules
+    List {
+        #[command(flatten)]
+        output: CastOutput,
+    },
+    /// Show a channel and its newest episodes
+    Show {
+        #[command(flatten)]
+        channel: NamedChannel,
+        /// Show at most this many episodes
+        #[arg(long, value_name = "N", default_value_t = 20)]
+        limit: u32,
+        #[command(flatten)]
+        output: CastOutput,
+    },
+    /// List the episodes that are downloaded or ready, in the order in which they will be heard
+    Queue {
+        #[command(flatten)]
+        output: CastOutput,
+    },
+    /// Play an episode, also while it is not whole
+    ///
+    /// The player is $CEDOS_PLAYER, else mpv. Without one the link or file is printed, and the link is
+    /// served until stopped. The exit code is the player's.
+    Play {
+        /// The number of the episode
+        #[arg(value_parser = parse_episode)]
+        episode: i64,
+        #[command(flatten)]
+        stream: Box<StreamArgs>,
+    },
+    /// Set when episodes of a channel are wanted, and how many are kept
+    Rule {
+        /// The channel: its number, address, or words of its title
+        channel: String,
+        /// weekdays 07:30, fri 16:00, in 2h, whenever it is free, by hand [default: as it is]
+        #[arg(value_name = "WHEN")]
+        schedule: Vec<String>,
+        /// Keep at most this many of the newest episodes
+        #[arg(long, value_name = "N")]
+        keep: Option<u32>,
+        /// Keep at most this much of the channel: 500M, 2G
+        #[arg(long, value_name = "SIZE", value_parser = option_parsers::parse_bytes)]
+        keep_size: Option<u64>,
+        /// When to use metered networks: free-only, free-first, balanced, fast, any; `default` is the device's
+        #[arg(long, help_heading = COST_AND_TIME)]
+        policy: Option<String>,
+        #[command(flatten)]
+        output: CastOutput,
+    },
+    /// Exchange subscriptions with other programs
+    #[command(subcommand)]
+    Opml(OpmlVerb),
+    /// Read feeds now, all of them or one
+    Refresh {
+        /// The channel: its number, address, or words of its title
+        channel: Vec<String>,
+        #[command(flatten)]
+        output: CastOutput,
+    },
+    /// End a subscription, and remove its downloaded episodes
+    Remove {
+        #[command(flatten)]
+        channel: NamedChannel,
+        #[command(flatten)]
+        output: CastOutput,
+    },
+    /// Mark an episode as played; its file goes when the rule says so
+    Played {
+        /// The number of the episode
+        #[arg(value_parser = parse_episode)]
+        episode: i64,
+        /// Mark it as not played
+        #[arg(long)]
+        not: bool,
+        #[command(flatten)]
+        output: CastOutput,
+    },
+    /// Download an episode, whatever the rule of its channel says
+    Download {
+        /// The number of the episode
+        #[arg(value_parser = parse_episode)]
+        episode: i64,
+        /// Finish by TIME: 07:30 (the next one), 7pm, tomorrow 07:30, friday 16:00, +45m [default: no deadline]
+        #[arg(long, value_name = "TIME", help_heading = COST_AND_TIME)]
+        by: Option<String>,
+        /// When to use metered networks [default: as the channel's rule says]
+        #[arg(long, help_heading = COST_AND_TIME)]
+        policy: Option<String>,
+        #[command(flatten)]
+        output: CastOutput,
+    },
+}
+
+/// Subscriptions in a file.
+#[derive(Debug, Subcommand)]
+enum OpmlVerb {
+    /// Subscribe to the podcasts that another program exported
+    Import {
+        /// The OPML file
+        file: PathBuf,
+        #[command(flatten)]
+        output: CastOutput,
+    },
+    /// Write the subscriptions for other programs, without passwords
+    Export {
+        /// The file to write [default: standard output]
+        file: Option<PathBuf>,
+    },
+}
+
+/// A channel on the command line.
+#[derive(Debug, Args)]
+struct NamedChannel {
+    /// The channel: its number, address, or words of its title
+    #[arg(value_name = "CHANNEL", required = true)]
+    words: Vec<String>,
+}
+
+/// How a verb of `cedos cast` prints.
+#[derive(Debug, Args)]
+struct CastOutput {
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+fn parse_episode(text: &str) -> Result<i64, String> {
+    text.trim_start_matches('#').parse().map_err(|_| {
+        format!("`{text}` is not the number of an episode; `cedos cast show CHANNEL` lists them")
+    })
+}
+
+/// Runs a verb of `cedos cast`.
+///
+/// # Errors
+/// The agent cannot be started.
+pub async fn run(args: CastArgs) -> anyhow::Result<ExitCode> {
+    match args.verb {
+        CastVerb::Play { episode, stream } => play(episode, *stream).await,
+        CastVerb::Opml(OpmlVerb::Export { file }) => export(file).await,
+        verb => {
+            let (request, json) = match request(verb)? {
+                Ok(request) => request,
+                Err(text) => return Ok(failed(&TransferFailure::usage(text))),
+            };
+            let mut agent = agent_start::connect_or_start().await?;
+            Ok(match ask(&mut agent, &request).await {
+                Ok(answer) => {
+                    show(&request, &answer, json);
+                    ExitCode::SUCCESS
+                }
+                Err(failure) => failed(&failure),
+            })
+        }
+    }
+}
+
+fn failed(failure: &TransferFailure) -> ExitCode {
+    report_failure("cast", failure)
+}
+
+async fn ask(
+    agent: &mut AgentApiClient,
+    request: &PodcastRequest,
+) -> Result<Value, TransferFailure> {
+    let mut answer = agent.ask(&AgentRequest::Cast(request.clone())).await?;
+    // Only the agent and its client say it to each other.
+    if let Some(fields) = answer.as_object_mut() {
+        fields.remove("ok");
+    }
+    Ok(answer)
+}
+
+/// The request of a verb, and whether the answer is printed as JSON; or what is wrong with the command line.
+fn request(verb: CastVerb) -> anyhow::Result<Result<(PodcastRequest, bool), String>> {
+    let by = |text: &String| parse_deadline(text, &Zoned::now()).map(|by| by.due().at());
+    Ok(Ok(match verb {
+        CastVerb::Add {
+            mut url,
+            credentials,
+            output,
+        } => {
+            hide_passwords();
+            if let Err(text) = credentials.apply(std::slice::from_mut(&mut url)) {
+                return Ok(Err(text));
+            }
+            (PodcastRequest::Add { url }, output.json)
+        }
+        CastVerb::Search { words, output } => {
+            let words = words.join(" ");
+            (PodcastRequest::Search { words }, output.json)
+        }
+        CastVerb::List { output } => (PodcastRequest::List, output.json),
+        CastVerb::Show {
+            channel,
+            limit,
+            output,
+        } => {
+            let channel = channel.words.join(" ");
+            (PodcastRequest::Show { channel, limit }, output.json)
+        }
+        CastVerb::Queue { output } => (PodcastRequest::Queue, output.json),
+        CastVerb::Rule {
+            channel,
+            schedule,
+            keep,
+            keep_size,
+            policy,
+            output,
+        } => {
+            let schedule = (!schedule.is_empty()).then(|| schedule.join(" "));
+            let request = PodcastRequest::Rule {
+                channel,
+                schedule,
+                keep,
+                keep_bytes: keep_size,
+                policy,
+            };
+            (request, output.json)
+        }
+        CastVerb::Opml(OpmlVerb::Import { file, output }) => {
+            let file = std::path::absolute(&file).context("the working directory is gone")?;
+            (PodcastRequest::Import { file }, output.json)
+        }
+        CastVerb::Refresh { channel, output } => {
+            let channel = (!channel.is_empty()).then(|| channel.join(" "));
+            (PodcastRequest::Refresh { channel }, output.json)
+        }
+        CastVerb::Remove { channel, output } => {
+            let channel = channel.words.join(" ");
+            (PodcastRequest::Remove { channel }, output.json)
+        }
+        CastVerb::Played {
+            episode,
+            not,
+            output,
+        } => {
+            let (episode, played) = (episode_id(episode), !not);
+            (PodcastRequest::Played { episode, played }, output.json)
+        }
+        CastVerb::Download {
+            episode,
+            by: text,
+            policy,
+            output,
+        } => {
+            let by = match text.as_ref().map(by).transpose() {
+                Ok(by) => by,
+                Err(text) => return Ok(Err(text)),
+            };
+            let episode = episode_id(episode);
+            let request = PodcastRequest::Download {
+                episode,
+                by,
+                policy,
+            };
+            (request, output.json)
+        }
+        CastVerb::Play { .. } | CastVerb::Opml(OpmlVerb::Export { .. }) => {
+            unreachable!("these are carried out where they are read")
+        }
+    }))
+}
+
+fn episode_id(number: i64) -> cedos_readycast::EpisodeId {
+    cedos_readycast::EpisodeId(number)
+}
+
+fn show(request: &PodcastRequest, answer: &Value, json: bool) {
+    if json {
+        return print_stdout(&answer.to_string());
+    }
+    for line in cast_text::lines(request, answer, &Zoned::now()) {
+        print_stdout(&line);
+    }
+    for note in cast_text::notes(request, answer) {
+        print_stderr(&note);
+    }
+}
+
+async fn export(file: Option<PathBuf>) -> anyhow::Result<ExitCode> {
+    let mut agent = agent_start::connect_or_start().await?;
+    let answer = match ask(&mut agent, &PodcastRequest::Export).await {
+        Ok(answer) => answer,
+        Err(failure) => return Ok(failed(&failure)),
+    };
+    let opml = answer["opml"].as_str().context("the agent sent no list")?;
+    match file {
+        Some(file) => std::fs::write(&file, opml)
+            .with_context(|| format!("cannot write {}", file.display()))?,
+        None => print_stdout(opml),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Plays an episode: its file if it is whole, else a link of the agent.
+async fn play(episode: i64, stream: StreamArgs) -> anyhow::Result<ExitCode> {
+    let mut agent = agent_start::connect_or_start().await?;
+    let request = PodcastRequest::Episode {
+        episode: episode_id(episode),
+    };
+    let answer = match ask(&mut agent, &request).await {
+        Ok(answer) => answer,
+        Err(failure) => return Ok(failed(&failure)),
+    };
+    let answer = &answer["episode"];
+    let player = player();
+    if let Some(file) = answer["file"].as_str() {
+        let Some(player) = player else {
+            print_stdout(file);
+            return Ok(ExitCode::SUCCESS);
+        };
+        let status = Command::new(&player[0])
+            .args(&player[1..])
+            .arg(file)
+            .status()
+            .await;
+        let status = status.map_err(|error| anyhow!("cannot run {}: {error}", player[0]))?;
+        let code = status.code().and_then(|code| u8::try_from(code).ok());
+        return Ok(ExitCode::from(code.unwrap_or(128)));
+    }
+    let url = answer["enclosure"].as_str().context("no address")?;
+    let url: Url = url.parse().context("no address")?;
+    let (stop, stopped) = watch::channel(false);
+    stop_on_signal(stop).context("signals")?;
+    let serving = ServedLinks::start(std::slice::from_ref(&url), &stream, stopped).await;
+    let mut serving = match serving {
+        Ok(serving) => serving,
+        Err(failure) => return Ok(failed(&failure)),
+    };
+    let Some(player) = player else {
+        if !stream.json {
+            print_stdout(&serving.links[0]);
+        }
+        serving.serve_until(std::future::pending::<()>()).await;
+        serving.stop().await;
+        return Ok(ExitCode::SUCCESS);
+    };
+    Ok(match play_link(&player, serving, stream.json).await {
+        Ok(code) => code,
+        Err(failure) => failed(&failure),
+    })
+}
+
+/// The player and its arguments; none if there is none.
+fn player() -> Option<Vec<String>> {
+    let named = std::env::var(PLAYER_VARIABLE).unwrap_or_default();
+    let named: Vec<String> = named.split_whitespace().map(str::to_owned).collect();
+    if !named.is_empty() {
+        return Some(named);
+    }
+    let path = std::env::var_os("PATH")?;
+    let is_there = std::env::split_paths(&path).any(|folder| folder.join(PLAYER).is_file());
+    is_there.then(|| vec![PLAYER.to_owned()])
+}

@@ -1,0 +1,197 @@
+//! The answers to `cedos cast` as lines for people.
+
+use cedos_agent::agent::api::PodcastRequest;
+use cedos_agent::fetch::deadline_text::describe_time;
+use cedos_agent::fetch::report::human_bytes;
+use cedos_agent::transfer_text::promise_of;
+use cedos_text::escape_controls;
+use jiff::{Timestamp, Zoned};
+use serde_json::Value;
+
+/// What an answer says, a line each.
+pub fn lines(request: &PodcastRequest, answer: &Value, now: &Zoned) -> Vec<String> {
+    let list = |field: &str| answer[field].as_array().cloned().unwrap_or_default();
+    match request {
+        PodcastRequest::Search { .. } => list("found").iter().map(found).collect(),
+        PodcastRequest::List => list("channels").iter().map(channel).collect(),
+        PodcastRequest::Add { .. } | PodcastRequest::Rule { .. } => {
+            let mut line = channel(&answer["channel"]);
+            if let Some(next) = time(&answer["next"]) {
+                line += &format!("   next: {}", describe_time(next, now));
+            }
+            vec![line]
+        }
+        PodcastRequest::Show { .. } => {
+            let episodes = list("episodes");
+            let head = channel(&answer["channel"]["summary"]);
+            let episodes = episodes.iter().map(|e| episode(e, false, now));
+            std::iter::once(head).chain(episodes).collect()
+        }
+        PodcastRequest::Queue => {
+            let episodes = list("episodes");
+            episodes.iter().map(|e| episode(e, true, now)).collect()
+        }
+        PodcastRequest::Refresh { .. } => list("channels").iter().map(refreshed).collect(),
+        PodcastRequest::Import { .. } => {
+            vec![format!("Subscribed: {}", answer["feeds"])]
+        }
+        PodcastRequest::Remove { .. } => {
+            let title = text(&answer["channel"]["title"]);
+            vec![format!(
+                "{title} is removed, with {} files of episodes",
+                answer["files_removed"]
+            )]
+        }
+        PodcastRequest::Episode { .. }
+        | PodcastRequest::Played { .. }
+        | PodcastRequest::Download { .. } => {
+            vec![episode(&answer["episode"]["summary"], true, now)]
+        }
+        PodcastRequest::Export => Vec::new(),
+    }
+}
+
+/// What is to be noticed about an answer, a line each.
+pub fn notes(request: &PodcastRequest, answer: &Value) -> Vec<String> {
+    let is_empty = |field: &str| answer[field].as_array().is_none_or(Vec::is_empty);
+    match request {
+        PodcastRequest::Search { .. } if is_empty("found") => {
+            vec!["Nothing is found. Try other words, or `cedos cast add` with an address".into()]
+        }
+        PodcastRequest::List if is_empty("channels") => {
+            vec!["No podcasts yet. `cedos cast search WORDS` finds some, `cedos cast add URL` subscribes".into()]
+        }
+        PodcastRequest::Queue if is_empty("episodes") => {
+            vec![
+                "No episode is downloaded or ready. `cedos cast rule` sets when they are wanted"
+                    .into(),
+            ]
+        }
+        PodcastRequest::Add { .. } if answer["is_read_later"] == true => {
+            vec!["note: no network is up; the feed is read when one is".into()]
+        }
+        PodcastRequest::Import { .. } => {
+            let skipped = answer["skipped"].as_array().into_iter().flatten();
+            skipped
+                .map(|why| format!("note: left out: {}", text(why)))
+                .collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+fn text(value: &Value) -> String {
+    escape_controls(value.as_str().unwrap_or_default()).into_owned()
+}
+
+fn time(value: &Value) -> Option<Timestamp> {
+    value.as_str()?.parse().ok()
+}
+
+fn found(found: &Value) -> String {
+    let author = text(&found["author"]);
+    let by = (!author.is_empty()).then(|| format!(" ({author})"));
+    format!(
+        "{}   {}{}",
+        text(&found["url"]),
+        text(&found["title"]),
+        by.unwrap_or_default()
+    )
+}
+
+fn channel(channel: &Value) -> String {
+    let mut line = format!(
+        "{}   {}   {} episodes, {} not played, {} ready   {}",
+        channel["id"],
+        text(&channel["title"]),
+        channel["episodes"],
+        channel["unplayed"],
+        channel["ready"],
+        text(&channel["rule"]["schedule"]),
+    );
+    if let Some(problem) = channel["problem"].as_str() {
+        line += &format!("   {}", escape_controls(problem));
+    }
+    line
+}
+
+fn refreshed(channel: &Value) -> String {
+    let title = text(&channel["title"]);
+    let report = &channel["report"];
+    match (report.is_null(), report["problem"].as_str()) {
+        (true, _) => format!("{title}: not read now; no network is up that may be used"),
+        (_, Some(problem)) => format!("{title}: {}", escape_controls(problem)),
+        (_, None) => format!("{title}: {} new episodes", report["added"]),
+    }
+}
+
+/// An episode in a list; `is_mixed`: among those of other channels.
+fn episode(episode: &Value, is_mixed: bool, now: &Zoned) -> String {
+    let mut line = format!("{}   {}", episode["id"], text(&episode["title"]));
+    if is_mixed {
+        line += &format!(" ({})", text(&episode["channel_title"]));
+    }
+    if let Some(bytes) = episode["bytes"].as_u64().filter(|bytes| *bytes > 0) {
+        line += &format!("   {}", human_bytes(bytes));
+    }
+    line += &format!("   {}", text(&episode["state"]).to_uppercase());
+    if episode["played"] == true {
+        line += ", played";
+    }
+    if let Some(problem) = episode["problem"].as_str() {
+        line += &format!(": {}", escape_controls(problem));
+    }
+    let transfer = &episode["transfer"];
+    if transfer.is_null() {
+        return line;
+    }
+    if let Some(at) = time(&episode["deadline"]) {
+        line += &format!("   by {}", describe_time(at, now));
+    }
+    if let Some(promise) = promise_of(transfer) {
+        line += &format!(", {}", promise.describe());
+    }
+    if transfer["standing"] == "waiting"
+        && let Some(why) = transfer["last"]["why"].as_str()
+    {
+        line += &format!("   waits: {why} (cedos why {})", transfer["id"]);
+    }
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn an_episode_that_waits_says_by_when_and_why() {
+        let now: Zoned = "2030-06-03T06:00:00[UTC]".parse().expect("a time");
+        let answer = json!({"episodes": [{
+            "id": 17, "title": "One\u{1b}", "channel_title": "News", "bytes": 12_000_000, "state": "downloading",
+            "played": false, "deadline": "2030-06-03T07:30:00Z",
+            "transfer": {"id": 4, "standing": "waiting", "last": {"why": "no free network is up"},
+                "promise": {"p": 0.93, "infeasible": false, "metered_bytes_expected": 0, "metered_bytes_95": 0,
+                    "metered_bytes_worst": 0, "left_s": 5400.0}},
+        }]});
+        let lines = lines(&PodcastRequest::Queue, &answer, &now);
+        assert_eq!(lines.len(), 1);
+        let line = &lines[0];
+        for part in [
+            "17",
+            "(News)",
+            "12.00 MB",
+            "by 07:30",
+            "93%",
+            "waits: no free",
+            "cedos why 4",
+        ] {
+            assert!(
+                line.replace(' ', "").contains(&part.replace(' ', "")),
+                "{part}: {line}"
+            );
+        }
+        assert!(!line.contains('\u{1b}'), "{line}");
+    }
+}
