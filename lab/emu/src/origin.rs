@@ -443,18 +443,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_request_that_begins_where_another_began_counts_as_a_repeated_one() {
-        let requests = ObjectRequests::default();
-        requests.record("/bytes/9?flow=a", 0);
-        requests.record("/bytes/9?flow=b", 0);
-        requests.record("/bytes/9?flow=a", 4);
-        assert_eq!(requests.twice(), 0);
-        requests.record("/bytes/9?flow=a", 4);
-        requests.record("/bytes/9?flow=b", 0);
-        assert_eq!(requests.twice(), 2);
-    }
-
-    #[test]
     fn ranges_are_read_as_the_standard_says() {
         let part = |first, end| Wanted::Part { first, end };
         for (range, expected) in [

@@ -662,29 +662,6 @@ mod tests {
     }
 
     #[test]
-    fn a_flow_with_a_count_stands_for_that_many() {
-        let flow = "[[flow]]\nid = \"f\"\nbytes = 1\n";
-        let scenario = parse(&format!("{LINK}{flow}count = 3\n")).unwrap();
-        let ids: Vec<&str> = scenario.flows.iter().map(|flow| &*flow.id).collect();
-        assert_eq!(ids, ["f1", "f2", "f3"]);
-        for (count, fault) in [(0, "at least 1"), (4_000_000_000_u32, "at most")] {
-            let told = parse(&format!("{LINK}{flow}count = {count}\n")).unwrap_err();
-            assert!(told.contains(fault), "{told}");
-        }
-    }
-
-    #[test]
-    fn outages_need_a_store_and_follow_one_another() {
-        let outage = |t_s| format!("[[store_outage]]\nt_s = {t_s}\nfor_s = 2\n");
-        let told = parse(&format!("{LINK}{}", outage(1))).unwrap_err();
-        assert!(told.contains("say store = true"), "{told}");
-        let told = parse(&format!("store = true\n{LINK}{}{}", outage(1), outage(2))).unwrap_err();
-        assert!(told.contains("lasts until 3 s"), "{told}");
-        let scenario = parse(&format!("store = true\n{LINK}{}{}", outage(1), outage(3))).unwrap();
-        assert_eq!(scenario.store_outages.len(), 2);
-    }
-
-    #[test]
     fn a_misspelt_key_is_named_and_the_right_one_suggested() {
         let fault = parse(&format!("{LINK}rtt_sm = 5\n")).unwrap_err();
         assert!(
