@@ -189,7 +189,10 @@ fn lab_and_simulator_print_the_same_object_with_the_keys_of_the_documentation() 
     for output in [Some(simulated), emulated].into_iter().flatten() {
         assert_eq!(output.status.code(), Some(1), "an expectation fails");
         let report = report(&output);
-        assert_eq!(keys(&report), words("flows links switches expectations"));
+        assert_eq!(
+            keys(&report),
+            words("flows links switches origin_requests_twice expectations")
+        );
         let each = |list: &str, wanted: &str| {
             let list = report[list].as_array().expect("a list");
             assert!(!list.is_empty(), "{wanted}: {report}");
@@ -225,6 +228,60 @@ fn lab_and_simulator_print_the_same_object_with_the_keys_of_the_documentation() 
                 "{link}: {report}"
             );
         }
+    }
+}
+
+/// Two nodes with a store, which is paused while downloads run. Then the node in use is killed for good.
+const NODES: &str = r#"
+duration_s = 100
+origin = "builtin"
+nodes = 2
+store = true
+[[link]]
+name = "wlan0"
+down_mbps = 8
+up_mbps = 8
+[[store_outage]]
+how = "pause"
+t_s = 2
+for_s = 1
+[[store_outage]]
+t_s = 4
+for_s = 1
+[[crash]]
+who = "proxy"
+t_s = 7
+for_s = 90
+[[flow]]
+id = "download"
+count = 4
+bytes = 3_000_000
+[[expect]]
+text = "count(flows[sha256_ok=true]) == 4"
+[[expect]]
+text = "origin_requests_twice == 0"
+"#;
+
+#[test]
+fn downloads_outlive_their_store_and_their_node_and_ask_the_origin_for_nothing_twice() {
+    if !installed("redis-server") {
+        eprintln!("skipped: redis-server is not installed");
+        return;
+    }
+    let Some(output) = lab(&scenario(NODES), &["--json"]) else {
+        return;
+    };
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    let report = report(&output);
+    assert!(output.status.success(), "{told}");
+    assert_eq!(report["flows"].as_array().map(Vec::len), Some(4));
+    assert_eq!(report["flows"][3]["id"], "download4");
+    for event in [
+        "store    is paused",
+        "store    is killed",
+        "proxy    crashes",
+    ] {
+        assert!(told.contains(event), "{event}: {told}");
     }
 }
 

@@ -26,7 +26,7 @@ use hyper_util::server::conn::auto;
 use nix::sys::socket::setsockopt;
 use nix::sys::socket::sockopt::TcpCongestion;
 use rustls_pki_types::PrivateKeyDer;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::error::Error;
 use std::net::SocketAddr;
@@ -135,6 +135,27 @@ impl UploadCounts {
     }
 }
 
+/// The requests for objects that the built-in origin got: of each object, the bytes at which they began.
+#[derive(Clone, Debug, Default)]
+pub struct ObjectRequests(Arc<Mutex<BTreeMap<String, Vec<u64>>>>);
+
+impl ObjectRequests {
+    /// The number of requests that began at a byte of their object at which an earlier one had begun.
+    pub fn twice(&self) -> u64 {
+        let requests = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let repeated = requests.values().map(|begun| {
+            let distinct: BTreeSet<&u64> = begun.iter().collect();
+            (begun.len() - distinct.len()) as u64
+        });
+        repeated.sum()
+    }
+
+    fn record(&self, object: &str, at: u64) {
+        let mut requests = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        requests.entry(object.to_owned()).or_default().push(at);
+    }
+}
+
 /// A built-in origin, before it runs.
 #[derive(Debug, Default)]
 pub struct OriginServer {
@@ -148,6 +169,8 @@ pub struct OriginServer {
     pub seed: u64,
     /// The byte counts of uploads.
     pub received: UploadCounts,
+    /// The requests for objects.
+    pub requests: ObjectRequests,
 }
 
 impl OriginServer {
@@ -164,8 +187,8 @@ impl OriginServer {
             .enable_all()
             .build()?;
         runtime.block_on(async {
-            let (seed, received) = (self.seed, self.received);
-            let respond = move |request| answer(request, seed, received.clone());
+            let (seed, received, requests) = (self.seed, self.received, self.requests);
+            let respond = move |request| answer(request, seed, received.clone(), requests.clone());
             let mut bound = Vec::new();
             let mut servers = tokio::task::JoinSet::new();
             for address in self.plain {
@@ -210,10 +233,11 @@ async fn answer(
     request: Request<Incoming>,
     seed: u64,
     received: UploadCounts,
+    requests: ObjectRequests,
 ) -> Response<Content> {
     match (request.method(), request.uri().path()) {
         (&Method::GET | &Method::HEAD, path) if path.starts_with("/bytes/") => {
-            object(&request, seed)
+            object(&request, seed, &requests)
         }
         (&Method::PUT | &Method::POST, path) if is_upload(path) => upload(request, &received).await,
         (_, path) if is_upload(path) => {
@@ -235,7 +259,7 @@ fn is_upload(path: &str) -> bool {
     path == "/upload" || path.starts_with("/upload/")
 }
 
-fn object(request: &Request<Incoming>, seed: u64) -> Response<Content> {
+fn object(request: &Request<Incoming>, seed: u64, requests: &ObjectRequests) -> Response<Content> {
     let Some(total) = request
         .uri()
         .path()
@@ -291,6 +315,9 @@ fn object(request: &Request<Incoming>, seed: u64) -> Response<Content> {
     };
     let content = Content::Made { seed, at, end };
     let head = request.method() == Method::HEAD;
+    if !head {
+        requests.record(&request.uri().to_string(), at);
+    }
     let builder = builder.header(CONTENT_LENGTH, end - at);
     builder
         .body(if head { Content::NONE } else { content })

@@ -10,7 +10,7 @@
 
 use crate::content;
 use crate::namespace::Namespace;
-use crate::origin::{OriginServer, Tls, UploadCounts};
+use crate::origin::{ObjectRequests, OriginServer, Tls, UploadCounts};
 use crate::plan;
 pub use crate::plan::ORIGIN_NAME;
 use anyhow::{Context, bail};
@@ -44,6 +44,7 @@ pub struct Web {
     /// The folder of uploads, if they become files.
     uploads: Option<PathBuf>,
     received: UploadCounts,
+    requests: ObjectRequests,
     nginx: Option<Child>,
 }
 
@@ -57,6 +58,12 @@ impl Web {
     /// an upload completely before others can see it.
     pub fn upload_arrived(&self, name: &str) -> Option<u64> {
         self.nginx.is_none().then(|| self.received.arrived(name))
+    }
+
+    /// The number of requests that began at a byte of an object at which an earlier one had begun; `None` behind
+    /// nginx, which serves files without the built-in server.
+    pub fn requests_twice(&self) -> Option<u64> {
+        self.nginx.is_none().then(|| self.requests.twice())
     }
 }
 
@@ -93,6 +100,7 @@ pub(crate) fn prepare(scenario: &Scenario, folder: &Path) -> anyhow::Result<(Web
             ca,
             uploads: None,
             received: UploadCounts::default(),
+            requests: ObjectRequests::default(),
             nginx: None,
         };
         let at = |port| {
@@ -108,6 +116,7 @@ pub(crate) fn prepare(scenario: &Scenario, folder: &Path) -> anyhow::Result<(Web
                 ..tls
             }),
             received: web.received.clone(),
+            requests: web.requests.clone(),
             ..server
         };
         return Ok((web, builtin));
@@ -123,6 +132,7 @@ pub(crate) fn prepare(scenario: &Scenario, folder: &Path) -> anyhow::Result<(Web
         ca,
         uploads,
         received: UploadCounts::default(),
+        requests: ObjectRequests::default(),
         nginx: None,
     };
     let behind = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), BEHIND_PORT);

@@ -63,6 +63,28 @@ impl Scenario {
                 .check(self.duration_s)
                 .map_err(|fault| format!("crash: {fault}"))?;
         }
+        if self.store_outages.len() > CRASHES_MAX {
+            return Err(format!(
+                "{} outages of the store, at most {CRASHES_MAX}",
+                self.store_outages.len()
+            ));
+        }
+        if !self.store && !self.store_outages.is_empty() {
+            return Err("store_outage: the scenario has no store; say store = true".to_owned());
+        }
+        let mut away_until = 0.0;
+        for outage in &self.store_outages {
+            outage
+                .check(self.duration_s)
+                .map_err(|fault| format!("store_outage: {fault}"))?;
+            if outage.t_s < away_until {
+                return Err(format!(
+                    "store_outage: t_s is {}, but the outage before it lasts until {away_until} s",
+                    outage.t_s
+                ));
+            }
+            away_until = outage.t_s + outage.for_s;
+        }
         if self.replays.len() > REPLAYED_MAX as usize {
             return Err(format!(
                 "{} replays, at most {REPLAYED_MAX}",

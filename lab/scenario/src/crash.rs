@@ -70,6 +70,31 @@ pub struct Crash {
     pub lost_commits: u32,
 }
 
+/// How the store of a proxy's nodes stops.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum StoreStop {
+    /// The server is killed, and started again with what it had on disk.
+    #[default]
+    Kill,
+    /// The server keeps its connections and answers nothing, then continues.
+    Pause,
+}
+
+/// A time in which the store of a proxy's nodes does not answer.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StoreOutage {
+    /// When the store stops, in seconds.
+    pub t_s: f64,
+    /// How long the store is away, in seconds.
+    #[serde(default = "crash_for_default")]
+    pub for_s: f64,
+    /// Whether the server is killed or paused.
+    #[serde(default)]
+    pub how: StoreStop,
+}
+
 /// A replay of packets that were sent before.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -95,6 +120,11 @@ fn crash_for_default() -> f64 {
     CRASH_FOR_S_DEFAULT
 }
 
+/// The default of a flow's `count`.
+pub(crate) fn one_flow() -> u32 {
+    1
+}
+
 /// The default of `nodes`.
 pub(crate) fn one_node() -> u8 {
     1
@@ -109,6 +139,13 @@ impl Crash {
         if self.how == Stop::Upgrade && self.who != CrashedEnd::Proxy {
             return Err("only the proxy is upgraded".to_owned());
         }
+        seconds("t_s", self.t_s, duration_s)?;
+        seconds("for_s", self.for_s, duration_s)
+    }
+}
+
+impl StoreOutage {
+    pub(crate) fn check(&self, duration_s: f64) -> Result<(), String> {
         seconds("t_s", self.t_s, duration_s)?;
         seconds("for_s", self.for_s, duration_s)
     }

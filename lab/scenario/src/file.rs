@@ -5,7 +5,7 @@
 //! key that is silently ignored would give a wrong result.
 
 use crate::acks::Acks;
-use crate::crash::{Crash, Replay, hibernate_after_default, one_node};
+use crate::crash::{Crash, Replay, StoreOutage, hibernate_after_default, one_flow, one_node};
 use crate::origin::OriginKind;
 use crate::properties::{Settings, table_with_properties};
 use crate::transport::Transport;
@@ -74,12 +74,18 @@ pub struct Scenario {
     /// Lab only.
     #[serde(default = "one_node")]
     pub nodes: u8,
+    /// Whether the nodes share their sessions in a `redis-server`, and a directory of copies. Lab only.
+    #[serde(default)]
+    pub store: bool,
     /// The ACK settings.
     #[serde(default)]
     pub acks: Acks,
     /// Crashes of either end.
     #[serde(default, rename = "crash")]
     pub crashes: Vec<Crash>,
+    /// Outages of the nodes' store.
+    #[serde(default, rename = "store_outage")]
+    pub store_outages: Vec<StoreOutage>,
     /// Replays of packets.
     #[serde(default, rename = "replay")]
     pub replays: Vec<Replay>,
@@ -337,6 +343,9 @@ pub struct ScenarioFlow {
     /// The name in the report; the flow's number, from 0, if empty.
     #[serde(default)]
     pub id: String,
+    /// The number of equal flows that this table stands for, each with a process of its own.
+    #[serde(default = "one_flow")]
+    pub count: u32,
     /// The size in bytes; the origin generates the content from the seed. Either this or `url`.
     pub bytes: Option<u64>,
     /// The URL of the object (lab only).
@@ -461,6 +470,7 @@ impl Scenario {
         };
         let mut scenario: Scenario =
             toml::from_str(text).map_err(|e| at_fault(crate::suggest::explain(&e)))?;
+        scenario.repeat_flows().map_err(at_fault)?;
         for (number, flow) in scenario.flows.iter_mut().enumerate() {
             if flow.id.is_empty() {
                 flow.id = number.to_string();
@@ -471,6 +481,33 @@ impl Scenario {
             link.read_traces(open)?;
         }
         Ok(scenario)
+    }
+
+    /// Puts `count` flows in the place of each flow that has a `count`. Their ids are its own and a number.
+    fn repeat_flows(&mut self) -> Result<(), String> {
+        let all: u64 = self.flows.iter().map(|flow| u64::from(flow.count)).sum();
+        if all > FLOWS_MAX as u64 {
+            return Err(format!("{all} flows, at most {FLOWS_MAX}"));
+        }
+        let mut repeated = Vec::with_capacity(all as usize);
+        for flow in std::mem::take(&mut self.flows) {
+            if flow.count == 0 {
+                return Err(format!("flow {}: count is 0, expected at least 1", flow.id));
+            }
+            if flow.count == 1 {
+                repeated.push(flow);
+                continue;
+            }
+            for number in 1..=flow.count {
+                repeated.push(ScenarioFlow {
+                    id: format!("{}{number}", flow.id),
+                    count: 1,
+                    ..flow.clone()
+                });
+            }
+        }
+        self.flows = repeated;
+        Ok(())
     }
 
     /// The number of the link of this name.

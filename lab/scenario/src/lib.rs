@@ -44,7 +44,7 @@ mod transport;
 pub use acks::{Acks, AcksPlacement as OffloadWhere, Offload};
 pub use crash::{
     CRASH_FOR_S_DEFAULT, CRASHES_MAX, Crash, CrashedEnd, HIBERNATE_AFTER_S_DEFAULT, REPLAYED_MAX,
-    Replay, Stop,
+    Replay, Stop, StoreOutage, StoreStop,
 };
 pub use expression::Expression;
 pub use file::{

@@ -15,6 +15,10 @@ pub struct RunReport {
     pub links: Vec<LinkReport>,
     /// Changes of the link that carries the data, in order of time.
     pub switches: Vec<Switch>,
+    /// The number of requests to the origin that began at a byte of an object at which an earlier
+    /// request for it had begun; `null` if the origin could not be observed.
+    #[serde(default)]
+    pub origin_requests_twice: Option<u64>,
     /// The results of the scenario's expectations.
     pub expectations: Vec<Expectation>,
 }

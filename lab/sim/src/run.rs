@@ -168,6 +168,7 @@ fn finish(
         flows: device.reports(&proxy),
         links: network.reports(),
         switches: switches.into_switches(),
+        origin_requests_twice: None,
         expectations: Vec::new(),
     };
     scenario.judge(&mut report);

@@ -16,6 +16,7 @@ pub mod offspring;
 pub mod over;
 pub mod prox;
 pub mod socket_transfer;
+pub mod store;
 pub mod transfers;
 
 use anyhow::Context;

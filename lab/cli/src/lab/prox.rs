@@ -4,6 +4,7 @@ use anyhow::{Context, anyhow, bail};
 use cedos_lab_emu::{World, plan};
 use cedos_lab_scenario::Family;
 use serde_json::Value;
+use std::ffi::OsString;
 use std::fs::OpenOptions;
 use std::io::{BufRead, BufReader};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -13,6 +14,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use super::end;
+use super::store::LabStore;
 
 /// Port of the proxy in the lab, and that of its second node.
 const PROXY_PORT: u16 = 4433;
@@ -30,6 +32,8 @@ pub struct LabProx {
     child: Option<Child>,
     /// The proxy's second node, where the scenario has one.
     second: Option<Child>,
+    /// The store of the nodes, where the scenario has one.
+    store: Option<LabStore>,
     program: PathBuf,
     folder: PathBuf,
     /// The device's public key.
@@ -59,6 +63,11 @@ pub fn start_prox(world: &World, program: &Path, folder: &Path) -> anyhow::Resul
     let mut prox = LabProx {
         child: None,
         second: None,
+        store: world
+            .scenario()
+            .store
+            .then(|| LabStore::start(&folder.join("store")))
+            .transpose()?,
         program: program.to_owned(),
         folder: folder.to_owned(),
         client,
@@ -118,6 +127,7 @@ impl LabProx {
             .arg(self.folder.join("prox.key"))
             .arg("--state-dir")
             .arg(state)
+            .args(self.store_options("b"))
             .args(world.scenario().transport.options());
         if let Some(web) = world.web() {
             command.arg("--ca").arg(&web.ca);
@@ -138,6 +148,23 @@ impl LabProx {
             );
         }
         Ok(())
+    }
+
+    /// The options of a node that shares its sessions; none where the scenario has no store.
+    fn store_options(&self, node: &str) -> Vec<OsString> {
+        let Some(store) = &self.store else {
+            return Vec::new();
+        };
+        let mut options: Vec<OsString> = ["--node", node, "--store"].map(OsString::from).into();
+        options.push(store.url().into());
+        options.push("--copies-dir".into());
+        options.push(self.folder.join("copies").into());
+        options
+    }
+
+    /// The store of the nodes, where the scenario has one.
+    pub fn store(&mut self) -> Option<&mut LabStore> {
+        self.store.as_mut()
     }
 
     /// Starts another process, which takes the running one over.
@@ -168,6 +195,7 @@ impl LabProx {
             .arg(self.folder.join("prox.key"))
             .arg("--state-dir")
             .arg(self.folder.join("prox-state"))
+            .args(self.store_options("a"))
             .args(world.scenario().transport.options());
         if takes_over {
             command.arg("--upgrade");

@@ -7,7 +7,7 @@
 use anyhow::{Context, bail};
 use cedos_lab_emu::{World, content, web};
 use cedos_lab_link::Time;
-use cedos_lab_scenario::{CrashedEnd, Direction, FlowReport, ScenarioFlow, Stop};
+use cedos_lab_scenario::{CrashedEnd, Direction, FlowReport, ScenarioFlow, Stop, StoreStop};
 use cedos_terminal::print_stderr;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -44,6 +44,10 @@ enum ProcessFault {
     Return(CrashedEnd),
     /// A new process takes the proxy over.
     Upgrade,
+    /// The store of the proxy's nodes stops.
+    StoreStop(StoreStop),
+    /// The store of the proxy's nodes is back.
+    StoreReturn(StoreStop),
 }
 
 /// The crashes and restarts of a scenario, the last one first.
@@ -57,6 +61,12 @@ fn blows(world: &World) -> Vec<(Time, ProcessFault)> {
         }
         blows.push((at(crash.t_s), ProcessFault::Crash(crash.who)));
         blows.push((at(crash.t_s + crash.for_s), ProcessFault::Return(crash.who)));
+    }
+    for outage in &world.scenario().store_outages {
+        let at = |s| Time::from_secs_f64(s);
+        blows.push((at(outage.t_s), ProcessFault::StoreStop(outage.how)));
+        let back = at(outage.t_s + outage.for_s);
+        blows.push((back, ProcessFault::StoreReturn(outage.how)));
     }
     blows.sort_by_key(|(at, _)| std::cmp::Reverse(*at));
     blows
@@ -134,6 +144,19 @@ pub fn run(
                 ) => {
                     prox.upgrade(world)?;
                 }
+                (
+                    ProcessFault::StoreStop(_) | ProcessFault::StoreReturn(_),
+                    FlowCarrier::Prox(prox, _) | FlowCarrier::Kernel(_, Some(prox)),
+                ) => {
+                    if let Some(store) = prox.store() {
+                        match blow {
+                            ProcessFault::StoreStop(StoreStop::Kill) => store.kill(),
+                            ProcessFault::StoreStop(StoreStop::Pause) => store.pause(),
+                            ProcessFault::StoreReturn(StoreStop::Kill) => store.begin()?,
+                            _ => store.resume(),
+                        }
+                    }
+                }
                 (_, _) if matches!(blow, ProcessFault::Crash(CrashedEnd::Device)) => {
                     device_is_there = false;
                     for child in transfers.iter_mut().filter_map(|t| t.child.as_mut()) {
@@ -201,6 +224,9 @@ fn told(blow: ProcessFault) -> &'static str {
         ProcessFault::Crash(CrashedEnd::Proxy) => "proxy    crashes",
         ProcessFault::Return(CrashedEnd::Device) => "device   is back",
         ProcessFault::Return(CrashedEnd::Proxy) => "proxy    is back",
+        ProcessFault::StoreStop(StoreStop::Kill) => "store    is killed",
+        ProcessFault::StoreStop(StoreStop::Pause) => "store    is paused",
+        ProcessFault::StoreReturn(_) => "store    is back",
         ProcessFault::Upgrade => "proxy    is taken over by a new process",
     }
 }
@@ -216,6 +242,11 @@ impl<'a> LabTransfer<'a> {
         let url = match (&flow.url, flow.bytes, flow.direction) {
             (Some(url), ..) if world.has_names() => url.clone(),
             (Some(url), ..) => url.replace("http://origin", &origin_url()),
+            // An object of its own, so that requests of other flows are not taken for repeated ones.
+            (None, bytes, Direction::Down) if world.scenario().store => {
+                let bytes = bytes.unwrap_or(0);
+                format!("{origin}/bytes/{bytes}?flow={}", upload_name(flow))
+            }
             (None, bytes, Direction::Down) => format!("{origin}/bytes/{}", bytes.unwrap_or(0)),
             (None, _, Direction::Up) => format!("{origin}/upload/{}", upload_name(flow)),
         };

@@ -148,6 +148,7 @@ pub fn run(args: LabArgs) -> anyhow::Result<ExitCode> {
         flows,
         links: seen.links,
         switches: seen.switches,
+        origin_requests_twice: world.web().and_then(|web| web.requests_twice()),
         expectations: Vec::new(),
     };
     world.scenario().judge(&mut report);
