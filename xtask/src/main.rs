@@ -17,6 +17,7 @@ mod nightly;
 mod quick;
 mod repository;
 mod rules;
+mod second_attempt;
 mod seeds;
 mod step;
 mod test_programs;

@@ -7,7 +7,8 @@
 //! `cargo test` runs one program at a time, and a core is idle while the last test of each runs.
 //! Unit tests do not measure time, so their programs run concurrently. Programs that start
 //! processes and networks run one at a time; those that wait nearly all the time run many of their
-//! tests at once. The output of a program is shown if it failed.
+//! tests at once. The output of a program is shown if it failed. What failed is tried once more, alone:
+//! [`second_attempt`](crate::second_attempt).
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -22,6 +23,7 @@ use anyhow::{Context, Result};
 use serde_json::Value;
 
 use crate::hung;
+use crate::second_attempt::{self, SecondAttempt};
 use crate::step::cargo;
 use crate::totals::TestTotals;
 
@@ -29,7 +31,7 @@ use crate::totals::TestTotals;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TestProgram {
     /// Its package and target: `d2tp-session exchange`.
-    name: String,
+    pub name: String,
     path: PathBuf,
     /// The package's folder, where cargo would run it.
     pub folder: PathBuf,
@@ -156,7 +158,7 @@ fn run(
             });
         }
         drop(tell);
-        let mut all_held = true;
+        let mut failed = Vec::new();
         for (program, ran) in told {
             let ran = ran.with_context(|| format!("{} could not be run", program.name))?;
             let took = ran.took.as_secs_f64();
@@ -165,13 +167,40 @@ fn run(
             } else {
                 println!("{}\nFAILED {} ({took:.1} s)", ran.output, program.name);
             }
-            for line in ran.output.lines() {
-                totals.hear(line);
+            totals.hear_program(&ran.output);
+            if !ran.held {
+                failed.push((program, second_attempt::failed_tests(&ran.output)));
             }
-            all_held &= ran.held;
         }
-        Ok(all_held)
+        run_failed_again(&failed, patience, totals)
     })
+}
+
+/// Runs the tests that failed once more, one at a time; returns whether all passed. A program that failed
+/// without naming a test is not run again.
+fn run_failed_again(
+    failed: &[(&TestProgram, Vec<String>)],
+    patience: Duration,
+    totals: &mut TestTotals,
+) -> Result<bool> {
+    let counts = failed.iter().map(|(_, tests)| tests.len());
+    if failed.is_empty() || !second_attempt::is_worthwhile(counts) {
+        return Ok(failed.is_empty());
+    }
+    let mut all_passed = true;
+    for (program, tests) in failed {
+        for test in tests {
+            println!("once more, alone: {}: {test}", program.name);
+            let ran = run_one(program, &second_attempt::arguments(test), patience)?;
+            let attempt = SecondAttempt::judge(ran.held, &ran.output);
+            match attempt {
+                SecondAttempt::Passed => totals.note_flaky(&program.name, test),
+                SecondAttempt::Failed => println!("{}", ran.output),
+            }
+            all_passed &= attempt == SecondAttempt::Passed;
+        }
+    }
+    Ok(all_passed)
 }
 
 fn next<'a>(waiting: &Mutex<Vec<&'a TestProgram>>) -> Option<&'a TestProgram> {
@@ -290,6 +319,32 @@ mod tests {
         assert!(run("0", &mut totals));
         assert_eq!(totals.passed, 4);
         assert!(!run("7", &mut totals));
+    }
+
+    /// A shell that fails a test named `t` at first; alone, it runs `script`.
+    fn fails_beside_others(script: &str) -> (bool, TestTotals) {
+        let folder = tempfile::tempdir().expect("a folder");
+        std::fs::write(folder.path().join("t"), script).expect("a script");
+        let program = TestProgram {
+            folder: folder.path().to_owned(),
+            ..shell("a")
+        };
+        let said = r"printf 'failures:\n\nfailures:\n    t\n\ntest result: FAILED. 3 passed; 1 failed;\n'; exit 101";
+        let mut totals = TestTotals::default();
+        let long = Duration::from_secs(60);
+        let arguments = ["-c", said];
+        let held = run_one_by_one([&program].into_iter(), &arguments, long, &mut totals);
+        (held.expect("it runs"), totals)
+    }
+
+    #[test]
+    fn a_test_that_passes_alone_is_flaky_and_one_that_fails_twice_has_failed() {
+        let (held, totals) = fails_beside_others("echo 'test result: ok. 1 passed; 0 failed;'");
+        assert!(held);
+        assert_eq!((totals.passed, totals.failed), (4, 0));
+        let (held, totals) = fails_beside_others("exit 101");
+        assert!(!held);
+        assert_eq!((totals.passed, totals.failed), (3, 1));
     }
 
     #[test]

@@ -3,6 +3,9 @@
 /// What a test that failed printed, at most.
 const FAILURE_LINES_MAX: usize = 12; // a guess: the message of a panic, and a few lines before it
 
+/// What the last line of a test program begins with.
+const RESULT: &str = "test result: ";
+
 /// The numbers of tests over all binaries, and what those that failed said.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TestTotals {
@@ -18,6 +21,8 @@ pub struct TestTotals {
     /// namespace: the test's name, then its lines.
     panics: Vec<Vec<String>>,
     section: OutputSection,
+    /// Tests that failed while others ran, and passed alone. They count as passed.
+    flaky: Vec<String>,
 }
 
 /// What the lines that are read belong to.
@@ -30,11 +35,24 @@ enum OutputSection {
 }
 
 impl TestTotals {
+    /// Reads the output of one program. Tests in namespaces run in a program of their own, whose result stands in
+    /// the output of a test that failed: only the last result is the program's.
+    pub fn hear_program(&mut self, output: &str) {
+        let is_result = |line: &str| line.trim_start().starts_with(RESULT);
+        let result = output.lines().rev().position(is_result);
+        let result = result.map(|from_end| output.lines().count() - 1 - from_end);
+        for (number, line) in output.lines().enumerate() {
+            if !is_result(line) || Some(number) == result {
+                self.hear(line);
+            }
+        }
+    }
+
     /// Reads one line of output; counts it if it is the last line of a binary, and keeps it if a failed
     /// test printed it.
     pub fn hear(&mut self, line: &str) {
         self.hear_failure(line);
-        let Some(counts) = line.trim_start().strip_prefix("test result: ") else {
+        let Some(counts) = line.trim_start().strip_prefix(RESULT) else {
             return;
         };
         for part in counts.split([';', '.']) {
@@ -52,6 +70,13 @@ impl TestTotals {
                 _ => {}
             }
         }
+    }
+
+    /// Counts a failed test as passed, since it passed when it ran alone.
+    pub fn note_flaky(&mut self, program: &str, test: &str) {
+        self.failed = self.failed.saturating_sub(1);
+        self.passed += 1;
+        self.flaky.push(format!("{program}: {test}"));
     }
 
     /// Keeps what stands under `---- NAME stdout ----` and under `thread 'NAME' panicked`, until a
@@ -96,6 +121,9 @@ impl TestTotals {
                 println!("    {}", panic[1..].join("\n    "));
             }
         }
+        for test in &self.flaky {
+            println!("FLAKY {test}: failed above while others ran, and passed alone");
+        }
         println!("{} passed, {} failed", self.passed, self.failed);
     }
 }
@@ -122,6 +150,16 @@ mod tests {
             ..TestTotals::default()
         };
         assert_eq!(totals, expected);
+    }
+
+    #[test]
+    fn a_test_that_failed_in_a_program_of_its_own_counts_once() {
+        let mut totals = TestTotals::default();
+        totals.hear_program(
+            "---- a stdout ----\ntest result: FAILED. 0 passed; 1 failed; 0 ignored;\n\n\
+             test result: FAILED. 46 passed; 1 failed; 0 ignored;\n",
+        );
+        assert_eq!((totals.passed, totals.failed), (46, 1));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Text from other hosts, made safe to display.
+//! Text from other hosts, made safe to display; and times as people write them.
 //!
 //! A terminal interprets what it is sent: an escape sequence sets colours, the window title or the
 //! clipboard, a carriage return overwrites the line, and a bidirectional control makes `exe.mp3`
@@ -15,6 +15,10 @@
 //! [`escape_controls`] is applied to all output where it leaves the program. [`RemoteText`] is made
 //! where another host's text arrives, because only there can its line breaks be told from those of
 //! our own messages.
+
+mod time_words;
+
+pub use time_words::{parse_span, parse_time_of_day, parse_weekday};
 
 use std::borrow::Cow;
 use std::fmt::{self, Write as _};

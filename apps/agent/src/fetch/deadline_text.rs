@@ -12,11 +12,11 @@
 
 use std::time::Duration;
 
-use jiff::civil::{Date, DateTime, Time, Weekday};
+use cedos_text::{parse_span, parse_time_of_day, parse_weekday};
+use jiff::civil::{Date, DateTime, Time};
 use jiff::tz::TimeZone;
 use jiff::{Timestamp, ToSpan, Unit, Zoned};
 
-use super::option_parsers::parse_span;
 use crate::order::Deadline;
 
 /// The ways to write a time, for a message.
@@ -51,7 +51,7 @@ fn moment(words: &str, lower: &str, now: &Zoned) -> Result<Timestamp, String> {
         Ok(_) => format!("`{words}` is a length of time; for a deadline write +{words}"),
         Err(_) => format!("`{words}` is not a time: {EXAMPLES}"),
     };
-    if let Some(time) = time_of_day(lower) {
+    if let Some(time) = parse_time_of_day(lower) {
         return next_occurrence(time, now);
     }
     // With an offset, or a time zone in brackets. Without one, both parsers refuse it.
@@ -75,41 +75,13 @@ fn moment(words: &str, lower: &str, now: &Zoned) -> Result<Timestamp, String> {
     let Some(time) = time else {
         return Err(format!("`{words}` has no time of day; write {words} 07:30"));
     };
-    let time = time_of_day(time.trim()).ok_or_else(refuse)?;
+    let time = parse_time_of_day(time.trim()).ok_or_else(refuse)?;
     let at = local(date.to_datetime(time), now)?;
-    let is_weekday = weekday_of(day).is_some();
+    let is_weekday = parse_weekday(day).is_some();
     match is_weekday && at <= now.timestamp() {
         true => local(date.saturating_add(7.days()).to_datetime(time), now),
         false => Ok(at),
     }
-}
-
-/// `7:30`, `07:30:15`, `7am`, `7:30 pm`, in lower case.
-fn time_of_day(text: &str) -> Option<Time> {
-    let (digits, half) = match text {
-        _ if text.ends_with("am") => (text.strip_suffix("am")?.trim_end(), Some(0)),
-        _ if text.ends_with("pm") => (text.strip_suffix("pm")?.trim_end(), Some(12)),
-        _ => (text, None),
-    };
-    let parts: Option<Vec<i8>> = digits
-        .split(':')
-        .map(|part| {
-            let is_number =
-                (1..=2).contains(&part.len()) && part.bytes().all(|b| b.is_ascii_digit());
-            is_number.then(|| part.parse().ok())?
-        })
-        .collect();
-    let (hour, minute, second) = match (parts?.as_slice(), half) {
-        (&[hour], Some(_)) => (hour, 0, 0),
-        (&[hour, minute], _) => (hour, minute, 0),
-        (&[hour, minute, second], _) => (hour, minute, second),
-        _ => return None,
-    };
-    let hour = match half {
-        Some(half) => (1..=12).contains(&hour).then_some(hour % 12 + half)?,
-        None => hour,
-    };
-    Time::new(hour, minute, second, 0).ok()
 }
 
 /// The date of `today`, `tomorrow`, a weekday (today's, if it is that day) or `2027-01-01`.
@@ -118,7 +90,7 @@ fn date_of(day: &str, now: &Zoned) -> Option<Date> {
     match day {
         "today" => Some(today),
         "tomorrow" => Some(today.saturating_add(1.day())),
-        _ => match weekday_of(day) {
+        _ => match parse_weekday(day) {
             Some(weekday) => {
                 let ahead = today.weekday().until(weekday);
                 Some(today.saturating_add(i64::from(ahead).days()))
@@ -128,23 +100,6 @@ fn date_of(day: &str, now: &Zoned) -> Option<Date> {
             None => None,
         },
     }
-}
-
-/// The weekday with this English name, whole or its first three letters.
-fn weekday_of(day: &str) -> Option<Weekday> {
-    const NAMES: [(&str, Weekday); 7] = [
-        ("monday", Weekday::Monday),
-        ("tuesday", Weekday::Tuesday),
-        ("wednesday", Weekday::Wednesday),
-        ("thursday", Weekday::Thursday),
-        ("friday", Weekday::Friday),
-        ("saturday", Weekday::Saturday),
-        ("sunday", Weekday::Sunday),
-    ];
-    let named = NAMES
-        .iter()
-        .find(|(name, _)| *name == day || name[..3] == *day);
-    named.map(|(_, weekday)| *weekday)
 }
 
 fn next_occurrence(time: Time, now: &Zoned) -> Result<Timestamp, String> {

@@ -1,25 +1,8 @@
-//! Reading lengths of time and sizes from the command line.
+//! Reading sizes from the command line.
 
-use std::time::Duration;
+pub use cedos_text::parse_span;
 
 use bytesize::ByteSize;
-use jiff::{SignedDuration, Span, SpanRelativeTo};
-
-/// A length of time: `2h`, `45m`, `1h 30m`, `90s`, `PT2H`.
-///
-/// # Errors
-/// A sentence that says what a length of time looks like.
-pub fn parse_span(text: &str) -> Result<Duration, String> {
-    let refuse = || format!("`{text}` is not a length of time: write 2h, 45m or 1h30m");
-    let span: Span = text.parse().map_err(|_| refuse())?;
-    let length: SignedDuration = span
-        .to_duration(SpanRelativeTo::days_are_24_hours())
-        .map_err(|_| refuse())?;
-    Duration::try_from(length)
-        .ok()
-        .filter(|d| !d.is_zero())
-        .ok_or_else(refuse)
-}
 
 /// A number of bytes: `50M`, `1.5G`, `300k`, `700` (powers of 1000), `64MiB` (of 1024).
 ///
@@ -34,14 +17,6 @@ pub fn parse_bytes(text: &str) -> Result<u64, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_length_of_time_has_a_unit_and_is_more_than_nothing() {
-        assert_eq!(parse_span("1h30m"), Ok(Duration::from_secs(90 * 60)));
-        for bad in ["0s", "-5m", "soon", "5"] {
-            assert!(parse_span(bad).is_err(), "{bad}");
-        }
-    }
 
     #[test]
     fn sizes_have_units() {

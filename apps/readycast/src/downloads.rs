@@ -1,0 +1,452 @@
+//! Which episodes are wanted on this device, and how their downloads went.
+//!
+//! ```text
+//!            the rule wants it, or a person does
+//!  New ──────────────────────────────────────────▶ Downloading ─┬─ whole ─▶ Ready ── not wanted ─▶ Removed
+//!   ▲                                                           ├─ failed ─▶ Failed ── after a while ─┐
+//!   └───────────────────────────────────────────────────────────┴─ cancelled                          │
+//!   └──────────────────────────────────────────────────────────────────────────────────────────────────┘
+//! ```
+//!
+//! What is wanted is computed from the rules each time; nothing is scheduled ahead, so a rule that changes, an episode
+//! that is played and a feed that brings a new one all take effect with the next plan.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use jiff::{Timestamp, Zoned};
+use rusqlite::{Transaction, named_params, params};
+use serde::Serialize;
+use url::Url;
+
+use crate::channel::ChannelId;
+use crate::episode::{EpisodeDeadline, EpisodeId, EpisodeState};
+use crate::episodes::found;
+use crate::library::{Library, LibraryError, json, optional_time, seconds, time, url};
+use crate::refresh::refused_enclosure;
+use crate::rule::{ChannelRule, DownloadSchedule};
+
+/// Time until a failed download is tried again; it doubles with each failure, up to a day.
+pub const DOWNLOAD_RETRY: Duration = Duration::from_secs(10 * 60);
+
+const DAY: Duration = Duration::from_secs(24 * 3_600);
+
+/// Policy of downloads that are wanted whenever a network is free.
+const WHEN_FREE_POLICY: &str = "free-only";
+
+/// A download that is to begin.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct PlannedDownload {
+    /// Number of the episode.
+    pub episode: EpisodeId,
+    /// Number of its channel.
+    pub channel: ChannelId,
+    /// Title of the channel.
+    pub channel_title: String,
+    /// Title of the episode.
+    pub title: String,
+    /// Publication of the episode.
+    pub published: Timestamp,
+    /// What to fetch.
+    pub url: Url,
+    /// Media type as the feed says it.
+    pub media_type: Option<String>,
+    /// Value of `Authorization`, if the enclosure is of the feed's own host.
+    #[serde(skip)]
+    pub authorization: Option<String>,
+    /// By when; none for no deadline.
+    pub deadline: Option<Timestamp>,
+    /// Policy, as `--policy` takes it; none for the device's own.
+    pub policy: Option<String>,
+}
+
+/// A file that no rule wants any longer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct UnwantedFile {
+    /// Number of the episode.
+    pub episode: EpisodeId,
+    /// The file.
+    pub file: PathBuf,
+}
+
+/// What is to be done now.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct DownloadPlan {
+    /// Downloads to begin, in the order in which they will be heard: by deadline, then the oldest first.
+    pub start: Vec<PlannedDownload>,
+    /// Files to remove: played, or more than the channel's rule keeps.
+    pub remove: Vec<UnwantedFile>,
+    /// When a failed download may be tried again; none if none waits.
+    pub next_retry_at: Option<Timestamp>,
+}
+
+/// A download that an agent has, or had when it ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ActiveDownload {
+    /// Number of the episode.
+    pub episode: EpisodeId,
+    /// Number of the agent's transfer; none if it ended before it told.
+    pub job: Option<u64>,
+    /// The file it writes.
+    pub file: PathBuf,
+    /// When it is to be whole.
+    pub deadline: Option<Timestamp>,
+}
+
+/// How a download ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DownloadOutcome {
+    /// The file is whole.
+    Whole {
+        /// Its size.
+        bytes: u64,
+        /// Its digest, in hexadecimal.
+        sha256: Option<String>,
+        /// Its media type, if the origin said one.
+        media_type: Option<String>,
+    },
+    /// It could not be fetched; it is tried again after a while.
+    Failed {
+        /// Why, in a sentence.
+        reason: String,
+        /// Whether trying again is useless, such as for a web page in place of the audio.
+        is_final: bool,
+    },
+    /// It was taken out of the queue by hand: it is fetched again only if asked for.
+    Cancelled,
+}
+
+/// An episode and its channel, as planning sees it.
+struct Candidate {
+    planned: PlannedDownload,
+    feed: Url,
+    state: EpisodeState,
+    played: bool,
+    position_ms: i64,
+    bytes: u64,
+    file: Option<PathBuf>,
+    retry_at: Option<Timestamp>,
+    own: Option<EpisodeDeadline>,
+}
+
+impl Library {
+    /// What is to be fetched and removed now, by the rules and by what was asked for.
+    ///
+    /// # Errors
+    /// The database fails.
+    pub fn planned_downloads(&self, now: &Zoned) -> Result<DownloadPlan, LibraryError> {
+        let mut plan = DownloadPlan::default();
+        let mut connection = self.lock();
+        let transaction = connection.transaction()?;
+        for (channel, rule) in channel_rules(&transaction)? {
+            let candidates = candidates(&transaction, channel, &rule)?;
+            plan_channel(&transaction, candidates, &rule, now, &mut plan)?;
+        }
+        transaction.commit()?;
+        plan.start
+            .sort_by_key(|p| (p.deadline.unwrap_or(Timestamp::MAX), p.published, p.episode));
+        Ok(plan)
+    }
+
+    /// Notes that a download begins into `file`, before the agent is asked: what ends in between is found by
+    /// [`Library::active_downloads`].
+    ///
+    /// # Errors
+    /// There is no such episode, or the database fails.
+    pub fn begin_download(
+        &self,
+        episode: EpisodeId,
+        file: &Path,
+        deadline: Option<Timestamp>,
+    ) -> Result<(), LibraryError> {
+        let changed = self.lock().execute(
+            "UPDATE episodes SET state = ?2, job = NULL, file = ?3, deadline = ?4, problem = NULL
+             WHERE id = ?1",
+            params![
+                episode.0,
+                EpisodeState::Downloading.number(),
+                file.to_string_lossy(),
+                deadline.map(seconds),
+            ],
+        )?;
+        found(changed, episode)
+    }
+
+    /// Notes the number of the agent's transfer.
+    ///
+    /// # Errors
+    /// There is no such episode, or the database fails.
+    pub fn set_job(&self, episode: EpisodeId, job: u64) -> Result<(), LibraryError> {
+        let changed = self.lock().execute(
+            "UPDATE episodes SET job = ?2 WHERE id = ?1",
+            params![episode.0, i64::try_from(job).unwrap_or(i64::MAX)],
+        )?;
+        found(changed, episode)
+    }
+
+    /// Notes how a download ended.
+    ///
+    /// # Errors
+    /// There is no such episode, or the database fails.
+    pub fn finish_download(
+        &self,
+        episode: EpisodeId,
+        outcome: &DownloadOutcome,
+        now: Timestamp,
+    ) -> Result<(), LibraryError> {
+        let mut connection = self.lock();
+        let transaction = connection.transaction()?;
+        let changed = match outcome {
+            DownloadOutcome::Whole {
+                bytes,
+                sha256,
+                media_type,
+            } => transaction.execute(
+                "UPDATE episodes SET state = ?2, job = NULL, file_bytes = ?3, sha256 = ?4,
+                 media_type = coalesce(?5, media_type), failures = 0, retry_at = NULL, problem = NULL
+                 WHERE id = ?1",
+                params![
+                    episode.0,
+                    EpisodeState::Ready.number(),
+                    i64::try_from(*bytes).unwrap_or(i64::MAX),
+                    sha256,
+                    media_type,
+                ],
+            )?,
+            DownloadOutcome::Failed { reason, is_final } => {
+                note_failure(&transaction, episode, reason, *is_final, now)?
+            }
+            DownloadOutcome::Cancelled => remove_file(&transaction, episode)?,
+        };
+        found(changed, episode)?;
+        transaction.commit()?;
+        Ok(())
+    }
+
+    /// Notes that the file of an episode was removed; it is fetched again only if asked for.
+    ///
+    /// # Errors
+    /// There is no such episode, or the database fails.
+    pub fn note_removed(&self, episode: EpisodeId) -> Result<(), LibraryError> {
+        let connection = self.lock();
+        found(remove_file(&connection, episode)?, episode)
+    }
+
+    /// Downloads that have begun and not ended, by deadline.
+    ///
+    /// # Errors
+    /// The database fails.
+    pub fn active_downloads(&self) -> Result<Vec<ActiveDownload>, LibraryError> {
+        let connection = self.lock();
+        let mut query = connection.prepare_cached(
+            "SELECT id, job, file, deadline FROM episodes WHERE state = ?1
+             ORDER BY ifnull(deadline, 9e18), published, id",
+        )?;
+        let rows = query.query_map([EpisodeState::Downloading.number()], |row| {
+            let file: Option<String> = row.get("file")?;
+            Ok(ActiveDownload {
+                episode: EpisodeId(row.get("id")?),
+                job: row.get::<_, Option<i64>>("job")?.map(|job| job as u64),
+                file: PathBuf::from(file.unwrap_or_default()),
+                deadline: optional_time(row, "deadline")?,
+            })
+        })?;
+        Ok(rows.collect::<Result<_, _>>()?)
+    }
+}
+
+fn remove_file(connection: &rusqlite::Connection, episode: EpisodeId) -> rusqlite::Result<usize> {
+    connection.execute(
+        "UPDATE episodes SET state = ?2, job = NULL, file = NULL, file_bytes = NULL, sha256 = NULL,
+         deadline = NULL, own_deadline = NULL WHERE id = ?1",
+        params![episode.0, EpisodeState::Removed.number()],
+    )
+}
+
+fn note_failure(
+    transaction: &Transaction<'_>,
+    episode: EpisodeId,
+    reason: &str,
+    is_final: bool,
+    now: Timestamp,
+) -> rusqlite::Result<usize> {
+    let changed = transaction.execute(
+        "UPDATE episodes SET state = :failed, job = NULL, file = NULL, problem = :reason,
+         failures = failures + 1 WHERE id = :id",
+        named_params! {
+            ":id": episode.0,
+            ":failed": EpisodeState::Failed.number(),
+            ":reason": reason,
+        },
+    )?;
+    if changed == 0 || is_final {
+        return Ok(changed);
+    }
+    let failures: u32 = transaction.query_row(
+        "SELECT failures FROM episodes WHERE id = ?1",
+        [episode.0],
+        |row| row.get(0),
+    )?;
+    let wait = DOWNLOAD_RETRY
+        .saturating_mul(1 << failures.saturating_sub(1).min(16))
+        .min(DAY);
+    transaction.execute(
+        "UPDATE episodes SET retry_at = ?2 WHERE id = ?1",
+        params![episode.0, seconds(now) + wait.as_secs() as i64],
+    )
+}
+
+fn channel_rules(transaction: &Transaction<'_>) -> rusqlite::Result<Vec<(ChannelId, ChannelRule)>> {
+    let mut query = transaction.prepare_cached("SELECT id, rule FROM channels ORDER BY id")?;
+    let rows = query.query_map([], |row| {
+        Ok((ChannelId(row.get("id")?), json::<ChannelRule>(row, "rule")?))
+    })?;
+    rows.collect()
+}
+
+/// Episodes of a channel that a plan can concern: the newest, those with a file, and those asked for.
+fn candidates(
+    transaction: &Transaction<'_>,
+    channel: ChannelId,
+    rule: &ChannelRule,
+) -> rusqlite::Result<Vec<Candidate>> {
+    let mut query = transaction.prepare_cached(
+        "SELECT e.*, c.title AS channel_title, c.url AS feed, c.authorization FROM episodes e
+         JOIN channels c ON c.id = e.channel
+         WHERE e.channel = :channel AND (
+            e.state = :ready OR e.own_deadline IS NOT NULL OR e.id IN (
+                SELECT id FROM episodes WHERE channel = :channel AND (played = 0 OR NOT :unplayed)
+                ORDER BY published DESC, id DESC LIMIT :latest))
+         ORDER BY e.published DESC, e.id DESC",
+    )?;
+    let rows = query.query_map(
+        named_params! {
+            ":channel": channel.0,
+            ":ready": EpisodeState::Ready.number(),
+            ":unplayed": rule.keep.unplayed_only,
+            ":latest": rule.keep.latest,
+        },
+        |row| {
+            let feed = url(row, "feed")?;
+            let enclosure = url(row, "enclosure")?;
+            let bytes: Option<i64> = match row.get("file_bytes")? {
+                Some(bytes) => Some(bytes),
+                None => row.get("feed_bytes")?,
+            };
+            let is_own_host = feed.origin() == enclosure.origin();
+            Ok(Candidate {
+                planned: PlannedDownload {
+                    episode: EpisodeId(row.get("id")?),
+                    channel,
+                    channel_title: row.get("channel_title")?,
+                    title: row.get("title")?,
+                    published: time(row, "published")?,
+                    url: enclosure,
+                    media_type: row.get("media_type")?,
+                    authorization: row
+                        .get::<_, Option<String>>("authorization")?
+                        .filter(|_| is_own_host),
+                    deadline: None,
+                    policy: None,
+                },
+                feed,
+                state: EpisodeState::from_number(row.get("state")?),
+                played: row.get("played")?,
+                position_ms: row.get("position_ms")?,
+                bytes: bytes.map_or(0, |b| b as u64),
+                file: row.get::<_, Option<String>>("file")?.map(PathBuf::from),
+                retry_at: optional_time(row, "retry_at")?,
+                own: json(row, "own_deadline")?,
+            })
+        },
+    )?;
+    rows.collect()
+}
+
+fn plan_channel(
+    transaction: &Transaction<'_>,
+    candidates: Vec<Candidate>,
+    rule: &ChannelRule,
+    now: &Zoned,
+    plan: &mut DownloadPlan,
+) -> rusqlite::Result<()> {
+    let (mut kept, mut kept_bytes) = (0, 0_u64);
+    for candidate in candidates {
+        let counts = !(rule.keep.unplayed_only && candidate.played);
+        let fits = rule
+            .keep
+            .bytes_max
+            .is_none_or(|max| kept_bytes.saturating_add(candidate.bytes) <= max);
+        let is_among_latest = counts && kept < rule.keep.latest && fits;
+        if is_among_latest {
+            kept += 1;
+            kept_bytes = kept_bytes.saturating_add(candidate.bytes);
+        }
+        match candidate.state {
+            EpisodeState::Ready => {
+                // What was begun is not taken away before its end.
+                let is_begun = candidate.position_ms > 0 && !candidate.played;
+                let is_wanted =
+                    is_among_latest || is_begun || candidate.own.is_some() && !candidate.played;
+                if let (false, Some(file)) = (is_wanted, candidate.file) {
+                    plan.remove.push(UnwantedFile {
+                        episode: candidate.planned.episode,
+                        file,
+                    });
+                }
+            }
+            EpisodeState::New | EpisodeState::Failed => {
+                let by_rule = is_among_latest && rule.schedule != DownloadSchedule::Manual;
+                if candidate.own.is_some() || by_rule {
+                    plan_start(transaction, candidate, rule, now, plan)?;
+                }
+            }
+            EpisodeState::Downloading | EpisodeState::Removed => {}
+        }
+    }
+    Ok(())
+}
+
+fn plan_start(
+    transaction: &Transaction<'_>,
+    candidate: Candidate,
+    rule: &ChannelRule,
+    now: &Zoned,
+    plan: &mut DownloadPlan,
+) -> rusqlite::Result<()> {
+    let mut planned = candidate.planned;
+    if let Some(problem) = refused_enclosure(&planned.url, &candidate.feed) {
+        transaction.execute(
+            "UPDATE episodes SET state = ?2, problem = ?3, own_deadline = NULL WHERE id = ?1",
+            params![planned.episode.0, EpisodeState::Failed.number(), problem],
+        )?;
+        return Ok(());
+    }
+    if candidate.state == EpisodeState::Failed {
+        match candidate.retry_at {
+            // It failed for good.
+            None => return Ok(()),
+            Some(at) if at > now.timestamp() => {
+                let next = plan.next_retry_at.unwrap_or(at).min(at);
+                plan.next_retry_at = Some(next);
+                return Ok(());
+            }
+            Some(_) => {}
+        }
+    }
+    match candidate.own {
+        Some(own) => {
+            planned.deadline = own.by;
+            planned.policy = own.policy.or_else(|| rule.policy.clone());
+        }
+        None => {
+            planned.deadline = rule.schedule.deadline(planned.published, now);
+            planned.policy = match (&rule.policy, rule.schedule) {
+                (None, DownloadSchedule::WhenFree) => Some(WHEN_FREE_POLICY.to_owned()),
+                (policy, _) => policy.clone(),
+            };
+        }
+    }
+    plan.start.push(planned);
+    Ok(())
+}

@@ -1,0 +1,234 @@
+//! Reading feeds: RSS of all versions, Atom and JSON Feed, with the podcast and iTunes namespaces.
+//!
+//! ```text
+//!  bytes ─┬─ refused: too large, a web page, entities of its own
+//!         ├─ feed-rs ─────────────▶ titles, notes, enclosures ─┐
+//!         └─ namespaces ──────────▶ chapters, new address ─────┴─▶ ParsedFeed
+//! ```
+//!
+//! A feed is written by a stranger: titles become plain text, show notes are sanitised, everything has a limit.
+
+mod namespaces;
+mod text;
+
+use std::collections::HashSet;
+
+use feed_rs::model::{Entry, MediaContent};
+use feed_rs::parser::{Builder, ParseFeedError};
+use jiff::Timestamp;
+use url::Url;
+
+pub(crate) use self::namespaces::attribute;
+use self::namespaces::{FeedExtras, without_people};
+pub(crate) use self::text::plain_text;
+use self::text::{find, html_notes};
+use crate::parsed_feed::{
+    FEED_BYTES_MAX, FEED_EPISODES_MAX, FeedError, NOTES_BYTES_MAX, ParsedEpisode, ParsedFeed,
+    SkippedItems, TITLE_BYTES_MAX,
+};
+
+/// Reads a feed that was fetched from `url`.
+///
+/// # Errors
+/// It is too large, a web page, declares entities of its own, or cannot be parsed.
+pub fn parse_feed(bytes: &[u8], url: &Url) -> Result<ParsedFeed, FeedError> {
+    if bytes.len() > FEED_BYTES_MAX {
+        return Err(FeedError::TooLarge);
+    }
+    if is_web_page(bytes) {
+        return Err(FeedError::WebPage);
+    }
+    refuse_entities(bytes)?;
+    let parser = || {
+        Builder::new()
+            .base_uri(Some(url.as_str()))
+            // Show notes are sanitised below, titles are made plain.
+            .sanitize_content(false)
+            .build()
+    };
+    let feed = match parser().parse(bytes) {
+        // One person with a role that the parser does not know makes it refuse the whole feed.
+        Err(ParseFeedError::ParseError(_)) if find(bytes, b"podcast:person").is_some() => {
+            parser().parse(without_people(bytes)?.as_slice())
+        }
+        parsed => parsed,
+    };
+    let feed = feed.map_err(|error| FeedError::Malformed(plain_text(&error.to_string(), 200)))?;
+    let extras = FeedExtras::read(bytes);
+    let title = feed.title.map(|t| plain_text(&t.content, TITLE_BYTES_MAX));
+    let first_author = feed.authors.iter().find_map(|a| a.name.as_deref());
+    let description = feed.description.map(|t| t.content).unwrap_or_default();
+    let site = feed
+        .links
+        .iter()
+        .find(|l| l.rel.as_deref().is_none_or(|rel| rel == "alternate"))
+        .and_then(|l| web_address(&l.href, url));
+    let image = feed.logo.or(feed.icon);
+    let mut parsed = ParsedFeed {
+        title: title
+            .filter(|t| !t.is_empty())
+            .unwrap_or_else(|| url.to_string()),
+        author: plain_text(first_author.unwrap_or_default(), TITLE_BYTES_MAX),
+        description: plain_text(&description, NOTES_BYTES_MAX),
+        site,
+        image: image.and_then(|image| web_address(&image.uri, url)),
+        new_url: extras.new_url.and_then(|new| new.parse().ok()),
+        ttl_minutes: feed.ttl,
+        episodes: Vec::new(),
+        skipped: SkippedItems::default(),
+    };
+    // Chapters are told from each other by their place in the feed.
+    let has_chapters = extras.chapters.len() == feed.entries.len();
+    let mut episodes = Vec::new();
+    for (n, entry) in feed.entries.into_iter().enumerate() {
+        let chapters = extras.chapters.get(n).filter(|_| has_chapters);
+        let chapters = chapters.and_then(|text| web_address(text.as_ref()?, url));
+        match episode(entry, chapters, url) {
+            Some(episode) => episodes.push(episode),
+            None => parsed.skipped.without_enclosure += 1,
+        }
+    }
+    // Stable: where dates are missing or equal, the feed's own order stays.
+    episodes.sort_by_key(|episode| {
+        std::cmp::Reverse(episode.episode.published.unwrap_or(Timestamp::MAX))
+    });
+    let mut guids = HashSet::new();
+    for unread in episodes {
+        if !guids.insert(unread.episode.guid.clone()) {
+            parsed.skipped.duplicates += 1;
+        } else if parsed.episodes.len() == FEED_EPISODES_MAX {
+            parsed.skipped.beyond_limit += 1;
+        } else {
+            parsed.episodes.push(unread.with_notes());
+        }
+    }
+    Ok(parsed)
+}
+
+/// An episode whose notes are not sanitised yet: that takes longest, and is done for those that are kept.
+struct UnreadEpisode {
+    episode: ParsedEpisode,
+    notes: String,
+}
+
+impl UnreadEpisode {
+    fn with_notes(self) -> ParsedEpisode {
+        ParsedEpisode {
+            notes: html_notes(&self.notes, NOTES_BYTES_MAX),
+            ..self.episode
+        }
+    }
+}
+
+/// The episode of an item; none if it has nothing to hear or see.
+fn episode(entry: Entry, chapters: Option<Url>, base: &Url) -> Option<UnreadEpisode> {
+    let (enclosure, media_type, bytes, length) = enclosure(&entry, base)?;
+    let media = entry.media.into_iter();
+    let (mut duration_s, mut season, mut number, mut transcript) = (length, None, None, None);
+    let mut described = None;
+    for object in media {
+        duration_s = duration_s.or(object.duration.map(|d| d.as_secs()));
+        season = season.or(object.season.map(|s| s.number));
+        number = number.or(object.episode.map(|e| e.number));
+        let first = object.transcripts.into_iter().next();
+        transcript = transcript.or(first.map(|t| t.url));
+        described = described.or(object.description.map(|t| t.content));
+    }
+    let title = entry.title.map(|t| plain_text(&t.content, TITLE_BYTES_MAX));
+    let title = title.filter(|t| !t.is_empty()).unwrap_or_else(|| {
+        let name = enclosure.path_segments().and_then(|mut s| s.next_back());
+        plain_text(name.unwrap_or("untitled"), TITLE_BYTES_MAX)
+    });
+    let link = entry
+        .links
+        .iter()
+        .find(|l| l.rel.as_deref().is_none_or(|rel| rel == "alternate"));
+    let link = link.and_then(|l| web_address(&l.href, base));
+    let notes = entry
+        .content
+        .and_then(|c| c.body)
+        .or(entry.summary.map(|s| s.content))
+        .or(described)
+        .unwrap_or_default();
+    let published = entry.published.or(entry.updated);
+    Some(UnreadEpisode {
+        episode: ParsedEpisode {
+            guid: plain_text(&entry.id, TITLE_BYTES_MAX),
+            title,
+            notes: String::new(),
+            published: published.and_then(|at| Timestamp::from_second(at.timestamp()).ok()),
+            enclosure,
+            media_type,
+            bytes,
+            duration_s: duration_s.and_then(|s| u32::try_from(s).ok()),
+            link,
+            chapters,
+            transcript: transcript.filter(is_web),
+            season,
+            number: number
+                .filter(|n| n.fract() == 0.0 && (0.0..1e6).contains(n))
+                .map(|n| n as u32),
+        },
+        notes,
+    })
+}
+
+/// Address, media type, bytes and seconds of what an item is about: its first audio, else its first video.
+fn enclosure(entry: &Entry, base: &Url) -> Option<(Url, Option<String>, Option<u64>, Option<u64>)> {
+    let contents = || entry.media.iter().flat_map(|object| &object.content);
+    let of_kind = |kinds: &[&str]| {
+        let found = contents().find(|content| {
+            let kind = media_kind(content);
+            content.url.is_some() && kinds.contains(&kind.as_str())
+        })?;
+        let media_type = found.content_type.as_ref().map(ToString::to_string);
+        let seconds = found.duration.map(|d| d.as_secs());
+        Some((found.url.clone()?, media_type, found.size, seconds))
+    };
+    let linked = |kind: &str| {
+        let is_enclosure = |rel: Option<&str>| rel == Some("enclosure");
+        let link = entry.links.iter().find(|link| {
+            let is_kind = link.media_type.as_deref().unwrap_or(kind).starts_with(kind);
+            is_enclosure(link.rel.as_deref()) && is_kind
+        })?;
+        let address = base.join(&link.href).ok()?;
+        Some((address, link.media_type.clone(), link.length, None))
+    };
+    of_kind(&["audio"])
+        .or_else(|| linked("audio"))
+        .or_else(|| of_kind(&["video"]))
+        .or_else(|| linked("video"))
+        // Feeds often say `application/octet-stream`, or nothing.
+        .or_else(|| of_kind(&["application", ""]))
+}
+
+/// The first part of a media type; empty if there is none.
+fn media_kind(content: &MediaContent) -> String {
+    let media_type = content.content_type.as_ref();
+    media_type.map_or(String::new(), |t| t.ty().to_string().to_lowercase())
+}
+
+fn is_web(address: &Url) -> bool {
+    matches!(address.scheme(), "http" | "https")
+}
+
+fn web_address(text: &str, base: &Url) -> Option<Url> {
+    base.join(text.trim()).ok().filter(is_web)
+}
+
+/// Whether this is HTML. A feed may begin with a comment or a byte order mark as well.
+fn is_web_page(bytes: &[u8]) -> bool {
+    let head = &bytes[..bytes.len().min(4096)];
+    let head = String::from_utf8_lossy(head).to_lowercase();
+    let head = head.trim_start_matches('\u{feff}').trim_start();
+    head.starts_with("<!doctype html") || head.starts_with("<html") || head.contains("<html ")
+}
+
+/// Refuses a document type with entities: none of ours needs one, and they can expand without end.
+pub(crate) fn refuse_entities(bytes: &[u8]) -> Result<(), FeedError> {
+    let has_own = find(bytes, b"<!ENTITY").is_some() || find(bytes, b"<!entity").is_some();
+    match has_own {
+        true => Err(FeedError::OwnEntities),
+        false => Ok(()),
+    }
+}

@@ -1,0 +1,43 @@
+//! The library of a podcast client: subscriptions, episodes, positions, rules, and what is to be fetched next.
+//!
+//! ```text
+//!  feed, OPML ─▶ ParsedFeed ─▶ Library (SQLite) ─▶ DownloadPlan ─▶ the agent's queue
+//!                                  ▲                                    │
+//!                                  └──── what was fetched, positions ◀──┘
+//! ```
+//!
+//! It opens no socket and starts no thread: the agent fetches feeds and episodes, and tells what came.
+
+mod channel;
+mod downloads;
+mod episode;
+mod episodes;
+mod feed;
+mod library;
+mod opml;
+mod parsed_feed;
+mod refresh;
+mod rule;
+mod subscriptions;
+mod transfer_log;
+
+pub use channel::{Channel, ChannelId, ChannelSummary};
+pub use downloads::{
+    ActiveDownload, DOWNLOAD_RETRY, DownloadOutcome, DownloadPlan, PlannedDownload, UnwantedFile,
+};
+pub use episode::{
+    Episode, EpisodeDeadline, EpisodeId, EpisodeQuery, EpisodeState, EpisodeSummary,
+};
+pub use feed::parse_feed;
+pub use library::{Library, LibraryError};
+pub use opml::{OPML_FEEDS_MAX, feed_links_of_page, read_opml, write_feed, write_opml};
+pub use parsed_feed::{
+    FEED_BYTES_MAX, FEED_EPISODES_MAX, FeedError, NOTES_BYTES_MAX, OpmlFeed, OpmlImport,
+    ParsedEpisode, ParsedFeed, SkippedItems, TITLE_BYTES_MAX,
+};
+pub use refresh::{
+    REFRESH_INTERVAL, REFRESH_INTERVAL_MAX, REFRESH_RETRY, RefreshOutcome, RefreshReport,
+    RefreshRequest,
+};
+pub use rule::{ChannelRule, DownloadSchedule, KEEP_LATEST_DEFAULT, KeepRule, WeekdaySet};
+pub use transfer_log::{TRANSFER_LOG_ENTRIES_MAX, TransferLogEntry};

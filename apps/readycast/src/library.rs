@@ -1,0 +1,207 @@
+//! The library: one SQLite file, and what all its parts share.
+//!
+//! ```text
+//!  library.rs        opening, schema, errors
+//!  ├─ subscriptions  channels, their rules
+//!  ├─ refresh        which feeds are due, and what a refresh brought
+//!  ├─ episodes       lists, positions
+//!  ├─ downloads      which episodes are wanted, and how their downloads went
+//!  └─ transfer_log   what each download cost and when it was whole
+//! ```
+//!
+//! Each call is one transaction: what returned without an error survives a killed process and a power cut.
+//! Calls block for as long as the disk takes.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use rusqlite::backup::Backup;
+use rusqlite::types::Type;
+use rusqlite::{Connection, Row, TransactionBehavior};
+use url::Url;
+
+use crate::parsed_feed::FeedError;
+
+/// Name of the database within its folder.
+const FILE_NAME: &str = "library.sqlite";
+
+/// How long a call waits for another process that has the database.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Pages that a backup copies before it lets others write.
+const BACKUP_PAGES: i32 = 1024;
+
+/// The steps from an empty database to today's schema. A step that was released never changes.
+const MIGRATIONS: [&str; 1] = [include_str!("schema_1.sql")];
+
+/// Why the library cannot do what it was asked for.
+#[derive(Debug, thiserror::Error)]
+pub enum LibraryError {
+    /// The database cannot be read or written.
+    #[error("the podcast library cannot be used: {0}")]
+    Database(#[from] rusqlite::Error),
+    /// The folder cannot be made.
+    #[error("the podcast library cannot be made in {}: {error}", folder.display())]
+    Folder {
+        /// The folder.
+        folder: PathBuf,
+        /// Why.
+        error: std::io::Error,
+    },
+    /// The database was written by a later version.
+    #[error(
+        "the podcast library in {} was written by a newer version of Cedos; install that one",
+        file.display()
+    )]
+    Newer {
+        /// The database.
+        file: PathBuf,
+    },
+    /// No such channel.
+    #[error("there is no channel with the number {0}")]
+    NoChannel(i64),
+    /// No such episode.
+    #[error("there is no episode with the number {0}")]
+    NoEpisode(i64),
+    /// An address that is no feed's.
+    #[error("{0} is no address of a feed: only http and https are read")]
+    Scheme(Url),
+    /// A feed that cannot be read.
+    #[error(transparent)]
+    Feed(#[from] FeedError),
+}
+
+/// Subscriptions, episodes and their files. Clones share one database.
+#[derive(Clone)]
+pub struct Library {
+    connection: Arc<Mutex<Connection>>,
+}
+
+impl Library {
+    /// Whether there is a library in this folder.
+    pub fn exists(folder: &Path) -> bool {
+        folder.join(FILE_NAME).exists()
+    }
+
+    /// Opens the library in a folder, which is made if it is not there. Only its owner can read it: it may hold
+    /// passwords of feeds.
+    ///
+    /// # Errors
+    /// The folder cannot be made, the database is damaged, or a newer version wrote it.
+    pub fn open(folder: &Path) -> Result<Library, LibraryError> {
+        let of_folder = |error| LibraryError::Folder {
+            folder: folder.to_owned(),
+            error,
+        };
+        private_folder(folder).map_err(of_folder)?;
+        let file = folder.join(FILE_NAME);
+        let mut connection = Connection::open(&file)?;
+        connection.busy_timeout(BUSY_TIMEOUT)?;
+        connection.pragma_update(None, "journal_mode", "wal")?;
+        // A power cut takes nothing that was acknowledged.
+        connection.pragma_update(None, "synchronous", "full")?;
+        connection.pragma_update(None, "foreign_keys", true)?;
+        migrate(&mut connection, &file)?;
+        connection.set_transaction_behavior(TransactionBehavior::Immediate);
+        Ok(Library {
+            connection: Arc::new(Mutex::new(connection)),
+        })
+    }
+
+    /// Copies the library to another file, while it is in use.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn backup(&self, into: &Path) -> Result<(), LibraryError> {
+        let connection = self.lock();
+        let mut copy = Connection::open(into)?;
+        let backup = Backup::new(&connection, &mut copy)?;
+        backup.run_to_completion(BACKUP_PAGES, Duration::ZERO, None)?;
+        Ok(())
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Connection> {
+        // A panic within a transaction rolled it back.
+        self.connection
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn private_folder(folder: &Path) -> std::io::Result<()> {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::DirBuilderExt;
+        std::fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(folder)
+    }
+    #[cfg(not(unix))]
+    std::fs::create_dir_all(folder)
+}
+
+fn migrate(connection: &mut Connection, file: &Path) -> Result<(), LibraryError> {
+    let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    let version: usize =
+        transaction.pragma_query_value(None, "user_version", |row| row.get::<_, u32>(0))? as usize;
+    if version > MIGRATIONS.len() {
+        return Err(LibraryError::Newer {
+            file: file.to_owned(),
+        });
+    }
+    for step in &MIGRATIONS[version..] {
+        transaction.execute_batch(step)?;
+    }
+    transaction.pragma_update(None, "user_version", MIGRATIONS.len() as u32)?;
+    transaction.commit()?;
+    Ok(())
+}
+
+/// Seconds since 1970.
+pub(crate) fn seconds(at: Timestamp) -> i64 {
+    at.as_second()
+}
+
+/// The time of a column of seconds.
+pub(crate) fn time(row: &Row<'_>, column: &str) -> rusqlite::Result<Timestamp> {
+    let seconds: i64 = row.get(column)?;
+    Ok(Timestamp::from_second(seconds).unwrap_or(Timestamp::UNIX_EPOCH))
+}
+
+/// The time of a column of seconds that may be null.
+pub(crate) fn optional_time(row: &Row<'_>, column: &str) -> rusqlite::Result<Option<Timestamp>> {
+    let seconds: Option<i64> = row.get(column)?;
+    Ok(seconds.and_then(|s| Timestamp::from_second(s).ok()))
+}
+
+/// The address of a column.
+pub(crate) fn url(row: &Row<'_>, column: &str) -> rusqlite::Result<Url> {
+    let text: String = row.get(column)?;
+    Url::parse(&text)
+        .map_err(|error| rusqlite::Error::FromSqlConversionFailure(0, Type::Text, Box::new(error)))
+}
+
+/// The address of a column that may be null; one that cannot be read is none.
+pub(crate) fn optional_url(row: &Row<'_>, column: &str) -> rusqlite::Result<Option<Url>> {
+    let text: Option<String> = row.get(column)?;
+    Ok(text.and_then(|text| Url::parse(&text).ok()))
+}
+
+/// The value of a column of JSON; one that cannot be read is the default.
+pub(crate) fn json<T: serde::de::DeserializeOwned + Default>(
+    row: &Row<'_>,
+    column: &str,
+) -> rusqlite::Result<T> {
+    let text: Option<String> = row.get(column)?;
+    Ok(text
+        .and_then(|text| serde_json::from_str(&text).ok())
+        .unwrap_or_default())
+}
+
+/// A value as JSON for a column.
+pub(crate) fn to_json(value: &impl serde::Serialize) -> String {
+    serde_json::to_string(value).expect("plain structs are JSON")
+}
