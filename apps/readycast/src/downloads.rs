@@ -272,7 +272,7 @@ fn note_failure(
 ) -> rusqlite::Result<usize> {
     let changed = transaction.execute(
         "UPDATE episodes SET state = :failed, job = NULL, file = NULL, problem = :reason,
-         failures = failures + 1 WHERE id = :id",
+         failures = failures + 1, retry_at = NULL WHERE id = :id",
         named_params! {
             ":id": episode.0,
             ":failed": EpisodeState::Failed.number(),

@@ -1,0 +1,648 @@
+//! The library over its life: refreshes, plans, downloads, restarts.
+
+use std::path::Path;
+use std::time::Duration;
+
+use cedos_readycast::{
+    ChannelId, ChannelRule, DownloadOutcome, EpisodeDeadline, EpisodeId, EpisodeQuery,
+    EpisodeState, KeepRule, Library, LibraryError, REFRESH_INTERVAL, REFRESH_INTERVAL_MAX,
+    REFRESH_RETRY, RefreshOutcome, RefreshReport, TransferLogEntry,
+};
+use jiff::{Timestamp, Zoned};
+use url::Url;
+
+const FEED: &str = "https://pod.example/feed";
+
+/// A Saturday, at noon.
+fn noon() -> Zoned {
+    "2030-06-01T12:00:00[Asia/Seoul]"
+        .parse()
+        .expect("a zoned time")
+}
+
+fn now() -> Timestamp {
+    noon().timestamp()
+}
+
+fn feed_of(items: &[(&str, u32, &str)]) -> RefreshOutcome {
+    let items: String = items
+        .iter()
+        .map(|(guid, day, enclosure)| {
+            format!(
+                "<item><title>{guid}</title><guid>{guid}</guid><pubDate>{day:02} May 2030 06:00:00 +0000</pubDate>\
+                 <description>about {guid}</description>\
+                 <enclosure url=\"{enclosure}\" length=\"1000000\" type=\"audio/mpeg\"/></item>"
+            )
+        })
+        .collect();
+    fetched(&format!(
+        "<rss version=\"2.0\"><channel><title>Morning</title>{items}</channel></rss>"
+    ))
+}
+
+fn fetched(text: &str) -> RefreshOutcome {
+    RefreshOutcome::Feed {
+        bytes: text.as_bytes().to_vec(),
+        etag: Some("\"1\"".to_owned()),
+        last_modified: None,
+        moved_to: None,
+    }
+}
+
+fn failed(gone: bool, retry_after: Option<Duration>) -> RefreshOutcome {
+    RefreshOutcome::Failed {
+        reason: "the origin does not answer".to_owned(),
+        gone,
+        retry_after,
+    }
+}
+
+struct Shelf {
+    folder: tempfile::TempDir,
+    library: Library,
+    channel: ChannelId,
+}
+
+impl Shelf {
+    /// A library with one channel that was never refreshed.
+    fn new() -> Shelf {
+        let folder = tempfile::tempdir().expect("a folder");
+        let library = Library::open(folder.path()).expect("a library");
+        let feed = FEED.parse().expect("an address");
+        let channel = library.subscribe(&feed, now()).expect("it is stored");
+        Shelf {
+            folder,
+            library,
+            channel,
+        }
+    }
+
+    fn apply(&self, outcome: RefreshOutcome) -> RefreshReport {
+        self.apply_at(outcome, now())
+    }
+
+    fn apply_at(&self, outcome: RefreshOutcome, at: Timestamp) -> RefreshReport {
+        let report = self.library.apply_refresh(self.channel, outcome, at);
+        report.expect("it is stored")
+    }
+
+    fn url(&self) -> Url {
+        let channel = self.library.channel(self.channel).expect("a query");
+        channel.expect("the channel").summary.url
+    }
+
+    fn problem(&self) -> Option<String> {
+        self.library.channels().expect("a list")[0].problem.clone()
+    }
+
+    fn rule(&self, schedule: &str, latest: u32) {
+        let rule = ChannelRule {
+            schedule: schedule.parse().expect(schedule),
+            policy: None,
+            keep: KeepRule {
+                latest,
+                ..KeepRule::default()
+            },
+        };
+        let set = self.library.set_channel_rule(self.channel, &rule);
+        set.expect("it is stored");
+    }
+
+    fn id(&self, title: &str) -> EpisodeId {
+        let query = EpisodeQuery {
+            words: title.to_owned(),
+            ..EpisodeQuery::default()
+        };
+        let found = self.library.episodes(&query).expect("a list");
+        found.first().expect(title).id
+    }
+
+    fn state(&self, title: &str) -> EpisodeState {
+        let episode = self.library.episode(self.id(title)).expect("a query");
+        episode.expect(title).summary.state
+    }
+
+    /// Titles of the downloads that are to begin, in their order, with the deadlines in local time.
+    fn start(&self) -> Vec<(String, Option<String>)> {
+        let plan = self.library.planned_downloads(&noon()).expect("a plan");
+        let start = plan.start.into_iter().map(|planned| {
+            let at = planned
+                .deadline
+                .map(|at| at.to_zoned(noon().time_zone().clone()));
+            (
+                planned.title,
+                at.map(|at| at.strftime("%a %H:%M").to_string()),
+            )
+        });
+        start.collect()
+    }
+
+    fn start_titles(&self) -> Vec<String> {
+        self.start().into_iter().map(|(title, _)| title).collect()
+    }
+
+    fn remove_titles(&self) -> Vec<String> {
+        let plan = self.library.planned_downloads(&noon()).expect("a plan");
+        let titles = plan.remove.iter().map(|file| {
+            let episode = self.library.episode(file.episode).expect("a query");
+            episode.expect("it").summary.title
+        });
+        titles.collect()
+    }
+
+    fn make_ready(&self, title: &str) {
+        let id = self.id(title);
+        let file = Path::new("/music").join(title);
+        self.library
+            .begin_download(id, &file, None)
+            .expect("it begins");
+        let whole = DownloadOutcome::Whole {
+            bytes: 1_000_000,
+            sha256: None,
+            media_type: None,
+        };
+        let finished = self.library.finish_download(id, &whole, now());
+        finished.expect("it is stored");
+    }
+
+    fn three(&self) {
+        self.apply(feed_of(&[
+            ("one", 1, "https://cdn.example/1.mp3"),
+            ("two", 2, "https://cdn.example/2.mp3"),
+            ("three", 3, "https://cdn.example/3.mp3"),
+        ]));
+    }
+}
+
+#[test]
+fn a_refresh_adds_once_and_changes_what_changed() {
+    let shelf = Shelf::new();
+    let first = [
+        ("a", 1, "https://cdn.example/a.mp3"),
+        ("b", 2, "https://cdn.example/b.mp3"),
+    ];
+    let report = shelf.apply(feed_of(&first));
+    assert_eq!((report.added, report.changed), (2, 0));
+    let report = shelf.apply(feed_of(&first));
+    assert_eq!((report.added, report.changed), (0, 0));
+    let a = shelf.id("a");
+    // A feed that changes its identifiers is told by its enclosures.
+    let report = shelf.apply(feed_of(&[
+        ("a-renamed", 1, "https://cdn.example/a.mp3"),
+        ("b", 2, "https://cdn.example/other.mp3"),
+    ]));
+    assert_eq!((report.added, report.changed), (0, 2));
+    assert_eq!(shelf.id("a-renamed"), a);
+    let channels = shelf.library.channels().expect("a list");
+    assert_eq!(
+        (channels[0].title.as_str(), channels[0].episodes),
+        ("Morning", 2)
+    );
+    let episode = shelf.library.episode(a).expect("a query").expect("it");
+    assert_eq!(episode.notes, "about a-renamed");
+}
+
+#[test]
+fn feeds_are_asked_for_hourly_later_after_failures_and_never_when_gone() {
+    let shelf = Shelf::new();
+    let due = |at| {
+        !shelf
+            .library
+            .due_refreshes(at, 10)
+            .expect("a list")
+            .is_empty()
+    };
+    assert!(due(now()), "a new one is due at once");
+    shelf.apply(RefreshOutcome::NotModified);
+    let tenth_more = |span: Duration| span + span / 10;
+    assert!(!due(now() + (REFRESH_INTERVAL - Duration::from_secs(1))));
+    assert!(due(now() + tenth_more(REFRESH_INTERVAL)));
+    for n in 0..20 {
+        shelf.apply(failed(false, None));
+        let wait = (REFRESH_RETRY * (1 << n.min(10))).min(REFRESH_INTERVAL_MAX);
+        assert!(!due(now() + (wait - Duration::from_secs(1))), "{n}");
+        assert!(due(now() + tenth_more(wait)), "{n}");
+    }
+    assert_eq!(
+        shelf.problem().as_deref(),
+        Some("the origin does not answer")
+    );
+    shelf.apply(RefreshOutcome::NotModified);
+    assert_eq!(shelf.problem(), None);
+    shelf.apply(failed(false, Some(3 * REFRESH_RETRY)));
+    assert!(!due(now() + 2 * REFRESH_RETRY), "as the origin asks");
+    shelf.apply(failed(true, None));
+    assert!(!due(now() + 1000 * REFRESH_INTERVAL_MAX));
+    assert_eq!(shelf.library.next_refresh_at().expect("a query"), None);
+    shelf
+        .library
+        .refresh_now(Some(shelf.channel), now())
+        .expect("by hand");
+    assert!(due(now()));
+}
+
+#[test]
+fn what_is_no_feed_is_a_problem_and_takes_nothing_away() {
+    let shelf = Shelf::new();
+    shelf.three();
+    let report = shelf.apply(fetched(
+        "<!doctype html><html><title>Sign in</title></html>",
+    ));
+    assert_eq!(
+        report.problem.as_deref(),
+        Some("this is a web page, not a feed")
+    );
+    assert_eq!(shelf.problem(), report.problem);
+    assert_eq!(shelf.library.channels().expect("a list")[0].episodes, 3);
+}
+
+#[test]
+fn a_feed_moves_but_not_in_circles_and_not_into_the_local_network() {
+    let shelf = Shelf::new();
+    let moved = |to: &str| RefreshOutcome::Feed {
+        bytes: b"<rss version=\"2.0\"><channel><title>Morning</title></channel></rss>".to_vec(),
+        etag: None,
+        last_modified: None,
+        moved_to: Some(to.parse().expect("an address")),
+    };
+    let report = shelf.apply(moved("http://192.168.1.1/feed"));
+    assert!(report.problem.expect("a reason").contains("local network"));
+    assert_eq!(shelf.url().as_str(), FEED);
+    let report = shelf.apply(moved("file:///etc/passwd"));
+    assert!(report.problem.is_some());
+    for n in 0..5 {
+        let to = format!("https://pod.example/{n}");
+        assert_eq!(shelf.apply(moved(&to)).problem, None);
+        assert_eq!(shelf.url().as_str(), to);
+    }
+    let report = shelf.apply(moved("https://pod.example/again"));
+    assert!(
+        report
+            .problem
+            .expect("a reason")
+            .contains("5 times in a day")
+    );
+    assert_eq!(shelf.url().as_str(), "https://pod.example/4");
+    let later = now() + Duration::from_secs(25 * 3600);
+    shelf.apply_at(moved("https://pod.example/again"), later);
+    assert_eq!(shelf.url().as_str(), "https://pod.example/again");
+    // One that is there already stays a channel of its own.
+    let other: Url = "https://other.example/".parse().expect("an address");
+    shelf
+        .library
+        .subscribe(&other, now())
+        .expect("it is stored");
+    let report = shelf.apply_at(moved("https://other.example/"), later);
+    assert!(report.problem.expect("a reason").contains("already"));
+}
+
+#[test]
+fn a_password_goes_to_its_own_host_only() {
+    let shelf = Shelf::new();
+    let with_password: Url = "https://me:secret@pod.example/feed".parse().expect("one");
+    shelf
+        .library
+        .subscribe(&with_password, now())
+        .expect("stored");
+    shelf.apply(feed_of(&[
+        ("own", 1, "https://pod.example/1.mp3"),
+        ("other", 2, "https://cdn.example/2.mp3"),
+    ]));
+    let plan = shelf.library.planned_downloads(&noon()).expect("a plan");
+    let has_password: Vec<_> = plan
+        .start
+        .iter()
+        .map(|p| (p.title.as_str(), p.authorization.is_some()))
+        .collect();
+    assert_eq!(has_password, [("own", true), ("other", false)]);
+    shelf.apply(RefreshOutcome::Feed {
+        bytes: b"<rss version=\"2.0\"><channel><title>M</title></channel></rss>".to_vec(),
+        etag: None,
+        last_modified: None,
+        moved_to: Some("https://elsewhere.example/".parse().expect("one")),
+    });
+    let later = now() + 2 * REFRESH_INTERVAL;
+    let due = shelf.library.due_refreshes(later, 1).expect("a list");
+    assert_eq!(due[0].authorization, None);
+}
+
+#[test]
+fn the_latest_that_were_not_played_are_wanted_the_oldest_first() {
+    let shelf = Shelf::new();
+    shelf.three();
+    shelf.rule("weekdays 07:30", 2);
+    let monday = || Some("Mon 07:30".to_owned());
+    assert_eq!(
+        shelf.start(),
+        [("two".to_owned(), monday()), ("three".to_owned(), monday())]
+    );
+    let three = shelf.id("three");
+    shelf
+        .library
+        .set_played(three, true, now())
+        .expect("stored");
+    assert_eq!(shelf.start_titles(), ["one", "two"]);
+    shelf.rule("by hand", 2);
+    assert!(shelf.start().is_empty());
+    let by = "2030-06-01T10:00:00Z".parse().expect("a time");
+    let own = EpisodeDeadline {
+        by: Some(by),
+        policy: Some("any".to_owned()),
+    };
+    let set = shelf.library.set_episode_deadline(three, Some(&own));
+    set.expect("it is stored");
+    let plan = shelf.library.planned_downloads(&noon()).expect("a plan");
+    assert_eq!(plan.start[0].deadline, Some(by));
+    assert_eq!(plan.start[0].policy.as_deref(), Some("any"));
+}
+
+#[test]
+fn without_a_deadline_only_free_networks_are_used() {
+    let shelf = Shelf::new();
+    shelf.three();
+    shelf.rule("whenever it is free", 1);
+    let plan = shelf.library.planned_downloads(&noon()).expect("a plan");
+    assert_eq!(plan.start[0].policy.as_deref(), Some("free-only"));
+    assert_eq!(plan.start[0].deadline, None);
+}
+
+#[test]
+fn files_go_when_they_were_played_or_newer_ones_are_kept() {
+    let shelf = Shelf::new();
+    shelf.three();
+    shelf.rule("daily 07:30", 2);
+    for title in ["one", "two", "three"] {
+        shelf.make_ready(title);
+    }
+    assert_eq!(shelf.remove_titles(), ["one"]);
+    // What was begun stays.
+    let one = shelf.id("one");
+    let position = shelf
+        .library
+        .set_position(one, 60_000, Some(600_000), now());
+    position.expect("it is stored");
+    assert!(shelf.remove_titles().is_empty());
+    let end = shelf
+        .library
+        .set_position(one, 599_000, Some(600_000), now());
+    end.expect("it is stored");
+    assert_eq!(shelf.remove_titles(), ["one"], "it was heard to its end");
+    shelf.library.note_removed(one).expect("it is stored");
+    assert_eq!(shelf.state("one"), EpisodeState::Removed);
+    assert!(shelf.start().is_empty(), "it does not come back");
+}
+
+#[test]
+fn a_limit_of_bytes_holds() {
+    let shelf = Shelf::new();
+    shelf.three();
+    let rule = ChannelRule {
+        schedule: "daily 07:30".parse().expect("one"),
+        policy: None,
+        keep: KeepRule {
+            latest: 3,
+            unplayed_only: true,
+            // Episodes have a megabyte each.
+            bytes_max: Some(2_500_000),
+        },
+    };
+    let set = shelf.library.set_channel_rule(shelf.channel, &rule);
+    set.expect("it is stored");
+    assert_eq!(shelf.start_titles(), ["two", "three"]);
+}
+
+#[test]
+fn a_failed_download_is_tried_later_and_a_final_one_by_hand_only() {
+    let shelf = Shelf::new();
+    shelf.three();
+    shelf.rule("daily 07:30", 1);
+    let three = shelf.id("three");
+    let fail = |is_final| {
+        let outcome = DownloadOutcome::Failed {
+            reason: "it is a web page".to_owned(),
+            is_final,
+        };
+        let finished = shelf.library.finish_download(three, &outcome, now());
+        finished.expect("it is stored");
+    };
+    fail(false);
+    let plan = shelf.library.planned_downloads(&noon()).expect("a plan");
+    assert!(plan.start.is_empty());
+    let again = plan.next_retry_at.expect("a time");
+    let then = again.to_zoned(noon().time_zone().clone());
+    let plan = shelf.library.planned_downloads(&then).expect("a plan");
+    assert_eq!(plan.start.len(), 1);
+    fail(true);
+    let much_later = (again + 1000 * REFRESH_INTERVAL_MAX).to_zoned(noon().time_zone().clone());
+    let plan = shelf
+        .library
+        .planned_downloads(&much_later)
+        .expect("a plan");
+    assert!(plan.start.is_empty() && plan.next_retry_at.is_none());
+    let own = EpisodeDeadline {
+        by: None,
+        policy: None,
+    };
+    let set = shelf.library.set_episode_deadline(three, Some(&own));
+    set.expect("it is stored");
+    assert_eq!(shelf.start_titles(), ["three"]);
+}
+
+#[test]
+fn an_enclosure_of_the_local_network_is_refused_whoever_asks() {
+    let shelf = Shelf::new();
+    shelf.apply(feed_of(&[
+        ("loopback", 1, "http://127.0.0.1/a.mp3"),
+        ("name", 2, "http://router.local/a.mp3"),
+        ("mapped", 3, "http://[::ffff:10.0.0.1]/a.mp3"),
+        ("file", 4, "file:///etc/passwd"),
+        ("good", 5, "https://cdn.example/a.mp3"),
+    ]));
+    shelf.rule("daily 07:30", 10);
+    assert_eq!(shelf.start_titles(), ["good"]);
+    let loopback = shelf.id("loopback");
+    let own = EpisodeDeadline {
+        by: None,
+        policy: None,
+    };
+    let set = shelf.library.set_episode_deadline(loopback, Some(&own));
+    set.expect("it is stored");
+    assert_eq!(shelf.start_titles(), ["good"]);
+    let episode = shelf
+        .library
+        .episode(loopback)
+        .expect("a query")
+        .expect("it");
+    let problem = episode.summary.problem.expect("a reason");
+    assert!(problem.contains("local network"), "{problem}");
+    // A feed of that network may.
+    let own: Url = "http://127.0.0.1/feed".parse().expect("an address");
+    let channel = shelf.library.subscribe(&own, now()).expect("it is stored");
+    let outcome = feed_of(&[("here", 1, "http://127.0.0.1/a.mp3")]);
+    shelf
+        .library
+        .apply_refresh(channel, outcome, now())
+        .expect("it is stored");
+    assert_eq!(shelf.state("here"), EpisodeState::New);
+}
+
+#[test]
+fn downloads_are_taken_up_after_a_restart() {
+    let shelf = Shelf::new();
+    shelf.three();
+    let (one, two) = (shelf.id("one"), shelf.id("two"));
+    let library = &shelf.library;
+    library
+        .begin_download(one, Path::new("/music/one"), Some(now()))
+        .expect("it begins");
+    library.set_job(one, 7).expect("it is stored");
+    library
+        .begin_download(two, Path::new("/music/two"), None)
+        .expect("it begins");
+    let again = Library::open(shelf.folder.path()).expect("a library");
+    let active = again.active_downloads().expect("a list");
+    let active: Vec<_> = active.iter().map(|a| (a.episode, a.job)).collect();
+    assert_eq!(active, [(one, Some(7)), (two, None)]);
+    assert!(!shelf.start_titles().contains(&"one".to_owned()));
+}
+
+#[test]
+fn lists_have_pages_words_and_states() {
+    let shelf = Shelf::new();
+    shelf.three();
+    let titles = |query: EpisodeQuery| -> Vec<String> {
+        let found = shelf.library.episodes(&query).expect("a list");
+        found.into_iter().map(|e| e.title).collect()
+    };
+    let all = EpisodeQuery::default;
+    assert_eq!(titles(all()), ["three", "two", "one"]);
+    let second = EpisodeQuery {
+        offset: 1,
+        limit: 1,
+        ..all()
+    };
+    assert_eq!(titles(second), ["two"]);
+    let with_words = |words: &str| EpisodeQuery {
+        words: words.to_owned(),
+        ..all()
+    };
+    assert_eq!(titles(with_words("T E")), ["three"]);
+    assert!(titles(with_words("%")).is_empty(), "no pattern of its own");
+    shelf.make_ready("two");
+    let ready = EpisodeQuery {
+        state: Some(EpisodeState::Ready),
+        played: Some(false),
+        channel: Some(shelf.channel),
+        ..all()
+    };
+    assert_eq!(titles(ready), ["two"]);
+}
+
+#[test]
+fn the_log_of_transfers_is_kept() {
+    let shelf = Shelf::new();
+    let entry = TransferLogEntry {
+        started_at: now(),
+        ended_at: now() + Duration::from_secs(60),
+        is_whole: true,
+        bytes: 5,
+        bytes_by_class: [("free".to_owned(), 5)].into(),
+        ..TransferLogEntry::default()
+    };
+    shelf.library.record_transfer(&entry).expect("it is stored");
+    assert_eq!(shelf.library.transfer_log(now()).expect("a list"), [entry]);
+    let later = now() + Duration::from_secs(61);
+    assert!(
+        shelf
+            .library
+            .transfer_log(later)
+            .expect("a list")
+            .is_empty()
+    );
+}
+
+#[test]
+fn a_newer_library_and_a_damaged_one_are_refused_in_words() {
+    let shelf = Shelf::new();
+    let file = shelf.folder.path().join("library.sqlite");
+    let connection = rusqlite::Connection::open(&file).expect("a database");
+    connection
+        .pragma_update(None, "user_version", 1000)
+        .expect("it is written");
+    drop(connection);
+    let error = Library::open(shelf.folder.path()).err().expect("a refusal");
+    assert!(matches!(error, LibraryError::Newer { .. }), "{error}");
+    let other = tempfile::tempdir().expect("a folder");
+    std::fs::write(other.path().join("library.sqlite"), [7; 4096]).expect("it is written");
+    let error = Library::open(other.path()).err().expect("a refusal");
+    assert!(matches!(error, LibraryError::Database(_)), "{error}");
+}
+
+#[test]
+fn a_copy_has_what_the_library_has() {
+    let shelf = Shelf::new();
+    shelf.three();
+    let other = tempfile::tempdir().expect("a folder");
+    shelf
+        .library
+        .backup(&other.path().join("library.sqlite"))
+        .expect("it is copied");
+    let copy = Library::open(other.path()).expect("a library");
+    assert_eq!(
+        copy.channels().expect("a list"),
+        shelf.library.channels().expect("a list")
+    );
+}
+
+/// Set for the process that [`what_was_stored_survives_a_kill`] kills.
+const WRITER: &str = "CEDOS_TEST_LIBRARY_WRITER";
+
+#[test]
+fn what_was_stored_survives_a_kill() {
+    use std::io::{BufRead as _, BufReader, Write as _};
+    use std::process::{Command, Stdio};
+    if let Some(folder) = std::env::var_os(WRITER) {
+        let library = Library::open(Path::new(&folder)).expect("a library");
+        let episode = library.episodes(&EpisodeQuery::default()).expect("a list")[0].id;
+        for position in 1_u64.. {
+            let stored = library.set_position(episode, position, None, now());
+            stored.expect("it is stored");
+            let mut out = std::io::stdout().lock();
+            writeln!(out, "position {position}").expect("it is said");
+            out.flush().expect("it is said");
+        }
+    }
+    let shelf = Shelf::new();
+    shelf.apply(feed_of(&[("a", 1, "https://cdn.example/a.mp3")]));
+    let mut position = 0;
+    for kill in 0..20 {
+        let mut child = Command::new(std::env::current_exe().expect("this program"))
+            .args(["--exact", "what_was_stored_survives_a_kill", "--nocapture"])
+            .env(WRITER, shelf.folder.path())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("it starts");
+        let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
+        let mut said = 0_u64;
+        // Another number of writes each time, so that the kill finds another moment.
+        for _ in 0..=3 * kill {
+            let line = lines.next().expect("it goes on").expect("text");
+            // The first may stand behind what the test program says of itself.
+            if let Some((_, number)) = line.split_once("position ") {
+                said = number.parse().expect("a number");
+            }
+        }
+        child.kill().expect("it runs");
+        child.wait().expect("it ends");
+        let library = Library::open(shelf.folder.path()).expect("a library");
+        let episode = library.episodes(&EpisodeQuery::default()).expect("a list")[0].clone();
+        assert!(
+            episode.position_ms >= said,
+            "{kill}: {} < {said}",
+            episode.position_ms
+        );
+        position = position.max(episode.position_ms);
+    }
+    assert!(position > 0, "something was stored");
+}
