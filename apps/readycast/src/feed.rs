@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!  bytes ─┬─ refused: too large, a web page, entities of its own
-//!         ├─ feed-rs ─────────────▶ titles, notes, enclosures ─┐
-//!         └─ namespaces ──────────▶ chapters, new address ─────┴─▶ ParsedFeed
+//!         ├─ namespaces ──────────▶ chapters, new address ─────┐
+//!         └─ feed-rs ─────────────▶ titles, notes, enclosures ─┴─▶ ParsedFeed
 //! ```
 //!
 //! A feed is written by a stranger: titles become plain text, show notes are sanitised, everything has a limit.
@@ -12,14 +12,15 @@ mod namespaces;
 mod text;
 
 use std::collections::HashSet;
+use std::panic::catch_unwind;
 
-use feed_rs::model::{Entry, MediaContent};
-use feed_rs::parser::{Builder, ParseFeedError};
+use feed_rs::model::{Entry, Feed, MediaContent};
+use feed_rs::parser::Builder;
 use jiff::Timestamp;
 use url::Url;
 
-pub(crate) use self::namespaces::attribute;
-use self::namespaces::{FeedExtras, without_people};
+use self::namespaces::{FeedExtras, readable};
+pub(crate) use self::namespaces::{attribute, declares_entities};
 pub(crate) use self::text::plain_text;
 use self::text::{find, html_notes};
 use crate::parsed_feed::{
@@ -38,23 +39,17 @@ pub fn parse_feed(bytes: &[u8], url: &Url) -> Result<ParsedFeed, FeedError> {
     if is_web_page(bytes) {
         return Err(FeedError::WebPage);
     }
-    refuse_entities(bytes)?;
-    let parser = || {
-        Builder::new()
-            .base_uri(Some(url.as_str()))
-            // Show notes are sanitised below, titles are made plain.
-            .sanitize_content(false)
-            .build()
+    let extras = FeedExtras::read(bytes)?;
+    let feed = match extras.is_unreadable {
+        true => read_with_feed_rs(&readable(bytes)?, url)?,
+        false => match read_with_feed_rs(bytes, url) {
+            // One person with a role that feed-rs does not know makes it refuse the whole feed.
+            Err(_) if find(bytes, b"person").is_some() => {
+                read_with_feed_rs(&readable(bytes)?, url)?
+            }
+            read => read?,
+        },
     };
-    let feed = match parser().parse(bytes) {
-        // One person with a role that the parser does not know makes it refuse the whole feed.
-        Err(ParseFeedError::ParseError(_)) if find(bytes, b"podcast:person").is_some() => {
-            parser().parse(without_people(bytes)?.as_slice())
-        }
-        parsed => parsed,
-    };
-    let feed = feed.map_err(|error| FeedError::Malformed(plain_text(&error.to_string(), 200)))?;
-    let extras = FeedExtras::read(bytes);
     let title = feed.title.map(|t| plain_text(&t.content, TITLE_BYTES_MAX));
     let first_author = feed.authors.iter().find_map(|a| a.name.as_deref());
     let description = feed.description.map(|t| t.content).unwrap_or_default();
@@ -105,6 +100,27 @@ pub fn parse_feed(bytes: &[u8], url: &Url) -> Result<ParsedFeed, FeedError> {
     Ok(parsed)
 }
 
+/// Reads a feed with feed-rs, whose panics on texts that nobody foresaw are the feed's fault and not ours.
+fn read_with_feed_rs(bytes: &[u8], url: &Url) -> Result<Feed, FeedError> {
+    let read = catch_unwind(|| {
+        Builder::new()
+            .base_uri(Some(url.as_str()))
+            // Show notes are sanitised below, titles are made plain.
+            .sanitize_content(false)
+            // Two items without an identifier may share link and title; their enclosures tell them apart.
+            .id_generator(|_, _, _| String::new())
+            .build()
+            .parse(bytes)
+    });
+    match read {
+        Ok(Ok(feed)) => Ok(feed),
+        Ok(Err(error)) => Err(FeedError::Malformed(plain_text(&error.to_string(), 200))),
+        Err(_) => Err(FeedError::Malformed(
+            "a text in it has a form that no feed should have".to_owned(),
+        )),
+    }
+}
+
 /// An episode whose notes are not sanitised yet: that takes longest, and is done for those that are kept.
 struct UnreadEpisode {
     episode: ParsedEpisode,
@@ -134,6 +150,7 @@ fn episode(entry: Entry, chapters: Option<Url>, base: &Url) -> Option<UnreadEpis
         transcript = transcript.or(first.map(|t| t.url));
         described = described.or(object.description.map(|t| t.content));
     }
+    let guid = Some(plain_text(&entry.id, TITLE_BYTES_MAX)).filter(|guid| !guid.is_empty());
     let title = entry.title.map(|t| plain_text(&t.content, TITLE_BYTES_MAX));
     let title = title.filter(|t| !t.is_empty()).unwrap_or_else(|| {
         let name = enclosure.path_segments().and_then(|mut s| s.next_back());
@@ -153,7 +170,7 @@ fn episode(entry: Entry, chapters: Option<Url>, base: &Url) -> Option<UnreadEpis
     let published = entry.published.or(entry.updated);
     Some(UnreadEpisode {
         episode: ParsedEpisode {
-            guid: plain_text(&entry.id, TITLE_BYTES_MAX),
+            guid: guid.unwrap_or_else(|| enclosure.to_string()),
             title,
             notes: String::new(),
             published: published.and_then(|at| Timestamp::from_second(at.timestamp()).ok()),
@@ -221,14 +238,10 @@ fn is_web_page(bytes: &[u8]) -> bool {
     let head = &bytes[..bytes.len().min(4096)];
     let head = String::from_utf8_lossy(head).to_lowercase();
     let head = head.trim_start_matches('\u{feff}').trim_start();
-    head.starts_with("<!doctype html") || head.starts_with("<html") || head.contains("<html ")
-}
-
-/// Refuses a document type with entities: none of ours needs one, and they can expand without end.
-pub(crate) fn refuse_entities(bytes: &[u8]) -> Result<(), FeedError> {
-    let has_own = find(bytes, b"<!ENTITY").is_some() || find(bytes, b"<!entity").is_some();
-    match has_own {
-        true => Err(FeedError::OwnEntities),
-        false => Ok(()),
-    }
+    let is_feed = ["<rss", "<feed", "<rdf:rdf"]
+        .iter()
+        .any(|root| head.contains(root));
+    head.starts_with("<!doctype html")
+        || head.starts_with("<html")
+        || (head.contains("<html ") && !is_feed)
 }

@@ -13,7 +13,7 @@ use url::Url;
 
 use crate::channel::{Channel, ChannelSummary};
 use crate::episode::Episode;
-use crate::feed::{attribute, refuse_entities};
+use crate::feed::{attribute, declares_entities};
 use crate::parsed_feed::{FEED_BYTES_MAX, FeedError, OpmlFeed, OpmlImport, TITLE_BYTES_MAX};
 
 /// Most feeds of a list.
@@ -35,7 +35,6 @@ pub fn read_opml(bytes: &[u8]) -> Result<OpmlImport, FeedError> {
     if bytes.len() > FEED_BYTES_MAX {
         return Err(FeedError::TooLarge);
     }
-    refuse_entities(bytes)?;
     let mut import = OpmlImport::default();
     let mut seen = HashSet::new();
     let mut reader = quick_xml::Reader::from_reader(bytes);
@@ -60,6 +59,7 @@ pub fn read_opml(bytes: &[u8]) -> Result<OpmlImport, FeedError> {
                     }
                 }
             }
+            Event::DocType(text) if declares_entities(&text) => return Err(FeedError::OwnEntities),
             Event::Eof if !is_opml => {
                 return Err(FeedError::Malformed(
                     "it is no list of subscriptions (OPML)".to_owned(),

@@ -1,8 +1,22 @@
 //! Titles as plain text, show notes as HTML that can do nothing.
 
+use std::cell::RefCell;
 use std::sync::LazyLock;
 
 use ammonia::Builder;
+use html5ever::LocalName;
+use html5ever::tendril::StrTendril;
+use html5ever::tokenizer::states::RawKind;
+use html5ever::tokenizer::{
+    BufferQueue, Tag, TagKind, Token, TokenSink, TokenSinkResult, Tokenizer, TokenizerOpts,
+};
+
+/// Most elements of show notes that are open at once. HTML opens unclosed ones again in each paragraph, so that the
+/// work grows with depth times tags.
+const NOTES_DEPTH_MAX: usize = 32; // a guess: pages that were pasted into notes have 20 or so
+
+/// Most tags of show notes; what has more is shown as plain text.
+const NOTES_TAGS_MAX: usize = 5_000; // a guess: an hour of songs with two links each has 1,000
 
 /// Elements that show notes may have: text, lists, links. No pictures, which would tell their host who reads.
 const TAGS: [&str; 20] = [
@@ -38,8 +52,6 @@ static NOTES: LazyLock<Builder<'static>> = LazyLock::new(|| {
     builder
 });
 
-static PLAIN: LazyLock<Builder<'static>> = LazyLock::new(Builder::empty);
-
 /// Where `part` first is in `bytes`.
 pub(super) fn find(bytes: &[u8], part: &[u8]) -> Option<usize> {
     let (first, rest) = part.split_first()?;
@@ -59,8 +71,7 @@ pub(crate) fn plain_text(text: &str, bytes_max: usize) -> String {
     // Markup is longer than the text in it; a limit beforehand bounds the work.
     let text = truncated(text, bytes_max.saturating_mul(4));
     let cleaned = match text.contains(['<', '&']) {
-        // A blank keeps the words of two paragraphs apart.
-        true => decoded(&PLAIN.clean(&text.replace('<', " <")).to_string()),
+        true => MarkupText::read(text, " ").text,
         false => text.to_owned(),
     };
     let mut line = String::with_capacity(cleaned.len());
@@ -79,9 +90,15 @@ pub(super) fn html_notes(notes: &str, bytes_max: usize) -> String {
     let mut room = bytes_max;
     loop {
         let source = truncated(notes, room);
-        let html = match source.contains('<') {
-            true => NOTES.clean(source).to_string(),
-            false => paragraphs(source),
+        let html = if source.contains(['<', '&']) {
+            let markup = MarkupText::read(source, "\n");
+            match markup.tags {
+                0 => paragraphs(&markup.text),
+                _ if markup.is_costly() => paragraphs(&markup.text),
+                _ => NOTES.clean(source).to_string(),
+            }
+        } else {
+            paragraphs(source)
         };
         // Escapes make the text longer.
         if html.len() <= bytes_max {
@@ -91,33 +108,118 @@ pub(super) fn html_notes(notes: &str, bytes_max: usize) -> String {
     }
 }
 
-/// Plain text with its line breaks.
+/// Plain text with its line breaks, as HTML.
 fn paragraphs(text: &str) -> String {
     let lines = text.trim().lines();
-    let lines = lines.map(|line| ammonia::clean_text(&decoded(line.trim_end())));
+    let lines = lines.map(|line| ammonia::clean_text(line.trim_end()));
     // The sanitiser's escapes of blanks are meant for attributes.
     let lines = lines.map(|line| line.replace("&#32;", " "));
     lines.collect::<Vec<_>>().join("<br>")
 }
 
-/// The text whose five escapes of XML, and that of a blank, are undone.
-fn decoded(text: &str) -> String {
-    let escapes = [
-        ("&lt;", "<"),
-        ("&gt;", ">"),
-        ("&quot;", "\""),
-        ("&#39;", "'"),
-        ("&nbsp;", " "),
-        // The last, so that nothing is undone twice.
-        ("&amp;", "&"),
-    ];
-    let mut text = text.to_owned();
-    for (escape, c) in escapes {
-        if text.contains(escape) {
-            text = text.replace(escape, c);
-        }
+/// The text of HTML, read from tag to tag: no tree is built, so that the work grows with the bytes alone.
+#[derive(Debug, Default)]
+struct MarkupText {
+    text: String,
+    tags: usize,
+    /// Elements that are open, by name; no more than one beyond the limit.
+    open: Vec<LocalName>,
+    /// Most elements that were open at once.
+    open_max: usize,
+    /// Whether an element was met within which HTML takes end tags for nothing, so that more may be open than it seems.
+    has_barrier: bool,
+    /// Whether it is within a script or style sheet, whose text is no text.
+    is_skipping: bool,
+}
+
+impl MarkupText {
+    /// `between` is what stands for a tag that separates words.
+    fn read(html: &str, between: &'static str) -> MarkupText {
+        let sink = MarkupTextSink {
+            between,
+            read: RefCell::default(),
+        };
+        let tokenizer = Tokenizer::new(sink, TokenizerOpts::default());
+        let input = BufferQueue::default();
+        input.push_back(StrTendril::from_slice(html));
+        // Nothing asks it to stop for a script.
+        let _ = tokenizer.feed(&input);
+        tokenizer.end();
+        tokenizer.sink.read.into_inner()
     }
-    text
+
+    /// Whether building a tree of it could take very long.
+    fn is_costly(&self) -> bool {
+        self.tags > NOTES_TAGS_MAX || self.open_max > NOTES_DEPTH_MAX
+    }
+
+    fn note_tag(&mut self, tag: &Tag, between: &str) {
+        self.tags += 1;
+        // These are within words.
+        if !matches!(
+            &*tag.name,
+            "a" | "b" | "cite" | "code" | "em" | "font" | "i" | "s" | "span" | "strong" | "u"
+        ) && !self.text.ends_with(between)
+        {
+            self.text.push_str(between);
+        }
+        // These have no end, or end where the next begins.
+        if matches!(
+            &*tag.name,
+            "br" | "dd" | "dt" | "hr" | "img" | "input" | "li" | "link" | "meta" | "p" | "wbr"
+        ) {
+            return;
+        }
+        self.has_barrier |= matches!(
+            &*tag.name,
+            "applet"
+                | "button"
+                | "caption"
+                | "marquee"
+                | "math"
+                | "object"
+                | "select"
+                | "svg"
+                | "table"
+                | "template"
+        );
+        if tag.kind == TagKind::StartTag {
+            if self.open.len() <= NOTES_DEPTH_MAX {
+                self.open.push(tag.name.clone());
+            }
+        } else if let Some(at) = self.open.iter().rposition(|name| *name == tag.name)
+            && !self.has_barrier
+        {
+            self.open.remove(at);
+        }
+        self.open_max = self.open_max.max(self.open.len());
+    }
+}
+
+struct MarkupTextSink {
+    between: &'static str,
+    read: RefCell<MarkupText>,
+}
+
+impl TokenSink for MarkupTextSink {
+    type Handle = ();
+
+    fn process_token(&self, token: Token, _line: u64) -> TokenSinkResult<()> {
+        let mut read = self.read.borrow_mut();
+        match token {
+            Token::CharacterTokens(text) if !read.is_skipping => read.text.push_str(&text),
+            Token::TagToken(tag) => {
+                read.note_tag(&tag, self.between);
+                let is_code = matches!(&*tag.name, "script" | "style");
+                read.is_skipping = is_code && tag.kind == TagKind::StartTag;
+                if read.is_skipping {
+                    return TokenSinkResult::RawData(RawKind::Rawtext);
+                }
+            }
+            _ => {}
+        }
+        TokenSinkResult::Continue
+    }
 }
 
 /// The text up to `bytes_max` bytes, whole characters only.
