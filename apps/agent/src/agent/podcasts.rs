@@ -59,6 +59,9 @@ pub(super) struct PodcastService {
     /// Channels whose feed is being fetched.
     busy: Mutex<BTreeSet<ChannelId>>,
     refreshes: Semaphore,
+    /// Held while downloads are planned and queued, and while those in the queue get other terms: a rule that changes
+    /// in between misses none.
+    planning: tokio::sync::Mutex<()>,
     /// The way of feeds to this device.
     transport: OnceLock<Arc<StreamTransport>>,
     /// When the downloads that run got their first byte and changed networks.
@@ -73,6 +76,7 @@ impl Default for PodcastService {
             refreshed: Notify::new(),
             busy: Mutex::default(),
             refreshes: Semaphore::new(REFRESHES_MAX),
+            planning: tokio::sync::Mutex::default(),
             transport: OnceLock::new(),
             times: Mutex::default(),
         }
@@ -186,8 +190,11 @@ impl Agent {
         refreshes: &mut JoinSet<()>,
     ) -> Result<Duration, TransferFailure> {
         let service = &self.podcasts;
-        self.follow_downloads().await?;
-        let retry_at = self.start_downloads().await?;
+        let retry_at = {
+            let _planning = service.planning.lock().await;
+            self.follow_downloads().await?;
+            self.start_downloads().await?
+        };
         let channels = service.with(Library::channels).await?;
         let is_regular = |schedule: DownloadSchedule| schedule != DownloadSchedule::Manual;
         let has_work = channels.iter().any(|c| is_regular(c.rule.schedule));

@@ -24,7 +24,7 @@ const ANSWER_BYTES_MAX: usize = 4 << 20; // a guess: 25 entries are 60 kB
 /// A podcast that a directory knows.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(in super::super) struct FoundPodcast {
-    /// Its title.
+    /// Title of the podcast, never empty.
     pub(in super::super) title: String,
     /// Who makes it; may be empty.
     pub(in super::super) author: String,

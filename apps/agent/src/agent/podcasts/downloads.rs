@@ -335,6 +335,7 @@ impl Agent {
         self: &Arc<Agent>,
         channel: ChannelId,
     ) -> Result<(), TransferFailure> {
+        let _planning = self.podcasts.planning.lock().await;
         let known = self.podcasts.with(move |library| library.channel(channel));
         let Some(rule) = known.await?.map(|channel| channel.summary.rule) else {
             return Ok(());

@@ -150,7 +150,7 @@ impl Agent {
             let stream = conn.dial(&url, &link).await.map_err(fault_text)?;
             let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream));
             let (mut sender, connection) = handshake.await.map_err(|error| broken(&url, &error))?;
-            let _connection = AbortOnDrop(tokio::spawn(async move {
+            let _connection = FeedConnection(tokio::spawn(async move {
                 // What goes wrong is seen by the one who reads.
                 let _ = connection.await;
             }));
@@ -250,9 +250,9 @@ impl FeedFetch {
 }
 
 /// A task that ends with its owner.
-struct AbortOnDrop(tokio::task::JoinHandle<()>);
+struct FeedConnection(tokio::task::JoinHandle<()>);
 
-impl Drop for AbortOnDrop {
+impl Drop for FeedConnection {
     fn drop(&mut self) {
         self.0.abort();
     }

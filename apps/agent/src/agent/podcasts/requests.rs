@@ -129,7 +129,7 @@ fn shown() -> u32 {
 /// A channel that was subscribed to.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(in super::super) struct AddedChannel {
-    /// The channel.
+    /// Channel as a list shows it, after its feed was read.
     pub(in super::super) channel: ChannelSummary,
     /// What its feed brought.
     pub(in super::super) report: RefreshReport,
