@@ -5,4 +5,5 @@ mod links;
 mod networks;
 mod on_demand;
 mod page;
+mod podcasts_page;
 mod queue;
