@@ -62,7 +62,7 @@ fn make_ready(home: &PageHome, library: &Library, episode: EpisodeId) {
     let (file, now) = (home.path().join("1.mp3"), Timestamp::now());
     std::fs::write(&file, AUDIO).expect("written");
     library
-        .start_download(episode, &file, None)
+        .begin_download(episode, &file, None)
         .expect("stored");
     let whole = DownloadOutcome::Whole {
         bytes: AUDIO.len() as u64,
