@@ -68,8 +68,8 @@ async fn answer(
     let bytes = part.end - part.start;
     let pieces = stream::try_unfold(file.take(bytes), |mut file| async move {
         let mut piece = Vec::with_capacity(PIECE_BYTES);
-        let read = (&mut file).take(PIECE_BYTES as u64).read_to_end(&mut piece);
-        match read.await? {
+        let mut next = (&mut file).take(PIECE_BYTES as u64);
+        match next.read_to_end(&mut piece).await? {
             0 => Ok::<_, std::io::Error>(None),
             _ => Ok(Some((Bytes::from(piece), file))),
         }
