@@ -115,6 +115,10 @@ async function send(event) {
         details.querySelector("summary").focus();
         details.open = false;
       }
+      // What was changed is shown at once.
+      source?.close();
+      source = null;
+      follow();
       return;
     }
     const page = new DOMParser().parseFromString(await answer.text(), "text/html");

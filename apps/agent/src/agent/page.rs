@@ -5,6 +5,7 @@
 //!                                     │ opens
 //!  browser ── TokenListener ─ page::server ─ router ─┬─ transfers ─┬─ Agent
 //!             token, Host, Origin     headers        ├─ networks ──┤
+//!                                                    ├─ podcasts ──┤
 //!                                                    └─ assets     └─ live: what changes
 //! ```
 //!
@@ -16,6 +17,7 @@ mod assets;
 mod frame;
 mod live;
 mod networks;
+mod podcasts;
 mod server;
 mod transfer_card;
 mod transfers;
@@ -34,6 +36,7 @@ use tokio::sync::Mutex;
 use tokio::task::JoinSet;
 
 use self::frame::PageContext;
+use self::podcasts::PodcastAccess;
 use self::server::EntryCodes;
 use super::state::Agent;
 use crate::fetch::jobs;
@@ -172,6 +175,7 @@ impl PagePort {
         let context = PageContext {
             agent: self.agent.clone(),
             base: listener.guard().prefix().into(),
+            podcasts: Arc::new(PodcastAccess::default()),
         };
         let mut serving = JoinSet::new();
         serving.spawn_local(server::serve(listener, routes(context), entries.clone()));
@@ -195,6 +199,7 @@ fn routes(context: PageContext) -> Router {
     Router::new()
         .merge(transfers::routes())
         .merge(networks::routes())
+        .merge(podcasts::routes())
         .merge(assets::routes())
         .layer(DefaultBodyLimit::max(FORM_BYTES_MAX))
         .with_state(context)

@@ -6,4 +6,5 @@ mod networks;
 mod on_demand;
 mod page;
 mod podcasts;
+mod podcasts_page;
 mod queue;

@@ -83,9 +83,9 @@ pub struct PageLink {
 }
 
 /// What the page answered.
-struct PageAnswer {
-    status: u16,
-    text: String,
+pub struct PageAnswer {
+    pub status: u16,
+    pub text: String,
 }
 
 impl PageLink {
@@ -130,13 +130,13 @@ impl PageLink {
         }
     }
 
-    async fn get(&self, path: &str) -> PageAnswer {
+    pub async fn get(&self, path: &str) -> PageAnswer {
         self.ask("GET", &format!("{}{path}", self.base), &[], "")
             .await
     }
 
     /// Sends a form of the page, as a browser does.
-    async fn post(&self, path: &str, form: &str) -> PageAnswer {
+    pub async fn post(&self, path: &str, form: &str) -> PageAnswer {
         let origin = format!("http://{}", self.host);
         let fields = [
             ("Origin", &*origin),
@@ -144,6 +144,34 @@ impl PageLink {
         ];
         self.ask("POST", &format!("{}{path}", self.base), &fields, form)
             .await
+    }
+}
+
+impl PageLink {
+    pub async fn get_with(&self, path: &str, fields: &[(&str, &str)]) -> PageAnswer {
+        let path = format!("{}{path}", self.base);
+        self.ask("GET", &path, fields, "").await
+    }
+
+    /// Sends an empty form with these fields alone.
+    pub async fn post_with(&self, path: &str, fields: &[(&str, &str)]) -> PageAnswer {
+        let path = format!("{}{path}", self.base);
+        self.ask("POST", &path, fields, "").await
+    }
+
+    /// Asks as the page's own form does, but without the token.
+    pub async fn without_token(&self, method: &str, path: &str) -> PageAnswer {
+        let origin = format!("http://{}", self.host);
+        self.ask(method, path, &[("Origin", &*origin)], "").await
+    }
+
+    /// Uploads a file by a form.
+    pub async fn upload(&self, path: &str, boundary: &str, body: &str) -> PageAnswer {
+        let origin = format!("http://{}", self.host);
+        let media_type = format!("multipart/form-data; boundary={boundary}");
+        let fields = [("Origin", &*origin), ("Content-Type", &*media_type)];
+        let path = format!("{}{path}", self.base);
+        self.ask("POST", &path, &fields, body).await
     }
 }
 

@@ -1,4 +1,4 @@
-//! The page's style, script and icon, which are parts of the program.
+//! The page's style, scripts, icon and web app manifest, which are parts of the program.
 
 use axum::Router;
 use axum::routing::get;
@@ -8,6 +8,8 @@ use super::frame::PageContext;
 
 const STYLE: &str = include_str!("../../../assets/page.css");
 const SCRIPT: &str = include_str!("../../../assets/page.js");
+const PLAYER: &str = include_str!("../../../assets/podcast_player.js");
+const MANIFEST: &str = include_str!("../../../assets/page.webmanifest");
 const ICON: &str = include_str!("../../../assets/icon.svg");
 
 /// The routes of the assets.
@@ -20,6 +22,14 @@ pub(super) fn routes() -> Router<PageContext> {
         .route(
             "/assets/page.js",
             asset("text/javascript; charset=utf-8", SCRIPT),
+        )
+        .route(
+            "/assets/podcast_player.js",
+            asset("text/javascript; charset=utf-8", PLAYER),
+        )
+        .route(
+            "/assets/page.webmanifest",
+            asset("application/manifest+json", MANIFEST),
         )
         .route("/assets/icon.svg", asset("image/svg+xml", ICON))
 }

@@ -8,6 +8,7 @@ use cedos_text::escape_controls;
 use http::StatusCode;
 
 use super::super::state::Agent;
+use super::podcasts::PodcastAccess;
 use crate::fetch::outcome::{TransferExit, TransferFailure};
 
 /// What the page's handlers know.
@@ -16,6 +17,7 @@ pub(super) struct PageContext {
     pub(super) agent: Arc<Agent>,
     /// The first part of all paths: a slash and the token.
     pub(super) base: Arc<str>,
+    pub(super) podcasts: Arc<PodcastAccess>,
 }
 
 /// A page in the navigation.
@@ -26,10 +28,14 @@ pub(super) struct PageSection {
 }
 
 /// The pages in the navigation.
-pub(super) const SECTIONS: [PageSection; 2] = [
+pub(super) const SECTIONS: [PageSection; 3] = [
     PageSection {
         path: "",
         title: "Transfers",
+    },
+    PageSection {
+        path: "podcasts",
+        title: "Podcasts",
     },
     PageSection {
         path: "networks",

@@ -19,9 +19,9 @@ const PACE: Duration = Duration::from_millis(500); // a guess: people see no mor
 const LOOK_EVERY: Duration = Duration::from_secs(5); // a guess
 
 /// Sends the live part of a page now, and whenever it has changed. The agent stays while this lasts.
-pub(super) fn updates<T: Template>(
+pub(super) fn updates<T: Template, F: Future<Output = Option<T>> + Send + 'static>(
     context: &PageContext,
-    view: impl Fn() -> Option<T> + Send + 'static,
+    view: impl Fn() -> F + Send + 'static,
 ) -> Sse<impl Stream<Item = Result<Event, Infallible>> + Send + 'static> {
     let counted = ConnectionCount::new(context.agent.clone());
     let events = context.agent.events.subscribe();
@@ -47,7 +47,7 @@ pub(super) fn updates<T: Template>(
                     events = events.resubscribe();
                 }
                 // Without it the page's subject is gone: the browser asks again and hears so.
-                let html = view()?.render().ok()?;
+                let html = view().await?.render().ok()?;
                 if shown.as_ref() == Some(&html) {
                     continue;
                 }

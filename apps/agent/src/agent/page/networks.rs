@@ -1,5 +1,6 @@
 //! The page of networks: what each costs and carries, and what was spent on those that cost.
 
+use std::future::ready;
 use std::sync::Arc;
 
 use askama::Template;
@@ -72,7 +73,7 @@ async fn page(State(context): State<PageContext>) -> Response {
 
 async fn updates(State(context): State<PageContext>) -> Response {
     let view = context.clone();
-    live::updates(&context, move || Some(NetworksLive::of(&view))).into_response()
+    live::updates(&context, move || ready(Some(NetworksLive::of(&view)))).into_response()
 }
 
 impl NetworksLive {

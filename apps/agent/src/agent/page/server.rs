@@ -47,7 +47,7 @@ const HEADERS: [(HeaderName, &str); 6] = [
     (
         CONTENT_SECURITY_POLICY,
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
-         form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+         media-src 'self'; manifest-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
     ),
     (CACHE_CONTROL, "no-store"),
     (X_CONTENT_TYPE_OPTIONS, "nosniff"),

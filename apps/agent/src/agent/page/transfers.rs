@@ -1,5 +1,6 @@
 //! The pages of transfers: the list, and one transfer with all that is known of it.
 
+use std::future::ready;
 use std::sync::Arc;
 
 use askama::Template;
@@ -142,7 +143,7 @@ async fn list(State(context): State<PageContext>) -> Response {
 
 async fn list_updates(State(context): State<PageContext>) -> Response {
     let view = context.clone();
-    live::updates(&context, move || Some(TransfersLive::of(&view))).into_response()
+    live::updates(&context, move || ready(Some(TransfersLive::of(&view)))).into_response()
 }
 
 async fn one(State(context): State<PageContext>, Path(id): Path<u64>) -> Response {
@@ -161,7 +162,7 @@ async fn one_updates(State(context): State<PageContext>, Path(id): Path<u64>) ->
         return frame::problem(&context, &failure);
     }
     let view = context.clone();
-    live::updates(&context, move || TransferLive::of(&view, id).ok()).into_response()
+    live::updates(&context, move || ready(TransferLive::of(&view, id).ok())).into_response()
 }
 
 async fn clear(State(context): State<PageContext>) -> Response {

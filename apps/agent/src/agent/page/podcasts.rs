@@ -1,0 +1,69 @@
+//! The pages of podcasts: channels, episodes with a player, the queue, search, and lists of subscriptions.
+//!
+//! ```text
+//!  /podcasts ─┬─ channel/ID      episodes, rule                 channels
+//!             ├─ episode/ID      notes, player, deadline        episode_page
+//!             │   ├─ audio       the file, by ranges            audio
+//!             │   └─ position    where the player is            episode_page
+//!             ├─ queue           deadlines in their order       queue_page
+//!             ├─ search          titles; subscribing            channels
+//!             └─ settings        OPML in and out                subscription_list
+//! ```
+//!
+//! Titles and notes are other people's: titles are escaped by the templates, notes were sanitised when the feed was
+//! read.
+
+mod audio;
+mod channels;
+mod chapters;
+mod episode_page;
+mod episode_row;
+mod library_access;
+mod queue_page;
+mod subscription_list;
+
+use axum::Router;
+use axum::extract::DefaultBodyLimit;
+use axum::routing::{get, post};
+use cedos_readycast::FEED_BYTES_MAX;
+
+pub(super) use self::library_access::PodcastAccess;
+use super::frame::{PageContext, PageFrame};
+
+/// The routes of these pages.
+pub(super) fn routes() -> Router<PageContext> {
+    let import = post(subscription_list::import).layer(DefaultBodyLimit::max(FEED_BYTES_MAX));
+    Router::new()
+        .route("/podcasts", get(channels::library))
+        .route("/podcasts/subscribe", post(channels::subscribe))
+        .route("/podcasts/search", get(channels::search))
+        .route(
+            "/podcasts/channel/{id}",
+            get(channels::channel).post(channels::change),
+        )
+        .route(
+            "/podcasts/episode/{id}",
+            get(episode_page::page).post(episode_page::act),
+        )
+        .route("/podcasts/episode/{id}/updates", get(episode_page::updates))
+        .route(
+            "/podcasts/episode/{id}/position",
+            post(episode_page::store_position),
+        )
+        .route("/podcasts/episode/{id}/audio", get(audio::audio))
+        .route("/podcasts/queue", get(queue_page::page))
+        .route("/podcasts/queue/updates", get(queue_page::updates))
+        .route("/podcasts/settings", get(subscription_list::page))
+        .route("/podcasts/opml", import)
+        .route(
+            "/podcasts/subscriptions.opml",
+            get(subscription_list::export),
+        )
+}
+
+fn frame_of(context: &PageContext) -> PageFrame {
+    PageFrame {
+        base: context.base.clone(),
+        section: "podcasts",
+    }
+}

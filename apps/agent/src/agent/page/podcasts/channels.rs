@@ -1,0 +1,404 @@
+//! The pages of channels: all of them, one with its episodes and rule, and search.
+
+use std::sync::Arc;
+
+use askama::Template;
+use axum::Form;
+use axum::extract::{Path, Query, State};
+use axum::response::{IntoResponse, Redirect, Response};
+use cedos_readycast::{
+    Channel, ChannelId, ChannelRule, ChannelSummary, DownloadSchedule, EpisodeQuery, KeepRule,
+};
+use cedos_text::escape_controls;
+use d2tp_sched::CostPolicy;
+use jiff::{Timestamp, Zoned};
+use serde::Deserialize;
+use url::Url;
+
+use super::super::frame::{self, PageContext, PageFact, PageFrame};
+use super::episode_row::EpisodeRow;
+use super::frame_of;
+use crate::fetch::deadline_text::{describe_deadline, describe_time};
+use crate::fetch::outcome::TransferFailure;
+use crate::fetch::report::human_bytes;
+
+/// Episodes on a page of a channel, and results of a search.
+const EPISODES_PER_PAGE: u32 = 50;
+
+/// Colours of the placeholders for pictures, which are in the style as `art-0` and so on.
+const ART_COLOURS: u64 = 6;
+
+/// A channel in the list.
+struct ChannelTile {
+    id: i64,
+    title: String,
+    author: String,
+    initials: String,
+    colour: u64,
+    counts: String,
+    rule: String,
+    next: Option<String>,
+    problem: Option<String>,
+}
+
+#[derive(Template)]
+#[template(path = "podcasts_library.html")]
+struct PodcastLibraryPage {
+    frame: PageFrame,
+    channels: Vec<ChannelTile>,
+}
+
+#[derive(Template)]
+#[template(path = "podcasts_channel.html")]
+struct ChannelPage {
+    frame: PageFrame,
+    base: Arc<str>,
+    channel: ChannelTile,
+    description: String,
+    site: Option<Url>,
+    facts: Vec<PageFact>,
+    episodes: Vec<EpisodeRow>,
+    newer: Option<u32>,
+    older: Option<u32>,
+    rule: RuleView,
+}
+
+/// The values in the form of a rule.
+struct RuleView {
+    schedule: String,
+    latest: u32,
+    unplayed_only: bool,
+    megabytes: String,
+    policies: Vec<PolicyChoice>,
+}
+
+struct PolicyChoice {
+    value: &'static str,
+    is_chosen: bool,
+}
+
+#[derive(Template)]
+#[template(path = "podcasts_search.html")]
+struct PodcastSearchPage {
+    frame: PageFrame,
+    base: Arc<str>,
+    words: String,
+    channels: Vec<ChannelTile>,
+    episodes: Vec<EpisodeRow>,
+}
+
+/// The form that subscribes.
+#[derive(Debug, Deserialize)]
+pub(super) struct SubscribeForm {
+    url: String,
+}
+
+/// The words of a search.
+#[derive(Debug, Deserialize)]
+pub(super) struct SearchForm {
+    #[serde(default)]
+    words: String,
+}
+
+/// Which episodes of a channel are shown.
+#[derive(Debug, Deserialize)]
+pub(super) struct EpisodesFrom {
+    #[serde(default)]
+    from: u32,
+}
+
+/// The form of a channel.
+#[derive(Debug, Deserialize)]
+pub(super) struct ChannelForm {
+    #[serde(rename = "do")]
+    action: ChannelAction,
+    #[serde(default)]
+    schedule: String,
+    #[serde(default)]
+    latest: String,
+    unplayed_only: Option<String>,
+    #[serde(default)]
+    megabytes: String,
+    #[serde(default)]
+    policy: String,
+}
+
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum ChannelAction {
+    Rule,
+    Remove,
+}
+
+/// The first letters of a title's first two words.
+fn initials(title: &str) -> String {
+    let words = title.split(|c: char| !c.is_alphanumeric());
+    let letters = words.filter_map(|word| word.chars().next());
+    letters.take(2).flat_map(char::to_uppercase).collect()
+}
+
+fn plain(text: &str) -> String {
+    escape_controls(text).into_owned()
+}
+
+impl ChannelTile {
+    fn of(channel: &ChannelSummary, now: &Zoned) -> ChannelTile {
+        let episodes = match channel.episodes {
+            1 => "1 episode".to_owned(),
+            number => format!("{number} episodes"),
+        };
+        let mut counts = vec![episodes, format!("{} not played", channel.unplayed)];
+        if channel.ready > 0 {
+            let bytes = human_bytes(channel.file_bytes);
+            counts.push(format!("{} on this device ({bytes})", channel.ready));
+        }
+        let schedule = channel.rule.schedule;
+        let next = match schedule {
+            DownloadSchedule::At { .. } => schedule.deadline(now.timestamp(), now),
+            _ => None,
+        };
+        ChannelTile {
+            id: channel.id.0,
+            title: plain(&channel.title),
+            author: plain(&channel.author),
+            initials: initials(&channel.title),
+            colour: channel.id.0.unsigned_abs() % ART_COLOURS,
+            counts: counts.join(", "),
+            rule: format!("{schedule}; {}", channel.rule.keep),
+            next: next.map(|at| format!("Next deadline: {}", describe_deadline(at, now))),
+            problem: channel.problem.as_deref().map(plain),
+        }
+    }
+}
+
+impl RuleView {
+    fn of(rule: &ChannelRule) -> RuleView {
+        let policies = CostPolicy::ALL.into_iter().map(|policy| PolicyChoice {
+            value: policy.as_str(),
+            is_chosen: rule.policy.as_deref() == Some(policy.as_str()),
+        });
+        let bytes_max = rule.keep.bytes_max.map(|bytes| bytes / 1_000_000);
+        RuleView {
+            schedule: rule.schedule.to_string(),
+            latest: rule.keep.latest,
+            unplayed_only: rule.keep.unplayed_only,
+            megabytes: bytes_max.map_or_else(String::new, |bytes| bytes.to_string()),
+            policies: policies.collect(),
+        }
+    }
+}
+
+impl ChannelForm {
+    fn rule(&self) -> Result<ChannelRule, String> {
+        let number = |text: &str, what: &str| {
+            let number = text.trim().parse::<u32>();
+            number.map_err(|_| format!("`{text}` is no number of {what}: write digits, such as 5"))
+        };
+        let policy = match &*self.policy {
+            "" => None,
+            name if CostPolicy::ALL.iter().any(|known| known.as_str() == name) => {
+                Some(name.to_owned())
+            }
+            name => return Err(format!("`{name}` is no policy")),
+        };
+        let bytes_max = match self.megabytes.trim() {
+            "" => None,
+            text => Some(u64::from(number(text, "megabytes")?) * 1_000_000),
+        };
+        Ok(ChannelRule {
+            schedule: self.schedule.parse()?,
+            policy,
+            keep: KeepRule {
+                latest: number(&self.latest, "episodes")?,
+                unplayed_only: self.unplayed_only.is_some(),
+                bytes_max,
+            },
+        })
+    }
+}
+
+/// What is said of a channel that is not in the library.
+fn missing(id: ChannelId) -> TransferFailure {
+    TransferFailure::error(format!("There is no channel with the number {id}."))
+}
+
+/// Shows all channels.
+pub(super) async fn library(State(context): State<PageContext>) -> Response {
+    let channels = context.read_podcasts(|library| library.channels()).await;
+    match channels {
+        Ok(channels) => {
+            let now = Zoned::now();
+            let tiles = channels
+                .iter()
+                .map(|channel| ChannelTile::of(channel, &now));
+            frame::html(&PodcastLibraryPage {
+                frame: frame_of(&context),
+                channels: tiles.collect(),
+            })
+        }
+        Err(failure) => frame::problem(&context, &failure),
+    }
+}
+
+/// Subscribes to the feed at an address.
+pub(super) async fn subscribe(
+    State(context): State<PageContext>,
+    Form(form): Form<SubscribeForm>,
+) -> Response {
+    let subscribed = async {
+        let address = form.url.trim();
+        let url: Url = address.parse().map_err(|error| {
+            let text = format!("`{address}` is no address of a feed: {error}");
+            TransferFailure::usage(text)
+        })?;
+        let now = Timestamp::now();
+        context
+            .change_podcasts(move |library| library.subscribe(&url, now))
+            .await
+    };
+    match subscribed.await {
+        Ok(id) => Redirect::to(&format!("{}/podcasts/channel/{id}", context.base)).into_response(),
+        Err(failure) => frame::problem(&context, &failure),
+    }
+}
+
+fn facts_of(channel: &Channel, now: &Zoned) -> Vec<PageFact> {
+    let mut facts = vec![PageFact::new("Address", channel.summary.url.as_str())];
+    if let Some(at) = channel.refreshed_at {
+        facts.push(PageFact::new("Feed read", &describe_time(at, now)));
+    }
+    let next = match channel.next_refresh_at {
+        Some(at) if at <= now.timestamp() => "as soon as a network permits".to_owned(),
+        Some(at) => describe_time(at, now),
+        None => "never: the feed is gone".to_owned(),
+    };
+    facts.push(PageFact::new("Read again", &next));
+    facts
+}
+
+/// Shows a channel with its rule and a page of its episodes.
+pub(super) async fn channel(
+    State(context): State<PageContext>,
+    Path(id): Path<i64>,
+    Query(EpisodesFrom { from }): Query<EpisodesFrom>,
+) -> Response {
+    let id = ChannelId(id);
+    let found = context.read_podcasts(move |library| {
+        let query = EpisodeQuery {
+            channel: Some(id),
+            offset: from,
+            limit: EPISODES_PER_PAGE + 1,
+            ..EpisodeQuery::default()
+        };
+        Ok((library.channel(id)?, library.episodes(&query)?))
+    });
+    let (channel, mut episodes) = match found.await {
+        Ok((Some(channel), episodes)) => (channel, episodes),
+        Ok((None, _)) => return frame::problem(&context, &missing(id)),
+        Err(failure) => return frame::problem(&context, &failure),
+    };
+    let has_older = episodes.len() > EPISODES_PER_PAGE as usize;
+    episodes.truncate(EPISODES_PER_PAGE as usize);
+    let now = Zoned::now();
+    frame::html(&ChannelPage {
+        frame: frame_of(&context),
+        base: context.base.clone(),
+        facts: facts_of(&channel, &now),
+        rule: RuleView::of(&channel.summary.rule),
+        channel: ChannelTile::of(&channel.summary, &now),
+        description: plain(&channel.description),
+        site: channel.site,
+        episodes: episodes
+            .iter()
+            .map(|episode| EpisodeRow::of(episode, &now))
+            .collect(),
+        newer: (from > 0).then(|| from.saturating_sub(EPISODES_PER_PAGE)),
+        older: has_older.then(|| from.saturating_add(EPISODES_PER_PAGE)),
+    })
+}
+
+/// Changes the rule of a channel, or ends the subscription.
+pub(super) async fn change(
+    State(context): State<PageContext>,
+    Path(id): Path<i64>,
+    Form(form): Form<ChannelForm>,
+) -> Response {
+    let id = ChannelId(id);
+    let done = async {
+        match form.action {
+            ChannelAction::Rule => {
+                let rule = form.rule().map_err(TransferFailure::usage)?;
+                context
+                    .change_podcasts(move |library| library.set_channel_rule(id, &rule))
+                    .await?;
+                Ok(format!("{}/podcasts/channel/{id}", context.base))
+            }
+            ChannelAction::Remove => {
+                let files = context
+                    .change_podcasts(move |library| library.unsubscribe(id))
+                    .await?;
+                for file in files {
+                    if let Err(error) = tokio::fs::remove_file(&file).await {
+                        tracing::warn!(file = %file.display(), %error, "cannot remove an episode");
+                    }
+                }
+                Ok(format!("{}/podcasts", context.base))
+            }
+        }
+    };
+    match done.await {
+        Ok(path) => Redirect::to(&path).into_response(),
+        Err(failure) => frame::problem(&context, &failure),
+    }
+}
+
+/// Shows channels and episodes whose titles have the words.
+pub(super) async fn search(
+    State(context): State<PageContext>,
+    Query(SearchForm { words }): Query<SearchForm>,
+) -> Response {
+    let wanted = words.clone();
+    let found = context.read_podcasts(move |library| {
+        if wanted.trim().is_empty() {
+            return Ok((Vec::new(), Vec::new()));
+        }
+        let query = EpisodeQuery {
+            limit: EPISODES_PER_PAGE,
+            words: wanted.clone(),
+            ..EpisodeQuery::default()
+        };
+        Ok((library.find_channels(&wanted)?, library.episodes(&query)?))
+    });
+    match found.await {
+        Ok((channels, episodes)) => {
+            let now = Zoned::now();
+            let tiles = channels
+                .iter()
+                .map(|channel| ChannelTile::of(channel, &now));
+            frame::html(&PodcastSearchPage {
+                frame: frame_of(&context),
+                base: context.base.clone(),
+                words: plain(words.trim()),
+                channels: tiles.collect(),
+                episodes: episodes
+                    .iter()
+                    .map(|episode| EpisodeRow::of(episode, &now))
+                    .collect(),
+            })
+        }
+        Err(failure) => frame::problem(&context, &failure),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn initials_are_letters_of_the_first_two_words() {
+        assert_eq!(initials("the morning news"), "TM");
+        assert_eq!(initials("\"><img onerror=x>"), "IO");
+        assert_eq!(initials("ßtraße"), "SS");
+        assert_eq!(initials("…"), "");
+    }
+}

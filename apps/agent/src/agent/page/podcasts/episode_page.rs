@@ -1,0 +1,219 @@
+//! The page of an episode: notes, player, chapters, and when it is to be on this device.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use askama::Template;
+use axum::Form;
+use axum::extract::{Path, State};
+use axum::response::{IntoResponse, Redirect, Response};
+use cedos_readycast::{Episode, EpisodeDeadline, EpisodeId, EpisodeState};
+use http::StatusCode;
+use jiff::{Timestamp, Zoned};
+use serde::Deserialize;
+use url::Url;
+
+use super::super::frame::{self, PageContext, PageFrame};
+use super::super::live;
+use super::super::transfer_card::TransferCard;
+use super::chapters::{EpisodeChapter, chapters_of};
+use super::episode_row::{EpisodeRow, clock};
+use super::frame_of;
+use crate::fetch::deadline_text::{describe_deadline, parse_deadline};
+use crate::fetch::outcome::TransferFailure;
+use crate::order::Deadline;
+
+/// The longest position that is stored: four days.
+const POSITION_MS_MAX: u64 = 4 * 24 * 3_600 * 1_000; // a guess
+
+#[derive(Template)]
+#[template(path = "podcasts_episode.html")]
+struct EpisodePage {
+    frame: PageFrame,
+    base: Arc<str>,
+    live: EpisodeLive,
+    notes: String,
+    link: Option<Url>,
+    chapters: Vec<EpisodeChapter>,
+    position_ms: u64,
+    position: String,
+}
+
+#[derive(Template)]
+#[template(path = "podcasts_episode_live.html")]
+struct EpisodeLive {
+    base: Arc<str>,
+    episode: EpisodeRow,
+    is_ready: bool,
+    is_wanted: bool,
+    played: bool,
+    asked: Option<String>,
+    transfer: Option<TransferCard>,
+}
+
+/// The form of an episode's buttons.
+#[derive(Debug, Deserialize)]
+pub(super) struct EpisodeForm {
+    #[serde(rename = "do")]
+    action: EpisodeAction,
+    #[serde(default)]
+    by: String,
+}
+
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum EpisodeAction {
+    Download,
+    NotWanted,
+    Played,
+    Unplayed,
+}
+
+/// Where a player is.
+#[derive(Debug, Deserialize)]
+pub(super) struct PositionForm {
+    position_ms: u64,
+    duration_ms: Option<u64>,
+}
+
+/// What is said of an episode that is not in the library.
+pub(super) fn missing(id: EpisodeId) -> TransferFailure {
+    TransferFailure::error(format!("There is no episode with the number {id}."))
+}
+
+async fn find(context: &PageContext, id: EpisodeId) -> Result<Episode, TransferFailure> {
+    let found = context.read_podcasts(move |library| library.episode(id));
+    found.await?.ok_or_else(|| missing(id))
+}
+
+impl EpisodeLive {
+    fn of(context: &PageContext, episode: &Episode) -> EpisodeLive {
+        let now = Zoned::now();
+        let summary = &episode.summary;
+        let is_wanted = summary.state == EpisodeState::Downloading;
+        let transfer = summary.job.filter(|_| is_wanted);
+        let transfer = transfer.and_then(|job| context.agent.show(job).ok());
+        let own = episode.own_deadline.as_ref();
+        let asked = own.filter(|_| summary.state != EpisodeState::Ready);
+        EpisodeLive {
+            base: context.base.clone(),
+            is_ready: episode.file.is_some(),
+            is_wanted: is_wanted || own.is_some(),
+            played: summary.played,
+            asked: asked.map(|asked| match asked.by {
+                Some(at) => format!("Wanted by {}.", describe_deadline(at, &now)),
+                None => "Wanted, without a deadline.".to_owned(),
+            }),
+            transfer: transfer.map(|transfer| TransferCard::of(&transfer, &now)),
+            episode: EpisodeRow::of(summary, &now),
+        }
+    }
+}
+
+/// Shows an episode.
+pub(super) async fn page(State(context): State<PageContext>, Path(id): Path<i64>) -> Response {
+    match find(&context, EpisodeId(id)).await {
+        Ok(episode) => frame::html(&EpisodePage {
+            frame: frame_of(&context),
+            base: context.base.clone(),
+            live: EpisodeLive::of(&context, &episode),
+            chapters: chapters_of(&episode.notes),
+            position_ms: episode.summary.position_ms,
+            position: clock(episode.summary.position_ms / 1000),
+            notes: episode.notes,
+            link: episode.link,
+        }),
+        Err(failure) => frame::problem(&context, &failure),
+    }
+}
+
+/// Sends the state of an episode when it changes.
+pub(super) async fn updates(State(context): State<PageContext>, Path(id): Path<i64>) -> Response {
+    // An event stream that ends at once would be asked for again and again.
+    if let Err(failure) = find(&context, EpisodeId(id)).await {
+        return frame::problem(&context, &failure);
+    }
+    let view = context.clone();
+    let look = move || {
+        let view = view.clone();
+        async move {
+            let episode = find(&view, EpisodeId(id)).await.ok()?;
+            Some(EpisodeLive::of(&view, &episode))
+        }
+    };
+    live::updates(&context, look).into_response()
+}
+
+/// Asks for an episode, or marks it.
+pub(super) async fn act(
+    State(context): State<PageContext>,
+    Path(id): Path<i64>,
+    Form(form): Form<EpisodeForm>,
+) -> Response {
+    let id = EpisodeId(id);
+    let done = async {
+        let now = Timestamp::now();
+        match form.action {
+            EpisodeAction::Download => {
+                let deadline = own_deadline(&form.by)?;
+                context
+                    .change_podcasts(move |library| {
+                        library.set_episode_deadline(id, Some(&deadline))
+                    })
+                    .await
+            }
+            EpisodeAction::NotWanted => {
+                context
+                    .change_podcasts(move |library| library.set_episode_deadline(id, None))
+                    .await
+            }
+            EpisodeAction::Played | EpisodeAction::Unplayed => {
+                let played = matches!(form.action, EpisodeAction::Played);
+                context
+                    .change_podcasts(move |library| library.set_played(id, played, now))
+                    .await
+            }
+        }
+    };
+    match done.await {
+        Ok(()) => Redirect::to(&format!("{}/podcasts/episode/{id}", context.base)).into_response(),
+        Err(failure) => frame::problem(&context, &failure),
+    }
+}
+
+fn own_deadline(by: &str) -> Result<EpisodeDeadline, TransferFailure> {
+    let now = Zoned::now();
+    let by = match by.trim() {
+        "" => None,
+        text => {
+            let deadline = parse_deadline(text, &now).map_err(TransferFailure::usage)?;
+            Some(match deadline {
+                Deadline::At(at) => at,
+                Deadline::WithinS(s) => {
+                    let span = Duration::try_from_secs_f64(s).unwrap_or_default();
+                    now.timestamp()
+                        .saturating_add(span)
+                        .unwrap_or(Timestamp::MAX)
+                }
+            })
+        }
+    };
+    Ok(EpisodeDeadline { by, policy: None })
+}
+
+/// Stores where a player is.
+pub(super) async fn store_position(
+    State(context): State<PageContext>,
+    Path(id): Path<i64>,
+    Form(form): Form<PositionForm>,
+) -> Response {
+    let position_ms = form.position_ms.min(POSITION_MS_MAX);
+    let duration_ms = form.duration_ms.map(|ms| ms.min(POSITION_MS_MAX));
+    let stored = context.change_podcasts(move |library| {
+        library.set_position(EpisodeId(id), position_ms, duration_ms, Timestamp::now())
+    });
+    match stored.await {
+        Ok(()) => StatusCode::NO_CONTENT.into_response(),
+        Err(failure) => frame::problem(&context, &failure),
+    }
+}

@@ -1,0 +1,132 @@
+//! The settings of podcasts: lists of subscriptions (OPML) in and out.
+
+use std::sync::Arc;
+
+use askama::Template;
+use axum::extract::multipart::MultipartError;
+use axum::extract::{Multipart, State};
+use axum::response::{IntoResponse, Response};
+use cedos_readycast::{LibraryError, OpmlImport, read_opml, write_opml};
+use cedos_text::escape_controls;
+use http::header::{CONTENT_DISPOSITION, CONTENT_TYPE};
+use jiff::Timestamp;
+
+use super::super::frame::{self, PageContext, PageFrame};
+use super::frame_of;
+use crate::fetch::outcome::TransferFailure;
+use crate::fetch::report::human_bytes;
+
+/// Entries that were left out of an import and are shown.
+const SKIPPED_SHOWN_MAX: usize = 50; // a guess
+
+#[derive(Template)]
+#[template(path = "podcasts_settings.html")]
+struct PodcastSettingsPage {
+    frame: PageFrame,
+    base: Arc<str>,
+    files: String,
+}
+
+#[derive(Template)]
+#[template(path = "podcasts_imported.html")]
+struct ImportedPage {
+    frame: PageFrame,
+    base: Arc<str>,
+    feeds: usize,
+    added: usize,
+    skipped: Vec<String>,
+    more_skipped: usize,
+}
+
+/// Shows the settings.
+pub(super) async fn page(State(context): State<PageContext>) -> Response {
+    match context.read_podcasts(|library| library.file_totals()).await {
+        Ok((number, bytes)) => frame::html(&PodcastSettingsPage {
+            frame: frame_of(&context),
+            base: context.base.clone(),
+            files: format!("{number} episodes on this device: {}", human_bytes(bytes)),
+        }),
+        Err(failure) => frame::problem(&context, &failure),
+    }
+}
+
+fn unreadable(error: &MultipartError) -> TransferFailure {
+    TransferFailure::usage(format!(
+        "The file did not arrive whole: {}",
+        error.body_text()
+    ))
+}
+
+async fn uploaded(form: &mut Multipart) -> Result<Vec<u8>, TransferFailure> {
+    while let Some(field) = form
+        .next_field()
+        .await
+        .map_err(|error| unreadable(&error))?
+    {
+        if field.name() == Some("file") {
+            let bytes = field.bytes().await.map_err(|error| unreadable(&error))?;
+            return Ok(bytes.into());
+        }
+    }
+    let text = "No file was chosen: choose the OPML file that another program exported.";
+    Err(TransferFailure::usage(text))
+}
+
+async fn subscribe_all(
+    context: &PageContext,
+    form: &mut Multipart,
+) -> Result<(OpmlImport, usize), TransferFailure> {
+    let bytes = uploaded(form).await?;
+    let now = Timestamp::now();
+    // Nothing is made for a file that cannot be read.
+    let read = tokio::task::spawn_blocking(move || read_opml(&bytes)).await;
+    let read = read.map_err(|error| TransferFailure::error(error.to_string()))?;
+    let import = read.map_err(|error| TransferFailure::usage(error.to_string()))?;
+    let subscribed = context.change_podcasts(move |library| {
+        let before = library.channels()?.len();
+        for feed in &import.feeds {
+            library.subscribe(&feed.url, now)?;
+        }
+        let added = library.channels()?.len() - before;
+        Ok::<_, LibraryError>((import, added))
+    });
+    subscribed.await
+}
+
+/// Subscribes to all feeds of an uploaded list.
+pub(super) async fn import(State(context): State<PageContext>, mut form: Multipart) -> Response {
+    match subscribe_all(&context, &mut form).await {
+        Ok((import, added)) => {
+            let skipped = import.skipped.iter().take(SKIPPED_SHOWN_MAX);
+            frame::html(&ImportedPage {
+                frame: frame_of(&context),
+                base: context.base.clone(),
+                feeds: import.feeds.len(),
+                added,
+                more_skipped: import.skipped.len().saturating_sub(SKIPPED_SHOWN_MAX),
+                skipped: skipped
+                    .map(|text| escape_controls(text).into_owned())
+                    .collect(),
+            })
+        }
+        Err(failure) => frame::problem(&context, &failure),
+    }
+}
+
+/// Gives all subscriptions as a list for other programs.
+pub(super) async fn export(State(context): State<PageContext>) -> Response {
+    match context.read_podcasts(|library| library.channels()).await {
+        Ok(channels) => {
+            let text = write_opml(channels.iter(), |channel| channel.url.clone());
+            let fields = [
+                (CONTENT_TYPE, "text/x-opml; charset=utf-8"),
+                (
+                    CONTENT_DISPOSITION,
+                    "attachment; filename=\"subscriptions.opml\"",
+                ),
+            ];
+            (fields, text).into_response()
+        }
+        Err(failure) => frame::problem(&context, &failure),
+    }
+}

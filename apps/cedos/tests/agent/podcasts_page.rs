@@ -1,0 +1,266 @@
+//! The agent's pages of podcasts over HTTP: hostile feeds, forms, positions, lists of subscriptions.
+
+use cedos_readycast::{
+    ChannelId, DownloadOutcome, EpisodeId, EpisodeQuery, Library, RefreshOutcome,
+};
+use jiff::Timestamp;
+use sha2::{Digest, Sha256};
+
+use crate::page::PageHome;
+
+/// A title that is markup, closes an attribute, and turns the direction of what follows.
+const HOSTILE: &str = "<script>alert(1)</script>\"><img src=x onerror=alert(2)>\u{202e}cod.exe";
+
+const AUDIO: &[u8] = b"0123456789";
+
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('"', "&quot;")
+}
+
+/// A feed whose every text is hostile.
+fn feed(title: &str) -> Vec<u8> {
+    // Escaped twice: what is left after a reader took it for HTML.
+    let text = escaped(&escaped(title));
+    let notes = "<p onclick=\"alert(3)\">Hello <a href=\"https://a.example/x\">link</a> \
+                 <a href=\"javascript:alert(4)\">bad</a><img src=\"https://spy.example/1.gif\">\
+                 <script>alert(5)</script></p><p>0:00 Opening</p><p>1:30 Guests</p>";
+    let notes = escaped(notes);
+    format!(
+        "<?xml version=\"1.0\"?><rss version=\"2.0\"><channel><title>{text}</title>\
+         <description>{text}</description><item><title>{text}</title><guid>1</guid>\
+         <pubDate>Mon, 03 Jun 2030 10:00:00 +0000</pubDate><description>{notes}</description>\
+         <enclosure url=\"https://a.example/1.mp3\" length=\"10\" type=\"audio/mpeg\"/></item></channel></rss>"
+    )
+    .into_bytes()
+}
+
+/// A library with one channel and one episode.
+fn library(home: &PageHome, title: &str) -> (Library, ChannelId, EpisodeId) {
+    let library = Library::open(&home.path().join(".state/cedos/podcasts")).expect("a library");
+    let now = Timestamp::now();
+    let url = "https://a.example/feed".parse().expect("an address");
+    let channel = library.subscribe(&url, now).expect("stored");
+    let outcome = RefreshOutcome::Feed {
+        bytes: feed(title),
+        etag: None,
+        last_modified: None,
+        moved_to: None,
+    };
+    let report = library
+        .apply_refresh(channel, outcome, now)
+        .expect("stored");
+    assert_eq!(report.added, 1, "{report:?}");
+    let episodes = library.episodes(&EpisodeQuery::default());
+    let episode = episodes.expect("a list")[0].id;
+    (library, channel, episode)
+}
+
+/// Makes the file of an episode whole.
+fn make_ready(home: &PageHome, library: &Library, episode: EpisodeId) {
+    let (file, now) = (home.path().join("1.mp3"), Timestamp::now());
+    std::fs::write(&file, AUDIO).expect("written");
+    library
+        .begin_download(episode, &file, None)
+        .expect("stored");
+    let whole = DownloadOutcome::Whole {
+        bytes: AUDIO.len() as u64,
+        sha256: Some(hex::encode(Sha256::digest(AUDIO))),
+        media_type: Some("audio/mpeg".to_owned()),
+    };
+    library
+        .finish_download(episode, &whole, now)
+        .expect("stored");
+}
+
+#[tokio::test]
+async fn titles_and_notes_of_a_hostile_feed_are_text_on_every_page() {
+    let home = PageHome::new().await;
+    let link = home.link(&[]).await;
+    assert_eq!(link.get("/podcasts").await.status, 200, "without a library");
+    let (library, channel, episode) = library(&home, HOSTILE);
+    make_ready(&home, &library, episode);
+    for path in [
+        "/podcasts".to_owned(),
+        format!("/podcasts/channel/{channel}"),
+        format!("/podcasts/episode/{episode}"),
+        "/podcasts/queue".to_owned(),
+        "/podcasts/search?words=%3Cscript%3Ealert".to_owned(),
+        "/podcasts/settings".to_owned(),
+    ] {
+        let page = link.get(&path).await;
+        assert_eq!(page.status, 200, "{path}: {}", page.text);
+        for wrong in [
+            "<script>",
+            "<img",
+            "onclick=",
+            "javascript:",
+            "\u{202e}",
+            " style=",
+        ] {
+            assert!(
+                !page.text.contains(wrong),
+                "{path}: {wrong} in {}",
+                page.text
+            );
+        }
+    }
+    let page = link.get(&format!("/podcasts/episode/{episode}")).await;
+    assert!(
+        page.text.contains("rel=\"noopener noreferrer nofollow\""),
+        "{}",
+        page.text
+    );
+    assert!(page.text.contains("data-start=\"90\""), "{}", page.text);
+    for path in [
+        "/podcasts/episode/99",
+        "/podcasts/episode/99/audio",
+        "/podcasts/channel/99",
+    ] {
+        assert_eq!(link.get(path).await.status, 409, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn a_position_is_stored_and_shown_and_the_audio_is_served_by_ranges() {
+    let home = PageHome::new().await;
+    let link = home.link(&[]).await;
+    let (library, _, episode) = library(&home, "Morning");
+    let path = format!("/podcasts/episode/{episode}");
+    let audio = format!("{path}/audio");
+    let early = link.get(&audio).await;
+    assert_eq!(early.status, 409);
+    assert!(early.text.contains("download it first"), "{}", early.text);
+
+    make_ready(&home, &library, episode);
+    let whole = link.get(&audio).await;
+    assert_eq!(whole.status, 200);
+    assert!(whole.text.ends_with("\r\n\r\n0123456789"), "{}", whole.text);
+    let part = link.get_with(&audio, &[("Range", "bytes=2-4")]).await;
+    assert_eq!(part.status, 206);
+    assert!(
+        part.text.contains("content-range: bytes 2-4/10\r\n"),
+        "{}",
+        part.text
+    );
+    assert!(part.text.ends_with("\r\n\r\n234"), "{}", part.text);
+    assert_eq!(
+        link.get_with(&audio, &[("Range", "bytes=10-")])
+            .await
+            .status,
+        416
+    );
+
+    let store = format!("{path}/position");
+    let form = "position_ms=61000&duration_ms=600000";
+    assert_eq!(link.post(&store, form).await.status, 204);
+    let page = link.get(&path).await;
+    assert!(
+        page.text.contains("data-position=\"61000\""),
+        "{}",
+        page.text
+    );
+    assert!(page.text.contains("Goes on at 1:01."), "{}", page.text);
+    assert_eq!(
+        link.get_with(&path, &[("Origin", "http://evil.example")])
+            .await
+            .status,
+        403
+    );
+    for wrong in ["", "position_ms=-1", "position_ms=x"] {
+        let status = link.post(&store, wrong).await.status;
+        assert!((400..500).contains(&status), "{wrong}: {status}");
+    }
+}
+
+#[tokio::test]
+async fn forms_of_podcasts_do_what_they_say_and_only_the_pages_own_are_heard() {
+    let home = PageHome::new().await;
+    let link = home.link(&[]).await;
+    let moved = link
+        .post("/podcasts/subscribe", "url=https%3A%2F%2Fb.example%2Ffeed")
+        .await;
+    assert_eq!(moved.status, 303, "{}", moved.text);
+    for wrong in ["url=nothing", "url=file%3A%2F%2F%2Fetc%2Fpasswd"] {
+        assert_eq!(
+            link.post("/podcasts/subscribe", wrong).await.status,
+            400,
+            "{wrong}"
+        );
+    }
+    let rule = "do=rule&schedule=weekdays+07%3A30&latest=5&megabytes=&policy=free-only";
+    assert_eq!(link.post("/podcasts/channel/1", rule).await.status, 303);
+    let page = link.get("/podcasts/channel/1").await;
+    assert!(
+        page.text.contains("value=\"weekdays 07:30\""),
+        "{}",
+        page.text
+    );
+    assert!(page.text.contains("Next deadline: "), "{}", page.text);
+    let refused = link
+        .post("/podcasts/channel/1", "do=rule&schedule=soon&latest=5")
+        .await;
+    assert_eq!(refused.status, 400);
+    assert!(refused.text.contains("says no time"), "{}", refused.text);
+
+    let boundary = "XX";
+    let file = "<opml version=\"2.0\"><body><outline xmlUrl=\"https://c.example/feed\"/>\
+                <outline xmlUrl=\"ftp://d.example/feed\"/></body></opml>";
+    let body = format!(
+        "--{boundary}\r\nContent-Disposition: form-data; name=\"file\"; filename=\"a.opml\"\r\n\r\n{file}\r\n\
+         --{boundary}--\r\n"
+    );
+    let imported = link.upload("/podcasts/opml", boundary, &body).await;
+    assert_eq!(imported.status, 200, "{}", imported.text);
+    assert!(
+        imported.text.contains("1 of them are new here"),
+        "{}",
+        imported.text
+    );
+    assert!(
+        imported.text.contains("only http and https are read"),
+        "{}",
+        imported.text
+    );
+    let list = link.get("/podcasts/subscriptions.opml").await;
+    assert!(
+        list.text.contains("xmlUrl=\"https://c.example/feed\""),
+        "{}",
+        list.text
+    );
+    let page_instead = body.replace(file, "<html></html>");
+    assert_eq!(
+        link.upload("/podcasts/opml", boundary, &page_instead)
+            .await
+            .status,
+        400
+    );
+
+    let (_, _, episode) = library(&home, "Morning");
+    let path = format!("/podcasts/episode/{episode}");
+    assert_eq!(link.post(&path, "do=download&by=in+2h").await.status, 303);
+    let queue = link.get("/podcasts/queue").await;
+    assert!(queue.text.contains("Morning"), "{}", queue.text);
+    assert_eq!(link.post(&path, "do=download&by=soon").await.status, 400);
+    assert_eq!(link.post(&path, "do=played").await.status, 303);
+    assert!(link.get(&path).await.text.contains("Mark as not played"));
+
+    for path in [
+        "/podcasts/subscribe",
+        "/podcasts/channel/1",
+        "/podcasts/opml",
+        &path,
+        &format!("{path}/position"),
+    ] {
+        for origin in [&[("Origin", "http://evil.example")][..], &[]] {
+            assert_eq!(link.post_with(path, origin).await.status, 403, "{path}");
+        }
+        assert_eq!(link.without_token("POST", path).await.status, 404, "{path}");
+    }
+    assert_eq!(
+        link.post("/podcasts/channel/1", "do=remove").await.status,
+        303
+    );
+    assert_eq!(link.get("/podcasts/channel/1").await.status, 409);
+}
